@@ -1,0 +1,28 @@
+# How this project declares targets.
+#
+#   float8_add_library(NAME SOURCES ... LINK ...)   a static layer library f8_<NAME>, included as "<folder>/x.hpp"
+#   float8_add_test(NAME SOURCES ... LINK ... LABELS ...)   a GoogleTest program, registered with ctest
+add_library(float8_options INTERFACE)
+target_compile_options(float8_options INTERFACE
+  -Wall -Wextra -Werror $<$<COMPILE_LANGUAGE:CXX>:-Wconversion -Wshadow>)
+target_include_directories(float8_options INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})
+if(FLOAT8_SANITIZE)
+  target_compile_options(float8_options INTERFACE
+    -fsanitize=${FLOAT8_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(float8_options INTERFACE -fsanitize=${FLOAT8_SANITIZE})
+endif()
+
+function(float8_add_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(f8_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(f8_${name} PRIVATE $<BUILD_INTERFACE:float8_options> PUBLIC ${ARG_LINK})
+  target_include_directories(f8_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
+endfunction()
+
+function(float8_add_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;LABELS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE float8_options ${ARG_LINK} GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
+endfunction()

@@ -1,0 +1,75 @@
+// The problem key: one vocabulary for command line, database, log lines and test names.
+//
+//   key    := op "/" recipe "/" types "/" "tn" "/" dims "/" flags
+//   op     := "output" | "grad_input" | "grad_weight" | "linear"
+//   types  := a "." b "." d            dtypes of the GEMM's operands; of the output GEMM for
+//   "linear" dims   := "m" INT "n" INT "k" INT  always the linear's: tokens, out_features,
+//   in_features flags  := "b" ("0"|"1") "f" ("0"|"1")   bias; fast accumulation (of the output GEMM
+//   for "linear")
+// Example: output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/dtype.hpp"
+#include "recipes/recipe.hpp"
+
+namespace f8 {
+
+inline constexpr int64_t kMaxDim = int64_t{1} << 30;
+
+struct Shape {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  auto operator<=>(const Shape&) const = default;
+};
+
+enum class Op : uint8_t { kOutput, kGradInput, kGradWeight, kLinear };
+[[nodiscard]] std::string_view to_string(Op op);
+[[nodiscard]] Result<Op> parse_op(std::string_view text);  // also fprop, dgrad, wgrad
+[[nodiscard]] constexpr Op to_op(Gemm g) {
+  return static_cast<Op>(g);
+}
+
+// The GEMM's own d[m,n] = a[m,k] b[n,k]^T for the linear's shape.
+[[nodiscard]] Shape gemm_shape(Shape linear, Gemm g);
+
+struct Problem {
+  Op op = Op::kLinear;
+  std::string recipe;
+  Dtype a = Dtype::kE4m3;
+  Dtype b = Dtype::kE4m3;
+  Dtype d = Dtype::kBf16;
+  Shape shape;
+  bool bias = false;
+  bool fast = false;
+
+  [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, Shape shape);
+  [[nodiscard]] std::string key() const;
+  [[nodiscard]] static Result<Problem> parse(std::string_view key);
+  [[nodiscard]] double flops() const;  // 2mnk, 6mnk for a linear
+  [[nodiscard]] double bytes() const;  // fewest bytes moved: operands once, result once
+  bool operator==(const Problem&) const = default;
+};
+
+// M >= 1; K and N positive multiples of 16; none above kMaxDim. The error names the dimension.
+[[nodiscard]] Status validate_shape(Shape shape);
+// "8192,4096,4096[;...]" with ranges in each place: "1024:16384:x2" or "1024:4096:1024".
+[[nodiscard]] Result<std::vector<Shape>> parse_shapes(std::string_view text);
+
+// A linear layer of a model, as filters and plans name it.
+struct NamedLinear {
+  std::string fqn;
+  int64_t in_features = 0;   // K
+  int64_t out_features = 0;  // N
+  int64_t count = 1;         // identical layers this entry stands for
+  bool operator==(const NamedLinear&) const = default;
+};
+
+}  // namespace f8

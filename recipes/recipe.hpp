@@ -1,0 +1,64 @@
+// Recipes: named sets of cast settings, one for each operand of each of a linear's three GEMMs.
+//
+// The linear is y[M,N] = x[M,K] w[N,K]^T; M tokens, K in_features, N out_features.
+//   gemm          a        b        contracts   gives
+//   output        x        w        K           y  [M,N]
+//   grad_input    dy       w        N           dx [M,K]
+//   grad_weight   dy       x        M           dw [N,K]
+// With granularity `axis` an operand is reduced over the dimension that its GEMM contracts.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "recipes/dtype.hpp"
+
+namespace f8 {
+
+enum class Gemm : uint8_t { kOutput, kGradInput, kGradWeight };
+inline constexpr std::array kGemms = {Gemm::kOutput, Gemm::kGradInput, Gemm::kGradWeight};
+[[nodiscard]] std::string_view to_string(Gemm g);  // "output", "grad_input", "grad_weight"
+[[nodiscard]] Result<Gemm> parse_gemm(std::string_view text);
+
+enum class Scaling : uint8_t { kDisabled, kDynamic, kDelayed };
+enum class Granularity : uint8_t { kTensor, kAxis, kBlock1x128, kBlock128x128 };
+
+struct CastSetting {
+  Scaling scaling = Scaling::kDynamic;
+  Granularity granularity = Granularity::kTensor;
+  Dtype dtype = Dtype::kE4m3;
+  bool pow2 = false;
+
+  bool operator==(const CastSetting&) const = default;
+};
+
+struct GemmSetting {
+  CastSetting a;
+  CastSetting b;
+  bool fast = false;  // accumulate in the tensor core all the way; else promote every 128 of the
+                      // contraction
+
+  [[nodiscard]] bool is_fp8() const { return a.scaling != Scaling::kDisabled; }
+  bool operator==(const GemmSetting&) const = default;
+};
+
+struct Recipe {
+  std::string name;
+  std::array<GemmSetting, 3> gemms;  // indexed by Gemm
+
+  [[nodiscard]] const GemmSetting& at(Gemm g) const { return gemms[static_cast<size_t>(g)]; }
+
+  // Legal: both operands of a GEMM fp8 or both disabled; e5m2 with e5m2 is refused; axis, tensor
+  // and block granularities are not mixed in one GEMM, blocks are 1x128 by 128x128 or 1x128 by
+  // 1x128. The error names the GEMM and the operand.
+  [[nodiscard]] Status validate() const;
+  bool operator==(const Recipe&) const = default;
+};
+
+[[nodiscard]] std::span<const Recipe> builtin_recipes();
+[[nodiscard]] Result<Recipe> find_recipe(std::string_view name);  // the error lists the names
+
+}  // namespace f8

@@ -1,0 +1,19 @@
+// Scale arithmetic. A scale multiplies towards fp8, its inverse back; both are fp32.
+//
+//   amax   max |x| as a float, NaN propagates (the maximum of the absolute bit patterns as
+//   integers) scale  fp32( FMAX / max(fp64(amax), 1e-12) ): one division in fp64, one rounding pow2
+//   mantissa bits cleared: the largest power of two that is not larger NaN amax gives a NaN scale;
+//   infinite amax gives scale 0
+#pragma once
+
+#include <cstdint>
+
+#include "recipes/dtype.hpp"
+
+namespace f8 {
+
+[[nodiscard]] float scale_from_amax(float amax, Dtype format, bool pow2);
+[[nodiscard]] float inverse_scale(float scale);  // 1 / scale, fp32
+[[nodiscard]] uint8_t cast_to_fp8(float value, float scale, Dtype format);
+
+}  // namespace f8
