@@ -1,0 +1,84 @@
+// A device and what is loaded on it. Creating a context resolves the driver (libcuda is opened
+// here, not before), retains the device's primary context and opens the cubin cache. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "base/error.hpp"
+#include "codegen/kernel_spec.hpp"
+#include "recipes/tuning_table.hpp"
+
+struct CUstream_st;
+struct CUfunc_st;
+
+namespace f8::runtime {
+
+using Stream = CUstream_st*;
+
+struct DeviceInfo {
+  int ordinal = 0;
+  std::string name;
+  std::string uuid;  // hex
+  int cc = 0;        // 90
+  int sm_count = 0;
+  size_t l2_bytes = 0;
+  size_t mem_bytes = 0;
+  int mem_clock_mhz = 0;
+  int sm_clock_max_mhz = 0;
+  int power_limit_w = 0;  // 0 where NVML does not say
+  bool mig = false;
+  int driver_version = 0;  // as cuDriverGetVersion gives it: 13000
+};
+
+// How many CUDA devices the driver shows; an error (kEnvironment) where there is no driver.
+[[nodiscard]] Result<int> device_count();
+[[nodiscard]] Result<DeviceInfo> device_info(int ordinal);
+
+struct ContextOptions {
+  std::filesystem::path cache_dir;  // empty: environment().cache_dir
+  bool programmatic_launch = true;  // let a kernel's start overlap its predecessor's end
+};
+
+// A loaded kernel.
+struct Kernel {
+  codegen::KernelSpec spec;
+  CUfunc_st* function = nullptr;
+  int threads = 0;
+  int smem_bytes = 0;
+  int cluster_size = 1;
+  int registers = 0;
+  int spill_bytes = 0;
+};
+
+class Context {
+ public:
+  // Refuses a device that is no Hopper (compute capability 9.0), naming what it is.
+  [[nodiscard]] static Result<std::shared_ptr<Context>> create(int device,
+                                                               const ContextOptions& options = {});
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  [[nodiscard]] const DeviceInfo& device() const;
+  [[nodiscard]] const ContextOptions& options() const;
+  [[nodiscard]] Status make_current() const;
+
+  // Emits, compiles or takes from the cache, loads. The kernel lives as long as the context.
+  [[nodiscard]] Result<const Kernel*> kernel(const codegen::KernelSpec& spec);
+
+  // Plans made from now on choose kernels by this table.
+  void set_table(TuningTable table);
+  [[nodiscard]] std::shared_ptr<const TuningTable> table() const;
+
+  struct State;
+  [[nodiscard]] State& state() { return *state_; }
+
+ private:
+  explicit Context(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace f8::runtime

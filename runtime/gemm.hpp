@@ -1,0 +1,78 @@
+// One of a linear's three matrix products, planned for a provider: a generated kernel, or cuBLASLt
+// (opened at first use). fp8 operands are contiguous along the contraction ("tn"), as the cast
+// kernels write them:
+//
+//   gemm          a                  b                  d
+//   output        x   [M][ldK]       w   [N][ldK]       y  [M][N]
+//   grad_input    dy  [M][ldN]       w^T [K][ldN]       dx [M][K]
+//   grad_weight   dy^T[N][ldM]       x^T [K][ldM]       dw [N][K]
+// where ldX = X rounded up to 16. bf16 operands (a disabled cast, cuBLASLt only) are the tensors
+// themselves, x [M][K], w [N][K], dy [M][N], without a transposed copy.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/context.hpp"
+
+namespace f8::runtime {
+
+[[nodiscard]] constexpr int64_t padded(int64_t extent) {
+  return (extent + 15) / 16 * 16;
+}
+
+struct GemmDesc {
+  Gemm gemm = Gemm::kOutput;
+  Shape shape;  // the linear's; m is the largest M that run() may be given
+  Dtype a = Dtype::kE4m3;
+  Dtype b = Dtype::kE4m3;
+  Dtype d = Dtype::kBf16;
+  codegen::ScaleMode scale = codegen::ScaleMode::kTensor;
+  bool fast = false;
+};
+
+struct GemmChoice {
+  Provider provider = Provider::kGenerated;
+  codegen::GemmConfig config;  // generated
+  int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
+};
+// "128x256s4c2x1w2g8" or "h3": as the database and the tuning table keep it.
+[[nodiscard]] std::string config_text(const GemmChoice& choice);
+[[nodiscard]] Result<GemmChoice> parse_choice(Provider provider, std::string_view config);
+
+struct GemmCall {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;
+  const float* inv_scale_a = nullptr;  // device; 1 value or one for each row of a
+  const float* inv_scale_b = nullptr;
+  int64_t m = 0;  // the linear's M of this call, at most the planned one
+};
+
+class GemmPlan {
+ public:
+  // From the context's table, else the cost model.
+  [[nodiscard]] static Result<GemmChoice> choose(Context& context, const GemmDesc& desc);
+  // kUnsupported where the provider cannot do it (cuBLASLt: contraction no multiple of 16).
+  [[nodiscard]] static Result<std::shared_ptr<const GemmPlan>> create(
+      const std::shared_ptr<Context>& context, const GemmDesc& desc, const GemmChoice& choice);
+  virtual ~GemmPlan() = default;
+
+  [[nodiscard]] virtual size_t workspace_bytes() const = 0;
+  // Enqueues on `stream`; no allocation, lock or synchronisation. Thread-safe.
+  [[nodiscard]] virtual Status run(const GemmCall& call, void* workspace, Stream stream) const = 0;
+  [[nodiscard]] const GemmDesc& desc() const { return desc_; }
+  [[nodiscard]] const GemmChoice& choice() const { return choice_; }
+
+ protected:
+  GemmPlan(GemmDesc desc, GemmChoice choice) : desc_(desc), choice_(std::move(choice)) {}
+  GemmDesc desc_;
+  GemmChoice choice_;
+};
+
+// How many heuristics cuBLASLt offers for this product (asks for up to `most`).
+[[nodiscard]] Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most = 8);
+[[nodiscard]] Result<std::string> cublaslt_version();
+
+}  // namespace f8::runtime

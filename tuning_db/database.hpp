@@ -1,0 +1,181 @@
+// The tuning database: measurements with their provenance, in SQLite. schema.sql is the statement
+// of truth. One writer process per file; readers may be many. A Database is used from one thread at
+// a time.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/problem.hpp"
+#include "recipes/tuning_table.hpp"
+
+namespace f8::tuning_db {
+
+inline constexpr int kSchemaVersion = 1;
+
+// What a lookup matches. key() hashes all fields.
+struct DeviceClass {
+  std::string name;
+  int cc = 0;
+  int sm_count = 0;
+  int64_t l2_bytes = 0;
+  int64_t mem_bytes = 0;
+  int mem_clock_mhz = 0;
+  int sm_clock_max_mhz = 0;
+  int power_limit_w = 0;
+  bool mig = false;
+  [[nodiscard]] std::string key() const;
+};
+
+struct Toolchain {
+  std::string driver, cuda_runtime, nvrtc, cublaslt, nccl, tool_version, git_sha;
+  bool git_dirty = false;
+  int codegen_abi = 0;
+  [[nodiscard]] std::string key() const;
+};
+
+struct Method {
+  std::string fidelity;  // "screen" | "final"
+  std::string spec;      // JSON
+  [[nodiscard]] std::string key() const;
+};
+
+// impl: "generated", "cublaslt" (fp8), "bf16_cublaslt", or for a linear "float8" and "bf16".
+struct Candidate {
+  std::string impl;
+  std::string config;       // JSON, e.g. {"config":"128x256s4c2x1w2g8"} or {"heuristic":3}
+  std::string source_hash;  // empty for libraries
+  [[nodiscard]] std::string key() const;
+};
+
+enum class TrialState {
+  kPlanned,
+  kRunning,
+  kOk,
+  kNoisy,
+  kPruned,
+  kCompileError,
+  kLaunchError,
+  kWrong,
+  kTimeout,
+  kQuarantined
+};
+[[nodiscard]] std::string_view to_string(TrialState s);
+[[nodiscard]] bool is_terminal(TrialState s);
+
+struct Timing {
+  int64_t n = 0;
+  int64_t n_dropped = 0;
+  double median_ns = 0, mad_ns = 0, p05_ns = 0, p95_ns = 0, ci_lo_ns = 0, ci_hi_ns = 0;
+};
+
+struct Ratio {  // against the bf16 twin measured interleaved: bf16 time over this time
+  std::string pair_uuid;
+  double ratio = 0, lo = 0, hi = 0;
+};
+
+// The outcome of a trial; optional parts are NULL in the row.
+struct TrialResult {
+  TrialState state = TrialState::kOk;
+  std::string reason;
+  std::optional<double> predicted_ns, rel_err, sqnr_db, compile_ms;
+  std::optional<int64_t> registers, smem_bytes, spill_bytes;
+  std::string cubin_hash;
+  std::optional<Timing> timing;
+  std::optional<Ratio> ratio;
+  std::optional<double> sm_mhz_mean, sm_mhz_min, power_w, temp_c;
+  std::optional<int64_t> clock_event_mask;
+};
+
+struct Cell {
+  Problem problem;
+  Candidate candidate;
+};
+
+struct PendingTrial {
+  int64_t id = 0;
+  std::string uuid;
+  Cell cell;
+  int attempt = 0;
+};
+
+struct RunInfo {
+  int64_t id = 0;
+  std::string uuid;
+  std::string argv;  // JSON array
+  std::string state;
+  std::string started_at;
+  int64_t planned = 0, done = 0;
+};
+
+// A measured row, with where it comes from.
+struct TrialRow {
+  std::string uuid, run_uuid, layer;  // layer: "built-in" or the file's path
+  Problem problem;
+  Candidate candidate;
+  TrialResult result;
+  std::string device_name, toolchain, method_key, fidelity, at;
+};
+
+enum class OpenMode { kReadOnly, kReadWrite, kCreate };
+
+class Database {
+ public:
+  // Refuses a file that is no float8 database, or a newer schema (naming both versions); migrates
+  // an older one after a backup beside it. A network file system is refused for writing.
+  [[nodiscard]] static Result<Database> open(const std::filesystem::path& path, OpenMode mode);
+  // The H100 measurements that ship with float8, read-only.
+  [[nodiscard]] static Result<Database> builtin();
+  Database(Database&&) noexcept;
+  Database& operator=(Database&&) noexcept;
+  ~Database();
+
+  // --- writing: a sweep. Every call is one transaction; what it wrote survives kill -9.
+  [[nodiscard]] Result<RunInfo> begin_run(const std::vector<std::string>& argv, uint64_t seed,
+                                          const DeviceClass& device, std::string_view unit_uuid,
+                                          const Toolchain& toolchain, const Method& method,
+                                          const std::vector<Cell>& cells);
+  // Cells of the run without a terminal trial, in planned order. Cells found `running` (the process
+  // died in them) get attempt + 1; after a second death they become `quarantined` and are not
+  // returned.
+  [[nodiscard]] Result<std::vector<PendingTrial>> resume_run(std::string_view run_uuid);
+  [[nodiscard]] Status start_trial(const PendingTrial& trial);  // planned -> running
+  [[nodiscard]] Status finish_trial(const PendingTrial& trial, const TrialResult& result);
+  [[nodiscard]] Status end_run(std::string_view run_uuid, std::string_view state);
+  [[nodiscard]] Result<std::vector<RunInfo>> runs() const;  // newest first
+
+  // --- reading
+  // All terminal rows of these, best first (ok before others, then by median).
+  [[nodiscard]] Result<std::vector<TrialRow>> trials(const Problem& problem) const;
+  // The best ok, final rows of impl "float8" linears of a recipe: the filter's evidence.
+  [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe) const;
+  [[nodiscard]] Result<TuningTable> table() const;
+  [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;
+
+  // --- whole files
+  struct MergeCount {
+    int64_t added = 0, known = 0;
+  };
+  [[nodiscard]] Result<MergeCount> merge_from(
+      const std::filesystem::path& other);  // idempotent, order-free
+  [[nodiscard]] Status export_jsonl(
+      const std::filesystem::path& path) const;  // sorted: equal data, equal bytes
+  [[nodiscard]] Result<MergeCount> import_jsonl(const std::filesystem::path& path);
+  [[nodiscard]] Status check() const;  // integrity, foreign keys
+  [[nodiscard]] static std::string_view schema();
+
+  struct State;
+
+ private:
+  explicit Database(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace f8::tuning_db
