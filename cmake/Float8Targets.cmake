@@ -1,7 +1,7 @@
 # How this project declares targets.
 #
-#   float8_add_library(NAME SOURCES ... LINK ...)   a static layer library f8_<NAME>, included as "<folder>/x.hpp"
-#   float8_add_test(NAME SOURCES ... LINK ... LABELS ...)   a GoogleTest program, registered with ctest
+#   float8_add_library(NAME LINK ...)              the folder's *.cpp as the static layer library f8_<NAME>
+#   float8_add_test(NAME FOLDER ... LINK ... LABELS ...)   a folder's *.cpp as a GoogleTest program, known to ctest
 add_library(float8_options INTERFACE)
 target_compile_options(float8_options INTERFACE
   -Wall -Wextra -Werror $<$<COMPILE_LANGUAGE:CXX>:-Wconversion -Wshadow>)
@@ -13,16 +13,22 @@ if(FLOAT8_SANITIZE)
 endif()
 
 function(float8_add_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
-  add_library(f8_${name} STATIC ${ARG_SOURCES})
+  cmake_parse_arguments(ARG "" "" "LINK;EXTRA_SOURCES" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS *.cpp)
+  add_library(f8_${name} STATIC ${sources} ${ARG_EXTRA_SOURCES})
   target_link_libraries(f8_${name} PRIVATE $<BUILD_INTERFACE:float8_options> PUBLIC ${ARG_LINK})
-  target_include_directories(f8_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
+  target_include_directories(f8_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 endfunction()
 
 function(float8_add_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;LABELS" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
+  cmake_parse_arguments(ARG "" "FOLDER" "LINK;LABELS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${ARG_FOLDER}/*.cpp)
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE float8_options ${ARG_LINK} GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE FLOAT8_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
 endfunction()

@@ -1,0 +1,11 @@
+# Run by float8_embed_text.
+string(REPLACE "," ";" FILES "${FILES}")
+set(body "#include <string_view>\n\nnamespace ${NAMESPACE} {\n")
+foreach(file ${FILES})
+  get_filename_component(name ${file} NAME)
+  string(MAKE_C_IDENTIFIER ${name} symbol)
+  file(READ ${file} text)
+  string(APPEND body "extern const std::string_view ${symbol};\nconst std::string_view ${symbol} = R\"f8text(${text})f8text\";\n")
+endforeach()
+string(APPEND body "}  // namespace ${NAMESPACE}\n")
+file(WRITE ${OUTPUT} "${body}")
