@@ -1,0 +1,46 @@
+// Options that several commands share, declared once so that they read, parse and fail alike.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "recipes/problem.hpp"
+#include "tools/float8-tune/command.hpp"
+#include "tools/tuner/model.hpp"
+#include "tuning_db/database.hpp"
+
+namespace f8::cli {
+
+// A decimal integer in [min, max]; anything else is a usage error that names the option.
+CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& value,
+                         const std::string& description, int64_t min = 1, int64_t max = kMaxDim);
+
+CLI::Option* add_recipe(CLI::App& command, std::string& recipe);  // --recipe, not required
+CLI::Option* add_mnk(CLI::App& command, std::string& mnk);        // --mnk M,N,K[;...]
+// The shapes of --mnk; the error names the option.
+[[nodiscard]] Result<std::vector<Shape>> shapes_of(const std::string& mnk);
+
+struct ModelOptions {
+  std::string model;  // a built-in name or a file
+  int64_t tp = 1;
+  int64_t tokens = 0;
+};
+struct ModelFlags {
+  CLI::Option* model;
+  CLI::Option* tp;
+  CLI::Option* tokens;
+};
+ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp --tokens
+// Loaded and sharded.
+[[nodiscard]] Result<tuner::Model> load(const ModelOptions& options);
+
+// The databases that answer a question, in the order in which they are asked: the user's, the
+// built-in.
+struct Databases {
+  std::vector<tuning_db::Database> owned;
+  [[nodiscard]] std::vector<const tuning_db::Database*> pointers() const;
+};
+[[nodiscard]] Result<Databases> open_databases(const Global& global);
+
+}  // namespace f8::cli

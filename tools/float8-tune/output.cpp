@@ -1,0 +1,121 @@
+#include "tools/float8-tune/output.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace f8::cli {
+namespace {
+
+// Code points, for widths: every sequence that the tables print is one column a code point.
+size_t width(std::string_view text) {
+  return static_cast<size_t>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+void write_stderr(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+}  // namespace
+
+void print_json(const Json& value) {
+  print(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+double rounded(double value, int digits) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  return std::stod(fmt::format("{:.{}g}", value, digits));
+}
+
+std::string microseconds(double ns) {
+  return fmt::format("{:.1f} us", ns / 1e3);
+}
+
+std::string Table::text(bool color) const {
+  std::vector<size_t> widths;
+  for (const Column& column : columns_) widths.push_back(width(column.title));
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
+  }
+  std::string out;
+  const auto add_line = [&](auto&& cell) {
+    std::string line;
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      const std::string_view value = cell(i);
+      const std::string padding(widths[i] - width(value), ' ');
+      const bool left = columns_[i].align == Align::kLeft;
+      if (i > 0) line += "  ";
+      if (!left) line += padding;
+      line += value;
+      if (left) line += padding;
+    }
+    while (line.ends_with(' ')) line.pop_back();
+    return line;
+  };
+  const std::string header =
+      add_line([&](size_t i) { return std::string_view(columns_[i].title); });
+  out += color ? "\x1b[1m" + header + "\x1b[0m\n" : header + "\n";
+  for (const auto& row : rows_) {
+    out +=
+        add_line([&](size_t i) { return i < row.size() ? std::string_view(row[i]) : ""; }) + "\n";
+  }
+  return out;
+}
+
+void print(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+bool stdout_color(const Global& global) {
+  if (global.color == "always") return true;
+  return global.color == "auto" && ::isatty(STDOUT_FILENO) != 0;
+}
+
+bool stderr_is_terminal() {
+  return ::isatty(STDERR_FILENO) != 0;
+}
+
+Status finish_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return fail(ErrorCode::kIo, "cannot write standard output; free some space or redirect it");
+  }
+  return {};
+}
+
+void note_line(const Global& global, std::string_view line) {
+  if (!global.quiet) write_stderr(std::string(line) + "\n");
+}
+
+void print_error(std::string_view message) {
+  std::string line(message);
+  std::ranges::replace_if(
+      line, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
+  write_stderr("float8-tune: " + line + "\n");
+}
+
+Progress::Progress(const Global& global, std::chrono::milliseconds heartbeat)
+    : quiet_(global.quiet), terminal_(stderr_is_terminal()), heartbeat_(heartbeat) {
+  last_ = std::chrono::steady_clock::now();
+}
+
+void Progress::update(std::string_view line) {
+  if (quiet_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (terminal_) {
+    write_stderr("\r" + std::string(line) + "\x1b[K");
+    shown_ = true;
+  } else if (now - last_ >= heartbeat_) {
+    write_stderr(std::string(line) + "\n");
+    last_ = now;
+  }
+}
+
+void Progress::clear() {
+  if (shown_) write_stderr("\r\x1b[K");
+  shown_ = false;
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,77 @@
+// What a command prints. Standard output holds the data, as a table or as JSON; standard error
+// holds progress, notes and errors. There are no escape sequences where the stream is no terminal.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/float8-tune/command.hpp"
+
+namespace f8::cli {
+
+using Json = nlohmann::ordered_json;
+
+// Two-space indent, final newline. Equal values give equal bytes.
+void print_json(const Json& value);
+// Rounded to `digits` significant digits: printed numbers carry no noise of the last bits.
+[[nodiscard]] double rounded(double value, int digits = 6);
+[[nodiscard]] std::string microseconds(double ns);  // "181.0 us"
+
+// Columns are as wide as their widest cell; the first is left-aligned, and those named in `left`.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  struct Column {
+    std::string title;
+    Align align = Align::kRight;
+  };
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  [[nodiscard]] std::string text(bool color) const;
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+void print(std::string_view text);  // to standard output, as it is
+[[nodiscard]] bool stdout_color(const Global& global);
+[[nodiscard]] bool stderr_is_terminal();
+// Whether all of standard output was written; a full disk shows here.
+[[nodiscard]] Status finish_output();
+
+// A line on standard error, unless --quiet.
+void note_line(const Global& global, std::string_view line);
+template <class... Args>
+void note(const Global& global, fmt::format_string<Args...> format, Args&&... args) {
+  note_line(global, fmt::format(format, std::forward<Args>(args)...));
+}
+// The one line that a failure prints: control characters replaced, so that no input can break it.
+void print_error(std::string_view message);
+
+// A status line on standard error: rewritten in place on a terminal, else a line at most every
+// `heartbeat`. Silent under --quiet.
+class Progress {
+ public:
+  explicit Progress(const Global& global,
+                    std::chrono::milliseconds heartbeat = std::chrono::seconds(5));
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void update(std::string_view line);
+  void clear();  // wipes the line, so that another may be printed
+
+ private:
+  bool quiet_;
+  bool terminal_;
+  bool shown_ = false;
+  std::chrono::milliseconds heartbeat_;
+  std::chrono::steady_clock::time_point last_;
+};
+
+}  // namespace f8::cli
