@@ -1,0 +1,84 @@
+#include "tools/float8-tune/options.hpp"
+
+#include <charconv>
+
+namespace f8::cli {
+
+CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& value,
+                         const std::string& description, int64_t min, int64_t max) {
+  const auto parse = [&value, name, min, max](const std::string& text) {
+    int64_t parsed = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+    if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
+      throw CLI::ValidationError(  // CLI11's way to refuse a value
+          name, fmt::format("\"{}\" is not an integer from {} to {}", text, min, max));
+    }
+    value = parsed;
+  };
+  return command.add_option_function<std::string>(name, parse, description)->type_name("INT");
+}
+
+CLI::Option* add_recipe(CLI::App& command, std::string& recipe) {
+  std::vector<std::string> names;
+  for (const Recipe& builtin : builtin_recipes()) names.push_back(builtin.name);
+  return command.add_option("--recipe", recipe, fmt::format("{}", fmt::join(names, ", ")))
+      ->type_name("RECIPE");
+}
+
+CLI::Option* add_mnk(CLI::App& command, std::string& mnk) {
+  return command
+      .add_option("--mnk", mnk,
+                  "tokens, out_features, in_features; several with ';', ranges as 1024:16384:x2")
+      ->type_name("M,N,K");
+}
+
+Result<std::vector<Shape>> shapes_of(const std::string& mnk) {
+  Result<std::vector<Shape>> shapes = parse_shapes(mnk);
+  if (!shapes) return fail(shapes.error().code, "--mnk {}: {}", mnk, shapes.error().message);
+  if (shapes->empty()) {
+    return fail(ErrorCode::kInvalidArgument, "--mnk names no shape; give M,N,K");
+  }
+  return shapes;
+}
+
+ModelFlags add_model(CLI::App& command, ModelOptions& options) {
+  ModelFlags flags{};
+  flags.model = command
+                    .add_option("--model", options.model,
+                                fmt::format("{}; or a config.json, .safetensors, *.index.json or a "
+                                            "list of layers",
+                                            fmt::join(tuner::builtin_models(), ", ")))
+                    ->type_name("NAME|FILE");
+  flags.tp = add_integer(command, "--tp", options.tp, "tensor-parallel ranks that share the model",
+                         1, 1 << 16);
+  flags.tokens = add_integer(command, "--tokens", options.tokens,
+                             "M: how many tokens each linear sees in a step");
+  return flags;
+}
+
+Result<tuner::Model> load(const ModelOptions& options) {
+  Result<tuner::Model> model = tuner::load_model(options.model);
+  if (!model) return fail(model.error().code, "--model: {}", model.error().message);
+  if (const Status sharded = tuner::shard(*model, options.tp); !sharded) {
+    return fail(sharded.error().code, "--tp: {}", sharded.error().message);
+  }
+  return model;
+}
+
+std::vector<const tuning_db::Database*> Databases::pointers() const {
+  std::vector<const tuning_db::Database*> all;
+  for (const tuning_db::Database& database : owned) all.push_back(&database);
+  return all;
+}
+
+Result<Databases> open_databases(const Global& global) {
+  Databases databases;
+  if (!global.db.empty()) {
+    databases.owned.push_back(
+        F8_TRY(tuning_db::Database::open(global.db, tuning_db::OpenMode::kReadOnly)));
+  }
+  databases.owned.push_back(F8_TRY(tuning_db::Database::builtin()));
+  return databases;
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,41 @@
+// The header of a safetensors file, which says all that the shapes of a model need:
+//
+//   file    := LENGTH header data      LENGTH: 8 bytes, little-endian
+//   header  := JSON object of LENGTH bytes: name -> {"dtype", "shape", "data_offsets"},
+//   "__metadata__"
+//
+// The data is never read.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/problem.hpp"
+
+namespace f8::tuner {
+
+struct TensorShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// `bytes` is the file, or as much of its beginning as there is.
+[[nodiscard]] Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes,
+                                                                 std::string_view where);
+[[nodiscard]] Result<std::vector<TensorShape>> read_safetensors(const std::filesystem::path& path);
+
+// The linears among them: names that end in ".weight", two dimensions [out_features, in_features],
+// neither an embedding nor a norm. In natural order of the names (layers.2 before layers.10).
+[[nodiscard]] Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors,
+                                                       std::string_view where);
+
+// The tensors of all shards of a Hugging Face index, which lie beside it.
+[[nodiscard]] Result<std::vector<TensorShape>> read_index(const std::filesystem::path& path,
+                                                          const nlohmann::json& index);
+
+}  // namespace f8::tuner
