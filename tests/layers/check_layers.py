@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""The walls of the house: which folder may include what, and what no file may name.
+
+    check_layers.py ROOT          every finding as FILE:LINE: what; exit 1 where there is one
+    check_layers.py --self-test   plants a violation of each rule in an empty tree and looks for it
+
+    base <- recipes <- codegen <- runtime      recipes <- tuning_db      all <- tools
+
+A path in quotes is the project's, from the root (device templates: from their own folder); angle
+brackets are the system's.
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+MAY_INCLUDE = {
+    "base": {"base"},
+    "recipes": {"base", "recipes"},
+    "codegen": {"base", "recipes", "codegen"},
+    "runtime": {"base", "recipes", "codegen", "runtime"},
+    "tuning_db": {"base", "recipes", "tuning_db"},
+    "tools": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools"},
+    "tests": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools", "tests"},
+    "examples": set(),  # the public headers alone
+}
+CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|crt/)")
+SYSTEM_WALLS = [
+    # folders, the headers they may not include, why
+    ({"base", "recipes", "tuning_db"}, CUDA, "knows nothing of CUDA"),
+    ({"base", "recipes", "codegen", "runtime", "examples"}, re.compile(r"sqlite3\.h"),
+     "knows nothing of SQLite"),
+    ({"base", "recipes", "codegen", "runtime", "tuning_db", "examples"}, re.compile(r"CLI/"),
+     "knows nothing of the command line"),
+    ({"base", "recipes", "codegen", "runtime", "examples"}, re.compile(r"nlohmann/"),
+     "a trainer does not link JSON"),
+]
+# The public headers and the device templates stand on their own.
+STANDALONE = [
+    (re.compile(r"runtime/include/float8/[^/]+$"),
+     re.compile(r"float8/float8\.h(pp)?$|[a-z_]+$|std[a-z]+\.h$"),
+     "a public header includes the standard library and float8/float8.h alone"),
+    (re.compile(r"codegen/kernels/[^/]+$"), re.compile(r"[a-z0-9_]+\.cuh$"),
+     "a device template includes its neighbours alone; NVRTC sees no header"),
+]
+PUBLIC = re.compile(r"float8/float8\.h(pp)?$")
+SOURCE = {".cpp", ".hpp", ".c", ".h", ".cuh"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+# Written in pieces, so that this file does not name them either.
+NAMED_NOWHERE = [
+    (re.compile(r"(?<![\w.~$})*])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me/\w+)(?![\w.-])"),
+     "a path of one machine"),
+    (re.compile("|".join(a + r"\." + b for a, b in (
+        ("py" + "pi", "org"), ("python" + "hosted", "org"), ("deb\\.deb" + "ian", "org"),
+        ("archive\\.ubu" + "ntu", "com"), ("developer\\.download\\.nvi" + "dia", "com")))),
+     "the host of a registry"),
+]
+FOLDERS = sorted(MAY_INCLUDE) + ["cmake", "docs", "scripts", ".ci"]
+
+
+def include_findings(path, number, quote, target):
+    """Why the file at `path` (from the root) may not include `target`."""
+    folder = path.split("/")[0]
+    for files, allowed, why in STANDALONE:
+        if files.match(path):
+            if not allowed.match(target):
+                yield f"{path}:{number}: includes {target}: {why}"
+            return
+    for folders, headers, why in SYSTEM_WALLS:
+        if folder in folders and headers.match(target):
+            yield f"{path}:{number}: includes {target}: {folder} {why}"
+    if quote == "<" or PUBLIC.match(target):
+        return
+    there = target.split("/")[0]
+    if there not in MAY_INCLUDE:
+        yield f"{path}:{number}: includes \"{target}\": name it from the root, as \"{folder}/...\""
+    elif there not in MAY_INCLUDE[folder]:
+        allowed = ", ".join(sorted(MAY_INCLUDE[folder])) or "float8/float8.hpp alone"
+        yield f"{path}:{number}: includes {target}: {folder} may include {allowed}"
+
+
+def check(root):
+    """All findings under `root`, and how many files were read."""
+    findings, count = [], 0
+    files = [p for p in root.iterdir() if p.is_file()]
+    for folder in FOLDERS:
+        files += [p for p in (root / folder).rglob("*") if p.is_file()]
+    for file in sorted(files):
+        path = file.relative_to(root).as_posix()
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        count += 1
+        is_source = file.suffix in SOURCE and path.split("/")[0] in MAY_INCLUDE
+        is_device_text = path.startswith("tests/golden/")
+        for number, line in enumerate(lines, 1):
+            include = INCLUDE.match(line) if is_source and not is_device_text else None
+            if include:
+                findings += include_findings(path, number, *include.groups())
+            for pattern, what in NAMED_NOWHERE:
+                if found := pattern.search(line):
+                    findings.append(f"{path}:{number}: names {what}: {found.group().strip()}")
+    return findings, count
+
+
+def self_test():
+    clean = {
+        "base/a.cpp": '#include "base/a.hpp"\n#include <fmt/format.h>\n',
+        "runtime/a.cpp": '#include <cuda.h>\n#include "codegen/emit.hpp"\n',
+        "runtime/include/float8/float8.hpp": '#include <expected>\n#include "float8/float8.h"\n',
+        "codegen/kernels/a.cuh": '#include "ptx.cuh"\n',
+        "tools/a/b.cpp": '#include <CLI/CLI.hpp>\n#include "tuning_db/database.hpp"\n',
+        "examples/a.cpp": '#include <vector>\n#include <float8/float8.hpp>\n',
+        "docs/a.md": "the work/root of $HOME/work and .../work\n",
+    }
+    planted = [
+        ("base/x.hpp", '#include "recipes/dtype.hpp"\n'),
+        ("recipes/x.cpp", '#include "codegen/emit.hpp"\n'),
+        ("recipes/x.cpp", "#include <cuda_runtime.h>\n"),
+        ("codegen/x.cpp", '#  include "runtime/gemm.hpp"\n'),
+        ("codegen/x.cpp", '#include "tuning_db/filter.hpp"\n'),
+        ("codegen/kernels/x.cuh", "#include <cuda_fp8.h>\n"),
+        ("runtime/x.cpp", "#include <sqlite3.h>\n"),
+        ("runtime/x.cpp", "#include <nlohmann/json.hpp>\n"),
+        ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
+        ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
+        ("tuning_db/x.cpp", "#include <nccl.h>\n"),
+        ("tuning_db/x.cpp", '#include "runtime/linear.hpp"\n'),
+        ("tools/x.cpp", '#include "detail.hpp"\n'),
+        ("examples/x.cpp", '#include "base/file.hpp"\n'),
+        ("scripts/x", "cd /" + "work/main\n"),
+        ("README.md", "fetched from py" + "pi.org\n"),
+    ]
+    failures = []
+
+    def findings_of(files):
+        with tempfile.TemporaryDirectory() as name:
+            for path, text in files.items():
+                file = pathlib.Path(name) / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            return check(pathlib.Path(name))[0]
+
+    if found := findings_of(clean):
+        failures.append(f"a clean tree has findings: {found}")
+    for path, text in planted:
+        found = findings_of({**clean, path: text})
+        if len(found) != 1 or not found[0].startswith(path + ":1:"):
+            failures.append(f"planted {text.strip()!r} in {path}, found {found}")
+    return failures, len(planted)
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        findings, count = self_test()
+        what = "planted violations"
+    elif len(arguments) == 1:
+        findings, count = check(pathlib.Path(arguments[0]))
+        what = "files"
+        if count < 50:
+            findings.append(f"only {count} files under {arguments[0]}: is it the root of the tree?")
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    for finding in findings:
+        print(finding)
+    print(f"{count} {what}, {len(findings)} findings")
+    return 1 if findings else 0
+
+
+sys.exit(main(sys.argv[1:]))
