@@ -2,10 +2,13 @@
 //
 //   key    := op "/" recipe "/" types "/" "tn" "/" dims "/" flags
 //   op     := "output" | "grad_input" | "grad_weight" | "linear"
+//   recipe := (a-z | 0-9 | "_")+
 //   types  := a "." b "." d            dtypes of the GEMM's operands; of the output GEMM for
 //   "linear" dims   := "m" INT "n" INT "k" INT  always the linear's: tokens, out_features,
 //   in_features flags  := "b" ("0"|"1") "f" ("0"|"1")   bias; fast accumulation (of the output GEMM
-//   for "linear")
+//   for
+//                                           "linear")
+// INT has no sign and no leading zero, so a problem has one key: parse(key).key() == key.
 // Example: output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1
 #pragma once
 
@@ -29,6 +32,8 @@ struct Shape {
   int64_t k = 0;
   auto operator<=>(const Shape&) const = default;
 };
+[[nodiscard]] std::string to_string(Shape shape);               // the key's dims: "m8n16k32"
+[[nodiscard]] Result<Shape> parse_dims(std::string_view text);  // and back; a valid shape
 
 enum class Op : uint8_t { kOutput, kGradInput, kGradWeight, kLinear };
 [[nodiscard]] std::string_view to_string(Op op);
@@ -52,16 +57,21 @@ struct Problem {
 
   [[nodiscard]] static Result<Problem> make(Op op, const Recipe& recipe, Shape shape);
   [[nodiscard]] std::string key() const;
+  // The recipe need not be a built-in one: a database may hold a user's.
   [[nodiscard]] static Result<Problem> parse(std::string_view key);
   [[nodiscard]] double flops() const;  // 2mnk, 6mnk for a linear
-  [[nodiscard]] double bytes() const;  // fewest bytes moved: operands once, result once
+  // Fewest bytes moved. A GEMM: its operands once, its result once. A linear: x, w, y, dy, dx and
+  // dw once each, in the type of d.
+  [[nodiscard]] double bytes() const;
   bool operator==(const Problem&) const = default;
 };
 
 // M >= 1; K and N positive multiples of 16; none above kMaxDim. The error names the dimension.
 [[nodiscard]] Status validate_shape(Shape shape);
-// "8192,4096,4096[;...]" with ranges in each place: "1024:16384:x2" or "1024:4096:1024".
+// "8192,4096,4096[;...]" with ranges in each place: "1024:16384:x2" or "1024:4096:1024". Ranges
+// include their end where a step meets it; m varies slowest; a shape named twice counts once.
 [[nodiscard]] Result<std::vector<Shape>> parse_shapes(std::string_view text);
+inline constexpr size_t kMaxShapes = 100'000;  // that one text may name
 
 // A linear layer of a model, as filters and plans name it.
 struct NamedLinear {

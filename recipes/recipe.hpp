@@ -51,13 +51,17 @@ struct Recipe {
 
   [[nodiscard]] const GemmSetting& at(Gemm g) const { return gemms[static_cast<size_t>(g)]; }
 
-  // Legal: both operands of a GEMM fp8 or both disabled; e5m2 with e5m2 is refused; axis, tensor
-  // and block granularities are not mixed in one GEMM, blocks are 1x128 by 128x128 or 1x128 by
-  // 1x128. The error names the GEMM and the operand.
+  // Legal: both operands of a GEMM fp8, or both disabled with one bf16, f16 or f32 type; e5m2 with
+  // e5m2 is refused. In one GEMM tensor and axis mix freely (a tensor's scale is every row's), but
+  // blocks go with blocks alone: 1x128 by 128x128 or 1x128 by 1x128. Delayed scaling needs
+  // granularity tensor, fast accumulation an fp8 GEMM without blocks. The error names the recipe,
+  // the GEMM and the operand.
   [[nodiscard]] Status validate() const;
   bool operator==(const Recipe&) const = default;
 };
 
+// (a-z | 0-9 | "_")+: a name is a field of the problem key and of the tuning table.
+[[nodiscard]] bool is_recipe_name(std::string_view text);
 [[nodiscard]] std::span<const Recipe> builtin_recipes();
 [[nodiscard]] Result<Recipe> find_recipe(std::string_view name);  // the error lists the names
 

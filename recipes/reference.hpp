@@ -1,5 +1,5 @@
 // The CPU reference of every kernel: bit for bit the specification of the casts, fp64 for the
-// matmuls. Matrices are row-major and dense, [rows][cols], unless a leading dimension is given.
+// matmuls. Matrices are row-major and dense, [rows][cols].
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace f8::reference {
 
-// A high-precision matrix as floats holding exactly representable values of `dtype` (bf16, f16 or
+// A high-precision matrix as floats holding exactly representable values of its type (bf16, f16 or
 // f32).
 struct Matrix {
   int64_t rows = 0;
@@ -23,13 +23,14 @@ struct Matrix {
     return values[static_cast<size_t>(r * cols + c)];
   }
 };
+[[nodiscard]] Matrix transpose(const Matrix& x);
 
 // Which elements share one scale.
 enum class AmaxOver { kTensor, kRow, kColumn, kBlock1x128, kBlock128x128 };
 
 // kTensor: 1 value; kRow: rows (one for each row, reduced over the columns); kColumn: cols;
 // kBlock1x128: rows * ceil(cols/128), row-major; kBlock128x128: ceil(rows/128) * ceil(cols/128),
-// row-major.
+// row-major. NaN propagates, without its sign.
 [[nodiscard]] std::vector<float> amax(const Matrix& x, AmaxOver over);
 
 struct Fp8Matrix {
@@ -43,6 +44,9 @@ struct Fp8Matrix {
 };
 
 [[nodiscard]] Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2);
+// With maxima from elsewhere (delayed scaling, a group of ranks), laid out as amax() lays them out.
+[[nodiscard]] Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
+                                       std::span<const float> amax);
 // The transposed copy [cols][rows]; `over` speaks of the result, so kRow here reduces x over its
 // rows.
 [[nodiscard]] Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2);
@@ -51,17 +55,42 @@ struct Fp8Matrix {
 [[nodiscard]] std::vector<double> matmul(const Fp8Matrix& a, const Fp8Matrix& b);
 [[nodiscard]] std::vector<double> matmul(const Matrix& a, const Matrix& b);
 
-// The linear under a recipe. Results are fp64, before the rounding to the output type.
+// Delayed scaling has a state that the reference does not keep: an operand with that setting is
+// scaled by the amax given for its tensor here, and by its own, as if dynamic, where none is.
+struct DelayedAmax {
+  std::optional<float> x, w, dy;
+};
+
+// The linear under a recipe: x [M,K], w [N,K], dy [M,N]. An operand that its GEMM needs transposed
+// is transposed first and then scaled, so axis and blocks lie along the contraction. Results are
+// fp64, before the rounding to the output type; `fast` makes no difference here. kInvalidArgument
+// where the recipe is invalid or the matrices do not fit together; `output` does not look at dy.
 [[nodiscard]] Result<std::vector<double>> linear_gemm(const Recipe& recipe, Gemm gemm,
                                                       const Matrix& x, const Matrix& w,
-                                                      const Matrix& dy);
+                                                      const Matrix& dy,
+                                                      const DelayedAmax& delayed = {});
 struct LinearResult {
   std::vector<double> y, dx, dw;  // [M,N], [M,K], [N,K]
 };
 [[nodiscard]] Result<LinearResult> linear(const Recipe& recipe, const Matrix& x, const Matrix& w,
-                                          const Matrix& dy);
+                                          const Matrix& dy, const DelayedAmax& delayed = {});
 
+// ||reference - x|| / ||reference||, and the same as 20 log10 of its inverse. Lengths that differ
+// give NaN, which fails every bound.
 [[nodiscard]] double relative_error(std::span<const double> reference, std::span<const double> x);
 [[nodiscard]] double sqnr_db(std::span<const double> reference, std::span<const double> x);
+
+// --- test data ---
+enum class Distribution {
+  kUniform,   // [-1, 1]
+  kNormal,    // mean 0, standard deviation 1
+  kOutliers,  // normal, and about one element in 256 is 64 times as large
+};
+// Values rounded to bf16. An element depends on its index and the seed alone.
+[[nodiscard]] Matrix random_matrix(int64_t rows, int64_t cols, uint64_t seed,
+                                   Distribution distribution = Distribution::kNormal);
+[[nodiscard]] std::vector<uint16_t> to_bf16_bits(const Matrix& x);
+[[nodiscard]] Matrix from_bf16_bits(int64_t rows, int64_t cols, std::span<const uint16_t> bits);
+[[nodiscard]] std::vector<double> to_doubles(const Matrix& x);
 
 }  // namespace f8::reference

@@ -1,9 +1,12 @@
 // Scale arithmetic. A scale multiplies towards fp8, its inverse back; both are fp32.
 //
-//   amax   max |x| as a float, NaN propagates (the maximum of the absolute bit patterns as
-//   integers) scale  fp32( FMAX / max(fp64(amax), 1e-12) ): one division in fp64, one rounding pow2
-//   mantissa bits cleared: the largest power of two that is not larger NaN amax gives a NaN scale;
-//   infinite amax gives scale 0
+//   amax   max |x| as a float; NaN propagates (the maximum of the absolute bit patterns as
+//          integers)
+//   scale  fp32( FMAX / max(fp64(amax), 1e-12) ): one division in fp64, one rounding
+//   pow2   mantissa bits cleared: the largest power of two that is not larger
+//
+// A NaN amax gives a NaN scale, with pow2 too; an infinite amax gives scale 0, whose inverse is
+// infinite: what is cast with either comes out of the matmul as NaN.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,194 @@
+#include "recipes/recipe.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace f8 {
+namespace {
+
+constexpr CastSetting kBf16Operand = {Scaling::kDisabled, Granularity::kTensor, Dtype::kBf16,
+                                      false};
+constexpr CastSetting kE4m3Axis = {Scaling::kDynamic, Granularity::kAxis, Dtype::kE4m3, true};
+constexpr CastSetting kE4m3TensorPow2 = {Scaling::kDynamic, Granularity::kTensor, Dtype::kE4m3,
+                                         true};
+constexpr CastSetting kE4m3Row128 = {Scaling::kDynamic, Granularity::kBlock1x128, Dtype::kE4m3,
+                                     true};
+constexpr CastSetting kE4m3Square128 = {Scaling::kDynamic, Granularity::kBlock128x128, Dtype::kE4m3,
+                                        true};
+
+constexpr CastSetting tensor(Scaling scaling, Dtype dtype) {
+  return {scaling, Granularity::kTensor, dtype, false};
+}
+
+Recipe per_tensor(const char* name, Scaling scaling) {
+  const CastSetting e4m3 = tensor(scaling, Dtype::kE4m3);
+  const CastSetting e5m2 = tensor(scaling, Dtype::kE5m2);
+  return {name,
+          {GemmSetting{.a = e4m3, .b = e4m3, .fast = true},
+           GemmSetting{.a = e5m2, .b = e4m3, .fast = false},
+           GemmSetting{.a = e5m2, .b = e4m3, .fast = false}}};
+}
+
+std::vector<Recipe> make_builtin_recipes() {
+  return {
+      per_tensor("tensorwise", Scaling::kDynamic),
+      {"rowwise",
+       {GemmSetting{.a = kE4m3Axis, .b = kE4m3Axis, .fast = true},
+        GemmSetting{.a = kE4m3Axis, .b = kE4m3Axis, .fast = false},
+        GemmSetting{.a = kE4m3Axis, .b = kE4m3Axis, .fast = false}}},
+      {"rowwise_with_gw_hp",
+       {GemmSetting{.a = kE4m3Axis, .b = kE4m3Axis, .fast = true},
+        GemmSetting{.a = kE4m3Axis, .b = kE4m3TensorPow2, .fast = false},
+        GemmSetting{.a = kBf16Operand, .b = kBf16Operand, .fast = false}}},
+      per_tensor("delayed", Scaling::kDelayed),
+      {"blockwise",
+       {GemmSetting{.a = kE4m3Row128, .b = kE4m3Square128, .fast = false},
+        GemmSetting{.a = kE4m3Row128, .b = kE4m3Square128, .fast = false},
+        GemmSetting{.a = kE4m3Row128, .b = kE4m3Row128, .fast = false}}},
+  };
+}
+
+constexpr bool is_block(Granularity g) {
+  return g == Granularity::kBlock1x128 || g == Granularity::kBlock128x128;
+}
+
+std::string_view to_string(Granularity g) {
+  switch (g) {
+    case Granularity::kTensor:
+      return "tensor";
+    case Granularity::kAxis:
+      return "axis";
+    case Granularity::kBlock1x128:
+      return "1x128";
+    case Granularity::kBlock128x128:
+      return "128x128";
+  }
+  return "unknown";
+}
+
+// `where` opens every message: recipe, GEMM and operand.
+Status validate_cast(const std::string& where, const CastSetting& c) {
+  if (c.scaling == Scaling::kDisabled) {
+    if (f8::is_fp8(c.dtype)) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: scaling is disabled but the type is {}; use bf16, f16 or f32", where,
+                  f8::to_string(c.dtype));
+    }
+    return {};
+  }
+  if (!f8::is_fp8(c.dtype)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: type {} cannot be cast to; use e4m3 or e5m2, or disable the scaling", where,
+                f8::to_string(c.dtype));
+  }
+  if (c.scaling == Scaling::kDelayed && c.granularity != Granularity::kTensor) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: delayed scaling keeps one amax, it needs granularity tensor, not {}", where,
+                to_string(c.granularity));
+  }
+  return {};
+}
+
+Status validate_gemm(const std::string& where, const GemmSetting& g) {
+  F8_TRY(validate_cast(where + " operand a", g.a));
+  F8_TRY(validate_cast(where + " operand b", g.b));
+  const bool a_disabled = g.a.scaling == Scaling::kDisabled;
+  const bool b_disabled = g.b.scaling == Scaling::kDisabled;
+  if (a_disabled != b_disabled) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: operand {} is fp8 and operand {} is not; cast both or disable both", where,
+                a_disabled ? "b" : "a", a_disabled ? "a" : "b");
+  }
+  if (a_disabled) {
+    if (g.a.dtype != g.b.dtype) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: operand a is {} and operand b is {}; disabled operands share one type",
+                  where, f8::to_string(g.a.dtype), f8::to_string(g.b.dtype));
+    }
+    if (g.fast) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "{}: fast accumulation is a property of fp8; unset it where the casts are disabled",
+          where);
+    }
+    return {};
+  }
+  if (g.a.dtype == Dtype::kE5m2 && g.b.dtype == Dtype::kE5m2) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: operands a and b are both e5m2; make at least one of them e4m3", where);
+  }
+  if (is_block(g.a.granularity) != is_block(g.b.granularity)) {
+    const bool a_block = is_block(g.a.granularity);
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: operand {} has granularity {} and operand {} {}; blocks go with blocks alone",
+                where, a_block ? "a" : "b", to_string(a_block ? g.a.granularity : g.b.granularity),
+                a_block ? "b" : "a", to_string(a_block ? g.b.granularity : g.a.granularity));
+  }
+  if (is_block(g.a.granularity)) {
+    if (g.a.granularity == Granularity::kBlock128x128) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} operand a: blocks of 128x128 are for operand b; use 1x128", where);
+    }
+    if (g.fast) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: block scales change every 128 of the contraction; unset fast accumulation",
+                  where);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view to_string(Gemm g) {
+  switch (g) {
+    case Gemm::kOutput:
+      return "output";
+    case Gemm::kGradInput:
+      return "grad_input";
+    case Gemm::kGradWeight:
+      return "grad_weight";
+  }
+  return "unknown";
+}
+
+Result<Gemm> parse_gemm(std::string_view text) {
+  for (const Gemm g : kGemms) {
+    if (text == to_string(g)) return g;
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown GEMM '{}'; one of output, grad_input, grad_weight", text);
+}
+
+Status Recipe::validate() const {
+  if (!is_recipe_name(name)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "recipe name '{}' is not of lower-case letters, digits and '_'", name);
+  }
+  for (const Gemm g : kGemms) {
+    F8_TRY(validate_gemm(fmt::format("recipe {}, GEMM {}", name, to_string(g)), at(g)));
+  }
+  return {};
+}
+
+bool is_recipe_name(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  });
+}
+
+std::span<const Recipe> builtin_recipes() {
+  static const std::vector<Recipe> recipes = make_builtin_recipes();
+  return recipes;
+}
+
+Result<Recipe> find_recipe(std::string_view name) {
+  std::string names;
+  for (const Recipe& recipe : builtin_recipes()) {
+    if (recipe.name == name) return recipe;
+    names += (names.empty() ? "" : ", ") + recipe.name;
+  }
+  return fail(ErrorCode::kInvalidArgument, "unknown recipe '{}'; one of {}", name, names);
+}
+
+}  // namespace f8

@@ -1,0 +1,288 @@
+#include "recipes/reference.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "recipes/scale.hpp"
+
+namespace f8::reference {
+namespace {
+
+constexpr int64_t kBlock = 128;
+
+int64_t blocks_of(int64_t extent) {
+  return (extent + kBlock - 1) / kBlock;
+}
+
+// Where the scale of an element lies: element (r, c) has scale (r / row_extent) * row_stride +
+// c / col_extent.
+struct ScaleGrid {
+  int64_t count;
+  int64_t row_extent;
+  int64_t col_extent;
+  int64_t row_stride;
+
+  [[nodiscard]] size_t index(int64_t r, int64_t c) const {
+    return static_cast<size_t>(r / row_extent * row_stride + c / col_extent);
+  }
+};
+
+ScaleGrid scale_grid(int64_t rows, int64_t cols, AmaxOver over) {
+  const int64_t all_rows = std::max<int64_t>(rows, 1);
+  const int64_t all_cols = std::max<int64_t>(cols, 1);
+  switch (over) {
+    case AmaxOver::kTensor:
+      break;
+    case AmaxOver::kRow:
+      return {rows, 1, all_cols, 1};
+    case AmaxOver::kColumn:
+      return {cols, all_rows, 1, 0};
+    case AmaxOver::kBlock1x128:
+      return {rows * blocks_of(cols), 1, kBlock, blocks_of(cols)};
+    case AmaxOver::kBlock128x128:
+      return {blocks_of(rows) * blocks_of(cols), kBlock, kBlock, blocks_of(cols)};
+  }
+  return {1, all_rows, all_cols, 0};
+}
+
+AmaxOver amax_over(Granularity g) {
+  switch (g) {
+    case Granularity::kTensor:
+      return AmaxOver::kTensor;
+    case Granularity::kAxis:
+      return AmaxOver::kRow;
+    case Granularity::kBlock1x128:
+      return AmaxOver::kBlock1x128;
+    case Granularity::kBlock128x128:
+      return AmaxOver::kBlock128x128;
+  }
+  return AmaxOver::kTensor;
+}
+
+std::vector<double> dequantize(const Fp8Matrix& x) {
+  const ScaleGrid grid = scale_grid(x.rows, x.cols, x.over);
+  std::vector<double> values(x.bits.size());
+  size_t i = 0;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c, ++i) {
+      // Exact: 4 bits times 24.
+      values[i] = static_cast<double>(decode_fp8(x.bits[i], x.dtype)) *
+                  static_cast<double>(x.inv_scales[grid.index(r, c)]);
+    }
+  }
+  return values;
+}
+
+// d[m][n] = a[m][k] b[n][k]^T. b is turned so that the inner loop runs along n, four rows of a at a
+// time: vectorised without reordering any sum.
+std::vector<double> matmul(std::span<const double> a, std::span<const double> b, size_t m, size_t n,
+                           size_t k) {
+  constexpr size_t kColumns = 256;
+  constexpr size_t kRows = 4;
+  std::vector<double> d(m * n);
+  std::vector<double> panel(kColumns * k);
+  for (size_t j0 = 0; j0 < n; j0 += kColumns) {
+    const size_t columns = std::min(kColumns, n - j0);
+    for (size_t j = 0; j < columns; ++j) {
+      for (size_t p = 0; p < k; ++p) panel[p * kColumns + j] = b[(j0 + j) * k + p];
+    }
+    for (size_t i0 = 0; i0 < m; i0 += kRows) {
+      const size_t rows = std::min(kRows, m - i0);
+      double sums[kRows][kColumns] = {};
+      for (size_t p = 0; p < k; ++p) {
+        const double* const column = &panel[p * kColumns];
+        double row[kRows] = {};
+        for (size_t i = 0; i < rows; ++i) row[i] = a[(i0 + i) * k + p];
+        for (size_t j = 0; j < columns; ++j) {
+          sums[0][j] += row[0] * column[j];
+          sums[1][j] += row[1] * column[j];
+          sums[2][j] += row[2] * column[j];
+          sums[3][j] += row[3] * column[j];
+        }
+      }
+      for (size_t i = 0; i < rows; ++i) {
+        std::copy_n(sums[i], columns, d.begin() + static_cast<ptrdiff_t>((i0 + i) * n + j0));
+      }
+    }
+  }
+  return d;
+}
+
+struct Operand {
+  const Matrix& matrix;
+  bool transposed;
+  std::optional<float> delayed_amax;
+};
+
+Fp8Matrix cast_operand(const Matrix& x, const CastSetting& setting, const Operand& operand) {
+  const AmaxOver over = amax_over(setting.granularity);
+  if (setting.scaling == Scaling::kDelayed && operand.delayed_amax) {
+    const float amax = *operand.delayed_amax;
+    return cast_with_amax(x, over, setting.dtype, setting.pow2, std::span(&amax, 1));
+  }
+  return cast(x, over, setting.dtype, setting.pow2);
+}
+
+Status check_matrix(const char* name, const Matrix& x, int64_t rows, int64_t cols) {
+  if (x.rows == rows && x.cols == cols && x.values.size() == static_cast<size_t>(rows * cols)) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "matrix {} is [{}][{}] with {} values; expected [{}][{}]", name, x.rows, x.cols,
+              x.values.size(), rows, cols);
+}
+
+// splitmix64: a good 64-bit hash of a counter.
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
+double unit(uint64_t bits) {
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+double draw(uint64_t key, Distribution distribution) {
+  const double u = unit(mix(key));
+  if (distribution == Distribution::kUniform) return 2.0 * u - 1.0;
+  const uint64_t other = mix(key ^ 0xd1b54a32d192ed03U);
+  const double normal =
+      std::sqrt(-2.0 * std::log(1.0 - u)) * std::cos(2.0 * std::numbers::pi * unit(other));
+  // The low bits of `other` are not in unit().
+  return distribution == Distribution::kOutliers && (other & 0xff) == 0 ? 64.0 * normal : normal;
+}
+
+}  // namespace
+
+Matrix transpose(const Matrix& x) {
+  Matrix t{x.cols, x.rows, std::vector<float>(x.values.size())};
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) t.values[static_cast<size_t>(c * x.rows + r)] = x.at(r, c);
+  }
+  return t;
+}
+
+std::vector<float> amax(const Matrix& x, AmaxOver over) {
+  const ScaleGrid grid = scale_grid(x.rows, x.cols, over);
+  std::vector<uint32_t> largest(static_cast<size_t>(grid.count));
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      uint32_t& most = largest[grid.index(r, c)];
+      most = std::max(most, std::bit_cast<uint32_t>(x.at(r, c)) & 0x7fffffff);
+    }
+  }
+  std::vector<float> result(largest.size());
+  std::ranges::transform(largest, result.begin(),
+                         [](uint32_t bits) { return std::bit_cast<float>(bits); });
+  return result;
+}
+
+Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
+                         std::span<const float> amax) {
+  const ScaleGrid grid = scale_grid(x.rows, x.cols, over);
+  Fp8Matrix q{x.rows, x.cols, dtype, over, {}, {}, {}};
+  for (const float value : amax) {
+    q.scales.push_back(scale_from_amax(value, dtype, pow2));
+    q.inv_scales.push_back(inverse_scale(q.scales.back()));
+  }
+  q.bits.reserve(x.values.size());
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      q.bits.push_back(cast_to_fp8(x.at(r, c), q.scales[grid.index(r, c)], dtype));
+    }
+  }
+  return q;
+}
+
+Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2) {
+  return cast_with_amax(x, over, dtype, pow2, amax(x, over));
+}
+
+Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2) {
+  return cast(transpose(x), over, dtype, pow2);
+}
+
+std::vector<double> to_doubles(const Matrix& x) {
+  return {x.values.begin(), x.values.end()};
+}
+
+std::vector<double> matmul(const Fp8Matrix& a, const Fp8Matrix& b) {
+  return matmul(dequantize(a), dequantize(b), static_cast<size_t>(a.rows),
+                static_cast<size_t>(b.rows), static_cast<size_t>(a.cols));
+}
+
+std::vector<double> matmul(const Matrix& a, const Matrix& b) {
+  return matmul(to_doubles(a), to_doubles(b), static_cast<size_t>(a.rows),
+                static_cast<size_t>(b.rows), static_cast<size_t>(a.cols));
+}
+
+Result<std::vector<double>> linear_gemm(const Recipe& recipe, Gemm gemm, const Matrix& x,
+                                        const Matrix& w, const Matrix& dy,
+                                        const DelayedAmax& delayed) {
+  F8_TRY(recipe.validate());
+  F8_TRY(check_matrix("x", x, x.rows, x.cols));
+  F8_TRY(check_matrix("w", w, w.rows, x.cols));
+  if (gemm != Gemm::kOutput) F8_TRY(check_matrix("dy", dy, x.rows, w.rows));
+  const bool output = gemm == Gemm::kOutput;
+  const bool grad_weight = gemm == Gemm::kGradWeight;
+  const Operand a = output ? Operand{x, false, delayed.x} : Operand{dy, grad_weight, delayed.dy};
+  const Operand b = grad_weight ? Operand{x, true, delayed.x} : Operand{w, !output, delayed.w};
+  const Matrix a_matrix = a.transposed ? transpose(a.matrix) : a.matrix;
+  const Matrix b_matrix = b.transposed ? transpose(b.matrix) : b.matrix;
+  const GemmSetting& setting = recipe.at(gemm);
+  if (!setting.is_fp8()) return matmul(a_matrix, b_matrix);
+  return matmul(cast_operand(a_matrix, setting.a, a), cast_operand(b_matrix, setting.b, b));
+}
+
+Result<LinearResult> linear(const Recipe& recipe, const Matrix& x, const Matrix& w,
+                            const Matrix& dy, const DelayedAmax& delayed) {
+  LinearResult result;
+  result.y = F8_TRY(linear_gemm(recipe, Gemm::kOutput, x, w, dy, delayed));
+  result.dx = F8_TRY(linear_gemm(recipe, Gemm::kGradInput, x, w, dy, delayed));
+  result.dw = F8_TRY(linear_gemm(recipe, Gemm::kGradWeight, x, w, dy, delayed));
+  return result;
+}
+
+double relative_error(std::span<const double> reference, std::span<const double> x) {
+  if (reference.size() != x.size()) return std::numeric_limits<double>::quiet_NaN();
+  double signal = 0;
+  double noise = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    signal += reference[i] * reference[i];
+    noise += (reference[i] - x[i]) * (reference[i] - x[i]);
+  }
+  return noise == 0 ? 0.0 : std::sqrt(noise / signal);
+}
+
+double sqnr_db(std::span<const double> reference, std::span<const double> x) {
+  return -20.0 * std::log10(relative_error(reference, x));
+}
+
+Matrix random_matrix(int64_t rows, int64_t cols, uint64_t seed, Distribution distribution) {
+  Matrix x{rows, cols, std::vector<float>(static_cast<size_t>(rows * cols))};
+  const uint64_t stream = mix(seed);
+  for (size_t i = 0; i < x.values.size(); ++i) {
+    const double value = draw(stream + i, distribution);
+    x.values[i] = decode_bf16(encode_bf16(static_cast<float>(value)));
+  }
+  return x;
+}
+
+std::vector<uint16_t> to_bf16_bits(const Matrix& x) {
+  std::vector<uint16_t> bits(x.values.size());
+  std::ranges::transform(x.values, bits.begin(), encode_bf16);
+  return bits;
+}
+
+Matrix from_bf16_bits(int64_t rows, int64_t cols, std::span<const uint16_t> bits) {
+  Matrix x{rows, cols, std::vector<float>(bits.size())};
+  std::ranges::transform(bits, x.values.begin(), decode_bf16);
+  return x;
+}
+
+}  // namespace f8::reference

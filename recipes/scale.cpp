@@ -1,0 +1,36 @@
+#include "recipes/scale.hpp"
+
+#include <bit>
+#include <cmath>
+
+namespace f8 {
+namespace {
+
+constexpr double kSmallestAmax = 1e-12;
+
+float clear_mantissa(float scale) {
+  // A NaN without its mantissa would be an infinity. Subnormals would become 0, but no amax gives
+  // one: the largest finite amax still has a scale above 2^-120.
+  if (std::isnan(scale)) return scale;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(scale) & 0xff800000U);
+}
+
+}  // namespace
+
+float scale_from_amax(float amax, Dtype format, bool pow2) {
+  // Written so that a NaN passes: it is not smaller than anything.
+  const double wide = amax;
+  const double divisor = wide < kSmallestAmax ? kSmallestAmax : wide;
+  const auto scale = static_cast<float>(static_cast<double>(max_finite(format)) / divisor);
+  return pow2 ? clear_mantissa(scale) : scale;
+}
+
+float inverse_scale(float scale) {
+  return 1.0F / scale;
+}
+
+uint8_t cast_to_fp8(float value, float scale, Dtype format) {
+  return encode_fp8(value * scale, format);
+}
+
+}  // namespace f8

@@ -1,0 +1,255 @@
+#include "recipes/tuning_table.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/hash.hpp"
+
+namespace f8 {
+namespace {
+
+constexpr std::string_view kMagic = "float8-table ";
+constexpr int kVersion = 1;
+constexpr double kMaxDistance = 3.0;
+
+std::string linear_key(const LinearSpeedup& s) {
+  return fmt::format("{} {}", s.recipe, to_string(s.shape));
+}
+
+std::string record(const KernelChoice& c) {
+  return fmt::format("kernel {} {} {} {}\n", c.problem.key(), to_string(c.provider), c.config,
+                     c.median_ns);
+}
+
+std::string record(const LinearSpeedup& s) {
+  return fmt::format("linear {} {} {} {}\n", linear_key(s), s.speedup, s.lo, s.hi);
+}
+
+// All that the hash covers.
+std::string body(const TuningTable& table) {
+  std::string text = fmt::format("{}{}\ndevice {}\n", kMagic, kVersion, table.device);
+  for (const KernelChoice& choice : table.choices()) text += record(choice);
+  for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
+  return text;
+}
+
+std::string_view take_until(std::string_view& rest, char separator) {
+  const size_t end = rest.find(separator);
+  const std::string_view part = rest.substr(0, end);
+  rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  return part;
+}
+
+Result<double> parse_positive(const char* field, std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
+      value <= 0) {
+    return fail(ErrorCode::kCorrupt, "{} '{}' is not a positive number", field, text);
+  }
+  return value;
+}
+
+bool is_config(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+  });
+}
+
+bool is_heuristic(std::string_view text) {
+  if (!text.starts_with('h') || text.size() < 2 || text.size() > 6) return false;
+  text.remove_prefix(1);
+  return std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; }) &&
+         (text[0] != '0' || text.size() == 1);
+}
+
+Status expect_fields(std::string_view line, int64_t fields) {
+  const int64_t found = std::ranges::count(line, ' ') + 1;
+  if (found == fields) return {};
+  return fail(ErrorCode::kCorrupt, "it has {} fields, not {}", found, fields);
+}
+
+Result<KernelChoice> parse_choice(std::string_view line) {
+  F8_TRY(expect_fields(line, 5));
+  std::string_view rest = line;
+  take_until(rest, ' ');
+  KernelChoice c;
+  c.problem = F8_TRY(Problem::parse(take_until(rest, ' ')));
+  if (c.problem.op == Op::kLinear) {
+    return fail(ErrorCode::kCorrupt, "a linear as a whole has no kernel");
+  }
+  const std::string_view provider = take_until(rest, ' ');
+  if (provider == to_string(Provider::kCublasLt)) {
+    c.provider = Provider::kCublasLt;
+  } else if (provider != to_string(Provider::kGenerated)) {
+    return fail(ErrorCode::kCorrupt, "unknown provider '{}'; one of generated, cublaslt", provider);
+  }
+  c.config = take_until(rest, ' ');
+  const bool known =
+      c.provider == Provider::kCublasLt ? is_heuristic(c.config) : is_config(c.config);
+  if (!known) return fail(ErrorCode::kCorrupt, "config '{}' is none of {}", c.config, provider);
+  c.median_ns = F8_TRY(parse_positive("median_ns", rest));
+  return c;
+}
+
+Result<LinearSpeedup> parse_speedup(std::string_view line) {
+  F8_TRY(expect_fields(line, 6));
+  std::string_view rest = line;
+  take_until(rest, ' ');
+  LinearSpeedup s;
+  s.recipe = take_until(rest, ' ');
+  if (!is_recipe_name(s.recipe)) {
+    return fail(ErrorCode::kCorrupt, "recipe '{}' is not of lower-case letters, digits and '_'",
+                s.recipe);
+  }
+  s.shape = F8_TRY(parse_dims(take_until(rest, ' ')));
+  s.speedup = F8_TRY(parse_positive("speedup", take_until(rest, ' ')));
+  s.lo = F8_TRY(parse_positive("lo", take_until(rest, ' ')));
+  s.hi = F8_TRY(parse_positive("hi", rest));
+  if (s.lo > s.hi) return fail(ErrorCode::kCorrupt, "lo {} is above hi {}", s.lo, s.hi);
+  return s;
+}
+
+Status parse_record(std::string_view line, TuningTable& table) {
+  if (line.starts_with("kernel ")) {
+    table.add(F8_TRY(parse_choice(line)));
+    return {};
+  }
+  if (line.starts_with("linear ")) {
+    table.add(F8_TRY(parse_speedup(line)));
+    return {};
+  }
+  return fail(ErrorCode::kCorrupt, "it starts with neither 'kernel' nor 'linear'");
+}
+
+// The text between the first line and the word "end", after version, completeness and hash hold.
+Result<std::string_view> checked_records(std::string_view text) {
+  if (!text.starts_with(kMagic)) {
+    return fail(ErrorCode::kCorrupt,
+                "not a float8 tuning table: it does not start with 'float8-table'");
+  }
+  std::string_view rest = text.substr(kMagic.size());
+  const size_t first_line = rest.find('\n');
+  if (first_line == std::string_view::npos) {
+    return fail(ErrorCode::kCorrupt, "tuning table is truncated: its first line has no end");
+  }
+  const std::string_view version = take_until(rest, '\n');
+  if (version != fmt::format("{}", kVersion)) {
+    return fail(
+        ErrorCode::kUnsupported,
+        "tuning table has version '{}', this float8 reads {}; export it again with this one",
+        version, kVersion);
+  }
+  const size_t end = text.rfind("\nend ");
+  if (end == std::string_view::npos || text.back() != '\n') {
+    return fail(ErrorCode::kCorrupt,
+                "tuning table is truncated: its last line is not 'end HASH'; copy it again");
+  }
+  const std::string_view hashed = text.substr(0, end + 1);
+  std::string_view tail = text.substr(end + 5);
+  const std::string_view hash = take_until(tail, '\n');
+  if (!tail.empty()) {
+    return fail(ErrorCode::kCorrupt, "tuning table goes on after its 'end' line; copy it again");
+  }
+  if (const std::string actual = hash_hex(hashed); hash != actual) {
+    return fail(ErrorCode::kCorrupt,
+                "tuning table was changed or damaged: its hash is {}, its end line says {}", actual,
+                hash);
+  }
+  return rest.substr(0, rest.size() - (text.size() - hashed.size()));
+}
+
+double distance(Shape a, Shape b) {
+  const auto log_ratio = [](int64_t x, int64_t y) {
+    return std::abs(std::log2(static_cast<double>(x) / static_cast<double>(y)));
+  };
+  return log_ratio(a.m, b.m) + log_ratio(a.n, b.n) + log_ratio(a.k, b.k);
+}
+
+bool same_but_shape(const Problem& a, const Problem& b) {
+  return a.op == b.op && a.recipe == b.recipe && a.a == b.a && a.b == b.b && a.d == b.d &&
+         a.fast == b.fast;
+}
+
+// Keeps `items` sorted by key; an item with a known key takes the old one's place.
+template <class T, class Key>
+void insert_sorted(std::vector<T>& items, T item, const Key& key_of) {
+  const std::string key = key_of(item);
+  const auto at = std::ranges::lower_bound(items, key, {}, key_of);
+  if (at != items.end() && key_of(*at) == key) {
+    *at = std::move(item);
+  } else {
+    items.insert(at, std::move(item));
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(Provider p) {
+  return p == Provider::kGenerated ? "generated" : "cublaslt";
+}
+
+void TuningTable::add(KernelChoice choice) {
+  insert_sorted(choices_, std::move(choice), [](const KernelChoice& c) { return c.problem.key(); });
+}
+
+void TuningTable::add(LinearSpeedup speedup) {
+  insert_sorted(speedups_, std::move(speedup), linear_key);
+}
+
+const KernelChoice* TuningTable::find(const Problem& problem) const {
+  const KernelChoice* nearest = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const KernelChoice& choice : choices_) {
+    if (choice.problem == problem) return &choice;
+    if (!same_but_shape(choice.problem, problem)) continue;
+    const double d = distance(choice.problem.shape, problem.shape);
+    if (d > kMaxDistance || d >= least) continue;
+    least = d;
+    nearest = &choice;
+  }
+  return nearest;
+}
+
+std::string TuningTable::serialize() const {
+  const std::string text = body(*this);
+  return text + fmt::format("end {}\n", hash_hex(text));
+}
+
+std::string TuningTable::hash() const {
+  return hash_hex(body(*this));
+}
+
+Result<TuningTable> TuningTable::parse(std::string_view text) {
+  std::string_view rest = F8_TRY(checked_records(text));
+  TuningTable table;
+  const std::string_view device = take_until(rest, '\n');
+  if (!device.starts_with("device ")) {
+    return fail(ErrorCode::kCorrupt, "tuning table, line 2: 'device NAME' expected, not '{}'",
+                device);
+  }
+  table.device = device.substr(device.find(' ') + 1);
+  std::string_view previous;
+  for (int line_number = 3; !rest.empty(); ++line_number) {
+    const std::string_view line = take_until(rest, '\n');
+    if (const Status parsed = parse_record(line, table); !parsed) {
+      return fail(ErrorCode::kCorrupt, "tuning table, line {}: {}", line_number,
+                  parsed.error().message);
+    }
+    if (line <= previous) {
+      return fail(ErrorCode::kCorrupt, "tuning table, line {}: not in sorted order", line_number);
+    }
+    previous = line;
+  }
+  if (table.serialize() != text) {
+    return fail(
+        ErrorCode::kCorrupt,
+        "tuning table repeats a problem or writes a number in another way than float8 does");
+  }
+  return table;
+}
+
+}  // namespace f8
