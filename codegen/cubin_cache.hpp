@@ -1,4 +1,21 @@
-// Compiled kernels on disk, shared by processes and ranks.
+// Compiled kernels on disk, shared by processes and ranks. Loading a cubin is running code, so only
+// its owner (or root) may be able to write the directory.
+//
+//   cache     := DIR "/" (entry | lock | temporary)*
+//   entry     := key "/" { "kernel.cubin", "manifest" }     complete as soon as it exists
+//   lock      := key ".lock"                                empty; flock'ed while key is compiled
+//   temporary := "tmp." pid "." random                      becomes an entry by one rename
+//   key       := 32 hex digits, cache_key() below
+//   manifest  := "float8 cubin 1" LF
+//                "key " key LF  "kernel " spec-key LF  "entry " name LF
+//                "cubin_bytes " int LF  "cubin_checksum " hash LF
+//                "registers " int LF  "spill_bytes " int LF  "smem_bytes " int LF
+//                "compile_ms " decimal LF  "log_bytes " int LF  log LF
+//                "checksum " hash LF                        of all bytes before this line
+//   hash      := 32 hex digits, hash_hex() of base/hash.hpp
+//
+// An entry whose checksums do not hold is compiled again, with a warning. A kernel that cannot be
+// stored (full disk, read-only directory) is returned from memory, with a warning.
 #pragma once
 
 #include <filesystem>

@@ -1,0 +1,167 @@
+#include "codegen/cubin_cache.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "base/hash.hpp"
+#include "base/log.hpp"
+#include "codegen/cache_directory.hpp"
+#include "codegen/cubin_entry.hpp"
+
+namespace f8::codegen {
+namespace {
+
+using SharedCubin = std::shared_ptr<const Cubin>;
+
+std::string_view option_name(std::string_view option) {
+  return option.substr(0, option.find('='));
+}
+
+// By name alone and stable, because of two values for one name the last counts.
+std::vector<std::string> sorted_options(const KernelSource& source) {
+  std::vector<std::string> options = source.options;
+  std::ranges::stable_sort(options, {}, option_name);
+  return options;
+}
+
+Status check_source(const KernelSource& source) {
+  if (source.entry.empty() || (source.key + source.entry).find('\n') != std::string::npos) {
+    return fail(ErrorCode::kInvalidArgument,
+                "kernel {}: its key and entry must be one line each, and the entry not empty",
+                source.key);
+  }
+  for (const std::string& option : source.options) {
+    if (option.starts_with('-')) continue;
+    return fail(ErrorCode::kInvalidArgument,
+                "kernel {}: the option '{}' does not start with '-'; write name and value as one "
+                "word, --name=value",
+                source.key, option);
+  }
+  return {};
+}
+
+}  // namespace
+
+struct CubinCache::State {
+  std::filesystem::path directory;
+  Compiler compiler;
+  std::atomic_flag warned_of_store;
+  std::mutex mutex;  // of `kernels`
+  std::unordered_map<std::string, std::shared_future<Result<SharedCubin>>> kernels;
+
+  [[nodiscard]] Result<SharedCubin> load_or_compile(const KernelSource& source,
+                                                    const std::string& key);
+};
+
+Result<std::string> cache_key(const KernelSource& source) {
+  F8_TRY(check_source(source));
+  const NvrtcVersion version = F8_TRY(nvrtc_version());
+  std::string identity =
+      fmt::format("entry format {}\ngenerator {}\nnvrtc {}.{}\n{}\n{}\n", kEntryFormat,
+                  kGeneratorVersion, version.major, version.minor, source.key, source.entry);
+  for (const std::string& option : sorted_options(source)) {
+    identity += fmt::format("{} {}\n", option.size(), option);
+  }
+  identity += source.source;
+  return hash_hex(identity);
+}
+
+Result<CubinCache> CubinCache::open(const std::filesystem::path& directory, Compiler compiler) {
+  auto state = std::make_shared<State>();
+  state->directory = F8_TRY(open_cache_directory(directory));
+  state->compiler = compiler ? std::move(compiler) : Compiler(&compile);
+  remove_stale_temporaries(state->directory);
+  return CubinCache(std::move(state));
+}
+
+const std::filesystem::path& CubinCache::directory() const {
+  return state_->directory;
+}
+
+Result<SharedCubin> CubinCache::State::load_or_compile(const KernelSource& source,
+                                                       const std::string& key) {
+  if (auto found = load_entry(directory, key)) return std::make_shared<Cubin>(std::move(*found));
+
+  if (Status made = make_private_directories(directory); !made) {
+    log_info("{}", made.error().message);  // storing will fail, and say so
+  }
+  const KeyLock lock(directory / (key + ".lock"));
+  auto found = load_entry(directory, key);  // another process may have been faster
+  if (found) return std::make_shared<Cubin>(std::move(*found));
+  if (found.error().code != ErrorCode::kNotFound) {
+    log_warning("the cached kernel {} in {} is damaged ({}); compiling it again", source.key,
+                (directory / key).string(), found.error().message);
+    if (Status removed = remove_entry(directory, key); !removed) {
+      log_info("{}", removed.error().message);
+    }
+  }
+
+  Cubin cubin = F8_TRY(compiler(source));
+  auto stored = store_entry(directory, key, cubin);
+  if (!stored && !warned_of_store.test_and_set()) {
+    log_warning("kernels compiled now are not kept for the next start: {}", stored.error().message);
+  }
+  if (stored && *stored) return std::make_shared<Cubin>(std::move(**stored));
+  return std::make_shared<Cubin>(std::move(cubin));
+}
+
+Result<SharedCubin> CubinCache::get(const KernelSource& source) {
+  const std::string key = F8_TRY(cache_key(source));
+  std::promise<Result<SharedCubin>> promise;
+  {
+    std::unique_lock lock(state_->mutex);
+    if (const auto it = state_->kernels.find(key); it != state_->kernels.end()) {
+      const auto kernel = it->second;
+      lock.unlock();
+      return kernel.get();
+    }
+    state_->kernels.emplace(key, promise.get_future().share());
+  }
+  Result<SharedCubin> kernel = state_->load_or_compile(source, key);
+  if (!kernel) {  // a later call tries again
+    const std::lock_guard lock(state_->mutex);
+    state_->kernels.erase(key);
+  }
+  promise.set_value(kernel);
+  return kernel;
+}
+
+Result<std::vector<SharedCubin>> CubinCache::get_all(
+    std::span<const KernelSource> sources, int threads,
+    const std::function<void(size_t, size_t)>& progress) {
+  if (threads < 0) {
+    return fail(ErrorCode::kInvalidArgument, "{} threads to compile with; 0 means all cores",
+                threads);
+  }
+  std::vector<Result<SharedCubin>> results(sources.size());
+  std::atomic<size_t> next = 0;
+  std::mutex progress_mutex;
+  size_t done = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < sources.size(); i = next++) {
+      results[i] = get(sources[i]);
+      const std::lock_guard lock(progress_mutex);
+      ++done;
+      if (progress) progress(done, sources.size());
+    }
+  };
+  {
+    const size_t wanted = threads > 0 ? static_cast<size_t>(threads)
+                                      : std::max(1u, std::thread::hardware_concurrency());
+    std::vector<std::jthread> pool;  // joins; the calling thread works too
+    for (size_t i = 1; i < std::min(wanted, sources.size()); ++i) pool.emplace_back(work);
+    work();
+  }
+  std::vector<SharedCubin> kernels;
+  for (Result<SharedCubin>& result : results) {
+    if (!result) return std::unexpected(std::move(result).error());
+    kernels.push_back(std::move(*result));
+  }
+  return kernels;
+}
+
+}  // namespace f8::codegen
