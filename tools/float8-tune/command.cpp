@@ -38,7 +38,9 @@ CLI::App* add_command(CLI::App& parent, Program& program, const std::string& nam
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->type_name("WHEN");
   command->callback([&program, needs, command, action = std::move(action)] {
-    if (command->count("--db") == 0) program.global.db = environment().db;
+    const bool given = command->count("--db") > 0;
+    if (!given) program.global.db = environment().db;
+    program.global.db_option = given ? "--db" : "FLOAT8_DB";
     program.needs = needs;
     program.action = action;
   });

@@ -32,6 +32,7 @@ struct Global {
   bool quiet = false;
   std::string color = "auto";  // auto | always | never
   std::filesystem::path db;    // --db, else FLOAT8_DB, else empty: the built-in measurements alone
+  std::string db_option;       // where it comes from: "--db" or "FLOAT8_DB"
 };
 
 using Action = std::function<Result<int>()>;

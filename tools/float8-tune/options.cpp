@@ -32,13 +32,12 @@ CLI::Option* add_mnk(CLI::App& command, std::string& mnk) {
       ->type_name("M,N,K");
 }
 
+Result<Recipe> recipe_of(const std::string& recipe) {
+  return of_option("--recipe", find_recipe(recipe));
+}
+
 Result<std::vector<Shape>> shapes_of(const std::string& mnk) {
-  Result<std::vector<Shape>> shapes = parse_shapes(mnk);
-  if (!shapes) return fail(shapes.error().code, "--mnk {}: {}", mnk, shapes.error().message);
-  if (shapes->empty()) {
-    return fail(ErrorCode::kInvalidArgument, "--mnk names no shape; give M,N,K");
-  }
-  return shapes;
+  return of_option("--mnk", parse_shapes(mnk));
 }
 
 ModelFlags add_model(CLI::App& command, ModelOptions& options) {
@@ -57,12 +56,18 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options) {
 }
 
 Result<tuner::Model> load(const ModelOptions& options) {
-  Result<tuner::Model> model = tuner::load_model(options.model);
-  if (!model) return fail(model.error().code, "--model: {}", model.error().message);
-  if (const Status sharded = tuner::shard(*model, options.tp); !sharded) {
+  tuner::Model model = F8_TRY(of_option("--model", tuner::load_model(options.model)));
+  if (const Status sharded = tuner::shard(model, options.tp); !sharded) {
     return fail(sharded.error().code, "--tp: {}", sharded.error().message);
   }
   return model;
+}
+
+Result<tuning_db::Database> open_user_database(const Global& global, tuning_db::OpenMode mode) {
+  if (global.db.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "which database? give --db FILE or set FLOAT8_DB");
+  }
+  return of_option(global.db_option, tuning_db::Database::open(global.db, mode));
 }
 
 std::vector<const tuning_db::Database*> Databases::pointers() const {
@@ -74,8 +79,7 @@ std::vector<const tuning_db::Database*> Databases::pointers() const {
 Result<Databases> open_databases(const Global& global) {
   Databases databases;
   if (!global.db.empty()) {
-    databases.owned.push_back(
-        F8_TRY(tuning_db::Database::open(global.db, tuning_db::OpenMode::kReadOnly)));
+    databases.owned.push_back(F8_TRY(open_user_database(global, tuning_db::OpenMode::kReadOnly)));
   }
   databases.owned.push_back(F8_TRY(tuning_db::Database::builtin()));
   return databases;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "recipes/problem.hpp"
@@ -18,8 +19,19 @@ CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& va
 
 CLI::Option* add_recipe(CLI::App& command, std::string& recipe);  // --recipe, not required
 CLI::Option* add_mnk(CLI::App& command, std::string& mnk);        // --mnk M,N,K[;...]
-// The shapes of --mnk; the error names the option.
+
+// What options say, with the option's name before any error.
+[[nodiscard]] Result<Recipe> recipe_of(const std::string& recipe);
 [[nodiscard]] Result<std::vector<Shape>> shapes_of(const std::string& mnk);
+template <class T>
+[[nodiscard]] Result<T> of_option(std::string_view option, Result<T> value) {
+  if (!value) return fail(value.error().code, "{}: {}", option, value.error().message);
+  return value;
+}
+[[nodiscard]] inline Status of_option(std::string_view option, Status done) {
+  if (!done) return fail(done.error().code, "{}: {}", option, done.error().message);
+  return done;
+}
 
 struct ModelOptions {
   std::string model;  // a built-in name or a file
@@ -34,6 +46,10 @@ struct ModelFlags {
 ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp --tokens
 // Loaded and sharded.
 [[nodiscard]] Result<tuner::Model> load(const ModelOptions& options);
+
+// The user's database (--db or FLOAT8_DB), which the command cannot do without.
+[[nodiscard]] Result<tuning_db::Database> open_user_database(const Global& global,
+                                                             tuning_db::OpenMode mode);
 
 // The databases that answer a question, in the order in which they are asked: the user's, the
 // built-in.

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/file.hpp"
+
 namespace f8::cli {
 namespace {
 
@@ -21,8 +23,16 @@ void write_stderr(std::string_view text) {
 
 }  // namespace
 
+std::string json_text(const Json& value) {
+  return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 void print_json(const Json& value) {
-  print(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  print(json_text(value));
+}
+
+Status write_json(const std::filesystem::path& path, const Json& value) {
+  return write_file_atomic(path, json_text(value));
 }
 
 double rounded(double value, int digits) {

@@ -17,7 +17,9 @@ namespace f8::cli {
 using Json = nlohmann::ordered_json;
 
 // Two-space indent, final newline. Equal values give equal bytes.
+[[nodiscard]] std::string json_text(const Json& value);
 void print_json(const Json& value);
+[[nodiscard]] Status write_json(const std::filesystem::path& path, const Json& value);
 // Rounded to `digits` significant digits: printed numbers carry no noise of the last bits.
 [[nodiscard]] double rounded(double value, int digits = 6);
 [[nodiscard]] std::string microseconds(double ns);  // "181.0 us"

@@ -1,0 +1,181 @@
+// filter: which linears of a model to convert to float8, and why.
+#include "tuning_db/filter.hpp"
+
+#include <memory>
+
+#include "base/file.hpp"
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+
+namespace f8::cli {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::string recipe;
+  std::string policy = "measured";
+  std::string fqns;
+  double margin = 0.02;
+  std::filesystem::path output;
+};
+
+// "a,b,auto_filter_small_kn"; an empty name would be part of every layer's name.
+Result<std::vector<std::string>> split_names(std::string_view text) {
+  std::vector<std::string> names;
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    if (comma == 0 || comma + 1 == text.size()) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "--filter-fqns has an empty name, which would match every layer; remove the comma");
+    }
+    names.emplace_back(text.substr(0, comma));
+    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
+  }
+  return names;
+}
+
+Json to_json(const Options& options, const tuning_db::FilterResult& result) {
+  Json decisions = Json::array();
+  for (const tuning_db::FilterDecision& d : result.decisions) {
+    decisions.push_back({{"fqn", d.layer.fqn},
+                         {"in_features", d.layer.in_features},
+                         {"out_features", d.layer.out_features},
+                         {"count", d.layer.count},
+                         {"convert", d.convert},
+                         {"reason", d.reason},
+                         {"evidence", tuning_db::to_string(d.evidence)},
+                         {"speedup", rounded(d.speedup)},
+                         {"speedup_lo", rounded(d.lo)},
+                         {"speedup_hi", rounded(d.hi)},
+                         {"trials", d.trial_uuids}});
+  }
+  return {{"recipe", options.recipe},
+          {"policy", options.policy},
+          {"tokens", options.model.tokens},
+          {"device", result.device},
+          {"model", options.model.model},
+          {"tp", options.model.tp},
+          {"filter_fqns", options.fqns},
+          {"decisions", decisions},
+          {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
+}
+
+// "layers.12.attention.wk" as "layers.*.attention.wk".
+std::string pattern_of(std::string_view fqn) {
+  std::string pattern;
+  while (true) {
+    const size_t dot = fqn.find('.');
+    const std::string_view part = fqn.substr(0, dot);
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
+    pattern += number ? "*" : std::string(part);
+    if (dot == std::string_view::npos) return pattern;
+    pattern += '.';
+    fqn.remove_prefix(dot + 1);
+  }
+}
+
+// Layers that differ in their number alone share a row.
+struct Row {
+  std::string name;
+  const tuning_db::FilterDecision* decision;
+  int64_t count;
+};
+
+std::vector<Row> rows_of(const tuning_db::FilterResult& result) {
+  std::vector<Row> rows;
+  for (const tuning_db::FilterDecision& d : result.decisions) {
+    const std::string name = pattern_of(d.layer.fqn);
+    const auto same = [&](const Row& row) {
+      return row.name == name && row.decision->layer.in_features == d.layer.in_features &&
+             row.decision->layer.out_features == d.layer.out_features &&
+             row.decision->convert == d.convert && row.decision->reason == d.reason;
+    };
+    const auto found = std::ranges::find_if(rows, same);
+    if (found != rows.end()) {
+      found->count += d.layer.count;
+    } else {
+      rows.push_back({name, &d, d.layer.count});
+    }
+  }
+  return rows;
+}
+
+void print_table(const Options& options, const tuning_db::FilterResult& result, bool color) {
+  using enum Table::Align;
+  Table table({{"layer", kLeft},
+               {"count"},
+               {"N"},
+               {"K"},
+               {"verdict", kLeft},
+               {"speedup"},
+               {"interval"},
+               {"evidence", kLeft},
+               {"reason", kLeft}});
+  int64_t converted = 0;
+  int64_t all = 0;
+  for (const Row& row : rows_of(result)) {
+    const tuning_db::FilterDecision& d = *row.decision;
+    all += row.count;
+    if (d.convert) converted += row.count;
+    table.add({row.name, fmt::format("{}", row.count), fmt::format("{}", d.layer.out_features),
+               fmt::format("{}", d.layer.in_features), d.convert ? "float8" : "keep bf16",
+               fmt::format("{:.3f}", d.speedup), fmt::format("[{:.3f}, {:.3f}]", d.lo, d.hi),
+               std::string(tuning_db::to_string(d.evidence)), d.reason});
+  }
+  print(table.text(color));
+  print(fmt::format(
+      "\n{} of {} linears to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n", converted,
+      all, options.recipe, options.policy, options.model.tokens,
+      result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup));
+}
+
+Result<int> filter(const Options& options, const Global& global) {
+  const Recipe recipe = F8_TRY(recipe_of(options.recipe));
+  const tuner::Model model = F8_TRY(load(options.model));
+  tuning_db::FilterOptions how;
+  how.policy = F8_TRY(of_option("--policy", tuning_db::parse_policy(options.policy)));
+  how.tokens = options.model.tokens;
+  how.filter_fqns = F8_TRY(split_names(options.fqns));
+  how.margin = options.margin;
+  const Databases databases = F8_TRY(open_databases(global));
+  const auto result = F8_TRY(tuning_db::filter(model.layers, recipe, how, databases.pointers()));
+  const Json json = to_json(options, result);
+  if (!options.output.empty()) {
+    F8_TRY(of_option("-o", write_json(options.output, json)));
+    note(global, "wrote {}", options.output.string());
+  }
+  if (global.json) {
+    print_json(json);
+  } else {
+    print_table(options, result, stdout_color(global));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_filter(CLI::App& app, Program& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = add_command(app, program, "filter",
+                                  "which linears of a model to convert, and why", Needs::kNothing,
+                                  [options, &program] { return filter(*options, program.global); });
+  const ModelFlags flags = add_model(*command, options->model);
+  flags.model->required();
+  flags.tokens->required();
+  add_recipe(*command, options->recipe)->required();
+  command->add_option("--policy", options->policy, "measured or torchao (the peer's fixed rule)");
+  command
+      ->add_option(
+          "--filter-fqns", options->fqns,
+          "keep layers whose name contains one of these; auto_filter_small_kn switches the "
+          "automatic rule of torchao on")
+      ->type_name("A,B,...");
+  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
+      ->check(CLI::Range(0.0, 10.0));
+  command->add_option("-o,--output", options->output, "also write the JSON to this file")
+      ->type_name("FILE");
+}
+
+}  // namespace f8::cli

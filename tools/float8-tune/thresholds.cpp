@@ -1,0 +1,96 @@
+// thresholds: below which N and K a layer stays bf16, as the database implies it and as torchao has
+// it.
+#include <memory>
+
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tuning_db/filter.hpp"
+
+namespace f8::cli {
+namespace {
+
+struct Options {
+  std::string recipe;
+  double margin = 0.02;
+};
+
+// The peer's rule: a layer stays bf16 where one of these boxes holds it; 0 is no bound.
+struct Box {
+  int64_t n_max;
+  int64_t k_max;
+};
+
+std::vector<Box> torchao_boxes(const std::string& recipe) {
+  if (recipe == "rowwise") return {{2048, 0}, {0, 1024}, {4096, 2048}};
+  if (recipe == "tensorwise") return {{1024, 4096}};
+  return {};
+}
+
+std::string text_of(const Box& box) {
+  if (box.k_max == 0) return fmt::format("N <= {}", box.n_max);
+  if (box.n_max == 0) return fmt::format("K <= {}", box.k_max);
+  return fmt::format("N <= {} and K <= {}", box.n_max, box.k_max);
+}
+
+Result<int> thresholds(const Options& options, const Global& global) {
+  const Recipe recipe = F8_TRY(recipe_of(options.recipe));
+  const Databases databases = F8_TRY(open_databases(global));
+  const auto found = F8_TRY(tuning_db::thresholds(recipe, databases.pointers(), options.margin));
+  const std::vector<Box> boxes = torchao_boxes(recipe.name);
+  if (global.json) {
+    Json rows = Json::array();
+    for (const tuning_db::Threshold& t : found) {
+      rows.push_back({{"m", t.m},
+                      {"n_max", t.n_max},
+                      {"k_max", t.k_max},
+                      {"cells", t.cells},
+                      {"agree", t.agree},
+                      {"torchao_agree", t.torchao_agree}});
+    }
+    Json rule = nullptr;
+    if (!boxes.empty()) {
+      rule = Json::array();
+      for (const Box& box : boxes) {
+        rule.push_back({{"n_max", box.n_max == 0 ? Json() : Json(box.n_max)},
+                        {"k_max", box.k_max == 0 ? Json() : Json(box.k_max)}});
+      }
+    }
+    print_json({{"recipe", recipe.name},
+                {"margin", options.margin},
+                {"thresholds", rows},
+                {"torchao_keeps_if_any", rule}});
+    return kExitOk;
+  }
+  Table table({{"M"}, {"keep if N <="}, {"and K <="}, {"agrees on"}, {"torchao agrees on"}});
+  for (const tuning_db::Threshold& t : found) {
+    const bool none = t.n_max == 0 || t.k_max == 0;
+    table.add({fmt::format("{}", t.m), none ? "never" : fmt::format("{}", t.n_max),
+               none ? "-" : fmt::format("{}", t.k_max), fmt::format("{}/{}", t.agree, t.cells),
+               fmt::format("{}/{}", t.torchao_agree, t.cells)});
+  }
+  print(table.text(stdout_color(global)));
+  std::vector<std::string> texts;
+  for (const Box& box : boxes) texts.push_back(text_of(box));
+  print(fmt::format("\ntorchao keeps bf16: {}\n",
+                    texts.empty() ? "it has no rule for this recipe"
+                                  : fmt::format("{}", fmt::join(texts, ", or "))));
+  if (found.empty()) {
+    note(global, "no measured linear of recipe {}; run float8-tune sweep on a GPU", recipe.name);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_thresholds(CLI::App& app, Program& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = add_command(
+      app, program, "thresholds", "the sizes below which layers stay bf16, beside torchao's",
+      Needs::kNothing, [options, &program] { return thresholds(*options, program.global); });
+  add_recipe(*command, options->recipe)->required();
+  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
+      ->check(CLI::Range(0.0, 10.0));
+}
+
+}  // namespace f8::cli
