@@ -1,0 +1,143 @@
+#include "codegen/emit.hpp"
+
+#include <algorithm>
+
+#include "codegen/mma_text.hpp"
+
+namespace f8::codegen {
+namespace embedded {
+extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
+    gemm_cuh;
+}
+namespace {
+
+struct Template {
+  std::string_view name;
+  const std::string_view* text;
+};
+
+constexpr Template kTemplates[] = {
+    {"kernel_args.cuh", &embedded::kernel_args_cuh},
+    {"ptx.cuh", &embedded::ptx_cuh},
+    {"matrix_tile.cuh", &embedded::matrix_tile_cuh},
+    {"amax.cuh", &embedded::amax_cuh},
+    {"cast.cuh", &embedded::cast_cuh},
+    {"gemm.cuh", &embedded::gemm_cuh},
+};
+
+// The text of a template with its includes in place, each once.
+void append_template(std::string_view name, std::vector<std::string_view>& seen, std::string& out) {
+  if (std::ranges::find(seen, name) != seen.end()) return;
+  seen.push_back(name);
+  const auto found = std::ranges::find(kTemplates, name, &Template::name);
+  std::string_view text = *found->text;
+  fmt::format_to(std::back_inserter(out), "// ---- {}\n", name);
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size() - 1);
+    const std::string_view line = text.substr(0, end + 1);
+    text.remove_prefix(end + 1);
+    constexpr std::string_view kInclude = "#include \"";
+    if (line.starts_with(kInclude)) {
+      append_template(line.substr(kInclude.size(), line.rfind('"') - kInclude.size()), seen, out);
+    } else if (!line.starts_with("#pragma once")) {
+      out += line;
+    }
+  }
+}
+
+const char* input_name(Dtype in) {
+  return in == Dtype::kF32 ? "Input::kF32" : in == Dtype::kF16 ? "Input::kF16" : "Input::kBf16";
+}
+
+std::string constant(std::string_view type, std::string_view name, std::string_view value) {
+  return fmt::format("  static constexpr {} {} = {};\n", type, name, value);
+}
+std::string constant(std::string_view name, int value) {
+  return constant("int", name, fmt::to_string(value));
+}
+std::string constant(std::string_view name, bool value) {
+  return constant("bool", name, value ? "true" : "false");
+}
+
+struct Stub {
+  std::string_view file;  // the template that it instantiates
+  std::string entry;
+  std::string text;
+};
+
+struct StubOf {
+  Stub operator()(const AmaxSpec& s) const {
+    Stub stub{"amax.cuh", "float8_amax", {}};
+    stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
+                constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
+                "};\n"
+                "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                "float8_amax(const __grid_constant__ AmaxArgs args) {\n"
+                "  Amax<Config>::run(args);\n"
+                "}\n";
+    return stub;
+  }
+
+  Stub operator()(const CastSpec& s) const {
+    Stub stub{"cast.cuh", "float8_cast", {}};
+    stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
+                constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
+                constant("kAxisScale", s.scale == ScaleMode::kAxis) + constant("kRowMajor", s.q) +
+                constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
+                "};\n"
+                "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                "float8_cast(const __grid_constant__ CastArgs args) {\n"
+                "  Cast<Config>::run(args);\n"
+                "}\n";
+    return stub;
+  }
+
+  Stub operator()(const GemmSpec& s) const {
+    const GemmConfig& c = s.config;
+    const GemmRegisters registers = gemm_registers(c.warpgroups);
+    const int mma_n = gemm_mma_n(s);
+    Stub stub{"gemm.cuh", "float8_gemm", {}};
+    stub.text = "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
+                constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
+                constant("kClusterN", c.cluster_n) + constant("kWarpgroups", c.warpgroups) +
+                constant("kPingpong", c.pingpong) + constant("kGroup", c.group) +
+                constant("kFast", s.fast) + constant("kAxisScale", s.scale == ScaleMode::kAxis) +
+                constant("kFloatOutput", s.d == Dtype::kF32) + constant("kMmaN", mma_n) +
+                constant("kMathRegisters", registers.math) +
+                constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, mma_n) +
+                fmt::format(
+                    "}};\n"
+                    "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+                    "float8_gemm(const __grid_constant__ TensorMap a, const __grid_constant__ "
+                    "TensorMap b,\n"
+                    "            const __grid_constant__ TensorMap d, const __grid_constant__ "
+                    "GemmArgs args) {{\n"
+                    "  extern __shared__ u8 shared[];\n"
+                    "  Gemm<Config>::run(&a, &b, &d, args, shared);\n"
+                    "}}\n",
+                    threads_per_block(s));
+    return stub;
+  }
+};
+
+}  // namespace
+
+Result<KernelSource> emit(const KernelSpec& spec) {
+  F8_TRY(validate(spec));
+  Stub stub = std::visit(StubOf{}, spec);
+  KernelSource kernel;
+  kernel.key = key(spec);
+  kernel.entry = stub.entry;
+  kernel.source = fmt::format(
+      "// {0}\n// Generated by float8 (generator {1}); re-create with: float8-tune emit --kernel "
+      "{0}\n\n",
+      kernel.key, kGeneratorVersion);
+  std::vector<std::string_view> seen;
+  append_template(stub.file, seen, kernel.source);
+  kernel.source += "// ---- instantiation\nnamespace f8::kernels {\n" + stub.text +
+                   "}  // namespace f8::kernels\n";
+  kernel.options = {"--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v"};
+  return kernel;
+}
+
+}  // namespace f8::codegen

@@ -1,0 +1,122 @@
+// amax = max |x| over a tensor, its rows, its columns, or rows and columns in one visit.
+//
+// Tensor: a grid-stride read; each block leaves one word in `partials` (no atomics, nothing to
+// zero), and the reader takes their maximum. Rows and columns: one block a 128 x 128 tile raises
+// the words that the caller zeroed. Maxima are exact, so the order of blocks does not matter.
+#pragma once
+
+#include "matrix_tile.cuh"
+
+namespace f8::kernels {
+
+// Config is the stub's: kInput, kTensor, kRow, kCol.
+template <class Config>
+struct Amax {
+  using Values = Eight<Config::kInput>;
+
+  static F8_DEVICE void tensor(const AmaxTensor& t, u32 block) {
+    constexpr int kInFlight = 8;
+    const i64 chunks_per_row = t.cols / 8;
+    const i64 chunks = chunks_per_row * t.rows;
+    const bool dense = t.ld == t.cols;
+    const i64 step = static_cast<i64>(t.blocks) * kTileThreads;
+    Values most;
+    most.clear();
+    i64 chunk = static_cast<i64>(block) * kTileThreads + threadIdx.x;
+    if (dense) {
+      for (; chunk + (kInFlight - 1) * step < chunks; chunk += kInFlight * step) {
+        Values values[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) values[i].load(t.x, (chunk + i * step) * 8);
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) values[i].raise(most);
+      }
+    }
+    for (; chunk < chunks; chunk += step) {
+      Values values;
+      const i64 row = chunk / chunks_per_row;
+      values.load(t.x, row * t.ld + (chunk - row * chunks_per_row) * 8);
+      values.raise(most);
+    }
+    __shared__ u32 warps[kTileThreads / 32];
+    const u32 of_warp = warp_max(Values::fp32_bits(most.largest_magnitude()));
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      const u32 of_block = warp_max(threadIdx.x < kTileThreads / 32 ? warps[threadIdx.x] : 0);
+      if (threadIdx.x == 0) t.partials[block] = of_block;
+    }
+  }
+
+  static F8_DEVICE void rows_and_columns(const AmaxTensor& t, u32 block) {
+    const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
+    const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
+    const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
+    Patch<Config::kInput> patch;
+    patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    __shared__ u32 row_most[kCastTile];
+    __shared__ u32 column_most[kCastTile];
+    if (threadIdx.x < kCastTile) {
+      row_most[threadIdx.x] = 0;
+      column_most[threadIdx.x] = 0;
+    }
+    __syncthreads();
+    if constexpr (Config::kRow) {
+#pragma unroll
+      for (int i = 0; i < kPatch; ++i) {
+        Values magnitudes;
+        magnitudes.clear();
+        patch.rows[i].raise(magnitudes);
+        u32 most = magnitudes.largest_magnitude();
+#pragma unroll
+        for (int lane = 8; lane > 0; lane /= 2)
+          most = max(most, __shfl_xor_sync(0xFFFFFFFFU, most, lane));
+        if (threadIdx.x % 16 == 0) row_most[threadIdx.x / 16 * kPatch + i] = most;
+      }
+    }
+    if constexpr (Config::kCol) {
+      Values most;
+      most.clear();
+#pragma unroll
+      for (int i = 0; i < kPatch; ++i) patch.rows[i].raise(most);
+        // The two halves of a warp hold the same columns of different rows.
+#pragma unroll
+      for (int i = 0; i < Values::kWords; ++i) {
+        Values other;
+        other.clear();
+        other.word[i] = __shfl_xor_sync(0xFFFFFFFFU, most.word[i], 16);
+        other.raise(most);
+      }
+      if (threadIdx.x % 32 < 16) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          atomicMax(&column_most[threadIdx.x % 16 * kPatch + i], most.magnitude(i));
+        }
+      }
+    }
+    __syncthreads();
+    const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
+    if (threadIdx.x < kCastTile) {
+      if (Config::kRow && row0 + i < t.rows)
+        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(row_most[i]));
+    } else {
+      if (Config::kCol && column0 + i < t.cols) {
+        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(column_most[i]));
+      }
+    }
+  }
+
+  static F8_DEVICE void run(const AmaxArgs& args) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const AmaxTensor& t = args.tensors[tensor_of_block(args)];
+    const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
+    if constexpr (Config::kTensor) {
+      tensor(t, block);
+    } else {
+      rows_and_columns(t, block);
+    }
+  }
+};
+
+}  // namespace f8::kernels

@@ -1,0 +1,179 @@
+// q = fp8(x * scale), written row-major, transposed, or both in one visit; the scale comes from
+// amaxes.
+//
+// One block a 128 x 128 tile, each thread 8 x 8 elements. The row-major copy goes straight to
+// memory, 8 bytes a thread and 128 neighbouring ones a half-warp. The transposed one passes through
+// shared memory: row c holds the tile's column c as 16 units of 8 bytes (8 rows each), unit u at
+// place u ^ (c / 8), which makes both the 8-byte writes and the 16-byte reads free of bank
+// conflicts.
+//
+// Tiles are visited last first: what the amax pass read last is still in the L2 cache.
+#pragma once
+
+#include "matrix_tile.cuh"
+
+namespace f8::kernels {
+
+enum class Fp8 { kE4m3, kE5m2 };
+
+template <Fp8 kFormat>
+F8_DEVICE u32 pack_fp8(float low, float high) {
+  u16 packed;
+  if constexpr (kFormat == Fp8::kE4m3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// fp32( FMAX / max(fp64(amax), 1e-12) ): one division, one rounding; NaN stays NaN. With kPow2 the
+// mantissa is cleared, except a NaN's.
+template <Fp8 kFormat, bool kPow2>
+F8_DEVICE float scale_from_amax(u32 amax_bits) {
+  const float amax = __uint_as_float(amax_bits);
+  const double floored = amax < 1e-12 ? 1e-12 : static_cast<double>(amax);
+  const float scale = static_cast<float>((kFormat == Fp8::kE4m3 ? 448.0 : 57344.0) / floored);
+  if constexpr (kPow2) {
+    if (scale == scale) return __uint_as_float(__float_as_uint(scale) & 0xFF800000U);
+  }
+  return scale;
+}
+F8_DEVICE float inverse(float scale) {
+  return __fdiv_rn(1.0F, scale);
+}
+
+// Config is the stub's: kInput, kFormat, kAxisScale, kRowMajor, kTransposed, kPow2.
+template <class Config>
+struct Cast {
+  struct Scales {
+    float row[kCastTile];  // with a tensor scale, row[0] alone
+    float column[kCastTile];
+  };
+
+  static F8_DEVICE void tensor_scale(const CastTensor& t, bool first, Scales& scales) {
+    __shared__ u32 warps[kTileThreads / 32];
+    u32 most = 0;
+    for (i32 i = static_cast<i32>(threadIdx.x); i < t.partial_count; i += kTileThreads) {
+      most = max(most, load_global(t.partials + i));
+    }
+    const u32 of_warp = warp_max(most);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      const u32 amax = warp_max(threadIdx.x < kTileThreads / 32 ? warps[threadIdx.x] : 0);
+      if (threadIdx.x == 0) {
+        const float scale = scale_from_amax<Config::kFormat, Config::kPow2>(amax);
+        scales.row[0] = scale;
+        if (first) {
+          t.scale[0] = scale;
+          t.scale[1] = inverse(scale);
+        }
+      }
+    }
+  }
+
+  static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0, Scales& scales) {
+    const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
+    if (threadIdx.x < kCastTile) {
+      if (Config::kRowMajor && row0 + i < t.rows) {
+        const float scale =
+            scale_from_amax<Config::kFormat, Config::kPow2>(load_global(t.row_amax + row0 + i));
+        scales.row[i] = scale;
+        if (column0 == 0) t.inv_scale_row[row0 + i] = inverse(scale);
+      }
+    } else {
+      if (Config::kTransposed && column0 + i < t.cols) {
+        const float scale =
+            scale_from_amax<Config::kFormat, Config::kPow2>(load_global(t.col_amax + column0 + i));
+        scales.column[i] = scale;
+        if (row0 == 0) t.inv_scale_col[column0 + i] = inverse(scale);
+      }
+    }
+  }
+
+  static F8_DEVICE void write_row_major(const CastTensor& t, const Patch<Config::kInput>& patch,
+                                        const Scales& scales) {
+    if (patch.column >= t.cols) return;
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      if (patch.row + i >= t.rows) break;
+      const float scale = scales.row[Config::kAxisScale ? threadIdx.x / 16 * kPatch + i : 0];
+      u32 word[2];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        const Eight<Config::kInput>& x = patch.rows[i];
+        word[w] = pack_fp8<Config::kFormat>(x.value(4 * w) * scale, x.value(4 * w + 1) * scale) |
+                  pack_fp8<Config::kFormat>(x.value(4 * w + 2) * scale, x.value(4 * w + 3) * scale)
+                      << 16;
+      }
+      *reinterpret_cast<uint2*>(t.q + (patch.row + i) * t.ld_q + patch.column) =
+          make_uint2(word[0], word[1]);
+    }
+  }
+
+  static F8_DEVICE void write_transposed(const CastTensor& t, const Patch<Config::kInput>& patch,
+                                         const Scales& scales, i32 row0, i32 column0) {
+    __shared__ alignas(16) u8 tile[kCastTile * kCastTile];
+    const u32 patch_row = threadIdx.x / 16;
+    const u32 patch_column = threadIdx.x % 16;
+    // Rows beyond the matrix become zero bytes whatever the scale is.
+    const i32 valid = min(max(t.rows - patch.row, 0), kPatch);
+    const u64 mask = valid == kPatch ? ~u64{0} : (u64{1} << (8 * valid)) - 1;
+#pragma unroll
+    for (int c = 0; c < kPatch; ++c) {
+      const float scale =
+          Config::kAxisScale ? scales.column[patch_column * kPatch + c] : scales.row[0];
+      u32 word[2];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        word[w] = pack_fp8<Config::kFormat>(patch.rows[4 * w].value(c) * scale,
+                                            patch.rows[4 * w + 1].value(c) * scale) |
+                  pack_fp8<Config::kFormat>(patch.rows[4 * w + 2].value(c) * scale,
+                                            patch.rows[4 * w + 3].value(c) * scale)
+                      << 16;
+      }
+      const u32 place = patch_row ^ patch_column;
+      *reinterpret_cast<uint2*>(tile + (patch_column * kPatch + c) * kCastTile + place * 8) =
+          make_uint2(word[0] & static_cast<u32>(mask), word[1] & static_cast<u32>(mask >> 32));
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kCastTile * 8 / kTileThreads; ++i) {
+      const u32 c = threadIdx.x / 8 + i * (kTileThreads / 8);
+      const u32 unit = threadIdx.x % 8;  // of 16 rows
+      const u32 place = unit ^ (c / 16);
+      uint4 bytes = *reinterpret_cast<const uint4*>(tile + c * kCastTile + place * 16);
+      if (c / 8 % 2 != 0) bytes = make_uint4(bytes.z, bytes.w, bytes.x, bytes.y);
+      const i64 column = column0 + static_cast<i32>(c);
+      const i64 row = row0 + static_cast<i32>(unit * 16);
+      if (column < t.cols && row < t.ld_qt) {
+        *reinterpret_cast<uint4*>(t.qt + column * t.ld_qt + row) = bytes;
+      }
+    }
+  }
+
+  static F8_DEVICE void run(const CastArgs& args) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const CastTensor& t = args.tensors[tensor_of_block(args)];
+    const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
+    const i32 index = t.blocks - 1 - block;
+    const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
+    const i32 row0 = index / tiles_across * kCastTile;
+    const i32 column0 = index % tiles_across * kCastTile;
+    Patch<Config::kInput> patch;
+    patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    __shared__ Scales scales;
+    if constexpr (Config::kAxisScale) {
+      axis_scales(t, row0, column0, scales);
+    } else {
+      tensor_scale(t, index == 0, scales);
+    }
+    __syncthreads();
+    if constexpr (Config::kRowMajor) write_row_major(t, patch, scales);
+    if constexpr (Config::kTransposed) write_transposed(t, patch, scales, row0, column0);
+  }
+};
+
+}  // namespace f8::kernels

@@ -1,0 +1,130 @@
+// What the amax and cast kernels share: 8 neighbouring elements as a value, magnitudes as ordered
+// bits, and the 128 x 128 tile in which 256 threads hold 8 x 8 elements each.
+//
+// Thread t of a tile holds rows 8 (t / 16) .. +7 and columns 8 (t % 16) .. +7: the 16 threads of a
+// half-warp read 128 neighbouring columns of one row.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace f8::kernels {
+
+enum class Input { kBf16, kF16, kF32 };
+
+inline constexpr int kTileThreads = 256;
+inline constexpr int kPatch = 8;  // rows and columns of a thread
+
+F8_DEVICE u32 max_u16x2(u32 a, u32 b) {
+  u32 r;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+F8_DEVICE u32 warp_max(u32 x) {
+  u32 r;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(x));
+  return r;
+}
+F8_DEVICE u32 half_to_float_bits(u32 half) {
+  u32 r;
+  asm("{\n.reg .b16 h;\n.reg .f32 f;\ncvt.u16.u32 h, %1;\ncvt.f32.f16 f, h;\nmov.b32 %0, f;\n}\n"
+      : "=r"(r)
+      : "r"(half));
+  return r;
+}
+
+// Eight elements as loaded. The magnitude of an element is its bits without the sign, in the
+// element's own type: the integer order of magnitudes is the order of absolute values, NaN above
+// infinity.
+template <Input kInput>
+struct Eight {
+  static constexpr int kWords = kInput == Input::kF32 ? 8 : 4;
+  static constexpr int kElementBytes = kInput == Input::kF32 ? 4 : 2;
+  u32 word[kWords];
+
+  F8_DEVICE void load(const void* base, i64 element) {
+    const u8* p = static_cast<const u8*>(base) + element * kElementBytes;
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(word[4 * i]), "=r"(word[4 * i + 1]), "=r"(word[4 * i + 2]),
+                     "=r"(word[4 * i + 3])
+                   : "l"(p + 16 * i));
+    }
+  }
+  F8_DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = 0;
+  }
+  F8_DEVICE float value(int i) const {
+    if constexpr (kInput == Input::kF32) {
+      return __uint_as_float(word[i]);
+    } else if constexpr (kInput == Input::kBf16) {
+      return __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xFFFF0000U);
+    } else {
+      return __uint_as_float(
+          half_to_float_bits(i % 2 == 0 ? word[i / 2] & 0xFFFFU : word[i / 2] >> 16));
+    }
+  }
+  // Raises `into` by the magnitudes, element for element.
+  F8_DEVICE void raise(Eight& into) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (kInput == Input::kF32) {
+        into.word[i] = max(into.word[i], word[i] & 0x7FFFFFFFU);
+      } else {
+        into.word[i] = max_u16x2(into.word[i], word[i] & 0x7FFF7FFFU);
+      }
+    }
+  }
+  // The largest of eight magnitudes (not of signed elements).
+  F8_DEVICE u32 largest_magnitude() const {
+    u32 r = word[0];
+#pragma unroll
+    for (int i = 1; i < kWords; ++i)
+      r = kInput == Input::kF32 ? max(r, word[i]) : max_u16x2(r, word[i]);
+    return kInput == Input::kF32 ? r : max(r & 0xFFFFU, r >> 16);
+  }
+  F8_DEVICE u32 magnitude(int i) const {
+    if constexpr (kInput == Input::kF32) return word[i];
+    return i % 2 == 0 ? word[i / 2] & 0xFFFFU : word[i / 2] >> 16;
+  }
+  // A magnitude of this type as the bits of |x| as fp32.
+  static F8_DEVICE u32 fp32_bits(u32 magnitude) {
+    if constexpr (kInput == Input::kF32) return magnitude;
+    if constexpr (kInput == Input::kBf16) return magnitude << 16;
+    return half_to_float_bits(magnitude);
+  }
+};
+
+// A thread's 8 x 8 elements of the tile whose first element is (row0, column0); zero outside the
+// matrix.
+template <Input kInput>
+struct Patch {
+  Eight<kInput> rows[kPatch];
+  i32 row;  // of the matrix
+  i32 column;
+
+  F8_DEVICE void load(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
+                      i32 column0) {
+    row = row0 + static_cast<i32>(threadIdx.x / 16 * kPatch);
+    column = column0 + static_cast<i32>(threadIdx.x % 16 * kPatch);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      if (row + i < row_count && column < column_count) {
+        rows[i].load(x, (row + i) * ld + column);
+      } else {
+        rows[i].clear();
+      }
+    }
+  }
+};
+
+// Which matrix of the list this block works on.
+template <class Args>
+F8_DEVICE int tensor_of_block(const Args& args) {
+  int i = 0;
+  while (i + 1 < args.count && static_cast<i32>(blockIdx.x) >= args.tensors[i + 1].first_block) ++i;
+  return i;
+}
+
+}  // namespace f8::kernels

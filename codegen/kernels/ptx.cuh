@@ -1,0 +1,194 @@
+// Hopper's instructions as functions: barriers, bulk tensor copies, matrix descriptors,
+// conversions. One instruction each, named after what it does; the PTX ISA manual is the reference
+// for their semantics.
+#pragma once
+
+#include "kernel_args.cuh"
+
+#define F8_DEVICE __device__ __forceinline__
+
+namespace f8::kernels {
+
+// A tensor map as the driver encodes it; passed by value as a __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+F8_DEVICE u32 smem_address(const void* p) {
+  return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+F8_DEVICE u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// --- programmatic dependent launch: wait for the previous kernel's memory; let the next one start.
+F8_DEVICE void wait_for_previous_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+F8_DEVICE void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// --- register budget of a warpgroup
+template <int kRegisters>
+F8_DEVICE void lower_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+F8_DEVICE void raise_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// --- barriers. Addresses are shared-memory addresses of 8-byte mbarriers.
+F8_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+F8_DEVICE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+F8_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+F8_DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// The barrier at the same offset in another CTA of the cluster.
+F8_DEVICE void barrier_arrive_at(u32 barrier, u32 cta) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(barrier),
+      "r"(cta)
+      : "memory");
+}
+F8_DEVICE bool barrier_try_wait(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+F8_DEVICE void barrier_wait(u32 barrier, u32 parity) {
+  while (!barrier_try_wait(barrier, parity)) {
+  }
+}
+F8_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// Named barrier of a warpgroup (id 1..15; 0 is __syncthreads).
+F8_DEVICE void warpgroup_sync(u32 id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+// --- bulk tensor copies
+F8_DEVICE void prefetch_tensor_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+F8_DEVICE void copy_tile_in(u32 smem, const TensorMap* map, u32 barrier, i32 x, i32 y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(smem),
+      "l"(map), "r"(barrier), "r"(x), "r"(y)
+      : "memory");
+}
+// Lands at the same offset in every CTA of the mask and counts on each one's barrier.
+F8_DEVICE void copy_tile_in_multicast(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 x,
+                                      i32 y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(smem),
+      "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y)
+      : "memory");
+}
+F8_DEVICE void copy_tile_out(const TensorMap* map, u32 smem, i32 x, i32 y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(smem), "r"(x), "r"(y)
+      : "memory");
+}
+F8_DEVICE void commit_copies_out() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// At most kPending groups have not yet read their shared memory.
+template <int kPending>
+F8_DEVICE void wait_copies_out_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+F8_DEVICE void wait_copies_out() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+// Ordinary stores to shared memory before, the copy engine's or tensor core's reads after.
+F8_DEVICE void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- matrix products of a warpgroup
+F8_DEVICE void mma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+F8_DEVICE void mma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+F8_DEVICE void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from moving register copies of an accumulator across asynchronous products.
+template <int kCount>
+F8_DEVICE void pin(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+// Descriptor of a K-major tile of 128-byte rows, 128-byte swizzle: atoms of 8 rows, 1024 bytes
+// apart.
+F8_DEVICE u64 mma_descriptor(u32 smem) {
+  return (static_cast<u64>(smem & 0x3FFFF) >> 4) | (u64{1} << 16) | (u64{1024 >> 4} << 32) |
+         (u64{1} << 62);
+}
+
+// --- shared memory
+F8_DEVICE void store_matrices(u32 smem, u32 r0, u32 r1, u32 r2, u32 r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+F8_DEVICE void store_shared(u32 smem, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem), "f"(x), "f"(y) : "memory");
+}
+
+// --- global memory. Volatile, so that no load moves above wait_for_previous_kernel (__ldg may).
+F8_DEVICE u32 load_global(const u32* p) {
+  u32 r;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(r) : "l"(p));
+  return r;
+}
+F8_DEVICE float load_global(const float* p) {
+  float r;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(r) : "l"(p));
+  return r;
+}
+F8_DEVICE float2 load_global(const float2* p) {
+  float2 r;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(p));
+  return r;
+}
+
+// --- conversions
+F8_DEVICE u32 pack_bf16(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+}  // namespace f8::kernels
