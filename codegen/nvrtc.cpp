@@ -42,6 +42,14 @@ Result<Api> load_api() {
   F8_TRY(library.resolve("nvrtcGetCUBIN", api.cubin));
   F8_TRY(library.resolve("nvrtcGetPTXSize", api.ptx_size));
   F8_TRY(library.resolve("nvrtcGetPTX", api.ptx));
+
+  // libnvrtc opens its builtins by name, without our rpath; it takes those that are loaded already.
+  int major = 0;
+  int minor = 0;
+  if (api.version(&major, &minor) == NVRTC_SUCCESS) {
+    const std::string builtins = fmt::format("libnvrtc-builtins.so.{}.{}", major, minor);
+    static_cast<void>(DynamicLibrary::open(builtins.c_str(), kRemedy));
+  }
   return api;
 }
 
