@@ -5,6 +5,8 @@
 #include <array>
 #include <bit>
 
+#include "base/text.hpp"
+
 namespace f8 {
 namespace {
 
@@ -118,8 +120,8 @@ Result<Dtype> parse_dtype(std::string_view text) {
   for (const Dtype t : {Dtype::kE4m3, Dtype::kE5m2, Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     if (text == to_string(t)) return t;
   }
-  return fail(ErrorCode::kInvalidArgument, "unknown type '{}'; one of e4m3, e5m2, bf16, f16, f32",
-              text);
+  return fail(ErrorCode::kInvalidArgument, "unknown type {}; one of e4m3, e5m2, bf16, f16, f32",
+              quoted(text));
 }
 
 uint8_t encode_fp8(float value, Dtype format) {

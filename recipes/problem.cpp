@@ -5,18 +5,12 @@
 #include <charconv>
 #include <set>
 
+#include "base/text.hpp"
+
 namespace f8 {
 namespace {
 
 constexpr std::array kOps = {Op::kOutput, Op::kGradInput, Op::kGradWeight, Op::kLinear};
-
-// Takes the text up to `separator` off the front; without one, all of it.
-std::string_view take_until(std::string_view& rest, char separator) {
-  const size_t end = rest.find(separator);
-  const std::string_view part = rest.substr(0, end);
-  rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  return part;
-}
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
@@ -73,25 +67,25 @@ Result<Problem> parse_fields(std::string_view rest) {
   const std::string_view op = take_until(rest, '/');
   p.op = F8_TRY(parse_op(op));
   if (op != to_string(p.op)) {
-    return fail(ErrorCode::kInvalidArgument, "op '{}' is written '{}' in a key", op,
+    return fail(ErrorCode::kInvalidArgument, "op {} is written '{}' in a key", quoted(op),
                 to_string(p.op));
   }
   p.recipe = take_until(rest, '/');
   if (!is_recipe_name(p.recipe)) {
     return fail(ErrorCode::kInvalidArgument,
-                "recipe '{}' is not of lower-case letters, digits and '_'", p.recipe);
+                "recipe {} is not of lower-case letters, digits and '_'", quoted(p.recipe));
   }
   std::string_view types = take_until(rest, '/');
   if (std::ranges::count(types, '.') != 2) {
-    return fail(ErrorCode::kInvalidArgument, "types '{}' are not a.b.d, such as e4m3.e4m3.bf16",
-                types);
+    return fail(ErrorCode::kInvalidArgument, "types {} are not a.b.d, such as e4m3.e4m3.bf16",
+                quoted(types));
   }
   p.a = F8_TRY(parse_dtype(take_until(types, '.')));
   p.b = F8_TRY(parse_dtype(take_until(types, '.')));
   p.d = F8_TRY(parse_dtype(types));
   F8_TRY(validate_types(p));
   if (const std::string_view layout = take_until(rest, '/'); layout != "tn") {
-    return fail(ErrorCode::kInvalidArgument, "layout '{}'; the only one is tn", layout);
+    return fail(ErrorCode::kInvalidArgument, "layout {}; the only one is tn", quoted(layout));
   }
   p.shape = F8_TRY(parse_dims(take_until(rest, '/')));
   for (const bool bias : {false, true}) {
@@ -102,15 +96,15 @@ Result<Problem> parse_fields(std::string_view rest) {
       return p;
     }
   }
-  return fail(ErrorCode::kInvalidArgument, "flags '{}'; one of b0f0, b0f1, b1f0, b1f1", rest);
+  return fail(ErrorCode::kInvalidArgument, "flags {}; one of b0f0, b0f1, b1f0, b1f1", quoted(rest));
 }
 
 // "8", "1024:4096:1024" or "1024:16384:x2".
 Result<std::vector<int64_t>> parse_range(const char* name, std::string_view text) {
   const auto malformed = [&](const char* why) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} is '{}': {}; use a number, FIRST:LAST:STEP or FIRST:LAST:xFACTOR", name, text,
-                why);
+                "{} is {}: {}; use a number, FIRST:LAST:STEP or FIRST:LAST:xFACTOR", name,
+                quoted(text), why);
   };
   const auto parts = std::ranges::count(text, ':') + 1;
   std::string_view rest = text;
@@ -139,11 +133,11 @@ Result<std::vector<int64_t>> parse_range(const char* name, std::string_view text
 // One "m,n,k" with ranges; its shapes go to the end of `shapes`.
 Status append_shapes(std::string_view text, std::vector<Shape>& shapes) {
   if (std::ranges::count(text, ',') != 2) {
-    return fail(ErrorCode::kInvalidArgument, "shape '{}' is not M,N,K, such as 8192,4096,4096",
-                text);
+    return fail(ErrorCode::kInvalidArgument, "shape {} is not M,N,K, such as 8192,4096,4096",
+                quoted(text));
   }
   const auto named = [text](Error e) {
-    e.message = fmt::format("shape '{}': {}", text, e.message);
+    e.message = fmt::format("shape {}: {}", quoted(text), e.message);
     return std::unexpected(std::move(e));
   };
   std::string_view rest = text;
@@ -156,8 +150,8 @@ Status append_shapes(std::string_view text, std::vector<Shape>& shapes) {
   // Each factor is at most kMaxShapes, so the product of two of them fits; the third is compared.
   const size_t planes = m_values->size() * n_values->size();
   if (planes > kMaxShapes || planes * k_values->size() > kMaxShapes - shapes.size()) {
-    return fail(ErrorCode::kInvalidArgument, "shape '{}' makes more than {} shapes; narrow a range",
-                text, kMaxShapes);
+    return fail(ErrorCode::kInvalidArgument, "shape {} makes more than {} shapes; narrow a range",
+                quoted(text), kMaxShapes);
   }
   for (const int64_t m : *m_values) {
     for (const int64_t n : *n_values) {
@@ -187,19 +181,20 @@ Result<Shape> parse_dims(std::string_view text) {
   for (size_t i = 0; i < values.size(); ++i) {
     const char name = "mnk"[i];
     if (!rest.starts_with(name)) {
-      return fail(ErrorCode::kInvalidArgument, "dims '{}' are not mINTnINTkINT: no '{}' where due",
-                  text, name);
+      return fail(ErrorCode::kInvalidArgument, "dims {} are not mINTnINTkINT: no '{}' where due",
+                  quoted(text), name);
     }
     rest.remove_prefix(1);
     const std::optional<int64_t> value = take_int(rest);
     if (!value) {
-      return fail(ErrorCode::kInvalidArgument, "dims '{}': {} is not a plain number of at most {}",
-                  text, name, kMaxDim);
+      return fail(ErrorCode::kInvalidArgument, "dims {}: {} is not a plain number of at most {}",
+                  quoted(text), name, kMaxDim);
     }
     values[i] = *value;
   }
   if (!rest.empty()) {
-    return fail(ErrorCode::kInvalidArgument, "dims '{}': unexpected '{}' at the end", text, rest);
+    return fail(ErrorCode::kInvalidArgument, "dims {}: unexpected {} at the end", quoted(text),
+                quoted(rest));
   }
   const Shape shape = {values[0], values[1], values[2]};
   F8_TRY(validate_shape(shape));
@@ -218,9 +213,9 @@ Result<Op> parse_op(std::string_view text) {
   if (text == "dgrad") return Op::kGradInput;
   if (text == "wgrad") return Op::kGradWeight;
   return fail(ErrorCode::kInvalidArgument,
-              "unknown op '{}'; one of output (fprop), grad_input (dgrad), grad_weight (wgrad), "
+              "unknown op {}; one of output (fprop), grad_input (dgrad), grad_weight (wgrad), "
               "linear",
-              text);
+              quoted(text));
 }
 
 Shape gemm_shape(Shape linear, Gemm g) {
@@ -257,7 +252,7 @@ std::string Problem::key() const {
 Result<Problem> Problem::parse(std::string_view key) {
   Result<Problem> parsed = parse_fields(key);
   if (!parsed) {
-    return fail(parsed.error().code, "problem '{}': {}", key, parsed.error().message);
+    return fail(parsed.error().code, "problem {}: {}", quoted(key), parsed.error().message);
   }
   return parsed;
 }

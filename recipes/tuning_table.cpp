@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "base/text.hpp"
 
 namespace f8 {
 namespace {
@@ -36,19 +37,12 @@ std::string body(const TuningTable& table) {
   return text;
 }
 
-std::string_view take_until(std::string_view& rest, char separator) {
-  const size_t end = rest.find(separator);
-  const std::string_view part = rest.substr(0, end);
-  rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  return part;
-}
-
 Result<double> parse_positive(const char* field, std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
       value <= 0) {
-    return fail(ErrorCode::kCorrupt, "{} '{}' is not a positive number", field, text);
+    return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quoted(text));
   }
   return value;
 }
@@ -85,12 +79,14 @@ Result<KernelChoice> parse_choice(std::string_view line) {
   if (provider == to_string(Provider::kCublasLt)) {
     c.provider = Provider::kCublasLt;
   } else if (provider != to_string(Provider::kGenerated)) {
-    return fail(ErrorCode::kCorrupt, "unknown provider '{}'; one of generated, cublaslt", provider);
+    return fail(ErrorCode::kCorrupt, "unknown provider {}; one of generated, cublaslt",
+                quoted(provider));
   }
   c.config = take_until(rest, ' ');
   const bool known =
       c.provider == Provider::kCublasLt ? is_heuristic(c.config) : is_config(c.config);
-  if (!known) return fail(ErrorCode::kCorrupt, "config '{}' is none of {}", c.config, provider);
+  if (!known)
+    return fail(ErrorCode::kCorrupt, "config {} is none of {}", quoted(c.config), provider);
   c.median_ns = F8_TRY(parse_positive("median_ns", rest));
   return c;
 }
@@ -102,8 +98,8 @@ Result<LinearSpeedup> parse_speedup(std::string_view line) {
   LinearSpeedup s;
   s.recipe = take_until(rest, ' ');
   if (!is_recipe_name(s.recipe)) {
-    return fail(ErrorCode::kCorrupt, "recipe '{}' is not of lower-case letters, digits and '_'",
-                s.recipe);
+    return fail(ErrorCode::kCorrupt, "recipe {} is not of lower-case letters, digits and '_'",
+                quoted(s.recipe));
   }
   s.shape = F8_TRY(parse_dims(take_until(rest, ' ')));
   s.speedup = F8_TRY(parse_positive("speedup", take_until(rest, ' ')));
@@ -138,10 +134,9 @@ Result<std::string_view> checked_records(std::string_view text) {
   }
   const std::string_view version = take_until(rest, '\n');
   if (version != fmt::format("{}", kVersion)) {
-    return fail(
-        ErrorCode::kUnsupported,
-        "tuning table has version '{}', this float8 reads {}; export it again with this one",
-        version, kVersion);
+    return fail(ErrorCode::kUnsupported,
+                "tuning table has version {}, this float8 reads {}; export it again with this one",
+                quoted(version), kVersion);
   }
   const size_t end = text.rfind("\nend ");
   if (end == std::string_view::npos || text.back() != '\n') {
@@ -157,7 +152,7 @@ Result<std::string_view> checked_records(std::string_view text) {
   if (const std::string actual = hash_hex(hashed); hash != actual) {
     return fail(ErrorCode::kCorrupt,
                 "tuning table was changed or damaged: its hash is {}, its end line says {}", actual,
-                hash);
+                quoted(hash));
   }
   return rest.substr(0, rest.size() - (text.size() - hashed.size()));
 }
@@ -228,8 +223,8 @@ Result<TuningTable> TuningTable::parse(std::string_view text) {
   TuningTable table;
   const std::string_view device = take_until(rest, '\n');
   if (!device.starts_with("device ")) {
-    return fail(ErrorCode::kCorrupt, "tuning table, line 2: 'device NAME' expected, not '{}'",
-                device);
+    return fail(ErrorCode::kCorrupt, "tuning table, line 2: 'device NAME' expected, not {}",
+                quoted(device));
   }
   table.device = device.substr(device.find(' ') + 1);
   std::string_view previous;
