@@ -49,6 +49,7 @@ struct Kernel {
   int threads = 0;
   int smem_bytes = 0;
   int cluster_size = 1;
+  int resident_clusters = 0;  // that run at once; one cluster_size-th of the SMs at most
   int registers = 0;
   int spill_bytes = 0;
 };
@@ -71,7 +72,7 @@ class Context {
 
   // Plans made from now on choose kernels by this table.
   void set_table(TuningTable table);
-  [[nodiscard]] std::shared_ptr<const TuningTable> table() const;
+  [[nodiscard]] std::shared_ptr<const TuningTable> table() const;  // null: none was set
 
   struct State;
   [[nodiscard]] State& state() { return *state_; }

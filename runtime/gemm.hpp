@@ -6,8 +6,9 @@
 //   output        x   [M][ldK]       w   [N][ldK]       y  [M][N]
 //   grad_input    dy  [M][ldN]       w^T [K][ldN]       dx [M][K]
 //   grad_weight   dy^T[N][ldM]       x^T [K][ldM]       dw [N][K]
-// where ldX = X rounded up to 16. bf16 operands (a disabled cast, cuBLASLt only) are the tensors
-// themselves, x [M][K], w [N][K], dy [M][N], without a transposed copy.
+// where ldX = X rounded up to 16, M that of the call; what lies between X and ldX is zero. bf16
+// operands (a disabled cast, cuBLASLt only) are the tensors themselves, x [M][K], w [N][K], dy
+// [M][N], without a transposed copy.
 #pragma once
 
 #include <memory>
@@ -54,7 +55,8 @@ class GemmPlan {
  public:
   // From the context's table, else the cost model.
   [[nodiscard]] static Result<GemmChoice> choose(Context& context, const GemmDesc& desc);
-  // kUnsupported where the provider cannot do it (cuBLASLt: contraction no multiple of 16).
+  // kUnsupported where the provider cannot do it (generated: bf16 operands; cuBLASLt: e5m2 by
+  // e5m2).
   [[nodiscard]] static Result<std::shared_ptr<const GemmPlan>> create(
       const std::shared_ptr<Context>& context, const GemmDesc& desc, const GemmChoice& choice);
   virtual ~GemmPlan() = default;

@@ -58,7 +58,8 @@ class Linear {
   [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Stream stream) const;
   [[nodiscard]] Status backward(const BackwardCall& call, void* workspace, Stream stream) const;
 
-  // The same work as forward() and backward(), launch by launch, for measuring.
+  // The same work as forward() and backward(), launch by launch, for measuring. Steps are good for
+  // as long as the linear. A call that cannot run gives one step, which returns the error.
   [[nodiscard]] std::vector<Step> forward_steps(const ForwardCall& call, void* workspace) const;
   [[nodiscard]] std::vector<Step> backward_steps(const BackwardCall& call, void* workspace) const;
 

@@ -1,0 +1,38 @@
+// What a context holds. Everything but the kernel map and the table is fixed once it is made.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "codegen/cubin_cache.hpp"
+#include "runtime/context.hpp"
+#include "runtime/cublaslt_api.hpp"
+#include "runtime/driver.hpp"
+
+namespace f8::runtime {
+
+struct Context::State {
+  State(const Driver& cuda, codegen::CubinCache cubins) : driver(cuda), cache(std::move(cubins)) {}
+
+  const Driver& driver;
+  DeviceInfo info;
+  ContextOptions options;
+  CUdevice device = 0;
+  CUcontext primary = nullptr;  // retained
+  codegen::CubinCache cache;
+
+  std::mutex kernels_mutex;  // held for look-ups and loading, not while compiling
+  std::map<std::string, std::unique_ptr<const Kernel>, std::less<>> kernels;
+  std::vector<CUmodule> modules;
+
+  mutable std::mutex table_mutex;
+  std::shared_ptr<const TuningTable> table;
+
+  std::mutex cublaslt_mutex;
+  cublasLtHandle_t cublaslt = nullptr;  // made when a plan first asks for it
+};
+
+}  // namespace f8::runtime

@@ -1,0 +1,137 @@
+// What the providers of a matrix product share: the text of a choice, choosing, checking.
+#include "runtime/gemm.hpp"
+
+#include <charconv>
+
+#include "runtime/cost_model.hpp"
+#include "runtime/gemm_providers.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// The table keeps choices by recipe; a GEMM's scales tell which recipe's rows speak of it.
+const char* table_recipe(codegen::ScaleMode scale) {
+  return scale == codegen::ScaleMode::kAxis ? "rowwise" : "tensorwise";
+}
+
+Problem table_problem(const GemmDesc& desc) {
+  Problem problem;
+  problem.op = to_op(desc.gemm);
+  problem.recipe = table_recipe(desc.scale);
+  problem.a = desc.a;
+  problem.b = desc.b;
+  problem.d = desc.d;
+  problem.shape = desc.shape;
+  problem.fast = desc.fast;
+  return problem;
+}
+
+}  // namespace
+
+std::string config_text(const GemmChoice& choice) {
+  return choice.provider == Provider::kGenerated ? codegen::key(choice.config)
+                                                 : fmt::format("h{}", choice.heuristic);
+}
+
+Result<GemmChoice> parse_choice(Provider provider, std::string_view config) {
+  GemmChoice choice;
+  choice.provider = provider;
+  if (provider == Provider::kGenerated) {
+    choice.config = F8_TRY(codegen::parse_gemm_config(config));
+    return choice;
+  }
+  const char* end = config.data() + config.size();
+  if (config.size() < 2 || config.front() != 'h') {
+    return fail(ErrorCode::kInvalidArgument,
+                "cublaslt config \"{}\": expected h and a number, as h0", config);
+  }
+  const auto [stop, error] = std::from_chars(config.data() + 1, end, choice.heuristic);
+  if (error != std::errc() || stop != end || choice.heuristic < 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "cublaslt config \"{}\": expected h and a number, as h0", config);
+  }
+  return choice;
+}
+
+Status validate(const GemmDesc& desc) {
+  F8_TRY(validate_shape(desc.shape));
+  const bool fp8 = is_fp8(desc.a) && is_fp8(desc.b);
+  const bool bf16 = desc.a == Dtype::kBf16 && desc.b == Dtype::kBf16;
+  if (!fp8 && !bf16) {
+    return fail(ErrorCode::kUnsupported,
+                "gemm {}: operands {} and {}; both must be fp8 (e4m3, e5m2) or both bf16",
+                to_string(desc.gemm), to_string(desc.a), to_string(desc.b));
+  }
+  if (desc.d != Dtype::kBf16 && desc.d != Dtype::kF32) {
+    return fail(ErrorCode::kUnsupported, "gemm {}: output type {}; bf16 and f32 are supported",
+                to_string(desc.gemm), to_string(desc.d));
+  }
+  return {};
+}
+
+Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspace,
+                size_t workspace_bytes) {
+  const auto invalid = [&](const char* what) {
+    return fail(ErrorCode::kInvalidArgument, "gemm {}: {}", to_string(desc.gemm), what);
+  };
+  if (call.m < 0 || call.m > desc.shape.m) {
+    return fail(ErrorCode::kInvalidArgument, "gemm {}: m is {}, the plan was made for 0 to {}",
+                to_string(desc.gemm), call.m, desc.shape.m);
+  }
+  if (call.m == 0 && desc.gemm != Gemm::kGradWeight) return {};
+  if (call.d == nullptr) return invalid("d is null");
+  if (!is_aligned(call.d)) return invalid("d is not aligned to 16 bytes");
+  if (call.m == 0) return {};
+  if (call.a == nullptr) return invalid("a is null");
+  if (call.b == nullptr) return invalid("b is null");
+  if (!is_aligned(call.a)) return invalid("a is not aligned to 16 bytes");
+  if (!is_aligned(call.b)) return invalid("b is not aligned to 16 bytes");
+  if (is_fp8(desc.a) && (call.inv_scale_a == nullptr || call.inv_scale_b == nullptr)) {
+    return invalid("inv_scale_a or inv_scale_b is null; fp8 operands need both");
+  }
+  if (workspace_bytes > 0) {
+    if (workspace == nullptr) return invalid("workspace is null; see workspace_bytes()");
+    if (!is_aligned(workspace)) return invalid("workspace is not aligned to 16 bytes");
+  }
+  return {};
+}
+
+Status zero(const Driver& driver, CUcontext primary, void* d, size_t bytes, Stream stream) {
+  const ScopedContext current(driver, primary);
+  F8_TRY(current.status());
+  return driver.check(driver.memset_d8_async(reinterpret_cast<CUdeviceptr>(d), 0, bytes, stream),
+                      "cuMemsetD8Async");
+}
+
+Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
+  F8_TRY(validate(desc));
+  if (!is_fp8(desc.a)) return GemmChoice{.provider = Provider::kCublasLt, .config = {}};
+  if (table != nullptr) {
+    const Problem problem = table_problem(desc);
+    if (const KernelChoice* found = table->find(problem)) {
+      GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
+      // cuBLASLt numbers its suggestions afresh for every shape.
+      if (found->problem.shape != problem.shape) choice.heuristic = 0;
+      return choice;
+    }
+  }
+  GemmChoice choice;
+  choice.config = F8_TRY(cheapest_config(
+      {.a = desc.a, .b = desc.b, .d = desc.d, .scale = desc.scale, .fast = desc.fast, .config = {}},
+      gemm_shape(desc.shape, desc.gemm), sm_count));
+  return choice;
+}
+
+Result<GemmChoice> GemmPlan::choose(Context& context, const GemmDesc& desc) {
+  return choose_gemm(context.table().get(), desc, context.device().sm_count);
+}
+
+Result<std::shared_ptr<const GemmPlan>> GemmPlan::create(const std::shared_ptr<Context>& context,
+                                                         const GemmDesc& desc,
+                                                         const GemmChoice& choice) {
+  F8_TRY(validate(desc));
+  return choice.provider == Provider::kGenerated ? create_generated(context, desc, choice)
+                                                 : create_cublaslt(context, desc, choice);
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,39 @@
+// The makers of plans, one for each provider, and what both of them check.
+#pragma once
+
+#include "runtime/context_state.hpp"
+#include "runtime/gemm.hpp"
+#include "runtime/launch.hpp"
+
+namespace f8::runtime {
+
+// How many suggestions cuBLASLt is always asked for, so that one index means one algorithm.
+inline constexpr int kHeuristics = 8;
+
+using GemmPlanPtr = std::shared_ptr<const GemmPlan>;
+
+[[nodiscard]] Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context,
+                                                   const GemmDesc& desc, const GemmChoice& choice);
+[[nodiscard]] Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context,
+                                                  const GemmDesc& desc, const GemmChoice& choice);
+
+// Shape in range; operands both fp8 or both bf16; d bf16 or f32.
+[[nodiscard]] Status validate(const GemmDesc& desc);
+// Pointers present and aligned, m within the plan. `workspace` matters where `workspace_bytes` > 0.
+[[nodiscard]] Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspace,
+                              size_t workspace_bytes);
+
+// Bytes to zero, in stream order: the gradient of the weight of an empty batch.
+[[nodiscard]] Status zero(const Driver& driver, CUcontext primary, void* d, size_t bytes,
+                          Stream stream);
+
+// The linear's shape of a call.
+[[nodiscard]] inline Shape call_shape(const GemmDesc& desc, const GemmCall& call) {
+  return {call.m, desc.shape.n, desc.shape.k};
+}
+
+[[nodiscard]] inline bool is_aligned(const void* pointer, size_t bytes = 16) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,15 @@
+// Launching a loaded kernel. Nothing here allocates; the only cost is the driver's own.
+#pragma once
+
+#include "runtime/context.hpp"
+#include "runtime/driver.hpp"
+
+namespace f8::runtime {
+
+// Enqueues `blocks` blocks in x. `parameters` are pointers to the kernel's parameters, in order.
+// With `programmatic` the kernel may start before its predecessor on the stream ends: ours wait for
+// it themselves (griddepcontrol.wait) before they touch global memory.
+[[nodiscard]] Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks,
+                            void** parameters, bool programmatic, Stream stream);
+
+}  // namespace f8::runtime

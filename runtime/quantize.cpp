@@ -1,0 +1,105 @@
+// Filling in and launching the amax and cast kernels.
+#include "runtime/quantize.hpp"
+
+#include <algorithm>
+
+#include "runtime/gemm.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr int64_t kElementsPerBlock =
+    256 * 64;                           // below this a block of the tensor amax is not worth it
+constexpr int64_t kMaxPartials = 1024;  // every block of the cast reads them all
+constexpr int64_t kBlocksPerSm = 4;
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+template <class Args>
+int64_t grid(const Args& args) {
+  const auto& last = args.tensors[args.count - 1];
+  return int64_t{last.first_block} + last.blocks;
+}
+
+}  // namespace
+
+int32_t amax_partials(int64_t rows, int64_t cols, int sm_count, size_t count) {
+  const int64_t resident = kBlocksPerSm * sm_count / static_cast<int64_t>(count);
+  const int64_t wanted = ceil_div(rows * cols, kElementsPerBlock);
+  return static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::min(resident, kMaxPartials)));
+}
+
+int64_t cast_tiles(int64_t rows, int64_t cols) {
+  return ceil_div(rows, kernels::kCastTile) * ceil_div(cols, kernels::kCastTile);
+}
+
+kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
+                            std::span<const QuantizeOperand> operands) {
+  kernels::AmaxArgs args{};
+  args.count = static_cast<int32_t>(operands.size());
+  int32_t first = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const QuantizeOperand& from = operands[i];
+    kernels::AmaxTensor& to = args.tensors[i];
+    to.x = from.x;
+    to.ld = from.cols;
+    to.rows = static_cast<int32_t>(from.rows);
+    to.cols = static_cast<int32_t>(from.cols);
+    to.partials = from.partials;
+    to.row_amax = from.row_amax;
+    to.col_amax = from.col_amax;
+    to.first_block = first;
+    to.blocks = spec.tensor ? amax_partials(from.rows, from.cols, sm_count, operands.size())
+                            : static_cast<int32_t>(cast_tiles(from.rows, from.cols));
+    first += to.blocks;
+  }
+  return args;
+}
+
+kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
+                            std::span<const QuantizeOperand> operands) {
+  kernels::CastArgs args{};
+  args.count = static_cast<int32_t>(operands.size());
+  int32_t first = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const QuantizeOperand& from = operands[i];
+    kernels::CastTensor& to = args.tensors[i];
+    to.x = from.x;
+    to.ld = from.cols;
+    to.rows = static_cast<int32_t>(from.rows);
+    to.cols = static_cast<int32_t>(from.cols);
+    to.q = spec.q ? from.q : nullptr;
+    to.ld_q = from.cols;
+    to.qt = spec.qt ? from.qt : nullptr;
+    to.ld_qt = padded(from.rows);
+    to.partials = from.partials;
+    to.partial_count = spec.scale == codegen::ScaleMode::kTensor
+                           ? amax_partials(from.rows, from.cols, sm_count, operands.size())
+                           : 0;
+    to.row_amax = from.row_amax;
+    to.col_amax = from.col_amax;
+    to.scale = from.scale;
+    to.inv_scale_row = from.inv_row;
+    to.inv_scale_col = from.inv_col;
+    to.first_block = first;
+    to.blocks = static_cast<int32_t>(cast_tiles(from.rows, from.cols));
+    first += to.blocks;
+  }
+  return args;
+}
+
+Status launch_amax(const Driver& driver, const Kernel& kernel, const kernels::AmaxArgs& args,
+                   bool programmatic, Stream stream) {
+  void* parameters[] = {const_cast<kernels::AmaxArgs*>(&args)};
+  return launch(driver, kernel, grid(args), parameters, programmatic, stream);
+}
+
+Status launch_cast(const Driver& driver, const Kernel& kernel, const kernels::CastArgs& args,
+                   bool programmatic, Stream stream) {
+  void* parameters[] = {const_cast<kernels::CastArgs*>(&args)};
+  return launch(driver, kernel, grid(args), parameters, programmatic, stream);
+}
+
+}  // namespace f8::runtime

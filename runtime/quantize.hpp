@@ -1,0 +1,45 @@
+// From high precision to fp8 on the device: the amax launch and the cast launch, each over up to
+// kernels::kMaxTensors matrices at once. What a launch works on is described by plain pointers into
+// the caller's memory; nothing is owned.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "runtime/launch.hpp"
+
+namespace f8::runtime {
+
+// A matrix x[rows][cols] (dense) and where its maxima, copies and scales go. Which pointers matter
+// is the kernels' specs' to say.
+struct QuantizeOperand {
+  const void* x = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  uint32_t* partials = nullptr;  // tensor: amax_partials() words
+  uint32_t* row_amax = nullptr;  // axis: [rows], zeroed before the amax launch
+  uint32_t* col_amax = nullptr;  // axis: [cols], likewise
+  uint8_t* q = nullptr;          // [rows][cols]
+  uint8_t* qt = nullptr;         // [cols][padded(rows)]
+  float* scale = nullptr;        // tensor: {scale, 1/scale}
+  float* inv_row = nullptr;      // axis: [rows], of q's rows
+  float* inv_col = nullptr;      // axis: [cols], of qt's rows
+};
+
+// Blocks, and so partial maxima, of a tensor amax of one of `count` matrices in a launch.
+[[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count, size_t count);
+// Tiles of the row, column and cast kernels.
+[[nodiscard]] int64_t cast_tiles(int64_t rows, int64_t cols);
+
+[[nodiscard]] kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
+                                          std::span<const QuantizeOperand> operands);
+[[nodiscard]] kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
+                                          std::span<const QuantizeOperand> operands);
+
+[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel,
+                                 const kernels::AmaxArgs& args, bool programmatic, Stream stream);
+[[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel,
+                                 const kernels::CastArgs& args, bool programmatic, Stream stream);
+
+}  // namespace f8::runtime
