@@ -1,6 +1,7 @@
 #include "tools/float8-tune/options.hpp"
 
 #include <charconv>
+#include <ranges>
 
 namespace f8::cli {
 
@@ -83,6 +84,17 @@ Result<Databases> open_databases(const Global& global) {
   }
   databases.owned.push_back(F8_TRY(tuning_db::Database::builtin()));
   return databases;
+}
+
+Result<TuningTable> merged_table(const Databases& databases) {
+  TuningTable merged;
+  for (const tuning_db::Database& database : databases.owned | std::views::reverse) {
+    const TuningTable table = F8_TRY(database.table());
+    if (!table.device.empty()) merged.device = table.device;
+    for (const KernelChoice& choice : table.choices()) merged.add(choice);
+    for (const LinearSpeedup& speedup : table.speedups()) merged.add(speedup);
+  }
+  return merged;
 }
 
 }  // namespace f8::cli

@@ -58,5 +58,7 @@ struct Databases {
   [[nodiscard]] std::vector<const tuning_db::Database*> pointers() const;
 };
 [[nodiscard]] Result<Databases> open_databases(const Global& global);
+// One table of their choices; the user's rows replace the built-in ones of the same problem.
+[[nodiscard]] Result<TuningTable> merged_table(const Databases& databases);
 
 }  // namespace f8::cli

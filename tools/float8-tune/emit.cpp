@@ -1,0 +1,247 @@
+// emit: the generated CUDA source of a linear's kernels, and on request its PTX or cubin. Needs no
+// GPU.
+#include "codegen/emit.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "base/file.hpp"
+#include "codegen/nvrtc.hpp"
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tools/tuner/kernel_set.hpp"
+
+namespace f8::cli {
+namespace {
+
+struct Options {
+  std::string mnk;
+  std::string recipe;
+  std::string op = "output";
+  std::string config;
+  std::string kernel;
+  std::filesystem::path directory;
+  bool ptx = false;
+  bool cubin = false;
+};
+
+struct Item {
+  std::string role;
+  codegen::KernelSpec spec;
+  std::string problem;    // empty for a kernel that serves every shape
+  std::string chosen_by;  // of a configuration
+  std::string command;
+  codegen::KernelSource source;
+};
+
+Result<Item> gemm_item(const Options& options, const Recipe& recipe, Gemm gemm, Shape shape,
+                       const TuningTable& table) {
+  Item item;
+  item.role = fmt::format("gemm {}", to_string(gemm));
+  std::optional<tuner::ChosenGemm> chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, &table));
+  if (!chosen) {
+    return fail(ErrorCode::kUnsupported,
+                "recipe {} leaves {} in bf16, to cuBLASLt: there is no generated kernel to emit",
+                recipe.name, to_string(gemm));
+  }
+  if (chosen->choice.provider == Provider::kCublasLt) {
+    chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, nullptr));
+  }
+  item.chosen_by = to_string(chosen->by);
+  codegen::GemmSpec spec = chosen->spec();
+  if (!options.config.empty()) {
+    spec.config = F8_TRY(of_option("--config", codegen::parse_gemm_config(options.config)));
+    F8_TRY(of_option("--config", codegen::validate(spec)));
+    item.chosen_by = "option";
+  }
+  item.spec = spec;
+  item.problem = F8_TRY(Problem::make(to_op(gemm), recipe, shape)).key();
+  item.command =
+      fmt::format("float8-tune emit --mnk {},{},{} --recipe {} --op {} --config {}", shape.m,
+                  shape.n, shape.k, recipe.name, to_string(gemm), codegen::key(spec.config));
+  return item;
+}
+
+bool known_spec(const std::vector<Item>& items, const codegen::KernelSpec& spec) {
+  return std::ranges::any_of(items, [&](const Item& item) { return item.spec == spec; });
+}
+
+Result<std::vector<Item>> cast_items(const Recipe& recipe, std::string_view op) {
+  std::vector<Item> items;
+  const std::vector<tuner::NamedKernel> kernels = F8_TRY(tuner::cast_kernels(recipe));
+  for (const tuner::NamedKernel& kernel : kernels) {
+    if (op != "linear" && !kernel.role.starts_with(op)) continue;
+    if (known_spec(items, kernel.spec)) continue;  // x and w often share one
+    Item item;
+    item.role = kernel.role;
+    item.spec = kernel.spec;
+    item.command = fmt::format("float8-tune emit --kernel {}", codegen::key(kernel.spec));
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+// What --mnk, --recipe and --op ask for.
+Result<std::vector<Item>> items_of_shape(const Options& options, const Global& global) {
+  const bool casts = options.op == "amax" || options.op == "cast";
+  if (options.recipe.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--recipe is required; with it --mnk, or give --kernel");
+  }
+  const Recipe recipe = F8_TRY(recipe_of(options.recipe));
+  if (casts) {
+    if (!options.config.empty()) {
+      return fail(ErrorCode::kInvalidArgument, "--config is of a GEMM; --op {} takes none",
+                  options.op);
+    }
+    return cast_items(recipe, options.op);
+  }
+  const Result<Op> parsed = parse_op(options.op);
+  if (!parsed) return fail(parsed.error().code, "--op: {}, amax, cast", parsed.error().message);
+  const Op op = *parsed;
+  if (options.mnk.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "--mnk M,N,K is required for a GEMM");
+  }
+  const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
+  if (shapes.size() != 1) {
+    return fail(ErrorCode::kInvalidArgument, "--mnk names {} shapes; emit takes one",
+                shapes.size());
+  }
+  const Databases databases = F8_TRY(open_databases(global));
+  const TuningTable table = F8_TRY(merged_table(databases));
+  std::vector<Item> items;
+  if (op == Op::kLinear) items = F8_TRY(cast_items(recipe, options.op));
+  for (const Gemm gemm : kGemms) {
+    if (op != Op::kLinear && op != to_op(gemm)) continue;
+    if (op == Op::kLinear && !recipe.at(gemm).is_fp8()) continue;
+    items.push_back(F8_TRY(gemm_item(options, recipe, gemm, shapes.front(), table)));
+  }
+  return items;
+}
+
+Result<std::vector<Item>> items_of(const Options& options, const Global& global) {
+  if (options.kernel.empty()) return items_of_shape(options, global);
+  Item item;
+  item.spec = F8_TRY(of_option("--kernel", codegen::parse_kernel_spec(options.kernel)));
+  F8_TRY(of_option("--kernel", codegen::validate(item.spec)));
+  item.role = "kernel";
+  item.command = fmt::format("float8-tune emit --kernel {}", codegen::key(item.spec));
+  return std::vector{std::move(item)};
+}
+
+// The comment above the generator's own: where the kernel belongs and how to get it again.
+std::string header_of(const Item& item) {
+  std::string header;
+  if (!item.problem.empty()) {
+    header += fmt::format("// problem:   {}\n", item.problem);
+    header += fmt::format("// chosen by: {}\n", item.chosen_by);
+  }
+  header += fmt::format("// kernel:    {}\n// re-create: {}\n", item.source.key, item.command);
+  return header;
+}
+
+std::string file_stem(const Item& item) {
+  std::string stem = item.source.key;
+  std::ranges::replace(stem, '/', '-');
+  return stem;
+}
+
+// Everything is made before anything is written: a failure leaves no files behind.
+struct Output {
+  std::string name;
+  std::string text;
+};
+
+Result<int> emit(const Options& options, const Global& global) {
+  if (options.cubin && options.directory.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "--cubin writes binary files; name a folder with -o");
+  }
+  std::vector<Item> items = F8_TRY(items_of(options, global));
+  std::vector<Output> outputs;
+  Json kernels = Json::array();
+  for (Item& item : items) {
+    item.source = F8_TRY(codegen::emit(item.spec));
+    const std::string text = header_of(item) + item.source.source;
+    Json json = {{"kernel", item.source.key},
+                 {"role", item.role},
+                 {"entry", item.source.entry},
+                 {"options", item.source.options},
+                 {"command", item.command}};
+    if (!item.problem.empty()) {
+      json["problem"] = item.problem;
+      json["chosen_by"] = item.chosen_by;
+    }
+    if (const auto* gemm = std::get_if<codegen::GemmSpec>(&item.spec)) {
+      json["config"] = codegen::key(gemm->config);
+    }
+    const std::string stem = file_stem(item);
+    std::vector<Output> own;
+    if (!options.directory.empty() || !options.ptx) own.push_back({stem + ".cu", text});
+    if (options.ptx) {
+      own.push_back({stem + ".ptx", F8_TRY(codegen::compile_to_ptx(item.source))});
+    }
+    if (options.cubin) {
+      const codegen::Cubin cubin = F8_TRY(codegen::compile(item.source));
+      own.push_back({stem + ".cubin", std::string(reinterpret_cast<const char*>(cubin.image.data()),
+                                                  cubin.image.size())});
+      json["registers"] = cubin.registers;
+      json["spill_bytes"] = cubin.spill_bytes;
+      json["compile_ms"] = rounded(cubin.compile_ms, 4);
+    }
+    json["source"] = text;
+    if (!options.directory.empty()) {
+      Json files = Json::array();
+      for (const Output& output : own) files.push_back((options.directory / output.name).string());
+      json["files"] = files;
+    } else if (options.ptx) {
+      json["ptx"] = own.back().text;
+    }
+    kernels.push_back(json);
+    std::ranges::move(own, std::back_inserter(outputs));
+  }
+  if (!options.directory.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.directory, error);
+    if (error) {
+      return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}", options.directory.string(),
+                  error.message());
+    }
+    for (const Output& output : outputs) {
+      F8_TRY(of_option("-o", write_file_atomic(options.directory / output.name, output.text)));
+    }
+  }
+  if (global.json) {
+    print_json({{"kernels", kernels}});
+  } else {
+    for (const Output& output : outputs) {
+      print(options.directory.empty() ? output.text
+                                      : (options.directory / output.name).string() + "\n");
+    }
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_emit(CLI::App& app, Program& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      add_command(app, program, "emit", "the generated CUDA source; needs no GPU", Needs::kNothing,
+                  [options, &program] { return emit(*options, program.global); });
+  CLI::Option* mnk = add_mnk(*command, options->mnk);
+  add_recipe(*command, options->recipe);
+  command->add_option("--op", options->op,
+                      "output, grad_input, grad_weight, amax, cast, or linear: all of them");
+  command->add_option("--config", options->config, "of the GEMM, as 128x256s4c2x1w2g8")
+      ->type_name("CONFIG");
+  command->add_option("--kernel", options->kernel, "a kernel by its key, instead of a shape")
+      ->type_name("KEY")
+      ->excludes(mnk);
+  command->add_option("-o,--output", options->directory, "write files to this folder")
+      ->type_name("DIR");
+  command->add_flag("--ptx", options->ptx, "PTX, by NVRTC");
+  command->add_flag("--cubin", options->cubin, "the compiled kernel, by NVRTC; with -o");
+}
+
+}  // namespace f8::cli
