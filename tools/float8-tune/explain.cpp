@@ -1,0 +1,227 @@
+// explain: why one layer is converted or kept: the measurement or the model behind the verdict, the
+// three GEMMs' kernels, what torchao's rule says, and which sizes nearby would flip it.
+#include <cmath>
+#include <memory>
+
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/trial_json.hpp"
+#include "tools/tuner/kernel_set.hpp"
+#include "tuning_db/filter.hpp"
+
+namespace f8::cli {
+namespace {
+
+using tuning_db::FilterDecision;
+using tuning_db::Policy;
+
+struct Options {
+  std::string subject;
+  ModelOptions model;
+  std::string recipe;
+  double margin = 0.02;
+};
+
+struct Subject {
+  NamedLinear layer;
+  int64_t tokens = 0;
+};
+
+bool looks_like_shape(const std::string& text) {
+  return text.find(',') != std::string::npos;
+}
+
+Result<Subject> find_subject(const Options& options) {
+  if (looks_like_shape(options.subject)) {
+    const auto shapes = F8_TRY(of_option("shape", parse_shapes(options.subject)));
+    if (shapes.size() != 1) {
+      return fail(ErrorCode::kInvalidArgument, "{} names {} shapes; explain takes one",
+                  options.subject, shapes.size());
+    }
+    const Shape s = shapes.front();
+    return Subject{{to_string(s), s.k, s.n}, s.m};
+  }
+  if (options.model.model.empty() || options.model.tokens == 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "to explain the layer {} give --model and --tokens, or give a shape M,N,K",
+                options.subject);
+  }
+  const tuner::Model model = F8_TRY(load(options.model));
+  for (const NamedLinear& layer : model.layers) {
+    if (layer.fqn == options.subject) return Subject{layer, options.model.tokens};
+  }
+  return fail(ErrorCode::kNotFound, "{} has no linear named {}; its names are such as {}",
+              model.name, options.subject, model.layers.front().fqn);
+}
+
+// Asks the filter for one layer of the given sizes.
+struct Asker {
+  const Recipe& recipe;
+  const Databases& databases;
+  double margin;
+
+  [[nodiscard]] Result<FilterDecision> ask(const NamedLinear& layer, int64_t tokens,
+                                           Policy policy) const {
+    tuning_db::FilterOptions how;
+    how.policy = policy;
+    how.tokens = tokens;
+    how.margin = margin;
+    if (policy == Policy::kTorchao) how.filter_fqns = {std::string(tuning_db::kAutoFlag)};
+    auto result =
+        F8_TRY(tuning_db::filter(std::span(&layer, 1), recipe, how, databases.pointers()));
+    return std::move(result.decisions.front());
+  }
+};
+
+struct Flip {
+  char dimension;
+  int64_t value;
+  double speedup;
+};
+
+int64_t round_16(double value) {
+  return std::max<int64_t>(16, static_cast<int64_t>(std::llround(value / 16)) * 16);
+}
+
+// The nearest size, in steps of 2^(1/4) up to 16-fold either way, at which the verdict is another.
+Result<std::vector<Flip>> find_flips(const Asker& asker, const Subject& subject, bool convert) {
+  constexpr int kSteps = 16;
+  std::vector<Flip> flips;
+  for (const char dimension : {'m', 'n', 'k'}) {
+    for (int step = 1; step <= 2 * kSteps; ++step) {
+      const double exponent = (step % 2 == 1 ? 1 : -1) * ((step + 1) / 2) / 4.0;
+      const double factor = std::exp2(exponent);
+      Subject other = subject;
+      int64_t& value = dimension == 'm'   ? other.tokens
+                       : dimension == 'n' ? other.layer.out_features
+                                          : other.layer.in_features;
+      value = std::min(round_16(static_cast<double>(value) * factor), kMaxDim);
+      const FilterDecision d = F8_TRY(asker.ask(other.layer, other.tokens, Policy::kMeasured));
+      if (d.convert == convert) continue;
+      flips.push_back({dimension, value, d.speedup});
+      break;
+    }
+  }
+  return flips;
+}
+
+struct Kernel {
+  std::string op;
+  std::string choice;
+  std::string by;
+};
+
+Result<std::vector<Kernel>> kernels_of(const Recipe& recipe, const Subject& subject,
+                                       const TuningTable& table) {
+  const Shape shape = {subject.tokens, subject.layer.out_features, subject.layer.in_features};
+  std::vector<Kernel> kernels;
+  if (!validate_shape(shape)) return kernels;
+  for (const Gemm gemm : kGemms) {
+    const auto chosen = tuner::choose_gemm(recipe, gemm, shape, &table);
+    if (!chosen) continue;  // no generated kernel for this recipe: nothing to show
+    if (!*chosen) {
+      kernels.push_back({std::string(to_string(gemm)), "bf16 cublaslt", "recipe"});
+      continue;
+    }
+    kernels.push_back({std::string(to_string(gemm)),
+                       fmt::format("{} {}", to_string((*chosen)->choice.provider),
+                                   runtime::config_text((*chosen)->choice)),
+                       std::string(to_string((*chosen)->by))});
+  }
+  return kernels;
+}
+
+Result<std::vector<tuning_db::TrialRow>> evidence_of(const Databases& databases,
+                                                     const FilterDecision& decision,
+                                                     const Recipe& recipe) {
+  std::vector<tuning_db::TrialRow> rows;
+  for (const tuning_db::Database& database : databases.owned) {
+    const auto linears = F8_TRY(database.linears(recipe.name));
+    for (const tuning_db::TrialRow& row : linears) {
+      if (std::ranges::find(decision.trial_uuids, row.uuid) != decision.trial_uuids.end()) {
+        rows.push_back(row);
+      }
+    }
+  }
+  return rows;
+}
+
+Result<int> explain(const Options& options, const Global& global) {
+  const Recipe recipe = F8_TRY(recipe_of(options.recipe));
+  const Subject subject = F8_TRY(find_subject(options));
+  const Databases databases = F8_TRY(open_databases(global));
+  const TuningTable table = F8_TRY(merged_table(databases));
+  const Asker asker = {recipe, databases, options.margin};
+  const FilterDecision d = F8_TRY(asker.ask(subject.layer, subject.tokens, Policy::kMeasured));
+  const FilterDecision peer = F8_TRY(asker.ask(subject.layer, subject.tokens, Policy::kTorchao));
+  const std::vector<Flip> flips = F8_TRY(find_flips(asker, subject, d.convert));
+  const std::vector<Kernel> kernels = F8_TRY(kernels_of(recipe, subject, table));
+  const auto rows = F8_TRY(evidence_of(databases, d, recipe));
+  if (global.json) {
+    Json json = {{"fqn", d.layer.fqn},
+                 {"m", subject.tokens},
+                 {"n", d.layer.out_features},
+                 {"k", d.layer.in_features},
+                 {"recipe", recipe.name},
+                 {"convert", d.convert},
+                 {"reason", d.reason},
+                 {"evidence", tuning_db::to_string(d.evidence)},
+                 {"speedup", rounded(d.speedup)},
+                 {"speedup_lo", rounded(d.lo)},
+                 {"speedup_hi", rounded(d.hi)},
+                 {"needed", rounded(1 + options.margin)},
+                 {"torchao", {{"convert", peer.convert}, {"reason", peer.reason}}},
+                 {"kernels", Json::array()},
+                 {"flips", Json::array()},
+                 {"trials", Json::array()}};
+    for (const Kernel& k : kernels) {
+      json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
+    }
+    for (const Flip& f : flips) {
+      json["flips"].push_back({{"dimension", std::string(1, f.dimension)},
+                               {"value", f.value},
+                               {"speedup", rounded(f.speedup)}});
+    }
+    for (const auto& row : rows) json["trials"].push_back(trial_json(row));
+    print_json(json);
+    return kExitOk;
+  }
+  print(fmt::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, subject.tokens,
+                    d.layer.out_features, d.layer.in_features, recipe.name,
+                    d.convert ? "FLOAT8" : "KEEP BF16", tuning_db::to_string(d.evidence)));
+  print(fmt::format("  why        {}\n", d.reason));
+  print(fmt::format(
+      "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
+      d.speedup, d.lo, d.hi, 1 + options.margin));
+  print(fmt::format("  torchao    {}: {}\n", peer.convert ? "float8" : "keep bf16", peer.reason));
+  for (const Kernel& k : kernels) {
+    print(fmt::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
+  }
+  for (const Flip& f : flips) {
+    print(fmt::format("  flips at   {} = {} (speedup {:.3f})\n", f.dimension, f.value, f.speedup));
+  }
+  for (const auto& row : rows) {
+    print(fmt::format("  trial      {}  {}  {}  {}\n", row.uuid.substr(0, 8), row.problem.key(),
+                      row.device_name, row.at));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, Program& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      add_command(app, program, "explain", "why a layer is converted or kept", Needs::kNothing,
+                  [options, &program] { return explain(*options, program.global); });
+  command->add_option("subject", options->subject, "a layer's name, or M,N,K")
+      ->required()
+      ->type_name("FQN|M,N,K");
+  add_model(*command, options->model);
+  add_recipe(*command, options->recipe)->required();
+  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
+      ->check(CLI::Range(0.0, 10.0));
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,168 @@
+// query: what the databases know of a problem: the best kernel, the runners-up, and where each
+// number comes from. The first database that has measured the problem answers, the user's before
+// the built-in.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/trial_json.hpp"
+
+namespace f8::cli {
+namespace {
+
+using tuning_db::TrialRow;
+using tuning_db::TrialState;
+
+struct Options {
+  std::string mnk;
+  std::string recipe;
+  std::string op = "linear";
+  int64_t limit = 5;
+};
+
+struct Answer {
+  Problem problem;
+  std::vector<TrialRow> ok;               // best first, one a candidate
+  std::map<std::string, int64_t> states;  // how many of the other rows are in each state
+  std::optional<KernelChoice> neighbour;  // where this shape was not measured
+};
+
+bool is_bf16(const TrialRow& row) {
+  return row.candidate.impl.starts_with("bf16");
+}
+
+Result<Answer> ask(const Problem& problem, const Databases& databases, const TuningTable& table) {
+  Answer answer;
+  answer.problem = problem;
+  for (const tuning_db::Database& database : databases.owned) {
+    std::vector<TrialRow> rows = F8_TRY(database.trials(problem));
+    std::set<std::string> candidates;
+    for (TrialRow& row : rows) {
+      const bool timed = row.result.state == TrialState::kOk && row.result.timing.has_value();
+      if (!timed || row.fidelity != "final") {
+        const std::string state = row.result.state == TrialState::kOk
+                                      ? "screened"
+                                      : std::string(to_string(row.result.state));
+        ++answer.states[state];
+      } else if (candidates.insert(row.candidate.impl + row.candidate.config).second) {
+        answer.ok.push_back(std::move(row));
+      }
+    }
+    if (!answer.ok.empty()) return answer;
+  }
+  if (problem.op != Op::kLinear) {
+    if (const KernelChoice* found = table.find(problem)) answer.neighbour = *found;
+  }
+  return answer;
+}
+
+Json to_json(const Answer& answer, size_t limit) {
+  const Problem& problem = answer.problem;
+  Json json = {
+      {"problem", problem.key()}, {"op", to_string(problem.op)}, {"recipe", problem.recipe},
+      {"m", problem.shape.m},     {"n", problem.shape.n},        {"k", problem.shape.k},
+      {"best", nullptr},          {"runners_up", Json::array()}, {"baseline", nullptr}};
+  for (const TrialRow& row : answer.ok) {
+    const Json shown = trial_json(row);
+    if (is_bf16(row)) {
+      if (json["baseline"].is_null()) json["baseline"] = shown;
+    } else if (json["best"].is_null()) {
+      json["best"] = shown;
+    } else if (json["runners_up"].size() < limit) {
+      json["runners_up"].push_back(shown);
+    }
+  }
+  json["other_trials"] = Json::object();
+  for (const auto& [state, count] : answer.states) json["other_trials"][state] = count;
+  if (answer.neighbour) {
+    json["nearest_measured"] = {{"problem", answer.neighbour->problem.key()},
+                                {"impl", to_string(answer.neighbour->provider)},
+                                {"config", answer.neighbour->config},
+                                {"median_us", rounded(answer.neighbour->median_ns / 1e3)}};
+  }
+  return json;
+}
+
+void print_answer(const Answer& answer, size_t limit, bool color) {
+  using enum Table::Align;
+  print(answer.problem.key() + "\n");
+  if (answer.ok.empty()) {
+    print("  not measured\n");
+    if (answer.neighbour) {
+      print(fmt::format("  nearest: {}  {} {}  {}\n", answer.neighbour->problem.key(),
+                        to_string(answer.neighbour->provider), answer.neighbour->config,
+                        microseconds(answer.neighbour->median_ns)));
+    }
+    return;
+  }
+  Table table({{"kernel", kLeft},
+               {"median us"},
+               {"95% interval"},
+               {"TFLOP/s"},
+               {"vs bf16"},
+               {"interval"},
+               {"measured", kLeft}});
+  size_t shown = 0;
+  for (const TrialRow& row : answer.ok) {
+    if (!is_bf16(row) && shown++ > limit) continue;
+    const tuning_db::Timing& t = *row.result.timing;
+    const auto& ratio = row.result.ratio;
+    table.add({candidate_text(row.candidate), fmt::format("{:.2f}", t.median_ns / 1e3),
+               fmt::format("[{:.2f}, {:.2f}]", t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3),
+               fmt::format("{:.1f}", answer.problem.flops() / t.median_ns / 1e3),
+               ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
+               ratio ? fmt::format("[{:.3f}, {:.3f}]", ratio->lo, ratio->hi) : "-",
+               row.at.substr(0, 10)});
+  }
+  print(table.text(color));
+  const TrialRow& first = answer.ok.front();
+  print(fmt::format("  {}; {}; method {}; {}\n", first.device_name, first.toolchain,
+                    first.method_key.substr(0, 8), first.layer));
+}
+
+Result<int> query(const Options& options, const Global& global) {
+  const Recipe recipe = F8_TRY(recipe_of(options.recipe));
+  const Op op = F8_TRY(of_option("--op", parse_op(options.op)));
+  const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
+  const Databases databases = F8_TRY(open_databases(global));
+  const TuningTable table = F8_TRY(merged_table(databases));
+  const auto limit = static_cast<size_t>(options.limit);
+  Json results = Json::array();
+  bool missing = false;
+  for (const Shape& shape : shapes) {
+    const Problem problem = F8_TRY(Problem::make(op, recipe, shape));
+    const Answer answer = F8_TRY(ask(problem, databases, table));
+    missing = missing || answer.ok.empty();
+    if (global.json) {
+      results.push_back(to_json(answer, limit));
+    } else {
+      print_answer(answer, limit, stdout_color(global));
+    }
+  }
+  if (global.json) print_json({{"results", results}});
+  if (missing) {
+    note(global,
+         "not everything here was measured; on a GPU: float8-tune sweep --mnk \"{}\" --recipe {}",
+         options.mnk, recipe.name);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_query(CLI::App& app, Program& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      add_command(app, program, "query", "the best known kernel for a shape", Needs::kNothing,
+                  [options, &program] { return query(*options, program.global); });
+  add_mnk(*command, options->mnk)->required();
+  add_recipe(*command, options->recipe)->required();
+  command->add_option("--op", options->op, "linear, output, grad_input or grad_weight");
+  add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,75 @@
+#include "tools/float8-tune/trial_json.hpp"
+
+namespace f8::cli {
+namespace {
+
+Json config_json(const tuning_db::Candidate& candidate) {
+  return Json::parse(candidate.config, nullptr, /*allow_exceptions=*/false);
+}
+
+template <class T>
+void add(Json& json, const char* name, const std::optional<T>& value) {
+  if (value) json[name] = *value;
+}
+
+void add(Json& json, const char* name, const std::optional<double>& value) {
+  if (value) json[name] = rounded(*value);
+}
+
+}  // namespace
+
+std::string candidate_text(const tuning_db::Candidate& candidate) {
+  const Json config = config_json(candidate);
+  if (!config.is_object() || config.empty()) return candidate.impl;
+  if (config.contains("config") && config["config"].is_string()) {
+    return candidate.impl + " " + config["config"].get<std::string>();
+  }
+  if (config.contains("heuristic") && config["heuristic"].is_number_integer()) {
+    return fmt::format("{} h{}", candidate.impl, config["heuristic"].get<int64_t>());
+  }
+  return candidate.impl + " " + config.dump(-1, ' ', true, Json::error_handler_t::replace);
+}
+
+Json trial_json(const tuning_db::TrialRow& row) {
+  const tuning_db::TrialResult& result = row.result;
+  const Json config = config_json(row.candidate);
+  Json json = {{"uuid", row.uuid},
+               {"impl", row.candidate.impl},
+               {"config", config.is_discarded() ? Json(row.candidate.config) : config},
+               {"state", tuning_db::to_string(result.state)}};
+  if (result.timing) {
+    const tuning_db::Timing& t = *result.timing;
+    json["median_us"] = rounded(t.median_ns / 1e3);
+    json["ci_lo_us"] = rounded(t.ci_lo_ns / 1e3);
+    json["ci_hi_us"] = rounded(t.ci_hi_ns / 1e3);
+    json["mad_us"] = rounded(t.mad_ns / 1e3);
+    json["p05_us"] = rounded(t.p05_ns / 1e3);
+    json["p95_us"] = rounded(t.p95_ns / 1e3);
+    json["samples"] = t.n;
+    json["tflops"] = rounded(row.problem.flops() / t.median_ns / 1e3);
+  }
+  if (result.ratio) {
+    json["speedup"] = rounded(result.ratio->ratio);
+    json["speedup_lo"] = rounded(result.ratio->lo);
+    json["speedup_hi"] = rounded(result.ratio->hi);
+  }
+  add(json, "rel_err", result.rel_err);
+  add(json, "sqnr_db", result.sqnr_db);
+  add(json, "registers", result.registers);
+  add(json, "spill_bytes", result.spill_bytes);
+  add(json, "sm_mhz_mean", result.sm_mhz_mean);
+  add(json, "power_w", result.power_w);
+  add(json, "temp_c", result.temp_c);
+  add(json, "clock_event_mask", result.clock_event_mask);
+  if (!result.reason.empty()) json["reason"] = result.reason;
+  json["provenance"] = {{"database", row.layer},
+                        {"device", row.device_name},
+                        {"toolchain", row.toolchain},
+                        {"method", row.method_key},
+                        {"fidelity", row.fidelity},
+                        {"run", row.run_uuid},
+                        {"at", row.at}};
+  return json;
+}
+
+}  // namespace f8::cli
