@@ -1,0 +1,248 @@
+// From a subject's text to launches on every operand set.
+#include <algorithm>
+
+#include "tools/tuner/gpu_backend.hpp"
+
+namespace f8::tuner {
+namespace {
+
+const void* pointer(CUdeviceptr address) {
+  return reinterpret_cast<const void*>(address);
+}
+void* mutable_pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(address);
+}
+
+}  // namespace
+
+Result<runtime::GemmDesc> GpuBackend::gemm_desc(const Problem& problem, bool bf16) const {
+  if (problem.op == Op::kLinear) {
+    return fail(ErrorCode::kInvalidArgument, "{} is no GEMM", problem.key());
+  }
+  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+  const auto gemm = static_cast<Gemm>(problem.op);
+  const GemmSetting& setting = recipe.at(gemm);
+  runtime::GemmDesc desc{.gemm = gemm,
+                         .shape = problem.shape,
+                         .a = Dtype::kBf16,
+                         .b = Dtype::kBf16,
+                         .d = problem.d,
+                         .scale = codegen::ScaleMode::kTensor,
+                         .fast = false};
+  if (bf16) return desc;
+  if (!setting.is_fp8()) {
+    return fail(ErrorCode::kUnsupported, "{}: this GEMM of recipe {} is not fp8", problem.key(),
+                recipe.name);
+  }
+  if (setting.a.granularity != setting.b.granularity ||
+      (setting.a.granularity != Granularity::kTensor &&
+       setting.a.granularity != Granularity::kAxis)) {
+    return fail(ErrorCode::kUnsupported, "{}: no kernel has the scales of recipe {} yet",
+                problem.key(), recipe.name);
+  }
+  desc.a = problem.a;
+  desc.b = problem.b;
+  desc.fast = problem.fast;
+  desc.scale = setting.a.granularity == Granularity::kAxis ? codegen::ScaleMode::kAxis
+                                                           : codegen::ScaleMode::kTensor;
+  return desc;
+}
+
+Result<int> GpuBackend::heuristics(const Problem& gemm, bool bf16) {
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
+  const Result<int> count = runtime::cublaslt_heuristics(*context_, desc);
+  if (!count) return triage(count.error());
+  return *count;
+}
+
+// Plans keep pointers into it, so an earlier, smaller one stays until the problem is closed.
+Status GpuBackend::reserve_workspace(size_t bytes) {
+  if (!workspaces_.empty() && workspaces_.back().bytes() >= bytes) return {};
+  constexpr size_t kLeast = size_t{64} << 20;
+  workspaces_.push_back(
+      F8_TRY(DeviceBuffer::allocate(driver_, std::max(bytes, kLeast), "a workspace")));
+  return {};
+}
+
+Result<Built> GpuBackend::add(const Subject& subject) {
+  Result<Built> built =
+      fail(ErrorCode::kInvalidArgument, "unknown subject {} of {}", subject.impl, problem_.key());
+  const bool linear = problem_.op == Op::kLinear;
+  if (!linear && (subject.impl == "generated" || subject.impl == "cublaslt" ||
+                  subject.impl == "bf16_cublaslt")) {
+    built = add_gemm(subject);
+  } else if (linear && subject.impl == "float8") {
+    built = add_float8(subject);
+  } else if (linear && subject.impl == "bf16") {
+    built = add_bf16(subject);
+  }
+  if (!built) return triage(built.error());
+  return built;
+}
+
+Result<Built> GpuBackend::add_gemm(const Subject& subject) {
+  const bool bf16 = subject.impl == "bf16_cublaslt";
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem_, bf16));
+  const runtime::GemmChoice choice = F8_TRY(runtime::parse_choice(
+      subject.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt, subject.config));
+  const auto plan = F8_TRY(runtime::GemmPlan::create(context_, desc, choice));
+  F8_TRY(bf16 ? carve_bf16() : carve_fp8());
+  F8_TRY(reserve_workspace(plan->workspace_bytes()));
+
+  Timed timed;
+  timed.subject = subject;
+  timed.contraction =
+      !bf16 && choice.provider == Provider::kCublasLt ? runtime::padded(own_.k) : own_.k;
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (const GemmSet& set : bf16 ? bf16_sets_ : fp8_sets_) {
+    const runtime::GemmCall call{.a = set.a.data,
+                                 .b = set.b.data,
+                                 .d = mutable_pointer(set.d),
+                                 .inv_scale_a = bf16 ? nullptr : inv_scale_a_,
+                                 .inv_scale_b = bf16 ? nullptr : inv_scale_b_,
+                                 .m = problem_.shape.m};
+    timed.launch.emplace_back([plan, call, workspace](runtime::Stream stream) {
+      return plan->run(call, workspace, stream);
+    });
+  }
+  Built built{.id = static_cast<int>(timed_.size()),
+              .compile_ms = {},
+              .registers = {},
+              .smem_bytes = {},
+              .spill_bytes = {}};
+  if (choice.provider == Provider::kGenerated) {
+    const codegen::GemmSpec spec{.a = desc.a,
+                                 .b = desc.b,
+                                 .d = desc.d,
+                                 .scale = desc.scale,
+                                 .fast = desc.fast,
+                                 .config = choice.config};
+    const runtime::Kernel* kernel = F8_TRY(context_->kernel(spec));
+    built.registers = kernel->registers;
+    built.smem_bytes = kernel->smem_bytes;
+    built.spill_bytes = kernel->spill_bytes;
+  }
+  timed_.push_back(std::move(timed));
+  return built;
+}
+
+Result<Built> GpuBackend::add_float8(const Subject& subject) {
+  runtime::LinearDesc desc{.shape = problem_.shape, .recipe = recipe_, .choices = {}};
+  if (!subject.config.empty()) {
+    const LinearChoices choices = F8_TRY(parse_choices(subject.config));
+    for (size_t i = 0; i < choices.size(); ++i) desc.choices[i] = choices[i];
+  }
+  Timed timed;
+  timed.subject = subject;
+  timed.linear = F8_TRY(runtime::Linear::plan(context_, desc));
+  F8_TRY(reserve_workspace(timed.linear->workspace_bytes()));
+  if (timed.linear->saved_bytes() > saved_bytes_) {
+    return fail(ErrorCode::kInternal, "{}: the linear saves {} bytes, {} were laid out for it",
+                problem_.key(), timed.linear->saved_bytes(), saved_bytes_);
+  }
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (const LinearSet& set : linear_sets_) {
+    const runtime::ForwardCall forward{.x = set.x.data,
+                                       .w = set.w.data,
+                                       .y = mutable_pointer(set.y),
+                                       .saved = mutable_pointer(set.saved),
+                                       .m = problem_.shape.m};
+    const runtime::BackwardCall backward{.dy = set.dy.data,
+                                         .saved = pointer(set.saved),
+                                         .dx = mutable_pointer(set.dx),
+                                         .dw = mutable_pointer(set.dw),
+                                         .m = problem_.shape.m};
+    timed.launch.emplace_back(
+        [linear = timed.linear, forward, backward, workspace](runtime::Stream stream) -> Status {
+          F8_TRY(linear->forward(forward, workspace, stream));
+          return linear->backward(backward, workspace, stream);
+        });
+  }
+  timed_.push_back(std::move(timed));
+  return Built{.id = static_cast<int>(timed_.size()) - 1,
+               .compile_ms = {},
+               .registers = {},
+               .smem_bytes = {},
+               .spill_bytes = {}};
+}
+
+Result<Built> GpuBackend::add_bf16(const Subject& subject) {
+  LinearChoices choices;
+  for (auto& choice : choices) choice.provider = Provider::kCublasLt;
+  if (!subject.config.empty()) choices = F8_TRY(parse_choices(subject.config));
+  std::array<std::shared_ptr<const runtime::GemmPlan>, 3> plans;
+  size_t workspace_bytes = 0;
+  for (const Gemm gemm : kGemms) {
+    const auto i = static_cast<size_t>(gemm);
+    Problem problem = problem_;
+    problem.op = to_op(gemm);
+    const runtime::GemmDesc gemm_of = F8_TRY(gemm_desc(problem, true));
+    plans[i] = F8_TRY(runtime::GemmPlan::create(context_, gemm_of, choices[i]));
+    workspace_bytes = std::max(workspace_bytes, plans[i]->workspace_bytes());
+  }
+  F8_TRY(reserve_workspace(workspace_bytes));
+  Timed timed;
+  timed.subject = subject;
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (const LinearSet& set : linear_sets_) {
+    const auto call = [&](const PoolTensor& a, const PoolTensor& b, CUdeviceptr d) {
+      return runtime::GemmCall{.a = a.data,
+                               .b = b.data,
+                               .d = mutable_pointer(d),
+                               .inv_scale_a = nullptr,
+                               .inv_scale_b = nullptr,
+                               .m = problem_.shape.m};
+    };
+    const std::array calls = {call(set.x, set.w, set.y), call(set.dy, set.w, set.dx),
+                              call(set.dy, set.x, set.dw)};
+    timed.launch.emplace_back([plans, calls, workspace](runtime::Stream stream) -> Status {
+      for (size_t i = 0; i < plans.size(); ++i) {
+        F8_TRY(plans[i]->run(calls[i], workspace, stream));
+      }
+      return {};
+    });
+  }
+  timed_.push_back(std::move(timed));
+  return Built{.id = static_cast<int>(timed_.size()) - 1,
+               .compile_ms = {},
+               .registers = {},
+               .smem_bytes = {},
+               .spill_bytes = {}};
+}
+
+Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
+  const auto plan = timed_[static_cast<size_t>(linear)].linear;
+  if (plan == nullptr) {
+    return fail(ErrorCode::kInvalidArgument, "only a float8 linear has steps");
+  }
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  std::vector<Part> parts;
+  std::vector<Timed> timed;
+  for (const LinearSet& set : linear_sets_) {
+    std::vector<runtime::Step> steps = plan->forward_steps({.x = set.x.data,
+                                                            .w = set.w.data,
+                                                            .y = mutable_pointer(set.y),
+                                                            .saved = mutable_pointer(set.saved),
+                                                            .m = problem_.shape.m},
+                                                           workspace);
+    const std::vector<runtime::Step> backward = plan->backward_steps({.dy = set.dy.data,
+                                                                      .saved = pointer(set.saved),
+                                                                      .dx = mutable_pointer(set.dx),
+                                                                      .dw = mutable_pointer(set.dw),
+                                                                      .m = problem_.shape.m},
+                                                                     workspace);
+    steps.insert(steps.end(), backward.begin(), backward.end());
+    timed.resize(steps.size());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      timed[i].subject = {.impl = "step", .config = steps[i].name};
+      timed[i].launch.push_back(steps[i].launch);
+    }
+  }
+  for (Timed& step : timed) {
+    parts.push_back({.name = step.subject.config, .id = static_cast<int>(timed_.size())});
+    timed_.push_back(std::move(step));
+  }
+  return parts;
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,193 @@
+// Checking results before they are timed: sampled elements against fp64 sums over the operands that
+// the host knows, and whole sampled rows for elements that were never written.
+#include <algorithm>
+#include <cmath>
+
+#include "recipes/dtype.hpp"
+#include "tools/tuner/gpu_backend.hpp"
+#include "tools/tuner/measure.hpp"
+
+namespace f8::tuner {
+namespace {
+
+constexpr int kRows = 8;
+constexpr int kCols = 12;
+constexpr uint8_t kPoison = 0xff;  // a NaN in bf16 and in f32
+// Floors of the sampled relative Frobenius error; the tolerances of a whole matrix are tighter.
+constexpr double kPreciseTolerance = 5e-3;
+constexpr double kFastTolerance = 2e-2;
+constexpr double kLinearTolerance = 0.2;  // of fp8 against bf16: the format's own error
+
+// The first, the last, and some between.
+std::vector<int64_t> sample_indices(int64_t extent, int count, uint64_t seed) {
+  std::vector<int64_t> indices = {0, extent - 1};
+  Random random(seed);
+  for (int i = 2; i < count; ++i) {
+    indices.push_back(static_cast<int64_t>(random.below(static_cast<size_t>(extent))));
+  }
+  std::ranges::sort(indices);
+  const auto repeated = std::ranges::unique(indices);
+  indices.erase(repeated.begin(), repeated.end());
+  return indices;
+}
+
+// values[i][j] = sum_c a(i, c) b(j, c)
+template <class A, class B>
+std::vector<double> products(const std::vector<int64_t>& rows, const std::vector<int64_t>& cols,
+                             int64_t contraction, const A& a, const B& b) {
+  const auto gather = [&](const std::vector<int64_t>& indices, const auto& element) {
+    std::vector<std::vector<float>> lines(indices.size());
+    for (size_t i = 0; i < indices.size(); ++i) {
+      lines[i].reserve(static_cast<size_t>(contraction));
+      for (int64_t c = 0; c < contraction; ++c) lines[i].push_back(element(indices[i], c));
+    }
+    return lines;
+  };
+  const auto lines_a = gather(rows, a);
+  const auto lines_b = gather(cols, b);
+  std::vector<double> values;
+  for (const auto& row : lines_a) {
+    for (const auto& col : lines_b) {
+      double sum = 0;
+      for (size_t c = 0; c < row.size(); ++c) sum += static_cast<double>(row[c]) * col[c];
+      values.push_back(sum);
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+// d[i][j] = sum_c a(i, c) b(j, c): where the elements lie follows gemm.hpp.
+GpuBackend::Reference GpuBackend::gemm_reference(bool bf16, int64_t contraction) const {
+  Reference reference;
+  reference.rows = sample_indices(own_.m, kRows, options_.seed + 1);
+  reference.cols = sample_indices(own_.n, kCols, options_.seed + 2);
+  const GemmSet& set = (bf16 ? bf16_sets_ : fp8_sets_).front();
+  if (!bf16) {
+    const int64_t ld = runtime::padded(own_.k);
+    reference.values = products(
+        reference.rows, reference.cols, contraction,
+        [&](int64_t i, int64_t c) { return set.a.value(i * ld + c); },
+        [&](int64_t j, int64_t c) { return set.b.value(j * ld + c); });
+    size_t at = 0;
+    for (const int64_t i : reference.rows) {
+      for (const int64_t j : reference.cols) {
+        const double a = scale_a_[scale_a_.size() == 1 ? 0 : static_cast<size_t>(i)];
+        const double b = scale_b_[scale_b_.size() == 1 ? 0 : static_cast<size_t>(j)];
+        reference.values[at++] *= a * b;
+      }
+    }
+    return reference;
+  }
+  const bool a_transposed = problem_.op == Op::kGradWeight;  // dy [M][N], contracted over M
+  const bool b_transposed = problem_.op != Op::kOutput;      // w [N][K] or x [M][K]
+  reference.values = products(
+      reference.rows, reference.cols, contraction,
+      [&](int64_t i, int64_t c) {
+        return set.a.value(a_transposed ? c * own_.m + i : i * own_.k + c);
+      },
+      [&](int64_t j, int64_t c) {
+        return set.b.value(b_transposed ? c * own_.n + j : j * own_.k + c);
+      });
+  return reference;
+}
+
+Status GpuBackend::check_output(CUdeviceptr d, int64_t row_length, const Reference& reference,
+                                double tolerance, const char* name, Check& check) {
+  std::vector<uint16_t> row(static_cast<size_t>(row_length));
+  double error = 0;
+  double norm = 0;
+  double worst = -1;
+  std::string worst_text;
+  size_t at = 0;
+  for (const int64_t i : reference.rows) {
+    const size_t bytes = row.size() * sizeof(uint16_t);
+    F8_TRY(driver_.check(driver_.memcpy_dtoh(row.data(), d + static_cast<size_t>(i) * bytes, bytes),
+                         "cuMemcpyDtoH"));
+    for (size_t j = 0; j < row.size() && check.right; ++j) {
+      if (std::isfinite(decode_bf16(row[j]))) continue;
+      check.right = false;
+      check.what = fmt::format("{}[{}][{}] is {}: not written, or overflowed", name, i, j,
+                               decode_bf16(row[j]));
+    }
+    for (const int64_t j : reference.cols) {
+      const double want = reference.values[at++];
+      const double got = decode_bf16(row[static_cast<size_t>(j)]);
+      const double off = std::abs(got - want);
+      error += off * off;
+      norm += want * want;
+      if (off <= worst) continue;
+      worst = off;
+      worst_text = fmt::format("{}[{}][{}] is {:.6g}, want {:.6g}", name, i, j, got, want);
+    }
+  }
+  if (!check.right) return {};
+  const double relative = norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+  check.rel_err = std::max(check.rel_err, relative);
+  check.sqnr_db = check.rel_err > 0 ? -20 * std::log10(check.rel_err) : 200;
+  if (!(relative <= tolerance)) {
+    check.right = false;
+    check.what = fmt::format("relative error {:.3g} > {:.3g} over {} sampled elements; {}",
+                             relative, tolerance, reference.values.size(), worst_text);
+  }
+  return {};
+}
+
+Result<Check> GpuBackend::verify(int subject) {
+  Timed& timed = timed_[static_cast<size_t>(subject)];
+  const auto poison = [&](CUdeviceptr d, int64_t elements) {
+    return driver_.check(
+        driver_.memset_d8_async(d, kPoison, static_cast<size_t>(elements) * 2, stream_),
+        "cuMemsetD8Async");
+  };
+  const auto run = [&]() -> Status {
+    F8_TRY(launch_once(timed, 0));
+    return driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+  };
+  Check check;
+  const auto [m, n, k] = problem_.shape;
+  if (problem_.op != Op::kLinear) {
+    const bool bf16 = timed.subject.impl == "bf16_cublaslt";
+    F8_TRY(poison(outputs_.front(), own_.m * own_.n));
+    if (const Status ran = run(); !ran) return triage(ran.error());
+    const auto key = std::pair{bf16, timed.contraction};
+    if (!references_.contains(key)) references_[key] = gemm_reference(bf16, timed.contraction);
+    const double tolerance = !bf16 && problem_.fast ? kFastTolerance : kPreciseTolerance;
+    F8_TRY(check_output(outputs_.front(), own_.n, references_[key], tolerance, "d", check));
+    return check;
+  }
+
+  const LinearSet& set = linear_sets_.front();
+  F8_TRY(poison(set.y, m * n));
+  F8_TRY(poison(set.dx, m * k));
+  F8_TRY(poison(set.dw, n * k));
+  if (const Status ran = run(); !ran) return triage(ran.error());
+  const auto x = [&](int64_t i, int64_t j) { return set.x.value(i * k + j); };
+  const auto w = [&](int64_t i, int64_t j) { return set.w.value(i * k + j); };
+  const auto dy = [&](int64_t i, int64_t j) { return set.dy.value(i * n + j); };
+  const auto transposed = [](const auto& matrix) {
+    return [&matrix](int64_t i, int64_t j) { return matrix(j, i); };
+  };
+  const double tolerance = timed.subject.impl == "bf16" ? kPreciseTolerance : kLinearTolerance;
+  const auto compare = [&](int64_t which, CUdeviceptr d, const char* name, int64_t rows,
+                           int64_t cols, int64_t contraction, const auto& a,
+                           const auto& b) -> Status {
+    if (!check.right) return {};
+    const auto key = std::pair{true, which};
+    if (!references_.contains(key)) {
+      Reference reference;
+      reference.rows = sample_indices(rows, kRows, options_.seed + 3);
+      reference.cols = sample_indices(cols, kCols, options_.seed + 4);
+      reference.values = products(reference.rows, reference.cols, contraction, a, b);
+      references_[key] = std::move(reference);
+    }
+    return check_output(d, cols, references_[key], tolerance, name, check);
+  };
+  F8_TRY(compare(0, set.y, "y", m, n, k, x, w));
+  F8_TRY(compare(1, set.dx, "dx", m, k, n, dy, transposed(w)));
+  F8_TRY(compare(2, set.dw, "dw", n, k, m, transposed(dy), transposed(x)));
+  return check;
+}
+
+}  // namespace f8::tuner
