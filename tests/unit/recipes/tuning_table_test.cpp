@@ -1,0 +1,213 @@
+#include "recipes/tuning_table.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/hash.hpp"
+
+namespace f8 {
+namespace {
+
+Problem problem(Op op, Shape shape, const char* recipe = "tensorwise") {
+  return *Problem::make(op, *find_recipe(recipe), shape);
+}
+
+KernelChoice choice(Op op, Shape shape, const char* config = "128x256s4c2x1w2g8",
+                    double median_ns = 1000) {
+  return {problem(op, shape), Provider::kGenerated, config, median_ns};
+}
+
+TuningTable example() {
+  TuningTable table;
+  table.device = "NVIDIA H100 80GB HBM3";
+  table.add(choice(Op::kOutput, {8192, 4096, 4096}));
+  table.add(choice(Op::kGradInput, {8192, 4096, 4096}, "128x128s6c1x2w2pg4", 0.1));
+  table.add({problem(Op::kGradWeight, {8192, 4096, 4096}, "rowwise"), Provider::kCublasLt, "h3",
+             123456.789});
+  table.add({"rowwise", {8192, 4096, 4096}, 1.25, 1.24, 1.2600000000000002});
+  table.add({"rowwise", {8192, 1024, 4096}, 0.9, 0.9, 0.9});
+  return table;
+}
+
+// The table's text with `from` replaced by `to`, and the end line made to fit again.
+std::string resigned(std::string_view from, std::string_view to) {
+  std::string text = example().serialize();
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  text.replace(at, from.size(), to);
+  text.resize(text.rfind("end "));
+  return text + "end " + hash_hex(text) + "\n";
+}
+
+void expect_refused(std::string_view text, ErrorCode code, std::string_view reason) {
+  const auto parsed = TuningTable::parse(text);
+  ASSERT_FALSE(parsed) << text;
+  EXPECT_EQ(parsed.error().code, code) << parsed.error().message;
+  EXPECT_NE(parsed.error().message.find(reason), std::string::npos) << parsed.error().message;
+  EXPECT_EQ(parsed.error().message.find('\n'), std::string::npos);
+}
+
+TEST(TuningTable, GoldenText) {
+  EXPECT_EQ(
+      example().serialize(),
+      "float8-table 1\n"
+      "device NVIDIA H100 80GB HBM3\n"
+      "kernel grad_input/tensorwise/e5m2.e4m3.bf16/tn/m8192n4096k4096/b0f0 generated "
+      "128x128s6c1x2w2pg4 0.1\n"
+      "kernel grad_weight/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f0 cublaslt h3 123456.789\n"
+      "kernel output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1 generated "
+      "128x256s4c2x1w2g8 1000\n"
+      "linear rowwise m8192n1024k4096 0.9 0.9 0.9\n"
+      "linear rowwise m8192n4096k4096 1.25 1.24 1.2600000000000002\n"
+      "end " +
+          example().hash() + "\n");
+}
+
+TEST(TuningTable, RoundTrips) {
+  const TuningTable table = example();
+  const auto parsed = TuningTable::parse(table.serialize());
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed->device, table.device);
+  EXPECT_EQ(parsed->choices(), table.choices());
+  EXPECT_EQ(parsed->speedups(), table.speedups());
+  EXPECT_EQ(parsed->hash(), table.hash());
+  EXPECT_EQ(parsed->serialize(), table.serialize());
+
+  const auto empty = TuningTable::parse(TuningTable().serialize());
+  ASSERT_TRUE(empty) << empty.error().message;
+  EXPECT_TRUE(empty->choices().empty() && empty->speedups().empty() && empty->device.empty());
+}
+
+TEST(TuningTable, OrderOfAddingDoesNotMatter) {
+  TuningTable reversed;
+  reversed.device = example().device;
+  const TuningTable table = example();
+  for (size_t i = table.choices().size(); i-- > 0;) reversed.add(table.choices()[i]);
+  for (size_t i = table.speedups().size(); i-- > 0;) reversed.add(table.speedups()[i]);
+  EXPECT_EQ(reversed.serialize(), table.serialize());
+  EXPECT_EQ(reversed.hash(), table.hash());
+  reversed.device += " ";
+  EXPECT_NE(reversed.hash(), table.hash());
+}
+
+TEST(TuningTable, AddReplacesTheSameProblem) {
+  TuningTable table = example();
+  table.add(choice(Op::kOutput, {8192, 4096, 4096}, "64x256s4c1x1w1g8", 900));
+  table.add({"rowwise", {8192, 1024, 4096}, 1.1, 1.0, 1.2});
+  EXPECT_EQ(table.choices().size(), 3U);
+  EXPECT_EQ(table.speedups().size(), 2U);
+  EXPECT_EQ(table.find(problem(Op::kOutput, {8192, 4096, 4096}))->median_ns, 900);
+  EXPECT_EQ(table.speedups()[0].speedup, 1.1);
+}
+
+TEST(TuningTable, FindsTheExactProblemElseTheNearest) {
+  TuningTable table;
+  table.add(choice(Op::kOutput, {4096, 4096, 4096}, "near"));
+  table.add(choice(Op::kOutput, {8192, 4096, 4096}, "exact"));
+  table.add(choice(Op::kGradInput, {1024, 4096, 4096}, "otherop"));
+  const auto config = [&table](const Problem& p) {
+    const KernelChoice* found = table.find(p);
+    return found == nullptr ? std::string("none") : found->config;
+  };
+  EXPECT_EQ(config(problem(Op::kOutput, {8192, 4096, 4096})), "exact");
+  EXPECT_EQ(config(problem(Op::kOutput, {16384, 4096, 4096})), "exact");
+  EXPECT_EQ(config(problem(Op::kOutput, {2048, 4096, 4096})), "near");
+  EXPECT_EQ(config(problem(Op::kOutput, {5000, 4096, 4096})), "near");
+  EXPECT_EQ(config(problem(Op::kOutput, {7000, 4096, 4096})), "exact");
+  // The distance is a sum: 1 + 1 + 1 is as far as it goes.
+  EXPECT_EQ(config(problem(Op::kOutput, {2048, 2048, 8192})), "near");
+  EXPECT_EQ(config(problem(Op::kOutput, {2048, 1024, 8192})), "none");
+  EXPECT_EQ(config(problem(Op::kOutput, {512, 4096, 4096})), "near");
+  EXPECT_EQ(config(problem(Op::kOutput, {511, 4096, 4096})), "none");
+  // Another recipe, type or accumulation is another kernel; a bias is not.
+  EXPECT_EQ(config(problem(Op::kOutput, {8192, 4096, 4096}, "rowwise")), "none");
+  EXPECT_EQ(config(problem(Op::kGradWeight, {8192, 4096, 4096})), "none");
+  Problem other = problem(Op::kOutput, {8192, 4096, 4096});
+  other.d = Dtype::kF32;
+  EXPECT_EQ(config(other), "none");
+  other = problem(Op::kOutput, {8192, 4096, 4096});
+  other.fast = false;
+  EXPECT_EQ(config(other), "none");
+  other = problem(Op::kOutput, {8192, 4096, 4096});
+  other.bias = true;
+  EXPECT_EQ(config(other), "exact");
+}
+
+TEST(TuningTable, EveryTruncationIsRefused) {
+  const std::string text = example().serialize();
+  for (size_t length = 0; length < text.size(); ++length) {
+    EXPECT_FALSE(TuningTable::parse(text.substr(0, length))) << length;
+  }
+  const std::string_view view = text;
+  expect_refused(view.substr(0, 14), ErrorCode::kCorrupt, "truncated: its first line");
+  expect_refused(view.substr(0, 100), ErrorCode::kCorrupt, "truncated: its last line");
+  expect_refused(view.substr(0, text.rfind("end ")), ErrorCode::kCorrupt,
+                 "truncated: its last line");
+  expect_refused(view.substr(0, text.size() - 1), ErrorCode::kCorrupt, "truncated: its last line");
+}
+
+TEST(TuningTable, EveryChangedByteIsRefused) {
+  const std::string text = example().serialize();
+  for (size_t i = 0; i < text.size(); ++i) {
+    std::string changed = text;
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    EXPECT_FALSE(TuningTable::parse(changed)) << i;
+  }
+}
+
+TEST(TuningTable, EachKindOfDamageHasItsOwnMessage) {
+  const std::string text = example().serialize();
+  expect_refused("", ErrorCode::kCorrupt, "not a float8 tuning table");
+  expect_refused("SQLite format 3", ErrorCode::kCorrupt, "not a float8 tuning table");
+  expect_refused(resigned("float8-table 1", "float8-table 2"), ErrorCode::kUnsupported,
+                 "version '2', this float8 reads 1");
+  expect_refused(resigned("float8-table 1", "float8-table 01"), ErrorCode::kUnsupported,
+                 "version '01'");
+  std::string changed = text;
+  changed.replace(changed.find("1000"), 4, "1001");
+  expect_refused(changed, ErrorCode::kCorrupt, "changed or damaged");
+  expect_refused(text + "\n", ErrorCode::kCorrupt, "goes on after its 'end' line");
+  expect_refused(text + "linear rowwise m1n16k16 1 1 1\n", ErrorCode::kCorrupt,
+                 "goes on after its 'end' line");
+}
+
+TEST(TuningTable, WellSignedNonsenseIsRefusedWithItsLine) {
+  const auto refused = [](std::string_view from, std::string_view to, std::string_view reason) {
+    expect_refused(resigned(from, to), ErrorCode::kCorrupt, reason);
+  };
+  refused("device ", "devize ", "line 2: 'device NAME' expected");
+  refused("kernel grad_input", "kernal grad_input", "line 3: it starts with neither");
+  refused(" generated", "  generated", "line 3: it has 6 fields, not 5");
+  refused(" 0.1\n", "\n", "line 3: it has 4 fields, not 5");
+  refused("grad_input/tensorwise", "grad_input/tensorwise/", "line 3: problem '");
+  refused("grad_input/tensorwise", "linear/tensorwise", "line 3: a linear as a whole");
+  refused("generated", "magic", "line 3: unknown provider 'magic'");
+  refused("128x128s6c1x2w2pg4", "128X128", "line 3: config '128X128'");
+  refused("h3", "128x256s4c2x1w2g8", "line 4: config '128x256s4c2x1w2g8' is none of cublaslt");
+  refused("h3", "h03", "line 4: config 'h03'");
+  for (const char* number : {"0", "-1", "nan", "inf", "1e999", "0x10", "1000ns", "", "1,5"}) {
+    refused("1000\n", std::string(number) + "\n", "line 5: median_ns '");
+  }
+  refused("0.9 0.9 0.9", "0.9 0.9", "line 6: it has 5 fields, not 6");
+  refused("linear rowwise m8192n1024k4096", "linear Rowwise m8192n1024k4096", "line 6: recipe");
+  refused("linear rowwise m8192n1024k4096", "linear rowwise m8192n1024k4095", "line 6: k (in");
+  refused("0.9 0.9 0.9", "0.9 0.9 0.8", "line 6: lo 0.9 is above hi 0.8");
+  refused("linear rowwise m8192n1024", "linear rowwise m8192n8192", "line 7: not in sorted order");
+  refused("\nlinear", "\n\nlinear", "line 6: it starts with neither");
+  // Another spelling of the same value is another hash: refused, or ranks could differ.
+  refused("1000\n", "1000.0\n", "in another way");
+  refused("1000\n", "1e3\n", "in another way");
+}
+
+TEST(TuningTable, ARepeatedProblemIsRefused) {
+  expect_refused(resigned("linear rowwise m8192n4096k4096", "linear rowwise m8192n1024k4096"),
+                 ErrorCode::kCorrupt, "repeats a problem");
+}
+
+TEST(TuningTable, ADeviceNameCannotSmuggleALine) {
+  TuningTable table = example();
+  table.device = "H100\nkernel x";
+  EXPECT_FALSE(TuningTable::parse(table.serialize()));
+}
+
+}  // namespace
+}  // namespace f8
