@@ -164,6 +164,21 @@ struct Gemm {
     }
   }
 
+  // This warpgroup's first row in its tile.
+  static F8_DEVICE u32 first_row(u32 warpgroup) {
+    return Config::kPingpong ? 0 : warpgroup * kWarpgroupM;
+  }
+
+  // Ping-pong: a warpgroup enters the ring when the other has seen all stages of the tile before,
+  // since a barrier's parity tells the next turn of a stage from this one, not from the one after.
+  static constexpr u32 kTurnBarrier = 1 + Config::kWarpgroups;  // and the following one
+  static F8_DEVICE void wait_turn(u32 warpgroup) {
+    if constexpr (Config::kPingpong) pair_wait(kTurnBarrier + warpgroup);
+  }
+  static F8_DEVICE void pass_turn(u32 warpgroup) {
+    if constexpr (Config::kPingpong) pair_arrive(kTurnBarrier + 1 - warpgroup);
+  }
+
   // All products of one stage for one block of 64 x kMmaN.
   static F8_DEVICE void multiply(float (&acc)[Config::kMmaN / 2], u64 a, u64 b, bool accumulate) {
 #pragma unroll
@@ -173,12 +188,12 @@ struct Gemm {
   }
 
   static F8_DEVICE void accumulate_fast(Accumulators& acc, const Shared& shared,
-                                        const Schedule& schedule, Ring& ring, u32 row_in_tile,
+                                        const Schedule& schedule, Ring& ring, u32 warpgroup,
                                         u32 k_blocks) {
     u32 previous = 0;
     for (u32 block = 0; block < k_blocks; ++block, ring.advance()) {
       barrier_wait(shared.full + 8 * ring.stage, ring.parity);
-      const u64 a = mma_descriptor(shared.a(ring.stage) + row_in_tile * kStageK);
+      const u64 a = mma_descriptor(shared.a(ring.stage) + first_row(warpgroup) * kStageK);
       const u64 b = mma_descriptor(shared.b(ring.stage));
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) pin(acc[i]);
@@ -195,6 +210,7 @@ struct Gemm {
       if (block > 0) release(shared, schedule, previous);
       previous = ring.stage;
     }
+    pass_turn(warpgroup);
     mma_wait<0>();
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) pin(acc[i]);
@@ -202,7 +218,7 @@ struct Gemm {
   }
 
   static F8_DEVICE void accumulate_precise(Accumulators& acc, const Shared& shared,
-                                           const Schedule& schedule, Ring& ring, u32 row_in_tile,
+                                           const Schedule& schedule, Ring& ring, u32 warpgroup,
                                            u32 k_blocks) {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -211,7 +227,7 @@ struct Gemm {
     }
     for (u32 block = 0; block < k_blocks; ++block, ring.advance()) {
       barrier_wait(shared.full + 8 * ring.stage, ring.parity);
-      const u64 a = mma_descriptor(shared.a(ring.stage) + row_in_tile * kStageK);
+      const u64 a = mma_descriptor(shared.a(ring.stage) + first_row(warpgroup) * kStageK);
       const u64 b = mma_descriptor(shared.b(ring.stage));
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
@@ -229,6 +245,7 @@ struct Gemm {
         for (int j = 0; j < Config::kMmaN / 2; ++j) acc[i][j] += partial[j];
       }
     }
+    pass_turn(warpgroup);
   }
 
   // Scales and writes this warpgroup's kWarpgroupM rows of the tile at (row, column).
@@ -312,9 +329,9 @@ struct Gemm {
 
   static F8_DEVICE void consume(const TensorMap* map_d, const Shared& shared, const GemmArgs& args,
                                 Schedule schedule, u32 k_blocks, u32 warpgroup) {
-    const u32 row_in_tile = Config::kPingpong ? 0 : warpgroup * kWarpgroupM;
     Ring ring;
     u32 buffer = 0;
+    if (warpgroup == 1) pass_turn(warpgroup);  // the first tile is warpgroup 0's
     i32 row;
     i32 column;
     for (u32 tile = 0; schedule.take(row, column); ++tile) {
@@ -324,14 +341,15 @@ struct Gemm {
           continue;
         }
       }
+      wait_turn(warpgroup);
       Accumulators acc;
       if constexpr (Config::kFast) {
-        accumulate_fast(acc, shared, schedule, ring, row_in_tile, k_blocks);
+        accumulate_fast(acc, shared, schedule, ring, warpgroup, k_blocks);
       } else {
-        accumulate_precise(acc, shared, schedule, ring, row_in_tile, k_blocks);
+        accumulate_precise(acc, shared, schedule, ring, warpgroup, k_blocks);
       }
-      write_out(acc, shared, map_d, args, warpgroup, row + static_cast<i32>(row_in_tile), column,
-                buffer);
+      write_out(acc, shared, map_d, args, warpgroup, row + static_cast<i32>(first_row(warpgroup)),
+                column, buffer);
     }
     if (threadIdx.x % 128 == 0) wait_copies_out();
   }

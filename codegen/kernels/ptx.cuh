@@ -90,6 +90,13 @@ F8_DEVICE void cluster_sync() {
 F8_DEVICE void warpgroup_sync(u32 id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
+// Named barrier of two warpgroups: one waits until the other has arrived.
+F8_DEVICE void pair_wait(u32 id) {
+  asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
+}
+F8_DEVICE void pair_arrive(u32 id) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
+}
 
 // --- bulk tensor copies
 F8_DEVICE void prefetch_tensor_map(const TensorMap* map) {
