@@ -39,17 +39,12 @@ Result<Item> gemm_item(const Options& options, const Recipe& recipe, Gemm gemm, 
                        const TuningTable& table) {
   Item item;
   item.role = fmt::format("gemm {}", to_string(gemm));
-  std::optional<tuner::ChosenGemm> chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, &table));
-  if (!chosen) {
-    return fail(ErrorCode::kUnsupported,
-                "recipe {} leaves {} in bf16, to cuBLASLt: there is no generated kernel to emit",
-                recipe.name, to_string(gemm));
-  }
-  if (chosen->choice.provider == Provider::kCublasLt) {
+  tuner::ChosenGemm chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, &table));
+  if (chosen.choice.provider == Provider::kCublasLt) {  // the best that can be emitted
     chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, nullptr));
   }
-  item.chosen_by = to_string(chosen->by);
-  codegen::GemmSpec spec = chosen->spec();
+  item.chosen_by = to_string(chosen.by);
+  codegen::GemmSpec spec = chosen.spec();
   if (!options.config.empty()) {
     spec.config = F8_TRY(of_option("--config", codegen::parse_gemm_config(options.config)));
     F8_TRY(of_option("--config", codegen::validate(spec)));
@@ -114,7 +109,6 @@ Result<std::vector<Item>> items_of_shape(const Options& options, const Global& g
   if (op == Op::kLinear) items = F8_TRY(cast_items(recipe, options.op));
   for (const Gemm gemm : kGemms) {
     if (op != Op::kLinear && op != to_op(gemm)) continue;
-    if (op == Op::kLinear && !recipe.at(gemm).is_fp8()) continue;
     items.push_back(F8_TRY(gemm_item(options, recipe, gemm, shapes.front(), table)));
   }
   return items;

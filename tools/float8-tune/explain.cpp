@@ -119,15 +119,11 @@ Result<std::vector<Kernel>> kernels_of(const Recipe& recipe, const Subject& subj
   if (!validate_shape(shape)) return kernels;
   for (const Gemm gemm : kGemms) {
     const auto chosen = tuner::choose_gemm(recipe, gemm, shape, &table);
-    if (!chosen) continue;  // no generated kernel for this recipe: nothing to show
-    if (!*chosen) {
-      kernels.push_back({std::string(to_string(gemm)), "bf16 cublaslt", "recipe"});
-      continue;
-    }
+    if (!chosen) continue;  // the recipe has no kernels: nothing to show
     kernels.push_back({std::string(to_string(gemm)),
-                       fmt::format("{} {}", to_string((*chosen)->choice.provider),
-                                   runtime::config_text((*chosen)->choice)),
-                       std::string(to_string((*chosen)->by))});
+                       fmt::format("{} {}", to_string(chosen->choice.provider),
+                                   runtime::config_text(chosen->choice)),
+                       std::string(to_string(chosen->by))});
   }
   return kernels;
 }

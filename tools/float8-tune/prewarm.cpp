@@ -36,7 +36,7 @@ struct Plan {
   std::vector<Wanted> kernels;  // sorted by key
   std::vector<std::string> skipped;
   std::set<Shape> shapes;
-  int64_t left_to_library = 0;  // GEMMs that the table gives to cuBLASLt, and bf16 ones
+  int64_t left_to_library = 0;  // GEMMs that the table gives to cuBLASLt
 };
 
 void want(Plan& plan, const codegen::KernelSpec& spec, std::string_view role,
@@ -53,11 +53,11 @@ void want(Plan& plan, const codegen::KernelSpec& spec, std::string_view role,
 Status want_gemm(Plan& plan, const Recipe& recipe, Gemm gemm, Shape shape,
                  const TuningTable* table) {
   const auto chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, table));
-  if (!chosen || chosen->choice.provider == Provider::kCublasLt) {
-    if (table != nullptr) ++plan.left_to_library;
+  if (chosen.choice.provider == Provider::kCublasLt) {
+    ++plan.left_to_library;
     return {};
   }
-  want(plan, chosen->spec(), fmt::format("gemm {}", to_string(gemm)), to_string(chosen->by));
+  want(plan, chosen.spec(), fmt::format("gemm {}", to_string(gemm)), to_string(chosen.by));
   return {};
 }
 

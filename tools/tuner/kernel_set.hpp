@@ -1,19 +1,12 @@
-// The kernels that a linear layer's training step launches under a recipe, found without a GPU:
-// what `emit` prints and `prewarm` compiles.
-//
-// x, w and dy are each read by two of the three GEMMs, row-major by one and transposed by the
-// other; where both casts agree one kernel writes both copies. A disabled cast leaves the tensor in
-// bf16 and its GEMM to cuBLASLt.
+// The kernels of a linear layer's training step, with their roles and who chose them: what `emit`
+// prints, `prewarm` compiles and `explain` names. No GPU is needed.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "codegen/kernel_spec.hpp"
-#include "recipes/tuning_table.hpp"
-#include "runtime/gemm.hpp"
+#include "runtime/linear_kernels.hpp"
 
 namespace f8::tuner {
 
@@ -21,11 +14,12 @@ namespace f8::tuner {
 inline constexpr int kH100SmCount = 132;
 
 struct NamedKernel {
-  std::string role;  // "amax x", "cast dy", "gemm output"
+  std::string role;  // "amax x,w", "cast dy", "cast dy (grad_input alone)"
   codegen::KernelSpec spec;
 };
 
-// The amax and cast kernels; kUnsupported for a granularity that the generator lacks (blocks).
+// The amax and cast kernels of a recipe. kUnsupported where the runtime has none, with the recipe's
+// name.
 [[nodiscard]] Result<std::vector<NamedKernel>> cast_kernels(const Recipe& recipe);
 
 enum class ChosenBy { kMeasured, kNeighbour, kModel };
@@ -39,8 +33,8 @@ struct ChosenGemm {
   [[nodiscard]] codegen::GemmSpec spec() const;  // of a generated choice
 };
 
-// By `table` (null: none), else by the cost model. Empty where the recipe leaves this GEMM in bf16.
-[[nodiscard]] Result<std::optional<ChosenGemm>> choose_gemm(const Recipe& recipe, Gemm gemm,
-                                                            Shape linear, const TuningTable* table);
+// As a plan would choose: by `table` (null: none), else by the cost model.
+[[nodiscard]] Result<ChosenGemm> choose_gemm(const Recipe& recipe, Gemm gemm, Shape linear,
+                                             const TuningTable* table);
 
 }  // namespace f8::tuner
