@@ -4,7 +4,7 @@
 
 namespace f8 {
 
-std::string quoted(std::string_view text, size_t longest) {
+std::string quote(std::string_view text, size_t longest) {
   std::string result = "'";
   for (const char c : text.substr(0, longest)) {
     if (c >= ' ' && c <= '~') {

@@ -9,7 +9,7 @@
 namespace f8 {
 
 // 'text' in single quotes: bytes that are not printable ASCII as \xNN, past `longest` bytes "...".
-[[nodiscard]] std::string quoted(std::string_view text, size_t longest = 100);
+[[nodiscard]] std::string quote(std::string_view text, size_t longest = 100);
 
 // Takes the text up to `separator` off the front, and the separator; without one, all of it.
 std::string_view take_until(std::string_view& rest, char separator);

@@ -121,7 +121,7 @@ Result<Dtype> parse_dtype(std::string_view text) {
     if (text == to_string(t)) return t;
   }
   return fail(ErrorCode::kInvalidArgument, "unknown type {}; one of e4m3, e5m2, bf16, f16, f32",
-              quoted(text));
+              quote(text));
 }
 
 uint8_t encode_fp8(float value, Dtype format) {

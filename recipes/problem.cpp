@@ -67,25 +67,25 @@ Result<Problem> parse_fields(std::string_view rest) {
   const std::string_view op = take_until(rest, '/');
   p.op = F8_TRY(parse_op(op));
   if (op != to_string(p.op)) {
-    return fail(ErrorCode::kInvalidArgument, "op {} is written '{}' in a key", quoted(op),
+    return fail(ErrorCode::kInvalidArgument, "op {} is written '{}' in a key", quote(op),
                 to_string(p.op));
   }
   p.recipe = take_until(rest, '/');
   if (!is_recipe_name(p.recipe)) {
     return fail(ErrorCode::kInvalidArgument,
-                "recipe {} is not of lower-case letters, digits and '_'", quoted(p.recipe));
+                "recipe {} is not of lower-case letters, digits and '_'", quote(p.recipe));
   }
   std::string_view types = take_until(rest, '/');
   if (std::ranges::count(types, '.') != 2) {
     return fail(ErrorCode::kInvalidArgument, "types {} are not a.b.d, such as e4m3.e4m3.bf16",
-                quoted(types));
+                quote(types));
   }
   p.a = F8_TRY(parse_dtype(take_until(types, '.')));
   p.b = F8_TRY(parse_dtype(take_until(types, '.')));
   p.d = F8_TRY(parse_dtype(types));
   F8_TRY(validate_types(p));
   if (const std::string_view layout = take_until(rest, '/'); layout != "tn") {
-    return fail(ErrorCode::kInvalidArgument, "layout {}; the only one is tn", quoted(layout));
+    return fail(ErrorCode::kInvalidArgument, "layout {}; the only one is tn", quote(layout));
   }
   p.shape = F8_TRY(parse_dims(take_until(rest, '/')));
   for (const bool bias : {false, true}) {
@@ -96,7 +96,7 @@ Result<Problem> parse_fields(std::string_view rest) {
       return p;
     }
   }
-  return fail(ErrorCode::kInvalidArgument, "flags {}; one of b0f0, b0f1, b1f0, b1f1", quoted(rest));
+  return fail(ErrorCode::kInvalidArgument, "flags {}; one of b0f0, b0f1, b1f0, b1f1", quote(rest));
 }
 
 // "8", "1024:4096:1024" or "1024:16384:x2".
@@ -104,7 +104,7 @@ Result<std::vector<int64_t>> parse_range(const char* name, std::string_view text
   const auto malformed = [&](const char* why) {
     return fail(ErrorCode::kInvalidArgument,
                 "{} is {}: {}; use a number, FIRST:LAST:STEP or FIRST:LAST:xFACTOR", name,
-                quoted(text), why);
+                quote(text), why);
   };
   const auto parts = std::ranges::count(text, ':') + 1;
   std::string_view rest = text;
@@ -134,10 +134,10 @@ Result<std::vector<int64_t>> parse_range(const char* name, std::string_view text
 Status append_shapes(std::string_view text, std::vector<Shape>& shapes) {
   if (std::ranges::count(text, ',') != 2) {
     return fail(ErrorCode::kInvalidArgument, "shape {} is not M,N,K, such as 8192,4096,4096",
-                quoted(text));
+                quote(text));
   }
   const auto named = [text](Error e) {
-    e.message = fmt::format("shape {}: {}", quoted(text), e.message);
+    e.message = fmt::format("shape {}: {}", quote(text), e.message);
     return std::unexpected(std::move(e));
   };
   std::string_view rest = text;
@@ -151,7 +151,7 @@ Status append_shapes(std::string_view text, std::vector<Shape>& shapes) {
   const size_t planes = m_values->size() * n_values->size();
   if (planes > kMaxShapes || planes * k_values->size() > kMaxShapes - shapes.size()) {
     return fail(ErrorCode::kInvalidArgument, "shape {} makes more than {} shapes; narrow a range",
-                quoted(text), kMaxShapes);
+                quote(text), kMaxShapes);
   }
   for (const int64_t m : *m_values) {
     for (const int64_t n : *n_values) {
@@ -182,19 +182,19 @@ Result<Shape> parse_dims(std::string_view text) {
     const char name = "mnk"[i];
     if (!rest.starts_with(name)) {
       return fail(ErrorCode::kInvalidArgument, "dims {} are not mINTnINTkINT: no '{}' where due",
-                  quoted(text), name);
+                  quote(text), name);
     }
     rest.remove_prefix(1);
     const std::optional<int64_t> value = take_int(rest);
     if (!value) {
       return fail(ErrorCode::kInvalidArgument, "dims {}: {} is not a plain number of at most {}",
-                  quoted(text), name, kMaxDim);
+                  quote(text), name, kMaxDim);
     }
     values[i] = *value;
   }
   if (!rest.empty()) {
-    return fail(ErrorCode::kInvalidArgument, "dims {}: unexpected {} at the end", quoted(text),
-                quoted(rest));
+    return fail(ErrorCode::kInvalidArgument, "dims {}: unexpected {} at the end", quote(text),
+                quote(rest));
   }
   const Shape shape = {values[0], values[1], values[2]};
   F8_TRY(validate_shape(shape));
@@ -215,7 +215,7 @@ Result<Op> parse_op(std::string_view text) {
   return fail(ErrorCode::kInvalidArgument,
               "unknown op {}; one of output (fprop), grad_input (dgrad), grad_weight (wgrad), "
               "linear",
-              quoted(text));
+              quote(text));
 }
 
 Shape gemm_shape(Shape linear, Gemm g) {
@@ -252,7 +252,7 @@ std::string Problem::key() const {
 Result<Problem> Problem::parse(std::string_view key) {
   Result<Problem> parsed = parse_fields(key);
   if (!parsed) {
-    return fail(parsed.error().code, "problem {}: {}", quoted(key), parsed.error().message);
+    return fail(parsed.error().code, "problem {}: {}", quote(key), parsed.error().message);
   }
   return parsed;
 }

@@ -159,13 +159,13 @@ Result<Gemm> parse_gemm(std::string_view text) {
     if (text == to_string(g)) return g;
   }
   return fail(ErrorCode::kInvalidArgument,
-              "unknown GEMM {}; one of output, grad_input, grad_weight", quoted(text));
+              "unknown GEMM {}; one of output, grad_input, grad_weight", quote(text));
 }
 
 Status Recipe::validate() const {
   if (!is_recipe_name(name)) {
     return fail(ErrorCode::kInvalidArgument,
-                "recipe name {} is not of lower-case letters, digits and '_'", quoted(name));
+                "recipe name {} is not of lower-case letters, digits and '_'", quote(name));
   }
   for (const Gemm g : kGemms) {
     F8_TRY(validate_gemm(fmt::format("recipe {}, GEMM {}", name, to_string(g)), at(g)));
@@ -190,7 +190,7 @@ Result<Recipe> find_recipe(std::string_view name) {
     if (recipe.name == name) return recipe;
     names += (names.empty() ? "" : ", ") + recipe.name;
   }
-  return fail(ErrorCode::kInvalidArgument, "unknown recipe {}; one of {}", quoted(name), names);
+  return fail(ErrorCode::kInvalidArgument, "unknown recipe {}; one of {}", quote(name), names);
 }
 
 }  // namespace f8

@@ -42,7 +42,7 @@ Result<double> parse_positive(const char* field, std::string_view text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
       value <= 0) {
-    return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quoted(text));
+    return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quote(text));
   }
   return value;
 }
@@ -80,13 +80,13 @@ Result<KernelChoice> parse_choice(std::string_view line) {
     c.provider = Provider::kCublasLt;
   } else if (provider != to_string(Provider::kGenerated)) {
     return fail(ErrorCode::kCorrupt, "unknown provider {}; one of generated, cublaslt",
-                quoted(provider));
+                quote(provider));
   }
   c.config = take_until(rest, ' ');
   const bool known =
       c.provider == Provider::kCublasLt ? is_heuristic(c.config) : is_config(c.config);
   if (!known)
-    return fail(ErrorCode::kCorrupt, "config {} is none of {}", quoted(c.config), provider);
+    return fail(ErrorCode::kCorrupt, "config {} is none of {}", quote(c.config), provider);
   c.median_ns = F8_TRY(parse_positive("median_ns", rest));
   return c;
 }
@@ -99,7 +99,7 @@ Result<LinearSpeedup> parse_speedup(std::string_view line) {
   s.recipe = take_until(rest, ' ');
   if (!is_recipe_name(s.recipe)) {
     return fail(ErrorCode::kCorrupt, "recipe {} is not of lower-case letters, digits and '_'",
-                quoted(s.recipe));
+                quote(s.recipe));
   }
   s.shape = F8_TRY(parse_dims(take_until(rest, ' ')));
   s.speedup = F8_TRY(parse_positive("speedup", take_until(rest, ' ')));
@@ -136,7 +136,7 @@ Result<std::string_view> checked_records(std::string_view text) {
   if (version != fmt::format("{}", kVersion)) {
     return fail(ErrorCode::kUnsupported,
                 "tuning table has version {}, this float8 reads {}; export it again with this one",
-                quoted(version), kVersion);
+                quote(version), kVersion);
   }
   const size_t end = text.rfind("\nend ");
   if (end == std::string_view::npos || text.back() != '\n') {
@@ -152,7 +152,7 @@ Result<std::string_view> checked_records(std::string_view text) {
   if (const std::string actual = hash_hex(hashed); hash != actual) {
     return fail(ErrorCode::kCorrupt,
                 "tuning table was changed or damaged: its hash is {}, its end line says {}", actual,
-                quoted(hash));
+                quote(hash));
   }
   return rest.substr(0, rest.size() - (text.size() - hashed.size()));
 }
@@ -224,7 +224,7 @@ Result<TuningTable> TuningTable::parse(std::string_view text) {
   const std::string_view device = take_until(rest, '\n');
   if (!device.starts_with("device ")) {
     return fail(ErrorCode::kCorrupt, "tuning table, line 2: 'device NAME' expected, not {}",
-                quoted(device));
+                quote(device));
   }
   table.device = device.substr(device.find(' ') + 1);
   std::string_view previous;
