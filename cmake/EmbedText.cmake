@@ -1,12 +1,18 @@
 # float8_embed_text(OUTPUT NAMESPACE FILES...): a C++ source that defines, for each file a/b/name.ext,
 #   extern const std::string_view NAMESPACE::name_ext;
-# so that text (device templates, SQL) is read by people as files and by the program from itself.
+# so that text (device templates, SQL) is read by people as files and by the program from itself. The
+# values are constants, usable from any static initialiser. Bytes are kept: what a raw string literal
+# cannot hold (a carriage return, its own delimiter) fails the build.
 function(float8_embed_text output namespace)
   set(script ${PROJECT_SOURCE_DIR}/cmake/embed_text.cmake)
-  string(REPLACE ";" "," joined "${ARGN}")
+  set(files "")
+  foreach(file IN LISTS ARGN)
+    get_filename_component(file ${file} ABSOLUTE)
+    list(APPEND files ${file})
+  endforeach()
   add_custom_command(
     OUTPUT ${output}
-    COMMAND ${CMAKE_COMMAND} -DOUTPUT=${output} -DNAMESPACE=${namespace} -DFILES=${joined} -P ${script}
-    DEPENDS ${ARGN} ${script}
+    COMMAND ${CMAKE_COMMAND} -DOUTPUT=${output} -DNAMESPACE=${namespace} "-DFILES=${files}" -P ${script}
+    DEPENDS ${files} ${script}
     COMMENT "Embedding text into ${output}" VERBATIM)
 endfunction()

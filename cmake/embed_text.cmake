@@ -1,11 +1,22 @@
-# Run by float8_embed_text.
-string(REPLACE "," ";" FILES "${FILES}")
-set(body "#include <string_view>\n\nnamespace ${NAMESPACE} {\n")
-foreach(file ${FILES})
+# Run by float8_embed_text. ${text} is only ever expanded inside quotes, where CMake leaves semicolons,
+# brackets and backslashes alone.
+cmake_minimum_required(VERSION 3.25)
+set(body "#include <string_view>\n\nnamespace ${NAMESPACE} {\nusing namespace std::string_view_literals;\n")
+foreach(file IN LISTS FILES)
   get_filename_component(name ${file} NAME)
   string(MAKE_C_IDENTIFIER ${name} symbol)
   file(READ ${file} text)
-  string(APPEND body "extern const std::string_view ${symbol};\nconst std::string_view ${symbol} = R\"f8text(${text})f8text\";\n")
+  file(SIZE ${file} size)
+  string(LENGTH "${text}" length)
+  if(NOT length EQUAL size)
+    message(FATAL_ERROR "${file} holds a carriage return and cannot be embedded")
+  endif()
+  string(FIND "${text}" ")f8text\"" delimiter)
+  if(NOT delimiter EQUAL -1)
+    message(FATAL_ERROR "${file} holds the raw string delimiter )f8text\" and cannot be embedded")
+  endif()
+  string(APPEND body "extern const std::string_view ${symbol};\n"
+    "constinit const std::string_view ${symbol} = R\"f8text(${text})f8text\"sv;\n")
 endforeach()
 string(APPEND body "}  // namespace ${NAMESPACE}\n")
 file(WRITE ${OUTPUT} "${body}")

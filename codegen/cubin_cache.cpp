@@ -66,7 +66,7 @@ Result<std::string> cache_key(const KernelSource& source) {
   for (const std::string& option : sorted_options(source)) {
     identity += fmt::format("{} {}\n", option.size(), option);
   }
-  identity += source.source;
+  identity += fmt::format("source {}\n{}", source.source.size(), source.source);
   return hash_hex(identity);
 }
 

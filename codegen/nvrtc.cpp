@@ -165,8 +165,9 @@ Result<Cubin> compile(const KernelSource& source) {
   const auto start = std::chrono::steady_clock::now();
   const Program program = F8_TRY(Program::compile(source));
   if (const std::string_view line = find_c75_line(program.log()); !line.empty()) {
-    return fail(ErrorCode::kCompile, "kernel {} compiles to code that must not run: {}", source.key,
-                line);
+    return fail(ErrorCode::kCompile,
+                "kernel {} is refused, its wgmma is serialised or its setmaxnreg ignored: {}",
+                source.key, line);
   }
   const PtxasReport report = parse_ptxas_log(program.log(), source.entry);
   Cubin cubin;

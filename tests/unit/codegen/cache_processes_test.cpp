@@ -1,0 +1,207 @@
+// Several processes on one cache: who compiles, who waits, and what a kill leaves behind.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "codegen/cubin_cache.hpp"
+#include "tests/unit/codegen/cache_testing.hpp"
+
+namespace f8::codegen {
+namespace {
+
+using testing::CapturedLog;
+using testing::Child;
+using testing::CountingCompiler;
+using testing::TempDirectory;
+using testing::test_cubin;
+using testing::test_kernel;
+
+// One byte for each event, between processes.
+class Bell {
+ public:
+  Bell() {
+    if (::pipe(ends_) != 0) std::abort();
+  }
+  Bell(const Bell&) = delete;
+  Bell& operator=(const Bell&) = delete;
+  ~Bell() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  void ring() const {
+    if (::write(ends_[1], "!", 1) != 1) std::abort();
+  }
+  [[nodiscard]] bool rung_within(std::chrono::milliseconds time) const {
+    pollfd wait{ends_[0], POLLIN, 0};
+    if (::poll(&wait, 1, static_cast<int>(time.count())) != 1) return false;
+    char byte = 0;
+    return ::read(ends_[0], &byte, 1) == 1;
+  }
+  [[nodiscard]] int count() const {
+    int rings = 0;
+    while (rung_within(std::chrono::milliseconds(0))) ++rings;
+    return rings;
+  }
+
+ private:
+  int ends_[2];
+};
+
+constexpr std::chrono::seconds kLong(20);
+
+std::string get_kernel(const fs::path& directory, const CubinCache::Compiler& compiler) {
+  auto cache = CubinCache::open(directory, compiler);
+  if (!cache) return cache.error().message;
+  const auto kernel = cache->get(test_kernel());
+  if (!kernel) return kernel.error().message;
+  return (*kernel)->image == test_cubin(test_kernel()).image ? "" : "another image";
+}
+
+class CacheProcesses : public ::testing::Test {
+ protected:
+  // Children inherit the opened library; the processes under test then start without a delay.
+  static void SetUpTestSuite() { ASSERT_TRUE(nvrtc_version()); }
+
+  TempDirectory temp_;
+  const fs::path directory_ = temp_ / "cache";
+};
+
+TEST_F(CacheProcesses, CompileAKernelOnce) {
+  const Bell started;
+  const Bell compiled;
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 6; ++rank) {
+    ranks.push_back(std::make_unique<Child>([&] {
+      return get_kernel(directory_, [&](const KernelSource& source) -> Result<Cubin> {
+        compiled.ring();
+        // Slow enough that all ranks ask while it runs.
+        for (int i = 0; i < 5 && started.rung_within(kLong); ++i) {
+        }
+        return test_cubin(source);
+      });
+    }));
+  }
+  for (int i = 0; i < 5; ++i) started.ring();
+  for (const auto& rank : ranks) EXPECT_EQ(rank->verdict(), "");
+  EXPECT_EQ(compiled.count(), 1);
+}
+
+TEST_F(CacheProcesses, AKilledCompilerFreesTheNext) {
+  const Bell first_compiles;
+  const Bell second_compiles;
+  Child first([&] {
+    return get_kernel(directory_, [&](const KernelSource&) -> Result<Cubin> {
+      first_compiles.ring();
+      std::this_thread::sleep_for(kLong);
+      return fail(ErrorCode::kInternal, "not killed");
+    });
+  });
+  ASSERT_TRUE(first_compiles.rung_within(kLong));
+  Child second([&] {
+    return get_kernel(directory_, [&](const KernelSource& source) {
+      second_compiles.ring();
+      return Result<Cubin>(test_cubin(source));
+    });
+  });
+  EXPECT_FALSE(second_compiles.rung_within(std::chrono::milliseconds(150)))
+      << "compiled while another process held the lock";
+  first.kill();
+  EXPECT_EQ(second.verdict(), "");
+  EXPECT_EQ(second_compiles.count(), 1);
+}
+
+TEST_F(CacheProcesses, AFailedCompileIsTriedByTheNext) {
+  Child first([&] {
+    return get_kernel(directory_, [](const KernelSource&) -> Result<Cubin> {
+      return fail(ErrorCode::kCompile, "no");
+    });
+  });
+  EXPECT_EQ(first.verdict(), "no");
+  EXPECT_EQ(get_kernel(directory_, CountingCompiler()), "");
+}
+
+TEST_F(CacheProcesses, AKillAtAnyMomentLeavesOnlyWholeEntries) {
+  const CapturedLog log;
+  int whole = 0;
+  for (int round = 0; round < 12; ++round) {
+    Child writer([&] {
+      auto cache = CubinCache::open(directory_, CountingCompiler());
+      for (int i = 0;; ++i) (void)cache->get(test_kernel(round * 1000 + i));
+      return std::string();
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(4000 + 1700 * round));
+    writer.kill();
+    const CountingCompiler compiler;
+    auto cache = CubinCache::open(directory_, compiler);
+    ASSERT_TRUE(cache) << cache.error().message;
+    int i = 0;
+    while ((*cache->get(test_kernel(round * 1000 + i)))->from_cache) ++i;
+    whole += i;
+  }
+  EXPECT_GT(whole, 0);
+  EXPECT_TRUE(log.warnings().empty()) << log.warnings()[0];
+}
+
+// The size of real kernels: a source of 40 KB, a cubin of 30 KB.
+KernelSource large_kernel(int i) {
+  KernelSource source = test_kernel(i);
+  source.source.resize(40 << 10, ' ');
+  return source;
+}
+
+constexpr int kKernels = 30;
+constexpr const char* kStartDirectory = "FLOAT8_TEST_START_DIRECTORY";
+
+double start_ms(const fs::path& directory) {
+  const auto start = std::chrono::steady_clock::now();
+  auto cache = CubinCache::open(directory, [](const KernelSource&) -> Result<Cubin> {
+    return fail(ErrorCode::kInternal, "nothing should be compiled");
+  });
+  for (int i = 0; i < kKernels; ++i) {
+    if (!cache || !cache->get(large_kernel(i))) return -1;
+  }
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+// Run by the test below in a process of its own, where NVRTC is not open yet.
+TEST(CacheStart, DISABLED_InThisProcess) {
+  const char* directory = std::getenv(kStartDirectory);
+  ASSERT_NE(directory, nullptr);
+  std::ofstream(fs::path(directory) / "milliseconds") << start_ms(fs::path(directory) / "cache");
+}
+
+TEST_F(CacheProcesses, TheSecondStartTakesAtMost50Milliseconds) {
+  auto cache = CubinCache::open(directory_, [](const KernelSource& source) -> Result<Cubin> {
+    Cubin cubin = test_cubin(source);
+    cubin.image.resize(30 << 10, std::byte{7});
+    return cubin;
+  });
+  for (int i = 0; i < kKernels; ++i) ASSERT_TRUE(cache->get(large_kernel(i)));
+  ASSERT_EQ(::setenv(kStartDirectory, temp_.path().c_str(), 1), 0);
+  double best_ms = 1e9;  // of three: the machine may be busy with something else
+  for (int i = 0; i < 3; ++i) {
+    Child child([] {
+      ::execl("/proc/self/exe", "start", "--gtest_filter=CacheStart.*", "--gtest_brief=1",
+              "--gtest_also_run_disabled_tests", nullptr);
+      return std::string("cannot execute this program again");
+    });
+    ASSERT_EQ(child.verdict(), "");
+    double ms = -1;
+    std::ifstream(temp_ / "milliseconds") >> ms;
+    ASSERT_GT(ms, 0);
+    best_ms = std::min(best_ms, ms);
+  }
+  RecordProperty("start_ms", fmt::format("{:.1f}", best_ms));
+  fmt::print("{} kernels from the cache in a fresh process: {:.1f} ms\n", kKernels, best_ms);
+  EXPECT_LE(best_ms, 50);
+}
+
+}  // namespace
+}  // namespace f8::codegen
