@@ -122,6 +122,7 @@ struct TrialRow {
   Candidate candidate;
   TrialResult result;
   std::string device_name, toolchain, method_key, fidelity, at;
+  DeviceClass device;
 };
 
 enum class OpenMode { kReadOnly, kReadWrite, kCreate };
@@ -144,20 +145,32 @@ class Database {
                                           const std::vector<Cell>& cells);
   // Cells of the run without a terminal trial, in planned order. Cells found `running` (the process
   // died in them) get attempt + 1; after a second death they become `quarantined` and are not
-  // returned.
+  // returned. Refused while another living process of this machine measures the run.
   [[nodiscard]] Result<std::vector<PendingTrial>> resume_run(std::string_view run_uuid);
+  // A run is measured on one device with one toolchain and method: call before resume_run. The
+  // error names the first field that differs.
+  [[nodiscard]] Status verify_run(std::string_view run_uuid, const DeviceClass& device,
+                                  std::string_view unit_uuid, const Toolchain& toolchain,
+                                  const Method& method) const;
   [[nodiscard]] Status start_trial(const PendingTrial& trial);  // planned -> running
   [[nodiscard]] Status finish_trial(const PendingTrial& trial, const TrialResult& result);
+  // state: done, interrupted or crashed; `done` with cells left is recorded as interrupted. A cell
+  // still `running` is planned again: the process lives, so this is no death.
   [[nodiscard]] Status end_run(std::string_view run_uuid, std::string_view state);
-  [[nodiscard]] Result<std::vector<RunInfo>> runs() const;  // newest first
+  // Newest first. A run whose process died without end_run reads as `crashed`.
+  [[nodiscard]] Result<std::vector<RunInfo>> runs() const;
 
   // --- reading
   // All terminal rows of these, best first (ok before others, then by median).
   [[nodiscard]] Result<std::vector<TrialRow>> trials(const Problem& problem) const;
-  // The best ok, final rows of impl "float8" linears of a recipe: the filter's evidence.
-  [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe) const;
+  // The filter's evidence: for each linear of a recipe and each device class the fastest ok, final
+  // row of `impl` under the toolchain and method measured last. Ordered by n, k, m, device and
+  // uuid.
+  [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
+                                                      std::string_view impl = "float8") const;
+  // The best kernel of every GEMM and the speedup of every linear, of the device of the newest run.
   [[nodiscard]] Result<TuningTable> table() const;
-  [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;
+  [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;  // newest run first
 
   // --- whole files
   struct MergeCount {
@@ -168,7 +181,9 @@ class Database {
   [[nodiscard]] Status export_jsonl(
       const std::filesystem::path& path) const;  // sorted: equal data, equal bytes
   [[nodiscard]] Result<MergeCount> import_jsonl(const std::filesystem::path& path);
-  [[nodiscard]] Status check() const;  // integrity, foreign keys
+  // A compact copy in one file, without a -wal beside it: the form to share or to embed.
+  [[nodiscard]] Status export_db(const std::filesystem::path& path) const;
+  [[nodiscard]] Status check() const;  // integrity, foreign keys, natural keys
   [[nodiscard]] static std::string_view schema();
 
   struct State;

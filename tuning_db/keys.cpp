@@ -1,0 +1,108 @@
+// Natural keys: hashes of canonical text, equal on every machine for equal values. A key is what a
+// merge and a lookup match, so the text below is part of the database format.
+#include <fcntl.h>
+#include <sys/random.h>
+
+#include <array>
+#include <chrono>
+#include <ctime>
+
+#include "base/hash.hpp"
+#include "tuning_db/rows.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+constexpr std::array<std::string_view, 10> kStates = {
+    "planned",       "running",      "ok",    "noisy",   "pruned",
+    "compile_error", "launch_error", "wrong", "timeout", "quarantined"};
+
+// A key cannot fail; text that is no JSON is refused where it is stored.
+std::string canonical_or_raw(const std::string& text) {
+  auto canonical = canonical_json(text);
+  return canonical ? *std::move(canonical) : text;
+}
+
+// Hashes an array, whose JSON marks where each part ends.
+std::string hash_fields(nlohmann::json fields) {
+  return hash_hex(dump(fields));
+}
+
+}  // namespace
+
+std::string dump(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Result<std::string> canonical_json(std::string_view text) {
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) {
+    return fail(ErrorCode::kInvalidArgument, "not JSON: {}", text.substr(0, 80));
+  }
+  return dump(json);
+}
+
+std::string DeviceClass::key() const {
+  return hash_fields({"device", name, cc, sm_count, l2_bytes, mem_bytes, mem_clock_mhz,
+                      sm_clock_max_mhz, power_limit_w, mig});
+}
+
+std::string Toolchain::key() const {
+  return hash_fields({"toolchain", driver, cuda_runtime, nvrtc, cublaslt, nccl, tool_version,
+                      git_sha, git_dirty, codegen_abi});
+}
+
+std::string Method::key() const {
+  return hash_fields({"method", fidelity, canonical_or_raw(spec)});
+}
+
+std::string Candidate::key() const {
+  return hash_fields({"candidate", impl, canonical_or_raw(config), source_hash});
+}
+
+std::string hash_unit(std::string_view unit_uuid) {
+  return hash_fields({"unit", unit_uuid});
+}
+
+std::string_view to_string(TrialState s) {
+  return kStates[static_cast<size_t>(s)];
+}
+
+bool is_terminal(TrialState s) {
+  return s != TrialState::kPlanned && s != TrialState::kRunning;
+}
+
+Result<TrialState> parse_trial_state(std::string_view text) {
+  for (size_t i = 0; i < kStates.size(); ++i) {
+    if (kStates[i] == text) return static_cast<TrialState>(i);
+  }
+  return fail(ErrorCode::kCorrupt, "unknown trial state '{}'", text);
+}
+
+std::string new_uuid() {
+  std::array<unsigned char, 16> bytes{};
+  // At most 256 bytes are never interrupted nor short once the pool is ready.
+  while (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+  }
+  bytes[6] = static_cast<unsigned char>((bytes[6] & 0x0f) | 0x40);
+  bytes[8] = static_cast<unsigned char>((bytes[8] & 0x3f) | 0x80);
+  std::string uuid;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) uuid += '-';
+    uuid += fmt::format("{:02x}", bytes[i]);
+  }
+  return uuid;
+}
+
+std::string timestamp() {
+  using namespace std::chrono;
+  const auto now = system_clock::now();
+  const std::time_t seconds = system_clock::to_time_t(now);
+  const auto ms = duration_cast<milliseconds>(now.time_since_epoch()).count() % 1000;
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900,
+                     utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
+}
+
+}  // namespace f8::tuning_db

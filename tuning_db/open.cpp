@@ -1,0 +1,235 @@
+// Opening, creating and refusing database files.
+//
+// A file is judged by its first 100 bytes before SQLite sees it, so that a file that is refused is
+// not touched: not even a -shm is made beside it. A new database is built under a temporary name
+// and linked into place, so that no reader ever meets half a schema.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "tuning_db/state.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+constexpr uint32_t kApplicationId = 0x46384442;
+constexpr std::string_view kMagic("SQLite format 3\0", 16);
+
+struct Header {  // of an SQLite file
+  uint32_t page_bytes, pages, user_version, application_id;
+  bool pages_valid;
+};
+
+bool has_wal(const fs::path& path) {
+  std::error_code ignored;
+  const auto size = fs::file_size(path.string() + "-wal", ignored);
+  return !ignored && size > 0;
+}
+
+Result<Header> read_header(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) {
+    return fail(ErrorCode::kInvalidArgument, "{}: not a regular file; name a database file",
+                path.string());
+  }
+  std::array<unsigned char, 100> bytes{};
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    return fail(ErrorCode::kIo, "{}: cannot open it: {}", path.string(), std::strerror(errno));
+  }
+  in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  if (in.gcount() == 0) {
+    return fail(ErrorCode::kCorrupt,
+                "{}: the file is empty, not a float8 tuning database; remove it or name another",
+                path.string());
+  }
+  if (in.gcount() < static_cast<std::streamsize>(bytes.size()) ||
+      std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
+    return fail(ErrorCode::kCorrupt,
+                "{}: not an SQLite file, so not a float8 tuning database; name another file",
+                path.string());
+  }
+  const auto u32 = [&bytes](size_t at) {
+    return static_cast<uint32_t>(bytes[at]) << 24 | static_cast<uint32_t>(bytes[at + 1]) << 16 |
+           static_cast<uint32_t>(bytes[at + 2]) << 8 | static_cast<uint32_t>(bytes[at + 3]);
+  };
+  const uint32_t page = static_cast<uint32_t>(bytes[16]) << 8 | bytes[17];
+  return Header{.page_bytes = page == 1 ? 65536 : page,
+                .pages = u32(28),
+                .user_version = u32(60),
+                .application_id = u32(68),
+                .pages_valid = u32(24) == u32(92)};
+}
+
+Status refuse_newer(const fs::path& path, int64_t version, int known) {
+  if (version <= known) return {};
+  return fail(
+      ErrorCode::kUnsupported,
+      "{}: its schema version is {}, this program knows {}; use the newer float8 that wrote "
+      "it",
+      path.string(), version, known);
+}
+
+Status judge(const fs::path& path, int known) {
+  const Header header = F8_TRY(read_header(path));
+  if (header.application_id != kApplicationId) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: an SQLite database of another program (application_id {:#x}), not a float8 "
+                "tuning database; name another file",
+                path.string(), header.application_id);
+  }
+  F8_TRY(refuse_newer(path, header.user_version, known));
+  // With a -wal the file may lag behind its header in a checkpoint that was cut short.
+  if (header.pages_valid && !has_wal(path)) {
+    std::error_code error;
+    const auto size = fs::file_size(path, error);
+    if (!error && size < uint64_t{header.pages} * header.page_bytes) {
+      return fail(ErrorCode::kCorrupt,
+                  "{}: truncated ({} bytes of {}); restore a copy, or measure into a new file",
+                  path.string(), size, uint64_t{header.pages} * header.page_bytes);
+    }
+  }
+  return {};
+}
+
+// Removes the temporary name whatever happens.
+struct TemporaryName {
+  fs::path path;
+  explicit TemporaryName(fs::path p) : path(std::move(p)) {}
+  TemporaryName(const TemporaryName&) = delete;
+  TemporaryName& operator=(const TemporaryName&) = delete;
+  ~TemporaryName() {
+    std::error_code ignored;
+    for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+      fs::remove(path.string() + suffix, ignored);
+    }
+  }
+};
+
+Status create(const fs::path& path, const SchemaSpec& schema) {
+  const TemporaryName temporary(path.string() + fmt::format(".new-{}", ::getpid()));
+  {
+    auto db = F8_TRY(Connection::open(temporary.path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
+    auto transaction = F8_TRY(Transaction::begin(*db));
+    F8_TRY(db->exec(std::string(schema.sql)));
+    F8_TRY(transaction.commit());
+    F8_TRY(db->exec("PRAGMA journal_mode=WAL"));
+  }
+  if (::link(temporary.path.c_str(), path.c_str()) == 0 || errno == EEXIST) return {};
+  // Some file systems have no hard links; there the last of two creators wins, both empty.
+  if (::rename(temporary.path.c_str(), path.c_str()) == 0) return {};
+  return fail(ErrorCode::kIo, "{}: cannot create it: {}", path.string(), std::strerror(errno));
+}
+
+Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
+  auto db = Connection::open(path, SQLITE_OPEN_READONLY);
+  if (db) {
+    const auto version = (*db)->scalar("PRAGMA user_version");
+    if (version) return db;
+    // WAL wants a -shm beside the file; a folder that cannot be written is read without one, which
+    // is right as long as no -wal holds newer pages.
+    if (version.error().code != ErrorCode::kIo || has_wal(path)) {
+      return std::unexpected(version.error());
+    }
+  }
+  return Connection::open(path, SQLITE_OPEN_READONLY, /*immutable=*/true);
+}
+
+fs::path backup_name(const fs::path& path, int64_t version) {
+  fs::path name = path.string() + fmt::format(".v{}.backup", version);
+  for (int i = 2; fs::exists(name); ++i) {
+    name = path.string() + fmt::format(".v{}.backup{}", version, i);
+  }
+  return name;
+}
+
+Status backup_and_migrate(Connection& db, const fs::path& path, int version,
+                          const SchemaSpec& schema) {
+  const fs::path backup = backup_name(path, version);
+  auto statement = F8_TRY(db.prepare("VACUUM INTO ?"));
+  auto copied = statement.bind(backup.string()).run();
+  if (!copied) {
+    std::error_code ignored;
+    fs::remove(backup, ignored);
+    return fail(copied.error().code, "cannot back up before migrating, nothing was changed: {}",
+                copied.error().message);
+  }
+  F8_TRY(migrate(db, version, schema));
+  log_warning("{}: migrated from schema version {} to {}; the old one is {}", path.string(),
+              version, schema.version, backup.string());
+  return {};
+}
+
+}  // namespace
+
+Database Database::State::wrap(State state) {
+  return Database(std::make_unique<State>(std::move(state)));
+}
+
+Status Database::State::require_writable() const {
+  if (writable) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}: opened for reading; open it for writing", layer);
+}
+
+Result<Database> open_database(const fs::path& path, OpenMode mode, const SchemaSpec& schema) {
+  const bool writable = mode != OpenMode::kReadOnly;
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    if (mode != OpenMode::kCreate) {
+      return fail(ErrorCode::kNotFound,
+                  "{}: no such database; check the path, or make it with `float8-tune sweep --db`",
+                  path.string());
+    }
+    if (!fs::is_directory(folder, error)) {
+      return fail(ErrorCode::kNotFound, "{}: the folder {} does not exist; create it first",
+                  path.string(), folder.string());
+    }
+    F8_TRY(refuse_network_fs(path, fs_magic(folder)));
+    F8_TRY(create(path, schema));
+  }
+  F8_TRY(judge(path, schema.version));
+  if (writable) F8_TRY(refuse_network_fs(path, fs_magic(path)));
+
+  auto db = writable ? F8_TRY(Connection::open(path, SQLITE_OPEN_READWRITE))
+                     : F8_TRY(connect_to_read(path));
+  // Again, now with what a -wal holds.
+  const auto version = static_cast<int>(F8_TRY(db->scalar("PRAGMA user_version")));
+  F8_TRY(refuse_newer(path, version, schema.version));
+  if (writable) {
+    if (db->is_read_only()) {
+      return fail(ErrorCode::kIo, "{}: the file is write-protected; change its permissions",
+                  path.string());
+    }
+    F8_TRY(db->exec("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"));
+  }
+  if (version < schema.version) {
+    if (writable) {
+      F8_TRY(backup_and_migrate(*db, path, version, schema));
+    } else {
+      db = F8_TRY(Connection::copy_to_memory(*db));
+      F8_TRY(migrate(*db, version, schema));
+    }
+  }
+  // Reads the schema's own pages, so that damage there is said now.
+  F8_TRY(db->scalar("SELECT count(*) FROM trial JOIN run ON run.id = run_id WHERE trial.id < 0"));
+  return Database::State::wrap({std::move(db), path.string(), writable});
+}
+
+Result<Database> Database::open(const fs::path& path, OpenMode mode) {
+  return open_database(path, mode, current_schema());
+}
+
+Database::Database(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Database::Database(Database&&) noexcept = default;
+Database& Database::operator=(Database&&) noexcept = default;
+Database::~Database() = default;
+
+}  // namespace f8::tuning_db

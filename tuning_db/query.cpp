@@ -1,0 +1,185 @@
+// Reading: trials with their provenance, the filter's evidence, the table that the runtime takes.
+#include <nlohmann/json.hpp>
+
+#include "tuning_db/rows.hpp"
+#include "tuning_db/state.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+// From a trial t; the columns are what read_row expects.
+std::string select_rows() {
+  return fmt::format(
+      "SELECT t.uuid, r.uuid, t.state, t.at, p.key, c.impl, c.config, c.source_hash, m.key, "
+      "m.fidelity, {}, {}, {} FROM trial t "
+      "JOIN run r ON r.id = t.run_id JOIN problem p ON p.id = t.problem_id "
+      "JOIN candidate c ON c.id = t.candidate_id JOIN device_unit u ON u.id = r.unit_id "
+      "JOIN device_class d ON d.id = u.class_id JOIN toolchain tc ON tc.id = r.toolchain_id "
+      "JOIN method m ON m.id = r.method_id ",
+      kDeviceColumns, kToolchainColumns, kResultColumns);
+}
+
+std::string describe(const Toolchain& t) {
+  return fmt::format("driver {}, CUDA {}, NVRTC {}, cuBLASLt {}, float8 {} ({}{})", t.driver,
+                     t.cuda_runtime, t.nvrtc, t.cublaslt, t.tool_version, t.git_sha,
+                     t.git_dirty ? ", modified" : "");
+}
+
+Result<TrialRow> read_row(const Statement& s, const std::string& layer) {
+  TrialRow row;
+  row.uuid = s.text(0);
+  row.run_uuid = s.text(1);
+  row.layer = layer;
+  const TrialState state = F8_TRY(parse_trial_state(s.text(2)));
+  row.at = s.text(3);
+  row.problem = F8_TRY(Problem::parse(s.text(4)));
+  row.candidate = {s.text(5), s.text(6), s.text(7)};
+  row.method_key = s.text(8);
+  row.fidelity = s.text(9);
+  row.device = read_device(s, 10);
+  row.device_name = row.device.name;
+  row.toolchain = describe(read_toolchain(s, 10 + kDeviceColumnCount));
+  row.result = read_result(s, 10 + kDeviceColumnCount + kToolchainColumnCount, state);
+  return row;
+}
+
+// The table's text for a candidate's JSON: a GEMM configuration, or "h3" for a heuristic.
+Result<std::string> table_config(const Candidate& c) {
+  const auto json = nlohmann::json::parse(c.config, nullptr, false);
+  const bool generated = c.impl == "generated";
+  if (json.is_object()) {
+    const auto found = json.find(generated ? "config" : "heuristic");
+    if (found != json.end() && generated && found->is_string()) return found->get<std::string>();
+    if (found != json.end() && !generated && found->is_number_integer()) {
+      return fmt::format("h{}", found->get<int64_t>());
+    }
+  }
+  return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}", c.impl,
+              c.config, generated ? R"({"config":"..."})" : R"({"heuristic":N})");
+}
+
+}  // namespace
+
+Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
+  auto s =
+      F8_TRY(state_->db->prepare(
+          select_rows() + "WHERE p.key = ? AND t.state NOT IN ('planned', 'running') "
+                          "ORDER BY t.state <> 'ok', m.fidelity <> 'final', t.median_ns IS NULL, "
+                          "t.median_ns, t.uuid"));
+  s.bind(problem.key());
+  std::vector<TrialRow> rows;
+  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
+  return rows;
+}
+
+Result<std::vector<TrialRow>> Database::linears(std::string_view recipe,
+                                                std::string_view impl) const {
+  auto s = F8_TRY(state_->db->prepare(
+      select_rows() +
+      "WHERE t.id IN (SELECT trial_id FROM current_trial WHERE impl = ?2 AND place = 1 AND "
+      "problem_id IN (SELECT id FROM problem WHERE op = 'linear' AND recipe = ?1)) "
+      "ORDER BY p.n, p.k, p.m, p.bias, d.key, t.uuid"));
+  s.bind(recipe, impl);
+  std::vector<TrialRow> rows;
+  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
+  return rows;
+}
+
+Result<std::vector<DeviceClass>> Database::devices() const {
+  auto s = F8_TRY(state_->db->prepare(
+      fmt::format("SELECT {} FROM device_class d JOIN device_unit u ON u.class_id = d.id "
+                  "JOIN run r ON r.unit_id = u.id "
+                  "GROUP BY d.id ORDER BY max(r.started_at) DESC, d.key",
+                  kDeviceColumns)));
+  std::vector<DeviceClass> devices;
+  while (F8_TRY(s.step())) devices.push_back(read_device(s, 0));
+  return devices;
+}
+
+Result<TuningTable> Database::table() const {
+  TuningTable table;
+  const std::vector<DeviceClass> known = F8_TRY(devices());
+  if (known.empty()) return table;
+  table.device = known.front().name;
+  // Over implementations too the fastest wins: the library takes part in every sweep.
+  auto s = F8_TRY(state_->db->prepare(
+      "SELECT p.key, c.impl, c.config, c.source_hash, t.median_ns, t.pair_ratio, t.pair_lo, "
+      "t.pair_hi FROM (SELECT *, row_number() OVER (PARTITION BY problem_id ORDER BY median_ns, "
+      "candidate_id) AS best FROM current_trial WHERE place = 1 "
+      "AND impl IN ('generated', 'cublaslt', 'float8') "
+      "AND class_id = (SELECT id FROM device_class WHERE key = ?)) b "
+      "JOIN trial t ON t.id = b.trial_id JOIN problem p ON p.id = b.problem_id "
+      "JOIN candidate c ON c.id = b.candidate_id WHERE b.best = 1 ORDER BY p.key"));
+  s.bind(known.front().key());
+  while (F8_TRY(s.step())) {
+    const Problem problem = F8_TRY(Problem::parse(s.text(0)));
+    const Candidate candidate{s.text(1), s.text(2), s.text(3)};
+    if (problem.op == Op::kLinear) {
+      if (candidate.impl != "float8" || s.is_null(5)) continue;
+      table.add(LinearSpeedup{problem.recipe, problem.shape, s.real(5), s.real(6), s.real(7)});
+    } else if (candidate.impl != "float8") {
+      const Provider provider =
+          candidate.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt;
+      table.add(KernelChoice{problem, provider, F8_TRY(table_config(candidate)), s.real(4)});
+    }
+  }
+  return table;
+}
+
+Status Database::check() const {
+  const Connection& db = *state_->db;
+  auto integrity = F8_TRY(db.prepare("PRAGMA integrity_check(1)"));
+  while (F8_TRY(integrity.step())) {
+    if (integrity.text(0) == "ok") continue;
+    return fail(ErrorCode::kCorrupt,
+                "{}: the database is damaged ({}); restore a copy, or measure into a new file",
+                db.label(), integrity.text(0));
+  }
+  auto foreign = F8_TRY(db.prepare("PRAGMA foreign_key_check"));
+  if (F8_TRY(foreign.step())) {
+    return fail(ErrorCode::kCorrupt, "{}: row {} of table {} refers to no row of {}", db.label(),
+                foreign.integer(1), foreign.text(0), foreign.text(2));
+  }
+  const auto wrong_key = [&db](std::string_view table, const std::string& key) -> Status {
+    return fail(ErrorCode::kCorrupt, "{}: the row of table {} with key {} has another key's fields",
+                db.label(), table, key);
+  };
+  auto device =
+      F8_TRY(db.prepare(fmt::format("SELECT d.key, {} FROM device_class d", kDeviceColumns)));
+  while (F8_TRY(device.step())) {
+    if (device.text(0) != read_device(device, 1).key()) {
+      return wrong_key("device_class", device.text(0));
+    }
+  }
+  auto toolchain =
+      F8_TRY(db.prepare(fmt::format("SELECT tc.key, {} FROM toolchain tc", kToolchainColumns)));
+  while (F8_TRY(toolchain.step())) {
+    if (toolchain.text(0) != read_toolchain(toolchain, 1).key()) {
+      return wrong_key("toolchain", toolchain.text(0));
+    }
+  }
+  auto method = F8_TRY(db.prepare("SELECT key, fidelity, spec FROM method"));
+  while (F8_TRY(method.step())) {
+    if (method.text(0) != Method{method.text(1), method.text(2)}.key()) {
+      return wrong_key("method", method.text(0));
+    }
+  }
+  auto candidate = F8_TRY(db.prepare("SELECT key, impl, config, source_hash FROM candidate"));
+  while (F8_TRY(candidate.step())) {
+    if (candidate.text(0) !=
+        Candidate{candidate.text(1), candidate.text(2), candidate.text(3)}.key()) {
+      return wrong_key("candidate", candidate.text(0));
+    }
+  }
+  auto problem = F8_TRY(db.prepare("SELECT key, op, recipe, m, n, k FROM problem"));
+  while (F8_TRY(problem.step())) {
+    const Problem p = F8_TRY(Problem::parse(problem.text(0)));
+    const Shape shape{problem.integer(3), problem.integer(4), problem.integer(5)};
+    if (to_string(p.op) != problem.text(1) || p.recipe != problem.text(2) || p.shape != shape) {
+      return wrong_key("problem", problem.text(0));
+    }
+  }
+  return {};
+}
+
+}  // namespace f8::tuning_db

@@ -1,0 +1,69 @@
+// Values to rows and back: find-or-insert by natural key, and the columns of a result. Internal to
+// tuning_db.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "tuning_db/database.hpp"
+#include "tuning_db/sqlite.hpp"
+
+namespace f8::tuning_db {
+
+// The columns of a TrialResult but for its state, in the order that bind_result and read_result
+// use.
+inline constexpr std::string_view kResultColumns =
+    "reason, predicted_ns, rel_err, sqnr_db, compile_ms, registers, smem_bytes, spill_bytes, "
+    "cubin_hash, samples, samples_dropped, median_ns, mad_ns, p05_ns, p95_ns, ci_lo_ns, ci_hi_ns, "
+    "pair_uuid, pair_ratio, pair_lo, pair_hi, sm_mhz_mean, sm_mhz_min, power_w, temp_c, "
+    "clock_event_mask";
+inline constexpr int kResultColumnCount = 26;
+
+void bind_result(Statement& statement, const TrialResult& result);  // appends kResultColumnCount
+[[nodiscard]] TrialResult read_result(const Statement& statement, int first, TrialState state);
+// What the CHECKs ask, with a message that names the field.
+[[nodiscard]] Status validate(const TrialResult& result);
+
+[[nodiscard]] Result<TrialState> parse_trial_state(std::string_view text);
+
+// JSON with sorted names and without spaces, so that equal values are equal bytes.
+[[nodiscard]] Result<std::string> canonical_json(std::string_view text);
+// Never throws: bytes that are not UTF-8 are replaced.
+[[nodiscard]] std::string dump(const nlohmann::json& json);
+
+// The row's id; inserts it where the natural key is new. Prepares once, for loops over many rows.
+class KeyedRows {
+ public:
+  explicit KeyedRows(Connection& db) : db_(db) {}
+  [[nodiscard]] Result<int64_t> device_class(const DeviceClass& device);
+  [[nodiscard]] Result<int64_t> device_unit(int64_t class_id, std::string_view uuid_hash);
+  [[nodiscard]] Result<int64_t> toolchain(const Toolchain& toolchain);
+  [[nodiscard]] Result<int64_t> method(const Method& method);
+  [[nodiscard]] Result<int64_t> problem(const Problem& problem);
+  [[nodiscard]] Result<int64_t> candidate(const Candidate& candidate);
+
+ private:
+  // insert: INSERT ... ON CONFLICT DO NOTHING; find: its id by the key alone.
+  template <class... Args>
+  Result<int64_t> find_or_insert(std::string_view find, std::string_view key,
+                                 std::string_view insert, const Args&... args);
+  Connection& db_;
+};
+
+[[nodiscard]] std::string hash_unit(std::string_view unit_uuid);
+[[nodiscard]] DeviceClass read_device(const Statement& statement, int first);
+inline constexpr std::string_view kDeviceColumns =
+    "d.name, d.cc, d.sm_count, d.l2_bytes, d.mem_bytes, d.mem_clock_mhz, d.sm_clock_max_mhz, "
+    "d.power_limit_w, d.mig";
+inline constexpr int kDeviceColumnCount = 9;
+[[nodiscard]] Toolchain read_toolchain(const Statement& statement, int first);
+inline constexpr std::string_view kToolchainColumns =
+    "tc.driver, tc.cuda_runtime, tc.nvrtc, tc.cublaslt, tc.nccl, tc.tool_version, tc.git_sha, "
+    "tc.git_dirty, tc.codegen_abi";
+inline constexpr int kToolchainColumnCount = 9;
+
+[[nodiscard]] std::string new_uuid();   // random, RFC 4122 version 4
+[[nodiscard]] std::string timestamp();  // UTC, 2026-01-31T23:59:59.000Z
+
+}  // namespace f8::tuning_db

@@ -1,0 +1,168 @@
+-- The tuning database, schema version 1. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
+-- embedded in the program, creates new databases and is printed by `float8-tune db schema`.
+-- A number in a column is in the unit that the column's name says. docs/database.md has the rules.
+PRAGMA application_id = 1178092610;  -- 0x46384442, "F8DB": other programs' files are refused
+PRAGMA user_version = 1;             -- older files are migrated, newer ones refused
+
+-- What silicon. The class is what a lookup matches; the unit is provenance alone.
+CREATE TABLE device_class (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,          -- hash of the fields below
+  name TEXT NOT NULL,                -- "NVIDIA H100 80GB HBM3"
+  cc INTEGER NOT NULL,               -- 90
+  sm_count INTEGER NOT NULL,
+  l2_bytes INTEGER NOT NULL,
+  mem_bytes INTEGER NOT NULL,
+  mem_clock_mhz INTEGER NOT NULL,
+  sm_clock_max_mhz INTEGER NOT NULL,
+  power_limit_w INTEGER NOT NULL,    -- an H100 held to 500 W is not the class of one with 700 W
+  mig INTEGER NOT NULL CHECK (mig IN (0, 1))
+) STRICT;
+
+-- One GPU can be in several classes over time: its power limit can be changed.
+CREATE TABLE device_unit (
+  id INTEGER PRIMARY KEY,
+  uuid_hash TEXT NOT NULL,           -- hashed: files are shared without naming a fleet
+  class_id INTEGER NOT NULL REFERENCES device_class(id),
+  UNIQUE (uuid_hash, class_id)
+) STRICT;
+
+-- What software: every field that can change the machine code or the library's choice.
+CREATE TABLE toolchain (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,
+  driver TEXT NOT NULL,
+  cuda_runtime TEXT NOT NULL,
+  nvrtc TEXT NOT NULL,
+  cublaslt TEXT NOT NULL,
+  nccl TEXT NOT NULL,
+  tool_version TEXT NOT NULL,
+  git_sha TEXT NOT NULL,
+  git_dirty INTEGER NOT NULL CHECK (git_dirty IN (0, 1)),
+  codegen_abi INTEGER NOT NULL       -- raised by hand when emitted kernels change meaning
+) STRICT;
+
+-- How it was measured. Times are compared only within one method.
+CREATE TABLE method (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,
+  fidelity TEXT NOT NULL CHECK (fidelity IN ('screen', 'final')),  -- only `final` rows can be best
+  spec TEXT NOT NULL CHECK (json_valid(spec))
+) STRICT;
+
+CREATE TABLE problem (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,          -- "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1"
+  op TEXT NOT NULL CHECK (op IN ('output', 'grad_input', 'grad_weight', 'linear')),
+  recipe TEXT NOT NULL,
+  a_dtype TEXT NOT NULL,
+  b_dtype TEXT NOT NULL,
+  d_dtype TEXT NOT NULL,
+  m INTEGER NOT NULL CHECK (m > 0),
+  n INTEGER NOT NULL CHECK (n > 0),
+  k INTEGER NOT NULL CHECK (k > 0),
+  bias INTEGER NOT NULL CHECK (bias IN (0, 1)),
+  fast INTEGER NOT NULL CHECK (fast IN (0, 1))
+) STRICT;
+CREATE INDEX problem_shape ON problem (recipe, op, n, k, m);
+
+CREATE TABLE candidate (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,
+  impl TEXT NOT NULL,                -- generated, cublaslt, bf16_cublaslt; of a linear: float8, bf16
+  config TEXT NOT NULL CHECK (json_valid(config)),
+  source_hash TEXT NOT NULL          -- of the emitted source; empty for a library
+) STRICT;
+
+-- One sweep: one device, one toolchain, one method. It stops when one of them changes, so they are its
+-- columns and not every trial's.
+CREATE TABLE run (
+  id INTEGER PRIMARY KEY,
+  uuid TEXT NOT NULL UNIQUE,
+  argv TEXT NOT NULL CHECK (json_valid(argv)),
+  seed INTEGER NOT NULL,             -- the 64 bits of an unsigned number
+  unit_id INTEGER NOT NULL REFERENCES device_unit(id),
+  toolchain_id INTEGER NOT NULL REFERENCES toolchain(id),
+  method_id INTEGER NOT NULL REFERENCES method(id),
+  started_at TEXT NOT NULL,          -- UTC, 2026-01-31T23:59:59.000Z
+  ended_at TEXT,
+  -- imported: its trials came from another file, it cannot be resumed in this one
+  state TEXT NOT NULL CHECK (state IN ('running', 'done', 'interrupted', 'crashed', 'imported')),
+  owner TEXT NOT NULL DEFAULT ''     -- the process that measures, while state is `running`
+) STRICT;
+
+-- One candidate on one problem in one run, in planned order. planned -> running -> a terminal state; a
+-- terminal row is never changed: a better number is a new row of a new run.
+CREATE TABLE trial (
+  id INTEGER PRIMARY KEY,
+  uuid TEXT NOT NULL UNIQUE,         -- a merge takes each once
+  run_id INTEGER NOT NULL REFERENCES run(id),
+  problem_id INTEGER NOT NULL REFERENCES problem(id),
+  candidate_id INTEGER NOT NULL REFERENCES candidate(id),
+  attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),  -- how often a process died in this cell
+  state TEXT NOT NULL CHECK (state IN ('planned', 'running', 'ok', 'noisy', 'pruned', 'compile_error',
+                                       'launch_error', 'wrong', 'timeout', 'quarantined')),
+  reason TEXT,                       -- pruning bound, compiler log, failed check
+  predicted_ns REAL,                 -- the cost model's word at plan time, so that it can be scored
+  rel_err REAL,                      -- verification, always before timing
+  sqnr_db REAL,
+  compile_ms REAL,
+  registers INTEGER,
+  smem_bytes INTEGER,
+  spill_bytes INTEGER,
+  cubin_hash TEXT,
+  samples INTEGER,
+  samples_dropped INTEGER,
+  median_ns REAL,
+  mad_ns REAL,
+  p05_ns REAL,
+  p95_ns REAL,
+  ci_lo_ns REAL,
+  ci_hi_ns REAL,
+  pair_uuid TEXT,                    -- against the bf16 twin measured interleaved:
+  pair_ratio REAL,                   -- bf16 time over this time
+  pair_lo REAL,
+  pair_hi REAL,
+  sm_mhz_mean REAL,
+  sm_mhz_min REAL,
+  power_w REAL,
+  temp_c REAL,
+  clock_event_mask INTEGER,          -- NVML's clock event reasons over the window
+  at TEXT NOT NULL,                  -- of the last change of state
+  -- A CHECK that evaluates to NULL passes, hence coalesce.
+  CHECK (state NOT IN ('ok', 'noisy') OR
+         coalesce(samples > 0 AND median_ns > 0 AND ci_lo_ns <= median_ns AND median_ns <= ci_hi_ns, 0)),
+  CHECK (pair_ratio IS NULL OR coalesce(pair_lo > 0 AND pair_lo <= pair_ratio AND pair_ratio <= pair_hi, 0))
+) STRICT;
+CREATE INDEX trial_problem ON trial (problem_id, state, median_ns);
+-- A run plans a cell once: this makes a resume exact.
+CREATE UNIQUE INDEX trial_cell ON trial (run_id, problem_id, candidate_id);
+
+CREATE TRIGGER trial_is_final BEFORE UPDATE ON trial WHEN OLD.state NOT IN ('planned', 'running')
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never changed');
+END;
+CREATE TRIGGER trial_is_kept BEFORE DELETE ON trial WHEN OLD.state NOT IN ('planned', 'running')
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never deleted');
+END;
+
+-- The measurements that count now: ok and final, and for each problem, device class and implementation only
+-- those of the toolchain and method measured last. `place` 1 is the fastest of an implementation.
+CREATE VIEW current_trial AS
+WITH measured AS (
+  SELECT t.id AS trial_id, t.uuid, t.problem_id, t.candidate_id, t.run_id, c.impl, u.class_id, t.median_ns,
+         r.toolchain_id, r.method_id,
+         first_value(r.toolchain_id) OVER newest AS newest_toolchain,
+         first_value(r.method_id) OVER newest AS newest_method
+  FROM trial t
+  JOIN candidate c ON c.id = t.candidate_id
+  JOIN run r ON r.id = t.run_id
+  JOIN device_unit u ON u.id = r.unit_id
+  JOIN method m ON m.id = r.method_id
+  WHERE t.state = 'ok' AND m.fidelity = 'final'
+  WINDOW newest AS (PARTITION BY t.problem_id, u.class_id, c.impl ORDER BY t.at DESC, t.uuid))
+SELECT trial_id, problem_id, candidate_id, run_id, impl, class_id, toolchain_id, method_id, median_ns,
+       row_number() OVER (PARTITION BY problem_id, class_id, impl ORDER BY median_ns, uuid) AS place
+FROM measured
+WHERE toolchain_id = newest_toolchain AND method_id = newest_method;

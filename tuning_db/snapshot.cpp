@@ -1,0 +1,204 @@
+// Reading and inserting snapshots: see snapshot.hpp. Order-free and idempotent because every record
+// has a natural key and is never changed once it is finished.
+#include "tuning_db/snapshot.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "tuning_db/rows.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+constexpr std::string_view kFinished = "t.state NOT IN ('planned', 'running')";
+
+auto order_of(const TrialRecord& t) {
+  const Problem& p = t.problem;
+  return std::make_tuple(p.recipe, static_cast<int>(p.op), p.shape.n, p.shape.k, p.shape.m, p.key(),
+                         t.candidate.impl, t.candidate.config, t.candidate.source_hash, t.uuid);
+}
+
+// The records of `db` that an insertion may meet, as lines, by uuid.
+using Known = std::map<std::string, std::string, std::less<>>;
+
+template <class Record>
+Known lines_by_uuid(const std::vector<Record>& records) {
+  Known known;
+  for (const Record& r : records) known.emplace(r.uuid, to_json_line(r));
+  return known;
+}
+
+// Whether an equal record is known; a different one under the same uuid is an error.
+template <class Record>
+Result<bool> is_known(const Known& known, const Record& record, const Connection& db,
+                      std::string_view kind) {
+  const auto found = known.find(record.uuid);
+  if (found == known.end()) return false;
+  if (found->second == to_json_line(record)) return true;
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: {} {} is there with other results (one run was resumed in two copies of a "
+              "file); keep one of the copies, nothing was added",
+              db.label(), kind, record.uuid);
+}
+
+class Inserter {
+ public:
+  Inserter(Connection& db, const Snapshot& snapshot, const Snapshot& present)
+      : db_(db),
+        snapshot_(snapshot),
+        rows_(db),
+        known_runs_(lines_by_uuid(present.runs)),
+        known_trials_(lines_by_uuid(present.trials)) {}
+
+  Result<Database::MergeCount> insert() {
+    for (const DeviceClass& d : snapshot_.devices) {
+      devices_[d.key()] = F8_TRY(rows_.device_class(d));
+    }
+    for (const Toolchain& t : snapshot_.toolchains) {
+      toolchains_[t.key()] = F8_TRY(rows_.toolchain(t));
+    }
+    for (const Method& m : snapshot_.methods) methods_[m.key()] = F8_TRY(rows_.method(m));
+    for (const RunRecord& r : snapshot_.runs) F8_TRY(insert(r));
+    Database::MergeCount count;
+    for (const TrialRecord& t : snapshot_.trials) {
+      const bool added = F8_TRY(insert(t));
+      ++(added ? count.added : count.known);
+    }
+    return count;
+  }
+
+ private:
+  using Ids = std::map<std::string, int64_t, std::less<>>;
+
+  static Result<int64_t> refer(const Ids& ids, const std::string& key, std::string_view kind,
+                               std::string_view from) {
+    const auto found = ids.find(key);
+    if (found != ids.end()) return found->second;
+    return fail(ErrorCode::kCorrupt, "{} refers to {} {}, which has no record", from, kind, key);
+  }
+
+  Status insert(const RunRecord& r) {
+    const std::string from = "run " + r.uuid;
+    const int64_t device = F8_TRY(refer(devices_, r.device_key, "device", from));
+    const int64_t toolchain = F8_TRY(refer(toolchains_, r.toolchain_key, "toolchain", from));
+    const int64_t method = F8_TRY(refer(methods_, r.method_key, "method", from));
+    F8_TRY(is_known(known_runs_, r, db_, "run"));
+    auto find = F8_TRY(db_.prepare("SELECT id FROM run WHERE uuid = ?"));
+    if (F8_TRY(find.bind(r.uuid).step())) {
+      runs_[r.uuid] = find.integer(0);
+      return {};
+    }
+    const int64_t unit = F8_TRY(rows_.device_unit(device, r.unit_hash));
+    auto add =
+        F8_TRY(db_.prepare("INSERT INTO run (uuid, argv, seed, unit_id, toolchain_id, method_id, "
+                           "started_at, state) VALUES (?, ?, ?, ?, ?, ?, ?, 'imported')"));
+    F8_TRY(add.bind(r.uuid, r.argv, static_cast<int64_t>(r.seed), unit, toolchain, method,
+                    r.started_at)
+               .run());
+    runs_[r.uuid] = db_.last_id();
+    return {};
+  }
+
+  // True if it was added, false if it was there.
+  Result<bool> insert(const TrialRecord& t) {
+    const int64_t run = F8_TRY(refer(runs_, t.run_uuid, "run", "trial " + t.uuid));
+    if (F8_TRY(is_known(known_trials_, t, db_, "trial"))) return false;
+    // Two of one snapshot (a file joined from two exports) meet here.
+    known_trials_.emplace(t.uuid, to_json_line(t));
+    const int64_t problem = F8_TRY(rows_.problem(t.problem));
+    const int64_t candidate = F8_TRY(rows_.candidate(t.candidate));
+    std::string places = "?";
+    for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
+    // Planned here and finished in a copy: the copy's result completes the row.
+    auto add = F8_TRY(db_.prepare(fmt::format(
+        "INSERT INTO trial (uuid, run_id, problem_id, candidate_id, attempt, state, at, {0}) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, {1}) "
+        "ON CONFLICT (uuid) DO UPDATE SET attempt = excluded.attempt, state = excluded.state, "
+        "at = excluded.at, ({0}) = ({2})",
+        kResultColumns, places, excluded_columns())));
+    add.bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
+    bind_result(add, t.result);
+    F8_TRY(add.run());
+    return true;
+  }
+
+  static std::string excluded_columns() {
+    std::string columns = "excluded.";
+    for (const char c : kResultColumns) {
+      columns += c;
+      if (c == ' ') columns += "excluded.";
+    }
+    return columns;
+  }
+
+  Connection& db_;
+  const Snapshot& snapshot_;
+  KeyedRows rows_;
+  Known known_runs_, known_trials_;
+  Ids devices_, toolchains_, methods_, runs_;
+};
+
+}  // namespace
+
+Result<Snapshot> read_snapshot(const Connection& db) {
+  Snapshot snapshot;
+  std::map<std::string, DeviceClass> devices;
+  std::map<std::string, Toolchain> toolchains;
+  std::map<std::string, Method> methods;
+  auto runs = F8_TRY(db.prepare(fmt::format(
+      "SELECT r.uuid, r.argv, r.started_at, r.seed, u.uuid_hash, m.fidelity, m.spec, {}, {} "
+      "FROM run r JOIN device_unit u ON u.id = r.unit_id "
+      "JOIN device_class d ON d.id = u.class_id JOIN toolchain tc ON tc.id = r.toolchain_id "
+      "JOIN method m ON m.id = r.method_id "
+      "WHERE EXISTS (SELECT 1 FROM trial t WHERE t.run_id = r.id AND {}) "
+      "ORDER BY r.started_at, r.uuid",
+      kDeviceColumns, kToolchainColumns, kFinished)));
+  while (F8_TRY(runs.step())) {
+    const Method method{runs.text(5), runs.text(6)};
+    const DeviceClass device = read_device(runs, 7);
+    const Toolchain toolchain = read_toolchain(runs, 7 + kDeviceColumnCount);
+    snapshot.runs.push_back({.uuid = runs.text(0),
+                             .argv = runs.text(1),
+                             .started_at = runs.text(2),
+                             .seed = static_cast<uint64_t>(runs.integer(3)),
+                             .device_key = device.key(),
+                             .unit_hash = runs.text(4),
+                             .toolchain_key = toolchain.key(),
+                             .method_key = method.key()});
+    devices.emplace(device.key(), device);
+    toolchains.emplace(toolchain.key(), toolchain);
+    methods.emplace(method.key(), method);
+  }
+  for (auto& [key, device] : devices) snapshot.devices.push_back(std::move(device));
+  for (auto& [key, toolchain] : toolchains) snapshot.toolchains.push_back(std::move(toolchain));
+  for (auto& [key, method] : methods) snapshot.methods.push_back(std::move(method));
+
+  auto trials = F8_TRY(db.prepare(fmt::format(
+      "SELECT t.uuid, r.uuid, t.at, p.key, c.impl, c.config, c.source_hash, t.attempt, t.state, {} "
+      "FROM trial t JOIN run r ON r.id = t.run_id JOIN problem p ON p.id = t.problem_id "
+      "JOIN candidate c ON c.id = t.candidate_id WHERE {}",
+      kResultColumns, kFinished)));
+  while (F8_TRY(trials.step())) {
+    const Problem problem = F8_TRY(Problem::parse(trials.text(3)));
+    const TrialState state = F8_TRY(parse_trial_state(trials.text(8)));
+    snapshot.trials.push_back({.uuid = trials.text(0),
+                               .run_uuid = trials.text(1),
+                               .at = trials.text(2),
+                               .problem = problem,
+                               .candidate = {trials.text(4), trials.text(5), trials.text(6)},
+                               .attempt = static_cast<int>(trials.integer(7)),
+                               .result = read_result(trials, 9, state)});
+  }
+  std::ranges::sort(snapshot.trials, {}, order_of);
+  return snapshot;
+}
+
+Result<Database::MergeCount> insert_snapshot(Connection& db, const Snapshot& snapshot) {
+  auto transaction = F8_TRY(Transaction::begin(db));
+  const Snapshot present = F8_TRY(read_snapshot(db));
+  const auto count = F8_TRY(Inserter(db, snapshot, present).insert());
+  F8_TRY(transaction.commit());
+  return count;
+}
+
+}  // namespace f8::tuning_db

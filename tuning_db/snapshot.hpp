@@ -1,0 +1,51 @@
+// The finished measurements of a database as values with natural keys: what a merge, an export and
+// an import carry. Internal to tuning_db.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tuning_db/database.hpp"
+#include "tuning_db/sqlite.hpp"
+
+namespace f8::tuning_db {
+
+struct RunRecord {
+  std::string uuid, argv, started_at;
+  uint64_t seed = 0;
+  std::string device_key, unit_hash, toolchain_key, method_key;
+};
+
+struct TrialRecord {
+  std::string uuid, run_uuid, at;
+  Problem problem;
+  Candidate candidate;
+  int attempt = 0;
+  TrialResult result;
+};
+
+// Terminal trials, the runs that have some, and what those refer to; each sorted as the JSONL
+// grammar says.
+struct Snapshot {
+  std::vector<DeviceClass> devices;
+  std::vector<Toolchain> toolchains;
+  std::vector<Method> methods;
+  std::vector<RunRecord> runs;
+  std::vector<TrialRecord> trials;
+};
+
+[[nodiscard]] Result<Snapshot> read_snapshot(const Connection& db);
+// One transaction: all or nothing. A trial or run that is there already must be equal.
+[[nodiscard]] Result<Database::MergeCount> insert_snapshot(Connection& db,
+                                                           const Snapshot& snapshot);
+
+// The line of a record, without its line feed; equal records are equal bytes.
+[[nodiscard]] std::string to_json_line(const DeviceClass& device);
+[[nodiscard]] std::string to_json_line(const Toolchain& toolchain);
+[[nodiscard]] std::string to_json_line(const Method& method);
+[[nodiscard]] std::string to_json_line(const RunRecord& run);
+[[nodiscard]] std::string to_json_line(const TrialRecord& trial);
+// `name` stands in errors, with the line's number.
+[[nodiscard]] Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name);
+
+}  // namespace f8::tuning_db

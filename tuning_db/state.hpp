@@ -1,0 +1,47 @@
+// What a Database holds, and how one is opened. Internal to tuning_db.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tuning_db/database.hpp"
+#include "tuning_db/sqlite.hpp"
+
+namespace f8::tuning_db {
+
+struct Database::State {
+  std::unique_ptr<Connection> db;
+  std::string layer;
+  bool writable = false;
+
+  static Database wrap(State state);
+  [[nodiscard]] Status require_writable() const;
+};
+
+// One step takes a database from version `from` to `from` + 1. The sql does not set user_version.
+struct Migration {
+  int from = 0;
+  std::string_view sql;
+};
+
+// A schema and the way to it from older ones; tests open files under a synthetic later schema.
+struct SchemaSpec {
+  int version = 0;
+  std::string_view sql;
+  std::span<const Migration> migrations;
+};
+[[nodiscard]] const SchemaSpec& current_schema();
+
+[[nodiscard]] Result<Database> open_database(const std::filesystem::path& path, OpenMode mode,
+                                             const SchemaSpec& schema);
+
+// Brings the open database to schema.version: all steps in one transaction.
+[[nodiscard]] Status migrate(Connection& db, int from, const SchemaSpec& schema);
+
+// Refuses a file system that is shared between hosts: SQLite's locks and its -shm do not work
+// there. `magic` is statfs's f_type.
+[[nodiscard]] Status refuse_network_fs(const std::filesystem::path& path, uint64_t magic);
+[[nodiscard]] uint64_t fs_magic(const std::filesystem::path& path);  // 0: unknown
+
+}  // namespace f8::tuning_db
