@@ -43,11 +43,13 @@ class GeneratedGemm final : public GemmPlan {
   }
 
  private:
+  // Clusters take units of cluster_m x cluster_n tiles in turn, so more of them than units or than
+  // fit at once would find nothing to do.
   int64_t grid(Shape shape) const {
     const codegen::GemmConfig& config = spec_.config;
-    const int64_t tiles = ceil_div(shape.m, config.tile_m) * ceil_div(shape.n, config.tile_n);
-    const int64_t clusters = ceil_div(tiles, kernel_.cluster_size);
-    return std::min<int64_t>(clusters, kernel_.resident_clusters) * kernel_.cluster_size;
+    const int64_t units = ceil_div(shape.m, int64_t{config.tile_m} * config.cluster_m) *
+                          ceil_div(shape.n, int64_t{config.tile_n} * config.cluster_n);
+    return std::min<int64_t>(units, kernel_.resident_clusters) * kernel_.cluster_size;
   }
 
   std::shared_ptr<Context> context_;

@@ -1,0 +1,21 @@
+// The one all-reduce.
+#include "runtime/distributed/scale_sync.hpp"
+
+#include "runtime/distributed/nccl_api.hpp"
+
+namespace f8::runtime {
+
+Status sync_amax(uint32_t* amax_bits, size_t count, ncclComm* communicator, CUstream_st* stream) {
+  if (communicator == nullptr) {
+    return fail(ErrorCode::kInvalidArgument, "sync_amax: the communicator is null");
+  }
+  if (amax_bits == nullptr && count > 0) {
+    return fail(ErrorCode::kInvalidArgument, "sync_amax: amax_bits is null, count is {}", count);
+  }
+  const Nccl* library = F8_TRY(nccl());
+  return library->check(
+      library->all_reduce(amax_bits, amax_bits, count, ncclUint32, ncclMax, communicator, stream),
+      "ncclAllReduce");
+}
+
+}  // namespace f8::runtime
