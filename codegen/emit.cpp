@@ -95,27 +95,28 @@ struct StubOf {
   Stub operator()(const GemmSpec& s) const {
     const GemmConfig& c = s.config;
     const GemmRegisters registers = gemm_registers(c.warpgroups);
-    const int mma_n = gemm_mma_n(s);
+    const GemmProducts products = gemm_products(s);
     Stub stub{"gemm.cuh", "float8_gemm", {}};
-    stub.text = "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
-                constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
-                constant("kClusterN", c.cluster_n) + constant("kWarpgroups", c.warpgroups) +
-                constant("kPingpong", c.pingpong) + constant("kGroup", c.group) +
-                constant("kFast", s.fast) + constant("kAxisScale", s.scale == ScaleMode::kAxis) +
-                constant("kFloatOutput", s.d == Dtype::kF32) + constant("kMmaN", mma_n) +
-                constant("kMathRegisters", registers.math) +
-                constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, mma_n) +
-                fmt::format(
-                    "}};\n"
-                    "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
-                    "float8_gemm(const __grid_constant__ TensorMap a, const __grid_constant__ "
-                    "TensorMap b,\n"
-                    "            const __grid_constant__ TensorMap d, const __grid_constant__ "
-                    "GemmArgs args) {{\n"
-                    "  extern __shared__ u8 shared[];\n"
-                    "  Gemm<Config>::run(&a, &b, &d, args, shared);\n"
-                    "}}\n",
-                    threads_per_block(s));
+    stub.text =
+        "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
+        constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
+        constant("kClusterN", c.cluster_n) + constant("kWarpgroups", c.warpgroups) +
+        constant("kPingpong", c.pingpong) + constant("kGroup", c.group) +
+        constant("kFast", s.fast) + constant("kAxisScale", s.scale == ScaleMode::kAxis) +
+        constant("kFloatOutput", s.d == Dtype::kF32) + constant("kMmaN", products.mma_n) +
+        constant("kPartials", products.partials) + constant("kMathRegisters", registers.math) +
+        constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, products.mma_n) +
+        fmt::format(
+            "}};\n"
+            "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+            "float8_gemm(const __grid_constant__ TensorMap a, const __grid_constant__ "
+            "TensorMap b,\n"
+            "            const __grid_constant__ TensorMap d, const __grid_constant__ "
+            "GemmArgs args) {{\n"
+            "  extern __shared__ u8 shared[];\n"
+            "  Gemm<Config>::run(&a, &b, &d, args, shared);\n"
+            "}}\n",
+            threads_per_block(s));
     return stub;
   }
 };

@@ -13,16 +13,6 @@ constexpr int kStageK = 128;
 constexpr int kOutBufferBytes = 2 * 64 * 128;  // of each math warpgroup
 constexpr int kSmemAlignment = 1024;
 
-int warpgroup_m(const GemmConfig& c) {
-  return c.pingpong ? c.tile_m : c.tile_m / c.warpgroups;
-}
-
-// fp32 accumulators that a thread holds at once.
-int accumulators(const GemmSpec& spec) {
-  const int tile = warpgroup_m(spec.config) / 64 * spec.config.tile_n / 2;
-  return tile + (spec.fast ? 0 : gemm_mma_n(spec) / 2);
-}
-
 // Takes a leading integer off `text`.
 std::optional<int> take_int(std::string_view& text) {
   int value = 0;
@@ -177,10 +167,9 @@ struct Validate {
       return bad(fmt::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
                              smem - kMaxSmemBytes, kMaxSmemBytes));
     }
-    // About 40 registers hold addresses, descriptors and the schedule.
-    if (const int most = gemm_registers(c.warpgroups).math - 40; accumulators(s) > most) {
+    if (const int most = most_accumulators(c.warpgroups); gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
-                             accumulators(s), most));
+                             gemm_accumulators(s), most));
     }
     return {};
   }

@@ -1,12 +1,40 @@
 #include "codegen/mma_text.hpp"
 
-#include <fmt/ranges.h>
+#include <algorithm>
 
 namespace f8::codegen {
 
-int gemm_mma_n(const GemmSpec& spec) {
-  const int tile_n = spec.config.tile_n;
-  return !spec.fast && tile_n > 192 ? tile_n / 2 : tile_n;
+namespace {
+
+// Accumulators of a math thread for its share of the tile.
+int tile_accumulators(const GemmConfig& c) {
+  return c.tile_m / (c.pingpong ? 1 : c.warpgroups) / 64 * c.tile_n / 2;
+}
+
+}  // namespace
+
+int most_accumulators(int warpgroups) {
+  // About 40 registers hold addresses, descriptors and the schedule.
+  return gemm_registers(warpgroups).math - 40;
+}
+
+GemmProducts gemm_products(const GemmSpec& spec) {
+  const int n = spec.config.tile_n;
+  if (spec.fast) return {.mma_n = n, .partials = 0};
+  // Narrower products read more shared memory than the tensor core can wait for.
+  constexpr int kNarrowestOverlapped = 96;
+  const int room = most_accumulators(spec.config.warpgroups) - tile_accumulators(spec.config);
+  for (const int mma_n : {n, n / 2}) {
+    if (mma_n <= room && mma_n >= std::min(n, kNarrowestOverlapped)) {
+      return {.mma_n = mma_n, .partials = 2};
+    }
+  }
+  return {.mma_n = n / 2 <= room || n <= 128 ? n : n / 2, .partials = 1};
+}
+
+int gemm_accumulators(const GemmSpec& spec) {
+  const GemmProducts products = gemm_products(spec);
+  return tile_accumulators(spec.config) + products.partials * products.mma_n / 2;
 }
 
 GemmRegisters gemm_registers(int warpgroups) {

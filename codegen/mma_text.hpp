@@ -7,9 +7,17 @@
 
 namespace f8::codegen {
 
-// The n of one wgmma. Precise accumulation holds a second set of accumulators, of one wgmma, so
-// wide tiles are computed in parts.
-[[nodiscard]] int gemm_mma_n(const GemmSpec& spec);
+// How a math warpgroup multiplies its rows of a tile: the n of one wgmma, and how many partial sums of
+// that width it holds beside the accumulators. Fast accumulation needs none. Precise accumulation needs
+// one, and keeps the tensor core busy with two where the registers allow it.
+struct GemmProducts {
+  int mma_n = 0;
+  int partials = 0;
+};
+[[nodiscard]] GemmProducts gemm_products(const GemmSpec& spec);
+// fp32 accumulators that a math thread holds at once, partial sums included, and how many fit.
+[[nodiscard]] int gemm_accumulators(const GemmSpec& spec);
+[[nodiscard]] int most_accumulators(int warpgroups);
 
 // Registers a thread of the math and of the copy warpgroups; copy 0: no redistribution.
 struct GemmRegisters {

@@ -25,8 +25,8 @@ inline constexpr int kOutBuffers = 2;
 inline constexpr int kOutBufferBytes = 64 * 128;
 
 // Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kWarpgroups, kPingpong,
-// kGroup, kFast, kAxisScale, kFloatOutput, kMmaN, kMathRegisters, kCopyRegisters; and mma(acc,
-// desc_a, desc_b, accumulate), one wgmma of 64 x kMmaN x 32.
+// kGroup, kFast, kAxisScale, kFloatOutput, kMmaN, kPartials, kMathRegisters, kCopyRegisters; and
+// mma(acc, desc_a, desc_b, accumulate), one wgmma of 64 x kMmaN x 32.
 template <class Config>
 struct Gemm {
   static constexpr int kWarpgroupM =
@@ -225,27 +225,67 @@ struct Gemm {
 #pragma unroll
       for (int j = 0; j < Config::kMmaN / 2; ++j) acc[i][j] = 0.0F;
     }
-    for (u32 block = 0; block < k_blocks; ++block, ring.advance()) {
-      barrier_wait(shared.full + 8 * ring.stage, ring.parity);
-      const u64 a = mma_descriptor(shared.a(ring.stage) + first_row(warpgroup) * kStageK);
-      const u64 b = mma_descriptor(shared.b(ring.stage));
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        float partial[Config::kMmaN / 2];
-        pin(partial);
-        mma_fence();
-        multiply(partial, a + (i / kBlocksN) * (64 * kStageK >> 4),
-                 b + (i % kBlocksN) * (Config::kMmaN * kStageK >> 4), false);
-        mma_commit();
-        pin(partial);
-        mma_wait<0>();
-        pin(partial);
-        if (i + 1 == kBlocks) release(shared, schedule, ring.stage);
-#pragma unroll
-        for (int j = 0; j < Config::kMmaN / 2; ++j) acc[i][j] += partial[j];
-      }
+    u32 block = 0;
+    for (; block + kStepStages <= k_blocks; block += kStepStages) {
+      precise_step<kStepStages>(acc, shared, schedule, ring, warpgroup);
+    }
+    if constexpr (kStepStages > 1) {
+      for (; block < k_blocks; ++block) precise_step<1>(acc, shared, schedule, ring, warpgroup);
     }
     pass_turn(warpgroup);
+  }
+
+  // A few stages. With two partial sums one is promoted while the tensor core computes the other:
+  // two warpgroups alone do not keep it busy, since their products progress side by side and end
+  // together. All products end within the step: across a loop's back edge the compiler cannot see
+  // which one has ended, and serialises them (C7514).
+  static constexpr int kStepStages = Config::kPartials == 2 ? 2 : 1;
+  template <int kCount>
+  static F8_DEVICE void precise_step(Accumulators& acc, const Shared& shared,
+                                     const Schedule& schedule, Ring& ring, u32 warpgroup) {
+    float partial[Config::kPartials][Config::kMmaN / 2];
+    constexpr int kProducts = kCount * kBlocks;
+    u32 stage[kCount];
+#pragma unroll
+    for (int p = 0; p < kProducts + Config::kPartials - 1; ++p) {
+      if (p < kProducts) {
+        if (p % kBlocks == 0) {
+          barrier_wait(shared.full + 8 * ring.stage, ring.parity);
+          stage[p / kBlocks] = ring.stage;
+          ring.advance();
+        }
+        start_partial(partial[p % Config::kPartials], shared, stage[p / kBlocks], warpgroup,
+                      p % kBlocks);
+      }
+      const int ended = p - (Config::kPartials - 1);
+      if (ended < 0) continue;
+      if (p < kProducts) {
+        mma_wait<Config::kPartials - 1>();
+      } else {
+        mma_wait<0>();
+      }
+      pin(partial[ended % Config::kPartials]);
+      if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
+      promote(acc[ended % kBlocks], partial[ended % Config::kPartials]);
+    }
+  }
+
+  // Starts block i of this warpgroup's rows over one stage, from zero.
+  static F8_DEVICE void start_partial(float (&partial)[Config::kMmaN / 2], const Shared& shared,
+                                      u32 stage, u32 warpgroup, int i) {
+    const u64 a = mma_descriptor(shared.a(stage) + first_row(warpgroup) * kStageK);
+    const u64 b = mma_descriptor(shared.b(stage));
+    pin(partial);
+    mma_fence();
+    multiply(partial, a + (i / kBlocksN) * (64 * kStageK >> 4),
+             b + (i % kBlocksN) * (Config::kMmaN * kStageK >> 4), false);
+    mma_commit();
+  }
+
+  static F8_DEVICE void promote(float (&acc)[Config::kMmaN / 2],
+                                const float (&partial)[Config::kMmaN / 2]) {
+#pragma unroll
+    for (int j = 0; j < Config::kMmaN / 2; ++j) acc[j] += partial[j];
   }
 
   // Scales and writes this warpgroup's kWarpgroupM rows of the tile at (row, column).

@@ -61,7 +61,7 @@ F8_DEVICE void barrier_arrive_at(u32 barrier, u32 cta) {
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}\n" ::"r"(barrier),
       "r"(cta)
       : "memory");
@@ -71,7 +71,7 @@ F8_DEVICE bool barrier_try_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
       "selp.u32 %0, 1, 0, p;\n"
       "}\n"
       : "=r"(done)
@@ -83,8 +83,10 @@ F8_DEVICE void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_try_wait(barrier, parity)) {
   }
 }
+// Orders nothing: barriers are published by barrier_init_fence, data by the barriers themselves.
+// (Release and acquire at cluster scope compile to a GPU-wide fence and an invalidation of L1.)
 F8_DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 // Named barrier of a warpgroup (id 1..15; 0 is __syncthreads).
 F8_DEVICE void warpgroup_sync(u32 id) {
