@@ -28,6 +28,8 @@ struct FilterOptions {
   std::vector<std::string>
       filter_fqns;  // as given; kAutoFlag among them switches the automatic rule on
   double margin = 0.02;
+  std::string device;  // only rows of the device of this name; empty: the device measured last, and
+                       // others (as `modelled`) where it has no answer
 };
 inline constexpr std::string_view kAutoFlag = "auto_filter_small_kn";
 
@@ -60,7 +62,7 @@ struct Threshold {
   int64_t m = 0;
   int64_t k_max = 0, n_max = 0;  // 0: every measured shape is worth converting
   int64_t agree = 0, cells = 0;  // measured cells on which this rule and the measurement agree
-  int64_t torchao_agree = 0;
+  int64_t torchao_agree = 0;     // where the peer has no rule for the recipe: of converting all
 };
 [[nodiscard]] Result<std::vector<Threshold>> thresholds(const Recipe& recipe,
                                                         std::span<const Database* const> dbs,

@@ -1,0 +1,37 @@
+// A physical model of a linear's forward + backward, fitted to measured rows:
+//
+//   time = launches + flops / rate + elements / bandwidth
+//
+// with flops 6mnk and elements mk + nk + mn, one set of the three coefficients for bf16 and one for
+// fp8, none negative. Internal to tuning_db.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+
+#include "recipes/problem.hpp"
+
+namespace f8::tuning_db {
+
+struct TimedShape {
+  Shape shape;
+  double bf16_ns = 0;
+  double fp8_ns = 0;
+};
+
+class SpeedModel {
+ public:
+  // Least squares of the relative error. Nothing where the rows are too few or too alike.
+  [[nodiscard]] static std::optional<SpeedModel> fit(std::span<const TimedShape> rows);
+  [[nodiscard]] double bf16_ns(Shape shape) const;
+  [[nodiscard]] double fp8_ns(Shape shape) const;
+
+ private:
+  using Coefficients = std::array<double, 3>;  // of 1, flops, elements
+  static std::optional<Coefficients> fit_one(std::span<const TimedShape> rows,
+                                             double TimedShape::*time);
+  Coefficients bf16_{}, fp8_{};
+};
+
+}  // namespace f8::tuning_db

@@ -1,0 +1,64 @@
+// The rule of the peer's form (layers with n <= n_max and k <= k_max stay bf16) that agrees with
+// most measured shapes, for each token count that was measured.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tuning_db/evidence.hpp"
+#include "tuning_db/torchao_rule.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+struct Measured {
+  int64_t n = 0, k = 0;
+  bool convert = false;
+};
+
+int64_t agreement(const std::vector<Measured>& cells, int64_t k_max, int64_t n_max) {
+  return std::ranges::count_if(
+      cells, [=](const Measured& c) { return c.convert == !(c.n <= n_max && c.k <= k_max); });
+}
+
+Threshold best_rule(int64_t m, const std::vector<Measured>& cells, const std::string& recipe) {
+  std::set<int64_t> ks, ns;
+  for (const Measured& c : cells) {
+    ks.insert(c.k);
+    ns.insert(c.n);
+  }
+  Threshold best{.m = m,
+                 .agree = agreement(cells, 0, 0),
+                 .cells = static_cast<int64_t>(cells.size()),
+                 .torchao_agree = 0};
+  // Ascending, and only a better one replaces: of equal rules the one that keeps least.
+  for (const int64_t k_max : ks) {
+    for (const int64_t n_max : ns) {
+      const int64_t agree = agreement(cells, k_max, n_max);
+      if (agree <= best.agree) continue;
+      best.k_max = k_max;
+      best.n_max = n_max;
+      best.agree = agree;
+    }
+  }
+  best.torchao_agree = std::ranges::count_if(cells, [&recipe](const Measured& c) {
+    return c.convert == torchao_keeps(recipe, c.k, c.n).empty();
+  });
+  return best;
+}
+
+}  // namespace
+
+Result<std::vector<Threshold>> thresholds(const Recipe& recipe,
+                                          std::span<const Database* const> dbs, double margin) {
+  const Evidences evidences = F8_TRY(Evidences::gather(recipe.name, "", dbs));
+  std::vector<Threshold> rules;
+  if (evidences.empty()) return rules;
+  std::map<int64_t, std::vector<Measured>> by_m;
+  for (const SpeedPoint& p : evidences.first().points()) {
+    by_m[p.shape.m].push_back({p.shape.n, p.shape.k, p.lo > 1 + margin});
+  }
+  for (const auto& [m, cells] : by_m) rules.push_back(best_rule(m, cells, recipe.name));
+  return rules;
+}
+
+}  // namespace f8::tuning_db
