@@ -1,3 +1,4 @@
+// The problem key's writer and parser, and the grammar of shape lists.
 #include "recipes/problem.hpp"
 
 #include <algorithm>

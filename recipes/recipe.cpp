@@ -1,3 +1,4 @@
+// The built-in recipes as data, and what makes a recipe legal.
 #include "recipes/recipe.hpp"
 
 #include <algorithm>

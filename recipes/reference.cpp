@@ -1,3 +1,5 @@
+// Plain loops over whole matrices; only the fp64 matmul is arranged for speed, since tests run it
+// on matrices of 512 and more.
 #include "recipes/reference.hpp"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Reading checks in this order: what it is, its version, that it is whole, its hash, each line, and
+// at last that writing it again gives the same bytes.
 #include "recipes/tuning_table.hpp"
 
 #include <algorithm>
