@@ -101,8 +101,8 @@ struct StubOf {
         "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
         constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
         constant("kClusterN", c.cluster_n) + constant("kWarpgroups", c.warpgroups) +
-        constant("kPingpong", c.pingpong) + constant("kGroup", c.group) +
-        constant("kFast", s.fast) + constant("kAxisScale", s.scale == ScaleMode::kAxis) +
+        constant("kPingpong", c.pingpong) + constant("kFast", s.fast) +
+        constant("kAxisScale", s.scale == ScaleMode::kAxis) +
         constant("kFloatOutput", s.d == Dtype::kF32) + constant("kMmaN", products.mma_n) +
         constant("kPartials", products.partials) + constant("kMathRegisters", registers.math) +
         constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, products.mma_n) +

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <optional>
 
+#include "base/text.hpp"
 #include "codegen/mma_text.hpp"
 
 namespace f8::codegen {
@@ -28,12 +29,25 @@ bool take(std::string_view& text, std::string_view word) {
   return true;
 }
 
-// Takes up to the next separator (removed) or the end.
-std::string_view take_field(std::string_view& text, char separator) {
-  const size_t end = text.find(separator);
-  const std::string_view field = text.substr(0, end);
-  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  return field;
+// Takes `word` and the integer after it.
+bool take_number(std::string_view& text, std::string_view word, int& out) {
+  if (!take(text, word)) return false;
+  const std::optional<int> value = take_int(text);
+  if (value) out = *value;
+  return value.has_value();
+}
+
+bool take_tile(std::string_view& text, GemmConfig& c) {
+  const bool good = take_number(text, "", c.tile_m) && take_number(text, "x", c.tile_n) &&
+                    take_number(text, "s", c.stages) && take_number(text, "c", c.cluster_m) &&
+                    take_number(text, "x", c.cluster_n) && take_number(text, "w", c.warpgroups);
+  c.pingpong = good && take(text, "p");
+  return good;
+}
+
+std::string tile_key(const GemmConfig& c) {
+  return fmt::format("{}x{}s{}c{}x{}w{}{}", c.tile_m, c.tile_n, c.stages, c.cluster_m, c.cluster_n,
+                     c.warpgroups, c.pingpong ? "p" : "");
 }
 
 std::string_view over_text(const AmaxSpec& s) {
@@ -53,63 +67,67 @@ struct KeyOf {
   }
   std::string operator()(const GemmSpec& s) const {
     return fmt::format("gemm/{}.{}.{}/{}/{}/{}", to_string(s.a), to_string(s.b), to_string(s.d),
-                       to_string(s.scale), s.fast ? "fast" : "precise", key(s.config));
+                       to_string(s.scale), s.fast ? "fast" : "precise", tile_key(s.config));
   }
 };
 
 Result<ScaleMode> parse_scale(std::string_view text) {
   if (text == "tensor") return ScaleMode::kTensor;
   if (text == "axis") return ScaleMode::kAxis;
-  return fail(ErrorCode::kInvalidArgument, "unknown scale '{}': expected tensor or axis", text);
+  return fail(ErrorCode::kInvalidArgument, "unknown scale {}: expected tensor or axis",
+              quote(text));
 }
 
 Result<KernelSpec> parse_amax(std::string_view rest) {
   AmaxSpec s;
-  s.in = F8_TRY(parse_dtype(take_field(rest, '/')));
+  s.in = F8_TRY(parse_dtype(take_until(rest, '/')));
   s.tensor = rest == "tensor";
   s.row = rest == "row" || rest == "rowcol";
   s.col = rest == "col" || rest == "rowcol";
   if (!s.tensor && !s.row && !s.col) {
-    return fail(ErrorCode::kInvalidArgument, "amax over '{}': expected tensor, row, col or rowcol",
-                rest);
+    return fail(ErrorCode::kInvalidArgument, "amax over {}: expected tensor, row, col or rowcol",
+                quote(rest));
   }
   return s;
 }
 
 Result<KernelSpec> parse_cast(std::string_view rest) {
   CastSpec s;
-  std::string_view types = take_field(rest, '/');
-  s.in = F8_TRY(parse_dtype(take_field(types, '.')));
+  std::string_view types = take_until(rest, '/');
+  s.in = F8_TRY(parse_dtype(take_until(types, '.')));
   s.out = F8_TRY(parse_dtype(types));
-  s.scale = F8_TRY(parse_scale(take_field(rest, '/')));
-  const std::string_view copies = take_field(rest, '/');
+  s.scale = F8_TRY(parse_scale(take_until(rest, '/')));
+  const std::string_view copies = take_until(rest, '/');
   s.q = copies == "q" || copies == "q+qt";
   s.qt = copies == "qt" || copies == "q+qt";
   if (!s.q && !s.qt) {
-    return fail(ErrorCode::kInvalidArgument, "copies '{}': expected q, qt or q+qt", copies);
+    return fail(ErrorCode::kInvalidArgument, "copies {}: expected q, qt or q+qt", quote(copies));
   }
   s.pow2 = rest == "pow2";
   if (!s.pow2 && !rest.empty()) {
-    return fail(ErrorCode::kInvalidArgument, "'{}' after the copies: expected pow2 or nothing",
-                rest);
+    return fail(ErrorCode::kInvalidArgument, "{} after the copies: expected pow2 or nothing",
+                quote(rest));
   }
   return s;
 }
 
 Result<KernelSpec> parse_gemm_spec(std::string_view rest) {
   GemmSpec s;
-  std::string_view types = take_field(rest, '/');
-  s.a = F8_TRY(parse_dtype(take_field(types, '.')));
-  s.b = F8_TRY(parse_dtype(take_field(types, '.')));
+  std::string_view types = take_until(rest, '/');
+  s.a = F8_TRY(parse_dtype(take_until(types, '.')));
+  s.b = F8_TRY(parse_dtype(take_until(types, '.')));
   s.d = F8_TRY(parse_dtype(types));
-  s.scale = F8_TRY(parse_scale(take_field(rest, '/')));
-  const std::string_view accumulation = take_field(rest, '/');
+  s.scale = F8_TRY(parse_scale(take_until(rest, '/')));
+  const std::string_view accumulation = take_until(rest, '/');
   if (accumulation != "fast" && accumulation != "precise") {
-    return fail(ErrorCode::kInvalidArgument, "accumulation '{}': expected fast or precise",
-                accumulation);
+    return fail(ErrorCode::kInvalidArgument, "accumulation {}: expected fast or precise",
+                quote(accumulation));
   }
   s.fast = accumulation == "fast";
-  s.config = F8_TRY(parse_gemm_config(rest));
+  if (!take_tile(rest, s.config) || !rest.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "tile {}: expected a form such as 128x256s4c2x1w2",
+                quote(rest));
+  }
   return s;
 }
 
@@ -186,46 +204,34 @@ std::string key(const KernelSpec& spec) {
 }
 
 std::string key(const GemmConfig& c) {
-  return fmt::format("{}x{}s{}c{}x{}w{}{}g{}", c.tile_m, c.tile_n, c.stages, c.cluster_m,
-                     c.cluster_n, c.warpgroups, c.pingpong ? "p" : "", c.group);
+  return fmt::format("{}g{}", tile_key(c), c.group);
 }
 
 Result<GemmConfig> parse_gemm_config(std::string_view text) {
-  const std::string_view whole = text;
+  std::string_view rest = text;
   GemmConfig c;
-  // Each number with the word that precedes it.
-  const std::pair<std::string_view, int*> parts[] = {{"", &c.tile_m},     {"x", &c.tile_n},
-                                                     {"s", &c.stages},    {"c", &c.cluster_m},
-                                                     {"x", &c.cluster_n}, {"w", &c.warpgroups}};
-  bool good = true;
-  const auto number = [&](std::string_view word, int* out) {
-    std::optional<int> value;
-    good = good && take(text, word) && (value = take_int(text));
-    if (good) *out = *value;
-  };
-  for (const auto& [word, out] : parts) number(word, out);
-  c.pingpong = good && take(text, "p");
-  number("g", &c.group);
-  if (!good || !text.empty()) {
+  if (!take_tile(rest, c) || !take_number(rest, "g", c.group) || !rest.empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                "GEMM configuration '{}': expected a form such as 128x256s4c2x1w2g8 "
+                "GEMM configuration {}: expected a form such as 128x256s4c2x1w2g8 "
                 "(tile_m x tile_n, stages, cluster, warpgroups, p for ping-pong, group)",
-                whole);
+                quote(text));
   }
   return c;
 }
 
 Result<KernelSpec> parse_kernel_spec(std::string_view text) {
   std::string_view rest = text;
-  const std::string_view kind = take_field(rest, '/');
+  const std::string_view kind = take_until(rest, '/');
   Result<KernelSpec> spec = fail(ErrorCode::kInvalidArgument, "expected amax/, cast/ or gemm/");
   if (kind == "amax") spec = parse_amax(rest);
   if (kind == "cast") spec = parse_cast(rest);
   if (kind == "gemm") spec = parse_gemm_spec(rest);
-  if (!spec) {
-    return fail(ErrorCode::kInvalidArgument, "kernel '{}': {}", text, spec.error().message);
+  if (spec) {
+    if (const Status legal = validate(*spec); !legal) spec = std::unexpected(legal.error());
   }
-  F8_TRY(validate(*spec));
+  if (!spec) {
+    return fail(ErrorCode::kInvalidArgument, "kernel {}: {}", quote(text), spec.error().message);
+  }
   return spec;
 }
 

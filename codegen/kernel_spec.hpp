@@ -1,16 +1,16 @@
 // What a kernel is: enough to emit it, and nothing that varies from call to call. Shapes, pointers
 // and scales are run-time arguments, so layers and token counts share kernels.
 //
-// A spec has a text form, its key, which names it in the database, in golden files and in `emit
-// --config`:
+// A spec has a text form, its key, which names it in golden files and in `emit --kernel`:
 //   amax  := "amax/" in "/" over                      over   := "tensor" | "row" | "col" | "rowcol"
 //   cast  := "cast/" in "." out "/" scale "/" copies ["/pow2"]
 //            scale := "tensor" | "axis"     copies := "q" | "qt" | "q+qt"
-//   gemm  := "gemm/" a "." b "." d "/" scale "/" accum "/" config
+//   gemm  := "gemm/" a "." b "." d "/" scale "/" accum "/" tile
 //            scale := "tensor" | "axis"     accum  := "fast" | "precise"
-//            config := tile_m "x" tile_n "s" stages "c" cluster_m "x" cluster_n "w" warpgroups
-//            ["p"] "g" group
-// Example: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2g8
+//            tile := tile_m "x" tile_n "s" stages "c" cluster_m "x" cluster_n "w" warpgroups ["p"]
+// A GEMM's configuration, as the database and `--config` have it, adds what the launch alone needs:
+//   config := tile "g" group
+// Examples: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2 and 128x256s4c2x1w2g8
 #pragma once
 
 #include <string>
@@ -52,7 +52,7 @@ struct GemmConfig {
   int cluster_n = 1;
   int warpgroups = 2;     // math warpgroups; one more warpgroup issues the copies
   bool pingpong = false;  // each math warpgroup works on its own tile, else they share one
-  int group = 8;          // tiles of m that rasterisation keeps together
+  int group = 8;          // tiles of m that rasterisation keeps together; an argument of the launch
   bool operator==(const GemmConfig&) const = default;
 };
 
@@ -62,7 +62,7 @@ struct GemmSpec {
   Dtype d = Dtype::kBf16;  // bf16 or f32
   ScaleMode scale = ScaleMode::kTensor;
   bool fast = true;
-  GemmConfig config;
+  GemmConfig config = {};
   bool operator==(const GemmSpec&) const = default;
 };
 

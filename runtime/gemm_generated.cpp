@@ -35,8 +35,12 @@ class GeneratedGemm final : public GemmPlan {
     const Shape shape = gemm_shape(call_shape(desc_, call), desc_.gemm);
     GemmMaps maps;
     F8_TRY(encode_gemm_maps(driver_, spec_, shape, padded(shape.k), call.a, call.b, call.d, maps));
-    kernels::GemmArgs args{call.inv_scale_a, call.inv_scale_b, static_cast<kernels::u32>(shape.m),
-                           static_cast<kernels::u32>(shape.n), static_cast<kernels::u32>(shape.k)};
+    kernels::GemmArgs args{call.inv_scale_a,
+                           call.inv_scale_b,
+                           static_cast<kernels::u32>(shape.m),
+                           static_cast<kernels::u32>(shape.n),
+                           static_cast<kernels::u32>(shape.k),
+                           static_cast<kernels::u32>(choice_.config.group)};
     void* parameters[] = {&maps.a, &maps.b, &maps.d, &args};
     return launch(driver_, kernel_, grid(shape), parameters,
                   context_->options().programmatic_launch, stream);

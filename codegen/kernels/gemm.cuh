@@ -25,7 +25,7 @@ inline constexpr int kOutBuffers = 2;
 inline constexpr int kOutBufferBytes = 64 * 128;
 
 // Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kWarpgroups, kPingpong,
-// kGroup, kFast, kAxisScale, kFloatOutput, kMmaN, kPartials, kMathRegisters, kCopyRegisters; and
+// kFast, kAxisScale, kFloatOutput, kMmaN, kPartials, kMathRegisters, kCopyRegisters; and
 // mma(acc, desc_a, desc_b, accumulate), one wgmma of 64 x kMmaN x 32.
 template <class Config>
 struct Gemm {
@@ -57,9 +57,9 @@ struct Gemm {
   };
 
   // The tiles of this CTA, in order: clusters take units of kClusterM x kClusterN tiles in turn,
-  // ordered so that kGroup tiles of m stay together and their operands in L2.
+  // ordered so that args.group tiles of m stay together and their operands in L2.
   struct Schedule {
-    u32 units_m, units_n, units, next, step;
+    u32 units_m, units_n, units, group_units, next, step;
     u32 rank_m, rank_n;
 
     F8_DEVICE Schedule(const GemmArgs& args, u32 rank) {
@@ -68,6 +68,7 @@ struct Gemm {
       units_m = (args.m + kUnitM - 1) / kUnitM;
       units_n = (args.n + kUnitN - 1) / kUnitN;
       units = units_m * units_n;
+      group_units = max(args.group / Config::kClusterM, 1U);
       next = blockIdx.x / kClusterSize;
       step = gridDim.x / kClusterSize;
       rank_m = rank % Config::kClusterM;
@@ -76,11 +77,9 @@ struct Gemm {
     // The next tile's first row and column.
     F8_DEVICE bool take(i32& row, i32& column) {
       if (next >= units) return false;
-      constexpr u32 kGroupUnits =
-          Config::kGroup / Config::kClusterM > 0 ? Config::kGroup / Config::kClusterM : 1;
-      const u32 group = next / (kGroupUnits * units_n);
-      const u32 first = group * kGroupUnits;
-      const u32 size = min(units_m - first, kGroupUnits);
+      const u32 group = next / (group_units * units_n);
+      const u32 first = group * group_units;
+      const u32 size = min(units_m - first, group_units);
       const u32 inside = next - first * units_n;
       const u32 unit_n = inside / size;
       const u32 unit_m = first + (inside - unit_n * size);

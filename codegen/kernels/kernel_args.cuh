@@ -71,6 +71,7 @@ struct GemmArgs {
   u32 m;
   u32 n;
   u32 k;
+  u32 group;  // rows of tiles that rasterisation keeps together
 };
 
 }  // namespace f8::kernels

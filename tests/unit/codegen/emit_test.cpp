@@ -1,0 +1,147 @@
+// The emitter: golden stubs, determinism, and every kernel that the tuner may choose compiled by
+// NVRTC without spills or serialised products. UPDATE_GOLDEN=1 in the environment rewrites the
+// golden files.
+#include "codegen/emit.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "base/file.hpp"
+#include "codegen/nvrtc.hpp"
+#include "recipes/recipe.hpp"
+
+namespace f8::codegen {
+namespace {
+
+KernelSource emit_key(std::string_view key) {
+  const auto spec = parse_kernel_spec(key);
+  EXPECT_TRUE(spec) << spec.error().message;
+  auto source = emit(*spec);
+  EXPECT_TRUE(source) << source.error().message;
+  return *std::move(source);
+}
+
+// The header and the stub; the device templates between them are read as files.
+std::string without_templates(const std::string& source) {
+  const size_t templates = source.find("// ---- ");
+  const size_t stub = source.find("// ---- instantiation");
+  return source.substr(0, templates) + source.substr(stub);
+}
+
+TEST(Emit, GoldenStubs) {
+  for (const char* key : {
+           "amax/bf16/tensor",
+           "amax/f32/rowcol",
+           "cast/bf16.e4m3/tensor/q+qt",
+           "cast/bf16.e5m2/axis/qt/pow2",
+           "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
+           "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
+       }) {
+    std::string name = key;
+    std::ranges::replace(name, '/', '_');
+    const fs::path path = fs::path(FLOAT8_SOURCE_DIR) / "tests/golden" / (name + ".cu");
+    const std::string text = without_templates(emit_key(key).source);
+    if (std::getenv("UPDATE_GOLDEN") != nullptr) {
+      ASSERT_TRUE(write_file_atomic(path, text));
+    }
+    const auto golden = read_file(path);
+    ASSERT_TRUE(golden) << golden.error().message << "; UPDATE_GOLDEN=1 writes it";
+    EXPECT_EQ(text, *golden) << path;
+  }
+}
+
+TEST(Emit, SourceIsCompleteAndNamesItself) {
+  const KernelSource source = emit_key("gemm/e4m3.e4m3.bf16/axis/fast/128x128s6c2x1w2p");
+  EXPECT_EQ(source.source.find("#include"), std::string::npos);
+  EXPECT_TRUE(source.source.starts_with("// gemm/e4m3.e4m3.bf16/axis/fast/128x128s6c2x1w2p\n"));
+  EXPECT_NE(source.source.find("float8-tune emit --kernel " + source.key), std::string::npos);
+  EXPECT_EQ(source.source, emit_key(source.key).source);
+}
+
+TEST(Emit, GroupSharesTheKernel) {
+  GemmSpec spec;
+  spec.config.group = 8;
+  const auto a = emit(spec);
+  spec.config.group = 16;
+  const auto b = emit(spec);
+  ASSERT_TRUE(a && b);
+  EXPECT_EQ(a->source, b->source);
+}
+
+TEST(Emit, RefusesWhatIsNotLegal) {
+  const auto source = emit(GemmSpec{.a = Dtype::kBf16});
+  ASSERT_FALSE(source);
+  EXPECT_NE(source.error().message.find("operands must be"), std::string::npos);
+}
+
+// The kernels that the recipes' plans can ask for: all candidates of all GEMMs, and the casts.
+std::set<std::string> tunable_kernels() {
+  std::set<std::string> keys = {"amax/bf16/tensor", "amax/bf16/rowcol", "amax/bf16/row",
+                                "amax/bf16/col"};
+  for (const char* recipe_name : {"tensorwise", "rowwise"}) {
+    const Recipe recipe = *find_recipe(recipe_name);
+    for (const GemmSetting& gemm : recipe.gemms) {
+      const bool axis = gemm.a.granularity == Granularity::kAxis;
+      for (const CastSetting& cast : {gemm.a, gemm.b}) {
+        for (const auto& [q, qt] : {std::pair(true, true), {true, false}, {false, true}}) {
+          keys.insert(key(KernelSpec(CastSpec{.out = cast.dtype,
+                                              .scale = axis ? ScaleMode::kAxis : ScaleMode::kTensor,
+                                              .q = q,
+                                              .qt = qt,
+                                              .pow2 = cast.pow2})));
+        }
+      }
+      GemmSpec spec{.a = gemm.a.dtype,
+                    .b = gemm.b.dtype,
+                    .scale = axis ? ScaleMode::kAxis : ScaleMode::kTensor,
+                    .fast = gemm.fast};
+      for (const GemmConfig& config : gemm_candidates(spec)) {
+        spec.config = config;
+        keys.insert(key(KernelSpec(spec)));
+      }
+    }
+  }
+  // One of each remaining mix of types and results.
+  for (const char* types : {"e4m3.e5m2.bf16", "e5m2.e5m2.bf16", "e5m2.e4m3.f32", "e4m3.e5m2.f32"}) {
+    for (const char* rest : {"tensor/fast/128x256s4c2x1w2", "axis/precise/256x128s4c1x2w2"}) {
+      keys.insert(std::string("gemm/") + types + "/" + rest);
+    }
+  }
+  return keys;
+}
+
+TEST(Emit, EveryTunableKernelCompilesWithoutSpills) {
+  const std::set<std::string> all = tunable_kernels();
+  const std::vector<std::string> keys(all.begin(), all.end());
+  ASSERT_GT(keys.size(), 60U);
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::vector<std::string> failures;
+  const auto work = [&] {
+    for (size_t i = next++; i < keys.size(); i = next++) {
+      const auto cubin = compile(emit_key(keys[i]));
+      std::string failure;
+      if (!cubin) failure = cubin.error().message;
+      if (cubin && cubin->spill_bytes > 0)
+        failure = fmt::format("spills {} bytes", cubin->spill_bytes);
+      if (failure.empty()) continue;
+      const std::lock_guard lock(mutex);
+      failures.push_back(keys[i] + ": " + failure);
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned i = 0; i < std::max(2U, std::thread::hardware_concurrency()); ++i) {
+      threads.emplace_back(work);
+    }
+  }
+  for (const std::string& failure : failures) ADD_FAILURE() << failure;
+}
+
+}  // namespace
+}  // namespace f8::codegen

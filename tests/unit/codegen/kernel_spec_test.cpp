@@ -1,0 +1,110 @@
+// Keys of kernel specs: round trips, and one clear error for what is malformed or does not fit
+// Hopper.
+#include "codegen/kernel_spec.hpp"
+
+#include <gtest/gtest.h>
+
+namespace f8::codegen {
+namespace {
+
+TEST(KernelSpec, KeysRoundTrip) {
+  for (const char* text : {
+           "amax/bf16/tensor",
+           "amax/f16/row",
+           "amax/f32/col",
+           "amax/bf16/rowcol",
+           "cast/bf16.e4m3/tensor/q+qt",
+           "cast/f32.e5m2/axis/qt/pow2",
+           "cast/f16.e4m3/axis/q",
+           "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2",
+           "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
+       }) {
+    const auto spec = parse_kernel_spec(text);
+    ASSERT_TRUE(spec) << text << ": " << spec.error().message;
+    EXPECT_EQ(key(*spec), text);
+  }
+}
+
+TEST(KernelSpec, GroupIsPartOfTheConfigurationNotOfTheKernel) {
+  const auto config = parse_gemm_config("128x256s4c2x1w2g16");
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->group, 16);
+  EXPECT_EQ(key(*config), "128x256s4c2x1w2g16");
+  EXPECT_EQ(key(KernelSpec(GemmSpec{.config = *config})),
+            "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2");
+}
+
+TEST(KernelSpec, MalformedKeysNameThemselves) {
+  for (const char* text : {
+           "",
+           "gemm",
+           "gemm/",
+           "amax/bf16",
+           "amax/e4m3/tensor",
+           "amax/bf16/diagonal",
+           "cast/bf16.bf16/tensor/q",
+           "cast/bf16.e4m3/tensor/",
+           "cast/bf16.e4m3/row/q",
+           "cast/bf16.e4m3/tensor/q/pow3",
+           "gemm/e4m3.e4m3.bf16/tensor/fast",
+           "gemm/e4m3.e4m3.bf16/tensor/quick/128x256s4c2x1w2",
+           "gemm/e4m3.bf16.bf16/tensor/fast/128x256s4c2x1w2",
+           "gemm/e4m3.e4m3.f16/tensor/fast/128x256s4c2x1w2",
+           "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2g8",
+           "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w99999999999",
+       }) {
+    const auto spec = parse_kernel_spec(text);
+    ASSERT_FALSE(spec) << text;
+    EXPECT_EQ(spec.error().code, ErrorCode::kInvalidArgument) << text;
+    EXPECT_NE(spec.error().message.find(text), std::string::npos) << spec.error().message;
+  }
+  for (const char* text :
+       {"", "128", "128x256", "128x256s4c2x1w2", "128x256s4c2x1w2g8 ", "x", "h3"}) {
+    EXPECT_FALSE(parse_gemm_config(text)) << text;
+  }
+}
+
+std::string why(const GemmSpec& spec) {
+  const Status status = validate(spec);
+  return status ? "" : status.error().message;
+}
+
+TEST(KernelSpec, LimitsSayWhichAndByHowMuch) {
+  GemmSpec spec;
+  EXPECT_EQ(why(spec), "");
+  spec.config.stages = 5;
+  EXPECT_NE(why(spec).find("bytes of shared memory"), std::string::npos) << why(spec);
+  spec = {};
+  spec.config = {.tile_m = 256, .tile_n = 256, .stages = 2};
+  EXPECT_NE(why(spec).find("accumulators"), std::string::npos) << why(spec);
+  spec = {};
+  spec.config.tile_n = 160;
+  EXPECT_NE(why(spec).find("tile_n"), std::string::npos) << why(spec);
+  spec = {};
+  spec.config.cluster_m = 4;
+  spec.config.cluster_n = 2;
+  EXPECT_NE(why(spec).find("clusters"), std::string::npos) << why(spec);
+  spec = {};
+  spec.config.pingpong = true;
+  spec.config.warpgroups = 1;
+  EXPECT_NE(why(spec).find("ping-pong"), std::string::npos) << why(spec);
+}
+
+TEST(KernelSpec, CandidatesAreLegalAndDistinct) {
+  for (const bool fast : {false, true}) {
+    GemmSpec spec{.fast = fast};
+    std::vector<std::string> keys;
+    for (const GemmConfig& config : gemm_candidates(spec)) {
+      spec.config = config;
+      EXPECT_EQ(why(spec), "");
+      EXPECT_LE(dynamic_smem_bytes(spec), 232448);
+      keys.push_back(key(config));
+    }
+    EXPECT_GE(keys.size(), 20U);
+    std::ranges::sort(keys);
+    EXPECT_EQ(std::ranges::adjacent_find(keys), keys.end());
+  }
+}
+
+}  // namespace
+}  // namespace f8::codegen
