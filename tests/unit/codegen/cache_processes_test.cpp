@@ -160,6 +160,11 @@ KernelSource large_kernel(int i) {
 }
 
 constexpr int kKernels = 30;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double kStartLimitMs = 1000;  // instrumented hashing
+#else
+constexpr double kStartLimitMs = 50;
+#endif
 constexpr const char* kStartDirectory = "FLOAT8_TEST_START_DIRECTORY";
 
 double start_ms(const fs::path& directory) {
@@ -204,7 +209,7 @@ TEST_F(CacheProcesses, TheSecondStartTakesAtMost50Milliseconds) {
   }
   RecordProperty("start_ms", fmt::format("{:.1f}", best_ms));
   fmt::print("{} kernels from the cache in a fresh process: {:.1f} ms\n", kKernels, best_ms);
-  EXPECT_LE(best_ms, 50);
+  EXPECT_LE(best_ms, kStartLimitMs);
 }
 
 }  // namespace
