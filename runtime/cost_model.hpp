@@ -18,7 +18,7 @@ namespace f8::runtime {
 [[nodiscard]] double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count);
 
 // The candidate with the fewest predicted clocks; spec.config is ignored. Ties go to the larger
-// tile, then to the smaller key.
+// tile, then to the smaller group, then to the smaller key.
 [[nodiscard]] Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec,
                                                           Shape shape, int sm_count);
 

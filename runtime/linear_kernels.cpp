@@ -105,7 +105,8 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
   const LinearKernels kernels = F8_TRY(linear_kernels(desc));
   std::vector<codegen::KernelSpec> specs{kernels.amax, kernels.cast};
   const auto add = [&](const codegen::KernelSpec& spec) {
-    if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(spec);
+    const auto same = [&](const auto& other) { return codegen::key(other) == codegen::key(spec); };
+    if (std::none_of(specs.begin(), specs.end(), same)) specs.push_back(spec);
   };
   for (const auto& spec : kernels.amax_dy) add(spec);
   for (const auto& spec : kernels.cast_dy) add(spec);

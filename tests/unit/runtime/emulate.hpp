@@ -1,0 +1,33 @@
+// The kernels of codegen/kernels as plain loops over the same arguments, built on the scalar
+// functions of the CPU reference. They look at every argument as the device would, and report what
+// it would choke on.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "codegen/kernel_spec.hpp"
+#include "codegen/kernels/kernel_args.cuh"
+
+namespace f8::runtime::testing {
+
+// A tensor map as the fake driver encodes it: what the real one is told, readable again.
+struct FakeTensorMap {
+  void* base;
+  unsigned long long cols;
+  unsigned long long rows;
+  unsigned long long ld_bytes;
+  unsigned box_cols;
+  unsigned box_rows;
+  unsigned element_bytes;
+};
+
+void emulate_amax(const codegen::AmaxSpec& spec, const kernels::AmaxArgs& args, unsigned grid,
+                  std::vector<std::string>& faults);
+void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, unsigned grid,
+                  std::vector<std::string>& faults);
+void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const FakeTensorMap& b,
+                  const FakeTensorMap& d, const kernels::GemmArgs& args,
+                  std::vector<std::string>& faults);
+
+}  // namespace f8::runtime::testing

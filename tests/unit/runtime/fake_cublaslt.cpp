@@ -1,0 +1,233 @@
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "recipes/dtype.hpp"
+
+namespace f8::runtime::testing {
+namespace {
+
+FakeCublasLt* g_fake = nullptr;
+
+// What the opaque structs hold here.
+struct Desc {
+  cublasOperation_t op_a, op_b;
+  const float* scale_a;
+  const float* scale_b;
+  int32_t mode_a, mode_b;
+  int8_t fast;
+};
+struct Layout {
+  cudaDataType type;
+  uint64_t rows, cols;
+  int64_t ld;
+};
+struct Algo {
+  int index;
+};
+static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t));
+static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t));
+
+template <class T, class Opaque>
+T read(const Opaque* from) {
+  T out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+template <class T, class Opaque>
+void write(Opaque* to, const T& value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+cublasStatus_t create(cublasLtHandle_t* out) {
+  if (g_fake->create_result != CUBLAS_STATUS_SUCCESS) return g_fake->create_result;
+  ++g_fake->handles;
+  *out = reinterpret_cast<cublasLtHandle_t>(uintptr_t{1});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t destroy(cublasLtHandle_t) {
+  --g_fake->handles;
+  return CUBLAS_STATUS_SUCCESS;
+}
+size_t get_version() {
+  return 130100;
+}
+const char* status_name(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
+                                               : "CUBLAS_STATUS_OTHER";
+}
+
+cublasStatus_t desc_init(cublasLtMatmulDesc_t desc, size_t, cublasComputeType_t compute,
+                         cudaDataType_t scale) {
+  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  write(desc, Desc{});
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t desc_set(cublasLtMatmulDesc_t opaque, cublasLtMatmulDescAttributes_t which,
+                        const void* value, size_t bytes) {
+  Desc desc = read<Desc>(opaque);
+  const auto take = [&](auto& field) {
+    if (bytes != sizeof field) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&field, value, bytes);
+    write(opaque, desc);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  switch (which) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return take(desc.op_a);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return take(desc.op_b);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      return take(desc.scale_a);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      return take(desc.scale_b);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+      return take(desc.mode_a);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+      return take(desc.mode_b);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return take(desc.fast);
+    default:
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
+cublasStatus_t layout_init(cublasLtMatrixLayout_t layout, size_t, cudaDataType type, uint64_t rows,
+                           uint64_t cols, int64_t ld) {
+  write(layout, Layout{type, rows, cols, ld});
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t preference_init(cublasLtMatmulPreference_t, size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t preference_set(cublasLtMatmulPreference_t,
+                              cublasLtMatmulPreferenceAttributes_t which, const void* value,
+                              size_t) {
+  if (which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+    std::memcpy(&g_fake->asked_workspace, value, sizeof g_fake->asked_workspace);
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+bool is_fp8(cudaDataType t) {
+  return t == CUDA_R_8F_E4M3 || t == CUDA_R_8F_E5M2;
+}
+
+// The library's own rules for fp8 on Hopper.
+bool supported(const Desc& desc, const Layout& a, const Layout& b) {
+  if (!is_fp8(a.type) && !is_fp8(b.type)) return a.type == b.type;
+  return desc.op_a == CUBLAS_OP_T && desc.op_b == CUBLAS_OP_N && a.rows % 16 == 0 &&
+         a.ld % 16 == 0 && b.ld % 16 == 0 && desc.scale_a != nullptr && desc.scale_b != nullptr &&
+         !(a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2);
+}
+
+cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                         cublasLtMatmulPreference_t, int most, cublasLtMatmulHeuristicResult_t* out,
+                         int* count) {
+  g_fake->asked_heuristics = most;
+  if (g_fake->heuristic_result != CUBLAS_STATUS_SUCCESS) return g_fake->heuristic_result;
+  if (!supported(read<Desc>(desc), read<Layout>(a), read<Layout>(b))) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  *count = std::min(most, g_fake->offers);
+  for (int i = 0; i < *count; ++i) {
+    out[i] = {};
+    write(&out[i].algo, Algo{i});
+    out[i].workspaceSize = g_fake->workspace_bytes;
+    out[i].state = CUBLAS_STATUS_SUCCESS;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+double element(const void* base, const Layout& layout, cublasOperation_t op, uint64_t row,
+               uint64_t col) {
+  if (op == CUBLAS_OP_T) std::swap(row, col);
+  const uint64_t i = row + col * static_cast<uint64_t>(layout.ld);
+  switch (layout.type) {
+    case CUDA_R_8F_E4M3:
+      return static_cast<double>(decode_fp8(static_cast<const uint8_t*>(base)[i], Dtype::kE4m3));
+    case CUDA_R_8F_E5M2:
+      return static_cast<double>(decode_fp8(static_cast<const uint8_t*>(base)[i], Dtype::kE5m2));
+    default:
+      return static_cast<double>(decode_bf16(static_cast<const uint16_t*>(base)[i]));
+  }
+}
+
+cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void* alpha,
+                      const void* a, cublasLtMatrixLayout_t opaque_a, const void* b,
+                      cublasLtMatrixLayout_t opaque_b, const void* beta, const void*,
+                      cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t opaque_d,
+                      const cublasLtMatmulAlgo_t* algo, void*, size_t workspace_bytes,
+                      cudaStream_t) {
+  if (g_fake->matmul_result != CUBLAS_STATUS_SUCCESS) return g_fake->matmul_result;
+  const Desc desc = read<Desc>(opaque);
+  const Layout la = read<Layout>(opaque_a);
+  const Layout lb = read<Layout>(opaque_b);
+  const Layout ld = read<Layout>(opaque_d);
+  const bool ta = desc.op_a == CUBLAS_OP_T;
+  const bool tb = desc.op_b == CUBLAS_OP_T;
+  const uint64_t m = ta ? la.cols : la.rows;
+  const uint64_t k = ta ? la.rows : la.cols;
+  const uint64_t n = tb ? lb.rows : lb.cols;
+  if (*static_cast<const float*>(alpha) != 1 || *static_cast<const float*>(beta) != 0 ||
+      m != ld.rows || n != ld.cols || k != (tb ? lb.cols : lb.rows) || !supported(desc, la, lb)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  ++g_fake->matmuls;
+  g_fake->last_algo = read<Algo>(algo).index;
+  g_fake->last_fast = desc.fast != 0;
+  g_fake->last_workspace_bytes = workspace_bytes;
+  const auto scale = [](const float* values, int32_t mode, uint64_t i) {
+    if (values == nullptr) return 1.0F;
+    return values[mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F ? i : 0];
+  };
+  for (uint64_t j = 0; j < n; ++j) {
+    for (uint64_t i = 0; i < m; ++i) {
+      double sum = 0;
+      for (uint64_t l = 0; l < k; ++l) {
+        sum += element(a, la, desc.op_a, i, l) * element(b, lb, desc.op_b, l, j);
+      }
+      const float result = static_cast<float>(sum) * scale(desc.scale_a, desc.mode_a, i) *
+                           scale(desc.scale_b, desc.mode_b, j);
+      const uint64_t at = i + j * static_cast<uint64_t>(ld.ld);
+      if (ld.type == CUDA_R_32F) {
+        static_cast<float*>(d)[at] = result;
+      } else {
+        static_cast<uint16_t*>(d)[at] = encode_bf16(result);
+      }
+    }
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+FakeCublasLt::FakeCublasLt() {
+  EXPECT_EQ(g_fake, nullptr) << "one fake at a time";
+  g_fake = this;
+  table_.create = create;
+  table_.destroy = destroy;
+  table_.get_version = get_version;
+  table_.status_name = status_name;
+  table_.matmul = matmul;
+  table_.algo_heuristic = heuristic;
+  table_.desc_init = desc_init;
+  table_.desc_set = desc_set;
+  table_.layout_init = layout_init;
+  table_.preference_init = preference_init;
+  table_.preference_set = preference_set;
+  set_cublaslt_for_testing(&table_);
+}
+
+FakeCublasLt::~FakeCublasLt() {
+  set_cublaslt_for_testing(nullptr);
+  g_fake = nullptr;
+}
+
+}  // namespace f8::runtime::testing

@@ -1,0 +1,37 @@
+// cuBLASLt's table, answered by plain loops over column-major matrices in host memory: what a plan
+// describes is what is computed, so layouts, transpositions and scales are tested without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/cublaslt_api.hpp"
+
+namespace f8::runtime::testing {
+
+class FakeCublasLt {
+ public:
+  FakeCublasLt();   // takes the library's place
+  ~FakeCublasLt();  // and gives it back
+  FakeCublasLt(const FakeCublasLt&) = delete;
+  FakeCublasLt& operator=(const FakeCublasLt&) = delete;
+
+  int offers = 8;  // heuristics
+  size_t workspace_bytes = 1 << 20;
+  cublasStatus_t heuristic_result = CUBLAS_STATUS_SUCCESS;
+  cublasStatus_t create_result = CUBLAS_STATUS_SUCCESS;
+  cublasStatus_t matmul_result = CUBLAS_STATUS_SUCCESS;
+
+  int handles = 0;
+  int matmuls = 0;
+  int last_algo = -1;
+  bool last_fast = false;
+  size_t last_workspace_bytes = 0;
+  uint64_t asked_workspace = 0;
+  int asked_heuristics = 0;
+
+ private:
+  CublasLt table_;
+};
+
+}  // namespace f8::runtime::testing

@@ -1,0 +1,97 @@
+// A driver table that stands in for libcuda: device memory is host memory, a "kernel" is its spec,
+// and launching it runs the CPU reference on the very arguments and tensor maps that the device
+// would get. So the host side of a plan (layouts, strides, scales, order) is tested without a GPU.
+//
+// The "compiler" that goes with it leaves the spec's key in the cubin, from which loading finds the
+// spec again. One fake at a time; its functions are static because the driver's are.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "codegen/cubin_cache.hpp"
+#include "runtime/context_state.hpp"
+#include "runtime/driver.hpp"
+
+namespace f8::runtime::testing {
+
+struct FakeLaunch {
+  std::string_view kernel;  // the spec's key
+  unsigned grid = 0;
+  unsigned threads = 0;
+  unsigned smem_bytes = 0;
+  unsigned cluster = 1;
+  bool programmatic = false;
+  CUstream stream = nullptr;
+};
+
+class FakeCuda {
+ public:
+  FakeCuda();   // takes the driver's place
+  ~FakeCuda();  // and gives it back
+  FakeCuda(const FakeCuda&) = delete;
+  FakeCuda& operator=(const FakeCuda&) = delete;
+
+  // What the device is.
+  int device_count = 1;
+  int cc_major = 9;
+  int cc_minor = 0;
+  int sm_count = 132;
+  int active_clusters = 0;  // 0: the driver cannot tell
+  int driver_version = 13000;
+  // What goes wrong.
+  CUresult init_result = CUDA_SUCCESS;
+  CUresult retain_result = CUDA_SUCCESS;
+  CUresult load_result = CUDA_SUCCESS;
+  CUresult launch_result = CUDA_SUCCESS;
+  CUresult memset_result = CUDA_SUCCESS;
+  CUresult encode_result = CUDA_SUCCESS;
+  // What happened.
+  std::vector<FakeLaunch> launches;
+  std::vector<std::string> faults;  // arguments that a device would have choked on
+  int memsets = 0;
+  int modules_loaded = 0;
+  int modules_unloaded = 0;
+  int retained = 0;
+  int context_switches = 0;
+  bool emulate = true;  // false: launches are recorded, nothing is computed
+
+  // A context on this device whose kernels need no compiler.
+  [[nodiscard]] std::shared_ptr<Context> context(const ContextOptions& options = {});
+  [[nodiscard]] static codegen::CubinCache::Compiler compiler();
+  [[nodiscard]] const Driver& table() const { return table_; }
+
+  struct Module {
+    codegen::KernelSpec spec;
+    std::string key;
+    int max_dynamic_smem = 48 << 10;
+  };
+  std::vector<std::unique_ptr<Module>> modules;
+  CUcontext current = nullptr;
+
+ private:
+  Driver table_;
+  std::string directory_;
+};
+
+// The fake that is in place.
+[[nodiscard]] FakeCuda& fake();
+
+// A temporary directory that only its owner can read, removed at the end.
+class ScratchDirectory {
+ public:
+  ScratchDirectory();
+  ~ScratchDirectory();
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace f8::runtime::testing

@@ -1,0 +1,241 @@
+#include "runtime/gemm.hpp"
+
+#include "recipes/reference.hpp"
+#include "tests/unit/runtime/fake_cuda.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::FakeCuda;
+
+bool says(const Error& error, std::string_view part) {
+  return error.message.find(part) != std::string::npos;
+}
+
+GemmChoice generated(std::string_view config) {
+  return parse_choice(Provider::kGenerated, config).value();
+}
+
+KernelChoice row(Gemm gemm, Shape shape, Provider provider, std::string config) {
+  KernelChoice choice;
+  choice.problem = Problem::make(to_op(gemm), find_recipe("tensorwise").value(), shape).value();
+  choice.provider = provider;
+  choice.config = std::move(config);
+  choice.median_ns = 1000;
+  return choice;
+}
+
+TEST(GemmChoice, TextRoundTrips) {
+  for (const char* text : {"128x256s4c2x1w2g8", "64x128s6c1x1w2pg4"}) {
+    const auto choice = parse_choice(Provider::kGenerated, text);
+    ASSERT_TRUE(choice) << choice.error().message;
+    EXPECT_EQ(config_text(*choice), text);
+  }
+  EXPECT_EQ(config_text(parse_choice(Provider::kCublasLt, "h3").value()), "h3");
+}
+
+TEST(GemmChoice, BadTextIsRefused) {
+  for (const char* text : {"", "h", "3", "h-1", "h3x", "hh3", "h99999999999999"}) {
+    EXPECT_FALSE(parse_choice(Provider::kCublasLt, text)) << text;
+  }
+  EXPECT_FALSE(parse_choice(Provider::kGenerated, "h0"));
+}
+
+class GemmTest : public ::testing::Test {
+ protected:
+  FakeCuda cuda_;
+  std::shared_ptr<Context> context_ = cuda_.context();
+  GemmDesc desc_{.gemm = Gemm::kOutput, .shape = {8192, 4096, 4096}, .fast = true};
+};
+
+TEST_F(GemmTest, ChoosesByTheTable) {
+  TuningTable table;
+  table.add(row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "128x128s4c1x1w2g8"));
+  context_->set_table(table);
+  const GemmChoice choice = GemmPlan::choose(*context_, desc_).value();
+  EXPECT_EQ(choice.provider, Provider::kGenerated);
+  EXPECT_EQ(config_text(choice), "128x128s4c1x1w2g8");
+}
+
+TEST_F(GemmTest, AHeuristicIsGoodForItsOwnShapeAlone) {
+  TuningTable table;
+  table.add(row(Gemm::kOutput, desc_.shape, Provider::kCublasLt, "h5"));
+  context_->set_table(table);
+  EXPECT_EQ(config_text(GemmPlan::choose(*context_, desc_).value()), "h5");
+  desc_.shape.m = 4096;
+  const GemmChoice neighbour = GemmPlan::choose(*context_, desc_).value();
+  EXPECT_EQ(neighbour.provider, Provider::kCublasLt);
+  EXPECT_EQ(config_text(neighbour), "h0");
+}
+
+TEST_F(GemmTest, ATableOfAnotherGemmIsNotUsed) {
+  TuningTable table;
+  table.add(row(Gemm::kGradInput, desc_.shape, Provider::kCublasLt, "h5"));
+  context_->set_table(table);
+  EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kGenerated);
+}
+
+TEST_F(GemmTest, CorruptTableTextIsAnError) {
+  TuningTable table;
+  table.add(row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "banana"));
+  context_->set_table(table);
+  EXPECT_FALSE(GemmPlan::choose(*context_, desc_));
+}
+
+TEST_F(GemmTest, Bf16GoesToCublasLt) {
+  desc_.a = desc_.b = Dtype::kBf16;
+  EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kCublasLt);
+  const auto plan = GemmPlan::create(context_, desc_, generated("128x128s4c1x1w2g8"));
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported);
+}
+
+TEST_F(GemmTest, RefusesWhatNoProviderDoes) {
+  const GemmChoice choice = generated("128x128s4c1x1w2g8");
+  GemmDesc mixed = desc_;
+  mixed.b = Dtype::kBf16;
+  EXPECT_EQ(GemmPlan::create(context_, mixed, choice).error().code, ErrorCode::kUnsupported);
+  GemmDesc half = desc_;
+  half.d = Dtype::kF16;
+  EXPECT_EQ(GemmPlan::create(context_, half, choice).error().code, ErrorCode::kUnsupported);
+  GemmDesc odd = desc_;
+  odd.shape.k = 17;
+  EXPECT_EQ(GemmPlan::create(context_, odd, choice).error().code, ErrorCode::kInvalidArgument);
+}
+
+// The grid is no larger than what runs at once, no larger than the work, and whole clusters.
+TEST_F(GemmTest, GridIsPersistent) {
+  cuda_.emulate = false;
+  cuda_.active_clusters = 60;
+  alignas(16) static uint8_t bytes[64];
+  const float* scale = reinterpret_cast<const float*>(bytes);
+  const GemmCall call{bytes, bytes, bytes, scale, scale, 8192};
+  struct Case {
+    Shape shape;
+    int64_t m;
+    unsigned grid;
+  };
+  for (const auto& [shape, m, grid] :
+       {Case{{8192, 4096, 4096}, 8192, 120}, Case{{8192, 256, 4096}, 8192, 64},
+        Case{{8192, 256, 4096}, 129, 2}, Case{{8192, 512, 4096}, 257, 8},
+        Case{{8192, 16, 4096}, 1, 2}}) {
+    desc_.shape = shape;
+    const auto plan = GemmPlan::create(context_, desc_, generated("128x256s4c2x1w2g8")).value();
+    GemmCall smaller = call;
+    smaller.m = m;
+    ASSERT_TRUE(plan->run(smaller, nullptr, nullptr));
+    EXPECT_EQ(cuda_.launches.back().grid, grid) << to_string(shape) << " m=" << m;
+    EXPECT_EQ(cuda_.launches.back().cluster, 2U);
+    EXPECT_EQ(cuda_.launches.back().threads, 384U);
+    EXPECT_TRUE(cuda_.launches.back().programmatic);
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GemmTest, ProgrammaticLaunchIsAnOption) {
+  cuda_.emulate = false;
+  const auto context = cuda_.context({.cache_dir = {}, .programmatic_launch = false});
+  alignas(16) static uint8_t bytes[64];
+  const float* scale = reinterpret_cast<const float*>(bytes);
+  const auto plan = GemmPlan::create(context, desc_, generated("128x128s4c1x1w2g8")).value();
+  ASSERT_TRUE(plan->run({bytes, bytes, bytes, scale, scale, 128}, nullptr, nullptr));
+  EXPECT_FALSE(cuda_.launches.back().programmatic);
+}
+
+TEST_F(GemmTest, MisuseIsOneClearError) {
+  alignas(16) static uint8_t bytes[64];
+  const float* scale = reinterpret_cast<const float*>(bytes);
+  const GemmCall good{bytes, bytes, bytes, scale, scale, 128};
+  const auto plan = GemmPlan::create(context_, desc_, generated("128x128s4c1x1w2g8")).value();
+  const auto refused = [&](auto change, std::string_view part) {
+    GemmCall call = good;
+    change(call);
+    const Status status = plan->run(call, nullptr, nullptr);
+    ASSERT_FALSE(status) << part;
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+  };
+  refused([](GemmCall& c) { c.a = nullptr; }, "a is null");
+  refused([](GemmCall& c) { c.b = nullptr; }, "b is null");
+  refused([](GemmCall& c) { c.d = nullptr; }, "d is null");
+  refused([](GemmCall& c) { c.inv_scale_a = nullptr; }, "inv_scale_a");
+  refused([](GemmCall& c) { c.inv_scale_b = nullptr; }, "inv_scale_b");
+  refused([](GemmCall& c) { c.a = bytes + 8; }, "a is not aligned");
+  refused([](GemmCall& c) { c.b = bytes + 1; }, "b is not aligned");
+  refused([](GemmCall& c) { c.d = bytes + 2; }, "d is not aligned");
+  refused([](GemmCall& c) { c.m = -1; }, "m is -1");
+  refused([](GemmCall& c) { c.m = 8193; }, "8192");
+  EXPECT_TRUE(cuda_.launches.empty());
+}
+
+TEST_F(GemmTest, DriverErrorsComeBackWithTheKernel) {
+  alignas(16) static uint8_t bytes[64];
+  const float* scale = reinterpret_cast<const float*>(bytes);
+  const GemmCall call{bytes, bytes, bytes, scale, scale, 128};
+  const auto plan = GemmPlan::create(context_, desc_, generated("128x128s4c1x1w2g8")).value();
+  cuda_.launch_result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  const Status launch = plan->run(call, nullptr, nullptr);
+  ASSERT_FALSE(launch);
+  EXPECT_EQ(launch.error().code, ErrorCode::kCuda);
+  EXPECT_TRUE(says(launch.error(), "restart the process"));
+  EXPECT_TRUE(says(launch.error(), "gemm/e4m3.e4m3.bf16/tensor/fast/128x128s4c1x1w2"));
+  cuda_.encode_result = CUDA_ERROR_INVALID_VALUE;
+  const Status encode = plan->run(call, nullptr, nullptr);
+  ASSERT_FALSE(encode);
+  EXPECT_TRUE(says(encode.error(), "operand a")) << encode.error().message;
+}
+
+// What the maps and arguments describe is the product, for each gemm and an m below the plan's.
+TEST_F(GemmTest, DescribesTheProduct) {
+  for (const Gemm gemm : kGemms) {
+    for (const auto scale : {codegen::ScaleMode::kTensor, codegen::ScaleMode::kAxis}) {
+      const bool axis = scale == codegen::ScaleMode::kAxis;
+      desc_ = {
+          .gemm = gemm, .shape = {40, 48, 32}, .a = Dtype::kE5m2, .d = Dtype::kF32, .scale = scale};
+      const int64_t m = 19;
+      const Shape own = gemm_shape({m, 48, 32}, gemm);
+      const int64_t ld = padded(own.k);
+      const auto over = axis ? reference::AmaxOver::kRow : reference::AmaxOver::kTensor;
+      const auto a =
+          reference::cast(reference::random_matrix(own.m, own.k, 1), over, Dtype::kE5m2, true);
+      const auto b =
+          reference::cast(reference::random_matrix(own.n, own.k, 2), over, Dtype::kE4m3, true);
+      const auto expected = reference::matmul(a, b);
+      const auto strided = [&](const reference::Fp8Matrix& x) {
+        std::vector<uint8_t> out(static_cast<size_t>(x.rows * ld));
+        for (int64_t r = 0; r < x.rows; ++r) {
+          std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
+                      &out[static_cast<size_t>(r * ld)]);
+        }
+        return out;
+      };
+      const auto bits_a = strided(a);
+      const auto bits_b = strided(b);
+      std::vector<float> d(static_cast<size_t>(own.m * own.n), -1);
+      const auto plan = GemmPlan::create(context_, desc_, generated("64x64s4c1x1w1g8"));
+      ASSERT_TRUE(plan) << plan.error().message;
+      ASSERT_TRUE((*plan)->run(
+          {bits_a.data(), bits_b.data(), d.data(), a.inv_scales.data(), b.inv_scales.data(), m},
+          nullptr, nullptr));
+      ASSERT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+      EXPECT_LT(reference::relative_error(expected, std::vector<double>(d.begin(), d.end())), 1e-6)
+          << to_string(gemm);
+    }
+  }
+}
+
+TEST_F(GemmTest, AnEmptyBatchHasAZeroWeightGradient) {
+  desc_ = {.gemm = Gemm::kGradWeight, .shape = {64, 32, 16}};
+  const auto plan = GemmPlan::create(context_, desc_, generated("64x64s4c1x1w1g8")).value();
+  std::vector<uint16_t> d(32 * 16 + 1, 0xffff);
+  ASSERT_TRUE(plan->run({.d = d.data(), .m = 0}, nullptr, nullptr));
+  EXPECT_EQ(std::count(d.begin(), d.end(), 0), 32 * 16);
+  EXPECT_EQ(d.back(), 0xffff);
+  EXPECT_TRUE(cuda_.launches.empty());
+  desc_.gemm = Gemm::kOutput;
+  const auto output = GemmPlan::create(context_, desc_, generated("64x64s4c1x1w1g8")).value();
+  EXPECT_TRUE(output->run({.m = 0}, nullptr, nullptr));
+}
+
+}  // namespace
+}  // namespace f8::runtime

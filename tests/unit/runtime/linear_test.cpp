@@ -1,0 +1,339 @@
+#include "runtime/linear.hpp"
+
+#include "recipes/reference.hpp"
+#include "runtime/linear_kernels.hpp"
+#include "tests/unit/runtime/count_allocations.hpp"
+#include "tests/unit/runtime/fake_cuda.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using reference::Matrix;
+using testing::FakeCuda;
+
+constexpr uint8_t kPoison = 0xff;
+constexpr size_t kGuard = 64;
+
+bool says(const Error& error, std::string_view part) {
+  return error.message.find(part) != std::string::npos;
+}
+
+// 16-byte aligned bytes, poisoned, with a guard behind them.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes) : bytes_(bytes), data_(bytes + kGuard + 16, kPoison) {}
+  explicit Buffer(const Matrix& x) : Buffer(x.values.size() * 2) {
+    const auto bits = reference::to_bf16_bits(x);
+    std::copy_n(reinterpret_cast<const uint8_t*>(bits.data()), bytes_, data());
+  }
+  [[nodiscard]] uint8_t* data() {
+    return data_.data() + (16 - reinterpret_cast<uintptr_t>(data_.data()) % 16) % 16;
+  }
+  [[nodiscard]] bool guard_is_whole() {
+    return std::all_of(data() + bytes_, data() + bytes_ + kGuard - 16,
+                       [](uint8_t b) { return b == kPoison; });
+  }
+  [[nodiscard]] bool untouched() {
+    return std::all_of(data(), data() + bytes_, [](uint8_t b) { return b == kPoison; });
+  }
+  [[nodiscard]] std::vector<double> bf16() {
+    std::vector<double> out(bytes_ / 2);
+    const auto* bits = reinterpret_cast<const uint16_t*>(data());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(decode_bf16(bits[i]));
+    return out;
+  }
+  [[nodiscard]] std::vector<double> f32() {
+    const auto* values = reinterpret_cast<const float*>(data());
+    return {values, values + bytes_ / 4};
+  }
+
+ private:
+  size_t bytes_;
+  std::vector<uint8_t> data_;
+};
+
+// Tensors of one call and a plan for them.
+struct Fixture {
+  Fixture(FakeCuda& cuda, const LinearDesc& desc, int64_t m_of_call)
+      : linear(Linear::plan(cuda.context(), desc).value()),
+        m(m_of_call),
+        xm(reference::random_matrix(m, desc.shape.k, 1, reference::Distribution::kOutliers)),
+        wm(reference::random_matrix(desc.shape.n, desc.shape.k, 2)),
+        dym(reference::random_matrix(m, desc.shape.n, 3)),
+        x(xm),
+        w(wm),
+        dy(dym),
+        y(static_cast<size_t>(m * desc.shape.n * 2)),
+        dx(static_cast<size_t>(m * desc.shape.k * 2)),
+        dw(static_cast<size_t>(desc.shape.n * desc.shape.k) * size_bytes(desc.grad_weight_dtype)),
+        workspace(linear->workspace_bytes()),
+        saved(linear->saved_bytes()) {}
+
+  [[nodiscard]] ForwardCall forward() { return {x.data(), w.data(), y.data(), saved.data(), m}; }
+  [[nodiscard]] BackwardCall backward() {
+    return {dy.data(), saved.data(), dx.data(), dw.data(), m};
+  }
+
+  std::shared_ptr<const Linear> linear;
+  int64_t m;
+  Matrix xm, wm, dym;
+  Buffer x, w, dy, y, dx, dw, workspace, saved;
+};
+
+LinearDesc describe(const char* recipe, Shape shape) {
+  LinearDesc desc;
+  desc.shape = shape;
+  desc.recipe = find_recipe(recipe).value();
+  return desc;
+}
+
+class LinearTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void expect_no_faults() { EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front(); }
+  FakeCuda cuda_;
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, ::testing::Values("tensorwise", "rowwise"));
+
+// Everything that forward and backward hand to the kernels, against the reference: for the planned
+// m, smaller ones, and none a multiple of anything.
+TEST_P(LinearTest, GivesTheReferencesResults) {
+  const Shape shape{150, 48, 144};
+  for (const int64_t m : {150, 129, 17, 1}) {
+    Fixture s(cuda_, describe(GetParam(), shape), m);
+    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+    std::memset(s.workspace.data(), kPoison, s.linear->workspace_bytes());  // scratch, by contract
+    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    expect_no_faults();
+    const auto expected = reference::linear(s.linear->desc().recipe, s.xm, s.wm, s.dym).value();
+    const double rounding = 2.5e-3;  // of the bf16 results
+    EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), rounding) << "m=" << m;
+    EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), rounding) << "m=" << m;
+    EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), rounding) << "m=" << m;
+    for (Buffer* buffer : {&s.y, &s.dx, &s.dw, &s.workspace, &s.saved}) {
+      EXPECT_TRUE(buffer->guard_is_whole()) << "m=" << m;
+    }
+  }
+}
+
+TEST_P(LinearTest, Fp32WeightGradient) {
+  LinearDesc desc = describe(GetParam(), {33, 32, 48});
+  desc.grad_weight_dtype = Dtype::kF32;
+  Fixture s(cuda_, desc, 33);
+  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+  const auto expected = reference::linear(desc.recipe, s.xm, s.wm, s.dym).value();
+  EXPECT_LT(reference::relative_error(expected.dw, s.dw.f32()), 1e-6);
+  expect_no_faults();
+}
+
+TEST_P(LinearTest, SkipsTheGradientThatIsNotWanted) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
+  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  const auto expected = reference::linear(s.linear->desc().recipe, s.xm, s.wm, s.dym).value();
+  const size_t before = cuda_.launches.size();
+
+  BackwardCall no_dw = s.backward();
+  no_dw.dw = nullptr;
+  ASSERT_TRUE(s.linear->backward(no_dw, s.workspace.data(), nullptr));
+  EXPECT_EQ(cuda_.launches.size(), before + 3);
+  EXPECT_NE(cuda_.launches[before + 1].kernel.find("/q"), std::string_view::npos);
+  EXPECT_EQ(cuda_.launches[before + 1].kernel.find("qt"), std::string::npos);
+  EXPECT_TRUE(s.dw.untouched());
+  EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), 2.5e-3);
+
+  BackwardCall no_dx = s.backward();
+  no_dx.dx = nullptr;
+  ASSERT_TRUE(s.linear->backward(no_dx, s.workspace.data(), nullptr));
+  EXPECT_EQ(cuda_.launches.size(), before + 6);
+  EXPECT_NE(cuda_.launches[before + 4].kernel.find("/qt"), std::string::npos);
+  EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), 2.5e-3);
+
+  BackwardCall neither = s.backward();
+  neither.dx = neither.dw = nullptr;
+  ASSERT_TRUE(s.linear->backward(neither, nullptr, nullptr));
+  EXPECT_EQ(cuda_.launches.size(), before + 6);
+  expect_no_faults();
+}
+
+TEST_P(LinearTest, AnEmptyBatchLaunchesNothing) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
+  const size_t before = cuda_.launches.size();
+  ASSERT_TRUE(s.linear->forward({.m = 0}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->backward({.dw = s.dw.data(), .m = 0}, nullptr, nullptr));
+  EXPECT_EQ(cuda_.launches.size(), before);
+  for (const double v : s.dw.bf16()) ASSERT_EQ(v, 0);
+  EXPECT_TRUE(s.dw.guard_is_whole());
+}
+
+TEST_P(LinearTest, RunDoesNotAllocate) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
+  const ForwardCall forward = s.forward();
+  const BackwardCall backward = s.backward();
+  bool ok = false;
+  int allocations = 0;
+  {
+    const testing::CountAllocations counting;
+    ok = s.linear->forward(forward, s.workspace.data(), nullptr).has_value() &&
+         s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
+    allocations = counting.count();
+  }
+  EXPECT_TRUE(ok);
+  EXPECT_EQ(allocations, 0);
+  {
+    const testing::CountAllocations counting;
+    const auto probe = std::make_unique<int>(1);
+    EXPECT_EQ(counting.count(), 1) << "the counter counts";
+  }
+}
+
+TEST_P(LinearTest, StepsAreTheSameWork) {
+  Fixture whole(cuda_, describe(GetParam(), {70, 32, 48}), 70);
+  ASSERT_TRUE(whole.linear->forward(whole.forward(), whole.workspace.data(), nullptr));
+  ASSERT_TRUE(whole.linear->backward(whole.backward(), whole.workspace.data(), nullptr));
+  Fixture stepped(cuda_, describe(GetParam(), {70, 32, 48}), 70);
+  std::vector<std::string> names;
+  for (auto& step : stepped.linear->forward_steps(stepped.forward(), stepped.workspace.data())) {
+    names.push_back(step.name);
+    ASSERT_TRUE(step.launch(nullptr));
+  }
+  for (auto& step : stepped.linear->backward_steps(stepped.backward(), stepped.workspace.data())) {
+    names.push_back(step.name);
+    ASSERT_TRUE(step.launch(nullptr));
+  }
+  EXPECT_EQ(whole.y.bf16(), stepped.y.bf16());
+  EXPECT_EQ(whole.dx.bf16(), stepped.dx.bf16());
+  EXPECT_EQ(whole.dw.bf16(), stepped.dw.bf16());
+  std::erase(names, "clear amax");
+  EXPECT_EQ(names, (std::vector<std::string>{"amax x,w", "cast x,w", "gemm output", "amax dy",
+                                             "cast dy", "gemm grad_input", "gemm grad_weight"}));
+  expect_no_faults();
+}
+
+TEST_P(LinearTest, MisuseIsOneClearError) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
+  const size_t before = cuda_.launches.size();
+  const auto refused = [&](const Status& status, std::string_view part) {
+    ASSERT_FALSE(status) << part;
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+  };
+  const auto forward = [&](auto change, std::string_view part, bool workspace = true) {
+    ForwardCall call = s.forward();
+    change(call);
+    refused(s.linear->forward(call, workspace ? s.workspace.data() : nullptr, nullptr), part);
+  };
+  forward([](ForwardCall& c) { c.x = nullptr; }, "forward: x is null");
+  forward([](ForwardCall& c) { c.w = nullptr; }, "forward: w is null");
+  forward([](ForwardCall& c) { c.y = nullptr; }, "forward: y is null");
+  forward([](ForwardCall& c) { c.saved = nullptr; }, "forward: saved is null");
+  forward([](ForwardCall&) {}, "forward: workspace is null", false);
+  forward([&](ForwardCall& c) { c.x = s.x.data() + 2; }, "forward: x is not aligned");
+  forward([&](ForwardCall& c) { c.y = s.y.data() + 8; }, "forward: y is not aligned");
+  forward([](ForwardCall& c) { c.m = 65; }, "forward: m is 65");
+  forward([](ForwardCall& c) { c.m = -1; }, "forward: m is -1");
+  const auto backward = [&](auto change, std::string_view part, bool workspace = true) {
+    BackwardCall call = s.backward();
+    change(call);
+    refused(s.linear->backward(call, workspace ? s.workspace.data() : nullptr, nullptr), part);
+  };
+  backward([](BackwardCall& c) { c.dy = nullptr; }, "backward: dy is null");
+  backward([](BackwardCall& c) { c.saved = nullptr; }, "backward: saved is null");
+  backward([](BackwardCall&) {}, "backward: workspace is null", false);
+  backward([&](BackwardCall& c) { c.dx = s.dx.data() + 2; }, "backward: dx is not aligned");
+  backward([&](BackwardCall& c) { c.dw = s.dw.data() + 2; }, "backward: dw is not aligned");
+  backward([](BackwardCall& c) { c.m = 65; }, "backward: m is 65");
+  EXPECT_EQ(cuda_.launches.size(), before);
+
+  ForwardCall bad = s.forward();
+  bad.x = nullptr;
+  const auto steps = s.linear->forward_steps(bad, s.workspace.data());
+  ASSERT_EQ(steps.size(), 1U);
+  refused(steps.front().launch(nullptr), "x is null");
+}
+
+TEST_P(LinearTest, ALaunchThatFailsStopsTheCall) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
+  const int clears = cuda_.memsets;
+  cuda_.launch_result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  const Status status = s.linear->forward(s.forward(), s.workspace.data(), nullptr);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, ErrorCode::kCuda);
+  EXPECT_TRUE(says(status.error(), "amax/")) << status.error().message;
+  EXPECT_LE(cuda_.memsets, clears + 1);
+  cuda_.memset_result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  EXPECT_FALSE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+}
+
+TEST_P(LinearTest, EveryLaunchGoesToTheCallersStream) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
+  const auto stream = reinterpret_cast<Stream>(uintptr_t{0x77});
+  const size_t before = cuda_.launches.size();
+  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), stream));
+  ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), stream));
+  EXPECT_EQ(cuda_.launches.size(), before + 7);
+  for (size_t i = before; i < cuda_.launches.size(); ++i) {
+    EXPECT_EQ(cuda_.launches[i].stream, stream);
+  }
+  EXPECT_EQ(cuda_.current, nullptr) << "the caller's context is current again";
+}
+
+TEST_P(LinearTest, PrewarmKnowsEveryKernelThatAPlanLoads) {
+  const LinearDesc desc = describe(GetParam(), {4096, 4096, 4096});
+  const auto specs = linear_kernel_specs(desc, nullptr, cuda_.sm_count).value();
+  const auto linear = Linear::plan(cuda_.context(), desc).value();
+  EXPECT_EQ(static_cast<size_t>(cuda_.modules_loaded), specs.size());
+  for (const auto& module : cuda_.modules) {
+    EXPECT_TRUE(std::any_of(specs.begin(), specs.end(), [&](const auto& spec) {
+      return codegen::key(spec) == module->key;
+    })) << module->key;
+  }
+}
+
+TEST(LinearPlan, FixedChoicesAreTaken) {
+  FakeCuda cuda;
+  LinearDesc desc = describe("tensorwise", {4096, 4096, 4096});
+  desc.choices[1] = parse_choice(Provider::kGenerated, "64x64s4c1x1w1g8").value();
+  const auto linear = Linear::plan(cuda.context(), desc).value();
+  EXPECT_EQ(config_text(linear->choice(Gemm::kGradInput)), "64x64s4c1x1w1g8");
+  EXPECT_NE(config_text(linear->choice(Gemm::kOutput)), "64x64s4c1x1w1g8");
+}
+
+TEST(LinearPlan, OtherRecipesAreNamed) {
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  for (const char* recipe : {"rowwise_with_gw_hp", "delayed", "blockwise"}) {
+    const auto linear = Linear::plan(context, describe(recipe, {64, 64, 64}));
+    ASSERT_FALSE(linear) << recipe;
+    EXPECT_EQ(linear.error().code, ErrorCode::kUnsupported);
+    EXPECT_TRUE(says(linear.error(), recipe)) << linear.error().message;
+    EXPECT_TRUE(says(linear.error(), "tensorwise and rowwise"));
+  }
+  EXPECT_EQ(cuda.modules_loaded, 0);
+}
+
+TEST(LinearPlan, ShapesAreChecked) {
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  for (const Shape shape : {Shape{0, 64, 64}, Shape{64, 24, 64}, Shape{64, 64, 0},
+                            Shape{64, 64, -16}, Shape{kMaxDim, kMaxDim, kMaxDim}}) {
+    const auto linear = Linear::plan(context, describe("tensorwise", shape));
+    ASSERT_FALSE(linear) << to_string(shape);
+    EXPECT_EQ(linear.error().code, ErrorCode::kInvalidArgument);
+  }
+  LinearDesc half = describe("tensorwise", {64, 64, 64});
+  half.grad_weight_dtype = Dtype::kF16;
+  EXPECT_EQ(Linear::plan(context, half).error().code, ErrorCode::kUnsupported);
+}
+
+// NaN poisons what the contract says it poisons, through the host's plumbing.
+TEST(LinearPlan, NanPoisonsItsRowAlone) {
+  FakeCuda cuda;
+  Fixture s(cuda, describe("rowwise", {20, 32, 48}), 20);
+  reinterpret_cast<uint16_t*>(s.x.data())[5 * 48 + 7] = 0x7fc0;
+  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  const auto y = s.y.bf16();
+  for (size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i / 32 == 5) << i;
+}
+
+}  // namespace
+}  // namespace f8::runtime
