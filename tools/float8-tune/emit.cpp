@@ -173,7 +173,8 @@ Result<int> emit(const Options& options, const Global& global) {
     std::vector<Output> own;
     if (!options.directory.empty() || !options.ptx) own.push_back({stem + ".cu", text});
     if (options.ptx) {
-      own.push_back({stem + ".ptx", F8_TRY(codegen::compile_to_ptx(item.source))});
+      std::string ptx = F8_TRY(codegen::compile_to_ptx(item.source));
+      own.push_back({stem + ".ptx", std::move(ptx)});
     }
     if (options.cubin) {
       const codegen::Cubin cubin = F8_TRY(codegen::compile(item.source));

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "base/text.hpp"
 #include "tools/tuner/strict_json.hpp"
 
 namespace f8::tuner {
@@ -74,7 +75,7 @@ Result<Architecture> parse_config(const nlohmann::json& config, std::string_view
       return fail(ErrorCode::kUnsupported,
                   "{}: model_type {} is not one whose layers are known ({}); give the model's "
                   ".safetensors file, its *.index.json, or a list of layers",
-                  where, type->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace),
+                  where, quote(type->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)),
                   fmt::join(kModelTypes, ", "));
     }
   }

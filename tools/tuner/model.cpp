@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 
+#include "base/text.hpp"
 #include "tools/tuner/architecture.hpp"
 #include "tools/tuner/safetensors.hpp"
 #include "tools/tuner/strict_json.hpp"
@@ -42,8 +43,8 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
     layer.out_features = F8_TRY(integer_field(list[i], "out_features", entry, 1, kMaxDim));
     layer.count = F8_TRY(integer_field_or(list[i], "count", entry, 1, kMaxDim, 1));
     if (!names.insert(layer.fqn).second) {
-      return fail(ErrorCode::kInvalidArgument, "{}: the layer \"{}\" is listed twice; use count",
-                  entry, layer.fqn);
+      return fail(ErrorCode::kInvalidArgument, "{}: the layer {} is listed twice; use count", entry,
+                  quote(layer.fqn));
     }
     layers.push_back(std::move(layer));
   }
@@ -95,10 +96,11 @@ Result<Model> load_model(std::string_view name_or_path) {
   }
   std::error_code error;
   if (!fs::exists(fs::path(name_or_path), error)) {
-    return fail(ErrorCode::kNotFound, "\"{}\" is no file and no built-in model; built in are {}",
-                name_or_path, fmt::join(builtin_models(), ", "));
+    return fail(ErrorCode::kNotFound, "{} is no file and no built-in model; built in are {}",
+                quote(name_or_path), fmt::join(builtin_models(), ", "));
   }
-  return Model{std::string(name_or_path), F8_TRY(parse_file(fs::path(name_or_path)))};
+  std::vector<NamedLinear> layers = F8_TRY(parse_file(fs::path(name_or_path)));
+  return Model{std::string(name_or_path), std::move(layers)};
 }
 
 Status shard(Model& model, int64_t tp) {
@@ -114,8 +116,8 @@ Status shard(Model& model, int64_t tp) {
     int64_t& extent = column ? layer.out_features : layer.in_features;
     if (extent % tp != 0) {
       return fail(ErrorCode::kInvalidArgument,
-                  "tp {} does not divide the {} {} of \"{}\"; choose a divisor of it", tp,
-                  column ? "out_features" : "in_features", extent, layer.fqn);
+                  "tp {} does not divide the {} {} of {}; choose a divisor of it", tp,
+                  column ? "out_features" : "in_features", extent, quote(layer.fqn));
     }
     extent /= tp;
   }

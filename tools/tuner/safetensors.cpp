@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "base/text.hpp"
 #include "tools/tuner/strict_json.hpp"
 
 namespace f8::tuner {
@@ -89,13 +90,13 @@ Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::
     const auto shape = entry.is_object() ? entry.find("shape") : entry.end();
     if (!entry.is_object() || shape == entry.end() || !shape->is_array() ||
         !entry.contains("dtype")) {
-      return fail(ErrorCode::kCorrupt, "{}: tensor \"{}\" has no dtype and shape", what, name);
+      return fail(ErrorCode::kCorrupt, "{}: tensor {} has no dtype and shape", what, quote(name));
     }
     TensorShape tensor{name, {}};
     for (const auto& extent : *shape) {
       if (!extent.is_number_unsigned() || extent.get<uint64_t>() > INT64_MAX) {
-        return fail(ErrorCode::kCorrupt, "{}: the shape of tensor \"{}\" is no list of sizes", what,
-                    name);
+        return fail(ErrorCode::kCorrupt, "{}: the shape of tensor {} is no list of sizes", what,
+                    quote(name));
       }
       tensor.shape.push_back(extent.get<int64_t>());
     }
@@ -137,8 +138,8 @@ Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::
     for (const int64_t extent : tensor.shape) {
       if (extent < 1 || extent > kMaxDim) {
         return fail(ErrorCode::kInvalidArgument,
-                    "{}: tensor \"{}\" has the shape [{}]; sizes from 1 to {} are possible", where,
-                    tensor.name, fmt::join(tensor.shape, ", "), kMaxDim);
+                    "{}: tensor {} has the shape [{}]; sizes from 1 to {} are possible", where,
+                    quote(tensor.name), fmt::join(tensor.shape, ", "), kMaxDim);
       }
     }
     tensor.name.resize(tensor.name.size() - std::string_view(".weight").size());
@@ -162,14 +163,14 @@ Result<std::vector<TensorShape>> read_index(const fs::path& path, const nlohmann
   std::map<std::string, std::set<std::string>> shards;
   for (const auto& [tensor, shard] : map->items()) {
     if (!shard.is_string()) {
-      return fail(ErrorCode::kInvalidArgument, "{}: the shard of \"{}\" is not a file name", where,
-                  tensor);
+      return fail(ErrorCode::kInvalidArgument, "{}: the shard of {} is not a file name", where,
+                  quote(tensor));
     }
     const auto name = shard.get<std::string>();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos) {
       return fail(ErrorCode::kInvalidArgument,
-                  "{}: the shard \"{}\" is not the name of a file beside it", where, name);
+                  "{}: the shard {} is not the name of a file beside it", where, quote(name));
     }
     shards[name].insert(tensor);
   }
@@ -180,8 +181,8 @@ Result<std::vector<TensorShape>> read_index(const fs::path& path, const nlohmann
       if (wanted.erase(tensor.name) == 1) all.push_back(std::move(tensor));
     }
     if (!wanted.empty()) {
-      return fail(ErrorCode::kCorrupt, "{} says that \"{}\" is in {}, which does not hold it",
-                  where, *wanted.begin(), shard);
+      return fail(ErrorCode::kCorrupt, "{} says that {} is in {}, which does not hold it", where,
+                  quote(*wanted.begin()), quote(shard));
     }
   }
   return all;

@@ -6,9 +6,22 @@
 #include <set>
 #include <vector>
 
+#include "base/text.hpp"
+
 namespace f8::tuner {
+namespace {
 
 using nlohmann::json;
+
+// The parser's messages quote the text that they stopped at, whatever bytes it has.
+std::string one_line(std::string message) {
+  for (char& c : message) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return message;
+}
+
+}  // namespace
 
 Result<std::string> read_bounded(const std::filesystem::path& path, size_t max_bytes) {
   std::error_code error;
@@ -58,8 +71,8 @@ Result<json> parse_json(std::string_view text, std::string_view where) {
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::key &&
         !keys.back().insert(parsed.get_ref<const std::string&>()).second) {
-      refused = fmt::format("has the key \"{}\" twice in one object",
-                            parsed.get_ref<const std::string&>());
+      refused = fmt::format("has the key {} twice in one object",
+                            quote(parsed.get_ref<const std::string&>()));
       return false;
     }
     return true;
@@ -70,7 +83,7 @@ Result<json> parse_json(std::string_view text, std::string_view where) {
   } catch (const json::exception& error) {
     std::string message = error.what();
     if (const size_t end = message.find("] "); end != std::string::npos) message.erase(0, end + 2);
-    return fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", where, message);
+    return fail(ErrorCode::kInvalidArgument, "{} is not valid JSON: {}", where, one_line(message));
   }
   if (!refused.empty()) return fail(ErrorCode::kInvalidArgument, "{} {}", where, refused);
   return value;
@@ -87,7 +100,9 @@ Result<int64_t> integer_field(const json& object, std::string_view field, std::s
                      found->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX)) &&
                     found->get<int64_t>() >= min && found->get<int64_t>() <= max;
   if (!fits) {
-    std::string shown = found->dump(-1, ' ', false, json::error_handler_t::replace);
+    std::string shown = found->is_structured()
+                            ? found->type_name()
+                            : found->dump(-1, ' ', true, json::error_handler_t::replace);
     if (shown.size() > 40) shown = shown.substr(0, 37) + "...";
     return fail(ErrorCode::kInvalidArgument,
                 "{}: \"{}\" is {}; it must be an integer from {} to {}", where, field, shown, min,
