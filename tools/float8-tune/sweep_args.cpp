@@ -1,0 +1,198 @@
+#include "tools/float8-tune/sweep_args.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "tools/float8-tune/output.hpp"
+
+namespace f8::cli {
+namespace {
+
+std::optional<double> parse_number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0) || value > 1e12) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+Result<std::vector<std::string>> recipe_names(const std::string& list) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at <= list.size();) {
+    const size_t comma = std::min(list.find(',', at), list.size());
+    const std::string name = list.substr(at, comma - at);
+    F8_TRY(of_option("--recipe", find_recipe(name)));
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    at = comma + 1;
+  }
+  return names;
+}
+
+struct Knob {
+  const char* name;
+  double tuner::SweepKnobs::*value;
+  const char* description;
+};
+struct Count {
+  const char* name;
+  int tuner::SweepKnobs::*value;
+  const char* description;
+};
+constexpr Knob kKnobs[] = {
+    {"--screen-ms", &tuner::SweepKnobs::screen_ms, "a candidate's share of its GEMM's screening"},
+    {"--screen-drop", &tuner::SweepKnobs::screen_drop,
+     "a candidate this much slower than the fastest leaves the screening"},
+    {"--final-ms", &tuner::SweepKnobs::final_ms, "a finalist's share of its GEMM's final"},
+    {"--gemm-max-ci", &tuner::SweepKnobs::gemm_max_ci,
+     "a finalist with a wider interval is noisy (a fraction)"},
+    {"--linear-min-ms", &tuner::SweepKnobs::linear_min_ms, "a linear and its twin: at least"},
+    {"--linear-max-ms", &tuner::SweepKnobs::linear_max_ms, "a linear and its twin: at most"},
+    {"--batch-us", &tuner::SweepKnobs::batch_us, "least length of a GEMM's timed batch"},
+    {"--linear-batch-us", &tuner::SweepKnobs::linear_batch_us,
+     "least length of a linear's timed batch"},
+    {"--warm-s", &tuner::SweepKnobs::warm_s, "longest warm-up of a thermal block"},
+};
+constexpr Count kCounts[] = {
+    {"--keep", &tuner::SweepKnobs::keep, "generated configurations measured for each GEMM"},
+    {"--heuristics", &tuner::SweepKnobs::heuristics, "suggestions of cuBLASLt measured"},
+    {"--finalists", &tuner::SweepKnobs::finalists, "candidates in a GEMM's final"},
+    {"--retry-noisy", &tuner::SweepKnobs::retry_noisy, "more attempts at a noisy linear"},
+};
+
+}  // namespace
+
+void declare(CLI::App& command, SweepArgs& args) {
+  add_mnk(command, args.mnk);
+  add_model(command, args.model);
+  command.add_option("--recipe", args.recipes, "recipes, separated by commas")->type_name("LIST");
+  command
+      .add_option("--max-ci", args.max_ci,
+                  "a linear's ratio is measured until the half-width of its interval is below")
+      ->type_name("PERCENT");
+  add_integer(command, "--seed", args.seed, "of the order of measuring", 0);
+  command.add_flag("--no-pruned-rows", args.no_pruned_rows,
+                   "keep no row for configurations that the cost model ruled out");
+  for (const Knob& knob : kKnobs) {
+    command.add_option(knob.name, args.knobs.*knob.value, knob.description)
+        ->check(CLI::PositiveNumber)
+        ->type_name("NUMBER")
+        ->group("Measuring");
+  }
+  for (const Count& count : kCounts) {
+    command.add_option(count.name, args.knobs.*count.value, count.description)
+        ->check(CLI::Range(0, 1000))
+        ->type_name("COUNT")
+        ->group("Measuring");
+  }
+}
+
+Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
+  tuner::SweepRequest request;
+  request.knobs = args.knobs;
+  request.knobs.max_ci = F8_TRY(of_option("--max-ci", parse_fraction(args.max_ci)));
+  request.seed = static_cast<uint64_t>(args.seed);
+  request.record_pruned = !args.no_pruned_rows;
+  request.recipes = F8_TRY(recipe_names(args.recipes));
+  if (args.mnk.empty() && args.model.model.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "no shapes: give --mnk M,N,K[;...], or --model with --tokens");
+  }
+  std::set<Shape> seen;
+  const auto add = [&](Shape shape) {
+    if (seen.insert(shape).second) request.shapes.push_back(shape);
+  };
+  if (!args.mnk.empty()) {
+    for (const Shape shape : F8_TRY(shapes_of(args.mnk))) add(shape);
+  }
+  if (!args.model.model.empty()) {
+    if (args.model.tokens < 1) {
+      return fail(ErrorCode::kInvalidArgument, "--model needs --tokens: the M of its linears");
+    }
+    const tuner::Model model = F8_TRY(load(args.model));
+    for (const NamedLinear& layer : model.layers) {
+      const Shape shape{args.model.tokens, layer.out_features, layer.in_features};
+      if (validate_shape(shape)) add(shape);  // others stay bf16 under every policy
+    }
+    if (request.shapes.empty()) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--model {}: no linear has sizes that are multiples of 16", args.model.model);
+    }
+  }
+  return request;
+}
+
+std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequest& request) {
+  std::string shapes;
+  for (const Shape shape : request.shapes) {
+    shapes += fmt::format("{}{},{},{}", shapes.empty() ? "" : ";", shape.m, shape.n, shape.k);
+  }
+  std::vector<std::string> argv = {"sweep",     "--mnk",      shapes,
+                                   "--recipe",  args.recipes, "--max-ci",
+                                   args.max_ci, "--seed",     std::to_string(args.seed)};
+  if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
+  for (const Knob& knob : kKnobs) {
+    argv.push_back(knob.name);
+    argv.push_back(fmt::format("{}", args.knobs.*knob.value));
+  }
+  for (const Count& count : kCounts) {
+    argv.push_back(count.name);
+    argv.push_back(fmt::format("{}", args.knobs.*count.value));
+  }
+  return argv;
+}
+
+Result<SweepArgs> parse_canonical(const std::string& argv) {
+  const auto json = Json::parse(argv, nullptr, false);
+  std::vector<std::string> words;
+  bool well_formed = json.is_array() && !json.empty();
+  for (size_t i = 1; well_formed && i < json.size(); ++i) {
+    well_formed = json[i].is_string();
+    if (well_formed) words.push_back(json[i].get<std::string>());
+  }
+  SweepArgs args;
+  CLI::App app;
+  declare(app, args);
+  if (well_formed) {
+    std::ranges::reverse(words);  // as CLI11 wants them
+    try {
+      app.parse(words);
+      return args;
+    } catch (const CLI::ParseError&) {
+      well_formed = false;
+    }
+  }
+  return fail(
+      ErrorCode::kCorrupt,
+      "the run's command line {} is not one that this version understands; begin a new sweep",
+      argv);
+}
+
+Result<double> parse_duration_s(std::string_view text) {
+  std::string_view digits = text;
+  double unit = 1;
+  if (!digits.empty()) {
+    const char last = digits.back();
+    if (last == 's' || last == 'm' || last == 'h') {
+      unit = last == 's' ? 1 : last == 'm' ? 60 : 3600;
+      digits.remove_suffix(1);
+    }
+  }
+  const auto value = parse_number(digits);
+  if (!value || *value == 0) {
+    return fail(ErrorCode::kInvalidArgument, "\"{}\" is no duration; write 90s, 10m or 1h", text);
+  }
+  return *value * unit;
+}
+
+Result<double> parse_fraction(std::string_view text) {
+  const bool percent = text.ends_with('%');
+  const auto value = parse_number(percent ? text.substr(0, text.size() - 1) : text);
+  if (!value || *value == 0 || *value > (percent ? 100 : 1)) {
+    return fail(ErrorCode::kInvalidArgument, "\"{}\" is no fraction; write 0.5% or 0.005", text);
+  }
+  return percent ? *value / 100 : *value;
+}
+
+}  // namespace f8::cli

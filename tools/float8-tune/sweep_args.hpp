@@ -1,0 +1,34 @@
+// The command line of a sweep, shared by plan, sweep and resume. A run keeps its command line in
+// the database in a canonical form, with the shapes written out, and resume reads it back.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/float8-tune/options.hpp"
+#include "tools/tuner/sweep_plan.hpp"
+
+namespace f8::cli {
+
+struct SweepArgs {
+  std::string mnk;
+  ModelOptions model;
+  std::string recipes = "tensorwise,rowwise";
+  std::string max_ci = "0.5%";
+  int64_t seed = 1;
+  bool no_pruned_rows = false;
+  tuner::SweepKnobs knobs;
+};
+
+void declare(CLI::App& command, SweepArgs& args);
+[[nodiscard]] Result<tuner::SweepRequest> request_of(const SweepArgs& args);
+[[nodiscard]] std::vector<std::string> canonical(const SweepArgs& args,
+                                                 const tuner::SweepRequest& request);
+// `argv` as a run keeps it.
+[[nodiscard]] Result<SweepArgs> parse_canonical(const std::string& argv);
+
+[[nodiscard]] Result<double> parse_duration_s(std::string_view text);  // "90", "90s", "10m", "1h"
+[[nodiscard]] Result<double> parse_fraction(std::string_view text);    // "0.5%", "0.005"
+
+}  // namespace f8::cli

@@ -1,0 +1,266 @@
+#include "tools/tuner/bench.hpp"
+
+#include <algorithm>
+
+namespace f8::tuner {
+namespace {
+
+using tuning_db::TrialState;
+
+constexpr int kShareRounds = 15;
+
+bool is_timed(const tuning_db::TrialResult& result) {
+  return result.timing && (result.state == TrialState::kOk || result.state == TrialState::kNoisy);
+}
+
+}  // namespace
+
+std::optional<size_t> Bench::Screened::best(std::string_view impl) const {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < subjects.size(); ++i) {
+    if (subjects[i].impl != impl || !is_timed(outcomes[i].result)) continue;
+    if (!best || outcomes[i].result.timing->median_ns < outcomes[*best].result.timing->median_ns) {
+      best = i;
+    }
+  }
+  return best;
+}
+
+Result<Bench::Screened> Bench::screen(const Problem& gemm, bool bf16,
+                                      const std::optional<codegen::GemmConfig>& config) {
+  Screened screened;
+  if (!bf16) {
+    std::vector<codegen::GemmSpec> specs;
+    if (config) {
+      codegen::GemmSpec spec = F8_TRY(gemm_spec(gemm));
+      spec.config = *config;
+      F8_TRY(codegen::validate(spec));
+      specs.push_back(spec);
+    } else {
+      for (const Generated& candidate :
+           F8_TRY(generated_candidates(gemm, backend_.device(), knobs_.keep))) {
+        if (candidate.pruned.empty()) specs.push_back(candidate.spec);
+      }
+    }
+    for (const codegen::GemmSpec& spec : specs) compiler_.want(spec);
+    for (const codegen::GemmSpec& spec : specs) {
+      // A kernel that does not compile says so again when it is added.
+      (void)compiler_.wait(spec);
+      screened.subjects.push_back({.impl = "generated", .config = codegen::key(spec.config)});
+    }
+  }
+  const int offered = std::min(knobs_.heuristics, F8_TRY(backend_.heuristics(gemm, bf16)));
+  for (int i = 0; i < offered; ++i) {
+    screened.subjects.push_back(
+        {.impl = bf16 ? "bf16_cublaslt" : "cublaslt", .config = fmt::format("h{}", i)});
+  }
+  if (screened.subjects.empty()) return screened;
+  progress_(fmt::format("screening {} {} kernels for {}", screened.subjects.size(),
+                        bf16 ? "bf16" : "fp8", gemm.key()));
+  const double share_s = knobs_.screen_ms / 1e3 * static_cast<double>(screened.subjects.size());
+  screened.outcomes = F8_TRY(
+      session_.run({.problem = gemm,
+                    .subjects = screened.subjects,
+                    .reference = -1,
+                    .batch_us = 200,
+                    .stop = {.target = 1e9, .min_s = share_s, .max_s = share_s, .min_blocks = 1},
+                    .drop_above = 1.15,
+                    .warm_s = knobs_.warm_s,
+                    .seed = knobs_.seed}));
+  return screened;
+}
+
+Result<MatmulBench> Bench::matmul(const Problem& problem,
+                                  const std::optional<codegen::GemmConfig>& config) {
+  MatmulBench bench{.problem = problem, .rows = {}, .failed = {}};
+  const auto add = [&](const Subject& subject, const char* role) {
+    const auto known = std::ranges::find_if(
+        bench.rows, [&](const BenchRow& row) { return row.subject == subject; });
+    if (known != bench.rows.end()) {
+      known->roles.emplace_back(role);
+      return;
+    }
+    bench.rows.push_back({.subject = subject, .roles = {role}, .result = {}, .to_library = {}});
+  };
+  for (const bool bf16 : {false, true}) {
+    const Screened screened = F8_TRY(screen(problem, bf16, bf16 ? std::nullopt : config));
+    bench.screened += static_cast<int>(screened.subjects.size());
+    for (size_t i = 0; i < screened.subjects.size(); ++i) {
+      if (is_timed(screened.outcomes[i].result)) continue;
+      bench.failed.push_back({.subject = screened.subjects[i],
+                              .roles = {},
+                              .result = screened.outcomes[i].result,
+                              .to_library = {}});
+    }
+    if (bf16) {
+      if (const auto best = screened.best("bf16_cublaslt")) {
+        add(screened.subjects[*best], "cublaslt bf16");
+      }
+      continue;
+    }
+    if (const auto best = screened.best("generated")) add(screened.subjects[*best], "generated");
+    if (const auto best = screened.best("cublaslt")) {
+      add(screened.subjects[*best], "cublaslt best");
+      for (size_t i = 0; i < screened.subjects.size(); ++i) {
+        if (screened.subjects[i] == Subject{.impl = "cublaslt", .config = "h0"} &&
+            is_timed(screened.outcomes[i].result)) {
+          add(screened.subjects[i], "cublaslt first");
+        }
+      }
+    }
+  }
+  if (bench.rows.empty()) return bench;
+
+  GroupRequest request{.problem = problem,
+                       .subjects = {},
+                       .reference = -1,
+                       .batch_us = 400,
+                       .stop = {.target = knobs_.max_ci,
+                                .min_s = knobs_.final_s / 4,
+                                .max_s = knobs_.final_s,
+                                .min_blocks = 8},
+                       .drop_above = 0,
+                       .warm_s = knobs_.warm_s,
+                       .seed = knobs_.seed};
+  int library = -1;
+  for (size_t i = 0; i < bench.rows.size(); ++i) {
+    request.subjects.push_back(bench.rows[i].subject);
+    if (std::ranges::find(bench.rows[i].roles, "cublaslt best") != bench.rows[i].roles.end()) {
+      library = static_cast<int>(i);
+    }
+  }
+  if (request.subjects.size() > 1) request.reference = library;
+  progress_(fmt::format("comparing {} kernels for {}", request.subjects.size(), problem.key()));
+  std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run(request));
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    bench.rows[i].result = outcomes[i].result;
+    if (library < 0) continue;
+    const Blocks& reference = outcomes[static_cast<size_t>(library)].blocks;
+    if (reference.empty() || outcomes[i].blocks.size() != reference.size()) continue;
+    bench.rows[i].to_library = paired_ratio(outcomes[i].blocks, reference, knobs_.seed);
+  }
+  return bench;
+}
+
+double step_bytes(const std::string& name, Shape shape) {
+  const size_t space = name.find(' ');
+  const std::string kind = name.substr(0, space);
+  if ((kind != "amax" && kind != "cast") || space == std::string::npos) return 0;
+  // An amax reads 2 bytes an element; a cast reads 2 and writes 1 in each of both layouts.
+  const double element = kind == "amax" ? 2 : 4;
+  double elements = 0;
+  std::string tensors = name.substr(space + 1) + ",";
+  for (size_t at = 0, comma = 0; (comma = tensors.find(',', at)) != std::string::npos;
+       at = comma + 1) {
+    const std::string tensor = tensors.substr(at, comma - at);
+    const auto [m, n, k] = shape;
+    if (tensor == "x") elements += static_cast<double>(m) * static_cast<double>(k);
+    if (tensor == "w") elements += static_cast<double>(n) * static_cast<double>(k);
+    if (tensor == "dy") elements += static_cast<double>(m) * static_cast<double>(n);
+  }
+  return element * elements;
+}
+
+// Each launch timed by itself, all of them in turn; the sum differs from the linear's time by what
+// neighbours hide of each other.
+Result<std::vector<KernelShare>> Bench::shares(const Problem& linear, int subject) {
+  const std::vector<GpuBackend::Part> parts = F8_TRY(backend_.add_steps(subject));
+  std::vector<int> order;
+  for (const GpuBackend::Part& part : parts) {
+    const double ns = F8_TRY(backend_.estimate_ns(part.id));
+    F8_TRY(backend_.set_batch(part.id, std::max(1, static_cast<int>(200e3 / std::max(ns, 500.0)))));
+    order.push_back(part.id);
+  }
+  std::vector<std::vector<double>> times(parts.size());
+  for (int round = 0; round < kShareRounds; ++round) {
+    const std::vector<double> round_times = F8_TRY(backend_.time(order));
+    for (size_t i = 0; i < times.size(); ++i) times[i].push_back(round_times[i]);
+  }
+  std::vector<KernelShare> result;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    result.push_back({.name = parts[i].name,
+                      .ns = median(times[i]),
+                      .bytes = step_bytes(parts[i].name, linear.shape)});
+  }
+  return result;
+}
+
+Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_copy) {
+  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+  LinearBench bench{.problem = problem,
+                    .choices = {},
+                    .twin = {},
+                    .float8 = {},
+                    .bf16 = {},
+                    .kernels = {},
+                    .copy_gb_per_s = {}};
+  for (const Gemm g : kGemms) {
+    const auto i = static_cast<size_t>(g);
+    const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape));
+    bench.twin[i].provider = Provider::kCublasLt;
+    const Screened bf16 = F8_TRY(screen(gemm, true, std::nullopt));
+    if (const auto best = bf16.best("bf16_cublaslt")) {
+      bench.twin[i] =
+          F8_TRY(runtime::parse_choice(Provider::kCublasLt, bf16.subjects[*best].config));
+    }
+    if (!tune) continue;
+    const Screened fp8 = F8_TRY(screen(gemm, false, std::nullopt));
+    auto best = fp8.best("generated");
+    const auto library = fp8.best("cublaslt");
+    const auto time_of = [&](size_t index) { return fp8.outcomes[index].result.timing->median_ns; };
+    if (!best || (library && time_of(*library) < time_of(*best))) best = library;
+    if (!best) {
+      std::string reasons;
+      for (const SubjectOutcome& outcome : fp8.outcomes) {
+        reasons = outcome.result.reason;
+        if (!reasons.empty()) break;
+      }
+      return fail(ErrorCode::kUnsupported, "{}: no kernel works; the first says: {}", gemm.key(),
+                  reasons.empty() ? "there are no candidates" : reasons);
+    }
+    const Subject& subject = fp8.subjects[*best];
+    bench.choices[i] = F8_TRY(runtime::parse_choice(
+        subject.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt, subject.config));
+  }
+  if (!tune) {
+    const auto plan = F8_TRY(runtime::Linear::plan(
+        backend_.context(), {.shape = problem.shape, .recipe = recipe, .choices = {}}));
+    for (const Gemm g : kGemms) bench.choices[static_cast<size_t>(g)] = plan->choice(g);
+  }
+  progress_(fmt::format("timing {} against bf16", problem.key()));
+  std::vector<SubjectOutcome> outcomes =
+      F8_TRY(session_.run({.problem = problem,
+                           .subjects = {{.impl = "float8", .config = choices_text(bench.choices)},
+                                        {.impl = "bf16", .config = choices_text(bench.twin)}},
+                           .reference = 1,
+                           .batch_us = 400,
+                           .stop = {.target = knobs_.max_ci,
+                                    .min_s = knobs_.final_s / 4,
+                                    .max_s = 2 * knobs_.final_s,
+                                    .min_blocks = 8},
+                           .drop_above = 0,
+                           .warm_s = knobs_.warm_s,
+                           .seed = knobs_.seed}));
+  bench.float8 = std::move(outcomes[0].result);
+  bench.bf16 = std::move(outcomes[1].result);
+  if (!is_timed(bench.float8)) {
+    return fail(ErrorCode::kCuda, "{}: {}: {}", problem.key(),
+                tuning_db::to_string(bench.float8.state), bench.float8.reason);
+  }
+  progress_(fmt::format("timing the kernels of {} one by one", problem.key()));
+  bench.kernels = F8_TRY(shares(problem, 0));
+  if (with_copy) {
+    constexpr size_t kCopyBytes = size_t{256} << 20;
+    const int copy = F8_TRY(backend_.add_copy(kCopyBytes));
+    F8_TRY(backend_.estimate_ns(copy));
+    F8_TRY(backend_.set_batch(copy, 2));
+    std::vector<double> times;
+    for (int round = 0; round < kShareRounds; ++round) {
+      times.push_back(F8_TRY(backend_.time(std::array{copy})).front());
+    }
+    bench.copy_gb_per_s = 2.0 * static_cast<double>(kCopyBytes) / median(times);
+  }
+  return bench;
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,89 @@
+// Benchmarks in one process: everything that is compared is timed in one run, interleaved.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/tuner/compile_ahead.hpp"
+#include "tools/tuner/gpu_backend.hpp"
+#include "tools/tuner/group.hpp"
+#include "tools/tuner/sweep_plan.hpp"
+
+namespace f8::tuner {
+
+struct BenchKnobs {
+  double screen_ms = 12;  // a candidate's share when the best are looked for
+  double final_s = 1;     // of the comparison itself
+  double max_ci = 0.003;  // stop earlier once the intervals are so narrow
+  int keep = 12;          // generated configurations that are screened
+  int heuristics = 8;
+  double warm_s = 3;
+  uint64_t seed = 1;
+};
+
+// One kernel of the comparison.
+struct BenchRow {
+  Subject subject;
+  std::vector<std::string> roles;  // "generated", "cublaslt best", "cublaslt first", "bf16"
+  tuning_db::TrialResult result;
+  std::optional<PairedRatio> to_library;  // time of cuBLASLt's best fp8 kernel over this one's
+};
+struct MatmulBench {
+  Problem problem;
+  std::vector<BenchRow> rows;
+  std::vector<BenchRow> failed;  // candidates that could not be measured, with the reason
+  int screened = 0;
+};
+
+struct KernelShare {
+  std::string name;
+  double ns = 0;
+  double bytes = 0;  // that an amax or a cast moves at least; 0: a GEMM or a clear
+};
+struct LinearBench {
+  Problem problem;
+  LinearChoices choices, twin;
+  tuning_db::TrialResult float8, bf16;
+  std::vector<KernelShare> kernels;
+  std::optional<double> copy_gb_per_s;  // the ceiling measured beside the casts
+};
+
+class Bench {
+ public:
+  Bench(GpuBackend& backend, CompileAhead& compiler, BenchKnobs knobs,
+        std::function<void(const std::string&)> progress)
+      : backend_(backend),
+        compiler_(compiler),
+        knobs_(knobs),
+        progress_(std::move(progress)),
+        session_(backend) {}
+
+  // `config`: this generated kernel instead of the best of the candidates.
+  [[nodiscard]] Result<MatmulBench> matmul(const Problem& problem,
+                                           const std::optional<codegen::GemmConfig>& config);
+  // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
+  [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
+
+ private:
+  struct Screened {
+    std::vector<Subject> subjects;
+    std::vector<SubjectOutcome> outcomes;
+    [[nodiscard]] std::optional<size_t> best(std::string_view impl) const;
+  };
+  [[nodiscard]] Result<Screened> screen(const Problem& gemm, bool bf16,
+                                        const std::optional<codegen::GemmConfig>& config);
+  [[nodiscard]] Result<std::vector<KernelShare>> shares(const Problem& linear, int subject);
+
+  GpuBackend& backend_;
+  CompileAhead& compiler_;
+  BenchKnobs knobs_;
+  std::function<void(const std::string&)> progress_;
+  Session session_;
+};
+
+// The bytes that the launch `name` of a linear ("cast x,w") reads and writes at least; 0 for GEMMs.
+[[nodiscard]] double step_bytes(const std::string& name, Shape shape);
+
+}  // namespace f8::tuner
