@@ -1,0 +1,125 @@
+// The amax kernels against the reference, bit for bit.
+#include <algorithm>
+#include <bit>
+
+#include "runtime/quantize.hpp"
+#include "tests/gpu/gpu_test.hpp"
+#include "tests/gpu/quantize_data.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+using reference::AmaxOver;
+
+std::vector<uint32_t> bits(const std::vector<float>& values) {
+  std::vector<uint32_t> out(values.size());
+  std::ranges::transform(values, out.begin(), [](float v) { return std::bit_cast<uint32_t>(v); });
+  return out;
+}
+
+class AmaxTest : public GpuTestWith<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Over, AmaxTest, ::testing::Values("tensor", "row", "col", "rowcol"),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(AmaxTest, BitwiseLikeTheReference) {
+  const std::string key = fmt::format("amax/bf16/{}", GetParam());
+  const auto spec = std::get<codegen::AmaxSpec>(codegen::parse_kernel_spec(key).value());
+  const auto kernel = context().kernel(spec);
+  F8_ASSERT_OK(kernel);
+  for (const int64_t rows : {1, 17, 1000, 4095}) {
+    for (const int64_t cols : {16, 48, 2064}) {
+      for (const Data data : {Data::kOutliers, Data::kTiny, Data::kNonFinite, Data::kHuge}) {
+        const uint64_t seed = static_cast<uint64_t>(rows * 10000 + cols);
+        SCOPED_TRACE(fmt::format("{} rows {} cols {} data {} seed {}", key, rows, cols,
+                                 static_cast<int>(data), seed));
+        const auto x = make_data(data, rows, cols, seed);
+        const auto dx = to_device(context(), x);
+        const int32_t count = amax_partials(rows, cols, context().device().sm_count, 1);
+        const DeviceBuffer partials(context(), static_cast<size_t>(count) * 4);
+        const DeviceBuffer row(context(), std::vector<uint32_t>(static_cast<size_t>(rows)));
+        const DeviceBuffer col(context(), std::vector<uint32_t>(static_cast<size_t>(cols)));
+        const QuantizeOperand operand{.x = dx.as(),
+                                      .rows = rows,
+                                      .cols = cols,
+                                      .partials = partials.as<uint32_t>(),
+                                      .row_amax = row.as<uint32_t>(),
+                                      .col_amax = col.as<uint32_t>()};
+        const auto args = amax_args(spec, context().device().sm_count, {&operand, 1});
+        F8_ASSERT_OK(launch_amax(driver(), **kernel, args, true, nullptr));
+        if (spec.tensor) {
+          const auto words = partials.download<uint32_t>();
+          EXPECT_EQ(*std::ranges::max_element(words),
+                    bits(reference::amax(x, AmaxOver::kTensor))[0]);
+        }
+        if (spec.row) {
+          EXPECT_EQ(row.download<uint32_t>(), bits(reference::amax(x, AmaxOver::kRow)));
+        }
+        if (spec.col) {
+          EXPECT_EQ(col.download<uint32_t>(), bits(reference::amax(x, AmaxOver::kColumn)));
+        }
+        for (const DeviceBuffer* buffer : {&partials, &row, &col}) {
+          EXPECT_TRUE(buffer->guards_are_whole());
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Two matrices of different sizes in one launch, with row strides above their width.
+TEST_P(AmaxTest, SeveralStridedMatricesInOneLaunch) {
+  const std::string key = fmt::format("amax/bf16/{}", GetParam());
+  const auto spec = std::get<codegen::AmaxSpec>(codegen::parse_kernel_spec(key).value());
+  const auto kernel = context().kernel(spec);
+  F8_ASSERT_OK(kernel);
+  struct One {
+    One(Context& context, int64_t rows, int64_t cols, int64_t ld, uint64_t seed)
+        : x(make_data(Data::kOutliers, rows, cols, seed)),
+          row(context, std::vector<uint32_t>(static_cast<size_t>(rows))),
+          col(context, std::vector<uint32_t>(static_cast<size_t>(cols))),
+          partials(context,
+                   std::vector<uint32_t>(static_cast<size_t>(amax_partials(rows, cols, 1000, 1)))) {
+      std::vector<uint16_t> strided(static_cast<size_t>(rows * ld), 0x7fc0);  // NaN between rows
+      const auto dense = reference::to_bf16_bits(x);
+      for (int64_t r = 0; r < rows; ++r) {
+        std::copy_n(&dense[static_cast<size_t>(r * cols)], cols,
+                    &strided[static_cast<size_t>(r * ld)]);
+      }
+      device = std::make_unique<DeviceBuffer>(context, strided);
+      operand = {.x = device->as(),
+                 .rows = rows,
+                 .cols = cols,
+                 .partials = partials.as<uint32_t>(),
+                 .row_amax = row.as<uint32_t>(),
+                 .col_amax = col.as<uint32_t>()};
+    }
+    reference::Matrix x;
+    DeviceBuffer row, col, partials;
+    std::unique_ptr<DeviceBuffer> device;
+    QuantizeOperand operand;
+  };
+  const One first(context(), 300, 144, 160, 1);
+  const One second(context(), 129, 272, 288, 2);
+  const QuantizeOperand operands[] = {first.operand, second.operand};
+  auto args = amax_args(spec, context().device().sm_count, operands);
+  args.tensors[0].ld = 160;
+  args.tensors[1].ld = 288;
+  F8_ASSERT_OK(launch_amax(driver(), **kernel, args, true, nullptr));
+  for (const One* one : {&first, &second}) {
+    SCOPED_TRACE(fmt::format("{} matrix {}", key, one == &first ? 0 : 1));
+    if (spec.tensor) {
+      const auto words = one->partials.download<uint32_t>();
+      EXPECT_EQ(*std::ranges::max_element(words),
+                bits(reference::amax(one->x, AmaxOver::kTensor))[0]);
+    }
+    if (spec.row) {
+      EXPECT_EQ(one->row.download<uint32_t>(), bits(reference::amax(one->x, AmaxOver::kRow)));
+    }
+    if (spec.col) {
+      EXPECT_EQ(one->col.download<uint32_t>(), bits(reference::amax(one->x, AmaxOver::kColumn)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu

@@ -1,0 +1,133 @@
+// cuBLASLt as a provider against fp64: bf16 tensors as they are, fp8 copies, every gemm.
+#include "tests/gpu/gemm_operands.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+GemmChoice heuristic(int index) {
+  GemmChoice choice;
+  choice.provider = Provider::kCublasLt;
+  choice.heuristic = index;
+  return choice;
+}
+
+class CublasLtTest : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    if (const auto version = cublaslt_version(); !version) {
+      GTEST_SKIP() << version.error().message;
+    }
+  }
+};
+
+TEST_F(CublasLtTest, Fp8EveryGemmAndScaleMode) {
+  const Shape shape{1000, 592, 272};
+  for (const Gemm gemm : kGemms) {
+    for (const auto scale : {codegen::ScaleMode::kTensor, codegen::ScaleMode::kAxis}) {
+      for (const auto& [type_a, type_b] :
+           {std::pair{Dtype::kE4m3, Dtype::kE4m3}, std::pair{Dtype::kE5m2, Dtype::kE4m3},
+            std::pair{Dtype::kE4m3, Dtype::kE5m2}}) {
+        for (const bool fast : {true, false}) {
+          const GemmDesc desc{.gemm = gemm,
+                              .shape = shape,
+                              .a = type_a,
+                              .b = type_b,
+                              .d = Dtype::kBf16,
+                              .scale = scale,
+                              .fast = fast};
+          const auto plan = GemmPlan::create(context_, desc, heuristic(0));
+          F8_ASSERT_OK(plan);
+          const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
+          for (const int64_t m : {shape.m, int64_t{17}}) {
+            SCOPED_TRACE(fmt::format("{} {} {}.{} {} m={}", to_string(gemm), to_string(scale),
+                                     to_string(type_a), to_string(type_b),
+                                     fast ? "fast" : "precise", m));
+            const Shape own = gemm_shape({m, shape.n, shape.k}, gemm);
+            const GemmOperands x(context(), own, type_a, type_b, scale, 3);
+            const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
+            F8_ASSERT_OK((*plan)->run(x.call(d, m), workspace.as(), nullptr));
+            EXPECT_LE(reference::relative_error(reference::matmul(x.a, x.b), d.bf16()),
+                      fast ? kFastBound : kPreciseBound);
+            EXPECT_TRUE(d.guards_are_whole());
+            EXPECT_TRUE(workspace.guards_are_whole());
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CublasLtTest, Bf16EveryGemm) {
+  const Shape shape{300, 208, 592};
+  for (const int64_t m : {shape.m, int64_t{17}}) {
+    const auto x = reference::random_matrix(m, shape.k, 1);
+    const auto w = reference::random_matrix(shape.n, shape.k, 2);
+    const auto dy = reference::random_matrix(m, shape.n, 3);
+    const auto device_x = to_device(context(), x);
+    const auto device_w = to_device(context(), w);
+    const auto device_dy = to_device(context(), dy);
+    const auto check = [&](Gemm gemm, const DeviceBuffer& a, const DeviceBuffer& b,
+                           const std::vector<double>& expected) {
+      for (const Dtype d_type : {Dtype::kBf16, Dtype::kF32}) {
+        SCOPED_TRACE(fmt::format("{} m={} {}", to_string(gemm), m, to_string(d_type)));
+        const GemmDesc desc{.gemm = gemm,
+                            .shape = shape,
+                            .a = Dtype::kBf16,
+                            .b = Dtype::kBf16,
+                            .d = d_type,
+                            .scale = codegen::ScaleMode::kTensor,
+                            .fast = false};
+        const auto plan = GemmPlan::create(context_, desc, heuristic(0));
+        F8_ASSERT_OK(plan);
+        const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
+        const DeviceBuffer d(context(), expected.size() * size_bytes(d_type));
+        F8_ASSERT_OK(
+            (*plan)->run({.a = a.as(), .b = b.as(), .d = d.as(), .m = m}, workspace.as(), nullptr));
+        EXPECT_LE(reference::relative_error(expected, result(d, d_type)), kPreciseBound);
+        EXPECT_TRUE(d.guards_are_whole());
+      }
+    };
+    using reference::transpose;
+    check(Gemm::kOutput, device_x, device_w, reference::matmul(x, w));
+    check(Gemm::kGradInput, device_dy, device_w, reference::matmul(dy, transpose(w)));
+    check(Gemm::kGradWeight, device_dy, device_x, reference::matmul(transpose(dy), transpose(x)));
+  }
+}
+
+TEST_F(CublasLtTest, EveryHeuristicOffered) {
+  const GemmDesc desc{.shape = {1024, 1024, 1024}, .fast = true};
+  const auto offered = cublaslt_heuristics(context(), desc);
+  F8_ASSERT_OK(offered);
+  ASSERT_GE(*offered, 1);
+  const GemmOperands x(context(), desc.shape, desc.a, desc.b, desc.scale, 3);
+  const auto expected = reference::matmul(x.sampled_a(16), x.b);
+  for (int i = 0; i < *offered; ++i) {
+    SCOPED_TRACE(fmt::format("h{}", i));
+    const auto plan = GemmPlan::create(context_, desc, heuristic(i));
+    F8_ASSERT_OK(plan);
+    const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
+    const DeviceBuffer d(context(), size_t{1024} * 1024 * 2);
+    F8_ASSERT_OK((*plan)->run(x.call(d, 1024), workspace.as(), nullptr));
+    EXPECT_LE(reference::relative_error(expected, sampled_rows(d.bf16(), 1024, 16)), kFastBound);
+  }
+  EXPECT_FALSE(GemmPlan::create(context_, desc, heuristic(1000)));
+}
+
+TEST_F(CublasLtTest, E5m2ByE5m2IsRefusedOrRight) {
+  const GemmDesc desc{.shape = {128, 128, 128}, .a = Dtype::kE5m2, .b = Dtype::kE5m2};
+  const auto plan = GemmPlan::create(context_, desc, heuristic(0));
+  if (!plan) {
+    EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported) << plan.error().message;
+    return;
+  }
+  const GemmOperands x(context(), desc.shape, desc.a, desc.b, desc.scale, 3);
+  const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
+  const DeviceBuffer d(context(), size_t{128} * 128 * 2);
+  F8_ASSERT_OK((*plan)->run(x.call(d, 128), workspace.as(), nullptr));
+  EXPECT_LE(reference::relative_error(reference::matmul(x.a, x.b), d.bf16()), kPreciseBound);
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu

@@ -1,0 +1,77 @@
+// Operands of a matrix product on the device, and what it should come to.
+#pragma once
+
+#include "runtime/gemm.hpp"
+#include "tests/gpu/gpu_test.hpp"
+
+namespace f8::runtime::gpu {
+
+inline constexpr double kPreciseBound = 2.5e-3;  // relative Frobenius error against fp64
+inline constexpr double kFastBound = 1e-2;
+
+// a[m][k] and b[n][k] of random values, cast by the reference, rows padded to a multiple of 16.
+struct GemmOperands {
+  GemmOperands(const Context& context, Shape own, Dtype type_a, Dtype type_b,
+               codegen::ScaleMode scale, uint64_t seed)
+      : shape(own),
+        a(cast(own.m, own.k, type_a, scale, seed)),
+        b(cast(own.n, own.k, type_b, scale, seed + 1)),
+        device_a(context, strided(a)),
+        device_b(context, strided(b)),
+        inv_a(context, a.inv_scales),
+        inv_b(context, b.inv_scales) {}
+
+  static reference::Fp8Matrix cast(int64_t rows, int64_t cols, Dtype type, codegen::ScaleMode scale,
+                                   uint64_t seed) {
+    const auto over = scale == codegen::ScaleMode::kAxis ? reference::AmaxOver::kRow
+                                                         : reference::AmaxOver::kTensor;
+    return reference::cast(reference::random_matrix(rows, cols, seed), over, type, false);
+  }
+  static std::vector<uint8_t> strided(const reference::Fp8Matrix& x) {
+    const int64_t ld = padded(x.cols);
+    std::vector<uint8_t> out(static_cast<size_t>(x.rows * ld));
+    for (int64_t r = 0; r < x.rows; ++r) {
+      std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
+                  &out[static_cast<size_t>(r * ld)]);
+    }
+    return out;
+  }
+  // Rows 0, step, 2 step, ... of a, for products whose whole reference would take too long.
+  [[nodiscard]] reference::Fp8Matrix sampled_a(int64_t step) const {
+    reference::Fp8Matrix out = a;
+    out.bits.clear();
+    if (a.inv_scales.size() > 1) out.inv_scales.clear();
+    out.rows = 0;
+    for (int64_t r = 0; r < a.rows; r += step, ++out.rows) {
+      const auto begin = a.bits.begin() + r * a.cols;
+      out.bits.insert(out.bits.end(), begin, begin + a.cols);
+      if (a.inv_scales.size() > 1) out.inv_scales.push_back(a.inv_scales[static_cast<size_t>(r)]);
+    }
+    if (a.inv_scales.size() > 1) out.scales = out.inv_scales;  // not read by the matmul
+    return out;
+  }
+  [[nodiscard]] GemmCall call(const DeviceBuffer& d, int64_t m) const {
+    return {device_a.as(), device_b.as(), d.as(), inv_a.as<float>(), inv_b.as<float>(), m};
+  }
+
+  Shape shape;
+  reference::Fp8Matrix a, b;
+  DeviceBuffer device_a, device_b, inv_a, inv_b;
+};
+
+[[nodiscard]] inline std::vector<double> result(const DeviceBuffer& d, Dtype type) {
+  return type == Dtype::kF32 ? d.f32() : d.bf16();
+}
+
+// Rows 0, step, 2 step, ... of a row-major matrix.
+[[nodiscard]] inline std::vector<double> sampled_rows(const std::vector<double>& values,
+                                                      int64_t cols, int64_t step) {
+  std::vector<double> out;
+  for (size_t at = 0; at < values.size(); at += static_cast<size_t>(step * cols)) {
+    out.insert(out.end(), values.begin() + static_cast<std::ptrdiff_t>(at),
+               values.begin() + static_cast<std::ptrdiff_t>(at) + cols);
+  }
+  return out;
+}
+
+}  // namespace f8::runtime::gpu

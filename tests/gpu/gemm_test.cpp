@@ -1,0 +1,207 @@
+// The generated matmul against fp64: every configuration that the tuner may choose, in every mix of
+// types, scales and accumulation; and odd shapes.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "tests/gpu/gemm_operands.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+// Config of a spec left to the test.
+class GemmConfigTest : public GpuTestWith<codegen::GemmSpec> {};
+
+std::vector<codegen::GemmSpec> specs() {
+  std::vector<codegen::GemmSpec> out;
+  for (const Dtype a : {Dtype::kE4m3, Dtype::kE5m2}) {
+    for (const Dtype b : {Dtype::kE4m3, Dtype::kE5m2}) {
+      for (const Dtype d : {Dtype::kBf16, Dtype::kF32}) {
+        for (const auto scale : {codegen::ScaleMode::kTensor, codegen::ScaleMode::kAxis}) {
+          for (const bool fast : {true, false}) {
+            out.push_back({.a = a, .b = b, .d = d, .scale = scale, .fast = fast, .config = {}});
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+std::string name(const ::testing::TestParamInfo<codegen::GemmSpec>& suite) {
+  const codegen::GemmSpec& s = suite.param;
+  return fmt::format("{}_{}_{}_{}_{}", to_string(s.a), to_string(s.b), to_string(s.d),
+                     to_string(s.scale), s.fast ? "fast" : "precise");
+}
+INSTANTIATE_TEST_SUITE_P(Specs, GemmConfigTest, ::testing::ValuesIn(specs()), name);
+
+// What several tests of this program compare with; computed once.
+const std::vector<double>& product(const GemmOperands& x, const std::string& which) {
+  static std::map<std::string, std::vector<double>> known;
+  const auto found = known.find(which);
+  if (found != known.end()) return found->second;
+  return known.emplace(which, reference::matmul(x.a, x.b)).first->second;
+}
+
+// No tile divides this shape; several tiles of any size along each side; k ends inside a block.
+TEST_P(GemmConfigTest, EveryCandidate) {
+  const Shape own{401, 592, 720};
+  const uint64_t seed = 11;
+  const GemmOperands x(context(), own, GetParam().a, GetParam().b, GetParam().scale, seed);
+  const auto& expected = product(x, fmt::format("{}{}{}", to_string(x.a.dtype),
+                                                to_string(x.b.dtype), to_string(GetParam().scale)));
+  const DeviceBuffer d(context(), expected.size() * size_bytes(GetParam().d));
+  const auto candidates = codegen::gemm_candidates(GetParam());
+  std::vector<codegen::KernelSpec> kernels;
+  for (const auto& config : candidates) {
+    codegen::GemmSpec spec = GetParam();
+    spec.config = config;
+    kernels.emplace_back(spec);
+  }
+  compile(kernels);
+  for (const auto& config : candidates) {
+    codegen::GemmSpec spec = GetParam();
+    spec.config = config;
+    SCOPED_TRACE(fmt::format("{} config {} shape {} seed {}", codegen::key(spec),
+                             codegen::key(config), to_string(own), seed));
+    const GemmDesc desc{.gemm = Gemm::kOutput,
+                        .shape = own,
+                        .a = spec.a,
+                        .b = spec.b,
+                        .d = spec.d,
+                        .scale = spec.scale,
+                        .fast = spec.fast};
+    const auto plan = GemmPlan::create(
+        context_, desc, {.provider = Provider::kGenerated, .config = config, .heuristic = 0});
+    F8_ASSERT_OK(plan);
+    const_cast<DeviceBuffer&>(d).poison();
+    F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
+    const auto values = result(d, spec.d);
+    EXPECT_TRUE(std::ranges::none_of(values, [](double v) { return std::isnan(v); }))
+        << "an element was not written";
+    EXPECT_LE(reference::relative_error(expected, values), spec.fast ? kFastBound : kPreciseBound);
+    EXPECT_TRUE(d.guards_are_whole());
+    if (HasFailure()) return;
+  }
+}
+
+class GemmShapeTest : public GpuTestWith<int64_t> {
+ protected:
+  // Whatever the cost model chooses, at the planned m and, with the same plan, at `m`.
+  void check(Gemm gemm, Shape linear, int64_t m, bool fast, codegen::ScaleMode scale,
+             Dtype d_type) {
+    const GemmDesc desc{.gemm = gemm,
+                        .shape = linear,
+                        .a = gemm == Gemm::kOutput ? Dtype::kE4m3 : Dtype::kE5m2,
+                        .b = Dtype::kE4m3,
+                        .d = d_type,
+                        .scale = scale,
+                        .fast = fast};
+    const auto choice = GemmPlan::choose(context(), desc);
+    F8_ASSERT_OK(choice);
+    const auto plan = GemmPlan::create(context_, desc, *choice);
+    F8_ASSERT_OK(plan);
+    const Shape own = gemm_shape({m, linear.n, linear.k}, gemm);
+    const uint64_t seed = static_cast<uint64_t>(own.m * 31 + own.n * 7 + own.k);
+    SCOPED_TRACE(fmt::format("{} {} {} {} {} called with m={} config {} seed {}", to_string(gemm),
+                             to_string(linear), fast ? "fast" : "precise", to_string(scale),
+                             to_string(d_type), m, config_text(*choice), seed));
+    const GemmOperands x(context(), own, desc.a, desc.b, scale, seed);
+    const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * size_bytes(d_type));
+    F8_ASSERT_OK((*plan)->run(x.call(d, m), nullptr, nullptr));
+    const auto values = result(d, d_type);
+    EXPECT_TRUE(std::ranges::none_of(values, [](double v) { return std::isnan(v); }))
+        << "an element was not written";
+    const int64_t step = std::max<int64_t>(1, own.m * own.n * own.k / 60'000'000);
+    EXPECT_LE(reference::relative_error(reference::matmul(x.sampled_a(step), x.b),
+                                        sampled_rows(values, own.n, step)),
+              fast ? kFastBound : kPreciseBound);
+    EXPECT_TRUE(d.guards_are_whole());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(M, GemmShapeTest, ::testing::Values(1, 17, 1000, 4095));
+
+TEST_P(GemmShapeTest, OddShapes) {
+  for (const int64_t n : {16, 48, 2064}) {
+    for (const int64_t k : {16, 48, 2064}) {
+      const Shape shape{GetParam(), n, k};
+      check(Gemm::kOutput, shape, shape.m, true, codegen::ScaleMode::kTensor, Dtype::kBf16);
+      check(Gemm::kGradInput, shape, shape.m, false, codegen::ScaleMode::kAxis, Dtype::kBf16);
+      check(Gemm::kGradWeight, shape, shape.m, false, codegen::ScaleMode::kTensor, Dtype::kF32);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(GemmShapeTest, FewerRowsThanPlanned) {
+  for (const Gemm gemm : kGemms) {
+    check(gemm, {4096, 592, 272}, GetParam(), gemm == Gemm::kOutput, codegen::ScaleMode::kAxis,
+          Dtype::kBf16);
+  }
+}
+
+class GemmTest : public GpuTest {};
+
+// Zero scales, infinities and NaN come out as the arithmetic says, not as what was in memory.
+TEST_F(GemmTest, NonFiniteScalesReachTheirRowAlone) {
+  const Shape own{130, 144, 272};
+  GemmOperands x(context(), own, Dtype::kE4m3, Dtype::kE4m3, codegen::ScaleMode::kAxis, 5);
+  auto scales = x.a.inv_scales;
+  scales[7] = std::numeric_limits<float>::quiet_NaN();
+  scales[129] = std::numeric_limits<float>::infinity();
+  x.inv_a.upload(scales.data(), scales.size() * sizeof(float));
+  const GemmDesc desc{.shape = own, .scale = codegen::ScaleMode::kAxis, .fast = true};
+  const auto plan = GemmPlan::create(context_, desc, GemmPlan::choose(context(), desc).value());
+  F8_ASSERT_OK(plan);
+  const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
+  F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
+  const auto values = d.bf16();
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t row = i / static_cast<size_t>(own.n);
+    if (row == 7) {
+      ASSERT_TRUE(std::isnan(values[i])) << i;
+    } else if (row == 129) {
+      ASSERT_FALSE(std::isfinite(values[i])) << i;
+    } else {
+      ASSERT_TRUE(std::isfinite(values[i])) << i;
+    }
+  }
+}
+
+TEST_F(GemmTest, SameBitsEveryTime) {
+  const Shape own{1000, 2064, 4096};
+  const GemmOperands x(context(), own, Dtype::kE4m3, Dtype::kE4m3, codegen::ScaleMode::kTensor, 9);
+  for (const bool fast : {true, false}) {
+    const GemmDesc desc{.shape = own, .fast = fast};
+    const auto plan = GemmPlan::create(context_, desc, GemmPlan::choose(context(), desc).value());
+    F8_ASSERT_OK(plan);
+    DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
+    std::vector<uint16_t> first;
+    for (int i = 0; i < 10; ++i) {
+      d.poison();
+      F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
+      const auto bits = d.download<uint16_t>();
+      if (i == 0) first = bits;
+      ASSERT_EQ(bits, first) << "run " << i;
+    }
+  }
+}
+
+TEST_F(GemmTest, MisuseLeavesTheDeviceUsable) {
+  const Shape own{128, 128, 128};
+  const GemmOperands x(context(), own, Dtype::kE4m3, Dtype::kE4m3, codegen::ScaleMode::kTensor, 9);
+  const GemmDesc desc{.shape = own, .fast = true};
+  const auto plan = GemmPlan::create(context_, desc, GemmPlan::choose(context(), desc).value());
+  F8_ASSERT_OK(plan);
+  const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
+  GemmCall bad = x.call(d, own.m);
+  bad.a = nullptr;
+  EXPECT_EQ((*plan)->run(bad, nullptr, nullptr).error().code, ErrorCode::kInvalidArgument);
+  bad = x.call(d, own.m + 1);
+  EXPECT_EQ((*plan)->run(bad, nullptr, nullptr).error().code, ErrorCode::kInvalidArgument);
+  F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu

@@ -1,0 +1,105 @@
+// What the GPU tests share: the device, or a visible skip where there is no Hopper GPU, and device
+// memory that shows what was not written and what was written beside it.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "recipes/reference.hpp"
+#include "runtime/context_state.hpp"
+
+namespace f8::runtime::gpu {
+
+inline constexpr uint8_t kPoison = 0xff;  // NaN in bf16, f32 and the fp8 formats
+inline constexpr uint8_t kGuard = 0xa5;
+inline constexpr size_t kGuardBytes = 1024;
+
+// Fails the test with the error's words, and stops it.
+#define F8_ASSERT_OK(...)                                            \
+  do {                                                               \
+    const auto& f8_result = (__VA_ARGS__);                           \
+    ASSERT_TRUE(f8_result.has_value()) << f8_result.error().message; \
+  } while (false)
+
+// Device memory: `bytes` of poison between two guards.
+class DeviceBuffer {
+ public:
+  DeviceBuffer(const Context& context, size_t bytes);
+  template <class T>
+  DeviceBuffer(const Context& context, std::span<const T> values)
+      : DeviceBuffer(context, values.size_bytes()) {
+    upload(values.data(), values.size_bytes());
+  }
+  template <class T>
+  DeviceBuffer(const Context& context, const std::vector<T>& values)
+      : DeviceBuffer(context, std::span<const T>(values)) {}
+  ~DeviceBuffer();
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  template <class T = void>
+  [[nodiscard]] T* as() const {
+    return reinterpret_cast<T*>(address_ + kGuardBytes);
+  }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+  void upload(const void* from, size_t bytes);
+  void poison();
+  template <class T>
+  [[nodiscard]] std::vector<T> download() const {
+    std::vector<T> out(bytes_ / sizeof(T));
+    download(out.data(), out.size() * sizeof(T));
+    return out;
+  }
+  [[nodiscard]] std::vector<double> bf16() const;
+  [[nodiscard]] std::vector<double> f32() const;
+  // Nothing was written before the first or behind the last byte.
+  [[nodiscard]] bool guards_are_whole() const;
+
+ private:
+  void download(void* to, size_t bytes) const;
+
+  const Driver& driver_;
+  CUdeviceptr address_ = 0;
+  size_t bytes_;
+};
+
+class DeviceStream {
+ public:
+  explicit DeviceStream(const Context& context);
+  ~DeviceStream();
+  DeviceStream(const DeviceStream&) = delete;
+  DeviceStream& operator=(const DeviceStream&) = delete;
+  [[nodiscard]] Stream get() const { return stream_; }
+  void synchronize() const;
+
+ private:
+  const Driver& driver_;
+  CUstream stream_ = nullptr;
+};
+
+// Skips where there is no Hopper GPU; the context is one for all tests, so kernels load once.
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+  [[nodiscard]] Context& context() const { return *context_; }
+  [[nodiscard]] const Driver& driver() const { return context_->state().driver; }
+  // Compiles these side by side, so that loading them one by one takes no time.
+  void compile(const std::vector<codegen::KernelSpec>& specs);
+
+  std::shared_ptr<Context> context_;
+};
+
+template <class Parameter>
+class GpuTestWith : public GpuTest, public ::testing::WithParamInterface<Parameter> {};
+
+[[nodiscard]] inline DeviceBuffer to_device(const Context& context, const reference::Matrix& x) {
+  return {context, reference::to_bf16_bits(x)};
+}
+
+}  // namespace f8::runtime::gpu

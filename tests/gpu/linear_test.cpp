@@ -1,0 +1,303 @@
+// The linear on the device: forward and backward under each recipe against the reference, the same
+// bits every time, and in a CUDA graph.
+#include "runtime/linear.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tests/gpu/gemm_operands.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+LinearDesc describe(const std::string& recipe, Shape shape) {
+  LinearDesc desc;
+  desc.shape = shape;
+  desc.recipe = find_recipe(recipe).value();
+  return desc;
+}
+
+// A linear's tensors for one call.
+struct Tensors {
+  Tensors(const Context& context, const Linear& linear, int64_t rows, uint64_t seed)
+      : m(rows),
+        x(reference::random_matrix(m, linear.desc().shape.k, seed,
+                                   reference::Distribution::kOutliers)),
+        w(reference::random_matrix(linear.desc().shape.n, linear.desc().shape.k, seed + 1)),
+        dy(reference::random_matrix(m, linear.desc().shape.n, seed + 2)),
+        device_x(to_device(context, x)),
+        device_w(to_device(context, w)),
+        device_dy(to_device(context, dy)),
+        y(context, dy.values.size() * 2),
+        dx(context, x.values.size() * 2),
+        dw(context, w.values.size() * size_bytes(linear.desc().grad_weight_dtype)),
+        saved(context, linear.saved_bytes()),
+        workspace(context, linear.workspace_bytes()) {}
+
+  [[nodiscard]] ForwardCall forward() const {
+    return {device_x.as(), device_w.as(), y.as(), saved.as(), m};
+  }
+  [[nodiscard]] BackwardCall backward() const {
+    return {device_dy.as(), saved.as(), dx.as(), dw.as(), m};
+  }
+  void poison_results() {
+    for (DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) buffer->poison();
+  }
+  void expect_whole_guards() const {
+    for (const DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) {
+      EXPECT_TRUE(buffer->guards_are_whole());
+    }
+  }
+
+  int64_t m;
+  reference::Matrix x, w, dy;
+  DeviceBuffer device_x, device_w, device_dy, y, dx, dw, saved, workspace;
+};
+
+using Bits = std::vector<std::vector<uint8_t>>;
+Bits results(const Tensors& t) {
+  return {t.y.download<uint8_t>(), t.dx.download<uint8_t>(), t.dw.download<uint8_t>()};
+}
+
+class LinearTest : public GpuTestWith<const char*> {
+ protected:
+  std::shared_ptr<const Linear> plan(const LinearDesc& desc) {
+    auto linear = Linear::plan(context_, desc);
+    EXPECT_TRUE(linear) << (linear ? "" : linear.error().message);
+    return linear ? *linear : nullptr;
+  }
+  Status run(const Linear& linear, const Tensors& t, Stream stream = nullptr) {
+    F8_TRY(linear.forward(t.forward(), t.workspace.as(), stream));
+    return linear.backward(t.backward(), t.workspace.as(), stream);
+  }
+  static void expect_like_reference(const Linear& linear, const Tensors& t) {
+    const Recipe& recipe = linear.desc().recipe;
+    const auto expected = reference::linear(recipe, t.x, t.w, t.dy).value();
+    const auto bound = [&](Gemm g) { return recipe.at(g).fast ? kFastBound : kPreciseBound; };
+    const auto dw = result(t.dw, linear.desc().grad_weight_dtype);
+    EXPECT_LE(reference::relative_error(expected.y, t.y.bf16()), bound(Gemm::kOutput));
+    EXPECT_LE(reference::relative_error(expected.dx, t.dx.bf16()), bound(Gemm::kGradInput));
+    EXPECT_LE(reference::relative_error(expected.dw, dw), bound(Gemm::kGradWeight));
+    t.expect_whole_guards();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, ::testing::Values("tensorwise", "rowwise"),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(LinearTest, LikeTheReference) {
+  struct Case {
+    Shape shape;
+    int64_t m;
+  };
+  for (const auto& [shape, m] : {Case{{300, 208, 592}, 300},       // whole plan
+                                 Case{{300, 208, 592}, 17},        // fewer rows than planned
+                                 Case{{300, 208, 592}, 1},         //
+                                 Case{{1, 16, 16}, 1},             // smallest
+                                 Case{{1000, 2064, 48}, 1000},     // wide
+                                 Case{{1000, 48, 2064}, 999},      // narrow
+                                 Case{{4095, 128, 144}, 4095}}) {  // a long contraction for dw
+    const uint64_t seed = static_cast<uint64_t>(shape.m + m);
+    SCOPED_TRACE(fmt::format("linear/{} {} called with m={} seed {}", GetParam(), to_string(shape),
+                             m, seed));
+    const auto linear = plan(describe(GetParam(), shape));
+    ASSERT_NE(linear, nullptr);
+    Tensors t(context(), *linear, m, seed);
+    F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+    F8_ASSERT_OK(driver().check(driver().ctx_synchronize(), "cuCtxSynchronize"));
+    t.workspace.poison();  // scratch: nothing of it may survive a call
+    F8_ASSERT_OK(linear->backward(t.backward(), t.workspace.as(), nullptr));
+    expect_like_reference(*linear, t);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(LinearTest, QualityAgainstHighPrecision) {
+  const auto linear = plan(describe(GetParam(), {512, 384, 1024}));
+  ASSERT_NE(linear, nullptr);
+  const Tensors t(context(), *linear, 512, 21);
+  F8_ASSERT_OK(run(*linear, t));
+  using reference::transpose;
+  const auto y = reference::matmul(t.x, t.w);
+  const auto dw = reference::matmul(transpose(t.dy), transpose(t.x));
+  EXPECT_GE(reference::sqnr_db(y, t.y.bf16()), 25);
+  EXPECT_GE(reference::sqnr_db(dw, t.dw.bf16()), 20);
+}
+
+TEST_P(LinearTest, Fp32WeightGradient) {
+  LinearDesc desc = describe(GetParam(), {300, 208, 592});
+  desc.grad_weight_dtype = Dtype::kF32;
+  const auto linear = plan(desc);
+  ASSERT_NE(linear, nullptr);
+  const Tensors t(context(), *linear, 300, 5);
+  F8_ASSERT_OK(run(*linear, t));
+  expect_like_reference(*linear, t);
+}
+
+TEST_P(LinearTest, OneGradientAlone) {
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 300, 5);
+  F8_ASSERT_OK(run(*linear, t));
+  const Bits both = results(t);
+  t.poison_results();
+  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+  BackwardCall call = t.backward();
+  call.dw = nullptr;
+  F8_ASSERT_OK(linear->backward(call, t.workspace.as(), nullptr));
+  EXPECT_EQ(t.dx.download<uint8_t>(), both[1]);
+  EXPECT_TRUE(
+      std::ranges::all_of(t.dw.download<uint8_t>(), [](uint8_t b) { return b == kPoison; }));
+  t.dx.poison();
+  call = t.backward();
+  call.dx = nullptr;
+  F8_ASSERT_OK(linear->backward(call, t.workspace.as(), nullptr));
+  EXPECT_EQ(t.dw.download<uint8_t>(), both[2]);
+  EXPECT_TRUE(
+      std::ranges::all_of(t.dx.download<uint8_t>(), [](uint8_t b) { return b == kPoison; }));
+}
+
+TEST_P(LinearTest, AnEmptyBatch) {
+  const auto linear = plan(describe(GetParam(), {64, 48, 80}));
+  ASSERT_NE(linear, nullptr);
+  const Tensors t(context(), *linear, 64, 5);
+  F8_ASSERT_OK(linear->forward({.m = 0}, nullptr, nullptr));
+  F8_ASSERT_OK(linear->backward({.dw = t.dw.as(), .m = 0}, nullptr, nullptr));
+  EXPECT_TRUE(std::ranges::all_of(t.dw.download<uint8_t>(), [](uint8_t b) { return b == 0; }));
+  EXPECT_TRUE(t.dw.guards_are_whole());
+}
+
+// Back to back, without a pause in which an early start of the next kernel could hide.
+TEST_P(LinearTest, SameBitsEveryTime) {
+  const auto linear = plan(describe(GetParam(), {2048, 1024, 1024}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 2048, 5);
+  F8_ASSERT_OK(run(*linear, t));
+  const Bits first = results(t);
+  t.poison_results();
+  for (int i = 0; i < 20; ++i) F8_ASSERT_OK(run(*linear, t));
+  EXPECT_EQ(results(t), first);
+}
+
+TEST_P(LinearTest, StepsAreTheSameWork) {
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 300, 5);
+  F8_ASSERT_OK(run(*linear, t));
+  const Bits whole = results(t);
+  t.poison_results();
+  for (const auto& step : linear->forward_steps(t.forward(), t.workspace.as())) {
+    F8_ASSERT_OK(step.launch(nullptr));
+  }
+  for (const auto& step : linear->backward_steps(t.backward(), t.workspace.as())) {
+    F8_ASSERT_OK(step.launch(nullptr));
+  }
+  EXPECT_EQ(results(t), whole);
+}
+
+// Captured once, replayed with other inputs in the same memory.
+TEST_P(LinearTest, InAGraph) {
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 300, 5);
+  const Tensors other(context(), *linear, 300, 77);
+  F8_ASSERT_OK(run(*linear, other));
+  const Bits expected = results(other);
+
+  const DeviceStream stream(context());
+  const auto ok = [&](CUresult result, const char* call) { return driver().check(result, call); };
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  F8_ASSERT_OK(ok(driver().stream_begin_capture(stream.get(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                  "cuStreamBeginCapture"));
+  const Status captured = run(*linear, t, stream.get());
+  F8_ASSERT_OK(ok(driver().stream_end_capture(stream.get(), &graph), "cuStreamEndCapture"));
+  F8_ASSERT_OK(captured);
+  F8_ASSERT_OK(ok(driver().graph_instantiate(&exec, graph, 0), "cuGraphInstantiate"));
+
+  for (const Tensors* inputs : {static_cast<const Tensors*>(&t), &other}) {
+    const auto copy = [&](DeviceBuffer& to, const reference::Matrix& from) {
+      const auto bits = reference::to_bf16_bits(from);
+      to.upload(bits.data(), bits.size() * 2);
+    };
+    copy(t.device_x, inputs->x);
+    copy(t.device_w, inputs->w);
+    copy(t.device_dy, inputs->dy);
+    t.poison_results();
+    F8_ASSERT_OK(ok(driver().ctx_synchronize(), "cuCtxSynchronize"));
+    F8_ASSERT_OK(ok(driver().graph_launch(exec, stream.get()), "cuGraphLaunch"));
+    stream.synchronize();
+  }
+  EXPECT_EQ(results(t), expected);
+  t.expect_whole_guards();
+  F8_ASSERT_OK(ok(driver().graph_exec_destroy(exec), "cuGraphExecDestroy"));
+  F8_ASSERT_OK(ok(driver().graph_destroy(graph), "cuGraphDestroy"));
+}
+
+TEST_P(LinearTest, ByCublasLt) {
+  if (const auto version = cublaslt_version(); !version) GTEST_SKIP() << version.error().message;
+  LinearDesc desc = describe(GetParam(), {300, 208, 592});
+  for (auto& choice : desc.choices) choice = parse_choice(Provider::kCublasLt, "h0").value();
+  const auto linear = plan(desc);
+  ASSERT_NE(linear, nullptr);
+  for (const int64_t m : {300, 17}) {
+    SCOPED_TRACE(m);
+    const Tensors t(context(), *linear, m, 5);
+    F8_ASSERT_OK(run(*linear, t));
+    expect_like_reference(*linear, t);
+  }
+}
+
+TEST_P(LinearTest, NanInTheInputReachesTheOutput) {
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 300, 5);
+  t.x.values[17 * 592 + 3] = std::numeric_limits<float>::quiet_NaN();
+  const auto bits = reference::to_bf16_bits(t.x);
+  t.device_x.upload(bits.data(), bits.size() * 2);
+  F8_ASSERT_OK(run(*linear, t));
+  const auto y = t.y.bf16();
+  const bool rowwise = std::string(GetParam()) == "rowwise";
+  for (size_t i = 0; i < y.size(); ++i) {
+    ASSERT_EQ(std::isnan(y[i]), !rowwise || i / 208 == 17) << i;
+  }
+}
+
+TEST_P(LinearTest, MisuseLeavesTheDeviceUsable) {
+  const auto linear = plan(describe(GetParam(), {64, 48, 80}));
+  ASSERT_NE(linear, nullptr);
+  const Tensors t(context(), *linear, 64, 5);
+  ForwardCall call = t.forward();
+  call.x = nullptr;
+  EXPECT_EQ(linear->forward(call, t.workspace.as(), nullptr).error().code,
+            ErrorCode::kInvalidArgument);
+  call = t.forward();
+  call.m = 65;
+  EXPECT_EQ(linear->forward(call, t.workspace.as(), nullptr).error().code,
+            ErrorCode::kInvalidArgument);
+  call = t.forward();
+  call.y = t.y.as<uint8_t>() + 2;
+  EXPECT_EQ(linear->forward(call, t.workspace.as(), nullptr).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(linear->forward(t.forward(), nullptr, nullptr).error().code,
+            ErrorCode::kInvalidArgument);
+  F8_ASSERT_OK(run(*linear, t));
+}
+
+// The caller's current context, whatever it is, is the same after a call.
+TEST_F(GpuTest, RunsFromAThreadWithoutAContext) {
+  const auto linear = Linear::plan(context_, describe("tensorwise", {64, 48, 80}));
+  F8_ASSERT_OK(linear);
+  const Tensors t(context(), **linear, 64, 5);
+  F8_ASSERT_OK(driver().check(driver().ctx_set_current(nullptr), "cuCtxSetCurrent"));
+  const Status forward = (*linear)->forward(t.forward(), t.workspace.as(), nullptr);
+  CUcontext after = nullptr;
+  driver().ctx_get_current(&after);
+  F8_ASSERT_OK(context().make_current());
+  F8_ASSERT_OK(forward);
+  EXPECT_EQ(after, nullptr);
+  EXPECT_LE(reference::relative_error(reference::matmul(t.x, t.w), t.y.bf16()), 0.06);
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu
