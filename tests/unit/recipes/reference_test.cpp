@@ -51,6 +51,12 @@ TEST(Amax, LayoutsOfAnOddMatrix) {
   }
 }
 
+TEST(Amax, WholeBlocksHaveNoEmptyOneBehindThem) {
+  const Matrix x = random_matrix(128, 256, 1);
+  EXPECT_EQ(amax(x, AmaxOver::kBlock1x128).size(), 128U * 2);
+  EXPECT_EQ(amax(x, AmaxOver::kBlock128x128).size(), 2U);
+}
+
 TEST(Amax, NanPropagatesToItsOwnScaleOnly) {
   Matrix x = random_matrix(3, 200, 2);
   x.values[1 * 200 + 150] = -kNan;
