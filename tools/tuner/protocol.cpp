@@ -204,7 +204,7 @@ Result<runtime::DeviceInfo> parse_device(const Json& json) {
   });
 }
 
-Result<Json> parse_json(std::string_view line, std::string_view what) {
+Result<Json> parse_message(std::string_view line, std::string_view what) {
   Json json = Json::parse(line, nullptr, false);
   if (json.is_discarded() || !json.is_object()) {
     return fail(ErrorCode::kCorrupt, "{}: \"{}\" is no JSON object", what, line.substr(0, 120));

@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 [[nodiscard]] Json to_json(const tuning_db::TrialResult& result);
 [[nodiscard]] Json to_json(const runtime::DeviceInfo& device);
 
-[[nodiscard]] Result<Json> parse_json(std::string_view line, std::string_view what);
+[[nodiscard]] Result<Json> parse_message(std::string_view line, std::string_view what);
 [[nodiscard]] Result<GroupRequest> parse_group(const Json& json);
 [[nodiscard]] Result<tuning_db::TrialResult> parse_result(const Json& json);
 [[nodiscard]] Result<runtime::DeviceInfo> parse_device(const Json& json);

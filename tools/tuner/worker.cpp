@@ -98,7 +98,7 @@ int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in,
     const std::string line = buffer.substr(0, end);
     buffer.erase(0, end + 1);
     const auto reply = [&]() -> Result<Json> {
-      const Json request = F8_TRY(parse_json(line, "request to a worker"));
+      const Json request = F8_TRY(parse_message(line, "request to a worker"));
       return answer(**backend, session, request, out);
     }();
     const bool fatal = !reply && reply.error().code == ErrorCode::kCuda;
@@ -214,7 +214,7 @@ Status Worker::start() {
                               options_.start_timeout_s))
                 : Status(fail(ErrorCode::kEnvironment, "the worker process {} as it started", how));
   }
-  const Result<Json> json = parse_json(line.text, "a worker's first line");
+  const Result<Json> json = parse_message(line.text, "a worker's first line");
   if (!json) {
     stop();
     return std::unexpected(json.error());
@@ -241,7 +241,7 @@ Result<int> Worker::heuristics(const Problem& gemm, bool bf16) {
     return fail(ErrorCode::kCuda, "cuBLASLt's heuristics for {}: the worker process {}", gemm.key(),
                 reap());
   }
-  const Json json = F8_TRY(parse_json(line.text, "a worker's answer"));
+  const Json json = F8_TRY(parse_message(line.text, "a worker's answer"));
   if (json.value("is", "") == "count") return json.value("value", 0);
   if (json.value("fatal", false)) stop();
   return fail(parse_error_code(json.value("code", "")), "{}", json.value("message", ""));
@@ -274,7 +274,7 @@ Result<GroupReply> Worker::measure(const GroupRequest& request) {
       case Line::Kind::kText:
         break;
     }
-    const Json json = F8_TRY(parse_json(line.text, "a worker's answer"));
+    const Json json = F8_TRY(parse_message(line.text, "a worker's answer"));
     const std::string is = json.value("is", "");
     if (is == "begin") {
       subject = json.value("subject", -1);
