@@ -84,14 +84,14 @@ struct Ratio {  // against the bf16 twin measured interleaved: bf16 time over th
 // The outcome of a trial; optional parts are NULL in the row.
 struct TrialResult {
   TrialState state = TrialState::kOk;
-  std::string reason;
-  std::optional<double> predicted_ns, rel_err, sqnr_db, compile_ms;
-  std::optional<int64_t> registers, smem_bytes, spill_bytes;
-  std::string cubin_hash;
-  std::optional<Timing> timing;
-  std::optional<Ratio> ratio;
-  std::optional<double> sm_mhz_mean, sm_mhz_min, power_w, temp_c;
-  std::optional<int64_t> clock_event_mask;
+  std::string reason{};  // {}: so that designated initialisers may leave members out
+  std::optional<double> predicted_ns{}, rel_err{}, sqnr_db{}, compile_ms{};
+  std::optional<int64_t> registers{}, smem_bytes{}, spill_bytes{};
+  std::string cubin_hash{};
+  std::optional<Timing> timing{};
+  std::optional<Ratio> ratio{};
+  std::optional<double> sm_mhz_mean{}, sm_mhz_min{}, power_w{}, temp_c{};
+  std::optional<int64_t> clock_event_mask{};
 };
 
 struct Cell {

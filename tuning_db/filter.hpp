@@ -26,10 +26,10 @@ struct FilterOptions {
   Policy policy = Policy::kMeasured;
   int64_t tokens = 0;
   std::vector<std::string>
-      filter_fqns;  // as given; kAutoFlag among them switches the automatic rule on
+      filter_fqns{};  // as given; kAutoFlag among them switches the automatic rule on
   double margin = 0.02;
-  std::string device;  // only rows of the device of this name; empty: the device measured last, and
-                       // others (as `modelled`) where it has no answer
+  std::string device{};  // only rows of the device of this name; empty: the device measured last,
+                         // and others (as `modelled`) where it has no answer
 };
 inline constexpr std::string_view kAutoFlag = "auto_filter_small_kn";
 

@@ -348,6 +348,9 @@ Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name) {
       return fail(ErrorCode::kCorrupt, "{}:{}: {}", name, line, read.error());
     }
   }
+  if (!has_header) {
+    return fail(ErrorCode::kCorrupt, "{}: no records, not even the header of an export", name);
+  }
   return snapshot;
 }
 

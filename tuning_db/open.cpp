@@ -13,6 +13,7 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 
 namespace f8::tuning_db {
@@ -114,7 +115,7 @@ struct TemporaryName {
 };
 
 Status create(const fs::path& path, const SchemaSpec& schema) {
-  const TemporaryName temporary(path.string() + fmt::format(".new-{}", ::getpid()));
+  const TemporaryName temporary(path.string() + ".new-" + new_uuid());
   {
     auto db = F8_TRY(Connection::open(temporary.path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
     auto transaction = F8_TRY(Transaction::begin(*db));

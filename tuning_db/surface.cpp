@@ -12,6 +12,8 @@ namespace {
 
 // Where no (n, k) has three rows: 0.05 makes 5 % of error in the middle of two octaves.
 constexpr double kUnknownCurvature = 0.05;
+// Three rows give the mean curvature between them; in one gap it may be this much more.
+constexpr double kCurvatureMargin = 1.5;
 // The weight of "the model is right here" is that of a row this many octaves away.
 constexpr double kPriorOctaves = 2;
 // Normal errors stay within two standard deviations 95 times in 100.
@@ -245,7 +247,7 @@ void Surface::measure_curvature() {
   if (seen.empty()) return;
   // Nine of ten are no more curved.
   std::ranges::sort(seen);
-  curvature_ = seen[(seen.size() - 1) * 9 / 10];
+  curvature_ = kCurvatureMargin * seen[(seen.size() - 1) * 9 / 10];
 }
 
 void Surface::leave_one_out() {

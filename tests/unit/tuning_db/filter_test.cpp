@@ -1,0 +1,348 @@
+// Policy `measured`: the kinds of evidence, the decision rule, layers of databases, stable output.
+#include "tuning_db/filter.hpp"
+
+#include <chrono>
+
+#include "sample.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+double bf16_ns(Shape s) {
+  return 15'000 + 6.0 * static_cast<double>(s.m) * static_cast<double>(s.n) *
+                      static_cast<double>(s.k) / 700e3;
+}
+
+class FilterTest : public ::testing::Test {
+ protected:
+  Database make(const char* name) {
+    return Database::open(folder_ / name, OpenMode::kCreate).value();
+  }
+
+  // Columns (n, k) at three m, with a constant speedup each.
+  void fill(Database& db, const char* recipe, double small, double large) {
+    sweep_linears(db, recipe, measured_shapes(), bf16_ns,
+                  [=](Shape s) { return s.n <= 2048 ? small : large; });
+  }
+
+  static FilterDecision decide(const Database& db, Shape s, const char* recipe = "tensorwise",
+                               std::string fqn = "layers.0.w", double margin = 0.02) {
+    const Database* dbs[] = {&db};
+    return run({{std::move(fqn), s.k, s.n, 1}}, s.m, dbs, recipe, margin).decisions.at(0);
+  }
+
+  static FilterResult run(const std::vector<NamedLinear>& layers, int64_t tokens,
+                          std::span<const Database* const> dbs, const char* recipe = "tensorwise",
+                          double margin = 0.02, std::vector<std::string> fqns = {}) {
+    const FilterOptions options{.tokens = tokens, .filter_fqns = std::move(fqns), .margin = margin};
+    auto result = filter(layers, find_recipe(recipe).value(), options, dbs);
+    EXPECT_TRUE(result) << (result ? "" : result.error().message);
+    return result ? *std::move(result) : FilterResult{};
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(FilterTest, AMeasuredShapeIsItsRow) {
+  Database db = make("t.db");
+  fill(db, "tensorwise", 0.9, 1.5);
+  const FilterDecision yes = decide(db, {8192, 4096, 4096});
+  EXPECT_TRUE(yes.convert);
+  EXPECT_EQ(yes.evidence, Evidence::kMeasured);
+  EXPECT_EQ(yes.speedup, 1.5);
+  EXPECT_EQ(yes.lo, 1.495);
+  EXPECT_EQ(yes.hi, 1.505);
+  ASSERT_EQ(yes.trial_uuids.size(), 1U);
+  const auto rows = db.trials(linear({8192, 4096, 4096})).value();
+  EXPECT_EQ(yes.trial_uuids[0], rows[0].candidate.impl == "float8" ? rows[0].uuid : rows[1].uuid);
+  for (const char* part :
+       {"converted: speedup 1.500 [1.495, 1.505], need > 1.02;", "measured at m=8192 n=4096 k=4096",
+        "NVIDIA H100 80GB HBM3, 700 W", "t.db"}) {
+    EXPECT_NE(yes.reason.find(part), std::string::npos) << yes.reason;
+  }
+  const FilterDecision no = decide(db, {8192, 1024, 4096});
+  EXPECT_FALSE(no.convert);
+  EXPECT_NE(no.reason.find("kept in bf16: speedup 0.900"), std::string::npos) << no.reason;
+}
+
+TEST_F(FilterTest, ConvertsOnlyAboveTheMarginForCertain) {
+  Database db = make("t.db");
+  const auto speedup = [](Shape s) { return s.n == 4096 ? 1.022 : s.n == 8192 ? 1.026 : 1.01; };
+  sweep_linears(db, "tensorwise", {{8192, 4096, 4096}, {8192, 8192, 4096}, {8192, 2048, 4096}},
+                bf16_ns, speedup);
+  const FilterDecision ambiguous = decide(db, {8192, 4096, 4096});  // [1.017, 1.027]
+  EXPECT_FALSE(ambiguous.convert);
+  EXPECT_NE(ambiguous.reason.find("ambiguous"), std::string::npos) << ambiguous.reason;
+  EXPECT_TRUE(decide(db, {8192, 8192, 4096}).convert);  // [1.021, 1.031]
+  const FilterDecision below = decide(db, {8192, 2048, 4096});
+  EXPECT_FALSE(below.convert);
+  EXPECT_EQ(below.reason.find("ambiguous"), std::string::npos);
+  EXPECT_TRUE(decide(db, {8192, 4096, 4096}, "tensorwise", "w", 0).convert);
+}
+
+TEST_F(FilterTest, BetweenTwoTokenCountsOfAShape) {
+  Database db = make("t.db");
+  // log speedup is linear in log2 m: the interpolation is exact.
+  const auto speedup = [](Shape s) {
+    return 1.1 * std::pow(1.1, std::log2(static_cast<double>(s.m) / 2048));
+  };
+  sweep_linears(db, "tensorwise", measured_shapes(), bf16_ns, speedup);
+  const FilterDecision d = decide(db, {4096, 4096, 4096});
+  EXPECT_EQ(d.evidence, Evidence::kInterpolated);
+  EXPECT_NEAR(d.speedup, 1.21, 1e-3);
+  EXPECT_LT(d.lo, d.speedup);
+  EXPECT_GT(d.hi, d.speedup);
+  EXPECT_LT(d.hi - d.lo, 0.02);  // no curvature was seen, so hardly wider than the rows'
+  EXPECT_EQ(d.trial_uuids.size(), 2U);
+  EXPECT_NE(d.reason.find("interpolated between m=2048 n=4096 k=4096 (1.100"), std::string::npos)
+      << d.reason;
+  EXPECT_NE(d.reason.find("m=8192"), std::string::npos);
+}
+
+TEST_F(FilterTest, ASaturatingCurveStaysInsideItsInterval) {
+  Database db = make("t.db");
+  const auto speedup = [](Shape s) {
+    return 1.6 * static_cast<double>(s.m) / (static_cast<double>(s.m) + 1500);
+  };
+  sweep_linears(db, "tensorwise", measured_shapes(), bf16_ns, speedup);
+  for (const int64_t m : {2560, 3072, 4096, 6144, 10'000, 12'288}) {
+    const FilterDecision d = decide(db, {m, 4096, 4096});
+    EXPECT_EQ(d.evidence, Evidence::kInterpolated);
+    EXPECT_LE(d.lo, speedup({m, 4096, 4096})) << m;
+    EXPECT_GE(d.hi, speedup({m, 4096, 4096})) << m;
+    EXPECT_LT(d.hi / d.lo, 1.15) << m;
+  }
+}
+
+TEST_F(FilterTest, UnseenWeightsAreInterpolatedOrModelled) {
+  Database db = make("t.db");
+  fill(db, "tensorwise", 0.8, 1.5);
+  const FilterDecision inside = decide(db, {8192, 6144, 6144});
+  EXPECT_EQ(inside.evidence, Evidence::kInterpolated);
+  EXPECT_LT(inside.lo, inside.speedup);
+  EXPECT_NE(inside.reason.find("nearest"), std::string::npos);
+  EXPECT_EQ(inside.trial_uuids.size(), 3U);
+  for (const Shape s : {Shape{8192, 128, 128}, Shape{64, 4096, 4096}, Shape{65'536, 4096, 4096},
+                        Shape{8192, 131'072, 16'384}}) {
+    const FilterDecision outside = decide(db, s);
+    EXPECT_EQ(outside.evidence, Evidence::kModelled);
+    EXPECT_LT(outside.lo, outside.speedup);
+    EXPECT_GT(outside.hi, outside.speedup);
+    EXPECT_NE(outside.reason.find("modelled"), std::string::npos);
+  }
+  // Farther away the interval is wider.
+  const auto width = [&](int64_t m) {
+    const FilterDecision d = decide(db, {m, 4096, 4096});
+    return d.hi / d.lo;
+  };
+  EXPECT_GT(width(262'144), width(32'768));
+}
+
+TEST_F(FilterTest, NamesAndMultiplesOf16ComeFirst) {
+  Database db = make("t.db");
+  fill(db, "tensorwise", 1.5, 1.5);
+  const Database* dbs[] = {&db};
+  const FilterResult r = run({{"layers.0.wq", 4096, 4096, 1},
+                              {"output", 4096, 4096, 1},
+                              {"odd_k", 4100, 4096, 1},
+                              {"odd_n", 4096, 4104, 1}},
+                             8192, dbs, "tensorwise", 0.02, {"output", "auto_filter_small_kn"});
+  EXPECT_TRUE(r.decisions[0].convert);
+  EXPECT_FALSE(r.decisions[1].convert);
+  EXPECT_EQ(r.decisions[1].evidence, Evidence::kRule);
+  EXPECT_EQ(r.decisions[1].speedup, 1.5);  // if it were converted
+  EXPECT_NE(r.decisions[1].reason.find("\"output\""), std::string::npos);
+  EXPECT_FALSE(r.decisions[2].convert);
+  EXPECT_NE(r.decisions[2].reason.find("K (in_features) 4100 is not a multiple of 16"),
+            std::string::npos);
+  EXPECT_EQ(r.decisions[2].speedup, 1);
+  EXPECT_FALSE(r.decisions[3].convert);
+  EXPECT_NE(r.decisions[3].reason.find("N (out_features) 4104"), std::string::npos);
+}
+
+TEST_F(FilterTest, WithoutMeasurementsItKeepsAndSaysHowToMeasure) {
+  const Database db = make("t.db");
+  const Database* dbs[] = {&db};
+  const FilterResult r = run({{"w", 4096, 1024, 1}}, 8192, dbs, "rowwise");
+  EXPECT_FALSE(r.decisions[0].convert);
+  EXPECT_EQ(r.decisions[0].evidence, Evidence::kRule);
+  EXPECT_EQ(r.decisions[0].speedup, 1);
+  EXPECT_NE(r.decisions[0].reason.find(
+                "float8-tune sweep --mnk 8192,1024,4096 --recipe rowwise --op linear"),
+            std::string::npos)
+      << r.decisions[0].reason;
+  EXPECT_EQ(r.estimated_model_speedup, 1);
+  EXPECT_EQ(r.device, "");
+}
+
+TEST_F(FilterTest, FewRowsSayNothingOfOtherShapes) {
+  Database db = make("t.db");
+  sweep_linears(db, "tensorwise", {{8192, 4096, 4096}}, bf16_ns, [](Shape) { return 1.5; });
+  EXPECT_EQ(decide(db, {8192, 4096, 4096}).evidence, Evidence::kMeasured);
+  const FilterDecision other = decide(db, {8192, 4096, 2048});
+  EXPECT_FALSE(other.convert);
+  EXPECT_EQ(other.evidence, Evidence::kRule);
+  EXPECT_NE(other.reason.find("too few"), std::string::npos) << other.reason;
+}
+
+TEST_F(FilterTest, RowsOfTheUserWin) {
+  Database builtin = make("builtin.db");
+  Database user = make("user.db");
+  fill(builtin, "tensorwise", 0.9, 1.5);
+  sweep_linears(user, "tensorwise", {{8192, 4096, 4096}}, bf16_ns, [](Shape) { return 0.95; });
+  const Database* dbs[] = {&user, &builtin};
+  const FilterResult r =
+      run({{"a", 4096, 4096, 1}, {"b", 8192, 8192, 1}, {"c", 4608, 4608, 1}}, 8192, dbs);
+  EXPECT_EQ(r.decisions[0].speedup, 0.95);
+  EXPECT_NE(r.decisions[0].reason.find("user.db"), std::string::npos);
+  EXPECT_EQ(r.decisions[1].speedup, 1.5);
+  EXPECT_EQ(r.decisions[1].evidence, Evidence::kMeasured);
+  EXPECT_NE(r.decisions[1].reason.find("builtin.db"), std::string::npos);
+  const Database* only_builtin[] = {&builtin};
+  EXPECT_EQ(run({{"a", 4096, 4096, 1}}, 8192, only_builtin).decisions[0].speedup, 1.5);
+  // The interpolation sees the user's row too.
+  EXPECT_LT(r.decisions[2].speedup,
+            run({{"c", 4608, 4608, 1}}, 8192, only_builtin).decisions[0].speedup);
+}
+
+TEST_F(FilterTest, AnotherDeviceIsOnlyAModel) {
+  Database builtin = make("builtin.db");
+  Database user = make("user.db");
+  fill(builtin, "tensorwise", 0.9, 1.5);
+  sweep_linears(
+      user, "tensorwise", {{8192, 4096, 4096}}, bf16_ns, [](Shape) { return 1.2; }, h100(500));
+  const Database* dbs[] = {&user, &builtin};
+  const FilterResult r = run({{"a", 4096, 4096, 1}, {"b", 8192, 8192, 1}}, 8192, dbs);
+  EXPECT_EQ(r.decisions[0].evidence, Evidence::kMeasured);
+  EXPECT_EQ(r.decisions[0].speedup, 1.2);
+  EXPECT_EQ(r.decisions[1].evidence, Evidence::kModelled);
+  EXPECT_NE(r.decisions[1].reason.find("another device"), std::string::npos)
+      << r.decisions[1].reason;
+
+  FilterOptions options{.tokens = 8192, .device = "NVIDIA H200"};
+  const NamedLinear layer{"a", 4096, 4096, 1};
+  const auto none = filter({&layer, 1}, find_recipe("tensorwise").value(), options, dbs).value();
+  EXPECT_EQ(none.decisions[0].evidence, Evidence::kRule);
+  EXPECT_NE(none.decisions[0].reason.find("on NVIDIA H200"), std::string::npos);
+}
+
+TEST_F(FilterTest, WholeModelIsWeightedByTimeAndCount) {
+  Database db = make("t.db");
+  const auto speedup = [](Shape s) { return s.n == 4096 ? 2.0 : 0.5; };
+  const auto time = [](Shape s) { return s.n == 4096 ? 3e6 : 1e6; };
+  sweep_linears(db, "tensorwise", {{8192, 4096, 4096}, {8192, 1024, 4096}}, time, speedup);
+  const Database* dbs[] = {&db};
+  // bf16 2 * 3 + 4 * 1 = 10, after 2 * 1.5 + 4 * 1 = 7.
+  const FilterResult r = run({{"a", 4096, 4096, 2}, {"b", 4096, 1024, 4}}, 8192, dbs);
+  EXPECT_NEAR(r.estimated_model_speedup, 10.0 / 7, 1e-4);
+  EXPECT_EQ(r.device, "NVIDIA H100 80GB HBM3");
+  // Under the peer's rule the slow ones are converted too.
+  FilterOptions options{.policy = Policy::kTorchao, .tokens = 8192};
+  const std::vector<NamedLinear> layers = {{"a", 4096, 4096, 2}, {"b", 4096, 1024, 4}};
+  const auto peer = filter(layers, find_recipe("tensorwise").value(), options, dbs).value();
+  EXPECT_NEAR(peer.estimated_model_speedup, 10.0 / 11, 1e-4);
+}
+
+TEST_F(FilterTest, BadInputIsRefused) {
+  const Recipe recipe = find_recipe("tensorwise").value();
+  const NamedLinear good{"a", 4096, 4096, 1};
+  const auto refused = [&](const NamedLinear& layer, const FilterOptions& options,
+                           const char* text) {
+    const auto result = filter({&layer, 1}, recipe, options, {});
+    ASSERT_FALSE(result) << text;
+    EXPECT_NE(result.error().message.find(text), std::string::npos) << result.error().message;
+  };
+  refused(good, {.tokens = 0}, "tokens is 0");
+  refused(good, {.tokens = -1}, "tokens is -1");
+  refused(good, {.tokens = 1, .margin = -0.5}, "margin");
+  refused(good, {.tokens = 1, .margin = std::nan("")}, "margin");
+  refused({"layers.3.w", 0, 16, 1}, {.tokens = 1}, "layers.3.w");
+  refused({"x", 16, int64_t{1} << 40, 1}, {.tokens = 1}, "x");
+  refused({"x", 16, 16, 0}, {.tokens = 1}, "count 0");
+}
+
+TEST_F(FilterTest, EqualDataGivesEqualDecisionsWhateverTheFile) {
+  Database db = make("t.db");
+  fill(db, "tensorwise", 0.9, 1.5);
+  ASSERT_TRUE(db.export_jsonl(folder_ / "t.jsonl"));
+  Database copy = make("copy.db");
+  ASSERT_TRUE(copy.import_jsonl(folder_ / "t.jsonl"));
+  std::vector<NamedLinear> layers;
+  for (const int64_t k : {1024, 3072, 4096, 20'480}) {
+    for (const int64_t n : {512, 4096, 6144}) layers.push_back({"w", k, n, 1});
+  }
+  const Database* a[] = {&db};
+  const Database* b[] = {&copy};
+  const FilterResult ra = run(layers, 4096, a);
+  const FilterResult rb = run(layers, 4096, b);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    EXPECT_EQ(ra.decisions[i].speedup, rb.decisions[i].speedup);
+    EXPECT_EQ(ra.decisions[i].lo, rb.decisions[i].lo);
+    EXPECT_EQ(ra.decisions[i].trial_uuids, rb.decisions[i].trial_uuids);
+  }
+  EXPECT_EQ(ra.estimated_model_speedup, rb.estimated_model_speedup);
+}
+
+TEST_F(FilterTest, ThresholdsOfAKnownRule) {
+  Database db = make("t.db");
+  // Worth it but for n <= 2048 and k <= 4096; at m = 2048 never, at m = 16384 always.
+  sweep_linears(db, "tensorwise", measured_shapes(), bf16_ns, [](Shape s) {
+    if (s.m == 2048) return 0.9;
+    if (s.m == 16384) return 1.4;
+    return s.n <= 2048 && s.k <= 4096 ? 0.9 : 1.3;
+  });
+  const Database* dbs[] = {&db};
+  const auto rules = thresholds(find_recipe("tensorwise").value(), dbs).value();
+  ASSERT_EQ(rules.size(), 3U);
+  EXPECT_EQ(rules[0].m, 2048);
+  EXPECT_EQ(rules[0].agree, 10);
+  EXPECT_EQ(rules[0].k_max, 14'336);
+  EXPECT_EQ(rules[0].n_max, 28'672);
+  EXPECT_EQ(rules[0].torchao_agree, 2);  // (4096, 1024) and (1024, 1024) of the ten
+  EXPECT_EQ(rules[1].m, 8192);
+  EXPECT_EQ(rules[1].k_max, 4096);
+  EXPECT_EQ(rules[1].n_max, 2048);
+  EXPECT_EQ(rules[1].agree, 10);
+  EXPECT_EQ(rules[1].cells, 10);
+  EXPECT_EQ(rules[1].torchao_agree, 9);
+  EXPECT_EQ(rules[2].k_max, 0);
+  EXPECT_EQ(rules[2].n_max, 0);
+  EXPECT_EQ(rules[2].agree, 10);
+  EXPECT_EQ(rules[2].torchao_agree, 8);
+  EXPECT_TRUE(thresholds(find_recipe("rowwise").value(), dbs).value().empty());
+}
+
+// Of the built-in kind: 60 linears with twins, and thousands of GEMM trials beside them.
+TEST_F(FilterTest, OpensAndFilters300LayersIn50Ms) {
+  {
+    Database db = make("t.db");
+    for (const char* recipe : {"tensorwise", "rowwise"}) fill(db, recipe, 0.9, 1.5);
+    std::vector<Cell> cells;
+    for (int64_t i = 0; i < 5000; ++i) {
+      cells.push_back(
+          {gemm(2048 * (1 + i % 3), 1024 * (1 + i % 10), 4096), heuristic(static_cast<int>(i))});
+    }
+    const RunInfo run =
+        db.begin_run({}, 1, h100(), "GPU-1", toolchain(), final_method(), cells).value();
+    ASSERT_TRUE(db.end_run(run.uuid, "interrupted"));
+  }
+  std::vector<NamedLinear> layers;
+  for (int64_t i = 0; i < 300; ++i) {
+    layers.push_back({"layers." + std::to_string(i), 1024 + 16 * i, 8192 - 16 * i, 1});
+  }
+  double best_ms = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    const Database db = Database::open(folder_ / "t.db", OpenMode::kReadOnly).value();
+    const Database* dbs[] = {&db};
+    const FilterResult r = run(layers, 4096, dbs);
+    const auto end = std::chrono::steady_clock::now();
+    EXPECT_EQ(r.decisions.size(), 300U);
+    best_ms = std::min(best_ms, std::chrono::duration<double, std::milli>(end - start).count());
+  }
+  RecordProperty("ms", std::to_string(best_ms));
+  EXPECT_LT(best_ms, 50);
+}
+
+}  // namespace
+}  // namespace f8::tuning_db

@@ -1,0 +1,246 @@
+// Creating, opening and refusing files. A refused file is found as it was, with nothing beside it.
+#include <fcntl.h>
+#include <sqlite3.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <set>
+#include <thread>
+
+#include "sample.hpp"
+#include "tuning_db/state.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+using ::testing::Test;
+
+void exec(const fs::path& path, const char* sql) {
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);
+  EXPECT_EQ(sqlite3_exec(db, sql, nullptr, nullptr, nullptr), SQLITE_OK) << sqlite3_errmsg(db);
+  sqlite3_close(db);
+}
+
+std::set<std::string> names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+class OpenTest : public Test {
+ protected:
+  OpenTest() : path_(folder_ / "t.db") {}
+
+  fs::path create_filled() {
+    Database db = Database::open(path_, OpenMode::kCreate).value();
+    std::vector<Cell> cells;
+    for (int i = 0; i < 200; ++i) cells.push_back({gemm(8192, 4096, 4096), heuristic(i)});
+    sweep(db, cells, [](const Cell&) { return timed(100'000); });
+    return path_;
+  }
+
+  // Every mode refuses the file with an error that holds `text`, and leaves the folder as it is.
+  void expect_refused(ErrorCode code, const std::string& text) {
+    const std::string before = bytes_of(path_);
+    const auto names = names_in(folder_.path());
+    for (const OpenMode mode : {OpenMode::kReadOnly, OpenMode::kReadWrite, OpenMode::kCreate}) {
+      const auto opened = Database::open(path_, mode);
+      ASSERT_FALSE(opened);
+      EXPECT_EQ(opened.error().code, code) << opened.error().message;
+      EXPECT_NE(opened.error().message.find(text), std::string::npos) << opened.error().message;
+      EXPECT_NE(opened.error().message.find(path_.string()), std::string::npos);
+      EXPECT_EQ(opened.error().message.find('\n'), std::string::npos);
+    }
+    EXPECT_EQ(bytes_of(path_), before);
+    EXPECT_EQ(names_in(folder_.path()), names);
+  }
+
+  TempFolder folder_;
+  fs::path path_;
+};
+
+TEST_F(OpenTest, CreatesAndOpensAgain) {
+  create_filled();
+  EXPECT_EQ(names_in(folder_.path()), std::set<std::string>{"t.db"});
+  for (const OpenMode mode : {OpenMode::kReadOnly, OpenMode::kReadWrite, OpenMode::kCreate}) {
+    const auto db = Database::open(path_, mode);
+    ASSERT_TRUE(db) << db.error().message;
+    EXPECT_TRUE(db->check());
+    EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 200U);
+  }
+}
+
+TEST_F(OpenTest, MissingFileAndFolder) {
+  const auto missing = Database::open(path_, OpenMode::kReadWrite);
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_FALSE(fs::exists(path_));
+  const auto no_folder = Database::open(folder_ / "no" / "t.db", OpenMode::kCreate);
+  ASSERT_FALSE(no_folder);
+  EXPECT_EQ(no_folder.error().code, ErrorCode::kNotFound);
+}
+
+TEST_F(OpenTest, RefusesGarbage) {
+  ASSERT_TRUE(write_file_atomic(path_, std::string(5000, 'x')));
+  expect_refused(ErrorCode::kCorrupt, "not an SQLite file");
+}
+
+TEST_F(OpenTest, RefusesShortGarbage) {
+  ASSERT_TRUE(write_file_atomic(path_, "SQLite format 3"));
+  expect_refused(ErrorCode::kCorrupt, "not an SQLite file");
+}
+
+TEST_F(OpenTest, RefusesEmptyFile) {
+  ASSERT_TRUE(write_file_atomic(path_, ""));
+  expect_refused(ErrorCode::kCorrupt, "empty");
+}
+
+TEST_F(OpenTest, RefusesFolder) {
+  const auto opened = Database::open(folder_.path(), OpenMode::kReadOnly);
+  ASSERT_FALSE(opened);
+  EXPECT_NE(opened.error().message.find("not a regular file"), std::string::npos);
+}
+
+TEST_F(OpenTest, RefusesForeignDatabase) {
+  exec(path_, "CREATE TABLE t (x); INSERT INTO t VALUES (1)");
+  expect_refused(ErrorCode::kInvalidArgument, "another program");
+}
+
+TEST_F(OpenTest, RefusesForeignDatabaseWithOurTableNames) {
+  create_filled();
+  exec(path_, "PRAGMA application_id = 1234; PRAGMA wal_checkpoint(TRUNCATE)");
+  expect_refused(ErrorCode::kInvalidArgument, "application_id 0x4d2");
+}
+
+TEST_F(OpenTest, RefusesNewerSchemaAndNamesBothVersions) {
+  create_filled();
+  exec(path_, "PRAGMA user_version = 7; PRAGMA wal_checkpoint(TRUNCATE)");
+  expect_refused(ErrorCode::kUnsupported, "schema version is 7, this program knows 1");
+}
+
+TEST_F(OpenTest, RefusesTruncatedFile) {
+  create_filled();
+  fs::resize_file(path_, fs::file_size(path_) / 2);
+  expect_refused(ErrorCode::kCorrupt, "truncated");
+}
+
+TEST_F(OpenTest, DamagedPagesAreCorrupt) {
+  create_filled();
+  const std::string bytes = bytes_of(path_);
+  ASSERT_TRUE(
+      write_file_atomic(path_, bytes.substr(0, 4096) + std::string(bytes.size() - 4096, 'Z')));
+  const auto db = Database::open(path_, OpenMode::kReadOnly);
+  const Status status = db ? db->check() : std::unexpected(db.error());
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, ErrorCode::kCorrupt) << status.error().message;
+}
+
+TEST_F(OpenTest, CheckFindsDanglingReferencesAndWrongKeys) {
+  create_filled();
+  const std::string good = bytes_of(path_);
+  for (const char* sql :
+       {"PRAGMA foreign_keys = OFF; DELETE FROM run", "UPDATE device_class SET power_limit_w = 500",
+        "UPDATE toolchain SET driver = '1'", "UPDATE problem SET m = 1",
+        "UPDATE candidate SET impl = 'x' WHERE id = 1", "UPDATE method SET fidelity = 'screen'"}) {
+    ASSERT_TRUE(write_file_atomic(path_, good));
+    exec(path_, sql);
+    const Status status = Database::open(path_, OpenMode::kReadOnly).value().check();
+    ASSERT_FALSE(status) << sql;
+    EXPECT_EQ(status.error().code, ErrorCode::kCorrupt);
+  }
+}
+
+TEST_F(OpenTest, WritesOfAReaderAreRefused) {
+  create_filled();
+  Database db = Database::open(path_, OpenMode::kReadOnly).value();
+  const auto run = db.begin_run({}, 0, h100(), "u", toolchain(), final_method(), {});
+  ASSERT_FALSE(run);
+  EXPECT_NE(run.error().message.find("opened for reading"), std::string::npos);
+  EXPECT_FALSE(db.merge_from(path_));
+  EXPECT_FALSE(db.import_jsonl(path_));
+}
+
+TEST_F(OpenTest, ReadsInAFolderThatCannotBeWritten) {
+  create_filled();
+  if (::geteuid() == 0) {
+    // Root writes everywhere, so a child gives root up.
+    ASSERT_EQ(::chmod(folder_.path().c_str(), 0555), 0);
+    ASSERT_EQ(::chmod(path_.c_str(), 0444), 0);
+    const pid_t child = in_child([&] {
+      if (::setuid(65534) != 0) return 3;
+      const Database read = take(Database::open(path_, OpenMode::kReadOnly));
+      const auto write = Database::open(path_, OpenMode::kReadWrite);
+      if (write || write.error().code != ErrorCode::kIo) return 2;
+      return take(read.trials(gemm(8192, 4096, 4096))).size() == 200 ? 0 : 1;
+    });
+    ASSERT_GE(child, 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
+  } else {
+    ASSERT_EQ(::chmod(folder_.path().c_str(), 0555), 0);
+    const auto read = Database::open(path_, OpenMode::kReadOnly);
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_EQ(read->trials(gemm(8192, 4096, 4096)).value().size(), 200U);
+  }
+  ASSERT_EQ(::chmod(folder_.path().c_str(), 0755), 0);
+}
+
+TEST_F(OpenTest, CreatorsInARaceAllGetTheSameDatabase) {
+  std::vector<std::thread> threads;
+  std::vector<std::string> errors(8);
+  for (size_t i = 0; i < errors.size(); ++i) {
+    threads.emplace_back([this, i, &errors] {
+      auto db = Database::open(path_, OpenMode::kCreate);
+      if (!db) {
+        errors[i] = db.error().message;
+        return;
+      }
+      const auto run = db->begin_run({}, i, h100(), "u", toolchain(), final_method(), {});
+      if (!run) errors[i] = run.error().message;
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const std::string& e : errors) EXPECT_EQ(e, "");
+  EXPECT_EQ(Database::open(path_, OpenMode::kReadOnly).value().runs().value().size(),
+            errors.size());
+  for (const std::string& name : names_in(folder_.path())) {
+    EXPECT_EQ(name.find(".new"), std::string::npos) << name;
+  }
+}
+
+TEST_F(OpenTest, NamesWithUriCharactersAreNames) {
+  const fs::path odd = folder_ / "a?mode=ro#b%20.db";
+  ASSERT_TRUE(Database::open(odd, OpenMode::kCreate));
+  EXPECT_TRUE(fs::exists(odd));
+  EXPECT_TRUE(Database::open(odd, OpenMode::kReadOnly));
+}
+
+TEST(NetworkFs, IsRefusedByName) {
+  EXPECT_TRUE(refuse_network_fs("x.db", 0xef53));      // ext4
+  EXPECT_TRUE(refuse_network_fs("x.db", 0x9123683e));  // btrfs
+  EXPECT_TRUE(refuse_network_fs("x.db", 0));
+  for (const auto& [magic, name] :
+       std::vector<std::pair<uint64_t, std::string>>{{0x6969, "NFS"},
+                                                     {0x0bd00bd0, "Lustre"},
+                                                     {0xff534d42, "CIFS"},
+                                                     {0x47504653, "GPFS"},
+                                                     {0x19830326, "BeeGFS"}}) {
+    const Status status = refuse_network_fs("/mnt/x.db", magic);
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, ErrorCode::kUnsupported);
+    EXPECT_NE(status.error().message.find("(" + name + ")"), std::string::npos);
+    EXPECT_NE(status.error().message.find("/mnt/x.db"), std::string::npos);
+    EXPECT_NE(status.error().message.find("merge"), std::string::npos);
+  }
+  EXPECT_NE(fs_magic("/"), 0U);
+}
+
+TEST(Schema, IsTheTextThatCreates) {
+  EXPECT_NE(Database::schema().find("CREATE TABLE trial"), std::string_view::npos);
+  EXPECT_NE(Database::schema().find("application_id = 1178092610"), std::string_view::npos);
+}
+
+}  // namespace
+}  // namespace f8::tuning_db

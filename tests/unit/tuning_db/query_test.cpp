@@ -1,0 +1,143 @@
+// Reading: order, which rows count now, the runtime's table.
+#include "sample.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+class QueryTest : public ::testing::Test {
+ protected:
+  QueryTest() : db_(Database::open(folder_ / "t.db", OpenMode::kCreate).value()) {}
+  TempFolder folder_;
+  Database db_;
+};
+
+TEST(Keys, AreOfCanonicalValues) {
+  EXPECT_EQ((Method{"final", R"({"a":1,"b":2})"}.key()),
+            (Method{"final", R"({ "b":2, "a":1 })"}.key()));
+  EXPECT_NE((Method{"final", "{}"}.key()), (Method{"screen", "{}"}.key()));
+  EXPECT_NE(h100(700).key(), h100(500).key());
+  // The border between two fields counts.
+  EXPECT_NE((Candidate{"ab", "{}", "c"}.key()), (Candidate{"a", "{}", "bc"}.key()));
+  EXPECT_EQ(h100().key().size(), 32U);
+  // Keys are stored: they may not change from release to release.
+  EXPECT_EQ((Candidate{"cublaslt", R"({"heuristic":3})", ""}.key()),
+            "96a6d5274b3828b3eb001bbbe8837396");
+}
+
+TEST_F(QueryTest, TrialsBestFirst) {
+  const Problem p = gemm(8192, 4096, 4096);
+  sweep(db_, {{p, heuristic(0)}, {p, heuristic(1)}, {p, heuristic(2)}, {p, heuristic(3)}},
+        [](const Cell& c) {
+          if (c.candidate.config == R"({"heuristic":0})") return timed(300);
+          if (c.candidate.config == R"({"heuristic":1})") return timed(100);
+          if (c.candidate.config == R"({"heuristic":2})") {
+            return TrialResult{.state = TrialState::kWrong, .reason = "rel_err 0.4"};
+          }
+          TrialResult r = timed(50);
+          r.state = TrialState::kNoisy;
+          return r;
+        });
+  // A screening is faster, and is not best.
+  sweep(db_, {{p, heuristic(4)}}, [](const Cell&) { return timed(10); }, h100(), toolchain(),
+        {"screen", "{}"});
+  std::vector<std::string> order;
+  for (const TrialRow& row : take(db_.trials(p))) {
+    order.push_back(row.candidate.config.substr(13, 1) + " " +
+                    std::string(to_string(row.result.state)));
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"1 ok", "0 ok", "4 ok", "3 noisy", "2 wrong"}));
+  EXPECT_TRUE(db_.trials(gemm(16, 16, 16)).value().empty());
+}
+
+TEST_F(QueryTest, TheNewestToolchainCounts) {
+  const Problem p = linear({8192, 4096, 4096});
+  const auto measure = [&](const char* sha, double ns, const Method& method) {
+    sweep(
+        db_, {{p, {"float8", "{}", "f"}}}, [&](const Cell&) { return timed(ns, 1e6 / ns); }, h100(),
+        toolchain(sha), method);
+  };
+  measure("old", 500'000, final_method());
+  measure("new", 600'000, final_method());
+  measure("new", 650'000, final_method());
+  measure("new", 100'000, {"screen", "{}"});
+  const auto rows = db_.linears("tensorwise").value();
+  ASSERT_EQ(rows.size(), 1U);
+  EXPECT_EQ(rows[0].result.timing->median_ns, 600'000);
+  EXPECT_TRUE(db_.linears("rowwise").value().empty());
+  EXPECT_TRUE(db_.linears("tensorwise", "bf16").value().empty());
+}
+
+TEST_F(QueryTest, EachDeviceClassHasItsRow) {
+  for (const int watts : {700, 500}) {
+    sweep_linears(
+        db_, "tensorwise", {{8192, 4096, 4096}}, [](Shape) { return 1e6; },
+        [&](Shape) { return watts / 500.0; }, h100(watts));
+  }
+  EXPECT_EQ(db_.linears("tensorwise").value().size(), 2U);
+  EXPECT_EQ(db_.linears("tensorwise", "bf16").value().size(), 2U);
+  EXPECT_EQ(db_.devices().value().at(0).power_limit_w, 500);  // measured last
+}
+
+TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
+  const Problem a = gemm(8192, 4096, 4096);
+  const Problem b = gemm(2048, 4096, 4096);
+  sweep(db_,
+        {{a, heuristic(0)},
+         {a, heuristic(5)},
+         {a, generated("128x256s4")},
+         {a, {"bf16_cublaslt", "{}", ""}},
+         {b, heuristic(5)},
+         {b, generated("128x128s4")}},
+        [](const Cell& c) {
+          if (c.candidate.impl == "bf16_cublaslt") return timed(1);
+          if (c.candidate.impl == "generated") return timed(c.problem.shape.m == 8192 ? 90 : 110);
+          return timed(100);
+        });
+  sweep_linears(
+      db_, "tensorwise", {{8192, 4096, 4096}}, [](Shape) { return 1e6; },
+      [](Shape) { return 1.25; });
+  const TuningTable table = db_.table().value();
+  EXPECT_EQ(table.device, "NVIDIA H100 80GB HBM3");
+  ASSERT_EQ(table.choices().size(), 2U);
+  const KernelChoice* first = table.find(a);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(first->provider, Provider::kGenerated);
+  EXPECT_EQ(first->config, "128x256s4");
+  EXPECT_EQ(first->median_ns, 90);
+  const KernelChoice* second = table.find(b);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(second->provider, Provider::kCublasLt);
+  EXPECT_EQ(second->config, "h5");
+  ASSERT_EQ(table.speedups().size(), 1U);
+  EXPECT_EQ(table.speedups()[0].lo, 1.245);
+  // It goes through the text that a trainer broadcasts.
+  const auto parsed = TuningTable::parse(table.serialize());
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed->hash(), table.hash());
+}
+
+TEST_F(QueryTest, AnEmptyDatabaseHasAnEmptyTable) {
+  const TuningTable table = db_.table().value();
+  EXPECT_TRUE(table.choices().empty());
+  EXPECT_EQ(table.device, "");
+}
+
+TEST_F(QueryTest, AConfigurationThatIsNoneIsSaid) {
+  sweep(db_, {{gemm(16, 16, 16), {"generated", "{\"x\":1}", ""}}},
+        [](const Cell&) { return timed(1); });
+  const auto table = db_.table();
+  ASSERT_FALSE(table);
+  EXPECT_NE(table.error().message.find("{\"x\":1}"), std::string::npos);
+}
+
+TEST(Builtin, OpensForReading) {
+  const auto db = Database::builtin();
+  ASSERT_TRUE(db) << db.error().message;
+  EXPECT_TRUE(db->check());
+  EXPECT_TRUE(db->runs());
+  Database writer = Database::builtin().value();
+  EXPECT_FALSE(writer.begin_run({}, 0, h100(), "u", toolchain(), final_method(), {}));
+}
+
+}  // namespace
+}  // namespace f8::tuning_db
