@@ -61,6 +61,8 @@ struct Linear::State {
   int sm_count = 0;
   const Kernel* amax = nullptr;
   const Kernel* cast = nullptr;
+  const Kernel* amax_unsaved = nullptr;
+  const Kernel* cast_unsaved = nullptr;
   std::array<const Kernel*, 3> amax_dy{};
   std::array<const Kernel*, 3> cast_dy{};
   std::array<std::shared_ptr<const GemmPlan>, 3> gemms;
@@ -93,7 +95,7 @@ Status Linear::State::check(const ForwardCall& call, const void* workspace) cons
   F8_TRY(check_pointer("forward", "x", call.x));
   F8_TRY(check_pointer("forward", "w", call.w));
   F8_TRY(check_pointer("forward", "y", call.y));
-  F8_TRY(check_pointer("forward", "saved", call.saved));
+  if (call.saved != nullptr) F8_TRY(check_pointer("forward", "saved", call.saved));
   return check_pointer("forward", "workspace", workspace);
 }
 
@@ -117,13 +119,17 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
   const int64_t n = desc.shape.n;
   const int64_t k = desc.shape.k;
 
+  const bool training = saved != nullptr;
+
   std::array<QuantizeOperand, 2> operands;
   QuantizeOperand& x = operands[0];
   QuantizeOperand& w = operands[1];
-  x = {.x = call.x, .rows = call.m, .cols = k, .q = work + at.x_q, .qt = saved + layout.saved.x_qt};
-  w = {.x = call.w, .rows = n, .cols = k, .q = work + at.w_q, .qt = saved + layout.saved.w_qt};
-  auto* x_scale = reinterpret_cast<float*>(saved + layout.saved.x_scale);
-  auto* w_scale = reinterpret_cast<float*>(saved + layout.saved.w_scale);
+  x = {.x = call.x, .rows = call.m, .cols = k, .q = work + at.x_q};
+  w = {.x = call.w, .rows = n, .cols = k, .q = work + at.w_q};
+  if (training) {
+    x.qt = saved + layout.saved.x_qt;
+    w.qt = saved + layout.saved.w_qt;
+  }
   auto* amax_words = reinterpret_cast<uint32_t*>(work + at.amax);
   GemmCall gemm_call{.a = x.q, .b = w.q, .d = call.y, .m = call.m};
   if (axis()) {
@@ -133,8 +139,10 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
     x.row_amax = w.col_amax + k;
     x.inv_row = reinterpret_cast<float*>(work + at.x_inv);
     w.inv_row = reinterpret_cast<float*>(work + at.w_inv);
-    x.inv_col = x_scale;
-    w.inv_col = w_scale;
+    if (training) {
+      x.inv_col = reinterpret_cast<float*>(saved + layout.saved.x_scale);
+      w.inv_col = reinterpret_cast<float*>(saved + layout.saved.w_scale);
+    }
     gemm_call.inv_scale_a = x.inv_row;
     gemm_call.inv_scale_b = w.inv_row;
     F8_TRY(step("clear amax", [this, amax_words, words = k + n + k + call.m](Stream stream) {
@@ -143,19 +151,23 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
   } else {
     x.partials = amax_words;
     w.partials = reinterpret_cast<uint32_t*>(work + at.w_amax);
-    x.scale = x_scale;
-    w.scale = w_scale;
-    gemm_call.inv_scale_a = x_scale + 1;
-    gemm_call.inv_scale_b = w_scale + 1;
+    x.scale = reinterpret_cast<float*>(training ? saved + layout.saved.x_scale : work + at.x_inv);
+    w.scale = reinterpret_cast<float*>(training ? saved + layout.saved.w_scale : work + at.w_inv);
+    gemm_call.inv_scale_a = x.scale + 1;
+    gemm_call.inv_scale_b = w.scale + 1;
   }
-  F8_TRY(
-      step("amax x,w", [this, args = amax_args(kernels.amax, sm_count, operands)](Stream stream) {
-        return launch_amax(*driver, *amax, args, programmatic, stream);
-      }));
-  F8_TRY(
-      step("cast x,w", [this, args = cast_args(kernels.cast, sm_count, operands)](Stream stream) {
-        return launch_cast(*driver, *cast, args, programmatic, stream);
-      }));
+  const Kernel& measure = training ? *amax : *amax_unsaved;
+  const Kernel& convert = training ? *cast : *cast_unsaved;
+  const auto measure_args =
+      amax_args(training ? kernels.amax : kernels.amax_unsaved, sm_count, operands);
+  const auto convert_args =
+      cast_args(training ? kernels.cast : kernels.cast_unsaved, sm_count, operands);
+  F8_TRY(step("amax x,w", [this, &measure, measure_args](Stream stream) {
+    return launch_amax(*driver, measure, measure_args, programmatic, stream);
+  }));
+  F8_TRY(step("cast x,w", [this, &convert, convert_args](Stream stream) {
+    return launch_cast(*driver, convert, convert_args, programmatic, stream);
+  }));
   return step("gemm output", [this, gemm_call, scratch = work + at.gemm](Stream stream) {
     return gemm(Gemm::kOutput).run(gemm_call, scratch, stream);
   });
@@ -250,6 +262,8 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   const LinearKernels& kernels = state->kernels;
   state->amax = F8_TRY(context->kernel(kernels.amax));
   state->cast = F8_TRY(context->kernel(kernels.cast));
+  state->amax_unsaved = F8_TRY(context->kernel(kernels.amax_unsaved));
+  state->cast_unsaved = F8_TRY(context->kernel(kernels.cast_unsaved));
   for (size_t i = 0; i < kernels.cast_dy.size(); ++i) {
     state->amax_dy[i] = F8_TRY(context->kernel(kernels.amax_dy[i]));
     state->cast_dy[i] = F8_TRY(context->kernel(kernels.cast_dy[i]));

@@ -29,7 +29,7 @@ struct ForwardCall {
   const void* x = nullptr;  // [m][K] bf16
   const void* w = nullptr;  // [N][K] bf16
   void* y = nullptr;        // [m][N] bf16
-  void* saved = nullptr;    // saved_bytes(), for backward
+  void* saved = nullptr;    // saved_bytes(), for backward; null: there will be no backward
   int64_t m = 0;
 };
 

@@ -82,6 +82,8 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   };
   kernels.amax = amax(true, true);
   kernels.cast = cast(x.by_row, true, true);
+  kernels.amax_unsaved = amax(true, false);
+  kernels.cast_unsaved = cast(x.by_row, true, false);
   kernels.amax_dy = {amax(true, true), amax(true, false), amax(false, true)};
   kernels.cast_dy = {cast(dy.by_row, true, true), cast(dy.by_row, true, false),
                      cast(dy.by_row, false, true)};
@@ -108,6 +110,8 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
     const auto same = [&](const auto& other) { return codegen::key(other) == codegen::key(spec); };
     if (std::none_of(specs.begin(), specs.end(), same)) specs.push_back(spec);
   };
+  add(kernels.amax_unsaved);
+  add(kernels.cast_unsaved);
   for (const auto& spec : kernels.amax_dy) add(spec);
   for (const auto& spec : kernels.cast_dy) add(spec);
   for (const Gemm gemm : kGemms) {

@@ -15,6 +15,8 @@ struct LinearKernels {
   codegen::ScaleMode scale = codegen::ScaleMode::kTensor;  // kAxis: rows of q, columns of x as qt's
   codegen::AmaxSpec amax;                                  // of x, w and of a dy needed twice
   codegen::CastSpec cast;                                  // x and w, both copies
+  codegen::AmaxSpec amax_unsaved;                          // x and w of a forward without backward
+  codegen::CastSpec cast_unsaved;
   // dy: for both gradients; for that of the input alone (q); for that of the weight alone (qt)
   std::array<codegen::AmaxSpec, 3> amax_dy;
   std::array<codegen::CastSpec, 3> cast_dy;

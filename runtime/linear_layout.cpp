@@ -29,8 +29,8 @@ LinearLayout linear_layout(Shape shape, codegen::ScaleMode scale, int sm_count, 
   layout.forward.w_amax = forward.take(axis ? 0 : kWord * partials(shape.n, shape.k, 2));
   layout.forward.x_q = forward.take(m * k);
   layout.forward.w_q = forward.take(n * k);
-  layout.forward.x_inv = forward.take(axis ? kWord * m : 0);
-  layout.forward.w_inv = forward.take(axis ? kWord * n : 0);
+  layout.forward.x_inv = forward.take(axis ? kWord * m : kPair);
+  layout.forward.w_inv = forward.take(axis ? kWord * n : kPair);
   layout.forward.gemm = forward.take(gemm_forward);
 
   Arena saved;

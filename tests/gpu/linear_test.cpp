@@ -157,6 +157,19 @@ TEST_P(LinearTest, OneGradientAlone) {
       std::ranges::all_of(t.dx.download<uint8_t>(), [](uint8_t b) { return b == kPoison; }));
 }
 
+TEST_P(LinearTest, AForwardWithoutBackwardGivesTheSame) {
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 300, 5);
+  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+  const auto y = t.y.download<uint8_t>();
+  t.poison_results();
+  ForwardCall call = t.forward();
+  call.saved = nullptr;
+  F8_ASSERT_OK(linear->forward(call, t.workspace.as(), nullptr));
+  EXPECT_EQ(t.y.download<uint8_t>(), y);
+}
+
 TEST_P(LinearTest, AnEmptyBatch) {
   const auto linear = plan(describe(GetParam(), {64, 48, 80}));
   ASSERT_NE(linear, nullptr);

@@ -155,6 +155,20 @@ TEST_P(LinearTest, SkipsTheGradientThatIsNotWanted) {
   expect_no_faults();
 }
 
+TEST_P(LinearTest, AForwardWithoutBackwardKeepsNothing) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 50);
+  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+  const auto y = s.y.bf16();
+  Fixture bare(cuda_, describe(GetParam(), {64, 32, 48}), 50);
+  ForwardCall call = bare.forward();
+  call.saved = nullptr;
+  ASSERT_TRUE(bare.linear->forward(call, bare.workspace.data(), nullptr));
+  EXPECT_EQ(bare.y.bf16(), y);
+  EXPECT_TRUE(bare.saved.untouched());
+  EXPECT_TRUE(bare.workspace.guard_is_whole());
+  expect_no_faults();
+}
+
 TEST_P(LinearTest, AnEmptyBatchLaunchesNothing) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
   const size_t before = cuda_.launches.size();
@@ -225,7 +239,7 @@ TEST_P(LinearTest, MisuseIsOneClearError) {
   forward([](ForwardCall& c) { c.x = nullptr; }, "forward: x is null");
   forward([](ForwardCall& c) { c.w = nullptr; }, "forward: w is null");
   forward([](ForwardCall& c) { c.y = nullptr; }, "forward: y is null");
-  forward([](ForwardCall& c) { c.saved = nullptr; }, "forward: saved is null");
+  forward([&](ForwardCall& c) { c.saved = s.saved.data() + 4; }, "forward: saved is not aligned");
   forward([](ForwardCall&) {}, "forward: workspace is null", false);
   forward([&](ForwardCall& c) { c.x = s.x.data() + 2; }, "forward: x is not aligned");
   forward([&](ForwardCall& c) { c.y = s.y.data() + 8; }, "forward: y is not aligned");
