@@ -1,5 +1,7 @@
 // Reading: trials with their provenance, the filter's evidence, the table that the runtime takes.
+#include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
@@ -10,8 +12,9 @@ namespace {
 // From a trial t; the columns are what read_row expects.
 std::string select_rows() {
   return fmt::format(
-      "SELECT t.uuid, r.uuid, t.state, t.at, p.key, c.impl, c.config, c.source_hash, m.key, "
-      "m.fidelity, {}, {}, {} FROM trial t "
+      "SELECT t.problem_id, u.class_id, r.toolchain_id, r.method_id, t.uuid, r.uuid, t.state, "
+      "t.at, "
+      "p.key, c.impl, c.config, c.source_hash, m.key, m.fidelity, {}, {}, {} FROM trial t "
       "JOIN run r ON r.id = t.run_id JOIN problem p ON p.id = t.problem_id "
       "JOIN candidate c ON c.id = t.candidate_id JOIN device_unit u ON u.id = r.unit_id "
       "JOIN device_class d ON d.id = u.class_id JOIN toolchain tc ON tc.id = r.toolchain_id "
@@ -25,22 +28,69 @@ std::string describe(const Toolchain& t) {
                      t.git_dirty ? ", modified" : "");
 }
 
-Result<TrialRow> read_row(const Statement& s, const std::string& layer) {
+struct IdentifiedRow {
+  int64_t problem = 0, device_class = 0, toolchain = 0, method = 0;  // row ids
   TrialRow row;
-  row.uuid = s.text(0);
-  row.run_uuid = s.text(1);
+};
+
+Result<IdentifiedRow> read_row(const Statement& s, const std::string& layer) {
+  constexpr int kDevice = 14;
+  constexpr int kToolchain = kDevice + kDeviceColumnCount;
+  constexpr int kResult = kToolchain + kToolchainColumnCount;
+  IdentifiedRow ids{.problem = s.integer(0),
+                    .device_class = s.integer(1),
+                    .toolchain = s.integer(2),
+                    .method = s.integer(3),
+                    .row = {}};
+  TrialRow& row = ids.row;
+  row.uuid = s.text(4);
+  row.run_uuid = s.text(5);
   row.layer = layer;
-  const TrialState state = F8_TRY(parse_trial_state(s.text(2)));
-  row.at = s.text(3);
-  row.problem = F8_TRY(Problem::parse(s.text(4)));
-  row.candidate = {s.text(5), s.text(6), s.text(7)};
-  row.method_key = s.text(8);
-  row.fidelity = s.text(9);
-  row.device = read_device(s, 10);
+  const TrialState state = F8_TRY(parse_trial_state(s.text(6)));
+  row.at = s.text(7);
+  row.problem = F8_TRY(Problem::parse(s.text(8)));
+  row.candidate = {s.text(9), s.text(10), s.text(11)};
+  row.method_key = s.text(12);
+  row.fidelity = s.text(13);
+  row.device = read_device(s, kDevice);
   row.device_name = row.device.name;
-  row.toolchain = describe(read_toolchain(s, 10 + kDeviceColumnCount));
-  row.result = read_result(s, 10 + kDeviceColumnCount + kToolchainColumnCount, state);
-  return row;
+  row.toolchain = describe(read_toolchain(s, kToolchain));
+  row.result = read_result(s, kResult, state);
+  return ids;
+}
+
+// What counts now: for each problem, device class and implementation only rows of the toolchain and
+// method measured last, and of them the fastest. Without this an old row could be best for ever.
+std::vector<TrialRow> fastest_of_newest(std::vector<IdentifiedRow> rows) {
+  using Group = std::tuple<int64_t, int64_t, std::string_view>;
+  const auto group_of = [](const IdentifiedRow& r) {
+    return Group{r.problem, r.device_class, r.row.candidate.impl};
+  };
+  const auto is_newer = [](const IdentifiedRow& a, const IdentifiedRow& b) {
+    return std::tie(a.row.at, a.row.uuid) > std::tie(b.row.at, b.row.uuid);
+  };
+  const auto is_faster = [](const IdentifiedRow& a, const IdentifiedRow& b) {
+    const double x = a.row.result.timing->median_ns;
+    const double y = b.row.result.timing->median_ns;
+    return x != y ? x < y : a.row.uuid < b.row.uuid;
+  };
+  std::map<Group, const IdentifiedRow*> newest;
+  std::map<Group, const IdentifiedRow*> fastest;
+  for (const IdentifiedRow& r : rows) {
+    const IdentifiedRow*& n = newest[group_of(r)];
+    if (n == nullptr || is_newer(r, *n)) n = &r;
+  }
+  for (const IdentifiedRow& r : rows) {
+    const IdentifiedRow& n = *newest.at(group_of(r));
+    if (r.toolchain != n.toolchain || r.method != n.method) continue;
+    const IdentifiedRow*& f = fastest[group_of(r)];
+    if (f == nullptr || is_faster(r, *f)) f = &r;
+  }
+  std::vector<TrialRow> result;
+  for (const IdentifiedRow& r : rows) {
+    if (fastest.at(group_of(r)) == &r) result.push_back(r.row);
+  }
+  return result;
 }
 
 // The table's text for a candidate's JSON: a GEMM configuration, or "h3" for a heuristic.
@@ -68,7 +118,7 @@ Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
                           "t.median_ns, t.uuid"));
   s.bind(problem.key());
   std::vector<TrialRow> rows;
-  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
+  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
   return rows;
 }
 
@@ -76,13 +126,12 @@ Result<std::vector<TrialRow>> Database::linears(std::string_view recipe,
                                                 std::string_view impl) const {
   auto s = F8_TRY(state_->db->prepare(
       select_rows() +
-      "WHERE t.id IN (SELECT trial_id FROM current_trial WHERE impl = ?2 AND place = 1 AND "
-      "problem_id IN (SELECT id FROM problem WHERE op = 'linear' AND recipe = ?1)) "
-      "ORDER BY p.n, p.k, p.m, p.bias, d.key, t.uuid"));
+      "WHERE p.op = 'linear' AND p.recipe = ? AND c.impl = ? AND t.state = 'ok' "
+      "AND m.fidelity = 'final' ORDER BY p.n, p.k, p.m, p.bias, d.key, t.uuid"));
   s.bind(recipe, impl);
-  std::vector<TrialRow> rows;
+  std::vector<IdentifiedRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
-  return rows;
+  return fastest_of_newest(std::move(rows));
 }
 
 Result<std::vector<DeviceClass>> Database::devices() const {
@@ -101,26 +150,29 @@ Result<TuningTable> Database::table() const {
   const std::vector<DeviceClass> known = F8_TRY(devices());
   if (known.empty()) return table;
   table.device = known.front().name;
-  // Over implementations too the fastest wins: the library takes part in every sweep.
   auto s = F8_TRY(state_->db->prepare(
-      "SELECT p.key, c.impl, c.config, c.source_hash, t.median_ns, t.pair_ratio, t.pair_lo, "
-      "t.pair_hi FROM (SELECT *, row_number() OVER (PARTITION BY problem_id ORDER BY median_ns, "
-      "candidate_id) AS best FROM current_trial WHERE place = 1 "
-      "AND impl IN ('generated', 'cublaslt', 'float8') "
-      "AND class_id = (SELECT id FROM device_class WHERE key = ?)) b "
-      "JOIN trial t ON t.id = b.trial_id JOIN problem p ON p.id = b.problem_id "
-      "JOIN candidate c ON c.id = b.candidate_id WHERE b.best = 1 ORDER BY p.key"));
+      select_rows() +
+      "WHERE d.key = ? AND c.impl IN ('generated', 'cublaslt', 'float8') AND t.state = 'ok' "
+      "AND m.fidelity = 'final' ORDER BY p.key, t.median_ns, t.uuid"));
   s.bind(known.front().key());
-  while (F8_TRY(s.step())) {
-    const Problem problem = F8_TRY(Problem::parse(s.text(0)));
-    const Candidate candidate{s.text(1), s.text(2), s.text(3)};
-    if (problem.op == Op::kLinear) {
-      if (candidate.impl != "float8" || s.is_null(5)) continue;
-      table.add(LinearSpeedup{problem.recipe, problem.shape, s.real(5), s.real(6), s.real(7)});
-    } else if (candidate.impl != "float8") {
+  std::vector<IdentifiedRow> rows;
+  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
+  // The fastest of all implementations comes first: the library takes part in every sweep.
+  std::string last;
+  for (const TrialRow& row : fastest_of_newest(std::move(rows))) {
+    const std::string key = row.problem.key();
+    const bool is_linear = row.problem.op == Op::kLinear;
+    if (key == last || is_linear != (row.candidate.impl == "float8")) continue;
+    last = key;
+    if (!is_linear) {
       const Provider provider =
-          candidate.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt;
-      table.add(KernelChoice{problem, provider, F8_TRY(table_config(candidate)), s.real(4)});
+          row.candidate.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt;
+      table.add(KernelChoice{row.problem, provider, F8_TRY(table_config(row.candidate)),
+                             row.result.timing->median_ns});
+    } else if (row.result.ratio) {
+      const Ratio& ratio = *row.result.ratio;
+      table.add(
+          LinearSpeedup{row.problem.recipe, row.problem.shape, ratio.ratio, ratio.lo, ratio.hi});
     }
   }
   return table;

@@ -146,23 +146,3 @@ CREATE TRIGGER trial_is_kept BEFORE DELETE ON trial WHEN OLD.state NOT IN ('plan
 BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never deleted');
 END;
-
--- The measurements that count now: ok and final, and for each problem, device class and implementation only
--- those of the toolchain and method measured last. `place` 1 is the fastest of an implementation.
-CREATE VIEW current_trial AS
-WITH measured AS (
-  SELECT t.id AS trial_id, t.uuid, t.problem_id, t.candidate_id, t.run_id, c.impl, u.class_id, t.median_ns,
-         r.toolchain_id, r.method_id,
-         first_value(r.toolchain_id) OVER newest AS newest_toolchain,
-         first_value(r.method_id) OVER newest AS newest_method
-  FROM trial t
-  JOIN candidate c ON c.id = t.candidate_id
-  JOIN run r ON r.id = t.run_id
-  JOIN device_unit u ON u.id = r.unit_id
-  JOIN method m ON m.id = r.method_id
-  WHERE t.state = 'ok' AND m.fidelity = 'final'
-  WINDOW newest AS (PARTITION BY t.problem_id, u.class_id, c.impl ORDER BY t.at DESC, t.uuid))
-SELECT trial_id, problem_id, candidate_id, run_id, impl, class_id, toolchain_id, method_id, median_ns,
-       row_number() OVER (PARTITION BY problem_id, class_id, impl ORDER BY median_ns, uuid) AS place
-FROM measured
-WHERE toolchain_id = newest_toolchain AND method_id = newest_method;

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "sample.hpp"
+#include "tuning_db/sqlite.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -325,6 +326,12 @@ TEST_F(FilterTest, OpensAndFilters300LayersIn50Ms) {
     const RunInfo run =
         db.begin_run({}, 1, h100(), "GPU-1", toolchain(), final_method(), cells).value();
     ASSERT_TRUE(db.end_run(run.uuid, "interrupted"));
+    // All measured, in one statement where the sweep would take a transaction each.
+    auto raw = Connection::open(folder_ / "t.db", SQLITE_OPEN_READWRITE).value();
+    ASSERT_TRUE(
+        raw->exec("UPDATE trial SET state = 'ok', samples = 9, median_ns = 1000 + id % 97, "
+                  "ci_lo_ns = 999, ci_hi_ns = 1200 WHERE state = 'planned'"));
+    ASSERT_EQ(raw->changes(), 5000);
   }
   std::vector<NamedLinear> layers;
   for (int64_t i = 0; i < 300; ++i) {
