@@ -212,8 +212,9 @@ Result<int> measure(const Global& global, Options& options) {
     }
   }
   const tuner::SweepRequest request = F8_TRY(request_of(options.args));
-  if (!resume && !options.dry_run) {
-    db = F8_TRY(tuning_db::Database::open(global.db, tuning_db::OpenMode::kCreate));
+  std::error_code unreadable;
+  if (!resume && !options.dry_run && std::filesystem::exists(global.db, unreadable)) {
+    db = F8_TRY(tuning_db::Database::open(global.db, tuning_db::OpenMode::kReadWrite));
   }
 
   Reporter reporter(global);
@@ -252,6 +253,8 @@ Result<int> measure(const Global& global, Options& options) {
   if (resume) {
     F8_TRY(db->verify_run(run_uuid, tuner::device_class(device), device.uuid, toolchain, method));
   } else {
+    // A new file only now that there is a device to fill it.
+    if (!db) db = F8_TRY(tuning_db::Database::open(global.db, tuning_db::OpenMode::kCreate));
     const tuning_db::RunInfo run = F8_TRY(
         db->begin_run(canonical(options.args, request), request.seed, tuner::device_class(device),
                       device.uuid, toolchain, method, plan.cells));

@@ -1,0 +1,187 @@
+// A machine without a GPU: a fake clock that only measuring moves, subjects whose true time, noise
+// and misbehaviour a test decides. In a worker process (fork) it misbehaves for real: it aborts,
+// sleeps, breaks its device.
+#pragma once
+
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <numbers>
+#include <set>
+#include <string>
+
+#include "tools/tuner/measure.hpp"
+#include "tools/tuner/search.hpp"
+#include "tools/tuner/worker.hpp"
+
+namespace f8::tuner {
+
+enum class Fault {
+  kNone,
+  kWrong,          // results that verification must catch
+  kUnsupported,    // refused when it is planned
+  kCompile,        // refused by the compiler
+  kAbort,          // the process dies in the first launch
+  kHang,           // the first launch never ends
+  kSticky,         // the first launch breaks the device
+  kAbortInTiming,  // the process dies while the group is timed
+};
+
+struct FakeMachine {
+  // Nanoseconds of a launch at a moment.
+  std::function<double(const Problem&, const Subject&, double now_s)> ns =
+      [](const Problem&, const Subject&, double) { return 100e3; };
+  std::function<Fault(const Problem&, const Subject&)> fault = [](const Problem&, const Subject&) {
+    return Fault::kNone;
+  };
+  std::function<uint64_t(double now_s)> events = [](double) { return uint64_t{0}; };
+  std::function<double(double now_s)> sm_mhz = [](double) { return 1700.0; };
+  double noise = 0.002;    // relative standard deviation of a batch
+  double block_noise = 0;  // of everything that is timed together
+  int heuristics = 2;
+  uint64_t seed = 7;
+  double real_sleep_s = 0;  // real time that a timing call takes
+};
+
+class FakeBackend final : public Backend {
+ public:
+  explicit FakeBackend(FakeMachine machine) : machine_(std::move(machine)), random_(machine_.seed) {
+    device_ = h100();
+    device_.uuid = std::string(32, '0');
+  }
+
+  const runtime::DeviceInfo& device() const override { return device_; }
+  Result<int> heuristics(const Problem&, bool) override { return machine_.heuristics; }
+  Status open(const Problem& problem) override {
+    problem_ = problem;
+    subjects_.clear();
+    launches_.clear();
+    return {};
+  }
+  Result<Built> add(const Subject& subject) override {
+    const Fault fault = machine_.fault(problem_, subject);
+    if (fault == Fault::kUnsupported) return fail(ErrorCode::kUnsupported, "not on this device");
+    if (fault == Fault::kCompile) return fail(ErrorCode::kCompile, "C7510 serialised wgmma");
+    subjects_.push_back(subject);
+    launches_.push_back(1);
+    Built built;
+    built.id = static_cast<int>(subjects_.size()) - 1;
+    built.registers = 168;
+    return built;
+  }
+  Result<Check> verify(int subject) override {
+    switch (machine_.fault(problem_, at(subject))) {
+      case Fault::kAbort:
+        std::signal(SIGABRT, SIG_DFL);
+        std::abort();
+      case Fault::kHang:
+        while (true) ::sleep(1);
+      case Fault::kSticky:
+        return fail(ErrorCode::kCuda, "CUDA_ERROR_ILLEGAL_ADDRESS");
+      case Fault::kWrong: {
+        Check check;
+        check.right = false;
+        check.rel_err = 0.5;
+        check.what = "d[0][0] is 1, want 2";
+        return check;
+      }
+      default:
+        break;
+    }
+    Check check;
+    check.rel_err = 0.002;
+    check.sqnr_db = 54;
+    return check;
+  }
+  Result<double> estimate_ns(int subject) override {
+    return machine_.ns(problem_, at(subject), now_s_);
+  }
+  Status set_batch(int subject, int launches) override {
+    launches_[static_cast<size_t>(subject)] = launches;
+    return {};
+  }
+  Result<std::vector<double>> time(std::span<const int> order) override {
+    if (machine_.real_sleep_s > 0) ::usleep(static_cast<useconds_t>(machine_.real_sleep_s * 1e6));
+    ++time_calls;
+    const double block = 1 + machine_.block_noise * normal();
+    std::vector<double> times;
+    for (const int subject : order) {
+      if (machine_.fault(problem_, at(subject)) == Fault::kAbortInTiming) {
+        std::signal(SIGABRT, SIG_DFL);
+        std::abort();
+      }
+      timed.insert(at(subject).config);
+      const double ns =
+          machine_.ns(problem_, at(subject), now_s_) * block * (1 + machine_.noise * normal());
+      times.push_back(ns);
+      now_s_ += ns * 1e-9 * launches_[static_cast<size_t>(subject)];
+    }
+    return times;
+  }
+  DeviceState sample() override {
+    DeviceState state;
+    state.samples = 1;
+    state.sm_mhz_mean = state.sm_mhz_min = machine_.sm_mhz(now_s_);
+    state.power_w = 650;
+    state.temp_c = 60;
+    state.events = machine_.events(now_s_);
+    return state;
+  }
+  double now_s() const override { return now_s_; }
+  void sleep_s(double seconds) override { now_s_ += seconds; }
+
+  int time_calls = 0;
+  std::set<std::string> timed;  // configs
+
+ private:
+  [[nodiscard]] const Subject& at(int subject) const {
+    return subjects_[static_cast<size_t>(subject)];
+  }
+  double normal() {
+    const double u = 1 - random_.uniform();
+    return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * random_.uniform());
+  }
+
+  FakeMachine machine_;
+  Random random_;
+  runtime::DeviceInfo device_;
+  Problem problem_;
+  std::vector<Subject> subjects_;
+  std::vector<int> launches_;
+  double now_s_ = 0;
+};
+
+// A worker process that serves a fake machine.
+inline Spawn spawn_fake(FakeMachine machine) {
+  return [machine]() -> Result<Child> {
+    std::array<int, 2> to_child{};
+    std::array<int, 2> from_child{};
+    if (::pipe(to_child.data()) != 0 || ::pipe(from_child.data()) != 0) {
+      return fail(ErrorCode::kIo, "no pipes");
+    }
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::close(to_child[1]);
+      ::close(from_child[0]);
+      ::_exit(serve(
+          [&]() -> Result<std::unique_ptr<Backend>> {
+            return std::make_unique<FakeBackend>(machine);
+          },
+          to_child[0], from_child[1]));
+    }
+    ::close(to_child[0]);
+    ::close(from_child[1]);
+    return Child{.pid = pid, .in = from_child[0], .out = to_child[1]};
+  };
+}
+
+inline Problem test_problem(Op op = Op::kOutput, const char* recipe = "tensorwise",
+                            Shape shape = {4096, 4096, 4096}) {
+  return Problem::make(op, *find_recipe(recipe), shape).value();
+}
+
+}  // namespace f8::tuner
