@@ -208,7 +208,7 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
       default:
         return f8::fail(ErrorCode::kInvalidArgument,
                         "float8_linear_desc.grad_weight_dtype is {}; FLOAT8_BF16 or FLOAT8_F32",
-                        static_cast<int>(known.grad_weight_dtype));
+                        known.grad_weight_dtype);
     }
     auto linear = F8_TRY(f8::runtime::Linear::plan(context->context, converted));
     *out = new float8_linear{std::move(linear)};

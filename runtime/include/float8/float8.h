@@ -122,8 +122,8 @@ typedef struct float8_linear_desc {
   int64_t n;          /* out_features, a multiple of 16 */
   int64_t k;          /* in_features, a multiple of 16 */
   const char* recipe; /* "tensorwise" or "rowwise" in this version */
-  /* Of dw. FLOAT8_F32 for a trainer that accumulates gradients in fp32. */
-  float8_dtype grad_weight_dtype;
+  /* A float8_dtype: of dw. FLOAT8_F32 for a trainer that accumulates gradients in fp32. */
+  int32_t grad_weight_dtype;
 } float8_linear_desc;
 
 /* Chooses, compiles and loads the linear's kernels: seconds for the first of a kind on a machine,
