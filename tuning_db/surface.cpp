@@ -65,6 +65,7 @@ Surface::Surface(std::vector<SpeedPoint> points) : points_(std::move(points)) {
   model_ = fit_without(nullptr);
   measure_curvature();
   leave_one_out();
+  leave_ends_out();
 }
 
 std::optional<Estimate> Surface::estimate(Shape shape) const {
@@ -77,8 +78,9 @@ std::optional<Estimate> Surface::estimate(Shape shape) const {
                       .lo = p->lo,
                       .hi = p->hi,
                       .bf16_ns = p->bf16_ns,
-                      .basis = fmt::format("measured at m={} n={} k={}, bf16 {:.1f} us", shape.m,
-                                           shape.n, shape.k, p->bf16_ns / 1e3),
+                      .basis = fmt::format(
+                          "measured at m={} n={} k={}, bf16 {:.1f} us, float8 {:.1f} us", shape.m,
+                          shape.n, shape.k, p->bf16_ns / 1e3, p->bf16_ns / p->speedup / 1e3),
                       .evidence_points = {p}};
     }
     return along_m(column, shape.m);
@@ -185,21 +187,27 @@ double Surface::hull_distance(Shape shape, const Column* left_out) const {
   return distance_to_hull(std::move(hull), {log2_of(shape.k), log2_of(shape.n)});
 }
 
+double Surface::error_of(Shape shape, bool inside) const {
+  if (inside) return kSigmas * inside_rms_.value_or(*everywhere_rms_);
+  const int64_t m = std::clamp(shape.m, m_min_, m_max_);
+  for (const Column& column : columns_) {
+    if (column.n != shape.n || column.k != shape.k || !per_octave_rms_) continue;
+    return kSigmas * *per_octave_rms_ * std::abs(log2_of(shape.m) - log2_of(at(column, m).m));
+  }
+  // Against the hull at the nearest m that was measured.
+  const double sideways = hull_distance({m, shape.n, shape.k}, nullptr);
+  const double octaves =
+      std::hypot(std::isfinite(sideways) ? sideways : 1.0, log2_of(shape.m) - log2_of(m));
+  return kSigmas * *everywhere_rms_ * (1 + octaves);
+}
+
 std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
   const auto prediction = predict(shape, model_ ? &*model_ : nullptr, nullptr);
   if (!prediction || !everywhere_rms_) return std::nullopt;
   const bool m_inside = m_min_ <= shape.m && shape.m <= m_max_;
   const bool inside = m_inside && hull_distance(shape, nullptr) == 0;
   if (!inside && !model_) return std::nullopt;
-  double error = kSigmas * inside_rms_.value_or(*everywhere_rms_);
-  if (!inside) {
-    // Against the hull at the nearest m that has one.
-    const int64_t m = std::clamp(shape.m, m_min_, m_max_);
-    const double sideways = hull_distance({m, shape.n, shape.k}, nullptr);
-    const double octaves =
-        std::hypot(std::isfinite(sideways) ? sideways : 1.0, log2_of(shape.m) - log2_of(m));
-    error = kSigmas * *everywhere_rms_ * (1 + octaves);
-  }
+  const double error = error_of(shape, inside);
   Estimate e{.evidence = inside ? Evidence::kInterpolated : Evidence::kModelled,
              .speedup = rounded(std::exp(prediction->log_speedup)),
              .lo = rounded(std::exp(prediction->log_speedup - prediction->half_lo - error)),
@@ -219,11 +227,11 @@ std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
   }
   const double off = 100 * (std::exp(error) - 1);
   e.basis = inside ? fmt::format(
-                         "interpolated from {} measured (n, k) around it, within {:.0f} %; "
+                         "interpolated from {} measured (n, k) around it, give or take {:.0f} %; "
                          "nearest {}",
                          columns_.size(), off, names)
                    : fmt::format(
-                         "modelled, outside the {} measured shapes, within {:.0f} %; "
+                         "modelled, outside the {} measured shapes, give or take {:.0f} %; "
                          "nearest {}",
                          points_.size(), off, names);
   return e;
@@ -265,6 +273,23 @@ void Surface::leave_one_out() {
   }
   if (everywhere.size() >= kMinErrors) everywhere_rms_ = rms(everywhere);
   if (inside.size() >= kMinErrors) inside_rms_ = rms(inside);
+}
+
+void Surface::leave_ends_out() {
+  if (!model_) return;
+  const auto residual = [this](const SpeedPoint& p) {
+    return std::log(p.speedup) - std::log(model_->bf16_ns(p.shape) / model_->fp8_ns(p.shape));
+  };
+  std::vector<double> errors;
+  for (const Column& column : columns_) {
+    for (size_t i = 1; i < column.points.size(); ++i) {
+      if (i != 1 && i + 1 != column.points.size()) continue;
+      const SpeedPoint& a = *column.points[i - 1];
+      const SpeedPoint& b = *column.points[i];
+      errors.push_back((residual(b) - residual(a)) / (log2_of(b.shape.m) - log2_of(a.shape.m)));
+    }
+  }
+  if (errors.size() >= kMinErrors) per_octave_rms_ = rms(errors);
 }
 
 }  // namespace f8::tuning_db

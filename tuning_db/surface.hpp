@@ -11,7 +11,8 @@
 //                  of residual 0, so far away the model alone remains
 //
 // The last two take their interval from leaving out each (n, k) in turn, fitting again and looking
-// how far off the prediction is.
+// how far off the prediction is. Where only m is outside, and rows of this (n, k) are known, it
+// comes from leaving out each column's first and last m instead.
 #pragma once
 
 #include <map>
@@ -70,17 +71,21 @@ class Surface {
   [[nodiscard]] std::optional<SpeedModel> fit_without(const Column* left_out) const;
   [[nodiscard]] std::optional<Prediction> predict(Shape shape, const SpeedModel* model,
                                                   const Column* left_out) const;
+  // How much the log speedup of an estimate may be off, beyond the rows' own intervals.
+  [[nodiscard]] double error_of(Shape shape, bool inside) const;
   [[nodiscard]] double hull_distance(Shape shape, const Column* left_out) const;
   [[nodiscard]] Estimate along_m(const Column& column, int64_t m) const;
   [[nodiscard]] std::optional<Estimate> from_neighbours(Shape shape) const;
   void measure_curvature();
   void leave_one_out();
+  void leave_ends_out();
 
   std::vector<SpeedPoint> points_;
   std::vector<Column> columns_;
   std::optional<SpeedModel> model_;
   double curvature_ = 0;  // |d2 log speedup / d (log2 m)^2|, of the rows
   std::optional<double> inside_rms_, everywhere_rms_;  // of leave-one-out, in log speedup
+  std::optional<double> per_octave_rms_;  // of predicting a column's end from the row beside it
   int64_t m_min_ = 0, m_max_ = 0;
 };
 

@@ -94,6 +94,24 @@ TEST(Surface, ModelledIntervalsHoldTheTruthNearby) {
   EXPECT_GE(held, outside * 90 / 100) << "of " << outside;
 }
 
+TEST(Surface, OutsideInMOfAMeasuredWeightStaysNearItsRows) {
+  const Surface surface(points_of(measured_shapes()));
+  int held = 0;
+  int cells = 0;
+  for (const Shape& s : measured_shapes()) {
+    for (const int64_t m : {1024, 1536, 24'576, 32'768}) {
+      const Shape outside{m, s.n, s.k};
+      const auto e = surface.estimate(outside);
+      ASSERT_TRUE(e);
+      EXPECT_EQ(e->evidence, Evidence::kModelled);
+      EXPECT_LT(e->hi / e->lo, 1.35);
+      held += e->lo <= truth(outside) && truth(outside) <= e->hi;
+      ++cells;
+    }
+  }
+  EXPECT_GE(held, cells * 90 / 100) << "of " << cells;
+}
+
 TEST(Surface, AMeasuredRowIsNotSmoothed) {
   std::vector<SpeedPoint> points = points_of(measured_shapes());
   points[7].speedup = 0.3;
