@@ -1,5 +1,7 @@
-// Filling the driver table: cuGetProcAddress finds, for every function, the version that cuda.h's
-// types speak of.
+// Filling the driver table by symbol name. cuda.h renames functions to the version whose type it
+// declares (cuMemAlloc to cuMemAlloc_v2), so the name after its macros is the one to look up.
+// cuGetProcAddress is no substitute: asked for CUDA 13 it gives a cuCtxSynchronize that takes an
+// argument, which cuda.h declares without.
 #include "runtime/driver.hpp"
 
 #include <atomic>
@@ -35,28 +37,14 @@ Result<const Driver*> real_driver() {
 
 Result<Driver> load_driver(const char* soname) {
   const DynamicLibrary library = F8_TRY(DynamicLibrary::open(soname, kRemedy));
-  decltype(&::cuDriverGetVersion) get_version = nullptr;
-  F8_TRY(library.resolve("cuDriverGetVersion", get_version));
-  // cuda.h renames cuGetProcAddress to this symbol, whose signature is the newer one.
-  decltype(&::cuGetProcAddress) find = nullptr;
-  F8_TRY(library.resolve("cuGetProcAddress_v2", find));
-  int version = 0;
-  if (get_version(&version) != CUDA_SUCCESS || version > CUDA_VERSION) version = CUDA_VERSION;
   Driver table;
   const char* missing = nullptr;
-  const auto fill = [&](const char* name, auto& field) {
-    void* address = nullptr;
-    CUdriverProcAddressQueryResult found{};
-    if (find(name, &address, version, CU_GET_PROC_ADDRESS_DEFAULT, &found) != CUDA_SUCCESS ||
-        address == nullptr) {
-      missing = missing == nullptr ? name : missing;
-      return;
-    }
-    field = reinterpret_cast<std::remove_reference_t<decltype(field)>>(address);
-  };
-#define F8_DRIVER_FILL(field, function) fill(#function, table.field);
+#define F8_NAME_OF(symbol) #symbol
+#define F8_DRIVER_FILL(field, function) \
+  if (!library.resolve(F8_NAME_OF(function), table.field)) missing = #function;
   F8_DRIVER_FUNCTIONS(F8_DRIVER_FILL)
 #undef F8_DRIVER_FILL
+#undef F8_NAME_OF
   if (missing != nullptr) {
     return fail(ErrorCode::kEnvironment,
                 "the NVIDIA driver ({}) has no {}: it is too old; install branch 580 or newer",

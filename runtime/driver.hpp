@@ -9,8 +9,8 @@
 
 namespace f8::runtime {
 
-// X(field, function): the field has the function's type and is found by the function's name without
-// a version suffix, at the version that cuda.h speaks.
+// X(field, function): the field has the type that cuda.h declares and is found by the symbol that
+// cuda.h declares, version suffix and all.
 #define F8_DRIVER_FUNCTIONS(X)                                   \
   X(init, cuInit)                                                \
   X(driver_get_version, cuDriverGetVersion)                      \
