@@ -20,7 +20,12 @@ size_t bytes_of(int64_t elements, Dtype type) {
 
 Result<std::unique_ptr<GpuBackend>> GpuBackend::create(int device,
                                                        const GpuBackendOptions& options) {
-  auto context = F8_TRY(runtime::Context::create(device, {.cache_dir = options.cache_dir}));
+  return create(F8_TRY(runtime::Context::create(device, {.cache_dir = options.cache_dir})),
+                options);
+}
+
+Result<std::unique_ptr<GpuBackend>> GpuBackend::create(std::shared_ptr<runtime::Context> context,
+                                                       const GpuBackendOptions& options) {
   F8_TRY(context->make_current());
   const runtime::Driver* driver = F8_TRY(runtime::driver());
   std::unique_ptr<GpuBackend> backend(new GpuBackend(std::move(context), *driver, options));

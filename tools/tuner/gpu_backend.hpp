@@ -28,6 +28,8 @@ class GpuBackend final : public Backend {
  public:
   [[nodiscard]] static Result<std::unique_ptr<GpuBackend>> create(
       int device, const GpuBackendOptions& options = {});
+  [[nodiscard]] static Result<std::unique_ptr<GpuBackend>> create(
+      std::shared_ptr<runtime::Context> context, const GpuBackendOptions& options = {});
   ~GpuBackend() override;
 
   const runtime::DeviceInfo& device() const override { return context_->device(); }

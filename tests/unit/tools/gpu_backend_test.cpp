@@ -1,0 +1,366 @@
+// The real backend on a driver of plain loops: what it lays out, launches and checks is computed,
+// so a wrong stride, scale or reference shows without a GPU. Its clock is the number of launches.
+#include "tools/tuner/gpu_backend.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/fake_cuda.hpp"
+#include "tools/tuner/group.hpp"
+#include "tools/tuner/search.hpp"
+
+namespace f8::tuner {
+namespace {
+
+using runtime::testing::FakeCublasLt;
+using runtime::testing::FakeCuda;
+
+struct Fakes {
+  int captures = 0, graphs = 0, graph_launches = 0, allocations = 0, frees = 0;
+  CUresult capture_result = CUDA_SUCCESS;
+  CUresult sync_result = CUDA_SUCCESS;
+  CUresult alloc_result = CUDA_SUCCESS;
+  std::vector<size_t> launches_of_graph;  // by graph
+  size_t launches_before = 0;
+  double clock_ms = 0;
+  std::map<CUevent, double> recorded;
+};
+Fakes g;
+FakeCuda* g_cuda = nullptr;
+FakeCublasLt* g_library = nullptr;
+
+size_t launched() {
+  return g_cuda->launches.size() + static_cast<size_t>(g_library->matmuls);
+}
+
+runtime::Driver complete(const runtime::Driver& table) {
+  runtime::Driver d = table;
+  d.ctx_synchronize = [] { return g.sync_result; };
+  d.mem_get_info = [](size_t* free_bytes, size_t* total) {
+    *free_bytes = *total = size_t{1} << 30;
+    return CUDA_SUCCESS;
+  };
+  d.mem_alloc = [](CUdeviceptr* out, size_t bytes) {
+    if (g.alloc_result != CUDA_SUCCESS) return g.alloc_result;
+    ++g.allocations;
+    *out = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
+    return CUDA_SUCCESS;
+  };
+  d.mem_free = [](CUdeviceptr at) {
+    ++g.frees;
+    std::free(reinterpret_cast<void*>(at));
+    return CUDA_SUCCESS;
+  };
+  d.memcpy_htod = [](CUdeviceptr to, const void* from, size_t bytes) {
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return CUDA_SUCCESS;
+  };
+  d.memcpy_dtoh = [](void* to, CUdeviceptr from, size_t bytes) {
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return CUDA_SUCCESS;
+  };
+  d.memcpy_dtod_async = [](CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return CUDA_SUCCESS;
+  };
+  d.memset_d8 = [](CUdeviceptr to, unsigned char value, size_t bytes) {
+    std::memset(reinterpret_cast<void*>(to), value, bytes);
+    return CUDA_SUCCESS;
+  };
+  d.stream_create = [](CUstream* out, unsigned) {
+    *out = reinterpret_cast<CUstream>(uintptr_t{0x2000});
+    return CUDA_SUCCESS;
+  };
+  d.stream_destroy = [](CUstream) { return CUDA_SUCCESS; };
+  d.stream_synchronize = [](CUstream) { return g.sync_result; };
+  d.stream_begin_capture = [](CUstream, CUstreamCaptureMode) {
+    ++g.captures;
+    g.launches_before = launched();
+    return CUDA_SUCCESS;
+  };
+  d.stream_end_capture = [](CUstream, CUgraph* out) {
+    g.launches_of_graph.push_back(launched() - g.launches_before);
+    *out = reinterpret_cast<CUgraph>(g.launches_of_graph.size());
+    return g.capture_result;
+  };
+  d.graph_instantiate = [](CUgraphExec* out, CUgraph graph, unsigned long long) {
+    ++g.graphs;
+    *out = reinterpret_cast<CUgraphExec>(graph);
+    return CUDA_SUCCESS;
+  };
+  d.graph_destroy = [](CUgraph) { return CUDA_SUCCESS; };
+  d.graph_exec_destroy = [](CUgraphExec) {
+    --g.graphs;
+    return CUDA_SUCCESS;
+  };
+  // A launch of a graph takes a hundredth of a millisecond.
+  d.graph_launch = [](CUgraphExec graph, CUstream) {
+    ++g.graph_launches;
+    g.clock_ms +=
+        0.01 * static_cast<double>(g.launches_of_graph[reinterpret_cast<size_t>(graph) - 1]);
+    return CUDA_SUCCESS;
+  };
+  d.event_create = [](CUevent* out, unsigned) {
+    static uintptr_t next = 0;
+    *out = reinterpret_cast<CUevent>(++next);
+    return CUDA_SUCCESS;
+  };
+  d.event_destroy = [](CUevent) { return CUDA_SUCCESS; };
+  d.event_record = [](CUevent event, CUstream) {
+    g.recorded[event] = g.clock_ms + 0.01 * static_cast<double>(launched());
+    return CUDA_SUCCESS;
+  };
+  d.event_synchronize = [](CUevent) { return g.sync_result; };
+  d.event_elapsed_time = [](float* ms, CUevent from, CUevent to) {
+    *ms = static_cast<float>(g.recorded[to] - g.recorded[from]);
+    return CUDA_SUCCESS;
+  };
+  return d;
+}
+
+class GpuBackendTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    g = {};
+    g_cuda = &cuda_;
+    g_library = &library_;
+    cuda_.launches.reserve(1 << 16);
+    driver_ = complete(cuda_.table());
+    runtime::set_driver_for_testing(&driver_);
+    auto backend = GpuBackend::create(cuda_.context(), {.max_sets = 3, .cache_dir = {}});
+    ASSERT_TRUE(backend) << backend.error().message;
+    backend_ = std::move(*backend);
+  }
+  void TearDown() override {
+    backend_.reset();
+    EXPECT_EQ(g.graphs, 0) << "a graph was not destroyed";
+    EXPECT_EQ(g.allocations, g.frees) << "device memory was not freed";
+  }
+  static Problem problem(Op op, const char* recipe, Shape shape) {
+    return Problem::make(op, *find_recipe(recipe), shape).value();
+  }
+  static Subject generated(const Problem& problem, size_t which = 0) {
+    const auto configs = codegen::gemm_candidates(gemm_spec(problem).value());
+    return {.impl = "generated", .config = codegen::key(configs.at(which))};
+  }
+
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+  runtime::Driver driver_;
+  std::unique_ptr<GpuBackend> backend_;
+};
+
+TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
+  for (const char* recipe : {"tensorwise", "rowwise"}) {
+    for (const Op op : {Op::kOutput, Op::kGradInput, Op::kGradWeight}) {
+      for (const Shape shape : {Shape{64, 48, 80}, Shape{17, 32, 48}, Shape{1, 16, 16}}) {
+        const Problem p = problem(op, recipe, shape);
+        ASSERT_TRUE(backend_->open(p));
+        for (const Subject& subject : {generated(p), Subject{.impl = "cublaslt", .config = "h1"},
+                                       Subject{.impl = "bf16_cublaslt", .config = "h2"}}) {
+          const auto built = backend_->add(subject);
+          ASSERT_TRUE(built) << p.key() << " " << built.error().message;
+          const auto check = backend_->verify(built->id);
+          ASSERT_TRUE(check) << check.error().message;
+          EXPECT_TRUE(check->right) << p.key() << " " << subject.impl << ": " << check->what;
+          EXPECT_LT(check->rel_err, 4e-3) << p.key() << " " << subject.impl;
+          EXPECT_GT(check->rel_err, 0) << "bf16 results are never exact";
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
+  for (const char* recipe : {"tensorwise", "rowwise"}) {
+    const Problem p = problem(Op::kLinear, recipe, {64, 48, 80});
+    ASSERT_TRUE(backend_->open(p));
+    LinearChoices choices;
+    for (const Gemm gemm : kGemms) {
+      const Problem one = problem(to_op(gemm), recipe, p.shape);
+      choices[static_cast<size_t>(gemm)].config =
+          codegen::parse_gemm_config(generated(one).config).value();
+    }
+    const auto float8 = backend_->add({.impl = "float8", .config = choices_text(choices)});
+    ASSERT_TRUE(float8) << float8.error().message;
+    const auto bf16 =
+        backend_->add({.impl = "bf16", .config = "cublaslt:h0,cublaslt:h1,cublaslt:h2"});
+    ASSERT_TRUE(bf16) << bf16.error().message;
+    const auto check = backend_->verify(float8->id);
+    ASSERT_TRUE(check) << check.error().message;
+    EXPECT_TRUE(check->right) << check->what;
+    EXPECT_GT(check->sqnr_db, 18) << recipe;
+    EXPECT_LT(check->sqnr_db, 45) << "that is no fp8";
+    const auto twin = backend_->verify(bf16->id);
+    ASSERT_TRUE(twin) << twin.error().message;
+    EXPECT_TRUE(twin->right) << twin->what;
+    EXPECT_LT(twin->rel_err, 4e-3);
+    const auto steps = backend_->add_steps(float8->id);
+    ASSERT_TRUE(steps);
+    int gemms = 0;
+    for (const auto& step : *steps) gemms += step.name.starts_with("gemm ") ? 1 : 0;
+    EXPECT_EQ(gemms, 3);
+    EXPECT_FALSE(backend_->add_steps(bf16->id));
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  cuda_.emulate = false;
+  const auto check = backend_->verify(built->id);
+  ASSERT_TRUE(check);
+  EXPECT_FALSE(check->right);
+  EXPECT_NE(check->what.find("d[0][0] is not finite: not written"), std::string::npos) << check->what;
+}
+
+// A kernel that reads one scale for all rows: every element but those of the first rows is off.
+TEST_F(GpuBackendTest, RowScalesDifferSoThatAWrongOneShows) {
+  const Problem rowwise = problem(Op::kOutput, "rowwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(rowwise));
+  ASSERT_TRUE(backend_->add(generated(rowwise)));
+  ASSERT_TRUE(backend_->verify(0));
+  const FakeCuda& cuda = cuda_;
+  ASSERT_FALSE(cuda.launches.empty());
+  // The same operands through the kernel of the tensor epilogue, which reads the first scale alone.
+  cuda_.modules.back()->spec = [&] {
+    auto spec = std::get<codegen::GemmSpec>(cuda_.modules.back()->spec);
+    spec.scale = codegen::ScaleMode::kTensor;
+    return codegen::KernelSpec(spec);
+  }();
+  const auto check = backend_->verify(0);
+  ASSERT_TRUE(check);
+  EXPECT_FALSE(check->right);
+  EXPECT_NE(check->what.find("relative error"), std::string::npos) << check->what;
+}
+
+TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  EXPECT_EQ(backend_->sets(), 3);
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  ASSERT_TRUE(backend_->set_batch(built->id, 4));
+  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6}));  // up to a multiple of the sets
+  const auto times = backend_->time(std::array{built->id, built->id});
+  ASSERT_TRUE(times);
+  ASSERT_EQ(times->size(), 2u);
+  EXPECT_NEAR((*times)[0], 10e3, 1);  // a hundredth of a millisecond a launch
+  EXPECT_NEAR((*times)[1], 10e3, 1);
+
+  // Where one launch is a batch, the batches take turns with the sets.
+  const auto large = backend_->add(generated(p, 1));
+  ASSERT_TRUE(large);
+  ASSERT_TRUE(backend_->set_batch(large->id, 1));
+  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6, 1, 1, 1}));
+  EXPECT_EQ(g.graphs, 4);
+}
+
+TEST_F(GpuBackendTest, ARefusedCallIsTheSubjectsALostDeviceEverybodys) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  cuda_.launch_result = CUDA_ERROR_INVALID_VALUE;
+  const auto refused = backend_->verify(built->id);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().code, ErrorCode::kCuda) << refused.error().message;
+  cuda_.launch_result = CUDA_SUCCESS;
+  g.sync_result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  const auto lost = backend_->verify(built->id);
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(lost.error().code, ErrorCode::kCuda);
+  EXPECT_NE(lost.error().message.find("restart the process"), std::string::npos)
+      << lost.error().message;
+  g.sync_result = CUDA_SUCCESS;
+}
+
+TEST_F(GpuBackendTest, AFailedCaptureLeavesNothingBehind) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  cuda_.launch_result = CUDA_ERROR_INVALID_VALUE;
+  EXPECT_FALSE(backend_->set_batch(built->id, 3));
+  EXPECT_EQ(g.launches_of_graph.size(), 1u) << "the capture was not ended";
+  EXPECT_EQ(g.graphs, 0);
+}
+
+TEST_F(GpuBackendTest, WhatDoesNotFitSaysHowMuchItTakes) {
+  const Status opened = backend_->open(problem(Op::kLinear, "tensorwise", {65536, 8192, 8192}));
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, ErrorCode::kOutOfMemory);
+  EXPECT_NE(opened.error().message.find("GiB"), std::string::npos) << opened.error().message;
+  // And the next problem is not affected.
+  EXPECT_TRUE(backend_->open(problem(Op::kOutput, "tensorwise", {64, 48, 80})));
+}
+
+TEST_F(GpuBackendTest, OtherRecipesAreUnsupportedNotCrashes) {
+  for (const char* recipe : {"blockwise", "rowwise_with_gw_hp"}) {
+    const Problem p = problem(Op::kGradWeight, recipe, {64, 48, 80});
+    ASSERT_TRUE(backend_->open(p)) << recipe;
+    const auto built = backend_->add({.impl = "cublaslt", .config = "h0"});
+    ASSERT_FALSE(built) << recipe;
+    EXPECT_EQ(built.error().code, ErrorCode::kUnsupported);
+  }
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  EXPECT_FALSE(backend_->add({.impl = "cublaslt", .config = "h99"}));
+  EXPECT_FALSE(backend_->add({.impl = "generated", .config = "nonsense"}));
+  EXPECT_FALSE(backend_->add({.impl = "float8", .config = ""})) << "no linear is open";
+  EXPECT_EQ(backend_->heuristics(p, false).value(), 8);
+}
+
+TEST_F(GpuBackendTest, AGroupRunsFromEndToEnd) {
+  const Problem p = problem(Op::kGradInput, "rowwise", {64, 48, 80});
+  Session session(*backend_);
+  const auto outcomes =
+      session.run({.problem = p,
+                   .subjects = {generated(p),
+                                generated(p, 2),
+                                {.impl = "cublaslt", .config = "h0"},
+                                {.impl = "bf16_cublaslt", .config = "h0"}},
+                   .reference = 3,
+                   .batch_us = 50,
+                   .stop = {.target = 0.01, .min_s = 0, .max_s = 5, .min_blocks = 4},
+                   .drop_above = 0,
+                   .warm_s = 0.01,
+                   .seed = 1});
+  ASSERT_TRUE(outcomes) << outcomes.error().message;
+  for (const SubjectOutcome& outcome : *outcomes) {
+    EXPECT_EQ(outcome.result.state, tuning_db::TrialState::kOk) << outcome.result.reason;
+    EXPECT_NEAR(outcome.result.timing->median_ns, 10e3, 1);
+  }
+  EXPECT_NEAR(outcomes->front().result.ratio->ratio, 1, 1e-6);
+}
+
+TEST(Pattern, IsTheRecipesCastOfUniformValues) {
+  const CastSetting tensor{.scaling = Scaling::kDynamic,
+                           .granularity = Granularity::kTensor,
+                           .dtype = Dtype::kE4m3,
+                           .pow2 = false};
+  const Pattern bf16 = Pattern::make(nullptr, 3);
+  const Pattern fp8 = Pattern::make(&tensor, 3);
+  ASSERT_EQ(bf16.values.size(), kPatternElements);
+  ASSERT_EQ(fp8.bytes.size(), kPatternElements);
+  float largest = 0;
+  double sum = 0;
+  for (size_t i = 0; i < kPatternElements; ++i) {
+    largest = std::max(largest, std::abs(fp8.values[i]));
+    sum += bf16.values[i];
+    const float back = fp8.values[i] * fp8.inv_scale;
+    ASSERT_NEAR(back, bf16.values[i], 0.0626 * std::abs(bf16.values[i]) + 1e-4) << i;
+  }
+  EXPECT_EQ(largest, 448) << "the cast uses the whole range";
+  EXPECT_LT(std::abs(sum / kPatternElements), 0.01) << "not uniform around zero";
+}
+
+}  // namespace
+}  // namespace f8::tuner
