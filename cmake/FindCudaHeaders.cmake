@@ -1,8 +1,8 @@
 # Finds the CUDA 13 headers (cuda.h, nvrtc.h, cublasLt.h, nccl.h) and the folders of the libraries
 # beside them: in FLOAT8_CUDA_ROOT, $CUDA_HOME, an installed toolkit, or the local folder that
 # scripts/setup fills from wheels. A toolkit of another major version is passed over as a whole, so
-# headers of two versions never mix. Nothing links a CUDA library: the folders become rpaths, and
-# base/dynlib opens the libraries by soname.
+# headers of two versions never mix. Nothing links a CUDA library: the top CMakeLists makes
+# the folders rpaths, and base/dynlib opens the libraries by soname.
 #
 #   float8::cuda_headers   include directories
 #   FLOAT8_CUDA_LIB_DIRS   folders of libnvrtc, libcublasLt and libnccl
@@ -68,6 +68,4 @@ if(CudaHeaders_FOUND AND NOT CMAKE_SCRIPT_MODE_FILE AND NOT TARGET float8::cuda_
   add_library(float8::cuda_headers INTERFACE IMPORTED)
   target_include_directories(float8::cuda_headers SYSTEM INTERFACE
     ${FLOAT8_CUDA_INCLUDE} ${FLOAT8_NVRTC_INCLUDE} ${FLOAT8_CUBLASLT_INCLUDE} ${FLOAT8_NCCL_INCLUDE})
-  list(APPEND CMAKE_BUILD_RPATH ${FLOAT8_CUDA_LIB_DIRS})
-  list(APPEND CMAKE_INSTALL_RPATH ${FLOAT8_CUDA_LIB_DIRS})
 endif()

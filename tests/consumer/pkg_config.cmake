@@ -1,0 +1,16 @@
+# Compiles SOURCE as strict C99 with what pkg-config says about the float8 in PREFIX, and runs it.
+file(GLOB_RECURSE pc ${PREFIX}/float8.pc)
+if(NOT pc)
+  message(FATAL_ERROR "no float8.pc under ${PREFIX}")
+endif()
+get_filename_component(folder ${pc} DIRECTORY)
+set(ENV{PKG_CONFIG_PATH} ${folder})
+execute_process(COMMAND ${PKG_CONFIG} --cflags --libs float8 OUTPUT_VARIABLE flags
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${PKG_CONFIG} --variable=libdir float8 OUTPUT_VARIABLE libdir
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+separate_arguments(flags UNIX_COMMAND "${flags}")
+execute_process(COMMAND ${CC} -std=c99 -pedantic -Wall -Wextra -Werror ${SOURCE} -o ${PROGRAM} ${flags}
+                        -Wl,-rpath,${libdir}
+                COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${PROGRAM} COMMAND_ERROR_IS_FATAL ANY)
