@@ -49,10 +49,10 @@ build() {
   cmake --build --preset "$1" -j "$jobs"
 }
 
-# The C and C++ sources that clang-format owns; golden files are data.
+# The C and C++ sources that clang-format owns; golden files and fixtures are data.
 formatted_sources() {
   find base recipes codegen runtime tuning_db tools tests examples \
-    -path tests/golden -prune -o -type f \
+    \( -path tests/golden -o -name fixtures \) -prune -o -type f \
     \( -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h' -o -name '*.cuh' \) -print | sort
 }
 
