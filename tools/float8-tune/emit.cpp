@@ -135,9 +135,12 @@ std::string header_of(const Item& item) {
   return header;
 }
 
+// Two GEMMs may share a kernel; each has its own problem in its file.
 std::string file_stem(const Item& item) {
-  std::string stem = item.source.key;
+  std::string stem = item.role + "-" + item.source.key;
+  if (!item.role.starts_with("gemm ")) stem = item.source.key;
   std::ranges::replace(stem, '/', '-');
+  std::ranges::replace(stem, ' ', '-');
   return stem;
 }
 

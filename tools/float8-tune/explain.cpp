@@ -1,5 +1,6 @@
 // explain: why one layer is converted or kept: the measurement or the model behind the verdict, the
 // three GEMMs' kernels, what torchao's rule says, and which sizes nearby would flip it.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -119,7 +120,10 @@ Result<std::vector<Kernel>> kernels_of(const Recipe& recipe, const Subject& subj
   if (!validate_shape(shape)) return kernels;
   for (const Gemm gemm : kGemms) {
     const auto chosen = tuner::choose_gemm(recipe, gemm, shape, &table);
-    if (!chosen) continue;  // the recipe has no kernels: nothing to show
+    if (!chosen) {
+      kernels.push_back({std::string(to_string(gemm)), chosen.error().message, "nobody"});
+      continue;
+    }
     kernels.push_back({std::string(to_string(gemm)),
                        fmt::format("{} {}", to_string(chosen->choice.provider),
                                    runtime::config_text(chosen->choice)),
@@ -150,27 +154,30 @@ Result<int> explain(const Options& options, const Global& global) {
   const TuningTable table = F8_TRY(merged_table(databases));
   const Asker asker = {recipe, databases, options.margin};
   const FilterDecision d = F8_TRY(asker.ask(subject.layer, subject.tokens, Policy::kMeasured));
-  const FilterDecision peer = F8_TRY(asker.ask(subject.layer, subject.tokens, Policy::kTorchao));
+  // An error here says that the peer has no rule for this recipe.
+  const auto peer = asker.ask(subject.layer, subject.tokens, Policy::kTorchao);
+  const std::string& peer_reason = peer ? peer->reason : peer.error().message;
   const std::vector<Flip> flips = F8_TRY(find_flips(asker, subject, d.convert));
   const std::vector<Kernel> kernels = F8_TRY(kernels_of(recipe, subject, table));
   const auto rows = F8_TRY(evidence_of(databases, d, recipe));
   if (global.json) {
-    Json json = {{"fqn", d.layer.fqn},
-                 {"m", subject.tokens},
-                 {"n", d.layer.out_features},
-                 {"k", d.layer.in_features},
-                 {"recipe", recipe.name},
-                 {"convert", d.convert},
-                 {"reason", d.reason},
-                 {"evidence", tuning_db::to_string(d.evidence)},
-                 {"speedup", rounded(d.speedup)},
-                 {"speedup_lo", rounded(d.lo)},
-                 {"speedup_hi", rounded(d.hi)},
-                 {"needed", rounded(1 + options.margin)},
-                 {"torchao", {{"convert", peer.convert}, {"reason", peer.reason}}},
-                 {"kernels", Json::array()},
-                 {"flips", Json::array()},
-                 {"trials", Json::array()}};
+    Json json = {
+        {"fqn", d.layer.fqn},
+        {"m", subject.tokens},
+        {"n", d.layer.out_features},
+        {"k", d.layer.in_features},
+        {"recipe", recipe.name},
+        {"convert", d.convert},
+        {"reason", d.reason},
+        {"evidence", tuning_db::to_string(d.evidence)},
+        {"speedup", rounded(d.speedup)},
+        {"speedup_lo", rounded(d.lo)},
+        {"speedup_hi", rounded(d.hi)},
+        {"needed", rounded(1 + options.margin)},
+        {"torchao", {{"convert", peer ? Json(peer->convert) : Json()}, {"reason", peer_reason}}},
+        {"kernels", Json::array()},
+        {"flips", Json::array()},
+        {"trials", Json::array()}};
     for (const Kernel& k : kernels) {
       json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
     }
@@ -190,7 +197,7 @@ Result<int> explain(const Options& options, const Global& global) {
   print(fmt::format(
       "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
       d.speedup, d.lo, d.hi, 1 + options.margin));
-  print(fmt::format("  torchao    {}: {}\n", peer.convert ? "float8" : "keep bf16", peer.reason));
+  print(fmt::format("  torchao    {}\n", peer_reason));
   for (const Kernel& k : kernels) {
     print(fmt::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
   }

@@ -1,6 +1,7 @@
 // filter: which linears of a model to convert to float8, and why.
 #include "tuning_db/filter.hpp"
 
+#include <algorithm>
 #include <memory>
 
 #include "base/file.hpp"
@@ -17,6 +18,7 @@ struct Options {
   std::string policy = "measured";
   std::string fqns;
   double margin = 0.02;
+  std::string device;
   std::filesystem::path output;
 };
 
@@ -131,6 +133,19 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
       result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup));
 }
 
+// A router sends an expert only some of the tokens; what M means for it is the caller's knowledge.
+void note_experts(const tuner::Model& model, int64_t tokens, const Global& global) {
+  const auto is_expert = [](const NamedLinear& layer) {
+    return layer.fqn.find(".experts.") != std::string::npos;
+  };
+  if (std::ranges::any_of(model.layers, is_expert)) {
+    note(global,
+         "M is {} for the experts too; a balanced router gives an expert tokens * top_k / experts: "
+         "ask for them with that --tokens",
+         tokens);
+  }
+}
+
 Result<int> filter(const Options& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const tuner::Model model = F8_TRY(load(options.model));
@@ -139,8 +154,10 @@ Result<int> filter(const Options& options, const Global& global) {
   how.tokens = options.model.tokens;
   how.filter_fqns = F8_TRY(split_names(options.fqns));
   how.margin = options.margin;
+  how.device = options.device;
   const Databases databases = F8_TRY(open_databases(global));
   const auto result = F8_TRY(tuning_db::filter(model.layers, recipe, how, databases.pointers()));
+  note_experts(model, options.model.tokens, global);
   const Json json = to_json(options, result);
   if (!options.output.empty()) {
     F8_TRY(of_option("-o", write_json(options.output, json)));
@@ -174,6 +191,10 @@ void add_filter(CLI::App& app, Program& program) {
       ->type_name("A,B,...");
   command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
       ->check(CLI::Range(0.0, 10.0));
+  command
+      ->add_option("--device", options->device,
+                   "only measurements of the device of this name (default: the one measured last)")
+      ->type_name("NAME");
   command->add_option("-o,--output", options->output, "also write the JSON to this file")
       ->type_name("FILE");
 }

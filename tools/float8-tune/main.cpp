@@ -1,7 +1,7 @@
 // float8-tune: measure, keep and ask. See command.hpp for how a subcommand plugs in.
-#include <csignal>
 #include <exception>
 
+#include "base/text.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/output.hpp"
 
@@ -24,11 +24,27 @@ int report(const Program& program, const Error& error) {
   return exit_code(error.code);
 }
 
-// The innermost command that the line names, for the hint at its help.
-std::string command_path(const CLI::App& app) {
-  std::string path = app.get_name();
-  for (const CLI::App* chosen : app.get_subcommands()) path += " " + command_path(*chosen);
-  return path;
+// The innermost command that the line names.
+const CLI::App& chosen_command(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : chosen_command(*chosen.front());
+}
+
+std::string path_of(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return (parent == nullptr ? "" : path_of(*parent) + " ") + command.get_name();
+}
+
+std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = chosen_command(app);
+  const std::vector<std::string> rest = command.remaining();
+  // CLI11 says that a command is missing, and not that the word in its place is none.
+  const bool unknown = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
+                       command.get_require_subcommand_min() > 0 && !rest.empty();
+  return fmt::format(
+      "{}; see {} --help",
+      unknown ? fmt::format("unknown command {}", quote(rest.front())) : error.what(),
+      path_of(command));
 }
 
 int run(int argc, char** argv) {
@@ -47,7 +63,7 @@ int run(int argc, char** argv) {
       app.exit(error);  // --help, --version: on standard output
       return kExitOk;
     }
-    print_error(fmt::format("{}; see {} --help", error.what(), command_path(app)));
+    print_error(usage_error(app, error));
     return kExitUsage;
   }
   const Result<int> code = program.action();

@@ -176,8 +176,11 @@ Result<std::vector<TensorShape>> read_index(const fs::path& path, const nlohmann
   }
   std::vector<TensorShape> all;
   for (auto& [shard, wanted] : shards) {
-    std::vector<TensorShape> tensors = F8_TRY(read_safetensors(path.parent_path() / shard));
-    for (TensorShape& tensor : tensors) {
+    Result<std::vector<TensorShape>> tensors = read_safetensors(path.parent_path() / shard);
+    if (!tensors) {
+      return fail(tensors.error().code, "a shard of {}: {}", where, tensors.error().message);
+    }
+    for (TensorShape& tensor : *tensors) {
       if (wanted.erase(tensor.name) == 1) all.push_back(std::move(tensor));
     }
     if (!wanted.empty()) {

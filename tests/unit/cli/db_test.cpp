@@ -1,0 +1,119 @@
+// db: whole databases through the command line.
+#include <gtest/gtest.h>
+
+#include "recipes/tuning_table.hpp"
+#include "tests/unit/cli/run_tool.hpp"
+#include "tests/unit/tuning_db/sample.hpp"
+
+namespace f8::testing {
+namespace {
+
+using nlohmann::json;
+
+void make_database(const Tool& tool, const char* name, int64_t n) {
+  namespace db = tuning_db;
+  auto database = db::Database::open(tool.path() / name, db::OpenMode::kCreate).value();
+  const Problem gemm = db::gemm(8192, n, 4096);
+  db::sweep(database, {{gemm, db::generated("128x256s4c2x1w2g8")}, {gemm, db::heuristic(0)}},
+            [](const db::Cell& cell) {
+              return db::timed(cell.candidate.impl == "generated" ? 100 : 110);
+            });
+}
+
+TEST(Db, InfoCheckSchemaOfTheBuiltIn) {
+  const Tool tool;
+  const json info = tool.json({"db", "info"});
+  EXPECT_EQ(info["database"], "built-in");
+  EXPECT_EQ(info["schema_version"], 1);
+  EXPECT_EQ(tool.json({"db", "check"})["ok"], true);
+  const Outcome schema = tool({"db", "schema"});
+  EXPECT_TRUE(contains(schema.out, "CREATE TABLE"));
+  EXPECT_EQ(tool.json({"db", "schema"})["sql"], schema.out);
+}
+
+TEST(Db, InfoOfAFile) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  const json info = tool.json({"db", "info", "--db", "a.db"});
+  EXPECT_EQ(info["database"], "a.db");
+  EXPECT_EQ(info["kernels"], 1);
+  ASSERT_EQ(info["runs"].size(), 1U);
+  EXPECT_EQ(info["runs"][0]["state"], "done");
+  EXPECT_EQ(info["runs"][0]["done"], 2);
+  EXPECT_EQ(info["devices"][0]["name"], "NVIDIA H100 80GB HBM3");
+  EXPECT_TRUE(contains(tool({"db", "info", "--db", "a.db"}).out, "2/2 cells"));
+  EXPECT_EQ(tool({"db", "check", "--db", "a.db"}).code, 0);
+  EXPECT_EQ(tool.json({"db", "migrate", "--db", "a.db"})["schema_version"], 1);
+}
+
+TEST(Db, MergeIsIdempotentAndRefusesItself) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  make_database(tool, "b.db", 8192);
+  const json first = tool.json({"db", "merge", "a.db", "b.db", "--db", "all.db"});
+  EXPECT_EQ(first["added"], 4);
+  const json second = tool.json({"db", "merge", "a.db", "b.db", "--db", "all.db"});
+  EXPECT_EQ(second["added"], 0);
+  EXPECT_EQ(second["known"], 4);
+  EXPECT_EQ(tool.json({"db", "info", "--db", "all.db"})["kernels"], 2);
+  tool.expect_refused(1, {"db", "merge", "a.db", "--db", "a.db"}, {"a.db", "itself"});
+}
+
+TEST(Db, OneBadSourceMergesNothing) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  tool.write("bad.db", "no database");
+  tool.expect_refused(1, {"db", "merge", "a.db", "bad.db", "--db", "new.db"}, {"bad.db"});
+}
+
+TEST(Db, ExportAndImportRoundTrip) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  EXPECT_EQ(tool({"db", "export", "--db", "a.db", "-o", "a.jsonl"}).code, 0);
+  EXPECT_EQ(tool.json({"db", "import", "a.jsonl", "--db", "b.db"})["added"], 2);
+  EXPECT_EQ(tool({"db", "export", "--db", "b.db", "-o", "b.jsonl"}).code, 0);
+  EXPECT_EQ(read_file(tool.path() / "a.jsonl").value(), read_file(tool.path() / "b.jsonl").value());
+}
+
+TEST(Db, ExportedTableIsWhatATrainerLoads) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  ASSERT_EQ(tool({"db", "export", "--format", "table", "--db", "a.db", "-o", "t"}).code, 0);
+  const auto table = TuningTable::parse(read_file(tool.path() / "t").value());
+  ASSERT_TRUE(table.has_value());
+  ASSERT_EQ(table->choices().size(), 1U);
+  EXPECT_EQ(table->choices()[0].config, "128x256s4c2x1w2g8");
+  ASSERT_EQ(tool({"db", "export", "--format", "db", "--db", "a.db", "-o", "copy.db"}).code, 0);
+  EXPECT_EQ(tool.json({"db", "info", "--db", "copy.db"})["kernels"], 1);
+}
+
+// PRAGMA user_version: 4 bytes, big-endian, at offset 60 of the file.
+TEST(Db, ANewerSchemaIsRefusedWithBothVersions) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  ASSERT_EQ(tool({"db", "export", "--format", "db", "--db", "a.db", "-o", "new.db"}).code, 0);
+  std::string bytes = read_file(tool.path() / "new.db").value();
+  bytes[63] = 99;
+  tool.write("new.db", bytes);
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"db", "info"},
+                                                {"db", "migrate"},
+                                                {"db", "check"},
+                                                {"thresholds", "--recipe", "rowwise"}}) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--db", "new.db"});
+    tool.expect_refused(1, all, {"new.db", "99", "1"});
+  }
+}
+
+TEST(Db, ACorruptFileIsNamed) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  ASSERT_EQ(tool({"db", "export", "--format", "db", "--db", "a.db", "-o", "bad.db"}).code, 0);
+  std::string bytes = read_file(tool.path() / "bad.db").value();
+  for (size_t i = 4096; i < bytes.size(); i += 7) bytes[i] = static_cast<char>(i * 31);
+  tool.write("bad.db", bytes);
+  tool.expect_refused(1, {"db", "check", "--db", "bad.db"}, {"bad.db"});
+}
+
+}  // namespace
+}  // namespace f8::testing

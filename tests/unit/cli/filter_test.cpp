@@ -1,0 +1,235 @@
+// filter, thresholds, explain and query, on a database of known numbers.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/unit/cli/run_tool.hpp"
+#include "tests/unit/tuning_db/sample.hpp"
+
+namespace f8::testing {
+namespace {
+
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+// Small K and N lose, large ones win; the GEMM of 8192 x 4096 x 4096 has three candidates.
+class Asking : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    namespace db = tuning_db;
+    auto database = db::Database::open(tool_.path() / "my.db", db::OpenMode::kCreate).value();
+    const auto bf16_ns = [](Shape s) {
+      return static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) * 1e-5;
+    };
+    const auto speedup = [](Shape s) { return s.n <= 1024 || s.k <= 1024 ? 0.9 : 1.4; };
+    db::sweep_linears(database, "rowwise", db::measured_shapes(), bf16_ns, speedup);
+    const Problem gemm = db::gemm(8192, 4096, 4096, "rowwise");
+    db::sweep(database,
+              {{gemm, db::generated(kFast)},
+               {gemm, db::generated(kSlow)},
+               {gemm, db::heuristic(3)},
+               {gemm, {"bf16_cublaslt", R"({"heuristic":0})", ""}}},
+              [&](const db::Cell& cell) {
+                if (cell.candidate.config.find(kFast) != std::string::npos) {
+                  return db::timed(200'000, 1.9);
+                }
+                if (cell.candidate.impl == "cublaslt") return db::timed(210'000, 1.81);
+                if (cell.candidate.impl == "bf16_cublaslt") return db::timed(380'000);
+                return db::TrialResult{.state = db::TrialState::kPruned, .reason = "too slow"};
+              });
+  }
+
+  [[nodiscard]] json ask(Words words) const {
+    words.insert(words.end(), {"--db", "my.db"});
+    return tool_.json(words);
+  }
+
+  static constexpr const char* kFast = "128x256s4c2x1w2g8";
+  static constexpr const char* kSlow = "128x128s4c1x1w2g8";
+  Tool tool_;
+};
+
+TEST_F(Asking, FilterHasTheFieldsOfTheInterface) {
+  const json result =
+      ask({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise"});
+  EXPECT_EQ(result["recipe"], "rowwise");
+  EXPECT_EQ(result["policy"], "measured");
+  EXPECT_EQ(result["tokens"], 8192);
+  EXPECT_EQ(result["device"], "NVIDIA H100 80GB HBM3");
+  EXPECT_GT(result["estimated_model_speedup"].get<double>(), 1.0);
+  ASSERT_EQ(result["decisions"].size(), 225U);
+  const std::set<std::string> kEvidence = {"measured", "interpolated", "modelled", "rule"};
+  for (const json& d : result["decisions"]) {
+    EXPECT_TRUE(d["fqn"].is_string());
+    EXPECT_GT(d["in_features"].get<int64_t>(), 0);
+    EXPECT_GT(d["out_features"].get<int64_t>(), 0);
+    EXPECT_TRUE(d["convert"].is_boolean());
+    EXPECT_FALSE(d["reason"].get<std::string>().empty());
+    EXPECT_TRUE(kEvidence.contains(d["evidence"].get<std::string>()));
+    EXPECT_LE(d["speedup_lo"].get<double>(), d["speedup"].get<double>());
+    EXPECT_GE(d["speedup_hi"].get<double>(), d["speedup"].get<double>());
+  }
+  const json& wk = result["decisions"][1];
+  EXPECT_EQ(wk["fqn"], "layers.0.attention.wk");
+  EXPECT_EQ(wk["convert"], false);
+  EXPECT_EQ(wk["evidence"], "measured");
+  EXPECT_NEAR(wk["speedup"].get<double>(), 0.9, 1e-3);
+  EXPECT_EQ(result["decisions"][0]["convert"], true);
+}
+
+TEST_F(Asking, FilterIsByteStable) {
+  const Words words = {"filter",   "--model", "mixtral-8x7b", "--tokens", "2048",
+                       "--recipe", "rowwise", "--db",         "my.db",    "--json"};
+  const Outcome first = tool_(words);
+  EXPECT_EQ(first.code, 0);
+  EXPECT_EQ(first.out, tool_(words).out);
+}
+
+TEST_F(Asking, FilterWritesTheSameJsonToAFile) {
+  const Outcome outcome = tool_({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe",
+                                 "rowwise", "--db", "my.db", "--json", "-o", "filter.json"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(read_file(tool_.path() / "filter.json").value(), outcome.out);
+}
+
+TEST_F(Asking, FilterTableGroupsTheLayers) {
+  const Outcome outcome = tool_({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe",
+                                 "rowwise", "--db", "my.db"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_TRUE(contains(outcome.out, "layers.*.attention.wk"));
+  EXPECT_FALSE(contains(outcome.out, "layers.1."));
+  EXPECT_TRUE(contains(outcome.out, "of 225 linears"));
+}
+
+TEST_F(Asking, FilterByNamesAndByThePeersRule) {
+  const auto converted = [&](const Words& more) {
+    Words words = {"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::set<std::string> kinds;
+    const json result = ask(words);
+    for (const json& d : result["decisions"]) {
+      const auto fqn = d["fqn"].get<std::string>();
+      if (d["convert"] == true) kinds.insert(fqn.substr(fqn.rfind('.') + 1));
+    }
+    return kinds;
+  };
+  using Set = std::set<std::string>;
+  EXPECT_EQ(converted({"--policy", "torchao", "--filter-fqns", "auto_filter_small_kn"}),
+            (Set{"wq", "wo", "w1", "w2", "w3", "output"}));
+  EXPECT_EQ(converted({"--policy", "torchao"}),
+            (Set{"wq", "wk", "wv", "wo", "w1", "w2", "w3", "output"}));
+  EXPECT_EQ(converted({"--policy", "torchao", "--filter-fqns", "output,attention"}),
+            (Set{"w1", "w2", "w3"}));
+  EXPECT_EQ(converted({"--filter-fqns", "output,w2"}), (Set{"wq", "wo", "w1", "w3"}));
+}
+
+TEST_F(Asking, FilterTakesEveryKindOfModelFile) {
+  tool_.write("list.json", R"([{"fqn": "a", "in_features": 4096, "out_features": 1024}])");
+  tool_.write("config.json", R"({"model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,
+    "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 1})");
+  const std::string header = R"({"a.weight": {"dtype": "BF16", "shape": [1024, 4096]}})";
+  tool_.write("m.safetensors", safetensors(header));
+  tool_.write("m.safetensors.index.json", R"({"weight_map": {"a.weight": "m.safetensors"}})");
+  for (const auto& [file, layers] :
+       std::vector<std::pair<const char*, size_t>>{{"list.json", 1},
+                                                   {"config.json", 8},
+                                                   {"m.safetensors", 1},
+                                                   {"m.safetensors.index.json", 1}}) {
+    const json result = ask({"filter", "--model", file, "--tokens", "8192", "--recipe", "rowwise"});
+    EXPECT_EQ(result["decisions"].size(), layers) << file;
+  }
+}
+
+TEST_F(Asking, FilterShardsTheModel) {
+  const json result = ask(
+      {"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise", "--tp", "8"});
+  EXPECT_EQ(result["decisions"][0]["out_features"], 512);
+  EXPECT_EQ(result["decisions"][3]["in_features"], 512);
+}
+
+TEST_F(Asking, EnvironmentNamesTheDatabaseToo) {
+  tool_.set("FLOAT8_DB", "my.db");
+  const json result = tool_.json({"explain", "8192,1024,4096", "--recipe", "rowwise"});
+  EXPECT_EQ(result["evidence"], "measured");
+  EXPECT_EQ(result["trials"][0]["provenance"]["database"], "my.db");
+}
+
+TEST_F(Asking, Thresholds) {
+  const json result = ask({"thresholds", "--recipe", "rowwise"});
+  ASSERT_FALSE(result["thresholds"].empty());
+  for (const json& t : result["thresholds"]) {
+    for (const char* field : {"m", "n_max", "k_max", "cells", "agree", "torchao_agree"}) {
+      EXPECT_TRUE(t[field].is_number_integer()) << field;
+    }
+  }
+  EXPECT_EQ(result["torchao_keeps_if_any"].size(), 3U);
+  EXPECT_TRUE(ask({"thresholds", "--recipe", "blockwise"})["torchao_keeps_if_any"].is_null());
+  const Outcome table = tool_({"thresholds", "--recipe", "tensorwise", "--db", "my.db"});
+  EXPECT_TRUE(contains(table.out, "N <= 1024 and K <= 4096"));
+}
+
+TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
+  const json kept = ask({"explain", "layers.7.attention.wk", "--model", "llama3-8b", "--tokens",
+                         "8192", "--recipe", "rowwise"});
+  EXPECT_EQ(kept["convert"], false);
+  EXPECT_EQ(kept["evidence"], "measured");
+  EXPECT_EQ(kept["torchao"]["convert"], false);
+  EXPECT_EQ(kept["kernels"].size(), 3U);
+  ASSERT_FALSE(kept["trials"].empty());
+  EXPECT_EQ(kept["trials"][0]["provenance"]["device"], "NVIDIA H100 80GB HBM3");
+  bool wider = false;
+  for (const json& flip : kept["flips"]) wider |= flip["dimension"] == "n" && flip["value"] > 1024;
+  EXPECT_TRUE(wider) << kept["flips"].dump();
+  const Outcome text = tool_({"explain", "8192,8192,8192", "--recipe", "rowwise", "--db", "my.db"});
+  EXPECT_TRUE(contains(text.out, "FLOAT8"));
+}
+
+TEST_F(Asking, ExplainWhereThePeerHasNoRule) {
+  const json result = ask({"explain", "8192,4096,4096", "--recipe", "rowwise_with_gw_hp"});
+  EXPECT_TRUE(result["torchao"]["convert"].is_null());
+}
+
+TEST_F(Asking, QueryRanksTheCandidates) {
+  const json result =
+      ask({"query", "--mnk", "8192,4096,4096", "--recipe", "rowwise", "--op", "output"});
+  ASSERT_EQ(result["results"].size(), 1U);
+  const json& answer = result["results"][0];
+  EXPECT_EQ(answer["best"]["impl"], "generated");
+  EXPECT_EQ(answer["best"]["config"]["config"], kFast);
+  EXPECT_NEAR(answer["best"]["median_us"].get<double>(), 200, 1e-6);
+  EXPECT_LT(answer["best"]["ci_lo_us"], answer["best"]["ci_hi_us"]);
+  EXPECT_EQ(answer["best"]["provenance"]["database"], "my.db");
+  EXPECT_TRUE(answer["best"]["provenance"]["toolchain"].is_string());
+  ASSERT_EQ(answer["runners_up"].size(), 1U);
+  EXPECT_EQ(answer["runners_up"][0]["impl"], "cublaslt");
+  EXPECT_EQ(answer["baseline"]["impl"], "bf16_cublaslt");
+  EXPECT_EQ(answer["other_trials"]["pruned"], 1);
+  const Outcome table = tool_({"query", "--mnk", "8192,4096,4096", "--recipe", "rowwise", "--op",
+                               "fprop", "--db", "my.db"});
+  EXPECT_TRUE(contains(table.out, std::string("generated ") + kFast));
+}
+
+TEST_F(Asking, QueryOfALinearAndOfSeveralShapes) {
+  const json result =
+      ask({"query", "--mnk", "8192,1024,4096;16384,4096,4096", "--recipe", "rowwise"});
+  ASSERT_EQ(result["results"].size(), 2U);
+  EXPECT_EQ(result["results"][0]["op"], "linear");
+  EXPECT_NEAR(result["results"][0]["best"]["speedup"].get<double>(), 0.9, 1e-3);
+}
+
+TEST_F(Asking, QueryOfTheUnmeasuredSaysSoAndNamesTheNearest) {
+  const Words words = {"query", "--mnk",  "8192,4352,4096", "--recipe", "rowwise",
+                       "--op",  "output", "--db",           "my.db"};
+  Words as_json = words;
+  as_json.emplace_back("--json");
+  const Outcome outcome = tool_(as_json);
+  EXPECT_EQ(outcome.code, 0);
+  const json answer = outcome.json()["results"][0];
+  EXPECT_TRUE(answer["best"].is_null());
+  EXPECT_EQ(answer["nearest_measured"]["config"], kFast);
+  EXPECT_TRUE(contains(outcome.err, "sweep"));
+  EXPECT_TRUE(contains(tool_(words).out, "not measured"));
+}
+
+}  // namespace
+}  // namespace f8::testing
