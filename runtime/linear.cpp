@@ -153,8 +153,8 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
     w.partials = reinterpret_cast<uint32_t*>(work + at.w_amax);
     x.scale = reinterpret_cast<float*>(training ? saved + layout.saved.x_scale : work + at.x_inv);
     w.scale = reinterpret_cast<float*>(training ? saved + layout.saved.w_scale : work + at.w_inv);
-    gemm_call.inv_scale_a = x.scale + 1;
-    gemm_call.inv_scale_b = w.scale + 1;
+    gemm_call.inv_scale_a = x.scale + kernels::kInverse;
+    gemm_call.inv_scale_b = w.scale + kernels::kInverse;
   }
   const Kernel& measure = training ? *amax : *amax_unsaved;
   const Kernel& convert = training ? *cast : *cast_unsaved;
@@ -212,9 +212,9 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
   } else {
     dy.partials = amax_words;
     dy.scale = row_scale;
-    input.inv_scale_a = weight.inv_scale_a = dy.scale + 1;
-    input.inv_scale_b = w_scale + 1;
-    weight.inv_scale_b = x_scale + 1;
+    input.inv_scale_a = weight.inv_scale_a = dy.scale + kernels::kInverse;
+    input.inv_scale_b = w_scale + kernels::kInverse;
+    weight.inv_scale_b = x_scale + kernels::kInverse;
   }
   const std::span<const QuantizeOperand> operands(&dy, 1);
   F8_TRY(step("amax dy", [this, need, args = amax_args(kernels.amax_dy[need], sm_count, operands)](

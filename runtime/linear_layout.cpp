@@ -20,7 +20,7 @@ LinearLayout linear_layout(Shape shape, codegen::ScaleMode scale, int sm_count, 
     return static_cast<size_t>(amax_partials(rows, cols, sm_count, count));
   };
   constexpr size_t kWord = 4;
-  constexpr size_t kPair = 2 * sizeof(float);
+  constexpr size_t kPair = (kernels::kInverse + 1) * sizeof(float);
 
   LinearLayout layout;
   Arena forward;

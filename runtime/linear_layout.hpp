@@ -2,9 +2,9 @@
 // kAlign bytes, fixed at plan time for the largest m; row strides follow the m of the call, so a
 // smaller call uses the front of each part.
 //
-//   forward   amax (x, w) | x q | w q | 1/scale of their rows (tensor: {scale, 1/scale} each, of a
+//   forward   amax (x, w) | x q | w q | 1/scale of their rows (tensor: scale, 1/scale each, of a
 //             forward that saves nothing) | matmul's own
-//   saved     x qt | w qt | 1/scale of their rows (tensor: {scale, 1/scale} each)
+//   saved     x qt | w qt | 1/scale of their rows (tensor: scale, 1/scale each)
 //   backward  amax (dy) | dy q | dy qt | scales of dy | matmuls' own
 // An axis amax has its parts end to end, the one that depends on m last, so that one memset clears
 // them: forward x's columns, w's rows, w's columns, x's rows; backward dy's columns, dy's rows.

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kElementsPerBlock =
     256 * 64;                           // below this a block of the tensor amax is not worth it
 constexpr int64_t kMaxPartials = 1024;  // every block of the cast reads them all
-constexpr int64_t kBlocksPerSm = 4;
+constexpr int64_t kBlocksPerSm = 6;
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;

@@ -22,7 +22,7 @@ struct QuantizeOperand {
   uint32_t* col_amax = nullptr;  // axis: [cols], likewise
   uint8_t* q = nullptr;          // [rows][cols]
   uint8_t* qt = nullptr;         // [cols][padded(rows)]
-  float* scale = nullptr;        // tensor: {scale, 1/scale}
+  float* scale = nullptr;        // tensor: [0] and, at [kernels::kInverse], its inverse
   float* inv_row = nullptr;      // axis: [rows], of q's rows
   float* inv_col = nullptr;      // axis: [cols], of qt's rows
 };

@@ -67,7 +67,7 @@ struct Cast {
         scales.row[0] = scale;
         if (first) {
           t.scale[0] = scale;
-          t.scale[1] = inverse(scale);
+          t.scale[kInverse] = inverse(scale);
         }
       }
     }

@@ -17,6 +17,9 @@ using i64 = long long;
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
 inline constexpr i32 kMaxTensors = 4;
+// A tensor's inverse scale lies this far behind its scale: cuBLASLt takes scales at 16-byte
+// boundaries.
+inline constexpr i32 kInverse = 4;
 inline constexpr i32 kCastTile = 128;  // amax and cast visit a matrix in tiles of 128 x 128
 
 // One matrix x[rows][cols], row stride ld elements. Every amax is kept as the bits of |x| as fp32,
@@ -51,7 +54,7 @@ struct CastTensor {
   i32 partial_count;
   const u32* row_amax;   // [rows]
   const u32* col_amax;   // [cols]
-  float* scale;          // tensor: {scale, 1/scale}, written by the first block
+  float* scale;          // tensor: scale[0] and its inverse scale[kInverse], by the first block
   float* inv_scale_row;  // [rows], 1/scale of q's rows
   float* inv_scale_col;  // [cols], 1/scale of qt's rows
   i32 first_block;       // one block a tile, tiles row-major

@@ -25,7 +25,7 @@ struct Quantized {
         col_amax(context, std::vector<uint32_t>(static_cast<size_t>(x.cols))),
         q(context, static_cast<size_t>(x.rows * x.cols)),
         qt(context, static_cast<size_t>(x.cols * ld_qt)),
-        scale(context, 8),
+        scale(context, (kernels::kInverse + 1) * sizeof(float)),
         inv_row(context, static_cast<size_t>(x.rows) * 4),
         inv_col(context, static_cast<size_t>(x.cols) * 4),
         operand{.x = input.as(),
@@ -56,6 +56,11 @@ void expect_same_scales(const std::vector<float>& expected, const std::vector<fl
   }
 }
 
+void expect_tensor_scale(const reference::Fp8Matrix& expected, const std::vector<float>& actual) {
+  expect_same_scales({expected.scales[0], expected.inv_scales[0]},
+                     {actual[0], actual[kernels::kInverse]}, "scale");
+}
+
 void expect_same_bytes(const std::vector<uint8_t>& expected, int64_t cols,
                        const std::vector<uint8_t>& actual, int64_t ld, const char* what) {
   for (size_t i = 0; i < actual.size(); ++i) {
@@ -76,8 +81,7 @@ void expect_like_reference(const codegen::CastSpec& spec, const reference::Matri
     if (axis) {
       expect_same_scales(expected.inv_scales, device.inv_row.download<float>(), "inv_row");
     } else {
-      expect_same_scales({expected.scales[0], expected.inv_scales[0]},
-                         device.scale.download<float>(), "scale");
+      expect_tensor_scale(expected, device.scale.download<float>());
     }
   }
   if (spec.qt) {
@@ -86,8 +90,7 @@ void expect_like_reference(const codegen::CastSpec& spec, const reference::Matri
     if (axis) {
       expect_same_scales(expected.inv_scales, device.inv_col.download<float>(), "inv_col");
     } else {
-      expect_same_scales({expected.scales[0], expected.inv_scales[0]},
-                         device.scale.download<float>(), "scale");
+      expect_tensor_scale(expected, device.scale.download<float>());
     }
   }
   for (const DeviceBuffer* buffer :

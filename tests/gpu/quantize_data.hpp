@@ -34,7 +34,8 @@ inline reference::Matrix make_data(Data kind, int64_t rows, int64_t cols, uint64
       at(rows / 2, 2) = Limits::min();
       break;
     case Data::kNonFinite:
-      at(rows / 3, 3) = Limits::quiet_NaN();
+      at(rows / 3, 3) =
+          decode_bf16(encode_bf16(Limits::quiet_NaN()));  // the bits that are uploaded
       at(rows / 2, 5) = Limits::infinity();
       at(rows - 1, 7) = -Limits::infinity();
       break;

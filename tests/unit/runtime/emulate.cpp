@@ -98,7 +98,7 @@ void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, 
       if (t.partial_count < 1) fault(faults, "tensor {}: no partials", i);
       tensor_scale = scale_of(*std::max_element(t.partials, t.partials + t.partial_count));
       t.scale[0] = tensor_scale;
-      t.scale[1] = inverse_scale(tensor_scale);
+      t.scale[kernels::kInverse] = inverse_scale(tensor_scale);
     }
     if (spec.q) {
       for (int64_t r = 0; r < t.rows; ++r) {
