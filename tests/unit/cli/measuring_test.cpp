@@ -1,0 +1,125 @@
+// The commands that measure, on a machine without a GPU: doctor and plan work, sweep, resume and
+// bench say in one line what is missing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tests/unit/cli/run_tool.hpp"
+
+namespace f8::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+bool has_gpu(const Tool& tool) {
+  return tool.json({"doctor"})["gpu"].value("usable", false);
+}
+
+TEST(Doctor, SaysWhatIsThereAndWhatWorks) {
+  const Tool tool;
+  const Json report = tool.json({"doctor"});
+  for (const char* part : {"version", "gpu", "libraries", "cache", "databases", "environment",
+                           "works", "does_not_work"}) {
+    EXPECT_TRUE(report.contains(part)) << part;
+  }
+  EXPECT_TRUE(report["databases"]["builtin"]["ok"]);
+  EXPECT_TRUE(report["environment"].contains("FLOAT8_CACHE_DIR"));
+  const auto works = report["works"].get<std::vector<std::string>>();
+  EXPECT_NE(std::ranges::find(works, "filter"), works.end());
+  if (!report["gpu"]["found"].get<bool>()) {
+    EXPECT_FALSE(report["gpu"]["reason"].get<std::string>().empty());
+    const auto missing = report["does_not_work"].get<std::vector<std::string>>();
+    EXPECT_NE(std::ranges::find(missing, "sweep"), missing.end());
+  }
+  const Outcome text = tool({"doctor"});
+  EXPECT_EQ(text.code, 0);
+  EXPECT_TRUE(contains(text.out, "works here:"));
+}
+
+TEST(Doctor, ABrokenDatabaseIsAFinding) {
+  const Tool tool;
+  const std::string file = tool.write("broken.f8db", "this is no database");
+  const Json report = tool.json({"doctor", "--db", file});
+  EXPECT_FALSE(report["databases"]["user"]["ok"]);
+  EXPECT_TRUE(contains(report["databases"]["user"]["reason"].get<std::string>(), "broken.f8db"));
+}
+
+TEST(Doctor, ACacheThatOthersCanWriteIsAFinding) {
+  Tool tool;
+  const auto cache = tool.path() / "open-cache";
+  std::filesystem::create_directory(cache);
+  std::filesystem::permissions(cache, std::filesystem::perms::all);
+  tool.set("FLOAT8_CACHE_DIR", cache.string());
+  const Json report = tool.json({"doctor"});
+  EXPECT_EQ(report["cache"]["state"], "unusable");
+  EXPECT_TRUE(contains(report["cache"]["reason"].get<std::string>(), "open-cache"));
+}
+
+TEST(Plan, NamesWhatASweepWouldMeasure) {
+  const Tool tool;
+  const Json plan = tool.json({"plan", "--mnk", "8192,4096,4096;2048,1024,4096", "--recipe",
+                               "tensorwise,rowwise", "--keep", "6", "--candidates"});
+  ASSERT_EQ(plan["linears"].size(), 4u);
+  EXPECT_GT(plan["predicted_s"].get<double>(), 0);
+  EXPECT_LT(plan["predicted_s"].get<double>(), 60);
+  int64_t pruned = 0;
+  for (const Json& linear : plan["linears"]) {
+    ASSERT_EQ(linear["gemms"].size(), 3u);
+    for (const Json& gemm : linear["gemms"]) {
+      EXPECT_EQ(gemm["generated"], 6);
+      pruned += gemm["pruned"].get<int64_t>();
+      int64_t with_reason = 0;
+      for (const Json& candidate : gemm["candidates"]) with_reason += candidate.contains("pruned");
+      EXPECT_EQ(with_reason, gemm["pruned"].get<int64_t>());
+    }
+  }
+  EXPECT_EQ(pruned, plan["pruned"].get<int64_t>());
+  EXPECT_EQ(tool.json({"plan", "--mnk", "8192,4096,4096;2048,1024,4096", "--recipe",
+                       "tensorwise,rowwise", "--keep", "6", "--candidates"}),
+            plan);
+}
+
+TEST(Plan, TakesTheLinearsOfAModelOnce) {
+  const Tool tool;
+  const Json plan =
+      tool.json({"plan", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "tensorwise"});
+  // wq and wo; wk and wv; w1 and w3; w2; the output head.
+  EXPECT_EQ(plan["linears"].size(), 5u);
+  for (const Json& linear : plan["linears"]) EXPECT_EQ(linear["m"], 8192);
+}
+
+TEST(Plan, AndSweepRefuseBadInputAndWriteNothing) {
+  const Tool tool;
+  for (const char* command : {"plan", "sweep"}) {
+    tool.expect_refused(1, {command, "--db", "x.f8db"}, {"--mnk"});
+    tool.expect_refused(1, {command, "--mnk", "0,16,16", "--db", "x.f8db"}, {"--mnk", "m"});
+    tool.expect_refused(1, {command, "--mnk", "16,16,17", "--db", "x.f8db"}, {"k"});
+    tool.expect_refused(1, {command, "--mnk", "64,64,64", "--recipe", "none", "--db", "x.f8db"},
+                        {"--recipe", "none"});
+    tool.expect_refused(1, {command, "--mnk", "64,64,64", "--max-ci", "much", "--db", "x.f8db"},
+                        {"--max-ci", "much"});
+    tool.expect_refused(1, {command, "--model", "llama3-8b", "--db", "x.f8db"}, {"--tokens"});
+  }
+  tool.expect_refused(1, {"sweep", "--mnk", "64,64,64", "--budget", "soon", "--db", "x.f8db"},
+                      {"--budget", "soon"});
+  tool.expect_refused(1, {"sweep", "--mnk", "64,64,64"}, {"--db"});
+  const std::string broken = tool.write("broken.f8db", "this is no database");
+  tool.expect_refused(1, {"sweep", "--mnk", "64,64,64", "--db", broken}, {"broken.f8db"});
+  tool.expect_refused(1, {"resume", "--db", "nowhere.f8db"}, {"nowhere.f8db"});
+}
+
+TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
+  const Tool tool;
+  if (has_gpu(tool)) GTEST_SKIP() << "there is a GPU here";
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"sweep", "--mnk", "64,64,64", "--db", "new.f8db"},
+        {"bench", "matmul", "--mnk", "64,64,64"},
+        {"bench", "linear", "--mnk", "64,64,64", "--recipe", "rowwise"},
+        {"bench", "cast", "--mnk", "64,64,64"}}) {
+    tool.expect_refused(2, words, {"work without a GPU"});
+  }
+}
+
+}  // namespace
+}  // namespace f8::testing
