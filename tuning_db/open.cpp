@@ -130,15 +130,25 @@ Status create(const fs::path& path, const SchemaSpec& schema) {
 }
 
 Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
-  auto db = Connection::open(path, SQLITE_OPEN_READONLY);
-  if (db) {
-    const auto version = (*db)->scalar("PRAGMA user_version");
-    if (version) return db;
-    // WAL wants a -shm beside the file; a folder that cannot be written is read without one, which
-    // is right as long as no -wal holds newer pages.
-    if (version.error().code != ErrorCode::kIo || has_wal(path)) {
-      return std::unexpected(version.error());
+  if (refuse_network_fs(path, fs_magic(path))) {
+    // A connection that may write, though none of ours does: only such a one removes the -wal and
+    // -shm that WAL puts beside the file while it is read. Of a write-protected file SQLite makes a
+    // reader.
+    for (const int flags : {SQLITE_OPEN_READWRITE, SQLITE_OPEN_READONLY}) {
+      auto db = Connection::open(path, flags);
+      if (!db) continue;
+      const auto version = (*db)->scalar("PRAGMA user_version");
+      if (version) return db;
+      if (version.error().code != ErrorCode::kIo) return std::unexpected(version.error());
     }
+  }
+  // Neither a folder that cannot be written nor a network takes a -shm. Without one only the file
+  // itself is read.
+  if (has_wal(path)) {
+    return fail(ErrorCode::kIo,
+                "{}: its newest rows are in {}-wal, which cannot be read from here; open it where "
+                "it was written, or export it there",
+                path.string(), path.string());
   }
   return Connection::open(path, SQLITE_OPEN_READONLY, /*immutable=*/true);
 }

@@ -32,7 +32,7 @@ void bind_result(Statement& statement, const TrialResult& result);  // appends k
 // Never throws: bytes that are not UTF-8 are replaced.
 [[nodiscard]] std::string dump(const nlohmann::json& json);
 
-// The row's id; inserts it where the natural key is new. Prepares once, for loops over many rows.
+// Ids by natural key; a row is inserted where the key is new.
 class KeyedRows {
  public:
   explicit KeyedRows(Connection& db) : db_(db) {}

@@ -71,6 +71,30 @@ TEST_F(OpenTest, CreatesAndOpensAgain) {
   }
 }
 
+TEST_F(OpenTest, ReadingLeavesTheFolderAsItWas) {
+  create_filled();
+  const std::string before = bytes_of(path_);
+  {
+    const Database a = Database::open(path_, OpenMode::kReadOnly).value();
+    const Database b = Database::open(path_, OpenMode::kReadOnly).value();
+    EXPECT_EQ(a.runs().value().size(), b.runs().value().size());
+    ASSERT_TRUE(a.export_db(folder_ / "copy.db"));
+  }
+  EXPECT_EQ(bytes_of(path_), before);
+  EXPECT_EQ(names_in(folder_.path()), (std::set<std::string>{"t.db", "copy.db"}));
+}
+
+TEST_F(OpenTest, RowsInAWalAreRead) {
+  create_filled();
+  Database writer = Database::open(path_, OpenMode::kReadWrite).value();
+  sweep(writer, {{gemm(16, 16, 16), heuristic(0)}}, [](const Cell&) { return timed(1); });
+  ASSERT_TRUE(fs::exists(folder_ / "t.db-wal"));
+  const Database reader = Database::open(path_, OpenMode::kReadOnly).value();
+  EXPECT_EQ(reader.trials(gemm(16, 16, 16)).value().size(), 1U);
+  sweep(writer, {{gemm(16, 16, 16), heuristic(1)}}, [](const Cell&) { return timed(1); });
+  EXPECT_EQ(reader.trials(gemm(16, 16, 16)).value().size(), 2U);
+}
+
 TEST_F(OpenTest, MissingFileAndFolder) {
   const auto missing = Database::open(path_, OpenMode::kReadWrite);
   ASSERT_FALSE(missing);
