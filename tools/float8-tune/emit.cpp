@@ -144,78 +144,93 @@ std::string file_stem(const Item& item) {
   return stem;
 }
 
-// Everything is made before anything is written: a failure leaves no files behind.
 struct Output {
   std::string name;
-  std::string text;
+  std::string bytes;
 };
+
+// The files of one kernel; what NVRTC says goes into `json`.
+Result<std::vector<Output>> outputs_of(const Item& item, const Options& options, Json& json) {
+  const std::string stem = file_stem(item);
+  std::vector<Output> outputs;
+  if (!options.directory.empty() || !options.ptx) {
+    outputs.push_back({stem + ".cu", header_of(item) + item.source.source});
+  }
+  if (options.ptx) {
+    std::string ptx = F8_TRY(codegen::compile_to_ptx(item.source));
+    if (options.directory.empty()) json["ptx"] = ptx;
+    outputs.push_back({stem + ".ptx", std::move(ptx)});
+  }
+  if (options.cubin) {
+    const codegen::Cubin cubin = F8_TRY(codegen::compile(item.source));
+    outputs.push_back(
+        {stem + ".cubin",
+         std::string(reinterpret_cast<const char*>(cubin.image.data()), cubin.image.size())});
+    json["registers"] = cubin.registers;
+    json["spill_bytes"] = cubin.spill_bytes;
+    json["compile_ms"] = rounded(cubin.compile_ms, 4);
+  }
+  return outputs;
+}
+
+Json to_json(const Item& item) {
+  Json json = {{"kernel", item.source.key},
+               {"role", item.role},
+               {"entry", item.source.entry},
+               {"options", item.source.options},
+               {"command", item.command}};
+  if (!item.problem.empty()) {
+    json["problem"] = item.problem;
+    json["chosen_by"] = item.chosen_by;
+  }
+  if (const auto* gemm = std::get_if<codegen::GemmSpec>(&item.spec)) {
+    json["config"] = codegen::key(gemm->config);
+  }
+  json["source"] = header_of(item) + item.source.source;
+  return json;
+}
+
+Status write_files(const std::filesystem::path& directory, const std::vector<Output>& outputs) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}", directory.string(),
+                error.message());
+  }
+  for (const Output& output : outputs) {
+    F8_TRY(of_option("-o", write_file_atomic(directory / output.name, output.bytes)));
+  }
+  return {};
+}
 
 Result<int> emit(const Options& options, const Global& global) {
   if (options.cubin && options.directory.empty()) {
     return fail(ErrorCode::kInvalidArgument, "--cubin writes binary files; name a folder with -o");
   }
+  const std::filesystem::path& directory = options.directory;
   std::vector<Item> items = F8_TRY(items_of(options, global));
-  std::vector<Output> outputs;
+  std::vector<Output> all;
   Json kernels = Json::array();
-  for (Item& item : items) {
+  for (Item& item : items) {  // everything is made before anything is written
     item.source = F8_TRY(codegen::emit(item.spec));
-    const std::string text = header_of(item) + item.source.source;
-    Json json = {{"kernel", item.source.key},
-                 {"role", item.role},
-                 {"entry", item.source.entry},
-                 {"options", item.source.options},
-                 {"command", item.command}};
-    if (!item.problem.empty()) {
-      json["problem"] = item.problem;
-      json["chosen_by"] = item.chosen_by;
+    Json json = to_json(item);
+    std::vector<Output> outputs = F8_TRY(outputs_of(item, options, json));
+    if (!directory.empty()) {
+      json["files"] = Json::array();
+      for (const Output& output : outputs) {
+        json["files"].push_back((directory / output.name).string());
+      }
     }
-    if (const auto* gemm = std::get_if<codegen::GemmSpec>(&item.spec)) {
-      json["config"] = codegen::key(gemm->config);
-    }
-    const std::string stem = file_stem(item);
-    std::vector<Output> own;
-    if (!options.directory.empty() || !options.ptx) own.push_back({stem + ".cu", text});
-    if (options.ptx) {
-      std::string ptx = F8_TRY(codegen::compile_to_ptx(item.source));
-      own.push_back({stem + ".ptx", std::move(ptx)});
-    }
-    if (options.cubin) {
-      const codegen::Cubin cubin = F8_TRY(codegen::compile(item.source));
-      own.push_back({stem + ".cubin", std::string(reinterpret_cast<const char*>(cubin.image.data()),
-                                                  cubin.image.size())});
-      json["registers"] = cubin.registers;
-      json["spill_bytes"] = cubin.spill_bytes;
-      json["compile_ms"] = rounded(cubin.compile_ms, 4);
-    }
-    json["source"] = text;
-    if (!options.directory.empty()) {
-      Json files = Json::array();
-      for (const Output& output : own) files.push_back((options.directory / output.name).string());
-      json["files"] = files;
-    } else if (options.ptx) {
-      json["ptx"] = own.back().text;
-    }
-    kernels.push_back(json);
-    std::ranges::move(own, std::back_inserter(outputs));
+    kernels.push_back(std::move(json));
+    std::ranges::move(outputs, std::back_inserter(all));
   }
-  if (!options.directory.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.directory, error);
-    if (error) {
-      return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}", options.directory.string(),
-                  error.message());
-    }
-    for (const Output& output : outputs) {
-      F8_TRY(of_option("-o", write_file_atomic(options.directory / output.name, output.text)));
-    }
-  }
+  if (!directory.empty()) F8_TRY(write_files(directory, all));
   if (global.json) {
     print_json({{"kernels", kernels}});
-  } else {
-    for (const Output& output : outputs) {
-      print(options.directory.empty() ? output.text
-                                      : (options.directory / output.name).string() + "\n");
-    }
+    return kExitOk;
+  }
+  for (const Output& output : all) {
+    print(directory.empty() ? output.bytes : (directory / output.name).string() + "\n");
   }
   return kExitOk;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -147,66 +148,97 @@ Result<std::vector<tuning_db::TrialRow>> evidence_of(const Databases& databases,
   return rows;
 }
 
+// Everything that the two forms of the answer show.
+struct Explanation {
+  int64_t tokens = 0;
+  std::string recipe;
+  double needed = 1;
+  FilterDecision decision;
+  std::optional<bool> peer_converts;  // empty: the peer has no rule for this recipe
+  std::string peer_reason;
+  std::vector<Kernel> kernels;
+  std::vector<Flip> flips;
+  std::vector<tuning_db::TrialRow> trials;
+};
+
+Json to_json(const Explanation& e) {
+  const FilterDecision& d = e.decision;
+  Json json = {
+      {"fqn", d.layer.fqn},
+      {"m", e.tokens},
+      {"n", d.layer.out_features},
+      {"k", d.layer.in_features},
+      {"recipe", e.recipe},
+      {"convert", d.convert},
+      {"reason", d.reason},
+      {"evidence", tuning_db::to_string(d.evidence)},
+      {"speedup", rounded(d.speedup)},
+      {"speedup_lo", rounded(d.lo)},
+      {"speedup_hi", rounded(d.hi)},
+      {"needed", rounded(e.needed)},
+      {"torchao",
+       {{"convert", e.peer_converts ? Json(*e.peer_converts) : Json()}, {"reason", e.peer_reason}}},
+      {"kernels", Json::array()},
+      {"flips", Json::array()},
+      {"trials", Json::array()}};
+  for (const Kernel& k : e.kernels) {
+    json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
+  }
+  for (const Flip& f : e.flips) {
+    json["flips"].push_back({{"dimension", std::string(1, f.dimension)},
+                             {"value", f.value},
+                             {"speedup", rounded(f.speedup)}});
+  }
+  for (const auto& row : e.trials) json["trials"].push_back(trial_json(row));
+  return json;
+}
+
+void print_text(const Explanation& e) {
+  const FilterDecision& d = e.decision;
+  print(fmt::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
+                    d.layer.out_features, d.layer.in_features, e.recipe,
+                    d.convert ? "FLOAT8" : "KEEP BF16", tuning_db::to_string(d.evidence)));
+  print(fmt::format("  why        {}\n", d.reason));
+  print(fmt::format(
+      "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
+      d.speedup, d.lo, d.hi, e.needed));
+  print(fmt::format("  torchao    {}\n", e.peer_reason));
+  for (const Kernel& k : e.kernels) {
+    print(fmt::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
+  }
+  for (const Flip& f : e.flips) {
+    print(fmt::format("  flips at   {} = {} (speedup {:.3f})\n", f.dimension, f.value, f.speedup));
+  }
+  for (const auto& row : e.trials) {
+    print(fmt::format("  trial      {}  {}  {}  {}\n", row.uuid.substr(0, 8), row.problem.key(),
+                      row.device_name, row.at));
+  }
+}
+
 Result<int> explain(const Options& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
   const Asker asker = {recipe, databases, options.margin};
-  const FilterDecision d = F8_TRY(asker.ask(subject.layer, subject.tokens, Policy::kMeasured));
-  // An error here says that the peer has no rule for this recipe.
-  const auto peer = asker.ask(subject.layer, subject.tokens, Policy::kTorchao);
-  const std::string& peer_reason = peer ? peer->reason : peer.error().message;
-  const std::vector<Flip> flips = F8_TRY(find_flips(asker, subject, d.convert));
-  const std::vector<Kernel> kernels = F8_TRY(kernels_of(recipe, subject, table));
-  const auto rows = F8_TRY(evidence_of(databases, d, recipe));
+  Explanation e;
+  e.tokens = subject.tokens;
+  e.recipe = recipe.name;
+  e.needed = 1 + options.margin;
+  e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, Policy::kMeasured));
+  if (const auto peer = asker.ask(subject.layer, subject.tokens, Policy::kTorchao)) {
+    e.peer_converts = peer->convert;
+    e.peer_reason = peer->reason;
+  } else {
+    e.peer_reason = peer.error().message;
+  }
+  e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
+  e.kernels = F8_TRY(kernels_of(recipe, subject, table));
+  e.trials = F8_TRY(evidence_of(databases, e.decision, recipe));
   if (global.json) {
-    Json json = {
-        {"fqn", d.layer.fqn},
-        {"m", subject.tokens},
-        {"n", d.layer.out_features},
-        {"k", d.layer.in_features},
-        {"recipe", recipe.name},
-        {"convert", d.convert},
-        {"reason", d.reason},
-        {"evidence", tuning_db::to_string(d.evidence)},
-        {"speedup", rounded(d.speedup)},
-        {"speedup_lo", rounded(d.lo)},
-        {"speedup_hi", rounded(d.hi)},
-        {"needed", rounded(1 + options.margin)},
-        {"torchao", {{"convert", peer ? Json(peer->convert) : Json()}, {"reason", peer_reason}}},
-        {"kernels", Json::array()},
-        {"flips", Json::array()},
-        {"trials", Json::array()}};
-    for (const Kernel& k : kernels) {
-      json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
-    }
-    for (const Flip& f : flips) {
-      json["flips"].push_back({{"dimension", std::string(1, f.dimension)},
-                               {"value", f.value},
-                               {"speedup", rounded(f.speedup)}});
-    }
-    for (const auto& row : rows) json["trials"].push_back(trial_json(row));
-    print_json(json);
-    return kExitOk;
-  }
-  print(fmt::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, subject.tokens,
-                    d.layer.out_features, d.layer.in_features, recipe.name,
-                    d.convert ? "FLOAT8" : "KEEP BF16", tuning_db::to_string(d.evidence)));
-  print(fmt::format("  why        {}\n", d.reason));
-  print(fmt::format(
-      "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
-      d.speedup, d.lo, d.hi, 1 + options.margin));
-  print(fmt::format("  torchao    {}\n", peer_reason));
-  for (const Kernel& k : kernels) {
-    print(fmt::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
-  }
-  for (const Flip& f : flips) {
-    print(fmt::format("  flips at   {} = {} (speedup {:.3f})\n", f.dimension, f.value, f.speedup));
-  }
-  for (const auto& row : rows) {
-    print(fmt::format("  trial      {}  {}  {}  {}\n", row.uuid.substr(0, 8), row.problem.key(),
-                      row.device_name, row.at));
+    print_json(to_json(e));
+  } else {
+    print_text(e);
   }
   return kExitOk;
 }

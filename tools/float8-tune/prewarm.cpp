@@ -90,8 +90,74 @@ Result<Plan> make_plan(const Recipe& recipe, const tuner::Model& model, int64_t 
   return plan;
 }
 
-std::string joined(const std::set<std::string>& names) {
-  return fmt::format("{}", fmt::join(names, ", "));
+using Cubins = std::vector<std::shared_ptr<const codegen::Cubin>>;
+
+struct Outcome {
+  Plan plan;
+  Cubins cubins;  // of plan.kernels
+  std::filesystem::path cache_dir;
+  double wall_ms = 0;
+
+  [[nodiscard]] int64_t from_cache() const {
+    return std::ranges::count_if(cubins, [](const auto& cubin) { return cubin->from_cache; });
+  }
+};
+
+Json to_json(const Outcome& outcome, const Options& options) {
+  Json kernels = Json::array();
+  double compile_ms = 0;
+  for (size_t i = 0; i < outcome.cubins.size(); ++i) {
+    const codegen::Cubin& cubin = *outcome.cubins[i];
+    const Wanted& wanted = outcome.plan.kernels[i];
+    if (!cubin.from_cache) compile_ms += cubin.compile_ms;
+    kernels.push_back({{"kernel", codegen::key(wanted.spec)},
+                       {"registers", cubin.registers},
+                       {"spill_bytes", cubin.spill_bytes},
+                       {"compile_ms", rounded(cubin.compile_ms, 4)},
+                       {"from_cache", cubin.from_cache},
+                       {"roles", wanted.roles},
+                       {"chosen_by", wanted.chosen_by}});
+  }
+  const auto total = static_cast<int64_t>(outcome.cubins.size());
+  return {{"model", options.model.model},
+          {"recipe", options.recipe},
+          {"tokens", options.model.tokens},
+          {"tp", options.model.tp},
+          {"cache_dir", outcome.cache_dir.string()},
+          {"kernels", kernels},
+          {"total", total},
+          {"compiled", total - outcome.from_cache()},
+          {"from_cache", outcome.from_cache()},
+          {"compile_ms", rounded(compile_ms)},
+          {"wall_ms", rounded(outcome.wall_ms)},
+          {"shapes", outcome.plan.shapes.size()},
+          {"gemms_left_to_cublaslt", outcome.plan.left_to_library},
+          {"skipped_layers", outcome.plan.skipped}};
+}
+
+void print_table(const Outcome& outcome, bool color) {
+  using enum Table::Align;
+  Table table({{"kernel", kLeft},
+               {"registers"},
+               {"spills"},
+               {"compile ms"},
+               {"from"},
+               {"for", kLeft},
+               {"chosen by", kLeft}});
+  for (size_t i = 0; i < outcome.cubins.size(); ++i) {
+    const codegen::Cubin& cubin = *outcome.cubins[i];
+    const Wanted& wanted = outcome.plan.kernels[i];
+    table.add({codegen::key(wanted.spec), fmt::to_string(cubin.registers),
+               fmt::to_string(cubin.spill_bytes), fmt::format("{:.0f}", cubin.compile_ms),
+               cubin.from_cache ? "cache" : "compiler",
+               fmt::format("{}", fmt::join(wanted.roles, ", ")),
+               fmt::format("{}", fmt::join(wanted.chosen_by, ", "))});
+  }
+  print(table.text(color));
+  const auto total = static_cast<int64_t>(outcome.cubins.size());
+  print(fmt::format("\n{} kernels for {} shapes in {}: {} compiled, {} from the cache, {:.2f} s\n",
+                    total, outcome.plan.shapes.size(), outcome.cache_dir.string(),
+                    total - outcome.from_cache(), outcome.from_cache(), outcome.wall_ms / 1e3));
 }
 
 Result<int> prewarm(const Options& options, const Global& global) {
@@ -99,78 +165,33 @@ Result<int> prewarm(const Options& options, const Global& global) {
   const tuner::Model model = F8_TRY(load(options.model));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  const Plan plan = F8_TRY(make_plan(recipe, model, options.model.tokens, table));
+  Outcome outcome;
+  outcome.plan = F8_TRY(make_plan(recipe, model, options.model.tokens, table));
   std::vector<codegen::KernelSource> sources;
-  for (const Wanted& wanted : plan.kernels) sources.push_back(F8_TRY(codegen::emit(wanted.spec)));
-
+  for (const Wanted& wanted : outcome.plan.kernels) {
+    sources.push_back(F8_TRY(codegen::emit(wanted.spec)));
+  }
   auto cache = F8_TRY(codegen::CubinCache::open(options.cache_dir.empty() ? environment().cache_dir
                                                                           : options.cache_dir));
-  if (!plan.skipped.empty()) {
-    note(global, "{} layers stay bf16, their sizes are no multiples of 16: {}{}",
-         plan.skipped.size(), plan.skipped.front(), plan.skipped.size() > 1 ? ", ..." : "");
+  outcome.cache_dir = cache.directory();
+  if (const auto& skipped = outcome.plan.skipped; !skipped.empty()) {
+    note(global, "{} layers stay bf16, their sizes are no multiples of 16: {}{}", skipped.size(),
+         skipped.front(), skipped.size() > 1 ? ", ..." : "");
   }
   Progress progress(global);
   const auto start = std::chrono::steady_clock::now();
-  const auto cubins = F8_TRY(
+  outcome.cubins = F8_TRY(
       cache.get_all(sources, static_cast<int>(options.threads), [&](size_t done, size_t total) {
         progress.update(fmt::format("{}/{} kernels", done, total));
       }));
   progress.clear();
-  const double wall_ms =
+  outcome.wall_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-
-  Json rows = Json::array();
-  Table text({{"kernel", Table::Align::kLeft},
-              {"registers"},
-              {"spills"},
-              {"compile ms"},
-              {"from"},
-              {"for", Table::Align::kLeft},
-              {"chosen by", Table::Align::kLeft}});
-  int64_t from_cache = 0;
-  double compile_ms = 0;
-  for (size_t i = 0; i < cubins.size(); ++i) {
-    const codegen::Cubin& cubin = *cubins[i];
-    const Wanted& wanted = plan.kernels[i];
-    if (cubin.from_cache) {
-      ++from_cache;
-    } else {
-      compile_ms += cubin.compile_ms;
-    }
-    rows.push_back({{"kernel", sources[i].key},
-                    {"registers", cubin.registers},
-                    {"spill_bytes", cubin.spill_bytes},
-                    {"compile_ms", rounded(cubin.compile_ms, 4)},
-                    {"from_cache", cubin.from_cache},
-                    {"roles", wanted.roles},
-                    {"chosen_by", wanted.chosen_by}});
-    text.add({sources[i].key, fmt::format("{}", cubin.registers),
-              fmt::format("{}", cubin.spill_bytes), fmt::format("{:.0f}", cubin.compile_ms),
-              cubin.from_cache ? "cache" : "compiler", joined(wanted.roles),
-              joined(wanted.chosen_by)});
-  }
-  const auto total = static_cast<int64_t>(cubins.size());
   if (global.json) {
-    print_json({{"model", model.name},
-                {"recipe", recipe.name},
-                {"tokens", options.model.tokens},
-                {"tp", options.model.tp},
-                {"cache_dir", cache.directory().string()},
-                {"kernels", rows},
-                {"total", total},
-                {"compiled", total - from_cache},
-                {"from_cache", from_cache},
-                {"compile_ms", rounded(compile_ms, 6)},
-                {"wall_ms", rounded(wall_ms, 6)},
-                {"shapes", plan.shapes.size()},
-                {"gemms_left_to_cublaslt", plan.left_to_library},
-                {"skipped_layers", plan.skipped}});
-    return kExitOk;
+    print_json(to_json(outcome, options));
+  } else {
+    print_table(outcome, stdout_color(global));
   }
-  print(text.text(stdout_color(global)));
-  print(fmt::format("\n{} kernels for {} shapes in {}: {} compiled, {} from the cache, {:.2f} s\n",
-                    total, plan.shapes.size(), cache.directory().string(), total - from_cache,
-                    from_cache, wall_ms / 1e3));
   return kExitOk;
 }
 
