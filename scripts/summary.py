@@ -15,12 +15,18 @@ def shapes(decisions):
     return ", ".join(f"{k}x{n}" for k, n in found)
 
 
-evidence = collections.Counter(d["evidence"] for d in answer["decisions"])
+def linears(decisions):
+    return sum(d.get("count", 1) for d in decisions)
+
+
+evidence = collections.Counter()
+for decision in answer["decisions"]:
+    evidence[decision["evidence"]] += decision.get("count", 1)
 print(f"{answer['recipe']}, {answer['tokens']} tokens, evidence from {answer['device']}: " +
       ", ".join(f"{count} {name}" for name, count in sorted(evidence.items())))
 if groups[True]:
-    print(f"  to float8   {len(groups[True])} linears (K x N: {shapes(groups[True])})")
+    print(f"  to float8   {linears(groups[True])} linears (K x N: {shapes(groups[True])})")
 if groups[False]:
-    print(f"  stay bf16   {len(groups[False])} linears (K x N: {shapes(groups[False])})")
+    print(f"  stay bf16   {linears(groups[False])} linears (K x N: {shapes(groups[False])})")
     print(f"              e.g. {groups[False][0]['fqn']}: {groups[False][0]['reason']}")
 print(f"  all these linears together: {answer['estimated_model_speedup']:.2f}x of bf16")
