@@ -238,9 +238,15 @@ Result<int> measure(const Global& global, Options& options) {
     const Recipe recipe = F8_TRY(find_recipe(name));
     for (const auto& kernel : F8_TRY(tuner::cast_kernels(recipe))) compiler.want(kernel.spec);
   }
-  const tuner::SweepPlan plan =
-      F8_TRY(tuner::plan_sweep(request, device, [&](const Problem& problem, bool bf16) {
-        return worker.heuristics(problem, bf16);
+  const tuner::SweepPlan plan = F8_TRY(
+      tuner::plan_sweep(request, device, [&](const Problem& problem, bool bf16) -> Result<int> {
+        const Result<int> count = worker.heuristics(problem, bf16);
+        if (count || count.error().code == ErrorCode::kInterrupted ||
+            count.error().code == ErrorCode::kEnvironment) {
+          return count;
+        }
+        note(global, "{}: without cuBLASLt: {}", problem.key(), count.error().message);
+        return 0;
       }));
   if (options.dry_run) {
     print(fmt::format("{} linears, {} cells, {} configurations pruned by the model, about {}\n",

@@ -296,6 +296,8 @@ Status GpuBackend::set_batch(int subject, int launches) {
   // One launch a batch: the batches take turns with the sets. Else every batch goes through all.
   const bool alternate = launches == 1;
   timed.launches = alternate ? 1 : (launches + rotation - 1) / rotation * rotation;
+  for (CUgraphExec graph : timed.graphs) driver_.graph_exec_destroy(graph);
+  timed.graphs.clear();
   for (int i = 0; i < (alternate ? rotation : 1); ++i) {
     timed.graphs.push_back(F8_TRY(capture(timed, static_cast<size_t>(i))));
   }

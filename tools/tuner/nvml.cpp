@@ -17,7 +17,7 @@ constexpr int kSuccess = 0;
 constexpr int kClockSm = 1;
 constexpr int kClockMem = 2;
 constexpr int kTemperatureGpu = 0;
-constexpr auto kPeriod = 5ms;
+constexpr auto kPeriod = 20ms;  // reading more often disturbs what is read
 
 struct ProcessInfo {  // nvmlProcessInfo_t of the _v3 call
   unsigned pid;

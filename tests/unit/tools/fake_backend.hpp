@@ -43,6 +43,7 @@ struct FakeMachine {
   double noise = 0.002;    // relative standard deviation of a batch
   double block_noise = 0;  // of everything that is timed together
   int heuristics = 2;
+  double estimate_factor = 1;  // how much slower a single launch is than one in a batch
   uint64_t seed = 7;
   double real_sleep_s = 0;  // real time that a timing call takes
 };
@@ -98,7 +99,7 @@ class FakeBackend final : public Backend {
     return check;
   }
   Result<double> estimate_ns(int subject) override {
-    return machine_.ns(problem_, at(subject), now_s_);
+    return machine_.ns(problem_, at(subject), now_s_) * machine_.estimate_factor;
   }
   Status set_batch(int subject, int launches) override {
     launches_[static_cast<size_t>(subject)] = launches;
@@ -133,6 +134,8 @@ class FakeBackend final : public Backend {
   }
   double now_s() const override { return now_s_; }
   void sleep_s(double seconds) override { now_s_ += seconds; }
+
+  [[nodiscard]] int launches(int subject) const { return launches_[static_cast<size_t>(subject)]; }
 
   int time_calls = 0;
   std::set<std::string> timed;  // configs

@@ -194,6 +194,17 @@ TEST(Group, WarmsUpOncePerThermalBlock) {
   EXPECT_GT(backend.now_s() - before, second + 0.2) << "an idle device must be warmed again";
 }
 
+TEST(Group, BatchesAreAsLongAsAskedThoughSingleLaunchesAreSlow) {
+  FakeMachine machine;
+  machine.ns = [](const Problem&, const Subject&, double) { return 2e3; };
+  machine.estimate_factor = 4;
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.batch_us = 200;
+  ASSERT_TRUE(Session(backend).run(request));
+  EXPECT_NEAR(backend.launches(0), 100, 5);
+}
+
 TEST(Group, TheSameSeedMeasuresTheSame) {
   const auto run = [](uint64_t seed) {
     FakeMachine machine;
