@@ -29,7 +29,7 @@ if(FLOAT8_CUDA_ROOT AND NOT FLOAT8_CUDA_ROOT IN_LIST _roots)
 endif()
 
 set(_places FLOAT8_CUDA_INCLUDE FLOAT8_NVRTC_INCLUDE FLOAT8_CUBLASLT_INCLUDE FLOAT8_NCCL_INCLUDE
-            FLOAT8_NVRTC_LIBRARY FLOAT8_CUBLASLT_LIBRARY FLOAT8_NCCL_LIBRARY)
+            FLOAT8_NV_TARGET_INCLUDE FLOAT8_NVRTC_LIBRARY FLOAT8_CUBLASLT_LIBRARY FLOAT8_NCCL_LIBRARY)
 if(NOT CMAKE_SCRIPT_MODE_FILE AND NOT "${FLOAT8_CUDA_ROOT_SEARCHED}" STREQUAL "${_roots}")
   foreach(_place ${_places})
     unset(${_place} CACHE)  # found under other roots
@@ -41,13 +41,16 @@ set(_lib_folders lib64 lib targets/x86_64-linux/lib lib/x86_64-linux-gnu)
 find_path(FLOAT8_CUDA_INCLUDE cuda.h HINTS ${_roots} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_path(FLOAT8_NVRTC_INCLUDE nvrtc.h HINTS ${_roots} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_path(FLOAT8_CUBLASLT_INCLUDE cublasLt.h HINTS ${_roots} PATH_SUFFIXES include NO_DEFAULT_PATH)
+find_path(FLOAT8_NV_TARGET_INCLUDE nv/target HINTS ${_roots} PATH_SUFFIXES include include/cccl
+          NO_DEFAULT_PATH)  # cublasLt.h and nccl.h come to include it, by way of cuda_fp16.h
 find_path(FLOAT8_NCCL_INCLUDE nccl.h HINTS ${_roots} /usr PATH_SUFFIXES include)
 find_file(FLOAT8_NVRTC_LIBRARY libnvrtc.so.13 HINTS ${_roots} PATH_SUFFIXES ${_lib_folders})
 find_file(FLOAT8_CUBLASLT_LIBRARY libcublasLt.so.13 HINTS ${_roots} PATH_SUFFIXES ${_lib_folders})
 find_file(FLOAT8_NCCL_LIBRARY libnccl.so.2 HINTS ${_roots} /usr PATH_SUFFIXES ${_lib_folders})
 mark_as_advanced(${_places})
 
-set(_required FLOAT8_CUDA_INCLUDE FLOAT8_NVRTC_INCLUDE FLOAT8_CUBLASLT_INCLUDE FLOAT8_NCCL_INCLUDE)
+set(_required FLOAT8_CUDA_INCLUDE FLOAT8_NVRTC_INCLUDE FLOAT8_CUBLASLT_INCLUDE FLOAT8_NCCL_INCLUDE
+              FLOAT8_NV_TARGET_INCLUDE)
 if(CMAKE_SCRIPT_MODE_FILE)
   list(APPEND _required FLOAT8_NVRTC_LIBRARY)
   set(CudaHeaders_FIND_REQUIRED TRUE)
@@ -67,5 +70,6 @@ if(CudaHeaders_FOUND AND NOT CMAKE_SCRIPT_MODE_FILE AND NOT TARGET float8::cuda_
   list(REMOVE_DUPLICATES FLOAT8_CUDA_LIB_DIRS)
   add_library(float8::cuda_headers INTERFACE IMPORTED)
   target_include_directories(float8::cuda_headers SYSTEM INTERFACE
-    ${FLOAT8_CUDA_INCLUDE} ${FLOAT8_NVRTC_INCLUDE} ${FLOAT8_CUBLASLT_INCLUDE} ${FLOAT8_NCCL_INCLUDE})
+    ${FLOAT8_CUDA_INCLUDE} ${FLOAT8_NVRTC_INCLUDE} ${FLOAT8_CUBLASLT_INCLUDE} ${FLOAT8_NCCL_INCLUDE}
+    ${FLOAT8_NV_TARGET_INCLUDE})
 endif()
