@@ -166,6 +166,11 @@ class CublasLtGemm final : public GemmPlan {
   Status run(const GemmCall& call, void* workspace, Stream stream) const override {
     F8_TRY(validate(desc_, call, workspace, workspace_bytes_));
     if (call.m == 0) return run_empty(call, stream);
+    if (!is_aligned(call.inv_scale_a) || !is_aligned(call.inv_scale_b)) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "gemm {}: cuBLASLt takes inverse scales at 16-byte boundaries alone",
+                  to_string(desc_.gemm));
+    }
     const ScopedContext current(driver_, primary_);
     F8_TRY(current.status());
     Matmul matmul;

@@ -46,7 +46,8 @@ struct GemmCall {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;
-  const float* inv_scale_a = nullptr;  // device; 1 value or one for each row of a
+  // Device; 1 value or one for each row of a, of b. cuBLASLt wants both aligned to 16 bytes.
+  const float* inv_scale_a = nullptr;
   const float* inv_scale_b = nullptr;
   int64_t m = 0;  // the linear's M of this call, at most the planned one
 };

@@ -25,7 +25,10 @@ std::string_view to_string(ChosenBy by) {
 
 Result<std::vector<NamedKernel>> cast_kernels(const Recipe& recipe) {
   const runtime::LinearKernels kernels = F8_TRY(kernels_of(recipe, kAnyShape));
-  std::vector<NamedKernel> named{{"amax x,w", kernels.amax}, {"cast x,w", kernels.cast}};
+  std::vector<NamedKernel> named{{"amax x,w", kernels.amax},
+                                 {"cast x,w", kernels.cast},
+                                 {"amax x,w (no backward)", kernels.amax_unsaved},
+                                 {"cast x,w (no backward)", kernels.cast_unsaved}};
   constexpr std::array<std::string_view, 3> kGradients = {"", " (grad_input alone)",
                                                           " (grad_weight alone)"};
   for (size_t i = 0; i < kGradients.size(); ++i) {

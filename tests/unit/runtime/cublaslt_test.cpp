@@ -163,6 +163,11 @@ TEST_F(CublasLtTest, FailuresSayWhichCall) {
   const Status no_workspace = plan->run(call, nullptr, nullptr);
   ASSERT_FALSE(no_workspace);
   EXPECT_NE(no_workspace.error().message.find("workspace is null"), std::string::npos);
+  GemmCall misaligned = call;
+  misaligned.inv_scale_b = scale + 1;
+  const Status scales = plan->run(misaligned, workspace(), nullptr);
+  ASSERT_FALSE(scales);
+  EXPECT_EQ(scales.error().code, ErrorCode::kInvalidArgument);
   library_.matmul_result = CUBLAS_STATUS_NOT_SUPPORTED;
   const Status refused = plan->run(call, workspace(), nullptr);
   ASSERT_FALSE(refused);
