@@ -160,7 +160,7 @@ TEST(Fuzz, MutatedBytesGiveLayersOrOneLine) {
   };
   int accepted = 0;
   int refused = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 1500; ++i) {
     const Seed& seed = seeds[below(seeds.size())];
     std::string bytes = seed.bytes;
     for (size_t edits = 1 + below(4); edits > 0 && !bytes.empty(); --edits) {
