@@ -348,7 +348,11 @@ TEST_F(FilterTest, OpensAndFilters300LayersIn50Ms) {
     best_ms = std::min(best_ms, std::chrono::duration<double, std::milli>(end - start).count());
   }
   RecordProperty("ms", std::to_string(best_ms));
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(best_ms, 50);
+#else
+  EXPECT_LT(best_ms, 2000);
+#endif
 }
 
 }  // namespace
