@@ -41,7 +41,7 @@ template <class... Args>
 }
 
 // Evaluates a Result or Status; returns its error from the enclosing function, else yields the
-// value.
+// value. Not inside the braces of an aggregate: g++ 12 then leaks the members already built.
 #define F8_TRY(...)                                                               \
   ({                                                                              \
     auto f8_try_result = (__VA_ARGS__);                                           \

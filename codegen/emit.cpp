@@ -137,7 +137,8 @@ Result<KernelSource> emit(const KernelSpec& spec) {
   append_template(stub.file, seen, kernel.source);
   kernel.source += "// ---- instantiation\nnamespace f8::kernels {\n" + stub.text +
                    "}  // namespace f8::kernels\n";
-  kernel.options = {"--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v"};
+  // NVRTC's own cache would answer with an empty log, and the log is what tells spills and C75xx.
+  kernel.options = {"--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v", "--no-cache"};
   return kernel;
 }
 

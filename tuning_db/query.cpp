@@ -167,8 +167,8 @@ Result<TuningTable> Database::table() const {
     if (!is_linear) {
       const Provider provider =
           row.candidate.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt;
-      table.add(KernelChoice{row.problem, provider, F8_TRY(table_config(row.candidate)),
-                             row.result.timing->median_ns});
+      const std::string config = F8_TRY(table_config(row.candidate));
+      table.add(KernelChoice{row.problem, provider, config, row.result.timing->median_ns});
     } else if (row.result.ratio) {
       const Ratio& ratio = *row.result.ratio;
       table.add(

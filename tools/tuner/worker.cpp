@@ -53,8 +53,8 @@ Result<Json> answer(Backend& backend, Session& session, const Json& request, int
   const std::string what = request.value("do", "");
   if (what == "heuristics") {
     const Problem problem = F8_TRY(Problem::parse(request.value("problem", "")));
-    return Json{{"is", "count"},
-                {"value", F8_TRY(backend.heuristics(problem, request.value("bf16", false)))}};
+    const int count = F8_TRY(backend.heuristics(problem, request.value("bf16", false)));
+    return Json{{"is", "count"}, {"value", count}};
   }
   if (what == "group") {
     const GroupRequest group = F8_TRY(parse_group(request));
