@@ -13,6 +13,10 @@ void* operator new(size_t bytes) {
   if (void* p = std::malloc(bytes)) return p;
   throw std::bad_alloc();
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  if (g_counting) ++g_count;
+  return std::malloc(bytes);
+}
 void operator delete(void* p) noexcept {
   std::free(p);
 }
