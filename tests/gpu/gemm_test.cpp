@@ -49,8 +49,9 @@ TEST_P(GemmConfigTest, EveryCandidate) {
   const Shape own{401, 592, 720};
   const uint64_t seed = 11;
   const GemmOperands x(context(), own, GetParam().a, GetParam().b, GetParam().scale, seed);
-  const auto& expected = product(x, fmt::format("{}{}{}", to_string(x.a.dtype),
-                                                to_string(x.b.dtype), to_string(GetParam().scale)));
+  const std::string which = fmt::format("{}{}{}", to_string(x.a.dtype), to_string(x.b.dtype),
+                                        to_string(GetParam().scale));
+  const auto& expected = product(x, which);
   const DeviceBuffer d(context(), expected.size() * size_bytes(GetParam().d));
   const auto candidates = codegen::gemm_candidates(GetParam());
   std::vector<codegen::KernelSpec> kernels;
