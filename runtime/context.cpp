@@ -1,6 +1,8 @@
 // A context's life, and kernels on their way from a spec to a loaded function.
 #include "runtime/context.hpp"
 
+#include <algorithm>
+
 #include "base/environment.hpp"
 #include "codegen/emit.hpp"
 #include "runtime/context_state.hpp"

@@ -1,5 +1,9 @@
 #include "runtime/linear.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
 #include "recipes/reference.hpp"
 #include "runtime/linear_kernels.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -218,7 +220,8 @@ TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
   const auto check = backend_->verify(built->id);
   ASSERT_TRUE(check);
   EXPECT_FALSE(check->right);
-  EXPECT_NE(check->what.find("d[0][0] is not finite: not written"), std::string::npos) << check->what;
+  EXPECT_NE(check->what.find("d[0][0] is not finite: not written"), std::string::npos)
+      << check->what;
 }
 
 // A kernel that reads one scale for all rows: every element but those of the first rows is off.

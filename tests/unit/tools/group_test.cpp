@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/unit/tools/fake_backend.hpp"
 
 namespace f8::tuner {

@@ -1,6 +1,7 @@
 // Policy `measured`: the kinds of evidence, the decision rule, layers of databases, stable output.
 #include "tuning_db/filter.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 #include "sample.hpp"

@@ -1,6 +1,7 @@
 // The estimates behind the filter against surfaces that are known everywhere.
 #include "tuning_db/surface.hpp"
 
+#include <algorithm>
 #include <random>
 
 #include "sample.hpp"
