@@ -14,6 +14,9 @@ if(FLOAT8_SANITIZE)
   target_link_options(float8_options INTERFACE -fsanitize=${FLOAT8_SANITIZE})
 endif()
 
+# For code that only starts the work of others (tests, the command line): builds faster.
+set(FLOAT8_COLD_CODE $<$<CONFIG:Release>:-O1>)
+
 function(float8_add_library name)
   cmake_parse_arguments(ARG "" "" "LINK;EXTRA_SOURCES" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS *.cpp)
@@ -31,6 +34,7 @@ function(float8_add_test name)
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE float8_options ${ARG_LINK} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE FLOAT8_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_compile_options(${name} PRIVATE ${FLOAT8_COLD_CODE})
   add_test(NAME ${name} COMMAND ${name})
   # A program all of whose tests skipped is listed as skipped, not as passed.
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300
