@@ -28,6 +28,15 @@ Problem table_problem(const GemmDesc& desc) {
 
 }  // namespace
 
+codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config) {
+  return {.a = desc.a,
+          .b = desc.b,
+          .d = desc.d,
+          .scale = desc.scale,
+          .fast = desc.fast,
+          .config = config};
+}
+
 std::string config_text(const GemmChoice& choice) {
   return choice.provider == Provider::kGenerated ? codegen::key(choice.config)
                                                  : fmt::format("h{}", choice.heuristic);
@@ -116,9 +125,8 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
     }
   }
   GemmChoice choice;
-  choice.config = F8_TRY(cheapest_config(
-      {.a = desc.a, .b = desc.b, .d = desc.d, .scale = desc.scale, .fast = desc.fast, .config = {}},
-      gemm_shape(desc.shape, desc.gemm), sm_count));
+  choice.config =
+      F8_TRY(cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count));
   return choice;
 }
 

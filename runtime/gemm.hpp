@@ -19,8 +19,11 @@
 
 namespace f8::runtime {
 
+[[nodiscard]] constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 [[nodiscard]] constexpr int64_t padded(int64_t extent) {
-  return (extent + 15) / 16 * 16;
+  return ceil_div(extent, 16) * 16;
 }
 
 struct GemmDesc {
@@ -38,6 +41,8 @@ struct GemmChoice {
   codegen::GemmConfig config;  // generated
   int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
 };
+// The generated kernel for a product, of fp8 operands.
+[[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);
 // "128x256s4c2x1w2g8" or "h3": as the database and the tuning table keep it.
 [[nodiscard]] std::string config_text(const GemmChoice& choice);
 [[nodiscard]] Result<GemmChoice> parse_choice(Provider provider, std::string_view config);

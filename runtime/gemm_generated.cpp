@@ -6,10 +6,6 @@
 namespace f8::runtime {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 class GeneratedGemm final : public GemmPlan {
  public:
   GeneratedGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice,
@@ -72,13 +68,7 @@ Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context, co
                 "gemm {}: generated kernels take fp8 operands; {} operands need provider cublaslt",
                 to_string(desc.gemm), to_string(desc.a));
   }
-  const codegen::GemmSpec spec{.a = desc.a,
-                               .b = desc.b,
-                               .d = desc.d,
-                               .scale = desc.scale,
-                               .fast = desc.fast,
-                               .config = choice.config};
-  const Kernel* kernel = F8_TRY(context->kernel(spec));
+  const Kernel* kernel = F8_TRY(context->kernel(gemm_spec(desc, choice.config)));
   return std::make_shared<const GeneratedGemm>(context, desc, choice, *kernel);
 }
 

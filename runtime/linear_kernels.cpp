@@ -119,8 +119,7 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
     const auto& fixed = desc.choices[static_cast<size_t>(gemm)];
     const GemmChoice choice = fixed ? *fixed : F8_TRY(choose_gemm(table, g, sm_count));
     if (choice.provider != Provider::kGenerated) continue;
-    add(codegen::GemmSpec{
-        .a = g.a, .b = g.b, .d = g.d, .scale = g.scale, .fast = g.fast, .config = choice.config});
+    add(gemm_spec(g, choice.config));
   }
   return specs;
 }

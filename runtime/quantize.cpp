@@ -13,10 +13,6 @@ constexpr int64_t kElementsPerBlock =
 constexpr int64_t kMaxPartials = 1024;  // every block of the cast reads them all
 constexpr int64_t kBlocksPerSm = 6;
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 template <class Args>
 int64_t grid(const Args& args) {
   const auto& last = args.tensors[args.count - 1];

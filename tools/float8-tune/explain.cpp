@@ -163,24 +163,16 @@ struct Explanation {
 
 Json to_json(const Explanation& e) {
   const FilterDecision& d = e.decision;
-  Json json = {
-      {"fqn", d.layer.fqn},
-      {"m", e.tokens},
-      {"n", d.layer.out_features},
-      {"k", d.layer.in_features},
-      {"recipe", e.recipe},
-      {"convert", d.convert},
-      {"reason", d.reason},
-      {"evidence", tuning_db::to_string(d.evidence)},
-      {"speedup", rounded(d.speedup)},
-      {"speedup_lo", rounded(d.lo)},
-      {"speedup_hi", rounded(d.hi)},
-      {"needed", rounded(e.needed)},
-      {"torchao",
-       {{"convert", e.peer_converts ? Json(*e.peer_converts) : Json()}, {"reason", e.peer_reason}}},
-      {"kernels", Json::array()},
-      {"flips", Json::array()},
-      {"trials", Json::array()}};
+  Json json = {{"fqn", d.layer.fqn},
+               {"m", e.tokens},
+               {"n", d.layer.out_features},
+               {"k", d.layer.in_features},
+               {"recipe", e.recipe}};
+  add_verdict(json, d);
+  json["needed"] = rounded(e.needed);
+  json["torchao"] = {{"convert", e.peer_converts ? Json(*e.peer_converts) : Json()},
+                     {"reason", e.peer_reason}};
+  for (const char* list : {"kernels", "flips", "trials"}) json[list] = Json::array();
   for (const Kernel& k : e.kernels) {
     json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
   }

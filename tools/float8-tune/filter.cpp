@@ -8,6 +8,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/trial_json.hpp"
 
 namespace f8::cli {
 namespace {
@@ -41,17 +42,13 @@ Result<std::vector<std::string>> split_names(std::string_view text) {
 Json to_json(const Options& options, const tuning_db::FilterResult& result) {
   Json decisions = Json::array();
   for (const tuning_db::FilterDecision& d : result.decisions) {
-    decisions.push_back({{"fqn", d.layer.fqn},
-                         {"in_features", d.layer.in_features},
-                         {"out_features", d.layer.out_features},
-                         {"count", d.layer.count},
-                         {"convert", d.convert},
-                         {"reason", d.reason},
-                         {"evidence", tuning_db::to_string(d.evidence)},
-                         {"speedup", rounded(d.speedup)},
-                         {"speedup_lo", rounded(d.lo)},
-                         {"speedup_hi", rounded(d.hi)},
-                         {"trials", d.trial_uuids}});
+    Json decision = {{"fqn", d.layer.fqn},
+                     {"in_features", d.layer.in_features},
+                     {"out_features", d.layer.out_features},
+                     {"count", d.layer.count}};
+    add_verdict(decision, d);
+    decision["trials"] = d.trial_uuids;
+    decisions.push_back(std::move(decision));
   }
   return {{"recipe", options.recipe},
           {"policy", options.policy},

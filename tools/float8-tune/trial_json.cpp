@@ -30,6 +30,15 @@ std::string candidate_text(const tuning_db::Candidate& candidate) {
   return candidate.impl + " " + config.dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
+void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
+  json["convert"] = decision.convert;
+  json["reason"] = decision.reason;
+  json["evidence"] = tuning_db::to_string(decision.evidence);
+  json["speedup"] = rounded(decision.speedup);
+  json["speedup_lo"] = rounded(decision.lo);
+  json["speedup_hi"] = rounded(decision.hi);
+}
+
 Json trial_json(const tuning_db::TrialRow& row) {
   const tuning_db::TrialResult& result = row.result;
   const Json config = config_json(row.candidate);

@@ -1,14 +1,18 @@
-// A measured row as the commands show it: times in microseconds, and its provenance.
+// What several commands show alike: a measured row, with times in microseconds and its provenance,
+// and the filter's verdict.
 #pragma once
 
 #include <string>
 
 #include "tools/float8-tune/output.hpp"
 #include "tuning_db/database.hpp"
+#include "tuning_db/filter.hpp"
 
 namespace f8::cli {
 
 [[nodiscard]] Json trial_json(const tuning_db::TrialRow& row);
+// "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds.
+void add_verdict(Json& json, const tuning_db::FilterDecision& decision);
 // "generated 128x256s4c2x1w2g8", "cublaslt h3", "float8".
 [[nodiscard]] std::string candidate_text(const tuning_db::Candidate& candidate);
 

@@ -95,7 +95,6 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status open_linear();
   [[nodiscard]] Status carve_fp8();
   [[nodiscard]] Status carve_bf16();
-  [[nodiscard]] Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16) const;
   [[nodiscard]] Result<Built> add_gemm(const Subject& subject);
   [[nodiscard]] Result<Built> add_float8(const Subject& subject);
   [[nodiscard]] Result<Built> add_bf16(const Subject& subject);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tools/tuner/gpu_backend.hpp"
+#include "tools/tuner/search.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -14,39 +15,6 @@ void* mutable_pointer(CUdeviceptr address) {
 }
 
 }  // namespace
-
-Result<runtime::GemmDesc> GpuBackend::gemm_desc(const Problem& problem, bool bf16) const {
-  if (problem.op == Op::kLinear) {
-    return fail(ErrorCode::kInvalidArgument, "{} is no GEMM", problem.key());
-  }
-  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  const auto gemm = static_cast<Gemm>(problem.op);
-  const GemmSetting& setting = recipe.at(gemm);
-  runtime::GemmDesc desc{.gemm = gemm,
-                         .shape = problem.shape,
-                         .a = Dtype::kBf16,
-                         .b = Dtype::kBf16,
-                         .d = problem.d,
-                         .scale = codegen::ScaleMode::kTensor,
-                         .fast = false};
-  if (bf16) return desc;
-  if (!setting.is_fp8()) {
-    return fail(ErrorCode::kUnsupported, "{}: this GEMM of recipe {} is not fp8", problem.key(),
-                recipe.name);
-  }
-  if (setting.a.granularity != setting.b.granularity ||
-      (setting.a.granularity != Granularity::kTensor &&
-       setting.a.granularity != Granularity::kAxis)) {
-    return fail(ErrorCode::kUnsupported, "{}: no kernel has the scales of recipe {} yet",
-                problem.key(), recipe.name);
-  }
-  desc.a = problem.a;
-  desc.b = problem.b;
-  desc.fast = problem.fast;
-  desc.scale = setting.a.granularity == Granularity::kAxis ? codegen::ScaleMode::kAxis
-                                                           : codegen::ScaleMode::kTensor;
-  return desc;
-}
 
 Result<int> GpuBackend::heuristics(const Problem& gemm, bool bf16) {
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
@@ -111,13 +79,8 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
               .smem_bytes = {},
               .spill_bytes = {}};
   if (choice.provider == Provider::kGenerated) {
-    const codegen::GemmSpec spec{.a = desc.a,
-                                 .b = desc.b,
-                                 .d = desc.d,
-                                 .scale = desc.scale,
-                                 .fast = desc.fast,
-                                 .config = choice.config};
-    const runtime::Kernel* kernel = F8_TRY(context_->kernel(spec));
+    const runtime::Kernel* kernel =
+        F8_TRY(context_->kernel(runtime::gemm_spec(desc, choice.config)));
     built.registers = kernel->registers;
     built.smem_bytes = kernel->smem_bytes;
     built.spill_bytes = kernel->spill_bytes;

@@ -38,15 +38,6 @@ Result<std::vector<NamedKernel>> cast_kernels(const Recipe& recipe) {
   return named;
 }
 
-codegen::GemmSpec ChosenGemm::spec() const {
-  return {.a = desc.a,
-          .b = desc.b,
-          .d = desc.d,
-          .scale = desc.scale,
-          .fast = desc.fast,
-          .config = choice.config};
-}
-
 Result<ChosenGemm> choose_gemm(const Recipe& recipe, Gemm gemm, Shape linear,
                                const TuningTable* table) {
   const runtime::LinearKernels kernels = F8_TRY(kernels_of(recipe, linear));

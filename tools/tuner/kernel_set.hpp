@@ -30,7 +30,7 @@ struct ChosenGemm {
   runtime::GemmChoice choice;
   ChosenBy by = ChosenBy::kModel;
 
-  [[nodiscard]] codegen::GemmSpec spec() const;  // of a generated choice
+  [[nodiscard]] codegen::GemmSpec spec() const { return runtime::gemm_spec(desc, choice.config); }
 };
 
 // As a plan would choose: by `table` (null: none), else by the cost model.

@@ -1,6 +1,6 @@
-// What the management library (libnvidia-ml, opened at first use) tells of a device while it works:
-// clocks, power, temperature, why the clock is below its maximum, who else computes on it.
-// Optional: where it does not answer, measurements go on without.
+// What the management library tells of a device while it works: clocks, power, temperature, why the
+// clock is below its maximum, who else computes on it. Optional: where it does not answer,
+// measurements go on without.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "runtime/nvml.hpp"
 #include "tools/tuner/backend.hpp"
 
 namespace f8::tuner {
@@ -26,12 +27,14 @@ class NvmlDevice {
   [[nodiscard]] NvmlReading read() const;
   [[nodiscard]] double power_limit_w() const;        // 0: unknown
   [[nodiscard]] std::string driver_version() const;  // "580.82.07"; empty: unknown
-  [[nodiscard]] int other_compute_processes()
-      const;  // besides this one and its parent; -1: unknown
+  // Besides this one and its parent; -1: unknown.
+  [[nodiscard]] int other_compute_processes() const;
 
  private:
-  explicit NvmlDevice(void* handle) : handle_(handle) {}
-  void* handle_;
+  NvmlDevice(const runtime::Nvml& nvml, runtime::NvmlHandle handle)
+      : nvml_(&nvml), handle_(handle) {}
+  const runtime::Nvml* nvml_;
+  runtime::NvmlHandle handle_;
 };
 
 // Reads in a thread of its own every few milliseconds, because an answer may take that long.

@@ -14,12 +14,20 @@ constexpr double kSettledClock = 0.75;
 
 }  // namespace
 
-Result<codegen::GemmSpec> gemm_spec(const Problem& problem) {
-  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16) {
   if (problem.op == Op::kLinear) {
     return fail(ErrorCode::kUnsupported, "{} is three GEMMs", problem.key());
   }
-  const GemmSetting& setting = recipe.at(static_cast<Gemm>(problem.op));
+  runtime::GemmDesc desc{.gemm = static_cast<Gemm>(problem.op),
+                         .shape = problem.shape,
+                         .a = Dtype::kBf16,
+                         .b = Dtype::kBf16,
+                         .d = problem.d,
+                         .scale = codegen::ScaleMode::kTensor,
+                         .fast = false};
+  if (bf16) return desc;
+  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+  const GemmSetting& setting = recipe.at(desc.gemm);
   if (!setting.is_fp8()) {
     return fail(ErrorCode::kUnsupported, "{}: recipe {} keeps this GEMM in bf16", problem.key(),
                 recipe.name);
@@ -28,23 +36,24 @@ Result<codegen::GemmSpec> gemm_spec(const Problem& problem) {
     return g == Granularity::kTensor || g == Granularity::kAxis;
   };
   if (setting.a.granularity != setting.b.granularity || !known(setting.a.granularity)) {
-    return fail(ErrorCode::kUnsupported,
-                "{}: no generated kernel has the scales of recipe {}; tensorwise, rowwise and "
-                "delayed can be tuned",
-                problem.key(), recipe.name);
+    return fail(ErrorCode::kUnsupported, "{}: no kernel has the scales of recipe {}", problem.key(),
+                recipe.name);
   }
-  return codegen::GemmSpec{.a = problem.a,
-                           .b = problem.b,
-                           .d = problem.d,
-                           .scale = setting.a.granularity == Granularity::kAxis
-                                        ? codegen::ScaleMode::kAxis
-                                        : codegen::ScaleMode::kTensor,
-                           .fast = problem.fast,
-                           .config = {}};
+  desc.a = problem.a;
+  desc.b = problem.b;
+  desc.fast = problem.fast;
+  desc.scale = setting.a.granularity == Granularity::kAxis ? codegen::ScaleMode::kAxis
+                                                           : codegen::ScaleMode::kTensor;
+  return desc;
+}
+
+Result<codegen::GemmSpec> gemm_spec(const Problem& problem) {
+  return runtime::gemm_spec(F8_TRY(gemm_desc(problem, false)), {});
 }
 
 Result<std::vector<Generated>> generated_candidates(const Problem& problem,
-                                                    const runtime::DeviceInfo& device, int keep) {
+                                                    const runtime::DeviceInfo& device, int keep,
+                                                    std::span<const runtime::GemmChoice> also) {
   const codegen::GemmSpec family = F8_TRY(gemm_spec(problem));
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
   const double ghz = kSettledClock * std::max(device.sm_clock_max_mhz, 1) / 1e3;
@@ -75,7 +84,10 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
     const bool first = seen == families.end();
     const auto rank = static_cast<size_t>(seen - families.begin());
     if (first) families.push_back(family_key);
-    if ((first || rank < kAllGroupsOfFirst) && kept < keep) {
+    const bool forced = std::ranges::any_of(also, [&](const runtime::GemmChoice& choice) {
+      return choice.provider == Provider::kGenerated && choice.config == candidate.spec.config;
+    });
+    if (forced || ((first || rank < kAllGroupsOfFirst) && kept < keep)) {
       ++kept;
       continue;
     }
@@ -86,6 +98,21 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
   }
   std::ranges::stable_partition(candidates, [](const Generated& c) { return c.pruned.empty(); });
   return candidates;
+}
+
+Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,
+                                                       const runtime::DeviceInfo& device,
+                                                       const TuningTable& table) {
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, false));
+  std::vector<runtime::GemmChoice> choices;
+  for (const TuningTable* known : {static_cast<const TuningTable*>(nullptr), &table}) {
+    const runtime::GemmChoice choice = F8_TRY(runtime::choose_gemm(known, desc, device.sm_count));
+    const auto same = [&](const runtime::GemmChoice& other) {
+      return to_subject(other) == to_subject(choice);
+    };
+    if (std::ranges::none_of(choices, same)) choices.push_back(choice);
+  }
+  return choices;
 }
 
 std::string gemm_identity(const Problem& problem, bool bf16) {
@@ -110,6 +137,15 @@ tuning_db::Candidate to_candidate(const Subject& subject, std::string source_has
     config["heuristic"] = std::stoi(subject.config.substr(1));
   }
   return {.impl = subject.impl, .config = config.dump(), .source_hash = std::move(source_hash)};
+}
+
+Subject to_subject(const runtime::GemmChoice& choice) {
+  return {.impl = std::string(to_string(choice.provider)), .config = runtime::config_text(choice)};
+}
+
+Result<runtime::GemmChoice> to_choice(const Subject& subject) {
+  return runtime::parse_choice(
+      subject.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt, subject.config);
 }
 
 Result<Subject> to_subject(const tuning_db::Candidate& candidate) {

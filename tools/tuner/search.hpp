@@ -3,6 +3,7 @@
 // all of cuBLASLt's suggestions, always, so that tuning cannot lose to the library.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,11 @@
 
 namespace f8::tuner {
 
-// The kernel family that a problem needs; its config is not set. kUnsupported where the generator
-// has none: a bf16 GEMM, block scales, a linear.
+// The product that a problem is, in its recipe's fp8 types or, as its bf16 twin, in bf16.
+// kUnsupported where there is none: a linear; in fp8 a GEMM that the recipe leaves in bf16, or
+// scales that no kernel has.
+[[nodiscard]] Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16);
+// The kernel family that a problem needs; its config is not set.
 [[nodiscard]] Result<codegen::GemmSpec> gemm_spec(const Problem& problem);
 
 struct Generated {
@@ -22,10 +26,14 @@ struct Generated {
   double predicted_ns = 0;
   std::string pruned;  // why it is not measured; empty: it is
 };
-// Best first by the model. `keep` are measured.
-[[nodiscard]] Result<std::vector<Generated>> generated_candidates(const Problem& problem,
-                                                                  const runtime::DeviceInfo& device,
-                                                                  int keep);
+// Best first by the model. `keep` are measured, and those of `also` that are generated.
+[[nodiscard]] Result<std::vector<Generated>> generated_candidates(
+    const Problem& problem, const runtime::DeviceInfo& device, int keep,
+    std::span<const runtime::GemmChoice> also = {});
+
+// What a plan takes without a search, each once: the cost model's choice, the table's.
+[[nodiscard]] Result<std::vector<runtime::GemmChoice>> prior_choices(
+    const Problem& problem, const runtime::DeviceInfo& device, const TuningTable& table);
 
 // Problems with one identity are one product for the device, whatever linear it came from: they are
 // measured once.
@@ -33,6 +41,8 @@ struct Generated {
 
 // As the database keeps a candidate, and back.
 [[nodiscard]] tuning_db::Candidate to_candidate(const Subject& subject, std::string source_hash);
+[[nodiscard]] Subject to_subject(const runtime::GemmChoice& choice);
+[[nodiscard]] Result<runtime::GemmChoice> to_choice(const Subject& subject);  // of a GEMM
 [[nodiscard]] Result<Subject> to_subject(const tuning_db::Candidate& candidate);
 
 // The device that plans are made for where there is none: an H100 SXM with 80 GB.
