@@ -3,6 +3,7 @@
 // a time.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -125,6 +126,18 @@ struct TrialRow {
   DeviceClass device;
 };
 
+// A linear's row says in its reason which kernels its three products took, in the order of Gemm:
+// "kernels " choice "," choice "," choice, at the end; choice := provider ":" config.
+struct LinearKernel {
+  Provider provider = Provider::kGenerated;
+  std::string config;
+  bool operator==(const LinearKernel&) const = default;
+};
+using LinearKernels = std::array<LinearKernel, 3>;  // indexed by Gemm
+[[nodiscard]] std::string kernels_reason(std::string_view choices);
+// Nothing where the reason names none: the row was measured otherwise.
+[[nodiscard]] std::optional<LinearKernels> kernels_of(std::string_view reason);
+
 enum class OpenMode { kReadOnly, kReadWrite, kCreate };
 
 class Database {
@@ -168,7 +181,9 @@ class Database {
   // uuid.
   [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
                                                       std::string_view impl = "float8") const;
-  // The best kernel of every GEMM and the speedup of every linear, of the device of the newest run.
+  // For every GEMM the kernel that the fastest linear of its recipe and shape took, where that was
+  // measured with it, else the fastest by itself; and the speedup of every linear. Of the device
+  // of the newest run.
   [[nodiscard]] Result<TuningTable> table() const;
   [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;  // newest run first
 

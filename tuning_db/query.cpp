@@ -1,4 +1,5 @@
 // Reading: trials with their provenance, the filter's evidence, the table that the runtime takes.
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -31,6 +32,10 @@ std::string describe(const Toolchain& t) {
 struct IdentifiedRow {
   int64_t problem = 0, device_class = 0, toolchain = 0, method = 0;  // row ids
   TrialRow row;
+
+  [[nodiscard]] bool is_comparable(const IdentifiedRow& other) const {
+    return toolchain == other.toolchain && method == other.method;
+  }
 };
 
 Result<IdentifiedRow> read_row(const Statement& s, const std::string& layer) {
@@ -60,29 +65,39 @@ Result<IdentifiedRow> read_row(const Statement& s, const std::string& layer) {
 }
 
 // What counts now: for each problem, device class and implementation only rows of the toolchain and
-// method measured last, and of them the fastest. Without this an old row could be best for ever.
-std::vector<TrialRow> fastest_of_newest(std::vector<IdentifiedRow> rows) {
-  using Group = std::tuple<int64_t, int64_t, std::string_view>;
-  const auto group_of = [](const IdentifiedRow& r) {
-    return Group{r.problem, r.device_class, r.row.candidate.impl};
-  };
+// method measured last. Without this an old row could be best for ever.
+using Group = std::tuple<int64_t, int64_t, std::string_view>;
+Group group_of(const IdentifiedRow& r) {
+  return {r.problem, r.device_class, r.row.candidate.impl};
+}
+
+std::vector<IdentifiedRow> newest(std::vector<IdentifiedRow> rows) {
   const auto is_newer = [](const IdentifiedRow& a, const IdentifiedRow& b) {
     return std::tie(a.row.at, a.row.uuid) > std::tie(b.row.at, b.row.uuid);
   };
+  std::map<Group, const IdentifiedRow*> latest;
+  for (const IdentifiedRow& r : rows) {
+    const IdentifiedRow*& n = latest[group_of(r)];
+    if (n == nullptr || is_newer(r, *n)) n = &r;
+  }
+  std::vector<bool> counts;
+  for (const IdentifiedRow& r : rows) counts.push_back(r.is_comparable(*latest.at(group_of(r))));
+  std::vector<IdentifiedRow> result;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (counts[i]) result.push_back(std::move(rows[i]));
+  }
+  return result;
+}
+
+std::vector<TrialRow> fastest_of_newest(std::vector<IdentifiedRow> rows) {
   const auto is_faster = [](const IdentifiedRow& a, const IdentifiedRow& b) {
     const double x = a.row.result.timing->median_ns;
     const double y = b.row.result.timing->median_ns;
     return x != y ? x < y : a.row.uuid < b.row.uuid;
   };
-  std::map<Group, const IdentifiedRow*> newest;
+  rows = newest(std::move(rows));
   std::map<Group, const IdentifiedRow*> fastest;
   for (const IdentifiedRow& r : rows) {
-    const IdentifiedRow*& n = newest[group_of(r)];
-    if (n == nullptr || is_newer(r, *n)) n = &r;
-  }
-  for (const IdentifiedRow& r : rows) {
-    const IdentifiedRow& n = *newest.at(group_of(r));
-    if (r.toolchain != n.toolchain || r.method != n.method) continue;
     const IdentifiedRow*& f = fastest[group_of(r)];
     if (f == nullptr || is_faster(r, *f)) f = &r;
   }
@@ -93,22 +108,57 @@ std::vector<TrialRow> fastest_of_newest(std::vector<IdentifiedRow> rows) {
   return result;
 }
 
-// The table's text for a candidate's JSON: a GEMM configuration, or "h3" for a heuristic.
-Result<std::string> table_config(const Candidate& c) {
+// From a candidate's JSON: a GEMM configuration, or "h3" for a heuristic.
+Result<LinearKernel> table_kernel(const Candidate& c) {
   const auto json = nlohmann::json::parse(c.config, nullptr, false);
   const bool generated = c.impl == "generated";
   if (json.is_object()) {
     const auto found = json.find(generated ? "config" : "heuristic");
-    if (found != json.end() && generated && found->is_string()) return found->get<std::string>();
+    if (found != json.end() && generated && found->is_string()) {
+      return LinearKernel{Provider::kGenerated, found->get<std::string>()};
+    }
     if (found != json.end() && !generated && found->is_number_integer()) {
-      return fmt::format("h{}", found->get<int64_t>());
+      return LinearKernel{Provider::kCublasLt, fmt::format("h{}", found->get<int64_t>())};
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}", c.impl,
               c.config, generated ? R"({"config":"..."})" : R"({"heuristic":N})");
 }
 
+constexpr std::string_view kKernels = "kernels ";
+
 }  // namespace
+
+std::string kernels_reason(std::string_view choices) {
+  return fmt::format("{}{}", kKernels, choices);
+}
+
+std::optional<LinearKernels> kernels_of(std::string_view reason) {
+  const size_t start = reason.rfind(kKernels);
+  if (start == std::string_view::npos) return std::nullopt;
+  std::string_view rest = reason.substr(start + kKernels.size());
+  LinearKernels kernels;
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    const bool is_last = i + 1 == kernels.size();
+    const size_t comma = rest.find(',');
+    if ((comma == std::string_view::npos) != is_last) return std::nullopt;
+    const std::string_view choice = rest.substr(0, comma);
+    const size_t colon = choice.find(':');
+    if (colon == std::string_view::npos || colon + 1 == choice.size() ||
+        choice.find(' ') != std::string_view::npos) {
+      return std::nullopt;
+    }
+    const std::string_view provider = choice.substr(0, colon);
+    if (provider != to_string(Provider::kGenerated) && provider != to_string(Provider::kCublasLt)) {
+      return std::nullopt;
+    }
+    kernels[i] = {
+        provider == to_string(Provider::kGenerated) ? Provider::kGenerated : Provider::kCublasLt,
+        std::string(choice.substr(colon + 1))};
+    if (!is_last) rest.remove_prefix(comma + 1);
+  }
+  return kernels;
+}
 
 Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
   auto s =
@@ -150,30 +200,56 @@ Result<TuningTable> Database::table() const {
   const std::vector<DeviceClass> known = F8_TRY(devices());
   if (known.empty()) return table;
   table.device = known.front().name;
+  // In bf16 cuBLASLt counts where the recipe keeps a GEMM in bf16: there it is the kernel.
   auto s = F8_TRY(state_->db->prepare(
       select_rows() +
-      "WHERE d.key = ? AND c.impl IN ('generated', 'cublaslt', 'float8') AND t.state = 'ok' "
-      "AND m.fidelity = 'final' ORDER BY p.key, t.median_ns, t.uuid"));
+      "WHERE d.key = ? AND (c.impl IN ('generated', 'cublaslt', 'float8') OR "
+      "(c.impl = 'bf16_cublaslt' AND p.a_dtype = 'bf16')) AND t.state = 'ok' "
+      "AND m.fidelity = 'final' ORDER BY p.op = 'linear' DESC, p.key, t.median_ns, t.uuid"));
   s.bind(known.front().key());
   std::vector<IdentifiedRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
-  // The fastest of all implementations comes first: the library takes part in every sweep.
-  std::string last;
-  for (const TrialRow& row : fastest_of_newest(std::move(rows))) {
-    const std::string key = row.problem.key();
-    const bool is_linear = row.problem.op == Op::kLinear;
-    if (key == last || is_linear != (row.candidate.impl == "float8")) continue;
-    last = key;
-    if (!is_linear) {
-      const Provider provider =
-          row.candidate.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt;
-      const std::string config = F8_TRY(table_config(row.candidate));
-      table.add(KernelChoice{row.problem, provider, config, row.result.timing->median_ns});
-    } else if (row.result.ratio) {
-      const Ratio& ratio = *row.result.ratio;
-      table.add(
-          LinearSpeedup{row.problem.recipe, row.problem.shape, ratio.ratio, ratio.lo, ratio.hi});
+  rows = newest(std::move(rows));
+
+  struct Linear {
+    const IdentifiedRow* row;
+    LinearKernels kernels;
+  };
+  std::map<std::pair<std::string, Shape>, Linear> linears;  // that name their kernels
+  for (auto row = rows.begin(); row != rows.end();) {
+    const Problem& problem = row->row.problem;
+    const auto end = std::find_if(
+        row, rows.end(), [&](const IdentifiedRow& other) { return other.problem != row->problem; });
+    const auto fastest = row;
+    row = end;
+    const TrialResult& result = fastest->row.result;
+    if (problem.op == Op::kLinear) {
+      if (fastest->row.candidate.impl != "float8") continue;
+      if (result.ratio) {
+        table.add(LinearSpeedup{problem.recipe, problem.shape, result.ratio->ratio,
+                                result.ratio->lo, result.ratio->hi});
+      }
+      if (const auto kernels = kernels_of(result.reason)) {
+        linears[{problem.recipe, problem.shape}] = {&*fastest, *kernels};
+      }
+      continue;
     }
+    // The fastest of all implementations comes first: the library takes part in every sweep.
+    KernelChoice choice{
+        .problem = problem, .provider = {}, .config = {}, .median_ns = result.timing->median_ns};
+    LinearKernel kernel = F8_TRY(table_kernel(fastest->row.candidate));
+    const auto linear = linears.find({problem.recipe, problem.shape});
+    if (linear != linears.end() && linear->second.row->is_comparable(*fastest)) {
+      kernel = linear->second.kernels[static_cast<size_t>(problem.op)];
+      for (auto own = fastest; own != end; ++own) {
+        if (F8_TRY(table_kernel(own->row.candidate)) != kernel) continue;
+        choice.median_ns = own->row.result.timing->median_ns;
+        break;
+      }
+    }
+    choice.provider = kernel.provider;
+    choice.config = std::move(kernel.config);
+    table.add(std::move(choice));
   }
   return table;
 }

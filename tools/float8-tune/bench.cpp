@@ -151,7 +151,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
   const Databases databases = F8_TRY(open_databases(global));
   TuningTable tuned = F8_TRY(merged_table(databases));
   const Bench machine = F8_TRY(open_bench(options, global));
-  if (options.no_tune) machine.backend->context()->set_table(std::move(tuned));
+  machine.backend->context()->set_table(std::move(tuned));
   Json results = Json::array();
   std::string text;
   for (const Shape shape : shapes) {
@@ -176,6 +176,10 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
     if (!bench.float8.reason.empty()) row["reason"] = bench.float8.reason;
     row["fp8_kernels"] = tuner::choices_text(bench.choices);
     row["bf16_kernels"] = tuner::choices_text(bench.twin);
+    if (bench.linears > 0) {
+      row["linears_searched"] = bench.linears;
+      row["fastest_kernels_over_best"] = rounded(bench.over_first, 4);
+    }
     if (bench.float8.sm_mhz_mean) row["sm_mhz"] = rounded(*bench.float8.sm_mhz_mean, 4);
     if (bench.float8.power_w) row["power_w"] = rounded(*bench.float8.power_w, 4);
     if (bench.copy_gb_per_s) row["copy_gb_per_s"] = rounded(*bench.copy_gb_per_s, 4);

@@ -27,12 +27,28 @@ struct Options {
 struct Answer {
   Problem problem;
   std::vector<TrialRow> ok;               // best first, one a candidate
+  bool by_linear = false;                 // the first is what the fastest linear took
   std::map<std::string, int64_t> states;  // how many of the other rows are in each state
   std::optional<KernelChoice> neighbour;  // where this shape was not measured
 };
 
 bool is_bf16(const TrialRow& row) {
   return row.candidate.impl.starts_with("bf16");
+}
+
+// Of a GEMM the best kernel is the one that its fastest linear took, as in the table.
+Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database) {
+  if (answer.problem.op == Op::kLinear) return {};
+  const TuningTable table = F8_TRY(database.table());
+  const auto chosen = std::ranges::find(table.choices(), answer.problem, &KernelChoice::problem);
+  if (chosen == table.choices().end()) return {};
+  const std::string text = fmt::format("{} {}", to_string(chosen->provider), chosen->config);
+  const auto own = std::ranges::find_if(
+      answer.ok, [&](const TrialRow& row) { return candidate_text(row.candidate) == text; });
+  if (own == answer.ok.end() || own == answer.ok.begin()) return {};
+  std::rotate(answer.ok.begin(), own, own + 1);
+  answer.by_linear = true;
+  return {};
 }
 
 Result<Answer> ask(const Problem& problem, const Databases& databases, const TuningTable& table) {
@@ -52,7 +68,9 @@ Result<Answer> ask(const Problem& problem, const Databases& databases, const Tun
         answer.ok.push_back(std::move(row));
       }
     }
-    if (!answer.ok.empty()) return answer;
+    if (answer.ok.empty()) continue;
+    F8_TRY(put_linears_choice_first(answer, database));
+    return answer;
   }
   if (problem.op != Op::kLinear) {
     if (const KernelChoice* found = table.find(problem)) answer.neighbour = *found;
@@ -72,6 +90,7 @@ Json to_json(const Answer& answer, size_t limit) {
       if (json["baseline"].is_null()) json["baseline"] = shown;
     } else if (json["best"].is_null()) {
       json["best"] = shown;
+      json["best"]["chosen_by"] = answer.by_linear ? "linear" : "time";
     } else if (json["runners_up"].size() < limit) {
       json["runners_up"].push_back(shown);
     }
@@ -119,6 +138,7 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
                row.at.substr(0, 10)});
   }
   print(table.text(color));
+  if (answer.by_linear) print("  the first is what the fastest linear of this shape took\n");
   const TrialRow& first = answer.ok.front();
   print(fmt::format("  {}; {}; method {}; {}\n", first.device_name, first.toolchain,
                     first.method_key.substr(0, 8), first.layer));

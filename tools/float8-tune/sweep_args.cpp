@@ -49,6 +49,10 @@ constexpr Knob kKnobs[] = {
      "a finalist with a wider interval is noisy (a fraction)"},
     {"--linear-min-ms", &tuner::SweepKnobs::linear_min_ms, "a linear and its twin: at least"},
     {"--linear-max-ms", &tuner::SweepKnobs::linear_max_ms, "a linear and its twin: at most"},
+    {"--linear-ms", &tuner::SweepKnobs::linear_ms,
+     "the share of each combination of kernels that is timed as a whole linear"},
+    {"--linear-within", &tuner::SweepKnobs::linear_within,
+     "kernels this much slower than their GEMM's fastest take part in whole linears"},
     {"--batch-us", &tuner::SweepKnobs::batch_us, "least length of a GEMM's timed batch"},
     {"--linear-batch-us", &tuner::SweepKnobs::linear_batch_us,
      "least length of a linear's timed batch"},
@@ -58,6 +62,8 @@ constexpr Count kCounts[] = {
     {"--keep", &tuner::SweepKnobs::keep, "generated configurations measured for each GEMM"},
     {"--heuristics", &tuner::SweepKnobs::heuristics, "suggestions of cuBLASLt measured"},
     {"--finalists", &tuner::SweepKnobs::finalists, "candidates in a GEMM's final"},
+    {"--linears", &tuner::SweepKnobs::linears,
+     "combinations of kernels that are timed as whole linears"},
     {"--retry-noisy", &tuner::SweepKnobs::retry_noisy, "more attempts at a noisy linear"},
 };
 
@@ -95,6 +101,8 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   request.seed = static_cast<uint64_t>(args.seed);
   request.record_pruned = !args.no_pruned_rows;
   request.recipes = F8_TRY(recipe_names(args.recipes));
+  const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
+  request.prior = F8_TRY(builtin.table());
   if (args.mnk.empty() && args.model.model.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "no shapes: give --mnk M,N,K[;...], or --model with --tokens");

@@ -194,6 +194,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
                     .bf16 = {},
                     .kernels = {},
                     .copy_gb_per_s = {}};
+  KernelFields fields;
   for (const Gemm g : kGemms) {
     const auto i = static_cast<size_t>(g);
     const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape));
@@ -204,25 +205,52 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
           F8_TRY(runtime::parse_choice(Provider::kCublasLt, bf16.subjects[*best].config));
     }
     if (!tune) continue;
-    const Screened fp8 = F8_TRY(screen(gemm, false, std::nullopt));
-    auto best = fp8.best("generated");
-    const auto library = fp8.best("cublaslt");
-    const auto time_of = [&](size_t index) { return fp8.outcomes[index].result.timing->median_ns; };
-    if (!best || (library && time_of(*library) < time_of(*best))) best = library;
-    if (!best) {
-      std::string reasons;
-      for (const SubjectOutcome& outcome : fp8.outcomes) {
-        reasons = outcome.result.reason;
-        if (!reasons.empty()) break;
+    // A GEMM that the recipe keeps in bf16 takes part in the search too.
+    const bool is_fp8 = recipe.at(g).is_fp8();
+    const Screened screened = is_fp8 ? F8_TRY(screen(gemm, false, std::nullopt)) : bf16;
+    std::vector<TimedKernel> kernels;
+    std::string reason;
+    for (size_t s = 0; s < screened.subjects.size(); ++s) {
+      const tuning_db::TrialResult& result = screened.outcomes[s].result;
+      if (is_timed(result)) {
+        kernels.push_back(
+            {.choice = F8_TRY(to_choice(screened.subjects[s])), .ns = result.timing->median_ns});
+      } else if (reason.empty()) {
+        reason = result.reason;
       }
-      return fail(ErrorCode::kUnsupported, "{}: no kernel works; the first says: {}", gemm.key(),
-                  reasons.empty() ? "there are no candidates" : reasons);
     }
-    const Subject& subject = fp8.subjects[*best];
-    bench.choices[i] = F8_TRY(runtime::parse_choice(
-        subject.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt, subject.config));
+    if (kernels.empty()) {
+      return fail(ErrorCode::kUnsupported, "{}: no kernel works; the first says: {}", gemm.key(),
+                  reason.empty() ? "there are no candidates" : reason);
+    }
+    fields[i].fastest = within_reach(std::move(kernels), knobs_.linears);
+    if (is_fp8) {
+      const auto table = backend_.context()->table();
+      fields[i].prior =
+          F8_TRY(prior_choices(gemm, backend_.device(), table ? *table : TuningTable{}));
+    }
   }
-  if (!tune) {
+  if (tune) {
+    progress_(fmt::format("timing linears of the best kernels for {}", problem.key()));
+    const auto measure =
+        [this](const GroupRequest& group) -> Result<std::vector<tuning_db::TrialResult>> {
+      std::vector<tuning_db::TrialResult> results;
+      for (SubjectOutcome& outcome : F8_TRY(session_.run(group))) {
+        results.push_back(std::move(outcome.result));
+      }
+      return results;
+    };
+    const LinearSearch search = F8_TRY(search_linear({.problem = problem,
+                                                      .subjects = {},
+                                                      .batch_us = 400,
+                                                      .stop = {},
+                                                      .warm_s = knobs_.warm_s,
+                                                      .seed = knobs_.seed},
+                                                     fields, knobs_.linears, measure));
+    bench.choices = search.choices;
+    bench.linears = search.timed;
+    bench.over_first = search.over_first;
+  } else {
     const auto plan = F8_TRY(runtime::Linear::plan(
         backend_.context(), {.shape = problem.shape, .recipe = recipe, .choices = {}}));
     for (const Gemm g : kGemms) bench.choices[static_cast<size_t>(g)] = plan->choice(g);

@@ -19,6 +19,7 @@ struct BenchKnobs {
   double max_ci = 0.003;  // stop earlier once the intervals are so narrow
   int keep = 12;          // generated configurations that are screened
   int heuristics = 8;
+  LinearKnobs linears;
   double warm_s = 3;
   uint64_t seed = 1;
 };
@@ -45,6 +46,8 @@ struct KernelShare {
 struct LinearBench {
   Problem problem;
   LinearChoices choices, twin;
+  int linears = 0;  // combinations of kernels that were timed; 0: the choices were not searched
+  double over_first = 1;  // the fastest kernels' linear over the fastest linear
   tuning_db::TrialResult float8, bf16;
   std::vector<KernelShare> kernels;
   std::optional<double> copy_gb_per_s;  // the ceiling measured beside the casts

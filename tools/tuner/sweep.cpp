@@ -258,7 +258,11 @@ Status Sweep::tune(const PlannedGemm& gemm, bool bf16, const Pending& pending) {
   std::set<std::string> kinds;
   for (const size_t i : ranked) {
     const bool first_of_kind = kinds.insert(subjects[i].impl).second;
-    if (static_cast<int>(finalists.size()) < knobs.finalists || first_of_kind) {
+    const bool prior = std::ranges::any_of(gemm.prior, [&](const runtime::GemmChoice& choice) {
+      return to_subject(choice) == subjects[i] &&
+             results[i].timing->median_ns <= best * knobs.linear_within;
+    });
+    if (static_cast<int>(finalists.size()) < knobs.finalists || first_of_kind || prior) {
       finalists.push_back(i);
     }
   }
@@ -294,30 +298,23 @@ Status Sweep::tune(const PlannedGemm& gemm, bool bf16, const Pending& pending) {
   return {};
 }
 
-// The fastest subject of a GEMM; a noisy one only where there is no other.
-std::optional<runtime::GemmChoice> Sweep::winner(const PlannedGemm& gemm, bool bf16) const {
+// What is known of a GEMM's kernels, fastest first; noisy ones only where there are no others.
+std::vector<TimedKernel> Sweep::timed(const PlannedGemm& gemm, bool bf16) const {
+  std::vector<TimedKernel> steady;
+  std::vector<TimedKernel> noisy;
   const auto product = products_.find(gemm_identity(gemm.problem, bf16));
-  if (product == products_.end()) return std::nullopt;
-  const std::string* best_key = nullptr;
-  const TrialResult* best = nullptr;
+  if (product == products_.end()) return steady;
   for (const auto& [key, known] : product->second) {
-    const TrialResult& result = known.result;
-    if (!is_timed(result) || key.starts_with("bf16_cublaslt") != bf16) continue;
-    const bool steadier = best != nullptr && result.state != best->state;
-    const bool better =
-        best == nullptr || (steadier ? result.state == TrialState::kOk
-                                     : result.timing->median_ns < best->timing->median_ns);
-    if (!better) continue;
-    best = &result;
-    best_key = &key;
+    if (!is_timed(known.result) || key.starts_with("bf16_cublaslt") != bf16) continue;
+    const size_t space = key.find(' ');
+    const auto choice = to_choice({.impl = key.substr(0, space), .config = key.substr(space + 1)});
+    if (!choice) continue;
+    (known.result.state == TrialState::kOk ? steady : noisy)
+        .push_back({.choice = *choice, .ns = known.result.timing->median_ns});
   }
-  if (best == nullptr) return std::nullopt;
-  const size_t space = best_key->find(' ');
-  const auto choice = runtime::parse_choice(
-      best_key->starts_with("generated") ? Provider::kGenerated : Provider::kCublasLt,
-      std::string_view(*best_key).substr(space + 1));
-  if (!choice) return std::nullopt;
-  return *choice;
+  std::vector<TimedKernel>& kernels = steady.empty() ? noisy : steady;
+  std::ranges::stable_sort(kernels, {}, &TimedKernel::ns);
+  return kernels;
 }
 
 Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOutcome& outcome) {
@@ -326,29 +323,43 @@ Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOut
   for (const tuning_db::PendingTrial* trial : pending) {
     (trial->cell.candidate.impl == "float8" ? float8 : bf16) = trial;
   }
-  LinearChoices choices;
+  const SweepKnobs& knobs = request_.knobs;
+  KernelFields fields;
   LinearChoices twin;
   std::string missing;
   for (const Gemm g : kGemms) {
     const auto i = static_cast<size_t>(g);
+    const PlannedGemm& gemm = linear.gemms[i];
+    const bool fp8 = F8_TRY(find_recipe(linear.problem.recipe)).at(g).is_fp8();
+    const std::vector<TimedKernel> of_twin = timed(gemm, true);
     twin[i].provider = Provider::kCublasLt;  // and its first suggestion, where none was measured
-    if (const auto best = winner(linear.gemms[i], true)) twin[i] = *best;
-    if (const auto best = winner(linear.gemms[i], false)) {
-      choices[i] = *best;
-    } else {
+    if (!of_twin.empty()) twin[i] = of_twin.front().choice;
+    fields[i] = {.fastest = within_reach(fp8 ? timed(gemm, false) : of_twin, knobs.linear_knobs()),
+                 .prior = gemm.prior};
+    if (fields[i].fastest.empty()) {
       missing += fmt::format("{}{}", missing.empty() ? "" : ", ", to_string(g));
     }
   }
   progress_.doing = linear.problem.key();
   (void)tick();
-  std::vector<Subject> subjects;
-  if (missing.empty()) subjects.push_back({.impl = "float8", .config = choices_text(choices)});
-  subjects.push_back({.impl = "bf16", .config = choices_text(twin)});
   for (const tuning_db::PendingTrial* trial : {float8, bf16}) {
     if (trial != nullptr && (trial == bf16 || missing.empty())) F8_TRY(db_.start_trial(*trial));
   }
+  std::vector<Subject> subjects;
+  LinearSearch search;
+  if (missing.empty()) {
+    const GroupRequest group{.problem = linear.problem,
+                             .subjects = {},
+                             .batch_us = knobs.linear_batch_us,
+                             .stop = {},
+                             .warm_s = knobs.warm_s,
+                             .seed = next_seed()};
+    search = F8_TRY(search_linear(group, fields, knobs.linear_knobs(),
+                                  [this](const GroupRequest& part) { return measure(part); }));
+    subjects.push_back({.impl = "float8", .config = choices_text(search.choices)});
+  }
+  subjects.push_back({.impl = "bf16", .config = choices_text(twin)});
 
-  const SweepKnobs& knobs = request_.knobs;
   GroupRequest request{.problem = linear.problem,
                        .subjects = subjects,
                        .reference = missing.empty() ? 1 : -1,
@@ -376,12 +387,20 @@ Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOut
     measured.float8.state = TrialState::kLaunchError;
     measured.float8.reason = fmt::format("no kernel works for {}", missing);
   }
-  const auto with_kernels = [](TrialResult& result, const LinearChoices& kernels) {
-    result.reason +=
-        fmt::format("{}kernels {}", result.reason.empty() ? "" : "; ", choices_text(kernels));
+  const auto add_reason = [](TrialResult& result, const std::string& text) {
+    result.reason += fmt::format("{}{}", result.reason.empty() ? "" : "; ", text);
   };
-  if (is_timed(measured.float8)) with_kernels(measured.float8, choices);
-  if (is_timed(measured.bf16)) with_kernels(measured.bf16, twin);
+  if (is_timed(measured.float8)) {
+    if (search.timed > 1) {
+      add_reason(measured.float8,
+                 fmt::format("the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
+                             search.timed, search.over_first));
+    }
+    add_reason(measured.float8, tuning_db::kernels_reason(choices_text(search.choices)));
+  }
+  if (is_timed(measured.bf16)) {
+    add_reason(measured.bf16, tuning_db::kernels_reason(choices_text(twin)));
+  }
   if (measured.float8.ratio) {
     if (bf16 != nullptr) measured.float8.ratio->pair_uuid = bf16->uuid;
     if (measured.float8.ratio->ratio > progress_.best_speedup) {

@@ -3,8 +3,9 @@
 // at any moment; a resume finds what is missing.
 //
 // For each GEMM all candidates are screened together, the best go to a final together, and the rest
-// are recorded as pruned with their screening time. With the winners the linear is measured against
-// its bf16 twin.
+// are recorded as pruned with their screening time. Of the winners and who came near them whole
+// linears are formed; the fastest linear is measured against its bf16 twin, and its row names the
+// kernels that it took.
 #pragma once
 
 #include <functional>
@@ -84,7 +85,7 @@ class Sweep {
                              std::vector<tuning_db::TrialResult>& results);
   [[nodiscard]] Status pair(const PlannedLinear& linear, const Pending& pending,
                             SweepOutcome& outcome);
-  [[nodiscard]] std::optional<runtime::GemmChoice> winner(const PlannedGemm& gemm, bool bf16) const;
+  [[nodiscard]] std::vector<TimedKernel> timed(const PlannedGemm& gemm, bool bf16) const;
   [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure(GroupRequest request);
   [[nodiscard]] Status finish(const tuning_db::PendingTrial& trial,
                               const tuning_db::TrialResult& result);

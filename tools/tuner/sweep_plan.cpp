@@ -60,7 +60,10 @@ tuning_db::Method sweep_method(const SweepKnobs& knobs) {
         {"min_ms", knobs.linear_min_ms},
         {"max_ms", knobs.linear_max_ms},
         {"max_ci", knobs.max_ci},
-        {"retry_noisy", knobs.retry_noisy}}}};
+        {"retry_noisy", knobs.retry_noisy},
+        {"combinations", knobs.linears},
+        {"combination_ms", knobs.linear_ms},
+        {"within", knobs.linear_within}}}};
   return {.fidelity = "final", .spec = spec.dump()};
 }
 
@@ -88,8 +91,12 @@ Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceI
       for (const Gemm g : kGemms) {
         PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
         gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape));
-        gemm.generated = F8_TRY(generated_candidates(gemm.problem, device, knobs.keep));
-        gemm.fp8_heuristics = F8_TRY(heuristics(gemm.problem, false));
+        if (recipe.at(g).is_fp8()) {
+          gemm.prior = F8_TRY(prior_choices(gemm.problem, device, request.prior));
+          gemm.generated =
+              F8_TRY(generated_candidates(gemm.problem, device, knobs.keep, gemm.prior));
+          gemm.fp8_heuristics = F8_TRY(heuristics(gemm.problem, false));
+        }
         gemm.bf16_heuristics = F8_TRY(heuristics(gemm.problem, true));
 
         int subjects = gemm.fp8_heuristics;
@@ -128,6 +135,10 @@ Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceI
       const double pair_s = (rough_linear_ns(shape, true) + rough_linear_ns(shape, false)) / 1e9;
       linear.predicted_s +=
           std::max(2 * knobs.linear_min_ms / 1e3, 12 * pair_s) + 3 * pair_s + 0.05;
+      if (knobs.linears > 1) {  // the two rungs of whole linears
+        linear.predicted_s +=
+            (knobs.linears + 6) * (std::max(knobs.linear_ms / 1e3, 2 * pair_s) + kSubjectS);
+      }
       plan.predicted_s += linear.predicted_s;
       plan.linears.push_back(std::move(linear));
     }

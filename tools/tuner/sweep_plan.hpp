@@ -1,7 +1,7 @@
 // What a sweep measures: for each linear (recipe and shape) its three GEMMs under all candidates,
-// fp8 and bf16, and then the whole linear against its bf16 twin. The plan is made before anything
-// is launched and depends on nothing but the request, the device's figures and cuBLASLt's counts,
-// so that a resumed run finds the same cells.
+// fp8 and bf16, then whole linears of their best, and the fastest linear against its bf16 twin. The
+// plan is made before anything is launched and depends on nothing but the request, the device's
+// figures and cuBLASLt's counts, so that a resumed run finds the same cells.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/tuner/linear_search.hpp"
 #include "tools/tuner/search.hpp"
 
 namespace f8::tuner {
@@ -28,7 +29,14 @@ struct SweepKnobs {
   int keep = 8;        // generated configurations that are measured
   int heuristics = 8;  // of cuBLASLt
   int finalists = 3;
-  int retry_noisy = 1;  // a noisy linear is measured again, each time twice as long
+  int retry_noisy = 1;    // a noisy linear is measured again, each time twice as long
+  int linears = 8;        // combinations of kernels that are timed as whole linears; 1: no search
+  double linear_ms = 25;  // the share of each
+  double linear_within = 1.04;  // of a GEMM's fastest kernel: takes part in whole linears
+
+  [[nodiscard]] LinearKnobs linear_knobs() const {
+    return {.most = linears, .within = linear_within, .ms = linear_ms};
+  }
 };
 
 struct SweepRequest {
@@ -37,13 +45,17 @@ struct SweepRequest {
   SweepKnobs knobs;
   uint64_t seed = 1;
   bool record_pruned = true;  // keep a row for each configuration that the model ruled out
+  // What a trainer would choose by today: its choices take part, so that a search cannot lose to
+  // none. Not the table of the database that the sweep fills: a resumed run must find the same.
+  TuningTable prior;
 };
 
 struct PlannedGemm {
   Problem problem;
   std::vector<Generated> generated;
-  int fp8_heuristics = 0;
+  int fp8_heuristics = 0;  // 0 where the recipe keeps this GEMM in bf16
   int bf16_heuristics = 0;
+  std::vector<runtime::GemmChoice> prior;  // what is chosen without a search: by model, by table
 };
 
 struct PlannedLinear {

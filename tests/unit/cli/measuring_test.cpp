@@ -67,7 +67,9 @@ TEST(Plan, NamesWhatASweepWouldMeasure) {
   for (const Json& linear : plan["linears"]) {
     ASSERT_EQ(linear["gemms"].size(), 3u);
     for (const Json& gemm : linear["gemms"]) {
-      EXPECT_EQ(gemm["generated"], 6);
+      // The best by the model, and what the built-in table would choose.
+      EXPECT_GE(gemm["generated"], 6);
+      EXPECT_LE(gemm["generated"], 7);
       pruned += gemm["pruned"].get<int64_t>();
       int64_t with_reason = 0;
       for (const Json& candidate : gemm["candidates"]) with_reason += candidate.contains("pruned");

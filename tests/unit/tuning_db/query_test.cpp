@@ -116,6 +116,88 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
   EXPECT_EQ(parsed->hash(), table.hash());
 }
 
+TEST(Kernels, AreReadFromALinearsReason) {
+  const std::string text = "generated:128x256s4c2x1w2g8,cublaslt:h3,generated:64x64s8c1x1w1g8";
+  EXPECT_EQ(kernels_reason(text), "kernels " + text);
+  const auto kernels = kernels_of("noisy: 0.7 %; " + kernels_reason(text));
+  ASSERT_TRUE(kernels);
+  EXPECT_EQ(kernels->at(0), (LinearKernel{Provider::kGenerated, "128x256s4c2x1w2g8"}));
+  EXPECT_EQ(kernels->at(1), (LinearKernel{Provider::kCublasLt, "h3"}));
+  EXPECT_EQ(kernels->at(2), (LinearKernel{Provider::kGenerated, "64x64s8c1x1w1g8"}));
+  for (const char* none :
+       {"", "kernels", "kernels ", "kernels cublaslt:h1", "kernels cublaslt:h1,cublaslt:h1",
+        "kernels cublaslt:h1,cublaslt:h1,cublaslt:h1,cublaslt:h1",
+        "kernels cublaslt:h1,cublaslt:h1,cublaslt:", "kernels cublaslt:h1,cublaslt:h1,other:h1",
+        "kernels cublaslt:h1, cublaslt:h1, cublaslt:h1", "no kernels work for output"}) {
+    EXPECT_FALSE(kernels_of(none)) << none;
+  }
+}
+
+class LinearsChoice : public QueryTest {
+ protected:
+  // One run: the product's kernels, and the linear, which took h5 and is not faster with it alone.
+  void measure(const char* sha, bool with_gemms = true, bool h5_is_ok = true) {
+    std::vector<Cell> cells = {{linear_, {"float8", "{}", "f"}}};
+    if (with_gemms) {
+      for (const int i : {0, 5}) cells.push_back({product_, heuristic(i)});
+    }
+    sweep(
+        db_, cells,
+        [&](const Cell& c) {
+          if (c.problem.op == Op::kLinear) {
+            TrialResult r = timed(1000, 1.2);
+            r.reason = kernels_reason("cublaslt:h5,cublaslt:h0,cublaslt:h0");
+            return r;
+          }
+          const bool h5 = c.candidate.config == heuristic(5).config;
+          TrialResult r = timed(h5 ? 102 : 100);
+          if (h5 && !h5_is_ok) r.state = TrialState::kNoisy;
+          return r;
+        },
+        h100(), toolchain(sha));
+  }
+  KernelChoice choice() { return *db_.table().value().find(product_); }
+
+  const Problem linear_ = linear({8192, 4096, 4096});
+  const Problem product_ = gemm(8192, 4096, 4096);
+};
+
+TEST_F(LinearsChoice, IsWhatTheTableTakes) {
+  measure("abc1234");
+  EXPECT_EQ(choice().config, "h5");
+  EXPECT_EQ(choice().median_ns, 102);
+  EXPECT_EQ(db_.table()->choices().size(), 1U);
+}
+
+TEST_F(LinearsChoice, CountsWhereItsOwnRowIsNotSteady) {
+  measure("abc1234", true, false);
+  EXPECT_EQ(choice().config, "h5");
+  EXPECT_EQ(choice().median_ns, 100) << "the fastest known stands for it";
+}
+
+TEST_F(LinearsChoice, OfAnOlderToolchainDoesNotCount) {
+  measure("old");
+  sweep(
+      db_, {{product_, heuristic(0)}, {product_, heuristic(5)}},
+      [](const Cell& c) { return timed(c.candidate.config == heuristic(0).config ? 90 : 95); },
+      h100(), toolchain("new"));
+  EXPECT_EQ(choice().config, "h0");
+  measure("new", false);
+  EXPECT_EQ(choice().config, "h5") << "measured again with the new one";
+}
+
+TEST_F(QueryTest, TableTakesBf16KernelsWhereTheRecipeKeepsAGemmInBf16) {
+  const Recipe recipe = find_recipe("rowwise_with_gw_hp").value();
+  const Problem kept = Problem::make(Op::kGradWeight, recipe, {8192, 4096, 4096}).value();
+  sweep(db_, {{kept, {"bf16_cublaslt", R"({"heuristic":2})", ""}}},
+        [](const Cell&) { return timed(100); });
+  const TuningTable table = db_.table().value();
+  const KernelChoice* chosen = table.find(kept);
+  ASSERT_NE(chosen, nullptr);
+  EXPECT_EQ(chosen->provider, Provider::kCublasLt);
+  EXPECT_EQ(chosen->config, "h2");
+}
+
 TEST_F(QueryTest, AnEmptyDatabaseHasAnEmptyTable) {
   const TuningTable table = db_.table().value();
   EXPECT_TRUE(table.choices().empty());

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/file.hpp"
@@ -137,6 +139,8 @@ inline std::string sweep(Database& db, const std::vector<Cell>& cells,
     EXPECT_TRUE(finished) << (finished ? "" : finished.error().message);
   }
   EXPECT_TRUE(db.end_run(run.uuid, "done"));
+  // What was measured last is told by milliseconds.
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
   return run.uuid;
 }
 

@@ -1,0 +1,157 @@
+#include "tools/tuner/linear_search.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace f8::tuner {
+namespace {
+
+using tuning_db::TrialResult;
+
+constexpr double kNoTarget = 1e9;    // an interval that no measurement misses
+constexpr double kDropAbove = 1.06;  // of the fastest linear: not timed to the end
+constexpr double kClearly = 0.997;   // of another linear's time: faster by more than noise
+constexpr size_t kFewest = 2;        // linears of the second rung
+
+// A combination of the best changes of the first rung: a product takes another kernel than its
+// fastest where that change alone made the linear faster.
+LinearChoices join(const std::vector<LinearChoices>& variants,
+                   const std::vector<std::optional<double>>& ns) {
+  LinearChoices joined = variants.front();
+  if (!ns.front()) return joined;
+  std::array<double, 3> best;
+  best.fill(kClearly * *ns.front());
+  for (size_t v = 1; v < variants.size(); ++v) {
+    std::vector<size_t> changed;
+    for (size_t i = 0; i < joined.size(); ++i) {
+      if (runtime::config_text(variants[v][i]) != runtime::config_text(variants.front()[i]) ||
+          variants[v][i].provider != variants.front()[i].provider) {
+        changed.push_back(i);
+      }
+    }
+    if (changed.size() != 1 || !ns[v] || *ns[v] >= best[changed.front()]) continue;
+    best[changed.front()] = *ns[v];
+    joined[changed.front()] = variants[v][changed.front()];
+  }
+  return joined;
+}
+
+}  // namespace
+
+std::vector<runtime::GemmChoice> within_reach(std::vector<TimedKernel> kernels,
+                                              const LinearKnobs& knobs) {
+  constexpr size_t kMost = 3;
+  std::ranges::stable_sort(kernels, {}, &TimedKernel::ns);
+  std::vector<runtime::GemmChoice> near;
+  for (const TimedKernel& kernel : kernels) {
+    if (near.size() == kMost || kernel.ns > kernels.front().ns * knobs.within) break;
+    near.push_back(kernel.choice);
+  }
+  return near;
+}
+
+std::vector<LinearChoices> linear_variants(const KernelFields& fields, int most) {
+  std::vector<LinearChoices> variants;
+  std::vector<std::string> seen;
+  const auto add = [&](const LinearChoices& choices) {
+    std::string text = choices_text(choices);
+    if (static_cast<int>(variants.size()) >= std::max(1, most) ||
+        std::ranges::find(seen, text) != seen.end()) {
+      return;
+    }
+    seen.push_back(std::move(text));
+    variants.push_back(choices);
+  };
+  LinearChoices fastest;
+  size_t priors = 0;
+  size_t deepest = 0;
+  for (size_t i = 0; i < fields.size(); ++i) {
+    fastest[i] = fields[i].fastest.front();
+    priors = std::max(priors, fields[i].prior.size());
+    deepest = std::max(deepest, fields[i].fastest.size());
+  }
+  add(fastest);
+  for (size_t p = 0; p < priors; ++p) {
+    LinearChoices prior = fastest;
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (p < fields[i].prior.size()) prior[i] = fields[i].prior[p];
+    }
+    add(prior);
+  }
+  for (size_t depth = 1; depth < deepest; ++depth) {
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (depth >= fields[i].fastest.size()) continue;
+      LinearChoices swapped = fastest;
+      swapped[i] = fields[i].fastest[depth];
+      add(swapped);
+    }
+  }
+  return variants;
+}
+
+Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
+                                   const LinearKnobs& knobs, const MeasureGroup& measure) {
+  std::vector<LinearChoices> variants = linear_variants(fields, knobs.most);
+  LinearSearch found{.choices = variants.front()};
+  if (variants.size() == 1) return found;
+
+  const auto time = [&](const std::vector<LinearChoices>& linears,
+                        double share_ms) -> Result<std::vector<std::optional<double>>> {
+    group.subjects.clear();
+    for (const LinearChoices& choices : linears) {
+      group.subjects.push_back({.impl = "float8", .config = choices_text(choices)});
+    }
+    group.reference = -1;
+    const double all_s = share_ms / 1e3 * static_cast<double>(linears.size());
+    group.stop = {.target = kNoTarget, .min_s = all_s, .max_s = all_s, .min_blocks = 2};
+    group.drop_above = kDropAbove;
+    ++group.seed;
+    std::vector<std::optional<double>> ns;
+    for (const TrialResult& result : F8_TRY(measure(group))) {
+      ns.push_back(result.timing ? std::optional(result.timing->median_ns) : std::nullopt);
+    }
+    return ns;
+  };
+  const std::vector<std::optional<double>> first = F8_TRY(time(variants, knobs.ms));
+  std::vector<size_t> ranked;
+  for (size_t i = 0; i < first.size(); ++i) {
+    if (first[i]) ranked.push_back(i);
+  }
+  found.timed = static_cast<int>(ranked.size());
+  if (ranked.empty()) return found;
+  std::ranges::stable_sort(ranked, {}, [&](size_t i) { return *first[i]; });
+
+  std::vector<LinearChoices> finalists;
+  const size_t keep = std::max(kFewest, (ranked.size() + 2) / 3);
+  for (size_t i = 0; i < std::min(keep, ranked.size()); ++i) {
+    finalists.push_back(variants[ranked[i]]);
+  }
+  const LinearChoices joined = join(variants, first);
+  const auto is_joined = [text = choices_text(joined)](const LinearChoices& choices) {
+    return choices_text(choices) == text;
+  };
+  if (std::ranges::none_of(variants, is_joined)) {
+    finalists.push_back(joined);
+    ++found.timed;
+  }
+  found.choices = finalists.front();
+  if (first.front()) found.over_first = *first.front() / *first[ranked.front()];
+  if (finalists.size() == 1) return found;
+
+  const std::vector<std::optional<double>> second = F8_TRY(time(finalists, 2 * knobs.ms));
+  const auto faster = [](const std::optional<double>& a, const std::optional<double>& b) {
+    return a && (!b || *a < *b);
+  };
+  const auto best = std::ranges::min_element(second, faster);
+  if (!*best) return found;
+  found.choices = finalists[static_cast<size_t>(best - second.begin())];
+  if (ranked.front() == 0 && second.front()) {
+    found.over_first = *second.front() / **best;
+  } else if (first.front()) {
+    found.over_first = *first.front() / **best;
+  }
+  return found;
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,60 @@
+// The last step of a search: whole linears. A product's kernel that is fastest alone and hot is not
+// always fastest between casts and other products, where clock, power and L2 are others. So the few
+// best kernels of each product form a few linears, which are timed interleaved, and the fastest
+// linear decides which kernels its products take.
+//
+// Two rungs: all linears, then the best of them and one more, which joins the changes that each by
+// itself made the linear faster.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tools/tuner/group.hpp"
+
+namespace f8::tuner {
+
+struct LinearKnobs {
+  int most = 8;          // linears of the first rung; 1: the fastest kernels, no search
+  double within = 1.04;  // a product's kernels this much slower than its fastest take part
+  double ms = 25;        // a linear's share of the first rung; of the second twice that
+};
+
+// The kernels of one product that may be part of the linear.
+struct KernelField {
+  // Best first, by their time alone; those within reach, at least one.
+  std::vector<runtime::GemmChoice> fastest;
+  // What a plan takes without a search: the cost model's choice, the table's.
+  std::vector<runtime::GemmChoice> prior;
+};
+using KernelFields = std::array<KernelField, 3>;  // indexed by Gemm
+
+// One candidate of a product and its time alone.
+struct TimedKernel {
+  runtime::GemmChoice choice;
+  double ns = 0;
+};
+// The `most` fastest within reach of the fastest, best first.
+[[nodiscard]] std::vector<runtime::GemmChoice> within_reach(std::vector<TimedKernel> kernels,
+                                                            const LinearKnobs& knobs);
+
+// In this order, no combination twice: all fastest; for each prior, all prior; for each product its
+// next kernels, the others' fastest.
+[[nodiscard]] std::vector<LinearChoices> linear_variants(const KernelFields& fields, int most);
+
+struct LinearSearch {
+  LinearChoices choices;
+  int timed = 0;          // linears; 0: there was no choice
+  double over_first = 1;  // the time of the linear of the fastest kernels over the best one's
+};
+using MeasureGroup =
+    std::function<Result<std::vector<tuning_db::TrialResult>>(const GroupRequest&)>;
+// `group` has the problem, the seed and the length of batches. A linear that cannot be measured is
+// left out; where none can, the choices are the fastest kernels'.
+[[nodiscard]] Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
+                                                 const LinearKnobs& knobs,
+                                                 const MeasureGroup& measure);
+
+}  // namespace f8::tuner
