@@ -1,5 +1,6 @@
 #include "tools/float8-tune/options.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <ranges>
 
@@ -35,6 +36,17 @@ CLI::Option* add_mnk(CLI::App& command, std::string& mnk) {
 
 Result<Recipe> recipe_of(const std::string& recipe) {
   return of_option("--recipe", find_recipe(recipe));
+}
+
+Result<std::vector<std::string>> recipes_of(const std::string& list) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at <= list.size();) {
+    const size_t comma = std::min(list.find(',', at), list.size());
+    const Recipe recipe = F8_TRY(recipe_of(list.substr(at, comma - at)));
+    if (std::ranges::find(names, recipe.name) == names.end()) names.push_back(recipe.name);
+    at = comma + 1;
+  }
+  return names;
 }
 
 Result<std::vector<Shape>> shapes_of(const std::string& mnk) {

@@ -22,6 +22,8 @@ CLI::Option* add_mnk(CLI::App& command, std::string& mnk);        // --mnk M,N,K
 
 // What options say, with the option's name before any error.
 [[nodiscard]] Result<Recipe> recipe_of(const std::string& recipe);
+// Names separated by commas, each once.
+[[nodiscard]] Result<std::vector<std::string>> recipes_of(const std::string& list);
 [[nodiscard]] Result<std::vector<Shape>> shapes_of(const std::string& mnk);
 template <class T>
 [[nodiscard]] Result<T> of_option(std::string_view option, Result<T> value) {

@@ -18,18 +18,6 @@ std::optional<double> parse_number(std::string_view text) {
   return value;
 }
 
-Result<std::vector<std::string>> recipe_names(const std::string& list) {
-  std::vector<std::string> names;
-  for (size_t at = 0; at <= list.size();) {
-    const size_t comma = std::min(list.find(',', at), list.size());
-    const std::string name = list.substr(at, comma - at);
-    F8_TRY(of_option("--recipe", find_recipe(name)));
-    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
-    at = comma + 1;
-  }
-  return names;
-}
-
 struct Knob {
   const char* name;
   double tuner::SweepKnobs::*value;
@@ -100,7 +88,7 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   request.knobs.max_ci = F8_TRY(of_option("--max-ci", parse_fraction(args.max_ci)));
   request.seed = static_cast<uint64_t>(args.seed);
   request.record_pruned = !args.no_pruned_rows;
-  request.recipes = F8_TRY(recipe_names(args.recipes));
+  request.recipes = F8_TRY(recipes_of(args.recipes));
   const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
   request.prior = F8_TRY(builtin.table());
   if (args.mnk.empty() && args.model.model.empty()) {

@@ -15,21 +15,31 @@ bool is_timed(const tuning_db::TrialResult& result) {
 
 }  // namespace
 
-std::optional<size_t> Bench::Screened::best(std::string_view impl) const {
-  std::optional<size_t> best;
-  for (size_t i = 0; i < subjects.size(); ++i) {
-    if (subjects[i].impl != impl || !is_timed(outcomes[i].result)) continue;
-    if (!best || outcomes[i].result.timing->median_ns < outcomes[*best].result.timing->median_ns) {
-      best = i;
-    }
-  }
-  return best;
+bool BenchRow::is(std::string_view role) const {
+  return std::ranges::find(roles, role) != roles.end();
 }
 
-Result<Bench::Screened> Bench::screen(const Problem& gemm, bool bf16,
-                                      const std::optional<codegen::GemmConfig>& config) {
-  Screened screened;
-  if (!bf16) {
+const BenchRow* MatmulBench::row(std::string_view role) const {
+  const auto found = std::ranges::find_if(rows, [&](const BenchRow& row) { return row.is(role); });
+  return found == rows.end() ? nullptr : &*found;
+}
+
+std::vector<size_t> Bench::Screened::ranked(std::string_view impl) const {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < subjects.size(); ++i) {
+    if (subjects[i].impl == impl && is_timed(outcomes[i].result)) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, {},
+                           [&](size_t i) { return outcomes[i].result.timing->median_ns; });
+  return order;
+}
+
+// The candidates of one kind. Where the library has none, `why_none` says so.
+Result<std::vector<Subject>> Bench::field(const Problem& gemm, Field which,
+                                          const std::optional<codegen::GemmConfig>& config,
+                                          std::string& why_none) {
+  std::vector<Subject> subjects;
+  if (which == Field::kGenerated) {
     std::vector<codegen::GemmSpec> specs;
     if (config) {
       codegen::GemmSpec spec = F8_TRY(gemm_spec(gemm));
@@ -46,17 +56,34 @@ Result<Bench::Screened> Bench::screen(const Problem& gemm, bool bf16,
     for (const codegen::GemmSpec& spec : specs) {
       // A kernel that does not compile says so again when it is added.
       (void)compiler_.wait(spec);
-      screened.subjects.push_back({.impl = "generated", .config = codegen::key(spec.config)});
+      subjects.push_back({.impl = "generated", .config = codegen::key(spec.config)});
     }
+    return subjects;
   }
-  const int offered = std::min(knobs_.heuristics, F8_TRY(backend_.heuristics(gemm, bf16)));
-  for (int i = 0; i < offered; ++i) {
-    screened.subjects.push_back(
-        {.impl = bf16 ? "bf16_cublaslt" : "cublaslt", .config = fmt::format("h{}", i)});
+  const bool bf16 = which == Field::kBf16;
+  const bool one_scale = which == Field::kLibraryOneScale;
+  const Result<int> count = backend_.heuristics(one_scale ? with_one_scale(gemm) : gemm, bf16);
+  if (!count) {
+    if (bf16 || count.error().code == ErrorCode::kCuda) return std::unexpected(count.error());
+    why_none = count.error().message;
+    return subjects;
   }
+  if (*count == 0) why_none = "cuBLASLt has no kernel for these types and scales";
+  for (int i = 0; i < std::min(knobs_.heuristics, *count); ++i) {
+    subjects.push_back({.impl = bf16        ? "bf16_cublaslt"
+                                : one_scale ? "cublaslt_tensorwise"
+                                            : "cublaslt",
+                        .config = fmt::format("h{}", i)});
+  }
+  return subjects;
+}
+
+Result<Bench::Screened> Bench::screen(const Problem& gemm, std::vector<Subject> subjects,
+                                      const char* what) {
+  Screened screened{.subjects = std::move(subjects), .outcomes = {}};
   if (screened.subjects.empty()) return screened;
-  progress_(fmt::format("screening {} {} kernels for {}", screened.subjects.size(),
-                        bf16 ? "bf16" : "fp8", gemm.key()));
+  progress_(
+      fmt::format("screening {} {} kernels for {}", screened.subjects.size(), what, gemm.key()));
   const double share_s = knobs_.screen_ms / 1e3 * static_cast<double>(screened.subjects.size());
   screened.outcomes = F8_TRY(
       session_.run({.problem = gemm,
@@ -70,50 +97,72 @@ Result<Bench::Screened> Bench::screen(const Problem& gemm, bool bf16,
   return screened;
 }
 
+Result<Bench::Screened> Bench::screen_fp8(const Problem& gemm) {
+  std::string none;
+  std::vector<Subject> subjects = F8_TRY(field(gemm, Field::kGenerated, std::nullopt, none));
+  const std::vector<Subject> library = F8_TRY(field(gemm, Field::kLibrary, std::nullopt, none));
+  subjects.insert(subjects.end(), library.begin(), library.end());
+  return screen(gemm, std::move(subjects), "fp8");
+}
+
+Result<Bench::Screened> Bench::screen_bf16(const Problem& gemm) {
+  const std::string identity = gemm_identity(gemm, true);
+  if (const auto known = bf16_.find(identity); known != bf16_.end()) return known->second;
+  std::string none;
+  std::vector<Subject> subjects = F8_TRY(field(gemm, Field::kBf16, std::nullopt, none));
+  const Screened screened = F8_TRY(screen(gemm, std::move(subjects), "bf16"));
+  return bf16_[identity] = screened;
+}
+
 Result<MatmulBench> Bench::matmul(const Problem& problem,
                                   const std::optional<codegen::GemmConfig>& config) {
-  MatmulBench bench{.problem = problem, .rows = {}, .failed = {}};
-  const auto add = [&](const Subject& subject, const char* role) {
-    const auto known = std::ranges::find_if(
-        bench.rows, [&](const BenchRow& row) { return row.subject == subject; });
-    if (known != bench.rows.end()) {
-      known->roles.emplace_back(role);
-      return;
-    }
-    bench.rows.push_back({.subject = subject, .roles = {role}, .result = {}, .to_library = {}});
+  MatmulBench bench{.problem = problem, .rows = {}, .failed = {}, .no_rival = {}};
+  std::vector<Subject> subjects = F8_TRY(field(problem, Field::kGenerated, config, bench.no_rival));
+  const bool by_axis = F8_TRY(gemm_desc(problem, false)).scale == codegen::ScaleMode::kAxis;
+  for (const Field which : {Field::kLibrary, Field::kLibraryOneScale}) {
+    if (which == Field::kLibraryOneScale && !by_axis) continue;
+    const std::vector<Subject> more = F8_TRY(field(problem, which, config, bench.no_rival));
+    subjects.insert(subjects.end(), more.begin(), more.end());
+  }
+  const Screened fp8 = F8_TRY(screen(problem, std::move(subjects), "fp8"));
+  const Screened bf16 = F8_TRY(screen_bf16(problem));
+
+  // The fastest two of each kind go to the comparison, which decides between them too.
+  constexpr size_t kFinalists = 2;
+  const auto add = [&](const Screened& screened, size_t index, const char* role) {
+    const Subject& subject = screened.subjects[index];
+    const auto known = std::ranges::find(bench.rows, subject, &BenchRow::subject);
+    BenchRow& row = known == bench.rows.end() ? bench.rows.emplace_back() : *known;
+    row.subject = subject;
+    if (*role != '\0') row.roles.emplace_back(role);
   };
-  for (const bool bf16 : {false, true}) {
-    const Screened screened = F8_TRY(screen(problem, bf16, bf16 ? std::nullopt : config));
-    bench.screened += static_cast<int>(screened.subjects.size());
-    for (size_t i = 0; i < screened.subjects.size(); ++i) {
-      if (is_timed(screened.outcomes[i].result)) continue;
-      bench.failed.push_back({.subject = screened.subjects[i],
+  for (const Screened* screened : {&fp8, &bf16}) {
+    bench.screened += static_cast<int>(screened->subjects.size());
+    for (size_t i = 0; i < screened->subjects.size(); ++i) {
+      if (is_timed(screened->outcomes[i].result)) continue;
+      bench.failed.push_back({.subject = screened->subjects[i],
                               .roles = {},
-                              .result = screened.outcomes[i].result,
-                              .to_library = {}});
+                              .result = screened->outcomes[i].result,
+                              .to_rival = {}});
     }
-    if (bf16) {
-      if (const auto best = screened.best("bf16_cublaslt")) {
-        add(screened.subjects[*best], "cublaslt bf16");
-      }
-      continue;
-    }
-    if (const auto best = screened.best("generated")) add(screened.subjects[*best], "generated");
-    if (const auto best = screened.best("cublaslt")) {
-      add(screened.subjects[*best], "cublaslt best");
-      for (size_t i = 0; i < screened.subjects.size(); ++i) {
-        if (screened.subjects[i] == Subject{.impl = "cublaslt", .config = "h0"} &&
-            is_timed(screened.outcomes[i].result)) {
-          add(screened.subjects[i], "cublaslt first");
-        }
+    for (const char* impl : {"generated", "cublaslt", "cublaslt_tensorwise"}) {
+      const std::vector<size_t> ranked = screened->ranked(impl);
+      for (size_t i = 0; i < std::min(kFinalists, ranked.size()); ++i) {
+        add(*screened, ranked[i], "");
       }
     }
+  }
+  for (const size_t i : fp8.ranked("cublaslt")) {
+    if (fp8.subjects[i].config == "h0") add(fp8, i, "cublaslt first");
+  }
+  if (const auto ranked = bf16.ranked("bf16_cublaslt"); !ranked.empty()) {
+    add(bf16, ranked.front(), "cublaslt bf16");
   }
   if (bench.rows.empty()) return bench;
 
   GroupRequest request{.problem = problem,
                        .subjects = {},
-                       .reference = -1,
+                       .reference = bench.rows.size() > 1 ? 0 : -1,
                        .batch_us = 400,
                        .stop = {.target = knobs_.max_ci,
                                 .min_s = knobs_.final_s / 4,
@@ -122,22 +171,40 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
                        .drop_above = 0,
                        .warm_s = knobs_.warm_s,
                        .seed = knobs_.seed};
-  int library = -1;
-  for (size_t i = 0; i < bench.rows.size(); ++i) {
-    request.subjects.push_back(bench.rows[i].subject);
-    if (std::ranges::find(bench.rows[i].roles, "cublaslt best") != bench.rows[i].roles.end()) {
-      library = static_cast<int>(i);
-    }
-  }
-  if (request.subjects.size() > 1) request.reference = library;
+  for (const BenchRow& row : bench.rows) request.subjects.push_back(row.subject);
   progress_(fmt::format("comparing {} kernels for {}", request.subjects.size(), problem.key()));
   std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run(request));
+  for (size_t i = 0; i < outcomes.size(); ++i) bench.rows[i].result = outcomes[i].result;
+
+  const auto fastest = [&](std::initializer_list<std::string_view> impls) {
+    std::optional<size_t> best;
+    for (size_t i = 0; i < bench.rows.size(); ++i) {
+      if (std::ranges::find(impls, bench.rows[i].subject.impl) == impls.end()) continue;
+      if (!is_timed(bench.rows[i].result)) continue;
+      const auto ns = [&](size_t row) { return bench.rows[row].result.timing->median_ns; };
+      if (!best || ns(i) < ns(*best)) best = i;
+    }
+    return best;
+  };
+  const auto name = [&](std::optional<size_t> row, const char* role) {
+    if (row) bench.rows[*row].roles.insert(bench.rows[*row].roles.begin(), role);
+  };
+  const std::optional<size_t> rival = fastest({"cublaslt", "cublaslt_tensorwise"});
+  if (by_axis) {
+    name(rival, "rival");
+    name(fastest({"cublaslt_tensorwise"}), "cublaslt tensorwise best");
+  }
+  name(fastest({"cublaslt"}), "cublaslt best");
+  name(fastest({"generated"}), "generated");
+  if (!rival) {
+    if (bench.no_rival.empty()) bench.no_rival = "none of cuBLASLt's kernels could be measured";
+    return bench;
+  }
+  bench.no_rival.clear();
+  const Blocks& reference = outcomes[*rival].blocks;
   for (size_t i = 0; i < outcomes.size(); ++i) {
-    bench.rows[i].result = outcomes[i].result;
-    if (library < 0) continue;
-    const Blocks& reference = outcomes[static_cast<size_t>(library)].blocks;
     if (reference.empty() || outcomes[i].blocks.size() != reference.size()) continue;
-    bench.rows[i].to_library = paired_ratio(outcomes[i].blocks, reference, knobs_.seed);
+    bench.rows[i].to_rival = paired_ratio(outcomes[i].blocks, reference, knobs_.seed);
   }
   return bench;
 }
@@ -199,15 +266,14 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
     const auto i = static_cast<size_t>(g);
     const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape));
     bench.twin[i].provider = Provider::kCublasLt;
-    const Screened bf16 = F8_TRY(screen(gemm, true, std::nullopt));
-    if (const auto best = bf16.best("bf16_cublaslt")) {
-      bench.twin[i] =
-          F8_TRY(runtime::parse_choice(Provider::kCublasLt, bf16.subjects[*best].config));
+    const Screened bf16 = F8_TRY(screen_bf16(gemm));
+    if (const auto ranked = bf16.ranked("bf16_cublaslt"); !ranked.empty()) {
+      bench.twin[i] = F8_TRY(to_choice(bf16.subjects[ranked.front()]));
     }
     if (!tune) continue;
     // A GEMM that the recipe keeps in bf16 takes part in the search too.
     const bool is_fp8 = recipe.at(g).is_fp8();
-    const Screened screened = is_fp8 ? F8_TRY(screen(gemm, false, std::nullopt)) : bf16;
+    const Screened screened = is_fp8 ? F8_TRY(screen_fp8(gemm)) : bf16;
     std::vector<TimedKernel> kernels;
     std::string reason;
     for (size_t s = 0; s < screened.subjects.size(); ++s) {
@@ -272,7 +338,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
   bench.float8 = std::move(outcomes[0].result);
   bench.bf16 = std::move(outcomes[1].result);
   if (!is_timed(bench.float8)) {
-    return fail(ErrorCode::kCuda, "{}: {}: {}", problem.key(),
+    return fail(ErrorCode::kInternal, "{}: {}: {}", problem.key(),
                 tuning_db::to_string(bench.float8.state), bench.float8.reason);
   }
   progress_(fmt::format("timing the kernels of {} one by one", problem.key()));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,15 +28,24 @@ struct BenchKnobs {
 // One kernel of the comparison.
 struct BenchRow {
   Subject subject;
-  std::vector<std::string> roles;  // "generated", "cublaslt best", "cublaslt first", "bf16"
+  // "generated", "cublaslt best", "cublaslt tensorwise best", "rival", "cublaslt first",
+  // "cublaslt bf16"; none: a finalist that was not best
+  std::vector<std::string> roles;
   tuning_db::TrialResult result;
-  std::optional<PairedRatio> to_library;  // time of cuBLASLt's best fp8 kernel over this one's
+  std::optional<PairedRatio> to_rival;  // time of cuBLASLt's best fp8 kernel over this one's
+
+  [[nodiscard]] bool is(std::string_view role) const;
 };
+// The rival of a generated kernel is cuBLASLt's fastest in the recipe's own scales or, where those
+// are by axis, with one scale for each operand, if that is faster: a user could take it instead.
 struct MatmulBench {
   Problem problem;
   std::vector<BenchRow> rows;
   std::vector<BenchRow> failed;  // candidates that could not be measured, with the reason
   int screened = 0;
+  std::string no_rival;  // why there is none; empty: there is
+
+  [[nodiscard]] const BenchRow* row(std::string_view role) const;  // null: none has it
 };
 
 struct KernelShare {
@@ -73,10 +83,17 @@ class Bench {
   struct Screened {
     std::vector<Subject> subjects;
     std::vector<SubjectOutcome> outcomes;
-    [[nodiscard]] std::optional<size_t> best(std::string_view impl) const;
+    // Of `impl`, fastest first, those that were timed.
+    [[nodiscard]] std::vector<size_t> ranked(std::string_view impl) const;
   };
-  [[nodiscard]] Result<Screened> screen(const Problem& gemm, bool bf16,
-                                        const std::optional<codegen::GemmConfig>& config);
+  enum class Field { kGenerated, kLibrary, kLibraryOneScale, kBf16 };
+  [[nodiscard]] Result<std::vector<Subject>> field(const Problem& gemm, Field which,
+                                                   const std::optional<codegen::GemmConfig>& config,
+                                                   std::string& why_none);
+  [[nodiscard]] Result<Screened> screen(const Problem& gemm, std::vector<Subject> subjects,
+                                        const char* what);
+  [[nodiscard]] Result<Screened> screen_fp8(const Problem& gemm);
+  [[nodiscard]] Result<Screened> screen_bf16(const Problem& gemm);
   [[nodiscard]] Result<std::vector<KernelShare>> shares(const Problem& linear, int subject);
 
   GpuBackend& backend_;
@@ -84,6 +101,7 @@ class Bench {
   BenchKnobs knobs_;
   std::function<void(const std::string&)> progress_;
   Session session_;
+  std::map<std::string, Screened> bf16_;  // by identity: all recipes share the twin's products
 };
 
 // The bytes that the launch `name` of a linear ("cast x,w") reads and writes at least; 0 for GEMMs.

@@ -65,8 +65,10 @@ class GpuBackend final : public Backend {
     PoolTensor x, w, dy;
     CUdeviceptr y = 0, dx = 0, dw = 0, saved = 0;
   };
+  enum class Operands { kFp8, kFp8OneScale, kBf16 };  // of a GEMM
   struct Timed {
     Subject subject;
+    Operands operands = Operands::kFp8;
     std::vector<Launch> launch;  // by operand set
     std::vector<CUgraphExec> graphs;
     size_t next_graph = 0;
@@ -100,7 +102,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Result<Built> add_bf16(const Subject& subject);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
 
-  [[nodiscard]] Reference gemm_reference(bool bf16, int64_t contraction) const;
+  [[nodiscard]] Reference gemm_reference(Operands operands, int64_t contraction) const;
   [[nodiscard]] Status check_output(CUdeviceptr d, int64_t row_length, const Reference& reference,
                                     double tolerance, const char* name, Check& check);
   [[nodiscard]] Status launch_once(Timed& timed, size_t set);
@@ -131,7 +133,7 @@ class GpuBackend final : public Backend {
   std::vector<float> scale_a_, scale_b_;  // what the device has
   std::vector<LinearSet> linear_sets_;
   size_t saved_bytes_ = 0;  // that each of them has
-  std::map<std::pair<bool, int64_t>, Reference> references_;
+  std::map<std::pair<Operands, int64_t>, Reference> references_;
   std::vector<Timed> timed_;
 };
 

@@ -37,7 +37,7 @@ Result<Built> GpuBackend::add(const Subject& subject) {
       fail(ErrorCode::kInvalidArgument, "unknown subject {} of {}", subject.impl, problem_.key());
   const bool linear = problem_.op == Op::kLinear;
   if (!linear && (subject.impl == "generated" || subject.impl == "cublaslt" ||
-                  subject.impl == "bf16_cublaslt")) {
+                  subject.impl == "cublaslt_tensorwise" || subject.impl == "bf16_cublaslt")) {
     built = add_gemm(subject);
   } else if (linear && subject.impl == "float8") {
     built = add_float8(subject);
@@ -49,16 +49,21 @@ Result<Built> GpuBackend::add(const Subject& subject) {
 }
 
 Result<Built> GpuBackend::add_gemm(const Subject& subject) {
-  const bool bf16 = subject.impl == "bf16_cublaslt";
-  const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem_, bf16));
-  const runtime::GemmChoice choice = F8_TRY(runtime::parse_choice(
-      subject.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt, subject.config));
+  const Operands operands = subject.impl == "bf16_cublaslt"         ? Operands::kBf16
+                            : subject.impl == "cublaslt_tensorwise" ? Operands::kFp8OneScale
+                                                                    : Operands::kFp8;
+  const bool bf16 = operands == Operands::kBf16;
+  const bool one_scale = operands == Operands::kFp8OneScale;
+  const runtime::GemmDesc desc =
+      F8_TRY(gemm_desc(one_scale ? with_one_scale(problem_) : problem_, bf16));
+  const runtime::GemmChoice choice = F8_TRY(to_choice(subject));
   const auto plan = F8_TRY(runtime::GemmPlan::create(context_, desc, choice));
   F8_TRY(bf16 ? carve_bf16() : carve_fp8());
   F8_TRY(reserve_workspace(plan->workspace_bytes()));
 
   Timed timed;
   timed.subject = subject;
+  timed.operands = operands;
   timed.contraction =
       !bf16 && choice.provider == Provider::kCublasLt ? runtime::padded(own_.k) : own_.k;
   void* workspace = mutable_pointer(workspaces_.back().address());

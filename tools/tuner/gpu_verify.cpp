@@ -59,7 +59,8 @@ std::vector<double> products(const std::vector<int64_t>& rows, const std::vector
 }  // namespace
 
 // d[i][j] = sum_c a(i, c) b(j, c): where the elements lie follows gemm.hpp.
-GpuBackend::Reference GpuBackend::gemm_reference(bool bf16, int64_t contraction) const {
+GpuBackend::Reference GpuBackend::gemm_reference(Operands operands, int64_t contraction) const {
+  const bool bf16 = operands == Operands::kBf16;
   Reference reference;
   reference.rows = sample_indices(own_.m, kRows, options_.seed + 1);
   reference.cols = sample_indices(own_.n, kCols, options_.seed + 2);
@@ -73,8 +74,9 @@ GpuBackend::Reference GpuBackend::gemm_reference(bool bf16, int64_t contraction)
     size_t at = 0;
     for (const int64_t i : reference.rows) {
       for (const int64_t j : reference.cols) {
-        const double a = scale_a_[scale_a_.size() == 1 ? 0 : static_cast<size_t>(i)];
-        const double b = scale_b_[scale_b_.size() == 1 ? 0 : static_cast<size_t>(j)];
+        const bool one = operands == Operands::kFp8OneScale;
+        const double a = scale_a_[one || scale_a_.size() == 1 ? 0 : static_cast<size_t>(i)];
+        const double b = scale_b_[one || scale_b_.size() == 1 ? 0 : static_cast<size_t>(j)];
         reference.values[at++] *= a * b;
       }
     }
@@ -147,11 +149,13 @@ Result<Check> GpuBackend::verify(int subject) {
   Check check;
   const auto [m, n, k] = problem_.shape;
   if (problem_.op != Op::kLinear) {
-    const bool bf16 = timed.subject.impl == "bf16_cublaslt";
+    const bool bf16 = timed.operands == Operands::kBf16;
     F8_TRY(poison(outputs_.front(), own_.m * own_.n));
     if (const Status ran = run(); !ran) return triage(ran.error());
-    const auto key = std::pair{bf16, timed.contraction};
-    if (!references_.contains(key)) references_[key] = gemm_reference(bf16, timed.contraction);
+    const auto key = std::pair{timed.operands, timed.contraction};
+    if (!references_.contains(key)) {
+      references_[key] = gemm_reference(timed.operands, timed.contraction);
+    }
     const double tolerance = !bf16 && problem_.fast ? kFastTolerance : kPreciseTolerance;
     F8_TRY(check_output(outputs_.front(), own_.n, references_[key], tolerance, "d", check));
     return check;
@@ -173,7 +177,7 @@ Result<Check> GpuBackend::verify(int subject) {
                            int64_t cols, int64_t contraction, const auto& a,
                            const auto& b) -> Status {
     if (!check.right) return {};
-    const auto key = std::pair{true, which};
+    const auto key = std::pair{Operands::kBf16, which};
     if (!references_.contains(key)) {
       Reference reference;
       reference.rows = sample_indices(rows, kRows, options_.seed + 3);

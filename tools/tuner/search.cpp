@@ -47,6 +47,11 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16) {
   return desc;
 }
 
+Problem with_one_scale(Problem problem) {
+  problem.recipe = "tensorwise";
+  return problem;
+}
+
 Result<codegen::GemmSpec> gemm_spec(const Problem& problem) {
   return runtime::gemm_spec(F8_TRY(gemm_desc(problem, false)), {});
 }

@@ -18,6 +18,8 @@ namespace f8::tuner {
 // kUnsupported where there is none: a linear; in fp8 a GEMM that the recipe leaves in bf16, or
 // scales that no kernel has.
 [[nodiscard]] Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16);
+// The same types and accumulation with one scale for each operand.
+[[nodiscard]] Problem with_one_scale(Problem problem);
 // The kernel family that a problem needs; its config is not set.
 [[nodiscard]] Result<codegen::GemmSpec> gemm_spec(const Problem& problem);
 

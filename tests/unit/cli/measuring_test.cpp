@@ -111,6 +111,20 @@ TEST(Plan, AndSweepRefuseBadInputAndWriteNothing) {
   tool.expect_refused(1, {"resume", "--db", "nowhere.f8db"}, {"nowhere.f8db"});
 }
 
+TEST(Bench, RefusesBadInputBeforeItLooksForADevice) {
+  const Tool tool;
+  const std::string no_columns = tool.write("columns.csv", "a,b,c\n1,2,3\n");
+  const std::string bad_shape = tool.write("shape.csv", "m,n,k\n16,16,16\n16,16,15\n");
+  for (const char* command : {"matmul", "linear", "cast"}) {
+    tool.expect_refused(1, {"bench", command}, {"--mnk", "--shapes"});
+    tool.expect_refused(1, {"bench", command, "--shapes", "nowhere.csv"}, {"nowhere.csv"});
+    tool.expect_refused(1, {"bench", command, "--shapes", no_columns}, {"line 1", "no column m"});
+    tool.expect_refused(1, {"bench", command, "--shapes", bad_shape}, {"line 3", "k"});
+    tool.expect_refused(1, {"bench", command, "--mnk", "64,64,64", "--recipe", "rowwise,none"},
+                        {"--recipe", "none"});
+  }
+}
+
 TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
   const Tool tool;
   if (has_gpu(tool)) GTEST_SKIP() << "there is a GPU here";

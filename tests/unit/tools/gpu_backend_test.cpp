@@ -9,8 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/file.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
+#include "tools/tuner/bench.hpp"
 #include "tools/tuner/group.hpp"
 #include "tools/tuner/search.hpp"
 
@@ -162,6 +164,7 @@ TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
         const Problem p = problem(op, recipe, shape);
         ASSERT_TRUE(backend_->open(p));
         for (const Subject& subject : {generated(p), Subject{.impl = "cublaslt", .config = "h1"},
+                                       Subject{.impl = "cublaslt_tensorwise", .config = "h0"},
                                        Subject{.impl = "bf16_cublaslt", .config = "h2"}}) {
           const auto built = backend_->add(subject);
           ASSERT_TRUE(built) << p.key() << " " << built.error().message;
@@ -209,6 +212,74 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
     EXPECT_FALSE(backend_->add_steps(bf16->id));
   }
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+class BenchTest : public GpuBackendTest {
+ protected:
+  void SetUp() override {
+    GpuBackendTest::SetUp();
+    folder_ = make_temp_directory(std::filesystem::temp_directory_path(), "bench-test").value();
+    auto cache = codegen::CubinCache::open(
+        folder_, [](const codegen::KernelSource& source) -> Result<codegen::Cubin> {
+          codegen::Cubin cubin;
+          cubin.key = source.key;
+          cubin.entry = source.entry;
+          cubin.image.resize(16);
+          return cubin;
+        });
+    ASSERT_TRUE(cache) << cache.error().message;
+    compiler_ = std::make_unique<CompileAhead>(std::move(*cache), 1);
+    bench_ = std::make_unique<Bench>(
+        *backend_, *compiler_,
+        BenchKnobs{.screen_ms = 0.1, .final_s = 0.002, .keep = 3, .linears = {}, .warm_s = 0},
+        [](const std::string&) {});
+  }
+  void TearDown() override {
+    bench_.reset();
+    compiler_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+    GpuBackendTest::TearDown();
+  }
+  std::filesystem::path folder_;
+  std::unique_ptr<CompileAhead> compiler_;
+  std::unique_ptr<Bench> bench_;
+};
+
+TEST_F(BenchTest, OfARowwiseMatmulTheRivalMayTakeOneScale) {
+  const auto rowwise = bench_->matmul(problem(Op::kOutput, "rowwise", {64, 48, 80}), {});
+  ASSERT_TRUE(rowwise) << rowwise.error().message;
+  EXPECT_TRUE(rowwise->failed.empty()) << rowwise->failed.front().result.reason;
+  for (const char* role : {"generated", "cublaslt best", "cublaslt tensorwise best", "rival",
+                           "cublaslt first", "cublaslt bf16"}) {
+    EXPECT_NE(rowwise->row(role), nullptr) << role;
+  }
+  EXPECT_EQ(rowwise->row("cublaslt tensorwise best")->subject.impl, "cublaslt_tensorwise");
+  ASSERT_TRUE(rowwise->row("generated")->to_rival);
+  EXPECT_NEAR(rowwise->row("rival")->to_rival->ratio, 1, 1e-9);
+  EXPECT_TRUE(rowwise->no_rival.empty());
+
+  const auto tensorwise = bench_->matmul(problem(Op::kOutput, "tensorwise", {64, 48, 80}), {});
+  ASSERT_TRUE(tensorwise) << tensorwise.error().message;
+  EXPECT_EQ(tensorwise->row("cublaslt tensorwise best"), nullptr);
+  EXPECT_NE(tensorwise->row("cublaslt best"), nullptr);
+}
+
+TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
+  const Problem p = problem(Op::kLinear, "tensorwise", {64, 48, 80});
+  const auto searched = bench_->linear(p, true, false);
+  ASSERT_TRUE(searched) << searched.error().message;
+  EXPECT_GT(searched->linears, 1);
+  EXPECT_GT(searched->kernels.size(), 3u);
+  const auto chosen = bench_->linear(p, false, false);
+  ASSERT_TRUE(chosen) << chosen.error().message;
+  EXPECT_EQ(chosen->linears, 0);
+  for (const Gemm gemm : kGemms) {
+    const auto prior =
+        prior_choices(problem(to_op(gemm), "tensorwise", p.shape), h100(), {}).value();
+    EXPECT_EQ(runtime::config_text(chosen->choices[static_cast<size_t>(gemm)]),
+              runtime::config_text(prior.front()));
+  }
 }
 
 TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {

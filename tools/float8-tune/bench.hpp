@@ -1,0 +1,60 @@
+// What the benchmarks share: shapes from the command line or a file, the device and its compilers,
+// the table for other programs. bench_matmul.cpp and bench_linear.cpp measure.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tools/tuner/bench.hpp"
+#include "tools/tuner/survey.hpp"
+
+namespace f8::cli {
+
+struct BenchOptions {
+  std::string mnk;
+  std::string shapes;  // a file
+  std::string csv;     // a file
+  std::string recipes = "tensorwise";
+  int64_t device = 0;
+  tuner::BenchKnobs knobs;
+};
+void declare(CLI::App& command, BenchOptions& options);
+
+struct BenchWork {
+  std::vector<Shape> shapes;
+  std::vector<Recipe> recipes;
+};
+// What the options name; fails before a device is looked for.
+[[nodiscard]] Result<BenchWork> work_of(const BenchOptions& options);
+
+// The device, and the compilers that work ahead of it.
+struct BenchMachine {
+  std::unique_ptr<tuner::GpuBackend> backend;
+  std::unique_ptr<tuner::CompileAhead> compiler;
+  std::unique_ptr<Progress> progress;
+  std::unique_ptr<tuner::Bench> bench;
+  tuner::CsvFile csv;
+};
+[[nodiscard]] Result<BenchMachine> open_bench(const BenchOptions& options, const Global& global,
+                                              std::span<const std::string_view> csv_columns);
+
+// One problem of a survey that could not be measured is a line of it, unless the device is lost or
+// it is the only one.
+[[nodiscard]] bool ends_survey(const Error& error, const BenchWork& work);
+
+// Empty where there is nothing to say: fewer than two.
+[[nodiscard]] std::string summary_text(const std::string& what,
+                                       std::span<const tuner::SurveyRatio> ratios);
+[[nodiscard]] Json summary_json(std::span<const tuner::SurveyRatio> ratios);
+// Of a CSV field: six significant digits.
+[[nodiscard]] std::string csv_number(double value);
+
+void add_bench_matmul(CLI::App& group, Program& program);
+void add_bench_linear(CLI::App& group, Program& program);  // and bench cast
+
+}  // namespace f8::cli

@@ -1,0 +1,174 @@
+// bench linear: a linear's forward and backward against bf16, and each of its kernels; over many
+// shapes a survey of the speedups. bench cast: its amax and cast kernels against a copy.
+#include "tools/float8-tune/bench.hpp"
+
+namespace f8::cli {
+namespace {
+
+struct Options : BenchOptions {
+  bool no_tune = false;
+};
+
+constexpr std::array<std::string_view, 18> kColumns = {
+    "problem",    "m",          "n",       "k",           "recipe",       "fp8_us",
+    "fp8_lo",     "fp8_hi",     "bf16_us", "bf16_lo",     "bf16_hi",      "speedup",
+    "speedup_lo", "speedup_hi", "state",   "fp8_kernels", "bf16_kernels", "linears_searched"};
+
+Json to_json(const tuner::LinearBench& bench) {
+  const Shape shape = bench.problem.shape;
+  Json row = {{"m", shape.m},
+              {"n", shape.n},
+              {"k", shape.k},
+              {"recipe", bench.problem.recipe},
+              {"fp8_us", rounded(bench.float8.timing->median_ns / 1e3)}};
+  if (bench.bf16.timing) row["bf16_us"] = rounded(bench.bf16.timing->median_ns / 1e3);
+  if (const auto& ratio = bench.float8.ratio) {
+    row["speedup"] = rounded(ratio->ratio, 5);
+    row["speedup_lo"] = rounded(ratio->lo, 5);
+    row["speedup_hi"] = rounded(ratio->hi, 5);
+  }
+  row["state"] = tuning_db::to_string(bench.float8.state);
+  if (!bench.float8.reason.empty()) row["reason"] = bench.float8.reason;
+  row["fp8_kernels"] = tuner::choices_text(bench.choices);
+  row["bf16_kernels"] = tuner::choices_text(bench.twin);
+  if (bench.linears > 0) {
+    row["linears_searched"] = bench.linears;
+    row["fastest_kernels_over_best"] = rounded(bench.over_first, 4);
+  }
+  if (bench.float8.sm_mhz_mean) row["sm_mhz"] = rounded(*bench.float8.sm_mhz_mean, 4);
+  if (bench.float8.power_w) row["power_w"] = rounded(*bench.float8.power_w, 4);
+  if (bench.copy_gb_per_s) row["copy_gb_per_s"] = rounded(*bench.copy_gb_per_s, 4);
+  double sum = 0;
+  for (const tuner::KernelShare& kernel : bench.kernels) sum += kernel.ns;
+  row["kernels"] = Json::array();
+  for (const tuner::KernelShare& kernel : bench.kernels) {
+    Json json = {{"name", kernel.name},
+                 {"us", rounded(kernel.ns / 1e3)},
+                 {"share", rounded(kernel.ns / sum, 3)}};
+    if (kernel.bytes > 0) json["gb_per_s"] = rounded(kernel.bytes / kernel.ns, 4);
+    row["kernels"].push_back(json);
+  }
+  return row;
+}
+
+std::string text_of(const tuner::LinearBench& bench, bool casts, bool color) {
+  Table table({{"kernel", Table::Align::kLeft}, {"us"}, {"share"}, {"GB/s"}});
+  double sum = 0;
+  for (const tuner::KernelShare& kernel : bench.kernels) sum += kernel.ns;
+  for (const tuner::KernelShare& kernel : bench.kernels) {
+    if (casts && kernel.bytes == 0) continue;
+    table.add({kernel.name, fmt::format("{:.1f}", kernel.ns / 1e3),
+               fmt::format("{:.1f} %", 100 * kernel.ns / sum),
+               kernel.bytes > 0 ? fmt::format("{:.0f}", kernel.bytes / kernel.ns) : ""});
+  }
+  const auto& ratio = bench.float8.ratio;
+  std::string text = fmt::format(
+      "{}\nfp8 {} · bf16 {} · speedup {}{}\n{}", bench.problem.key(),
+      microseconds(bench.float8.timing->median_ns),
+      bench.bf16.timing ? microseconds(bench.bf16.timing->median_ns) : "-",
+      ratio ? fmt::format("{:.3f} [{:.3f}, {:.3f}]", ratio->ratio, ratio->lo, ratio->hi) : "-",
+      bench.float8.state == tuning_db::TrialState::kNoisy ? " (noisy)" : "", table.text(color));
+  if (bench.linears > 0) {
+    text += fmt::format("the fastest of {} linears; that of the fastest kernels takes {:.3f}x\n",
+                        bench.linears, bench.over_first);
+  }
+  if (bench.copy_gb_per_s) {
+    text +=
+        fmt::format("a copy on the device, read and write: {:.0f} GB/s\n", *bench.copy_gb_per_s);
+  }
+  return text;
+}
+
+Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
+  const Shape s = bench.problem.shape;
+  const auto time = [](const tuning_db::TrialResult& result, double tuning_db::Timing::*ns) {
+    return result.timing ? csv_number((*result.timing).*ns / 1e3) : "";
+  };
+  const auto& ratio = bench.float8.ratio;
+  using Timing = tuning_db::Timing;
+  return csv.add(std::array<std::string, kColumns.size()>{
+      bench.problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k),
+      bench.problem.recipe, time(bench.float8, &Timing::median_ns),
+      time(bench.float8, &Timing::ci_lo_ns), time(bench.float8, &Timing::ci_hi_ns),
+      time(bench.bf16, &Timing::median_ns), time(bench.bf16, &Timing::ci_lo_ns),
+      time(bench.bf16, &Timing::ci_hi_ns), ratio ? csv_number(ratio->ratio) : "",
+      ratio ? csv_number(ratio->lo) : "", ratio ? csv_number(ratio->hi) : "",
+      std::string(tuning_db::to_string(bench.float8.state)), tuner::choices_text(bench.choices),
+      tuner::choices_text(bench.twin), std::to_string(bench.linears)});
+}
+
+Result<int> bench_linear(const Options& options, const Global& global, bool casts) {
+  const BenchWork work = F8_TRY(work_of(options));
+  const Databases databases = F8_TRY(open_databases(global));
+  TuningTable tuned = F8_TRY(merged_table(databases));
+  BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
+  machine.backend->context()->set_table(std::move(tuned));
+  Json results = Json::array();
+  std::string text;
+  std::vector<std::vector<tuner::SurveyRatio>> speedups(work.recipes.size());
+  std::vector<int> failed(work.recipes.size());
+  for (const Shape shape : work.shapes) {
+    for (size_t r = 0; r < work.recipes.size(); ++r) {
+      const Problem problem = F8_TRY(Problem::make(Op::kLinear, work.recipes[r], shape));
+      const auto bench = machine.bench->linear(problem, !options.no_tune && !casts, casts);
+      machine.progress->clear();
+      text += text.empty() ? "" : "\n";
+      if (!bench) {
+        if (ends_survey(bench.error(), work)) return std::unexpected(bench.error());
+        results.push_back({{"m", shape.m},
+                           {"n", shape.n},
+                           {"k", shape.k},
+                           {"recipe", problem.recipe},
+                           {"error", bench.error().message}});
+        text += fmt::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
+        ++failed[r];
+        continue;
+      }
+      F8_TRY(of_option("--csv", add_csv(machine.csv, *bench)));
+      results.push_back(to_json(*bench));
+      text += text_of(*bench, casts, stdout_color(global));
+      if (bench->float8.ratio) {
+        speedups[r].push_back({problem.key(), bench->float8.ratio->ratio});
+      }
+    }
+  }
+  Json summaries = Json::array();
+  std::string summary;
+  int all_failed = 0;
+  for (size_t r = 0; r < work.recipes.size(); ++r) {
+    Json one = summary_json(speedups[r]);
+    one["recipe"] = work.recipes[r].name;
+    one["failed"] = failed[r];
+    summaries.push_back(one);
+    summary +=
+        summary_text(fmt::format("{}, speedup over bf16", work.recipes[r].name), speedups[r]);
+    all_failed += failed[r];
+  }
+  if (global.json) {
+    print_json(
+        {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}});
+  } else {
+    print(text + (summary.empty() ? "" : "\n" + summary));
+  }
+  return all_failed > 0 ? kExitRegression : kExitOk;
+}
+
+}  // namespace
+
+void add_bench_linear(CLI::App& group, Program& program) {
+  auto linear = std::make_shared<Options>();
+  CLI::App* command =
+      add_command(group, program, "linear", "forward and backward against bf16", Needs::kGpu,
+                  [linear, &program] { return bench_linear(*linear, program.global, false); });
+  declare(*command, *linear);
+  command->add_flag("--no-tune", linear->no_tune,
+                    "take kernels from the database or the cost model, look for none");
+
+  auto cast = std::make_shared<Options>();
+  command = add_command(group, program, "cast", "a linear's amax and cast kernels against a copy",
+                        Needs::kGpu,
+                        [cast, &program] { return bench_linear(*cast, program.global, true); });
+  declare(*command, *cast);
+}
+
+}  // namespace f8::cli

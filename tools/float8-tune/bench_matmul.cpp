@@ -1,0 +1,228 @@
+// bench matmul: the best generated kernel of each shape against cuBLASLt's best, its first
+// suggestion and bf16, in one group; over many shapes a survey of the ratios.
+#include "tools/float8-tune/bench.hpp"
+
+namespace f8::cli {
+namespace {
+
+struct Options : BenchOptions {
+  std::string op = "output";
+  std::string config;
+  bool fast = false, precise = false;
+};
+
+constexpr std::array<std::string_view, 19> kColumns = {"problem",
+                                                       "m",
+                                                       "n",
+                                                       "k",
+                                                       "recipe",
+                                                       "op",
+                                                       "accumulation",
+                                                       "role",
+                                                       "impl",
+                                                       "config",
+                                                       "us",
+                                                       "us_lo",
+                                                       "us_hi",
+                                                       "tflops",
+                                                       "ratio_to_cublaslt_best",
+                                                       "ratio_lo",
+                                                       "ratio_hi",
+                                                       "state",
+                                                       "reason"};
+
+void add_timing(Json& row, const tuning_db::TrialResult& result) {
+  row["state"] = tuning_db::to_string(result.state);
+  if (result.timing) {
+    row["us"] = rounded(result.timing->median_ns / 1e3);
+    row["us_lo"] = rounded(result.timing->ci_lo_ns / 1e3);
+    row["us_hi"] = rounded(result.timing->ci_hi_ns / 1e3);
+  }
+  if (result.rel_err) row["rel_err"] = rounded(*result.rel_err, 3);
+  if (result.sm_mhz_mean) row["sm_mhz"] = rounded(*result.sm_mhz_mean, 4);
+  if (result.power_w) row["power_w"] = rounded(*result.power_w, 4);
+  if (!result.reason.empty()) row["reason"] = result.reason;
+}
+
+double tflops_of(const Problem& problem, const tuning_db::Timing& timing) {
+  return problem.flops() / timing.median_ns / 1e3;
+}
+
+Json kernel_json(const Problem& problem, const tuner::BenchRow& kernel) {
+  Json json = {
+      {"impl", kernel.subject.impl}, {"roles", kernel.roles}, {"config", kernel.subject.config}};
+  add_timing(json, kernel.result);
+  if (kernel.result.timing) json["tflops"] = rounded(tflops_of(problem, *kernel.result.timing), 5);
+  if (kernel.to_rival) {
+    json["ratio_to_cublaslt"] = rounded(kernel.to_rival->ratio, 5);
+    json["ratio_lo"] = rounded(kernel.to_rival->ci.lo, 5);
+    json["ratio_hi"] = rounded(kernel.to_rival->ci.hi, 5);
+  }
+  return json;
+}
+
+Status add_csv(tuner::CsvFile& csv, const Problem& problem, const tuner::BenchRow& kernel) {
+  const Shape s = problem.shape;
+  const auto& timing = kernel.result.timing;
+  const auto& ratio = kernel.to_rival;
+  const auto time = [&](double tuning_db::Timing::*ns) {
+    return timing ? csv_number((*timing).*ns / 1e3) : "";
+  };
+  return csv.add(std::array<std::string, kColumns.size()>{
+      problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), problem.recipe,
+      std::string(to_string(problem.op)), problem.fast ? "fast" : "precise",
+      fmt::format("{}", fmt::join(kernel.roles, "; ")), kernel.subject.impl, kernel.subject.config,
+      time(&tuning_db::Timing::median_ns), time(&tuning_db::Timing::ci_lo_ns),
+      time(&tuning_db::Timing::ci_hi_ns), timing ? csv_number(tflops_of(problem, *timing)) : "",
+      ratio ? csv_number(ratio->ratio) : "", ratio ? csv_number(ratio->ci.lo) : "",
+      ratio ? csv_number(ratio->ci.hi) : "", std::string(tuning_db::to_string(kernel.result.state)),
+      kernel.result.reason});
+}
+
+std::string text_of(const tuner::MatmulBench& bench, bool color) {
+  using enum Table::Align;
+  Table table({{"kernel", kLeft},
+               {"config", kLeft},
+               {"us"},
+               {"interval"},
+               {"TFLOP/s"},
+               {"vs cuBLASLt"},
+               {"interval"},
+               {"state", kLeft}});
+  for (const tuner::BenchRow& kernel : bench.rows) {
+    const auto& timing = kernel.result.timing;
+    const auto& ratio = kernel.to_rival;
+    const auto interval = [](double lo, double hi, int digits) {
+      return fmt::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
+    };
+    table.add({kernel.roles.empty() ? kernel.subject.impl
+                                    : fmt::format("{}", fmt::join(kernel.roles, ", ")),
+               kernel.subject.config, timing ? fmt::format("{:.2f}", timing->median_ns / 1e3) : "-",
+               timing ? interval(timing->ci_lo_ns / 1e3, timing->ci_hi_ns / 1e3, 2) : "-",
+               timing ? fmt::format("{:.0f}", tflops_of(bench.problem, *timing)) : "-",
+               ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
+               ratio ? interval(ratio->ci.lo, ratio->ci.hi, 3) : "-",
+               std::string(tuning_db::to_string(kernel.result.state))});
+  }
+  std::string text = fmt::format("{}\n{}", bench.problem.key(), table.text(color));
+  if (!bench.no_rival.empty()) text += fmt::format("no cuBLASLt kernel: {}\n", bench.no_rival);
+  for (const tuner::BenchRow& kernel : bench.failed) {
+    text += fmt::format("not measured: {} {}: {}: {}\n", kernel.subject.impl, kernel.subject.config,
+                        tuning_db::to_string(kernel.result.state), kernel.result.reason);
+  }
+  return text;
+}
+
+// The ratios of one recipe: generated against cuBLASLt's best.
+struct Survey {
+  std::vector<tuner::SurveyRatio> ratios;
+  int without_rival = 0;
+  int failed = 0;
+};
+
+Result<int> bench_matmul(const Options& options, const Global& global) {
+  const BenchWork work = F8_TRY(work_of(options));
+  const Op op = F8_TRY(of_option("--op", parse_op(options.op)));
+  if (op == Op::kLinear) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--op linear: use `float8-tune bench linear` for a whole linear");
+  }
+  std::optional<codegen::GemmConfig> config;
+  if (!options.config.empty()) {
+    config = F8_TRY(of_option("--config", codegen::parse_gemm_config(options.config)));
+  }
+  BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
+  Json results = Json::array();
+  Json summaries = Json::array();
+  std::string text;
+  std::string summary;
+  bool bad = false;
+  for (const Recipe& recipe : work.recipes) {
+    Survey survey;
+    bool fast = false;
+    for (const Shape shape : work.shapes) {
+      Problem problem = F8_TRY(Problem::make(op, recipe, shape));
+      if (options.fast) problem.fast = true;
+      if (options.precise) problem.fast = false;
+      fast = problem.fast;
+      Json row = {
+          {"problem", problem.key()}, {"m", shape.m},        {"n", shape.n},        {"k", shape.k},
+          {"recipe", recipe.name},    {"op", to_string(op)}, {"fast", problem.fast}};
+      const auto measured = machine.bench->matmul(problem, config);
+      machine.progress->clear();
+      text += text.empty() ? "" : "\n";
+      if (!measured) {
+        if (ends_survey(measured.error(), work)) return std::unexpected(measured.error());
+        row["error"] = measured.error().message;
+        text += fmt::format("{}\nnot measured: {}\n", problem.key(), measured.error().message);
+        results.push_back(row);
+        ++survey.failed;
+        bad = true;
+        continue;
+      }
+      const tuner::MatmulBench& bench = *measured;
+      row["screened"] = bench.screened;
+      if (!bench.no_rival.empty()) row["no_cublaslt"] = bench.no_rival;
+      row["kernels"] = Json::array();
+      for (const tuner::BenchRow& kernel : bench.rows) {
+        row["kernels"].push_back(kernel_json(problem, kernel));
+        F8_TRY(of_option("--csv", add_csv(machine.csv, problem, kernel)));
+      }
+      row["failed"] = Json::array();
+      for (const tuner::BenchRow& kernel : bench.failed) {
+        row["failed"].push_back({{"impl", kernel.subject.impl},
+                                 {"config", kernel.subject.config},
+                                 {"state", tuning_db::to_string(kernel.result.state)},
+                                 {"reason", kernel.result.reason}});
+        bad |= kernel.result.state == tuning_db::TrialState::kWrong;
+      }
+      results.push_back(row);
+      text += text_of(bench, stdout_color(global));
+      const tuner::BenchRow* generated = bench.row("generated");
+      if (generated != nullptr && generated->to_rival) {
+        survey.ratios.push_back({problem.key(), generated->to_rival->ratio});
+      } else {
+        ++survey.without_rival;
+      }
+    }
+    Json one = summary_json(survey.ratios);
+    one["recipe"] = recipe.name;
+    one["fast"] = fast;
+    one["without_cublaslt"] = survey.without_rival;
+    one["failed"] = survey.failed;
+    summaries.push_back(one);
+    summary += summary_text(fmt::format("{} {} {}, generated against cuBLASLt's best", recipe.name,
+                                        to_string(op), fast ? "fast" : "precise"),
+                            survey.ratios);
+    if (survey.without_rival > 0 && work.shapes.size() > 1) {
+      summary += fmt::format("{}: {} of {} without a cuBLASLt counterpart\n", recipe.name,
+                             survey.without_rival, work.shapes.size());
+    }
+  }
+  if (global.json) {
+    print_json(
+        {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}});
+  } else {
+    print(text + (summary.empty() ? "" : "\n" + summary));
+  }
+  return bad ? kExitRegression : kExitOk;
+}
+
+}  // namespace
+
+void add_bench_matmul(CLI::App& group, Program& program) {
+  auto matmul = std::make_shared<Options>();
+  CLI::App* command =
+      add_command(group, program, "matmul", "scaled matmuls against cuBLASLt", Needs::kGpu,
+                  [matmul, &program] { return bench_matmul(*matmul, program.global); });
+  declare(*command, *matmul);
+  command->add_option("--op", matmul->op, "output, grad_input or grad_weight")->type_name("OP");
+  command->add_option("--config", matmul->config, "this generated kernel, not the best of them")
+      ->type_name("CONFIG");
+  CLI::Option* fast =
+      command->add_flag("--fast", matmul->fast, "accumulate in the tensor core all the way");
+  command->add_flag("--precise", matmul->precise, "promote to fp32 every 128 of the contraction")
+      ->excludes(fast);
+}
+
+}  // namespace f8::cli
