@@ -2,31 +2,34 @@
 // leaves; the cluster shares the larger operand's tile; what does not fit registers or shared
 // memory is not offered.
 #include <initializer_list>
-#include <utility>
 
 #include "codegen/kernel_spec.hpp"
 
 namespace f8::codegen {
 namespace {
 
+struct Cluster {
+  int m, n;
+  int split_k = 1;
+};
 struct Tile {
   int m, n, warpgroups;
   bool pingpong;
-  std::initializer_list<std::pair<int, int>> clusters;  // along m, along n
+  std::initializer_list<Cluster> clusters;
 };
 
 // What won somewhere when all tiles and clusters were measured (docs/kernels.md), and the small
-// tiles that small batches need.
+// tiles and split contractions that small results need.
 const Tile kTiles[] = {
-    {128, 256, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
+    {128, 256, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2}, {1, 1, 4}}},
     {256, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
     {128, 128, 2, true, {{1, 1}, {2, 1}, {1, 2}}},
-    {128, 192, 2, false, {{1, 1}, {2, 1}}},
-    {128, 128, 2, false, {{1, 1}, {1, 2}}},
+    {128, 192, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
+    {128, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2}}},
     {64, 128, 2, true, {{1, 1}, {1, 2}}},
     {64, 256, 2, true, {{1, 1}}},
-    {64, 256, 1, false, {{1, 1}}},
-    {64, 128, 1, false, {{1, 1}}},
+    {64, 256, 1, false, {{1, 1}, {1, 1, 2}, {1, 1, 4}}},
+    {64, 128, 1, false, {{1, 1}, {2, 1}, {1, 1, 2}}},
     {64, 64, 1, false, {{1, 1}}},
 };
 constexpr int kMostStages = 8;
@@ -36,13 +39,14 @@ constexpr int kMostStages = 8;
 std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {
   std::vector<GemmConfig> candidates;
   for (const Tile& tile : kTiles) {
-    for (const auto& [cluster_m, cluster_n] : tile.clusters) {
+    for (const Cluster& cluster : tile.clusters) {
       GemmSpec candidate = spec;
       candidate.config = {.tile_m = tile.m,
                           .tile_n = tile.n,
                           .stages = kMostStages,
-                          .cluster_m = cluster_m,
-                          .cluster_n = cluster_n,
+                          .cluster_m = cluster.m,
+                          .cluster_n = cluster.n,
+                          .split_k = cluster.split_k,
                           .warpgroups = tile.warpgroups,
                           .pingpong = tile.pingpong,
                           .group = 8};

@@ -1,7 +1,5 @@
 #include "codegen/mma_text.hpp"
 
-#include <algorithm>
-
 namespace f8::codegen {
 
 namespace {
@@ -21,15 +19,9 @@ int most_accumulators(int warpgroups) {
 GemmProducts gemm_products(const GemmSpec& spec) {
   const int n = spec.config.tile_n;
   if (spec.fast) return {.mma_n = n, .partials = 0};
-  // Narrower products read more shared memory than the tensor core can wait for.
-  constexpr int kNarrowestOverlapped = 96;
   const int room = most_accumulators(spec.config.warpgroups) - tile_accumulators(spec.config);
-  for (const int mma_n : {n, n / 2}) {
-    if (mma_n <= room && mma_n >= std::min(n, kNarrowestOverlapped)) {
-      return {.mma_n = mma_n, .partials = 2};
-    }
-  }
-  return {.mma_n = n / 2 <= room || n <= 128 ? n : n / 2, .partials = 1};
+  if (n <= room) return {.mma_n = n, .partials = 2};
+  return {.mma_n = n / 2 <= room ? n : n / 2, .partials = 1};
 }
 
 int gemm_accumulators(const GemmSpec& spec) {

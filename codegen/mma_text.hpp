@@ -9,7 +9,8 @@ namespace f8::codegen {
 
 // How a math warpgroup multiplies its rows of a tile: the n of one wgmma, and how many partial sums
 // of that width it holds beside the accumulators. Fast accumulation needs none. Precise
-// accumulation needs one, and keeps the tensor core busy with two where the registers allow it.
+// accumulation needs one, better as wide as the tile than in two halves, and keeps the tensor core
+// busy with two where the registers allow it.
 struct GemmProducts {
   int mma_n = 0;
   int partials = 0;

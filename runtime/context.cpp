@@ -24,7 +24,8 @@ Status check_driver_version(int driver_version) {
 
 int cluster_size(const codegen::KernelSpec& spec) {
   const auto* gemm = std::get_if<codegen::GemmSpec>(&spec);
-  return gemm == nullptr ? 1 : gemm->config.cluster_m * gemm->config.cluster_n;
+  if (gemm == nullptr) return 1;
+  return gemm->config.cluster_m * gemm->config.cluster_n * gemm->config.split_k;
 }
 
 // How many clusters fit on the device at once. Not simply SMs / size: the SMs of a cluster belong

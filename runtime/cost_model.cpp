@@ -17,8 +17,10 @@ constexpr double kLatency = 970;            // from asking for a stage to having
 constexpr double kLaunch = 1330;            // once
 constexpr double kClusterSkew = 190;        // once for each further CTA of a cluster
 constexpr double kPingpongEpilogue =
-    0.4;                        // the part of it that the other tile's products do not hide
-constexpr double kBlock = 128;  // of the contraction
+    0.4;                            // the part of it that the other tile's products do not hide
+constexpr double kBlock = 128;      // of the contraction
+constexpr double kExchange = 1200;  // a split's three barriers of the cluster
+constexpr double kExchangeBytesPerClock = 40;  // of its sums, there and back
 
 // The share of the tensor cores' rate that a tile's main loop sustains. Precise accumulation
 // promotes between the products; with ping-pong no other warpgroup's products hide that.
@@ -58,12 +60,12 @@ double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count
   const double k = static_cast<double>(shape.k);
   const double tiles_m = ceil_div(m, config.tile_m);
   const double tiles_n = ceil_div(n, config.tile_n);
-  const int cluster = config.cluster_m * config.cluster_n;
+  const int cluster = config.cluster_m * config.cluster_n * config.split_k;
   // A cluster takes whole blocks of cluster_m x cluster_n tiles; the ones outside are idle.
   const double tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n);
   const double workers = std::max(1, sm_count / cluster);
   const double waves = ceil_div(tiles, workers);
-  const double blocks = ceil_div(k, kBlock);
+  const double blocks = ceil_div(ceil_div(k, kBlock), config.split_k);
 
   const double math = static_cast<double>(config.tile_m) * config.tile_n * kBlock / kMacsPerClock /
                       efficiency(config, spec.fast);
@@ -77,7 +79,13 @@ double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count
   const double store = static_cast<double>(config.tile_m) * config.tile_n *
                        (spec.d == Dtype::kF32 ? 4 : 2) / kStoreBytesPerClock;
   // Ping-pong hides a tile's epilogue behind its neighbour's matmul.
-  const double epilogue = (store + kTileOverhead) * (config.pingpong ? kPingpongEpilogue : 1.0);
+  double epilogue =
+      (store / config.split_k + kTileOverhead) * (config.pingpong ? kPingpongEpilogue : 1.0);
+  // Sums go to the other CTAs of a split and are added there.
+  if (config.split_k > 1) {
+    epilogue += kExchange + static_cast<double>(config.tile_m) * config.tile_n * 4 *
+                                (config.split_k - 1) / config.split_k / kExchangeBytesPerClock;
+  }
   return waves * (blocks * block + epilogue) + kLaunch + kClusterSkew * (cluster - 1);
 }
 

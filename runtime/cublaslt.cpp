@@ -57,11 +57,30 @@ Status set_layout(const CublasLt& lib, cublasLtMatrixLayoutOpaque_t& layout, Dty
                    "cublasLtMatrixLayoutInit");
 }
 
-Status describe(const CublasLt& lib, const GemmDesc& desc, int64_t m, const float* inv_scale_a,
-                const float* inv_scale_b, Matmul& out) {
+// Of our operands, which are the library's in reverse order.
+struct ScaleModes {
+  int32_t a, b;
+};
+ScaleModes scale_modes(codegen::ScaleMode mode) {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F};
+    case codegen::ScaleMode::kAxis:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+              CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F};
+    case codegen::ScaleMode::kBlock1x128:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F};
+    case codegen::ScaleMode::kBlock128x128:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F};
+  }
+  return {};
+}
+
+// `call` gives m, scales and bias.
+Status describe(const CublasLt& lib, const GemmDesc& desc, const GemmCall& call, Matmul& out) {
   F8_TRY(lib.check(lib.desc_init(&out.desc, sizeof out.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                    "cublasLtMatmulDescInit"));
-  const Shape linear{m, desc.shape.n, desc.shape.k};
+  const Shape linear = call_shape(desc, call);
   const Shape own = gemm_shape(linear, desc.gemm);
   cublasOperation_t op_a = CUBLAS_OP_T;
   cublasOperation_t op_b = CUBLAS_OP_N;
@@ -69,12 +88,12 @@ Status describe(const CublasLt& lib, const GemmDesc& desc, int64_t m, const floa
     F8_TRY(set_layout(lib, out.a, desc.b, own.n, padded(own.k)));
     F8_TRY(set_layout(lib, out.b, desc.a, own.m, padded(own.k)));
     F8_TRY(set<int8_t>(lib, out, CUBLASLT_MATMUL_DESC_FAST_ACCUM, desc.fast ? 1 : 0));
-    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, inv_scale_b));
-    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, inv_scale_a));
-    if (desc.scale == codegen::ScaleMode::kAxis) {
-      const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-      F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode));
-      F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.inv_scale_b));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.inv_scale_a));
+    if (desc.scale != codegen::ScaleMode::kTensor) {
+      const ScaleModes modes = scale_modes(desc.scale);
+      F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, modes.b));
+      F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, modes.a));
     }
   } else {
     switch (desc.gemm) {
@@ -94,6 +113,11 @@ Status describe(const CublasLt& lib, const GemmDesc& desc, int64_t m, const floa
         F8_TRY(set_layout(lib, out.b, desc.a, linear.m, linear.n));
         break;
     }
+  }
+  if (desc.bias) {
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias));
   }
   F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_TRANSA, op_a));
   F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_TRANSB, op_b));
@@ -120,7 +144,11 @@ Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context
   // The search looks at whether scales are set, not at what they point to.
   const float* placeholder = reinterpret_cast<const float*>(uintptr_t{kAlignment});
   Matmul matmul;
-  F8_TRY(describe(lib, desc, desc.shape.m, placeholder, placeholder, matmul));
+  const GemmCall call{.inv_scale_a = placeholder,
+                      .inv_scale_b = placeholder,
+                      .m = desc.shape.m,
+                      .bias = placeholder};
+  F8_TRY(describe(lib, desc, call, matmul));
   cublasLtMatmulPreferenceOpaque_t preference;
   F8_TRY(lib.check(lib.preference_init(&preference, sizeof preference),
                    "cublasLtMatmulPreferenceInit"));
@@ -165,7 +193,7 @@ class CublasLtGemm final : public GemmPlan {
 
   Status run(const GemmCall& call, void* workspace, Stream stream) const override {
     F8_TRY(validate(desc_, call, workspace, workspace_bytes_));
-    if (call.m == 0) return run_empty(call, stream);
+    if (call.m == 0) return run_empty(*context_, desc_, call, stream);
     if (!is_aligned(call.inv_scale_a) || !is_aligned(call.inv_scale_b)) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
                   "gemm {}: cuBLASLt takes inverse scales at 16-byte boundaries alone",
@@ -174,9 +202,9 @@ class CublasLtGemm final : public GemmPlan {
     const ScopedContext current(driver_, primary_);
     F8_TRY(current.status());
     Matmul matmul;
-    F8_TRY(describe(lib_, desc_, call.m, call.inv_scale_a, call.inv_scale_b, matmul));
+    F8_TRY(describe(lib_, desc_, call, matmul));
     const float alpha = 1;
-    const float beta = 0;
+    const float beta = desc_.add ? 1 : 0;
     const cublasStatus_t status = lib_.matmul(
         library_, &matmul.desc, &alpha, call.b, &matmul.a, call.a, &matmul.b, &beta, call.d,
         &matmul.d, call.d, &matmul.d, &algo_, workspace, workspace_bytes_, stream);
@@ -191,12 +219,6 @@ class CublasLtGemm final : public GemmPlan {
   }
 
  private:
-  Status run_empty(const GemmCall& call, Stream stream) const {
-    if (desc_.gemm != Gemm::kGradWeight) return {};
-    return zero(driver_, primary_, call.d,
-                static_cast<size_t>(desc_.shape.n * desc_.shape.k) * size_bytes(desc_.d), stream);
-  }
-
   std::shared_ptr<Context> context_;
   const Driver& driver_;
   CUcontext primary_;
@@ -210,6 +232,11 @@ class CublasLtGemm final : public GemmPlan {
 
 Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, const GemmDesc& desc,
                                     const GemmChoice& choice) {
+  if (desc.amax || desc.scalar_a != desc.scalar_b) {
+    return fail(ErrorCode::kUnsupported, "gemm {}: cuBLASLt has no {}; choose a generated kernel",
+                to_string(desc.gemm),
+                desc.amax ? "amax of a bf16 or f32 result" : "mix of a tensor's and rows' scales");
+  }
   // The search may rank a short list otherwise than the head of a long one, so the list asked for
   // here is as long as the tuner's.
   const auto found =

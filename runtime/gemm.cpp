@@ -11,6 +11,7 @@ namespace {
 
 // The table keeps choices by recipe; a GEMM's scales tell which recipe's rows speak of it.
 const char* table_recipe(codegen::ScaleMode scale) {
+  if (codegen::is_block(scale)) return "blockwise";
   return scale == codegen::ScaleMode::kAxis ? "rowwise" : "tensorwise";
 }
 
@@ -34,6 +35,9 @@ codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& con
           .d = desc.d,
           .scale = desc.scale,
           .fast = desc.fast,
+          .bias = desc.bias,
+          .add = desc.add,
+          .amax = desc.amax,
           .config = config};
 }
 
@@ -98,6 +102,11 @@ Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspac
   if (is_fp8(desc.a) && (call.inv_scale_a == nullptr || call.inv_scale_b == nullptr)) {
     return invalid("inv_scale_a or inv_scale_b is null; fp8 operands need both");
   }
+  if (desc.bias) {
+    if (call.bias == nullptr) return invalid("bias is null; the plan adds one");
+    if (!is_aligned(call.bias)) return invalid("bias is not aligned to 16 bytes");
+  }
+  if (desc.amax && call.amax == nullptr) return invalid("amax is null; the plan leaves one");
   if (workspace_bytes > 0) {
     if (workspace == nullptr) return invalid("workspace is null; see workspace_bytes()");
     if (!is_aligned(workspace)) return invalid("workspace is not aligned to 16 bytes");
@@ -110,6 +119,12 @@ Status zero(const Driver& driver, CUcontext primary, void* d, size_t bytes, Stre
   F8_TRY(current.status());
   return driver.check(driver.memset_d8_async(reinterpret_cast<CUdeviceptr>(d), 0, bytes, stream),
                       "cuMemsetD8Async");
+}
+
+Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call, Stream stream) {
+  if (desc.gemm != Gemm::kGradWeight || desc.add) return {};
+  return zero(context.state().driver, context.state().primary, call.d,
+              static_cast<size_t>(desc.shape.n * desc.shape.k) * size_bytes(desc.d), stream);
 }
 
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {

@@ -34,6 +34,11 @@ struct GemmDesc {
   Dtype d = Dtype::kBf16;
   codegen::ScaleMode scale = codegen::ScaleMode::kTensor;
   bool fast = false;
+  bool scalar_a = false;  // with scale axis: a has one scale for all of its rows
+  bool scalar_b = false;
+  bool bias = false;  // d += bias[n]
+  bool add = false;   // d += what d held
+  bool amax = false;  // leaves max |d|
 };
 
 struct GemmChoice {
@@ -51,10 +56,13 @@ struct GemmCall {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;
-  // Device; 1 value or one for each row of a, of b. cuBLASLt wants both aligned to 16 bytes.
+  // Device, as codegen's ScaleMode lays them out: 1 value, one for each row of a or of b, or one
+  // for each block. cuBLASLt wants both aligned to 16 bytes, and so do block scales.
   const float* inv_scale_a = nullptr;
   const float* inv_scale_b = nullptr;
-  int64_t m = 0;  // the linear's M of this call, at most the planned one
+  int64_t m = 0;               // the linear's M of this call, at most the planned one
+  const void* bias = nullptr;  // [n] bf16
+  uint32_t* amax = nullptr;    // bits of max |d| as fp32; zeroed by the caller, raised
 };
 
 class GemmPlan {
@@ -77,6 +85,24 @@ class GemmPlan {
   GemmPlan(GemmDesc desc, GemmChoice choice) : desc_(desc), choice_(std::move(choice)) {}
   GemmDesc desc_;
   GemmChoice choice_;
+};
+
+// Two products of the same types in one launch: what a backward's gradients are when both are
+// computed by one configuration. Their tiles share one persistent grid, so that the last wave of
+// the one is filled by the other.
+class GemmPair {
+ public:
+  // Whether one launch can compute both: generated, the same types, scales and configuration.
+  [[nodiscard]] static bool fits(const GemmDesc& first, const GemmChoice& first_choice,
+                                 const GemmDesc& second, const GemmChoice& second_choice);
+  [[nodiscard]] static codegen::GemmSpec spec(const GemmDesc& desc, const GemmChoice& choice);
+  [[nodiscard]] static Result<std::shared_ptr<const GemmPair>> create(
+      const std::shared_ptr<Context>& context, const GemmDesc& first, const GemmDesc& second,
+      const GemmChoice& choice);
+  virtual ~GemmPair() = default;
+  // As GemmPlan::run; neither call may be empty (m = 0).
+  [[nodiscard]] virtual Status run(const GemmCall& first, const GemmCall& second,
+                                   Stream stream) const = 0;
 };
 
 // How many heuristics cuBLASLt offers for this product (asks for up to `most`).

@@ -1,4 +1,6 @@
 // The generated matmul as a provider: a persistent grid, tensor maps encoded for each call.
+#include <array>
+
 #include "codegen/kernels/kernel_args.cuh"
 #include "runtime/gemm_providers.hpp"
 #include "runtime/tensor_map.hpp"
@@ -6,57 +8,118 @@
 namespace f8::runtime {
 namespace {
 
+using codegen::ScaleMode;
+
+// Where a row's scale lies: see GemmProblem.
+struct Strides {
+  int64_t a, b;
+};
+Strides scale_strides(const GemmDesc& desc, Shape own) {
+  switch (desc.scale) {
+    case ScaleMode::kTensor:
+      return {0, 0};
+    case ScaleMode::kAxis:
+      return {desc.scalar_a ? 0 : 1, desc.scalar_b ? 0 : 1};
+    case ScaleMode::kBlock1x128:
+      return {kernels::padded_scales(own.m), kernels::padded_scales(own.n)};
+    case ScaleMode::kBlock128x128:
+      return {kernels::padded_scales(own.m), kernels::padded_scales(ceil_div(own.k, 128))};
+  }
+  return {0, 0};
+}
+
+kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& call) {
+  const Strides strides = scale_strides(desc, own);
+  return {.inv_scale_a = call.inv_scale_a,
+          .inv_scale_b = call.inv_scale_b,
+          .bias = static_cast<const kernels::u16*>(call.bias),
+          .amax = call.amax,
+          .m = static_cast<kernels::u32>(own.m),
+          .n = static_cast<kernels::u32>(own.n),
+          .k = static_cast<kernels::u32>(own.k),
+          .stride_a = static_cast<kernels::u32>(strides.a),
+          .stride_b = static_cast<kernels::u32>(strides.b),
+          .padding = 0};
+}
+
+// Clusters take units of cluster_m x cluster_n tiles in turn, so more of them than units or than
+// fit at once would find nothing to do.
+int64_t units(const codegen::GemmConfig& config, Shape own) {
+  return ceil_div(own.m, int64_t{config.tile_m} * config.cluster_m) *
+         ceil_div(own.n, int64_t{config.tile_n} * config.cluster_n);
+}
+int64_t grid(const Kernel& kernel, int64_t units) {
+  return std::min<int64_t>(units, kernel.resident_clusters) * kernel.cluster_size;
+}
+
+struct Launcher {
+  std::shared_ptr<Context> context;
+  const Kernel& kernel;
+  const codegen::GemmSpec& spec = std::get<codegen::GemmSpec>(kernel.spec);
+
+  template <size_t kCount>
+  [[nodiscard]] Status run(const std::array<const GemmDesc*, kCount>& descs,
+                           const std::array<const GemmCall*, kCount>& calls, Stream stream) const {
+    const Driver& driver = context->state().driver;
+    const ScopedContext current(driver, context->state().primary);
+    F8_TRY(current.status());
+    std::array<GemmMaps, kCount> maps;
+    kernels::GemmArgs args{};
+    args.group = static_cast<kernels::u32>(spec.config.group);
+    int64_t all_units = 0;
+    for (size_t i = 0; i < kCount; ++i) {
+      const GemmCall& call = *calls[i];
+      const Shape own = gemm_shape(call_shape(*descs[i], call), descs[i]->gemm);
+      F8_TRY(encode_gemm_maps(driver, spec, own, padded(own.k), call.a, call.b, call.d, maps[i]));
+      args.problems[i] = problem(*descs[i], own, call);
+      all_units += units(spec.config, own);
+    }
+    void* parameters[] = {maps.data(), &args};
+    return launch(driver, kernel, grid(kernel, all_units), parameters,
+                  context->options().programmatic_launch, stream);
+  }
+};
+
 class GeneratedGemm final : public GemmPlan {
  public:
   GeneratedGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice,
                 const Kernel& kernel)
-      : GemmPlan(desc, choice),
-        context_(std::move(context)),
-        driver_(context_->state().driver),
-        primary_(context_->state().primary),
-        kernel_(kernel),
-        spec_(std::get<codegen::GemmSpec>(kernel.spec)) {}
+      : GemmPlan(desc, choice), launcher_{std::move(context), kernel} {}
 
   size_t workspace_bytes() const override { return 0; }
 
   Status run(const GemmCall& call, void* workspace, Stream stream) const override {
     F8_TRY(validate(desc_, call, workspace, 0));
-    if (call.m == 0) {  // an empty output, or an empty contraction
-      if (desc_.gemm != Gemm::kGradWeight) return {};
-      return zero(driver_, primary_, call.d,
-                  static_cast<size_t>(desc_.shape.n * desc_.shape.k) * size_bytes(desc_.d), stream);
-    }
-    const ScopedContext current(driver_, primary_);
-    F8_TRY(current.status());
-    const Shape shape = gemm_shape(call_shape(desc_, call), desc_.gemm);
-    GemmMaps maps;
-    F8_TRY(encode_gemm_maps(driver_, spec_, shape, padded(shape.k), call.a, call.b, call.d, maps));
-    kernels::GemmArgs args{call.inv_scale_a,
-                           call.inv_scale_b,
-                           static_cast<kernels::u32>(shape.m),
-                           static_cast<kernels::u32>(shape.n),
-                           static_cast<kernels::u32>(shape.k),
-                           static_cast<kernels::u32>(choice_.config.group)};
-    void* parameters[] = {&maps.a, &maps.b, &maps.d, &args};
-    return launch(driver_, kernel_, grid(shape), parameters,
-                  context_->options().programmatic_launch, stream);
+    if (call.m == 0) return run_empty(*launcher_.context, desc_, call, stream);
+    return launcher_.run<1>({&desc_}, {&call}, stream);
   }
 
  private:
-  // Clusters take units of cluster_m x cluster_n tiles in turn, so more of them than units or than
-  // fit at once would find nothing to do.
-  int64_t grid(Shape shape) const {
-    const codegen::GemmConfig& config = spec_.config;
-    const int64_t units = ceil_div(shape.m, int64_t{config.tile_m} * config.cluster_m) *
-                          ceil_div(shape.n, int64_t{config.tile_n} * config.cluster_n);
-    return std::min<int64_t>(units, kernel_.resident_clusters) * kernel_.cluster_size;
+  Launcher launcher_;
+};
+
+class GeneratedPair final : public GemmPair {
+ public:
+  // The longer contraction first: what remains for the last wave is then short.
+  GeneratedPair(std::shared_ptr<Context> context, const GemmDesc& first, const GemmDesc& second,
+                const Kernel& kernel)
+      : launcher_{std::move(context), kernel}, descs_{first, second} {}
+
+  Status run(const GemmCall& first, const GemmCall& second, Stream stream) const override {
+    F8_TRY(validate(descs_[0], first, nullptr, 0));
+    F8_TRY(validate(descs_[1], second, nullptr, 0));
+    const auto own_k = [&](const GemmDesc& desc, const GemmCall& call) {
+      return gemm_shape(call_shape(desc, call), desc.gemm).k;
+    };
+    if (own_k(descs_[0], first) >= own_k(descs_[1], second)) {
+      return launcher_.run<2>({&descs_[0], &descs_[1]}, {&first, &second}, stream);
+    }
+    return launcher_.run<2>({&descs_[1], &descs_[0]}, {&second, &first}, stream);
   }
 
-  std::shared_ptr<Context> context_;
-  const Driver& driver_;
-  CUcontext primary_;
-  const Kernel& kernel_;
-  codegen::GemmSpec spec_;
+ private:
+  Launcher launcher_;
+  std::array<GemmDesc, 2> descs_;
 };
 
 }  // namespace
@@ -70,6 +133,32 @@ Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context, co
   }
   const Kernel* kernel = F8_TRY(context->kernel(gemm_spec(desc, choice.config)));
   return std::make_shared<const GeneratedGemm>(context, desc, choice, *kernel);
+}
+
+bool GemmPair::fits(const GemmDesc& first, const GemmChoice& first_choice, const GemmDesc& second,
+                    const GemmChoice& second_choice) {
+  return first_choice.provider == Provider::kGenerated &&
+         second_choice.provider == Provider::kGenerated && is_fp8(first.a) && is_fp8(second.a) &&
+         gemm_spec(first, first_choice.config) == gemm_spec(second, second_choice.config);
+}
+
+codegen::GemmSpec GemmPair::spec(const GemmDesc& desc, const GemmChoice& choice) {
+  codegen::GemmSpec spec = gemm_spec(desc, choice.config);
+  spec.problems = 2;
+  return spec;
+}
+
+Result<std::shared_ptr<const GemmPair>> GemmPair::create(const std::shared_ptr<Context>& context,
+                                                         const GemmDesc& first,
+                                                         const GemmDesc& second,
+                                                         const GemmChoice& choice) {
+  if (!fits(first, choice, second, choice)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "gemm {} and {}: one launch computes two products of the same types alone",
+                to_string(first.gemm), to_string(second.gemm));
+  }
+  const Kernel* kernel = F8_TRY(context->kernel(spec(first, choice)));
+  return std::make_shared<const GeneratedPair>(context, first, second, *kernel);
 }
 
 }  // namespace f8::runtime

@@ -27,6 +27,10 @@ using GemmPlanPtr = std::shared_ptr<const GemmPlan>;
 [[nodiscard]] Status zero(const Driver& driver, CUcontext primary, void* d, size_t bytes,
                           Stream stream);
 
+// m = 0: the gradient of the weight is zero (with `add` what it was), other products are empty.
+[[nodiscard]] Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call,
+                               Stream stream);
+
 // The linear's shape of a call.
 [[nodiscard]] inline Shape call_shape(const GemmDesc& desc, const GemmCall& call) {
   return {call.m, desc.shape.n, desc.shape.k};

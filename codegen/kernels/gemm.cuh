@@ -1,19 +1,23 @@
 // The scaled matmul d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b, fp8 in, bf16 or
-// fp32 out.
+// fp32 out; optionally plus a bias, added to what d held, and with max |d| left behind. One launch
+// computes one product or two.
 //
 // Persistent and warp-specialised: one warp copies tiles of 128 bytes of k into a ring of stages
 // (bulk tensor copies, multicast within the cluster), the math warpgroups consume them with wgmma
 // and write d through swizzled shared memory. With kPingpong each math warpgroup owns every other
-// tile, so one's epilogue hides behind the other's products; else they share a tile's rows.
+// tile, so one's epilogue hides behind the other's products; else they share a tile's rows. With
+// kSplitK the CTAs of a cluster share a tile's contraction and add up their sums in rank order.
 //
-// Shared memory, from a 1024-byte boundary:
+// Dynamic shared memory, which begins at a 1024-byte boundary:
 //   kStages x { a: kTileM rows of 128 bytes, b: kTileN rows of 128 bytes }     128-byte swizzle
 //   kWarpgroups x kOutBuffers x 64 rows of 128 bytes                           128-byte swizzle
 //   kStages x full barrier, kStages x empty barrier
+//   kStages x { scales of a: kTileM floats, of b: kTileN floats }   block scales of 1x128 alone
 //
 // Invariants: rows and columns beyond the matrices read as zero and are not written. A stage is
 // refilled when every warp that reads it, in every CTA that the refill writes to, has arrived at
-// its empty barrier. `precise` adds each 128 of k, summed in the tensor core, to fp32 registers.
+// its empty barrier. `precise` adds each 128 of k, summed in the tensor core and scaled by its
+// blocks, to fp32 registers.
 #pragma once
 
 #include "ptx.cuh"
@@ -21,12 +25,21 @@
 namespace f8::kernels {
 
 inline constexpr int kStageK = 128;  // bytes, which are elements
-inline constexpr int kOutBuffers = 2;
 inline constexpr int kOutBufferBytes = 64 * 128;
 
-// Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kWarpgroups, kPingpong,
-// kFast, kAxisScale, kFloatOutput, kMmaN, kPartials, kMathRegisters, kCopyRegisters; and
-// mma(acc, desc_a, desc_b, accumulate), one wgmma of 64 x kMmaN x 32.
+enum class Scale { kTensor, kAxis, kBlock1x128, kBlock128x128 };
+
+template <int kCount>
+struct GemmMaps {  // of each product
+  struct {
+    TensorMap a, b, d;
+  } problems[kCount];
+};
+
+// Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kSplitK, kWarpgroups,
+// kPingpong, kFast, kScale, kFloatOutput, kBias, kAdd, kAmax, kProblems, kMmaN, kPartials,
+// kOutBuffers, kMathRegisters, kCopyRegisters; and mma(acc, desc_a, desc_b, accumulate), one wgmma
+// of 64 x kMmaN x 32.
 template <class Config>
 struct Gemm {
   static constexpr int kWarpgroupM =
@@ -34,7 +47,7 @@ struct Gemm {
   static constexpr int kBlocksM = kWarpgroupM / 64;
   static constexpr int kBlocksN = Config::kTileN / Config::kMmaN;
   static constexpr int kBlocks = kBlocksM * kBlocksN;
-  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN;
+  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kSplitK;
   static constexpr int kBytesA = Config::kTileM * kStageK;
   static constexpr int kBytesB = Config::kTileN * kStageK;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -42,50 +55,93 @@ struct Gemm {
   static constexpr int kConsumers = Config::kPingpong ? 1 : Config::kWarpgroups;
   // The CTAs that share an a tile or a b tile with this one, itself included.
   static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
+  static constexpr bool kAxisScale = Config::kScale == Scale::kAxis;
+  static constexpr bool kBlockScale =
+      Config::kScale == Scale::kBlock1x128 || Config::kScale == Scale::kBlock128x128;
+  static constexpr bool kColumnBlocks = Config::kScale == Scale::kBlock1x128;
+  static constexpr int kScaleBytesA = kBlockScale ? Config::kTileM * 4 : 0;
+  static constexpr int kScaleBytesB = kColumnBlocks ? Config::kTileN * 4 : 0;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
                 Config::kTileN % 64 == 0);
+  static_assert(Config::kScale != Scale::kBlock128x128 || 128 % Config::kMmaN == 0);
 
   using Accumulators = float[kBlocks][Config::kMmaN / 2];
+  using Maps = GemmMaps<Config::kProblems>;
 
   struct Shared {
     u32 stages;
     u32 out;
     u32 full;
     u32 empty;
+    u32 scales;
     F8_DEVICE u32 a(u32 stage) const { return stages + stage * kStageBytes; }
     F8_DEVICE u32 b(u32 stage) const { return a(stage) + kBytesA; }
+    F8_DEVICE u32 scales_a(u32 stage) const {
+      return scales + stage * (kScaleBytesA + kScaleBytesB);
+    }
+    F8_DEVICE u32 scales_b(u32 stage) const { return scales_a(stage) + kScaleBytesA; }
+  };
+
+  struct Tile {
+    u32 problem;
+    i32 row, column;  // the first ones
+    u32 first_block;  // of k
+    u32 k_blocks;
   };
 
   // The tiles of this CTA, in order: clusters take units of kClusterM x kClusterN tiles in turn,
-  // ordered so that args.group tiles of m stay together and their operands in L2.
+  // ordered so that args.group tiles of m stay together and their operands in L2. The units of a
+  // second product follow those of the first.
   struct Schedule {
-    u32 units_m, units_n, units, group_units, next, step;
-    u32 rank_m, rank_n;
+    const GemmArgs& args;
+    u32 units, next, step;
+    u32 rank_m, rank_n, rank_k;
 
-    F8_DEVICE Schedule(const GemmArgs& args, u32 rank) {
-      constexpr u32 kUnitM = Config::kTileM * Config::kClusterM;
-      constexpr u32 kUnitN = Config::kTileN * Config::kClusterN;
-      units_m = (args.m + kUnitM - 1) / kUnitM;
-      units_n = (args.n + kUnitN - 1) / kUnitN;
-      units = units_m * units_n;
-      group_units = max(args.group / Config::kClusterM, 1U);
+    static constexpr u32 kUnitM = Config::kTileM * Config::kClusterM;
+    static constexpr u32 kUnitN = Config::kTileN * Config::kClusterN;
+    static F8_DEVICE u32 units_of(const GemmProblem& problem) {
+      return ((problem.m + kUnitM - 1) / kUnitM) * ((problem.n + kUnitN - 1) / kUnitN);
+    }
+
+    F8_DEVICE Schedule(const GemmArgs& arguments, u32 rank) : args(arguments) {
+      units = units_of(args.problems[0]);
+      if constexpr (Config::kProblems > 1) units += units_of(args.problems[1]);
       next = blockIdx.x / kClusterSize;
       step = gridDim.x / kClusterSize;
       rank_m = rank % Config::kClusterM;
-      rank_n = rank / Config::kClusterM;
+      rank_n = Config::kSplitK > 1 ? 0 : rank / Config::kClusterM;
+      rank_k = Config::kSplitK > 1 ? rank : 0;
     }
-    // The next tile's first row and column.
-    F8_DEVICE bool take(i32& row, i32& column) {
+    F8_DEVICE bool take(Tile& tile) {
       if (next >= units) return false;
-      const u32 group = next / (group_units * units_n);
-      const u32 first = group * group_units;
+      u32 unit = next;
+      next += step;
+      tile.problem = 0;
+      if constexpr (Config::kProblems > 1) {
+        const u32 first = units_of(args.problems[0]);
+        if (unit >= first) {
+          unit -= first;
+          tile.problem = 1;
+        }
+      }
+      const GemmProblem& problem = args.problems[tile.problem];
+      const u32 units_m = (problem.m + kUnitM - 1) / kUnitM;
+      const u32 units_n = (problem.n + kUnitN - 1) / kUnitN;
+      const u32 group_units = max(args.group / Config::kClusterM, 1U);
+      const u32 first = unit / (group_units * units_n) * group_units;
       const u32 size = min(units_m - first, group_units);
-      const u32 inside = next - first * units_n;
+      const u32 inside = unit - first * units_n;
       const u32 unit_n = inside / size;
       const u32 unit_m = first + (inside - unit_n * size);
-      row = static_cast<i32>((unit_m * Config::kClusterM + rank_m) * Config::kTileM);
-      column = static_cast<i32>((unit_n * Config::kClusterN + rank_n) * Config::kTileN);
-      next += step;
+      tile.row = static_cast<i32>((unit_m * Config::kClusterM + rank_m) * Config::kTileM);
+      tile.column = static_cast<i32>((unit_n * Config::kClusterN + rank_n) * Config::kTileN);
+      tile.first_block = 0;
+      tile.k_blocks = (problem.k + kStageK - 1) / kStageK;
+      if constexpr (Config::kSplitK > 1) {
+        // Equal shares: what lies beyond k reads as zero.
+        tile.k_blocks = (tile.k_blocks + Config::kSplitK - 1) / Config::kSplitK;
+        tile.first_block = tile.k_blocks * rank_k;
+      }
       return true;
     }
   };
@@ -107,8 +163,8 @@ struct Gemm {
     }
   };
 
-  static F8_DEVICE void produce(const TensorMap* map_a, const TensorMap* map_b,
-                                const Shared& shared, Schedule schedule, u32 k_blocks) {
+  static F8_DEVICE void produce(const Maps& maps, const Shared& shared, const Schedule& schedule,
+                                const Tile& tile, Ring& ring) {
     // This CTA copies its share of each tile and multicasts it to the CTAs that work on the same
     // tile.
     constexpr int kRowsA = Config::kTileM / Config::kClusterN;
@@ -121,28 +177,48 @@ struct Gemm {
 #pragma unroll
     for (int i = 0; i < Config::kClusterM; ++i)
       mask_b |= static_cast<u16>(1U << (schedule.rank_n * Config::kClusterM + i));
-    Ring ring;
-    i32 row;
-    i32 column;
-    while (schedule.take(row, column)) {
-      for (u32 block = 0; block < k_blocks; ++block, ring.advance()) {
-        const u32 full = shared.full + 8 * ring.stage;
-        barrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
-        barrier_expect(full, kStageBytes);
-        const i32 k = static_cast<i32>(block * kStageK);
-        const u32 a = shared.a(ring.stage) + schedule.rank_n * kRowsA * kStageK;
-        const i32 row_a = row + static_cast<i32>(schedule.rank_n * kRowsA);
-        if constexpr (Config::kClusterN > 1) {
-          copy_tile_in_multicast(a, map_a, full, mask_a, k, row_a);
-        } else {
-          copy_tile_in(a, map_a, full, k, row_a);
+    const TensorMap* map_a = &maps.problems[tile.problem].a;
+    const TensorMap* map_b = &maps.problems[tile.problem].b;
+    const GemmProblem& problem = schedule.args.problems[tile.problem];
+    // A line of scales ends at the matrix, rounded up to 16 bytes.
+    const u32 scales_a =
+        kBlockScale ? min((problem.m - min(tile.row, problem.m) + 3) / 4 * 16, kScaleBytesA) : 0;
+    const u32 scales_b =
+        kColumnBlocks ? min((problem.n - min(tile.column, problem.n) + 3) / 4 * 16, kScaleBytesB)
+                      : 0;
+    for (u32 i = 0; i < tile.k_blocks; ++i, ring.advance()) {
+      const u32 block = tile.first_block + i;
+      const u32 full = shared.full + 8 * ring.stage;
+      barrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
+      barrier_expect(full, kStageBytes + scales_a + scales_b);
+      const i32 k = static_cast<i32>(block * kStageK);
+      const u32 a = shared.a(ring.stage) + schedule.rank_n * kRowsA * kStageK;
+      const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
+      if constexpr (Config::kClusterN > 1) {
+        copy_tile_in_multicast(a, map_a, full, mask_a, k, row_a);
+      } else {
+        copy_tile_in(a, map_a, full, k, row_a);
+      }
+      const u32 b = shared.b(ring.stage) + schedule.rank_m * kRowsB * kStageK;
+      const i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
+      if constexpr (Config::kClusterM > 1) {
+        copy_tile_in_multicast(b, map_b, full, mask_b, k, row_b);
+      } else {
+        copy_tile_in(b, map_b, full, k, row_b);
+      }
+      if constexpr (kBlockScale) {
+        if (scales_a > 0) {
+          copy_line_in(shared.scales_a(ring.stage),
+                       problem.inv_scale_a + static_cast<u64>(block) * problem.stride_a + tile.row,
+                       full, scales_a);
         }
-        const u32 b = shared.b(ring.stage) + schedule.rank_m * kRowsB * kStageK;
-        const i32 row_b = column + static_cast<i32>(schedule.rank_m * kRowsB);
-        if constexpr (Config::kClusterM > 1) {
-          copy_tile_in_multicast(b, map_b, full, mask_b, k, row_b);
-        } else {
-          copy_tile_in(b, map_b, full, k, row_b);
+      }
+      if constexpr (kColumnBlocks) {
+        if (scales_b > 0) {
+          copy_line_in(
+              shared.scales_b(ring.stage),
+              problem.inv_scale_b + static_cast<u64>(block) * problem.stride_b + tile.column, full,
+              scales_b);
         }
       }
     }
@@ -152,7 +228,7 @@ struct Gemm {
   static F8_DEVICE void release(const Shared& shared, const Schedule& schedule, u32 stage) {
     const u32 lane = threadIdx.x % 32;
     const u32 empty = shared.empty + 8 * stage;
-    if constexpr (kClusterSize == 1) {
+    if constexpr (Config::kClusterM * Config::kClusterN == 1) {
       if (lane == 0) barrier_arrive(empty);
     } else {
       const u32 peer_m = lane % Config::kClusterM;
@@ -183,6 +259,14 @@ struct Gemm {
 #pragma unroll
     for (int k = 0; k < kStageK / 32; ++k) {
       Config::mma(acc, a + k * (32 >> 4), b + k * (32 >> 4), accumulate || k > 0);
+    }
+  }
+
+  static F8_DEVICE void clear(Accumulators& acc) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < Config::kMmaN / 2; ++j) acc[i][j] = 0.0F;
     }
   }
 
@@ -218,18 +302,15 @@ struct Gemm {
 
   static F8_DEVICE void accumulate_precise(Accumulators& acc, const Shared& shared,
                                            const Schedule& schedule, Ring& ring, u32 warpgroup,
-                                           u32 k_blocks) {
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-#pragma unroll
-      for (int j = 0; j < Config::kMmaN / 2; ++j) acc[i][j] = 0.0F;
-    }
+                                           const Tile& tile) {
+    clear(acc);
     u32 block = 0;
-    for (; block + kStepStages <= k_blocks; block += kStepStages) {
-      precise_step<kStepStages>(acc, shared, schedule, ring, warpgroup);
+    for (; block + kStepStages <= tile.k_blocks; block += kStepStages) {
+      precise_step<kStepStages>(acc, shared, schedule, ring, warpgroup, tile, block);
     }
     if constexpr (kStepStages > 1) {
-      for (; block < k_blocks; ++block) precise_step<1>(acc, shared, schedule, ring, warpgroup);
+      for (; block < tile.k_blocks; ++block)
+        precise_step<1>(acc, shared, schedule, ring, warpgroup, tile, block);
     }
     pass_turn(warpgroup);
   }
@@ -241,14 +322,17 @@ struct Gemm {
   static constexpr int kStepStages = Config::kPartials == 2 ? 2 : 1;
   template <int kCount>
   static F8_DEVICE void precise_step(Accumulators& acc, const Shared& shared,
-                                     const Schedule& schedule, Ring& ring, u32 warpgroup) {
+                                     const Schedule& schedule, Ring& ring, u32 warpgroup,
+                                     const Tile& tile, u32 block) {
     float partial[Config::kPartials][Config::kMmaN / 2];
     constexpr int kProducts = kCount * kBlocks;
     u32 stage[kCount];
+    float square[kCount][kSquares];
 #pragma unroll
     for (int p = 0; p < kProducts + Config::kPartials - 1; ++p) {
       if (p < kProducts) {
         if (p % kBlocks == 0) {
+          load_squares(square[p / kBlocks], schedule, tile, block + p / kBlocks);
           barrier_wait(shared.full + 8 * ring.stage, ring.parity);
           stage[p / kBlocks] = ring.stage;
           ring.advance();
@@ -258,14 +342,24 @@ struct Gemm {
       }
       const int ended = p - (Config::kPartials - 1);
       if (ended < 0) continue;
+      float2 rows = make_float2(1.0F, 1.0F);
+      if constexpr (kBlockScale) {
+        rows = row_scales(shared, stage[ended / kBlocks], warpgroup, ended % kBlocks);
+      }
       if (p < kProducts) {
         mma_wait<Config::kPartials - 1>();
       } else {
         mma_wait<0>();
       }
       pin(partial[ended % Config::kPartials]);
-      if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
-      promote(acc[ended % kBlocks], partial[ended % Config::kPartials]);
+      if constexpr (!kColumnBlocks) {
+        if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
+      }
+      promote(acc[ended % kBlocks], partial[ended % Config::kPartials], rows,
+              square[ended / kBlocks], shared, stage[ended / kBlocks], ended % kBlocks);
+      if constexpr (kColumnBlocks) {
+        if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
+      }
     }
   }
 
@@ -276,69 +370,212 @@ struct Gemm {
     const u64 b = mma_descriptor(shared.b(stage));
     pin(partial);
     mma_fence();
-    multiply(partial, a + (i / kBlocksN) * (64 * kStageK >> 4),
-             b + (i % kBlocksN) * (Config::kMmaN * kStageK >> 4), false);
+    const u64 a_i = a + (i / kBlocksN) * (64 * kStageK >> 4);
+    const u64 b_i = b + (i % kBlocksN) * (Config::kMmaN * kStageK >> 4);
+#pragma unroll
+    for (int k = 0; k < kStageK / 32; ++k) {
+      Config::mma(partial, a_i + k * (32 >> 4), b_i + k * (32 >> 4), k > 0);
+    }
     mma_commit();
   }
 
-  static F8_DEVICE void promote(float (&acc)[Config::kMmaN / 2],
-                                const float (&partial)[Config::kMmaN / 2]) {
+  // Scales of b's blocks of 128x128 that the tile covers, at one block of k.
+  static constexpr int kSquares = Config::kTileN > 128 ? 2 : 1;
+  static F8_DEVICE void load_squares(float (&square)[kSquares], const Schedule& schedule,
+                                     const Tile& tile, u32 block) {
+    if constexpr (Config::kScale == Scale::kBlock128x128) {
+      const GemmProblem& problem = schedule.args.problems[tile.problem];
 #pragma unroll
-    for (int j = 0; j < Config::kMmaN / 2; ++j) acc[j] += partial[j];
+      for (int i = 0; i < kSquares; ++i) {
+        const u32 column = tile.column + i * 128;
+        square[i] = column < problem.n
+                        ? load_global(problem.inv_scale_b +
+                                      static_cast<u64>(column / 128) * problem.stride_b +
+                                      tile.first_block + block)
+                        : 0.0F;
+      }
+    }
+  }
+  // Of this thread's two rows in block i.
+  static F8_DEVICE float2 row_scales(const Shared& shared, u32 stage, u32 warpgroup, int i) {
+    const u32 row = first_row(warpgroup) + (i / kBlocksN) * 64 + threadIdx.x % 128 / 32 * 16 +
+                    threadIdx.x % 32 / 4;
+    const u32 scales = shared.scales_a(stage) + row * 4;
+    return make_float2(load_shared(scales), load_shared(scales + 32));
   }
 
-  // Scales and writes this warpgroup's kWarpgroupM rows of the tile at (row, column).
-  static F8_DEVICE void write_out(Accumulators& acc, const Shared& shared, const TensorMap* map_d,
-                                  const GemmArgs& args, u32 warpgroup, i32 row, i32 column,
-                                  u32& buffer) {
+  static F8_DEVICE void promote(float (&acc)[Config::kMmaN / 2],
+                                const float (&partial)[Config::kMmaN / 2], float2 rows,
+                                const float (&square)[kSquares], const Shared& shared, u32 stage,
+                                int i) {
+    if constexpr (Config::kScale == Scale::kBlock128x128) {
+      const float scale = square[(i % kBlocksN) * Config::kMmaN / 128];
+      rows = make_float2(rows.x * scale, rows.y * scale);
+    }
+#pragma unroll
+    for (int j = 0; j < Config::kMmaN / 2; j += 4) {
+      if constexpr (kColumnBlocks) {
+        const u32 column = (i % kBlocksN) * Config::kMmaN + j * 2 + threadIdx.x % 4 * 2;
+        const float2 columns = load_shared_pair(shared.scales_b(stage) + column * 4);
+        acc[j] += partial[j] * (rows.x * columns.x);
+        acc[j + 1] += partial[j + 1] * (rows.x * columns.y);
+        acc[j + 2] += partial[j + 2] * (rows.y * columns.x);
+        acc[j + 3] += partial[j + 3] * (rows.y * columns.y);
+      } else if constexpr (kBlockScale) {
+        acc[j] += partial[j] * rows.x;
+        acc[j + 1] += partial[j + 1] * rows.x;
+        acc[j + 2] += partial[j + 2] * rows.y;
+        acc[j + 3] += partial[j + 3] * rows.y;
+      } else {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) acc[j + r] += partial[j + r];
+      }
+    }
+  }
+
+  // A thread's sums of what this CTA writes of a tile: at(block_m, column) are 4 of them, in 2 rows
+  // and 2 columns of the 8 columns from `column`.
+  struct WholeTile {
+    static constexpr int kColumns = Config::kTileN;
+    const Accumulators& acc;
+    F8_DEVICE const float* at(int block_m, int column) const {
+      return &acc[block_m * kBlocksN + column / Config::kMmaN][column % Config::kMmaN / 2];
+    }
+  };
+  struct Share {
+    static constexpr int kColumns = Config::kTileN / Config::kSplitK;
+    float sum[kBlocksM][kColumns / 2];
+    F8_DEVICE const float* at(int block_m, int column) const { return &sum[block_m][column / 2]; }
+  };
+
+  // The CTAs of a cluster exchange their sums of a tile through the ring of stages, which all of
+  // them have left: each adds up its share of the columns, ranks in order from its own.
+  static F8_DEVICE void add_up(const Accumulators& acc, Share& share, const Shared& shared,
+                               u32 rank) {
+    constexpr int kMathThreads = Config::kWarpgroups * 128;
+    constexpr int kFours = Share::kColumns / 8;  // of 64 rows
+    const WholeTile mine{acc};
+    const auto place = [&](u32 slot, int block_m, int i) {
+      return shared.stages +
+             (((slot * kBlocksM + block_m) * kFours + i) * kMathThreads + threadIdx.x) * 16;
+    };
+    cluster_sync_memory();
+#pragma unroll
+    for (int to = 0; to < Config::kSplitK; ++to) {
+      if (static_cast<u32>(to) == rank) continue;
+      const u32 slot = (rank + Config::kSplitK - to) % Config::kSplitK - 1;
+#pragma unroll
+      for (int block_m = 0; block_m < kBlocksM; ++block_m) {
+#pragma unroll
+        for (int i = 0; i < kFours; ++i) {
+          const float* x = mine.at(block_m, to * Share::kColumns + i * 8);
+          store_cluster(cluster_address(place(slot, block_m, i), to), x[0], x[1], x[2], x[3]);
+        }
+      }
+    }
+    cluster_sync_memory();
+#pragma unroll
+    for (int block_m = 0; block_m < kBlocksM; ++block_m) {
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          float own = mine.at(block_m, i * 8)[r];
+#pragma unroll
+          for (int from = 1; from < Config::kSplitK; ++from) {
+            if (static_cast<u32>(from) == rank)
+              own = mine.at(block_m, from * Share::kColumns + i * 8)[r];
+          }
+          share.sum[block_m][i * 4 + r] = own;
+        }
+#pragma unroll
+        for (int slot = 0; slot < Config::kSplitK - 1; ++slot) {
+          const float4 x = load_shared_four(place(slot, block_m, i));
+          share.sum[block_m][i * 4] += x.x;
+          share.sum[block_m][i * 4 + 1] += x.y;
+          share.sum[block_m][i * 4 + 2] += x.z;
+          share.sum[block_m][i * 4 + 3] += x.w;
+        }
+      }
+    }
+  }
+
+  // Scales and writes this warpgroup's kWarpgroupM rows of the tile.
+  template <class Sums>
+  static F8_DEVICE void write_out(const Sums& sums, const Shared& shared, const Maps& maps,
+                                  const Schedule& schedule, u32 warpgroup, const Tile& tile,
+                                  u32& buffer, u32& amax) {
+    const GemmProblem& problem = schedule.args.problems[tile.problem];
+    const TensorMap* map_d = &maps.problems[tile.problem].d;
     const u32 thread = threadIdx.x % 128;
     const u32 lane = thread % 32;
     const u32 warp_row = thread / 32 * 16;
-    const float scale_a0 = Config::kAxisScale ? 0.0F : load_global(args.inv_scale_a);
-    const float scale_b0 = Config::kAxisScale ? 0.0F : load_global(args.inv_scale_b);
-    constexpr int kChunks = Config::kTileN / kOutColumns;
+    const i32 row = tile.row + static_cast<i32>(first_row(warpgroup));
+    constexpr bool kOneScale = Config::kScale == Scale::kTensor;
+    const float scale_a0 = kOneScale ? load_global(problem.inv_scale_a) : 1.0F;
+    const float scale_b0 = kOneScale ? load_global(problem.inv_scale_b) : 1.0F;
+    const i32 first_column = tile.column + static_cast<i32>(schedule.rank_k) * Sums::kColumns;
+    constexpr int kChunks = Sums::kColumns / kOutColumns;
 #pragma unroll
     for (int block_m = 0; block_m < kBlocksM; ++block_m) {
       const i32 row_block = row + block_m * 64;
-      if (row_block >= static_cast<i32>(args.m)) break;
+      if (row_block >= static_cast<i32>(problem.m)) break;
       float scale_a[2] = {scale_a0, scale_a0};
-      if constexpr (Config::kAxisScale) {
+      bool inside[2] = {true, true};
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const i32 r = row_block + static_cast<i32>(warp_row + lane / 4 + 8 * i);
-          scale_a[i] = r < static_cast<i32>(args.m) ? load_global(args.inv_scale_a + r) : 0.0F;
+      for (int i = 0; i < 2; ++i) {
+        const i32 r = row_block + static_cast<i32>(warp_row + lane / 4 + 8 * i);
+        inside[i] = r < static_cast<i32>(problem.m);
+        if constexpr (kAxisScale) {
+          scale_a[i] = inside[i] ? load_global(problem.inv_scale_a + r * problem.stride_a) : 0.0F;
         }
       }
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const i32 column_chunk = column + chunk * kOutColumns;
-        if (column_chunk >= static_cast<i32>(args.n)) break;
-        const u32 out = shared.out + (warpgroup * kOutBuffers + buffer) * kOutBufferBytes;
-        buffer = (buffer + 1) % kOutBuffers;
+        const i32 column_chunk = first_column + chunk * kOutColumns;
+        if (column_chunk >= static_cast<i32>(problem.n)) break;
+        const u32 out = shared.out + (warpgroup * Config::kOutBuffers + buffer) * kOutBufferBytes;
+        buffer = (buffer + 1) % Config::kOutBuffers;
         float2 scale_b[kOutColumns / 8];  // of this thread's two columns in each 8
+        float2 bias[kOutColumns / 8];
 #pragma unroll
         for (int i = 0; i < kOutColumns / 8; ++i) {
+          const u32 c = column_chunk + i * 8 + lane % 4 * 2;
           scale_b[i] = make_float2(scale_b0, scale_b0);
-          if constexpr (Config::kAxisScale) {
-            const i32 c = column_chunk + i * 8 + static_cast<i32>(lane % 4 * 2);
-            if (c < static_cast<i32>(args.n)) {
-              scale_b[i] = load_global(reinterpret_cast<const float2*>(args.inv_scale_b + c));
+          bias[i] = make_float2(0.0F, 0.0F);
+          if constexpr (kAxisScale) {
+            if (c < problem.n) {
+              scale_b[i].x = load_global(problem.inv_scale_b + c * problem.stride_b);
+              scale_b[i].y = load_global(problem.inv_scale_b + (c + 1) * problem.stride_b);
+            }
+          }
+          if constexpr (Config::kBias) {
+            if (c < problem.n) {
+              const u32 pair = load_global(reinterpret_cast<const u32*>(problem.bias + c));
+              bias[i] =
+                  make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
             }
           }
         }
-        if (thread == 0) wait_copies_out_read<kOutBuffers - 1>();
+        if (thread == 0) wait_copies_out_read<Config::kOutBuffers - 1>();
         warpgroup_sync(1 + warpgroup);
 #pragma unroll
         for (int j = 0; j < kOutColumns / 16; ++j) {
           constexpr int kGroups = 2;  // of 8 columns, 4 values of this thread in each
-          const int tile_column = chunk * kOutColumns + j * 16;
-          float(&from)[Config::kMmaN / 2] = acc[block_m * kBlocksN + tile_column / Config::kMmaN];
-          const int base = tile_column % Config::kMmaN / 2;
           float value[4 * kGroups];
 #pragma unroll
           for (int i = 0; i < 4 * kGroups; ++i) {
             const float2 pair = scale_b[j * kGroups + i / 4];
-            value[i] = from[base + i] * scale_a[i / 2 % 2] * (i % 2 == 0 ? pair.x : pair.y);
+            const float2 shift = bias[j * kGroups + i / 4];
+            value[i] = sums.at(block_m, chunk * kOutColumns + j * 16 + i / 4 * 8)[i % 4];
+            if constexpr (!kBlockScale)
+              value[i] *= scale_a[i / 2 % 2] * (i % 2 == 0 ? pair.x : pair.y);
+            if constexpr (Config::kBias) value[i] += i % 2 == 0 ? shift.x : shift.y;
+            if constexpr (Config::kAmax) {
+              const bool counts = inside[i / 2 % 2] &&
+                                  column_chunk + j * 16 + i / 4 * 8 < static_cast<i32>(problem.n);
+              if (counts) amax = max(amax, __float_as_uint(value[i]) & 0x7FFFFFFFU);
+            }
           }
           if constexpr (Config::kFloatOutput) {
 #pragma unroll
@@ -359,51 +596,86 @@ struct Gemm {
         fence_async_proxy();
         warpgroup_sync(1 + warpgroup);
         if (thread == 0) {
-          copy_tile_out(map_d, out, column_chunk, row_block);
+          if constexpr (Config::kAdd) {
+            add_tile_out(map_d, out, column_chunk, row_block);
+          } else {
+            copy_tile_out(map_d, out, column_chunk, row_block);
+          }
           commit_copies_out();
         }
       }
     }
+    if constexpr (Config::kAmax) {
+      const u32 most = warp_max(amax);
+      if (lane == 0 && most > 0) atomicMax(problem.amax, most);
+      amax = 0;
+    }
   }
 
-  static F8_DEVICE void consume(const TensorMap* map_d, const Shared& shared, const GemmArgs& args,
-                                Schedule schedule, u32 k_blocks, u32 warpgroup) {
+  static F8_DEVICE void consume(const Maps& maps, const Shared& shared, Schedule schedule,
+                                u32 warpgroup) {
     Ring ring;
     u32 buffer = 0;
+    u32 amax = 0;
     if (warpgroup == 1) pass_turn(warpgroup);  // the first tile is warpgroup 0's
-    i32 row;
-    i32 column;
-    for (u32 tile = 0; schedule.take(row, column); ++tile) {
+    Tile tile;
+    for (u32 count = 0; schedule.take(tile); ++count) {
       if constexpr (Config::kPingpong) {
-        if (tile % Config::kWarpgroups != warpgroup) {
-          ring.skip(k_blocks);
+        if (count % Config::kWarpgroups != warpgroup) {
+          ring.skip(tile.k_blocks);
           continue;
         }
       }
       wait_turn(warpgroup);
       Accumulators acc;
       if constexpr (Config::kFast) {
-        accumulate_fast(acc, shared, schedule, ring, warpgroup, k_blocks);
+        accumulate_fast(acc, shared, schedule, ring, warpgroup, tile.k_blocks);
       } else {
-        accumulate_precise(acc, shared, schedule, ring, warpgroup, k_blocks);
+        accumulate_precise(acc, shared, schedule, ring, warpgroup, tile);
       }
-      write_out(acc, shared, map_d, args, warpgroup, row + static_cast<i32>(first_row(warpgroup)),
-                column, buffer);
+      if constexpr (Config::kSplitK == 1) {
+        write_out(WholeTile{acc}, shared, maps, schedule, warpgroup, tile, buffer, amax);
+      } else {
+        Share share;
+        add_up(acc, share, shared, schedule.rank_k);
+        write_out(share, shared, maps, schedule, warpgroup, tile, buffer, amax);
+        fence_async_proxy();  // the ring is the copy engine's again
+        cluster_sync();
+      }
     }
     if (threadIdx.x % 128 == 0) wait_copies_out();
   }
 
-  static F8_DEVICE void run(const TensorMap* map_a, const TensorMap* map_b, const TensorMap* map_d,
-                            const GemmArgs& args, u8* dynamic_shared) {
+  // The copy warpgroup: its first thread issues all copies.
+  static F8_DEVICE void feed(const Maps& maps, const Shared& shared, Schedule schedule) {
+    const bool issues = threadIdx.x == Config::kWarpgroups * 128;
+    Ring ring;
+    Tile tile;
+    if (Config::kSplitK == 1 && !issues) return;
+    while (schedule.take(tile)) {
+      if (issues) produce(maps, shared, schedule, tile, ring);
+      if constexpr (Config::kSplitK > 1) {  // the math warpgroups exchange sums through the ring
+        cluster_sync_memory();
+        cluster_sync_memory();
+        cluster_sync();
+      }
+    }
+  }
+
+  static F8_DEVICE void run(const Maps& maps, const GemmArgs& args, u8* dynamic_shared) {
     Shared shared;
-    shared.stages = (smem_address(dynamic_shared) + 1023) / 1024 * 1024;
+    shared.stages = smem_address(dynamic_shared);
     shared.out = shared.stages + Config::kStages * kStageBytes;
-    shared.full = shared.out + Config::kWarpgroups * kOutBuffers * kOutBufferBytes;
+    shared.full = shared.out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes;
     shared.empty = shared.full + 8 * Config::kStages;
+    shared.scales = shared.empty + 8 * Config::kStages;
     if (threadIdx.x == 0) {
-      prefetch_tensor_map(map_a);
-      prefetch_tensor_map(map_b);
-      prefetch_tensor_map(map_d);
+#pragma unroll
+      for (int i = 0; i < Config::kProblems; ++i) {
+        prefetch_tensor_map(&maps.problems[i].a);
+        prefetch_tensor_map(&maps.problems[i].b);
+        prefetch_tensor_map(&maps.problems[i].d);
+      }
       for (int i = 0; i < Config::kStages; ++i) {
         barrier_init(shared.full + 8 * i, 1);
         barrier_init(shared.empty + 8 * i, 4 * kConsumers * kPeers);
@@ -418,16 +690,15 @@ struct Gemm {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const Schedule schedule(args, kClusterSize > 1 ? cluster_rank() : 0);
-    const u32 k_blocks = (args.k + kStageK - 1) / kStageK;
-    // The last warpgroup copies, so that the math warpgroups start at thread 0.
-    const u32 warpgroup = threadIdx.x / 128;
+    // The last warpgroup copies, so that the math warpgroups start at thread 0. Taken from one
+    // lane, so that the compiler keeps what depends on it in uniform registers.
+    const u32 warpgroup = __shfl_sync(0xFFFFFFFFU, threadIdx.x / 128, 0);
     if (warpgroup == Config::kWarpgroups) {
       if constexpr (Config::kCopyRegisters > 0) lower_registers<Config::kCopyRegisters>();
-      if (threadIdx.x == Config::kWarpgroups * 128)
-        produce(map_a, map_b, shared, schedule, k_blocks);
+      feed(maps, shared, schedule);
     } else {
       if constexpr (Config::kCopyRegisters > 0) raise_registers<Config::kMathRegisters>();
-      consume(map_d, shared, args, schedule, k_blocks, warpgroup);
+      consume(maps, shared, schedule, warpgroup);
     }
     // No CTA leaves while a peer may still write to its shared memory or arrive at its barriers.
     if constexpr (kClusterSize > 1) cluster_sync();

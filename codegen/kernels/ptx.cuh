@@ -23,6 +23,12 @@ F8_DEVICE u32 cluster_rank() {
   return rank;
 }
 
+F8_DEVICE u32 warp_max(u32 x) {
+  u32 r;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(x));
+  return r;
+}
+
 // --- programmatic dependent launch: wait for the previous kernel's memory; let the next one start.
 F8_DEVICE void wait_for_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -88,6 +94,10 @@ F8_DEVICE void barrier_wait(u32 barrier, u32 parity) {
 F8_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
+// The same, and what each thread wrote before is seen by all threads after.
+F8_DEVICE void cluster_sync_memory() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 // Named barrier of a warpgroup (id 1..15; 0 is __syncthreads).
 F8_DEVICE void warpgroup_sync(u32 id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
@@ -124,6 +134,23 @@ F8_DEVICE void copy_tile_out(const TensorMap* map, u32 smem, i32 x, i32 y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
       "r"(smem), "r"(x), "r"(y)
+      : "memory");
+}
+// Adds to what global memory holds; one addition an element, so the result does not depend on
+// order.
+F8_DEVICE void add_tile_out(const TensorMap* map, u32 smem, i32 x, i32 y) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
+      "[%1];" ::"l"(map),
+      "r"(smem), "r"(x), "r"(y)
+      : "memory");
+}
+// `bytes` (a multiple of 16) of a line of memory.
+F8_DEVICE void copy_line_in(u32 smem, const void* from, u32 barrier, u32 bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::
+          "r"(smem),
+      "l"(from), "r"(barrier), "r"(bytes)
       : "memory");
 }
 F8_DEVICE void commit_copies_out() {
@@ -174,6 +201,36 @@ F8_DEVICE void store_matrices(u32 smem, u32 r0, u32 r1, u32 r2, u32 r3) {
 }
 F8_DEVICE void store_shared(u32 smem, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem), "f"(x), "f"(y) : "memory");
+}
+
+F8_DEVICE float load_shared(u32 smem) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(smem) : "memory");
+  return x;
+}
+F8_DEVICE float2 load_shared_pair(u32 smem) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");
+  return x;
+}
+F8_DEVICE float4 load_shared_four(u32 smem) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(smem)
+               : "memory");
+  return x;
+}
+// The address in CTA `cta` of the cluster of what lies at `smem` here.
+F8_DEVICE u32 cluster_address(u32 smem, u32 cta) {
+  u32 r;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(smem), "r"(cta));
+  return r;
+}
+F8_DEVICE void store_cluster(u32 address, float x, float y, float z, float w) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y),
+               "f"(z), "f"(w)
+               : "memory");
 }
 
 // --- global memory. Volatile, so that no load moves above wait_for_previous_kernel (__ldg may).
