@@ -289,7 +289,8 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
       return fail(ErrorCode::kUnsupported, "{}: no kernel works; the first says: {}", gemm.key(),
                   reason.empty() ? "there are no candidates" : reason);
     }
-    fields[i].fastest = within_reach(std::move(kernels), knobs_.linears);
+    std::ranges::stable_sort(kernels, {}, &TimedKernel::ns);
+    fields[i].timed = std::move(kernels);
     if (is_fp8) {
       const auto table = backend_.context()->table();
       fields[i].prior =

@@ -12,7 +12,28 @@ using tuning_db::TrialResult;
 constexpr double kNoTarget = 1e9;    // an interval that no measurement misses
 constexpr double kDropAbove = 1.06;  // of the fastest linear: not timed to the end
 constexpr double kClearly = 0.997;   // of another linear's time: faster by more than noise
+constexpr size_t kDeepest = 3;       // kernels of a product that linears are made of
 constexpr size_t kFewest = 2;        // linears of the second rung
+
+// The configurations by which both gradients together are fastest, two launches added up.
+std::vector<runtime::GemmChoice> shared_by_gradients(const KernelFields& fields) {
+  constexpr size_t kMost = 2;
+  const auto& grad_input = fields[static_cast<size_t>(Gemm::kGradInput)].timed;
+  const auto& grad_weight = fields[static_cast<size_t>(Gemm::kGradWeight)].timed;
+  std::vector<TimedKernel> shared;
+  for (const TimedKernel& one : grad_input) {
+    if (one.choice.provider != Provider::kGenerated) continue;
+    const auto same = std::ranges::find_if(grad_weight, [&](const TimedKernel& other) {
+      return other.choice.provider == Provider::kGenerated &&
+             other.choice.config == one.choice.config;
+    });
+    if (same != grad_weight.end()) shared.push_back({one.choice, one.ns + same->ns});
+  }
+  std::ranges::stable_sort(shared, {}, &TimedKernel::ns);
+  std::vector<runtime::GemmChoice> choices;
+  for (size_t i = 0; i < std::min(kMost, shared.size()); ++i) choices.push_back(shared[i].choice);
+  return choices;
+}
 
 // A combination of the best changes of the first rung: a product takes another kernel than its
 // fastest where that change alone made the linear faster.
@@ -39,24 +60,12 @@ LinearChoices join(const std::vector<LinearChoices>& variants,
 
 }  // namespace
 
-std::vector<runtime::GemmChoice> within_reach(std::vector<TimedKernel> kernels,
-                                              const LinearKnobs& knobs) {
-  constexpr size_t kMost = 3;
-  std::ranges::stable_sort(kernels, {}, &TimedKernel::ns);
-  std::vector<runtime::GemmChoice> near;
-  for (const TimedKernel& kernel : kernels) {
-    if (near.size() == kMost || kernel.ns > kernels.front().ns * knobs.within) break;
-    near.push_back(kernel.choice);
-  }
-  return near;
-}
-
-std::vector<LinearChoices> linear_variants(const KernelFields& fields, int most) {
+std::vector<LinearChoices> linear_variants(const KernelFields& fields, const LinearKnobs& knobs) {
   std::vector<LinearChoices> variants;
   std::vector<std::string> seen;
   const auto add = [&](const LinearChoices& choices) {
     std::string text = choices_text(choices);
-    if (static_cast<int>(variants.size()) >= std::max(1, most) ||
+    if (static_cast<int>(variants.size()) >= std::max(1, knobs.most) ||
         std::ranges::find(seen, text) != seen.end()) {
       return;
     }
@@ -65,11 +74,9 @@ std::vector<LinearChoices> linear_variants(const KernelFields& fields, int most)
   };
   LinearChoices fastest;
   size_t priors = 0;
-  size_t deepest = 0;
   for (size_t i = 0; i < fields.size(); ++i) {
-    fastest[i] = fields[i].fastest.front();
+    fastest[i] = fields[i].timed.front().choice;
     priors = std::max(priors, fields[i].prior.size());
-    deepest = std::max(deepest, fields[i].fastest.size());
   }
   add(fastest);
   for (size_t p = 0; p < priors; ++p) {
@@ -79,11 +86,18 @@ std::vector<LinearChoices> linear_variants(const KernelFields& fields, int most)
     }
     add(prior);
   }
-  for (size_t depth = 1; depth < deepest; ++depth) {
+  for (const runtime::GemmChoice& shared : shared_by_gradients(fields)) {
+    LinearChoices together = fastest;
+    together[static_cast<size_t>(Gemm::kGradInput)] = shared;
+    together[static_cast<size_t>(Gemm::kGradWeight)] = shared;
+    add(together);
+  }
+  for (size_t depth = 1; depth < kDeepest; ++depth) {
     for (size_t i = 0; i < fields.size(); ++i) {
-      if (depth >= fields[i].fastest.size()) continue;
+      const std::vector<TimedKernel>& timed = fields[i].timed;
+      if (depth >= timed.size() || timed[depth].ns > timed.front().ns * knobs.within) continue;
       LinearChoices swapped = fastest;
-      swapped[i] = fields[i].fastest[depth];
+      swapped[i] = timed[depth].choice;
       add(swapped);
     }
   }
@@ -92,7 +106,7 @@ std::vector<LinearChoices> linear_variants(const KernelFields& fields, int most)
 
 Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
                                    const LinearKnobs& knobs, const MeasureGroup& measure) {
-  std::vector<LinearChoices> variants = linear_variants(fields, knobs.most);
+  std::vector<LinearChoices> variants = linear_variants(fields, knobs);
   LinearSearch found{.choices = variants.front()};
   if (variants.size() == 1) return found;
 

@@ -22,27 +22,24 @@ struct LinearKnobs {
   double ms = 25;        // a linear's share of the first rung; of the second twice that
 };
 
+struct TimedKernel {
+  runtime::GemmChoice choice;
+  double ns = 0;  // alone
+};
+
 // The kernels of one product that may be part of the linear.
 struct KernelField {
-  // Best first, by their time alone; those within reach, at least one.
-  std::vector<runtime::GemmChoice> fastest;
+  std::vector<TimedKernel> timed;  // at least one, fastest first
   // What a plan takes without a search: the cost model's choice, the table's.
   std::vector<runtime::GemmChoice> prior;
 };
 using KernelFields = std::array<KernelField, 3>;  // indexed by Gemm
 
-// One candidate of a product and its time alone.
-struct TimedKernel {
-  runtime::GemmChoice choice;
-  double ns = 0;
-};
-// The `most` fastest within reach of the fastest, best first.
-[[nodiscard]] std::vector<runtime::GemmChoice> within_reach(std::vector<TimedKernel> kernels,
-                                                            const LinearKnobs& knobs);
-
-// In this order, no combination twice: all fastest; for each prior, all prior; for each product its
-// next kernels, the others' fastest.
-[[nodiscard]] std::vector<LinearChoices> linear_variants(const KernelFields& fields, int most);
+// In this order, no combination twice: all fastest; for each prior, all prior; both gradients by
+// one configuration, so that one launch computes them; for each product its next kernels within
+// reach, the others' fastest.
+[[nodiscard]] std::vector<LinearChoices> linear_variants(const KernelFields& fields,
+                                                         const LinearKnobs& knobs);
 
 struct LinearSearch {
   LinearChoices choices;

@@ -334,9 +334,8 @@ Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOut
     const std::vector<TimedKernel> of_twin = timed(gemm, true);
     twin[i].provider = Provider::kCublasLt;  // and its first suggestion, where none was measured
     if (!of_twin.empty()) twin[i] = of_twin.front().choice;
-    fields[i] = {.fastest = within_reach(fp8 ? timed(gemm, false) : of_twin, knobs.linear_knobs()),
-                 .prior = gemm.prior};
-    if (fields[i].fastest.empty()) {
+    fields[i] = {.timed = fp8 ? timed(gemm, false) : of_twin, .prior = gemm.prior};
+    if (fields[i].timed.empty()) {
       missing += fmt::format("{}{}", missing.empty() ? "" : ", ", to_string(g));
     }
   }

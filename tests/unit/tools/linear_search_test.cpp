@@ -22,7 +22,7 @@ std::string text(const LinearChoices& choices) {
 KernelFields fields_of(int depth, std::array<int, 3> prior = {-1, -1, -1}) {
   KernelFields fields;
   for (size_t i = 0; i < fields.size(); ++i) {
-    for (int h = 0; h < depth; ++h) fields[i].fastest.push_back(library(h));
+    for (int h = 0; h < depth; ++h) fields[i].timed.push_back({library(h), 100.0 + h});
     if (prior[i] >= 0) fields[i].prior.push_back(library(prior[i]));
   }
   return fields;
@@ -69,30 +69,35 @@ struct FakeLinears {
   }
 };
 
-TEST(WithinReach, KeepsAtMostThreeNearTheFastest) {
-  const auto near = within_reach({{library(0), 104},
-                                  {library(1), 100},
-                                  {library(2), 103},
-                                  {library(3), 102},
-                                  {library(4), 90}},
-                                 {.most = 8, .within = 1.15, .ms = 25});
-  ASSERT_EQ(near.size(), 3u);
-  EXPECT_EQ(near[0].heuristic, 4);
-  EXPECT_EQ(near[1].heuristic, 1);
-  EXPECT_EQ(near[2].heuristic, 3);
-  EXPECT_EQ(within_reach({{library(0), 104}, {library(1), 99}}, {}).size(), 1u);
-  EXPECT_TRUE(within_reach({}, {}).empty());
-}
-
 TEST(LinearVariants, FastestThenPriorThenOneChangeAtATime) {
-  EXPECT_EQ(texts(linear_variants(fields_of(2, {1, 1, 0}), 8)),
+  EXPECT_EQ(texts(linear_variants(fields_of(2, {1, 1, 0}), {})),
             (std::vector<std::string>{"000", "110", "100", "010", "001"}));
-  EXPECT_EQ(texts(linear_variants(fields_of(3), 5)),
+  EXPECT_EQ(texts(linear_variants(fields_of(3), {.most = 5})),
             (std::vector<std::string>{"000", "100", "010", "001", "200"}));
   // What a prior says is not asked for twice, and a product without one keeps its fastest.
-  EXPECT_EQ(texts(linear_variants(fields_of(2, {1, -1, -1}), 8)),
+  EXPECT_EQ(texts(linear_variants(fields_of(2, {1, -1, -1}), {})),
             (std::vector<std::string>{"000", "100", "010", "001"}));
-  EXPECT_EQ(linear_variants(fields_of(3), 0).size(), 1u);
+  EXPECT_EQ(linear_variants(fields_of(3), {.most = 0}).size(), 1u);
+  // Out of reach, or deeper than the third.
+  EXPECT_EQ(linear_variants(fields_of(3), {.within = 1.015}).size(), 4u);
+  EXPECT_EQ(linear_variants(fields_of(5), {.most = 100}).size(), 7u);
+}
+
+TEST(LinearVariants, BothGradientsByOneConfiguration) {
+  const auto kernel = [](const char* config, double ns) {
+    return TimedKernel{
+        {.provider = Provider::kGenerated, .config = *codegen::parse_gemm_config(config)}, ns};
+  };
+  KernelFields fields = fields_of(1);
+  fields[1].timed = {kernel("128x256s4c2x1w2g8", 100), kernel("128x192s5c1x1w2g8", 110)};
+  fields[2].timed = {kernel("256x128s4c2x1w2g8", 100), kernel("128x192s5c1x1w2g8", 101),
+                     kernel("128x256s4c2x1w2g8", 120)};
+  const auto variants = linear_variants(fields, {.within = 1.0});
+  ASSERT_EQ(variants.size(), 3u);
+  EXPECT_EQ(codegen::key(variants[1][1].config), "128x192s5c1x1w2g8") << "211 before 220";
+  EXPECT_EQ(codegen::key(variants[1][2].config), "128x192s5c1x1w2g8");
+  EXPECT_EQ(codegen::key(variants[2][1].config), "128x256s4c2x1w2g8");
+  EXPECT_EQ(codegen::key(variants[2][2].config), "128x256s4c2x1w2g8");
 }
 
 TEST(LinearSearch, TheFastestLinearWinsWhateverItsKernelsTakeAlone) {
@@ -140,7 +145,7 @@ TEST(LinearSearch, WithOneCombinationNothingIsTimed) {
   FakeLinears machine;
   machine.ns = [](const std::string&) { return 1000e3; };
   EXPECT_EQ(machine.search(fields_of(1)).timed, 0);
-  EXPECT_EQ(machine.search(fields_of(3), {.most = 1, .within = 1.04, .ms = 25}).timed, 0);
+  EXPECT_EQ(machine.search(fields_of(3), {.most = 1}).timed, 0);
   EXPECT_TRUE(machine.groups.empty());
 }
 
