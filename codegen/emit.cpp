@@ -7,7 +7,7 @@
 namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
-    gemm_cuh;
+    scale_cuh, scale_update_cuh, gemm_cuh;
 }
 namespace {
 
@@ -22,6 +22,8 @@ constexpr Template kTemplates[] = {
     {"matrix_tile.cuh", &embedded::matrix_tile_cuh},
     {"amax.cuh", &embedded::amax_cuh},
     {"cast.cuh", &embedded::cast_cuh},
+    {"scale.cuh", &embedded::scale_cuh},
+    {"scale_update.cuh", &embedded::scale_update_cuh},
     {"gemm.cuh", &embedded::gemm_cuh},
 };
 
@@ -47,6 +49,20 @@ void append_template(std::string_view name, std::vector<std::string_view>& seen,
 
 const char* input_name(Dtype in) {
   return in == Dtype::kF32 ? "Input::kF32" : in == Dtype::kF16 ? "Input::kF16" : "Input::kBf16";
+}
+
+const char* scale_name(ScaleMode mode) {
+  switch (mode) {
+    case ScaleMode::kTensor:
+      return "Scale::kTensor";
+    case ScaleMode::kAxis:
+      return "Scale::kAxis";
+    case ScaleMode::kBlock1x128:
+      return "Scale::kBlock1x128";
+    case ScaleMode::kBlock128x128:
+      return "Scale::kBlock128x128";
+  }
+  return "";
 }
 
 std::string constant(std::string_view type, std::string_view name, std::string_view value) {
@@ -82,7 +98,9 @@ struct StubOf {
     Stub stub{"cast.cuh", "float8_cast", {}};
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
-                constant("kAxisScale", s.scale == ScaleMode::kAxis) + constant("kRowMajor", s.q) +
+                constant("Scale", "kScaleQ", scale_name(s.scale_q)) +
+                constant("Scale", "kScaleQt", scale_name(s.scale_qt)) +
+                constant("kDelayed", s.delayed) + constant("kRowMajor", s.q) +
                 constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
                 "};\n"
                 "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
@@ -90,6 +108,14 @@ struct StubOf {
                 "  Cast<Config>::run(args);\n"
                 "}\n";
     return stub;
+  }
+
+  Stub operator()(const ScaleUpdateSpec&) const {
+    return {"scale_update.cuh", "float8_scale_update",
+            "extern \"C\" __global__ void __launch_bounds__(kUpdateThreads)\n"
+            "float8_scale_update(const __grid_constant__ ScaleUpdateArgs args) {\n"
+            "  scale_update(args);\n"
+            "}\n"};
   }
 
   Stub operator()(const GemmSpec& s) const {
@@ -100,23 +126,23 @@ struct StubOf {
     stub.text =
         "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
         constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
-        constant("kClusterN", c.cluster_n) + constant("kWarpgroups", c.warpgroups) +
-        constant("kPingpong", c.pingpong) + constant("kFast", s.fast) +
-        constant("kAxisScale", s.scale == ScaleMode::kAxis) +
-        constant("kFloatOutput", s.d == Dtype::kF32) + constant("kMmaN", products.mma_n) +
-        constant("kPartials", products.partials) + constant("kMathRegisters", registers.math) +
+        constant("kClusterN", c.cluster_n) + constant("kSplitK", c.split_k) +
+        constant("kWarpgroups", c.warpgroups) + constant("kPingpong", c.pingpong) +
+        constant("kFast", s.fast) + constant("Scale", "kScale", scale_name(s.scale)) +
+        constant("kFloatOutput", s.d == Dtype::kF32) + constant("kBias", s.bias) +
+        constant("kAdd", s.add) + constant("kAmax", s.amax) + constant("kProblems", s.problems) +
+        constant("kMmaN", products.mma_n) + constant("kPartials", products.partials) +
+        constant("kOutBuffers", gemm_out_buffers(s)) + constant("kMathRegisters", registers.math) +
         constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, products.mma_n) +
         fmt::format(
             "}};\n"
             "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
-            "float8_gemm(const __grid_constant__ TensorMap a, const __grid_constant__ "
-            "TensorMap b,\n"
-            "            const __grid_constant__ TensorMap d, const __grid_constant__ "
-            "GemmArgs args) {{\n"
-            "  extern __shared__ u8 shared[];\n"
-            "  Gemm<Config>::run(&a, &b, &d, args, shared);\n"
+            "float8_gemm(const __grid_constant__ GemmMaps<{}> maps,\n"
+            "            const __grid_constant__ GemmArgs args) {{\n"
+            "  extern __shared__ __align__(1024) u8 shared[];\n"
+            "  Gemm<Config>::run(maps, args, shared);\n"
             "}}\n",
-            threads_per_block(s));
+            threads_per_block(s), s.problems);
     return stub;
   }
 };

@@ -11,8 +11,7 @@ namespace {
 
 constexpr int kMaxSmemBytes = 232448;
 constexpr int kStageK = 128;
-constexpr int kOutBufferBytes = 2 * 64 * 128;  // of each math warpgroup
-constexpr int kSmemAlignment = 1024;
+constexpr int kOutBufferBytes = 64 * 128;
 
 // Takes a leading integer off `text`.
 std::optional<int> take_int(std::string_view& text) {
@@ -38,20 +37,35 @@ bool take_number(std::string_view& text, std::string_view word, int& out) {
 }
 
 bool take_tile(std::string_view& text, GemmConfig& c) {
-  const bool good = take_number(text, "", c.tile_m) && take_number(text, "x", c.tile_n) &&
-                    take_number(text, "s", c.stages) && take_number(text, "c", c.cluster_m) &&
-                    take_number(text, "x", c.cluster_n) && take_number(text, "w", c.warpgroups);
+  bool good = take_number(text, "", c.tile_m) && take_number(text, "x", c.tile_n) &&
+              take_number(text, "s", c.stages) && take_number(text, "c", c.cluster_m) &&
+              take_number(text, "x", c.cluster_n);
+  c.split_k = 1;
+  if (good && text.starts_with('k')) good = take_number(text, "k", c.split_k);
+  good = good && take_number(text, "w", c.warpgroups);
   c.pingpong = good && take(text, "p");
   return good;
 }
 
 std::string tile_key(const GemmConfig& c) {
-  return fmt::format("{}x{}s{}c{}x{}w{}{}", c.tile_m, c.tile_n, c.stages, c.cluster_m, c.cluster_n,
-                     c.warpgroups, c.pingpong ? "p" : "");
+  return fmt::format("{}x{}s{}c{}x{}{}w{}{}", c.tile_m, c.tile_n, c.stages, c.cluster_m,
+                     c.cluster_n, c.split_k > 1 ? fmt::format("k{}", c.split_k) : "", c.warpgroups,
+                     c.pingpong ? "p" : "");
 }
 
-std::string_view over_text(const AmaxSpec& s) {
-  return s.tensor ? "tensor" : s.row && s.col ? "rowcol" : s.row ? "row" : "col";
+std::string over_text(const AmaxSpec& s) {
+  if (!s.row && !s.col) return "tensor";
+  return fmt::format("{}{}{}", s.row ? "row" : "", s.col ? "col" : "", s.tensor ? "+tensor" : "");
+}
+
+// The scales of a cast's copies: one text where they are the same, or where there is one copy.
+std::string scale_text(const CastSpec& s) {
+  const auto one = [&](ScaleMode mode) -> std::string_view {
+    return s.delayed && mode == ScaleMode::kTensor ? "delayed" : to_string(mode);
+  };
+  if (!s.q || !s.qt || s.scale_q == s.scale_qt)
+    return std::string(one(s.q ? s.scale_q : s.scale_qt));
+  return fmt::format("{}+{}", one(s.scale_q), one(s.scale_qt));
 }
 
 struct KeyOf {
@@ -59,33 +73,43 @@ struct KeyOf {
     return fmt::format("amax/{}/{}", to_string(s.in), over_text(s));
   }
   std::string operator()(const CastSpec& s) const {
-    return fmt::format("cast/{}.{}/{}/{}{}", to_string(s.in), to_string(s.out), to_string(s.scale),
+    return fmt::format("cast/{}.{}/{}/{}{}", to_string(s.in), to_string(s.out), scale_text(s),
                        s.q && s.qt ? "q+qt"
                        : s.q       ? "q"
                                    : "qt",
                        s.pow2 ? "/pow2" : "");
   }
   std::string operator()(const GemmSpec& s) const {
-    return fmt::format("gemm/{}.{}.{}/{}/{}/{}", to_string(s.a), to_string(s.b), to_string(s.d),
-                       to_string(s.scale), s.fast ? "fast" : "precise", tile_key(s.config));
+    const std::string extras =
+        fmt::format("{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "", s.amax ? "+amax" : "");
+    return fmt::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}", s.problems == 2 ? "2" : "", to_string(s.a),
+                       to_string(s.b), to_string(s.d), to_string(s.scale),
+                       s.fast ? "fast" : "precise", tile_key(s.config), extras.empty() ? "" : "/",
+                       extras);
   }
+  std::string operator()(const ScaleUpdateSpec&) const { return "scale_update"; }
 };
 
 Result<ScaleMode> parse_scale(std::string_view text) {
-  if (text == "tensor") return ScaleMode::kTensor;
-  if (text == "axis") return ScaleMode::kAxis;
-  return fail(ErrorCode::kInvalidArgument, "unknown scale {}: expected tensor or axis",
-              quote(text));
+  for (const ScaleMode mode :
+       {ScaleMode::kTensor, ScaleMode::kAxis, ScaleMode::kBlock1x128, ScaleMode::kBlock128x128}) {
+    if (text == to_string(mode)) return mode;
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "unknown scale {}: expected tensor, axis, block1x128 or block128x128", quote(text));
 }
 
 Result<KernelSpec> parse_amax(std::string_view rest) {
   AmaxSpec s;
   s.in = F8_TRY(parse_dtype(take_until(rest, '/')));
-  s.tensor = rest == "tensor";
-  s.row = rest == "row" || rest == "rowcol";
-  s.col = rest == "col" || rest == "rowcol";
-  if (!s.tensor && !s.row && !s.col) {
-    return fail(ErrorCode::kInvalidArgument, "amax over {}: expected tensor, row, col or rowcol",
+  std::string_view more = rest;
+  const std::string_view lines = take_until(more, '+');
+  s.row = lines == "row" || lines == "rowcol";
+  s.col = lines == "col" || lines == "rowcol";
+  s.tensor = rest == "tensor" || more == "tensor";
+  if ((!s.row && !s.col && rest != "tensor") || rest != over_text(s)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "amax over {}: expected tensor, or row, col or rowcol with or without +tensor",
                 quote(rest));
   }
   return s;
@@ -96,7 +120,15 @@ Result<KernelSpec> parse_cast(std::string_view rest) {
   std::string_view types = take_until(rest, '/');
   s.in = F8_TRY(parse_dtype(take_until(types, '.')));
   s.out = F8_TRY(parse_dtype(types));
-  s.scale = F8_TRY(parse_scale(take_until(rest, '/')));
+  std::string_view scales = take_until(rest, '/');
+  const std::string_view whole = scales;
+  const std::string_view first = take_until(scales, '+');
+  s.delayed = first == "delayed" || scales == "delayed";
+  const auto parse = [](std::string_view text) {
+    return text == "delayed" ? ScaleMode::kTensor : parse_scale(text);
+  };
+  s.scale_q = F8_TRY(parse(first));
+  s.scale_qt = whole.size() == first.size() ? s.scale_q : F8_TRY(parse(scales));
   const std::string_view copies = take_until(rest, '/');
   s.q = copies == "q" || copies == "q+qt";
   s.qt = copies == "qt" || copies == "q+qt";
@@ -108,11 +140,17 @@ Result<KernelSpec> parse_cast(std::string_view rest) {
     return fail(ErrorCode::kInvalidArgument, "{} after the copies: expected pow2 or nothing",
                 quote(rest));
   }
+  if (scale_text(s) != whole) {
+    return fail(ErrorCode::kInvalidArgument,
+                "scales {}: two are for two copies with different scales, tensor or delayed alike",
+                quote(whole));
+  }
   return s;
 }
 
-Result<KernelSpec> parse_gemm_spec(std::string_view rest) {
+Result<KernelSpec> parse_gemm_spec(std::string_view rest, int problems) {
   GemmSpec s;
+  s.problems = problems;
   std::string_view types = take_until(rest, '/');
   s.a = F8_TRY(parse_dtype(take_until(types, '.')));
   s.b = F8_TRY(parse_dtype(take_until(types, '.')));
@@ -124,8 +162,16 @@ Result<KernelSpec> parse_gemm_spec(std::string_view rest) {
                 quote(accumulation));
   }
   s.fast = accumulation == "fast";
-  if (!take_tile(rest, s.config) || !rest.empty()) {
+  std::string_view tile = take_until(rest, '/');
+  if (!take_tile(tile, s.config) || !tile.empty()) {
     return fail(ErrorCode::kInvalidArgument, "tile {}: expected a form such as 128x256s4c2x1w2",
+                quote(tile));
+  }
+  s.bias = take(rest, "+bias");
+  s.add = take(rest, "+add");
+  s.amax = take(rest, "+amax");
+  if (!rest.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "{} after the tile: expected +bias, +add, +amax",
                 quote(rest));
   }
   return s;
@@ -142,9 +188,8 @@ Status check_input(Dtype in) {
 struct Validate {
   Status operator()(const AmaxSpec& s) const {
     F8_TRY(check_input(s.in));
-    if (s.tensor == (s.row || s.col)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "an amax is over the tensor, or over rows or columns");
+    if (!s.tensor && !s.row && !s.col) {
+      return fail(ErrorCode::kInvalidArgument, "an amax is over the tensor, rows or columns");
     }
     return {};
   }
@@ -156,8 +201,13 @@ struct Validate {
                   to_string(s.out));
     }
     if (!s.q && !s.qt) return fail(ErrorCode::kInvalidArgument, "a cast writes at least one copy");
+    if (s.delayed && !has_scale(s, ScaleMode::kTensor)) {
+      return fail(ErrorCode::kInvalidArgument, "a delayed scale is the tensor's");
+    }
     return {};
   }
+
+  Status operator()(const ScaleUpdateSpec&) const { return {}; }
 
   Status operator()(const GemmSpec& s) const {
     const GemmConfig& c = s.config;
@@ -174,8 +224,22 @@ struct Validate {
       return bad("tile_n must be 64, 128, 192 or 256");
     }
     if (c.pingpong && c.warpgroups != 2) return bad("ping-pong needs two math warpgroups");
-    const int cluster = c.cluster_m * c.cluster_n;
-    if (c.cluster_m < 1 || c.cluster_n < 1 || cluster > 4) return bad("clusters of 1 to 4 CTAs");
+    const int cluster = c.cluster_m * c.cluster_n * c.split_k;
+    if (c.cluster_m < 1 || c.cluster_n < 1 || c.split_k < 1 || cluster > 4) {
+      return bad("clusters of 1 to 4 CTAs");
+    }
+    if (c.split_k > 1 && (c.cluster_m * c.cluster_n > 1 || c.pingpong)) {
+      return bad("a split contraction takes the whole cluster, and no ping-pong");
+    }
+    if (c.split_k > 1 && is_block(s.scale)) {
+      return bad("block scales need an undivided contraction");
+    }
+    if (s.fast && is_block(s.scale)) return bad("block scales need precise accumulation");
+    if (s.scale == ScaleMode::kBlock128x128 && 128 % gemm_products(s).mma_n != 0) {
+      return bad("its products straddle blocks of 128");
+    }
+    if (c.tile_n / c.split_k % 64 != 0) return bad("each CTA of a split must write 64 columns");
+    if (s.problems < 1 || s.problems > 2) return bad("one or two products a launch");
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
       return bad("each CTA of a cluster must copy a multiple of 8 rows");
     }
@@ -196,7 +260,21 @@ struct Validate {
 }  // namespace
 
 std::string_view to_string(ScaleMode mode) {
-  return mode == ScaleMode::kTensor ? "tensor" : "axis";
+  switch (mode) {
+    case ScaleMode::kTensor:
+      return "tensor";
+    case ScaleMode::kAxis:
+      return "axis";
+    case ScaleMode::kBlock1x128:
+      return "block1x128";
+    case ScaleMode::kBlock128x128:
+      return "block128x128";
+  }
+  return "unknown";
+}
+
+bool has_scale(const CastSpec& spec, ScaleMode mode) {
+  return (spec.q && spec.scale_q == mode) || (spec.qt && spec.scale_qt == mode);
 }
 
 std::string key(const KernelSpec& spec) {
@@ -222,10 +300,12 @@ Result<GemmConfig> parse_gemm_config(std::string_view text) {
 Result<KernelSpec> parse_kernel_spec(std::string_view text) {
   std::string_view rest = text;
   const std::string_view kind = take_until(rest, '/');
-  Result<KernelSpec> spec = fail(ErrorCode::kInvalidArgument, "expected amax/, cast/ or gemm/");
+  Result<KernelSpec> spec =
+      fail(ErrorCode::kInvalidArgument, "expected amax/, cast/, gemm/, gemm2/ or scale_update");
+  if (text == "scale_update") spec = ScaleUpdateSpec{};
   if (kind == "amax") spec = parse_amax(rest);
   if (kind == "cast") spec = parse_cast(rest);
-  if (kind == "gemm") spec = parse_gemm_spec(rest);
+  if (kind == "gemm" || kind == "gemm2") spec = parse_gemm_spec(rest, kind == "gemm" ? 1 : 2);
   if (spec) {
     if (const Status legal = validate(*spec); !legal) spec = std::unexpected(legal.error());
   }
@@ -244,12 +324,32 @@ int threads_per_block(const KernelSpec& spec) {
   return gemm == nullptr ? 256 : 128 * (gemm->config.warpgroups + 1);
 }
 
+namespace {
+
+int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
+  const GemmConfig& c = s.config;
+  const int scales = !is_block(s.scale)                    ? 0
+                     : s.scale == ScaleMode::kBlock128x128 ? 4 * c.tile_m
+                                                           : 4 * (c.tile_m + c.tile_n);
+  return c.stages * ((c.tile_m + c.tile_n) * kStageK + 16 + scales) +
+         c.warpgroups * out_buffers * kOutBufferBytes;
+}
+
+}  // namespace
+
+int gemm_out_buffers(const GemmSpec& s) {
+  const GemmConfig& c = s.config;
+  const int rows = c.tile_m / (c.pingpong ? 1 : c.warpgroups);
+  const int whole = rows / 64 * c.tile_n / (s.d == Dtype::kF32 ? 32 : 64) / c.split_k;
+  int buffers = is_block(s.scale) ? 1 : 2;  // the scales take room
+  while (buffers < whole && gemm_smem_bytes(s, buffers + 1) <= kMaxSmemBytes) ++buffers;
+  return buffers;
+}
+
 int dynamic_smem_bytes(const KernelSpec& spec) {
   const auto* gemm = std::get_if<GemmSpec>(&spec);
   if (gemm == nullptr) return 0;
-  const GemmConfig& c = gemm->config;
-  return kSmemAlignment + c.stages * ((c.tile_m + c.tile_n) * kStageK + 16) +
-         c.warpgroups * kOutBufferBytes;
+  return gemm_smem_bytes(*gemm, gemm_out_buffers(*gemm));
 }
 
 }  // namespace f8::codegen

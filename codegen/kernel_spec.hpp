@@ -2,14 +2,19 @@
 // and scales are run-time arguments, so layers and token counts share kernels.
 //
 // A spec has a text form, its key, which names it in golden files and in `emit --kernel`:
-//   amax  := "amax/" in "/" over                      over   := "tensor" | "row" | "col" | "rowcol"
-//   cast  := "cast/" in "." out "/" scale "/" copies ["/pow2"]
-//            scale := "tensor" | "axis"     copies := "q" | "qt" | "q+qt"
-//   gemm  := "gemm/" a "." b "." d "/" scale "/" accum "/" tile
-//            scale := "tensor" | "axis"     accum  := "fast" | "precise"
-//            tile := tile_m "x" tile_n "s" stages "c" cluster_m "x" cluster_n "w" warpgroups ["p"]
+//   amax  := "amax/" in "/" over
+//            over   := "tensor" | lines ["+tensor"]    lines := "row" | "col" | "rowcol"
+//   cast  := "cast/" in "." out "/" scale ["+" scale] "/" copies ["/pow2"]
+//            scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
+//            copies := "q" | "qt" | "q+qt"; two scales: that of q, that of qt
+//   gemm  := ("gemm/" | "gemm2/") a "." b "." d "/" scale "/" accum "/" tile ["/" extras]
+//            scale as above             accum  := "fast" | "precise"
+//            tile := tile_m "x" tile_n "s" stages "c" cluster_m "x" cluster_n ["k" split_k]
+//                    "w" warpgroups ["p"]
+//            extras := ["+bias"] ["+add"] ["+amax"]
 // A GEMM's configuration, as the database and `--config` have it, adds what the launch alone needs:
 //   config := tile "g" group
+//   update := "scale_update"
 // Examples: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2 and 128x256s4c2x1w2g8
 #pragma once
 
@@ -23,12 +28,23 @@
 
 namespace f8::codegen {
 
-enum class ScaleMode : uint8_t { kTensor, kAxis };
+// Which elements share a scale. Of a GEMM with block scales it is b's mode: a's blocks are 1x128.
+//   tensor        one value
+//   axis          one for each row of an operand (its last dimension is the contraction)
+//   block1x128    one for each row and 128 of the contraction: [ceil(k/128)][padded rows], so that
+//                 the rows of one block of k are neighbours
+//   block128x128  one for each 128 rows and 128 of the contraction: [ceil(rows/128)][padded k
+//                 blocks]
+// Block scales are padded to a multiple of 4 values a line (16 bytes).
+enum class ScaleMode : uint8_t { kTensor, kAxis, kBlock1x128, kBlock128x128 };
+[[nodiscard]] constexpr bool is_block(ScaleMode mode) {
+  return mode == ScaleMode::kBlock1x128 || mode == ScaleMode::kBlock128x128;
+}
 [[nodiscard]] std::string_view to_string(ScaleMode mode);
 
 struct AmaxSpec {
   Dtype in = Dtype::kBf16;
-  bool tensor = true;  // else row, col or both
+  bool tensor = true;
   bool row = false;
   bool col = false;
   bool operator==(const AmaxSpec&) const = default;
@@ -37,10 +53,12 @@ struct AmaxSpec {
 struct CastSpec {
   Dtype in = Dtype::kBf16;
   Dtype out = Dtype::kE4m3;
-  ScaleMode scale = ScaleMode::kTensor;  // kAxis: q by rows, qt by columns
-  bool q = true;                         // write the row-major copy
-  bool qt = true;                        // write the transposed copy
+  ScaleMode scale_q = ScaleMode::kTensor;   // lines and blocks are those of the copy: of qt along
+  ScaleMode scale_qt = ScaleMode::kTensor;  // the columns of x
+  bool q = true;                            // write the row-major copy
+  bool qt = true;                           // write the transposed copy
   bool pow2 = false;
+  bool delayed = false;  // tensor scales lie on the device already, and the amax is recorded
   bool operator==(const CastSpec&) const = default;
 };
 
@@ -50,6 +68,7 @@ struct GemmConfig {
   int stages = 4;     // of (tile_m + tile_n) x 128 bytes
   int cluster_m = 2;  // CTAs of a cluster along m share the b tile by multicast, along n the a tile
   int cluster_n = 1;
+  int split_k = 1;        // CTAs of a cluster that share a tile's contraction and add up their sums
   int warpgroups = 2;     // math warpgroups; one more warpgroup issues the copies
   bool pingpong = false;  // each math warpgroup works on its own tile, else they share one
   int group = 8;          // tiles of m that rasterisation keeps together; an argument of the launch
@@ -62,11 +81,23 @@ struct GemmSpec {
   Dtype d = Dtype::kBf16;  // bf16 or f32
   ScaleMode scale = ScaleMode::kTensor;
   bool fast = true;
+  bool bias = false;  // d += bias[n], bf16
+  bool add = false;   // d += what d held before (beta = 1)
+  bool amax = false;  // leaves max |d|, before the rounding to d's type
+  int problems = 1;   // 2: one launch computes two products of these types ("gemm2/")
   GemmConfig config = {};
   bool operator==(const GemmSpec&) const = default;
 };
 
-using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec>;
+// Of delayed scaling: rolls histories and computes the scales of the next step ("scale_update").
+struct ScaleUpdateSpec {
+  bool operator==(const ScaleUpdateSpec&) const = default;
+};
+
+using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec>;
+
+// Whether a copy that the cast writes has scales of this mode.
+[[nodiscard]] bool has_scale(const CastSpec& spec, ScaleMode mode);
 
 [[nodiscard]] std::string key(const KernelSpec& spec);
 [[nodiscard]] std::string key(const GemmConfig& config);
@@ -79,6 +110,9 @@ using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec>;
 
 [[nodiscard]] int threads_per_block(const KernelSpec& spec);
 [[nodiscard]] int dynamic_smem_bytes(const KernelSpec& spec);
+// Of 64 rows x 128 bytes, of each math warpgroup: what shared memory leaves, up to its share of a
+// tile, so that the result drains while the next tile is computed.
+[[nodiscard]] int gemm_out_buffers(const GemmSpec& spec);
 
 // Every configuration that the tuner may choose for this GEMM (config is ignored in the argument),
 // in no particular order of merit; each of them compiles without spills.

@@ -1,8 +1,9 @@
-// amax = max |x| over a tensor, its rows, its columns, or rows and columns in one visit.
+// amax = max |x| over a tensor, its rows, its columns, or several of them in one visit.
 //
-// Tensor: a grid-stride read; each block leaves one word in `partials` (no atomics, nothing to
-// zero), and the reader takes their maximum. Rows and columns: one block a 128 x 128 tile raises
-// the words that the caller zeroed. Maxima are exact, so the order of blocks does not matter.
+// Tensor alone: a grid-stride read; each block leaves one word in `partials` (no atomics, nothing
+// to zero), and the reader takes their maximum. Else one block a 128 x 128 tile raises the words
+// that the caller zeroed, the tensor's a single one. Maxima are exact, so the order of blocks does
+// not matter.
 #pragma once
 
 #include "matrix_tile.cuh"
@@ -54,55 +55,19 @@ struct Amax {
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-    __shared__ u32 row_most[kCastTile];
-    __shared__ u32 column_most[kCastTile];
-    if (threadIdx.x < kCastTile) {
-      row_most[threadIdx.x] = 0;
-      column_most[threadIdx.x] = 0;
-    }
-    __syncthreads();
-    if constexpr (Config::kRow) {
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) {
-        Values magnitudes;
-        magnitudes.clear();
-        patch.rows[i].raise(magnitudes);
-        u32 most = magnitudes.largest_magnitude();
-#pragma unroll
-        for (int lane = 8; lane > 0; lane /= 2)
-          most = max(most, __shfl_xor_sync(0xFFFFFFFFU, most, lane));
-        if (threadIdx.x % 16 == 0) row_most[threadIdx.x / 16 * kPatch + i] = most;
-      }
-    }
-    if constexpr (Config::kCol) {
-      Values most;
-      most.clear();
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) patch.rows[i].raise(most);
-        // The two halves of a warp hold the same columns of different rows.
-#pragma unroll
-      for (int i = 0; i < Values::kWords; ++i) {
-        Values other;
-        other.clear();
-        other.word[i] = __shfl_xor_sync(0xFFFFFFFFU, most.word[i], 16);
-        other.raise(most);
-      }
-      if (threadIdx.x % 32 < 16) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          atomicMax(&column_most[threadIdx.x % 16 * kPatch + i], most.magnitude(i));
-        }
-      }
-    }
+    __shared__ TileMaxima maxima;
+    find_maxima<Config::kRow, Config::kCol, Config::kTensor>(patch, maxima);
     __syncthreads();
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     if (threadIdx.x < kCastTile) {
       if (Config::kRow && row0 + i < t.rows)
-        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(row_most[i]));
+        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(maxima.row[i]));
     } else {
-      if (Config::kCol && column0 + i < t.cols) {
-        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(column_most[i]));
-      }
+      if (Config::kCol && column0 + i < t.cols)
+        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(maxima.column[i]));
+    }
+    if (Config::kTensor && threadIdx.x == 0) {
+      atomicMax(t.partials, tile_amax<Config::kInput>(maxima));
     }
   }
 
@@ -111,10 +76,10 @@ struct Amax {
     wait_for_previous_kernel();
     const AmaxTensor& t = args.tensors[tensor_of_block(args)];
     const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
-    if constexpr (Config::kTensor) {
-      tensor(t, block);
-    } else {
+    if constexpr (Config::kRow || Config::kCol) {
       rows_and_columns(t, block);
+    } else {
+      tensor(t, block);
     }
   }
 };

@@ -1,5 +1,10 @@
-// q = fp8(x * scale), written row-major, transposed, or both in one visit; the scale comes from
-// amaxes.
+// q = fp8(x * scale), written row-major, transposed, or both in one visit. Each copy has its own
+// mode of scales:
+//   tensor        from the amax kernel's words; or delayed: a scale that lies there already, while
+//                 the tensor's amax is recorded on the way
+//   axis          one for each row of the copy, from the amax kernel's words
+//   block1x128    one for each row of the copy in this tile, from the tile's own maxima
+//   block128x128  one for the tile, from its own maximum
 //
 // One block a 128 x 128 tile, each thread 8 x 8 elements. The row-major copy goes straight to
 // memory, 8 bytes a thread and 128 neighbouring ones a half-warp. The transposed one passes through
@@ -11,10 +16,11 @@
 #pragma once
 
 #include "matrix_tile.cuh"
+#include "scale.cuh"
 
 namespace f8::kernels {
 
-enum class Fp8 { kE4m3, kE5m2 };
+enum class Scale { kTensor, kAxis, kBlock1x128, kBlock128x128 };
 
 template <Fp8 kFormat>
 F8_DEVICE u32 pack_fp8(float low, float high) {
@@ -27,29 +33,47 @@ F8_DEVICE u32 pack_fp8(float low, float high) {
   return packed;
 }
 
-// fp32( FMAX / max(fp64(amax), 1e-12) ): one division, one rounding; NaN stays NaN. With kPow2 the
-// mantissa is cleared, except a NaN's.
-template <Fp8 kFormat, bool kPow2>
-F8_DEVICE float scale_from_amax(u32 amax_bits) {
-  const float amax = __uint_as_float(amax_bits);
-  const double floored = amax < 1e-12 ? 1e-12 : static_cast<double>(amax);
-  const float scale = static_cast<float>((kFormat == Fp8::kE4m3 ? 448.0 : 57344.0) / floored);
-  if constexpr (kPow2) {
-    if (scale == scale) return __uint_as_float(__float_as_uint(scale) & 0xFF800000U);
-  }
-  return scale;
-}
-F8_DEVICE float inverse(float scale) {
-  return __fdiv_rn(1.0F, scale);
-}
-
-// Config is the stub's: kInput, kFormat, kAxisScale, kRowMajor, kTransposed, kPow2.
+// Config is the stub's: kInput, kFormat, kScaleQ, kScaleQt, kDelayed, kRowMajor, kTransposed,
+// kPow2.
 template <class Config>
 struct Cast {
   struct Scales {
-    float row[kCastTile];  // with a tensor scale, row[0] alone
+    float row[kCastTile];  // of q's rows in the tile
     float column[kCastTile];
+    float tensor;
+    float tile;
   };
+
+  template <Scale kMode>
+  static constexpr bool kUses = (Config::kRowMajor && Config::kScaleQ == kMode) ||
+                                (Config::kTransposed && Config::kScaleQt == kMode);
+  static constexpr bool kTensorScale = kUses<Scale::kTensor>;
+  static constexpr bool kDelayed = kTensorScale && Config::kDelayed;
+  static constexpr bool kRowBlocks = Config::kRowMajor && Config::kScaleQ == Scale::kBlock1x128;
+  static constexpr bool kColumnBlocks =
+      Config::kTransposed && Config::kScaleQt == Scale::kBlock1x128;
+  static constexpr bool kTileBlocks = kUses<Scale::kBlock128x128>;
+  static constexpr bool kMaxima = kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed;
+
+  static F8_DEVICE float to_scale(u32 amax_bits) {
+    return scale_from_amax<Config::kFormat, Config::kPow2>(amax_bits);
+  }
+
+  static F8_DEVICE float row_scale(const Scales& scales, u32 row_of_tile) {
+    if constexpr (Config::kScaleQ == Scale::kTensor) return scales.tensor;
+    if constexpr (Config::kScaleQ == Scale::kBlock128x128) return scales.tile;
+    return scales.row[row_of_tile];
+  }
+  static F8_DEVICE float column_scale(const Scales& scales, u32 column_of_tile) {
+    if constexpr (Config::kScaleQt == Scale::kTensor) return scales.tensor;
+    if constexpr (Config::kScaleQt == Scale::kBlock128x128) return scales.tile;
+    return scales.column[column_of_tile];
+  }
+
+  static F8_DEVICE void publish_tensor_scale(const CastTensor& t, float scale) {
+    t.scale[0] = scale;
+    t.scale[kInverse] = inverse(scale);
+  }
 
   static F8_DEVICE void tensor_scale(const CastTensor& t, bool first, Scales& scales) {
     __shared__ u32 warps[kTileThreads / 32];
@@ -63,31 +87,87 @@ struct Cast {
     if (threadIdx.x < 32) {
       const u32 amax = warp_max(threadIdx.x < kTileThreads / 32 ? warps[threadIdx.x] : 0);
       if (threadIdx.x == 0) {
-        const float scale = scale_from_amax<Config::kFormat, Config::kPow2>(amax);
-        scales.row[0] = scale;
+        scales.tensor = to_scale(amax);
         if (first) {
-          t.scale[0] = scale;
-          t.scale[kInverse] = inverse(scale);
+          publish_tensor_scale(t, scales.tensor);
+          if (t.amax != nullptr) atomicMax(t.amax, amax);
         }
       }
     }
   }
 
+  // `maxima` are valid.
+  static F8_DEVICE void delayed_scale(const CastTensor& t, const TileMaxima& maxima, bool first,
+                                      Scales& scales) {
+    if (threadIdx.x != 0) return;
+    scales.tensor = load_global(t.delayed);
+    if (first) publish_tensor_scale(t, scales.tensor);
+    if (t.amax != nullptr) atomicMax(t.amax, tile_amax<Config::kInput>(maxima));
+  }
+
   static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0, Scales& scales) {
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     if (threadIdx.x < kCastTile) {
-      if (Config::kRowMajor && row0 + i < t.rows) {
-        const float scale =
-            scale_from_amax<Config::kFormat, Config::kPow2>(load_global(t.row_amax + row0 + i));
-        scales.row[i] = scale;
-        if (column0 == 0) t.inv_scale_row[row0 + i] = inverse(scale);
+      if constexpr (Config::kRowMajor && Config::kScaleQ == Scale::kAxis) {
+        if (row0 + i < t.rows) {
+          const float scale = to_scale(load_global(t.row_amax + row0 + i));
+          scales.row[i] = scale;
+          if (column0 == 0) t.inv_scale_row[row0 + i] = inverse(scale);
+        }
       }
     } else {
-      if (Config::kTransposed && column0 + i < t.cols) {
-        const float scale =
-            scale_from_amax<Config::kFormat, Config::kPow2>(load_global(t.col_amax + column0 + i));
-        scales.column[i] = scale;
-        if (row0 == 0) t.inv_scale_col[column0 + i] = inverse(scale);
+      if constexpr (Config::kTransposed && Config::kScaleQt == Scale::kAxis) {
+        if (column0 + i < t.cols) {
+          const float scale = to_scale(load_global(t.col_amax + column0 + i));
+          scales.column[i] = scale;
+          if (row0 == 0) t.inv_scale_col[column0 + i] = inverse(scale);
+        }
+      }
+    }
+  }
+
+  // The scale of a line of a 1x128 block, and its inverse at `line` of the block's `count` lines.
+  static F8_DEVICE float line_scale(u32 magnitude, float* inverses, i32 block, i32 line,
+                                    i32 count) {
+    const float scale = to_scale(Eight<Config::kInput>::fp32_bits(magnitude));
+    const i64 stride = padded_scales(count);
+    if (line < stride) inverses[block * stride + line] = line < count ? inverse(scale) : 0;
+    return scale;
+  }
+
+  // One inverse for the tile at (`row`, `column`) of a grid `columns` tiles wide.
+  static F8_DEVICE void publish_tile(float* inverses, i32 row, i32 column, i32 columns,
+                                     float inverted) {
+    const i64 stride = padded_scales(columns);
+    inverses[row * stride + column] = inverted;
+    if (column + 1 < columns) return;
+    for (i64 i = columns; i < stride; ++i) inverses[row * stride + i] = 0;
+  }
+
+  // `maxima` are valid.
+  static F8_DEVICE void block_scales(const CastTensor& t, const TileMaxima& maxima, i32 row0,
+                                     i32 column0, Scales& scales) {
+    const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
+    const i32 tile_row = row0 / kCastTile;
+    const i32 tile_column = column0 / kCastTile;
+    if (kRowBlocks && threadIdx.x < kCastTile) {
+      scales.row[i] = line_scale(maxima.row[i], t.inv_scale_row, tile_column, row0 + i, t.rows);
+    }
+    if (kColumnBlocks && threadIdx.x >= kCastTile) {
+      scales.column[i] =
+          line_scale(maxima.column[i], t.inv_scale_col, tile_row, column0 + i, t.cols);
+    }
+    if (kTileBlocks && threadIdx.x == 0) {
+      const float scale = to_scale(tile_amax<Config::kInput>(maxima));
+      scales.tile = scale;
+      const float inverted = inverse(scale);
+      if (Config::kRowMajor && Config::kScaleQ == Scale::kBlock128x128) {
+        publish_tile(t.inv_scale_row, tile_row, tile_column, (t.cols + kCastTile - 1) / kCastTile,
+                     inverted);
+      }
+      if (Config::kTransposed && Config::kScaleQt == Scale::kBlock128x128) {
+        publish_tile(t.inv_scale_col, tile_column, tile_row, (t.rows + kCastTile - 1) / kCastTile,
+                     inverted);
       }
     }
   }
@@ -98,7 +178,7 @@ struct Cast {
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
       if (patch.row + i >= t.rows) break;
-      const float scale = scales.row[Config::kAxisScale ? threadIdx.x / 16 * kPatch + i : 0];
+      const float scale = row_scale(scales, threadIdx.x / 16 * kPatch + i);
       u32 word[2];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
@@ -122,8 +202,7 @@ struct Cast {
     const u64 mask = valid == kPatch ? ~u64{0} : (u64{1} << (8 * valid)) - 1;
 #pragma unroll
     for (int c = 0; c < kPatch; ++c) {
-      const float scale =
-          Config::kAxisScale ? scales.column[patch_column * kPatch + c] : scales.row[0];
+      const float scale = column_scale(scales, patch_column * kPatch + c);
       u32 word[2];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
@@ -165,11 +244,16 @@ struct Cast {
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ Scales scales;
-    if constexpr (Config::kAxisScale) {
-      axis_scales(t, row0, column0, scales);
-    } else {
-      tensor_scale(t, index == 0, scales);
+    const bool first = index == 0;
+    if constexpr (kMaxima) {
+      __shared__ TileMaxima maxima;
+      find_maxima<kRowBlocks, kColumnBlocks, kTileBlocks || kDelayed>(patch, maxima);
+      __syncthreads();
+      block_scales(t, maxima, row0, column0, scales);
+      if constexpr (kDelayed) delayed_scale(t, maxima, first, scales);
     }
+    if constexpr (kTensorScale && !kDelayed) tensor_scale(t, first, scales);
+    axis_scales(t, row0, column0, scales);
     __syncthreads();
     if constexpr (Config::kRowMajor) write_row_major(t, patch, scales);
     if constexpr (Config::kTransposed) write_transposed(t, patch, scales, row0, column0);

@@ -5,6 +5,12 @@
 // [first_block, first_block + blocks) of the grid work on a matrix.
 #pragma once
 
+#ifdef __CUDACC__
+#define F8_BOTH __host__ __device__ __forceinline__  // also called by the host
+#else
+#define F8_BOTH inline
+#endif
+
 namespace f8::kernels {
 
 using u8 = unsigned char;
@@ -20,6 +26,7 @@ inline constexpr i32 kMaxTensors = 4;
 // A tensor's inverse scale lies this far behind its scale: cuBLASLt takes scales at 16-byte
 // boundaries.
 inline constexpr i32 kInverse = 4;
+inline constexpr i32 kScaleStride = 2 * kInverse;  // from one tensor's scale to the next one's
 inline constexpr i32 kCastTile = 128;  // amax and cast visit a matrix in tiles of 128 x 128
 
 // One matrix x[rows][cols], row stride ld elements. Every amax is kept as the bits of |x| as fp32,
@@ -29,7 +36,9 @@ struct AmaxTensor {
   i64 ld;
   i32 rows;
   i32 cols;
-  u32* partials;  // tensor amax: one word for each of `blocks`; written, never read
+  // Tensor amax alone: one word for each of `blocks`; written, never read. Beside rows or columns:
+  // one word, zeroed by the caller before the launch; raised atomically.
+  u32* partials;
   u32* row_amax;  // [rows], zeroed by the caller before the launch; raised atomically
   u32* col_amax;  // [cols], zeroed by the caller before the launch; raised atomically
   i32 first_block;
@@ -52,29 +61,73 @@ struct CastTensor {
   i64 ld_qt;
   const u32* partials;  // tensor amax as the amax kernel left it: their maximum
   i32 partial_count;
-  const u32* row_amax;   // [rows]
-  const u32* col_amax;   // [cols]
+  const u32* row_amax;   // axis: [rows]
+  const u32* col_amax;   // axis: [cols]
+  const float* delayed;  // delayed: the scale to cast with
+  u32* amax;             // tensor, delayed: raised atomically to this matrix's amax, or null
   float* scale;          // tensor: scale[0] and its inverse scale[kInverse], by the first block
-  float* inv_scale_row;  // [rows], 1/scale of q's rows
-  float* inv_scale_col;  // [cols], 1/scale of qt's rows
+  // 1/scale of q, where it is not the tensor's: axis [rows]; block1x128
+  // [ceil(cols/128)][padded_scales(rows)]; block128x128
+  // [ceil(rows/128)][padded_scales(ceil(cols/128))].
+  float* inv_scale_row;
+  float* inv_scale_col;  // of qt, which has cols rows and rows columns, likewise
   i32 first_block;       // one block a tile, tiles row-major
   i32 blocks;
 };
+
+// Block scales are padded to whole 16 bytes a line, with zeros.
+F8_BOTH constexpr i64 padded_scales(i64 count) {
+  return (count + 3) / 4 * 4;
+}
 
 struct CastArgs {
   i32 count;
   CastTensor tensors[kMaxTensors];
 };
 
-// d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b (+ bias[n]); a, b and d come as
-// tensor maps.
-struct GemmArgs {
-  const float* inv_scale_a;  // 1 value, or [m] with the rowwise epilogue
-  const float* inv_scale_b;  // 1 value, or [n]
+inline constexpr u32 kFormatE5m2 = 1;  // else e4m3
+inline constexpr u32 kFormatPow2 = 2;
+
+// `count` operands with a delayed scale, one thread each.
+struct ScaleUpdateArgs {
+  u32* amax;          // [count], of this step; zeroed for the next one
+  u32* history;       // [length][count] amaxes, newest first; rolled by one
+  float* scale;       // [count][kScaleStride]: scale, and its inverse at kInverse
+  const u32* format;  // [count]
+  u32* non_finite;    // [count]: steps whose amax was not finite
+  i32 count;
+  i32 length;
+  float margin_factor;  // 2^-margin
+  i32 most_recent;      // 1: the scale comes from this step's amax, else from the largest
+  i32 hold;             // 1: an amax that is not finite leaves history and scale as they are
+  i32 padding;
+};
+
+// One product d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b (+ bias[n]); a, b and d
+// come as tensor maps. Where the scales of an operand lie (x: a or b, i its row, j = k / 128):
+//   tensor and axis   inv_scale_x[i * stride_x]: stride 0 is one value for all rows
+//   block1x128        inv_scale_x[j * stride_x + i]
+//   block128x128      inv_scale_b[i / 128 * stride_b + j]
+// Block strides are multiples of 4 and the arrays 16-byte aligned.
+struct GemmProblem {
+  const float* inv_scale_a;
+  const float* inv_scale_b;
+  const u16* bias;  // bf16, or unused
+  u32* amax;        // raised to the bits of max |d| as fp32; zeroed by the caller before the launch
   u32 m;
   u32 n;
   u32 k;
+  u32 stride_a;
+  u32 stride_b;
+  u32 padding;
+};
+
+inline constexpr i32 kMaxProblems = 2;
+
+struct GemmArgs {
+  GemmProblem problems[kMaxProblems];
   u32 group;  // rows of tiles that rasterisation keeps together
+  u32 padding;
 };
 
 }  // namespace f8::kernels

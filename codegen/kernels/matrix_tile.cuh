@@ -19,11 +19,6 @@ F8_DEVICE u32 max_u16x2(u32 a, u32 b) {
   asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-F8_DEVICE u32 warp_max(u32 x) {
-  u32 r;
-  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(x));
-  return r;
-}
 F8_DEVICE u32 half_to_float_bits(u32 half) {
   u32 r;
   asm("{\n.reg .b16 h;\n.reg .f32 f;\ncvt.u16.u32 h, %1;\ncvt.f32.f16 f, h;\nmov.b32 %0, f;\n}\n"
@@ -118,6 +113,71 @@ struct Patch {
     }
   }
 };
+
+// Maxima of a tile's rows, columns and of the whole tile, as magnitudes of the input's type (tile:
+// one for each warp). Valid after the next __syncthreads().
+struct TileMaxima {
+  u32 row[kCastTile];
+  u32 column[kCastTile];
+  u32 tile[kTileThreads / 32];
+};
+
+template <bool kRow, bool kColumn, bool kTile, Input kInput>
+F8_DEVICE void find_maxima(const Patch<kInput>& patch, TileMaxima& maxima) {
+  using Values = Eight<kInput>;
+  if constexpr (kColumn) {
+    if (threadIdx.x < kCastTile) maxima.column[threadIdx.x] = 0;
+    __syncthreads();
+  }
+  if constexpr (kRow) {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      Values magnitudes;
+      magnitudes.clear();
+      patch.rows[i].raise(magnitudes);
+      u32 most = magnitudes.largest_magnitude();
+#pragma unroll
+      for (int lane = 8; lane > 0; lane /= 2)
+        most = max(most, __shfl_xor_sync(0xFFFFFFFFU, most, lane));
+      if (threadIdx.x % 16 == 0) maxima.row[threadIdx.x / 16 * kPatch + i] = most;
+    }
+  }
+  if constexpr (kColumn || kTile) {
+    Values most;
+    most.clear();
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) patch.rows[i].raise(most);
+    if constexpr (kTile) {
+      const u32 of_warp = warp_max(most.largest_magnitude());
+      if (threadIdx.x % 32 == 0) maxima.tile[threadIdx.x / 32] = of_warp;
+    }
+    if constexpr (kColumn) {
+      // The two halves of a warp hold the same columns of different rows.
+#pragma unroll
+      for (int i = 0; i < Values::kWords; ++i) {
+        Values other;
+        other.clear();
+        other.word[i] = __shfl_xor_sync(0xFFFFFFFFU, most.word[i], 16);
+        other.raise(most);
+      }
+      if (threadIdx.x % 32 < 16) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          atomicMax(&maxima.column[threadIdx.x % 16 * kPatch + i], most.magnitude(i));
+        }
+      }
+    }
+  }
+}
+
+// The whole tile's, as the bits of |x| as fp32; by any thread.
+template <Input kInput>
+F8_DEVICE u32 tile_amax(const TileMaxima& maxima) {
+  u32 most = maxima.tile[0];
+#pragma unroll
+  for (int i = 1; i < kTileThreads / 32; ++i) most = max(most, maxima.tile[i]);
+  return Eight<kInput>::fp32_bits(most);
+}
 
 // Which matrix of the list this block works on.
 template <class Args>

@@ -6,7 +6,9 @@ namespace f8::kernels {
 struct Config {
   static constexpr Input kInput = Input::kBf16;
   static constexpr Fp8 kFormat = Fp8::kE4m3;
-  static constexpr bool kAxisScale = false;
+  static constexpr Scale kScaleQ = Scale::kTensor;
+  static constexpr Scale kScaleQt = Scale::kTensor;
+  static constexpr bool kDelayed = false;
   static constexpr bool kRowMajor = true;
   static constexpr bool kTransposed = true;
   static constexpr bool kPow2 = false;

@@ -6,7 +6,9 @@ namespace f8::kernels {
 struct Config {
   static constexpr Input kInput = Input::kBf16;
   static constexpr Fp8 kFormat = Fp8::kE5m2;
-  static constexpr bool kAxisScale = true;
+  static constexpr Scale kScaleQ = Scale::kAxis;
+  static constexpr Scale kScaleQt = Scale::kAxis;
+  static constexpr bool kDelayed = false;
   static constexpr bool kRowMajor = false;
   static constexpr bool kTransposed = true;
   static constexpr bool kPow2 = true;

@@ -9,13 +9,19 @@ struct Config {
   static constexpr int kStages = 8;
   static constexpr int kClusterM = 1;
   static constexpr int kClusterN = 1;
+  static constexpr int kSplitK = 1;
   static constexpr int kWarpgroups = 1;
   static constexpr bool kPingpong = false;
   static constexpr bool kFast = true;
-  static constexpr bool kAxisScale = false;
+  static constexpr Scale kScale = Scale::kTensor;
   static constexpr bool kFloatOutput = false;
+  static constexpr bool kBias = false;
+  static constexpr bool kAdd = false;
+  static constexpr bool kAmax = false;
+  static constexpr int kProblems = 1;
   static constexpr int kMmaN = 64;
   static constexpr int kPartials = 0;
+  static constexpr int kOutBuffers = 2;
   static constexpr int kMathRegisters = 255;
   static constexpr int kCopyRegisters = 0;
   static F8_DEVICE void mma(float (&d)[32], u64 a, u64 b, bool accumulate) {
@@ -35,9 +41,9 @@ struct Config {
   }
 };
 extern "C" __global__ void __launch_bounds__(256, 1)
-float8_gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-            const __grid_constant__ TensorMap d, const __grid_constant__ GemmArgs args) {
-  extern __shared__ u8 shared[];
-  Gemm<Config>::run(&a, &b, &d, args, shared);
+float8_gemm(const __grid_constant__ GemmMaps<1> maps,
+            const __grid_constant__ GemmArgs args) {
+  extern __shared__ __align__(1024) u8 shared[];
+  Gemm<Config>::run(maps, args, shared);
 }
 }  // namespace f8::kernels

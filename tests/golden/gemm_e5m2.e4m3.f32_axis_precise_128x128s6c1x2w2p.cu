@@ -9,13 +9,19 @@ struct Config {
   static constexpr int kStages = 6;
   static constexpr int kClusterM = 1;
   static constexpr int kClusterN = 2;
+  static constexpr int kSplitK = 1;
   static constexpr int kWarpgroups = 2;
   static constexpr bool kPingpong = true;
   static constexpr bool kFast = false;
-  static constexpr bool kAxisScale = true;
+  static constexpr Scale kScale = Scale::kAxis;
   static constexpr bool kFloatOutput = true;
+  static constexpr bool kBias = false;
+  static constexpr bool kAdd = false;
+  static constexpr bool kAmax = false;
+  static constexpr int kProblems = 1;
   static constexpr int kMmaN = 128;
   static constexpr int kPartials = 1;
+  static constexpr int kOutBuffers = 2;
   static constexpr int kMathRegisters = 240;
   static constexpr int kCopyRegisters = 24;
   static F8_DEVICE void mma(float (&d)[64], u64 a, u64 b, bool accumulate) {
@@ -43,9 +49,9 @@ struct Config {
   }
 };
 extern "C" __global__ void __launch_bounds__(384, 1)
-float8_gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-            const __grid_constant__ TensorMap d, const __grid_constant__ GemmArgs args) {
-  extern __shared__ u8 shared[];
-  Gemm<Config>::run(&a, &b, &d, args, shared);
+float8_gemm(const __grid_constant__ GemmMaps<1> maps,
+            const __grid_constant__ GemmArgs args) {
+  extern __shared__ __align__(1024) u8 shared[];
+  Gemm<Config>::run(maps, args, shared);
 }
 }  // namespace f8::kernels

@@ -40,6 +40,10 @@ TEST(Emit, GoldenStubs) {
            "amax/f32/rowcol",
            "cast/bf16.e4m3/tensor/q+qt",
            "cast/bf16.e5m2/axis/qt/pow2",
+           "cast/bf16.e4m3/axis+tensor/q+qt/pow2",
+           "cast/bf16.e5m2/delayed/q+qt",
+           "cast/f16.e4m3/block128x128/q",
+           "scale_update",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
        }) {
@@ -82,21 +86,28 @@ TEST(Emit, RefusesWhatIsNotLegal) {
 
 // The kernels that the recipes' plans can ask for: all candidates of all GEMMs, and the casts.
 std::set<std::string> tunable_kernels() {
-  std::set<std::string> keys = {"amax/bf16/tensor", "amax/bf16/rowcol", "amax/bf16/row",
-                                "amax/bf16/col"};
+  std::set<std::string> keys = {"amax/bf16/tensor",
+                                "amax/bf16/rowcol",
+                                "amax/bf16/row",
+                                "amax/bf16/col",
+                                "amax/bf16/row+tensor",
+                                "amax/f32/rowcol+tensor",
+                                "cast/bf16.e4m3/axis+tensor/q+qt/pow2",
+                                "cast/f32.e4m3/block1x128/q+qt",
+                                "cast/f16.e5m2/delayed+axis/q+qt",
+                                "scale_update"};
+  for (const char* copies : {"q", "qt", "q+qt"}) {
+    for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
+      keys.insert(fmt::format("cast/bf16.{}/{}", kind, copies));
+    }
+    for (const char* kind : {"e4m3/axis", "e4m3/block1x128", "e4m3/block128x128"}) {
+      keys.insert(fmt::format("cast/bf16.{}/{}/pow2", kind, copies));
+    }
+  }
   for (const char* recipe_name : {"tensorwise", "rowwise"}) {
     const Recipe recipe = *find_recipe(recipe_name);
     for (const GemmSetting& gemm : recipe.gemms) {
       const bool axis = gemm.a.granularity == Granularity::kAxis;
-      for (const CastSetting& cast : {gemm.a, gemm.b}) {
-        for (const auto& [q, qt] : {std::pair(true, true), {true, false}, {false, true}}) {
-          keys.insert(key(KernelSpec(CastSpec{.out = cast.dtype,
-                                              .scale = axis ? ScaleMode::kAxis : ScaleMode::kTensor,
-                                              .q = q,
-                                              .qt = qt,
-                                              .pow2 = cast.pow2})));
-        }
-      }
       GemmSpec spec{.a = gemm.a.dtype,
                     .b = gemm.b.dtype,
                     .scale = axis ? ScaleMode::kAxis : ScaleMode::kTensor,
