@@ -10,21 +10,21 @@ namespace {
 
 constexpr double kSmallestAmax = 1e-12;
 
-float clear_mantissa(float scale) {
+}  // namespace
+
+float power_of_two(float scale) {
   // A NaN without its mantissa would be an infinity. Subnormals would become 0, but no amax gives
   // one: the largest finite amax still has a scale above 2^-120.
   if (std::isnan(scale)) return scale;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scale) & 0xff800000U);
 }
 
-}  // namespace
-
 float scale_from_amax(float amax, Dtype format, bool pow2) {
   // Written so that a NaN passes: it is not smaller than anything.
   const double wide = amax;
   const double divisor = wide < kSmallestAmax ? kSmallestAmax : wide;
   const auto scale = static_cast<float>(static_cast<double>(max_finite(format)) / divisor);
-  return pow2 ? clear_mantissa(scale) : scale;
+  return pow2 ? power_of_two(scale) : scale;
 }
 
 float inverse_scale(float scale) {

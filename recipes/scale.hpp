@@ -16,6 +16,7 @@
 namespace f8 {
 
 [[nodiscard]] float scale_from_amax(float amax, Dtype format, bool pow2);
+[[nodiscard]] float power_of_two(float scale);   // the largest that is not larger; NaN stays NaN
 [[nodiscard]] float inverse_scale(float scale);  // 1 / scale, fp32
 [[nodiscard]] uint8_t cast_to_fp8(float value, float scale, Dtype format);
 

@@ -5,6 +5,10 @@
 // call, the tensors (bf16, dense, row-major, 16-byte aligned), a workspace (scratch, free again
 // when the call's work on the stream is done) and, for training, a saved buffer that forward fills
 // and backward reads.
+//
+// Tensors that a recipe keeps in high precision in a backward GEMM are not saved: backward reads x
+// or w itself. A weight that stays the same for several calls (gradient accumulation) can be cast
+// once, into a weight cache, and delayed scaling takes and leaves its state in ScaleSlots.
 #pragma once
 
 #include <array>
@@ -14,23 +18,32 @@
 #include <string>
 #include <vector>
 
+#include "runtime/delayed_scales.hpp"
 #include "runtime/gemm.hpp"
 
 namespace f8::runtime {
 
 struct LinearDesc {
   Shape shape;    // m: the largest M that a call may have
-  Recipe recipe;  // tensorwise and rowwise in this version; others are kUnsupported
+  Recipe recipe;  // any legal one; what it leaves in high precision must be bf16
   Dtype grad_weight_dtype = Dtype::kBf16;            // or f32
+  bool bias = false;                                 // y += bias
+  bool accumulate_grad_weight = false;               // a call may add to the gradient that is there
+  bool needs_grad_input = true;                      // false: a first layer, dx is never wanted
   std::array<std::optional<GemmChoice>, 3> choices;  // indexed by Gemm; empty: GemmPlan::choose
 };
 
 struct ForwardCall {
   const void* x = nullptr;  // [m][K] bf16
-  const void* w = nullptr;  // [N][K] bf16
-  void* y = nullptr;        // [m][N] bf16
-  void* saved = nullptr;    // saved_bytes(), for backward; null: there will be no backward
+  const void* w =
+      nullptr;            // [N][K] bf16; not read where there is a weight cache and `output` is fp8
+  void* y = nullptr;      // [m][N] bf16
+  void* saved = nullptr;  // saved_bytes(), for backward; null: there will be no backward
   int64_t m = 0;
+  const void* bias = nullptr;          // [N] bf16, where the plan has one
+  const void* weight_cache = nullptr;  // as cast_weight left it, or null: cast w
+  ScaleSlots scales = {};              // where the recipe has delayed scaling
+  bool first_step = false;             // delayed operands are scaled as if dynamic
 };
 
 struct BackwardCall {
@@ -39,12 +52,26 @@ struct BackwardCall {
   void* dx = nullptr;           // [m][K] bf16, or null: not wanted
   void* dw = nullptr;           // [N][K], or null
   int64_t m = 0;
+  const void* x = nullptr;             // where `grad_weight` is in high precision
+  const void* w = nullptr;             // where `grad_input` is
+  const void* weight_cache = nullptr;  // the one that forward had
+  bool accumulate = false;             // dw += instead of dw =; the plan says whether it may
+  ScaleSlots scales = {};
+  bool first_step = false;
+};
+
+struct WeightCall {
+  const void* w = nullptr;  // [N][K] bf16
+  void* cache = nullptr;    // weight_cache_bytes(), written
+  ScaleSlots scales = {};
+  bool first_step = false;
 };
 
 // One launch of a call, in order: what `bench linear` times one by one.
 struct Step {
   std::string name;  // "amax x,w", "cast x,w", "gemm output", ...
   std::function<Status(Stream)> launch;
+  double bytes = 0;  // that an amax or cast must move; 0 for what is not bound by memory
 };
 
 class Linear {
@@ -54,7 +81,15 @@ class Linear {
   ~Linear();
 
   [[nodiscard]] size_t workspace_bytes() const;
-  [[nodiscard]] size_t saved_bytes() const;
+  // Without the weight's part where forward and backward have a weight cache. May be 0: then null
+  // serves, and a forward without `saved` is as good.
+  [[nodiscard]] size_t saved_bytes(bool weight_cache = false) const;
+  [[nodiscard]] size_t weight_cache_bytes() const;  // 0 where the weight is never cast
+  // What each operand with delayed scaling needs of DelayedScales, in the order of ScaleSlots.
+  [[nodiscard]] const std::vector<DelayedSlot>& scale_slots() const;
+
+  // The weight's fp8 copies and scales into a buffer that calls use until the weight changes.
+  [[nodiscard]] Status cast_weight(const WeightCall& call, void* workspace, Stream stream) const;
   [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Stream stream) const;
   [[nodiscard]] Status backward(const BackwardCall& call, void* workspace, Stream stream) const;
 
@@ -62,6 +97,7 @@ class Linear {
   // as long as the linear. A call that cannot run gives one step, which returns the error.
   [[nodiscard]] std::vector<Step> forward_steps(const ForwardCall& call, void* workspace) const;
   [[nodiscard]] std::vector<Step> backward_steps(const BackwardCall& call, void* workspace) const;
+  [[nodiscard]] std::vector<Step> cast_weight_steps(const WeightCall& call, void* workspace) const;
 
   [[nodiscard]] const LinearDesc& desc() const;
   [[nodiscard]] const GemmChoice& choice(Gemm gemm) const;

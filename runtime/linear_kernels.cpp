@@ -4,45 +4,186 @@
 #include <algorithm>
 
 #include "runtime/cost_model.hpp"
+#include "runtime/quantize.hpp"
 
 namespace f8::runtime {
 namespace {
 
+using codegen::CastSpec;
 using codegen::ScaleMode;
 
-constexpr const char* kSupported =
-    "this version runs tensorwise and rowwise: every operand fp8, scaled dynamically, all by "
-    "tensor "
-    "or all by axis";
+constexpr std::string_view kTensorNames[] = {"x", "w", "dy"};
 
-// A tensor's two uses, of which one visit of the cast kernel writes the copies.
-struct Uses {
-  const char* tensor;
-  const CastSetting& by_row;     // the copy as it is
-  const CastSetting& by_column;  // the transposed copy
+bool one_visit(const CastSetting& q, const CastSetting& qt) {
+  const bool tensor_twice =
+      q.granularity == Granularity::kTensor && qt.granularity == Granularity::kTensor;
+  return q.dtype == qt.dtype && q.pow2 == qt.pow2 && (!tensor_twice || q.scaling == qt.scaling);
+}
+
+class Planner {
+ public:
+  Planner(const LinearKernels& kernels, bool first) : kernels_(kernels), first_(first) {}
+
+  // The visits that write these copies of a tensor.
+  std::vector<Visit> visits(Tensor tensor, bool want_q, bool want_qt) const {
+    const Copies& copies = kernels_.of(tensor);
+    const CastSetting* q = want_q && copies.q ? &*copies.q : nullptr;
+    const CastSetting* qt = want_qt && copies.qt ? &*copies.qt : nullptr;
+    if (q != nullptr && qt != nullptr && !one_visit(*q, *qt)) {
+      return {visit(tensor, q, nullptr), visit(tensor, nullptr, qt)};
+    }
+    if (q == nullptr && qt == nullptr) return {};
+    return {visit(tensor, q, qt)};
+  }
+
+  // `visits` in launches; what two kernels would do alike, one does.
+  static Quantization passes(const std::vector<Visit>& visits) {
+    Quantization passes;
+    for (const Visit& visit : visits) {
+      const auto same = std::ranges::find_if(passes, [&](const QuantizePass& pass) {
+        return key(codegen::KernelSpec(pass.cast)) == key(codegen::KernelSpec(visit.cast));
+      });
+      if (same != passes.end()) {
+        same->visits.push_back(visit);
+      } else {
+        passes.push_back({.amax_name = {},
+                          .cast_name = {},
+                          .amax = amax_before(visit.cast),
+                          .cast = visit.cast,
+                          .visits = {visit}});
+      }
+    }
+    for (QuantizePass& pass : passes) {
+      std::string names;
+      for (const Visit& visit : pass.visits) {
+        const auto of_tensor = std::ranges::count(visits, visit.tensor, &Visit::tensor);
+        names += names.empty() ? "" : ",";
+        names += kTensorNames[static_cast<size_t>(visit.tensor)];
+        if (of_tensor > 1) names += visit.cast.q ? ".q" : ".qt";
+      }
+      pass.amax_name = "amax " + names;
+      pass.cast_name = "cast " + names;
+    }
+    return passes;
+  }
+
+  std::array<Quantization, kWorks> works() const {
+    const auto both = [&](bool qt) {
+      std::vector<Visit> all = visits(Tensor::kInput, true, qt);
+      for (Visit& visit : visits(Tensor::kWeight, true, qt)) all.push_back(visit);
+      return passes(all);
+    };
+    std::array<Quantization, kWorks> works;
+    const auto at = [&](Work work) -> Quantization& { return works[static_cast<size_t>(work)]; };
+    at(Work::kForward) = both(true);
+    at(Work::kForwardUnsaved) = both(false);
+    at(Work::kInput) = passes(visits(Tensor::kInput, true, true));
+    at(Work::kInputUnsaved) = passes(visits(Tensor::kInput, true, false));
+    at(Work::kWeight) = passes(visits(Tensor::kWeight, true, true));
+    at(Work::kGradOutput) = passes(visits(Tensor::kGradOutput, true, true));
+    at(Work::kGradOutputForInput) = passes(visits(Tensor::kGradOutput, true, false));
+    at(Work::kGradOutputForWeight) = passes(visits(Tensor::kGradOutput, false, true));
+    return works;
+  }
+
+  // The slots come tensor by tensor, q's before qt's.
+  static std::vector<DelayedSlot> slots(const LinearKernels& kernels) {
+    std::vector<DelayedSlot> slots;
+    for (const Copies& copies : kernels.copies) {
+      const size_t begin = slots.size();
+      for (const auto* copy : {&copies.q, &copies.qt}) {
+        if (!*copy || (*copy)->scaling != Scaling::kDelayed) continue;
+        const DelayedSlot slot{(*copy)->dtype, (*copy)->pow2};
+        if (slots.size() == begin || slots.back() != slot) slots.push_back(slot);
+      }
+    }
+    return slots;
+  }
+
+ private:
+  Visit visit(Tensor tensor, const CastSetting* q, const CastSetting* qt) const {
+    const CastSetting& any = q != nullptr ? *q : *qt;
+    Visit visit{.tensor = tensor,
+                .cast = {.in = Dtype::kBf16,
+                         .out = any.dtype,
+                         .scale_q = scale_mode(any.granularity),
+                         .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
+                         .q = q != nullptr,
+                         .qt = qt != nullptr,
+                         .pow2 = any.pow2}};
+    for (const CastSetting* copy : {q, qt}) {
+      if (copy == nullptr || copy->scaling != Scaling::kDelayed) continue;
+      visit.slot = slot_of(tensor, *copy);
+      visit.cast.delayed = !first_;
+    }
+    return visit;
+  }
+
+  int slot_of(Tensor tensor, const CastSetting& setting) const {
+    LinearKernels before;
+    for (size_t i = 0; i < static_cast<size_t>(tensor); ++i) before.copies[i] = kernels_.copies[i];
+    const size_t begin = slots(before).size();
+    const DelayedSlot slot{setting.dtype, setting.pow2};
+    return static_cast<int>(begin + (kernels_.slots[begin] == slot ? 0 : 1));
+  }
+
+  const LinearKernels& kernels_;
+  bool first_;
 };
 
-Status check(const Recipe& recipe, const Uses& uses, Granularity granularity) {
-  const auto refuse = [&](const char* reason) {
-    return fail(ErrorCode::kUnsupported, "recipe {}: {} {}; {}", recipe.name, uses.tensor, reason,
-                kSupported);
-  };
-  for (const CastSetting* use : {&uses.by_row, &uses.by_column}) {
-    if (use->scaling == Scaling::kDisabled) return refuse("stays in high precision in a GEMM");
-    if (use->scaling == Scaling::kDelayed) return refuse("is scaled by earlier steps (delayed)");
-    if (use->granularity == Granularity::kBlock1x128 ||
-        use->granularity == Granularity::kBlock128x128) {
-      return refuse("is scaled by blocks");
+Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
+  const GemmSetting& setting = desc.recipe.at(gemm);
+  GemmDesc out{.gemm = gemm,
+               .shape = desc.shape,
+               .a = setting.a.dtype,
+               .b = setting.b.dtype,
+               .d = gemm == Gemm::kGradWeight ? desc.grad_weight_dtype : Dtype::kBf16};
+  out.bias = gemm == Gemm::kOutput && desc.bias;
+  if (!setting.is_fp8()) {
+    if (setting.a.dtype != Dtype::kBf16) {
+      return fail(ErrorCode::kUnsupported,
+                  "recipe {}, GEMM {}: high-precision operands of type {}; this version takes bf16",
+                  desc.recipe.name, to_string(gemm), to_string(setting.a.dtype));
     }
-    if (use->granularity != granularity) return refuse("is scaled by tensor here, by axis there");
+    return out;
   }
-  if (uses.by_row.dtype != uses.by_column.dtype || uses.by_row.pow2 != uses.by_column.pow2) {
-    return refuse("is cast to two formats");
+  out.fast = setting.fast;
+  const ScaleMode a = scale_mode(setting.a.granularity);
+  const ScaleMode b = scale_mode(setting.b.granularity);
+  if (codegen::is_block(b)) {
+    out.scale = b;
+  } else if (a == ScaleMode::kAxis || b == ScaleMode::kAxis) {
+    out.scale = ScaleMode::kAxis;
+    out.scalar_a = a == ScaleMode::kTensor;
+    out.scalar_b = b == ScaleMode::kTensor;
   }
-  return {};
+  return out;
+}
+
+std::optional<CastSetting> copy_of(const GemmSetting& gemm, const CastSetting& operand) {
+  return gemm.is_fp8() ? std::optional(operand) : std::nullopt;
 }
 
 }  // namespace
+
+codegen::ScaleMode scale_mode(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kTensor:
+      return ScaleMode::kTensor;
+    case Granularity::kAxis:
+      return ScaleMode::kAxis;
+    case Granularity::kBlock1x128:
+      return ScaleMode::kBlock1x128;
+    case Granularity::kBlock128x128:
+      return ScaleMode::kBlock128x128;
+  }
+  return ScaleMode::kTensor;
+}
+
+bool Copies::share_scale() const {
+  return q && qt && one_visit(*q, *qt) && q->granularity == Granularity::kTensor &&
+         qt->granularity == Granularity::kTensor;
+}
 
 Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   const Recipe& recipe = desc.recipe;
@@ -52,75 +193,77 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
     return fail(ErrorCode::kUnsupported, "grad_weight_dtype {}: bf16 and f32 are supported",
                 to_string(desc.grad_weight_dtype));
   }
+  LinearKernels kernels;
   const GemmSetting& output = recipe.at(Gemm::kOutput);
   const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
   const GemmSetting& grad_weight = recipe.at(Gemm::kGradWeight);
-  const Granularity granularity = output.a.granularity;
-  const Uses x{"input", output.a, grad_weight.b};
-  const Uses w{"weight", output.b, grad_input.b};
-  const Uses dy{"grad_output", grad_input.a, grad_weight.a};
-  for (const Uses& uses : {x, w, dy}) F8_TRY(check(recipe, uses, granularity));
-  if (x.by_row.dtype != w.by_row.dtype || x.by_row.pow2 != w.by_row.pow2) {
-    return fail(ErrorCode::kUnsupported, "recipe {}: input and weight are cast to two formats; {}",
-                recipe.name, kSupported);
+  kernels.copies[0] = {copy_of(output, output.a), copy_of(grad_weight, grad_weight.b)};
+  kernels.copies[1] = {copy_of(output, output.b), std::nullopt};
+  kernels.copies[2] = {std::nullopt, copy_of(grad_weight, grad_weight.a)};
+  if (desc.needs_grad_input) {
+    kernels.copies[1].qt = copy_of(grad_input, grad_input.b);
+    kernels.copies[2].q = copy_of(grad_input, grad_input.a);
   }
+  kernels.slots = Planner::slots(kernels);
+  kernels.works = Planner(kernels, false).works();
+  if (!kernels.slots.empty()) kernels.first_works = Planner(kernels, true).works();
 
-  LinearKernels kernels;
-  const bool axis = granularity == Granularity::kAxis;
-  kernels.scale = axis ? ScaleMode::kAxis : ScaleMode::kTensor;
-  const auto amax = [&](bool q, bool qt) {
-    return codegen::AmaxSpec{
-        .in = Dtype::kBf16, .tensor = !axis, .row = axis && q, .col = axis && qt};
-  };
-  const auto cast = [&](const CastSetting& setting, bool q, bool qt) {
-    return codegen::CastSpec{.in = Dtype::kBf16,
-                             .out = setting.dtype,
-                             .scale = kernels.scale,
-                             .q = q,
-                             .qt = qt,
-                             .pow2 = setting.pow2};
-  };
-  kernels.amax = amax(true, true);
-  kernels.cast = cast(x.by_row, true, true);
-  kernels.amax_unsaved = amax(true, false);
-  kernels.cast_unsaved = cast(x.by_row, true, false);
-  kernels.amax_dy = {amax(true, true), amax(true, false), amax(false, true)};
-  kernels.cast_dy = {cast(dy.by_row, true, true), cast(dy.by_row, true, false),
-                     cast(dy.by_row, false, true)};
   for (const Gemm gemm : kGemms) {
-    const GemmSetting& setting = recipe.at(gemm);
-    kernels.gemms[static_cast<size_t>(gemm)] = {
-        .gemm = gemm,
-        .shape = desc.shape,
-        .a = setting.a.dtype,
-        .b = setting.b.dtype,
-        .d = gemm == Gemm::kGradWeight ? desc.grad_weight_dtype : Dtype::kBf16,
-        .scale = kernels.scale,
-        .fast = setting.fast};
+    if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
+    kernels.gemms[static_cast<size_t>(gemm)] = F8_TRY(gemm_desc(desc, gemm));
+  }
+  if (desc.accumulate_grad_weight) {
+    kernels.add_grad_weight = kernels.gemms[static_cast<size_t>(Gemm::kGradWeight)];
+    kernels.add_grad_weight->add = true;
   }
   return kernels;
+}
+
+std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
+  constexpr std::array<std::string_view, kWorks> kWhen = {"",
+                                                          " (no backward)",
+                                                          "",
+                                                          " (no backward)",
+                                                          "",
+                                                          "",
+                                                          " (grad_input alone)",
+                                                          " (grad_weight alone)"};
+  std::vector<NamedSpec> named;
+  const auto add = [&](std::string name, const codegen::KernelSpec& spec) {
+    const auto same = [&](const NamedSpec& other) { return key(other.spec) == key(spec); };
+    if (std::ranges::none_of(named, same)) named.push_back({std::move(name), spec});
+  };
+  for (const auto* works : {&kernels.works, &kernels.first_works}) {
+    for (size_t i = 0; i < kWorks; ++i) {
+      const std::string when =
+          fmt::format("{}{}", kWhen[i], works == &kernels.works ? "" : " (first step)");
+      for (const QuantizePass& pass : (*works)[i]) {
+        if (pass.amax) add(pass.amax_name + when, *pass.amax);
+        add(pass.cast_name + when, pass.cast);
+      }
+    }
+  }
+  return named;
 }
 
 Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& desc,
                                                              const TuningTable* table,
                                                              int sm_count) {
   const LinearKernels kernels = F8_TRY(linear_kernels(desc));
-  std::vector<codegen::KernelSpec> specs{kernels.amax, kernels.cast};
-  const auto add = [&](const codegen::KernelSpec& spec) {
-    const auto same = [&](const auto& other) { return codegen::key(other) == codegen::key(spec); };
-    if (std::none_of(specs.begin(), specs.end(), same)) specs.push_back(spec);
+  std::vector<codegen::KernelSpec> specs;
+  for (const NamedSpec& named : quantize_kernels(kernels)) specs.push_back(named.spec);
+  const auto add = [&](const std::optional<GemmDesc>& gemm) -> Status {
+    if (!gemm) return {};
+    const auto& fixed = desc.choices[static_cast<size_t>(gemm->gemm)];
+    const GemmChoice choice = fixed ? *fixed : F8_TRY(choose_gemm(table, *gemm, sm_count));
+    if (choice.provider != Provider::kGenerated) return {};
+    const codegen::KernelSpec spec = gemm_spec(*gemm, choice.config);
+    const auto same = [&](const auto& other) { return key(other) == key(spec); };
+    if (std::ranges::none_of(specs, same)) specs.push_back(spec);
+    return {};
   };
-  add(kernels.amax_unsaved);
-  add(kernels.cast_unsaved);
-  for (const auto& spec : kernels.amax_dy) add(spec);
-  for (const auto& spec : kernels.cast_dy) add(spec);
-  for (const Gemm gemm : kGemms) {
-    const GemmDesc& g = kernels.gemms[static_cast<size_t>(gemm)];
-    const auto& fixed = desc.choices[static_cast<size_t>(gemm)];
-    const GemmChoice choice = fixed ? *fixed : F8_TRY(choose_gemm(table, g, sm_count));
-    if (choice.provider != Provider::kGenerated) continue;
-    add(gemm_spec(g, choice.config));
-  }
+  for (const auto& gemm : kernels.gemms) F8_TRY(add(gemm));
+  F8_TRY(add(kernels.add_grad_weight));
   return specs;
 }
 

@@ -7,48 +7,102 @@
 #include "runtime/quantize.hpp"
 
 namespace f8::runtime {
+namespace {
 
-LinearLayout linear_layout(Shape shape, codegen::ScaleMode scale, int sm_count, size_t gemm_forward,
-                           size_t gemm_backward) {
-  const bool axis = scale == codegen::ScaleMode::kAxis;
-  const auto m = static_cast<size_t>(shape.m);
-  const auto n = static_cast<size_t>(shape.n);
-  const auto k = static_cast<size_t>(shape.k);
-  const auto ld_m = static_cast<size_t>(padded(shape.m));
-  // A smaller m never has more partial maxima than the largest.
-  const auto partials = [&](int64_t rows, int64_t cols, size_t count) {
-    return static_cast<size_t>(amax_partials(rows, cols, sm_count, count));
-  };
-  constexpr size_t kWord = 4;
-  constexpr size_t kPair = (kernels::kInverse + 1) * sizeof(float);
+constexpr size_t kWord = 4;
+
+// A tensor's matrix, and what is written of it.
+struct Matrix {
+  int64_t rows;
+  int64_t cols;
+  const Copies& copies;
+
+  [[nodiscard]] size_t q_bytes() const { return copies.q ? static_cast<size_t>(rows * cols) : 0; }
+  [[nodiscard]] size_t qt_bytes() const {
+    return copies.qt ? static_cast<size_t>(cols * padded(rows)) : 0;
+  }
+  [[nodiscard]] size_t q_scale_bytes() const { return scale_bytes(copies.q, rows, cols); }
+  [[nodiscard]] size_t qt_scale_bytes() const { return scale_bytes(copies.qt, cols, rows); }
+  // Alone in a launch it has the most partial maxima, and a smaller m never has more.
+  [[nodiscard]] size_t partials_bytes(int sm_count) const {
+    const bool wanted = (copies.q && copies.q->granularity == Granularity::kTensor) ||
+                        (copies.qt && copies.qt->granularity == Granularity::kTensor);
+    return wanted ? kWord * static_cast<size_t>(amax_partials(rows, cols, sm_count, 1)) : 0;
+  }
+
+ private:
+  static size_t scale_bytes(const std::optional<CastSetting>& copy, int64_t rows, int64_t cols) {
+    return copy ? kWord *
+                      static_cast<size_t>(scale_floats(scale_mode(copy->granularity), rows, cols))
+                : 0;
+  }
+};
+
+bool raises_words(const std::array<Quantization, kWorks>& works) {
+  return std::ranges::any_of(works, [](const Quantization& passes) {
+    return std::ranges::any_of(passes, [](const QuantizePass& pass) {
+      return pass.amax && (pass.amax->row || pass.amax->col);
+    });
+  });
+}
+
+}  // namespace
+
+LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,
+                           size_t gemm_forward, size_t gemm_backward) {
+  const auto [m, n, k] = shape;
+  const Matrix x{m, k, kernels.of(Tensor::kInput)};
+  const Matrix w{n, k, kernels.of(Tensor::kWeight)};
+  const Matrix dy{m, n, kernels.of(Tensor::kGradOutput)};
+  constexpr int64_t kOne = WordLayout::kTensorWords;
 
   LinearLayout layout;
+  layout.w_words = {.row = 0, .column = n, .tensor = n + k};
+  layout.input_words = n + k + kOne;
+  layout.x_words = {.row = layout.input_words + k + kOne,
+                    .column = layout.input_words,
+                    .tensor = layout.input_words + k};
+  layout.dy_words = {.row = n + kOne, .column = 0, .tensor = n};
+  const bool words = raises_words(kernels.works) || raises_words(kernels.first_works);
+  const auto words_bytes = [&](int64_t count) {
+    return words ? kWord * static_cast<size_t>(count) : 0;
+  };
+
   Arena forward;
-  layout.forward.amax =
-      forward.take(kWord * (axis ? k + n + k + m : partials(shape.m, shape.k, 2)));
-  layout.forward.w_amax = forward.take(axis ? 0 : kWord * partials(shape.n, shape.k, 2));
-  layout.forward.x_q = forward.take(m * k);
-  layout.forward.w_q = forward.take(n * k);
-  layout.forward.x_inv = forward.take(axis ? kWord * m : kPair);
-  layout.forward.w_inv = forward.take(axis ? kWord * n : kPair);
-  layout.forward.gemm = forward.take(gemm_forward);
+  layout.words = forward.take(words_bytes(layout.x_words.row + m));
+  layout.x_partials = forward.take(x.partials_bytes(sm_count));
+  layout.w_partials = forward.take(w.partials_bytes(sm_count));
+  layout.x.q = forward.take(x.q_bytes());
+  layout.w.q = forward.take(w.q_bytes());
+  layout.x.q_scale = forward.take(x.q_scale_bytes());
+  layout.w.q_scale = forward.take(w.q_scale_bytes());
+  layout.forward_gemm = forward.take(gemm_forward);
 
   Arena saved;
-  layout.saved.x_qt = saved.take(k * ld_m);
-  layout.saved.w_qt = saved.take(k * n);
-  layout.saved.x_scale = saved.take(axis ? kWord * k : kPair);
-  layout.saved.w_scale = saved.take(axis ? kWord * k : kPair);
+  layout.x.qt = saved.take(x.qt_bytes());
+  layout.x.qt_scale = saved.take(x.qt_scale_bytes());
+  layout.saved_input_bytes = saved.size();
+  layout.w.qt = saved.take(w.qt_bytes());
+  layout.w.qt_scale = saved.take(w.qt_scale_bytes());
+  layout.saved_bytes = saved.size();
+
+  Arena cache;
+  layout.cache.q = cache.take(w.q_bytes());
+  layout.cache.qt = cache.take(w.qt_bytes());
+  layout.cache.q_scale = cache.take(w.q_scale_bytes());
+  layout.cache.qt_scale = cache.take(w.qt_scale_bytes());
+  layout.cache_bytes = cache.size();
 
   Arena backward;
-  layout.backward.amax = backward.take(kWord * (axis ? n + m : partials(shape.m, shape.n, 1)));
-  layout.backward.dy_q = backward.take(m * n);
-  layout.backward.dy_qt = backward.take(n * ld_m);
-  layout.backward.dy_row_scale = backward.take(axis ? kWord * m : kPair);
-  layout.backward.dy_col_scale = backward.take(axis ? kWord * n : 0);
-  layout.backward.gemm = backward.take(gemm_backward);
+  (void)backward.take(words_bytes(layout.dy_words.row + m));
+  layout.dy_partials = backward.take(dy.partials_bytes(sm_count));
+  layout.dy.q = backward.take(dy.q_bytes());
+  layout.dy.qt = backward.take(dy.qt_bytes());
+  layout.dy.q_scale = backward.take(dy.q_scale_bytes());
+  layout.dy.qt_scale = backward.take(dy.qt_scale_bytes());
+  layout.backward_gemm = backward.take(gemm_backward);
 
   layout.workspace_bytes = std::max(forward.size(), backward.size());
-  layout.saved_bytes = saved.size();
   return layout;
 }
 

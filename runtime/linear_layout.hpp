@@ -1,19 +1,21 @@
-// Where a linear's buffers lie in the workspace and in the saved buffer. Offsets are multiples of
-// kAlign bytes, fixed at plan time for the largest m; row strides follow the m of the call, so a
-// smaller call uses the front of each part.
+// Where a linear's buffers lie in the workspace, in the saved buffer and in the weight cache.
+// Offsets are multiples of kAlign bytes, fixed at plan time for the largest m; row strides follow
+// the m of the call, so a smaller call uses the front of each part.
 //
-//   forward   amax (x, w) | x q | w q | 1/scale of their rows (tensor: scale, 1/scale each, of a
-//             forward that saves nothing) | matmul's own
-//   saved     x qt | w qt | 1/scale of their rows (tensor: scale, 1/scale each)
-//   backward  amax (dy) | dy q | dy qt | scales of dy | matmuls' own
-// An axis amax has its parts end to end, the one that depends on m last, so that one memset clears
-// them: forward x's columns, w's rows, w's columns, x's rows; backward dy's columns, dy's rows.
+//   forward   amax words (w, x) | partial maxima of x, of w | x q | w q | their scales | matmul's
+//   own saved     x qt | its scales | w qt | its scales cache     w q | w qt | scales of each
+//   backward  amax words (dy) | partial maxima | dy q | dy qt | scales of each | matmuls' own
+// Scales: scale and 1/scale of a tensor, else the inverse scales as scale_floats() counts them. Two
+// copies with one tensor scale keep it with qt, where that is written.
+//
+// Amax words are raised atomically, so that one memset clears those of a call:
+//   forward   w rows | w columns | w | x columns | x | x rows        backward  columns | dy | rows
 #pragma once
 
 #include <cstddef>
 
-#include "codegen/kernel_spec.hpp"
 #include "recipes/problem.hpp"
+#include "runtime/linear_kernels.hpp"
 
 namespace f8::runtime {
 
@@ -33,22 +35,33 @@ class Arena {
   size_t size_ = 0;
 };
 
+struct CopyLayout {
+  size_t q, qt, q_scale, qt_scale;
+};
+
+// Words from the start of the amax words; the tensor's own is followed by padding.
+struct WordLayout {
+  static constexpr int64_t kTensorWords = 4;
+  int64_t row, column, tensor;
+};
+
 struct LinearLayout {
-  struct Forward {
-    size_t amax, w_amax, x_q, w_q, x_inv, w_inv, gemm;  // w_amax: tensor alone
-  } forward{};
-  struct Saved {
-    size_t x_qt, w_qt, x_scale, w_scale;
-  } saved{};
-  struct Backward {
-    size_t amax, dy_q, dy_qt, dy_row_scale, dy_col_scale, gemm;
-  } backward{};
+  size_t words = 0;  // at the start of both workspaces; 0 bytes where no scale is an axis's
+  WordLayout x_words{}, w_words{}, dy_words{};
+  int64_t input_words = 0;  // where those of x begin
+  size_t x_partials = 0, w_partials = 0, dy_partials = 0;
+  CopyLayout x{}, w{};  // q in the workspace, qt in saved
+  CopyLayout cache{};
+  CopyLayout dy{};
+  size_t forward_gemm = 0, backward_gemm = 0;
   size_t workspace_bytes = 0;
   size_t saved_bytes = 0;
+  size_t saved_input_bytes = 0;  // its part without the weight's
+  size_t cache_bytes = 0;
 };
 
 // `gemm_forward` and `gemm_backward` are what the matmuls ask for.
-[[nodiscard]] LinearLayout linear_layout(Shape shape, codegen::ScaleMode scale, int sm_count,
+[[nodiscard]] LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,
                                          size_t gemm_forward, size_t gemm_backward);
 
 }  // namespace f8::runtime

@@ -31,6 +31,31 @@ int64_t cast_tiles(int64_t rows, int64_t cols) {
   return ceil_div(rows, kernels::kCastTile) * ceil_div(cols, kernels::kCastTile);
 }
 
+std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec) {
+  using codegen::ScaleMode;
+  const codegen::AmaxSpec amax{.in = spec.in,
+                               .tensor = !spec.delayed && has_scale(spec, ScaleMode::kTensor),
+                               .row = spec.q && spec.scale_q == ScaleMode::kAxis,
+                               .col = spec.qt && spec.scale_qt == ScaleMode::kAxis};
+  if (!amax.tensor && !amax.row && !amax.col) return std::nullopt;
+  return amax;
+}
+
+int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols) {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      return kernels::kInverse + 1;
+    case codegen::ScaleMode::kAxis:
+      return rows;
+    case codegen::ScaleMode::kBlock1x128:
+      return ceil_div(cols, kernels::kCastTile) * kernels::padded_scales(rows);
+    case codegen::ScaleMode::kBlock128x128:
+      return ceil_div(rows, kernels::kCastTile) *
+             kernels::padded_scales(ceil_div(cols, kernels::kCastTile));
+  }
+  return 0;
+}
+
 kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
                             std::span<const QuantizeOperand> operands) {
   kernels::AmaxArgs args{};
@@ -47,8 +72,9 @@ kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
     to.first_block = first;
-    to.blocks = spec.tensor ? amax_partials(from.rows, from.cols, sm_count, operands.size())
-                            : static_cast<int32_t>(cast_tiles(from.rows, from.cols));
+    to.blocks = spec.row || spec.col
+                    ? static_cast<int32_t>(cast_tiles(from.rows, from.cols))
+                    : amax_partials(from.rows, from.cols, sm_count, operands.size());
     first += to.blocks;
   }
   return args;
@@ -57,6 +83,7 @@ kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
 kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
                             std::span<const QuantizeOperand> operands) {
   kernels::CastArgs args{};
+  const std::optional<codegen::AmaxSpec> amax = amax_before(spec);
   args.count = static_cast<int32_t>(operands.size());
   int32_t first = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
@@ -71,11 +98,14 @@ kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
     to.qt = spec.qt ? from.qt : nullptr;
     to.ld_qt = padded(from.rows);
     to.partials = from.partials;
-    to.partial_count = spec.scale == codegen::ScaleMode::kTensor
-                           ? amax_partials(from.rows, from.cols, sm_count, operands.size())
-                           : 0;
+    to.partial_count = !amax || !amax->tensor ? 0
+                       : amax->row || amax->col
+                           ? 1
+                           : amax_partials(from.rows, from.cols, sm_count, operands.size());
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
+    to.delayed = from.delayed;
+    to.amax = from.recorded_amax;
     to.scale = from.scale;
     to.inv_scale_row = from.inv_row;
     to.inv_scale_col = from.inv_col;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "codegen/kernels/kernel_args.cuh"
@@ -13,19 +14,30 @@ namespace f8::runtime {
 
 // A matrix x[rows][cols] (dense) and where its maxima, copies and scales go. Which pointers matter
 // is the kernels' specs' to say.
+//
+// Block scales of a copy with r rows of c elements: block1x128 [ceil(c/128)][padded_scales(r)],
+// block128x128 [ceil(r/128)][padded_scales(ceil(c/128))].
 struct QuantizeOperand {
   const void* x = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
-  uint32_t* partials = nullptr;  // tensor: amax_partials() words
-  uint32_t* row_amax = nullptr;  // axis: [rows], zeroed before the amax launch
-  uint32_t* col_amax = nullptr;  // axis: [cols], likewise
-  uint8_t* q = nullptr;          // [rows][cols]
-  uint8_t* qt = nullptr;         // [cols][padded(rows)]
-  float* scale = nullptr;        // tensor: [0] and, at [kernels::kInverse], its inverse
-  float* inv_row = nullptr;      // axis: [rows], of q's rows
-  float* inv_col = nullptr;      // axis: [cols], of qt's rows
+  uint32_t* partials = nullptr;    // tensor: amax_partials() words; beside an axis amax: 1, zeroed
+  uint32_t* row_amax = nullptr;    // axis: [rows], zeroed before the amax launch
+  uint32_t* col_amax = nullptr;    // axis: [cols], likewise
+  uint8_t* q = nullptr;            // [rows][cols]
+  uint8_t* qt = nullptr;           // [cols][padded(rows)]
+  float* scale = nullptr;          // tensor: [0] and, at [kernels::kInverse], its inverse
+  float* inv_row = nullptr;        // axis: [rows], of q's rows; blocks: of q
+  float* inv_col = nullptr;        // axis: [cols], of qt's rows; blocks: of qt
+  const float* delayed = nullptr;  // delayed: the scale to cast with
+  uint32_t* recorded_amax = nullptr;  // delayed, tensor: raised to the matrix's amax, or null
 };
+
+// What has to be known of a matrix before a cast: nothing where its scales are delayed or blocks'.
+[[nodiscard]] std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec);
+
+// Floats of a tensor's scale and its inverse, or of the inverse scales of a copy [rows][cols].
+[[nodiscard]] int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols);
 
 // Blocks, and so partial maxima, of a tensor amax of one of `count` matrices in a launch.
 [[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count, size_t count);

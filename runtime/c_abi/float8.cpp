@@ -198,6 +198,13 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
     f8::runtime::LinearDesc converted;
     converted.shape = {known.m_max, known.n, known.k};
     converted.recipe = F8_TRY(f8::find_recipe(known.recipe));
+    for (const f8::GemmSetting& gemm : converted.recipe.gemms) {
+      if (gemm.is_fp8() && gemm.a.scaling != f8::Scaling::kDelayed) continue;
+      return f8::fail(ErrorCode::kUnsupported,
+                      "recipe {}: this interface carries no scale state and no high-precision "
+                      "operands of backward; tensorwise, rowwise and blockwise need neither",
+                      known.recipe);
+    }
     switch (known.grad_weight_dtype) {
       case FLOAT8_BF16:
         converted.grad_weight_dtype = f8::Dtype::kBf16;

@@ -25,15 +25,9 @@ std::string_view to_string(ChosenBy by) {
 
 Result<std::vector<NamedKernel>> cast_kernels(const Recipe& recipe) {
   const runtime::LinearKernels kernels = F8_TRY(kernels_of(recipe, kAnyShape));
-  std::vector<NamedKernel> named{{"amax x,w", kernels.amax},
-                                 {"cast x,w", kernels.cast},
-                                 {"amax x,w (no backward)", kernels.amax_unsaved},
-                                 {"cast x,w (no backward)", kernels.cast_unsaved}};
-  constexpr std::array<std::string_view, 3> kGradients = {"", " (grad_input alone)",
-                                                          " (grad_weight alone)"};
-  for (size_t i = 0; i < kGradients.size(); ++i) {
-    named.push_back({fmt::format("amax dy{}", kGradients[i]), kernels.amax_dy[i]});
-    named.push_back({fmt::format("cast dy{}", kGradients[i]), kernels.cast_dy[i]});
+  std::vector<NamedKernel> named;
+  for (runtime::NamedSpec& kernel : runtime::quantize_kernels(kernels)) {
+    named.push_back({std::move(kernel.name), std::move(kernel.spec)});
   }
   return named;
 }
@@ -42,7 +36,7 @@ Result<ChosenGemm> choose_gemm(const Recipe& recipe, Gemm gemm, Shape linear,
                                const TuningTable* table) {
   const runtime::LinearKernels kernels = F8_TRY(kernels_of(recipe, linear));
   ChosenGemm chosen;
-  chosen.desc = kernels.gemms[static_cast<size_t>(gemm)];
+  chosen.desc = *kernels.gemms[static_cast<size_t>(gemm)];
   chosen.choice = F8_TRY(runtime::choose_gemm(table, chosen.desc, kH100SmCount));
   if (table == nullptr) return chosen;
   const Problem problem = F8_TRY(Problem::make(to_op(gemm), recipe, linear));

@@ -121,7 +121,7 @@ typedef struct float8_linear_desc {
   int64_t m_max;      /* the largest M that a call will have; at least 1 */
   int64_t n;          /* out_features, a multiple of 16 */
   int64_t k;          /* in_features, a multiple of 16 */
-  const char* recipe; /* "tensorwise" or "rowwise" in this version */
+  const char* recipe; /* "tensorwise", "rowwise" or "blockwise" in this version */
   /* A float8_dtype: of dw. FLOAT8_F32 for a trainer that accumulates gradients in fp32. */
   int32_t grad_weight_dtype;
 } float8_linear_desc;

@@ -164,7 +164,8 @@ TEST_F(CAbi, BadDescriptions) {
     EXPECT_TRUE(says(float8_last_error(), part)) << float8_last_error();
   };
   refused([](auto& d) { d.recipe = nullptr; }, FLOAT8_INVALID_ARGUMENT, "recipe is NULL");
-  refused([](auto& d) { d.recipe = "blockwise"; }, FLOAT8_UNSUPPORTED, "blockwise");
+  refused([](auto& d) { d.recipe = "delayed"; }, FLOAT8_UNSUPPORTED, "recipe delayed");
+  refused([](auto& d) { d.recipe = "rowwise_with_gw_hp"; }, FLOAT8_UNSUPPORTED, "tensorwise");
   refused([](auto& d) { d.m_max = 0; }, FLOAT8_INVALID_ARGUMENT, "");
   refused([](auto& d) { d.n = 24; }, FLOAT8_INVALID_ARGUMENT, "24");
   refused([](auto& d) { d.grad_weight_dtype = 3; }, FLOAT8_INVALID_ARGUMENT, "grad_weight_dtype");

@@ -31,6 +31,10 @@ uint32_t magnitude(float v) {
   return std::bit_cast<uint32_t>(v) & 0x7fffffffU;
 }
 
+void raise(uint32_t& word, uint32_t bits) {
+  word = std::max(word, bits);
+}
+
 unsigned tiles(int rows, int cols) {
   return static_cast<unsigned>((rows + kCastTile - 1) / kCastTile) *
          static_cast<unsigned>((cols + kCastTile - 1) / kCastTile);
@@ -56,9 +60,10 @@ void check_blocks(const Args& args, unsigned grid, std::vector<std::string>& fau
 void emulate_amax(const codegen::AmaxSpec& spec, const kernels::AmaxArgs& args, unsigned grid,
                   std::vector<std::string>& faults) {
   check_blocks(args, grid, faults);
+  const bool lines = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
     const kernels::AmaxTensor& t = args.tensors[i];
-    if (spec.tensor) {
+    if (!lines) {
       std::fill_n(t.partials, t.blocks, 0U);
     } else if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
       fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
@@ -66,64 +71,169 @@ void emulate_amax(const codegen::AmaxSpec& spec, const kernels::AmaxArgs& args, 
     for (int64_t r = 0; r < t.rows; ++r) {
       for (int64_t c = 0; c < t.cols; ++c) {
         const uint32_t bits = magnitude(load(t.x, r * t.ld + c));
-        if (spec.tensor) {
-          uint32_t& word = t.partials[(r * t.cols + c) % t.blocks];
-          word = std::max(word, bits);
-        }
-        if (spec.row) t.row_amax[r] = std::max(t.row_amax[r], bits);
-        if (spec.col) t.col_amax[c] = std::max(t.col_amax[c], bits);
+        if (spec.tensor) raise(t.partials[lines ? 0 : (r * t.cols + c) % t.blocks], bits);
+        if (spec.row) raise(t.row_amax[r], bits);
+        if (spec.col) raise(t.col_amax[c], bits);
       }
     }
   }
 }
+
+namespace {
+
+// One copy: its lines are rows of x, or columns.
+struct Copy {
+  const kernels::CastTensor& t;
+  const codegen::CastSpec& spec;
+  codegen::ScaleMode mode;
+  bool transposed;
+
+  [[nodiscard]] int64_t lines() const { return transposed ? t.cols : t.rows; }
+  [[nodiscard]] int64_t extent() const { return transposed ? t.rows : t.cols; }
+  [[nodiscard]] float x(int64_t line, int64_t at) const {
+    return transposed ? load(t.x, at * t.ld + line) : load(t.x, line * t.ld + at);
+  }
+  [[nodiscard]] float scale_of(uint32_t bits) const {
+    return scale_from_amax(std::bit_cast<float>(bits), spec.out, spec.pow2);
+  }
+  // Of elements [line, line_end) x [at, at_end) cut at the edges.
+  [[nodiscard]] uint32_t amax(int64_t line, int64_t line_end, int64_t at, int64_t at_end) const {
+    uint32_t most = 0;
+    for (int64_t l = line; l < std::min(line_end, lines()); ++l) {
+      for (int64_t a = at; a < std::min(at_end, extent()); ++a) raise(most, magnitude(x(l, a)));
+    }
+    return most;
+  }
+
+  void write(float tensor_scale, std::vector<std::string>& faults) const {
+    constexpr int64_t kBlock = kCastTile;
+    uint8_t* out = transposed ? t.qt : t.q;
+    const int64_t ld = transposed ? t.ld_qt : t.ld_q;
+    float* inverses = transposed ? t.inv_scale_col : t.inv_scale_row;
+    const uint32_t* known = transposed ? t.col_amax : t.row_amax;
+    if (!aligned(out, 16) || ld < extent() || ld % 16 != 0) {
+      fault(faults, "{}: null, misaligned or rows {} apart", transposed ? "qt" : "q", ld);
+      return;
+    }
+    const bool block = codegen::is_block(mode);
+    if (block && !aligned(inverses, 16)) fault(faults, "block scales null or misaligned");
+    const int64_t blocks = (extent() + kBlock - 1) / kBlock;
+    for (int64_t line = 0; line < lines(); ++line) {
+      float scale = tensor_scale;
+      if (mode == codegen::ScaleMode::kAxis) {
+        scale = scale_of(known[line]);
+        inverses[line] = inverse_scale(scale);
+      }
+      for (int64_t b = 0; b < blocks; ++b) {
+        if (mode == codegen::ScaleMode::kBlock1x128) {
+          scale = scale_of(amax(line, line + 1, b * kBlock, (b + 1) * kBlock));
+          const int64_t stride = kernels::padded_scales(lines());
+          inverses[b * stride + line] = inverse_scale(scale);
+          if (line + 1 == lines())
+            std::fill(inverses + b * stride + lines(), inverses + (b + 1) * stride, 0.0F);
+        } else if (mode == codegen::ScaleMode::kBlock128x128) {
+          const int64_t first = line / kBlock * kBlock;
+          scale = scale_of(amax(first, first + kBlock, b * kBlock, (b + 1) * kBlock));
+          const int64_t stride = kernels::padded_scales(blocks);
+          inverses[line / kBlock * stride + b] = inverse_scale(scale);
+          std::fill(inverses + line / kBlock * stride + blocks,
+                    inverses + (line / kBlock + 1) * stride, 0.0F);
+        }
+        const int64_t end = std::min((b + 1) * kBlock, extent());
+        for (int64_t at = b * kBlock; at < end; ++at) {
+          out[line * ld + at] = cast_to_fp8(x(line, at), scale, spec.out);
+        }
+      }
+      if (transposed) std::fill(out + line * ld + extent(), out + (line + 1) * ld, uint8_t{0});
+    }
+  }
+};
+
+}  // namespace
 
 void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, unsigned grid,
                   std::vector<std::string>& faults) {
   check_blocks(args, grid, faults);
-  const auto scale_of = [&](uint32_t bits) {
-    return scale_from_amax(std::bit_cast<float>(bits), spec.out, spec.pow2);
-  };
   for (int i = 0; i < args.count; ++i) {
     const kernels::CastTensor& t = args.tensors[i];
-    const bool axis = spec.scale == codegen::ScaleMode::kAxis;
     if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
       fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
     }
-    if (spec.q && (!aligned(t.q, 16) || t.ld_q < t.cols)) fault(faults, "tensor {}: q", i);
-    if (spec.qt && (!aligned(t.qt, 16) || t.ld_qt < t.rows || t.ld_qt % 16 != 0)) {
-      fault(faults, "tensor {}: qt", i);
-    }
+    const Copy q{t, spec, spec.scale_q, false};
+    const Copy qt{t, spec, spec.scale_qt, true};
     float tensor_scale = 0;
-    if (!axis) {
-      if (t.partial_count < 1) fault(faults, "tensor {}: no partials", i);
-      tensor_scale = scale_of(*std::max_element(t.partials, t.partials + t.partial_count));
+    if (codegen::has_scale(spec, codegen::ScaleMode::kTensor)) {
+      uint32_t amax = 0;
+      if (spec.delayed) {
+        tensor_scale = *t.delayed;
+        amax = q.amax(0, t.rows, 0, t.cols);
+      } else if (t.partial_count < 1) {
+        fault(faults, "tensor {}: no partials", i);
+        continue;
+      } else {
+        amax = *std::max_element(t.partials, t.partials + t.partial_count);
+        tensor_scale = q.scale_of(amax);
+      }
+      if (t.amax != nullptr) raise(*t.amax, amax);
       t.scale[0] = tensor_scale;
       t.scale[kernels::kInverse] = inverse_scale(tensor_scale);
     }
-    if (spec.q) {
-      for (int64_t r = 0; r < t.rows; ++r) {
-        const float scale = axis ? scale_of(t.row_amax[r]) : tensor_scale;
-        if (axis) t.inv_scale_row[r] = inverse_scale(scale);
-        for (int64_t c = 0; c < t.cols; ++c) {
-          t.q[r * t.ld_q + c] = cast_to_fp8(load(t.x, r * t.ld + c), scale, spec.out);
-        }
-      }
-    }
-    if (spec.qt) {
-      for (int64_t c = 0; c < t.cols; ++c) {
-        const float scale = axis ? scale_of(t.col_amax[c]) : tensor_scale;
-        if (axis) t.inv_scale_col[c] = inverse_scale(scale);
-        for (int64_t r = 0; r < t.ld_qt; ++r) {
-          t.qt[c * t.ld_qt + r] =
-              r < t.rows ? cast_to_fp8(load(t.x, r * t.ld + c), scale, spec.out) : uint8_t{0};
-        }
-      }
-    }
+    if (spec.q) q.write(tensor_scale, faults);
+    if (spec.qt) qt.write(tensor_scale, faults);
   }
 }
 
+void emulate_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid,
+                          std::vector<std::string>& faults) {
+  if (static_cast<int>(grid) != (args.count + 255) / 256)
+    fault(faults, "scale update: grid {}", grid);
+  for (int i = 0; i < args.count; ++i) {
+    // Written after the kernel, not after the reference that the test compares it to.
+    const uint32_t amax = args.amax[i];
+    args.amax[i] = 0;
+    if (amax >= 0x7f800000U) {
+      ++args.non_finite[i];
+      if (args.hold != 0) continue;
+    }
+    uint32_t most = amax;
+    for (int age = args.length - 1; age > 0; --age) {
+      args.history[age * args.count + i] = args.history[(age - 1) * args.count + i];
+      raise(most, args.history[age * args.count + i]);
+    }
+    args.history[i] = amax;
+    if (args.most_recent != 0) most = amax;
+    if (most == 0) continue;
+    const uint32_t format = args.format[i];
+    float scale =
+        scale_from_amax(std::bit_cast<float>(most),
+                        (format & kernels::kFormatE5m2) != 0 ? Dtype::kE5m2 : Dtype::kE4m3, false) *
+        args.margin_factor;
+    if ((format & kernels::kFormatPow2) != 0) scale = power_of_two(scale);
+    args.scale[i * kernels::kScaleStride] = scale;
+    args.scale[i * kernels::kScaleStride + kernels::kInverse] = inverse_scale(scale);
+  }
+}
+
+namespace {
+
+// Where the inverse scale of line i of an operand and block j of the contraction lies.
+int64_t scale_at(codegen::ScaleMode mode, uint32_t stride, int64_t i, int64_t j) {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+    case codegen::ScaleMode::kAxis:
+      return i * stride;
+    case codegen::ScaleMode::kBlock1x128:
+      return j * stride + i;
+    case codegen::ScaleMode::kBlock128x128:
+      return i / 128 * stride + j;
+  }
+  return 0;
+}
+
+}  // namespace
+
 void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const FakeTensorMap& b,
-                  const FakeTensorMap& d, const kernels::GemmArgs& args,
+                  const FakeTensorMap& d, const kernels::GemmProblem& args,
                   std::vector<std::string>& faults) {
   const codegen::GemmConfig& config = spec.config;
   const unsigned d_bytes = spec.d == Dtype::kF32 ? 4 : 2;
@@ -147,24 +257,51 @@ void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const F
   check("d", d, args.n, args.m, d_bytes, 64);
   if (!faults.empty()) return;
 
-  const bool axis = spec.scale == codegen::ScaleMode::kAxis;
+  const bool block = codegen::is_block(spec.scale);
+  const auto mode_a = block ? codegen::ScaleMode::kBlock1x128 : spec.scale;
+  if (block && (args.stride_a % 4 != 0 || args.stride_b % 4 != 0 ||
+                !aligned(args.inv_scale_a, 16) || !aligned(args.inv_scale_b, 16))) {
+    fault(faults, "block scales: strides {} and {}", args.stride_a, args.stride_b);
+    return;
+  }
+  if (spec.scale == codegen::ScaleMode::kTensor && (args.stride_a != 0 || args.stride_b != 0)) {
+    fault(faults, "tensor scales with strides {} and {}", args.stride_a, args.stride_b);
+  }
   const auto* bytes_a = static_cast<const uint8_t*>(a.base);
   const auto* bytes_b = static_cast<const uint8_t*>(b.base);
   auto* bytes_d = static_cast<uint8_t*>(d.base);
   for (uint32_t i = 0; i < args.m; ++i) {
     for (uint32_t j = 0; j < args.n; ++j) {
       double sum = 0;
-      for (uint32_t k = 0; k < args.k; ++k) {
-        sum += static_cast<double>(decode_fp8(bytes_a[i * a.ld_bytes + k], spec.a)) *
-               static_cast<double>(decode_fp8(bytes_b[j * b.ld_bytes + k], spec.b));
+      for (uint32_t k0 = 0; k0 < args.k; k0 += 128) {
+        double part = 0;
+        for (uint32_t k = k0; k < std::min(k0 + 128, args.k); ++k) {
+          part += static_cast<double>(decode_fp8(bytes_a[i * a.ld_bytes + k], spec.a)) *
+                  static_cast<double>(decode_fp8(bytes_b[j * b.ld_bytes + k], spec.b));
+        }
+        if (block) {
+          part *= static_cast<double>(
+              args.inv_scale_a[scale_at(mode_a, args.stride_a, i, k0 / 128)] *
+              args.inv_scale_b[scale_at(spec.scale, args.stride_b, j, k0 / 128)]);
+        }
+        sum += part;
       }
-      const float result =
-          static_cast<float>(sum) * args.inv_scale_a[axis ? i : 0] * args.inv_scale_b[axis ? j : 0];
+      auto result = static_cast<float>(sum);
+      if (!block)
+        result *= args.inv_scale_a[i * args.stride_a] * args.inv_scale_b[j * args.stride_b];
+      if (spec.bias) result += decode_bf16(args.bias[j]);
+      if (spec.amax) raise(*args.amax, magnitude(result));
       uint8_t* to = bytes_d + i * d.ld_bytes + j * d_bytes;
       if (d_bytes == 4) {
+        float before = 0;
+        std::memcpy(&before, to, sizeof before);
+        if (spec.add) result += before;
         std::memcpy(to, &result, sizeof result);
       } else {
-        const uint16_t rounded = encode_bf16(result);
+        uint16_t before = 0;
+        std::memcpy(&before, to, sizeof before);
+        const float product = decode_bf16(encode_bf16(result));
+        const uint16_t rounded = encode_bf16(spec.add ? product + decode_bf16(before) : product);
         std::memcpy(to, &rounded, sizeof rounded);
       }
     }

@@ -26,8 +26,11 @@ void emulate_amax(const codegen::AmaxSpec& spec, const kernels::AmaxArgs& args, 
                   std::vector<std::string>& faults);
 void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, unsigned grid,
                   std::vector<std::string>& faults);
+void emulate_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid,
+                          std::vector<std::string>& faults);
+// One of a launch's products.
 void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const FakeTensorMap& b,
-                  const FakeTensorMap& d, const kernels::GemmArgs& args,
+                  const FakeTensorMap& d, const kernels::GemmProblem& args,
                   std::vector<std::string>& faults);
 
 }  // namespace f8::runtime::testing

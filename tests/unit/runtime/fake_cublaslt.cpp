@@ -19,6 +19,8 @@ struct Desc {
   const float* scale_b;
   int32_t mode_a, mode_b;
   int8_t fast;
+  cublasLtEpilogue_t epilogue;
+  const uint16_t* bias;  // bf16, one for each row of d
 };
 struct Layout {
   cudaDataType type;
@@ -91,6 +93,13 @@ cublasStatus_t desc_set(cublasLtMatmulDesc_t opaque, cublasLtMatmulDescAttribute
       return take(desc.mode_b);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
       return take(desc.fast);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return take(desc.epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return take(desc.bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return *static_cast<const cudaDataType*>(value) == CUDA_R_16BF ? CUBLAS_STATUS_SUCCESS
+                                                                     : CUBLAS_STATUS_NOT_SUPPORTED;
     default:
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
@@ -162,7 +171,7 @@ double element(const void* base, const Layout& layout, cublasOperation_t op, uin
 
 cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void* alpha,
                       const void* a, cublasLtMatrixLayout_t opaque_a, const void* b,
-                      cublasLtMatrixLayout_t opaque_b, const void* beta, const void*,
+                      cublasLtMatrixLayout_t opaque_b, const void* beta, const void* c,
                       cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t opaque_d,
                       const cublasLtMatmulAlgo_t* algo, void*, size_t workspace_bytes,
                       cudaStream_t) {
@@ -176,7 +185,8 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
   const uint64_t m = ta ? la.cols : la.rows;
   const uint64_t k = ta ? la.rows : la.cols;
   const uint64_t n = tb ? lb.rows : lb.cols;
-  if (*static_cast<const float*>(alpha) != 1 || *static_cast<const float*>(beta) != 0 ||
+  const float keep = *static_cast<const float*>(beta);
+  if (*static_cast<const float*>(alpha) != 1 || (keep != 0 && (keep != 1 || c != d)) ||
       m != ld.rows || n != ld.cols || k != (tb ? lb.cols : lb.rows) || !supported(desc, la, lb)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
@@ -194,13 +204,16 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
       for (uint64_t l = 0; l < k; ++l) {
         sum += element(a, la, desc.op_a, i, l) * element(b, lb, desc.op_b, l, j);
       }
-      const float result = static_cast<float>(sum) * scale(desc.scale_a, desc.mode_a, i) *
-                           scale(desc.scale_b, desc.mode_b, j);
+      float result = static_cast<float>(sum) * scale(desc.scale_a, desc.mode_a, i) *
+                     scale(desc.scale_b, desc.mode_b, j);
       const uint64_t at = i + j * static_cast<uint64_t>(ld.ld);
+      if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS) result += decode_bf16(desc.bias[i]);
       if (ld.type == CUDA_R_32F) {
-        static_cast<float*>(d)[at] = result;
+        float& to = static_cast<float*>(d)[at];
+        to = keep == 0 ? result : result + to;
       } else {
-        static_cast<uint16_t*>(d)[at] = encode_bf16(result);
+        uint16_t& to = static_cast<uint16_t*>(d)[at];
+        to = encode_bf16(keep == 0 ? result : result + decode_bf16(to));
       }
     }
   }

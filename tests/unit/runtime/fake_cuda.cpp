@@ -204,17 +204,27 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
     emulate_amax(*amax, *static_cast<kernels::AmaxArgs*>(parameters[0]), launch.grid, faults);
   } else if (const auto* cast = std::get_if<codegen::CastSpec>(&module.spec)) {
     emulate_cast(*cast, *static_cast<kernels::CastArgs*>(parameters[0]), launch.grid, faults);
+  } else if (std::holds_alternative<codegen::ScaleUpdateSpec>(module.spec)) {
+    emulate_scale_update(*static_cast<kernels::ScaleUpdateArgs*>(parameters[0]), launch.grid,
+                         faults);
   } else {
-    FakeTensorMap maps[3];
-    for (int i = 0; i < 3; ++i) {
-      if (reinterpret_cast<uintptr_t>(parameters[i]) % 64 != 0) {
-        faults.push_back("a tensor map is not aligned to 64 bytes");
-      }
-      std::memcpy(&maps[i], parameters[i], sizeof maps[i]);
+    const auto& spec = std::get<codegen::GemmSpec>(module.spec);
+    if (reinterpret_cast<uintptr_t>(parameters[0]) % 64 != 0) {
+      faults.push_back("the tensor maps are not aligned to 64 bytes");
     }
-    emulate_gemm(std::get<codegen::GemmSpec>(module.spec), maps[0], maps[1], maps[2],
-                 *static_cast<kernels::GemmArgs*>(parameters[3]), faults);
+    const auto* encoded = static_cast<const CUtensorMap*>(parameters[0]);
+    const auto& args = *static_cast<kernels::GemmArgs*>(parameters[1]);
+    for (int i = 0; i < spec.problems; ++i) {
+      FakeTensorMap maps[3];
+      for (int j = 0; j < 3; ++j) std::memcpy(&maps[j], &encoded[3 * i + j], sizeof maps[j]);
+      emulate_gemm(spec, maps[0], maps[1], maps[2], args.problems[i], faults);
+    }
   }
+  return CUDA_SUCCESS;
+}
+
+CUresult memcpy_htod_async(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return CUDA_SUCCESS;
 }
 
@@ -260,6 +270,7 @@ FakeCuda::FakeCuda() {
   table_.occupancy_max_active_clusters = occupancy;
   table_.tensor_map_encode_tiled = encode;
   table_.launch_kernel_ex = launch_kernel_ex;
+  table_.memcpy_htod_async = memcpy_htod_async;
   table_.memset_d8_async = memset_d8_async;
   table_.memset_d32_async = memset_d32_async;
   set_driver_for_testing(&table_);

@@ -4,92 +4,17 @@
 #include <cmath>
 #include <cstring>
 
-#include "recipes/reference.hpp"
 #include "runtime/linear_kernels.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"
-#include "tests/unit/runtime/fake_cuda.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
 namespace {
 
-using reference::Matrix;
+using testing::describe;
 using testing::FakeCuda;
-
-constexpr uint8_t kPoison = 0xff;
-constexpr size_t kGuard = 64;
-
-bool says(const Error& error, std::string_view part) {
-  return error.message.find(part) != std::string::npos;
-}
-
-// 16-byte aligned bytes, poisoned, with a guard behind them.
-class Buffer {
- public:
-  explicit Buffer(size_t bytes) : bytes_(bytes), data_(bytes + kGuard + 16, kPoison) {}
-  explicit Buffer(const Matrix& x) : Buffer(x.values.size() * 2) {
-    const auto bits = reference::to_bf16_bits(x);
-    std::copy_n(reinterpret_cast<const uint8_t*>(bits.data()), bytes_, data());
-  }
-  [[nodiscard]] uint8_t* data() {
-    return data_.data() + (16 - reinterpret_cast<uintptr_t>(data_.data()) % 16) % 16;
-  }
-  [[nodiscard]] bool guard_is_whole() {
-    return std::all_of(data() + bytes_, data() + bytes_ + kGuard - 16,
-                       [](uint8_t b) { return b == kPoison; });
-  }
-  [[nodiscard]] bool untouched() {
-    return std::all_of(data(), data() + bytes_, [](uint8_t b) { return b == kPoison; });
-  }
-  [[nodiscard]] std::vector<double> bf16() {
-    std::vector<double> out(bytes_ / 2);
-    const auto* bits = reinterpret_cast<const uint16_t*>(data());
-    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(decode_bf16(bits[i]));
-    return out;
-  }
-  [[nodiscard]] std::vector<double> f32() {
-    const auto* values = reinterpret_cast<const float*>(data());
-    return {values, values + bytes_ / 4};
-  }
-
- private:
-  size_t bytes_;
-  std::vector<uint8_t> data_;
-};
-
-// Tensors of one call and a plan for them.
-struct Fixture {
-  Fixture(FakeCuda& cuda, const LinearDesc& desc, int64_t m_of_call)
-      : linear(Linear::plan(cuda.context(), desc).value()),
-        m(m_of_call),
-        xm(reference::random_matrix(m, desc.shape.k, 1, reference::Distribution::kOutliers)),
-        wm(reference::random_matrix(desc.shape.n, desc.shape.k, 2)),
-        dym(reference::random_matrix(m, desc.shape.n, 3)),
-        x(xm),
-        w(wm),
-        dy(dym),
-        y(static_cast<size_t>(m * desc.shape.n * 2)),
-        dx(static_cast<size_t>(m * desc.shape.k * 2)),
-        dw(static_cast<size_t>(desc.shape.n * desc.shape.k) * size_bytes(desc.grad_weight_dtype)),
-        workspace(linear->workspace_bytes()),
-        saved(linear->saved_bytes()) {}
-
-  [[nodiscard]] ForwardCall forward() { return {x.data(), w.data(), y.data(), saved.data(), m}; }
-  [[nodiscard]] BackwardCall backward() {
-    return {dy.data(), saved.data(), dx.data(), dw.data(), m};
-  }
-
-  std::shared_ptr<const Linear> linear;
-  int64_t m;
-  Matrix xm, wm, dym;
-  Buffer x, w, dy, y, dx, dw, workspace, saved;
-};
-
-LinearDesc describe(const char* recipe, Shape shape) {
-  LinearDesc desc;
-  desc.shape = shape;
-  desc.recipe = find_recipe(recipe).value();
-  return desc;
-}
+using testing::Fixture;
+using testing::says;
 
 class LinearTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -105,7 +30,8 @@ TEST_P(LinearTest, GivesTheReferencesResults) {
   for (const int64_t m : {150, 129, 17, 1}) {
     Fixture s(cuda_, describe(GetParam(), shape), m);
     ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    std::memset(s.workspace.data(), kPoison, s.linear->workspace_bytes());  // scratch, by contract
+    std::memset(s.workspace.data(), testing::kPoison,
+                s.linear->workspace_bytes());  // scratch, by contract
     ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
     expect_no_faults();
     const auto expected = reference::linear(s.linear->desc().recipe, s.xm, s.wm, s.dym).value();
@@ -113,7 +39,7 @@ TEST_P(LinearTest, GivesTheReferencesResults) {
     EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), rounding) << "m=" << m;
     EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), rounding) << "m=" << m;
     EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), rounding) << "m=" << m;
-    for (Buffer* buffer : {&s.y, &s.dx, &s.dw, &s.workspace, &s.saved}) {
+    for (testing::Buffer* buffer : {&s.y, &s.dx, &s.dw, &s.workspace, &s.saved}) {
       EXPECT_TRUE(buffer->guard_is_whole()) << "m=" << m;
     }
   }
@@ -316,16 +242,17 @@ TEST(LinearPlan, FixedChoicesAreTaken) {
   EXPECT_NE(config_text(linear->choice(Gemm::kOutput)), "64x64s4c1x1w1g8");
 }
 
-TEST(LinearPlan, OtherRecipesAreNamed) {
+TEST(LinearPlan, HighPrecisionIsBf16) {
   FakeCuda cuda;
-  const auto context = cuda.context();
-  for (const char* recipe : {"rowwise_with_gw_hp", "delayed", "blockwise"}) {
-    const auto linear = Linear::plan(context, describe(recipe, {64, 64, 64}));
-    ASSERT_FALSE(linear) << recipe;
-    EXPECT_EQ(linear.error().code, ErrorCode::kUnsupported);
-    EXPECT_TRUE(says(linear.error(), recipe)) << linear.error().message;
-    EXPECT_TRUE(says(linear.error(), "tensorwise and rowwise"));
+  LinearDesc desc = describe("rowwise_with_gw_hp", {64, 64, 64});
+  desc.recipe.name = "half";
+  for (CastSetting* operand : {&desc.recipe.gemms[2].a, &desc.recipe.gemms[2].b}) {
+    operand->dtype = Dtype::kF16;
   }
+  const auto linear = Linear::plan(cuda.context(), desc);
+  ASSERT_FALSE(linear);
+  EXPECT_EQ(linear.error().code, ErrorCode::kUnsupported);
+  EXPECT_TRUE(says(linear.error(), "recipe half, GEMM grad_weight")) << linear.error().message;
   EXPECT_EQ(cuda.modules_loaded, 0);
 }
 

@@ -1,0 +1,54 @@
+// Delayed scaling: an operand is cast with the scale that earlier steps left, and its own amax is
+// recorded for later ones. After backward, once the ranks agree on the amaxes, every operand's
+// history moves on by one step and gives the scale of the next:
+//
+//   history := amax history[0 .. length-2]                          newest first
+//   scale   := scale_from_amax(max history | amax) * 2^-margin      then pow2, where the slot has
+//   it
+//
+// An amax of 0 throughout (nothing was cast) leaves the scale as it is. What an amax that is not
+// finite does is the policy's: `propagate` lets it into the history, so that the scale is NaN or 0
+// and a trainer's check sees it; `hold` drops it and keeps history and scale.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/dtype.hpp"
+
+namespace f8 {
+
+enum class ScaleFrom : uint8_t { kMax, kMostRecent };
+enum class NonFinite : uint8_t { kPropagate, kHold };
+
+struct DelayedOptions {
+  int history = 16;  // amaxes kept, 1 to 1024
+  ScaleFrom scale_from = ScaleFrom::kMax;
+  int margin = 0;  // the scale is divided by 2^margin, 0 to 16
+  NonFinite non_finite = NonFinite::kPropagate;
+  bool operator==(const DelayedOptions&) const = default;
+};
+[[nodiscard]] Status validate(const DelayedOptions& options);
+
+// What a history's scale is for.
+struct DelayedSlot {
+  Dtype dtype = Dtype::kE4m3;
+  bool pow2 = false;
+  bool operator==(const DelayedSlot&) const = default;
+};
+
+namespace reference {
+
+// One operand's state; maxima are the bits of |x| as fp32, so that their order is an integer's.
+struct DelayedState {
+  uint32_t amax = 0;              // of this step
+  std::vector<uint32_t> history;  // options.history of them
+  float scale = 1;
+  uint32_t non_finite = 0;  // steps whose amax was not finite
+};
+
+void scale_update(const DelayedSlot& slot, const DelayedOptions& options, DelayedState& state);
+
+}  // namespace reference
+}  // namespace f8

@@ -1,0 +1,111 @@
+#include "runtime/delayed_scales.hpp"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "runtime/gemm_providers.hpp"
+#include "runtime/launch.hpp"
+#include "runtime/linear_layout.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr size_t kWord = 4;
+constexpr int64_t kUpdateThreads = 256;  // of scale_update.cuh
+
+template <class T>
+T* part(void* state, size_t offset) {
+  return reinterpret_cast<T*>(static_cast<uint8_t*>(state) + offset);
+}
+
+Status check_state(const void* state) {
+  if (state == nullptr) return fail(ErrorCode::kInvalidArgument, "delayed scales: state is null");
+  if (!is_aligned(state)) {
+    return fail(ErrorCode::kInvalidArgument, "delayed scales: state is not aligned to 16 bytes");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& context,
+                                          std::span<const DelayedSlot> slots,
+                                          const DelayedOptions& options) {
+  F8_TRY(validate(options));
+  if (slots.empty() || slots.size() > std::numeric_limits<int32_t>::max() / kUpdateThreads) {
+    return fail(ErrorCode::kInvalidArgument, "delayed scales: {} slots", slots.size());
+  }
+  for (const DelayedSlot& slot : slots) {
+    if (!is_fp8(slot.dtype)) {
+      return fail(ErrorCode::kInvalidArgument, "delayed scales: a slot for {}; e4m3 or e5m2",
+                  to_string(slot.dtype));
+    }
+  }
+  DelayedScales scales;
+  scales.context_ = context;
+  scales.kernel_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  scales.slots_.assign(slots.begin(), slots.end());
+  scales.options_ = options;
+  Arena arena;
+  (void)arena.take(kWord * slots.size());
+  scales.scale_ = arena.take(kWord * kernels::kScaleStride * slots.size());
+  scales.history_ = arena.take(kWord * static_cast<size_t>(options.history) * slots.size());
+  scales.format_ = arena.take(kWord * slots.size());
+  scales.non_finite_ = arena.take(kWord * slots.size());
+  scales.bytes_ = arena.size();
+  return scales;
+}
+
+Status DelayedScales::init(void* state, Stream stream) const {
+  F8_TRY(check_state(state));
+  std::vector<uint32_t> image(bytes_ / kWord);
+  const auto one = std::bit_cast<uint32_t>(1.0F);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const size_t scale = scale_ / kWord + i * kernels::kScaleStride;
+    image[scale] = one;
+    image[scale + kernels::kInverse] = one;
+    image[format_ / kWord + i] = (slots_[i].dtype == Dtype::kE5m2 ? kernels::kFormatE5m2 : 0) |
+                                 (slots_[i].pow2 ? kernels::kFormatPow2 : 0);
+  }
+  const Context::State& own = context_->state();
+  const ScopedContext current(own.driver, own.primary);
+  F8_TRY(current.status());
+  // From pageable memory: the driver has taken the bytes when it returns.
+  return own.driver.check(own.driver.memcpy_htod_async(reinterpret_cast<CUdeviceptr>(state),
+                                                       image.data(), bytes_, stream),
+                          "cuMemcpyHtoDAsync");
+}
+
+uint32_t* DelayedScales::amaxes(void* state) const {
+  return part<uint32_t>(state, 0);
+}
+
+ScaleSlots DelayedScales::slots(void* state, size_t first) const {
+  return {.amax = amaxes(state) + first,
+          .scale = part<float>(state, scale_) + first * kernels::kScaleStride};
+}
+
+Status DelayedScales::update(void* state, Stream stream) const {
+  F8_TRY(check_state(state));
+  kernels::ScaleUpdateArgs args{.amax = amaxes(state),
+                                .history = part<uint32_t>(state, history_),
+                                .scale = part<float>(state, scale_),
+                                .format = part<uint32_t>(state, format_),
+                                .non_finite = part<uint32_t>(state, non_finite_),
+                                .count = static_cast<int32_t>(slots_.size()),
+                                .length = options_.history,
+                                .margin_factor = std::ldexp(1.0F, -options_.margin),
+                                .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
+                                .hold = options_.non_finite == NonFinite::kHold,
+                                .padding = 0};
+  const Context::State& own = context_->state();
+  const ScopedContext current(own.driver, own.primary);
+  F8_TRY(current.status());
+  void* parameters[] = {&args};
+  return launch(own.driver, *kernel_, ceil_div(args.count, kUpdateThreads), parameters,
+                context_->options().programmatic_launch, stream);
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,64 @@
+// The state of delayed scaling on the device, for all linears of a model in one buffer of the
+// caller's, so that one all-reduce and one kernel serve them all (recipes/delayed.hpp has the
+// rule). A linear has Linear::scale_slots() slots; a model's are those of its linears end to end.
+//
+//   state      := amax scale history format non_finite     each at a multiple of 256 bytes
+//   amax       := u32[count]            this step's maxima, bits of |x| as fp32; casts raise them
+//   scale      := f32[count][8]         [0] the scale to cast with, [4] its inverse
+//   history    := u32[length][count]    newest first
+//   format     := u32[count]            1: e5m2, else e4m3; 2: power of two
+//   non_finite := u32[count]            steps whose amax was not finite
+//
+// It is plain data: a copy of the buffer, taken when its stream is idle, resumes bitwise. A step is
+// forward and backward of all linears, sync_amax() of amaxes() where there are ranks, update().
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "recipes/delayed.hpp"
+#include "runtime/context.hpp"
+
+namespace f8::runtime {
+
+// A linear's part of the state, or nothing.
+struct ScaleSlots {
+  uint32_t* amax = nullptr;
+  const float* scale = nullptr;
+};
+
+class DelayedScales {
+ public:
+  // One slot at least.
+  [[nodiscard]] static Result<DelayedScales> plan(const std::shared_ptr<Context>& context,
+                                                  std::span<const DelayedSlot> slots,
+                                                  const DelayedOptions& options = {});
+
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+  [[nodiscard]] size_t count() const { return slots_.size(); }
+  [[nodiscard]] const DelayedOptions& options() const { return options_; }
+
+  // Scales 1, no history. Copies from the host, so it does not belong into a graph.
+  [[nodiscard]] Status init(void* state, Stream stream) const;
+  // count() words, to be reduced with MAX over ranks between backward and update().
+  [[nodiscard]] uint32_t* amaxes(void* state) const;
+  // The slots of a linear whose first one is `first`.
+  [[nodiscard]] ScaleSlots slots(void* state, size_t first) const;
+  // One launch for all slots; zeroes the amaxes.
+  [[nodiscard]] Status update(void* state, Stream stream) const;
+
+ private:
+  DelayedScales() = default;
+
+  std::shared_ptr<Context> context_;
+  const Kernel* kernel_ = nullptr;
+  std::vector<DelayedSlot> slots_;
+  DelayedOptions options_;
+  size_t scale_ = 0;  // offsets of the parts
+  size_t history_ = 0;
+  size_t format_ = 0;
+  size_t non_finite_ = 0;
+  size_t bytes_ = 0;
+};
+
+}  // namespace f8::runtime
