@@ -18,8 +18,14 @@ std::vector<uint32_t> bits(const std::vector<float>& values) {
 }
 
 class AmaxTest : public GpuTestWith<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Over, AmaxTest, ::testing::Values("tensor", "row", "col", "rowcol"),
-                         [](const auto& suite) { return std::string(suite.param); });
+INSTANTIATE_TEST_SUITE_P(Over, AmaxTest,
+                         ::testing::Values("tensor", "row", "col", "rowcol", "row+tensor",
+                                           "col+tensor", "rowcol+tensor"),
+                         [](const auto& suite) {
+                           std::string name = suite.param;
+                           std::ranges::replace(name, '+', '_');
+                           return name;
+                         });
 
 TEST_P(AmaxTest, BitwiseLikeTheReference) {
   const std::string key = fmt::format("amax/bf16/{}", GetParam());
@@ -35,7 +41,7 @@ TEST_P(AmaxTest, BitwiseLikeTheReference) {
         const auto x = make_data(data, rows, cols, seed);
         const auto dx = to_device(context(), x);
         const int32_t count = amax_partials(rows, cols, context().device().sm_count, 1);
-        const DeviceBuffer partials(context(), static_cast<size_t>(count) * 4);
+        const DeviceBuffer partials(context(), std::vector<uint32_t>(static_cast<size_t>(count)));
         const DeviceBuffer row(context(), std::vector<uint32_t>(static_cast<size_t>(rows)));
         const DeviceBuffer col(context(), std::vector<uint32_t>(static_cast<size_t>(cols)));
         const QuantizeOperand operand{.x = dx.as(),

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include "recipes/scale.hpp"
 #include "runtime/gemm.hpp"
 #include "runtime/quantize.hpp"
 #include "tests/gpu/gpu_test.hpp"
@@ -13,21 +14,22 @@ namespace {
 
 using reference::AmaxOver;
 
-// A matrix on the device with everything that the amax and cast kernels may write.
+// A matrix on the device with everything that the amax and cast kernels of `spec` may write.
 struct Quantized {
-  Quantized(Context& context, const reference::Matrix& x)
+  Quantized(Context& context, const codegen::CastSpec& spec, const reference::Matrix& x)
       : ld_qt(padded(x.rows)),
         input(to_device(context, x)),
-        partials(
-            context,
-            static_cast<size_t>(amax_partials(x.rows, x.cols, context.device().sm_count, 1)) * 4),
+        partials(context, std::vector<uint32_t>(static_cast<size_t>(
+                              amax_partials(x.rows, x.cols, context.device().sm_count, 1)))),
         row_amax(context, std::vector<uint32_t>(static_cast<size_t>(x.rows))),
         col_amax(context, std::vector<uint32_t>(static_cast<size_t>(x.cols))),
+        delayed(context, delayed_scale(spec)),
+        recorded(context, std::vector<uint32_t>(1)),
         q(context, static_cast<size_t>(x.rows * x.cols)),
         qt(context, static_cast<size_t>(x.cols * ld_qt)),
         scale(context, (kernels::kInverse + 1) * sizeof(float)),
-        inv_row(context, static_cast<size_t>(x.rows) * 4),
-        inv_col(context, static_cast<size_t>(x.cols) * 4),
+        inv_row(context, static_cast<size_t>(scale_floats(spec.scale_q, x.rows, x.cols)) * 4),
+        inv_col(context, static_cast<size_t>(scale_floats(spec.scale_qt, x.cols, x.rows)) * 4),
         operand{.x = input.as(),
                 .rows = x.rows,
                 .cols = x.cols,
@@ -38,10 +40,19 @@ struct Quantized {
                 .qt = qt.as<uint8_t>(),
                 .scale = scale.as<float>(),
                 .inv_row = inv_row.as<float>(),
-                .inv_col = inv_col.as<float>()} {}
+                .inv_col = inv_col.as<float>(),
+                .delayed = delayed.as<float>(),
+                .recorded_amax = recorded.as<uint32_t>()} {}
+
+  // That of an earlier tensor whose amax was kDelayedAmax.
+  static std::vector<float> delayed_scale(const codegen::CastSpec& spec) {
+    return {scale_from_amax(kDelayedAmax, spec.out, spec.pow2)};
+  }
+  static constexpr float kDelayedAmax = 3;
 
   int64_t ld_qt;
-  DeviceBuffer input, partials, row_amax, col_amax, q, qt, scale, inv_row, inv_col;
+  DeviceBuffer input, partials, row_amax, col_amax, delayed, recorded, q, qt, scale, inv_row,
+      inv_col;
   QuantizeOperand operand;
 };
 
@@ -71,66 +82,124 @@ void expect_same_bytes(const std::vector<uint8_t>& expected, int64_t cols,
   }
 }
 
+AmaxOver over(codegen::ScaleMode mode) {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      return AmaxOver::kTensor;
+    case codegen::ScaleMode::kAxis:
+      return AmaxOver::kRow;
+    case codegen::ScaleMode::kBlock1x128:
+      return AmaxOver::kBlock1x128;
+    case codegen::ScaleMode::kBlock128x128:
+      return AmaxOver::kBlock128x128;
+  }
+  return AmaxOver::kTensor;
+}
+
+// The reference's inverse scales as the device keeps them: blocks of the contraction by lines for
+// block1x128, padded lines for both kinds of block.
+std::vector<float> device_layout(const reference::Fp8Matrix& x) {
+  if (x.over != AmaxOver::kBlock1x128 && x.over != AmaxOver::kBlock128x128) return x.inv_scales;
+  const int64_t blocks = ceil_div(x.cols, 128);
+  const bool lines = x.over == AmaxOver::kBlock1x128;
+  const int64_t height = lines ? x.rows : ceil_div(x.rows, 128);
+  const int64_t stride = kernels::padded_scales(lines ? height : blocks);
+  std::vector<float> out(static_cast<size_t>((lines ? blocks : height) * stride));
+  for (int64_t i = 0; i < height; ++i) {
+    for (int64_t b = 0; b < blocks; ++b) {
+      out[static_cast<size_t>(lines ? b * stride + i : i * stride + b)] =
+          x.inv_scales[static_cast<size_t>(i * blocks + b)];
+    }
+  }
+  return out;
+}
+
+reference::Fp8Matrix expected_copy(const codegen::CastSpec& spec, codegen::ScaleMode mode,
+                                   const reference::Matrix& x) {
+  if (spec.delayed && mode == codegen::ScaleMode::kTensor) {
+    return reference::cast_with_amax(x, AmaxOver::kTensor, spec.out, spec.pow2,
+                                     std::span(&Quantized::kDelayedAmax, 1));
+  }
+  return reference::cast(x, over(mode), spec.out, spec.pow2);
+}
+
 void expect_like_reference(const codegen::CastSpec& spec, const reference::Matrix& x,
                            const Quantized& device) {
-  const bool axis = spec.scale == codegen::ScaleMode::kAxis;
-  const AmaxOver over = axis ? AmaxOver::kRow : AmaxOver::kTensor;
-  if (spec.q) {
-    const auto expected = reference::cast(x, over, spec.out, spec.pow2);
-    expect_same_bytes(expected.bits, x.cols, device.q.download<uint8_t>(), x.cols, "q");
-    if (axis) {
-      expect_same_scales(expected.inv_scales, device.inv_row.download<float>(), "inv_row");
-    } else {
+  const auto expect_scales = [&](const reference::Fp8Matrix& expected, codegen::ScaleMode mode,
+                                 const DeviceBuffer& inverses, const char* what) {
+    if (mode == codegen::ScaleMode::kTensor) {
       expect_tensor_scale(expected, device.scale.download<float>());
+    } else {
+      expect_same_scales(device_layout(expected), inverses.download<float>(), what);
     }
+  };
+  if (spec.q) {
+    const auto expected = expected_copy(spec, spec.scale_q, x);
+    expect_same_bytes(expected.bits, x.cols, device.q.download<uint8_t>(), x.cols, "q");
+    expect_scales(expected, spec.scale_q, device.inv_row, "inv_row");
   }
   if (spec.qt) {
-    const auto expected = reference::cast_transposed(x, over, spec.out, spec.pow2);
+    const auto expected = expected_copy(spec, spec.scale_qt, reference::transpose(x));
     expect_same_bytes(expected.bits, x.rows, device.qt.download<uint8_t>(), device.ld_qt, "qt");
-    if (axis) {
-      expect_same_scales(expected.inv_scales, device.inv_col.download<float>(), "inv_col");
-    } else {
-      expect_tensor_scale(expected, device.scale.download<float>());
-    }
+    expect_scales(expected, spec.scale_qt, device.inv_col, "inv_col");
+  }
+  if (codegen::has_scale(spec, codegen::ScaleMode::kTensor)) {
+    const float amax = reference::amax(x, AmaxOver::kTensor)[0];
+    expect_same_scales({amax}, device.recorded.download<float>(), "recorded amax");
   }
   for (const DeviceBuffer* buffer :
-       {&device.partials, &device.row_amax, &device.col_amax, &device.q, &device.qt, &device.scale,
-        &device.inv_row, &device.inv_col}) {
+       {&device.partials, &device.row_amax, &device.col_amax, &device.recorded, &device.q,
+        &device.qt, &device.scale, &device.inv_row, &device.inv_col}) {
     EXPECT_TRUE(buffer->guards_are_whole());
   }
 }
 
-codegen::AmaxSpec amax_for(const codegen::CastSpec& spec) {
-  const bool axis = spec.scale == codegen::ScaleMode::kAxis;
-  return {.in = Dtype::kBf16, .tensor = !axis, .row = axis && spec.q, .col = axis && spec.qt};
-}
-
 class CastTest : public GpuTestWith<codegen::CastSpec> {
  protected:
-  void run(std::span<const QuantizeOperand> operands) {
-    const codegen::CastSpec& spec = GetParam();
-    const int sms = context().device().sm_count;
-    const auto amax = context().kernel(amax_for(spec));
-    const auto cast = context().kernel(spec);
-    F8_ASSERT_OK(amax);
+  void run(kernels::AmaxArgs amax_arguments, const kernels::CastArgs& cast_arguments) {
+    if (const auto before = amax_before(GetParam())) {
+      const auto amax = context().kernel(*before);
+      F8_ASSERT_OK(amax);
+      F8_ASSERT_OK(launch_amax(driver(), **amax, amax_arguments, true, nullptr));
+    }
+    const auto cast = context().kernel(GetParam());
     F8_ASSERT_OK(cast);
-    F8_ASSERT_OK(
-        launch_amax(driver(), **amax, amax_args(amax_for(spec), sms, operands), true, nullptr));
-    F8_ASSERT_OK(launch_cast(driver(), **cast, cast_args(spec, sms, operands), true, nullptr));
+    F8_ASSERT_OK(launch_cast(driver(), **cast, cast_arguments, true, nullptr));
   }
+  [[nodiscard]] kernels::AmaxArgs amax_arguments(std::span<const QuantizeOperand> operands) const {
+    const auto before = amax_before(GetParam());
+    return before ? amax_args(*before, sms(), operands) : kernels::AmaxArgs{};
+  }
+  [[nodiscard]] kernels::CastArgs cast_arguments(std::span<const QuantizeOperand> operands) const {
+    return cast_args(GetParam(), sms(), operands);
+  }
+  void run(std::span<const QuantizeOperand> operands) {
+    run(amax_arguments(operands), cast_arguments(operands));
+  }
+
+ private:
+  [[nodiscard]] int sms() const { return context().device().sm_count; }
 };
 
 std::vector<codegen::CastSpec> specs() {
   std::vector<codegen::CastSpec> out;
-  for (const Dtype type : {Dtype::kE4m3, Dtype::kE5m2}) {
-    for (const auto scale : {codegen::ScaleMode::kTensor, codegen::ScaleMode::kAxis}) {
-      for (const bool pow2 : {false, true}) {
-        for (const auto& [q, qt] : {std::pair{true, true}, {true, false}, {false, true}}) {
-          out.push_back(
-              {.in = Dtype::kBf16, .out = type, .scale = scale, .q = q, .qt = qt, .pow2 = pow2});
+  const auto add = [&](const std::string& key) {
+    out.push_back(std::get<codegen::CastSpec>(codegen::parse_kernel_spec(key).value()));
+  };
+  for (const char* type : {"e4m3", "e5m2"}) {
+    for (const char* pow2 : {"", "/pow2"}) {
+      for (const char* scale : {"tensor", "delayed", "axis", "block1x128", "block128x128"}) {
+        for (const char* copies : {"q+qt", "q", "qt"}) {
+          const bool plain = type == std::string_view("e4m3") && *pow2 == 0;
+          if (!plain && copies != std::string_view("q+qt")) continue;
+          add(fmt::format("cast/bf16.{}/{}/{}{}", type, scale, copies, pow2));
         }
       }
     }
+  }
+  for (const char* scales : {"axis+tensor", "tensor+axis", "delayed+axis", "axis+delayed",
+                             "block1x128+axis", "tensor+block128x128", "block128x128+block1x128"}) {
+    add(fmt::format("cast/bf16.e4m3/{}/q+qt/pow2", scales));
   }
   return out;
 }
@@ -154,7 +223,7 @@ TEST_P(CastTest, BitwiseLikeTheReference) {
         SCOPED_TRACE(fmt::format("{} rows {} cols {} data {} seed {}", codegen::key(GetParam()),
                                  rows, cols, static_cast<int>(data), seed));
         const auto x = make_data(data, rows, cols, seed);
-        const Quantized device(context(), x);
+        const Quantized device(context(), GetParam(), x);
         run({&device.operand, 1});
         expect_like_reference(GetParam(), x, device);
         if (HasFailure()) return;
@@ -166,8 +235,8 @@ TEST_P(CastTest, BitwiseLikeTheReference) {
 TEST_P(CastTest, TwoMatricesInOneLaunch) {
   const auto x = make_data(Data::kOutliers, 300, 144, 1);
   const auto w = make_data(Data::kHuge, 129, 272, 2);
-  const Quantized first(context(), x);
-  const Quantized second(context(), w);
+  const Quantized first(context(), GetParam(), x);
+  const Quantized second(context(), GetParam(), w);
   const QuantizeOperand operands[] = {first.operand, second.operand};
   run(operands);
   {
@@ -185,7 +254,6 @@ TEST_P(CastTest, StridedMatrices) {
   const int64_t cols = 176;
   const int64_t ld = 192;
   const int64_t ld_q = 208;
-  const int sms = context().device().sm_count;
   const auto x = make_data(Data::kOutliers, rows, cols, 3);
   std::vector<uint16_t> strided(static_cast<size_t>(rows * ld), 0x7fc0);
   const auto dense = reference::to_bf16_bits(x);
@@ -194,25 +262,18 @@ TEST_P(CastTest, StridedMatrices) {
   }
   const DeviceBuffer input(context(), strided);
   const DeviceBuffer q(context(), static_cast<size_t>(rows * ld_q));
-  const Quantized device(context(), x);
-  auto amax_arguments = amax_args(amax_for(spec), sms, {&device.operand, 1});
-  amax_arguments.tensors[0].x = input.as();
-  amax_arguments.tensors[0].ld = ld;
-  auto arguments = cast_args(spec, sms, {&device.operand, 1});
-  arguments.tensors[0].x = input.as();
-  arguments.tensors[0].ld = ld;
-  if (spec.q) arguments.tensors[0].q = q.as<uint8_t>();
-  arguments.tensors[0].ld_q = ld_q;
-  const auto amax = context().kernel(amax_for(spec));
-  const auto cast = context().kernel(spec);
-  F8_ASSERT_OK(amax);
-  F8_ASSERT_OK(cast);
-  F8_ASSERT_OK(launch_amax(driver(), **amax, amax_arguments, true, nullptr));
-  F8_ASSERT_OK(launch_cast(driver(), **cast, arguments, true, nullptr));
-  const AmaxOver over =
-      spec.scale == codegen::ScaleMode::kAxis ? AmaxOver::kRow : AmaxOver::kTensor;
+  const Quantized device(context(), GetParam(), x);
+  auto amax = amax_arguments({&device.operand, 1});
+  amax.tensors[0].x = input.as();
+  amax.tensors[0].ld = ld;
+  auto cast = cast_arguments({&device.operand, 1});
+  cast.tensors[0].x = input.as();
+  cast.tensors[0].ld = ld;
+  if (spec.q) cast.tensors[0].q = q.as<uint8_t>();
+  cast.tensors[0].ld_q = ld_q;
+  run(amax, cast);
   if (spec.q) {
-    const auto expected = reference::cast(x, over, spec.out, spec.pow2);
+    const auto expected = expected_copy(spec, spec.scale_q, x);
     const auto bytes = q.download<uint8_t>();
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < ld_q; ++c) {
@@ -222,7 +283,7 @@ TEST_P(CastTest, StridedMatrices) {
     }
   }
   if (spec.qt) {
-    const auto expected = reference::cast_transposed(x, over, spec.out, spec.pow2);
+    const auto expected = expected_copy(spec, spec.scale_qt, reference::transpose(x));
     expect_same_bytes(expected.bits, rows, device.qt.download<uint8_t>(), device.ld_qt, "qt");
   }
 }

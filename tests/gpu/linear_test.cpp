@@ -3,6 +3,7 @@
 #include "runtime/linear.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -18,7 +19,8 @@ LinearDesc describe(const std::string& recipe, Shape shape) {
   return desc;
 }
 
-// A linear's tensors for one call.
+// A linear's tensors for one call. Where the recipe has delayed scaling, a state in which every
+// call is a first step: its scales are the tensors' own, as the reference's are.
 struct Tensors {
   Tensors(const Context& context, const Linear& linear, int64_t rows, uint64_t seed)
       : m(rows),
@@ -29,17 +31,38 @@ struct Tensors {
         device_x(to_device(context, x)),
         device_w(to_device(context, w)),
         device_dy(to_device(context, dy)),
+        bias(reference::random_matrix(1, linear.desc().shape.n, seed + 3)),
+        device_bias(to_device(context, bias)),
         y(context, dy.values.size() * 2),
         dx(context, x.values.size() * 2),
         dw(context, w.values.size() * size_bytes(linear.desc().grad_weight_dtype)),
         saved(context, linear.saved_bytes()),
-        workspace(context, linear.workspace_bytes()) {}
+        workspace(context, linear.workspace_bytes()),
+        amaxes(context, std::vector<uint32_t>(std::max<size_t>(linear.scale_slots().size(), 1))),
+        scales(context, std::vector<float>(64, 1.0F)),
+        slots{amaxes.as<uint32_t>(), scales.as<float>()},
+        has_bias(linear.desc().bias) {}
 
   [[nodiscard]] ForwardCall forward() const {
-    return {device_x.as(), device_w.as(), y.as(), saved.as(), m};
+    return {.x = device_x.as(),
+            .w = device_w.as(),
+            .y = y.as(),
+            .saved = saved.as(),
+            .m = m,
+            .bias = has_bias ? device_bias.as() : nullptr,
+            .scales = slots,
+            .first_step = first_step};
   }
   [[nodiscard]] BackwardCall backward() const {
-    return {device_dy.as(), saved.as(), dx.as(), dw.as(), m};
+    return {.dy = device_dy.as(),
+            .saved = saved.as(),
+            .dx = dx.as(),
+            .dw = dw.as(),
+            .m = m,
+            .x = device_x.as(),
+            .w = device_w.as(),
+            .scales = slots,
+            .first_step = first_step};
   }
   void poison_results() {
     for (DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) buffer->poison();
@@ -52,7 +75,12 @@ struct Tensors {
 
   int64_t m;
   reference::Matrix x, w, dy;
-  DeviceBuffer device_x, device_w, device_dy, y, dx, dw, saved, workspace;
+  DeviceBuffer device_x, device_w, device_dy;
+  reference::Matrix bias;
+  DeviceBuffer device_bias, y, dx, dw, saved, workspace, amaxes, scales;
+  ScaleSlots slots;
+  bool has_bias;
+  bool first_step = true;
 };
 
 using Bits = std::vector<std::vector<uint8_t>>;
@@ -62,6 +90,17 @@ Bits results(const Tensors& t) {
 
 class LinearTest : public GpuTestWith<const char*> {
  protected:
+  void SetUp() override {
+    GpuTestWith::SetUp();
+    if (IsSkipped()) return;
+    const Recipe recipe = find_recipe(GetParam()).value();
+    for (const GemmSetting& gemm : recipe.gemms) {
+      if (gemm.is_fp8()) continue;
+      if (const auto version = cublaslt_version(); !version) {
+        GTEST_SKIP() << version.error().message;
+      }
+    }
+  }
   std::shared_ptr<const Linear> plan(const LinearDesc& desc) {
     auto linear = Linear::plan(context_, desc);
     EXPECT_TRUE(linear) << (linear ? "" : linear.error().message);
@@ -82,7 +121,9 @@ class LinearTest : public GpuTestWith<const char*> {
     t.expect_whole_guards();
   }
 };
-INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, ::testing::Values("tensorwise", "rowwise"),
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest,
+                         ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
+                                           "blockwise"),
                          [](const auto& suite) { return std::string(suite.param); });
 
 TEST_P(LinearTest, LikeTheReference) {
@@ -249,7 +290,11 @@ TEST_P(LinearTest, InAGraph) {
 
 TEST_P(LinearTest, ByCublasLt) {
   if (const auto version = cublaslt_version(); !version) GTEST_SKIP() << version.error().message;
-  LinearDesc desc = describe(GetParam(), {300, 208, 592});
+  const std::string recipe = GetParam();
+  if (recipe == "rowwise_with_gw_hp" || recipe == "blockwise") {
+    GTEST_SKIP() << "cuBLASLt does not mix a tensor's and rows' scales, and pads blocks otherwise";
+  }
+  LinearDesc desc = describe(recipe, {300, 208, 592});
   for (auto& choice : desc.choices) choice = parse_choice(Provider::kCublasLt, "h0").value();
   const auto linear = plan(desc);
   ASSERT_NE(linear, nullptr);
@@ -270,9 +315,136 @@ TEST_P(LinearTest, NanInTheInputReachesTheOutput) {
   t.device_x.upload(bits.data(), bits.size() * 2);
   F8_ASSERT_OK(run(*linear, t));
   const auto y = t.y.bf16();
-  const bool rowwise = std::string(GetParam()) == "rowwise";
-  for (size_t i = 0; i < y.size(); ++i) {
-    ASSERT_EQ(std::isnan(y[i]), !rowwise || i / 208 == 17) << i;
+  const GemmSetting& output = linear->desc().recipe.at(Gemm::kOutput);
+  const bool all = output.a.granularity == Granularity::kTensor;
+  for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), all || i / 208 == 17) << i;
+}
+
+TEST_P(LinearTest, AWeightCacheGivesTheSame) {
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 300, 5);
+  F8_ASSERT_OK(run(*linear, t));
+  const Bits plain = results(t);
+  const DeviceBuffer cache(context(), linear->weight_cache_bytes());
+  const WeightCall weight{
+      .w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = t.first_step};
+  F8_ASSERT_OK(linear->cast_weight(weight, t.workspace.as(), nullptr));
+  for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+    t.poison_results();
+    ForwardCall forward = t.forward();
+    forward.w = nullptr;
+    forward.weight_cache = cache.as();
+    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
+    BackwardCall backward = t.backward();
+    backward.weight_cache = cache.as();
+    F8_ASSERT_OK(linear->backward(backward, t.workspace.as(), nullptr));
+    EXPECT_EQ(results(t), plain);
+  }
+  EXPECT_TRUE(cache.guards_are_whole());
+  t.expect_whole_guards();
+}
+
+TEST_P(LinearTest, BiasAndAccumulation) {
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF32}) {
+    LinearDesc desc = describe(GetParam(), {300, 208, 592});
+    desc.grad_weight_dtype = type;
+    desc.bias = true;
+    desc.accumulate_grad_weight = true;
+    const auto linear = plan(desc);
+    ASSERT_NE(linear, nullptr);
+    const Tensors t(context(), *linear, 300, 5);
+    F8_ASSERT_OK(run(*linear, t));
+    auto expected = reference::linear(desc.recipe, t.x, t.w, t.dy).value();
+    for (size_t i = 0; i < expected.y.size(); ++i) {
+      expected.y[i] += static_cast<double>(t.bias.values[i % 208]);
+    }
+    EXPECT_LE(reference::relative_error(expected.y, t.y.bf16()), kFastBound);
+    BackwardCall again = t.backward();
+    again.accumulate = true;
+    F8_ASSERT_OK(linear->backward(again, t.workspace.as(), nullptr));
+    for (double& v : expected.dw) v *= 2;
+    EXPECT_LE(reference::relative_error(expected.dw, result(t.dw, type)), 2 * kPreciseBound);
+    t.expect_whole_guards();
+  }
+}
+
+// Steps of delayed scaling against the reference: scales bitwise, results within the bounds.
+TEST_F(GpuTest, DelayedScalingStepByStep) {
+  const auto linear = Linear::plan(context_, describe("delayed", {300, 208, 592})).value();
+  const DelayedOptions options{.history = 3};
+  const auto scales = DelayedScales::plan(context_, linear->scale_slots(), options).value();
+  const DeviceBuffer state(context(), scales.bytes());
+  F8_ASSERT_OK(scales.init(state.as(), nullptr));
+  std::array<reference::DelayedState, 3> states;
+  for (int step = 0; step < 6; ++step) {
+    Tensors t(context(), *linear, 300, static_cast<uint64_t>(100 + step));
+    t.slots = scales.slots(state.as(), 0);
+    t.first_step = step == 0;
+    F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+    F8_ASSERT_OK(linear->backward(t.backward(), t.workspace.as(), nullptr));
+    reference::DelayedAmax scaled_by;
+    if (step > 0) {
+      scaled_by = {448.0F / states[0].scale, 448.0F / states[1].scale, 57344.0F / states[2].scale};
+    }
+    const auto expected =
+        reference::linear(linear->desc().recipe, t.x, t.w, t.dy, scaled_by).value();
+    EXPECT_LE(reference::relative_error(expected.y, t.y.bf16()), kFastBound) << step;
+    EXPECT_LE(reference::relative_error(expected.dx, t.dx.bf16()), 2 * kPreciseBound) << step;
+    EXPECT_LE(reference::relative_error(expected.dw, t.dw.bf16()), 2 * kPreciseBound) << step;
+    F8_ASSERT_OK(scales.update(state.as(), nullptr));
+    const auto words = state.download<float>();
+    const auto first = static_cast<size_t>(t.slots.scale - state.as<float>());
+    const reference::Matrix* tensors[] = {&t.x, &t.w, &t.dy};
+    for (size_t i = 0; i < states.size(); ++i) {
+      states[i].amax =
+          std::bit_cast<uint32_t>(reference::amax(*tensors[i], reference::AmaxOver::kTensor)[0]);
+      reference::scale_update(linear->scale_slots()[i], options, states[i]);
+      EXPECT_EQ(words[first + i * 8], states[i].scale) << "step " << step << " slot " << i;
+      EXPECT_EQ(words[first + i * 8 + 4], 1.0F / states[i].scale);
+      EXPECT_EQ(words[i], 0.0F) << "the amax is cleared";
+    }
+  }
+  EXPECT_TRUE(state.guards_are_whole());
+}
+
+// Every path of the update, many slots at once, bitwise.
+TEST_F(GpuTest, ScaleUpdateLikeTheReference) {
+  std::vector<DelayedSlot> slots;
+  for (size_t i = 0; i < 1000; ++i) {
+    slots.push_back({i % 3 == 0 ? Dtype::kE5m2 : Dtype::kE4m3, i % 2 == 0});
+  }
+  for (const DelayedOptions& options :
+       {DelayedOptions{}, DelayedOptions{.history = 1, .margin = 3},
+        DelayedOptions{
+            .history = 4, .scale_from = ScaleFrom::kMostRecent, .non_finite = NonFinite::kHold}}) {
+    const auto scales = DelayedScales::plan(context_, slots, options).value();
+    DeviceBuffer state(context(), scales.bytes());
+    F8_ASSERT_OK(scales.init(state.as(), nullptr));
+    std::vector<reference::DelayedState> expected(slots.size());
+    const auto first = static_cast<size_t>(scales.slots(state.as(), 0).scale - state.as<float>());
+    for (uint64_t step = 0; step < 20; ++step) {
+      const auto random = reference::random_matrix(1, 1000, step);
+      auto words = state.download<uint32_t>();
+      for (size_t i = 0; i < slots.size(); ++i) {
+        uint32_t amax = std::bit_cast<uint32_t>(
+            std::ldexp(std::abs(random.values[i]), static_cast<int>(i % 200) - 100));
+        if (i % 7 == step % 7) amax = 0;
+        if (i % 11 == step) amax = 0x7f800000;
+        if (i % 13 == step) amax = 0x7fc00000;
+        words[i] = expected[i].amax = amax;
+        reference::scale_update(slots[i], options, expected[i]);
+      }
+      state.upload(words.data(), words.size() * 4);
+      F8_ASSERT_OK(scales.update(state.as(), nullptr));
+      const auto after = state.download<float>();
+      for (size_t i = 0; i < slots.size(); ++i) {
+        const float scale = after[first + i * 8];
+        if (std::isnan(scale) && std::isnan(expected[i].scale)) continue;
+        ASSERT_EQ(std::bit_cast<uint32_t>(scale), std::bit_cast<uint32_t>(expected[i].scale))
+            << "step " << step << " slot " << i;
+      }
+    }
   }
 }
 
