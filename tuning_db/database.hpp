@@ -181,6 +181,8 @@ class Database {
   // uuid.
   [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
                                                       std::string_view impl = "float8") const;
+  // All terminal rows of one implementation's GEMMs, by problem key, best first.
+  [[nodiscard]] Result<std::vector<TrialRow>> gemms(std::string_view impl) const;
   // For every GEMM the kernel that the fastest linear of its recipe and shape took, where that was
   // measured with it, else the fastest by itself; and the speedup of every linear. Of the device
   // of the newest run.

@@ -126,6 +126,9 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
 }
 
 constexpr std::string_view kKernels = "kernels ";
+constexpr std::string_view kTerminal = "t.state NOT IN ('planned', 'running')";
+constexpr std::string_view kBestFirst =
+    "t.state <> 'ok', m.fidelity <> 'final', t.median_ns IS NULL, t.median_ns, t.uuid";
 
 }  // namespace
 
@@ -161,12 +164,19 @@ std::optional<LinearKernels> kernels_of(std::string_view reason) {
 }
 
 Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
-  auto s =
-      F8_TRY(state_->db->prepare(
-          select_rows() + "WHERE p.key = ? AND t.state NOT IN ('planned', 'running') "
-                          "ORDER BY t.state <> 'ok', m.fidelity <> 'final', t.median_ns IS NULL, "
-                          "t.median_ns, t.uuid"));
+  auto s = F8_TRY(state_->db->prepare(
+      fmt::format("{} WHERE p.key = ? AND {} ORDER BY {}", select_rows(), kTerminal, kBestFirst)));
   s.bind(problem.key());
+  std::vector<TrialRow> rows;
+  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
+  return rows;
+}
+
+Result<std::vector<TrialRow>> Database::gemms(std::string_view impl) const {
+  auto s = F8_TRY(state_->db->prepare(
+      fmt::format("{} WHERE c.impl = ? AND p.op <> 'linear' AND {} ORDER BY p.key, {}",
+                  select_rows(), kTerminal, kBestFirst)));
+  s.bind(impl);
   std::vector<TrialRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
   return rows;

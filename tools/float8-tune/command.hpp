@@ -63,6 +63,7 @@ void add_thresholds(CLI::App& app, Program& program);
 void add_explain(CLI::App& app, Program& program);
 void add_emit(CLI::App& app, Program& program);
 void add_prewarm(CLI::App& app, Program& program);
+void add_cost_model(CLI::App& app, Program& program);
 void add_db(CLI::App& app, Program& program);
 
 }  // namespace f8::cli

@@ -68,6 +68,9 @@ void declare(CLI::App& command, SweepArgs& args) {
   add_integer(command, "--seed", args.seed, "of the order of measuring", 0);
   command.add_flag("--no-pruned-rows", args.no_pruned_rows,
                    "keep no row for configurations that the cost model ruled out");
+  command.add_flag("--exhaustive", args.exhaustive,
+                   "measure every configuration to the end: what searches and the cost model are "
+                   "judged by");
   for (const Knob& knob : kKnobs) {
     command.add_option(knob.name, args.knobs.*knob.value, knob.description)
         ->check(CLI::PositiveNumber)
@@ -87,6 +90,11 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   request.knobs = args.knobs;
   request.knobs.max_ci = F8_TRY(of_option("--max-ci", parse_fraction(args.max_ci)));
   request.seed = static_cast<uint64_t>(args.seed);
+  if (args.exhaustive) {
+    constexpr int kAll = 1000;  // more than there are
+    request.knobs.keep = request.knobs.finalists = kAll;
+    request.knobs.screen_ms = 1;
+  }
   request.record_pruned = !args.no_pruned_rows;
   request.recipes = F8_TRY(recipes_of(args.recipes));
   const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
@@ -128,6 +136,7 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
                                    "--recipe",  args.recipes, "--max-ci",
                                    args.max_ci, "--seed",     std::to_string(args.seed)};
   if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
+  if (args.exhaustive) argv.push_back("--exhaustive");
   for (const Knob& knob : kKnobs) {
     argv.push_back(knob.name);
     argv.push_back(fmt::format("{}", args.knobs.*knob.value));

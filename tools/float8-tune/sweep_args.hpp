@@ -18,6 +18,7 @@ struct SweepArgs {
   std::string max_ci = "0.5%";
   int64_t seed = 1;
   bool no_pruned_rows = false;
+  bool exhaustive = false;
   tuner::SweepKnobs knobs;
 };
 

@@ -82,6 +82,7 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
   // one takes part, and all of them where the model ranks them first.
   constexpr size_t kAllGroupsOfFirst = 2;
   std::vector<std::string> families;
+  const bool all = keep >= static_cast<int>(candidates.size());
   int kept = 0;
   for (Generated& candidate : candidates) {
     const std::string family_key = family_of(candidate.spec.config);
@@ -92,7 +93,7 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
     const bool forced = std::ranges::any_of(also, [&](const runtime::GemmChoice& choice) {
       return choice.provider == Provider::kGenerated && choice.config == candidate.spec.config;
     });
-    if (forced || ((first || rank < kAllGroupsOfFirst) && kept < keep)) {
+    if (all || forced || ((first || rank < kAllGroupsOfFirst) && kept < keep)) {
       ++kept;
       continue;
     }

@@ -1,0 +1,186 @@
+// cost-model: how much slower the model's choices are than the fastest of those measured, and
+// fitting its constants to measurements. Needs no GPU.
+#include "base/file.hpp"
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tools/tuner/model_fit.hpp"
+
+namespace f8::cli {
+namespace {
+
+using tuner::MeasuredProduct;
+using tuner::Regret;
+
+struct Options {
+  std::string train = "builtin";
+  std::string test;
+  std::filesystem::path output;
+  int64_t folds = 5;
+};
+
+// "builtin", a database, or what `db export` wrote (.jsonl).
+Result<std::vector<MeasuredProduct>> products_in(const std::string& source) {
+  if (source == "builtin") {
+    const tuning_db::Database database = F8_TRY(tuning_db::Database::builtin());
+    return tuner::measured_products(database);
+  }
+  if (!source.ends_with(".jsonl")) {
+    const tuning_db::Database database =
+        F8_TRY(tuning_db::Database::open(source, tuning_db::OpenMode::kReadOnly));
+    return tuner::measured_products(database);
+  }
+  const fs::path folder =
+      F8_TRY(make_temp_directory(fs::temp_directory_path(), "float8-cost-model-"));
+  auto products = [&]() -> Result<std::vector<MeasuredProduct>> {
+    tuning_db::Database database =
+        F8_TRY(tuning_db::Database::open(folder / "t.f8db", tuning_db::OpenMode::kCreate));
+    F8_TRY(database.import_jsonl(source));
+    return tuner::measured_products(database);
+  }();
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);
+  return products;
+}
+
+Result<std::vector<MeasuredProduct>> products_of(const char* option, std::string_view list) {
+  std::vector<MeasuredProduct> all;
+  while (!list.empty()) {
+    const size_t comma = list.find(',');
+    const std::string source(list.substr(0, comma));
+    list.remove_prefix(comma == std::string_view::npos ? list.size() : comma + 1);
+    for (MeasuredProduct& product : F8_TRY(of_option(option, products_in(source)))) {
+      all.push_back(std::move(product));
+    }
+  }
+  if (all.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: no product with two or more timed configurations; measure some with "
+                "`float8-tune sweep --exhaustive`",
+                option);
+  }
+  return all;
+}
+
+// Products of layers that the fit has seen are no test.
+std::vector<MeasuredProduct> unseen(const std::vector<MeasuredProduct>& test,
+                                    const std::vector<MeasuredProduct>& train) {
+  std::vector<MeasuredProduct> kept;
+  for (const MeasuredProduct& product : test) {
+    const bool seen = std::ranges::any_of(train, [&](const MeasuredProduct& known) {
+      return known.linear.n == product.linear.n && known.linear.k == product.linear.k;
+    });
+    if (!seen) kept.push_back(product);
+  }
+  return kept;
+}
+
+class Report {
+ public:
+  void add(const std::string& what, const Regret& regret) {
+    json_[what] = {{"products", regret.products},
+                   {"median", rounded(regret.median, 4)},
+                   {"p95", rounded(regret.p95, 4)},
+                   {"worst", rounded(regret.worst, 4)},
+                   {"worst_of", regret.worst_of},
+                   {"median_to_any", rounded(regret.median_to_any, 4)},
+                   {"p95_to_any", rounded(regret.p95_to_any, 4)}};
+    const auto percent = [](double share) { return fmt::format("{:.1f} %", 100 * share); };
+    table_.add({what, std::to_string(regret.products), percent(regret.median), percent(regret.p95),
+                percent(regret.worst), percent(regret.median_to_any), percent(regret.p95_to_any),
+                regret.worst_of});
+  }
+  void show(const Global& global) const {
+    if (global.json) {
+      print_json({{"regret", json_}});
+    } else {
+      print(table_.text(stdout_color(global)));
+    }
+  }
+
+ private:
+  Json json_ = Json::object();
+  Table table_{{{"slower than the fastest", Table::Align::kLeft},
+                {"products"},
+                {"median"},
+                {"p95"},
+                {"worst"},
+                {"or cuBLASLt"},
+                {"p95"},
+                {"worst of", Table::Align::kLeft}}};
+};
+
+Result<int> score(const Options& options, const Global& global) {
+  const auto train = F8_TRY(products_of("--train", options.train));
+  Report report;
+  report.add("fitted to", tuner::regret(train, runtime::CostModel::fitted()));
+  if (!options.test.empty()) {
+    const auto test = unseen(F8_TRY(products_of("--test", options.test)), train);
+    report.add("held out", tuner::regret(test, runtime::CostModel::fitted()));
+  }
+  report.show(global);
+  return kExitOk;
+}
+
+Result<int> fit(const Options& options, const Global& global) {
+  const auto train = F8_TRY(products_of("--train", options.train));
+  std::vector<MeasuredProduct> test;
+  if (!options.test.empty()) {
+    test = unseen(F8_TRY(products_of("--test", options.test)), train);
+  }
+  const runtime::CostModel& start = runtime::CostModel::fitted();
+  Report report;
+  report.add("before", tuner::regret(train, start));
+  const runtime::CostModel model = tuner::fit(train, start);
+  report.add("fitted", tuner::regret(train, model));
+  if (options.folds > 1) {
+    report.add(fmt::format("{} folds", options.folds),
+               tuner::cross_validate(train, start, static_cast<int>(options.folds)));
+  }
+  if (!test.empty()) report.add("held out", tuner::regret(test, model));
+  report.show(global);
+  const std::string source = tuner::constants_source(model);
+  if (options.output.empty()) {
+    if (!global.json) print("\n" + source);
+    return kExitOk;
+  }
+  F8_TRY(of_option("-o", write_file_atomic(options.output, source)));
+  note(global, "wrote {}", options.output.string());
+  return kExitOk;
+}
+
+void declare(CLI::App& command, Options& options) {
+  command
+      .add_option("--train", options.train,
+                  "what it is fitted to: builtin, databases, .jsonl exports, separated by commas")
+      ->type_name("LIST");
+  command
+      .add_option("--test", options.test,
+                  "likewise; of these the layers (N, K) that are not in --train")
+      ->type_name("LIST");
+}
+
+}  // namespace
+
+void add_cost_model(CLI::App& app, Program& program) {
+  CLI::App* group =
+      add_group(app, "cost-model",
+                "the model that chooses kernels where nothing was measured: score and fit");
+  auto scored = std::make_shared<Options>();
+  declare(*add_command(*group, program, "score", "how much slower its choices are", Needs::kNothing,
+                       [scored, &program] { return score(*scored, program.global); }),
+          *scored);
+  auto fitted = std::make_shared<Options>();
+  CLI::App* command =
+      add_command(*group, program, "fit", "fit its constants to measurements", Needs::kNothing,
+                  [fitted, &program] { return fit(*fitted, program.global); });
+  declare(*command, *fitted);
+  command
+      ->add_option("-o,--output", fitted->output,
+                   "write the source here (runtime/cost_model_constants.cpp)")
+      ->type_name("FILE");
+  add_integer(*command, "--folds", fitted->folds,
+              "parts of which each is held out in turn; 1: no cross-validation", 1, 100);
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,65 @@
+// How good the cost model's choices are on measured products, and fitting its constants to them.
+//
+// A product's regret is the time of the configuration that the model chooses among those timed,
+// over the fastest's, minus one. The fit minimises a smooth form of it, the regret that a choice by
+// chance would have if better predictions were likelier, by going through the constants one by one
+// with ever smaller steps: deterministic, no derivative, some seconds.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/cost_model.hpp"
+#include "tuning_db/database.hpp"
+
+namespace f8::tuner {
+
+struct TimedConfig {
+  codegen::GemmConfig config;
+  double ns = 0;
+};
+struct MeasuredProduct {
+  std::string problem;  // its key
+  codegen::GemmSpec family;
+  Shape own;     // the GEMM's
+  Shape linear;  // whose product it is
+  int sm_count = 0;
+  std::vector<TimedConfig> timed;  // at least two
+  double library_ns = 0;           // cuBLASLt's fastest; 0: not measured
+};
+// The products of a database in which generated configurations were timed, of the device of its
+// newest run; each once, however many linears have it. A screening's time counts where a row has no
+// other.
+[[nodiscard]] Result<std::vector<MeasuredProduct>> measured_products(
+    const tuning_db::Database& database);
+
+struct Regret {
+  int products = 0;
+  double median = 0, p95 = 0, worst = 0;
+  std::string worst_of;
+  // Against the fastest of generated and library: what a full search would have chosen.
+  double median_to_any = 0, p95_to_any = 0;
+};
+[[nodiscard]] Regret regret(const std::vector<MeasuredProduct>& products,
+                            const runtime::CostModel& model);
+
+struct FitOptions {
+  double first_step = 0.25;  // relative
+  double last_step = 0.01;
+  int passes = 12;  // through all constants, at most, for each step
+  int rounds = 3;   // through all steps
+};
+[[nodiscard]] runtime::CostModel fit(const std::vector<MeasuredProduct>& products,
+                                     const runtime::CostModel& start,
+                                     const FitOptions& options = {});
+
+// Each of `folds` parts of the (n, k) is held out in turn, the constants fitted to the others: the
+// regret of all products under constants that have not seen their layer.
+[[nodiscard]] Regret cross_validate(const std::vector<MeasuredProduct>& products,
+                                    const runtime::CostModel& start, int folds,
+                                    const FitOptions& options = {});
+
+// runtime/cost_model_constants.cpp.
+[[nodiscard]] std::string constants_source(const runtime::CostModel& model);
+
+}  // namespace f8::tuner
