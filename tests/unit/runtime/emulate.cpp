@@ -220,6 +220,7 @@ namespace {
 int64_t scale_at(codegen::ScaleMode mode, uint32_t stride, int64_t i, int64_t j) {
   switch (mode) {
     case codegen::ScaleMode::kTensor:
+      return 0;
     case codegen::ScaleMode::kAxis:
       return i * stride;
     case codegen::ScaleMode::kBlock1x128:
@@ -264,9 +265,6 @@ void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const F
     fault(faults, "block scales: strides {} and {}", args.stride_a, args.stride_b);
     return;
   }
-  if (spec.scale == codegen::ScaleMode::kTensor && (args.stride_a != 0 || args.stride_b != 0)) {
-    fault(faults, "tensor scales with strides {} and {}", args.stride_a, args.stride_b);
-  }
   const auto* bytes_a = static_cast<const uint8_t*>(a.base);
   const auto* bytes_b = static_cast<const uint8_t*>(b.base);
   auto* bytes_d = static_cast<uint8_t*>(d.base);
@@ -287,8 +285,10 @@ void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const F
         sum += part;
       }
       auto result = static_cast<float>(sum);
-      if (!block)
-        result *= args.inv_scale_a[i * args.stride_a] * args.inv_scale_b[j * args.stride_b];
+      if (!block) {
+        result *= args.inv_scale_a[scale_at(spec.scale, args.stride_a, i, 0)] *
+                  args.inv_scale_b[scale_at(spec.scale, args.stride_b, j, 0)];
+      }
       if (spec.bias) result += decode_bf16(args.bias[j]);
       if (spec.amax) raise(*args.amax, magnitude(result));
       uint8_t* to = bytes_d + i * d.ld_bytes + j * d_bytes;
