@@ -140,8 +140,9 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
     one["recipe"] = work.recipes[r].name;
     one["failed"] = failed[r];
     summaries.push_back(one);
-    summary +=
-        summary_text(fmt::format("{}, speedup over bf16", work.recipes[r].name), speedups[r]);
+    summary += summary_text(fmt::format("{}, speedup over bf16{}", work.recipes[r].name,
+                                        options.knobs.reuse_weights ? ", weights reused" : ""),
+                            speedups[r]);
     all_failed += failed[r];
   }
   if (global.json) {
@@ -163,6 +164,9 @@ void add_bench_linear(CLI::App& group, Program& program) {
   declare(*command, *linear);
   command->add_flag("--no-tune", linear->no_tune,
                     "take kernels from the database or the cost model, look for none");
+
+  command->add_flag("--reuse-weights", linear->knobs.reuse_weights,
+                    "gradient accumulation: the weight's fp8 copies are made once, not timed");
 
   auto cast = std::make_shared<Options>();
   command = add_command(group, program, "cast", "a linear's amax and cast kernels against a copy",

@@ -23,6 +23,7 @@ namespace f8::tuner {
 // impl   := "generated" | "cublaslt" | "bf16_cublaslt"     of a GEMM
 //         | "cublaslt_tensorwise"                          its types, one scale for each operand
 //         | "float8" | "bf16"                              of a linear
+//         | "float8_reused"                                with the weight's copies from before
 // config := GEMM config | "h" INT                          of a GEMM
 //         | choice "," choice "," choice                   of a linear: output, grad_input,
 //                                                          grad_weight

@@ -209,28 +209,9 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
   return bench;
 }
 
-double step_bytes(const std::string& name, Shape shape) {
-  const size_t space = name.find(' ');
-  const std::string kind = name.substr(0, space);
-  if ((kind != "amax" && kind != "cast") || space == std::string::npos) return 0;
-  // An amax reads 2 bytes an element; a cast reads 2 and writes 1 in each of both layouts.
-  const double element = kind == "amax" ? 2 : 4;
-  double elements = 0;
-  std::string tensors = name.substr(space + 1) + ",";
-  for (size_t at = 0, comma = 0; (comma = tensors.find(',', at)) != std::string::npos;
-       at = comma + 1) {
-    const std::string tensor = tensors.substr(at, comma - at);
-    const auto [m, n, k] = shape;
-    if (tensor == "x") elements += static_cast<double>(m) * static_cast<double>(k);
-    if (tensor == "w") elements += static_cast<double>(n) * static_cast<double>(k);
-    if (tensor == "dy") elements += static_cast<double>(m) * static_cast<double>(n);
-  }
-  return element * elements;
-}
-
 // Each launch timed by itself, all of them in turn; the sum differs from the linear's time by what
 // neighbours hide of each other.
-Result<std::vector<KernelShare>> Bench::shares(const Problem& linear, int subject) {
+Result<std::vector<KernelShare>> Bench::shares(int subject) {
   const std::vector<GpuBackend::Part> parts = F8_TRY(backend_.add_steps(subject));
   std::vector<int> order;
   for (const GpuBackend::Part& part : parts) {
@@ -245,9 +226,7 @@ Result<std::vector<KernelShare>> Bench::shares(const Problem& linear, int subjec
   }
   std::vector<KernelShare> result;
   for (size_t i = 0; i < parts.size(); ++i) {
-    result.push_back({.name = parts[i].name,
-                      .ns = median(times[i]),
-                      .bytes = step_bytes(parts[i].name, linear.shape)});
+    result.push_back({.name = parts[i].name, .ns = median(times[i]), .bytes = parts[i].bytes});
   }
   return result;
 }
@@ -307,13 +286,14 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
       }
       return results;
     };
-    const LinearSearch search = F8_TRY(search_linear({.problem = problem,
-                                                      .subjects = {},
-                                                      .batch_us = 400,
-                                                      .stop = {},
-                                                      .warm_s = knobs_.warm_s,
-                                                      .seed = knobs_.seed},
-                                                     fields, knobs_.linears, measure));
+    const LinearSearch search = F8_TRY(search_linear(
+        {.problem = problem,
+         .subjects = {},
+         .batch_us = 400,
+         .stop = {},
+         .warm_s = knobs_.warm_s,
+         .seed = knobs_.seed},
+        fields, knobs_.linears, measure, knobs_.reuse_weights ? "float8_reused" : "float8"));
     bench.choices = search.choices;
     bench.linears = search.timed;
     bench.over_first = search.over_first;
@@ -325,7 +305,8 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
   progress_(fmt::format("timing {} against bf16", problem.key()));
   std::vector<SubjectOutcome> outcomes =
       F8_TRY(session_.run({.problem = problem,
-                           .subjects = {{.impl = "float8", .config = choices_text(bench.choices)},
+                           .subjects = {{.impl = knobs_.reuse_weights ? "float8_reused" : "float8",
+                                         .config = choices_text(bench.choices)},
                                         {.impl = "bf16", .config = choices_text(bench.twin)}},
                            .reference = 1,
                            .batch_us = 400,
@@ -343,7 +324,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
                 tuning_db::to_string(bench.float8.state), bench.float8.reason);
   }
   progress_(fmt::format("timing the kernels of {} one by one", problem.key()));
-  bench.kernels = F8_TRY(shares(problem, 0));
+  bench.kernels = F8_TRY(shares(0));
   if (with_copy) {
     constexpr size_t kCopyBytes = size_t{256} << 20;
     const int copy = F8_TRY(backend_.add_copy(kCopyBytes));

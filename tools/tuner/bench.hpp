@@ -21,6 +21,7 @@ struct BenchKnobs {
   int keep = 12;          // generated configurations that are screened
   int heuristics = 8;
   LinearKnobs linears;
+  bool reuse_weights = false;  // of a linear: the weight's fp8 copies are made once, before
   double warm_s = 3;
   uint64_t seed = 1;
 };
@@ -94,7 +95,7 @@ class Bench {
                                         const char* what);
   [[nodiscard]] Result<Screened> screen_fp8(const Problem& gemm);
   [[nodiscard]] Result<Screened> screen_bf16(const Problem& gemm);
-  [[nodiscard]] Result<std::vector<KernelShare>> shares(const Problem& linear, int subject);
+  [[nodiscard]] Result<std::vector<KernelShare>> shares(int subject);
 
   GpuBackend& backend_;
   CompileAhead& compiler_;
@@ -103,8 +104,5 @@ class Bench {
   Session session_;
   std::map<std::string, Screened> bf16_;  // by identity: all recipes share the twin's products
 };
-
-// The bytes that the launch `name` of a linear ("cast x,w") reads and writes at least; 0 for GEMMs.
-[[nodiscard]] double step_bytes(const std::string& name, Shape shape);
 
 }  // namespace f8::tuner

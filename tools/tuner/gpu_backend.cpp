@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "base/log.hpp"
+#include "codegen/kernels/kernel_args.cuh"
+#include "tools/tuner/search.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -102,7 +104,7 @@ void GpuBackend::forget() {
   }
   timed_.clear();
   if (workspaces_.size() > 1) workspaces_.erase(workspaces_.begin(), workspaces_.end() - 1);
-  copies_.clear();
+  buffers_.clear();
   fp8_sets_.clear();
   bf16_sets_.clear();
   linear_sets_.clear();
@@ -166,26 +168,69 @@ Status GpuBackend::carve_fp8() {
     fp8_sets_.push_back(
         {.a = pool_a.carve(own_.m * ld), .b = pool_b.carve(own_.n * ld), .d = outputs_[i]});
   }
-  // Scales that differ from row to row, so that a kernel that reads a wrong one is found out.
-  const bool axis = setting.a.granularity == Granularity::kAxis;
-  const auto fill = [axis](std::vector<float>& scales, int64_t count, float inv, int period) {
-    scales.assign(static_cast<size_t>(axis ? count : 1), inv);
-    for (size_t i = 0; i < scales.size(); ++i) {
-      scales[i] *= 1 + 0.25F * static_cast<float>(i % static_cast<size_t>(period));
-    }
-  };
-  fill(scale_a_, own_.m, pool_a.pattern().inv_scale, 7);
-  fill(scale_b_, own_.n, pool_b.pattern().inv_scale, 5);
-  const size_t bytes_a = scale_a_.size() * sizeof(float);
-  const size_t bytes_b = scale_b_.size() * sizeof(float);
-  F8_TRY(scales_.reserve(driver_, carved(bytes_a) + carved(bytes_b), "scales"));
-  const CUdeviceptr at_a = scales_.carve(bytes_a);
-  const CUdeviceptr at_b = scales_.carve(bytes_b);
-  F8_TRY(driver_.check(driver_.memcpy_htod(at_a, scale_a_.data(), bytes_a), "cuMemcpyHtoD"));
-  F8_TRY(driver_.check(driver_.memcpy_htod(at_b, scale_b_.data(), bytes_b), "cuMemcpyHtoD"));
-  inv_scale_a_ = reinterpret_cast<const float*>(at_a);
-  inv_scale_b_ = reinterpret_cast<const float*>(at_b);
+  // Scales that differ from row to row and block to block, so that a kernel that reads a wrong one
+  // is found out.
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem_, false));
+  using codegen::ScaleMode;
+  const bool block = codegen::is_block(desc.scale);
+  const ScaleMode mode_a = block           ? ScaleMode::kBlock1x128
+                           : desc.scalar_a ? ScaleMode::kTensor
+                                           : desc.scale;
+  const ScaleMode mode_b = !block && desc.scalar_b ? ScaleMode::kTensor : desc.scale;
+  scale_a_ = make_scales(mode_a, pool_a.pattern().inv_scale, own_.m, own_.k, 7);
+  scale_b_ = make_scales(mode_b, pool_b.pattern().inv_scale, own_.n, own_.k, 5);
+  const auto bytes = [](const Scales& scales) { return scales.values.size() * sizeof(float); };
+  F8_TRY(scales_.reserve(driver_, carved(bytes(scale_a_)) + carved(bytes(scale_b_)), "scales"));
+  for (Scales* scales : {&scale_a_, &scale_b_}) {
+    const CUdeviceptr at = scales_.carve(bytes(*scales));
+    F8_TRY(driver_.check(driver_.memcpy_htod(at, scales->values.data(), bytes(*scales)),
+                         "cuMemcpyHtoD"));
+    scales->data = reinterpret_cast<const float*>(at);
+  }
   return {};
+}
+
+// Where a kernel looks for them: codegen/kernel_spec.hpp.
+GpuBackend::Scales GpuBackend::make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
+                                           int64_t contraction, int period) {
+  Scales scales;
+  scales.mode = mode;
+  const int64_t blocks = runtime::ceil_div(contraction, 128);
+  int64_t count = 1;
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      break;
+    case codegen::ScaleMode::kAxis:
+      count = rows;
+      break;
+    case codegen::ScaleMode::kBlock1x128:
+      scales.stride = kernels::padded_scales(rows);
+      count = blocks * scales.stride;
+      break;
+    case codegen::ScaleMode::kBlock128x128:
+      scales.stride = kernels::padded_scales(blocks);
+      count = runtime::ceil_div(rows, 128) * scales.stride;
+      break;
+  }
+  scales.values.assign(static_cast<size_t>(count), inv);
+  for (size_t i = 0; i < scales.values.size(); ++i) {
+    scales.values[i] *= 1 + 0.25F * static_cast<float>(i % static_cast<size_t>(period));
+  }
+  return scales;
+}
+
+float GpuBackend::Scales::at(int64_t row, int64_t c) const {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      return values[0];
+    case codegen::ScaleMode::kAxis:
+      return values[static_cast<size_t>(row)];
+    case codegen::ScaleMode::kBlock1x128:
+      return values[static_cast<size_t>(c / 128 * stride + row)];
+    case codegen::ScaleMode::kBlock128x128:
+      return values[static_cast<size_t>(row / 128 * stride + c / 128)];
+  }
+  return values[0];
 }
 
 Status GpuBackend::carve_bf16() {
@@ -210,8 +255,9 @@ Status GpuBackend::open_linear() {
   const size_t y = carved(bytes_of(m * n, Dtype::kBf16));
   const size_t inputs = x + w + y;
   const size_t outputs = y + x + w;
-  // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and scales.
-  saved_bytes_ = x + w + carved(static_cast<size_t>(8 * (m + n + k)) + (4 << 20));
+  // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and scales, of
+  // which blocks of 1 x 128 have most.
+  saved_bytes_ = x + w + (x + w) / 16 + carved(static_cast<size_t>(8 * (m + n + k)) + (4 << 20));
   const size_t saved = saved_bytes_;
   const size_t set_bytes = inputs + outputs + saved;
   // The workspace holds the casts of dy in both layouts, and what the kernels' splits need.
@@ -362,10 +408,10 @@ Result<int> GpuBackend::add_copy(size_t bytes) {
       F8_TRY(fit_sets(2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(bytes))));
   Timed timed;
   timed.subject = {.impl = "copy", .config = fmt::format("{}", bytes)};
-  copies_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
-  const CUdeviceptr to = copies_.back().address();
-  copies_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
-  const CUdeviceptr from = copies_.back().address();
+  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
+  const CUdeviceptr to = buffers_.back().address();
+  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
+  const CUdeviceptr from = buffers_.back().address();
   F8_TRY(driver_.check(driver_.memset_d8(from, 0x5a, carved(bytes) * sets), "cuMemsetD8"));
   for (size_t i = 0; i < sets; ++i) {
     const size_t offset = i * carved(bytes);

@@ -48,6 +48,7 @@ class GpuBackend final : public Backend {
   struct Part {
     std::string name;
     int id = 0;
+    double bytes = 0;  // that an amax or a cast must move; 0: a GEMM or a clear
   };
   [[nodiscard]] Result<std::vector<Part>> add_steps(int linear);
   // A copy on the device that reads and writes `bytes` each: the ceiling of what casts can reach.
@@ -60,6 +61,15 @@ class GpuBackend final : public Backend {
   struct GemmSet {
     PoolTensor a, b;
     CUdeviceptr d = 0;
+  };
+  // An operand's inverse scales, on the device and what they are.
+  struct Scales {
+    codegen::ScaleMode mode = codegen::ScaleMode::kTensor;
+    int64_t stride = 0;  // of a line of blocks
+    std::vector<float> values;
+    const float* data = nullptr;
+
+    [[nodiscard]] float at(int64_t row, int64_t c) const;
   };
   struct LinearSet {
     PoolTensor x, w, dy;
@@ -75,7 +85,10 @@ class GpuBackend final : public Backend {
     int launches = 1;
     double estimate_ns = 0;
     std::shared_ptr<const runtime::Linear> linear;
-    int64_t contraction = 0;  // of a GEMM: as far as the provider reads
+    std::vector<runtime::ForwardCall> forward;  // of a linear, by operand set
+    std::vector<runtime::BackwardCall> backward;
+    std::function<Status()> prime;  // runs once, before the first launch
+    int64_t contraction = 0;        // of a GEMM: as far as the provider reads
   };
   // Sampled elements of a result, in fp64 from the host's copy of the operands.
   struct Reference {
@@ -97,10 +110,14 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status open_linear();
   [[nodiscard]] Status carve_fp8();
   [[nodiscard]] Status carve_bf16();
+  [[nodiscard]] static Scales make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
+                                          int64_t contraction, int period);
   [[nodiscard]] Result<Built> add_gemm(const Subject& subject);
   [[nodiscard]] Result<Built> add_float8(const Subject& subject);
   [[nodiscard]] Result<Built> add_bf16(const Subject& subject);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
+  [[nodiscard]] Status add_delayed_scales(Timed& timed);
+  [[nodiscard]] Status add_weight_caches(Timed& timed);
 
   [[nodiscard]] Reference gemm_reference(Operands operands, int64_t contraction) const;
   [[nodiscard]] Status check_output(CUdeviceptr d, int64_t row_length, const Reference& reference,
@@ -119,7 +136,7 @@ class GpuBackend final : public Backend {
   std::map<std::string, Pool> pools_;
   Arena results_;                         // outputs and saved buffers
   std::vector<DeviceBuffer> workspaces_;  // the last is the largest; plans may hold earlier ones
-  std::vector<DeviceBuffer> copies_;
+  std::vector<DeviceBuffer> buffers_;     // of single subjects: copies, caches, states
   Arena scales_;
 
   Problem problem_;
@@ -128,9 +145,7 @@ class GpuBackend final : public Backend {
   int sets_ = 0;
   std::vector<GemmSet> fp8_sets_, bf16_sets_;
   std::vector<CUdeviceptr> outputs_;
-  const float* inv_scale_a_ = nullptr;
-  const float* inv_scale_b_ = nullptr;
-  std::vector<float> scale_a_, scale_b_;  // what the device has
+  Scales scale_a_, scale_b_;
   std::vector<LinearSet> linear_sets_;
   size_t saved_bytes_ = 0;  // that each of them has
   std::map<std::pair<Operands, int64_t>, Reference> references_;

@@ -1,5 +1,6 @@
 // From a subject's text to launches on every operand set.
 #include <algorithm>
+#include <utility>
 
 #include "tools/tuner/gpu_backend.hpp"
 #include "tools/tuner/search.hpp"
@@ -39,7 +40,7 @@ Result<Built> GpuBackend::add(const Subject& subject) {
   if (!linear && (subject.impl == "generated" || subject.impl == "cublaslt" ||
                   subject.impl == "cublaslt_tensorwise" || subject.impl == "bf16_cublaslt")) {
     built = add_gemm(subject);
-  } else if (linear && subject.impl == "float8") {
+  } else if (linear && (subject.impl == "float8" || subject.impl == "float8_reused")) {
     built = add_float8(subject);
   } else if (linear && subject.impl == "bf16") {
     built = add_bf16(subject);
@@ -71,8 +72,8 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
     const runtime::GemmCall call{.a = set.a.data,
                                  .b = set.b.data,
                                  .d = mutable_pointer(set.d),
-                                 .inv_scale_a = bf16 ? nullptr : inv_scale_a_,
-                                 .inv_scale_b = bf16 ? nullptr : inv_scale_b_,
+                                 .inv_scale_a = bf16 ? nullptr : scale_a_.data,
+                                 .inv_scale_b = bf16 ? nullptr : scale_b_.data,
                                  .m = problem_.shape.m};
     timed.launch.emplace_back([plan, call, workspace](runtime::Stream stream) {
       return plan->run(call, workspace, stream);
@@ -108,23 +109,30 @@ Result<Built> GpuBackend::add_float8(const Subject& subject) {
     return fail(ErrorCode::kInternal, "{}: the linear saves {} bytes, {} were laid out for it",
                 problem_.key(), timed.linear->saved_bytes(), saved_bytes_);
   }
-  void* workspace = mutable_pointer(workspaces_.back().address());
   for (const LinearSet& set : linear_sets_) {
-    const runtime::ForwardCall forward{.x = set.x.data,
-                                       .w = set.w.data,
-                                       .y = mutable_pointer(set.y),
-                                       .saved = mutable_pointer(set.saved),
-                                       .m = problem_.shape.m};
-    const runtime::BackwardCall backward{.dy = set.dy.data,
-                                         .saved = pointer(set.saved),
-                                         .dx = mutable_pointer(set.dx),
-                                         .dw = mutable_pointer(set.dw),
-                                         .m = problem_.shape.m};
-    timed.launch.emplace_back(
-        [linear = timed.linear, forward, backward, workspace](runtime::Stream stream) -> Status {
-          F8_TRY(linear->forward(forward, workspace, stream));
-          return linear->backward(backward, workspace, stream);
-        });
+    timed.forward.push_back({.x = set.x.data,
+                             .w = set.w.data,
+                             .y = mutable_pointer(set.y),
+                             .saved = mutable_pointer(set.saved),
+                             .m = problem_.shape.m});
+    timed.backward.push_back({.dy = set.dy.data,
+                              .saved = pointer(set.saved),
+                              .dx = mutable_pointer(set.dx),
+                              .dw = mutable_pointer(set.dw),
+                              .m = problem_.shape.m,
+                              .x = set.x.data,
+                              .w = set.w.data});
+  }
+  if (!timed.linear->scale_slots().empty()) F8_TRY(add_delayed_scales(timed));
+  if (subject.impl == "float8_reused") F8_TRY(add_weight_caches(timed));
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (size_t i = 0; i < timed.forward.size(); ++i) {
+    timed.launch.emplace_back([linear = timed.linear, forward = timed.forward[i],
+                               backward = timed.backward[i],
+                               workspace](runtime::Stream stream) -> Status {
+      F8_TRY(linear->forward(forward, workspace, stream));
+      return linear->backward(backward, workspace, stream);
+    });
   }
   timed_.push_back(std::move(timed));
   return Built{.id = static_cast<int>(timed_.size()) - 1,
@@ -132,6 +140,54 @@ Result<Built> GpuBackend::add_float8(const Subject& subject) {
                .registers = {},
                .smem_bytes = {},
                .spill_bytes = {}};
+}
+
+// A state of its own, into which one step has left the operands' scales. The update of the scales
+// is a launch for all linears of a model and no part of one linear's time.
+Status GpuBackend::add_delayed_scales(Timed& timed) {
+  const auto state = std::make_shared<const runtime::DelayedScales>(
+      F8_TRY(runtime::DelayedScales::plan(context_, timed.linear->scale_slots())));
+  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, state->bytes(), "delayed scales")));
+  void* bytes = mutable_pointer(buffers_.back().address());
+  const runtime::ScaleSlots slots = state->slots(bytes, 0);
+  for (runtime::ForwardCall& forward : timed.forward) forward.scales = slots;
+  for (runtime::BackwardCall& backward : timed.backward) backward.scales = slots;
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  timed.prime = [this, state, bytes, workspace, linear = timed.linear,
+                 forward = timed.forward.front(),
+                 backward = timed.backward.front()]() mutable -> Status {
+    F8_TRY(state->init(bytes, stream_));
+    forward.first_step = backward.first_step = true;
+    F8_TRY(linear->forward(forward, workspace, stream_));
+    F8_TRY(linear->backward(backward, workspace, stream_));
+    return state->update(bytes, stream_);
+  };
+  return {};
+}
+
+// Gradient accumulation: the weight's fp8 copies are made once, outside of what is timed.
+Status GpuBackend::add_weight_caches(Timed& timed) {
+  const size_t bytes = carved(std::max<size_t>(1, timed.linear->weight_cache_bytes()));
+  buffers_.push_back(
+      F8_TRY(DeviceBuffer::allocate(driver_, bytes * timed.forward.size(), "weight caches")));
+  std::vector<runtime::WeightCall> calls;
+  for (size_t i = 0; i < timed.forward.size(); ++i) {
+    void* cache = mutable_pointer(buffers_.back().address() + i * bytes);
+    calls.push_back({.w = timed.forward[i].w, .cache = cache, .scales = timed.forward[i].scales});
+    if (timed.linear->weight_cache_bytes() == 0) continue;
+    timed.forward[i].weight_cache = timed.backward[i].weight_cache = cache;
+  }
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  timed.prime = [this, before = std::move(timed.prime), calls = std::move(calls), workspace,
+                 linear = timed.linear]() -> Status {
+    if (before) F8_TRY(before());
+    if (linear->weight_cache_bytes() == 0) return {};
+    for (const runtime::WeightCall& call : calls) {
+      F8_TRY(linear->cast_weight(call, workspace, stream_));
+    }
+    return {};
+  };
+  return {};
 }
 
 Result<Built> GpuBackend::add_bf16(const Subject& subject) {
@@ -179,36 +235,30 @@ Result<Built> GpuBackend::add_bf16(const Subject& subject) {
 }
 
 Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
-  const auto plan = timed_[static_cast<size_t>(linear)].linear;
+  const Timed& whole = timed_[static_cast<size_t>(linear)];
+  const auto plan = whole.linear;
   if (plan == nullptr) {
     return fail(ErrorCode::kInvalidArgument, "only a float8 linear has steps");
   }
   void* workspace = mutable_pointer(workspaces_.back().address());
   std::vector<Part> parts;
   std::vector<Timed> timed;
-  for (const LinearSet& set : linear_sets_) {
-    std::vector<runtime::Step> steps = plan->forward_steps({.x = set.x.data,
-                                                            .w = set.w.data,
-                                                            .y = mutable_pointer(set.y),
-                                                            .saved = mutable_pointer(set.saved),
-                                                            .m = problem_.shape.m},
-                                                           workspace);
-    const std::vector<runtime::Step> backward = plan->backward_steps({.dy = set.dy.data,
-                                                                      .saved = pointer(set.saved),
-                                                                      .dx = mutable_pointer(set.dx),
-                                                                      .dw = mutable_pointer(set.dw),
-                                                                      .m = problem_.shape.m},
-                                                                     workspace);
+  for (size_t set = 0; set < whole.forward.size(); ++set) {
+    std::vector<runtime::Step> steps = plan->forward_steps(whole.forward[set], workspace);
+    const std::vector<runtime::Step> backward =
+        plan->backward_steps(whole.backward[set], workspace);
     steps.insert(steps.end(), backward.begin(), backward.end());
     timed.resize(steps.size());
+    parts.resize(steps.size());
     for (size_t i = 0; i < steps.size(); ++i) {
       timed[i].subject = {.impl = "step", .config = steps[i].name};
       timed[i].launch.push_back(steps[i].launch);
+      parts[i] = {.name = steps[i].name, .bytes = steps[i].bytes};
     }
   }
-  for (Timed& step : timed) {
-    parts.push_back({.name = step.subject.config, .id = static_cast<int>(timed_.size())});
-    timed_.push_back(std::move(step));
+  for (size_t i = 0; i < timed.size(); ++i) {
+    parts[i].id = static_cast<int>(timed_.size());
+    timed_.push_back(std::move(timed[i]));
   }
   return parts;
 }

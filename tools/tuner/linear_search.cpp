@@ -105,7 +105,8 @@ std::vector<LinearChoices> linear_variants(const KernelFields& fields, const Lin
 }
 
 Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
-                                   const LinearKnobs& knobs, const MeasureGroup& measure) {
+                                   const LinearKnobs& knobs, const MeasureGroup& measure,
+                                   const std::string& impl) {
   std::vector<LinearChoices> variants = linear_variants(fields, knobs);
   LinearSearch found{.choices = variants.front()};
   if (variants.size() == 1) return found;
@@ -114,7 +115,7 @@ Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& field
                         double share_ms) -> Result<std::vector<std::optional<double>>> {
     group.subjects.clear();
     for (const LinearChoices& choices : linears) {
-      group.subjects.push_back({.impl = "float8", .config = choices_text(choices)});
+      group.subjects.push_back({.impl = impl, .config = choices_text(choices)});
     }
     group.reference = -1;
     const double all_s = share_ms / 1e3 * static_cast<double>(linears.size());

@@ -48,10 +48,11 @@ struct LinearSearch {
 };
 using MeasureGroup =
     std::function<Result<std::vector<tuning_db::TrialResult>>(const GroupRequest&)>;
-// `group` has the problem, the seed and the length of batches. A linear that cannot be measured is
-// left out; where none can, the choices are the fastest kernels'.
+// `group` has the problem, the seed and the length of batches; `impl` is float8 or float8_reused. A
+// linear that cannot be measured is left out; where none can, the choices are the fastest kernels'.
 [[nodiscard]] Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
                                                  const LinearKnobs& knobs,
-                                                 const MeasureGroup& measure);
+                                                 const MeasureGroup& measure,
+                                                 const std::string& impl = "float8");
 
 }  // namespace f8::tuner

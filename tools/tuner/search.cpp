@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/cost_model.hpp"
+#include "runtime/linear_kernels.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -18,32 +19,29 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16) {
   if (problem.op == Op::kLinear) {
     return fail(ErrorCode::kUnsupported, "{} is three GEMMs", problem.key());
   }
-  runtime::GemmDesc desc{.gemm = static_cast<Gemm>(problem.op),
-                         .shape = problem.shape,
-                         .a = Dtype::kBf16,
-                         .b = Dtype::kBf16,
-                         .d = problem.d,
-                         .scale = codegen::ScaleMode::kTensor,
-                         .fast = false};
-  if (bf16) return desc;
+  const auto gemm = static_cast<Gemm>(problem.op);
+  if (bf16) {
+    return runtime::GemmDesc{.gemm = gemm,
+                             .shape = problem.shape,
+                             .a = Dtype::kBf16,
+                             .b = Dtype::kBf16,
+                             .d = problem.d,
+                             .scale = codegen::ScaleMode::kTensor,
+                             .fast = false};
+  }
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
-  const GemmSetting& setting = recipe.at(desc.gemm);
-  if (!setting.is_fp8()) {
+  if (!recipe.at(gemm).is_fp8()) {
     return fail(ErrorCode::kUnsupported, "{}: recipe {} keeps this GEMM in bf16", problem.key(),
                 recipe.name);
   }
-  const auto known = [](Granularity g) {
-    return g == Granularity::kTensor || g == Granularity::kAxis;
-  };
-  if (setting.a.granularity != setting.b.granularity || !known(setting.a.granularity)) {
-    return fail(ErrorCode::kUnsupported, "{}: no kernel has the scales of recipe {}", problem.key(),
-                recipe.name);
-  }
+  // As the linear itself would have it.
+  const runtime::LinearKernels kernels =
+      F8_TRY(runtime::linear_kernels({.shape = problem.shape, .recipe = recipe, .choices = {}}));
+  runtime::GemmDesc desc = *kernels.gemms[static_cast<size_t>(gemm)];
   desc.a = problem.a;
   desc.b = problem.b;
+  desc.d = problem.d;
   desc.fast = problem.fast;
-  desc.scale = setting.a.granularity == Granularity::kAxis ? codegen::ScaleMode::kAxis
-                                                           : codegen::ScaleMode::kTensor;
   return desc;
 }
 
@@ -126,10 +124,14 @@ std::string gemm_identity(const Problem& problem, bool bf16) {
     return fmt::format("bf16/{}/{}", to_string(problem.op), to_string(problem.shape));
   }
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
-  const auto spec = gemm_spec(problem);
+  const auto desc = gemm_desc(problem, false);
+  const std::string scales =
+      desc ? fmt::format("{}{}{}", codegen::to_string(desc->scale), desc->scalar_a ? "-a" : "",
+                         desc->scalar_b ? "-b" : "")
+           : problem.recipe;
   return fmt::format("{}.{}.{}/{}/{}/{}", to_string(problem.a), to_string(problem.b),
-                     to_string(problem.d), spec ? codegen::to_string(spec->scale) : problem.recipe,
-                     problem.fast ? "fast" : "precise", to_string(own));
+                     to_string(problem.d), scales, problem.fast ? "fast" : "precise",
+                     to_string(own));
 }
 
 tuning_db::Candidate to_candidate(const Subject& subject, std::string source_hash) {

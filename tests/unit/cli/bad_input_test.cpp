@@ -184,7 +184,6 @@ TEST_F(BadInput, Emit) {
   refuse(Words{"emit", "--cubin"} + shape, {"--cubin", "-o"});
   refuse({"emit", "--kernel", "gemm/x"}, {"--kernel"});
   refuse({"emit", "--kernel", "amax/bf16/tensor", "--mnk", "8192,4096,4096"}, {"--kernel"});
-  refuse({"emit", "--mnk", "8192,4096,4096", "--recipe", "blockwise"}, {"blockwise"});
   tool_.write("file", "");
   refuse(Words{"emit", "-o", "file"} + shape, {"-o", "file"});
   refuse(Words{"emit", "-o", "file/folder"} + shape, {"-o", "file"});

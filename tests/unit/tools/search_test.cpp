@@ -39,8 +39,12 @@ TEST(Search, TheFamilyFollowsTheRecipe) {
   EXPECT_EQ(precise.scale, codegen::ScaleMode::kTensor);
   EXPECT_EQ(gemm_spec(make(Op::kOutput, "rowwise", {256, 256, 256}))->scale,
             codegen::ScaleMode::kAxis);
-  EXPECT_EQ(gemm_spec(make(Op::kOutput, "blockwise", {256, 256, 256})).error().code,
-            ErrorCode::kUnsupported);
+  EXPECT_EQ(gemm_spec(make(Op::kOutput, "blockwise", {256, 256, 256}))->scale,
+            codegen::ScaleMode::kBlock128x128);
+  EXPECT_EQ(gemm_spec(make(Op::kGradWeight, "blockwise", {256, 256, 256}))->scale,
+            codegen::ScaleMode::kBlock1x128);
+  EXPECT_EQ(gemm_spec(make(Op::kOutput, "delayed", {256, 256, 256}))->scale,
+            codegen::ScaleMode::kTensor);
   EXPECT_EQ(gemm_spec(make(Op::kGradWeight, "rowwise_with_gw_hp", {256, 256, 256})).error().code,
             ErrorCode::kUnsupported);
   EXPECT_FALSE(gemm_spec(make(Op::kLinear, "rowwise", {256, 256, 256})));
@@ -54,6 +58,11 @@ TEST(Search, IdentityIsTheProductNotItsPlace) {
   EXPECT_NE(gemm_identity(gi, true), gemm_identity(gw, true)) << "bf16 operands lie differently";
   EXPECT_NE(gemm_identity(gi, false),
             gemm_identity(make(Op::kGradInput, "rowwise", gi.shape), false));
+  EXPECT_NE(gemm_identity(make(Op::kGradInput, "rowwise", gi.shape), false),
+            gemm_identity(make(Op::kGradInput, "rowwise_with_gw_hp", gi.shape), false))
+      << "one scale for one of the operands";
+  EXPECT_EQ(gemm_identity(make(Op::kOutput, "tensorwise", gi.shape), false),
+            gemm_identity(make(Op::kOutput, "delayed", gi.shape), false));
   EXPECT_EQ(gemm_identity(gi, true),
             gemm_identity(make(Op::kGradInput, "rowwise", gi.shape), true));
 }
@@ -129,6 +138,27 @@ TEST(SweepPlan, TheMethodIsItsFigures) {
   EXPECT_EQ(sweep_method(SweepKnobs{}).key(), key);
   knobs.max_ci = 0.01;
   EXPECT_NE(sweep_method(knobs).key(), key);
+}
+
+// Every built-in recipe can be planned; a GEMM that a recipe keeps in bf16 has bf16 candidates
+// alone.
+TEST(Plan, TakesEveryRecipe) {
+  SweepRequest request;
+  request.shapes = {{256, 512, 256}};
+  for (const Recipe& recipe : builtin_recipes()) request.recipes.push_back(recipe.name);
+  const auto plan =
+      plan_sweep(request, h100(), [](const Problem&, bool) -> Result<int> { return 2; });
+  ASSERT_TRUE(plan) << plan.error().message;
+  ASSERT_EQ(plan->linears.size(), request.recipes.size());
+  for (const PlannedLinear& linear : plan->linears) {
+    const Recipe recipe = find_recipe(linear.problem.recipe).value();
+    for (const Gemm g : kGemms) {
+      const PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
+      EXPECT_EQ(gemm.generated.empty(), !recipe.at(g).is_fp8()) << gemm.problem.key();
+      EXPECT_EQ(gemm.prior.empty(), !recipe.at(g).is_fp8()) << gemm.problem.key();
+      EXPECT_EQ(gemm.bf16_heuristics, 2);
+    }
+  }
 }
 
 }  // namespace

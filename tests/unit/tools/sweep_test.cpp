@@ -247,6 +247,32 @@ TEST_F(SweepTest, WhatIsChosenWithoutASearchTakesPart) {
   }));
 }
 
+TEST_F(SweepTest, EveryRecipeGetsALinear) {
+  request_.recipes.clear();
+  for (const Recipe& recipe : builtin_recipes()) request_.recipes.push_back(recipe.name);
+  const auto outcome = sweep_all();
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->progress.done, outcome->progress.cells);
+  ASSERT_EQ(outcome->linears.size(), request_.recipes.size());
+  const TuningTable table = open().table().value();
+  for (const LinearResult& linear : outcome->linears) {
+    const Recipe recipe = find_recipe(linear.problem.recipe).value();
+    EXPECT_EQ(linear.float8.state, TrialState::kOk) << recipe.name << linear.float8.reason;
+    const auto kernels = tuning_db::kernels_of(linear.float8.reason);
+    ASSERT_TRUE(kernels) << recipe.name;
+    for (const Gemm gemm : kGemms) {
+      const auto& kernel = kernels->at(static_cast<size_t>(gemm));
+      if (!recipe.at(gemm).is_fp8()) {
+        EXPECT_EQ(kernel, (tuning_db::LinearKernel{Provider::kCublasLt, "h1"}));
+      }
+      const Problem own = problem(to_op(gemm), recipe.name.c_str());
+      const KernelChoice* chosen = table.find(own);
+      ASSERT_NE(chosen, nullptr) << own.key();
+      EXPECT_EQ(chosen->config, kernel.config) << own.key();
+    }
+  }
+}
+
 TEST_F(SweepTest, BothKindsReachTheFinal) {
   ASSERT_TRUE(sweep_all());
   for (const char* impl : {"generated", "cublaslt"}) {
