@@ -1,5 +1,6 @@
 // The generated matmul as a provider: a persistent grid, tensor maps encoded for each call.
 #include <array>
+#include <numeric>
 
 #include "codegen/kernels/kernel_args.cuh"
 #include "runtime/gemm_providers.hpp"
@@ -52,6 +53,14 @@ int64_t grid(const Kernel& kernel, int64_t units) {
   return std::min<int64_t>(units, kernel.resident_clusters) * kernel.cluster_size;
 }
 
+// How many tiles of the second product take as long as one of the first: what a tile costs beside
+// its contraction is worth about 512 of it.
+kernels::u32 extra_units(int64_t first_k, int64_t second_k) {
+  constexpr int64_t kTileOverhead = 512;
+  return static_cast<kernels::u32>((2 * (first_k + kTileOverhead) + second_k + kTileOverhead) /
+                                   (2 * (second_k + kTileOverhead)));
+}
+
 struct Launcher {
   std::shared_ptr<Context> context;
   const Kernel& kernel;
@@ -66,17 +75,21 @@ struct Launcher {
     std::array<GemmMaps, kCount> maps;
     kernels::GemmArgs args{};
     args.group = static_cast<kernels::u32>(spec.config.group);
-    int64_t all_units = 0;
+    std::array<int64_t, kCount> unit_counts;
+    std::array<int64_t, kCount> contractions;
     for (size_t i = 0; i < kCount; ++i) {
       const GemmCall& call = *calls[i];
       const Shape own = gemm_shape(call_shape(*descs[i], call), descs[i]->gemm);
       F8_TRY(encode_gemm_maps(driver, spec, own, padded(own.k), call.a, call.b, call.d, maps[i]));
       args.problems[i] = problem(*descs[i], own, call);
-      all_units += units(spec.config, own);
+      unit_counts[i] = units(spec.config, own);
+      contractions[i] = own.k;
     }
+    const int64_t blocks = grid(kernel, std::reduce(unit_counts.begin(), unit_counts.end()));
+    if constexpr (kCount == 2) args.extra = extra_units(contractions[0], contractions[1]);
     void* parameters[] = {maps.data(), &args};
-    return launch(driver, kernel, grid(kernel, all_units), parameters,
-                  context->options().programmatic_launch, stream);
+    return launch(driver, kernel, blocks, parameters, context->options().programmatic_launch,
+                  stream);
   }
 };
 

@@ -115,6 +115,7 @@ struct Linear::State {
   Loaded first_loaded;
   std::array<GemmPlanPtr, 3> gemms;  // null: not wanted
   GemmPlanPtr add_grad_weight;
+  std::shared_ptr<const GemmPair> gradients;  // both in one launch, where their choices allow it
   LinearLayout layout;
 
   [[nodiscard]] const GemmPlan& gemm(Gemm g) const { return *gemms[static_cast<size_t>(g)]; }
@@ -384,23 +385,17 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
                     layout.dy_words.row + call.m, step));
   }
   uint8_t* scratch = work + layout.backward_gemm;
-  if (call.dx != nullptr) {
-    GemmCall input{.a = call.dy, .b = call.w, .d = call.dx, .m = call.m};
-    if (q) {
-      const auto* base =
-          call.weight_cache != nullptr ? static_cast<const uint8_t*>(call.weight_cache) : saved;
-      const CopyLayout& at = call.weight_cache != nullptr ? layout.cache : layout.w;
-      input.a = dy.q;
-      input.b = base + at.qt;
-      input.inv_scale_a = inverse_q(Tensor::kGradOutput, dy, qt);
-      input.inv_scale_b = inverse_of(*kernels.of(Tensor::kWeight).qt,
-                                     reinterpret_cast<const float*>(base + at.qt_scale));
-    }
-    F8_TRY(step("gemm grad_input", 0.0, [this, input, scratch](Stream stream) {
-      return gemm(Gemm::kGradInput).run(input, scratch, stream);
-    }));
+  GemmCall input{.a = call.dy, .b = call.w, .d = call.dx, .m = call.m};
+  if (q) {
+    const auto* base =
+        call.weight_cache != nullptr ? static_cast<const uint8_t*>(call.weight_cache) : saved;
+    const CopyLayout& at = call.weight_cache != nullptr ? layout.cache : layout.w;
+    input.a = dy.q;
+    input.b = base + at.qt;
+    input.inv_scale_a = inverse_q(Tensor::kGradOutput, dy, qt);
+    input.inv_scale_b = inverse_of(*kernels.of(Tensor::kWeight).qt,
+                                   reinterpret_cast<const float*>(base + at.qt_scale));
   }
-  if (call.dw == nullptr) return {};
   GemmCall weight{.a = call.dy, .b = call.x, .d = call.dw, .m = call.m};
   if (qt) {
     weight.a = dy.qt;
@@ -409,6 +404,17 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
     weight.inv_scale_b = inverse_of(*kernels.of(Tensor::kInput).qt,
                                     reinterpret_cast<const float*>(saved + layout.x.qt_scale));
   }
+  if (call.dx != nullptr && call.dw != nullptr && !call.accumulate && gradients != nullptr) {
+    return step("gemm gradients", 0.0, [this, input, weight](Stream stream) {
+      return gradients->run(input, weight, stream);
+    });
+  }
+  if (call.dx != nullptr) {
+    F8_TRY(step("gemm grad_input", 0.0, [this, input, scratch](Stream stream) {
+      return gemm(Gemm::kGradInput).run(input, scratch, stream);
+    }));
+  }
+  if (call.dw == nullptr) return {};
   const GemmPlan& product = call.accumulate ? *add_grad_weight : gemm(Gemm::kGradWeight);
   return step("gemm grad_weight", 0.0, [&product, weight, scratch](Stream stream) {
     return product.run(weight, scratch, stream);
@@ -476,6 +482,12 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
     F8_TRY(plan_gemm(kernels.gemms[i], state->gemms[i]));
   }
   F8_TRY(plan_gemm(kernels.add_grad_weight, state->add_grad_weight));
+  if (const auto& input = state->gemms[1], &weight = state->gemms[2];
+      input != nullptr && weight != nullptr &&
+      GemmPair::fits(input->desc(), input->choice(), weight->desc(), weight->choice())) {
+    state->gradients =
+        F8_TRY(GemmPair::create(context, input->desc(), weight->desc(), input->choice()));
+  }
   const auto gemm_bytes = [](const GemmPlanPtr& gemm) {
     return gemm == nullptr ? 0 : gemm->workspace_bytes();
   };

@@ -252,18 +252,26 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
   const LinearKernels kernels = F8_TRY(linear_kernels(desc));
   std::vector<codegen::KernelSpec> specs;
   for (const NamedSpec& named : quantize_kernels(kernels)) specs.push_back(named.spec);
-  const auto add = [&](const std::optional<GemmDesc>& gemm) -> Status {
-    if (!gemm) return {};
-    const auto& fixed = desc.choices[static_cast<size_t>(gemm->gemm)];
-    const GemmChoice choice = fixed ? *fixed : F8_TRY(choose_gemm(table, *gemm, sm_count));
-    if (choice.provider != Provider::kGenerated) return {};
-    const codegen::KernelSpec spec = gemm_spec(*gemm, choice.config);
+  const auto add = [&](const codegen::KernelSpec& spec) {
     const auto same = [&](const auto& other) { return key(other) == key(spec); };
     if (std::ranges::none_of(specs, same)) specs.push_back(spec);
-    return {};
   };
-  for (const auto& gemm : kernels.gemms) F8_TRY(add(gemm));
-  F8_TRY(add(kernels.add_grad_weight));
+  const auto choice_of = [&](const GemmDesc& gemm) -> Result<GemmChoice> {
+    const auto& fixed = desc.choices[static_cast<size_t>(gemm.gemm)];
+    return fixed ? Result<GemmChoice>(*fixed) : choose_gemm(table, gemm, sm_count);
+  };
+  for (const auto* gemm :
+       {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2], &kernels.add_grad_weight}) {
+    if (!*gemm) continue;
+    const GemmChoice choice = F8_TRY(choice_of(**gemm));
+    if (choice.provider == Provider::kGenerated) add(gemm_spec(**gemm, choice.config));
+  }
+  if (const auto& input = kernels.gemms[1], &weight = kernels.gemms[2]; input && weight) {
+    const GemmChoice choice = F8_TRY(choice_of(*input));
+    if (GemmPair::fits(*input, choice, *weight, F8_TRY(choice_of(*weight)))) {
+      add(GemmPair::spec(*input, choice));
+    }
+  }
   return specs;
 }
 

@@ -91,39 +91,48 @@ struct Gemm {
 
   // The tiles of this CTA, in order: clusters take units of kClusterM x kClusterN tiles in turn,
   // ordered so that args.group tiles of m stay together and their operands in L2. The units of a
-  // second product follow those of the first.
+  // second product, which has the shorter contraction, come after those of the first: workers that
+  // got one unit of the first less than others begin with args.extra of the second.
   struct Schedule {
     const GemmArgs& args;
-    u32 units, next, step;
+    u32 units[Config::kProblems];
+    u32 worker, workers, round;
     u32 rank_m, rank_n, rank_k;
 
     static constexpr u32 kUnitM = Config::kTileM * Config::kClusterM;
     static constexpr u32 kUnitN = Config::kTileN * Config::kClusterN;
-    static F8_DEVICE u32 units_of(const GemmProblem& problem) {
-      return ((problem.m + kUnitM - 1) / kUnitM) * ((problem.n + kUnitN - 1) / kUnitN);
-    }
 
     F8_DEVICE Schedule(const GemmArgs& arguments, u32 rank) : args(arguments) {
-      units = units_of(args.problems[0]);
-      if constexpr (Config::kProblems > 1) units += units_of(args.problems[1]);
-      next = blockIdx.x / kClusterSize;
-      step = gridDim.x / kClusterSize;
+#pragma unroll
+      for (int i = 0; i < Config::kProblems; ++i) {
+        const GemmProblem& problem = args.problems[i];
+        units[i] = ((problem.m + kUnitM - 1) / kUnitM) * ((problem.n + kUnitN - 1) / kUnitN);
+      }
+      worker = blockIdx.x / kClusterSize;
+      workers = gridDim.x / kClusterSize;
+      round = 0;
       rank_m = rank % Config::kClusterM;
       rank_n = Config::kSplitK > 1 ? 0 : rank / Config::kClusterM;
       rank_k = Config::kSplitK > 1 ? rank : 0;
     }
+    // The unit of the second product that this worker takes in its `turn`.
+    F8_DEVICE u32 second_unit(u32 turn) const {
+      const u32 busy = units[0] % workers;  // these got one of the first more
+      const u32 first_turns = busy > 0 ? args.extra * (workers - busy) : 0;
+      if (busy == 0 || worker < busy) return first_turns + turn * workers + worker;
+      if (turn < args.extra) return turn * (workers - busy) + worker - busy;
+      return first_turns + (turn - args.extra) * workers + worker;
+    }
     F8_DEVICE bool take(Tile& tile) {
-      if (next >= units) return false;
-      u32 unit = next;
-      next += step;
+      u32 unit = round * workers + worker;
       tile.problem = 0;
-      if constexpr (Config::kProblems > 1) {
-        const u32 first = units_of(args.problems[0]);
-        if (unit >= first) {
-          unit -= first;
-          tile.problem = 1;
-        }
+      if (unit >= units[0]) {
+        if constexpr (Config::kProblems == 1) return false;
+        tile.problem = Config::kProblems - 1;
+        unit = second_unit(round - (units[0] + workers - 1 - worker) / workers);
+        if (unit >= units[tile.problem]) return false;
       }
+      ++round;
       const GemmProblem& problem = args.problems[tile.problem];
       const u32 units_m = (problem.m + kUnitM - 1) / kUnitM;
       const u32 units_n = (problem.n + kUnitN - 1) / kUnitN;

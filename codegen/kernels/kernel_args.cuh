@@ -127,7 +127,9 @@ inline constexpr i32 kMaxProblems = 2;
 struct GemmArgs {
   GemmProblem problems[kMaxProblems];
   u32 group;  // rows of tiles that rasterisation keeps together
-  u32 padding;
+  // Two products: how many more tiles of the second one a worker takes that has a tile of the first
+  // one less than others.
+  u32 extra;
 };
 
 }  // namespace f8::kernels
