@@ -1,7 +1,9 @@
 // What the providers of a matrix product share: the text of a choice, choosing, checking.
 #include "runtime/gemm.hpp"
 
+#include <array>
 #include <charconv>
+#include <span>
 
 #include "runtime/cost_model.hpp"
 #include "runtime/gemm_providers.hpp"
@@ -9,22 +11,47 @@
 namespace f8::runtime {
 namespace {
 
-// The table keeps choices by recipe; a GEMM's scales tell which recipe's rows speak of it.
-const char* table_recipe(codegen::ScaleMode scale) {
-  if (codegen::is_block(scale)) return "blockwise";
-  return scale == codegen::ScaleMode::kAxis ? "rowwise" : "tensorwise";
+// The table keeps choices by recipe. Recipes whose operands have these scales have the same
+// products, so that a row of any of them will do; the first is asked first.
+std::span<const char* const> table_recipes(const GemmDesc& desc) {
+  static constexpr std::array kTensor = {"tensorwise", "delayed"};
+  static constexpr std::array kAxis = {"rowwise", "rowwise_with_gw_hp"};
+  static constexpr std::array kMixed = {"rowwise_with_gw_hp", "rowwise"};
+  static constexpr std::array kBlock = {"blockwise"};
+  static constexpr std::array kKept = {"rowwise_with_gw_hp"};
+  if (!is_fp8(desc.a)) return kKept;
+  if (codegen::is_block(desc.scale)) return kBlock;
+  if (desc.scale == codegen::ScaleMode::kTensor) return kTensor;
+  if (desc.scalar_a || desc.scalar_b) return kMixed;
+  return kAxis;
 }
 
 Problem table_problem(const GemmDesc& desc) {
   Problem problem;
   problem.op = to_op(desc.gemm);
-  problem.recipe = table_recipe(desc.scale);
   problem.a = desc.a;
   problem.b = desc.b;
   problem.d = desc.d;
   problem.shape = desc.shape;
   problem.fast = desc.fast;
   return problem;
+}
+
+// For exactly this product under any of its recipes, else for one near it; null: the table has none
+// that the provider can do.
+const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc) {
+  Problem problem = table_problem(desc);
+  const KernelChoice* near = nullptr;
+  for (const char* recipe : table_recipes(desc)) {
+    problem.recipe = recipe;
+    const KernelChoice* found = table.find(problem);
+    const bool library = found != nullptr && found->provider == Provider::kCublasLt;
+    if (found == nullptr || (library && (desc.scalar_a || desc.scalar_b))) continue;
+    if (!is_fp8(desc.a) && !library) continue;
+    if (found->problem.shape == problem.shape) return found;
+    if (near == nullptr) near = found;
+  }
+  return near;
 }
 
 }  // namespace
@@ -129,16 +156,15 @@ Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call, S
 
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
   F8_TRY(validate(desc));
-  if (!is_fp8(desc.a)) return GemmChoice{.provider = Provider::kCublasLt, .config = {}};
   if (table != nullptr) {
-    const Problem problem = table_problem(desc);
-    if (const KernelChoice* found = table->find(problem)) {
+    if (const KernelChoice* found = find_choice(*table, desc)) {
       GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
       // cuBLASLt numbers its suggestions afresh for every shape.
-      if (found->problem.shape != problem.shape) choice.heuristic = 0;
+      if (found->problem.shape != desc.shape) choice.heuristic = 0;
       return choice;
     }
   }
+  if (!is_fp8(desc.a)) return GemmChoice{.provider = Provider::kCublasLt, .config = {}};
   GemmChoice choice;
   choice.config =
       F8_TRY(cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count));

@@ -75,6 +75,44 @@ TEST_F(GemmTest, ATableOfAnotherGemmIsNotUsed) {
   EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kGenerated);
 }
 
+TEST_F(GemmTest, RecipesWithTheSameProductsShareTheirRows) {
+  const auto of = [](const char* recipe, Gemm gemm, Shape shape, Provider provider,
+                     const char* config) {
+    return KernelChoice{Problem::make(to_op(gemm), find_recipe(recipe).value(), shape).value(),
+                        provider, config, 1e3};
+  };
+  const auto choose = [&](const TuningTable& table) {
+    context_->set_table(table);
+    return config_text(GemmPlan::choose(*context_, desc_).value());
+  };
+  // Delayed scaling's product is tensorwise's; an exact row of either is better than a near one.
+  TuningTable table;
+  table.add(of("delayed", Gemm::kOutput, desc_.shape, Provider::kGenerated, "128x128s4c1x1w2g8"));
+  EXPECT_EQ(choose(table), "128x128s4c1x1w2g8");
+  table.add(of("tensorwise", Gemm::kOutput, {4096, 4096, 4096}, Provider::kGenerated,
+               "128x192s4c1x1w2g8"));
+  EXPECT_EQ(choose(table), "128x128s4c1x1w2g8");
+  table.add(
+      of("tensorwise", Gemm::kOutput, desc_.shape, Provider::kGenerated, "128x256s4c1x1w2g8"));
+  EXPECT_EQ(choose(table), "128x256s4c1x1w2g8");
+
+  // One scale for one operand: cuBLASLt cannot, whatever it was for rows of both.
+  table = {};
+  desc_ = {.gemm = Gemm::kGradInput,
+           .shape = desc_.shape,
+           .scale = codegen::ScaleMode::kAxis,
+           .scalar_b = true};
+  table.add(of("rowwise", Gemm::kGradInput, desc_.shape, Provider::kCublasLt, "h3"));
+  context_->set_table(table);
+  EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kGenerated);
+
+  // A GEMM in bf16 has a best suggestion too.
+  desc_ = {.gemm = Gemm::kGradWeight, .shape = desc_.shape, .a = Dtype::kBf16, .b = Dtype::kBf16};
+  EXPECT_EQ(choose(table), "h0");
+  table.add(of("rowwise_with_gw_hp", Gemm::kGradWeight, desc_.shape, Provider::kCublasLt, "h4"));
+  EXPECT_EQ(choose(table), "h4");
+}
+
 TEST_F(GemmTest, CorruptTableTextIsAnError) {
   TuningTable table;
   table.add(row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "banana"));
