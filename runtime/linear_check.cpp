@@ -1,0 +1,104 @@
+// What a call of a linear must bring. Errors name the call and the argument.
+#include "runtime/gemm_providers.hpp"
+#include "runtime/linear_state.hpp"
+
+namespace f8::runtime {
+namespace {
+
+Status check_pointer(const char* call, const char* name, const void* pointer) {
+  if (pointer == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: {} is null", call, name);
+  }
+  if (!is_aligned(pointer)) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: {} is not aligned to 16 bytes", call, name);
+  }
+  return {};
+}
+
+Status check_optional(const char* call, const char* name, const void* pointer) {
+  return pointer == nullptr ? Status() : check_pointer(call, name, pointer);
+}
+
+Status check_m(const char* call, int64_t m, int64_t planned) {
+  if (m < 0 || m > planned) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: m is {}, the plan was made for 0 to {}", call, m,
+                planned);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Linear::State::check_scales(const char* call, const ScaleSlots& scales) const {
+  if (kernels.slots.empty()) return {};
+  if (scales.amax == nullptr || scales.scale == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: scales is empty; recipe {} has delayed scaling, see DelayedScales::slots",
+                call, desc.recipe.name);
+  }
+  return {};
+}
+
+Status Linear::State::check(const ForwardCall& call, const void* workspace) const {
+  F8_TRY(check_m("forward", call.m, desc.shape.m));
+  if (call.m == 0) return {};
+  F8_TRY(check_pointer("forward", "x", call.x));
+  if (call.weight_cache == nullptr || !is_fp8(Gemm::kOutput)) {
+    F8_TRY(check_pointer("forward", "w", call.w));
+  }
+  F8_TRY(check_pointer("forward", "y", call.y));
+  if (desc.bias) F8_TRY(check_pointer("forward", "bias", call.bias));
+  if (!desc.bias && call.bias != nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "forward: a bias is given, the plan has none; set LinearDesc::bias");
+  }
+  F8_TRY(check_optional("forward", "saved", call.saved));
+  F8_TRY(check_optional("forward", "weight_cache", call.weight_cache));
+  F8_TRY(check_scales("forward", call.scales));
+  return check_pointer("forward", "workspace", workspace);
+}
+
+Status Linear::State::check(const BackwardCall& call, const void* workspace) const {
+  F8_TRY(check_m("backward", call.m, desc.shape.m));
+  const bool dx = call.dx != nullptr;
+  const bool dw = call.dw != nullptr;
+  F8_TRY(check_optional("backward", "dw", call.dw));
+  if (dw && call.accumulate && add_grad_weight == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "backward: accumulate is set, the plan has no product that adds; set "
+                "LinearDesc::accumulate_grad_weight");
+  }
+  if (dx && !desc.needs_grad_input) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "backward: dx is given, the plan was made without needs_grad_input");
+  }
+  if (call.m == 0 || (!dx && !dw)) return {};
+  F8_TRY(check_optional("backward", "dx", call.dx));
+  F8_TRY(check_pointer("backward", "dy", call.dy));
+  F8_TRY(check_optional("backward", "weight_cache", call.weight_cache));
+  const bool reads_weight = dx && is_fp8(Gemm::kGradInput) && call.weight_cache == nullptr;
+  if (reads_weight || (dw && is_fp8(Gemm::kGradWeight))) {
+    F8_TRY(check_pointer("backward", "saved", call.saved));
+  }
+  const auto check_source = [&](const char* name, const void* pointer, Gemm gemm) -> Status {
+    if (pointer == nullptr) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "backward: {} is null; recipe {} computes {} in high precision, from {} itself",
+                  name, desc.recipe.name, to_string(gemm), name);
+    }
+    return check_pointer("backward", name, pointer);
+  };
+  if (dx && !is_fp8(Gemm::kGradInput)) F8_TRY(check_source("w", call.w, Gemm::kGradInput));
+  if (dw && !is_fp8(Gemm::kGradWeight)) F8_TRY(check_source("x", call.x, Gemm::kGradWeight));
+  F8_TRY(check_scales("backward", call.scales));
+  return check_pointer("backward", "workspace", workspace);
+}
+
+Status Linear::State::check(const WeightCall& call, const void* workspace) const {
+  F8_TRY(check_pointer("cast_weight", "w", call.w));
+  F8_TRY(check_pointer("cast_weight", "cache", call.cache));
+  F8_TRY(check_scales("cast_weight", call.scales));
+  return check_pointer("cast_weight", "workspace", workspace);
+}
+
+}  // namespace f8::runtime

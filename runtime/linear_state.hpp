@@ -1,0 +1,102 @@
+// What a planned linear keeps, and the places of a call's tensors: shared by planning
+// (linear_plan.cpp), the checks of a call (linear_check.cpp) and its launches (linear.cpp).
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "runtime/context_state.hpp"
+#include "runtime/gemm_providers.hpp"
+#include "runtime/linear.hpp"
+#include "runtime/linear_kernels.hpp"
+#include "runtime/linear_layout.hpp"
+
+namespace f8::runtime {
+
+// A tensor of a call and the places of what is made of it.
+struct Place {
+  const void* x = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  uint8_t* q = nullptr;
+  uint8_t* qt = nullptr;
+  float* q_scale = nullptr;
+  float* qt_scale = nullptr;
+  uint32_t* partials = nullptr;
+  uint32_t* words = nullptr;
+  WordLayout word{};
+};
+
+// The inverse scales of a copy for the matmul.
+inline const float* inverse_of(const CastSetting& setting, const float* scale) {
+  return setting.granularity == Granularity::kTensor ? scale + kernels::kInverse : scale;
+}
+
+struct Linear::State {
+  struct LoadedPass {
+    const Kernel* amax = nullptr;
+    const Kernel* cast = nullptr;
+  };
+  using Loaded = std::array<std::vector<LoadedPass>, kWorks>;  // beside the kernels' works
+
+  std::shared_ptr<Context> context;
+  LinearDesc desc;
+  LinearKernels kernels;
+  const Driver* driver = nullptr;
+  CUcontext primary = nullptr;
+  bool programmatic = false;
+  int sm_count = 0;
+  Loaded loaded;
+  Loaded first_loaded;
+  std::array<GemmPlanPtr, 3> gemms;  // null: not wanted
+  GemmPlanPtr add_grad_weight;
+  std::shared_ptr<const GemmPair> gradients;  // both in one launch, where their choices allow it
+  LinearLayout layout;
+
+  [[nodiscard]] const GemmPlan& gemm(Gemm g) const { return *gemms[static_cast<size_t>(g)]; }
+  [[nodiscard]] bool is_fp8(Gemm g) const { return desc.recipe.at(g).is_fp8(); }
+  [[nodiscard]] size_t dw_bytes() const {
+    return static_cast<size_t>(desc.shape.n * desc.shape.k) * size_bytes(desc.grad_weight_dtype);
+  }
+
+  [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
+  [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
+  [[nodiscard]] Status check(const WeightCall& call, const void* workspace) const;
+  [[nodiscard]] Status check_scales(const char* call, const ScaleSlots& scales) const;
+
+  [[nodiscard]] Place input_place(const ForwardCall& call, uint8_t* work, uint8_t* saved) const;
+  [[nodiscard]] Place weight_place(const void* w, uint8_t* work) const;
+  // With the copies in a weight cache.
+  [[nodiscard]] Place cached_weight(const void* w, const void* cache, uint8_t* work) const;
+  // The inverse scales of q, which a visit that also wrote qt may have left with it.
+  [[nodiscard]] const float* inverse_q(Tensor tensor, const Place& place, bool with_qt) const {
+    const Copies& copies = kernels.of(tensor);
+    return inverse_of(*copies.q, with_qt && copies.share_scale() ? place.qt_scale : place.q_scale);
+  }
+  [[nodiscard]] const float* inverse_qt(Tensor tensor, const Place& place) const {
+    return inverse_of(*kernels.of(tensor).qt, place.qt_scale);
+  }
+
+  // `step(name, bytes, launch)` is given each launch in order; launch(Stream) returns a Status.
+  // `places` are indexed by Tensor; amax words [first_word, last_word) are the work's.
+  template <class Step>
+  [[nodiscard]] Status quantize(Work work, bool first, const std::array<Place, 3>& places,
+                                const ScaleSlots& scales, uint32_t* first_word, int64_t word_count,
+                                Step&& step) const;
+  template <class Step>
+  [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Step&& step) const;
+  template <class Step>
+  [[nodiscard]] Status backward(const BackwardCall& call, void* workspace, Step&& step) const;
+  template <class Step>
+  [[nodiscard]] Status cast_weight(const WeightCall& call, void* workspace, Step&& step) const;
+
+  [[nodiscard]] Status clear_words(uint32_t* words, int64_t count, Stream stream) const {
+    return driver->check(driver->memset_d32_async(reinterpret_cast<CUdeviceptr>(words), 0,
+                                                  static_cast<size_t>(count), stream),
+                         "cuMemsetD32Async");
+  }
+};
+
+}  // namespace f8::runtime
