@@ -7,7 +7,7 @@
 namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
-    scale_cuh, scale_update_cuh, gemm_cuh;
+    scale_cuh, scale_update_cuh, quantize_cuh, gemm_cuh;
 }
 namespace {
 
@@ -24,6 +24,7 @@ constexpr Template kTemplates[] = {
     {"cast.cuh", &embedded::cast_cuh},
     {"scale.cuh", &embedded::scale_cuh},
     {"scale_update.cuh", &embedded::scale_update_cuh},
+    {"quantize.cuh", &embedded::quantize_cuh},
     {"gemm.cuh", &embedded::gemm_cuh},
 };
 
@@ -96,17 +97,24 @@ struct StubOf {
 
   Stub operator()(const CastSpec& s) const {
     Stub stub{"cast.cuh", "float8_cast", {}};
+    if (s.one_launch) stub = {"quantize.cuh", "float8_quantize", {}};
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
                 constant("Scale", "kScaleQ", scale_name(s.scale_q)) +
                 constant("Scale", "kScaleQt", scale_name(s.scale_qt)) +
                 constant("kDelayed", s.delayed) + constant("kRowMajor", s.q) +
-                constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
-                "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                "float8_cast(const __grid_constant__ CastArgs args) {\n"
-                "  Cast<Config>::run(args);\n"
-                "}\n";
+                constant("kTransposed", s.qt) + constant("kPow2", s.pow2) + "};\n";
+    stub.text += s.one_launch
+                     ? fmt::format(
+                           "extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
+                           "float8_quantize(const __grid_constant__ QuantizeArgs args) {{\n"
+                           "  Quantize<Config>::run(args);\n"
+                           "}}\n",
+                           kQuantizeBlocksPerSm)
+                     : "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                       "float8_cast(const __grid_constant__ CastArgs args) {\n"
+                       "  Cast<Config>::run(args);\n"
+                       "}\n";
     return stub;
   }
 

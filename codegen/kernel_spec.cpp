@@ -73,7 +73,8 @@ struct KeyOf {
     return fmt::format("amax/{}/{}", to_string(s.in), over_text(s));
   }
   std::string operator()(const CastSpec& s) const {
-    return fmt::format("cast/{}.{}/{}/{}{}", to_string(s.in), to_string(s.out), scale_text(s),
+    return fmt::format("{}/{}.{}/{}/{}{}", s.one_launch ? "quantize" : "cast", to_string(s.in),
+                       to_string(s.out), scale_text(s),
                        s.q && s.qt ? "q+qt"
                        : s.q       ? "q"
                                    : "qt",
@@ -115,8 +116,9 @@ Result<KernelSpec> parse_amax(std::string_view rest) {
   return s;
 }
 
-Result<KernelSpec> parse_cast(std::string_view rest) {
+Result<KernelSpec> parse_cast(std::string_view rest, bool one_launch) {
   CastSpec s;
+  s.one_launch = one_launch;
   std::string_view types = take_until(rest, '/');
   s.in = F8_TRY(parse_dtype(take_until(types, '.')));
   s.out = F8_TRY(parse_dtype(types));
@@ -204,6 +206,10 @@ struct Validate {
     if (s.delayed && !has_scale(s, ScaleMode::kTensor)) {
       return fail(ErrorCode::kInvalidArgument, "a delayed scale is the tensor's");
     }
+    if (s.one_launch && !can_be_one_launch(s)) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "one launch finds maxima of 16-bit tensors for dynamic tensor and axis scales");
+    }
     return {};
   }
 
@@ -277,6 +283,11 @@ bool has_scale(const CastSpec& spec, ScaleMode mode) {
   return (spec.q && spec.scale_q == mode) || (spec.qt && spec.scale_qt == mode);
 }
 
+bool can_be_one_launch(const CastSpec& spec) {
+  return spec.in != Dtype::kF32 && !spec.delayed && !has_scale(spec, ScaleMode::kBlock1x128) &&
+         !has_scale(spec, ScaleMode::kBlock128x128);
+}
+
 std::string key(const KernelSpec& spec) {
   return std::visit(KeyOf{}, spec);
 }
@@ -300,11 +311,11 @@ Result<GemmConfig> parse_gemm_config(std::string_view text) {
 Result<KernelSpec> parse_kernel_spec(std::string_view text) {
   std::string_view rest = text;
   const std::string_view kind = take_until(rest, '/');
-  Result<KernelSpec> spec =
-      fail(ErrorCode::kInvalidArgument, "expected amax/, cast/, gemm/, gemm2/ or scale_update");
+  Result<KernelSpec> spec = fail(ErrorCode::kInvalidArgument,
+                                 "expected amax/, cast/, quantize/, gemm/, gemm2/ or scale_update");
   if (text == "scale_update") spec = ScaleUpdateSpec{};
   if (kind == "amax") spec = parse_amax(rest);
-  if (kind == "cast") spec = parse_cast(rest);
+  if (kind == "cast" || kind == "quantize") spec = parse_cast(rest, kind == "quantize");
   if (kind == "gemm" || kind == "gemm2") spec = parse_gemm_spec(rest, kind == "gemm" ? 1 : 2);
   if (spec) {
     if (const Status legal = validate(*spec); !legal) spec = std::unexpected(legal.error());

@@ -7,6 +7,7 @@
 //   cast  := "cast/" in "." out "/" scale ["+" scale] "/" copies ["/pow2"]
 //            scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
 //            copies := "q" | "qt" | "q+qt"; two scales: that of q, that of qt
+//            "quantize/" for "cast/": amax and cast in one launch
 //   gemm  := ("gemm/" | "gemm2/") a "." b "." d "/" scale "/" accum "/" tile ["/" extras]
 //            scale as above             accum  := "fast" | "precise"
 //            tile := tile_m "x" tile_n "s" stages "c" cluster_m "x" cluster_n ["k" split_k]
@@ -58,7 +59,8 @@ struct CastSpec {
   bool q = true;                            // write the row-major copy
   bool qt = true;                           // write the transposed copy
   bool pow2 = false;
-  bool delayed = false;  // tensor scales lie on the device already, and the amax is recorded
+  bool delayed = false;     // tensor scales lie on the device already, and the amax is recorded
+  bool one_launch = false;  // finds the maxima itself: all blocks resident, tensor and axis scales
   bool operator==(const CastSpec&) const = default;
 };
 
@@ -113,6 +115,11 @@ using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec>;
 // Of 64 rows x 128 bytes, of each math warpgroup: what shared memory leaves, up to its share of a
 // tile, so that the result drains while the next tile is computed.
 [[nodiscard]] int gemm_out_buffers(const GemmSpec& spec);
+
+// Blocks of a one-launch cast that fit an SM at once; its registers are bounded accordingly.
+inline constexpr int kQuantizeBlocksPerSm = 4;
+// Whether a cast can find its maxima itself.
+[[nodiscard]] bool can_be_one_launch(const CastSpec& spec);
 
 // Every configuration that the tuner may choose for this GEMM (config is ignored in the argument),
 // in no particular order of merit; each of them compiles without spills.

@@ -69,6 +69,8 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   kernel->threads = codegen::threads_per_block(spec);
   kernel->smem_bytes = codegen::dynamic_smem_bytes(spec);
   kernel->cluster_size = cluster_size(spec);
+  const auto* cast = std::get_if<codegen::CastSpec>(&spec);
+  kernel->cooperative = cast != nullptr && cast->one_launch;
   kernel->registers = cubin.registers;
   kernel->spill_bytes = cubin.spill_bytes;
   F8_TRY(cuda.check(cuda.module_get_function(&kernel->function, module, cubin.entry.c_str()),

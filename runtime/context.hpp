@@ -40,6 +40,7 @@ struct DeviceInfo {
 struct ContextOptions {
   std::filesystem::path cache_dir;  // empty: environment().cache_dir
   bool programmatic_launch = true;  // let a kernel's start overlap its predecessor's end
+  bool cooperative_launch = true;   // small tensors are quantized by a grid that synchronises
 };
 
 // A loaded kernel.
@@ -50,6 +51,7 @@ struct Kernel {
   int smem_bytes = 0;
   int cluster_size = 1;
   int resident_clusters = 0;  // that run at once; one cluster_size-th of the SMs at most
+  bool cooperative = false;   // all blocks run at once, or the launch fails
   int registers = 0;
   int spill_bytes = 0;
 };

@@ -5,11 +5,16 @@ namespace f8::runtime {
 
 Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks, void** parameters,
               bool programmatic, Stream stream) {
-  CUlaunchAttribute attributes[2] = {};
+  CUlaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (kernel.cluster_size > 1) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attributes[count].value.clusterDim = {static_cast<unsigned>(kernel.cluster_size), 1, 1};
+    ++count;
+  }
+  if (kernel.cooperative) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attributes[count].value.cooperative = 1;
     ++count;
   }
   if (programmatic) {

@@ -74,20 +74,13 @@ Place Linear::State::cached_weight(const void* w, const void* cache, uint8_t* wo
 
 template <class Step>
 Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>& places,
-                               const ScaleSlots& scales, uint32_t* first_word, int64_t word_count,
+                               const ScaleSlots& scales, const QuantizeScratch& scratch,
                                Step&& step) const {
   const bool from_tensors = first && !kernels.slots.empty();
   const auto index = static_cast<size_t>(work);
   const Quantization& passes = (from_tensors ? kernels.first_works : kernels.works)[index];
   const std::vector<LoadedPass>& ready = (from_tensors ? first_loaded : loaded)[index];
-  const bool raises = std::ranges::any_of(passes, [](const QuantizePass& pass) {
-    return pass.amax && (pass.amax->row || pass.amax->col);
-  });
-  if (raises) {
-    F8_TRY(step("clear amax", 0.0, [this, first_word, word_count](Stream stream) {
-      return clear_words(first_word, word_count, stream);
-    }));
-  }
+  bool cleared = false;
   for (size_t i = 0; i < passes.size(); ++i) {
     const QuantizePass& pass = passes[i];
     std::array<QuantizeOperand, kernels::kMaxTensors> list;
@@ -98,6 +91,21 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
       elements += static_cast<double>(list[v].rows) * static_cast<double>(list[v].cols);
     }
     const std::span<const QuantizeOperand> operands(list.data(), pass.visits.size());
+    if (ready[i].quantize != nullptr && fits_one_launch(*pass.one_launch, sm_count, operands)) {
+      F8_TRY(
+          step(pass.quantize_name.c_str(), cast_bytes(pass.cast, elements),
+               [this, kernel = ready[i].quantize,
+                args = quantize_args(pass.cast, sm_count, operands, scratch.sync)](Stream stream) {
+                 return launch_quantize(*driver, *kernel, args, programmatic, stream);
+               }));
+      continue;
+    }
+    if (pass.amax && (pass.amax->row || pass.amax->col) && !cleared) {
+      cleared = true;
+      F8_TRY(step("clear amax", 0.0, [this, scratch](Stream stream) {
+        return clear_words(scratch.first_word, scratch.word_count, stream);
+      }));
+    }
     if (pass.amax) {
       F8_TRY(step(pass.amax_name.c_str(), cast_bytes({.q = false, .qt = false}, elements),
                   [this, kernel = ready[i].amax,
@@ -140,8 +148,11 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
   const Work what = cached ? (training ? Work::kInput : Work::kInputUnsaved)
                            : (training ? Work::kForward : Work::kForwardUnsaved);
   const int64_t first_word = cached ? layout.input_words : 0;
-  F8_TRY(quantize(what, call.first_step, places, call.scales, x.words + first_word,
-                  layout.x_words.row + call.m - first_word, step));
+  F8_TRY(quantize(what, call.first_step, places, call.scales,
+                  {.sync = work + layout.sync,
+                   .first_word = x.words + first_word,
+                   .word_count = layout.x_words.row + call.m - first_word},
+                  step));
 
   GemmCall gemm_call{.a = call.x, .b = call.w, .d = call.y, .m = call.m};
   gemm_call.bias = call.bias;
@@ -187,8 +198,11 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
     const Work what = q && qt ? Work::kGradOutput
                       : q     ? Work::kGradOutputForInput
                               : Work::kGradOutputForWeight;
-    F8_TRY(quantize(what, call.first_step, places, call.scales, dy.words,
-                    layout.dy_words.row + call.m, step));
+    F8_TRY(quantize(what, call.first_step, places, call.scales,
+                    {.sync = work + layout.sync,
+                     .first_word = dy.words,
+                     .word_count = layout.dy_words.row + call.m},
+                    step));
   }
   uint8_t* scratch = work + layout.backward_gemm;
   GemmCall input{.a = call.dy, .b = call.w, .d = call.dx, .m = call.m};
@@ -234,7 +248,10 @@ Status Linear::State::cast_weight(const WeightCall& call, void* workspace, Step&
   std::array<Place, 3> places;
   Place& w = places[static_cast<size_t>(Tensor::kWeight)];
   w = cached_weight(call.w, call.cache, static_cast<uint8_t*>(workspace));
-  return quantize(Work::kWeight, call.first_step, places, call.scales, w.words, layout.input_words,
+  return quantize(Work::kWeight, call.first_step, places, call.scales,
+                  {.sync = static_cast<uint8_t*>(workspace) + layout.sync,
+                   .first_word = w.words,
+                   .word_count = layout.input_words},
                   step);
 }
 

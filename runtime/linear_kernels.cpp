@@ -48,6 +48,8 @@ class Planner {
       } else {
         passes.push_back({.amax_name = {},
                           .cast_name = {},
+                          .quantize_name = {},
+                          .one_launch = {},
                           .amax = amax_before(visit.cast),
                           .cast = visit.cast,
                           .visits = {visit}});
@@ -63,6 +65,11 @@ class Planner {
       }
       pass.amax_name = "amax " + names;
       pass.cast_name = "cast " + names;
+      pass.quantize_name = "quantize " + names;
+      if (pass.amax && can_be_one_launch(pass.cast)) {
+        pass.one_launch = pass.cast;
+        pass.one_launch->one_launch = true;
+      }
     }
     return passes;
   }
@@ -240,6 +247,7 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
       for (const QuantizePass& pass : (*works)[i]) {
         if (pass.amax) add(pass.amax_name + when, *pass.amax);
         add(pass.cast_name + when, pass.cast);
+        if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
       }
     }
   }

@@ -35,10 +35,13 @@ struct Visit {
   int slot = -1;  // of the linear's delayed scales
 };
 
-// Up to two visits in one launch, after one amax launch where the cast needs it.
+// Up to two visits in one launch, after one amax launch where the cast needs it; or both in one
+// where the matrices are small enough (fits_one_launch).
 struct QuantizePass {
-  std::string amax_name;  // "amax x,w"
-  std::string cast_name;  // "cast x,w"
+  std::string amax_name;      // "amax x,w"
+  std::string cast_name;      // "cast x,w"
+  std::string quantize_name;  // "quantize x,w"
+  std::optional<codegen::CastSpec> one_launch;
   std::optional<codegen::AmaxSpec> amax;
   codegen::CastSpec cast;
   std::vector<Visit> visits;

@@ -69,6 +69,7 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   };
 
   Arena forward;
+  layout.sync = forward.take(quantize_sync_bytes(sm_count));
   layout.words = forward.take(words_bytes(layout.x_words.row + m));
   layout.x_partials = forward.take(x.partials_bytes(sm_count));
   layout.w_partials = forward.take(w.partials_bytes(sm_count));
@@ -94,6 +95,7 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   layout.cache_bytes = cache.size();
 
   Arena backward;
+  (void)backward.take(quantize_sync_bytes(sm_count));
   (void)backward.take(words_bytes(layout.dy_words.row + m));
   layout.dy_partials = backward.take(dy.partials_bytes(sm_count));
   layout.dy.q = backward.take(dy.q_bytes());

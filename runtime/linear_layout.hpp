@@ -2,9 +2,14 @@
 // Offsets are multiples of kAlign bytes, fixed at plan time for the largest m; row strides follow
 // the m of the call, so a smaller call uses the front of each part.
 //
-//   forward   amax words (w, x) | partial maxima of x, of w | x q | w q | their scales | matmul's
-//   own saved     x qt | its scales | w qt | its scales cache     w q | w qt | scales of each
-//   backward  amax words (dy) | partial maxima | dy q | dy qt | scales of each | matmuls' own
+//   forward   sync | amax words (w, x) | partial maxima of x, of w | x q | w q | their scales |
+//             matmul's own
+//   saved     x qt | its scales | w qt | its scales
+//   cache     w q | w qt | scales of each
+//   backward  sync | amax words (dy) | partial maxima | dy q | dy qt | scales of each |
+//             matmuls' own
+// sync belongs to the one-launch kernels (quantize.cuh), whatever linear they are of: every linear
+// has it at the start of its workspace, and nobody else may write there between calls.
 // Scales: scale and 1/scale of a tensor, else the inverse scales as scale_floats() counts them. Two
 // copies with one tensor scale keep it with qt, where that is written.
 //
@@ -46,7 +51,8 @@ struct WordLayout {
 };
 
 struct LinearLayout {
-  size_t words = 0;  // at the start of both workspaces; 0 bytes where no scale is an axis's
+  size_t sync = 0;   // at the start of both workspaces, in every linear's
+  size_t words = 0;  // after it in both; 0 bytes where no scale is an axis's
   WordLayout x_words{}, w_words{}, dy_words{};
   int64_t input_words = 0;  // where those of x begin
   size_t x_partials = 0, w_partials = 0, dy_partials = 0;

@@ -29,6 +29,13 @@ struct Place {
   WordLayout word{};
 };
 
+// A quantization's parts of the workspace beside the places of its tensors.
+struct QuantizeScratch {
+  void* sync;            // of one-launch kernels
+  uint32_t* first_word;  // the amax words to clear, where lines are scaled by two launches
+  int64_t word_count;
+};
+
 // The inverse scales of a copy for the matmul.
 inline const float* inverse_of(const CastSetting& setting, const float* scale) {
   return setting.granularity == Granularity::kTensor ? scale + kernels::kInverse : scale;
@@ -38,6 +45,7 @@ struct Linear::State {
   struct LoadedPass {
     const Kernel* amax = nullptr;
     const Kernel* cast = nullptr;
+    const Kernel* quantize = nullptr;  // null: never in one launch
   };
   using Loaded = std::array<std::vector<LoadedPass>, kWorks>;  // beside the kernels' works
 
@@ -80,10 +88,10 @@ struct Linear::State {
   }
 
   // `step(name, bytes, launch)` is given each launch in order; launch(Stream) returns a Status.
-  // `places` are indexed by Tensor; amax words [first_word, last_word) are the work's.
+  // `places` are indexed by Tensor.
   template <class Step>
   [[nodiscard]] Status quantize(Work work, bool first, const std::array<Place, 3>& places,
-                                const ScaleSlots& scales, uint32_t* first_word, int64_t word_count,
+                                const ScaleSlots& scales, const QuantizeScratch& scratch,
                                 Step&& step) const;
   template <class Step>
   [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Step&& step) const;

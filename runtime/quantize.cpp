@@ -41,6 +41,25 @@ std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec) {
   return amax;
 }
 
+bool fits_one_launch(const codegen::CastSpec& spec, int sm_count,
+                     std::span<const QuantizeOperand> operands) {
+  constexpr int64_t kMostPeers = 32;  // tiles in a row or column of tiles
+  const bool rows = spec.q && spec.scale_q == codegen::ScaleMode::kAxis;
+  const bool columns = spec.qt && spec.scale_qt == codegen::ScaleMode::kAxis;
+  int64_t tiles = 0;
+  for (const QuantizeOperand& operand : operands) {
+    if (rows && ceil_div(operand.cols, kernels::kCastTile) > kMostPeers) return false;
+    if (columns && ceil_div(operand.rows, kernels::kCastTile) > kMostPeers) return false;
+    tiles += cast_tiles(operand.rows, operand.cols);
+  }
+  return tiles <= int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+}
+
+size_t quantize_sync_bytes(int sm_count) {
+  return static_cast<size_t>(
+      kernels::quantize_sync_bytes(int64_t{codegen::kQuantizeBlocksPerSm} * sm_count));
+}
+
 int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols) {
   switch (mode) {
     case codegen::ScaleMode::kTensor:
@@ -116,6 +135,11 @@ kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
   return args;
 }
 
+kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
+                                    std::span<const QuantizeOperand> operands, void* sync) {
+  return {.cast = cast_args(spec, sm_count, operands), .sync = static_cast<kernels::u64*>(sync)};
+}
+
 Status launch_amax(const Driver& driver, const Kernel& kernel, const kernels::AmaxArgs& args,
                    bool programmatic, Stream stream) {
   void* parameters[] = {const_cast<kernels::AmaxArgs*>(&args)};
@@ -126,6 +150,12 @@ Status launch_cast(const Driver& driver, const Kernel& kernel, const kernels::Ca
                    bool programmatic, Stream stream) {
   void* parameters[] = {const_cast<kernels::CastArgs*>(&args)};
   return launch(driver, kernel, grid(args), parameters, programmatic, stream);
+}
+
+Status launch_quantize(const Driver& driver, const Kernel& kernel,
+                       const kernels::QuantizeArgs& args, bool programmatic, Stream stream) {
+  void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
+  return launch(driver, kernel, grid(args.cast), parameters, programmatic, stream);
 }
 
 }  // namespace f8::runtime

@@ -36,6 +36,15 @@ struct QuantizeOperand {
 // What has to be known of a matrix before a cast: nothing where its scales are delayed or blocks'.
 [[nodiscard]] std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec);
 
+// Whether matrices of these sizes go through the one-launch kernel of `spec` on a device of
+// `sm_count` SMs: all tiles fit at once, and where lines are scaled, no tile waits for so many
+// others that reading their maxima costs more than a second launch. What fits with some rows fits
+// with fewer.
+[[nodiscard]] bool fits_one_launch(const codegen::CastSpec& spec, int sm_count,
+                                   std::span<const QuantizeOperand> operands);
+// What one-launch kernels keep in a workspace, for as many tiles as may fit.
+[[nodiscard]] size_t quantize_sync_bytes(int sm_count);
+
 // Floats of a tensor's scale and its inverse, or of the inverse scales of a copy [rows][cols].
 [[nodiscard]] int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols);
 
@@ -49,9 +58,17 @@ struct QuantizeOperand {
 [[nodiscard]] kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
                                           std::span<const QuantizeOperand> operands);
 
+// Amax and cast in one launch; `sync` as quantize.cuh says, quantize_sync_bytes() long.
+[[nodiscard]] kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
+                                                  std::span<const QuantizeOperand> operands,
+                                                  void* sync);
+
 [[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel,
                                  const kernels::AmaxArgs& args, bool programmatic, Stream stream);
 [[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel,
                                  const kernels::CastArgs& args, bool programmatic, Stream stream);
+[[nodiscard]] Status launch_quantize(const Driver& driver, const Kernel& kernel,
+                                     const kernels::QuantizeArgs& args, bool programmatic,
+                                     Stream stream);
 
 }  // namespace f8::runtime

@@ -85,6 +85,15 @@ struct CastArgs {
   CastTensor tensors[kMaxTensors];
 };
 
+// Amax and cast in one launch.
+struct QuantizeArgs {
+  CastArgs cast;
+  u64* sync;  // quantize_sync_bytes(), 16-byte aligned: see quantize.cuh
+};
+F8_BOTH constexpr i64 quantize_sync_bytes(i64 tiles) {
+  return 16 + tiles * (16 + 2 * kCastTile * 2);
+}
+
 inline constexpr u32 kFormatE5m2 = 1;  // else e4m3
 inline constexpr u32 kFormatPow2 = 2;
 

@@ -183,6 +183,34 @@ void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, 
   }
 }
 
+void emulate_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args,
+                      unsigned grid, int sm_count, std::vector<std::string>& faults) {
+  if (static_cast<int>(grid) > codegen::kQuantizeBlocksPerSm * sm_count) {
+    fault(faults, "{} blocks of a cooperative launch on {} SMs", grid, sm_count);
+  }
+  if (!aligned(args.sync, 16)) return fault(faults, "sync misaligned or null");
+  ++args.sync[0];
+  kernels::CastArgs cast = args.cast;
+  std::vector<std::vector<uint32_t>> maxima;
+  for (int i = 0; i < cast.count; ++i) {
+    kernels::CastTensor& t = cast.tensors[i];
+    auto& words = maxima.emplace_back(static_cast<size_t>(1 + t.rows + t.cols), 0U);
+    uint32_t* rows = words.data() + 1;
+    uint32_t* cols = rows + t.rows;
+    for (int64_t r = 0; r < t.rows; ++r) {
+      for (int64_t c = 0; c < t.cols; ++c) {
+        const uint32_t bits = magnitude(load(t.x, r * t.ld + c));
+        for (uint32_t* word : {words.data(), rows + r, cols + c}) raise(*word, bits);
+      }
+    }
+    t.partials = words.data();
+    t.partial_count = 1;
+    t.row_amax = rows;
+    t.col_amax = cols;
+  }
+  emulate_cast(spec, cast, grid, faults);
+}
+
 void emulate_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid,
                           std::vector<std::string>& faults) {
   if (static_cast<int>(grid) != (args.count + 255) / 256)

@@ -186,6 +186,8 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
     const CUlaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
       launch.cluster = attribute.value.clusterDim.x;
+    } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
+      launch.cooperative = attribute.value.cooperative != 0;
     } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
       launch.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
     }
@@ -203,7 +205,13 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   if (const auto* amax = std::get_if<codegen::AmaxSpec>(&module.spec)) {
     emulate_amax(*amax, *static_cast<kernels::AmaxArgs*>(parameters[0]), launch.grid, faults);
   } else if (const auto* cast = std::get_if<codegen::CastSpec>(&module.spec)) {
-    emulate_cast(*cast, *static_cast<kernels::CastArgs*>(parameters[0]), launch.grid, faults);
+    if (cast->one_launch != launch.cooperative) faults.push_back("cooperative or not, it must be");
+    if (cast->one_launch) {
+      emulate_quantize(*cast, *static_cast<kernels::QuantizeArgs*>(parameters[0]), launch.grid,
+                       g_fake->sm_count, faults);
+    } else {
+      emulate_cast(*cast, *static_cast<kernels::CastArgs*>(parameters[0]), launch.grid, faults);
+    }
   } else if (std::holds_alternative<codegen::ScaleUpdateSpec>(module.spec)) {
     emulate_scale_update(*static_cast<kernels::ScaleUpdateArgs*>(parameters[0]), launch.grid,
                          faults);

@@ -26,6 +26,7 @@ struct FakeLaunch {
   unsigned smem_bytes = 0;
   unsigned cluster = 1;
   bool programmatic = false;
+  bool cooperative = false;
   CUstream stream = nullptr;
 };
 
