@@ -8,6 +8,7 @@
 #include "runtime/quantize.hpp"
 #include "tests/gpu/gpu_test.hpp"
 #include "tests/gpu/quantize_data.hpp"
+#include "tests/gpu/scale_layout.hpp"
 
 namespace f8::runtime::gpu {
 namespace {
@@ -80,38 +81,6 @@ void expect_same_bytes(const std::vector<uint8_t>& expected, int64_t cols,
     const uint8_t want = col < cols ? expected[static_cast<size_t>(row * cols + col)] : uint8_t{0};
     ASSERT_EQ(int{actual[i]}, int{want}) << what << "[" << row << "][" << col << "]";
   }
-}
-
-AmaxOver over(codegen::ScaleMode mode) {
-  switch (mode) {
-    case codegen::ScaleMode::kTensor:
-      return AmaxOver::kTensor;
-    case codegen::ScaleMode::kAxis:
-      return AmaxOver::kRow;
-    case codegen::ScaleMode::kBlock1x128:
-      return AmaxOver::kBlock1x128;
-    case codegen::ScaleMode::kBlock128x128:
-      return AmaxOver::kBlock128x128;
-  }
-  return AmaxOver::kTensor;
-}
-
-// The reference's inverse scales as the device keeps them: blocks of the contraction by lines for
-// block1x128, padded lines for both kinds of block.
-std::vector<float> device_layout(const reference::Fp8Matrix& x) {
-  if (x.over != AmaxOver::kBlock1x128 && x.over != AmaxOver::kBlock128x128) return x.inv_scales;
-  const int64_t blocks = ceil_div(x.cols, 128);
-  const bool lines = x.over == AmaxOver::kBlock1x128;
-  const int64_t height = lines ? x.rows : ceil_div(x.rows, 128);
-  const int64_t stride = kernels::padded_scales(lines ? height : blocks);
-  std::vector<float> out(static_cast<size_t>((lines ? blocks : height) * stride));
-  for (int64_t i = 0; i < height; ++i) {
-    for (int64_t b = 0; b < blocks; ++b) {
-      out[static_cast<size_t>(lines ? b * stride + i : i * stride + b)] =
-          x.inv_scales[static_cast<size_t>(i * blocks + b)];
-    }
-  }
-  return out;
 }
 
 reference::Fp8Matrix expected_copy(const codegen::CastSpec& spec, codegen::ScaleMode mode,

@@ -1,4 +1,7 @@
 // cuBLASLt as a provider against fp64: bf16 tensors as they are, fp8 copies, every gemm.
+#include <algorithm>
+#include <iostream>
+
 #include "tests/gpu/gemm_operands.hpp"
 
 namespace f8::runtime::gpu {
@@ -57,6 +60,46 @@ TEST_F(CublasLtTest, Fp8EveryGemmAndScaleMode) {
       }
     }
   }
+}
+
+// Each mode and shape is either refused with a clear error or right with our layout of the scales:
+// rows of a block of k side by side, lines padded to a multiple of 4.
+class CublasLtBlockTest : public CublasLtTest,
+                          public ::testing::WithParamInterface<codegen::ScaleMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, CublasLtBlockTest,
+                         ::testing::Values(codegen::ScaleMode::kBlock1x128,
+                                           codegen::ScaleMode::kBlock128x128),
+                         [](const auto& suite) { return std::string(to_string(suite.param)); });
+
+TEST_P(CublasLtBlockTest, RightOrRefused) {
+  std::string refusals;
+  int right = 0;
+  for (const Shape own : {Shape{1024, 1024, 1024}, Shape{1024, 1536, 640}, Shape{1000, 592, 768},
+                          Shape{1000, 592, 272}, Shape{17, 592, 768}}) {
+    for (const Dtype d_type : {Dtype::kBf16, Dtype::kF32}) {
+      SCOPED_TRACE(fmt::format("shape {} into {}", to_string(own), to_string(d_type)));
+      const GemmDesc desc{.shape = own, .d = d_type, .scale = GetParam(), .fast = false};
+      const auto plan = GemmPlan::create(context_, desc, heuristic(0));
+      if (!plan) {
+        EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported) << plan.error().message;
+        refusals += plan.error().message + "\n";
+        continue;
+      }
+      const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
+      const GemmOperands x(context(), own, desc.a, desc.b, desc.scale, 3);
+      const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * size_bytes(d_type));
+      F8_ASSERT_OK((*plan)->run(x.call(d, own.m), workspace.as(), nullptr));
+      const int64_t step = 8;
+      EXPECT_LE(reference::relative_error(reference::matmul(x.sampled_a(step), x.b),
+                                          sampled_rows(result(d, d_type), own.n, step)),
+                kPreciseBound);
+      EXPECT_TRUE(d.guards_are_whole());
+      ++right;
+    }
+  }
+  RecordProperty("shapes_computed", right);
+  if (right == 0) GTEST_SKIP() << "cuBLASLt offers nothing for these scales:\n" << refusals;
+  if (!refusals.empty()) std::cout << "refused:\n" << refusals;
 }
 
 TEST_F(CublasLtTest, Bf16EveryGemm) {

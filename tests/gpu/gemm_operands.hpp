@@ -3,29 +3,41 @@
 
 #include "runtime/gemm.hpp"
 #include "tests/gpu/gpu_test.hpp"
+#include "tests/gpu/scale_layout.hpp"
 
 namespace f8::runtime::gpu {
 
 inline constexpr double kPreciseBound = 2.5e-3;  // relative Frobenius error against fp64
 inline constexpr double kFastBound = 1e-2;
 
+// The operands' modes: with block scales a's blocks are 1x128, and with one for each row either
+// operand may have a single one.
+[[nodiscard]] inline codegen::ScaleMode operand_mode(codegen::ScaleMode scale, bool is_a,
+                                                     bool scalar) {
+  if (codegen::is_block(scale) && is_a) return codegen::ScaleMode::kBlock1x128;
+  return scalar ? codegen::ScaleMode::kTensor : scale;
+}
+
 // a[m][k] and b[n][k] of random values, cast by the reference, rows padded to a multiple of 16.
 struct GemmOperands {
   GemmOperands(const Context& context, Shape own, Dtype type_a, Dtype type_b,
-               codegen::ScaleMode scale, uint64_t seed)
+               codegen::ScaleMode scale, uint64_t seed, bool scalar_a = false,
+               bool scalar_b = false)
       : shape(own),
-        a(cast(own.m, own.k, type_a, scale, seed)),
-        b(cast(own.n, own.k, type_b, scale, seed + 1)),
+        a(cast(own.m, own.k, type_a, operand_mode(scale, true, scalar_a), seed)),
+        b(cast(own.n, own.k, type_b, operand_mode(scale, false, scalar_b), seed + 1)),
         device_a(context, strided(a)),
         device_b(context, strided(b)),
-        inv_a(context, a.inv_scales),
-        inv_b(context, b.inv_scales) {}
+        inv_a(context, device_layout(a)),
+        inv_b(context, device_layout(b)) {}
 
   static reference::Fp8Matrix cast(int64_t rows, int64_t cols, Dtype type, codegen::ScaleMode scale,
                                    uint64_t seed) {
-    const auto over = scale == codegen::ScaleMode::kAxis ? reference::AmaxOver::kRow
-                                                         : reference::AmaxOver::kTensor;
-    return reference::cast(reference::random_matrix(rows, cols, seed), over, type, false);
+    // Neighbouring blocks of normal values have nearly the same scale; outliers tell them apart.
+    const auto distribution = codegen::is_block(scale) ? reference::Distribution::kOutliers
+                                                       : reference::Distribution::kNormal;
+    return reference::cast(reference::random_matrix(rows, cols, seed, distribution), over(scale),
+                           type, false);
   }
   static std::vector<uint8_t> strided(const reference::Fp8Matrix& x) {
     const int64_t ld = padded(x.cols);
@@ -40,14 +52,18 @@ struct GemmOperands {
   [[nodiscard]] reference::Fp8Matrix sampled_a(int64_t step) const {
     reference::Fp8Matrix out = a;
     out.bits.clear();
-    if (a.inv_scales.size() > 1) out.inv_scales.clear();
+    const bool one_scale = a.over == reference::AmaxOver::kTensor;
+    if (!one_scale) out.inv_scales.clear();
+    const auto per_row =
+        static_cast<std::ptrdiff_t>(a.inv_scales.size()) / static_cast<std::ptrdiff_t>(a.rows);
     out.rows = 0;
     for (int64_t r = 0; r < a.rows; r += step, ++out.rows) {
       const auto begin = a.bits.begin() + r * a.cols;
       out.bits.insert(out.bits.end(), begin, begin + a.cols);
-      if (a.inv_scales.size() > 1) out.inv_scales.push_back(a.inv_scales[static_cast<size_t>(r)]);
+      const auto scales = a.inv_scales.begin() + r * per_row;
+      if (!one_scale) out.inv_scales.insert(out.inv_scales.end(), scales, scales + per_row);
     }
-    if (a.inv_scales.size() > 1) out.scales = out.inv_scales;  // not read by the matmul
+    if (!one_scale) out.scales = out.inv_scales;  // not read by the matmul
     return out;
   }
   [[nodiscard]] GemmCall call(const DeviceBuffer& d, int64_t m) const {

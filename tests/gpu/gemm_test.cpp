@@ -23,6 +23,11 @@ std::vector<codegen::GemmSpec> specs() {
             out.push_back({.a = a, .b = b, .d = d, .scale = scale, .fast = fast, .config = {}});
           }
         }
+        for (const auto scale :
+             {codegen::ScaleMode::kBlock1x128, codegen::ScaleMode::kBlock128x128}) {
+          if (b == Dtype::kE5m2 || (a == Dtype::kE5m2 && d == Dtype::kF32)) continue;
+          out.push_back({.a = a, .b = b, .d = d, .scale = scale, .fast = false, .config = {}});
+        }
       }
     }
   }
@@ -123,6 +128,9 @@ class GemmShapeTest : public GpuTestWith<int64_t> {
 };
 INSTANTIATE_TEST_SUITE_P(M, GemmShapeTest, ::testing::Values(1, 17, 1000, 4095));
 
+constexpr codegen::ScaleMode kBlocks[] = {codegen::ScaleMode::kBlock1x128,
+                                          codegen::ScaleMode::kBlock128x128};
+
 TEST_P(GemmShapeTest, OddShapes) {
   for (const int64_t n : {16, 48, 2064}) {
     for (const int64_t k : {16, 48, 2064}) {
@@ -130,6 +138,9 @@ TEST_P(GemmShapeTest, OddShapes) {
       check(Gemm::kOutput, shape, shape.m, true, codegen::ScaleMode::kTensor, Dtype::kBf16);
       check(Gemm::kGradInput, shape, shape.m, false, codegen::ScaleMode::kAxis, Dtype::kBf16);
       check(Gemm::kGradWeight, shape, shape.m, false, codegen::ScaleMode::kTensor, Dtype::kF32);
+      check(Gemm::kOutput, shape, shape.m, false, codegen::ScaleMode::kBlock128x128, Dtype::kBf16);
+      check(Gemm::kGradWeight, shape, shape.m, false, codegen::ScaleMode::kBlock1x128,
+            Dtype::kBf16);
       if (HasFailure()) return;
     }
   }
@@ -139,6 +150,9 @@ TEST_P(GemmShapeTest, FewerRowsThanPlanned) {
   for (const Gemm gemm : kGemms) {
     check(gemm, {4096, 592, 272}, GetParam(), gemm == Gemm::kOutput, codegen::ScaleMode::kAxis,
           Dtype::kBf16);
+    for (const auto scale : kBlocks) {
+      check(gemm, {4096, 592, 272}, GetParam(), false, scale, Dtype::kBf16);
+    }
   }
 }
 
