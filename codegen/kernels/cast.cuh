@@ -20,8 +20,6 @@
 
 namespace f8::kernels {
 
-enum class Scale { kTensor, kAxis, kBlock1x128, kBlock128x128 };
-
 template <Fp8 kFormat>
 F8_DEVICE u32 pack_fp8(float low, float high) {
   u16 packed;

@@ -27,8 +27,6 @@ namespace f8::kernels {
 inline constexpr int kStageK = 128;  // bytes, which are elements
 inline constexpr int kOutBufferBytes = 64 * 128;
 
-enum class Scale { kTensor, kAxis, kBlock1x128, kBlock128x128 };
-
 template <int kCount>
 struct GemmMaps {  // of each product
   struct {

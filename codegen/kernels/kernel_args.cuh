@@ -22,6 +22,9 @@ using i64 = long long;
 
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
+// Which elements share a scale: codegen's ScaleMode.
+enum class Scale { kTensor, kAxis, kBlock1x128, kBlock128x128 };
+
 inline constexpr i32 kMaxTensors = 4;
 // A tensor's inverse scale lies this far behind its scale: cuBLASLt takes scales at 16-byte
 // boundaries.
