@@ -299,6 +299,7 @@ std::shared_ptr<Context> FakeCuda::context(const ContextOptions& options) {
   }
   ContextOptions with_cache = options;
   with_cache.cache_dir = directory_;
+  with_cache.cooperative_launch &= cooperative;
   auto context = Context::create(0, with_cache);
   EXPECT_TRUE(context) << context.error().message;
   (*context)->state().cache = codegen::CubinCache::open(directory_, compiler()).value();

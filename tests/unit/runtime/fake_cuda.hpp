@@ -42,6 +42,7 @@ class FakeCuda {
   int cc_major = 9;
   int cc_minor = 0;
   int sm_count = 132;
+  bool cooperative = true;  // false: contexts without cooperative launches
   int active_clusters = 0;  // 0: the driver cannot tell
   int driver_version = 13000;
   // What goes wrong.
