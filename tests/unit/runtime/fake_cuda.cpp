@@ -200,6 +200,9 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
     faults.push_back("more dynamic shared memory than the function allows");
   }
   if (g_fake->current != kPrimary) faults.push_back("the primary context is not current");
+  if (std::holds_alternative<codegen::GemmSpec>(module.spec)) {
+    launch.gemm = *static_cast<kernels::GemmArgs*>(parameters[1]);
+  }
   if (g_fake->launches.size() < g_fake->launches.capacity()) g_fake->launches.push_back(launch);
   if (!g_fake->emulate) return CUDA_SUCCESS;
   if (const auto* amax = std::get_if<codegen::AmaxSpec>(&module.spec)) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "codegen/cubin_cache.hpp"
+#include "codegen/kernels/kernel_args.cuh"
 #include "runtime/context_state.hpp"
 #include "runtime/driver.hpp"
 
@@ -28,6 +29,7 @@ struct FakeLaunch {
   bool programmatic = false;
   bool cooperative = false;
   CUstream stream = nullptr;
+  kernels::GemmArgs gemm{};  // of a matmul
 };
 
 class FakeCuda {
