@@ -87,11 +87,13 @@ struct StubOf {
     Stub stub{"amax.cuh", "float8_amax", {}};
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
-                "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                "float8_amax(const __grid_constant__ AmaxArgs args) {\n"
-                "  Amax<Config>::run(args);\n"
-                "}\n";
+                fmt::format(
+                    "}};\n"
+                    "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                    "float8_amax(const __grid_constant__ {} args) {{\n"
+                    "  Amax<Config>::run(args);\n"
+                    "}}\n",
+                    s.list ? "AmaxListArgs" : "AmaxArgs");
     return stub;
   }
 
@@ -111,10 +113,12 @@ struct StubOf {
                            "  Quantize<Config>::run(args);\n"
                            "}}\n",
                            kQuantizeBlocksPerSm)
-                     : "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                       "float8_cast(const __grid_constant__ CastArgs args) {\n"
-                       "  Cast<Config>::run(args);\n"
-                       "}\n";
+                     : fmt::format(
+                           "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                           "float8_cast(const __grid_constant__ {} args) {{\n"
+                           "  Cast<Config>::run(args);\n"
+                           "}}\n",
+                           s.list ? "CastListArgs" : "CastArgs");
     return stub;
   }
 

@@ -70,15 +70,15 @@ std::string scale_text(const CastSpec& s) {
 
 struct KeyOf {
   std::string operator()(const AmaxSpec& s) const {
-    return fmt::format("amax/{}/{}", to_string(s.in), over_text(s));
+    return fmt::format("amax/{}/{}{}", to_string(s.in), over_text(s), s.list ? "/list" : "");
   }
   std::string operator()(const CastSpec& s) const {
-    return fmt::format("{}/{}.{}/{}/{}{}", s.one_launch ? "quantize" : "cast", to_string(s.in),
+    return fmt::format("{}/{}.{}/{}/{}{}{}", s.one_launch ? "quantize" : "cast", to_string(s.in),
                        to_string(s.out), scale_text(s),
                        s.q && s.qt ? "q+qt"
                        : s.q       ? "q"
                                    : "qt",
-                       s.pow2 ? "/pow2" : "");
+                       s.pow2 ? "/pow2" : "", s.list ? "/list" : "");
   }
   std::string operator()(const GemmSpec& s) const {
     const std::string extras =
@@ -100,8 +100,17 @@ Result<ScaleMode> parse_scale(std::string_view text) {
               "unknown scale {}: expected tensor, axis, block1x128 or block128x128", quote(text));
 }
 
+// Takes "/list" off the end.
+bool take_list(std::string_view& text) {
+  constexpr std::string_view kList = "/list";
+  if (!text.ends_with(kList)) return false;
+  text.remove_suffix(kList.size());
+  return true;
+}
+
 Result<KernelSpec> parse_amax(std::string_view rest) {
   AmaxSpec s;
+  s.list = take_list(rest);
   s.in = F8_TRY(parse_dtype(take_until(rest, '/')));
   std::string_view more = rest;
   const std::string_view lines = take_until(more, '+');
@@ -119,6 +128,7 @@ Result<KernelSpec> parse_amax(std::string_view rest) {
 Result<KernelSpec> parse_cast(std::string_view rest, bool one_launch) {
   CastSpec s;
   s.one_launch = one_launch;
+  s.list = take_list(rest);
   std::string_view types = take_until(rest, '/');
   s.in = F8_TRY(parse_dtype(take_until(types, '.')));
   s.out = F8_TRY(parse_dtype(types));
@@ -209,6 +219,9 @@ struct Validate {
     if (s.one_launch && !can_be_one_launch(s)) {
       return fail(ErrorCode::kInvalidArgument,
                   "one launch finds maxima of 16-bit tensors for dynamic tensor and axis scales");
+    }
+    if (s.one_launch && s.list) {
+      return fail(ErrorCode::kInvalidArgument, "one launch of amax and cast takes no list");
     }
     return {};
   }

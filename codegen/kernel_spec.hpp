@@ -2,9 +2,9 @@
 // and scales are run-time arguments, so layers and token counts share kernels.
 //
 // A spec has a text form, its key, which names it in golden files and in `emit --kernel`:
-//   amax  := "amax/" in "/" over
+//   amax  := "amax/" in "/" over ["/list"]
 //            over   := "tensor" | lines ["+tensor"]    lines := "row" | "col" | "rowcol"
-//   cast  := "cast/" in "." out "/" scale ["+" scale] "/" copies ["/pow2"]
+//   cast  := "cast/" in "." out "/" scale ["+" scale] "/" copies ["/pow2"] ["/list"]
 //            scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
 //            copies := "q" | "qt" | "q+qt"; two scales: that of q, that of qt
 //            "quantize/" for "cast/": amax and cast in one launch
@@ -48,6 +48,7 @@ struct AmaxSpec {
   bool tensor = true;
   bool row = false;
   bool col = false;
+  bool list = false;  // takes up to kernels::kMaxListed matrices, else kMaxTensors
   bool operator==(const AmaxSpec&) const = default;
 };
 
@@ -61,6 +62,7 @@ struct CastSpec {
   bool pow2 = false;
   bool delayed = false;     // tensor scales lie on the device already, and the amax is recorded
   bool one_launch = false;  // finds the maxima itself: all blocks resident, tensor and axis scales
+  bool list = false;        // as an amax's
   bool operator==(const CastSpec&) const = default;
 };
 

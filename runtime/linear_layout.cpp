@@ -27,7 +27,7 @@ struct Matrix {
   [[nodiscard]] size_t partials_bytes(int sm_count) const {
     const bool wanted = (copies.q && copies.q->granularity == Granularity::kTensor) ||
                         (copies.qt && copies.qt->granularity == Granularity::kTensor);
-    return wanted ? kWord * static_cast<size_t>(amax_partials(rows, cols, sm_count, 1)) : 0;
+    return wanted ? kWord * static_cast<size_t>(amax_partials(rows, cols, sm_count)) : 0;
   }
 
  private:

@@ -19,11 +19,26 @@ int64_t grid(const Args& args) {
   return int64_t{last.first_block} + last.blocks;
 }
 
+double elements_of(std::span<const QuantizeOperand> operands) {
+  double elements = 0;
+  for (const QuantizeOperand& x : operands)
+    elements += static_cast<double>(x.rows) * static_cast<double>(x.cols);
+  return elements;
+}
+
+// Of a matrix in a launch over `elements` in all.
+int32_t partials_beside(const QuantizeOperand& x, double elements, int sm_count) {
+  const double share = static_cast<double>(x.rows) * static_cast<double>(x.cols) / elements *
+                       static_cast<double>(kBlocksPerSm * sm_count);
+  return std::min(amax_partials(x.rows, x.cols, sm_count),
+                  std::max(static_cast<int32_t>(share), 1));
+}
+
 }  // namespace
 
-int32_t amax_partials(int64_t rows, int64_t cols, int sm_count, size_t count) {
-  const int64_t resident = kBlocksPerSm * sm_count / static_cast<int64_t>(count);
+int32_t amax_partials(int64_t rows, int64_t cols, int sm_count) {
   const int64_t wanted = ceil_div(rows * cols, kElementsPerBlock);
+  const int64_t resident = kBlocksPerSm * sm_count;
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, std::min(resident, kMaxPartials)));
 }
 
@@ -75,9 +90,11 @@ int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols) {
   return 0;
 }
 
-kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
-                            std::span<const QuantizeOperand> operands) {
-  kernels::AmaxArgs args{};
+template <class Args>
+Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
+               std::span<const QuantizeOperand> operands) {
+  Args args{};
+  const double elements = elements_of(operands);
   args.count = static_cast<int32_t>(operands.size());
   int32_t first = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
@@ -91,17 +108,18 @@ kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
     to.first_block = first;
-    to.blocks = spec.row || spec.col
-                    ? static_cast<int32_t>(cast_tiles(from.rows, from.cols))
-                    : amax_partials(from.rows, from.cols, sm_count, operands.size());
+    to.blocks = spec.row || spec.col ? static_cast<int32_t>(cast_tiles(from.rows, from.cols))
+                                     : partials_beside(from, elements, sm_count);
     first += to.blocks;
   }
   return args;
 }
 
-kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
-                            std::span<const QuantizeOperand> operands) {
-  kernels::CastArgs args{};
+template <class Args>
+Args cast_args(const codegen::CastSpec& spec, int sm_count,
+               std::span<const QuantizeOperand> operands) {
+  Args args{};
+  const double elements = elements_of(operands);
   const std::optional<codegen::AmaxSpec> amax = amax_before(spec);
   args.count = static_cast<int32_t>(operands.size());
   int32_t first = 0;
@@ -117,10 +135,9 @@ kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
     to.qt = spec.qt ? from.qt : nullptr;
     to.ld_qt = padded(from.rows);
     to.partials = from.partials;
-    to.partial_count = !amax || !amax->tensor ? 0
-                       : amax->row || amax->col
-                           ? 1
-                           : amax_partials(from.rows, from.cols, sm_count, operands.size());
+    to.partial_count = !amax || !amax->tensor   ? 0
+                       : amax->row || amax->col ? 1
+                                                : partials_beside(from, elements, sm_count);
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
     to.delayed = from.delayed;
@@ -140,17 +157,34 @@ kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
   return {.cast = cast_args(spec, sm_count, operands), .sync = static_cast<kernels::u64*>(sync)};
 }
 
-Status launch_amax(const Driver& driver, const Kernel& kernel, const kernels::AmaxArgs& args,
-                   bool programmatic, Stream stream) {
-  void* parameters[] = {const_cast<kernels::AmaxArgs*>(&args)};
+template <class Args>
+Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
+                   Stream stream) {
+  void* parameters[] = {const_cast<Args*>(&args)};
   return launch(driver, kernel, grid(args), parameters, programmatic, stream);
 }
 
-Status launch_cast(const Driver& driver, const Kernel& kernel, const kernels::CastArgs& args,
-                   bool programmatic, Stream stream) {
-  void* parameters[] = {const_cast<kernels::CastArgs*>(&args)};
+template <class Args>
+Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
+                   Stream stream) {
+  void* parameters[] = {const_cast<Args*>(&args)};
   return launch(driver, kernel, grid(args), parameters, programmatic, stream);
 }
+
+template kernels::AmaxArgs amax_args(const codegen::AmaxSpec&, int,
+                                     std::span<const QuantizeOperand>);
+template kernels::AmaxListArgs amax_args(const codegen::AmaxSpec&, int,
+                                         std::span<const QuantizeOperand>);
+template kernels::CastArgs cast_args(const codegen::CastSpec&, int,
+                                     std::span<const QuantizeOperand>);
+template kernels::CastListArgs cast_args(const codegen::CastSpec&, int,
+                                         std::span<const QuantizeOperand>);
+template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxArgs&, bool, Stream);
+template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxListArgs&, bool,
+                            Stream);
+template Status launch_cast(const Driver&, const Kernel&, const kernels::CastArgs&, bool, Stream);
+template Status launch_cast(const Driver&, const Kernel&, const kernels::CastListArgs&, bool,
+                            Stream);
 
 Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream) {

@@ -1,6 +1,6 @@
 // From high precision to fp8 on the device: the amax launch and the cast launch, each over up to
-// kernels::kMaxTensors matrices at once. What a launch works on is described by plain pointers into
-// the caller's memory; nothing is owned.
+// kernels::kMaxTensors matrices at once, or kernels::kMaxListed with the kernels for lists. What a
+// launch works on is described by plain pointers into the caller's memory; nothing is owned.
 #pragma once
 
 #include <cstdint>
@@ -48,25 +48,31 @@ struct QuantizeOperand {
 // Floats of a tensor's scale and its inverse, or of the inverse scales of a copy [rows][cols].
 [[nodiscard]] int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols);
 
-// Blocks, and so partial maxima, of a tensor amax of one of `count` matrices in a launch.
-[[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count, size_t count);
+// Blocks, and so partial maxima, of a tensor amax of a matrix alone in its launch. Beside others it
+// has its share of them by size, and a matrix with fewer rows has no more.
+[[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count);
 // Tiles of the row, column and cast kernels.
 [[nodiscard]] int64_t cast_tiles(int64_t rows, int64_t cols);
 
-[[nodiscard]] kernels::AmaxArgs amax_args(const codegen::AmaxSpec& spec, int sm_count,
-                                          std::span<const QuantizeOperand> operands);
-[[nodiscard]] kernels::CastArgs cast_args(const codegen::CastSpec& spec, int sm_count,
-                                          std::span<const QuantizeOperand> operands);
+// Args: the kernel's, kernels::AmaxListArgs and CastListArgs where the spec is for a list.
+template <class Args = kernels::AmaxArgs>
+[[nodiscard]] Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
+                             std::span<const QuantizeOperand> operands);
+template <class Args = kernels::CastArgs>
+[[nodiscard]] Args cast_args(const codegen::CastSpec& spec, int sm_count,
+                             std::span<const QuantizeOperand> operands);
 
 // Amax and cast in one launch; `sync` as quantize.cuh says, quantize_sync_bytes() long.
 [[nodiscard]] kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
                                                   std::span<const QuantizeOperand> operands,
                                                   void* sync);
 
-[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel,
-                                 const kernels::AmaxArgs& args, bool programmatic, Stream stream);
-[[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel,
-                                 const kernels::CastArgs& args, bool programmatic, Stream stream);
+template <class Args>
+[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
+                                 bool programmatic, Stream stream);
+template <class Args>
+[[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args,
+                                 bool programmatic, Stream stream);
 [[nodiscard]] Status launch_quantize(const Driver& driver, const Kernel& kernel,
                                      const kernels::QuantizeArgs& args, bool programmatic,
                                      Stream stream);

@@ -71,7 +71,8 @@ struct Amax {
     }
   }
 
-  static F8_DEVICE void run(const AmaxArgs& args) {
+  template <class Args>
+  static F8_DEVICE void run(const Args& args) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const AmaxTensor& t = args.tensors[tensor_of_block(args)];

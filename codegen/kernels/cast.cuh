@@ -230,7 +230,8 @@ struct Cast {
     }
   }
 
-  static F8_DEVICE void run(const CastArgs& args) {
+  template <class Args>
+  static F8_DEVICE void run(const Args& args) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const CastTensor& t = args.tensors[tensor_of_block(args)];

@@ -1,8 +1,9 @@
 // Kernel parameters, shared by the device templates and the host that launches them. Plain data,
 // fixed layout, no toolkit header; compiled by NVRTC and by the host compiler.
 //
-// amax and cast kernels take a list of up to kMaxTensors matrices in one launch: blocks
-// [first_block, first_block + blocks) of the grid work on a matrix.
+// amax and cast kernels take several matrices in one launch: blocks [first_block, first_block +
+// blocks) of the grid work on a matrix. A launch copies its kernel's whole parameters, so there are
+// two sizes of kernel: for the few matrices of a layer, and for a list.
 #pragma once
 
 #ifdef __CUDACC__
@@ -25,7 +26,8 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 // Which elements share a scale: codegen's ScaleMode.
 enum class Scale { kTensor, kAxis, kBlock1x128, kBlock128x128 };
 
-inline constexpr i32 kMaxTensors = 4;
+inline constexpr i32 kMaxTensors = 4;  // of a launch
+inline constexpr i32 kMaxListed = 30;  // of a list's launch: what 4 KiB of parameters hold
 // A tensor's inverse scale lies this far behind its scale: cuBLASLt takes scales at 16-byte
 // boundaries.
 inline constexpr i32 kInverse = 4;
@@ -48,10 +50,13 @@ struct AmaxTensor {
   i32 blocks;
 };
 
-struct AmaxArgs {
+template <i32 kMost>
+struct AmaxOf {
   i32 count;
-  AmaxTensor tensors[kMaxTensors];
+  AmaxTensor tensors[kMost];
 };
+using AmaxArgs = AmaxOf<kMaxTensors>;
+using AmaxListArgs = AmaxOf<kMaxListed>;
 
 struct CastTensor {
   const void* x;
@@ -83,10 +88,14 @@ F8_BOTH constexpr i64 padded_scales(i64 count) {
   return (count + 3) / 4 * 4;
 }
 
-struct CastArgs {
+template <i32 kMost>
+struct CastOf {
   i32 count;
-  CastTensor tensors[kMaxTensors];
+  CastTensor tensors[kMost];
 };
+using CastArgs = CastOf<kMaxTensors>;
+using CastListArgs = CastOf<kMaxListed>;
+static_assert(sizeof(AmaxListArgs) <= 4096 && sizeof(CastListArgs) <= 4096);
 
 // Amax and cast in one launch.
 struct QuantizeArgs {

@@ -182,9 +182,17 @@ F8_DEVICE u32 tile_amax(const TileMaxima& maxima) {
 // Which matrix of the list this block works on.
 template <class Args>
 F8_DEVICE int tensor_of_block(const Args& args) {
-  int i = 0;
-  while (i + 1 < args.count && static_cast<i32>(blockIdx.x) >= args.tensors[i + 1].first_block) ++i;
-  return i;
+  int first = 0;
+  int last = args.count - 1;
+  while (first < last) {
+    const int middle = (first + last + 1) / 2;
+    if (static_cast<i32>(blockIdx.x) >= args.tensors[middle].first_block) {
+      first = middle;
+    } else {
+      last = middle - 1;
+    }
+  }
+  return first;
 }
 
 }  // namespace f8::kernels

@@ -40,7 +40,7 @@ TEST_P(AmaxTest, BitwiseLikeTheReference) {
                                  static_cast<int>(data), seed));
         const auto x = make_data(data, rows, cols, seed);
         const auto dx = to_device(context(), x);
-        const int32_t count = amax_partials(rows, cols, context().device().sm_count, 1);
+        const int32_t count = amax_partials(rows, cols, context().device().sm_count);
         const DeviceBuffer partials(context(), std::vector<uint32_t>(static_cast<size_t>(count)));
         const DeviceBuffer row(context(), std::vector<uint32_t>(static_cast<size_t>(rows)));
         const DeviceBuffer col(context(), std::vector<uint32_t>(static_cast<size_t>(cols)));
@@ -84,7 +84,7 @@ TEST_P(AmaxTest, SeveralStridedMatricesInOneLaunch) {
           row(context, std::vector<uint32_t>(static_cast<size_t>(rows))),
           col(context, std::vector<uint32_t>(static_cast<size_t>(cols))),
           partials(context,
-                   std::vector<uint32_t>(static_cast<size_t>(amax_partials(rows, cols, 1000, 1)))) {
+                   std::vector<uint32_t>(static_cast<size_t>(amax_partials(rows, cols, 1000)))) {
       std::vector<uint16_t> strided(static_cast<size_t>(rows * ld), 0x7fc0);  // NaN between rows
       const auto dense = reference::to_bf16_bits(x);
       for (int64_t r = 0; r < rows; ++r) {

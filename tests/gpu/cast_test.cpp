@@ -2,10 +2,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <memory>
 
 #include "recipes/scale.hpp"
 #include "runtime/gemm.hpp"
-#include "runtime/quantize.hpp"
+#include "runtime/quantize_list.hpp"
 #include "tests/gpu/gpu_test.hpp"
 #include "tests/gpu/quantize_data.hpp"
 #include "tests/gpu/scale_layout.hpp"
@@ -21,7 +22,7 @@ struct Quantized {
       : ld_qt(padded(x.rows)),
         input(to_device(context, x)),
         partials(context, std::vector<uint32_t>(static_cast<size_t>(
-                              amax_partials(x.rows, x.cols, context.device().sm_count, 1)))),
+                              amax_partials(x.rows, x.cols, context.device().sm_count)))),
         row_amax(context, std::vector<uint32_t>(static_cast<size_t>(x.rows))),
         col_amax(context, std::vector<uint32_t>(static_cast<size_t>(x.cols))),
         delayed(context, delayed_scale(spec)),
@@ -214,6 +215,37 @@ TEST_P(CastTest, TwoMatricesInOneLaunch) {
   }
   SCOPED_TRACE("second");
   expect_like_reference(GetParam(), w, second);
+}
+
+// More matrices than one launch takes, of all sizes, in one list: launches one after another
+// without a pause, so that an early start of the next one could show.
+TEST_P(CastTest, AListOfMatrices) {
+  std::vector<MatrixSize> sizes;
+  std::vector<reference::Matrix> matrices;
+  std::vector<std::unique_ptr<Quantized>> devices;
+  std::vector<QuantizeOperand> operands;
+  for (int64_t i = 0; i < 65; ++i) {
+    sizes.push_back({1 + i * 97 % 400, 16 * (1 + i * 5 % 31)});
+    if (i == 40) sizes.back() = {1000, 2064};
+    const auto [rows, cols] = sizes.back();
+    matrices.push_back(make_data(i % 7 == 3 ? Data::kTiny : Data::kOutliers, rows, cols,
+                                 static_cast<uint64_t>(i)));
+    devices.push_back(std::make_unique<Quantized>(context(), GetParam(), matrices.back()));
+    operands.push_back(devices.back()->operand);
+  }
+  const auto list = QuantizeList::plan(context_, GetParam(), sizes);
+  F8_ASSERT_OK(list);
+  const DeviceBuffer workspace(context(), std::max<size_t>(list->workspace_bytes(), 16));
+  for (int round = 0; round < 3; ++round) {
+    F8_ASSERT_OK(list->run(operands, workspace.as(), nullptr));
+  }
+  EXPECT_TRUE(workspace.guards_are_whole());
+  for (size_t i = 0; i < devices.size(); ++i) {
+    SCOPED_TRACE(fmt::format("{} matrix {}, {} x {}", codegen::key(GetParam()), i, sizes[i].rows,
+                             sizes[i].cols));
+    expect_like_reference(GetParam(), matrices[i], *devices[i]);
+    if (HasFailure()) return;
+  }
 }
 
 // Row strides above the width of input and q: what lies between rows is neither read nor written.

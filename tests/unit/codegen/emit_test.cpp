@@ -43,6 +43,9 @@ TEST(Emit, GoldenStubs) {
            "cast/bf16.e4m3/axis+tensor/q+qt/pow2",
            "cast/bf16.e5m2/delayed/q+qt",
            "cast/f16.e4m3/block128x128/q",
+           "amax/bf16/tensor/list",
+           "cast/bf16.e4m3/axis/q+qt/pow2/list",
+           "quantize/bf16.e4m3/tensor/q+qt",
            "scale_update",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
@@ -95,6 +98,11 @@ std::set<std::string> tunable_kernels() {
                                 "cast/bf16.e4m3/axis+tensor/q+qt/pow2",
                                 "cast/f32.e4m3/block1x128/q+qt",
                                 "cast/f16.e5m2/delayed+axis/q+qt",
+                                "amax/bf16/tensor/list",
+                                "amax/bf16/rowcol/list",
+                                "cast/bf16.e4m3/tensor/q+qt/list",
+                                "cast/bf16.e4m3/axis/q+qt/pow2/list",
+                                "cast/bf16.e4m3/block128x128/q+qt/pow2/list",
                                 "scale_update"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {

@@ -57,7 +57,8 @@ void check_blocks(const Args& args, unsigned grid, std::vector<std::string>& fau
 
 }  // namespace
 
-void emulate_amax(const codegen::AmaxSpec& spec, const kernels::AmaxArgs& args, unsigned grid,
+template <class Args>
+void emulate_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid,
                   std::vector<std::string>& faults) {
   check_blocks(args, grid, faults);
   const bool lines = spec.row || spec.col;
@@ -151,7 +152,8 @@ struct Copy {
 
 }  // namespace
 
-void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, unsigned grid,
+template <class Args>
+void emulate_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid,
                   std::vector<std::string>& faults) {
   check_blocks(args, grid, faults);
   for (int i = 0; i < args.count; ++i) {
@@ -182,6 +184,15 @@ void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, 
     if (spec.qt) qt.write(tensor_scale, faults);
   }
 }
+
+template void emulate_amax(const codegen::AmaxSpec&, const kernels::AmaxArgs&, unsigned,
+                           std::vector<std::string>&);
+template void emulate_amax(const codegen::AmaxSpec&, const kernels::AmaxListArgs&, unsigned,
+                           std::vector<std::string>&);
+template void emulate_cast(const codegen::CastSpec&, const kernels::CastArgs&, unsigned,
+                           std::vector<std::string>&);
+template void emulate_cast(const codegen::CastSpec&, const kernels::CastListArgs&, unsigned,
+                           std::vector<std::string>&);
 
 void emulate_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args,
                       unsigned grid, int sm_count, std::vector<std::string>& faults) {

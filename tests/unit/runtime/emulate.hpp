@@ -22,12 +22,15 @@ struct FakeTensorMap {
   unsigned element_bytes;
 };
 
-void emulate_amax(const codegen::AmaxSpec& spec, const kernels::AmaxArgs& args, unsigned grid,
+// Args: of a launch, or of a list's.
+template <class Args>
+void emulate_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid,
                   std::vector<std::string>& faults);
 // Amax and cast; the blocks must fit a device of `sm_count` SMs at once.
 void emulate_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args,
                       unsigned grid, int sm_count, std::vector<std::string>& faults);
-void emulate_cast(const codegen::CastSpec& spec, const kernels::CastArgs& args, unsigned grid,
+template <class Args>
+void emulate_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid,
                   std::vector<std::string>& faults);
 void emulate_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid,
                           std::vector<std::string>& faults);

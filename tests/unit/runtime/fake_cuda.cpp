@@ -206,12 +206,18 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   if (g_fake->launches.size() < g_fake->launches.capacity()) g_fake->launches.push_back(launch);
   if (!g_fake->emulate) return CUDA_SUCCESS;
   if (const auto* amax = std::get_if<codegen::AmaxSpec>(&module.spec)) {
-    emulate_amax(*amax, *static_cast<kernels::AmaxArgs*>(parameters[0]), launch.grid, faults);
+    if (amax->list) {
+      emulate_amax(*amax, *static_cast<kernels::AmaxListArgs*>(parameters[0]), launch.grid, faults);
+    } else {
+      emulate_amax(*amax, *static_cast<kernels::AmaxArgs*>(parameters[0]), launch.grid, faults);
+    }
   } else if (const auto* cast = std::get_if<codegen::CastSpec>(&module.spec)) {
     if (cast->one_launch != launch.cooperative) faults.push_back("cooperative or not, it must be");
     if (cast->one_launch) {
       emulate_quantize(*cast, *static_cast<kernels::QuantizeArgs*>(parameters[0]), launch.grid,
                        g_fake->sm_count, faults);
+    } else if (cast->list) {
+      emulate_cast(*cast, *static_cast<kernels::CastListArgs*>(parameters[0]), launch.grid, faults);
     } else {
       emulate_cast(*cast, *static_cast<kernels::CastArgs*>(parameters[0]), launch.grid, faults);
     }

@@ -33,6 +33,7 @@ class Buffer {
   [[nodiscard]] uint8_t* data() {
     return data_.data() + (16 - reinterpret_cast<uintptr_t>(data_.data()) % 16) % 16;
   }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
   [[nodiscard]] bool guard_is_whole() {
     return std::all_of(data() + bytes_, data() + bytes_ + kGuard - 16,
                        [](uint8_t b) { return b == kPoison; });
