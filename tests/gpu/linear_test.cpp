@@ -8,80 +8,10 @@
 #include <limits>
 
 #include "tests/gpu/gemm_operands.hpp"
+#include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {
 namespace {
-
-LinearDesc describe(const std::string& recipe, Shape shape) {
-  LinearDesc desc;
-  desc.shape = shape;
-  desc.recipe = find_recipe(recipe).value();
-  return desc;
-}
-
-// A linear's tensors for one call. Where the recipe has delayed scaling, a state in which every
-// call is a first step: its scales are the tensors' own, as the reference's are.
-struct Tensors {
-  Tensors(const Context& context, const Linear& linear, int64_t rows, uint64_t seed)
-      : m(rows),
-        x(reference::random_matrix(m, linear.desc().shape.k, seed,
-                                   reference::Distribution::kOutliers)),
-        w(reference::random_matrix(linear.desc().shape.n, linear.desc().shape.k, seed + 1)),
-        dy(reference::random_matrix(m, linear.desc().shape.n, seed + 2)),
-        device_x(to_device(context, x)),
-        device_w(to_device(context, w)),
-        device_dy(to_device(context, dy)),
-        bias(reference::random_matrix(1, linear.desc().shape.n, seed + 3)),
-        device_bias(to_device(context, bias)),
-        y(context, dy.values.size() * 2),
-        dx(context, x.values.size() * 2),
-        dw(context, w.values.size() * size_bytes(linear.desc().grad_weight_dtype)),
-        saved(context, linear.saved_bytes()),
-        workspace(context, linear.workspace_bytes()),
-        amaxes(context, std::vector<uint32_t>(std::max<size_t>(linear.scale_slots().size(), 1))),
-        scales(context, std::vector<float>(64, 1.0F)),
-        slots{amaxes.as<uint32_t>(), scales.as<float>()},
-        has_bias(linear.desc().bias) {}
-
-  [[nodiscard]] ForwardCall forward() const {
-    return {.x = device_x.as(),
-            .w = device_w.as(),
-            .y = y.as(),
-            .saved = saved.as(),
-            .m = m,
-            .bias = has_bias ? device_bias.as() : nullptr,
-            .scales = slots,
-            .first_step = first_step};
-  }
-  [[nodiscard]] BackwardCall backward() const {
-    return {.dy = device_dy.as(),
-            .saved = saved.as(),
-            .dx = dx.as(),
-            .dw = dw.as(),
-            .m = m,
-            .x = device_x.as(),
-            .w = device_w.as(),
-            .scales = slots,
-            .first_step = first_step};
-  }
-  void poison_results() {
-    for (DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) buffer->poison();
-  }
-  void expect_whole_guards() const {
-    for (const DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) {
-      EXPECT_TRUE(buffer->guards_are_whole());
-    }
-  }
-
-  int64_t m;
-  reference::Matrix x, w, dy;
-  DeviceBuffer device_x, device_w, device_dy;
-  reference::Matrix bias;
-  DeviceBuffer device_bias, y, dx, dw, saved, workspace, amaxes, scales;
-  ScaleSlots slots;
-  bool has_bias;
-  bool first_step = true;
-};
 
 using Bits = std::vector<std::vector<uint8_t>>;
 Bits results(const Tensors& t) {
@@ -92,14 +22,7 @@ class LinearTest : public GpuTestWith<const char*> {
  protected:
   void SetUp() override {
     GpuTestWith::SetUp();
-    if (IsSkipped()) return;
-    const Recipe recipe = find_recipe(GetParam()).value();
-    for (const GemmSetting& gemm : recipe.gemms) {
-      if (gemm.is_fp8()) continue;
-      if (const auto version = cublaslt_version(); !version) {
-        GTEST_SKIP() << version.error().message;
-      }
-    }
+    if (!IsSkipped()) skip_without_library(GetParam());
   }
   std::shared_ptr<const Linear> plan(const LinearDesc& desc) {
     auto linear = Linear::plan(context_, desc);
@@ -121,9 +44,7 @@ class LinearTest : public GpuTestWith<const char*> {
     t.expect_whole_guards();
   }
 };
-INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest,
-                         ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
-                                           "blockwise"),
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, ::testing::ValuesIn(kRecipes),
                          [](const auto& suite) { return std::string(suite.param); });
 
 TEST_P(LinearTest, LikeTheReference) {
@@ -151,18 +72,6 @@ TEST_P(LinearTest, LikeTheReference) {
     expect_like_reference(*linear, t);
     if (HasFailure()) return;
   }
-}
-
-TEST_P(LinearTest, QualityAgainstHighPrecision) {
-  const auto linear = plan(describe(GetParam(), {512, 384, 1024}));
-  ASSERT_NE(linear, nullptr);
-  const Tensors t(context(), *linear, 512, 21);
-  F8_ASSERT_OK(run(*linear, t));
-  using reference::transpose;
-  const auto y = reference::matmul(t.x, t.w);
-  const auto dw = reference::matmul(transpose(t.dy), transpose(t.x));
-  EXPECT_GE(reference::sqnr_db(y, t.y.bf16()), 25);
-  EXPECT_GE(reference::sqnr_db(dw, t.dw.bf16()), 20);
 }
 
 TEST_P(LinearTest, Fp32WeightGradient) {

@@ -1,0 +1,94 @@
+// A linear's tensors on the device, and a plan's description by the name of its recipe.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "runtime/linear.hpp"
+#include "tests/gpu/gpu_test.hpp"
+
+namespace f8::runtime::gpu {
+
+[[nodiscard]] inline LinearDesc describe(const std::string& recipe, Shape shape) {
+  LinearDesc desc;
+  desc.shape = shape;
+  desc.recipe = find_recipe(recipe).value();
+  return desc;
+}
+
+// A linear's tensors for one call. Where the recipe has delayed scaling, a state in which every
+// call is a first step: its scales are the tensors' own, as the reference's are.
+struct Tensors {
+  Tensors(const Context& context, const Linear& linear, int64_t rows, uint64_t seed,
+          reference::Distribution of_x = reference::Distribution::kOutliers)
+      : m(rows),
+        x(reference::random_matrix(m, linear.desc().shape.k, seed, of_x)),
+        w(reference::random_matrix(linear.desc().shape.n, linear.desc().shape.k, seed + 1)),
+        dy(reference::random_matrix(m, linear.desc().shape.n, seed + 2)),
+        device_x(to_device(context, x)),
+        device_w(to_device(context, w)),
+        device_dy(to_device(context, dy)),
+        bias(reference::random_matrix(1, linear.desc().shape.n, seed + 3)),
+        device_bias(to_device(context, bias)),
+        y(context, dy.values.size() * 2),
+        dx(context, x.values.size() * 2),
+        dw(context, w.values.size() * size_bytes(linear.desc().grad_weight_dtype)),
+        saved(context, linear.saved_bytes()),
+        workspace(context, linear.workspace_bytes()),
+        amaxes(context, std::vector<uint32_t>(std::max<size_t>(linear.scale_slots().size(), 1))),
+        scales(context, std::vector<float>(64, 1.0F)),
+        slots{amaxes.as<uint32_t>(), scales.as<float>()},
+        has_bias(linear.desc().bias) {}
+
+  [[nodiscard]] ForwardCall forward() const {
+    return {.x = device_x.as(),
+            .w = device_w.as(),
+            .y = y.as(),
+            .saved = saved.as(),
+            .m = m,
+            .bias = has_bias ? device_bias.as() : nullptr,
+            .scales = slots,
+            .first_step = first_step};
+  }
+  [[nodiscard]] BackwardCall backward() const {
+    return {.dy = device_dy.as(),
+            .saved = saved.as(),
+            .dx = dx.as(),
+            .dw = dw.as(),
+            .m = m,
+            .x = device_x.as(),
+            .w = device_w.as(),
+            .scales = slots,
+            .first_step = first_step};
+  }
+  void poison_results() {
+    for (DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) buffer->poison();
+  }
+  void expect_whole_guards() const {
+    for (const DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) {
+      EXPECT_TRUE(buffer->guards_are_whole());
+    }
+  }
+
+  int64_t m;
+  reference::Matrix x, w, dy;
+  DeviceBuffer device_x, device_w, device_dy;
+  reference::Matrix bias;
+  DeviceBuffer device_bias, y, dx, dw, saved, workspace, amaxes, scales;
+  ScaleSlots slots;
+  bool has_bias;
+  bool first_step = true;
+};
+
+// A GEMM that the recipe leaves in high precision is the library's.
+inline void skip_without_library(const char* recipe) {
+  const Recipe found = find_recipe(recipe).value();
+  if (std::ranges::all_of(found.gemms, &GemmSetting::is_fp8)) return;
+  if (const auto version = cublaslt_version(); !version) GTEST_SKIP() << version.error().message;
+}
+
+inline constexpr const char* kRecipes[] = {"tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
+                                           "blockwise"};
+
+}  // namespace f8::runtime::gpu
