@@ -12,6 +12,13 @@
 namespace f8::runtime {
 namespace {
 
+double cast_bytes(const codegen::CastSpec& spec, double elements) {
+  return elements *
+         (static_cast<double>(size_bytes(spec.in)) + (spec.q ? 1 : 0) + (spec.qt ? 1 : 0));
+}
+
+}  // namespace
+
 QuantizeOperand operand_of(const Visit& visit, const Place& place, const ScaleSlots& slots) {
   using codegen::ScaleMode;
   const codegen::CastSpec& cast = visit.cast;
@@ -32,13 +39,6 @@ QuantizeOperand operand_of(const Visit& visit, const Place& place, const ScaleSl
   }
   return operand;
 }
-
-double cast_bytes(const codegen::CastSpec& spec, double elements) {
-  return elements *
-         (static_cast<double>(size_bytes(spec.in)) + (spec.q ? 1 : 0) + (spec.qt ? 1 : 0));
-}
-
-}  // namespace
 
 Place Linear::State::input_place(const ForwardCall& call, uint8_t* work, uint8_t* saved) const {
   Place place{.x = call.x, .rows = call.m, .cols = desc.shape.k};

@@ -103,6 +103,7 @@ class Linear {
   [[nodiscard]] const GemmChoice& choice(Gemm gemm) const;
 
  private:
+  friend class WeightCasts;
   struct State;
   explicit Linear(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

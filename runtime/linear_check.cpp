@@ -94,10 +94,14 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   return check_pointer("backward", "workspace", workspace);
 }
 
-Status Linear::State::check(const WeightCall& call, const void* workspace) const {
+Status Linear::State::check(const WeightCall& call) const {
   F8_TRY(check_pointer("cast_weight", "w", call.w));
   F8_TRY(check_pointer("cast_weight", "cache", call.cache));
-  F8_TRY(check_scales("cast_weight", call.scales));
+  return check_scales("cast_weight", call.scales);
+}
+
+Status Linear::State::check(const WeightCall& call, const void* workspace) const {
+  F8_TRY(check(call));
   return check_pointer("cast_weight", "workspace", workspace);
 }
 

@@ -12,6 +12,7 @@
 #include "runtime/linear.hpp"
 #include "runtime/linear_kernels.hpp"
 #include "runtime/linear_layout.hpp"
+#include "runtime/quantize.hpp"
 
 namespace f8::runtime {
 
@@ -35,6 +36,10 @@ struct QuantizeScratch {
   uint32_t* first_word;  // the amax words to clear, where lines are scaled by two launches
   int64_t word_count;
 };
+
+// What a visit does to a tensor, for its launch.
+[[nodiscard]] QuantizeOperand operand_of(const Visit& visit, const Place& place,
+                                         const ScaleSlots& slots);
 
 // The inverse scales of a copy for the matmul.
 inline const float* inverse_of(const CastSetting& setting, const float* scale) {
@@ -71,6 +76,7 @@ struct Linear::State {
 
   [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
+  [[nodiscard]] Status check(const WeightCall& call) const;
   [[nodiscard]] Status check(const WeightCall& call, const void* workspace) const;
   [[nodiscard]] Status check_scales(const char* call, const ScaleSlots& scales) const;
 

@@ -1,12 +1,12 @@
 // The linear on the device: forward and backward under each recipe against the reference, the same
 // bits every time, and in a CUDA graph.
-#include "runtime/linear.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <memory>
 
+#include "runtime/weight_casts.hpp"
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
@@ -252,6 +252,41 @@ TEST_P(LinearTest, AWeightCacheGivesTheSame) {
   }
   EXPECT_TRUE(cache.guards_are_whole());
   t.expect_whole_guards();
+}
+
+TEST_P(LinearTest, WeightsOfAModelAtOnce) {
+  std::vector<std::shared_ptr<const Linear>> linears;
+  std::vector<std::unique_ptr<Tensors>> tensors;
+  std::vector<std::unique_ptr<DeviceBuffer>> caches;
+  std::vector<WeightCall> calls;
+  for (int64_t i = 0; i < 33; ++i) {
+    const Shape shape{16, 16 * (1 + i * 7 % 30), 16 * (1 + i * 5 % 40)};
+    linears.push_back(plan(describe(GetParam(), shape)));
+    ASSERT_NE(linears.back(), nullptr);
+    tensors.push_back(
+        std::make_unique<Tensors>(context(), *linears.back(), 16, static_cast<uint64_t>(i)));
+    caches.push_back(
+        std::make_unique<DeviceBuffer>(context(), linears.back()->weight_cache_bytes()));
+    const Tensors& t = *tensors.back();
+    calls.push_back({.w = t.device_w.as(),
+                     .cache = caches.back()->as(),
+                     .scales = t.slots,
+                     .first_step = t.first_step});
+  }
+  const auto casts = WeightCasts::plan(context_, linears);
+  F8_ASSERT_OK(casts);
+  const DeviceBuffer workspace(context(), std::max<size_t>(casts->workspace_bytes(), 16));
+  for (int round = 0; round < 3; ++round) {
+    F8_ASSERT_OK(casts->run(calls, workspace.as(), nullptr));
+  }
+  EXPECT_TRUE(workspace.guards_are_whole());
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const auto together = caches[i]->download<uint8_t>();
+    EXPECT_TRUE(caches[i]->guards_are_whole());
+    caches[i]->poison();
+    F8_ASSERT_OK(linears[i]->cast_weight(calls[i], tensors[i]->workspace.as(), nullptr));
+    EXPECT_EQ(caches[i]->download<uint8_t>(), together) << to_string(linears[i]->desc().shape);
+  }
 }
 
 TEST_P(LinearTest, BiasAndAccumulation) {

@@ -1,0 +1,112 @@
+// Sorting the weights of linears into launches.
+#include "runtime/weight_casts.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "runtime/linear_state.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// What a linear does to its weight, in a first step of delayed scaling or in another one.
+const Quantization& weight_passes(const LinearKernels& kernels, bool first) {
+  const bool from_tensors = first && !kernels.slots.empty();
+  return (from_tensors ? kernels.first_works : kernels.works)[static_cast<size_t>(Work::kWeight)];
+}
+
+}  // namespace
+
+Result<std::vector<WeightCasts::Group>> WeightCasts::groups(const std::shared_ptr<Context>& context,
+                                                            bool first) const {
+  struct Alike {
+    codegen::CastSpec cast;
+    std::vector<Member> members;
+  };
+  std::vector<Alike> all;
+  for (size_t i = 0; i < linears_.size(); ++i) {
+    const Quantization& passes = weight_passes(linears_[i]->state_->kernels, first);
+    for (size_t p = 0; p < passes.size(); ++p) {
+      auto alike = std::ranges::find(all, passes[p].cast, &Alike::cast);
+      if (alike == all.end()) alike = all.insert(all.end(), {passes[p].cast, {}});
+      for (size_t v = 0; v < passes[p].visits.size(); ++v) alike->members.push_back({i, p, v});
+    }
+  }
+  constexpr auto kMost = static_cast<size_t>(kernels::kMaxListed);
+  std::vector<Group> groups;
+  for (const Alike& alike : all) {
+    const size_t count = alike.members.size();
+    const size_t launches = (count + kMost - 1) / kMost;
+    for (size_t g = 0; g < launches; ++g) {
+      const std::vector<Member> members(
+          alike.members.begin() + static_cast<std::ptrdiff_t>(count * g / launches),
+          alike.members.begin() + static_cast<std::ptrdiff_t>(count * (g + 1) / launches));
+      std::vector<MatrixSize> sizes;
+      for (const Member& member : members) {
+        const Shape& shape = linears_[member.linear]->desc().shape;
+        sizes.push_back({shape.n, shape.k});
+      }
+      groups.push_back(
+          {F8_TRY(QuantizeList::plan(context, alike.cast, std::move(sizes))), members});
+    }
+  }
+  return groups;
+}
+
+Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
+                                      std::span<const std::shared_ptr<const Linear>> linears) {
+  WeightCasts casts;
+  casts.linears_.assign(linears.begin(), linears.end());
+  for (size_t i = 0; i < linears.size(); ++i) {
+    if (linears[i] == nullptr || linears[i]->state_->context != context) {
+      return fail(ErrorCode::kInvalidArgument, "weight {}: its linear is {}", i,
+                  linears[i] == nullptr ? "null" : "another context's");
+    }
+    casts.delayed_ |= !linears[i]->scale_slots().empty();
+  }
+  casts.groups_ = F8_TRY(casts.groups(context, false));
+  if (casts.delayed_) casts.first_groups_ = F8_TRY(casts.groups(context, true));
+  for (const auto* groups : {&casts.groups_, &casts.first_groups_}) {
+    for (const Group& group : *groups) {
+      casts.workspace_bytes_ = std::max(casts.workspace_bytes_, group.list.workspace_bytes());
+    }
+  }
+  return casts;
+}
+
+Status WeightCasts::run(std::span<const WeightCall> calls, void* workspace, Stream stream) const {
+  if (calls.size() != linears_.size()) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{} weights were planned, {} are given",
+                linears_.size(), calls.size());
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Linear::State& linear = *linears_[i]->state_;
+    if (linear.layout.cache_bytes == 0) continue;
+    if (Status good = linear.check(calls[i]); !good) [[unlikely]] {
+      good.error().message = fmt::format("weight {}: {}", i, good.error().message);
+      return good;
+    }
+    if (calls[i].first_step != calls[0].first_step) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "weight {}: first_step is not as weight 0's; a step is the first for all", i);
+    }
+  }
+  const bool first = delayed_ && !calls.empty() && calls[0].first_step;
+  // Launches follow each other, so they may share the workspace.
+  for (const Group& group : first ? first_groups_ : groups_) {
+    std::array<QuantizeOperand, kernels::kMaxListed> operands;
+    for (size_t i = 0; i < group.members.size(); ++i) {
+      const Member& member = group.members[i];
+      const WeightCall& call = calls[member.linear];
+      const Linear::State& linear = *linears_[member.linear]->state_;
+      const Visit& visit = weight_passes(linear.kernels, first)[member.pass].visits[member.visit];
+      // Where the maxima go is the list's to say; any base will do.
+      auto* base = static_cast<uint8_t*>(call.cache);
+      operands[i] = operand_of(visit, linear.cached_weight(call.w, call.cache, base), call.scales);
+    }
+    F8_TRY(group.list.run(std::span(operands.data(), group.members.size()), workspace, stream));
+  }
+  return {};
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,47 @@
+// The weights of many linears cast in few launches: what Linear::cast_weight does for one, to the
+// same bits, for a model's between two optimizer steps. Weights that are cast alike share launches
+// (QuantizeList), whatever their shapes.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/linear.hpp"
+#include "runtime/quantize_list.hpp"
+
+namespace f8::runtime {
+
+class WeightCasts {
+ public:
+  // Linears of one context; those that never cast their weight are passed over.
+  [[nodiscard]] static Result<WeightCasts> plan(
+      const std::shared_ptr<Context>& context,
+      std::span<const std::shared_ptr<const Linear>> linears);
+
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+  // A call for each linear, in order. `first_step` is the same in all of them.
+  [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream) const;
+
+ private:
+  // A launch's matrices: which linear's, and what is done to it.
+  struct Member {
+    size_t linear;
+    size_t pass, visit;  // of its works
+  };
+  struct Group {
+    QuantizeList list;
+    std::vector<Member> members;
+  };
+  WeightCasts() = default;
+  [[nodiscard]] Result<std::vector<Group>> groups(const std::shared_ptr<Context>& context,
+                                                  bool first) const;
+
+  std::vector<std::shared_ptr<const Linear>> linears_;
+  std::vector<Group> groups_;
+  std::vector<Group> first_groups_;  // with delayed scaling's first step; else empty
+  bool delayed_ = false;
+  size_t workspace_bytes_ = 0;
+};
+
+}  // namespace f8::runtime
