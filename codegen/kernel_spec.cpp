@@ -268,7 +268,9 @@ struct Validate {
       return bad(fmt::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
                              smem - kMaxSmemBytes, kMaxSmemBytes));
     }
-    if (const int most = most_accumulators(c.warpgroups); gemm_accumulators(s) > most) {
+    // The schedule of two products takes registers, and so do scales of columns.
+    const int taken = s.problems == 2 && s.scale == ScaleMode::kBlock1x128 ? 8 : 0;
+    if (const int most = most_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
                              gemm_accumulators(s), most));
     }
@@ -355,8 +357,12 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
   const int scales = !is_block(s.scale)                    ? 0
                      : s.scale == ScaleMode::kBlock128x128 ? 4 * c.tile_m
                                                            : 4 * (c.tile_m + c.tile_n);
+  // Of each row and column, for the epilogue, and two barriers.
+  const int floats =
+      (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
+  const int vectors = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
   return c.stages * ((c.tile_m + c.tile_n) * kStageK + 16 + scales) +
-         c.warpgroups * out_buffers * kOutBufferBytes;
+         c.warpgroups * out_buffers * kOutBufferBytes + vectors;
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ int gemm_accumulators(const GemmSpec& spec) {
 GemmRegisters gemm_registers(int warpgroups) {
   // 65536 registers: one math warpgroup needs no redistribution, a thread cannot use more than 255.
   if (warpgroups == 1) return {.math = 255, .copy = 0};
-  if (warpgroups == 2) return {.math = 240, .copy = 24};
+  if (warpgroups == 2) return {.math = 232, .copy = 40};
   return {.math = 160, .copy = 32};
 }
 

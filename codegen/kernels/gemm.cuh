@@ -13,6 +13,9 @@
 //   kWarpgroups x kOutBuffers x 64 rows of 128 bytes                           128-byte swizzle
 //   kStages x full barrier, kStages x empty barrier
 //   kStages x { scales of a: kTileM floats, of b: kTileN floats }   block scales of 1x128 alone
+//   kVectorBuffers x { scales of a: kTileM floats, of b: kTileN floats }           axis scales
+//   alone kVectorBuffers x { bias: kTileN floats } kVectorBuffers x { full barrier, empty barrier }
+//   axis scales or bias alone
 //
 // Invariants: rows and columns beyond the matrices read as zero and are not written. A stage is
 // refilled when every warp that reads it, in every CTA that the refill writes to, has arrived at
@@ -57,6 +60,12 @@ struct Gemm {
   static constexpr bool kBlockScale =
       Config::kScale == Scale::kBlock1x128 || Config::kScale == Scale::kBlock128x128;
   static constexpr bool kColumnBlocks = Config::kScale == Scale::kBlock1x128;
+  // What the epilogue needs of each row and column of a tile: a warp loads it while the tile's
+  // products run.
+  static constexpr bool kVectors = kAxisScale || Config::kBias;
+  static constexpr int kVectorBuffers = Config::kPingpong ? 2 : 1;
+  static constexpr int kVectorFloats =
+      (kAxisScale ? Config::kTileM + Config::kTileN : 0) + (Config::kBias ? Config::kTileN : 0);
   static constexpr int kScaleBytesA = kBlockScale ? Config::kTileM * 4 : 0;
   static constexpr int kScaleBytesB = kColumnBlocks ? Config::kTileN * 4 : 0;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
@@ -72,12 +81,24 @@ struct Gemm {
     u32 full;
     u32 empty;
     u32 scales;
+    u32 vectors;
+    u32 vector_barriers;
     F8_DEVICE u32 a(u32 stage) const { return stages + stage * kStageBytes; }
     F8_DEVICE u32 b(u32 stage) const { return a(stage) + kBytesA; }
     F8_DEVICE u32 scales_a(u32 stage) const {
       return scales + stage * (kScaleBytesA + kScaleBytesB);
     }
     F8_DEVICE u32 scales_b(u32 stage) const { return scales_a(stage) + kScaleBytesA; }
+    // Of rows, of columns, and the bias, from element `i`.
+    F8_DEVICE u32 rows(u32 buffer, u32 i) const {
+      return vectors + (buffer * kVectorFloats + i) * 4;
+    }
+    F8_DEVICE u32 columns(u32 buffer, u32 i) const { return rows(buffer, Config::kTileM + i); }
+    F8_DEVICE u32 bias(u32 buffer, u32 i) const {
+      return rows(buffer, kVectorFloats - Config::kTileN + i);
+    }
+    F8_DEVICE u32 vectors_full(u32 buffer) const { return vector_barriers + buffer * 16; }
+    F8_DEVICE u32 vectors_empty(u32 buffer) const { return vectors_full(buffer) + 8; }
   };
 
   struct Tile {
@@ -511,30 +532,30 @@ struct Gemm {
   template <class Sums>
   static F8_DEVICE void write_out(const Sums& sums, const Shared& shared, const Maps& maps,
                                   const Schedule& schedule, u32 warpgroup, const Tile& tile,
-                                  u32& buffer, u32& amax) {
+                                  float scale, u32 vector_parity, u32& buffer, u32& amax) {
     const GemmProblem& problem = schedule.args.problems[tile.problem];
     const TensorMap* map_d = &maps.problems[tile.problem].d;
     const u32 thread = threadIdx.x % 128;
     const u32 lane = thread % 32;
     const u32 warp_row = thread / 32 * 16;
     const i32 row = tile.row + static_cast<i32>(first_row(warpgroup));
-    constexpr bool kOneScale = Config::kScale == Scale::kTensor;
-    const float scale_a0 = kOneScale ? load_global(problem.inv_scale_a) : 1.0F;
-    const float scale_b0 = kOneScale ? load_global(problem.inv_scale_b) : 1.0F;
+    // This warpgroup's buffer of vectors is filled once for each of its tiles.
+    const u32 vector_buffer = Config::kPingpong ? warpgroup : 0;
+    if constexpr (kVectors) barrier_wait(shared.vectors_full(vector_buffer), vector_parity);
     const i32 first_column = tile.column + static_cast<i32>(schedule.rank_k) * Sums::kColumns;
     constexpr int kChunks = Sums::kColumns / kOutColumns;
 #pragma unroll
     for (int block_m = 0; block_m < kBlocksM; ++block_m) {
       const i32 row_block = row + block_m * 64;
       if (row_block >= static_cast<i32>(problem.m)) break;
-      float scale_a[2] = {scale_a0, scale_a0};
+      float scale_a[2] = {scale, scale};
       bool inside[2] = {true, true};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const i32 r = row_block + static_cast<i32>(warp_row + lane / 4 + 8 * i);
         inside[i] = r < static_cast<i32>(problem.m);
         if constexpr (kAxisScale) {
-          scale_a[i] = inside[i] ? load_global(problem.inv_scale_a + r * problem.stride_a) : 0.0F;
+          scale_a[i] = load_shared(shared.rows(vector_buffer, static_cast<u32>(r - tile.row)));
         }
       }
 #pragma unroll
@@ -547,22 +568,13 @@ struct Gemm {
         float2 bias[kOutColumns / 8];
 #pragma unroll
         for (int i = 0; i < kOutColumns / 8; ++i) {
-          const u32 c = column_chunk + i * 8 + lane % 4 * 2;
-          scale_b[i] = make_float2(scale_b0, scale_b0);
+          const u32 c = column_chunk - tile.column + i * 8 + lane % 4 * 2;
+          scale_b[i] = make_float2(1.0F, 1.0F);
           bias[i] = make_float2(0.0F, 0.0F);
           if constexpr (kAxisScale) {
-            if (c < problem.n) {
-              scale_b[i].x = load_global(problem.inv_scale_b + c * problem.stride_b);
-              scale_b[i].y = load_global(problem.inv_scale_b + (c + 1) * problem.stride_b);
-            }
+            scale_b[i] = load_shared_pair(shared.columns(vector_buffer, c));
           }
-          if constexpr (Config::kBias) {
-            if (c < problem.n) {
-              const u32 pair = load_global(reinterpret_cast<const u32*>(problem.bias + c));
-              bias[i] =
-                  make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
-            }
-          }
+          if constexpr (Config::kBias) bias[i] = load_shared_pair(shared.bias(vector_buffer, c));
         }
         if (thread == 0) wait_copies_out_read<Config::kOutBuffers - 1>();
         warpgroup_sync(1 + warpgroup);
@@ -575,8 +587,11 @@ struct Gemm {
             const float2 pair = scale_b[j * kGroups + i / 4];
             const float2 shift = bias[j * kGroups + i / 4];
             value[i] = sums.at(block_m, chunk * kOutColumns + j * 16 + i / 4 * 8)[i % 4];
-            if constexpr (!kBlockScale)
+            if constexpr (kAxisScale) {
               value[i] *= scale_a[i / 2 % 2] * (i % 2 == 0 ? pair.x : pair.y);
+            } else if constexpr (!kBlockScale) {
+              value[i] *= scale_a[i / 2 % 2];
+            }
             if constexpr (Config::kBias) value[i] += i % 2 == 0 ? shift.x : shift.y;
             if constexpr (Config::kAmax) {
               const bool counts = inside[i / 2 % 2] &&
@@ -612,6 +627,10 @@ struct Gemm {
         }
       }
     }
+    if constexpr (kVectors) {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared.vectors_empty(vector_buffer));
+    }
     if constexpr (Config::kAmax) {
       const u32 most = warp_max(amax);
       if (lane == 0 && most > 0) atomicMax(problem.amax, most);
@@ -624,6 +643,15 @@ struct Gemm {
     Ring ring;
     u32 buffer = 0;
     u32 amax = 0;
+    u32 vector_parity = 0;
+    float scale[Config::kProblems] = {};
+    if constexpr (Config::kScale == Scale::kTensor) {
+#pragma unroll
+      for (int i = 0; i < Config::kProblems; ++i) {
+        const GemmProblem& problem = schedule.args.problems[i];
+        scale[i] = load_global(problem.inv_scale_a) * load_global(problem.inv_scale_b);
+      }
+    }
     if (warpgroup == 1) pass_turn(warpgroup);  // the first tile is warpgroup 0's
     Tile tile;
     for (u32 count = 0; schedule.take(tile); ++count) {
@@ -640,27 +668,71 @@ struct Gemm {
       } else {
         accumulate_precise(acc, shared, schedule, ring, warpgroup, tile);
       }
+      const float tile_scale = scale[Config::kProblems > 1 ? tile.problem : 0];
       if constexpr (Config::kSplitK == 1) {
-        write_out(WholeTile{acc}, shared, maps, schedule, warpgroup, tile, buffer, amax);
+        write_out(WholeTile{acc}, shared, maps, schedule, warpgroup, tile, tile_scale,
+                  vector_parity, buffer, amax);
       } else {
         Share share;
         add_up(acc, share, shared, schedule.rank_k);
-        write_out(share, shared, maps, schedule, warpgroup, tile, buffer, amax);
+        write_out(share, shared, maps, schedule, warpgroup, tile, tile_scale, vector_parity, buffer,
+                  amax);
         fence_async_proxy();  // the ring is the copy engine's again
         cluster_sync();
       }
+      vector_parity ^= 1;
     }
     if (threadIdx.x % 128 == 0) wait_copies_out();
   }
 
-  // The copy warpgroup: its first thread issues all copies.
+  // Loads a tile's scales and bias for the epilogue, by one warp, which has few registers.
+  static constexpr int kVectorLoads = Config::kProblems > 1 ? 2 : 4;  // in flight
+  static F8_DEVICE void load_vectors(const Shared& shared, const Schedule& schedule,
+                                     const Tile& tile, u32 buffer) {
+    const u32 lane = threadIdx.x % 32;
+    const GemmProblem& problem = schedule.args.problems[tile.problem];
+    if constexpr (kAxisScale) {
+#pragma unroll kVectorLoads
+      for (u32 i = lane; i < Config::kTileM; i += 32) {
+        const u32 row = tile.row + i;
+        const float x =
+            row < problem.m ? load_global(problem.inv_scale_a + row * problem.stride_a) : 0.0F;
+        store_shared(shared.rows(buffer, i), x);
+      }
+    }
+#pragma unroll kVectorLoads
+    for (u32 i = lane; i < Config::kTileN; i += 32) {
+      const u32 column = tile.column + i;
+      const bool inside = column < problem.n;
+      if constexpr (kAxisScale) {
+        const float x =
+            inside ? load_global(problem.inv_scale_b + column * problem.stride_b) : 0.0F;
+        store_shared(shared.columns(buffer, i), x);
+      }
+      if constexpr (Config::kBias) {
+        const u32 x = inside ? load_global(problem.bias + column) : 0;
+        store_shared(shared.bias(buffer, i), __uint_as_float(x << 16));
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared.vectors_full(buffer));
+  }
+
+  // The copy warpgroup: the first thread of its first warp issues all copies, its second warp loads
+  // what epilogues need.
   static F8_DEVICE void feed(const Maps& maps, const Shared& shared, Schedule schedule) {
     const bool issues = threadIdx.x == Config::kWarpgroups * 128;
+    const bool loads = kVectors && threadIdx.x / 32 == Config::kWarpgroups * 4 + 1;
+    if (Config::kSplitK == 1 && !issues && !loads) return;
     Ring ring;
     Tile tile;
-    if (Config::kSplitK == 1 && !issues) return;
-    while (schedule.take(tile)) {
+    for (u32 count = 0; schedule.take(tile); ++count) {
       if (issues) produce(maps, shared, schedule, tile, ring);
+      if (loads) {
+        const u32 buffer = count % kVectorBuffers;
+        barrier_wait(shared.vectors_empty(buffer), (count / kVectorBuffers % 2) ^ 1);
+        load_vectors(shared, schedule, tile, buffer);
+      }
       if constexpr (Config::kSplitK > 1) {  // the math warpgroups exchange sums through the ring
         cluster_sync_memory();
         cluster_sync_memory();
@@ -676,6 +748,8 @@ struct Gemm {
     shared.full = shared.out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes;
     shared.empty = shared.full + 8 * Config::kStages;
     shared.scales = shared.empty + 8 * Config::kStages;
+    shared.vectors = shared.scales + Config::kStages * (kScaleBytesA + kScaleBytesB);
+    shared.vector_barriers = shared.vectors + kVectorBuffers * kVectorFloats * 4;
     if (threadIdx.x == 0) {
 #pragma unroll
       for (int i = 0; i < Config::kProblems; ++i) {
@@ -686,6 +760,10 @@ struct Gemm {
       for (int i = 0; i < Config::kStages; ++i) {
         barrier_init(shared.full + 8 * i, 1);
         barrier_init(shared.empty + 8 * i, 4 * kConsumers * kPeers);
+      }
+      for (int i = 0; kVectors && i < kVectorBuffers; ++i) {
+        barrier_init(shared.vectors_full(i), 1);
+        barrier_init(shared.vectors_empty(i), 4 * kConsumers);
       }
       barrier_init_fence();
     }

@@ -199,6 +199,9 @@ F8_DEVICE void store_matrices(u32 smem, u32 r0, u32 r1, u32 r2, u32 r3) {
                "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
+F8_DEVICE void store_shared(u32 smem, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem), "f"(x) : "memory");
+}
 F8_DEVICE void store_shared(u32 smem, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem), "f"(x), "f"(y) : "memory");
 }
@@ -237,6 +240,11 @@ F8_DEVICE void store_cluster(u32 address, float x, float y, float z, float w) {
 F8_DEVICE u32 load_global(const u32* p) {
   u32 r;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(r) : "l"(p));
+  return r;
+}
+F8_DEVICE u32 load_global(const u16* p) {
+  u16 r;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(r) : "l"(p));
   return r;
 }
 F8_DEVICE float load_global(const float* p) {

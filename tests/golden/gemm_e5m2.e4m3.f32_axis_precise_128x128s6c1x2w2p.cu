@@ -22,8 +22,8 @@ struct Config {
   static constexpr int kMmaN = 128;
   static constexpr int kPartials = 1;
   static constexpr int kOutBuffers = 2;
-  static constexpr int kMathRegisters = 240;
-  static constexpr int kCopyRegisters = 24;
+  static constexpr int kMathRegisters = 232;
+  static constexpr int kCopyRegisters = 40;
   static F8_DEVICE void mma(float (&d)[64], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
