@@ -152,7 +152,8 @@ bool GemmPair::fits(const GemmDesc& first, const GemmChoice& first_choice, const
                     const GemmChoice& second_choice) {
   return first_choice.provider == Provider::kGenerated &&
          second_choice.provider == Provider::kGenerated && is_fp8(first.a) && is_fp8(second.a) &&
-         gemm_spec(first, first_choice.config) == gemm_spec(second, second_choice.config);
+         gemm_spec(first, first_choice.config) == gemm_spec(second, second_choice.config) &&
+         codegen::validate(spec(first, first_choice)).has_value();
 }
 
 codegen::GemmSpec GemmPair::spec(const GemmDesc& desc, const GemmChoice& choice) {

@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, GemmPairTest,
                                            Case{"64x64s6c1x1w1g8", ScaleMode::kTensor, false},
                                            Case{"128x256s4c1x1k2w2g8", ScaleMode::kTensor, true},
                                            Case{"64x256s4c1x1k4w1g8", ScaleMode::kAxis, false},
-                                           Case{"128x256s4c2x1w2g8", ScaleMode::kBlock1x128,
+                                           Case{"128x192s5c2x1w2g8", ScaleMode::kBlock1x128,
                                                 false}),
                          [](const auto& suite) {
                            return fmt::format("{}_{}_{}", suite.param.config,

@@ -120,9 +120,11 @@ class GemmShapeTest : public GpuTestWith<int64_t> {
     EXPECT_TRUE(std::ranges::none_of(values, [](double v) { return std::isnan(v); }))
         << "an element was not written";
     const int64_t step = std::max<int64_t>(1, own.m * own.n * own.k / 60'000'000);
+    // A result of few elements may happen to cancel, and its error with it not.
+    const double few = own.m * own.n < 256 ? 2 : 1;
     EXPECT_LE(reference::relative_error(reference::matmul(x.sampled_a(step), x.b),
                                         sampled_rows(values, own.n, step)),
-              fast ? kFastBound : kPreciseBound);
+              few * (fast ? kFastBound : kPreciseBound));
     EXPECT_TRUE(d.guards_are_whole());
   }
 };
