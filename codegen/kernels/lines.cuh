@@ -47,13 +47,14 @@ struct LineMaxima {
     const u32 lane = threadIdx.x % 32;
     const bool by_row = warp < 4;
     const i32 count = by_row ? (kRow ? tile.across : 0) : (kColumn ? tile.down : 0);
+    const i32 first = by_row ? tile.beside(0) : tile.above(0);
+    const i32 step = by_row ? 1 : tile.across;
+    const u64* from = reinterpret_cast<const u64*>(lines + (by_row ? 0 : kCastTile)) + lane;
     u32 low = 0;
     u32 high = 0;
 #pragma unroll 8
     for (i32 i = warp % 4; i < count; i += 4) {
-      const u16* from = lines + (by_row ? tile.beside(i) : tile.above(i)) * kLinesOfTile +
-                        (by_row ? 0 : kCastTile);
-      const u64 four = load_relaxed(reinterpret_cast<const u64*>(from) + lane);
+      const u64 four = load_relaxed(from + (first + i * step) * (kLinesOfTile / 4));
       low = max_u16x2(low, static_cast<u32>(four));
       high = max_u16x2(high, static_cast<u32>(four >> 32));
     }
