@@ -7,7 +7,7 @@
 namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
-    scale_cuh, scale_update_cuh, quantize_cuh, gemm_cuh;
+    lines_cuh, scale_cuh, scale_update_cuh, quantize_cuh, gemm_cuh;
 }
 namespace {
 
@@ -22,6 +22,7 @@ constexpr Template kTemplates[] = {
     {"matrix_tile.cuh", &embedded::matrix_tile_cuh},
     {"amax.cuh", &embedded::amax_cuh},
     {"cast.cuh", &embedded::cast_cuh},
+    {"lines.cuh", &embedded::lines_cuh},
     {"scale.cuh", &embedded::scale_cuh},
     {"scale_update.cuh", &embedded::scale_update_cuh},
     {"quantize.cuh", &embedded::quantize_cuh},

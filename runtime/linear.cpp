@@ -26,6 +26,8 @@ QuantizeOperand operand_of(const Visit& visit, const Place& place, const ScaleSl
                      (cast.qt && cast.scale_qt == ScaleMode::kAxis);
   QuantizeOperand operand{.x = place.x, .rows = place.rows, .cols = place.cols};
   operand.partials = lines ? place.words + place.word.tensor : place.partials;
+  const auto amax = amax_before(cast);
+  if (amax && takes_lines(*amax, place.rows, place.cols)) operand.lines = place.lines;
   operand.row_amax = place.words + place.word.row;
   operand.col_amax = place.words + place.word.column;
   operand.q = place.q;
@@ -45,6 +47,7 @@ Place Linear::State::input_place(const ForwardCall& call, uint8_t* work, uint8_t
   place.q = work + layout.x.q;
   place.q_scale = reinterpret_cast<float*>(work + layout.x.q_scale);
   place.partials = reinterpret_cast<uint32_t*>(work + layout.x_partials);
+  place.lines = reinterpret_cast<uint16_t*>(work + layout.x_lines);
   place.words = reinterpret_cast<uint32_t*>(work + layout.words);
   place.word = layout.x_words;
   if (saved != nullptr) {
@@ -57,6 +60,7 @@ Place Linear::State::input_place(const ForwardCall& call, uint8_t* work, uint8_t
 Place Linear::State::weight_place(const void* w, uint8_t* work) const {
   Place place{.x = w, .rows = desc.shape.n, .cols = desc.shape.k};
   place.partials = reinterpret_cast<uint32_t*>(work + layout.w_partials);
+  place.lines = reinterpret_cast<uint16_t*>(work + layout.w_lines);
   place.words = reinterpret_cast<uint32_t*>(work + layout.words);
   place.word = layout.w_words;
   return place;
@@ -100,7 +104,7 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
                }));
       continue;
     }
-    if (pass.amax && (pass.amax->row || pass.amax->col) && !cleared) {
+    if (pass.amax && !cleared && raises_words(*pass.amax, operands)) {
       cleared = true;
       F8_TRY(step("clear amax", 0.0, [this, scratch](Stream stream) {
         return clear_words(scratch.first_word, scratch.word_count, stream);
@@ -192,6 +196,7 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
   dy.q_scale = reinterpret_cast<float*>(work + layout.dy.q_scale);
   dy.qt_scale = reinterpret_cast<float*>(work + layout.dy.qt_scale);
   dy.partials = reinterpret_cast<uint32_t*>(work + layout.dy_partials);
+  dy.lines = reinterpret_cast<uint16_t*>(work + layout.dy_lines);
   dy.words = reinterpret_cast<uint32_t*>(work + layout.words);
   dy.word = layout.dy_words;
   if (q || qt) {

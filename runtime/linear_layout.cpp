@@ -38,7 +38,21 @@ struct Matrix {
   }
 };
 
-bool raises_words(const std::array<Quantization, kWorks>& works) {
+// Of a tensor's line maxima, over all visits of it.
+size_t lines_bytes(const LinearKernels& kernels, Tensor tensor, int64_t rows, int64_t cols) {
+  size_t most = 0;
+  for (const auto* works : {&kernels.works, &kernels.first_works}) {
+    for (const Quantization& passes : *works) {
+      for (const QuantizePass& pass : passes) {
+        if (!pass.amax || std::ranges::count(pass.visits, tensor, &Visit::tensor) == 0) continue;
+        most = std::max(most, line_bytes(*pass.amax, rows, cols));
+      }
+    }
+  }
+  return most;
+}
+
+bool may_raise_words(const std::array<Quantization, kWorks>& works) {
   return std::ranges::any_of(works, [](const Quantization& passes) {
     return std::ranges::any_of(passes, [](const QuantizePass& pass) {
       return pass.amax && (pass.amax->row || pass.amax->col);
@@ -63,7 +77,7 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
                     .column = layout.input_words,
                     .tensor = layout.input_words + k};
   layout.dy_words = {.row = n + kOne, .column = 0, .tensor = n};
-  const bool words = raises_words(kernels.works) || raises_words(kernels.first_works);
+  const bool words = may_raise_words(kernels.works) || may_raise_words(kernels.first_works);
   const auto words_bytes = [&](int64_t count) {
     return words ? kWord * static_cast<size_t>(count) : 0;
   };
@@ -71,6 +85,8 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   Arena forward;
   layout.sync = forward.take(quantize_sync_bytes(sm_count));
   layout.words = forward.take(words_bytes(layout.x_words.row + m));
+  layout.x_lines = forward.take(lines_bytes(kernels, Tensor::kInput, m, k));
+  layout.w_lines = forward.take(lines_bytes(kernels, Tensor::kWeight, n, k));
   layout.x_partials = forward.take(x.partials_bytes(sm_count));
   layout.w_partials = forward.take(w.partials_bytes(sm_count));
   layout.x.q = forward.take(x.q_bytes());
@@ -97,6 +113,7 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   Arena backward;
   (void)backward.take(quantize_sync_bytes(sm_count));
   (void)backward.take(words_bytes(layout.dy_words.row + m));
+  layout.dy_lines = backward.take(lines_bytes(kernels, Tensor::kGradOutput, m, n));
   layout.dy_partials = backward.take(dy.partials_bytes(sm_count));
   layout.dy.q = backward.take(dy.q_bytes());
   layout.dy.qt = backward.take(dy.qt_bytes());

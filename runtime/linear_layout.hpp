@@ -2,18 +2,20 @@
 // Offsets are multiples of kAlign bytes, fixed at plan time for the largest m; row strides follow
 // the m of the call, so a smaller call uses the front of each part.
 //
-//   forward   sync | amax words (w, x) | partial maxima of x, of w | x q | w q | their scales |
-//             matmul's own
+//   forward   sync | amax words (w, x) | lines of x, of w | partial maxima of x, of w | x q | w q |
+//             their scales | matmul's own
 //   saved     x qt | its scales | w qt | its scales
 //   cache     w q | w qt | scales of each
-//   backward  sync | amax words (dy) | partial maxima | dy q | dy qt | scales of each |
+//   backward  sync | amax words (dy) | lines | partial maxima | dy q | dy qt | scales of each |
 //             matmuls' own
 // sync belongs to the one-launch kernels (quantize.cuh), whatever linear they are of: every linear
 // has it at the start of its workspace, and nobody else may write there between calls.
 // Scales: scale and 1/scale of a tensor, else the inverse scales as scale_floats() counts them. Two
 // copies with one tensor scale keep it with qt, where that is written.
 //
-// Amax words are raised atomically, so that one memset clears those of a call:
+// Lines are the tiles' line maxima (lines.cuh), for every m with which a matrix takes them; nothing
+// of them is cleared. Other axis maxima, and a tensor's beside them, are amax words, raised
+// atomically, so that one memset clears those of a call:
 //   forward   w rows | w columns | w | x columns | x | x rows        backward  columns | dy | rows
 #pragma once
 
@@ -55,6 +57,7 @@ struct LinearLayout {
   size_t words = 0;  // after it in both; 0 bytes where no scale is an axis's
   WordLayout x_words{}, w_words{}, dy_words{};
   int64_t input_words = 0;  // where those of x begin
+  size_t x_lines = 0, w_lines = 0, dy_lines = 0;
   size_t x_partials = 0, w_partials = 0, dy_partials = 0;
   CopyLayout x{}, w{};  // q in the workspace, qt in saved
   CopyLayout cache{};

@@ -26,6 +26,7 @@ struct Place {
   float* q_scale = nullptr;
   float* qt_scale = nullptr;
   uint32_t* partials = nullptr;
+  uint16_t* lines = nullptr;  // null: never taken
   uint32_t* words = nullptr;
   WordLayout word{};
 };
@@ -33,7 +34,7 @@ struct Place {
 // A quantization's parts of the workspace beside the places of its tensors.
 struct QuantizeScratch {
   void* sync;            // of one-launch kernels
-  uint32_t* first_word;  // the amax words to clear, where lines are scaled by two launches
+  uint32_t* first_word;  // the amax words to clear, where a launch raises some
   int64_t word_count;
 };
 

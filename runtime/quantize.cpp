@@ -12,6 +12,9 @@ constexpr int64_t kElementsPerBlock =
     256 * 64;                           // below this a block of the tensor amax is not worth it
 constexpr int64_t kMaxPartials = 1024;  // every block of the cast reads them all
 constexpr int64_t kBlocksPerSm = 6;
+// Tiles in a row and a column of tiles, together, whose lines a tile of the cast reads: beyond
+// that, reading 256 bytes of each costs more than clearing and raising words.
+constexpr int64_t kMostLinePeers = 96;
 
 template <class Args>
 int64_t grid(const Args& args) {
@@ -70,6 +73,23 @@ bool fits_one_launch(const codegen::CastSpec& spec, int sm_count,
   return tiles <= int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
 }
 
+bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
+  return (spec.row || spec.col) && !spec.tensor && spec.in != Dtype::kF32 &&
+         ceil_div(rows, kernels::kCastTile) + ceil_div(cols, kernels::kCastTile) <= kMostLinePeers;
+}
+
+size_t line_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
+  const int64_t across = ceil_div(cols, kernels::kCastTile);
+  const int64_t down = std::min(ceil_div(rows, kernels::kCastTile), kMostLinePeers - across);
+  if (down < 1 || !takes_lines(spec, down * kernels::kCastTile, cols)) return 0;
+  return static_cast<size_t>(across * down * kernels::kLinesOfTile) * sizeof(kernels::u16);
+}
+
+bool raises_words(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand> operands) {
+  return (spec.row || spec.col) &&
+         std::ranges::any_of(operands, [](const auto& x) { return x.lines == nullptr; });
+}
+
 size_t quantize_sync_bytes(int sm_count) {
   return static_cast<size_t>(
       kernels::quantize_sync_bytes(int64_t{codegen::kQuantizeBlocksPerSm} * sm_count));
@@ -105,6 +125,7 @@ Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
     to.rows = static_cast<int32_t>(from.rows);
     to.cols = static_cast<int32_t>(from.cols);
     to.partials = from.partials;
+    to.lines = from.lines;
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
     to.first_block = first;
@@ -134,7 +155,11 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     to.ld_q = from.cols;
     to.qt = spec.qt ? from.qt : nullptr;
     to.ld_qt = padded(from.rows);
-    to.partials = from.partials;
+    if (amax && amax->tensor) {
+      to.partials = from.partials;
+    } else {
+      to.lines = from.lines;
+    }
     to.partial_count = !amax || !amax->tensor   ? 0
                        : amax->row || amax->col ? 1
                                                 : partials_beside(from, elements, sm_count);

@@ -22,8 +22,9 @@ struct QuantizeOperand {
   int64_t rows = 0;
   int64_t cols = 0;
   uint32_t* partials = nullptr;    // tensor: amax_partials() words; beside an axis amax: 1, zeroed
-  uint32_t* row_amax = nullptr;    // axis: [rows], zeroed before the amax launch
-  uint32_t* col_amax = nullptr;    // axis: [cols], likewise
+  uint16_t* lines = nullptr;       // axis, where takes_lines(): line_bytes(), 8-byte aligned
+  uint32_t* row_amax = nullptr;    // axis without lines: [rows], zeroed before the amax launch
+  uint32_t* col_amax = nullptr;    // axis without lines: [cols], likewise
   uint8_t* q = nullptr;            // [rows][cols]
   uint8_t* qt = nullptr;           // [cols][padded(rows)]
   float* scale = nullptr;          // tensor: [0] and, at [kernels::kInverse], its inverse
@@ -42,6 +43,16 @@ struct QuantizeOperand {
 // with fewer.
 [[nodiscard]] bool fits_one_launch(const codegen::CastSpec& spec, int sm_count,
                                    std::span<const QuantizeOperand> operands);
+// Whether the amax launch of a matrix may leave its tiles' line maxima (lines.cuh) for the cast
+// launch to combine, which takes no words to clear and no atomics: lines alone are scaled, and the
+// tiles whose lines a tile reads are few enough. What fits with some rows fits with fewer.
+[[nodiscard]] bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
+// Of the line maxima of a matrix with up to `rows` rows: 0 where takes_lines() never holds.
+[[nodiscard]] size_t line_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
+// Whether an amax launch raises words, which have to be cleared before it.
+[[nodiscard]] bool raises_words(const codegen::AmaxSpec& spec,
+                                std::span<const QuantizeOperand> operands);
+
 // What one-launch kernels keep in a workspace, for as many tiles as may fit.
 [[nodiscard]] size_t quantize_sync_bytes(int sm_count);
 

@@ -159,6 +159,7 @@ Status QuantizeList::run_groups(std::span<const QuantizeOperand> operands, uint3
       const Words& at = at_[first + i];
       group[i] = operands[first + i];
       group[i].partials = words + at.partials;
+      group[i].lines = nullptr;
       group[i].row_amax = words + at.row;
       group[i].col_amax = words + at.column;
     }

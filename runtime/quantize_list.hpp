@@ -31,8 +31,8 @@ class QuantizeList {
   [[nodiscard]] size_t launches() const;  // of kernels, in a run
   [[nodiscard]] size_t workspace_bytes() const { return static_cast<size_t>(words_) * 4; }
   // One operand for each planned matrix, in order and of its size. Where the maxima go is the
-  // list's to say: partials, row_amax and col_amax are not looked at. Enqueues on `stream`; no
-  // allocation, lock or synchronisation.
+  // list's to say: partials, lines, row_amax and col_amax are not looked at. Enqueues on `stream`;
+  // no allocation, lock or synchronisation.
   [[nodiscard]] Status run(std::span<const QuantizeOperand> operands, void* workspace,
                            Stream stream) const;
 

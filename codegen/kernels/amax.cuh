@@ -1,12 +1,13 @@
 // amax = max |x| over a tensor, its rows, its columns, or several of them in one visit.
 //
 // Tensor alone: a grid-stride read; each block leaves one word in `partials` (no atomics, nothing
-// to zero), and the reader takes their maximum. Else one block a 128 x 128 tile raises the words
-// that the caller zeroed, the tensor's a single one. Maxima are exact, so the order of blocks does
-// not matter.
+// to zero), and the reader takes their maximum. Else one block a 128 x 128 tile: it leaves the
+// maxima of its lines in `lines`, likewise for the reader to combine; or, where there are none, it
+// raises the words that the caller zeroed, the tensor's a single one. Maxima are exact, so the
+// order of blocks does not matter.
 #pragma once
 
-#include "matrix_tile.cuh"
+#include "lines.cuh"
 
 namespace f8::kernels {
 
@@ -14,6 +15,7 @@ namespace f8::kernels {
 template <class Config>
 struct Amax {
   using Values = Eight<Config::kInput>;
+  static constexpr bool kLines = !Config::kTensor && Config::kInput != Input::kF32;
 
   static F8_DEVICE void tensor(const AmaxTensor& t, u32 block) {
     constexpr int kInFlight = 8;
@@ -58,6 +60,10 @@ struct Amax {
     __shared__ TileMaxima maxima;
     find_maxima<Config::kRow, Config::kCol, Config::kTensor>(patch, maxima);
     __syncthreads();
+    if (kLines && t.lines != nullptr) {
+      store_lines<Config::kRow, Config::kCol>(t.lines + i64{block} * kLinesOfTile, maxima);
+      return;
+    }
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     if (threadIdx.x < kCastTile) {
       if (Config::kRow && row0 + i < t.rows)

@@ -2,7 +2,7 @@
 // mode of scales:
 //   tensor        from the amax kernel's words; or delayed: a scale that lies there already, while
 //                 the tensor's amax is recorded on the way
-//   axis          one for each row of the copy, from the amax kernel's words
+//   axis          one for each row of the copy, from the amax kernel's words or tiles' lines
 //   block1x128    one for each row of the copy in this tile, from the tile's own maxima
 //   block128x128  one for the tile, from its own maximum
 //
@@ -15,7 +15,7 @@
 // Tiles are visited last first: what the amax pass read last is still in the L2 cache.
 #pragma once
 
-#include "matrix_tile.cuh"
+#include "lines.cuh"
 #include "scale.cuh"
 
 namespace f8::kernels {
@@ -51,6 +51,11 @@ struct Cast {
   static constexpr bool kColumnBlocks =
       Config::kTransposed && Config::kScaleQt == Scale::kBlock1x128;
   static constexpr bool kTileBlocks = kUses<Scale::kBlock128x128>;
+  static constexpr bool kRowLines = Config::kRowMajor && Config::kScaleQ == Scale::kAxis;
+  static constexpr bool kColumnLines = Config::kTransposed && Config::kScaleQt == Scale::kAxis;
+  // May come as the amax kernel's lines.
+  static constexpr bool kLines =
+      (kRowLines || kColumnLines) && (!kTensorScale || kDelayed) && Config::kInput != Input::kF32;
   static constexpr bool kMaxima = kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed;
 
   static F8_DEVICE float to_scale(u32 amax_bits) {
@@ -103,25 +108,51 @@ struct Cast {
     if (t.amax != nullptr) atomicMax(t.amax, tile_amax<Config::kInput>(maxima));
   }
 
-  static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0, Scales& scales) {
+  // Scales of the tile's lines; the first tile of a row or column of tiles leaves their inverses.
+  // The amax of a line of the tile, as the bits of |x| as fp32: row_amax(i), column_amax(i).
+  template <class RowAmax, class ColumnAmax>
+  static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0, RowAmax&& row_amax,
+                                    ColumnAmax&& column_amax, Scales& scales) {
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     if (threadIdx.x < kCastTile) {
-      if constexpr (Config::kRowMajor && Config::kScaleQ == Scale::kAxis) {
+      if constexpr (kRowLines) {
         if (row0 + i < t.rows) {
-          const float scale = to_scale(load_global(t.row_amax + row0 + i));
+          const float scale = to_scale(row_amax(i));
           scales.row[i] = scale;
           if (column0 == 0) t.inv_scale_row[row0 + i] = inverse(scale);
         }
       }
     } else {
-      if constexpr (Config::kTransposed && Config::kScaleQt == Scale::kAxis) {
+      if constexpr (kColumnLines) {
         if (column0 + i < t.cols) {
-          const float scale = to_scale(load_global(t.col_amax + column0 + i));
+          const float scale = to_scale(column_amax(i));
           scales.column[i] = scale;
           if (row0 == 0) t.inv_scale_col[column0 + i] = inverse(scale);
         }
       }
     }
+  }
+  // `maxima` are valid.
+  static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0,
+                                    const LineMaxima& maxima, Scales& scales) {
+    using Values = Eight<Config::kInput>;
+    axis_scales(
+        t, row0, column0, [&](i32 i) { return Values::fp32_bits(maxima.row(static_cast<u32>(i))); },
+        [&](i32 i) { return Values::fp32_bits(maxima.column(static_cast<u32>(i))); }, scales);
+  }
+  static F8_DEVICE void axis_scales(const CastTensor& t, const TilePlace& tile, i32 row0,
+                                    i32 column0, Scales& scales) {
+    if constexpr (kLines) {
+      if (t.lines != nullptr) {
+        __shared__ LineMaxima maxima;
+        maxima.gather<kRowLines, kColumnLines>(t.lines, tile);
+        axis_scales(t, row0, column0, maxima, scales);
+        return;
+      }
+    }
+    axis_scales(
+        t, row0, column0, [&](i32 i) { return load_global(t.row_amax + row0 + i); },
+        [&](i32 i) { return load_global(t.col_amax + column0 + i); }, scales);
   }
 
   // The scale of a line of a 1x128 block, and its inverse at `line` of the block's `count` lines.
@@ -237,9 +268,9 @@ struct Cast {
     const CastTensor& t = args.tensors[tensor_of_block(args)];
     const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
     const i32 index = t.blocks - 1 - block;
-    const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
-    const i32 row0 = index / tiles_across * kCastTile;
-    const i32 column0 = index % tiles_across * kCastTile;
+    const TilePlace tile(t.rows, t.cols, index);
+    const i32 row0 = tile.row * kCastTile;
+    const i32 column0 = tile.column * kCastTile;
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ Scales scales;
@@ -252,7 +283,7 @@ struct Cast {
       if constexpr (kDelayed) delayed_scale(t, maxima, first, scales);
     }
     if constexpr (kTensorScale && !kDelayed) tensor_scale(t, first, scales);
-    axis_scales(t, row0, column0, scales);
+    axis_scales(t, tile, row0, column0, scales);
     __syncthreads();
     if constexpr (Config::kRowMajor) write_row_major(t, patch, scales);
     if constexpr (Config::kTransposed) write_transposed(t, patch, scales, row0, column0);

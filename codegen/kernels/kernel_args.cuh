@@ -33,6 +33,7 @@ inline constexpr i32 kMaxListed = 30;  // of a list's launch: what 4 KiB of para
 inline constexpr i32 kInverse = 4;
 inline constexpr i32 kScaleStride = 2 * kInverse;  // from one tensor's scale to the next one's
 inline constexpr i32 kCastTile = 128;  // amax and cast visit a matrix in tiles of 128 x 128
+inline constexpr i32 kLinesOfTile = 2 * kCastTile;  // u16 maxima of its rows and columns: lines.cuh
 
 // One matrix x[rows][cols], row stride ld elements. Every amax is kept as the bits of |x| as fp32,
 // whose integer order is the order of magnitudes with NaN above all: the maximum propagates NaN.
@@ -44,6 +45,9 @@ struct AmaxTensor {
   // Tensor amax alone: one word for each of `blocks`; written, never read. Beside rows or columns:
   // one word, zeroed by the caller before the launch; raised atomically.
   u32* partials;
+  // Rows and columns alone, of 16-bit elements: [tiles][kLinesOfTile], 8-byte aligned; written,
+  // never read. Null: the words below.
+  u16* lines;
   u32* row_amax;  // [rows], zeroed by the caller before the launch; raised atomically
   u32* col_amax;  // [cols], zeroed by the caller before the launch; raised atomically
   i32 first_block;
@@ -67,7 +71,10 @@ struct CastTensor {
   i64 ld_q;
   u8* qt;  // [cols][rows] row stride ld_qt bytes (multiple of 16, >= rows; the tail is zeroed)
   i64 ld_qt;
-  const u32* partials;  // tensor amax as the amax kernel left it: their maximum
+  union {
+    const u32* partials;  // tensor amax as the amax kernel left it: their maximum
+    const u16* lines;     // axis without a tensor amax: the amax kernel's, or null: the words
+  };
   i32 partial_count;
   const u32* row_amax;   // axis: [rows]
   const u32* col_amax;   // axis: [cols]
@@ -103,7 +110,7 @@ struct QuantizeArgs {
   u64* sync;  // quantize_sync_bytes(), 16-byte aligned: see quantize.cuh
 };
 F8_BOTH constexpr i64 quantize_sync_bytes(i64 tiles) {
-  return 16 + tiles * (16 + 2 * kCastTile * 2);
+  return 16 + tiles * (16 + kLinesOfTile * 2);
 }
 
 inline constexpr u32 kFormatE5m2 = 1;  // else e4m3

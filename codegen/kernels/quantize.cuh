@@ -7,7 +7,7 @@
 //   epoch           u64: counts launches
 //   padding         u64
 //   tiles x word    { u64 tag, u64 amax of the tile }, 16 bytes, written and read at once
-//   tiles x lines   u16 maxima of the tile's 128 rows, of its 128 columns       axis scales alone
+//   tiles x lines   as lines.cuh says                                           axis scales alone
 // A word is this launch's where its tag is: tags mix the epoch and the launch's grid id. So what
 // sync holds before the first launch does not matter, but between launches nobody else may write
 // to it. The word of a tile is released after the tile's lines.
@@ -47,11 +47,6 @@ F8_DEVICE u64 wait_word(const u64* p, u64 tag) {
 F8_DEVICE void fence_gpu() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
-F8_DEVICE u64 load_relaxed(const u64* p) {
-  u64 r;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(r) : "l"(p) : "memory");
-  return r;
-}
 // Different for different x.
 F8_DEVICE u64 mix(u64 x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -68,25 +63,10 @@ F8_DEVICE u64 grid_id() {
 template <class Config>
 struct Quantize {
   using Copies = Cast<Config>;
-  using Values = Eight<Config::kInput>;
-  static constexpr bool kRowLines = Config::kRowMajor && Config::kScaleQ == Scale::kAxis;
-  static constexpr bool kColumnLines = Config::kTransposed && Config::kScaleQt == Scale::kAxis;
+  static constexpr bool kRowLines = Copies::kRowLines;
+  static constexpr bool kColumnLines = Copies::kColumnLines;
   static constexpr bool kLines = kRowLines || kColumnLines;
   static_assert(Config::kInput != Input::kF32 && !Config::kDelayed);
-
-  // This block's tile: its matrix, and where it lies there.
-  struct Tile {
-    const CastTensor& t;
-    i32 across, down, row, column;  // the matrix in tiles, and the tile's place
-
-    F8_DEVICE explicit Tile(const CastArgs& args) : t(args.tensors[tensor_of_block(args)]) {
-      const i32 index = static_cast<i32>(blockIdx.x) - t.first_block;
-      across = (t.cols + kCastTile - 1) / kCastTile;
-      down = (t.rows + kCastTile - 1) / kCastTile;
-      row = index / across;
-      column = index % across;
-    }
-  };
 
   struct Sync {
     u64* epoch;
@@ -101,19 +81,13 @@ struct Quantize {
           count(load_relaxed(args.sync) + 1),
           tag(mix(count ^ mix(grid_id()))) {}
     F8_DEVICE u64* word(i32 tile) const { return words + 2 * tile; }
-    F8_DEVICE u16* lines_of(i32 tile) const { return lines + tile * (2 * kCastTile); }
+    F8_DEVICE u16* lines_of(i32 tile) const { return lines + tile * kLinesOfTile; }
   };
 
   static F8_DEVICE void publish(const Sync& sync, const TileMaxima& maxima) {
     const i32 tile = static_cast<i32>(blockIdx.x);
     if constexpr (kLines) {
-      const u32 i = threadIdx.x % kCastTile;
-      if (kRowLines && threadIdx.x < kCastTile) {
-        sync.lines_of(tile)[i] = static_cast<u16>(maxima.row[i]);
-      }
-      if (kColumnLines && threadIdx.x >= kCastTile) {
-        sync.lines_of(tile)[kCastTile + i] = static_cast<u16>(maxima.column[i]);
-      }
+      store_lines<kRowLines, kColumnLines>(sync.lines_of(tile), maxima);
       __syncthreads();
     }
     if (threadIdx.x == 0) {
@@ -138,73 +112,23 @@ struct Quantize {
     return most;
   }
 
-  // The amax of each of the tile's rows and columns over the whole matrix. Four warps go over the
-  // tiles beside this one, four over those above and below, each lane 4 lines of a tile.
-  struct LineMaxima {
-    u32 pairs[kTileThreads / 32][kCastTile / 2];  // of each warp, two lines a word
-    F8_DEVICE u32 magnitude(u32 first_warp, u32 line) const {
-      u32 most = 0;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) most = max_u16x2(most, pairs[first_warp + w][line / 2]);
-      return line % 2 == 0 ? most & 0xFFFFU : most >> 16;
-    }
-  };
-  static F8_DEVICE void wait_for_lines(const Sync& sync, const Tile& tile, LineMaxima& maxima) {
-    const i32 first = tile.t.first_block;
-    const auto beside = [&](i32 i) { return first + tile.row * tile.across + i; };
-    const auto above = [&](i32 i) { return first + i * tile.across + tile.column; };
+  // Until the lines of the tiles in this one's row and column of tiles are there.
+  static F8_DEVICE void wait_for_lines(const Sync& sync, i32 first, const TilePlace& tile) {
     const i32 rows = kRowLines ? tile.across : 0;
     const i32 columns = kColumnLines ? tile.down : 0;
     for (i32 i = static_cast<i32>(threadIdx.x); i < rows + columns; i += kTileThreads) {
-      wait_word(sync.word(i < rows ? beside(i) : above(i - rows)), sync.tag);
+      wait_word(sync.word(first + (i < rows ? tile.beside(i) : tile.above(i - rows))), sync.tag);
       fence_gpu();
     }
     __syncthreads();
-    const i32 warp = static_cast<i32>(threadIdx.x / 32);
-    const u32 lane = threadIdx.x % 32;
-    const bool by_row = warp < 4;
-    const i32 count = by_row ? rows : columns;
-    u32 low = 0;
-    u32 high = 0;
-#pragma unroll 8
-    for (i32 i = warp % 4; i < count; i += 4) {
-      const u16* lines = sync.lines_of(by_row ? beside(i) : above(i)) + (by_row ? 0 : kCastTile);
-      const u64 four = load_relaxed(reinterpret_cast<const u64*>(lines) + lane);
-      low = max_u16x2(low, static_cast<u32>(four));
-      high = max_u16x2(high, static_cast<u32>(four >> 32));
-    }
-    maxima.pairs[warp][2 * lane] = low;
-    maxima.pairs[warp][2 * lane + 1] = high;
-    __syncthreads();
-  }
-
-  static F8_DEVICE float line_scale(u32 magnitude) {
-    return Copies::to_scale(Values::fp32_bits(magnitude));
-  }
-  // Scales of the tile's lines; the first tile of a row or column of tiles leaves their inverses.
-  static F8_DEVICE void line_scales(const Tile& tile, const LineMaxima& maxima,
-                                    typename Copies::Scales& scales) {
-    const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
-    if (kRowLines && threadIdx.x < kCastTile) {
-      const float scale = line_scale(maxima.magnitude(0, static_cast<u32>(i)));
-      const i32 row = tile.row * kCastTile + i;
-      scales.row[i] = scale;
-      if (tile.column == 0 && row < tile.t.rows) tile.t.inv_scale_row[row] = inverse(scale);
-    }
-    if (kColumnLines && threadIdx.x >= kCastTile) {
-      const float scale = line_scale(maxima.magnitude(4, static_cast<u32>(i)));
-      const i32 column = tile.column * kCastTile + i;
-      scales.column[i] = scale;
-      if (tile.row == 0 && column < tile.t.cols) tile.t.inv_scale_col[column] = inverse(scale);
-    }
   }
 
   static F8_DEVICE void run(const QuantizeArgs& args) {
     wait_for_previous_kernel();
     let_next_kernel_start();
     const Sync sync(args);
-    const Tile tile(args.cast);
-    const CastTensor& t = tile.t;
+    const CastTensor& t = args.cast.tensors[tensor_of_block(args.cast)];
+    const TilePlace tile(t.rows, t.cols, static_cast<i32>(blockIdx.x) - t.first_block);
     const i32 row0 = tile.row * kCastTile;
     const i32 column0 = tile.column * kCastTile;
     Patch<Config::kInput> patch;
@@ -216,8 +140,9 @@ struct Quantize {
     __shared__ typename Copies::Scales scales;
     if constexpr (kLines) {
       __shared__ LineMaxima lines;
-      wait_for_lines(sync, tile, lines);
-      line_scales(tile, lines, scales);
+      wait_for_lines(sync, t.first_block, tile);
+      lines.gather<kRowLines, kColumnLines>(sync.lines_of(t.first_block), tile);
+      Copies::axis_scales(t, row0, column0, lines, scales);
     }
     u32 amax = 0;
     if constexpr (Copies::kTensorScale) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/gemm.hpp"
 #include "runtime/quantize.hpp"
 #include "tests/gpu/gpu_test.hpp"
 #include "tests/gpu/quantize_data.hpp"
@@ -15,6 +16,28 @@ std::vector<uint32_t> bits(const std::vector<float>& values) {
   std::vector<uint32_t> out(values.size());
   std::ranges::transform(values, out.begin(), [](float v) { return std::bit_cast<uint32_t>(v); });
   return out;
+}
+
+// What lines (lines.cuh) say of the matrix's rows, or columns.
+std::vector<uint32_t> combined(const std::vector<uint16_t>& lines, int64_t rows, int64_t cols,
+                               bool columns) {
+  std::vector<uint32_t> most(static_cast<size_t>(columns ? cols : rows));
+  const int64_t across = ceil_div(cols, kernels::kCastTile);
+  const int64_t down = ceil_div(rows, kernels::kCastTile);
+  for (int64_t tile = 0; tile < across * down; ++tile) {
+    const int64_t first = (columns ? tile % across : tile / across) * kernels::kCastTile;
+    for (int64_t i = 0; i < kernels::kCastTile; ++i) {
+      const auto at = tile * kernels::kLinesOfTile + (columns ? kernels::kCastTile : 0) + i;
+      const uint32_t bits = uint32_t{lines[static_cast<size_t>(at)]} << 16;
+      const auto line = static_cast<size_t>(first + i);
+      if (line < most.size()) {
+        most[line] = std::max(most[line], bits);
+      } else {
+        EXPECT_EQ(bits, 0U) << "beyond the matrix";
+      }
+    }
+  }
+  return most;
 }
 
 class AmaxTest : public GpuTestWith<const char*> {};
@@ -65,6 +88,21 @@ TEST_P(AmaxTest, BitwiseLikeTheReference) {
         }
         for (const DeviceBuffer* buffer : {&partials, &row, &col}) {
           EXPECT_TRUE(buffer->guards_are_whole());
+        }
+        if (takes_lines(spec, rows, cols)) {
+          const DeviceBuffer lines(context(), line_bytes(spec, rows, cols));
+          QuantizeOperand by_lines{.x = dx.as(), .rows = rows, .cols = cols};
+          by_lines.lines = lines.as<uint16_t>();
+          const auto lines_args = amax_args(spec, context().device().sm_count, {&by_lines, 1});
+          F8_ASSERT_OK(launch_amax(driver(), **kernel, lines_args, true, nullptr));
+          const auto left = lines.download<uint16_t>();
+          if (spec.row) {
+            EXPECT_EQ(combined(left, rows, cols, false), row.download<uint32_t>());
+          }
+          if (spec.col) {
+            EXPECT_EQ(combined(left, rows, cols, true), col.download<uint32_t>());
+          }
+          EXPECT_TRUE(lines.guards_are_whole());
         }
         if (HasFailure()) return;
       }

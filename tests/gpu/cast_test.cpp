@@ -217,6 +217,57 @@ TEST_P(CastTest, TwoMatricesInOneLaunch) {
   expect_like_reference(GetParam(), w, second);
 }
 
+// By tiles' lines the same bits as by words: two matrices in a launch, one of them or both by
+// lines; the last pair has the most tiles that lines are taken for. Launches one after another
+// without a pause, so that an early start of the next one could show.
+TEST_P(CastTest, ByLinesTheSameAsByWords) {
+  const auto before = amax_before(GetParam());
+  if (!before || !takes_lines(*before, 1, 16)) GTEST_SKIP() << "takes no lines";
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 16},
+                                   {300, 144},
+                                   {129, 4112},
+                                   {1000, 2064},
+                                   {95 * 128 - 1, 112},
+                                   {200, 94 * 128 - 16}}) {
+    SCOPED_TRACE(fmt::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
+    ASSERT_TRUE(takes_lines(*before, rows, cols));
+    const bool tiny = rows * cols < 200'000;
+    const auto x = make_data(tiny ? Data::kNonFinite : Data::kOutliers, rows, cols, 1);
+    const auto w = make_data(Data::kTiny, 257, 272, 2);
+    const Quantized x_words(context(), GetParam(), x);
+    const Quantized w_words(context(), GetParam(), w);
+    const QuantizeOperand by_words[] = {x_words.operand, w_words.operand};
+    run(by_words);
+    const DeviceBuffer x_lines(context(), line_bytes(*before, rows, cols));
+    const DeviceBuffer w_lines(context(), line_bytes(*before, 257, 272));
+    for (const bool both : {true, false}) {
+      const Quantized x_by_lines(context(), GetParam(), x);
+      const Quantized w_second(context(), GetParam(), w);
+      QuantizeOperand by_lines[] = {x_by_lines.operand, w_second.operand};
+      by_lines[0].lines = x_lines.as<uint16_t>();
+      if (both) by_lines[1].lines = w_lines.as<uint16_t>();
+      for (int round = 0; round < 3; ++round) run(by_lines);
+      for (const auto& [lines, words] :
+           {std::pair{&x_by_lines, &x_words}, std::pair{&w_second, &w_words}}) {
+        const auto same = [&](const DeviceBuffer Quantized::*buffer, const char* what) {
+          EXPECT_TRUE((lines->*buffer).download<uint8_t>() == (words->*buffer).download<uint8_t>())
+              << what << (words == &x_words ? " of x" : " of w");
+          EXPECT_TRUE((lines->*buffer).guards_are_whole()) << what;
+        };
+        same(&Quantized::q, "q");
+        same(&Quantized::qt, "qt");
+        same(&Quantized::inv_row, "inv_row");
+        same(&Quantized::inv_col, "inv_col");
+      }
+      for (const auto words = x_by_lines.row_amax.download<uint32_t>(); const uint32_t word : words)
+        ASSERT_EQ(word, 0U) << "a word was raised";
+    }
+    EXPECT_TRUE(x_lines.guards_are_whole());
+    EXPECT_TRUE(w_lines.guards_are_whole());
+    if (HasFailure()) return;
+  }
+}
+
 // More matrices than one launch takes, of all sizes, in one list: launches one after another
 // without a pause, so that an early start of the next one could show.
 TEST_P(CastTest, AListOfMatrices) {

@@ -8,6 +8,7 @@
 
 #include "recipes/dtype.hpp"
 #include "recipes/scale.hpp"
+#include "runtime/quantize.hpp"
 
 namespace f8::runtime::testing {
 namespace {
@@ -33,6 +34,11 @@ uint32_t magnitude(float v) {
 
 void raise(uint32_t& word, uint32_t bits) {
   word = std::max(word, bits);
+}
+
+// A bf16 magnitude.
+void raise_line(uint16_t& line, uint32_t bits) {
+  line = std::max(line, static_cast<uint16_t>(bits >> 16));
 }
 
 unsigned tiles(int rows, int cols) {
@@ -64,6 +70,19 @@ void emulate_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid
   const bool lines = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
     const kernels::AmaxTensor& t = args.tensors[i];
+    const int across = (t.cols + kCastTile - 1) / kCastTile;
+    const auto lines_at = [&](int64_t r, int64_t c) {
+      return t.lines + (r / kCastTile * across + c / kCastTile) * kernels::kLinesOfTile;
+    };
+    if (t.lines != nullptr) {
+      if (!lines || spec.tensor) fault(faults, "tensor {}: lines of {}", i, codegen::key(spec));
+      if (!aligned(t.lines, 8)) fault(faults, "tensor {}: lines misaligned", i);
+      for (int tile = 0; tile < t.blocks; ++tile) {
+        uint16_t* of_tile = t.lines + tile * kernels::kLinesOfTile;
+        if (spec.row) std::fill_n(of_tile, kCastTile, uint16_t{0});
+        if (spec.col) std::fill_n(of_tile + kCastTile, kCastTile, uint16_t{0});
+      }
+    }
     if (!lines) {
       std::fill_n(t.partials, t.blocks, 0U);
     } else if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
@@ -73,6 +92,11 @@ void emulate_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid
       for (int64_t c = 0; c < t.cols; ++c) {
         const uint32_t bits = magnitude(load(t.x, r * t.ld + c));
         if (spec.tensor) raise(t.partials[lines ? 0 : (r * t.cols + c) % t.blocks], bits);
+        if (t.lines != nullptr) {
+          if (spec.row) raise_line(lines_at(r, c)[r % kCastTile], bits);
+          if (spec.col) raise_line(lines_at(r, c)[kCastTile + c % kCastTile], bits);
+          continue;
+        }
         if (spec.row) raise(t.row_amax[r], bits);
         if (spec.col) raise(t.col_amax[c], bits);
       }
@@ -106,12 +130,28 @@ struct Copy {
     return most;
   }
 
+  // The amax of a line, from what the amax kernel left.
+  [[nodiscard]] uint32_t known(int64_t line) const {
+    const auto before = amax_before(spec);
+    if (before->tensor || t.lines == nullptr) return (transposed ? t.col_amax : t.row_amax)[line];
+    const int64_t across = (t.cols + kCastTile - 1) / kCastTile;
+    const int64_t peers = (extent() + kCastTile - 1) / kCastTile;
+    uint32_t most = 0;
+    for (int64_t peer = 0; peer < peers; ++peer) {
+      const int64_t tile =
+          transposed ? peer * across + line / kCastTile : line / kCastTile * across + peer;
+      raise(
+          most,
+          t.lines[tile * kernels::kLinesOfTile + (transposed ? kCastTile : 0) + line % kCastTile]);
+    }
+    return most << 16;
+  }
+
   void write(float tensor_scale, std::vector<std::string>& faults) const {
     constexpr int64_t kBlock = kCastTile;
     uint8_t* out = transposed ? t.qt : t.q;
     const int64_t ld = transposed ? t.ld_qt : t.ld_q;
     float* inverses = transposed ? t.inv_scale_col : t.inv_scale_row;
-    const uint32_t* known = transposed ? t.col_amax : t.row_amax;
     if (!aligned(out, 16) || ld < extent() || ld % 16 != 0) {
       fault(faults, "{}: null, misaligned or rows {} apart", transposed ? "qt" : "q", ld);
       return;
@@ -122,7 +162,7 @@ struct Copy {
     for (int64_t line = 0; line < lines(); ++line) {
       float scale = tensor_scale;
       if (mode == codegen::ScaleMode::kAxis) {
-        scale = scale_of(known[line]);
+        scale = scale_of(known(line));
         inverses[line] = inverse_scale(scale);
       }
       for (int64_t b = 0; b < blocks; ++b) {
@@ -214,7 +254,12 @@ void emulate_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs
         for (uint32_t* word : {words.data(), rows + r, cols + c}) raise(*word, bits);
       }
     }
-    t.partials = words.data();
+    const auto before = amax_before(spec);
+    if (before && before->tensor) {
+      t.partials = words.data();
+    } else {
+      t.lines = nullptr;
+    }
     t.partial_count = 1;
     t.row_amax = rows;
     t.col_amax = cols;
