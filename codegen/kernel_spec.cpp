@@ -269,7 +269,8 @@ struct Validate {
                              smem - kMaxSmemBytes, kMaxSmemBytes));
     }
     // The schedule of two products takes registers, and so do scales of columns.
-    const int taken = s.problems == 2 && s.scale == ScaleMode::kBlock1x128 ? 8 : 0;
+    const bool two_blocks = !c.pingpong && c.tile_m / c.warpgroups > 64;
+    const int taken = s.problems == 2 && s.scale == ScaleMode::kBlock1x128 && two_blocks ? 8 : 0;
     if (const int most = most_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
                              gemm_accumulators(s), most));

@@ -14,7 +14,7 @@ constexpr int64_t kMaxPartials = 1024;  // every block of the cast reads them al
 constexpr int64_t kBlocksPerSm = 6;
 // Tiles in a row and a column of tiles, together, whose lines a tile of the cast reads: beyond
 // that, reading 256 bytes of each costs more than clearing and raising words.
-constexpr int64_t kMostLinePeers = 96;
+constexpr int64_t kMostLinePeers = 80;
 
 template <class Args>
 int64_t grid(const Args& args) {
