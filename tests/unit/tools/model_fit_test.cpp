@@ -43,7 +43,9 @@ TEST(ModelFit, TheBuiltInMeasurementsAreRead) {
   ASSERT_GE(measured().size(), 100u);
   for (const MeasuredProduct& one : measured()) {
     EXPECT_GE(one.timed.size(), 2u) << one.problem;
-    EXPECT_GT(one.library_ns, 0) << one.problem;
+    // cuBLASLt multiplies anything but a tensor's scale by rows' scales.
+    const bool mixed = one.problem.starts_with("grad_input/rowwise_with_gw_hp/");
+    EXPECT_EQ(one.library_ns > 0, !mixed) << one.problem;
     EXPECT_EQ(one.sm_count, 132);
   }
 }
