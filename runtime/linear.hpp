@@ -3,8 +3,8 @@
 //
 // A plan is immutable and shared between threads; it owns no tensor. The caller gives, for each
 // call, the tensors (bf16, dense, row-major, 16-byte aligned), a workspace (scratch, free again
-// when the call's work on the stream is done) and, for training, a saved buffer that forward fills
-// and backward reads.
+// when the call's work on the stream is done, but for its front: see linear_layout.hpp) and, for
+// training, a saved buffer that forward fills and backward reads.
 //
 // Tensors that a recipe keeps in high precision in a backward GEMM are not saved: backward reads x
 // or w itself. A weight that stays the same for several calls (gradient accumulation) can be cast

@@ -29,9 +29,12 @@
  *    aligned to 16 bytes, and on the context's device. float8 allocates none but for its kernels.
  * 5. Work is enqueued on the stream given; no function synchronises. float8_linear_forward and
  *    float8_linear_backward do not allocate, lock or read files, and may be captured in a CUDA
- * graph.
+ *    graph. Small tensors are cast by a cooperative launch, which starts when all of its blocks fit
+ *    beside what runs on other streams.
  * 6. A context and a linear may be used by several threads at once. Calls that are in flight at the
- *    same time need workspaces of their own.
+ *    same time need workspaces of their own. Linears may share one workspace on one stream. What is
+ *    in it before its first use does not matter; after that its first 512 KiB belong to float8,
+ * which counts launches there, and nothing else may write to them while calls are still to come.
  * 7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a weight
  *    gradient is set to zero.
  * 8. Results are the same bits from run to run on one machine.
