@@ -4,14 +4,13 @@
 #include <optional>
 
 #include "base/text.hpp"
+#include "codegen/kernels/kernel_args.cuh"
 #include "codegen/mma_text.hpp"
 
 namespace f8::codegen {
 namespace {
 
 constexpr int kMaxSmemBytes = 232448;
-constexpr int kStageK = 128;
-constexpr int kOutBufferBytes = 64 * 128;
 
 // Takes a leading integer off `text`.
 std::optional<int> take_int(std::string_view& text) {
@@ -362,8 +361,8 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
   const int floats =
       (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
   const int vectors = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
-  return c.stages * ((c.tile_m + c.tile_n) * kStageK + 16 + scales) +
-         c.warpgroups * out_buffers * kOutBufferBytes + vectors;
+  return c.stages * ((c.tile_m + c.tile_n) * kernels::kStageK + 16 + scales) +
+         c.warpgroups * out_buffers * kernels::kOutBufferBytes + vectors;
 }
 
 }  // namespace

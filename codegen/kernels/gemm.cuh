@@ -27,9 +27,6 @@
 
 namespace f8::kernels {
 
-inline constexpr int kStageK = 128;  // bytes, which are elements
-inline constexpr int kOutBufferBytes = 64 * 128;
-
 template <int kCount>
 struct GemmMaps {  // of each product
   struct {
@@ -191,6 +188,17 @@ struct Gemm {
     }
   };
 
+  // This CTA's part of a tile, to the `kSharers` CTAs of the mask that work on it.
+  template <int kSharers>
+  static F8_DEVICE void copy_share(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 k,
+                                   i32 row) {
+    if constexpr (kSharers > 1) {
+      copy_tile_in_multicast(smem, map, barrier, mask, k, row);
+    } else {
+      copy_tile_in(smem, map, barrier, k, row);
+    }
+  }
+
   static F8_DEVICE void produce(const Maps& maps, const Shared& shared, const Schedule& schedule,
                                 const Tile& tile, Ring& ring) {
     // This CTA copies its share of each tile and multicasts it to the CTAs that work on the same
@@ -222,18 +230,10 @@ struct Gemm {
       const i32 k = static_cast<i32>(block * kStageK);
       const u32 a = shared.a(ring.stage) + schedule.rank_n * kRowsA * kStageK;
       const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
-      if constexpr (Config::kClusterN > 1) {
-        copy_tile_in_multicast(a, map_a, full, mask_a, k, row_a);
-      } else {
-        copy_tile_in(a, map_a, full, k, row_a);
-      }
+      copy_share<Config::kClusterN>(a, map_a, full, mask_a, k, row_a);
       const u32 b = shared.b(ring.stage) + schedule.rank_m * kRowsB * kStageK;
       const i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
-      if constexpr (Config::kClusterM > 1) {
-        copy_tile_in_multicast(b, map_b, full, mask_b, k, row_b);
-      } else {
-        copy_tile_in(b, map_b, full, k, row_b);
-      }
+      copy_share<Config::kClusterM>(b, map_b, full, mask_b, k, row_b);
       if constexpr (kBlockScale) {
         if (scales_a > 0) {
           copy_line_in(shared.scales_a(ring.stage),
@@ -398,12 +398,8 @@ struct Gemm {
     const u64 b = mma_descriptor(shared.b(stage));
     pin(partial);
     mma_fence();
-    const u64 a_i = a + (i / kBlocksN) * (64 * kStageK >> 4);
-    const u64 b_i = b + (i % kBlocksN) * (Config::kMmaN * kStageK >> 4);
-#pragma unroll
-    for (int k = 0; k < kStageK / 32; ++k) {
-      Config::mma(partial, a_i + k * (32 >> 4), b_i + k * (32 >> 4), k > 0);
-    }
+    multiply(partial, a + (i / kBlocksN) * (64 * kStageK >> 4),
+             b + (i % kBlocksN) * (Config::kMmaN * kStageK >> 4), false);
     mma_commit();
   }
 

@@ -150,6 +150,8 @@ struct GemmProblem {
   u32 padding;
 };
 
+inline constexpr i32 kStageK = 128;               // of a stage: bytes, which are elements
+inline constexpr i32 kOutBufferBytes = 64 * 128;  // 64 rows of 128 bytes of the result
 inline constexpr i32 kMaxProblems = 2;
 
 struct GemmArgs {
