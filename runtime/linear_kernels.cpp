@@ -254,6 +254,12 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
   return named;
 }
 
+Result<GemmChoice> linear_choice(const LinearDesc& desc, const GemmDesc& gemm,
+                                 const TuningTable* table, int sm_count) {
+  const auto& fixed = desc.choices[static_cast<size_t>(gemm.gemm)];
+  return fixed ? Result<GemmChoice>(*fixed) : choose_gemm(table, gemm, sm_count);
+}
+
 Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& desc,
                                                              const TuningTable* table,
                                                              int sm_count) {
@@ -264,9 +270,8 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
     const auto same = [&](const auto& other) { return key(other) == key(spec); };
     if (std::ranges::none_of(specs, same)) specs.push_back(spec);
   };
-  const auto choice_of = [&](const GemmDesc& gemm) -> Result<GemmChoice> {
-    const auto& fixed = desc.choices[static_cast<size_t>(gemm.gemm)];
-    return fixed ? Result<GemmChoice>(*fixed) : choose_gemm(table, gemm, sm_count);
+  const auto choice_of = [&](const GemmDesc& gemm) {
+    return linear_choice(desc, gemm, table, sm_count);
   };
   for (const auto* gemm :
        {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2], &kernels.add_grad_weight}) {

@@ -87,6 +87,10 @@ struct NamedSpec {
 };
 [[nodiscard]] std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels);
 
+// What computes a product of the linear: as `desc` fixes it, else by the table or the model.
+[[nodiscard]] Result<GemmChoice> linear_choice(const LinearDesc& desc, const GemmDesc& gemm,
+                                               const TuningTable* table, int sm_count);
+
 // Every kernel of the linear, with the matmuls chosen as a plan would on a device of `sm_count` SMs
 // (132: H100 SXM) with this table (null: none). Matmuls left to cuBLASLt are not among them.
 [[nodiscard]] Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& desc,

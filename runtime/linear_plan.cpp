@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "codegen/emit.hpp"
-#include "runtime/cost_model.hpp"
 #include "runtime/linear_state.hpp"
 #include "runtime/quantize.hpp"
 
@@ -67,9 +66,7 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   F8_TRY(load(kernels.first_works, state->first_loaded));
   const auto plan_gemm = [&](const std::optional<GemmDesc>& gemm, GemmPlanPtr& out) -> Status {
     if (!gemm) return {};
-    const auto& fixed = desc.choices[static_cast<size_t>(gemm->gemm)];
-    const GemmChoice choice =
-        fixed ? *fixed : F8_TRY(choose_gemm(table.get(), *gemm, state->sm_count));
+    const GemmChoice choice = F8_TRY(linear_choice(desc, *gemm, table.get(), state->sm_count));
     out = F8_TRY(GemmPlan::create(context, *gemm, choice));
     return {};
   };
