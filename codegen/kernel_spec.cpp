@@ -233,7 +233,7 @@ struct Validate {
       return fail(ErrorCode::kInvalidArgument, "configuration {}: {}", key(c), why);
     };
     if (!is_fp8(s.a) || !is_fp8(s.b)) return bad("operands must be e4m3 or e5m2");
-    if (s.d != Dtype::kBf16 && s.d != Dtype::kF32) return bad("the result must be bf16 or f32");
+    if (is_fp8(s.d)) return bad("the result must be bf16, f16 or f32");
     if (c.warpgroups < 1 || c.warpgroups > 3) return bad("1 to 3 math warpgroups");
     if (c.tile_m < 64 || c.tile_m > 256 || c.tile_m % (c.pingpong ? 64 : 64 * c.warpgroups) != 0) {
       return bad("tile_m must be 64 to 256 in steps of 64 rows for each warpgroup");

@@ -82,10 +82,10 @@ struct GemmConfig {
 struct GemmSpec {
   Dtype a = Dtype::kE4m3;
   Dtype b = Dtype::kE4m3;
-  Dtype d = Dtype::kBf16;  // bf16 or f32
+  Dtype d = Dtype::kBf16;  // bf16, f16 or f32
   ScaleMode scale = ScaleMode::kTensor;
   bool fast = true;
-  bool bias = false;  // d += bias[n], bf16
+  bool bias = false;  // d += bias[n], of d's type
   bool add = false;   // d += what d held before (beta = 1)
   bool amax = false;  // leaves max |d|, before the rounding to d's type
   int problems = 1;   // 2: one launch computes two products of these types ("gemm2/")

@@ -162,4 +162,33 @@ float decode_f16(uint16_t bits) {
   return std::bit_cast<float>(magnitude | sign);
 }
 
+float load_element(const void* base, int64_t i, Dtype type) {
+  switch (type) {
+    case Dtype::kBf16:
+      return decode_bf16(static_cast<const uint16_t*>(base)[i]);
+    case Dtype::kF16:
+      return decode_f16(static_cast<const uint16_t*>(base)[i]);
+    case Dtype::kF32:
+      return static_cast<const float*>(base)[i];
+    default:
+      return decode_fp8(static_cast<const uint8_t*>(base)[i], type);
+  }
+}
+
+void store_element(void* base, int64_t i, float value, Dtype type) {
+  switch (type) {
+    case Dtype::kBf16:
+      static_cast<uint16_t*>(base)[i] = encode_bf16(value);
+      break;
+    case Dtype::kF16:
+      static_cast<uint16_t*>(base)[i] = encode_f16(value);
+      break;
+    case Dtype::kF32:
+      static_cast<float*>(base)[i] = value;
+      break;
+    default:
+      static_cast<uint8_t*>(base)[i] = encode_fp8(value, type);
+  }
+}
+
 }  // namespace f8

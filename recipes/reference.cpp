@@ -275,6 +275,27 @@ Matrix random_matrix(int64_t rows, int64_t cols, uint64_t seed, Distribution dis
   return x;
 }
 
+Matrix rounded_to(const Matrix& x, Dtype type) {
+  Matrix rounded{x.rows, x.cols, x.values};
+  for (float& value : rounded.values) {
+    uint32_t element = 0;
+    store_element(&element, 0, value, type);
+    value = load_element(&element, 0, type);
+  }
+  return rounded;
+}
+
+std::vector<uint8_t> to_bytes(const Matrix& x, Dtype type, int64_t ld, uint8_t fill) {
+  const int64_t stride = ld == 0 ? x.cols : ld;
+  std::vector<uint8_t> bytes(static_cast<size_t>(x.rows * stride) * size_bytes(type), fill);
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      store_element(bytes.data(), r * stride + c, x.at(r, c), type);
+    }
+  }
+  return bytes;
+}
+
 std::vector<uint16_t> to_bf16_bits(const Matrix& x) {
   std::vector<uint16_t> bits(x.values.size());
   std::ranges::transform(x.values, bits.begin(), encode_bf16);

@@ -89,6 +89,11 @@ enum class Distribution {
 // Values rounded to bf16. An element depends on its index and the seed alone.
 [[nodiscard]] Matrix random_matrix(int64_t rows, int64_t cols, uint64_t seed,
                                    Distribution distribution = Distribution::kNormal);
+// The values rounded to a type, and the bytes of such a matrix with rows `ld` elements apart (0:
+// dense), what lies between them being `fill`.
+[[nodiscard]] Matrix rounded_to(const Matrix& x, Dtype type);
+[[nodiscard]] std::vector<uint8_t> to_bytes(const Matrix& x, Dtype type, int64_t ld = 0,
+                                            uint8_t fill = 0);
 [[nodiscard]] std::vector<uint16_t> to_bf16_bits(const Matrix& x);
 [[nodiscard]] Matrix from_bf16_bits(int64_t rows, int64_t cols, std::span<const uint16_t> bits);
 [[nodiscard]] std::vector<double> to_doubles(const Matrix& x);

@@ -3,9 +3,10 @@
 // one allocates nothing), so a plan is immutable and serves any m up to its own.
 //
 //   fp8 (tn)                A = b, transposed        B = a
-//   bf16 output             A = w, transposed        B = x
-//   bf16 grad_input         A = w                    B = dy
-//   bf16 grad_weight        A = x                    B = dy, transposed
+//   output                  A = w, transposed        B = x            of bf16, f16 or f32
+//   grad_input              A = w                    B = dy
+//   grad_weight             A = x                    B = dy, transposed
+// Sums are fp32; f32 operands stay fp32 (CUBLAS_COMPUTE_32F), which uses no tensor core.
 // The contraction of an fp8 grad_weight is M rounded up to 16: the cast kernels leave zeros there.
 #include <algorithm>
 #include <array>
@@ -51,10 +52,11 @@ Status set(const CublasLt& lib, Matmul& matmul, cublasLtMatmulDescAttributes_t w
 
 // A row-major [rows][cols] matrix is a column-major one of cols x rows.
 Status set_layout(const CublasLt& lib, cublasLtMatrixLayoutOpaque_t& layout, Dtype type,
-                  int64_t rows, int64_t cols) {
-  return lib.check(lib.layout_init(&layout, sizeof layout, cuda_type(type),
-                                   static_cast<uint64_t>(cols), static_cast<uint64_t>(rows), cols),
-                   "cublasLtMatrixLayoutInit");
+                  Extent extent, int64_t ld = 0) {
+  return lib.check(
+      lib.layout_init(&layout, sizeof layout, cuda_type(type), static_cast<uint64_t>(extent.cols),
+                      static_cast<uint64_t>(extent.rows), ld == 0 ? extent.cols : ld),
+      "cublasLtMatrixLayoutInit");
 }
 
 // Of our operands, which are the library's in reverse order.
@@ -85,8 +87,8 @@ Status describe(const CublasLt& lib, const GemmDesc& desc, const GemmCall& call,
   cublasOperation_t op_a = CUBLAS_OP_T;
   cublasOperation_t op_b = CUBLAS_OP_N;
   if (is_fp8(desc.a)) {
-    F8_TRY(set_layout(lib, out.a, desc.b, own.n, padded(own.k)));
-    F8_TRY(set_layout(lib, out.b, desc.a, own.m, padded(own.k)));
+    F8_TRY(set_layout(lib, out.a, desc.b, {own.n, padded(own.k)}));
+    F8_TRY(set_layout(lib, out.b, desc.a, {own.m, padded(own.k)}));
     F8_TRY(set<int8_t>(lib, out, CUBLASLT_MATMUL_DESC_FAST_ACCUM, desc.fast ? 1 : 0));
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.inv_scale_b));
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.inv_scale_a));
@@ -96,32 +98,20 @@ Status describe(const CublasLt& lib, const GemmDesc& desc, const GemmCall& call,
       F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, modes.a));
     }
   } else {
-    switch (desc.gemm) {
-      case Gemm::kOutput:
-        F8_TRY(set_layout(lib, out.a, desc.b, linear.n, linear.k));
-        F8_TRY(set_layout(lib, out.b, desc.a, linear.m, linear.k));
-        break;
-      case Gemm::kGradInput:
-        op_a = CUBLAS_OP_N;
-        F8_TRY(set_layout(lib, out.a, desc.b, linear.n, linear.k));
-        F8_TRY(set_layout(lib, out.b, desc.a, linear.m, linear.n));
-        break;
-      case Gemm::kGradWeight:
-        op_a = CUBLAS_OP_N;
-        op_b = CUBLAS_OP_T;
-        F8_TRY(set_layout(lib, out.a, desc.b, linear.m, linear.k));
-        F8_TRY(set_layout(lib, out.b, desc.a, linear.m, linear.n));
-        break;
-    }
+    const OperandExtents extents = high_precision_extents(desc.gemm, linear);
+    if (desc.gemm != Gemm::kOutput) op_a = CUBLAS_OP_N;
+    if (desc.gemm == Gemm::kGradWeight) op_b = CUBLAS_OP_T;
+    F8_TRY(set_layout(lib, out.a, desc.b, extents.b, call.ld_b));
+    F8_TRY(set_layout(lib, out.b, desc.a, extents.a, call.ld_a));
   }
   if (desc.bias) {
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
-    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(desc.d)));
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias));
   }
   F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_TRANSA, op_a));
   F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_TRANSB, op_b));
-  return set_layout(lib, out.d, desc.d, own.m, own.n);
+  return set_layout(lib, out.d, desc.d, {own.m, own.n}, call.ld_d);
 }
 
 Result<cublasLtHandle_t> handle(Context::State& state, const CublasLt& lib) {

@@ -47,6 +47,7 @@ namespace f8::runtime {
   X(memset_d8, cuMemsetD8)                                       \
   X(memset_d8_async, cuMemsetD8Async)                            \
   X(memset_d32_async, cuMemsetD32Async)                          \
+  X(memset_d2d8_async, cuMemsetD2D8Async)                        \
   X(stream_create, cuStreamCreate)                               \
   X(stream_destroy, cuStreamDestroy)                             \
   X(stream_synchronize, cuStreamSynchronize)                     \

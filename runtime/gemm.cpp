@@ -26,6 +26,12 @@ std::span<const char* const> table_recipes(const GemmDesc& desc) {
   return kAxis;
 }
 
+// Of fp8 operands: the library has no mix of a tensor's and rows' scales, and biases of 16 bits.
+bool library_can(const GemmDesc& desc) {
+  return !is_fp8(desc.a) ||
+         (!desc.scalar_a && !desc.scalar_b && (!desc.bias || desc.d != Dtype::kF32));
+}
+
 Problem table_problem(const GemmDesc& desc) {
   Problem problem;
   problem.op = to_op(desc.gemm);
@@ -39,14 +45,15 @@ Problem table_problem(const GemmDesc& desc) {
 
 // For exactly this product under any of its recipes, else for one near it; null: the table has none
 // that the provider can do.
-const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc) {
+const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc, Dtype result) {
   Problem problem = table_problem(desc);
+  problem.d = result;
   const KernelChoice* near = nullptr;
   for (const char* recipe : table_recipes(desc)) {
     problem.recipe = recipe;
     const KernelChoice* found = table.find(problem);
     const bool library = found != nullptr && found->provider == Provider::kCublasLt;
-    if (found == nullptr || (library && (desc.scalar_a || desc.scalar_b))) continue;
+    if (found == nullptr || (library && !library_can(desc))) continue;
     if (!is_fp8(desc.a) && !library) continue;
     if (found->problem.shape == problem.shape) return found;
     if (near == nullptr) near = found;
@@ -96,18 +103,66 @@ Result<GemmChoice> parse_choice(Provider provider, std::string_view config) {
 Status validate(const GemmDesc& desc) {
   F8_TRY(validate_shape(desc.shape));
   const bool fp8 = is_fp8(desc.a) && is_fp8(desc.b);
-  const bool bf16 = desc.a == Dtype::kBf16 && desc.b == Dtype::kBf16;
-  if (!fp8 && !bf16) {
+  if (!fp8 && desc.a != desc.b) {
     return fail(ErrorCode::kUnsupported,
-                "gemm {}: operands {} and {}; both must be fp8 (e4m3, e5m2) or both bf16",
+                "gemm {}: operands {} and {}; both must be fp8 (e4m3, e5m2) or of one type",
                 to_string(desc.gemm), to_string(desc.a), to_string(desc.b));
   }
-  if (desc.d != Dtype::kBf16 && desc.d != Dtype::kF32) {
-    return fail(ErrorCode::kUnsupported, "gemm {}: output type {}; bf16 and f32 are supported",
+  if (is_fp8(desc.d)) {
+    return fail(ErrorCode::kUnsupported, "gemm {}: output type {}; bf16, f16 or f32",
                 to_string(desc.gemm), to_string(desc.d));
+  }
+  if (!fp8 && desc.d != desc.a && desc.d != Dtype::kF32) {
+    return fail(ErrorCode::kUnsupported,
+                "gemm {}: operands in {} give a result in {} or f32, not {}; change the result's "
+                "type, or let the recipe cast both operands to fp8",
+                to_string(desc.gemm), to_string(desc.a), to_string(desc.a), to_string(desc.d));
   }
   return {};
 }
+
+OperandExtents high_precision_extents(Gemm gemm, Shape linear) {
+  switch (gemm) {
+    case Gemm::kOutput:
+      return {{linear.m, linear.k}, {linear.n, linear.k}};
+    case Gemm::kGradInput:
+      return {{linear.m, linear.n}, {linear.n, linear.k}};
+    case Gemm::kGradWeight:
+      return {{linear.m, linear.n}, {linear.m, linear.k}};
+  }
+  return {};
+}
+
+bool is_row_stride(int64_t ld, int64_t cols, Dtype type) {
+  return ld == 0 ||
+         (ld >= cols && ld <= kMaxDim && ld * static_cast<int64_t>(size_bytes(type)) % 16 == 0);
+}
+
+namespace {
+
+Status validate_strides(const GemmDesc& desc, const GemmCall& call) {
+  const OperandExtents extents = high_precision_extents(desc.gemm, call_shape(desc, call));
+  struct {
+    const char* name;
+    int64_t ld, cols;
+    Dtype type;
+  } const all[] = {{"a", call.ld_a, extents.a.cols, desc.a},
+                   {"b", call.ld_b, extents.b.cols, desc.b},
+                   {"d", call.ld_d, gemm_shape(desc.shape, desc.gemm).n, desc.d}};
+  for (const auto& [name, ld, cols, type] : all) {
+    if (is_fp8(type) ? ld == 0 : is_row_stride(ld, cols, type)) [[likely]] {
+      continue;
+    }
+    return fail(ErrorCode::kInvalidArgument,
+                "gemm {}: ld_{} is {}; rows of {} {} elements: at least as many apart, in whole 16 "
+                "bytes{}",
+                to_string(desc.gemm), name, ld, cols, to_string(type),
+                is_fp8(type) ? "; of fp8 operands it is fixed, give 0" : "");
+  }
+  return {};
+}
+
+}  // namespace
 
 Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspace,
                 size_t workspace_bytes) {
@@ -119,6 +174,7 @@ Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspac
                 to_string(desc.gemm), call.m, desc.shape.m);
   }
   if (call.m == 0 && desc.gemm != Gemm::kGradWeight) return {};
+  F8_TRY(validate_strides(desc, call));
   if (call.d == nullptr) return invalid("d is null");
   if (!is_aligned(call.d)) return invalid("d is not aligned to 16 bytes");
   if (call.m == 0) return {};
@@ -141,26 +197,39 @@ Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspac
   return {};
 }
 
-Status zero(const Driver& driver, CUcontext primary, void* d, size_t bytes, Stream stream) {
+Status zero(const Driver& driver, CUcontext primary, void* d, int64_t rows, size_t row_bytes,
+            size_t pitch_bytes, Stream stream) {
   const ScopedContext current(driver, primary);
   F8_TRY(current.status());
-  return driver.check(driver.memset_d8_async(reinterpret_cast<CUdeviceptr>(d), 0, bytes, stream),
-                      "cuMemsetD8Async");
+  const auto at = reinterpret_cast<CUdeviceptr>(d);
+  const auto height = static_cast<size_t>(rows);
+  if (pitch_bytes == row_bytes) {
+    return driver.check(driver.memset_d8_async(at, 0, height * row_bytes, stream),
+                        "cuMemsetD8Async");
+  }
+  return driver.check(driver.memset_d2d8_async(at, pitch_bytes, 0, row_bytes, height, stream),
+                      "cuMemsetD2D8Async");
 }
 
 Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call, Stream stream) {
   if (desc.gemm != Gemm::kGradWeight || desc.add) return {};
-  return zero(context.state().driver, context.state().primary, call.d,
-              static_cast<size_t>(desc.shape.n * desc.shape.k) * size_bytes(desc.d), stream);
+  const size_t element = size_bytes(desc.d);
+  const auto row = static_cast<size_t>(desc.shape.k);
+  const size_t pitch = call.ld_d == 0 ? row : static_cast<size_t>(call.ld_d);
+  return zero(context.state().driver, context.state().primary, call.d, desc.shape.n, row * element,
+              pitch * element, stream);
 }
 
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
   F8_TRY(validate(desc));
   if (table != nullptr) {
-    if (const KernelChoice* found = find_choice(*table, desc)) {
+    const KernelChoice* found = find_choice(*table, desc, desc.d);
+    // Results of as many bytes take as long.
+    if (found == nullptr && desc.d == Dtype::kF16) found = find_choice(*table, desc, Dtype::kBf16);
+    if (found != nullptr) {
       GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
-      // cuBLASLt numbers its suggestions afresh for every shape.
-      if (found->problem.shape != desc.shape) choice.heuristic = 0;
+      // cuBLASLt numbers its suggestions afresh for every shape and type.
+      if (found->problem.shape != desc.shape || found->problem.d != desc.d) choice.heuristic = 0;
       return choice;
     }
   }

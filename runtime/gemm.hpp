@@ -6,9 +6,10 @@
 //   output        x   [M][ldK]       w   [N][ldK]       y  [M][N]
 //   grad_input    dy  [M][ldN]       w^T [K][ldN]       dx [M][K]
 //   grad_weight   dy^T[N][ldM]       x^T [K][ldM]       dw [N][K]
-// where ldX = X rounded up to 16, M that of the call; what lies between X and ldX is zero. bf16
-// operands (a disabled cast, cuBLASLt only) are the tensors themselves, x [M][K], w [N][K], dy
-// [M][N], without a transposed copy.
+// where ldX = X rounded up to 16, M that of the call; what lies between X and ldX is zero. Operands
+// in high precision (a disabled cast, cuBLASLt only) are the tensors themselves, x [M][K], w
+// [N][K], dy [M][N], without a transposed copy; f32 ones are multiplied as fp32, not as TF32. Their
+// rows, and those of d, may be further apart than they are long.
 #pragma once
 
 #include <memory>
@@ -36,7 +37,7 @@ struct GemmDesc {
   bool fast = false;
   bool scalar_a = false;  // with scale axis: a has one scale for all of its rows
   bool scalar_b = false;
-  bool bias = false;  // d += bias[n]
+  bool bias = false;  // d += bias[n], of d's type
   bool add = false;   // d += what d held
   bool amax = false;  // leaves max |d|
 };
@@ -61,16 +62,21 @@ struct GemmCall {
   const float* inv_scale_a = nullptr;
   const float* inv_scale_b = nullptr;
   int64_t m = 0;               // the linear's M of this call, at most the planned one
-  const void* bias = nullptr;  // [n] bf16
+  const void* bias = nullptr;  // [n], of d's type
   uint32_t* amax = nullptr;    // bits of max |d| as fp32; zeroed by the caller, raised
+  // From row to row, in elements, a multiple of 16 bytes; 0: dense. Those of fp8 operands are
+  // fixed.
+  int64_t ld_a = 0;
+  int64_t ld_b = 0;
+  int64_t ld_d = 0;
 };
 
 class GemmPlan {
  public:
   // From the context's table, else the cost model.
   [[nodiscard]] static Result<GemmChoice> choose(Context& context, const GemmDesc& desc);
-  // kUnsupported where the provider cannot do it (generated: bf16 operands; cuBLASLt: e5m2 by
-  // e5m2).
+  // kUnsupported where the provider cannot do it (generated: operands in high precision;
+  // cuBLASLt: e5m2 by e5m2).
   [[nodiscard]] static Result<std::shared_ptr<const GemmPlan>> create(
       const std::shared_ptr<Context>& context, const GemmDesc& desc, const GemmChoice& choice);
   virtual ~GemmPlan() = default;

@@ -33,7 +33,7 @@ kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& ca
   const Strides strides = scale_strides(desc, own);
   return {.inv_scale_a = call.inv_scale_a,
           .inv_scale_b = call.inv_scale_b,
-          .bias = static_cast<const kernels::u16*>(call.bias),
+          .bias = call.bias,
           .amax = call.amax,
           .m = static_cast<kernels::u32>(own.m),
           .n = static_cast<kernels::u32>(own.n),
@@ -80,7 +80,8 @@ struct Launcher {
     for (size_t i = 0; i < kCount; ++i) {
       const GemmCall& call = *calls[i];
       const Shape own = gemm_shape(call_shape(*descs[i], call), descs[i]->gemm);
-      F8_TRY(encode_gemm_maps(driver, spec, own, padded(own.k), call.a, call.b, call.d, maps[i]));
+      F8_TRY(encode_gemm_maps(driver, spec, own, padded(own.k), call.ld_d == 0 ? own.n : call.ld_d,
+                              call.a, call.b, call.d, maps[i]));
       args.problems[i] = problem(*descs[i], own, call);
       unit_counts[i] = units(spec.config, own);
       contractions[i] = own.k;

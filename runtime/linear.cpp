@@ -24,7 +24,7 @@ QuantizeOperand operand_of(const Visit& visit, const Place& place, const ScaleSl
   const codegen::CastSpec& cast = visit.cast;
   const bool lines = (cast.q && cast.scale_q == ScaleMode::kAxis) ||
                      (cast.qt && cast.scale_qt == ScaleMode::kAxis);
-  QuantizeOperand operand{.x = place.x, .rows = place.rows, .cols = place.cols};
+  QuantizeOperand operand{.x = place.x, .rows = place.rows, .cols = place.cols, .ld = place.ld};
   operand.partials = lines ? place.words + place.word.tensor : place.partials;
   const auto amax = amax_before(cast);
   if (amax && takes_lines(*amax, place.rows, place.cols)) operand.lines = place.lines;
@@ -43,7 +43,7 @@ QuantizeOperand operand_of(const Visit& visit, const Place& place, const ScaleSl
 }
 
 Place Linear::State::input_place(const ForwardCall& call, uint8_t* work, uint8_t* saved) const {
-  Place place{.x = call.x, .rows = call.m, .cols = desc.shape.k};
+  Place place{.x = call.x, .rows = call.m, .cols = desc.shape.k, .ld = call.ld_x};
   place.q = work + layout.x.q;
   place.q_scale = reinterpret_cast<float*>(work + layout.x.q_scale);
   place.partials = reinterpret_cast<uint32_t*>(work + layout.x_partials);
@@ -57,8 +57,8 @@ Place Linear::State::input_place(const ForwardCall& call, uint8_t* work, uint8_t
   return place;
 }
 
-Place Linear::State::weight_place(const void* w, uint8_t* work) const {
-  Place place{.x = w, .rows = desc.shape.n, .cols = desc.shape.k};
+Place Linear::State::weight_place(const void* w, int64_t ld, uint8_t* work) const {
+  Place place{.x = w, .rows = desc.shape.n, .cols = desc.shape.k, .ld = ld};
   place.partials = reinterpret_cast<uint32_t*>(work + layout.w_partials);
   place.lines = reinterpret_cast<uint16_t*>(work + layout.w_lines);
   place.words = reinterpret_cast<uint32_t*>(work + layout.words);
@@ -66,8 +66,9 @@ Place Linear::State::weight_place(const void* w, uint8_t* work) const {
   return place;
 }
 
-Place Linear::State::cached_weight(const void* w, const void* cache, uint8_t* work) const {
-  Place place = weight_place(w, work);
+Place Linear::State::cached_weight(const void* w, int64_t ld, const void* cache,
+                                   uint8_t* work) const {
+  Place place = weight_place(w, ld, work);
   auto* at = static_cast<uint8_t*>(const_cast<void*>(cache));
   place.q = at + layout.cache.q;
   place.qt = at + layout.cache.qt;
@@ -111,7 +112,8 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
       }));
     }
     if (pass.amax) {
-      F8_TRY(step(pass.amax_name.c_str(), cast_bytes({.q = false, .qt = false}, elements),
+      F8_TRY(step(pass.amax_name.c_str(),
+                  cast_bytes({.in = pass.cast.in, .q = false, .qt = false}, elements),
                   [this, kernel = ready[i].amax,
                    args = amax_args(*pass.amax, sm_count, operands)](Stream stream) {
                     return launch_amax(*driver, *kernel, args, programmatic, stream);
@@ -139,9 +141,9 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
   Place& w = places[static_cast<size_t>(Tensor::kWeight)];
   x = input_place(call, work, saved);
   if (cached) {
-    w = cached_weight(call.w, call.weight_cache, work);
+    w = cached_weight(call.w, call.ld_w, call.weight_cache, work);
   } else {
-    w = weight_place(call.w, work);
+    w = weight_place(call.w, call.ld_w, work);
     w.q = work + layout.w.q;
     w.q_scale = reinterpret_cast<float*>(work + layout.w.q_scale);
     if (training) {
@@ -160,7 +162,11 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
 
   GemmCall gemm_call{.a = call.x, .b = call.w, .d = call.y, .m = call.m};
   gemm_call.bias = call.bias;
-  if (is_fp8(Gemm::kOutput)) {
+  gemm_call.ld_d = call.ld_y;
+  if (!is_fp8(Gemm::kOutput)) {
+    gemm_call.ld_a = call.ld_x;
+    gemm_call.ld_b = call.ld_w;
+  } else {
     gemm_call.a = x.q;
     gemm_call.b = w.q;
     gemm_call.inv_scale_a = inverse_q(Tensor::kInput, x, training);
@@ -177,8 +183,11 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
   F8_TRY(check(call, workspace));
   if (call.m == 0) {  // the gradient of the weight of an empty batch is zero
     if (call.dw == nullptr || call.accumulate) return {};
-    return step("clear dw", 0.0, [this, dw = call.dw](Stream stream) {
-      return zero(*driver, primary, dw, dw_bytes(), stream);
+    return step("clear dw", 0.0, [this, dw = call.dw, ld = call.ld_dw](Stream stream) {
+      const size_t element = size_bytes(desc.grad_weight_dtype);
+      const auto row = static_cast<size_t>(desc.shape.k) * element;
+      const size_t pitch = ld == 0 ? row : static_cast<size_t>(ld) * element;
+      return zero(*driver, primary, dw, desc.shape.n, row, pitch, stream);
     });
   }
   if (call.dx == nullptr && call.dw == nullptr) return {};
@@ -190,7 +199,7 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
 
   std::array<Place, 3> places;
   Place& dy = places[static_cast<size_t>(Tensor::kGradOutput)];
-  dy = {.x = call.dy, .rows = call.m, .cols = desc.shape.n};
+  dy = {.x = call.dy, .rows = call.m, .cols = desc.shape.n, .ld = call.ld_dy};
   dy.q = work + layout.dy.q;
   dy.qt = work + layout.dy.qt;
   dy.q_scale = reinterpret_cast<float*>(work + layout.dy.q_scale);
@@ -211,6 +220,11 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
   }
   uint8_t* scratch = work + layout.backward_gemm;
   GemmCall input{.a = call.dy, .b = call.w, .d = call.dx, .m = call.m};
+  input.ld_d = call.ld_dx;
+  if (!is_fp8(Gemm::kGradInput)) {
+    input.ld_a = call.ld_dy;
+    input.ld_b = call.ld_w;
+  }
   if (q) {
     const auto* base =
         call.weight_cache != nullptr ? static_cast<const uint8_t*>(call.weight_cache) : saved;
@@ -222,6 +236,11 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
                                    reinterpret_cast<const float*>(base + at.qt_scale));
   }
   GemmCall weight{.a = call.dy, .b = call.x, .d = call.dw, .m = call.m};
+  weight.ld_d = call.ld_dw;
+  if (!is_fp8(Gemm::kGradWeight)) {
+    weight.ld_a = call.ld_dy;
+    weight.ld_b = call.ld_x;
+  }
   if (qt) {
     weight.a = dy.qt;
     weight.b = saved + layout.x.qt;
@@ -252,7 +271,7 @@ Status Linear::State::cast_weight(const WeightCall& call, void* workspace, Step&
   F8_TRY(check(call, workspace));
   std::array<Place, 3> places;
   Place& w = places[static_cast<size_t>(Tensor::kWeight)];
-  w = cached_weight(call.w, call.cache, static_cast<uint8_t*>(workspace));
+  w = cached_weight(call.w, call.ld_w, call.cache, static_cast<uint8_t*>(workspace));
   return quantize(Work::kWeight, call.first_step, places, call.scales,
                   {.sync = static_cast<uint8_t*>(workspace) + layout.sync,
                    .first_word = w.words,

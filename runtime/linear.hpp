@@ -2,7 +2,7 @@
 // often.
 //
 // A plan is immutable and shared between threads; it owns no tensor. The caller gives, for each
-// call, the tensors (bf16, dense, row-major, 16-byte aligned), a workspace (scratch, free again
+// call, the tensors (row-major, 16-byte aligned), a workspace (scratch, free again
 // when the call's work on the stream is done, but for its front: see linear_layout.hpp) and, for
 // training, a saved buffer that forward fills and backward reads.
 //
@@ -24,33 +24,39 @@
 namespace f8::runtime {
 
 struct LinearDesc {
-  Shape shape;    // m: the largest M that a call may have
-  Recipe recipe;  // any legal one; what it leaves in high precision must be bf16
-  Dtype grad_weight_dtype = Dtype::kBf16;            // or f32
+  Shape shape;  // m: the largest M that a call may have
+  // Any legal one. What it leaves in high precision is multiplied as it comes, in tensor_dtype with
+  // fp32 sums (f32 as fp32, not TF32): "bf16" in a recipe stands for that type.
+  Recipe recipe;
+  Dtype grad_weight_dtype = Dtype::kBf16;            // or f16, f32; in high precision or f32
   bool bias = false;                                 // y += bias
   bool accumulate_grad_weight = false;               // a call may add to the gradient that is there
   bool needs_grad_input = true;                      // false: a first layer, dx is never wanted
   std::array<std::optional<GemmChoice>, 3> choices;  // indexed by Gemm; empty: GemmPlan::choose
+  Dtype tensor_dtype = Dtype::kBf16;                 // or f16, f32: of x, w, dy, y, dx and bias
 };
 
+// Row strides (ld_*) are in elements: 0 where rows follow each other, else at least a row and whole
+// 16 bytes.
+
 struct ForwardCall {
-  const void* x = nullptr;  // [m][K] bf16
-  const void* w =
-      nullptr;            // [N][K] bf16; not read where there is a weight cache and `output` is fp8
-  void* y = nullptr;      // [m][N] bf16
-  void* saved = nullptr;  // saved_bytes(), for backward; null: there will be no backward
+  const void* x = nullptr;  // [m][K]
+  const void* w = nullptr;  // [N][K]; not read where there is a weight cache and `output` is fp8
+  void* y = nullptr;        // [m][N]
+  void* saved = nullptr;    // saved_bytes(), for backward; null: there will be no backward
   int64_t m = 0;
-  const void* bias = nullptr;          // [N] bf16, where the plan has one
+  const void* bias = nullptr;          // [N], where the plan has one
   const void* weight_cache = nullptr;  // as cast_weight left it, or null: cast w
   ScaleSlots scales = {};              // where the recipe has delayed scaling
   bool first_step = false;             // delayed operands are scaled as if dynamic
+  int64_t ld_x = 0, ld_w = 0, ld_y = 0;
 };
 
 struct BackwardCall {
-  const void* dy = nullptr;     // [m][N] bf16
+  const void* dy = nullptr;     // [m][N]
   const void* saved = nullptr;  // as forward left it
-  void* dx = nullptr;           // [m][K] bf16, or null: not wanted
-  void* dw = nullptr;           // [N][K], or null
+  void* dx = nullptr;           // [m][K], or null: not wanted
+  void* dw = nullptr;           // [N][K] of grad_weight_dtype, or null
   int64_t m = 0;
   const void* x = nullptr;             // where `grad_weight` is in high precision
   const void* w = nullptr;             // where `grad_input` is
@@ -58,13 +64,15 @@ struct BackwardCall {
   bool accumulate = false;             // dw += instead of dw =; the plan says whether it may
   ScaleSlots scales = {};
   bool first_step = false;
+  int64_t ld_dy = 0, ld_dx = 0, ld_dw = 0, ld_x = 0, ld_w = 0;
 };
 
 struct WeightCall {
-  const void* w = nullptr;  // [N][K] bf16
+  const void* w = nullptr;  // [N][K]
   void* cache = nullptr;    // weight_cache_bytes(), written
   ScaleSlots scales = {};
   bool first_step = false;
+  int64_t ld_w = 0;
 };
 
 // One launch of a call, in order: what `bench linear` times one by one.

@@ -15,6 +15,17 @@ Status check_pointer(const char* call, const char* name, const void* pointer) {
   return {};
 }
 
+Status check_stride(const char* call, const char* name, int64_t ld, int64_t cols, Dtype type) {
+  if (is_row_stride(ld, cols, type)) [[likely]] {
+    return {};
+  }
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "{}: ld_{} is {}; rows of {} {} elements lie at least as many apart, a multiple of {} "
+      "elements (16 bytes); 0 where they are dense",
+      call, name, ld, cols, to_string(type), 16 / size_bytes(type));
+}
+
 Status check_optional(const char* call, const char* name, const void* pointer) {
   return pointer == nullptr ? Status() : check_pointer(call, name, pointer);
 }
@@ -47,6 +58,9 @@ Status Linear::State::check(const ForwardCall& call, const void* workspace) cons
     F8_TRY(check_pointer("forward", "w", call.w));
   }
   F8_TRY(check_pointer("forward", "y", call.y));
+  F8_TRY(check_stride("forward", "x", call.ld_x, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("forward", "w", call.ld_w, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("forward", "y", call.ld_y, desc.shape.n, desc.tensor_dtype));
   if (desc.bias) F8_TRY(check_pointer("forward", "bias", call.bias));
   if (!desc.bias && call.bias != nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
@@ -63,6 +77,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   const bool dx = call.dx != nullptr;
   const bool dw = call.dw != nullptr;
   F8_TRY(check_optional("backward", "dw", call.dw));
+  F8_TRY(check_stride("backward", "dw", call.ld_dw, desc.shape.k, desc.grad_weight_dtype));
   if (dw && call.accumulate && add_grad_weight == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "backward: accumulate is set, the plan has no product that adds; set "
@@ -75,6 +90,10 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   if (call.m == 0 || (!dx && !dw)) return {};
   F8_TRY(check_optional("backward", "dx", call.dx));
   F8_TRY(check_pointer("backward", "dy", call.dy));
+  F8_TRY(check_stride("backward", "dy", call.ld_dy, desc.shape.n, desc.tensor_dtype));
+  F8_TRY(check_stride("backward", "dx", call.ld_dx, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("backward", "x", call.ld_x, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("backward", "w", call.ld_w, desc.shape.k, desc.tensor_dtype));
   F8_TRY(check_optional("backward", "weight_cache", call.weight_cache));
   const bool reads_weight = dx && is_fp8(Gemm::kGradInput) && call.weight_cache == nullptr;
   if (reads_weight || (dw && is_fp8(Gemm::kGradWeight))) {
@@ -97,6 +116,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
 Status Linear::State::check(const WeightCall& call) const {
   F8_TRY(check_pointer("cast_weight", "w", call.w));
   F8_TRY(check_pointer("cast_weight", "cache", call.cache));
+  F8_TRY(check_stride("cast_weight", "w", call.ld_w, desc.shape.k, desc.tensor_dtype));
   return check_scales("cast_weight", call.scales);
 }
 

@@ -111,7 +111,7 @@ class Planner {
   Visit visit(Tensor tensor, const CastSetting* q, const CastSetting* qt) const {
     const CastSetting& any = q != nullptr ? *q : *qt;
     Visit visit{.tensor = tensor,
-                .cast = {.in = Dtype::kBf16,
+                .cast = {.in = kernels_.tensor_dtype,
                          .out = any.dtype,
                          .scale_q = scale_mode(any.granularity),
                          .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
@@ -144,13 +144,22 @@ Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
                .shape = desc.shape,
                .a = setting.a.dtype,
                .b = setting.b.dtype,
-               .d = gemm == Gemm::kGradWeight ? desc.grad_weight_dtype : Dtype::kBf16};
+               .d = gemm == Gemm::kGradWeight ? desc.grad_weight_dtype : desc.tensor_dtype};
   out.bias = gemm == Gemm::kOutput && desc.bias;
   if (!setting.is_fp8()) {
-    if (setting.a.dtype != Dtype::kBf16) {
+    if (setting.a.dtype != Dtype::kBf16 && setting.a.dtype != desc.tensor_dtype) {
       return fail(ErrorCode::kUnsupported,
-                  "recipe {}, GEMM {}: high-precision operands of type {}; this version takes bf16",
-                  desc.recipe.name, to_string(gemm), to_string(setting.a.dtype));
+                  "recipe {}, GEMM {}: high-precision operands of type {}, the tensors are {}; "
+                  "write bf16, which stands for the tensors' type",
+                  desc.recipe.name, to_string(gemm), to_string(setting.a.dtype),
+                  to_string(desc.tensor_dtype));
+    }
+    out.a = out.b = desc.tensor_dtype;
+    if (out.d != out.a && out.d != Dtype::kF32) {
+      return fail(ErrorCode::kUnsupported,
+                  "grad_weight_dtype {}: recipe {} multiplies {} tensors as they are, which gives "
+                  "{} or f32",
+                  to_string(out.d), desc.recipe.name, to_string(out.a), to_string(out.a));
     }
     return out;
   }
@@ -196,11 +205,15 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   const Recipe& recipe = desc.recipe;
   F8_TRY(recipe.validate());
   F8_TRY(validate_shape(desc.shape));
-  if (desc.grad_weight_dtype != Dtype::kBf16 && desc.grad_weight_dtype != Dtype::kF32) {
-    return fail(ErrorCode::kUnsupported, "grad_weight_dtype {}: bf16 and f32 are supported",
-                to_string(desc.grad_weight_dtype));
+  for (const auto& [name, type] : {std::pair{"grad_weight_dtype", desc.grad_weight_dtype},
+                                   std::pair{"tensor_dtype", desc.tensor_dtype}}) {
+    if (is_fp8(type)) {
+      return fail(ErrorCode::kUnsupported, "{} {}: bf16, f16 and f32 are supported", name,
+                  to_string(type));
+    }
   }
   LinearKernels kernels;
+  kernels.tensor_dtype = desc.tensor_dtype;
   const GemmSetting& output = recipe.at(Gemm::kOutput);
   const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
   const GemmSetting& grad_weight = recipe.at(Gemm::kGradWeight);

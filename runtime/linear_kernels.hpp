@@ -62,6 +62,7 @@ enum class Work : uint8_t {
 inline constexpr size_t kWorks = 8;
 
 struct LinearKernels {
+  Dtype tensor_dtype = Dtype::kBf16;
   std::array<Copies, 3> copies;    // indexed by Tensor
   std::vector<DelayedSlot> slots;  // of delayed scaling; empty: the recipe has none
   std::array<Quantization, kWorks> works;

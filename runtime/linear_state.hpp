@@ -21,6 +21,7 @@ struct Place {
   const void* x = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
+  int64_t ld = 0;  // of x
   uint8_t* q = nullptr;
   uint8_t* qt = nullptr;
   float* q_scale = nullptr;
@@ -71,9 +72,6 @@ struct Linear::State {
 
   [[nodiscard]] const GemmPlan& gemm(Gemm g) const { return *gemms[static_cast<size_t>(g)]; }
   [[nodiscard]] bool is_fp8(Gemm g) const { return desc.recipe.at(g).is_fp8(); }
-  [[nodiscard]] size_t dw_bytes() const {
-    return static_cast<size_t>(desc.shape.n * desc.shape.k) * size_bytes(desc.grad_weight_dtype);
-  }
 
   [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
@@ -82,9 +80,10 @@ struct Linear::State {
   [[nodiscard]] Status check_scales(const char* call, const ScaleSlots& scales) const;
 
   [[nodiscard]] Place input_place(const ForwardCall& call, uint8_t* work, uint8_t* saved) const;
-  [[nodiscard]] Place weight_place(const void* w, uint8_t* work) const;
+  [[nodiscard]] Place weight_place(const void* w, int64_t ld, uint8_t* work) const;
   // With the copies in a weight cache.
-  [[nodiscard]] Place cached_weight(const void* w, const void* cache, uint8_t* work) const;
+  [[nodiscard]] Place cached_weight(const void* w, int64_t ld, const void* cache,
+                                    uint8_t* work) const;
   // The inverse scales of q, which a visit that also wrote qt may have left with it.
   [[nodiscard]] const float* inverse_q(Tensor tensor, const Place& place, bool with_qt) const {
     const Copies& copies = kernels.of(tensor);

@@ -121,7 +121,7 @@ Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
     const QuantizeOperand& from = operands[i];
     kernels::AmaxTensor& to = args.tensors[i];
     to.x = from.x;
-    to.ld = from.cols;
+    to.ld = from.ld == 0 ? from.cols : from.ld;
     to.rows = static_cast<int32_t>(from.rows);
     to.cols = static_cast<int32_t>(from.cols);
     to.partials = from.partials;
@@ -148,7 +148,7 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     const QuantizeOperand& from = operands[i];
     kernels::CastTensor& to = args.tensors[i];
     to.x = from.x;
-    to.ld = from.cols;
+    to.ld = from.ld == 0 ? from.cols : from.ld;
     to.rows = static_cast<int32_t>(from.rows);
     to.cols = static_cast<int32_t>(from.cols);
     to.q = spec.q ? from.q : nullptr;

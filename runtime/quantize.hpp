@@ -12,7 +12,7 @@
 
 namespace f8::runtime {
 
-// A matrix x[rows][cols] (dense) and where its maxima, copies and scales go. Which pointers matter
+// A matrix x[rows][cols] and where its maxima, copies and scales go. Which pointers matter
 // is the kernels' specs' to say.
 //
 // Block scales of a copy with r rows of c elements: block1x128 [ceil(c/128)][padded_scales(r)],
@@ -21,6 +21,7 @@ struct QuantizeOperand {
   const void* x = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
+  int64_t ld = 0;                  // of x, elements, whole 16 bytes; 0: dense
   uint32_t* partials = nullptr;    // tensor: amax_partials() words; beside an axis amax: 1, zeroed
   uint16_t* lines = nullptr;       // axis, where takes_lines(): line_bytes(), 8-byte aligned
   uint32_t* row_amax = nullptr;    // axis without lines: [rows], zeroed before the amax launch

@@ -17,6 +17,12 @@ struct Plane {
   uint32_t box_rows;
 };
 
+CUtensorMapDataType result_type(Dtype type) {
+  return type == Dtype::kF32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+         : type == Dtype::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
 Status encode(const Driver& driver, const Plane& plane, const char* name, CUtensorMap& out) {
   const cuuint64_t extents[2] = {static_cast<cuuint64_t>(plane.cols),
                                  static_cast<cuuint64_t>(plane.rows)};
@@ -39,7 +45,8 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
 }  // namespace
 
 Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
-                        int64_t ld, const void* a, const void* b, void* d, GemmMaps& out) {
+                        int64_t ld, int64_t ld_d, const void* a, const void* b, void* d,
+                        GemmMaps& out) {
   const codegen::GemmConfig& config = spec.config;
   F8_TRY(encode(driver,
                 {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m, ld,
@@ -49,11 +56,9 @@ Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec, Sha
                 {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shape.k, shape.n, ld,
                  static_cast<uint32_t>(config.tile_n / config.cluster_m)},
                 "b", out.b));
-  const bool wide = spec.d == Dtype::kF32;
-  const uint32_t d_bytes = wide ? 4 : 2;
+  const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
   return encode(driver,
-                {wide ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, d_bytes,
-                 d, shape.n, shape.m, shape.n * d_bytes, kStoreRows},
+                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes, kStoreRows},
                 "d", out.d);
 }
 

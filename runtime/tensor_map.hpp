@@ -4,7 +4,7 @@
 //   a   uint8, {k, m}, box {128, tile_m / cluster_n}: a CTA copies its share of the a tile and
 //   multicasts it
 //   b   uint8, {k, n}, box {128, tile_n / cluster_m}
-//   d   bf16 box {64, 64}, f32 box {32, 64}: 128 bytes wide
+//   d   bf16 or f16 box {64, 64}, f32 box {32, 64}: 128 bytes wide
 // All swizzle 128 bytes; reads outside give zero, writes outside are dropped.
 #pragma once
 
@@ -20,9 +20,9 @@ struct GemmMaps {
   CUtensorMap d;
 };
 
-// `shape` is the GEMM's own; rows of a and b are `ld` bytes apart, those of d are dense.
+// `shape` is the GEMM's own; rows of a and b are `ld` bytes apart, those of d `ld_d` elements.
 [[nodiscard]] Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec,
-                                      Shape shape, int64_t ld, const void* a, const void* b,
-                                      void* d, GemmMaps& out);
+                                      Shape shape, int64_t ld, int64_t ld_d, const void* a,
+                                      const void* b, void* d, GemmMaps& out);
 
 }  // namespace f8::runtime

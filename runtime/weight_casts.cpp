@@ -102,7 +102,8 @@ Status WeightCasts::run(std::span<const WeightCall> calls, void* workspace, Stre
       const Visit& visit = weight_passes(linear.kernels, first)[member.pass].visits[member.visit];
       // Where the maxima go is the list's to say; any base will do.
       auto* base = static_cast<uint8_t*>(call.cache);
-      operands[i] = operand_of(visit, linear.cached_weight(call.w, call.cache, base), call.scales);
+      operands[i] =
+          operand_of(visit, linear.cached_weight(call.w, call.ld_w, call.cache, base), call.scales);
     }
     F8_TRY(group.list.run(std::span(operands.data(), group.members.size()), workspace, stream));
   }

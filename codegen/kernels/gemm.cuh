@@ -1,6 +1,6 @@
-// The scaled matmul d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b, fp8 in, bf16 or
-// fp32 out; optionally plus a bias, added to what d held, and with max |d| left behind. One launch
-// computes one product or two.
+// The scaled matmul d[m][n] = (sum_k a[m][k] b[n][k]) * inv_scale_a * inv_scale_b, fp8 in, bf16,
+// fp16 or fp32 out; optionally plus a bias, added to what d held, and with max |d| left behind. One
+// launch computes one product or two.
 //
 // Persistent and warp-specialised: one warp copies tiles of 128 bytes of k into a ring of stages
 // (bulk tensor copies, multicast within the cluster), the math warpgroups consume them with wgmma
@@ -35,9 +35,9 @@ struct GemmMaps {  // of each product
 };
 
 // Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kSplitK, kWarpgroups,
-// kPingpong, kFast, kScale, kFloatOutput, kBias, kAdd, kAmax, kProblems, kMmaN, kPartials,
-// kOutBuffers, kMathRegisters, kCopyRegisters; and mma(acc, desc_a, desc_b, accumulate), one wgmma
-// of 64 x kMmaN x 32.
+// kPingpong, kFast, kScale, kFloatOutput, kHalfOutput, kBias, kAdd, kAmax, kProblems, kMmaN,
+// kPartials, kOutBuffers, kMathRegisters, kCopyRegisters; and mma(acc, desc_a, desc_b, accumulate),
+// one wgmma of 64 x kMmaN x 32.
 template <class Config>
 struct Gemm {
   static constexpr int kWarpgroupM =
@@ -606,9 +606,9 @@ struct Gemm {
           } else {
             const u32 r = warp_row + lane % 16;
             const u32 unit = j * 2 + lane / 16;
-            store_matrices(out + r * 128 + ((unit ^ (r % 8)) * 16), pack_bf16(value[0], value[1]),
-                           pack_bf16(value[2], value[3]), pack_bf16(value[4], value[5]),
-                           pack_bf16(value[6], value[7]));
+            store_matrices(out + r * 128 + ((unit ^ (r % 8)) * 16), pack(value[0], value[1]),
+                           pack(value[2], value[3]), pack(value[4], value[5]),
+                           pack(value[6], value[7]));
           }
         }
         fence_async_proxy();
@@ -681,6 +681,24 @@ struct Gemm {
     if (threadIdx.x % 128 == 0) wait_copies_out();
   }
 
+  static F8_DEVICE u32 pack(float low, float high) {
+    if constexpr (!Config::kHalfOutput) return pack_bf16(low, high);
+    u32 packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+  }
+  static F8_DEVICE float load_bias(const void* bias, u32 column) {
+    if constexpr (Config::kFloatOutput) {
+      return load_global(static_cast<const float*>(bias) + column);
+    } else {
+      const u32 bits = load_global(static_cast<const u16*>(bias) + column);
+      if constexpr (!Config::kHalfOutput) return __uint_as_float(bits << 16);
+      float value;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<u16>(bits)));
+      return value;
+    }
+  }
+
   // Loads a tile's scales and bias for the epilogue, by one warp, which has few registers.
   static constexpr int kVectorLoads = Config::kProblems > 1 ? 2 : 4;  // in flight
   static F8_DEVICE void load_vectors(const Shared& shared, const Schedule& schedule,
@@ -706,8 +724,7 @@ struct Gemm {
         store_shared(shared.columns(buffer, i), x);
       }
       if constexpr (Config::kBias) {
-        const u32 x = inside ? load_global(problem.bias + column) : 0;
-        store_shared(shared.bias(buffer, i), __uint_as_float(x << 16));
+        store_shared(shared.bias(buffer, i), inside ? load_bias(problem.bias, column) : 0.0F);
       }
     }
     __syncwarp();

@@ -140,8 +140,8 @@ struct ScaleUpdateArgs {
 struct GemmProblem {
   const float* inv_scale_a;
   const float* inv_scale_b;
-  const u16* bias;  // bf16, or unused
-  u32* amax;        // raised to the bits of max |d| as fp32; zeroed by the caller before the launch
+  const void* bias;  // of d's type, or unused
+  u32* amax;  // raised to the bits of max |d| as fp32; zeroed by the caller before the launch
   u32 m;
   u32 n;
   u32 k;

@@ -15,6 +15,7 @@ struct Config {
   static constexpr bool kFast = true;
   static constexpr Scale kScale = Scale::kTensor;
   static constexpr bool kFloatOutput = false;
+  static constexpr bool kHalfOutput = false;
   static constexpr bool kBias = false;
   static constexpr bool kAdd = false;
   static constexpr bool kAmax = false;

@@ -15,6 +15,7 @@ struct Config {
   static constexpr bool kFast = false;
   static constexpr Scale kScale = Scale::kAxis;
   static constexpr bool kFloatOutput = true;
+  static constexpr bool kHalfOutput = false;
   static constexpr bool kBias = false;
   static constexpr bool kAdd = false;
   static constexpr bool kAmax = false;

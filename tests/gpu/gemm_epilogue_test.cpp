@@ -52,6 +52,8 @@ constexpr Variant kVariants[] = {
     {"128x256s4c1x2w2g8", ScaleMode::kBlock128x128, false},
     {"256x128s4c2x1w2g8", ScaleMode::kBlock1x128, false},
     {"128x128s5c1x1w2pg8", ScaleMode::kBlock128x128, false, Dtype::kF32},
+    {"128x256s4c2x1w2g8", ScaleMode::kAxis, true, Dtype::kF16},
+    {"128x128s5c1x1w2pg8", ScaleMode::kTensor, false, Dtype::kF16},
 };
 constexpr Shape kOdd{401, 592, 720};  // no tile divides it, and k ends inside a block
 constexpr float kLarge = 64;          // so that normal values show beside the products
@@ -115,7 +117,6 @@ TEST_F(GemmEpilogueTest, OneScaleForOneOperand) {
 
 TEST_F(GemmEpilogueTest, Bias) {
   const auto bias = make_bias();
-  const auto device_bias = to_device(context(), bias);
   for (const Variant& v : kVariants) {
     SCOPED_TRACE(text(v));
     GemmDesc desc = describe(v, kOdd);
@@ -124,6 +125,7 @@ TEST_F(GemmEpilogueTest, Bias) {
     ASSERT_NE(gemm, nullptr);
     const GemmOperands x(context(), kOdd, desc.a, desc.b, v.scale, 7);
     const DeviceBuffer d(context(), bytes(desc));
+    const DeviceBuffer device_bias(context(), reference::to_bytes(bias, desc.d));
     GemmCall call = x.call(d, kOdd.m);
     call.bias = device_bias.as();
     F8_ASSERT_OK(gemm->run(call, nullptr, nullptr));
@@ -143,7 +145,7 @@ TEST_F(GemmEpilogueTest, Bias) {
 TEST_F(GemmEpilogueTest, AddsToWhatIsThere) {
   const auto there = reference::random_matrix(kOdd.m, kOdd.n, 55);
   for (const Variant& variant : kVariants) {
-    for (const Dtype type : {Dtype::kBf16, Dtype::kF32}) {
+    for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
       Variant v = variant;
       v.d = type;
       SCOPED_TRACE(text(v));
@@ -155,10 +157,8 @@ TEST_F(GemmEpilogueTest, AddsToWhatIsThere) {
       const auto product = reference::matmul(x.a, x.b);
       std::vector<float> before = there.values;
       for (float& value : before) value *= kLarge;
-      const DeviceBuffer d =
-          type == Dtype::kF32
-              ? DeviceBuffer(context(), before)
-              : to_device(context(), {.rows = kOdd.m, .cols = kOdd.n, .values = before});
+      const reference::Matrix old{.rows = kOdd.m, .cols = kOdd.n, .values = before};
+      const DeviceBuffer d(context(), reference::to_bytes(old, type));
       auto expected = product;
       for (int round = 1; round <= 2; ++round) {
         F8_ASSERT_OK(gemm->run(x.call(d, kOdd.m), nullptr, nullptr));
@@ -178,7 +178,6 @@ TEST_F(GemmEpilogueTest, AddsToWhatIsThere) {
 // rounds.
 TEST_F(GemmEpilogueTest, AmaxOfTheResult) {
   const auto bias = make_bias();
-  const auto device_bias = to_device(context(), bias);
   for (const Variant& variant : kVariants) {
     for (const Dtype type : {Dtype::kF32, Dtype::kBf16}) {
       for (const bool with_bias : {false, true}) {
@@ -193,6 +192,7 @@ TEST_F(GemmEpilogueTest, AmaxOfTheResult) {
         GemmOperands x(context(), kOdd, desc.a, desc.b, v.scale, 7);
         const DeviceBuffer d(context(), bytes(desc));
         DeviceBuffer amax(context(), std::vector<uint32_t>(4));
+        const DeviceBuffer device_bias(context(), reference::to_bytes(bias, desc.d));
         GemmCall call = x.call(d, kOdd.m);
         call.amax = amax.as<uint32_t>();
         call.bias = with_bias ? device_bias.as() : nullptr;
@@ -225,7 +225,6 @@ TEST_F(GemmEpilogueTest, AmaxOfTheResult) {
 
 TEST_F(GemmEpilogueTest, EverythingAtOnce) {
   const auto bias = make_bias();
-  const auto device_bias = to_device(context(), bias);
   for (const Variant& variant : kVariants) {
     Variant v = variant;
     v.d = Dtype::kF32;
@@ -238,6 +237,7 @@ TEST_F(GemmEpilogueTest, EverythingAtOnce) {
     const std::vector<float> before(static_cast<size_t>(kOdd.m * kOdd.n), 300.0F);
     const DeviceBuffer d(context(), before);
     const DeviceBuffer amax(context(), std::vector<uint32_t>(1));
+    const DeviceBuffer device_bias(context(), reference::to_bytes(bias, desc.d));
     GemmCall call = x.call(d, kOdd.m);
     call.bias = device_bias.as();
     call.amax = amax.as<uint32_t>();

@@ -76,7 +76,12 @@ struct GemmOperands {
 };
 
 [[nodiscard]] inline std::vector<double> result(const DeviceBuffer& d, Dtype type) {
-  return type == Dtype::kF32 ? d.f32() : d.bf16();
+  if (type != Dtype::kF16) return type == Dtype::kF32 ? d.f32() : d.bf16();
+  std::vector<double> values;
+  for (const uint16_t bits : d.download<uint16_t>()) {
+    values.push_back(static_cast<double>(decode_f16(bits)));
+  }
+  return values;
 }
 
 // Rows 0, step, 2 step, ... of a row-major matrix.

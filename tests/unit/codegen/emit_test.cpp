@@ -127,8 +127,10 @@ std::set<std::string> tunable_kernels() {
     }
   }
   // One of each remaining mix of types and results.
-  for (const char* types : {"e4m3.e5m2.bf16", "e5m2.e5m2.bf16", "e5m2.e4m3.f32", "e4m3.e5m2.f32"}) {
-    for (const char* rest : {"tensor/fast/128x256s4c2x1w2", "axis/precise/256x128s4c1x2w2"}) {
+  for (const char* types :
+       {"e4m3.e5m2.bf16", "e5m2.e5m2.bf16", "e5m2.e4m3.f32", "e4m3.e5m2.f32", "e4m3.e4m3.f16"}) {
+    for (const char* rest : {"tensor/fast/128x256s4c2x1w2", "axis/precise/256x128s4c1x2w2",
+                             "axis/fast/128x128s5c1x1w2p/+bias+add"}) {
       keys.insert(std::string("gemm/") + types + "/" + rest);
     }
   }

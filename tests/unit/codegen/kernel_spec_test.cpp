@@ -32,6 +32,7 @@ TEST(KernelSpec, KeysRoundTrip) {
            "quantize/bf16.e4m3/axis+tensor/q+qt/pow2",
            "scale_update",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2",
+           "gemm/e4m3.e4m3.f16/tensor/fast/128x256s4c2x1w2/+bias+add",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
        }) {
     const auto spec = parse_kernel_spec(text);
@@ -75,7 +76,7 @@ TEST(KernelSpec, MalformedKeysNameThemselves) {
            "gemm/e4m3.e4m3.bf16/tensor/fast",
            "gemm/e4m3.e4m3.bf16/tensor/quick/128x256s4c2x1w2",
            "gemm/e4m3.bf16.bf16/tensor/fast/128x256s4c2x1w2",
-           "gemm/e4m3.e4m3.f16/tensor/fast/128x256s4c2x1w2",
+           "gemm/e4m3.e4m3.e4m3/tensor/fast/128x256s4c2x1w2",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2g8",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w99999999999",
        }) {

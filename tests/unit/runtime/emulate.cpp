@@ -24,10 +24,6 @@ bool aligned(const void* p, size_t bytes) {
   return p != nullptr && reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-float load(const void* x, int64_t i) {
-  return decode_bf16(static_cast<const uint16_t*>(x)[i]);
-}
-
 uint32_t magnitude(float v) {
   return std::bit_cast<uint32_t>(v) & 0x7fffffffU;
 }
@@ -36,9 +32,11 @@ void raise(uint32_t& word, uint32_t bits) {
   word = std::max(word, bits);
 }
 
-// A bf16 magnitude.
-void raise_line(uint16_t& line, uint32_t bits) {
-  line = std::max(line, static_cast<uint16_t>(bits >> 16));
+// A magnitude of a 16-bit type.
+void raise_line(uint16_t& line, uint32_t bits, Dtype type) {
+  const auto value = std::bit_cast<float>(bits);
+  line =
+      std::max(line, type == Dtype::kF16 ? encode_f16(value) : static_cast<uint16_t>(bits >> 16));
 }
 
 unsigned tiles(int rows, int cols) {
@@ -90,11 +88,11 @@ void emulate_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid
     }
     for (int64_t r = 0; r < t.rows; ++r) {
       for (int64_t c = 0; c < t.cols; ++c) {
-        const uint32_t bits = magnitude(load(t.x, r * t.ld + c));
+        const uint32_t bits = magnitude(load_element(t.x, r * t.ld + c, spec.in));
         if (spec.tensor) raise(t.partials[lines ? 0 : (r * t.cols + c) % t.blocks], bits);
         if (t.lines != nullptr) {
-          if (spec.row) raise_line(lines_at(r, c)[r % kCastTile], bits);
-          if (spec.col) raise_line(lines_at(r, c)[kCastTile + c % kCastTile], bits);
+          if (spec.row) raise_line(lines_at(r, c)[r % kCastTile], bits, spec.in);
+          if (spec.col) raise_line(lines_at(r, c)[kCastTile + c % kCastTile], bits, spec.in);
           continue;
         }
         if (spec.row) raise(t.row_amax[r], bits);
@@ -116,7 +114,7 @@ struct Copy {
   [[nodiscard]] int64_t lines() const { return transposed ? t.cols : t.rows; }
   [[nodiscard]] int64_t extent() const { return transposed ? t.rows : t.cols; }
   [[nodiscard]] float x(int64_t line, int64_t at) const {
-    return transposed ? load(t.x, at * t.ld + line) : load(t.x, line * t.ld + at);
+    return load_element(t.x, transposed ? at * t.ld + line : line * t.ld + at, spec.in);
   }
   [[nodiscard]] float scale_of(uint32_t bits) const {
     return scale_from_amax(std::bit_cast<float>(bits), spec.out, spec.pow2);
@@ -144,7 +142,8 @@ struct Copy {
           most,
           t.lines[tile * kernels::kLinesOfTile + (transposed ? kCastTile : 0) + line % kCastTile]);
     }
-    return most << 16;
+    const auto bits = static_cast<uint16_t>(most);
+    return std::bit_cast<uint32_t>(spec.in == Dtype::kF16 ? decode_f16(bits) : decode_bf16(bits));
   }
 
   void write(float tensor_scale, std::vector<std::string>& faults) const {
@@ -250,7 +249,7 @@ void emulate_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs
     uint32_t* cols = rows + t.rows;
     for (int64_t r = 0; r < t.rows; ++r) {
       for (int64_t c = 0; c < t.cols; ++c) {
-        const uint32_t bits = magnitude(load(t.x, r * t.ld + c));
+        const uint32_t bits = magnitude(load_element(t.x, r * t.ld + c, spec.in));
         for (uint32_t* word : {words.data(), rows + r, cols + c}) raise(*word, bits);
       }
     }
@@ -321,7 +320,8 @@ void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const F
                   const FakeTensorMap& d, const kernels::GemmProblem& args,
                   std::vector<std::string>& faults) {
   const codegen::GemmConfig& config = spec.config;
-  const unsigned d_bytes = spec.d == Dtype::kF32 ? 4 : 2;
+  const auto d_bytes = static_cast<unsigned>(size_bytes(spec.d));
+  if (d.f16 != (spec.d == Dtype::kF16)) fault(faults, "d: its map's type");
   const auto check = [&](const char* name, const FakeTensorMap& map, unsigned cols, unsigned rows,
                          unsigned element_bytes, int box_rows) {
     if (map.cols != cols || map.rows != rows) {
@@ -373,21 +373,12 @@ void emulate_gemm(const codegen::GemmSpec& spec, const FakeTensorMap& a, const F
         result *= args.inv_scale_a[scale_at(spec.scale, args.stride_a, i, 0)] *
                   args.inv_scale_b[scale_at(spec.scale, args.stride_b, j, 0)];
       }
-      if (spec.bias) result += decode_bf16(args.bias[j]);
+      if (spec.bias) result += load_element(args.bias, j, spec.d);
       if (spec.amax) raise(*args.amax, magnitude(result));
-      uint8_t* to = bytes_d + i * d.ld_bytes + j * d_bytes;
-      if (d_bytes == 4) {
-        float before = 0;
-        std::memcpy(&before, to, sizeof before);
-        if (spec.add) result += before;
-        std::memcpy(to, &result, sizeof result);
-      } else {
-        uint16_t before = 0;
-        std::memcpy(&before, to, sizeof before);
-        const float product = decode_bf16(encode_bf16(result));
-        const uint16_t rounded = encode_bf16(spec.add ? product + decode_bf16(before) : product);
-        std::memcpy(to, &rounded, sizeof rounded);
-      }
+      uint8_t* row = bytes_d + i * d.ld_bytes;
+      const float before = load_element(row, j, spec.d);
+      store_element(row, j, result, spec.d);
+      if (spec.add) store_element(row, j, load_element(row, j, spec.d) + before, spec.d);
     }
   }
 }

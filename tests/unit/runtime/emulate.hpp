@@ -20,6 +20,7 @@ struct FakeTensorMap {
   unsigned box_cols;
   unsigned box_rows;
   unsigned element_bytes;
+  bool f16;
 };
 
 // Args: of a launch, or of a list's.

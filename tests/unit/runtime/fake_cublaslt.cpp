@@ -20,7 +20,8 @@ struct Desc {
   int32_t mode_a, mode_b;
   int8_t fast;
   cublasLtEpilogue_t epilogue;
-  const uint16_t* bias;  // bf16, one for each row of d
+  const void* bias;  // one for each row of d
+  cudaDataType bias_type;
 };
 struct Layout {
   cudaDataType type;
@@ -98,8 +99,7 @@ cublasStatus_t desc_set(cublasLtMatmulDesc_t opaque, cublasLtMatmulDescAttribute
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       return take(desc.bias);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
-      return *static_cast<const cudaDataType*>(value) == CUDA_R_16BF ? CUBLAS_STATUS_SUCCESS
-                                                                     : CUBLAS_STATUS_NOT_SUPPORTED;
+      return take(desc.bias_type);
     default:
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
@@ -129,20 +129,24 @@ bool is_fp8(cudaDataType t) {
 }
 
 // The library's own rules for fp8 on Hopper.
-bool supported(const Desc& desc, const Layout& a, const Layout& b) {
-  if (!is_fp8(a.type) && !is_fp8(b.type)) return a.type == b.type;
+bool supported(const Desc& desc, const Layout& a, const Layout& b, const Layout& d) {
+  if (!is_fp8(a.type) && !is_fp8(b.type)) {
+    return a.type == b.type && (d.type == a.type || d.type == CUDA_R_32F);
+  }
+  const bool bias = desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
+  if (bias && (desc.bias_type != d.type || d.type == CUDA_R_32F)) return false;
   return desc.op_a == CUBLAS_OP_T && desc.op_b == CUBLAS_OP_N && a.rows % 16 == 0 &&
          a.ld % 16 == 0 && b.ld % 16 == 0 && desc.scale_a != nullptr && desc.scale_b != nullptr &&
          !(a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2);
 }
 
 cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
                          cublasLtMatmulPreference_t, int most, cublasLtMatmulHeuristicResult_t* out,
                          int* count) {
   g_fake->asked_heuristics = most;
   if (g_fake->heuristic_result != CUBLAS_STATUS_SUCCESS) return g_fake->heuristic_result;
-  if (!supported(read<Desc>(desc), read<Layout>(a), read<Layout>(b))) {
+  if (!supported(read<Desc>(desc), read<Layout>(a), read<Layout>(b), read<Layout>(d))) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   *count = std::min(most, g_fake->offers);
@@ -155,18 +159,26 @@ cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMa
   return CUBLAS_STATUS_SUCCESS;
 }
 
+Dtype dtype_of(cudaDataType type) {
+  switch (type) {
+    case CUDA_R_8F_E4M3:
+      return Dtype::kE4m3;
+    case CUDA_R_8F_E5M2:
+      return Dtype::kE5m2;
+    case CUDA_R_16F:
+      return Dtype::kF16;
+    case CUDA_R_32F:
+      return Dtype::kF32;
+    default:
+      return Dtype::kBf16;
+  }
+}
+
 double element(const void* base, const Layout& layout, cublasOperation_t op, uint64_t row,
                uint64_t col) {
   if (op == CUBLAS_OP_T) std::swap(row, col);
   const uint64_t i = row + col * static_cast<uint64_t>(layout.ld);
-  switch (layout.type) {
-    case CUDA_R_8F_E4M3:
-      return static_cast<double>(decode_fp8(static_cast<const uint8_t*>(base)[i], Dtype::kE4m3));
-    case CUDA_R_8F_E5M2:
-      return static_cast<double>(decode_fp8(static_cast<const uint8_t*>(base)[i], Dtype::kE5m2));
-    default:
-      return static_cast<double>(decode_bf16(static_cast<const uint16_t*>(base)[i]));
-  }
+  return static_cast<double>(load_element(base, static_cast<int64_t>(i), dtype_of(layout.type)));
 }
 
 cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void* alpha,
@@ -187,7 +199,8 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
   const uint64_t n = tb ? lb.rows : lb.cols;
   const float keep = *static_cast<const float*>(beta);
   if (*static_cast<const float*>(alpha) != 1 || (keep != 0 && (keep != 1 || c != d)) ||
-      m != ld.rows || n != ld.cols || k != (tb ? lb.cols : lb.rows) || !supported(desc, la, lb)) {
+      m != ld.rows || n != ld.cols || k != (tb ? lb.cols : lb.rows) ||
+      !supported(desc, la, lb, ld)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   ++g_fake->matmuls;
@@ -206,15 +219,13 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
       }
       float result = static_cast<float>(sum) * scale(desc.scale_a, desc.mode_a, i) *
                      scale(desc.scale_b, desc.mode_b, j);
-      const uint64_t at = i + j * static_cast<uint64_t>(ld.ld);
-      if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS) result += decode_bf16(desc.bias[i]);
-      if (ld.type == CUDA_R_32F) {
-        float& to = static_cast<float*>(d)[at];
-        to = keep == 0 ? result : result + to;
-      } else {
-        uint16_t& to = static_cast<uint16_t*>(d)[at];
-        to = encode_bf16(keep == 0 ? result : result + decode_bf16(to));
+      const int64_t at = static_cast<int64_t>(i) + static_cast<int64_t>(j) * ld.ld;
+      const Dtype type = dtype_of(ld.type);
+      if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS) {
+        result += load_element(desc.bias, static_cast<int64_t>(i), dtype_of(desc.bias_type));
       }
+      if (keep != 0) result += load_element(d, at, type);
+      store_element(d, at, result, type);
     }
   }
   return CUBLAS_STATUS_SUCCESS;

@@ -164,10 +164,11 @@ CUresult encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, voi
       fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  const unsigned bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8      ? 1
-                         : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? 2
-                                                                    : 4;
-  const FakeTensorMap map{base, extents[0], extents[1], strides[0], box[0], box[1], bytes};
+  const bool f16 = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const unsigned bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8             ? 1
+                         : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || f16 ? 2
+                                                                           : 4;
+  const FakeTensorMap map{base, extents[0], extents[1], strides[0], box[0], box[1], bytes, f16};
   static_assert(sizeof map <= sizeof *out);
   std::memcpy(out, &map, sizeof map);
   return CUDA_SUCCESS;
@@ -252,6 +253,16 @@ CUresult memset_d8_async(CUdeviceptr to, unsigned char value, size_t count, CUst
   return CUDA_SUCCESS;
 }
 
+CUresult memset_d2d8_async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width,
+                           size_t height, CUstream) {
+  if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
+  ++g_fake->memsets;
+  for (size_t row = 0; row < height; ++row) {
+    std::memset(reinterpret_cast<uint8_t*>(to) + row * pitch, value, width);
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
@@ -290,6 +301,7 @@ FakeCuda::FakeCuda() {
   table_.memcpy_htod_async = memcpy_htod_async;
   table_.memset_d8_async = memset_d8_async;
   table_.memset_d32_async = memset_d32_async;
+  table_.memset_d2d8_async = memset_d2d8_async;
   set_driver_for_testing(&table_);
 }
 

@@ -134,7 +134,7 @@ TEST_F(GemmTest, RefusesWhatNoProviderDoes) {
   mixed.b = Dtype::kBf16;
   EXPECT_EQ(GemmPlan::create(context_, mixed, choice).error().code, ErrorCode::kUnsupported);
   GemmDesc half = desc_;
-  half.d = Dtype::kF16;
+  half.d = Dtype::kE4m3;
   EXPECT_EQ(GemmPlan::create(context_, half, choice).error().code, ErrorCode::kUnsupported);
   GemmDesc odd = desc_;
   odd.shape.k = 17;

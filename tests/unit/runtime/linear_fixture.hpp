@@ -26,9 +26,10 @@ inline constexpr size_t kGuard = 64;
 class Buffer {
  public:
   explicit Buffer(size_t bytes) : bytes_(bytes), data_(bytes + kGuard + 16, kPoison) {}
-  explicit Buffer(const Matrix& x) : Buffer(x.values.size() * 2) {
-    const auto bits = reference::to_bf16_bits(x);
-    std::copy_n(reinterpret_cast<const uint8_t*>(bits.data()), bytes_, data());
+  explicit Buffer(const Matrix& x, Dtype type = Dtype::kBf16, int64_t gap = 0)
+      : Buffer(reference::to_bytes(x, type, x.cols + gap, kPoison)) {}
+  explicit Buffer(const std::vector<uint8_t>& bytes) : Buffer(bytes.size()) {
+    std::ranges::copy(bytes, data());
   }
   [[nodiscard]] uint8_t* data() {
     return data_.data() + (16 - reinterpret_cast<uintptr_t>(data_.data()) % 16) % 16;
@@ -57,24 +58,27 @@ class Buffer {
   std::vector<uint8_t> data_;
 };
 
-// Tensors of one call and a plan for them. Where the recipe has delayed scaling there is a state,
-// and calls start as a first step does.
+// Tensors of one call and a plan for them, their rows `gap` elements more apart than long. Where
+// the recipe has delayed scaling there is a state, and calls start as a first step does.
 struct Fixture {
-  Fixture(FakeCuda& cuda, const LinearDesc& desc, int64_t m_of_call, uint64_t seed = 1)
+  Fixture(FakeCuda& cuda, const LinearDesc& desc, int64_t m_of_call, uint64_t seed = 1,
+          int64_t gap_of_rows = 0)
       : context(cuda.context()),
         linear(Linear::plan(context, desc).value()),
         m(m_of_call),
-        xm(reference::random_matrix(m, desc.shape.k, seed, reference::Distribution::kOutliers)),
-        wm(reference::random_matrix(desc.shape.n, desc.shape.k, seed + 1)),
-        dym(reference::random_matrix(m, desc.shape.n, seed + 2)),
-        biasm(reference::random_matrix(1, desc.shape.n, seed + 3)),
-        x(xm),
-        w(wm),
-        dy(dym),
-        bias(biasm),
-        y(static_cast<size_t>(m * desc.shape.n * 2)),
-        dx(static_cast<size_t>(m * desc.shape.k * 2)),
-        dw(static_cast<size_t>(desc.shape.n * desc.shape.k) * size_bytes(desc.grad_weight_dtype)),
+        gap(gap_of_rows),
+        type(desc.tensor_dtype),
+        xm(random(m, desc.shape.k, seed, reference::Distribution::kOutliers)),
+        wm(random(desc.shape.n, desc.shape.k, seed + 1)),
+        dym(random(m, desc.shape.n, seed + 2)),
+        biasm(random(1, desc.shape.n, seed + 3)),
+        x(xm, type, gap),
+        w(wm, type, gap),
+        dy(dym, type, gap),
+        bias(biasm, type),
+        y(bytes(m, desc.shape.n, type)),
+        dx(bytes(m, desc.shape.k, type)),
+        dw(bytes(desc.shape.n, desc.shape.k, desc.grad_weight_dtype)),
         workspace(linear->workspace_bytes()),
         saved(linear->saved_bytes()),
         cache(linear->weight_cache_bytes()),
@@ -94,7 +98,10 @@ struct Fixture {
             .m = m,
             .bias = linear->desc().bias ? bias.data() : nullptr,
             .scales = slots,
-            .first_step = first_step};
+            .first_step = first_step,
+            .ld_x = ld(linear->desc().shape.k),
+            .ld_w = ld(linear->desc().shape.k),
+            .ld_y = ld(linear->desc().shape.n)};
   }
   [[nodiscard]] BackwardCall backward() {
     return {.dy = dy.data(),
@@ -105,13 +112,41 @@ struct Fixture {
             .x = x.data(),
             .w = w.data(),
             .scales = slots,
-            .first_step = first_step};
+            .first_step = first_step,
+            .ld_dy = ld(linear->desc().shape.n),
+            .ld_dx = ld(linear->desc().shape.k),
+            .ld_dw = ld(linear->desc().shape.k),
+            .ld_x = ld(linear->desc().shape.k),
+            .ld_w = ld(linear->desc().shape.k)};
   }
   [[nodiscard]] WeightCall weight() {
-    return {.w = w.data(), .cache = cache.data(), .scales = slots, .first_step = first_step};
+    return {.w = w.data(),
+            .cache = cache.data(),
+            .scales = slots,
+            .first_step = first_step,
+            .ld_w = ld(linear->desc().shape.k)};
   }
   [[nodiscard]] reference::LinearResult expected(const reference::DelayedAmax& amax = {}) const {
     return reference::linear(linear->desc().recipe, xm, wm, dym, amax).value();
+  }
+  // A result's values; what lies between its rows must be as it was.
+  [[nodiscard]] std::vector<double> values(Buffer& buffer, int64_t cols, Dtype of) const {
+    const auto stride = static_cast<size_t>(cols + gap) * size_bytes(of);
+    std::vector<double> out;
+    for (size_t at = 0; at < buffer.bytes(); at += stride) {
+      const uint8_t* row = buffer.data() + at;
+      for (int64_t c = 0; c < cols; ++c) {
+        out.push_back(static_cast<double>(load_element(row, c, of)));
+      }
+      EXPECT_TRUE(std::all_of(row + static_cast<size_t>(cols) * size_bytes(of), row + stride,
+                              [](uint8_t b) { return b == kPoison; }));
+    }
+    return out;
+  }
+  [[nodiscard]] std::vector<double> values_y() { return values(y, linear->desc().shape.n, type); }
+  [[nodiscard]] std::vector<double> values_dx() { return values(dx, linear->desc().shape.k, type); }
+  [[nodiscard]] std::vector<double> values_dw() {
+    return values(dw, linear->desc().shape.k, linear->desc().grad_weight_dtype);
   }
   [[nodiscard]] std::vector<double> result_dw() {
     return linear->desc().grad_weight_dtype == Dtype::kF32 ? dw.f32() : dw.bf16();
@@ -123,12 +158,24 @@ struct Fixture {
 
   std::shared_ptr<Context> context;
   std::shared_ptr<const Linear> linear;
-  int64_t m;
+  int64_t m, gap;
+  Dtype type;
   Matrix xm, wm, dym, biasm;
   Buffer x, w, dy, bias, y, dx, dw, workspace, saved, cache, state;
   std::optional<DelayedScales> delayed;
   ScaleSlots slots;
   bool first_step = true;
+
+ private:
+  [[nodiscard]] Matrix random(
+      int64_t rows, int64_t cols, uint64_t seed,
+      reference::Distribution distribution = reference::Distribution::kNormal) const {
+    return reference::rounded_to(reference::random_matrix(rows, cols, seed, distribution), type);
+  }
+  [[nodiscard]] size_t bytes(int64_t rows, int64_t cols, Dtype of) const {
+    return static_cast<size_t>(rows * (cols + gap)) * size_bytes(of);
+  }
+  [[nodiscard]] int64_t ld(int64_t cols) const { return gap == 0 ? 0 : cols + gap; }
 };
 
 [[nodiscard]] inline LinearDesc describe(const char* recipe, Shape shape) {
