@@ -77,6 +77,18 @@ Place Linear::State::cached_weight(const void* w, int64_t ld, const void* cache,
   return place;
 }
 
+Place Linear::State::place_again(const Place& tensor, const LinearLayout::Again& at,
+                                 const CopyLayout& copy, uint8_t* work) const {
+  Place place = tensor;
+  place.qt = work + copy.qt;
+  place.qt_scale = reinterpret_cast<float*>(work + copy.qt_scale);
+  place.partials = reinterpret_cast<uint32_t*>(work + at.partials);
+  place.lines = reinterpret_cast<uint16_t*>(work + at.lines);
+  place.words = reinterpret_cast<uint32_t*>(work + layout.words);
+  place.word = at.words;
+  return place;
+}
+
 template <class Step>
 Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>& places,
                                const ScaleSlots& scales, const QuantizeScratch& scratch,
@@ -132,7 +144,7 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
   F8_TRY(check(call, workspace));
   if (call.m == 0) return {};
   auto* work = static_cast<uint8_t*>(workspace);
-  auto* saved = static_cast<uint8_t*>(call.saved);
+  auto* saved = desc.recompute ? nullptr : static_cast<uint8_t*>(call.saved);
   const bool training = saved != nullptr;
   const bool cached = call.weight_cache != nullptr;
 
@@ -192,7 +204,8 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
   }
   if (call.dx == nullptr && call.dw == nullptr) return {};
   auto* work = static_cast<uint8_t*>(workspace);
-  const auto* saved = static_cast<const uint8_t*>(call.saved);
+  const auto* saved = desc.recompute ? work : static_cast<const uint8_t*>(call.saved);
+  const bool cached = call.weight_cache != nullptr;
   // A gradient in high precision reads dy itself.
   const bool q = call.dx != nullptr && is_fp8(Gemm::kGradInput);
   const bool qt = call.dw != nullptr && is_fp8(Gemm::kGradWeight);
@@ -209,12 +222,21 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
   dy.words = reinterpret_cast<uint32_t*>(work + layout.words);
   dy.word = layout.dy_words;
   if (q || qt) {
-    const Work what = q && qt ? Work::kGradOutput
-                      : q     ? Work::kGradOutputForInput
-                              : Work::kGradOutputForWeight;
+    const bool apart = desc.recompute && cached;
+    const Work what = !q      ? Work::kGradOutputForWeight
+                      : qt    ? (apart ? Work::kGradOutputCached : Work::kGradOutput)
+                      : apart ? Work::kGradOutputForInputCached
+                              : Work::kGradOutputForInput;
+    if (desc.recompute) {
+      const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
+      places[static_cast<size_t>(Tensor::kInput)] = place_again(
+          {.x = call.x, .rows = m, .cols = k, .ld = call.ld_x}, layout.x_again, layout.x, work);
+      places[static_cast<size_t>(Tensor::kWeight)] = place_again(
+          {.x = call.w, .rows = n, .cols = k, .ld = call.ld_w}, layout.w_again, layout.w, work);
+    }
     F8_TRY(quantize(what, call.first_step, places, call.scales,
                     {.sync = work + layout.sync,
-                     .first_word = dy.words,
+                     .first_word = dy.words,  // and what is cast again
                      .word_count = layout.dy_words.row + call.m},
                     step));
   }
@@ -226,9 +248,8 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
     input.ld_b = call.ld_w;
   }
   if (q) {
-    const auto* base =
-        call.weight_cache != nullptr ? static_cast<const uint8_t*>(call.weight_cache) : saved;
-    const CopyLayout& at = call.weight_cache != nullptr ? layout.cache : layout.w;
+    const auto* base = cached ? static_cast<const uint8_t*>(call.weight_cache) : saved;
+    const CopyLayout& at = cached ? layout.cache : layout.w;
     input.a = dy.q;
     input.b = base + at.qt;
     input.inv_scale_a = inverse_q(Tensor::kGradOutput, dy, qt);

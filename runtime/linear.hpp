@@ -7,8 +7,9 @@
 // training, a saved buffer that forward fills and backward reads.
 //
 // Tensors that a recipe keeps in high precision in a backward GEMM are not saved: backward reads x
-// or w itself. A weight that stays the same for several calls (gradient accumulation) can be cast
-// once, into a weight cache, and delayed scaling takes and leaves its state in ScaleSlots.
+// or w itself. With `recompute` nothing is saved: backward casts x and w again. A weight that stays
+// the same for several calls (gradient accumulation) can be cast once, into a weight cache, and
+// delayed scaling takes and leaves its state in ScaleSlots.
 #pragma once
 
 #include <array>
@@ -34,6 +35,14 @@ struct LinearDesc {
   bool needs_grad_input = true;                      // false: a first layer, dx is never wanted
   std::array<std::optional<GemmChoice>, 3> choices;  // indexed by Gemm; empty: GemmPlan::choose
   Dtype tensor_dtype = Dtype::kBf16;                 // or f16, f32: of x, w, dy, y, dx and bias
+  // Keep nothing in fp8 between forward and backward: backward reads x (and w, where it has no
+  // weight cache) and casts them again, to the same bits. Delayed scales must be those that forward
+  // had.
+  bool recompute = false;
+  // Of WeightCall::w, where it is not tensor_dtype: f32 master weights go into the cache at once.
+  // The cache is then all that forward and backward need of the weight, unless the recipe has a
+  // GEMM in high precision that reads w.
+  std::optional<Dtype> master_dtype;
 };
 
 // Row strides (ld_*) are in elements: 0 where rows follow each other, else at least a row and whole
@@ -43,7 +52,7 @@ struct ForwardCall {
   const void* x = nullptr;  // [m][K]
   const void* w = nullptr;  // [N][K]; not read where there is a weight cache and `output` is fp8
   void* y = nullptr;        // [m][N]
-  void* saved = nullptr;    // saved_bytes(), for backward; null: there will be no backward
+  void* saved = nullptr;    // saved_bytes(), for backward; null: no backward, or `recompute`
   int64_t m = 0;
   const void* bias = nullptr;          // [N], where the plan has one
   const void* weight_cache = nullptr;  // as cast_weight left it, or null: cast w
@@ -58,8 +67,8 @@ struct BackwardCall {
   void* dx = nullptr;           // [m][K], or null: not wanted
   void* dw = nullptr;           // [N][K] of grad_weight_dtype, or null
   int64_t m = 0;
-  const void* x = nullptr;             // where `grad_weight` is in high precision
-  const void* w = nullptr;             // where `grad_input` is
+  const void* x = nullptr;             // where `grad_weight` is in high precision, or `recompute`
+  const void* w = nullptr;             // where `grad_input` is, or `recompute` without a cache
   const void* weight_cache = nullptr;  // the one that forward had
   bool accumulate = false;             // dw += instead of dw =; the plan says whether it may
   ScaleSlots scales = {};
@@ -68,7 +77,7 @@ struct BackwardCall {
 };
 
 struct WeightCall {
-  const void* w = nullptr;  // [N][K]
+  const void* w = nullptr;  // [N][K] of master_dtype
   void* cache = nullptr;    // weight_cache_bytes(), written
   ScaleSlots scales = {};
   bool first_step = false;

@@ -95,20 +95,28 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   F8_TRY(check_stride("backward", "x", call.ld_x, desc.shape.k, desc.tensor_dtype));
   F8_TRY(check_stride("backward", "w", call.ld_w, desc.shape.k, desc.tensor_dtype));
   F8_TRY(check_optional("backward", "weight_cache", call.weight_cache));
-  const bool reads_weight = dx && is_fp8(Gemm::kGradInput) && call.weight_cache == nullptr;
-  if (reads_weight || (dw && is_fp8(Gemm::kGradWeight))) {
+  // Whether a gradient wants a copy of the weight, of the input, that no cache has.
+  const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.weight_cache == nullptr;
+  const bool casts_input = dw && is_fp8(Gemm::kGradWeight);
+  if (!desc.recompute && (casts_weight || casts_input)) {
     F8_TRY(check_pointer("backward", "saved", call.saved));
   }
   const auto check_source = [&](const char* name, const void* pointer, Gemm gemm) -> Status {
     if (pointer == nullptr) [[unlikely]] {
-      return fail(ErrorCode::kInvalidArgument,
-                  "backward: {} is null; recipe {} computes {} in high precision, from {} itself",
-                  name, desc.recipe.name, to_string(gemm), name);
+      return fail(
+          ErrorCode::kInvalidArgument, "backward: {} is null; {} is computed from {} itself: {}",
+          name, to_string(gemm), name,
+          is_fp8(gemm) ? std::string("LinearDesc::recompute casts it again")
+                       : fmt::format("recipe {} has it in high precision", desc.recipe.name));
     }
     return check_pointer("backward", name, pointer);
   };
-  if (dx && !is_fp8(Gemm::kGradInput)) F8_TRY(check_source("w", call.w, Gemm::kGradInput));
-  if (dw && !is_fp8(Gemm::kGradWeight)) F8_TRY(check_source("x", call.x, Gemm::kGradWeight));
+  if (dx && (!is_fp8(Gemm::kGradInput) || (desc.recompute && casts_weight))) {
+    F8_TRY(check_source("w", call.w, Gemm::kGradInput));
+  }
+  if (dw && (!is_fp8(Gemm::kGradWeight) || desc.recompute)) {
+    F8_TRY(check_source("x", call.x, Gemm::kGradWeight));
+  }
   F8_TRY(check_scales("backward", call.scales));
   return check_pointer("backward", "workspace", workspace);
 }
@@ -116,7 +124,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
 Status Linear::State::check(const WeightCall& call) const {
   F8_TRY(check_pointer("cast_weight", "w", call.w));
   F8_TRY(check_pointer("cast_weight", "cache", call.cache));
-  F8_TRY(check_stride("cast_weight", "w", call.ld_w, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("cast_weight", "w", call.ld_w, desc.shape.k, kernels.master_dtype));
   return check_scales("cast_weight", call.scales);
 }
 

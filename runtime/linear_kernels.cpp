@@ -26,14 +26,17 @@ class Planner {
 
   // The visits that write these copies of a tensor.
   std::vector<Visit> visits(Tensor tensor, bool want_q, bool want_qt) const {
+    return visits(tensor, want_q, want_qt, kernels_.tensor_dtype);
+  }
+  std::vector<Visit> visits(Tensor tensor, bool want_q, bool want_qt, Dtype in) const {
     const Copies& copies = kernels_.of(tensor);
     const CastSetting* q = want_q && copies.q ? &*copies.q : nullptr;
     const CastSetting* qt = want_qt && copies.qt ? &*copies.qt : nullptr;
     if (q != nullptr && qt != nullptr && !one_visit(*q, *qt)) {
-      return {visit(tensor, q, nullptr), visit(tensor, nullptr, qt)};
+      return {visit(tensor, q, nullptr, in), visit(tensor, nullptr, qt, in)};
     }
     if (q == nullptr && qt == nullptr) return {};
-    return {visit(tensor, q, qt)};
+    return {visit(tensor, q, qt, in)};
   }
 
   // `visits` in launches; what two kernels would do alike, one does.
@@ -75,21 +78,38 @@ class Planner {
   }
 
   std::array<Quantization, kWorks> works() const {
+    const auto join = [](std::vector<Visit> all, const std::vector<Visit>& more) {
+      all.insert(all.end(), more.begin(), more.end());
+      return all;
+    };
     const auto both = [&](bool qt) {
-      std::vector<Visit> all = visits(Tensor::kInput, true, qt);
-      for (Visit& visit : visits(Tensor::kWeight, true, qt)) all.push_back(visit);
+      return passes(join(visits(Tensor::kInput, true, qt), visits(Tensor::kWeight, true, qt)));
+    };
+    // Of grad_output, and of what is cast again for its products.
+    const auto gradient = [&](bool q, bool qt, bool cached) {
+      std::vector<Visit> all = visits(Tensor::kGradOutput, q, qt);
+      if (kernels_.recompute && qt) all = join(all, visits(Tensor::kInput, false, true));
+      if (kernels_.recompute && q && !cached) {
+        all = join(all, visits(Tensor::kWeight, false, true));
+      }
       return passes(all);
     };
     std::array<Quantization, kWorks> works;
     const auto at = [&](Work work) -> Quantization& { return works[static_cast<size_t>(work)]; };
-    at(Work::kForward) = both(true);
+    if (!kernels_.recompute) {
+      at(Work::kForward) = both(true);
+      at(Work::kInput) = passes(visits(Tensor::kInput, true, true));
+    }
     at(Work::kForwardUnsaved) = both(false);
-    at(Work::kInput) = passes(visits(Tensor::kInput, true, true));
     at(Work::kInputUnsaved) = passes(visits(Tensor::kInput, true, false));
-    at(Work::kWeight) = passes(visits(Tensor::kWeight, true, true));
-    at(Work::kGradOutput) = passes(visits(Tensor::kGradOutput, true, true));
-    at(Work::kGradOutputForInput) = passes(visits(Tensor::kGradOutput, true, false));
-    at(Work::kGradOutputForWeight) = passes(visits(Tensor::kGradOutput, false, true));
+    at(Work::kWeight) = passes(visits(Tensor::kWeight, true, true, kernels_.master_dtype));
+    at(Work::kGradOutput) = gradient(true, true, false);
+    at(Work::kGradOutputForInput) = gradient(true, false, false);
+    at(Work::kGradOutputForWeight) = gradient(false, true, false);
+    if (kernels_.recompute) {
+      at(Work::kGradOutputCached) = gradient(true, true, true);
+      at(Work::kGradOutputForInputCached) = gradient(true, false, true);
+    }
     return works;
   }
 
@@ -108,10 +128,10 @@ class Planner {
   }
 
  private:
-  Visit visit(Tensor tensor, const CastSetting* q, const CastSetting* qt) const {
+  Visit visit(Tensor tensor, const CastSetting* q, const CastSetting* qt, Dtype in) const {
     const CastSetting& any = q != nullptr ? *q : *qt;
     Visit visit{.tensor = tensor,
-                .cast = {.in = kernels_.tensor_dtype,
+                .cast = {.in = in,
                          .out = any.dtype,
                          .scale_q = scale_mode(any.granularity),
                          .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
@@ -205,8 +225,10 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   const Recipe& recipe = desc.recipe;
   F8_TRY(recipe.validate());
   F8_TRY(validate_shape(desc.shape));
-  for (const auto& [name, type] : {std::pair{"grad_weight_dtype", desc.grad_weight_dtype},
-                                   std::pair{"tensor_dtype", desc.tensor_dtype}}) {
+  const Dtype master = desc.master_dtype.value_or(desc.tensor_dtype);
+  for (const auto& [name, type] :
+       {std::pair{"grad_weight_dtype", desc.grad_weight_dtype},
+        std::pair{"tensor_dtype", desc.tensor_dtype}, std::pair{"master_dtype", master}}) {
     if (is_fp8(type)) {
       return fail(ErrorCode::kUnsupported, "{} {}: bf16, f16 and f32 are supported", name,
                   to_string(type));
@@ -214,6 +236,8 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   }
   LinearKernels kernels;
   kernels.tensor_dtype = desc.tensor_dtype;
+  kernels.master_dtype = master;
+  kernels.recompute = desc.recompute;
   const GemmSetting& output = recipe.at(Gemm::kOutput);
   const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
   const GemmSetting& grad_weight = recipe.at(Gemm::kGradWeight);
@@ -247,7 +271,9 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
                                                           "",
                                                           "",
                                                           " (grad_input alone)",
-                                                          " (grad_weight alone)"};
+                                                          " (grad_weight alone)",
+                                                          " (weight cached)",
+                                                          " (grad_input alone, weight cached)"};
   std::vector<NamedSpec> named;
   const auto add = [&](std::string name, const codegen::KernelSpec& spec) {
     const auto same = [&](const NamedSpec& other) { return key(other.spec) == key(spec); };

@@ -58,11 +58,17 @@ enum class Work : uint8_t {
   kGradOutput,           // for both gradients
   kGradOutputForInput,   // q alone
   kGradOutputForWeight,  // qt alone
+  // Recomputing: the works above are also of the copies of input and weight that forward would have
+  // saved, these of the input's alone; empty otherwise.
+  kGradOutputCached,
+  kGradOutputForInputCached,
 };
-inline constexpr size_t kWorks = 8;
+inline constexpr size_t kWorks = 10;
 
 struct LinearKernels {
   Dtype tensor_dtype = Dtype::kBf16;
+  Dtype master_dtype = Dtype::kBf16;
+  bool recompute = false;
   std::array<Copies, 3> copies;    // indexed by Tensor
   std::vector<DelayedSlot> slots;  // of delayed scaling; empty: the recipe has none
   std::array<Quantization, kWorks> works;

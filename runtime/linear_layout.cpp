@@ -76,7 +76,10 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   layout.x_words = {.row = layout.input_words + k + kOne,
                     .column = layout.input_words,
                     .tensor = layout.input_words + k};
-  layout.dy_words = {.row = n + kOne, .column = 0, .tensor = n};
+  const int64_t again = kernels.recompute ? 2 * (k + kOne) : 0;
+  layout.w_again.words = {.row = 0, .column = 0, .tensor = k};
+  layout.x_again.words = {.row = 0, .column = k + kOne, .tensor = 2 * k + kOne};
+  layout.dy_words = {.row = again + n + kOne, .column = again, .tensor = again + n};
   const bool words = may_raise_words(kernels.works) || may_raise_words(kernels.first_works);
   const auto words_bytes = [&](int64_t count) {
     return words ? kWord * static_cast<size_t>(count) : 0;
@@ -96,12 +99,16 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   layout.forward_gemm = forward.take(gemm_forward);
 
   Arena saved;
-  layout.x.qt = saved.take(x.qt_bytes());
-  layout.x.qt_scale = saved.take(x.qt_scale_bytes());
-  layout.saved_input_bytes = saved.size();
-  layout.w.qt = saved.take(w.qt_bytes());
-  layout.w.qt_scale = saved.take(w.qt_scale_bytes());
-  layout.saved_bytes = saved.size();
+  const auto take_transposed = [](Arena& arena, const Matrix& matrix, CopyLayout& at) {
+    at.qt = arena.take(matrix.qt_bytes());
+    at.qt_scale = arena.take(matrix.qt_scale_bytes());
+  };
+  if (!kernels.recompute) {
+    take_transposed(saved, x, layout.x);
+    layout.saved_input_bytes = saved.size();
+    take_transposed(saved, w, layout.w);
+    layout.saved_bytes = saved.size();
+  }
 
   Arena cache;
   layout.cache.q = cache.take(w.q_bytes());
@@ -119,6 +126,14 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   layout.dy.qt = backward.take(dy.qt_bytes());
   layout.dy.q_scale = backward.take(dy.q_scale_bytes());
   layout.dy.qt_scale = backward.take(dy.qt_scale_bytes());
+  if (kernels.recompute) {
+    layout.x_again.lines = backward.take(lines_bytes(kernels, Tensor::kInput, m, k));
+    layout.w_again.lines = backward.take(lines_bytes(kernels, Tensor::kWeight, n, k));
+    layout.x_again.partials = backward.take(x.partials_bytes(sm_count));
+    layout.w_again.partials = backward.take(w.partials_bytes(sm_count));
+    take_transposed(backward, x, layout.x);
+    take_transposed(backward, w, layout.w);
+  }
   layout.backward_gemm = backward.take(gemm_backward);
 
   layout.workspace_bytes = std::max(forward.size(), backward.size());

@@ -7,7 +7,9 @@
 //   saved     x qt | its scales | w qt | its scales
 //   cache     w q | w qt | scales of each
 //   backward  sync | amax words (dy) | lines | partial maxima | dy q | dy qt | scales of each |
-//             matmuls' own
+//             what is cast again: lines and partial maxima of x, of w, x qt | its scales | w qt |
+//             its scales | matmuls' own
+// Recomputing, saved is empty.
 // sync belongs to the one-launch kernels (quantize.cuh), whatever linear they are of: every linear
 // has it at the start of its workspace, and nobody else may write there between calls.
 // Scales: scale and 1/scale of a tensor, else the inverse scales as scale_floats() counts them. Two
@@ -16,7 +18,8 @@
 // Lines are the tiles' line maxima (lines.cuh), for every m with which a matrix takes them; nothing
 // of them is cleared. Other axis maxima, and a tensor's beside them, are amax words, raised
 // atomically, so that one memset clears those of a call:
-//   forward   w rows | w columns | w | x columns | x | x rows        backward  columns | dy | rows
+//   forward   w rows | w columns | w | x columns | x | x rows
+//   backward  what is cast again: w columns | w | x columns | x, then dy columns | dy | rows
 #pragma once
 
 #include <cstddef>
@@ -59,9 +62,14 @@ struct LinearLayout {
   int64_t input_words = 0;  // where those of x begin
   size_t x_lines = 0, w_lines = 0, dy_lines = 0;
   size_t x_partials = 0, w_partials = 0, dy_partials = 0;
-  CopyLayout x{}, w{};  // q in the workspace, qt in saved
+  CopyLayout x{}, w{};  // q in the workspace, qt in saved, or in backward's workspace
   CopyLayout cache{};
   CopyLayout dy{};
+  struct Again {  // of a copy that backward casts again
+    WordLayout words{};
+    size_t lines = 0, partials = 0;
+  };
+  Again x_again, w_again;
   size_t forward_gemm = 0, backward_gemm = 0;
   size_t workspace_bytes = 0;
   size_t saved_bytes = 0;

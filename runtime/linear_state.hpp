@@ -84,6 +84,9 @@ struct Linear::State {
   // With the copies in a weight cache.
   [[nodiscard]] Place cached_weight(const void* w, int64_t ld, const void* cache,
                                     uint8_t* work) const;
+  // Of x or w in backward's workspace, qt alone.
+  [[nodiscard]] Place place_again(const Place& tensor, const LinearLayout::Again& at,
+                                  const CopyLayout& copy, uint8_t* work) const;
   // The inverse scales of q, which a visit that also wrote qt may have left with it.
   [[nodiscard]] const float* inverse_q(Tensor tensor, const Place& place, bool with_qt) const {
     const Copies& copies = kernels.of(tensor);

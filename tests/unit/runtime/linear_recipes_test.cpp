@@ -120,6 +120,90 @@ TEST_P(AnyRecipe, AForwardWithoutBackwardGivesTheSame) {
   expect_no_faults();
 }
 
+// Nothing is kept in fp8 between forward and backward, and the bits are the same: both gradients,
+// each alone, with and without a weight cache.
+TEST_P(AnyRecipe, RecomputingGivesTheSame) {
+  LinearDesc desc = describe(GetParam(), {150, 144, 272});
+  for (const int64_t m : {150, 33}) {
+    Fixture kept(cuda_, desc, m);
+    run(kept);
+    desc.recompute = true;
+    Fixture again(cuda_, desc, m);
+    desc.recompute = false;
+    EXPECT_EQ(again.linear->saved_bytes(), 0U);
+    run(again);
+    EXPECT_EQ(again.y.bf16(), kept.y.bf16());
+    EXPECT_EQ(again.dx.bf16(), kept.dx.bf16());
+    EXPECT_EQ(again.dw.bf16(), kept.dw.bf16());
+
+    ASSERT_TRUE(again.linear->cast_weight(again.weight(), again.workspace.data(), nullptr));
+    for (const bool cached : {false, true}) {
+      for (const bool input : {false, true}) {
+        std::memset(again.workspace.data(), testing::kPoison, again.linear->workspace_bytes());
+        std::memset(again.dx.data(), testing::kPoison, again.dx.bytes());
+        std::memset(again.dw.data(), testing::kPoison, again.dw.bytes());
+        BackwardCall call = again.backward();
+        call.saved = nullptr;
+        call.weight_cache = cached ? again.cache.data() : nullptr;
+        (input ? call.dw : call.dx) = nullptr;
+        const bool reads_w = input && !(cached && GetParam().at(Gemm::kGradInput).is_fp8());
+        if (!reads_w) call.w = nullptr;
+        if (input) call.x = nullptr;
+        const auto status = again.linear->backward(call, again.workspace.data(), nullptr);
+        ASSERT_TRUE(status) << status.error().message;
+        testing::Buffer& wanted = input ? again.dx : again.dw;
+        EXPECT_EQ(wanted.bf16(), (input ? kept.dx : kept.dw).bf16());
+        EXPECT_TRUE((input ? again.dw : again.dx).untouched());
+      }
+    }
+    expect_no_faults();
+    EXPECT_TRUE(again.guards_are_whole());
+  }
+}
+
+// fp8 as the weight's only storage: cast from fp32 masters, after which nobody has w.
+TEST_P(AnyRecipe, MasterWeightsGoIntoTheCacheAtOnce) {
+  LinearDesc desc = describe(GetParam(), {70, 144, 272});
+  desc.master_dtype = Dtype::kF32;
+  Fixture s(cuda_, desc, 70);
+  if (s.linear->weight_cache_bytes() == 0) GTEST_SKIP() << "the weight is never cast";
+  const bool needs_w = !GetParam().at(Gemm::kOutput).is_fp8();
+  for (const bool rounded : {true, false}) {
+    if (!rounded) {
+      for (float& value : s.wm.values) value *= 1.00390625F;  // no bf16
+    }
+    testing::Buffer master(s.wm, Dtype::kF32);
+    WeightCall weight = s.weight();
+    weight.w = master.data();
+    ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
+    std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
+    ForwardCall forward = s.forward();
+    forward.weight_cache = s.cache.data();
+    if (!needs_w) forward.w = nullptr;
+    ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
+    BackwardCall backward = s.backward();
+    backward.weight_cache = s.cache.data();
+    if (GetParam().at(Gemm::kGradInput).is_fp8()) backward.w = nullptr;
+    ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
+    expect_no_faults();
+    const auto expected = s.expected();
+    if (!needs_w) {
+      EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), kRounding);
+    }
+    if (backward.w == nullptr) {
+      EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), kRounding);
+    }
+    if (!rounded) continue;
+    // Masters that are bf16 give the bits that the bf16 weight gives.
+    Fixture plain(cuda_, describe(GetParam(), {70, 144, 272}), 70);
+    std::memset(s.cache.data(), 0, s.cache.bytes());
+    std::memset(plain.cache.data(), 0, plain.cache.bytes());
+    ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
+    ASSERT_TRUE(plain.linear->cast_weight(plain.weight(), plain.workspace.data(), nullptr));
+    EXPECT_TRUE(std::equal(s.cache.data(), s.cache.data() + s.cache.bytes(), plain.cache.data()));
+  }
+}
+
 // Two micro-batches with one cast of the weight, and a saved buffer without its part.
 TEST_P(AnyRecipe, AWeightCacheGivesTheSame) {
   const LinearDesc desc = describe(GetParam(), {70, 48, 144});
@@ -299,7 +383,7 @@ TEST(LinearMisuse, WhatARecipeNeedsBesides) {
     BackwardCall call = s.backward();
     call.x = nullptr;
     refused(s.linear->backward(call, s.workspace.data(), nullptr),
-            "x is null; recipe rowwise_with_gw_hp computes grad_weight in high precision");
+            "x is null; grad_weight is computed from x itself: recipe rowwise_with_gw_hp");
     call = s.backward();
     call.accumulate = true;
     refused(s.linear->backward(call, s.workspace.data(), nullptr), "accumulate_grad_weight");
@@ -330,6 +414,24 @@ TEST(LinearMisuse, WhatARecipeNeedsBesides) {
   ForwardCall call = s.forward();
   call.bias = nullptr;
   refused(s.linear->forward(call, s.workspace.data(), nullptr), "bias is null");
+}
+
+TEST(LinearRecompute, NeedsTheTensorsThatItCastsAgain) {
+  FakeCuda cuda;
+  LinearDesc desc = describe("tensorwise", {64, 32, 48});
+  desc.recompute = true;
+  Fixture s(cuda, desc, 64);
+  const auto refused = [&](BackwardCall call, std::string_view part) {
+    const Status status = s.linear->backward(call, s.workspace.data(), nullptr);
+    ASSERT_FALSE(status);
+    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+  };
+  BackwardCall call = s.backward();
+  call.x = nullptr;
+  refused(call, "x is null; grad_weight is computed from x itself: LinearDesc::recompute");
+  call = s.backward();
+  call.w = nullptr;
+  refused(call, "w is null; grad_input is computed from w itself: LinearDesc::recompute");
 }
 
 }  // namespace
