@@ -185,6 +185,12 @@ std::span<const Recipe> builtin_recipes() {
   return recipes;
 }
 
+const Recipe& bf16_recipe() {
+  constexpr GemmSetting kGemm = {.a = kBf16Operand, .b = kBf16Operand, .fast = false};
+  static const Recipe recipe = {"bf16", {kGemm, kGemm, kGemm}};
+  return recipe;
+}
+
 Result<Recipe> find_recipe(std::string_view name) {
   std::string names;
   for (const Recipe& recipe : builtin_recipes()) {

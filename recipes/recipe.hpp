@@ -64,5 +64,7 @@ struct Recipe {
 [[nodiscard]] bool is_recipe_name(std::string_view text);
 [[nodiscard]] std::span<const Recipe> builtin_recipes();
 [[nodiscard]] Result<Recipe> find_recipe(std::string_view name);  // the error lists the names
+// "bf16": no GEMM is fp8. What recipes are compared with; not among the built-in ones.
+[[nodiscard]] const Recipe& bf16_recipe();
 
 }  // namespace f8

@@ -75,29 +75,38 @@ Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
 }
 
 Status WeightCasts::run(std::span<const WeightCall> calls, void* workspace, Stream stream) const {
-  if (calls.size() != linears_.size()) [[unlikely]] {
+  const auto at = [](const void* from, size_t i) {
+    return static_cast<const WeightCall*>(from)[i];
+  };
+  return run(WeightCalls{calls.size(), at, calls.data()}, workspace, stream);
+}
+
+Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream) const {
+  if (calls.count != linears_.size()) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument, "{} weights were planned, {} are given",
-                linears_.size(), calls.size());
+                linears_.size(), calls.count);
   }
-  for (size_t i = 0; i < calls.size(); ++i) {
+  const bool first_step = calls.count > 0 && calls.at(calls.from, 0).first_step;
+  for (size_t i = 0; i < calls.count; ++i) {
     const Linear::State& linear = *linears_[i]->state_;
     if (linear.layout.cache_bytes == 0) continue;
-    if (Status good = linear.check(calls[i]); !good) [[unlikely]] {
+    const WeightCall call = calls.at(calls.from, i);
+    if (Status good = linear.check(call); !good) [[unlikely]] {
       good.error().message = fmt::format("weight {}: {}", i, good.error().message);
       return good;
     }
-    if (calls[i].first_step != calls[0].first_step) [[unlikely]] {
+    if (call.first_step != first_step) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
                   "weight {}: first_step is not as weight 0's; a step is the first for all", i);
     }
   }
-  const bool first = delayed_ && !calls.empty() && calls[0].first_step;
+  const bool first = delayed_ && first_step;
   // Launches follow each other, so they may share the workspace.
   for (const Group& group : first ? first_groups_ : groups_) {
     std::array<QuantizeOperand, kernels::kMaxListed> operands;
     for (size_t i = 0; i < group.members.size(); ++i) {
       const Member& member = group.members[i];
-      const WeightCall& call = calls[member.linear];
+      const WeightCall call = calls.at(calls.from, member.linear);
       const Linear::State& linear = *linears_[member.linear]->state_;
       const Visit& visit = weight_passes(linear.kernels, first)[member.pass].visits[member.visit];
       // Where the maxima go is the list's to say; any base will do.

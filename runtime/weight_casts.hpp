@@ -12,6 +12,13 @@
 
 namespace f8::runtime {
 
+// The calls of a run, wherever and however the caller keeps them.
+struct WeightCalls {
+  size_t count = 0;
+  WeightCall (*at)(const void* from, size_t index) = nullptr;
+  const void* from = nullptr;
+};
+
 class WeightCasts {
  public:
   // Linears of one context; those that never cast their weight are passed over.
@@ -21,6 +28,7 @@ class WeightCasts {
 
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
   // A call for each linear, in order. `first_step` is the same in all of them.
+  [[nodiscard]] Status run(const WeightCalls& calls, void* workspace, Stream stream) const;
   [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream) const;
 
  private:

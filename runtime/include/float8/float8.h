@@ -38,6 +38,7 @@
  * 7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a weight
  *    gradient is set to zero.
  * 8. Results are the same bits from run to run on one machine.
+ * 9. Tensors that a call writes overlap none that it reads or writes beside them.
  */
 #ifndef FLOAT8_FLOAT8_H_
 #define FLOAT8_FLOAT8_H_
@@ -85,6 +86,8 @@ typedef enum float8_dtype { FLOAT8_BF16 = 0, FLOAT8_F32 = 1 } float8_dtype;
 
 typedef struct float8_context float8_context;
 typedef struct float8_linear float8_linear;
+typedef struct float8_scales float8_scales;
+typedef struct float8_weight_casts float8_weight_casts;
 
 /* The status's name in words ("invalid argument"); never NULL. */
 FLOAT8_API const char* float8_status_string(float8_status status);
@@ -117,6 +120,63 @@ FLOAT8_API void float8_context_destroy(float8_context* context);
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
 
+/* ---- recipes: how the operands of a linear's three GEMMs are cast ----
+ *
+ *     GEMM          a        b        contracts   gives
+ *     output        x        w        K           y  [M,N]
+ *     grad_input    dy       w        N           dx [M,K]
+ *     grad_weight   dy       x        M           dw [N,K]
+ */
+
+typedef enum float8_scaling {
+  FLOAT8_DYNAMIC = 0,       /* by the amax of the tensor at hand */
+  FLOAT8_DELAYED = 1,       /* by that of earlier steps, from a scale state (below) */
+  FLOAT8_HIGH_PRECISION = 2 /* not cast: both operands of the GEMM or none; the rest is ignored */
+} float8_scaling;
+
+/* What shares one scale. */
+typedef enum float8_granularity {
+  FLOAT8_TENSOR = 0,       /* all of it; the only one for FLOAT8_DELAYED */
+  FLOAT8_AXIS = 1,         /* each line along what the GEMM contracts: a row of x in output */
+  FLOAT8_BLOCK_1X128 = 2,  /* 128 elements of such a line; with blocks as the other operand */
+  FLOAT8_BLOCK_128X128 = 3 /* 128 by 128; operand b alone */
+} float8_granularity;
+
+typedef enum float8_format {
+  FLOAT8_E4M3 = 0, /* largest finite value 448 */
+  FLOAT8_E5M2 = 1  /* 57344; at most one operand of a GEMM */
+} float8_format;
+
+typedef struct float8_cast_setting {
+  int32_t scaling;     /* a float8_scaling */
+  int32_t granularity; /* a float8_granularity */
+  int32_t format;      /* a float8_format */
+  int32_t pow2;        /* nonzero: scales are rounded down to powers of two */
+} float8_cast_setting;
+
+typedef struct float8_gemm_setting {
+  float8_cast_setting a;
+  float8_cast_setting b;
+  /* Nonzero: sums stay in the tensor cores, which keep about 14 bits; 0: they are promoted to fp32
+   * every 128 of the contraction. Only without blocks and high precision. */
+  int32_t fast;
+} float8_gemm_setting;
+
+/* A set of settings of the caller's. All 0 is every operand e4m3 by one dynamic scale, precise. */
+typedef struct float8_recipe {
+  size_t struct_size;
+  const char* name; /* of a-z, 0-9 and _, for messages and the tuning table; NULL: "custom" */
+  float8_gemm_setting output;
+  float8_gemm_setting grad_input;
+  float8_gemm_setting grad_weight;
+  int32_t reserved; /* 0 */
+} float8_recipe;
+
+/* The settings of a named recipe, to start from; *recipe's struct_size is the caller's to set
+ * before. "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", or "bf16", in
+ * which no GEMM is fp8 (what the others are compared with). recipe->name is valid for ever. */
+FLOAT8_API float8_status float8_recipe_named(const char* name, float8_recipe* recipe);
+
 /* ---- linear ---- */
 
 typedef struct float8_linear_desc {
@@ -124,9 +184,13 @@ typedef struct float8_linear_desc {
   int64_t m_max;      /* the largest M that a call will have; at least 1 */
   int64_t n;          /* out_features, a multiple of 16 */
   int64_t k;          /* in_features, a multiple of 16 */
-  const char* recipe; /* "tensorwise", "rowwise" or "blockwise" in this version */
+  const char* recipe; /* a name as float8_recipe_named has them; NULL where custom_recipe is set */
   /* A float8_dtype: of dw. FLOAT8_F32 for a trainer that accumulates gradients in fp32. */
   int32_t grad_weight_dtype;
+  int32_t bias;                       /* nonzero: y = x w^T + bias */
+  int32_t accumulate_grad_weight;     /* nonzero: a backward may add to the dw that is there */
+  int32_t no_grad_input;              /* nonzero: a first layer; no backward will ask for dx */
+  const float8_recipe* custom_recipe; /* in place of `recipe`; read during the call alone */
 } float8_linear_desc;
 
 /* Chooses, compiles and loads the linear's kernels: seconds for the first of a kind on a machine,
@@ -139,25 +203,54 @@ FLOAT8_API void float8_linear_destroy(float8_linear* linear);
  * behind the call. 0 for NULL. */
 FLOAT8_API size_t float8_linear_workspace_bytes(const float8_linear* linear);
 /* Bytes that forward fills for backward: the fp8 copies of x and w that the gradients need. 0 for
- * NULL. */
+ * NULL, and where backward needs none: then `saved` may be NULL in both. */
 FLOAT8_API size_t float8_linear_saved_bytes(const float8_linear* linear);
+/* The same for calls with a weight cache, which holds the weight's part. */
+FLOAT8_API size_t float8_linear_saved_bytes_with_cache(const float8_linear* linear);
+/* Bytes of a weight cache: the weight's fp8 copies and scales. 0 for NULL, and where the recipe
+ * never casts the weight: then calls need no cache. */
+FLOAT8_API size_t float8_linear_weight_cache_bytes(const float8_linear* linear);
+
+/* A linear's part of a scale state: float8_scales_slots fills it, calls read it. Zeroed where no
+ * operand of the linear has delayed scaling. */
+typedef struct float8_scale_slots {
+  void* opaque[4];
+} float8_scale_slots;
 
 typedef struct float8_forward_args {
   size_t struct_size;
-  const void* x; /* [m][k] bf16 */
-  const void* w; /* [n][k] bf16 */
-  void* y;       /* [m][n] bf16, written */
-  void* saved;   /* float8_linear_saved_bytes(), written; NULL: there will be no backward */
-  int64_t m;     /* 0 to m_max */
+  const void* x;    /* [m][k] bf16 */
+  const void* w;    /* [n][k] bf16; not read where weight_cache is given and `output` is fp8 */
+  void* y;          /* [m][n] bf16, written */
+  void* saved;      /* float8_linear_saved_bytes(), written; NULL: there will be no backward */
+  int64_t m;        /* 0 to m_max */
+  const void* bias; /* [n] bf16, where the linear has one; else NULL */
+  const void* weight_cache;  /* as a cast of the weight left it; NULL: w is cast here */
+  float8_scale_slots scales; /* where the recipe has delayed scaling */
+  int32_t first_step;        /* nonzero: delayed operands are scaled as if dynamic */
+  int32_t reserved;          /* 0 */
+  /* What there is of workspace, saved and weight_cache, for a check; 0: not checked. */
+  size_t workspace_bytes;
+  size_t saved_bytes;
+  size_t weight_cache_bytes;
 } float8_forward_args;
 
 typedef struct float8_backward_args {
   size_t struct_size;
-  const void* dy;    /* [m][n] bf16 */
-  const void* saved; /* as the forward of the same m left it */
-  void* dx;          /* [m][k] bf16, written; NULL: not wanted, and its work is skipped */
-  void* dw;          /* [n][k] in grad_weight_dtype, overwritten; NULL likewise */
-  int64_t m;         /* that of the forward */
+  const void* dy;            /* [m][n] bf16 */
+  const void* saved;         /* as the forward of the same m left it */
+  void* dx;                  /* [m][k] bf16, written; NULL: not wanted, and its work is skipped */
+  void* dw;                  /* [n][k] in grad_weight_dtype, overwritten; NULL likewise */
+  int64_t m;                 /* that of the forward */
+  const void* x;             /* the forward's; read where grad_weight is in high precision */
+  const void* w;             /* the forward's; read where grad_input is in high precision */
+  const void* weight_cache;  /* the forward's: given in both or in neither */
+  float8_scale_slots scales; /* as in the forward */
+  int32_t first_step;        /* as in the forward */
+  int32_t accumulate;        /* nonzero: dw += instead of dw =; see accumulate_grad_weight */
+  size_t workspace_bytes;    /* as in the forward */
+  size_t saved_bytes;
+  size_t weight_cache_bytes;
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
@@ -167,6 +260,93 @@ FLOAT8_API float8_status float8_linear_forward(const float8_linear* linear,
 FLOAT8_API float8_status float8_linear_backward(const float8_linear* linear,
                                                 const float8_backward_args* args, void* workspace,
                                                 float8_stream stream);
+
+/* ---- the weight cache: a weight that stays the same for several calls is cast once ---- */
+
+typedef struct float8_weight_args {
+  size_t struct_size;
+  const void* w;             /* [n][k] bf16 */
+  void* cache;               /* float8_linear_weight_cache_bytes(), written */
+  float8_scale_slots scales; /* as in float8_forward_args */
+  int32_t first_step;
+  int32_t reserved;       /* 0 */
+  size_t workspace_bytes; /* for a check; 0: not checked */
+  size_t cache_bytes;
+} float8_weight_args;
+
+/* Casts the weight for the calls until it changes. `workspace` is the linear's. */
+FLOAT8_API float8_status float8_linear_cast_weight(const float8_linear* linear,
+                                                   const float8_weight_args* args, void* workspace,
+                                                   float8_stream stream);
+
+/* The same for the weights of many linears in few launches, to the same bits. The linears are of
+ * `context` and are kept alive. On failure *out is NULL. */
+FLOAT8_API float8_status float8_weight_casts_plan(float8_context* context,
+                                                  const float8_linear* const* linears, size_t count,
+                                                  float8_weight_casts** out);
+FLOAT8_API void float8_weight_casts_destroy(float8_weight_casts* casts);
+FLOAT8_API size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts);
+/* `args` is an array of `count` structs, one for each linear of the plan in order; first_step is
+ * the same in all of them. Linears that never cast their weight are passed over. */
+FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* casts,
+                                                 const float8_weight_args* args, size_t count,
+                                                 void* workspace, float8_stream stream);
+
+/* ---- delayed scaling: the scale state of a model's linears ----
+ *
+ * An operand with delayed scaling is cast with the scale that earlier steps left, and its amax is
+ * recorded for later ones. A step is: forward and backward of all linears (any number of times: the
+ * amaxes add up), then float8_scales_sync, then the optimizer. The state is one buffer of device
+ * memory of the caller's; a float8_scales says how it is laid out, and is immutable.
+ *
+ *     float8_scales* scales;
+ *     float8_scales_plan(context, &desc, &scales);     // desc.linears: all of the model's
+ *     // allocate float8_scales_bytes(scales) as state
+ *     float8_scales_init(scales, state, stream);
+ *     float8_scales_slots(scales, state, 7, &args.scales);     // of the linear desc.linears[7]
+ *     args.first_step = step == 0;
+ */
+
+typedef enum float8_scale_from {
+  FLOAT8_SCALE_FROM_MAX = 0,        /* of the history */
+  FLOAT8_SCALE_FROM_MOST_RECENT = 1 /* the latest amax */
+} float8_scale_from;
+
+typedef enum float8_non_finite {
+  FLOAT8_PROPAGATE = 0, /* an amax of NaN or infinity enters the history, and a NaN check sees it */
+  FLOAT8_HOLD = 1       /* it is dropped: history and scale stay as they are */
+} float8_non_finite;
+
+typedef struct float8_scales_desc {
+  size_t struct_size;
+  /* The model's linears, of one context; those without delayed scaling have no slots. Not kept. */
+  const float8_linear* const* linears;
+  size_t count;
+  int32_t history;    /* amaxes kept of each operand, 1 to 1024; 0: 16 */
+  int32_t scale_from; /* a float8_scale_from */
+  int32_t margin;     /* scales are divided by 2^margin, 0 to 16 */
+  int32_t non_finite; /* a float8_non_finite */
+} float8_scales_desc;
+
+/* On failure *out is NULL. */
+FLOAT8_API float8_status float8_scales_plan(float8_context* context, const float8_scales_desc* desc,
+                                            float8_scales** out);
+FLOAT8_API void float8_scales_destroy(float8_scales* scales);
+/* Bytes of a state. 0 for NULL, and where no linear has delayed scaling: then `state` may be NULL
+ * and the calls below do nothing. */
+FLOAT8_API size_t float8_scales_bytes(const float8_scales* scales);
+/* Scales 1 and no history: the calls of the first step then have first_step set. Copies from the
+ * host, so it does not belong into a graph. */
+FLOAT8_API float8_status float8_scales_init(const float8_scales* scales, void* state,
+                                            float8_stream stream);
+/* The slots of linear `index` of the desc: pointers into `state`. Launches nothing. */
+FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* state, size_t index,
+                                             float8_scale_slots* slots);
+/* The end of a step: ONE all-reduce of all amaxes over the ranks of `communicator` (NULL: there is
+ * one rank), then one launch that moves all histories on, computes the scales of the next step and
+ * zeroes the amaxes. All ranks call it with states of one plan. May be captured in a CUDA graph. */
+FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* state,
+                                            float8_nccl_comm communicator, float8_stream stream);
 
 /* ---- several devices ---- */
 

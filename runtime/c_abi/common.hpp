@@ -1,0 +1,106 @@
+// What the files of the C interface share: the handles, the way out of the library for errors and
+// exceptions, and the reading of a caller's structs.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+
+#include "float8/float8.h"
+#include "runtime/context.hpp"
+#include "runtime/linear.hpp"
+#include "runtime/weight_casts.hpp"
+
+struct float8_context {
+  std::shared_ptr<f8::runtime::Context> context;
+};
+
+struct float8_linear {
+  std::shared_ptr<const f8::runtime::Linear> linear;
+};
+
+struct float8_weight_casts {
+  f8::runtime::WeightCasts casts;
+  std::vector<std::shared_ptr<const f8::runtime::Linear>> linears;
+};
+
+struct float8_scales {
+  std::optional<f8::runtime::DelayedScales> delayed;  // none: no linear has a slot
+  std::vector<size_t> first;                          // slot of each linear; then their number
+};
+
+namespace f8::c_abi {
+
+[[nodiscard]] std::string& last_error();  // of this thread
+[[nodiscard]] float8_status to_status(ErrorCode code);
+
+// Runs a body that returns Status, at the edge of the library.
+template <class Body>
+float8_status guarded(Body&& body) noexcept {
+  try {
+    Status status = body();
+    if (status) [[likely]] {
+      return FLOAT8_OK;
+    }
+    last_error() = std::move(status.error().message);
+    return to_status(status.error().code);
+  } catch (const std::bad_alloc&) {
+    last_error().clear();  // no memory for words
+    return FLOAT8_OUT_OF_MEMORY;
+  } catch (const std::exception& e) {
+    last_error() = e.what();
+    return FLOAT8_INTERNAL;
+  } catch (...) {
+    last_error() = "an exception of unknown type";
+    return FLOAT8_INTERNAL;
+  }
+}
+
+inline Status need(const void* pointer, const char* name) {
+  if (pointer != nullptr) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{} is NULL", name);
+}
+
+// The caller's struct as this version knows it: what an older header lacks is 0. A newer header's
+// fields must be 0 too, for this version would overlook them.
+template <class T>
+Status read_struct(const T* from, const char* name, T& out) {
+  F8_TRY(need(from, name));
+  const size_t given = from->struct_size;
+  if (given < sizeof(size_t) || given > 4096) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: struct_size is {}; set it to sizeof the struct ({})", name, given, sizeof(T));
+  }
+  out = T{};
+  std::memcpy(&out, from, std::min(given, sizeof(T)));
+  for (size_t i = sizeof(T); i < given; ++i) {
+    if (reinterpret_cast<const unsigned char*>(from)[i] != 0) {
+      return fail(ErrorCode::kUnsupported,
+                  "{}: it sets fields that float8 {}.{}.{} does not know; use a newer library",
+                  name, FLOAT8_VERSION_MAJOR, FLOAT8_VERSION_MINOR, FLOAT8_VERSION_PATCH);
+    }
+  }
+  return {};
+}
+
+inline Status need_zero(const char* field, int64_t value) {
+  if (value == 0) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{} is {}; it must be 0", field, value);
+}
+
+// A number that must be one of an enum's, 0 to `last`.
+inline Status check_enum(const char* field, int64_t value, int64_t last) {
+  if (value >= 0 && value <= last) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{} is {}; 0 to {}, see float8.h", field, value, last);
+}
+
+}  // namespace f8::c_abi

@@ -1,0 +1,44 @@
+// Contexts.
+#include <charconv>
+
+#include "base/file.hpp"
+#include "runtime/c_abi/common.hpp"
+
+using namespace f8::c_abi;
+
+float8_status float8_context_create(int device, const float8_context_options* options,
+                                    float8_context** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    f8::runtime::ContextOptions converted;
+    if (options != nullptr) {
+      float8_context_options known;
+      F8_TRY(read_struct(options, "float8_context_options", known));
+      if (known.cache_dir != nullptr) converted.cache_dir = known.cache_dir;
+      converted.programmatic_launch = known.serial_launch == 0;
+    }
+    auto context = F8_TRY(f8::runtime::Context::create(device, converted));
+    *out = new float8_context{std::move(context)};
+    return {};
+  });
+}
+
+void float8_context_destroy(float8_context* context) {
+  delete context;
+}
+
+float8_status float8_context_load_table(float8_context* context, const char* path, uint64_t* hash) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(context, "context"));
+    F8_TRY(need(path, "path"));
+    auto table = f8::TuningTable::parse(F8_TRY(f8::read_file(path)));
+    if (!table) return f8::fail(table.error().code, "{}: {}", path, table.error().message);
+    const std::string digits = table->hash().substr(0, 16);
+    uint64_t value = 0;
+    std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    context->context->set_table(std::move(*table));
+    if (hash != nullptr) *hash = value;
+    return {};
+  });
+}

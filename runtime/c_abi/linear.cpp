@@ -1,0 +1,220 @@
+// Linears and the casts of their weights.
+#include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/recipe.hpp"
+
+using namespace f8::c_abi;
+using f8::ErrorCode;
+
+namespace {
+
+// A buffer's size where the caller gave one.
+f8::Status check_bytes(const char* call, const char* name, size_t given, size_t needed) {
+  if (given == 0 || given >= needed) [[likely]] {
+    return {};
+  }
+  return f8::fail(ErrorCode::kInvalidArgument, "{}: {} has {} bytes, {} are needed", call, name,
+                  given, needed);
+}
+
+f8::runtime::ScaleSlots slots_of(const float8_scale_slots& slots) {
+  return {.amax = static_cast<uint32_t*>(slots.opaque[0]),
+          .scale = static_cast<const float*>(slots.opaque[1])};
+}
+
+f8::runtime::WeightCall weight_call(const float8_weight_args& args) {
+  return {.w = args.w,
+          .cache = args.cache,
+          .scales = slots_of(args.scales),
+          .first_step = args.first_step != 0};
+}
+
+// The caller's args as this version knows them, checked for what no plan has to say.
+f8::Status read_args(const float8_weight_args* args, const float8_weight_args* as,
+                     size_t cache_bytes, float8_weight_args& known) {
+  F8_TRY(read_struct(args, "float8_weight_args", known));
+  F8_TRY(need_zero("float8_weight_args.reserved", known.reserved));
+  if (args->struct_size != as->struct_size) [[unlikely]] {
+    return f8::fail(ErrorCode::kInvalidArgument,
+                    "float8_weight_args: struct_size is {}, that of args[0] is {}",
+                    args->struct_size, as->struct_size);
+  }
+  return check_bytes("cast_weight", "cache", known.cache_bytes, cache_bytes);
+}
+
+}  // namespace
+
+float8_status float8_linear_plan(float8_context* context, const float8_linear_desc* desc,
+                                 float8_linear** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    float8_linear_desc known;
+    F8_TRY(read_struct(desc, "float8_linear_desc", known));
+    if ((known.recipe == nullptr) == (known.custom_recipe == nullptr)) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "float8_linear_desc: {}; set one of recipe and custom_recipe",
+                      known.recipe == nullptr ? "recipe is NULL" : "there are two recipes");
+    }
+    f8::runtime::LinearDesc converted;
+    converted.shape = {known.m_max, known.n, known.k};
+    converted.recipe = F8_TRY(known.recipe != nullptr ? named_recipe(known.recipe)
+                                                      : custom_recipe(known.custom_recipe));
+    F8_TRY(check_enum("float8_linear_desc.grad_weight_dtype", known.grad_weight_dtype, FLOAT8_F32));
+    converted.grad_weight_dtype =
+        known.grad_weight_dtype == FLOAT8_F32 ? f8::Dtype::kF32 : f8::Dtype::kBf16;
+    converted.bias = known.bias != 0;
+    converted.accumulate_grad_weight = known.accumulate_grad_weight != 0;
+    converted.needs_grad_input = known.no_grad_input == 0;
+    auto linear = F8_TRY(f8::runtime::Linear::plan(context->context, converted));
+    *out = new float8_linear{std::move(linear)};
+    return {};
+  });
+}
+
+void float8_linear_destroy(float8_linear* linear) {
+  delete linear;
+}
+
+size_t float8_linear_workspace_bytes(const float8_linear* linear) {
+  return linear == nullptr ? 0 : linear->linear->workspace_bytes();
+}
+
+size_t float8_linear_saved_bytes(const float8_linear* linear) {
+  return linear == nullptr ? 0 : linear->linear->saved_bytes();
+}
+
+size_t float8_linear_saved_bytes_with_cache(const float8_linear* linear) {
+  return linear == nullptr ? 0 : linear->linear->saved_bytes(true);
+}
+
+size_t float8_linear_weight_cache_bytes(const float8_linear* linear) {
+  return linear == nullptr ? 0 : linear->linear->weight_cache_bytes();
+}
+
+float8_status float8_linear_forward(const float8_linear* linear, const float8_forward_args* args,
+                                    void* workspace, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(linear, "linear"));
+    float8_forward_args known;
+    F8_TRY(read_struct(args, "float8_forward_args", known));
+    F8_TRY(need_zero("float8_forward_args.reserved", known.reserved));
+    const f8::runtime::Linear& plan = *linear->linear;
+    const bool cached = known.weight_cache != nullptr;
+    F8_TRY(check_bytes("forward", "workspace", known.workspace_bytes, plan.workspace_bytes()));
+    if (known.saved != nullptr) {
+      F8_TRY(check_bytes("forward", "saved", known.saved_bytes, plan.saved_bytes(cached)));
+    }
+    F8_TRY(check_bytes("forward", "weight_cache", known.weight_cache_bytes,
+                       plan.weight_cache_bytes()));
+    return plan.forward({.x = known.x,
+                         .w = known.w,
+                         .y = known.y,
+                         .saved = known.saved,
+                         .m = known.m,
+                         .bias = known.bias,
+                         .weight_cache = known.weight_cache,
+                         .scales = slots_of(known.scales),
+                         .first_step = known.first_step != 0},
+                        workspace, stream);
+  });
+}
+
+float8_status float8_linear_backward(const float8_linear* linear, const float8_backward_args* args,
+                                     void* workspace, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(linear, "linear"));
+    float8_backward_args known;
+    F8_TRY(read_struct(args, "float8_backward_args", known));
+    const f8::runtime::Linear& plan = *linear->linear;
+    const bool cached = known.weight_cache != nullptr;
+    F8_TRY(check_bytes("backward", "workspace", known.workspace_bytes, plan.workspace_bytes()));
+    F8_TRY(check_bytes("backward", "saved", known.saved_bytes, plan.saved_bytes(cached)));
+    F8_TRY(check_bytes("backward", "weight_cache", known.weight_cache_bytes,
+                       plan.weight_cache_bytes()));
+    return plan.backward({.dy = known.dy,
+                          .saved = known.saved,
+                          .dx = known.dx,
+                          .dw = known.dw,
+                          .m = known.m,
+                          .x = known.x,
+                          .w = known.w,
+                          .weight_cache = known.weight_cache,
+                          .accumulate = known.accumulate != 0,
+                          .scales = slots_of(known.scales),
+                          .first_step = known.first_step != 0},
+                         workspace, stream);
+  });
+}
+
+float8_status float8_linear_cast_weight(const float8_linear* linear, const float8_weight_args* args,
+                                        void* workspace, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(linear, "linear"));
+    const f8::runtime::Linear& plan = *linear->linear;
+    float8_weight_args known;
+    F8_TRY(read_args(args, args, plan.weight_cache_bytes(), known));
+    F8_TRY(check_bytes("cast_weight", "workspace", known.workspace_bytes, plan.workspace_bytes()));
+    return plan.cast_weight(weight_call(known), workspace, stream);
+  });
+}
+
+float8_status float8_weight_casts_plan(float8_context* context, const float8_linear* const* linears,
+                                       size_t count, float8_weight_casts** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    if (count > 0) F8_TRY(need(linears, "linears"));
+    std::vector<std::shared_ptr<const f8::runtime::Linear>> list;
+    for (size_t i = 0; i < count; ++i) {
+      list.push_back(linears[i] == nullptr ? nullptr : linears[i]->linear);
+    }
+    auto casts = F8_TRY(f8::runtime::WeightCasts::plan(context->context, list));
+    *out = new float8_weight_casts{std::move(casts), std::move(list)};
+    return {};
+  });
+}
+
+void float8_weight_casts_destroy(float8_weight_casts* casts) {
+  delete casts;
+}
+
+size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts) {
+  return casts == nullptr ? 0 : casts->casts.workspace_bytes();
+}
+
+float8_status float8_weight_casts_run(const float8_weight_casts* casts,
+                                      const float8_weight_args* args, size_t count, void* workspace,
+                                      float8_stream stream) {
+  // Structs of another header's version are further apart than this one's.
+  static constexpr auto kNth = [](const void* first, size_t i) {
+    const auto* at = static_cast<const unsigned char*>(first);
+    return reinterpret_cast<const float8_weight_args*>(
+        at + i * reinterpret_cast<const float8_weight_args*>(at)->struct_size);
+  };
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(casts, "casts"));
+    if (count > 0) F8_TRY(need(args, "args"));
+    for (size_t i = 0; i < std::min(count, casts->linears.size()); ++i) {
+      float8_weight_args known;
+      f8::Status good =
+          read_args(kNth(args, i), args, casts->linears[i]->weight_cache_bytes(), known);
+      if (good) {
+        good = check_bytes("cast_weight", "workspace", known.workspace_bytes,
+                           casts->casts.workspace_bytes());
+      }
+      if (!good) [[unlikely]] {
+        good.error().message = fmt::format("weight {}: {}", i, good.error().message);
+        return good;
+      }
+    }
+    const auto at = [](const void* first, size_t i) {
+      const float8_weight_args* given = kNth(first, i);
+      float8_weight_args known{};
+      std::memcpy(&known, given, std::min(given->struct_size, sizeof known));
+      return weight_call(known);
+    };
+    return casts->casts.run(f8::runtime::WeightCalls{count, at, args}, workspace, stream);
+  });
+}

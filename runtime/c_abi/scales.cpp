@@ -1,0 +1,100 @@
+// The state of delayed scaling, and maxima over ranks.
+#include "runtime/c_abi/common.hpp"
+#include "runtime/distributed/scale_sync.hpp"
+
+using namespace f8::c_abi;
+using f8::ErrorCode;
+
+float8_status float8_scales_plan(float8_context* context, const float8_scales_desc* desc,
+                                 float8_scales** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    float8_scales_desc known;
+    F8_TRY(read_struct(desc, "float8_scales_desc", known));
+    if (known.count > 0) F8_TRY(need(known.linears, "float8_scales_desc.linears"));
+    F8_TRY(check_enum("float8_scales_desc.scale_from", known.scale_from,
+                      FLOAT8_SCALE_FROM_MOST_RECENT));
+    F8_TRY(check_enum("float8_scales_desc.non_finite", known.non_finite, FLOAT8_HOLD));
+    f8::DelayedOptions options;
+    if (known.history != 0) options.history = known.history;
+    options.scale_from = known.scale_from == FLOAT8_SCALE_FROM_MAX ? f8::ScaleFrom::kMax
+                                                                   : f8::ScaleFrom::kMostRecent;
+    options.margin = known.margin;
+    options.non_finite =
+        known.non_finite == FLOAT8_HOLD ? f8::NonFinite::kHold : f8::NonFinite::kPropagate;
+    F8_TRY(f8::validate(options));
+
+    auto scales = std::make_unique<float8_scales>();
+    std::vector<f8::DelayedSlot> slots;
+    for (size_t i = 0; i < known.count; ++i) {
+      if (known.linears[i] == nullptr) {
+        return f8::fail(ErrorCode::kInvalidArgument, "float8_scales_desc.linears[{}] is NULL", i);
+      }
+      scales->first.push_back(slots.size());
+      const auto& own = known.linears[i]->linear->scale_slots();
+      slots.insert(slots.end(), own.begin(), own.end());
+    }
+    scales->first.push_back(slots.size());
+    if (!slots.empty()) {
+      scales->delayed = F8_TRY(f8::runtime::DelayedScales::plan(context->context, slots, options));
+    }
+    *out = scales.release();
+    return {};
+  });
+}
+
+void float8_scales_destroy(float8_scales* scales) {
+  delete scales;
+}
+
+size_t float8_scales_bytes(const float8_scales* scales) {
+  return scales == nullptr || !scales->delayed ? 0 : scales->delayed->bytes();
+}
+
+float8_status float8_scales_init(const float8_scales* scales, void* state, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    return scales->delayed ? scales->delayed->init(state, stream) : f8::Status();
+  });
+}
+
+float8_status float8_scales_slots(const float8_scales* scales, void* state, size_t index,
+                                  float8_scale_slots* slots) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(slots, "slots"));
+    *slots = {};
+    F8_TRY(need(scales, "scales"));
+    const size_t linears = scales->first.size() - 1;
+    if (index >= linears) {
+      return f8::fail(ErrorCode::kInvalidArgument, "index is {}, the scales are of {} linears",
+                      index, linears);
+    }
+    if (scales->first[index] == scales->first[index + 1]) return {};
+    F8_TRY(need(state, "state"));
+    const f8::runtime::ScaleSlots own = scales->delayed->slots(state, scales->first[index]);
+    slots->opaque[0] = own.amax;
+    slots->opaque[1] = const_cast<float*>(own.scale);
+    return {};
+  });
+}
+
+float8_status float8_scales_sync(const float8_scales* scales, void* state,
+                                 float8_nccl_comm communicator, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    if (!scales->delayed) return {};
+    F8_TRY(need(state, "state"));
+    const f8::runtime::DelayedScales& delayed = *scales->delayed;
+    if (communicator != nullptr) {
+      F8_TRY(f8::runtime::sync_amax(delayed.amaxes(state), delayed.count(), communicator, stream));
+    }
+    return delayed.update(state, stream);
+  });
+}
+
+float8_status float8_amax_sync(uint32_t* amax_bits, size_t count, float8_nccl_comm communicator,
+                               float8_stream stream) {
+  return guarded([&] { return f8::runtime::sync_amax(amax_bits, count, communicator, stream); });
+}
