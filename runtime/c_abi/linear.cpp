@@ -21,11 +21,24 @@ f8::runtime::ScaleSlots slots_of(const float8_scale_slots& slots) {
           .scale = static_cast<const float*>(slots.opaque[1])};
 }
 
+f8::Result<f8::Dtype> dtype_of(const char* field, int32_t value) {
+  F8_TRY(check_enum(field, value, FLOAT8_F16));
+  switch (value) {
+    case FLOAT8_F32:
+      return f8::Dtype::kF32;
+    case FLOAT8_F16:
+      return f8::Dtype::kF16;
+    default:
+      return f8::Dtype::kBf16;
+  }
+}
+
 f8::runtime::WeightCall weight_call(const float8_weight_args& args) {
   return {.w = args.w,
           .cache = args.cache,
           .scales = slots_of(args.scales),
-          .first_step = args.first_step != 0};
+          .first_step = args.first_step != 0,
+          .ld_w = args.ld_w};
 }
 
 // The caller's args as this version knows them, checked for what no plan has to say.
@@ -60,9 +73,11 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
     converted.shape = {known.m_max, known.n, known.k};
     converted.recipe = F8_TRY(known.recipe != nullptr ? named_recipe(known.recipe)
                                                       : custom_recipe(known.custom_recipe));
-    F8_TRY(check_enum("float8_linear_desc.grad_weight_dtype", known.grad_weight_dtype, FLOAT8_F32));
     converted.grad_weight_dtype =
-        known.grad_weight_dtype == FLOAT8_F32 ? f8::Dtype::kF32 : f8::Dtype::kBf16;
+        F8_TRY(dtype_of("float8_linear_desc.grad_weight_dtype", known.grad_weight_dtype));
+    converted.tensor_dtype =
+        F8_TRY(dtype_of("float8_linear_desc.tensor_dtype", known.tensor_dtype));
+    F8_TRY(need_zero("float8_linear_desc.reserved", known.reserved));
     converted.bias = known.bias != 0;
     converted.accumulate_grad_weight = known.accumulate_grad_weight != 0;
     converted.needs_grad_input = known.no_grad_input == 0;
@@ -115,7 +130,10 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
                          .bias = known.bias,
                          .weight_cache = known.weight_cache,
                          .scales = slots_of(known.scales),
-                         .first_step = known.first_step != 0},
+                         .first_step = known.first_step != 0,
+                         .ld_x = known.ld_x,
+                         .ld_w = known.ld_w,
+                         .ld_y = known.ld_y},
                         workspace, stream);
   });
 }
@@ -142,7 +160,12 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
                           .weight_cache = known.weight_cache,
                           .accumulate = known.accumulate != 0,
                           .scales = slots_of(known.scales),
-                          .first_step = known.first_step != 0},
+                          .first_step = known.first_step != 0,
+                          .ld_dy = known.ld_dy,
+                          .ld_dx = known.ld_dx,
+                          .ld_dw = known.ld_dw,
+                          .ld_x = known.ld_x,
+                          .ld_w = known.ld_w},
                          workspace, stream);
   });
 }

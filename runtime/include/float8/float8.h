@@ -25,7 +25,7 @@
  * 3. Every struct that a caller fills begins with struct_size, which the caller sets to sizeof. New
  *    fields go at the end and 0 is always their default, so programs built against an older header
  *    keep working.
- * 4. Device memory is the caller's: tensors, workspace, saved. All of it is dense, row-major,
+ * 4. Device memory is the caller's: tensors, workspace, saved. All of it is row-major,
  *    aligned to 16 bytes, and on the context's device. float8 allocates none but for its kernels.
  * 5. Work is enqueued on the stream given; no function synchronises. float8_linear_forward and
  *    float8_linear_backward do not allocate, lock or read files, and may be captured in a CUDA
@@ -82,7 +82,7 @@ typedef enum float8_status {
 } float8_status;
 
 /* Element types that a caller chooses between. */
-typedef enum float8_dtype { FLOAT8_BF16 = 0, FLOAT8_F32 = 1 } float8_dtype;
+typedef enum float8_dtype { FLOAT8_BF16 = 0, FLOAT8_F32 = 1, FLOAT8_F16 = 2 } float8_dtype;
 
 typedef struct float8_context float8_context;
 typedef struct float8_linear float8_linear;
@@ -131,7 +131,8 @@ FLOAT8_API float8_status float8_context_load_table(float8_context* context, cons
 typedef enum float8_scaling {
   FLOAT8_DYNAMIC = 0,       /* by the amax of the tensor at hand */
   FLOAT8_DELAYED = 1,       /* by that of earlier steps, from a scale state (below) */
-  FLOAT8_HIGH_PRECISION = 2 /* not cast: both operands of the GEMM or none; the rest is ignored */
+  FLOAT8_HIGH_PRECISION = 2 /* not cast, multiplied in tensor_dtype: both operands of a GEMM or
+                               neither; the rest of the setting is ignored */
 } float8_scaling;
 
 /* What shares one scale. */
@@ -185,12 +186,15 @@ typedef struct float8_linear_desc {
   int64_t n;          /* out_features, a multiple of 16 */
   int64_t k;          /* in_features, a multiple of 16 */
   const char* recipe; /* a name as float8_recipe_named has them; NULL where custom_recipe is set */
-  /* A float8_dtype: of dw. FLOAT8_F32 for a trainer that accumulates gradients in fp32. */
+  /* A float8_dtype: of dw. FLOAT8_F32 for a trainer that accumulates gradients in fp32. Where
+   * grad_weight is in high precision: tensor_dtype or FLOAT8_F32. */
   int32_t grad_weight_dtype;
   int32_t bias;                       /* nonzero: y = x w^T + bias */
   int32_t accumulate_grad_weight;     /* nonzero: a backward may add to the dw that is there */
   int32_t no_grad_input;              /* nonzero: a first layer; no backward will ask for dx */
   const float8_recipe* custom_recipe; /* in place of `recipe`; read during the call alone */
+  int32_t tensor_dtype;               /* a float8_dtype: of x, w, bias, y, dy and dx */
+  int32_t reserved;                   /* 0 */
 } float8_linear_desc;
 
 /* Chooses, compiles and loads the linear's kernels: seconds for the first of a kind on a machine,
@@ -217,31 +221,40 @@ typedef struct float8_scale_slots {
   void* opaque[4];
 } float8_scale_slots;
 
+/* In the args below ld_x and the like are row strides in elements: 0 where rows follow each other,
+ * else at least a row and a multiple of 16 bytes. Tensors without a type are in tensor_dtype. */
 typedef struct float8_forward_args {
   size_t struct_size;
-  const void* x;    /* [m][k] bf16 */
-  const void* w;    /* [n][k] bf16; not read where weight_cache is given and `output` is fp8 */
-  void* y;          /* [m][n] bf16, written */
-  void* saved;      /* float8_linear_saved_bytes(), written; NULL: there will be no backward */
-  int64_t m;        /* 0 to m_max */
-  const void* bias; /* [n] bf16, where the linear has one; else NULL */
+  const void* x; /* [m][k] */
+  const void* w; /* [n][k]; not read where weight_cache is given and `output` is fp8 */
+  void* y;       /* [m][n], written */
+  void* saved;   /* float8_linear_saved_bytes(), written; NULL: there will be no backward */
+  int64_t m;     /* 0 to m_max */
+  int64_t ld_x;
+  int64_t ld_w;
+  int64_t ld_y;
+  const void* bias;          /* [n], where the linear has one; else NULL */
   const void* weight_cache;  /* as a cast of the weight left it; NULL: w is cast here */
   float8_scale_slots scales; /* where the recipe has delayed scaling */
   int32_t first_step;        /* nonzero: delayed operands are scaled as if dynamic */
   int32_t reserved;          /* 0 */
-  /* What there is of workspace, saved and weight_cache, for a check; 0: not checked. */
-  size_t workspace_bytes;
-  size_t saved_bytes;
+  size_t workspace_bytes;    /* what there is of workspace, saved and weight_cache, for a check; */
+  size_t saved_bytes;        /* 0: not checked */
   size_t weight_cache_bytes;
 } float8_forward_args;
 
 typedef struct float8_backward_args {
   size_t struct_size;
-  const void* dy;            /* [m][n] bf16 */
-  const void* saved;         /* as the forward of the same m left it */
-  void* dx;                  /* [m][k] bf16, written; NULL: not wanted, and its work is skipped */
-  void* dw;                  /* [n][k] in grad_weight_dtype, overwritten; NULL likewise */
-  int64_t m;                 /* that of the forward */
+  const void* dy;    /* [m][n] */
+  const void* saved; /* as the forward of the same m left it */
+  void* dx;          /* [m][k], written; NULL: not wanted, and its work is skipped */
+  void* dw;          /* [n][k] in grad_weight_dtype, overwritten; NULL likewise */
+  int64_t m;         /* that of the forward */
+  int64_t ld_dy;
+  int64_t ld_dx;
+  int64_t ld_dw;
+  int64_t ld_x;
+  int64_t ld_w;
   const void* x;             /* the forward's; read where grad_weight is in high precision */
   const void* w;             /* the forward's; read where grad_input is in high precision */
   const void* weight_cache;  /* the forward's: given in both or in neither */
@@ -265,7 +278,8 @@ FLOAT8_API float8_status float8_linear_backward(const float8_linear* linear,
 
 typedef struct float8_weight_args {
   size_t struct_size;
-  const void* w;             /* [n][k] bf16 */
+  const void* w; /* [n][k] */
+  int64_t ld_w;
   void* cache;               /* float8_linear_weight_cache_bytes(), written */
   float8_scale_slots scales; /* as in float8_forward_args */
   int32_t first_step;
@@ -296,8 +310,8 @@ FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* cast
  *
  * An operand with delayed scaling is cast with the scale that earlier steps left, and its amax is
  * recorded for later ones. A step is: forward and backward of all linears (any number of times: the
- * amaxes add up), then float8_scales_sync, then the optimizer. The state is one buffer of device
- * memory of the caller's; a float8_scales says how it is laid out, and is immutable.
+ * largest amax counts), then float8_scales_sync, then the optimizer. The state is one buffer of
+ * device memory of the caller's; a float8_scales says how it is laid out, and is immutable.
  *
  *     float8_scales* scales;
  *     float8_scales_plan(context, &desc, &scales);     // desc.linears: all of the model's

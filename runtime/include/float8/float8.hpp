@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "float8/float8.h"
 
@@ -54,6 +55,7 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return ok(); }
   [[nodiscard]] const Error& error() const { return *std::get_if<1>(&content_); }
   [[nodiscard]] T& value() & { return checked(); }
+  [[nodiscard]] const T& value() const& { return const_cast<Result*>(this)->checked(); }
   [[nodiscard]] T value() && { return std::move(checked()); }
 
  private:
@@ -82,17 +84,52 @@ T& Result<T>::checked() {
 #endif
 }
 
-// How operands are cast: a named recipe.
+// How operands are cast: a named recipe, or settings of the caller's.
+using CastSetting = float8_cast_setting;
+using GemmSetting = float8_gemm_setting;
+
 class Recipe {
  public:
   static Recipe tensorwise() { return Recipe("tensorwise"); }
   static Recipe rowwise() { return Recipe("rowwise"); }
+  static Recipe rowwise_with_gw_hp() { return Recipe("rowwise_with_gw_hp"); }
+  static Recipe delayed() { return Recipe("delayed"); }
+  static Recipe blockwise() { return Recipe("blockwise"); }
+  static Recipe bf16() { return Recipe("bf16"); }  // no GEMM is fp8
   static Recipe named(std::string name) { return Recipe(std::move(name)); }
+  // `name` goes into messages: a-z, 0-9 and _.
+  static Recipe custom(std::string name, const GemmSetting& output, const GemmSetting& grad_input,
+                       const GemmSetting& grad_weight) {
+    Recipe recipe(std::move(name));
+    recipe.custom_ = true;
+    recipe.output_ = output;
+    recipe.grad_input_ = grad_input;
+    recipe.grad_weight_ = grad_weight;
+    return recipe;
+  }
   [[nodiscard]] const std::string& name() const { return name_; }
+
+  // Its settings, to start a custom one from; a name that is not known is an error.
+  [[nodiscard]] Result<float8_recipe> settings() const {
+    float8_recipe c{};
+    c.struct_size = sizeof c;
+    if (custom_) {
+      c.name = name_.c_str();  // as long as this recipe
+      c.output = output_;
+      c.grad_input = grad_input_;
+      c.grad_weight = grad_weight_;
+      return c;
+    }
+    const float8_status status = float8_recipe_named(name_.c_str(), &c);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return c;
+  }
 
  private:
   explicit Recipe(std::string name) : name_(std::move(name)) {}
   std::string name_;
+  bool custom_ = false;
+  GemmSetting output_{}, grad_input_{}, grad_weight_{};
 };
 
 struct ContextOptions {
@@ -135,7 +172,14 @@ struct LinearDesc {
   std::int64_t k = 0;  // in_features
   Recipe recipe = Recipe::tensorwise();
   float8_dtype grad_weight_dtype = FLOAT8_BF16;
+  bool bias = false;
+  bool accumulate_grad_weight = false;
+  bool needs_grad_input = true;
+  float8_dtype tensor_dtype = FLOAT8_BF16;
 };
+
+// A linear's part of a scale state; Scales::slots gives it.
+using ScaleSlots = float8_scale_slots;
 
 struct ForwardArgs {
   const void* x = nullptr;
@@ -143,6 +187,12 @@ struct ForwardArgs {
   void* y = nullptr;
   void* saved = nullptr;  // null: there will be no backward
   std::int64_t m = -1;    // -1: m_max
+  std::int64_t ld_x = 0, ld_w = 0, ld_y = 0;
+  const void* bias = nullptr;
+  const void* weight_cache = nullptr;
+  ScaleSlots scales = {};
+  bool first_step = false;
+  std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
 };
 
 struct BackwardArgs {
@@ -151,18 +201,55 @@ struct BackwardArgs {
   void* dx = nullptr;   // null: not wanted
   void* dw = nullptr;   // null: not wanted
   std::int64_t m = -1;  // -1: m_max
+  std::int64_t ld_dy = 0, ld_dx = 0, ld_dw = 0, ld_x = 0, ld_w = 0;
+  const void* x = nullptr;  // where grad_weight is in high precision
+  const void* w = nullptr;  // where grad_input is
+  const void* weight_cache = nullptr;
+  ScaleSlots scales = {};
+  bool first_step = false;
+  bool accumulate = false;
+  std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
+};
+
+struct WeightArgs {
+  const void* w = nullptr;
+  std::int64_t ld_w = 0;
+  void* cache = nullptr;
+  ScaleSlots scales = {};
+  bool first_step = false;
+  std::size_t workspace_bytes = 0, cache_bytes = 0;  // 0: not checked
+
+  [[nodiscard]] float8_weight_args c() const {
+    float8_weight_args c{};
+    c.struct_size = sizeof c;
+    c.w = w;
+    c.ld_w = ld_w;
+    c.cache = cache;
+    c.scales = scales;
+    c.first_step = first_step ? 1 : 0;
+    c.workspace_bytes = workspace_bytes;
+    c.cache_bytes = cache_bytes;
+    return c;
+  }
 };
 
 class Linear {
  public:
   static Result<Linear> plan(const Context& context, const LinearDesc& desc) {
+    const auto recipe = desc.recipe.settings();
+    if (!recipe) return recipe.error();
+    const float8_recipe& settings = recipe.value();
     float8_linear_desc c{};
     c.struct_size = sizeof c;
     c.m_max = desc.m_max;
     c.n = desc.n;
     c.k = desc.k;
-    c.recipe = desc.recipe.name().c_str();
+    c.custom_recipe = &settings;
     c.grad_weight_dtype = desc.grad_weight_dtype;
+    c.bias = desc.bias ? 1 : 0;
+    c.accumulate_grad_weight = desc.accumulate_grad_weight ? 1 : 0;
+    c.no_grad_input = desc.needs_grad_input ? 0 : 1;
+    c.tensor_dtype = desc.tensor_dtype;
     float8_linear* handle = nullptr;
     const float8_status status = float8_linear_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -172,7 +259,13 @@ class Linear {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_linear_workspace_bytes(handle_.get());
   }
-  [[nodiscard]] std::size_t saved_bytes() const { return float8_linear_saved_bytes(handle_.get()); }
+  [[nodiscard]] std::size_t saved_bytes(bool weight_cache = false) const {
+    return weight_cache ? float8_linear_saved_bytes_with_cache(handle_.get())
+                        : float8_linear_saved_bytes(handle_.get());
+  }
+  [[nodiscard]] std::size_t weight_cache_bytes() const {
+    return float8_linear_weight_cache_bytes(handle_.get());
+  }
 
   Status forward(const ForwardArgs& args, void* workspace, float8_stream stream) const {
     float8_forward_args c{};
@@ -181,7 +274,17 @@ class Linear {
     c.w = args.w;
     c.y = args.y;
     c.saved = args.saved;
-    c.m = args.m < 0 ? m_max_ : args.m;
+    c.m = args.m == -1 ? m_max_ : args.m;
+    c.ld_x = args.ld_x;
+    c.ld_w = args.ld_w;
+    c.ld_y = args.ld_y;
+    c.bias = args.bias;
+    c.weight_cache = args.weight_cache;
+    c.scales = args.scales;
+    c.first_step = args.first_step ? 1 : 0;
+    c.workspace_bytes = args.workspace_bytes;
+    c.saved_bytes = args.saved_bytes;
+    c.weight_cache_bytes = args.weight_cache_bytes;
     return Status(float8_linear_forward(handle_.get(), &c, workspace, stream));
   }
   Status backward(const BackwardArgs& args, void* workspace, float8_stream stream) const {
@@ -191,8 +294,26 @@ class Linear {
     c.saved = args.saved;
     c.dx = args.dx;
     c.dw = args.dw;
-    c.m = args.m < 0 ? m_max_ : args.m;
+    c.m = args.m == -1 ? m_max_ : args.m;
+    c.ld_dy = args.ld_dy;
+    c.ld_dx = args.ld_dx;
+    c.ld_dw = args.ld_dw;
+    c.ld_x = args.ld_x;
+    c.ld_w = args.ld_w;
+    c.x = args.x;
+    c.w = args.w;
+    c.weight_cache = args.weight_cache;
+    c.scales = args.scales;
+    c.first_step = args.first_step ? 1 : 0;
+    c.accumulate = args.accumulate ? 1 : 0;
+    c.workspace_bytes = args.workspace_bytes;
+    c.saved_bytes = args.saved_bytes;
+    c.weight_cache_bytes = args.weight_cache_bytes;
     return Status(float8_linear_backward(handle_.get(), &c, workspace, stream));
+  }
+  Status cast_weight(const WeightArgs& args, void* workspace, float8_stream stream) const {
+    const float8_weight_args c = args.c();
+    return Status(float8_linear_cast_weight(handle_.get(), &c, workspace, stream));
   }
   [[nodiscard]] float8_linear* get() const { return handle_.get(); }
 
@@ -203,6 +324,87 @@ class Linear {
   Linear(float8_linear* handle, std::int64_t m_max) : handle_(handle), m_max_(m_max) {}
   std::unique_ptr<float8_linear, Destroy> handle_;
   std::int64_t m_max_;
+};
+
+// The weights of many linears cast in few launches. WeightArgs::c() makes the structs of a run.
+class WeightCasts {
+ public:
+  static Result<WeightCasts> plan(const Context& context,
+                                  const std::vector<const float8_linear*>& linears) {
+    float8_weight_casts* handle = nullptr;
+    const float8_status status =
+        float8_weight_casts_plan(context.get(), linears.data(), linears.size(), &handle);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return WeightCasts(handle);
+  }
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return float8_weight_casts_workspace_bytes(handle_.get());
+  }
+  Status run(const std::vector<float8_weight_args>& args, void* workspace,
+             float8_stream stream) const {
+    return Status(
+        float8_weight_casts_run(handle_.get(), args.data(), args.size(), workspace, stream));
+  }
+  [[nodiscard]] float8_weight_casts* get() const { return handle_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(float8_weight_casts* handle) const { float8_weight_casts_destroy(handle); }
+  };
+  explicit WeightCasts(float8_weight_casts* handle) : handle_(handle) {}
+  std::unique_ptr<float8_weight_casts, Destroy> handle_;
+};
+
+struct ScalesOptions {
+  int history = 16;
+  float8_scale_from scale_from = FLOAT8_SCALE_FROM_MAX;
+  int margin = 0;
+  float8_non_finite non_finite = FLOAT8_PROPAGATE;
+};
+
+// How the state of delayed scaling of a model's linears is laid out. The state itself is device
+// memory of the caller's.
+class Scales {
+ public:
+  static Result<Scales> plan(const Context& context,
+                             const std::vector<const float8_linear*>& linears,
+                             const ScalesOptions& options = {}) {
+    float8_scales_desc c{};
+    c.struct_size = sizeof c;
+    c.linears = linears.data();
+    c.count = linears.size();
+    c.history = options.history;
+    c.scale_from = options.scale_from;
+    c.margin = options.margin;
+    c.non_finite = options.non_finite;
+    float8_scales* handle = nullptr;
+    const float8_status status = float8_scales_plan(context.get(), &c, &handle);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return Scales(handle);
+  }
+  [[nodiscard]] std::size_t bytes() const { return float8_scales_bytes(handle_.get()); }
+  Status init(void* state, float8_stream stream) const {
+    return Status(float8_scales_init(handle_.get(), state, stream));
+  }
+  // Of the linear that was the index-th of the list.
+  [[nodiscard]] Result<ScaleSlots> slots(void* state, std::size_t index) const {
+    ScaleSlots slots{};
+    const float8_status status = float8_scales_slots(handle_.get(), state, index, &slots);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return slots;
+  }
+  // The end of a step: all-reduce of the amaxes (null: one rank), then the next step's scales.
+  Status sync(void* state, float8_nccl_comm communicator, float8_stream stream) const {
+    return Status(float8_scales_sync(handle_.get(), state, communicator, stream));
+  }
+  [[nodiscard]] float8_scales* get() const { return handle_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(float8_scales* handle) const { float8_scales_destroy(handle); }
+  };
+  explicit Scales(float8_scales* handle) : handle_(handle) {}
+  std::unique_ptr<float8_scales, Destroy> handle_;
 };
 
 [[nodiscard]] inline std::string version() {

@@ -1,0 +1,407 @@
+// That the C interface says to the runtime what its caller said: descriptions field by field, and
+// calls by their results, against the same call made inside.
+#include <cstring>
+#include <float8/float8.hpp>
+
+#include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/recipe.hpp"
+#include "tests/unit/runtime/count_allocations.hpp"
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::Buffer;
+using testing::FakeCublasLt;
+using testing::FakeCuda;
+using testing::Fixture;
+
+constexpr Shape kShape = {40, 48, 32};
+
+::testing::AssertionResult ok(float8_status status) {
+  if (status == FLOAT8_OK) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << float8_last_error();
+}
+
+::testing::AssertionResult refused(float8_status status, std::string_view words) {
+  if (status == FLOAT8_OK) return ::testing::AssertionFailure() << "was not refused: " << words;
+  if (std::string_view(float8_last_error()).find(words) == std::string_view::npos) {
+    return ::testing::AssertionFailure() << float8_last_error() << "\n  does not say: " << words;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+template <class Args>
+Args sized() {
+  Args args{};
+  args.struct_size = sizeof args;
+  return args;
+}
+
+float8_linear_desc described() {
+  auto desc = sized<float8_linear_desc>();
+  desc.m_max = kShape.m;
+  desc.n = kShape.n;
+  desc.k = kShape.k;
+  desc.recipe = "tensorwise";
+  return desc;
+}
+
+float8_scale_slots slots_of(const ScaleSlots& slots) {
+  return {{slots.amax, const_cast<float*>(slots.scale)}};
+}
+
+std::vector<uint8_t> bytes(Buffer& buffer) {
+  return {buffer.data(), buffer.data() + buffer.bytes()};
+}
+
+class CAbiLinear : public ::testing::Test {
+ protected:
+  [[nodiscard]] Result<LinearDesc> planned(const float8_linear_desc& desc) {
+    float8_linear* linear = nullptr;
+    if (float8_linear_plan(&context_, &desc, &linear) != FLOAT8_OK) {
+      return fail(ErrorCode::kInternal, "{}", float8_last_error());
+    }
+    LinearDesc got = linear->linear->desc();
+    float8_linear_destroy(linear);
+    return got;
+  }
+
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+  float8_context context_{cuda_.context()};
+};
+
+TEST_F(CAbiLinear, NamedRecipes) {
+  for (const Recipe& recipe : builtin_recipes()) {
+    float8_linear_desc desc = described();
+    desc.recipe = recipe.name.c_str();
+    EXPECT_EQ(planned(desc).value().recipe, recipe) << recipe.name;
+  }
+  float8_linear_desc desc = described();
+  desc.recipe = "bf16";
+  EXPECT_EQ(planned(desc).value().recipe, bf16_recipe());
+}
+
+TEST_F(CAbiLinear, RecipesThereAndBack) {
+  std::vector<Recipe> all(builtin_recipes().begin(), builtin_recipes().end());
+  all.push_back(bf16_recipe());
+  for (const Recipe& recipe : all) {
+    auto settings = sized<float8_recipe>();
+    ASSERT_TRUE(ok(float8_recipe_named(recipe.name.c_str(), &settings)));
+    EXPECT_EQ(c_abi::custom_recipe(&settings).value(), recipe);
+    float8_linear_desc desc = described();
+    desc.recipe = nullptr;
+    desc.custom_recipe = &settings;
+    EXPECT_EQ(planned(desc).value().recipe, recipe) << recipe.name;
+  }
+}
+
+TEST_F(CAbiLinear, ARecipeOfTheCallers) {
+  auto recipe = sized<float8_recipe>();
+  recipe.output.a = {FLOAT8_DELAYED, FLOAT8_TENSOR, FLOAT8_E4M3, 1};
+  recipe.output.fast = 1;
+  recipe.grad_input.a = {FLOAT8_DYNAMIC, FLOAT8_AXIS, FLOAT8_E5M2, 0};
+  recipe.grad_weight.a.scaling = FLOAT8_HIGH_PRECISION;
+  recipe.grad_weight.b.scaling = FLOAT8_HIGH_PRECISION;
+  float8_linear_desc desc = described();
+  desc.recipe = nullptr;
+  desc.custom_recipe = &recipe;
+  const Recipe got = planned(desc).value().recipe;
+  EXPECT_EQ(got.name, "custom");
+  const CastSetting plain;
+  EXPECT_EQ(got.at(Gemm::kOutput),
+            (GemmSetting{.a = {Scaling::kDelayed, Granularity::kTensor, Dtype::kE4m3, true},
+                         .b = plain,
+                         .fast = true}));
+  EXPECT_EQ(got.at(Gemm::kGradInput),
+            (GemmSetting{.a = {Scaling::kDynamic, Granularity::kAxis, Dtype::kE5m2, false},
+                         .b = plain,
+                         .fast = false}));
+  EXPECT_EQ(got.at(Gemm::kGradWeight), bf16_recipe().at(Gemm::kGradWeight));
+}
+
+TEST_F(CAbiLinear, EveryFieldOfADescription) {
+  float8_linear_desc desc = described();
+  LinearDesc got = planned(desc).value();
+  EXPECT_FALSE(got.bias);
+  EXPECT_FALSE(got.accumulate_grad_weight);
+  EXPECT_TRUE(got.needs_grad_input);
+  EXPECT_EQ(got.grad_weight_dtype, Dtype::kBf16);
+  EXPECT_EQ(got.tensor_dtype, Dtype::kBf16);
+  desc.bias = 1;
+  desc.accumulate_grad_weight = 1;
+  desc.no_grad_input = 1;
+  desc.grad_weight_dtype = FLOAT8_F32;
+  desc.tensor_dtype = FLOAT8_F16;
+  got = planned(desc).value();
+  EXPECT_EQ(got.shape, kShape);
+  EXPECT_TRUE(got.bias);
+  EXPECT_TRUE(got.accumulate_grad_weight);
+  EXPECT_FALSE(got.needs_grad_input);
+  EXPECT_EQ(got.grad_weight_dtype, Dtype::kF32);
+  EXPECT_EQ(got.tensor_dtype, Dtype::kF16);
+}
+
+TEST_F(CAbiLinear, BadRecipes) {
+  float8_linear* linear = nullptr;
+  auto recipe = sized<float8_recipe>();
+  float8_linear_desc desc = described();
+  const auto expect_refused = [&](std::string_view words) {
+    EXPECT_TRUE(refused(float8_linear_plan(&context_, &desc, &linear), words));
+    EXPECT_EQ(linear, nullptr);
+  };
+  desc.custom_recipe = &recipe;
+  expect_refused("two recipes");
+  desc.recipe = nullptr;
+  desc.custom_recipe = nullptr;
+  expect_refused("set one of recipe and custom_recipe");
+  desc.custom_recipe = &recipe;
+  const auto with = [&](auto change, std::string_view words) {
+    recipe = sized<float8_recipe>();
+    change(recipe);
+    expect_refused(words);
+  };
+  with([](auto& r) { r.struct_size = 0; }, "float8_recipe: struct_size is 0");
+  with([](auto& r) { r.reserved = 7; }, "float8_recipe.reserved is 7");
+  with([](auto& r) { r.name = "My Recipe"; }, "My Recipe");
+  with([](auto& r) { r.output.a.scaling = 3; }, "float8_recipe.output.a.scaling is 3; 0 to 2");
+  with([](auto& r) { r.grad_input.b.granularity = -1; }, "grad_input.b.granularity is -1");
+  with([](auto& r) { r.grad_weight.a.format = 9; }, "grad_weight.a.format is 9");
+  with([](auto& r) { r.output.a.scaling = FLOAT8_HIGH_PRECISION; },
+       "recipe custom, GEMM output: operand b is fp8");
+  with([](auto& r) { r.output.b.granularity = FLOAT8_BLOCK_128X128; }, "blocks go with blocks");
+  with(
+      [](auto& r) {
+        r.output.a.scaling = FLOAT8_DELAYED;
+        r.output.a.granularity = FLOAT8_AXIS;
+      },
+      "delayed scaling");
+  auto settings = sized<float8_recipe>();
+  EXPECT_TRUE(refused(float8_recipe_named("fast", &settings), "rowwise"));
+  EXPECT_TRUE(refused(float8_recipe_named(nullptr, &settings), "name is NULL"));
+  EXPECT_TRUE(refused(float8_recipe_named("rowwise", nullptr), "NULL"));
+}
+
+// Every field of the args, in calls that use it.
+class CAbiCalls : public CAbiLinear, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Recipes, CAbiCalls,
+                         ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
+                                           "blockwise", "bf16"),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
+  LinearDesc desc;
+  desc.shape = kShape;
+  desc.recipe = c_abi::named_recipe(GetParam()).value();
+  desc.bias = true;
+  desc.accumulate_grad_weight = true;
+  desc.grad_weight_dtype = Dtype::kF32;
+  Fixture s(cuda_, desc, 24, 1, 16);
+  const float8_linear handle{s.linear};
+  EXPECT_EQ(float8_linear_workspace_bytes(&handle), s.linear->workspace_bytes());
+  EXPECT_EQ(float8_linear_saved_bytes(&handle), s.linear->saved_bytes());
+  EXPECT_EQ(float8_linear_saved_bytes_with_cache(&handle), s.linear->saved_bytes(true));
+  EXPECT_EQ(float8_linear_weight_cache_bytes(&handle), s.linear->weight_cache_bytes());
+
+  for (const bool cached : {false, true}) {
+    for (const bool first_step : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << cached << first_step);
+      s.first_step = first_step;
+      WeightCall weight = s.weight();
+      ForwardCall forward = s.forward();
+      BackwardCall backward = s.backward();
+      backward.accumulate = true;
+      std::memset(s.dw.data(), 0, s.dw.bytes());
+      if (cached) {
+        forward.weight_cache = backward.weight_cache = s.cache.data();
+        if (s.cache.bytes() > 0) {
+          ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
+        }
+      }
+      ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
+      ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
+      const auto y = bytes(s.y);
+      const auto dx = bytes(s.dx);
+      const auto dw = bytes(s.dw);
+      const auto cache = bytes(s.cache);
+      for (Buffer* buffer : {&s.y, &s.dx, &s.saved, &s.cache}) {
+        std::memset(buffer->data(), testing::kPoison, buffer->bytes());
+      }
+      std::memset(s.dw.data(), 0, s.dw.bytes());
+
+      auto w = sized<float8_weight_args>();
+      w.w = weight.w;
+      w.ld_w = weight.ld_w;
+      w.cache = weight.cache;
+      w.scales = slots_of(s.slots);
+      w.first_step = first_step ? 1 : 0;
+      w.workspace_bytes = s.workspace.bytes();
+      w.cache_bytes = s.cache.bytes();
+      auto f = sized<float8_forward_args>();
+      f.x = forward.x;
+      f.w = forward.w;
+      f.y = forward.y;
+      f.saved = forward.saved;
+      f.m = forward.m;
+      f.ld_x = forward.ld_x;
+      f.ld_w = forward.ld_w;
+      f.ld_y = forward.ld_y;
+      f.bias = forward.bias;
+      f.weight_cache = forward.weight_cache;
+      f.scales = slots_of(s.slots);
+      f.first_step = first_step ? 1 : 0;
+      f.workspace_bytes = s.workspace.bytes();
+      f.saved_bytes = s.saved.bytes();
+      f.weight_cache_bytes = s.cache.bytes();
+      auto b = sized<float8_backward_args>();
+      b.dy = backward.dy;
+      b.saved = backward.saved;
+      b.dx = backward.dx;
+      b.dw = backward.dw;
+      b.m = backward.m;
+      b.ld_dy = backward.ld_dy;
+      b.ld_dx = backward.ld_dx;
+      b.ld_dw = backward.ld_dw;
+      b.ld_x = backward.ld_x;
+      b.ld_w = backward.ld_w;
+      b.x = backward.x;
+      b.w = backward.w;
+      b.weight_cache = backward.weight_cache;
+      b.scales = slots_of(s.slots);
+      b.first_step = first_step ? 1 : 0;
+      b.accumulate = 1;
+      b.workspace_bytes = s.workspace.bytes();
+      b.saved_bytes = s.saved.bytes();
+      b.weight_cache_bytes = s.cache.bytes();
+      if (cached && s.cache.bytes() > 0) {
+        ASSERT_TRUE(ok(float8_linear_cast_weight(&handle, &w, s.workspace.data(), nullptr)));
+        EXPECT_EQ(bytes(s.cache), cache);
+      }
+      ASSERT_TRUE(ok(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr)));
+      ASSERT_TRUE(ok(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr)));
+      EXPECT_EQ(bytes(s.y), y);
+      EXPECT_EQ(bytes(s.dx), dx);
+      EXPECT_EQ(bytes(s.dw), dw);
+      EXPECT_TRUE(s.guards_are_whole());
+      EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+
+      // Each size, one byte short.
+      if (s.workspace.bytes() > 1) {
+        --f.workspace_bytes;
+        EXPECT_TRUE(refused(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr),
+                            "forward: workspace has"));
+        ++f.workspace_bytes;
+        --b.workspace_bytes;
+        EXPECT_TRUE(refused(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr),
+                            "backward: workspace has"));
+        ++b.workspace_bytes;
+      }
+      if (const size_t needed = s.linear->saved_bytes(cached); needed > 1) {
+        f.saved_bytes = b.saved_bytes = needed - 1;
+        EXPECT_TRUE(refused(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr),
+                            "forward: saved has"));
+        EXPECT_TRUE(refused(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr),
+                            "backward: saved has"));
+      }
+    }
+  }
+}
+
+TEST_F(CAbiLinear, RunDoesNotAllocate) {
+  Fixture s(cuda_, testing::describe("delayed", kShape), kShape.m);
+  const float8_linear handle{s.linear};
+  cuda_.emulate = false;
+  auto f = sized<float8_forward_args>();
+  f.x = s.x.data();
+  f.w = s.w.data();
+  f.y = s.y.data();
+  f.saved = s.saved.data();
+  f.m = kShape.m;
+  f.scales = slots_of(s.slots);
+  auto b = sized<float8_backward_args>();
+  b.dy = s.dy.data();
+  b.saved = s.saved.data();
+  b.dx = s.dx.data();
+  b.dw = s.dw.data();
+  b.m = kShape.m;
+  b.scales = slots_of(s.slots);
+  ASSERT_TRUE(ok(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr)));
+  cuda_.launches.reserve(100);
+  const testing::CountAllocations counting;
+  const float8_status forward = float8_linear_forward(&handle, &f, s.workspace.data(), nullptr);
+  const float8_status backward = float8_linear_backward(&handle, &b, s.workspace.data(), nullptr);
+  const int allocations = counting.count();
+  EXPECT_TRUE(ok(forward));
+  EXPECT_TRUE(ok(backward));
+  EXPECT_EQ(allocations, 0);
+}
+
+TEST_F(CAbiLinear, WeightsOfAModel) {
+  std::vector<std::unique_ptr<Fixture>> layers;
+  std::vector<float8_linear> handles;
+  std::vector<const float8_linear*> linears;
+  for (const char* recipe : {"tensorwise", "rowwise", "bf16", "blockwise"}) {
+    LinearDesc desc;
+    desc.shape = kShape;
+    desc.recipe = c_abi::named_recipe(recipe).value();
+    layers.push_back(std::make_unique<Fixture>(cuda_, desc, 16));
+    auto linear = Linear::plan(context_.context, desc).value();
+    handles.push_back({linear});
+  }
+  for (const float8_linear& handle : handles) linears.push_back(&handle);
+  float8_weight_casts* casts = nullptr;
+  ASSERT_TRUE(ok(float8_weight_casts_plan(&context_, linears.data(), linears.size(), &casts)));
+  Buffer workspace(float8_weight_casts_workspace_bytes(casts));
+  std::vector<std::vector<uint8_t>> expected;
+  // Structs of a newer header, further apart than this one's.
+  struct Longer {
+    float8_weight_args known;
+    uint64_t future;
+  };
+  std::vector<Longer> args(layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Fixture& layer = *layers[i];
+    const WeightCall call = layer.weight();
+    if (layer.cache.bytes() > 0) {
+      ASSERT_TRUE(layer.linear->cast_weight(call, layer.workspace.data(), nullptr));
+    }
+    expected.push_back(bytes(layer.cache));
+    std::memset(layer.cache.data(), testing::kPoison, layer.cache.bytes());
+    args[i].known.struct_size = sizeof(Longer);
+    args[i].known.w = call.w;
+    args[i].known.cache = call.cache;
+    args[i].known.workspace_bytes = workspace.bytes();
+  }
+  const auto run = [&] {
+    return float8_weight_casts_run(casts, &args[0].known, args.size(), workspace.data(), nullptr);
+  };
+  ASSERT_TRUE(ok(run()));
+  for (size_t i = 0; i < layers.size(); ++i) EXPECT_EQ(bytes(layers[i]->cache), expected[i]) << i;
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+
+  args[1].known.w = nullptr;
+  EXPECT_TRUE(refused(run(), "weight 1: cast_weight: w is null"));
+  args[1].known.w = layers[1]->w.data();
+  args[3].future = 1;
+  EXPECT_TRUE(refused(run(), "weight 3: float8_weight_args: it sets fields"));
+  args[3].future = 0;
+  args[0].known.cache_bytes = 8;
+  EXPECT_TRUE(refused(run(), "weight 0: cast_weight: cache has 8 bytes"));
+  args[0].known.cache_bytes = 0;
+  args[2].known.struct_size = 0;
+  EXPECT_TRUE(refused(run(), "weight 2: float8_weight_args: struct_size is 0"));
+  EXPECT_TRUE(
+      refused(float8_weight_casts_run(casts, nullptr, 4, nullptr, nullptr), "args is NULL"));
+  EXPECT_TRUE(
+      refused(float8_weight_casts_run(casts, &args[0].known, 1, nullptr, nullptr), "1 are given"));
+  float8_weight_casts_destroy(casts);
+  linears[1] = nullptr;
+  EXPECT_TRUE(refused(float8_weight_casts_plan(&context_, linears.data(), 4, &casts),
+                      "weight 1: its linear is null"));
+  EXPECT_EQ(casts, nullptr);
+}
+
+}  // namespace
+}  // namespace f8::runtime

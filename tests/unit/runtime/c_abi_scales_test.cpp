@@ -1,0 +1,180 @@
+// The scale state through the C++ header: a model of several linears, several steps, one and more
+// ranks.
+#include <bit>
+#include <float8/float8.hpp>
+
+#include "runtime/c_abi/common.hpp"
+#include "runtime/distributed/nccl_api.hpp"
+#include "tests/unit/runtime/count_allocations.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::Buffer;
+using testing::FakeCuda;
+
+constexpr Shape kShape = {40, 48, 32};
+
+class CAbiScales : public ::testing::Test {
+ protected:
+  CAbiScales() {
+    for (const char* recipe : {"delayed", "tensorwise", "delayed"}) {
+      handles_.push_back(
+          {Linear::plan(context_.context, testing::describe(recipe, kShape)).value()});
+    }
+    for (const float8_linear& handle : handles_) linears_.push_back(&handle);
+  }
+  [[nodiscard]] float8_scales_desc desc() const {
+    float8_scales_desc d{};
+    d.struct_size = sizeof d;
+    d.linears = linears_.data();
+    d.count = linears_.size();
+    return d;
+  }
+
+  FakeCuda cuda_;
+  float8_context context_{cuda_.context()};
+  std::vector<float8_linear> handles_;
+  std::vector<const float8_linear*> linears_;
+};
+
+TEST_F(CAbiScales, LaysOutTheSlotsOfAllLinears) {
+  float8_scales_desc d = desc();
+  d.history = 3;
+  float8_scales* scales = nullptr;
+  ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK) << float8_last_error();
+  EXPECT_EQ(scales->delayed->count(), 6U);
+  EXPECT_EQ(scales->delayed->options().history, 3);
+  Buffer state(float8_scales_bytes(scales));
+  ASSERT_EQ(float8_scales_init(scales, state.data(), nullptr), FLOAT8_OK) << float8_last_error();
+  float8_scale_slots slots{};
+  ASSERT_EQ(float8_scales_slots(scales, state.data(), 2, &slots), FLOAT8_OK);
+  const ScaleSlots expected = scales->delayed->slots(state.data(), 3);
+  EXPECT_EQ(slots.opaque[0], expected.amax);
+  EXPECT_EQ(slots.opaque[1], expected.scale);
+  ASSERT_EQ(float8_scales_slots(scales, state.data(), 1, &slots), FLOAT8_OK);
+  EXPECT_EQ(slots.opaque[0], nullptr);
+
+  // A step: every slot's amax gives its scale, and is zeroed.
+  uint32_t* amaxes = scales->delayed->amaxes(state.data());
+  for (uint32_t i = 0; i < 6; ++i)
+    amaxes[i] = std::bit_cast<uint32_t>(1.0F + static_cast<float>(i));
+  {
+    const testing::CountAllocations counting;
+    const float8_status status = float8_scales_sync(scales, state.data(), nullptr, nullptr);
+    const int allocations = counting.count();
+    ASSERT_EQ(status, FLOAT8_OK) << float8_last_error();
+    EXPECT_LE(allocations, 1);  // the fake's list of launches
+  }
+  EXPECT_EQ(expected.scale[0], 448.0F / 4);
+  EXPECT_EQ(amaxes[3], 0U);
+  EXPECT_TRUE(state.guard_is_whole());
+  float8_scales_destroy(scales);
+}
+
+TEST_F(CAbiScales, OptionsAreTheCallers) {
+  float8_scales_desc d = desc();
+  float8_scales* scales = nullptr;
+  ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
+  EXPECT_EQ(scales->delayed->options(), DelayedOptions{});
+  float8_scales_destroy(scales);
+  d.history = 1024;
+  d.scale_from = FLOAT8_SCALE_FROM_MOST_RECENT;
+  d.margin = 2;
+  d.non_finite = FLOAT8_HOLD;
+  ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
+  EXPECT_EQ(scales->delayed->options(),
+            (DelayedOptions{1024, ScaleFrom::kMostRecent, 2, NonFinite::kHold}));
+  float8_scales_destroy(scales);
+}
+
+TEST_F(CAbiScales, NothingToScaleIsNothingToDo) {
+  float8_scales_desc d = desc();
+  d.linears = &linears_[1];
+  d.count = 1;
+  float8_scales* scales = nullptr;
+  ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK) << float8_last_error();
+  EXPECT_EQ(float8_scales_bytes(scales), 0U);
+  float8_scale_slots slots{};
+  EXPECT_EQ(float8_scales_init(scales, nullptr, nullptr), FLOAT8_OK);
+  EXPECT_EQ(float8_scales_slots(scales, nullptr, 0, &slots), FLOAT8_OK);
+  EXPECT_EQ(float8_scales_sync(scales, nullptr, nullptr, nullptr), FLOAT8_OK);
+  EXPECT_TRUE(cuda_.launches.empty());
+  float8_scales_destroy(scales);
+}
+
+struct AllReduce {
+  const void* send;
+  size_t count;
+};
+std::vector<AllReduce> g_reductions;
+
+TEST_F(CAbiScales, RanksAgreeInOneAllReduce) {
+  float8_scales_desc d = desc();
+  float8_scales* scales = nullptr;
+  ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
+  Buffer state(float8_scales_bytes(scales));
+  ASSERT_EQ(float8_scales_init(scales, state.data(), nullptr), FLOAT8_OK);
+  Nccl table{};
+  // The other rank's maxima are 2.
+  table.all_reduce = [](const void* send, void* receive, size_t count, ncclDataType_t, ncclRedOp_t,
+                        ncclComm_t, cudaStream_t) {
+    g_reductions.push_back({send, count});
+    std::fill_n(static_cast<uint32_t*>(receive), count, std::bit_cast<uint32_t>(2.0F));
+    return ncclSuccess;
+  };
+  g_reductions.clear();
+  set_nccl_for_testing(&table);
+  auto* communicator = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
+  const float8_status status = float8_scales_sync(scales, state.data(), communicator, nullptr);
+  set_nccl_for_testing(nullptr);
+  ASSERT_EQ(status, FLOAT8_OK) << float8_last_error();
+  ASSERT_EQ(g_reductions.size(), 1U);
+  EXPECT_EQ(g_reductions[0].send, state.data());
+  EXPECT_EQ(g_reductions[0].count, 6U);
+  EXPECT_EQ(scales->delayed->slots(state.data(), 0).scale[0], 448.0F / 2);
+  float8_scales_destroy(scales);
+}
+
+TEST_F(CAbiScales, MisuseIsOneClearError) {
+  float8_scales* scales = nullptr;
+  const auto refused = [&](auto change, std::string_view words) {
+    float8_scales_desc d = desc();
+    change(d);
+    scales = reinterpret_cast<float8_scales*>(uintptr_t{1});
+    EXPECT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_INVALID_ARGUMENT) << words;
+    EXPECT_NE(std::string_view(float8_last_error()).find(words), std::string_view::npos)
+        << float8_last_error();
+    EXPECT_EQ(scales, nullptr);
+  };
+  refused([](auto& d) { d.struct_size = 1; }, "float8_scales_desc: struct_size is 1");
+  refused([](auto& d) { d.linears = nullptr; }, "linears is NULL");
+  refused([](auto& d) { d.history = -1; }, "history");
+  refused([](auto& d) { d.history = 1025; }, "1025");
+  refused([](auto& d) { d.margin = 17; }, "17");
+  refused([](auto& d) { d.scale_from = 2; }, "scale_from is 2; 0 to 1");
+  refused([](auto& d) { d.non_finite = -1; }, "non_finite is -1");
+  linears_[2] = nullptr;
+  refused([](auto&) {}, "linears[2] is NULL");
+  linears_[2] = &handles_[2];
+
+  EXPECT_EQ(float8_scales_bytes(nullptr), 0U);
+  float8_scales_destroy(nullptr);
+  EXPECT_EQ(float8_scales_init(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_sync(nullptr, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  const float8_scales_desc d = desc();
+  ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
+  Buffer state(float8_scales_bytes(scales));
+  float8_scale_slots slots{};
+  EXPECT_EQ(float8_scales_init(scales, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_init(scales, state.data() + 4, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_sync(scales, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_slots(scales, nullptr, 0, &slots), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_slots(scales, state.data(), 3, &slots), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_slots(scales, state.data(), 0, nullptr), FLOAT8_INVALID_ARGUMENT);
+  float8_scales_destroy(scales);
+}
+
+}  // namespace
+}  // namespace f8::runtime
