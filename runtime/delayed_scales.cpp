@@ -34,7 +34,7 @@ Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& contex
                                           std::span<const DelayedSlot> slots,
                                           const DelayedOptions& options) {
   F8_TRY(validate(options));
-  if (slots.empty() || slots.size() > std::numeric_limits<int32_t>::max() / kUpdateThreads) {
+  if (slots.size() > std::numeric_limits<int32_t>::max() / kUpdateThreads) {
     return fail(ErrorCode::kInvalidArgument, "delayed scales: {} slots", slots.size());
   }
   for (const DelayedSlot& slot : slots) {
@@ -45,55 +45,64 @@ Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& contex
   }
   DelayedScales scales;
   scales.context_ = context;
-  scales.kernel_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  if (!slots.empty()) scales.kernel_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
   scales.slots_.assign(slots.begin(), slots.end());
   scales.options_ = options;
   Arena arena;
-  (void)arena.take(kWord * slots.size());
-  scales.scale_ = arena.take(kWord * kernels::kScaleStride * slots.size());
-  scales.history_ = arena.take(kWord * static_cast<size_t>(options.history) * slots.size());
-  scales.format_ = arena.take(kWord * slots.size());
-  scales.non_finite_ = arena.take(kWord * slots.size());
-  scales.bytes_ = arena.size();
+  ScaleLayout& layout = scales.layout_;
+  layout.amax = arena.take(kWord * slots.size());
+  layout.scale = arena.take(kWord * kernels::kScaleStride * slots.size());
+  layout.history = arena.take(kWord * static_cast<size_t>(options.history) * slots.size());
+  layout.format = arena.take(kWord * slots.size());
+  layout.non_finite = arena.take(kWord * slots.size());
+  layout.bytes = arena.size();
   return scales;
 }
 
-Status DelayedScales::init(void* state, Stream stream) const {
-  F8_TRY(check_state(state));
-  std::vector<uint32_t> image(bytes_ / kWord);
+std::vector<uint32_t> DelayedScales::initial() const {
+  std::vector<uint32_t> image(layout_.bytes / kWord);
   const auto one = std::bit_cast<uint32_t>(1.0F);
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const size_t scale = scale_ / kWord + i * kernels::kScaleStride;
+    const size_t scale = layout_.scale / kWord + i * kernels::kScaleStride;
     image[scale] = one;
     image[scale + kernels::kInverse] = one;
-    image[format_ / kWord + i] = (slots_[i].dtype == Dtype::kE5m2 ? kernels::kFormatE5m2 : 0) |
-                                 (slots_[i].pow2 ? kernels::kFormatPow2 : 0);
+    image[layout_.format / kWord + i] =
+        (slots_[i].dtype == Dtype::kE5m2 ? kernels::kFormatE5m2 : 0) |
+        (slots_[i].pow2 ? kernels::kFormatPow2 : 0);
   }
+  return image;
+}
+
+Status DelayedScales::init(void* state, Stream stream) const {
+  if (slots_.empty()) return {};
+  F8_TRY(check_state(state));
+  const std::vector<uint32_t> image = initial();
   const Context::State& own = context_->state();
   const ScopedContext current(own.driver, own.primary);
   F8_TRY(current.status());
   // From pageable memory: the driver has taken the bytes when it returns.
   return own.driver.check(own.driver.memcpy_htod_async(reinterpret_cast<CUdeviceptr>(state),
-                                                       image.data(), bytes_, stream),
+                                                       image.data(), layout_.bytes, stream),
                           "cuMemcpyHtoDAsync");
 }
 
 uint32_t* DelayedScales::amaxes(void* state) const {
-  return part<uint32_t>(state, 0);
+  return part<uint32_t>(state, layout_.amax);
 }
 
 ScaleSlots DelayedScales::slots(void* state, size_t first) const {
   return {.amax = amaxes(state) + first,
-          .scale = part<float>(state, scale_) + first * kernels::kScaleStride};
+          .scale = part<float>(state, layout_.scale) + first * kernels::kScaleStride};
 }
 
 Status DelayedScales::update(void* state, Stream stream) const {
+  if (slots_.empty()) return {};
   F8_TRY(check_state(state));
   kernels::ScaleUpdateArgs args{.amax = amaxes(state),
-                                .history = part<uint32_t>(state, history_),
-                                .scale = part<float>(state, scale_),
-                                .format = part<uint32_t>(state, format_),
-                                .non_finite = part<uint32_t>(state, non_finite_),
+                                .history = part<uint32_t>(state, layout_.history),
+                                .scale = part<float>(state, layout_.scale),
+                                .format = part<uint32_t>(state, layout_.format),
+                                .non_finite = part<uint32_t>(state, layout_.non_finite),
                                 .count = static_cast<int32_t>(slots_.size()),
                                 .length = options_.history,
                                 .margin_factor = std::ldexp(1.0F, -options_.margin),

@@ -9,8 +9,9 @@
 //   format     := u32[count]            1: e5m2, else e4m3; 2: power of two
 //   non_finite := u32[count]            steps whose amax was not finite
 //
-// It is plain data: a copy of the buffer, taken when its stream is idle, resumes bitwise. A step is
-// forward and backward of all linears, sync_amax() of amaxes() where there are ranks, update().
+// It is plain data: a copy of the buffer, taken when its stream is idle, resumes bitwise, and
+// scale_state.hpp keeps it between runs. A step is forward and backward of all linears, sync_amax()
+// of amaxes() where there are ranks, update().
 #pragma once
 
 #include <span>
@@ -27,16 +28,32 @@ struct ScaleSlots {
   const float* scale = nullptr;
 };
 
+// Where the parts of a state begin, in bytes.
+struct ScaleLayout {
+  size_t amax = 0;
+  size_t scale = 0;
+  size_t history = 0;
+  size_t format = 0;
+  size_t non_finite = 0;
+  size_t bytes = 0;
+};
+
 class DelayedScales {
  public:
-  // One slot at least.
+  // Without slots there is no state: bytes() is 0, and nothing is launched.
   [[nodiscard]] static Result<DelayedScales> plan(const std::shared_ptr<Context>& context,
                                                   std::span<const DelayedSlot> slots,
                                                   const DelayedOptions& options = {});
 
-  [[nodiscard]] size_t bytes() const { return bytes_; }
+  [[nodiscard]] size_t bytes() const { return layout_.bytes; }
   [[nodiscard]] size_t count() const { return slots_.size(); }
+  [[nodiscard]] const ScaleLayout& layout() const { return layout_; }
+  [[nodiscard]] std::span<const DelayedSlot> slots() const { return slots_; }
   [[nodiscard]] const DelayedOptions& options() const { return options_; }
+  [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
+
+  // A state in host memory: as init() leaves it on the device.
+  [[nodiscard]] std::vector<uint32_t> initial() const;
 
   // Scales 1, no history. Copies from the host, so it does not belong into a graph.
   [[nodiscard]] Status init(void* state, Stream stream) const;
@@ -54,11 +71,7 @@ class DelayedScales {
   const Kernel* kernel_ = nullptr;
   std::vector<DelayedSlot> slots_;
   DelayedOptions options_;
-  size_t scale_ = 0;  // offsets of the parts
-  size_t history_ = 0;
-  size_t format_ = 0;
-  size_t non_finite_ = 0;
-  size_t bytes_ = 0;
+  ScaleLayout layout_;
 };
 
 }  // namespace f8::runtime

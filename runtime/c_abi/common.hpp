@@ -6,7 +6,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 
 #include "float8/float8.h"
@@ -28,8 +27,8 @@ struct float8_weight_casts {
 };
 
 struct float8_scales {
-  std::optional<f8::runtime::DelayedScales> delayed;  // none: no linear has a slot
-  std::vector<size_t> first;                          // slot of each linear; then their number
+  f8::runtime::DelayedScales delayed;
+  std::vector<size_t> first;  // slot of each linear; then their number
 };
 
 namespace f8::c_abi {

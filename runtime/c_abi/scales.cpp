@@ -1,6 +1,8 @@
 // The state of delayed scaling, and maxima over ranks.
+#include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/distributed/scale_sync.hpp"
+#include "runtime/scale_checkpoint.hpp"
 
 using namespace f8::c_abi;
 using f8::ErrorCode;
@@ -26,21 +28,19 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
         known.non_finite == FLOAT8_HOLD ? f8::NonFinite::kHold : f8::NonFinite::kPropagate;
     F8_TRY(f8::validate(options));
 
-    auto scales = std::make_unique<float8_scales>();
+    std::vector<size_t> first;
     std::vector<f8::DelayedSlot> slots;
     for (size_t i = 0; i < known.count; ++i) {
       if (known.linears[i] == nullptr) {
         return f8::fail(ErrorCode::kInvalidArgument, "float8_scales_desc.linears[{}] is NULL", i);
       }
-      scales->first.push_back(slots.size());
+      first.push_back(slots.size());
       const auto& own = known.linears[i]->linear->scale_slots();
       slots.insert(slots.end(), own.begin(), own.end());
     }
-    scales->first.push_back(slots.size());
-    if (!slots.empty()) {
-      scales->delayed = F8_TRY(f8::runtime::DelayedScales::plan(context->context, slots, options));
-    }
-    *out = scales.release();
+    first.push_back(slots.size());
+    auto delayed = F8_TRY(f8::runtime::DelayedScales::plan(context->context, slots, options));
+    *out = new float8_scales{std::move(delayed), std::move(first)};
     return {};
   });
 }
@@ -50,13 +50,13 @@ void float8_scales_destroy(float8_scales* scales) {
 }
 
 size_t float8_scales_bytes(const float8_scales* scales) {
-  return scales == nullptr || !scales->delayed ? 0 : scales->delayed->bytes();
+  return scales == nullptr ? 0 : scales->delayed.bytes();
 }
 
 float8_status float8_scales_init(const float8_scales* scales, void* state, float8_stream stream) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(scales, "scales"));
-    return scales->delayed ? scales->delayed->init(state, stream) : f8::Status();
+    return scales->delayed.init(state, stream);
   });
 }
 
@@ -73,7 +73,7 @@ float8_status float8_scales_slots(const float8_scales* scales, void* state, size
     }
     if (scales->first[index] == scales->first[index + 1]) return {};
     F8_TRY(need(state, "state"));
-    const f8::runtime::ScaleSlots own = scales->delayed->slots(state, scales->first[index]);
+    const f8::runtime::ScaleSlots own = scales->delayed.slots(state, scales->first[index]);
     slots->opaque[0] = own.amax;
     slots->opaque[1] = const_cast<float*>(own.scale);
     return {};
@@ -84,13 +84,61 @@ float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                  float8_nccl_comm communicator, float8_stream stream) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(scales, "scales"));
-    if (!scales->delayed) return {};
-    F8_TRY(need(state, "state"));
-    const f8::runtime::DelayedScales& delayed = *scales->delayed;
-    if (communicator != nullptr) {
+    const f8::runtime::DelayedScales& delayed = scales->delayed;
+    if (communicator != nullptr && delayed.count() > 0) {
+      F8_TRY(need(state, "state"));
       F8_TRY(f8::runtime::sync_amax(delayed.amaxes(state), delayed.count(), communicator, stream));
     }
     return delayed.update(state, stream);
+  });
+}
+
+size_t float8_scales_saved_bytes(const float8_scales* scales) {
+  return scales == nullptr ? 0 : f8::runtime::saved_state_bytes(scales->delayed);
+}
+
+float8_status float8_scales_save(const float8_scales* scales, const void* state, void* buffer,
+                                 size_t bytes, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    F8_TRY(need(buffer, "buffer"));
+    return f8::runtime::save_state(scales->delayed, state, {static_cast<std::byte*>(buffer), bytes},
+                                   stream);
+  });
+}
+
+float8_status float8_scales_load(const float8_scales* scales, void* state, const void* buffer,
+                                 size_t bytes, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    F8_TRY(need(buffer, "buffer"));
+    return f8::runtime::load_state(scales->delayed, state,
+                                   {static_cast<const std::byte*>(buffer), bytes}, stream);
+  });
+}
+
+float8_status float8_scales_save_file(const float8_scales* scales, const void* state,
+                                      const char* path, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    F8_TRY(need(path, "path"));
+    std::string bytes(f8::runtime::saved_state_bytes(scales->delayed), '\0');
+    F8_TRY(f8::runtime::save_state(scales->delayed, state, std::as_writable_bytes(std::span(bytes)),
+                                   stream));
+    return f8::write_file_atomic(path, bytes);
+  });
+}
+
+float8_status float8_scales_load_file(const float8_scales* scales, void* state, const char* path,
+                                      float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    F8_TRY(need(path, "path"));
+    const std::string bytes = F8_TRY(f8::read_file(path));
+    f8::Status loaded =
+        f8::runtime::load_state(scales->delayed, state, std::as_bytes(std::span(bytes)), stream);
+    if (!loaded) loaded.error().message = fmt::format("{}: {}", path, loaded.error().message);
+    return loaded;
   });
 }
 

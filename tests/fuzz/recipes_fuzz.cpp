@@ -2,11 +2,14 @@
 // the same text, or with one readable line.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <set>
 #include <vector>
 
 #include "base/hash.hpp"
 #include "recipes/problem.hpp"
+#include "recipes/scale_state.hpp"
 #include "recipes/tuning_table.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
@@ -151,6 +154,44 @@ TEST(Fuzz, Names) {
     const auto op = parse_op(text);
     check(op, op && !other_name ? to_string(*op) : text);
   });
+}
+
+// Bytes at random, and bytes at random under a hash that fits them.
+TEST(Fuzz, ScaleStateParse) {
+  std::vector<std::string> corpus;
+  for (const uint32_t count : {0U, 1U, 5U}) {
+    ScaleState state;
+    state.length = count + 1;
+    const auto words = [count](uint32_t first, size_t rows) {
+      std::vector<uint32_t> values(count * rows);
+      std::iota(values.begin(), values.end(), first);
+      return values;
+    };
+    state.slots.assign(count, {Dtype::kE5m2, true});
+    state.amax = words(0x3f800000, 1);
+    state.scale = words(0x40000000, 1);
+    state.inverse = words(0x3f000000, 1);
+    state.history = words(0, state.length);
+    state.non_finite = words(7, 1);
+    corpus.push_back(state.serialize());
+    EXPECT_EQ(ScaleState::parse(corpus.back()).value(), state);
+  }
+  int accepted = 0;
+  fuzz::run(corpus, [&accepted](std::string_view text) {
+    const std::string_view body = text.substr(0, text.size() - std::min<size_t>(text.size(), 32));
+    for (const std::string& bytes : {std::string(text), std::string(body) + hash_hex(body)}) {
+      const auto state = ScaleState::parse(bytes);
+      if (!state) {
+        EXPECT_TRUE(state.error().code == ErrorCode::kCorrupt ||
+                    state.error().code == ErrorCode::kUnsupported);
+        fuzz::expect_readable(state.error().message);
+        continue;
+      }
+      ++accepted;
+      EXPECT_EQ(state->serialize(), bytes);
+    }
+  });
+  expect_some(accepted);
 }
 
 }  // namespace

@@ -362,6 +362,29 @@ FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* 
 FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                             float8_nccl_comm communicator, float8_stream stream);
 
+/* A state between two runs of a program: a trainer puts the bytes into its checkpoint. They resume
+ * bitwise, at any time; docs/state.md has their grammar ("float8-scales 1", counts, the state's
+ * words, a hash), which is the same on every machine. Whether the next step is the first
+ * (first_step) is the trainer's to know. These calls copy between device and host and wait for
+ * `stream`: they do not belong into a graph. */
+
+/* Bytes of every saved state of these scales, also without any slots; 0 for NULL. */
+FLOAT8_API size_t float8_scales_saved_bytes(const float8_scales* scales);
+/* Writes float8_scales_saved_bytes() to host memory at `buffer`, of which there are `bytes`. */
+FLOAT8_API float8_status float8_scales_save(const float8_scales* scales, const void* state,
+                                            void* buffer, size_t bytes, float8_stream stream);
+/* Replaces the state by the `bytes` saved at `buffer`, in host memory. Scales of the same linears
+ * in the same order, with the same length of history, must have saved them; margin, scale_from and
+ * non_finite may differ and count from now on. FLOAT8_CORRUPT, FLOAT8_UNSUPPORTED (of another
+ * version) and FLOAT8_INVALID_ARGUMENT (of other linears) leave the state as it was. */
+FLOAT8_API float8_status float8_scales_load(const float8_scales* scales, void* state,
+                                            const void* buffer, size_t bytes, float8_stream stream);
+/* The same with a file, which appears complete or not at all, replacing what was at `path`. */
+FLOAT8_API float8_status float8_scales_save_file(const float8_scales* scales, const void* state,
+                                                 const char* path, float8_stream stream);
+FLOAT8_API float8_status float8_scales_load_file(const float8_scales* scales, void* state,
+                                                 const char* path, float8_stream stream);
+
 /* ---- several devices ---- */
 
 /* Replaces `count` maxima in device memory, each the bits of |x| as fp32, by their maxima over the

@@ -397,6 +397,27 @@ class Scales {
   Status sync(void* state, float8_nccl_comm communicator, float8_stream stream) const {
     return Status(float8_scales_sync(handle_.get(), state, communicator, stream));
   }
+  // The state for a checkpoint, and back; both wait for the stream.
+  [[nodiscard]] Result<std::vector<unsigned char>> save(const void* state,
+                                                        float8_stream stream) const {
+    std::vector<unsigned char> bytes(float8_scales_saved_bytes(handle_.get()));
+    const float8_status status =
+        float8_scales_save(handle_.get(), state, bytes.data(), bytes.size(), stream);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return bytes;
+  }
+  Status load(void* state, const std::vector<unsigned char>& bytes, float8_stream stream) const {
+    return load(state, bytes.data(), bytes.size(), stream);
+  }
+  Status load(void* state, const void* bytes, std::size_t size, float8_stream stream) const {
+    return Status(float8_scales_load(handle_.get(), state, bytes, size, stream));
+  }
+  Status save_file(const void* state, const std::string& path, float8_stream stream) const {
+    return Status(float8_scales_save_file(handle_.get(), state, path.c_str(), stream));
+  }
+  Status load_file(void* state, const std::string& path, float8_stream stream) const {
+    return Status(float8_scales_load_file(handle_.get(), state, path.c_str(), stream));
+  }
   [[nodiscard]] float8_scales* get() const { return handle_.get(); }
 
  private:

@@ -44,20 +44,20 @@ TEST_F(CAbiScales, LaysOutTheSlotsOfAllLinears) {
   d.history = 3;
   float8_scales* scales = nullptr;
   ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK) << float8_last_error();
-  EXPECT_EQ(scales->delayed->count(), 6U);
-  EXPECT_EQ(scales->delayed->options().history, 3);
+  EXPECT_EQ(scales->delayed.count(), 6U);
+  EXPECT_EQ(scales->delayed.options().history, 3);
   Buffer state(float8_scales_bytes(scales));
   ASSERT_EQ(float8_scales_init(scales, state.data(), nullptr), FLOAT8_OK) << float8_last_error();
   float8_scale_slots slots{};
   ASSERT_EQ(float8_scales_slots(scales, state.data(), 2, &slots), FLOAT8_OK);
-  const ScaleSlots expected = scales->delayed->slots(state.data(), 3);
+  const ScaleSlots expected = scales->delayed.slots(state.data(), 3);
   EXPECT_EQ(slots.opaque[0], expected.amax);
   EXPECT_EQ(slots.opaque[1], expected.scale);
   ASSERT_EQ(float8_scales_slots(scales, state.data(), 1, &slots), FLOAT8_OK);
   EXPECT_EQ(slots.opaque[0], nullptr);
 
   // A step: every slot's amax gives its scale, and is zeroed.
-  uint32_t* amaxes = scales->delayed->amaxes(state.data());
+  uint32_t* amaxes = scales->delayed.amaxes(state.data());
   for (uint32_t i = 0; i < 6; ++i)
     amaxes[i] = std::bit_cast<uint32_t>(1.0F + static_cast<float>(i));
   {
@@ -77,14 +77,14 @@ TEST_F(CAbiScales, OptionsAreTheCallers) {
   float8_scales_desc d = desc();
   float8_scales* scales = nullptr;
   ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
-  EXPECT_EQ(scales->delayed->options(), DelayedOptions{});
+  EXPECT_EQ(scales->delayed.options(), DelayedOptions{});
   float8_scales_destroy(scales);
   d.history = 1024;
   d.scale_from = FLOAT8_SCALE_FROM_MOST_RECENT;
   d.margin = 2;
   d.non_finite = FLOAT8_HOLD;
   ASSERT_EQ(float8_scales_plan(&context_, &d, &scales), FLOAT8_OK);
-  EXPECT_EQ(scales->delayed->options(),
+  EXPECT_EQ(scales->delayed.options(),
             (DelayedOptions{1024, ScaleFrom::kMostRecent, 2, NonFinite::kHold}));
   float8_scales_destroy(scales);
 }
@@ -133,7 +133,7 @@ TEST_F(CAbiScales, RanksAgreeInOneAllReduce) {
   ASSERT_EQ(g_reductions.size(), 1U);
   EXPECT_EQ(g_reductions[0].send, state.data());
   EXPECT_EQ(g_reductions[0].count, 6U);
-  EXPECT_EQ(scales->delayed->slots(state.data(), 0).scale[0], 448.0F / 2);
+  EXPECT_EQ(scales->delayed.slots(state.data(), 0).scale[0], 448.0F / 2);
   float8_scales_destroy(scales);
 }
 

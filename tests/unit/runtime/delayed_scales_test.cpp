@@ -180,7 +180,6 @@ TEST(DelayedScales, MisuseIsOneClearError) {
     EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
     EXPECT_TRUE(says(result.error(), part)) << result.error().message;
   };
-  refused(DelayedScales::plan(context, {}), "0 slots");
   refused(DelayedScales::plan(context, slots, {.history = 0}), "history of 0");
   refused(DelayedScales::plan(context, slots, {.margin = -1}), "margin -1");
   const std::vector<DelayedSlot> bad{{Dtype::kBf16, false}};

@@ -241,7 +241,19 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   return CUDA_SUCCESS;
 }
 
+CUresult stream_synchronize(CUstream) {
+  ++g_fake->synchronisations;
+  return g_fake->synchronize_result;
+}
+
+CUresult memcpy_dtoh_async(void* to, CUdeviceptr from, size_t bytes, CUstream) {
+  if (g_fake->copy_result != CUDA_SUCCESS) return g_fake->copy_result;
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+
 CUresult memcpy_htod_async(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
+  if (g_fake->copy_result != CUDA_SUCCESS) return g_fake->copy_result;
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return CUDA_SUCCESS;
 }
@@ -299,6 +311,8 @@ FakeCuda::FakeCuda() {
   table_.tensor_map_encode_tiled = encode;
   table_.launch_kernel_ex = launch_kernel_ex;
   table_.memcpy_htod_async = memcpy_htod_async;
+  table_.memcpy_dtoh_async = memcpy_dtoh_async;
+  table_.stream_synchronize = stream_synchronize;
   table_.memset_d8_async = memset_d8_async;
   table_.memset_d32_async = memset_d32_async;
   table_.memset_d2d8_async = memset_d2d8_async;

@@ -54,10 +54,13 @@ class FakeCuda {
   CUresult launch_result = CUDA_SUCCESS;
   CUresult memset_result = CUDA_SUCCESS;
   CUresult encode_result = CUDA_SUCCESS;
+  CUresult copy_result = CUDA_SUCCESS;
+  CUresult synchronize_result = CUDA_SUCCESS;
   // What happened.
   std::vector<FakeLaunch> launches;
   std::vector<std::string> faults;  // arguments that a device would have choked on
   int memsets = 0;
+  int synchronisations = 0;
   int modules_loaded = 0;
   int modules_unloaded = 0;
   int retained = 0;
