@@ -7,7 +7,8 @@
 namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
-    lines_cuh, scale_cuh, scale_update_cuh, quantize_cuh, gemm_cuh;
+    cast_counters_cuh, column_sums_cuh, lines_cuh, scale_cuh, scale_update_cuh, quantize_cuh,
+    gemm_cuh;
 }
 namespace {
 
@@ -22,6 +23,8 @@ constexpr Template kTemplates[] = {
     {"matrix_tile.cuh", &embedded::matrix_tile_cuh},
     {"amax.cuh", &embedded::amax_cuh},
     {"cast.cuh", &embedded::cast_cuh},
+    {"cast_counters.cuh", &embedded::cast_counters_cuh},
+    {"column_sums.cuh", &embedded::column_sums_cuh},
     {"lines.cuh", &embedded::lines_cuh},
     {"scale.cuh", &embedded::scale_cuh},
     {"scale_update.cuh", &embedded::scale_update_cuh},
@@ -88,6 +91,7 @@ struct StubOf {
     Stub stub{"amax.cuh", "float8_amax", {}};
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
+                constant("kFlagged", s.flagged) +
                 fmt::format(
                     "}};\n"
                     "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
@@ -106,7 +110,9 @@ struct StubOf {
                 constant("Scale", "kScaleQ", scale_name(s.scale_q)) +
                 constant("Scale", "kScaleQt", scale_name(s.scale_qt)) +
                 constant("kDelayed", s.delayed) + constant("kRowMajor", s.q) +
-                constant("kTransposed", s.qt) + constant("kPow2", s.pow2) + "};\n";
+                constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
+                constant("kHold", s.hold) + constant("kCount", s.count) +
+                constant("kSums", s.sums) + constant("kFlagged", s.flagged) + "};\n";
     stub.text += s.one_launch
                      ? fmt::format(
                            "extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
@@ -129,6 +135,24 @@ struct StubOf {
             "float8_scale_update(const __grid_constant__ ScaleUpdateArgs args) {\n"
             "  scale_update(args);\n"
             "}\n"};
+  }
+
+  Stub operator()(const ColumnSumsSpec& s) const {
+    return {"column_sums.cuh", "float8_column_sums",
+            fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                        "float8_column_sums(const __grid_constant__ ColumnSumsArgs args) {{\n"
+                        "  column_sums<{}>(args);\n"
+                        "}}\n",
+                        input_name(s.in))};
+  }
+
+  Stub operator()(const BiasGradSpec& s) const {
+    return {"column_sums.cuh", "float8_bias_grad",
+            fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                        "float8_bias_grad(const __grid_constant__ BiasGradArgs args) {{\n"
+                        "  bias_grad<{}>(args);\n"
+                        "}}\n",
+                        input_name(s.out))};
   }
 
   Stub operator()(const GemmSpec& s) const {

@@ -1,5 +1,6 @@
 #include "codegen/kernel_spec.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
@@ -67,17 +68,26 @@ std::string scale_text(const CastSpec& s) {
   return fmt::format("{}+{}", one(s.scale_q), one(s.scale_qt));
 }
 
+// What may follow a cast's copies, in order.
+constexpr std::pair<std::string_view, bool CastSpec::*> kCastExtras[] = {
+    {"/pow2", &CastSpec::pow2}, {"/hold", &CastSpec::hold},    {"/count", &CastSpec::count},
+    {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::flagged}, {"/list", &CastSpec::list}};
+
 struct KeyOf {
   std::string operator()(const AmaxSpec& s) const {
-    return fmt::format("amax/{}/{}{}", to_string(s.in), over_text(s), s.list ? "/list" : "");
+    return fmt::format("amax/{}/{}{}{}", to_string(s.in), over_text(s), s.flagged ? "/flag" : "",
+                       s.list ? "/list" : "");
   }
   std::string operator()(const CastSpec& s) const {
-    return fmt::format("{}/{}.{}/{}/{}{}{}", s.one_launch ? "quantize" : "cast", to_string(s.in),
-                       to_string(s.out), scale_text(s),
-                       s.q && s.qt ? "q+qt"
-                       : s.q       ? "q"
-                                   : "qt",
-                       s.pow2 ? "/pow2" : "", s.list ? "/list" : "");
+    std::string text = fmt::format("{}/{}.{}/{}/{}", s.one_launch ? "quantize" : "cast",
+                                   to_string(s.in), to_string(s.out), scale_text(s),
+                                   s.q && s.qt ? "q+qt"
+                                   : s.q       ? "q"
+                                               : "qt");
+    for (const auto& [name, field] : kCastExtras) {
+      if (s.*field) text += name;
+    }
+    return text;
   }
   std::string operator()(const GemmSpec& s) const {
     const std::string extras =
@@ -88,6 +98,12 @@ struct KeyOf {
                        extras);
   }
   std::string operator()(const ScaleUpdateSpec&) const { return "scale_update"; }
+  std::string operator()(const ColumnSumsSpec& s) const {
+    return fmt::format("column_sums/{}", to_string(s.in));
+  }
+  std::string operator()(const BiasGradSpec& s) const {
+    return fmt::format("bias_grad/{}", to_string(s.out));
+  }
 };
 
 Result<ScaleMode> parse_scale(std::string_view text) {
@@ -99,17 +115,16 @@ Result<ScaleMode> parse_scale(std::string_view text) {
               "unknown scale {}: expected tensor, axis, block1x128 or block128x128", quote(text));
 }
 
-// Takes "/list" off the end.
-bool take_list(std::string_view& text) {
-  constexpr std::string_view kList = "/list";
-  if (!text.ends_with(kList)) return false;
-  text.remove_suffix(kList.size());
+bool take_off_end(std::string_view& text, std::string_view word) {
+  if (!text.ends_with(word)) return false;
+  text.remove_suffix(word.size());
   return true;
 }
 
 Result<KernelSpec> parse_amax(std::string_view rest) {
   AmaxSpec s;
-  s.list = take_list(rest);
+  s.list = take_off_end(rest, "/list");
+  s.flagged = take_off_end(rest, "/flag");
   s.in = F8_TRY(parse_dtype(take_until(rest, '/')));
   std::string_view more = rest;
   const std::string_view lines = take_until(more, '+');
@@ -127,7 +142,6 @@ Result<KernelSpec> parse_amax(std::string_view rest) {
 Result<KernelSpec> parse_cast(std::string_view rest, bool one_launch) {
   CastSpec s;
   s.one_launch = one_launch;
-  s.list = take_list(rest);
   std::string_view types = take_until(rest, '/');
   s.in = F8_TRY(parse_dtype(take_until(types, '.')));
   s.out = F8_TRY(parse_dtype(types));
@@ -140,16 +154,27 @@ Result<KernelSpec> parse_cast(std::string_view rest, bool one_launch) {
   };
   s.scale_q = F8_TRY(parse(first));
   s.scale_qt = whole.size() == first.size() ? s.scale_q : F8_TRY(parse(scales));
-  const std::string_view copies = take_until(rest, '/');
+  const std::string_view copies = rest.substr(0, rest.find('/'));
+  const std::string_view all_extras = rest.substr(copies.size());
+  std::string_view extras = all_extras;
   s.q = copies == "q" || copies == "q+qt";
   s.qt = copies == "qt" || copies == "q+qt";
   if (!s.q && !s.qt) {
     return fail(ErrorCode::kInvalidArgument, "copies {}: expected q, qt or q+qt", quote(copies));
   }
-  s.pow2 = rest == "pow2";
-  if (!s.pow2 && !rest.empty()) {
-    return fail(ErrorCode::kInvalidArgument, "{} after the copies: expected pow2 or nothing",
-                quote(rest));
+  while (!extras.empty()) {
+    const auto known = std::ranges::find_if(
+        kCastExtras, [&](const auto& extra) { return extras.starts_with(extra.first); });
+    if (known == std::end(kCastExtras)) break;
+    take(extras, known->first);
+    s.*(known->second) = true;
+  }
+  // Each once and in order.
+  if (!extras.empty() || !key(KernelSpec(s)).ends_with(all_extras)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{} after the copies: expected /pow2 /hold /count /sums /flag /list, some of them "
+                "in this order",
+                quote(all_extras));
   }
   if (scale_text(s) != whole) {
     return fail(ErrorCode::kInvalidArgument,
@@ -188,10 +213,14 @@ Result<KernelSpec> parse_gemm_spec(std::string_view rest, int problems) {
   return s;
 }
 
+template <class Spec>
+Result<KernelSpec> parse_of_type(std::string_view rest) {
+  return KernelSpec(Spec{F8_TRY(parse_dtype(rest))});
+}
+
 Status check_input(Dtype in) {
   if (is_fp8(in)) {
-    return fail(ErrorCode::kInvalidArgument, "input type {}: expected bf16, f16 or f32",
-                to_string(in));
+    return fail(ErrorCode::kInvalidArgument, "type {}: expected bf16, f16 or f32", to_string(in));
   }
   return {};
 }
@@ -217,15 +246,18 @@ struct Validate {
     }
     if (s.one_launch && !can_be_one_launch(s)) {
       return fail(ErrorCode::kInvalidArgument,
-                  "one launch finds maxima of 16-bit tensors for dynamic tensor and axis scales");
+                  "one launch finds maxima of 16-bit tensors for dynamic tensor and axis scales, "
+                  "without /count, /sums, /flag and /list");
     }
-    if (s.one_launch && s.list) {
-      return fail(ErrorCode::kInvalidArgument, "one launch of amax and cast takes no list");
+    if (s.sums && s.list) {
+      return fail(ErrorCode::kInvalidArgument, "sums of columns are of one matrix, not of a list");
     }
     return {};
   }
 
   Status operator()(const ScaleUpdateSpec&) const { return {}; }
+  Status operator()(const ColumnSumsSpec& s) const { return check_input(s.in); }
+  Status operator()(const BiasGradSpec& s) const { return check_input(s.out); }
 
   Status operator()(const GemmSpec& s) const {
     const GemmConfig& c = s.config;
@@ -299,7 +331,8 @@ bool has_scale(const CastSpec& spec, ScaleMode mode) {
 }
 
 bool can_be_one_launch(const CastSpec& spec) {
-  return spec.in != Dtype::kF32 && !spec.delayed && !has_scale(spec, ScaleMode::kBlock1x128) &&
+  return spec.in != Dtype::kF32 && !spec.delayed && !spec.list && !spec.count && !spec.sums &&
+         !spec.flagged && !has_scale(spec, ScaleMode::kBlock1x128) &&
          !has_scale(spec, ScaleMode::kBlock128x128);
 }
 
@@ -327,10 +360,13 @@ Result<KernelSpec> parse_kernel_spec(std::string_view text) {
   std::string_view rest = text;
   const std::string_view kind = take_until(rest, '/');
   Result<KernelSpec> spec = fail(ErrorCode::kInvalidArgument,
-                                 "expected amax/, cast/, quantize/, gemm/, gemm2/ or scale_update");
+                                 "expected amax/, cast/, quantize/, gemm/, gemm2/, column_sums/, "
+                                 "bias_grad/ or scale_update");
   if (text == "scale_update") spec = ScaleUpdateSpec{};
   if (kind == "amax") spec = parse_amax(rest);
   if (kind == "cast" || kind == "quantize") spec = parse_cast(rest, kind == "quantize");
+  if (kind == "column_sums") spec = parse_of_type<ColumnSumsSpec>(rest);
+  if (kind == "bias_grad") spec = parse_of_type<BiasGradSpec>(rest);
   if (kind == "gemm" || kind == "gemm2") spec = parse_gemm_spec(rest, kind == "gemm" ? 1 : 2);
   if (spec) {
     if (const Status legal = validate(*spec); !legal) spec = std::unexpected(legal.error());

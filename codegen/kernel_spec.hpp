@@ -2,11 +2,12 @@
 // and scales are run-time arguments, so layers and token counts share kernels.
 //
 // A spec has a text form, its key, which names it in golden files and in `emit --kernel`:
-//   amax  := "amax/" in "/" over ["/list"]
+//   amax  := "amax/" in "/" over ["/flag"] ["/list"]
 //            over   := "tensor" | lines ["+tensor"]    lines := "row" | "col" | "rowcol"
-//   cast  := "cast/" in "." out "/" scale ["+" scale] "/" copies ["/pow2"] ["/list"]
+//   cast  := "cast/" in "." out "/" scale ["+" scale] "/" copies extra*
 //            scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
 //            copies := "q" | "qt" | "q+qt"; two scales: that of q, that of qt
+//            extra  := "/pow2" | "/hold" | "/count" | "/sums" | "/flag" | "/list"     in this order
 //            "quantize/" for "cast/": amax and cast in one launch
 //   gemm  := ("gemm/" | "gemm2/") a "." b "." d "/" scale "/" accum "/" tile ["/" extras]
 //            scale as above             accum  := "fast" | "precise"
@@ -16,6 +17,7 @@
 // A GEMM's configuration, as the database and `--config` have it, adds what the launch alone needs:
 //   config := tile "g" group
 //   update := "scale_update"
+//   sums   := "column_sums/" in            bias := "bias_grad/" out
 // Examples: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2 and 128x256s4c2x1w2g8
 #pragma once
 
@@ -48,7 +50,8 @@ struct AmaxSpec {
   bool tensor = true;
   bool row = false;
   bool col = false;
-  bool list = false;  // takes up to kernels::kMaxListed matrices, else kMaxTensors
+  bool list = false;     // takes up to kernels::kMaxListed matrices, else kMaxTensors
+  bool flagged = false;  // does nothing where a flag says that the results are there already
   bool operator==(const AmaxSpec&) const = default;
 };
 
@@ -63,6 +66,10 @@ struct CastSpec {
   bool delayed = false;     // tensor scales lie on the device already, and the amax is recorded
   bool one_launch = false;  // finds the maxima itself: all blocks resident, tensor and axis scales
   bool list = false;        // as an amax's
+  bool hold = false;        // an amax that is not finite gives scale 1, else NaN or 0
+  bool count = false;       // adds to the copies' counters
+  bool sums = false;        // leaves the sums of the columns too, as column_sums does
+  bool flagged = false;     // as an amax's
   bool operator==(const CastSpec&) const = default;
 };
 
@@ -98,7 +105,19 @@ struct ScaleUpdateSpec {
   bool operator==(const ScaleUpdateSpec&) const = default;
 };
 
-using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec>;
+// The gradient of a bias in two steps, in a fixed order: the sums of the columns of each 128 rows,
+// and those of these sums.
+struct ColumnSumsSpec {
+  Dtype in = Dtype::kBf16;
+  bool operator==(const ColumnSumsSpec&) const = default;
+};
+struct BiasGradSpec {
+  Dtype out = Dtype::kBf16;
+  bool operator==(const BiasGradSpec&) const = default;
+};
+
+using KernelSpec =
+    std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, ColumnSumsSpec, BiasGradSpec>;
 
 // Whether a copy that the cast writes has scales of this mode.
 [[nodiscard]] bool has_scale(const CastSpec& spec, ScaleMode mode);

@@ -11,7 +11,7 @@
 
 namespace f8::kernels {
 
-// Config is the stub's: kInput, kTensor, kRow, kCol.
+// Config is the stub's: kInput, kTensor, kRow, kCol, kFlagged.
 template <class Config>
 struct Amax {
   using Values = Eight<Config::kInput>;
@@ -81,6 +81,7 @@ struct Amax {
   static F8_DEVICE void run(const Args& args) {
     let_next_kernel_start();
     wait_for_previous_kernel();
+    if (Config::kFlagged && is_valid(args.valid)) return;
     const AmaxTensor& t = args.tensors[tensor_of_block(args)];
     const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
     if constexpr (Config::kRow || Config::kCol) {

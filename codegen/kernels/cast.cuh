@@ -15,6 +15,8 @@
 // Tiles are visited last first: what the amax pass read last is still in the L2 cache.
 #pragma once
 
+#include "cast_counters.cuh"
+#include "column_sums.cuh"
 #include "lines.cuh"
 #include "scale.cuh"
 
@@ -32,7 +34,7 @@ F8_DEVICE u32 pack_fp8(float low, float high) {
 }
 
 // Config is the stub's: kInput, kFormat, kScaleQ, kScaleQt, kDelayed, kRowMajor, kTransposed,
-// kPow2.
+// kPow2, kHold, kCount, kSums, kFlagged.
 template <class Config>
 struct Cast {
   struct Scales {
@@ -56,9 +58,11 @@ struct Cast {
   // May come as the amax kernel's lines.
   static constexpr bool kLines =
       (kRowLines || kColumnLines) && (!kTensorScale || kDelayed) && Config::kInput != Input::kF32;
-  static constexpr bool kMaxima = kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed;
+  static constexpr bool kMaxima =
+      kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed || Config::kCount;
 
   static F8_DEVICE float to_scale(u32 amax_bits) {
+    if (Config::kHold && amax_bits >= 0x7F800000U) return 1.0F;
     return scale_from_amax<Config::kFormat, Config::kPow2>(amax_bits);
   }
 
@@ -261,11 +265,45 @@ struct Cast {
     }
   }
 
+  // `maxima` are valid.
+  template <class ScaleAt>
+  static F8_DEVICE void count_copy(const CastTensor& t, const Patch<Config::kInput>& patch,
+                                   const TileMaxima& maxima, bool first, bool tensor_scale,
+                                   float tensor, ScaleAt&& scale, CastCounters* counters) {
+    if (threadIdx.x == 0) {
+      atomicMax(&counters->amax, tile_amax<Config::kInput>(maxima));
+      if (first) {
+        atomicAdd(&counters->elements, static_cast<u64>(t.rows) * static_cast<u64>(t.cols));
+        if (tensor_scale) counters->scale = tensor;
+      }
+    }
+    count_elements<Config::kFormat>(patch, scale, counters);
+  }
+  // counters: q's and qt's.
+  static F8_DEVICE void count(const CastTensor& t, const Patch<Config::kInput>& patch,
+                              const TileMaxima& maxima, const Scales& scales, bool first,
+                              CastCounters* counters) {
+    if constexpr (Config::kRowMajor) {
+      count_copy(
+          t, patch, maxima, first, Config::kScaleQ == Scale::kTensor, scales.tensor,
+          [&](int row, int) { return row_scale(scales, threadIdx.x / 16 * kPatch + row); },
+          counters);
+    }
+    if constexpr (Config::kTransposed) {
+      count_copy(
+          t, patch, maxima, first, Config::kScaleQt == Scale::kTensor, scales.tensor,
+          [&](int, int column) { return column_scale(scales, threadIdx.x % 16 * kPatch + column); },
+          counters + 1);
+    }
+  }
+
   template <class Args>
   static F8_DEVICE void run(const Args& args) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const CastTensor& t = args.tensors[tensor_of_block(args)];
+    if (Config::kFlagged && is_valid(args.valid)) return;
+    const int index_of_tensor = tensor_of_block(args);
+    const CastTensor& t = args.tensors[index_of_tensor];
     const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
     const i32 index = t.blocks - 1 - block;
     const TilePlace tile(t.rows, t.cols, index);
@@ -274,10 +312,14 @@ struct Cast {
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ Scales scales;
+    __shared__ TileMaxima maxima;
     const bool first = index == 0;
+    if (Config::kSums && args.sums != nullptr) {
+      store_column_sums(patch, column0, t.cols, args.sums + i64{tile.row} * t.cols);
+    }
     if constexpr (kMaxima) {
-      __shared__ TileMaxima maxima;
-      find_maxima<kRowBlocks, kColumnBlocks, kTileBlocks || kDelayed>(patch, maxima);
+      constexpr bool kTile = kTileBlocks || kDelayed || Config::kCount;
+      find_maxima<kRowBlocks, kColumnBlocks, kTile>(patch, maxima);
       __syncthreads();
       block_scales(t, maxima, row0, column0, scales);
       if constexpr (kDelayed) delayed_scale(t, maxima, first, scales);
@@ -287,6 +329,10 @@ struct Cast {
     __syncthreads();
     if constexpr (Config::kRowMajor) write_row_major(t, patch, scales);
     if constexpr (Config::kTransposed) write_transposed(t, patch, scales, row0, column0);
+    if constexpr (Config::kCount) {
+      CastCounters* counters = args.counters[index_of_tensor];
+      if (counters != nullptr) count(t, patch, maxima, scales, first, counters);
+    }
   }
 };
 

@@ -27,7 +27,7 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 enum class Scale { kTensor, kAxis, kBlock1x128, kBlock128x128 };
 
 inline constexpr i32 kMaxTensors = 4;  // of a launch
-inline constexpr i32 kMaxListed = 30;  // of a list's launch: what 4 KiB of parameters hold
+inline constexpr i32 kMaxListed = 28;  // of a list's launch: what 4 KiB of parameters hold
 // A tensor's inverse scale lies this far behind its scale: cuBLASLt takes scales at 16-byte
 // boundaries.
 inline constexpr i32 kInverse = 4;
@@ -58,6 +58,7 @@ template <i32 kMost>
 struct AmaxOf {
   i32 count;
   AmaxTensor tensors[kMost];
+  const u32* valid;  // kernels with a flag: the launch does nothing where it holds 1; or null
 };
 using AmaxArgs = AmaxOf<kMaxTensors>;
 using AmaxListArgs = AmaxOf<kMaxListed>;
@@ -95,10 +96,23 @@ F8_BOTH constexpr i64 padded_scales(i64 count) {
   return (count + 3) / 4 * 4;
 }
 
+// What became of the elements of a copy, over all casts since the counters were zeroed.
+struct CastCounters {
+  u32 amax;     // bits of the largest |x| as fp32
+  float scale;  // tensor: the last cast's; else not written
+  u64 elements;
+  u64 saturated;   // finite, and rounding would have gone beyond the format's largest
+  u64 flushed;     // finite and not 0, and became 0
+  u64 non_finite;  // infinite or NaN in x
+};
+
 template <i32 kMost>
 struct CastOf {
   i32 count;
   CastTensor tensors[kMost];
+  const u32* valid;               // as an amax's
+  float* sums;                    // kernels with sums: of the only matrix, or null; column_sums.cuh
+  CastCounters* counters[kMost];  // kernels that count: [2], q's and qt's, or null
 };
 using CastArgs = CastOf<kMaxTensors>;
 using CastListArgs = CastOf<kMaxListed>;
@@ -115,6 +129,26 @@ F8_BOTH constexpr i64 quantize_sync_bytes(i64 tiles) {
 
 inline constexpr u32 kFormatE5m2 = 1;  // else e4m3
 inline constexpr u32 kFormatPow2 = 2;
+
+// The sums of the columns of each kCastTile rows of x[rows][cols], row stride ld elements.
+struct ColumnSumsArgs {
+  const void* x;
+  i64 ld;
+  i32 rows;
+  i32 cols;
+  float* sums;  // [ceil(rows/128)][cols]
+};
+
+// The sums of the columns of sums[count][cols]; a block for each kBiasColumns of them.
+inline constexpr i32 kBiasColumns = 32;
+struct BiasGradArgs {
+  const float* sums;
+  void* out;  // [cols]
+  i32 count;
+  i32 cols;
+  i32 add;  // 1: to what out holds
+  i32 padding;
+};
 
 // `count` operands with a delayed scale, one thread each.
 struct ScaleUpdateArgs {

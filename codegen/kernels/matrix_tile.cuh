@@ -179,6 +179,11 @@ F8_DEVICE u32 tile_amax(const TileMaxima& maxima) {
   return Eight<kInput>::fp32_bits(most);
 }
 
+// Whether a launch has nothing to do: its results are there, says a flag.
+F8_DEVICE bool is_valid(const u32* flag) {
+  return flag != nullptr && load_global(flag) == 1;
+}
+
 // Which matrix of the list this block works on.
 template <class Args>
 F8_DEVICE int tensor_of_block(const Args& args) {

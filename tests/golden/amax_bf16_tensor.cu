@@ -8,6 +8,7 @@ struct Config {
   static constexpr bool kTensor = true;
   static constexpr bool kRow = false;
   static constexpr bool kCol = false;
+  static constexpr bool kFlagged = false;
 };
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_amax(const __grid_constant__ AmaxArgs args) {

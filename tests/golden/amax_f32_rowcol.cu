@@ -8,6 +8,7 @@ struct Config {
   static constexpr bool kTensor = false;
   static constexpr bool kRow = true;
   static constexpr bool kCol = true;
+  static constexpr bool kFlagged = false;
 };
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_amax(const __grid_constant__ AmaxArgs args) {

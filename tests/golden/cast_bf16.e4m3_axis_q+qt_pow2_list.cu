@@ -12,6 +12,10 @@ struct Config {
   static constexpr bool kRowMajor = true;
   static constexpr bool kTransposed = true;
   static constexpr bool kPow2 = true;
+  static constexpr bool kHold = false;
+  static constexpr bool kCount = false;
+  static constexpr bool kSums = false;
+  static constexpr bool kFlagged = false;
 };
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_cast(const __grid_constant__ CastListArgs args) {

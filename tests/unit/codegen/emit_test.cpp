@@ -46,7 +46,10 @@ TEST(Emit, GoldenStubs) {
            "amax/bf16/tensor/list",
            "cast/bf16.e4m3/axis/q+qt/pow2/list",
            "quantize/bf16.e4m3/tensor/q+qt",
+           "cast/bf16.e4m3/axis/q+qt/pow2/hold/count/sums/flag",
            "scale_update",
+           "column_sums/bf16",
+           "bias_grad/f32",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
        }) {
@@ -103,6 +106,21 @@ std::set<std::string> tunable_kernels() {
                                 "cast/bf16.e4m3/tensor/q+qt/list",
                                 "cast/bf16.e4m3/axis/q+qt/pow2/list",
                                 "cast/bf16.e4m3/block128x128/q+qt/pow2/list",
+                                "amax/bf16/rowcol/flag",
+                                "amax/f32/tensor/flag/list",
+                                "cast/bf16.e4m3/tensor/q+qt/hold/count/sums/flag",
+                                "cast/bf16.e4m3/axis/q+qt/pow2/hold/count/sums/flag",
+                                "cast/bf16.e5m2/delayed/q+qt/count/sums",
+                                "cast/f32.e4m3/axis+tensor/q+qt/count/sums/flag",
+                                "cast/f16.e4m3/block128x128/q+qt/hold/count/flag/list",
+                                "cast/bf16.e4m3/block1x128/q+qt/pow2/sums",
+                                "quantize/bf16.e4m3/axis/q+qt/pow2/hold",
+                                "column_sums/bf16",
+                                "column_sums/f16",
+                                "column_sums/f32",
+                                "bias_grad/bf16",
+                                "bias_grad/f16",
+                                "bias_grad/f32",
                                 "scale_update"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {

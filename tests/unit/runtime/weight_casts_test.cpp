@@ -85,12 +85,12 @@ class WeightCastsTest : public ::testing::Test {
 };
 
 TEST_F(WeightCastsTest, OnePairOfLaunchesForAModel) {
-  add("tensorwise", 30);
+  add("tensorwise", 28);
   expect_the_same(false, 2);
 }
 
 TEST_F(WeightCastsTest, MoreThanALaunchTakes) {
-  add("rowwise", 31);
+  add("rowwise", 29);
   expect_the_same(false, 4);
 }
 
