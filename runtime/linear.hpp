@@ -42,7 +42,7 @@ struct LinearDesc {
   // Of WeightCall::w, where it is not tensor_dtype: f32 master weights go into the cache at once.
   // The cache is then all that forward and backward need of the weight, unless the recipe has a
   // GEMM in high precision that reads w.
-  std::optional<Dtype> master_dtype;
+  std::optional<Dtype> master_dtype = {};
 };
 
 // Row strides (ld_*) are in elements: 0 where rows follow each other, else at least a row and whole
