@@ -80,6 +80,11 @@ std::string constant(std::string_view name, bool value) {
   return constant("bool", name, value ? "true" : "false");
 }
 
+// Whether the cast's registers allow four blocks an SM without spills.
+bool fits_four_blocks(const CastSpec& s) {
+  return s.in != Dtype::kF32 && !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
+}
+
 struct Stub {
   std::string_view file;  // the template that it instantiates
   std::string entry;
@@ -121,11 +126,11 @@ struct StubOf {
                            "}}\n",
                            kQuantizeBlocksPerSm)
                      : fmt::format(
-                           "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                           "extern \"C\" __global__ void __launch_bounds__(kTileThreads{})\n"
                            "float8_cast(const __grid_constant__ {} args) {{\n"
                            "  Cast<Config>::run(args);\n"
                            "}}\n",
-                           s.list ? "CastListArgs" : "CastArgs");
+                           fits_four_blocks(s) ? ", 4" : "", s.list ? "CastListArgs" : "CastArgs");
     return stub;
   }
 

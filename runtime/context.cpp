@@ -6,6 +6,7 @@
 #include "base/environment.hpp"
 #include "codegen/emit.hpp"
 #include "runtime/context_state.hpp"
+#include "runtime/launch.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -71,14 +72,24 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   kernel->cluster_size = cluster_size(spec);
   const auto* cast = std::get_if<codegen::CastSpec>(&spec);
   kernel->cooperative = cast != nullptr && cast->one_launch;
+  const auto* amax = std::get_if<codegen::AmaxSpec>(&spec);
+  kernel->even = cast != nullptr || (amax != nullptr && (amax->row || amax->col));
   kernel->registers = cubin.registers;
   kernel->spill_bytes = cubin.spill_bytes;
   F8_TRY(cuda.check(cuda.module_get_function(&kernel->function, module, cubin.entry.c_str()),
                     "cuModuleGetFunction"));
-  if (kernel->smem_bytes > 0) {
+  int most_smem_bytes = kernel->smem_bytes;
+  if (kernel->even) {
+    F8_TRY(
+        cuda.check(cuda.func_get_attribute(&kernel->static_smem_bytes,
+                                           CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel->function),
+                   "cuFuncGetAttribute(SHARED_SIZE_BYTES)"));
+    most_smem_bytes = even_smem_bytes(*kernel, 1);
+  }
+  if (most_smem_bytes > 0) {
     F8_TRY(cuda.check(
         cuda.func_set_attribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                kernel->smem_bytes),
+                                most_smem_bytes),
         "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)"));
   }
   if (kernel->cluster_size > 8) {

@@ -52,6 +52,8 @@ struct Kernel {
   int cluster_size = 1;
   int resident_clusters = 0;  // that run at once; one cluster_size-th of the SMs at most
   bool cooperative = false;   // all blocks run at once, or the launch fails
+  bool even = false;          // its blocks are dealt evenly to the SMs: launch.cpp
+  int static_smem_bytes = 0;  // where they are
   int registers = 0;
   int spill_bytes = 0;
 };

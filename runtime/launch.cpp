@@ -1,7 +1,31 @@
 // One launch through cuLaunchKernelEx.
 #include "runtime/launch.hpp"
 
+#include <algorithm>
+
 namespace f8::runtime {
+
+namespace {
+
+// An SM takes as many blocks as fit it. When a kernel starts while its predecessor ends, the SMs
+// that are free first would take all of a small grid and the others none.
+constexpr int64_t kMostEvenBlocks = 4;  // an SM: grids of more fill all of them anyway
+constexpr int64_t kSmemOfSm = 228 * 1024;
+constexpr int64_t kSmemOfBlock = 1024;  // that the system takes
+constexpr int64_t kSmemGrain = 128;
+
+int smem_bytes(const Kernel& kernel, int64_t blocks) {
+  if (!kernel.even) return kernel.smem_bytes;
+  const int64_t an_sm = (blocks + kernel.resident_clusters - 1) / kernel.resident_clusters;
+  return an_sm > kMostEvenBlocks ? kernel.smem_bytes : even_smem_bytes(kernel, an_sm);
+}
+
+}  // namespace
+
+int even_smem_bytes(const Kernel& kernel, int64_t blocks_per_sm) {
+  const int64_t share = kSmemOfSm / blocks_per_sm - kSmemOfBlock - kernel.static_smem_bytes;
+  return static_cast<int>(std::max<int64_t>(share, 0) / kSmemGrain * kSmemGrain);
+}
 
 Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks, void** parameters,
               bool programmatic, Stream stream) {
@@ -27,7 +51,7 @@ Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks, void**
   config.gridDimY = config.gridDimZ = 1;
   config.blockDimX = static_cast<unsigned>(kernel.threads);
   config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = static_cast<unsigned>(kernel.smem_bytes);
+  config.sharedMemBytes = static_cast<unsigned>(smem_bytes(kernel, blocks));
   config.hStream = stream;
   config.attrs = attributes;
   config.numAttrs = count;

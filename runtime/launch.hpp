@@ -6,6 +6,9 @@
 
 namespace f8::runtime {
 
+// Dynamic shared memory with which no more than `blocks_per_sm` blocks of a kernel fit an SM.
+[[nodiscard]] int even_smem_bytes(const Kernel& kernel, int64_t blocks_per_sm);
+
 // Enqueues `blocks` blocks in x. `parameters` are pointers to the kernel's parameters, in order.
 // With `programmatic` the kernel may start before its predecessor on the stream ends: ours wait for
 // it themselves (griddepcontrol.wait) before they touch global memory.

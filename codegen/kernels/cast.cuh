@@ -61,6 +61,8 @@ struct Cast {
   static constexpr bool kMaxima =
       kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed || Config::kCount;
 
+  static constexpr bool kAfterAmax = (kTensorScale && !kDelayed) || kRowLines || kColumnLines;
+
   static F8_DEVICE float to_scale(u32 amax_bits) {
     if (Config::kHold && amax_bits >= 0x7F800000U) return 1.0F;
     return scale_from_amax<Config::kFormat, Config::kPow2>(amax_bits);
@@ -300,8 +302,6 @@ struct Cast {
   template <class Args>
   static F8_DEVICE void run(const Args& args) {
     let_next_kernel_start();
-    wait_for_previous_kernel();
-    if (Config::kFlagged && is_valid(args.valid)) return;
     const int index_of_tensor = tensor_of_block(args);
     const CastTensor& t = args.tensors[index_of_tensor];
     const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
@@ -309,6 +309,11 @@ struct Cast {
     const TilePlace tile(t.rows, t.cols, index);
     const i32 row0 = tile.row * kCastTile;
     const i32 column0 = tile.column * kCastTile;
+    if constexpr (!kAfterAmax && !Config::kFlagged) {
+      prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
+    }
+    wait_for_previous_kernel();
+    if (Config::kFlagged && is_valid(args.valid)) return;
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ Scales scales;

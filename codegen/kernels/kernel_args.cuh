@@ -124,7 +124,7 @@ struct QuantizeArgs {
   u64* sync;  // quantize_sync_bytes(), 16-byte aligned: see quantize.cuh
 };
 F8_BOTH constexpr i64 quantize_sync_bytes(i64 tiles) {
-  return 16 + tiles * (16 + kLinesOfTile * 2);
+  return 16 + tiles * (16 + kLinesOfTile / 4 * 16);
 }
 
 inline constexpr u32 kFormatE5m2 = 1;  // else e4m3

@@ -91,6 +91,23 @@ struct Eight {
   }
 };
 
+// Brings a tile into L2.
+template <Input kInput>
+F8_DEVICE void prefetch_tile(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
+                             i32 column0) {
+  constexpr i32 kBytes = Eight<kInput>::kElementBytes;
+  constexpr i32 kLinesOfRow = kCastTile * kBytes / 128;
+#pragma unroll
+  for (int i = 0; i < kCastTile * kLinesOfRow / kTileThreads; ++i) {
+    const i32 line = static_cast<i32>(threadIdx.x) + i * kTileThreads;
+    const i32 row = row0 + line / kLinesOfRow;
+    const i32 column = column0 + line % kLinesOfRow * (128 / kBytes);
+    if (row < row_count && column < column_count) {
+      prefetch_line(static_cast<const u8*>(x) + (row * ld + column) * kBytes);
+    }
+  }
+}
+
 // A thread's 8 x 8 elements of the tile whose first element is (row0, column0); zero outside the
 // matrix.
 template <Input kInput>

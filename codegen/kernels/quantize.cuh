@@ -7,10 +7,10 @@
 //   epoch           u64: counts launches
 //   padding         u64
 //   tiles x word    { u64 tag, u64 amax of the tile }, 16 bytes, written and read at once
-//   tiles x lines   as lines.cuh says                                           axis scales alone
+//   tiles x 64 x word   { u64 tag, 4 x u16 }: the maxima of 128 rows and of 128 columns
 // A word is this launch's where its tag is: tags mix the epoch and the launch's grid id. So what
 // sync holds before the first launch does not matter, but between launches nobody else may write
-// to it. The word of a tile is released after the tile's lines.
+// to it. Each word is read on its own, so nothing orders them.
 #pragma once
 
 #include "cast.cuh"
@@ -28,24 +28,25 @@ F8_DEVICE void store_word(u64* p, u64 tag, u64 value) {
       "l"(tag), "l"(value)
       : "memory");
 }
-F8_DEVICE u64 wait_word(const u64* p, u64 tag) {
+// Whether the word has come.
+F8_DEVICE bool load_word(const u64* p, u64 tag, u64& value) {
   u64 seen;
-  u64 value;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .b128 word;\n"
-        "ld.relaxed.gpu.global.b128 word, [%2];\n"
-        "mov.b128 {%0, %1}, word;\n"
-        "}\n"
-        : "=l"(seen), "=l"(value)
-        : "l"(p)
-        : "memory");
-  } while (seen != tag);
-  return value;
+  asm volatile(
+      "{\n"
+      ".reg .b128 word;\n"
+      "ld.relaxed.gpu.global.b128 word, [%2];\n"
+      "mov.b128 {%0, %1}, word;\n"
+      "}\n"
+      : "=l"(seen), "=l"(value)
+      : "l"(p)
+      : "memory");
+  return seen == tag;
 }
-F8_DEVICE void fence_gpu() {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+F8_DEVICE u64 wait_word(const u64* p, u64 tag) {
+  u64 value;
+  while (!load_word(p, tag, value)) {
+  }
+  return value;
 }
 // Different for different x.
 F8_DEVICE u64 mix(u64 x) {
@@ -71,27 +72,31 @@ struct Quantize {
   struct Sync {
     u64* epoch;
     u64* words;
-    u16* lines;
+    u64* lines;
     u64 count;
     u64 tag;
     F8_DEVICE explicit Sync(const QuantizeArgs& args)
         : epoch(args.sync),
           words(args.sync + 2),
-          lines(reinterpret_cast<u16*>(args.sync + 2 + 2 * gridDim.x)),
+          lines(args.sync + 2 + 2 * gridDim.x),
           count(load_relaxed(args.sync) + 1),
           tag(mix(count ^ mix(grid_id()))) {}
     F8_DEVICE u64* word(i32 tile) const { return words + 2 * tile; }
-    F8_DEVICE u16* lines_of(i32 tile) const { return lines + tile * kLinesOfTile; }
+    F8_DEVICE u64* line(i32 tile, u32 unit) const {
+      return lines + tile * (kLinesOfTile / 2) + 2 * unit;
+    }
   };
 
   static F8_DEVICE void publish(const Sync& sync, const TileMaxima& maxima) {
+    constexpr u32 kUnits = kCastTile / 4;  // of rows, and of columns
     const i32 tile = static_cast<i32>(blockIdx.x);
-    if constexpr (kLines) {
-      store_lines<kRowLines, kColumnLines>(sync.lines_of(tile), maxima);
-      __syncthreads();
+    const u32 unit = threadIdx.x;
+    if (kLines && unit < 2 * kUnits && (unit < kUnits ? kRowLines : kColumnLines)) {
+      const u32* four = (unit < kUnits ? maxima.row : maxima.column) + unit % kUnits * 4;
+      store_word(sync.line(tile, unit), sync.tag,
+                 four[0] | four[1] << 16 | static_cast<u64>(four[2] | four[3] << 16) << 32);
     }
-    if (threadIdx.x == 0) {
-      if constexpr (kLines) fence_gpu();
+    if (threadIdx.x == kTileThreads - 1) {
       store_word(sync.word(tile), sync.tag, tile_amax<Config::kInput>(maxima));
     }
   }
@@ -112,25 +117,35 @@ struct Quantize {
     return most;
   }
 
-  // Until the lines of the tiles in this one's row and column of tiles are there.
-  static F8_DEVICE void wait_for_lines(const Sync& sync, i32 first, const TilePlace& tile) {
-    const i32 rows = kRowLines ? tile.across : 0;
-    const i32 columns = kColumnLines ? tile.down : 0;
-    for (i32 i = static_cast<i32>(threadIdx.x); i < rows + columns; i += kTileThreads) {
-      wait_word(sync.word(first + (i < rows ? tile.beside(i) : tile.above(i - rows))), sync.tag);
-      fence_gpu();
-    }
-    __syncthreads();
+  // Of the matrix whose tiles begin at `first_tile`.
+  static F8_DEVICE void gather(const Sync& sync, i32 first_tile, const TilePlace& tile,
+                               LineMaxima& lines) {
+    constexpr int kAtOnce = 4;
+    lines.gather<kRowLines, kColumnLines, kAtOnce>(
+        tile, [&](u64(&fours)[kAtOnce], u32 unit, i32 first, i32 step, i32 count) {
+          bool all;
+          do {
+            all = true;
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+              if (i < count &&
+                  !load_word(sync.line(first_tile + first + i * step, unit), sync.tag, fours[i])) {
+                all = false;
+              }
+            }
+          } while (!all);
+        });
   }
 
   static F8_DEVICE void run(const QuantizeArgs& args) {
-    wait_for_previous_kernel();
-    let_next_kernel_start();
-    const Sync sync(args);
     const CastTensor& t = args.cast.tensors[tensor_of_block(args.cast)];
     const TilePlace tile(t.rows, t.cols, static_cast<i32>(blockIdx.x) - t.first_block);
     const i32 row0 = tile.row * kCastTile;
     const i32 column0 = tile.column * kCastTile;
+    prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const Sync sync(args);
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ TileMaxima maxima;
@@ -140,8 +155,7 @@ struct Quantize {
     __shared__ typename Copies::Scales scales;
     if constexpr (kLines) {
       __shared__ LineMaxima lines;
-      wait_for_lines(sync, t.first_block, tile);
-      lines.gather<kRowLines, kColumnLines>(sync.lines_of(t.first_block), tile);
+      gather(sync, t.first_block, tile, lines);
       Copies::axis_scales(t, row0, column0, lines, scales);
     }
     u32 amax = 0;

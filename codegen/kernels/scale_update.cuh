@@ -29,7 +29,7 @@ F8_DEVICE void scale_update(const ScaleUpdateArgs& args) {
   if (args.most_recent != 0) most = amax;
   if (most == 0) return;
   const u32 format = load_global(args.format + i);
-  float scale = scale_from_amax(most, (format & kFormatE5m2) != 0 ? 57344.0 : 448.0);
+  float scale = scale_from_amax(most, (format & kFormatE5m2) != 0 ? 57344.0F : 448.0F);
   scale = scale * args.margin_factor;
   if ((format & kFormatPow2) != 0) scale = power_of_two(scale);
   args.scale[static_cast<i64>(i) * kScaleStride] = scale;
