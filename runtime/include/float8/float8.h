@@ -33,7 +33,7 @@
  *    beside what runs on other streams.
  * 6. A context and a linear may be used by several threads at once. Calls that are in flight at the
  *    same time need workspaces of their own. Linears may share one workspace on one stream. What is
- *    in it before its first use does not matter; after that its first 512 KiB belong to float8,
+ *    in it before its first use does not matter; after that its first MiB belongs to float8,
  *    which counts launches there: nothing else may write to them while calls are still to come.
  * 7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a weight
  *    gradient is set to zero.
