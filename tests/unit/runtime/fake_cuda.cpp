@@ -143,6 +143,11 @@ CUresult module_get_function(CUfunction* out, CUmodule module, const char*) {
   return CUDA_SUCCESS;
 }
 
+CUresult func_get_attribute(int* out, CUfunction_attribute, CUfunction) {
+  *out = 20 << 10;  // static shared memory
+  return CUDA_SUCCESS;
+}
+
 CUresult func_set_attribute(CUfunction function, CUfunction_attribute which, int value) {
   if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
     reinterpret_cast<FakeCuda::Module*>(function)->max_dynamic_smem = value;
@@ -306,6 +311,7 @@ FakeCuda::FakeCuda() {
   table_.module_load_data = module_load_data;
   table_.module_unload = module_unload;
   table_.module_get_function = module_get_function;
+  table_.func_get_attribute = func_get_attribute;
   table_.func_set_attribute = func_set_attribute;
   table_.occupancy_max_active_clusters = occupancy;
   table_.tensor_map_encode_tiled = encode;
