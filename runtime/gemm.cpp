@@ -230,11 +230,21 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
       GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
       // cuBLASLt numbers its suggestions afresh for every shape and type.
       if (found->problem.shape != desc.shape || found->problem.d != desc.d) choice.heuristic = 0;
+      choice.why = found->problem.shape == desc.shape
+                       ? "the tuning table's row of this shape"
+                       : fmt::format("the tuning table's nearest row, {}", found->problem.key());
       return choice;
     }
   }
-  if (!is_fp8(desc.a)) return GemmChoice{.provider = Provider::kCublasLt, .config = {}};
+  const char* without =
+      table == nullptr ? "there is no tuning table" : "the tuning table has no row near this shape";
   GemmChoice choice;
+  if (!is_fp8(desc.a)) {
+    choice.provider = Provider::kCublasLt;
+    choice.why = fmt::format("{}, and high precision is left to cuBLASLt", without);
+    return choice;
+  }
+  choice.why = fmt::format("by the cost model: {}", without);
   choice.config =
       F8_TRY(cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count));
   return choice;

@@ -87,6 +87,9 @@ Status read_struct(const T* from, const char* name, T& out) {
   return {};
 }
 
+// As float8_linear_info says.
+[[nodiscard]] Status copy_text(const std::string& from, char* text, size_t bytes, size_t* needed);
+
 inline Status need_zero(const char* field, int64_t value) {
   if (value == 0) [[likely]] {
     return {};

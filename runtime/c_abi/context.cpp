@@ -3,6 +3,7 @@
 
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
+#include "runtime/info.hpp"
 
 using namespace f8::c_abi;
 
@@ -40,5 +41,13 @@ float8_status float8_context_load_table(float8_context* context, const char* pat
     context->context->set_table(std::move(*table));
     if (hash != nullptr) *hash = value;
     return {};
+  });
+}
+
+float8_status float8_context_info(const float8_context* context, char* text, size_t bytes,
+                                  size_t* needed) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(context, "context"));
+    return copy_text(f8::runtime::describe(*context->context), text, bytes, needed);
   });
 }

@@ -1,6 +1,7 @@
 // Linears and the casts of their weights.
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/recipe.hpp"
+#include "runtime/info.hpp"
 
 using namespace f8::c_abi;
 using f8::ErrorCode;
@@ -81,6 +82,8 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
     converted.bias = known.bias != 0;
     converted.accumulate_grad_weight = known.accumulate_grad_weight != 0;
     converted.needs_grad_input = known.no_grad_input == 0;
+    converted.recompute = known.recompute != 0;
+    if (known.f32_master_weight != 0) converted.master_dtype = f8::Dtype::kF32;
     auto linear = F8_TRY(f8::runtime::Linear::plan(context->context, converted));
     *out = new float8_linear{std::move(linear)};
     return {};
@@ -89,6 +92,14 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
 
 void float8_linear_destroy(float8_linear* linear) {
   delete linear;
+}
+
+float8_status float8_linear_info(const float8_linear* linear, char* text, size_t bytes,
+                                 size_t* needed) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(linear, "linear"));
+    return copy_text(f8::runtime::describe(*linear->linear), text, bytes, needed);
+  });
 }
 
 size_t float8_linear_workspace_bytes(const float8_linear* linear) {

@@ -35,6 +35,17 @@ float8_status to_status(ErrorCode code) {
   return FLOAT8_INTERNAL;
 }
 
+Status copy_text(const std::string& from, char* text, size_t bytes, size_t* needed) {
+  if (bytes > 0) {
+    F8_TRY(need(text, "text"));
+    const size_t length = std::min(from.size(), bytes - 1);
+    std::memcpy(text, from.data(), length);
+    text[length] = '\0';
+  }
+  if (needed != nullptr) *needed = from.size() + 1;
+  return {};
+}
+
 }  // namespace f8::c_abi
 
 const char* float8_status_string(float8_status status) {

@@ -120,6 +120,11 @@ FLOAT8_API void float8_context_destroy(float8_context* context);
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
 
+/* The device, the options and the tuning table in use, in a few lines of text for people; the
+ * arguments are those of float8_linear_info (below). */
+FLOAT8_API float8_status float8_context_info(const float8_context* context, char* text,
+                                             size_t bytes, size_t* needed);
+
 /* ---- recipes: how the operands of a linear's three GEMMs are cast ----
  *
  *     GEMM          a        b        contracts   gives
@@ -194,7 +199,13 @@ typedef struct float8_linear_desc {
   int32_t no_grad_input;              /* nonzero: a first layer; no backward will ask for dx */
   const float8_recipe* custom_recipe; /* in place of `recipe`; read during the call alone */
   int32_t tensor_dtype;               /* a float8_dtype: of x, w, bias, y, dy and dx */
-  int32_t reserved;                   /* 0 */
+  /* Nonzero: forward saves nothing; backward reads x, and w where it has no weight cache, and casts
+   * them again to the same bits. Delayed scales must still be those that forward had. */
+  int32_t recompute;
+  /* Nonzero: casts of the weight into a weight cache read it in fp32, an optimizer's master weight.
+   * Calls with the cache need no w then, but for a GEMM in high precision. */
+  int32_t f32_master_weight;
+  int32_t reserved; /* 0 */
 } float8_linear_desc;
 
 /* Chooses, compiles and loads the linear's kernels: seconds for the first of a kind on a machine,
@@ -221,6 +232,14 @@ typedef struct float8_scale_slots {
   void* opaque[4];
 } float8_scale_slots;
 
+/* What was planned, in a few lines of text: for each GEMM its operands, the kernel that computes it
+ * and why that one (the tuning table's row, the cost model, ...), the launches of a call at m_max,
+ * and the bytes of each buffer. Copies up to `bytes` of it, cut short where they are too few, to
+ * `text`, which always ends in a NUL where bytes > 0; *needed, where it is not NULL, receives the
+ * bytes of all of it with its NUL. For people: its wording may change. */
+FLOAT8_API float8_status float8_linear_info(const float8_linear* linear, char* text, size_t bytes,
+                                            size_t* needed);
+
 /* In the args below ld_x and the like are row strides in elements: 0 where rows follow each other,
  * else at least a row and a multiple of 16 bytes. Tensors without a type are in tensor_dtype. */
 typedef struct float8_forward_args {
@@ -228,7 +247,7 @@ typedef struct float8_forward_args {
   const void* x; /* [m][k] */
   const void* w; /* [n][k]; not read where weight_cache is given and `output` is fp8 */
   void* y;       /* [m][n], written */
-  void* saved;   /* float8_linear_saved_bytes(), written; NULL: there will be no backward */
+  void* saved;   /* float8_linear_saved_bytes(), written; NULL: no backward, or recompute */
   int64_t m;     /* 0 to m_max */
   int64_t ld_x;
   int64_t ld_w;
@@ -255,8 +274,8 @@ typedef struct float8_backward_args {
   int64_t ld_dw;
   int64_t ld_x;
   int64_t ld_w;
-  const void* x;             /* the forward's; read where grad_weight is in high precision */
-  const void* w;             /* the forward's; read where grad_input is in high precision */
+  const void* x; /* the forward's; read where grad_weight is in high precision, or recompute */
+  const void* w; /* the same, of grad_input; with recompute only where there is no weight cache */
   const void* weight_cache;  /* the forward's: given in both or in neither */
   float8_scale_slots scales; /* as in the forward */
   int32_t first_step;        /* as in the forward */
@@ -278,7 +297,7 @@ FLOAT8_API float8_status float8_linear_backward(const float8_linear* linear,
 
 typedef struct float8_weight_args {
   size_t struct_size;
-  const void* w; /* [n][k] */
+  const void* w; /* [n][k]; fp32 where the linear has f32_master_weight */
   int64_t ld_w;
   void* cache;               /* float8_linear_weight_cache_bytes(), written */
   float8_scale_slots scales; /* as in float8_forward_args */

@@ -132,6 +132,20 @@ class Recipe {
   GemmSetting output_{}, grad_input_{}, grad_weight_{};
 };
 
+namespace detail {
+// The text that a call copies into a buffer.
+template <class Call>
+Result<std::string> text(Call call) {
+  std::size_t needed = 0;
+  float8_status status = call(nullptr, 0, &needed);
+  std::string text(needed, ' ');
+  if (status == FLOAT8_OK) status = call(&text[0], needed, nullptr);
+  if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+  text.pop_back();
+  return text;
+}
+}  // namespace detail
+
 struct ContextOptions {
   std::string cache_dir;  // empty: the default
   bool serial_launch = false;
@@ -156,6 +170,12 @@ class Context {
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return hash;
   }
+  // The device, the options and the tuning table in use, for people.
+  [[nodiscard]] Result<std::string> info() const {
+    return detail::text([this](char* text, std::size_t bytes, std::size_t* needed) {
+      return float8_context_info(handle_.get(), text, bytes, needed);
+    });
+  }
   [[nodiscard]] float8_context* get() const { return handle_.get(); }
 
  private:
@@ -176,6 +196,8 @@ struct LinearDesc {
   bool accumulate_grad_weight = false;
   bool needs_grad_input = true;
   float8_dtype tensor_dtype = FLOAT8_BF16;
+  bool recompute = false;
+  bool f32_master_weight = false;
 };
 
 // A linear's part of a scale state; Scales::slots gives it.
@@ -250,6 +272,8 @@ class Linear {
     c.accumulate_grad_weight = desc.accumulate_grad_weight ? 1 : 0;
     c.no_grad_input = desc.needs_grad_input ? 0 : 1;
     c.tensor_dtype = desc.tensor_dtype;
+    c.recompute = desc.recompute ? 1 : 0;
+    c.f32_master_weight = desc.f32_master_weight ? 1 : 0;
     float8_linear* handle = nullptr;
     const float8_status status = float8_linear_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -314,6 +338,12 @@ class Linear {
   Status cast_weight(const WeightArgs& args, void* workspace, float8_stream stream) const {
     const float8_weight_args c = args.c();
     return Status(float8_linear_cast_weight(handle_.get(), &c, workspace, stream));
+  }
+  // What was planned and why, for people.
+  [[nodiscard]] Result<std::string> info() const {
+    return detail::text([this](char* text, std::size_t bytes, std::size_t* needed) {
+      return float8_linear_info(handle_.get(), text, bytes, needed);
+    });
   }
   [[nodiscard]] float8_linear* get() const { return handle_.get(); }
 

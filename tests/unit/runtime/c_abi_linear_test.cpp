@@ -135,6 +135,10 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   desc.no_grad_input = 1;
   desc.grad_weight_dtype = FLOAT8_F32;
   desc.tensor_dtype = FLOAT8_F16;
+  EXPECT_FALSE(got.recompute);
+  EXPECT_FALSE(got.master_dtype);
+  desc.recompute = 1;
+  desc.f32_master_weight = 1;
   got = planned(desc).value();
   EXPECT_EQ(got.shape, kShape);
   EXPECT_TRUE(got.bias);
@@ -142,6 +146,8 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   EXPECT_FALSE(got.needs_grad_input);
   EXPECT_EQ(got.grad_weight_dtype, Dtype::kF32);
   EXPECT_EQ(got.tensor_dtype, Dtype::kF16);
+  EXPECT_TRUE(got.recompute);
+  EXPECT_EQ(got.master_dtype, Dtype::kF32);
 }
 
 TEST_F(CAbiLinear, BadRecipes) {
