@@ -41,6 +41,7 @@ struct ContextOptions {
   std::filesystem::path cache_dir;  // empty: environment().cache_dir
   bool programmatic_launch = true;  // let a kernel's start overlap its predecessor's end
   bool cooperative_launch = true;   // small tensors are quantized by a grid that synchronises
+  bool check_pointers = false;      // ask the driver about every pointer and stream of a call
 };
 
 // A loaded kernel.

@@ -37,6 +37,7 @@ namespace f8::runtime {
   X(launch_kernel_ex, cuLaunchKernelEx)                          \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled)             \
   X(mem_get_info, cuMemGetInfo)                                  \
+  X(pointer_get_attribute, cuPointerGetAttribute)                \
   X(mem_alloc, cuMemAlloc)                                       \
   X(mem_free, cuMemFree)                                         \
   X(memcpy_htod, cuMemcpyHtoD)                                   \
@@ -51,6 +52,7 @@ namespace f8::runtime {
   X(stream_create, cuStreamCreate)                               \
   X(stream_destroy, cuStreamDestroy)                             \
   X(stream_synchronize, cuStreamSynchronize)                     \
+  X(stream_get_ctx, cuStreamGetCtx)                              \
   X(stream_wait_event, cuStreamWaitEvent)                        \
   X(stream_begin_capture, cuStreamBeginCapture)                  \
   X(stream_end_capture, cuStreamEndCapture)                      \

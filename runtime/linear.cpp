@@ -312,18 +312,21 @@ auto launch_on(Stream stream) {
 Status Linear::forward(const ForwardCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
+  F8_TRY(state_->check_device("forward", call, workspace, stream));
   return state_->forward(call, workspace, launch_on(stream));
 }
 
 Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
+  F8_TRY(state_->check_device("backward", call, workspace, stream));
   return state_->backward(call, workspace, launch_on(stream));
 }
 
 Status Linear::cast_weight(const WeightCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
+  F8_TRY(state_->check_device("cast_weight", call, workspace, stream));
   return state_->cast_weight(call, workspace, launch_on(stream));
 }
 

@@ -69,7 +69,8 @@ Status Linear::State::check(const ForwardCall& call, const void* workspace) cons
   F8_TRY(check_optional("forward", "saved", call.saved));
   F8_TRY(check_optional("forward", "weight_cache", call.weight_cache));
   F8_TRY(check_scales("forward", call.scales));
-  return check_pointer("forward", "workspace", workspace);
+  F8_TRY(check_pointer("forward", "workspace", workspace));
+  return memory(call, workspace).check_overlaps("forward");
 }
 
 Status Linear::State::check(const BackwardCall& call, const void* workspace) const {
@@ -118,7 +119,8 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
     F8_TRY(check_source("x", call.x, Gemm::kGradWeight));
   }
   F8_TRY(check_scales("backward", call.scales));
-  return check_pointer("backward", "workspace", workspace);
+  F8_TRY(check_pointer("backward", "workspace", workspace));
+  return memory(call, workspace).check_overlaps("backward");
 }
 
 Status Linear::State::check(const WeightCall& call) const {
@@ -130,7 +132,61 @@ Status Linear::State::check(const WeightCall& call) const {
 
 Status Linear::State::check(const WeightCall& call, const void* workspace) const {
   F8_TRY(check(call));
-  return check_pointer("cast_weight", "workspace", workspace);
+  F8_TRY(check_pointer("cast_weight", "workspace", workspace));
+  return memory(call, workspace).check_overlaps("cast_weight");
+}
+
+void Linear::State::add_scales(CallMemory& memory, const ScaleSlots& scales) const {
+  const size_t count = kernels.slots.size();
+  memory.add("scales (amax)", scales.amax, count * sizeof(uint32_t), Access::kWrite);
+  memory.add("scales", scales.scale, count * kernels::kScaleStride * sizeof(float), Access::kRead);
+}
+
+CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {
+  const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
+  const bool cached = call.weight_cache != nullptr;
+  CallMemory memory;
+  memory.add_rows("x", call.x, m, k, call.ld_x, desc.tensor_dtype, Access::kRead);
+  memory.add_rows("w", call.w, n, k, call.ld_w, desc.tensor_dtype, Access::kRead);
+  memory.add_rows("y", call.y, m, n, call.ld_y, desc.tensor_dtype, Access::kWrite);
+  memory.add_rows("bias", call.bias, 1, n, 0, desc.tensor_dtype, Access::kRead);
+  memory.add("saved", call.saved, cached ? layout.saved_input_bytes : layout.saved_bytes,
+             Access::kWrite);
+  memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
+  memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
+  add_scales(memory, call.scales);
+  return memory;
+}
+
+// Of x and w what is read of them: a trainer that needs the input no more may put dx in its place.
+// The weight itself must outlive every call.
+CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace) const {
+  const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
+  const bool cached = call.weight_cache != nullptr;
+  const bool reads_input = call.dw != nullptr && (desc.recompute || !is_fp8(Gemm::kGradWeight));
+  CallMemory memory;
+  memory.add_rows("dy", call.dy, m, n, call.ld_dy, desc.tensor_dtype, Access::kRead);
+  memory.add_rows("dx", call.dx, m, k, call.ld_dx, desc.tensor_dtype, Access::kWrite);
+  memory.add_rows("dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype, Access::kWrite);
+  memory.add_rows("x", reads_input ? call.x : nullptr, m, k, call.ld_x, desc.tensor_dtype,
+                  Access::kRead);
+  memory.add_rows("w", call.w, n, k, call.ld_w, desc.tensor_dtype, Access::kRead);
+  memory.add("saved", call.saved, cached ? layout.saved_input_bytes : layout.saved_bytes,
+             Access::kRead);
+  memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
+  memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
+  add_scales(memory, call.scales);
+  return memory;
+}
+
+CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) const {
+  CallMemory memory;
+  memory.add_rows("w", call.w, desc.shape.n, desc.shape.k, call.ld_w, kernels.master_dtype,
+                  Access::kRead);
+  memory.add("cache", call.cache, layout.cache_bytes, Access::kWrite);
+  memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
+  add_scales(memory, call.scales);
+  return memory;
 }
 
 }  // namespace f8::runtime

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
+#include "runtime/call_memory.hpp"
 #include "runtime/context_state.hpp"
 #include "runtime/gemm_providers.hpp"
 #include "runtime/linear.hpp"
@@ -78,6 +79,23 @@ struct Linear::State {
   [[nodiscard]] Status check(const WeightCall& call) const;
   [[nodiscard]] Status check(const WeightCall& call, const void* workspace) const;
   [[nodiscard]] Status check_scales(const char* call, const ScaleSlots& scales) const;
+
+  // What a call touches of what it was given.
+  [[nodiscard]] CallMemory memory(const ForwardCall& call, const void* workspace) const;
+  [[nodiscard]] CallMemory memory(const BackwardCall& call, const void* workspace) const;
+  [[nodiscard]] CallMemory memory(const WeightCall& call, const void* workspace) const;
+  void add_scales(CallMemory& memory, const ScaleSlots& scales) const;
+  // Where the context is asked to check pointers.
+  template <class Call>
+  [[nodiscard]] Status check_device(const char* name, const Call& call, const void* workspace,
+                                    Stream stream) const {
+    if (!context->options().check_pointers) [[likely]] {
+      return {};
+    }
+    F8_TRY(check(call, workspace));
+    return memory(call, workspace)
+        .check_device(name, *driver, primary, context->device().ordinal, stream);
+  }
 
   [[nodiscard]] Place input_place(const ForwardCall& call, uint8_t* work, uint8_t* saved) const;
   [[nodiscard]] Place weight_place(const void* w, int64_t ld, uint8_t* work) const;

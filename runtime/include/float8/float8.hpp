@@ -149,6 +149,7 @@ Result<std::string> text(Call call) {
 struct ContextOptions {
   std::string cache_dir;  // empty: the default
   bool serial_launch = false;
+  bool check_pointers = false;
 };
 
 class Context {
@@ -158,6 +159,7 @@ class Context {
     c.struct_size = sizeof c;
     c.cache_dir = options.cache_dir.empty() ? nullptr : options.cache_dir.c_str();
     c.serial_launch = options.serial_launch ? 1 : 0;
+    c.check_pointers = options.check_pointers ? 1 : 0;
     float8_context* handle = nullptr;
     const float8_status status = float8_context_create(device, &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

@@ -246,6 +246,39 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   return CUDA_SUCCESS;
 }
 
+CUresult pointer_get_attribute(void* out, CUpointer_attribute which, CUdeviceptr pointer) {
+  for (const FakeAllocation& a : g_fake->allocations) {
+    const auto begin = reinterpret_cast<CUdeviceptr>(a.begin);
+    if (pointer < begin || pointer >= begin + a.bytes) continue;
+    const auto give = [&](auto value) { std::memcpy(out, &value, sizeof value); };
+    switch (which) {
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        give(a.type);
+        return CUDA_SUCCESS;
+      case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        give(a.managed ? 1U : 0U);
+        return CUDA_SUCCESS;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        give(a.device);
+        return CUDA_SUCCESS;
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        give(begin);
+        return CUDA_SUCCESS;
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        give(a.bytes);
+        return CUDA_SUCCESS;
+      default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult stream_get_ctx(CUstream stream, CUcontext* out) {
+  *out = stream == g_fake->foreign_stream ? nullptr : kPrimary;
+  return CUDA_SUCCESS;
+}
+
 CUresult stream_synchronize(CUstream) {
   ++g_fake->synchronisations;
   return g_fake->synchronize_result;
@@ -266,6 +299,7 @@ CUresult memcpy_htod_async(CUdeviceptr to, const void* from, size_t bytes, CUstr
 CUresult memset_d8_async(CUdeviceptr to, unsigned char value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
+  if (!g_fake->emulate) return CUDA_SUCCESS;
   std::memset(reinterpret_cast<void*>(to), value, count);
   return CUDA_SUCCESS;
 }
@@ -274,6 +308,7 @@ CUresult memset_d2d8_async(CUdeviceptr to, size_t pitch, unsigned char value, si
                            size_t height, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
+  if (!g_fake->emulate) return CUDA_SUCCESS;
   for (size_t row = 0; row < height; ++row) {
     std::memset(reinterpret_cast<uint8_t*>(to) + row * pitch, value, width);
   }
@@ -283,6 +318,7 @@ CUresult memset_d2d8_async(CUdeviceptr to, size_t pitch, unsigned char value, si
 CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
+  if (!g_fake->emulate) return CUDA_SUCCESS;
   std::fill_n(reinterpret_cast<uint32_t*>(to), count, value);
   return CUDA_SUCCESS;
 }
@@ -319,6 +355,8 @@ FakeCuda::FakeCuda() {
   table_.memcpy_htod_async = memcpy_htod_async;
   table_.memcpy_dtoh_async = memcpy_dtoh_async;
   table_.stream_synchronize = stream_synchronize;
+  table_.stream_get_ctx = stream_get_ctx;
+  table_.pointer_get_attribute = pointer_get_attribute;
   table_.memset_d8_async = memset_d8_async;
   table_.memset_d32_async = memset_d32_async;
   table_.memset_d2d8_async = memset_d2d8_async;

@@ -32,6 +32,15 @@ struct FakeLaunch {
   kernels::GemmArgs gemm{};  // of a matmul
 };
 
+// Memory that the driver knows.
+struct FakeAllocation {
+  const void* begin = nullptr;
+  size_t bytes = 0;
+  int device = 0;
+  CUmemorytype type = CU_MEMORYTYPE_DEVICE;
+  bool managed = false;
+};
+
 class FakeCuda {
  public:
   FakeCuda();   // takes the driver's place
@@ -58,7 +67,9 @@ class FakeCuda {
   CUresult synchronize_result = CUDA_SUCCESS;
   // What happened.
   std::vector<FakeLaunch> launches;
-  std::vector<std::string> faults;  // arguments that a device would have choked on
+  std::vector<std::string> faults;          // arguments that a device would have choked on
+  std::vector<FakeAllocation> allocations;  // for ContextOptions::check_pointers
+  CUstream foreign_stream = nullptr;        // of another context
   int memsets = 0;
   int synchronisations = 0;
   int modules_loaded = 0;

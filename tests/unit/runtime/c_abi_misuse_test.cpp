@@ -1,0 +1,352 @@
+// Every misuse of a call has its status and words that say which argument and what to do, and
+// launches nothing; and calls at random never do anything else.
+#include <float8/float8.hpp>
+#include <functional>
+#include <random>
+
+#include "runtime/c_abi/common.hpp"
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::FakeCublasLt;
+using testing::FakeCuda;
+using testing::Fixture;
+
+constexpr Shape kShape = {40, 48, 32};
+
+struct Call {
+  float8_forward_args forward{};
+  float8_backward_args backward{};
+  float8_weight_args weight{};
+  void* workspace = nullptr;
+};
+
+LinearDesc described(const char* recipe) {
+  LinearDesc desc = testing::describe(recipe, kShape);
+  desc.bias = true;
+  return desc;
+}
+
+class Misuse : public ::testing::Test {
+ public:
+  [[nodiscard]] float8_status forward(const Call& call) const {
+    return float8_linear_forward(&linear_, &call.forward, call.workspace, nullptr);
+  }
+  [[nodiscard]] float8_status backward(const Call& call) const {
+    return float8_linear_backward(&linear_, &call.backward, call.workspace, nullptr);
+  }
+  [[nodiscard]] float8_status cast(const Call& call) const {
+    return float8_linear_cast_weight(&linear_, &call.weight, call.workspace, nullptr);
+  }
+
+ protected:
+  explicit Misuse(const char* recipe = "tensorwise")
+      : s_(cuda_, described(recipe), kShape.m), linear_{s_.linear} {}
+
+  [[nodiscard]] Call good() {
+    Call call;
+    float8_forward_args& f = call.forward;
+    f.struct_size = sizeof f;
+    f.x = s_.x.data();
+    f.w = s_.w.data();
+    f.y = s_.y.data();
+    f.saved = s_.saved.data();
+    f.m = kShape.m;
+    f.bias = s_.bias.data();
+    float8_backward_args& b = call.backward;
+    b.struct_size = sizeof b;
+    b.dy = s_.dy.data();
+    b.saved = s_.saved.data();
+    b.dx = s_.dx.data();
+    b.dw = s_.dw.data();
+    b.m = kShape.m;
+    b.x = s_.x.data();
+    b.w = s_.w.data();
+    call.weight.struct_size = sizeof call.weight;
+    call.weight.w = s_.w.data();
+    call.weight.cache = s_.cache.data();
+    f.scales = b.scales =
+        call.weight.scales = {{s_.slots.amax, const_cast<float*>(s_.slots.scale)}};
+    call.workspace = s_.workspace.data();
+    return call;
+  }
+  using Do = float8_status (Misuse::*)(const Call&) const;
+  struct Row {
+    Do call;
+    std::function<void(Call&)> spoil;
+    const char* words;
+  };
+  void expect_refused(const std::vector<Row>& rows) {
+    for (const Row& row : rows) {
+      Call call = good();
+      ASSERT_EQ((this->*row.call)(call), FLOAT8_OK) << float8_last_error();
+      const size_t launches = cuda_.launches.size();
+      const int memsets = cuda_.memsets;
+      row.spoil(call);
+      EXPECT_EQ((this->*row.call)(call), FLOAT8_INVALID_ARGUMENT) << row.words;
+      EXPECT_NE(std::string_view(float8_last_error()).find(row.words), std::string_view::npos)
+          << float8_last_error() << "\n  does not say: " << row.words;
+      EXPECT_EQ(cuda_.launches.size(), launches) << row.words;
+      EXPECT_EQ(cuda_.memsets, memsets) << row.words;
+    }
+  }
+  // `by` bytes into the memory of another argument.
+  static void* into(const void* pointer, size_t by) {
+    return const_cast<uint8_t*>(static_cast<const uint8_t*>(pointer)) + by;
+  }
+
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+  Fixture s_;
+  float8_linear linear_;
+};
+
+TEST_F(Misuse, OfAForward) {
+  constexpr Do kForward = &Misuse::forward;
+  expect_refused({
+      {kForward, [](Call& c) { c.forward.struct_size = 3; }, "struct_size is 3"},
+      {kForward, [](Call& c) { c.forward.reserved = 1; }, "reserved is 1; it must be 0"},
+      {kForward, [](Call& c) { c.forward.x = nullptr; }, "forward: x is null"},
+      {kForward, [](Call& c) { c.forward.w = nullptr; }, "forward: w is null"},
+      {kForward, [](Call& c) { c.forward.y = nullptr; }, "forward: y is null"},
+      {kForward, [](Call& c) { c.forward.bias = nullptr; }, "forward: bias is null"},
+      {kForward, [](Call& c) { c.workspace = nullptr; }, "forward: workspace is null"},
+      {kForward, [](Call& c) { c.forward.x = into(c.forward.x, 2); }, "x is not aligned to 16"},
+      {kForward, [](Call& c) { c.forward.w = into(c.forward.w, 8); }, "w is not aligned"},
+      {kForward, [](Call& c) { c.forward.y = into(c.forward.y, 1); }, "y is not aligned"},
+      {kForward, [](Call& c) { c.forward.bias = into(c.forward.bias, 2); }, "bias is not aligned"},
+      {kForward, [](Call& c) { c.forward.saved = into(c.forward.saved, 4); }, "saved is not"},
+      {kForward, [](Call& c) { c.workspace = into(c.workspace, 8); }, "workspace is not aligned"},
+      {kForward, [](Call& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
+      {kForward, [](Call& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
+      {kForward, [](Call& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
+      {kForward, [](Call& c) { c.forward.ld_x = 31; }, "ld_x is 31"},
+      {kForward, [](Call& c) { c.forward.ld_w = 33; }, "ld_w is 33"},
+      {kForward, [](Call& c) { c.forward.ld_y = -48; }, "ld_y is -48"},
+      {kForward, [](Call& c) { c.forward.ld_y = INT64_MAX; }, "ld_y is"},
+      {kForward, [](Call& c) { c.forward.y = const_cast<void*>(c.forward.x); },
+       "forward: y (3840 bytes) and x (2560 bytes) overlap; y is written, give it memory of its "
+       "own"},
+      {kForward, [](Call& c) { c.forward.y = into(c.forward.w, 3072 - 16); },
+       "y (3840 bytes) and w"},
+      {kForward, [](Call& c) { c.forward.saved = c.forward.y; }, "y (3840 bytes) and saved"},
+      {kForward, [](Call& c) { c.forward.saved = into(c.workspace, 16); }, "saved"},
+      {kForward, [](Call& c) { c.workspace = const_cast<void*>(c.forward.x); }, "workspace"},
+      {kForward, [](Call& c) { c.forward.bias = into(c.forward.y, 16); }, "and bias (96 bytes)"},
+      {kForward, [](Call& c) { c.forward.weight_cache = c.forward.y; }, "and weight_cache"},
+      {kForward, [](Call& c) { c.forward.workspace_bytes = 1; }, "workspace has 1 bytes"},
+      {kForward, [](Call& c) { c.forward.saved_bytes = 1; }, "saved has 1 bytes"},
+      {kForward, [](Call& c) { c.forward.weight_cache_bytes = 1; }, "weight_cache has 1 bytes"},
+  });
+}
+
+TEST_F(Misuse, OfABackward) {
+  constexpr Do kBackward = &Misuse::backward;
+  expect_refused({
+      {kBackward, [](Call& c) { c.backward.struct_size = 0; }, "struct_size is 0"},
+      {kBackward, [](Call& c) { c.backward.dy = nullptr; }, "backward: dy is null"},
+      {kBackward, [](Call& c) { c.backward.saved = nullptr; }, "backward: saved is null"},
+      {kBackward, [](Call& c) { c.workspace = nullptr; }, "backward: workspace is null"},
+      {kBackward, [](Call& c) { c.backward.dy = into(c.backward.dy, 2); }, "dy is not aligned"},
+      {kBackward, [](Call& c) { c.backward.dx = into(c.backward.dx, 2); }, "dx is not aligned"},
+      {kBackward, [](Call& c) { c.backward.dw = into(c.backward.dw, 2); }, "dw is not aligned"},
+      {kBackward, [](Call& c) { c.backward.m = 41; }, "m is 41"},
+      {kBackward, [](Call& c) { c.backward.ld_dy = 40; }, "ld_dy is 40"},
+      {kBackward, [](Call& c) { c.backward.ld_dx = 16; }, "ld_dx is 16"},
+      {kBackward, [](Call& c) { c.backward.ld_dw = 33; }, "ld_dw is 33"},
+      {kBackward, [](Call& c) { c.backward.accumulate = 1; }, "accumulate is set"},
+      {kBackward, [](Call& c) { c.backward.dw = const_cast<void*>(c.backward.w); },
+       "dw (3072 bytes)"},
+      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.dy); }, "and dy"},
+      {kBackward, [](Call& c) { c.backward.dw = into(c.backward.dx, 2560 - 16); }, "overlap"},
+      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.saved); },
+       "and saved"},
+      {kBackward, [](Call& c) { c.workspace = const_cast<void*>(c.backward.saved); }, "workspace"},
+      {kBackward, [](Call& c) { c.backward.workspace_bytes = 1; }, "workspace has 1 bytes"},
+      {kBackward, [](Call& c) { c.backward.saved_bytes = 1; }, "saved has 1 bytes"},
+  });
+  // The input is not read: dx may take its place.
+  Call call = good();
+  call.backward.dx = const_cast<void*>(call.backward.x);
+  EXPECT_EQ(backward(call), FLOAT8_OK) << float8_last_error();
+}
+
+TEST_F(Misuse, OfACastOfTheWeight) {
+  constexpr Do kCast = &Misuse::cast;
+  expect_refused({
+      {kCast, [](Call& c) { c.weight.struct_size = 5000; }, "struct_size is 5000"},
+      {kCast, [](Call& c) { c.weight.reserved = -1; }, "reserved is -1"},
+      {kCast, [](Call& c) { c.weight.w = nullptr; }, "cast_weight: w is null"},
+      {kCast, [](Call& c) { c.weight.cache = nullptr; }, "cast_weight: cache is null"},
+      {kCast, [](Call& c) { c.workspace = nullptr; }, "cast_weight: workspace is null"},
+      {kCast, [](Call& c) { c.weight.ld_w = 8; }, "ld_w is 8"},
+      {kCast, [](Call& c) { c.weight.cache = const_cast<void*>(c.weight.w); }, "cache"},
+      {kCast, [](Call& c) { c.weight.cache = c.workspace; }, "overlap"},
+      {kCast, [](Call& c) { c.weight.cache_bytes = 7; }, "cache has 7 bytes"},
+      {kCast, [](Call& c) { c.weight.workspace_bytes = 7; }, "workspace has 7 bytes"},
+  });
+}
+
+class MisuseDelayed : public Misuse {
+ protected:
+  MisuseDelayed() : Misuse("delayed") {}
+};
+
+TEST_F(MisuseDelayed, OfTheScales) {
+  expect_refused({
+      {&Misuse::forward, [](Call& c) { c.forward.scales = {}; }, "forward: scales is empty"},
+      {&Misuse::backward, [](Call& c) { c.backward.scales = {}; }, "backward: scales is empty"},
+      {&Misuse::cast, [](Call& c) { c.weight.scales = {}; }, "cast_weight: scales is empty"},
+      {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[0] = c.forward.y; },
+       "scales (amax)"},
+      {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[1] = c.forward.y; }, "and scales ("},
+  });
+}
+
+class MisuseHighPrecision : public Misuse {
+ protected:
+  MisuseHighPrecision() : Misuse("rowwise_with_gw_hp") {}
+};
+
+TEST_F(MisuseHighPrecision, OfWhatBackwardReads) {
+  constexpr Do kBackward = &Misuse::backward;
+  expect_refused({
+      {kBackward, [](Call& c) { c.backward.x = nullptr; },
+       "x is null; grad_weight is computed from"},
+      {kBackward, [](Call& c) { c.backward.x = into(c.backward.x, 8); }, "x is not aligned"},
+      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.x); },
+       "dx (2560 bytes) and x (2560 bytes) overlap"},
+  });
+}
+
+TEST_F(Misuse, CudaErrorsReachTheCaller) {
+  const Call call = good();
+  const auto fails = [&](CUresult& where, CUresult with, float8_status status, const char* words) {
+    where = with;
+    EXPECT_EQ(forward(call), status) << words;
+    EXPECT_NE(std::string_view(float8_last_error()).find(words), std::string_view::npos)
+        << float8_last_error();
+    where = CUDA_SUCCESS;
+    EXPECT_EQ(forward(call), FLOAT8_OK) << float8_last_error();
+  };
+  fails(cuda_.launch_result, CUDA_ERROR_ILLEGAL_ADDRESS, FLOAT8_CUDA, "restart the process");
+  fails(cuda_.launch_result, CUDA_ERROR_OUT_OF_MEMORY, FLOAT8_OUT_OF_MEMORY, "out of memory");
+  fails(cuda_.launch_result, CUDA_ERROR_INVALID_VALUE, FLOAT8_CUDA, "cuLaunchKernelEx");
+}
+
+// Descriptions and arguments at random: a status out of the list, words for every failure, and no
+// memory touched that a call was not given. Sanitizer builds watch the rest.
+TEST_F(Misuse, CallsAtRandom) {
+  float8_context context{s_.context};
+  std::mt19937_64 random(7);
+  const auto any = [&](auto... choices) {
+    const std::array<std::common_type_t<decltype(choices)...>, sizeof...(choices)> all{choices...};
+    return all[random() % all.size()];
+  };
+  const auto rarely = [&] { return random() % 8 == 0; };
+  cuda_.emulate = false;
+  const auto expect_words = [](float8_status status) {
+    if (status == FLOAT8_OK) return;
+    EXPECT_STRNE(float8_status_string(status), "unknown status");
+    EXPECT_STRNE(float8_last_error(), "");
+    EXPECT_EQ(std::string_view(float8_last_error()).find('\n'), std::string_view::npos);
+  };
+  const auto pointer = [&](const void* usual) -> void* {
+    if (!rarely()) return const_cast<void*>(usual);
+    return any(static_cast<void*>(nullptr), into(usual, 2), into(usual, 16),
+               static_cast<void*>(s_.workspace.data()), static_cast<void*>(s_.y.data()));
+  };
+  const auto number = [&](int64_t usual) -> int64_t {
+    if (!rarely()) return usual;
+    return any(int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{7}, int64_t{48}, int64_t{1} << 30,
+               INT64_MAX, INT64_MIN);
+  };
+  const auto flag = [&] { return static_cast<int32_t>(rarely() ? number(1) : 0); };
+  int good_calls = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Call call = good();
+    float8_forward_args& f = call.forward;
+    if (rarely()) f.struct_size = random() % 6000;
+    f.x = pointer(f.x);
+    f.w = pointer(f.w);
+    f.y = pointer(f.y);
+    f.saved = pointer(f.saved);
+    f.bias = pointer(f.bias);
+    f.weight_cache = rarely() ? pointer(s_.cache.data()) : nullptr;
+    f.m = number(f.m);
+    f.ld_x = number(0);
+    f.ld_w = number(0);
+    f.ld_y = number(0);
+    f.first_step = flag();
+    f.reserved = flag();
+    f.workspace_bytes = static_cast<size_t>(number(0));
+    float8_backward_args& b = call.backward;
+    if (rarely()) b.struct_size = random() % 6000;
+    b.dy = pointer(b.dy);
+    b.dx = pointer(b.dx);
+    b.dw = pointer(b.dw);
+    b.saved = pointer(b.saved);
+    b.x = pointer(b.x);
+    b.w = pointer(b.w);
+    b.weight_cache = rarely() ? pointer(s_.cache.data()) : nullptr;
+    b.m = number(b.m);
+    b.ld_dy = number(0);
+    b.ld_dx = number(0);
+    b.ld_dw = number(0);
+    b.accumulate = flag();
+    call.workspace = pointer(call.workspace);
+    // A size beyond a struct's end would be read there.
+    if (f.struct_size > sizeof f) f.struct_size = 0;
+    if (b.struct_size > sizeof b) b.struct_size = 0;
+    cuda_.launches.clear();
+    for (const float8_status status : {forward(call), backward(call), cast(call)}) {
+      expect_words(status);
+      good_calls += status == FLOAT8_OK ? 1 : 0;
+    }
+  }
+  EXPECT_GT(good_calls, 1000);
+
+  int planned = 0;
+  for (int i = 0; i < 300; ++i) {
+    float8_recipe recipe{};
+    recipe.struct_size = sizeof recipe;
+    for (float8_gemm_setting* gemm : {&recipe.output, &recipe.grad_input, &recipe.grad_weight}) {
+      for (float8_cast_setting* operand : {&gemm->a, &gemm->b}) {
+        operand->scaling = rarely() ? static_cast<int32_t>(number(1)) : 0;
+        operand->granularity = rarely() ? static_cast<int32_t>(random() % 5) : 0;
+        operand->format = rarely() ? static_cast<int32_t>(random() % 3) : 0;
+        operand->pow2 = flag();
+      }
+      gemm->fast = flag();
+    }
+    float8_linear_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.m_max = number(16);
+    desc.n = number(48);
+    desc.k = number(32);
+    desc.recipe = any(static_cast<const char*>(nullptr), "delayed", "", "\x01%s\n");
+    desc.custom_recipe = rarely() ? nullptr : &recipe;
+    if (desc.custom_recipe != nullptr && !rarely()) desc.recipe = nullptr;
+    desc.grad_weight_dtype = flag();
+    desc.bias = flag();
+    desc.accumulate_grad_weight = flag();
+    desc.no_grad_input = flag();
+    desc.tensor_dtype = flag();
+    desc.recompute = flag();
+    desc.f32_master_weight = flag();
+    desc.reserved = flag();
+    float8_linear* linear = nullptr;
+    const float8_status status = float8_linear_plan(&context, &desc, &linear);
+    expect_words(status);
+    EXPECT_EQ(status == FLOAT8_OK, linear != nullptr);
+    planned += status == FLOAT8_OK ? 1 : 0;
+    float8_linear_destroy(linear);
+  }
+  EXPECT_GT(planned, 10);
+}
+
+}  // namespace
+}  // namespace f8::runtime
