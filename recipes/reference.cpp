@@ -78,41 +78,6 @@ std::vector<double> dequantize(const Fp8Matrix& x) {
   return values;
 }
 
-// d[m][n] = a[m][k] b[n][k]^T. b is turned so that the inner loop runs along n, four rows of a at a
-// time: vectorised without reordering any sum.
-std::vector<double> matmul(std::span<const double> a, std::span<const double> b, size_t m, size_t n,
-                           size_t k) {
-  constexpr size_t kColumns = 256;
-  constexpr size_t kRows = 4;
-  std::vector<double> d(m * n);
-  std::vector<double> panel(kColumns * k);
-  for (size_t j0 = 0; j0 < n; j0 += kColumns) {
-    const size_t columns = std::min(kColumns, n - j0);
-    for (size_t j = 0; j < columns; ++j) {
-      for (size_t p = 0; p < k; ++p) panel[p * kColumns + j] = b[(j0 + j) * k + p];
-    }
-    for (size_t i0 = 0; i0 < m; i0 += kRows) {
-      const size_t rows = std::min(kRows, m - i0);
-      double sums[kRows][kColumns] = {};
-      for (size_t p = 0; p < k; ++p) {
-        const double* const column = &panel[p * kColumns];
-        double row[kRows] = {};
-        for (size_t i = 0; i < rows; ++i) row[i] = a[(i0 + i) * k + p];
-        for (size_t j = 0; j < columns; ++j) {
-          sums[0][j] += row[0] * column[j];
-          sums[1][j] += row[1] * column[j];
-          sums[2][j] += row[2] * column[j];
-          sums[3][j] += row[3] * column[j];
-        }
-      }
-      for (size_t i = 0; i < rows; ++i) {
-        std::copy_n(sums[i], columns, d.begin() + static_cast<ptrdiff_t>((i0 + i) * n + j0));
-      }
-    }
-  }
-  return d;
-}
-
 struct Operand {
   const Matrix& matrix;
   bool transposed;
@@ -186,12 +151,15 @@ std::vector<float> amax(const Matrix& x, AmaxOver over) {
 
 Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
                          std::span<const float> amax) {
+  std::vector<float> scales;
+  for (const float value : amax) scales.push_back(scale_from_amax(value, dtype, pow2));
+  return cast_with_scales(x, over, dtype, std::move(scales));
+}
+
+Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype, std::vector<float> scales) {
   const ScaleGrid grid = scale_grid(x.rows, x.cols, over);
-  Fp8Matrix q{x.rows, x.cols, dtype, over, {}, {}, {}};
-  for (const float value : amax) {
-    q.scales.push_back(scale_from_amax(value, dtype, pow2));
-    q.inv_scales.push_back(inverse_scale(q.scales.back()));
-  }
+  Fp8Matrix q{x.rows, x.cols, dtype, over, {}, std::move(scales), {}};
+  for (const float scale : q.scales) q.inv_scales.push_back(inverse_scale(scale));
   q.bits.reserve(x.values.size());
   for (int64_t r = 0; r < x.rows; ++r) {
     for (int64_t c = 0; c < x.cols; ++c) {
@@ -211,6 +179,41 @@ Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2
 
 std::vector<double> to_doubles(const Matrix& x) {
   return {x.values.begin(), x.values.end()};
+}
+
+// b is turned so that the inner loop runs along n, four rows of a at a
+// time: vectorised without reordering any sum.
+std::vector<double> matmul(std::span<const double> a, std::span<const double> b, size_t m, size_t n,
+                           size_t k) {
+  constexpr size_t kColumns = 256;
+  constexpr size_t kRows = 4;
+  std::vector<double> d(m * n);
+  std::vector<double> panel(kColumns * k);
+  for (size_t j0 = 0; j0 < n; j0 += kColumns) {
+    const size_t columns = std::min(kColumns, n - j0);
+    for (size_t j = 0; j < columns; ++j) {
+      for (size_t p = 0; p < k; ++p) panel[p * kColumns + j] = b[(j0 + j) * k + p];
+    }
+    for (size_t i0 = 0; i0 < m; i0 += kRows) {
+      const size_t rows = std::min(kRows, m - i0);
+      double sums[kRows][kColumns] = {};
+      for (size_t p = 0; p < k; ++p) {
+        const double* const column = &panel[p * kColumns];
+        double row[kRows] = {};
+        for (size_t i = 0; i < rows; ++i) row[i] = a[(i0 + i) * k + p];
+        for (size_t j = 0; j < columns; ++j) {
+          sums[0][j] += row[0] * column[j];
+          sums[1][j] += row[1] * column[j];
+          sums[2][j] += row[2] * column[j];
+          sums[3][j] += row[3] * column[j];
+        }
+      }
+      for (size_t i = 0; i < rows; ++i) {
+        std::copy_n(sums[i], columns, d.begin() + static_cast<ptrdiff_t>((i0 + i) * n + j0));
+      }
+    }
+  }
+  return d;
 }
 
 std::vector<double> matmul(const Fp8Matrix& a, const Fp8Matrix& b) {

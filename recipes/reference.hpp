@@ -47,6 +47,9 @@ struct Fp8Matrix {
 // With maxima from elsewhere (delayed scaling, a group of ranks), laid out as amax() lays them out.
 [[nodiscard]] Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
                                        std::span<const float> amax);
+// With scales from elsewhere, laid out likewise.
+[[nodiscard]] Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype,
+                                         std::vector<float> scales);
 // The transposed copy [cols][rows]; `over` speaks of the result, so kRow here reduces x over its
 // rows.
 [[nodiscard]] Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2);
@@ -54,6 +57,9 @@ struct Fp8Matrix {
 // d[m,n] = sum_k a[m,k] b[n,k] with the inverse scales applied, in fp64; a and b hold K last.
 [[nodiscard]] std::vector<double> matmul(const Fp8Matrix& a, const Fp8Matrix& b);
 [[nodiscard]] std::vector<double> matmul(const Matrix& a, const Matrix& b);
+// Of dense a [m][k] and b [n][k]: each sum in the order of k.
+[[nodiscard]] std::vector<double> matmul(std::span<const double> a, std::span<const double> b,
+                                         size_t m, size_t n, size_t k);
 
 // Delayed scaling has a state that the reference does not keep: an operand with that setting is
 // scaled by the amax given for its tensor here, and by its own, as if dynamic, where none is.

@@ -6,6 +6,7 @@
 #include "base/environment.hpp"
 #include "codegen/emit.hpp"
 #include "runtime/context_state.hpp"
+#include "runtime/emulation/emulation.hpp"
 #include "runtime/launch.hpp"
 
 namespace f8::runtime {
@@ -106,8 +107,9 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
 Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 Result<std::shared_ptr<Context>> Context::create(int device, const ContextOptions& options) {
-  const Driver* cuda = F8_TRY(driver());
-  DeviceInfo info = F8_TRY(device_info(device));
+  const Driver* cuda = options.emulate ? &emulation::driver() : F8_TRY(driver());
+  DeviceInfo info = F8_TRY(device_info(*cuda, device));
+  info.emulated = options.emulate;
   if (info.cc != kHopper) {
     return fail(
         ErrorCode::kUnsupported,
@@ -115,10 +117,12 @@ Result<std::shared_ptr<Context>> Context::create(int device, const ContextOption
         "(compute capability 9.0: H100, H200, H800, GH200)",
         device, info.name, info.cc / 10, info.cc % 10);
   }
-  F8_TRY(check_driver_version(info.driver_version));
-  auto state = std::make_unique<State>(
-      *cuda, F8_TRY(codegen::CubinCache::open(options.cache_dir.empty() ? environment().cache_dir
-                                                                        : options.cache_dir)));
+  auto state = std::make_unique<State>(*cuda);
+  if (!options.emulate) {
+    F8_TRY(check_driver_version(info.driver_version));
+    state->cache = F8_TRY(codegen::CubinCache::open(
+        options.cache_dir.empty() ? environment().cache_dir : options.cache_dir));
+  }
   state->info = std::move(info);
   state->options = options;
   F8_TRY(cuda->check(cuda->device_get(&state->device, device), "cuDeviceGet"));
@@ -161,8 +165,13 @@ Result<const Kernel*> Context::kernel(const codegen::KernelSpec& spec) {
     }
   }
   F8_TRY(codegen::validate(spec));
-  const codegen::KernelSource source = F8_TRY(codegen::emit(spec));
-  const auto cubin = F8_TRY(state_->cache.get(source));
+  std::shared_ptr<const codegen::Cubin> cubin;
+  if (state_->cache) {
+    const codegen::KernelSource source = F8_TRY(codegen::emit(spec));
+    cubin = F8_TRY(state_->cache->get(source));
+  } else {
+    cubin = std::make_shared<const codegen::Cubin>(emulation::cubin(spec));
+  }
 
   const std::lock_guard lock(state_->kernels_mutex);
   if (const auto found = state_->kernels.find(key); found != state_->kernels.end()) {
@@ -172,6 +181,14 @@ Result<const Kernel*> Context::kernel(const codegen::KernelSpec& spec) {
   F8_TRY(current.status());
   auto kernel = F8_TRY(load(*state_, spec, *cubin));
   return state_->kernels.emplace(key, std::move(kernel)).first->second.get();
+}
+
+Status Context::compile(std::span<const codegen::KernelSpec> specs, int threads) {
+  if (!state_->cache) return {};
+  std::vector<codegen::KernelSource> sources;
+  for (const auto& spec : specs) sources.push_back(F8_TRY(codegen::emit(spec)));
+  F8_TRY(state_->cache->get_all(sources, threads));
+  return {};
 }
 
 void Context::set_table(TuningTable table) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/error.hpp"
@@ -18,6 +19,8 @@ namespace f8::runtime {
 
 using Stream = CUstream_st*;
 
+struct Driver;
+
 struct DeviceInfo {
   int ordinal = 0;
   std::string name;
@@ -30,18 +33,24 @@ struct DeviceInfo {
   int sm_clock_max_mhz = 0;
   int power_limit_w = 0;  // 0 where NVML does not say
   bool mig = false;
+  bool emulated = false;   // host memory, no GPU: see ContextOptions::emulate
   int driver_version = 0;  // as cuDriverGetVersion gives it: 13000
 };
 
 // How many CUDA devices the driver shows; an error (kEnvironment) where there is no driver.
 [[nodiscard]] Result<int> device_count();
 [[nodiscard]] Result<DeviceInfo> device_info(int ordinal);
+[[nodiscard]] Result<DeviceInfo> device_info(const Driver& driver, int ordinal);
 
 struct ContextOptions {
-  std::filesystem::path cache_dir;  // empty: environment().cache_dir
+  std::filesystem::path cache_dir = {};  // empty: environment().cache_dir
   bool programmatic_launch = true;  // let a kernel's start overlap its predecessor's end
   bool cooperative_launch = true;   // small tensors are quantized by a grid that synchronises
   bool check_pointers = false;      // ask the driver about every pointer and stream of a call
+  // A device in host memory instead of a GPU (runtime/emulation), which needs no driver, compiler
+  // or cache: device pointers are host pointers, launches compute on the CPU before they return.
+  // Plans are an H100's. For tests of what is built on the runtime; it is slow.
+  bool emulate = false;
 };
 
 // A loaded kernel.
@@ -74,6 +83,9 @@ class Context {
 
   // Emits, compiles or takes from the cache, loads. The kernel lives as long as the context.
   [[nodiscard]] Result<const Kernel*> kernel(const codegen::KernelSpec& spec);
+  // Compiles what the cache lacks of them side by side on `threads` (0: all cores), so that
+  // kernel() only loads.
+  [[nodiscard]] Status compile(std::span<const codegen::KernelSpec> specs, int threads = 0);
 
   // Plans made from now on choose kernels by this table.
   void set_table(TuningTable table);

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,14 +16,14 @@
 namespace f8::runtime {
 
 struct Context::State {
-  State(const Driver& cuda, codegen::CubinCache cubins) : driver(cuda), cache(std::move(cubins)) {}
+  explicit State(const Driver& cuda) : driver(cuda) {}
 
   const Driver& driver;
   DeviceInfo info;
   ContextOptions options;
   CUdevice device = 0;
-  CUcontext primary = nullptr;  // retained
-  codegen::CubinCache cache;
+  CUcontext primary = nullptr;               // retained
+  std::optional<codegen::CubinCache> cache;  // none where the device is emulated
 
   std::mutex kernels_mutex;  // held for look-ups and loading, not while compiling
   std::map<std::string, std::unique_ptr<const Kernel>, std::less<>> kernels;

@@ -220,13 +220,18 @@ class CublasLtGemm final : public GemmPlan {
 
 }  // namespace
 
-Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, const GemmDesc& desc,
-                                    const GemmChoice& choice) {
+Status check_cublaslt(const GemmDesc& desc) {
   if (desc.amax || desc.scalar_a != desc.scalar_b) {
     return fail(ErrorCode::kUnsupported, "gemm {}: cuBLASLt has no {}; choose a generated kernel",
                 to_string(desc.gemm),
                 desc.amax ? "amax of a bf16 or f32 result" : "mix of a tensor's and rows' scales");
   }
+  return {};
+}
+
+Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, const GemmDesc& desc,
+                                    const GemmChoice& choice) {
+  F8_TRY(check_cublaslt(desc));
   // The search may rank a short list otherwise than the head of a long one, so the list asked for
   // here is as long as the tuner's.
   const auto found =
@@ -249,6 +254,9 @@ Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, con
 
 Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most) {
   F8_TRY(validate(desc));
+  if (context.device().emulated) {
+    return fail(ErrorCode::kUnsupported, "an emulated device has no cuBLASLt to ask");
+  }
   const auto found = F8_TRY(heuristics(context, desc, std::max(most, kHeuristics)));
   return std::min(most, static_cast<int>(found.size()));
 }

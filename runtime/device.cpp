@@ -16,20 +16,27 @@ std::string hex(const char* bytes, size_t count) {
   return text;
 }
 
-}  // namespace
-
-Result<int> device_count() {
-  const Driver* cuda = F8_TRY(driver());
+Result<int> device_count(const Driver& cuda) {
   int count = 0;
-  const CUresult result = cuda->device_get_count(&count);
+  const CUresult result = cuda.device_get_count(&count);
   if (result == CUDA_ERROR_NO_DEVICE || result == CUDA_ERROR_NOT_INITIALIZED) return 0;
-  F8_TRY(cuda->check(result, "cuDeviceGetCount"));
+  F8_TRY(cuda.check(result, "cuDeviceGetCount"));
   return count;
 }
 
+}  // namespace
+
+Result<int> device_count() {
+  return device_count(*F8_TRY(driver()));
+}
+
 Result<DeviceInfo> device_info(int ordinal) {
-  const Driver* cuda = F8_TRY(driver());
-  const int count = F8_TRY(device_count());
+  return device_info(*F8_TRY(driver()), ordinal);
+}
+
+Result<DeviceInfo> device_info(const Driver& driver, int ordinal) {
+  const Driver* const cuda = &driver;
+  const int count = F8_TRY(device_count(driver));
   if (count == 0) {
     return fail(ErrorCode::kEnvironment,
                 "the NVIDIA driver shows no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES");

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "runtime/cost_model.hpp"
+#include "runtime/emulation/emulation.hpp"
 #include "runtime/gemm_providers.hpp"
 
 namespace f8::runtime {
@@ -258,8 +259,9 @@ Result<std::shared_ptr<const GemmPlan>> GemmPlan::create(const std::shared_ptr<C
                                                          const GemmDesc& desc,
                                                          const GemmChoice& choice) {
   F8_TRY(validate(desc));
-  return choice.provider == Provider::kGenerated ? create_generated(context, desc, choice)
-                                                 : create_cublaslt(context, desc, choice);
+  if (choice.provider == Provider::kGenerated) return create_generated(context, desc, choice);
+  return context->device().emulated ? emulation::create_gemm(context, desc, choice)
+                                    : create_cublaslt(context, desc, choice);
 }
 
 }  // namespace f8::runtime

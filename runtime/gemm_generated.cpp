@@ -11,26 +11,8 @@ namespace {
 
 using codegen::ScaleMode;
 
-// Where a row's scale lies: see GemmProblem.
-struct Strides {
-  int64_t a, b;
-};
-Strides scale_strides(const GemmDesc& desc, Shape own) {
-  switch (desc.scale) {
-    case ScaleMode::kTensor:
-      return {0, 0};
-    case ScaleMode::kAxis:
-      return {desc.scalar_a ? 0 : 1, desc.scalar_b ? 0 : 1};
-    case ScaleMode::kBlock1x128:
-      return {kernels::padded_scales(own.m), kernels::padded_scales(own.n)};
-    case ScaleMode::kBlock128x128:
-      return {kernels::padded_scales(own.m), kernels::padded_scales(ceil_div(own.k, 128))};
-  }
-  return {0, 0};
-}
-
 kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& call) {
-  const Strides strides = scale_strides(desc, own);
+  const ScaleStrides strides = scale_strides(desc, own);
   return {.inv_scale_a = call.inv_scale_a,
           .inv_scale_b = call.inv_scale_b,
           .bias = call.bias,
@@ -137,6 +119,20 @@ class GeneratedPair final : public GemmPair {
 };
 
 }  // namespace
+
+ScaleStrides scale_strides(const GemmDesc& desc, Shape own) {
+  switch (desc.scale) {
+    case ScaleMode::kTensor:
+      return {0, 0};
+    case ScaleMode::kAxis:
+      return {desc.scalar_a ? 0 : 1, desc.scalar_b ? 0 : 1};
+    case ScaleMode::kBlock1x128:
+      return {kernels::padded_scales(own.m), kernels::padded_scales(own.n)};
+    case ScaleMode::kBlock128x128:
+      return {kernels::padded_scales(own.m), kernels::padded_scales(ceil_div(own.k, 128))};
+  }
+  return {0, 0};
+}
 
 Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context, const GemmDesc& desc,
                                      const GemmChoice& choice) {

@@ -14,6 +14,8 @@ using GemmPlanPtr = std::shared_ptr<const GemmPlan>;
 
 [[nodiscard]] Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context,
                                                    const GemmDesc& desc, const GemmChoice& choice);
+// What cuBLASLt cannot do whatever the shape.
+[[nodiscard]] Status check_cublaslt(const GemmDesc& desc);
 [[nodiscard]] Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context,
                                                   const GemmDesc& desc, const GemmChoice& choice);
 
@@ -43,6 +45,12 @@ struct OperandExtents {
 // m = 0: the gradient of the weight is zero (with `add` what it was), other products are empty.
 [[nodiscard]] Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call,
                                Stream stream);
+
+// Where the inverse scales of an fp8 operand's rows lie: kernels::GemmProblem's strides.
+struct ScaleStrides {
+  int64_t a, b;
+};
+[[nodiscard]] ScaleStrides scale_strides(const GemmDesc& desc, Shape own);
 
 // The linear's shape of a call.
 [[nodiscard]] inline Shape call_shape(const GemmDesc& desc, const GemmCall& call) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "codegen/emit.hpp"
 #include "runtime/linear_state.hpp"
 #include "runtime/quantize.hpp"
 
@@ -40,11 +39,8 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
 
   // Compiled side by side, so that what follows only loads.
   const auto table = context->table();
-  std::vector<codegen::KernelSource> sources;
-  for (const auto& spec : F8_TRY(linear_kernel_specs(desc, table.get(), state->sm_count))) {
-    sources.push_back(F8_TRY(codegen::emit(spec)));
-  }
-  F8_TRY(context->state().cache.get_all(sources));
+  const auto specs = F8_TRY(linear_kernel_specs(desc, table.get(), state->sm_count));
+  F8_TRY(context->compile(specs));
 
   const auto load = [&](const std::array<Quantization, kWorks>& works,
                         State::Loaded& out) -> Status {

@@ -5,7 +5,6 @@
 #include <array>
 #include <limits>
 
-#include "codegen/emit.hpp"
 #include "runtime/gemm_providers.hpp"
 
 namespace f8::runtime {
@@ -83,11 +82,7 @@ Result<QuantizeList> QuantizeList::plan(const std::shared_ptr<Context>& context,
     return fail(ErrorCode::kInvalidArgument, "a list of {} matrices: more than 2^31 tiles",
                 list.sizes_.size());
   }
-  std::vector<codegen::KernelSource> sources;
-  for (const auto& spec : kernel_specs(cast, list.sizes_.size())) {
-    sources.push_back(F8_TRY(codegen::emit(spec)));
-  }
-  F8_TRY(context->state().cache.get_all(sources));
+  F8_TRY(context->compile(kernel_specs(cast, list.sizes_.size())));
   if (amax) list.amax_kernel_ = F8_TRY(context->kernel(*amax));
   list.cast_kernel_ = F8_TRY(context->kernel(list.cast_));
   return list;

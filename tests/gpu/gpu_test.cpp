@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "codegen/emit.hpp"
 
 namespace f8::runtime::gpu {
 namespace {
@@ -100,13 +99,7 @@ void GpuTest::TearDown() {
 }
 
 void GpuTest::compile(const std::vector<codegen::KernelSpec>& specs) {
-  std::vector<codegen::KernelSource> sources;
-  for (const auto& spec : specs) {
-    auto source = codegen::emit(spec);
-    F8_ASSERT_OK(source);
-    sources.push_back(std::move(*source));
-  }
-  F8_ASSERT_OK(context_->state().cache.get_all(sources));
+  F8_ASSERT_OK(context_->compile(specs));
 }
 
 }  // namespace f8::runtime::gpu

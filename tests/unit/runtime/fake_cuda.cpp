@@ -5,7 +5,8 @@
 #include <filesystem>
 
 #include "base/file.hpp"
-#include "tests/unit/runtime/emulate.hpp"
+#include "runtime/emulation/emulation.hpp"
+#include "runtime/emulation/kernels.hpp"
 
 namespace f8::runtime::testing {
 namespace {
@@ -122,25 +123,12 @@ CUresult ctx_set_current(CUcontext context) {
 
 CUresult module_load_data(CUmodule* out, const void* image) {
   if (g_fake->load_result != CUDA_SUCCESS) return g_fake->load_result;
-  auto module = std::make_unique<FakeCuda::Module>();
-  module->key = static_cast<const char*>(image);
-  const auto spec = codegen::parse_kernel_spec(module->key);
-  if (!spec) return CUDA_ERROR_INVALID_IMAGE;
-  module->spec = *spec;
-  *out = reinterpret_cast<CUmodule>(module.get());
-  g_fake->modules.push_back(std::move(module));
   ++g_fake->modules_loaded;
-  return CUDA_SUCCESS;
-}
-
-CUresult module_unload(CUmodule) {
-  ++g_fake->modules_unloaded;
-  return CUDA_SUCCESS;
-}
-
-CUresult module_get_function(CUfunction* out, CUmodule module, const char*) {
-  *out = reinterpret_cast<CUfunction>(module);
-  return CUDA_SUCCESS;
+  const CUresult result = emulation::driver().module_load_data(out, image);
+  if (result == CUDA_SUCCESS) {
+    g_fake->modules.push_back(reinterpret_cast<const emulation::Module*>(*out));
+  }
+  return result;
 }
 
 CUresult func_get_attribute(int* out, CUfunction_attribute, CUfunction) {
@@ -148,11 +136,10 @@ CUresult func_get_attribute(int* out, CUfunction_attribute, CUfunction) {
   return CUDA_SUCCESS;
 }
 
-CUresult func_set_attribute(CUfunction function, CUfunction_attribute which, int value) {
-  if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-    reinterpret_cast<FakeCuda::Module*>(function)->max_dynamic_smem = value;
-  }
-  return CUDA_SUCCESS;
+CUresult module_unload(CUmodule module) {
+  ++g_fake->modules_unloaded;
+  std::erase(g_fake->modules, reinterpret_cast<const emulation::Module*>(module));
+  return emulation::driver().module_unload(module);
 }
 
 CUresult occupancy(int* out, CUfunction, const CUlaunchConfig*) {
@@ -162,86 +149,26 @@ CUresult occupancy(int* out, CUfunction, const CUlaunchConfig*) {
 
 CUresult encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* base,
                 const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
-                const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
-                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+                const cuuint32_t* steps, CUtensorMapInterleave interleave,
+                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                CUtensorMapFloatOOBfill fill) {
   if (g_fake->encode_result != CUDA_SUCCESS) return g_fake->encode_result;
-  if (rank != 2 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
-      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  const bool f16 = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  const unsigned bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8             ? 1
-                         : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || f16 ? 2
-                                                                           : 4;
-  const FakeTensorMap map{base, extents[0], extents[1], strides[0], box[0], box[1], bytes, f16};
-  static_assert(sizeof map <= sizeof *out);
-  std::memcpy(out, &map, sizeof map);
-  return CUDA_SUCCESS;
+  return emulation::driver().tensor_map_encode_tiled(out, type, rank, base, extents, strides, box,
+                                                     steps, interleave, swizzle, promotion, fill);
 }
 
 CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, void** parameters,
                           void**) {
   if (g_fake->launch_result != CUDA_SUCCESS) return g_fake->launch_result;
-  auto& module = *reinterpret_cast<FakeCuda::Module*>(function);
-  FakeLaunch launch{.kernel = module.key,
-                    .grid = config->gridDimX,
-                    .threads = config->blockDimX,
-                    .smem_bytes = config->sharedMemBytes,
-                    .stream = config->hStream};
-  for (unsigned i = 0; i < config->numAttrs; ++i) {
-    const CUlaunchAttribute& attribute = config->attrs[i];
-    if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
-      launch.cluster = attribute.value.clusterDim.x;
-    } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
-      launch.cooperative = attribute.value.cooperative != 0;
-    } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
-      launch.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
-    }
-  }
-  auto& faults = g_fake->faults;
-  if (config->gridDimX == 0 || config->gridDimX % launch.cluster != 0) {
-    faults.push_back("grid is no multiple of the cluster");
-  }
-  if (static_cast<int>(launch.smem_bytes) > module.max_dynamic_smem) {
-    faults.push_back("more dynamic shared memory than the function allows");
-  }
-  if (g_fake->current != kPrimary) faults.push_back("the primary context is not current");
+  const auto& module = *reinterpret_cast<const emulation::Module*>(function);
+  FakeLaunch launch{emulation::read_launch(*config), module.key, config->hStream, {}};
+  if (g_fake->current != kPrimary) g_fake->faults.push_back("the primary context is not current");
   if (std::holds_alternative<codegen::GemmSpec>(module.spec)) {
     launch.gemm = *static_cast<kernels::GemmArgs*>(parameters[1]);
   }
   if (g_fake->launches.size() < g_fake->launches.capacity()) g_fake->launches.push_back(launch);
-  if (!g_fake->emulate) return CUDA_SUCCESS;
-  if (const auto* amax = std::get_if<codegen::AmaxSpec>(&module.spec)) {
-    if (amax->list) {
-      emulate_amax(*amax, *static_cast<kernels::AmaxListArgs*>(parameters[0]), launch.grid, faults);
-    } else {
-      emulate_amax(*amax, *static_cast<kernels::AmaxArgs*>(parameters[0]), launch.grid, faults);
-    }
-  } else if (const auto* cast = std::get_if<codegen::CastSpec>(&module.spec)) {
-    if (cast->one_launch != launch.cooperative) faults.push_back("cooperative or not, it must be");
-    if (cast->one_launch) {
-      emulate_quantize(*cast, *static_cast<kernels::QuantizeArgs*>(parameters[0]), launch.grid,
-                       g_fake->sm_count, faults);
-    } else if (cast->list) {
-      emulate_cast(*cast, *static_cast<kernels::CastListArgs*>(parameters[0]), launch.grid, faults);
-    } else {
-      emulate_cast(*cast, *static_cast<kernels::CastArgs*>(parameters[0]), launch.grid, faults);
-    }
-  } else if (std::holds_alternative<codegen::ScaleUpdateSpec>(module.spec)) {
-    emulate_scale_update(*static_cast<kernels::ScaleUpdateArgs*>(parameters[0]), launch.grid,
-                         faults);
-  } else {
-    const auto& spec = std::get<codegen::GemmSpec>(module.spec);
-    if (reinterpret_cast<uintptr_t>(parameters[0]) % 64 != 0) {
-      faults.push_back("the tensor maps are not aligned to 64 bytes");
-    }
-    const auto* encoded = static_cast<const CUtensorMap*>(parameters[0]);
-    const auto& args = *static_cast<kernels::GemmArgs*>(parameters[1]);
-    for (int i = 0; i < spec.problems; ++i) {
-      FakeTensorMap maps[3];
-      for (int j = 0; j < 3; ++j) std::memcpy(&maps[j], &encoded[3 * i + j], sizeof maps[j]);
-      emulate_gemm(spec, maps[0], maps[1], maps[2], args.problems[i], faults);
-    }
+  if (g_fake->emulate) {
+    emulation::run(module, launch, parameters, g_fake->sm_count, g_fake->faults);
   }
   return CUDA_SUCCESS;
 }
@@ -279,6 +206,7 @@ CUresult stream_get_ctx(CUstream stream, CUcontext* out) {
   return CUDA_SUCCESS;
 }
 
+// Streams are labels here.
 CUresult stream_synchronize(CUstream) {
   ++g_fake->synchronisations;
   return g_fake->synchronize_result;
@@ -286,22 +214,19 @@ CUresult stream_synchronize(CUstream) {
 
 CUresult memcpy_dtoh_async(void* to, CUdeviceptr from, size_t bytes, CUstream) {
   if (g_fake->copy_result != CUDA_SUCCESS) return g_fake->copy_result;
-  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-  return CUDA_SUCCESS;
+  return emulation::driver().memcpy_dtoh(to, from, bytes);
 }
 
 CUresult memcpy_htod_async(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
   if (g_fake->copy_result != CUDA_SUCCESS) return g_fake->copy_result;
-  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-  return CUDA_SUCCESS;
+  return emulation::driver().memcpy_htod(to, from, bytes);
 }
 
 CUresult memset_d8_async(CUdeviceptr to, unsigned char value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
   if (!g_fake->emulate) return CUDA_SUCCESS;
-  std::memset(reinterpret_cast<void*>(to), value, count);
-  return CUDA_SUCCESS;
+  return emulation::driver().memset_d8(to, value, count);
 }
 
 CUresult memset_d2d8_async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width,
@@ -309,18 +234,14 @@ CUresult memset_d2d8_async(CUdeviceptr to, size_t pitch, unsigned char value, si
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
   if (!g_fake->emulate) return CUDA_SUCCESS;
-  for (size_t row = 0; row < height; ++row) {
-    std::memset(reinterpret_cast<uint8_t*>(to) + row * pitch, value, width);
-  }
-  return CUDA_SUCCESS;
+  return emulation::driver().memset_d2d8_async(to, pitch, value, width, height, nullptr);
 }
 
 CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
   if (!g_fake->emulate) return CUDA_SUCCESS;
-  std::fill_n(reinterpret_cast<uint32_t*>(to), count, value);
-  return CUDA_SUCCESS;
+  return emulation::driver().memset_d32_async(to, value, count, nullptr);
 }
 
 }  // namespace
@@ -328,6 +249,7 @@ CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream
 FakeCuda::FakeCuda() {
   EXPECT_EQ(g_fake, nullptr) << "one fake at a time";
   g_fake = this;
+  table_ = emulation::driver();
   launches.reserve(256);  // launching must not allocate: a test counts allocations
   table_.init = init;
   table_.driver_get_version = driver_get_version;
@@ -346,9 +268,7 @@ FakeCuda::FakeCuda() {
   table_.ctx_set_current = ctx_set_current;
   table_.module_load_data = module_load_data;
   table_.module_unload = module_unload;
-  table_.module_get_function = module_get_function;
   table_.func_get_attribute = func_get_attribute;
-  table_.func_set_attribute = func_set_attribute;
   table_.occupancy_max_active_clusters = occupancy;
   table_.tensor_map_encode_tiled = encode;
   table_.launch_kernel_ex = launch_kernel_ex;
@@ -387,11 +307,8 @@ std::shared_ptr<Context> FakeCuda::context(const ContextOptions& options) {
 
 codegen::CubinCache::Compiler FakeCuda::compiler() {
   return [](const codegen::KernelSource& source) -> Result<codegen::Cubin> {
-    codegen::Cubin cubin;
-    cubin.key = source.key;
+    codegen::Cubin cubin = emulation::cubin(F8_TRY(codegen::parse_kernel_spec(source.key)));
     cubin.entry = source.entry;
-    cubin.image.resize(source.key.size() + 1);
-    std::memcpy(cubin.image.data(), source.key.c_str(), cubin.image.size());
     cubin.registers = 168;
     return cubin;
   };

@@ -1,33 +1,23 @@
-// A driver table that stands in for libcuda: device memory is host memory, a "kernel" is its spec,
-// and launching it runs the CPU reference on the very arguments and tensor maps that the device
-// would get. So the host side of a plan (layouts, strides, scales, order) is tested without a GPU.
-//
-// The "compiler" that goes with it leaves the spec's key in the cubin, from which loading finds the
-// spec again. One fake at a time; its functions are static because the driver's are.
+// The emulated driver in the place of libcuda, as a test wants to see it: launches are recorded,
+// calls fail on demand, the device can be another one. Contexts on it go the way of a real device:
+// they emit kernels and ask the cubin cache, whose "compiler" here leaves the spec's key in the
+// cubin. One fake at a time; its functions are static because the driver's are.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "codegen/cubin_cache.hpp"
-#include "codegen/kernels/kernel_args.cuh"
 #include "runtime/context_state.hpp"
-#include "runtime/driver.hpp"
+#include "runtime/emulation/kernels.hpp"
 
 namespace f8::runtime::testing {
 
-struct FakeLaunch {
+struct FakeLaunch : emulation::Launch {
   std::string_view kernel;  // the spec's key
-  unsigned grid = 0;
-  unsigned threads = 0;
-  unsigned smem_bytes = 0;
-  unsigned cluster = 1;
-  bool programmatic = false;
-  bool cooperative = false;
   CUstream stream = nullptr;
   kernels::GemmArgs gemm{};  // of a matmul
 };
@@ -83,12 +73,7 @@ class FakeCuda {
   [[nodiscard]] static codegen::CubinCache::Compiler compiler();
   [[nodiscard]] const Driver& table() const { return table_; }
 
-  struct Module {
-    codegen::KernelSpec spec;
-    std::string key;
-    int max_dynamic_smem = 48 << 10;
-  };
-  std::vector<std::unique_ptr<Module>> modules;
+  std::vector<const emulation::Module*> modules;  // that are loaded
   CUcontext current = nullptr;
 
  private:

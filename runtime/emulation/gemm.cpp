@@ -1,0 +1,154 @@
+// Products of an emulated device: those of generated kernels, from tensor maps and arguments, and
+// those that a device leaves to cuBLASLt, from a plan's call.
+#include <fmt/format.h>
+
+#include "runtime/emulation/emulation.hpp"
+#include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/product.hpp"
+#include "runtime/emulation/stream.hpp"
+
+namespace f8::runtime::emulation {
+
+using codegen::ScaleMode;
+
+namespace {
+
+CUtensorMapDataType map_type(Dtype type) {
+  switch (type) {
+    case Dtype::kE4m3:
+    case Dtype::kE5m2:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    case Dtype::kBf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case Dtype::kF16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case Dtype::kF32:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  }
+  return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+}
+
+}  // namespace
+
+void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
+              const TensorMap& d, const kernels::GemmProblem& args, Faults& faults) {
+  const codegen::GemmConfig& config = spec.config;
+  const auto fault = [&faults]<class... T>(fmt::format_string<T...> format, T&&... values) {
+    faults.push_back(fmt::format(format, std::forward<T>(values)...));
+  };
+  const auto d_bytes = static_cast<unsigned>(size_bytes(spec.d));
+  const auto check = [&](const char* name, const TensorMap& map, unsigned cols, unsigned rows,
+                         Dtype type, int box_rows) {
+    const auto element_bytes = static_cast<unsigned>(size_bytes(type));
+    if (map.cols != cols || map.rows != rows) {
+      fault("{}: map is {} x {}, expected {} x {}", name, map.rows, map.cols, rows, cols);
+    }
+    if (map.type != map_type(type)) fault("{}: element type", name);
+    if (map.ld_bytes % 16 != 0 || map.ld_bytes < cols * element_bytes) {
+      fault("{}: rows {} bytes apart", name, map.ld_bytes);
+    }
+    if (map.box_cols * element_bytes != 128 || static_cast<int>(map.box_rows) != box_rows ||
+        map.box_rows > 256) {
+      fault("{}: box {} x {}", name, map.box_rows, map.box_cols);
+    }
+    if (map.base == nullptr || !is_aligned(map.base)) fault("{}: misaligned or null", name);
+  };
+  check("a", a, args.k, args.m, spec.a, config.tile_m / config.cluster_n);
+  check("b", b, args.k, args.n, spec.b, config.tile_n / config.cluster_m);
+  check("d", d, args.n, args.m, spec.d, 64);
+  const bool block = codegen::is_block(spec.scale);
+  if (args.inv_scale_a == nullptr || args.inv_scale_b == nullptr) fault("inverse scales are null");
+  if (block && (args.stride_a % 4 != 0 || args.stride_b % 4 != 0 || !is_aligned(args.inv_scale_a) ||
+                !is_aligned(args.inv_scale_b))) {
+    fault("block scales: strides {} and {}, or misaligned", args.stride_a, args.stride_b);
+  }
+  if (spec.bias && args.bias == nullptr) fault("bias is null");
+  if (spec.amax && args.amax == nullptr) fault("amax is null");
+  if (!faults.empty()) return;
+  compute(
+      {.m = args.m,
+       .n = args.n,
+       .k = args.k,
+       .a = {a.base, spec.a, static_cast<int64_t>(a.ld_bytes), 1},
+       .b = {b.base, spec.b, static_cast<int64_t>(b.ld_bytes), 1},
+       .scale_a = {args.inv_scale_a, block ? ScaleMode::kBlock1x128 : spec.scale, args.stride_a},
+       .scale_b = {args.inv_scale_b, spec.scale, args.stride_b},
+       .d = d.base,
+       .d_type = spec.d,
+       .ld_d = static_cast<int64_t>(d.ld_bytes / d_bytes),
+       .bias = spec.bias ? args.bias : nullptr,
+       .add = spec.add,
+       .amax = spec.amax ? args.amax : nullptr});
+}
+
+namespace {
+
+// As cuBLASLt takes them: fp8 contiguous along the contraction, others the tensors themselves.
+Product library_product(const GemmDesc& desc, const GemmCall& call) {
+  const Shape own = gemm_shape(call_shape(desc, call), desc.gemm);
+  Product product{.m = own.m,
+                  .n = own.n,
+                  .k = own.k,
+                  .a = {.base = call.a, .type = desc.a},
+                  .b = {.base = call.b, .type = desc.b},
+                  .d = call.d,
+                  .d_type = desc.d,
+                  .ld_d = call.ld_d == 0 ? own.n : call.ld_d,
+                  .bias = desc.bias ? call.bias : nullptr,
+                  .add = desc.add,
+                  .round_before_add = false};
+  if (is_fp8(desc.a)) {
+    const bool block = codegen::is_block(desc.scale);
+    const ScaleStrides strides = scale_strides(desc, own);
+    product.a.row_stride = product.b.row_stride = padded(own.k);
+    product.scale_a = {call.inv_scale_a, block ? ScaleMode::kBlock1x128 : desc.scale, strides.a};
+    product.scale_b = {call.inv_scale_b, desc.scale, strides.b};
+    return product;
+  }
+  // The tensors themselves: dy and x, or dy and w, are read by columns where a gradient needs it.
+  const OperandExtents extents = high_precision_extents(desc.gemm, call_shape(desc, call));
+  const auto read = [](Elements& of, int64_t ld, bool by_column) {
+    of.row_stride = by_column ? 1 : ld;
+    of.column_stride = by_column ? ld : 1;
+  };
+  read(product.a, call.ld_a == 0 ? extents.a.cols : call.ld_a, desc.gemm == Gemm::kGradWeight);
+  read(product.b, call.ld_b == 0 ? extents.b.cols : call.ld_b, desc.gemm != Gemm::kOutput);
+  return product;
+}
+
+class LibraryGemm final : public GemmPlan {
+ public:
+  LibraryGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice)
+      : GemmPlan(desc, choice), context_(std::move(context)) {}
+
+  size_t workspace_bytes() const override { return 0; }
+
+  Status run(const GemmCall& call, void* workspace, Stream stream) const override {
+    F8_TRY(validate(desc_, call, workspace, 0));
+    if (call.m == 0) return run_empty(*context_, desc_, call, stream);
+    return context_->state().driver.check(enqueue(stream,
+                                                  [product = library_product(desc_, call)] {
+                                                    compute(product);
+                                                    return CUDA_SUCCESS;
+                                                  }),
+                                          "emulated cublasLtMatmul");
+  }
+
+ private:
+  std::shared_ptr<Context> context_;
+};
+
+}  // namespace
+
+Result<GemmPlanPtr> create_gemm(const std::shared_ptr<Context>& context, const GemmDesc& desc,
+                                const GemmChoice& choice) {
+  F8_TRY(check_cublaslt(desc));
+  if (choice.heuristic < 0 || choice.heuristic >= kHeuristics) {
+    return fail(ErrorCode::kUnsupported,
+                "gemm {}: heuristic {} was asked for; h0 to h{} stand here", to_string(desc.gemm),
+                config_text(choice), kHeuristics - 1);
+  }
+  return std::make_shared<const LibraryGemm>(context, desc, choice);
+}
+
+}  // namespace f8::runtime::emulation

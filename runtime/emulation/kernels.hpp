@@ -1,0 +1,68 @@
+// The kernels of codegen/kernels on the CPU, over the same arguments, built on the CPU reference.
+// They look at every argument as a device would, and report what it would choke on.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "codegen/kernel_spec.hpp"
+#include "codegen/kernels/kernel_args.cuh"
+#include "runtime/driver.hpp"
+
+namespace f8::runtime::emulation {
+
+using Faults = std::vector<std::string>;
+
+// A tensor map as the emulated driver encodes it: what the real one is told, readable again.
+struct TensorMap {
+  void* base;
+  unsigned long long cols;
+  unsigned long long rows;
+  unsigned long long ld_bytes;
+  unsigned box_cols;
+  unsigned box_rows;
+  CUtensorMapDataType type;
+};
+
+// A loaded kernel: the driver's module and its function at once.
+struct Module {
+  codegen::KernelSpec spec;
+  std::string key;
+  int max_dynamic_smem = 48 << 10;
+};
+
+struct Launch {
+  unsigned grid = 0;
+  unsigned threads = 0;
+  unsigned smem_bytes = 0;
+  unsigned cluster = 1;
+  bool programmatic = false;
+  bool cooperative = false;
+};
+[[nodiscard]] Launch read_launch(const CUlaunchConfig& config);
+
+// Bytes of the kernel's parameters, in order; 0: there are no more.
+struct ParameterSizes {
+  size_t first = 0;
+  size_t second = 0;
+};
+[[nodiscard]] ParameterSizes parameter_sizes(const codegen::KernelSpec& spec);
+
+// Does the launch's work on a device of `sm_count` SMs, or says why there can be none.
+void run(const Module& module, const Launch& launch, void* const* parameters, int sm_count,
+         Faults& faults);
+
+// Args: of a launch, or of a list's.
+template <class Args>
+void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults);
+template <class Args>
+void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults);
+// Amax and cast; the blocks must fit a device of `sm_count` SMs at once.
+void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args, unsigned grid,
+                  int sm_count, Faults& faults);
+void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults);
+// One of a launch's products.
+void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
+              const TensorMap& d, const kernels::GemmProblem& args, Faults& faults);
+
+}  // namespace f8::runtime::emulation

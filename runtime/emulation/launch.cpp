@@ -1,0 +1,105 @@
+// From a launch to the loop that does a kernel's work.
+#include <cstring>
+
+#include "runtime/emulation/kernels.hpp"
+#include "runtime/tensor_map.hpp"
+
+namespace f8::runtime::emulation {
+namespace {
+
+template <class Args>
+const Args& as(const void* parameter) {
+  return *static_cast<const Args*>(parameter);
+}
+
+struct Run {
+  const Launch& launch;
+  void* const* parameters;
+  int sm_count;
+  Faults& faults;
+
+  void operator()(const codegen::AmaxSpec& spec) const {
+    if (spec.list) {
+      run_amax(spec, as<kernels::AmaxListArgs>(parameters[0]), launch.grid, faults);
+    } else {
+      run_amax(spec, as<kernels::AmaxArgs>(parameters[0]), launch.grid, faults);
+    }
+  }
+  void operator()(const codegen::CastSpec& spec) const {
+    if (spec.one_launch != launch.cooperative) {
+      faults.push_back("a one-launch cast is cooperative, others are not");
+    }
+    if (spec.one_launch) {
+      run_quantize(spec, as<kernels::QuantizeArgs>(parameters[0]), launch.grid, sm_count, faults);
+    } else if (spec.list) {
+      run_cast(spec, as<kernels::CastListArgs>(parameters[0]), launch.grid, faults);
+    } else {
+      run_cast(spec, as<kernels::CastArgs>(parameters[0]), launch.grid, faults);
+    }
+  }
+  void operator()(const codegen::ScaleUpdateSpec&) const {
+    run_scale_update(as<kernels::ScaleUpdateArgs>(parameters[0]), launch.grid, faults);
+  }
+  void operator()(const codegen::GemmSpec& spec) const {
+    if (reinterpret_cast<uintptr_t>(parameters[0]) % alignof(CUtensorMap) != 0) {
+      faults.push_back("the tensor maps are not aligned to 64 bytes");
+    }
+    const auto* encoded = static_cast<const CUtensorMap*>(parameters[0]);
+    const auto& args = as<kernels::GemmArgs>(parameters[1]);
+    for (int i = 0; i < spec.problems; ++i) {
+      TensorMap maps[3];
+      for (int j = 0; j < 3; ++j) std::memcpy(&maps[j], &encoded[3 * i + j], sizeof maps[j]);
+      run_gemm(spec, maps[0], maps[1], maps[2], args.problems[i], faults);
+    }
+  }
+};
+
+}  // namespace
+
+Launch read_launch(const CUlaunchConfig& config) {
+  Launch launch{
+      .grid = config.gridDimX, .threads = config.blockDimX, .smem_bytes = config.sharedMemBytes};
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+      launch.cluster = attribute.value.clusterDim.x;
+    } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
+      launch.cooperative = attribute.value.cooperative != 0;
+    } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
+      launch.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
+    }
+  }
+  return launch;
+}
+
+ParameterSizes parameter_sizes(const codegen::KernelSpec& spec) {
+  if (const auto* amax = std::get_if<codegen::AmaxSpec>(&spec)) {
+    return {.first = amax->list ? sizeof(kernels::AmaxListArgs) : sizeof(kernels::AmaxArgs)};
+  }
+  if (const auto* cast = std::get_if<codegen::CastSpec>(&spec)) {
+    return {.first = cast->one_launch ? sizeof(kernels::QuantizeArgs)
+                     : cast->list     ? sizeof(kernels::CastListArgs)
+                                      : sizeof(kernels::CastArgs)};
+  }
+  if (const auto* gemm = std::get_if<codegen::GemmSpec>(&spec)) {
+    return {.first = sizeof(GemmMaps) * static_cast<size_t>(gemm->problems),
+            .second = sizeof(kernels::GemmArgs)};
+  }
+  return {.first = sizeof(kernels::ScaleUpdateArgs)};
+}
+
+void run(const Module& module, const Launch& launch, void* const* parameters, int sm_count,
+         Faults& faults) {
+  if (launch.grid == 0 || launch.grid % launch.cluster != 0) {
+    faults.push_back("grid is no multiple of the cluster");
+  }
+  if (static_cast<int>(launch.smem_bytes) > module.max_dynamic_smem) {
+    faults.push_back("more dynamic shared memory than the function allows");
+  }
+  if (launch.threads != static_cast<unsigned>(codegen::threads_per_block(module.spec))) {
+    faults.push_back("blocks have a size that the kernel was not made for");
+  }
+  std::visit(Run{launch, parameters, sm_count, faults}, module.spec);
+}
+
+}  // namespace f8::runtime::emulation

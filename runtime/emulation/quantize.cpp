@@ -1,0 +1,329 @@
+// amax, cast and scale_update kernels as loops over their arguments.
+#include "runtime/quantize.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "recipes/delayed.hpp"
+#include "recipes/reference.hpp"
+#include "recipes/scale.hpp"
+#include "runtime/emulation/kernels.hpp"
+
+namespace f8::runtime::emulation {
+namespace {
+
+using codegen::ScaleMode;
+using kernels::kCastTile;
+using reference::AmaxOver;
+using reference::Matrix;
+
+template <class... Args>
+void fault(Faults& faults, fmt::format_string<Args...> format, Args&&... args) {
+  faults.push_back(fmt::format(format, std::forward<Args>(args)...));
+}
+
+bool aligned(const void* p, size_t bytes) {
+  return p != nullptr && reinterpret_cast<uintptr_t>(p) % bytes == 0;
+}
+
+uint32_t magnitude(float v) {
+  return std::bit_cast<uint32_t>(v) & 0x7fffffffU;
+}
+
+void raise(uint32_t& word, uint32_t bits) {
+  word = std::max(word, bits);
+}
+
+// Lines hold magnitudes of the input's own 16-bit type.
+void raise_line(uint16_t& line, const void* x, int64_t i) {
+  line = std::max(line, static_cast<uint16_t>(static_cast<const uint16_t*>(x)[i] & 0x7fffU));
+}
+
+unsigned tiles(int rows, int cols) {
+  return static_cast<unsigned>(cast_tiles(rows, cols));
+}
+
+template <class Args>
+void check_blocks(const Args& args, unsigned grid, Faults& faults) {
+  int next = 0;
+  for (int i = 0; i < args.count; ++i) {
+    const auto& t = args.tensors[i];
+    if (t.first_block != next) fault(faults, "tensor {}: first block {}", i, t.first_block);
+    if (t.blocks < 1) fault(faults, "tensor {}: {} blocks", i, t.blocks);
+    if (!aligned(t.x, 16)) fault(faults, "tensor {}: x misaligned or null", i);
+    if (t.ld < t.cols || t.ld % 8 != 0 || t.cols % 8 != 0) {
+      fault(faults, "tensor {}: ld {} cols {}", i, t.ld, t.cols);
+    }
+    next += t.blocks;
+  }
+  if (static_cast<int>(grid) != next) fault(faults, "grid {} for {} blocks", grid, next);
+}
+
+}  // namespace
+
+template <class Args>
+void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
+  check_blocks(args, grid, faults);
+  if (!faults.empty()) return;
+  const bool lines = spec.row || spec.col;
+  for (int i = 0; i < args.count; ++i) {
+    const kernels::AmaxTensor& t = args.tensors[i];
+    const int across = (t.cols + kCastTile - 1) / kCastTile;
+    const auto lines_at = [&](int64_t r, int64_t c) {
+      return t.lines + (r / kCastTile * across + c / kCastTile) * kernels::kLinesOfTile;
+    };
+    if (t.lines != nullptr) {
+      if (!lines || spec.tensor || spec.in == Dtype::kF32) {
+        return fault(faults, "tensor {}: lines of {}", i, codegen::key(spec));
+      }
+      if (!aligned(t.lines, 8)) return fault(faults, "tensor {}: lines misaligned", i);
+      for (int tile = 0; tile < t.blocks; ++tile) {
+        uint16_t* of_tile = t.lines + tile * kernels::kLinesOfTile;
+        if (spec.row) std::fill_n(of_tile, kCastTile, uint16_t{0});
+        if (spec.col) std::fill_n(of_tile + kCastTile, kCastTile, uint16_t{0});
+      }
+    } else if ((spec.row && t.row_amax == nullptr) || (spec.col && t.col_amax == nullptr)) {
+      return fault(faults, "tensor {}: no words for the maxima of its lines", i);
+    }
+    if (spec.tensor && t.partials == nullptr) return fault(faults, "tensor {}: no partials", i);
+    if (!lines) {
+      std::fill_n(t.partials, t.blocks, 0U);
+    } else if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
+      return fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
+    }
+    for (int64_t r = 0; r < t.rows; ++r) {
+      for (int64_t c = 0; c < t.cols; ++c) {
+        const int64_t at = r * t.ld + c;
+        const uint32_t bits = magnitude(load_element(t.x, at, spec.in));
+        if (spec.tensor) raise(t.partials[lines ? 0 : (r * t.cols + c) % t.blocks], bits);
+        if (t.lines != nullptr) {
+          if (spec.row) raise_line(lines_at(r, c)[r % kCastTile], t.x, at);
+          if (spec.col) raise_line(lines_at(r, c)[kCastTile + c % kCastTile], t.x, at);
+          continue;
+        }
+        if (spec.row) raise(t.row_amax[r], bits);
+        if (spec.col) raise(t.col_amax[c], bits);
+      }
+    }
+  }
+}
+
+namespace {
+
+Matrix read(const kernels::CastTensor& t, Dtype type) {
+  Matrix x{t.rows, t.cols, {}};
+  x.values.reserve(static_cast<size_t>(x.rows * x.cols));
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) x.values.push_back(load_element(t.x, r * t.ld + c, type));
+  }
+  return x;
+}
+
+AmaxOver amax_over(ScaleMode mode) {
+  switch (mode) {
+    case ScaleMode::kTensor:
+      return AmaxOver::kTensor;
+    case ScaleMode::kAxis:
+      return AmaxOver::kRow;
+    case ScaleMode::kBlock1x128:
+      return AmaxOver::kBlock1x128;
+    case ScaleMode::kBlock128x128:
+      return AmaxOver::kBlock128x128;
+  }
+  return AmaxOver::kTensor;
+}
+
+// One copy: its lines are rows of x, or columns.
+struct Copy {
+  const kernels::CastTensor& t;
+  const codegen::CastSpec& spec;
+  ScaleMode mode;
+  bool transposed;
+
+  [[nodiscard]] const char* name() const { return transposed ? "qt" : "q"; }
+
+  // The amax of a line, from what the amax kernel left.
+  [[nodiscard]] float known(int64_t line, int64_t extent) const {
+    const auto before = amax_before(spec);
+    if (before->tensor || t.lines == nullptr) {
+      return std::bit_cast<float>((transposed ? t.col_amax : t.row_amax)[line]);
+    }
+    const int64_t across = (t.cols + kCastTile - 1) / kCastTile;
+    const int64_t peers = (extent + kCastTile - 1) / kCastTile;
+    uint16_t most = 0;
+    for (int64_t peer = 0; peer < peers; ++peer) {
+      const int64_t tile =
+          transposed ? peer * across + line / kCastTile : line / kCastTile * across + peer;
+      most = std::max(
+          most,
+          t.lines[tile * kernels::kLinesOfTile + (transposed ? kCastTile : 0) + line % kCastTile]);
+    }
+    return load_element(&most, 0, spec.in);
+  }
+
+  // `x` has the copy's own rows and columns.
+  [[nodiscard]] std::vector<float> scales(const Matrix& x, float tensor_scale) const {
+    if (mode == ScaleMode::kTensor) return {tensor_scale};
+    std::vector<float> values;
+    if (mode == ScaleMode::kAxis) {
+      for (int64_t line = 0; line < x.rows; ++line) values.push_back(known(line, x.cols));
+    } else {
+      values = reference::amax(x, amax_over(mode));
+    }
+    for (float& value : values) value = scale_from_amax(value, spec.out, spec.pow2);
+    return values;
+  }
+
+  void write_inverses(const reference::Fp8Matrix& copy) const {
+    float* to = transposed ? t.inv_scale_col : t.inv_scale_row;
+    if (mode == ScaleMode::kTensor) return;
+    if (mode == ScaleMode::kAxis) {
+      std::ranges::copy(copy.inv_scales, to);
+      return;
+    }
+    // Of the reference's [lines][blocks]; lines of scales are padded with zeros.
+    const auto blocks = static_cast<size_t>((copy.cols + kCastTile - 1) / kCastTile);
+    const size_t lines = copy.inv_scales.size() / blocks;
+    const bool by_block = mode == ScaleMode::kBlock1x128;
+    const auto stride = static_cast<size_t>(
+        kernels::padded_scales(static_cast<int64_t>(by_block ? lines : blocks)));
+    std::fill_n(to, stride * (by_block ? blocks : lines), 0.0F);
+    for (size_t i = 0; i < copy.inv_scales.size(); ++i) {
+      const size_t line = i / blocks;
+      const size_t block = i % blocks;
+      to[by_block ? block * stride + line : line * stride + block] = copy.inv_scales[i];
+    }
+  }
+
+  void write(const Matrix& x, float tensor_scale, Faults& faults) const {
+    uint8_t* out = transposed ? t.qt : t.q;
+    const int64_t ld = transposed ? t.ld_qt : t.ld_q;
+    const float* inverses = transposed ? t.inv_scale_col : t.inv_scale_row;
+    if (!aligned(out, 16) || ld < x.cols || ld % 16 != 0) {
+      return fault(faults, "{}: null, misaligned or rows {} apart", name(), ld);
+    }
+    if (mode != ScaleMode::kTensor && !aligned(inverses, codegen::is_block(mode) ? 16 : 4)) {
+      return fault(faults, "{}: inverse scales null or misaligned", name());
+    }
+    const auto copy =
+        reference::cast_with_scales(x, amax_over(mode), spec.out, scales(x, tensor_scale));
+    for (int64_t line = 0; line < x.rows; ++line) {
+      uint8_t* to = out + line * ld;
+      std::copy_n(copy.bits.begin() + line * x.cols, x.cols, to);
+      if (transposed) std::fill(to + x.cols, to + ld, uint8_t{0});
+    }
+    write_inverses(copy);
+  }
+};
+
+}  // namespace
+
+template <class Args>
+void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults) {
+  check_blocks(args, grid, faults);
+  if (!faults.empty()) return;
+  for (int i = 0; i < args.count; ++i) {
+    const kernels::CastTensor& t = args.tensors[i];
+    if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
+      return fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
+    }
+    const Matrix x = read(t, spec.in);
+    float tensor_scale = 0;
+    if (codegen::has_scale(spec, ScaleMode::kTensor)) {
+      uint32_t amax = 0;
+      if (t.scale == nullptr) return fault(faults, "tensor {}: no place for its scale", i);
+      if (spec.delayed) {
+        if (t.delayed == nullptr) return fault(faults, "tensor {}: no delayed scale", i);
+        tensor_scale = *t.delayed;
+        amax = magnitude(reference::amax(x, AmaxOver::kTensor)[0]);
+      } else if (t.partial_count < 1 || t.partials == nullptr) {
+        return fault(faults, "tensor {}: no partials", i);
+      } else {
+        amax = *std::max_element(t.partials, t.partials + t.partial_count);
+        tensor_scale = scale_from_amax(std::bit_cast<float>(amax), spec.out, spec.pow2);
+      }
+      if (t.amax != nullptr) raise(*t.amax, amax);
+      t.scale[0] = tensor_scale;
+      t.scale[kernels::kInverse] = inverse_scale(tensor_scale);
+    }
+    if (spec.q) Copy{t, spec, spec.scale_q, false}.write(x, tensor_scale, faults);
+    if (spec.qt) Copy{t, spec, spec.scale_qt, true}.write(transpose(x), tensor_scale, faults);
+  }
+}
+
+template void run_amax(const codegen::AmaxSpec&, const kernels::AmaxArgs&, unsigned, Faults&);
+template void run_amax(const codegen::AmaxSpec&, const kernels::AmaxListArgs&, unsigned, Faults&);
+template void run_cast(const codegen::CastSpec&, const kernels::CastArgs&, unsigned, Faults&);
+template void run_cast(const codegen::CastSpec&, const kernels::CastListArgs&, unsigned, Faults&);
+
+void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args, unsigned grid,
+                  int sm_count, Faults& faults) {
+  if (static_cast<int>(grid) > codegen::kQuantizeBlocksPerSm * sm_count) {
+    fault(faults, "{} blocks of a cooperative launch on {} SMs", grid, sm_count);
+  }
+  if (!aligned(args.sync, 16)) return fault(faults, "sync misaligned or null");
+  ++args.sync[0];
+  kernels::CastArgs cast = args.cast;
+  check_blocks(cast, grid, faults);
+  if (!faults.empty()) return;
+  const auto before = amax_before(spec);
+  std::vector<std::vector<uint32_t>> maxima;
+  for (int i = 0; i < cast.count; ++i) {
+    kernels::CastTensor& t = cast.tensors[i];
+    auto& words = maxima.emplace_back(static_cast<size_t>(1 + t.rows + t.cols), 0U);
+    uint32_t* rows = words.data() + 1;
+    uint32_t* cols = rows + t.rows;
+    for (int64_t r = 0; r < t.rows; ++r) {
+      for (int64_t c = 0; c < t.cols; ++c) {
+        const uint32_t bits = magnitude(load_element(t.x, r * t.ld + c, spec.in));
+        for (uint32_t* word : {words.data(), rows + r, cols + c}) raise(*word, bits);
+      }
+    }
+    if (before && before->tensor) {
+      t.partials = words.data();
+    } else {
+      t.lines = nullptr;
+    }
+    t.partial_count = 1;
+    t.row_amax = rows;
+    t.col_amax = cols;
+  }
+  run_cast(spec, cast, grid, faults);
+}
+
+void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults) {
+  if (static_cast<int>(grid) != (args.count + 255) / 256) {
+    return fault(faults, "scale update: grid {} for {} slots", grid, args.count);
+  }
+  const DelayedOptions options{
+      .history = args.length,
+      .scale_from = args.most_recent != 0 ? ScaleFrom::kMostRecent : ScaleFrom::kMax,
+      .margin = -std::ilogb(args.margin_factor),
+      .non_finite = args.hold != 0 ? NonFinite::kHold : NonFinite::kPropagate};
+  for (int i = 0; i < args.count; ++i) {
+    const uint32_t format = args.format[i];
+    const DelayedSlot slot{
+        .dtype = (format & kernels::kFormatE5m2) != 0 ? Dtype::kE5m2 : Dtype::kE4m3,
+        .pow2 = (format & kernels::kFormatPow2) != 0};
+    reference::DelayedState state{.amax = args.amax[i],
+                                  .history = {},
+                                  .scale = args.scale[i * kernels::kScaleStride],
+                                  .non_finite = args.non_finite[i]};
+    for (int age = 0; age < args.length; ++age) {
+      state.history.push_back(args.history[age * args.count + i]);
+    }
+    reference::scale_update(slot, options, state);
+    args.amax[i] = state.amax;
+    args.non_finite[i] = state.non_finite;
+    for (int age = 0; age < args.length; ++age) {
+      args.history[age * args.count + i] = state.history[static_cast<size_t>(age)];
+    }
+    args.scale[i * kernels::kScaleStride] = state.scale;
+    args.scale[i * kernels::kScaleStride + kernels::kInverse] = inverse_scale(state.scale);
+  }
+}
+
+}  // namespace f8::runtime::emulation
