@@ -44,9 +44,9 @@ struct DeviceInfo {
 
 struct ContextOptions {
   std::filesystem::path cache_dir = {};  // empty: environment().cache_dir
-  bool programmatic_launch = true;  // let a kernel's start overlap its predecessor's end
-  bool cooperative_launch = true;   // small tensors are quantized by a grid that synchronises
-  bool check_pointers = false;      // ask the driver about every pointer and stream of a call
+  bool programmatic_launch = true;       // let a kernel's start overlap its predecessor's end
+  bool cooperative_launch = true;        // small tensors are quantized by a grid that synchronises
+  bool check_pointers = false;           // ask the driver about every pointer and stream of a call
   // A device in host memory instead of a GPU (runtime/emulation), which needs no driver, compiler
   // or cache: device pointers are host pointers, launches compute on the CPU before they return.
   // Plans are an H100's. For tests of what is built on the runtime; it is slow.
