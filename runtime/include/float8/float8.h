@@ -111,6 +111,11 @@ typedef struct float8_context_options {
    * tensors and buffers are memory of the context's device and large enough, and whether its stream
    * belongs to the device's primary CUDA context. Costs some microseconds a call. */
   int32_t check_pointers;
+  /* Nonzero: no GPU but a device in the host's memory, for tests of a program on a machine without
+   * one. Pointers to tensors are then host pointers, streams are NULL, and every call has done its
+   * work when it returns; results are those of an H100 up to the order of sums. It needs no driver,
+   * compiler or cache, `device` is 0 to 7, and it is slow. Never chosen unless asked for. */
+  int32_t emulate;
 } float8_context_options;
 
 /* `device` is the CUDA ordinal; `options` may be NULL. FLOAT8_ENVIRONMENT where there is no driver

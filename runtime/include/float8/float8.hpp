@@ -150,6 +150,7 @@ struct ContextOptions {
   std::string cache_dir;  // empty: the default
   bool serial_launch = false;
   bool check_pointers = false;
+  bool emulate = false;  // a device in host memory instead of a GPU
 };
 
 class Context {
@@ -160,6 +161,7 @@ class Context {
     c.cache_dir = options.cache_dir.empty() ? nullptr : options.cache_dir.c_str();
     c.serial_launch = options.serial_launch ? 1 : 0;
     c.check_pointers = options.check_pointers ? 1 : 0;
+    c.emulate = options.emulate ? 1 : 0;
     float8_context* handle = nullptr;
     const float8_status status = float8_context_create(device, &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

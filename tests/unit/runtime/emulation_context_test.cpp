@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <float8/float8.hpp>
 
 #include "recipes/reference.hpp"
 #include "runtime/context_state.hpp"
@@ -142,6 +143,39 @@ TEST(EmulationTest, ALaunchThatCannotBeSaysWhy) {
   EXPECT_TRUE(says(launched(1).error(), "no partials"));
   driver.ctx_set_current(nullptr);
   EXPECT_TRUE(says(launched(1).error(), "not current"));
+}
+
+// The public header on host memory: a program's own test on a machine without a GPU. The recipe
+// leaves one product to cuBLASLt, which is not needed here.
+TEST(EmulationTest, ThroughThePublicInterface) {
+  constexpr int64_t kM = 24;
+  constexpr int64_t kN = 32;
+  constexpr int64_t kK = 48;
+  const auto context = float8::Context::create(0, {.cache_dir = "", .emulate = true});
+  ASSERT_TRUE(context) << context.error().message;
+  float8::LinearDesc desc;
+  desc.m_max = kM;
+  desc.n = kN;
+  desc.k = kK;
+  desc.recipe = float8::Recipe::named("rowwise_with_gw_hp");
+  const auto linear = float8::Linear::plan(context.value(), desc);
+  ASSERT_TRUE(linear) << linear.error().message;
+  const auto x = reference::random_matrix(kM, kK, 1);
+  const auto w = reference::random_matrix(kN, kK, 2);
+  const auto dy = reference::random_matrix(kM, kN, 3);
+  testing::Buffer tx(x), tw(w), tdy(dy), y(kM * kN * 2), dx(kM * kK * 2), dw(kN * kK * 2);
+  testing::Buffer workspace(linear.value().workspace_bytes()), saved(linear.value().saved_bytes());
+  ASSERT_TRUE(
+      linear.value().forward({.x = tx.data(), .w = tw.data(), .y = y.data(), .saved = saved.data()},
+                             workspace.data(), nullptr));
+  ASSERT_TRUE(linear.value().backward(
+      {.dy = tdy.data(), .saved = saved.data(), .dx = dx.data(), .dw = dw.data(), .x = tx.data()},
+      workspace.data(), nullptr));
+  const auto expected =
+      reference::linear(find_recipe("rowwise_with_gw_hp").value(), x, w, dy).value();
+  EXPECT_LT(reference::relative_error(expected.y, y.bf16()), 2.5e-3);
+  EXPECT_LT(reference::relative_error(expected.dx, dx.bf16()), 2.5e-3);
+  EXPECT_LT(reference::relative_error(expected.dw, dw.bf16()), 2.5e-3);
 }
 
 // --- graphs
