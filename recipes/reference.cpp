@@ -177,6 +177,52 @@ Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2
   return cast(transpose(x), over, dtype, pow2);
 }
 
+CastCounts count_cast(const Matrix& x, const Fp8Matrix& copy) {
+  const ScaleGrid grid = scale_grid(x.rows, x.cols, copy.over);
+  CastCounts counts;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      const float value = x.at(r, c);
+      if (!std::isfinite(value)) {
+        ++counts.non_finite;
+        continue;
+      }
+      const float scaled = std::fabs(value * copy.scales[grid.index(r, c)]);
+      const uint8_t bits = copy.bits[static_cast<size_t>(r * x.cols + c)];
+      // The midpoint to what would be the next value; the tie goes to the even mantissa.
+      counts.saturated += copy.dtype == Dtype::kE4m3 ? scaled > 464.0F : scaled >= 61440.0F;
+      counts.flushed += value != 0 && (bits & 0x7f) == 0;
+    }
+  }
+  return counts;
+}
+
+std::vector<float> column_sums(const Matrix& x) {
+  constexpr int64_t kGroup = 8;
+  constexpr int64_t kLast = 8;
+  std::vector<float> sums;
+  for (int64_t c = 0; c < x.cols; ++c) {
+    float last[kLast] = {};
+    for (int64_t block = 0; block < blocks_of(x.rows); ++block) {
+      float of_block = 0;
+      for (int64_t group = 0; group < kBlock / kGroup; ++group) {
+        float of_group = 0;
+        for (int64_t i = 0; i < kGroup; ++i) {
+          const int64_t r = block * kBlock + group * kGroup + i;
+          const float value = r < x.rows ? x.at(r, c) : 0.0F;
+          of_group = i == 0 ? value : of_group + value;
+        }
+        of_block = group == 0 ? of_group : of_block + of_group;
+      }
+      last[block % kLast] += of_block;
+    }
+    float sum = last[0];
+    for (int64_t i = 1; i < kLast; ++i) sum += last[i];
+    sums.push_back(sum);
+  }
+  return sums;
+}
+
 std::vector<double> to_doubles(const Matrix& x) {
   return {x.values.begin(), x.values.end()};
 }

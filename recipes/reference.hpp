@@ -54,6 +54,20 @@ struct Fp8Matrix {
 // rows.
 [[nodiscard]] Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2);
 
+// What became of the elements of x in its copy.
+struct CastCounts {
+  uint64_t saturated = 0;   // finite, and rounding would have gone beyond the format's largest
+  uint64_t flushed = 0;     // finite and not 0, and became 0
+  uint64_t non_finite = 0;  // infinite or NaN in x
+  bool operator==(const CastCounts&) const = default;
+};
+[[nodiscard]] CastCounts count_cast(const Matrix& x, const Fp8Matrix& copy);
+
+// The gradient of a bias: the sums of the columns, added up in fp32 in this order, which is part of
+// the contract: of 8 rows; of the 16 such groups of 128 rows; of every 8th of those, beginning with
+// the first; of the 8 sums that this gives. Rows that are missing in the last 128 count as 0.
+[[nodiscard]] std::vector<float> column_sums(const Matrix& x);
+
 // d[m,n] = sum_k a[m,k] b[n,k] with the inverse scales applied, in fp64; a and b hold K last.
 [[nodiscard]] std::vector<double> matmul(const Fp8Matrix& a, const Fp8Matrix& b);
 [[nodiscard]] std::vector<double> matmul(const Matrix& a, const Matrix& b);

@@ -61,6 +61,10 @@ void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Fa
 void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args, unsigned grid,
                   int sm_count, Faults& faults);
 void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults);
+void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnSumsArgs& args,
+                     unsigned grid, Faults& faults);
+void run_bias_grad(const codegen::BiasGradSpec& spec, const kernels::BiasGradArgs& args,
+                   unsigned grid, Faults& faults);
 // One of a launch's products.
 void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap& b,
               const TensorMap& d, const kernels::GemmProblem& args, Faults& faults);

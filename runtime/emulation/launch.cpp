@@ -40,6 +40,12 @@ struct Run {
   void operator()(const codegen::ScaleUpdateSpec&) const {
     run_scale_update(as<kernels::ScaleUpdateArgs>(parameters[0]), launch.grid, faults);
   }
+  void operator()(const codegen::ColumnSumsSpec& spec) const {
+    run_column_sums(spec, as<kernels::ColumnSumsArgs>(parameters[0]), launch.grid, faults);
+  }
+  void operator()(const codegen::BiasGradSpec& spec) const {
+    run_bias_grad(spec, as<kernels::BiasGradArgs>(parameters[0]), launch.grid, faults);
+  }
   void operator()(const codegen::GemmSpec& spec) const {
     if (reinterpret_cast<uintptr_t>(parameters[0]) % alignof(CUtensorMap) != 0) {
       faults.push_back("the tensor maps are not aligned to 64 bytes");
@@ -84,6 +90,12 @@ ParameterSizes parameter_sizes(const codegen::KernelSpec& spec) {
   if (const auto* gemm = std::get_if<codegen::GemmSpec>(&spec)) {
     return {.first = sizeof(GemmMaps) * static_cast<size_t>(gemm->problems),
             .second = sizeof(kernels::GemmArgs)};
+  }
+  if (std::holds_alternative<codegen::ColumnSumsSpec>(spec)) {
+    return {.first = sizeof(kernels::ColumnSumsArgs)};
+  }
+  if (std::holds_alternative<codegen::BiasGradSpec>(spec)) {
+    return {.first = sizeof(kernels::BiasGradArgs)};
   }
   return {.first = sizeof(kernels::ScaleUpdateArgs)};
 }

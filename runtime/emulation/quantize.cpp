@@ -10,6 +10,7 @@
 #include "recipes/delayed.hpp"
 #include "recipes/reference.hpp"
 #include "recipes/scale.hpp"
+#include "runtime/emulation/column_sums.hpp"
 #include "runtime/emulation/kernels.hpp"
 
 namespace f8::runtime::emulation {
@@ -46,6 +47,11 @@ unsigned tiles(int rows, int cols) {
   return static_cast<unsigned>(cast_tiles(rows, cols));
 }
 
+// Whether a launch has nothing to do: its results are there, says a flag.
+bool is_valid(bool flagged, const uint32_t* valid) {
+  return flagged && valid != nullptr && *valid == 1;
+}
+
 template <class Args>
 void check_blocks(const Args& args, unsigned grid, Faults& faults) {
   int next = 0;
@@ -67,7 +73,7 @@ void check_blocks(const Args& args, unsigned grid, Faults& faults) {
 template <class Args>
 void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, grid, faults);
-  if (!faults.empty()) return;
+  if (!faults.empty() || is_valid(spec.flagged, args.valid)) return;
   const bool lines = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
     const kernels::AmaxTensor& t = args.tensors[i];
@@ -136,6 +142,12 @@ AmaxOver amax_over(ScaleMode mode) {
   return AmaxOver::kTensor;
 }
 
+// Where a cast holds, an amax that is not finite gives scale 1.
+float to_scale(const codegen::CastSpec& spec, float amax) {
+  if (spec.hold && !std::isfinite(amax)) return 1;
+  return scale_from_amax(amax, spec.out, spec.pow2);
+}
+
 // One copy: its lines are rows of x, or columns.
 struct Copy {
   const kernels::CastTensor& t;
@@ -144,6 +156,8 @@ struct Copy {
   bool transposed;
 
   [[nodiscard]] const char* name() const { return transposed ? "qt" : "q"; }
+
+  [[nodiscard]] float scale_of(float amax) const { return to_scale(spec, amax); }
 
   // The amax of a line, from what the amax kernel left.
   [[nodiscard]] float known(int64_t line, int64_t extent) const {
@@ -173,7 +187,7 @@ struct Copy {
     } else {
       values = reference::amax(x, amax_over(mode));
     }
-    for (float& value : values) value = scale_from_amax(value, spec.out, spec.pow2);
+    for (float& value : values) value = scale_of(value);
     return values;
   }
 
@@ -198,7 +212,20 @@ struct Copy {
     }
   }
 
-  void write(const Matrix& x, float tensor_scale, Faults& faults) const {
+  // `copy` is x's.
+  void add_to(kernels::CastCounters& counters, const Matrix& x,
+              const reference::Fp8Matrix& copy) const {
+    raise(counters.amax, magnitude(reference::amax(x, AmaxOver::kTensor)[0]));
+    if (mode == ScaleMode::kTensor) counters.scale = copy.scales[0];
+    counters.elements += x.values.size();
+    const reference::CastCounts counts = reference::count_cast(x, copy);
+    counters.saturated += counts.saturated;
+    counters.flushed += counts.flushed;
+    counters.non_finite += counts.non_finite;
+  }
+
+  void write(const Matrix& x, float tensor_scale, kernels::CastCounters* counters,
+             Faults& faults) const {
     uint8_t* out = transposed ? t.qt : t.q;
     const int64_t ld = transposed ? t.ld_qt : t.ld_q;
     const float* inverses = transposed ? t.inv_scale_col : t.inv_scale_row;
@@ -216,6 +243,7 @@ struct Copy {
       if (transposed) std::fill(to + x.cols, to + ld, uint8_t{0});
     }
     write_inverses(copy);
+    if (counters != nullptr) add_to(*counters, x, copy);
   }
 };
 
@@ -224,7 +252,7 @@ struct Copy {
 template <class Args>
 void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, grid, faults);
-  if (!faults.empty()) return;
+  if (!faults.empty() || is_valid(spec.flagged, args.valid)) return;
   for (int i = 0; i < args.count; ++i) {
     const kernels::CastTensor& t = args.tensors[i];
     if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
@@ -243,14 +271,18 @@ void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Fa
         return fault(faults, "tensor {}: no partials", i);
       } else {
         amax = *std::max_element(t.partials, t.partials + t.partial_count);
-        tensor_scale = scale_from_amax(std::bit_cast<float>(amax), spec.out, spec.pow2);
+        tensor_scale = to_scale(spec, std::bit_cast<float>(amax));
       }
       if (t.amax != nullptr) raise(*t.amax, amax);
       t.scale[0] = tensor_scale;
       t.scale[kernels::kInverse] = inverse_scale(tensor_scale);
     }
-    if (spec.q) Copy{t, spec, spec.scale_q, false}.write(x, tensor_scale, faults);
-    if (spec.qt) Copy{t, spec, spec.scale_qt, true}.write(transpose(x), tensor_scale, faults);
+    kernels::CastCounters* counters = spec.count ? args.counters[i] : nullptr;
+    kernels::CastCounters* of_qt = counters == nullptr ? nullptr : counters + 1;
+    if (spec.sums && args.sums != nullptr) sum_columns(x, args.sums);
+    if (spec.q) Copy{t, spec, spec.scale_q, false}.write(x, tensor_scale, counters, faults);
+    if (spec.qt)
+      Copy{t, spec, spec.scale_qt, true}.write(transpose(x), tensor_scale, of_qt, faults);
   }
 }
 
