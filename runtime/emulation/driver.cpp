@@ -150,7 +150,7 @@ CUresult module_get_function(CUfunction* out, CUmodule module, const char*) {
   return CUDA_SUCCESS;
 }
 CUresult func_get_attribute(int* out, CUfunction_attribute, CUfunction) {
-  *out = 0;  // no registers, no local memory
+  *out = 0;  // no registers, no memory of its own
   return CUDA_SUCCESS;
 }
 CUresult func_set_attribute(CUfunction function, CUfunction_attribute which, int value) {
@@ -217,6 +217,12 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   return CUDA_SUCCESS;
 }
 
+CUresult stream_get_ctx(CUstream stream, CUcontext* out) {
+  *out = kPrimary;
+  Graph* graph = nullptr;
+  return capture_of(stream, graph);
+}
+
 // --- memory
 CUresult mem_alloc(CUdeviceptr* out, size_t bytes) {
   if (bytes == 0) return refuse(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
@@ -249,6 +255,38 @@ CUresult mem_get_info(size_t* free_bytes, size_t* total) {
   *free_bytes = kMemoryBytes - m.used;
   *total = kMemoryBytes;
   return CUDA_SUCCESS;
+}
+// The device's own allocations have bounds; any other memory of the host serves too, and nothing is
+// known of it. Devices share all of it.
+CUresult pointer_get_attribute(void* out, CUpointer_attribute which, CUdeviceptr pointer) {
+  CUdeviceptr begin = pointer;
+  size_t bytes = SIZE_MAX - pointer;
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  const auto after = m.blocks.upper_bound(pointer);
+  if (after != m.blocks.begin()) {
+    const auto& block = *std::prev(after);
+    if (pointer < block.first + block.second) {
+      begin = block.first;
+      bytes = block.second;
+    }
+  }
+  const auto give = [out](auto value) {
+    std::memcpy(out, &value, sizeof value);
+    return CUDA_SUCCESS;
+  };
+  switch (which) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return give(CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return give(1U);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return give(begin);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return give(bytes);
+    default:
+      return refuse(CUDA_ERROR_NOT_SUPPORTED, "an emulated device does not tell this");
+  }
 }
 CUresult copy(void* to, const void* from, size_t bytes, CUstream stream) {
   return enqueue(stream, [=] {
@@ -323,6 +361,8 @@ Driver make_table() {
   table.mem_alloc = mem_alloc;
   table.mem_free = mem_free;
   table.mem_get_info = mem_get_info;
+  table.pointer_get_attribute = pointer_get_attribute;
+  table.stream_get_ctx = stream_get_ctx;
   table.memcpy_htod = memcpy_htod;
   table.memcpy_dtoh = memcpy_dtoh;
   table.memcpy_htod_async = memcpy_htod_async;

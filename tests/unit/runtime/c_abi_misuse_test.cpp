@@ -247,7 +247,7 @@ TEST_F(Misuse, CallsAtRandom) {
     return all[random() % all.size()];
   };
   const auto rarely = [&] { return random() % 8 == 0; };
-  cuda_.emulate = false;
+  cuda_.emulate = cuda_.touch_memory = false;
   const auto expect_words = [](float8_status status) {
     if (status == FLOAT8_OK) return;
     EXPECT_STRNE(float8_status_string(status), "unknown status");

@@ -225,7 +225,7 @@ CUresult memcpy_htod_async(CUdeviceptr to, const void* from, size_t bytes, CUstr
 CUresult memset_d8_async(CUdeviceptr to, unsigned char value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
-  if (!g_fake->emulate) return CUDA_SUCCESS;
+  if (!g_fake->touch_memory) return CUDA_SUCCESS;
   return emulation::driver().memset_d8(to, value, count);
 }
 
@@ -233,14 +233,14 @@ CUresult memset_d2d8_async(CUdeviceptr to, size_t pitch, unsigned char value, si
                            size_t height, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
-  if (!g_fake->emulate) return CUDA_SUCCESS;
+  if (!g_fake->touch_memory) return CUDA_SUCCESS;
   return emulation::driver().memset_d2d8_async(to, pitch, value, width, height, nullptr);
 }
 
 CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
   if (g_fake->memset_result != CUDA_SUCCESS) return g_fake->memset_result;
   ++g_fake->memsets;
-  if (!g_fake->emulate) return CUDA_SUCCESS;
+  if (!g_fake->touch_memory) return CUDA_SUCCESS;
   return emulation::driver().memset_d32_async(to, value, count, nullptr);
 }
 

@@ -66,7 +66,8 @@ class FakeCuda {
   int modules_unloaded = 0;
   int retained = 0;
   int context_switches = 0;
-  bool emulate = true;  // false: launches are recorded, nothing is computed
+  bool emulate = true;       // false: launches are recorded, nothing is computed
+  bool touch_memory = true;  // false: memsets write nothing, for pointers that lead nowhere
 
   // A context on this device whose kernels need no compiler.
   [[nodiscard]] std::shared_ptr<Context> context(const ContextOptions& options = {});
