@@ -1,0 +1,45 @@
+// What decides the bits of a training run, and how it is checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "examples/train/kernels/args.cuh"
+
+namespace f8::train {
+
+// The first is what the others are compared with: no operand of any linear is fp8.
+[[nodiscard]] const std::vector<std::string>& recipe_names();
+
+struct TrainConfig {
+  std::string recipe = "bf16";
+  int64_t hidden = 2048;  // width of the residual stream
+  int64_t ffn = 8192;     // width inside a block
+  int64_t layers = 4;
+  int64_t context = 16;   // bytes that a prediction sees
+  int64_t tokens = 8192;  // predictions of a step
+  int64_t steps = 2000;
+  uint32_t seed = 1;
+  double lr = 3e-4;  // the highest; a hundred steps of warm-up, then a cosine down to a tenth
+};
+
+// An error names the option and says what it may be.
+[[nodiscard]] Status validate(const TrainConfig& config);
+// The configuration and the text's hash in one line: runs with equal identities give equal bits.
+[[nodiscard]] std::string identity(const TrainConfig& config, const std::string& text_hash);
+
+struct AdamConfig {
+  float beta1 = 0.9F;
+  float beta2 = 0.95F;
+  float epsilon = 1e-8F;
+  float weight_decay = 0.1F;
+  float max_norm = 1.0F;  // of the gradient
+};
+
+// One for each step.
+[[nodiscard]] std::vector<StepScalars> make_schedule(const TrainConfig& config,
+                                                     const AdamConfig& adam);
+
+}  // namespace f8::train

@@ -1,0 +1,77 @@
+// The model and its training step. C bytes of context are embedded side by side into the residual
+// stream h; each of L blocks adds down(gelu(up(norm(h)))); the head gives the next byte's logits.
+// Activations are bf16, gradients of weights and the weights' masters fp32.
+//
+// All memory is taken when the model is made, and a step is a fixed sequence of launches, so that
+// it can be recorded once and repeated.
+#pragma once
+
+#include "checkpoint.hpp"
+#include "linears.hpp"
+
+namespace f8::train {
+
+class Model {
+ public:
+  // `text` stays the caller's, and is copied. The backend outlives the model.
+  [[nodiscard]] static Result<std::unique_ptr<Model>> create(Backend& backend,
+                                                             const TrainConfig& config,
+                                                             std::string_view text);
+
+  // Enqueues one step: sample, forward, backward, scales, optimizer.
+  [[nodiscard]] Status step(bool first_step);
+  // Losses of steps [first, last), which are done.
+  [[nodiscard]] Result<std::vector<float>> losses(int64_t first, int64_t last) const;
+
+  // Weights, moments and scales; the caller adds what it knows of the run.
+  [[nodiscard]] Result<Checkpoint> state() const;
+  // Goes on after checkpoint.loss.size() steps.
+  [[nodiscard]] Status set_state(const Checkpoint& checkpoint);
+
+ private:
+  // What a block's backward needs of its forward, and the head's: then there is no u and a.
+  struct Saved {
+    u16* h = nullptr;  // before the norm
+    u16* n = nullptr;  // behind it
+    float* inv_rms = nullptr;
+    u16* u = nullptr;  // before GELU
+    u16* a = nullptr;
+  };
+
+  Model(Backend& backend, const TrainConfig& config)
+      : backend_(backend), config_(config), parameters_(config) {}
+  [[nodiscard]] Status allocate(std::string_view text);
+  [[nodiscard]] Status forward(bool first_step);
+  [[nodiscard]] Status backward(bool first_step);
+  [[nodiscard]] Status norm_grad(size_t index, const u16* d_residual);
+  [[nodiscard]] Status optimize();
+
+  Backend& backend_;
+  TrainConfig config_;
+  Parameters parameters_;
+  AdamConfig adam_;
+  std::optional<Linears> linears_;
+
+  u8* text_ = nullptr;
+  u32 text_bytes_ = 0;
+  u32* step_ = nullptr;
+  StepScalars* schedule_ = nullptr;
+  float* curve_ = nullptr;  // [steps]
+  float* master_ = nullptr;
+  float* m_ = nullptr;
+  float* v_ = nullptr;
+  float* grad_ = nullptr;
+  u16* copy_ = nullptr;  // the weights in bf16
+  u8* slots_ = nullptr;
+  u8* targets_ = nullptr;
+  std::vector<Saved> saved_;  // [layers + 1]
+  u16* y_ = nullptr;          // what a block adds, then the gradient behind its norm
+  u16* dh_ = nullptr;
+  u16* da_ = nullptr;
+  u16* logits_ = nullptr;
+  u16* dlogits_ = nullptr;
+  float* losses_ = nullptr;    // [tokens]
+  float* partials_ = nullptr;  // shares of the sum at hand
+};
+
+}  // namespace f8::train

@@ -1,0 +1,27 @@
+// The command line.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config.hpp"
+
+namespace f8::train {
+
+struct Options {
+  std::vector<TrainConfig> runs;  // one a recipe; all else is the same
+  std::vector<std::filesystem::path> data;
+  std::filesystem::path out = "train-out";
+  std::filesystem::path table;  // of kernel choices; empty: the cost model chooses
+  std::filesystem::path resume;
+  int64_t save_every = 0;
+  int device = 0;
+  bool emulate = false;
+};
+
+// Nothing where the line asked for help, which is then printed. An error is one line.
+[[nodiscard]] Result<std::optional<Options>> parse_options(int argc, const char* const* argv);
+
+}  // namespace f8::train

@@ -1,0 +1,37 @@
+// The model's weights end to end in one array, so that one kernel updates them all: first the
+// matrices, which decay, then embeddings and gains, which do not. Master weights, gradients, both
+// moments and the bf16 copy have this layout.
+//
+//   weights := block[layers] head embedding gain
+//   block   := up[ffn][hidden] down[hidden][ffn]
+//   head    := [kBytes][hidden]
+//   embedding := [context][kBytes][hidden / context]
+//   gain    := [layers + 1][hidden]                 of the norm before each block and the head
+#pragma once
+
+#include <span>
+
+#include "config.hpp"
+
+namespace f8::train {
+
+struct LinearShape {
+  std::string name;  // "block.3.up"
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t offset = 0;    // of its weight
+  double deviation = 0;  // of its initial weights
+};
+
+struct Parameters {
+  std::vector<LinearShape> linears;  // up and down of each block, then the head
+  int64_t decayed = 0;
+  int64_t embedding = 0;
+  int64_t gain = 0;
+  int64_t count = 0;
+
+  explicit Parameters(const TrainConfig& config);
+  [[nodiscard]] std::vector<float> initial(const TrainConfig& config) const;
+};
+
+}  // namespace f8::train

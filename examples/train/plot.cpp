@@ -1,0 +1,152 @@
+// Loss curves as an SVG document: a frame with axes and a legend, one polyline a curve.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "curve.hpp"
+
+namespace f8::train {
+namespace {
+
+constexpr double kWidth = 860;
+constexpr double kHeight = 480;
+constexpr double kLeft = 70;
+constexpr double kRight = 20;
+constexpr double kTop = 40;
+constexpr double kBottom = 60;
+constexpr size_t kMostPoints = 800;  // of a polyline: no screen shows more
+constexpr std::array kColours = {"#222222", "#d1495b", "#2e86ab", "#3a7d44", "#e08e1b", "#7b4fa3"};
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      default:
+        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+  }
+  return out;
+}
+
+// The distance of ticks: 1, 2 or 5 times a power of ten, about `count` of them.
+double tick_distance(double range, int count) {
+  const double rough = range / count;
+  const double power = std::pow(10.0, std::floor(std::log10(rough)));
+  for (const double step : {1.0, 2.0, 5.0}) {
+    if (step * power >= rough) return step * power;
+  }
+  return 10 * power;
+}
+
+struct Axis {
+  double low, high;    // values
+  double start, stop;  // pixels
+
+  [[nodiscard]] double at(double value) const {
+    return start + (value - low) / (high - low) * (stop - start);
+  }
+};
+
+class Picture {
+ public:
+  Picture() {
+    write(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
+        "height=\"{1}\" font-family=\"sans-serif\" font-size=\"13\">\n"
+        "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+        kWidth, kHeight);
+  }
+  template <class... Args>
+  void write(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
+  }
+  void line(double x1, double y1, double x2, double y2, const char* colour) {
+    write("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1,
+          x2, y2, colour);
+  }
+  void label(double x, double y, const char* anchor, std::string_view words) {
+    write("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor,
+          escaped(words));
+  }
+  std::string finish() {
+    text_ += "</svg>\n";
+    return std::move(text_);
+  }
+
+ private:
+  std::string text_;
+};
+
+void draw_axes(Picture& picture, const Axis& x, const Axis& y) {
+  const double x_step = tick_distance(x.high - x.low, 8);
+  for (double value = x.low; value <= x.high * (1 + 1e-9); value += x_step) {
+    picture.line(x.at(value), y.start, x.at(value), y.stop, "#e4e4e4");
+    picture.label(x.at(value), y.start + 18, "middle", fmt::format("{:.6g}", value));
+  }
+  const double y_step = tick_distance(y.high - y.low, 8);
+  for (double value = std::ceil(y.low / y_step) * y_step; value <= y.high; value += y_step) {
+    picture.line(x.start, y.at(value), x.stop, y.at(value), "#e4e4e4");
+    picture.label(x.start - 8, y.at(value) + 4, "end", fmt::format("{:.4g}", value));
+  }
+  picture.line(x.start, y.start, x.stop, y.start, "#222222");
+  picture.line(x.start, y.start, x.start, y.stop, "#222222");
+  picture.label((x.start + x.stop) / 2, kHeight - 15, "middle", "step");
+  picture.write(
+      "<text transform=\"translate(20 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss (nats per "
+      "byte), mean of the last {} steps</text>\n",
+      (y.start + y.stop) / 2, kSmoothingSteps);
+}
+
+}  // namespace
+
+std::string to_svg(const std::vector<Curve>& curves) {
+  Axis x{0, 1, kLeft, kWidth - kRight};
+  Axis y{0, 1, kHeight - kBottom, kTop};
+  double least = HUGE_VAL;
+  double most = -HUGE_VAL;
+  std::vector<std::vector<double>> lines;
+  for (const Curve& curve : curves) {
+    lines.push_back(smoothed(curve.loss));
+    x.high = std::max(x.high, static_cast<double>(curve.loss.size()));
+    for (const double loss : lines.back()) {
+      if (!std::isfinite(loss)) continue;
+      least = std::min(least, loss);
+      most = std::max(most, loss);
+    }
+  }
+  if (least <= most) {
+    const double margin = std::max(0.05 * (most - least), 0.01);
+    y.low = std::max(0.0, least - margin);
+    y.high = most + margin;
+  }
+
+  Picture picture;
+  draw_axes(picture, x, y);
+  for (size_t c = 0; c < curves.size(); ++c) {
+    const char* colour = kColours[c % kColours.size()];
+    const std::vector<double>& line = lines[c];
+    picture.write("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"", colour);
+    const size_t stride = line.size() / kMostPoints + 1;
+    for (size_t i = 0; i < line.size(); ++i) {
+      if ((i % stride != 0 && i + 1 != line.size()) || !std::isfinite(line[i])) continue;
+      picture.write("{:.1f},{:.2f} ", x.at(static_cast<double>(i + 1)), y.at(line[i]));
+    }
+    picture.write("\"/>\n");
+    const double row = kTop + 14 + 18 * static_cast<double>(c);
+    picture.line(x.stop - 200, row - 4, x.stop - 175, row - 4, colour);
+    picture.label(x.stop - 168, row, "start", curves[c].name);
+  }
+  return picture.finish();
+}
+
+}  // namespace f8::train

@@ -1,0 +1,31 @@
+// One run: from a configuration to a loss curve, with checkpoints on the way.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+
+#include "backend.hpp"
+#include "config.hpp"
+#include "curve.hpp"
+#include "data.hpp"
+
+namespace f8::train {
+
+struct RunOptions {
+  std::filesystem::path checkpoint;  // where it is written
+  int64_t save_every = 0;            // steps; 0: never
+  std::filesystem::path resume;      // empty: from the start
+  int64_t stop_after = 0;            // steps in all; 0: config.steps. The schedule is config's.
+  int64_t report_every = 20;         // steps between two looks at the device
+  std::function<void(const Curve&)> progress;  // after each look
+};
+
+struct RunResult {
+  Curve curve;
+  double tokens_per_second = 0;  // by the median time of a step; 0: too few steps to tell
+};
+
+[[nodiscard]] Result<RunResult> train(Backend& backend, const TrainConfig& config, const Text& text,
+                                      const RunOptions& options);
+
+}  // namespace f8::train

@@ -1,0 +1,191 @@
+// What the trainer reads and writes: text, curves, pictures, checkpoints.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+
+#include "base/file.hpp"
+#include "examples/train/checkpoint.hpp"
+#include "examples/train/curve.hpp"
+#include "examples/train/data.hpp"
+#include "examples/train/report.hpp"
+
+namespace f8::train {
+namespace {
+
+class TrainFiles : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = make_temp_directory(fs::temp_directory_path(), "f8-train-");
+    ASSERT_TRUE(made.has_value()) << made.error().message;
+    folder_ = *made;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  fs::path put(const std::string& name, std::string_view bytes) const {
+    const fs::path path = folder_ / name;
+    fs::create_directories(path.parent_path());
+    EXPECT_TRUE(write_file_atomic(path, bytes).has_value());
+    return path;
+  }
+  fs::path folder_;
+};
+
+TEST_F(TrainFiles, TextIsFilesEndToEndInOrder) {
+  put("in/b.cpp", "second");
+  put("in/a.md", "first");
+  put("in/c.bin", "no text");
+  put("in/build/d.cpp", "no source");
+  put("in/.hidden/d.cpp", "no source");
+  put("in/deep/e.py", "third");
+  const fs::path other = put("other.bin", "named");
+  const auto text = load_text(std::vector{folder_ / "in", other}, 4);
+  ASSERT_TRUE(text.has_value()) << text.error().message;
+  EXPECT_EQ(text->bytes, "firstsecondthirdnamed");
+  EXPECT_EQ(text->files, 4U);
+  EXPECT_EQ(text->hash.size(), 32U);
+}
+
+TEST_F(TrainFiles, TextThatIsMissingOrTooShortIsRefused) {
+  const auto missing = load_text(std::vector{folder_ / "nothing.txt"}, 4);
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_NE(missing.error().message.find("nothing.txt"), std::string::npos);
+  const auto brief = load_text(std::vector{put("brief.txt", "1234")}, 4);
+  ASSERT_FALSE(brief.has_value());
+  EXPECT_NE(brief.error().message.find("--data"), std::string::npos);
+  EXPECT_TRUE(load_text(std::vector{put("enough.txt", "12345")}, 4).has_value());
+  EXPECT_FALSE(load_text(std::vector{folder_ / "empty"}, 4).has_value());
+}
+
+Curve curve_of(std::string name, std::vector<float> losses) {
+  Curve curve{.name = std::move(name), .loss = losses, .lr = losses, .ms = losses};
+  curve.tokens_per_step = 16;
+  return curve;
+}
+
+TEST(TrainCurve, SmoothingIsTheMeanOfTheLastHundred) {
+  std::vector<float> losses;
+  for (int i = 0; i < 250; ++i) losses.push_back(static_cast<float>(i));
+  const auto means = smoothed(losses);
+  EXPECT_DOUBLE_EQ(means[0], 0);
+  EXPECT_DOUBLE_EQ(means[9], 4.5);
+  EXPECT_DOUBLE_EQ(means[99], 49.5);
+  EXPECT_DOUBLE_EQ(means[249], 199.5);
+}
+
+TEST(TrainCurve, CsvHasARowAStep) {
+  EXPECT_EQ(to_csv(curve_of("bf16", {4, 2})),
+            "step,tokens,loss,smoothed_loss,lr,ms\n"
+            "1,16,4,4,4,4\n"
+            "2,32,2,3,2,2\n");
+}
+
+// An XML parser reads it, and finds a line for each curve, its points inside the picture.
+TEST_F(TrainFiles, PictureIsWellFormedSvg) {
+  std::vector<float> losses;
+  for (int i = 0; i < 3000; ++i) losses.push_back(1.0F + 4.0F / static_cast<float>(i + 1));
+  const fs::path script = put("check.py", R"(
+import sys, xml.etree.ElementTree as tree
+svg = '{http://www.w3.org/2000/svg}'
+root = tree.parse(sys.argv[1]).getroot()
+assert root.tag == svg + 'svg', root.tag
+lines = root.findall(svg + 'polyline')
+assert len(lines) == int(sys.argv[2]), len(lines)
+for line in lines:
+    points = [tuple(map(float, p.split(','))) for p in line.get('points').split()]
+    assert len(points) <= 1000
+    assert all(70 <= x <= 840 and 40 <= y <= 420 for x, y in points), points
+words = [t.text for t in root.findall(svg + 'text')]
+for name in sys.argv[3:] + ['step']:
+    assert name in words, (name, words)
+assert any('nats per byte' in w for w in words)
+)");
+  const auto check = [&](const std::vector<Curve>& curves, const std::string& names) {
+    const fs::path picture = put("loss.svg", to_svg(curves));
+    const std::string command = fmt::format("'{}' '{}' '{}' {} {}", FLOAT8_PYTHON, script.string(),
+                                            picture.string(), curves.size(), names);
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  };
+  check({curve_of("bf16", losses), curve_of("a<b&c>", losses)}, "bf16 'a<b&c>'");
+  check({curve_of("one", {2.5F})}, "one");
+  check({curve_of("nan", {NAN, 1.0F})}, "nan");
+  check({}, "");
+}
+
+TEST(TrainReport, RatiosAreToTheFirstRun) {
+  std::vector<RunResult> runs;
+  runs.push_back({curve_of("bf16", {2, 2}), 1000});
+  runs.push_back({curve_of("rowwise", {2, 2.5F}), 1500});
+  runs.push_back({curve_of("brief", {1}), 0});
+  const std::string table = summary(runs);
+  EXPECT_NE(table.find("| bf16 | 2 | 2.0000 | 1.0000 | 1000 | 1.000 |\n"), table.npos) << table;
+  EXPECT_NE(table.find("| rowwise | 2 | 2.2500 | 1.1250 | 1500 | 1.500 |\n"), table.npos);
+  EXPECT_NE(table.find("| brief | 1 | 1.0000 | 0.5000 | - | - |\n"), table.npos);
+}
+
+TEST_F(TrainFiles, ReportIsThreeFiles) {
+  ASSERT_TRUE(write_report(folder_, {{curve_of("bf16", {2, 2}), 1000}}).has_value());
+  for (const char* name : {"bf16.csv", "loss.svg", "summary.md"}) {
+    EXPECT_TRUE(fs::exists(folder_ / name)) << name;
+  }
+}
+
+Checkpoint sample() {
+  return {.run = "recipe=bf16 seed=1",
+          .loss = {5, 4, 3},
+          .ms = {9, 1, 1},
+          .master = {0.5F, -1, 2, 3},
+          .m = {1, 2, 3, 4},
+          .v = {5, 6, 7, 8},
+          .scales = {7, 0, 9}};
+}
+
+TEST_F(TrainFiles, CheckpointComesBack) {
+  const fs::path path = folder_ / "a.checkpoint";
+  const Checkpoint saved = sample();
+  ASSERT_TRUE(save(path, saved).has_value());
+  const auto loaded = load(path, saved.run);
+  ASSERT_TRUE(loaded.has_value()) << loaded.error().message;
+  EXPECT_EQ(loaded->loss, saved.loss);
+  EXPECT_EQ(loaded->ms, saved.ms);
+  EXPECT_EQ(loaded->master, saved.master);
+  EXPECT_EQ(loaded->m, saved.m);
+  EXPECT_EQ(loaded->v, saved.v);
+  EXPECT_EQ(loaded->scales, saved.scales);
+}
+
+TEST_F(TrainFiles, CheckpointOfAnotherRunIsRefused) {
+  const fs::path path = folder_ / "a.checkpoint";
+  ASSERT_TRUE(save(path, sample()).has_value());
+  const auto loaded = load(path, "recipe=rowwise seed=1");
+  ASSERT_FALSE(loaded.has_value());
+  EXPECT_EQ(loaded.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(loaded.error().message.find("recipe=bf16"), std::string::npos);
+}
+
+TEST_F(TrainFiles, DamagedCheckpointIsRefused) {
+  const fs::path path = folder_ / "a.checkpoint";
+  ASSERT_TRUE(save(path, sample()).has_value());
+  const std::string whole = *read_file(path);
+  const auto expect_refused = [&](std::string_view bytes, size_t at) {
+    const auto loaded = load(put("damaged.checkpoint", bytes), sample().run);
+    ASSERT_FALSE(loaded.has_value()) << at;
+    EXPECT_EQ(loaded.error().message.find('\n'), std::string::npos);
+  };
+  for (size_t length = 0; length < whole.size(); ++length) {
+    expect_refused(whole.substr(0, length), length);
+  }
+  for (size_t at = 0; at < whole.size(); ++at) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 4);
+    expect_refused(damaged, at);
+  }
+  expect_refused(whole + "x", whole.size());
+  std::string huge = whole;
+  huge.replace(huge.find("weights 4"), 9, "weights 99999999999999999999");
+  expect_refused(huge, 0);
+}
+
+}  // namespace
+}  // namespace f8::train
