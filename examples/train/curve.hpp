@@ -24,7 +24,8 @@ struct Curve {
 [[nodiscard]] std::vector<double> smoothed(const std::vector<float>& losses);
 [[nodiscard]] std::string to_csv(const Curve& curve);
 
-// The smoothed losses of all curves in one picture, as a complete SVG document.
+// The smoothed losses of all curves, and their differences from the first curve's in percent, as a
+// complete SVG document.
 [[nodiscard]] std::string to_svg(const std::vector<Curve>& curves);
 
 }  // namespace f8::train

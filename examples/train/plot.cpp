@@ -1,4 +1,5 @@
-// Loss curves as an SVG document: a frame with axes and a legend, one polyline a curve.
+// Loss curves as an SVG document: the smoothed losses with a legend, and below them how far each is
+// from the first curve, which the losses themselves hardly show.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,11 +10,13 @@ namespace f8::train {
 namespace {
 
 constexpr double kWidth = 860;
-constexpr double kHeight = 480;
+constexpr double kHeight = 640;
 constexpr double kLeft = 70;
 constexpr double kRight = 20;
-constexpr double kTop = 40;
-constexpr double kBottom = 60;
+constexpr double kTop = 30;        // of the losses
+constexpr double kMiddle = 380;    // their bottom
+constexpr double kLowerTop = 420;  // of the differences
+constexpr double kLowerBottom = 580;
 constexpr size_t kMostPoints = 800;  // of a polyline: no screen shows more
 constexpr std::array kColours = {"#222222", "#d1495b", "#2e86ab", "#3a7d44", "#e08e1b", "#7b4fa3"};
 
@@ -87,65 +90,96 @@ class Picture {
   std::string text_;
 };
 
-void draw_axes(Picture& picture, const Axis& x, const Axis& y) {
+using Line = std::vector<double>;
+
+void draw_axes(Picture& picture, const Axis& x, const Axis& y, int ticks, std::string_view title) {
   const double x_step = tick_distance(x.high - x.low, 8);
   for (double value = x.low; value <= x.high * (1 + 1e-9); value += x_step) {
     picture.line(x.at(value), y.start, x.at(value), y.stop, "#e4e4e4");
     picture.label(x.at(value), y.start + 18, "middle", fmt::format("{:.6g}", value));
   }
-  const double y_step = tick_distance(y.high - y.low, 8);
-  for (double value = std::ceil(y.low / y_step) * y_step; value <= y.high; value += y_step) {
+  const double y_step = tick_distance(y.high - y.low, ticks);
+  for (double tick = std::ceil(y.low / y_step); tick * y_step <= y.high; ++tick) {
+    const double value = tick * y_step;
     picture.line(x.start, y.at(value), x.stop, y.at(value), "#e4e4e4");
     picture.label(x.start - 8, y.at(value) + 4, "end", fmt::format("{:.4g}", value));
   }
   picture.line(x.start, y.start, x.stop, y.start, "#222222");
   picture.line(x.start, y.start, x.start, y.stop, "#222222");
-  picture.label((x.start + x.stop) / 2, kHeight - 15, "middle", "step");
   picture.write(
-      "<text transform=\"translate(20 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss (nats per "
-      "byte), mean of the last {} steps</text>\n",
-      (y.start + y.stop) / 2, kSmoothingSteps);
+      "<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+      (y.start + y.stop) / 2, title);
 }
 
-}  // namespace
-
-std::string to_svg(const std::vector<Curve>& curves) {
-  Axis x{0, 1, kLeft, kWidth - kRight};
-  Axis y{0, 1, kHeight - kBottom, kTop};
+// Sets the axis to what the lines' finite values span, and a little more.
+void fit(Axis& y, const std::vector<Line>& lines, double least_margin) {
   double least = HUGE_VAL;
   double most = -HUGE_VAL;
-  std::vector<std::vector<double>> lines;
-  for (const Curve& curve : curves) {
-    lines.push_back(smoothed(curve.loss));
-    x.high = std::max(x.high, static_cast<double>(curve.loss.size()));
-    for (const double loss : lines.back()) {
-      if (!std::isfinite(loss)) continue;
-      least = std::min(least, loss);
-      most = std::max(most, loss);
+  for (const Line& line : lines) {
+    for (const double value : line) {
+      if (!std::isfinite(value)) continue;
+      least = std::min(least, value);
+      most = std::max(most, value);
     }
   }
-  if (least <= most) {
-    const double margin = std::max(0.05 * (most - least), 0.01);
-    y.low = std::max(0.0, least - margin);
-    y.high = most + margin;
-  }
+  if (least > most) return;  // none
+  const double margin = std::max(0.05 * (most - least), least_margin);
+  y.low = least - margin;
+  y.high = most + margin;
+}
 
-  Picture picture;
-  draw_axes(picture, x, y);
-  for (size_t c = 0; c < curves.size(); ++c) {
-    const char* colour = kColours[c % kColours.size()];
-    const std::vector<double>& line = lines[c];
-    picture.write("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"", colour);
+void draw_lines(Picture& picture, const Axis& x, const Axis& y, const std::vector<Line>& lines) {
+  for (size_t c = 0; c < lines.size(); ++c) {
+    const Line& line = lines[c];
+    picture.write("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"",
+                  kColours[c % kColours.size()]);
     const size_t stride = line.size() / kMostPoints + 1;
     for (size_t i = 0; i < line.size(); ++i) {
       if ((i % stride != 0 && i + 1 != line.size()) || !std::isfinite(line[i])) continue;
       picture.write("{:.1f},{:.2f} ", x.at(static_cast<double>(i + 1)), y.at(line[i]));
     }
     picture.write("\"/>\n");
+  }
+}
+
+// In percent of the first line, as far as both go.
+std::vector<Line> differences(const std::vector<Line>& lines) {
+  std::vector<Line> out;
+  for (const Line& line : lines) {
+    const size_t length = std::min(line.size(), lines[0].size());
+    Line& difference = out.emplace_back();
+    for (size_t i = 0; i < length; ++i) difference.push_back(100 * (line[i] / lines[0][i] - 1));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string to_svg(const std::vector<Curve>& curves) {
+  std::vector<Line> lines;
+  Axis x{0, 1, kLeft, kWidth - kRight};
+  for (const Curve& curve : curves) {
+    lines.push_back(smoothed(curve.loss));
+    x.high = std::max(x.high, static_cast<double>(curve.loss.size()));
+  }
+  Axis y{0, 1, kMiddle, kTop};
+  fit(y, lines, 0.01);
+
+  Picture picture;
+  draw_axes(picture, x, y, 8,
+            fmt::format("loss (nats per byte), mean of {} steps", kSmoothingSteps));
+  draw_lines(picture, x, y, lines);
+  for (size_t c = 0; c < curves.size(); ++c) {
     const double row = kTop + 14 + 18 * static_cast<double>(c);
-    picture.line(x.stop - 200, row - 4, x.stop - 175, row - 4, colour);
+    picture.line(x.stop - 200, row - 4, x.stop - 175, row - 4, kColours[c % kColours.size()]);
     picture.label(x.stop - 168, row, "start", curves[c].name);
   }
+  const std::vector<Line> lower = differences(lines);
+  Axis percent{-1, 1, kLowerBottom, kLowerTop};
+  fit(percent, lower, 0.1);
+  draw_axes(picture, x, percent, 4, "from the first (%)");
+  draw_lines(picture, x, percent, lower);
+  picture.label((x.start + x.stop) / 2, kHeight - 15, "middle", "step");
   return picture.finish();
 }
 

@@ -81,7 +81,8 @@ TEST(TrainCurve, CsvHasARowAStep) {
             "2,32,2,3,2,2\n");
 }
 
-// An XML parser reads it, and finds a line for each curve, its points inside the picture.
+// An XML parser reads it, and finds each curve's loss and difference, its points inside the
+// picture.
 TEST_F(TrainFiles, PictureIsWellFormedSvg) {
   std::vector<float> losses;
   for (int i = 0; i < 3000; ++i) losses.push_back(1.0F + 4.0F / static_cast<float>(i + 1));
@@ -91,11 +92,11 @@ svg = '{http://www.w3.org/2000/svg}'
 root = tree.parse(sys.argv[1]).getroot()
 assert root.tag == svg + 'svg', root.tag
 lines = root.findall(svg + 'polyline')
-assert len(lines) == int(sys.argv[2]), len(lines)
+assert len(lines) == 2 * int(sys.argv[2]), len(lines)
 for line in lines:
     points = [tuple(map(float, p.split(','))) for p in line.get('points').split()]
     assert len(points) <= 1000
-    assert all(70 <= x <= 840 and 40 <= y <= 420 for x, y in points), points
+    assert all(70 <= x <= 840 and 30 <= y <= 580 for x, y in points), points
 words = [t.text for t in root.findall(svg + 'text')]
 for name in sys.argv[3:] + ['step']:
     assert name in words, (name, words)
