@@ -4,8 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "recipes/scale.hpp"
-
 namespace f8 {
 
 Status validate(const DelayedOptions& options) {

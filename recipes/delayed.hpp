@@ -16,11 +16,11 @@
 
 #include "base/error.hpp"
 #include "recipes/dtype.hpp"
+#include "recipes/scale.hpp"
 
 namespace f8 {
 
 enum class ScaleFrom : uint8_t { kMax, kMostRecent };
-enum class NonFinite : uint8_t { kPropagate, kHold };
 
 struct DelayedOptions {
   int history = 16;  // amaxes kept, 1 to 1024

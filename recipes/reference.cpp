@@ -84,13 +84,14 @@ struct Operand {
   std::optional<float> delayed_amax;
 };
 
-Fp8Matrix cast_operand(const Matrix& x, const CastSetting& setting, const Operand& operand) {
+Fp8Matrix cast_operand(const Matrix& x, const CastSetting& setting, const Operand& operand,
+                       NonFinite non_finite) {
   const AmaxOver over = amax_over(setting.granularity);
   if (setting.scaling == Scaling::kDelayed && operand.delayed_amax) {
     const float amax = *operand.delayed_amax;
     return cast_with_amax(x, over, setting.dtype, setting.pow2, std::span(&amax, 1));
   }
-  return cast(x, over, setting.dtype, setting.pow2);
+  return cast(x, over, setting.dtype, setting.pow2, non_finite);
 }
 
 Status check_matrix(const char* name, const Matrix& x, int64_t rows, int64_t cols) {
@@ -150,9 +151,9 @@ std::vector<float> amax(const Matrix& x, AmaxOver over) {
 }
 
 Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
-                         std::span<const float> amax) {
+                         std::span<const float> amax, NonFinite non_finite) {
   std::vector<float> scales;
-  for (const float value : amax) scales.push_back(scale_from_amax(value, dtype, pow2));
+  for (const float value : amax) scales.push_back(scale_from_amax(value, dtype, pow2, non_finite));
   return cast_with_scales(x, over, dtype, std::move(scales));
 }
 
@@ -169,8 +170,8 @@ Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype, std::vec
   return q;
 }
 
-Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2) {
-  return cast_with_amax(x, over, dtype, pow2, amax(x, over));
+Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2, NonFinite non_finite) {
+  return cast_with_amax(x, over, dtype, pow2, amax(x, over), non_finite);
 }
 
 Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2) {
@@ -274,7 +275,7 @@ std::vector<double> matmul(const Matrix& a, const Matrix& b) {
 
 Result<std::vector<double>> linear_gemm(const Recipe& recipe, Gemm gemm, const Matrix& x,
                                         const Matrix& w, const Matrix& dy,
-                                        const DelayedAmax& delayed) {
+                                        const DelayedAmax& delayed, NonFinite non_finite) {
   F8_TRY(recipe.validate());
   F8_TRY(check_matrix("x", x, x.rows, x.cols));
   F8_TRY(check_matrix("w", w, w.rows, x.cols));
@@ -287,15 +288,16 @@ Result<std::vector<double>> linear_gemm(const Recipe& recipe, Gemm gemm, const M
   const Matrix b_matrix = b.transposed ? transpose(b.matrix) : b.matrix;
   const GemmSetting& setting = recipe.at(gemm);
   if (!setting.is_fp8()) return matmul(a_matrix, b_matrix);
-  return matmul(cast_operand(a_matrix, setting.a, a), cast_operand(b_matrix, setting.b, b));
+  return matmul(cast_operand(a_matrix, setting.a, a, non_finite),
+                cast_operand(b_matrix, setting.b, b, non_finite));
 }
 
 Result<LinearResult> linear(const Recipe& recipe, const Matrix& x, const Matrix& w,
-                            const Matrix& dy, const DelayedAmax& delayed) {
+                            const Matrix& dy, const DelayedAmax& delayed, NonFinite non_finite) {
   LinearResult result;
-  result.y = F8_TRY(linear_gemm(recipe, Gemm::kOutput, x, w, dy, delayed));
-  result.dx = F8_TRY(linear_gemm(recipe, Gemm::kGradInput, x, w, dy, delayed));
-  result.dw = F8_TRY(linear_gemm(recipe, Gemm::kGradWeight, x, w, dy, delayed));
+  result.y = F8_TRY(linear_gemm(recipe, Gemm::kOutput, x, w, dy, delayed, non_finite));
+  result.dx = F8_TRY(linear_gemm(recipe, Gemm::kGradInput, x, w, dy, delayed, non_finite));
+  result.dw = F8_TRY(linear_gemm(recipe, Gemm::kGradWeight, x, w, dy, delayed, non_finite));
   return result;
 }
 

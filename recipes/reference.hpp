@@ -10,6 +10,7 @@
 #include "recipes/dtype.hpp"
 #include "recipes/problem.hpp"
 #include "recipes/recipe.hpp"
+#include "recipes/scale.hpp"
 
 namespace f8::reference {
 
@@ -43,10 +44,12 @@ struct Fp8Matrix {
   std::vector<float> inv_scales;
 };
 
-[[nodiscard]] Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2);
+[[nodiscard]] Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
+                             NonFinite non_finite = NonFinite::kPropagate);
 // With maxima from elsewhere (delayed scaling, a group of ranks), laid out as amax() lays them out.
 [[nodiscard]] Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
-                                       std::span<const float> amax);
+                                       std::span<const float> amax,
+                                       NonFinite non_finite = NonFinite::kPropagate);
 // With scales from elsewhere, laid out likewise.
 [[nodiscard]] Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype,
                                          std::vector<float> scales);
@@ -88,12 +91,14 @@ struct DelayedAmax {
 [[nodiscard]] Result<std::vector<double>> linear_gemm(const Recipe& recipe, Gemm gemm,
                                                       const Matrix& x, const Matrix& w,
                                                       const Matrix& dy,
-                                                      const DelayedAmax& delayed = {});
+                                                      const DelayedAmax& delayed = {},
+                                                      NonFinite non_finite = NonFinite::kPropagate);
 struct LinearResult {
   std::vector<double> y, dx, dw;  // [M,N], [M,K], [N,K]
 };
 [[nodiscard]] Result<LinearResult> linear(const Recipe& recipe, const Matrix& x, const Matrix& w,
-                                          const Matrix& dy, const DelayedAmax& delayed = {});
+                                          const Matrix& dy, const DelayedAmax& delayed = {},
+                                          NonFinite non_finite = NonFinite::kPropagate);
 
 // ||reference - x|| / ||reference||, and the same as 20 log10 of its inverse. Lengths that differ
 // give NaN, which fails every bound.

@@ -19,7 +19,8 @@ float power_of_two(float scale) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scale) & 0xff800000U);
 }
 
-float scale_from_amax(float amax, Dtype format, bool pow2) {
+float scale_from_amax(float amax, Dtype format, bool pow2, NonFinite non_finite) {
+  if (non_finite == NonFinite::kHold && !std::isfinite(amax)) return 1.0F;
   // Written so that a NaN passes: it is not smaller than anything.
   const double wide = amax;
   const double divisor = wide < kSmallestAmax ? kSmallestAmax : wide;

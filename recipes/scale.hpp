@@ -5,8 +5,10 @@
 //   scale  fp32( FMAX / max(fp64(amax), 1e-12) ): one division in fp64, one rounding
 //   pow2   mantissa bits cleared: the largest power of two that is not larger
 //
-// A NaN amax gives a NaN scale, with pow2 too; an infinite amax gives scale 0, whose inverse is
-// infinite: what is cast with either comes out of the matmul as NaN.
+// What an amax that is not finite does is a policy. `propagate`: a NaN amax gives a NaN scale, with
+// pow2 too; an infinite amax gives scale 0, whose inverse is infinite: what is cast with either
+// comes out of the matmul as NaN. `hold`: the scale is 1, so that what is finite is cast as it is
+// and infinities become the format's largest (delayed scaling keeps its previous scale).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,10 @@
 
 namespace f8 {
 
-[[nodiscard]] float scale_from_amax(float amax, Dtype format, bool pow2);
+enum class NonFinite : uint8_t { kPropagate, kHold };
+
+[[nodiscard]] float scale_from_amax(float amax, Dtype format, bool pow2,
+                                    NonFinite non_finite = NonFinite::kPropagate);
 [[nodiscard]] float power_of_two(float scale);   // the largest that is not larger; NaN stays NaN
 [[nodiscard]] float inverse_scale(float scale);  // 1 / scale, fp32
 [[nodiscard]] uint8_t cast_to_fp8(float value, float scale, Dtype format);

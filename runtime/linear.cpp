@@ -4,7 +4,9 @@
 #include "runtime/linear.hpp"
 
 #include <algorithm>
+#include <utility>
 
+#include "runtime/bias_grad.hpp"
 #include "runtime/gemm_providers.hpp"
 #include "runtime/linear_state.hpp"
 #include "runtime/quantize.hpp"
@@ -91,7 +93,7 @@ Place Linear::State::place_again(const Place& tensor, const LinearLayout::Again&
 
 template <class Step>
 Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>& places,
-                               const ScaleSlots& scales, const QuantizeScratch& scratch,
+                               const ScaleSlots& scales, QuantizeScratch& scratch,
                                Step&& step) const {
   const bool from_tensors = first && !kernels.slots.empty();
   const auto index = static_cast<size_t>(work);
@@ -106,6 +108,9 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
       const Visit& visit = pass.visits[v];
       list[v] = operand_of(visit, places[static_cast<size_t>(visit.tensor)], scales);
       elements += static_cast<double>(list[v].rows) * static_cast<double>(list[v].cols);
+      if (scratch.counters != nullptr) {
+        list[v].counters = scratch.counters + 2 * static_cast<size_t>(visit.tensor);
+      }
     }
     const std::span<const QuantizeOperand> operands(list.data(), pass.visits.size());
     if (ready[i].quantize != nullptr && fits_one_launch(*pass.one_launch, sm_count, operands)) {
@@ -120,23 +125,49 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
     if (pass.amax && !cleared && raises_words(*pass.amax, operands)) {
       cleared = true;
       F8_TRY(step("clear amax", 0.0, [this, scratch](Stream stream) {
-        return clear_words(scratch.first_word, scratch.word_count, stream);
+        return set_words(scratch.first_word, 0, scratch.word_count, stream);
       }));
     }
     if (pass.amax) {
+      auto args = amax_args(*pass.amax, sm_count, operands);
+      args.valid = scratch.valid;
       F8_TRY(step(pass.amax_name.c_str(),
                   cast_bytes({.in = pass.cast.in, .q = false, .qt = false}, elements),
-                  [this, kernel = ready[i].amax,
-                   args = amax_args(*pass.amax, sm_count, operands)](Stream stream) {
+                  [this, kernel = ready[i].amax, args](Stream stream) {
                     return launch_amax(*driver, *kernel, args, programmatic, stream);
                   }));
     }
-    F8_TRY(step(
-        pass.cast_name.c_str(), cast_bytes(pass.cast, elements),
-        [this, kernel = ready[i].cast, args = cast_args(pass.cast, sm_count, operands)](
-            Stream stream) { return launch_cast(*driver, *kernel, args, programmatic, stream); }));
+    auto args = cast_args(pass.cast, sm_count, operands);
+    args.valid = scratch.valid;
+    const Kernel* kernel = ready[i].cast;
+    if (pass.summing && scratch.sums != nullptr) {
+      kernel = ready[i].summing;
+      args.sums = std::exchange(scratch.sums, nullptr);
+    }
+    F8_TRY(step(pass.cast_name.c_str(), cast_bytes(pass.cast, elements),
+                [this, kernel, args](Stream stream) {
+                  return launch_cast(*driver, *kernel, args, programmatic, stream);
+                }));
   }
   return {};
+}
+
+template <class Step>
+Status Linear::State::bias_gradient(const BackwardCall& call, const float* sums, bool summed,
+                                    Step&& step) const {
+  if (!summed) {
+    const auto args =
+        column_sums_args(call.dy, call.ld_dy, call.m, desc.shape.n, const_cast<float*>(sums));
+    const double elements = static_cast<double>(call.m) * static_cast<double>(desc.shape.n);
+    F8_TRY(step("sum dy", cast_bytes({.in = desc.tensor_dtype, .q = false, .qt = false}, elements),
+                [this, args](Stream stream) {
+                  return launch_column_sums(*driver, *column_sums, args, programmatic, stream);
+                }));
+  }
+  const auto args = bias_grad_args(sums, call.m, desc.shape.n, call.db, call.accumulate_bias);
+  return step("bias gradient", 0.0, [this, args](Stream stream) {
+    return launch_bias_grad(*driver, *bias_grad, args, programmatic, stream);
+  });
 }
 
 template <class Step>
@@ -166,11 +197,11 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
   const Work what = cached ? (training ? Work::kInput : Work::kInputUnsaved)
                            : (training ? Work::kForward : Work::kForwardUnsaved);
   const int64_t first_word = cached ? layout.input_words : 0;
-  F8_TRY(quantize(what, call.first_step, places, call.scales,
-                  {.sync = work + layout.sync,
-                   .first_word = x.words + first_word,
-                   .word_count = layout.x_words.row + call.m - first_word},
-                  step));
+  QuantizeScratch scratch{.sync = work + layout.sync,
+                          .first_word = x.words + first_word,
+                          .word_count = layout.x_words.row + call.m - first_word,
+                          .counters = call.counters};
+  F8_TRY(quantize(what, call.first_step, places, call.scales, scratch, step));
 
   GemmCall gemm_call{.a = call.x, .b = call.w, .d = call.y, .m = call.m};
   gemm_call.bias = call.bias;
@@ -185,24 +216,34 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
     gemm_call.inv_scale_b = inverse_q(Tensor::kWeight, w, training || cached);
   }
   return step("gemm output", 0.0,
-              [this, gemm_call, scratch = work + layout.forward_gemm](Stream stream) {
-                return gemm(Gemm::kOutput).run(gemm_call, scratch, stream);
+              [this, gemm_call, own = work + layout.forward_gemm](Stream stream) {
+                return gemm(Gemm::kOutput).run(gemm_call, own, stream);
               });
+}
+
+// The gradients of the parameters of an empty batch are zero.
+template <class Step>
+Status Linear::State::empty_backward(const BackwardCall& call, Step&& step) const {
+  if (call.dw != nullptr && !call.accumulate) {
+    F8_TRY(step("clear dw", 0.0, [this, dw = call.dw, ld = call.ld_dw](Stream stream) {
+      const size_t element = size_bytes(desc.grad_weight_dtype);
+      const auto row = static_cast<size_t>(desc.shape.k) * element;
+      const size_t pitch = ld == 0 ? row : static_cast<size_t>(ld) * element;
+      return zero(*driver, primary, dw, desc.shape.n, row, pitch, stream);
+    }));
+  }
+  if (call.db == nullptr || call.accumulate_bias) return {};
+  return step("clear db", 0.0, [this, db = call.db](Stream stream) {
+    const size_t row = static_cast<size_t>(desc.shape.n) * size_bytes(desc.bias_grad_dtype);
+    return zero(*driver, primary, db, 1, row, row, stream);
+  });
 }
 
 template <class Step>
 Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&& step) const {
   F8_TRY(check(call, workspace));
-  if (call.m == 0) {  // the gradient of the weight of an empty batch is zero
-    if (call.dw == nullptr || call.accumulate) return {};
-    return step("clear dw", 0.0, [this, dw = call.dw, ld = call.ld_dw](Stream stream) {
-      const size_t element = size_bytes(desc.grad_weight_dtype);
-      const auto row = static_cast<size_t>(desc.shape.k) * element;
-      const size_t pitch = ld == 0 ? row : static_cast<size_t>(ld) * element;
-      return zero(*driver, primary, dw, desc.shape.n, row, pitch, stream);
-    });
-  }
-  if (call.dx == nullptr && call.dw == nullptr) return {};
+  if (call.m == 0) return empty_backward(call, step);
+  if (call.dx == nullptr && call.dw == nullptr && call.db == nullptr) return {};
   auto* work = static_cast<uint8_t*>(workspace);
   const auto* saved = desc.recompute ? work : static_cast<const uint8_t*>(call.saved);
   const bool cached = call.weight_cache != nullptr;
@@ -221,6 +262,12 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
   dy.lines = reinterpret_cast<uint16_t*>(work + layout.dy_lines);
   dy.words = reinterpret_cast<uint32_t*>(work + layout.words);
   dy.word = layout.dy_words;
+  auto* sums = reinterpret_cast<float*>(work + layout.sums);
+  QuantizeScratch scratch{.sync = work + layout.sync,
+                          .first_word = dy.words,  // and what is cast again
+                          .word_count = layout.dy_words.row + call.m,
+                          .counters = call.counters,
+                          .sums = call.db != nullptr ? sums : nullptr};
   if (q || qt) {
     const bool apart = desc.recompute && cached;
     const Work what = !q      ? Work::kGradOutputForWeight
@@ -234,13 +281,12 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
       places[static_cast<size_t>(Tensor::kWeight)] = place_again(
           {.x = call.w, .rows = n, .cols = k, .ld = call.ld_w}, layout.w_again, layout.w, work);
     }
-    F8_TRY(quantize(what, call.first_step, places, call.scales,
-                    {.sync = work + layout.sync,
-                     .first_word = dy.words,  // and what is cast again
-                     .word_count = layout.dy_words.row + call.m},
-                    step));
+    F8_TRY(quantize(what, call.first_step, places, call.scales, scratch, step));
   }
-  uint8_t* scratch = work + layout.backward_gemm;
+  if (call.db != nullptr) {
+    F8_TRY(bias_gradient(call, sums, scratch.sums == nullptr, step));
+  }
+  uint8_t* own = work + layout.backward_gemm;
   GemmCall input{.a = call.dy, .b = call.w, .d = call.dx, .m = call.m};
   input.ld_d = call.ld_dx;
   if (!is_fp8(Gemm::kGradInput)) {
@@ -275,15 +321,14 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
     });
   }
   if (call.dx != nullptr) {
-    F8_TRY(step("gemm grad_input", 0.0, [this, input, scratch](Stream stream) {
-      return gemm(Gemm::kGradInput).run(input, scratch, stream);
+    F8_TRY(step("gemm grad_input", 0.0, [this, input, own](Stream stream) {
+      return gemm(Gemm::kGradInput).run(input, own, stream);
     }));
   }
   if (call.dw == nullptr) return {};
   const GemmPlan& product = call.accumulate ? *add_grad_weight : gemm(Gemm::kGradWeight);
-  return step("gemm grad_weight", 0.0, [&product, weight, scratch](Stream stream) {
-    return product.run(weight, scratch, stream);
-  });
+  return step("gemm grad_weight", 0.0,
+              [&product, weight, own](Stream stream) { return product.run(weight, own, stream); });
 }
 
 template <class Step>
@@ -293,11 +338,15 @@ Status Linear::State::cast_weight(const WeightCall& call, void* workspace, Step&
   std::array<Place, 3> places;
   Place& w = places[static_cast<size_t>(Tensor::kWeight)];
   w = cached_weight(call.w, call.ld_w, call.cache, static_cast<uint8_t*>(workspace));
-  return quantize(Work::kWeight, call.first_step, places, call.scales,
-                  {.sync = static_cast<uint8_t*>(workspace) + layout.sync,
-                   .first_word = w.words,
-                   .word_count = layout.input_words},
-                  step);
+  QuantizeScratch scratch{.sync = static_cast<uint8_t*>(workspace) + layout.sync,
+                          .first_word = w.words,
+                          .word_count = layout.input_words,
+                          .counters = call.counters,
+                          .valid = call.valid};
+  F8_TRY(quantize(Work::kWeight, call.first_step, places, call.scales, scratch, step));
+  if (call.valid == nullptr) return {};
+  return step("set valid", 0.0,
+              [this, valid = call.valid](Stream stream) { return set_words(valid, 1, 1, stream); });
 }
 
 namespace {
@@ -369,6 +418,19 @@ std::vector<Step> Linear::backward_steps(const BackwardCall& call, void* workspa
 std::vector<Step> Linear::cast_weight_steps(const WeightCall& call, void* workspace) const {
   return collect(*state_->driver, state_->primary, "cast_weight",
                  [&](auto&& keep) { return state_->cast_weight(call, workspace, keep); });
+}
+
+Status invalidate_weights(Context& context, uint32_t* valid, size_t count, Stream stream) {
+  if (valid == nullptr || !is_aligned(valid, 4)) {
+    return fail(ErrorCode::kInvalidArgument, "invalidate_weights: valid is {}",
+                valid == nullptr ? "null" : "not aligned to 4 bytes");
+  }
+  const Driver& driver = context.state().driver;
+  const ScopedContext current(driver, context.state().primary);
+  F8_TRY(current.status());
+  return driver.check(
+      driver.memset_d32_async(reinterpret_cast<CUdeviceptr>(valid), 0, count, stream),
+      "cuMemsetD32Async");
 }
 
 }  // namespace f8::runtime

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cast_counters.hpp"
 #include "runtime/delayed_scales.hpp"
 #include "runtime/gemm.hpp"
 
@@ -43,6 +44,15 @@ struct LinearDesc {
   // The cache is then all that forward and backward need of the weight, unless the recipe has a
   // GEMM in high precision that reads w.
   std::optional<Dtype> master_dtype = {};
+  bool bias_grad = false;                // backward may be asked for db
+  Dtype bias_grad_dtype = Dtype::kBf16;  // or f16, f32
+  // Of dynamic scales whose amax is not finite; for delayed ones see DelayedOptions.
+  NonFinite non_finite = NonFinite::kPropagate;
+  // Casts add to the counters that a call brings (cast_counters.hpp). It takes some time, and small
+  // tensors are cast in two launches.
+  bool count = false;
+  // cast_weight heeds WeightCall::valid; small weights are then cast in two launches.
+  bool weight_flag = false;
 };
 
 // Row strides (ld_*) are in elements: 0 where rows follow each other, else at least a row and whole
@@ -59,6 +69,7 @@ struct ForwardCall {
   ScaleSlots scales = {};              // where the recipe has delayed scaling
   bool first_step = false;             // delayed operands are scaled as if dynamic
   int64_t ld_x = 0, ld_w = 0, ld_y = 0;
+  CastCounters* counters = nullptr;  // kCountersOfLinear on the device, with LinearDesc::count
 };
 
 struct BackwardCall {
@@ -74,6 +85,11 @@ struct BackwardCall {
   ScaleSlots scales = {};
   bool first_step = false;
   int64_t ld_dy = 0, ld_dx = 0, ld_dw = 0, ld_x = 0, ld_w = 0;
+  // [N] of bias_grad_dtype, or null: the sum of dy over its rows, in fp32 and always in the same
+  // order (reference::column_sums), then rounded once. With LinearDesc::bias_grad.
+  void* db = nullptr;
+  bool accumulate_bias = false;      // db += instead of db =
+  CastCounters* counters = nullptr;  // as forward's
 };
 
 struct WeightCall {
@@ -82,7 +98,19 @@ struct WeightCall {
   ScaleSlots scales = {};
   bool first_step = false;
   int64_t ld_w = 0;
+  CastCounters* counters = nullptr;  // as forward's
+  // A word on the device: where it is 1, the cache is as it should be and nothing is written; else
+  // the weight is cast and then it becomes 1. So a graph of micro-batches may cast in each of them.
+  // Null: always cast. One word a linear; invalidate_weights() clears them when weights change.
+  // With delayed scaling a cast that is left out does not record its amax, so clear before a step
+  // whose update() shall see it. With LinearDesc::weight_flag.
+  uint32_t* valid = nullptr;
 };
+
+// `count` words of WeightCall::valid to 0, in stream order: what follows an optimizer's step, and
+// what comes before the first cast.
+[[nodiscard]] Status invalidate_weights(Context& context, uint32_t* valid, size_t count,
+                                        Stream stream);
 
 // One launch of a call, in order: what `bench linear` times one by one.
 struct Step {

@@ -40,6 +40,20 @@ Status check_m(const char* call, int64_t m, int64_t planned) {
 
 }  // namespace
 
+Status Linear::State::check_counters(const char* call, const CastCounters* counters) const {
+  if (counters == nullptr) return {};
+  if (!desc.count) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: counters are given, the plan's casts do not count; set LinearDesc::count",
+                call);
+  }
+  if (!is_aligned(counters, alignof(CastCounters))) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: counters are not aligned to {} bytes", call,
+                alignof(CastCounters));
+  }
+  return {};
+}
+
 Status Linear::State::check_scales(const char* call, const ScaleSlots& scales) const {
   if (kernels.slots.empty()) return {};
   if (scales.amax == nullptr || scales.scale == nullptr) [[unlikely]] {
@@ -69,6 +83,7 @@ Status Linear::State::check(const ForwardCall& call, const void* workspace) cons
   F8_TRY(check_optional("forward", "saved", call.saved));
   F8_TRY(check_optional("forward", "weight_cache", call.weight_cache));
   F8_TRY(check_scales("forward", call.scales));
+  F8_TRY(check_counters("forward", call.counters));
   F8_TRY(check_pointer("forward", "workspace", workspace));
   return memory(call, workspace).check_overlaps("forward");
 }
@@ -88,7 +103,13 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
     return fail(ErrorCode::kInvalidArgument,
                 "backward: dx is given, the plan was made without needs_grad_input");
   }
-  if (call.m == 0 || (!dx && !dw)) return {};
+  F8_TRY(check_optional("backward", "db", call.db));
+  if (call.db != nullptr && !desc.bias_grad) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "backward: db is given, the plan has no gradient of a bias; set "
+                "LinearDesc::bias_grad");
+  }
+  if (call.m == 0 || (!dx && !dw && call.db == nullptr)) return {};
   F8_TRY(check_optional("backward", "dx", call.dx));
   F8_TRY(check_pointer("backward", "dy", call.dy));
   F8_TRY(check_stride("backward", "dy", call.ld_dy, desc.shape.n, desc.tensor_dtype));
@@ -119,6 +140,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
     F8_TRY(check_source("x", call.x, Gemm::kGradWeight));
   }
   F8_TRY(check_scales("backward", call.scales));
+  F8_TRY(check_counters("backward", call.counters));
   F8_TRY(check_pointer("backward", "workspace", workspace));
   return memory(call, workspace).check_overlaps("backward");
 }
@@ -127,6 +149,13 @@ Status Linear::State::check(const WeightCall& call) const {
   F8_TRY(check_pointer("cast_weight", "w", call.w));
   F8_TRY(check_pointer("cast_weight", "cache", call.cache));
   F8_TRY(check_stride("cast_weight", "w", call.ld_w, desc.shape.k, kernels.master_dtype));
+  F8_TRY(check_counters("cast_weight", call.counters));
+  if (call.valid != nullptr && (!desc.weight_flag || !is_aligned(call.valid, 4))) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "cast_weight: valid is {}",
+                desc.weight_flag ? "not aligned to 4 bytes"
+                                 : "given, the plan's casts heed no flag; set "
+                                   "LinearDesc::weight_flag");
+  }
   return check_scales("cast_weight", call.scales);
 }
 
@@ -154,6 +183,7 @@ CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace)
              Access::kWrite);
   memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
+  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
   add_scales(memory, call.scales);
   return memory;
 }
@@ -168,6 +198,7 @@ CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace
   memory.add_rows("dy", call.dy, m, n, call.ld_dy, desc.tensor_dtype, Access::kRead);
   memory.add_rows("dx", call.dx, m, k, call.ld_dx, desc.tensor_dtype, Access::kWrite);
   memory.add_rows("dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype, Access::kWrite);
+  memory.add_rows("db", call.db, 1, n, 0, desc.bias_grad_dtype, Access::kWrite);
   memory.add_rows("x", reads_input ? call.x : nullptr, m, k, call.ld_x, desc.tensor_dtype,
                   Access::kRead);
   memory.add_rows("w", call.w, n, k, call.ld_w, desc.tensor_dtype, Access::kRead);
@@ -175,6 +206,7 @@ CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace
              Access::kRead);
   memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
+  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
   add_scales(memory, call.scales);
   return memory;
 }
@@ -184,7 +216,9 @@ CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) 
   memory.add_rows("w", call.w, desc.shape.n, desc.shape.k, call.ld_w, kernels.master_dtype,
                   Access::kRead);
   memory.add("cache", call.cache, layout.cache_bytes, Access::kWrite);
+  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
+  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
   add_scales(memory, call.scales);
   return memory;
 }

@@ -40,7 +40,7 @@ class Planner {
   }
 
   // `visits` in launches; what two kernels would do alike, one does.
-  static Quantization passes(const std::vector<Visit>& visits) {
+  Quantization passes(const std::vector<Visit>& visits) const {
     Quantization passes;
     for (const Visit& visit : visits) {
       const auto same = std::ranges::find_if(passes, [&](const QuantizePass& pass) {
@@ -53,11 +53,13 @@ class Planner {
                           .cast_name = {},
                           .quantize_name = {},
                           .one_launch = {},
+                          .summing = {},
                           .amax = amax_before(visit.cast),
                           .cast = visit.cast,
                           .visits = {visit}});
       }
     }
+    bool summed = !kernels_.bias_grad;
     for (QuantizePass& pass : passes) {
       std::string names;
       for (const Visit& visit : pass.visits) {
@@ -72,6 +74,12 @@ class Planner {
       if (pass.amax && can_be_one_launch(pass.cast)) {
         pass.one_launch = pass.cast;
         pass.one_launch->one_launch = true;
+      }
+      // The sums are of a launch's only matrix.
+      if (!summed && pass.visits.size() == 1 && pass.visits.front().tensor == Tensor::kGradOutput) {
+        summed = true;
+        pass.summing = pass.cast;
+        pass.summing->sums = true;
       }
     }
     return passes;
@@ -102,7 +110,9 @@ class Planner {
     }
     at(Work::kForwardUnsaved) = both(false);
     at(Work::kInputUnsaved) = passes(visits(Tensor::kInput, true, false));
-    at(Work::kWeight) = passes(visits(Tensor::kWeight, true, true, kernels_.master_dtype));
+    std::vector<Visit> weight = visits(Tensor::kWeight, true, true, kernels_.master_dtype);
+    for (Visit& visit : weight) visit.cast.flagged = kernels_.weight_flag;
+    at(Work::kWeight) = passes(weight);
     at(Work::kGradOutput) = gradient(true, true, false);
     at(Work::kGradOutputForInput) = gradient(true, false, false);
     at(Work::kGradOutputForWeight) = gradient(false, true, false);
@@ -137,9 +147,12 @@ class Planner {
                          .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
                          .q = q != nullptr,
                          .qt = qt != nullptr,
-                         .pow2 = any.pow2}};
+                         .pow2 = any.pow2,
+                         .count = kernels_.count}};
     for (const CastSetting* copy : {q, qt}) {
-      if (copy == nullptr || copy->scaling != Scaling::kDelayed) continue;
+      if (copy == nullptr) continue;
+      if (first_ || copy->scaling != Scaling::kDelayed) visit.cast.hold = kernels_.hold;
+      if (copy->scaling != Scaling::kDelayed) continue;
       visit.slot = slot_of(tensor, *copy);
       visit.cast.delayed = !first_;
     }
@@ -228,7 +241,8 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   const Dtype master = desc.master_dtype.value_or(desc.tensor_dtype);
   for (const auto& [name, type] :
        {std::pair{"grad_weight_dtype", desc.grad_weight_dtype},
-        std::pair{"tensor_dtype", desc.tensor_dtype}, std::pair{"master_dtype", master}}) {
+        std::pair{"tensor_dtype", desc.tensor_dtype}, std::pair{"master_dtype", master},
+        std::pair{"bias_grad_dtype", desc.bias_grad_dtype}}) {
     if (is_fp8(type)) {
       return fail(ErrorCode::kUnsupported, "{} {}: bf16, f16 and f32 are supported", name,
                   to_string(type));
@@ -238,6 +252,10 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   kernels.tensor_dtype = desc.tensor_dtype;
   kernels.master_dtype = master;
   kernels.recompute = desc.recompute;
+  kernels.hold = desc.non_finite == NonFinite::kHold;
+  kernels.count = desc.count;
+  kernels.weight_flag = desc.weight_flag;
+  if (desc.bias_grad) kernels.bias_grad = codegen::BiasGradSpec{desc.bias_grad_dtype};
   const GemmSetting& output = recipe.at(Gemm::kOutput);
   const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
   const GemmSetting& grad_weight = recipe.at(Gemm::kGradWeight);
@@ -286,9 +304,14 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
       for (const QuantizePass& pass : (*works)[i]) {
         if (pass.amax) add(pass.amax_name + when, *pass.amax);
         add(pass.cast_name + when, pass.cast);
+        if (pass.summing) add(pass.cast_name + ", summing" + when, *pass.summing);
         if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
       }
     }
+  }
+  if (kernels.bias_grad) {
+    add("sum dy", codegen::ColumnSumsSpec{kernels.tensor_dtype});
+    add("bias gradient", *kernels.bias_grad);
   }
   return named;
 }

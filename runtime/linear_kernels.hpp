@@ -42,6 +42,7 @@ struct QuantizePass {
   std::string cast_name;      // "cast x,w"
   std::string quantize_name;  // "quantize x,w"
   std::optional<codegen::CastSpec> one_launch;
+  std::optional<codegen::CastSpec> summing;  // of dy alone: the cast, leaving column sums too
   std::optional<codegen::AmaxSpec> amax;
   codegen::CastSpec cast;
   std::vector<Visit> visits;
@@ -69,6 +70,10 @@ struct LinearKernels {
   Dtype tensor_dtype = Dtype::kBf16;
   Dtype master_dtype = Dtype::kBf16;
   bool recompute = false;
+  bool hold = false;
+  bool count = false;
+  bool weight_flag = false;
+  std::optional<codegen::BiasGradSpec> bias_grad;
   std::array<Copies, 3> copies;    // indexed by Tensor
   std::vector<DelayedSlot> slots;  // of delayed scaling; empty: the recipe has none
   std::array<Quantization, kWorks> works;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "runtime/bias_grad.hpp"
 #include "runtime/gemm.hpp"
 #include "runtime/quantize.hpp"
 
@@ -134,6 +135,7 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
     take_transposed(backward, x, layout.x);
     take_transposed(backward, w, layout.w);
   }
+  if (kernels.bias_grad) layout.sums = backward.take(column_sums_bytes(m, n));
   layout.backward_gemm = backward.take(gemm_backward);
 
   layout.workspace_bytes = std::max(forward.size(), backward.size());

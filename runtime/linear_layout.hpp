@@ -8,7 +8,7 @@
 //   cache     w q | w qt | scales of each
 //   backward  sync | amax words (dy) | lines | partial maxima | dy q | dy qt | scales of each |
 //             what is cast again: lines and partial maxima of x, of w, x qt | its scales | w qt |
-//             its scales | matmuls' own
+//             its scales | column sums of dy | matmuls' own
 // Recomputing, saved is empty.
 // sync belongs to the one-launch kernels (quantize.cuh), whatever linear they are of: every linear
 // has it at the start of its workspace, and nobody else may write there between calls.
@@ -70,6 +70,7 @@ struct LinearLayout {
     size_t lines = 0, partials = 0;
   };
   Again x_again, w_again;
+  size_t sums = 0;
   size_t forward_gemm = 0, backward_gemm = 0;
   size_t workspace_bytes = 0;
   size_t saved_bytes = 0;

@@ -52,6 +52,7 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
         if (pass.one_launch && context->options().cooperative_launch) {
           ready.quantize = F8_TRY(context->kernel(*pass.one_launch));
         }
+        if (pass.summing) ready.summing = F8_TRY(context->kernel(*pass.summing));
         out[i].push_back(ready);
       }
     }
@@ -60,6 +61,10 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   const LinearKernels& kernels = state->kernels;
   F8_TRY(load(kernels.works, state->loaded));
   F8_TRY(load(kernels.first_works, state->first_loaded));
+  if (kernels.bias_grad) {
+    state->column_sums = F8_TRY(context->kernel(codegen::ColumnSumsSpec{kernels.tensor_dtype}));
+    state->bias_grad = F8_TRY(context->kernel(*kernels.bias_grad));
+  }
   const auto plan_gemm = [&](const std::optional<GemmDesc>& gemm, GemmPlanPtr& out) -> Status {
     if (!gemm) return {};
     const GemmChoice choice = F8_TRY(linear_choice(desc, *gemm, table.get(), state->sm_count));

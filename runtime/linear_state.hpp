@@ -38,6 +38,9 @@ struct QuantizeScratch {
   void* sync;            // of one-launch kernels
   uint32_t* first_word;  // the amax words to clear, where a launch raises some
   int64_t word_count;
+  CastCounters* counters = nullptr;  // the linear's
+  const uint32_t* valid = nullptr;   // the weight's flag
+  float* sums = nullptr;  // where the column sums of dy are wanted; null once a cast leaves them
 };
 
 // What a visit does to a tensor, for its launch.
@@ -54,6 +57,7 @@ struct Linear::State {
     const Kernel* amax = nullptr;
     const Kernel* cast = nullptr;
     const Kernel* quantize = nullptr;  // null: never in one launch
+    const Kernel* summing = nullptr;   // the cast that leaves column sums too
   };
   using Loaded = std::array<std::vector<LoadedPass>, kWorks>;  // beside the kernels' works
 
@@ -66,6 +70,8 @@ struct Linear::State {
   int sm_count = 0;
   Loaded loaded;
   Loaded first_loaded;
+  const Kernel* column_sums = nullptr;  // null: no gradient of a bias
+  const Kernel* bias_grad = nullptr;
   std::array<GemmPlanPtr, 3> gemms;  // null: not wanted
   GemmPlanPtr add_grad_weight;
   std::shared_ptr<const GemmPair> gradients;  // both in one launch, where their choices allow it
@@ -78,6 +84,7 @@ struct Linear::State {
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const WeightCall& call) const;
   [[nodiscard]] Status check(const WeightCall& call, const void* workspace) const;
+  [[nodiscard]] Status check_counters(const char* call, const CastCounters* counters) const;
   [[nodiscard]] Status check_scales(const char* call, const ScaleSlots& scales) const;
 
   // What a call touches of what it was given.
@@ -118,8 +125,14 @@ struct Linear::State {
   // `places` are indexed by Tensor.
   template <class Step>
   [[nodiscard]] Status quantize(Work work, bool first, const std::array<Place, 3>& places,
-                                const ScaleSlots& scales, const QuantizeScratch& scratch,
+                                const ScaleSlots& scales, QuantizeScratch& scratch,
                                 Step&& step) const;
+  // `summed`: a cast left the column sums.
+  template <class Step>
+  [[nodiscard]] Status bias_gradient(const BackwardCall& call, const float* sums, bool summed,
+                                     Step&& step) const;
+  template <class Step>
+  [[nodiscard]] Status empty_backward(const BackwardCall& call, Step&& step) const;
   template <class Step>
   [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Step&& step) const;
   template <class Step>
@@ -127,8 +140,9 @@ struct Linear::State {
   template <class Step>
   [[nodiscard]] Status cast_weight(const WeightCall& call, void* workspace, Step&& step) const;
 
-  [[nodiscard]] Status clear_words(uint32_t* words, int64_t count, Stream stream) const {
-    return driver->check(driver->memset_d32_async(reinterpret_cast<CUdeviceptr>(words), 0,
+  [[nodiscard]] Status set_words(uint32_t* words, uint32_t value, int64_t count,
+                                 Stream stream) const {
+    return driver->check(driver->memset_d32_async(reinterpret_cast<CUdeviceptr>(words), value,
                                                   static_cast<size_t>(count), stream),
                          "cuMemsetD32Async");
   }

@@ -54,7 +54,8 @@ std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec) {
   const codegen::AmaxSpec amax{.in = spec.in,
                                .tensor = !spec.delayed && has_scale(spec, ScaleMode::kTensor),
                                .row = spec.q && spec.scale_q == ScaleMode::kAxis,
-                               .col = spec.qt && spec.scale_qt == ScaleMode::kAxis};
+                               .col = spec.qt && spec.scale_qt == ScaleMode::kAxis,
+                               .flagged = spec.flagged};
   if (!amax.tensor && !amax.row && !amax.col) return std::nullopt;
   return amax;
 }
@@ -170,6 +171,7 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     to.scale = from.scale;
     to.inv_scale_row = from.inv_row;
     to.inv_scale_col = from.inv_col;
+    args.counters[i] = from.counters;
     to.first_block = first;
     to.blocks = static_cast<int32_t>(cast_tiles(from.rows, from.cols));
     first += to.blocks;

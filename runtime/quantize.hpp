@@ -33,6 +33,7 @@ struct QuantizeOperand {
   float* inv_col = nullptr;        // axis: [cols], of qt's rows; blocks: of qt
   const float* delayed = nullptr;  // delayed: the scale to cast with
   uint32_t* recorded_amax = nullptr;  // delayed, tensor: raised to the matrix's amax, or null
+  kernels::CastCounters* counters = nullptr;  // casts that count: [2], q's and qt's, or null
 };
 
 // What has to be known of a matrix before a cast: nothing where its scales are delayed or blocks'.

@@ -142,7 +142,7 @@ Status QuantizeList::check(std::span<const QuantizeOperand> operands, const void
 
 template <class AmaxArgs, class CastArgs>
 Status QuantizeList::run_groups(std::span<const QuantizeOperand> operands, uint32_t* words,
-                                Stream stream) const {
+                                const uint32_t* valid, Stream stream) const {
   const Driver& driver = context_->state().driver;
   const bool programmatic = context_->options().programmatic_launch;
   const int sm_count = context_->device().sm_count;
@@ -161,17 +161,19 @@ Status QuantizeList::run_groups(std::span<const QuantizeOperand> operands, uint3
     const std::span<const QuantizeOperand> some(group.data(), count);
     if (amax_kernel_ != nullptr) {
       const auto& spec = std::get<codegen::AmaxSpec>(amax_kernel_->spec);
-      F8_TRY(launch_amax(driver, *amax_kernel_, amax_args<AmaxArgs>(spec, sm_count, some),
-                         programmatic, stream));
+      auto args = amax_args<AmaxArgs>(spec, sm_count, some);
+      args.valid = valid;
+      F8_TRY(launch_amax(driver, *amax_kernel_, args, programmatic, stream));
     }
-    F8_TRY(launch_cast(driver, *cast_kernel_, cast_args<CastArgs>(cast_, sm_count, some),
-                       programmatic, stream));
+    auto args = cast_args<CastArgs>(cast_, sm_count, some);
+    args.valid = valid;
+    F8_TRY(launch_cast(driver, *cast_kernel_, args, programmatic, stream));
   }
   return {};
 }
 
-Status QuantizeList::run(std::span<const QuantizeOperand> operands, void* workspace,
-                         Stream stream) const {
+Status QuantizeList::run(std::span<const QuantizeOperand> operands, void* workspace, Stream stream,
+                         const uint32_t* valid) const {
   F8_TRY(check(operands, workspace));
   if (operands.empty()) return {};
   const Context::State& state = context_->state();
@@ -184,8 +186,9 @@ Status QuantizeList::run(std::span<const QuantizeOperand> operands, void* worksp
                               "cuMemsetD32Async"));
   }
   return cast_.list
-             ? run_groups<kernels::AmaxListArgs, kernels::CastListArgs>(operands, words, stream)
-             : run_groups<kernels::AmaxArgs, kernels::CastArgs>(operands, words, stream);
+             ? run_groups<kernels::AmaxListArgs, kernels::CastListArgs>(operands, words, valid,
+                                                                        stream)
+             : run_groups<kernels::AmaxArgs, kernels::CastArgs>(operands, words, valid, stream);
 }
 
 }  // namespace f8::runtime

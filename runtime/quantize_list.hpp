@@ -33,8 +33,9 @@ class QuantizeList {
   // One operand for each planned matrix, in order and of its size. Where the maxima go is the
   // list's to say: partials, lines, row_amax and col_amax are not looked at. Enqueues on `stream`;
   // no allocation, lock or synchronisation.
+  // `valid`: of kernels with a flag.
   [[nodiscard]] Status run(std::span<const QuantizeOperand> operands, void* workspace,
-                           Stream stream) const;
+                           Stream stream, const uint32_t* valid = nullptr) const;
 
  private:
   // Where a matrix's maxima lie in the workspace, in words.
@@ -44,7 +45,7 @@ class QuantizeList {
   QuantizeList() = default;
   template <class AmaxArgs, class CastArgs>
   [[nodiscard]] Status run_groups(std::span<const QuantizeOperand> operands, uint32_t* words,
-                                  Stream stream) const;
+                                  const uint32_t* valid, Stream stream) const;
   [[nodiscard]] Status check(std::span<const QuantizeOperand> operands,
                              const void* workspace) const;
   [[nodiscard]] size_t groups() const;

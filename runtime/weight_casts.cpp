@@ -88,7 +88,8 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
   }
   const bool check_pointers =
       !linears_.empty() && linears_[0]->state_->context->options().check_pointers;
-  const bool first_step = calls.count > 0 && calls.at(calls.from, 0).first_step;
+  const WeightCall common = calls.count > 0 ? calls.at(calls.from, 0) : WeightCall{};
+  const bool first_step = common.first_step;
   for (size_t i = 0; i < calls.count; ++i) {
     const Linear::State& linear = *linears_[i]->state_;
     if (linear.layout.cache_bytes == 0) continue;
@@ -104,6 +105,10 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
     if (!good) [[unlikely]] {
       good.error().message = fmt::format("weight {}: {}", i, good.error().message);
       return good;
+    }
+    if (call.valid != common.valid) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "weight {}: valid is not weight 0's; one flag tells whether all are cast", i);
     }
     if (call.first_step != first_step) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
@@ -123,10 +128,18 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
       auto* base = static_cast<uint8_t*>(call.cache);
       operands[i] =
           operand_of(visit, linear.cached_weight(call.w, call.ld_w, call.cache, base), call.scales);
+      if (call.counters != nullptr) {
+        operands[i].counters = call.counters + 2 * static_cast<size_t>(Tensor::kWeight);
+      }
     }
-    F8_TRY(group.list.run(std::span(operands.data(), group.members.size()), workspace, stream));
+    F8_TRY(group.list.run(std::span(operands.data(), group.members.size()), workspace, stream,
+                          common.valid));
   }
-  return {};
+  if (common.valid == nullptr) return {};
+  const Linear::State& any = *linears_[0]->state_;
+  const ScopedContext current(*any.driver, any.primary);
+  F8_TRY(current.status());
+  return any.set_words(common.valid, 1, 1, stream);
 }
 
 }  // namespace f8::runtime

@@ -27,7 +27,8 @@ class WeightCasts {
       std::span<const std::shared_ptr<const Linear>> linears);
 
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
-  // A call for each linear, in order. `first_step` is the same in all of them.
+  // A call for each linear, in order. `first_step` is the same in all of them, and so is `valid`:
+  // one flag for all of the weights, where all plans have LinearDesc::weight_flag.
   [[nodiscard]] Status run(const WeightCalls& calls, void* workspace, Stream stream) const;
   [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream) const;
 

@@ -142,10 +142,9 @@ AmaxOver amax_over(ScaleMode mode) {
   return AmaxOver::kTensor;
 }
 
-// Where a cast holds, an amax that is not finite gives scale 1.
 float to_scale(const codegen::CastSpec& spec, float amax) {
-  if (spec.hold && !std::isfinite(amax)) return 1;
-  return scale_from_amax(amax, spec.out, spec.pow2);
+  return scale_from_amax(amax, spec.out, spec.pow2,
+                         spec.hold ? NonFinite::kHold : NonFinite::kPropagate);
 }
 
 // One copy: its lines are rows of x, or columns.

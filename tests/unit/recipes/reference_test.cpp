@@ -342,5 +342,65 @@ TEST(RandomMatrix, IsSeededBf16OfItsDistribution) {
   }
 }
 
+// The order is the contract: large values cancel where they meet, and only there.
+TEST(ReferenceColumnSums, AddUpInTheDocumentedOrder) {
+  Matrix x{1500, 1, std::vector<float>(1500)};
+  const auto sum = [&](std::initializer_list<std::pair<int64_t, float>> values) {
+    std::ranges::fill(x.values, 0.0F);
+    for (const auto& [row, value] : values) x.values[static_cast<size_t>(row)] = value;
+    return column_sums(x)[0];
+  };
+  constexpr float kBig = 0x1p30F;
+  EXPECT_EQ(sum({{0, kBig}, {1, 1}, {2, -kBig}}), 0.0F) << "one group of 8 rows, in order";
+  EXPECT_EQ(sum({{0, kBig}, {1, -kBig}, {2, 1}}), 1.0F);
+  EXPECT_EQ(sum({{0, kBig}, {8, 1}, {1, -kBig}}), 1.0F) << "groups are added whole";
+  EXPECT_EQ(sum({{0, kBig}, {8, 1}, {16, -kBig}}), 0.0F) << "and in order";
+  EXPECT_EQ(sum({{0, kBig}, {128, 1}, {1024, -kBig}}), 1.0F) << "every 8th block of 128";
+  EXPECT_EQ(sum({{0, kBig}, {128, 1}, {256, -kBig}}), 0.0F) << "then the eight of them";
+}
+
+TEST(ReferenceColumnSums, AreTheSums) {
+  const Matrix x = random_matrix(1171, 24, 3);
+  const auto sums = column_sums(x);
+  ASSERT_EQ(sums.size(), 24U);
+  for (int64_t c = 0; c < 24; ++c) {
+    double expected = 0;
+    for (int64_t r = 0; r < x.rows; ++r) expected += static_cast<double>(x.at(r, c));
+    EXPECT_NEAR(static_cast<double>(sums[static_cast<size_t>(c)]), expected, 1e-3);
+  }
+  EXPECT_EQ(column_sums(Matrix{0, 2, {}}), (std::vector<float>{0, 0}));
+}
+
+TEST(ReferenceCounts, BeginWhereRoundingLeavesTheFormat) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  // Scale 1: what is not finite is held.
+  const auto counts = [](std::vector<float> values, Dtype format) {
+    values.push_back(kInfinity);
+    const Matrix x{1, static_cast<int64_t>(values.size()), values};
+    return count_cast(x, cast(x, AmaxOver::kTensor, format, false, NonFinite::kHold));
+  };
+  EXPECT_EQ(counts({448, 464, -464, 0, 0x1.8p-10F}, Dtype::kE4m3), (CastCounts{0, 0, 1}));
+  EXPECT_EQ(counts({465, -1e30F, 0x1p-10F, -0x1p-30F}, Dtype::kE4m3), (CastCounts{2, 2, 1}));
+  EXPECT_EQ(counts({57344, 61439, 0x1.8p-17F}, Dtype::kE5m2), (CastCounts{0, 0, 1}));
+  EXPECT_EQ(counts({61440, -70000, 0x1p-17F}, Dtype::kE5m2), (CastCounts{2, 1, 1}));
+  EXPECT_EQ(counts({std::numeric_limits<float>::quiet_NaN(), -kInfinity}, Dtype::kE4m3),
+            (CastCounts{0, 0, 3}));
+}
+
+// A held copy is the value's own rounding; one that propagates is NaN or 0.
+TEST(ReferenceCast, HoldsOrPropagatesWhatIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const Matrix x{2, 2, {2, kInfinity, 3, -1}};
+  const auto held = cast(x, AmaxOver::kTensor, Dtype::kE4m3, false, NonFinite::kHold);
+  EXPECT_EQ(held.scales[0], 1.0F);
+  EXPECT_EQ(decode_fp8(held.bits[0], Dtype::kE4m3), 2.0F);
+  EXPECT_EQ(decode_fp8(held.bits[1], Dtype::kE4m3), 448.0F);
+  const auto poisoned = cast(x, AmaxOver::kTensor, Dtype::kE4m3, false);
+  EXPECT_EQ(poisoned.scales[0], 0.0F);
+  const auto rows = cast(x, AmaxOver::kRow, Dtype::kE4m3, true, NonFinite::kHold);
+  EXPECT_EQ(rows.scales[0], 1.0F);
+  EXPECT_EQ(rows.scales[1], 128.0F) << "the other row has its own";
+}
+
 }  // namespace
 }  // namespace f8::reference

@@ -273,10 +273,10 @@ FakeCuda::FakeCuda() {
   table_.tensor_map_encode_tiled = encode;
   table_.launch_kernel_ex = launch_kernel_ex;
   table_.memcpy_htod_async = memcpy_htod_async;
-  table_.memcpy_dtoh_async = memcpy_dtoh_async;
   table_.stream_synchronize = stream_synchronize;
   table_.stream_get_ctx = stream_get_ctx;
   table_.pointer_get_attribute = pointer_get_attribute;
+  table_.memcpy_dtoh_async = memcpy_dtoh_async;
   table_.memset_d8_async = memset_d8_async;
   table_.memset_d32_async = memset_d32_async;
   table_.memset_d2d8_async = memset_d2d8_async;
