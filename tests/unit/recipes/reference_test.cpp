@@ -374,7 +374,7 @@ TEST(ReferenceColumnSums, AreTheSums) {
 TEST(ReferenceCounts, BeginWhereRoundingLeavesTheFormat) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   // Scale 1: what is not finite is held.
-  const auto counts = [](std::vector<float> values, Dtype format) {
+  const auto counts = [&](std::vector<float> values, Dtype format) {
     values.push_back(kInfinity);
     const Matrix x{1, static_cast<int64_t>(values.size()), values};
     return count_cast(x, cast(x, AmaxOver::kTensor, format, false, NonFinite::kHold));
