@@ -47,7 +47,7 @@ float8_status guarded(Body&& body) noexcept {
     last_error() = std::move(status.error().message);
     return to_status(status.error().code);
   } catch (const std::bad_alloc&) {
-    last_error().clear();  // no memory for words
+    last_error() = "out of memory";  // short enough to need none
     return FLOAT8_OUT_OF_MEMORY;
   } catch (const std::exception& e) {
     last_error() = e.what();

@@ -17,28 +17,40 @@
  *                                      .dx = dx, .dw = dw, .m = 16384};
  *     float8_linear_backward(linear, &backward, workspace, stream);
  *
+ * AND THEN. Gradient accumulation: cast the weights once (the weight cache), set accumulate. Delayed
+ * scaling: a scale state for all linears, synchronised once a step, kept in checkpoints. Recipes of
+ * your own: float8_recipe. Why a linear runs what it runs: float8_linear_info. Without a GPU:
+ * float8_context_options.emulate.
+ *
  * CONVENTIONS
  * 1. Every function that can fail returns a float8_status; FLOAT8_OK is 0. float8_last_error() says
  *    in words what went wrong in the calling thread's latest failed call. Nothing throws.
- * 2. Handles are opaque. A linear keeps what it needs of its context: destroy them in any order.
- *    Destroying NULL does nothing. Do not destroy a linear while its work is on a stream.
+ * 2. Handles are opaque. Each keeps what it needs of others alive: destroy them in any order.
+ *    Destroying NULL does nothing. Do not destroy a handle while its work is on a stream.
  * 3. Every struct that a caller fills begins with struct_size, which the caller sets to sizeof. New
  *    fields go at the end and 0 is always their default, so programs built against an older header
  *    keep working.
- * 4. Device memory is the caller's: tensors, workspace, saved. All of it is row-major,
- *    aligned to 16 bytes, and on the context's device. float8 allocates none but for its kernels.
- * 5. Work is enqueued on the stream given; no function synchronises. float8_linear_forward and
- *    float8_linear_backward do not allocate, lock or read files, and may be captured in a CUDA
- *    graph. Small tensors are cast by a cooperative launch, which starts when all of its blocks fit
+ * 4. Device memory is the caller's: tensors, workspace, saved, weight caches, scale states. All of
+ *    it is on the context's device and aligned to 16 bytes. Tensors are row-major, their rows dense
+ *    or a stride apart (ld_x and the like). float8 allocates none but for its kernels.
+ * 5. Work is enqueued on the stream given; no function waits for it but those that save and load a
+ *    scale state. Forward, backward, casts of weights and float8_scales_sync do not allocate, lock or
+ *    read files, and may be captured in a CUDA graph. Small tensors are cast by a cooperative launch, which starts when all of its blocks fit
  *    beside what runs on other streams.
- * 6. A context and a linear may be used by several threads at once. Calls that are in flight at the
+ * 6. Handles may be used by several threads at once. A scale state belongs to one stream at a time.
+ *    Calls that are in flight at the
  *    same time need workspaces of their own. Linears may share one workspace on one stream. What is
  *    in it before its first use does not matter; after that its first MiB belongs to float8,
  *    which counts launches there: nothing else may write to them while calls are still to come.
  * 7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a weight
  *    gradient is set to zero.
  * 8. Results are the same bits from run to run on one machine.
- * 9. Tensors that a call writes overlap none that it reads or writes beside them.
+ * 9. What a call writes overlaps nothing else that it reads or writes, else it is refused. Columns
+ *    of one buffer do not overlap. backward reads x where its comment says so; where it does not, dx
+ *    may take the place of x.
+ * 10. A call that is refused (FLOAT8_INVALID_ARGUMENT) has enqueued nothing. After FLOAT8_CUDA what
+ *    the call writes is undefined; where float8_last_error() asks to restart the process, an
+ *    earlier kernel, not always one of float8's, has broken the CUDA context for good.
  */
 #ifndef FLOAT8_FLOAT8_H_
 #define FLOAT8_FLOAT8_H_
