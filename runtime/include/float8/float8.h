@@ -17,10 +17,10 @@
  *                                      .dx = dx, .dw = dw, .m = 16384};
  *     float8_linear_backward(linear, &backward, workspace, stream);
  *
- * AND THEN. Gradient accumulation: cast the weights once (the weight cache), set accumulate. Delayed
- * scaling: a scale state for all linears, synchronised once a step, kept in checkpoints. Recipes of
- * your own: float8_recipe. Why a linear runs what it runs: float8_linear_info. Without a GPU:
- * float8_context_options.emulate.
+ * AND THEN. Gradient accumulation: cast the weights once (the weight cache), set accumulate.
+ * Delayed scaling: a scale state for all linears, synchronised once a step, kept in checkpoints.
+ * Recipes of your own: float8_recipe. Why a linear runs what it runs: float8_linear_info. Without a
+ * GPU: float8_context_options.emulate.
  *
  * CONVENTIONS
  * 1. Every function that can fail returns a float8_status; FLOAT8_OK is 0. float8_last_error() says
@@ -34,9 +34,9 @@
  *    it is on the context's device and aligned to 16 bytes. Tensors are row-major, their rows dense
  *    or a stride apart (ld_x and the like). float8 allocates none but for its kernels.
  * 5. Work is enqueued on the stream given; no function waits for it but those that save and load a
- *    scale state. Forward, backward, casts of weights and float8_scales_sync do not allocate, lock or
- *    read files, and may be captured in a CUDA graph. Small tensors are cast by a cooperative launch, which starts when all of its blocks fit
- *    beside what runs on other streams.
+ *    scale state. Forward, backward, casts of weights and float8_scales_sync do not allocate, lock
+ * or read files, and may be captured in a CUDA graph. Small tensors are cast by a cooperative
+ * launch, which starts when all of its blocks fit beside what runs on other streams.
  * 6. Handles may be used by several threads at once. A scale state belongs to one stream at a time.
  *    Calls that are in flight at the
  *    same time need workspaces of their own. Linears may share one workspace on one stream. What is
@@ -46,8 +46,8 @@
  *    gradient is set to zero.
  * 8. Results are the same bits from run to run on one machine.
  * 9. What a call writes overlaps nothing else that it reads or writes, else it is refused. Columns
- *    of one buffer do not overlap. backward reads x where its comment says so; where it does not, dx
- *    may take the place of x.
+ *    of one buffer do not overlap. backward reads x where its comment says so; where it does not,
+ * dx may take the place of x.
  * 10. A call that is refused (FLOAT8_INVALID_ARGUMENT) has enqueued nothing. After FLOAT8_CUDA what
  *    the call writes is undefined; where float8_last_error() asks to restart the process, an
  *    earlier kernel, not always one of float8's, has broken the CUDA context for good.
@@ -128,6 +128,7 @@ typedef struct float8_context_options {
    * work when it returns; results are those of an H100 up to the order of sums. It needs no driver,
    * compiler or cache, `device` is 0 to 7, and it is slow. Never chosen unless asked for. */
   int32_t emulate;
+  int32_t reserved; /* 0 */
 } float8_context_options;
 
 /* `device` is the CUDA ordinal; `options` may be NULL. FLOAT8_ENVIRONMENT where there is no driver

@@ -223,6 +223,25 @@ TEST_F(CAbi, DeviceErrorsReachTheCaller) {
   EXPECT_EQ(float8_linear_plan(ctx.get(), &d, &linear), FLOAT8_OUT_OF_MEMORY);
 }
 
+// A struct ends where its last field does: the next version's field must not lie in bytes that an
+// older caller leaves as they are. Sizes only grow.
+TEST(CAbiLayout, StructsHaveNoLooseEnds) {
+#define F8_ENDS(type, field, bytes)                                                    \
+  EXPECT_EQ(offsetof(type, field) + sizeof(std::declval<type>().field), sizeof(type)); \
+  EXPECT_EQ(sizeof(type), bytes)
+  F8_ENDS(float8_context_options, reserved, 32U);
+  F8_ENDS(float8_cast_setting, pow2, 16U);
+  F8_ENDS(float8_gemm_setting, fast, 36U);
+  F8_ENDS(float8_recipe, reserved, 128U);
+  F8_ENDS(float8_linear_desc, reserved, 80U);
+  F8_ENDS(float8_forward_args, weight_cache_bytes, 152U);
+  F8_ENDS(float8_backward_args, weight_cache_bytes, 176U);
+  F8_ENDS(float8_weight_args, cache_bytes, 88U);
+  F8_ENDS(float8_scales_desc, non_finite, 40U);
+  F8_ENDS(float8_scale_slots, opaque, 32U);
+#undef F8_ENDS
+}
+
 TEST(CAbiText, StatusesHaveNames) {
   for (int i = FLOAT8_OK; i <= FLOAT8_INTERNAL; ++i) {
     EXPECT_STRNE(float8_status_string(static_cast<float8_status>(i)), "unknown status") << i;
