@@ -3,6 +3,7 @@
 // offers.
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <float8/float8.hpp>
 #include <string>
 #include <utility>

@@ -1,4 +1,5 @@
-# Compiles SOURCE as strict C99 with what pkg-config says about the float8 in PREFIX, and runs it.
+# Compiles SOURCE as strict C99 with what pkg-config says about the float8 in PREFIX, and runs it: with the
+# shared library, and with the static one.
 file(GLOB_RECURSE pc ${PREFIX}/float8.pc)
 if(NOT pc)
   message(FATAL_ERROR "no float8.pc under ${PREFIX}")
@@ -14,3 +15,11 @@ execute_process(COMMAND ${CC} -std=c99 -pedantic -Wall -Wextra -Werror ${SOURCE}
                         -Wl,-rpath,${libdir}
                 COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${PROGRAM} COMMAND_ERROR_IS_FATAL ANY)
+
+execute_process(COMMAND ${PKG_CONFIG} --static --cflags --libs float8 OUTPUT_VARIABLE flags
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+string(REPLACE "-lfloat8" "-l:libfloat8.a" flags "${flags}")
+separate_arguments(flags UNIX_COMMAND "${flags}")
+execute_process(COMMAND ${CC} -std=c99 ${SOURCE} -o ${PROGRAM}_static ${flags}
+                COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${PROGRAM}_static COMMAND_ERROR_IS_FATAL ANY)
