@@ -186,8 +186,8 @@ CUresult execute(const Module& module, const Launch& launch, void* const* parame
 }
 
 // A launch's parameters, kept for a graph.
-struct alignas(64) Chunk {
-  std::byte bytes[64];
+struct alignas(CUtensorMap) Chunk {
+  std::byte bytes[alignof(CUtensorMap)];
 };
 std::vector<Chunk> copy_of(const void* from, size_t bytes) {
   std::vector<Chunk> out((bytes + sizeof(Chunk) - 1) / sizeof(Chunk));

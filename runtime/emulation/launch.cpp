@@ -1,4 +1,6 @@
 // From a launch to the loop that does a kernel's work.
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "runtime/emulation/kernels.hpp"
@@ -48,7 +50,8 @@ struct Run {
   }
   void operator()(const codegen::GemmSpec& spec) const {
     if (reinterpret_cast<uintptr_t>(parameters[0]) % alignof(CUtensorMap) != 0) {
-      faults.push_back("the tensor maps are not aligned to 64 bytes");
+      faults.push_back(
+          fmt::format("the tensor maps are not aligned to {} bytes", alignof(CUtensorMap)));
     }
     const auto* encoded = static_cast<const CUtensorMap*>(parameters[0]);
     const auto& args = as<kernels::GemmArgs>(parameters[1]);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-
 namespace f8::runtime::gpu {
 namespace {
 
@@ -81,7 +80,7 @@ void DeviceStream::synchronize() const {
 }
 
 void GpuTest::SetUp() {
-  static const Result<std::shared_ptr<Context>> shared = Context::create(0);
+  static const Result<std::shared_ptr<Context>> shared = Context::create(0, {.emulate = kEmulated});
   if (!shared) {
     const ErrorCode code = shared.error().code;
     if (code == ErrorCode::kEnvironment || code == ErrorCode::kUnsupported) {

@@ -1,5 +1,8 @@
 // What the GPU tests share: the device, or a visible skip where there is no Hopper GPU, and device
 // memory that shows what was not written and what was written beside it.
+//
+// Those that the CPU can run in time are built a second time, with FLOAT8_EMULATED, for an emulated
+// device: the same assertions hold there without a GPU.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,6 +17,18 @@
 #include "runtime/context_state.hpp"
 
 namespace f8::runtime::gpu {
+
+#ifdef FLOAT8_EMULATED
+inline constexpr bool kEmulated = true;
+#else
+inline constexpr bool kEmulated = false;
+#endif
+
+// What a device does at once may take a CPU minutes.
+template <class T>
+[[nodiscard]] T by_device(T real, T emulated) {
+  return kEmulated ? emulated : real;
+}
 
 inline constexpr uint8_t kPoison = 0xff;  // NaN in bf16, f32 and the fp8 formats
 inline constexpr uint8_t kGuard = 0xa5;

@@ -136,7 +136,8 @@ TEST_P(LinearBoundaryTest, EachTypeIsLikeTheReference) {
 // The same bits whether rows follow each other or not; large enough for every path of the casts.
 TEST_P(LinearBoundaryTest, RowsApartGiveTheSame) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    for (const Shape shape : {Shape{300, 208, 592}, Shape{2100, 1040, 1168}}) {
+    for (const Shape shape :
+         {Shape{300, 208, 592}, by_device<Shape>({2100, 1040, 1168}, {4200, 16, 48})}) {
       SCOPED_TRACE(fmt::format("{} {} {}", GetParam(), to_string(type), to_string(shape)));
       LinearDesc desc = describe(GetParam(), shape);
       desc.tensor_dtype = desc.grad_weight_dtype = type;
