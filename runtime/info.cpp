@@ -55,6 +55,7 @@ void add_launches(const Linear& linear, std::string& text) {
   BackwardCall backward{.dy = places.next(), .saved = forward.saved};
   backward.dx = desc.needs_grad_input ? places.next() : nullptr;
   backward.dw = places.next();
+  backward.db = desc.bias_grad ? places.next() : nullptr;
   backward.m = desc.shape.m;
   backward.x = forward.x;
   backward.w = forward.w;
@@ -102,6 +103,13 @@ std::string describe(const Linear& linear) {
                   to_string(desc.tensor_dtype), to_string(desc.grad_weight_dtype),
                   desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
                   desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
+  if (desc.master_dtype) {
+    text += fmt::format(", weights cast from {}", to_string(*desc.master_dtype));
+  }
+  if (desc.bias_grad) text += fmt::format(", db {}", to_string(desc.bias_grad_dtype));
+  if (desc.non_finite == NonFinite::kHold) text += ", holds scales that are not finite";
+  if (desc.count) text += ", counts";
+  if (desc.weight_flag) text += ", heeds a flag";
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
     const GemmSetting& setting = desc.recipe.at(gemm);

@@ -87,6 +87,23 @@ Status read_struct(const T* from, const char* name, T& out) {
   return {};
 }
 
+inline NonFinite non_finite_of(int32_t value) {
+  return value == FLOAT8_HOLD ? NonFinite::kHold : NonFinite::kPropagate;
+}
+
+// The interface's counters are the device's.
+static_assert(sizeof(float8_cast_counters) == sizeof(f8::runtime::CastCounters) &&
+              offsetof(float8_cast_counters, elements) ==
+                  offsetof(f8::runtime::CastCounters, elements) &&
+              offsetof(float8_cast_counters, scale) == offsetof(f8::runtime::CastCounters, scale) &&
+              FLOAT8_LINEAR_COUNTERS == f8::runtime::kCountersOfLinear);
+inline f8::runtime::CastCounters* counters_of(float8_cast_counters* counters) {
+  return reinterpret_cast<f8::runtime::CastCounters*>(counters);
+}
+inline const f8::runtime::CastCounters* counters_of(const float8_cast_counters* counters) {
+  return reinterpret_cast<const f8::runtime::CastCounters*>(counters);
+}
+
 // As float8_linear_info says.
 [[nodiscard]] Status copy_text(const std::string& from, char* text, size_t bytes, size_t* needed);
 

@@ -39,7 +39,9 @@ f8::runtime::WeightCall weight_call(const float8_weight_args& args) {
           .cache = args.cache,
           .scales = slots_of(args.scales),
           .first_step = args.first_step != 0,
-          .ld_w = args.ld_w};
+          .ld_w = args.ld_w,
+          .counters = counters_of(args.counters),
+          .valid = args.valid};
 }
 
 // The caller's args as this version knows them, checked for what no plan has to say.
@@ -78,7 +80,13 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
         F8_TRY(dtype_of("float8_linear_desc.grad_weight_dtype", known.grad_weight_dtype));
     converted.tensor_dtype =
         F8_TRY(dtype_of("float8_linear_desc.tensor_dtype", known.tensor_dtype));
-    F8_TRY(need_zero("float8_linear_desc.reserved", known.reserved));
+    converted.bias_grad_dtype =
+        F8_TRY(dtype_of("float8_linear_desc.bias_grad_dtype", known.bias_grad_dtype));
+    F8_TRY(check_enum("float8_linear_desc.non_finite", known.non_finite, FLOAT8_HOLD));
+    converted.non_finite = non_finite_of(known.non_finite);
+    converted.bias_grad = known.bias_grad != 0;
+    converted.count = known.count != 0;
+    converted.weight_flag = known.weight_flag != 0;
     converted.bias = known.bias != 0;
     converted.accumulate_grad_weight = known.accumulate_grad_weight != 0;
     converted.needs_grad_input = known.no_grad_input == 0;
@@ -144,7 +152,8 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
                          .first_step = known.first_step != 0,
                          .ld_x = known.ld_x,
                          .ld_w = known.ld_w,
-                         .ld_y = known.ld_y},
+                         .ld_y = known.ld_y,
+                         .counters = counters_of(known.counters)},
                         workspace, stream);
   });
 }
@@ -155,6 +164,7 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
     F8_TRY(need(linear, "linear"));
     float8_backward_args known;
     F8_TRY(read_struct(args, "float8_backward_args", known));
+    F8_TRY(need_zero("float8_backward_args.reserved", known.reserved));
     const f8::runtime::Linear& plan = *linear->linear;
     const bool cached = known.weight_cache != nullptr;
     F8_TRY(check_bytes("backward", "workspace", known.workspace_bytes, plan.workspace_bytes()));
@@ -176,7 +186,10 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
                           .ld_dx = known.ld_dx,
                           .ld_dw = known.ld_dw,
                           .ld_x = known.ld_x,
-                          .ld_w = known.ld_w},
+                          .ld_w = known.ld_w,
+                          .db = known.db,
+                          .accumulate_bias = known.accumulate_bias != 0,
+                          .counters = counters_of(known.counters)},
                          workspace, stream);
   });
 }
@@ -250,5 +263,15 @@ float8_status float8_weight_casts_run(const float8_weight_casts* casts,
       return weight_call(known);
     };
     return casts->casts.run(f8::runtime::WeightCalls{count, at, args}, workspace, stream);
+  });
+}
+
+float8_status float8_weights_invalidate(float8_context* context, uint32_t* valid, size_t count,
+                                        float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(context, "context"));
+    if (count == 0) return {};
+    F8_TRY(need(valid, "valid"));
+    return f8::runtime::invalidate_weights(*context->context, valid, count, stream);
   });
 }

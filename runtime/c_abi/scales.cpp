@@ -24,8 +24,7 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
     options.scale_from = known.scale_from == FLOAT8_SCALE_FROM_MAX ? f8::ScaleFrom::kMax
                                                                    : f8::ScaleFrom::kMostRecent;
     options.margin = known.margin;
-    options.non_finite =
-        known.non_finite == FLOAT8_HOLD ? f8::NonFinite::kHold : f8::NonFinite::kPropagate;
+    options.non_finite = non_finite_of(known.non_finite);
     F8_TRY(f8::validate(options));
 
     std::vector<size_t> first;

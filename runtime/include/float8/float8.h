@@ -19,7 +19,7 @@
  *
  * AND THEN. Gradient accumulation: cast the weights once (the weight cache), set accumulate.
  * Delayed scaling: a scale state for all linears, synchronised once a step, kept in checkpoints.
- * Recipes of your own: float8_recipe. Why a linear runs what it runs: float8_linear_info. Without a
+ * Recipes of your own: float8_recipe. What casts lose: float8_cast_counters. Why a linear runs what it runs: float8_linear_info. Without a
  * GPU: float8_context_options.emulate.
  *
  * CONVENTIONS
@@ -205,6 +205,28 @@ typedef struct float8_recipe {
  * which no GEMM is fp8 (what the others are compared with). recipe->name is valid for ever. */
 FLOAT8_API float8_status float8_recipe_named(const char* name, float8_recipe* recipe);
 
+/* What an amax that is not finite does to its scale. */
+typedef enum float8_non_finite {
+  /* The scale is NaN or 0 and the results are NaN, so that a trainer's check sees them. In a
+   * history (delayed scaling) it stays until it leaves the history. */
+  FLOAT8_PROPAGATE = 0,
+  /* A dynamic scale is 1 and casts saturate; a delayed one and its history stay as they are. */
+  FLOAT8_HOLD = 1
+} float8_non_finite;
+
+/* What casts did to the elements of one fp8 copy of a tensor. A linear has FLOAT8_LINEAR_COUNTERS
+ * of them, in device memory of the caller's, aligned to 8 bytes: those of x, w and dy as they lie
+ * ([0], [2], [4]) and transposed ([1], [3], [5]). What a recipe never casts stays zero. */
+typedef struct float8_cast_counters {
+  float amax;          /* the largest |x| since the counters were cleared */
+  float scale;         /* of the latest cast, where the tensor has one; else 0 */
+  uint64_t elements;   /* that were cast */
+  uint64_t saturated;  /* finite, and rounding would have gone beyond the format's largest value */
+  uint64_t flushed;    /* finite and not zero, and became zero */
+  uint64_t non_finite; /* infinite or NaN */
+} float8_cast_counters;
+#define FLOAT8_LINEAR_COUNTERS 6
+
 /* ---- linear ---- */
 
 typedef struct float8_linear_desc {
@@ -227,7 +249,11 @@ typedef struct float8_linear_desc {
   /* Nonzero: casts of the weight into a weight cache read it in fp32, an optimizer's master weight.
    * Calls with the cache need no w then, but for a GEMM in high precision. */
   int32_t f32_master_weight;
-  int32_t reserved; /* 0 */
+  int32_t bias_grad;       /* nonzero: a backward may be asked for db */
+  int32_t bias_grad_dtype; /* a float8_dtype: of db */
+  int32_t non_finite;  /* a float8_non_finite: of dynamic scales; float8_scales_desc has its own */
+  int32_t count;       /* nonzero: casts add to the counters of a call; takes some time */
+  int32_t weight_flag; /* nonzero: casts of the weight heed float8_weight_args.valid */
 } float8_linear_desc;
 
 /* Chooses, compiles and loads the linear's kernels: seconds for the first of a kind on a machine,
@@ -282,6 +308,7 @@ typedef struct float8_forward_args {
   size_t workspace_bytes;    /* what there is of workspace, saved and weight_cache, for a check; */
   size_t saved_bytes;        /* 0: not checked */
   size_t weight_cache_bytes;
+  float8_cast_counters* counters; /* FLOAT8_LINEAR_COUNTERS, added to, where desc.count; or NULL */
 } float8_forward_args;
 
 typedef struct float8_backward_args {
@@ -305,6 +332,12 @@ typedef struct float8_backward_args {
   size_t workspace_bytes;    /* as in the forward */
   size_t saved_bytes;
   size_t weight_cache_bytes;
+  float8_cast_counters* counters; /* as in the forward */
+  /* [n] in bias_grad_dtype, written: the sum of dy over its rows, in fp32 and in one order, rounded
+   * once; NULL: not wanted. Where desc.bias_grad is set. */
+  void* db;
+  int32_t accumulate_bias; /* nonzero: db += instead of db = */
+  int32_t reserved;        /* 0 */
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
@@ -327,6 +360,12 @@ typedef struct float8_weight_args {
   int32_t reserved;       /* 0 */
   size_t workspace_bytes; /* for a check; 0: not checked */
   size_t cache_bytes;
+  float8_cast_counters* counters; /* as in float8_forward_args */
+  /* A word of device memory, where desc.weight_flag is set: where it is 1 the cache is as it should
+   * be and nothing is written, else the weight is cast and the word becomes 1. So a graph of
+   * micro-batches may cast in each of them. NULL: always cast. A cast that is left out records no
+   * amax of delayed scaling. */
+  uint32_t* valid;
 } float8_weight_args;
 
 /* Casts the weight for the calls until it changes. `workspace` is the linear's. */
@@ -342,10 +381,35 @@ FLOAT8_API float8_status float8_weight_casts_plan(float8_context* context,
 FLOAT8_API void float8_weight_casts_destroy(float8_weight_casts* casts);
 FLOAT8_API size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts);
 /* `args` is an array of `count` structs, one for each linear of the plan in order; first_step is
- * the same in all of them. Linears that never cast their weight are passed over. */
+ * the same in all of them, and so is `valid`: one word for all weights. Linears that never cast
+ * their weight are passed over. */
 FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* casts,
                                                  const float8_weight_args* args, size_t count,
                                                  void* workspace, float8_stream stream);
+
+/* Sets `count` words of float8_weight_args.valid to 0: behind the optimizer's step, and before the
+ * first cast. */
+FLOAT8_API float8_status float8_weights_invalidate(float8_context* context, uint32_t* valid,
+                                                   size_t count, float8_stream stream);
+
+/* ---- counters: how casts fare, read without waiting for a step ---- */
+
+/* Sets `count` counters on the device to zero. */
+FLOAT8_API float8_status float8_counters_clear(float8_context* context,
+                                               float8_cast_counters* counters, size_t count,
+                                               float8_stream stream);
+/* Copies `count` counters to host memory at `to`, in stream order: they are there once the stream
+ * has come so far. Into pinned memory the call waits for nothing; in a CUDA graph it must be. */
+FLOAT8_API float8_status float8_counters_snapshot(float8_context* context,
+                                                  const float8_cast_counters* counters,
+                                                  size_t count, float8_cast_counters* to,
+                                                  float8_stream stream);
+/* A linear's FLOAT8_LINEAR_COUNTERS counters, in host memory, as lines for people, one for each
+ * copy that was cast, each beginning with `name`. The other arguments are those of
+ * float8_linear_info. */
+FLOAT8_API float8_status float8_counters_text(const char* name,
+                                              const float8_cast_counters* counters, char* text,
+                                              size_t bytes, size_t* needed);
 
 /* ---- delayed scaling: the scale state of a model's linears ----
  *
@@ -366,11 +430,6 @@ typedef enum float8_scale_from {
   FLOAT8_SCALE_FROM_MAX = 0,        /* of the history */
   FLOAT8_SCALE_FROM_MOST_RECENT = 1 /* the latest amax */
 } float8_scale_from;
-
-typedef enum float8_non_finite {
-  FLOAT8_PROPAGATE = 0, /* an amax of NaN or infinity enters the history, and a NaN check sees it */
-  FLOAT8_HOLD = 1       /* it is dropped: history and scale stay as they are */
-} float8_non_finite;
 
 typedef struct float8_scales_desc {
   size_t struct_size;

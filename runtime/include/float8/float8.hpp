@@ -174,6 +174,19 @@ class Context {
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return hash;
   }
+  // Words of WeightArgs::valid to 0.
+  Status invalidate_weights(std::uint32_t* valid, std::size_t count, float8_stream stream) const {
+    return Status(float8_weights_invalidate(handle_.get(), valid, count, stream));
+  }
+  Status clear_counters(float8_cast_counters* counters, std::size_t count,
+                        float8_stream stream) const {
+    return Status(float8_counters_clear(handle_.get(), counters, count, stream));
+  }
+  // To host memory at `to`, in stream order.
+  Status snapshot_counters(const float8_cast_counters* counters, std::size_t count,
+                           float8_cast_counters* to, float8_stream stream) const {
+    return Status(float8_counters_snapshot(handle_.get(), counters, count, to, stream));
+  }
   // The device, the options and the tuning table in use, for people.
   [[nodiscard]] Result<std::string> info() const {
     return detail::text([this](char* text, std::size_t bytes, std::size_t* needed) {
@@ -202,8 +215,14 @@ struct LinearDesc {
   float8_dtype tensor_dtype = FLOAT8_BF16;
   bool recompute = false;
   bool f32_master_weight = false;
+  bool bias_grad = false;
+  float8_dtype bias_grad_dtype = FLOAT8_BF16;
+  float8_non_finite non_finite = FLOAT8_PROPAGATE;
+  bool count = false;
+  bool weight_flag = false;
 };
 
+using CastCounters = float8_cast_counters;
 // A linear's part of a scale state; Scales::slots gives it.
 using ScaleSlots = float8_scale_slots;
 
@@ -219,6 +238,7 @@ struct ForwardArgs {
   ScaleSlots scales = {};
   bool first_step = false;
   std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
+  CastCounters* counters = nullptr;
 };
 
 struct BackwardArgs {
@@ -235,6 +255,9 @@ struct BackwardArgs {
   bool first_step = false;
   bool accumulate = false;
   std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
+  CastCounters* counters = nullptr;
+  void* db = nullptr;  // null: not wanted
+  bool accumulate_bias = false;
 };
 
 struct WeightArgs {
@@ -244,6 +267,8 @@ struct WeightArgs {
   ScaleSlots scales = {};
   bool first_step = false;
   std::size_t workspace_bytes = 0, cache_bytes = 0;  // 0: not checked
+  CastCounters* counters = nullptr;
+  std::uint32_t* valid = nullptr;  // null: always cast
 
   [[nodiscard]] float8_weight_args c() const {
     float8_weight_args c{};
@@ -255,6 +280,8 @@ struct WeightArgs {
     c.first_step = first_step ? 1 : 0;
     c.workspace_bytes = workspace_bytes;
     c.cache_bytes = cache_bytes;
+    c.counters = counters;
+    c.valid = valid;
     return c;
   }
 };
@@ -278,6 +305,11 @@ class Linear {
     c.tensor_dtype = desc.tensor_dtype;
     c.recompute = desc.recompute ? 1 : 0;
     c.f32_master_weight = desc.f32_master_weight ? 1 : 0;
+    c.bias_grad = desc.bias_grad ? 1 : 0;
+    c.bias_grad_dtype = desc.bias_grad_dtype;
+    c.non_finite = desc.non_finite;
+    c.count = desc.count ? 1 : 0;
+    c.weight_flag = desc.weight_flag ? 1 : 0;
     float8_linear* handle = nullptr;
     const float8_status status = float8_linear_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -313,6 +345,7 @@ class Linear {
     c.workspace_bytes = args.workspace_bytes;
     c.saved_bytes = args.saved_bytes;
     c.weight_cache_bytes = args.weight_cache_bytes;
+    c.counters = args.counters;
     return Status(float8_linear_forward(handle_.get(), &c, workspace, stream));
   }
   Status backward(const BackwardArgs& args, void* workspace, float8_stream stream) const {
@@ -337,6 +370,9 @@ class Linear {
     c.workspace_bytes = args.workspace_bytes;
     c.saved_bytes = args.saved_bytes;
     c.weight_cache_bytes = args.weight_cache_bytes;
+    c.counters = args.counters;
+    c.db = args.db;
+    c.accumulate_bias = args.accumulate_bias ? 1 : 0;
     return Status(float8_linear_backward(handle_.get(), &c, workspace, stream));
   }
   Status cast_weight(const WeightArgs& args, void* workspace, float8_stream stream) const {
@@ -461,6 +497,14 @@ class Scales {
   explicit Scales(float8_scales* handle) : handle_(handle) {}
   std::unique_ptr<float8_scales, Destroy> handle_;
 };
+
+// A linear's counters in host memory, as lines for people.
+[[nodiscard]] inline Result<std::string> counters_text(const std::string& name,
+                                                       const CastCounters* counters) {
+  return detail::text([&](char* text, std::size_t bytes, std::size_t* needed) {
+    return float8_counters_text(name.c_str(), counters, text, bytes, needed);
+  });
+}
 
 [[nodiscard]] inline std::string version() {
   return float8_version();

@@ -137,8 +137,18 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   desc.tensor_dtype = FLOAT8_F16;
   EXPECT_FALSE(got.recompute);
   EXPECT_FALSE(got.master_dtype);
+  EXPECT_FALSE(got.bias_grad);
+  EXPECT_EQ(got.bias_grad_dtype, Dtype::kBf16);
+  EXPECT_EQ(got.non_finite, NonFinite::kPropagate);
+  EXPECT_FALSE(got.count);
+  EXPECT_FALSE(got.weight_flag);
   desc.recompute = 1;
   desc.f32_master_weight = 1;
+  desc.bias_grad = 1;
+  desc.bias_grad_dtype = FLOAT8_F32;
+  desc.non_finite = FLOAT8_HOLD;
+  desc.count = 1;
+  desc.weight_flag = 1;
   got = planned(desc).value();
   EXPECT_EQ(got.shape, kShape);
   EXPECT_TRUE(got.bias);
@@ -148,6 +158,11 @@ TEST_F(CAbiLinear, EveryFieldOfADescription) {
   EXPECT_EQ(got.tensor_dtype, Dtype::kF16);
   EXPECT_TRUE(got.recompute);
   EXPECT_EQ(got.master_dtype, Dtype::kF32);
+  EXPECT_TRUE(got.bias_grad);
+  EXPECT_EQ(got.bias_grad_dtype, Dtype::kF32);
+  EXPECT_EQ(got.non_finite, NonFinite::kHold);
+  EXPECT_TRUE(got.count);
+  EXPECT_TRUE(got.weight_flag);
 }
 
 TEST_F(CAbiLinear, BadRecipes) {
@@ -204,6 +219,9 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
   desc.bias = true;
   desc.accumulate_grad_weight = true;
   desc.grad_weight_dtype = Dtype::kF32;
+  desc.bias_grad = true;
+  desc.count = true;
+  desc.weight_flag = true;
   Fixture s(cuda_, desc, 24, 1, 16);
   const float8_linear handle{s.linear};
   EXPECT_EQ(float8_linear_workspace_bytes(&handle), s.linear->workspace_bytes());
@@ -211,6 +229,15 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
   EXPECT_EQ(float8_linear_saved_bytes_with_cache(&handle), s.linear->saved_bytes(true));
   EXPECT_EQ(float8_linear_weight_cache_bytes(&handle), s.linear->weight_cache_bytes());
 
+  Buffer db(static_cast<size_t>(kShape.n) * 2);
+  std::vector<CastCounters> counters(kCountersOfLinear);
+  uint32_t valid = 0;
+  auto* c_counters = reinterpret_cast<float8_cast_counters*>(counters.data());
+  const auto clear = [&] {
+    EXPECT_EQ(float8_counters_clear(&context_, c_counters, counters.size(), nullptr), FLOAT8_OK);
+    EXPECT_EQ(float8_weights_invalidate(&context_, &valid, 1, nullptr), FLOAT8_OK);
+    std::memset(db.data(), 0, db.bytes());
+  };
   for (const bool cached : {false, true}) {
     for (const bool first_step : {true, false}) {
       SCOPED_TRACE(::testing::Message() << cached << first_step);
@@ -219,6 +246,11 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       ForwardCall forward = s.forward();
       BackwardCall backward = s.backward();
       backward.accumulate = true;
+      weight.counters = forward.counters = backward.counters = counters.data();
+      weight.valid = &valid;
+      backward.db = db.data();
+      backward.accumulate_bias = true;
+      clear();
       std::memset(s.dw.data(), 0, s.dw.bytes());
       if (cached) {
         forward.weight_cache = backward.weight_cache = s.cache.data();
@@ -232,6 +264,9 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       const auto dx = bytes(s.dx);
       const auto dw = bytes(s.dw);
       const auto cache = bytes(s.cache);
+      const auto sums = bytes(db);
+      const auto counted = format_counters("l", counters);
+      clear();
       for (Buffer* buffer : {&s.y, &s.dx, &s.saved, &s.cache}) {
         std::memset(buffer->data(), testing::kPoison, buffer->bytes());
       }
@@ -245,6 +280,8 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       w.first_step = first_step ? 1 : 0;
       w.workspace_bytes = s.workspace.bytes();
       w.cache_bytes = s.cache.bytes();
+      w.counters = c_counters;
+      w.valid = &valid;
       auto f = sized<float8_forward_args>();
       f.x = forward.x;
       f.w = forward.w;
@@ -261,6 +298,7 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       f.workspace_bytes = s.workspace.bytes();
       f.saved_bytes = s.saved.bytes();
       f.weight_cache_bytes = s.cache.bytes();
+      f.counters = c_counters;
       auto b = sized<float8_backward_args>();
       b.dy = backward.dy;
       b.saved = backward.saved;
@@ -281,15 +319,29 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       b.workspace_bytes = s.workspace.bytes();
       b.saved_bytes = s.saved.bytes();
       b.weight_cache_bytes = s.cache.bytes();
+      b.counters = c_counters;
+      b.db = backward.db;
+      b.accumulate_bias = 1;
       if (cached && s.cache.bytes() > 0) {
         ASSERT_TRUE(ok(float8_linear_cast_weight(&handle, &w, s.workspace.data(), nullptr)));
         EXPECT_EQ(bytes(s.cache), cache);
+        EXPECT_EQ(valid, 1U);
       }
       ASSERT_TRUE(ok(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr)));
       ASSERT_TRUE(ok(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr)));
       EXPECT_EQ(bytes(s.y), y);
       EXPECT_EQ(bytes(s.dx), dx);
       EXPECT_EQ(bytes(s.dw), dw);
+      EXPECT_EQ(bytes(db), sums);
+      std::vector<float8_cast_counters> snapshot(counters.size());
+      ASSERT_TRUE(ok(float8_counters_snapshot(&context_, c_counters, counters.size(),
+                                              snapshot.data(), nullptr)));
+      std::string text(2000, '#');
+      size_t text_bytes = 0;
+      ASSERT_TRUE(
+          ok(float8_counters_text("l", snapshot.data(), text.data(), text.size(), &text_bytes)));
+      EXPECT_EQ(text.substr(0, text_bytes - 1), counted);
+      EXPECT_EQ(counted.empty(), std::string_view(GetParam()) == "bf16");
       EXPECT_TRUE(s.guards_are_whole());
       EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 
@@ -342,6 +394,23 @@ TEST_F(CAbiLinear, RunDoesNotAllocate) {
   EXPECT_TRUE(ok(forward));
   EXPECT_TRUE(ok(backward));
   EXPECT_EQ(allocations, 0);
+}
+
+TEST_F(CAbiLinear, CountersAndFlagsRefuseNonsense) {
+  float8_cast_counters counters[FLOAT8_LINEAR_COUNTERS];
+  uint32_t valid = 0;
+  auto* crooked = reinterpret_cast<float8_cast_counters*>(reinterpret_cast<char*>(counters) + 4);
+  EXPECT_TRUE(refused(float8_counters_clear(nullptr, counters, 6, nullptr), "context is NULL"));
+  EXPECT_TRUE(refused(float8_counters_clear(&context_, nullptr, 6, nullptr), "null"));
+  EXPECT_TRUE(refused(float8_counters_clear(&context_, crooked, 6, nullptr), "aligned"));
+  EXPECT_TRUE(refused(float8_counters_snapshot(&context_, counters, 6, nullptr, nullptr), "null"));
+  EXPECT_TRUE(
+      refused(float8_counters_text(nullptr, counters, nullptr, 0, nullptr), "name is NULL"));
+  EXPECT_TRUE(refused(float8_counters_text("x", nullptr, nullptr, 0, nullptr), "counters is NULL"));
+  EXPECT_TRUE(refused(float8_weights_invalidate(nullptr, &valid, 1, nullptr), "context is NULL"));
+  EXPECT_TRUE(refused(float8_weights_invalidate(&context_, nullptr, 1, nullptr), "valid is NULL"));
+  EXPECT_TRUE(ok(float8_weights_invalidate(&context_, nullptr, 0, nullptr)));
+  EXPECT_TRUE(ok(float8_counters_clear(&context_, nullptr, 0, nullptr)));
 }
 
 TEST_F(CAbiLinear, WeightsOfAModel) {

@@ -157,6 +157,11 @@ TEST_F(Misuse, OfABackward) {
       {kBackward, [](Call& c) { c.backward.ld_dy = 40; }, "ld_dy is 40"},
       {kBackward, [](Call& c) { c.backward.ld_dx = 16; }, "ld_dx is 16"},
       {kBackward, [](Call& c) { c.backward.ld_dw = 33; }, "ld_dw is 33"},
+      {kBackward, [](Call& c) { c.backward.reserved = 2; }, "reserved is 2"},
+      {kBackward, [](Call& c) { c.backward.db = c.backward.dw; }, "db is given"},
+      {kBackward,
+       [](Call& c) { c.backward.counters = static_cast<float8_cast_counters*>(c.backward.dw); },
+       "counters are given"},
       {kBackward, [](Call& c) { c.backward.accumulate = 1; }, "accumulate is set"},
       {kBackward, [](Call& c) { c.backward.dw = const_cast<void*>(c.backward.w); },
        "dw (3072 bytes)"},
@@ -182,6 +187,8 @@ TEST_F(Misuse, OfACastOfTheWeight) {
       {kCast, [](Call& c) { c.weight.w = nullptr; }, "cast_weight: w is null"},
       {kCast, [](Call& c) { c.weight.cache = nullptr; }, "cast_weight: cache is null"},
       {kCast, [](Call& c) { c.workspace = nullptr; }, "cast_weight: workspace is null"},
+      {kCast, [](Call& c) { c.weight.valid = static_cast<uint32_t*>(c.weight.cache); },
+       "valid is given, the plan's casts heed no flag"},
       {kCast, [](Call& c) { c.weight.ld_w = 8; }, "ld_w is 8"},
       {kCast, [](Call& c) { c.weight.cache = const_cast<void*>(c.weight.w); }, "cache"},
       {kCast, [](Call& c) { c.weight.cache = c.workspace; }, "overlap"},
@@ -297,6 +304,8 @@ TEST_F(Misuse, CallsAtRandom) {
     b.ld_dx = number(0);
     b.ld_dw = number(0);
     b.accumulate = flag();
+    b.db = rarely() ? pointer(s_.bias.data()) : nullptr;
+    b.counters = rarely() ? static_cast<float8_cast_counters*>(pointer(s_.y.data())) : nullptr;
     call.workspace = pointer(call.workspace);
     // A size beyond a struct's end would be read there.
     if (f.struct_size > sizeof f) f.struct_size = 0;
@@ -337,7 +346,11 @@ TEST_F(Misuse, CallsAtRandom) {
     desc.tensor_dtype = flag();
     desc.recompute = flag();
     desc.f32_master_weight = flag();
-    desc.reserved = flag();
+    desc.bias_grad = flag();
+    desc.bias_grad_dtype = flag();
+    desc.non_finite = flag();
+    desc.count = flag();
+    desc.weight_flag = flag();
     float8_linear* linear = nullptr;
     const float8_status status = float8_linear_plan(&context, &desc, &linear);
     expect_words(status);

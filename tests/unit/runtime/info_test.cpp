@@ -88,6 +88,15 @@ TEST(Info, ListsTheLaunches) {
   text = info(context, desc);
   EXPECT_TRUE(says(text, ", recompute\n"));
   EXPECT_TRUE(says(text, "backward with cache  "));
+  desc.recompute = false;
+  desc.bias_grad = desc.count = desc.weight_flag = true;
+  desc.master_dtype = Dtype::kF32;
+  desc.non_finite = NonFinite::kHold;
+  text = info(context, desc);
+  EXPECT_TRUE(says(text,
+                   ", weights cast from f32, db bf16, holds scales that are not finite, "
+                   "counts, heeds a flag\n"));
+  EXPECT_TRUE(says(text, "; bias gradient; "));
 }
 
 TEST(Info, FillsTheCallersBuffer) {
