@@ -19,8 +19,8 @@
  *
  * AND THEN. Gradient accumulation: cast the weights once (the weight cache), set accumulate.
  * Delayed scaling: a scale state for all linears, synchronised once a step, kept in checkpoints.
- * Recipes of your own: float8_recipe. What casts lose: float8_cast_counters. Why a linear runs what it runs: float8_linear_info. Without a
- * GPU: float8_context_options.emulate.
+ * Recipes of your own: float8_recipe. What casts lose: float8_cast_counters. Why a linear runs what
+ * it runs: float8_linear_info. Without a GPU: float8_context_options.emulate.
  *
  * CONVENTIONS
  * 1. Every function that can fail returns a float8_status; FLOAT8_OK is 0. float8_last_error() says
