@@ -13,11 +13,11 @@ namespace {
 
 constexpr int kMaxSmemBytes = 232448;
 
-// Takes a leading integer off `text`.
+// Takes a leading positive integer off `text`.
 std::optional<int> take_int(std::string_view& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc()) return std::nullopt;
+  if (error != std::errc() || value < 1) return std::nullopt;
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   return value;
 }
