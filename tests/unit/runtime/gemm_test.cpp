@@ -113,6 +113,37 @@ TEST_F(GemmTest, RecipesWithTheSameProductsShareTheirRows) {
   EXPECT_EQ(choose(table), "h4");
 }
 
+// What takes as long is chosen alike; a suggestion of the library is for one type alone.
+TEST_F(GemmTest, Fp16ResultsAreChosenAsBf16OnesWhereTheTableHasNoneOfTheirOwn) {
+  desc_.d = Dtype::kF16;
+  TuningTable table;
+  table.add(row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "128x128s4c1x1w2g8"));
+  context_->set_table(table);
+  EXPECT_EQ(config_text(GemmPlan::choose(*context_, desc_).value()), "128x128s4c1x1w2g8");
+  KernelChoice own = row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "128x256s4c1x1w2g8");
+  own.problem.d = Dtype::kF16;
+  table.add(own);
+  context_->set_table(table);
+  EXPECT_EQ(config_text(GemmPlan::choose(*context_, desc_).value()), "128x256s4c1x1w2g8");
+  TuningTable library;
+  library.add(row(Gemm::kOutput, desc_.shape, Provider::kCublasLt, "h5"));
+  context_->set_table(library);
+  EXPECT_EQ(config_text(GemmPlan::choose(*context_, desc_).value()), "h0");
+}
+
+// cuBLASLt adds biases of 16 bits to what it made of fp8 operands.
+TEST_F(GemmTest, AnFp32BiasIsNotLeftToTheLibrary) {
+  desc_.d = Dtype::kF32;
+  KernelChoice library = row(Gemm::kOutput, desc_.shape, Provider::kCublasLt, "h5");
+  library.problem.d = Dtype::kF32;
+  TuningTable table;
+  table.add(library);
+  context_->set_table(table);
+  EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kCublasLt);
+  desc_.bias = true;
+  EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kGenerated);
+}
+
 TEST_F(GemmTest, CorruptTableTextIsAnError) {
   TuningTable table;
   table.add(row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "banana"));
