@@ -80,9 +80,10 @@ std::string constant(std::string_view name, bool value) {
   return constant("bool", name, value ? "true" : "false");
 }
 
-// Whether the cast's registers allow four blocks an SM without spills.
+// Whether the cast, which takes more registers than others, has four blocks an SM without spills.
 bool fits_four_blocks(const CastSpec& s) {
-  return s.in != Dtype::kF32 && !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
+  return s.in != Dtype::kF32 && has_scale(s, ScaleMode::kBlock1x128) &&
+         !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
 }
 
 struct Stub {

@@ -413,6 +413,8 @@ int gemm_out_buffers(const GemmSpec& s) {
 }
 
 int dynamic_smem_bytes(const KernelSpec& spec) {
+  const auto* cast = std::get_if<CastSpec>(&spec);
+  if (cast != nullptr && cast->one_launch) return kernels::kAsideBytes;
   const auto* gemm = std::get_if<GemmSpec>(&spec);
   if (gemm == nullptr) return 0;
   return gemm_smem_bytes(*gemm, gemm_out_buffers(*gemm));

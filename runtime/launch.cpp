@@ -17,7 +17,8 @@ constexpr int64_t kSmemGrain = 128;
 int smem_bytes(const Kernel& kernel, int64_t blocks) {
   if (!kernel.even) return kernel.smem_bytes;
   const int64_t an_sm = (blocks + kernel.resident_clusters - 1) / kernel.resident_clusters;
-  return an_sm > kMostEvenBlocks ? kernel.smem_bytes : even_smem_bytes(kernel, an_sm);
+  if (an_sm > kMostEvenBlocks) return kernel.smem_bytes;
+  return std::max(kernel.smem_bytes, even_smem_bytes(kernel, an_sm));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ constexpr int64_t kBlocksPerSm = 6;
 // Tiles in a row and a column of tiles, together, whose lines a tile of the cast reads: beyond
 // that, reading 256 bytes of each costs more than clearing and raising words.
 constexpr int64_t kMostLinePeers = 80;
+constexpr int64_t kLeastWithTwo = 150;  // tiles of a one-launch cast, in % of its blocks
 
 template <class Args>
 int64_t grid(const Args& args) {
@@ -62,16 +63,21 @@ std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec) {
 
 bool fits_one_launch(const codegen::CastSpec& spec, int sm_count,
                      std::span<const QuantizeOperand> operands) {
-  constexpr int64_t kMostPeers = 32;  // tiles in a row or column of tiles
-  const bool rows = spec.q && spec.scale_q == codegen::ScaleMode::kAxis;
-  const bool columns = spec.qt && spec.scale_qt == codegen::ScaleMode::kAxis;
   int64_t tiles = 0;
+  int64_t lines_of_tiles = 0;
   for (const QuantizeOperand& operand : operands) {
-    if (rows && ceil_div(operand.cols, kernels::kCastTile) > kMostPeers) return false;
-    if (columns && ceil_div(operand.rows, kernels::kCastTile) > kMostPeers) return false;
-    tiles += cast_tiles(operand.rows, operand.cols);
+    const int64_t down = ceil_div(operand.rows, kernels::kCastTile);
+    const int64_t across = ceil_div(operand.cols, kernels::kCastTile);
+    tiles += down * across;
+    lines_of_tiles += down + across;
   }
-  return tiles <= int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+  const bool lines = (spec.q && spec.scale_q == codegen::ScaleMode::kAxis) ||
+                     (spec.qt && spec.scale_qt == codegen::ScaleMode::kAxis);
+  if (lines && lines_of_tiles > kernels::kMostLinesOfTiles) return false;
+  // Where few blocks have two tiles, all others wait for them.
+  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+  return tiles <= blocks ||
+         (tiles > blocks * kLeastWithTwo / 100 && tiles <= blocks * kernels::kMostTilesOfBlock);
 }
 
 bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
@@ -92,8 +98,8 @@ bool raises_words(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand
 }
 
 size_t quantize_sync_bytes(int sm_count) {
-  return static_cast<size_t>(
-      kernels::quantize_sync_bytes(int64_t{codegen::kQuantizeBlocksPerSm} * sm_count));
+  return static_cast<size_t>(kernels::quantize_sync_bytes(int64_t{codegen::kQuantizeBlocksPerSm} *
+                                                          sm_count * kernels::kMostTilesOfBlock));
 }
 
 int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols) {
@@ -216,7 +222,9 @@ template Status launch_cast(const Driver&, const Kernel&, const kernels::CastLis
 Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream) {
   void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
-  return launch(driver, kernel, grid(args.cast), parameters, programmatic, stream);
+  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * kernel.resident_clusters;
+  return launch(driver, kernel, std::min(grid(args.cast), blocks), parameters, programmatic,
+                stream);
 }
 
 }  // namespace f8::runtime

@@ -123,8 +123,12 @@ struct QuantizeArgs {
   CastArgs cast;
   u64* sync;  // quantize_sync_bytes(), 16-byte aligned: see quantize.cuh
 };
+inline constexpr i32 kMostTilesOfBlock = 2;
+inline constexpr i32 kMostLinesOfTiles = 256;  // rows and columns of tiles, of all matrices
+inline constexpr i32 kAsideBytes = kCastTile * kCastTile * 2;  // of a tile that waits
 F8_BOTH constexpr i64 quantize_sync_bytes(i64 tiles) {
-  return 16 + tiles * (16 + kLinesOfTile / 4 * 16);
+  return 16 *
+         (1 + kMaxTensors + tiles * (1 + kLinesOfTile / 4) + kMostLinesOfTiles * (kCastTile / 4));
 }
 
 inline constexpr u32 kFormatE5m2 = 1;  // else e4m3

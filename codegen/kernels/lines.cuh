@@ -40,47 +40,27 @@ struct LineMaxima {
   u32 pairs[kTileThreads / 32][kCastTile / 2];  // of each warp, two lines a word
 
   // Four warps go over the tiles beside `tile`, four over those above and below, each lane 4 lines
-  // of a tile. fetch(fours, unit, tile, step, count) fills fours[0 .. count) with the lines [4
-  // unit, 4 unit + 4) of the matrix's tiles `tile`, `tile` + step, ...; a tile's rows come before
-  // its columns.
-  template <bool kRow, bool kColumn, int kAtOnce, class Fetch>
-  F8_DEVICE void gather(const TilePlace& tile, Fetch&& fetch) {
+  // of a tile. `lines` are the matrix's.
+  template <bool kRow, bool kColumn>
+  F8_DEVICE void gather(const u16* lines, const TilePlace& tile) {
     const i32 warp = static_cast<i32>(threadIdx.x / 32);
     const u32 lane = threadIdx.x % 32;
     const bool by_row = warp < 4;
     const i32 count = by_row ? (kRow ? tile.across : 0) : (kColumn ? tile.down : 0);
     const i32 first = by_row ? tile.beside(0) : tile.above(0);
     const i32 step = by_row ? 1 : tile.across;
+    const u64* from = reinterpret_cast<const u64*>(lines + (by_row ? 0 : kCastTile)) + lane;
     u32 low = 0;
     u32 high = 0;
-    for (i32 i = warp % 4; i < count; i += 4 * kAtOnce) {
-      u64 fours[kAtOnce] = {};
-      fetch(fours, by_row ? lane : lane + kLinesOfTile / 8, first + i * step, 4 * step,
-            (count - i + 3) / 4);
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        low = max_u16x2(low, static_cast<u32>(fours[j]));
-        high = max_u16x2(high, static_cast<u32>(fours[j] >> 32));
-      }
+#pragma unroll 8
+    for (i32 i = warp % 4; i < count; i += 4) {
+      const u64 four = load_relaxed(from + (first + i * step) * (kLinesOfTile / 4));
+      low = max_u16x2(low, static_cast<u32>(four));
+      high = max_u16x2(high, static_cast<u32>(four >> 32));
     }
     pairs[warp][2 * lane] = low;
     pairs[warp][2 * lane + 1] = high;
     __syncthreads();
-  }
-  // From `lines` of the matrix, as an earlier kernel left them.
-  template <bool kRow, bool kColumn>
-  F8_DEVICE void gather(const u16* lines, const TilePlace& tile) {
-    constexpr int kAtOnce = 4;
-    const u64* units = reinterpret_cast<const u64*>(lines);
-    gather<kRow, kColumn, kAtOnce>(
-        tile, [&](u64(&fours)[kAtOnce], u32 unit, i32 first, i32 step, i32 count) {
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            if (i < count) {
-              fours[i] = load_relaxed(units + (first + i * step) * (kLinesOfTile / 4) + unit);
-            }
-          }
-        });
   }
   F8_DEVICE u32 row(u32 line) const {
     return magnitude(0, line);

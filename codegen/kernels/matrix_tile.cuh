@@ -116,10 +116,13 @@ struct Patch {
   i32 row;  // of the matrix
   i32 column;
 
-  F8_DEVICE void load(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
-                      i32 column0) {
+  F8_DEVICE void place(i32 row0, i32 column0) {
     row = row0 + static_cast<i32>(threadIdx.x / 16 * kPatch);
     column = column0 + static_cast<i32>(threadIdx.x % 16 * kPatch);
+  }
+  F8_DEVICE void load(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
+                      i32 column0) {
+    place(row0, column0);
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
       if (row + i < row_count && column < column_count) {
@@ -128,6 +131,30 @@ struct Patch {
         rows[i].clear();
       }
     }
+  }
+
+  // Elements to dynamic shared memory, kAsideBytes of it, and back; each thread its own.
+  F8_DEVICE void put_aside() const {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i)
+      *aside(i) = make_uint4(rows[i].word[0], rows[i].word[1], rows[i].word[2], rows[i].word[3]);
+  }
+  F8_DEVICE void take_back(i32 row0, i32 column0) {
+    place(row0, column0);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      const uint4 four = *aside(i);
+      rows[i].word[0] = four.x;
+      rows[i].word[1] = four.y;
+      rows[i].word[2] = four.z;
+      rows[i].word[3] = four.w;
+    }
+  }
+
+ private:
+  static F8_DEVICE uint4* aside(int i) {
+    extern __shared__ uint4 aside_of_block[];
+    return aside_of_block + i * kTileThreads + threadIdx.x;
   }
 };
 
@@ -201,20 +228,25 @@ F8_DEVICE bool is_valid(const u32* flag) {
   return flag != nullptr && load_global(flag) == 1;
 }
 
-// Which matrix of the list this block works on.
+// Which matrix of the list a tile or block of the launch belongs to.
 template <class Args>
-F8_DEVICE int tensor_of_block(const Args& args) {
+F8_DEVICE int tensor_of_tile(const Args& args, i32 tile) {
   int first = 0;
   int last = args.count - 1;
   while (first < last) {
     const int middle = (first + last + 1) / 2;
-    if (static_cast<i32>(blockIdx.x) >= args.tensors[middle].first_block) {
+    if (tile >= args.tensors[middle].first_block) {
       first = middle;
     } else {
       last = middle - 1;
     }
   }
   return first;
+}
+
+template <class Args>
+F8_DEVICE int tensor_of_block(const Args& args) {
+  return tensor_of_tile(args, static_cast<i32>(blockIdx.x));
 }
 
 }  // namespace f8::kernels

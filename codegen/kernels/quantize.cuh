@@ -1,13 +1,21 @@
 // Dynamic scaling in one launch: the maxima of a list of matrices, their scales, and the copies, as
-// the amax and the cast kernel make them. One block a tile, all of them resident at once (a
-// cooperative launch): a block keeps its tile in registers while it waits for the others' maxima,
-// so every matrix is read once.
+// the amax and the cast kernel make them. All blocks are resident at once (a cooperative launch),
+// and each has one tile or two: a block keeps one in registers and the other in shared memory while
+// it waits for the others' maxima, so every matrix is read once.
 //
-// sync, in global memory:
-//   epoch           u64: counts launches
-//   padding         u64
-//   tiles x word    { u64 tag, u64 amax of the tile }, 16 bytes, written and read at once
-//   tiles x 64 x word   { u64 tag, 4 x u16 }: the maxima of 128 rows and of 128 columns
+// Blocks pass words of 16 bytes, { u64 tag, u64 value }, written and read at once, through sync, in
+// global memory:
+//   epoch                     u64: counts launches; u64 of padding
+//   matrices x word           the matrix's amax
+//   tiles x word              the tile's amax
+//   tiles x 64 x word         axis alone: the maxima of a tile's 128 rows and 128 columns, u16[4]
+//   lines of tiles x 32 x word    the same of the matrix: of each matrix's rows of tiles, then of
+//                                 its columns of tiles, one matrix after another
+// A matrix's amax is gathered by the block of its first tile, the maxima of a row or column of
+// tiles by all of its blocks, 4 lines at a time: that each reads every tile's words would take
+// longer than the matrix does. A block does all of these duties before it waits for a result, so
+// no block waits in a circle.
+//
 // A word is this launch's where its tag is: tags mix the epoch and the launch's grid id. So what
 // sync holds before the first launch does not matter, but between launches nobody else may write
 // to it. Each word is read on its own, so nothing orders them.
@@ -67,112 +75,205 @@ struct Quantize {
   static constexpr bool kRowLines = Copies::kRowLines;
   static constexpr bool kColumnLines = Copies::kColumnLines;
   static constexpr bool kLines = kRowLines || kColumnLines;
+  static constexpr i32 kUnits = kCastTile / 4;  // words of the lines of a row or column of tiles
+  static constexpr i32 kWarps = kTileThreads / 32;
   static_assert(Config::kInput != Input::kF32 && !Config::kDelayed);
+
+  // A tile of the launch.
+  struct Work {
+    const CastTensor& t;
+    i32 matrix, tile;
+    TilePlace place;
+    i32 row0, column0;
+    F8_DEVICE Work(const CastArgs& args, i32 tile_of_launch)
+        : Work(args, tile_of_launch, tensor_of_tile(args, tile_of_launch)) {}
+    F8_DEVICE bool leads() const { return tile == t.first_block; }
+
+   private:
+    F8_DEVICE Work(const CastArgs& args, i32 tile_of_launch, i32 of)
+        : t(args.tensors[of]),
+          matrix(of),
+          tile(tile_of_launch),
+          place(t.rows, t.cols, tile_of_launch - t.first_block),
+          row0(place.row * kCastTile),
+          column0(place.column * kCastTile) {}
+  };
 
   struct Sync {
     u64* epoch;
-    u64* words;
+    u64* tiles;
     u64* lines;
+    u64* results;
     u64 count;
     u64 tag;
-    F8_DEVICE explicit Sync(const QuantizeArgs& args)
-        : epoch(args.sync),
-          words(args.sync + 2),
-          lines(args.sync + 2 + 2 * gridDim.x),
-          count(load_relaxed(args.sync) + 1),
+    F8_DEVICE Sync(u64* sync, i32 tile_count)
+        : epoch(sync),
+          tiles(sync + 2 + 2 * kMaxTensors),
+          lines(tiles + 2 * tile_count),
+          results(lines + 4 * kUnits * tile_count),
+          count(load_relaxed(sync) + 1),
           tag(mix(count ^ mix(grid_id()))) {}
-    F8_DEVICE u64* word(i32 tile) const { return words + 2 * tile; }
-    F8_DEVICE u64* line(i32 tile, u32 unit) const {
-      return lines + tile * (kLinesOfTile / 2) + 2 * unit;
+    F8_DEVICE u64* matrix(i32 i) const { return epoch + 2 + 2 * i; }
+    F8_DEVICE u64* tile(i32 i) const { return tiles + 2 * i; }
+    // Rows, then columns.
+    F8_DEVICE u64* tile_lines(i32 tile, i32 unit) const {
+      return lines + 2 * (2 * kUnits * tile + unit);
+    }
+    F8_DEVICE u64* line_result(i32 line_of_tiles, i32 unit) const {
+      return results + 2 * (kUnits * line_of_tiles + unit);
     }
   };
 
-  static F8_DEVICE void publish(const Sync& sync, const TileMaxima& maxima) {
-    constexpr u32 kUnits = kCastTile / 4;  // of rows, and of columns
-    const i32 tile = static_cast<i32>(blockIdx.x);
-    const u32 unit = threadIdx.x;
+  static F8_DEVICE void publish(const Sync& sync, i32 tile, const TileMaxima& maxima) {
+    const i32 unit = static_cast<i32>(threadIdx.x);
     if (kLines && unit < 2 * kUnits && (unit < kUnits ? kRowLines : kColumnLines)) {
       const u32* four = (unit < kUnits ? maxima.row : maxima.column) + unit % kUnits * 4;
-      store_word(sync.line(tile, unit), sync.tag,
+      store_word(sync.tile_lines(tile, unit), sync.tag,
                  four[0] | four[1] << 16 | static_cast<u64>(four[2] | four[3] << 16) << 32);
     }
-    if (threadIdx.x == kTileThreads - 1) {
-      store_word(sync.word(tile), sync.tag, tile_amax<Config::kInput>(maxima));
+    if (unit == kTileThreads - 1) {
+      store_word(sync.tile(tile), sync.tag, tile_amax<Config::kInput>(maxima));
     }
   }
 
-  // The matrix's amax, by every thread.
-  static F8_DEVICE u32 wait_for_tensor(const Sync& sync, const CastTensor& t) {
-    __shared__ u32 warps[kTileThreads / 32];
-    u32 most = 0;
-    for (i32 i = static_cast<i32>(threadIdx.x); i < t.blocks; i += kTileThreads) {
-      most = max(most, static_cast<u32>(wait_word(sync.word(t.first_block + i), sync.tag)));
+  // The first line of tiles of a matrix's: rows of tiles come before columns.
+  static F8_DEVICE i32 first_line(const CastArgs& args, i32 matrix) {
+    i32 first = 0;
+    for (i32 i = 0; i < matrix; ++i) {
+      first += (args.tensors[i].rows + kCastTile - 1) / kCastTile +
+               (args.tensors[i].cols + kCastTile - 1) / kCastTile;
     }
-    most = warp_max(most);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+    return first;
+  }
+
+  // By a warp: the maxima of 4 lines over `count` tiles, `step` apart.
+  static F8_DEVICE void reduce_unit(const Sync& sync, i32 unit, i32 first, i32 count, i32 step,
+                                    u64* result) {
+    u32 low = 0;
+    u32 high = 0;
+    for (i32 i = static_cast<i32>(threadIdx.x % 32); i < count; i += 32) {
+      const u64 four = wait_word(sync.tile_lines(first + i * step, unit), sync.tag);
+      low = max_u16x2(low, static_cast<u32>(four));
+      high = max_u16x2(high, static_cast<u32>(four >> 32));
+    }
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) {
+      low = max_u16x2(low, __shfl_xor_sync(0xFFFFFFFFU, low, lane));
+      high = max_u16x2(high, __shfl_xor_sync(0xFFFFFFFFU, high, lane));
+    }
+    if (threadIdx.x % 32 == 0) store_word(result, sync.tag, low | static_cast<u64>(high) << 32);
+  }
+
+  // The tile's share of what its matrix, and its row and column of tiles, have to gather.
+  static F8_DEVICE void gather(const Sync& sync, const CastArgs& args, const Work& work) {
+    const TilePlace& place = work.place;
+    if constexpr (kLines) {
+      const i32 line = first_line(args, work.matrix);
+      const i32 warp = static_cast<i32>(threadIdx.x / 32);
+      const i32 first_tile = work.t.first_block;
+      // Of the rows' units the tile has column, column + across, ...; of the columns' likewise.
+      const i32 of_rows = kRowLines ? (kUnits - 1 - place.column + place.across) / place.across : 0;
+      const i32 of_columns = kColumnLines ? (kUnits - 1 - place.row + place.down) / place.down : 0;
+      for (i32 i = warp; i < of_rows + of_columns; i += kWarps) {
+        if (i < of_rows) {
+          const i32 unit = place.column + i * place.across;
+          reduce_unit(sync, unit, first_tile + place.beside(0), place.across, 1,
+                      sync.line_result(line + place.row, unit));
+        } else {
+          const i32 unit = place.row + (i - of_rows) * place.down;
+          reduce_unit(sync, kUnits + unit, first_tile + place.above(0), place.down, place.across,
+                      sync.line_result(line + place.down + place.column, unit));
+        }
+      }
+    }
+    if (Copies::kTensorScale && work.leads()) {
+      __shared__ u32 warps[kWarps];
+      u32 most = 0;
+      for (i32 i = static_cast<i32>(threadIdx.x); i < work.t.blocks; i += kTileThreads) {
+        most = max(most, static_cast<u32>(wait_word(sync.tile(work.tile + i), sync.tag)));
+      }
+      most = warp_max(most);
+      if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        for (int i = 1; i < kWarps; ++i) most = max(most, warps[i]);
+        store_word(sync.matrix(work.matrix), sync.tag, most);
+        if (work.t.amax != nullptr) atomicMax(work.t.amax, most);
+      }
+      __syncthreads();
+    }
+  }
+
+  static F8_DEVICE void wait_for_scales(const Sync& sync, const CastArgs& args, const Work& work,
+                                        typename Copies::Scales& scales) {
+    using Values = Eight<Config::kInput>;
+    const i32 thread = static_cast<i32>(threadIdx.x);
+    if constexpr (Copies::kTensorScale) {
+      if (thread == kTileThreads - 1) {
+        scales.tensor =
+            Copies::to_scale(static_cast<u32>(wait_word(sync.matrix(work.matrix), sync.tag)));
+        if (work.leads()) Copies::publish_tensor_scale(work.t, scales.tensor);
+      }
+    }
+    if constexpr (kLines) {
+      __shared__ u64 lines[2 * kUnits];
+      if (thread < 2 * kUnits && (thread < kUnits ? kRowLines : kColumnLines)) {
+        const i32 line = first_line(args, work.matrix) +
+                         (thread < kUnits ? work.place.row : work.place.down + work.place.column);
+        lines[thread] = wait_word(sync.line_result(line, thread % kUnits), sync.tag);
+      }
+      __syncthreads();
+      const u16* of_tile = reinterpret_cast<const u16*>(lines);
+      Copies::axis_scales(
+          work.t, work.row0, work.column0, [&](i32 i) { return Values::fp32_bits(of_tile[i]); },
+          [&](i32 i) { return Values::fp32_bits(of_tile[kCastTile + i]); }, scales);
+    }
     __syncthreads();
-    most = 0;
-#pragma unroll
-    for (int i = 0; i < kTileThreads / 32; ++i) most = max(most, warps[i]);
-    return most;
   }
 
-  // Of the matrix whose tiles begin at `first_tile`.
-  static F8_DEVICE void gather(const Sync& sync, i32 first_tile, const TilePlace& tile,
-                               LineMaxima& lines) {
-    constexpr int kAtOnce = 4;
-    lines.gather<kRowLines, kColumnLines, kAtOnce>(
-        tile, [&](u64(&fours)[kAtOnce], u32 unit, i32 first, i32 step, i32 count) {
-          bool all;
-          do {
-            all = true;
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-              if (i < count &&
-                  !load_word(sync.line(first_tile + first + i * step, unit), sync.tag, fours[i])) {
-                all = false;
-              }
-            }
-          } while (!all);
-        });
-  }
-
-  static F8_DEVICE void run(const QuantizeArgs& args) {
-    const CastTensor& t = args.cast.tensors[tensor_of_block(args.cast)];
-    const TilePlace tile(t.rows, t.cols, static_cast<i32>(blockIdx.x) - t.first_block);
-    const i32 row0 = tile.row * kCastTile;
-    const i32 column0 = tile.column * kCastTile;
-    prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
+  static F8_DEVICE void run(const QuantizeArgs& launch) {
+    const CastArgs& args = launch.cast;
+    const CastTensor& last = args.tensors[args.count - 1];
+    const i32 tiles = last.first_block + last.blocks;
+    const i32 blocks = static_cast<i32>(gridDim.x);
+    const i32 block = static_cast<i32>(blockIdx.x);
+    for (i32 tile = block; tile < tiles; tile += blocks) {
+      const Work work(args, tile);
+      prefetch_tile<Config::kInput>(work.t.x, work.t.ld, work.t.rows, work.t.cols, work.row0,
+                                    work.column0);
+    }
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const Sync sync(args);
+    const Sync sync(launch.sync, tiles);
     Patch<Config::kInput> patch;
-    patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-    __shared__ TileMaxima maxima;
-    find_maxima<kRowLines, kColumnLines, true>(patch, maxima);
-    __syncthreads();
-    publish(sync, maxima);
-    __shared__ typename Copies::Scales scales;
-    if constexpr (kLines) {
-      __shared__ LineMaxima lines;
-      gather(sync, t.first_block, tile, lines);
-      Copies::axis_scales(t, row0, column0, lines, scales);
+    for (i32 tile = block;; tile += blocks) {
+      __shared__ TileMaxima maxima;
+      const Work work(args, tile);
+      patch.load(work.t.x, work.t.ld, work.t.rows, work.t.cols, work.row0, work.column0);
+      find_maxima<kRowLines, kColumnLines, true>(patch, maxima);
+      __syncthreads();
+      publish(sync, tile, maxima);
+      if (tile + blocks >= tiles) break;
+      patch.put_aside();
+      __syncthreads();
     }
-    u32 amax = 0;
-    if constexpr (Copies::kTensorScale) {
-      amax = wait_for_tensor(sync, t);
-      if (threadIdx.x == 0) scales.tensor = Copies::to_scale(amax);
+    for (i32 tile = block; tile < tiles; tile += blocks) gather(sync, args, Work(args, tile));
+    for (i32 tile = block + blocks < tiles ? block + blocks : block;; tile = block) {
+      __shared__ typename Copies::Scales scales;
+      const Work work(args, tile);
+      wait_for_scales(sync, args, work, scales);
+      if constexpr (Config::kRowMajor) Copies::write_row_major(work.t, patch, scales);
+      if constexpr (Config::kTransposed) {
+        Copies::write_transposed(work.t, patch, scales, work.row0, work.column0);
+      }
+      if (tile == block) break;
+      const Work next(args, block);
+      patch.take_back(next.row0, next.column0);
+      __syncthreads();
     }
-    __syncthreads();
-    if constexpr (Config::kRowMajor) Copies::write_row_major(t, patch, scales);
-    if constexpr (Config::kTransposed) Copies::write_transposed(t, patch, scales, row0, column0);
-    if (Copies::kTensorScale && row0 == 0 && column0 == 0 && threadIdx.x == 0) {
-      Copies::publish_tensor_scale(t, scales.tensor);
-      if (t.amax != nullptr) atomicMax(t.amax, amax);
-    }
-    if (blockIdx.x == 0) {  // when all blocks have published, all have read the epoch
-      for (u32 i = threadIdx.x; i < gridDim.x; i += kTileThreads) {
-        wait_word(sync.word(static_cast<i32>(i)), sync.tag);
+    if (block == 0) {  // when all blocks have published, all have read the epoch
+      for (i32 i = static_cast<i32>(threadIdx.x); i < tiles; i += kTileThreads) {
+        wait_word(sync.tile(i), sync.tag);
       }
       __syncthreads();
       if (threadIdx.x == 0) *sync.epoch = sync.count;

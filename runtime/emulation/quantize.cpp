@@ -292,13 +292,17 @@ template void run_cast(const codegen::CastSpec&, const kernels::CastListArgs&, u
 
 void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args, unsigned grid,
                   int sm_count, Faults& faults) {
-  if (static_cast<int>(grid) > codegen::kQuantizeBlocksPerSm * sm_count) {
-    fault(faults, "{} blocks of a cooperative launch on {} SMs", grid, sm_count);
+  const kernels::CastTensor& last = args.cast.tensors[args.cast.count - 1];
+  const int tiles = last.first_block + last.blocks;
+  const int resident = codegen::kQuantizeBlocksPerSm * sm_count;
+  if (static_cast<int>(grid) != std::min(tiles, resident) ||
+      tiles > resident * kernels::kMostTilesOfBlock) {
+    fault(faults, "{} blocks of a cooperative launch of {} tiles on {} SMs", grid, tiles, sm_count);
   }
   if (!aligned(args.sync, 16)) return fault(faults, "sync misaligned or null");
   ++args.sync[0];
   kernels::CastArgs cast = args.cast;
-  check_blocks(cast, grid, faults);
+  check_blocks(cast, static_cast<unsigned>(tiles), faults);
   if (!faults.empty()) return;
   const auto before = amax_before(spec);
   std::vector<std::vector<uint32_t>> maxima;
@@ -322,7 +326,7 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
     t.row_amax = rows;
     t.col_amax = cols;
   }
-  run_cast(spec, cast, grid, faults);
+  run_cast(spec, cast, static_cast<unsigned>(tiles), faults);
 }
 
 void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults) {

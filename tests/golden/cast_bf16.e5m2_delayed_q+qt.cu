@@ -17,7 +17,7 @@ struct Config {
   static constexpr bool kSums = false;
   static constexpr bool kFlagged = false;
 };
-extern "C" __global__ void __launch_bounds__(kTileThreads, 4)
+extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_cast(const __grid_constant__ CastArgs args) {
   Cast<Config>::run(args);
 }

@@ -23,6 +23,21 @@ codegen::AmaxSpec amax_of(const std::string& key) {
   return std::get<codegen::AmaxSpec>(codegen::parse_kernel_spec(key).value());
 }
 
+// 132 SMs: 528 blocks. Two tiles a block only where most blocks have two.
+TEST(FitsOneLaunch, OneTileOrTwoABlock) {
+  const codegen::CastSpec tensor{.one_launch = true};
+  codegen::CastSpec axis = tensor;
+  axis.scale_q = axis.scale_qt = codegen::ScaleMode::kAxis;
+  const auto fits = [](const codegen::CastSpec& spec, int64_t down, int64_t across) {
+    const QuantizeOperand x{.rows = down * 128, .cols = across * 128};
+    return fits_one_launch(spec, 132, {&x, 1});
+  };
+  EXPECT_TRUE(fits(tensor, 1, 528) && fits(tensor, 32, 32) && fits(tensor, 33, 32));
+  EXPECT_FALSE(fits(tensor, 1, 529) || fits(tensor, 72, 11) || fits(tensor, 1, 1057));
+  EXPECT_TRUE(fits(axis, 252, 4) && fits(axis, 33, 32));
+  EXPECT_FALSE(fits(axis, 253, 4) || fits(axis, 1, 256));  // 256 rows and columns of tiles
+}
+
 TEST(TakesLines, UpTo80TilesInARowAndAColumnOfTiles) {
   for (const char* key : {"amax/bf16/row", "amax/bf16/col", "amax/f16/rowcol"}) {
     const codegen::AmaxSpec spec = amax_of(key);
@@ -183,6 +198,7 @@ Names step_names(Fixture& s) {
 // which need more room than the planned m does. The weight takes lines beside the input's words.
 TEST(LinearLines, FewerRowsThanPlannedAcrossTheLimit) {
   FakeCuda cuda;
+  cuda.cooperative = false;
   using Steps = std::vector<std::string>;
   for (const int64_t m : {81 * 128, 79 * 128 + 1, 79 * 128, 33 * 128}) {
     SCOPED_TRACE(m);
