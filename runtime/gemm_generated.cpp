@@ -43,6 +43,15 @@ kernels::u32 extra_units(int64_t first_k, int64_t second_k) {
                                    (2 * (second_k + kTileOverhead)));
 }
 
+// Whether to start while the previous kernel ends. Then blocks go to SMs in the order in which
+// these become free, so neighbours in the grid, which read the same tiles at the same time, lie far
+// apart, and without a cluster to hold them together a product of many waves takes up to 1.6 times
+// as long, for the microsecond that is gained.
+bool may_start_early(const Kernel& kernel, int64_t units) {
+  constexpr int64_t kFewWaves = 2;
+  return kernel.cluster_size > 1 || units <= kFewWaves * kernel.resident_clusters;
+}
+
 struct Launcher {
   std::shared_ptr<Context> context;
   const Kernel& kernel;
@@ -68,11 +77,13 @@ struct Launcher {
       unit_counts[i] = units(spec.config, own);
       contractions[i] = own.k;
     }
-    const int64_t blocks = grid(kernel, std::reduce(unit_counts.begin(), unit_counts.end()));
+    const int64_t total = std::reduce(unit_counts.begin(), unit_counts.end());
+    const int64_t blocks = grid(kernel, total);
+    const bool programmatic =
+        context->options().programmatic_launch && may_start_early(kernel, total);
     if constexpr (kCount == 2) args.extra = extra_units(contractions[0], contractions[1]);
     void* parameters[] = {maps.data(), &args};
-    return launch(driver, kernel, blocks, parameters, context->options().programmatic_launch,
-                  stream);
+    return launch(driver, kernel, blocks, parameters, programmatic, stream);
   }
 };
 

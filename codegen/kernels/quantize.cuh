@@ -11,10 +11,10 @@
 //   tiles x 64 x word         axis alone: the maxima of a tile's 128 rows and 128 columns, u16[4]
 //   lines of tiles x 32 x word    the same of the matrix: of each matrix's rows of tiles, then of
 //                                 its columns of tiles, one matrix after another
-// A matrix's amax is gathered by the block of its first tile, the maxima of a row or column of
-// tiles by all of its blocks, 4 lines at a time: that each reads every tile's words would take
-// longer than the matrix does. A block does all of these duties before it waits for a result, so
-// no block waits in a circle.
+// A matrix's amax is gathered by the block of its first tile. The maxima of a row or column of
+// tiles: by every block where they are few, else by all of its blocks, 4 lines at a time, since
+// that each reads every tile's words would take longer than the matrix does. A block does all of
+// these duties before it waits for a result, so no block waits in a circle.
 //
 // A word is this launch's where its tag is: tags mix the epoch and the launch's grid id. So what
 // sync holds before the first launch does not matter, but between launches nobody else may write
@@ -77,6 +77,7 @@ struct Quantize {
   static constexpr bool kLines = kRowLines || kColumnLines;
   static constexpr i32 kUnits = kCastTile / 4;  // words of the lines of a row or column of tiles
   static constexpr i32 kWarps = kTileThreads / 32;
+  static constexpr i32 kMostDirect = 40;  // tiles in a row and a column whose lines a block reads
   static_assert(Config::kInput != Input::kF32 && !Config::kDelayed);
 
   // A tile of the launch.
@@ -88,6 +89,7 @@ struct Quantize {
     F8_DEVICE Work(const CastArgs& args, i32 tile_of_launch)
         : Work(args, tile_of_launch, tensor_of_tile(args, tile_of_launch)) {}
     F8_DEVICE bool leads() const { return tile == t.first_block; }
+    F8_DEVICE bool reads_lines() const { return place.across + place.down <= kMostDirect; }
 
    private:
     F8_DEVICE Work(const CastArgs& args, i32 tile_of_launch, i32 of)
@@ -167,7 +169,7 @@ struct Quantize {
   // The tile's share of what its matrix, and its row and column of tiles, have to gather.
   static F8_DEVICE void gather(const Sync& sync, const CastArgs& args, const Work& work) {
     const TilePlace& place = work.place;
-    if constexpr (kLines) {
+    if (kLines && !work.reads_lines()) {
       const i32 line = first_line(args, work.matrix);
       const i32 warp = static_cast<i32>(threadIdx.x / 32);
       const i32 first_tile = work.t.first_block;
@@ -204,6 +206,54 @@ struct Quantize {
     }
   }
 
+  // The maxima of the lines of the tile's row and column of tiles, from all of their tiles: four
+  // warps go over the row, four over the column, each lane a unit.
+  static F8_DEVICE void read_lines(const Sync& sync, const Work& work, u64 (&lines)[2 * kUnits]) {
+    constexpr i32 kAtOnce = 2;
+    __shared__ u64 parts[kWarps][kUnits];
+    const TilePlace& place = work.place;
+    const i32 warp = static_cast<i32>(threadIdx.x / 32);
+    const i32 lane = static_cast<i32>(threadIdx.x % 32);
+    const bool by_row = warp < 4;
+    const i32 count = by_row ? (kRowLines ? place.across : 0) : (kColumnLines ? place.down : 0);
+    const i32 first = work.t.first_block + (by_row ? place.beside(0) : place.above(0));
+    const i32 step = by_row ? 1 : place.across;
+    const i32 unit = by_row ? lane : kUnits + lane;
+    u32 low = 0;
+    u32 high = 0;
+    for (i32 i = warp % 4; i < count; i += 4 * kAtOnce) {
+      u64 fours[kAtOnce] = {};
+      bool all;
+      do {
+        all = true;
+#pragma unroll
+        for (i32 j = 0; j < kAtOnce; ++j) {
+          const i32 peer = i + 4 * j;
+          if (peer < count &&
+              !load_word(sync.tile_lines(first + peer * step, unit), sync.tag, fours[j])) {
+            all = false;
+          }
+        }
+      } while (!all);
+#pragma unroll
+      for (i32 j = 0; j < kAtOnce; ++j) {
+        low = max_u16x2(low, static_cast<u32>(fours[j]));
+        high = max_u16x2(high, static_cast<u32>(fours[j] >> 32));
+      }
+    }
+    parts[warp][lane] = low | static_cast<u64>(high) << 32;
+    __syncthreads();
+    if (warp >= 2) return;
+    low = high = 0;
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) {
+      const u64 four = parts[4 * warp + i][lane];
+      low = max_u16x2(low, static_cast<u32>(four));
+      high = max_u16x2(high, static_cast<u32>(four >> 32));
+    }
+    lines[kUnits * warp + lane] = low | static_cast<u64>(high) << 32;
+  }
+
   static F8_DEVICE void wait_for_scales(const Sync& sync, const CastArgs& args, const Work& work,
                                         typename Copies::Scales& scales) {
     using Values = Eight<Config::kInput>;
@@ -217,7 +267,9 @@ struct Quantize {
     }
     if constexpr (kLines) {
       __shared__ u64 lines[2 * kUnits];
-      if (thread < 2 * kUnits && (thread < kUnits ? kRowLines : kColumnLines)) {
+      if (work.reads_lines()) {
+        read_lines(sync, work, lines);
+      } else if (thread < 2 * kUnits && (thread < kUnits ? kRowLines : kColumnLines)) {
         const i32 line = first_line(args, work.matrix) +
                          (thread < kUnits ? work.place.row : work.place.down + work.place.column);
         lines[thread] = wait_word(sync.line_result(line, thread % kUnits), sync.tag);
