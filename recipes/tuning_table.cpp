@@ -1,5 +1,5 @@
-// Reading checks in this order: what it is, its version, that it is whole, its hash, each line, and
-// at last that writing it again gives the same bytes.
+// Reading checks in this order: the seal, each line, and at last that writing it again gives the
+// same bytes.
 #include "recipes/tuning_table.hpp"
 
 #include <algorithm>
@@ -10,13 +10,17 @@
 
 #include "base/hash.hpp"
 #include "base/text.hpp"
+#include "recipes/sealed_text.hpp"
 
 namespace f8 {
 namespace {
 
-constexpr std::string_view kMagic = "float8-table ";
-constexpr int kVersion = 1;
+constexpr SealedKind kKind = {.magic = "float8-table",
+                              .version = 1,
+                              .name = "tuning table",
+                              .remedy = "export it again with this one"};
 constexpr double kMaxDistance = 3.0;
+constexpr double kMaxSpeedupDistance = 1.0;
 
 std::string linear_key(const LinearSpeedup& s) {
   return fmt::format("{} {}", s.recipe, to_string(s.shape));
@@ -33,7 +37,7 @@ std::string record(const LinearSpeedup& s) {
 
 // All that the hash covers.
 std::string body(const TuningTable& table) {
-  std::string text = fmt::format("{}{}\ndevice {}\n", kMagic, kVersion, table.device);
+  std::string text = fmt::format("{}device {}\n", first_line(kKind), table.device);
   for (const KernelChoice& choice : table.choices()) text += record(choice);
   for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
   return text;
@@ -123,42 +127,6 @@ Status parse_record(std::string_view line, TuningTable& table) {
   return fail(ErrorCode::kCorrupt, "it starts with neither 'kernel' nor 'linear'");
 }
 
-// The text between the first line and the word "end", after version, completeness and hash hold.
-Result<std::string_view> checked_records(std::string_view text) {
-  if (!text.starts_with(kMagic)) {
-    return fail(ErrorCode::kCorrupt,
-                "not a float8 tuning table: it does not start with 'float8-table'");
-  }
-  std::string_view rest = text.substr(kMagic.size());
-  const size_t first_line = rest.find('\n');
-  if (first_line == std::string_view::npos) {
-    return fail(ErrorCode::kCorrupt, "tuning table is truncated: its first line has no end");
-  }
-  const std::string_view version = take_until(rest, '\n');
-  if (version != fmt::format("{}", kVersion)) {
-    return fail(ErrorCode::kUnsupported,
-                "tuning table has version {}, this float8 reads {}; export it again with this one",
-                quote(version), kVersion);
-  }
-  const size_t end = text.rfind("\nend ");
-  if (end == std::string_view::npos || text.back() != '\n') {
-    return fail(ErrorCode::kCorrupt,
-                "tuning table is truncated: its last line is not 'end HASH'; copy it again");
-  }
-  const std::string_view hashed = text.substr(0, end + 1);
-  std::string_view tail = text.substr(end + 5);
-  const std::string_view hash = take_until(tail, '\n');
-  if (!tail.empty()) {
-    return fail(ErrorCode::kCorrupt, "tuning table goes on after its 'end' line; copy it again");
-  }
-  if (const std::string actual = hash_hex(hashed); hash != actual) {
-    return fail(ErrorCode::kCorrupt,
-                "tuning table was changed or damaged: its hash is {}, its end line says {}", actual,
-                quote(hash));
-  }
-  return rest.substr(0, rest.size() - (text.size() - hashed.size()));
-}
-
 double distance(Shape a, Shape b) {
   const auto log_ratio = [](int64_t x, int64_t y) {
     return std::abs(std::log2(static_cast<double>(x) / static_cast<double>(y)));
@@ -211,9 +179,21 @@ const KernelChoice* TuningTable::find(const Problem& problem) const {
   return nearest;
 }
 
+const LinearSpeedup* TuningTable::find_speedup(std::string_view recipe, Shape shape) const {
+  const LinearSpeedup* nearest = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const LinearSpeedup& row : speedups_) {
+    if (row.recipe != recipe) continue;
+    const double d = distance(row.shape, shape);
+    if (d > kMaxSpeedupDistance || d >= least) continue;
+    least = d;
+    nearest = &row;
+  }
+  return nearest;
+}
+
 std::string TuningTable::serialize() const {
-  const std::string text = body(*this);
-  return text + fmt::format("end {}\n", hash_hex(text));
+  return seal(body(*this));
 }
 
 std::string TuningTable::hash() const {
@@ -221,7 +201,7 @@ std::string TuningTable::hash() const {
 }
 
 Result<TuningTable> TuningTable::parse(std::string_view text) {
-  std::string_view rest = F8_TRY(checked_records(text));
+  std::string_view rest = F8_TRY(unseal(kKind, text));
   TuningTable table;
   const std::string_view device = take_until(rest, '\n');
   if (!device.starts_with("device ")) {

@@ -57,6 +57,10 @@ class TuningTable {
   // equals), else nothing: the cost model decides.
   [[nodiscard]] const KernelChoice* find(const Problem& problem) const;
 
+  // The speedup of this recipe at exactly this shape, else at the nearest one (by the same measure,
+  // at most 1), else nothing.
+  [[nodiscard]] const LinearSpeedup* find_speedup(std::string_view recipe, Shape shape) const;
+
   [[nodiscard]] std::string serialize() const;
   // Accepts what serialize() writes and nothing else; kUnsupported for another version, kCorrupt
   // for everything else, saying which line.

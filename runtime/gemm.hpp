@@ -46,6 +46,7 @@ struct GemmChoice {
   Provider provider = Provider::kGenerated;
   codegen::GemmConfig config;  // generated
   int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
+  bool operator==(const GemmChoice&) const = default;
   std::string why = {};        // in words, where choose_gemm chose it
 };
 // The generated kernel for a product, of fp8 operands.

@@ -53,6 +53,7 @@ struct LinearDesc {
   bool count = false;
   // cast_weight heeds WeightCall::valid; small weights are then cast in two launches.
   bool weight_flag = false;
+  bool operator==(const LinearDesc&) const = default;
 };
 
 // Row strides (ld_*) are in elements: 0 where rows follow each other, else at least a row and whole

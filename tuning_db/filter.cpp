@@ -6,48 +6,9 @@
 #include <optional>
 
 #include "tuning_db/evidence.hpp"
-#include "tuning_db/torchao_rule.hpp"
 
 namespace f8::tuning_db {
 namespace {
-
-constexpr int64_t kAlignment = 16;  // of K and N, from the tensor core's fp8 operands
-
-Status validate(std::span<const NamedLinear> layers, const FilterOptions& options) {
-  if (options.tokens < 1 || options.tokens > kMaxDim) {
-    return fail(ErrorCode::kInvalidArgument, "tokens is {}; it must be 1 to {}", options.tokens,
-                kMaxDim);
-  }
-  if (!(options.margin >= 0 && options.margin < 10)) {
-    return fail(ErrorCode::kInvalidArgument, "margin is {}; it must be 0 or more, e.g. 0.02",
-                options.margin);
-  }
-  for (const NamedLinear& layer : layers) {
-    const auto out_of_range = [](int64_t v) { return v < 1 || v > kMaxDim; };
-    if (out_of_range(layer.in_features) || out_of_range(layer.out_features) || layer.count < 1) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "layer {}: in_features {}, out_features {}, count {}; all must be 1 or more",
-                  layer.fqn, layer.in_features, layer.out_features, layer.count);
-    }
-  }
-  return {};
-}
-
-// Why a layer is kept whatever its speed; empty: it may be converted. In the peer's order.
-std::string kept_by_rule(const NamedLinear& layer, const FilterOptions& options) {
-  for (const std::string& name : options.filter_fqns) {
-    if (name != kAutoFlag && layer.fqn.find(name) != std::string::npos) {
-      return fmt::format("kept in bf16: its name holds \"{}\" of filter_fqns", name);
-    }
-  }
-  for (const auto& [what, value] : {std::pair("K (in_features)", layer.in_features),
-                                    std::pair("N (out_features)", layer.out_features)}) {
-    if (value % kAlignment != 0) {
-      return fmt::format("kept in bf16: {} {} is not a multiple of {}", what, value, kAlignment);
-    }
-  }
-  return {};
-}
 
 std::string describe_source(const Estimate& e) {
   const TrialRow& row = e.evidence_points.front()->row;
@@ -72,14 +33,11 @@ void decide_measured(FilterDecision& d, const std::optional<Estimate>& e, const 
         sweep_command(recipe, shape));
     return;
   }
-  const double need = 1 + options.margin;
   d.evidence = e->evidence;
-  d.convert = e->lo > need;
-  const char* verdict = d.convert      ? "converted"
-                        : e->hi > need ? "ambiguous, kept in bf16"
-                                       : "kept in bf16";
-  d.reason = fmt::format("{}: speedup {:.3f} [{:.3f}, {:.3f}], need > {:.4g}; {} {}", verdict,
-                         e->speedup, e->lo, e->hi, need, e->basis, describe_source(*e));
+  const Verdict verdict = speedup_verdict({e->speedup, e->lo, e->hi}, options.margin,
+                                          fmt::format("{} {}", e->basis, describe_source(*e)));
+  d.convert = verdict.convert;
+  d.reason = verdict.reason;
 }
 
 void decide_torchao(FilterDecision& d, const Recipe& recipe, bool automatic) {
@@ -89,11 +47,9 @@ void decide_torchao(FilterDecision& d, const Recipe& recipe, bool automatic) {
         fmt::format("converted: torchao without {} asks no more than multiples of 16", kAutoFlag);
     return;
   }
-  const std::string keeps = torchao_keeps(recipe.name, d.layer.in_features, d.layer.out_features);
-  d.convert = keeps.empty();
-  d.reason = d.convert ? fmt::format("converted: K and N are above the limits of torchao's {} rule",
-                                     recipe.name)
-                       : fmt::format("kept in bf16 by torchao's {} rule: {}", recipe.name, keeps);
+  const Verdict verdict = torchao_verdict(recipe.name, d.layer);
+  d.convert = verdict.convert;
+  d.reason = verdict.reason;
 }
 
 // Of all layers together. A layer without an estimate counts with its share of the work.
@@ -124,39 +80,12 @@ double model_speedup(const FilterResult& result, const std::vector<double>& bf16
 
 }  // namespace
 
-Result<Policy> parse_policy(std::string_view text) {
-  if (text == "measured") return Policy::kMeasured;
-  if (text == "torchao") return Policy::kTorchao;
-  return fail(ErrorCode::kInvalidArgument, "policy '{}'; use measured or torchao", text);
-}
-
-std::string_view to_string(Policy p) {
-  return p == Policy::kMeasured ? "measured" : "torchao";
-}
-
-std::string_view to_string(Evidence e) {
-  switch (e) {
-    case Evidence::kMeasured:
-      return "measured";
-    case Evidence::kInterpolated:
-      return "interpolated";
-    case Evidence::kModelled:
-      return "modelled";
-    case Evidence::kRule:
-      break;
-  }
-  return "rule";
-}
-
 Result<FilterResult> filter(std::span<const NamedLinear> layers, const Recipe& recipe,
                             const FilterOptions& options, std::span<const Database* const> dbs) {
-  F8_TRY(validate(layers, options));
-  const bool automatic =
-      std::ranges::find(options.filter_fqns, kAutoFlag) != options.filter_fqns.end();
-  if (options.policy == Policy::kTorchao && automatic && !torchao_has_rule(recipe.name)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "torchao has no {} rule for recipe {}; use policy measured, or leave the flag out",
-                kAutoFlag, recipe.name);
+  F8_TRY(check_filter(layers, options.tokens, options.margin));
+  const NameFilter names = F8_TRY(name_filter(options.filter_fqns));
+  if (options.policy == FilterPolicy::kTorchao && names.automatic) {
+    F8_TRY(check_torchao_rule(recipe.name));
   }
   const Evidences evidences = F8_TRY(Evidences::gather(recipe.name, options.device, dbs));
   FilterResult result;
@@ -165,20 +94,19 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const Recipe& r
   for (const NamedLinear& layer : layers) {
     const Shape shape{options.tokens, layer.out_features, layer.in_features};
     const std::optional<Estimate> e = evidences.estimate(shape);
-    FilterDecision d{.layer = layer, .reason = kept_by_rule(layer, options), .trial_uuids = {}};
-    const bool aligned =
-        layer.in_features % kAlignment == 0 && layer.out_features % kAlignment == 0;
-    if (e && aligned) {
+    FilterDecision d{
+        .layer = layer, .reason = kept_by_name_or_size(names, layer), .trial_uuids = {}};
+    if (e && kept_by_name_or_size({}, layer).empty()) {
       d.speedup = e->speedup;
       d.lo = e->lo;
       d.hi = e->hi;
       for (const SpeedPoint* p : e->evidence_points) d.trial_uuids.push_back(p->row.uuid);
     }
     if (d.reason.empty()) {
-      if (options.policy == Policy::kMeasured) {
+      if (options.policy == FilterPolicy::kMeasured) {
         decide_measured(d, e, recipe, shape, options, evidences);
       } else {
-        decide_torchao(d, recipe, automatic);
+        decide_torchao(d, recipe, names.automatic);
       }
     }
     bf16_ns.push_back(e ? e->bf16_ns : 0);

@@ -11,27 +11,20 @@
 #include <string>
 #include <vector>
 
+#include "recipes/filter_rule.hpp"
 #include "tuning_db/database.hpp"
 
 namespace f8::tuning_db {
 
-enum class Policy { kMeasured, kTorchao };
-[[nodiscard]] Result<Policy> parse_policy(std::string_view text);
-[[nodiscard]] std::string_view to_string(Policy p);
-
-enum class Evidence { kMeasured, kInterpolated, kModelled, kRule };
-[[nodiscard]] std::string_view to_string(Evidence e);
-
 struct FilterOptions {
-  Policy policy = Policy::kMeasured;
+  FilterPolicy policy = FilterPolicy::kMeasured;
   int64_t tokens = 0;
   std::vector<std::string>
       filter_fqns{};  // as given; kAutoFlag among them switches the automatic rule on
-  double margin = 0.02;
+  double margin = kFilterMargin;
   std::string device{};  // only rows of the device of this name; empty: the device measured last,
                          // and others (as `modelled`) where it has no answer
 };
-inline constexpr std::string_view kAutoFlag = "auto_filter_small_kn";
 
 struct FilterDecision {
   NamedLinear layer;
@@ -66,6 +59,6 @@ struct Threshold {
 };
 [[nodiscard]] Result<std::vector<Threshold>> thresholds(const Recipe& recipe,
                                                         std::span<const Database* const> dbs,
-                                                        double margin = 0.02);
+                                                        double margin = kFilterMargin);
 
 }  // namespace f8::tuning_db

@@ -5,7 +5,6 @@
 #include <set>
 
 #include "tuning_db/evidence.hpp"
-#include "tuning_db/torchao_rule.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -41,7 +40,7 @@ Threshold best_rule(int64_t m, const std::vector<Measured>& cells, const std::st
     }
   }
   best.torchao_agree = std::ranges::count_if(cells, [&recipe](const Measured& c) {
-    return c.convert == torchao_keeps(recipe, c.k, c.n).empty();
+    return c.convert == torchao_verdict(recipe, {"", c.k, c.n}).convert;
   });
   return best;
 }

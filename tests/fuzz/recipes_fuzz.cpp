@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "base/hash.hpp"
+#include "recipes/filter_file.hpp"
 #include "recipes/problem.hpp"
 #include "recipes/scale_state.hpp"
 #include "recipes/tuning_table.hpp"
@@ -42,6 +44,13 @@ std::string table_text() {
   table.add({*Problem::make(Op::kOutput, builtin_recipes()[0], {16, 16, 16}), Provider::kCublasLt,
              "h3", 17});
   return table.serialize();
+}
+
+std::string filter_text() {
+  FilterFile file{.recipe = "rowwise", .tokens = 8192, .decisions = {}};
+  file.decisions = {{"layers.*.wq", 4096, 1024, false, "kept in bf16: speedup 0.9"},
+                    {"output", 8192, 128256, true, "converted: measured"}};
+  return file.serialize().value();
 }
 
 // Of many cases some must get through, else the checks behind the parser were never run.
@@ -124,6 +133,27 @@ TEST(Fuzz, TuningTableParseOfSignedText) {
   int accepted = 0;
   fuzz::run(corpus, [&accepted](std::string_view text) {
     check_table(std::string(text) + "end " + hash_hex(text) + "\n", accepted);
+  });
+  expect_some(accepted);
+}
+
+// As it stands, and behind the hash.
+TEST(Fuzz, FilterFileParse) {
+  const std::string whole = filter_text();
+  const std::string body = whole.substr(0, whole.rfind("end "));
+  int accepted = 0;
+  const auto check = [&accepted](const std::string& text) {
+    const auto file = FilterFile::parse(text);
+    if (!file) {
+      fuzz::expect_readable(file.error().message);
+      return;
+    }
+    ++accepted;
+    EXPECT_EQ(file->serialize().value(), text);
+  };
+  fuzz::run(std::span(&whole, 1), [&](std::string_view text) { check(std::string(text)); });
+  fuzz::run(std::span(&body, 1), [&](std::string_view text) {
+    check(std::string(text) + "end " + hash_hex(text) + "\n");
   });
   expect_some(accepted);
 }

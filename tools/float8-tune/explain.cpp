@@ -16,7 +16,6 @@ namespace f8::cli {
 namespace {
 
 using tuning_db::FilterDecision;
-using tuning_db::Policy;
 
 struct Options {
   std::string subject;
@@ -64,12 +63,12 @@ struct Asker {
   double margin;
 
   [[nodiscard]] Result<FilterDecision> ask(const NamedLinear& layer, int64_t tokens,
-                                           Policy policy) const {
+                                           FilterPolicy policy) const {
     tuning_db::FilterOptions how;
     how.policy = policy;
     how.tokens = tokens;
     how.margin = margin;
-    if (policy == Policy::kTorchao) how.filter_fqns = {std::string(tuning_db::kAutoFlag)};
+    if (policy == FilterPolicy::kTorchao) how.filter_fqns = {std::string(kAutoFlag)};
     auto result =
         F8_TRY(tuning_db::filter(std::span(&layer, 1), recipe, how, databases.pointers()));
     return std::move(result.decisions.front());
@@ -99,7 +98,7 @@ Result<std::vector<Flip>> find_flips(const Asker& asker, const Subject& subject,
                        : dimension == 'n' ? other.layer.out_features
                                           : other.layer.in_features;
       value = std::min(round_16(static_cast<double>(value) * factor), kMaxDim);
-      const FilterDecision d = F8_TRY(asker.ask(other.layer, other.tokens, Policy::kMeasured));
+      const FilterDecision d = F8_TRY(asker.ask(other.layer, other.tokens, FilterPolicy::kMeasured));
       if (d.convert == convert) continue;
       flips.push_back({dimension, value, d.speedup});
       break;
@@ -189,7 +188,7 @@ void print_text(const Explanation& e) {
   const FilterDecision& d = e.decision;
   print(fmt::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
                     d.layer.out_features, d.layer.in_features, e.recipe,
-                    d.convert ? "FLOAT8" : "KEEP BF16", tuning_db::to_string(d.evidence)));
+                    d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
   print(fmt::format("  why        {}\n", d.reason));
   print(fmt::format(
       "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
@@ -217,8 +216,8 @@ Result<int> explain(const Options& options, const Global& global) {
   e.tokens = subject.tokens;
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;
-  e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, Policy::kMeasured));
-  if (const auto peer = asker.ask(subject.layer, subject.tokens, Policy::kTorchao)) {
+  e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured));
+  if (const auto peer = asker.ask(subject.layer, subject.tokens, FilterPolicy::kTorchao)) {
     e.peer_converts = peer->convert;
     e.peer_reason = peer->reason;
   } else {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/file.hpp"
+#include "recipes/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
@@ -18,9 +19,10 @@ struct Options {
   std::string recipe;
   std::string policy = "measured";
   std::string fqns;
-  double margin = 0.02;
+  double margin = kFilterMargin;
   std::string device;
   std::filesystem::path output;
+  std::filesystem::path verdicts;
 };
 
 // "a,b,auto_filter_small_kn"; an empty name would be part of every layer's name.
@@ -59,6 +61,17 @@ Json to_json(const Options& options, const tuning_db::FilterResult& result) {
           {"filter_fqns", options.fqns},
           {"decisions", decisions},
           {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
+}
+
+// What a trainer's model conversion reads.
+Status write_verdicts(const Options& options, const tuning_db::FilterResult& result) {
+  FilterFile file{.recipe = options.recipe, .tokens = options.model.tokens, .decisions = {}};
+  for (const tuning_db::FilterDecision& d : result.decisions) {
+    file.decisions.push_back(
+        {d.layer.fqn, d.layer.in_features, d.layer.out_features, d.convert, d.reason});
+  }
+  const std::string text = F8_TRY(file.serialize());
+  return write_file_atomic(options.verdicts, text);
 }
 
 // "layers.12.attention.wk" as "layers.*.attention.wk".
@@ -121,7 +134,7 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
     table.add({row.name, fmt::format("{}", row.count), fmt::format("{}", d.layer.out_features),
                fmt::format("{}", d.layer.in_features), d.convert ? "float8" : "keep bf16",
                fmt::format("{:.3f}", d.speedup), fmt::format("[{:.3f}, {:.3f}]", d.lo, d.hi),
-               std::string(tuning_db::to_string(d.evidence)), d.reason});
+               std::string(to_string(d.evidence)), d.reason});
   }
   print(table.text(color));
   print(fmt::format(
@@ -147,7 +160,7 @@ Result<int> filter(const Options& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const tuner::Model model = F8_TRY(load(options.model));
   tuning_db::FilterOptions how;
-  how.policy = F8_TRY(of_option("--policy", tuning_db::parse_policy(options.policy)));
+  how.policy = F8_TRY(of_option("--policy", parse_filter_policy(options.policy)));
   how.tokens = options.model.tokens;
   how.filter_fqns = F8_TRY(split_names(options.fqns));
   how.margin = options.margin;
@@ -159,6 +172,10 @@ Result<int> filter(const Options& options, const Global& global) {
   if (!options.output.empty()) {
     F8_TRY(of_option("-o", write_json(options.output, json)));
     note(global, "wrote {}", options.output.string());
+  }
+  if (!options.verdicts.empty()) {
+    F8_TRY(of_option("--verdicts", write_verdicts(options, result)));
+    note(global, "wrote {}", options.verdicts.string());
   }
   if (global.json) {
     print_json(json);
@@ -192,6 +209,10 @@ void add_filter(CLI::App& app, Program& program) {
       ->add_option("--device", options->device,
                    "only measurements of the device of this name (default: the one measured last)")
       ->type_name("NAME");
+  command
+      ->add_option("--verdicts", options->verdicts,
+                   "also write what a trainer's model conversion reads to this file")
+      ->type_name("FILE");
   command->add_option("-o,--output", options->output, "also write the JSON to this file")
       ->type_name("FILE");
 }

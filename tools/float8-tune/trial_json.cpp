@@ -33,7 +33,7 @@ std::string candidate_text(const tuning_db::Candidate& candidate) {
 void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
   json["convert"] = decision.convert;
   json["reason"] = decision.reason;
-  json["evidence"] = tuning_db::to_string(decision.evidence);
+  json["evidence"] = to_string(decision.evidence);
   json["speedup"] = rounded(decision.speedup);
   json["speedup_lo"] = rounded(decision.lo);
   json["speedup_hi"] = rounded(decision.hi);

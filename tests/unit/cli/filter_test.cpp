@@ -3,6 +3,8 @@
 
 #include <set>
 
+#include "base/file.hpp"
+#include "recipes/filter_file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 
@@ -90,6 +92,25 @@ TEST_F(Asking, FilterWritesTheSameJsonToAFile) {
                                  "rowwise", "--db", "my.db", "--json", "-o", "filter.json"});
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(read_file(tool_.path() / "filter.json").value(), outcome.out);
+}
+
+// What a trainer reads: the same verdicts, without JSON.
+TEST_F(Asking, FilterWritesVerdictsForATrainer) {
+  const json result = ask({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe",
+                           "rowwise", "--filter-fqns", "output", "--verdicts", "model.filter"});
+  const FilterFile file =
+      FilterFile::parse(read_file(tool_.path() / "model.filter").value()).value();
+  EXPECT_EQ(file.recipe, "rowwise");
+  EXPECT_EQ(file.tokens, 8192);
+  ASSERT_EQ(file.decisions.size(), result["decisions"].size());
+  for (size_t i = 0; i < file.decisions.size(); ++i) {
+    const json& d = result["decisions"][i];
+    EXPECT_EQ(file.decisions[i].fqn, d["fqn"]);
+    EXPECT_EQ(file.decisions[i].convert, d["convert"]);
+    EXPECT_EQ(file.decisions[i].reason, d["reason"]);
+    EXPECT_EQ(file.decisions[i].in_features, d["in_features"]);
+    EXPECT_EQ(file.decisions[i].out_features, d["out_features"]);
+  }
 }
 
 TEST_F(Asking, FilterTableGroupsTheLayers) {

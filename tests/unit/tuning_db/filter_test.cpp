@@ -239,7 +239,7 @@ TEST_F(FilterTest, WholeModelIsWeightedByTimeAndCount) {
   EXPECT_NEAR(r.estimated_model_speedup, 10.0 / 7, 1e-4);
   EXPECT_EQ(r.device, "NVIDIA H100 80GB HBM3");
   // Under the peer's rule the slow ones are converted too.
-  FilterOptions options{.policy = Policy::kTorchao, .tokens = 8192};
+  FilterOptions options{.policy = FilterPolicy::kTorchao, .tokens = 8192};
   const std::vector<NamedLinear> layers = {{"a", 4096, 4096, 2}, {"b", 4096, 1024, 4}};
   const auto peer = filter(layers, find_recipe("tensorwise").value(), options, dbs).value();
   EXPECT_NEAR(peer.estimated_model_speedup, 10.0 / 11, 1e-4);

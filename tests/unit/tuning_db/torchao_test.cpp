@@ -18,7 +18,7 @@ bool peer_converts(const std::string& recipe, int64_t K, int64_t N) {
 
 FilterDecision decide(const char* recipe, const NamedLinear& layer, std::vector<std::string> fqns) {
   const FilterOptions options{
-      .policy = Policy::kTorchao, .tokens = 8192, .filter_fqns = std::move(fqns)};
+      .policy = FilterPolicy::kTorchao, .tokens = 8192, .filter_fqns = std::move(fqns)};
   const auto result = filter({&layer, 1}, find_recipe(recipe).value(), options, {});
   EXPECT_TRUE(result) << (result ? "" : result.error().message);
   return result ? result->decisions.at(0) : FilterDecision{};
@@ -80,7 +80,7 @@ TEST(TorchaoPolicy, TheFlagNeedsARule) {
   const NamedLinear layer{"w", 8192, 8192, 1};
   for (const char* recipe : {"rowwise_with_gw_hp", "delayed", "blockwise"}) {
     const FilterOptions options{
-        .policy = Policy::kTorchao, .tokens = 1, .filter_fqns = {"auto_filter_small_kn"}};
+        .policy = FilterPolicy::kTorchao, .tokens = 1, .filter_fqns = {"auto_filter_small_kn"}};
     const auto result = filter({&layer, 1}, find_recipe(recipe).value(), options, {});
     ASSERT_FALSE(result);
     EXPECT_NE(result.error().message.find(recipe), std::string::npos);
@@ -88,9 +88,9 @@ TEST(TorchaoPolicy, TheFlagNeedsARule) {
 }
 
 TEST(Policies, ParseAndPrint) {
-  EXPECT_EQ(parse_policy("measured").value(), Policy::kMeasured);
-  EXPECT_EQ(parse_policy(to_string(Policy::kTorchao)).value(), Policy::kTorchao);
-  EXPECT_FALSE(parse_policy("Torchao"));
+  EXPECT_EQ(parse_filter_policy("measured").value(), FilterPolicy::kMeasured);
+  EXPECT_EQ(parse_filter_policy(to_string(FilterPolicy::kTorchao)).value(), FilterPolicy::kTorchao);
+  EXPECT_FALSE(parse_filter_policy("Torchao"));
 }
 
 }  // namespace

@@ -1,0 +1,136 @@
+#include "recipes/filter_file.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "base/text.hpp"
+#include "recipes/sealed_text.hpp"
+
+namespace f8 {
+namespace {
+
+constexpr SealedKind kKind = {.magic = "float8-filter",
+                              .version = 1,
+                              .name = "filter file",
+                              .remedy = "write it again with this one"};
+
+bool is_text(std::string_view text) {
+  return !text.empty() && std::ranges::none_of(text, [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+  });
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+Result<int64_t> parse_size(const char* field, std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > kMaxDim) {
+    return fail(ErrorCode::kCorrupt, "{} {} is no number from 1 to {}", field, quote(text),
+                kMaxDim);
+  }
+  return value;
+}
+
+// The rest of a line that begins with `word`.
+Result<std::string_view> field_of(std::string_view line, std::string_view word) {
+  if (!line.starts_with(word)) {
+    return fail(ErrorCode::kCorrupt, "{} expected, not {}", quote(word), quote(line));
+  }
+  return line.substr(word.size());
+}
+
+Result<FilterFile::Decision> parse_decision(std::string_view line) {
+  if (std::ranges::count(line, '\t') != 3) {
+    return fail(ErrorCode::kCorrupt, "not a verdict, a name, sizes and a reason between tabs");
+  }
+  FilterFile::Decision d;
+  const std::string_view verdict = take_until(line, '\t');
+  d.convert = verdict == "convert";
+  if (!d.convert && verdict != "keep") {
+    return fail(ErrorCode::kCorrupt, "verdict {}; convert or keep", quote(verdict));
+  }
+  d.fqn = take_until(line, '\t');
+  std::string_view sizes = F8_TRY(field_of(take_until(line, '\t'), "n"));
+  d.out_features = F8_TRY(parse_size("n", take_until(sizes, 'k')));
+  d.in_features = F8_TRY(parse_size("k", sizes));
+  d.reason = line;
+  return d;
+}
+
+Status parse_line(int number, std::string_view line, FilterFile& file) {
+  if (number == 2) {
+    file.recipe = F8_TRY(field_of(line, "recipe "));
+  } else if (number == 3) {
+    const std::string_view tokens = F8_TRY(field_of(line, "tokens "));
+    file.tokens = F8_TRY(parse_size("tokens", tokens));
+  } else {
+    file.decisions.push_back(F8_TRY(parse_decision(line)));
+  }
+  return {};
+}
+
+}  // namespace
+
+bool fits_pattern(std::string_view pattern, std::string_view fqn) {
+  while (!pattern.empty() && !fqn.empty()) {
+    const std::string_view wanted = take_until(pattern, '.');
+    const std::string_view part = take_until(fqn, '.');
+    if (wanted == "*" ? !is_number(part) : wanted != part) return false;
+  }
+  return pattern.empty() && fqn.empty();
+}
+
+const FilterFile::Decision* FilterFile::find(std::string_view fqn) const {
+  const auto exact = std::ranges::find(decisions, fqn, &Decision::fqn);
+  if (exact != decisions.end()) return &*exact;
+  const auto fitting =
+      std::ranges::find_if(decisions, [&](const Decision& d) { return fits_pattern(d.fqn, fqn); });
+  return fitting == decisions.end() ? nullptr : &*fitting;
+}
+
+Result<std::string> FilterFile::serialize() const {
+  const auto bad = [](std::string what) {
+    return fail(ErrorCode::kInvalidArgument, "filter file: {}", what);
+  };
+  if (!is_recipe_name(recipe)) return bad(fmt::format("recipe {} is no name", quote(recipe)));
+  if (tokens < 1 || tokens > kMaxDim) return bad(fmt::format("tokens is {}", tokens));
+  std::string text = fmt::format("{}recipe {}\ntokens {}\n", first_line(kKind), recipe, tokens);
+  std::set<std::string_view> names;
+  for (const Decision& d : decisions) {
+    if (!is_text(d.fqn) || !is_text(d.reason)) {
+      return bad(
+          fmt::format("layer {}: name or reason is empty or has control characters", quote(d.fqn)));
+    }
+    if (!names.insert(d.fqn).second) return bad(fmt::format("layer {} twice", quote(d.fqn)));
+    const auto in_range = [](int64_t v) { return v >= 1 && v <= kMaxDim; };
+    if (!in_range(d.in_features) || !in_range(d.out_features)) {
+      return bad(fmt::format("layer {}: in_features {}, out_features {}", quote(d.fqn),
+                             d.in_features, d.out_features));
+    }
+    text += fmt::format("{}\t{}\tn{}k{}\t{}\n", d.convert ? "convert" : "keep", d.fqn,
+                        d.out_features, d.in_features, d.reason);
+  }
+  return seal(std::move(text));
+}
+
+Result<FilterFile> FilterFile::parse(std::string_view text) {
+  std::string_view rest = F8_TRY(unseal(kKind, text));
+  FilterFile file;
+  for (int number = 2; !rest.empty(); ++number) {
+    if (const Status parsed = parse_line(number, take_until(rest, '\n'), file); !parsed) {
+      return fail(ErrorCode::kCorrupt, "filter file, line {}: {}", number, parsed.error().message);
+    }
+  }
+  const Result<std::string> again = file.serialize();
+  if (!again) return fail(ErrorCode::kCorrupt, "{}", again.error().message);
+  if (*again != text) {
+    return fail(ErrorCode::kCorrupt, "filter file writes a number in another way than float8 does");
+  }
+  return file;
+}
+
+}  // namespace f8

@@ -1,0 +1,131 @@
+#include "recipes/filter_rule.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/text.hpp"
+
+namespace f8 {
+namespace {
+
+constexpr int64_t kAlignment = 16;  // of K and N
+
+// Why the peer's rule keeps a layer in bf16; empty: it converts.
+std::string torchao_keeps(std::string_view recipe, int64_t k, int64_t n) {
+  if (recipe == "rowwise") {
+    if (n <= 2048) return fmt::format("N {} <= 2048", n);
+    if (k <= 1024) return fmt::format("K {} <= 1024", k);
+    if (n <= 4096 && k <= 2048) return fmt::format("N {} <= 4096 and K {} <= 2048", n, k);
+  } else if (recipe == "tensorwise") {
+    if (k <= 4096 && n <= 1024) return fmt::format("K {} <= 4096 and N {} <= 1024", k, n);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<FilterPolicy> parse_filter_policy(std::string_view text) {
+  if (text == "measured") return FilterPolicy::kMeasured;
+  if (text == "torchao") return FilterPolicy::kTorchao;
+  return fail(ErrorCode::kInvalidArgument, "policy {}; use measured or torchao", quote(text));
+}
+
+std::string_view to_string(FilterPolicy policy) {
+  return policy == FilterPolicy::kMeasured ? "measured" : "torchao";
+}
+
+std::string_view to_string(Evidence evidence) {
+  switch (evidence) {
+    case Evidence::kMeasured:
+      return "measured";
+    case Evidence::kInterpolated:
+      return "interpolated";
+    case Evidence::kModelled:
+      return "modelled";
+    case Evidence::kRule:
+      break;
+  }
+  return "rule";
+}
+
+Result<NameFilter> name_filter(std::span<const std::string> filter_fqns) {
+  NameFilter filter;
+  for (const std::string& name : filter_fqns) {
+    if (name.empty()) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "filter_fqns has an empty name, which would match every layer; remove it");
+    }
+    if (name == kAutoFlag) {
+      filter.automatic = true;
+    } else {
+      filter.names.push_back(name);
+    }
+  }
+  return filter;
+}
+
+std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer) {
+  for (const std::string& name : filter.names) {
+    if (layer.fqn.find(name) != std::string::npos) {
+      return fmt::format("kept in bf16: its name holds \"{}\" of filter_fqns", name);
+    }
+  }
+  for (const auto& [what, value] : {std::pair("K (in_features)", layer.in_features),
+                                    std::pair("N (out_features)", layer.out_features)}) {
+    if (value % kAlignment != 0) {
+      return fmt::format("kept in bf16: {} {} is not a multiple of {}", what, value, kAlignment);
+    }
+  }
+  return {};
+}
+
+bool torchao_has_rule(std::string_view recipe) {
+  return recipe == "rowwise" || recipe == "tensorwise";
+}
+
+Status check_torchao_rule(std::string_view recipe) {
+  if (torchao_has_rule(recipe)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "torchao has no {} rule for recipe {}; use policy measured, or leave the flag out",
+              kAutoFlag, recipe);
+}
+
+Verdict torchao_verdict(std::string_view recipe, const NamedLinear& layer) {
+  const std::string keeps = torchao_keeps(recipe, layer.in_features, layer.out_features);
+  if (keeps.empty()) {
+    return {true,
+            fmt::format("converted: K and N are above the limits of torchao's {} rule", recipe)};
+  }
+  return {false, fmt::format("kept in bf16 by torchao's {} rule: {}", recipe, keeps)};
+}
+
+Verdict speedup_verdict(const SpeedupInterval& interval, double margin, std::string_view basis) {
+  const double need = 1 + margin;
+  const bool convert = interval.lo > need;
+  const char* words = convert              ? "converted"
+                      : interval.hi > need ? "ambiguous, kept in bf16"
+                                           : "kept in bf16";
+  return {convert, fmt::format("{}: speedup {:.3f} [{:.3f}, {:.3f}], need > {:.4g}; {}", words,
+                               interval.speedup, interval.lo, interval.hi, need, basis)};
+}
+
+Status check_filter(std::span<const NamedLinear> layers, int64_t tokens, double margin) {
+  if (tokens < 1 || tokens > kMaxDim) {
+    return fail(ErrorCode::kInvalidArgument, "tokens is {}; it must be 1 to {}", tokens, kMaxDim);
+  }
+  if (!(margin >= 0 && margin < 10)) {
+    return fail(ErrorCode::kInvalidArgument, "margin is {}; it must be 0 or more, e.g. 0.02",
+                margin);
+  }
+  for (const NamedLinear& layer : layers) {
+    const auto out_of_range = [](int64_t v) { return v < 1 || v > kMaxDim; };
+    if (out_of_range(layer.in_features) || out_of_range(layer.out_features) || layer.count < 1) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "layer {}: in_features {}, out_features {}, count {}; all must be 1 or more",
+                  layer.fqn, layer.in_features, layer.out_features, layer.count);
+    }
+  }
+  return {};
+}
+
+}  // namespace f8

@@ -1,0 +1,65 @@
+// Which linears of a model to convert: the rules that need no measurement, and the words of every
+// verdict. They compose: names first, then sizes, then the automatic rule, where it is on.
+//
+// The automatic rule is the peer's (`torchao`: fixed limits on K and N, whatever the token count),
+// or asks for a speedup (`measured`), of which whoever asks has the evidence.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/problem.hpp"
+
+namespace f8 {
+
+enum class FilterPolicy : uint8_t { kMeasured, kTorchao };
+[[nodiscard]] Result<FilterPolicy> parse_filter_policy(std::string_view text);
+[[nodiscard]] std::string_view to_string(FilterPolicy policy);
+
+// What a verdict rests on.
+enum class Evidence : uint8_t { kMeasured, kInterpolated, kModelled, kRule };
+[[nodiscard]] std::string_view to_string(Evidence evidence);
+
+inline constexpr double kFilterMargin = 0.02;  // convert above a speedup of 1 + margin
+// Among the names, it is no name: it switches the automatic rule on.
+inline constexpr std::string_view kAutoFlag = "auto_filter_small_kn";
+
+// Names of layers to keep: an entry that is part of a layer's name, case and all, keeps it.
+struct NameFilter {
+  std::vector<std::string> names;
+  bool automatic = false;  // the flag was among them
+};
+// kInvalidArgument for an empty name, which would match every layer.
+[[nodiscard]] Result<NameFilter> name_filter(std::span<const std::string> filter_fqns);
+
+struct Verdict {
+  bool convert = false;
+  std::string reason;
+};
+
+// Why a layer is kept whatever its speed; empty: it may be converted. K and N must be multiples of
+// 16, which fp8 tensor cores ask for.
+[[nodiscard]] std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer);
+
+// The peer's automatic rule, which it has for tensorwise and rowwise alone.
+[[nodiscard]] bool torchao_has_rule(std::string_view recipe);
+[[nodiscard]] Status check_torchao_rule(std::string_view recipe);  // the error says what to do
+[[nodiscard]] Verdict torchao_verdict(std::string_view recipe, const NamedLinear& layer);
+
+// Of a speedup with its interval: convert where the lower end exceeds 1 + margin. `basis` ends the
+// reason.
+struct SpeedupInterval {
+  double speedup = 1, lo = 1, hi = 1;
+};
+[[nodiscard]] Verdict speedup_verdict(const SpeedupInterval& interval, double margin,
+                                      std::string_view basis);
+
+// Tokens, margin, and the sizes of layers; the error names the layer.
+[[nodiscard]] Status check_filter(std::span<const NamedLinear> layers, int64_t tokens,
+                                  double margin);
+
+}  // namespace f8

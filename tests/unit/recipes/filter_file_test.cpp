@@ -1,0 +1,101 @@
+#include "recipes/filter_file.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/hash.hpp"
+
+namespace f8 {
+namespace {
+
+FilterFile sample() {
+  FilterFile file{.recipe = "rowwise", .tokens = 8192, .decisions = {}};
+  file.decisions = {{"layers.*.attention.wq", 4096, 4096, true, "converted: speedup 1.3"},
+                    {"layers.3.attention.wq", 4096, 4096, false, "kept: by hand"},
+                    {"output", 4096, 128256, false, "kept in bf16: its name holds \"output\""}};
+  return file;
+}
+
+TEST(FilterFile, ThereAndBack) {
+  const std::string text = sample().serialize().value();
+  EXPECT_TRUE(
+      text.starts_with("float8-filter 1\nrecipe rowwise\ntokens 8192\n"
+                       "convert\tlayers.*.attention.wq\tn4096k4096\tconverted: speedup"));
+  EXPECT_EQ(FilterFile::parse(text).value(), sample());
+  const FilterFile empty{.recipe = "tensorwise", .tokens = 1, .decisions = {}};
+  EXPECT_EQ(FilterFile::parse(empty.serialize().value()).value(), empty);
+}
+
+TEST(FilterFile, FindsNamesBeforePatterns) {
+  const FilterFile file = sample();
+  EXPECT_TRUE(file.find("layers.12.attention.wq")->convert);
+  EXPECT_FALSE(file.find("layers.3.attention.wq")->convert);
+  EXPECT_EQ(file.find("layers.x.attention.wq"), nullptr);
+  EXPECT_EQ(file.find("layers.12.attention.wk"), nullptr);
+  EXPECT_EQ(file.find(""), nullptr);
+}
+
+TEST(FilterFile, Patterns) {
+  EXPECT_TRUE(fits_pattern("a.*.b.*", "a.0.b.17"));
+  EXPECT_TRUE(fits_pattern("a", "a"));
+  EXPECT_FALSE(fits_pattern("a.*", "a."));
+  EXPECT_FALSE(fits_pattern("a.*", "a.1x"));
+  EXPECT_FALSE(fits_pattern("a.*", "a.1.b"));
+  EXPECT_FALSE(fits_pattern("a.*.b", "a.1"));
+  EXPECT_FALSE(fits_pattern("a*", "a1")) << "a star is a whole part";
+}
+
+TEST(FilterFile, WritesOnlyWhatItCanRead) {
+  const auto refused = [](auto&& change) {
+    FilterFile file = sample();
+    change(file);
+    const auto text = file.serialize();
+    return !text && text.error().code == ErrorCode::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused([](FilterFile& f) { f.recipe = "Row wise"; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.tokens = 0; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].fqn = "a\tb"; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].reason = "two\nlines"; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].fqn.clear(); }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[1].fqn = f.decisions[0].fqn; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[2].in_features = kMaxDim + 1; }));
+}
+
+TEST(FilterFile, BadFilesAreOneClearError) {
+  const std::string whole = sample().serialize().value();
+  const auto error = [](const std::string& text) {
+    const auto file = FilterFile::parse(text);
+    EXPECT_FALSE(file);
+    return file ? Error{} : file.error();
+  };
+  const auto changed = [&](std::string_view from, std::string_view to) {
+    std::string body = whole.substr(0, whole.rfind("end "));
+    const size_t at = body.find(from);
+    EXPECT_NE(at, std::string::npos);
+    body.replace(at, from.size(), to);
+    return error(body + "end " + hash_hex(std::string_view(body)) + "\n").message;
+  };
+  const auto says = [](const std::string& message, std::string_view words) {
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+  };
+  says(error("").message, "not a float8 filter file");
+  says(error("{\"decisions\": []}").message, "not a float8 filter file");
+  says(error(whole.substr(0, whole.size() / 2)).message, "truncated");
+  EXPECT_EQ(error(whole.substr(0, whole.size() / 2)).code, ErrorCode::kCorrupt);
+  std::string edited = whole;
+  edited[edited.find("convert")] = 'C';
+  says(error(edited).message, "changed or damaged");
+  says(error(whole + "more\n").message, "goes on after");
+  std::string newer = whole;
+  newer.replace(0, 15, "float8-filter 2");
+  EXPECT_EQ(error(newer).code, ErrorCode::kUnsupported);
+  says(changed("convert\t", "maybe\t"), "line 4: verdict 'maybe'; convert or keep");
+  says(changed("n4096k4096", "n4096"), "line 4");
+  says(changed("n4096k4096", "n0k4096"), "line 4: n '0' is no number");
+  says(changed("tokens 8192", "tokens 08192"), "in another way");
+  says(changed("tokens 8192", "token 8192"), "line 3: 'tokens ' expected");
+  says(changed("\tconverted", " converted"), "line 4: not a verdict");
+  says(changed("layers.3.", "layers.*."), "twice");
+}
+
+}  // namespace
+}  // namespace f8
