@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <thread>
 
 #include "runtime/weight_casts.hpp"
 #include "tests/gpu/gemm_operands.hpp"
@@ -489,7 +490,7 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
     const DeviceBuffer by_list(context(), linear.weight_cache_bytes());
     WeightCall weight{.w = t.device_w.as(), .cache = cache.as()};
     F8_ASSERT_OK(linear.cast_weight(weight, t.workspace.as(), nullptr));
-    const auto casts = WeightCasts::plan(context_, {&*planned, 1});
+    const auto casts = WeightCasts::plan(two_launches, {&*planned, 1});
     F8_ASSERT_OK(casts);
     const DeviceBuffer workspace(context(), std::max<size_t>(casts->workspace_bytes(), 16));
     weight.cache = by_list.as();
@@ -512,6 +513,46 @@ TEST_F(GpuTest, RunsFromAThreadWithoutAContext) {
   F8_ASSERT_OK(forward);
   EXPECT_EQ(after, nullptr);
   EXPECT_LE(reference::relative_error(reference::matmul(t.x, t.w), t.y.bf16()), 0.06);
+}
+
+// One plan, a stream and buffers for each thread.
+TEST_P(LinearTest, FromSeveralThreadsOnSeveralStreams) {
+  constexpr size_t kThreads = 4;
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  struct Worker {
+    Worker(const Context& context, const Linear& linear, uint64_t seed)
+        : tensors(context, linear, 300, seed), stream(context) {}
+    Tensors tensors;
+    DeviceStream stream;
+    Bits alone;
+    Status status;
+  };
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (size_t i = 0; i < kThreads; ++i) {
+    workers.push_back(std::make_unique<Worker>(context(), *linear, 10 * i + 5));
+    Worker& worker = *workers.back();
+    F8_ASSERT_OK(run(*linear, worker.tensors));
+    worker.alone = results(worker.tensors);
+    worker.tensors.poison_results();
+  }
+  F8_ASSERT_OK(driver().check(driver().ctx_synchronize(), "cuCtxSynchronize"));
+  {
+    std::vector<std::jthread> threads;
+    for (const auto& worker : workers) {
+      threads.emplace_back([&, worker = worker.get()] {
+        for (int i = 0; i < by_device(50, 3) && worker->status; ++i) {
+          worker->status = run(*linear, worker->tensors, worker->stream.get());
+        }
+      });
+    }
+  }
+  for (const auto& worker : workers) {
+    F8_ASSERT_OK(worker->status);
+    worker->stream.synchronize();
+    EXPECT_EQ(results(worker->tensors), worker->alone);
+    worker->tensors.expect_whole_guards();
+  }
 }
 
 }  // namespace
