@@ -47,7 +47,7 @@ struct GemmChoice {
   codegen::GemmConfig config;  // generated
   int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
   bool operator==(const GemmChoice&) const = default;
-  std::string why = {};        // in words, where choose_gemm chose it
+  std::string why = {};  // in words, where choose_gemm chose it
 };
 // The generated kernel for a product, of fp8 operands.
 [[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);

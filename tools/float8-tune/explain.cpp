@@ -98,7 +98,8 @@ Result<std::vector<Flip>> find_flips(const Asker& asker, const Subject& subject,
                        : dimension == 'n' ? other.layer.out_features
                                           : other.layer.in_features;
       value = std::min(round_16(static_cast<double>(value) * factor), kMaxDim);
-      const FilterDecision d = F8_TRY(asker.ask(other.layer, other.tokens, FilterPolicy::kMeasured));
+      const FilterDecision d =
+          F8_TRY(asker.ask(other.layer, other.tokens, FilterPolicy::kMeasured));
       if (d.convert == convert) continue;
       flips.push_back({dimension, value, d.speedup});
       break;
