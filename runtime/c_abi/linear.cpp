@@ -1,4 +1,6 @@
 // Linears and the casts of their weights.
+#include "runtime/c_abi/linear.hpp"
+
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/recipe.hpp"
 #include "runtime/info.hpp"
@@ -59,6 +61,30 @@ f8::Status read_args(const float8_weight_args* args, const float8_weight_args* a
 
 }  // namespace
 
+namespace f8::c_abi {
+
+Result<runtime::LinearDesc> linear_options(const float8_linear_desc& known) {
+  runtime::LinearDesc converted;
+  converted.grad_weight_dtype =
+      F8_TRY(dtype_of("float8_linear_desc.grad_weight_dtype", known.grad_weight_dtype));
+  converted.tensor_dtype = F8_TRY(dtype_of("float8_linear_desc.tensor_dtype", known.tensor_dtype));
+  converted.bias_grad_dtype =
+      F8_TRY(dtype_of("float8_linear_desc.bias_grad_dtype", known.bias_grad_dtype));
+  F8_TRY(check_enum("float8_linear_desc.non_finite", known.non_finite, FLOAT8_HOLD));
+  converted.non_finite = non_finite_of(known.non_finite);
+  converted.bias_grad = known.bias_grad != 0;
+  converted.count = known.count != 0;
+  converted.weight_flag = known.weight_flag != 0;
+  converted.bias = known.bias != 0;
+  converted.accumulate_grad_weight = known.accumulate_grad_weight != 0;
+  converted.needs_grad_input = known.no_grad_input == 0;
+  converted.recompute = known.recompute != 0;
+  if (known.f32_master_weight != 0) converted.master_dtype = Dtype::kF32;
+  return converted;
+}
+
+}  // namespace f8::c_abi
+
 float8_status float8_linear_plan(float8_context* context, const float8_linear_desc* desc,
                                  float8_linear** out) {
   return guarded([&]() -> f8::Status {
@@ -67,31 +93,9 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
     F8_TRY(need(context, "context"));
     float8_linear_desc known;
     F8_TRY(read_struct(desc, "float8_linear_desc", known));
-    if ((known.recipe == nullptr) == (known.custom_recipe == nullptr)) {
-      return f8::fail(ErrorCode::kInvalidArgument,
-                      "float8_linear_desc: {}; set one of recipe and custom_recipe",
-                      known.recipe == nullptr ? "recipe is NULL" : "there are two recipes");
-    }
-    f8::runtime::LinearDesc converted;
+    f8::runtime::LinearDesc converted = F8_TRY(linear_options(known));
     converted.shape = {known.m_max, known.n, known.k};
-    converted.recipe = F8_TRY(known.recipe != nullptr ? named_recipe(known.recipe)
-                                                      : custom_recipe(known.custom_recipe));
-    converted.grad_weight_dtype =
-        F8_TRY(dtype_of("float8_linear_desc.grad_weight_dtype", known.grad_weight_dtype));
-    converted.tensor_dtype =
-        F8_TRY(dtype_of("float8_linear_desc.tensor_dtype", known.tensor_dtype));
-    converted.bias_grad_dtype =
-        F8_TRY(dtype_of("float8_linear_desc.bias_grad_dtype", known.bias_grad_dtype));
-    F8_TRY(check_enum("float8_linear_desc.non_finite", known.non_finite, FLOAT8_HOLD));
-    converted.non_finite = non_finite_of(known.non_finite);
-    converted.bias_grad = known.bias_grad != 0;
-    converted.count = known.count != 0;
-    converted.weight_flag = known.weight_flag != 0;
-    converted.bias = known.bias != 0;
-    converted.accumulate_grad_weight = known.accumulate_grad_weight != 0;
-    converted.needs_grad_input = known.no_grad_input == 0;
-    converted.recompute = known.recompute != 0;
-    if (known.f32_master_weight != 0) converted.master_dtype = f8::Dtype::kF32;
+    converted.recipe = F8_TRY(one_recipe("float8_linear_desc", known.recipe, known.custom_recipe));
     auto linear = F8_TRY(f8::runtime::Linear::plan(context->context, converted));
     *out = new float8_linear{std::move(linear)};
     return {};

@@ -75,6 +75,14 @@ Result<Recipe> custom_recipe(const float8_recipe* recipe) {
   return to;
 }
 
+Result<Recipe> one_recipe(const char* in, const char* name, const float8_recipe* custom) {
+  if ((name == nullptr) == (custom == nullptr)) {
+    return fail(ErrorCode::kInvalidArgument, "{}: {}; set one of recipe and custom_recipe", in,
+                name == nullptr ? "recipe is NULL" : "there are two recipes");
+  }
+  return name != nullptr ? named_recipe(name) : custom_recipe(custom);
+}
+
 }  // namespace f8::c_abi
 
 using namespace f8::c_abi;

@@ -485,6 +485,88 @@ FLOAT8_API float8_status float8_scales_save_file(const float8_scales* scales, co
 FLOAT8_API float8_status float8_scales_load_file(const float8_scales* scales, void* state,
                                                  const char* path, float8_stream stream);
 
+/* ---- a whole model: which linears to convert, and the plans of those ----
+ *
+ * A layer is asked, in this order, and the first refusal keeps it in high precision:
+ *   names      one of filter_fqns is part of its name, case and all
+ *   sizes      n and k are multiples of 16
+ *   callback   returns 0
+ *   verdicts   of a filter file, which `float8-tune filter --verdicts` writes
+ *   rule       where "auto_filter_small_kn" is among filter_fqns (it is no name then)
+ * Without the rule, what nothing refused is converted.
+ */
+
+typedef enum float8_filter_policy {
+  /* The tuning table's speedup of the recipe at this shape and token count, or near it. Where the
+   * table (or there is none) has no such row: as FLOAT8_FILTER_TORCHAO, but for a recipe that has
+   * no such rule the layer is kept. */
+  FLOAT8_FILTER_MEASURED = 0,
+  /* The fixed limits of torchao on n and k; there are some for tensorwise and rowwise alone. */
+  FLOAT8_FILTER_TORCHAO = 1
+} float8_filter_policy;
+
+/* Zero: keep the layer. `user` is float8_model_desc.callback_user. */
+typedef int32_t (*float8_filter_callback)(void* user, const char* name, int64_t n, int64_t k);
+
+typedef struct float8_model_layer {
+  size_t struct_size;
+  const char* name; /* once in a model */
+  /* n, k and what else a plan asks for; its m_max, recipe and custom_recipe are the model's to say
+   * and must be 0 or NULL. */
+  const float8_linear_desc* desc;
+} float8_model_layer;
+
+/* Nothing of it is kept behind the call. */
+typedef struct float8_model_desc {
+  size_t struct_size;
+  const float8_model_layer* layers;
+  size_t count;
+  int64_t tokens;     /* M: what the rule asks for, and the largest M of a call */
+  const char* recipe; /* as float8_linear_desc has them */
+  const float8_recipe* custom_recipe;
+  const char* const* filter_fqns; /* may be NULL where there are none */
+  size_t filter_fqn_count;
+  float8_filter_callback callback; /* may be NULL */
+  void* callback_user;
+  /* A path, or NULL. The file is for this recipe and token count and has every layer that names and
+   * sizes leave; not beside "auto_filter_small_kn". */
+  const char* verdicts;
+  /* Convert where the lower end of the measured speedup exceeds 1 + margin; 0: 0.02. */
+  double margin;
+  int32_t policy;          /* a float8_filter_policy */
+  int32_t compile_threads; /* that compile kernels; 0: one for each core */
+} float8_model_desc;
+
+typedef struct float8_model float8_model;
+
+/* Decides, then compiles the kernels of all converted layers side by side, each once, and plans
+ * them; layers that are alike share a plan. FLOAT8_INVALID_ARGUMENT names the layer or the field.
+ * On failure *out is NULL. */
+FLOAT8_API float8_status float8_model_plan(float8_context* context, const float8_model_desc* desc,
+                                           float8_model** out);
+FLOAT8_API void float8_model_destroy(float8_model* model);
+
+/* What was decided of a layer. Its texts and the linear are the model's and live as long as it. */
+typedef struct float8_model_verdict {
+  size_t struct_size;
+  const char* name;
+  const char* reason; /* one line */
+  /* Its plan, to run and not to destroy; NULL: it is kept in high precision. */
+  const float8_linear* linear;
+  double speedup; /* of forward and backward, by the tuning table; 1 where nothing is known */
+  double speedup_low;
+  double speedup_high;
+} float8_model_verdict;
+
+/* Of layers[index]; *verdict's struct_size is the caller's to set before. */
+FLOAT8_API float8_status float8_model_layer_verdict(const float8_model* model, size_t index,
+                                                    float8_model_verdict* verdict);
+/* Of layers, and of those that are converted; 0 for NULL. */
+FLOAT8_API size_t float8_model_layer_count(const float8_model* model);
+FLOAT8_API size_t float8_model_converted_count(const float8_model* model);
+/* The largest workspace of its linears, which may share one on a stream. */
+FLOAT8_API size_t float8_model_workspace_bytes(const float8_model* model);
+
 /* ---- several devices ---- */
 
 /* Replaces `count` maxima in device memory, each the bits of |x| as fp32, by their maxima over the

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -220,6 +221,28 @@ struct LinearDesc {
   float8_non_finite non_finite = FLOAT8_PROPAGATE;
   bool count = false;
   bool weight_flag = false;
+
+  // All but the recipe.
+  [[nodiscard]] float8_linear_desc c() const {
+    float8_linear_desc c{};
+    c.struct_size = sizeof c;
+    c.m_max = m_max;
+    c.n = n;
+    c.k = k;
+    c.grad_weight_dtype = grad_weight_dtype;
+    c.bias = bias ? 1 : 0;
+    c.accumulate_grad_weight = accumulate_grad_weight ? 1 : 0;
+    c.no_grad_input = needs_grad_input ? 0 : 1;
+    c.tensor_dtype = tensor_dtype;
+    c.recompute = recompute ? 1 : 0;
+    c.f32_master_weight = f32_master_weight ? 1 : 0;
+    c.bias_grad = bias_grad ? 1 : 0;
+    c.bias_grad_dtype = bias_grad_dtype;
+    c.non_finite = non_finite;
+    c.count = count ? 1 : 0;
+    c.weight_flag = weight_flag ? 1 : 0;
+    return c;
+  }
 };
 
 using CastCounters = float8_cast_counters;
@@ -292,24 +315,8 @@ class Linear {
     const auto recipe = desc.recipe.settings();
     if (!recipe) return recipe.error();
     const float8_recipe& settings = recipe.value();
-    float8_linear_desc c{};
-    c.struct_size = sizeof c;
-    c.m_max = desc.m_max;
-    c.n = desc.n;
-    c.k = desc.k;
+    float8_linear_desc c = desc.c();
     c.custom_recipe = &settings;
-    c.grad_weight_dtype = desc.grad_weight_dtype;
-    c.bias = desc.bias ? 1 : 0;
-    c.accumulate_grad_weight = desc.accumulate_grad_weight ? 1 : 0;
-    c.no_grad_input = desc.needs_grad_input ? 0 : 1;
-    c.tensor_dtype = desc.tensor_dtype;
-    c.recompute = desc.recompute ? 1 : 0;
-    c.f32_master_weight = desc.f32_master_weight ? 1 : 0;
-    c.bias_grad = desc.bias_grad ? 1 : 0;
-    c.bias_grad_dtype = desc.bias_grad_dtype;
-    c.non_finite = desc.non_finite;
-    c.count = desc.count ? 1 : 0;
-    c.weight_flag = desc.weight_flag ? 1 : 0;
     float8_linear* handle = nullptr;
     const float8_status status = float8_linear_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -505,6 +512,97 @@ class Scales {
     return float8_counters_text(name.c_str(), counters, text, bytes, needed);
   });
 }
+
+// A layer of a model: its desc's m_max and recipe are the model's and not looked at.
+struct ModelLayer {
+  std::string name;
+  LinearDesc desc;
+};
+
+struct ModelOptions {
+  Recipe recipe = Recipe::tensorwise();
+  std::int64_t tokens = 0;
+  std::vector<std::string> filter_fqns;  // "auto_filter_small_kn" switches the automatic rule on
+  float8_filter_policy policy = FLOAT8_FILTER_MEASURED;
+  double margin = 0;  // 0: 0.02
+  std::function<bool(const std::string& name, std::int64_t n, std::int64_t k)> callback;
+  std::string verdicts;  // a filter file; empty: none
+  int compile_threads = 0;
+};
+
+// What was decided of a layer; its texts and the linear live as long as the model.
+struct ModelVerdict {
+  const char* name = nullptr;
+  const char* reason = nullptr;
+  const float8_linear* linear = nullptr;  // null: kept in high precision
+  double speedup = 1, speedup_low = 1, speedup_high = 1;
+};
+
+class Model {
+ public:
+  static Result<Model> plan(const Context& context, const std::vector<ModelLayer>& layers,
+                            const ModelOptions& options) {
+    const auto recipe = options.recipe.settings();
+    if (!recipe) return recipe.error();
+    const float8_recipe& settings = recipe.value();
+    std::vector<float8_linear_desc> descs;
+    for (const ModelLayer& layer : layers) {
+      descs.push_back(layer.desc.c());
+      descs.back().m_max = 0;
+    }
+    std::vector<float8_model_layer> all;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      all.push_back({sizeof(float8_model_layer), layers[i].name.c_str(), &descs[i]});
+    }
+    std::vector<const char*> names;
+    for (const std::string& name : options.filter_fqns) names.push_back(name.c_str());
+    float8_model_desc c{};
+    c.struct_size = sizeof c;
+    c.layers = all.data();
+    c.count = all.size();
+    c.tokens = options.tokens;
+    c.custom_recipe = &settings;
+    c.filter_fqns = names.data();
+    c.filter_fqn_count = names.size();
+    if (options.callback) {
+      c.callback = [](void* user, const char* name, std::int64_t n, std::int64_t k) {
+        return std::int32_t{static_cast<const ModelOptions*>(user)->callback(name, n, k)};
+      };
+      c.callback_user = const_cast<ModelOptions*>(&options);
+    }
+    c.verdicts = options.verdicts.empty() ? nullptr : options.verdicts.c_str();
+    c.margin = options.margin;
+    c.policy = options.policy;
+    c.compile_threads = options.compile_threads;
+    float8_model* handle = nullptr;
+    const float8_status status = float8_model_plan(context.get(), &c, &handle);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return Model(handle);
+  }
+
+  [[nodiscard]] Result<ModelVerdict> verdict(std::size_t index) const {
+    float8_model_verdict c{};
+    c.struct_size = sizeof c;
+    const float8_status status = float8_model_layer_verdict(handle_.get(), index, &c);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return ModelVerdict{c.name, c.reason, c.linear, c.speedup, c.speedup_low, c.speedup_high};
+  }
+  [[nodiscard]] std::size_t layers() const { return float8_model_layer_count(handle_.get()); }
+  [[nodiscard]] std::size_t converted() const {
+    return float8_model_converted_count(handle_.get());
+  }
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return float8_model_workspace_bytes(handle_.get());
+  }
+  [[nodiscard]] float8_model* get() const { return handle_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(float8_model* handle) const { float8_model_destroy(handle); }
+  };
+  explicit Model(float8_model* handle) : handle_(handle) {}
+  std::unique_ptr<float8_model, Destroy> handle_;
+};
 
 [[nodiscard]] inline std::string version() {
   return float8_version();

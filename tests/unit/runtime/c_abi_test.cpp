@@ -240,6 +240,9 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, non_finite, 40U);
   F8_ENDS(float8_scale_slots, opaque, 32U);
+  F8_ENDS(float8_model_layer, desc, 24U);
+  F8_ENDS(float8_model_desc, compile_threads, 104U);
+  F8_ENDS(float8_model_verdict, speedup_high, 56U);
 #undef F8_ENDS
 }
 

@@ -1,0 +1,150 @@
+// A model's linears: which are converted, and their plans.
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/linear.hpp"
+#include "runtime/c_abi/recipe.hpp"
+#include "runtime/model_plan.hpp"
+
+using namespace f8::c_abi;
+using f8::ErrorCode;
+
+struct float8_model {
+  f8::runtime::ModelPlan plan;
+  std::vector<float8_linear> linears;  // of each layer; without a plan where it is kept
+};
+
+namespace {
+
+f8::Result<f8::runtime::ModelLinear> read_layer(const float8_model_layer& layer, size_t index) {
+  float8_model_layer known;
+  F8_TRY(read_struct(&layer, "float8_model_layer", known));
+  if (known.name == nullptr || known.desc == nullptr) {
+    return f8::fail(ErrorCode::kInvalidArgument, "float8_model_desc.layers[{}]: {} is NULL", index,
+                    known.name == nullptr ? "name" : "desc");
+  }
+  float8_linear_desc desc;
+  F8_TRY(read_struct(known.desc, "float8_linear_desc", desc));
+  if (desc.m_max != 0 || desc.recipe != nullptr || desc.custom_recipe != nullptr) {
+    return f8::fail(ErrorCode::kInvalidArgument,
+                    "layer {}: m_max, recipe and custom_recipe of its desc are the model's to say; "
+                    "leave them 0 and NULL",
+                    f8::quote(known.name));
+  }
+  return f8::runtime::ModelLinear{.name = known.name,
+                                  .in_features = desc.k,
+                                  .out_features = desc.n,
+                                  .desc = F8_TRY(linear_options(desc))};
+}
+
+// Of the layers' own version of their struct, whose size the first one tells.
+f8::Result<std::vector<f8::runtime::ModelLinear>> read_layers(const float8_model_desc& desc) {
+  std::vector<f8::runtime::ModelLinear> layers;
+  if (desc.count > 0) F8_TRY(need(desc.layers, "float8_model_desc.layers"));
+  const auto* at = reinterpret_cast<const unsigned char*>(desc.layers);
+  for (size_t i = 0; i < desc.count; ++i, at += desc.layers->struct_size) {
+    const auto& layer = *reinterpret_cast<const float8_model_layer*>(at);
+    if (layer.struct_size != desc.layers->struct_size) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "float8_model_desc.layers[{}]: struct_size is {}, that of layers[0] is {}", i,
+                      layer.struct_size, desc.layers->struct_size);
+    }
+    layers.push_back(F8_TRY(read_layer(layer, i)));
+  }
+  return layers;
+}
+
+f8::Result<f8::runtime::ModelFilter> read_filter(const float8_model_desc& desc) {
+  f8::runtime::ModelFilter filter;
+  if (desc.filter_fqn_count > 0) F8_TRY(need(desc.filter_fqns, "float8_model_desc.filter_fqns"));
+  for (size_t i = 0; i < desc.filter_fqn_count; ++i) {
+    F8_TRY(need(desc.filter_fqns[i], "an entry of float8_model_desc.filter_fqns"));
+    filter.names.emplace_back(desc.filter_fqns[i]);
+  }
+  F8_TRY(check_enum("float8_model_desc.policy", desc.policy, FLOAT8_FILTER_TORCHAO));
+  filter.policy = desc.policy == FLOAT8_FILTER_TORCHAO ? f8::FilterPolicy::kTorchao
+                                                       : f8::FilterPolicy::kMeasured;
+  if (desc.margin != 0) filter.margin = desc.margin;
+  if (desc.callback != nullptr) {
+    filter.callback = [call = desc.callback,
+                       user = desc.callback_user](const f8::runtime::ModelLinear& layer) {
+      return call(user, layer.name.c_str(), layer.out_features, layer.in_features) != 0;
+    };
+  }
+  if (desc.verdicts != nullptr) {
+    const std::string text = F8_TRY(f8::read_file(desc.verdicts));
+    auto parsed = f8::FilterFile::parse(text);
+    if (!parsed) {
+      return f8::fail(parsed.error().code, "{}: {}", desc.verdicts, parsed.error().message);
+    }
+    filter.verdicts = std::move(*parsed);
+  }
+  return filter;
+}
+
+}  // namespace
+
+float8_status float8_model_plan(float8_context* context, const float8_model_desc* desc,
+                                float8_model** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    float8_model_desc known;
+    F8_TRY(read_struct(desc, "float8_model_desc", known));
+    if (known.compile_threads < 0) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "float8_model_desc.compile_threads is {}; 0 for all cores",
+                      known.compile_threads);
+    }
+    f8::runtime::ModelOptions options;
+    options.recipe = F8_TRY(one_recipe("float8_model_desc", known.recipe, known.custom_recipe));
+    options.tokens = known.tokens;
+    options.compile_threads = known.compile_threads;
+    options.filter = F8_TRY(read_filter(known));
+    const auto layers = F8_TRY(read_layers(known));
+    auto model = std::make_unique<float8_model>();
+    model->plan = F8_TRY(f8::runtime::plan_model(context->context, layers, options));
+    for (const auto& linear : model->plan.linears) model->linears.push_back({linear.plan});
+    *out = model.release();
+    return {};
+  });
+}
+
+void float8_model_destroy(float8_model* model) {
+  delete model;
+}
+
+float8_status float8_model_layer_verdict(const float8_model* model, size_t index,
+                                         float8_model_verdict* verdict) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(model, "model"));
+    float8_model_verdict known;
+    F8_TRY(read_struct(verdict, "float8_model_verdict", known));
+    if (index >= model->linears.size()) {
+      return f8::fail(ErrorCode::kInvalidArgument, "there is no layer {}: the model has {}", index,
+                      model->linears.size());
+    }
+    const f8::runtime::ConvertedLinear& layer = model->plan.linears[index];
+    known.name = layer.name.c_str();
+    known.reason = layer.reason.c_str();
+    known.linear = layer.plan == nullptr ? nullptr : &model->linears[index];
+    known.speedup = layer.speedup.speedup;
+    known.speedup_low = layer.speedup.lo;
+    known.speedup_high = layer.speedup.hi;
+    std::memcpy(verdict, &known, std::min(verdict->struct_size, sizeof known));
+    return {};
+  });
+}
+
+size_t float8_model_layer_count(const float8_model* model) {
+  return model == nullptr ? 0 : model->linears.size();
+}
+
+size_t float8_model_converted_count(const float8_model* model) {
+  return model == nullptr ? 0 : model->plan.converted;
+}
+
+size_t float8_model_workspace_bytes(const float8_model* model) {
+  return model == nullptr ? 0 : model->plan.workspace_bytes;
+}

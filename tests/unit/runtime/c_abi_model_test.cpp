@@ -1,0 +1,175 @@
+// Models through the C interface, on the emulated device.
+#include <gtest/gtest.h>
+
+#include <float8/float8.hpp>
+#include <fstream>
+
+#include "recipes/filter_file.hpp"
+#include "recipes/reference.hpp"
+#include "runtime/c_abi/common.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::Buffer;
+
+class CAbiModel : public ::testing::Test {
+ protected:
+  static std::vector<float8::ModelLayer> layers() {
+    std::vector<float8::ModelLayer> all(3);
+    all[0].name = "layers.0.wq";
+    all[0].desc.n = all[0].desc.k = 64;
+    all[1].name = "layers.1.wq";
+    all[1].desc = all[0].desc;
+    all[2].name = "output";
+    all[2].desc = all[0].desc;
+    all[2].desc.n = 128;
+    all[2].desc.bias = true;
+    return all;
+  }
+  static float8::ModelOptions options() {
+    float8::ModelOptions options;
+    options.recipe = float8::Recipe::rowwise();
+    options.tokens = 32;
+    return options;
+  }
+  std::vector<bool> converted(const float8::ModelOptions& options) {
+    const auto model = float8::Model::plan(context_, layers(), options);
+    EXPECT_TRUE(model) << (model ? "" : model.error().message);
+    std::vector<bool> all;
+    for (size_t i = 0; model && i < model.value().layers(); ++i) {
+      all.push_back(model.value().verdict(i).value().linear != nullptr);
+    }
+    return all;
+  }
+  void refused(const float8::ModelOptions& options, std::string_view words) {
+    const auto model = float8::Model::plan(context_, layers(), options);
+    ASSERT_FALSE(model);
+    EXPECT_NE(model.error().message.find(words), std::string::npos) << model.error().message;
+  }
+  // A description in C, changed.
+  void refused(void (*change)(float8_model_desc&, float8_model_layer&, float8_linear_desc&),
+               std::string_view words) {
+    float8_linear_desc linear{};
+    linear.struct_size = sizeof linear;
+    linear.n = linear.k = 64;
+    float8_model_layer layer{sizeof layer, "w", &linear};
+    float8_model_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.layers = &layer;
+    desc.count = 1;
+    desc.tokens = 32;
+    desc.recipe = "rowwise";
+    change(desc, layer, linear);
+    float8_model* model = nullptr;
+    EXPECT_NE(float8_model_plan(context_.get(), &desc, &model), FLOAT8_OK) << words;
+    EXPECT_EQ(model, nullptr);
+    EXPECT_NE(std::string_view(float8_last_error()).find(words), std::string_view::npos)
+        << float8_last_error();
+  }
+  float8::Context context_ = float8::Context::create(0, emulate()).value();
+  testing::ScratchDirectory directory_;
+
+ private:
+  static float8::ContextOptions emulate() {
+    float8::ContextOptions options;
+    options.emulate = true;
+    return options;
+  }
+};
+
+TEST_F(CAbiModel, FiltersAndPlans) {
+  float8::ModelOptions o = options();
+  EXPECT_EQ(converted(o), (std::vector<bool>{true, true, true}));
+  o.filter_fqns = {"output"};
+  EXPECT_EQ(converted(o), (std::vector<bool>{true, true, false}));
+  o.filter_fqns = {"auto_filter_small_kn"};
+  o.policy = FLOAT8_FILTER_TORCHAO;
+  EXPECT_EQ(converted(o), (std::vector<bool>{false, false, false}));
+  o = options();
+  std::vector<std::string> asked;
+  o.callback = [&](const std::string& name, int64_t n, int64_t k) {
+    asked.push_back(fmt::format("{} {} {}", name, n, k));
+    return n > k;
+  };
+  EXPECT_EQ(converted(o), (std::vector<bool>{false, false, true}));
+  EXPECT_EQ(asked.back(), "output 128 64");
+}
+
+TEST_F(CAbiModel, VerdictsOfAFile) {
+  FilterFile file{.recipe = "rowwise", .tokens = 32, .decisions = {}};
+  file.decisions = {{"layers.*.wq", 64, 64, false, "too small"}, {"output", 64, 128, true, "fast"}};
+  float8::ModelOptions o = options();
+  o.verdicts = directory_.path() + "/verdicts";
+  std::ofstream(o.verdicts) << file.serialize().value();
+  EXPECT_EQ(converted(o), (std::vector<bool>{false, false, true}));
+  o.tokens = 64;
+  refused(o, "is for recipe rowwise and 32 tokens");
+  std::ofstream(o.verdicts) << "{}";
+  refused(o, "verdicts: not a float8 filter file");
+  o.verdicts += ".none";
+  refused(o, "verdicts.none");
+}
+
+TEST_F(CAbiModel, ItsLinearsRun) {
+  const auto model = float8::Model::plan(context_, layers(), options()).value();
+  EXPECT_EQ(model.converted(), 3U);
+  const auto first = model.verdict(0).value();
+  const auto second = model.verdict(1).value();
+  EXPECT_STREQ(second.name, "layers.1.wq");
+  EXPECT_NE(std::string_view(second.reason).find("converted"), std::string_view::npos);
+  EXPECT_EQ(first.linear->linear, second.linear->linear) << "alike, so one plan";
+  const auto output = model.verdict(2).value();
+  EXPECT_TRUE(output.linear->linear->desc().bias);
+  EXPECT_LE(float8_linear_workspace_bytes(output.linear), model.workspace_bytes());
+
+  const auto x = reference::random_matrix(32, 64, 1);
+  const auto w = reference::random_matrix(64, 64, 2);
+  Buffer tx(x), tw(w), y(32 * 64 * 2), workspace(model.workspace_bytes());
+  float8_forward_args args{};
+  args.struct_size = sizeof args;
+  args.x = tx.data();
+  args.w = tw.data();
+  args.y = y.data();
+  args.m = 32;
+  ASSERT_EQ(float8_linear_forward(first.linear, &args, workspace.data(), nullptr), FLOAT8_OK)
+      << float8_last_error();
+  const auto expected = reference::linear_gemm(find_recipe("rowwise").value(), Gemm::kOutput, x, w,
+                                               reference::Matrix{})
+                            .value();
+  EXPECT_LT(reference::relative_error(expected, y.bf16()), 2.5e-3);
+  EXPECT_FALSE(model.verdict(3));
+}
+
+TEST_F(CAbiModel, Misuse) {
+  float8::ModelOptions o = options();
+  o.filter_fqns = {""};
+  refused(o, "empty name");
+  o = options();
+  o.recipe = float8::Recipe::blockwise();
+  o.filter_fqns = {"auto_filter_small_kn"};
+  o.policy = FLOAT8_FILTER_TORCHAO;
+  refused(o, "torchao has no auto_filter_small_kn rule for recipe blockwise");
+  refused([](auto& d, auto&, auto&) { d.layers = nullptr; }, "float8_model_desc.layers is NULL");
+  refused([](auto& d, auto&, auto&) { d.struct_size = 1; }, "struct_size is 1");
+  refused([](auto& d, auto&, auto&) { d.recipe = nullptr; }, "set one of recipe");
+  refused([](auto& d, auto&, auto&) { d.policy = 2; }, "float8_model_desc.policy is 2");
+  refused([](auto& d, auto&, auto&) { d.compile_threads = -1; }, "compile_threads is -1");
+  refused([](auto& d, auto&, auto&) { d.margin = -0.5; }, "margin is -0.5");
+  refused([](auto& d, auto&, auto&) { d.tokens = 0; }, "tokens is 0");
+  refused([](auto& d, auto&, auto&) { d.filter_fqn_count = 1; }, "filter_fqns is NULL");
+  refused([](auto&, auto& l, auto&) { l.name = nullptr; }, "layers[0]: name is NULL");
+  refused([](auto&, auto& l, auto&) { l.desc = nullptr; }, "layers[0]: desc is NULL");
+  refused([](auto&, auto& l, auto&) { l.struct_size = 0; }, "struct_size is 0");
+  refused([](auto&, auto&, auto& d) { d.m_max = 32; }, "layer 'w': m_max, recipe");
+  refused([](auto&, auto&, auto& d) { d.tensor_dtype = 9; }, "tensor_dtype is 9");
+  refused([](auto&, auto&, auto& d) { d.k = 0; }, "in_features 0");
+  EXPECT_EQ(float8_model_plan(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_model_layer_verdict(nullptr, 0, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_model_layer_count(nullptr), 0U);
+  float8_model_destroy(nullptr);
+}
+
+}  // namespace
+}  // namespace f8::runtime
