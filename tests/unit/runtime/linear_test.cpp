@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "runtime/linear_kernels.hpp"
-#include "tests/unit/runtime/count_allocations.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
@@ -22,39 +21,6 @@ class LinearTest : public ::testing::TestWithParam<const char*> {
   FakeCuda cuda_;
 };
 INSTANTIATE_TEST_SUITE_P(Recipes, LinearTest, ::testing::Values("tensorwise", "rowwise"));
-
-// Everything that forward and backward hand to the kernels, against the reference: for the planned
-// m, smaller ones, and none a multiple of anything.
-TEST_P(LinearTest, GivesTheReferencesResults) {
-  const Shape shape{150, 48, 144};
-  for (const int64_t m : {150, 129, 17, 1}) {
-    Fixture s(cuda_, describe(GetParam(), shape), m);
-    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-    std::memset(s.workspace.data(), testing::kPoison,
-                s.linear->workspace_bytes());  // scratch, by contract
-    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
-    expect_no_faults();
-    const auto expected = reference::linear(s.linear->desc().recipe, s.xm, s.wm, s.dym).value();
-    const double rounding = 2.5e-3;  // of the bf16 results
-    EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), rounding) << "m=" << m;
-    EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), rounding) << "m=" << m;
-    EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), rounding) << "m=" << m;
-    for (testing::Buffer* buffer : {&s.y, &s.dx, &s.dw, &s.workspace, &s.saved}) {
-      EXPECT_TRUE(buffer->guard_is_whole()) << "m=" << m;
-    }
-  }
-}
-
-TEST_P(LinearTest, Fp32WeightGradient) {
-  LinearDesc desc = describe(GetParam(), {33, 32, 48});
-  desc.grad_weight_dtype = Dtype::kF32;
-  Fixture s(cuda_, desc, 33);
-  ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
-  ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
-  const auto expected = reference::linear(desc.recipe, s.xm, s.wm, s.dym).value();
-  EXPECT_LT(reference::relative_error(expected.dw, s.dw.f32()), 1e-6);
-  expect_no_faults();
-}
 
 TEST_P(LinearTest, SkipsTheGradientThatIsNotWanted) {
   Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
@@ -107,50 +73,6 @@ TEST_P(LinearTest, AnEmptyBatchLaunchesNothing) {
   EXPECT_EQ(cuda_.launches.size(), before);
   for (const double v : s.dw.bf16()) ASSERT_EQ(v, 0);
   EXPECT_TRUE(s.dw.guard_is_whole());
-}
-
-TEST_P(LinearTest, RunDoesNotAllocate) {
-  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
-  const ForwardCall forward = s.forward();
-  const BackwardCall backward = s.backward();
-  cuda_.emulate = false;  // the emulation may allocate
-  bool ok = false;
-  int allocations = 0;
-  {
-    const testing::CountAllocations counting;
-    ok = s.linear->forward(forward, s.workspace.data(), nullptr).has_value() &&
-         s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
-    allocations = counting.count();
-  }
-  EXPECT_TRUE(ok);
-  EXPECT_EQ(allocations, 0);
-  {
-    const testing::CountAllocations counting;
-    const auto probe = std::make_unique<int>(1);
-    EXPECT_EQ(counting.count(), 1) << "the counter counts";
-  }
-}
-
-TEST_P(LinearTest, StepsAreTheSameWork) {
-  Fixture whole(cuda_, describe(GetParam(), {70, 32, 48}), 70);
-  ASSERT_TRUE(whole.linear->forward(whole.forward(), whole.workspace.data(), nullptr));
-  ASSERT_TRUE(whole.linear->backward(whole.backward(), whole.workspace.data(), nullptr));
-  Fixture stepped(cuda_, describe(GetParam(), {70, 32, 48}), 70);
-  std::vector<std::string> names;
-  for (auto& step : stepped.linear->forward_steps(stepped.forward(), stepped.workspace.data())) {
-    names.push_back(step.name);
-    ASSERT_TRUE(step.launch(nullptr));
-  }
-  for (auto& step : stepped.linear->backward_steps(stepped.backward(), stepped.workspace.data())) {
-    names.push_back(step.name);
-    ASSERT_TRUE(step.launch(nullptr));
-  }
-  EXPECT_EQ(whole.y.bf16(), stepped.y.bf16());
-  EXPECT_EQ(whole.dx.bf16(), stepped.dx.bf16());
-  EXPECT_EQ(whole.dw.bf16(), stepped.dw.bf16());
-  EXPECT_EQ(names, (std::vector<std::string>{"quantize x,w", "gemm output", "quantize dy",
-                                             "gemm gradients"}));
-  expect_no_faults();
 }
 
 // Tensors of more tiles than fit the device at once, or a context without cooperative launches: the
