@@ -36,11 +36,12 @@ TEST_F(LinearMisuse, PointersAndStreamsAreCheckedOnRequest) {
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
   };
-  // x ends 16 bytes behind its allocation, which are no other's.
+  // x ends 16 bytes behind its allocation and the guard in it; these are no other tensor's.
   constexpr size_t kLarge = size_t{8} << 20;
   const DeviceBuffer large(*context, kLarge);
   ForwardCall call = t.forward();
-  call.x = large.as<uint8_t>() + kLarge + 16 - static_cast<size_t>(kShape.m * kShape.k) * 2;
+  call.x = large.as<uint8_t>() + kLarge + kGuardBytes + 16 -
+           static_cast<size_t>(kShape.m * kShape.k) * 2;
   refused(call, "forward: x needs");
   if (!kEmulated) {  // there all memory is the host's
     std::vector<std::max_align_t> host(static_cast<size_t>(kShape.m * kShape.n) * 2 / 16);
