@@ -97,13 +97,7 @@ struct Boundary {
       scales;
 };
 
-class LinearBoundaryTest : public GpuTestWith<const char*> {
- protected:
-  void SetUp() override {
-    GpuTestWith::SetUp();
-    if (!IsSkipped()) skip_without_library(GetParam());
-  }
-};
+class LinearBoundaryTest : public RecipeTest {};
 INSTANTIATE_TEST_SUITE_P(Recipes, LinearBoundaryTest, ::testing::ValuesIn(kRecipes),
                          [](const auto& suite) { return std::string(suite.param); });
 

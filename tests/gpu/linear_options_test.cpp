@@ -14,22 +14,8 @@
 namespace f8::runtime::gpu {
 namespace {
 
-using Bits = std::vector<std::vector<uint8_t>>;
-Bits results(const Tensors& t) {
-  return {t.y.download<uint8_t>(), t.dx.download<uint8_t>(), t.dw.download<uint8_t>()};
-}
-
-class LinearOptionsTest : public GpuTestWith<const char*> {
+class LinearOptionsTest : public RecipeTest {
  protected:
-  void SetUp() override {
-    GpuTestWith::SetUp();
-    if (!IsSkipped()) skip_without_library(GetParam());
-  }
-  std::shared_ptr<const Linear> plan(const LinearDesc& desc) {
-    auto linear = Linear::plan(context_, desc);
-    EXPECT_TRUE(linear) << (linear ? "" : linear.error().message);
-    return linear ? *linear : nullptr;
-  }
   Status run(const Linear& linear, const Tensors& t, CastCounters* counters = nullptr) {
     ForwardCall forward = t.forward();
     forward.counters = counters;

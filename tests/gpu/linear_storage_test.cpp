@@ -7,18 +7,7 @@
 namespace f8::runtime::gpu {
 namespace {
 
-using Bits = std::vector<std::vector<uint8_t>>;
-Bits results(const Tensors& t) {
-  return {t.y.download<uint8_t>(), t.dx.download<uint8_t>(), t.dw.download<uint8_t>()};
-}
-
-class LinearStorageTest : public GpuTestWith<const char*> {
- protected:
-  void SetUp() override {
-    GpuTestWith::SetUp();
-    if (!IsSkipped()) skip_without_library(GetParam());
-  }
-};
+class LinearStorageTest : public RecipeTest {};
 INSTANTIATE_TEST_SUITE_P(Recipes, LinearStorageTest, ::testing::ValuesIn(kRecipes),
                          [](const auto& suite) { return std::string(suite.param); });
 

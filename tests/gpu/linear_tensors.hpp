@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -91,5 +92,24 @@ inline void skip_without_library(const char* recipe) {
 
 inline constexpr const char* kRecipes[] = {"tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
                                            "blockwise"};
+
+// A test for each recipe.
+class RecipeTest : public GpuTestWith<const char*> {
+ protected:
+  void SetUp() override {
+    GpuTestWith::SetUp();
+    if (!IsSkipped()) skip_without_library(GetParam());
+  }
+  std::shared_ptr<const Linear> plan(const LinearDesc& desc) {
+    auto linear = Linear::plan(context_, desc);
+    EXPECT_TRUE(linear) << (linear ? "" : linear.error().message);
+    return linear ? *linear : nullptr;
+  }
+};
+
+using Bits = std::vector<std::vector<uint8_t>>;
+inline Bits results(const Tensors& t) {
+  return {t.y.download<uint8_t>(), t.dx.download<uint8_t>(), t.dw.download<uint8_t>()};
+}
 
 }  // namespace f8::runtime::gpu

@@ -145,6 +145,13 @@ Result<std::string> text(Call call) {
   text.pop_back();
   return text;
 }
+
+template <class T, void (*destroy)(T*)>
+struct Destroy {
+  void operator()(T* handle) const { destroy(handle); }
+};
+template <class T, void (*destroy)(T*)>
+using Handle = std::unique_ptr<T, Destroy<T, destroy>>;
 }  // namespace detail
 
 struct ContextOptions {
@@ -197,11 +204,8 @@ class Context {
   [[nodiscard]] float8_context* get() const { return handle_.get(); }
 
  private:
-  struct Destroy {
-    void operator()(float8_context* handle) const { float8_context_destroy(handle); }
-  };
   explicit Context(float8_context* handle) : handle_(handle) {}
-  std::unique_ptr<float8_context, Destroy> handle_;
+  detail::Handle<float8_context, float8_context_destroy> handle_;
 };
 
 struct LinearDesc {
@@ -395,11 +399,8 @@ class Linear {
   [[nodiscard]] float8_linear* get() const { return handle_.get(); }
 
  private:
-  struct Destroy {
-    void operator()(float8_linear* handle) const { float8_linear_destroy(handle); }
-  };
   Linear(float8_linear* handle, std::int64_t m_max) : handle_(handle), m_max_(m_max) {}
-  std::unique_ptr<float8_linear, Destroy> handle_;
+  detail::Handle<float8_linear, float8_linear_destroy> handle_;
   std::int64_t m_max_;
 };
 
@@ -425,11 +426,8 @@ class WeightCasts {
   [[nodiscard]] float8_weight_casts* get() const { return handle_.get(); }
 
  private:
-  struct Destroy {
-    void operator()(float8_weight_casts* handle) const { float8_weight_casts_destroy(handle); }
-  };
   explicit WeightCasts(float8_weight_casts* handle) : handle_(handle) {}
-  std::unique_ptr<float8_weight_casts, Destroy> handle_;
+  detail::Handle<float8_weight_casts, float8_weight_casts_destroy> handle_;
 };
 
 struct ScalesOptions {
@@ -498,11 +496,8 @@ class Scales {
   [[nodiscard]] float8_scales* get() const { return handle_.get(); }
 
  private:
-  struct Destroy {
-    void operator()(float8_scales* handle) const { float8_scales_destroy(handle); }
-  };
   explicit Scales(float8_scales* handle) : handle_(handle) {}
-  std::unique_ptr<float8_scales, Destroy> handle_;
+  detail::Handle<float8_scales, float8_scales_destroy> handle_;
 };
 
 // A linear's counters in host memory, as lines for people.
@@ -597,11 +592,8 @@ class Model {
   [[nodiscard]] float8_model* get() const { return handle_.get(); }
 
  private:
-  struct Destroy {
-    void operator()(float8_model* handle) const { float8_model_destroy(handle); }
-  };
   explicit Model(float8_model* handle) : handle_(handle) {}
-  std::unique_ptr<float8_model, Destroy> handle_;
+  detail::Handle<float8_model, float8_model_destroy> handle_;
 };
 
 [[nodiscard]] inline std::string version() {
