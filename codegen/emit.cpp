@@ -8,7 +8,7 @@ namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
     cast_counters_cuh, column_sums_cuh, lines_cuh, scale_cuh, scale_update_cuh, quantize_cuh,
-    gemm_cuh;
+    gemm_schedule_cuh, gemm_cuh;
 }
 namespace {
 
@@ -29,6 +29,7 @@ constexpr Template kTemplates[] = {
     {"scale.cuh", &embedded::scale_cuh},
     {"scale_update.cuh", &embedded::scale_update_cuh},
     {"quantize.cuh", &embedded::quantize_cuh},
+    {"gemm_schedule.cuh", &embedded::gemm_schedule_cuh},
     {"gemm.cuh", &embedded::gemm_cuh},
 };
 
