@@ -5,9 +5,29 @@
 namespace f8::train {
 namespace {
 
-// The head stays in bf16: it is a hundredth of the work, and its output decides the loss.
-bool is_converted(const LinearShape& shape) {
-  return shape.name != "head";
+float8::LinearDesc desc_of(const TrainConfig& config, const LinearShape& shape) {
+  float8::LinearDesc desc;
+  desc.m_max = config.tokens;
+  desc.n = shape.n;
+  desc.k = shape.k;
+  desc.recipe = float8::Recipe::bf16();
+  desc.grad_weight_dtype = FLOAT8_F32;
+  return desc;
+}
+
+// Which layers follow the recipe, with their plans.
+Result<float8::Model> convert(const float8::Context& context, const TrainConfig& config,
+                              const Parameters& parameters) {
+  std::vector<float8::ModelLayer> layers;
+  for (const LinearShape& shape : parameters.linears) {
+    layers.push_back({shape.name, desc_of(config, shape)});
+  }
+  float8::ModelOptions options;
+  options.recipe = float8::Recipe::named(config.recipe);
+  options.tokens = config.tokens;
+  // The head stays in bf16: it is a hundredth of the work, and its output decides the loss.
+  options.filter_fqns = {"head"};
+  return to_result(float8::Model::plan(context, layers, options));
 }
 
 }  // namespace
@@ -15,18 +35,16 @@ bool is_converted(const LinearShape& shape) {
 Result<Linears> Linears::plan(Backend& backend, const TrainConfig& config,
                               const Parameters& parameters, const u16* weights, float* grads) {
   Linears linears(backend);
-  for (const LinearShape& shape : parameters.linears) {
-    float8::LinearDesc desc;
-    desc.m_max = config.tokens;
-    desc.n = shape.n;
-    desc.k = shape.k;
-    desc.recipe =
-        is_converted(shape) ? float8::Recipe::named(config.recipe) : float8::Recipe::bf16();
-    desc.grad_weight_dtype = FLOAT8_F32;
+  const float8::Context& context = backend.context();
+  const float8::Model model = F8_TRY(convert(context, config, parameters));
+  for (size_t i = 0; i < parameters.linears.size(); ++i) {
+    const LinearShape& shape = parameters.linears[i];
+    auto verdict = F8_TRY(to_result(model.verdict(i)));
+    if (!verdict.linear) {
+      verdict.linear = F8_TRY(to_result(float8::Linear::plan(context, desc_of(config, shape))));
+    }
     linears.layers_.push_back(
-        Layer{.linear = F8_TRY(to_result(float8::Linear::plan(backend.context(), desc))),
-              .w = weights + shape.offset,
-              .dw = grads + shape.offset});
+        Layer{.linear = *verdict.linear, .w = weights + shape.offset, .dw = grads + shape.offset});
   }
   F8_TRY(linears.allocate());
   return linears;

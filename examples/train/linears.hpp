@@ -1,6 +1,5 @@
-// The model's linear layers on float8: which recipe each has, its fp8 copies of weights and
-// activations, and the state of delayed scaling. Nothing here depends on the recipe by name but the
-// choice of layers to convert.
+// The model's linear layers on float8: which of them are converted, their fp8 copies of weights and
+// activations, and the state of delayed scaling. Nothing here depends on the recipe by name.
 #pragma once
 
 #include <optional>

@@ -14,6 +14,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -313,6 +314,7 @@ struct WeightArgs {
   }
 };
 
+// Copies are the same linear.
 class Linear {
  public:
   static Result<Linear> plan(const Context& context, const LinearDesc& desc) {
@@ -324,7 +326,7 @@ class Linear {
     float8_linear* handle = nullptr;
     const float8_status status = float8_linear_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return Linear(handle, desc.m_max);
+    return Linear({handle, float8_linear_destroy}, desc.m_max);
   }
 
   [[nodiscard]] std::size_t workspace_bytes() const {
@@ -396,11 +398,13 @@ class Linear {
       return float8_linear_info(handle_.get(), text, bytes, needed);
     });
   }
-  [[nodiscard]] float8_linear* get() const { return handle_.get(); }
+  [[nodiscard]] const float8_linear* get() const { return handle_.get(); }
 
  private:
-  Linear(float8_linear* handle, std::int64_t m_max) : handle_(handle), m_max_(m_max) {}
-  detail::Handle<float8_linear, float8_linear_destroy> handle_;
+  friend class Model;
+  Linear(std::shared_ptr<const float8_linear> handle, std::int64_t m_max)
+      : handle_(std::move(handle)), m_max_(m_max) {}
+  std::shared_ptr<const float8_linear> handle_;
   std::int64_t m_max_;
 };
 
@@ -525,11 +529,11 @@ struct ModelOptions {
   int compile_threads = 0;
 };
 
-// What was decided of a layer; its texts and the linear live as long as the model.
+// What was decided of a layer.
 struct ModelVerdict {
-  const char* name = nullptr;
-  const char* reason = nullptr;
-  const float8_linear* linear = nullptr;  // null: kept in high precision
+  std::string name;
+  std::string reason;
+  std::optional<Linear> linear;  // none: kept in high precision
   double speedup = 1, speedup_low = 1, speedup_high = 1;
 };
 
@@ -572,15 +576,19 @@ class Model {
     float8_model* handle = nullptr;
     const float8_status status = float8_model_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return Model(handle);
+    return Model({handle, float8_model_destroy}, options.tokens);
   }
 
+  // Of the layer that was the index-th of the list.
   [[nodiscard]] Result<ModelVerdict> verdict(std::size_t index) const {
     float8_model_verdict c{};
     c.struct_size = sizeof c;
     const float8_status status = float8_model_layer_verdict(handle_.get(), index, &c);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return ModelVerdict{c.name, c.reason, c.linear, c.speedup, c.speedup_low, c.speedup_high};
+    ModelVerdict verdict{c.name, c.reason, {}, c.speedup, c.speedup_low, c.speedup_high};
+    // It is the model's, which it keeps alive.
+    if (c.linear != nullptr) verdict.linear = Linear({handle_, c.linear}, tokens_);
+    return verdict;
   }
   [[nodiscard]] std::size_t layers() const { return float8_model_layer_count(handle_.get()); }
   [[nodiscard]] std::size_t converted() const {
@@ -592,8 +600,10 @@ class Model {
   [[nodiscard]] float8_model* get() const { return handle_.get(); }
 
  private:
-  explicit Model(float8_model* handle) : handle_(handle) {}
-  detail::Handle<float8_model, float8_model_destroy> handle_;
+  Model(std::shared_ptr<float8_model> handle, std::int64_t tokens)
+      : handle_(std::move(handle)), tokens_(tokens) {}
+  std::shared_ptr<float8_model> handle_;
+  std::int64_t tokens_;
 };
 
 [[nodiscard]] inline std::string version() {

@@ -39,7 +39,7 @@ class CAbiModel : public ::testing::Test {
     EXPECT_TRUE(model) << (model ? "" : model.error().message);
     std::vector<bool> all;
     for (size_t i = 0; model && i < model.value().layers(); ++i) {
-      all.push_back(model.value().verdict(i).value().linear != nullptr);
+      all.push_back(model.value().verdict(i).value().linear.has_value());
     }
     return all;
   }
@@ -113,33 +113,33 @@ TEST_F(CAbiModel, VerdictsOfAFile) {
 }
 
 TEST_F(CAbiModel, ItsLinearsRun) {
-  const auto model = float8::Model::plan(context_, layers(), options()).value();
-  EXPECT_EQ(model.converted(), 3U);
-  const auto first = model.verdict(0).value();
-  const auto second = model.verdict(1).value();
-  EXPECT_STREQ(second.name, "layers.1.wq");
-  EXPECT_NE(std::string_view(second.reason).find("converted"), std::string_view::npos);
-  EXPECT_EQ(first.linear->linear, second.linear->linear) << "alike, so one plan";
-  const auto output = model.verdict(2).value();
-  EXPECT_TRUE(output.linear->linear->desc().bias);
-  EXPECT_LE(float8_linear_workspace_bytes(output.linear), model.workspace_bytes());
+  auto model = float8::Model::plan(context_, layers(), options());
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(model.value().converted(), 3U);
+  const auto first = model.value().verdict(0).value();
+  const auto second = model.value().verdict(1).value();
+  EXPECT_EQ(second.name, "layers.1.wq");
+  EXPECT_NE(second.reason.find("converted"), std::string::npos);
+  EXPECT_EQ(first.linear->get()->linear, second.linear->get()->linear) << "alike, so one plan";
+  const auto output = model.value().verdict(2).value();
+  EXPECT_TRUE(output.linear->get()->linear->desc().bias);
+  EXPECT_LE(output.linear->workspace_bytes(), model.value().workspace_bytes());
+  EXPECT_FALSE(model.value().verdict(3));
 
   const auto x = reference::random_matrix(32, 64, 1);
   const auto w = reference::random_matrix(64, 64, 2);
-  Buffer tx(x), tw(w), y(32 * 64 * 2), workspace(model.workspace_bytes());
-  float8_forward_args args{};
-  args.struct_size = sizeof args;
+  Buffer tx(x), tw(w), y(32 * 64 * 2), workspace(model.value().workspace_bytes());
+  model = float8::Error{};  // a linear keeps its model alive
+  float8::ForwardArgs args;
   args.x = tx.data();
   args.w = tw.data();
   args.y = y.data();
-  args.m = 32;
-  ASSERT_EQ(float8_linear_forward(first.linear, &args, workspace.data(), nullptr), FLOAT8_OK)
-      << float8_last_error();
+  const float8::Status status = first.linear->forward(args, workspace.data(), nullptr);
+  ASSERT_TRUE(status) << status.message();
   const auto expected = reference::linear_gemm(find_recipe("rowwise").value(), Gemm::kOutput, x, w,
                                                reference::Matrix{})
                             .value();
   EXPECT_LT(reference::relative_error(expected, y.bf16()), 2.5e-3);
-  EXPECT_FALSE(model.verdict(3));
 }
 
 TEST_F(CAbiModel, Misuse) {
