@@ -79,6 +79,31 @@ void DeviceStream::synchronize() const {
   expect_success(driver_, driver_.stream_synchronize(stream_), "cuStreamSynchronize");
 }
 
+DeviceGraph::DeviceGraph(const Context& context, const DeviceStream& stream,
+                         const std::function<Status()>& enqueue)
+    : driver_(driver_of(context)), stream_(stream) {
+  expect_success(driver_,
+                 driver_.stream_begin_capture(stream.get(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                 "cuStreamBeginCapture");
+  const Status captured = enqueue();
+  expect_success(driver_, driver_.stream_end_capture(stream.get(), &graph_), "cuStreamEndCapture");
+  EXPECT_TRUE(captured) << captured.error().message;
+  if (graph_ == nullptr) return;
+  expect_success(driver_, driver_.graph_instantiate(&exec_, graph_, 0), "cuGraphInstantiate");
+}
+
+DeviceGraph::~DeviceGraph() {
+  if (exec_ != nullptr) driver_.graph_exec_destroy(exec_);
+  if (graph_ != nullptr) driver_.graph_destroy(graph_);
+}
+
+void DeviceGraph::replay() const {
+  ASSERT_NE(exec_, nullptr);
+  expect_success(driver_, driver_.ctx_synchronize(), "cuCtxSynchronize");
+  expect_success(driver_, driver_.graph_launch(exec_, stream_.get()), "cuGraphLaunch");
+  stream_.synchronize();
+}
+
 void GpuTest::SetUp() {
   static const Result<std::shared_ptr<Context>> shared = Context::create(0, {.emulate = kEmulated});
   if (!shared) {

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -95,6 +96,24 @@ class DeviceStream {
  private:
   const Driver& driver_;
   CUstream stream_ = nullptr;
+};
+
+// What a function enqueues on a stream, captured instead of run.
+class DeviceGraph {
+ public:
+  DeviceGraph(const Context& context, const DeviceStream& stream,
+              const std::function<Status()>& enqueue);
+  ~DeviceGraph();
+  DeviceGraph(const DeviceGraph&) = delete;
+  DeviceGraph& operator=(const DeviceGraph&) = delete;
+  // Waits for what the default stream still does, replays, and waits.
+  void replay() const;
+
+ private:
+  const Driver& driver_;
+  const DeviceStream& stream_;
+  CUgraph graph_ = nullptr;
+  CUgraphExec exec_ = nullptr;
 };
 
 // Skips where there is no Hopper GPU; the context is one for all tests, so kernels load once.

@@ -16,14 +16,6 @@ namespace {
 
 class LinearOptionsTest : public RecipeTest {
  protected:
-  Status run(const Linear& linear, const Tensors& t, CastCounters* counters = nullptr) {
-    ForwardCall forward = t.forward();
-    forward.counters = counters;
-    F8_TRY(linear.forward(forward, t.workspace.as(), nullptr));
-    BackwardCall backward = t.backward();
-    backward.counters = counters;
-    return linear.backward(backward, t.workspace.as(), nullptr);
-  }
   static void put(reference::Matrix& matrix, DeviceBuffer& buffer, int64_t r, int64_t c,
                   float value) {
     matrix.values[static_cast<size_t>(r * matrix.cols + c)] = decode_bf16(encode_bf16(value));
@@ -90,7 +82,7 @@ TEST_P(LinearOptionsTest, OptionsChangeNoOtherResult) {
     const Tensors t(context(), *linear, shape.m, 5);
     const DeviceBuffer counters(context(),
                                 std::vector<uint8_t>(kCountersOfLinear * sizeof(CastCounters)));
-    F8_ASSERT_OK(run(*linear, t, counters.as<CastCounters>()));
+    F8_ASSERT_OK(run(*linear, t, nullptr, counters.as<CastCounters>()));
     EXPECT_EQ(results(t), results(expected));
     EXPECT_TRUE(counters.guards_are_whole());
   }
@@ -142,7 +134,7 @@ TEST_P(LinearOptionsTest, CountersAreTheReferences) {
     put(t.dy, t.device_dy, 130, 5, std::numeric_limits<float>::quiet_NaN());
     const DeviceBuffer device(context(),
                               std::vector<uint8_t>(kCountersOfLinear * sizeof(CastCounters)));
-    F8_ASSERT_OK(run(*linear, t, device.as<CastCounters>()));
+    F8_ASSERT_OK(run(*linear, t, nullptr, device.as<CastCounters>()));
     std::array<CastCounters, kCountersOfLinear> counters{};
     F8_ASSERT_OK(snapshot_counters(context(), device.as<CastCounters>(), counters.size(),
                                    counters.data(), nullptr));
@@ -190,7 +182,6 @@ TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
     DeviceBuffer cache(context(), linear->weight_cache_bytes());
     DeviceBuffer valid(context(), std::vector<uint32_t>{0xdeadbeef});
     const DeviceStream stream(context());
-    const auto ok = [&](CUresult result, const char* call) { return driver().check(result, call); };
     const auto micro_batch = [&]() -> Status {
       F8_TRY(linear->cast_weight({.w = t.device_w.as(),
                                   .cache = cache.as(),
@@ -205,20 +196,8 @@ TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
       backward.weight_cache = cache.as();
       return linear->backward(backward, t.workspace.as(), stream.get());
     };
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    F8_ASSERT_OK(
-        ok(driver().stream_begin_capture(stream.get(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
-           "cuStreamBeginCapture"));
-    const Status captured = micro_batch();
-    F8_ASSERT_OK(ok(driver().stream_end_capture(stream.get(), &graph), "cuStreamEndCapture"));
-    F8_ASSERT_OK(captured);
-    F8_ASSERT_OK(ok(driver().graph_instantiate(&exec, graph, 0), "cuGraphInstantiate"));
-    const auto replay = [&] {
-      F8_ASSERT_OK(ok(driver().graph_launch(exec, stream.get()), "cuGraphLaunch"));
-      stream.synchronize();
-    };
-    replay();
+    const DeviceGraph graph(context(), stream, micro_batch);
+    graph.replay();
     EXPECT_EQ(valid.download<uint32_t>()[0], 1U);
     const auto cast = cache.download<uint8_t>();
     const Bits first = results(t);
@@ -226,22 +205,20 @@ TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
     // The weight changes, and nobody says so: its copies stay.
     const reference::Matrix old = t.w;
     put(t.w, t.device_w, 3, 4, 1000);
-    replay();
+    graph.replay();
     EXPECT_EQ(cache.download<uint8_t>(), cast);
 
     F8_ASSERT_OK(invalidate_weights(context(), valid.as<uint32_t>(), 1, stream.get()));
-    replay();
+    graph.replay();
     EXPECT_NE(cache.download<uint8_t>(), cast);
 
     t.w = old;
     put(t.w, t.device_w, 0, 0, old.values[0]);
     F8_ASSERT_OK(invalidate_weights(context(), valid.as<uint32_t>(), 1, stream.get()));
-    replay();
+    graph.replay();
     EXPECT_EQ(cache.download<uint8_t>(), cast);
     EXPECT_EQ(results(t), first);
     EXPECT_TRUE(cache.guards_are_whole() && valid.guards_are_whole());
-    F8_ASSERT_OK(ok(driver().graph_exec_destroy(exec), "cuGraphExecDestroy"));
-    F8_ASSERT_OK(ok(driver().graph_destroy(graph), "cuGraphDestroy"));
   }
 }
 

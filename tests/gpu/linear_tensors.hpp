@@ -82,6 +82,16 @@ struct Tensors {
   bool first_step = true;
 };
 
+[[nodiscard]] inline Status run(const Linear& linear, const Tensors& t, Stream stream = nullptr,
+                                CastCounters* counters = nullptr) {
+  ForwardCall forward = t.forward();
+  forward.counters = counters;
+  F8_TRY(linear.forward(forward, t.workspace.as(), stream));
+  BackwardCall backward = t.backward();
+  backward.counters = counters;
+  return linear.backward(backward, t.workspace.as(), stream);
+}
+
 // A GEMM that the recipe leaves in high precision is the library's.
 inline void skip_without_library(const char* recipe) {
   if (kEmulated) return;

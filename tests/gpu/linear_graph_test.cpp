@@ -1,0 +1,108 @@
+// Linears in CUDA graphs: captured once, replayed with other inputs in the same memory.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "tests/gpu/linear_tensors.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+class LinearGraphTest : public RecipeTest {
+ protected:
+  // `from`'s inputs into the memory of `to`.
+  static void take_inputs(Tensors& to, const Tensors& from) {
+    const auto copy = [](DeviceBuffer& buffer, const reference::Matrix& values) {
+      const auto bits = reference::to_bf16_bits(values);
+      buffer.upload(bits.data(), bits.size() * 2);
+    };
+    copy(to.device_x, from.x);
+    copy(to.device_w, from.w);
+    copy(to.device_dy, from.dy);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearGraphTest, ::testing::ValuesIn(kRecipes),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(LinearGraphTest, ReplaysWithOtherInputs) {
+  const auto linear = plan(describe(GetParam(), {300, 208, 592}));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, 300, 5);
+  const Tensors other(context(), *linear, 300, 77);
+  F8_ASSERT_OK(run(*linear, t));
+  F8_ASSERT_OK(run(*linear, other));
+  const std::array<Bits, 2> expected{results(t), results(other)};
+
+  const DeviceStream stream(context());
+  const DeviceGraph graph(context(), stream, [&] { return run(*linear, t, stream.get()); });
+  take_inputs(t, other);
+  t.poison_results();
+  graph.replay();
+  EXPECT_EQ(results(t), expected[1]);
+  const Tensors first(context(), *linear, 300, 5);
+  take_inputs(t, first);
+  t.poison_results();
+  graph.replay();
+  EXPECT_EQ(results(t), expected[0]);
+  t.expect_whole_guards();
+}
+
+// Layouts of one workspace follow the M of a call and the linear: what one call leaves there lies
+// where another has something else, in any order and at once behind each other.
+TEST_P(LinearGraphTest, LayoutsAlternateOnOneWorkspace) {
+  const auto linear_of = [&](Shape shape) { return plan(describe(GetParam(), shape)); };
+  const std::array shapes = {Shape{300, 208, 592},
+                             by_device<Shape>({1100, 576, 320}, {200, 96, 112})};
+  const std::array linears = {linear_of(shapes[0]), linear_of(shapes[1])};
+  ASSERT_TRUE(linears[0] != nullptr && linears[1] != nullptr);
+  struct Call {
+    const Linear* linear;
+    std::unique_ptr<Tensors> tensors, other;
+    std::array<Bits, 2> alone;
+  };
+  std::vector<Call> calls;
+  for (const auto& [index, m] :
+       {std::pair<int, int64_t>{0, 300}, {0, 17}, {1, shapes[1].m}, {0, 129}, {1, 1}}) {
+    const Linear& linear = *linears[static_cast<size_t>(index)];
+    const auto tensors = [&](uint64_t seed) {
+      return std::make_unique<Tensors>(context(), linear, m, seed + static_cast<uint64_t>(m));
+    };
+    Call call{&linear, tensors(5), tensors(77), {}};
+    F8_ASSERT_OK(run(linear, *call.tensors));
+    F8_ASSERT_OK(run(linear, *call.other));
+    call.alone = {results(*call.tensors), results(*call.other)};
+    calls.push_back(std::move(call));
+  }
+
+  const DeviceBuffer workspace(
+      context(), std::max(linears[0]->workspace_bytes(), linears[1]->workspace_bytes()));
+  const DeviceStream stream(context());
+  // All forwards, then all backwards in the opposite order, as a model's.
+  const DeviceGraph graph(context(), stream, [&]() -> Status {
+    for (const Call& call : calls) {
+      F8_TRY(call.linear->forward(call.tensors->forward(), workspace.as(), stream.get()));
+    }
+    for (size_t i = calls.size(); i-- > 0;) {
+      const Call& call = calls[i];
+      F8_TRY(call.linear->backward(call.tensors->backward(), workspace.as(), stream.get()));
+    }
+    return {};
+  });
+  for (const bool changed : {false, true, true}) {
+    for (Call& call : calls) {
+      if (changed) take_inputs(*call.tensors, *call.other);
+      call.tensors->poison_results();
+    }
+    graph.replay();
+    for (const Call& call : calls) {
+      SCOPED_TRACE(fmt::format("{} m={}", to_string(call.linear->desc().shape), call.tensors->m));
+      EXPECT_EQ(results(*call.tensors), call.alone[changed ? 1 : 0]);
+      call.tensors->expect_whole_guards();
+    }
+  }
+  EXPECT_TRUE(workspace.guards_are_whole());
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu
