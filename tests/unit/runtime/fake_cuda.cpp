@@ -127,6 +127,7 @@ CUresult module_load_data(CUmodule* out, const void* image) {
   const CUresult result = emulation::driver().module_load_data(out, image);
   if (result == CUDA_SUCCESS) {
     g_fake->modules.push_back(reinterpret_cast<const emulation::Module*>(*out));
+    g_fake->keys.insert(g_fake->modules.back()->key);
   }
   return result;
 }
@@ -161,7 +162,8 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
                           void**) {
   if (g_fake->launch_result != CUDA_SUCCESS) return g_fake->launch_result;
   const auto& module = *reinterpret_cast<const emulation::Module*>(function);
-  FakeLaunch launch{emulation::read_launch(*config), module.key, config->hStream, {}};
+  FakeLaunch launch{
+      emulation::read_launch(*config), *g_fake->keys.find(module.key), config->hStream, {}};
   if (g_fake->current != kPrimary) g_fake->faults.push_back("the primary context is not current");
   if (std::holds_alternative<codegen::GemmSpec>(module.spec)) {
     launch.gemm = *static_cast<kernels::GemmArgs*>(parameters[1]);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@
 namespace f8::runtime::testing {
 
 struct FakeLaunch : emulation::Launch {
-  std::string_view kernel;  // the spec's key
+  std::string_view kernel;  // the spec's key; good for as long as the fake, whatever is unloaded
   CUstream stream = nullptr;
   kernels::GemmArgs gemm{};  // of a matmul
 };
@@ -75,6 +76,7 @@ class FakeCuda {
   [[nodiscard]] const Driver& table() const { return table_; }
 
   std::vector<const emulation::Module*> modules;  // that are loaded
+  std::set<std::string, std::less<>> keys;        // of all that ever were
   CUcontext current = nullptr;
 
  private:

@@ -84,6 +84,7 @@ TEST_P(LinearOptions, BiasGradientsAreTheReferencesBits) {
         desc.recompute = recompute;
         Fixture s(cuda_, desc, 1170, 1, 8);
         Buffer db(48 * size_bytes(type));
+        const auto before = static_cast<std::ptrdiff_t>(cuda_.launches.size());
         auto expected = reference::column_sums(s.dym);
         for (float& value : expected) {
           uint32_t element = 0;
@@ -103,9 +104,9 @@ TEST_P(LinearOptions, BiasGradientsAreTheReferencesBits) {
         }
         EXPECT_EQ(s.values_dx(), plain.values_dx());
         EXPECT_EQ(s.values_dw(), plain.values_dw());
-        const bool fused = std::ranges::any_of(cuda_.launches, [](const auto& launch) {
-          return launch.kernel.find("/sums") != std::string_view::npos;
-        });
+        const bool fused = std::any_of(
+            cuda_.launches.begin() + before, cuda_.launches.end(),
+            [](const auto& one) { return one.kernel.find("/sums") != std::string_view::npos; });
         EXPECT_TRUE(fused || one_launch);
         if (type != Dtype::kBf16) break;
       }
