@@ -32,6 +32,14 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->type_name("COUNT");
 }
 
+Result<std::vector<Recipe>> recipes_of(const BenchOptions& options) {
+  std::vector<Recipe> recipes;
+  for (const std::string& name : F8_TRY(recipes_of(options.recipes))) {
+    recipes.push_back(F8_TRY(recipe_of(name)));
+  }
+  return recipes;
+}
+
 Result<BenchWork> work_of(const BenchOptions& options) {
   BenchWork work;
   if (!options.mnk.empty()) work.shapes = F8_TRY(shapes_of(options.mnk));
@@ -44,9 +52,7 @@ Result<BenchWork> work_of(const BenchOptions& options) {
   if (work.shapes.empty()) {
     return fail(ErrorCode::kInvalidArgument, "no shapes: give --mnk M,N,K[;...] or --shapes FILE");
   }
-  for (const std::string& name : F8_TRY(recipes_of(options.recipes))) {
-    work.recipes.push_back(F8_TRY(recipe_of(name)));
-  }
+  work.recipes = F8_TRY(recipes_of(options));
   return work;
 }
 

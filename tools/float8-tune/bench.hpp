@@ -1,5 +1,5 @@
 // What the benchmarks share: shapes from the command line or a file, the device and its compilers,
-// the table for other programs. bench_matmul.cpp and bench_linear.cpp measure.
+// the table for other programs. bench_matmul.cpp, bench_linear.cpp and bench_cast.cpp measure.
 #pragma once
 
 #include <memory>
@@ -24,6 +24,8 @@ struct BenchOptions {
   tuner::BenchKnobs knobs;
 };
 void declare(CLI::App& command, BenchOptions& options);
+// The recipes that the options name.
+[[nodiscard]] Result<std::vector<Recipe>> recipes_of(const BenchOptions& options);
 
 struct BenchWork {
   std::vector<Shape> shapes;
@@ -53,6 +55,10 @@ struct BenchMachine {
 [[nodiscard]] Json summary_json(std::span<const tuner::SurveyRatio> ratios);
 // Of a CSV field: six significant digits.
 [[nodiscard]] std::string csv_number(double value);
+
+// bench cast of a list of weights (weight_list.hpp).
+[[nodiscard]] Result<int> bench_casts(const BenchOptions& options, const std::string& list,
+                                      const Global& global);
 
 void add_bench_matmul(CLI::App& group, Program& program);
 void add_bench_linear(CLI::App& group, Program& program);  // and bench cast

@@ -1,5 +1,6 @@
 // bench linear: a linear's forward and backward against bf16, and each of its kernels; over many
-// shapes a survey of the speedups. bench cast: its amax and cast kernels against a copy.
+// shapes a survey of the speedups. bench cast without --list: its amax and cast kernels against a
+// copy.
 #include "tools/float8-tune/bench.hpp"
 
 namespace f8::cli {
@@ -7,6 +8,7 @@ namespace {
 
 struct Options : BenchOptions {
   bool no_tune = false;
+  std::optional<std::string> list;  // of weights
 };
 
 constexpr std::array<std::string_view, 18> kColumns = {
@@ -169,10 +171,20 @@ void add_bench_linear(CLI::App& group, Program& program) {
                     "gradient accumulation: the weight's fp8 copies are made once, not timed");
 
   auto cast = std::make_shared<Options>();
-  command = add_command(group, program, "cast", "a linear's amax and cast kernels against a copy",
-                        Needs::kGpu,
-                        [cast, &program] { return bench_linear(*cast, program.global, true); });
+  command = add_command(group, program, "cast",
+                        "amax and cast kernels, of a linear or a list of weights, and a copy",
+                        Needs::kGpu, [cast, &program] {
+                          return cast->list ? bench_casts(*cast, *cast->list, program.global)
+                                            : bench_linear(*cast, program.global, true);
+                        });
   declare(*command, *cast);
+  command
+      ->add_option(
+          "--list", cast->list,
+          "weights to cast at once and one by one; several with ';', alike as 4096,4096*32")
+      ->type_name("N,K")
+      ->excludes("--mnk")
+      ->excludes("--shapes");
 }
 
 }  // namespace f8::cli

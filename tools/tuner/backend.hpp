@@ -24,6 +24,8 @@ namespace f8::tuner {
 //         | "cublaslt_tensorwise"                          its types, one scale for each operand
 //         | "float8" | "bf16"                              of a linear
 //         | "float8_reused"                                with the weight's copies from before
+//         | "cast_list" | "cast_each" | "copy"             of weights: all in few launches, one
+//                                                          after the other; a copy on the device
 // config := GEMM config | "h" INT                          of a GEMM
 //         | choice "," choice "," choice                   of a linear: output, grad_input,
 //                                                          grad_weight

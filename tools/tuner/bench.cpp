@@ -326,15 +326,49 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
   progress_(fmt::format("timing the kernels of {} one by one", problem.key()));
   bench.kernels = F8_TRY(shares(0));
   if (with_copy) {
-    constexpr size_t kCopyBytes = size_t{256} << 20;
-    const int copy = F8_TRY(backend_.add_copy(kCopyBytes));
+    const int copy = F8_TRY(backend_.add_copy());
     F8_TRY(backend_.estimate_ns(copy));
     F8_TRY(backend_.set_batch(copy, 2));
     std::vector<double> times;
     for (int round = 0; round < kShareRounds; ++round) {
       times.push_back(F8_TRY(backend_.time(std::array{copy})).front());
     }
-    bench.copy_gb_per_s = 2.0 * static_cast<double>(kCopyBytes) / median(times);
+    bench.copy_gb_per_s = backend_.copy_traffic() / median(times);
+  }
+  return bench;
+}
+
+Result<CastBench> Bench::casts(const Recipe& recipe,
+                               const std::vector<runtime::MatrixSize>& weights) {
+  CastBench bench{.bytes = F8_TRY(cast_bytes(recipe, weights)),
+                  .copy_bytes = backend_.copy_traffic(),
+                  .rows = {}};
+  progress_(fmt::format("casting {} weights, {}", weights.size(), recipe.name));
+  F8_TRY(backend_.open_weights(recipe, weights));
+  GroupRequest request;
+  for (const char* impl : {"cast_each", "cast_list", "copy"}) {
+    request.subjects.push_back({.impl = impl, .config = ""});
+  }
+  request.reference = 0;
+  request.batch_us = 400;
+  request.stop = {.target = knobs_.max_ci,
+                  .min_s = knobs_.final_s / 4,
+                  .max_s = 2 * knobs_.final_s,
+                  .min_blocks = 8};
+  request.warm_s = knobs_.warm_s;
+  request.seed = knobs_.seed;
+  const std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run_opened(request));
+  const Blocks& copy = outcomes.back().blocks;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    CastRow row{.impl = request.subjects[i].impl, .result = outcomes[i].result, .of_copy = {}};
+    if (i + 1 < outcomes.size() && !copy.empty() && outcomes[i].blocks.size() == copy.size()) {
+      // How many times the copy's rate this one moves its bytes at.
+      PairedRatio ratio = paired_ratio(outcomes[i].blocks, copy, knobs_.seed);
+      const double more = bench.bytes / bench.copy_bytes;
+      row.of_copy = {.ratio = ratio.ratio * more,
+                     .ci = {.lo = ratio.ci.lo * more, .hi = ratio.ci.hi * more}};
+    }
+    bench.rows.push_back(std::move(row));
   }
   return bench;
 }

@@ -11,6 +11,7 @@
 #include "tools/tuner/gpu_backend.hpp"
 #include "tools/tuner/group.hpp"
 #include "tools/tuner/sweep_plan.hpp"
+#include "tools/tuner/weight_list.hpp"
 
 namespace f8::tuner {
 
@@ -64,6 +65,18 @@ struct LinearBench {
   std::optional<double> copy_gb_per_s;  // the ceiling measured beside the casts
 };
 
+// Weights cast one by one and in few launches, and a copy, in this order.
+struct CastRow {
+  std::string impl;                    // as of a Subject
+  tuning_db::TrialResult result;       // the list's ratio: how many times faster than one by one
+  std::optional<PairedRatio> of_copy;  // of the copy's bytes in a time
+};
+struct CastBench {
+  double bytes = 0;       // cast_bytes()
+  double copy_bytes = 0;  // that the copy reads and writes
+  std::vector<CastRow> rows;
+};
+
 class Bench {
  public:
   Bench(GpuBackend& backend, CompileAhead& compiler, BenchKnobs knobs,
@@ -79,6 +92,8 @@ class Bench {
                                            const std::optional<codegen::GemmConfig>& config);
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
+  [[nodiscard]] Result<CastBench> casts(const Recipe& recipe,
+                                        const std::vector<runtime::MatrixSize>& weights);
 
  private:
   struct Screened {

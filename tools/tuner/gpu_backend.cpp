@@ -108,6 +108,7 @@ void GpuBackend::forget() {
   fp8_sets_.clear();
   bf16_sets_.clear();
   linear_sets_.clear();
+  weights_.reset();
   outputs_.clear();
   references_.clear();
   for (auto& [key, pool] : pools_) pool.rewind();
@@ -403,9 +404,9 @@ void GpuBackend::sleep_s(double seconds) {
 }
 
 // A pair of buffers for each set, so that neither side of the copy stays in L2.
-Result<int> GpuBackend::add_copy(size_t bytes) {
-  const auto sets = static_cast<size_t>(
-      F8_TRY(fit_sets(2.0 * static_cast<double>(bytes), 2.0 * static_cast<double>(bytes))));
+Result<int> GpuBackend::add_copy() {
+  const size_t bytes = options_.copy_bytes;
+  const auto sets = static_cast<size_t>(F8_TRY(fit_sets(copy_traffic(), copy_traffic())));
   Timed timed;
   timed.subject = {.impl = "copy", .config = fmt::format("{}", bytes)};
   buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));

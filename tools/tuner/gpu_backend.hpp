@@ -10,7 +10,8 @@
 #include <map>
 #include <memory>
 
-#include "runtime/linear.hpp"
+#include "runtime/model_plan.hpp"
+#include "runtime/weight_casts.hpp"
 #include "tools/tuner/backend.hpp"
 #include "tools/tuner/nvml.hpp"
 #include "tools/tuner/operands.hpp"
@@ -18,8 +19,9 @@
 namespace f8::tuner {
 
 struct GpuBackendOptions {
-  double memory_fraction = 0.6;  // of what is free at the start
-  int max_sets = 128;            // a tiny problem would take thousands to fill L2 twice
+  double memory_fraction = 0.6;           // of what is free at the start
+  int max_sets = 128;                     // a tiny problem would take thousands to fill L2 twice
+  size_t copy_bytes = size_t{256} << 20;  // of the copy that casts are held against
   uint64_t seed = 1;
   std::filesystem::path cache_dir;  // empty: environment().cache_dir
 };
@@ -44,6 +46,9 @@ class GpuBackend final : public Backend {
   double now_s() const override;
   void sleep_s(double seconds) override;
 
+  // Instead of a problem the weights of a model's linears, for subjects that cast them.
+  [[nodiscard]] Status open_weights(const Recipe& recipe,
+                                    std::span<const runtime::MatrixSize> weights);
   // Each launch of a float8 linear as a subject of its own, in order of launching.
   struct Part {
     std::string name;
@@ -51,8 +56,11 @@ class GpuBackend final : public Backend {
     double bytes = 0;  // that an amax or a cast must move; 0: a GEMM or a clear
   };
   [[nodiscard]] Result<std::vector<Part>> add_steps(int linear);
-  // A copy on the device that reads and writes `bytes` each: the ceiling of what casts can reach.
-  [[nodiscard]] Result<int> add_copy(size_t bytes);
+  // A copy on the device: the ceiling of what casts can reach.
+  [[nodiscard]] Result<int> add_copy();
+  [[nodiscard]] double copy_traffic() const {  // bytes that it reads and writes together
+    return 2.0 * static_cast<double>(options_.copy_bytes);
+  }
   [[nodiscard]] const std::shared_ptr<runtime::Context>& context() const { return context_; }
   [[nodiscard]] int sets() const { return sets_; }
 
@@ -74,6 +82,11 @@ class GpuBackend final : public Backend {
   struct LinearSet {
     PoolTensor x, w, dy;
     CUdeviceptr y = 0, dx = 0, dw = 0, saved = 0;
+  };
+  struct Weights {
+    runtime::ModelPlan model;
+    std::vector<std::vector<runtime::WeightCall>> calls;  // by operand set
+    std::vector<uint8_t> copies;  // sampled, as the subject checked before left them
   };
   enum class Operands { kFp8, kFp8OneScale, kBf16 };  // of a GEMM
   struct Timed {
@@ -116,6 +129,11 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Result<Built> add_float8(const Subject& subject);
   [[nodiscard]] Result<Built> add_bf16(const Subject& subject);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
+  [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
+                                       std::span<const runtime::MatrixSize> weights);
+  [[nodiscard]] Status settle_weight_scales();
+  [[nodiscard]] Result<Built> add_casts(const Subject& subject);
+  [[nodiscard]] Result<Check> verify_casts(Timed& timed);
   [[nodiscard]] Status add_delayed_scales(Timed& timed);
   [[nodiscard]] Status add_weight_caches(Timed& timed);
 
@@ -147,7 +165,8 @@ class GpuBackend final : public Backend {
   std::vector<CUdeviceptr> outputs_;
   Scales scale_a_, scale_b_;
   std::vector<LinearSet> linear_sets_;
-  size_t saved_bytes_ = 0;  // that each of them has
+  size_t saved_bytes_ = 0;            // that each of them has
+  std::unique_ptr<Weights> weights_;  // null: a problem is open
   std::map<std::pair<Operands, int64_t>, Reference> references_;
   std::vector<Timed> timed_;
 };

@@ -37,8 +37,11 @@ Result<Built> GpuBackend::add(const Subject& subject) {
   Result<Built> built =
       fail(ErrorCode::kInvalidArgument, "unknown subject {} of {}", subject.impl, problem_.key());
   const bool linear = problem_.op == Op::kLinear;
-  if (!linear && (subject.impl == "generated" || subject.impl == "cublaslt" ||
-                  subject.impl == "cublaslt_tensorwise" || subject.impl == "bf16_cublaslt")) {
+  if (weights_ != nullptr) {
+    built = add_casts(subject);
+  } else if (!linear &&
+             (subject.impl == "generated" || subject.impl == "cublaslt" ||
+              subject.impl == "cublaslt_tensorwise" || subject.impl == "bf16_cublaslt")) {
     built = add_gemm(subject);
   } else if (linear && (subject.impl == "float8" || subject.impl == "float8_reused")) {
     built = add_float8(subject);

@@ -132,6 +132,7 @@ Status GpuBackend::check_output(CUdeviceptr d, int64_t row_length, const Referen
 
 Result<Check> GpuBackend::verify(int subject) {
   Timed& timed = timed_[static_cast<size_t>(subject)];
+  if (weights_ != nullptr) return verify_casts(timed);
   const auto poison = [&](CUdeviceptr d, int64_t elements) {
     return driver_.check(
         driver_.memset_d8_async(d, kPoison, static_cast<size_t>(elements) * 2, stream_),

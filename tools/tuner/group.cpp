@@ -243,11 +243,16 @@ Status Session::measure(const GroupRequest& request, std::vector<Member>& member
 
 Result<std::vector<SubjectOutcome>> Session::run(const GroupRequest& request,
                                                  const GroupListener& listener) {
+  if (listener) listener(-1);
+  F8_TRY(backend_.open(request.problem));
+  return run_opened(request, listener);
+}
+
+Result<std::vector<SubjectOutcome>> Session::run_opened(const GroupRequest& request,
+                                                        const GroupListener& listener) {
   const auto tell = [&](int subject) {
     if (listener) listener(subject);
   };
-  tell(-1);
-  F8_TRY(backend_.open(request.problem));
   std::vector<Member> members(request.subjects.size());
   for (size_t i = 0; i < members.size(); ++i) {
     members[i].index = i;

@@ -45,6 +45,9 @@ class Session {
   // One outcome a subject, in order. An error is about the device, not about a subject.
   [[nodiscard]] Result<std::vector<SubjectOutcome>> run(const GroupRequest& request,
                                                         const GroupListener& listener = nullptr);
+  // Of what the backend has open, whatever the request's problem says.
+  [[nodiscard]] Result<std::vector<SubjectOutcome>> run_opened(
+      const GroupRequest& request, const GroupListener& listener = nullptr);
 
  private:
   struct Member;

@@ -24,25 +24,12 @@ TEST(Frame, HelpAndVersionAreData) {
 
 TEST(Frame, EveryCommandTakesTheCommonOptions) {
   const Tool tool;
-  for (const Words& words : {Words{"query"},
-                             {"filter"},
-                             {"thresholds"},
-                             {"explain"},
-                             {"emit"},
-                             {"prewarm"},
-                             {"doctor"},
-                             {"plan"},
-                             {"sweep"},
-                             {"resume"},
-                             {"bench", "matmul"},
-                             {"bench", "linear"},
-                             {"db", "info"},
-                             {"db", "check"},
-                             {"db", "schema"},
-                             {"db", "migrate"},
-                             {"db", "merge"},
-                             {"db", "export"},
-                             {"db", "import"}}) {
+  for (const Words& words :
+       {Words{"query"},    {"filter"},      {"thresholds"},      {"explain"},
+        {"emit"},          {"prewarm"},     {"doctor"},          {"plan"},
+        {"sweep"},         {"resume"},      {"bench", "matmul"}, {"bench", "linear"},
+        {"bench", "cast"}, {"db", "info"},  {"db", "check"},     {"db", "schema"},
+        {"db", "migrate"}, {"db", "merge"}, {"db", "export"},    {"db", "import"}}) {
     Words help = words;
     help.emplace_back("--help");
     const Outcome outcome = tool(help);

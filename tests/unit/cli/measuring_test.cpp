@@ -125,6 +125,22 @@ TEST(Bench, RefusesBadInputBeforeItLooksForADevice) {
   }
 }
 
+TEST(Bench, ListsOfWeightsAreCheckedBeforeItLooksForADevice) {
+  const Tool tool;
+  for (const char* list :
+       {"", "4096", "4096x4096", "4096,4096;", "4096,4095", "4096,4096*0", "4096,4096*1000000"}) {
+    tool.expect_refused(1, {"bench", "cast", "--list", list}, {"--list"});
+  }
+  tool.expect_refused(1, {"bench", "cast", "--list", "64,64;64,17"}, {"--list", "64,17", "k"});
+  tool.expect_refused(1, {"bench", "cast", "--list", "64,64", "--recipe", "rowwise,none"},
+                      {"--recipe", "none"});
+  tool.expect_refused(1, {"bench", "cast", "--list", "64,64", "--mnk", "64,64,64"},
+                      {"--list", "--mnk"});
+  tool.expect_refused(1, {"bench", "cast", "--list", "64,64", "--shapes", "x.csv"},
+                      {"--list", "--shapes"});
+  tool.expect_refused(1, {"bench", "linear", "--list", "64,64"}, {"--list"});
+}
+
 TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
   const Tool tool;
   if (has_gpu(tool)) GTEST_SKIP() << "there is a GPU here";
@@ -132,7 +148,8 @@ TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
        {std::vector<std::string>{"sweep", "--mnk", "64,64,64", "--db", "new.f8db"},
         {"bench", "matmul", "--mnk", "64,64,64"},
         {"bench", "linear", "--mnk", "64,64,64", "--recipe", "rowwise"},
-        {"bench", "cast", "--mnk", "64,64,64"}}) {
+        {"bench", "cast", "--mnk", "64,64,64"},
+        {"bench", "cast", "--list", "4096,4096*4;1024,4096", "--recipe", "rowwise"}}) {
     tool.expect_refused(2, words, {"work without a GPU"});
   }
 }

@@ -1,0 +1,130 @@
+// bench cast --list: the weights of a model cast in few launches, against one by one and a copy.
+#include "tools/float8-tune/bench.hpp"
+
+namespace f8::cli {
+namespace {
+
+constexpr std::array<std::string_view, 13> kColumns = {
+    "recipe",   "weights", "bytes",      "cast",       "us",    "us_lo", "us_hi",
+    "gb_per_s", "of_copy", "of_copy_lo", "of_copy_hi", "state", "reason"};
+
+double bytes_of(const tuner::CastBench& bench, const tuner::CastRow& row) {
+  return row.impl == "copy" ? bench.copy_bytes : bench.bytes;
+}
+
+std::string name_of(const tuner::CastRow& row) {
+  return row.impl == "cast_list" ? "list" : row.impl == "cast_each" ? "one by one" : row.impl;
+}
+
+Json to_json(const tuner::CastBench& bench, const Recipe& recipe, size_t weights) {
+  Json json = {{"recipe", recipe.name}, {"weights", weights}, {"bytes", bench.bytes}};
+  json["casts"] = Json::array();
+  for (const tuner::CastRow& row : bench.rows) {
+    Json one = {{"cast", name_of(row)}};
+    if (const auto& timing = row.result.timing) {
+      one["us"] = rounded(timing->median_ns / 1e3);
+      one["us_lo"] = rounded(timing->ci_lo_ns / 1e3);
+      one["us_hi"] = rounded(timing->ci_hi_ns / 1e3);
+      one["gb_per_s"] = rounded(bytes_of(bench, row) / timing->median_ns, 4);
+    }
+    if (row.of_copy) {
+      one["of_copy"] = rounded(row.of_copy->ratio, 5);
+      one["of_copy_lo"] = rounded(row.of_copy->ci.lo, 5);
+      one["of_copy_hi"] = rounded(row.of_copy->ci.hi, 5);
+    }
+    if (row.impl == "cast_list" && row.result.ratio) {
+      one["speedup"] = rounded(row.result.ratio->ratio, 5);
+      one["speedup_lo"] = rounded(row.result.ratio->lo, 5);
+      one["speedup_hi"] = rounded(row.result.ratio->hi, 5);
+    }
+    one["state"] = tuning_db::to_string(row.result.state);
+    if (!row.result.reason.empty()) one["reason"] = row.result.reason;
+    json["casts"].push_back(one);
+  }
+  return json;
+}
+
+std::string text_of(const tuner::CastBench& bench, const Recipe& recipe, size_t weights,
+                    bool color) {
+  using enum Table::Align;
+  Table table({{"cast", kLeft},
+               {"us"},
+               {"interval"},
+               {"GB/s"},
+               {"of a copy"},
+               {"interval"},
+               {"state", kLeft}});
+  const auto interval = [](double lo, double hi, int digits) {
+    return fmt::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
+  };
+  std::string text =
+      fmt::format("{}, {} weights, {:.1f} MB to move\n", recipe.name, weights, bench.bytes / 1e6);
+  std::string after;
+  for (const tuner::CastRow& row : bench.rows) {
+    const auto& timing = row.result.timing;
+    const auto& share = row.of_copy;
+    table.add({name_of(row), timing ? fmt::format("{:.1f}", timing->median_ns / 1e3) : "-",
+               timing ? interval(timing->ci_lo_ns / 1e3, timing->ci_hi_ns / 1e3, 1) : "-",
+               timing ? fmt::format("{:.0f}", bytes_of(bench, row) / timing->median_ns) : "-",
+               share ? fmt::format("{:.3f}", share->ratio) : "",
+               share ? interval(share->ci.lo, share->ci.hi, 3) : "",
+               std::string(tuning_db::to_string(row.result.state))});
+    if (!timing) after += fmt::format("{} not measured: {}\n", name_of(row), row.result.reason);
+    if (row.impl == "cast_list" && row.result.ratio) {
+      after += fmt::format("the list is {:.3f} times as fast as one by one {}\n",
+                           row.result.ratio->ratio,
+                           interval(row.result.ratio->lo, row.result.ratio->hi, 3));
+    }
+  }
+  return text + table.text(color) + after;
+}
+
+Status add_csv(tuner::CsvFile& csv, const tuner::CastBench& bench, const Recipe& recipe,
+               size_t weights) {
+  for (const tuner::CastRow& row : bench.rows) {
+    const auto& timing = row.result.timing;
+    const auto& share = row.of_copy;
+    const auto us = [&](double tuning_db::Timing::*ns) {
+      return timing ? csv_number((*timing).*ns / 1e3) : "";
+    };
+    F8_TRY(csv.add(std::array<std::string, kColumns.size()>{
+        recipe.name, std::to_string(weights), csv_number(bytes_of(bench, row)), name_of(row),
+        us(&tuning_db::Timing::median_ns), us(&tuning_db::Timing::ci_lo_ns),
+        us(&tuning_db::Timing::ci_hi_ns),
+        timing ? csv_number(bytes_of(bench, row) / timing->median_ns) : "",
+        share ? csv_number(share->ratio) : "", share ? csv_number(share->ci.lo) : "",
+        share ? csv_number(share->ci.hi) : "", std::string(tuning_db::to_string(row.result.state)),
+        row.result.reason}));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<int> bench_casts(const BenchOptions& options, const std::string& list,
+                        const Global& global) {
+  const auto weights = F8_TRY(of_option("--list", tuner::parse_weight_list(list)));
+  const std::vector<Recipe> recipes = F8_TRY(recipes_of(options));
+  BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
+  Json results = Json::array();
+  std::string text;
+  bool bad = false;
+  for (const Recipe& recipe : recipes) {
+    const auto bench = machine.bench->casts(recipe, weights);
+    machine.progress->clear();
+    if (!bench) return std::unexpected(bench.error());
+    F8_TRY(of_option("--csv", add_csv(machine.csv, *bench, recipe, weights.size())));
+    results.push_back(to_json(*bench, recipe, weights.size()));
+    text += text.empty() ? "" : "\n";
+    text += text_of(*bench, recipe, weights.size(), stdout_color(global));
+    for (const tuner::CastRow& row : bench->rows) bad |= !row.result.timing;
+  }
+  if (global.json) {
+    print_json({{"device", machine.backend->device().name}, {"results", results}});
+  } else {
+    print(text);
+  }
+  return bad ? kExitRegression : kExitOk;
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,27 @@
+// A list of weights, as `bench cast --list` takes it. A weight may stand there more than once, and
+// the order is kept.
+//
+//   list   := weight (";" weight)*
+//   weight := N "," K ["*" COUNT]       out_features, in_features: multiples of 16
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/recipe.hpp"
+#include "runtime/quantize_list.hpp"
+
+namespace f8::tuner {
+
+inline constexpr size_t kMaxWeights = 10'000;  // of one list
+
+// The error names the weight and what is wrong with it.
+[[nodiscard]] Result<std::vector<runtime::MatrixSize>> parse_weight_list(std::string_view text);
+
+// The bytes that casting them moves where no pass finds them in a cache: read for the maxima where
+// the recipe's scales need those, read again and written as fp8. 0: the recipe casts no weight.
+[[nodiscard]] Result<double> cast_bytes(const Recipe& recipe,
+                                        const std::vector<runtime::MatrixSize>& weights);
+
+}  // namespace f8::tuner
