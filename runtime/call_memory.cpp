@@ -1,5 +1,7 @@
 #include "runtime/call_memory.hpp"
 
+#include "runtime/context_state.hpp"
+
 namespace f8::runtime {
 namespace {
 
@@ -74,8 +76,15 @@ Status CallMemory::check_overlaps(const char* call) const {
   return {};
 }
 
-Status CallMemory::check_device(const char* call, const Driver& driver, CUcontext context,
-                                int device, CUstream stream) const {
+Status CallMemory::check_device(const char* call, Context& context, Stream stream) const {
+  if (!context.options().check_pointers) [[likely]] {
+    return {};
+  }
+  const Driver& driver = context.state().driver;
+  CUcontext const primary = context.state().primary;
+  const int device = context.device().ordinal;
+  const ScopedContext current(driver, primary);
+  F8_TRY(current.status());
   if (stream != nullptr) {
     CUcontext owner = nullptr;
     const CUresult known = driver.stream_get_ctx(stream, &owner);
@@ -83,7 +92,7 @@ Status CallMemory::check_device(const char* call, const Driver& driver, CUcontex
       return fail(ErrorCode::kInvalidArgument, "{}: the stream is none", call);
     }
     F8_TRY(driver.check(known, "cuStreamGetCtx"));
-    if (owner != context) {
+    if (owner != primary) {
       return fail(ErrorCode::kInvalidArgument,
                   "{}: the stream is of another CUDA context than device {}'s primary one; make it "
                   "while that device is current",

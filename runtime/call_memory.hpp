@@ -9,7 +9,7 @@
 #include <span>
 
 #include "recipes/dtype.hpp"
-#include "runtime/driver.hpp"
+#include "runtime/context.hpp"
 
 namespace f8::runtime {
 
@@ -47,9 +47,9 @@ class CallMemory {
 
   // kInvalidArgument names the call and both tensors.
   [[nodiscard]] Status check_overlaps(const char* call) const;
-  // Asks the driver for every pointer, and for the stream's context. The context is current.
-  [[nodiscard]] Status check_device(const char* call, const Driver& driver, CUcontext context,
-                                    int device, CUstream stream) const;
+  // Where the context is asked to look: asks the driver for every pointer, and for the stream's
+  // context.
+  [[nodiscard]] Status check_device(const char* call, Context& context, Stream stream) const;
 
  private:
   void add(const Region& region) {

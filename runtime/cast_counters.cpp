@@ -5,18 +5,24 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/call_memory.hpp"
 #include "runtime/gemm_providers.hpp"
 
 namespace f8::runtime {
 namespace {
 
-Status check_counters(const void* counters) {
-  if (counters == nullptr) return fail(ErrorCode::kInvalidArgument, "counters are null");
-  if (!is_aligned(counters, alignof(CastCounters))) {
-    return fail(ErrorCode::kInvalidArgument, "counters are not aligned to {} bytes",
-                alignof(CastCounters));
-  }
-  return {};
+Status check_counters(const char* call, const char* name, const void* counters) {
+  if (counters != nullptr && is_aligned(counters, alignof(CastCounters))) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}: {} is {}", call, name,
+              counters == nullptr ? "null" : "not aligned to 8 bytes");
+}
+
+Status check_device(const char* call, Context& context, const CastCounters* counters, size_t count,
+                    Access access, Stream stream) {
+  F8_TRY(check_counters(call, "counters", counters));
+  CallMemory memory;
+  memory.add("counters", counters, count * sizeof(CastCounters), access);
+  return memory.check_device(call, context, stream);
 }
 
 // "12 (0.0029%)", or "0".
@@ -29,7 +35,7 @@ std::string share(uint64_t count, uint64_t elements) {
 }  // namespace
 
 Status clear_counters(Context& context, CastCounters* counters, size_t count, Stream stream) {
-  F8_TRY(check_counters(counters));
+  F8_TRY(check_device("counters_clear", context, counters, count, Access::kWrite, stream));
   const Driver& driver = context.state().driver;
   const ScopedContext current(driver, context.state().primary);
   F8_TRY(current.status());
@@ -40,8 +46,8 @@ Status clear_counters(Context& context, CastCounters* counters, size_t count, St
 
 Status snapshot_counters(Context& context, const CastCounters* counters, size_t count,
                          CastCounters* to, Stream stream) {
-  F8_TRY(check_counters(counters));
-  F8_TRY(check_counters(to));
+  F8_TRY(check_device("counters_snapshot", context, counters, count, Access::kRead, stream));
+  F8_TRY(check_counters("counters_snapshot", "to", to));
   const Driver& driver = context.state().driver;
   const ScopedContext current(driver, context.state().primary);
   F8_TRY(current.status());

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "codegen/kernels/kernel_args.cuh"
+#include "runtime/call_memory.hpp"
 #include "runtime/gemm_providers.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/linear_layout.hpp"
@@ -18,14 +19,6 @@ constexpr int64_t kUpdateThreads = 256;  // of scale_update.cuh
 template <class T>
 T* part(void* state, size_t offset) {
   return reinterpret_cast<T*>(static_cast<uint8_t*>(state) + offset);
-}
-
-Status check_state(const void* state) {
-  if (state == nullptr) return fail(ErrorCode::kInvalidArgument, "delayed scales: state is null");
-  if (!is_aligned(state)) {
-    return fail(ErrorCode::kInvalidArgument, "delayed scales: state is not aligned to 16 bytes");
-  }
-  return {};
 }
 
 }  // namespace
@@ -73,9 +66,20 @@ std::vector<uint32_t> DelayedScales::initial() const {
   return image;
 }
 
+Status DelayedScales::check(const char* call, const void* state, Stream stream) const {
+  if (slots_.empty()) return {};
+  if (state == nullptr || !is_aligned(state)) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: state is {}", call,
+                state == nullptr ? "null" : "not aligned to 16 bytes");
+  }
+  CallMemory memory;
+  memory.add("state", state, layout_.bytes, Access::kWrite);
+  return memory.check_device(call, *context_, stream);
+}
+
 Status DelayedScales::init(void* state, Stream stream) const {
   if (slots_.empty()) return {};
-  F8_TRY(check_state(state));
+  F8_TRY(check("scales_init", state, stream));
   const std::vector<uint32_t> image = initial();
   const Context::State& own = context_->state();
   const ScopedContext current(own.driver, own.primary);
@@ -97,7 +101,7 @@ ScaleSlots DelayedScales::slots(void* state, size_t first) const {
 
 Status DelayedScales::update(void* state, Stream stream) const {
   if (slots_.empty()) return {};
-  F8_TRY(check_state(state));
+  F8_TRY(check("scales_sync", state, stream));
   kernels::ScaleUpdateArgs args{.amax = amaxes(state),
                                 .history = part<uint32_t>(state, layout_.history),
                                 .scale = part<float>(state, layout_.scale),

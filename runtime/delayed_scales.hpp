@@ -52,6 +52,8 @@ class DelayedScales {
   [[nodiscard]] const DelayedOptions& options() const { return options_; }
   [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
 
+  // That `state` is one, as far as can be told: the calls below and scale_checkpoint.hpp's do so.
+  [[nodiscard]] Status check(const char* call, const void* state, Stream stream) const;
   // A state in host memory: as init() leaves it on the device.
   [[nodiscard]] std::vector<uint32_t> initial() const;
 

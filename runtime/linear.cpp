@@ -425,6 +425,9 @@ Status invalidate_weights(Context& context, uint32_t* valid, size_t count, Strea
     return fail(ErrorCode::kInvalidArgument, "invalidate_weights: valid is {}",
                 valid == nullptr ? "null" : "not aligned to 4 bytes");
   }
+  CallMemory memory;
+  memory.add("valid", valid, count * sizeof(uint32_t), Access::kWrite);
+  F8_TRY(memory.check_device("invalidate_weights", context, stream));
   const Driver& driver = context.state().driver;
   const ScopedContext current(driver, context.state().primary);
   F8_TRY(current.status());

@@ -145,6 +145,7 @@ class Linear {
   [[nodiscard]] std::vector<Step> backward_steps(const BackwardCall& call, void* workspace) const;
   [[nodiscard]] std::vector<Step> cast_weight_steps(const WeightCall& call, void* workspace) const;
 
+  [[nodiscard]] const std::shared_ptr<Context>& context() const;
   [[nodiscard]] const LinearDesc& desc() const;
   [[nodiscard]] const GemmChoice& choice(Gemm gemm) const;
 

@@ -102,6 +102,9 @@ size_t Linear::weight_cache_bytes() const {
 const std::vector<DelayedSlot>& Linear::scale_slots() const {
   return state_->kernels.slots;
 }
+const std::shared_ptr<Context>& Linear::context() const {
+  return state_->context;
+}
 const LinearDesc& Linear::desc() const {
   return state_->desc;
 }

@@ -100,8 +100,7 @@ struct Linear::State {
       return {};
     }
     F8_TRY(check(call, workspace));
-    return memory(call, workspace)
-        .check_device(name, *driver, primary, context->device().ordinal, stream);
+    return memory(call, workspace).check_device(name, *context, stream);
   }
 
   [[nodiscard]] Place input_place(const ForwardCall& call, uint8_t* work, uint8_t* saved) const;

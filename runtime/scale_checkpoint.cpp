@@ -28,14 +28,6 @@ void for_each_part(const DelayedScales& scales, Image* image, Kept& kept, F&& f)
   f(at(layout.non_finite), count, 1, kept.non_finite);
 }
 
-Status check_state(const DelayedScales& scales, const void* state) {
-  if (scales.count() > 0 && (state == nullptr || !is_aligned(state))) {
-    return fail(ErrorCode::kInvalidArgument, "scale state: state is {}",
-                state == nullptr ? "null" : "not aligned to 16 bytes");
-  }
-  return {};
-}
-
 Status matches(const DelayedScales& scales, const ScaleState& kept) {
   const size_t count = scales.count();
   if (kept.slots.size() != count) {
@@ -73,7 +65,7 @@ size_t saved_state_bytes(const DelayedScales& scales) {
 
 Status save_state(const DelayedScales& scales, const void* state, std::span<std::byte> out,
                   Stream stream) {
-  F8_TRY(check_state(scales, state));
+  F8_TRY(scales.check("scales_save", state, stream));
   const size_t needed = saved_state_bytes(scales);
   if (out.size() < needed) {
     return fail(ErrorCode::kInvalidArgument,
@@ -105,7 +97,7 @@ Status save_state(const DelayedScales& scales, const void* state, std::span<std:
 
 Status load_state(const DelayedScales& scales, void* state, std::span<const std::byte> in,
                   Stream stream) {
-  F8_TRY(check_state(scales, state));
+  F8_TRY(scales.check("scales_load", state, stream));
   const ScaleState kept =
       F8_TRY(ScaleState::parse({reinterpret_cast<const char*>(in.data()), in.size()}));
   F8_TRY(matches(scales, kept));

@@ -86,8 +86,6 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
     return fail(ErrorCode::kInvalidArgument, "{} weights were planned, {} are given",
                 linears_.size(), calls.count);
   }
-  const bool check_pointers =
-      !linears_.empty() && linears_[0]->state_->context->options().check_pointers;
   const WeightCall common = calls.count > 0 ? calls.at(calls.from, 0) : WeightCall{};
   const bool first_step = common.first_step;
   for (size_t i = 0; i < calls.count; ++i) {
@@ -98,10 +96,7 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
     memory.add("workspace", workspace, workspace_bytes_, Access::kWrite);
     Status good = linear.check(call);
     if (good) good = memory.check_overlaps("cast_weight");
-    if (good && check_pointers) [[unlikely]] {
-      good = memory.check_device("cast_weight", *linear.driver, linear.primary,
-                                 linear.context->device().ordinal, stream);
-    }
+    if (good) good = memory.check_device("cast_weight", *linear.context, stream);
     if (!good) [[unlikely]] {
       good.error().message = fmt::format("weight {}: {}", i, good.error().message);
       return good;

@@ -59,6 +59,25 @@ f8::Status read_args(const float8_weight_args* args, const float8_weight_args* a
   return check_bytes("cast_weight", "cache", known.cache_bytes, cache_bytes);
 }
 
+// What begins a forward as it does a backward.
+template <class Args>
+f8::Status open_call(const char* call, const char* type, const float8_linear* linear,
+                     const Args* args, Args& known) {
+  F8_TRY(need(linear, "linear"));
+  F8_TRY(read_struct(args, type, known));
+  if (known.reserved != 0) [[unlikely]] {
+    return f8::fail(ErrorCode::kInvalidArgument, "{}.reserved is {}; it must be 0", type,
+                    known.reserved);
+  }
+  const f8::runtime::Linear& plan = *linear->linear;
+  F8_TRY(check_bytes(call, "workspace", known.workspace_bytes, plan.workspace_bytes()));
+  if (known.saved != nullptr) {
+    const bool cached = known.weight_cache != nullptr;
+    F8_TRY(check_bytes(call, "saved", known.saved_bytes, plan.saved_bytes(cached)));
+  }
+  return check_bytes(call, "weight_cache", known.weight_cache_bytes, plan.weight_cache_bytes());
+}
+
 }  // namespace
 
 namespace f8::c_abi {
@@ -133,68 +152,50 @@ size_t float8_linear_weight_cache_bytes(const float8_linear* linear) {
 float8_status float8_linear_forward(const float8_linear* linear, const float8_forward_args* args,
                                     void* workspace, float8_stream stream) {
   return guarded([&]() -> f8::Status {
-    F8_TRY(need(linear, "linear"));
     float8_forward_args known;
-    F8_TRY(read_struct(args, "float8_forward_args", known));
-    F8_TRY(need_zero("float8_forward_args.reserved", known.reserved));
-    const f8::runtime::Linear& plan = *linear->linear;
-    const bool cached = known.weight_cache != nullptr;
-    F8_TRY(check_bytes("forward", "workspace", known.workspace_bytes, plan.workspace_bytes()));
-    if (known.saved != nullptr) {
-      F8_TRY(check_bytes("forward", "saved", known.saved_bytes, plan.saved_bytes(cached)));
-    }
-    F8_TRY(check_bytes("forward", "weight_cache", known.weight_cache_bytes,
-                       plan.weight_cache_bytes()));
-    return plan.forward({.x = known.x,
-                         .w = known.w,
-                         .y = known.y,
-                         .saved = known.saved,
-                         .m = known.m,
-                         .bias = known.bias,
-                         .weight_cache = known.weight_cache,
-                         .scales = slots_of(known.scales),
-                         .first_step = known.first_step != 0,
-                         .ld_x = known.ld_x,
-                         .ld_w = known.ld_w,
-                         .ld_y = known.ld_y,
-                         .counters = counters_of(known.counters)},
-                        workspace, stream);
+    F8_TRY(open_call("forward", "float8_forward_args", linear, args, known));
+    return linear->linear->forward({.x = known.x,
+                                    .w = known.w,
+                                    .y = known.y,
+                                    .saved = known.saved,
+                                    .m = known.m,
+                                    .bias = known.bias,
+                                    .weight_cache = known.weight_cache,
+                                    .scales = slots_of(known.scales),
+                                    .first_step = known.first_step != 0,
+                                    .ld_x = known.ld_x,
+                                    .ld_w = known.ld_w,
+                                    .ld_y = known.ld_y,
+                                    .counters = counters_of(known.counters)},
+                                   workspace, stream);
   });
 }
 
 float8_status float8_linear_backward(const float8_linear* linear, const float8_backward_args* args,
                                      void* workspace, float8_stream stream) {
   return guarded([&]() -> f8::Status {
-    F8_TRY(need(linear, "linear"));
     float8_backward_args known;
-    F8_TRY(read_struct(args, "float8_backward_args", known));
-    F8_TRY(need_zero("float8_backward_args.reserved", known.reserved));
-    const f8::runtime::Linear& plan = *linear->linear;
-    const bool cached = known.weight_cache != nullptr;
-    F8_TRY(check_bytes("backward", "workspace", known.workspace_bytes, plan.workspace_bytes()));
-    F8_TRY(check_bytes("backward", "saved", known.saved_bytes, plan.saved_bytes(cached)));
-    F8_TRY(check_bytes("backward", "weight_cache", known.weight_cache_bytes,
-                       plan.weight_cache_bytes()));
-    return plan.backward({.dy = known.dy,
-                          .saved = known.saved,
-                          .dx = known.dx,
-                          .dw = known.dw,
-                          .m = known.m,
-                          .x = known.x,
-                          .w = known.w,
-                          .weight_cache = known.weight_cache,
-                          .accumulate = known.accumulate != 0,
-                          .scales = slots_of(known.scales),
-                          .first_step = known.first_step != 0,
-                          .ld_dy = known.ld_dy,
-                          .ld_dx = known.ld_dx,
-                          .ld_dw = known.ld_dw,
-                          .ld_x = known.ld_x,
-                          .ld_w = known.ld_w,
-                          .db = known.db,
-                          .accumulate_bias = known.accumulate_bias != 0,
-                          .counters = counters_of(known.counters)},
-                         workspace, stream);
+    F8_TRY(open_call("backward", "float8_backward_args", linear, args, known));
+    return linear->linear->backward({.dy = known.dy,
+                                     .saved = known.saved,
+                                     .dx = known.dx,
+                                     .dw = known.dw,
+                                     .m = known.m,
+                                     .x = known.x,
+                                     .w = known.w,
+                                     .weight_cache = known.weight_cache,
+                                     .accumulate = known.accumulate != 0,
+                                     .scales = slots_of(known.scales),
+                                     .first_step = known.first_step != 0,
+                                     .ld_dy = known.ld_dy,
+                                     .ld_dx = known.ld_dx,
+                                     .ld_dw = known.ld_dw,
+                                     .ld_x = known.ld_x,
+                                     .ld_w = known.ld_w,
+                                     .db = known.db,
+                                     .accumulate_bias = known.accumulate_bias != 0,
+                                     .counters = counters_of(known.counters)},
+                                    workspace, stream);
   });
 }
 

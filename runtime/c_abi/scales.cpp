@@ -33,6 +33,12 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
       if (known.linears[i] == nullptr) {
         return f8::fail(ErrorCode::kInvalidArgument, "float8_scales_desc.linears[{}] is NULL", i);
       }
+      if (known.linears[i]->linear->context() != context->context) {
+        return f8::fail(ErrorCode::kInvalidArgument,
+                        "float8_scales_desc.linears[{}] is another context's; give each context's "
+                        "linears scales of their own",
+                        i);
+      }
       first.push_back(slots.size());
       const auto& own = known.linears[i]->linear->scale_slots();
       slots.insert(slots.end(), own.begin(), own.end());
@@ -85,7 +91,7 @@ float8_status float8_scales_sync(const float8_scales* scales, void* state,
     F8_TRY(need(scales, "scales"));
     const f8::runtime::DelayedScales& delayed = scales->delayed;
     if (communicator != nullptr && delayed.count() > 0) {
-      F8_TRY(need(state, "state"));
+      F8_TRY(delayed.check("scales_sync", state, stream));
       F8_TRY(f8::runtime::sync_amax(delayed.amaxes(state), delayed.count(), communicator, stream));
     }
     return delayed.update(state, stream);

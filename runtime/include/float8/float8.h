@@ -119,9 +119,10 @@ typedef struct float8_context_options {
   /* Nonzero: a kernel starts only when its predecessor on the stream has ended. 0: it may start,
    * and wait, while the predecessor ends (programmatic dependent launch). */
   int32_t serial_launch;
-  /* Nonzero, while looking for a mistake: every call of a linear asks the driver whether its
-   * tensors and buffers are memory of the context's device and large enough, and whether its stream
-   * belongs to the device's primary CUDA context. Costs some microseconds a call. */
+  /* Nonzero, while looking for a mistake: every call that is given a stream, but for
+   * float8_amax_sync, asks the driver whether its tensors and buffers are memory of the context's
+   * device and large enough, and whether its stream belongs to the device's primary CUDA context.
+   * Costs some microseconds a call. */
   int32_t check_pointers;
   /* Nonzero: no GPU but a device in the host's memory, for tests of a program on a machine without
    * one. Pointers to tensors are then host pointers, streams are NULL, and every call has done its

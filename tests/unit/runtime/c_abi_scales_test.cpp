@@ -161,6 +161,11 @@ TEST_F(CAbiScales, MisuseIsOneClearError) {
   linears_[2] = nullptr;
   refused([](auto&) {}, "linears[2] is NULL");
   linears_[2] = &handles_[2];
+  const float8_linear foreign{
+      Linear::plan(cuda_.context(), testing::describe("delayed", kShape)).value()};
+  linears_[1] = &foreign;
+  refused([](auto&) {}, "linears[1] is another context's");
+  linears_[1] = &handles_[1];
 
   EXPECT_EQ(float8_scales_bytes(nullptr), 0U);
   float8_scales_destroy(nullptr);

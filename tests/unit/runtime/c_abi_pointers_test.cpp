@@ -1,0 +1,283 @@
+// Contexts that are asked to check pointers: each call that is given memory and a stream names
+// what is not its device's, is too small, or is another CUDA context's, and enqueues nothing.
+#include <float8/float8.h>
+
+#include <functional>
+
+#include "runtime/c_abi/common.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::Buffer;
+using testing::FakeAllocation;
+using testing::FakeCuda;
+using testing::Fixture;
+
+constexpr Shape kShape = {40, 48, 32};
+
+class CAbiPointers : public ::testing::Test {
+ protected:
+  // A call, and the memory that it names.
+  struct Call {
+    const char* name;
+    std::vector<std::pair<const char*, Buffer*>> memory;
+    std::function<float8_status(float8_stream)> run;
+  };
+
+  CAbiPointers() {
+    const float8_linear* const linears[] = {&linear_};
+    float8_scales_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.linears = linears;
+    desc.count = 1;
+    EXPECT_EQ(float8_scales_plan(&context_, &desc, &scales_), FLOAT8_OK) << float8_last_error();
+    EXPECT_EQ(float8_weight_casts_plan(&context_, linears, 1, &casts_), FLOAT8_OK);
+    saved_state_.resize(float8_scales_saved_bytes(scales_));
+    for (Buffer* buffer :
+         {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved,
+          &s_.cache, &s_.state, &db_, &counters_, &valid_, &casts_workspace_}) {
+      cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
+    }
+    EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK)
+        << float8_last_error();
+    EXPECT_EQ(float8_scales_slots(scales_, s_.state.data(), 0, &slots_), FLOAT8_OK);
+    EXPECT_EQ(float8_scales_save(scales_, s_.state.data(), saved_state_.data(), saved_state_.size(),
+                                 nullptr),
+              FLOAT8_OK);
+  }
+  ~CAbiPointers() override {
+    float8_weight_casts_destroy(casts_);
+    float8_scales_destroy(scales_);
+  }
+
+  static LinearDesc description() {
+    LinearDesc desc = testing::describe("delayed", kShape);
+    desc.bias = desc.bias_grad = desc.count = desc.weight_flag = true;
+    return desc;
+  }
+  [[nodiscard]] float8_cast_counters* counters() {
+    return reinterpret_cast<float8_cast_counters*>(counters_.data());
+  }
+  [[nodiscard]] uint32_t* valid() { return reinterpret_cast<uint32_t*>(valid_.data()); }
+
+  float8_status forward(float8_stream stream) {
+    float8_forward_args args{};
+    args.struct_size = sizeof args;
+    args.x = s_.x.data();
+    args.w = s_.w.data();
+    args.y = s_.y.data();
+    args.saved = s_.saved.data();
+    args.m = kShape.m;
+    args.bias = s_.bias.data();
+    args.scales = slots_;
+    args.counters = counters();
+    return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
+  }
+  float8_status forward_with_cache(float8_stream stream) {
+    float8_forward_args args{};
+    args.struct_size = sizeof args;
+    args.x = s_.x.data();
+    args.y = s_.y.data();
+    args.m = kShape.m;
+    args.bias = s_.bias.data();
+    args.weight_cache = s_.cache.data();
+    args.scales = slots_;
+    return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
+  }
+  float8_status backward(float8_stream stream) {
+    float8_backward_args args{};
+    args.struct_size = sizeof args;
+    args.dy = s_.dy.data();
+    args.saved = s_.saved.data();
+    args.dx = s_.dx.data();
+    args.dw = s_.dw.data();
+    args.db = db_.data();
+    args.m = kShape.m;
+    args.scales = slots_;
+    args.counters = counters();
+    return float8_linear_backward(&linear_, &args, s_.workspace.data(), stream);
+  }
+  [[nodiscard]] float8_weight_args weight() {
+    float8_weight_args args{};
+    args.struct_size = sizeof args;
+    args.w = s_.w.data();
+    args.cache = s_.cache.data();
+    args.scales = slots_;
+    args.counters = counters();
+    args.valid = valid();
+    return args;
+  }
+
+  std::vector<Call> calls() {
+    return {
+        {"forward",
+         {{"x", &s_.x},
+          {"w", &s_.w},
+          {"y", &s_.y},
+          {"saved", &s_.saved},
+          {"bias", &s_.bias},
+          {"scales (amax)", &s_.state},
+          {"counters", &counters_},
+          {"workspace", &s_.workspace}},
+         [this](float8_stream stream) { return forward(stream); }},
+        {"forward",
+         {{"weight_cache", &s_.cache}},
+         [this](float8_stream stream) { return forward_with_cache(stream); }},
+        {"backward",
+         {{"dy", &s_.dy},
+          {"dx", &s_.dx},
+          {"dw", &s_.dw},
+          {"db", &db_},
+          {"saved", &s_.saved},
+          {"scales (amax)", &s_.state},
+          {"counters", &counters_},
+          {"workspace", &s_.workspace}},
+         [this](float8_stream stream) { return backward(stream); }},
+        {"cast_weight",
+         {{"w", &s_.w},
+          {"cache", &s_.cache},
+          {"valid", &valid_},
+          {"scales (amax)", &s_.state},
+          {"counters", &counters_},
+          {"workspace", &s_.workspace}},
+         [this](float8_stream stream) {
+           const float8_weight_args args = weight();
+           return float8_linear_cast_weight(&linear_, &args, s_.workspace.data(), stream);
+         }},
+        {"weight 0: cast_weight",
+         {{"w", &s_.w}, {"cache", &s_.cache}, {"valid", &valid_}, {"workspace", &casts_workspace_}},
+         [this](float8_stream stream) {
+           const float8_weight_args args = weight();
+           return float8_weight_casts_run(casts_, &args, 1, casts_workspace_.data(), stream);
+         }},
+        {"invalidate_weights",
+         {{"valid", &valid_}},
+         [this](float8_stream stream) {
+           return float8_weights_invalidate(&context_, valid(), 1, stream);
+         }},
+        {"counters_clear",
+         {{"counters", &counters_}},
+         [this](float8_stream stream) {
+           return float8_counters_clear(&context_, counters(), FLOAT8_LINEAR_COUNTERS, stream);
+         }},
+        {"counters_snapshot",
+         {{"counters", &counters_}},
+         [this](float8_stream stream) {
+           return float8_counters_snapshot(&context_, counters(), FLOAT8_LINEAR_COUNTERS, read_,
+                                           stream);
+         }},
+        {"scales_init",
+         {{"state", &s_.state}},
+         [this](float8_stream stream) {
+           return float8_scales_init(scales_, s_.state.data(), stream);
+         }},
+        {"scales_sync",
+         {{"state", &s_.state}},
+         [this](float8_stream stream) {
+           return float8_scales_sync(scales_, s_.state.data(), nullptr, stream);
+         }},
+        {"scales_sync",
+         {{"state", &s_.state}},
+         [this](float8_stream stream) {
+           // Nothing may reach the ranks either: there is no NCCL behind this.
+           return float8_scales_sync(
+               scales_, s_.state.data(),
+               broken_ ? reinterpret_cast<float8_nccl_comm>(uintptr_t{16}) : nullptr, stream);
+         }},
+        {"scales_save",
+         {{"state", &s_.state}},
+         [this](float8_stream stream) {
+           return float8_scales_save(scales_, s_.state.data(), saved_state_.data(),
+                                     saved_state_.size(), stream);
+         }},
+        {"scales_load",
+         {{"state", &s_.state}},
+         [this](float8_stream stream) {
+           return float8_scales_load(scales_, s_.state.data(), saved_state_.data(),
+                                     saved_state_.size(), stream);
+         }},
+    };
+  }
+
+  void expect_refused(const Call& call, float8_stream stream, const std::string& words) {
+    const size_t launches = cuda_.launches.size();
+    const int memsets = cuda_.memsets;
+    const int synchronisations = cuda_.synchronisations;
+    broken_ = true;
+    EXPECT_EQ(call.run(stream), FLOAT8_INVALID_ARGUMENT) << words;
+    broken_ = false;
+    EXPECT_EQ(std::string_view(float8_last_error()).substr(0, words.size()), words);
+    EXPECT_EQ(cuda_.launches.size(), launches) << words;
+    EXPECT_EQ(cuda_.memsets, memsets) << words;
+    EXPECT_EQ(cuda_.synchronisations, synchronisations) << words;
+  }
+
+  FakeCuda cuda_;
+  Fixture s_{cuda_, description(), kShape.m};
+  float8_context context_{cuda_.context({.cache_dir = {}, .check_pointers = true})};
+  float8_linear linear_{Linear::plan(context_.context, description()).value()};
+  Buffer db_{static_cast<size_t>(kShape.n) * 2};
+  Buffer counters_{FLOAT8_LINEAR_COUNTERS * sizeof(float8_cast_counters)};
+  Buffer valid_{16};
+  Buffer casts_workspace_{size_t{1} << 20};
+  float8_scales* scales_ = nullptr;
+  float8_weight_casts* casts_ = nullptr;
+  float8_scale_slots slots_{};
+  std::vector<unsigned char> saved_state_;
+  float8_cast_counters read_[FLOAT8_LINEAR_COUNTERS];
+  bool broken_ = false;
+};
+
+TEST_F(CAbiPointers, GoodCallsPass) {
+  ASSERT_LE(float8_weight_casts_workspace_bytes(casts_), casts_workspace_.bytes());
+  auto* const stream = reinterpret_cast<float8_stream>(uintptr_t{8});
+  for (const Call& call : calls()) {
+    EXPECT_EQ(call.run(stream), FLOAT8_OK) << call.name << ": " << float8_last_error();
+  }
+}
+
+TEST_F(CAbiPointers, MemoryThatIsNotTheDevicesIsNamed) {
+  for (const Call& call : calls()) {
+    for (const auto& [name, buffer] : call.memory) {
+      FakeAllocation& memory =
+          *std::ranges::find(cuda_.allocations, buffer->data(), &FakeAllocation::begin);
+      const FakeAllocation good = memory;
+      const std::string is = fmt::format("{}: {} is ", call.name, name);
+      memory.device = 3;
+      expect_refused(call, nullptr, is + "memory of device 3, the context is of device 0");
+      memory = good;
+      memory.type = CU_MEMORYTYPE_HOST;
+      expect_refused(call, nullptr,
+                     is + "pinned memory of the host; it must be memory of device 0");
+      memory = {};
+      expect_refused(call, nullptr, is + "ordinary memory of the host");
+      memory = good;
+      memory.bytes = 1;
+      expect_refused(call, nullptr, fmt::format("{}: {} needs ", call.name, name));
+      memory = good;
+      EXPECT_EQ(call.run(nullptr), FLOAT8_OK) << float8_last_error();
+    }
+  }
+}
+
+TEST_F(CAbiPointers, StreamsOfAnotherContextAreNamed) {
+  cuda_.foreign_stream = reinterpret_cast<float8_stream>(uintptr_t{24});
+  for (const Call& call : calls()) {
+    expect_refused(call, cuda_.foreign_stream,
+                   fmt::format("{}: the stream is of another CUDA context", call.name));
+  }
+}
+
+// In a run that is not asked to look nobody pays for it.
+TEST_F(CAbiPointers, NobodyAsksUnasked) {
+  cuda_.allocations.clear();
+  float8_context unasked{cuda_.context()};
+  EXPECT_EQ(float8_counters_clear(&unasked, counters(), 1, nullptr), FLOAT8_OK);
+  EXPECT_TRUE(s_.delayed->update(s_.state.data(), nullptr));
+  EXPECT_TRUE(s_.linear->forward(s_.forward(), s_.workspace.data(), nullptr));
+}
+
+}  // namespace
+}  // namespace f8::runtime
