@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
 
 #include <cstddef>
 
@@ -92,6 +94,46 @@ F8_EXPORTED int pthread_rwlock_wrlock(pthread_rwlock_t* lock) {
   count(&SystemCalls::locks);
   static const auto real = next<int(pthread_rwlock_t*)>("pthread_rwlock_wrlock");
   return real(lock);
+}
+
+F8_EXPORTED int pthread_mutex_trylock(pthread_mutex_t* mutex) {
+  count(&SystemCalls::locks);
+  static const auto real = next<int(pthread_mutex_t*)>("pthread_mutex_trylock");
+  return real(mutex);
+}
+
+F8_EXPORTED int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex) {
+  count(&SystemCalls::waits);
+  static const auto real = next<int(pthread_cond_t*, pthread_mutex_t*)>("pthread_cond_wait");
+  return real(condition, mutex);
+}
+F8_EXPORTED int nanosleep(const timespec* time, timespec* left) {
+  count(&SystemCalls::waits);
+  static const auto real = next<int(const timespec*, timespec*)>("nanosleep");
+  return real(time, left);
+}
+F8_EXPORTED int clock_nanosleep(clockid_t clock, int flags, const timespec* time, timespec* left) {
+  count(&SystemCalls::waits);
+  static const auto real = next<int(clockid_t, int, const timespec*, timespec*)>("clock_nanosleep");
+  return real(clock, flags, time, left);
+}
+F8_EXPORTED int sched_yield() {
+  count(&SystemCalls::waits);
+  static const auto real = next<int()>("sched_yield");
+  return real();
+}
+
+F8_EXPORTED int vsnprintf(char* to, size_t bytes, const char* format, va_list arguments) {
+  count(&SystemCalls::texts);
+  static const auto real = next<int(char*, size_t, const char*, va_list)>("vsnprintf");
+  return real(to, bytes, format, arguments);
+}
+F8_EXPORTED int snprintf(char* to, size_t bytes, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int written = vsnprintf(to, bytes, format, arguments);
+  va_end(arguments);
+  return written;
 }
 
 F8_EXPORTED int open(const char* path, int flags, ...) {

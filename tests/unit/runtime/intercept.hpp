@@ -1,5 +1,6 @@
-// Counts what the calling thread asks of the system while it lives: memory, locks, files, the
-// environment. Calls reach this program's definitions before those of libc, which they go on to.
+// Counts what the calling thread asks of the system while it lives: memory, locks, waiting, text,
+// files, the environment. Calls reach this program's definitions before those of libc, which they
+// go on to.
 #pragma once
 
 namespace f8::runtime::testing {
@@ -7,6 +8,8 @@ namespace f8::runtime::testing {
 struct SystemCalls {
   int allocations = 0;  // malloc and its like, operator new included
   int locks = 0;        // mutexes and reader-writer locks
+  int waits = 0;        // on a condition or a clock, or the rest of a time slice given away
+  int texts = 0;        // formatted by libc; fmt's are allocations
   int files = 0;        // opened
   int environment = 0;  // variables read
   bool operator==(const SystemCalls&) const = default;

@@ -3,8 +3,11 @@
 // its own.
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
+#include <thread>
 
+#include "runtime/weight_casts.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/intercept.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
@@ -34,7 +37,8 @@ struct Counted<kCall, kField> {
   static CUresult call(Args... args) {
     ++g_counts[kCall];
     constexpr bool enqueues = kCall == k_launch_kernel_ex || kCall == k_memset_d8_async ||
-                              kCall == k_memset_d32_async || kCall == k_memset_d2d8_async;
+                              kCall == k_memset_d32_async || kCall == k_memset_d2d8_async ||
+                              kCall == k_memcpy_dtoh_async;
     if (enqueues && g_idle) return CUDA_SUCCESS;
     return (g_below->*kField)(args...);
   }
@@ -61,6 +65,7 @@ class CountedDriver {
 // Calls that a run may make; all others are none.
 constexpr bool is_run_call(int call) {
   return call == k_launch_kernel_ex || call == k_memset_d8_async || call == k_memset_d32_async ||
+         call == k_memset_d2d8_async || call == k_memcpy_dtoh_async ||
          call == k_tensor_map_encode_tiled || call == k_ctx_get_current ||
          call == k_ctx_set_current;
 }
@@ -90,6 +95,11 @@ TEST(InterceptTest, Counts) {
     void* const volatile block = std::malloc(16);
     std::free(block);
     const std::lock_guard lock(mutex);
+    std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(1));
+    char text[8];
+    volatile int number = 7;
+    std::snprintf(text, sizeof text, "%d", number);
     const char* const volatile home = std::getenv("HOME");
     FILE* const file = std::fopen("/dev/null", "r");
     (void)home;
@@ -98,42 +108,101 @@ TEST(InterceptTest, Counts) {
   }
   EXPECT_GE(calls.allocations, 3);  // fopen's own is one
   EXPECT_EQ(calls.locks, 1);
+  EXPECT_EQ(calls.waits, 2);
+  EXPECT_EQ(calls.texts, 1);
   EXPECT_EQ(calls.files, 1);
   EXPECT_EQ(calls.environment, 1);
+  const Intercept intercept;
+  const std::string message = fmt::format("{} is {}, not aligned to 16 bytes", "x", 3);
+  EXPECT_GE(intercept.calls().allocations, 1) << message;
 }
 
+// What a linear is planned with and how its calls use it.
+struct Use {
+  const char* name;
+  void (*plan)(LinearDesc&);
+  bool cached = false, accumulate = false, flagged = false;
+};
+constexpr Use kUses[] = {
+    {"plain", [](LinearDesc&) {}},
+    {"a weight cache", [](LinearDesc&) {}, true},
+    {"bias and its gradient", [](LinearDesc& d) { d.bias = d.bias_grad = true; }},
+    {"accumulation", [](LinearDesc& d) { d.accumulate_grad_weight = true; }, true, true},
+    {"recomputing", [](LinearDesc& d) { d.recompute = true; }},
+    {"recomputing from a cache", [](LinearDesc& d) { d.recompute = true; }, true},
+    {"counters", [](LinearDesc& d) { d.count = true; }},
+    {"a flag", [](LinearDesc& d) { d.weight_flag = true; }, true, false, true},
+    {"f32 tensors", [](LinearDesc& d) { d.tensor_dtype = d.grad_weight_dtype = Dtype::kF32; }},
+    {"a master weight", [](LinearDesc& d) { d.master_dtype = Dtype::kF32; }, true},
+    {"no gradient of the input", [](LinearDesc& d) { d.needs_grad_input = false; }},
+    {"everything",
+     [](LinearDesc& d) {
+       d.bias = d.bias_grad = d.accumulate_grad_weight = d.count = d.weight_flag = true;
+       d.non_finite = NonFinite::kHold;
+     },
+     true, true, true}};
+
 TEST_P(RunCostTest, AsksNothingOfTheSystem) {
-  LinearDesc desc = describe(GetParam(), {192, 160, 144});
-  desc.bias = desc.bias_grad = true;
-  Fixture s(cuda_, desc, 192);
-  const ForwardCall forward = s.forward();
-  const BackwardCall backward = s.backward();
-  const WeightCall weight = s.weight();
-  g_idle = true;
-  library_.computes = false;
-  for (const bool cached : {false, true}) {
-    ForwardCall f = forward;
-    BackwardCall b = backward;
-    if (cached) f.weight_cache = b.weight_cache = s.cache.data();
-    g_counts = {};
-    bool good = true;
-    SystemCalls calls;
-    {
-      const Intercept intercept;
-      if (cached) good = s.linear->cast_weight(weight, s.workspace.data(), nullptr).has_value();
-      good &= s.linear->forward(f, s.workspace.data(), nullptr).has_value();
-      good &= s.linear->backward(b, s.workspace.data(), nullptr).has_value();
-      calls = intercept.calls();
-    }
-    ASSERT_TRUE(good);
-    EXPECT_EQ(calls, SystemCalls{})
-        << calls.allocations << " allocations, " << calls.locks << " locks, " << calls.files
-        << " files, " << calls.environment << " variables";
-    EXPECT_GE(g_counts[k_launch_kernel_ex] + library_.matmuls, 4);
+  for (const Use& use : kUses) {
+    SCOPED_TRACE(use.name);
+    LinearDesc desc = describe(GetParam(), {192, 160, 144});
+    use.plan(desc);
+    Fixture s(cuda_, desc, 192);
+    const size_t weight = static_cast<size_t>(desc.shape.n * desc.shape.k);
+    testing::Buffer master(weight * 4), db(static_cast<size_t>(desc.shape.n) * 4);
+    testing::Buffer counters(kCountersOfLinear * sizeof(CastCounters)), valid(16);
+    CastCounters read[kCountersOfLinear];
+    auto* const counted = desc.count ? reinterpret_cast<CastCounters*>(counters.data()) : nullptr;
+    const std::shared_ptr<const Linear> all[] = {s.linear};
+    const WeightCasts casts = WeightCasts::plan(s.context, all).value();
+    testing::Buffer casts_workspace(casts.workspace_bytes());
+
+    for (const bool first_step : {true, false}) {
+      s.first_step = first_step;
+      ForwardCall forward = s.forward();
+      BackwardCall backward = s.backward();
+      WeightCall cast = s.weight();
+      forward.counters = backward.counters = cast.counters = counted;
+      if (use.cached) forward.weight_cache = backward.weight_cache = s.cache.data();
+      if (desc.bias_grad) backward.db = db.data();
+      backward.accumulate = use.accumulate;
+      if (use.flagged) cast.valid = reinterpret_cast<uint32_t*>(valid.data());
+      if (desc.master_dtype) cast.w = master.data();
+      g_idle = true;
+      library_.computes = false;
+      g_counts = {};
+      std::array<bool, 8> good{};
+      SystemCalls calls;
+      {
+        const Intercept intercept;
+        if (use.cached) {
+          good[0] = s.linear->cast_weight(cast, s.workspace.data(), nullptr).has_value();
+          good[1] = casts.run({&cast, 1}, casts_workspace.data(), nullptr).has_value();
+        } else {
+          good[0] = good[1] = true;
+        }
+        good[2] = s.linear->forward(forward, s.workspace.data(), nullptr).has_value();
+        good[3] = s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
+        good[4] = !s.delayed || s.delayed->update(s.state.data(), nullptr).has_value();
+        good[5] = !use.flagged || invalidate_weights(*s.context, cast.valid, 1, nullptr);
+        good[6] = counted == nullptr ||
+                  snapshot_counters(*s.context, counted, kCountersOfLinear, read, nullptr);
+        good[7] =
+            counted == nullptr || clear_counters(*s.context, counted, kCountersOfLinear, nullptr);
+        calls = intercept.calls();
+      }
+      g_idle = false;
+      EXPECT_TRUE(std::ranges::all_of(good, std::identity{}));
+      EXPECT_EQ(calls, SystemCalls{})
+          << calls.allocations << " allocations, " << calls.locks << " locks, " << calls.waits
+          << " waits, " << calls.texts << " texts, " << calls.files << " files, "
+          << calls.environment << " variables";
+      EXPECT_GE(g_counts[k_launch_kernel_ex] + library_.matmuls, 4);
 #define F8_EXPECT_NONE(field, function) \
   EXPECT_TRUE(is_run_call(k_##field) || g_counts[k_##field] == 0) << #function;
-    F8_DRIVER_FUNCTIONS(F8_EXPECT_NONE)
+      F8_DRIVER_FUNCTIONS(F8_EXPECT_NONE)
 #undef F8_EXPECT_NONE
+    }
   }
 }
 

@@ -1,5 +1,6 @@
-// Contexts that are asked to check pointers: each call that is given memory and a stream names
-// what is not its device's, is too small, or is another CUDA context's, and enqueues nothing.
+// What only the driver knows, of each call that is given memory and a stream. Contexts that are
+// asked to check pointers name what is not their device's, is too small, or is another CUDA
+// context's, and enqueue nothing; on any context the driver's errors reach the caller.
 #include <float8/float8.h>
 
 #include <functional>
@@ -17,7 +18,7 @@ using testing::Fixture;
 
 constexpr Shape kShape = {40, 48, 32};
 
-class CAbiPointers : public ::testing::Test {
+class CAbiDriver : public ::testing::Test {
  protected:
   // A call, and the memory that it names.
   struct Call {
@@ -26,7 +27,7 @@ class CAbiPointers : public ::testing::Test {
     std::function<float8_status(float8_stream)> run;
   };
 
-  CAbiPointers() {
+  CAbiDriver() {
     const float8_linear* const linears[] = {&linear_};
     float8_scales_desc desc{};
     desc.struct_size = sizeof desc;
@@ -47,7 +48,7 @@ class CAbiPointers : public ::testing::Test {
                                  nullptr),
               FLOAT8_OK);
   }
-  ~CAbiPointers() override {
+  ~CAbiDriver() override {
     float8_weight_casts_destroy(casts_);
     float8_scales_destroy(scales_);
   }
@@ -230,7 +231,7 @@ class CAbiPointers : public ::testing::Test {
   bool broken_ = false;
 };
 
-TEST_F(CAbiPointers, GoodCallsPass) {
+TEST_F(CAbiDriver, GoodCallsPass) {
   ASSERT_LE(float8_weight_casts_workspace_bytes(casts_), casts_workspace_.bytes());
   auto* const stream = reinterpret_cast<float8_stream>(uintptr_t{8});
   for (const Call& call : calls()) {
@@ -238,7 +239,7 @@ TEST_F(CAbiPointers, GoodCallsPass) {
   }
 }
 
-TEST_F(CAbiPointers, MemoryThatIsNotTheDevicesIsNamed) {
+TEST_F(CAbiDriver, MemoryThatIsNotTheDevicesIsNamed) {
   for (const Call& call : calls()) {
     for (const auto& [name, buffer] : call.memory) {
       FakeAllocation& memory =
@@ -262,7 +263,7 @@ TEST_F(CAbiPointers, MemoryThatIsNotTheDevicesIsNamed) {
   }
 }
 
-TEST_F(CAbiPointers, StreamsOfAnotherContextAreNamed) {
+TEST_F(CAbiDriver, StreamsOfAnotherContextAreNamed) {
   cuda_.foreign_stream = reinterpret_cast<float8_stream>(uintptr_t{24});
   for (const Call& call : calls()) {
     expect_refused(call, cuda_.foreign_stream,
@@ -270,8 +271,32 @@ TEST_F(CAbiPointers, StreamsOfAnotherContextAreNamed) {
   }
 }
 
+// What the driver reports, in a launch, a memset, a copy or a wait, ends the call, which says what
+// became of the CUDA context; the next call is as good as ever where the context is.
+TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
+  struct Fault {
+    CUresult result;
+    float8_status status;
+    std::string_view words;
+  };
+  for (const Call& call : calls()) {
+    for (const auto& [result, status, words] :
+         {Fault{CUDA_ERROR_ILLEGAL_ADDRESS, FLOAT8_CUDA, "restart the process"},
+          Fault{CUDA_ERROR_OUT_OF_MEMORY, FLOAT8_OUT_OF_MEMORY, "out of memory"},
+          Fault{CUDA_ERROR_INVALID_VALUE, FLOAT8_CUDA, "CUDA_ERROR_INVALID_VALUE"}}) {
+      cuda_.launch_result = cuda_.memset_result = cuda_.copy_result = result;
+      EXPECT_EQ(call.run(nullptr), status) << call.name;
+      EXPECT_NE(std::string_view(float8_last_error()).find(words), std::string_view::npos)
+          << call.name << ": " << float8_last_error();
+      EXPECT_EQ(std::string_view(float8_last_error()).find('\n'), std::string_view::npos);
+      cuda_.launch_result = cuda_.memset_result = cuda_.copy_result = CUDA_SUCCESS;
+      EXPECT_EQ(call.run(nullptr), FLOAT8_OK) << call.name << ": " << float8_last_error();
+    }
+  }
+}
+
 // In a run that is not asked to look nobody pays for it.
-TEST_F(CAbiPointers, NobodyAsksUnasked) {
+TEST_F(CAbiDriver, NobodyAsksUnasked) {
   cuda_.allocations.clear();
   float8_context unasked{cuda_.context()};
   EXPECT_EQ(float8_counters_clear(&unasked, counters(), 1, nullptr), FLOAT8_OK);
