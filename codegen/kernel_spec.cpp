@@ -285,9 +285,6 @@ struct Validate {
       return bad("block scales need an undivided contraction");
     }
     if (s.fast && is_block(s.scale)) return bad("block scales need precise accumulation");
-    if (s.scale == ScaleMode::kBlock128x128 && 128 % gemm_products(s).mma_n != 0) {
-      return bad("its products straddle blocks of 128");
-    }
     if (c.tile_n / c.split_k % 64 != 0) return bad("each CTA of a split must write 64 columns");
     if (s.problems < 1 || s.problems > 2) return bad("one or two products a launch");
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {

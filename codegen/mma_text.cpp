@@ -21,7 +21,11 @@ GemmProducts gemm_products(const GemmSpec& spec) {
   if (spec.fast) return {.mma_n = n, .partials = 0};
   const int room = most_accumulators(spec.config.warpgroups) - tile_accumulators(spec.config);
   if (n <= room) return {.mma_n = n, .partials = 2};
-  return {.mma_n = n / 2 <= room ? n : n / 2, .partials = 1};
+  if (n / 2 > room) return {.mma_n = n / 2, .partials = 1};
+  // Block scales take longer to apply, so two halves in turn are better than a whole; but products
+  // of 64 columns read a too often.
+  const bool halves = spec.scale == ScaleMode::kBlock128x128 && n / 2 > 64;
+  return {.mma_n = halves ? n / 2 : n, .partials = halves ? 2 : 1};
 }
 
 int gemm_accumulators(const GemmSpec& spec) {

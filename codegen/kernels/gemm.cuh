@@ -67,7 +67,6 @@ struct Gemm {
   static constexpr int kScaleBytesB = kColumnBlocks ? Config::kTileN * 4 : 0;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
                 Config::kTileN % 64 == 0);
-  static_assert(Config::kScale != Scale::kBlock128x128 || 128 % Config::kMmaN == 0);
 
   using Accumulators = float[kBlocks][Config::kMmaN / 2];
   using Maps = GemmMaps<Config::kProblems>;
@@ -129,6 +128,19 @@ struct Gemm {
     }
   }
 
+  // Brings a part of what the tile's result is added to into L2, with as many products between
+  // parts as there are: all at once, they would hold up the operands.
+  static F8_DEVICE void bring_result(const Maps& maps, const Tile& tile, u32 i) {
+    constexpr u32 kAcross = Config::kTileN / kOutColumns;
+    constexpr u32 kParts = kAcross * (Config::kTileM / 64);
+    const u32 apart = max(tile.k_blocks / kParts, 1U);
+    const u32 part = i / apart;
+    if (i % apart != 0 || part >= kParts) return;
+    prefetch_tile(&maps.problems[tile.problem].d,
+                  tile.column + static_cast<i32>(part % kAcross * kOutColumns),
+                  tile.row + static_cast<i32>(part / kAcross * 64));
+  }
+
   static F8_DEVICE void produce(const Maps& maps, const Shared& shared, const Schedule& schedule,
                                 const Tile& tile, Ring& ring) {
     // This CTA copies its share of each tile and multicasts it to the CTAs that work on the same
@@ -158,6 +170,7 @@ struct Gemm {
       barrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
       barrier_expect(full, kStageBytes + scales_a + scales_b);
       const i32 k = static_cast<i32>(block * kStageK);
+      if constexpr (Config::kAdd) bring_result(maps, tile, i);
       const u32 a = shared.a(ring.stage) + schedule.rank_n * kRowsA * kStageK;
       const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
       copy_share<Config::kClusterN>(a, map_a, full, mask_a, k, row_a);
@@ -212,11 +225,22 @@ struct Gemm {
     if constexpr (Config::kPingpong) pair_arrive(kTurnBarrier + 1 - warpgroup);
   }
 
+  // Low words of the descriptors of a stage's tiles: one multiplication away from what does not
+  // change, since between two stages they are what the tensor core waits for.
+  static F8_DEVICE u32 low_a(const Shared& shared, u32 stage, u32 warpgroup) {
+    return mma_descriptor_low(shared.stages + first_row(warpgroup) * kStageK) +
+           stage * (kStageBytes >> 4);
+  }
+  static F8_DEVICE u32 low_b(const Shared& shared, u32 stage) {
+    return mma_descriptor_low(shared.stages + kBytesA) + stage * (kStageBytes >> 4);
+  }
+
   // All products of one stage for one block of 64 x kMmaN.
-  static F8_DEVICE void multiply(float (&acc)[Config::kMmaN / 2], u64 a, u64 b, bool accumulate) {
+  static F8_DEVICE void multiply(float (&acc)[Config::kMmaN / 2], u32 a, u32 b, bool accumulate) {
 #pragma unroll
     for (int k = 0; k < kStageK / 32; ++k) {
-      Config::mma(acc, a + k * (32 >> 4), b + k * (32 >> 4), accumulate || k > 0);
+      Config::mma(acc, mma_descriptor(a + k * (32 >> 4)), mma_descriptor(b + k * (32 >> 4)),
+                  accumulate || k > 0);
     }
   }
 
@@ -234,8 +258,8 @@ struct Gemm {
     u32 previous = 0;
     for (u32 block = 0; block < k_blocks; ++block, ring.advance()) {
       barrier_wait(shared.full + 8 * ring.stage, ring.parity);
-      const u64 a = mma_descriptor(shared.a(ring.stage) + first_row(warpgroup) * kStageK);
-      const u64 b = mma_descriptor(shared.b(ring.stage));
+      const u32 a = low_a(shared, ring.stage, warpgroup);
+      const u32 b = low_b(shared, ring.stage);
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) pin(acc[i]);
       mma_fence();
@@ -258,17 +282,56 @@ struct Gemm {
     release(shared, schedule, previous);
   }
 
+  // The scales of b's blocks of 128x128 that a tile covers, by its blocks of k: of one row of
+  // blocks or, where the tile is wider than 128, of two.
+  static constexpr int kSquareRows = Config::kTileN > 128 ? 2 : 1;
+  struct SquareScales {
+    const float* first;
+    u32 to_second;   // elements
+    u32 last;        // block of k
+    bool from_half;  // the tile begins in the middle of a block
+
+    F8_DEVICE SquareScales(const Schedule& schedule, const Tile& tile) {
+      if constexpr (Config::kScale == Scale::kBlock128x128) {
+        const GemmProblem& problem = schedule.args.problems[tile.problem];
+        const u32 row = tile.column / 128;
+        first = problem.inv_scale_b + static_cast<u64>(row) * problem.stride_b + tile.first_block;
+        to_second = (row + 1) * 128 < problem.n ? problem.stride_b : 0;
+        last = tile.k_blocks - 1;
+        from_half = tile.column % 128 != 0;
+      }
+    }
+    F8_DEVICE void load(float (&square)[kSquareRows], u32 block) const {
+      if constexpr (Config::kScale == Scale::kBlock128x128) {
+        const float* at = first + min(block, last);
+        square[0] = load_global(at);
+        if constexpr (kSquareRows > 1) square[1] = load_global(at + to_second);
+      }
+    }
+    // Of the 64 columns from `column` of the tile.
+    F8_DEVICE float of(const float (&square)[kSquareRows], int column) const {
+      if (kSquareRows == 1 || column < 64) return square[0];
+      if (column >= 128) return square[kSquareRows - 1];
+      return Config::kTileN % 128 != 0 && from_half ? square[kSquareRows - 1] : square[0];
+    }
+  };
+
   static F8_DEVICE void accumulate_precise(Accumulators& acc, const Shared& shared,
                                            const Schedule& schedule, Ring& ring, u32 warpgroup,
                                            const Tile& tile) {
     clear(acc);
+    const SquareScales squares(schedule, tile);
+    Ahead ahead;
+#pragma unroll
+    for (int i = 0; i < kStepStages; ++i) squares.load(ahead.squares[i], i);
+    ahead.filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
     u32 block = 0;
     for (; block + kStepStages <= tile.k_blocks; block += kStepStages) {
-      precise_step<kStepStages>(acc, shared, schedule, ring, warpgroup, tile, block);
+      precise_step<kStepStages>(acc, shared, schedule, ring, warpgroup, squares, ahead, block);
     }
     if constexpr (kStepStages > 1) {
       for (; block < tile.k_blocks; ++block)
-        precise_step<1>(acc, shared, schedule, ring, warpgroup, tile, block);
+        precise_step<1>(acc, shared, schedule, ring, warpgroup, squares, ahead, block);
     }
     pass_turn(warpgroup);
   }
@@ -278,31 +341,48 @@ struct Gemm {
   // together. All products end within the step: across a loop's back edge the compiler cannot see
   // which one has ended, and serialises them (C7514).
   static constexpr int kStepStages = Config::kPartials == 2 ? 2 : 1;
+  // What a step needs to start and the one before has looked up while its products ran: between two
+  // steps the tensor core has nothing to do.
+  struct Ahead {
+    float squares[kStepStages][kSquareRows];
+    bool filled;  // the first stage
+  };
   template <int kCount>
   static F8_DEVICE void precise_step(Accumulators& acc, const Shared& shared,
                                      const Schedule& schedule, Ring& ring, u32 warpgroup,
-                                     const Tile& tile, u32 block) {
+                                     const SquareScales& squares, Ahead& ahead, u32 block) {
     float partial[Config::kPartials][Config::kMmaN / 2];
     constexpr int kProducts = kCount * kBlocks;
     u32 stage[kCount];
-    float square[kCount][kSquares];
+    float square[kCount][kSquareRows];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kSquareRows; ++j) square[i][j] = ahead.squares[i][j];
+    }
 #pragma unroll
     for (int p = 0; p < kProducts + Config::kPartials - 1; ++p) {
       if (p < kProducts) {
         if (p % kBlocks == 0) {
-          load_squares(square[p / kBlocks], schedule, tile, block + p / kBlocks);
-          barrier_wait(shared.full + 8 * ring.stage, ring.parity);
+          if (p > 0 || !ahead.filled) barrier_wait(shared.full + 8 * ring.stage, ring.parity);
           stage[p / kBlocks] = ring.stage;
           ring.advance();
         }
         start_partial(partial[p % Config::kPartials], shared, stage[p / kBlocks], warpgroup,
                       p % kBlocks);
+        if (p == 0) {
+#pragma unroll
+          for (int i = 0; i < kStepStages; ++i) squares.load(ahead.squares[i], block + kCount + i);
+        }
       }
       const int ended = p - (Config::kPartials - 1);
       if (ended < 0) continue;
       float2 rows = make_float2(1.0F, 1.0F);
       if constexpr (kBlockScale) {
         rows = row_scales(shared, stage[ended / kBlocks], warpgroup, ended % kBlocks);
+      }
+      if (ended == kProducts - 1) {
+        ahead.filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
       }
       if (p < kProducts) {
         mma_wait<Config::kPartials - 1>();
@@ -314,7 +394,7 @@ struct Gemm {
         if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
       }
       promote(acc[ended % kBlocks], partial[ended % Config::kPartials], rows,
-              square[ended / kBlocks], shared, stage[ended / kBlocks], ended % kBlocks);
+              square[ended / kBlocks], squares, shared, stage[ended / kBlocks], ended % kBlocks);
       if constexpr (kColumnBlocks) {
         if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
       }
@@ -324,8 +404,8 @@ struct Gemm {
   // Starts block i of this warpgroup's rows over one stage, from zero.
   static F8_DEVICE void start_partial(float (&partial)[Config::kMmaN / 2], const Shared& shared,
                                       u32 stage, u32 warpgroup, int i) {
-    const u64 a = mma_descriptor(shared.a(stage) + first_row(warpgroup) * kStageK);
-    const u64 b = mma_descriptor(shared.b(stage));
+    const u32 a = low_a(shared, stage, warpgroup);
+    const u32 b = low_b(shared, stage);
     pin(partial);
     mma_fence();
     multiply(partial, a + (i / kBlocksN) * (64 * kStageK >> 4),
@@ -333,23 +413,6 @@ struct Gemm {
     mma_commit();
   }
 
-  // Scales of b's blocks of 128x128 that the tile covers, at one block of k.
-  static constexpr int kSquares = Config::kTileN > 128 ? 2 : 1;
-  static F8_DEVICE void load_squares(float (&square)[kSquares], const Schedule& schedule,
-                                     const Tile& tile, u32 block) {
-    if constexpr (Config::kScale == Scale::kBlock128x128) {
-      const GemmProblem& problem = schedule.args.problems[tile.problem];
-#pragma unroll
-      for (int i = 0; i < kSquares; ++i) {
-        const u32 column = tile.column + i * 128;
-        square[i] = column < problem.n
-                        ? load_global(problem.inv_scale_b +
-                                      static_cast<u64>(column / 128) * problem.stride_b +
-                                      tile.first_block + block)
-                        : 0.0F;
-      }
-    }
-  }
   // Of this thread's two rows in block i.
   static F8_DEVICE float2 row_scales(const Shared& shared, u32 stage, u32 warpgroup, int i) {
     const u32 row = first_row(warpgroup) + (i / kBlocksN) * 64 + threadIdx.x % 128 / 32 * 16 +
@@ -360,30 +423,26 @@ struct Gemm {
 
   static F8_DEVICE void promote(float (&acc)[Config::kMmaN / 2],
                                 const float (&partial)[Config::kMmaN / 2], float2 rows,
-                                const float (&square)[kSquares], const Shared& shared, u32 stage,
-                                int i) {
-    if constexpr (Config::kScale == Scale::kBlock128x128) {
-      const float scale = square[(i % kBlocksN) * Config::kMmaN / 128];
-      rows = make_float2(rows.x * scale, rows.y * scale);
-    }
+                                const float (&square)[kSquareRows], const SquareScales& squares,
+                                const Shared& shared, u32 stage, int i) {
 #pragma unroll
     for (int j = 0; j < Config::kMmaN / 2; j += 4) {
-      if constexpr (kColumnBlocks) {
-        const u32 column = (i % kBlocksN) * Config::kMmaN + j * 2 + threadIdx.x % 4 * 2;
-        const float2 columns = load_shared_pair(shared.scales_b(stage) + column * 4);
-        acc[j] += partial[j] * (rows.x * columns.x);
-        acc[j + 1] += partial[j + 1] * (rows.x * columns.y);
-        acc[j + 2] += partial[j + 2] * (rows.y * columns.x);
-        acc[j + 3] += partial[j + 3] * (rows.y * columns.y);
-      } else if constexpr (kBlockScale) {
-        acc[j] += partial[j] * rows.x;
-        acc[j + 1] += partial[j + 1] * rows.x;
-        acc[j + 2] += partial[j + 2] * rows.y;
-        acc[j + 3] += partial[j + 3] * rows.y;
-      } else {
+      if constexpr (!kBlockScale) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) acc[j + r] += partial[j + r];
+        continue;
       }
+      const int column = (i % kBlocksN) * Config::kMmaN + j * 2;  // the first of 8
+      float2 columns;
+      if constexpr (kColumnBlocks) {
+        columns = load_shared_pair(shared.scales_b(stage) + (column + threadIdx.x % 4 * 2) * 4);
+      } else {
+        columns.x = columns.y = squares.of(square, column);
+      }
+      acc[j] += partial[j] * (rows.x * columns.x);
+      acc[j + 1] += partial[j + 1] * (rows.x * columns.y);
+      acc[j + 2] += partial[j + 2] * (rows.y * columns.x);
+      acc[j + 3] += partial[j + 3] * (rows.y * columns.y);
     }
   }
 
@@ -553,10 +612,7 @@ struct Gemm {
         }
       }
     }
-    if constexpr (kVectors) {
-      __syncwarp();
-      if (lane == 0) barrier_arrive(shared.vectors_empty(vector_buffer));
-    }
+    if constexpr (kVectors) barrier_arrive(shared.vectors_empty(vector_buffer));
     if constexpr (Config::kAmax) {
       const u32 most = warp_max(amax);
       if (lane == 0 && most > 0) atomicMax(problem.amax, most);
@@ -657,8 +713,7 @@ struct Gemm {
         store_shared(shared.bias(buffer, i), inside ? load_bias(problem.bias, column) : 0.0F);
       }
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared.vectors_full(buffer));
+    barrier_arrive(shared.vectors_full(buffer));
   }
 
   // The copy warpgroup: the first thread of its first warp issues all copies, its second warp loads
@@ -705,8 +760,8 @@ struct Gemm {
         barrier_init(shared.empty + 8 * i, 4 * kConsumers * kPeers);
       }
       for (int i = 0; kVectors && i < kVectorBuffers; ++i) {
-        barrier_init(shared.vectors_full(i), 1);
-        barrier_init(shared.vectors_empty(i), 4 * kConsumers);
+        barrier_init(shared.vectors_full(i), 32);
+        barrier_init(shared.vectors_empty(i), 128 * kConsumers);
       }
       barrier_init_fence();
     }

@@ -1,8 +1,8 @@
 // Which tiles of the result a CTA of the matmul computes, and in which order. Clusters take units
 // of kClusterM x kClusterN tiles in turn, ordered so that args.group tiles of m stay together and
-// their operands in L2. The units of a second product, which has the shorter contraction, come
-// after those of the first: workers that got one unit of the first less than others begin with
-// args.extra of the second.
+// their operands in L2, and every other group goes back through n. The units of a second product,
+// which has the shorter contraction, come after those of the first: workers that got one unit of
+// the first less than others begin with args.extra of the second.
 #pragma once
 
 #include "ptx.cuh"
@@ -65,8 +65,9 @@ struct GemmSchedule {
     const u32 first = unit / (group_units * units_n) * group_units;
     const u32 size = min(units_m - first, group_units);
     const u32 inside = unit - first * units_n;
-    const u32 unit_n = inside / size;
+    u32 unit_n = inside / size;
     const u32 unit_m = first + (inside - unit_n * size);
+    if (first / group_units % 2 != 0) unit_n = units_n - 1 - unit_n;
     tile.row = static_cast<i32>((unit_m * Config::kClusterM + rank_m) * Config::kTileM);
     tile.column = static_cast<i32>((unit_n * Config::kClusterN + rank_n) * Config::kTileN);
     tile.first_block = 0;

@@ -91,6 +91,20 @@ F8_DEVICE bool barrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return done != 0;
 }
+// Without waiting.
+F8_DEVICE bool barrier_test(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 F8_DEVICE void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_try_wait(barrier, parity)) {
   }
@@ -126,6 +140,12 @@ F8_DEVICE void copy_tile_in(u32 smem, const TensorMap* map, u32 barrier, i32 x, 
       " [%0], [%1, {%3, %4}], [%2];" ::"r"(smem),
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
+}
+// Into L2.
+F8_DEVICE void prefetch_tile(const TensorMap* map, i32 x, i32 y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
+               "r"(y)
+               : "memory");
 }
 // Lands at the same offset in every CTA of the mask and counts on each one's barrier.
 F8_DEVICE void copy_tile_in_multicast(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 x,
@@ -193,10 +213,12 @@ F8_DEVICE void pin(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 // Descriptor of a K-major tile of 128-byte rows, 128-byte swizzle: atoms of 8 rows, 1024 bytes
-// apart.
-F8_DEVICE u64 mma_descriptor(u32 smem) {
-  return (static_cast<u64>(smem & 0x3FFFF) >> 4) | (u64{1} << 16) | (u64{1024 >> 4} << 32) |
-         (u64{1} << 62);
+// apart. Its low word counts on with the address, in units of 16 bytes.
+F8_DEVICE u32 mma_descriptor_low(u32 smem) {
+  return (smem >> 4) + (1U << 16);
+}
+F8_DEVICE u64 mma_descriptor(u32 low) {
+  return low | (u64{1024 >> 4} << 32) | (u64{1} << 62);
 }
 
 // --- shared memory
