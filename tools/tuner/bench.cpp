@@ -127,8 +127,8 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
   const Screened fp8 = F8_TRY(screen(problem, std::move(subjects), "fp8"));
   const Screened bf16 = F8_TRY(screen_bf16(problem));
 
-  // The fastest two of each kind go to the comparison, which decides between them too.
-  constexpr size_t kFinalists = 2;
+  // The fastest of each kind go to the comparison, which decides between them too.
+  constexpr size_t kFinalists = 3;
   const auto add = [&](const Screened& screened, size_t index, const char* role) {
     const Subject& subject = screened.subjects[index];
     const auto known = std::ranges::find(bench.rows, subject, &BenchRow::subject);

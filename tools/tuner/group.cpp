@@ -16,6 +16,10 @@ constexpr double kCoolS = 0.5;
 constexpr int kMostDroppedInARow = 6;
 constexpr double kManyLaunches = 4;
 constexpr int kCheckResamples = 200;  // for the stop rule; the final interval takes them all
+constexpr double kSettleWindowS = 0.02;
+constexpr double kSettleMostS = 0.3;
+constexpr double kSettled = 0.005;    // of a window's time to the one before
+constexpr double kAlwaysKept = 0.02;  // slower than the fastest: not dropped however long it takes
 
 }  // namespace
 
@@ -24,8 +28,8 @@ struct Session::Member {
   int id = -1;
   Subject subject;
   SubjectOutcome outcome;
-  bool timed = false;  // prepared, takes part in rounds
-  double recent_ns = 0;
+  bool timed = false;            // prepared, takes part in rounds
+  std::vector<double> relative;  // by block: its time to the fastest one's
   // Of the device while this member's blocks were timed.
   double mhz_sum = 0, mhz_min = std::numeric_limits<double>::max(), power_sum = 0, temp_max = 0;
   int states = 0;
@@ -81,7 +85,6 @@ Status Session::prepare(const GroupRequest& request, Member& member) {
     if (long_enough) break;
   }
   member.timed = true;
-  member.recent_ns = launch_ns;
   return {};
 }
 
@@ -108,6 +111,26 @@ Status Session::warm(int subject, double longest_s) {
   return {};
 }
 
+// Works until it is no longer slower from window to window. A device that did not work for some
+// milliseconds runs at a clock that its power limit does not allow for long.
+Status Session::settle(int subject) {
+  const double start = backend_.now_s();
+  const std::array order = {subject, subject};
+  double before = 0;
+  for (double window = start; window - start < kSettleMostS; window = backend_.now_s()) {
+    double sum = 0;
+    int count = 0;
+    while (count == 0 || backend_.now_s() - window < kSettleWindowS) {
+      for (const double ns : F8_TRY(backend_.time(order))) sum += ns;
+      count += 2;
+    }
+    const double mean = sum / count;
+    if (before > 0 && mean < before * (1 + kSettled)) break;
+    before = mean;
+  }
+  return {};
+}
+
 Status Session::measure(const GroupRequest& request, std::vector<Member>& members) {
   std::vector<Member*> live;
   for (Member& member : members) {
@@ -115,6 +138,7 @@ Status Session::measure(const GroupRequest& request, std::vector<Member>& member
   }
   if (live.empty()) return {};
   F8_TRY(warm(live.front()->id, request.warm_s));
+  F8_TRY(settle(live.front()->id));
   (void)backend_.sample();  // what was seen before is not of this measurement
 
   Random random(request.seed);
@@ -157,8 +181,10 @@ Status Session::measure(const GroupRequest& request, std::vector<Member>& member
     for (size_t i = 0; i < turn.size(); ++i) {
       turn[i]->outcome.blocks.back().push_back(times[i]);
     }
+    const auto latest = [](const Member* member) { return mean(member->outcome.blocks.back()); };
+    const double fastest_ns = latest(*std::ranges::min_element(live, {}, latest));
     for (Member* member : live) {
-      member->recent_ns = median(member->outcome.blocks.back());
+      member->relative.push_back(latest(member) / fastest_ns);
       if (state.samples == 0) continue;
       ++member->states;
       member->mhz_sum += state.sm_mhz_mean;
@@ -169,10 +195,8 @@ Status Session::measure(const GroupRequest& request, std::vector<Member>& member
     }
 
     if (request.drop_above > 0) {
-      double best = std::numeric_limits<double>::max();
-      for (const Member* member : live) best = std::min(best, member->recent_ns);
-      std::erase_if(live,
-                    [&](const Member* m) { return m->recent_ns > best * request.drop_above; });
+      const double kept = 1 + std::max((request.drop_above - 1) / blocks, kAlwaysKept);
+      std::erase_if(live, [&](const Member* m) { return median(m->relative) > kept; });
     }
     if (blocks < next_check && elapsed < request.stop.max_s) continue;
     next_check = blocks + std::max(1, blocks / 4);
@@ -187,18 +211,25 @@ Status Session::measure(const GroupRequest& request, std::vector<Member>& member
       }
     } else {
       const Member* fastest = *std::ranges::min_element(
-          live, {}, [](const Member* member) { return member->recent_ns; });
+          live, {}, [](const Member* member) { return median(member->relative); });
       const Summary summary = summarize(fastest->outcome.blocks, request.seed, kCheckResamples);
       half_width = summary.ci.relative_half_width(summary.median);
     }
     stop = should_stop(request.stop, elapsed, blocks, half_width);
   }
   busy_until_s_ = backend_.now_s();
+  const Member& fastest = **std::ranges::min_element(
+      live, {}, [](const Member* member) { return median(member->relative); });
 
   for (Member& member : members) {
     if (!member.timed || member.outcome.blocks.empty()) continue;
     auto& result = member.outcome.result;
-    const Summary summary = summarize(member.outcome.blocks, request.seed);
+    Summary summary = summarize(member.outcome.blocks, request.seed);
+    if (request.drop_above > 0) {
+      // Its blocks are fewer than others', and of another clock: what counts is its place in them.
+      const double level = summarize(fastest.outcome.blocks, request.seed, 1).median;
+      summary.scale(level * median(member.relative) / median(fastest.relative) / summary.median);
+    }
     result.timing = tuning_db::Timing{.n = summary.n,
                                       .n_dropped = dropped,
                                       .median_ns = summary.median,

@@ -22,9 +22,11 @@ struct GroupRequest {
   int reference = -1;     // the subject that the others' ratios are against; -1: none
   double batch_us = 200;  // at least so long is a timed batch
   StopRule stop;          // of the ratio's interval, or without reference of the fastest median's
-  double drop_above = 0;  // after each round, subjects this much slower than the fastest are
-                          // timed no more; 0: never
-  double warm_s = 3;      // longest warm-up of a thermal block
+  // After the first round, subjects this much slower than the fastest are timed no more, and with
+  // each round the limit comes nearer, so that those in front share the time. All times are then
+  // given as the fastest's, times how much slower they were in their rounds. 0: none is dropped.
+  double drop_above = 0;
+  double warm_s = 3;  // longest warm-up of a thermal block
   uint64_t seed = 0;
 };
 
@@ -53,6 +55,7 @@ class Session {
   struct Member;
   [[nodiscard]] Status prepare(const GroupRequest& request, Member& member);
   [[nodiscard]] Status warm(int subject, double longest_s);
+  [[nodiscard]] Status settle(int subject);
   [[nodiscard]] Status measure(const GroupRequest& request, std::vector<Member>& members);
 
   Backend& backend_;

@@ -18,10 +18,6 @@ double median_in_place(std::vector<double>& values) {
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
-double mean(std::span<const double> values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
 // The interval that holds `confidence` of the resampled statistic, widened to hold `centre`.
 Interval quantiles(const std::vector<double>& statistic, double confidence, double centre) {
   const double tail = (1 - confidence) / 2;
@@ -36,6 +32,11 @@ std::vector<double> flatten(const Blocks& blocks) {
 }
 
 }  // namespace
+
+double mean(std::span<const double> samples) {
+  assert(!samples.empty());
+  return std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
+}
 
 double median(std::span<const double> samples) {
   std::vector<double> copy(samples.begin(), samples.end());
@@ -74,6 +75,10 @@ Interval bootstrap_median(const Blocks& blocks, uint64_t seed, int resamples, do
     statistic.push_back(median_in_place(drawn));
   }
   return quantiles(statistic, confidence, median(flatten(blocks)));
+}
+
+void Summary::scale(double factor) {
+  for (double* value : {&median, &mad, &p05, &p95, &ci.lo, &ci.hi}) *value *= factor;
 }
 
 Summary summarize(const Blocks& blocks, uint64_t seed, int resamples) {

@@ -13,7 +13,8 @@
 
 namespace f8::tuner {
 
-// All three need at least one sample.
+// All four need at least one sample.
+[[nodiscard]] double mean(std::span<const double> samples);
 [[nodiscard]] double median(std::span<const double> samples);
 [[nodiscard]] double median_absolute_deviation(std::span<const double> samples);
 [[nodiscard]] double percentile(std::span<const double> samples, double p);  // p in [0, 1], linear
@@ -41,6 +42,7 @@ struct Summary {
   int64_t n = 0;
   double median = 0, mad = 0, p05 = 0, p95 = 0;
   Interval ci;
+  void scale(double factor);  // as if all samples were multiplied by it
 };
 [[nodiscard]] Summary summarize(const Blocks& blocks, uint64_t seed, int resamples = kResamples);
 

@@ -53,6 +53,38 @@ TEST(Group, RecoversAKnownRatioUnderDrift) {
   EXPECT_FALSE((*outcomes)[1].result.ratio) << "the reference has no ratio to itself";
 }
 
+TEST(Group, AScreeningRanksUnderDrift) {
+  FakeMachine machine;
+  // The clock falls by a sixth over the first half second; subject number i takes i % more.
+  machine.ns = [](const Problem&, const Subject& s, double now) {
+    return 1e6 * (1 + 0.01 * std::stod(s.config)) * (1 + 0.2 * std::min(now, 0.5) / 0.5);
+  };
+  machine.noise = 0.01;
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.reference = -1;
+  request.subjects.clear();
+  for (const char* slower : {"12", "5", "0", "3", "25", "8", "30", "4", "16", "7"}) {
+    request.subjects.push_back(generated(slower));
+  }
+  request.stop = {.target = 1e9, .min_s = 0.4, .max_s = 0.4, .min_blocks = 1};
+  request.drop_above = 1.15;
+  const auto outcomes = Session(backend).run(request);
+  ASSERT_TRUE(outcomes) << outcomes.error().message;
+  const double fastest = (*outcomes)[2].result.timing->median_ns;
+  EXPECT_NEAR(fastest, 1.2e6, 0.02e6) << "not settled";
+  for (size_t i = 0; i < outcomes->size(); ++i) {
+    const auto& timing = (*outcomes)[i].result.timing;
+    ASSERT_TRUE(timing);
+    EXPECT_NEAR(timing->median_ns / fastest, 1 + 0.01 * std::stod(request.subjects[i].config),
+                0.015);
+    EXPECT_LE(timing->ci_lo_ns, timing->median_ns);
+    EXPECT_GE(timing->ci_hi_ns, timing->median_ns);
+  }
+  EXPECT_GT((*outcomes)[2].blocks.size(), 3 * (*outcomes)[6].blocks.size())
+      << "the one in front has most of the time";
+}
+
 TEST(Group, SaysNoisyAndWhy) {
   FakeMachine machine;
   machine.ns = fast_and_slow;
