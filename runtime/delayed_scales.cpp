@@ -96,29 +96,51 @@ uint32_t* DelayedScales::amaxes(void* state) const {
 
 ScaleSlots DelayedScales::slots(void* state, size_t first) const {
   return {.amax = amaxes(state) + first,
-          .scale = part<float>(state, layout_.scale) + first * kernels::kScaleStride};
+          .scale = part<float>(state, layout_.scale) + first * kernels::kScaleStride,
+          .format = part<uint32_t>(state, layout_.format) + first};
 }
 
 Status DelayedScales::update(void* state, Stream stream) const {
   if (slots_.empty()) return {};
   F8_TRY(check("scales_sync", state, stream));
-  kernels::ScaleUpdateArgs args{.amax = amaxes(state),
-                                .history = part<uint32_t>(state, layout_.history),
-                                .scale = part<float>(state, layout_.scale),
-                                .format = part<uint32_t>(state, layout_.format),
-                                .non_finite = part<uint32_t>(state, layout_.non_finite),
-                                .count = static_cast<int32_t>(slots_.size()),
-                                .length = options_.history,
-                                .margin_factor = std::ldexp(1.0F, -options_.margin),
-                                .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
-                                .hold = options_.non_finite == NonFinite::kHold,
-                                .padding = 0};
   const Context::State& own = context_->state();
   const ScopedContext current(own.driver, own.primary);
   F8_TRY(current.status());
+  return launch_scale_update(own, *kernel_,
+                             {.amax = amaxes(state),
+                              .history = part<uint32_t>(state, layout_.history),
+                              .scale = part<float>(state, layout_.scale),
+                              .format = part<uint32_t>(state, layout_.format),
+                              .non_finite = part<uint32_t>(state, layout_.non_finite),
+                              .count = static_cast<int32_t>(slots_.size()),
+                              .length = options_.history,
+                              .margin_factor = std::ldexp(1.0F, -options_.margin),
+                              .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
+                              .hold = options_.non_finite == NonFinite::kHold,
+                              .padding = 0},
+                             stream);
+}
+
+Status launch_scale_update(const Context::State& context, const Kernel& kernel,
+                           kernels::ScaleUpdateArgs args, Stream stream) {
   void* parameters[] = {&args};
-  return launch(own.driver, *kernel_, ceil_div(args.count, kUpdateThreads), parameters,
-                context_->options().programmatic_launch, stream);
+  return launch(context.driver, kernel, ceil_div(args.count, kUpdateThreads), parameters,
+                context.options.programmatic_launch, stream);
+}
+
+kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch, size_t count,
+                                          const ScaleSlots& slots, bool hold) {
+  return {.amax = amax,
+          .history = scratch,
+          .scale = const_cast<float*>(slots.scale),
+          .format = slots.format,
+          .non_finite = scratch + count,
+          .count = static_cast<int32_t>(count),
+          .length = 1,
+          .margin_factor = 1.0F,
+          .most_recent = 1,
+          .hold = hold ? 1 : 0,
+          .padding = 0};
 }
 
 }  // namespace f8::runtime

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "codegen/kernels/kernel_args.cuh"
 #include "recipes/delayed.hpp"
 #include "runtime/context.hpp"
 
@@ -26,7 +27,25 @@ namespace f8::runtime {
 struct ScaleSlots {
   uint32_t* amax = nullptr;
   const float* scale = nullptr;
+  const uint32_t* format = nullptr;  // read in a first step over ranks
 };
+
+// Replaces `count` maxima on the device by those over ranks, in stream order: sync_amax() of
+// runtime/distributed, or nothing where there is one rank.
+struct AmaxReduction {
+  Status (*reduce)(void* ranks, uint32_t* amax_bits, size_t count, Stream stream) = nullptr;
+  void* ranks = nullptr;
+};
+
+// One update of scales, as DelayedScales::update() launches it.
+[[nodiscard]] Status launch_scale_update(const Context::State& context, const Kernel& kernel,
+                                         kernels::ScaleUpdateArgs args, Stream stream);
+// That of a first step over ranks: the scales of `count` slots from maxima of that step alone, as
+// dynamic scaling would have them. `scratch`: 2 * count words.
+[[nodiscard]] kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch,
+                                                        size_t count, const ScaleSlots& slots,
+                                                        bool hold);
+inline constexpr size_t kFirstWords = 3;  // of a slot: its amax, and of the scratch
 
 // Where the parts of a state begin, in bytes.
 struct ScaleLayout {

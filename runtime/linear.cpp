@@ -96,6 +96,9 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
                                const ScaleSlots& scales, QuantizeScratch& scratch,
                                Step&& step) const {
   const bool from_tensors = first && !kernels.slots.empty();
+  if (from_tensors && scratch.ranks.reduce != nullptr) {
+    return quantize_over_ranks(work, places, scales, scratch, step);
+  }
   const auto index = static_cast<size_t>(work);
   const Quantization& passes = (from_tensors ? kernels.first_works : kernels.works)[index];
   const std::vector<LoadedPass>& ready = (from_tensors ? first_loaded : loaded)[index];
@@ -153,6 +156,29 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
 }
 
 template <class Step>
+Status Linear::State::quantize_over_ranks(Work work, const std::array<Place, 3>& places,
+                                          const ScaleSlots& scales, QuantizeScratch& scratch,
+                                          Step&& step) const {
+  const size_t count = kernels.slots.size();
+  uint32_t* amax = scratch.first;
+  F8_TRY(step("clear amax", 0.0, [this, amax, count](Stream stream) {
+    return set_words(amax, 0, static_cast<int64_t>(kFirstWords * count), stream);
+  }));
+  QuantizeScratch recording = scratch;
+  recording.counters = nullptr;
+  recording.sums = nullptr;
+  F8_TRY(quantize(work, false, places, {.amax = amax, .scale = scales.scale}, recording, step));
+  F8_TRY(step("reduce amax", 0.0, [ranks = scratch.ranks, amax, count](Stream stream) {
+    return ranks.reduce(ranks.ranks, amax, count, stream);
+  }));
+  const auto args = first_scale_args(amax, amax + count, count, scales, kernels.hold);
+  F8_TRY(step("first scales", 0.0, [this, args](Stream stream) {
+    return launch_scale_update(context->state(), *scale_update, args, stream);
+  }));
+  return quantize(work, false, places, scales, scratch, step);
+}
+
+template <class Step>
 Status Linear::State::bias_gradient(const BackwardCall& call, const float* sums, bool summed,
                                     Step&& step) const {
   if (!summed) {
@@ -200,7 +226,9 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
   QuantizeScratch scratch{.sync = work + layout.sync,
                           .first_word = x.words + first_word,
                           .word_count = layout.x_words.row + call.m - first_word,
-                          .counters = call.counters};
+                          .counters = call.counters,
+                          .ranks = call.ranks,
+                          .first = reinterpret_cast<uint32_t*>(work + layout.first)};
   F8_TRY(quantize(what, call.first_step, places, call.scales, scratch, step));
 
   GemmCall gemm_call{.a = call.x, .b = call.w, .d = call.y, .m = call.m};
@@ -267,7 +295,9 @@ Status Linear::State::backward(const BackwardCall& call, void* workspace, Step&&
                           .first_word = dy.words,  // and what is cast again
                           .word_count = layout.dy_words.row + call.m,
                           .counters = call.counters,
-                          .sums = call.db != nullptr ? sums : nullptr};
+                          .sums = call.db != nullptr ? sums : nullptr,
+                          .ranks = call.ranks,
+                          .first = reinterpret_cast<uint32_t*>(work + layout.first)};
   if (q || qt) {
     const bool apart = desc.recompute && cached;
     const Work what = !q      ? Work::kGradOutputForWeight
@@ -338,11 +368,14 @@ Status Linear::State::cast_weight(const WeightCall& call, void* workspace, Step&
   std::array<Place, 3> places;
   Place& w = places[static_cast<size_t>(Tensor::kWeight)];
   w = cached_weight(call.w, call.ld_w, call.cache, static_cast<uint8_t*>(workspace));
-  QuantizeScratch scratch{.sync = static_cast<uint8_t*>(workspace) + layout.sync,
+  auto* work = static_cast<uint8_t*>(workspace);
+  QuantizeScratch scratch{.sync = work + layout.sync,
                           .first_word = w.words,
                           .word_count = layout.input_words,
                           .counters = call.counters,
-                          .valid = call.valid};
+                          .valid = call.valid,
+                          .ranks = call.ranks,
+                          .first = reinterpret_cast<uint32_t*>(work + layout.first)};
   F8_TRY(quantize(Work::kWeight, call.first_step, places, call.scales, scratch, step));
   if (call.valid == nullptr) return {};
   return step("set valid", 0.0,

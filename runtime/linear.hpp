@@ -71,6 +71,9 @@ struct ForwardCall {
   bool first_step = false;             // delayed operands are scaled as if dynamic
   int64_t ld_x = 0, ld_w = 0, ld_y = 0;
   CastCounters* counters = nullptr;  // kCountersOfLinear on the device, with LinearDesc::count
+  // In a first step: over the ranks that hold the other parts of the tensors. Delayed operands are
+  // then scaled as if dynamic over all of them, one reduction of a call's maxima in stream order.
+  AmaxReduction ranks = {};
 };
 
 struct BackwardCall {
@@ -91,6 +94,7 @@ struct BackwardCall {
   void* db = nullptr;
   bool accumulate_bias = false;      // db += instead of db =
   CastCounters* counters = nullptr;  // as forward's
+  AmaxReduction ranks = {};          // as forward's
 };
 
 struct WeightCall {
@@ -106,6 +110,7 @@ struct WeightCall {
   // With delayed scaling a cast that is left out does not record its amax, so clear before a step
   // whose update() shall see it. With LinearDesc::weight_flag.
   uint32_t* valid = nullptr;
+  AmaxReduction ranks = {};  // as ForwardCall's
 };
 
 // `count` words of WeightCall::valid to 0, in stream order: what follows an optimizer's step, and

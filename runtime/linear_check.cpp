@@ -54,12 +54,15 @@ Status Linear::State::check_counters(const char* call, const CastCounters* count
   return {};
 }
 
-Status Linear::State::check_scales(const char* call, const ScaleSlots& scales) const {
+template <class Call>
+Status Linear::State::check_scales(const char* name, const Call& call) const {
   if (kernels.slots.empty()) return {};
-  if (scales.amax == nullptr || scales.scale == nullptr) [[unlikely]] {
+  const bool over_ranks = call.first_step && call.ranks.reduce != nullptr;
+  if (call.scales.amax == nullptr || call.scales.scale == nullptr ||
+      (over_ranks && call.scales.format == nullptr)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: scales is empty; recipe {} has delayed scaling, see DelayedScales::slots",
-                call, desc.recipe.name);
+                name, desc.recipe.name);
   }
   return {};
 }
@@ -82,7 +85,7 @@ Status Linear::State::check(const ForwardCall& call, const void* workspace) cons
   }
   F8_TRY(check_optional("forward", "saved", call.saved));
   F8_TRY(check_optional("forward", "weight_cache", call.weight_cache));
-  F8_TRY(check_scales("forward", call.scales));
+  F8_TRY(check_scales("forward", call));
   F8_TRY(check_counters("forward", call.counters));
   F8_TRY(check_pointer("forward", "workspace", workspace));
   return memory(call, workspace).check_overlaps("forward");
@@ -139,7 +142,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   if (dw && (!is_fp8(Gemm::kGradWeight) || desc.recompute)) {
     F8_TRY(check_source("x", call.x, Gemm::kGradWeight));
   }
-  F8_TRY(check_scales("backward", call.scales));
+  F8_TRY(check_scales("backward", call));
   F8_TRY(check_counters("backward", call.counters));
   F8_TRY(check_pointer("backward", "workspace", workspace));
   return memory(call, workspace).check_overlaps("backward");
@@ -156,7 +159,7 @@ Status Linear::State::check(const WeightCall& call) const {
                                  : "given, the plan's casts heed no flag; set "
                                    "LinearDesc::weight_flag");
   }
-  return check_scales("cast_weight", call.scales);
+  return check_scales("cast_weight", call);
 }
 
 Status Linear::State::check(const WeightCall& call, const void* workspace) const {
@@ -165,10 +168,13 @@ Status Linear::State::check(const WeightCall& call, const void* workspace) const
   return memory(call, workspace).check_overlaps("cast_weight");
 }
 
-void Linear::State::add_scales(CallMemory& memory, const ScaleSlots& scales) const {
+template <class Call>
+void Linear::State::add_scales(CallMemory& memory, const Call& call) const {
   const size_t count = kernels.slots.size();
-  memory.add("scales (amax)", scales.amax, count * sizeof(uint32_t), Access::kWrite);
-  memory.add("scales", scales.scale, count * kernels::kScaleStride * sizeof(float), Access::kRead);
+  const bool over_ranks = call.first_step && call.ranks.reduce != nullptr;
+  memory.add("scales (amax)", call.scales.amax, count * sizeof(uint32_t), Access::kWrite);
+  memory.add("scales", call.scales.scale, count * kernels::kScaleStride * sizeof(float),
+             over_ranks ? Access::kWrite : Access::kRead);
 }
 
 CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {
@@ -184,7 +190,7 @@ CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace)
   memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
-  add_scales(memory, call.scales);
+  add_scales(memory, call);
   return memory;
 }
 
@@ -207,7 +213,7 @@ CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace
   memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
-  add_scales(memory, call.scales);
+  add_scales(memory, call);
   return memory;
 }
 
@@ -219,7 +225,7 @@ CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) 
   memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
-  add_scales(memory, call.scales);
+  add_scales(memory, call);
   return memory;
 }
 

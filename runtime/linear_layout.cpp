@@ -88,6 +88,8 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
 
   Arena forward;
   layout.sync = forward.take(quantize_sync_bytes(sm_count));
+  const size_t first_bytes = kWord * kFirstWords * kernels.slots.size();
+  layout.first = forward.take(first_bytes);
   layout.words = forward.take(words_bytes(layout.x_words.row + m));
   layout.x_lines = forward.take(lines_bytes(kernels, Tensor::kInput, m, k));
   layout.w_lines = forward.take(lines_bytes(kernels, Tensor::kWeight, n, k));
@@ -120,6 +122,7 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
 
   Arena backward;
   (void)backward.take(quantize_sync_bytes(sm_count));
+  (void)backward.take(first_bytes);
   (void)backward.take(words_bytes(layout.dy_words.row + m));
   layout.dy_lines = backward.take(lines_bytes(kernels, Tensor::kGradOutput, m, n));
   layout.dy_partials = backward.take(dy.partials_bytes(sm_count));

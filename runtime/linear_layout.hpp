@@ -2,11 +2,13 @@
 // Offsets are multiples of kAlign bytes, fixed at plan time for the largest m; row strides follow
 // the m of the call, so a smaller call uses the front of each part.
 //
-//   forward   sync | amax words (w, x) | lines of x, of w | partial maxima of x, of w | x q | w q |
+//   forward   sync | words of a first step over ranks | amax words (w, x) | lines of x, of w |
+//   partial maxima of x, of w | x q | w q |
 //             their scales | matmul's own
 //   saved     x qt | its scales | w qt | its scales
 //   cache     w q | w qt | scales of each
-//   backward  sync | amax words (dy) | lines | partial maxima | dy q | dy qt | scales of each |
+//   backward  sync | the same | amax words (dy) | lines | partial maxima | dy q | dy qt | scales of
+//   each |
 //             what is cast again: lines and partial maxima of x, of w, x qt | its scales | w qt |
 //             its scales | column sums of dy | matmuls' own
 // Recomputing, saved is empty.
@@ -57,7 +59,8 @@ struct WordLayout {
 
 struct LinearLayout {
   size_t sync = 0;   // at the start of both workspaces, in every linear's
-  size_t words = 0;  // after it in both; 0 bytes where no scale is an axis's
+  size_t first = 0;  // kFirstWords for each delayed scale, after it in both
+  size_t words = 0;  // behind those in both; 0 bytes where no scale is an axis's
   WordLayout x_words{}, w_words{}, dy_words{};
   int64_t input_words = 0;  // where those of x begin
   size_t x_lines = 0, w_lines = 0, dy_lines = 0;

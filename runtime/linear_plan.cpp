@@ -61,6 +61,9 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   const LinearKernels& kernels = state->kernels;
   F8_TRY(load(kernels.works, state->loaded));
   F8_TRY(load(kernels.first_works, state->first_loaded));
+  if (!kernels.slots.empty()) {
+    state->scale_update = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  }
   if (kernels.bias_grad) {
     state->column_sums = F8_TRY(context->kernel(codegen::ColumnSumsSpec{kernels.tensor_dtype}));
     state->bias_grad = F8_TRY(context->kernel(*kernels.bias_grad));

@@ -41,6 +41,8 @@ struct QuantizeScratch {
   CastCounters* counters = nullptr;  // the linear's
   const uint32_t* valid = nullptr;   // the weight's flag
   float* sums = nullptr;  // where the column sums of dy are wanted; null once a cast leaves them
+  AmaxReduction ranks = {};
+  uint32_t* first = nullptr;  // words of a first step over ranks
 };
 
 // What a visit does to a tensor, for its launch.
@@ -72,7 +74,8 @@ struct Linear::State {
   Loaded first_loaded;
   const Kernel* column_sums = nullptr;  // null: no gradient of a bias
   const Kernel* bias_grad = nullptr;
-  std::array<GemmPlanPtr, 3> gemms;  // null: not wanted
+  const Kernel* scale_update = nullptr;  // null: no delayed scaling
+  std::array<GemmPlanPtr, 3> gemms;      // null: not wanted
   GemmPlanPtr add_grad_weight;
   std::shared_ptr<const GemmPair> gradients;  // both in one launch, where their choices allow it
   LinearLayout layout;
@@ -85,13 +88,15 @@ struct Linear::State {
   [[nodiscard]] Status check(const WeightCall& call) const;
   [[nodiscard]] Status check(const WeightCall& call, const void* workspace) const;
   [[nodiscard]] Status check_counters(const char* call, const CastCounters* counters) const;
-  [[nodiscard]] Status check_scales(const char* call, const ScaleSlots& scales) const;
+  template <class Call>
+  [[nodiscard]] Status check_scales(const char* name, const Call& call) const;
 
   // What a call touches of what it was given.
   [[nodiscard]] CallMemory memory(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] CallMemory memory(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] CallMemory memory(const WeightCall& call, const void* workspace) const;
-  void add_scales(CallMemory& memory, const ScaleSlots& scales) const;
+  template <class Call>
+  void add_scales(CallMemory& memory, const Call& call) const;
   // Where the context is asked to check pointers.
   template <class Call>
   [[nodiscard]] Status check_device(const char* name, const Call& call, const void* workspace,
@@ -126,6 +131,12 @@ struct Linear::State {
   [[nodiscard]] Status quantize(Work work, bool first, const std::array<Place, 3>& places,
                                 const ScaleSlots& scales, QuantizeScratch& scratch,
                                 Step&& step) const;
+  // A first step over ranks: the casts of later steps, first for the maxima that they record, then
+  // with the scales of these over all ranks.
+  template <class Step>
+  [[nodiscard]] Status quantize_over_ranks(Work work, const std::array<Place, 3>& places,
+                                           const ScaleSlots& scales, QuantizeScratch& scratch,
+                                           Step&& step) const;
   // `summed`: a cast left the column sums.
   template <class Step>
   [[nodiscard]] Status bias_gradient(const BackwardCall& call, const float* sums, bool summed,

@@ -27,8 +27,8 @@ class WeightCasts {
       std::span<const std::shared_ptr<const Linear>> linears);
 
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
-  // A call for each linear, in order. `first_step` is the same in all of them, and so is `valid`:
-  // one flag for all of the weights, where all plans have LinearDesc::weight_flag.
+  // A call for each linear, in order. `first_step` and `ranks` are the same in all of them, and so
+  // is `valid`: one flag for all of the weights, where all plans have LinearDesc::weight_flag.
   [[nodiscard]] Status run(const WeightCalls& calls, void* workspace, Stream stream) const;
   [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream) const;
 
@@ -45,11 +45,18 @@ class WeightCasts {
   WeightCasts() = default;
   [[nodiscard]] Result<std::vector<Group>> groups(const std::shared_ptr<Context>& context,
                                                   bool first) const;
+  // `recorded`: words in the order of first_slot_ where the maxima go, for nothing but these; null:
+  // where the calls say.
+  [[nodiscard]] Status run_groups(const WeightCalls& calls, bool first, void* workspace,
+                                  uint32_t* recorded, Stream stream) const;
+  [[nodiscard]] Status find_first_scales(const WeightCalls& calls, void* workspace,
+                                         Stream stream) const;
 
   std::vector<std::shared_ptr<const Linear>> linears_;
   std::vector<Group> groups_;
   std::vector<Group> first_groups_;  // with delayed scaling's first step; else empty
-  bool delayed_ = false;
+  std::vector<size_t> first_slot_;   // of each linear, all end to end; then their number
+  size_t first_words_ = 0;           // where those of a first step over ranks begin, in bytes
   size_t workspace_bytes_ = 0;
 };
 

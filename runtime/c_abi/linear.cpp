@@ -3,6 +3,7 @@
 
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/recipe.hpp"
+#include "runtime/distributed/scale_sync.hpp"
 #include "runtime/info.hpp"
 
 using namespace f8::c_abi;
@@ -21,7 +22,18 @@ f8::Status check_bytes(const char* call, const char* name, size_t given, size_t 
 
 f8::runtime::ScaleSlots slots_of(const float8_scale_slots& slots) {
   return {.amax = static_cast<uint32_t*>(slots.opaque[0]),
-          .scale = static_cast<const float*>(slots.opaque[1])};
+          .scale = static_cast<const float*>(slots.opaque[1]),
+          .format = static_cast<const uint32_t*>(slots.opaque[2])};
+}
+
+f8::runtime::AmaxReduction reduction_over(float8_nccl_comm communicator) {
+  if (communicator == nullptr) return {};
+  return {.reduce =
+              [](void* ranks, uint32_t* amax_bits, size_t count, float8_stream stream) {
+                return f8::runtime::sync_amax(amax_bits, count,
+                                              static_cast<float8_nccl_comm>(ranks), stream);
+              },
+          .ranks = communicator};
 }
 
 f8::Result<f8::Dtype> dtype_of(const char* field, int32_t value) {
@@ -43,7 +55,8 @@ f8::runtime::WeightCall weight_call(const float8_weight_args& args) {
           .first_step = args.first_step != 0,
           .ld_w = args.ld_w,
           .counters = counters_of(args.counters),
-          .valid = args.valid};
+          .valid = args.valid,
+          .ranks = reduction_over(args.ranks)};
 }
 
 // The caller's args as this version knows them, checked for what no plan has to say.
@@ -166,7 +179,8 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
                                     .ld_x = known.ld_x,
                                     .ld_w = known.ld_w,
                                     .ld_y = known.ld_y,
-                                    .counters = counters_of(known.counters)},
+                                    .counters = counters_of(known.counters),
+                                    .ranks = reduction_over(known.ranks)},
                                    workspace, stream);
   });
 }
@@ -194,7 +208,8 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
                                      .ld_w = known.ld_w,
                                      .db = known.db,
                                      .accumulate_bias = known.accumulate_bias != 0,
-                                     .counters = counters_of(known.counters)},
+                                     .counters = counters_of(known.counters),
+                                     .ranks = reduction_over(known.ranks)},
                                     workspace, stream);
   });
 }

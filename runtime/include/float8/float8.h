@@ -310,6 +310,10 @@ typedef struct float8_forward_args {
   size_t saved_bytes;        /* 0: not checked */
   size_t weight_cache_bytes;
   float8_cast_counters* counters; /* FLOAT8_LINEAR_COUNTERS, added to, where desc.count; or NULL */
+  /* With first_step: the ranks that hold the other parts of the tensors, so that delayed operands
+   * are scaled as if dynamic over all of them. All ranks make the same calls in the same order, for
+   * each reduces its maxima (one small all-reduce on `stream`). NULL: there is one rank. */
+  float8_nccl_comm ranks;
 } float8_forward_args;
 
 typedef struct float8_backward_args {
@@ -339,6 +343,7 @@ typedef struct float8_backward_args {
   void* db;
   int32_t accumulate_bias; /* nonzero: db += instead of db = */
   int32_t reserved;        /* 0 */
+  float8_nccl_comm ranks;  /* as in the forward */
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
@@ -367,6 +372,7 @@ typedef struct float8_weight_args {
    * micro-batches may cast in each of them. NULL: always cast. A cast that is left out records no
    * amax of delayed scaling. */
   uint32_t* valid;
+  float8_nccl_comm ranks; /* as in float8_forward_args */
 } float8_weight_args;
 
 /* Casts the weight for the calls until it changes. `workspace` is the linear's. */
@@ -382,8 +388,8 @@ FLOAT8_API float8_status float8_weight_casts_plan(float8_context* context,
 FLOAT8_API void float8_weight_casts_destroy(float8_weight_casts* casts);
 FLOAT8_API size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts);
 /* `args` is an array of `count` structs, one for each linear of the plan in order; first_step is
- * the same in all of them, and so is `valid`: one word for all weights. Linears that never cast
- * their weight are passed over. */
+ * the same in all of them, and so are `valid` (one word for all weights) and `ranks` (one
+ * all-reduce for all). Linears that never cast their weight are passed over. */
 FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* casts,
                                                  const float8_weight_args* args, size_t count,
                                                  void* workspace, float8_stream stream);
@@ -425,6 +431,7 @@ FLOAT8_API float8_status float8_counters_text(const char* name,
  *     float8_scales_init(scales, state, stream);
  *     float8_scales_slots(scales, state, 7, &args.scales);     // of the linear desc.linears[7]
  *     args.first_step = step == 0;
+ *     args.ranks = communicator;       // where ranks share the work; the first step alone uses it
  */
 
 typedef enum float8_scale_from {

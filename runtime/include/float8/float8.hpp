@@ -267,6 +267,7 @@ struct ForwardArgs {
   bool first_step = false;
   std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
   CastCounters* counters = nullptr;
+  float8_nccl_comm ranks = nullptr;  // of a first step
 };
 
 struct BackwardArgs {
@@ -286,6 +287,7 @@ struct BackwardArgs {
   CastCounters* counters = nullptr;
   void* db = nullptr;  // null: not wanted
   bool accumulate_bias = false;
+  float8_nccl_comm ranks = nullptr;  // of a first step
 };
 
 struct WeightArgs {
@@ -296,7 +298,8 @@ struct WeightArgs {
   bool first_step = false;
   std::size_t workspace_bytes = 0, cache_bytes = 0;  // 0: not checked
   CastCounters* counters = nullptr;
-  std::uint32_t* valid = nullptr;  // null: always cast
+  std::uint32_t* valid = nullptr;    // null: always cast
+  float8_nccl_comm ranks = nullptr;  // of a first step
 
   [[nodiscard]] float8_weight_args c() const {
     float8_weight_args c{};
@@ -310,6 +313,7 @@ struct WeightArgs {
     c.cache_bytes = cache_bytes;
     c.counters = counters;
     c.valid = valid;
+    c.ranks = ranks;
     return c;
   }
 };
@@ -359,6 +363,7 @@ class Linear {
     c.saved_bytes = args.saved_bytes;
     c.weight_cache_bytes = args.weight_cache_bytes;
     c.counters = args.counters;
+    c.ranks = args.ranks;
     return Status(float8_linear_forward(handle_.get(), &c, workspace, stream));
   }
   Status backward(const BackwardArgs& args, void* workspace, float8_stream stream) const {
@@ -386,6 +391,7 @@ class Linear {
     c.counters = args.counters;
     c.db = args.db;
     c.accumulate_bias = args.accumulate_bias ? 1 : 0;
+    c.ranks = args.ranks;
     return Status(float8_linear_backward(handle_.get(), &c, workspace, stream));
   }
   Status cast_weight(const WeightArgs& args, void* workspace, float8_stream stream) const {

@@ -16,6 +16,10 @@ using testing::FakeCuda;
 
 constexpr Shape kShape = {40, 48, 32};
 
+bool says(std::string_view message, std::string_view part) {
+  return message.find(part) != std::string_view::npos;
+}
+
 class CAbiScales : public ::testing::Test {
  protected:
   CAbiScales() {
@@ -137,6 +141,120 @@ TEST_F(CAbiScales, RanksAgreeInOneAllReduce) {
   EXPECT_EQ(g_reductions[0].send, state.data());
   EXPECT_EQ(g_reductions[0].count, 6U);
   EXPECT_EQ(scales->delayed.slots(state.data(), 0).scale[0], 448.0F / 2);
+  float8_scales_destroy(scales);
+}
+
+// In a first step each call reduces the maxima of what it casts, and nothing else does.
+TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
+  static constexpr float kOther = 1000.0F;  // the largest of all ranks'
+  Nccl table{};
+  table.all_reduce = [](const void* send, void* receive, size_t count, ncclDataType_t, ncclRedOp_t,
+                        ncclComm_t, cudaStream_t) {
+    g_reductions.push_back({send, count});
+    auto* bits = static_cast<uint32_t*>(receive);
+    for (size_t i = 0; i < count; ++i) bits[i] = std::max(bits[i], std::bit_cast<uint32_t>(kOther));
+    return ncclSuccess;
+  };
+  table.get_error_string = [](ncclResult_t) { return "a rank is gone"; };
+  set_nccl_for_testing(&table);
+  auto* const communicator = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
+
+  testing::Fixture s(cuda_, testing::describe("delayed", kShape), kShape.m);
+  const float8_linear linear{s.linear};
+  const float8_linear* const linears[] = {&linear, &linear};
+  float8_context context{s.context};
+  float8_scales_desc d = desc();
+  d.linears = linears;
+  d.count = 1;
+  float8_scales* scales = nullptr;
+  ASSERT_EQ(float8_scales_plan(&context, &d, &scales), FLOAT8_OK) << float8_last_error();
+  ASSERT_EQ(float8_scales_init(scales, s.state.data(), nullptr), FLOAT8_OK);
+  float8_forward_args f{};
+  f.struct_size = sizeof f;
+  f.x = s.x.data();
+  f.w = s.w.data();
+  f.y = s.y.data();
+  f.saved = s.saved.data();
+  f.m = kShape.m;
+  f.first_step = 1;
+  f.ranks = communicator;
+  float8_backward_args b{};
+  b.struct_size = sizeof b;
+  b.dy = s.dy.data();
+  b.saved = s.saved.data();
+  b.dx = s.dx.data();
+  b.dw = s.dw.data();
+  b.m = kShape.m;
+  b.first_step = 1;
+  b.ranks = communicator;
+  float8_weight_args w{};
+  w.struct_size = sizeof w;
+  w.w = s.w.data();
+  w.cache = s.cache.data();
+  w.first_step = 1;
+  w.ranks = communicator;
+  ASSERT_EQ(float8_scales_slots(scales, s.state.data(), 0, &f.scales), FLOAT8_OK);
+  b.scales = w.scales = f.scales;
+  const auto reductions = [&](float8_status status) {
+    EXPECT_EQ(status, FLOAT8_OK) << float8_last_error();
+    return std::exchange(g_reductions, {}).size();
+  };
+  const auto forward = [&] {
+    return float8_linear_forward(&linear, &f, s.workspace.data(), nullptr);
+  };
+  const auto backward = [&] {
+    return float8_linear_backward(&linear, &b, s.workspace.data(), nullptr);
+  };
+
+  g_reductions.clear();
+  ASSERT_LT(reference::amax(s.xm, reference::AmaxOver::kTensor)[0], kOther);
+  EXPECT_EQ(reductions(forward()), 1U);
+  EXPECT_EQ(reductions(backward()), 1U);
+  const reference::DelayedAmax amax{kOther, kOther, kOther};
+  const auto expected = s.expected(amax);
+  EXPECT_LE(reference::relative_error(expected.y, s.values_y()), 2.5e-3);
+  EXPECT_LE(reference::relative_error(expected.dx, s.values_dx()), 2.5e-3);
+  EXPECT_LE(reference::relative_error(expected.dw, s.result_dw()), 2.5e-3);
+  // The state has this rank's maxima, and the scales of all.
+  const uint32_t* const own = scales->delayed.amaxes(s.state.data());
+  EXPECT_EQ(own[0],
+            std::bit_cast<uint32_t>(reference::amax(s.xm, reference::AmaxOver::kTensor)[0]));
+  EXPECT_EQ(scales->delayed.slots(s.state.data(), 0).scale[0], 448.0F / kOther);
+  EXPECT_TRUE(s.guards_are_whole());
+
+  // A weight alone or those of a model, to the same bits; one reduction for all of them.
+  EXPECT_EQ(reductions(float8_linear_cast_weight(&linear, &w, s.workspace.data(), nullptr)), 1U);
+  const std::vector<uint8_t> alone(s.cache.data(), s.cache.data() + s.cache.bytes());
+  float8_weight_casts* casts = nullptr;
+  ASSERT_EQ(float8_weight_casts_plan(&context, linears, 2, &casts), FLOAT8_OK);
+  Buffer workspace(float8_weight_casts_workspace_bytes(casts));
+  Buffer second(s.cache.bytes());
+  float8_weight_args all[] = {w, w};
+  all[1].cache = second.data();
+  EXPECT_EQ(reductions(float8_weight_casts_run(casts, all, 2, workspace.data(), nullptr)), 1U);
+  EXPECT_TRUE(std::ranges::equal(std::span(s.cache.data(), s.cache.bytes()), alone));
+  EXPECT_TRUE(std::ranges::equal(std::span(second.data(), second.bytes()), alone));
+  EXPECT_TRUE(workspace.guard_is_whole() && second.guard_is_whole());
+  all[1].ranks = nullptr;
+  EXPECT_EQ(float8_weight_casts_run(casts, all, 2, workspace.data(), nullptr),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says(float8_last_error(), "weight 1: ranks is not as weight 0's"));
+
+  // Later steps reduce nothing; where a rank is gone the call says so.
+  f.first_step = b.first_step = 0;
+  EXPECT_EQ(reductions(forward()), 0U);
+  EXPECT_EQ(reductions(backward()), 0U);
+  f.first_step = 1;
+  f.scales.opaque[2] = nullptr;
+  EXPECT_EQ(forward(), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says(float8_last_error(), "forward: scales is empty"));
+  f.scales = b.scales;
+  table.all_reduce = [](const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+                        cudaStream_t) { return ncclSystemError; };
+  EXPECT_EQ(forward(), FLOAT8_CUDA);
+  EXPECT_TRUE(says(float8_last_error(), "a rank is gone"));
+  set_nccl_for_testing(nullptr);
+  float8_weight_casts_destroy(casts);
   float8_scales_destroy(scales);
 }
 
