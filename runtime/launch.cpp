@@ -29,7 +29,7 @@ int even_smem_bytes(const Kernel& kernel, int64_t blocks_per_sm) {
 }
 
 Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks, void** parameters,
-              bool programmatic, Stream stream) {
+              bool programmatic, Stream stream, int64_t blocks_beside) {
   CUlaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (kernel.cluster_size > 1) {
@@ -52,7 +52,7 @@ Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks, void**
   config.gridDimY = config.gridDimZ = 1;
   config.blockDimX = static_cast<unsigned>(kernel.threads);
   config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = static_cast<unsigned>(smem_bytes(kernel, blocks));
+  config.sharedMemBytes = static_cast<unsigned>(smem_bytes(kernel, blocks + blocks_beside));
   config.hStream = stream;
   config.attrs = attributes;
   config.numAttrs = count;

@@ -91,6 +91,47 @@ Place Linear::State::place_again(const Place& tensor, const LinearLayout::Again&
   return place;
 }
 
+namespace {
+
+// The matrices of a pass.
+struct PassOperands {
+  std::array<QuantizeOperand, kernels::kMaxTensors> list;
+  size_t count = 0;
+  int64_t tiles = 0;
+  Launches launches = Launches::kTwo;
+
+  PassOperands(const QuantizePass& pass, bool loaded_one, const std::array<Place, 3>& places,
+               const ScaleSlots& scales, CastCounters* counters, int sm_count)
+      : count(pass.visits.size()) {
+    for (size_t v = 0; v < count; ++v) {
+      const Visit& visit = pass.visits[v];
+      const auto tensor = static_cast<size_t>(visit.tensor);
+      list[v] = operand_of(visit, places[tensor], scales);
+      tiles += cast_tiles(list[v].rows, list[v].cols);
+      if (counters != nullptr) list[v].counters = counters + 2 * tensor;
+    }
+    if (loaded_one) launches = quantize_launches(*pass.one_launch, sm_count, all());
+  }
+  [[nodiscard]] std::span<const QuantizeOperand> all() const { return {list.data(), count}; }
+};
+
+// Whether a pass may run beside the one before it: one launch each, of different tensors; and where
+// blocks wait for each other, so small that all are resident.
+bool runs_beside(const QuantizePass& before, const PassOperands& operands_before,
+                 const QuantizePass& pass, const PassOperands& operands, int sm_count) {
+  const auto single = [](const QuantizePass& p, const PassOperands& o) {
+    return !p.amax || o.launches == Launches::kOne;
+  };
+  if (!single(before, operands_before) || !single(pass, operands)) return false;
+  for (const Visit& visit : pass.visits) {
+    if (std::ranges::count(before.visits, visit.tensor, &Visit::tensor) > 0) return false;
+  }
+  return (!before.amax && !pass.amax) || operands_before.tiles + operands.tiles <=
+                                             int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+}
+
+}  // namespace
+
 template <class Step>
 Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>& places,
                                const ScaleSlots& scales, QuantizeScratch& scratch,
@@ -102,55 +143,74 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
   const auto index = static_cast<size_t>(work);
   const Quantization& passes = (from_tensors ? kernels.first_works : kernels.works)[index];
   const std::vector<LoadedPass>& ready = (from_tensors ? first_loaded : loaded)[index];
+  const auto operands_of = [&](size_t i) {
+    return PassOperands(passes[i], ready[i].quantize != nullptr, places, scales, scratch.counters,
+                        sm_count);
+  };
+  if (passes.empty()) return {};
   bool cleared = false;
+  bool beside = false;  // the launch before
+  int64_t tiles_before = 0;
+  PassOperands next = operands_of(0);
   for (size_t i = 0; i < passes.size(); ++i) {
     const QuantizePass& pass = passes[i];
-    std::array<QuantizeOperand, kernels::kMaxTensors> list;
-    double elements = 0;
-    for (size_t v = 0; v < pass.visits.size(); ++v) {
-      const Visit& visit = pass.visits[v];
-      list[v] = operand_of(visit, places[static_cast<size_t>(visit.tensor)], scales);
-      elements += static_cast<double>(list[v].rows) * static_cast<double>(list[v].cols);
-      if (scratch.counters != nullptr) {
-        list[v].counters = scratch.counters + 2 * static_cast<size_t>(visit.tensor);
+    const PassOperands own = next;
+    bool next_beside = false;
+    if (i + 1 < passes.size()) {
+      next = operands_of(i + 1);
+      next_beside = std::remove_cvref_t<Step>::kInOrder && !beside &&
+                    runs_beside(pass, own, passes[i + 1], next, sm_count);
+    }
+    const int64_t blocks_beside = beside ? tiles_before : next_beside ? next.tiles : 0;
+    const auto one_launch = [&](const std::string& name,
+                                std::span<const QuantizeOperand> operands) {
+      auto args = quantize_args(pass.cast, sm_count, operands,
+                                scratch.sync + (beside ? second_sync(sm_count) : 0));
+      args.cast.beside = beside ? 1 : 0;
+      return step(name.c_str(), cast_bytes(pass.cast, elements_of(operands)),
+                  [this, kernel = ready[i].quantize, args, blocks_beside](Stream stream) {
+                    return launch_quantize(*driver, *kernel, args, programmatic, stream,
+                                           blocks_beside);
+                  });
+    };
+    if (own.launches == Launches::kOne) {
+      F8_TRY(one_launch(pass.quantize_name, own.all()));
+    } else if (own.launches == Launches::kOneEach) {
+      for (size_t v = 0; v < own.count; ++v) {
+        F8_TRY(one_launch(pass.visits[v].quantize_name, own.all().subspan(v, 1)));
       }
-    }
-    const std::span<const QuantizeOperand> operands(list.data(), pass.visits.size());
-    if (ready[i].quantize != nullptr && fits_one_launch(*pass.one_launch, sm_count, operands)) {
-      F8_TRY(
-          step(pass.quantize_name.c_str(), cast_bytes(pass.cast, elements),
-               [this, kernel = ready[i].quantize,
-                args = quantize_args(pass.cast, sm_count, operands, scratch.sync)](Stream stream) {
-                 return launch_quantize(*driver, *kernel, args, programmatic, stream);
-               }));
-      continue;
-    }
-    if (pass.amax && !cleared && raises_words(*pass.amax, operands)) {
-      cleared = true;
-      F8_TRY(step("clear amax", 0.0, [this, scratch](Stream stream) {
-        return set_words(scratch.first_word, 0, scratch.word_count, stream);
-      }));
-    }
-    if (pass.amax) {
-      auto args = amax_args(*pass.amax, sm_count, operands);
+    } else {
+      if (pass.amax && !cleared && raises_words(*pass.amax, own.all())) {
+        cleared = true;
+        F8_TRY(step("clear amax", 0.0, [this, scratch](Stream stream) {
+          return set_words(scratch.first_word, 0, scratch.word_count, stream);
+        }));
+      }
+      if (pass.amax) {
+        auto args = amax_args(*pass.amax, sm_count, own.all());
+        args.valid = scratch.valid;
+        F8_TRY(
+            step(pass.amax_name.c_str(),
+                 cast_bytes({.in = pass.cast.in, .q = false, .qt = false}, elements_of(own.all())),
+                 [this, kernel = ready[i].amax, args](Stream stream) {
+                   return launch_amax(*driver, *kernel, args, programmatic, stream);
+                 }));
+      }
+      auto args = cast_args(pass.cast, sm_count, own.all());
       args.valid = scratch.valid;
-      F8_TRY(step(pass.amax_name.c_str(),
-                  cast_bytes({.in = pass.cast.in, .q = false, .qt = false}, elements),
-                  [this, kernel = ready[i].amax, args](Stream stream) {
-                    return launch_amax(*driver, *kernel, args, programmatic, stream);
+      args.beside = beside ? 1 : 0;
+      const Kernel* kernel = ready[i].cast;
+      if (pass.summing && scratch.sums != nullptr) {
+        kernel = ready[i].summing;
+        args.sums = std::exchange(scratch.sums, nullptr);
+      }
+      F8_TRY(step(pass.cast_name.c_str(), cast_bytes(pass.cast, elements_of(own.all())),
+                  [this, kernel, args, blocks_beside](Stream stream) {
+                    return launch_cast(*driver, *kernel, args, programmatic, stream, blocks_beside);
                   }));
     }
-    auto args = cast_args(pass.cast, sm_count, operands);
-    args.valid = scratch.valid;
-    const Kernel* kernel = ready[i].cast;
-    if (pass.summing && scratch.sums != nullptr) {
-      kernel = ready[i].summing;
-      args.sums = std::exchange(scratch.sums, nullptr);
-    }
-    F8_TRY(step(pass.cast_name.c_str(), cast_bytes(pass.cast, elements),
-                [this, kernel, args](Stream stream) {
-                  return launch_cast(*driver, *kernel, args, programmatic, stream);
-                }));
+    beside = next_beside;
+    tiles_before = own.tiles;
   }
   return {};
 }
@@ -385,9 +445,11 @@ Status Linear::State::cast_weight(const WeightCall& call, void* workspace, Step&
 namespace {
 
 // Launches at once.
-auto launch_on(Stream stream) {
-  return [stream](const char*, double, const auto& launch) { return launch(stream); };
-}
+struct LaunchOn {
+  static constexpr bool kInOrder = true;
+  Stream stream;
+  Status operator()(const char*, double, const auto& launch) const { return launch(stream); }
+};
 
 }  // namespace
 
@@ -395,40 +457,49 @@ Status Linear::forward(const ForwardCall& call, void* workspace, Stream stream) 
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
   F8_TRY(state_->check_device("forward", call, workspace, stream));
-  return state_->forward(call, workspace, launch_on(stream));
+  return state_->forward(call, workspace, LaunchOn{stream});
 }
 
 Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
   F8_TRY(state_->check_device("backward", call, workspace, stream));
-  return state_->backward(call, workspace, launch_on(stream));
+  return state_->backward(call, workspace, LaunchOn{stream});
 }
 
 Status Linear::cast_weight(const WeightCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
   F8_TRY(state_->check_device("cast_weight", call, workspace, stream));
-  return state_->cast_weight(call, workspace, launch_on(stream));
+  return state_->cast_weight(call, workspace, LaunchOn{stream});
 }
 
 namespace {
 
-// Keeps launches as steps; a call that cannot run becomes one step that says why.
-template <class Sequence>
-std::vector<Step> collect(const Driver& driver, CUcontext primary, const char* name,
-                          Sequence&& sequence) {
-  std::vector<Step> steps;
-  const Status status = sequence([&](const char* step, double bytes, auto&& launch) -> Status {
-    steps.push_back({step,
-                     [&driver, primary, launch](Stream stream) -> Status {
+// Keeps launches as steps, each of which may run alone.
+struct Keep {
+  static constexpr bool kInOrder = false;
+  const Driver& driver;
+  CUcontext primary;
+  std::vector<Step>& steps;
+  Status operator()(const char* name, double bytes, const auto& launch) const {
+    steps.push_back({name,
+                     [&driver = driver, primary = primary, launch](Stream stream) -> Status {
                        const ScopedContext current(driver, primary);
                        F8_TRY(current.status());
                        return launch(stream);
                      },
                      bytes});
     return {};
-  });
+  }
+};
+
+// A call that cannot run becomes one step that says why.
+template <class Sequence>
+std::vector<Step> collect(const Driver& driver, CUcontext primary, const char* name,
+                          Sequence&& sequence) {
+  std::vector<Step> steps;
+  const Status status = sequence(Keep{driver, primary, steps});
   if (!status) {
     steps.assign(
         1, {name, [error = status.error()](Stream) -> Status { return std::unexpected(error); }});

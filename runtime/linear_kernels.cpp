@@ -62,11 +62,15 @@ class Planner {
     bool summed = !kernels_.bias_grad;
     for (QuantizePass& pass : passes) {
       std::string names;
-      for (const Visit& visit : pass.visits) {
+      for (Visit& visit : pass.visits) {
         const auto of_tensor = std::ranges::count(visits, visit.tensor, &Visit::tensor);
-        names += names.empty() ? "" : ",";
-        names += kTensorNames[static_cast<size_t>(visit.tensor)];
-        if (of_tensor > 1) names += visit.cast.q ? ".q" : ".qt";
+        const std::string name =
+            fmt::format("{}{}", kTensorNames[static_cast<size_t>(visit.tensor)],
+                        of_tensor == 1 ? ""
+                        : visit.cast.q ? ".q"
+                                       : ".qt");
+        visit.quantize_name = "quantize " + name;
+        names += (names.empty() ? "" : ",") + name;
       }
       pass.amax_name = "amax " + names;
       pass.cast_name = "cast " + names;

@@ -32,11 +32,12 @@ struct Copies {
 struct Visit {
   Tensor tensor = Tensor::kInput;
   codegen::CastSpec cast;
-  int slot = -1;  // of the linear's delayed scales
+  int slot = -1;                   // of the linear's delayed scales
+  std::string quantize_name = {};  // of its launch alone: "quantize x"
 };
 
-// Up to two visits in one launch, after one amax launch where the cast needs it; or both in one
-// where the matrices are small enough (fits_one_launch).
+// Visits by one kernel: a cast launch, after an amax launch where the cast needs it, or both in one
+// launch, of all matrices or of each (quantize_launches).
 struct QuantizePass {
   std::string amax_name;      // "amax x,w"
   std::string cast_name;      // "cast x,w"

@@ -35,7 +35,7 @@ struct Place {
 
 // A quantization's parts of the workspace beside the places of its tensors.
 struct QuantizeScratch {
-  void* sync;            // of one-launch kernels
+  uint8_t* sync;         // of one-launch kernels
   uint32_t* first_word;  // the amax words to clear, where a launch raises some
   int64_t word_count;
   CastCounters* counters = nullptr;  // the linear's
@@ -126,6 +126,8 @@ struct Linear::State {
   }
 
   // `step(name, bytes, launch)` is given each launch in order; launch(Stream) returns a Status.
+  // Step::kInOrder says that they run in this order and no other, on one stream: then some work
+  // beside the one before.
   // `places` are indexed by Tensor.
   template <class Step>
   [[nodiscard]] Status quantize(Work work, bool first, const std::array<Place, 3>& places,

@@ -23,13 +23,6 @@ int64_t grid(const Args& args) {
   return int64_t{last.first_block} + last.blocks;
 }
 
-double elements_of(std::span<const QuantizeOperand> operands) {
-  double elements = 0;
-  for (const QuantizeOperand& x : operands)
-    elements += static_cast<double>(x.rows) * static_cast<double>(x.cols);
-  return elements;
-}
-
 // Of a matrix in a launch over `elements` in all.
 int32_t partials_beside(const QuantizeOperand& x, double elements, int sm_count) {
   const double share = static_cast<double>(x.rows) * static_cast<double>(x.cols) / elements *
@@ -39,6 +32,13 @@ int32_t partials_beside(const QuantizeOperand& x, double elements, int sm_count)
 }
 
 }  // namespace
+
+double elements_of(std::span<const QuantizeOperand> operands) {
+  double elements = 0;
+  for (const QuantizeOperand& x : operands)
+    elements += static_cast<double>(x.rows) * static_cast<double>(x.cols);
+  return elements;
+}
 
 int32_t amax_partials(int64_t rows, int64_t cols, int sm_count) {
   const int64_t wanted = ceil_div(rows * cols, kElementsPerBlock);
@@ -61,23 +61,34 @@ std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec) {
   return amax;
 }
 
-bool fits_one_launch(const codegen::CastSpec& spec, int sm_count,
-                     std::span<const QuantizeOperand> operands) {
+Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
+                           std::span<const QuantizeOperand> operands) {
+  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+  const int64_t most = most_quantize_tiles(sm_count);
+  const bool lines = (spec.q && spec.scale_q == codegen::ScaleMode::kAxis) ||
+                     (spec.qt && spec.scale_qt == codegen::ScaleMode::kAxis);
   int64_t tiles = 0;
   int64_t lines_of_tiles = 0;
+  bool each = true;
+  // Where few blocks have two tiles, all others wait for them.
+  const auto deals = [&](int64_t count) {
+    return count <= blocks || (count > blocks * kLeastWithTwo / 100 && count <= most);
+  };
   for (const QuantizeOperand& operand : operands) {
     const int64_t down = ceil_div(operand.rows, kernels::kCastTile);
     const int64_t across = ceil_div(operand.cols, kernels::kCastTile);
     tiles += down * across;
     lines_of_tiles += down + across;
+    each = each && deals(down * across) && (!lines || down + across <= kernels::kMostLinesOfTiles);
   }
-  const bool lines = (spec.q && spec.scale_q == codegen::ScaleMode::kAxis) ||
-                     (spec.qt && spec.scale_qt == codegen::ScaleMode::kAxis);
-  if (lines && lines_of_tiles > kernels::kMostLinesOfTiles) return false;
-  // Where few blocks have two tiles, all others wait for them.
-  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
-  return tiles <= blocks ||
-         (tiles > blocks * kLeastWithTwo / 100 && tiles <= blocks * kernels::kMostTilesOfBlock);
+  if (deals(tiles) && (!lines || lines_of_tiles <= kernels::kMostLinesOfTiles)) {
+    return Launches::kOne;
+  }
+  return each && (!lines || tiles > most) ? Launches::kOneEach : Launches::kTwo;
+}
+
+int64_t most_quantize_tiles(int sm_count) {
+  return int64_t{codegen::kQuantizeBlocksPerSm} * sm_count * kernels::kMostTilesOfBlock;
 }
 
 bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
@@ -97,9 +108,13 @@ bool raises_words(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand
          std::ranges::any_of(operands, [](const auto& x) { return x.lines == nullptr; });
 }
 
+size_t second_sync(int sm_count) {
+  return static_cast<size_t>(kernels::quantize_sync_bytes(most_quantize_tiles(sm_count)));
+}
+
 size_t quantize_sync_bytes(int sm_count) {
-  return static_cast<size_t>(kernels::quantize_sync_bytes(int64_t{codegen::kQuantizeBlocksPerSm} *
-                                                          sm_count * kernels::kMostTilesOfBlock));
+  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+  return second_sync(sm_count) + static_cast<size_t>(kernels::quantize_sync_bytes(blocks));
 }
 
 int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols) {
@@ -199,9 +214,9 @@ Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
 
 template <class Args>
 Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
-                   Stream stream) {
+                   Stream stream, int64_t blocks_beside) {
   void* parameters[] = {const_cast<Args*>(&args)};
-  return launch(driver, kernel, grid(args), parameters, programmatic, stream);
+  return launch(driver, kernel, grid(args), parameters, programmatic, stream, blocks_beside);
 }
 
 template kernels::AmaxArgs amax_args(const codegen::AmaxSpec&, int,
@@ -215,16 +230,18 @@ template kernels::CastListArgs cast_args(const codegen::CastSpec&, int,
 template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxArgs&, bool, Stream);
 template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxListArgs&, bool,
                             Stream);
-template Status launch_cast(const Driver&, const Kernel&, const kernels::CastArgs&, bool, Stream);
+template Status launch_cast(const Driver&, const Kernel&, const kernels::CastArgs&, bool, Stream,
+                            int64_t);
 template Status launch_cast(const Driver&, const Kernel&, const kernels::CastListArgs&, bool,
-                            Stream);
+                            Stream, int64_t);
 
 Status launch_quantize(const Driver& driver, const Kernel& kernel,
-                       const kernels::QuantizeArgs& args, bool programmatic, Stream stream) {
+                       const kernels::QuantizeArgs& args, bool programmatic, Stream stream,
+                       int64_t blocks_beside) {
   void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
   const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * kernel.resident_clusters;
-  return launch(driver, kernel, std::min(grid(args.cast), blocks), parameters, programmatic,
-                stream);
+  return launch(driver, kernel, std::min(grid(args.cast), blocks), parameters, programmatic, stream,
+                blocks_beside);
 }
 
 }  // namespace f8::runtime

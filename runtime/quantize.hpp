@@ -39,12 +39,16 @@ struct QuantizeOperand {
 // What has to be known of a matrix before a cast: nothing where its scales are delayed or blocks'.
 [[nodiscard]] std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec);
 
-// Whether matrices of these sizes go through the one-launch kernel of `spec` on a device of
-// `sm_count` SMs: all tiles fit at once, and where lines are scaled, no tile waits for so many
-// others that reading their maxima costs more than a second launch. What fits with some rows fits
-// with fewer.
-[[nodiscard]] bool fits_one_launch(const codegen::CastSpec& spec, int sm_count,
-                                   std::span<const QuantizeOperand> operands);
+// How matrices go through the kernels of a cast that needs amaxes: all of them by one launch of the
+// one-launch kernel; each by one of its own; or all by an amax launch and a cast launch.
+enum class Launches { kOne, kOneEach, kTwo };
+// For the one-launch kernel of `spec` on a device of `sm_count` SMs: it takes what fits at once,
+// where lines are scaled no more of them than its workspace holds; and where both ways fit, the
+// faster one as measured (docs/kernels.md).
+[[nodiscard]] Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
+                                         std::span<const QuantizeOperand> operands);
+// Of a launch that fits at once.
+[[nodiscard]] int64_t most_quantize_tiles(int sm_count);
 // Whether the amax launch of a matrix may leave its tiles' line maxima (lines.cuh) for the cast
 // launch to combine, which takes no words to clear and no atomics: lines alone are scaled, and the
 // tiles whose lines a tile reads are few enough. What fits with some rows fits with fewer.
@@ -55,8 +59,10 @@ struct QuantizeOperand {
 [[nodiscard]] bool raises_words(const codegen::AmaxSpec& spec,
                                 std::span<const QuantizeOperand> operands);
 
-// What one-launch kernels keep in a workspace, for as many tiles as may fit.
+// What one-launch kernels keep in a workspace: for as many tiles as may fit and, from second_sync()
+// on, for a launch beside another, both with one tile a block at most.
 [[nodiscard]] size_t quantize_sync_bytes(int sm_count);
+[[nodiscard]] size_t second_sync(int sm_count);
 
 // Floats of a tensor's scale and its inverse, or of the inverse scales of a copy [rows][cols].
 [[nodiscard]] int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols);
@@ -64,6 +70,7 @@ struct QuantizeOperand {
 // Blocks, and so partial maxima, of a tensor amax of a matrix alone in its launch. Beside others it
 // has its share of them by size, and a matrix with fewer rows has no more.
 [[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count);
+[[nodiscard]] double elements_of(std::span<const QuantizeOperand> operands);
 // Tiles of the row, column and cast kernels.
 [[nodiscard]] int64_t cast_tiles(int64_t rows, int64_t cols);
 
@@ -80,14 +87,16 @@ template <class Args = kernels::CastArgs>
                                                   std::span<const QuantizeOperand> operands,
                                                   void* sync);
 
+// Where `args.beside` is set, or will be in the next launch, `blocks_beside` are the other's
+// blocks.
 template <class Args>
 [[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
                                  bool programmatic, Stream stream);
 template <class Args>
 [[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args,
-                                 bool programmatic, Stream stream);
+                                 bool programmatic, Stream stream, int64_t blocks_beside = 0);
 [[nodiscard]] Status launch_quantize(const Driver& driver, const Kernel& kernel,
                                      const kernels::QuantizeArgs& args, bool programmatic,
-                                     Stream stream);
+                                     Stream stream, int64_t blocks_beside = 0);
 
 }  // namespace f8::runtime

@@ -301,7 +301,6 @@ struct Cast {
 
   template <class Args>
   static F8_DEVICE void run(const Args& args) {
-    let_next_kernel_start();
     const int index_of_tensor = tensor_of_block(args);
     const CastTensor& t = args.tensors[index_of_tensor];
     const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
@@ -312,7 +311,7 @@ struct Cast {
     if constexpr (!kAfterAmax && !Config::kFlagged) {
       prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
     }
-    wait_for_previous_kernel();
+    begin_after_previous(args.beside);
     if (Config::kFlagged && is_valid(args.valid)) return;
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
@@ -338,6 +337,7 @@ struct Cast {
       CastCounters* counters = args.counters[index_of_tensor];
       if (counters != nullptr) count(t, patch, maxima, scales, first, counters);
     }
+    end_after_previous();
   }
 };
 

@@ -54,9 +54,12 @@ struct AmaxTensor {
   i32 blocks;
 };
 
+// Where `beside` is 1, the launch before is another of these kernels, which works on other memory:
+// this one does not wait for it to begin, but does not end before it.
 template <i32 kMost>
 struct AmaxOf {
   i32 count;
+  i32 beside;
   AmaxTensor tensors[kMost];
   const u32* valid;  // kernels with a flag: the launch does nothing where it holds 1; or null
 };
@@ -109,6 +112,7 @@ struct CastCounters {
 template <i32 kMost>
 struct CastOf {
   i32 count;
+  i32 beside;  // as an amax's
   CastTensor tensors[kMost];
   const u32* valid;               // as an amax's
   float* sums;                    // kernels with sums: of the only matrix, or null; column_sums.cuh

@@ -36,6 +36,21 @@ F8_DEVICE void wait_for_previous_kernel() {
 F8_DEVICE void let_next_kernel_start() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
+// A kernel that may work beside the previous one. That one has let it start after it waited itself,
+// so what came before has ended; the fence makes that seen.
+F8_DEVICE void begin_after_previous(i32 beside) {
+  if (beside == 0) {
+    wait_for_previous_kernel();
+  } else {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  }
+  let_next_kernel_start();
+}
+// The next kernel waits for this one alone. (Where it was waited for before, that takes no time;
+// and a condition would cost registers.)
+F8_DEVICE void end_after_previous() {
+  wait_for_previous_kernel();
+}
 
 // Brings a line of 128 bytes into L2. A hint: it may come before wait_for_previous_kernel() even
 // where the previous kernel writes there.

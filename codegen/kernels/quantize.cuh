@@ -294,8 +294,7 @@ struct Quantize {
       prefetch_tile<Config::kInput>(work.t.x, work.t.ld, work.t.rows, work.t.cols, work.row0,
                                     work.column0);
     }
-    wait_for_previous_kernel();
-    let_next_kernel_start();
+    begin_after_previous(args.beside);
     const Sync sync(launch.sync, tiles);
     Patch<Config::kInput> patch;
     for (i32 tile = block;; tile += blocks) {
@@ -330,6 +329,7 @@ struct Quantize {
       __syncthreads();
       if (threadIdx.x == 0) *sync.epoch = sync.count;
     }
+    end_after_previous();
   }
 };
 

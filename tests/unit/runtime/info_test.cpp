@@ -71,7 +71,7 @@ TEST(Info, ListsTheLaunches) {
   const auto context = cuda.context();
   LinearDesc desc = testing::describe("tensorwise", {8192, 2048, 2048});
   std::string text = info(context, desc);
-  EXPECT_TRUE(says(text, "forward              amax x,w; cast x,w; gemm output\n"));
+  EXPECT_TRUE(says(text, "forward              quantize x; quantize w; gemm output\n"));
   EXPECT_TRUE(says(text, "forward with cache   quantize x; gemm output\n"));
   EXPECT_TRUE(says(text, "cast of the weight   quantize w\n"));
   desc.shape = kShape;

@@ -24,18 +24,36 @@ codegen::AmaxSpec amax_of(const std::string& key) {
 }
 
 // 132 SMs: 528 blocks. Two tiles a block only where most blocks have two.
-TEST(FitsOneLaunch, OneTileOrTwoABlock) {
+TEST(QuantizeLaunches, OneTakesOneTileOrTwoABlock) {
   const codegen::CastSpec tensor{.one_launch = true};
   codegen::CastSpec axis = tensor;
   axis.scale_q = axis.scale_qt = codegen::ScaleMode::kAxis;
   const auto fits = [](const codegen::CastSpec& spec, int64_t down, int64_t across) {
     const QuantizeOperand x{.rows = down * 128, .cols = across * 128};
-    return fits_one_launch(spec, 132, {&x, 1});
+    return quantize_launches(spec, 132, {&x, 1}) == Launches::kOne;
   };
   EXPECT_TRUE(fits(tensor, 1, 528) && fits(tensor, 32, 32) && fits(tensor, 33, 32));
   EXPECT_FALSE(fits(tensor, 1, 529) || fits(tensor, 72, 11) || fits(tensor, 1, 1057));
   EXPECT_TRUE(fits(axis, 252, 4) && fits(axis, 33, 32));
   EXPECT_FALSE(fits(axis, 253, 4) || fits(axis, 1, 256));  // 256 rows and columns of tiles
+}
+
+TEST(QuantizeLaunches, OneEachWhereTheyDoNotFitTogether) {
+  const codegen::CastSpec tensor{.one_launch = true};
+  codegen::CastSpec axis = tensor;
+  axis.scale_q = axis.scale_qt = codegen::ScaleMode::kAxis;
+  const auto launches = [](const codegen::CastSpec& spec, int64_t tiles, int64_t more) {
+    const QuantizeOperand both[] = {{.rows = tiles * 8, .cols = 2048},
+                                    {.rows = more * 8, .cols = 2048}};
+    return quantize_launches(spec, 132, both);
+  };
+  EXPECT_EQ(launches(tensor, 400, 128), Launches::kOne);
+  EXPECT_EQ(launches(tensor, 512, 64), Launches::kOneEach);
+  EXPECT_EQ(launches(tensor, 1024, 1024), Launches::kOneEach);
+  EXPECT_EQ(launches(tensor, 1056, 1072), Launches::kTwo);
+  EXPECT_EQ(launches(tensor, 576, 1024), Launches::kTwo) << "a few blocks with two tiles";
+  EXPECT_EQ(launches(axis, 512, 64), Launches::kTwo);
+  EXPECT_EQ(launches(axis, 512, 1024), Launches::kOneEach);
 }
 
 TEST(TakesLines, UpTo80TilesInARowAndAColumnOfTiles) {
@@ -160,7 +178,7 @@ TEST_P(QuantizeLinesTest, TheSameBitsByEachWay) {
   if (!codegen::can_be_one_launch(spec_)) return;
   Pair together = pair();
   const QuantizeOperand operands[] = {together[0]->operand(true), together[1]->operand(false)};
-  ASSERT_TRUE(fits_one_launch(one_launch, 132, operands));
+  ASSERT_EQ(quantize_launches(one_launch, 132, operands), Launches::kOne);
   Buffer sync(quantize_sync_bytes(132));
   ASSERT_TRUE(launch_quantize(context_->state().driver, *context_->kernel(one_launch).value(),
                               quantize_args(spec_, 132, operands, sync.data()), true, nullptr));
