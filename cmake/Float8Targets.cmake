@@ -8,7 +8,9 @@ option(FLOAT8_WERROR "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
 target_compile_options(float8_options INTERFACE
   -Wall -Wextra $<$<BOOL:${FLOAT8_WERROR}>:-Werror> $<$<COMPILE_LANGUAGE:CXX>:-Wconversion -Wshadow>)
 target_include_directories(float8_options INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})
+set(FLOAT8_TEST_TIMEOUT 300)
 if(FLOAT8_SANITIZE)
+  set(FLOAT8_TEST_TIMEOUT 1800)
   target_compile_options(float8_options INTERFACE
     -fsanitize=${FLOAT8_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(float8_options INTERFACE -fsanitize=${FLOAT8_SANITIZE})
@@ -37,6 +39,6 @@ function(float8_add_test name)
   target_compile_options(${name} PRIVATE ${FLOAT8_COLD_CODE})
   add_test(NAME ${name} COMMAND ${name})
   # A program all of whose tests skipped is listed as skipped, not as passed.
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${FLOAT8_TEST_TIMEOUT}
     SKIP_REGULAR_EXPRESSION "\\[  PASSED  \\] 0 tests")
 endfunction()
