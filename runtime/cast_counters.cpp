@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "runtime/call_memory.hpp"
 #include "runtime/gemm_providers.hpp"
@@ -20,6 +21,9 @@ Status check_counters(const char* call, const char* name, const void* counters) 
 Status check_device(const char* call, Context& context, const CastCounters* counters, size_t count,
                     Access access, Stream stream) {
   F8_TRY(check_counters(call, "counters", counters));
+  if (count > std::numeric_limits<size_t>::max() / sizeof(CastCounters)) {
+    return fail(ErrorCode::kInvalidArgument, "{}: count is {}", call, count);
+  }
   CallMemory memory;
   memory.add("counters", counters, count * sizeof(CastCounters), access);
   return memory.check_device(call, context, stream);

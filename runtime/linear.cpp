@@ -4,6 +4,7 @@
 #include "runtime/linear.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "runtime/bias_grad.hpp"
@@ -528,6 +529,9 @@ Status invalidate_weights(Context& context, uint32_t* valid, size_t count, Strea
   if (valid == nullptr || !is_aligned(valid, 4)) {
     return fail(ErrorCode::kInvalidArgument, "invalidate_weights: valid is {}",
                 valid == nullptr ? "null" : "not aligned to 4 bytes");
+  }
+  if (count > std::numeric_limits<size_t>::max() / sizeof(uint32_t)) {
+    return fail(ErrorCode::kInvalidArgument, "invalidate_weights: count is {}", count);
   }
   CallMemory memory;
   memory.add("valid", valid, count * sizeof(uint32_t), Access::kWrite);

@@ -4,6 +4,7 @@
 #include <float8/float8.h>
 
 #include <functional>
+#include <random>
 
 #include "runtime/c_abi/common.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
@@ -292,6 +293,132 @@ TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
       cuda_.launch_result = cuda_.memset_result = cuda_.copy_result = CUDA_SUCCESS;
       EXPECT_EQ(call.run(nullptr), FLOAT8_OK) << call.name << ": " << float8_last_error();
     }
+  }
+}
+
+// Pointers, sizes and numbers at random, which checked pointers make safe to try: a status out of
+// the list and one line of words, whatever is asked. Sanitizer builds watch the rest.
+TEST_F(CAbiDriver, CallsAtRandom) {
+  std::mt19937_64 random(11);
+  const auto rarely = [&] { return random() % 6 == 0; };
+  std::array<Buffer*, 6> others{&s_.x,   &s_.state,         &counters_,
+                                &valid_, &casts_workspace_, &s_.cache};
+  const auto pointer = [&](void* usual) -> void* {
+    if (!rarely()) return usual;
+    switch (random() % 5) {
+      case 0:
+        return nullptr;
+      case 1:
+        return static_cast<uint8_t*>(usual) + 1 + random() % 40;
+      case 2:
+        return reinterpret_cast<void*>(random() & ~uint64_t{15});
+      default:
+        return others[random() % others.size()]->data();
+    }
+  };
+  const auto number = [&](size_t usual) -> size_t {
+    constexpr std::array<size_t, 6> kOdd{0, 2, 7, 4096, size_t{1} << 61, SIZE_MAX};
+    return rarely() ? kOdd[random() % kOdd.size()] : usual;
+  };
+  const auto counters_at = [&] {
+    return static_cast<float8_cast_counters*>(pointer(counters_.data()));
+  };
+  const auto valid_at = [&] { return static_cast<uint32_t*>(pointer(valid_.data())); };
+  const auto state_at = [&] { return pointer(s_.state.data()); };
+  const auto weights = [&] {
+    std::array<float8_weight_args, 2> args{weight(), weight()};
+    for (float8_weight_args& w : args) {
+      if (rarely()) w.struct_size = random() % (sizeof w + 1);
+      w.w = pointer(s_.w.data());
+      w.cache = pointer(s_.cache.data());
+      w.ld_w = static_cast<int64_t>(rarely() ? number(0) : 0);
+      w.counters = counters_at();
+      w.valid = valid_at();
+      w.first_step = rarely() ? 1 : 0;
+      w.reserved = rarely() ? static_cast<int32_t>(random()) : 0;
+      for (void*& slot : w.scales.opaque) slot = slot == nullptr ? nullptr : pointer(slot);
+      w.workspace_bytes = number(0);
+      w.cache_bytes = number(0);
+    }
+    return args;
+  };
+  const std::vector<std::function<float8_status()>> tries = {
+      [&] { return float8_weights_invalidate(&context_, valid_at(), number(1), nullptr); },
+      [&] {
+        return float8_counters_clear(&context_, counters_at(), number(FLOAT8_LINEAR_COUNTERS),
+                                     nullptr);
+      },
+      [&] {
+        return float8_counters_snapshot(&context_, counters_at(),
+                                        std::min<size_t>(number(6), FLOAT8_LINEAR_COUNTERS), read_,
+                                        nullptr);
+      },
+      [&] { return float8_scales_init(scales_, state_at(), nullptr); },
+      [&] { return float8_scales_sync(scales_, state_at(), nullptr, nullptr); },
+      [&] {
+        std::vector<unsigned char> bytes = saved_state_;
+        return float8_scales_save(scales_, state_at(), bytes.data(),
+                                  std::min(number(bytes.size()), bytes.size()), nullptr);
+      },
+      [&] {
+        std::vector<unsigned char> bytes = saved_state_;
+        if (rarely()) bytes[random() % bytes.size()] ^= static_cast<unsigned char>(random());
+        return float8_scales_load(scales_, state_at(), bytes.data(),
+                                  std::min(number(bytes.size()), bytes.size()), nullptr);
+      },
+      [&] {
+        float8_scale_slots slots{};
+        return float8_scales_slots(scales_, state_at(), number(0), &slots);
+      },
+      [&] {
+        char text[64];
+        return float8_counters_text("x", rarely() ? nullptr : read_, text,
+                                    std::min(number(64), sizeof text), nullptr);
+      },
+      [&] {
+        const auto args = weights();
+        return float8_linear_cast_weight(&linear_, args.data(), pointer(s_.workspace.data()),
+                                         nullptr);
+      },
+      [&] {
+        const auto args = weights();
+        const size_t count = number(1) == 1 ? 1 : random() % 3;
+        return float8_weight_casts_run(casts_, args.data(), count, pointer(casts_workspace_.data()),
+                                       nullptr);
+      },
+      [&] {
+        const float8_linear* const linears[] = {&linear_, rarely() ? nullptr : &linear_};
+        float8_scales_desc desc{};
+        desc.struct_size = number(sizeof desc) == sizeof desc ? sizeof desc : random() % 41;
+        desc.linears = rarely() ? nullptr : linears;
+        desc.count = random() % 3;
+        desc.history = static_cast<int32_t>(number(3));
+        desc.margin = static_cast<int32_t>(number(1));
+        desc.scale_from = static_cast<int32_t>(number(0));
+        desc.non_finite = static_cast<int32_t>(number(1));
+        float8_scales* scales = nullptr;
+        const float8_status status = float8_scales_plan(&context_, &desc, &scales);
+        EXPECT_EQ(status == FLOAT8_OK, scales != nullptr);
+        float8_scales_destroy(scales);
+        return status;
+      },
+  };
+  std::vector<int> good(tries.size());
+  std::vector<int> bad(tries.size());
+  for (int i = 0; i < 6000; ++i) {
+    const size_t which = random() % tries.size();
+    const float8_status status = tries[which]();
+    ++(status == FLOAT8_OK ? good : bad)[which];
+    cuda_.launches.clear();
+    if (status == FLOAT8_OK) continue;
+    EXPECT_STRNE(float8_status_string(status), "unknown status");
+    EXPECT_NE(status, FLOAT8_INTERNAL) << float8_last_error();
+    EXPECT_STRNE(float8_last_error(), "");
+    EXPECT_EQ(std::string_view(float8_last_error()).find('\n'), std::string_view::npos);
+  }
+  for (size_t i = 0; i < tries.size(); ++i) {
+    EXPECT_GT(good[i], 3) << i;
+    EXPECT_GT(bad[i], 3) << i;
   }
 }
 
