@@ -3,6 +3,7 @@
 #include <array>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tests/gpu/linear_tensors.hpp"
 
@@ -102,6 +103,85 @@ TEST_P(LinearGraphTest, LayoutsAlternateOnOneWorkspace) {
     }
   }
   EXPECT_TRUE(workspace.guards_are_whole());
+}
+
+// A step as a trainer captures it: the weight cast and flagged, two micro-batches whose gradients
+// add up, counters, the scales' update, the flag taken back. Replayed, it leaves what the same
+// calls leave one by one.
+TEST_P(LinearGraphTest, AWholeStepWithItsState) {
+  LinearDesc desc = describe(GetParam(), {300, 208, 592});
+  desc.accumulate_grad_weight = desc.count = desc.weight_flag = true;
+  desc.grad_weight_dtype = Dtype::kF32;
+  const auto linear = plan(desc);
+  ASSERT_NE(linear, nullptr);
+  const auto scales = DelayedScales::plan(context_, linear->scale_slots(), {.history = 2}).value();
+  struct Run {
+    Run(const Context& context, const Linear& linear, const DelayedScales& scales)
+        : t(context, linear, 300, 5),
+          cache(context, linear.weight_cache_bytes()),
+          state(context, scales.bytes()),
+          counters(context, std::vector<uint8_t>(kCountersOfLinear * sizeof(CastCounters))),
+          valid(context, std::vector<uint32_t>{0}),
+          stream(context) {
+      if (scales.count() == 0) return;
+      EXPECT_TRUE(scales.init(state.as(), stream.get()));
+      t.slots = scales.slots(state.as(), 0);
+    }
+    [[nodiscard]] Bits all() const {
+      Bits bits = results(t);
+      for (const DeviceBuffer* buffer : {&cache, &state, &counters, &valid}) {
+        EXPECT_TRUE(buffer->guards_are_whole());
+        bits.push_back(buffer->download<uint8_t>());
+      }
+      return bits;
+    }
+    Tensors t;
+    DeviceBuffer cache, state, counters, valid;
+    DeviceStream stream;
+  };
+  const auto step = [&](const Run& r, bool first) -> Status {
+    auto* const counters = r.counters.as<CastCounters>();
+    for (const bool later : {false, true}) {
+      F8_TRY(linear->cast_weight({.w = r.t.device_w.as(),
+                                  .cache = r.cache.as(),
+                                  .scales = r.t.slots,
+                                  .first_step = first,
+                                  .counters = counters,
+                                  .valid = r.valid.as<uint32_t>()},
+                                 r.t.workspace.as(), r.stream.get()));
+      ForwardCall forward = r.t.forward();
+      BackwardCall backward = r.t.backward();
+      forward.weight_cache = backward.weight_cache = r.cache.as();
+      forward.first_step = backward.first_step = first;
+      forward.counters = backward.counters = counters;
+      backward.accumulate = later;
+      F8_TRY(linear->forward(forward, r.t.workspace.as(), r.stream.get()));
+      F8_TRY(linear->backward(backward, r.t.workspace.as(), r.stream.get()));
+    }
+    F8_TRY(scales.update(r.state.as(), r.stream.get()));
+    return invalidate_weights(context(), r.valid.as<uint32_t>(), 1, r.stream.get());
+  };
+  Run direct(context(), *linear, scales);
+  Run replayed(context(), *linear, scales);
+  F8_ASSERT_OK(step(direct, true));
+  F8_ASSERT_OK(step(replayed, true));
+  direct.stream.synchronize();
+  replayed.stream.synchronize();
+  const DeviceGraph graph(context(), replayed.stream, [&] { return step(replayed, false); });
+  for (const uint64_t seed : {6, 7, 8}) {
+    const Tensors inputs(context(), *linear, 300, seed);
+    take_inputs(direct.t, inputs);
+    take_inputs(replayed.t, inputs);
+    F8_ASSERT_OK(driver().check(driver().ctx_synchronize(), "cuCtxSynchronize"));
+    F8_ASSERT_OK(step(direct, false));
+    direct.stream.synchronize();
+    graph.replay();
+    EXPECT_EQ(replayed.all(), direct.all()) << seed;
+  }
+  if (linear->desc().recipe.at(Gemm::kOutput).is_fp8()) {
+    // Eight micro-batches of four steps.
+    EXPECT_EQ(replayed.counters.download<CastCounters>()[0].elements, 8U * 300 * 592);
+  }
 }
 
 }  // namespace
