@@ -8,7 +8,7 @@ namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
     cast_counters_cuh, column_sums_cuh, lines_cuh, scale_cuh, scale_update_cuh, quantize_cuh,
-    gemm_schedule_cuh, gemm_cuh;
+    rows_cuh, gemm_schedule_cuh, gemm_cuh;
 }
 namespace {
 
@@ -29,6 +29,7 @@ constexpr Template kTemplates[] = {
     {"scale.cuh", &embedded::scale_cuh},
     {"scale_update.cuh", &embedded::scale_update_cuh},
     {"quantize.cuh", &embedded::quantize_cuh},
+    {"rows.cuh", &embedded::rows_cuh},
     {"gemm_schedule.cuh", &embedded::gemm_schedule_cuh},
     {"gemm.cuh", &embedded::gemm_cuh},
 };
@@ -111,7 +112,9 @@ struct StubOf {
 
   Stub operator()(const CastSpec& s) const {
     Stub stub{"cast.cuh", "float8_cast", {}};
-    if (s.one_launch) stub = {"quantize.cuh", "float8_quantize", {}};
+    if (s.one_launch) {
+      stub = {scales_rows_alone(s) ? "rows.cuh" : "quantize.cuh", "float8_quantize", {}};
+    }
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
                 constant("Scale", "kScaleQ", scale_name(s.scale_q)) +
@@ -124,9 +127,9 @@ struct StubOf {
                      ? fmt::format(
                            "extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
                            "float8_quantize(const __grid_constant__ QuantizeArgs args) {{\n"
-                           "  Quantize<Config>::run(args);\n"
+                           "  {}<Config>::run(args);\n"
                            "}}\n",
-                           kQuantizeBlocksPerSm)
+                           kQuantizeBlocksPerSm, scales_rows_alone(s) ? "QuantizeRows" : "Quantize")
                      : fmt::format(
                            "extern \"C\" __global__ void __launch_bounds__(kTileThreads{})\n"
                            "float8_cast(const __grid_constant__ {} args) {{\n"

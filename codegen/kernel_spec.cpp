@@ -333,6 +333,10 @@ bool can_be_one_launch(const CastSpec& spec) {
          !has_scale(spec, ScaleMode::kBlock128x128);
 }
 
+bool scales_rows_alone(const CastSpec& spec) {
+  return can_be_one_launch(spec) && spec.q && !spec.qt && spec.scale_q == ScaleMode::kAxis;
+}
+
 std::string key(const KernelSpec& spec) {
   return std::visit(KeyOf{}, spec);
 }
@@ -411,7 +415,9 @@ int gemm_out_buffers(const GemmSpec& s) {
 
 int dynamic_smem_bytes(const KernelSpec& spec) {
   const auto* cast = std::get_if<CastSpec>(&spec);
-  if (cast != nullptr && cast->one_launch) return kernels::kAsideBytes;
+  if (cast != nullptr && cast->one_launch) {
+    return scales_rows_alone(*cast) ? 0 : kernels::kAsideBytes;
+  }
   const auto* gemm = std::get_if<GemmSpec>(&spec);
   if (gemm == nullptr) return 0;
   return gemm_smem_bytes(*gemm, gemm_out_buffers(*gemm));

@@ -64,7 +64,7 @@ struct CastSpec {
   bool qt = true;                           // write the transposed copy
   bool pow2 = false;
   bool delayed = false;     // tensor scales lie on the device already, and the amax is recorded
-  bool one_launch = false;  // finds the maxima itself: all blocks resident, tensor and axis scales
+  bool one_launch = false;  // finds the maxima itself: tensor and axis scales
   bool list = false;        // as an amax's
   bool hold = false;        // an amax that is not finite gives scale 1, else NaN or 0
   bool count = false;       // adds to the copies' counters
@@ -141,6 +141,8 @@ using KernelSpec =
 inline constexpr int kQuantizeBlocksPerSm = 4;
 // Whether a cast can find its maxima itself.
 [[nodiscard]] bool can_be_one_launch(const CastSpec& spec);
+// Whether its one-launch kernel is rows.cuh's: no block waits for another, so it takes any size.
+[[nodiscard]] bool scales_rows_alone(const CastSpec& spec);
 
 // Every configuration that the tuner may choose for this GEMM (config is ignored in the argument),
 // in no particular order of merit; each of them compiles without spills.

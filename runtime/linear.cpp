@@ -127,8 +127,11 @@ bool runs_beside(const QuantizePass& before, const PassOperands& operands_before
   for (const Visit& visit : pass.visits) {
     if (std::ranges::count(before.visits, visit.tensor, &Visit::tensor) > 0) return false;
   }
-  return (!before.amax && !pass.amax) || operands_before.tiles + operands.tiles <=
-                                             int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+  const auto waits = [](const QuantizePass& p) {
+    return p.amax && !codegen::scales_rows_alone(p.cast);
+  };
+  return (!waits(before) && !waits(pass)) || operands_before.tiles + operands.tiles <=
+                                                 int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec) {
 
 Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
                            std::span<const QuantizeOperand> operands) {
+  if (codegen::scales_rows_alone(spec)) return Launches::kOne;
   const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
   const int64_t most = most_quantize_tiles(sm_count);
   const bool lines = (spec.q && spec.scale_q == codegen::ScaleMode::kAxis) ||
@@ -202,7 +203,17 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
 
 kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
                                     std::span<const QuantizeOperand> operands, void* sync) {
-  return {.cast = cast_args(spec, sm_count, operands), .sync = static_cast<kernels::u64*>(sync)};
+  kernels::QuantizeArgs args{.cast = cast_args(spec, sm_count, operands),
+                             .sync = static_cast<kernels::u64*>(sync)};
+  if (!codegen::scales_rows_alone(spec)) return args;
+  int32_t first = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    kernels::CastTensor& to = args.cast.tensors[i];
+    to.first_block = first;
+    to.blocks = static_cast<int32_t>(kernels::blocks_of_rows(to.rows, to.cols));
+    first += to.blocks;
+  }
+  return args;
 }
 
 template <class Args>
@@ -239,9 +250,10 @@ Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream,
                        int64_t blocks_beside) {
   void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
-  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * kernel.resident_clusters;
-  return launch(driver, kernel, std::min(grid(args.cast), blocks), parameters, programmatic, stream,
-                blocks_beside);
+  const int64_t resident = int64_t{codegen::kQuantizeBlocksPerSm} * kernel.resident_clusters;
+  const int64_t blocks = grid(args.cast);
+  return launch(driver, kernel, kernel.cooperative ? std::min(blocks, resident) : blocks,
+                parameters, programmatic, stream, blocks_beside);
 }
 
 }  // namespace f8::runtime

@@ -127,6 +127,18 @@ struct QuantizeArgs {
   CastArgs cast;
   u64* sync;  // quantize_sync_bytes(), 16-byte aligned: see quantize.cuh
 };
+// Of rows.cuh, where it takes q alone; then a block is for rows, not for a tile.
+inline constexpr i32 kRowThreads = 256;     // of a block
+inline constexpr i32 kRowElements = 16384;  // that a block holds
+F8_BOTH constexpr i32 threads_of_row(i64 cols) {
+  i32 threads = 16;
+  while (threads < kRowThreads && threads * i64{kRowElements / kRowThreads} < cols) threads *= 2;
+  return threads;
+}
+F8_BOTH constexpr i64 blocks_of_rows(i64 rows, i64 cols) {
+  const i32 at_once = kRowThreads / threads_of_row(cols);
+  return (rows + at_once - 1) / at_once;
+}
 inline constexpr i32 kMostTilesOfBlock = 2;
 inline constexpr i32 kMostLinesOfTiles = 256;  // rows and columns of tiles, of all matrices
 inline constexpr i32 kAsideBytes = kCastTile * kCastTile * 2;  // of a tile that waits

@@ -28,8 +28,8 @@ struct Run {
     }
   }
   void operator()(const codegen::CastSpec& spec) const {
-    if (spec.one_launch != launch.cooperative) {
-      faults.push_back("a one-launch cast is cooperative, others are not");
+    if ((spec.one_launch && !codegen::scales_rows_alone(spec)) != launch.cooperative) {
+      faults.push_back("a one-launch cast of tiles is cooperative, others are not");
     }
     if (spec.one_launch) {
       run_quantize(spec, as<kernels::QuantizeArgs>(parameters[0]), launch.grid, sm_count, faults);

@@ -293,16 +293,27 @@ template void run_cast(const codegen::CastSpec&, const kernels::CastListArgs&, u
 void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args, unsigned grid,
                   int sm_count, Faults& faults) {
   const kernels::CastTensor& last = args.cast.tensors[args.cast.count - 1];
-  const int tiles = last.first_block + last.blocks;
-  const int resident = codegen::kQuantizeBlocksPerSm * sm_count;
-  if (static_cast<int>(grid) != std::min(tiles, resident) ||
-      tiles > resident * kernels::kMostTilesOfBlock) {
-    fault(faults, "{} blocks of a cooperative launch of {} tiles on {} SMs", grid, tiles, sm_count);
+  const int blocks = last.first_block + last.blocks;
+  const bool rows_alone = codegen::scales_rows_alone(spec);
+  const int resident = rows_alone ? blocks : codegen::kQuantizeBlocksPerSm * sm_count;
+  if (static_cast<int>(grid) != std::min(blocks, resident) ||
+      blocks > resident * kernels::kMostTilesOfBlock) {
+    fault(faults, "{} blocks of a one-launch cast of {} on {} SMs", grid, blocks, sm_count);
   }
   if (!aligned(args.sync, 16)) return fault(faults, "sync misaligned or null");
   ++args.sync[0];
   kernels::CastArgs cast = args.cast;
-  check_blocks(cast, static_cast<unsigned>(tiles), faults);
+  check_blocks(cast, static_cast<unsigned>(blocks), faults);
+  int tiles_of_all = 0;
+  for (int i = 0; i < cast.count; ++i) {
+    kernels::CastTensor& t = cast.tensors[i];
+    if (rows_alone && t.blocks != kernels::blocks_of_rows(t.rows, t.cols)) {
+      fault(faults, "tensor {}: {} blocks for {} rows", i, t.blocks, t.rows);
+    }
+    if (rows_alone) t.blocks = static_cast<int>(tiles(t.rows, t.cols));
+    t.first_block = tiles_of_all;
+    tiles_of_all += t.blocks;
+  }
   if (!faults.empty()) return;
   const auto before = amax_before(spec);
   std::vector<std::vector<uint32_t>> maxima;
@@ -326,7 +337,7 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
     t.row_amax = rows;
     t.col_amax = cols;
   }
-  run_cast(spec, cast, static_cast<unsigned>(tiles), faults);
+  run_cast(spec, cast, static_cast<unsigned>(tiles_of_all), faults);
 }
 
 void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults) {

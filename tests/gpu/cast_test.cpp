@@ -127,6 +127,16 @@ void expect_like_reference(const codegen::CastSpec& spec, const reference::Matri
 class CastTest : public GpuTestWith<codegen::CastSpec> {
  protected:
   void run(kernels::AmaxArgs amax_arguments, const kernels::CastArgs& cast_arguments) {
+    if (GetParam().one_launch) {
+      const auto quantize = context().kernel(GetParam());
+      F8_ASSERT_OK(quantize);
+      const DeviceBuffer sync(context(), quantize_sync_bytes(sms()));
+      F8_ASSERT_OK(launch_quantize(driver(), **quantize,
+                                   {.cast = cast_arguments, .sync = sync.as<kernels::u64>()}, true,
+                                   nullptr));
+      EXPECT_TRUE(sync.guards_are_whole());
+      return;
+    }
     if (const auto before = amax_before(GetParam())) {
       const auto amax = context().kernel(*before);
       F8_ASSERT_OK(amax);
@@ -141,7 +151,8 @@ class CastTest : public GpuTestWith<codegen::CastSpec> {
     return before ? amax_args(*before, sms(), operands) : kernels::AmaxArgs{};
   }
   [[nodiscard]] kernels::CastArgs cast_arguments(std::span<const QuantizeOperand> operands) const {
-    return cast_args(GetParam(), sms(), operands);
+    return GetParam().one_launch ? quantize_args(GetParam(), sms(), operands, nullptr).cast
+                                 : cast_args(GetParam(), sms(), operands);
   }
   void run(std::span<const QuantizeOperand> operands) {
     run(amax_arguments(operands), cast_arguments(operands));
@@ -170,6 +181,11 @@ std::vector<codegen::CastSpec> specs() {
   for (const char* scales : {"axis+tensor", "tensor+axis", "delayed+axis", "axis+delayed",
                              "block1x128+axis", "tensor+block128x128", "block128x128+block1x128"}) {
     add(fmt::format("cast/bf16.e4m3/{}/q+qt/pow2", scales));
+  }
+  for (const char* kernel :
+       {"bf16.e4m3/tensor/q+qt", "bf16.e5m2/tensor/q", "bf16.e4m3/axis/q+qt", "bf16.e5m2/axis/qt",
+        "bf16.e4m3/axis+tensor/q+qt/pow2", "bf16.e4m3/axis/q", "bf16.e5m2/axis/q/pow2"}) {
+    add(fmt::format("quantize/{}", kernel));
   }
   return out;
 }
@@ -202,6 +218,29 @@ TEST_P(CastTest, BitwiseLikeTheReference) {
   }
 }
 
+// Rows that one warp has, that a block has, and that do not fit a block at once.
+TEST_P(CastTest, RowsOfAnyLength) {
+  if (!GetParam().one_launch || !codegen::scales_rows_alone(GetParam())) {
+    GTEST_SKIP() << "has tiles, not rows";
+  }
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{33, 1024},
+                                   {35, 1040},
+                                   {19, 2048},
+                                   {9, 4112},
+                                   {3, 8192},
+                                   {5, 16384},
+                                   {3, 16400},
+                                   {2, 40016}}) {
+    SCOPED_TRACE(fmt::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
+    for (const Data data : {Data::kOutliers, Data::kNonFinite}) {
+      const auto x = make_data(data, rows, cols, 7);
+      const Quantized device(context(), GetParam(), x);
+      run({&device.operand, 1});
+      expect_like_reference(GetParam(), x, device);
+    }
+  }
+}
+
 TEST_P(CastTest, TwoMatricesInOneLaunch) {
   const auto x = make_data(Data::kOutliers, 300, 144, 1);
   const auto w = make_data(Data::kHuge, 129, 272, 2);
@@ -222,7 +261,9 @@ TEST_P(CastTest, TwoMatricesInOneLaunch) {
 // without a pause, so that an early start of the next one could show.
 TEST_P(CastTest, ByLinesTheSameAsByWords) {
   const auto before = amax_before(GetParam());
-  if (!before || !takes_lines(*before, 1, 16)) GTEST_SKIP() << "takes no lines";
+  if (!before || !takes_lines(*before, 1, 16) || GetParam().one_launch) {
+    GTEST_SKIP() << "takes no lines";
+  }
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 16},
                                    {300, 144},
                                    {129, 4112},
@@ -271,6 +312,7 @@ TEST_P(CastTest, ByLinesTheSameAsByWords) {
 // More matrices than one launch takes, of all sizes, in one list: launches one after another
 // without a pause, so that an early start of the next one could show.
 TEST_P(CastTest, AListOfMatrices) {
+  if (GetParam().one_launch) GTEST_SKIP() << "lists take two launches";
   std::vector<MatrixSize> sizes;
   std::vector<reference::Matrix> matrices;
   std::vector<std::unique_ptr<Quantized>> devices;

@@ -1,0 +1,95 @@
+// Dynamic scaling of rows, where a matrix needs no other copy: each row's maximum, its scale and
+// q = fp8(x * scale), in one launch and one visit. No block waits for another.
+//
+// A row belongs to 16 to 256 threads of a block, as many as hold it in registers, 8 elements a load
+// and kHeld loads a thread; what a row has beyond that is read again for the cast.
+#pragma once
+
+#include "cast.cuh"
+
+namespace f8::kernels {
+
+// Config is Cast's, with axis scales of q alone, and 16-bit inputs.
+template <class Config>
+struct QuantizeRows {
+  static constexpr int kHeld = kRowElements / (8 * kTileThreads);
+  static constexpr int kWarps = kTileThreads / 32;
+  using Values = Eight<Config::kInput>;
+  static_assert(Config::kRowMajor && !Config::kTransposed && Config::kScaleQ == Scale::kAxis &&
+                Config::kInput != Input::kF32);
+
+  // Over the `threads` threads of a row.
+  static F8_DEVICE u32 row_max(u32 most, i32 threads) {
+    const i32 in_warp = min(threads, 32);
+    for (i32 lane = in_warp / 2; lane > 0; lane /= 2) {
+      most = max(most, __shfl_xor_sync(0xFFFFFFFFU, most, lane));
+    }
+    if (threads <= 32) return most;
+    __shared__ u32 warps[kWarps];
+    const i32 warp = static_cast<i32>(threadIdx.x / 32);
+    if (threadIdx.x % 32 == 0) warps[warp] = most;
+    __syncthreads();
+    const i32 of_row = threads / 32;
+    const i32 first = warp / of_row * of_row;
+    for (i32 i = 0; i < of_row; ++i) most = max(most, warps[first + i]);
+    return most;
+  }
+
+  static F8_DEVICE void write(u8* q, const Values& x, float scale) {
+    u32 word[2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      word[w] = pack_fp8<Config::kFormat>(x.value(4 * w) * scale, x.value(4 * w + 1) * scale) |
+                pack_fp8<Config::kFormat>(x.value(4 * w + 2) * scale, x.value(4 * w + 3) * scale)
+                    << 16;
+    }
+    *reinterpret_cast<uint2*>(q) = make_uint2(word[0], word[1]);
+  }
+
+  static F8_DEVICE void run(const QuantizeArgs& launch) {
+    const CastArgs& args = launch.cast;
+    const CastTensor& t = args.tensors[tensor_of_block(args)];
+    const i32 threads = threads_of_row(t.cols);
+    const i32 lane = static_cast<i32>(threadIdx.x) % threads;
+    const i64 row = i64{static_cast<i32>(blockIdx.x) - t.first_block} * (kTileThreads / threads) +
+                    static_cast<i32>(threadIdx.x) / threads;
+    const i32 units = row < t.rows ? t.cols / 8 : 0;
+    begin_after_previous(args.beside);
+    Values held[kHeld];
+    Values magnitudes;
+    magnitudes.clear();
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const i32 unit = lane + i * threads;
+      if (unit < units) {
+        held[i].load(t.x, row * t.ld + unit * 8);
+      } else {
+        held[i].clear();
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i].raise(magnitudes);
+    for (i32 unit = lane + kHeld * threads; unit < units; unit += threads) {
+      Values more;
+      more.load(t.x, row * t.ld + unit * 8);
+      more.raise(magnitudes);
+    }
+    const u32 most = row_max(magnitudes.largest_magnitude(), threads);
+    const float scale = Cast<Config>::to_scale(Values::fp32_bits(most));
+    if (lane == 0 && units > 0) t.inv_scale_row[row] = inverse(scale);
+    u8* q = t.q + row * t.ld_q;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const i32 unit = lane + i * threads;
+      if (unit < units) write(q + unit * 8, held[i], scale);
+    }
+    for (i32 unit = lane + kHeld * threads; unit < units; unit += threads) {
+      Values more;
+      more.load(t.x, row * t.ld + unit * 8);
+      write(q + unit * 8, more, scale);
+    }
+    end_after_previous();
+  }
+};
+
+}  // namespace f8::kernels
