@@ -64,6 +64,16 @@ Status Linear::State::check_scales(const char* name, const Call& call) const {
                 "{}: scales is empty; recipe {} has delayed scaling, see DelayedScales::slots",
                 name, desc.recipe.name);
   }
+  for (const void* part :
+       {static_cast<const void*>(call.scales.amax), static_cast<const void*>(call.scales.scale),
+        static_cast<const void*>(call.scales.format)}) {
+    if (is_aligned(part, sizeof(float))) [[likely]] {
+      continue;
+    }
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: scales is not aligned to {} bytes; see DelayedScales::slots", name,
+                sizeof(float));
+  }
   return {};
 }
 

@@ -210,6 +210,15 @@ TEST_F(MisuseDelayed, OfTheScales) {
       {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[0] = c.forward.y; },
        "scales (amax)"},
       {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[1] = c.forward.y; }, "and scales ("},
+      {&Misuse::forward,
+       [](Call& c) { c.forward.scales.opaque[0] = into(c.forward.scales.opaque[0], 2); },
+       "forward: scales is not aligned"},
+      {&Misuse::backward,
+       [](Call& c) { c.backward.scales.opaque[1] = into(c.backward.scales.opaque[1], 1); },
+       "backward: scales is not aligned"},
+      {&Misuse::cast,
+       [](Call& c) { c.weight.scales.opaque[0] = into(c.weight.scales.opaque[0], 6); },
+       "cast_weight: scales is not aligned"},
   });
 }
 
