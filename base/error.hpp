@@ -40,13 +40,20 @@ template <class... Args>
   return std::unexpected(Error{code, fmt::format(format, std::forward<Args>(args)...)});
 }
 
+// What F8_TRY yields. Not constexpr: where all of a statement expression could be a constant, g++
+// 12 yields what its end has been moved from.
+template <class T>
+T take_value(std::expected<T, Error>&& result) {
+  return *std::move(result);
+}
+
 // Evaluates a Result or Status; returns its error from the enclosing function, else yields the
 // value. Not inside the braces of an aggregate: g++ 12 then leaks the members already built.
 #define F8_TRY(...)                                                               \
   ({                                                                              \
     auto f8_try_result = (__VA_ARGS__);                                           \
     if (!f8_try_result) return std::unexpected(std::move(f8_try_result).error()); \
-    *std::move(f8_try_result);                                                    \
+    ::f8::take_value(std::move(f8_try_result));                                   \
   })
 
 }  // namespace f8

@@ -12,7 +12,9 @@ set(FLOAT8_TEST_TIMEOUT 300)
 if(FLOAT8_SANITIZE)
   set(FLOAT8_TEST_TIMEOUT 1800)
   target_compile_options(float8_options INTERFACE
-    -fsanitize=${FLOAT8_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    -fsanitize=${FLOAT8_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
+    -Wno-maybe-uninitialized  # instrumented code of the standard library has it
+    -D_GLIBCXX_ASSERTIONS)
   target_link_options(float8_options INTERFACE -fsanitize=${FLOAT8_SANITIZE})
 endif()
 

@@ -340,9 +340,9 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
 
 Result<CastBench> Bench::casts(const Recipe& recipe,
                                const std::vector<runtime::MatrixSize>& weights) {
-  CastBench bench{.bytes = F8_TRY(cast_bytes(recipe, weights)),
-                  .copy_bytes = backend_.copy_traffic(),
-                  .rows = {}};
+  CastBench bench;
+  bench.bytes = F8_TRY(cast_bytes(recipe, weights));
+  bench.copy_bytes = backend_.copy_traffic();
   progress_(fmt::format("casting {} weights, {}", weights.size(), recipe.name));
   F8_TRY(backend_.open_weights(recipe, weights));
   GroupRequest request;
