@@ -71,11 +71,15 @@ TEST_F(GpuTest, RunsFromAThreadWithoutAContext) {
 }
 
 // The time of the calling thread for a call on a prepared plan, the driver's launches included. A
-// stream that is full would make the host wait, so it is emptied between calls now and then.
+// stream that is full would make the host wait, so it is emptied between calls now and then. What
+// else the machine does makes calls longer, never shorter: the limits are for the fastest tenth.
 TEST_P(LinearHostTest, TimeOfACall) {
   const int calls = by_device(2000, 4);
   constexpr int kCallsInFlight = 100;
-  const auto median_us = [&](const auto& call) {
+  struct Times {
+    double fast, median;  // us; a tenth is not slower than `fast`
+  };
+  const auto times_of = [&](const auto& call) {
     std::vector<double> us;
     for (int i = 0; i < calls; ++i) {
       if (i % kCallsInFlight == 0) {
@@ -89,8 +93,8 @@ TEST_P(LinearHostTest, TimeOfACall) {
       EXPECT_TRUE(status) << status.error().message;
       us.push_back(taken.count());
     }
-    std::ranges::nth_element(us, us.begin() + calls / 2);
-    return us[static_cast<size_t>(calls / 2)];
+    std::ranges::sort(us);
+    return Times{us[us.size() / 10], us[us.size() / 2]};
   };
   // Tensors that one launch quantizes, and some that take two.
   for (const Shape shape : {by_device<Shape>({1024, 1024, 1024}, {64, 48, 80}),
@@ -101,22 +105,23 @@ TEST_P(LinearHostTest, TimeOfACall) {
     F8_ASSERT_OK(run(*linear, t));
     t.first_step = false;
     const DeviceStream stream(context());
-    const double forward =
-        median_us([&] { return linear->forward(t.forward(), t.workspace.as(), stream.get()); });
-    const double backward =
-        median_us([&] { return linear->backward(t.backward(), t.workspace.as(), stream.get()); });
+    const Times forward =
+        times_of([&] { return linear->forward(t.forward(), t.workspace.as(), stream.get()); });
+    const Times backward =
+        times_of([&] { return linear->backward(t.backward(), t.workspace.as(), stream.get()); });
     stream.synchronize();
     const size_t forward_steps = linear->forward_steps(t.forward(), t.workspace.as()).size();
     const size_t backward_steps = linear->backward_steps(t.backward(), t.workspace.as()).size();
     fmt::print(
-        "{} {}: forward {:.2f} us of the host in {} launches, backward {:.2f} us in {} "
-        "(medians of {} calls)\n",
-        GetParam(), to_string(shape), forward, forward_steps, backward, backward_steps, calls);
+        "{} {}: forward {:.2f} us of the host in {} launches, backward {:.2f} us in {} (fastest "
+        "tenth of {} calls; medians {:.2f} and {:.2f})\n",
+        GetParam(), to_string(shape), forward.fast, forward_steps, backward.fast, backward_steps,
+        calls, forward.median, backward.median);
     EXPECT_LE(forward_steps, 6U);
     EXPECT_LE(backward_steps, 8U);
     if (kEmulated) continue;  // a launch is the work itself
-    EXPECT_LE(forward, 8) << to_string(shape);
-    EXPECT_LE(backward, 15) << to_string(shape);
+    EXPECT_LE(forward.fast, 8) << to_string(shape);
+    EXPECT_LE(backward.fast, 15) << to_string(shape);
   }
 }
 
