@@ -377,9 +377,12 @@ struct Gemm {
       }
       const int ended = p - (Config::kPartials - 1);
       if (ended < 0) continue;
+      const bool last_of_stage = ended % kBlocks == kBlocks - 1;
       float2 rows = make_float2(1.0F, 1.0F);
       if constexpr (kBlockScale) {
         rows = row_scales(shared, stage[ended / kBlocks], warpgroup, ended % kBlocks);
+        // The stage's scales have been read by all when its release says so.
+        if (last_of_stage && !kColumnBlocks) warpgroup_sync(1 + warpgroup);
       }
       if (ended == kProducts - 1) {
         ahead.filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
@@ -390,13 +393,12 @@ struct Gemm {
         mma_wait<0>();
       }
       pin(partial[ended % Config::kPartials]);
-      if constexpr (!kColumnBlocks) {
-        if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
-      }
+      if (last_of_stage && !kColumnBlocks) release(shared, schedule, stage[ended / kBlocks]);
       promote(acc[ended % kBlocks], partial[ended % Config::kPartials], rows,
               square[ended / kBlocks], squares, shared, stage[ended / kBlocks], ended % kBlocks);
-      if constexpr (kColumnBlocks) {
-        if (ended % kBlocks == kBlocks - 1) release(shared, schedule, stage[ended / kBlocks]);
+      if (last_of_stage && kColumnBlocks) {
+        warpgroup_sync(1 + warpgroup);
+        release(shared, schedule, stage[ended / kBlocks]);
       }
     }
   }
