@@ -131,9 +131,10 @@ class CastTest : public GpuTestWith<codegen::CastSpec> {
       const auto quantize = context().kernel(GetParam());
       F8_ASSERT_OK(quantize);
       const DeviceBuffer sync(context(), quantize_sync_bytes(sms()));
-      F8_ASSERT_OK(launch_quantize(driver(), **quantize,
-                                   {.cast = cast_arguments, .sync = sync.as<kernels::u64>()}, true,
-                                   nullptr));
+      kernels::QuantizeArgs arguments{};
+      arguments.cast = cast_arguments;
+      arguments.sync = sync.as<kernels::u64>();
+      F8_ASSERT_OK(launch_quantize(driver(), **quantize, arguments, true, nullptr));
       EXPECT_TRUE(sync.guards_are_whole());
       return;
     }
