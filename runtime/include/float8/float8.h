@@ -40,7 +40,7 @@
  * 6. Handles may be used by several threads at once. A scale state belongs to one stream at a time.
  *    Calls that are in flight at the
  *    same time need workspaces of their own. Linears may share one workspace on one stream. What is
- *    in it before its first use does not matter; after that its first MiB belongs to float8,
+ *    in it before its first use does not matter; after that its first 2 MiB belong to float8,
  *    which counts launches there: nothing else may write to them while calls are still to come.
  * 7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a weight
  *    gradient is set to zero.
