@@ -274,8 +274,9 @@ struct Validate {
       return bad("tile_n must be 64, 128, 192 or 256");
     }
     if (c.pingpong && c.warpgroups != 2) return bad("ping-pong needs two math warpgroups");
-    const int cluster = c.cluster_m * c.cluster_n * c.split_k;
-    if (c.cluster_m < 1 || c.cluster_n < 1 || c.split_k < 1 || cluster > 4) {
+    const auto few = [](int ctas) { return ctas >= 1 && ctas <= 4; };
+    if (!few(c.cluster_m) || !few(c.cluster_n) || !few(c.split_k) ||
+        c.cluster_m * c.cluster_n * c.split_k > 4) {
       return bad("clusters of 1 to 4 CTAs");
     }
     if (c.split_k > 1 && (c.cluster_m * c.cluster_n > 1 || c.pingpong)) {
