@@ -338,6 +338,10 @@ bool scales_rows_alone(const CastSpec& spec) {
   return can_be_one_launch(spec) && spec.q && !spec.qt && spec.scale_q == ScaleMode::kAxis;
 }
 
+bool is_cooperative(const CastSpec& spec) {
+  return spec.one_launch && !scales_rows_alone(spec);
+}
+
 std::string key(const KernelSpec& spec) {
   return std::visit(KeyOf{}, spec);
 }
@@ -416,9 +420,7 @@ int gemm_out_buffers(const GemmSpec& s) {
 
 int dynamic_smem_bytes(const KernelSpec& spec) {
   const auto* cast = std::get_if<CastSpec>(&spec);
-  if (cast != nullptr && cast->one_launch) {
-    return scales_rows_alone(*cast) ? 0 : kernels::kAsideBytes;
-  }
+  if (cast != nullptr) return is_cooperative(*cast) ? kernels::kAsideBytes : 0;
   const auto* gemm = std::get_if<GemmSpec>(&spec);
   if (gemm == nullptr) return 0;
   return gemm_smem_bytes(*gemm, gemm_out_buffers(*gemm));

@@ -143,6 +143,8 @@ inline constexpr int kQuantizeBlocksPerSm = 4;
 [[nodiscard]] bool can_be_one_launch(const CastSpec& spec);
 // Whether its one-launch kernel is rows.cuh's: no block waits for another, so it takes any size.
 [[nodiscard]] bool scales_rows_alone(const CastSpec& spec);
+// Whether its blocks wait for each other, so that all must be resident: a cooperative launch.
+[[nodiscard]] bool is_cooperative(const CastSpec& spec);
 
 // Every configuration that the tuner may choose for this GEMM (config is ignored in the argument),
 // in no particular order of merit; each of them compiles without spills.

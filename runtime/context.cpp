@@ -72,7 +72,7 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   kernel->smem_bytes = codegen::dynamic_smem_bytes(spec);
   kernel->cluster_size = cluster_size(spec);
   const auto* cast = std::get_if<codegen::CastSpec>(&spec);
-  kernel->cooperative = cast != nullptr && cast->one_launch && !codegen::scales_rows_alone(*cast);
+  kernel->cooperative = cast != nullptr && codegen::is_cooperative(*cast);
   const auto* amax = std::get_if<codegen::AmaxSpec>(&spec);
   kernel->even = cast != nullptr || (amax != nullptr && (amax->row || amax->col));
   kernel->registers = cubin.registers;

@@ -54,12 +54,17 @@ Status Linear::State::check_counters(const char* call, const CastCounters* count
   return {};
 }
 
+// Whether a call takes its first scales from all ranks' tensors, and so writes them.
+template <class Call>
+static bool over_ranks(const Call& call) {
+  return call.first_step && call.ranks.reduce != nullptr;
+}
+
 template <class Call>
 Status Linear::State::check_scales(const char* name, const Call& call) const {
   if (kernels.slots.empty()) return {};
-  const bool over_ranks = call.first_step && call.ranks.reduce != nullptr;
   if (call.scales.amax == nullptr || call.scales.scale == nullptr ||
-      (over_ranks && call.scales.format == nullptr)) [[unlikely]] {
+      (over_ranks(call) && call.scales.format == nullptr)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: scales is empty; recipe {} has delayed scaling, see DelayedScales::slots",
                 name, desc.recipe.name);
@@ -181,10 +186,9 @@ Status Linear::State::check(const WeightCall& call, const void* workspace) const
 template <class Call>
 void Linear::State::add_scales(CallMemory& memory, const Call& call) const {
   const size_t count = kernels.slots.size();
-  const bool over_ranks = call.first_step && call.ranks.reduce != nullptr;
   memory.add("scales (amax)", call.scales.amax, count * sizeof(uint32_t), Access::kWrite);
   memory.add("scales", call.scales.scale, count * kernels::kScaleStride * sizeof(float),
-             over_ranks ? Access::kWrite : Access::kRead);
+             over_ranks(call) ? Access::kWrite : Access::kRead);
 }
 
 CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {

@@ -49,8 +49,8 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
         State::LoadedPass ready;
         if (pass.amax) ready.amax = F8_TRY(context->kernel(*pass.amax));
         ready.cast = F8_TRY(context->kernel(pass.cast));
-        if (pass.one_launch && (context->options().cooperative_launch ||
-                                codegen::scales_rows_alone(*pass.one_launch))) {
+        if (pass.one_launch &&
+            (context->options().cooperative_launch || !codegen::is_cooperative(*pass.one_launch))) {
           ready.quantize = F8_TRY(context->kernel(*pass.one_launch));
         }
         if (pass.summing) ready.summing = F8_TRY(context->kernel(*pass.summing));

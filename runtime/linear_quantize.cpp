@@ -8,8 +8,7 @@ namespace f8::runtime {
 QuantizeOperand operand_of(const Visit& visit, const Place& place, const ScaleSlots& slots) {
   using codegen::ScaleMode;
   const codegen::CastSpec& cast = visit.cast;
-  const bool lines = (cast.q && cast.scale_q == ScaleMode::kAxis) ||
-                     (cast.qt && cast.scale_qt == ScaleMode::kAxis);
+  const bool lines = has_scale(cast, ScaleMode::kAxis);
   QuantizeOperand operand{.x = place.x, .rows = place.rows, .cols = place.cols, .ld = place.ld};
   operand.partials = lines ? place.words + place.word.tensor : place.partials;
   const auto amax = amax_before(cast);
@@ -54,8 +53,8 @@ bool runs_beside(const QuantizePass& before, const PassOperands& operands_before
   const auto waits = [](const QuantizePass& p) {
     return p.amax && !codegen::scales_rows_alone(p.cast);
   };
-  return (!waits(before) && !waits(pass)) || operands_before.tiles + operands.tiles <=
-                                                 int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
+  return (!waits(before) && !waits(pass)) ||
+         operands_before.tiles + operands.tiles <= resident_quantize_blocks(sm_count);
 }
 
 }  // namespace f8::runtime

@@ -63,7 +63,7 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
     const int64_t blocks_beside = beside ? tiles_before : next_beside ? next.tiles : 0;
     const auto one_launch = [&](const std::string& name,
                                 std::span<const QuantizeOperand> operands) {
-      auto args = quantize_args(pass.cast, sm_count, operands,
+      auto args = quantize_args(*pass.one_launch, sm_count, operands,
                                 scratch.sync + (beside ? second_sync(sm_count) : 0));
       args.cast.beside = beside ? 1 : 0;
       return step(name.c_str(), cast_bytes(pass.cast, elements_of(operands)),

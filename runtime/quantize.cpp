@@ -64,10 +64,9 @@ std::optional<codegen::AmaxSpec> amax_before(const codegen::CastSpec& spec) {
 Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
                            std::span<const QuantizeOperand> operands) {
   if (codegen::scales_rows_alone(spec)) return Launches::kOne;
-  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
-  const int64_t most = most_quantize_tiles(sm_count);
-  const bool lines = (spec.q && spec.scale_q == codegen::ScaleMode::kAxis) ||
-                     (spec.qt && spec.scale_qt == codegen::ScaleMode::kAxis);
+  const int64_t blocks = resident_quantize_blocks(sm_count);
+  const int64_t most = blocks * kernels::kMostTilesOfBlock;
+  const bool lines = has_scale(spec, codegen::ScaleMode::kAxis);
   int64_t tiles = 0;
   int64_t lines_of_tiles = 0;
   bool each = true;
@@ -88,8 +87,8 @@ Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
   return each && (!lines || tiles > most) ? Launches::kOneEach : Launches::kTwo;
 }
 
-int64_t most_quantize_tiles(int sm_count) {
-  return int64_t{codegen::kQuantizeBlocksPerSm} * sm_count * kernels::kMostTilesOfBlock;
+int64_t resident_quantize_blocks(int sm_count) {
+  return int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
 }
 
 bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
@@ -110,12 +109,13 @@ bool raises_words(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand
 }
 
 size_t second_sync(int sm_count) {
-  return static_cast<size_t>(kernels::quantize_sync_bytes(most_quantize_tiles(sm_count)));
+  return static_cast<size_t>(kernels::quantize_sync_bytes(resident_quantize_blocks(sm_count) *
+                                                          kernels::kMostTilesOfBlock));
 }
 
 size_t quantize_sync_bytes(int sm_count) {
-  const int64_t blocks = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
-  return second_sync(sm_count) + static_cast<size_t>(kernels::quantize_sync_bytes(blocks));
+  return second_sync(sm_count) +
+         static_cast<size_t>(kernels::quantize_sync_bytes(resident_quantize_blocks(sm_count)));
 }
 
 int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols) {
@@ -195,7 +195,9 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     to.inv_scale_col = from.inv_col;
     args.counters[i] = from.counters;
     to.first_block = first;
-    to.blocks = static_cast<int32_t>(cast_tiles(from.rows, from.cols));
+    to.blocks = static_cast<int32_t>(spec.one_launch && codegen::scales_rows_alone(spec)
+                                         ? kernels::blocks_of_rows(from.rows, from.cols)
+                                         : cast_tiles(from.rows, from.cols));
     first += to.blocks;
   }
   return args;
@@ -203,17 +205,7 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
 
 kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
                                     std::span<const QuantizeOperand> operands, void* sync) {
-  kernels::QuantizeArgs args{.cast = cast_args(spec, sm_count, operands),
-                             .sync = static_cast<kernels::u64*>(sync)};
-  if (!codegen::scales_rows_alone(spec)) return args;
-  int32_t first = 0;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    kernels::CastTensor& to = args.cast.tensors[i];
-    to.first_block = first;
-    to.blocks = static_cast<int32_t>(kernels::blocks_of_rows(to.rows, to.cols));
-    first += to.blocks;
-  }
-  return args;
+  return {.cast = cast_args(spec, sm_count, operands), .sync = static_cast<kernels::u64*>(sync)};
 }
 
 template <class Args>
@@ -250,7 +242,7 @@ Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream,
                        int64_t blocks_beside) {
   void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
-  const int64_t resident = int64_t{codegen::kQuantizeBlocksPerSm} * kernel.resident_clusters;
+  const int64_t resident = resident_quantize_blocks(kernel.resident_clusters);
   const int64_t blocks = grid(args.cast);
   return launch(driver, kernel, kernel.cooperative ? std::min(blocks, resident) : blocks,
                 parameters, programmatic, stream, blocks_beside);

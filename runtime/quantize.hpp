@@ -47,8 +47,8 @@ enum class Launches { kOne, kOneEach, kTwo };
 // faster one as measured (docs/kernels.md).
 [[nodiscard]] Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
                                          std::span<const QuantizeOperand> operands);
-// Of a launch that fits at once.
-[[nodiscard]] int64_t most_quantize_tiles(int sm_count);
+// Blocks of one-launch kernels that are resident at once, on `sm_count` SMs.
+[[nodiscard]] int64_t resident_quantize_blocks(int sm_count);
 // Whether the amax launch of a matrix may leave its tiles' line maxima (lines.cuh) for the cast
 // launch to combine, which takes no words to clear and no atomics: lines alone are scaled, and the
 // tiles whose lines a tile reads are few enough. What fits with some rows fits with fewer.

@@ -79,17 +79,16 @@ struct Amax {
 
   template <class Args>
   static F8_DEVICE void run(const Args& args) {
-    begin_after_previous(args.beside);
-    if (!Config::kFlagged || !is_valid(args.valid)) {
-      const AmaxTensor& t = args.tensors[tensor_of_block(args)];
-      const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
-      if constexpr (Config::kRow || Config::kCol) {
-        rows_and_columns(t, block);
-      } else {
-        tensor(t, block);
-      }
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    if (Config::kFlagged && is_valid(args.valid)) return;
+    const AmaxTensor& t = args.tensors[tensor_of_block(args)];
+    const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
+    if constexpr (Config::kRow || Config::kCol) {
+      rows_and_columns(t, block);
+    } else {
+      tensor(t, block);
     }
-    end_after_previous();
   }
 };
 

@@ -207,6 +207,17 @@ struct Cast {
     }
   }
 
+  static F8_DEVICE void write_eight(u8* q, const Eight<Config::kInput>& x, float scale) {
+    u32 word[2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      word[w] = pack_fp8<Config::kFormat>(x.value(4 * w) * scale, x.value(4 * w + 1) * scale) |
+                pack_fp8<Config::kFormat>(x.value(4 * w + 2) * scale, x.value(4 * w + 3) * scale)
+                    << 16;
+    }
+    *reinterpret_cast<uint2*>(q) = make_uint2(word[0], word[1]);
+  }
+
   static F8_DEVICE void write_row_major(const CastTensor& t, const Patch<Config::kInput>& patch,
                                         const Scales& scales) {
     if (patch.column >= t.cols) return;
@@ -214,16 +225,7 @@ struct Cast {
     for (int i = 0; i < kPatch; ++i) {
       if (patch.row + i >= t.rows) break;
       const float scale = row_scale(scales, threadIdx.x / 16 * kPatch + i);
-      u32 word[2];
-#pragma unroll
-      for (int w = 0; w < 2; ++w) {
-        const Eight<Config::kInput>& x = patch.rows[i];
-        word[w] = pack_fp8<Config::kFormat>(x.value(4 * w) * scale, x.value(4 * w + 1) * scale) |
-                  pack_fp8<Config::kFormat>(x.value(4 * w + 2) * scale, x.value(4 * w + 3) * scale)
-                      << 16;
-      }
-      *reinterpret_cast<uint2*>(t.q + (patch.row + i) * t.ld_q + patch.column) =
-          make_uint2(word[0], word[1]);
+      write_eight(t.q + (patch.row + i) * t.ld_q + patch.column, patch.rows[i], scale);
     }
   }
 

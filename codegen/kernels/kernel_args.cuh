@@ -32,7 +32,8 @@ inline constexpr i32 kMaxListed = 28;  // of a list's launch: what 4 KiB of para
 // boundaries.
 inline constexpr i32 kInverse = 4;
 inline constexpr i32 kScaleStride = 2 * kInverse;  // from one tensor's scale to the next one's
-inline constexpr i32 kCastTile = 128;  // amax and cast visit a matrix in tiles of 128 x 128
+inline constexpr i32 kCastTile = 128;     // amax and cast visit a matrix in tiles of 128 x 128
+inline constexpr i32 kTileThreads = 256;  // of their blocks
 inline constexpr i32 kLinesOfTile = 2 * kCastTile;  // u16 maxima of its rows and columns: lines.cuh
 
 // One matrix x[rows][cols], row stride ld elements. Every amax is kept as the bits of |x| as fp32,
@@ -54,12 +55,9 @@ struct AmaxTensor {
   i32 blocks;
 };
 
-// Where `beside` is 1, the launch before is another of these kernels, which works on other memory:
-// this one does not wait for it to begin, but does not end before it.
 template <i32 kMost>
 struct AmaxOf {
   i32 count;
-  i32 beside;
   AmaxTensor tensors[kMost];
   const u32* valid;  // kernels with a flag: the launch does nothing where it holds 1; or null
 };
@@ -112,7 +110,9 @@ struct CastCounters {
 template <i32 kMost>
 struct CastOf {
   i32 count;
-  i32 beside;  // as an amax's
+  // 1: the launch before is another of these kernels, which works on other memory. This one does
+  // not wait for it to begin, but does not end before it.
+  i32 beside;
   CastTensor tensors[kMost];
   const u32* valid;               // as an amax's
   float* sums;                    // kernels with sums: of the only matrix, or null; column_sums.cuh
@@ -128,15 +128,14 @@ struct QuantizeArgs {
   u64* sync;  // quantize_sync_bytes(), 16-byte aligned: see quantize.cuh
 };
 // Of rows.cuh, where it takes q alone; then a block is for rows, not for a tile.
-inline constexpr i32 kRowThreads = 256;     // of a block
 inline constexpr i32 kRowElements = 16384;  // that a block holds
 F8_BOTH constexpr i32 threads_of_row(i64 cols) {
   i32 threads = 16;
-  while (threads < kRowThreads && threads * i64{kRowElements / kRowThreads} < cols) threads *= 2;
+  while (threads < kTileThreads && threads * i64{kRowElements / kTileThreads} < cols) threads *= 2;
   return threads;
 }
 F8_BOTH constexpr i64 blocks_of_rows(i64 rows, i64 cols) {
-  const i32 at_once = kRowThreads / threads_of_row(cols);
+  const i32 at_once = kTileThreads / threads_of_row(cols);
   return (rows + at_once - 1) / at_once;
 }
 inline constexpr i32 kMostTilesOfBlock = 2;

@@ -11,7 +11,6 @@ namespace f8::kernels {
 
 enum class Input { kBf16, kF16, kF32 };
 
-inline constexpr int kTileThreads = 256;
 inline constexpr int kPatch = 8;  // rows and columns of a thread
 
 F8_DEVICE u32 max_u16x2(u32 a, u32 b) {

@@ -14,6 +14,7 @@ template <class Config>
 struct QuantizeRows {
   static constexpr int kHeld = kRowElements / (8 * kTileThreads);
   static constexpr int kWarps = kTileThreads / 32;
+  using Copies = Cast<Config>;
   using Values = Eight<Config::kInput>;
   static_assert(Config::kRowMajor && !Config::kTransposed && Config::kScaleQ == Scale::kAxis &&
                 Config::kInput != Input::kF32);
@@ -33,17 +34,6 @@ struct QuantizeRows {
     const i32 first = warp / of_row * of_row;
     for (i32 i = 0; i < of_row; ++i) most = max(most, warps[first + i]);
     return most;
-  }
-
-  static F8_DEVICE void write(u8* q, const Values& x, float scale) {
-    u32 word[2];
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      word[w] = pack_fp8<Config::kFormat>(x.value(4 * w) * scale, x.value(4 * w + 1) * scale) |
-                pack_fp8<Config::kFormat>(x.value(4 * w + 2) * scale, x.value(4 * w + 3) * scale)
-                    << 16;
-    }
-    *reinterpret_cast<uint2*>(q) = make_uint2(word[0], word[1]);
   }
 
   static F8_DEVICE void run(const QuantizeArgs& launch) {
@@ -75,18 +65,18 @@ struct QuantizeRows {
       more.raise(magnitudes);
     }
     const u32 most = row_max(magnitudes.largest_magnitude(), threads);
-    const float scale = Cast<Config>::to_scale(Values::fp32_bits(most));
+    const float scale = Copies::to_scale(Values::fp32_bits(most));
     if (lane == 0 && units > 0) t.inv_scale_row[row] = inverse(scale);
     u8* q = t.q + row * t.ld_q;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const i32 unit = lane + i * threads;
-      if (unit < units) write(q + unit * 8, held[i], scale);
+      if (unit < units) Copies::write_eight(q + unit * 8, held[i], scale);
     }
     for (i32 unit = lane + kHeld * threads; unit < units; unit += threads) {
       Values more;
       more.load(t.x, row * t.ld + unit * 8);
-      write(q + unit * 8, more, scale);
+      Copies::write_eight(q + unit * 8, more, scale);
     }
     end_after_previous();
   }

@@ -28,7 +28,7 @@ struct Run {
     }
   }
   void operator()(const codegen::CastSpec& spec) const {
-    if ((spec.one_launch && !codegen::scales_rows_alone(spec)) != launch.cooperative) {
+    if (codegen::is_cooperative(spec) != launch.cooperative) {
       faults.push_back("a one-launch cast of tiles is cooperative, others are not");
     }
     if (spec.one_launch) {

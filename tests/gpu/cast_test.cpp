@@ -152,8 +152,7 @@ class CastTest : public GpuTestWith<codegen::CastSpec> {
     return before ? amax_args(*before, sms(), operands) : kernels::AmaxArgs{};
   }
   [[nodiscard]] kernels::CastArgs cast_arguments(std::span<const QuantizeOperand> operands) const {
-    return GetParam().one_launch ? quantize_args(GetParam(), sms(), operands, nullptr).cast
-                                 : cast_args(GetParam(), sms(), operands);
+    return cast_args(GetParam(), sms(), operands);
   }
   void run(std::span<const QuantizeOperand> operands) {
     run(amax_arguments(operands), cast_arguments(operands));

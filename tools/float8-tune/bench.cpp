@@ -96,6 +96,10 @@ Json summary_json(std::span<const tuner::SurveyRatio> ratios) {
           {"at_least_0.95", s.at_least_095}};
 }
 
+std::string interval_text(double lo, double hi, int digits) {
+  return fmt::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
+}
+
 std::string csv_number(double value) {
   return fmt::format("{}", rounded(value));
 }

@@ -55,6 +55,8 @@ struct BenchMachine {
 [[nodiscard]] Json summary_json(std::span<const tuner::SurveyRatio> ratios);
 // Of a CSV field: six significant digits.
 [[nodiscard]] std::string csv_number(double value);
+// "[lo, hi]"
+[[nodiscard]] std::string interval_text(double lo, double hi, int digits);
 
 // bench cast of a list of weights (weight_list.hpp).
 [[nodiscard]] Result<int> bench_casts(const BenchOptions& options, const std::string& list,

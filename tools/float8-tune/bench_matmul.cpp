@@ -92,16 +92,13 @@ std::string text_of(const tuner::MatmulBench& bench, bool color) {
   for (const tuner::BenchRow& kernel : bench.rows) {
     const auto& timing = kernel.result.timing;
     const auto& ratio = kernel.to_rival;
-    const auto interval = [](double lo, double hi, int digits) {
-      return fmt::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
-    };
     table.add({kernel.roles.empty() ? kernel.subject.impl
                                     : fmt::format("{}", fmt::join(kernel.roles, ", ")),
                kernel.subject.config, timing ? fmt::format("{:.2f}", timing->median_ns / 1e3) : "-",
-               timing ? interval(timing->ci_lo_ns / 1e3, timing->ci_hi_ns / 1e3, 2) : "-",
+               timing ? interval_text(timing->ci_lo_ns / 1e3, timing->ci_hi_ns / 1e3, 2) : "-",
                timing ? fmt::format("{:.0f}", tflops_of(bench.problem, *timing)) : "-",
                ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
-               ratio ? interval(ratio->ci.lo, ratio->ci.hi, 3) : "-",
+               ratio ? interval_text(ratio->ci.lo, ratio->ci.hi, 3) : "-",
                std::string(tuning_db::to_string(kernel.result.state))});
   }
   std::string text = fmt::format("{}\n{}", bench.problem.key(), table.text(color));

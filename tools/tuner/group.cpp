@@ -141,6 +141,9 @@ Status Session::measure(const GroupRequest& request, std::vector<Member>& member
   F8_TRY(settle(live.front()->id));
   (void)backend_.sample();  // what was seen before is not of this measurement
 
+  const auto in_front = [&live] {
+    return *std::ranges::min_element(live, {}, [](const Member* m) { return median(m->relative); });
+  };
   Random random(request.seed);
   const double start = backend_.now_s();
   int blocks = 0;
@@ -210,16 +213,14 @@ Status Session::measure(const GroupRequest& request, std::vector<Member>& member
         half_width = std::max(half_width, ratio.ci.relative_half_width(ratio.ratio));
       }
     } else {
-      const Member* fastest = *std::ranges::min_element(
-          live, {}, [](const Member* member) { return median(member->relative); });
+      const Member* fastest = in_front();
       const Summary summary = summarize(fastest->outcome.blocks, request.seed, kCheckResamples);
       half_width = summary.ci.relative_half_width(summary.median);
     }
     stop = should_stop(request.stop, elapsed, blocks, half_width);
   }
   busy_until_s_ = backend_.now_s();
-  const Member& fastest = **std::ranges::min_element(
-      live, {}, [](const Member* member) { return median(member->relative); });
+  const Member& fastest = *in_front();
 
   for (Member& member : members) {
     if (!member.timed || member.outcome.blocks.empty()) continue;

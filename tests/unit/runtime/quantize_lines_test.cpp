@@ -181,7 +181,8 @@ TEST_P(QuantizeLinesTest, TheSameBitsByEachWay) {
   ASSERT_EQ(quantize_launches(one_launch, 132, operands), Launches::kOne);
   Buffer sync(quantize_sync_bytes(132));
   ASSERT_TRUE(launch_quantize(context_->state().driver, *context_->kernel(one_launch).value(),
-                              quantize_args(spec_, 132, operands, sync.data()), true, nullptr));
+                              quantize_args(one_launch, 132, operands, sync.data()), true,
+                              nullptr));
   ASSERT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(together[i]->written(), words[i]->written()) << i;
 }
