@@ -13,9 +13,7 @@
 //   kWarpgroups x kOutBuffers x 64 rows of 128 bytes                           128-byte swizzle
 //   kStages x full barrier, kStages x empty barrier
 //   kStages x { scales of a: kTileM floats, of b: kTileN floats }   block scales of 1x128 alone
-//   kVectorBuffers x { scales of a: kTileM floats, of b: kTileN floats }           axis scales
-//   alone kVectorBuffers x { bias: kTileN floats } kVectorBuffers x { full barrier, empty barrier }
-//   axis scales or bias alone
+//   GemmVectors
 //
 // Invariants: rows and columns beyond the matrices read as zero and are not written. A stage is
 // refilled when every warp that reads it, in every CTA that the refill writes to, has arrived at
@@ -23,7 +21,7 @@
 // blocks, to fp32 registers.
 #pragma once
 
-#include "gemm_schedule.cuh"
+#include "gemm_vectors.cuh"
 
 namespace f8::kernels {
 
@@ -53,16 +51,9 @@ struct Gemm {
   static constexpr int kConsumers = Config::kPingpong ? 1 : Config::kWarpgroups;
   // The CTAs that share an a tile or a b tile with this one, itself included.
   static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
-  static constexpr bool kAxisScale = Config::kScale == Scale::kAxis;
   static constexpr bool kBlockScale =
       Config::kScale == Scale::kBlock1x128 || Config::kScale == Scale::kBlock128x128;
   static constexpr bool kColumnBlocks = Config::kScale == Scale::kBlock1x128;
-  // What the epilogue needs of each row and column of a tile: a warp loads it while the tile's
-  // products run.
-  static constexpr bool kVectors = kAxisScale || Config::kBias;
-  static constexpr int kVectorBuffers = Config::kPingpong ? 2 : 1;
-  static constexpr int kVectorFloats =
-      (kAxisScale ? Config::kTileM + Config::kTileN : 0) + (Config::kBias ? Config::kTileN : 0);
   static constexpr int kScaleBytesA = kBlockScale ? Config::kTileM * 4 : 0;
   static constexpr int kScaleBytesB = kColumnBlocks ? Config::kTileN * 4 : 0;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
@@ -70,6 +61,7 @@ struct Gemm {
 
   using Accumulators = float[kBlocks][Config::kMmaN / 2];
   using Maps = GemmMaps<Config::kProblems>;
+  using Vectors = GemmVectors<Config>;
 
   struct Shared {
     u32 stages;
@@ -77,24 +69,13 @@ struct Gemm {
     u32 full;
     u32 empty;
     u32 scales;
-    u32 vectors;
-    u32 vector_barriers;
+    Vectors vectors{0};
     F8_DEVICE u32 a(u32 stage) const { return stages + stage * kStageBytes; }
     F8_DEVICE u32 b(u32 stage) const { return a(stage) + kBytesA; }
     F8_DEVICE u32 scales_a(u32 stage) const {
       return scales + stage * (kScaleBytesA + kScaleBytesB);
     }
     F8_DEVICE u32 scales_b(u32 stage) const { return scales_a(stage) + kScaleBytesA; }
-    // Of rows, of columns, and the bias, from element `i`.
-    F8_DEVICE u32 rows(u32 buffer, u32 i) const {
-      return vectors + (buffer * kVectorFloats + i) * 4;
-    }
-    F8_DEVICE u32 columns(u32 buffer, u32 i) const { return rows(buffer, Config::kTileM + i); }
-    F8_DEVICE u32 bias(u32 buffer, u32 i) const {
-      return rows(buffer, kVectorFloats - Config::kTileN + i);
-    }
-    F8_DEVICE u32 vectors_full(u32 buffer) const { return vector_barriers + buffer * 16; }
-    F8_DEVICE u32 vectors_empty(u32 buffer) const { return vectors_full(buffer) + 8; }
   };
 
   using Tile = GemmTile;
@@ -168,6 +149,7 @@ struct Gemm {
       const u32 block = tile.first_block + i;
       const u32 full = shared.full + 8 * ring.stage;
       barrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
+      if (!elect_lane()) continue;
       barrier_expect(full, kStageBytes + scales_a + scales_b);
       const i32 k = static_cast<i32>(block * kStageK);
       if constexpr (Config::kAdd) bring_result(maps, tile, i);
@@ -195,18 +177,21 @@ struct Gemm {
     }
   }
 
-  // Tells every CTA that refills this stage here that this warp is done with it.
+  // Arrivals at an empty barrier: of a CTA's own readers and of the others that its copies reach.
+  static constexpr u32 kOwnArrivals = (kBlockScale ? 128 : 4) * kConsumers;
+  static constexpr u32 kArrivals = kOwnArrivals + 4 * kConsumers * (kPeers - 1);
+  // Tells every CTA that refills this stage here that this warp is done with it. A stage's block
+  // scales are read by ordinary loads, for which each lane answers itself.
   static F8_DEVICE void release(const Shared& shared, const Schedule& schedule, u32 stage) {
     const u32 lane = threadIdx.x % 32;
     const u32 empty = shared.empty + 8 * stage;
-    if constexpr (Config::kClusterM * Config::kClusterN == 1) {
-      if (lane == 0) barrier_arrive(empty);
-    } else {
+    if (kBlockScale || (kPeers == 1 && lane == 0)) barrier_arrive(empty);
+    if constexpr (kPeers > 1) {
       const u32 peer_m = lane % Config::kClusterM;
       const u32 peer_n = lane / Config::kClusterM;
-      if (lane < kClusterSize && (peer_m == schedule.rank_m || peer_n == schedule.rank_n)) {
-        barrier_arrive_at(empty, lane);
-      }
+      const bool own = peer_m == schedule.rank_m && peer_n == schedule.rank_n;
+      const bool shares = peer_m == schedule.rank_m || peer_n == schedule.rank_n;
+      if (lane < kClusterSize && shares && !(kBlockScale && own)) barrier_arrive_at(empty, lane);
     }
   }
 
@@ -381,8 +366,6 @@ struct Gemm {
       float2 rows = make_float2(1.0F, 1.0F);
       if constexpr (kBlockScale) {
         rows = row_scales(shared, stage[ended / kBlocks], warpgroup, ended % kBlocks);
-        // The stage's scales have been read by all when its release says so.
-        if (last_of_stage && !kColumnBlocks) warpgroup_sync(1 + warpgroup);
       }
       if (ended == kProducts - 1) {
         ahead.filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
@@ -396,10 +379,7 @@ struct Gemm {
       if (last_of_stage && !kColumnBlocks) release(shared, schedule, stage[ended / kBlocks]);
       promote(acc[ended % kBlocks], partial[ended % Config::kPartials], rows,
               square[ended / kBlocks], squares, shared, stage[ended / kBlocks], ended % kBlocks);
-      if (last_of_stage && kColumnBlocks) {
-        warpgroup_sync(1 + warpgroup);
-        release(shared, schedule, stage[ended / kBlocks]);
-      }
+      if (last_of_stage && kColumnBlocks) release(shared, schedule, stage[ended / kBlocks]);
     }
   }
 
@@ -525,44 +505,41 @@ struct Gemm {
     const u32 thread = threadIdx.x % 128;
     const u32 lane = thread % 32;
     const u32 warp_row = thread / 32 * 16;
-    const i32 row = tile.row + static_cast<i32>(first_row(warpgroup));
+    const u32 first_of_tile = first_row(warpgroup);
+    const u32 first_column = schedule.rank_k * Sums::kColumns;  // of the tile
     // This warpgroup's buffer of vectors is filled once for each of its tiles.
     const u32 vector_buffer = Config::kPingpong ? warpgroup : 0;
-    if constexpr (kVectors) barrier_wait(shared.vectors_full(vector_buffer), vector_parity);
-    const i32 first_column = tile.column + static_cast<i32>(schedule.rank_k) * Sums::kColumns;
-    constexpr int kChunks = Sums::kColumns / kOutColumns;
+    shared.vectors.wait(vector_buffer, vector_parity);
+    float scale_a[kBlocksM][2];
 #pragma unroll
-    for (int block_m = 0; block_m < kBlocksM; ++block_m) {
-      const i32 row_block = row + block_m * 64;
-      if (row_block >= static_cast<i32>(problem.m)) break;
-      float scale_a[2] = {scale, scale};
-      bool inside[2] = {true, true};
+    for (int i = 0; i < kBlocksM * 2; ++i) {
+      scale_a[i / 2][i % 2] = scale;
+      if constexpr (Vectors::kAxisScale) {
+        const u32 row = first_of_tile + i / 2 * 64 + i % 2 * 8 + warp_row + lane / 4;
+        scale_a[i / 2][i % 2] = load_shared(shared.vectors.rows(vector_buffer) + row * 4);
+      }
+    }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const i32 r = row_block + static_cast<i32>(warp_row + lane / 4 + 8 * i);
-        inside[i] = r < static_cast<i32>(problem.m);
-        if constexpr (kAxisScale) {
-          scale_a[i] = load_shared(shared.rows(vector_buffer, static_cast<u32>(r - tile.row)));
-        }
+    for (int chunk = 0; chunk < Sums::kColumns / kOutColumns; ++chunk) {
+      const u32 in_tile = first_column + chunk * kOutColumns;
+      const i32 column_chunk = tile.column + static_cast<i32>(in_tile);
+      if (column_chunk >= static_cast<i32>(problem.n)) break;
+      float2 scale_b[kOutColumns / 8];  // of this thread's two columns in each 8
+      float2 bias[kOutColumns / 8];
+#pragma unroll
+      for (int i = 0; i < kOutColumns / 8; ++i) {
+        const u32 at = (in_tile + i * 8 + lane % 4 * 2) * 4;
+        if constexpr (Vectors::kAxisScale)
+          scale_b[i] = load_shared_pair(shared.vectors.columns(vector_buffer) + at);
+        if constexpr (Config::kBias)
+          bias[i] = load_shared_pair(shared.vectors.bias(vector_buffer) + at);
       }
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const i32 column_chunk = first_column + chunk * kOutColumns;
-        if (column_chunk >= static_cast<i32>(problem.n)) break;
+      for (int block_m = 0; block_m < kBlocksM; ++block_m) {
+        const i32 row_block = tile.row + static_cast<i32>(first_of_tile) + block_m * 64;
+        if (row_block >= static_cast<i32>(problem.m)) break;
         const u32 out = shared.out + (warpgroup * Config::kOutBuffers + buffer) * kOutBufferBytes;
         buffer = (buffer + 1) % Config::kOutBuffers;
-        float2 scale_b[kOutColumns / 8];  // of this thread's two columns in each 8
-        float2 bias[kOutColumns / 8];
-#pragma unroll
-        for (int i = 0; i < kOutColumns / 8; ++i) {
-          const u32 c = column_chunk - tile.column + i * 8 + lane % 4 * 2;
-          scale_b[i] = make_float2(1.0F, 1.0F);
-          bias[i] = make_float2(0.0F, 0.0F);
-          if constexpr (kAxisScale) {
-            scale_b[i] = load_shared_pair(shared.columns(vector_buffer, c));
-          }
-          if constexpr (Config::kBias) bias[i] = load_shared_pair(shared.bias(vector_buffer, c));
-        }
         if (thread == 0) wait_copies_out_read<Config::kOutBuffers - 1>();
         warpgroup_sync(1 + warpgroup);
 #pragma unroll
@@ -571,17 +548,20 @@ struct Gemm {
           float value[4 * kGroups];
 #pragma unroll
           for (int i = 0; i < 4 * kGroups; ++i) {
-            const float2 pair = scale_b[j * kGroups + i / 4];
-            const float2 shift = bias[j * kGroups + i / 4];
             value[i] = sums.at(block_m, chunk * kOutColumns + j * 16 + i / 4 * 8)[i % 4];
-            if constexpr (kAxisScale) {
-              value[i] *= scale_a[i / 2 % 2] * (i % 2 == 0 ? pair.x : pair.y);
+            if constexpr (Vectors::kAxisScale) {
+              const float2 pair = scale_b[j * kGroups + i / 4];
+              value[i] *= scale_a[block_m][i / 2 % 2] * (i % 2 == 0 ? pair.x : pair.y);
             } else if constexpr (!kBlockScale) {
-              value[i] *= scale_a[i / 2 % 2];
+              value[i] *= scale_a[block_m][i / 2 % 2];
             }
-            if constexpr (Config::kBias) value[i] += i % 2 == 0 ? shift.x : shift.y;
+            if constexpr (Config::kBias) {
+              const float2 shift = bias[j * kGroups + i / 4];
+              value[i] += i % 2 == 0 ? shift.x : shift.y;
+            }
             if constexpr (Config::kAmax) {
-              const bool counts = inside[i / 2 % 2] &&
+              const i32 row = row_block + static_cast<i32>(warp_row + lane / 4 + 8 * (i / 2 % 2));
+              const bool counts = row < static_cast<i32>(problem.m) &&
                                   column_chunk + j * 16 + i / 4 * 8 < static_cast<i32>(problem.n);
               if (counts) amax = max(amax, __float_as_uint(value[i]) & 0x7FFFFFFFU);
             }
@@ -614,7 +594,7 @@ struct Gemm {
         }
       }
     }
-    if constexpr (kVectors) barrier_arrive(shared.vectors_empty(vector_buffer));
+    shared.vectors.release(vector_buffer);
     if constexpr (Config::kAmax) {
       const u32 most = warp_max(amax);
       if (lane == 0 && most > 0) atomicMax(problem.amax, most);
@@ -675,69 +655,35 @@ struct Gemm {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
   }
-  static F8_DEVICE float load_bias(const void* bias, u32 column) {
-    if constexpr (Config::kFloatOutput) {
-      return load_global(static_cast<const float*>(bias) + column);
-    } else {
-      const u32 bits = load_global(static_cast<const u16*>(bias) + column);
-      if constexpr (!Config::kHalfOutput) return __uint_as_float(bits << 16);
-      float value;
-      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<u16>(bits)));
-      return value;
-    }
-  }
 
-  // Loads a tile's scales and bias for the epilogue, by one warp, which has few registers.
-  static constexpr int kVectorLoads = Config::kProblems > 1 ? 2 : 4;  // in flight
-  static F8_DEVICE void load_vectors(const Shared& shared, const Schedule& schedule,
-                                     const Tile& tile, u32 buffer) {
-    const u32 lane = threadIdx.x % 32;
-    const GemmProblem& problem = schedule.args.problems[tile.problem];
-    if constexpr (kAxisScale) {
-#pragma unroll kVectorLoads
-      for (u32 i = lane; i < Config::kTileM; i += 32) {
-        const u32 row = tile.row + i;
-        const float x =
-            row < problem.m ? load_global(problem.inv_scale_a + row * problem.stride_a) : 0.0F;
-        store_shared(shared.rows(buffer, i), x);
-      }
-    }
-#pragma unroll kVectorLoads
-    for (u32 i = lane; i < Config::kTileN; i += 32) {
-      const u32 column = tile.column + i;
-      const bool inside = column < problem.n;
-      if constexpr (kAxisScale) {
-        const float x =
-            inside ? load_global(problem.inv_scale_b + column * problem.stride_b) : 0.0F;
-        store_shared(shared.columns(buffer, i), x);
-      }
-      if constexpr (Config::kBias) {
-        store_shared(shared.bias(buffer, i), inside ? load_bias(problem.bias, column) : 0.0F);
-      }
-    }
-    barrier_arrive(shared.vectors_full(buffer));
-  }
-
-  // The copy warpgroup: the first thread of its first warp issues all copies, its second warp loads
-  // what epilogues need.
-  static F8_DEVICE void feed(const Maps& maps, const Shared& shared, Schedule schedule) {
-    const bool issues = threadIdx.x == Config::kWarpgroups * 128;
-    const bool loads = kVectors && threadIdx.x / 32 == Config::kWarpgroups * 4 + 1;
-    if (Config::kSplitK == 1 && !issues && !loads) return;
-    Ring ring;
+  // The tiles of this CTA, one after the other, for a warp of the copy warpgroup.
+  template <class Work>
+  static F8_DEVICE void each_tile(Schedule schedule, const Work& work) {
     Tile tile;
-    for (u32 count = 0; schedule.take(tile); ++count) {
-      if (issues) produce(maps, shared, schedule, tile, ring);
-      if (loads) {
-        const u32 buffer = count % kVectorBuffers;
-        barrier_wait(shared.vectors_empty(buffer), (count / kVectorBuffers % 2) ^ 1);
-        load_vectors(shared, schedule, tile, buffer);
-      }
+    while (schedule.take(tile)) {
+      work(tile);
       if constexpr (Config::kSplitK > 1) {  // the math warpgroups exchange sums through the ring
         cluster_sync_memory();
         cluster_sync_memory();
         cluster_sync();
       }
+    }
+  }
+
+  // The copy warpgroup: the first thread of its first warp issues all copies, its second warp loads
+  // what epilogues need. Each has a loop of its own: in a common one the compiler takes the ring
+  // and the tile out of uniform registers.
+  static F8_DEVICE void feed(const Maps& maps, const Shared& shared, const Schedule& schedule) {
+    const u32 warp = __shfl_sync(0xFFFFFFFFU, threadIdx.x / 32 - Config::kWarpgroups * 4, 0);
+    if (warp == 0) {
+      Ring ring;
+      each_tile(schedule, [&](const Tile& tile) { produce(maps, shared, schedule, tile, ring); });
+    } else if (Vectors::kUsed && warp == 1) {
+      u32 count = 0;
+      each_tile(schedule,
+                [&](const Tile& tile) { shared.vectors.load(schedule.args, tile, count++); });
+    } else if constexpr (Config::kSplitK > 1) {
+      each_tile(schedule, [](const Tile&) {});
     }
   }
 
@@ -748,8 +694,7 @@ struct Gemm {
     shared.full = shared.out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes;
     shared.empty = shared.full + 8 * Config::kStages;
     shared.scales = shared.empty + 8 * Config::kStages;
-    shared.vectors = shared.scales + Config::kStages * (kScaleBytesA + kScaleBytesB);
-    shared.vector_barriers = shared.vectors + kVectorBuffers * kVectorFloats * 4;
+    shared.vectors = Vectors(shared.scales + Config::kStages * (kScaleBytesA + kScaleBytesB));
     if (threadIdx.x == 0) {
 #pragma unroll
       for (int i = 0; i < Config::kProblems; ++i) {
@@ -759,12 +704,9 @@ struct Gemm {
       }
       for (int i = 0; i < Config::kStages; ++i) {
         barrier_init(shared.full + 8 * i, 1);
-        barrier_init(shared.empty + 8 * i, 4 * kConsumers * kPeers);
+        barrier_init(shared.empty + 8 * i, kArrivals);
       }
-      for (int i = 0; kVectors && i < kVectorBuffers; ++i) {
-        barrier_init(shared.vectors_full(i), 32);
-        barrier_init(shared.vectors_empty(i), 128 * kConsumers);
-      }
+      shared.vectors.init();
       barrier_init_fence();
     }
     if constexpr (kClusterSize > 1) {
@@ -774,7 +716,7 @@ struct Gemm {
     }
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const Schedule schedule(args, kClusterSize > 1 ? cluster_rank() : 0);
+    const Schedule schedule(args, blockIdx.x % kClusterSize);
     // The last warpgroup copies, so that the math warpgroups start at thread 0. Taken from one
     // lane, so that the compiler keeps what depends on it in uniform registers.
     const u32 warpgroup = __shfl_sync(0xFFFFFFFFU, threadIdx.x / 128, 0);

@@ -17,12 +17,14 @@ struct alignas(64) TensorMap {
 F8_DEVICE u32 smem_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));
 }
-F8_DEVICE u32 cluster_rank() {
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+// True in one lane of the warp, whose lanes all take part. The compiler knows that only one goes
+// on.
+F8_DEVICE bool elect_lane() {
+  u32 elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(elected));
+  return elected != 0;
 }
-
 F8_DEVICE u32 warp_max(u32 x) {
   u32 r;
   asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(x));

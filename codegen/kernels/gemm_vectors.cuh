@@ -1,0 +1,95 @@
+// What a tile's epilogue needs of each of its rows and columns: an axis's inverse scales and the
+// bias. A warp of the copy warpgroup brings it into shared memory while the tile's products run.
+//
+// Shared memory:
+//   kBuffers x { scales of a: kTileM floats, of b: kTileN floats }   axis scales alone
+//              { bias: kTileN floats }                               bias alone
+//   kBuffers x { full barrier, empty barrier }
+#pragma once
+
+#include "gemm_schedule.cuh"
+
+namespace f8::kernels {
+
+template <class Config>
+struct GemmVectors {
+  static constexpr bool kAxisScale = Config::kScale == Scale::kAxis;
+  static constexpr bool kUsed = kAxisScale || Config::kBias;
+  // Ping-pong: one of each math warpgroup.
+  static constexpr u32 kBuffers = Config::kPingpong ? 2 : 1;
+  static constexpr u32 kFloats =
+      (kAxisScale ? Config::kTileM + Config::kTileN : 0) + (Config::kBias ? Config::kTileN : 0);
+
+  u32 floats;
+  u32 barriers;
+
+  F8_DEVICE explicit GemmVectors(u32 smem)
+      : floats(smem), barriers(smem + kBuffers * kFloats * 4) {}
+
+  F8_DEVICE u32 rows(u32 buffer) const { return floats + buffer * kFloats * 4; }
+  F8_DEVICE u32 columns(u32 buffer) const { return rows(buffer) + Config::kTileM * 4; }
+  F8_DEVICE u32 bias(u32 buffer) const { return rows(buffer) + (kFloats - Config::kTileN) * 4; }
+  F8_DEVICE u32 full(u32 buffer) const { return barriers + buffer * 16; }
+  F8_DEVICE u32 empty(u32 buffer) const { return full(buffer) + 8; }
+
+  F8_DEVICE void init() const {
+    for (u32 i = 0; kUsed && i < kBuffers; ++i) {
+      barrier_init(full(i), 32);
+      barrier_init(empty(i), Config::kPingpong ? 128 : Config::kWarpgroups * 128);
+    }
+  }
+
+  static F8_DEVICE float load_bias(const void* bias, u32 column) {
+    if constexpr (Config::kFloatOutput) {
+      return load_global(static_cast<const float*>(bias) + column);
+    } else {
+      const u32 bits = load_global(static_cast<const u16*>(bias) + column);
+      if constexpr (!Config::kHalfOutput) return __uint_as_float(bits << 16);
+      float value;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<u16>(bits)));
+      return value;
+    }
+  }
+
+  // By the loading warp, which has few registers: the CTA's tile number `count`.
+  static constexpr int kLoads = Config::kProblems > 1 ? 2 : 4;  // in flight
+  F8_DEVICE void load(const GemmArgs& args, const GemmTile& tile, u32 count) const {
+    const u32 buffer = count % kBuffers;
+    barrier_wait(empty(buffer), (count / kBuffers % 2) ^ 1);
+    const u32 lane = threadIdx.x % 32;
+    const GemmProblem& problem = args.problems[tile.problem];
+    if constexpr (kAxisScale) {
+#pragma unroll kLoads
+      for (u32 i = lane; i < Config::kTileM; i += 32) {
+        const u32 row = tile.row + i;
+        const float x =
+            row < problem.m ? load_global(problem.inv_scale_a + row * problem.stride_a) : 0.0F;
+        store_shared(rows(buffer) + i * 4, x);
+      }
+    }
+#pragma unroll kLoads
+    for (u32 i = lane; i < Config::kTileN; i += 32) {
+      const u32 column = tile.column + i;
+      const bool inside = column < problem.n;
+      if constexpr (kAxisScale) {
+        const float x =
+            inside ? load_global(problem.inv_scale_b + column * problem.stride_b) : 0.0F;
+        store_shared(columns(buffer) + i * 4, x);
+      }
+      if constexpr (Config::kBias) {
+        store_shared(bias(buffer) + i * 4, inside ? load_bias(problem.bias, column) : 0.0F);
+      }
+    }
+    barrier_arrive(full(buffer));
+  }
+
+  // By every thread of the math warpgroups that share a tile.
+  F8_DEVICE void wait(u32 buffer, u32 parity) const {
+    if constexpr (kUsed) barrier_wait(full(buffer), parity);
+  }
+  F8_DEVICE void release(u32 buffer) const {
+    if constexpr (kUsed) barrier_arrive(empty(buffer));
+  }
+};
+
+}  // namespace f8::kernels
