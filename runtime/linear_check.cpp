@@ -189,6 +189,8 @@ void Linear::State::add_scales(CallMemory& memory, const Call& call) const {
   memory.add("scales (amax)", call.scales.amax, count * sizeof(uint32_t), Access::kWrite);
   memory.add("scales", call.scales.scale, count * kernels::kScaleStride * sizeof(float),
              over_ranks(call) ? Access::kWrite : Access::kRead);
+  if (over_ranks(call))
+    memory.add("scales (format)", call.scales.format, count * sizeof(uint32_t), Access::kRead);
 }
 
 CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {

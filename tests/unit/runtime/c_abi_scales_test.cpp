@@ -245,6 +245,9 @@ TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   EXPECT_EQ(reductions(forward()), 0U);
   EXPECT_EQ(reductions(backward()), 0U);
   f.first_step = 1;
+  f.scales.opaque[2] = f.y;
+  EXPECT_EQ(forward(), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says(float8_last_error(), "y and scales (format)")) << float8_last_error();
   f.scales.opaque[2] = nullptr;
   EXPECT_EQ(forward(), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says(float8_last_error(), "forward: scales is empty"));
