@@ -69,7 +69,14 @@ struct Gemm {
     u32 full;
     u32 empty;
     u32 scales;
-    Vectors vectors{0};
+    Vectors vectors;
+    F8_DEVICE explicit Shared(const u8* memory)
+        : stages(smem_address(memory)),
+          out(stages + Config::kStages * kStageBytes),
+          full(out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes),
+          empty(full + 8 * Config::kStages),
+          scales(empty + 8 * Config::kStages),
+          vectors(scales + Config::kStages * (kScaleBytesA + kScaleBytesB)) {}
     F8_DEVICE u32 a(u32 stage) const { return stages + stage * kStageBytes; }
     F8_DEVICE u32 b(u32 stage) const { return a(stage) + kBytesA; }
     F8_DEVICE u32 scales_a(u32 stage) const {
@@ -688,13 +695,7 @@ struct Gemm {
   }
 
   static F8_DEVICE void run(const Maps& maps, const GemmArgs& args, u8* dynamic_shared) {
-    Shared shared;
-    shared.stages = smem_address(dynamic_shared);
-    shared.out = shared.stages + Config::kStages * kStageBytes;
-    shared.full = shared.out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes;
-    shared.empty = shared.full + 8 * Config::kStages;
-    shared.scales = shared.empty + 8 * Config::kStages;
-    shared.vectors = Vectors(shared.scales + Config::kStages * (kScaleBytesA + kScaleBytesB));
+    const Shared shared(dynamic_shared);
     if (threadIdx.x == 0) {
 #pragma unroll
       for (int i = 0; i < Config::kProblems; ++i) {
