@@ -16,9 +16,9 @@
 //   GemmVectors
 //
 // Invariants: rows and columns beyond the matrices read as zero and are not written. A stage is
-// refilled when every warp that reads it, in every CTA that the refill writes to, has arrived at
-// its empty barrier. `precise` adds each 128 of k, summed in the tensor core and scaled by its
-// blocks, to fp32 registers.
+// refilled when every warp that reads it (every lane, where it has block scales), in every CTA that
+// the refill writes to, has arrived at its empty barrier. `precise` adds each 128 of k, summed in
+// the tensor core and scaled by its blocks, to fp32 registers.
 #pragma once
 
 #include "gemm_vectors.cuh"
@@ -677,9 +677,9 @@ struct Gemm {
     }
   }
 
-  // The copy warpgroup: the first thread of its first warp issues all copies, its second warp loads
-  // what epilogues need. Each has a loop of its own: in a common one the compiler takes the ring
-  // and the tile out of uniform registers.
+  // The copy warpgroup: its first warp issues all copies, its second warp loads what epilogues
+  // need. Each has a loop of its own: in a common one the compiler takes the ring and the tile out
+  // of uniform registers.
   static F8_DEVICE void feed(const Maps& maps, const Shared& shared, const Schedule& schedule) {
     const u32 warp = __shfl_sync(0xFFFFFFFFU, threadIdx.x / 32 - Config::kWarpgroups * 4, 0);
     if (warp == 0) {
@@ -707,7 +707,7 @@ struct Gemm {
         barrier_init(shared.full + 8 * i, 1);
         barrier_init(shared.empty + 8 * i, kArrivals);
       }
-      shared.vectors.init();
+      shared.vectors.init(128 * kConsumers);
       barrier_init_fence();
     }
     if constexpr (kClusterSize > 1) {

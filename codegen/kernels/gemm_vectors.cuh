@@ -32,10 +32,11 @@ struct GemmVectors {
   F8_DEVICE u32 full(u32 buffer) const { return barriers + buffer * 16; }
   F8_DEVICE u32 empty(u32 buffer) const { return full(buffer) + 8; }
 
-  F8_DEVICE void init() const {
+  // `readers` threads share a tile.
+  F8_DEVICE void init(u32 readers) const {
     for (u32 i = 0; kUsed && i < kBuffers; ++i) {
       barrier_init(full(i), 32);
-      barrier_init(empty(i), Config::kPingpong ? 128 : Config::kWarpgroups * 128);
+      barrier_init(empty(i), readers);
     }
   }
 
@@ -83,7 +84,7 @@ struct GemmVectors {
     barrier_arrive(full(buffer));
   }
 
-  // By every thread of the math warpgroups that share a tile.
+  // By every reader.
   F8_DEVICE void wait(u32 buffer, u32 parity) const {
     if constexpr (kUsed) barrier_wait(full(buffer), parity);
   }
