@@ -42,7 +42,7 @@ TEST_P(LinearHostTest, FromSeveralThreadsOnSeveralStreams) {
     std::vector<std::jthread> threads;
     for (const auto& worker : workers) {
       threads.emplace_back([&, worker = worker.get()] {
-        for (int i = 0; i < by_device(20, 3) && worker->status; ++i) {
+        for (int i = 0; i < by_device(50, 3) && worker->status; ++i) {
           worker->status = run(*linear, worker->tensors, worker->stream.get());
         }
       });
@@ -74,8 +74,7 @@ TEST_F(GpuTest, RunsFromAThreadWithoutAContext) {
 // The time of the calling thread for a call on a prepared plan, the driver's launches included. A
 // stream that is full would make the host wait, so it is emptied between calls now and then. What
 // else the machine does makes calls longer, never shorter: the limits are for the fastest tenth.
-// Where the driver alone takes that long for as many launches of a kernel that does nothing, the
-// limit is twice its time.
+// How much of it is the driver's, a launch of a kernel that does nothing tells.
 TEST_P(LinearHostTest, TimeOfACall) {
   const int calls = by_device(2000, 4);
   constexpr int kCallsInFlight = 100;
@@ -108,9 +107,6 @@ TEST_P(LinearHostTest, TimeOfACall) {
     return launch(driver(), **idle, 1, parameters, true, stream.get());
   };
   const Times bare = kEmulated ? Times{} : times_of(bare_launch);
-  const auto limit = [&](double us, size_t launches) {
-    return std::max(us, 2 * bare.fast * static_cast<double>(launches));
-  };
   // Tensors that one launch quantizes, and some that take two.
   for (const Shape shape : {by_device<Shape>({1024, 1024, 1024}, {64, 48, 80}),
                             by_device<Shape>({4096, 4096, 2048}, {300, 208, 592})}) {
@@ -134,8 +130,8 @@ TEST_P(LinearHostTest, TimeOfACall) {
     EXPECT_LE(forward_steps, 6U);
     EXPECT_LE(backward_steps, 8U);
     if (kEmulated) continue;  // a launch is the work itself
-    EXPECT_LE(forward.fast, limit(8, forward_steps)) << to_string(shape);
-    EXPECT_LE(backward.fast, limit(15, backward_steps)) << to_string(shape);
+    EXPECT_LE(forward.fast, 8) << to_string(shape);
+    EXPECT_LE(backward.fast, 15) << to_string(shape);
   }
 }
 
