@@ -125,7 +125,9 @@ struct Rank {
                            [](uint32_t a, uint32_t b) { return std::max(a, b); });
     self.meeting->both.arrive_and_wait();
     ++self.meeting->reductions[self.index];
-    return driver.check(driver.memcpy_htod(at, most.data(), 4 * count), "cuMemcpyHtoD");
+    F8_TRY(driver.check(driver.memcpy_htod(at, most.data(), 4 * count), "cuMemcpyHtoD"));
+    // The copy is the default stream's, which `stream` does not wait for.
+    return driver.check(driver.stream_synchronize(nullptr), "cuStreamSynchronize");
   }
 };
 

@@ -29,13 +29,22 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 void DeviceBuffer::poison() {
-  if (bytes_ == 0) return;
-  expect_success(driver_, driver_.memset_d8(address_ + kGuardBytes, kPoison, bytes_), "cuMemsetD8");
+  if (bytes_ > 0) {
+    expect_success(driver_, driver_.memset_d8(address_ + kGuardBytes, kPoison, bytes_),
+                   "cuMemsetD8");
+  }
+  finish();
+}
+
+// Filling device memory is asynchronous and on the default stream, which others do not wait for.
+void DeviceBuffer::finish() const {
+  expect_success(driver_, driver_.stream_synchronize(nullptr), "cuStreamSynchronize");
 }
 
 void DeviceBuffer::upload(const void* from, size_t bytes) {
   ASSERT_LE(bytes, bytes_);
   expect_success(driver_, driver_.memcpy_htod(address_ + kGuardBytes, from, bytes), "cuMemcpyHtoD");
+  finish();
 }
 
 void DeviceBuffer::download(void* to, size_t bytes) const {

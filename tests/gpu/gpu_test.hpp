@@ -78,6 +78,7 @@ class DeviceBuffer {
 
  private:
   void download(void* to, size_t bytes) const;
+  void finish() const;
 
   const Driver& driver_;
   CUdeviceptr address_ = 0;

@@ -68,6 +68,7 @@ TEST(ScaleSync, IsTheMaximumOverRanks) {
     const size_t bytes = rank.values.size() * sizeof(uint32_t);
     cuda_ok(cuda.mem_alloc(&rank.amaxes, bytes), "cuMemAlloc");
     cuda_ok(cuda.memcpy_htod(rank.amaxes, rank.values.data(), bytes), "cuMemcpyHtoD");
+    cuda_ok(cuda.ctx_synchronize(), "cuCtxSynchronize");  // the rank's stream does not wait for it
   }
 
   nccl_ok((*library)->group_start(), "ncclGroupStart");

@@ -188,7 +188,8 @@ Status GpuBackend::carve_fp8() {
                          "cuMemcpyHtoD"));
     scales->data = reinterpret_cast<const float*>(at);
   }
-  return {};
+  // The copies are the default stream's, which this one's does not wait for.
+  return driver_.check(driver_.stream_synchronize(nullptr), "cuStreamSynchronize");
 }
 
 // Where a kernel looks for them: codegen/kernel_spec.hpp.
