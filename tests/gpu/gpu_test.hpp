@@ -16,6 +16,7 @@
 
 #include "recipes/reference.hpp"
 #include "runtime/context_state.hpp"
+#include "tests/sanitized.hpp"
 
 namespace f8::runtime::gpu {
 
@@ -29,6 +30,11 @@ inline constexpr bool kEmulated = false;
 template <class T>
 [[nodiscard]] T by_device(T real, T emulated) {
   return kEmulated ? emulated : real;
+}
+
+// How often to do what must come out the same every time.
+[[nodiscard]] inline int repeats(int often) {
+  return kEmulated || sanitized() ? 3 : often;
 }
 
 inline constexpr uint8_t kPoison = 0xff;  // NaN in bf16, f32 and the fp8 formats

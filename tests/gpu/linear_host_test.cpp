@@ -42,7 +42,7 @@ TEST_P(LinearHostTest, FromSeveralThreadsOnSeveralStreams) {
     std::vector<std::jthread> threads;
     for (const auto& worker : workers) {
       threads.emplace_back([&, worker = worker.get()] {
-        for (int i = 0; i < by_device(50, 3) && worker->status; ++i) {
+        for (int i = 0; i < repeats(50) && worker->status; ++i) {
           worker->status = run(*linear, worker->tensors, worker->stream.get());
         }
       });

@@ -118,7 +118,7 @@ TEST_P(LinearTest, SameBitsEveryTime) {
   F8_ASSERT_OK(run(*linear, t));
   const Bits first = results(t);
   t.poison_results();
-  for (int i = 0; i < by_device(20, 3); ++i) F8_ASSERT_OK(run(*linear, t));
+  for (int i = 0; i < repeats(20); ++i) F8_ASSERT_OK(run(*linear, t));
   EXPECT_EQ(results(t), first);
 }
 

@@ -4,6 +4,7 @@
 #include "base/file.hpp"
 #include "examples/train/trainer.hpp"
 #include "gpu_backend_test.hpp"
+#include "tests/sanitized.hpp"
 
 namespace f8::train {
 namespace {
@@ -43,6 +44,7 @@ class GpuTraining : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(GpuTraining, LossFallsAsInBf16) {
+  if (sanitized()) GTEST_SKIP() << "120 steps of the kernels that the other tests run";
   const Curve curve = run(small(GetParam()));
   if (IsSkipped() || HasFailure()) return;
   const Curve bf16 = run(small("bf16"));
@@ -68,13 +70,13 @@ TEST_P(GpuTraining, AgreesWithTheEmulatedDevice) {
 
 TEST_P(GpuTraining, BitsRepeatAndResume) {
   TrainConfig config = small(GetParam());
-  config.steps = 12;
+  config.steps = sanitized() ? 4 : 12;
   auto folder = make_temp_directory(fs::temp_directory_path(), "f8-train-");
   ASSERT_TRUE(folder.has_value()) << folder.error().message;
   RunOptions first;
   first.checkpoint = *folder / "half";
-  first.save_every = 5;
-  first.stop_after = 7;
+  first.save_every = sanitized() ? 2 : 5;
+  first.stop_after = sanitized() ? 3 : 7;
   const Curve whole = run(config);
   if (!whole.loss.empty()) {
     EXPECT_EQ(run(config).loss, whole.loss);
