@@ -8,8 +8,9 @@ namespace f8::runtime {
 namespace {
 
 // An SM takes as many blocks as fit it. When a kernel starts while its predecessor ends, the SMs
-// that are free first would take all of a small grid and the others none.
-constexpr int64_t kMostEvenBlocks = 4;  // an SM: grids of more fill all of them anyway
+// that are free first would take all of a small grid and the others none. Of a large grid, more
+// blocks than these at once read no faster and leave a longer tail.
+constexpr int64_t kMostEvenBlocks = 4;  // an SM
 constexpr int64_t kSmemOfSm = 228 * 1024;
 constexpr int64_t kSmemOfBlock = 1024;  // that the system takes
 constexpr int64_t kSmemGrain = 128;
@@ -17,8 +18,7 @@ constexpr int64_t kSmemGrain = 128;
 int smem_bytes(const Kernel& kernel, int64_t blocks) {
   if (!kernel.even) return kernel.smem_bytes;
   const int64_t an_sm = (blocks + kernel.resident_clusters - 1) / kernel.resident_clusters;
-  if (an_sm > kMostEvenBlocks) return kernel.smem_bytes;
-  return std::max(kernel.smem_bytes, even_smem_bytes(kernel, an_sm));
+  return std::max(kernel.smem_bytes, even_smem_bytes(kernel, std::min(an_sm, kMostEvenBlocks)));
 }
 
 }  // namespace
