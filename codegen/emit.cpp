@@ -179,10 +179,10 @@ struct StubOf {
         constant("kFast", s.fast) + constant("Scale", "kScale", scale_name(s.scale)) +
         constant("kFloatOutput", s.d == Dtype::kF32) + constant("kHalfOutput", s.d == Dtype::kF16) +
         constant("kBias", s.bias) + constant("kAdd", s.add) + constant("kAmax", s.amax) +
-        constant("kProblems", s.problems) + constant("kMmaN", products.mma_n) +
-        constant("kPartials", products.partials) + constant("kOutBuffers", gemm_out_buffers(s)) +
-        constant("kMathRegisters", registers.math) + constant("kCopyRegisters", registers.copy) +
-        mma_function(s.a, s.b, products.mma_n) +
+        constant("kPow2", s.pow2) + constant("kProblems", s.problems) +
+        constant("kMmaN", products.mma_n) + constant("kPartials", products.partials) +
+        constant("kOutBuffers", gemm_out_buffers(s)) + constant("kMathRegisters", registers.math) +
+        constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, products.mma_n) +
         fmt::format(
             "}};\n"
             "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"

@@ -90,8 +90,8 @@ struct KeyOf {
     return text;
   }
   std::string operator()(const GemmSpec& s) const {
-    const std::string extras =
-        fmt::format("{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "", s.amax ? "+amax" : "");
+    const std::string extras = fmt::format("{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "",
+                                           s.amax ? "+amax" : "", s.pow2 ? "+pow2" : "");
     return fmt::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}", s.problems == 2 ? "2" : "", to_string(s.a),
                        to_string(s.b), to_string(s.d), to_string(s.scale),
                        s.fast ? "fast" : "precise", tile_key(s.config), extras.empty() ? "" : "/",
@@ -206,9 +206,10 @@ Result<KernelSpec> parse_gemm_spec(std::string_view rest, int problems) {
   s.bias = take(rest, "+bias");
   s.add = take(rest, "+add");
   s.amax = take(rest, "+amax");
+  s.pow2 = take(rest, "+pow2");
   if (!rest.empty()) {
-    return fail(ErrorCode::kInvalidArgument, "{} after the tile: expected +bias, +add, +amax",
-                quote(rest));
+    return fail(ErrorCode::kInvalidArgument,
+                "{} after the tile: expected +bias, +add, +amax, +pow2", quote(rest));
   }
   return s;
 }
@@ -285,6 +286,9 @@ struct Validate {
     if (c.split_k > 1 && is_block(s.scale)) {
       return bad("block scales need an undivided contraction");
     }
+    if (s.pow2 && !takes_pow2(s)) {
+      return bad("pow2 is for axis scales, fast, and a bf16 result without bias and amax");
+    }
     if (s.fast && is_block(s.scale)) return bad("block scales need precise accumulation");
     if (c.tile_n / c.split_k % 64 != 0) return bad("each CTA of a split must write 64 columns");
     if (s.problems < 1 || s.problems > 2) return bad("one or two products a launch");
@@ -322,6 +326,11 @@ std::string_view to_string(ScaleMode mode) {
       return "block128x128";
   }
   return "unknown";
+}
+
+bool takes_pow2(const GemmSpec& spec) {
+  return spec.scale == ScaleMode::kAxis && spec.fast && spec.d == Dtype::kBf16 && !spec.bias &&
+         !spec.amax;
 }
 
 bool has_scale(const CastSpec& spec, ScaleMode mode) {

@@ -13,7 +13,7 @@
 //            scale as above             accum  := "fast" | "precise"
 //            tile := tile_m "x" tile_n "s" stages "c" cluster_m "x" cluster_n ["k" split_k]
 //                    "w" warpgroups ["p"]
-//            extras := ["+bias"] ["+add"] ["+amax"]
+//            extras := ["+bias"] ["+add"] ["+amax"] ["+pow2"]
 // A GEMM's configuration, as the database and `--config` have it, adds what the launch alone needs:
 //   config := tile "g" group
 //   update := "scale_update"
@@ -95,6 +95,7 @@ struct GemmSpec {
   bool bias = false;  // d += bias[n], of d's type
   bool add = false;   // d += what d held before (beta = 1)
   bool amax = false;  // leaves max |d|, before the rounding to d's type
+  bool pow2 = false;  // scales are powers of two, so the rounded sums are multiplied, two at a time
   int problems = 1;   // 2: one launch computes two products of these types ("gemm2/")
   GemmConfig config = {};
   bool operator==(const GemmSpec&) const = default;
@@ -126,6 +127,10 @@ using KernelSpec =
 [[nodiscard]] std::string key(const GemmConfig& config);
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);
 [[nodiscard]] Result<GemmConfig> parse_gemm_config(std::string_view text);
+
+// Whether a GEMM gains by scales that are powers of two: axis scales with nothing between them and
+// the rounding to bf16. (Precise accumulation gains nothing.)
+[[nodiscard]] bool takes_pow2(const GemmSpec& spec);
 
 // Legal on Hopper: register and shared-memory budgets, tile multiples. The error says which limit
 // and by how much; the tuner records it as the reason of a pruned configuration.

@@ -65,15 +65,17 @@ const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc, 
 }  // namespace
 
 codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config) {
-  return {.a = desc.a,
-          .b = desc.b,
-          .d = desc.d,
-          .scale = desc.scale,
-          .fast = desc.fast,
-          .bias = desc.bias,
-          .add = desc.add,
-          .amax = desc.amax,
-          .config = config};
+  codegen::GemmSpec spec{.a = desc.a,
+                         .b = desc.b,
+                         .d = desc.d,
+                         .scale = desc.scale,
+                         .fast = desc.fast,
+                         .bias = desc.bias,
+                         .add = desc.add,
+                         .amax = desc.amax,
+                         .config = config};
+  spec.pow2 = desc.pow2 && takes_pow2(spec);
+  return spec;
 }
 
 std::string config_text(const GemmChoice& choice) {

@@ -40,6 +40,7 @@ struct GemmDesc {
   bool bias = false;  // d += bias[n], of d's type
   bool add = false;   // d += what d held
   bool amax = false;  // leaves max |d|
+  bool pow2 = false;  // all scales are powers of two
 };
 
 struct GemmChoice {

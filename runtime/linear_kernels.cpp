@@ -201,6 +201,7 @@ Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
     return out;
   }
   out.fast = setting.fast;
+  out.pow2 = setting.a.pow2 && setting.b.pow2;
   const ScaleMode a = scale_mode(setting.a.granularity);
   const ScaleMode b = scale_mode(setting.b.granularity);
   if (codegen::is_block(b)) {

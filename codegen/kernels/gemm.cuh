@@ -33,9 +33,9 @@ struct GemmMaps {  // of each product
 };
 
 // Config is the stub's: kTileM, kTileN, kStages, kClusterM, kClusterN, kSplitK, kWarpgroups,
-// kPingpong, kFast, kScale, kFloatOutput, kHalfOutput, kBias, kAdd, kAmax, kProblems, kMmaN,
-// kPartials, kOutBuffers, kMathRegisters, kCopyRegisters; and mma(acc, desc_a, desc_b, accumulate),
-// one wgmma of 64 x kMmaN x 32.
+// kPingpong, kFast, kScale, kFloatOutput, kHalfOutput, kBias, kAdd, kAmax, kPow2, kProblems,
+// kMmaN, kPartials, kOutBuffers, kMathRegisters, kCopyRegisters; and mma(acc, desc_a, desc_b,
+// accumulate), one wgmma of 64 x kMmaN x 32.
 template <class Config>
 struct Gemm {
   static constexpr int kWarpgroupM =
@@ -518,12 +518,14 @@ struct Gemm {
     const u32 vector_buffer = Config::kPingpong ? warpgroup : 0;
     shared.vectors.wait(vector_buffer, vector_parity);
     float scale_a[kBlocksM][2];
+    u32 packed_a[kBlocksM][2];
 #pragma unroll
     for (int i = 0; i < kBlocksM * 2; ++i) {
       scale_a[i / 2][i % 2] = scale;
       if constexpr (Vectors::kAxisScale) {
         const u32 row = first_of_tile + i / 2 * 64 + i % 2 * 8 + warp_row + lane / 4;
         scale_a[i / 2][i % 2] = load_shared(shared.vectors.rows(vector_buffer) + row * 4);
+        packed_a[i / 2][i % 2] = pack_bf16(scale_a[i / 2][i % 2], scale_a[i / 2][i % 2]);
       }
     }
 #pragma unroll
@@ -532,11 +534,17 @@ struct Gemm {
       const i32 column_chunk = tile.column + static_cast<i32>(in_tile);
       if (column_chunk >= static_cast<i32>(problem.n)) break;
       float2 scale_b[kOutColumns / 8];  // of this thread's two columns in each 8
+      u32 packed_b[kOutColumns / 8];
       float2 bias[kOutColumns / 8];
+      if constexpr (Config::kPow2) {
+#pragma unroll
+        for (int i = 0; i < kOutColumns / 8; i += 4)
+          shared.vectors.packed_columns(vector_buffer, in_tile + i * 8, packed_b + i);
+      }
 #pragma unroll
       for (int i = 0; i < kOutColumns / 8; ++i) {
         const u32 at = (in_tile + i * 8 + lane % 4 * 2) * 4;
-        if constexpr (Vectors::kAxisScale)
+        if constexpr (Vectors::kAxisScale && !Config::kPow2)
           scale_b[i] = load_shared_pair(shared.vectors.columns(vector_buffer) + at);
         if constexpr (Config::kBias)
           bias[i] = load_shared_pair(shared.vectors.bias(vector_buffer) + at);
@@ -556,7 +564,9 @@ struct Gemm {
 #pragma unroll
           for (int i = 0; i < 4 * kGroups; ++i) {
             value[i] = sums.at(block_m, chunk * kOutColumns + j * 16 + i / 4 * 8)[i % 4];
-            if constexpr (Vectors::kAxisScale) {
+            if constexpr (Config::kPow2) {
+              // Below, rounded.
+            } else if constexpr (Vectors::kAxisScale) {
               const float2 pair = scale_b[j * kGroups + i / 4];
               value[i] *= scale_a[block_m][i / 2 % 2] * (i % 2 == 0 ? pair.x : pair.y);
             } else if constexpr (!kBlockScale) {
@@ -584,9 +594,17 @@ struct Gemm {
           } else {
             const u32 r = warp_row + lane % 16;
             const u32 unit = j * 2 + lane / 16;
-            store_matrices(out + r * 128 + ((unit ^ (r % 8)) * 16), pack(value[0], value[1]),
-                           pack(value[2], value[3]), pack(value[4], value[5]),
-                           pack(value[6], value[7]));
+            u32 pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {  // i: column group of 8, row group of 8
+              pairs[i] = pack(value[2 * i], value[2 * i + 1]);
+              if constexpr (Config::kPow2) {
+                pairs[i] = multiply_bf16(pairs[i], packed_b[j * kGroups + i / 2]);
+                pairs[i] = multiply_bf16(pairs[i], packed_a[block_m][i % 2]);
+              }
+            }
+            store_matrices(out + r * 128 + ((unit ^ (r % 8)) * 16), pairs[0], pairs[1], pairs[2],
+                           pairs[3]);
           }
         }
         fence_async_proxy();

@@ -3,6 +3,7 @@
 //
 // Shared memory:
 //   kBuffers x { scales of a: kTileM floats, of b: kTileN floats }   axis scales alone
+//              (of b with kPow2: kTileN bf16, two neighbours in a word, placed by packed_word())
 //              { bias: kTileN floats }                               bias alone
 //   kBuffers x { full barrier, empty barrier }
 #pragma once
@@ -31,6 +32,16 @@ struct GemmVectors {
   F8_DEVICE u32 bias(u32 buffer) const { return rows(buffer) + (kFloats - Config::kTileN) * 4; }
   F8_DEVICE u32 full(u32 buffer) const { return barriers + buffer * 16; }
   F8_DEVICE u32 empty(u32 buffer) const { return full(buffer) + 8; }
+
+  // A thread reads its columns 2q and 2q + 1 of four groups of 8 at once.
+  static F8_DEVICE u32 packed_word(u32 pair) {
+    const u32 group = pair / 4;
+    return group / 4 * 16 + pair % 4 * 4 + group % 4;
+  }
+  // This thread's in the four groups from `column` of the tile.
+  F8_DEVICE void packed_columns(u32 buffer, u32 column, u32* words) const {
+    load_shared_words(columns(buffer) + column * 2 + threadIdx.x % 4 * 16, words);
+  }
 
   // `readers` threads share a tile.
   F8_DEVICE void init(u32 readers) const {
@@ -72,13 +83,23 @@ struct GemmVectors {
     for (u32 i = lane; i < Config::kTileN; i += 32) {
       const u32 column = tile.column + i;
       const bool inside = column < problem.n;
-      if constexpr (kAxisScale) {
+      if constexpr (kAxisScale && !Config::kPow2) {
         const float x =
             inside ? load_global(problem.inv_scale_b + column * problem.stride_b) : 0.0F;
         store_shared(columns(buffer) + i * 4, x);
       }
       if constexpr (Config::kBias) {
         store_shared(bias(buffer) + i * 4, inside ? load_bias(problem.bias, column) : 0.0F);
+      }
+    }
+    if constexpr (Config::kPow2) {
+#pragma unroll kLoads
+      for (u32 pair = lane; pair < Config::kTileN / 2; pair += 32) {
+        const u32 column = tile.column + 2 * pair;
+        const float* scales = problem.inv_scale_b + column * problem.stride_b;
+        const float x = column < problem.n ? load_global(scales) : 0.0F;
+        const float y = column + 1 < problem.n ? load_global(scales + problem.stride_b) : 0.0F;
+        store_shared(columns(buffer) + packed_word(pair) * 4, pack_bf16(x, y));
       }
     }
     barrier_arrive(full(buffer));

@@ -247,6 +247,9 @@ F8_DEVICE void store_matrices(u32 smem, u32 r0, u32 r1, u32 r2, u32 r3) {
 F8_DEVICE void store_shared(u32 smem, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem), "f"(x) : "memory");
 }
+F8_DEVICE void store_shared(u32 smem, u32 word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(word) : "memory");
+}
 F8_DEVICE void store_shared(u32 smem, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem), "f"(x), "f"(y) : "memory");
 }
@@ -268,6 +271,12 @@ F8_DEVICE float4 load_shared_four(u32 smem) {
                : "r"(smem)
                : "memory");
   return x;
+}
+F8_DEVICE void load_shared_words(u32 smem, u32* words) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(smem)
+               : "memory");
 }
 // The address in CTA `cta` of the cluster of what lies at `smem` here.
 F8_DEVICE u32 cluster_address(u32 smem, u32 cta) {
@@ -308,6 +317,11 @@ F8_DEVICE u32 pack_bf16(float low, float high) {
   u32 packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+F8_DEVICE u32 multiply_bf16(u32 pair, u32 by) {
+  u32 r;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(by));
+  return r;
 }
 
 }  // namespace f8::kernels

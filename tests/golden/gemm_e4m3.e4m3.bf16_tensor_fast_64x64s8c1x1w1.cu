@@ -19,6 +19,7 @@ struct Config {
   static constexpr bool kBias = false;
   static constexpr bool kAdd = false;
   static constexpr bool kAmax = false;
+  static constexpr bool kPow2 = false;
   static constexpr int kProblems = 1;
   static constexpr int kMmaN = 64;
   static constexpr int kPartials = 0;

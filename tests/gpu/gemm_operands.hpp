@@ -22,22 +22,22 @@ inline constexpr double kFastBound = 1e-2;
 struct GemmOperands {
   GemmOperands(const Context& context, Shape own, Dtype type_a, Dtype type_b,
                codegen::ScaleMode scale, uint64_t seed, bool scalar_a = false,
-               bool scalar_b = false)
+               bool scalar_b = false, bool pow2 = false)
       : shape(own),
-        a(cast(own.m, own.k, type_a, operand_mode(scale, true, scalar_a), seed)),
-        b(cast(own.n, own.k, type_b, operand_mode(scale, false, scalar_b), seed + 1)),
+        a(cast(own.m, own.k, type_a, operand_mode(scale, true, scalar_a), seed, pow2)),
+        b(cast(own.n, own.k, type_b, operand_mode(scale, false, scalar_b), seed + 1, pow2)),
         device_a(context, strided(a)),
         device_b(context, strided(b)),
         inv_a(context, device_layout(a)),
         inv_b(context, device_layout(b)) {}
 
   static reference::Fp8Matrix cast(int64_t rows, int64_t cols, Dtype type, codegen::ScaleMode scale,
-                                   uint64_t seed) {
+                                   uint64_t seed, bool pow2 = false) {
     // Neighbouring blocks of normal values have nearly the same scale; outliers tell them apart.
     const auto distribution = codegen::is_block(scale) ? reference::Distribution::kOutliers
                                                        : reference::Distribution::kNormal;
     return reference::cast(reference::random_matrix(rows, cols, seed, distribution), over(scale),
-                           type, false);
+                           type, pow2);
   }
   static std::vector<uint8_t> strided(const reference::Fp8Matrix& x) {
     const int64_t ld = padded(x.cols);

@@ -31,13 +31,16 @@ std::vector<codegen::GemmSpec> specs() {
       }
     }
   }
+  codegen::GemmSpec pow2{.scale = codegen::ScaleMode::kAxis, .fast = true};
+  pow2.pow2 = true;
+  out.push_back(pow2);
   return out;
 }
 
 std::string name(const ::testing::TestParamInfo<codegen::GemmSpec>& suite) {
   const codegen::GemmSpec& s = suite.param;
-  return fmt::format("{}_{}_{}_{}_{}", to_string(s.a), to_string(s.b), to_string(s.d),
-                     to_string(s.scale), s.fast ? "fast" : "precise");
+  return fmt::format("{}_{}_{}_{}_{}{}", to_string(s.a), to_string(s.b), to_string(s.d),
+                     to_string(s.scale), s.fast ? "fast" : "precise", s.pow2 ? "_pow2" : "");
 }
 INSTANTIATE_TEST_SUITE_P(Specs, GemmConfigTest, ::testing::ValuesIn(specs()), name);
 
@@ -53,9 +56,10 @@ const std::vector<double>& product(const GemmOperands& x, const std::string& whi
 TEST_P(GemmConfigTest, EveryCandidate) {
   const Shape own{401, 592, 720};
   const uint64_t seed = 11;
-  const GemmOperands x(context(), own, GetParam().a, GetParam().b, GetParam().scale, seed);
-  const std::string which = fmt::format("{}{}{}", to_string(x.a.dtype), to_string(x.b.dtype),
-                                        to_string(GetParam().scale));
+  const GemmOperands x(context(), own, GetParam().a, GetParam().b, GetParam().scale, seed, false,
+                       false, GetParam().pow2);
+  const std::string which = fmt::format("{}{}{}{}", to_string(x.a.dtype), to_string(x.b.dtype),
+                                        to_string(GetParam().scale), GetParam().pow2);
   const auto& expected = product(x, which);
   const DeviceBuffer d(context(), expected.size() * size_bytes(GetParam().d));
   const auto candidates = codegen::gemm_candidates(GetParam());
@@ -66,23 +70,37 @@ TEST_P(GemmConfigTest, EveryCandidate) {
     kernels.emplace_back(spec);
   }
   compile(kernels);
-  for (const auto& config : candidates) {
-    codegen::GemmSpec spec = GetParam();
-    spec.config = config;
-    SCOPED_TRACE(fmt::format("{} config {} shape {} seed {}", codegen::key(spec),
-                             codegen::key(config), to_string(own), seed));
-    const GemmDesc desc{.gemm = Gemm::kOutput,
-                        .shape = own,
-                        .a = spec.a,
-                        .b = spec.b,
-                        .d = spec.d,
-                        .scale = spec.scale,
-                        .fast = spec.fast};
+  const auto run = [&](const GemmDesc& desc, const codegen::GemmConfig& config) {
     const auto plan = GemmPlan::create(
         context_, desc, {.provider = Provider::kGenerated, .config = config, .heuristic = 0});
     F8_ASSERT_OK(plan);
     const_cast<DeviceBuffer&>(d).poison();
     F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
+  };
+  for (const auto& config : candidates) {
+    codegen::GemmSpec spec = GetParam();
+    spec.config = config;
+    SCOPED_TRACE(fmt::format("{} config {} shape {} seed {}", codegen::key(spec),
+                             codegen::key(config), to_string(own), seed));
+    GemmDesc desc{.gemm = Gemm::kOutput,
+                  .shape = own,
+                  .a = spec.a,
+                  .b = spec.b,
+                  .d = spec.d,
+                  .scale = spec.scale,
+                  .fast = spec.fast};
+    std::vector<uint16_t> unpacked;
+    if (spec.pow2) {
+      run(desc, config);
+      unpacked = d.download<uint16_t>();
+    }
+    desc.pow2 = spec.pow2;
+    ASSERT_EQ(codegen::key(gemm_spec(desc, config)), codegen::key(spec));
+    run(desc, config);
+    if (HasFatalFailure()) return;
+    if (spec.pow2) {
+      EXPECT_EQ(d.download<uint16_t>(), unpacked) << "not the bits of any scales";
+    }
     const auto values = result(d, spec.d);
     EXPECT_TRUE(std::ranges::none_of(values, [](double v) { return std::isnan(v); }))
         << "an element was not written";
@@ -163,25 +181,36 @@ class GemmTest : public GpuTest {};
 // Zero scales, infinities and NaN come out as the arithmetic says, not as what was in memory.
 TEST_F(GemmTest, NonFiniteScalesReachTheirRowAlone) {
   const Shape own{130, 144, 272};
-  GemmOperands x(context(), own, Dtype::kE4m3, Dtype::kE4m3, codegen::ScaleMode::kAxis, 5);
-  auto scales = x.a.inv_scales;
-  scales[7] = std::numeric_limits<float>::quiet_NaN();
-  scales[129] = std::numeric_limits<float>::infinity();
-  x.inv_a.upload(scales.data(), scales.size() * sizeof(float));
-  const GemmDesc desc{.shape = own, .scale = codegen::ScaleMode::kAxis, .fast = true};
-  const auto plan = GemmPlan::create(context_, desc, GemmPlan::choose(context(), desc).value());
-  F8_ASSERT_OK(plan);
-  const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
-  F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
-  const auto values = d.bf16();
-  for (size_t i = 0; i < values.size(); ++i) {
-    const size_t row = i / static_cast<size_t>(own.n);
-    if (row == 7) {
-      ASSERT_TRUE(std::isnan(values[i])) << i;
-    } else if (row == 129) {
-      ASSERT_FALSE(std::isfinite(values[i])) << i;
-    } else {
-      ASSERT_TRUE(std::isfinite(values[i])) << i;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const bool pow2 : {false, true}) {
+    GemmOperands x(context(), own, Dtype::kE4m3, Dtype::kE4m3, codegen::ScaleMode::kAxis, 5, false,
+                   false, pow2);
+    auto rows = x.a.inv_scales;
+    rows[7] = kNan;
+    rows[129] = kInfinity;
+    x.inv_a.upload(rows.data(), rows.size() * sizeof(float));
+    auto columns = x.b.inv_scales;
+    columns[9] = kNan;
+    columns[140] = kInfinity;
+    x.inv_b.upload(columns.data(), columns.size() * sizeof(float));
+    const GemmDesc desc{
+        .shape = own, .scale = codegen::ScaleMode::kAxis, .fast = true, .pow2 = pow2};
+    const auto plan = GemmPlan::create(context_, desc, GemmPlan::choose(context(), desc).value());
+    F8_ASSERT_OK(plan);
+    const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
+    F8_ASSERT_OK((*plan)->run(x.call(d, own.m), nullptr, nullptr));
+    const auto values = d.bf16();
+    for (size_t i = 0; i < values.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(own.n);
+      const size_t column = i % static_cast<size_t>(own.n);
+      if (row == 7 || column == 9) {
+        ASSERT_TRUE(std::isnan(values[i])) << i;
+      } else if (row == 129 || column == 140) {
+        ASSERT_FALSE(std::isfinite(values[i])) << i;
+      } else {
+        ASSERT_TRUE(std::isfinite(values[i])) << i;
+      }
     }
   }
 }

@@ -178,8 +178,8 @@ Status GpuBackend::carve_fp8() {
                            : desc.scalar_a ? ScaleMode::kTensor
                                            : desc.scale;
   const ScaleMode mode_b = !block && desc.scalar_b ? ScaleMode::kTensor : desc.scale;
-  scale_a_ = make_scales(mode_a, pool_a.pattern().inv_scale, own_.m, own_.k, 7);
-  scale_b_ = make_scales(mode_b, pool_b.pattern().inv_scale, own_.n, own_.k, 5);
+  scale_a_ = make_scales(mode_a, pool_a.pattern().inv_scale, own_.m, own_.k, 7, desc.pow2);
+  scale_b_ = make_scales(mode_b, pool_b.pattern().inv_scale, own_.n, own_.k, 5, desc.pow2);
   const auto bytes = [](const Scales& scales) { return scales.values.size() * sizeof(float); };
   F8_TRY(scales_.reserve(driver_, carved(bytes(scale_a_)) + carved(bytes(scale_b_)), "scales"));
   for (Scales* scales : {&scale_a_, &scale_b_}) {
@@ -194,7 +194,7 @@ Status GpuBackend::carve_fp8() {
 
 // Where a kernel looks for them: codegen/kernel_spec.hpp.
 GpuBackend::Scales GpuBackend::make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
-                                           int64_t contraction, int period) {
+                                           int64_t contraction, int period, bool pow2) {
   Scales scales;
   scales.mode = mode;
   const int64_t blocks = runtime::ceil_div(contraction, 128);
@@ -216,7 +216,8 @@ GpuBackend::Scales GpuBackend::make_scales(codegen::ScaleMode mode, float inv, i
   }
   scales.values.assign(static_cast<size_t>(count), inv);
   for (size_t i = 0; i < scales.values.size(); ++i) {
-    scales.values[i] *= 1 + 0.25F * static_cast<float>(i % static_cast<size_t>(period));
+    const int place = static_cast<int>(i % static_cast<size_t>(period));
+    scales.values[i] *= pow2 ? std::ldexp(1.0F, -place) : 1 + 0.25F * static_cast<float>(place);
   }
   return scales;
 }

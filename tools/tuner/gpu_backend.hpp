@@ -124,7 +124,7 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status carve_fp8();
   [[nodiscard]] Status carve_bf16();
   [[nodiscard]] static Scales make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
-                                          int64_t contraction, int period);
+                                          int64_t contraction, int period, bool pow2);
   [[nodiscard]] Result<Built> add_gemm(const Subject& subject);
   [[nodiscard]] Result<Built> add_float8(const Subject& subject);
   [[nodiscard]] Result<Built> add_bf16(const Subject& subject);
