@@ -1,5 +1,6 @@
 // Linears of many rows, whose results are compared in places.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "runtime/weight_casts.hpp"
@@ -89,6 +90,98 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
     F8_ASSERT_OK(casts->run({&weight, 1}, workspace.as(), nullptr));
     EXPECT_TRUE(cache.download<uint8_t>() == by_list.download<uint8_t>());
     if (HasFailure()) return;
+  }
+}
+
+class HugeLinearTest : public RecipeTest {};
+INSTANTIATE_TEST_SUITE_P(Recipes, HugeLinearTest, ::testing::ValuesIn(kRecipes),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+// x and dx have more bytes, and more elements with a sign, than 32 bits count. All elements are 1
+// but for the last row of x and of dy, which is 2, so a row that is read or written elsewhere
+// shows.
+TEST_P(HugeLinearTest, BeyondFourGigabytes) {
+  const auto shape = by_device<Shape>({65536, 16, 32784}, {200, 16, 48});
+  const auto [m, n, k] = shape;
+  const auto linear = plan(describe(GetParam(), shape));
+  ASSERT_NE(linear, nullptr);
+  const auto bytes = [](int64_t rows, int64_t cols) {
+    return static_cast<size_t>(rows * cols) * 2;
+  };
+  size_t free_bytes = 0;
+  size_t all_bytes = 0;
+  F8_ASSERT_OK(driver().check(driver().mem_get_info(&free_bytes, &all_bytes), "cuMemGetInfo"));
+  const size_t needed = 4 * bytes(m, k);  // x, dx, and x in fp8 for the forward and for dw
+  if (free_bytes < needed) {
+    GTEST_SKIP() << needed / 1'000'000 << " MB needed, " << free_bytes / 1'000'000 << " free";
+  }
+  const DeviceBuffer x(context(), bytes(m, k));
+  const DeviceBuffer w(context(), bytes(n, k));
+  const DeviceBuffer dy(context(), bytes(m, n));
+  const DeviceBuffer y(context(), bytes(m, n));
+  const DeviceBuffer dx(context(), bytes(m, k));
+  const DeviceBuffer dw(context(), bytes(n, k) / 2 * size_bytes(linear->desc().grad_weight_dtype));
+  const DeviceBuffer saved(context(), linear->saved_bytes());
+  const DeviceBuffer workspace(context(), linear->workspace_bytes());
+  const DeviceBuffer amaxes(context(), std::vector<uint32_t>(linear->scale_slots().size() + 1));
+  const DeviceBuffer scales(context(), std::vector<float>(64, 1.0F));
+  const ScaleSlots slots{amaxes.as<uint32_t>(), scales.as<float>()};
+
+  constexpr unsigned kOnes = 0x3F803F80;  // bf16
+  constexpr unsigned kTwos = 0x40004000;
+  const auto at = [](const DeviceBuffer& buffer, size_t byte) {
+    return reinterpret_cast<CUdeviceptr>(buffer.as<std::byte>() + byte);
+  };
+  const auto fill = [&](const DeviceBuffer& buffer, size_t byte, size_t count, unsigned pair) {
+    F8_ASSERT_OK(driver().check(
+        driver().memset_d32_async(at(buffer, byte), pair, count / 4, nullptr), "cuMemsetD32Async"));
+  };
+  fill(w, 0, bytes(n, k), kOnes);
+  for (const auto& [buffer, cols] : {std::pair{&x, k}, std::pair{&dy, n}}) {
+    fill(*buffer, 0, bytes(m - 1, cols), kOnes);
+    fill(*buffer, bytes(m - 1, cols), bytes(1, cols), kTwos);
+  }
+  F8_ASSERT_OK(linear->forward({.x = x.as(),
+                                .w = w.as(),
+                                .y = y.as(),
+                                .saved = saved.as(),
+                                .m = m,
+                                .scales = slots,
+                                .first_step = true},
+                               workspace.as(), nullptr));
+  F8_ASSERT_OK(linear->backward({.dy = dy.as(),
+                                 .saved = saved.as(),
+                                 .dx = dx.as(),
+                                 .dw = dw.as(),
+                                 .m = m,
+                                 .x = x.as(),
+                                 .w = w.as(),
+                                 .scales = slots,
+                                 .first_step = true},
+                                workspace.as(), nullptr));
+
+  // Sums of equal terms are where fast accumulation loses most.
+  const auto near = [](double value, double exact) { return std::abs(value / exact - 1) <= 0.1; };
+  const auto of_y = y.bf16();
+  for (size_t i = 0; i < of_y.size(); ++i) {
+    const bool last = static_cast<int64_t>(i) / n == m - 1;
+    ASSERT_PRED2(near, of_y[i], static_cast<double>(last ? 2 * k : k)) << "y " << i;
+  }
+  for (const double value : result(dw, linear->desc().grad_weight_dtype)) {
+    ASSERT_PRED2(near, value, static_cast<double>(m + 3)) << "dw";
+  }
+  for (const int64_t row : {int64_t{0}, m / 2, m - 2, m - 1}) {
+    std::vector<uint16_t> bits(static_cast<size_t>(k));
+    F8_ASSERT_OK(driver().check(
+        driver().memcpy_dtoh(bits.data(), at(dx, bytes(row, k)), bytes(1, k)), "cuMemcpyDtoH"));
+    for (const uint16_t b : bits) {
+      ASSERT_PRED2(near, static_cast<double>(decode_bf16(b)),
+                   static_cast<double>(row == m - 1 ? 2 * n : n))
+          << "dx, row " << row;
+    }
+  }
+  for (const DeviceBuffer* buffer : {&y, &dx, &dw, &saved, &workspace}) {
+    EXPECT_TRUE(buffer->guards_are_whole());
   }
 }
 
