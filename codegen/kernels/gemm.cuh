@@ -43,7 +43,6 @@ struct Gemm {
   static constexpr int kBlocksM = kWarpgroupM / 64;
   static constexpr int kBlocksN = Config::kTileN / Config::kMmaN;
   static constexpr int kBlocks = kBlocksM * kBlocksN;
-  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kSplitK;
   static constexpr int kBytesA = Config::kTileM * kStageK;
   static constexpr int kBytesB = Config::kTileN * kStageK;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -87,6 +86,7 @@ struct Gemm {
 
   using Tile = GemmTile;
   using Schedule = GemmSchedule<Config>;
+  static constexpr int kClusterSize = Schedule::kClusterSize;
 
   // A position in the ring of stages: the parity flips with every turn.
   struct Ring {
@@ -544,7 +544,7 @@ struct Gemm {
 #pragma unroll
       for (int i = 0; i < kOutColumns / 8; ++i) {
         const u32 at = (in_tile + i * 8 + lane % 4 * 2) * 4;
-        if constexpr (Vectors::kAxisScale && !Config::kPow2)
+        if constexpr (Vectors::kFloatColumns)
           scale_b[i] = load_shared_pair(shared.vectors.columns(vector_buffer) + at);
         if constexpr (Config::kBias)
           bias[i] = load_shared_pair(shared.vectors.bias(vector_buffer) + at);
@@ -564,12 +564,10 @@ struct Gemm {
 #pragma unroll
           for (int i = 0; i < 4 * kGroups; ++i) {
             value[i] = sums.at(block_m, chunk * kOutColumns + j * 16 + i / 4 * 8)[i % 4];
-            if constexpr (Config::kPow2) {
-              // Below, rounded.
-            } else if constexpr (Vectors::kAxisScale) {
+            if constexpr (Vectors::kFloatColumns) {
               const float2 pair = scale_b[j * kGroups + i / 4];
               value[i] *= scale_a[block_m][i / 2 % 2] * (i % 2 == 0 ? pair.x : pair.y);
-            } else if constexpr (!kBlockScale) {
+            } else if constexpr (Config::kScale == Scale::kTensor) {
               value[i] *= scale_a[block_m][i / 2 % 2];
             }
             if constexpr (Config::kBias) {

@@ -15,6 +15,7 @@ namespace f8::kernels {
 template <class Config>
 struct GemmVectors {
   static constexpr bool kAxisScale = Config::kScale == Scale::kAxis;
+  static constexpr bool kFloatColumns = kAxisScale && !Config::kPow2;
   static constexpr bool kUsed = kAxisScale || Config::kBias;
   // Ping-pong: one of each math warpgroup.
   static constexpr u32 kBuffers = Config::kPingpong ? 2 : 1;
@@ -83,7 +84,7 @@ struct GemmVectors {
     for (u32 i = lane; i < Config::kTileN; i += 32) {
       const u32 column = tile.column + i;
       const bool inside = column < problem.n;
-      if constexpr (kAxisScale && !Config::kPow2) {
+      if constexpr (kFloatColumns) {
         const float x =
             inside ? load_global(problem.inv_scale_b + column * problem.stride_b) : 0.0F;
         store_shared(columns(buffer) + i * 4, x);
