@@ -95,6 +95,12 @@ struct Stub {
   std::string text;
 };
 
+// Whether the rounded results are multiplied by their scales, two at a time, instead of the sums:
+// where scales are powers of two, but for precise sums of smaller tiles, which lose by it.
+bool multiplies_pairs(const GemmSpec& s) {
+  return s.pow2 && (s.fast || s.config.tile_m * s.config.tile_n >= 128 * 256);
+}
+
 struct StubOf {
   Stub operator()(const AmaxSpec& s) const {
     Stub stub{"amax.cuh", "float8_amax", {}};
@@ -179,7 +185,7 @@ struct StubOf {
         constant("kFast", s.fast) + constant("Scale", "kScale", scale_name(s.scale)) +
         constant("kFloatOutput", s.d == Dtype::kF32) + constant("kHalfOutput", s.d == Dtype::kF16) +
         constant("kBias", s.bias) + constant("kAdd", s.add) + constant("kAmax", s.amax) +
-        constant("kPow2", s.pow2) + constant("kProblems", s.problems) +
+        constant("kPow2", multiplies_pairs(s)) + constant("kProblems", s.problems) +
         constant("kMmaN", products.mma_n) + constant("kPartials", products.partials) +
         constant("kOutBuffers", gemm_out_buffers(s)) + constant("kMathRegisters", registers.math) +
         constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, products.mma_n) +

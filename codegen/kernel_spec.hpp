@@ -95,7 +95,7 @@ struct GemmSpec {
   bool bias = false;  // d += bias[n], of d's type
   bool add = false;   // d += what d held before (beta = 1)
   bool amax = false;  // leaves max |d|, before the rounding to d's type
-  bool pow2 = false;  // scales are powers of two, so the rounded sums are multiplied, two at a time
+  bool pow2 = false;  // scales are powers of two, which the generator uses where that is faster
   int problems = 1;   // 2: one launch computes two products of these types ("gemm2/")
   GemmConfig config = {};
   bool operator==(const GemmSpec&) const = default;
@@ -128,8 +128,8 @@ using KernelSpec =
 [[nodiscard]] Result<KernelSpec> parse_kernel_spec(std::string_view text);
 [[nodiscard]] Result<GemmConfig> parse_gemm_config(std::string_view text);
 
-// Whether a GEMM gains by scales that are powers of two: axis scales with nothing between them and
-// the rounding to bf16. (Precise accumulation gains nothing.)
+// Whether a GEMM can make use of scales that are powers of two: axis scales with nothing between
+// them and the rounding to bf16.
 [[nodiscard]] bool takes_pow2(const GemmSpec& spec);
 
 // Legal on Hopper: register and shared-memory budgets, tile multiples. The error says which limit

@@ -31,9 +31,11 @@ std::vector<codegen::GemmSpec> specs() {
       }
     }
   }
-  codegen::GemmSpec pow2{.scale = codegen::ScaleMode::kAxis, .fast = true};
-  pow2.pow2 = true;
-  out.push_back(pow2);
+  for (const bool fast : {true, false}) {
+    codegen::GemmSpec pow2{.scale = codegen::ScaleMode::kAxis, .fast = fast};
+    pow2.pow2 = true;
+    out.push_back(pow2);
+  }
   return out;
 }
 

@@ -140,9 +140,15 @@ std::set<std::string> tunable_kernels() {
                     .fast = gemm.fast};
       for (const GemmConfig& config : gemm_candidates(spec)) {
         spec.config = config;
+        spec.pow2 = false;
+        keys.insert(key(KernelSpec(spec)));
+        spec.pow2 = gemm.a.pow2 && gemm.b.pow2 && takes_pow2(spec);
         keys.insert(key(KernelSpec(spec)));
       }
     }
+  }
+  for (const char* tile : {"128x256s4c2x1w2", "256x128s4c2x1w2"}) {
+    keys.insert(fmt::format("gemm2/e4m3.e4m3.bf16/axis/precise/{}/+pow2", tile));
   }
   // One of each remaining mix of types and results.
   for (const char* types :
