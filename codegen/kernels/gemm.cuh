@@ -7,6 +7,7 @@
 // and write d through swizzled shared memory. With kPingpong each math warpgroup owns every other
 // tile, so one's epilogue hides behind the other's products; else they share a tile's rows. With
 // kSplitK the CTAs of a cluster share a tile's contraction and add up their sums in rank order.
+// With kPow2 the results are rounded first and multiplied by their scales two at a time, in bf16.
 //
 // Dynamic shared memory, which begins at a 1024-byte boundary:
 //   kStages x { a: kTileM rows of 128 bytes, b: kTileN rows of 128 bytes }     128-byte swizzle
