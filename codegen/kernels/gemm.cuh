@@ -525,8 +525,9 @@ struct Gemm {
       scale_a[i / 2][i % 2] = scale;
       if constexpr (Vectors::kAxisScale) {
         const u32 row = first_of_tile + i / 2 * 64 + i % 2 * 8 + warp_row + lane / 4;
-        scale_a[i / 2][i % 2] = load_shared(shared.vectors.rows(vector_buffer) + row * 4);
-        packed_a[i / 2][i % 2] = pack_bf16(scale_a[i / 2][i % 2], scale_a[i / 2][i % 2]);
+        const float x = load_shared(shared.vectors.rows(vector_buffer) + row * 4);
+        scale_a[i / 2][i % 2] = x;
+        if constexpr (Config::kPow2) packed_a[i / 2][i % 2] = pack_bf16(x, x);
       }
     }
 #pragma unroll

@@ -97,9 +97,8 @@ class HugeLinearTest : public RecipeTest {};
 INSTANTIATE_TEST_SUITE_P(Recipes, HugeLinearTest, ::testing::ValuesIn(kRecipes),
                          [](const auto& suite) { return std::string(suite.param); });
 
-// x and dx have more bytes, and more elements with a sign, than 32 bits count. All elements are 1
-// but for the last row of x and of dy, which is 2, so a row that is read or written elsewhere
-// shows.
+// x and dx have more than 2^32 bytes and 2^31 elements. All elements are 1 but for the last row of
+// x and of dy, which is 2, so a row that is read or written elsewhere shows.
 TEST_P(HugeLinearTest, BeyondFourGigabytes) {
   const auto shape = by_device<Shape>({65536, 16, 32784}, {200, 16, 48});
   const auto [m, n, k] = shape;

@@ -70,17 +70,19 @@ TEST_P(GpuTraining, AgreesWithTheEmulatedDevice) {
 
 TEST_P(GpuTraining, BitsRepeatAndResume) {
   TrainConfig config = small(GetParam());
+  RunOptions first;
   config.steps = 12;
+  first.save_every = 5;
+  first.stop_after = 7;
   if (sanitized()) {
     config.tokens = 256;
     config.steps = 3;
+    first.save_every = 1;
+    first.stop_after = 2;
   }
   auto folder = make_temp_directory(fs::temp_directory_path(), "f8-train-");
   ASSERT_TRUE(folder.has_value()) << folder.error().message;
-  RunOptions first;
   first.checkpoint = *folder / "half";
-  first.save_every = sanitized() ? 1 : 5;
-  first.stop_after = sanitized() ? 2 : 7;
   const Curve whole = run(config);
   if (!whole.loss.empty()) {
     EXPECT_EQ(run(config).loss, whole.loss);

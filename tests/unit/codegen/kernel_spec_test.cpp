@@ -43,7 +43,6 @@ TEST(KernelSpec, KeysRoundTrip) {
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
            "gemm/e4m3.e4m3.bf16/axis/fast/128x192s4c2x1w2/+add+pow2",
            "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2",
-           "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2",
        }) {
     const auto spec = parse_kernel_spec(text);
     ASSERT_TRUE(spec) << text << ": " << spec.error().message;
