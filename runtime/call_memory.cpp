@@ -1,44 +1,47 @@
 #include "runtime/call_memory.hpp"
 
+#include <iterator>
+
 #include "runtime/context_state.hpp"
 
 namespace f8::runtime {
 namespace {
 
-template <class T>
-CUresult attribute(const Driver& driver, CUpointer_attribute which, const Region& region, T& out) {
-  return driver.pointer_get_attribute(&out, which, static_cast<CUdeviceptr>(region.begin));
+// What the driver knows of a pointer; nothing of ordinary memory of the host.
+struct Pointer {
+  CUmemorytype type{};
+  unsigned managed = 0;
+  int ordinal = 0;
+  CUdeviceptr start = 0;
+  size_t size = 0;
+};
+
+CUresult look_up(const Driver& driver, uintptr_t address, Pointer& pointer) {
+  CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                 CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                 CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  void* values[] = {&pointer.type, &pointer.managed, &pointer.ordinal, &pointer.start,
+                    &pointer.size};
+  return driver.pointer_get_attributes(std::size(which), which, values,
+                                       static_cast<CUdeviceptr>(address));
 }
 
 Status check_region(const char* call, const Driver& driver, int device, const Region& region) {
-  CUmemorytype type{};
-  const CUresult known = attribute(driver, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, region, type);
-  if (known == CUDA_ERROR_INVALID_VALUE || (known == CUDA_SUCCESS && type == CU_MEMORYTYPE_HOST)) {
+  Pointer pointer;
+  F8_TRY(driver.check(look_up(driver, region.begin, pointer), "cuPointerGetAttributes"));
+  const bool known = pointer.type != CUmemorytype{};
+  if (!known || pointer.type == CU_MEMORYTYPE_HOST) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: {} is {} memory of the host; it must be memory of device {}", call,
-                region.name, known == CUDA_SUCCESS ? "pinned" : "ordinary", device);
+                region.name, known ? "pinned" : "ordinary", device);
   }
-  F8_TRY(driver.check(known, "cuPointerGetAttribute(MEMORY_TYPE)"));
-  unsigned managed = 0;
-  int ordinal = device;
-  F8_TRY(driver.check(attribute(driver, CU_POINTER_ATTRIBUTE_IS_MANAGED, region, managed),
-                      "cuPointerGetAttribute(IS_MANAGED)"));
-  if (managed == 0) {
-    F8_TRY(driver.check(attribute(driver, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, region, ordinal),
-                        "cuPointerGetAttribute(DEVICE_ORDINAL)"));
-  }
-  if (ordinal != device) {
+  if (pointer.managed == 0 && pointer.ordinal != device) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: {} is memory of device {}, the context is of device {}", call, region.name,
-                ordinal, device);
+                pointer.ordinal, device);
   }
-  CUdeviceptr start = 0;
-  size_t size = 0;
-  F8_TRY(driver.check(attribute(driver, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, region, start),
-                      "cuPointerGetAttribute(RANGE_START_ADDR)"));
-  F8_TRY(driver.check(attribute(driver, CU_POINTER_ATTRIBUTE_RANGE_SIZE, region, size),
-                      "cuPointerGetAttribute(RANGE_SIZE)"));
-  const size_t left = size - (region.begin - static_cast<uintptr_t>(start));
+  const size_t left = pointer.size - (region.begin - static_cast<uintptr_t>(pointer.start));
   if (left < region.bytes()) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: {} needs {} bytes, its allocation ends {} bytes behind it", call, region.name,

@@ -37,7 +37,7 @@ namespace f8::runtime {
   X(launch_kernel_ex, cuLaunchKernelEx)                          \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled)             \
   X(mem_get_info, cuMemGetInfo)                                  \
-  X(pointer_get_attribute, cuPointerGetAttribute)                \
+  X(pointer_get_attributes, cuPointerGetAttributes)              \
   X(mem_alloc, cuMemAlloc)                                       \
   X(mem_free, cuMemFree)                                         \
   X(memcpy_htod, cuMemcpyHtoD)                                   \

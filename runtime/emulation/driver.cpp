@@ -258,7 +258,8 @@ CUresult mem_get_info(size_t* free_bytes, size_t* total) {
 }
 // The device's own allocations have bounds; any other memory of the host serves too, and nothing is
 // known of it. Devices share all of it.
-CUresult pointer_get_attribute(void* out, CUpointer_attribute which, CUdeviceptr pointer) {
+CUresult pointer_get_attributes(unsigned count, CUpointer_attribute* which, void** out,
+                                CUdeviceptr pointer) {
   CUdeviceptr begin = pointer;
   size_t bytes = SIZE_MAX - pointer;
   Memory& m = memory();
@@ -271,22 +272,29 @@ CUresult pointer_get_attribute(void* out, CUpointer_attribute which, CUdeviceptr
       bytes = block.second;
     }
   }
-  const auto give = [out](auto value) {
-    std::memcpy(out, &value, sizeof value);
-    return CUDA_SUCCESS;
-  };
-  switch (which) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return give(CU_MEMORYTYPE_DEVICE);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return give(1U);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return give(begin);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return give(bytes);
-    default:
-      return refuse(CUDA_ERROR_NOT_SUPPORTED, "an emulated device does not tell this");
+  for (unsigned i = 0; i < count; ++i) {
+    const auto give = [to = out[i]](auto value) { std::memcpy(to, &value, sizeof value); };
+    switch (which[i]) {
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        give(CU_MEMORYTYPE_DEVICE);
+        break;
+      case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        give(1U);
+        break;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        give(-1);  // managed: no one's
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        give(begin);
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        give(bytes);
+        break;
+      default:
+        return refuse(CUDA_ERROR_NOT_SUPPORTED, "an emulated device does not tell this");
+    }
   }
+  return CUDA_SUCCESS;
 }
 CUresult copy(void* to, const void* from, size_t bytes, CUstream stream) {
   return enqueue(stream, [=] {
@@ -361,7 +369,7 @@ Driver make_table() {
   table.mem_alloc = mem_alloc;
   table.mem_free = mem_free;
   table.mem_get_info = mem_get_info;
-  table.pointer_get_attribute = pointer_get_attribute;
+  table.pointer_get_attributes = pointer_get_attributes;
   table.stream_get_ctx = stream_get_ctx;
   table.memcpy_htod = memcpy_htod;
   table.memcpy_dtoh = memcpy_dtoh;

@@ -175,32 +175,37 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   return CUDA_SUCCESS;
 }
 
-CUresult pointer_get_attribute(void* out, CUpointer_attribute which, CUdeviceptr pointer) {
+// As the driver does, zeros for memory that it does not know.
+CUresult pointer_get_attributes(unsigned count, CUpointer_attribute* which, void** out,
+                                CUdeviceptr pointer) {
+  FakeAllocation found{.type = CUmemorytype{}};
   for (const FakeAllocation& a : g_fake->allocations) {
     const auto begin = reinterpret_cast<CUdeviceptr>(a.begin);
-    if (pointer < begin || pointer >= begin + a.bytes) continue;
-    const auto give = [&](auto value) { std::memcpy(out, &value, sizeof value); };
-    switch (which) {
+    if (pointer >= begin && pointer < begin + a.bytes) found = a;
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    const auto give = [to = out[i]](auto value) { std::memcpy(to, &value, sizeof value); };
+    switch (which[i]) {
       case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        give(a.type);
-        return CUDA_SUCCESS;
+        give(found.type);
+        break;
       case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        give(a.managed ? 1U : 0U);
-        return CUDA_SUCCESS;
+        give(found.managed ? 1U : 0U);
+        break;
       case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        give(a.device);
-        return CUDA_SUCCESS;
+        give(found.device);
+        break;
       case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        give(begin);
-        return CUDA_SUCCESS;
+        give(reinterpret_cast<CUdeviceptr>(found.begin));
+        break;
       case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        give(a.bytes);
-        return CUDA_SUCCESS;
+        give(found.bytes);
+        break;
       default:
         return CUDA_ERROR_NOT_SUPPORTED;
     }
   }
-  return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
 }
 
 CUresult stream_get_ctx(CUstream stream, CUcontext* out) {
@@ -277,7 +282,7 @@ FakeCuda::FakeCuda() {
   table_.memcpy_htod_async = memcpy_htod_async;
   table_.stream_synchronize = stream_synchronize;
   table_.stream_get_ctx = stream_get_ctx;
-  table_.pointer_get_attribute = pointer_get_attribute;
+  table_.pointer_get_attributes = pointer_get_attributes;
   table_.memcpy_dtoh_async = memcpy_dtoh_async;
   table_.memset_d8_async = memset_d8_async;
   table_.memset_d32_async = memset_d32_async;
