@@ -57,23 +57,23 @@ struct Amax {
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-    __shared__ TileMaxima maxima;
+    __shared__ TileMaxima<Config::kInput> maxima;
     find_maxima<Config::kRow, Config::kCol, Config::kTensor>(patch, maxima);
     __syncthreads();
     if (kLines && t.lines != nullptr) {
       store_lines<Config::kRow, Config::kCol>(t.lines + i64{block} * kLinesOfTile, maxima);
       return;
     }
-    const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
+    const u32 i = threadIdx.x % kCastTile;
     if (threadIdx.x < kCastTile) {
-      if (Config::kRow && row0 + i < t.rows)
-        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(maxima.row[i]));
+      if (Config::kRow && row0 + static_cast<i32>(i) < t.rows)
+        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(maxima.row(i)));
     } else {
-      if (Config::kCol && column0 + i < t.cols)
-        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(maxima.column[i]));
+      if (Config::kCol && column0 + static_cast<i32>(i) < t.cols)
+        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(maxima.column(i)));
     }
     if (Config::kTensor && threadIdx.x == 0) {
-      atomicMax(t.partials, tile_amax<Config::kInput>(maxima));
+      atomicMax(t.partials, maxima.amax());
     }
   }
 

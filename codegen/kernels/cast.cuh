@@ -106,12 +106,12 @@ struct Cast {
   }
 
   // `maxima` are valid.
-  static F8_DEVICE void delayed_scale(const CastTensor& t, const TileMaxima& maxima, bool first,
-                                      Scales& scales) {
+  static F8_DEVICE void delayed_scale(const CastTensor& t, const TileMaxima<Config::kInput>& maxima,
+                                      bool first, Scales& scales) {
     if (threadIdx.x != 0) return;
     scales.tensor = load_global(t.delayed);
     if (first) publish_tensor_scale(t, scales.tensor);
-    if (t.amax != nullptr) atomicMax(t.amax, tile_amax<Config::kInput>(maxima));
+    if (t.amax != nullptr) atomicMax(t.amax, maxima.amax());
   }
 
   // Scales of the tile's lines; the first tile of a row or column of tiles leaves their inverses.
@@ -180,20 +180,21 @@ struct Cast {
   }
 
   // `maxima` are valid.
-  static F8_DEVICE void block_scales(const CastTensor& t, const TileMaxima& maxima, i32 row0,
-                                     i32 column0, Scales& scales) {
+  static F8_DEVICE void block_scales(const CastTensor& t, const TileMaxima<Config::kInput>& maxima,
+                                     i32 row0, i32 column0, Scales& scales) {
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     const i32 tile_row = row0 / kCastTile;
     const i32 tile_column = column0 / kCastTile;
     if (kRowBlocks && threadIdx.x < kCastTile) {
-      scales.row[i] = line_scale(maxima.row[i], t.inv_scale_row, tile_column, row0 + i, t.rows);
+      scales.row[i] =
+          line_scale(maxima.row(threadIdx.x), t.inv_scale_row, tile_column, row0 + i, t.rows);
     }
     if (kColumnBlocks && threadIdx.x >= kCastTile) {
-      scales.column[i] =
-          line_scale(maxima.column[i], t.inv_scale_col, tile_row, column0 + i, t.cols);
+      scales.column[i] = line_scale(maxima.column(threadIdx.x % kCastTile), t.inv_scale_col,
+                                    tile_row, column0 + i, t.cols);
     }
     if (kTileBlocks && threadIdx.x == 0) {
-      const float scale = to_scale(tile_amax<Config::kInput>(maxima));
+      const float scale = to_scale(maxima.amax());
       scales.tile = scale;
       const float inverted = inverse(scale);
       if (Config::kRowMajor && Config::kScaleQ == Scale::kBlock128x128) {
@@ -272,10 +273,11 @@ struct Cast {
   // `maxima` are valid.
   template <class ScaleAt>
   static F8_DEVICE void count_copy(const CastTensor& t, const Patch<Config::kInput>& patch,
-                                   const TileMaxima& maxima, bool first, bool tensor_scale,
-                                   float tensor, ScaleAt&& scale, CastCounters* counters) {
+                                   const TileMaxima<Config::kInput>& maxima, bool first,
+                                   bool tensor_scale, float tensor, ScaleAt&& scale,
+                                   CastCounters* counters) {
     if (threadIdx.x == 0) {
-      atomicMax(&counters->amax, tile_amax<Config::kInput>(maxima));
+      atomicMax(&counters->amax, maxima.amax());
       if (first) {
         atomicAdd(&counters->elements, static_cast<u64>(t.rows) * static_cast<u64>(t.cols));
         if (tensor_scale) counters->scale = tensor;
@@ -285,8 +287,8 @@ struct Cast {
   }
   // counters: q's and qt's.
   static F8_DEVICE void count(const CastTensor& t, const Patch<Config::kInput>& patch,
-                              const TileMaxima& maxima, const Scales& scales, bool first,
-                              CastCounters* counters) {
+                              const TileMaxima<Config::kInput>& maxima, const Scales& scales,
+                              bool first, CastCounters* counters) {
     if constexpr (Config::kRowMajor) {
       count_copy(
           t, patch, maxima, first, Config::kScaleQ == Scale::kTensor, scales.tensor,
@@ -318,7 +320,7 @@ struct Cast {
     Patch<Config::kInput> patch;
     patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ Scales scales;
-    __shared__ TileMaxima maxima;
+    __shared__ TileMaxima<Config::kInput> maxima;
     const bool first = index == 0;
     if (Config::kSums && args.sums != nullptr) {
       store_column_sums(patch, column0, t.cols, args.sums + i64{tile.row} * t.cols);

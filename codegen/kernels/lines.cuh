@@ -14,13 +14,13 @@ F8_DEVICE u64 load_relaxed(const u64* p) {
   return r;
 }
 
-template <bool kRow, bool kColumn>
-F8_DEVICE void store_lines(u16* of_tile, const TileMaxima& maxima) {
-  const u32 i = threadIdx.x % kCastTile;
-  if (kRow && threadIdx.x < kCastTile) of_tile[i] = static_cast<u16>(maxima.row[i]);
-  if (kColumn && threadIdx.x >= kCastTile) {
-    of_tile[kCastTile + i] = static_cast<u16>(maxima.column[i]);
-  }
+template <bool kRow, bool kColumn, Input kInput>
+F8_DEVICE void store_lines(u16* of_tile, const TileMaxima<kInput>& maxima) {
+  constexpr u32 kUnits = kCastTile / 4;
+  const u32 unit = threadIdx.x;
+  u64* const to = reinterpret_cast<u64*>(of_tile) + unit;
+  if (kRow && unit < kUnits) *to = maxima.four_rows(unit);
+  if (kColumn && unit >= kUnits && unit < 2 * kUnits) *to = maxima.four_columns(unit - kUnits);
 }
 
 // A matrix in tiles, and the place of one of them.

@@ -33,6 +33,7 @@ template <Input kInput>
 struct Eight {
   static constexpr int kWords = kInput == Input::kF32 ? 8 : 4;
   static constexpr int kElementBytes = kInput == Input::kF32 ? 4 : 2;
+  static constexpr int kPerWord = 4 / kElementBytes;
   u32 word[kWords];
 
   F8_DEVICE void load(const void* base, i64 element) {
@@ -59,28 +60,34 @@ struct Eight {
           half_to_float_bits(i % 2 == 0 ? word[i / 2] & 0xFFFFU : word[i / 2] >> 16));
     }
   }
-  // Raises `into` by the magnitudes, element for element.
-  F8_DEVICE void raise(Eight& into) const {
+  // Of magnitudes, place by place.
+  static F8_DEVICE u32 max_of(u32 a, u32 b) {
+    return kInput == Input::kF32 ? max(a, b) : max_u16x2(a, b);
+  }
+  F8_DEVICE Eight magnitudes() const {
+    Eight r;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      if constexpr (kInput == Input::kF32) {
-        into.word[i] = max(into.word[i], word[i] & 0x7FFFFFFFU);
-      } else {
-        into.word[i] = max_u16x2(into.word[i], word[i] & 0x7FFF7FFFU);
-      }
+      r.word[i] = word[i] & (kInput == Input::kF32 ? 0x7FFFFFFFU : 0x7FFF7FFFU);
     }
+    return r;
   }
-  // The largest of eight magnitudes (not of signed elements).
-  F8_DEVICE u32 largest_magnitude() const {
+  // Raises `into` by the magnitudes, element for element.
+  F8_DEVICE void raise(Eight& into) const {
+    const Eight own = magnitudes();
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) into.word[i] = max_of(into.word[i], own.word[i]);
+  }
+  // The largest of eight magnitudes (not of signed elements), in each place of a word.
+  F8_DEVICE u32 largest_word() const {
     u32 r = word[0];
 #pragma unroll
-    for (int i = 1; i < kWords; ++i)
-      r = kInput == Input::kF32 ? max(r, word[i]) : max_u16x2(r, word[i]);
-    return kInput == Input::kF32 ? r : max(r & 0xFFFFU, r >> 16);
+    for (int i = 1; i < kWords; ++i) r = max_of(r, word[i]);
+    return r;
   }
-  F8_DEVICE u32 magnitude(int i) const {
-    if constexpr (kInput == Input::kF32) return word[i];
-    return i % 2 == 0 ? word[i / 2] & 0xFFFFU : word[i / 2] >> 16;
+  F8_DEVICE u32 largest_magnitude() const {
+    const u32 r = largest_word();
+    return kInput == Input::kF32 ? r : max(r & 0xFFFFU, r >> 16);
   }
   // A magnitude of this type as the bits of |x| as fp32.
   static F8_DEVICE u32 fp32_bits(u32 magnitude) {
@@ -157,69 +164,115 @@ struct Patch {
   }
 };
 
-// Maxima of a tile's rows, columns and of the whole tile, as magnitudes of the input's type (tile:
-// one for each warp). Valid after the next __syncthreads().
+// Maxima of a tile's rows, columns and of the whole tile, as magnitudes of the input's type, as
+// many a word as there are in Eight. Valid after the next __syncthreads().
+template <Input kInput>
 struct TileMaxima {
-  u32 row[kCastTile];
-  u32 column[kCastTile];
-  u32 tile[kTileThreads / 32];
+  using Values = Eight<kInput>;
+  static constexpr int kPerWord = Values::kPerWord;
+  static constexpr int kWarps = kTileThreads / 32;
+  static constexpr int kWords = kCastTile / kPerWord;
+  alignas(16) u32 rows[kWords];
+  alignas(16) u32 columns[kWarps][kWords];  // over the 16 rows of each warp
+  u32 tile[kWarps];
+
+  F8_DEVICE u32 row(u32 i) const { return place(rows[i / kPerWord], i); }
+  F8_DEVICE u32 column(u32 i) const { return place(column_word(i / kPerWord), i); }
+  // Of 16-bit elements: rows or columns 4 unit .. + 3.
+  F8_DEVICE u64 four_rows(u32 unit) const {
+    return rows[2 * unit] | static_cast<u64>(rows[2 * unit + 1]) << 32;
+  }
+  F8_DEVICE u64 four_columns(u32 unit) const {
+    return column_word(2 * unit) | static_cast<u64>(column_word(2 * unit + 1)) << 32;
+  }
+  // The whole tile's, as the bits of |x| as fp32; by any thread.
+  F8_DEVICE u32 amax() const {
+    u32 most = tile[0];
+#pragma unroll
+    for (int i = 1; i < kWarps; ++i) most = max(most, tile[i]);
+    return Values::fp32_bits(most);
+  }
+
+ private:
+  static F8_DEVICE u32 place(u32 word, u32 i) {
+    if constexpr (kPerWord == 1) return word;
+    return i % 2 == 0 ? word & 0xFFFFU : word >> 16;
+  }
+  F8_DEVICE u32 column_word(u32 i) const {
+    u32 most = columns[0][i];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) most = Values::max_of(most, columns[w][i]);
+    return most;
+  }
 };
 
 template <bool kRow, bool kColumn, bool kTile, Input kInput>
-F8_DEVICE void find_maxima(const Patch<kInput>& patch, TileMaxima& maxima) {
+F8_DEVICE void find_maxima(const Patch<kInput>& patch, TileMaxima<kInput>& maxima) {
   using Values = Eight<kInput>;
-  if constexpr (kColumn) {
-    if (threadIdx.x < kCastTile) maxima.column[threadIdx.x] = 0;
-    __syncthreads();
+  constexpr int kRowWords = kPatch / Values::kPerWord;
+  const u32 lane = threadIdx.x % 32;
+  u32 rows[kRowWords];
+  Values most;
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    const Values magnitudes = patch.rows[i].magnitudes();
+    if constexpr (kColumn || kTile) {
+      if (i == 0) {
+        most = magnitudes;
+      } else {
+        magnitudes.raise(most);
+      }
+    }
+    if constexpr (kRow) {
+      u32& word = rows[i / Values::kPerWord];
+      const u32 largest = magnitudes.largest_word();
+      if (i % Values::kPerWord == 0) {
+        word = largest;
+      } else {  // two rows' halves side by side
+        word = max_u16x2(__byte_perm(word, largest, 0x5410), __byte_perm(word, largest, 0x7632));
+      }
+    }
   }
   if constexpr (kRow) {
+    // Over the 16 threads of a row: each step halves the words or, where one is left, the threads
+    // that know it.
+    int words = kRowWords;
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      Values magnitudes;
-      magnitudes.clear();
-      patch.rows[i].raise(magnitudes);
-      u32 most = magnitudes.largest_magnitude();
+    for (int step = 8; step > 0; step /= 2) {
+      if (words > 1) {
+        words /= 2;
 #pragma unroll
-      for (int lane = 8; lane > 0; lane /= 2)
-        most = max(most, __shfl_xor_sync(0xFFFFFFFFU, most, lane));
-      if (threadIdx.x % 16 == 0) maxima.row[threadIdx.x / 16 * kPatch + i] = most;
-    }
-  }
-  if constexpr (kColumn || kTile) {
-    Values most;
-    most.clear();
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) patch.rows[i].raise(most);
-    if constexpr (kTile) {
-      const u32 of_warp = warp_max(most.largest_magnitude());
-      if (threadIdx.x % 32 == 0) maxima.tile[threadIdx.x / 32] = of_warp;
-    }
-    if constexpr (kColumn) {
-      // The two halves of a warp hold the same columns of different rows.
-#pragma unroll
-      for (int i = 0; i < Values::kWords; ++i) {
-        Values other;
-        other.clear();
-        other.word[i] = __shfl_xor_sync(0xFFFFFFFFU, most.word[i], 16);
-        other.raise(most);
-      }
-      if (threadIdx.x % 32 < 16) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          atomicMax(&maxima.column[threadIdx.x % 16 * kPatch + i], most.magnitude(i));
+        for (int w = 0; w < words; ++w) {
+          const bool upper = (lane & step) != 0;
+          const u32 sent = upper ? rows[w] : rows[w + words];
+          const u32 kept = upper ? rows[w + words] : rows[w];
+          rows[w] = Values::max_of(kept, __shfl_xor_sync(0xFFFFFFFFU, sent, step));
         }
+      } else {
+        rows[0] = Values::max_of(rows[0], __shfl_xor_sync(0xFFFFFFFFU, rows[0], step));
+      }
+    }
+    constexpr u32 kThreadsOfWord = 16 / kRowWords;
+    if (threadIdx.x % kThreadsOfWord == 0) maxima.rows[threadIdx.x / kThreadsOfWord] = rows[0];
+  }
+  if constexpr (kTile) {
+    const u32 of_warp = warp_max(most.largest_magnitude());
+    if (lane == 0) maxima.tile[threadIdx.x / 32] = of_warp;
+  }
+  if constexpr (kColumn) {
+    // The two halves of a warp hold the same columns of different rows.
+#pragma unroll
+    for (int i = 0; i < Values::kWords; ++i) {
+      most.word[i] = Values::max_of(most.word[i], __shfl_xor_sync(0xFFFFFFFFU, most.word[i], 16));
+    }
+    if (lane < 16) {
+#pragma unroll
+      for (int i = 0; i < Values::kWords; i += 4) {
+        *reinterpret_cast<uint4*>(&maxima.columns[threadIdx.x / 32][lane * Values::kWords + i]) =
+            make_uint4(most.word[i], most.word[i + 1], most.word[i + 2], most.word[i + 3]);
       }
     }
   }
-}
-
-// The whole tile's, as the bits of |x| as fp32; by any thread.
-template <Input kInput>
-F8_DEVICE u32 tile_amax(const TileMaxima& maxima) {
-  u32 most = maxima.tile[0];
-#pragma unroll
-  for (int i = 1; i < kTileThreads / 32; ++i) most = max(most, maxima.tile[i]);
-  return Eight<kInput>::fp32_bits(most);
 }
 
 // Whether a launch has nothing to do: its results are there, says a flag.

@@ -77,7 +77,7 @@ struct Quantize {
   static constexpr bool kLines = kRowLines || kColumnLines;
   static constexpr i32 kUnits = kCastTile / 4;  // words of the lines of a row or column of tiles
   static constexpr i32 kWarps = kTileThreads / 32;
-  static constexpr i32 kMostDirect = 40;  // tiles in a row and a column whose lines a block reads
+  static constexpr i32 kMostDirect = 56;  // tiles in a row and a column whose lines a block reads
   static_assert(Config::kInput != Input::kF32 && !Config::kDelayed);
 
   // A tile of the launch.
@@ -102,40 +102,33 @@ struct Quantize {
   };
 
   struct Sync {
-    u64* epoch;
-    u64* tiles;
-    u64* lines;
-    u64* results;
-    u64 count;
+    u64* base;
+    i32 tile_count;
     u64 tag;
-    F8_DEVICE Sync(u64* sync, i32 tile_count)
-        : epoch(sync),
-          tiles(sync + 2 + 2 * kMaxTensors),
-          lines(tiles + 2 * tile_count),
-          results(lines + 4 * kUnits * tile_count),
-          count(load_relaxed(sync) + 1),
-          tag(mix(count ^ mix(grid_id()))) {}
-    F8_DEVICE u64* matrix(i32 i) const { return epoch + 2 + 2 * i; }
-    F8_DEVICE u64* tile(i32 i) const { return tiles + 2 * i; }
+    F8_DEVICE Sync(u64* sync, i32 tiles)
+        : base(sync), tile_count(tiles), tag(mix(count() ^ mix(grid_id()))) {}
+    // Of this launch; until the last block has published.
+    F8_DEVICE u64 count() const { return load_relaxed(base) + 1; }
+    F8_DEVICE u64* epoch() const { return base; }
+    F8_DEVICE u64* matrix(i32 i) const { return base + 2 + 2 * i; }
+    F8_DEVICE u64* tile(i32 i) const { return matrix(kMaxTensors) + 2 * i; }
     // Rows, then columns.
-    F8_DEVICE u64* tile_lines(i32 tile, i32 unit) const {
-      return lines + 2 * (2 * kUnits * tile + unit);
+    F8_DEVICE u64* tile_lines(i32 of_tile, i32 unit) const {
+      return tile(tile_count) + 2 * (2 * kUnits * of_tile + unit);
     }
     F8_DEVICE u64* line_result(i32 line_of_tiles, i32 unit) const {
-      return results + 2 * (kUnits * line_of_tiles + unit);
+      return tile_lines(tile_count, kUnits * line_of_tiles + unit);
     }
   };
 
-  static F8_DEVICE void publish(const Sync& sync, i32 tile, const TileMaxima& maxima) {
-    const i32 unit = static_cast<i32>(threadIdx.x);
+  static F8_DEVICE void publish(const Sync& sync, i32 tile,
+                                const TileMaxima<Config::kInput>& maxima) {
+    const u32 unit = threadIdx.x;
     if (kLines && unit < 2 * kUnits && (unit < kUnits ? kRowLines : kColumnLines)) {
-      const u32* four = (unit < kUnits ? maxima.row : maxima.column) + unit % kUnits * 4;
-      store_word(sync.tile_lines(tile, unit), sync.tag,
-                 four[0] | four[1] << 16 | static_cast<u64>(four[2] | four[3] << 16) << 32);
+      store_word(sync.tile_lines(tile, static_cast<i32>(unit)), sync.tag,
+                 unit < kUnits ? maxima.four_rows(unit) : maxima.four_columns(unit - kUnits));
     }
-    if (unit == kTileThreads - 1) {
-      store_word(sync.tile(tile), sync.tag, tile_amax<Config::kInput>(maxima));
-    }
+    if (unit == kTileThreads - 1) store_word(sync.tile(tile), sync.tag, maxima.amax());
   }
 
   // The first line of tiles of a matrix's: rows of tiles come before columns.
@@ -298,7 +291,7 @@ struct Quantize {
     const Sync sync(launch.sync, tiles);
     Patch<Config::kInput> patch;
     for (i32 tile = block;; tile += blocks) {
-      __shared__ TileMaxima maxima;
+      __shared__ TileMaxima<Config::kInput> maxima;
       const Work work(args, tile);
       patch.load(work.t.x, work.t.ld, work.t.rows, work.t.cols, work.row0, work.column0);
       find_maxima<kRowLines, kColumnLines, true>(patch, maxima);
@@ -323,11 +316,21 @@ struct Quantize {
       __syncthreads();
     }
     if (block == 0) {  // when all blocks have published, all have read the epoch
-      for (i32 i = static_cast<i32>(threadIdx.x); i < tiles; i += kTileThreads) {
-        wait_word(sync.tile(i), sync.tag);
+      constexpr i32 kAtOnce = 4;
+      for (i32 i = static_cast<i32>(threadIdx.x); i < tiles; i += kAtOnce * kTileThreads) {
+        bool all;
+        do {
+          all = true;
+#pragma unroll
+          for (i32 j = 0; j < kAtOnce; ++j) {
+            u64 value;
+            const i32 tile = min(i + j * kTileThreads, tiles - 1);
+            all = load_word(sync.tile(tile), sync.tag, value) && all;
+          }
+        } while (!all);
       }
       __syncthreads();
-      if (threadIdx.x == 0) *sync.epoch = sync.count;
+      if (threadIdx.x == 0) *sync.epoch() = sync.count();
     }
     end_after_previous();
   }
