@@ -13,7 +13,8 @@
 //   kStages x { a: kTileM rows of 128 bytes, b: kTileN rows of 128 bytes }     128-byte swizzle
 //   kWarpgroups x kOutBuffers x 64 rows of 128 bytes                           128-byte swizzle
 //   kStages x full barrier, kStages x empty barrier
-//   kStages x { scales of a: kTileM floats, of b: kTileN floats }   block scales of 1x128 alone
+//   kStages x { scales of a: kTileM floats                          block scales
+//               of b: kTileN floats; blocks of 128x128: 4 floats of 1 or 2 rows of blocks }
 //   GemmVectors
 //
 // Invariants: rows and columns beyond the matrices read as zero and are not written. A stage is
@@ -54,8 +55,13 @@ struct Gemm {
   static constexpr bool kBlockScale =
       Config::kScale == Scale::kBlock1x128 || Config::kScale == Scale::kBlock128x128;
   static constexpr bool kColumnBlocks = Config::kScale == Scale::kBlock1x128;
+  // Rows of blocks of 128x128 of b that a tile may cover. Of each, a copy brings the scales of four
+  // blocks of k, one of them the stage's, since copies are of 16 bytes.
+  static constexpr bool kSquareBlocks = Config::kScale == Scale::kBlock128x128;
+  static constexpr int kSquareRows = Config::kTileN > 128 ? 2 : 1;
+  static constexpr int kSquareBytes = kSquareBlocks ? kSquareRows * 16 : 0;
   static constexpr int kScaleBytesA = kBlockScale ? Config::kTileM * 4 : 0;
-  static constexpr int kScaleBytesB = kColumnBlocks ? Config::kTileN * 4 : 0;
+  static constexpr int kScaleBytesB = kColumnBlocks ? Config::kTileN * 4 : kSquareBytes;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
                 Config::kTileN % 64 == 0);
 
@@ -152,7 +158,9 @@ struct Gemm {
         kBlockScale ? min((problem.m - min(tile.row, problem.m) + 3) / 4 * 16, kScaleBytesA) : 0;
     const u32 scales_b =
         kColumnBlocks ? min((problem.n - min(tile.column, problem.n) + 3) / 4 * 16, kScaleBytesB)
-                      : 0;
+                      : kSquareBytes;
+    const u32 row_of_squares = tile.column / 128;
+    const u32 to_second = (row_of_squares + 1) * 128 < problem.n ? problem.stride_b : 0;
     for (u32 i = 0; i < tile.k_blocks; ++i, ring.advance()) {
       const u32 block = tile.first_block + i;
       const u32 full = shared.full + 8 * ring.stage;
@@ -180,6 +188,14 @@ struct Gemm {
               shared.scales_b(ring.stage),
               problem.inv_scale_b + static_cast<u64>(block) * problem.stride_b + tile.column, full,
               scales_b);
+        }
+      }
+      if constexpr (kSquareBlocks) {
+        const float* squares = problem.inv_scale_b +
+                               static_cast<u64>(row_of_squares) * problem.stride_b + block / 4 * 4;
+#pragma unroll
+        for (int row = 0; row < kSquareRows; ++row) {
+          copy_line_in(shared.scales_b(ring.stage) + row * 16, squares + row * to_second, full, 16);
         }
       }
     }
@@ -275,97 +291,56 @@ struct Gemm {
     release(shared, schedule, previous);
   }
 
-  // The scales of b's blocks of 128x128 that a tile covers, by its blocks of k: of one row of
-  // blocks or, where the tile is wider than 128, of two.
-  static constexpr int kSquareRows = Config::kTileN > 128 ? 2 : 1;
-  struct SquareScales {
-    const float* first;
-    u32 to_second;   // elements
-    u32 last;        // block of k
-    bool from_half;  // the tile begins in the middle of a block
-
-    F8_DEVICE SquareScales(const Schedule& schedule, const Tile& tile) {
-      if constexpr (Config::kScale == Scale::kBlock128x128) {
-        const GemmProblem& problem = schedule.args.problems[tile.problem];
-        const u32 row = tile.column / 128;
-        first = problem.inv_scale_b + static_cast<u64>(row) * problem.stride_b + tile.first_block;
-        to_second = (row + 1) * 128 < problem.n ? problem.stride_b : 0;
-        last = tile.k_blocks - 1;
-        from_half = tile.column % 128 != 0;
-      }
-    }
-    F8_DEVICE void load(float (&square)[kSquareRows], u32 block) const {
-      if constexpr (Config::kScale == Scale::kBlock128x128) {
-        const float* at = first + min(block, last);
-        square[0] = load_global(at);
-        if constexpr (kSquareRows > 1) square[1] = load_global(at + to_second);
-      }
-    }
-    // Of the 64 columns from `column` of the tile.
-    F8_DEVICE float of(const float (&square)[kSquareRows], int column) const {
-      if (kSquareRows == 1 || column < 64) return square[0];
-      if (column >= 128) return square[kSquareRows - 1];
-      return Config::kTileN % 128 != 0 && from_half ? square[kSquareRows - 1] : square[0];
-    }
-  };
-
   static F8_DEVICE void accumulate_precise(Accumulators& acc, const Shared& shared,
                                            const Schedule& schedule, Ring& ring, u32 warpgroup,
                                            const Tile& tile) {
     clear(acc);
-    const SquareScales squares(schedule, tile);
-    Ahead ahead;
-#pragma unroll
-    for (int i = 0; i < kStepStages; ++i) squares.load(ahead.squares[i], i);
-    ahead.filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
+    // Whether a tile of 192 columns begins in the middle of a block of b.
+    const bool from_half = Config::kTileN % 128 != 0 && tile.column % 128 != 0;
+    bool filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
     u32 block = 0;
     for (; block + kStepStages <= tile.k_blocks; block += kStepStages) {
-      precise_step<kStepStages>(acc, shared, schedule, ring, warpgroup, squares, ahead, block);
+      precise_step<kStepStages>(acc, shared, schedule, ring, warpgroup, block, from_half, filled);
     }
     if constexpr (kStepStages > 1) {
       for (; block < tile.k_blocks; ++block)
-        precise_step<1>(acc, shared, schedule, ring, warpgroup, squares, ahead, block);
+        precise_step<1>(acc, shared, schedule, ring, warpgroup, block, from_half, filled);
     }
     pass_turn(warpgroup);
   }
 
-  // A few stages. With two partial sums one is promoted while the tensor core computes the other:
-  // two warpgroups alone do not keep it busy, since their products progress side by side and end
-  // together. All products end within the step: across a loop's back edge the compiler cannot see
-  // which one has ended, and serialises them (C7514).
-  static constexpr int kStepStages = Config::kPartials == 2 ? 2 : 1;
-  // What a step needs to start and the one before has looked up while its products ran: between two
-  // steps the tensor core has nothing to do.
-  struct Ahead {
-    float squares[kStepStages][kSquareRows];
-    bool filled;  // the first stage
-  };
+  // A few stages, so that what a stage needs is worked out while the one before is promoted. With
+  // two partial sums one is promoted while the tensor core computes the other: two warpgroups alone
+  // do not keep it busy, since their products progress side by side and end together. All products
+  // end within the step: across a loop's back edge the compiler cannot see which one has ended, and
+  // serialises them (C7514).
+  static constexpr int kStepStages = Config::kPartials == 2 || kSquareBlocks ? 2 : 1;
+  // filled: the next stage is, says a test made while products ran; between two steps the tensor
+  // core has nothing to do.
   template <int kCount>
   static F8_DEVICE void precise_step(Accumulators& acc, const Shared& shared,
-                                     const Schedule& schedule, Ring& ring, u32 warpgroup,
-                                     const SquareScales& squares, Ahead& ahead, u32 block) {
+                                     const Schedule& schedule, Ring& ring, u32 warpgroup, u32 block,
+                                     bool from_half, bool& filled) {
     float partial[Config::kPartials][Config::kMmaN / 2];
     constexpr int kProducts = kCount * kBlocks;
     u32 stage[kCount];
     float square[kCount][kSquareRows];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int j = 0; j < kSquareRows; ++j) square[i][j] = ahead.squares[i][j];
-    }
-#pragma unroll
     for (int p = 0; p < kProducts + Config::kPartials - 1; ++p) {
       if (p < kProducts) {
         if (p % kBlocks == 0) {
-          if (p > 0 || !ahead.filled) barrier_wait(shared.full + 8 * ring.stage, ring.parity);
+          if (p > 0 || !filled) barrier_wait(shared.full + 8 * ring.stage, ring.parity);
           stage[p / kBlocks] = ring.stage;
           ring.advance();
         }
         start_partial(partial[p % Config::kPartials], shared, stage[p / kBlocks], warpgroup,
                       p % kBlocks);
-        if (p == 0) {
+        if (kSquareBlocks && p % kBlocks == 0) {
 #pragma unroll
-          for (int i = 0; i < kStepStages; ++i) squares.load(ahead.squares[i], block + kCount + i);
+          for (int row = 0; row < kSquareRows; ++row) {
+            square[p / kBlocks][row] = load_shared(shared.scales_b(stage[p / kBlocks]) + row * 16 +
+                                                   (block + p / kBlocks) % 4 * 4);
+          }
         }
       }
       const int ended = p - (Config::kPartials - 1);
@@ -376,7 +351,7 @@ struct Gemm {
         rows = row_scales(shared, stage[ended / kBlocks], warpgroup, ended % kBlocks);
       }
       if (ended == kProducts - 1) {
-        ahead.filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
+        filled = barrier_test(shared.full + 8 * ring.stage, ring.parity);
       }
       if (p < kProducts) {
         mma_wait<Config::kPartials - 1>();
@@ -386,7 +361,7 @@ struct Gemm {
       pin(partial[ended % Config::kPartials]);
       if (last_of_stage && !kColumnBlocks) release(shared, schedule, stage[ended / kBlocks]);
       promote(acc[ended % kBlocks], partial[ended % Config::kPartials], rows,
-              square[ended / kBlocks], squares, shared, stage[ended / kBlocks], ended % kBlocks);
+              square[ended / kBlocks], from_half, shared, stage[ended / kBlocks], ended % kBlocks);
       if (last_of_stage && kColumnBlocks) release(shared, schedule, stage[ended / kBlocks]);
     }
   }
@@ -411,9 +386,16 @@ struct Gemm {
     return make_float2(load_shared(scales), load_shared(scales + 32));
   }
 
+  // The scale of b of the 8 columns from `column` of the tile.
+  static F8_DEVICE float square_of(const float (&square)[kSquareRows], int column, bool from_half) {
+    if (kSquareRows == 1 || column < 64) return square[0];
+    if (column >= 128) return square[kSquareRows - 1];
+    return from_half ? square[kSquareRows - 1] : square[0];
+  }
+
   static F8_DEVICE void promote(float (&acc)[Config::kMmaN / 2],
                                 const float (&partial)[Config::kMmaN / 2], float2 rows,
-                                const float (&square)[kSquareRows], const SquareScales& squares,
+                                const float (&square)[kSquareRows], bool from_half,
                                 const Shared& shared, u32 stage, int i) {
 #pragma unroll
     for (int j = 0; j < Config::kMmaN / 2; j += 4) {
@@ -427,7 +409,7 @@ struct Gemm {
       if constexpr (kColumnBlocks) {
         columns = load_shared_pair(shared.scales_b(stage) + (column + threadIdx.x % 4 * 2) * 4);
       } else {
-        columns.x = columns.y = squares.of(square, column);
+        columns.x = columns.y = square_of(square, column, from_half);
       }
       acc[j] += partial[j] * (rows.x * columns.x);
       acc[j + 1] += partial[j + 1] * (rows.x * columns.y);
