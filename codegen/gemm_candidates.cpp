@@ -1,6 +1,7 @@
 // The configurations that the tuner may choose among. A tile's stages fill what shared memory
-// leaves; the cluster shares the larger operand's tile; what does not fit registers or shared
-// memory is not offered.
+// leaves, but for the largest ones: the room of a fourth stage is better spent on the result, whose
+// copies out would else wait for each other. The cluster shares the larger operand's tile; what
+// does not fit registers or shared memory is not offered.
 #include <initializer_list>
 
 #include "codegen/kernel_spec.hpp"
@@ -33,6 +34,7 @@ const Tile kTiles[] = {
     {64, 64, 1, false, {{1, 1}}},
 };
 constexpr int kMostStages = 8;
+constexpr int kStagesOfLargest = 3;
 
 }  // namespace
 
@@ -43,7 +45,7 @@ std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {
       GemmSpec candidate = spec;
       candidate.config = {.tile_m = tile.m,
                           .tile_n = tile.n,
-                          .stages = kMostStages,
+                          .stages = tile.m * tile.n >= 128 * 256 ? kStagesOfLargest : kMostStages,
                           .cluster_m = cluster.m,
                           .cluster_n = cluster.n,
                           .split_k = cluster.split_k,
