@@ -1,10 +1,11 @@
 // The configurations that the tuner may choose among. A tile's stages fill what shared memory
-// leaves, but for the largest ones: the room of a fourth stage is better spent on the result, whose
+// leaves, but for the largest ones: the room of one more is better spent on the result, whose
 // copies out would else wait for each other. The cluster shares the larger operand's tile; what
 // does not fit registers or shared memory is not offered.
 #include <initializer_list>
 
 #include "codegen/kernel_spec.hpp"
+#include "codegen/kernels/kernel_args.cuh"
 
 namespace f8::codegen {
 namespace {
@@ -34,7 +35,13 @@ const Tile kTiles[] = {
     {64, 64, 1, false, {{1, 1}}},
 };
 constexpr int kMostStages = 8;
-constexpr int kStagesOfLargest = 3;
+constexpr int kLarge = 128 * 192;               // elements of a tile
+constexpr int kStageBytesOfLarge = 160 * 1024;  // all of them together
+
+int most_stages(const Tile& tile) {
+  if (tile.m * tile.n < kLarge) return kMostStages;
+  return kStageBytesOfLarge / ((tile.m + tile.n) * kernels::kStageK);
+}
 
 }  // namespace
 
@@ -45,7 +52,7 @@ std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {
       GemmSpec candidate = spec;
       candidate.config = {.tile_m = tile.m,
                           .tile_n = tile.n,
-                          .stages = tile.m * tile.n >= 128 * 256 ? kStagesOfLargest : kMostStages,
+                          .stages = most_stages(tile),
                           .cluster_m = cluster.m,
                           .cluster_n = cluster.n,
                           .split_k = cluster.split_k,

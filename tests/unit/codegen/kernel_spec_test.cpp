@@ -159,5 +159,20 @@ TEST(KernelSpec, CandidatesAreLegalAndDistinct) {
   }
 }
 
+// Else each 64 x 64 of a result waits for the copy out of the one before.
+TEST(KernelSpec, CandidatesKeepAWholeResultOf16BitsInBuffers) {
+  for (const char* scale : {"tensor/fast", "axis/fast", "tensor/precise", "block128x128/precise"}) {
+    auto spec = std::get<GemmSpec>(
+        parse_kernel_spec(fmt::format("gemm/e4m3.e4m3.bf16/{}/64x64s4c1x1w1", scale)).value());
+    for (const GemmConfig& config : gemm_candidates(spec)) {
+      if (config.pingpong || config.split_k > 1) continue;  // hidden, or a part of it
+      spec.config = config;
+      const int chunks = config.tile_m / config.warpgroups / 64 * config.tile_n / 64;
+      const bool small = config.tile_m * config.tile_n < 128 * 192;  // whose stages are short
+      EXPECT_GE(gemm_out_buffers(spec), small ? 1 : chunks) << key(KernelSpec(spec));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace f8::codegen
