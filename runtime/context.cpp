@@ -138,6 +138,7 @@ Context::~Context() {
   {
     const ScopedContext current(cuda, state_->primary);
     if (state_->cublaslt != nullptr) {
+      // Not at the end of a process that has kept the context: the library may be gone.
       if (const auto library = cublaslt()) (*library)->destroy(state_->cublaslt);
     }
     for (CUmodule module : state_->modules) cuda.module_unload(module);

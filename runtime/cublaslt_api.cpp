@@ -9,6 +9,7 @@ namespace f8::runtime {
 namespace {
 
 std::atomic<const CublasLt*> g_injected{nullptr};
+std::atomic<bool> g_gone{false};
 
 Result<CublasLt> load() {
   const DynamicLibrary library = F8_TRY(DynamicLibrary::open(
@@ -20,13 +21,26 @@ Result<CublasLt> load() {
   return table;
 }
 
+// Made after the library's own static objects, so it goes before them: what lives longer, such as a
+// context in static memory, must leave the library alone.
+struct Loaded {
+  Result<CublasLt> table = load();
+  Loaded() = default;
+  ~Loaded() { g_gone.store(true, std::memory_order_release); }
+  Loaded(const Loaded&) = delete;
+  Loaded& operator=(const Loaded&) = delete;
+};
+
 }  // namespace
 
 Result<const CublasLt*> cublaslt() {
   if (const CublasLt* table = g_injected.load(std::memory_order_acquire)) return table;
-  static const Result<CublasLt> loaded = load();
-  if (!loaded) return std::unexpected(loaded.error());
-  return &*loaded;
+  if (g_gone.load(std::memory_order_acquire)) {
+    return fail(ErrorCode::kEnvironment, "cuBLASLt has gone: the process is ending");
+  }
+  static const Loaded loaded;
+  if (!loaded.table) return std::unexpected(loaded.table.error());
+  return &*loaded.table;
 }
 
 void set_cublaslt_for_testing(const CublasLt* table) {

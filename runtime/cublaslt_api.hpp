@@ -28,7 +28,7 @@ struct CublasLt {
   [[nodiscard]] Status check(cublasStatus_t status, const char* call) const;
 };
 
-// kEnvironment where libcublasLt.so.13 cannot be opened.
+// kEnvironment where libcublasLt.so.13 cannot be opened, or static objects are being destroyed.
 [[nodiscard]] Result<const CublasLt*> cublaslt();
 // Puts `table` in the library's place; null puts the real one back. For tests alone.
 void set_cublaslt_for_testing(const CublasLt* table);

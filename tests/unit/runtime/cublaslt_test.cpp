@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "recipes/reference.hpp"
 #include "runtime/gemm.hpp"
 #include "runtime/linear.hpp"
@@ -210,6 +212,24 @@ TEST_F(CublasLtTest, ServesALinear) {
   EXPECT_LT(error(expected.y, y), 2.5e-3);
   EXPECT_LT(error(expected.dx, dx), 2.5e-3);
   EXPECT_LT(error(expected.dw, dw), 2.5e-3);
+}
+
+// A static object of before the library's first use is destroyed after it.
+struct Outlives {
+  ~Outlives() {
+    const auto library = cublaslt();
+    std::_Exit(!library && library.error().message.find("ending") != std::string::npos ? 0 : 1);
+  }
+};
+
+TEST(CublasLtDeathTest, IsNotToBeHadAtTheEndOfTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto end = [] {
+    static const Outlives outlives;
+    static_cast<void>(cublaslt());
+    std::exit(2);
+  };
+  EXPECT_EXIT(end(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
