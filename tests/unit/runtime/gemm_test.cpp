@@ -237,6 +237,26 @@ TEST_F(GemmTest, MisuseIsOneClearError) {
   EXPECT_TRUE(cuda_.launches.empty());
 }
 
+// The copy engine brings them, 16 bytes at least.
+TEST_F(GemmTest, BlockScalesAreAligned) {
+  alignas(16) static uint8_t bytes[64];
+  const auto* scale = reinterpret_cast<const float*>(bytes);
+  for (const auto mode : {codegen::ScaleMode::kBlock1x128, codegen::ScaleMode::kBlock128x128}) {
+    GemmDesc desc = desc_;
+    desc.scale = mode;
+    desc.fast = false;
+    const auto plan = GemmPlan::create(context_, desc, generated("128x128s4c1x1w2g8")).value();
+    for (const GemmCall& call : {GemmCall{bytes, bytes, bytes, scale + 1, scale, 128},
+                                 GemmCall{bytes, bytes, bytes, scale, scale + 3, 128}}) {
+      const Status status = plan->run(call, nullptr, nullptr);
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+      EXPECT_TRUE(says(status.error(), "inv_scale_b is not aligned")) << status.error().message;
+    }
+  }
+  EXPECT_TRUE(cuda_.launches.empty());
+}
+
 TEST_F(GemmTest, DriverErrorsComeBackWithTheKernel) {
   alignas(16) static uint8_t bytes[64];
   const float* scale = reinterpret_cast<const float*>(bytes);
