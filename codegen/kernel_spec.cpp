@@ -406,7 +406,7 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
   const GemmConfig& c = s.config;
   const int scales = !is_block(s.scale) ? 0
                      : s.scale == ScaleMode::kBlock128x128
-                         ? 4 * c.tile_m + (c.tile_n > 128 ? 32 : 16)
+                         ? 4 * c.tile_m + kernels::square_rows(c.tile_n) * kernels::kSquareBytes
                          : 4 * (c.tile_m + c.tile_n);
   // Of each row and column, for the epilogue, and two barriers.
   const int floats =

@@ -55,13 +55,12 @@ struct Gemm {
   static constexpr bool kBlockScale =
       Config::kScale == Scale::kBlock1x128 || Config::kScale == Scale::kBlock128x128;
   static constexpr bool kColumnBlocks = Config::kScale == Scale::kBlock1x128;
-  // Rows of blocks of 128x128 of b that a tile may cover. Of each, a copy brings the scales of four
-  // blocks of k, one of them the stage's, since copies are of 16 bytes.
   static constexpr bool kSquareBlocks = Config::kScale == Scale::kBlock128x128;
-  static constexpr int kSquareRows = Config::kTileN > 128 ? 2 : 1;
-  static constexpr int kSquareBytes = kSquareBlocks ? kSquareRows * 16 : 0;
+  static constexpr int kSquareRows = square_rows(Config::kTileN);
   static constexpr int kScaleBytesA = kBlockScale ? Config::kTileM * 4 : 0;
-  static constexpr int kScaleBytesB = kColumnBlocks ? Config::kTileN * 4 : kSquareBytes;
+  static constexpr int kScaleBytesB = kColumnBlocks   ? Config::kTileN * 4
+                                      : kSquareBlocks ? kSquareRows * kSquareBytes
+                                                      : 0;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
                 Config::kTileN % 64 == 0);
 
@@ -158,7 +157,7 @@ struct Gemm {
         kBlockScale ? min((problem.m - min(tile.row, problem.m) + 3) / 4 * 16, kScaleBytesA) : 0;
     const u32 scales_b =
         kColumnBlocks ? min((problem.n - min(tile.column, problem.n) + 3) / 4 * 16, kScaleBytesB)
-                      : kSquareBytes;
+                      : kScaleBytesB;
     const u32 row_of_squares = tile.column / 128;
     const u32 to_second = (row_of_squares + 1) * 128 < problem.n ? problem.stride_b : 0;
     for (u32 i = 0; i < tile.k_blocks; ++i, ring.advance()) {
@@ -195,7 +194,8 @@ struct Gemm {
                                static_cast<u64>(row_of_squares) * problem.stride_b + block / 4 * 4;
 #pragma unroll
         for (int row = 0; row < kSquareRows; ++row) {
-          copy_line_in(shared.scales_b(ring.stage) + row * 16, squares + row * to_second, full, 16);
+          copy_line_in(shared.scales_b(ring.stage) + row * kSquareBytes, squares + row * to_second,
+                       full, kSquareBytes);
         }
       }
     }
@@ -338,8 +338,9 @@ struct Gemm {
         if (kSquareBlocks && p % kBlocks == 0) {
 #pragma unroll
           for (int row = 0; row < kSquareRows; ++row) {
-            square[p / kBlocks][row] = load_shared(shared.scales_b(stage[p / kBlocks]) + row * 16 +
-                                                   (block + p / kBlocks) % 4 * 4);
+            square[p / kBlocks][row] =
+                load_shared(shared.scales_b(stage[p / kBlocks]) + row * kSquareBytes +
+                            (block + p / kBlocks) % 4 * 4);
           }
         }
       }

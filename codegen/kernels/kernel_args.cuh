@@ -203,7 +203,13 @@ struct GemmProblem {
   u32 padding;
 };
 
-inline constexpr i32 kStageK = 128;               // of a stage: bytes, which are elements
+inline constexpr i32 kStageK = 128;  // of a stage: bytes, which are elements
+// Rows of blocks of 128x128 of b that a tile may cover. Of each, a stage holds the scales of four
+// blocks of k, one of them its own, since copies are of 16 bytes.
+F8_BOTH constexpr i32 square_rows(i32 tile_n) {
+  return tile_n > 128 ? 2 : 1;
+}
+inline constexpr i32 kSquareBytes = 16;
 inline constexpr i32 kOutBufferBytes = 64 * 128;  // 64 rows of 128 bytes of the result
 inline constexpr i32 kMaxProblems = 2;
 

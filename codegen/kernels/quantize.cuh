@@ -102,15 +102,14 @@ struct Quantize {
   };
 
   struct Sync {
-    u64* base;
+    u64* epoch;
     i32 tile_count;
     u64 tag;
     F8_DEVICE Sync(u64* sync, i32 tiles)
-        : base(sync), tile_count(tiles), tag(mix(count() ^ mix(grid_id()))) {}
+        : epoch(sync), tile_count(tiles), tag(mix(count() ^ mix(grid_id()))) {}
     // Of this launch; until the last block has published.
-    F8_DEVICE u64 count() const { return load_relaxed(base) + 1; }
-    F8_DEVICE u64* epoch() const { return base; }
-    F8_DEVICE u64* matrix(i32 i) const { return base + 2 + 2 * i; }
+    F8_DEVICE u64 count() const { return load_relaxed(epoch) + 1; }
+    F8_DEVICE u64* matrix(i32 i) const { return epoch + 2 + 2 * i; }
     F8_DEVICE u64* tile(i32 i) const { return matrix(kMaxTensors) + 2 * i; }
     // Rows, then columns.
     F8_DEVICE u64* tile_lines(i32 of_tile, i32 unit) const {
@@ -330,7 +329,7 @@ struct Quantize {
         } while (!all);
       }
       __syncthreads();
-      if (threadIdx.x == 0) *sync.epoch() = sync.count();
+      if (threadIdx.x == 0) *sync.epoch = sync.count();
     }
     end_after_previous();
   }
