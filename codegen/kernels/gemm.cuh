@@ -135,6 +135,57 @@ struct Gemm {
                   tile.row + static_cast<i32>(part / kAcross * 64));
   }
 
+  // Four copies a stage are more than one thread issues while the products of three stages run; but
+  // where a CTA has a tile or two, a second warp is later with its first stage.
+  static constexpr bool kScaleWarp =
+      kSquareBlocks && (Config::kTileM * Config::kTileN > 128 * 128 || kClusterSize > 1);
+
+  // Where a tile's block scales come from.
+  struct BlockScales {
+    const GemmProblem& problem;
+    i32 row, column;
+    u32 bytes_a, bytes_b;  // of a stage
+
+    F8_DEVICE BlockScales(const GemmProblem& of, const Tile& tile)
+        : problem(of),
+          row(tile.row),
+          column(tile.column),
+          bytes_a(kBlockScale ? line_bytes(of.m, tile.row, kScaleBytesA) : 0),
+          bytes_b(kColumnBlocks ? line_bytes(of.n, tile.column, kScaleBytesB) : kScaleBytesB) {}
+
+    F8_DEVICE void copy(const Shared& shared, u32 stage, u32 block, u32 full) const {
+      if (bytes_a > 0) {
+        copy_line_in(shared.scales_a(stage),
+                     problem.inv_scale_a + static_cast<u64>(block) * problem.stride_a + row, full,
+                     bytes_a);
+      }
+      if constexpr (kColumnBlocks) {
+        if (bytes_b > 0) {
+          copy_line_in(shared.scales_b(stage),
+                       problem.inv_scale_b + static_cast<u64>(block) * problem.stride_b + column,
+                       full, bytes_b);
+        }
+      }
+      if constexpr (kSquareBlocks) {
+        const u32 row_of_squares = column / 128;
+        const u32 to_second = (row_of_squares + 1) * 128 < problem.n ? problem.stride_b : 0;
+        const float* squares = problem.inv_scale_b +
+                               static_cast<u64>(row_of_squares) * problem.stride_b + block / 4 * 4;
+#pragma unroll
+        for (int i = 0; i < kSquareRows; ++i) {
+          copy_line_in(shared.scales_b(stage) + i * kSquareBytes, squares + i * to_second, full,
+                       kSquareBytes);
+        }
+      }
+    }
+
+   private:
+    // A line of scales ends at the matrix, rounded up to 16 bytes.
+    static F8_DEVICE u32 line_bytes(u32 extent, i32 first, u32 most) {
+      return min((extent - min(static_cast<u32>(first), extent) + 3) / 4 * 16, most);
+    }
+  };
+
   static F8_DEVICE void produce(const Maps& maps, const Shared& shared, const Schedule& schedule,
                                 const Tile& tile, Ring& ring) {
     // This CTA copies its share of each tile and multicasts it to the CTAs that work on the same
@@ -151,21 +202,13 @@ struct Gemm {
       mask_b |= static_cast<u16>(1U << (schedule.rank_n * Config::kClusterM + i));
     const TensorMap* map_a = &maps.problems[tile.problem].a;
     const TensorMap* map_b = &maps.problems[tile.problem].b;
-    const GemmProblem& problem = schedule.args.problems[tile.problem];
-    // A line of scales ends at the matrix, rounded up to 16 bytes.
-    const u32 scales_a =
-        kBlockScale ? min((problem.m - min(tile.row, problem.m) + 3) / 4 * 16, kScaleBytesA) : 0;
-    const u32 scales_b =
-        kColumnBlocks ? min((problem.n - min(tile.column, problem.n) + 3) / 4 * 16, kScaleBytesB)
-                      : kScaleBytesB;
-    const u32 row_of_squares = tile.column / 128;
-    const u32 to_second = (row_of_squares + 1) * 128 < problem.n ? problem.stride_b : 0;
+    const BlockScales scales(schedule.args.problems[tile.problem], tile);
     for (u32 i = 0; i < tile.k_blocks; ++i, ring.advance()) {
       const u32 block = tile.first_block + i;
       const u32 full = shared.full + 8 * ring.stage;
       barrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
       if (!elect_lane()) continue;
-      barrier_expect(full, kStageBytes + scales_a + scales_b);
+      barrier_expect(full, kStageBytes + scales.bytes_a + scales.bytes_b);
       const i32 k = static_cast<i32>(block * kStageK);
       if constexpr (Config::kAdd) bring_result(maps, tile, i);
       const u32 a = shared.a(ring.stage) + schedule.rank_n * kRowsA * kStageK;
@@ -174,30 +217,16 @@ struct Gemm {
       const u32 b = shared.b(ring.stage) + schedule.rank_m * kRowsB * kStageK;
       const i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
       copy_share<Config::kClusterM>(b, map_b, full, mask_b, k, row_b);
-      if constexpr (kBlockScale) {
-        if (scales_a > 0) {
-          copy_line_in(shared.scales_a(ring.stage),
-                       problem.inv_scale_a + static_cast<u64>(block) * problem.stride_a + tile.row,
-                       full, scales_a);
-        }
-      }
-      if constexpr (kColumnBlocks) {
-        if (scales_b > 0) {
-          copy_line_in(
-              shared.scales_b(ring.stage),
-              problem.inv_scale_b + static_cast<u64>(block) * problem.stride_b + tile.column, full,
-              scales_b);
-        }
-      }
-      if constexpr (kSquareBlocks) {
-        const float* squares = problem.inv_scale_b +
-                               static_cast<u64>(row_of_squares) * problem.stride_b + block / 4 * 4;
-#pragma unroll
-        for (int row = 0; row < kSquareRows; ++row) {
-          copy_line_in(shared.scales_b(ring.stage) + row * kSquareBytes, squares + row * to_second,
-                       full, kSquareBytes);
-        }
-      }
+      if constexpr (kBlockScale && !kScaleWarp) scales.copy(shared, ring.stage, block, full);
+    }
+  }
+  static F8_DEVICE void produce_scales(const Shared& shared, const Schedule& schedule,
+                                       const Tile& tile, Ring& ring) {
+    const BlockScales scales(schedule.args.problems[tile.problem], tile);
+    for (u32 i = 0; i < tile.k_blocks; ++i, ring.advance()) {
+      barrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
+      if (!elect_lane()) continue;
+      scales.copy(shared, ring.stage, tile.first_block + i, shared.full + 8 * ring.stage);
     }
   }
 
@@ -678,9 +707,9 @@ struct Gemm {
     }
   }
 
-  // The copy warpgroup: its first warp issues all copies, its second warp loads what epilogues
-  // need. Each has a loop of its own: in a common one the compiler takes the ring and the tile out
-  // of uniform registers.
+  // The copy warpgroup: its first warp copies the operands, its second warp loads what epilogues
+  // need, its third one may copy block scales. Each has a loop of its own: in a common one the
+  // compiler takes the ring and the tile out of uniform registers.
   static F8_DEVICE void feed(const Maps& maps, const Shared& shared, const Schedule& schedule) {
     const u32 warp = __shfl_sync(0xFFFFFFFFU, threadIdx.x / 32 - Config::kWarpgroups * 4, 0);
     if (warp == 0) {
@@ -690,6 +719,10 @@ struct Gemm {
       u32 count = 0;
       each_tile(schedule,
                 [&](const Tile& tile) { shared.vectors.load(schedule.args, tile, count++); });
+    } else if (kScaleWarp && warp == 2) {
+      Ring ring;
+      each_tile(schedule,
+                [&](const Tile& tile) { produce_scales(shared, schedule, tile, ring); });
     } else if constexpr (Config::kSplitK > 1) {
       each_tile(schedule, [](const Tile&) {});
     }
