@@ -15,12 +15,16 @@ constexpr int64_t kBlocksPerSm = 6;
 // Tiles in a row and a column of tiles, together, whose lines a tile of the cast reads: beyond
 // that, reading 256 bytes of each costs more than clearing and raising words.
 constexpr int64_t kMostLinePeers = 80;
-constexpr int64_t kLeastWithTwo = 150;  // tiles of a one-launch cast, in % of its blocks
 
 template <class Args>
 int64_t grid(const Args& args) {
   const auto& last = args.tensors[args.count - 1];
   return int64_t{last.first_block} + last.blocks;
+}
+
+int64_t pairs_of_tiles(int64_t rows, int64_t cols) {
+  return kernels::pairs_of_tiles(ceil_div(cols, kernels::kCastTile),
+                                 ceil_div(rows, kernels::kCastTile));
 }
 
 // Of a matrix in a launch over `elements` in all.
@@ -65,26 +69,22 @@ Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
                            std::span<const QuantizeOperand> operands) {
   if (codegen::scales_rows_alone(spec)) return Launches::kOne;
   const int64_t blocks = resident_quantize_blocks(sm_count);
-  const int64_t most = blocks * kernels::kMostTilesOfBlock;
   const bool lines = has_scale(spec, codegen::ScaleMode::kAxis);
-  int64_t tiles = 0;
+  int64_t all_pairs = 0;
   int64_t lines_of_tiles = 0;
   bool each = true;
-  // Where few blocks have two tiles, all others wait for them.
-  const auto deals = [&](int64_t count) {
-    return count <= blocks || (count > blocks * kLeastWithTwo / 100 && count <= most);
-  };
   for (const QuantizeOperand& operand : operands) {
     const int64_t down = ceil_div(operand.rows, kernels::kCastTile);
     const int64_t across = ceil_div(operand.cols, kernels::kCastTile);
-    tiles += down * across;
+    const int64_t pairs = pairs_of_tiles(operand.rows, operand.cols);
+    all_pairs += pairs;
     lines_of_tiles += down + across;
-    each = each && deals(down * across) && (!lines || down + across <= kernels::kMostLinesOfTiles);
+    each = each && pairs <= blocks && (!lines || down + across <= kernels::kMostLinesOfTiles);
   }
-  if (deals(tiles) && (!lines || lines_of_tiles <= kernels::kMostLinesOfTiles)) {
+  if (all_pairs <= blocks && (!lines || lines_of_tiles <= kernels::kMostLinesOfTiles)) {
     return Launches::kOne;
   }
-  return each && (!lines || tiles > most) ? Launches::kOneEach : Launches::kTwo;
+  return each ? Launches::kOneEach : Launches::kTwo;
 }
 
 int64_t resident_quantize_blocks(int sm_count) {
@@ -242,10 +242,14 @@ Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream,
                        int64_t blocks_beside) {
   void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
-  const int64_t resident = resident_quantize_blocks(kernel.resident_clusters);
-  const int64_t blocks = grid(args.cast);
-  return launch(driver, kernel, kernel.cooperative ? std::min(blocks, resident) : blocks,
-                parameters, programmatic, stream, blocks_beside);
+  int64_t blocks = grid(args.cast);
+  if (kernel.cooperative && blocks > resident_quantize_blocks(kernel.resident_clusters)) {
+    blocks = 0;
+    for (int32_t i = 0; i < args.cast.count; ++i) {
+      blocks += pairs_of_tiles(args.cast.tensors[i].rows, args.cast.tensors[i].cols);
+    }
+  }
+  return launch(driver, kernel, blocks, parameters, programmatic, stream, blocks_beside);
 }
 
 }  // namespace f8::runtime

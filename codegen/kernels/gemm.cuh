@@ -721,8 +721,7 @@ struct Gemm {
                 [&](const Tile& tile) { shared.vectors.load(schedule.args, tile, count++); });
     } else if (kScaleWarp && warp == 2) {
       Ring ring;
-      each_tile(schedule,
-                [&](const Tile& tile) { produce_scales(shared, schedule, tile, ring); });
+      each_tile(schedule, [&](const Tile& tile) { produce_scales(shared, schedule, tile, ring); });
     } else if constexpr (Config::kSplitK > 1) {
       each_tile(schedule, [](const Tile&) {});
     }

@@ -138,7 +138,12 @@ F8_BOTH constexpr i64 blocks_of_rows(i64 rows, i64 cols) {
   const i32 at_once = kTileThreads / threads_of_row(cols);
   return (rows + at_once - 1) / at_once;
 }
+// Of quantize.cuh: a block has one tile or, where these are too many, two neighbours along the
+// longer side of the matrix; at an odd end one.
 inline constexpr i32 kMostTilesOfBlock = 2;
+F8_BOTH constexpr i64 pairs_of_tiles(i64 across, i64 down) {
+  return across >= down ? (across + 1) / 2 * down : across * ((down + 1) / 2);
+}
 inline constexpr i32 kMostLinesOfTiles = 256;  // rows and columns of tiles, of all matrices
 inline constexpr i32 kAsideBytes = kCastTile * kCastTile * 2;  // of a tile that waits
 F8_BOTH constexpr i64 quantize_sync_bytes(i64 tiles) {

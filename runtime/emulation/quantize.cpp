@@ -295,9 +295,15 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
   const kernels::CastTensor& last = args.cast.tensors[args.cast.count - 1];
   const int blocks = last.first_block + last.blocks;
   const bool rows_alone = codegen::scales_rows_alone(spec);
-  const int resident = rows_alone ? blocks : codegen::kQuantizeBlocksPerSm * sm_count;
-  if (static_cast<int>(grid) != std::min(blocks, resident) ||
-      blocks > resident * kernels::kMostTilesOfBlock) {
+  const int resident = codegen::kQuantizeBlocksPerSm * sm_count;
+  int64_t pairs = 0;
+  for (int i = 0; i < args.cast.count; ++i) {
+    const kernels::CastTensor& t = args.cast.tensors[i];
+    pairs += kernels::pairs_of_tiles((t.cols + kCastTile - 1) / kCastTile,
+                                     (t.rows + kCastTile - 1) / kCastTile);
+  }
+  if (grid != (rows_alone || blocks <= resident ? blocks : pairs) ||
+      (!rows_alone && pairs > resident)) {
     fault(faults, "{} blocks of a one-launch cast of {} on {} SMs", grid, blocks, sm_count);
   }
   if (!aligned(args.sync, 16)) return fault(faults, "sync misaligned or null");

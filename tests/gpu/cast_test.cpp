@@ -309,6 +309,71 @@ TEST_P(CastTest, ByLinesTheSameAsByWords) {
   }
 }
 
+// So many tiles that blocks have two, side by side or one above the other, at odd ends one; lines'
+// maxima read by every block and gathered. The same bits as by two launches. Launches one after
+// another without a pause, so that a word of the launch before could show.
+TEST_P(CastTest, TwoTilesOfABlock) {
+  if (!GetParam().one_launch || codegen::scales_rows_alone(GetParam())) {
+    GTEST_SKIP() << "has one tile a block, or rows";
+  }
+  using Size = std::pair<int64_t, int64_t>;
+  int ran = 0;
+  for (const std::vector<Size>& sizes : {std::vector<Size>{{1, 70'000}},
+                                         {{70'000, 16}},
+                                         {{1921, 4624}},
+                                         {{4624, 1921 / 16 * 16}},
+                                         {{3968, 4000}},
+                                         {{4000, 3968}},
+                                         {{1, 16}, {3000, 3008}, {129, 272}, {260, 400}}}) {
+    SCOPED_TRACE(fmt::format("{} of {} x {} and {} more", codegen::key(GetParam()), sizes[0].first,
+                             sizes[0].second, sizes.size() - 1));
+    std::vector<std::unique_ptr<Quantized>> one;
+    std::vector<std::unique_ptr<Quantized>> two;
+    std::vector<QuantizeOperand> by_one;
+    std::vector<QuantizeOperand> by_two;
+    int64_t tiles = 0;
+    for (const auto& [rows, cols] : sizes) {
+      const auto x = make_data(Data::kOutliers, rows, cols, static_cast<uint64_t>(rows));
+      for (auto [devices, operands] : {std::pair{&one, &by_one}, std::pair{&two, &by_two}}) {
+        devices->push_back(std::make_unique<Quantized>(context(), GetParam(), x));
+        operands->push_back(devices->back()->operand);
+      }
+      tiles += cast_tiles(rows, cols);
+    }
+    const int sm_count = context().device().sm_count;
+    ASSERT_GT(tiles, resident_quantize_blocks(132));
+    // Axis scales: no more than 256 rows and columns of tiles; a smaller device: fewer tiles.
+    if (quantize_launches(GetParam(), sm_count, by_one) != Launches::kOne) continue;
+    ++ran;
+    for (int round = 0; round < 3; ++round) run(by_one);
+    codegen::CastSpec apart = GetParam();
+    apart.one_launch = false;
+    const auto before = amax_before(apart);
+    const auto amax = context().kernel(before.value());
+    const auto cast = context().kernel(apart);
+    F8_ASSERT_OK(amax);
+    F8_ASSERT_OK(cast);
+    F8_ASSERT_OK(
+        launch_amax(driver(), **amax, amax_args(*before, sm_count, by_two), true, nullptr));
+    F8_ASSERT_OK(launch_cast(driver(), **cast, cast_args(apart, sm_count, by_two), true, nullptr));
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      for (const auto& [buffer, what] : {std::pair{&Quantized::q, "q"},
+                                         {&Quantized::qt, "qt"},
+                                         {&Quantized::scale, "scale"},
+                                         {&Quantized::recorded, "recorded amax"},
+                                         {&Quantized::inv_row, "inv_row"},
+                                         {&Quantized::inv_col, "inv_col"}}) {
+        const DeviceBuffer& got = (*one[i]).*buffer;
+        EXPECT_TRUE(got.download<uint8_t>() == ((*two[i]).*buffer).download<uint8_t>())
+            << what << " of " << i;
+        EXPECT_TRUE(got.guards_are_whole()) << what << " of " << i;
+      }
+    }
+    if (HasFailure()) return;
+  }
+  if (ran == 0) GTEST_SKIP() << "a device with too few SMs";
+}
+
 // More matrices than one launch takes, of all sizes, in one list: launches one after another
 // without a pause, so that an early start of the next one could show.
 TEST_P(CastTest, AListOfMatrices) {

@@ -23,7 +23,7 @@ codegen::AmaxSpec amax_of(const std::string& key) {
   return std::get<codegen::AmaxSpec>(codegen::parse_kernel_spec(key).value());
 }
 
-// 132 SMs: 528 blocks. Two tiles a block only where most blocks have two.
+// 132 SMs: 528 blocks. Two tiles of a block are neighbours along the longer side.
 TEST(QuantizeLaunches, OneTakesOneTileOrTwoABlock) {
   const codegen::CastSpec tensor{.one_launch = true};
   codegen::CastSpec axis = tensor;
@@ -32,9 +32,10 @@ TEST(QuantizeLaunches, OneTakesOneTileOrTwoABlock) {
     const QuantizeOperand x{.rows = down * 128, .cols = across * 128};
     return quantize_launches(spec, 132, {&x, 1}) == Launches::kOne;
   };
-  EXPECT_TRUE(fits(tensor, 1, 528) && fits(tensor, 32, 32) && fits(tensor, 33, 32));
-  EXPECT_FALSE(fits(tensor, 1, 529) || fits(tensor, 72, 11) || fits(tensor, 1, 1057));
-  EXPECT_TRUE(fits(axis, 252, 4) && fits(axis, 33, 32));
+  EXPECT_TRUE(fits(tensor, 1, 528) && fits(tensor, 32, 32) && fits(tensor, 44, 24));
+  EXPECT_TRUE(fits(tensor, 1, 529) && fits(tensor, 72, 11) && fits(tensor, 1, 1056));
+  EXPECT_FALSE(fits(tensor, 1, 1057) || fits(tensor, 1057, 1) || fits(tensor, 33, 32));
+  EXPECT_TRUE(fits(axis, 252, 4) && fits(axis, 32, 32));
   EXPECT_FALSE(fits(axis, 253, 4) || fits(axis, 1, 256));  // 256 rows and columns of tiles
 }
 
@@ -42,18 +43,20 @@ TEST(QuantizeLaunches, OneEachWhereTheyDoNotFitTogether) {
   const codegen::CastSpec tensor{.one_launch = true};
   codegen::CastSpec axis = tensor;
   axis.scale_q = axis.scale_qt = codegen::ScaleMode::kAxis;
-  const auto launches = [](const codegen::CastSpec& spec, int64_t tiles, int64_t more) {
-    const QuantizeOperand both[] = {{.rows = tiles * 8, .cols = 2048},
-                                    {.rows = more * 8, .cols = 2048}};
-    return quantize_launches(spec, 132, both);
-  };
-  EXPECT_EQ(launches(tensor, 400, 128), Launches::kOne);
-  EXPECT_EQ(launches(tensor, 512, 64), Launches::kOneEach);
-  EXPECT_EQ(launches(tensor, 1024, 1024), Launches::kOneEach);
-  EXPECT_EQ(launches(tensor, 1056, 1072), Launches::kTwo);
-  EXPECT_EQ(launches(tensor, 576, 1024), Launches::kTwo) << "a few blocks with two tiles";
-  EXPECT_EQ(launches(axis, 512, 64), Launches::kTwo);
-  EXPECT_EQ(launches(axis, 512, 1024), Launches::kOneEach);
+  for (const codegen::CastSpec& spec : {tensor, axis}) {
+    const auto launches = [&](int64_t tiles, int64_t more) {
+      const QuantizeOperand both[] = {{.rows = tiles * 8, .cols = 2048},
+                                      {.rows = more * 8, .cols = 2048}};
+      return quantize_launches(spec, 132, both);
+    };
+    EXPECT_EQ(launches(400, 128), Launches::kOne);
+    EXPECT_EQ(launches(512, 64), Launches::kOne);
+    EXPECT_EQ(launches(1024, 32), Launches::kOne);
+    EXPECT_EQ(launches(1024, 64), Launches::kOneEach);
+    EXPECT_EQ(launches(528, 528), Launches::kOneEach) << "33 rows of tiles are 17 pairs";
+    EXPECT_EQ(launches(1024, 1024), Launches::kOneEach);
+    EXPECT_EQ(launches(1024, 1072), Launches::kTwo);
+  }
 }
 
 TEST(TakesLines, UpTo80TilesInARowAndAColumnOfTiles) {
