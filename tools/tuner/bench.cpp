@@ -176,30 +176,15 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
   std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run(request));
   for (size_t i = 0; i < outcomes.size(); ++i) bench.rows[i].result = outcomes[i].result;
 
-  // By ratios within blocks to one of them: at the power cap a median tells more of when a kernel
-  // ran than of the kernel.
-  const auto timed = [&](size_t i) { return is_timed(bench.rows[i].result); };
-  const auto ratio = [&](size_t i, size_t reference) -> std::optional<PairedRatio> {
-    const Blocks& blocks = outcomes[reference].blocks;
-    if (blocks.empty() || outcomes[i].blocks.size() != blocks.size()) return std::nullopt;
-    return paired_ratio(outcomes[i].blocks, blocks, knobs_.seed);
-  };
-  std::optional<size_t> yardstick;
-  for (size_t i = 0; i < bench.rows.size() && !yardstick; ++i) {
-    if (timed(i)) yardstick = i;
-  }
-  std::vector<double> speed(bench.rows.size());
-  for (size_t i = 0; i < speed.size(); ++i) {
-    if (!timed(i)) continue;
-    const auto ns = [&](size_t row) { return bench.rows[row].result.timing->median_ns; };
-    const auto to = ratio(i, *yardstick);
-    speed[i] = to ? to->ratio : ns(*yardstick) / ns(i);
-  }
+  std::vector<Blocks> blocks;
+  for (SubjectOutcome& outcome : outcomes) blocks.push_back(std::move(outcome.blocks));
+  const std::vector<double> speed = relative_speeds(blocks, knobs_.seed);
   const auto fastest = [&](std::initializer_list<std::string_view> impls) {
     std::optional<size_t> best;
     for (size_t i = 0; i < bench.rows.size(); ++i) {
       if (std::ranges::find(impls, bench.rows[i].subject.impl) == impls.end()) continue;
-      if (timed(i) && (!best || speed[i] > speed[*best])) best = i;
+      if (!is_timed(bench.rows[i].result)) continue;
+      if (!best || speed[i] > speed[*best]) best = i;
     }
     return best;
   };
@@ -218,8 +203,10 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
     return bench;
   }
   bench.no_rival.clear();
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    if (const auto to = ratio(i, *rival)) bench.rows[i].to_rival = *to;
+  const Blocks& reference = blocks[*rival];
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (reference.empty() || blocks[i].size() != reference.size()) continue;
+    bench.rows[i].to_rival = paired_ratio(blocks[i], reference, knobs_.seed);
   }
   return bench;
 }
