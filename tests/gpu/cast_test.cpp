@@ -321,7 +321,7 @@ TEST_P(CastTest, TwoTilesOfABlock) {
   for (const std::vector<Size>& sizes : {std::vector<Size>{{1, 70'000}},
                                          {{70'000, 16}},
                                          {{1921, 4624}},
-                                         {{4624, 1921 / 16 * 16}},
+                                         {{4624, 1920}},
                                          {{3968, 4000}},
                                          {{4000, 3968}},
                                          {{1, 16}, {3000, 3008}, {129, 272}, {260, 400}}}) {
@@ -371,6 +371,7 @@ TEST_P(CastTest, TwoTilesOfABlock) {
     }
     if (HasFailure()) return;
   }
+  EXPECT_TRUE(ran > 0 || context().device().sm_count < 132);
   if (ran == 0) GTEST_SKIP() << "a device with too few SMs";
 }
 

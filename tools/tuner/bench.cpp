@@ -114,6 +114,24 @@ Result<Bench::Screened> Bench::screen_bf16(const Problem& gemm) {
   return bf16_[identity] = screened;
 }
 
+std::optional<size_t> fastest_row(std::span<const BenchRow> rows,
+                                  std::initializer_list<std::string_view> impls) {
+  const bool paired =
+      std::ranges::any_of(rows, [](const BenchRow& row) { return row.result.ratio.has_value(); });
+  const auto speed = [&](size_t i) {
+    const tuning_db::TrialResult& result = rows[i].result;
+    if (!paired) return 1 / result.timing->median_ns;
+    return result.ratio ? result.ratio->ratio : 1;  // the reference itself
+  };
+  std::optional<size_t> best;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (std::ranges::find(impls, rows[i].subject.impl) == impls.end()) continue;
+    if (!is_timed(rows[i].result)) continue;
+    if (!best || speed(i) > speed(*best)) best = i;
+  }
+  return best;
+}
+
 Result<MatmulBench> Bench::matmul(const Problem& problem,
                                   const std::optional<codegen::GemmConfig>& config) {
   MatmulBench bench{.problem = problem, .rows = {}, .failed = {}, .no_rival = {}};
@@ -176,37 +194,25 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
   std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run(request));
   for (size_t i = 0; i < outcomes.size(); ++i) bench.rows[i].result = outcomes[i].result;
 
-  std::vector<Blocks> blocks;
-  for (SubjectOutcome& outcome : outcomes) blocks.push_back(std::move(outcome.blocks));
-  const std::vector<double> speed = relative_speeds(blocks, knobs_.seed);
-  const auto fastest = [&](std::initializer_list<std::string_view> impls) {
-    std::optional<size_t> best;
-    for (size_t i = 0; i < bench.rows.size(); ++i) {
-      if (std::ranges::find(impls, bench.rows[i].subject.impl) == impls.end()) continue;
-      if (!is_timed(bench.rows[i].result)) continue;
-      if (!best || speed[i] > speed[*best]) best = i;
-    }
-    return best;
-  };
   const auto name = [&](std::optional<size_t> row, const char* role) {
     if (row) bench.rows[*row].roles.insert(bench.rows[*row].roles.begin(), role);
   };
-  const std::optional<size_t> rival = fastest({"cublaslt", "cublaslt_tensorwise"});
+  const std::optional<size_t> rival = fastest_row(bench.rows, {"cublaslt", "cublaslt_tensorwise"});
   if (by_axis) {
     name(rival, "rival");
-    name(fastest({"cublaslt_tensorwise"}), "cublaslt tensorwise best");
+    name(fastest_row(bench.rows, {"cublaslt_tensorwise"}), "cublaslt tensorwise best");
   }
-  name(fastest({"cublaslt"}), "cublaslt best");
-  name(fastest({"generated"}), "generated");
+  name(fastest_row(bench.rows, {"cublaslt"}), "cublaslt best");
+  name(fastest_row(bench.rows, {"generated"}), "generated");
   if (!rival) {
     if (bench.no_rival.empty()) bench.no_rival = "none of cuBLASLt's kernels could be measured";
     return bench;
   }
   bench.no_rival.clear();
-  const Blocks& reference = blocks[*rival];
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (reference.empty() || blocks[i].size() != reference.size()) continue;
-    bench.rows[i].to_rival = paired_ratio(blocks[i], reference, knobs_.seed);
+  const Blocks& reference = outcomes[*rival].blocks;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    if (reference.empty() || outcomes[i].blocks.size() != reference.size()) continue;
+    bench.rows[i].to_rival = paired_ratio(outcomes[i].blocks, reference, knobs_.seed);
   }
   return bench;
 }

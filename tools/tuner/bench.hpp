@@ -38,6 +38,12 @@ struct BenchRow {
 
   [[nodiscard]] bool is(std::string_view role) const;
 };
+// The fastest of the rows of one group with these impls: by their ratios to the group's reference,
+// formed within blocks, since at the power cap a median tells more of when a kernel ran than of the
+// kernel; where the reference was not timed, by medians. None where none was timed.
+[[nodiscard]] std::optional<size_t> fastest_row(std::span<const BenchRow> rows,
+                                                std::initializer_list<std::string_view> impls);
+
 // The rival of a generated kernel is cuBLASLt's fastest in the recipe's own scales or, where those
 // are by axis, with one scale for each operand, if that is faster: a user could take it instead.
 struct MatmulBench {

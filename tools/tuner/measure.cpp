@@ -109,19 +109,6 @@ PairedRatio paired_ratio(const Blocks& subject, const Blocks& reference, uint64_
   return {.ratio = centre, .ci = quantiles(statistic, kConfidence, centre)};
 }
 
-std::vector<double> relative_speeds(std::span<const Blocks> group, uint64_t seed) {
-  std::vector<double> speeds(group.size());
-  const auto first =
-      std::ranges::find_if(group, [](const Blocks& blocks) { return !blocks.empty(); });
-  for (size_t i = 0; i < group.size(); ++i) {
-    if (group[i].empty()) continue;
-    speeds[i] = group[i].size() == first->size()
-                    ? paired_ratio(group[i], *first, seed).ratio
-                    : summarize(*first, seed).median / summarize(group[i], seed).median;
-  }
-  return speeds;
-}
-
 Stop should_stop(const StopRule& rule, double elapsed_s, int blocks, double relative_half_width) {
   const bool enough_blocks = blocks >= rule.min_blocks;
   const bool narrow = relative_half_width <= rule.target;

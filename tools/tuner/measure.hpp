@@ -56,11 +56,6 @@ struct PairedRatio {
 [[nodiscard]] PairedRatio paired_ratio(const Blocks& subject, const Blocks& reference,
                                        uint64_t seed, int resamples = kResamples);
 
-// How many times faster each of a group ran than the first of them that has blocks: by ratios
-// within blocks, since at the power cap a median tells more of when a kernel ran than of the
-// kernel. 0 without blocks; one that has others than the first, by medians.
-[[nodiscard]] std::vector<double> relative_speeds(std::span<const Blocks> group, uint64_t seed);
-
 // Measure on until the interval is narrow enough or the time is spent.
 struct StopRule {
   double target = 0.005;  // relative half-width of the interval

@@ -42,6 +42,32 @@ class BenchTest : public GpuBackendTest {
   std::unique_ptr<Bench> bench_;
 };
 
+BenchRow row_of(const char* impl, double median_ns, std::optional<double> ratio,
+                tuning_db::TrialState state = tuning_db::TrialState::kOk) {
+  BenchRow row;
+  row.subject.impl = impl;
+  row.result.state = state;
+  row.result.timing = tuning_db::Timing{.median_ns = median_ns};
+  if (ratio) row.result.ratio = tuning_db::Ratio{.pair_uuid = "", .ratio = *ratio};
+  return row;
+}
+
+TEST(FastestRow, WinsTheBlocks) {
+  std::vector<BenchRow> rows = {row_of("generated", 108, std::nullopt),  // the reference
+                                row_of("generated", 110, 200.0 / 190),   // by median slower
+                                row_of("cublaslt", 90, 0.9), row_of("cublaslt", 95, 0.97),
+                                row_of("cublaslt", 80, 2.0, tuning_db::TrialState::kWrong)};
+  EXPECT_EQ(fastest_row(rows, {"generated"}), 1u);
+  EXPECT_EQ(fastest_row(rows, {"cublaslt"}), 3u) << "who computes wrongly does not count";
+  EXPECT_EQ(fastest_row(rows, {"cublaslt", "generated"}), 1u);
+  EXPECT_EQ(fastest_row(rows, {"cublaslt_tensorwise"}), std::nullopt);
+  rows[1].result.ratio->ratio = 0.99;
+  EXPECT_EQ(fastest_row(rows, {"generated"}), 0u) << "the reference's ratio is 1";
+  for (BenchRow& row : rows) row.result.ratio.reset();
+  EXPECT_EQ(fastest_row(rows, {"generated"}), 0u) << "by medians";
+  EXPECT_EQ(fastest_row(rows, {"cublaslt"}), 2u) << "by medians";
+}
+
 TEST_F(BenchTest, OfARowwiseMatmulTheRivalMayTakeOneScale) {
   const auto rowwise = bench_->matmul(problem(Op::kOutput, "rowwise", {64, 48, 80}), {});
   ASSERT_TRUE(rowwise) << rowwise.error().message;

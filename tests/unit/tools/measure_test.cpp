@@ -111,21 +111,6 @@ TEST(Measure, PairedRatioCancelsALinearDrift) {
   EXPECT_GT(std::abs(150 * (1 + 0.3) / (100 * (1 + 0.1)) - 1.5), 0.2);
 }
 
-TEST(Measure, FasterIsWhoWinsTheBlocks) {
-  const Blocks none;
-  const Blocks a = {{100}, {108}, {200}};
-  const Blocks b = {{90}, {110}, {190}};  // faster in two of three, by median slower
-  const Blocks fewer = {{54}, {54}};
-  const std::vector<double> speeds = relative_speeds(std::vector{none, a, b, fewer, none}, 1);
-  ASSERT_EQ(speeds.size(), 5u);
-  EXPECT_EQ(speeds[0], 0);
-  EXPECT_EQ(speeds[1], 1);
-  EXPECT_NEAR(speeds[2], 200.0 / 190, 1e-9);
-  EXPECT_NEAR(speeds[3], 2, 1e-9) << "by medians";
-  EXPECT_EQ(speeds[4], 0);
-  EXPECT_TRUE(relative_speeds({}, 1).empty());
-}
-
 TEST(Measure, StopsWhenTheIntervalIsNarrow) {
   const StopRule rule{.target = 0.005, .min_s = 0.2, .max_s = 2, .min_blocks = 5};
   EXPECT_TRUE(should_stop(rule, 0.3, 10, 0.004).stop);
