@@ -1,4 +1,5 @@
-// What a context holds. Everything but the kernel map and the table is fixed once it is made.
+// What a context holds. Everything but the kernels, the places of their clusters and the table is
+// fixed once it is made.
 #pragma once
 
 #include <map>
@@ -11,6 +12,7 @@
 #include "codegen/cubin_cache.hpp"
 #include "runtime/context.hpp"
 #include "runtime/cublaslt_api.hpp"
+#include "runtime/dealing.hpp"
 #include "runtime/driver.hpp"
 
 namespace f8::runtime {
@@ -28,6 +30,8 @@ struct Context::State {
   std::mutex kernels_mutex;  // held for look-ups and loading, not while compiling
   std::map<std::string, std::unique_ptr<const Kernel>, std::less<>> kernels;
   std::vector<CUmodule> modules;
+  // Of clusters of two in a grid that takes the whole device. There once such a kernel is.
+  std::optional<PairPlaces> pair_places;
 
   mutable std::mutex table_mutex;
   std::shared_ptr<const TuningTable> table;

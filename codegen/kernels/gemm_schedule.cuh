@@ -34,6 +34,7 @@ struct GemmSchedule {
       units[i] = ((problem.m + kUnitM - 1) / kUnitM) * ((problem.n + kUnitN - 1) / kUnitN);
     }
     worker = blockIdx.x / kClusterSize;
+    if constexpr (kClusterSize == 2) worker = args.places[worker];
     workers = gridDim.x / kClusterSize;
     round = 0;
     rank_m = rank % Config::kClusterM;

@@ -217,6 +217,7 @@ F8_BOTH constexpr i32 square_rows(i32 tile_n) {
 inline constexpr i32 kSquareBytes = 16;
 inline constexpr i32 kOutBufferBytes = 64 * 128;  // 64 rows of 128 bytes of the result
 inline constexpr i32 kMaxProblems = 2;
+inline constexpr i32 kMostPairs = 72;  // clusters of two at once: no Hopper has more than 144 SMs
 
 struct GemmArgs {
   GemmProblem problems[kMaxProblems];
@@ -224,6 +225,8 @@ struct GemmArgs {
   // Two products: how many more tiles of the second one a worker takes that has a tile of the first
   // one less than others.
   u32 extra;
+  // Clusters of two: the worker that each one is, by its index; a permutation of the grid's.
+  u8 places[kMostPairs];
 };
 
 }  // namespace f8::kernels

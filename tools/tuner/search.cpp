@@ -67,31 +67,16 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
     const double clocks = runtime::predicted_clocks(spec, own, device.sm_count);
     candidates.push_back({.spec = spec, .predicted_ns = clocks / ghz, .pruned = {}});
   }
-  const auto family_of = [](const codegen::GemmConfig& config) {
-    codegen::GemmConfig ungrouped = config;
-    ungrouped.group = 0;
-    return codegen::key(ungrouped);
-  };
   std::ranges::stable_sort(candidates, [&](const Generated& x, const Generated& y) {
     if (x.predicted_ns != y.predicted_ns) return x.predicted_ns < y.predicted_ns;
     return codegen::key(x.spec.config) < codegen::key(y.spec.config);
   });
-  // Rasterisation (the group) does not enter the model: of configurations that differ in it alone
-  // one takes part, and all of them where the model ranks them first.
-  constexpr size_t kAllGroupsOfFirst = 2;
-  std::vector<std::string> families;
-  const bool all = keep >= static_cast<int>(candidates.size());
   int kept = 0;
   for (Generated& candidate : candidates) {
-    const std::string family_key = family_of(candidate.spec.config);
-    const auto seen = std::ranges::find(families, family_key);
-    const bool first = seen == families.end();
-    const auto rank = static_cast<size_t>(seen - families.begin());
-    if (first) families.push_back(family_key);
     const bool forced = std::ranges::any_of(also, [&](const runtime::GemmChoice& choice) {
       return choice.provider == Provider::kGenerated && choice.config == candidate.spec.config;
     });
-    if (all || forced || ((first || rank < kAllGroupsOfFirst) && kept < keep)) {
+    if (forced || kept < keep) {
       ++kept;
       continue;
     }

@@ -50,6 +50,7 @@ TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
     const auto choices = *parse_choices(s.config);
     return choices[0].provider == Provider::kCublasLt && p.op == Op::kLinear ? 280e3 : 320e3;
   };
+  request_.knobs.keep = 2;  // else the library is behind more kernels than linears are made of
   ASSERT_TRUE(sweep_all());
   const auto linear = rows(problem(Op::kLinear), "float8").at(0);
   const auto kernels = tuning_db::kernels_of(linear.result.reason);
