@@ -81,7 +81,8 @@ class Context {
   [[nodiscard]] const ContextOptions& options() const;
   [[nodiscard]] Status make_current() const;
 
-  // Emits, compiles or takes from the cache, loads. The kernel lives as long as the context.
+  // Emits, compiles or takes from the cache, loads; allocates and waits, so not while a stream is
+  // captured. The kernel lives as long as the context.
   [[nodiscard]] Result<const Kernel*> kernel(const codegen::KernelSpec& spec);
   // Compiles what the cache lacks of them side by side on `threads` (0: all cores), so that
   // kernel() only loads.
