@@ -32,6 +32,31 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->type_name("COUNT");
 }
 
+void declare_matmul(CLI::App& command, MatmulOptions& options) {
+  declare(command, options);
+  command.add_option("--op", options.op, "output, grad_input or grad_weight")->type_name("OP");
+  CLI::Option* fast =
+      command.add_flag("--fast", options.fast, "accumulate in the tensor core all the way");
+  command.add_flag("--precise", options.precise, "promote to fp32 every 128 of the contraction")
+      ->excludes(fast);
+}
+
+Result<Op> op_of(const MatmulOptions& options) {
+  const Op op = F8_TRY(of_option("--op", parse_op(options.op)));
+  if (op == Op::kLinear) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--op linear: use `float8-tune bench linear` for a whole linear");
+  }
+  return op;
+}
+
+Result<Problem> problem_of(const MatmulOptions& options, Op op, const Recipe& recipe, Shape shape) {
+  Problem problem = F8_TRY(Problem::make(op, recipe, shape));
+  if (options.fast) problem.fast = true;
+  if (options.precise) problem.fast = false;
+  return problem;
+}
+
 Result<std::vector<Recipe>> recipes_of(const BenchOptions& options) {
   std::vector<Recipe> recipes;
   for (const std::string& name : F8_TRY(recipes_of(options.recipes))) {
@@ -108,6 +133,7 @@ void add_bench(CLI::App& app, Program& program) {
   CLI::App* group =
       add_group(app, "bench", "measure kernels and linears against cuBLASLt and bf16");
   add_bench_matmul(*group, program);
+  add_bench_epilogue(*group, program);
   add_bench_linear(*group, program);
 }
 

@@ -1,5 +1,6 @@
 // What the benchmarks share: shapes from the command line or a file, the device and its compilers,
-// the table for other programs. bench_matmul.cpp, bench_linear.cpp and bench_cast.cpp measure.
+// the table for other programs. bench_matmul.cpp, bench_epilogue.cpp, bench_linear.cpp and
+// bench_cast.cpp measure.
 #pragma once
 
 #include <memory>
@@ -26,6 +27,16 @@ struct BenchOptions {
 void declare(CLI::App& command, BenchOptions& options);
 // The recipes that the options name.
 [[nodiscard]] Result<std::vector<Recipe>> recipes_of(const BenchOptions& options);
+
+// Of one of a linear's matmuls.
+struct MatmulOptions : BenchOptions {
+  std::string op = "output";
+  bool fast = false, precise = false;  // neither: as the recipe says
+};
+void declare_matmul(CLI::App& command, MatmulOptions& options);  // and all of declare()
+[[nodiscard]] Result<Op> op_of(const MatmulOptions& options);
+[[nodiscard]] Result<Problem> problem_of(const MatmulOptions& options, Op op, const Recipe& recipe,
+                                         Shape shape);
 
 struct BenchWork {
   std::vector<Shape> shapes;
@@ -63,6 +74,7 @@ struct BenchMachine {
                                       const Global& global);
 
 void add_bench_matmul(CLI::App& group, Program& program);
+void add_bench_epilogue(CLI::App& group, Program& program);
 void add_bench_linear(CLI::App& group, Program& program);  // and bench cast
 
 }  // namespace f8::cli

@@ -5,10 +5,8 @@
 namespace f8::cli {
 namespace {
 
-struct Options : BenchOptions {
-  std::string op = "output";
+struct Options : MatmulOptions {
   std::string config;
-  bool fast = false, precise = false;
 };
 
 constexpr std::array<std::string_view, 19> kColumns = {"problem",
@@ -119,11 +117,7 @@ struct Survey {
 
 Result<int> bench_matmul(const Options& options, const Global& global) {
   const BenchWork work = F8_TRY(work_of(options));
-  const Op op = F8_TRY(of_option("--op", parse_op(options.op)));
-  if (op == Op::kLinear) {
-    return fail(ErrorCode::kInvalidArgument,
-                "--op linear: use `float8-tune bench linear` for a whole linear");
-  }
+  const Op op = F8_TRY(op_of(options));
   std::optional<codegen::GemmConfig> config;
   if (!options.config.empty()) {
     config = F8_TRY(of_option("--config", codegen::parse_gemm_config(options.config)));
@@ -138,9 +132,7 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
     Survey survey;
     bool fast = false;
     for (const Shape shape : work.shapes) {
-      Problem problem = F8_TRY(Problem::make(op, recipe, shape));
-      if (options.fast) problem.fast = true;
-      if (options.precise) problem.fast = false;
+      const Problem problem = F8_TRY(problem_of(options, op, recipe, shape));
       fast = problem.fast;
       Json row = {
           {"problem", problem.key()}, {"m", shape.m},        {"n", shape.n},        {"k", shape.k},
@@ -212,14 +204,9 @@ void add_bench_matmul(CLI::App& group, Program& program) {
   CLI::App* command =
       add_command(group, program, "matmul", "scaled matmuls against cuBLASLt", Needs::kGpu,
                   [matmul, &program] { return bench_matmul(*matmul, program.global); });
-  declare(*command, *matmul);
-  command->add_option("--op", matmul->op, "output, grad_input or grad_weight")->type_name("OP");
+  declare_matmul(*command, *matmul);
   command->add_option("--config", matmul->config, "this generated kernel, not the best of them")
       ->type_name("CONFIG");
-  CLI::Option* fast =
-      command->add_flag("--fast", matmul->fast, "accumulate in the tensor core all the way");
-  command->add_flag("--precise", matmul->precise, "promote to fp32 every 128 of the contraction")
-      ->excludes(fast);
 }
 
 }  // namespace f8::cli

@@ -1,8 +1,56 @@
 #include "tools/tuner/backend.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace f8::tuner {
+
+namespace {
+
+struct Part {
+  std::string_view name;
+  bool Epilogue::*flag;
+};
+constexpr std::array kParts = {Part{"bias", &Epilogue::bias}, Part{"amax", &Epilogue::amax},
+                               Part{"add", &Epilogue::add}};
+constexpr std::string_view kGeneratedWith = "generated+";
+
+}  // namespace
+
+std::string to_string(const Epilogue& epilogue) {
+  std::string text;
+  for (const Part& part : kParts) {
+    if (epilogue.*part.flag) text += fmt::format("{}{}", text.empty() ? "" : "+", part.name);
+  }
+  return text.empty() ? "plain" : text;
+}
+
+Result<Epilogue> parse_epilogue(std::string_view text) {
+  Epilogue epilogue;
+  for (std::string_view rest = text;;) {
+    const size_t plus = rest.find('+');
+    const auto part = std::ranges::find(kParts, rest.substr(0, plus), &Part::name);
+    if (part == kParts.end() || epilogue.*part->flag) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "epilogue \"{}\": want bias, amax or add, each at most once, joined by +", text);
+    }
+    epilogue.*part->flag = true;
+    if (plus == std::string_view::npos) return epilogue;
+    rest.remove_prefix(plus + 1);
+  }
+}
+
+std::string generated_impl(const Epilogue& epilogue) {
+  return epilogue == Epilogue{} ? "generated"
+                                : fmt::format("{}{}", kGeneratedWith, to_string(epilogue));
+}
+
+std::optional<Epilogue> epilogue_of(std::string_view impl) {
+  if (impl == "generated") return Epilogue{};
+  if (!impl.starts_with(kGeneratedWith)) return std::nullopt;
+  const Result<Epilogue> epilogue = parse_epilogue(impl.substr(kGeneratedWith.size()));
+  return epilogue ? std::optional(*epilogue) : std::nullopt;
+}
 
 std::string choices_text(const LinearChoices& choices) {
   std::string text;

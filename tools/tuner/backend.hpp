@@ -21,6 +21,7 @@
 namespace f8::tuner {
 
 // impl   := "generated" | "cublaslt" | "bf16_cublaslt"     of a GEMM
+//         | "generated+" epilogue                          its epilogue does more than write it
 //         | "cublaslt_tensorwise"                          its types, one scale for each operand
 //         | "float8" | "bf16"                              of a linear
 //         | "float8_reused"                                with the weight's copies from before
@@ -30,11 +31,24 @@ namespace f8::tuner {
 //         | choice "," choice "," choice                   of a linear: output, grad_input,
 //                                                          grad_weight
 // choice := "generated:" config | "cublaslt:" config
+// epilogue as Epilogue's text
 struct Subject {
   std::string impl;
   std::string config;
   bool operator==(const Subject&) const = default;
 };
+
+// What a matmul's epilogue does beside scaling and writing: text := part ("+" part)*, part :=
+// "bias" | "amax" | "add" (to what the result held), each once.
+struct Epilogue {
+  bool bias = false, amax = false, add = false;
+  bool operator==(const Epilogue&) const = default;
+};
+[[nodiscard]] std::string to_string(const Epilogue& epilogue);  // "plain" where it does nothing
+[[nodiscard]] Result<Epilogue> parse_epilogue(std::string_view text);
+// As an impl, "generated" or "generated+bias", and back; nothing where it is of another kind.
+[[nodiscard]] std::string generated_impl(const Epilogue& epilogue);
+[[nodiscard]] std::optional<Epilogue> epilogue_of(std::string_view impl);
 
 using LinearChoices = std::array<runtime::GemmChoice, 3>;
 [[nodiscard]] std::string choices_text(const LinearChoices& choices);

@@ -8,6 +8,7 @@ namespace {
 using tuning_db::TrialState;
 
 constexpr int kShareRounds = 15;
+constexpr size_t kFinalists = 3;  // of each kind
 
 bool is_timed(const tuning_db::TrialResult& result) {
   return result.timing && (result.state == TrialState::kOk || result.state == TrialState::kNoisy);
@@ -34,34 +35,45 @@ std::vector<size_t> Bench::Screened::ranked(std::string_view impl) const {
   return order;
 }
 
-// The candidates of one kind. Where the library has none, `why_none` says so.
-Result<std::vector<Subject>> Bench::field(const Problem& gemm, Field which,
-                                          const std::optional<codegen::GemmConfig>& config,
-                                          std::string& why_none) {
-  std::vector<Subject> subjects;
-  if (which == Field::kGenerated) {
-    std::vector<codegen::GemmSpec> specs;
-    if (config) {
-      codegen::GemmSpec spec = F8_TRY(gemm_spec(gemm));
-      spec.config = *config;
-      F8_TRY(codegen::validate(spec));
-      specs.push_back(spec);
-    } else {
-      for (const Generated& candidate :
-           F8_TRY(generated_candidates(gemm, backend_.device(), knobs_.keep))) {
-        if (candidate.pruned.empty()) specs.push_back(candidate.spec);
-      }
-    }
-    for (const codegen::GemmSpec& spec : specs) compiler_.want(spec);
-    for (const codegen::GemmSpec& spec : specs) {
-      // A kernel that does not compile says so again when it is added.
-      (void)compiler_.wait(spec);
-      subjects.push_back({.impl = "generated", .config = codegen::key(spec.config)});
-    }
-    return subjects;
+void Bench::Screened::add_failed(std::vector<BenchRow>& rows) const {
+  for (size_t i = 0; i < subjects.size(); ++i) {
+    if (is_timed(outcomes[i].result)) continue;
+    rows.push_back(
+        {.subject = subjects[i], .roles = {}, .result = outcomes[i].result, .to_rival = {}});
   }
-  const bool bf16 = which == Field::kBf16;
-  const bool one_scale = which == Field::kLibraryOneScale;
+}
+
+Result<std::vector<Subject>> Bench::generated(const Problem& gemm,
+                                              const std::optional<codegen::GemmConfig>& config,
+                                              const Epilogue& epilogue) {
+  std::vector<codegen::GemmSpec> specs;
+  if (config) {
+    codegen::GemmSpec spec = F8_TRY(gemm_spec(gemm, epilogue));
+    spec.config = *config;
+    F8_TRY(codegen::validate(spec));
+    specs.push_back(spec);
+  } else {
+    for (const Generated& candidate :
+         F8_TRY(generated_candidates(gemm, backend_.device(), knobs_.keep, {}, epilogue))) {
+      if (candidate.pruned.empty()) specs.push_back(candidate.spec);
+    }
+  }
+  for (const codegen::GemmSpec& spec : specs) compiler_.want(spec);
+  std::vector<Subject> subjects;
+  for (const codegen::GemmSpec& spec : specs) {
+    // A kernel that does not compile says so again when it is added.
+    (void)compiler_.wait(spec);
+    subjects.push_back({.impl = generated_impl(epilogue), .config = codegen::key(spec.config)});
+  }
+  return subjects;
+}
+
+// cuBLASLt's suggestions. Where it has none, `why_none` says so.
+Result<std::vector<Subject>> Bench::library(const Problem& gemm, Library which,
+                                            std::string& why_none) {
+  std::vector<Subject> subjects;
+  const bool bf16 = which == Library::kBf16;
+  const bool one_scale = which == Library::kOneScale;
   const Result<int> count = backend_.heuristics(one_scale ? with_one_scale(gemm) : gemm, bf16);
   if (!count) {
     if (bf16 || count.error().code == ErrorCode::kCuda) return std::unexpected(count.error());
@@ -99,9 +111,9 @@ Result<Bench::Screened> Bench::screen(const Problem& gemm, std::vector<Subject> 
 
 Result<Bench::Screened> Bench::screen_fp8(const Problem& gemm) {
   std::string none;
-  std::vector<Subject> subjects = F8_TRY(field(gemm, Field::kGenerated, std::nullopt, none));
-  const std::vector<Subject> library = F8_TRY(field(gemm, Field::kLibrary, std::nullopt, none));
-  subjects.insert(subjects.end(), library.begin(), library.end());
+  std::vector<Subject> subjects = F8_TRY(generated(gemm, std::nullopt));
+  const std::vector<Subject> more = F8_TRY(library(gemm, Library::kItsScales, none));
+  subjects.insert(subjects.end(), more.begin(), more.end());
   return screen(gemm, std::move(subjects), "fp8");
 }
 
@@ -109,7 +121,7 @@ Result<Bench::Screened> Bench::screen_bf16(const Problem& gemm) {
   const std::string identity = gemm_identity(gemm, true);
   if (const auto known = bf16_.find(identity); known != bf16_.end()) return known->second;
   std::string none;
-  std::vector<Subject> subjects = F8_TRY(field(gemm, Field::kBf16, std::nullopt, none));
+  std::vector<Subject> subjects = F8_TRY(library(gemm, Library::kBf16, none));
   const Screened screened = F8_TRY(screen(gemm, std::move(subjects), "bf16"));
   return bf16_[identity] = screened;
 }
@@ -135,18 +147,17 @@ std::optional<size_t> fastest_row(std::span<const BenchRow> rows,
 Result<MatmulBench> Bench::matmul(const Problem& problem,
                                   const std::optional<codegen::GemmConfig>& config) {
   MatmulBench bench{.problem = problem, .rows = {}, .failed = {}, .no_rival = {}};
-  std::vector<Subject> subjects = F8_TRY(field(problem, Field::kGenerated, config, bench.no_rival));
+  std::vector<Subject> subjects = F8_TRY(generated(problem, config));
   const bool by_axis = F8_TRY(gemm_desc(problem, false)).scale == codegen::ScaleMode::kAxis;
-  for (const Field which : {Field::kLibrary, Field::kLibraryOneScale}) {
-    if (which == Field::kLibraryOneScale && !by_axis) continue;
-    const std::vector<Subject> more = F8_TRY(field(problem, which, config, bench.no_rival));
+  for (const Library which : {Library::kItsScales, Library::kOneScale}) {
+    if (which == Library::kOneScale && !by_axis) continue;
+    const std::vector<Subject> more = F8_TRY(library(problem, which, bench.no_rival));
     subjects.insert(subjects.end(), more.begin(), more.end());
   }
   const Screened fp8 = F8_TRY(screen(problem, std::move(subjects), "fp8"));
   const Screened bf16 = F8_TRY(screen_bf16(problem));
 
   // The fastest of each kind go to the comparison, which decides between them too.
-  constexpr size_t kFinalists = 3;
   const auto add = [&](const Screened& screened, size_t index, const char* role) {
     const Subject& subject = screened.subjects[index];
     const auto known = std::ranges::find(bench.rows, subject, &BenchRow::subject);
@@ -156,13 +167,7 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
   };
   for (const Screened* screened : {&fp8, &bf16}) {
     bench.screened += static_cast<int>(screened->subjects.size());
-    for (size_t i = 0; i < screened->subjects.size(); ++i) {
-      if (is_timed(screened->outcomes[i].result)) continue;
-      bench.failed.push_back({.subject = screened->subjects[i],
-                              .roles = {},
-                              .result = screened->outcomes[i].result,
-                              .to_rival = {}});
-    }
+    screened->add_failed(bench.failed);
     for (const char* impl : {"generated", "cublaslt", "cublaslt_tensorwise"}) {
       const std::vector<size_t> ranked = screened->ranked(impl);
       for (size_t i = 0; i < std::min(kFinalists, ranked.size()); ++i) {
@@ -178,22 +183,7 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
   }
   if (bench.rows.empty()) return bench;
 
-  GroupRequest request{.problem = problem,
-                       .subjects = {},
-                       .reference = bench.rows.size() > 1 ? 0 : -1,
-                       .batch_us = 400,
-                       .stop = {.target = knobs_.max_ci,
-                                .min_s = knobs_.final_s / 4,
-                                .max_s = knobs_.final_s,
-                                .min_blocks = 8},
-                       .drop_above = 0,
-                       .warm_s = knobs_.warm_s,
-                       .seed = knobs_.seed};
-  for (const BenchRow& row : bench.rows) request.subjects.push_back(row.subject);
-  progress_(fmt::format("comparing {} kernels for {}", request.subjects.size(), problem.key()));
-  std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run(request));
-  for (size_t i = 0; i < outcomes.size(); ++i) bench.rows[i].result = outcomes[i].result;
-
+  const std::vector<SubjectOutcome> outcomes = F8_TRY(compare(problem, bench.rows));
   const auto name = [&](std::optional<size_t> row, const char* role) {
     if (row) bench.rows[*row].roles.insert(bench.rows[*row].roles.begin(), role);
   };
@@ -213,6 +203,59 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
   for (size_t i = 0; i < outcomes.size(); ++i) {
     if (reference.empty() || outcomes[i].blocks.size() != reference.size()) continue;
     bench.rows[i].to_rival = paired_ratio(outcomes[i].blocks, reference, knobs_.seed);
+  }
+  return bench;
+}
+
+Result<std::vector<SubjectOutcome>> Bench::compare(const Problem& gemm,
+                                                   std::vector<BenchRow>& rows) {
+  GroupRequest request{.problem = gemm,
+                       .subjects = {},
+                       .reference = rows.size() > 1 ? 0 : -1,
+                       .batch_us = 400,
+                       .stop = {.target = knobs_.max_ci,
+                                .min_s = knobs_.final_s / 4,
+                                .max_s = knobs_.final_s,
+                                .min_blocks = 8},
+                       .drop_above = 0,
+                       .warm_s = knobs_.warm_s,
+                       .seed = knobs_.seed};
+  for (const BenchRow& row : rows) request.subjects.push_back(row.subject);
+  progress_(fmt::format("comparing {} kernels for {}", rows.size(), gemm.key()));
+  std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run(request));
+  for (size_t i = 0; i < outcomes.size(); ++i) rows[i].result = outcomes[i].result;
+  return outcomes;
+}
+
+Result<EpilogueBench> Bench::epilogues(const Problem& problem,
+                                       std::span<const Epilogue> epilogues) {
+  EpilogueBench bench{.problem = problem, .rows = {}, .failed = {}, .costs = {}};
+  std::vector<Epilogue> all = {Epilogue{}};
+  for (const Epilogue& epilogue : epilogues) {
+    if (std::ranges::find(all, epilogue) == all.end()) all.push_back(epilogue);
+  }
+  for (const Epilogue& epilogue : all) {
+    const std::vector<Subject> subjects = F8_TRY(generated(problem, std::nullopt, epilogue));
+    const Screened screened = F8_TRY(screen(problem, subjects, to_string(epilogue).c_str()));
+    screened.add_failed(bench.failed);
+    const std::vector<size_t> ranked = screened.ranked(generated_impl(epilogue));
+    for (size_t i = 0; i < std::min(kFinalists, ranked.size()); ++i) {
+      bench.rows.emplace_back().subject = screened.subjects[ranked[i]];
+    }
+  }
+  if (bench.rows.empty()) return bench;
+  const std::vector<SubjectOutcome> outcomes = F8_TRY(compare(problem, bench.rows));
+  const std::optional<size_t> plain = fastest_row(bench.rows, {generated_impl({})});
+  for (const Epilogue& epilogue : all) {
+    const auto row = fastest_row(bench.rows, {generated_impl(epilogue)});
+    if (!row) continue;
+    bench.rows[*row].roles.push_back(to_string(epilogue));
+    EpilogueCost cost{.epilogue = epilogue, .row = *row, .over_plain = {}};
+    if (plain && !outcomes[*row].blocks.empty() &&
+        outcomes[*row].blocks.size() == outcomes[*plain].blocks.size()) {
+      cost.over_plain = paired_ratio(outcomes[*plain].blocks, outcomes[*row].blocks, knobs_.seed);
+    }
+    bench.costs.push_back(cost);
   }
   return bench;
 }

@@ -56,6 +56,19 @@ struct MatmulBench {
   [[nodiscard]] const BenchRow* row(std::string_view role) const;  // null: none has it
 };
 
+// What epilogues cost: the fastest kernel with each against the fastest plain one of the same run.
+struct EpilogueCost {
+  Epilogue epilogue;
+  size_t row = 0;
+  std::optional<PairedRatio> over_plain;  // time of this one over the plain one's
+};
+struct EpilogueBench {
+  Problem problem;
+  std::vector<BenchRow> rows;       // all that were compared
+  std::vector<BenchRow> failed;     // candidates that could not be measured, with the reason
+  std::vector<EpilogueCost> costs;  // plain first; none of those of which no kernel was measured
+};
+
 struct KernelShare {
   std::string name;
   double ns = 0;
@@ -96,6 +109,9 @@ class Bench {
   // `config`: this generated kernel instead of the best of the candidates.
   [[nodiscard]] Result<MatmulBench> matmul(const Problem& problem,
                                            const std::optional<codegen::GemmConfig>& config);
+  // Plain and each of `epilogues`, of generated kernels; the result is of problem.d.
+  [[nodiscard]] Result<EpilogueBench> epilogues(const Problem& problem,
+                                                std::span<const Epilogue> epilogues);
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
   [[nodiscard]] Result<CastBench> casts(const Recipe& recipe,
@@ -107,15 +123,21 @@ class Bench {
     std::vector<SubjectOutcome> outcomes;
     // Of `impl`, fastest first, those that were timed.
     [[nodiscard]] std::vector<size_t> ranked(std::string_view impl) const;
+    void add_failed(std::vector<BenchRow>& rows) const;  // those that were not
   };
-  enum class Field { kGenerated, kLibrary, kLibraryOneScale, kBf16 };
-  [[nodiscard]] Result<std::vector<Subject>> field(const Problem& gemm, Field which,
-                                                   const std::optional<codegen::GemmConfig>& config,
-                                                   std::string& why_none);
+  enum class Library { kItsScales, kOneScale, kBf16 };
+  [[nodiscard]] Result<std::vector<Subject>> generated(
+      const Problem& gemm, const std::optional<codegen::GemmConfig>& config,
+      const Epilogue& epilogue = {});
+  [[nodiscard]] Result<std::vector<Subject>> library(const Problem& gemm, Library which,
+                                                     std::string& why_none);
   [[nodiscard]] Result<Screened> screen(const Problem& gemm, std::vector<Subject> subjects,
                                         const char* what);
   [[nodiscard]] Result<Screened> screen_fp8(const Problem& gemm);
   [[nodiscard]] Result<Screened> screen_bf16(const Problem& gemm);
+  // The rows' subjects in one group, the first one the reference; sets their results.
+  [[nodiscard]] Result<std::vector<SubjectOutcome>> compare(const Problem& gemm,
+                                                            std::vector<BenchRow>& rows);
   [[nodiscard]] Result<std::vector<KernelShare>> shares(int subject);
 
   GpuBackend& backend_;

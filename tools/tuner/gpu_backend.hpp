@@ -102,6 +102,8 @@ class GpuBackend final : public Backend {
     std::vector<runtime::BackwardCall> backward;
     std::function<Status()> prime;  // runs once, before the first launch
     int64_t contraction = 0;        // of a GEMM: as far as the provider reads
+    std::vector<float> bias;        // of a GEMM's columns, where it adds one
+    CUdeviceptr amax = 0;           // of its result, where it leaves one
   };
   // Sampled elements of a result, in fp64 from the host's copy of the operands.
   struct Reference {
@@ -126,6 +128,8 @@ class GpuBackend final : public Backend {
   [[nodiscard]] static Scales make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
                                           int64_t contraction, int period, bool pow2);
   [[nodiscard]] Result<Built> add_gemm(const Subject& subject);
+  [[nodiscard]] Status add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
+                                    runtime::GemmCall& call);
   [[nodiscard]] Result<Built> add_float8(const Subject& subject);
   [[nodiscard]] Result<Built> add_bf16(const Subject& subject);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
@@ -138,8 +142,13 @@ class GpuBackend final : public Backend {
   [[nodiscard]] Status add_weight_caches(Timed& timed);
 
   [[nodiscard]] Reference gemm_reference(Operands operands, int64_t contraction) const;
-  [[nodiscard]] Status check_output(CUdeviceptr d, int64_t row_length, const Reference& reference,
-                                    double tolerance, const char* name, Check& check);
+  [[nodiscard]] Status check_output(CUdeviceptr d, Dtype type, int64_t row_length,
+                                    const Reference& reference, double tolerance, const char* name,
+                                    Check& check);
+  [[nodiscard]] Result<std::vector<float>> read(CUdeviceptr from, Dtype type, int64_t count);
+  [[nodiscard]] Status run_once(Timed& timed);
+  [[nodiscard]] Result<Check> verify_gemm(Timed& timed);
+  [[nodiscard]] Status check_amax(const Timed& timed, CUdeviceptr d, float held, Check& check);
   [[nodiscard]] Status launch_once(Timed& timed, size_t set);
   [[nodiscard]] Result<CUgraphExec> capture(Timed& timed, size_t first_set);
 

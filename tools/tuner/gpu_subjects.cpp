@@ -40,7 +40,7 @@ Result<Built> GpuBackend::add(const Subject& subject) {
   if (weights_ != nullptr) {
     built = add_casts(subject);
   } else if (!linear &&
-             (subject.impl == "generated" || subject.impl == "cublaslt" ||
+             (epilogue_of(subject.impl) || subject.impl == "cublaslt" ||
               subject.impl == "cublaslt_tensorwise" || subject.impl == "bf16_cublaslt")) {
     built = add_gemm(subject);
   } else if (linear && (subject.impl == "float8" || subject.impl == "float8_reused")) {
@@ -58,8 +58,9 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
                                                                     : Operands::kFp8;
   const bool bf16 = operands == Operands::kBf16;
   const bool one_scale = operands == Operands::kFp8OneScale;
+  const Epilogue epilogue = epilogue_of(subject.impl).value_or(Epilogue{});
   const runtime::GemmDesc desc =
-      F8_TRY(gemm_desc(one_scale ? with_one_scale(problem_) : problem_, bf16));
+      F8_TRY(gemm_desc(one_scale ? with_one_scale(problem_) : problem_, bf16, epilogue));
   const runtime::GemmChoice choice = F8_TRY(to_choice(subject));
   const auto plan = F8_TRY(runtime::GemmPlan::create(context_, desc, choice));
   F8_TRY(bf16 ? carve_bf16() : carve_fp8());
@@ -70,14 +71,15 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
   timed.operands = operands;
   timed.contraction =
       !bf16 && choice.provider == Provider::kCublasLt ? runtime::padded(own_.k) : own_.k;
+  runtime::GemmCall call{.inv_scale_a = bf16 ? nullptr : scale_a_.data,
+                         .inv_scale_b = bf16 ? nullptr : scale_b_.data,
+                         .m = problem_.shape.m};
+  F8_TRY(add_epilogue(desc, timed, call));
   void* workspace = mutable_pointer(workspaces_.back().address());
   for (const GemmSet& set : bf16 ? bf16_sets_ : fp8_sets_) {
-    const runtime::GemmCall call{.a = set.a.data,
-                                 .b = set.b.data,
-                                 .d = mutable_pointer(set.d),
-                                 .inv_scale_a = bf16 ? nullptr : scale_a_.data,
-                                 .inv_scale_b = bf16 ? nullptr : scale_b_.data,
-                                 .m = problem_.shape.m};
+    call.a = set.a.data;
+    call.b = set.b.data;
+    call.d = mutable_pointer(set.d);
     timed.launch.emplace_back([plan, call, workspace](runtime::Stream stream) {
       return plan->run(call, workspace, stream);
     });
@@ -96,6 +98,38 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
   }
   timed_.push_back(std::move(timed));
   return built;
+}
+
+// A bias that differs from column to column, and a word for the amax.
+Status GpuBackend::add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
+                                runtime::GemmCall& call) {
+  if (desc.bias) {
+    std::vector<uint8_t> bytes;
+    for (int64_t j = 0; j < own_.n; ++j) {
+      const float value = 0.25F * static_cast<float>(j % 9 - 4);  // exact in every type
+      timed.bias.push_back(value);
+      const auto append = [&](auto bits) {
+        const auto* first = reinterpret_cast<const uint8_t*>(&bits);
+        bytes.insert(bytes.end(), first, first + sizeof bits);
+      };
+      if (desc.d == Dtype::kF32) {
+        append(value);
+      } else {
+        append(desc.d == Dtype::kBf16 ? encode_bf16(value) : encode_f16(value));
+      }
+    }
+    buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, bytes.size(), "a bias")));
+    const CUdeviceptr at = buffers_.back().address();
+    F8_TRY(driver_.check(driver_.memcpy_htod(at, bytes.data(), bytes.size()), "cuMemcpyHtoD"));
+    F8_TRY(driver_.check(driver_.stream_synchronize(nullptr), "cuStreamSynchronize"));
+    call.bias = pointer(at);
+  }
+  if (desc.amax) {
+    buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, sizeof(uint32_t), "an amax")));
+    timed.amax = buffers_.back().address();
+    call.amax = reinterpret_cast<uint32_t*>(timed.amax);
+  }
+  return {};
 }
 
 Result<Built> GpuBackend::add_float8(const Subject& subject) {

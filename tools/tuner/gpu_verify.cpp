@@ -2,6 +2,7 @@
 // the host knows, and whole sampled rows for elements that were never written.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "recipes/dtype.hpp"
 #include "tools/tuner/gpu_backend.hpp"
@@ -90,26 +91,42 @@ GpuBackend::Reference GpuBackend::gemm_reference(Operands operands, int64_t cont
   return reference;
 }
 
-Status GpuBackend::check_output(CUdeviceptr d, int64_t row_length, const Reference& reference,
-                                double tolerance, const char* name, Check& check) {
-  std::vector<uint16_t> row(static_cast<size_t>(row_length));
+Result<std::vector<float>> GpuBackend::read(CUdeviceptr from, Dtype type, int64_t count) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(count) * size_bytes(type));
+  F8_TRY(driver_.check(driver_.memcpy_dtoh(bytes.data(), from, bytes.size()), "cuMemcpyDtoH"));
+  std::vector<float> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t half = 0;
+    if (type == Dtype::kF32) {
+      std::memcpy(&values[i], &bytes[i * sizeof(float)], sizeof(float));
+    } else {
+      std::memcpy(&half, &bytes[i * sizeof half], sizeof half);
+      values[i] = type == Dtype::kBf16 ? decode_bf16(half) : decode_f16(half);
+    }
+  }
+  return values;
+}
+
+Status GpuBackend::check_output(CUdeviceptr d, Dtype type, int64_t row_length,
+                                const Reference& reference, double tolerance, const char* name,
+                                Check& check) {
   double error = 0;
   double norm = 0;
   double worst = -1;
   std::string worst_text;
   size_t at = 0;
+  const size_t bytes = static_cast<size_t>(row_length) * size_bytes(type);
   for (const int64_t i : reference.rows) {
-    const size_t bytes = row.size() * sizeof(uint16_t);
-    F8_TRY(driver_.check(driver_.memcpy_dtoh(row.data(), d + static_cast<size_t>(i) * bytes, bytes),
-                         "cuMemcpyDtoH"));
+    const std::vector<float> row =
+        F8_TRY(read(d + static_cast<size_t>(i) * bytes, type, row_length));
     for (size_t j = 0; j < row.size() && check.right; ++j) {
-      if (std::isfinite(decode_bf16(row[j]))) continue;
+      if (std::isfinite(row[j])) continue;
       check.right = false;
       check.what = fmt::format("{}[{}][{}] is not finite: not written, or overflowed", name, i, j);
     }
     for (const int64_t j : reference.cols) {
       const double want = reference.values[at++];
-      const double got = decode_bf16(row[static_cast<size_t>(j)]);
+      const double got = row[static_cast<size_t>(j)];
       const double off = std::abs(got - want);
       error += off * off;
       norm += want * want;
@@ -130,6 +147,66 @@ Status GpuBackend::check_output(CUdeviceptr d, int64_t row_length, const Referen
   return {};
 }
 
+// Of the whole product, as the kernel has it before it is rounded and added to `held`.
+Status GpuBackend::check_amax(const Timed& timed, CUdeviceptr d, float held, Check& check) {
+  float most = 0;
+  for (int64_t i = 0; i < own_.m; ++i) {
+    const size_t at = static_cast<size_t>(i * own_.n) * size_bytes(problem_.d);
+    for (const float value : F8_TRY(read(d + at, problem_.d, own_.n))) {
+      most = std::max(most, std::abs(value - held));
+    }
+  }
+  const float amax = F8_TRY(read(timed.amax, Dtype::kF32, 1)).front();
+  if (!check.right || std::abs(amax - most) <= kPreciseTolerance * most) return {};
+  check.right = false;
+  check.what = fmt::format("the amax is {:.6g}, that of the product is {:.6g}", amax, most);
+  return {};
+}
+
+// What is added to what the result held is added to ones.
+Result<Check> GpuBackend::verify_gemm(Timed& timed) {
+  const Epilogue epilogue = epilogue_of(timed.subject.impl).value_or(Epilogue{});
+  const CUdeviceptr d = outputs_.front();
+  const auto elements = static_cast<size_t>(own_.m * own_.n);
+  const bool wide = problem_.d == Dtype::kF32;
+  const uint32_t ones = wide ? 0x3F800000 : problem_.d == Dtype::kBf16 ? 0x3F803F80 : 0x3C003C00;
+  F8_TRY(epilogue.add ? driver_.check(driver_.memset_d32_async(
+                                          d, ones, wide ? elements : elements / 2, stream_),
+                                      "cuMemsetD32Async")
+                      : driver_.check(driver_.memset_d8_async(
+                                          d, kPoison, elements * size_bytes(problem_.d), stream_),
+                                      "cuMemsetD8Async"));
+  if (epilogue.amax) {
+    F8_TRY(driver_.check(driver_.memset_d8_async(timed.amax, 0, sizeof(uint32_t), stream_),
+                         "cuMemsetD8Async"));
+  }
+  if (const Status ran = run_once(timed); !ran) return triage(ran.error());
+  const auto key = std::pair{timed.operands, timed.contraction};
+  if (!references_.contains(key)) {
+    references_[key] = gemm_reference(timed.operands, timed.contraction);
+  }
+  Reference reference = references_[key];
+  size_t at = 0;
+  for (size_t i = 0; i < reference.rows.size(); ++i) {
+    for (const int64_t j : reference.cols) {
+      if (epilogue.bias) reference.values[at] += timed.bias[static_cast<size_t>(j)];
+      if (epilogue.add) reference.values[at] += 1;
+      ++at;
+    }
+  }
+  const bool bf16 = timed.operands == Operands::kBf16;
+  const double tolerance = !bf16 && problem_.fast ? kFastTolerance : kPreciseTolerance;
+  Check check;
+  F8_TRY(check_output(d, problem_.d, own_.n, reference, tolerance, "d", check));
+  if (epilogue.amax) F8_TRY(check_amax(timed, d, epilogue.add ? 1.0F : 0.0F, check));
+  return check;
+}
+
+Status GpuBackend::run_once(Timed& timed) {
+  F8_TRY(launch_once(timed, 0));
+  return driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+}
+
 Result<Check> GpuBackend::verify(int subject) {
   Timed& timed = timed_[static_cast<size_t>(subject)];
   if (weights_ != nullptr) return verify_casts(timed);
@@ -141,30 +218,15 @@ Result<Check> GpuBackend::verify(int subject) {
   if (timed.prime) {
     if (const Status primed = timed.prime(); !primed) return triage(primed.error());
   }
-  const auto run = [&]() -> Status {
-    F8_TRY(launch_once(timed, 0));
-    return driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
-  };
+  if (problem_.op != Op::kLinear) return verify_gemm(timed);
+
   Check check;
   const auto [m, n, k] = problem_.shape;
-  if (problem_.op != Op::kLinear) {
-    const bool bf16 = timed.operands == Operands::kBf16;
-    F8_TRY(poison(outputs_.front(), own_.m * own_.n));
-    if (const Status ran = run(); !ran) return triage(ran.error());
-    const auto key = std::pair{timed.operands, timed.contraction};
-    if (!references_.contains(key)) {
-      references_[key] = gemm_reference(timed.operands, timed.contraction);
-    }
-    const double tolerance = !bf16 && problem_.fast ? kFastTolerance : kPreciseTolerance;
-    F8_TRY(check_output(outputs_.front(), own_.n, references_[key], tolerance, "d", check));
-    return check;
-  }
-
   const LinearSet& set = linear_sets_.front();
   F8_TRY(poison(set.y, m * n));
   F8_TRY(poison(set.dx, m * k));
   F8_TRY(poison(set.dw, n * k));
-  if (const Status ran = run(); !ran) return triage(ran.error());
+  if (const Status ran = run_once(timed); !ran) return triage(ran.error());
   const auto x = [&](int64_t i, int64_t j) { return set.x.value(i * k + j); };
   const auto w = [&](int64_t i, int64_t j) { return set.w.value(i * k + j); };
   const auto dy = [&](int64_t i, int64_t j) { return set.dy.value(i * n + j); };
@@ -184,7 +246,7 @@ Result<Check> GpuBackend::verify(int subject) {
       reference.values = products(reference.rows, reference.cols, contraction, a, b);
       references_[key] = std::move(reference);
     }
-    return check_output(d, cols, references_[key], tolerance, name, check);
+    return check_output(d, Dtype::kBf16, cols, references_[key], tolerance, name, check);
   };
   F8_TRY(compare(0, set.y, "y", m, n, k, x, w));
   F8_TRY(compare(1, set.dx, "dx", m, k, n, dy, transposed(w)));

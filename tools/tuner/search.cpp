@@ -15,7 +15,7 @@ constexpr double kSettledClock = 0.75;
 
 }  // namespace
 
-Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16) {
+Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epilogue& epilogue) {
   if (problem.op == Op::kLinear) {
     return fail(ErrorCode::kUnsupported, "{} is three GEMMs", problem.key());
   }
@@ -42,6 +42,9 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16) {
   desc.b = problem.b;
   desc.d = problem.d;
   desc.fast = problem.fast;
+  desc.bias |= epilogue.bias;
+  desc.amax |= epilogue.amax;
+  desc.add |= epilogue.add;
   return desc;
 }
 
@@ -50,14 +53,15 @@ Problem with_one_scale(Problem problem) {
   return problem;
 }
 
-Result<codegen::GemmSpec> gemm_spec(const Problem& problem) {
-  return runtime::gemm_spec(F8_TRY(gemm_desc(problem, false)), {});
+Result<codegen::GemmSpec> gemm_spec(const Problem& problem, const Epilogue& epilogue) {
+  return runtime::gemm_spec(F8_TRY(gemm_desc(problem, false, epilogue)), {});
 }
 
 Result<std::vector<Generated>> generated_candidates(const Problem& problem,
                                                     const runtime::DeviceInfo& device, int keep,
-                                                    std::span<const runtime::GemmChoice> also) {
-  const codegen::GemmSpec family = F8_TRY(gemm_spec(problem));
+                                                    std::span<const runtime::GemmChoice> also,
+                                                    const Epilogue& epilogue) {
+  const codegen::GemmSpec family = F8_TRY(gemm_spec(problem, epilogue));
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
   const double ghz = kSettledClock * std::max(device.sm_clock_max_mhz, 1) / 1e3;
   std::vector<Generated> candidates;
@@ -138,7 +142,7 @@ Subject to_subject(const runtime::GemmChoice& choice) {
 
 Result<runtime::GemmChoice> to_choice(const Subject& subject) {
   return runtime::parse_choice(
-      subject.impl == "generated" ? Provider::kGenerated : Provider::kCublasLt, subject.config);
+      epilogue_of(subject.impl) ? Provider::kGenerated : Provider::kCublasLt, subject.config);
 }
 
 Result<Subject> to_subject(const tuning_db::Candidate& candidate) {

@@ -17,11 +17,13 @@ namespace f8::tuner {
 // The product that a problem is, in its recipe's fp8 types or, as its bf16 twin, in bf16.
 // kUnsupported where there is none: a linear; in fp8 a GEMM that the recipe leaves in bf16, or
 // scales that no kernel has.
-[[nodiscard]] Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16);
+[[nodiscard]] Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16,
+                                                  const Epilogue& epilogue = {});
 // The same types and accumulation with one scale for each operand.
 [[nodiscard]] Problem with_one_scale(Problem problem);
 // The kernel family that a problem needs; its config is not set.
-[[nodiscard]] Result<codegen::GemmSpec> gemm_spec(const Problem& problem);
+[[nodiscard]] Result<codegen::GemmSpec> gemm_spec(const Problem& problem,
+                                                  const Epilogue& epilogue = {});
 
 struct Generated {
   codegen::GemmSpec spec;
@@ -31,7 +33,7 @@ struct Generated {
 // Best first by the model. `keep` are measured, and those of `also` that are generated.
 [[nodiscard]] Result<std::vector<Generated>> generated_candidates(
     const Problem& problem, const runtime::DeviceInfo& device, int keep,
-    std::span<const runtime::GemmChoice> also = {});
+    std::span<const runtime::GemmChoice> also = {}, const Epilogue& epilogue = {});
 
 // What a plan takes without a search, each once: the cost model's choice, the table's.
 [[nodiscard]] Result<std::vector<runtime::GemmChoice>> prior_choices(

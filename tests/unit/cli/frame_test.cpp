@@ -24,12 +24,27 @@ TEST(Frame, HelpAndVersionAreData) {
 
 TEST(Frame, EveryCommandTakesTheCommonOptions) {
   const Tool tool;
-  for (const Words& words :
-       {Words{"query"},    {"filter"},      {"thresholds"},      {"explain"},
-        {"emit"},          {"prewarm"},     {"doctor"},          {"plan"},
-        {"sweep"},         {"resume"},      {"bench", "matmul"}, {"bench", "linear"},
-        {"bench", "cast"}, {"db", "info"},  {"db", "check"},     {"db", "schema"},
-        {"db", "migrate"}, {"db", "merge"}, {"db", "export"},    {"db", "import"}}) {
+  for (const Words& words : {Words{"query"},
+                             {"filter"},
+                             {"thresholds"},
+                             {"explain"},
+                             {"emit"},
+                             {"prewarm"},
+                             {"doctor"},
+                             {"plan"},
+                             {"sweep"},
+                             {"resume"},
+                             {"bench", "matmul"},
+                             {"bench", "linear"},
+                             {"bench", "epilogue"},
+                             {"bench", "cast"},
+                             {"db", "info"},
+                             {"db", "check"},
+                             {"db", "schema"},
+                             {"db", "migrate"},
+                             {"db", "merge"},
+                             {"db", "export"},
+                             {"db", "import"}}) {
     Words help = words;
     help.emplace_back("--help");
     const Outcome outcome = tool(help);

@@ -115,13 +115,30 @@ TEST(Bench, RefusesBadInputBeforeItLooksForADevice) {
   const Tool tool;
   const std::string no_columns = tool.write("columns.csv", "a,b,c\n1,2,3\n");
   const std::string bad_shape = tool.write("shape.csv", "m,n,k\n16,16,16\n16,16,15\n");
-  for (const char* command : {"matmul", "linear", "cast"}) {
+  for (const char* command : {"matmul", "epilogue", "linear", "cast"}) {
     tool.expect_refused(1, {"bench", command}, {"--mnk", "--shapes"});
     tool.expect_refused(1, {"bench", command, "--shapes", "nowhere.csv"}, {"nowhere.csv"});
     tool.expect_refused(1, {"bench", command, "--shapes", no_columns}, {"line 1", "no column m"});
     tool.expect_refused(1, {"bench", command, "--shapes", bad_shape}, {"line 3", "k"});
     tool.expect_refused(1, {"bench", command, "--mnk", "64,64,64", "--recipe", "rowwise,none"},
                         {"--recipe", "none"});
+  }
+}
+
+TEST(Bench, EpiloguesAreCheckedBeforeItLooksForADevice) {
+  const Tool tool;
+  for (const char* list : {"", "bias,", "scale", "bias+", "bias+bias", "plain", "bias, amax"}) {
+    tool.expect_refused(1, {"bench", "epilogue", "--mnk", "64,64,64", "--epilogue", list},
+                        {"--epilogue"});
+  }
+  for (const char* type : {"e4m3", "int8", ""}) {
+    tool.expect_refused(1, {"bench", "epilogue", "--mnk", "64,64,64", "--type", type}, {"--type"});
+  }
+  for (const char* command : {"matmul", "epilogue"}) {
+    tool.expect_refused(1, {"bench", command, "--mnk", "64,64,64", "--op", "linear"},
+                        {"--op linear", "bench linear"});
+    tool.expect_refused(1, {"bench", command, "--mnk", "64,64,64", "--fast", "--precise"},
+                        {"--fast", "--precise"});
   }
 }
 
@@ -147,6 +164,7 @@ TEST(Measuring, WithoutAGpuSaysWhatWorksWithout) {
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"sweep", "--mnk", "64,64,64", "--db", "new.f8db"},
         {"bench", "matmul", "--mnk", "64,64,64"},
+        {"bench", "epilogue", "--mnk", "64,64,64", "--type", "f32"},
         {"bench", "linear", "--mnk", "64,64,64", "--recipe", "rowwise"},
         {"bench", "cast", "--mnk", "64,64,64"},
         {"bench", "cast", "--list", "4096,4096*4;1024,4096", "--recipe", "rowwise"}}) {

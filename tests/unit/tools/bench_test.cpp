@@ -87,6 +87,45 @@ TEST_F(BenchTest, OfARowwiseMatmulTheRivalMayTakeOneScale) {
   EXPECT_NE(tensorwise->row("cublaslt best"), nullptr);
 }
 
+TEST(Epilogues, AreReadAsTheyAreWritten) {
+  for (const char* text : {"bias", "amax", "add", "bias+amax", "bias+add", "bias+amax+add"}) {
+    const auto epilogue = parse_epilogue(text);
+    ASSERT_TRUE(epilogue) << text;
+    EXPECT_EQ(to_string(*epilogue), text);
+    EXPECT_EQ(epilogue_of(generated_impl(*epilogue)), *epilogue);
+  }
+  EXPECT_EQ(parse_epilogue("amax+bias").value(), parse_epilogue("bias+amax").value());
+  EXPECT_EQ(generated_impl({}), "generated");
+  EXPECT_EQ(epilogue_of("generated"), Epilogue{});
+  for (const char* impl : {"generated+", "generated+plain", "cublaslt", "generatedbias"}) {
+    EXPECT_EQ(epilogue_of(impl), std::nullopt) << impl;
+  }
+  for (const char* text : {"", "plain", "bias+", "+bias", "bias+bias", "bias,amax"}) {
+    EXPECT_FALSE(parse_epilogue(text)) << text;
+  }
+}
+
+TEST_F(BenchTest, EpiloguesAreComparedWithTheFastestPlainKernel) {
+  Problem p = problem(Op::kGradWeight, "tensorwise", {64, 48, 80});
+  p.d = Dtype::kF32;
+  const std::vector<Epilogue> wanted = {{.bias = true}, {.add = true}, {}, {.bias = true}};
+  const auto bench = bench_->epilogues(p, wanted);
+  ASSERT_TRUE(bench) << bench.error().message;
+  EXPECT_TRUE(bench->failed.empty()) << bench->failed.front().result.reason;
+  EXPECT_EQ(bench->rows.size(), 9u) << "three of each";
+  ASSERT_EQ(bench->costs.size(), 3u) << "plain, bias, add";
+  EXPECT_EQ(bench->costs[0].epilogue, Epilogue{});
+  EXPECT_EQ(bench->costs[1].epilogue, (Epilogue{.bias = true}));
+  EXPECT_EQ(bench->costs[2].epilogue, (Epilogue{.add = true}));
+  for (const EpilogueCost& cost : bench->costs) {
+    const BenchRow& row = bench->rows[cost.row];
+    EXPECT_EQ(row.subject.impl, generated_impl(cost.epilogue));
+    EXPECT_TRUE(row.is(to_string(cost.epilogue)));
+    ASSERT_TRUE(cost.over_plain);
+    EXPECT_NEAR(cost.over_plain->ratio, 1, 1e-6) << "every launch takes the same here";
+  }
+}
+
 TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
   const Problem p = problem(Op::kLinear, "tensorwise", {64, 48, 80});
   const auto searched = bench_->linear(p, true, false);

@@ -29,7 +29,7 @@ struct Fakes {
   std::vector<size_t> launches_of_graph;  // by graph
   size_t launches_before = 0;
   bool one_scale = false;  // what is copied to the device in a few bytes is its first float, often
-  int change_copy = 0;     // the how-manieth copy to the host from now on is changed; 0: none
+  int change_copy = 0;     // of which copy to the host from now on the last byte changes; 0: none
   double clock_ms = 0;
   std::map<CUevent, double> recorded;
 };
@@ -69,7 +69,7 @@ inline runtime::Driver complete(const runtime::Driver& table) {
   };
   d.memcpy_dtoh = [](void* to, CUdeviceptr from, size_t bytes) {
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    if (g.change_copy > 0 && --g.change_copy == 0) *static_cast<uint8_t*>(to) ^= 1;
+    if (g.change_copy > 0 && --g.change_copy == 0) static_cast<uint8_t*>(to)[bytes - 1] ^= 1;
     return CUDA_SUCCESS;
   };
   d.memcpy_dtod_async = [](CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {

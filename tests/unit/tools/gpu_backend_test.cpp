@@ -104,6 +104,51 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
+// Every epilogue of every type of result; and each, taken for another one, is found out.
+TEST_F(GpuBackendTest, EpiloguesAreRight) {
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const Op op : {Op::kOutput, Op::kGradWeight}) {
+      for (const char* recipe : {"tensorwise", "rowwise", "blockwise"}) {
+        Problem p = problem(op, recipe, {150, 272, 144});
+        p.d = type;
+        ASSERT_TRUE(backend_->open(p));
+        for (const char* text : {"bias", "amax", "add", "bias+amax", "bias+amax+add"}) {
+          Subject subject = generated(p);
+          subject.impl = generated_impl(parse_epilogue(text).value());
+          const auto built = backend_->add(subject);
+          ASSERT_TRUE(built) << p.key() << " " << text << " " << built.error().message;
+          const auto check = backend_->verify(built->id);
+          ASSERT_TRUE(check) << p.key() << " " << text << " " << check.error().message;
+          EXPECT_TRUE(check->right) << p.key() << " " << text << ": " << check->what;
+          EXPECT_LT(check->rel_err, 4e-3) << p.key() << " " << text;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GpuBackendTest, AnAmaxOfSomethingElseIsWrong) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  Subject subject = generated(p);
+  subject.impl = "generated+amax";
+  const auto built = backend_->add(subject);
+  ASSERT_TRUE(built) << built.error().message;
+  ASSERT_TRUE(backend_->verify(built->id)->right);
+  // Copies to the host: sampled rows, then all rows for their maximum, then the amax.
+  int wrong_amax = 0;
+  for (int copy = 1; copy <= 80; ++copy) {
+    g.change_copy = copy;
+    const auto check = backend_->verify(built->id);
+    ASSERT_TRUE(check);
+    wrong_amax += check->what.starts_with("the amax is ") ? 1 : 0;
+  }
+  EXPECT_GE(wrong_amax, 1);
+  g.change_copy = 0;
+  EXPECT_FALSE(backend_->add({.impl = "generated+scale", .config = subject.config}));
+}
+
 TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
   const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
   ASSERT_TRUE(backend_->open(p));
