@@ -13,8 +13,7 @@
 //   kStages x { a: kTileM rows of 128 bytes, b: kTileN rows of 128 bytes }     128-byte swizzle
 //   kWarpgroups x kOutBuffers x 64 rows of 128 bytes                           128-byte swizzle
 //   kStages x full barrier, kStages x empty barrier
-//   kStages x { scales of a: kTileM floats                          block scales
-//               of b: kTileN floats; blocks of 128x128: 4 floats of 1 or 2 rows of blocks }
+//   kStages x GemmBlockScales
 //   GemmVectors
 //
 // Invariants: rows and columns beyond the matrices read as zero and are not written. A stage is
@@ -23,6 +22,7 @@
 // the tensor core and scaled by its blocks, to fp32 registers.
 #pragma once
 
+#include "gemm_block_scales.cuh"
 #include "gemm_vectors.cuh"
 
 namespace f8::kernels {
@@ -52,17 +52,14 @@ struct Gemm {
   static constexpr int kConsumers = Config::kPingpong ? 1 : Config::kWarpgroups;
   // The CTAs that share an a tile or a b tile with this one, itself included.
   static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
-  static constexpr bool kBlockScale =
-      Config::kScale == Scale::kBlock1x128 || Config::kScale == Scale::kBlock128x128;
-  static constexpr bool kColumnBlocks = Config::kScale == Scale::kBlock1x128;
-  static constexpr bool kSquareBlocks = Config::kScale == Scale::kBlock128x128;
-  static constexpr int kSquareRows = square_rows(Config::kTileN);
-  static constexpr int kScaleBytesA = kBlockScale ? Config::kTileM * 4 : 0;
-  static constexpr int kScaleBytesB = kColumnBlocks   ? Config::kTileN * 4
-                                      : kSquareBlocks ? kSquareRows * kSquareBytes
-                                                      : 0;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
                 Config::kTileN % 64 == 0);
+
+  using Scales = GemmBlockScales<Config>;
+  static constexpr bool kBlockScale = Scales::kUsed;
+  static constexpr bool kColumnBlocks = Scales::kColumnBlocks;
+  static constexpr bool kSquareBlocks = Scales::kSquareBlocks;
+  static constexpr int kSquareRows = Scales::kSquareRows;
 
   using Accumulators = float[kBlocks][Config::kMmaN / 2];
   using Maps = GemmMaps<Config::kProblems>;
@@ -81,13 +78,11 @@ struct Gemm {
           full(out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes),
           empty(full + 8 * Config::kStages),
           scales(empty + 8 * Config::kStages),
-          vectors(scales + Config::kStages * (kScaleBytesA + kScaleBytesB)) {}
+          vectors(scales + Config::kStages * Scales::kBytes) {}
     F8_DEVICE u32 a(u32 stage) const { return stages + stage * kStageBytes; }
     F8_DEVICE u32 b(u32 stage) const { return a(stage) + kBytesA; }
-    F8_DEVICE u32 scales_a(u32 stage) const {
-      return scales + stage * (kScaleBytesA + kScaleBytesB);
-    }
-    F8_DEVICE u32 scales_b(u32 stage) const { return scales_a(stage) + kScaleBytesA; }
+    F8_DEVICE u32 scales_a(u32 stage) const { return scales + stage * Scales::kBytes; }
+    F8_DEVICE u32 scales_b(u32 stage) const { return scales_a(stage) + Scales::kBytesA; }
   };
 
   using Tile = GemmTile;
@@ -135,57 +130,6 @@ struct Gemm {
                   tile.row + static_cast<i32>(part / kAcross * 64));
   }
 
-  // Four copies a stage are more than one thread issues while the products of three stages run; but
-  // where a CTA has a tile or two, a second warp is later with its first stage.
-  static constexpr bool kScaleWarp =
-      kSquareBlocks && (Config::kTileM * Config::kTileN > 128 * 128 || kClusterSize > 1);
-
-  // Where a tile's block scales come from.
-  struct BlockScales {
-    const GemmProblem& problem;
-    i32 row, column;
-    u32 bytes_a, bytes_b;  // of a stage
-
-    F8_DEVICE BlockScales(const GemmProblem& of, const Tile& tile)
-        : problem(of),
-          row(tile.row),
-          column(tile.column),
-          bytes_a(kBlockScale ? line_bytes(of.m, tile.row, kScaleBytesA) : 0),
-          bytes_b(kColumnBlocks ? line_bytes(of.n, tile.column, kScaleBytesB) : kScaleBytesB) {}
-
-    F8_DEVICE void copy(const Shared& shared, u32 stage, u32 block, u32 full) const {
-      if (bytes_a > 0) {
-        copy_line_in(shared.scales_a(stage),
-                     problem.inv_scale_a + static_cast<u64>(block) * problem.stride_a + row, full,
-                     bytes_a);
-      }
-      if constexpr (kColumnBlocks) {
-        if (bytes_b > 0) {
-          copy_line_in(shared.scales_b(stage),
-                       problem.inv_scale_b + static_cast<u64>(block) * problem.stride_b + column,
-                       full, bytes_b);
-        }
-      }
-      if constexpr (kSquareBlocks) {
-        const u32 row_of_squares = column / 128;
-        const u32 to_second = (row_of_squares + 1) * 128 < problem.n ? problem.stride_b : 0;
-        const float* squares = problem.inv_scale_b +
-                               static_cast<u64>(row_of_squares) * problem.stride_b + block / 4 * 4;
-#pragma unroll
-        for (int i = 0; i < kSquareRows; ++i) {
-          copy_line_in(shared.scales_b(stage) + i * kSquareBytes, squares + i * to_second, full,
-                       kSquareBytes);
-        }
-      }
-    }
-
-   private:
-    // A line of scales ends at the matrix, rounded up to 16 bytes.
-    static F8_DEVICE u32 line_bytes(u32 extent, i32 first, u32 most) {
-      return min((extent - min(static_cast<u32>(first), extent) + 3) / 4 * 16, most);
-    }
-  };
-
   static F8_DEVICE void produce(const Maps& maps, const Shared& shared, const Schedule& schedule,
                                 const Tile& tile, Ring& ring) {
     // This CTA copies its share of each tile and multicasts it to the CTAs that work on the same
@@ -202,7 +146,7 @@ struct Gemm {
       mask_b |= static_cast<u16>(1U << (schedule.rank_n * Config::kClusterM + i));
     const TensorMap* map_a = &maps.problems[tile.problem].a;
     const TensorMap* map_b = &maps.problems[tile.problem].b;
-    const BlockScales scales(schedule.args.problems[tile.problem], tile);
+    const Scales scales(schedule.args.problems[tile.problem], tile);
     for (u32 i = 0; i < tile.k_blocks; ++i, ring.advance()) {
       const u32 block = tile.first_block + i;
       const u32 full = shared.full + 8 * ring.stage;
@@ -217,16 +161,17 @@ struct Gemm {
       const u32 b = shared.b(ring.stage) + schedule.rank_m * kRowsB * kStageK;
       const i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
       copy_share<Config::kClusterM>(b, map_b, full, mask_b, k, row_b);
-      if constexpr (kBlockScale && !kScaleWarp) scales.copy(shared, ring.stage, block, full);
+      if constexpr (kBlockScale && !Scales::kOwnWarp)
+        scales.copy(shared.scales_a(ring.stage), block, full);
     }
   }
   static F8_DEVICE void produce_scales(const Shared& shared, const Schedule& schedule,
                                        const Tile& tile, Ring& ring) {
-    const BlockScales scales(schedule.args.problems[tile.problem], tile);
+    const Scales scales(schedule.args.problems[tile.problem], tile);
     for (u32 i = 0; i < tile.k_blocks; ++i, ring.advance()) {
       barrier_wait(shared.empty + 8 * ring.stage, ring.parity ^ 1);
       if (!elect_lane()) continue;
-      scales.copy(shared, ring.stage, tile.first_block + i, shared.full + 8 * ring.stage);
+      scales.copy(shared.scales_a(ring.stage), tile.first_block + i, shared.full + 8 * ring.stage);
     }
   }
 
@@ -719,7 +664,7 @@ struct Gemm {
       u32 count = 0;
       each_tile(schedule,
                 [&](const Tile& tile) { shared.vectors.load(schedule.args, tile, count++); });
-    } else if (kScaleWarp && warp == 2) {
+    } else if (Scales::kOwnWarp && warp == 2) {
       Ring ring;
       each_tile(schedule, [&](const Tile& tile) { produce_scales(shared, schedule, tile, ring); });
     } else if constexpr (Config::kSplitK > 1) {
