@@ -93,6 +93,11 @@ struct TrialResult {
   std::optional<Ratio> ratio{};
   std::optional<double> sm_mhz_mean{}, sm_mhz_min{}, power_w{}, temp_c{};
   std::optional<int64_t> clock_event_mask{};
+
+  // Whether the trial came to a time, noisy or not.
+  [[nodiscard]] bool is_timed() const {
+    return timing && (state == TrialState::kOk || state == TrialState::kNoisy);
+  }
 };
 
 struct Cell {

@@ -5,14 +5,8 @@
 namespace f8::tuner {
 namespace {
 
-using tuning_db::TrialState;
-
 constexpr int kShareRounds = 15;
 constexpr size_t kFinalists = 3;  // of each kind
-
-bool is_timed(const tuning_db::TrialResult& result) {
-  return result.timing && (result.state == TrialState::kOk || result.state == TrialState::kNoisy);
-}
 
 }  // namespace
 
@@ -28,7 +22,7 @@ const BenchRow* MatmulBench::row(std::string_view role) const {
 std::vector<size_t> Bench::Screened::ranked(std::string_view impl) const {
   std::vector<size_t> order;
   for (size_t i = 0; i < subjects.size(); ++i) {
-    if (subjects[i].impl == impl && is_timed(outcomes[i].result)) order.push_back(i);
+    if (subjects[i].impl == impl && outcomes[i].result.is_timed()) order.push_back(i);
   }
   std::ranges::stable_sort(order, {},
                            [&](size_t i) { return outcomes[i].result.timing->median_ns; });
@@ -37,7 +31,7 @@ std::vector<size_t> Bench::Screened::ranked(std::string_view impl) const {
 
 void Bench::Screened::add_failed(std::vector<BenchRow>& rows) const {
   for (size_t i = 0; i < subjects.size(); ++i) {
-    if (is_timed(outcomes[i].result)) continue;
+    if (outcomes[i].result.is_timed()) continue;
     rows.push_back(
         {.subject = subjects[i], .roles = {}, .result = outcomes[i].result, .to_rival = {}});
   }
@@ -138,7 +132,7 @@ std::optional<size_t> fastest_row(std::span<const BenchRow> rows,
   std::optional<size_t> best;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (std::ranges::find(impls, rows[i].subject.impl) == impls.end()) continue;
-    if (!is_timed(rows[i].result)) continue;
+    if (!rows[i].result.is_timed()) continue;
     if (!best || speed(i) > speed(*best)) best = i;
   }
   return best;
@@ -308,7 +302,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
     std::string reason;
     for (size_t s = 0; s < screened.subjects.size(); ++s) {
       const tuning_db::TrialResult& result = screened.outcomes[s].result;
-      if (is_timed(result)) {
+      if (result.is_timed()) {
         kernels.push_back(
             {.choice = F8_TRY(to_choice(screened.subjects[s])), .ns = result.timing->median_ns});
       } else if (reason.empty()) {
@@ -370,7 +364,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
                            .seed = knobs_.seed}));
   bench.float8 = std::move(outcomes[0].result);
   bench.bf16 = std::move(outcomes[1].result);
-  if (!is_timed(bench.float8)) {
+  if (!bench.float8.is_timed()) {
     return fail(ErrorCode::kInternal, "{}: {}: {}", problem.key(),
                 tuning_db::to_string(bench.float8.state), bench.float8.reason);
   }

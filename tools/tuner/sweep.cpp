@@ -17,10 +17,6 @@ double seconds() {
   return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-bool is_timed(const TrialResult& result) {
-  return result.timing && (result.state == TrialState::kOk || result.state == TrialState::kNoisy);
-}
-
 std::string subject_key(const Subject& subject) {
   return subject.impl + " " + subject.config;
 }
@@ -241,13 +237,13 @@ Status Sweep::tune(const PlannedGemm& gemm, bool bf16, const Pending& pending) {
   // the library's best is as good as the one of ours.
   double best = 0;
   for (const auto& [key, known] : product) {
-    if (!is_timed(known.result)) continue;
+    if (!known.result.is_timed()) continue;
     best =
         best == 0 ? known.result.timing->median_ns : std::min(best, known.result.timing->median_ns);
   }
   std::vector<size_t> ranked;
   for (size_t i = 0; i < results.size(); ++i) {
-    if (is_timed(results[i])) ranked.push_back(i);
+    if (results[i].is_timed()) ranked.push_back(i);
   }
   std::ranges::stable_sort(ranked, {}, [&](size_t i) { return results[i].timing->median_ns; });
   if (!ranked.empty()) {
@@ -269,7 +265,7 @@ Status Sweep::tune(const PlannedGemm& gemm, bool bf16, const Pending& pending) {
   for (size_t i = 0; i < results.size(); ++i) {
     if (std::ranges::find(finalists, i) != finalists.end()) continue;
     TrialResult result = results[i];
-    if (is_timed(result)) {
+    if (result.is_timed()) {
       result.state = TrialState::kPruned;
       result.reason = fmt::format("screened at {:.2f} us, {:.3f}x the best",
                                   result.timing->median_ns / 1e3, result.timing->median_ns / best);
@@ -305,7 +301,7 @@ std::vector<TimedKernel> Sweep::timed(const PlannedGemm& gemm, bool bf16) const 
   const auto product = products_.find(gemm_identity(gemm.problem, bf16));
   if (product == products_.end()) return steady;
   for (const auto& [key, known] : product->second) {
-    if (!is_timed(known.result) || key.starts_with("bf16_cublaslt") != bf16) continue;
+    if (!known.result.is_timed() || key.starts_with("bf16_cublaslt") != bf16) continue;
     const size_t space = key.find(' ');
     const auto choice = to_choice({.impl = key.substr(0, space), .config = key.substr(space + 1)});
     if (!choice) continue;
@@ -389,7 +385,7 @@ Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOut
   const auto add_reason = [](TrialResult& result, const std::string& text) {
     result.reason += fmt::format("{}{}", result.reason.empty() ? "" : "; ", text);
   };
-  if (is_timed(measured.float8)) {
+  if (measured.float8.is_timed()) {
     if (search.timed > 1) {
       add_reason(measured.float8,
                  fmt::format("the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
@@ -397,7 +393,7 @@ Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOut
     }
     add_reason(measured.float8, tuning_db::kernels_reason(choices_text(search.choices)));
   }
-  if (is_timed(measured.bf16)) {
+  if (measured.bf16.is_timed()) {
     add_reason(measured.bf16, tuning_db::kernels_reason(choices_text(twin)));
   }
   if (measured.float8.ratio) {
