@@ -85,7 +85,7 @@ struct Launcher {
     const bool programmatic =
         context->options().programmatic_launch && may_start_early(kernel, spec.config, total);
     if (kernel.cluster_size == 2) {
-      const bool whole = blocks == 2 * kernel.resident_clusters;
+      const bool whole = blocks == context->device().sm_count / 2 * 2;
       std::ranges::copy(whole ? *context->state().pair_places : places_as_dealt(), args.places);
     }
     if constexpr (kCount == 2) args.extra = extra_units(contractions[0], contractions[1]);

@@ -1,6 +1,10 @@
 #include "runtime/gemm.hpp"
 
+#include <algorithm>
+#include <array>
+
 #include "recipes/reference.hpp"
+#include "runtime/context_state.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
 namespace f8::runtime {
@@ -199,6 +203,56 @@ TEST_F(GemmTest, GridIsPersistent) {
     EXPECT_TRUE(cuda_.launches.back().programmatic);
   }
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+// Places are a permutation of the grid's clusters: the found one where the grid takes the device.
+TEST_F(GemmTest, PlacesArePermutationsOfTheGrid) {
+  cuda_.emulate = false;
+  alignas(16) static uint8_t bytes[64];
+  const float* scale = reinterpret_cast<const float*>(bytes);
+  desc_.shape = {8192, 4096, 4096};
+  const auto places = [&](int64_t m, const char* config) {
+    const auto plan = GemmPlan::create(context_, desc_, generated(config)).value();
+    PairPlaces reversed = places_as_dealt();
+    std::reverse(reversed.begin(), reversed.begin() + 66);
+    if (context_->state().pair_places) context_->state().pair_places = reversed;
+    EXPECT_TRUE(plan->run({bytes, bytes, bytes, scale, scale, m}, nullptr, nullptr));
+    return std::to_array(cuda_.launches.back().gemm.places);
+  };
+  const auto of_all = places(8192, "128x128s6c1x2w2pg16");
+  EXPECT_EQ(cuda_.launches.back().grid, 132U);
+  for (int i = 0; i < 66; ++i) EXPECT_EQ(of_all[static_cast<size_t>(i)], 65 - i);
+  const auto of_few = places(128, "128x128s6c1x2w2pg16");
+  EXPECT_EQ(cuda_.launches.back().grid, 32U);
+  EXPECT_TRUE(std::ranges::is_sorted(of_few));
+  // A device on which fewer clusters fit than there are pairs of SMs.
+  cuda_.active_clusters = 60;
+  const auto of_fitting = places(8192, "128x256s4c2x1w2g16");
+  EXPECT_EQ(cuda_.launches.back().grid, 120U);
+  EXPECT_TRUE(std::ranges::is_sorted(of_fitting));
+}
+
+// us gained by an early start against neighbours that are dealt far apart: docs/kernels.md.
+TEST_F(GemmTest, LongProductsOfSmallTilesStartAtTheEnd) {
+  cuda_.emulate = false;
+  alignas(16) static uint8_t bytes[64];
+  const float* scale = reinterpret_cast<const float*>(bytes);
+  struct Case {
+    Shape shape;
+    const char* config;
+    bool early;
+  };
+  for (const auto& [shape, config, early] :
+       {Case{{2048, 2048, 1024}, "128x128s6c1x1w2pg8", true},
+        Case{{4096, 2048, 1024}, "128x128s6c1x1w2pg8", false},
+        Case{{2048, 4096, 1024}, "128x128s6c1x2w2pg16", true},
+        Case{{4096, 4096, 1024}, "128x128s6c1x2w2pg16", false},
+        Case{{8192, 8192, 1024}, "128x256s3c2x1w2g16", true}}) {
+    desc_.shape = shape;
+    const auto plan = GemmPlan::create(context_, desc_, generated(config)).value();
+    ASSERT_TRUE(plan->run({bytes, bytes, bytes, scale, scale, shape.m}, nullptr, nullptr));
+    EXPECT_EQ(cuda_.launches.back().programmatic, early) << to_string(shape) << " " << config;
+  }
 }
 
 TEST_F(GemmTest, ProgrammaticLaunchIsAnOption) {
