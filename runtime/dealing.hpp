@@ -1,7 +1,8 @@
 // In which order a device deals the blocks of a grid to its SMs, and which places clusters of two
 // take for it. Single blocks fill one GPC, then the next one; clusters go to all GPCs in turn.
 // Neighbours in a matmul's grid read the same tiles at the same time, and what several SMs of a GPC
-// ask L2 for at once it sends once: so clusters take the places that single blocks would have.
+// ask L2 for at once seems to be sent to them once (docs/kernels.md): so clusters take the places
+// that single blocks would have.
 //
 // Only time depends on places. With which GPC a device begins changes from launch to launch, so
 // they are right for most clusters, not for all; for none where a grid starts while its predecessor
