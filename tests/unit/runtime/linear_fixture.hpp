@@ -16,7 +16,7 @@ namespace f8::runtime::testing {
 using reference::Matrix;
 
 inline constexpr uint8_t kPoison = 0xff;
-inline constexpr size_t kGuard = 64;
+inline constexpr size_t kGuard = 4096;  // a tensor put at another's end reaches no third one
 
 [[nodiscard]] inline bool says(const Error& error, std::string_view part) {
   return error.message.find(part) != std::string::npos;
