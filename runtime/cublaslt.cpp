@@ -87,8 +87,8 @@ Status describe(const CublasLt& lib, const GemmDesc& desc, const GemmCall& call,
   cublasOperation_t op_a = CUBLAS_OP_T;
   cublasOperation_t op_b = CUBLAS_OP_N;
   if (is_fp8(desc.a)) {
-    F8_TRY(set_layout(lib, out.a, desc.b, {own.n, padded(own.k)}));
-    F8_TRY(set_layout(lib, out.b, desc.a, {own.m, padded(own.k)}));
+    F8_TRY(set_layout(lib, out.a, desc.b, {own.n, padded(own.k)}, row_pitch(own.k)));
+    F8_TRY(set_layout(lib, out.b, desc.a, {own.m, padded(own.k)}, row_pitch(own.k)));
     F8_TRY(set<int8_t>(lib, out, CUBLASLT_MATMUL_DESC_FAST_ACCUM, desc.fast ? 1 : 0));
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.inv_scale_b));
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.inv_scale_a));

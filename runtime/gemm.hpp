@@ -23,8 +23,14 @@ namespace f8::runtime {
 [[nodiscard]] constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
+// The contraction of an fp8 copy's rows as cuBLASLt takes it: up to there they hold zeros.
 [[nodiscard]] constexpr int64_t padded(int64_t extent) {
   return ceil_div(extent, 16) * 16;
+}
+// Bytes from one row of an fp8 copy to the next: whole lines of L2, since the products read 128
+// bytes of each row at a time (docs/kernels.md: 1.5 times as long where that is two lines).
+[[nodiscard]] constexpr int64_t row_pitch(int64_t extent) {
+  return ceil_div(extent, 128) * 128;
 }
 
 struct GemmDesc {

@@ -74,8 +74,8 @@ struct Launcher {
     for (size_t i = 0; i < kCount; ++i) {
       const GemmCall& call = *calls[i];
       const Shape own = gemm_shape(call_shape(*descs[i], call), descs[i]->gemm);
-      F8_TRY(encode_gemm_maps(driver, spec, own, padded(own.k), call.ld_d == 0 ? own.n : call.ld_d,
-                              call.a, call.b, call.d, maps[i]));
+      F8_TRY(encode_gemm_maps(driver, spec, own, row_pitch(own.k),
+                              call.ld_d == 0 ? own.n : call.ld_d, call.a, call.b, call.d, maps[i]));
       args.problems[i] = problem(*descs[i], own, call);
       unit_counts[i] = units(spec.config, own);
       contractions[i] = own.k;

@@ -175,9 +175,9 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     to.rows = static_cast<int32_t>(from.rows);
     to.cols = static_cast<int32_t>(from.cols);
     to.q = spec.q ? from.q : nullptr;
-    to.ld_q = from.cols;
+    to.ld_q = row_pitch(from.cols);
     to.qt = spec.qt ? from.qt : nullptr;
-    to.ld_qt = padded(from.rows);
+    to.ld_qt = row_pitch(from.rows);
     if (amax && amax->tensor) {
       to.partials = from.partials;
     } else {

@@ -26,8 +26,8 @@ struct QuantizeOperand {
   uint16_t* lines = nullptr;       // axis, where takes_lines(): line_bytes(), 8-byte aligned
   uint32_t* row_amax = nullptr;    // axis without lines: [rows], zeroed before the amax launch
   uint32_t* col_amax = nullptr;    // axis without lines: [cols], likewise
-  uint8_t* q = nullptr;            // [rows][cols]
-  uint8_t* qt = nullptr;           // [cols][padded(rows)]
+  uint8_t* q = nullptr;            // [rows][row_pitch(cols)]
+  uint8_t* qt = nullptr;           // [cols][row_pitch(rows)]
   float* scale = nullptr;          // tensor: [0] and, at [kernels::kInverse], its inverse
   float* inv_row = nullptr;        // axis: [rows], of q's rows; blocks: of q
   float* inv_col = nullptr;        // axis: [cols], of qt's rows; blocks: of qt

@@ -38,13 +38,13 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
   };
   const auto d_bytes = static_cast<unsigned>(size_bytes(spec.d));
   const auto check = [&](const char* name, const TensorMap& map, unsigned cols, unsigned rows,
-                         Dtype type, int box_rows) {
+                         Dtype type, int box_rows, unsigned ld_unit) {
     const auto element_bytes = static_cast<unsigned>(size_bytes(type));
     if (map.cols != cols || map.rows != rows) {
       fault("{}: map is {} x {}, expected {} x {}", name, map.rows, map.cols, rows, cols);
     }
     if (map.type != map_type(type)) fault("{}: element type", name);
-    if (map.ld_bytes % 16 != 0 || map.ld_bytes < cols * element_bytes) {
+    if (map.ld_bytes % ld_unit != 0 || map.ld_bytes < cols * element_bytes) {
       fault("{}: rows {} bytes apart", name, map.ld_bytes);
     }
     if (map.box_cols * element_bytes != 128 || static_cast<int>(map.box_rows) != box_rows ||
@@ -53,9 +53,9 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
     }
     if (map.base == nullptr || !is_aligned(map.base)) fault("{}: misaligned or null", name);
   };
-  check("a", a, args.k, args.m, spec.a, config.tile_m / config.cluster_n);
-  check("b", b, args.k, args.n, spec.b, config.tile_n / config.cluster_m);
-  check("d", d, args.n, args.m, spec.d, 64);
+  check("a", a, args.k, args.m, spec.a, config.tile_m / config.cluster_n, 128);
+  check("b", b, args.k, args.n, spec.b, config.tile_n / config.cluster_m, 128);
+  check("d", d, args.n, args.m, spec.d, 64, 16);
   const bool block = codegen::is_block(spec.scale);
   if (args.inv_scale_a == nullptr || args.inv_scale_b == nullptr) fault("inverse scales are null");
   if (block && (args.stride_a % 4 != 0 || args.stride_b % 4 != 0 || !is_aligned(args.inv_scale_a) ||
@@ -100,7 +100,7 @@ Product library_product(const GemmDesc& desc, const GemmCall& call) {
   if (is_fp8(desc.a)) {
     const bool block = codegen::is_block(desc.scale);
     const ScaleStrides strides = scale_strides(desc, own);
-    product.a.row_stride = product.b.row_stride = padded(own.k);
+    product.a.row_stride = product.b.row_stride = row_pitch(own.k);
     product.scale_a = {call.inv_scale_a, block ? ScaleMode::kBlock1x128 : desc.scale, strides.a};
     product.scale_b = {call.inv_scale_b, desc.scale, strides.b};
     return product;

@@ -19,7 +19,8 @@ using reference::AmaxOver;
 // A matrix on the device with everything that the amax and cast kernels of `spec` may write.
 struct Quantized {
   Quantized(Context& context, const codegen::CastSpec& spec, const reference::Matrix& x)
-      : ld_qt(padded(x.rows)),
+      : ld_q(row_pitch(x.cols)),
+        ld_qt(row_pitch(x.rows)),
         input(to_device(context, x)),
         partials(context, std::vector<uint32_t>(static_cast<size_t>(
                               amax_partials(x.rows, x.cols, context.device().sm_count)))),
@@ -27,7 +28,7 @@ struct Quantized {
         col_amax(context, std::vector<uint32_t>(static_cast<size_t>(x.cols))),
         delayed(context, delayed_scale(spec)),
         recorded(context, std::vector<uint32_t>(1)),
-        q(context, static_cast<size_t>(x.rows * x.cols)),
+        q(context, static_cast<size_t>(x.rows * ld_q)),
         qt(context, static_cast<size_t>(x.cols * ld_qt)),
         scale(context, (kernels::kInverse + 1) * sizeof(float)),
         inv_row(context, static_cast<size_t>(scale_floats(spec.scale_q, x.rows, x.cols)) * 4),
@@ -52,7 +53,7 @@ struct Quantized {
   }
   static constexpr float kDelayedAmax = 3;
 
-  int64_t ld_qt;
+  int64_t ld_q, ld_qt;
   DeviceBuffer input, partials, row_amax, col_amax, delayed, recorded, q, qt, scale, inv_row,
       inv_col;
   QuantizeOperand operand;
@@ -74,12 +75,14 @@ void expect_tensor_scale(const reference::Fp8Matrix& expected, const std::vector
                      {actual[0], actual[kernels::kInverse]}, "scale");
 }
 
+// `beyond`: what lies between the end of a row and the next one.
 void expect_same_bytes(const std::vector<uint8_t>& expected, int64_t cols,
-                       const std::vector<uint8_t>& actual, int64_t ld, const char* what) {
+                       const std::vector<uint8_t>& actual, int64_t ld, uint8_t beyond,
+                       const char* what) {
   for (size_t i = 0; i < actual.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / ld;
     const int64_t col = static_cast<int64_t>(i) % ld;
-    const uint8_t want = col < cols ? expected[static_cast<size_t>(row * cols + col)] : uint8_t{0};
+    const uint8_t want = col < cols ? expected[static_cast<size_t>(row * cols + col)] : beyond;
     ASSERT_EQ(int{actual[i]}, int{want}) << what << "[" << row << "][" << col << "]";
   }
 }
@@ -105,12 +108,13 @@ void expect_like_reference(const codegen::CastSpec& spec, const reference::Matri
   };
   if (spec.q) {
     const auto expected = expected_copy(spec, spec.scale_q, x);
-    expect_same_bytes(expected.bits, x.cols, device.q.download<uint8_t>(), x.cols, "q");
+    expect_same_bytes(expected.bits, x.cols, device.q.download<uint8_t>(), device.ld_q, kPoison,
+                      "q");
     expect_scales(expected, spec.scale_q, device.inv_row, "inv_row");
   }
   if (spec.qt) {
     const auto expected = expected_copy(spec, spec.scale_qt, reference::transpose(x));
-    expect_same_bytes(expected.bits, x.rows, device.qt.download<uint8_t>(), device.ld_qt, "qt");
+    expect_same_bytes(expected.bits, x.rows, device.qt.download<uint8_t>(), device.ld_qt, 0, "qt");
     expect_scales(expected, spec.scale_qt, device.inv_col, "inv_col");
   }
   if (codegen::has_scale(spec, codegen::ScaleMode::kTensor)) {
@@ -407,13 +411,11 @@ TEST_P(CastTest, AListOfMatrices) {
   }
 }
 
-// Row strides above the width of input and q: what lies between rows is neither read nor written.
+// A row stride above the input's width: what lies between rows is not read.
 TEST_P(CastTest, StridedMatrices) {
-  const codegen::CastSpec& spec = GetParam();
   const int64_t rows = 150;
   const int64_t cols = 176;
   const int64_t ld = 192;
-  const int64_t ld_q = 208;
   const auto x = make_data(Data::kOutliers, rows, cols, 3);
   std::vector<uint16_t> strided(static_cast<size_t>(rows * ld), 0x7fc0);
   const auto dense = reference::to_bf16_bits(x);
@@ -421,7 +423,6 @@ TEST_P(CastTest, StridedMatrices) {
     std::copy_n(&dense[static_cast<size_t>(r * cols)], cols, &strided[static_cast<size_t>(r * ld)]);
   }
   const DeviceBuffer input(context(), strided);
-  const DeviceBuffer q(context(), static_cast<size_t>(rows * ld_q));
   const Quantized device(context(), GetParam(), x);
   auto amax = amax_arguments({&device.operand, 1});
   amax.tensors[0].x = input.as();
@@ -429,23 +430,8 @@ TEST_P(CastTest, StridedMatrices) {
   auto cast = cast_arguments({&device.operand, 1});
   cast.tensors[0].x = input.as();
   cast.tensors[0].ld = ld;
-  if (spec.q) cast.tensors[0].q = q.as<uint8_t>();
-  cast.tensors[0].ld_q = ld_q;
   run(amax, cast);
-  if (spec.q) {
-    const auto expected = expected_copy(spec, spec.scale_q, x);
-    const auto bytes = q.download<uint8_t>();
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < ld_q; ++c) {
-        const int want = c < cols ? expected.bits[static_cast<size_t>(r * cols + c)] : kPoison;
-        ASSERT_EQ(int{bytes[static_cast<size_t>(r * ld_q + c)]}, want) << r << ", " << c;
-      }
-    }
-  }
-  if (spec.qt) {
-    const auto expected = expected_copy(spec, spec.scale_qt, reference::transpose(x));
-    expect_same_bytes(expected.bits, rows, device.qt.download<uint8_t>(), device.ld_qt, "qt");
-  }
+  expect_like_reference(GetParam(), x, device);
 }
 
 }  // namespace

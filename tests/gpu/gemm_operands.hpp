@@ -40,7 +40,7 @@ struct GemmOperands {
                            type, pow2);
   }
   static std::vector<uint8_t> strided(const reference::Fp8Matrix& x) {
-    const int64_t ld = padded(x.cols);
+    const int64_t ld = row_pitch(x.cols);
     std::vector<uint8_t> out(static_cast<size_t>(x.rows * ld));
     for (int64_t r = 0; r < x.rows; ++r) {
       std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,

@@ -132,7 +132,7 @@ Status GpuBackend::open_gemm() {
   const Gemm gemm = static_cast<Gemm>(problem_.op);
   const GemmSetting& setting = recipe_.at(gemm);
   own_ = gemm_shape(problem_.shape, gemm);
-  const int64_t ld = runtime::padded(own_.k);
+  const int64_t ld = runtime::row_pitch(own_.k);
   const bool fp8 = setting.is_fp8();
   const size_t a = fp8 ? bytes_of(own_.m * ld, setting.a.dtype) : 0;
   const size_t b = fp8 ? bytes_of(own_.n * ld, setting.b.dtype) : 0;
@@ -153,7 +153,7 @@ Status GpuBackend::open_gemm() {
 Status GpuBackend::carve_fp8() {
   if (!fp8_sets_.empty()) return {};
   const GemmSetting& setting = recipe_.at(static_cast<Gemm>(problem_.op));
-  const int64_t ld = runtime::padded(own_.k);
+  const int64_t ld = runtime::row_pitch(own_.k);
   const auto sets = static_cast<size_t>(sets_);
   Pool& pool_a = pool(&setting.a);
   Pool& pool_b = pool(&setting.b);

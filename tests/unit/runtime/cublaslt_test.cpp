@@ -67,8 +67,8 @@ TEST_F(CublasLtTest, Fp8DescribesTheProduct) {
               reference::cast(reference::random_matrix(own.m, own.k, 1), over, type_a, true);
           const auto b =
               reference::cast(reference::random_matrix(own.n, own.k, 2), over, type_b, true);
-          const auto bits_a = strided(a, padded(own.k));
-          const auto bits_b = strided(b, padded(own.k));
+          const auto bits_a = strided(a, row_pitch(own.k));
+          const auto bits_b = strided(b, row_pitch(own.k));
           std::vector<float> d(static_cast<size_t>(own.m * own.n), -1);
           const Status status = (*plan)->run(
               {bits_a.data(), bits_b.data(), d.data(), a.inv_scales.data(), b.inv_scales.data(), m},

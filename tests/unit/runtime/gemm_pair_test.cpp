@@ -30,10 +30,10 @@ struct Product {
     return reference::cast(reference::random_matrix(rows, cols, seed), over, Dtype::kE4m3, false);
   }
   static std::vector<uint8_t> strided(const reference::Fp8Matrix& x) {
-    std::vector<uint8_t> out(static_cast<size_t>(x.rows * padded(x.cols)));
+    std::vector<uint8_t> out(static_cast<size_t>(x.rows * row_pitch(x.cols)));
     for (int64_t r = 0; r < x.rows; ++r) {
       std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
-                  &out[static_cast<size_t>(r * padded(x.cols))]);
+                  &out[static_cast<size_t>(r * row_pitch(x.cols))]);
     }
     return out;
   }

@@ -337,7 +337,7 @@ TEST_F(GemmTest, DescribesTheProduct) {
           .gemm = gemm, .shape = {40, 48, 32}, .a = Dtype::kE5m2, .d = Dtype::kF32, .scale = scale};
       const int64_t m = 19;
       const Shape own = gemm_shape({m, 48, 32}, gemm);
-      const int64_t ld = padded(own.k);
+      const int64_t ld = row_pitch(own.k);
       const auto over = axis ? reference::AmaxOver::kRow : reference::AmaxOver::kTensor;
       const auto a =
           reference::cast(reference::random_matrix(own.m, own.k, 1), over, Dtype::kE5m2, true);
