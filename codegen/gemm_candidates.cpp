@@ -21,14 +21,20 @@ struct Tile {
   std::initializer_list<Cluster> clusters;
 };
 
-// What won somewhere when all tiles and clusters were measured (docs/kernels.md), and the small
-// tiles and split contractions that small results need. The group matters where operands come from
-// L2 fast enough only if the SMs of a GPC share them: 128x128 and 64x256 with ping-pong.
+// What won somewhere when all tiles and clusters were measured (docs/kernels.md), the small tiles
+// and split contractions that small results need, and widths in between, with which some results
+// are whole waves of tiles where the others leave half a wave empty. The group matters where
+// operands come from L2 fast enough only if the SMs of a GPC share them: 128x128 and 64x256 with
+// ping-pong.
 const Tile kTiles[] = {
     {128, 256, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2}, {1, 1, 4}}},
     {256, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
     {128, 128, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}, {1, 2, 1, 8}}},
+    {128, 160, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}}},
+    {128, 192, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}}},
+    {128, 160, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
     {128, 192, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
+    {128, 224, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
     {128, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2}}},
     {64, 128, 2, true, {{1, 1}, {1, 2}}},
     {64, 256, 2, true, {{1, 1}}},

@@ -271,8 +271,11 @@ struct Validate {
     if (c.tile_m < 64 || c.tile_m > 256 || c.tile_m % (c.pingpong ? 64 : 64 * c.warpgroups) != 0) {
       return bad("tile_m must be 64 to 256 in steps of 64 rows for each warpgroup");
     }
-    if (c.tile_n < 64 || c.tile_n > 256 || c.tile_n % 64 != 0) {
-      return bad("tile_n must be 64, 128, 192 or 256");
+    if (c.tile_n < 64 || c.tile_n > 256 || c.tile_n % 32 != 0) {
+      return bad("tile_n must be 64 to 256 in steps of 32");
+    }
+    if (is_block(s.scale) && c.tile_n % 64 != 0) {
+      return bad("block scales need a tile_n in steps of 64");
     }
     if (c.pingpong && c.warpgroups != 2) return bad("ping-pong needs two math warpgroups");
     const auto few = [](int ctas) { return ctas >= 1 && ctas <= 4; };
@@ -290,7 +293,8 @@ struct Validate {
       return bad("pow2 is for axis scales and a bf16 result without bias and amax");
     }
     if (s.fast && is_block(s.scale)) return bad("block scales need precise accumulation");
-    if (c.tile_n / c.split_k % 64 != 0) return bad("each CTA of a split must write 64 columns");
+    if (c.split_k > 1 && c.tile_n / c.split_k % 64 != 0)
+      return bad("each CTA of a split must write 64 columns");
     if (s.problems < 1 || s.problems > 2) return bad("one or two products a launch");
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
       return bad("each CTA of a cluster must copy a multiple of 8 rows");
@@ -400,6 +404,11 @@ int threads_per_block(const KernelSpec& spec) {
   return gemm == nullptr ? 256 : 128 * (gemm->config.warpgroups + 1);
 }
 
+int out_row_bytes(const GemmSpec& spec) {
+  const auto element = static_cast<int>(size_bytes(spec.d));
+  return kernels::out_columns(spec.config.tile_n, element) * element;
+}
+
 namespace {
 
 int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
@@ -413,7 +422,7 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
       (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
   const int vectors = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
   return c.stages * ((c.tile_m + c.tile_n) * kernels::kStageK + 16 + scales) +
-         c.warpgroups * out_buffers * kernels::kOutBufferBytes + vectors;
+         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + vectors;
 }
 
 }  // namespace
@@ -421,7 +430,8 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
 int gemm_out_buffers(const GemmSpec& s) {
   const GemmConfig& c = s.config;
   const int rows = c.tile_m / (c.pingpong ? 1 : c.warpgroups);
-  const int whole = rows / 64 * c.tile_n / (s.d == Dtype::kF32 ? 32 : 64) / c.split_k;
+  const int out_columns = out_row_bytes(s) / static_cast<int>(size_bytes(s.d));
+  const int whole = rows / kernels::kOutRows * c.tile_n / out_columns / c.split_k;
   int buffers = is_block(s.scale) ? 1 : 2;  // the scales take room
   while (buffers < whole && gemm_smem_bytes(s, buffers + 1) <= kMaxSmemBytes) ++buffers;
   return buffers;

@@ -138,9 +138,11 @@ using KernelSpec =
 
 [[nodiscard]] int threads_per_block(const KernelSpec& spec);
 [[nodiscard]] int dynamic_smem_bytes(const KernelSpec& spec);
-// Of 64 rows x 128 bytes, of each math warpgroup: what shared memory leaves, up to its share of a
+// Of 64 rows, of each math warpgroup: what shared memory leaves, up to its share of a
 // tile, so that the result drains while the next tile is computed.
 [[nodiscard]] int gemm_out_buffers(const GemmSpec& spec);
+// Bytes of a row of the result that leave shared memory at once: 128 or 64.
+[[nodiscard]] int out_row_bytes(const GemmSpec& spec);
 
 // Blocks of a one-launch cast that fit an SM at once; its registers are bounded accordingly.
 inline constexpr int kQuantizeBlocksPerSm = 4;

@@ -47,7 +47,9 @@ double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count
   // Multicast shares what a cluster has in common.
   const double bytes = kBlock * (static_cast<double>(config.tile_m) / config.cluster_n +
                                  static_cast<double>(config.tile_n) / config.cluster_m);
-  const double copy = bytes / model.l2_bytes_per_clock;
+  const double reading = std::min(tiles, workers) * cluster / std::max(1, sm_count);
+  const double copy =
+      bytes * std::max(reading / model.l2_bytes_per_clock, 1 / model.port_bytes_per_clock);
   // Copies run ahead by as many blocks as there are stages: with few of them the latency shows.
   const double block = std::max({math, copy, model.latency / config.stages});
 

@@ -20,6 +20,7 @@ namespace f8::runtime {
 // predict seconds.
 struct CostModel {
   double l2_bytes_per_clock = 0;        // from L2 while all SMs read
+  double port_bytes_per_clock = 0;      // from L2 while few SMs read
   double store_bytes_per_clock = 0;     // of the result, registers to L2
   double tile_overhead = 0;             // draining wgmma, scales, setting up the store
   double latency = 0;                   // from asking for a stage to having it

@@ -1,11 +1,10 @@
 // Encoding the tensor maps of a matmul.
 #include "runtime/tensor_map.hpp"
 
+#include "codegen/kernels/kernel_args.cuh"
+
 namespace f8::runtime {
 namespace {
-
-constexpr uint32_t kSpanBytes = 128;  // of the swizzle: the inner extent of every box
-constexpr uint32_t kStoreRows = 64;   // of d: what one warpgroup stores at once
 
 struct Plane {
   CUtensorMapDataType type;
@@ -15,6 +14,7 @@ struct Plane {
   int64_t rows;
   int64_t ld_bytes;
   uint32_t box_rows;
+  uint32_t box_bytes = kernels::kStageK;  // a row of a box, which is what its swizzle spans
 };
 
 CUtensorMapDataType result_type(Dtype type) {
@@ -27,12 +27,13 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
   const cuuint64_t extents[2] = {static_cast<cuuint64_t>(plane.cols),
                                  static_cast<cuuint64_t>(plane.rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(plane.ld_bytes)};
-  const cuuint32_t box[2] = {kSpanBytes / plane.element_bytes, plane.box_rows};
+  const cuuint32_t box[2] = {plane.box_bytes / plane.element_bytes, plane.box_rows};
   const cuuint32_t element_strides[2] = {1, 1};
   const CUresult result = driver.tensor_map_encode_tiled(
       &out, plane.type, 2, plane.base, extents, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      plane.box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) [[likely]] {
     return {};
   }
@@ -58,7 +59,8 @@ Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec, Sha
                 "b", out.b));
   const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
   return encode(driver,
-                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes, kStoreRows},
+                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes,
+                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec))},
                 "d", out.d);
 }
 

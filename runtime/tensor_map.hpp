@@ -4,8 +4,9 @@
 //   a   uint8, {k, m}, box {128, tile_m / cluster_n}: a CTA copies its share of the a tile and
 //   multicasts it
 //   b   uint8, {k, n}, box {128, tile_n / cluster_m}
-//   d   bf16 or f16 box {64, 64}, f32 box {32, 64}: 128 bytes wide
-// All swizzle 128 bytes; reads outside give zero, writes outside are dropped.
+//   d   box {32 or 64, 64}: codegen::out_row_bytes() wide
+// All swizzle what a box is wide, 128 bytes or (d) 64; reads outside give zero, writes outside are
+// dropped.
 #pragma once
 
 #include "codegen/kernel_spec.hpp"

@@ -11,7 +11,7 @@
 //
 // Dynamic shared memory, which begins at a 1024-byte boundary:
 //   kStages x { a: kTileM rows of 128 bytes, b: kTileN rows of 128 bytes }     128-byte swizzle
-//   kWarpgroups x kOutBuffers x 64 rows of 128 bytes                           128-byte swizzle
+//   kWarpgroups x kOutBuffers x 64 rows of 128 or 64 bytes                     swizzle of as many
 //   kStages x full barrier, kStages x empty barrier
 //   kStages x GemmBlockScales
 //   GemmVectors
@@ -48,12 +48,15 @@ struct Gemm {
   static constexpr int kBytesA = Config::kTileM * kStageK;
   static constexpr int kBytesB = Config::kTileN * kStageK;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kOutColumns = Config::kFloatOutput ? 32 : 64;  // of 128 bytes
+  static constexpr int kElementBytes = Config::kFloatOutput ? 4 : 2;  // of d
+  static constexpr int kOutColumns = out_columns(Config::kTileN, kElementBytes);
+  static constexpr int kOutRowBytes = kOutColumns * kElementBytes;
+  static constexpr int kOutBufferBytes = kOutRows * kOutRowBytes;
   static constexpr int kConsumers = Config::kPingpong ? 1 : Config::kWarpgroups;
   // The CTAs that share an a tile or a b tile with this one, itself included.
   static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
-                Config::kTileN % 64 == 0);
+                Config::kTileN % kOutColumns == 0);
 
   using Scales = GemmBlockScales<Config>;
   static constexpr bool kBlockScale = Scales::kUsed;
@@ -460,6 +463,13 @@ struct Gemm {
     }
   }
 
+  // Of 16 bytes of a row of an out buffer, where its swizzle puts them.
+  static F8_DEVICE u32 out_address(u32 out, u32 row, u32 unit) {
+    constexpr u32 kRowsTogether = 128 / kOutRowBytes;  // have the same swizzle
+    const u32 at = unit ^ (row / kRowsTogether % (kOutRowBytes / 16));
+    return out + row * kOutRowBytes + at * 16;
+  }
+
   // Scales and writes this warpgroup's kWarpgroupM rows of the tile.
   template <class Sums>
   static F8_DEVICE void write_out(const Sums& sums, const Shared& shared, const Maps& maps,
@@ -545,8 +555,8 @@ struct Gemm {
             for (int i = 0; i < 4; ++i) {  // i: column group of 8, row group of 8
               const u32 r = warp_row + lane / 4 + 8 * (i % 2);
               const u32 unit = j * 4 + i / 2 * 2 + lane % 4 / 2;
-              store_shared(out + r * 128 + ((unit ^ (r % 8)) * 16) + lane % 2 * 8,
-                           value[i / 2 * 4 + i % 2 * 2], value[i / 2 * 4 + i % 2 * 2 + 1]);
+              store_shared(out_address(out, r, unit) + lane % 2 * 8, value[i / 2 * 4 + i % 2 * 2],
+                           value[i / 2 * 4 + i % 2 * 2 + 1]);
             }
           } else {
             const u32 r = warp_row + lane % 16;
@@ -560,8 +570,7 @@ struct Gemm {
                 pairs[i] = multiply_bf16(pairs[i], packed_a[block_m][i % 2]);
               }
             }
-            store_matrices(out + r * 128 + ((unit ^ (r % 8)) * 16), pairs[0], pairs[1], pairs[2],
-                           pairs[3]);
+            store_matrices(out_address(out, r, unit), pairs[0], pairs[1], pairs[2], pairs[3]);
           }
         }
         fence_async_proxy();

@@ -168,8 +168,12 @@ CUresult encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, voi
                 const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
-  if (rank != 2 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
-      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) {
+  const cuuint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8     ? 1
+                             : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+                                                                       : 2;
+  const CUtensorMapSwizzle of_box =
+      box[0] * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  if (rank != 2 || swizzle != of_box || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "a tensor map that no kernel of float8 reads");
   }
   const TensorMap map{base, extents[0], extents[1], strides[0], box[0], box[1], type};

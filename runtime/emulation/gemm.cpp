@@ -38,7 +38,7 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
   };
   const auto d_bytes = static_cast<unsigned>(size_bytes(spec.d));
   const auto check = [&](const char* name, const TensorMap& map, unsigned cols, unsigned rows,
-                         Dtype type, int box_rows, unsigned ld_unit) {
+                         Dtype type, int box_rows, int box_bytes, unsigned ld_unit) {
     const auto element_bytes = static_cast<unsigned>(size_bytes(type));
     if (map.cols != cols || map.rows != rows) {
       fault("{}: map is {} x {}, expected {} x {}", name, map.rows, map.cols, rows, cols);
@@ -47,15 +47,15 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
     if (map.ld_bytes % ld_unit != 0 || map.ld_bytes < cols * element_bytes) {
       fault("{}: rows {} bytes apart", name, map.ld_bytes);
     }
-    if (map.box_cols * element_bytes != 128 || static_cast<int>(map.box_rows) != box_rows ||
-        map.box_rows > 256) {
+    if (static_cast<int>(map.box_cols * element_bytes) != box_bytes ||
+        static_cast<int>(map.box_rows) != box_rows || map.box_rows > 256) {
       fault("{}: box {} x {}", name, map.box_rows, map.box_cols);
     }
     if (map.base == nullptr || !is_aligned(map.base)) fault("{}: misaligned or null", name);
   };
-  check("a", a, args.k, args.m, spec.a, config.tile_m / config.cluster_n, 128);
-  check("b", b, args.k, args.n, spec.b, config.tile_n / config.cluster_m, 128);
-  check("d", d, args.n, args.m, spec.d, 64, 16);
+  check("a", a, args.k, args.m, spec.a, config.tile_m / config.cluster_n, 128, 128);
+  check("b", b, args.k, args.n, spec.b, config.tile_n / config.cluster_m, 128, 128);
+  check("d", d, args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16);
   const bool block = codegen::is_block(spec.scale);
   if (args.inv_scale_a == nullptr || args.inv_scale_b == nullptr) fault("inverse scales are null");
   if (block && (args.stride_a % 4 != 0 || args.stride_b % 4 != 0 || !is_aligned(args.inv_scale_a) ||

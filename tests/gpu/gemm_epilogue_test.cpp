@@ -40,7 +40,8 @@ class GemmEpilogueTest : public GpuTest {
   }
 };
 
-// Whole waves of tiles, ping-pong, both clusters, a split; each type of result.
+// Whole waves of tiles, ping-pong, both clusters, a split, results that leave by 64 bytes; each
+// type of result.
 constexpr Variant kVariants[] = {
     {"128x256s4c2x1w2g8", ScaleMode::kTensor, true},
     {"128x256s4c1x2w2g8", ScaleMode::kTensor, false, Dtype::kF32},
@@ -54,6 +55,9 @@ constexpr Variant kVariants[] = {
     {"128x128s5c1x1w2pg8", ScaleMode::kBlock128x128, false, Dtype::kF32},
     {"128x256s4c2x1w2g8", ScaleMode::kAxis, true, Dtype::kF16},
     {"128x128s5c1x1w2pg8", ScaleMode::kTensor, false, Dtype::kF16},
+    {"128x160s5c1x2w2pg16", ScaleMode::kAxis, true},
+    {"128x160s4c1x1w2g16", ScaleMode::kTensor, false, Dtype::kF32},
+    {"128x224s3c2x1w2g16", ScaleMode::kTensor, false, Dtype::kF16},
 };
 constexpr Shape kOdd{401, 592, 720};  // no tile divides it, and k ends inside a block
 constexpr float kLarge = 64;          // so that normal values show beside the products

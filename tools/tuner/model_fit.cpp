@@ -41,6 +41,7 @@ std::optional<double> time_of(const tuning_db::TrialResult& result) {
 // cores' rate are shares of the faster one.
 std::vector<double> to_list(const CostModel& model) {
   std::vector<double> list = {model.l2_bytes_per_clock,
+                              model.port_bytes_per_clock,
                               model.store_bytes_per_clock,
                               model.tile_overhead,
                               model.latency,
@@ -57,8 +58,8 @@ std::vector<double> to_list(const CostModel& model) {
   return list;
 }
 
-constexpr size_t kPingpong = 6;  // in the list: the first of those that are at most 1
-constexpr size_t kShares = 9;    // and where the others begin
+constexpr size_t kPingpong = 7;  // in the list: the first of those that are at most 1
+constexpr size_t kShares = 10;   // and where the others begin
 
 // A tile that the model has not heard of begins as one of its size would.
 CostModel with_tiles_of(const std::vector<MeasuredProduct>& products, CostModel model) {
@@ -78,14 +79,15 @@ CostModel with_tiles_of(const std::vector<MeasuredProduct>& products, CostModel 
 
 CostModel to_model(std::span<const double> list, const CostModel& like) {
   CostModel model{.l2_bytes_per_clock = list[0],
-                  .store_bytes_per_clock = list[1],
-                  .tile_overhead = list[2],
-                  .latency = list[3],
-                  .launch = list[4],
-                  .cluster_skew = list[5],
+                  .port_bytes_per_clock = list[1],
+                  .store_bytes_per_clock = list[2],
+                  .tile_overhead = list[3],
+                  .latency = list[4],
+                  .launch = list[5],
+                  .cluster_skew = list[6],
                   .pingpong_epilogue = list[kPingpong],
-                  .exchange = list[7],
-                  .exchange_bytes_per_clock = list[8],
+                  .exchange = list[8],
+                  .exchange_bytes_per_clock = list[9],
                   .tiles = like.tiles};
   for (size_t i = 0; i < model.tiles.size(); ++i) {
     const double* share = &list[kShares + 3 * i];
@@ -336,6 +338,7 @@ namespace f8::runtime {{
 const CostModel& CostModel::fitted() {{
   static const CostModel kModel = {{
       .l2_bytes_per_clock = {:.4g},
+      .port_bytes_per_clock = {:.4g},
       .store_bytes_per_clock = {:.4g},
       .tile_overhead = {:.4g},
       .latency = {:.4g},
@@ -350,9 +353,9 @@ const CostModel& CostModel::fitted() {{
 
 }}  // namespace f8::runtime
 )",
-      model.l2_bytes_per_clock, model.store_bytes_per_clock, model.tile_overhead, model.latency,
-      model.launch, model.cluster_skew, model.pingpong_epilogue, model.exchange,
-      model.exchange_bytes_per_clock, tiles);
+      model.l2_bytes_per_clock, model.port_bytes_per_clock, model.store_bytes_per_clock,
+      model.tile_overhead, model.latency, model.launch, model.cluster_skew, model.pingpong_epilogue,
+      model.exchange, model.exchange_bytes_per_clock, tiles);
 }
 
 }  // namespace f8::tuner

@@ -131,8 +131,11 @@ TEST(KernelSpec, LimitsSayWhichAndByHowMuch) {
   spec.config = {.tile_m = 256, .tile_n = 256, .stages = 2};
   EXPECT_NE(why(spec).find("accumulators"), std::string::npos) << why(spec);
   spec = {};
-  spec.config.tile_n = 160;
+  spec.config.tile_n = 144;
   EXPECT_NE(why(spec).find("tile_n"), std::string::npos) << why(spec);
+  spec = {.scale = ScaleMode::kBlock1x128};
+  spec.config.tile_n = 160;
+  EXPECT_NE(why(spec).find("steps of 64"), std::string::npos) << why(spec);
   spec = {};
   spec.config.cluster_m = 4;
   spec.config.cluster_n = 2;
@@ -159,6 +162,19 @@ TEST(KernelSpec, CandidatesAreLegalAndDistinct) {
   }
 }
 
+TEST(KernelSpec, AResultLeavesByWholeRowsOfItsTile) {
+  GemmSpec spec;
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    spec.d = type;
+    const auto element = static_cast<int>(size_bytes(type));
+    for (int n = 64; n <= 256; n += 32) {
+      spec.config.tile_n = n;
+      EXPECT_EQ(n * element % out_row_bytes(spec), 0) << n;
+      EXPECT_EQ(out_row_bytes(spec), element == 2 && n % 64 != 0 ? 64 : 128) << n;
+    }
+  }
+}
+
 // Else each 64 x 64 of a result waits for the copy out of the one before.
 TEST(KernelSpec, CandidatesKeepAWholeResultOf16BitsInBuffers) {
   for (const char* scale : {"tensor/fast", "axis/fast", "tensor/precise", "block128x128/precise"}) {
@@ -167,7 +183,8 @@ TEST(KernelSpec, CandidatesKeepAWholeResultOf16BitsInBuffers) {
     for (const GemmConfig& config : gemm_candidates(spec)) {
       if (config.pingpong || config.split_k > 1) continue;  // hidden, or a part of it
       spec.config = config;
-      const int chunks = config.tile_m / config.warpgroups / 64 * config.tile_n / 64;
+      const int chunks =
+          config.tile_m / config.warpgroups / 64 * config.tile_n * 2 / out_row_bytes(spec);
       const bool small = config.tile_m * config.tile_n < 128 * 192;  // whose stages are short
       EXPECT_GE(gemm_out_buffers(spec), small ? 1 : chunks) << key(KernelSpec(spec));
     }
