@@ -8,6 +8,15 @@ namespace {
 constexpr int kShareRounds = 15;
 constexpr size_t kFinalists = 3;  // of each kind
 
+// The reference's time over the subject's, where both were timed in all blocks.
+std::optional<PairedRatio> ratio_in_blocks(const SubjectOutcome& subject,
+                                           const SubjectOutcome& reference, uint64_t seed) {
+  if (reference.blocks.empty() || subject.blocks.size() != reference.blocks.size()) {
+    return std::nullopt;
+  }
+  return paired_ratio(subject.blocks, reference.blocks, seed);
+}
+
 }  // namespace
 
 bool BenchRow::is(std::string_view role) const {
@@ -193,10 +202,8 @@ Result<MatmulBench> Bench::matmul(const Problem& problem,
     return bench;
   }
   bench.no_rival.clear();
-  const Blocks& reference = outcomes[*rival].blocks;
   for (size_t i = 0; i < outcomes.size(); ++i) {
-    if (reference.empty() || outcomes[i].blocks.size() != reference.size()) continue;
-    bench.rows[i].to_rival = paired_ratio(outcomes[i].blocks, reference, knobs_.seed);
+    bench.rows[i].to_rival = ratio_in_blocks(outcomes[i], outcomes[*rival], knobs_.seed);
   }
   return bench;
 }
@@ -245,10 +252,7 @@ Result<EpilogueBench> Bench::epilogues(const Problem& problem,
     if (!row) continue;
     bench.rows[*row].roles.push_back(to_string(epilogue));
     EpilogueCost cost{.epilogue = epilogue, .row = *row, .over_plain = {}};
-    if (plain && !outcomes[*row].blocks.empty() &&
-        outcomes[*row].blocks.size() == outcomes[*plain].blocks.size()) {
-      cost.over_plain = paired_ratio(outcomes[*plain].blocks, outcomes[*row].blocks, knobs_.seed);
-    }
+    if (plain) cost.over_plain = ratio_in_blocks(outcomes[*plain], outcomes[*row], knobs_.seed);
     bench.costs.push_back(cost);
   }
   return bench;
@@ -403,15 +407,14 @@ Result<CastBench> Bench::casts(const Recipe& recipe,
   request.warm_s = knobs_.warm_s;
   request.seed = knobs_.seed;
   const std::vector<SubjectOutcome> outcomes = F8_TRY(session_.run_opened(request));
-  const Blocks& copy = outcomes.back().blocks;
   for (size_t i = 0; i < outcomes.size(); ++i) {
     CastRow row{.impl = request.subjects[i].impl, .result = outcomes[i].result, .of_copy = {}};
-    if (i + 1 < outcomes.size() && !copy.empty() && outcomes[i].blocks.size() == copy.size()) {
-      // How many times the copy's rate this one moves its bytes at.
-      PairedRatio ratio = paired_ratio(outcomes[i].blocks, copy, knobs_.seed);
+    if (i + 1 < outcomes.size()) {
+      row.of_copy = ratio_in_blocks(outcomes[i], outcomes.back(), knobs_.seed);
+    }
+    if (row.of_copy) {  // how many times the copy's rate this one moves its bytes at
       const double more = bench.bytes / bench.copy_bytes;
-      row.of_copy = {.ratio = ratio.ratio * more,
-                     .ci = {.lo = ratio.ci.lo * more, .hi = ratio.ci.hi * more}};
+      for (double* x : {&row.of_copy->ratio, &row.of_copy->ci.lo, &row.of_copy->ci.hi}) *x *= more;
     }
     bench.rows.push_back(std::move(row));
   }

@@ -2,7 +2,6 @@
 // the host knows, and whole sampled rows for elements that were never written.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "recipes/dtype.hpp"
 #include "tools/tuner/gpu_backend.hpp"
@@ -95,14 +94,8 @@ Result<std::vector<float>> GpuBackend::read(CUdeviceptr from, Dtype type, int64_
   std::vector<uint8_t> bytes(static_cast<size_t>(count) * size_bytes(type));
   F8_TRY(driver_.check(driver_.memcpy_dtoh(bytes.data(), from, bytes.size()), "cuMemcpyDtoH"));
   std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint16_t half = 0;
-    if (type == Dtype::kF32) {
-      std::memcpy(&values[i], &bytes[i * sizeof(float)], sizeof(float));
-    } else {
-      std::memcpy(&half, &bytes[i * sizeof half], sizeof half);
-      values[i] = type == Dtype::kBf16 ? decode_bf16(half) : decode_f16(half);
-    }
+  for (int64_t i = 0; i < count; ++i) {
+    values[static_cast<size_t>(i)] = load_element(bytes.data(), i, type);
   }
   return values;
 }
@@ -167,15 +160,16 @@ Status GpuBackend::check_amax(const Timed& timed, CUdeviceptr d, float held, Che
 Result<Check> GpuBackend::verify_gemm(Timed& timed) {
   const Epilogue epilogue = epilogue_of(timed.subject.impl).value_or(Epilogue{});
   const CUdeviceptr d = outputs_.front();
-  const auto elements = static_cast<size_t>(own_.m * own_.n);
-  const bool wide = problem_.d == Dtype::kF32;
-  const uint32_t ones = wide ? 0x3F800000 : problem_.d == Dtype::kBf16 ? 0x3F803F80 : 0x3C003C00;
-  F8_TRY(epilogue.add ? driver_.check(driver_.memset_d32_async(
-                                          d, ones, wide ? elements : elements / 2, stream_),
-                                      "cuMemsetD32Async")
-                      : driver_.check(driver_.memset_d8_async(
-                                          d, kPoison, elements * size_bytes(problem_.d), stream_),
-                                      "cuMemsetD8Async"));
+  const size_t bytes = static_cast<size_t>(own_.m * own_.n) * size_bytes(problem_.d);
+  if (epilogue.add) {
+    uint32_t ones = 0;
+    const auto in_word = static_cast<int64_t>(sizeof ones / size_bytes(problem_.d));
+    for (int64_t i = 0; i < in_word; ++i) store_element(&ones, i, 1.0F, problem_.d);
+    F8_TRY(driver_.check(driver_.memset_d32_async(d, ones, bytes / sizeof ones, stream_),
+                         "cuMemsetD32Async"));
+  } else {
+    F8_TRY(driver_.check(driver_.memset_d8_async(d, kPoison, bytes, stream_), "cuMemsetD8Async"));
+  }
   if (epilogue.amax) {
     F8_TRY(driver_.check(driver_.memset_d8_async(timed.amax, 0, sizeof(uint32_t), stream_),
                          "cuMemsetD8Async"));
@@ -189,7 +183,7 @@ Result<Check> GpuBackend::verify_gemm(Timed& timed) {
   size_t at = 0;
   for (size_t i = 0; i < reference.rows.size(); ++i) {
     for (const int64_t j : reference.cols) {
-      if (epilogue.bias) reference.values[at] += timed.bias[static_cast<size_t>(j)];
+      if (epilogue.bias) reference.values[at] += bias_of(j);
       if (epilogue.add) reference.values[at] += 1;
       ++at;
     }

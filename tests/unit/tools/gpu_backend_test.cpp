@@ -104,7 +104,7 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-// Every epilogue of every type of result; and each, taken for another one, is found out.
+// Every epilogue of every type of result.
 TEST_F(GpuBackendTest, EpiloguesAreRight) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const Op op : {Op::kOutput, Op::kGradWeight}) {
