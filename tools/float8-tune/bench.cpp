@@ -102,6 +102,39 @@ bool ends_survey(const Error& error, const BenchWork& work) {
          error.code == ErrorCode::kEnvironment || error.code == ErrorCode::kInterrupted;
 }
 
+void add_us(Json& json, const tuning_db::TrialResult& result) {
+  if (!result.timing) return;
+  json["us"] = rounded(result.timing->median_ns / 1e3);
+  json["us_lo"] = rounded(result.timing->ci_lo_ns / 1e3);
+  json["us_hi"] = rounded(result.timing->ci_hi_ns / 1e3);
+}
+
+std::string failed_text(std::span<const tuner::BenchRow> failed) {
+  std::string text;
+  for (const tuner::BenchRow& kernel : failed) {
+    text += fmt::format("not measured: {} {}: {}: {}\n", kernel.subject.impl, kernel.subject.config,
+                        tuning_db::to_string(kernel.result.state), kernel.result.reason);
+  }
+  return text;
+}
+
+Json failed_json(std::span<const tuner::BenchRow> failed) {
+  Json json = Json::array();
+  for (const tuner::BenchRow& kernel : failed) {
+    json.push_back({{"impl", kernel.subject.impl},
+                    {"config", kernel.subject.config},
+                    {"state", tuning_db::to_string(kernel.result.state)},
+                    {"reason", kernel.result.reason}});
+  }
+  return json;
+}
+
+bool any_wrong(std::span<const tuner::BenchRow> failed) {
+  return std::ranges::any_of(failed, [](const tuner::BenchRow& kernel) {
+    return kernel.result.state == tuning_db::TrialState::kWrong;
+  });
+}
+
 std::string summary_text(const std::string& what, std::span<const tuner::SurveyRatio> ratios) {
   if (ratios.size() < 2) return "";
   const tuner::SurveySummary s = tuner::summarize(ratios);

@@ -60,6 +60,13 @@ struct BenchMachine {
 // it is the only one.
 [[nodiscard]] bool ends_survey(const Error& error, const BenchWork& work);
 
+// A result's median and interval, where it was timed.
+void add_us(Json& json, const tuning_db::TrialResult& result);
+// Of the candidates that could not be measured.
+[[nodiscard]] std::string failed_text(std::span<const tuner::BenchRow> failed);
+[[nodiscard]] Json failed_json(std::span<const tuner::BenchRow> failed);
+[[nodiscard]] bool any_wrong(std::span<const tuner::BenchRow> failed);
+
 // Empty where there is nothing to say: fewer than two.
 [[nodiscard]] std::string summary_text(const std::string& what,
                                        std::span<const tuner::SurveyRatio> ratios);

@@ -21,10 +21,8 @@ Json to_json(const tuner::CastBench& bench, const Recipe& recipe, size_t weights
   json["casts"] = Json::array();
   for (const tuner::CastRow& row : bench.rows) {
     Json one = {{"cast", name_of(row)}};
+    add_us(one, row.result);
     if (const auto& timing = row.result.timing) {
-      one["us"] = rounded(timing->median_ns / 1e3);
-      one["us_lo"] = rounded(timing->ci_lo_ns / 1e3);
-      one["us_hi"] = rounded(timing->ci_hi_ns / 1e3);
       one["gb_per_s"] = rounded(bytes_of(bench, row) / timing->median_ns, 4);
     }
     if (row.of_copy) {

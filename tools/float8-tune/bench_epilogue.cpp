@@ -17,13 +17,8 @@ constexpr std::array<std::string_view, 12> kColumns = {
 
 Result<std::vector<tuner::Epilogue>> epilogues_of(const Options& options) {
   std::vector<tuner::Epilogue> epilogues;
-  std::string_view rest = options.epilogues;
-  for (bool more = true; more;) {
-    const size_t comma = rest.find(',');
-    epilogues.push_back(
-        F8_TRY(of_option("--epilogue", tuner::parse_epilogue(rest.substr(0, comma)))));
-    more = comma != std::string_view::npos;
-    if (more) rest.remove_prefix(comma + 1);
+  for (const std::string& item : items_of(options.epilogues)) {
+    epilogues.push_back(F8_TRY(of_option("--epilogue", tuner::parse_epilogue(item))));
   }
   return epilogues;
 }
@@ -41,10 +36,8 @@ Json to_json(const tuner::EpilogueBench& bench, const tuner::EpilogueCost& cost)
   const tuner::BenchRow& row = bench.rows[cost.row];
   Json json = {{"epilogue", to_string(cost.epilogue)},
                {"config", row.subject.config},
-               {"us", rounded(row.result.timing->median_ns / 1e3)},
-               {"us_lo", rounded(row.result.timing->ci_lo_ns / 1e3)},
-               {"us_hi", rounded(row.result.timing->ci_hi_ns / 1e3)},
                {"state", tuning_db::to_string(row.result.state)}};
+  add_us(json, row.result);
   if (cost.over_plain) {
     json["over_plain"] = rounded(cost.over_plain->ratio, 5);
     json["over_plain_lo"] = rounded(cost.over_plain->ci.lo, 5);
@@ -86,12 +79,7 @@ std::string text_of(const tuner::EpilogueBench& bench, bool color) {
                over ? interval_text(over->ci.lo, over->ci.hi, 3) : "-",
                std::string(tuning_db::to_string(row.result.state))});
   }
-  std::string text = fmt::format("{}\n{}", bench.problem.key(), table.text(color));
-  for (const tuner::BenchRow& kernel : bench.failed) {
-    text += fmt::format("not measured: {} {}: {}: {}\n", kernel.subject.impl, kernel.subject.config,
-                        tuning_db::to_string(kernel.result.state), kernel.result.reason);
-  }
-  return text;
+  return fmt::format("{}\n{}{}", bench.problem.key(), table.text(color), failed_text(bench.failed));
 }
 
 Result<int> bench_epilogue(const Options& options, const Global& global) {
@@ -128,7 +116,8 @@ Result<int> bench_epilogue(const Options& options, const Global& global) {
         json["epilogues"].push_back(to_json(*bench, cost));
         F8_TRY(of_option("--csv", add_csv(machine.csv, *bench, cost)));
       }
-      bad |= bench->costs.size() <= epilogues.size();
+      json["failed"] = failed_json(bench->failed);
+      bad |= bench->costs.size() <= epilogues.size() || any_wrong(bench->failed);
       results.push_back(json);
       text += text_of(*bench, stdout_color(global));
     }

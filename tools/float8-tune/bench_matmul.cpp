@@ -31,11 +31,7 @@ constexpr std::array<std::string_view, 19> kColumns = {"problem",
 
 void add_timing(Json& row, const tuning_db::TrialResult& result) {
   row["state"] = tuning_db::to_string(result.state);
-  if (result.timing) {
-    row["us"] = rounded(result.timing->median_ns / 1e3);
-    row["us_lo"] = rounded(result.timing->ci_lo_ns / 1e3);
-    row["us_hi"] = rounded(result.timing->ci_hi_ns / 1e3);
-  }
+  add_us(row, result);
   if (result.rel_err) row["rel_err"] = rounded(*result.rel_err, 3);
   if (result.sm_mhz_mean) row["sm_mhz"] = rounded(*result.sm_mhz_mean, 4);
   if (result.power_w) row["power_w"] = rounded(*result.power_w, 4);
@@ -101,11 +97,7 @@ std::string text_of(const tuner::MatmulBench& bench, bool color) {
   }
   std::string text = fmt::format("{}\n{}", bench.problem.key(), table.text(color));
   if (!bench.no_rival.empty()) text += fmt::format("no cuBLASLt kernel: {}\n", bench.no_rival);
-  for (const tuner::BenchRow& kernel : bench.failed) {
-    text += fmt::format("not measured: {} {}: {}: {}\n", kernel.subject.impl, kernel.subject.config,
-                        tuning_db::to_string(kernel.result.state), kernel.result.reason);
-  }
-  return text;
+  return text + failed_text(bench.failed);
 }
 
 // The ratios of one recipe: generated against cuBLASLt's best.
@@ -157,14 +149,8 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
         row["kernels"].push_back(kernel_json(problem, kernel));
         F8_TRY(of_option("--csv", add_csv(machine.csv, problem, kernel)));
       }
-      row["failed"] = Json::array();
-      for (const tuner::BenchRow& kernel : bench.failed) {
-        row["failed"].push_back({{"impl", kernel.subject.impl},
-                                 {"config", kernel.subject.config},
-                                 {"state", tuning_db::to_string(kernel.result.state)},
-                                 {"reason", kernel.result.reason}});
-        bad |= kernel.result.state == tuning_db::TrialState::kWrong;
-      }
+      row["failed"] = failed_json(bench.failed);
+      bad |= any_wrong(bench.failed);
       results.push_back(row);
       text += text_of(bench, stdout_color(global));
       const tuner::BenchRow* generated = bench.row("generated");

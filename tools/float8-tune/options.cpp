@@ -38,13 +38,21 @@ Result<Recipe> recipe_of(const std::string& recipe) {
   return of_option("--recipe", find_recipe(recipe));
 }
 
-Result<std::vector<std::string>> recipes_of(const std::string& list) {
-  std::vector<std::string> names;
+std::vector<std::string> items_of(const std::string& list) {
+  std::vector<std::string> items;
   for (size_t at = 0; at <= list.size();) {
     const size_t comma = std::min(list.find(',', at), list.size());
-    const Recipe recipe = F8_TRY(recipe_of(list.substr(at, comma - at)));
-    if (std::ranges::find(names, recipe.name) == names.end()) names.push_back(recipe.name);
+    items.push_back(list.substr(at, comma - at));
     at = comma + 1;
+  }
+  return items;
+}
+
+Result<std::vector<std::string>> recipes_of(const std::string& list) {
+  std::vector<std::string> names;
+  for (const std::string& item : items_of(list)) {
+    const Recipe recipe = F8_TRY(recipe_of(item));
+    if (std::ranges::find(names, recipe.name) == names.end()) names.push_back(recipe.name);
   }
   return names;
 }

@@ -22,6 +22,8 @@ CLI::Option* add_mnk(CLI::App& command, std::string& mnk);        // --mnk M,N,K
 
 // What options say, with the option's name before any error.
 [[nodiscard]] Result<Recipe> recipe_of(const std::string& recipe);
+// What commas separate; as many as there are commas, and one more.
+[[nodiscard]] std::vector<std::string> items_of(const std::string& list);
 // Names separated by commas, each once.
 [[nodiscard]] Result<std::vector<std::string>> recipes_of(const std::string& list);
 [[nodiscard]] Result<std::vector<Shape>> shapes_of(const std::string& mnk);
