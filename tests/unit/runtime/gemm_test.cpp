@@ -50,6 +50,10 @@ class GemmTest : public ::testing::Test {
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
   GemmDesc desc_{.gemm = Gemm::kOutput, .shape = {8192, 4096, 4096}, .fast = true};
+  // Where nothing is computed, any memory is every operand.
+  alignas(16) uint8_t bytes_[64] = {};
+  const float* scale_ = reinterpret_cast<const float*>(bytes_);
+  [[nodiscard]] GemmCall call_of(int64_t m) { return {bytes_, bytes_, bytes_, scale_, scale_, m}; }
 };
 
 TEST_F(GemmTest, ChoosesByTheTable) {
@@ -180,9 +184,7 @@ TEST_F(GemmTest, RefusesWhatNoProviderDoes) {
 TEST_F(GemmTest, GridIsPersistent) {
   cuda_.emulate = false;
   cuda_.active_clusters = 60;
-  alignas(16) static uint8_t bytes[64];
-  const float* scale = reinterpret_cast<const float*>(bytes);
-  const GemmCall call{bytes, bytes, bytes, scale, scale, 8192};
+  const GemmCall call = call_of(8192);
   struct Case {
     Shape shape;
     int64_t m;
@@ -208,15 +210,13 @@ TEST_F(GemmTest, GridIsPersistent) {
 // Places are a permutation of the grid's clusters: the found one where the grid takes the device.
 TEST_F(GemmTest, PlacesArePermutationsOfTheGrid) {
   cuda_.emulate = false;
-  alignas(16) static uint8_t bytes[64];
-  const float* scale = reinterpret_cast<const float*>(bytes);
   desc_.shape = {8192, 4096, 4096};
   const auto places = [&](int64_t m, const char* config) {
     const auto plan = GemmPlan::create(context_, desc_, generated(config)).value();
     PairPlaces reversed = places_as_dealt();
     std::reverse(reversed.begin(), reversed.begin() + 66);
     if (context_->state().pair_places) context_->state().pair_places = reversed;
-    EXPECT_TRUE(plan->run({bytes, bytes, bytes, scale, scale, m}, nullptr, nullptr));
+    EXPECT_TRUE(plan->run(call_of(m), nullptr, nullptr));
     return std::to_array(cuda_.launches.back().gemm.places);
   };
   const auto of_all = places(8192, "128x128s6c1x2w2pg16");
@@ -235,8 +235,6 @@ TEST_F(GemmTest, PlacesArePermutationsOfTheGrid) {
 // us gained by an early start against neighbours that are dealt far apart: docs/kernels.md.
 TEST_F(GemmTest, LongProductsOfSmallTilesStartAtTheEnd) {
   cuda_.emulate = false;
-  alignas(16) static uint8_t bytes[64];
-  const float* scale = reinterpret_cast<const float*>(bytes);
   struct Case {
     Shape shape;
     const char* config;
@@ -250,7 +248,7 @@ TEST_F(GemmTest, LongProductsOfSmallTilesStartAtTheEnd) {
         Case{{8192, 8192, 1024}, "128x256s3c2x1w2g16", true}}) {
     desc_.shape = shape;
     const auto plan = GemmPlan::create(context_, desc_, generated(config)).value();
-    ASSERT_TRUE(plan->run({bytes, bytes, bytes, scale, scale, shape.m}, nullptr, nullptr));
+    ASSERT_TRUE(plan->run(call_of(shape.m), nullptr, nullptr));
     EXPECT_EQ(cuda_.launches.back().programmatic, early) << to_string(shape) << " " << config;
   }
 }
@@ -258,17 +256,13 @@ TEST_F(GemmTest, LongProductsOfSmallTilesStartAtTheEnd) {
 TEST_F(GemmTest, ProgrammaticLaunchIsAnOption) {
   cuda_.emulate = false;
   const auto context = cuda_.context({.cache_dir = {}, .programmatic_launch = false});
-  alignas(16) static uint8_t bytes[64];
-  const float* scale = reinterpret_cast<const float*>(bytes);
   const auto plan = GemmPlan::create(context, desc_, generated("128x128s4c1x1w2g8")).value();
-  ASSERT_TRUE(plan->run({bytes, bytes, bytes, scale, scale, 128}, nullptr, nullptr));
+  ASSERT_TRUE(plan->run(call_of(128), nullptr, nullptr));
   EXPECT_FALSE(cuda_.launches.back().programmatic);
 }
 
 TEST_F(GemmTest, MisuseIsOneClearError) {
-  alignas(16) static uint8_t bytes[64];
-  const float* scale = reinterpret_cast<const float*>(bytes);
-  const GemmCall good{bytes, bytes, bytes, scale, scale, 128};
+  const GemmCall good = call_of(128);
   const auto plan = GemmPlan::create(context_, desc_, generated("128x128s4c1x1w2g8")).value();
   const auto refused = [&](auto change, std::string_view part) {
     GemmCall call = good;
@@ -283,9 +277,9 @@ TEST_F(GemmTest, MisuseIsOneClearError) {
   refused([](GemmCall& c) { c.d = nullptr; }, "d is null");
   refused([](GemmCall& c) { c.inv_scale_a = nullptr; }, "inv_scale_a");
   refused([](GemmCall& c) { c.inv_scale_b = nullptr; }, "inv_scale_b");
-  refused([](GemmCall& c) { c.a = bytes + 8; }, "a is not aligned");
-  refused([](GemmCall& c) { c.b = bytes + 1; }, "b is not aligned");
-  refused([](GemmCall& c) { c.d = bytes + 2; }, "d is not aligned");
+  refused([this](GemmCall& c) { c.a = bytes_ + 8; }, "a is not aligned");
+  refused([this](GemmCall& c) { c.b = bytes_ + 1; }, "b is not aligned");
+  refused([this](GemmCall& c) { c.d = bytes_ + 2; }, "d is not aligned");
   refused([](GemmCall& c) { c.m = -1; }, "m is -1");
   refused([](GemmCall& c) { c.m = 8193; }, "8192");
   EXPECT_TRUE(cuda_.launches.empty());
@@ -293,15 +287,13 @@ TEST_F(GemmTest, MisuseIsOneClearError) {
 
 // The copy engine brings them, 16 bytes at least.
 TEST_F(GemmTest, BlockScalesAreAligned) {
-  alignas(16) static uint8_t bytes[64];
-  const auto* scale = reinterpret_cast<const float*>(bytes);
   for (const auto mode : {codegen::ScaleMode::kBlock1x128, codegen::ScaleMode::kBlock128x128}) {
     GemmDesc desc = desc_;
     desc.scale = mode;
     desc.fast = false;
     const auto plan = GemmPlan::create(context_, desc, generated("128x128s4c1x1w2g8")).value();
-    for (const GemmCall& call : {GemmCall{bytes, bytes, bytes, scale + 1, scale, 128},
-                                 GemmCall{bytes, bytes, bytes, scale, scale + 3, 128}}) {
+    for (const GemmCall& call : {GemmCall{bytes_, bytes_, bytes_, scale_ + 1, scale_, 128},
+                                 GemmCall{bytes_, bytes_, bytes_, scale_, scale_ + 3, 128}}) {
       const Status status = plan->run(call, nullptr, nullptr);
       ASSERT_FALSE(status);
       EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
@@ -312,9 +304,7 @@ TEST_F(GemmTest, BlockScalesAreAligned) {
 }
 
 TEST_F(GemmTest, DriverErrorsComeBackWithTheKernel) {
-  alignas(16) static uint8_t bytes[64];
-  const float* scale = reinterpret_cast<const float*>(bytes);
-  const GemmCall call{bytes, bytes, bytes, scale, scale, 128};
+  const GemmCall call = call_of(128);
   const auto plan = GemmPlan::create(context_, desc_, generated("128x128s4c1x1w2g8")).value();
   cuda_.launch_result = CUDA_ERROR_ILLEGAL_ADDRESS;
   const Status launch = plan->run(call, nullptr, nullptr);
