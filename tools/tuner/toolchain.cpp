@@ -33,8 +33,8 @@ tuning_db::Toolchain current_toolchain(std::string driver, int driver_cuda_versi
           .cublaslt = runtime::cublaslt_version().value_or("none"),
           .nccl = nccl_version().value_or("none"),
           .tool_version = std::move(tool_version),
-          .git_sha = FLOAT8_GIT_SHA,
-          .git_dirty = FLOAT8_GIT_DIRTY != 0,
+          .git_sha = kGitSha,
+          .git_dirty = kGitDirty,
           .codegen_abi = codegen::kGeneratorVersion};
 }
 

@@ -15,4 +15,9 @@ namespace f8::tuner {
 [[nodiscard]] std::string cuda_version_text(int version);  // 13000: "13.0"
 [[nodiscard]] Result<std::string> nccl_version();
 
+// Of the sources that this was built from (cmake/git_revision.cmake): 12 digits or "unknown", and
+// whether they differed from it.
+extern const char* const kGitSha;
+extern const bool kGitDirty;
+
 }  // namespace f8::tuner

@@ -1,0 +1,50 @@
+// cost-model: what its choices cost on measured products, and constants from measurements.
+#include <gtest/gtest.h>
+
+#include "base/file.hpp"
+#include "tests/unit/cli/run_tool.hpp"
+
+namespace f8::testing {
+namespace {
+
+const std::string kFittedTo = FLOAT8_SOURCE_DIR "/tuning_db/data/exhaustive/fitted_to.jsonl";
+const std::string kHeldOut = FLOAT8_SOURCE_DIR "/tuning_db/data/exhaustive/held_out.jsonl";
+
+// Layers that the constants have not seen, every configuration of which was timed.
+TEST(CostModelCommand, TheBuiltInConstantsChooseWellForLayersHeldOut) {
+  const Tool tool;
+  const auto regret = tool.json({"cost-model", "score", "--train", "builtin," + kFittedTo, "--test",
+                                 kHeldOut, "--json"})["regret"];
+  EXPECT_GE(regret["fitted to"]["products"], 300);
+  EXPECT_GE(regret["held out"]["products"], 20);
+  for (const char* set : {"fitted to", "held out"}) {
+    for (const char* of : {"", "_to_any"}) {
+      EXPECT_LE(regret[set][std::string("median") + of], 0.03) << set << of;
+      EXPECT_LE(regret[set][std::string("p95") + of], 0.12) << set << of;
+    }
+  }
+}
+
+TEST(CostModelCommand, WritesTheConstantsThatItFitted) {
+  const Tool tool;
+  const auto regret = tool.json({"cost-model", "fit", "--train", kHeldOut, "--folds", "1", "-o",
+                                 "constants.cpp", "--json"})["regret"];
+  EXPECT_LE(regret["fitted"]["p95"], regret["before"]["p95"]);
+  const auto source = read_file(tool.path() / "constants.cpp");
+  ASSERT_TRUE(source) << source.error().message;
+  EXPECT_TRUE(contains(*source, "CostModel::fitted()"));
+  EXPECT_TRUE(contains(*source, ".port_bytes_per_clock = "));
+}
+
+TEST(CostModelCommand, SaysWhatItCannotFitTo) {
+  const Tool tool;
+  tool.expect_refused(1, {"cost-model", "score", "--train", "nothing.jsonl"},
+                      {"--train", "nothing.jsonl"});
+  const std::string empty = tool.write("empty.jsonl", "{\"float8_tuning_db\":1}\n");
+  tool.expect_refused(1, {"cost-model", "fit", "--train", empty, "-o", "constants.cpp"},
+                      {"--train", "sweep --exhaustive"});
+  tool.expect_refused(1, {"cost-model", "score", "--test", empty}, {"--test"});
+}
+
+}  // namespace
+}  // namespace f8::testing
