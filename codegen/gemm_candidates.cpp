@@ -53,6 +53,13 @@ int most_stages(const Tile& tile) {
 
 }  // namespace
 
+std::optional<GemmConfig> with_fitting_stages(GemmSpec spec) {
+  int& stages = spec.config.stages;
+  while (stages > 2 && !validate(spec)) --stages;
+  if (!validate(spec)) return std::nullopt;
+  return spec.config;
+}
+
 std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {
   std::vector<GemmConfig> candidates;
   for (const Tile& tile : kTiles) {
@@ -67,10 +74,7 @@ std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {
                           .warpgroups = tile.warpgroups,
                           .pingpong = tile.pingpong,
                           .group = cluster.group};
-      GemmConfig& config = candidate.config;
-      while (config.stages > 2 && !validate(candidate)) --config.stages;
-      if (!validate(candidate)) continue;
-      candidates.push_back(config);
+      if (const auto fitting = with_fitting_stages(candidate)) candidates.push_back(*fitting);
     }
   }
   return candidates;

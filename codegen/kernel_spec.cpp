@@ -305,9 +305,12 @@ struct Validate {
       return bad(fmt::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
                              smem - kMaxSmemBytes, kMaxSmemBytes));
     }
-    // The schedule of two products takes registers, and so do scales of columns.
+    // The schedule of two products takes registers, and so do scales of columns, a bias, an amax.
     const bool two_blocks = !c.pingpong && c.tile_m / c.warpgroups > 64;
-    const int taken = s.problems == 2 && s.scale == ScaleMode::kBlock1x128 && two_blocks ? 8 : 0;
+    const bool by_column =
+        s.scale == ScaleMode::kBlock1x128 ? two_blocks : c.pingpong && s.scale == ScaleMode::kAxis;
+    const bool more = s.problems == 2 || (c.pingpong && (s.bias || s.amax));
+    const int taken = by_column && more ? 8 : 0;
     if (const int most = most_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
                              gemm_accumulators(s), most));

@@ -21,6 +21,7 @@
 // Examples: gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2 and 128x256s4c2x1w2g8
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -153,6 +154,9 @@ inline constexpr int kQuantizeBlocksPerSm = 4;
 // Whether its blocks wait for each other, so that all must be resident: a cooperative launch.
 [[nodiscard]] bool is_cooperative(const CastSpec& spec);
 
+// spec.config with as many of its stages as fit beside what else spec needs of shared memory;
+// nullopt where two do not fit or the configuration is not legal at all.
+[[nodiscard]] std::optional<GemmConfig> with_fitting_stages(GemmSpec spec);
 // Every configuration that the tuner may choose for this GEMM (config is ignored in the argument),
 // in no particular order of merit; each of them compiles without spills.
 [[nodiscard]] std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec);

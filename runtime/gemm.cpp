@@ -230,6 +230,8 @@ Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call, S
 
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
   F8_TRY(validate(desc));
+  const char* without =
+      table == nullptr ? "there is no tuning table" : "the tuning table has no row near this shape";
   if (table != nullptr) {
     const KernelChoice* found = find_choice(*table, desc, desc.d);
     // Results of as many bytes take as long.
@@ -241,11 +243,16 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
       choice.why = found->problem.shape == desc.shape
                        ? "the tuning table's row of this shape"
                        : fmt::format("the tuning table's nearest row, {}", found->problem.key());
-      return choice;
+      if (choice.provider != Provider::kGenerated) return choice;
+      // The row's kernel had no bias and no amax, which take room.
+      const auto fitting = codegen::with_fitting_stages(gemm_spec(desc, choice.config));
+      if (fitting) {
+        choice.config = *fitting;
+        return choice;
+      }
+      without = "the tuning table's configuration has no room for this epilogue";
     }
   }
-  const char* without =
-      table == nullptr ? "there is no tuning table" : "the tuning table has no row near this shape";
   GemmChoice choice;
   if (!is_fp8(desc.a)) {
     choice.provider = Provider::kCublasLt;

@@ -152,6 +152,30 @@ TEST_F(GemmTest, AnFp32BiasIsNotLeftToTheLibrary) {
   EXPECT_EQ(GemmPlan::choose(*context_, desc_).value().provider, Provider::kGenerated);
 }
 
+// A row's kernel had no bias, whose vector takes the room of a stage, and no amax.
+TEST_F(GemmTest, ARowIsFittedToTheEpilogue) {
+  desc_.scale = codegen::ScaleMode::kAxis;
+  desc_.fast = true;
+  const auto choose = [&](const char* config) {
+    KernelChoice rowwise = row(Gemm::kOutput, desc_.shape, Provider::kGenerated, config);
+    rowwise.problem.recipe = "rowwise";
+    TuningTable table;
+    table.add(rowwise);
+    context_->set_table(table);
+    const auto choice = GemmPlan::choose(*context_, desc_);
+    EXPECT_TRUE(choice && GemmPlan::create(context_, desc_, *choice));
+    return choice.value();
+  };
+  EXPECT_EQ(config_text(choose("128x128s6c1x2w2pg16")), "128x128s6c1x2w2pg16");
+  EXPECT_EQ(config_text(choose("128x192s4c1x2w2pg16")), "128x192s4c1x2w2pg16");
+  desc_.bias = true;
+  EXPECT_EQ(config_text(choose("128x128s6c1x2w2pg16")), "128x128s5c1x2w2pg16");
+  desc_.amax = true;
+  const GemmChoice other = choose("128x192s4c1x2w2pg16");
+  EXPECT_NE(other.config.tile_n, 192);
+  EXPECT_NE(other.why.find("no room"), std::string::npos) << other.why;
+}
+
 TEST_F(GemmTest, CorruptTableTextIsAnError) {
   TuningTable table;
   table.add(row(Gemm::kOutput, desc_.shape, Provider::kGenerated, "banana"));

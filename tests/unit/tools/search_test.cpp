@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "runtime/cost_model.hpp"
 #include "tools/tuner/sweep_plan.hpp"
 
 namespace f8::tuner {
@@ -30,6 +31,27 @@ TEST(Search, KeepsTheBestByTheModelAndSaysWhyOfTheOthers) {
   }
   EXPECT_EQ(kept, 5u);
   EXPECT_EQ(distinct.size(), candidates.size());
+}
+
+// What was tuned without an epilogue is planned with one.
+TEST(Search, BuiltInChoicesFitEveryEpilogue) {
+  const TuningTable table = tuning_db::Database::builtin().value().table().value();
+  ASSERT_GT(table.choices().size(), 100u);
+  int fitted = 0;
+  for (const KernelChoice& choice : table.choices()) {
+    if (choice.problem.op == Op::kLinear || choice.provider != Provider::kGenerated) continue;
+    for (const char* text : {"plain", "bias", "amax", "add", "bias+amax", "bias+amax+add"}) {
+      Epilogue epilogue;
+      if (std::string_view(text) != "plain") epilogue = parse_epilogue(text).value();
+      const auto desc = gemm_desc(choice.problem, false, epilogue).value();
+      const auto chosen = runtime::choose_gemm(&table, desc, h100().sm_count);
+      ASSERT_TRUE(chosen) << chosen.error().message;
+      EXPECT_TRUE(codegen::validate(runtime::gemm_spec(desc, chosen->config)))
+          << choice.problem.key() << " " << choice.config << " " << text;
+      fitted += runtime::config_text(*chosen) != choice.config;
+    }
+  }
+  EXPECT_GT(fitted, 0);
 }
 
 TEST(Search, TheFamilyFollowsTheRecipe) {
