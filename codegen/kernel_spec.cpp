@@ -305,11 +305,13 @@ struct Validate {
       return bad(fmt::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
                              smem - kMaxSmemBytes, kMaxSmemBytes));
     }
-    // The schedule of two products takes registers, and so do scales of columns, a bias, an amax.
+    // The schedule of two products takes registers, and so do scales of columns, a bias and an amax
+    // where a whole ping-pong tile is in registers, without a part that is only partial sums.
     const bool two_blocks = !c.pingpong && c.tile_m / c.warpgroups > 64;
-    const bool by_column =
-        s.scale == ScaleMode::kBlock1x128 ? two_blocks : c.pingpong && s.scale == ScaleMode::kAxis;
-    const bool more = s.problems == 2 || (c.pingpong && (s.bias || s.amax));
+    const bool all_sums = s.fast && c.pingpong;
+    const bool by_column = (s.scale == ScaleMode::kBlock1x128 && two_blocks) ||
+                           (s.scale == ScaleMode::kAxis && all_sums);
+    const bool more = s.problems == 2 || (all_sums && (s.bias || s.amax));
     const int taken = by_column && more ? 8 : 0;
     if (const int most = most_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
