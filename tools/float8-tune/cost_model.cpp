@@ -21,6 +21,10 @@ struct Options {
 
 // "builtin", a database, or what `db export` wrote (.jsonl).
 Result<std::vector<MeasuredProduct>> products_in(const std::string& source) {
+  if (source.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "an empty name; give builtin, databases or .jsonl files, separated by commas");
+  }
   if (source == "builtin") {
     const tuning_db::Database database = F8_TRY(tuning_db::Database::builtin());
     return tuner::measured_products(database);
@@ -43,12 +47,9 @@ Result<std::vector<MeasuredProduct>> products_in(const std::string& source) {
   return products;
 }
 
-Result<std::vector<MeasuredProduct>> products_of(const char* option, std::string_view list) {
+Result<std::vector<MeasuredProduct>> products_of(const char* option, const std::string& list) {
   std::vector<MeasuredProduct> all;
-  while (!list.empty()) {
-    const size_t comma = list.find(',');
-    const std::string source(list.substr(0, comma));
-    list.remove_prefix(comma == std::string_view::npos ? list.size() : comma + 1);
+  for (const std::string& source : items_of(list)) {
     for (MeasuredProduct& product : F8_TRY(of_option(option, products_in(source)))) {
       all.push_back(std::move(product));
     }

@@ -40,6 +40,7 @@ TEST(CostModelCommand, SaysWhatItCannotFitTo) {
   const Tool tool;
   tool.expect_refused(1, {"cost-model", "score", "--train", "nothing.jsonl"},
                       {"--train", "nothing.jsonl"});
+  tool.expect_refused(1, {"cost-model", "score", "--train", "builtin,"}, {"--train", "empty name"});
   const std::string empty = tool.write("empty.jsonl", "{\"float8_tuning_db\":1}\n");
   tool.expect_refused(1, {"cost-model", "fit", "--train", empty, "-o", "constants.cpp"},
                       {"--train", "sweep --exhaustive"});
