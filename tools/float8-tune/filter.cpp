@@ -26,17 +26,12 @@ struct Options {
 };
 
 // "a,b,auto_filter_small_kn"; an empty name would be part of every layer's name.
-Result<std::vector<std::string>> split_names(std::string_view text) {
-  std::vector<std::string> names;
-  while (!text.empty()) {
-    const size_t comma = text.find(',');
-    if (comma == 0 || comma + 1 == text.size()) {
-      return fail(
-          ErrorCode::kInvalidArgument,
-          "--filter-fqns has an empty name, which would match every layer; remove the comma");
-    }
-    names.emplace_back(text.substr(0, comma));
-    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
+Result<std::vector<std::string>> split_names(const std::string& text) {
+  if (text.empty()) return std::vector<std::string>{};
+  std::vector<std::string> names = items_of(text);
+  if (std::ranges::find(names, "") != names.end()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--filter-fqns has an empty name, which would match every layer; remove the comma");
   }
   return names;
 }
