@@ -260,7 +260,12 @@ Status GpuBackend::open_linear() {
   const size_t outputs = y + x + w;
   // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and scales, of
   // which blocks of 1 x 128 have most.
-  saved_bytes_ = x + w + (x + w) / 16 + carved(static_cast<size_t>(8 * (m + n + k)) + (4 << 20));
+  const auto layouts = [](int64_t rows, int64_t cols) {
+    return bytes_of(rows * runtime::row_pitch(cols) + cols * runtime::row_pitch(rows),
+                    Dtype::kE4m3);
+  };
+  const auto words = static_cast<size_t>(8 * (m + n + k));
+  saved_bytes_ = carved(layouts(m, k) + layouts(n, k) + (x + w) / 16 + words + (4 << 20));
   const size_t saved = saved_bytes_;
   const size_t set_bytes = inputs + outputs + saved;
   // The workspace holds the casts of dy in both layouts, and what the kernels' splits need.
