@@ -54,10 +54,10 @@ int most_stages(const Tile& tile) {
 }  // namespace
 
 std::optional<GemmConfig> with_fitting_stages(GemmSpec spec) {
-  int& stages = spec.config.stages;
-  while (stages > 2 && !validate(spec)) --stages;
-  if (!validate(spec)) return std::nullopt;
-  return spec.config;
+  for (int& stages = spec.config.stages; stages >= 2; --stages) {
+    if (validate(spec)) return spec.config;
+  }
+  return std::nullopt;
 }
 
 std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {

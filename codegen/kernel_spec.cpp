@@ -293,8 +293,9 @@ struct Validate {
       return bad("pow2 is for axis scales and a bf16 result without bias and amax");
     }
     if (s.fast && is_block(s.scale)) return bad("block scales need precise accumulation");
-    if (c.split_k > 1 && c.tile_n / c.split_k % 64 != 0)
+    if (c.split_k > 1 && c.tile_n / c.split_k % 64 != 0) {
       return bad("each CTA of a split must write 64 columns");
+    }
     if (s.problems < 1 || s.problems > 2) return bad("one or two products a launch");
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
       return bad("each CTA of a cluster must copy a multiple of 8 rows");
@@ -308,11 +309,10 @@ struct Validate {
     // The schedule of two products takes registers, and so do scales of columns, a bias and an amax
     // where a whole ping-pong tile is in registers, without a part that is only partial sums.
     const bool two_blocks = !c.pingpong && c.tile_m / c.warpgroups > 64;
-    const bool all_sums = s.fast && c.pingpong;
-    const bool by_column = (s.scale == ScaleMode::kBlock1x128 && two_blocks) ||
-                           (s.scale == ScaleMode::kAxis && all_sums);
-    const bool more = s.problems == 2 || (all_sums && (s.bias || s.amax));
-    const int taken = by_column && more ? 8 : 0;
+    const bool blocks = s.scale == ScaleMode::kBlock1x128 && two_blocks && s.problems == 2;
+    const bool whole_tile = s.scale == ScaleMode::kAxis && s.fast && c.pingpong &&
+                            (s.problems == 2 || s.bias || s.amax);
+    const int taken = blocks || whole_tile ? 8 : 0;
     if (const int most = most_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
                              gemm_accumulators(s), most));
@@ -435,8 +435,8 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
 int gemm_out_buffers(const GemmSpec& s) {
   const GemmConfig& c = s.config;
   const int rows = c.tile_m / (c.pingpong ? 1 : c.warpgroups);
-  const int out_columns = out_row_bytes(s) / static_cast<int>(size_bytes(s.d));
-  const int whole = rows / kernels::kOutRows * c.tile_n / out_columns / c.split_k;
+  const int columns = kernels::out_columns(c.tile_n, static_cast<int>(size_bytes(s.d)));
+  const int whole = rows / kernels::kOutRows * c.tile_n / columns / c.split_k;
   int buffers = is_block(s.scale) ? 1 : 2;  // the scales take room
   while (buffers < whole && gemm_smem_bytes(s, buffers + 1) <= kMaxSmemBytes) ++buffers;
   return buffers;

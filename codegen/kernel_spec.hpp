@@ -139,8 +139,8 @@ using KernelSpec =
 
 [[nodiscard]] int threads_per_block(const KernelSpec& spec);
 [[nodiscard]] int dynamic_smem_bytes(const KernelSpec& spec);
-// Of 64 rows, of each math warpgroup: what shared memory leaves, up to its share of a
-// tile, so that the result drains while the next tile is computed.
+// Of 64 rows, of each math warpgroup: what shared memory leaves, up to its share of a tile, so that
+// the result drains while the next tile is computed.
 [[nodiscard]] int gemm_out_buffers(const GemmSpec& spec);
 // Bytes of a row of the result that leave shared memory at once: 128 or 64.
 [[nodiscard]] int out_row_bytes(const GemmSpec& spec);

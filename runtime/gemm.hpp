@@ -28,9 +28,13 @@ namespace f8::runtime {
   return ceil_div(extent, 16) * 16;
 }
 // Bytes from one row of an fp8 copy to the next: whole lines of L2, since the products read 128
-// bytes of each row at a time (docs/kernels.md: 1.5 times as long where that is two lines).
+// bytes of each row at a time (docs/kernels.md: up to 1.6 times as long where that is two lines).
 [[nodiscard]] constexpr int64_t row_pitch(int64_t extent) {
   return ceil_div(extent, 128) * 128;
+}
+// Of an fp8 copy with `rows` rows of `extent` elements.
+[[nodiscard]] constexpr size_t fp8_copy_bytes(int64_t rows, int64_t extent) {
+  return static_cast<size_t>(rows * row_pitch(extent));
 }
 
 struct GemmDesc {

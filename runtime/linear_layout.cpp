@@ -18,12 +18,8 @@ struct Matrix {
   int64_t cols;
   const Copies& copies;
 
-  [[nodiscard]] size_t q_bytes() const {
-    return copies.q ? static_cast<size_t>(rows * row_pitch(cols)) : 0;
-  }
-  [[nodiscard]] size_t qt_bytes() const {
-    return copies.qt ? static_cast<size_t>(cols * row_pitch(rows)) : 0;
-  }
+  [[nodiscard]] size_t q_bytes() const { return copies.q ? fp8_copy_bytes(rows, cols) : 0; }
+  [[nodiscard]] size_t qt_bytes() const { return copies.qt ? fp8_copy_bytes(cols, rows) : 0; }
   [[nodiscard]] size_t q_scale_bytes() const { return scale_bytes(copies.q, rows, cols); }
   [[nodiscard]] size_t qt_scale_bytes() const { return scale_bytes(copies.qt, cols, rows); }
   // Alone in a launch it has the most partial maxima, and a smaller m never has more.

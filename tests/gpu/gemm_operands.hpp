@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/gemm.hpp"
+#include "tests/fp8_rows.hpp"
 #include "tests/gpu/gpu_test.hpp"
 #include "tests/gpu/scale_layout.hpp"
 
@@ -18,7 +19,7 @@ inline constexpr double kFastBound = 1e-2;
   return scalar ? codegen::ScaleMode::kTensor : scale;
 }
 
-// a[m][k] and b[n][k] of random values, cast by the reference, rows padded to a multiple of 16.
+// a[m][k] and b[n][k] of random values, cast by the reference, rows a pitch apart.
 struct GemmOperands {
   GemmOperands(const Context& context, Shape own, Dtype type_a, Dtype type_b,
                codegen::ScaleMode scale, uint64_t seed, bool scalar_a = false,
@@ -26,8 +27,8 @@ struct GemmOperands {
       : shape(own),
         a(cast(own.m, own.k, type_a, operand_mode(scale, true, scalar_a), seed, pow2)),
         b(cast(own.n, own.k, type_b, operand_mode(scale, false, scalar_b), seed + 1, pow2)),
-        device_a(context, strided(a)),
-        device_b(context, strided(b)),
+        device_a(context, fp8_rows(a)),
+        device_b(context, fp8_rows(b)),
         inv_a(context, device_layout(a)),
         inv_b(context, device_layout(b)) {}
 
@@ -38,15 +39,6 @@ struct GemmOperands {
                                                        : reference::Distribution::kNormal;
     return reference::cast(reference::random_matrix(rows, cols, seed, distribution), over(scale),
                            type, pow2);
-  }
-  static std::vector<uint8_t> strided(const reference::Fp8Matrix& x) {
-    const int64_t ld = row_pitch(x.cols);
-    std::vector<uint8_t> out(static_cast<size_t>(x.rows * ld));
-    for (int64_t r = 0; r < x.rows; ++r) {
-      std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
-                  &out[static_cast<size_t>(r * ld)]);
-    }
-    return out;
   }
   // Rows 0, step, 2 step, ... of a, for products whose whole reference would take too long.
   [[nodiscard]] reference::Fp8Matrix sampled_a(int64_t step) const {

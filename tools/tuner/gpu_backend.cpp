@@ -261,8 +261,7 @@ Status GpuBackend::open_linear() {
   // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and scales, of
   // which blocks of 1 x 128 have most.
   const auto layouts = [](int64_t rows, int64_t cols) {
-    return bytes_of(rows * runtime::row_pitch(cols) + cols * runtime::row_pitch(rows),
-                    Dtype::kE4m3);
+    return runtime::fp8_copy_bytes(rows, cols) + runtime::fp8_copy_bytes(cols, rows);
   };
   const auto words = static_cast<size_t>(8 * (m + n + k));
   saved_bytes_ = carved(layouts(m, k) + layouts(n, k) + (x + w) / 16 + words + (4 << 20));

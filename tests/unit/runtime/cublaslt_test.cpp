@@ -3,6 +3,7 @@
 #include "recipes/reference.hpp"
 #include "runtime/gemm.hpp"
 #include "runtime/linear.hpp"
+#include "tests/fp8_rows.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
@@ -32,15 +33,6 @@ class CublasLtTest : public ::testing::Test {
   std::vector<uint8_t> workspace_ = std::vector<uint8_t>((1 << 20) + 256);
 };
 
-std::vector<uint8_t> strided(const reference::Fp8Matrix& x, int64_t ld) {
-  std::vector<uint8_t> out(static_cast<size_t>(x.rows * ld));
-  for (int64_t r = 0; r < x.rows; ++r) {
-    std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
-                &out[static_cast<size_t>(r * ld)]);
-  }
-  return out;
-}
-
 // Every gemm, scale mode and m up to the planned one; the contraction of grad_weight is no multiple
 // of 16.
 TEST_F(CublasLtTest, Fp8DescribesTheProduct) {
@@ -67,8 +59,8 @@ TEST_F(CublasLtTest, Fp8DescribesTheProduct) {
               reference::cast(reference::random_matrix(own.m, own.k, 1), over, type_a, true);
           const auto b =
               reference::cast(reference::random_matrix(own.n, own.k, 2), over, type_b, true);
-          const auto bits_a = strided(a, row_pitch(own.k));
-          const auto bits_b = strided(b, row_pitch(own.k));
+          const auto bits_a = fp8_rows(a);
+          const auto bits_b = fp8_rows(b);
           std::vector<float> d(static_cast<size_t>(own.m * own.n), -1);
           const Status status = (*plan)->run(
               {bits_a.data(), bits_b.data(), d.data(), a.inv_scales.data(), b.inv_scales.data(), m},

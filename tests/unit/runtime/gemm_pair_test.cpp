@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/linear_kernels.hpp"
+#include "tests/fp8_rows.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
@@ -20,22 +21,14 @@ struct Product {
   Product(Shape own, ScaleMode scale, uint64_t seed)
       : a(cast(own.m, own.k, scale, seed)),
         b(cast(own.n, own.k, scale, seed + 1)),
-        bits_a(strided(a)),
-        bits_b(strided(b)),
+        bits_a(fp8_rows(a)),
+        bits_b(fp8_rows(b)),
         d(static_cast<size_t>(own.m * own.n), -1.0F) {}
 
   static reference::Fp8Matrix cast(int64_t rows, int64_t cols, ScaleMode scale, uint64_t seed) {
     const auto over =
         scale == ScaleMode::kAxis ? reference::AmaxOver::kRow : reference::AmaxOver::kTensor;
     return reference::cast(reference::random_matrix(rows, cols, seed), over, Dtype::kE4m3, false);
-  }
-  static std::vector<uint8_t> strided(const reference::Fp8Matrix& x) {
-    std::vector<uint8_t> out(static_cast<size_t>(x.rows * row_pitch(x.cols)));
-    for (int64_t r = 0; r < x.rows; ++r) {
-      std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
-                  &out[static_cast<size_t>(r * row_pitch(x.cols))]);
-    }
-    return out;
   }
   [[nodiscard]] GemmCall call(int64_t m) {
     return {.a = bits_a.data(),

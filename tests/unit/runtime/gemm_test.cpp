@@ -5,6 +5,7 @@
 
 #include "recipes/reference.hpp"
 #include "runtime/context_state.hpp"
+#include "tests/fp8_rows.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
 namespace f8::runtime {
@@ -351,23 +352,14 @@ TEST_F(GemmTest, DescribesTheProduct) {
           .gemm = gemm, .shape = {40, 48, 32}, .a = Dtype::kE5m2, .d = Dtype::kF32, .scale = scale};
       const int64_t m = 19;
       const Shape own = gemm_shape({m, 48, 32}, gemm);
-      const int64_t ld = row_pitch(own.k);
       const auto over = axis ? reference::AmaxOver::kRow : reference::AmaxOver::kTensor;
       const auto a =
           reference::cast(reference::random_matrix(own.m, own.k, 1), over, Dtype::kE5m2, true);
       const auto b =
           reference::cast(reference::random_matrix(own.n, own.k, 2), over, Dtype::kE4m3, true);
       const auto expected = reference::matmul(a, b);
-      const auto strided = [&](const reference::Fp8Matrix& x) {
-        std::vector<uint8_t> out(static_cast<size_t>(x.rows * ld));
-        for (int64_t r = 0; r < x.rows; ++r) {
-          std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
-                      &out[static_cast<size_t>(r * ld)]);
-        }
-        return out;
-      };
-      const auto bits_a = strided(a);
-      const auto bits_b = strided(b);
+      const auto bits_a = fp8_rows(a);
+      const auto bits_b = fp8_rows(b);
       std::vector<float> d(static_cast<size_t>(own.m * own.n), -1);
       const auto plan = GemmPlan::create(context_, desc_, generated("64x64s4c1x1w1g8"));
       ASSERT_TRUE(plan) << plan.error().message;

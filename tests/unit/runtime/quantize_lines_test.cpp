@@ -93,8 +93,8 @@ struct Item {
   Item(const codegen::CastSpec& spec, int64_t rows, int64_t cols, uint64_t seed)
       : matrix(reference::random_matrix(rows, cols, seed)),
         x(matrix),
-        q(static_cast<size_t>(rows * row_pitch(cols))),
-        qt(static_cast<size_t>(cols * row_pitch(rows))),
+        q(fp8_copy_bytes(rows, cols)),
+        qt(fp8_copy_bytes(cols, rows)),
         scale(32),
         inv_row(static_cast<size_t>(scale_floats(spec.scale_q, rows, cols)) * 4),
         inv_col(static_cast<size_t>(scale_floats(spec.scale_qt, cols, rows)) * 4),

@@ -18,8 +18,8 @@ struct Item {
   Item(const codegen::CastSpec& spec, MatrixSize size, uint64_t seed)
       : matrix(reference::random_matrix(size.rows, size.cols, seed)),
         x(matrix),
-        q(static_cast<size_t>(size.rows * row_pitch(size.cols))),
-        qt(static_cast<size_t>(size.cols * row_pitch(size.rows))),
+        q(fp8_copy_bytes(size.rows, size.cols)),
+        qt(fp8_copy_bytes(size.cols, size.rows)),
         scale(32),
         inv_row(static_cast<size_t>(scale_floats(spec.scale_q, size.rows, size.cols)) * 4),
         inv_col(static_cast<size_t>(scale_floats(spec.scale_qt, size.cols, size.rows)) * 4) {}
