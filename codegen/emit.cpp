@@ -8,7 +8,7 @@ namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
     cast_counters_cuh, column_sums_cuh, lines_cuh, scale_cuh, scale_update_cuh, quantize_cuh,
-    rows_cuh, gemm_schedule_cuh, gemm_block_scales_cuh, gemm_vectors_cuh, gemm_cuh;
+    rows_cuh, gemm_schedule_cuh, gemm_block_scales_cuh, gemm_split_cuh, gemm_vectors_cuh, gemm_cuh;
 }
 namespace {
 
@@ -32,6 +32,7 @@ constexpr Template kTemplates[] = {
     {"rows.cuh", &embedded::rows_cuh},
     {"gemm_schedule.cuh", &embedded::gemm_schedule_cuh},
     {"gemm_block_scales.cuh", &embedded::gemm_block_scales_cuh},
+    {"gemm_split.cuh", &embedded::gemm_split_cuh},
     {"gemm_vectors.cuh", &embedded::gemm_vectors_cuh},
     {"gemm.cuh", &embedded::gemm_cuh},
 };

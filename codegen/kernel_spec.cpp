@@ -293,8 +293,8 @@ struct Validate {
       return bad("pow2 is for axis scales and a bf16 result without bias and amax");
     }
     if (s.fast && is_block(s.scale)) return bad("block scales need precise accumulation");
-    if (c.split_k > 1 && c.tile_n / c.split_k % 64 != 0) {
-      return bad("each CTA of a split must write 64 columns");
+    if (c.tile_n / c.split_k % 32 != 0) {
+      return bad("each CTA of a split must write a multiple of 32 columns");
     }
     if (s.problems < 1 || s.problems > 2) return bad("one or two products a launch");
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
@@ -411,7 +411,7 @@ int threads_per_block(const KernelSpec& spec) {
 
 int out_row_bytes(const GemmSpec& spec) {
   const auto element = static_cast<int>(size_bytes(spec.d));
-  return kernels::out_columns(spec.config.tile_n, element) * element;
+  return kernels::out_columns(spec.config.tile_n / spec.config.split_k, element) * element;
 }
 
 namespace {
@@ -426,8 +426,12 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
   const int floats =
       (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
   const int vectors = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
+  // Of the other CTAs of a split, and two barriers a warpgroup.
+  const int sums = c.split_k > 1
+                       ? kernels::split_bytes(c.tile_m, c.tile_n, c.split_k) + 16 * c.warpgroups
+                       : 0;
   return c.stages * ((c.tile_m + c.tile_n) * kernels::kStageK + 16 + scales) +
-         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + vectors;
+         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + vectors + sums;
 }
 
 }  // namespace
@@ -435,8 +439,8 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
 int gemm_out_buffers(const GemmSpec& s) {
   const GemmConfig& c = s.config;
   const int rows = c.tile_m / (c.pingpong ? 1 : c.warpgroups);
-  const int columns = kernels::out_columns(c.tile_n, static_cast<int>(size_bytes(s.d)));
-  const int whole = rows / kernels::kOutRows * c.tile_n / columns / c.split_k;
+  const int written = c.tile_n / c.split_k * static_cast<int>(size_bytes(s.d));
+  const int whole = rows / kernels::kOutRows * written / out_row_bytes(s);
   int buffers = is_block(s.scale) ? 1 : 2;  // the scales take room
   while (buffers < whole && gemm_smem_bytes(s, buffers + 1) <= kMaxSmemBytes) ++buffers;
   return buffers;

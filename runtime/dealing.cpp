@@ -1,5 +1,6 @@
 #include "runtime/dealing.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -96,6 +97,16 @@ PairPlaces places_as_dealt() {
   PairPlaces places;
   std::iota(places.begin(), places.end(), kernels::u8{0});
   return places;
+}
+
+PairPlaces places_of_first(const PairPlaces& places, size_t pairs) {
+  PairPlaces ranks = places_as_dealt();
+  for (size_t i = 0; i < pairs; ++i) {
+    const auto lower = std::count_if(places.begin(), places.begin() + static_cast<ptrdiff_t>(pairs),
+                                     [&](kernels::u8 place) { return place < places[i]; });
+    ranks[i] = static_cast<kernels::u8>(lower);
+  }
+  return ranks;
 }
 
 std::optional<PairPlaces> pair_places(std::span<const uint32_t> blocks,

@@ -46,11 +46,18 @@ kernels::u32 extra_units(int64_t first_k, int64_t second_k) {
 
 // Whether to start while the previous kernel ends. Then blocks go to SMs in the order in which
 // these become free, so neighbours in the grid, which read the same tiles at the same time, lie far
-// apart, and a product of many waves takes longer for it than the microsecond that is gained:
-// without clusters up to 1.6 times as long, with clusters up to 1.05, of small tiles.
-bool may_start_early(const Kernel& kernel, const codegen::GemmConfig& config, int64_t units) {
-  const bool small = config.tile_m * config.tile_n <= 128 * 128;
-  if (kernel.cluster_size > 1 && !small) return true;
+// apart, and a product takes longer for it than the microsecond that is gained: without clusters up
+// to 1.6 times as long, with clusters up to 1.05, of small tiles. Tiles below 128x128 and split
+// contractions read the most for what they multiply: for them it is how much of the contraction
+// (`work`: the sum over units) a cluster passes through, for the others how many waves.
+bool may_start_early(const Kernel& kernel, const codegen::GemmConfig& config, int64_t units,
+                     int64_t work) {
+  constexpr int kMedium = 128 * 128;
+  const int area = config.tile_m * config.tile_n;
+  if (area < kMedium || config.split_k > 1) {
+    return work <= int64_t{3072} * config.split_k * kernel.resident_clusters;
+  }
+  if (kernel.cluster_size > 1 && area > kMedium) return true;
   const int64_t waves = kernel.cluster_size > 1 ? 4 : 2;
   return units <= waves * kernel.resident_clusters;
 }
@@ -82,11 +89,15 @@ struct Launcher {
     }
     const int64_t total = std::reduce(unit_counts.begin(), unit_counts.end());
     const int64_t blocks = grid(kernel, total);
-    const bool programmatic =
-        context->options().programmatic_launch && may_start_early(kernel, spec.config, total);
+    const int64_t work =
+        std::inner_product(unit_counts.begin(), unit_counts.end(), contractions.begin(), int64_t{0});
+    const bool programmatic = context->options().programmatic_launch &&
+                              may_start_early(kernel, spec.config, total, work);
     if (kernel.cluster_size == 2) {
-      const bool whole = blocks == context->device().sm_count / 2 * 2;
-      std::ranges::copy(whole ? *context->state().pair_places : places_as_dealt(), args.places);
+      const auto pairs = static_cast<size_t>(blocks) / 2;
+      std::ranges::copy(programmatic ? places_as_dealt()
+                                     : places_of_first(*context->state().pair_places, pairs),
+                        args.places);
     }
     if constexpr (kCount == 2) args.extra = extra_units(contractions[0], contractions[1]);
     void* parameters[] = {maps.data(), &args};

@@ -12,6 +12,7 @@
 // Dynamic shared memory, which begins at a 1024-byte boundary:
 //   kStages x { a: kTileM rows of 128 bytes, b: kTileN rows of 128 bytes }     128-byte swizzle
 //   kWarpgroups x kOutBuffers x 64 rows of 128 or 64 bytes                     swizzle of as many
+//   GemmSplit
 //   kStages x full barrier, kStages x empty barrier
 //   kStages x GemmBlockScales
 //   GemmVectors
@@ -23,6 +24,7 @@
 #pragma once
 
 #include "gemm_block_scales.cuh"
+#include "gemm_split.cuh"
 #include "gemm_vectors.cuh"
 
 namespace f8::kernels {
@@ -40,6 +42,7 @@ struct GemmMaps {  // of each product
 // accumulate), one wgmma of 64 x kMmaN x 32.
 template <class Config>
 struct Gemm {
+  using Split = GemmSplit<Config>;
   static constexpr int kWarpgroupM =
       Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kWarpgroups;
   static constexpr int kBlocksM = kWarpgroupM / 64;
@@ -49,14 +52,14 @@ struct Gemm {
   static constexpr int kBytesB = Config::kTileN * kStageK;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr int kElementBytes = Config::kFloatOutput ? 4 : 2;  // of d
-  static constexpr int kOutColumns = out_columns(Config::kTileN, kElementBytes);
+  static constexpr int kOutColumns = out_columns(Split::kColumns, kElementBytes);
   static constexpr int kOutRowBytes = kOutColumns * kElementBytes;
   static constexpr int kOutBufferBytes = kOutRows * kOutRowBytes;
   static constexpr int kConsumers = Config::kPingpong ? 1 : Config::kWarpgroups;
   // The CTAs that share an a tile or a b tile with this one, itself included.
   static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
   static_assert(kWarpgroupM % 64 == 0 && Config::kTileN % Config::kMmaN == 0 &&
-                Config::kTileN % kOutColumns == 0);
+                Split::kColumns % kOutColumns == 0);
 
   using Scales = GemmBlockScales<Config>;
   static constexpr bool kBlockScale = Scales::kUsed;
@@ -75,13 +78,15 @@ struct Gemm {
     u32 empty;
     u32 scales;
     Vectors vectors;
+    Split split;
     F8_DEVICE explicit Shared(const u8* memory)
         : stages(smem_address(memory)),
           out(stages + Config::kStages * kStageBytes),
-          full(out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes),
+          full(out + Config::kWarpgroups * Config::kOutBuffers * kOutBufferBytes + Split::kBytes),
           empty(full + 8 * Config::kStages),
           scales(empty + 8 * Config::kStages),
-          vectors(scales + Config::kStages * Scales::kBytes) {}
+          vectors(scales + Config::kStages * Scales::kBytes),
+          split(full - Split::kBytes) {}
     F8_DEVICE u32 a(u32 stage) const { return stages + stage * kStageBytes; }
     F8_DEVICE u32 b(u32 stage) const { return a(stage) + kBytesA; }
     F8_DEVICE u32 scales_a(u32 stage) const { return scales + stage * Scales::kBytes; }
@@ -120,16 +125,16 @@ struct Gemm {
     }
   }
 
-  // Brings a part of what the tile's result is added to into L2, with as many products between
+  // Brings a part of what this CTA's result is added to into L2, with as many products between
   // parts as there are: all at once, they would hold up the operands.
-  static F8_DEVICE void bring_result(const Maps& maps, const Tile& tile, u32 i) {
-    constexpr u32 kAcross = Config::kTileN / kOutColumns;
+  static F8_DEVICE void bring_result(const Maps& maps, const Tile& tile, u32 rank_k, u32 i) {
+    constexpr u32 kAcross = Split::kColumns / kOutColumns;
     constexpr u32 kParts = kAcross * (Config::kTileM / 64);
     const u32 apart = max(tile.k_blocks / kParts, 1U);
     const u32 part = i / apart;
     if (i % apart != 0 || part >= kParts) return;
     prefetch_tile(&maps.problems[tile.problem].d,
-                  tile.column + static_cast<i32>(part % kAcross * kOutColumns),
+                  tile.column + static_cast<i32>(rank_k * Split::kColumns + part % kAcross * kOutColumns),
                   tile.row + static_cast<i32>(part / kAcross * 64));
   }
 
@@ -157,7 +162,7 @@ struct Gemm {
       if (!elect_lane()) continue;
       barrier_expect(full, kStageBytes + scales.bytes_a + scales.bytes_b);
       const i32 k = static_cast<i32>(block * kStageK);
-      if constexpr (Config::kAdd) bring_result(maps, tile, i);
+      if constexpr (Config::kAdd) bring_result(maps, tile, schedule.rank_k, i);
       const u32 a = shared.a(ring.stage) + schedule.rank_n * kRowsA * kStageK;
       const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
       copy_share<Config::kClusterN>(a, map_a, full, mask_a, k, row_a);
@@ -396,8 +401,8 @@ struct Gemm {
     }
   }
 
-  // A thread's sums of what this CTA writes of a tile: at(block_m, column) are 4 of them, in 2 rows
-  // and 2 columns of the 8 columns from `column`.
+  // A thread's sums of a tile: at(block_m, column) are 4 of them, in 2 rows and 2 columns of the 8
+  // columns from `column`.
   struct WholeTile {
     static constexpr int kColumns = Config::kTileN;
     const Accumulators& acc;
@@ -405,64 +410,6 @@ struct Gemm {
       return &acc[block_m * kBlocksN + column / Config::kMmaN][column % Config::kMmaN / 2];
     }
   };
-  struct Share {
-    static constexpr int kColumns = Config::kTileN / Config::kSplitK;
-    float sum[kBlocksM][kColumns / 2];
-    F8_DEVICE const float* at(int block_m, int column) const { return &sum[block_m][column / 2]; }
-  };
-
-  // The CTAs of a cluster exchange their sums of a tile through the ring of stages, which all of
-  // them have left: each adds up its share of the columns, ranks in order from its own.
-  static F8_DEVICE void add_up(const Accumulators& acc, Share& share, const Shared& shared,
-                               u32 rank) {
-    constexpr int kMathThreads = Config::kWarpgroups * 128;
-    constexpr int kFours = Share::kColumns / 8;  // of 64 rows
-    const WholeTile mine{acc};
-    const auto place = [&](u32 slot, int block_m, int i) {
-      return shared.stages +
-             (((slot * kBlocksM + block_m) * kFours + i) * kMathThreads + threadIdx.x) * 16;
-    };
-    cluster_sync_memory();
-#pragma unroll
-    for (int to = 0; to < Config::kSplitK; ++to) {
-      if (static_cast<u32>(to) == rank) continue;
-      const u32 slot = (rank + Config::kSplitK - to) % Config::kSplitK - 1;
-#pragma unroll
-      for (int block_m = 0; block_m < kBlocksM; ++block_m) {
-#pragma unroll
-        for (int i = 0; i < kFours; ++i) {
-          const float* x = mine.at(block_m, to * Share::kColumns + i * 8);
-          store_cluster(cluster_address(place(slot, block_m, i), to), x[0], x[1], x[2], x[3]);
-        }
-      }
-    }
-    cluster_sync_memory();
-#pragma unroll
-    for (int block_m = 0; block_m < kBlocksM; ++block_m) {
-#pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          float own = mine.at(block_m, i * 8)[r];
-#pragma unroll
-          for (int from = 1; from < Config::kSplitK; ++from) {
-            if (static_cast<u32>(from) == rank)
-              own = mine.at(block_m, from * Share::kColumns + i * 8)[r];
-          }
-          share.sum[block_m][i * 4 + r] = own;
-        }
-#pragma unroll
-        for (int slot = 0; slot < Config::kSplitK - 1; ++slot) {
-          const float4 x = load_shared_four(place(slot, block_m, i));
-          share.sum[block_m][i * 4] += x.x;
-          share.sum[block_m][i * 4 + 1] += x.y;
-          share.sum[block_m][i * 4 + 2] += x.z;
-          share.sum[block_m][i * 4 + 3] += x.w;
-        }
-      }
-    }
-  }
-
   // Of 16 bytes of a row of an out buffer, where its swizzle puts them.
   static F8_DEVICE u32 out_address(u32 out, u32 row, u32 unit) {
     constexpr u32 kRowsTogether = 128 / kOutRowBytes;  // have the same swizzle
@@ -628,12 +575,10 @@ struct Gemm {
         write_out(WholeTile{acc}, shared, maps, schedule, warpgroup, tile, tile_scale,
                   vector_parity, buffer, amax);
       } else {
-        Share share;
-        add_up(acc, share, shared, schedule.rank_k);
+        typename Split::template Share<kBlocksM> share;
+        shared.split.add_up(WholeTile{acc}, share, schedule.rank_k, warpgroup, count % 2);
         write_out(share, shared, maps, schedule, warpgroup, tile, tile_scale, vector_parity, buffer,
                   amax);
-        fence_async_proxy();  // the ring is the copy engine's again
-        cluster_sync();
       }
       vector_parity ^= 1;
     }
@@ -651,14 +596,7 @@ struct Gemm {
   template <class Work>
   static F8_DEVICE void each_tile(Schedule schedule, const Work& work) {
     Tile tile;
-    while (schedule.take(tile)) {
-      work(tile);
-      if constexpr (Config::kSplitK > 1) {  // the math warpgroups exchange sums through the ring
-        cluster_sync_memory();
-        cluster_sync_memory();
-        cluster_sync();
-      }
-    }
+    while (schedule.take(tile)) work(tile);
   }
 
   // The copy warpgroup: its first warp copies the operands, its second warp loads what epilogues
@@ -676,8 +614,6 @@ struct Gemm {
     } else if (Scales::kOwnWarp && warp == 2) {
       Ring ring;
       each_tile(schedule, [&](const Tile& tile) { produce_scales(shared, schedule, tile, ring); });
-    } else if constexpr (Config::kSplitK > 1) {
-      each_tile(schedule, [](const Tile&) {});
     }
   }
 
@@ -695,6 +631,7 @@ struct Gemm {
         barrier_init(shared.empty + 8 * i, kArrivals);
       }
       shared.vectors.init(128 * kConsumers);
+      shared.split.init();
       barrier_init_fence();
     }
     if constexpr (kClusterSize > 1) {

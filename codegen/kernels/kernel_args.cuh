@@ -215,11 +215,15 @@ F8_BOTH constexpr i32 square_rows(i32 tile_n) {
   return tile_n > 128 ? 2 : 1;
 }
 inline constexpr i32 kSquareBytes = 16;
-// The result leaves by 64 rows of as many columns; of 128 bytes, but where a tile is not of whole
-// 64 columns of two bytes.
+// The result leaves by 64 rows of as many columns; of 128 bytes, but where what a CTA writes of a
+// tile is not of whole 64 columns of two bytes.
 inline constexpr i32 kOutRows = 64;
-F8_BOTH constexpr i32 out_columns(i32 tile_n, i32 element_bytes) {
-  return element_bytes == 4 || tile_n % 64 != 0 ? 32 : 64;
+F8_BOTH constexpr i32 out_columns(i32 columns, i32 element_bytes) {
+  return element_bytes == 4 || columns % 64 != 0 ? 32 : 64;
+}
+// What a CTA receives from the others that share a tile's contraction: their sums of its columns.
+F8_BOTH constexpr i32 split_bytes(i32 tile_m, i32 tile_n, i32 split_k) {
+  return (split_k - 1) * tile_m * (tile_n / split_k) * 4;
 }
 inline constexpr i32 kMaxProblems = 2;
 inline constexpr i32 kMostPairs = 72;  // clusters of two at once: no Hopper has more than 144 SMs

@@ -131,10 +131,6 @@ F8_DEVICE void barrier_wait(u32 barrier, u32 parity) {
 F8_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
-// The same, and what each thread wrote before is seen by all threads after.
-F8_DEVICE void cluster_sync_memory() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
 // Named barrier of a warpgroup (id 1..15; 0 is __syncthreads).
 F8_DEVICE void warpgroup_sync(u32 id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
@@ -284,10 +280,13 @@ F8_DEVICE u32 cluster_address(u32 smem, u32 cta) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(smem), "r"(cta));
   return r;
 }
-F8_DEVICE void store_cluster(u32 address, float x, float y, float z, float w) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y),
-               "f"(z), "f"(w)
-               : "memory");
+// To shared memory of another CTA, counted as 16 bytes on a barrier there.
+F8_DEVICE void store_cluster(u32 address, u32 barrier, float x, float y, float z, float w) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
+      "[%1];" ::"r"(address),
+      "r"(barrier), "f"(x), "f"(y), "f"(z), "f"(w)
+      : "memory");
 }
 
 // --- global memory. Volatile, so that no load moves above wait_for_previous_kernel (__ldg may).

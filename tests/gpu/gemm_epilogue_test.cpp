@@ -48,7 +48,7 @@ constexpr Variant kVariants[] = {
     {"256x128s4c2x1w2g8", ScaleMode::kAxis, true},
     {"128x128s5c1x2w2pg16", ScaleMode::kAxis, false},
     {"64x128s6c1x1w1g8", ScaleMode::kTensor, true, Dtype::kF32},
-    {"128x256s4c1x1k2w2g8", ScaleMode::kTensor, true},
+    {"128x128s5c1x1k2w2g8", ScaleMode::kTensor, true},
     {"64x256s4c1x1k4w1g8", ScaleMode::kAxis, false, Dtype::kF32},
     {"128x256s4c1x2w2g8", ScaleMode::kBlock128x128, false},
     {"256x128s4c2x1w2g8", ScaleMode::kBlock1x128, false},
@@ -70,17 +70,19 @@ reference::Matrix make_bias() {
 
 TEST_F(GemmEpilogueTest, SplitContractions) {
   const Variant variants[] = {
-      {"128x256s4c1x1k2w2g8", ScaleMode::kTensor, true},
-      {"128x256s4c1x1k4w2g8", ScaleMode::kAxis, true},
-      {"128x256s4c1x1k4w2g8", ScaleMode::kTensor, false},
+      {"128x128s5c1x1k2w2g8", ScaleMode::kTensor, true},
+      {"128x128s4c1x1k4w2g8", ScaleMode::kAxis, true},
+      {"128x128s4c1x1k4w2g8", ScaleMode::kTensor, false},
       {"128x128s5c1x1k2w2g8", ScaleMode::kAxis, false},
       {"64x256s4c1x1k2w1g8", ScaleMode::kTensor, true, Dtype::kF32},
       {"64x256s4c1x1k4w1g8", ScaleMode::kAxis, false},
       {"64x128s6c1x1k2w1g16", ScaleMode::kTensor, true},
+      {"64x128s6c1x1k4w1g4", ScaleMode::kAxis, true},
   };
-  // Contractions of fewer blocks than shares, of one element more than a block, and long ones.
+  // Contractions of fewer blocks than shares, of one element more than a block, and long ones; the
+  // last shape has more tiles than there are clusters at once.
   const Shape shapes[] = {{17, 16, 16},    {1, 48, 48},     {130, 272, 128}, {129, 592, 144},
-                          {401, 592, 720}, {64, 256, 4096}, {300, 64, 8208}};
+                          {401, 592, 720}, {64, 256, 4096}, {300, 64, 8208}, {1410, 1168, 400}};
   for (const Variant& v : variants) {
     for (const Shape& own : shapes) {
       SCOPED_TRACE(fmt::format("{} shape {} seed 7", text(v), to_string(own)));

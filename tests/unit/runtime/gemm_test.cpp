@@ -247,14 +247,18 @@ TEST_F(GemmTest, PlacesArePermutationsOfTheGrid) {
   const auto of_all = places(8192, "128x128s6c1x2w2pg16");
   EXPECT_EQ(cuda_.launches.back().grid, 132U);
   for (int i = 0; i < 66; ++i) EXPECT_EQ(of_all[static_cast<size_t>(i)], 65 - i);
-  const auto of_few = places(128, "128x128s6c1x2w2pg16");
-  EXPECT_EQ(cuda_.launches.back().grid, 32U);
-  EXPECT_TRUE(std::ranges::is_sorted(of_few));
+  const auto of_few = places(256, "64x128s8c1x2w1g16");
+  EXPECT_EQ(cuda_.launches.back().grid, 128U);
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(of_few[static_cast<size_t>(i)], 63 - i);
+  // Started early, clusters go where SMs become free.
+  const auto of_early = places(128, "128x128s6c1x2w2pg16");
+  EXPECT_TRUE(cuda_.launches.back().programmatic);
+  EXPECT_TRUE(std::ranges::is_sorted(of_early));
   // A device on which fewer clusters fit than there are pairs of SMs.
   cuda_.active_clusters = 60;
-  const auto of_fitting = places(8192, "128x256s4c2x1w2g16");
+  const auto of_fitting = places(8192, "128x128s5c1x2w2pg8");
   EXPECT_EQ(cuda_.launches.back().grid, 120U);
-  EXPECT_TRUE(std::ranges::is_sorted(of_fitting));
+  for (int i = 0; i < 60; ++i) EXPECT_EQ(of_fitting[static_cast<size_t>(i)], 59 - i);
 }
 
 // us gained by an early start against neighbours that are dealt far apart: docs/kernels.md.
@@ -270,7 +274,14 @@ TEST_F(GemmTest, LongProductsOfSmallTilesStartAtTheEnd) {
         Case{{4096, 2048, 1024}, "128x128s6c1x1w2pg8", false},
         Case{{2048, 4096, 1024}, "128x128s6c1x2w2pg16", true},
         Case{{4096, 4096, 1024}, "128x128s6c1x2w2pg16", false},
-        Case{{8192, 8192, 1024}, "128x256s3c2x1w2g16", true}}) {
+        Case{{8192, 8192, 1024}, "128x256s3c2x1w2g16", true},
+        Case{{1024, 1024, 2048}, "64x128s8c1x1w1g4", true},
+        Case{{1024, 1024, 4096}, "64x128s8c1x1w1g4", false},
+        Case{{1024, 1024, 2048}, "64x128s8c1x2w1g16", true},
+        Case{{1024, 1024, 4096}, "64x128s8c1x2w1g16", false},
+        Case{{2048, 1024, 1024}, "64x128s8c1x1w1g4", true},
+        Case{{1024, 1024, 4096}, "128x128s5c1x1k2w2g4", true},
+        Case{{1024, 1024, 8192}, "128x128s5c1x1k2w2g4", false}}) {
     desc_.shape = shape;
     const auto plan = GemmPlan::create(context_, desc_, generated(config)).value();
     ASSERT_TRUE(plan->run(call_of(shape.m), nullptr, nullptr));
