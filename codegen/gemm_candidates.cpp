@@ -24,11 +24,11 @@ struct Tile {
 // What won somewhere when all tiles and clusters were measured (docs/kernels.md), the small tiles
 // and split contractions that small results need, and widths in between, with which some results
 // are whole waves of tiles where the others leave half a wave empty. The group matters where
-// operands come from L2 fast enough only if the SMs of a GPC share them: 128x128 and 64x256 with
-// ping-pong.
+// operands come from L2 fast enough only if the SMs of a GPC share them, most for single blocks of
+// small tiles: 16 of them as a square read the least.
 const Tile kTiles[] = {
     {128, 256, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
-    {256, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
+    {256, 128, 2, false, {{1, 1, 1, 4}, {2, 1}, {1, 2}}},
     {128, 128, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}, {1, 2, 1, 8}}},
     {128, 160, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}}},
     {128, 192, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}}},
@@ -36,7 +36,7 @@ const Tile kTiles[] = {
     {128, 192, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
     {128, 224, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
     {128, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2, 4}}},
-    {64, 128, 2, true, {{1, 1}, {1, 2}}},
+    {64, 128, 2, true, {{1, 1, 1, 4}, {1, 2}}},
     {64, 256, 2, true, {{1, 1}}},
     {64, 256, 1, false, {{1, 1}}},
     {64, 128, 1, false, {{1, 1, 1, 4}, {2, 1}, {1, 2}, {1, 1, 2, 4}}},
