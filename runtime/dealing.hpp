@@ -23,7 +23,8 @@ namespace f8::runtime {
 using PairPlaces = std::array<kernels::u8, kernels::kMostPairs>;
 
 [[nodiscard]] PairPlaces places_as_dealt();  // 0, 1, 2, ...
-// Of the first `pairs` clusters, in the order in which `places` has them: what a smaller grid takes.
+// Of the first `pairs` clusters, in the order in which `places` has them: what a smaller grid
+// takes.
 [[nodiscard]] PairPlaces places_of_first(const PairPlaces& places, size_t pairs);
 
 // SMs by index: of the blocks of a grid of one block an SM, and of the first blocks of a grid of

@@ -89,15 +89,15 @@ struct Launcher {
     }
     const int64_t total = std::reduce(unit_counts.begin(), unit_counts.end());
     const int64_t blocks = grid(kernel, total);
-    const int64_t work =
-        std::inner_product(unit_counts.begin(), unit_counts.end(), contractions.begin(), int64_t{0});
-    const bool programmatic = context->options().programmatic_launch &&
-                              may_start_early(kernel, spec.config, total, work);
+    const int64_t work = std::inner_product(unit_counts.begin(), unit_counts.end(),
+                                            contractions.begin(), int64_t{0});
+    const bool programmatic =
+        context->options().programmatic_launch && may_start_early(kernel, spec.config, total, work);
     if (kernel.cluster_size == 2) {
       const auto pairs = static_cast<size_t>(blocks) / 2;
-      std::ranges::copy(programmatic ? places_as_dealt()
-                                     : places_of_first(*context->state().pair_places, pairs),
-                        args.places);
+      std::ranges::copy(
+          programmatic ? places_as_dealt() : places_of_first(*context->state().pair_places, pairs),
+          args.places);
     }
     if constexpr (kCount == 2) args.extra = extra_units(contractions[0], contractions[1]);
     void* parameters[] = {maps.data(), &args};

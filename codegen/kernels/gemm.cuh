@@ -133,9 +133,10 @@ struct Gemm {
     const u32 apart = max(tile.k_blocks / kParts, 1U);
     const u32 part = i / apart;
     if (i % apart != 0 || part >= kParts) return;
-    prefetch_tile(&maps.problems[tile.problem].d,
-                  tile.column + static_cast<i32>(rank_k * Split::kColumns + part % kAcross * kOutColumns),
-                  tile.row + static_cast<i32>(part / kAcross * 64));
+    prefetch_tile(
+        &maps.problems[tile.problem].d,
+        tile.column + static_cast<i32>(rank_k * Split::kColumns + part % kAcross * kOutColumns),
+        tile.row + static_cast<i32>(part / kAcross * 64));
   }
 
   static F8_DEVICE void produce(const Maps& maps, const Shared& shared, const Schedule& schedule,
