@@ -1,6 +1,5 @@
 #include "runtime/dealing.hpp"
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -100,11 +99,14 @@ PairPlaces places_as_dealt() {
 }
 
 PairPlaces places_of_first(const PairPlaces& places, size_t pairs) {
+  constexpr kernels::u8 kNone = kernels::kMostPairs;
+  PairPlaces pair_at;
+  pair_at.fill(kNone);
+  for (size_t i = 0; i < pairs; ++i) pair_at[places[i]] = static_cast<kernels::u8>(i);
   PairPlaces ranks = places_as_dealt();
-  for (size_t i = 0; i < pairs; ++i) {
-    const auto lower = std::count_if(places.begin(), places.begin() + static_cast<ptrdiff_t>(pairs),
-                                     [&](kernels::u8 place) { return place < places[i]; });
-    ranks[i] = static_cast<kernels::u8>(lower);
+  kernels::u8 rank = 0;
+  for (const kernels::u8 pair : pair_at) {
+    if (pair != kNone) ranks[pair] = rank++;
   }
   return ranks;
 }

@@ -75,6 +75,23 @@ TEST(Dealing, MostClustersAreRightWhereTheDeviceBeginsWithAnotherGpc) {
   EXPECT_GE(neighbours, 50);  // of 58
 }
 
+TEST(Dealing, ASmallerGridTakesItsPlacesInTheirOrder) {
+  const Device device = h100();
+  const auto clusters = device.clusters(0);
+  const PairPlaces all = pair_places(device.blocks(0), clusters).value();
+  for (const size_t pairs : {0, 1, 2, 33, 64, 65, 66}) {
+    const PairPlaces places = places_of_first(all, pairs);
+    EXPECT_TRUE(is_permutation(places)) << pairs;
+    std::vector<uint32_t> gpc_at(pairs, 99);
+    for (size_t i = 0; i < pairs; ++i) {
+      ASSERT_LT(places[i], pairs);
+      gpc_at[places[i]] = clusters[i] / 2 % 8;
+    }
+    EXPECT_TRUE(std::ranges::is_sorted(gpc_at)) << pairs;
+  }
+  EXPECT_EQ(places_of_first(all, 66), all);
+}
+
 TEST(Dealing, WhatNoIdleDeviceDealsGivesNoPlaces) {
   const Device device = h100();
   const auto blocks = device.blocks(0);
