@@ -146,6 +146,20 @@ TEST(KernelSpec, LimitsSayWhichAndByHowMuch) {
   EXPECT_NE(why(spec).find("ping-pong"), std::string::npos) << why(spec);
 }
 
+TEST(KernelSpec, ASplitContractionTakesTheClusterAndRoomForItsSums) {
+  GemmSpec spec;
+  spec.config = parse_gemm_config("128x128s5c1x1k2w2g4").value();
+  EXPECT_EQ(why(spec), "");
+  spec.config.stages = 6;  // fit without the 32 KB of the other CTA's sums
+  EXPECT_NE(why(spec).find("bytes of shared memory"), std::string::npos) << why(spec);
+  spec.config.split_k = 1;
+  EXPECT_EQ(why(spec), "");
+  spec.config = parse_gemm_config("128x160s3c1x1k2w2g4").value();
+  EXPECT_NE(why(spec).find("32 columns"), std::string::npos) << why(spec);
+  spec.config = parse_gemm_config("128x128s4c2x1k2w2g4").value();
+  EXPECT_NE(why(spec).find("the whole cluster"), std::string::npos) << why(spec);
+}
+
 TEST(KernelSpec, CandidatesAreLegalAndDistinct) {
   for (const bool fast : {false, true}) {
     GemmSpec spec{.fast = fast};
