@@ -104,9 +104,8 @@ bool ends_survey(const Error& error, const BenchWork& work) {
 
 void add_us(Json& json, const tuning_db::TrialResult& result) {
   if (!result.timing) return;
-  json["us"] = rounded(result.timing->median_ns / 1e3);
-  json["us_lo"] = rounded(result.timing->ci_lo_ns / 1e3);
-  json["us_hi"] = rounded(result.timing->ci_hi_ns / 1e3);
+  const tuning_db::Timing& t = *result.timing;
+  add_interval(json, "us", t.median_ns / 1e3, t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3);
 }
 
 std::string failed_text(std::span<const tuner::BenchRow> failed) {

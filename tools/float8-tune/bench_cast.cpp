@@ -25,15 +25,11 @@ Json to_json(const tuner::CastBench& bench, const Recipe& recipe, size_t weights
     if (const auto& timing = row.result.timing) {
       one["gb_per_s"] = rounded(bytes_of(bench, row) / timing->median_ns, 4);
     }
-    if (row.of_copy) {
-      one["of_copy"] = rounded(row.of_copy->ratio, 5);
-      one["of_copy_lo"] = rounded(row.of_copy->ci.lo, 5);
-      one["of_copy_hi"] = rounded(row.of_copy->ci.hi, 5);
+    if (const auto& copy = row.of_copy) {
+      add_interval(one, "of_copy", copy->ratio, copy->ci.lo, copy->ci.hi, 5);
     }
-    if (row.impl == "cast_list" && row.result.ratio) {
-      one["speedup"] = rounded(row.result.ratio->ratio, 5);
-      one["speedup_lo"] = rounded(row.result.ratio->lo, 5);
-      one["speedup_hi"] = rounded(row.result.ratio->hi, 5);
+    if (const auto& ratio = row.result.ratio; ratio && row.impl == "cast_list") {
+      add_interval(one, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
     }
     one["state"] = tuning_db::to_string(row.result.state);
     if (!row.result.reason.empty()) one["reason"] = row.result.reason;

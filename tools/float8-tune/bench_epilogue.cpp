@@ -38,10 +38,8 @@ Json to_json(const tuner::EpilogueBench& bench, const tuner::EpilogueCost& cost)
                {"config", row.subject.config},
                {"state", tuning_db::to_string(row.result.state)}};
   add_us(json, row.result);
-  if (cost.over_plain) {
-    json["over_plain"] = rounded(cost.over_plain->ratio, 5);
-    json["over_plain_lo"] = rounded(cost.over_plain->ci.lo, 5);
-    json["over_plain_hi"] = rounded(cost.over_plain->ci.hi, 5);
+  if (const auto& over = cost.over_plain) {
+    add_interval(json, "over_plain", over->ratio, over->ci.lo, over->ci.hi, 5);
   }
   return json;
 }

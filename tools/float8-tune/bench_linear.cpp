@@ -25,9 +25,7 @@ Json to_json(const tuner::LinearBench& bench) {
               {"fp8_us", rounded(bench.float8.timing->median_ns / 1e3)}};
   if (bench.bf16.timing) row["bf16_us"] = rounded(bench.bf16.timing->median_ns / 1e3);
   if (const auto& ratio = bench.float8.ratio) {
-    row["speedup"] = rounded(ratio->ratio, 5);
-    row["speedup_lo"] = rounded(ratio->lo, 5);
-    row["speedup_hi"] = rounded(ratio->hi, 5);
+    add_interval(row, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
   }
   row["state"] = tuning_db::to_string(bench.float8.state);
   if (!bench.float8.reason.empty()) row["reason"] = bench.float8.reason;

@@ -40,6 +40,13 @@ double rounded(double value, int digits) {
   return std::stod(fmt::format("{:.{}g}", value, digits));
 }
 
+void add_interval(Json& json, const std::string& name, double value, double lo, double hi,
+                  int digits) {
+  json[name] = rounded(value, digits);
+  json[name + "_lo"] = rounded(lo, digits);
+  json[name + "_hi"] = rounded(hi, digits);
+}
+
 std::string microseconds(double ns) {
   return fmt::format("{:.1f} us", ns / 1e3);
 }

@@ -22,6 +22,9 @@ void print_json(const Json& value);
 [[nodiscard]] Status write_json(const std::filesystem::path& path, const Json& value);
 // Rounded to `digits` significant digits: printed numbers carry no noise of the last bits.
 [[nodiscard]] double rounded(double value, int digits = 6);
+// A value and the ends of its interval, rounded: NAME, NAME_lo and NAME_hi.
+void add_interval(Json& json, const std::string& name, double value, double lo, double hi,
+                  int digits = 6);
 [[nodiscard]] std::string microseconds(double ns);  // "181.0 us"
 
 // Columns are as wide as their widest cell; the first is left-aligned, and those named in `left`.

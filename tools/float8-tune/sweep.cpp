@@ -143,10 +143,8 @@ Json result_json(const tuner::LinearResult& result) {
   row["state"] = tuning_db::to_string(result.float8.state);
   if (result.float8.timing) row["fp8_us"] = rounded(result.float8.timing->median_ns / 1e3);
   if (result.bf16.timing) row["bf16_us"] = rounded(result.bf16.timing->median_ns / 1e3);
-  if (result.float8.ratio) {
-    row["speedup"] = rounded(result.float8.ratio->ratio, 5);
-    row["speedup_lo"] = rounded(result.float8.ratio->lo, 5);
-    row["speedup_hi"] = rounded(result.float8.ratio->hi, 5);
+  if (const auto& ratio = result.float8.ratio) {
+    add_interval(row, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
   }
   if (!result.float8.reason.empty()) row["reason"] = result.float8.reason;
   return row;

@@ -34,9 +34,7 @@ void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
   json["convert"] = decision.convert;
   json["reason"] = decision.reason;
   json["evidence"] = to_string(decision.evidence);
-  json["speedup"] = rounded(decision.speedup);
-  json["speedup_lo"] = rounded(decision.lo);
-  json["speedup_hi"] = rounded(decision.hi);
+  add_interval(json, "speedup", decision.speedup, decision.lo, decision.hi);
 }
 
 Json trial_json(const tuning_db::TrialRow& row) {
@@ -57,10 +55,8 @@ Json trial_json(const tuning_db::TrialRow& row) {
     json["samples"] = t.n;
     json["tflops"] = rounded(row.problem.flops() / t.median_ns / 1e3);
   }
-  if (result.ratio) {
-    json["speedup"] = rounded(result.ratio->ratio);
-    json["speedup_lo"] = rounded(result.ratio->lo);
-    json["speedup_hi"] = rounded(result.ratio->hi);
+  if (const auto& ratio = result.ratio) {
+    add_interval(json, "speedup", ratio->ratio, ratio->lo, ratio->hi);
   }
   add(json, "rel_err", result.rel_err);
   add(json, "sqnr_db", result.sqnr_db);
