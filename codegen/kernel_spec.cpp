@@ -426,11 +426,9 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
   const int floats =
       (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
   const int vectors = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
-  // Of the other CTAs of a split, and two barriers a warpgroup.
-  const int sums =
-      c.split_k > 1 ? kernels::split_bytes(c.tile_m, c.tile_n, c.split_k) + 16 * c.warpgroups : 0;
+  const int split = kernels::split_bytes(c.tile_m, c.tile_n, c.split_k, c.warpgroups);
   return c.stages * ((c.tile_m + c.tile_n) * kernels::kStageK + 16 + scales) +
-         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + vectors + sums;
+         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + vectors + split;
 }
 
 }  // namespace

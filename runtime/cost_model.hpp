@@ -27,7 +27,7 @@ struct CostModel {
   double launch = 0;                    // once
   double cluster_skew = 0;              // once for each further CTA of a cluster
   double pingpong_epilogue = 0;         // the part that the other tile's products do not hide
-  double exchange = 0;                  // a split's barriers of the cluster
+  double exchange = 0;                  // a split's wait for the other CTAs
   double exchange_bytes_per_clock = 0;  // of its sums, there and back
 
   // The share of the tensor cores' rate that a tile's main loop sustains. Precise accumulation and

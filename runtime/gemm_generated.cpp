@@ -53,9 +53,10 @@ kernels::u32 extra_units(int64_t first_k, int64_t second_k) {
 bool may_start_early(const Kernel& kernel, const codegen::GemmConfig& config, int64_t units,
                      int64_t work) {
   constexpr int kMedium = 128 * 128;
+  constexpr int64_t kLongContraction = 3072;
   const int area = config.tile_m * config.tile_n;
   if (area < kMedium || config.split_k > 1) {
-    return work <= int64_t{3072} * config.split_k * kernel.resident_clusters;
+    return work <= kLongContraction * config.split_k * kernel.resident_clusters;
   }
   if (kernel.cluster_size > 1 && area > kMedium) return true;
   const int64_t waves = kernel.cluster_size > 1 ? 4 : 2;

@@ -17,14 +17,18 @@ struct GemmSplit {
   static constexpr int kFours = kColumns / 8;                        // of a thread, in 64 rows
   static constexpr u32 kPeers = Config::kSplitK - 1;
   static constexpr u32 kThreads = Config::kWarpgroups * 128;
-  static constexpr u32 kSumBytes = split_bytes(Config::kTileM, Config::kTileN, Config::kSplitK);
-  static constexpr u32 kBytes = kPeers > 0 ? kSumBytes + 16 * Config::kWarpgroups : 0;
+  static constexpr u32 kBytes =
+      split_bytes(Config::kTileM, Config::kTileN, Config::kSplitK, Config::kWarpgroups);
+  static constexpr u32 kSumBytes =
+      kPeers > 0 ? kBytes - kSplitBarrierBytes* Config::kWarpgroups : 0;
 
   u32 sums;
 
   F8_DEVICE explicit GemmSplit(u32 smem) : sums(smem) {}
 
-  F8_DEVICE u32 full(u32 warpgroup) const { return sums + kSumBytes + 16 * warpgroup; }
+  F8_DEVICE u32 full(u32 warpgroup) const {
+    return sums + kSumBytes + kSplitBarrierBytes * warpgroup;
+  }
   F8_DEVICE u32 empty(u32 warpgroup) const { return full(warpgroup) + 8; }
 
   F8_DEVICE void init() const {

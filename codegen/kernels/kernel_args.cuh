@@ -221,9 +221,12 @@ inline constexpr i32 kOutRows = 64;
 F8_BOTH constexpr i32 out_columns(i32 columns, i32 element_bytes) {
   return element_bytes == 4 || columns % 64 != 0 ? 32 : 64;
 }
-// What a CTA receives from the others that share a tile's contraction: their sums of its columns.
-F8_BOTH constexpr i32 split_bytes(i32 tile_m, i32 tile_n, i32 split_k) {
-  return (split_k - 1) * tile_m * (tile_n / split_k) * 4;
+// Where a CTA receives what the others that share a tile's contraction summed of its columns, and
+// two barriers of each math warpgroup.
+inline constexpr i32 kSplitBarrierBytes = 16;
+F8_BOTH constexpr i32 split_bytes(i32 tile_m, i32 tile_n, i32 split_k, i32 warpgroups) {
+  if (split_k == 1) return 0;
+  return (split_k - 1) * tile_m * (tile_n / split_k) * 4 + kSplitBarrierBytes * warpgroups;
 }
 inline constexpr i32 kMaxProblems = 2;
 inline constexpr i32 kMostPairs = 72;  // clusters of two at once: no Hopper has more than 144 SMs

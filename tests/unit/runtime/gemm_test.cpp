@@ -232,7 +232,8 @@ TEST_F(GemmTest, GridIsPersistent) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-// Places are a permutation of the grid's clusters: the found one where the grid takes the device.
+// Places are a permutation of the grid's clusters: in the order of the found ones where the grid
+// starts at its predecessor's end.
 TEST_F(GemmTest, PlacesArePermutationsOfTheGrid) {
   cuda_.emulate = false;
   desc_.shape = {8192, 4096, 4096};
