@@ -8,6 +8,7 @@
 #include "recipes/reference.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/emulated_driver.hpp"
+#include "runtime/device/launch.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
