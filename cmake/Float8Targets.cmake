@@ -1,7 +1,9 @@
 # How this project declares targets.
 #
-#   float8_add_library(NAME LINK ...)              the folder's *.cpp as the static layer library f8_<NAME>
-#   float8_add_test(NAME FOLDER ... LINK ... LABELS ...)   a folder's *.cpp as a GoogleTest program, known to ctest
+#   float8_add_library(NAME [ROOMS ...] LINK ...)
+#     The folder's *.cpp, and those of its subfolders ROOMS, as the static layer library f8_<NAME>.
+#   float8_add_test(NAME FOLDER ... [ROOMS ...] LINK ... LABELS ...)
+#     A folder's *.cpp, and those of its subfolders ROOMS, as a GoogleTest program that ctest knows.
 add_library(float8_options INTERFACE)
 # A newer compiler's new warnings must not stop a project that only uses float8.
 option(FLOAT8_WERROR "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
@@ -21,17 +23,25 @@ endif()
 # For code that only starts the work of others (tests, the command line): builds faster.
 set(FLOAT8_COLD_CODE $<$<CONFIG:Release>:-O1>)
 
+# The *.cpp of a folder and of the subfolders that are named.
+function(float8_glob_rooms out folder)
+  list(TRANSFORM ARGN PREPEND "${folder}/" OUTPUT_VARIABLE rooms)
+  list(TRANSFORM rooms APPEND "/*.cpp")
+  file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp" ${rooms})
+  set(${out} ${sources} PARENT_SCOPE)
+endfunction()
+
 function(float8_add_library name)
-  cmake_parse_arguments(ARG "" "" "LINK;EXTRA_SOURCES" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS *.cpp)
+  cmake_parse_arguments(ARG "" "" "ROOMS;LINK;EXTRA_SOURCES" ${ARGN})
+  float8_glob_rooms(sources "${CMAKE_CURRENT_SOURCE_DIR}" ${ARG_ROOMS})
   add_library(f8_${name} STATIC ${sources} ${ARG_EXTRA_SOURCES})
   target_link_libraries(f8_${name} PRIVATE $<BUILD_INTERFACE:float8_options> PUBLIC ${ARG_LINK})
   target_include_directories(f8_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 endfunction()
 
 function(float8_add_test name)
-  cmake_parse_arguments(ARG "" "FOLDER" "LINK;LABELS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${ARG_FOLDER}/*.cpp)
+  cmake_parse_arguments(ARG "" "FOLDER" "ROOMS;LINK;LABELS" ${ARGN})
+  float8_glob_rooms(sources "${CMAKE_CURRENT_SOURCE_DIR}/${ARG_FOLDER}" ${ARG_ROOMS})
   if(NOT sources)
     return()
   endif()

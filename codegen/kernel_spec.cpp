@@ -451,4 +451,14 @@ int dynamic_smem_bytes(const KernelSpec& spec) {
   return gemm_smem_bytes(*gemm, gemm_out_buffers(*gemm));
 }
 
+std::optional<AmaxSpec> amax_before(const CastSpec& spec) {
+  const AmaxSpec amax{.in = spec.in,
+                      .tensor = !spec.delayed && has_scale(spec, ScaleMode::kTensor),
+                      .row = spec.q && spec.scale_q == ScaleMode::kAxis,
+                      .col = spec.qt && spec.scale_qt == ScaleMode::kAxis,
+                      .flagged = spec.flagged};
+  if (!amax.tensor && !amax.row && !amax.col) return std::nullopt;
+  return amax;
+}
+
 }  // namespace f8::codegen

@@ -145,6 +145,8 @@ using KernelSpec =
 // Bytes of a row of the result that leave shared memory at once: 128 or 64.
 [[nodiscard]] int out_row_bytes(const GemmSpec& spec);
 
+// The amax kernel that a cast needs before it; none where its scales are delayed or its blocks' own.
+[[nodiscard]] std::optional<AmaxSpec> amax_before(const CastSpec& spec);
 // Blocks of a one-launch cast that fit an SM at once; its registers are bounded accordingly.
 inline constexpr int kQuantizeBlocksPerSm = 4;
 // Whether a cast can find its maxima itself.

@@ -5,16 +5,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "recipes/fp8_layout.hpp"
 #include "recipes/reference.hpp"
-#include "runtime/gemm.hpp"
 
 namespace f8 {
 
 [[nodiscard]] inline std::vector<uint8_t> fp8_rows(const reference::Fp8Matrix& x) {
-  std::vector<uint8_t> out(runtime::fp8_copy_bytes(x.rows, x.cols));
+  std::vector<uint8_t> out(fp8_copy_bytes(x.rows, x.cols));
   for (int64_t r = 0; r < x.rows; ++r) {
     std::copy_n(&x.bits[static_cast<size_t>(r * x.cols)], x.cols,
-                &out[static_cast<size_t>(r * runtime::row_pitch(x.cols))]);
+                &out[static_cast<size_t>(r * row_pitch(x.cols))]);
   }
   return out;
 }

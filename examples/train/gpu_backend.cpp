@@ -8,7 +8,7 @@
 #include "base/environment.hpp"
 #include "codegen/cubin_cache.hpp"
 #include "kernel_source.hpp"
-#include "runtime/driver.hpp"
+#include "runtime/device/driver.hpp"
 
 namespace f8::train {
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "float8/float8.h"
-#include "runtime/context.hpp"
-#include "runtime/linear.hpp"
-#include "runtime/weight_casts.hpp"
+#include "runtime/device/context.hpp"
+#include "runtime/linear/linear.hpp"
+#include "runtime/linear/weight_casts.hpp"
 
 struct float8_context {
   std::shared_ptr<f8::runtime::Context> context;

@@ -3,7 +3,7 @@
 
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
-#include "runtime/info.hpp"
+#include "runtime/model/info.hpp"
 
 using namespace f8::c_abi;
 

@@ -4,7 +4,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/recipe.hpp"
 #include "runtime/distributed/scale_sync.hpp"
-#include "runtime/info.hpp"
+#include "runtime/model/info.hpp"
 
 using namespace f8::c_abi;
 using f8::ErrorCode;

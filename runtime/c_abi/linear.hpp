@@ -2,7 +2,7 @@
 #pragma once
 
 #include "float8/float8.h"
-#include "runtime/linear.hpp"
+#include "runtime/linear/linear.hpp"
 
 namespace f8::c_abi {
 

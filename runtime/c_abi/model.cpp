@@ -4,7 +4,7 @@
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/linear.hpp"
 #include "runtime/c_abi/recipe.hpp"
-#include "runtime/model_plan.hpp"
+#include "runtime/model/model_plan.hpp"
 
 using namespace f8::c_abi;
 using f8::ErrorCode;

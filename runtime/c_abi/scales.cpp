@@ -2,7 +2,7 @@
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/distributed/scale_sync.hpp"
-#include "runtime/scale_checkpoint.hpp"
+#include "runtime/model/scale_checkpoint.hpp"
 
 using namespace f8::c_abi;
 using f8::ErrorCode;

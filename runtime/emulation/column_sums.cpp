@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
-#include "runtime/gemm_providers.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -33,8 +33,7 @@ void sum_columns(const reference::Matrix& x, float* sums) {
 
 void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnSumsArgs& args,
                      unsigned grid, Faults& faults) {
-  const int64_t tiles =
-      ceil_div(args.rows, kernels::kCastTile) * ceil_div(args.cols, kernels::kCastTile);
+  const unsigned tiles = cast_tiles(args.rows, args.cols);
   if (grid != tiles)
     faults.push_back(fmt::format("column sums: grid {} for {} tiles", grid, tiles));
   if (args.x == nullptr || !is_aligned(args.x) || args.sums == nullptr) {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-#include "runtime/emulation/emulation.hpp"
+#include "runtime/device/emulated_driver.hpp"
 #include "runtime/emulation/kernels.hpp"
 #include "runtime/emulation/stream.hpp"
 

@@ -7,7 +7,8 @@
 
 #include "codegen/kernel_spec.hpp"
 #include "codegen/kernels/kernel_args.cuh"
-#include "runtime/driver.hpp"
+#include "recipes/fp8_layout.hpp"
+#include "runtime/device/driver.hpp"
 
 namespace f8::runtime::emulation {
 
@@ -30,6 +31,12 @@ struct Module {
   std::string key;
   int max_dynamic_smem = 48 << 10;
 };
+
+// Tiles of the row, column and cast kernels.
+[[nodiscard]] inline unsigned cast_tiles(int64_t rows, int64_t cols) {
+  return static_cast<unsigned>(ceil_div(rows, kernels::kCastTile) *
+                               ceil_div(cols, kernels::kCastTile));
+}
 
 struct Launch {
   unsigned grid = 0;

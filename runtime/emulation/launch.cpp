@@ -3,8 +3,8 @@
 
 #include <cstring>
 
+#include "runtime/device/tensor_map.hpp"
 #include "runtime/emulation/kernels.hpp"
-#include "runtime/tensor_map.hpp"
 
 namespace f8::runtime::emulation {
 namespace {

@@ -1,6 +1,4 @@
 // amax, cast and scale_update kernels as loops over their arguments.
-#include "runtime/quantize.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,10 +39,6 @@ void raise(uint32_t& word, uint32_t bits) {
 // Lines hold magnitudes of the input's own 16-bit type.
 void raise_line(uint16_t& line, const void* x, int64_t i) {
   line = std::max(line, static_cast<uint16_t>(static_cast<const uint16_t*>(x)[i] & 0x7fffU));
-}
-
-unsigned tiles(int rows, int cols) {
-  return static_cast<unsigned>(cast_tiles(rows, cols));
 }
 
 // Whether a launch has nothing to do: its results are there, says a flag.
@@ -97,7 +91,7 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
     if (spec.tensor && t.partials == nullptr) return fault(faults, "tensor {}: no partials", i);
     if (!lines) {
       std::fill_n(t.partials, t.blocks, 0U);
-    } else if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
+    } else if (static_cast<unsigned>(t.blocks) != cast_tiles(t.rows, t.cols)) {
       return fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
     }
     for (int64_t r = 0; r < t.rows; ++r) {
@@ -254,7 +248,7 @@ void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Fa
   if (!faults.empty() || is_valid(spec.flagged, args.valid)) return;
   for (int i = 0; i < args.count; ++i) {
     const kernels::CastTensor& t = args.tensors[i];
-    if (static_cast<unsigned>(t.blocks) != tiles(t.rows, t.cols)) {
+    if (static_cast<unsigned>(t.blocks) != cast_tiles(t.rows, t.cols)) {
       return fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
     }
     const Matrix x = read(t, spec.in);
@@ -316,7 +310,7 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
     if (rows_alone && t.blocks != kernels::blocks_of_rows(t.rows, t.cols)) {
       fault(faults, "tensor {}: {} blocks for {} rows", i, t.blocks, t.rows);
     }
-    if (rows_alone) t.blocks = static_cast<int>(tiles(t.rows, t.cols));
+    if (rows_alone) t.blocks = static_cast<int>(cast_tiles(t.rows, t.cols));
     t.first_block = tiles_of_all;
     tiles_of_all += t.blocks;
   }

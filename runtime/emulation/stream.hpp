@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/driver.hpp"
+#include "runtime/device/driver.hpp"
 
 namespace f8::runtime::emulation {
 

@@ -1,10 +1,10 @@
 // Operands of a matrix product on the device, and what it should come to.
 #pragma once
 
-#include "runtime/gemm.hpp"
+#include "runtime/gemm/gemm.hpp"
 #include "tests/fp8_rows.hpp"
 #include "tests/gpu/gpu_test.hpp"
-#include "tests/gpu/scale_layout.hpp"
+#include "tests/gpu/quantize/scale_layout.hpp"
 
 namespace f8::runtime::gpu {
 

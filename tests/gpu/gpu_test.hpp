@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "recipes/reference.hpp"
-#include "runtime/context_state.hpp"
+#include "runtime/device/context_state.hpp"
 #include "tests/sanitized.hpp"
 
 namespace f8::runtime::gpu {

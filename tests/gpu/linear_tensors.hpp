@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/linear.hpp"
+#include "runtime/linear/linear.hpp"
 #include "tests/gpu/gpu_test.hpp"
 
 namespace f8::runtime::gpu {

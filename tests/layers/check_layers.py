@@ -6,6 +6,10 @@
 
     base <- recipes <- codegen <- runtime      recipes <- tuning_db      all <- tools
 
+Inside runtime/ the rooms have one direction too:
+
+    device <- emulation      device <- gemm, quantize <- linear <- model      all <- c_abi
+
 A path in quotes is the project's, from the root (device templates, tests and examples may also name
 a file beside them); angle brackets are the system's.
 """
@@ -26,6 +30,18 @@ MAY_INCLUDE = {
     # Its own kernels are compiled and launched as float8's are.
     "examples/train": {"base", "recipes", "codegen", "runtime", "examples"},
 }
+# The rooms of a folder, from the bottom up: which of its rooms each may include.
+ROOMS = {
+    "runtime/device": {"device"},
+    "runtime/emulation": {"device", "emulation"},
+    "runtime/gemm": {"device", "emulation", "gemm"},  # emulation: what stands for cuBLASLt there
+    "runtime/quantize": {"device", "quantize"},
+    "runtime/linear": {"device", "gemm", "quantize", "linear"},
+    "runtime/model": {"device", "gemm", "quantize", "linear", "model"},
+    "runtime/distributed": {"device", "distributed"},
+    "runtime/c_abi": {"device", "gemm", "quantize", "linear", "model", "distributed", "c_abi"},
+}
+HAS_ROOMS = {room.split("/")[0] for room in ROOMS}
 CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|crt/)")
 SYSTEM_WALLS = [
     # folders, the headers they may not include, why
@@ -82,6 +98,18 @@ def include_findings(path, number, quote, target):
     elif there not in MAY_INCLUDE[folder]:
         allowed = ", ".join(sorted(MAY_INCLUDE[folder])) or "float8/float8.hpp alone"
         yield f"{path}:{number}: includes {target}: {folder} may include {allowed}"
+    elif there == folder and there in HAS_ROOMS:
+        yield from room_findings(path, number, target)
+
+
+def room_findings(path, number, target):
+    """Why a file of one room may not include `target` of another room of the same folder."""
+    room, there = ("/".join(name.split("/")[:2]) for name in (path, target))
+    if room not in ROOMS:
+        yield f"{path}:{number}: {room} is no room of this folder: {', '.join(sorted(ROOMS))}"
+    elif there.split("/")[1] not in ROOMS[room]:
+        allowed = ", ".join(sorted(ROOMS[room]))
+        yield f"{path}:{number}: includes {target}: {room} may include {allowed}"
 
 
 def check(root):
@@ -112,28 +140,33 @@ def check(root):
 def self_test():
     clean = {
         "base/a.cpp": '#include "base/a.hpp"\n#include <fmt/format.h>\n',
-        "runtime/a.cpp": '#include <cuda.h>\n#include "codegen/emit.hpp"\n',
+        "runtime/gemm/a.cpp": '#include <cuda.h>\n#include "codegen/emit.hpp"\n',
+        "runtime/linear/a.cpp": '#include "runtime/gemm/gemm.hpp"\n',
         "runtime/include/float8/float8.hpp": '#include <expected>\n#include "float8/float8.h"\n',
         "codegen/kernels/a.cuh": '#include "ptx.cuh"\n',
         "tools/a/b.cpp": '#include <CLI/CLI.hpp>\n#include "tuning_db/database.hpp"\n',
         "tests/unit/a.cpp": '#include "a_sample.hpp"\n#include "tools/a/b.hpp"\n',
         "examples/a.cpp": '#include <vector>\n#include <float8/float8.hpp>\n',
-        "examples/train/a.cpp": '#include <CLI/CLI.hpp>\n#include "runtime/driver.hpp"\n',
+        "examples/train/a.cpp": '#include <CLI/CLI.hpp>\n#include "runtime/device/driver.hpp"\n',
         "docs/a.md": "the work/root of $HOME/work and .../work\n",
     }
     planted = [
         ("base/x.hpp", '#include "recipes/dtype.hpp"\n'),
         ("recipes/x.cpp", '#include "codegen/emit.hpp"\n'),
         ("recipes/x.cpp", "#include <cuda_runtime.h>\n"),
-        ("codegen/x.cpp", '#  include "runtime/gemm.hpp"\n'),
+        ("codegen/x.cpp", '#  include "runtime/gemm/gemm.hpp"\n'),
         ("codegen/x.cpp", '#include "tuning_db/filter.hpp"\n'),
         ("codegen/kernels/x.cuh", "#include <cuda_fp8.h>\n"),
-        ("runtime/x.cpp", "#include <sqlite3.h>\n"),
-        ("runtime/x.cpp", "#include <nlohmann/json.hpp>\n"),
+        ("runtime/model/x.cpp", "#include <sqlite3.h>\n"),
+        ("runtime/model/x.cpp", "#include <nlohmann/json.hpp>\n"),
+        ("runtime/x.cpp", '#include "runtime/device/driver.hpp"\n'),
+        ("runtime/device/x.hpp", '#include "runtime/gemm/gemm.hpp"\n'),
+        ("runtime/quantize/x.cpp", '#include "runtime/gemm/gemm.hpp"\n'),
+        ("runtime/linear/x.cpp", '#include "runtime/model/info.hpp"\n'),
         ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
         ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
         ("tuning_db/x.cpp", "#include <nccl.h>\n"),
-        ("tuning_db/x.cpp", '#include "runtime/linear.hpp"\n'),
+        ("tuning_db/x.cpp", '#include "runtime/linear/linear.hpp"\n'),
         ("tools/x.cpp", '#include "detail.hpp"\n'),
         ("examples/x.cpp", '#include "base/file.hpp"\n'),
         ("examples/train/x.cpp", '#include "tuning_db/database.hpp"\n'),

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/context.hpp"
+#include "runtime/device/context.hpp"
+#include "runtime/device/driver.hpp"
 #include "runtime/distributed/nccl_api.hpp"
-#include "runtime/driver.hpp"
 
 namespace f8::runtime {
 namespace {

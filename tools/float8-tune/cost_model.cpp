@@ -178,7 +178,7 @@ void add_cost_model(CLI::App& app, Program& program) {
   declare(*command, *fitted);
   command
       ->add_option("-o,--output", fitted->output,
-                   "write the source here (runtime/cost_model_constants.cpp)")
+                   "write the source here (runtime/gemm/cost_model_constants.cpp)")
       ->type_name("FILE");
   add_integer(*command, "--folds", fitted->folds,
               "parts of which each is held out in turn; 1: no cross-validation", 1, 100);

@@ -6,7 +6,7 @@
 #include "base/environment.hpp"
 #include "codegen/cubin_cache.hpp"
 #include "codegen/nvrtc.hpp"
-#include "runtime/gemm.hpp"
+#include "runtime/gemm/gemm.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"

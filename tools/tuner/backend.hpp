@@ -15,8 +15,8 @@
 
 #include "base/error.hpp"
 #include "recipes/problem.hpp"
-#include "runtime/context.hpp"
-#include "runtime/gemm.hpp"
+#include "runtime/device/context.hpp"
+#include "runtime/gemm/gemm.hpp"
 
 namespace f8::tuner {
 

@@ -132,7 +132,7 @@ Status GpuBackend::open_gemm() {
   const Gemm gemm = static_cast<Gemm>(problem_.op);
   const GemmSetting& setting = recipe_.at(gemm);
   own_ = gemm_shape(problem_.shape, gemm);
-  const int64_t ld = runtime::row_pitch(own_.k);
+  const int64_t ld = row_pitch(own_.k);
   const bool fp8 = setting.is_fp8();
   const size_t a = fp8 ? bytes_of(own_.m * ld, setting.a.dtype) : 0;
   const size_t b = fp8 ? bytes_of(own_.n * ld, setting.b.dtype) : 0;
@@ -153,7 +153,7 @@ Status GpuBackend::open_gemm() {
 Status GpuBackend::carve_fp8() {
   if (!fp8_sets_.empty()) return {};
   const GemmSetting& setting = recipe_.at(static_cast<Gemm>(problem_.op));
-  const int64_t ld = runtime::row_pitch(own_.k);
+  const int64_t ld = row_pitch(own_.k);
   const auto sets = static_cast<size_t>(sets_);
   Pool& pool_a = pool(&setting.a);
   Pool& pool_b = pool(&setting.b);
@@ -197,7 +197,7 @@ GpuBackend::Scales GpuBackend::make_scales(codegen::ScaleMode mode, float inv, i
                                            int64_t contraction, int period, bool pow2) {
   Scales scales;
   scales.mode = mode;
-  const int64_t blocks = runtime::ceil_div(contraction, 128);
+  const int64_t blocks = ceil_div(contraction, 128);
   int64_t count = 1;
   switch (mode) {
     case codegen::ScaleMode::kTensor:
@@ -211,7 +211,7 @@ GpuBackend::Scales GpuBackend::make_scales(codegen::ScaleMode mode, float inv, i
       break;
     case codegen::ScaleMode::kBlock128x128:
       scales.stride = kernels::padded_scales(blocks);
-      count = runtime::ceil_div(rows, 128) * scales.stride;
+      count = ceil_div(rows, 128) * scales.stride;
       break;
   }
   scales.values.assign(static_cast<size_t>(count), inv);
@@ -261,7 +261,7 @@ Status GpuBackend::open_linear() {
   // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and scales, of
   // which blocks of 1 x 128 have most.
   const auto layouts = [](int64_t rows, int64_t cols) {
-    return runtime::fp8_copy_bytes(rows, cols) + runtime::fp8_copy_bytes(cols, rows);
+    return fp8_copy_bytes(rows, cols) + fp8_copy_bytes(cols, rows);
   };
   const auto words = static_cast<size_t>(8 * (m + n + k));
   saved_bytes_ = carved(layouts(m, k) + layouts(n, k) + (x + w) / 16 + words + (4 << 20));

@@ -10,8 +10,8 @@
 #include <map>
 #include <memory>
 
-#include "runtime/model_plan.hpp"
-#include "runtime/weight_casts.hpp"
+#include "runtime/linear/weight_casts.hpp"
+#include "runtime/model/model_plan.hpp"
 #include "tools/tuner/backend.hpp"
 #include "tools/tuner/nvml.hpp"
 #include "tools/tuner/operands.hpp"

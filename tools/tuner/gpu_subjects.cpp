@@ -69,8 +69,7 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
   Timed timed;
   timed.subject = subject;
   timed.operands = operands;
-  timed.contraction =
-      !bf16 && choice.provider == Provider::kCublasLt ? runtime::padded(own_.k) : own_.k;
+  timed.contraction = !bf16 && choice.provider == Provider::kCublasLt ? padded(own_.k) : own_.k;
   runtime::GemmCall call{.inv_scale_a = bf16 ? nullptr : scale_a_.data,
                          .inv_scale_b = bf16 ? nullptr : scale_b_.data,
                          .m = problem_.shape.m};

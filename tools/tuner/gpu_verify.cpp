@@ -66,7 +66,7 @@ GpuBackend::Reference GpuBackend::gemm_reference(Operands operands, int64_t cont
   reference.cols = sample_indices(own_.n, kCols, options_.seed + 2);
   const GemmSet& set = (bf16 ? bf16_sets_ : fp8_sets_).front();
   if (!bf16) {
-    const int64_t ld = runtime::row_pitch(own_.k);
+    const int64_t ld = row_pitch(own_.k);
     const bool one = operands == Operands::kFp8OneScale;
     const auto scale = [&](const Scales& scales, int64_t row, int64_t c) {
       return one ? scales.values.front() : scales.at(row, std::min(c, own_.k - 1));

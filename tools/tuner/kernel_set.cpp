@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "runtime/cost_model.hpp"
+#include "runtime/gemm/choose.hpp"
 
 namespace f8::tuner {
 namespace {

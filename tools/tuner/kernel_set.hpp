@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/linear_kernels.hpp"
+#include "runtime/linear/kernels.hpp"
 
 namespace f8::tuner {
 

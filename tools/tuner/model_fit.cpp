@@ -331,7 +331,7 @@ std::string constants_source(const CostModel& model) {
   }
   return fmt::format(
       R"(// Written by `float8-tune cost-model fit`; see docs/method.md.
-#include "runtime/cost_model.hpp"
+#include "runtime/gemm/cost_model.hpp"
 
 namespace f8::runtime {{
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/cost_model.hpp"
+#include "runtime/gemm/cost_model.hpp"
 #include "tuning_db/database.hpp"
 
 namespace f8::tuner {
@@ -59,7 +59,7 @@ struct FitOptions {
                                     const runtime::CostModel& start, int folds,
                                     const FitOptions& options = {});
 
-// runtime/cost_model_constants.cpp.
+// runtime/gemm/cost_model_constants.cpp.
 [[nodiscard]] std::string constants_source(const runtime::CostModel& model);
 
 }  // namespace f8::tuner

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "runtime/nvml.hpp"
+#include "runtime/device/nvml.hpp"
 #include "tools/tuner/backend.hpp"
 
 namespace f8::tuner {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "recipes/recipe.hpp"
-#include "runtime/driver.hpp"
+#include "runtime/device/driver.hpp"
 
 namespace f8::tuner {
 

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "runtime/cost_model.hpp"
-#include "runtime/linear_kernels.hpp"
+#include "runtime/gemm/choose.hpp"
+#include "runtime/gemm/cost_model.hpp"
+#include "runtime/linear/kernels.hpp"
 
 namespace f8::tuner {
 namespace {

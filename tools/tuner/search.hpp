@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codegen/kernel_spec.hpp"
-#include "runtime/context.hpp"
+#include "runtime/device/context.hpp"
 #include "tools/tuner/backend.hpp"
 #include "tuning_db/database.hpp"
 

@@ -3,7 +3,7 @@
 #include "base/dynlib.hpp"
 #include "codegen/emit.hpp"
 #include "codegen/nvrtc.hpp"
-#include "runtime/gemm.hpp"
+#include "runtime/gemm/gemm.hpp"
 
 namespace f8::tuner {
 

@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "base/text.hpp"
-#include "runtime/linear_kernels.hpp"
+#include "runtime/linear/kernels.hpp"
 
 namespace f8::tuner {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "recipes/recipe.hpp"
-#include "runtime/quantize_list.hpp"
+#include "runtime/quantize/quantize_list.hpp"
 
 namespace f8::tuner {
 

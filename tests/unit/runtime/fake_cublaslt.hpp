@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/cublaslt_api.hpp"
+#include "runtime/device/cublaslt_api.hpp"
 
 namespace f8::runtime::testing {
 

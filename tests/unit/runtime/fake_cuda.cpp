@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "base/file.hpp"
-#include "runtime/emulation/emulation.hpp"
+#include "runtime/device/emulated_driver.hpp"
 #include "runtime/emulation/kernels.hpp"
 
 namespace f8::runtime::testing {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "codegen/cubin_cache.hpp"
-#include "runtime/context_state.hpp"
+#include "runtime/device/context_state.hpp"
 #include "runtime/emulation/kernels.hpp"
 
 namespace f8::runtime::testing {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "recipes/reference.hpp"
-#include "runtime/linear.hpp"
+#include "runtime/linear/linear.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
 namespace f8::runtime::testing {

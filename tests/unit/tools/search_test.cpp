@@ -4,7 +4,8 @@
 
 #include <set>
 
-#include "runtime/cost_model.hpp"
+#include "runtime/gemm/choose.hpp"
+#include "runtime/gemm/cost_model.hpp"
 #include "tools/tuner/sweep_plan.hpp"
 
 namespace f8::tuner {

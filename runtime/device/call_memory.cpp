@@ -1,0 +1,109 @@
+#include "runtime/device/call_memory.hpp"
+
+#include <iterator>
+
+#include "runtime/device/context_state.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// What the driver knows of a pointer; nothing of ordinary memory of the host.
+struct Pointer {
+  CUmemorytype type{};
+  unsigned managed = 0;
+  int ordinal = 0;
+  CUdeviceptr start = 0;
+  size_t size = 0;
+};
+
+CUresult look_up(const Driver& driver, uintptr_t address, Pointer& pointer) {
+  CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                 CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                 CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  void* values[] = {&pointer.type, &pointer.managed, &pointer.ordinal, &pointer.start,
+                    &pointer.size};
+  return driver.pointer_get_attributes(std::size(which), which, values,
+                                       static_cast<CUdeviceptr>(address));
+}
+
+Status check_region(const char* call, const Driver& driver, int device, const Region& region) {
+  Pointer pointer;
+  F8_TRY(driver.check(look_up(driver, region.begin, pointer), "cuPointerGetAttributes"));
+  const bool known = pointer.type != CUmemorytype{};
+  if (!known || pointer.type == CU_MEMORYTYPE_HOST) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} is {} memory of the host; it must be memory of device {}", call,
+                region.name, known ? "pinned" : "ordinary", device);
+  }
+  if (pointer.managed == 0 && pointer.ordinal != device) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} is memory of device {}, the context is of device {}", call, region.name,
+                pointer.ordinal, device);
+  }
+  const size_t left = pointer.size - (region.begin - static_cast<uintptr_t>(pointer.start));
+  if (left < region.bytes()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} needs {} bytes, its allocation ends {} bytes behind it", call, region.name,
+                region.bytes(), left);
+  }
+  return {};
+}
+
+}  // namespace
+
+bool overlap(const Region& a, const Region& b) {
+  const Region& low = a.begin <= b.begin ? a : b;
+  const Region& high = a.begin <= b.begin ? b : a;
+  const size_t apart = high.begin - low.begin;
+  if (apart >= low.bytes()) return false;
+  if (low.pitch != high.pitch) return true;
+  const size_t column = apart % low.pitch;
+  return column < low.row || column + high.row > low.pitch;
+}
+
+Status CallMemory::check_overlaps(const char* call) const {
+  for (const Region& written : regions()) {
+    if (written.access != Access::kWrite) continue;
+    for (const Region& other : regions()) {
+      if (&other == &written || !overlap(written, other)) [[likely]] {
+        continue;
+      }
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "{}: {} ({} bytes) and {} ({} bytes) overlap; {} is written, give it memory of its "
+          "own",
+          call, written.name, written.bytes(), other.name, other.bytes(), written.name);
+    }
+  }
+  return {};
+}
+
+Status CallMemory::check_device(const char* call, Context& context, Stream stream) const {
+  if (!context.options().check_pointers) [[likely]] {
+    return {};
+  }
+  const Driver& driver = context.state().driver;
+  CUcontext const primary = context.state().primary;
+  const int device = context.device().ordinal;
+  const ScopedContext current(driver, primary);
+  F8_TRY(current.status());
+  if (stream != nullptr) {
+    CUcontext owner = nullptr;
+    const CUresult known = driver.stream_get_ctx(stream, &owner);
+    if (known == CUDA_ERROR_INVALID_HANDLE || known == CUDA_ERROR_INVALID_CONTEXT) {
+      return fail(ErrorCode::kInvalidArgument, "{}: the stream is none", call);
+    }
+    F8_TRY(driver.check(known, "cuStreamGetCtx"));
+    if (owner != primary) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: the stream is of another CUDA context than device {}'s primary one; make it "
+                  "while that device is current",
+                  call, device);
+    }
+  }
+  for (const Region& region : regions()) F8_TRY(check_region(call, driver, device, region));
+  return {};
+}
+
+}  // namespace f8::runtime

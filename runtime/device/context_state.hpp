@@ -1,0 +1,43 @@
+// What a context holds. Everything but the kernels, the places of their clusters and the table is
+// fixed once it is made.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "codegen/cubin_cache.hpp"
+#include "runtime/device/context.hpp"
+#include "runtime/device/cta_scheduling.hpp"
+#include "runtime/device/cublaslt_api.hpp"
+#include "runtime/device/driver.hpp"
+
+namespace f8::runtime {
+
+struct Context::State {
+  explicit State(const Driver& cuda) : driver(cuda) {}
+
+  const Driver& driver;
+  DeviceInfo info;
+  ContextOptions options;
+  CUdevice device = 0;
+  CUcontext primary = nullptr;               // retained
+  std::optional<codegen::CubinCache> cache;  // none where the device is emulated
+
+  std::mutex kernels_mutex;  // held for look-ups and loading, not while compiling
+  std::map<std::string, std::unique_ptr<const Kernel>, std::less<>> kernels;
+  std::vector<CUmodule> modules;
+  // Of clusters of two in a grid that takes the whole device. There once such a kernel is.
+  std::optional<PairPlaces> pair_places;
+
+  mutable std::mutex table_mutex;
+  std::shared_ptr<const TuningTable> table;
+
+  std::mutex cublaslt_mutex;
+  cublasLtHandle_t cublaslt = nullptr;  // made when a plan first asks for it
+};
+
+}  // namespace f8::runtime

@@ -1,0 +1,26 @@
+#include "runtime/device/memory.hpp"
+
+#include "recipes/problem.hpp"
+
+namespace f8::runtime {
+
+bool is_row_stride(int64_t ld, int64_t cols, Dtype type) {
+  return ld == 0 ||
+         (ld >= cols && ld <= kMaxDim && ld * static_cast<int64_t>(size_bytes(type)) % 16 == 0);
+}
+
+Status zero(const Driver& driver, CUcontext primary, void* d, int64_t rows, size_t row_bytes,
+            size_t pitch_bytes, Stream stream) {
+  const ScopedContext current(driver, primary);
+  F8_TRY(current.status());
+  const auto at = reinterpret_cast<CUdeviceptr>(d);
+  const auto height = static_cast<size_t>(rows);
+  if (pitch_bytes == row_bytes) {
+    return driver.check(driver.memset_d8_async(at, 0, height * row_bytes, stream),
+                        "cuMemsetD8Async");
+  }
+  return driver.check(driver.memset_d2d8_async(at, pitch_bytes, 0, row_bytes, height, stream),
+                      "cuMemsetD2D8Async");
+}
+
+}  // namespace f8::runtime

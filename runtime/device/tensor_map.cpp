@@ -1,0 +1,67 @@
+// Encoding the tensor maps of a matmul.
+#include "runtime/device/tensor_map.hpp"
+
+#include "codegen/kernels/kernel_args.cuh"
+
+namespace f8::runtime {
+namespace {
+
+struct Plane {
+  CUtensorMapDataType type;
+  uint32_t element_bytes;
+  void* base;
+  int64_t cols;
+  int64_t rows;
+  int64_t ld_bytes;
+  uint32_t box_rows;
+  uint32_t box_bytes = kernels::kStageK;  // a row of a box, which is what its swizzle spans
+};
+
+CUtensorMapDataType result_type(Dtype type) {
+  return type == Dtype::kF32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+         : type == Dtype::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+Status encode(const Driver& driver, const Plane& plane, const char* name, CUtensorMap& out) {
+  const cuuint64_t extents[2] = {static_cast<cuuint64_t>(plane.cols),
+                                 static_cast<cuuint64_t>(plane.rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(plane.ld_bytes)};
+  const cuuint32_t box[2] = {plane.box_bytes / plane.element_bytes, plane.box_rows};
+  const cuuint32_t element_strides[2] = {1, 1};
+  const CUresult result = driver.tensor_map_encode_tiled(
+      &out, plane.type, 2, plane.base, extents, strides, box, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      plane.box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) [[likely]] {
+    return {};
+  }
+  Error error = driver.failure(result, "cuTensorMapEncodeTiled").error();
+  error.message += fmt::format(", operand {}: {} x {}, rows {} bytes apart, box {} x {}", name,
+                               plane.rows, plane.cols, plane.ld_bytes, box[1], box[0]);
+  return std::unexpected(std::move(error));
+}
+
+}  // namespace
+
+Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
+                        int64_t ld, int64_t ld_d, const void* a, const void* b, void* d,
+                        GemmMaps& out) {
+  const codegen::GemmConfig& config = spec.config;
+  F8_TRY(encode(driver,
+                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m, ld,
+                 static_cast<uint32_t>(config.tile_m / config.cluster_n)},
+                "a", out.a));
+  F8_TRY(encode(driver,
+                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shape.k, shape.n, ld,
+                 static_cast<uint32_t>(config.tile_n / config.cluster_m)},
+                "b", out.b));
+  const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
+  return encode(driver,
+                {result_type(spec.d), d_bytes, d, shape.n, shape.m, ld_d * d_bytes,
+                 kernels::kOutRows, static_cast<uint32_t>(codegen::out_row_bytes(spec))},
+                "d", out.d);
+}
+
+}  // namespace f8::runtime

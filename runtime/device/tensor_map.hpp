@@ -1,0 +1,29 @@
+// The tensor maps of the generated matmul: how its copies see operands and result in memory. The
+// device side of this agreement is codegen/kernels/gemm.cuh. Encoding is host arithmetic.
+//
+//   a   uint8, {k, m}, box {128, tile_m / cluster_n}: a CTA copies its share of the a tile and
+//   multicasts it
+//   b   uint8, {k, n}, box {128, tile_n / cluster_m}
+//   d   box {32 or 64, 64}: codegen::out_row_bytes() wide
+// All swizzle what a box is wide, 128 bytes or (d) 64; reads outside give zero, writes outside are
+// dropped.
+#pragma once
+
+#include "codegen/kernel_spec.hpp"
+#include "recipes/problem.hpp"
+#include "runtime/device/driver.hpp"
+
+namespace f8::runtime {
+
+struct GemmMaps {
+  CUtensorMap a;
+  CUtensorMap b;
+  CUtensorMap d;
+};
+
+// `shape` is the GEMM's own; rows of a and b are `ld` bytes apart, those of d `ld_d` elements.
+[[nodiscard]] Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec,
+                                      Shape shape, int64_t ld, int64_t ld_d, const void* a,
+                                      const void* b, void* d, GemmMaps& out);
+
+}  // namespace f8::runtime

@@ -1,0 +1,101 @@
+#include "runtime/gemm/choose.hpp"
+
+#include <array>
+#include <span>
+
+#include "runtime/gemm/cost_model.hpp"
+#include "runtime/gemm/provider.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// The table keeps choices by recipe. Recipes whose operands have these scales have the same
+// products, so that a row of any of them will do; the first is asked first.
+std::span<const char* const> table_recipes(const GemmDesc& desc) {
+  static constexpr std::array kTensor = {"tensorwise", "delayed"};
+  static constexpr std::array kAxis = {"rowwise", "rowwise_with_gw_hp"};
+  static constexpr std::array kMixed = {"rowwise_with_gw_hp", "rowwise"};
+  static constexpr std::array kBlock = {"blockwise"};
+  static constexpr std::array kKept = {"rowwise_with_gw_hp"};
+  if (!is_fp8(desc.a)) return kKept;
+  if (codegen::is_block(desc.scale)) return kBlock;
+  if (desc.scale == codegen::ScaleMode::kTensor) return kTensor;
+  if (desc.scalar_a || desc.scalar_b) return kMixed;
+  return kAxis;
+}
+
+// Of fp8 operands: the library has no mix of a tensor's and rows' scales, and biases of 16 bits.
+bool library_can(const GemmDesc& desc) {
+  return !is_fp8(desc.a) ||
+         (!desc.scalar_a && !desc.scalar_b && (!desc.bias || desc.d != Dtype::kF32));
+}
+
+Problem table_problem(const GemmDesc& desc) {
+  Problem problem;
+  problem.op = to_op(desc.gemm);
+  problem.a = desc.a;
+  problem.b = desc.b;
+  problem.d = desc.d;
+  problem.shape = desc.shape;
+  problem.fast = desc.fast;
+  return problem;
+}
+
+// For exactly this product under any of its recipes, else for one near it; null: the table has none
+// that the provider can do.
+const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc, Dtype result) {
+  Problem problem = table_problem(desc);
+  problem.d = result;
+  const KernelChoice* near = nullptr;
+  for (const char* recipe : table_recipes(desc)) {
+    problem.recipe = recipe;
+    const KernelChoice* found = table.find(problem);
+    const bool library = found != nullptr && found->provider == Provider::kCublasLt;
+    if (found == nullptr || (library && !library_can(desc))) continue;
+    if (!is_fp8(desc.a) && !library) continue;
+    if (found->problem.shape == problem.shape) return found;
+    if (near == nullptr) near = found;
+  }
+  return near;
+}
+
+}  // namespace
+
+Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
+  F8_TRY(validate(desc));
+  const char* without =
+      table == nullptr ? "there is no tuning table" : "the tuning table has no row near this shape";
+  if (table != nullptr) {
+    const KernelChoice* found = find_choice(*table, desc, desc.d);
+    // Results of as many bytes take as long.
+    if (found == nullptr && desc.d == Dtype::kF16) found = find_choice(*table, desc, Dtype::kBf16);
+    if (found != nullptr) {
+      GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
+      // cuBLASLt numbers its suggestions afresh for every shape and type.
+      if (found->problem.shape != desc.shape || found->problem.d != desc.d) choice.heuristic = 0;
+      choice.why = found->problem.shape == desc.shape
+                       ? "the tuning table's row of this shape"
+                       : fmt::format("the tuning table's nearest row, {}", found->problem.key());
+      if (choice.provider != Provider::kGenerated) return choice;
+      // The row's kernel had no bias and no amax, which take room.
+      const auto fitting = codegen::with_fitting_stages(gemm_spec(desc, choice.config));
+      if (fitting) {
+        choice.config = *fitting;
+        return choice;
+      }
+      without = "the tuning table's configuration has no room for this epilogue";
+    }
+  }
+  GemmChoice choice;
+  if (!is_fp8(desc.a)) {
+    choice.provider = Provider::kCublasLt;
+    choice.why = fmt::format("{}, and high precision is left to cuBLASLt", without);
+    return choice;
+  }
+  choice.why = fmt::format("by the cost model: {}", without);
+  choice.config =
+      F8_TRY(cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count));
+  return choice;
+}
+
+}  // namespace f8::runtime

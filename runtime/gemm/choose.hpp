@@ -1,0 +1,14 @@
+// The choice of a GEMM's kernel: by the tuning table's row of this shape, else by its nearest row,
+// else by the cost model. Deterministic; no GPU needed.
+#pragma once
+
+#include "recipes/tuning_table.hpp"
+#include "runtime/gemm/gemm.hpp"
+
+namespace f8::runtime {
+
+// `table` may be null: there is none. GemmChoice::why says what decided.
+[[nodiscard]] Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc,
+                                             int sm_count);
+
+}  // namespace f8::runtime

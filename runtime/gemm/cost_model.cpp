@@ -1,0 +1,100 @@
+// The model itself; its constants are in cost_model_constants.cpp.
+#include "runtime/gemm/cost_model.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace f8::runtime {
+namespace {
+
+constexpr double kMacsPerClock = 4096;  // fp8 multiply-adds of one SM's tensor cores
+constexpr double kBlock = 128;          // of the contraction
+
+double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
+  const codegen::GemmConfig& config = spec.config;
+  for (const CostModel::Tile& tile : model.tiles) {
+    if (tile.tile_m == config.tile_m && tile.tile_n == config.tile_n &&
+        tile.warpgroups == config.warpgroups && tile.pingpong == config.pingpong) {
+      return codegen::is_block(spec.scale) ? tile.block : spec.fast ? tile.fast : tile.precise;
+    }
+  }
+  return spec.fast ? 0.6 : 0.45;  // a tile that was never measured
+}
+
+double ceil_div(double a, double b) {
+  return std::ceil(a / b);
+}
+
+}  // namespace
+
+double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count,
+                        const CostModel& model) {
+  const codegen::GemmConfig& config = spec.config;
+  const double m = static_cast<double>(shape.m);
+  const double n = static_cast<double>(shape.n);
+  const double k = static_cast<double>(shape.k);
+  const double tiles_m = ceil_div(m, config.tile_m);
+  const double tiles_n = ceil_div(n, config.tile_n);
+  const int cluster = config.cluster_m * config.cluster_n * config.split_k;
+  // A cluster takes whole blocks of cluster_m x cluster_n tiles; the ones outside are idle.
+  const double tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n);
+  const double workers = std::max(1, sm_count / cluster);
+  const double waves = ceil_div(tiles, workers);
+  const double blocks = ceil_div(ceil_div(k, kBlock), config.split_k);
+
+  const double math = static_cast<double>(config.tile_m) * config.tile_n * kBlock / kMacsPerClock /
+                      efficiency(model, spec);
+  // Multicast shares what a cluster has in common.
+  const double bytes = kBlock * (static_cast<double>(config.tile_m) / config.cluster_n +
+                                 static_cast<double>(config.tile_n) / config.cluster_m);
+  const double reading = std::min(tiles, workers) * cluster / std::max(1, sm_count);
+  const double copy =
+      bytes * std::max(reading / model.l2_bytes_per_clock, 1 / model.port_bytes_per_clock);
+  // Copies run ahead by as many blocks as there are stages: with few of them the latency shows.
+  const double block = std::max({math, copy, model.latency / config.stages});
+
+  const double store = static_cast<double>(config.tile_m) * config.tile_n *
+                       (spec.d == Dtype::kF32 ? 4 : 2) / model.store_bytes_per_clock;
+  // Ping-pong hides a tile's epilogue behind its neighbour's matmul.
+  double epilogue = (store / config.split_k + model.tile_overhead) *
+                    (config.pingpong ? model.pingpong_epilogue : 1.0);
+  // Sums go to the other CTAs of a split and are added there.
+  if (config.split_k > 1) {
+    epilogue += model.exchange + static_cast<double>(config.tile_m) * config.tile_n * 4 *
+                                     (config.split_k - 1) / config.split_k /
+                                     model.exchange_bytes_per_clock;
+  }
+  return waves * (blocks * block + epilogue) + model.launch + model.cluster_skew * (cluster - 1);
+}
+
+Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape,
+                                            int sm_count) {
+  const std::vector<codegen::GemmConfig> candidates = codegen::gemm_candidates(spec);
+  if (candidates.empty()) {
+    return fail(ErrorCode::kUnsupported, "no generated kernel multiplies {} by {} into {}",
+                to_string(spec.a), to_string(spec.b), to_string(spec.d));
+  }
+  struct Ranked {
+    double clocks;
+    int area;
+    std::string key;
+    codegen::GemmConfig config;
+  };
+  std::vector<Ranked> ranked;
+  ranked.reserve(candidates.size());
+  for (const codegen::GemmConfig& config : candidates) {
+    codegen::GemmSpec candidate = spec;
+    candidate.config = config;
+    ranked.push_back({predicted_clocks(candidate, shape, sm_count), config.tile_m * config.tile_n,
+                      codegen::key(config), config});
+  }
+  const auto better = [](const Ranked& x, const Ranked& y) {
+    if (x.clocks != y.clocks) return x.clocks < y.clocks;
+    if (x.area != y.area) return x.area > y.area;
+    if (x.config.group != y.config.group) return x.config.group < y.config.group;
+    return x.key < y.key;
+  };
+  return std::min_element(ranked.begin(), ranked.end(), better)->config;
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,270 @@
+// cuBLASLt as a provider. It speaks of column-major matrices, so it computes d^T = b a^T: its A is
+// our b, its B our a, its scales likewise. Descriptors live on the stack of each call (initialising
+// one allocates nothing), so a plan is immutable and serves any m up to its own.
+//
+//   fp8 (tn)                A = b, transposed        B = a
+//   output                  A = w, transposed        B = x            of bf16, f16 or f32
+//   grad_input              A = w                    B = dy
+//   grad_weight             A = x                    B = dy, transposed
+// Sums are fp32; f32 operands stay fp32 (CUBLAS_COMPUTE_32F), which uses no tensor core.
+// The contraction of an fp8 grad_weight is M rounded up to 16: the cast kernels leave zeros there.
+#include "runtime/gemm/cublaslt.hpp"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+namespace f8::runtime {
+namespace {
+
+constexpr uint64_t kMaxWorkspaceBytes = 32 << 20;
+constexpr uint32_t kAlignment = 16;  // what gemm.hpp asks of pointers
+
+cudaDataType cuda_type(Dtype t) {
+  switch (t) {
+    case Dtype::kE4m3:
+      return CUDA_R_8F_E4M3;
+    case Dtype::kE5m2:
+      return CUDA_R_8F_E5M2;
+    case Dtype::kBf16:
+      return CUDA_R_16BF;
+    case Dtype::kF16:
+      return CUDA_R_16F;
+    case Dtype::kF32:
+      return CUDA_R_32F;
+  }
+  return CUDA_R_32F;
+}
+
+// One product in cuBLASLt's terms.
+struct Matmul {
+  cublasLtMatmulDescOpaque_t desc;
+  cublasLtMatrixLayoutOpaque_t a;
+  cublasLtMatrixLayoutOpaque_t b;
+  cublasLtMatrixLayoutOpaque_t d;
+};
+
+template <class T>
+Status set(const CublasLt& lib, Matmul& matmul, cublasLtMatmulDescAttributes_t which, T value) {
+  return lib.check(lib.desc_set(&matmul.desc, which, &value, sizeof value),
+                   "cublasLtMatmulDescSetAttribute");
+}
+
+// A row-major [rows][cols] matrix is a column-major one of cols x rows.
+Status set_layout(const CublasLt& lib, cublasLtMatrixLayoutOpaque_t& layout, Dtype type,
+                  Extent extent, int64_t ld = 0) {
+  return lib.check(
+      lib.layout_init(&layout, sizeof layout, cuda_type(type), static_cast<uint64_t>(extent.cols),
+                      static_cast<uint64_t>(extent.rows), ld == 0 ? extent.cols : ld),
+      "cublasLtMatrixLayoutInit");
+}
+
+// Of our operands, which are the library's in reverse order.
+struct ScaleModes {
+  int32_t a, b;
+};
+ScaleModes scale_modes(codegen::ScaleMode mode) {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F};
+    case codegen::ScaleMode::kAxis:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+              CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F};
+    case codegen::ScaleMode::kBlock1x128:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F};
+    case codegen::ScaleMode::kBlock128x128:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F};
+  }
+  return {};
+}
+
+// `call` gives m, scales and bias.
+Status describe(const CublasLt& lib, const GemmDesc& desc, const GemmCall& call, Matmul& out) {
+  F8_TRY(lib.check(lib.desc_init(&out.desc, sizeof out.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                   "cublasLtMatmulDescInit"));
+  const Shape linear = call_shape(desc, call);
+  const Shape own = gemm_shape(linear, desc.gemm);
+  cublasOperation_t op_a = CUBLAS_OP_T;
+  cublasOperation_t op_b = CUBLAS_OP_N;
+  if (is_fp8(desc.a)) {
+    F8_TRY(set_layout(lib, out.a, desc.b, {own.n, padded(own.k)}, row_pitch(own.k)));
+    F8_TRY(set_layout(lib, out.b, desc.a, {own.m, padded(own.k)}, row_pitch(own.k)));
+    F8_TRY(set<int8_t>(lib, out, CUBLASLT_MATMUL_DESC_FAST_ACCUM, desc.fast ? 1 : 0));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.inv_scale_b));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.inv_scale_a));
+    if (desc.scale != codegen::ScaleMode::kTensor) {
+      const ScaleModes modes = scale_modes(desc.scale);
+      F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, modes.b));
+      F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, modes.a));
+    }
+  } else {
+    const OperandExtents extents = high_precision_extents(desc.gemm, linear);
+    if (desc.gemm != Gemm::kOutput) op_a = CUBLAS_OP_N;
+    if (desc.gemm == Gemm::kGradWeight) op_b = CUBLAS_OP_T;
+    F8_TRY(set_layout(lib, out.a, desc.b, extents.b, call.ld_b));
+    F8_TRY(set_layout(lib, out.b, desc.a, extents.a, call.ld_a));
+  }
+  if (desc.bias) {
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(desc.d)));
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias));
+  }
+  F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_TRANSA, op_a));
+  F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_TRANSB, op_b));
+  return set_layout(lib, out.d, desc.d, {own.m, own.n}, call.ld_d);
+}
+
+Result<cublasLtHandle_t> handle(Context::State& state, const CublasLt& lib) {
+  const std::lock_guard lock(state.cublaslt_mutex);
+  if (state.cublaslt == nullptr) {
+    F8_TRY(lib.check(lib.create(&state.cublaslt), "cublasLtCreate"));
+  }
+  return state.cublaslt;
+}
+
+// What cuBLASLt offers, best first by its own judgement; empty where it offers nothing.
+Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context,
+                                                                const GemmDesc& desc, int most) {
+  const CublasLt& lib = *F8_TRY(cublaslt());
+  Context::State& state = context.state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  const cublasLtHandle_t library = F8_TRY(handle(state, lib));
+
+  // The search looks at whether scales are set, not at what they point to.
+  const float* placeholder = reinterpret_cast<const float*>(uintptr_t{kAlignment});
+  Matmul matmul;
+  const GemmCall call{.inv_scale_a = placeholder,
+                      .inv_scale_b = placeholder,
+                      .m = desc.shape.m,
+                      .bias = placeholder};
+  F8_TRY(describe(lib, desc, call, matmul));
+  cublasLtMatmulPreferenceOpaque_t preference;
+  F8_TRY(lib.check(lib.preference_init(&preference, sizeof preference),
+                   "cublasLtMatmulPreferenceInit"));
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
+    return lib.check(lib.preference_set(&preference, which, &value, sizeof value),
+                     "cublasLtMatmulPreferenceSetAttribute");
+  };
+  F8_TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspaceBytes));
+  for (const auto which :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    F8_TRY(prefer(which, kAlignment));
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(std::max(most, 1)));
+  int count = 0;
+  const cublasStatus_t status =
+      lib.algo_heuristic(library, &matmul.desc, &matmul.a, &matmul.b, &matmul.d, &matmul.d,
+                         &preference, static_cast<int>(found.size()), found.data(), &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
+    count = 0;
+  else
+    F8_TRY(lib.check(status, "cublasLtMatmulAlgoGetHeuristic"));
+  found.resize(static_cast<size_t>(count));
+  std::erase_if(found, [](const auto& h) { return h.state != CUBLAS_STATUS_SUCCESS; });
+  return found;
+}
+
+class CublasLtGemm final : public GemmPlan {
+ public:
+  CublasLtGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice,
+               const CublasLt& lib, const cublasLtMatmulHeuristicResult_t& heuristic)
+      : GemmPlan(desc, choice),
+        context_(std::move(context)),
+        driver_(context_->state().driver),
+        primary_(context_->state().primary),
+        library_(context_->state().cublaslt),
+        lib_(lib),
+        algo_(heuristic.algo),
+        workspace_bytes_(heuristic.workspaceSize) {}
+
+  size_t workspace_bytes() const override { return workspace_bytes_; }
+
+  Status run(const GemmCall& call, void* workspace, Stream stream) const override {
+    F8_TRY(validate(desc_, call, workspace, workspace_bytes_));
+    if (call.m == 0) return run_empty(*context_, desc_, call, stream);
+    if (!is_aligned(call.inv_scale_a) || !is_aligned(call.inv_scale_b)) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "gemm {}: cuBLASLt takes inverse scales at 16-byte boundaries alone",
+                  to_string(desc_.gemm));
+    }
+    const ScopedContext current(driver_, primary_);
+    F8_TRY(current.status());
+    Matmul matmul;
+    F8_TRY(describe(lib_, desc_, call, matmul));
+    const float alpha = 1;
+    const float beta = desc_.add ? 1 : 0;
+    const cublasStatus_t status = lib_.matmul(
+        library_, &matmul.desc, &alpha, call.b, &matmul.a, call.a, &matmul.b, &beta, call.d,
+        &matmul.d, call.d, &matmul.d, &algo_, workspace, workspace_bytes_, stream);
+    if (status == CUBLAS_STATUS_SUCCESS) [[likely]] {
+      return {};
+    }
+    Error error = lib_.check(status, "cublasLtMatmul").error();
+    error.message += fmt::format(", gemm {} by heuristic {} planned for m={}, called with m={}{}",
+                                 to_string(desc_.gemm), choice_.heuristic, desc_.shape.m, call.m,
+                                 call.m == desc_.shape.m ? "" : "; plan for this m separately");
+    return std::unexpected(std::move(error));
+  }
+
+ private:
+  std::shared_ptr<Context> context_;
+  const Driver& driver_;
+  CUcontext primary_;
+  cublasLtHandle_t library_;
+  const CublasLt& lib_;
+  cublasLtMatmulAlgo_t algo_;
+  size_t workspace_bytes_;
+};
+
+}  // namespace
+
+Status check_cublaslt(const GemmDesc& desc) {
+  if (desc.amax || desc.scalar_a != desc.scalar_b) {
+    return fail(ErrorCode::kUnsupported, "gemm {}: cuBLASLt has no {}; choose a generated kernel",
+                to_string(desc.gemm),
+                desc.amax ? "amax of a bf16 or f32 result" : "mix of a tensor's and rows' scales");
+  }
+  return {};
+}
+
+Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, const GemmDesc& desc,
+                                    const GemmChoice& choice) {
+  F8_TRY(check_cublaslt(desc));
+  // The search may rank a short list otherwise than the head of a long one, so the list asked for
+  // here is as long as the tuner's.
+  const auto found =
+      F8_TRY(heuristics(*context, desc, std::max(choice.heuristic + 1, kHeuristics)));
+  if (found.empty()) {
+    return fail(ErrorCode::kUnsupported,
+                "gemm {}: cuBLASLt cannot multiply {} by {} into {} with {} scales at {}",
+                to_string(desc.gemm), to_string(desc.a), to_string(desc.b), to_string(desc.d),
+                to_string(desc.scale), to_string(desc.shape));
+  }
+  const auto index = static_cast<size_t>(choice.heuristic);
+  if (choice.heuristic < 0 || index >= found.size()) {
+    return fail(ErrorCode::kUnsupported,
+                "gemm {}: heuristic {} was asked for; cuBLASLt offers h0 to h{} at {}",
+                to_string(desc.gemm), config_text(choice), found.size() - 1, to_string(desc.shape));
+  }
+  return std::make_shared<const CublasLtGemm>(context, desc, choice, *F8_TRY(cublaslt()),
+                                              found[index]);
+}
+
+Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most) {
+  F8_TRY(validate(desc));
+  if (context.device().emulated) {
+    return fail(ErrorCode::kUnsupported, "an emulated device has no cuBLASLt to ask");
+  }
+  const auto found = F8_TRY(heuristics(context, desc, std::max(most, kHeuristics)));
+  return std::min(most, static_cast<int>(found.size()));
+}
+
+Result<std::string> cublaslt_version() {
+  const CublasLt* lib = F8_TRY(cublaslt());
+  const size_t version = lib->get_version();  // 130100: 13.1.0
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace f8::runtime

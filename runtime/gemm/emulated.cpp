@@ -1,0 +1,80 @@
+#include "runtime/gemm/emulated.hpp"
+
+#include "runtime/emulation/product.hpp"
+#include "runtime/emulation/stream.hpp"
+#include "runtime/gemm/cublaslt.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// As cuBLASLt takes them: fp8 contiguous along the contraction, others the tensors themselves.
+emulation::Product library_product(const GemmDesc& desc, const GemmCall& call) {
+  const Shape own = gemm_shape(call_shape(desc, call), desc.gemm);
+  emulation::Product product{.m = own.m,
+                             .n = own.n,
+                             .k = own.k,
+                             .a = {.base = call.a, .type = desc.a},
+                             .b = {.base = call.b, .type = desc.b},
+                             .d = call.d,
+                             .d_type = desc.d,
+                             .ld_d = call.ld_d == 0 ? own.n : call.ld_d,
+                             .bias = desc.bias ? call.bias : nullptr,
+                             .add = desc.add,
+                             .round_before_add = false};
+  if (is_fp8(desc.a)) {
+    const bool block = codegen::is_block(desc.scale);
+    const ScaleStrides strides = scale_strides(desc, own);
+    product.a.row_stride = product.b.row_stride = row_pitch(own.k);
+    product.scale_a = {call.inv_scale_a, block ? codegen::ScaleMode::kBlock1x128 : desc.scale,
+                       strides.a};
+    product.scale_b = {call.inv_scale_b, desc.scale, strides.b};
+    return product;
+  }
+  // The tensors themselves: dy and x, or dy and w, are read by columns where a gradient needs it.
+  const OperandExtents extents = high_precision_extents(desc.gemm, call_shape(desc, call));
+  const auto read = [](emulation::Elements& of, int64_t ld, bool by_column) {
+    of.row_stride = by_column ? 1 : ld;
+    of.column_stride = by_column ? ld : 1;
+  };
+  read(product.a, call.ld_a == 0 ? extents.a.cols : call.ld_a, desc.gemm == Gemm::kGradWeight);
+  read(product.b, call.ld_b == 0 ? extents.b.cols : call.ld_b, desc.gemm != Gemm::kOutput);
+  return product;
+}
+
+class LibraryGemm final : public GemmPlan {
+ public:
+  LibraryGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice)
+      : GemmPlan(desc, choice), context_(std::move(context)) {}
+
+  size_t workspace_bytes() const override { return 0; }
+
+  Status run(const GemmCall& call, void* workspace, Stream stream) const override {
+    F8_TRY(validate(desc_, call, workspace, 0));
+    if (call.m == 0) return run_empty(*context_, desc_, call, stream);
+    return context_->state().driver.check(
+        emulation::enqueue(stream,
+                           [product = library_product(desc_, call)] {
+                             emulation::compute(product);
+                             return CUDA_SUCCESS;
+                           }),
+        "emulated cublasLtMatmul");
+  }
+
+ private:
+  std::shared_ptr<Context> context_;
+};
+
+}  // namespace
+
+Result<GemmPlanPtr> create_emulated(const std::shared_ptr<Context>& context, const GemmDesc& desc,
+                                    const GemmChoice& choice) {
+  F8_TRY(check_cublaslt(desc));
+  if (choice.heuristic < 0 || choice.heuristic >= kHeuristics) {
+    return fail(ErrorCode::kUnsupported,
+                "gemm {}: heuristic {} was asked for; h0 to h{} stand here", to_string(desc.gemm),
+                config_text(choice), kHeuristics - 1);
+  }
+  return std::make_shared<const LibraryGemm>(context, desc, choice);
+}
+
+}  // namespace f8::runtime

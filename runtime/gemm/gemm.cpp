@@ -1,0 +1,63 @@
+#include "runtime/gemm/gemm.hpp"
+
+#include <charconv>
+
+#include "runtime/gemm/choose.hpp"
+#include "runtime/gemm/cublaslt.hpp"
+#include "runtime/gemm/emulated.hpp"
+#include "runtime/gemm/generated.hpp"
+
+namespace f8::runtime {
+codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config) {
+  codegen::GemmSpec spec{.a = desc.a,
+                         .b = desc.b,
+                         .d = desc.d,
+                         .scale = desc.scale,
+                         .fast = desc.fast,
+                         .bias = desc.bias,
+                         .add = desc.add,
+                         .amax = desc.amax,
+                         .config = config};
+  spec.pow2 = desc.pow2 && takes_pow2(spec);
+  return spec;
+}
+
+std::string config_text(const GemmChoice& choice) {
+  return choice.provider == Provider::kGenerated ? codegen::key(choice.config)
+                                                 : fmt::format("h{}", choice.heuristic);
+}
+
+Result<GemmChoice> parse_choice(Provider provider, std::string_view config) {
+  GemmChoice choice;
+  choice.provider = provider;
+  if (provider == Provider::kGenerated) {
+    choice.config = F8_TRY(codegen::parse_gemm_config(config));
+    return choice;
+  }
+  const char* end = config.data() + config.size();
+  if (config.size() < 2 || config.front() != 'h') {
+    return fail(ErrorCode::kInvalidArgument,
+                "cublaslt config \"{}\": expected h and a number, as h0", config);
+  }
+  const auto [stop, error] = std::from_chars(config.data() + 1, end, choice.heuristic);
+  if (error != std::errc() || stop != end || choice.heuristic < 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "cublaslt config \"{}\": expected h and a number, as h0", config);
+  }
+  return choice;
+}
+
+Result<GemmChoice> GemmPlan::choose(Context& context, const GemmDesc& desc) {
+  return choose_gemm(context.table().get(), desc, context.device().sm_count);
+}
+
+Result<std::shared_ptr<const GemmPlan>> GemmPlan::create(const std::shared_ptr<Context>& context,
+                                                         const GemmDesc& desc,
+                                                         const GemmChoice& choice) {
+  F8_TRY(validate(desc));
+  if (choice.provider == Provider::kGenerated) return create_generated(context, desc, choice);
+  return context->device().emulated ? create_emulated(context, desc, choice)
+                                    : create_cublaslt(context, desc, choice);
+}
+
+}  // namespace f8::runtime

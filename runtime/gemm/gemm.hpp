@@ -1,0 +1,115 @@
+// One of a linear's three matrix products, planned for a provider: a generated kernel, or cuBLASLt
+// (opened at first use). fp8 operands are contiguous along the contraction ("tn"), as the cast
+// kernels write them:
+//
+//   gemm          a                  b                  d
+//   output        x   [M][ldK]       w   [N][ldK]       y  [M][N]
+//   grad_input    dy  [M][ldN]       w^T [K][ldN]       dx [M][K]
+//   grad_weight   dy^T[N][ldM]       x^T [K][ldM]       dw [N][K]
+// where ldX = X rounded up to 16, M that of the call; what lies between X and ldX is zero. Operands
+// in high precision (a disabled cast, cuBLASLt only) are the tensors themselves, x [M][K], w
+// [N][K], dy [M][N], without a transposed copy; f32 ones are multiplied as fp32, not as TF32. Their
+// rows, and those of d, may be further apart than they are long.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "recipes/fp8_layout.hpp"
+#include "runtime/device/context.hpp"
+
+namespace f8::runtime {
+
+struct GemmDesc {
+  Gemm gemm = Gemm::kOutput;
+  Shape shape;  // the linear's; m is the largest M that run() may be given
+  Dtype a = Dtype::kE4m3;
+  Dtype b = Dtype::kE4m3;
+  Dtype d = Dtype::kBf16;
+  codegen::ScaleMode scale = codegen::ScaleMode::kTensor;
+  bool fast = false;
+  bool scalar_a = false;  // with scale axis: a has one scale for all of its rows
+  bool scalar_b = false;
+  bool bias = false;  // d += bias[n], of d's type
+  bool add = false;   // d += what d held
+  bool amax = false;  // leaves max |d|
+  bool pow2 = false;  // all scales are powers of two
+};
+
+struct GemmChoice {
+  Provider provider = Provider::kGenerated;
+  codegen::GemmConfig config;  // generated
+  int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
+  bool operator==(const GemmChoice&) const = default;
+  std::string why = {};  // in words, where choose_gemm chose it
+};
+// The generated kernel for a product, of fp8 operands.
+[[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);
+// "128x256s4c2x1w2g8" or "h3": as the database and the tuning table keep it.
+[[nodiscard]] std::string config_text(const GemmChoice& choice);
+[[nodiscard]] Result<GemmChoice> parse_choice(Provider provider, std::string_view config);
+
+struct GemmCall {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;
+  // Device, as codegen's ScaleMode lays them out: 1 value, one for each row of a or of b, or one
+  // for each block. cuBLASLt wants both aligned to 16 bytes, and so do block scales.
+  const float* inv_scale_a = nullptr;
+  const float* inv_scale_b = nullptr;
+  int64_t m = 0;               // the linear's M of this call, at most the planned one
+  const void* bias = nullptr;  // [n], of d's type
+  uint32_t* amax = nullptr;    // bits of max |d| as fp32; zeroed by the caller, raised
+  // From row to row, in elements, a multiple of 16 bytes; 0: dense. Those of fp8 operands are
+  // fixed.
+  int64_t ld_a = 0;
+  int64_t ld_b = 0;
+  int64_t ld_d = 0;
+};
+
+class GemmPlan {
+ public:
+  // From the context's table, else the cost model.
+  [[nodiscard]] static Result<GemmChoice> choose(Context& context, const GemmDesc& desc);
+  // kUnsupported where the provider cannot do it (generated: operands in high precision;
+  // cuBLASLt: e5m2 by e5m2).
+  [[nodiscard]] static Result<std::shared_ptr<const GemmPlan>> create(
+      const std::shared_ptr<Context>& context, const GemmDesc& desc, const GemmChoice& choice);
+  virtual ~GemmPlan() = default;
+
+  [[nodiscard]] virtual size_t workspace_bytes() const = 0;
+  // Enqueues on `stream`; no allocation, lock or synchronisation. Thread-safe.
+  [[nodiscard]] virtual Status run(const GemmCall& call, void* workspace, Stream stream) const = 0;
+  [[nodiscard]] const GemmDesc& desc() const { return desc_; }
+  [[nodiscard]] const GemmChoice& choice() const { return choice_; }
+
+ protected:
+  GemmPlan(GemmDesc desc, GemmChoice choice) : desc_(desc), choice_(std::move(choice)) {}
+  GemmDesc desc_;
+  GemmChoice choice_;
+};
+
+// Two products of the same types in one launch: what a backward's gradients are when both are
+// computed by one configuration. Their tiles share one persistent grid, so that the last wave of
+// the one is filled by the other.
+class GemmPair {
+ public:
+  // Whether one launch can compute both: generated, the same types, scales and configuration.
+  [[nodiscard]] static bool fits(const GemmDesc& first, const GemmChoice& first_choice,
+                                 const GemmDesc& second, const GemmChoice& second_choice);
+  [[nodiscard]] static codegen::GemmSpec spec(const GemmDesc& desc, const GemmChoice& choice);
+  [[nodiscard]] static Result<std::shared_ptr<const GemmPair>> create(
+      const std::shared_ptr<Context>& context, const GemmDesc& first, const GemmDesc& second,
+      const GemmChoice& choice);
+  virtual ~GemmPair() = default;
+  // As GemmPlan::run; neither call may be empty (m = 0).
+  [[nodiscard]] virtual Status run(const GemmCall& first, const GemmCall& second,
+                                   Stream stream) const = 0;
+};
+
+// How many heuristics cuBLASLt offers for this product (asks for up to `most`).
+[[nodiscard]] Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most = 8);
+[[nodiscard]] Result<std::string> cublaslt_version();
+
+}  // namespace f8::runtime

@@ -1,0 +1,192 @@
+// A persistent grid; tensor maps are encoded for each call.
+#include "runtime/gemm/generated.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "runtime/device/tensor_map.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using codegen::ScaleMode;
+
+kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& call) {
+  const ScaleStrides strides = scale_strides(desc, own);
+  return {.inv_scale_a = call.inv_scale_a,
+          .inv_scale_b = call.inv_scale_b,
+          .bias = call.bias,
+          .amax = call.amax,
+          .m = static_cast<kernels::u32>(own.m),
+          .n = static_cast<kernels::u32>(own.n),
+          .k = static_cast<kernels::u32>(own.k),
+          .stride_a = static_cast<kernels::u32>(strides.a),
+          .stride_b = static_cast<kernels::u32>(strides.b),
+          .padding = 0};
+}
+
+// Clusters take units of cluster_m x cluster_n tiles in turn, so more of them than units or than
+// fit at once would find nothing to do.
+int64_t units(const codegen::GemmConfig& config, Shape own) {
+  return ceil_div(own.m, int64_t{config.tile_m} * config.cluster_m) *
+         ceil_div(own.n, int64_t{config.tile_n} * config.cluster_n);
+}
+int64_t grid(const Kernel& kernel, int64_t units) {
+  return std::min<int64_t>(units, kernel.resident_clusters) * kernel.cluster_size;
+}
+
+// How many tiles of the second product take as long as one of the first: what a tile costs beside
+// its contraction is worth about 512 of it.
+kernels::u32 extra_units(int64_t first_k, int64_t second_k) {
+  constexpr int64_t kTileOverhead = 512;
+  return static_cast<kernels::u32>((2 * (first_k + kTileOverhead) + second_k + kTileOverhead) /
+                                   (2 * (second_k + kTileOverhead)));
+}
+
+// Whether to start while the previous kernel ends. Then blocks go to SMs in the order in which
+// these become free, so neighbours in the grid, which read the same tiles at the same time, lie far
+// apart, and a product takes longer for it than the microsecond that is gained: without clusters up
+// to 1.6 times as long, with clusters up to 1.05, of small tiles. Tiles below 128x128 and split
+// contractions read the most for what they multiply: for them it is how much of the contraction
+// (`work`: the sum over units) a cluster passes through, for the others how many waves.
+bool may_start_early(const Kernel& kernel, const codegen::GemmConfig& config, int64_t units,
+                     int64_t work) {
+  constexpr int kMedium = 128 * 128;
+  constexpr int64_t kLongContraction = 3072;
+  const int area = config.tile_m * config.tile_n;
+  if (area < kMedium || config.split_k > 1) {
+    return work <= kLongContraction * config.split_k * kernel.resident_clusters;
+  }
+  if (kernel.cluster_size > 1 && area > kMedium) return true;
+  const int64_t waves = kernel.cluster_size > 1 ? 4 : 2;
+  return units <= waves * kernel.resident_clusters;
+}
+
+struct Launcher {
+  std::shared_ptr<Context> context;
+  const Kernel& kernel;
+  const codegen::GemmSpec& spec = std::get<codegen::GemmSpec>(kernel.spec);
+
+  template <size_t kCount>
+  [[nodiscard]] Status run(const std::array<const GemmDesc*, kCount>& descs,
+                           const std::array<const GemmCall*, kCount>& calls, Stream stream) const {
+    const Driver& driver = context->state().driver;
+    const ScopedContext current(driver, context->state().primary);
+    F8_TRY(current.status());
+    std::array<GemmMaps, kCount> maps;
+    kernels::GemmArgs args{};
+    args.group = static_cast<kernels::u32>(spec.config.group);
+    std::array<int64_t, kCount> unit_counts;
+    std::array<int64_t, kCount> contractions;
+    for (size_t i = 0; i < kCount; ++i) {
+      const GemmCall& call = *calls[i];
+      const Shape own = gemm_shape(call_shape(*descs[i], call), descs[i]->gemm);
+      F8_TRY(encode_gemm_maps(driver, spec, own, row_pitch(own.k),
+                              call.ld_d == 0 ? own.n : call.ld_d, call.a, call.b, call.d, maps[i]));
+      args.problems[i] = problem(*descs[i], own, call);
+      unit_counts[i] = units(spec.config, own);
+      contractions[i] = own.k;
+    }
+    const int64_t total = std::reduce(unit_counts.begin(), unit_counts.end());
+    const int64_t blocks = grid(kernel, total);
+    const int64_t work = std::inner_product(unit_counts.begin(), unit_counts.end(),
+                                            contractions.begin(), int64_t{0});
+    const bool programmatic =
+        context->options().programmatic_launch && may_start_early(kernel, spec.config, total, work);
+    if (kernel.cluster_size == 2) {
+      const auto pairs = static_cast<size_t>(blocks) / 2;
+      std::ranges::copy(
+          programmatic ? places_as_dealt() : places_of_first(*context->state().pair_places, pairs),
+          args.places);
+    }
+    if constexpr (kCount == 2) args.extra = extra_units(contractions[0], contractions[1]);
+    void* parameters[] = {maps.data(), &args};
+    return launch(driver, kernel, blocks, parameters, programmatic, stream);
+  }
+};
+
+class GeneratedGemm final : public GemmPlan {
+ public:
+  GeneratedGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice,
+                const Kernel& kernel)
+      : GemmPlan(desc, choice), launcher_{std::move(context), kernel} {}
+
+  size_t workspace_bytes() const override { return 0; }
+
+  Status run(const GemmCall& call, void* workspace, Stream stream) const override {
+    F8_TRY(validate(desc_, call, workspace, 0));
+    if (call.m == 0) return run_empty(*launcher_.context, desc_, call, stream);
+    return launcher_.run<1>({&desc_}, {&call}, stream);
+  }
+
+ private:
+  Launcher launcher_;
+};
+
+class GeneratedPair final : public GemmPair {
+ public:
+  // The longer contraction first: what remains for the last wave is then short.
+  GeneratedPair(std::shared_ptr<Context> context, const GemmDesc& first, const GemmDesc& second,
+                const Kernel& kernel)
+      : launcher_{std::move(context), kernel}, descs_{first, second} {}
+
+  Status run(const GemmCall& first, const GemmCall& second, Stream stream) const override {
+    F8_TRY(validate(descs_[0], first, nullptr, 0));
+    F8_TRY(validate(descs_[1], second, nullptr, 0));
+    const auto own_k = [&](const GemmDesc& desc, const GemmCall& call) {
+      return gemm_shape(call_shape(desc, call), desc.gemm).k;
+    };
+    if (own_k(descs_[0], first) >= own_k(descs_[1], second)) {
+      return launcher_.run<2>({&descs_[0], &descs_[1]}, {&first, &second}, stream);
+    }
+    return launcher_.run<2>({&descs_[1], &descs_[0]}, {&second, &first}, stream);
+  }
+
+ private:
+  Launcher launcher_;
+  std::array<GemmDesc, 2> descs_;
+};
+
+}  // namespace
+
+Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context, const GemmDesc& desc,
+                                     const GemmChoice& choice) {
+  if (!is_fp8(desc.a)) {
+    return fail(ErrorCode::kUnsupported,
+                "gemm {}: generated kernels take fp8 operands; {} operands need provider cublaslt",
+                to_string(desc.gemm), to_string(desc.a));
+  }
+  const Kernel* kernel = F8_TRY(context->kernel(gemm_spec(desc, choice.config)));
+  return std::make_shared<const GeneratedGemm>(context, desc, choice, *kernel);
+}
+
+bool GemmPair::fits(const GemmDesc& first, const GemmChoice& first_choice, const GemmDesc& second,
+                    const GemmChoice& second_choice) {
+  return first_choice.provider == Provider::kGenerated &&
+         second_choice.provider == Provider::kGenerated && is_fp8(first.a) && is_fp8(second.a) &&
+         gemm_spec(first, first_choice.config) == gemm_spec(second, second_choice.config) &&
+         codegen::validate(spec(first, first_choice)).has_value();
+}
+
+codegen::GemmSpec GemmPair::spec(const GemmDesc& desc, const GemmChoice& choice) {
+  codegen::GemmSpec spec = gemm_spec(desc, choice.config);
+  spec.problems = 2;
+  return spec;
+}
+
+Result<std::shared_ptr<const GemmPair>> GemmPair::create(const std::shared_ptr<Context>& context,
+                                                         const GemmDesc& first,
+                                                         const GemmDesc& second,
+                                                         const GemmChoice& choice) {
+  if (!fits(first, choice, second, choice)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "gemm {} and {}: one launch computes two products of the same types alone",
+                to_string(first.gemm), to_string(second.gemm));
+  }
+  const Kernel* kernel = F8_TRY(context->kernel(spec(first, choice)));
+  return std::make_shared<const GeneratedPair>(context, first, second, *kernel);
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,359 @@
+// From a recipe to the kernels of a linear.
+#include "runtime/linear/kernels.hpp"
+
+#include <algorithm>
+
+#include "runtime/gemm/choose.hpp"
+#include "runtime/quantize/quantize.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using codegen::CastSpec;
+using codegen::ScaleMode;
+
+constexpr std::string_view kTensorNames[] = {"x", "w", "dy"};
+
+bool one_visit(const CastSetting& q, const CastSetting& qt) {
+  const bool tensor_twice =
+      q.granularity == Granularity::kTensor && qt.granularity == Granularity::kTensor;
+  return q.dtype == qt.dtype && q.pow2 == qt.pow2 && (!tensor_twice || q.scaling == qt.scaling);
+}
+
+class Planner {
+ public:
+  Planner(const LinearKernels& kernels, bool first) : kernels_(kernels), first_(first) {}
+
+  // The visits that write these copies of a tensor.
+  std::vector<Visit> visits(Tensor tensor, bool want_q, bool want_qt) const {
+    return visits(tensor, want_q, want_qt, kernels_.tensor_dtype);
+  }
+  std::vector<Visit> visits(Tensor tensor, bool want_q, bool want_qt, Dtype in) const {
+    const Copies& copies = kernels_.of(tensor);
+    const CastSetting* q = want_q && copies.q ? &*copies.q : nullptr;
+    const CastSetting* qt = want_qt && copies.qt ? &*copies.qt : nullptr;
+    if (q != nullptr && qt != nullptr && !one_visit(*q, *qt)) {
+      return {visit(tensor, q, nullptr, in), visit(tensor, nullptr, qt, in)};
+    }
+    if (q == nullptr && qt == nullptr) return {};
+    return {visit(tensor, q, qt, in)};
+  }
+
+  // `visits` in launches; what two kernels would do alike, one does.
+  Quantization passes(const std::vector<Visit>& visits) const {
+    Quantization passes;
+    for (const Visit& visit : visits) {
+      const auto same = std::ranges::find_if(passes, [&](const QuantizePass& pass) {
+        return key(codegen::KernelSpec(pass.cast)) == key(codegen::KernelSpec(visit.cast));
+      });
+      if (same != passes.end()) {
+        same->visits.push_back(visit);
+      } else {
+        passes.push_back({.amax_name = {},
+                          .cast_name = {},
+                          .quantize_name = {},
+                          .one_launch = {},
+                          .summing = {},
+                          .amax = amax_before(visit.cast),
+                          .cast = visit.cast,
+                          .visits = {visit}});
+      }
+    }
+    bool summed = !kernels_.bias_grad;
+    for (QuantizePass& pass : passes) {
+      std::string names;
+      for (Visit& visit : pass.visits) {
+        const auto of_tensor = std::ranges::count(visits, visit.tensor, &Visit::tensor);
+        const std::string name =
+            fmt::format("{}{}", kTensorNames[static_cast<size_t>(visit.tensor)],
+                        of_tensor == 1 ? ""
+                        : visit.cast.q ? ".q"
+                                       : ".qt");
+        visit.quantize_name = "quantize " + name;
+        names += (names.empty() ? "" : ",") + name;
+      }
+      pass.amax_name = "amax " + names;
+      pass.cast_name = "cast " + names;
+      pass.quantize_name = "quantize " + names;
+      if (pass.amax && can_be_one_launch(pass.cast)) {
+        pass.one_launch = pass.cast;
+        pass.one_launch->one_launch = true;
+      }
+      // The sums are of a launch's only matrix.
+      if (!summed && pass.visits.size() == 1 && pass.visits.front().tensor == Tensor::kGradOutput) {
+        summed = true;
+        pass.summing = pass.cast;
+        pass.summing->sums = true;
+      }
+    }
+    return passes;
+  }
+
+  std::array<Quantization, kWorks> works() const {
+    const auto join = [](std::vector<Visit> all, const std::vector<Visit>& more) {
+      all.insert(all.end(), more.begin(), more.end());
+      return all;
+    };
+    const auto both = [&](bool qt) {
+      return passes(join(visits(Tensor::kInput, true, qt), visits(Tensor::kWeight, true, qt)));
+    };
+    // Of grad_output, and of what is cast again for its products.
+    const auto gradient = [&](bool q, bool qt, bool cached) {
+      std::vector<Visit> all = visits(Tensor::kGradOutput, q, qt);
+      if (kernels_.recompute && qt) all = join(all, visits(Tensor::kInput, false, true));
+      if (kernels_.recompute && q && !cached) {
+        all = join(all, visits(Tensor::kWeight, false, true));
+      }
+      return passes(all);
+    };
+    std::array<Quantization, kWorks> works;
+    const auto at = [&](Work work) -> Quantization& { return works[static_cast<size_t>(work)]; };
+    if (!kernels_.recompute) {
+      at(Work::kForward) = both(true);
+      at(Work::kInput) = passes(visits(Tensor::kInput, true, true));
+    }
+    at(Work::kForwardUnsaved) = both(false);
+    at(Work::kInputUnsaved) = passes(visits(Tensor::kInput, true, false));
+    std::vector<Visit> weight = visits(Tensor::kWeight, true, true, kernels_.master_dtype);
+    for (Visit& visit : weight) visit.cast.flagged = kernels_.weight_flag;
+    at(Work::kWeight) = passes(weight);
+    at(Work::kGradOutput) = gradient(true, true, false);
+    at(Work::kGradOutputForInput) = gradient(true, false, false);
+    at(Work::kGradOutputForWeight) = gradient(false, true, false);
+    if (kernels_.recompute) {
+      at(Work::kGradOutputCached) = gradient(true, true, true);
+      at(Work::kGradOutputForInputCached) = gradient(true, false, true);
+    }
+    return works;
+  }
+
+  // The slots come tensor by tensor, q's before qt's.
+  static std::vector<DelayedSlot> slots(const LinearKernels& kernels) {
+    std::vector<DelayedSlot> slots;
+    for (const Copies& copies : kernels.copies) {
+      const size_t begin = slots.size();
+      for (const auto* copy : {&copies.q, &copies.qt}) {
+        if (!*copy || (*copy)->scaling != Scaling::kDelayed) continue;
+        const DelayedSlot slot{(*copy)->dtype, (*copy)->pow2};
+        if (slots.size() == begin || slots.back() != slot) slots.push_back(slot);
+      }
+    }
+    return slots;
+  }
+
+ private:
+  Visit visit(Tensor tensor, const CastSetting* q, const CastSetting* qt, Dtype in) const {
+    const CastSetting& any = q != nullptr ? *q : *qt;
+    Visit visit{.tensor = tensor,
+                .cast = {.in = in,
+                         .out = any.dtype,
+                         .scale_q = scale_mode(any.granularity),
+                         .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
+                         .q = q != nullptr,
+                         .qt = qt != nullptr,
+                         .pow2 = any.pow2,
+                         .count = kernels_.count}};
+    for (const CastSetting* copy : {q, qt}) {
+      if (copy == nullptr) continue;
+      if (first_ || copy->scaling != Scaling::kDelayed) visit.cast.hold = kernels_.hold;
+      if (copy->scaling != Scaling::kDelayed) continue;
+      visit.slot = slot_of(tensor, *copy);
+      visit.cast.delayed = !first_;
+    }
+    return visit;
+  }
+
+  int slot_of(Tensor tensor, const CastSetting& setting) const {
+    LinearKernels before;
+    for (size_t i = 0; i < static_cast<size_t>(tensor); ++i) before.copies[i] = kernels_.copies[i];
+    const size_t begin = slots(before).size();
+    const DelayedSlot slot{setting.dtype, setting.pow2};
+    return static_cast<int>(begin + (kernels_.slots[begin] == slot ? 0 : 1));
+  }
+
+  const LinearKernels& kernels_;
+  bool first_;
+};
+
+Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
+  const GemmSetting& setting = desc.recipe.at(gemm);
+  GemmDesc out{.gemm = gemm,
+               .shape = desc.shape,
+               .a = setting.a.dtype,
+               .b = setting.b.dtype,
+               .d = gemm == Gemm::kGradWeight ? desc.grad_weight_dtype : desc.tensor_dtype};
+  out.bias = gemm == Gemm::kOutput && desc.bias;
+  if (!setting.is_fp8()) {
+    if (setting.a.dtype != Dtype::kBf16 && setting.a.dtype != desc.tensor_dtype) {
+      return fail(ErrorCode::kUnsupported,
+                  "recipe {}, GEMM {}: high-precision operands of type {}, the tensors are {}; "
+                  "write bf16, which stands for the tensors' type",
+                  desc.recipe.name, to_string(gemm), to_string(setting.a.dtype),
+                  to_string(desc.tensor_dtype));
+    }
+    out.a = out.b = desc.tensor_dtype;
+    if (out.d != out.a && out.d != Dtype::kF32) {
+      return fail(ErrorCode::kUnsupported,
+                  "grad_weight_dtype {}: recipe {} multiplies {} tensors as they are, which gives "
+                  "{} or f32",
+                  to_string(out.d), desc.recipe.name, to_string(out.a), to_string(out.a));
+    }
+    return out;
+  }
+  out.fast = setting.fast;
+  out.pow2 = setting.a.pow2 && setting.b.pow2;
+  const ScaleMode a = scale_mode(setting.a.granularity);
+  const ScaleMode b = scale_mode(setting.b.granularity);
+  if (codegen::is_block(b)) {
+    out.scale = b;
+  } else if (a == ScaleMode::kAxis || b == ScaleMode::kAxis) {
+    out.scale = ScaleMode::kAxis;
+    out.scalar_a = a == ScaleMode::kTensor;
+    out.scalar_b = b == ScaleMode::kTensor;
+  }
+  return out;
+}
+
+std::optional<CastSetting> copy_of(const GemmSetting& gemm, const CastSetting& operand) {
+  return gemm.is_fp8() ? std::optional(operand) : std::nullopt;
+}
+
+}  // namespace
+
+codegen::ScaleMode scale_mode(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kTensor:
+      return ScaleMode::kTensor;
+    case Granularity::kAxis:
+      return ScaleMode::kAxis;
+    case Granularity::kBlock1x128:
+      return ScaleMode::kBlock1x128;
+    case Granularity::kBlock128x128:
+      return ScaleMode::kBlock128x128;
+  }
+  return ScaleMode::kTensor;
+}
+
+bool Copies::share_scale() const {
+  return q && qt && one_visit(*q, *qt) && q->granularity == Granularity::kTensor &&
+         qt->granularity == Granularity::kTensor;
+}
+
+Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
+  const Recipe& recipe = desc.recipe;
+  F8_TRY(recipe.validate());
+  F8_TRY(validate_shape(desc.shape));
+  const Dtype master = desc.master_dtype.value_or(desc.tensor_dtype);
+  for (const auto& [name, type] :
+       {std::pair{"grad_weight_dtype", desc.grad_weight_dtype},
+        std::pair{"tensor_dtype", desc.tensor_dtype}, std::pair{"master_dtype", master},
+        std::pair{"bias_grad_dtype", desc.bias_grad_dtype}}) {
+    if (is_fp8(type)) {
+      return fail(ErrorCode::kUnsupported, "{} {}: bf16, f16 and f32 are supported", name,
+                  to_string(type));
+    }
+  }
+  LinearKernels kernels;
+  kernels.tensor_dtype = desc.tensor_dtype;
+  kernels.master_dtype = master;
+  kernels.recompute = desc.recompute;
+  kernels.hold = desc.non_finite == NonFinite::kHold;
+  kernels.count = desc.count;
+  kernels.weight_flag = desc.weight_flag;
+  if (desc.bias_grad) kernels.bias_grad = codegen::BiasGradSpec{desc.bias_grad_dtype};
+  const GemmSetting& output = recipe.at(Gemm::kOutput);
+  const GemmSetting& grad_input = recipe.at(Gemm::kGradInput);
+  const GemmSetting& grad_weight = recipe.at(Gemm::kGradWeight);
+  kernels.copies[0] = {copy_of(output, output.a), copy_of(grad_weight, grad_weight.b)};
+  kernels.copies[1] = {copy_of(output, output.b), std::nullopt};
+  kernels.copies[2] = {std::nullopt, copy_of(grad_weight, grad_weight.a)};
+  if (desc.needs_grad_input) {
+    kernels.copies[1].qt = copy_of(grad_input, grad_input.b);
+    kernels.copies[2].q = copy_of(grad_input, grad_input.a);
+  }
+  kernels.slots = Planner::slots(kernels);
+  kernels.works = Planner(kernels, false).works();
+  if (!kernels.slots.empty()) kernels.first_works = Planner(kernels, true).works();
+
+  for (const Gemm gemm : kGemms) {
+    if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
+    kernels.gemms[static_cast<size_t>(gemm)] = F8_TRY(gemm_desc(desc, gemm));
+  }
+  if (desc.accumulate_grad_weight) {
+    kernels.add_grad_weight = kernels.gemms[static_cast<size_t>(Gemm::kGradWeight)];
+    kernels.add_grad_weight->add = true;
+  }
+  return kernels;
+}
+
+std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
+  constexpr std::array<std::string_view, kWorks> kWhen = {"",
+                                                          " (no backward)",
+                                                          "",
+                                                          " (no backward)",
+                                                          "",
+                                                          "",
+                                                          " (grad_input alone)",
+                                                          " (grad_weight alone)",
+                                                          " (weight cached)",
+                                                          " (grad_input alone, weight cached)"};
+  std::vector<NamedSpec> named;
+  const auto add = [&](std::string name, const codegen::KernelSpec& spec) {
+    const auto same = [&](const NamedSpec& other) { return key(other.spec) == key(spec); };
+    if (std::ranges::none_of(named, same)) named.push_back({std::move(name), spec});
+  };
+  for (const auto* works : {&kernels.works, &kernels.first_works}) {
+    for (size_t i = 0; i < kWorks; ++i) {
+      const std::string when =
+          fmt::format("{}{}", kWhen[i], works == &kernels.works ? "" : " (first step)");
+      for (const QuantizePass& pass : (*works)[i]) {
+        if (pass.amax) add(pass.amax_name + when, *pass.amax);
+        add(pass.cast_name + when, pass.cast);
+        if (pass.summing) add(pass.cast_name + ", summing" + when, *pass.summing);
+        if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
+      }
+    }
+  }
+  if (!kernels.slots.empty()) add("first scales over ranks", codegen::ScaleUpdateSpec{});
+  if (kernels.bias_grad) {
+    add("sum dy", codegen::ColumnSumsSpec{kernels.tensor_dtype});
+    add("bias gradient", *kernels.bias_grad);
+  }
+  return named;
+}
+
+Result<GemmChoice> linear_choice(const LinearDesc& desc, const GemmDesc& gemm,
+                                 const TuningTable* table, int sm_count) {
+  const auto& fixed = desc.choices[static_cast<size_t>(gemm.gemm)];
+  return fixed ? Result<GemmChoice>(*fixed) : choose_gemm(table, gemm, sm_count);
+}
+
+Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& desc,
+                                                             const TuningTable* table,
+                                                             int sm_count) {
+  const LinearKernels kernels = F8_TRY(linear_kernels(desc));
+  std::vector<codegen::KernelSpec> specs;
+  for (const NamedSpec& named : quantize_kernels(kernels)) specs.push_back(named.spec);
+  const auto add = [&](const codegen::KernelSpec& spec) {
+    const auto same = [&](const auto& other) { return key(other) == key(spec); };
+    if (std::ranges::none_of(specs, same)) specs.push_back(spec);
+  };
+  const auto choice_of = [&](const GemmDesc& gemm) {
+    return linear_choice(desc, gemm, table, sm_count);
+  };
+  for (const auto* gemm :
+       {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2], &kernels.add_grad_weight}) {
+    if (!*gemm) continue;
+    const GemmChoice choice = F8_TRY(choice_of(**gemm));
+    if (choice.provider == Provider::kGenerated) add(gemm_spec(**gemm, choice.config));
+  }
+  if (const auto& input = kernels.gemms[1], &weight = kernels.gemms[2]; input && weight) {
+    const GemmChoice choice = F8_TRY(choice_of(*input));
+    if (GemmPair::fits(*input, choice, *weight, F8_TRY(choice_of(*weight)))) {
+      add(GemmPair::spec(*input, choice));
+    }
+  }
+  return specs;
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,189 @@
+// Sorting the weights of linears into launches.
+#include "runtime/linear/weight_casts.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "runtime/device/memory.hpp"
+#include "runtime/linear/state.hpp"
+
+namespace f8::runtime {
+namespace {
+
+// What a linear does to its weight, in a first step of delayed scaling or in another one.
+const Quantization& weight_passes(const LinearKernels& kernels, bool first) {
+  const bool from_tensors = first && !kernels.slots.empty();
+  return (from_tensors ? kernels.first_works : kernels.works)[static_cast<size_t>(Work::kWeight)];
+}
+
+}  // namespace
+
+Result<std::vector<WeightCasts::Group>> WeightCasts::groups(const std::shared_ptr<Context>& context,
+                                                            bool first) const {
+  struct Alike {
+    codegen::CastSpec cast;
+    std::vector<Member> members;
+  };
+  std::vector<Alike> all;
+  for (size_t i = 0; i < linears_.size(); ++i) {
+    const Quantization& passes = weight_passes(linears_[i]->state_->kernels, first);
+    for (size_t p = 0; p < passes.size(); ++p) {
+      auto alike = std::ranges::find(all, passes[p].cast, &Alike::cast);
+      if (alike == all.end()) alike = all.insert(all.end(), {passes[p].cast, {}});
+      for (size_t v = 0; v < passes[p].visits.size(); ++v) alike->members.push_back({i, p, v});
+    }
+  }
+  constexpr auto kMost = static_cast<size_t>(kernels::kMaxListed);
+  std::vector<Group> groups;
+  for (const Alike& alike : all) {
+    const size_t count = alike.members.size();
+    const size_t launches = (count + kMost - 1) / kMost;
+    for (size_t g = 0; g < launches; ++g) {
+      const std::vector<Member> members(
+          alike.members.begin() + static_cast<std::ptrdiff_t>(count * g / launches),
+          alike.members.begin() + static_cast<std::ptrdiff_t>(count * (g + 1) / launches));
+      std::vector<MatrixSize> sizes;
+      for (const Member& member : members) {
+        const Shape& shape = linears_[member.linear]->desc().shape;
+        sizes.push_back({shape.n, shape.k});
+      }
+      groups.push_back(
+          {F8_TRY(QuantizeList::plan(context, alike.cast, std::move(sizes))), members});
+    }
+  }
+  return groups;
+}
+
+Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
+                                      std::span<const std::shared_ptr<const Linear>> linears) {
+  WeightCasts casts;
+  casts.linears_.assign(linears.begin(), linears.end());
+  size_t slots = 0;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    if (linears[i] == nullptr || linears[i]->state_->context != context) {
+      return fail(ErrorCode::kInvalidArgument, "weight {}: its linear is {}", i,
+                  linears[i] == nullptr ? "null" : "another context's");
+    }
+    casts.first_slot_.push_back(slots);
+    slots += linears[i]->scale_slots().size();
+  }
+  casts.first_slot_.push_back(slots);
+  casts.groups_ = F8_TRY(casts.groups(context, false));
+  if (slots > 0) casts.first_groups_ = F8_TRY(casts.groups(context, true));
+  for (const auto* groups : {&casts.groups_, &casts.first_groups_}) {
+    for (const Group& group : *groups) {
+      casts.workspace_bytes_ = std::max(casts.workspace_bytes_, group.list.workspace_bytes());
+    }
+  }
+  Arena arena;
+  arena.take(casts.workspace_bytes_);
+  casts.first_words_ = arena.take(sizeof(uint32_t) * kFirstWords * slots);
+  casts.workspace_bytes_ = arena.size();
+  return casts;
+}
+
+Status WeightCasts::run(std::span<const WeightCall> calls, void* workspace, Stream stream) const {
+  const auto at = [](const void* from, size_t i) {
+    return static_cast<const WeightCall*>(from)[i];
+  };
+  return run(WeightCalls{calls.size(), at, calls.data()}, workspace, stream);
+}
+
+Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream) const {
+  if (calls.count != linears_.size()) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{} weights were planned, {} are given",
+                linears_.size(), calls.count);
+  }
+  const WeightCall common = calls.count > 0 ? calls.at(calls.from, 0) : WeightCall{};
+  for (size_t i = 0; i < calls.count; ++i) {
+    const Linear::State& linear = *linears_[i]->state_;
+    if (linear.layout.cache_bytes == 0) continue;
+    const WeightCall call = calls.at(calls.from, i);
+    CallMemory memory = linear.memory(call, nullptr);
+    memory.add("workspace", workspace, workspace_bytes_, Access::kWrite);
+    Status good = linear.check(call);
+    if (good) good = memory.check_overlaps("cast_weight");
+    if (good) good = memory.check_device("cast_weight", *linear.context, stream);
+    if (!good) [[unlikely]] {
+      good.error().message = fmt::format("weight {}: {}", i, good.error().message);
+      return good;
+    }
+    if (call.valid != common.valid) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "weight {}: valid is not weight 0's; one flag tells whether all are cast", i);
+    }
+    if (call.first_step != common.first_step) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "weight {}: first_step is not as weight 0's; a step is the first for all", i);
+    }
+    if (call.ranks.reduce != common.ranks.reduce || call.ranks.ranks != common.ranks.ranks)
+        [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "weight {}: ranks is not as weight 0's; all are reduced at once", i);
+    }
+  }
+  const bool first = !first_groups_.empty() && common.first_step;
+  const bool over_ranks = first && common.ranks.reduce != nullptr;
+  if (over_ranks) F8_TRY(find_first_scales(calls, workspace, stream));
+  F8_TRY(run_groups(calls, first && !over_ranks, workspace, nullptr, stream));
+  if (common.valid == nullptr) return {};
+  const Linear::State& any = *linears_[0]->state_;
+  const ScopedContext current(*any.driver, any.primary);
+  F8_TRY(current.status());
+  return any.set_words(common.valid, 1, 1, stream);
+}
+
+Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* workspace,
+                               uint32_t* recorded, Stream stream) const {
+  // Launches follow each other, so they may share the workspace.
+  for (const Group& group : first ? first_groups_ : groups_) {
+    std::array<QuantizeOperand, kernels::kMaxListed> operands;
+    const uint32_t* valid = nullptr;
+    for (size_t i = 0; i < group.members.size(); ++i) {
+      const Member& member = group.members[i];
+      WeightCall call = calls.at(calls.from, member.linear);
+      valid = call.valid;
+      if (recorded != nullptr) {
+        call.scales.amax = recorded + first_slot_[member.linear];
+        call.counters = nullptr;
+      }
+      const Linear::State& linear = *linears_[member.linear]->state_;
+      const Visit& visit = weight_passes(linear.kernels, first)[member.pass].visits[member.visit];
+      // Where the maxima go is the list's to say; any base will do.
+      auto* base = static_cast<uint8_t*>(call.cache);
+      operands[i] =
+          operand_of(visit, linear.cached_weight(call.w, call.ld_w, call.cache, base), call.scales);
+      if (call.counters != nullptr) {
+        operands[i].counters = call.counters + 2 * static_cast<size_t>(Tensor::kWeight);
+      }
+    }
+    F8_TRY(
+        group.list.run(std::span(operands.data(), group.members.size()), workspace, stream, valid));
+  }
+  return {};
+}
+
+// As Linear::State::quantize_over_ranks(), with one reduction for all weights.
+Status WeightCasts::find_first_scales(const WeightCalls& calls, void* workspace,
+                                      Stream stream) const {
+  const size_t slots = first_slot_.back();
+  auto* amax = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(workspace) + first_words_);
+  const Linear::State& any = *linears_[0]->state_;
+  const ScopedContext current(*any.driver, any.primary);
+  F8_TRY(current.status());
+  F8_TRY(any.set_words(amax, 0, static_cast<int64_t>(kFirstWords * slots), stream));
+  F8_TRY(run_groups(calls, false, workspace, amax, stream));
+  const AmaxReduction ranks = calls.at(calls.from, 0).ranks;
+  F8_TRY(ranks.reduce(ranks.ranks, amax, slots, stream));
+  for (size_t i = 0; i < linears_.size(); ++i) {
+    const Linear::State& linear = *linears_[i]->state_;
+    const size_t count = linear.kernels.slots.size();
+    if (count == 0 || linear.layout.cache_bytes == 0) continue;
+    const auto args = first_scale_args(amax + first_slot_[i], amax + slots, count,
+                                       calls.at(calls.from, i).scales, linear.kernels.hold);
+    F8_TRY(launch_scale_update(linear.context->state(), *linear.scale_update, args, stream));
+  }
+  return {};
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,63 @@
+// The weights of many linears cast in few launches: what Linear::cast_weight does for one, to the
+// same bits, for a model's between two optimizer steps. Weights that are cast alike share launches
+// (QuantizeList), whatever their shapes.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/linear/linear.hpp"
+#include "runtime/quantize/quantize_list.hpp"
+
+namespace f8::runtime {
+
+// The calls of a run, wherever and however the caller keeps them.
+struct WeightCalls {
+  size_t count = 0;
+  WeightCall (*at)(const void* from, size_t index) = nullptr;
+  const void* from = nullptr;
+};
+
+class WeightCasts {
+ public:
+  // Linears of one context; those that never cast their weight are passed over.
+  [[nodiscard]] static Result<WeightCasts> plan(
+      const std::shared_ptr<Context>& context,
+      std::span<const std::shared_ptr<const Linear>> linears);
+
+  [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
+  // A call for each linear, in order. `first_step` and `ranks` are the same in all of them, and so
+  // is `valid`: one flag for all of the weights, where all plans have LinearDesc::weight_flag.
+  [[nodiscard]] Status run(const WeightCalls& calls, void* workspace, Stream stream) const;
+  [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream) const;
+
+ private:
+  // A launch's matrices: which linear's, and what is done to it.
+  struct Member {
+    size_t linear;
+    size_t pass, visit;  // of its works
+  };
+  struct Group {
+    QuantizeList list;
+    std::vector<Member> members;
+  };
+  WeightCasts() = default;
+  [[nodiscard]] Result<std::vector<Group>> groups(const std::shared_ptr<Context>& context,
+                                                  bool first) const;
+  // `recorded`: words in the order of first_slot_ where the maxima go, for nothing but these; null:
+  // where the calls say.
+  [[nodiscard]] Status run_groups(const WeightCalls& calls, bool first, void* workspace,
+                                  uint32_t* recorded, Stream stream) const;
+  [[nodiscard]] Status find_first_scales(const WeightCalls& calls, void* workspace,
+                                         Stream stream) const;
+
+  std::vector<std::shared_ptr<const Linear>> linears_;
+  std::vector<Group> groups_;
+  std::vector<Group> first_groups_;  // with delayed scaling's first step; else empty
+  std::vector<size_t> first_slot_;   // of each linear, all end to end; then their number
+  size_t first_words_ = 0;           // where those of a first step over ranks begin, in bytes
+  size_t workspace_bytes_ = 0;
+};
+
+}  // namespace f8::runtime

@@ -1,0 +1,134 @@
+// The text is made of what plans and calls are made of: a launch that is listed is one that runs.
+#include "runtime/model/info.hpp"
+
+#include <span>
+
+namespace f8::runtime {
+namespace {
+
+std::string_view text_of(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kTensor:
+      return "one scale";
+    case Granularity::kAxis:
+      return "a scale a row";
+    case Granularity::kBlock1x128:
+      return "a scale per 1x128";
+    case Granularity::kBlock128x128:
+      return "a scale per 128x128";
+  }
+  return "";
+}
+
+std::string text_of(const CastSetting& setting, Dtype tensor_dtype) {
+  if (setting.scaling == Scaling::kDisabled) return std::string(to_string(tensor_dtype));
+  return fmt::format("{} ({}{}{})", to_string(setting.dtype), text_of(setting.granularity),
+                     setting.scaling == Scaling::kDelayed ? ", delayed" : "",
+                     setting.pow2 ? ", power of two" : "");
+}
+
+std::string text_of(const std::vector<Step>& steps) {
+  std::string text;
+  for (const Step& step : steps) text += (text.empty() ? "" : "; ") + step.name;
+  return text.empty() ? "nothing" : text;
+}
+
+// Addresses for calls that are listed and never run: far apart, and aligned.
+class Places {
+ public:
+  void* next() { return reinterpret_cast<void*>(++count_ << 48); }
+
+ private:
+  uintptr_t count_ = 0;
+};
+
+void add_launches(const Linear& linear, std::string& text) {
+  const LinearDesc& desc = linear.desc();
+  Places places;
+  const ScaleSlots slots{.amax = static_cast<uint32_t*>(places.next()),
+                         .scale = static_cast<const float*>(places.next())};
+  ForwardCall forward{.x = places.next(), .w = places.next(), .y = places.next()};
+  forward.saved = desc.recompute ? nullptr : places.next();
+  forward.m = desc.shape.m;
+  forward.bias = desc.bias ? places.next() : nullptr;
+  forward.scales = slots;
+  BackwardCall backward{.dy = places.next(), .saved = forward.saved};
+  backward.dx = desc.needs_grad_input ? places.next() : nullptr;
+  backward.dw = places.next();
+  backward.db = desc.bias_grad ? places.next() : nullptr;
+  backward.m = desc.shape.m;
+  backward.x = forward.x;
+  backward.w = forward.w;
+  backward.scales = slots;
+  void* workspace = places.next();
+  const auto add = [&](const char* name, const std::vector<Step>& steps) {
+    text += fmt::format("\n  {:<20} {}", name, text_of(steps));
+  };
+  add("forward", linear.forward_steps(forward, workspace));
+  add("backward", linear.backward_steps(backward, workspace));
+  if (linear.weight_cache_bytes() == 0) return;
+  add("cast of the weight",
+      linear.cast_weight_steps(
+          {.w = forward.w, .cache = places.next(), .scales = slots, .first_step = false},
+          workspace));
+  forward.weight_cache = backward.weight_cache = places.next();
+  add("forward with cache", linear.forward_steps(forward, workspace));
+  if (desc.recompute) add("backward with cache", linear.backward_steps(backward, workspace));
+}
+
+}  // namespace
+
+std::string describe(const Context& context) {
+  const DeviceInfo& device = context.device();
+  const ContextOptions& options = context.options();
+  const auto table = context.table();
+  std::string text = fmt::format("device {}: {}, compute capability {}.{}, {} SMs", device.ordinal,
+                                 device.name, device.cc / 10, device.cc % 10, device.sm_count);
+  text += fmt::format("\nlaunches: {}, {}",
+                      options.programmatic_launch ? "each may start while the one before it ends"
+                                                  : "one after the other",
+                      options.cooperative_launch ? "small tensors are cast in one"
+                                                 : "amax and cast are always two");
+  if (table == nullptr) return text + "\ntuning table: none; the cost model chooses the kernels";
+  return text + fmt::format("\ntuning table: {} kernels and {} linears measured on {}, hash {}",
+                            table->choices().size(), table->speedups().size(), table->device,
+                            table->hash());
+}
+
+std::string describe(const Linear& linear) {
+  const LinearDesc& desc = linear.desc();
+  std::string text =
+      fmt::format("linear m up to {}, n {}, k {}: recipe {}, tensors {}, dw {}{}{}{}{}",
+                  desc.shape.m, desc.shape.n, desc.shape.k, desc.recipe.name,
+                  to_string(desc.tensor_dtype), to_string(desc.grad_weight_dtype),
+                  desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
+                  desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
+  if (desc.master_dtype) {
+    text += fmt::format(", weights cast from {}", to_string(*desc.master_dtype));
+  }
+  if (desc.bias_grad) text += fmt::format(", db {}", to_string(desc.bias_grad_dtype));
+  if (desc.non_finite == NonFinite::kHold) text += ", holds scales that are not finite";
+  if (desc.count) text += ", counts";
+  if (desc.weight_flag) text += ", heeds a flag";
+  for (const Gemm gemm : kGemms) {
+    if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
+    const GemmSetting& setting = desc.recipe.at(gemm);
+    const GemmChoice& choice = linear.choice(gemm);
+    text +=
+        fmt::format("\n  {:<12} {} by {}{}\n               {} {}: {}", to_string(gemm),
+                    text_of(setting.a, desc.tensor_dtype), text_of(setting.b, desc.tensor_dtype),
+                    !setting.is_fp8() ? ""
+                    : setting.fast    ? ", fast sums"
+                                      : ", precise sums",
+                    to_string(choice.provider), config_text(choice),
+                    choice.why.empty() ? "given by the caller" : choice.why);
+  }
+  add_launches(linear, text);
+  return text + fmt::format(
+                    "\n  bytes: workspace {}, saved {} ({} with a weight cache), weight "
+                    "cache {}; delayed scales {}",
+                    linear.workspace_bytes(), linear.saved_bytes(), linear.saved_bytes(true),
+                    linear.weight_cache_bytes(), linear.scale_slots().size());
+}
+
+}  // namespace f8::runtime

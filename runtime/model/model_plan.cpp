@@ -1,0 +1,219 @@
+#include "runtime/model/model_plan.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "base/text.hpp"
+#include "runtime/linear/kernels.hpp"
+
+namespace f8::runtime {
+namespace {
+
+NamedLinear named(const ModelLinear& linear) {
+  return {linear.name, linear.in_features, linear.out_features, 1};
+}
+
+Status check(std::span<const ModelLinear> linears, const ModelOptions& options) {
+  F8_TRY(options.recipe.validate());
+  std::set<std::string_view> names;
+  std::vector<NamedLinear> layers;
+  for (const ModelLinear& linear : linears) {
+    if (linear.name.empty()) {
+      return fail(ErrorCode::kInvalidArgument, "a linear of {} x {} has no name",
+                  linear.out_features, linear.in_features);
+    }
+    if (!names.insert(linear.name).second) {
+      return fail(ErrorCode::kInvalidArgument, "layer {} is listed twice", quote(linear.name));
+    }
+    if (linear.desc.shape != Shape{} || linear.desc.recipe != Recipe{}) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "layer {}: its desc has a shape or a recipe; both are the model's to say",
+                  quote(linear.name));
+    }
+    layers.push_back(named(linear));
+  }
+  return check_filter(layers, options.tokens, options.filter.margin);
+}
+
+Status check_verdicts(const ModelOptions& options, const NameFilter& names) {
+  const FilterFile& file = *options.filter.verdicts;
+  if (names.automatic) {
+    return fail(ErrorCode::kInvalidArgument,
+                "the filter file holds what an automatic rule said; leave {} out of the names",
+                kAutoFlag);
+  }
+  if (file.recipe != options.recipe.name || file.tokens != options.tokens) {
+    return fail(ErrorCode::kInvalidArgument,
+                "the filter file is for recipe {} and {} tokens, the model is planned for {} and "
+                "{}; write it again for these",
+                file.recipe, file.tokens, options.recipe.name, options.tokens);
+  }
+  return {};
+}
+
+Result<Verdict> verdict_of(const FilterFile& file, const ModelLinear& linear) {
+  const FilterFile::Decision* found = file.find(linear.name);
+  if (found == nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "the filter file has no layer {}; write it again for this model",
+                quote(linear.name));
+  }
+  if (found->in_features != linear.in_features || found->out_features != linear.out_features) {
+    return fail(ErrorCode::kInvalidArgument,
+                "layer {} has N {} and K {}, the filter file says N {} and K {}; write it again",
+                quote(linear.name), linear.out_features, linear.in_features, found->out_features,
+                found->in_features);
+  }
+  return Verdict{found->convert, fmt::format("by the filter file: {}", found->reason)};
+}
+
+// What the tuning table says of a layer; where it says nothing, the peer's rule.
+Verdict ask_table(const ModelOptions& options, const TuningTable* table, const NamedLinear& layer,
+                  ConvertedLinear& out) {
+  const Shape shape{options.tokens, layer.out_features, layer.in_features};
+  const std::string& recipe = options.recipe.name;
+  if (const LinearSpeedup* row = table == nullptr ? nullptr : table->find_speedup(recipe, shape)) {
+    const bool exact = row->shape == shape;
+    out.evidence = exact ? Evidence::kMeasured : Evidence::kModelled;
+    out.speedup = {row->speedup, row->lo, row->hi};
+    return speedup_verdict(
+        out.speedup, options.filter.margin,
+        fmt::format("{} {} ({})", exact ? "measured at" : "nearest measured shape",
+                    to_string(row->shape), table->device));
+  }
+  Verdict verdict{false, fmt::format("kept in bf16: torchao has no rule for recipe {}", recipe)};
+  if (torchao_has_rule(recipe)) verdict = torchao_verdict(recipe, layer);
+  verdict.reason += table == nullptr
+                        ? " (there is no tuning table)"
+                        : fmt::format(" (the tuning table has no row of recipe {} near {})", recipe,
+                                      to_string(shape));
+  return verdict;
+}
+
+Status decide(const ModelLinear& linear, const ModelOptions& options, const NameFilter& names,
+              const TuningTable* table, ConvertedLinear& out) {
+  const ModelFilter& filter = options.filter;
+  const NamedLinear layer = named(linear);
+  Verdict verdict{false, kept_by_name_or_size(names, layer)};
+  if (verdict.reason.empty()) {
+    if (filter.callback && !filter.callback(linear)) {
+      verdict.reason = "kept in bf16: the callback said so";
+    } else if (filter.verdicts) {
+      verdict = F8_TRY(verdict_of(*filter.verdicts, linear));
+    } else if (!names.automatic) {
+      verdict = {true,
+                 fmt::format("converted: nothing holds it back, and {} is not among the names",
+                             kAutoFlag)};
+    } else if (filter.policy == FilterPolicy::kTorchao) {
+      verdict = torchao_verdict(options.recipe.name, layer);
+    } else {
+      verdict = ask_table(options, table, layer, out);
+    }
+  }
+  out.convert = verdict.convert;
+  out.reason = std::move(verdict.reason);
+  return {};
+}
+
+LinearDesc desc_of(const ModelLinear& linear, const ModelOptions& options) {
+  LinearDesc desc = linear.desc;
+  desc.shape = {options.tokens, linear.out_features, linear.in_features};
+  desc.recipe = options.recipe;
+  return desc;
+}
+
+Error of_layer(const std::string& name, Error error) {
+  error.message = fmt::format("layer {}: {}", quote(name), error.message);
+  return error;
+}
+
+// A plan of the model, and which of the linears are planned by it.
+struct Distinct {
+  LinearDesc desc;
+  std::vector<size_t> members;
+};
+
+std::vector<Distinct> distinct_plans(std::span<const ModelLinear> linears,
+                                     const ModelOptions& options,
+                                     const std::vector<ConvertedLinear>& verdicts) {
+  std::vector<Distinct> all;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    if (!verdicts[i].convert) continue;
+    LinearDesc desc = desc_of(linears[i], options);
+    auto same = std::ranges::find(all, desc, &Distinct::desc);
+    if (same == all.end()) same = all.insert(all.end(), {std::move(desc), {}});
+    same->members.push_back(i);
+  }
+  return all;
+}
+
+// The kernels of all of them, each once.
+Result<std::vector<codegen::KernelSpec>> kernels_of(std::span<const ModelLinear> linears,
+                                                    const std::vector<Distinct>& plans,
+                                                    const Context& context) {
+  const auto table = context.table();
+  std::vector<codegen::KernelSpec> specs;
+  std::set<std::string> keys;
+  for (const Distinct& plan : plans) {
+    auto own = linear_kernel_specs(plan.desc, table.get(), context.device().sm_count);
+    if (!own) {
+      return std::unexpected(of_layer(linears[plan.members.front()].name, std::move(own.error())));
+    }
+    for (codegen::KernelSpec& spec : *own) {
+      if (keys.insert(codegen::key(spec)).second) specs.push_back(std::move(spec));
+    }
+  }
+  return specs;
+}
+
+}  // namespace
+
+Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> linears,
+                                                  const ModelOptions& options,
+                                                  const TuningTable* table) {
+  F8_TRY(check(linears, options));
+  const ModelFilter& filter = options.filter;
+  const NameFilter names = F8_TRY(name_filter(filter.names));
+  if (filter.verdicts) F8_TRY(check_verdicts(options, names));
+  if (names.automatic && filter.policy == FilterPolicy::kTorchao) {
+    F8_TRY(check_torchao_rule(options.recipe.name));
+  }
+  std::vector<ConvertedLinear> all;
+  for (const ModelLinear& linear : linears) {
+    ConvertedLinear out{.name = linear.name, .reason = {}, .plan = nullptr};
+    F8_TRY(decide(linear, options, names, table, out));
+    all.push_back(std::move(out));
+  }
+  return all;
+}
+
+Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
+                             std::span<const ModelLinear> linears, const ModelOptions& options) {
+  ModelPlan model;
+  const auto table = context->table();
+  model.linears = F8_TRY(filter_model(linears, options, table.get()));
+  const std::vector<Distinct> plans = distinct_plans(linears, options, model.linears);
+  const auto specs = F8_TRY(kernels_of(linears, plans, *context));
+  F8_TRY(context->compile(specs, options.compile_threads));
+  model.kernels = specs.size();
+  model.distinct_plans = plans.size();
+  for (const Distinct& distinct : plans) {
+    auto plan = Linear::plan(context, distinct.desc);
+    if (!plan) {
+      const std::string& name = linears[distinct.members.front()].name;
+      return std::unexpected(of_layer(name, std::move(plan.error())));
+    }
+    for (const size_t i : distinct.members) model.linears[i].plan = *plan;
+    model.workspace_bytes = std::max(model.workspace_bytes, (*plan)->workspace_bytes());
+  }
+  for (ConvertedLinear& linear : model.linears) {
+    if (linear.plan == nullptr) continue;
+    ++model.converted;
+    linear.first_slot = model.slots.size();
+    const std::vector<DelayedSlot>& slots = linear.plan->scale_slots();
+    model.slots.insert(model.slots.end(), slots.begin(), slots.end());
+  }
+  return model;
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,82 @@
+// The linears of a model under one recipe: which of them are converted to fp8, why or why not, and
+// the plans of those that are, with their kernels compiled side by side beforehand.
+//
+// A layer is asked, in this order, and the first refusal keeps it in high precision:
+//   1. names     part of its name is among the filter's
+//   2. sizes     K and N are multiples of 16
+//   3. callback  where there is one
+//   4. verdicts  of a filter file, where there is one
+//   5. automatic rule, where the names hold the flag that switches it on:
+//        torchao    the peer's fixed limits on K and N
+//        measured   the tuning table's speedup of this recipe at this shape, else at the nearest
+//                   one within a factor of 2 over all dimensions together; without either the
+//                   peer's rule, and where it has none for the recipe the layer is kept
+// Without the flag a layer that nothing refused is converted.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "recipes/filter_file.hpp"
+#include "recipes/filter_rule.hpp"
+#include "runtime/linear/linear.hpp"
+
+namespace f8::runtime {
+
+struct ModelLinear {
+  std::string name;          // once in a model
+  int64_t in_features = 0;   // K
+  int64_t out_features = 0;  // N
+  // What else a plan asks for; its shape and recipe are the model's to say and left empty.
+  LinearDesc desc = {};
+};
+
+struct ModelFilter {
+  std::vector<std::string> names;  // filter_fqns; kAutoFlag among them: see above
+  FilterPolicy policy = FilterPolicy::kMeasured;
+  double margin = kFilterMargin;
+  std::function<bool(const ModelLinear&)> callback;  // false: keep
+  std::optional<FilterFile> verdicts;  // of this recipe and token count, with every layer that the
+                                       // names and sizes leave; not beside the flag
+};
+
+struct ModelOptions {
+  Recipe recipe;
+  int64_t tokens = 0;  // M: what the automatic rule asks for, and the largest M of a call
+  ModelFilter filter = {};
+  int compile_threads = 0;  // 0: all cores
+};
+
+struct ConvertedLinear {
+  std::string name;
+  bool convert = false;
+  std::string reason;  // one line
+  Evidence evidence = Evidence::kRule;
+  SpeedupInterval speedup = {};        // of forward and backward; 1 where nothing is known
+  std::shared_ptr<const Linear> plan;  // null: kept. Layers that are alike share one
+  size_t first_slot = 0;               // of its delayed scales among the model's
+};
+
+struct ModelPlan {
+  std::vector<ConvertedLinear> linears;  // in the order they were given
+  size_t converted = 0;
+  size_t distinct_plans = 0;
+  size_t kernels = 0;              // different ones that were compiled or taken from the cache
+  std::vector<DelayedSlot> slots;  // of all converted linears, end to end: for DelayedScales
+  size_t workspace_bytes = 0;      // the largest of the plans: calls in turn may share one
+};
+
+// The verdicts alone: no kernel is compiled. kInvalidArgument names the layer or the option.
+[[nodiscard]] Result<std::vector<ConvertedLinear>> filter_model(
+    std::span<const ModelLinear> linears, const ModelOptions& options, const TuningTable* table);
+
+// An error of a plan names the layer.
+[[nodiscard]] Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
+                                           std::span<const ModelLinear> linears,
+                                           const ModelOptions& options);
+
+}  // namespace f8::runtime

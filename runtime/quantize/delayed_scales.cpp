@@ -1,0 +1,147 @@
+#include "runtime/quantize/delayed_scales.hpp"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "recipes/fp8_layout.hpp"
+#include "runtime/device/call_memory.hpp"
+#include "runtime/device/context_state.hpp"
+#include "runtime/device/launch.hpp"
+#include "runtime/device/memory.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr size_t kWord = 4;
+constexpr int64_t kUpdateThreads = 256;  // of scale_update.cuh
+
+template <class T>
+T* part(void* state, size_t offset) {
+  return reinterpret_cast<T*>(static_cast<uint8_t*>(state) + offset);
+}
+
+}  // namespace
+
+Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& context,
+                                          std::span<const DelayedSlot> slots,
+                                          const DelayedOptions& options) {
+  F8_TRY(validate(options));
+  if (slots.size() > std::numeric_limits<int32_t>::max() / kUpdateThreads) {
+    return fail(ErrorCode::kInvalidArgument, "delayed scales: {} slots", slots.size());
+  }
+  for (const DelayedSlot& slot : slots) {
+    if (!is_fp8(slot.dtype)) {
+      return fail(ErrorCode::kInvalidArgument, "delayed scales: a slot for {}; e4m3 or e5m2",
+                  to_string(slot.dtype));
+    }
+  }
+  DelayedScales scales;
+  scales.context_ = context;
+  if (!slots.empty()) scales.kernel_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  scales.slots_.assign(slots.begin(), slots.end());
+  scales.options_ = options;
+  Arena arena;
+  ScaleLayout& layout = scales.layout_;
+  layout.amax = arena.take(kWord * slots.size());
+  layout.scale = arena.take(kWord * kernels::kScaleStride * slots.size());
+  layout.history = arena.take(kWord * static_cast<size_t>(options.history) * slots.size());
+  layout.format = arena.take(kWord * slots.size());
+  layout.non_finite = arena.take(kWord * slots.size());
+  layout.bytes = arena.size();
+  return scales;
+}
+
+std::vector<uint32_t> DelayedScales::initial() const {
+  std::vector<uint32_t> image(layout_.bytes / kWord);
+  const auto one = std::bit_cast<uint32_t>(1.0F);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const size_t scale = layout_.scale / kWord + i * kernels::kScaleStride;
+    image[scale] = one;
+    image[scale + kernels::kInverse] = one;
+    image[layout_.format / kWord + i] =
+        (slots_[i].dtype == Dtype::kE5m2 ? kernels::kFormatE5m2 : 0) |
+        (slots_[i].pow2 ? kernels::kFormatPow2 : 0);
+  }
+  return image;
+}
+
+Status DelayedScales::check(const char* call, const void* state, Stream stream) const {
+  if (slots_.empty()) return {};
+  if (state == nullptr || !is_aligned(state)) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: state is {}", call,
+                state == nullptr ? "null" : "not aligned to 16 bytes");
+  }
+  CallMemory memory;
+  memory.add("state", state, layout_.bytes, Access::kWrite);
+  return memory.check_device(call, *context_, stream);
+}
+
+Status DelayedScales::init(void* state, Stream stream) const {
+  if (slots_.empty()) return {};
+  F8_TRY(check("scales_init", state, stream));
+  const std::vector<uint32_t> image = initial();
+  const Context::State& own = context_->state();
+  const ScopedContext current(own.driver, own.primary);
+  F8_TRY(current.status());
+  // From pageable memory: the driver has taken the bytes when it returns.
+  return own.driver.check(own.driver.memcpy_htod_async(reinterpret_cast<CUdeviceptr>(state),
+                                                       image.data(), layout_.bytes, stream),
+                          "cuMemcpyHtoDAsync");
+}
+
+uint32_t* DelayedScales::amaxes(void* state) const {
+  return part<uint32_t>(state, layout_.amax);
+}
+
+ScaleSlots DelayedScales::slots(void* state, size_t first) const {
+  return {.amax = amaxes(state) + first,
+          .scale = part<float>(state, layout_.scale) + first * kernels::kScaleStride,
+          .format = part<uint32_t>(state, layout_.format) + first};
+}
+
+Status DelayedScales::update(void* state, Stream stream) const {
+  if (slots_.empty()) return {};
+  F8_TRY(check("scales_sync", state, stream));
+  const Context::State& own = context_->state();
+  const ScopedContext current(own.driver, own.primary);
+  F8_TRY(current.status());
+  return launch_scale_update(own, *kernel_,
+                             {.amax = amaxes(state),
+                              .history = part<uint32_t>(state, layout_.history),
+                              .scale = part<float>(state, layout_.scale),
+                              .format = part<uint32_t>(state, layout_.format),
+                              .non_finite = part<uint32_t>(state, layout_.non_finite),
+                              .count = static_cast<int32_t>(slots_.size()),
+                              .length = options_.history,
+                              .margin_factor = std::ldexp(1.0F, -options_.margin),
+                              .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
+                              .hold = options_.non_finite == NonFinite::kHold,
+                              .padding = 0},
+                             stream);
+}
+
+Status launch_scale_update(const Context::State& context, const Kernel& kernel,
+                           kernels::ScaleUpdateArgs args, Stream stream) {
+  void* parameters[] = {&args};
+  return launch(context.driver, kernel, ceil_div(args.count, kUpdateThreads), parameters,
+                context.options.programmatic_launch, stream);
+}
+
+kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch, size_t count,
+                                          const ScaleSlots& slots, bool hold) {
+  return {.amax = amax,
+          .history = scratch,
+          .scale = const_cast<float*>(slots.scale),
+          .format = slots.format,
+          .non_finite = scratch + count,
+          .count = static_cast<int32_t>(count),
+          .length = 1,
+          .margin_factor = 1.0F,
+          .most_recent = 1,
+          .hold = hold ? 1 : 0,
+          .padding = 0};
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,98 @@
+// The state of delayed scaling on the device, for all linears of a model in one buffer of the
+// caller's, so that one all-reduce and one kernel serve them all (recipes/delayed.hpp has the
+// rule). A linear has Linear::scale_slots() slots; a model's are those of its linears end to end.
+//
+//   state      := amax scale history format non_finite     each at a multiple of 256 bytes
+//   amax       := u32[count]            this step's maxima, bits of |x| as fp32; casts raise them
+//   scale      := f32[count][8]         [0] the scale to cast with, [4] its inverse
+//   history    := u32[length][count]    newest first
+//   format     := u32[count]            1: e5m2, else e4m3; 2: power of two
+//   non_finite := u32[count]            steps whose amax was not finite
+//
+// It is plain data: a copy of the buffer, taken when its stream is idle, resumes bitwise, and
+// scale_state.hpp keeps it between runs. A step is forward and backward of all linears, sync_amax()
+// of amaxes() where there are ranks, update().
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "recipes/delayed.hpp"
+#include "runtime/device/context.hpp"
+
+namespace f8::runtime {
+
+// A linear's part of the state, or nothing.
+struct ScaleSlots {
+  uint32_t* amax = nullptr;
+  const float* scale = nullptr;
+  const uint32_t* format = nullptr;  // read in a first step over ranks
+};
+
+// Replaces `count` maxima on the device by those over ranks, in stream order: sync_amax() of
+// runtime/distributed, or nothing where there is one rank.
+struct AmaxReduction {
+  Status (*reduce)(void* ranks, uint32_t* amax_bits, size_t count, Stream stream) = nullptr;
+  void* ranks = nullptr;
+};
+
+// One update of scales, as DelayedScales::update() launches it.
+[[nodiscard]] Status launch_scale_update(const Context::State& context, const Kernel& kernel,
+                                         kernels::ScaleUpdateArgs args, Stream stream);
+// That of a first step over ranks: the scales of `count` slots from maxima of that step alone, as
+// dynamic scaling would have them. `scratch`: 2 * count words.
+[[nodiscard]] kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch,
+                                                        size_t count, const ScaleSlots& slots,
+                                                        bool hold);
+inline constexpr size_t kFirstWords = 3;  // of a slot: its amax, and of the scratch
+
+// Where the parts of a state begin, in bytes.
+struct ScaleLayout {
+  size_t amax = 0;
+  size_t scale = 0;
+  size_t history = 0;
+  size_t format = 0;
+  size_t non_finite = 0;
+  size_t bytes = 0;
+};
+
+class DelayedScales {
+ public:
+  // Without slots there is no state: bytes() is 0, and nothing is launched.
+  [[nodiscard]] static Result<DelayedScales> plan(const std::shared_ptr<Context>& context,
+                                                  std::span<const DelayedSlot> slots,
+                                                  const DelayedOptions& options = {});
+
+  [[nodiscard]] size_t bytes() const { return layout_.bytes; }
+  [[nodiscard]] size_t count() const { return slots_.size(); }
+  [[nodiscard]] const ScaleLayout& layout() const { return layout_; }
+  [[nodiscard]] std::span<const DelayedSlot> slots() const { return slots_; }
+  [[nodiscard]] const DelayedOptions& options() const { return options_; }
+  [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
+
+  // That `state` is one, as far as can be told: the calls below and scale_checkpoint.hpp's do so.
+  [[nodiscard]] Status check(const char* call, const void* state, Stream stream) const;
+  // A state in host memory: as init() leaves it on the device.
+  [[nodiscard]] std::vector<uint32_t> initial() const;
+
+  // Scales 1, no history. Copies from the host, so it does not belong into a graph.
+  [[nodiscard]] Status init(void* state, Stream stream) const;
+  // count() words, to be reduced with MAX over ranks between backward and update().
+  [[nodiscard]] uint32_t* amaxes(void* state) const;
+  // The slots of a linear whose first one is `first`.
+  [[nodiscard]] ScaleSlots slots(void* state, size_t first) const;
+  // One launch for all slots; zeroes the amaxes.
+  [[nodiscard]] Status update(void* state, Stream stream) const;
+
+ private:
+  DelayedScales() = default;
+
+  std::shared_ptr<Context> context_;
+  const Kernel* kernel_ = nullptr;
+  std::vector<DelayedSlot> slots_;
+  DelayedOptions options_;
+  ScaleLayout layout_;
+};
+
+}  // namespace f8::runtime

@@ -1,0 +1,99 @@
+// From high precision to fp8 on the device: the amax launch and the cast launch, each over up to
+// kernels::kMaxTensors matrices at once, or kernels::kMaxListed with the kernels for lists. What a
+// launch works on is described by plain pointers into the caller's memory; nothing is owned.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "runtime/device/launch.hpp"
+
+namespace f8::runtime {
+
+// A matrix x[rows][cols] and where its maxima, copies and scales go. Which pointers matter
+// is the kernels' specs' to say.
+//
+// Block scales of a copy with r rows of c elements: block1x128 [ceil(c/128)][padded_scales(r)],
+// block128x128 [ceil(r/128)][padded_scales(ceil(c/128))].
+struct QuantizeOperand {
+  const void* x = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t ld = 0;                  // of x, elements, whole 16 bytes; 0: dense
+  uint32_t* partials = nullptr;    // tensor: amax_partials() words; beside an axis amax: 1, zeroed
+  uint16_t* lines = nullptr;       // axis, where takes_lines(): line_bytes(), 8-byte aligned
+  uint32_t* row_amax = nullptr;    // axis without lines: [rows], zeroed before the amax launch
+  uint32_t* col_amax = nullptr;    // axis without lines: [cols], likewise
+  uint8_t* q = nullptr;            // [rows][row_pitch(cols)]
+  uint8_t* qt = nullptr;           // [cols][row_pitch(rows)]
+  float* scale = nullptr;          // tensor: [0] and, at [kernels::kInverse], its inverse
+  float* inv_row = nullptr;        // axis: [rows], of q's rows; blocks: of q
+  float* inv_col = nullptr;        // axis: [cols], of qt's rows; blocks: of qt
+  const float* delayed = nullptr;  // delayed: the scale to cast with
+  uint32_t* recorded_amax = nullptr;  // delayed, tensor: raised to the matrix's amax, or null
+  kernels::CastCounters* counters = nullptr;  // casts that count: [2], q's and qt's, or null
+};
+
+// How matrices go through the kernels of a cast that needs amaxes: all of them by one launch of the
+// one-launch kernel; each by one of its own; or all by an amax launch and a cast launch.
+enum class Launches { kOne, kOneEach, kTwo };
+// For the one-launch kernel of `spec` on a device of `sm_count` SMs: it takes what fits at once,
+// where lines are scaled no more of them than its workspace holds; and where both ways fit, the
+// faster one as measured (docs/kernels.md).
+[[nodiscard]] Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
+                                         std::span<const QuantizeOperand> operands);
+// Blocks of one-launch kernels that are resident at once, on `sm_count` SMs.
+[[nodiscard]] int64_t resident_quantize_blocks(int sm_count);
+// Whether the amax launch of a matrix may leave its tiles' line maxima (lines.cuh) for the cast
+// launch to combine, which takes no words to clear and no atomics: lines alone are scaled, and the
+// tiles whose lines a tile reads are few enough. What fits with some rows fits with fewer.
+[[nodiscard]] bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
+// Of the line maxima of a matrix with up to `rows` rows: 0 where takes_lines() never holds.
+[[nodiscard]] size_t line_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
+// Whether an amax launch raises words, which have to be cleared before it.
+[[nodiscard]] bool raises_words(const codegen::AmaxSpec& spec,
+                                std::span<const QuantizeOperand> operands);
+
+// What one-launch kernels keep in a workspace: for as many tiles as may fit and, from second_sync()
+// on, for a launch beside another, both with one tile a block at most.
+[[nodiscard]] size_t quantize_sync_bytes(int sm_count);
+[[nodiscard]] size_t second_sync(int sm_count);
+
+// Floats of a tensor's scale and its inverse, or of the inverse scales of a copy [rows][cols].
+[[nodiscard]] int64_t scale_floats(codegen::ScaleMode mode, int64_t rows, int64_t cols);
+
+// Blocks, and so partial maxima, of a tensor amax of a matrix alone in its launch. Beside others it
+// has its share of them by size, and a matrix with fewer rows has no more.
+[[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count);
+[[nodiscard]] double elements_of(std::span<const QuantizeOperand> operands);
+// Tiles of the row, column and cast kernels.
+[[nodiscard]] int64_t cast_tiles(int64_t rows, int64_t cols);
+
+// Args: the kernel's, kernels::AmaxListArgs and CastListArgs where the spec is for a list.
+template <class Args = kernels::AmaxArgs>
+[[nodiscard]] Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
+                             std::span<const QuantizeOperand> operands);
+template <class Args = kernels::CastArgs>
+[[nodiscard]] Args cast_args(const codegen::CastSpec& spec, int sm_count,
+                             std::span<const QuantizeOperand> operands);
+
+// Amax and cast in one launch; `sync` as quantize.cuh says, quantize_sync_bytes() long.
+[[nodiscard]] kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
+                                                  std::span<const QuantizeOperand> operands,
+                                                  void* sync);
+
+// Where `args.beside` is set, or will be in the next launch, `blocks_beside` are the other's
+// blocks.
+template <class Args>
+[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
+                                 bool programmatic, Stream stream);
+template <class Args>
+[[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args,
+                                 bool programmatic, Stream stream, int64_t blocks_beside = 0);
+[[nodiscard]] Status launch_quantize(const Driver& driver, const Kernel& kernel,
+                                     const kernels::QuantizeArgs& args, bool programmatic,
+                                     Stream stream, int64_t blocks_beside = 0);
+
+}  // namespace f8::runtime

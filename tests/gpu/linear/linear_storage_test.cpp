@@ -1,0 +1,87 @@
+// What is kept between a linear's calls, on the device: nothing in fp8 (recomputing), or of the
+// weight nothing but its fp8 copies, cast from fp32 masters.
+#include "runtime/linear/kernels.hpp"
+#include "tests/gpu/gemm_operands.hpp"
+#include "tests/gpu/linear_tensors.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+class LinearStorageTest : public RecipeTest {};
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearStorageTest, ::testing::ValuesIn(kRecipes),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
+  for (const Shape shape :
+       {Shape{300, 208, 592}, by_device<Shape>({2100, 1040, 1168}, {4200, 16, 48})}) {
+    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    LinearDesc desc = describe(GetParam(), shape);
+    const auto keeps = Linear::plan(context_, desc);
+    F8_ASSERT_OK(keeps);
+    desc.recompute = true;
+    const auto recomputes = Linear::plan(context_, desc);
+    F8_ASSERT_OK(recomputes);
+    EXPECT_EQ((*recomputes)->saved_bytes(), 0U);
+    Bits bits[2];
+    for (const bool again : {false, true}) {
+      const Linear& linear = again ? **recomputes : **keeps;
+      Tensors t(context(), linear, shape.m - 3, 5);
+      F8_ASSERT_OK(linear.forward(t.forward(), t.workspace.as(), nullptr));
+      F8_ASSERT_OK(driver().check(driver().ctx_synchronize(), "cuCtxSynchronize"));
+      t.workspace.poison();
+      F8_ASSERT_OK(linear.backward(t.backward(), t.workspace.as(), nullptr));
+      bits[again] = results(t);
+      t.expect_whole_guards();
+      if (!again) continue;
+      // With the weight's copies cached, which leaves the input's to be cast.
+      const DeviceBuffer cache(context(), linear.weight_cache_bytes());
+      F8_ASSERT_OK(linear.cast_weight(
+          {.w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = true},
+          t.workspace.as(), nullptr));
+      t.dx.poison();
+      t.dw.poison();
+      BackwardCall call = t.backward();
+      call.weight_cache = cache.as();
+      F8_ASSERT_OK(linear.backward(call, t.workspace.as(), nullptr));
+      EXPECT_EQ(results(t), bits[again]);
+    }
+    EXPECT_EQ(bits[1], bits[0]);
+  }
+}
+
+TEST_P(LinearStorageTest, MasterWeightsGoIntoTheCacheAtOnce) {
+  const Recipe recipe = find_recipe(GetParam()).value();
+  for (const Shape shape :
+       {Shape{300, 208, 592}, by_device<Shape>({2100, 1040, 1168}, {4200, 16, 48})}) {
+    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    LinearDesc desc = describe(GetParam(), shape);
+    const auto plain = Linear::plan(context_, desc);
+    F8_ASSERT_OK(plain);
+    desc.master_dtype = Dtype::kF32;
+    const auto linear = Linear::plan(context_, desc);
+    F8_ASSERT_OK(linear);
+    Tensors expected(context(), **plain, shape.m, 5);
+    F8_ASSERT_OK((*plain)->forward(expected.forward(), expected.workspace.as(), nullptr));
+    F8_ASSERT_OK((*plain)->backward(expected.backward(), expected.workspace.as(), nullptr));
+
+    Tensors t(context(), **linear, shape.m, 5);
+    const DeviceBuffer master(context(), reference::to_bytes(t.w, Dtype::kF32));
+    const DeviceBuffer cache(context(), (*linear)->weight_cache_bytes());
+    F8_ASSERT_OK((*linear)->cast_weight(
+        {.w = master.as(), .cache = cache.as(), .scales = t.slots, .first_step = true},
+        t.workspace.as(), nullptr));
+    ForwardCall forward = t.forward();
+    forward.weight_cache = cache.as();
+    if (recipe.at(Gemm::kOutput).is_fp8()) forward.w = nullptr;
+    F8_ASSERT_OK((*linear)->forward(forward, t.workspace.as(), nullptr));
+    BackwardCall backward = t.backward();
+    backward.weight_cache = cache.as();
+    if (recipe.at(Gemm::kGradInput).is_fp8()) backward.w = nullptr;
+    F8_ASSERT_OK((*linear)->backward(backward, t.workspace.as(), nullptr));
+    EXPECT_EQ(results(t), results(expected)) << "the masters are bf16, so the bits are the same";
+    EXPECT_TRUE(cache.guards_are_whole());
+  }
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu

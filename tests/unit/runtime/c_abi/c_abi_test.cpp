@@ -1,0 +1,269 @@
+// The C interface and the C++ one over it, on the fake device. Its cache is filled beforehand by
+// the fake compiler, since a context made here compiles for real.
+#include <float8/float8.hpp>
+#include <fstream>
+#include <thread>
+
+#include "codegen/emit.hpp"
+#include "recipes/reference.hpp"
+#include "runtime/linear/kernels.hpp"
+#include "tests/unit/runtime/fake_cuda.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::FakeCuda;
+using testing::ScratchDirectory;
+
+constexpr int64_t kM = 40;
+constexpr int64_t kN = 48;
+constexpr int64_t kK = 32;
+
+bool says(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+class CAbi : public ::testing::Test {
+ protected:
+  // The kernels of a linear of that shape, as the fake device wants them.
+  void fill_cache(const char* recipe) {
+    LinearDesc desc;
+    desc.shape = {kM, kN, kK};
+    desc.recipe = find_recipe(recipe).value();
+    auto cache = codegen::CubinCache::open(directory_.path(), FakeCuda::compiler()).value();
+    const auto specs = linear_kernel_specs(desc, nullptr, cuda_.sm_count).value();
+    for (const auto& spec : specs) {
+      ASSERT_TRUE(cache.get(codegen::emit(spec).value()));
+    }
+  }
+  [[nodiscard]] float8::Context context() {
+    return float8::Context::create(0, {directory_.path(), false}).value();
+  }
+  [[nodiscard]] static float8_linear_desc desc() {
+    float8_linear_desc d{};
+    d.struct_size = sizeof d;
+    d.m_max = kM;
+    d.n = kN;
+    d.k = kK;
+    d.recipe = "rowwise";
+    return d;
+  }
+
+  FakeCuda cuda_;
+  ScratchDirectory directory_;
+};
+
+TEST_F(CAbi, ForwardAndBackward) {
+  for (const char* recipe : {"tensorwise", "rowwise"}) {
+    fill_cache(recipe);
+    const float8::Context ctx = context();
+    float8::LinearDesc d;
+    d.m_max = kM;
+    d.n = kN;
+    d.k = kK;
+    d.recipe = float8::Recipe::named(recipe);
+    const auto linear = float8::Linear::plan(ctx, d).value();
+    const auto x = reference::random_matrix(kM, kK, 1);
+    const auto w = reference::random_matrix(kN, kK, 2);
+    const auto dy = reference::random_matrix(kM, kN, 3);
+    const auto bits_x = reference::to_bf16_bits(x);
+    const auto bits_w = reference::to_bf16_bits(w);
+    const auto bits_dy = reference::to_bf16_bits(dy);
+    std::vector<uint16_t> y(kM * kN);
+    std::vector<uint16_t> dx(kM * kK);
+    std::vector<uint16_t> dw(kN * kK);
+    std::vector<double> saved(linear.saved_bytes() / 8);
+    std::vector<double> workspace(linear.workspace_bytes() / 8);
+    const float8::Status forward = linear.forward(
+        {bits_x.data(), bits_w.data(), y.data(), saved.data()}, workspace.data(), nullptr);
+    ASSERT_TRUE(forward.ok()) << forward.message();
+    const float8::Status backward = linear.backward(
+        {bits_dy.data(), saved.data(), dx.data(), dw.data()}, workspace.data(), nullptr);
+    ASSERT_TRUE(backward.ok()) << backward.message();
+    EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+    const auto expected = reference::linear(find_recipe(recipe).value(), x, w, dy).value();
+    const auto error = [](const std::vector<double>& want, std::span<const uint16_t> bits) {
+      return reference::relative_error(want, reference::to_doubles(reference::from_bf16_bits(
+                                                 1, static_cast<int64_t>(bits.size()), bits)));
+    };
+    EXPECT_LT(error(expected.y, y), 2.5e-3);
+    EXPECT_LT(error(expected.dx, dx), 2.5e-3);
+    EXPECT_LT(error(expected.dw, dw), 2.5e-3);
+  }
+}
+
+TEST_F(CAbi, ALinearOutlivesItsContext) {
+  fill_cache("rowwise");
+  float8_linear* linear = nullptr;
+  {
+    const float8::Context ctx = context();
+    const float8_linear_desc d = desc();
+    ASSERT_EQ(float8_linear_plan(ctx.get(), &d, &linear), FLOAT8_OK) << float8_last_error();
+  }
+  EXPECT_EQ(cuda_.retained, 1);
+  EXPECT_GT(float8_linear_workspace_bytes(linear), 0U);
+  float8_linear_destroy(linear);
+  EXPECT_EQ(cuda_.retained, 0);
+}
+
+TEST_F(CAbi, NullIsAnErrorOrNothing) {
+  EXPECT_EQ(float8_context_create(0, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says(float8_last_error(), "out is NULL")) << float8_last_error();
+  EXPECT_EQ(float8_context_load_table(nullptr, "x", nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_linear_plan(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  float8_linear* linear = reinterpret_cast<float8_linear*>(uintptr_t{1});
+  const float8_linear_desc d = desc();
+  EXPECT_EQ(float8_linear_plan(nullptr, &d, &linear), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(linear, nullptr);
+  EXPECT_EQ(float8_linear_forward(nullptr, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_linear_backward(nullptr, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_amax_sync(nullptr, 1, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_linear_workspace_bytes(nullptr), 0U);
+  EXPECT_EQ(float8_linear_saved_bytes(nullptr), 0U);
+  float8_context_destroy(nullptr);
+  float8_linear_destroy(nullptr);
+}
+
+TEST_F(CAbi, StructSizeIsChecked) {
+  const float8::Context ctx = context();
+  float8_linear* linear = nullptr;
+  float8_linear_desc d = desc();
+  d.struct_size = 0;
+  EXPECT_EQ(float8_linear_plan(ctx.get(), &d, &linear), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says(float8_last_error(), "float8_linear_desc")) << float8_last_error();
+
+  // A caller with an older, shorter header: what it does not know is 0, here bf16 gradients.
+  fill_cache("rowwise");
+  d = desc();
+  d.struct_size = offsetof(float8_linear_desc, grad_weight_dtype);
+  d.grad_weight_dtype = FLOAT8_F32;
+  EXPECT_EQ(float8_linear_plan(ctx.get(), &d, &linear), FLOAT8_OK) << float8_last_error();
+  float8_linear_destroy(linear);
+
+  // A caller with a newer, longer one: fine until it uses what this version lacks.
+  struct {
+    float8_linear_desc known;
+    uint64_t future;
+  } longer{desc(), 0};
+  longer.known.struct_size = sizeof longer;
+  EXPECT_EQ(float8_linear_plan(ctx.get(), &longer.known, &linear), FLOAT8_OK)
+      << float8_last_error();
+  float8_linear_destroy(linear);
+  longer.future = 1;
+  EXPECT_EQ(float8_linear_plan(ctx.get(), &longer.known, &linear), FLOAT8_UNSUPPORTED);
+  EXPECT_EQ(linear, nullptr);
+}
+
+TEST_F(CAbi, BadDescriptions) {
+  const float8::Context ctx = context();
+  float8_linear* linear = nullptr;
+  const auto refused = [&](auto change, float8_status status, std::string_view part) {
+    float8_linear_desc d = desc();
+    change(d);
+    EXPECT_EQ(float8_linear_plan(ctx.get(), &d, &linear), status) << part;
+    EXPECT_TRUE(says(float8_last_error(), part)) << float8_last_error();
+  };
+  refused([](auto& d) { d.recipe = nullptr; }, FLOAT8_INVALID_ARGUMENT, "recipe is NULL");
+  refused([](auto& d) { d.m_max = 0; }, FLOAT8_INVALID_ARGUMENT, "");
+  refused([](auto& d) { d.n = 24; }, FLOAT8_INVALID_ARGUMENT, "24");
+  refused([](auto& d) { d.grad_weight_dtype = 3; }, FLOAT8_INVALID_ARGUMENT, "grad_weight_dtype");
+  float8_linear_desc unknown = desc();
+  unknown.recipe = "no_such_recipe";
+  EXPECT_NE(float8_linear_plan(ctx.get(), &unknown, &linear), FLOAT8_OK);
+  EXPECT_TRUE(says(float8_last_error(), "blockwise, bf16")) << float8_last_error();
+}
+
+TEST_F(CAbi, LoadsTables) {
+  float8::Context ctx = context();
+  const std::string path = directory_.path() + "/table";
+  TuningTable table;
+  table.device = "Fake H100";
+  table.add(LinearSpeedup{"rowwise", {kM, kN, kK}, 1.2, 1.1, 1.3});
+  std::ofstream(path) << table.serialize();
+  const auto first = ctx.load_table(path);
+  ASSERT_TRUE(first.ok()) << first.error().message;
+  EXPECT_EQ(fmt::format("{:016x}", first.value()), table.hash().substr(0, 16));
+  std::ofstream(path) << "not a table";
+  const auto corrupt = ctx.load_table(path);
+  ASSERT_FALSE(corrupt.ok());
+  EXPECT_EQ(corrupt.error().code, FLOAT8_CORRUPT);
+  EXPECT_TRUE(says(corrupt.error().message, path)) << corrupt.error().message;
+  const auto missing = ctx.load_table(directory_.path() + "/nothing");
+  ASSERT_FALSE(missing.ok());
+  EXPECT_TRUE(says(missing.error().message, "/nothing")) << missing.error().message;
+}
+
+TEST_F(CAbi, TheLastErrorIsTheThreadsOwn) {
+  EXPECT_EQ(float8_context_create(7, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  const std::string mine = float8_last_error();
+  EXPECT_FALSE(mine.empty());
+  std::thread([] {
+    EXPECT_STREQ(float8_last_error(), "");
+    EXPECT_EQ(float8_linear_forward(nullptr, nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_TRUE(says(float8_last_error(), "linear is NULL"));
+  }).join();
+  EXPECT_EQ(mine, float8_last_error());
+}
+
+TEST_F(CAbi, DeviceErrorsReachTheCaller) {
+  float8_context* out = nullptr;
+  cuda_.cc_major = 8;
+  EXPECT_EQ(float8_context_create(0, nullptr, &out), FLOAT8_UNSUPPORTED);
+  EXPECT_TRUE(says(float8_last_error(), "Hopper"));
+  cuda_.cc_major = 9;
+  cuda_.driver_version = 12040;
+  EXPECT_EQ(float8_context_create(0, nullptr, &out), FLOAT8_ENVIRONMENT);
+  EXPECT_EQ(out, nullptr);
+  cuda_.driver_version = 13000;
+  fill_cache("rowwise");
+  const float8::Context ctx = context();
+  cuda_.load_result = CUDA_ERROR_OUT_OF_MEMORY;
+  float8_linear* linear = nullptr;
+  const float8_linear_desc d = desc();
+  EXPECT_EQ(float8_linear_plan(ctx.get(), &d, &linear), FLOAT8_OUT_OF_MEMORY);
+}
+
+// A struct ends where its last field does: the next version's field must not lie in bytes that an
+// older caller leaves as they are. Sizes only grow.
+TEST(CAbiLayout, StructsHaveNoLooseEnds) {
+#define F8_ENDS(type, field, bytes)                                                    \
+  EXPECT_EQ(offsetof(type, field) + sizeof(std::declval<type>().field), sizeof(type)); \
+  EXPECT_EQ(sizeof(type), bytes)
+  F8_ENDS(float8_context_options, reserved, 32U);
+  F8_ENDS(float8_cast_setting, pow2, 16U);
+  F8_ENDS(float8_gemm_setting, fast, 36U);
+  F8_ENDS(float8_recipe, reserved, 128U);
+  F8_ENDS(float8_linear_desc, weight_flag, 96U);
+  F8_ENDS(float8_forward_args, ranks, 168U);
+  F8_ENDS(float8_backward_args, ranks, 208U);
+  F8_ENDS(float8_weight_args, ranks, 112U);
+  F8_ENDS(float8_cast_counters, non_finite, 40U);
+  F8_ENDS(float8_scales_desc, non_finite, 40U);
+  F8_ENDS(float8_scale_slots, opaque, 32U);
+  F8_ENDS(float8_model_layer, desc, 24U);
+  F8_ENDS(float8_model_desc, compile_threads, 104U);
+  F8_ENDS(float8_model_verdict, speedup_high, 56U);
+#undef F8_ENDS
+}
+
+TEST(CAbiText, StatusesHaveNames) {
+  for (int i = FLOAT8_OK; i <= FLOAT8_INTERNAL; ++i) {
+    EXPECT_STRNE(float8_status_string(static_cast<float8_status>(i)), "unknown status") << i;
+  }
+  EXPECT_STREQ(float8_version(), "0.1.0");
+}
+
+TEST(CppHeader, ValueOfAnErrorThrowsIt) {
+  const auto failed = [] { return float8::Result<int>(float8::Error{FLOAT8_IO, "no disk"}); };
+  try {
+    (void)failed().value();
+    FAIL();
+  } catch (const float8::Exception& e) {
+    EXPECT_STREQ(e.what(), "no disk");
+    EXPECT_EQ(e.code(), FLOAT8_IO);
+  }
+  EXPECT_EQ(float8::Result<int>(3).value(), 3);
+}
+
+}  // namespace
+}  // namespace f8::runtime

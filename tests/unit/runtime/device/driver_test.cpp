@@ -1,0 +1,115 @@
+#include "runtime/device/driver.hpp"
+
+#include "tests/unit/runtime/fake_cuda.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::FakeCuda;
+
+TEST(Driver, MissingLibraryIsOneClearError) {
+  const auto table = load_driver("libcuda-that-is-not-there.so.1");
+  ASSERT_FALSE(table);
+  EXPECT_EQ(table.error().code, ErrorCode::kEnvironment);
+  EXPECT_NE(table.error().message.find("no NVIDIA driver"), std::string::npos);
+  EXPECT_NE(table.error().message.find("libcuda-that-is-not-there.so.1"), std::string::npos);
+  EXPECT_EQ(table.error().message.find('\n'), std::string::npos);
+}
+
+TEST(Driver, LibraryWithoutTheEntryPointIsNoDriver) {
+  const auto table = load_driver("libm.so.6");
+  ASSERT_FALSE(table);
+  EXPECT_EQ(table.error().code, ErrorCode::kEnvironment);
+  EXPECT_NE(table.error().message.find("(libm.so.6) has no cu"), std::string::npos);
+}
+
+TEST(Driver, ErrorsCarryTheDriversWords) {
+  FakeCuda cuda;
+  const Status oom = cuda.table().check(CUDA_ERROR_OUT_OF_MEMORY, "cuMemAlloc");
+  ASSERT_FALSE(oom);
+  EXPECT_EQ(oom.error().code, ErrorCode::kOutOfMemory);
+  EXPECT_EQ(oom.error().message, "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory, code 2)");
+}
+
+TEST(Driver, UnknownErrorsAreStillNumbered) {
+  FakeCuda cuda;
+  const Status status = cuda.table().check(CUDA_ERROR_NOT_SUPPORTED, "cuCall");
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, ErrorCode::kCuda);
+  EXPECT_NE(status.error().message.find("801"), std::string::npos);
+}
+
+TEST(Driver, StickyErrorsAskForARestart) {
+  FakeCuda cuda;
+  const Status sticky = cuda.table().check(CUDA_ERROR_ILLEGAL_ADDRESS, "cuLaunchKernelEx");
+  ASSERT_FALSE(sticky);
+  EXPECT_NE(sticky.error().message.find("restart the process"), std::string::npos);
+  const Status other = cuda.table().check(CUDA_ERROR_INVALID_VALUE, "cuLaunchKernelEx");
+  EXPECT_EQ(other.error().message.find("restart the process"), std::string::npos);
+  EXPECT_TRUE(is_sticky(CUDA_ERROR_LAUNCH_FAILED));
+  EXPECT_TRUE(is_sticky(CUDA_ERROR_ECC_UNCORRECTABLE));
+  EXPECT_FALSE(is_sticky(CUDA_ERROR_OUT_OF_MEMORY));
+}
+
+TEST(Driver, InitFailureIsReported) {
+  FakeCuda cuda;
+  cuda.init_result = CUDA_ERROR_OUT_OF_MEMORY;
+  const auto table = driver();
+  ASSERT_FALSE(table);
+  EXPECT_NE(table.error().message.find("cuInit"), std::string::npos);
+}
+
+TEST(Driver, ScopedContextPutsThePreviousOneBack) {
+  FakeCuda cuda;
+  const auto mine = reinterpret_cast<CUcontext>(uintptr_t{0x1000});
+  const auto theirs = reinterpret_cast<CUcontext>(uintptr_t{0x2000});
+  cuda.current = theirs;
+  {
+    const ScopedContext scope(cuda.table(), mine);
+    EXPECT_TRUE(scope.status());
+    EXPECT_EQ(cuda.current, mine);
+    const ScopedContext again(cuda.table(), mine);
+    EXPECT_EQ(cuda.context_switches, 1) << "a current context is not set again";
+  }
+  EXPECT_EQ(cuda.current, theirs);
+}
+
+TEST(Device, CountAndInfo) {
+  FakeCuda cuda;
+  cuda.device_count = 2;
+  EXPECT_EQ(device_count().value(), 2);
+  const DeviceInfo info = device_info(1).value();
+  EXPECT_EQ(info.ordinal, 1);
+  EXPECT_EQ(info.name, "Fake H100");
+  EXPECT_EQ(info.uuid, "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
+  EXPECT_EQ(info.cc, 90);
+  EXPECT_EQ(info.sm_count, 132);
+  EXPECT_EQ(info.l2_bytes, size_t{50} << 20);
+  EXPECT_EQ(info.mem_clock_mhz, 2619);
+  EXPECT_EQ(info.sm_clock_max_mhz, 1980);
+  EXPECT_EQ(info.driver_version, 13000);
+  EXPECT_FALSE(info.mig);
+}
+
+TEST(Device, DriverWithoutAGpu) {
+  FakeCuda cuda;
+  cuda.init_result = CUDA_ERROR_NO_DEVICE;
+  cuda.device_count = 0;
+  EXPECT_EQ(device_count().value(), 0);
+  const auto info = device_info(0);
+  ASSERT_FALSE(info);
+  EXPECT_EQ(info.error().code, ErrorCode::kEnvironment);
+}
+
+TEST(Device, OrdinalOutOfRange) {
+  FakeCuda cuda;
+  for (const int ordinal : {-1, 1, 99}) {
+    const auto info = device_info(ordinal);
+    ASSERT_FALSE(info);
+    EXPECT_EQ(info.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(info.error().message.find(std::to_string(ordinal)), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace f8::runtime

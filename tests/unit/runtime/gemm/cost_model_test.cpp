@@ -1,0 +1,90 @@
+#include "runtime/gemm/cost_model.hpp"
+
+#include <gtest/gtest.h>
+
+namespace f8::runtime {
+namespace {
+
+constexpr int kSms = 132;
+
+codegen::GemmConfig cheapest(Shape shape, const codegen::GemmSpec& spec = {}) {
+  const auto config = cheapest_config(spec, shape, kSms);
+  EXPECT_TRUE(config) << config.error().message;
+  return *config;
+}
+
+// Of the result, that a CTA computes; a split of the contraction makes it smaller too.
+int area(const codegen::GemmConfig& config) {
+  return config.tile_m * config.tile_n / config.split_k;
+}
+
+TEST(CostModel, LargeProblemsGetLargeTiles) {
+  EXPECT_GE(area(cheapest({8192, 8192, 8192})), 128 * 192);
+  EXPECT_GE(area(cheapest({4096, 4096, 4096})), 128 * 128);
+}
+
+TEST(CostModel, SmallProblemsGetSmallTiles) {
+  const codegen::GemmConfig config = cheapest({64, 1024, 4096});
+  EXPECT_EQ(config.tile_m, 64);
+  EXPECT_LE(area(config), 64 * 128);
+  EXPECT_LT(area(cheapest({512, 512, 4096})), 128 * 256);
+}
+
+// One tile more than the SMs costs a whole wave; the model must see it.
+TEST(CostModel, ALonelyLastWaveCosts) {
+  codegen::GemmSpec spec;
+  spec.config = codegen::parse_gemm_config("128x128s4c1x1w2g8").value();
+  const double full = predicted_clocks(spec, {128 * 132, 128, 4096}, kSms);
+  const double more = predicted_clocks(spec, {128 * 133, 128, 4096}, kSms);
+  EXPECT_GT(more, 1.8 * full);
+}
+
+TEST(CostModel, PreciseIsNeverCheaper) {
+  codegen::GemmSpec fast;
+  for (const auto& config : codegen::gemm_candidates(fast)) {
+    fast.config = config;
+    codegen::GemmSpec precise = fast;
+    precise.fast = false;
+    for (const Shape shape : {Shape{128, 4096, 4096}, Shape{8192, 8192, 8192}}) {
+      EXPECT_GE(predicted_clocks(precise, shape, kSms), predicted_clocks(fast, shape, kSms))
+          << codegen::key(config);
+    }
+  }
+}
+
+TEST(CostModel, LegalForEveryShapeAndSpec) {
+  for (const Dtype d : {Dtype::kBf16, Dtype::kF32}) {
+    for (const bool fast : {true, false}) {
+      for (const auto scale : {codegen::ScaleMode::kTensor, codegen::ScaleMode::kAxis}) {
+        codegen::GemmSpec spec{.a = Dtype::kE5m2,
+                               .b = Dtype::kE4m3,
+                               .d = d,
+                               .scale = scale,
+                               .fast = fast,
+                               .config = {}};
+        for (const int64_t m : {1, 17, 1000, 4095, 131072}) {
+          for (const int64_t n : {16, 48, 2064, 131072}) {
+            for (const int64_t k : {1, 16, 2064, 65536}) {
+              spec.config = cheapest({m, n, k}, spec);
+              EXPECT_TRUE(codegen::validate(spec)) << codegen::key(spec);
+              EXPECT_GT(predicted_clocks(spec, {m, n, k}, kSms), 0);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CostModel, SameAnswerEveryTime) {
+  const Shape shape{3000, 4096, 1024};
+  const codegen::GemmConfig first = cheapest(shape);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(cheapest(shape), first);
+}
+
+TEST(CostModel, ASmallerDeviceIsStillServed) {
+  EXPECT_TRUE(cheapest_config({}, {4096, 4096, 4096}, 1));
+}
+
+}  // namespace
+}  // namespace f8::runtime

@@ -1,0 +1,444 @@
+// What a linear does beside its products when it is asked to: the gradient of the bias, holding
+// scales where a tensor is not finite, counting, and leaving out casts of a weight that is cast.
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/weight_casts.hpp"
+#include "tests/unit/runtime/count_allocations.hpp"
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::Buffer;
+using testing::describe;
+using testing::FakeCublasLt;
+using testing::FakeCuda;
+using testing::Fixture;
+using testing::says;
+
+class LinearOptions : public ::testing::TestWithParam<const char*> {
+ protected:
+  void run(Fixture& s, CastCounters* counters = nullptr) {
+    ForwardCall forward = s.forward();
+    forward.counters = counters;
+    BackwardCall backward = s.backward();
+    backward.counters = counters;
+    run(s, forward, backward);
+  }
+  void run(Fixture& s, const ForwardCall& forward, const BackwardCall& backward) {
+    const auto y = s.linear->forward(forward, s.workspace.data(), nullptr);
+    ASSERT_TRUE(y) << y.error().message;
+    std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
+    const auto gradients = s.linear->backward(backward, s.workspace.data(), nullptr);
+    ASSERT_TRUE(gradients) << gradients.error().message;
+    EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+    EXPECT_TRUE(s.guards_are_whole());
+  }
+  static std::vector<uint8_t> bits(Buffer& buffer) {
+    return {buffer.data(), buffer.data() + buffer.bytes()};
+  }
+  static std::vector<std::vector<uint8_t>> results(Fixture& s) {
+    return {bits(s.y), bits(s.dx), bits(s.dw)};
+  }
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, LinearOptions,
+                         ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
+                                           "blockwise"));
+
+void expect_refused(const Status& status, std::string_view part) {
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+}
+
+// --- the gradient of the bias
+
+std::vector<float> values(Buffer& buffer, Dtype type) {
+  std::vector<float> out;
+  for (size_t i = 0; i < buffer.bytes() / size_bytes(type); ++i) {
+    out.push_back(load_element(buffer.data(), static_cast<int64_t>(i), type));
+  }
+  return out;
+}
+
+// The sums of the reference, to the bit: fused into the casts of dy or not (a dy that is quantized
+// in one launch is read again), for each gradient that goes along, and none.
+TEST_P(LinearOptions, BiasGradientsAreTheReferencesBits) {
+  for (const bool one_launch : {true, false}) {
+    cuda_.cooperative = one_launch;
+    for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      for (const bool recompute : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", one_launch, to_string(type), recompute));
+        LinearDesc desc = describe(GetParam(), {1200, 48, 16});
+        desc.tensor_dtype = desc.grad_weight_dtype = desc.bias_grad_dtype = type;
+        Fixture plain(cuda_, desc, 1170);
+        run(plain);
+        desc.bias_grad = true;
+        desc.recompute = recompute;
+        Fixture s(cuda_, desc, 1170, 1, 8);
+        Buffer db(48 * size_bytes(type));
+        const auto before = static_cast<std::ptrdiff_t>(cuda_.launches.size());
+        auto expected = reference::column_sums(s.dym);
+        for (float& value : expected) {
+          uint32_t element = 0;
+          store_element(&element, 0, value, type);
+          value = load_element(&element, 0, type);
+        }
+        for (const auto& [dx, dw] :
+             {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
+          BackwardCall call = s.backward();
+          call.db = db.data();
+          if (!dx) call.dx = nullptr;
+          if (!dw) call.dw = nullptr;
+          std::memset(db.data(), testing::kPoison, db.bytes());
+          run(s, s.forward(), call);
+          EXPECT_EQ(values(db, type), expected) << dx << dw;
+          EXPECT_TRUE(db.guard_is_whole());
+        }
+        EXPECT_EQ(s.values_dx(), plain.values_dx());
+        EXPECT_EQ(s.values_dw(), plain.values_dw());
+        const bool fused = std::any_of(
+            cuda_.launches.begin() + before, cuda_.launches.end(),
+            [](const auto& one) { return one.kernel.find("/sums") != std::string_view::npos; });
+        // Rows alone are scaled by one launch on every device.
+        EXPECT_TRUE(fused || one_launch || std::string_view(GetParam()) == "rowwise_with_gw_hp");
+        if (type != Dtype::kBf16) break;
+      }
+    }
+  }
+}
+
+TEST_P(LinearOptions, BiasGradientsAddUp) {
+  LinearDesc desc = describe(GetParam(), {300, 48, 144});
+  desc.bias_grad = true;
+  desc.bias_grad_dtype = Dtype::kF32;
+  Fixture s(cuda_, desc, 300);
+  Buffer db(48 * 4);
+  BackwardCall call = s.backward();
+  call.db = db.data();
+  run(s, s.forward(), call);
+  const auto once = values(db, Dtype::kF32);
+  call.accumulate_bias = true;
+  run(s, s.forward(), call);
+  const auto twice = values(db, Dtype::kF32);
+  for (size_t i = 0; i < once.size(); ++i) EXPECT_EQ(twice[i], once[i] + once[i]);
+
+  // An empty batch adds nothing, or zeroes.
+  ASSERT_TRUE(
+      s.linear->backward({.m = 0, .db = db.data(), .accumulate_bias = true}, nullptr, nullptr));
+  EXPECT_EQ(values(db, Dtype::kF32), twice);
+  ASSERT_TRUE(s.linear->backward({.m = 0, .db = db.data()}, nullptr, nullptr));
+  EXPECT_EQ(values(db, Dtype::kF32), std::vector<float>(48));
+  EXPECT_TRUE(s.dw.bytes() > 0 && db.guard_is_whole());
+}
+
+TEST_P(LinearOptions, ABiasGradientNeedsAPlan) {
+  Fixture s(cuda_, describe(GetParam(), {64, 48, 80}), 64);
+  Buffer db(48 * 2);
+  BackwardCall call = s.backward();
+  call.db = db.data();
+  expect_refused(s.linear->backward(call, s.workspace.data(), nullptr), "LinearDesc::bias_grad");
+  LinearDesc desc = describe(GetParam(), {64, 48, 80});
+  desc.bias_grad = true;
+  Fixture with(cuda_, desc, 64);
+  call = with.backward();
+  call.db = db.data() + 2;
+  expect_refused(with.linear->backward(call, with.workspace.data(), nullptr), "db is not aligned");
+  desc.bias_grad_dtype = Dtype::kE4m3;
+  EXPECT_FALSE(Linear::plan(cuda_.context(), desc));
+}
+
+// --- what is not finite
+
+void put(Fixture& s, Buffer& buffer, reference::Matrix& matrix, int64_t r, int64_t c, float value) {
+  const int64_t at = r * matrix.cols + c;
+  store_element(buffer.data(), at, value, s.type);
+  matrix.values[static_cast<size_t>(at)] = load_element(buffer.data(), at, s.type);
+}
+
+// With `hold` an infinity costs its own precision alone: every result is finite and the
+// reference's; with `propagate` it is NaN somewhere.
+TEST_P(LinearOptions, HoldingKeepsResultsFinite) {
+  LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  for (const NonFinite policy : {NonFinite::kHold, NonFinite::kPropagate}) {
+    for (const bool one_launch : {true, false}) {
+      cuda_.cooperative = one_launch;
+      desc.non_finite = policy;
+      Fixture s(cuda_, desc, 70);
+      put(s, s.x, s.xm, 3, 5, std::numeric_limits<float>::infinity());
+      put(s, s.w, s.wm, 7, 9, -std::numeric_limits<float>::infinity());
+      put(s, s.dy, s.dym, 11, 2, std::numeric_limits<float>::infinity());
+      run(s);
+      const auto expected = reference::linear(desc.recipe, s.xm, s.wm, s.dym, {}, policy).value();
+      const auto check = [&](Gemm gemm, const std::vector<double>& want,
+                             const std::vector<double>& got) {
+        if (!desc.recipe.at(gemm).is_fp8()) return;
+        const bool finite = std::ranges::all_of(got, [](double v) { return std::isfinite(v); });
+        EXPECT_EQ(finite, policy == NonFinite::kHold) << to_string(gemm);
+        if (finite) {
+          EXPECT_LT(reference::relative_error(want, got), 2.5e-3) << to_string(gemm);
+        }
+      };
+      check(Gemm::kOutput, expected.y, s.y.bf16());
+      check(Gemm::kGradInput, expected.dx, s.dx.bf16());
+      check(Gemm::kGradWeight, expected.dw, s.dw.bf16());
+    }
+  }
+}
+
+TEST_P(LinearOptions, HoldingChangesNothingThatIsFinite) {
+  LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  Fixture propagating(cuda_, desc, 70);
+  run(propagating);
+  desc.non_finite = NonFinite::kHold;
+  Fixture holding(cuda_, desc, 70);
+  run(holding);
+  EXPECT_EQ(results(holding), results(propagating));
+}
+
+// --- counters
+
+// Against the reference's copies, with values that saturate (a held scale), are flushed, and are
+// not finite; the results are the bits of a plan that does not count.
+TEST_P(LinearOptions, CountersAreTheReferences) {
+  LinearDesc desc = describe(GetParam(), {150, 48, 144});
+  desc.non_finite = NonFinite::kHold;
+  const auto spoil = [&](Fixture& s) {
+    for (int64_t r = 0; r < 40; ++r) {
+      for (int64_t c = 0; c < 16; ++c) {
+        const float value = c == 0 ? 4096.0F : std::ldexp(1.0F, -static_cast<int>(c) * 2);
+        put(s, s.x, s.xm, r, c, value);
+        put(s, s.w, s.wm, r, c, -value);
+        put(s, s.dy, s.dym, r, c, value * 64);
+      }
+    }
+    put(s, s.x, s.xm, 3, 5, std::numeric_limits<float>::infinity());
+    put(s, s.dy, s.dym, 3, 5, std::numeric_limits<float>::quiet_NaN());
+    put(s, s.w, s.wm, 41, 5, -std::numeric_limits<float>::infinity());
+  };
+  Fixture plain(cuda_, desc, 150);
+  spoil(plain);
+  run(plain);
+  desc.count = true;
+  Fixture s(cuda_, desc, 150);
+  spoil(s);
+  std::array<CastCounters, kCountersOfLinear> counters{};
+  ASSERT_TRUE(clear_counters(*s.context, counters.data(), counters.size(), nullptr));
+  run(s, counters.data());
+  EXPECT_EQ(results(s), results(plain));
+
+  std::array<CastCounters, kCountersOfLinear> seen{};
+  ASSERT_TRUE(
+      snapshot_counters(*s.context, counters.data(), counters.size(), seen.data(), nullptr));
+  const auto kernels = linear_kernels(desc).value();
+  bool saturated = false;
+  bool flushed = false;
+  for (size_t i = 0; i < kCountersOfLinear; ++i) {
+    SCOPED_TRACE(kCounterNames[i]);
+    const Copies& copies = kernels.copies[i / 2];
+    const auto& setting = i % 2 == 0 ? copies.q : copies.qt;
+    const reference::Matrix& tensor = i / 2 == 0 ? s.xm : i / 2 == 1 ? s.wm : s.dym;
+    const CastCounters& c = seen[i];
+    if (!setting) {
+      EXPECT_EQ(c.elements, 0U);
+      continue;
+    }
+    const auto matrix = i % 2 == 0 ? tensor : reference::transpose(tensor);
+    constexpr reference::AmaxOver kOver[] = {
+        reference::AmaxOver::kTensor, reference::AmaxOver::kRow, reference::AmaxOver::kBlock1x128,
+        reference::AmaxOver::kBlock128x128};
+    const auto copy = reference::cast(matrix, kOver[static_cast<size_t>(setting->granularity)],
+                                      setting->dtype, setting->pow2, NonFinite::kHold);
+    const auto expected = reference::count_cast(matrix, copy);
+    EXPECT_EQ(c.elements, matrix.values.size());
+    EXPECT_EQ(c.saturated, expected.saturated);
+    EXPECT_EQ(c.flushed, expected.flushed);
+    EXPECT_EQ(c.non_finite, 1U);
+    EXPECT_EQ(c.amax, std::bit_cast<uint32_t>(
+                          reference::amax(tensor, reference::AmaxOver::kTensor).front()));
+    EXPECT_EQ(c.scale, setting->granularity == Granularity::kTensor ? 1.0F : 0.0F);
+    saturated |= c.saturated > 0;
+    flushed |= c.flushed > 0;
+  }
+  EXPECT_TRUE(saturated && flushed) << "the data shows something";
+
+  // They add up, until they are cleared.
+  run(s, counters.data());
+  for (size_t i = 0; i < kCountersOfLinear; ++i) {
+    EXPECT_EQ(counters[i].saturated, 2 * seen[i].saturated);
+    EXPECT_EQ(counters[i].elements, 2 * seen[i].elements);
+  }
+  // Without any, the plan still runs.
+  run(s);
+  EXPECT_EQ(counters[0].elements, 2 * seen[0].elements);
+  ASSERT_TRUE(clear_counters(*s.context, counters.data(), counters.size(), nullptr));
+  EXPECT_EQ(counters[0].elements, 0U);
+}
+
+TEST_P(LinearOptions, CountersNeedAPlanThatCounts) {
+  Fixture s(cuda_, describe(GetParam(), {64, 48, 80}), 64);
+  CastCounters counters[kCountersOfLinear] = {};
+  ForwardCall call = s.forward();
+  call.counters = counters;
+  expect_refused(s.linear->forward(call, s.workspace.data(), nullptr), "LinearDesc::count");
+  LinearDesc desc = describe(GetParam(), {64, 48, 80});
+  desc.count = true;
+  Fixture counting(cuda_, desc, 64);
+  call = counting.forward();
+  call.counters =
+      reinterpret_cast<CastCounters*>(reinterpret_cast<uint8_t*>(counters) + 4);  // aligned to 4
+  expect_refused(counting.linear->forward(call, counting.workspace.data(), nullptr), "8 bytes");
+}
+
+TEST(Counters, AreALineEach) {
+  CastCounters counters[kCountersOfLinear] = {};
+  counters[0] = {.amax = std::bit_cast<uint32_t>(3.5F),
+                 .scale = 128,
+                 .elements = 1000,
+                 .saturated = 0,
+                 .flushed = 12,
+                 .non_finite = 1};
+  counters[5] = {.amax = std::bit_cast<uint32_t>(2.0F),
+                 .scale = 0,
+                 .elements = 8,
+                 .saturated = 8,
+                 .flushed = 0,
+                 .non_finite = 0};
+  EXPECT_EQ(format_counters("layer.0", counters),
+            "layer.0 x: amax 3.5 scale 128 saturated 0 flushed 12 (1.2%) non-finite 1 (0.1%) of "
+            "1000\n"
+            "layer.0 dy^T: amax 2 saturated 8 (1e+02%) flushed 0 non-finite 0 of 8\n");
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  expect_refused(clear_counters(*context, nullptr, 6, nullptr), "null");
+  expect_refused(snapshot_counters(*context, counters, 6, nullptr, nullptr), "null");
+}
+
+// --- the flag of the weight cache
+
+TEST_P(LinearOptions, AValidWeightIsNotCastAgain) {
+  for (const bool one_launch : {true, false}) {
+    cuda_.cooperative = one_launch;
+    LinearDesc desc = describe(GetParam(), {70, 48, 144});
+    desc.weight_flag = true;
+    Fixture s(cuda_, desc, 70);
+    LinearDesc plain_desc = desc;
+    plain_desc.weight_flag = false;
+    Fixture plain(cuda_, plain_desc, 70);
+    std::memset(s.cache.data(), 0, s.cache.bytes());
+    std::memset(plain.cache.data(), 0, plain.cache.bytes());
+    ASSERT_TRUE(plain.linear->cast_weight(plain.weight(), plain.workspace.data(), nullptr));
+
+    uint32_t valid = 0xdeadbeef;  // whatever it is: not 1
+    WeightCall call = s.weight();
+    call.valid = &valid;
+    ASSERT_TRUE(s.linear->cast_weight(call, s.workspace.data(), nullptr));
+    EXPECT_EQ(valid, 1U);
+    EXPECT_EQ(bits(s.cache), bits(plain.cache));
+
+    // Valid: the cache stays as it is though the weight changed.
+    put(s, s.w, s.wm, 0, 0, 4096);
+    ASSERT_TRUE(s.linear->cast_weight(call, s.workspace.data(), nullptr));
+    EXPECT_EQ(bits(s.cache), bits(plain.cache));
+    EXPECT_EQ(valid, 1U);
+
+    // Invalid, or without a flag: cast.
+    for (const bool flag : {true, false}) {
+      std::memset(s.cache.data(), 0, s.cache.bytes());
+      ASSERT_TRUE(invalidate_weights(*s.context, &valid, 1, nullptr));
+      EXPECT_EQ(valid, 0U);
+      call.valid = flag ? &valid : nullptr;
+      ASSERT_TRUE(s.linear->cast_weight(call, s.workspace.data(), nullptr));
+      EXPECT_EQ(valid, flag ? 1U : 0U);
+      put(plain, plain.w, plain.wm, 0, 0, 4096);
+      ASSERT_TRUE(plain.linear->cast_weight(plain.weight(), plain.workspace.data(), nullptr));
+      EXPECT_EQ(bits(s.cache), bits(plain.cache));
+    }
+    EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+  }
+}
+
+TEST_P(LinearOptions, OneFlagForTheWeightsOfAModel) {
+  LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  desc.weight_flag = true;
+  Fixture first(cuda_, desc, 70, 1);
+  Fixture second(cuda_, desc, 70, 9);
+  const std::shared_ptr<const Linear> linears[] = {first.linear, first.linear};
+  const auto casts = WeightCasts::plan(first.context, linears);
+  ASSERT_TRUE(casts);
+  Buffer workspace(casts->workspace_bytes());
+  for (Fixture* s : {&first, &second}) std::memset(s->cache.data(), 0, s->cache.bytes());
+  uint32_t valid = 0;
+  WeightCall calls[] = {first.weight(), second.weight()};
+  for (WeightCall& call : calls) call.valid = &valid;
+  ASSERT_TRUE(casts->run(calls, workspace.data(), nullptr));
+  EXPECT_EQ(valid, 1U);
+  const auto before = bits(second.cache);
+  EXPECT_NE(before, std::vector<uint8_t>(second.cache.bytes()));
+  put(second, second.w, second.wm, 0, 0, 4096);
+  ASSERT_TRUE(casts->run(calls, workspace.data(), nullptr));
+  EXPECT_EQ(bits(second.cache), before);
+  ASSERT_TRUE(invalidate_weights(*first.context, &valid, 1, nullptr));
+  ASSERT_TRUE(casts->run(calls, workspace.data(), nullptr));
+  EXPECT_NE(bits(second.cache), before);
+  calls[1].valid = nullptr;
+  expect_refused(casts->run(calls, workspace.data(), nullptr), "weight 1: valid");
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_P(LinearOptions, AFlagNeedsAPlanThatHeedsIt) {
+  Fixture s(cuda_, describe(GetParam(), {64, 48, 80}), 64);
+  uint32_t valid[2] = {};
+  WeightCall call = s.weight();
+  call.valid = valid;
+  expect_refused(s.linear->cast_weight(call, s.workspace.data(), nullptr),
+                 "LinearDesc::weight_flag");
+  LinearDesc desc = describe(GetParam(), {64, 48, 80});
+  desc.weight_flag = true;
+  Fixture heeding(cuda_, desc, 64);
+  call = heeding.weight();
+  call.valid = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(valid) + 2);
+  expect_refused(heeding.linear->cast_weight(call, heeding.workspace.data(), nullptr), "4 bytes");
+  expect_refused(invalidate_weights(*s.context, nullptr, 1, nullptr), "null");
+}
+
+// --- all of it
+
+TEST_P(LinearOptions, EverythingAtOnceDoesNotAllocate) {
+  LinearDesc desc = describe(GetParam(), {64, 48, 80});
+  desc.bias_grad = desc.count = desc.weight_flag = desc.recompute = true;
+  desc.non_finite = NonFinite::kHold;
+  Fixture s(cuda_, desc, 64);
+  CastCounters counters[kCountersOfLinear] = {};
+  Buffer db(48 * 2);
+  uint32_t valid = 0;
+  ForwardCall forward = s.forward();
+  BackwardCall backward = s.backward();
+  WeightCall weight = s.weight();
+  forward.counters = backward.counters = weight.counters = counters;
+  forward.weight_cache = backward.weight_cache = s.cache.data();
+  backward.db = db.data();
+  weight.valid = &valid;
+  cuda_.emulate = false;
+  bool good = false;
+  int allocations = 0;
+  {
+    const testing::CountAllocations counting;
+    good = s.linear->cast_weight(weight, s.workspace.data(), nullptr).has_value() &&
+           s.linear->forward(forward, s.workspace.data(), nullptr).has_value() &&
+           s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
+    allocations = counting.count();
+  }
+  EXPECT_TRUE(good);
+  EXPECT_EQ(allocations, 0);
+}
+
+}  // namespace
+}  // namespace f8::runtime

@@ -1,0 +1,437 @@
+// Every built-in recipe and mixes of settings that no built-in has: what forward and backward hand
+// to the kernels, against the CPU reference.
+#include <cmath>
+#include <cstring>
+
+#include "runtime/linear/kernels.hpp"
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::describe;
+using testing::FakeCublasLt;
+using testing::FakeCuda;
+using testing::Fixture;
+using testing::says;
+
+constexpr double kRounding = 2.5e-3;  // of bf16 results
+
+constexpr CastSetting cast(Granularity granularity, Dtype dtype = Dtype::kE4m3, bool pow2 = false,
+                           Scaling scaling = Scaling::kDynamic) {
+  return {scaling, granularity, dtype, pow2};
+}
+constexpr CastSetting kTensor = cast(Granularity::kTensor);
+constexpr CastSetting kTensorE5m2 = cast(Granularity::kTensor, Dtype::kE5m2);
+constexpr CastSetting kAxis = cast(Granularity::kAxis);
+constexpr CastSetting kAxisPow2 = cast(Granularity::kAxis, Dtype::kE4m3, true);
+constexpr CastSetting kLine = cast(Granularity::kBlock1x128);
+constexpr CastSetting kLineE5m2 = cast(Granularity::kBlock1x128, Dtype::kE5m2);
+constexpr CastSetting kSquare = cast(Granularity::kBlock128x128);
+constexpr CastSetting kDelayed = cast(Granularity::kTensor, Dtype::kE4m3, false, Scaling::kDelayed);
+constexpr CastSetting kDelayedPow2 =
+    cast(Granularity::kTensor, Dtype::kE4m3, true, Scaling::kDelayed);
+constexpr CastSetting kNone = cast(Granularity::kTensor, Dtype::kBf16, false, Scaling::kDisabled);
+
+std::vector<Recipe> recipes() {
+  std::vector<Recipe> all(builtin_recipes().begin(), builtin_recipes().end());
+  const auto add = [&](const char* name, GemmSetting output, GemmSetting grad_input,
+                       GemmSetting grad_weight) {
+    all.push_back({name, {output, grad_input, grad_weight}});
+  };
+  add("bf16", {kNone, kNone}, {kNone, kNone}, {kNone, kNone});
+  add("tensor_and_axis", {kAxis, kTensor}, {kTensorE5m2, kAxis}, {kAxis, kTensor});
+  add("two_formats", {kTensor, kAxisPow2}, {kAxis, kTensorE5m2}, {kTensor, kTensorE5m2});
+  add("delayed_and_dynamic", {kDelayed, kTensor}, {kDelayed, kAxis}, {kTensor, kTensor});
+  add("delayed_and_axis", {kDelayed, kDelayed}, {kDelayed, kDelayed}, {kAxis, kAxis});
+  add("two_slots", {kDelayed, kDelayed}, {kDelayed, kDelayedPow2}, {kDelayed, kDelayedPow2});
+  add("other_blocks", {kLine, kLine}, {kNone, kNone}, {kLineE5m2, kSquare});
+  add("block_and_axis", {kAxis, kAxis}, {kLine, kSquare}, {kTensor, kTensor});
+  add("gradients_alone", {kNone, kNone}, {kAxis, kAxis}, {kLine, kLine});
+  return all;
+}
+
+LinearDesc describe(const Recipe& recipe, Shape shape) {
+  LinearDesc desc;
+  desc.shape = shape;
+  desc.recipe = recipe;
+  return desc;
+}
+
+class AnyRecipe : public ::testing::TestWithParam<Recipe> {
+ protected:
+  void expect_no_faults() { EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front(); }
+  void run(Fixture& s) {
+    const auto forward = s.linear->forward(s.forward(), s.workspace.data(), nullptr);
+    ASSERT_TRUE(forward) << forward.error().message;
+    std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
+    const auto backward = s.linear->backward(s.backward(), s.workspace.data(), nullptr);
+    ASSERT_TRUE(backward) << backward.error().message;
+  }
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, AnyRecipe, ::testing::ValuesIn(recipes()),
+                         [](const auto& suite) { return suite.param.name; });
+
+// For the planned m and smaller ones, none a multiple of anything, over block borders.
+TEST_P(AnyRecipe, GivesTheReferencesResults) {
+  for (const int64_t m : {150, 129, 5}) {
+    Fixture s(cuda_, describe(GetParam(), {150, 144, 272}), m);
+    run(s);
+    expect_no_faults();
+    const auto expected = s.expected();
+    EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), kRounding) << "m=" << m;
+    EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), kRounding) << "m=" << m;
+    EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), kRounding) << "m=" << m;
+    EXPECT_TRUE(s.guards_are_whole()) << "m=" << m;
+  }
+}
+
+TEST_P(AnyRecipe, OneGradientAloneGivesTheSame) {
+  const LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  Fixture both(cuda_, desc, 70);
+  run(both);
+  Fixture apart(cuda_, desc, 70);
+  ASSERT_TRUE(apart.linear->forward(apart.forward(), apart.workspace.data(), nullptr));
+  BackwardCall call = apart.backward();
+  call.dw = nullptr;
+  ASSERT_TRUE(apart.linear->backward(call, apart.workspace.data(), nullptr));
+  EXPECT_TRUE(apart.dw.untouched());
+  call = apart.backward();
+  call.dx = nullptr;
+  ASSERT_TRUE(apart.linear->backward(call, apart.workspace.data(), nullptr));
+  EXPECT_EQ(apart.dx.bf16(), both.dx.bf16());
+  EXPECT_EQ(apart.dw.bf16(), both.dw.bf16());
+  expect_no_faults();
+}
+
+TEST_P(AnyRecipe, AForwardWithoutBackwardGivesTheSame) {
+  const LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  Fixture whole(cuda_, desc, 50);
+  run(whole);
+  Fixture bare(cuda_, desc, 50);
+  ForwardCall call = bare.forward();
+  call.saved = nullptr;
+  ASSERT_TRUE(bare.linear->forward(call, bare.workspace.data(), nullptr));
+  EXPECT_EQ(bare.y.bf16(), whole.y.bf16());
+  EXPECT_TRUE(bare.saved.untouched());
+  expect_no_faults();
+}
+
+// Nothing is kept in fp8 between forward and backward, and the bits are the same: both gradients,
+// each alone, with and without a weight cache.
+TEST_P(AnyRecipe, RecomputingGivesTheSame) {
+  LinearDesc desc = describe(GetParam(), {150, 144, 272});
+  for (const int64_t m : {150, 33}) {
+    Fixture kept(cuda_, desc, m);
+    run(kept);
+    desc.recompute = true;
+    Fixture again(cuda_, desc, m);
+    desc.recompute = false;
+    EXPECT_EQ(again.linear->saved_bytes(), 0U);
+    run(again);
+    EXPECT_EQ(again.y.bf16(), kept.y.bf16());
+    EXPECT_EQ(again.dx.bf16(), kept.dx.bf16());
+    EXPECT_EQ(again.dw.bf16(), kept.dw.bf16());
+
+    ASSERT_TRUE(again.linear->cast_weight(again.weight(), again.workspace.data(), nullptr));
+    for (const bool cached : {false, true}) {
+      for (const bool input : {false, true}) {
+        std::memset(again.workspace.data(), testing::kPoison, again.linear->workspace_bytes());
+        std::memset(again.dx.data(), testing::kPoison, again.dx.bytes());
+        std::memset(again.dw.data(), testing::kPoison, again.dw.bytes());
+        BackwardCall call = again.backward();
+        call.saved = nullptr;
+        call.weight_cache = cached ? again.cache.data() : nullptr;
+        (input ? call.dw : call.dx) = nullptr;
+        const bool reads_w = input && !(cached && GetParam().at(Gemm::kGradInput).is_fp8());
+        if (!reads_w) call.w = nullptr;
+        if (input) call.x = nullptr;
+        const auto status = again.linear->backward(call, again.workspace.data(), nullptr);
+        ASSERT_TRUE(status) << status.error().message;
+        testing::Buffer& wanted = input ? again.dx : again.dw;
+        EXPECT_EQ(wanted.bf16(), (input ? kept.dx : kept.dw).bf16());
+        EXPECT_TRUE((input ? again.dw : again.dx).untouched());
+      }
+    }
+    expect_no_faults();
+    EXPECT_TRUE(again.guards_are_whole());
+  }
+}
+
+// fp8 as the weight's only storage: cast from fp32 masters, after which nobody has w.
+TEST_P(AnyRecipe, MasterWeightsGoIntoTheCacheAtOnce) {
+  LinearDesc desc = describe(GetParam(), {70, 144, 272});
+  desc.master_dtype = Dtype::kF32;
+  Fixture s(cuda_, desc, 70);
+  if (s.linear->weight_cache_bytes() == 0) GTEST_SKIP() << "the weight is never cast";
+  const bool needs_w = !GetParam().at(Gemm::kOutput).is_fp8();
+  for (const bool rounded : {true, false}) {
+    if (!rounded) {
+      for (float& value : s.wm.values) value *= 1.00390625F;  // no bf16
+    }
+    testing::Buffer master(s.wm, Dtype::kF32);
+    WeightCall weight = s.weight();
+    weight.w = master.data();
+    ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
+    std::memset(s.workspace.data(), testing::kPoison, s.linear->workspace_bytes());
+    ForwardCall forward = s.forward();
+    forward.weight_cache = s.cache.data();
+    if (!needs_w) forward.w = nullptr;
+    ASSERT_TRUE(s.linear->forward(forward, s.workspace.data(), nullptr));
+    BackwardCall backward = s.backward();
+    backward.weight_cache = s.cache.data();
+    if (GetParam().at(Gemm::kGradInput).is_fp8()) backward.w = nullptr;
+    ASSERT_TRUE(s.linear->backward(backward, s.workspace.data(), nullptr));
+    expect_no_faults();
+    const auto expected = s.expected();
+    if (!needs_w) {
+      EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), kRounding);
+    }
+    if (backward.w == nullptr) {
+      EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), kRounding);
+    }
+    if (!rounded) continue;
+    // Masters that are bf16 give the bits that the bf16 weight gives.
+    Fixture plain(cuda_, describe(GetParam(), {70, 144, 272}), 70);
+    std::memset(s.cache.data(), 0, s.cache.bytes());
+    std::memset(plain.cache.data(), 0, plain.cache.bytes());
+    ASSERT_TRUE(s.linear->cast_weight(weight, s.workspace.data(), nullptr));
+    ASSERT_TRUE(plain.linear->cast_weight(plain.weight(), plain.workspace.data(), nullptr));
+    EXPECT_TRUE(std::equal(s.cache.data(), s.cache.data() + s.cache.bytes(), plain.cache.data()));
+  }
+}
+
+// Two micro-batches with one cast of the weight, and a saved buffer without its part.
+TEST_P(AnyRecipe, AWeightCacheGivesTheSame) {
+  const LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  Fixture cached(cuda_, desc, 70);
+  EXPECT_LE(cached.linear->saved_bytes(true), cached.linear->saved_bytes());
+  ASSERT_TRUE(cached.linear->cast_weight(cached.weight(), cached.workspace.data(), nullptr));
+  for (const int64_t m : {70, 33}) {
+    std::memset(cached.workspace.data(), testing::kPoison, cached.linear->workspace_bytes());
+    Fixture plain(cuda_, desc, m);
+    run(plain);
+    testing::Buffer saved(cached.linear->saved_bytes(true));
+    ForwardCall forward = cached.forward();
+    forward.m = m;
+    forward.x = plain.x.data();
+    forward.saved = saved.data();
+    forward.weight_cache = cached.cache.data();
+    if (GetParam().at(Gemm::kOutput).is_fp8()) forward.w = nullptr;
+    for (const Step& step : cached.linear->forward_steps(forward, cached.workspace.data())) {
+      EXPECT_EQ(step.name.find('w'), std::string::npos) << step.name;
+    }
+    ASSERT_TRUE(cached.linear->forward(forward, cached.workspace.data(), nullptr));
+    BackwardCall backward = cached.backward();
+    backward.m = m;
+    backward.dy = plain.dy.data();
+    backward.x = plain.x.data();
+    backward.saved = saved.data();
+    backward.weight_cache = cached.cache.data();
+    ASSERT_TRUE(cached.linear->backward(backward, cached.workspace.data(), nullptr));
+    const auto front = [](std::vector<double> values, size_t count) {
+      values.resize(count);
+      return values;
+    };
+    EXPECT_EQ(front(cached.y.bf16(), plain.y.bf16().size()), plain.y.bf16());
+    EXPECT_EQ(front(cached.dx.bf16(), plain.dx.bf16().size()), plain.dx.bf16());
+    EXPECT_EQ(cached.dw.bf16(), plain.dw.bf16());
+    EXPECT_TRUE(saved.guard_is_whole());
+  }
+  EXPECT_TRUE(cached.guards_are_whole());
+  expect_no_faults();
+}
+
+TEST_P(AnyRecipe, BiasAndAccumulation) {
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF32}) {
+    LinearDesc desc = describe(GetParam(), {70, 48, 144});
+    desc.grad_weight_dtype = type;
+    desc.bias = true;
+    desc.accumulate_grad_weight = true;
+    Fixture s(cuda_, desc, 70);
+    run(s);
+    auto expected = s.expected();
+    for (size_t i = 0; i < expected.y.size(); ++i) {
+      expected.y[i] += static_cast<double>(s.biasm.values[i % 48]);
+    }
+    EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), kRounding);
+    const double bound = type == Dtype::kF32 ? 1e-6 : kRounding;
+    EXPECT_LT(reference::relative_error(expected.dw, s.result_dw()), bound);
+    BackwardCall again = s.backward();
+    again.accumulate = true;
+    ASSERT_TRUE(s.linear->backward(again, s.workspace.data(), nullptr));
+    for (double& v : expected.dw) v *= 2;
+    EXPECT_LT(reference::relative_error(expected.dw, s.result_dw()), 2 * bound);
+    // An empty micro-batch adds nothing.
+    const auto before = s.result_dw();
+    again.m = 0;
+    ASSERT_TRUE(s.linear->backward(again, nullptr, nullptr));
+    EXPECT_EQ(s.result_dw(), before);
+  }
+  expect_no_faults();
+}
+
+TEST_P(AnyRecipe, AnEmptyBatchLaunchesNothing) {
+  Fixture s(cuda_, describe(GetParam(), {64, 32, 48}), 64);
+  const size_t before = cuda_.launches.size();
+  ASSERT_TRUE(s.linear->forward({.m = 0}, nullptr, nullptr));
+  ASSERT_TRUE(s.linear->backward({.dw = s.dw.data(), .m = 0}, nullptr, nullptr));
+  EXPECT_EQ(cuda_.launches.size(), before);
+  for (const double v : s.dw.bf16()) ASSERT_EQ(v, 0);
+}
+
+TEST_P(AnyRecipe, AFirstLayerNeedsNoGradientOfItsInput) {
+  LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  Fixture whole(cuda_, desc, 70);
+  run(whole);
+  desc.needs_grad_input = false;
+  Fixture s(cuda_, desc, 70);
+  EXPECT_LE(s.linear->saved_bytes(), whole.linear->saved_bytes());
+  run(s);
+  EXPECT_EQ(s.y.bf16(), whole.y.bf16());
+  EXPECT_EQ(s.dw.bf16(), whole.dw.bf16());
+  BackwardCall call = s.backward();
+  call.dx = s.dx.data();
+  const Status refused = s.linear->backward(call, s.workspace.data(), nullptr);
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(says(refused.error(), "needs_grad_input")) << refused.error().message;
+  expect_no_faults();
+}
+
+TEST_P(AnyRecipe, RunDoesNotCompileOrLoad) {
+  const LinearDesc desc = describe(GetParam(), {70, 48, 144});
+  const int before = cuda_.modules_loaded;
+  Fixture s(cuda_, desc, 70);
+  const auto specs = linear_kernel_specs(desc, nullptr, cuda_.sm_count).value();
+  EXPECT_EQ(static_cast<size_t>(cuda_.modules_loaded - before), specs.size());
+  const int planned = cuda_.modules_loaded;
+  run(s);
+  EXPECT_EQ(cuda_.modules_loaded, planned);
+}
+
+// The bytes of a step are what its tensors make necessary.
+TEST(LinearSteps, SayWhatTheyDoAndMove) {
+  FakeCuda cuda;
+  FakeCublasLt library;
+  constexpr double kX = 70 * 144;
+  constexpr double kW = 48 * 144;
+  constexpr double kDy = 70 * 48;
+  struct Expected {
+    std::string name;
+    double bytes;
+  };
+  const std::pair<const char*, std::vector<Expected>> cases[] = {
+      {"delayed",
+       {{"cast x,w", 4 * (kX + kW)},
+        {"gemm output", 0},
+        {"cast dy", 4 * kDy},
+        {"gemm gradients", 0}}},
+      {"tensorwise",
+       {{"quantize x,w", 4 * (kX + kW)},
+        {"gemm output", 0},
+        {"quantize dy", 4 * kDy},
+        {"gemm gradients", 0}}},
+      {"blockwise",
+       {{"cast x", 4 * kX},
+        {"cast w", 4 * kW},
+        {"gemm output", 0},
+        {"cast dy", 4 * kDy},
+        {"gemm grad_input", 0},
+        {"gemm grad_weight", 0}}},
+      {"rowwise_with_gw_hp",
+       {{"quantize x", 3 * kX},
+        {"quantize w", 4 * kW},
+        {"gemm output", 0},
+        {"quantize dy", 3 * kDy},
+        {"gemm grad_input", 0},
+        {"gemm grad_weight", 0}}},
+  };
+  for (const auto& [recipe, expected] : cases) {
+    Fixture s(cuda, describe(recipe, {70, 48, 144}), 70);
+    s.first_step = false;
+    std::vector<Step> steps = s.linear->forward_steps(s.forward(), s.workspace.data());
+    for (Step& step : s.linear->backward_steps(s.backward(), s.workspace.data())) {
+      steps.push_back(std::move(step));
+    }
+    ASSERT_EQ(steps.size(), expected.size()) << recipe;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_EQ(steps[i].name, expected[i].name) << recipe;
+      EXPECT_EQ(steps[i].bytes, expected[i].bytes) << recipe << ": " << steps[i].name;
+      EXPECT_TRUE(steps[i].launch(nullptr)) << recipe << ": " << steps[i].name;
+    }
+    const auto weight = s.linear->cast_weight_steps(s.weight(), s.workspace.data());
+    ASSERT_FALSE(weight.empty());
+    EXPECT_TRUE(weight.back().name == "cast w" || weight.back().name == "quantize w");
+  }
+  EXPECT_TRUE(cuda.faults.empty()) << cuda.faults.front();
+}
+
+TEST(LinearMisuse, WhatARecipeNeedsBesides) {
+  FakeCuda cuda;
+  FakeCublasLt library;
+  const auto refused = [](const Status& status, std::string_view part) {
+    ASSERT_FALSE(status) << part;
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+  };
+  {
+    Fixture s(cuda, describe("rowwise_with_gw_hp", {64, 32, 48}), 64);
+    BackwardCall call = s.backward();
+    call.x = nullptr;
+    refused(s.linear->backward(call, s.workspace.data(), nullptr),
+            "x is null; grad_weight is computed from x itself: recipe rowwise_with_gw_hp");
+    call = s.backward();
+    call.accumulate = true;
+    refused(s.linear->backward(call, s.workspace.data(), nullptr), "accumulate_grad_weight");
+    ForwardCall with_bias = s.forward();
+    with_bias.bias = s.bias.data();
+    refused(s.linear->forward(with_bias, s.workspace.data(), nullptr), "LinearDesc::bias");
+    ForwardCall bad_cache = s.forward();
+    bad_cache.weight_cache = s.cache.data() + 4;
+    refused(s.linear->forward(bad_cache, s.workspace.data(), nullptr),
+            "weight_cache is not aligned");
+    WeightCall no_cache = s.weight();
+    no_cache.cache = nullptr;
+    refused(s.linear->cast_weight(no_cache, s.workspace.data(), nullptr), "cache is null");
+  }
+  {
+    Fixture s(cuda, describe("delayed", {64, 32, 48}), 64);
+    ForwardCall forward = s.forward();
+    forward.scales = {};
+    refused(s.linear->forward(forward, s.workspace.data(), nullptr),
+            "forward: scales is empty; recipe delayed");
+    BackwardCall backward = s.backward();
+    backward.scales = {};
+    refused(s.linear->backward(backward, s.workspace.data(), nullptr), "scales is empty");
+  }
+  LinearDesc desc = describe("tensorwise", {64, 32, 48});
+  desc.bias = true;
+  Fixture s(cuda, desc, 64);
+  ForwardCall call = s.forward();
+  call.bias = nullptr;
+  refused(s.linear->forward(call, s.workspace.data(), nullptr), "bias is null");
+}
+
+TEST(LinearRecompute, NeedsTheTensorsThatItCastsAgain) {
+  FakeCuda cuda;
+  LinearDesc desc = describe("tensorwise", {64, 32, 48});
+  desc.recompute = true;
+  Fixture s(cuda, desc, 64);
+  const auto refused = [&](BackwardCall call, std::string_view part) {
+    const Status status = s.linear->backward(call, s.workspace.data(), nullptr);
+    ASSERT_FALSE(status);
+    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+  };
+  BackwardCall call = s.backward();
+  call.x = nullptr;
+  refused(call, "x is null; grad_weight is computed from x itself: LinearDesc::recompute");
+  call = s.backward();
+  call.w = nullptr;
+  refused(call, "w is null; grad_input is computed from w itself: LinearDesc::recompute");
+}
+
+}  // namespace
+}  // namespace f8::runtime

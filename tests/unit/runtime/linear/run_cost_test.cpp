@@ -1,0 +1,239 @@
+// What a call on a prepared plan asks of the host: nothing but launches and what encodes their
+// arguments. The time it takes is printed, with a driver that does nothing; a device's driver adds
+// its own.
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "runtime/linear/weight_casts.hpp"
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/intercept.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::describe;
+using testing::FakeCublasLt;
+using testing::FakeCuda;
+using testing::Fixture;
+using testing::Intercept;
+using testing::SystemCalls;
+
+const Driver* g_below = nullptr;  // where counted calls go on to
+bool g_idle = false;              // launches and memsets do nothing
+
+#define F8_ENUMERATE(field, function) k_##field,
+enum Call { F8_DRIVER_FUNCTIONS(F8_ENUMERATE) kCalls };
+#undef F8_ENUMERATE
+std::array<int, kCalls> g_counts;
+
+template <Call kCall, auto kField>
+struct Counted;
+template <Call kCall, class... Args, CUresult (*Driver::*kField)(Args...)>
+struct Counted<kCall, kField> {
+  static CUresult call(Args... args) {
+    ++g_counts[kCall];
+    constexpr bool enqueues = kCall == k_launch_kernel_ex || kCall == k_memset_d8_async ||
+                              kCall == k_memset_d32_async || kCall == k_memset_d2d8_async ||
+                              kCall == k_memcpy_dtoh_async;
+    if (enqueues && g_idle) return CUDA_SUCCESS;
+    return (g_below->*kField)(args...);
+  }
+};
+
+// The fake driver with every call counted.
+class CountedDriver {
+ public:
+  explicit CountedDriver(const FakeCuda& cuda) {
+    g_below = &cuda.table();
+#define F8_COUNTED(field, function) table_.field = Counted<k_##field, &Driver::field>::call;
+    F8_DRIVER_FUNCTIONS(F8_COUNTED)
+#undef F8_COUNTED
+    set_driver_for_testing(&table_);
+  }
+  ~CountedDriver() {
+    set_driver_for_testing(g_below);
+  }
+
+ private:
+  Driver table_;
+};
+
+// Calls that a run may make; all others are none.
+constexpr bool is_run_call(int call) {
+  return call == k_launch_kernel_ex || call == k_memset_d8_async || call == k_memset_d32_async ||
+         call == k_memset_d2d8_async || call == k_memcpy_dtoh_async ||
+         call == k_tensor_map_encode_tiled || call == k_ctx_get_current ||
+         call == k_ctx_set_current;
+}
+
+class RunCostTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!Intercept::works()) GTEST_SKIP() << "a sanitizer has its own malloc";
+  }
+  void TearDown() override { g_idle = false; }
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+  CountedDriver counted_{cuda_};
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, RunCostTest,
+                         ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed",
+                                           "blockwise"),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST(InterceptTest, Counts) {
+  if (!Intercept::works()) GTEST_SKIP() << "a sanitizer has its own malloc";
+  std::mutex mutex;
+  SystemCalls calls;
+  {
+    const Intercept intercept;
+    const auto allocated = std::make_unique<int>(1);
+    void* const volatile block = std::malloc(16);
+    std::free(block);
+    const std::lock_guard lock(mutex);
+    std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(1));
+    char text[8];
+    volatile int number = 7;
+    std::snprintf(text, sizeof text, "%d", number);
+    const char* const volatile home = std::getenv("HOME");
+    FILE* const file = std::fopen("/dev/null", "r");
+    (void)home;
+    calls = intercept.calls();
+    std::fclose(file);
+  }
+  EXPECT_GE(calls.allocations, 3);  // fopen's own is one
+  EXPECT_EQ(calls.locks, 1);
+  EXPECT_EQ(calls.waits, 2);
+  EXPECT_EQ(calls.texts, 1);
+  EXPECT_EQ(calls.files, 1);
+  EXPECT_EQ(calls.environment, 1);
+  const Intercept intercept;
+  const std::string message = fmt::format("{} is {}, not aligned to 16 bytes", "x", 3);
+  EXPECT_GE(intercept.calls().allocations, 1) << message;
+}
+
+// What a linear is planned with and how its calls use it.
+struct Use {
+  const char* name;
+  void (*plan)(LinearDesc&);
+  bool cached = false, accumulate = false, flagged = false;
+};
+constexpr Use kUses[] = {
+    {"plain", [](LinearDesc&) {}},
+    {"a weight cache", [](LinearDesc&) {}, true},
+    {"bias and its gradient", [](LinearDesc& d) { d.bias = d.bias_grad = true; }},
+    {"accumulation", [](LinearDesc& d) { d.accumulate_grad_weight = true; }, true, true},
+    {"recomputing", [](LinearDesc& d) { d.recompute = true; }},
+    {"recomputing from a cache", [](LinearDesc& d) { d.recompute = true; }, true},
+    {"counters", [](LinearDesc& d) { d.count = true; }},
+    {"a flag", [](LinearDesc& d) { d.weight_flag = true; }, true, false, true},
+    {"f32 tensors", [](LinearDesc& d) { d.tensor_dtype = d.grad_weight_dtype = Dtype::kF32; }},
+    {"a master weight", [](LinearDesc& d) { d.master_dtype = Dtype::kF32; }, true},
+    {"no gradient of the input", [](LinearDesc& d) { d.needs_grad_input = false; }},
+    {"everything",
+     [](LinearDesc& d) {
+       d.bias = d.bias_grad = d.accumulate_grad_weight = d.count = d.weight_flag = true;
+       d.non_finite = NonFinite::kHold;
+     },
+     true, true, true}};
+
+TEST_P(RunCostTest, AsksNothingOfTheSystem) {
+  for (const Use& use : kUses) {
+    SCOPED_TRACE(use.name);
+    LinearDesc desc = describe(GetParam(), {192, 160, 144});
+    use.plan(desc);
+    Fixture s(cuda_, desc, 192);
+    const size_t weight = static_cast<size_t>(desc.shape.n * desc.shape.k);
+    testing::Buffer master(weight * 4), db(static_cast<size_t>(desc.shape.n) * 4);
+    testing::Buffer counters(kCountersOfLinear * sizeof(CastCounters)), valid(16);
+    CastCounters read[kCountersOfLinear];
+    auto* const counted = desc.count ? reinterpret_cast<CastCounters*>(counters.data()) : nullptr;
+    const std::shared_ptr<const Linear> all[] = {s.linear};
+    const WeightCasts casts = WeightCasts::plan(s.context, all).value();
+    testing::Buffer casts_workspace(casts.workspace_bytes());
+
+    for (const bool first_step : {true, false}) {
+      s.first_step = first_step;
+      ForwardCall forward = s.forward();
+      BackwardCall backward = s.backward();
+      WeightCall cast = s.weight();
+      forward.counters = backward.counters = cast.counters = counted;
+      if (use.cached) forward.weight_cache = backward.weight_cache = s.cache.data();
+      if (desc.bias_grad) backward.db = db.data();
+      backward.accumulate = use.accumulate;
+      if (use.flagged) cast.valid = reinterpret_cast<uint32_t*>(valid.data());
+      if (desc.master_dtype) cast.w = master.data();
+      g_idle = true;
+      library_.computes = false;
+      g_counts = {};
+      std::array<bool, 8> good{};
+      SystemCalls calls;
+      {
+        const Intercept intercept;
+        if (use.cached) {
+          good[0] = s.linear->cast_weight(cast, s.workspace.data(), nullptr).has_value();
+          good[1] = casts.run({&cast, 1}, casts_workspace.data(), nullptr).has_value();
+        } else {
+          good[0] = good[1] = true;
+        }
+        good[2] = s.linear->forward(forward, s.workspace.data(), nullptr).has_value();
+        good[3] = s.linear->backward(backward, s.workspace.data(), nullptr).has_value();
+        good[4] = !s.delayed || s.delayed->update(s.state.data(), nullptr).has_value();
+        good[5] = !use.flagged || invalidate_weights(*s.context, cast.valid, 1, nullptr);
+        good[6] = counted == nullptr ||
+                  snapshot_counters(*s.context, counted, kCountersOfLinear, read, nullptr);
+        good[7] =
+            counted == nullptr || clear_counters(*s.context, counted, kCountersOfLinear, nullptr);
+        calls = intercept.calls();
+      }
+      g_idle = false;
+      EXPECT_TRUE(std::ranges::all_of(good, std::identity{}));
+      EXPECT_EQ(calls, SystemCalls{})
+          << calls.allocations << " allocations, " << calls.locks << " locks, " << calls.waits
+          << " waits, " << calls.texts << " texts, " << calls.files << " files, "
+          << calls.environment << " variables";
+      EXPECT_GE(g_counts[k_launch_kernel_ex] + library_.matmuls, 4);
+#define F8_EXPECT_NONE(field, function) \
+  EXPECT_TRUE(is_run_call(k_##field) || g_counts[k_##field] == 0) << #function;
+      F8_DRIVER_FUNCTIONS(F8_EXPECT_NONE)
+#undef F8_EXPECT_NONE
+    }
+  }
+}
+
+TEST_P(RunCostTest, HostTime) {
+  constexpr int kRounds = 2000;
+  library_.computes = false;
+  Fixture s(cuda_, describe(GetParam(), {192, 160, 144}), 192);
+  const ForwardCall forward = s.forward();
+  const BackwardCall backward = s.backward();
+  g_idle = true;
+  const auto time = [&](const char* name, auto&& call) {
+    g_counts = {};
+    std::vector<double> us;
+    for (int i = 0; i < kRounds; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      ASSERT_TRUE(call());
+      const std::chrono::duration<double, std::micro> taken =
+          std::chrono::steady_clock::now() - begin;
+      us.push_back(taken.count());
+    }
+    std::ranges::nth_element(us, us.begin() + kRounds / 2);
+    fmt::print("{} {}: {:.2f} us of the host (median of {}), {} launches, {} other driver calls\n",
+               GetParam(), name, us[kRounds / 2], kRounds, g_counts[k_launch_kernel_ex] / kRounds,
+               (g_counts[k_tensor_map_encode_tiled] + g_counts[k_ctx_get_current] +
+                g_counts[k_ctx_set_current] + g_counts[k_memset_d32_async]) /
+                   kRounds);
+    EXPECT_LE(g_counts[k_launch_kernel_ex], 8 * kRounds);
+  };
+  time("forward", [&] { return s.linear->forward(forward, s.workspace.data(), nullptr); });
+  time("backward", [&] { return s.linear->backward(backward, s.workspace.data(), nullptr); });
+}
+
+}  // namespace
+}  // namespace f8::runtime

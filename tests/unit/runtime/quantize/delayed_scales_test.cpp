@@ -1,0 +1,194 @@
+// Delayed scaling over several steps: the state on the device against the reference, step by step,
+// and resumed from a copy.
+#include "runtime/quantize/delayed_scales.hpp"
+
+#include <bit>
+#include <cstring>
+
+#include "recipes/scale.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::describe;
+using testing::FakeCuda;
+using testing::Fixture;
+using testing::says;
+
+float amax_of(const reference::Matrix& x) {
+  return reference::amax(x, reference::AmaxOver::kTensor)[0];
+}
+
+// Tensors of a step, larger and smaller than those of the last one.
+reference::Matrix at_step(reference::Matrix x, int step) {
+  for (float& v : x.values) v *= std::ldexp(1.0F, step % 3 * 2 - step);
+  return x;
+}
+
+class DelayedSteps : public ::testing::TestWithParam<DelayedOptions> {};
+INSTANTIATE_TEST_SUITE_P(
+    Options, DelayedSteps,
+    ::testing::Values(DelayedOptions{.history = 3},
+                      DelayedOptions{.history = 1, .scale_from = ScaleFrom::kMostRecent},
+                      DelayedOptions{
+                          .history = 16, .scale_from = ScaleFrom::kMostRecent, .margin = 2}),
+    [](const auto& suite) { return "h" + std::to_string(suite.param.history); });
+
+TEST_P(DelayedSteps, LikeTheReference) {
+  FakeCuda cuda;
+  Fixture s(cuda, describe("delayed", {40, 32, 48}), 40);
+  s.delayed = DelayedScales::plan(s.context, s.linear->scale_slots(), GetParam()).value();
+  s.state = testing::Buffer(s.delayed->bytes());
+  ASSERT_TRUE(s.delayed->init(s.state.data(), nullptr));
+  s.slots = s.delayed->slots(s.state.data(), 0);
+  const std::vector<DelayedSlot>& slots = s.linear->scale_slots();
+  ASSERT_EQ(slots.size(), 3U);
+  std::array<reference::DelayedState, 3> states;
+  const auto xs = s.xm;
+  const auto ws = s.wm;
+  const auto dys = s.dym;
+  std::vector<uint8_t> copy;
+  std::vector<double> after_copy;
+  for (int step = 0; step < 6; ++step) {
+    if (step == 4) copy.assign(s.state.data(), s.state.data() + s.delayed->bytes());
+    s.xm = at_step(xs, step);
+    s.wm = at_step(ws, step + 1);
+    s.dym = at_step(dys, step + 2);
+    s.x = testing::Buffer(s.xm);
+    s.w = testing::Buffer(s.wm);
+    s.dy = testing::Buffer(s.dym);
+    s.first_step = step == 0;
+    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+
+    // The amax that would have given the scale of this step; the first one is its own.
+    reference::DelayedAmax scaled_by;
+    if (step > 0) {
+      const auto of = [&](size_t slot) {
+        return static_cast<float>(static_cast<double>(max_finite(slots[slot].dtype)) /
+                                  static_cast<double>(states[slot].scale));
+      };
+      scaled_by = {.x = of(0), .w = of(1), .dy = of(2)};
+    }
+    const auto expected = s.expected(scaled_by);
+    // A scale computed back from an amax may differ in its last bit, and with it few elements.
+    const double bound = step == 0 ? 2.5e-3 : 4e-3;
+    EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), bound) << step;
+    EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), bound) << step;
+    EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), bound) << step;
+
+    const float amax[] = {amax_of(s.xm), amax_of(s.wm), amax_of(s.dym)};
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(std::bit_cast<float>(s.slots.amax[i]), amax[i]) << step << " slot " << i;
+      states[i].amax = std::bit_cast<uint32_t>(amax[i]);
+      reference::scale_update(slots[i], GetParam(), states[i]);
+    }
+    ASSERT_TRUE(s.delayed->update(s.state.data(), nullptr));
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(s.slots.scale[i * 8], states[i].scale) << step << " slot " << i;
+      EXPECT_EQ(s.slots.scale[i * 8 + 4], inverse_scale(states[i].scale));
+      EXPECT_EQ(s.slots.amax[i], 0U);
+    }
+  }
+  after_copy = s.y.bf16();
+  const std::vector<uint8_t> last(s.state.data(), s.state.data() + s.delayed->bytes());
+
+  // Steps 4 and 5 again, from the copy.
+  std::memcpy(s.state.data(), copy.data(), copy.size());
+  for (int step = 4; step < 6; ++step) {
+    s.x = testing::Buffer(at_step(xs, step));
+    s.w = testing::Buffer(at_step(ws, step + 1));
+    s.dy = testing::Buffer(at_step(dys, step + 2));
+    ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
+    ASSERT_TRUE(s.delayed->update(s.state.data(), nullptr));
+  }
+  EXPECT_EQ(s.y.bf16(), after_copy);
+  EXPECT_EQ(std::memcmp(s.state.data(), last.data(), last.size()), 0);
+  EXPECT_TRUE(s.guards_are_whole());
+  EXPECT_TRUE(cuda.faults.empty()) << cuda.faults.front();
+}
+
+// Two linears in one state: each finds its own slots, one launch updates both.
+TEST(DelayedScales, ManyLinearsShareAState) {
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  const DelayedSlot e4m3{Dtype::kE4m3, false};
+  const DelayedSlot pow2{Dtype::kE5m2, true};
+  std::vector<DelayedSlot> slots(700, e4m3);
+  slots.back() = pow2;
+  const auto scales = DelayedScales::plan(context, slots).value();
+  testing::Buffer state(scales.bytes());
+  ASSERT_TRUE(scales.init(state.data(), nullptr));
+  EXPECT_EQ(scales.count(), 700U);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_EQ(scales.slots(state.data(), i).scale[0], 1.0F);
+    EXPECT_EQ(scales.slots(state.data(), i).scale[4], 1.0F);
+    if (i != 5)
+      *scales.slots(state.data(), i).amax = std::bit_cast<uint32_t>(1.0F + static_cast<float>(i));
+  }
+  EXPECT_EQ(scales.amaxes(state.data()) + 3, scales.slots(state.data(), 3).amax);
+  const size_t before = cuda.launches.size();
+  ASSERT_TRUE(scales.update(state.data(), nullptr));
+  ASSERT_EQ(cuda.launches.size(), before + 1);
+  EXPECT_EQ(cuda.launches.back().grid, 3U);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const float expected =
+        i == 5 ? 1.0F  // nothing was cast
+               : scale_from_amax(1.0F + static_cast<float>(i), slots[i].dtype, slots[i].pow2);
+    EXPECT_EQ(scales.slots(state.data(), i).scale[0], expected) << i;
+    EXPECT_EQ(scales.slots(state.data(), i).scale[4], inverse_scale(expected)) << i;
+  }
+  EXPECT_TRUE(state.guard_is_whole());
+  EXPECT_TRUE(cuda.faults.empty()) << cuda.faults.front();
+}
+
+TEST(DelayedScales, NonFiniteAmaxesFollowThePolicy) {
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  const std::vector<DelayedSlot> slots(1);
+  for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kHold}) {
+    const auto scales =
+        DelayedScales::plan(context, slots, {.history = 2, .non_finite = policy}).value();
+    testing::Buffer state(scales.bytes());
+    ASSERT_TRUE(scales.init(state.data(), nullptr));
+    const ScaleSlots slot = scales.slots(state.data(), 0);
+    reference::DelayedState expected;
+    for (const uint32_t amax : {0x40000000U, 0x7fc00000U, 0x3f800000U, 0x7f800000U, 0x3f800000U,
+                                0x3f800000U, 0x3f800000U}) {
+      *slot.amax = amax;
+      expected.amax = amax;
+      ASSERT_TRUE(scales.update(state.data(), nullptr));
+      reference::scale_update(slots[0], scales.options(), expected);
+      EXPECT_EQ(std::bit_cast<uint32_t>(slot.scale[0]), std::bit_cast<uint32_t>(expected.scale));
+      EXPECT_EQ(std::isnan(slot.scale[0]),
+                policy == NonFinite::kPropagate &&
+                    (expected.history[0] > 0x7f800000U || expected.history[1] > 0x7f800000U));
+    }
+    EXPECT_EQ(expected.non_finite, 2U);
+    EXPECT_EQ(slot.scale[0], 448.0F) << "forgotten once it leaves the history";
+  }
+}
+
+TEST(DelayedScales, MisuseIsOneClearError) {
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  const std::vector<DelayedSlot> slots(2);
+  const auto refused = [](const auto& result, std::string_view part) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(says(result.error(), part)) << result.error().message;
+  };
+  refused(DelayedScales::plan(context, slots, {.history = 0}), "history of 0");
+  refused(DelayedScales::plan(context, slots, {.margin = -1}), "margin -1");
+  const std::vector<DelayedSlot> bad{{Dtype::kBf16, false}};
+  refused(DelayedScales::plan(context, bad), "bf16");
+  const auto scales = DelayedScales::plan(context, slots).value();
+  refused(scales.init(nullptr, nullptr), "state is null");
+  testing::Buffer state(scales.bytes() + 8);
+  refused(scales.update(state.data() + 4, nullptr), "aligned");
+}
+
+}  // namespace
+}  // namespace f8::runtime
