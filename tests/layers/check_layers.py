@@ -115,7 +115,7 @@ def room_findings(path, number, target):
 def check(root):
     """All findings under `root`, and how many files were read."""
     findings, count = [], 0
-    files = [p for p in root.iterdir() if p.is_file()]
+    files = [p for p in root.iterdir() if p.is_file() and p.name != ".git"]  # a worktree has one
     for folder in FOLDERS:
         files += [p for p in (root / folder).rglob("*") if p.is_file()]
     for file in sorted(files):
