@@ -1,4 +1,4 @@
-// The command line.
+// The command line of the program.
 #pragma once
 
 #include <filesystem>
@@ -8,10 +8,10 @@
 
 #include "config.hpp"
 
-namespace f8::train {
+namespace train {
 
 struct Options {
-  std::vector<TrainConfig> runs;  // one a recipe; all else is the same
+  std::vector<TrainConfig> runs;  // one for each recipe; all else is the same
   std::vector<std::filesystem::path> data;
   std::filesystem::path out = "train-out";
   std::filesystem::path table;  // of kernel choices; empty: the cost model chooses
@@ -21,7 +21,7 @@ struct Options {
   bool emulate = false;
 };
 
-// Nothing where the line asked for help, which is then printed. An error is one line.
-[[nodiscard]] Result<std::optional<Options>> parse_options(int argc, const char* const* argv);
+// Gives nothing where the line asked for help, which is then printed. What it throws is one line.
+[[nodiscard]] std::optional<Options> parse_options(int argc, const char* const* argv);
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,0 +1,19 @@
+// How the trainer fails. Whatever goes wrong throws float8::Exception, as value() of the public
+// header does: a status, and one line that says what happened and what to do about it.
+#pragma once
+
+#include <float8/float8.hpp>
+#include <string>
+
+namespace train {
+
+// printf into a string.
+[[nodiscard, gnu::format(printf, 1, 2)]] std::string format(const char* format, ...);
+
+// Throws; the arguments behind `code` are printf's.
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(float8_status code, const char* format, ...);
+
+// Throws where a call of float8 has failed.
+void check(const float8::Status& status);
+
+}  // namespace train
