@@ -1,7 +1,7 @@
-// Where a model is trained: memory, the small kernels, and a step that is repeated. One backend is
-// a Hopper GPU (NVRTC compiles the kernels, the step is a CUDA graph); the other is the host (plain
-// C++, float8's emulated device), so that all of the trainer but its speed can be tested without a
-// GPU.
+// A backend is where a model is trained: it has memory, the small kernels, and a step to repeat.
+// One backend is a Hopper GPU (NVRTC compiles the kernels, the step is a CUDA graph); the other is
+// the host (plain C++, float8's emulated device), so that all of the trainer but its speed can be
+// tested without a GPU.
 //
 // Work is in order. Addresses that a backend gives are for its own kernels and linears; the caller
 // reads and writes them by upload and download, which wait for the work before.
@@ -33,10 +33,10 @@ class Backend {
   virtual void download(void* to, const void* from, size_t bytes) = 0;
 
   virtual void launch(const KernelCall& call) = 0;
-  // How many shares a kernel that leaves partial sums is best cut into.
+  // A kernel that leaves partial sums is best cut into this many shares.
   [[nodiscard]] virtual int share_count() const = 0;
 
-  // What float8's linears run on.
+  // float8's linears run on these.
   [[nodiscard]] virtual float8::Context& context() = 0;
   [[nodiscard]] virtual float8_stream stream() = 0;
 

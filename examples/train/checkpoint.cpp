@@ -15,16 +15,20 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr const char* kTitle = "float8 train checkpoint 2";
 
-template <class T>
-void append(const std::vector<T>& values, std::string& out) {
-  out.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+// Calls each(values) with the arrays of the payload, in their order.
+template <class OneCheckpoint, class Each>
+void for_each_array(OneCheckpoint& checkpoint, const Each& each) {
+  each(checkpoint.loss);
+  each(checkpoint.ms);
+  each(checkpoint.master);
+  each(checkpoint.m);
+  each(checkpoint.v);
+  each(checkpoint.scales);
 }
 
-// Takes `values.size()` values off the front; the caller has seen that they are there.
 template <class T>
-void take(std::string_view& rest, std::vector<T>& values) {
-  std::memcpy(values.data(), rest.data(), values.size() * sizeof(T));
-  rest.remove_prefix(values.size() * sizeof(T));
+size_t size_bytes(const std::vector<T>& values) {
+  return values.size() * sizeof(T);
 }
 
 // Takes the text up to `separator` off the front, and the separator; without one, all of it.
@@ -35,7 +39,7 @@ std::string_view take_until(std::string_view& rest, char separator) {
   return part;
 }
 
-// The lines of a header, read one after another.
+// Reads the lines of a header one after another.
 class Header {
  public:
   Header(const std::string& path, std::string_view bytes) : path_(path), rest_(bytes) {}
@@ -72,14 +76,9 @@ class Header {
 
 void save(const fs::path& path, const Checkpoint& checkpoint) {
   std::string payload;
-  payload.reserve(12 * checkpoint.master.size() + 8 * checkpoint.loss.size() +
-                  checkpoint.scales.size());
-  append(checkpoint.loss, payload);
-  append(checkpoint.ms, payload);
-  append(checkpoint.master, payload);
-  append(checkpoint.m, payload);
-  append(checkpoint.v, payload);
-  append(checkpoint.scales, payload);
+  for_each_array(checkpoint, [&](const auto& values) {
+    payload.append(reinterpret_cast<const char*>(values.data()), size_bytes(values));
+  });
   std::string file =
       format("%s\nrun %s\nstep %zu\nweights %zu\nscale_bytes %zu\npayload %s\n", kTitle,
              checkpoint.run.c_str(), checkpoint.loss.size(), checkpoint.master.size(),
@@ -119,12 +118,10 @@ Checkpoint load(const fs::path& path, const std::string& run) {
   checkpoint.m.resize(weights);
   checkpoint.v.resize(weights);
   checkpoint.scales.resize(scale_bytes);
-  take(payload, checkpoint.loss);
-  take(payload, checkpoint.ms);
-  take(payload, checkpoint.master);
-  take(payload, checkpoint.m);
-  take(payload, checkpoint.v);
-  take(payload, checkpoint.scales);
+  for_each_array(checkpoint, [&](auto& values) {
+    std::memcpy(values.data(), payload.data(), size_bytes(values));
+    payload.remove_prefix(size_bytes(values));
+  });
   return checkpoint;
 }
 

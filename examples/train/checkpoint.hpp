@@ -1,5 +1,5 @@
-// A run's state between two steps. Training that goes on from it gives the same bits as training
-// that did not stop.
+// A checkpoint is a run's state between two steps. Training that goes on from it gives the same
+// bits as training that did not stop.
 //
 //   checkpoint := "float8 train checkpoint 2" LF
 //                 "run " identity LF            identity() of config.hpp
@@ -19,8 +19,8 @@ namespace train {
 
 struct Checkpoint {
   std::string run;
-  std::vector<float> loss;  // of the steps that are done
-  std::vector<float> ms;
+  std::vector<float> loss;  // losses of the steps that are done
+  std::vector<float> ms;    // and their times
   std::vector<float> master;
   std::vector<float> m;
   std::vector<float> v;

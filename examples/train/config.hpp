@@ -9,7 +9,7 @@
 
 namespace train {
 
-// The first is what the others are compared with: no operand of any linear is fp8.
+// The others are compared with the first, in which no operand of any linear is fp8.
 [[nodiscard]] const std::vector<std::string>& recipe_names();
 [[nodiscard]] std::string recipe_list();  // the names in one line
 
@@ -28,7 +28,8 @@ struct TrainConfig {
 
 // Throws where an option is out of its range; the message names it and says what it may be.
 void validate(const TrainConfig& config);
-// The configuration and the text's hash in one line: runs with equal identities give equal bits.
+// Names the configuration and the text's hash in one line: runs with equal identities give equal
+// bits.
 [[nodiscard]] std::string identity(const TrainConfig& config, const std::string& text_hash);
 
 struct AdamConfig {

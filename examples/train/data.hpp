@@ -9,7 +9,7 @@ namespace train {
 
 struct Text {
   std::string bytes;
-  std::string hash;  // of the bytes
+  std::string hash;  // identifies the bytes
   size_t files = 0;
 };
 

@@ -31,8 +31,12 @@ void write_file(const fs::path& path, std::string_view bytes) {
   std::ofstream file(part, std::ios::binary);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
-  if (!file) fail(FLOAT8_IO, "cannot write %s: %s", part.c_str(), std::strerror(errno));
+  const int reason = errno;
   std::error_code error;
+  if (!file) {
+    fs::remove(part, error);
+    fail(FLOAT8_IO, "cannot write %s: %s", part.c_str(), std::strerror(reason));
+  }
   fs::rename(part, path, error);
   if (error) {
     fail(FLOAT8_IO, "cannot rename %s to %s: %s", part.c_str(), path.c_str(),

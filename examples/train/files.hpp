@@ -1,4 +1,4 @@
-// Whole files, and a hash that tells bytes apart.
+// Reading and writing whole files, and a hash that tells bytes apart.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace train {
 // Replaces the file whole or not at all: a reader never sees a part.
 void write_file(const std::filesystem::path& path, std::string_view bytes);
 
-// A hash of 128 bits as 32 hex digits. It finds damage and is no protection against forgery.
+// Gives a hash of 128 bits as 32 hex digits. It finds damage and is no protection against forgery.
 [[nodiscard]] std::string hash_hex(std::string_view bytes);
 
 }  // namespace train

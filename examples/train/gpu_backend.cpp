@@ -16,7 +16,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// How many blocks a launch has. Kernels that walk through their data take as many as fill the
+// Gives the blocks of a launch. Kernels that walk through their data take as many as fill the
 // device well.
 struct Blocks {
   int64_t most;  // of a kernel that walks
@@ -59,8 +59,7 @@ class GpuBackend final : public Backend {
     }
   }
 
-  // After a lost CUDA context nothing is left to free and every call fails, so no result is looked
-  // at.
+  // After a lost CUDA context every call fails and nothing is left to free: no result matters.
   ~GpuBackend() override {
     cuda_.cuStreamSynchronize(stream_);
     if (graph_ != nullptr) cuda_.cuGraphExecDestroy(graph_);
@@ -138,7 +137,7 @@ class GpuBackend final : public Backend {
   void check(CUresult result, const char* call) const { cuda_.check(result, call); }
   void synchronize() { check(cuda_.cuStreamSynchronize(stream_), "cuStreamSynchronize"); }
 
-  float8::Context context_;  // comes first: it says in words where there is no GPU to run on
+  float8::Context context_;  // comes first, for it says clearly that there is no GPU
   Driver cuda_;
   int64_t width_;
   CUdevice device_ = 0;

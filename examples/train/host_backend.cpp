@@ -1,5 +1,5 @@
-// Training without a GPU: host memory, the kernels' plain counterparts, float8's emulated device.
-// Everything is done when the call returns, so there is nothing to record or to wait for.
+// Training without a GPU takes host memory, the kernels' plain counterparts and float8's emulated
+// device. Everything is done when the call returns, so there is nothing to record or to wait for.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

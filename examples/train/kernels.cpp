@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <nvrtc.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <utility>
@@ -12,8 +14,6 @@
 
 namespace train {
 namespace {
-
-constexpr const char* kRemedy = "install NVRTC, or add its folder to LD_LIBRARY_PATH";
 
 constexpr const char* kSource =
     "#include \"text.cuh\"\n"
@@ -31,26 +31,34 @@ constexpr KernelText kKernelTexts[] = {
 #include "kernel_texts.inc"
 };
 
+#define TRAIN_NVRTC_FUNCTIONS(X) \
+  X(nvrtcVersion)                \
+  X(nvrtcGetErrorString)         \
+  X(nvrtcCreateProgram)          \
+  X(nvrtcDestroyProgram)         \
+  X(nvrtcCompileProgram)         \
+  X(nvrtcGetProgramLogSize)      \
+  X(nvrtcGetProgramLog)          \
+  X(nvrtcGetCUBINSize)           \
+  X(nvrtcGetCUBIN)
+
 struct Nvrtc {
-#define TRAIN_NVRTC_FUNCTIONS(X)                                                             \
-  X(nvrtcVersion)                                                                            \
-  X(nvrtcGetErrorString) X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcCompileProgram) \
-      X(nvrtcGetProgramLogSize) X(nvrtcGetProgramLog) X(nvrtcGetCUBINSize) X(nvrtcGetCUBIN)
 #define TRAIN_FIELD(function) decltype(&::function) function = nullptr;
   TRAIN_NVRTC_FUNCTIONS(TRAIN_FIELD)
 #undef TRAIN_FIELD
 
   Nvrtc() {
-    const DynamicLibrary library(format("libnvrtc.so.%d", CUDA_VERSION / 1000), kRemedy);
+    const DynamicLibrary library(format("libnvrtc.so.%d", CUDA_VERSION / 1000),
+                                 "install NVRTC, or add its folder to LD_LIBRARY_PATH");
 #define TRAIN_FIND(function) library.find(#function, function);
     TRAIN_NVRTC_FUNCTIONS(TRAIN_FIND)
 #undef TRAIN_FIND
     // NVRTC opens its builtins by name without this program's rpath, and takes them where they are
-    // open already.
+    // open already. Where they are missing, it is NVRTC that says so.
     int major = 0;
     int minor = 0;
     check(nvrtcVersion(&major, &minor), "nvrtcVersion");
-    DynamicLibrary(format("libnvrtc-builtins.so.%d.%d", major, minor), kRemedy);
+    dlopen(format("libnvrtc-builtins.so.%d.%d", major, minor).c_str(), RTLD_NOW);
   }
 
   void check(nvrtcResult result, const char* call) const {
@@ -60,22 +68,20 @@ struct Nvrtc {
 
 Cubin compile(int64_t width, int64_t context) {
   static const Nvrtc nvrtc;
-  std::vector<const char*> names;
-  std::vector<const char*> texts;
-  for (const KernelText& kernel : kKernelTexts) {
-    names.push_back(kernel.name);
-    texts.push_back(kernel.text);
-  }
+  const char* names[std::size(kKernelTexts)];
+  const char* texts[std::size(kKernelTexts)];
+  std::ranges::transform(kKernelTexts, names, &KernelText::name);
+  std::ranges::transform(kKernelTexts, texts, &KernelText::text);
   nvrtcProgram program = nullptr;
-  nvrtc.check(nvrtc.nvrtcCreateProgram(&program, kSource, "train.cu",
-                                       static_cast<int>(names.size()), texts.data(), names.data()),
+  nvrtc.check(nvrtc.nvrtcCreateProgram(&program, kSource, "train.cu", std::size(kKernelTexts),
+                                       texts, names),
               "nvrtcCreateProgram");
   const auto destroy = [](nvrtcProgram* p) { nvrtc.nvrtcDestroyProgram(p); };
   const std::unique_ptr<nvrtcProgram, decltype(destroy)> owner(&program, destroy);
 
   const std::string defines[] = {
-      format("-DTRAIN_WIDTH=%d", static_cast<int>(width)),
-      format("-DTRAIN_CONTEXT=%d", static_cast<int>(context)),
+      format("-DTRAIN_WIDTH=%ld", width),
+      format("-DTRAIN_CONTEXT=%ld", context),
       format("-DTRAIN_THREADS=%d", kThreads),
       format("-DTRAIN_NORM_THREADS=%d", norm_threads(width)),
   };
@@ -91,8 +97,8 @@ Cubin compile(int64_t width, int64_t context) {
   cubin.log.resize(bytes);
   nvrtc.check(nvrtc.nvrtcGetProgramLog(program, cubin.log.data()), "nvrtcGetProgramLog");
   if (result != NVRTC_SUCCESS) {
-    fail(FLOAT8_COMPILE, "the trainer's kernels do not compile (%s):\n%s",
-         nvrtc.nvrtcGetErrorString(result), cubin.log.c_str());
+    fail(FLOAT8_COMPILE, "the trainer's kernels do not compile (%s): %s",
+         nvrtc.nvrtcGetErrorString(result), cubin.log.substr(0, cubin.log.find('\n')).c_str());
   }
   nvrtc.check(nvrtc.nvrtcGetCUBINSize(program, &bytes), "nvrtcGetCUBINSize");
   cubin.image.resize(bytes);

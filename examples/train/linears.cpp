@@ -17,7 +17,7 @@ float8::LinearDesc desc_of(const TrainConfig& config, const LinearShape& shape) 
   return desc;
 }
 
-// Which layers follow the recipe, with their plans.
+// Decides which layers follow the recipe, and plans them.
 float8::Model convert(const float8::Context& context, const TrainConfig& config,
                       const Parameters& parameters) {
   std::vector<float8::ModelLayer> layers;

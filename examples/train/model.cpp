@@ -48,9 +48,7 @@ void Model::allocate(std::string_view text) {
   take(backend_, config_.steps, schedule_);
   upload<StepScalars>(backend_, schedule_, make_schedule(config_, adam_));
   take(backend_, config_.steps, curve_);
-  for (float** array : {&master_, &m_, &v_, &grad_}) {
-    take(backend_, parameters_.count, *array);
-  }
+  for (float** array : {&master_, &m_, &v_, &grad_}) take(backend_, parameters_.count, *array);
   take(backend_, parameters_.count, copy_);
   take(backend_, config_.tokens * config_.context, slots_);
   take(backend_, config_.tokens, targets_);

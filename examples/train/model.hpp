@@ -21,13 +21,13 @@ class Model {
   // The losses of steps [first, last), which are done.
   [[nodiscard]] std::vector<float> losses(int64_t first, int64_t last) const;
 
-  // Weights, moments and scales; the caller adds what it knows of the run.
+  // Holds weights, moments and scales; the caller adds what it knows of the run.
   [[nodiscard]] Checkpoint state() const;
   // The next step is the one after checkpoint.loss.size().
   void set_state(const Checkpoint& checkpoint);
 
  private:
-  // What a block's backward needs of its forward. The head has one too, without u and a.
+  // A block's backward needs these of its forward. The head has one too, without u and a.
   struct Saved {
     u16* h = nullptr;  // before the norm
     u16* n = nullptr;  // behind the norm
@@ -67,7 +67,7 @@ class Model {
   u16* logits_ = nullptr;
   u16* dlogits_ = nullptr;
   float* losses_ = nullptr;    // [tokens]
-  float* partials_ = nullptr;  // of the sum at hand
+  float* partials_ = nullptr;  // of one sum at a time
 };
 
 }  // namespace train

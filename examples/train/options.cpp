@@ -8,7 +8,7 @@
 namespace train {
 namespace {
 
-// The project's own sources and documents, where this program was built from them.
+// Without --data the text is the tree of sources that this program was built from.
 constexpr const char* kOwnText = DEFAULT_TEXT;
 
 void check(const Options& options, bool recipe_and_recipes) {

@@ -14,7 +14,7 @@ struct Options {
   std::vector<TrainConfig> runs;  // one for each recipe; all else is the same
   std::vector<std::filesystem::path> data;
   std::filesystem::path out = "train-out";
-  std::filesystem::path table;  // of kernel choices; empty: the cost model chooses
+  std::filesystem::path table;  // a table of kernel choices; empty: the cost model chooses
   std::filesystem::path resume;
   int64_t save_every = 0;
   int device = 0;

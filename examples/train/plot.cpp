@@ -1,5 +1,5 @@
-// Loss curves as an SVG document: the smoothed losses with a legend, and below them how far each is
-// from the first curve, which the losses themselves hardly show.
+// Loss curves become an SVG document: the smoothed losses with a legend, and below them how far
+// each is from the first curve, which the losses themselves hardly show.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -22,7 +22,7 @@ struct RunOptions {
 
 struct RunResult {
   Curve curve;
-  double tokens_per_second = 0;  // by the median time of a step; 0: too few steps to tell
+  double tokens_per_second = 0;  // by the median time of a step; 0: there are too few steps
 };
 
 [[nodiscard]] RunResult train(Backend& backend, const TrainConfig& config, const Text& text,

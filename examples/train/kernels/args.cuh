@@ -120,7 +120,7 @@ struct GeluGradArgs {
   i64 count;
 };
 
-// Cross entropy of each token in nats, and the gradient of its mean over the tokens.
+// Gives the cross entropy of each token in nats, and the gradient of its mean over the tokens.
 struct LossArgs {
   const u16* logits;  // [tokens][kBytes]
   const u8* targets;

@@ -1,4 +1,5 @@
-// From text to the residual stream, and the embeddings' gradient on the way back.
+// These kernels lead from text to the residual stream, and give the embeddings' gradient on the way
+// back.
 #pragma once
 
 #include "common.cuh"
