@@ -85,7 +85,8 @@ Cubin compile(int64_t width, int64_t context) {
       format("-DTRAIN_THREADS=%d", kThreads),
       format("-DTRAIN_NORM_THREADS=%d", norm_threads(width)),
   };
-  std::vector<const char*> options = {"--gpu-architecture=sm_90a", "--std=c++17",
+  // With a driver NVRTC keeps a cache of its own, whose answers come without a log.
+  std::vector<const char*> options = {"--gpu-architecture=sm_90a", "--std=c++17", "--no-cache",
                                       "--ptxas-options=-v"};
   for (const std::string& define : defines) options.push_back(define.c_str());
   const nvrtcResult result =
