@@ -1,5 +1,5 @@
-// The kernels' counterparts: forward against the formula in double, gradients against that
-// formula's finite differences. What a value loses by being bf16 is 2^-9 of it.
+// The kernels' counterparts on the host are compared with the formula in double (forward) and with
+// that formula's finite differences (gradients). As bf16 a value loses 2^-9 of itself.
 #include "examples/train/host_kernels.hpp"
 
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <set>
 #include <vector>
 
-#include "recipes/dtype.hpp"
+#include "examples/train/bf16.hpp"
 
-namespace f8::train {
+namespace train {
 namespace {
 
 constexpr double kBf16 = 0x1p-8;
@@ -287,4 +287,4 @@ TEST(HostKernels, AStepEndsWithItsMeanLoss) {
 }
 
 }  // namespace
-}  // namespace f8::train
+}  // namespace train
