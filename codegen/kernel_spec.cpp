@@ -313,7 +313,7 @@ struct Validate {
     const bool whole_tile = s.scale == ScaleMode::kAxis && s.fast && c.pingpong &&
                             (s.problems == 2 || s.bias || s.amax);
     const int taken = blocks || whole_tile ? 8 : 0;
-    if (const int most = most_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
+    if (const int most = max_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
                              gemm_accumulators(s), most));
     }
@@ -420,13 +420,13 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
   const GemmConfig& c = s.config;
   const int scales = !is_block(s.scale) ? 0
                      : s.scale == ScaleMode::kBlock128x128
-                         ? 4 * c.tile_m + kernels::square_rows(c.tile_n) * kernels::kSquareBytes
+                         ? 4 * c.tile_m + kernels::scale_rows_2d(c.tile_n) * kernels::kScaleBytes2d
                          : 4 * (c.tile_m + c.tile_n);
   // Of each row and column, for the epilogue, and two barriers.
   const int floats =
       (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
   const int vectors = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
-  const int split = kernels::split_bytes(c.tile_m, c.tile_n, c.split_k, c.warpgroups);
+  const int split = kernels::split_k_bytes(c.tile_m, c.tile_n, c.split_k, c.warpgroups);
   return c.stages * ((c.tile_m + c.tile_n) * kernels::kStageK + 16 + scales) +
          c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + vectors + split;
 }
@@ -445,7 +445,7 @@ int gemm_out_buffers(const GemmSpec& s) {
 
 int dynamic_smem_bytes(const KernelSpec& spec) {
   const auto* cast = std::get_if<CastSpec>(&spec);
-  if (cast != nullptr) return is_cooperative(*cast) ? kernels::kAsideBytes : 0;
+  if (cast != nullptr) return is_cooperative(*cast) ? kernels::kStashBytes : 0;
   const auto* gemm = std::get_if<GemmSpec>(&spec);
   if (gemm == nullptr) return 0;
   return gemm_smem_bytes(*gemm, gemm_out_buffers(*gemm));

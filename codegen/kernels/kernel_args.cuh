@@ -145,7 +145,7 @@ F8_BOTH constexpr i64 pairs_of_tiles(i64 across, i64 down) {
   return across >= down ? (across + 1) / 2 * down : across * ((down + 1) / 2);
 }
 inline constexpr i32 kMostLinesOfTiles = 256;  // rows and columns of tiles, of all matrices
-inline constexpr i32 kAsideBytes = kCastTile * kCastTile * 2;  // of a tile that waits
+inline constexpr i32 kStashBytes = kCastTile * kCastTile * 2;  // of a tile that waits
 F8_BOTH constexpr i64 quantize_sync_bytes(i64 tiles) {
   return 16 *
          (1 + kMaxTensors + tiles * (1 + kLinesOfTile / 4) + kMostLinesOfTiles * (kCastTile / 4));
@@ -211,10 +211,10 @@ struct GemmProblem {
 inline constexpr i32 kStageK = 128;  // of a stage: bytes, which are elements
 // Rows of blocks of 128x128 of b that a tile may cover. Of each, a stage holds the scales of four
 // blocks of k, one of them its own, since copies are of 16 bytes.
-F8_BOTH constexpr i32 square_rows(i32 tile_n) {
+F8_BOTH constexpr i32 scale_rows_2d(i32 tile_n) {
   return tile_n > 128 ? 2 : 1;
 }
-inline constexpr i32 kSquareBytes = 16;
+inline constexpr i32 kScaleBytes2d = 16;
 // The result leaves by 64 rows of as many columns; of 128 bytes, but where what a CTA writes of a
 // tile is not of whole 64 columns of two bytes.
 inline constexpr i32 kOutRows = 64;
@@ -223,10 +223,10 @@ F8_BOTH constexpr i32 out_columns(i32 columns, i32 element_bytes) {
 }
 // Where a CTA receives what the others that share a tile's contraction summed of its columns, and
 // two barriers of each math warpgroup.
-inline constexpr i32 kSplitBarrierBytes = 16;
-F8_BOTH constexpr i32 split_bytes(i32 tile_m, i32 tile_n, i32 split_k, i32 warpgroups) {
+inline constexpr i32 kSplitKBarrierBytes = 16;
+F8_BOTH constexpr i32 split_k_bytes(i32 tile_m, i32 tile_n, i32 split_k, i32 warpgroups) {
   if (split_k == 1) return 0;
-  return (split_k - 1) * tile_m * (tile_n / split_k) * 4 + kSplitBarrierBytes * warpgroups;
+  return (split_k - 1) * tile_m * (tile_n / split_k) * 4 + kSplitKBarrierBytes * warpgroups;
 }
 inline constexpr i32 kMaxProblems = 2;
 inline constexpr i32 kMostPairs = 72;  // clusters of two at once: no Hopper has more than 144 SMs
