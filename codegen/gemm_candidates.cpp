@@ -13,7 +13,7 @@ namespace {
 struct Cluster {
   int m, n;
   int split_k = 1;
-  int group = 16;
+  int raster_group = 16;
 };
 struct Tile {
   int m, n, warpgroups;
@@ -73,7 +73,7 @@ std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {
                           .split_k = cluster.split_k,
                           .warpgroups = tile.warpgroups,
                           .pingpong = tile.pingpong,
-                          .group = cluster.group};
+                          .raster_group = cluster.raster_group};
       if (const auto fitting = with_fitting_stages(candidate)) candidates.push_back(*fitting);
     }
   }

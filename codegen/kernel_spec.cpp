@@ -300,7 +300,7 @@ struct Validate {
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
       return bad("each CTA of a cluster must copy a multiple of 8 rows");
     }
-    if (c.group < 1) return bad("the rasterisation group must be positive");
+    if (c.raster_group < 1) return bad("the rasterisation group must be positive");
     if (c.stages < 2 || c.stages > 16) return bad("2 to 16 stages");
     if (const int smem = dynamic_smem_bytes(s); smem > kMaxSmemBytes) {
       return bad(fmt::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
@@ -364,13 +364,13 @@ std::string key(const KernelSpec& spec) {
 }
 
 std::string key(const GemmConfig& c) {
-  return fmt::format("{}g{}", tile_key(c), c.group);
+  return fmt::format("{}g{}", tile_key(c), c.raster_group);
 }
 
 Result<GemmConfig> parse_gemm_config(std::string_view text) {
   std::string_view rest = text;
   GemmConfig c;
-  if (!take_tile(rest, c) || !take_number(rest, "g", c.group) || !rest.empty()) {
+  if (!take_tile(rest, c) || !take_number(rest, "g", c.raster_group) || !rest.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "GEMM configuration {}: expected a form such as 128x256s4c2x1w2g8 "
                 "(tile_m x tile_n, stages, cluster, warpgroups, p for ping-pong, group)",

@@ -83,7 +83,7 @@ struct GemmConfig {
   int split_k = 1;        // CTAs of a cluster that share a tile's contraction and add up their sums
   int warpgroups = 2;     // math warpgroups; one more warpgroup issues the copies
   bool pingpong = false;  // each math warpgroup works on its own tile, else they share one
-  int group = 8;          // tiles of m that rasterisation keeps together; an argument of the launch
+  int raster_group = 8;   // tiles of m that rasterisation keeps together; an argument of the launch
   bool operator==(const GemmConfig&) const = default;
 };
 

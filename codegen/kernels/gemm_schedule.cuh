@@ -1,9 +1,9 @@
 // The tile schedule of the persistent GEMM: which tiles of d a CTA computes, and in which order. A
 // cluster computes one cluster tile (kClusterM x kClusterN tiles) a wave. Cluster tiles are
-// rasterised in groups of args.group tiles of m, whose operands stay in L2, and every other group
+// rasterised in groups of args.raster_group tiles of m, whose operands stay in L2, and every other group
 // goes back through n. In a grouped GEMM the tiles of the second problem, which has the smaller K,
 // come after those of the first: clusters that got one tile of the first less than others begin
-// with args.extra of the second (the tail-balancing offset).
+// with args.tail_offset of the second (the tail-balancing offset).
 #pragma once
 
 #include "ptx.cuh"
@@ -36,7 +36,7 @@ struct GemmSchedule {
                  ((problem.n + kClusterTileN - 1) / kClusterTileN);
     }
     cluster = blockIdx.x / kClusterSize;
-    if constexpr (kClusterSize == 2) cluster = args.places[cluster];
+    if constexpr (kClusterSize == 2) cluster = args.cluster_remap[cluster];
     clusters = gridDim.x / kClusterSize;
     wave = 0;
     rank_m = rank % Config::kClusterM;
@@ -47,10 +47,10 @@ struct GemmSchedule {
   // The cluster tile of the second problem that this cluster computes in its `turn` there.
   F8_DEVICE u32 tile_of_second(u32 turn) const {
     const u32 busy = tiles[0] % clusters;  // clusters that got one tile of the first more
-    const u32 first_turns = busy > 0 ? args.extra * (clusters - busy) : 0;
+    const u32 first_turns = busy > 0 ? args.tail_offset * (clusters - busy) : 0;
     if (busy == 0 || cluster < busy) return first_turns + turn * clusters + cluster;
-    if (turn < args.extra) return turn * (clusters - busy) + cluster - busy;
-    return first_turns + (turn - args.extra) * clusters + cluster;
+    if (turn < args.tail_offset) return turn * (clusters - busy) + cluster - busy;
+    return first_turns + (turn - args.tail_offset) * clusters + cluster;
   }
 
   // Advances to this CTA's next tile; false when there is none.
@@ -67,7 +67,7 @@ struct GemmSchedule {
     const GemmProblem& problem = args.problems[tile.problem];
     const u32 tiles_m = (problem.m + kClusterTileM - 1) / kClusterTileM;
     const u32 tiles_n = (problem.n + kClusterTileN - 1) / kClusterTileN;
-    const u32 raster_group = max(args.group / Config::kClusterM, 1U);  // in cluster tiles
+    const u32 raster_group = max(args.raster_group / Config::kClusterM, 1U);  // in cluster tiles
     const u32 first = index / (raster_group * tiles_n) * raster_group;
     const u32 size = min(tiles_m - first, raster_group);
     const u32 in_group = index - first * tiles_n;

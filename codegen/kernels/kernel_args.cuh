@@ -229,16 +229,18 @@ F8_BOTH constexpr i32 split_k_bytes(i32 tile_m, i32 tile_n, i32 split_k, i32 war
   return (split_k - 1) * tile_m * (tile_n / split_k) * 4 + kSplitKBarrierBytes * warpgroups;
 }
 inline constexpr i32 kMaxProblems = 2;
-inline constexpr i32 kMostPairs = 72;  // clusters of two at once: no Hopper has more than 144 SMs
+// Clusters of two that run at once: no Hopper has more than 144 SMs.
+inline constexpr i32 kMaxRemappedClusters = 72;
 
 struct GemmArgs {
   GemmProblem problems[kMaxProblems];
-  u32 group;  // rows of tiles that rasterisation keeps together
-  // Two products: how many more tiles of the second one a worker takes that has a tile of the first
-  // one less than others.
-  u32 extra;
-  // Clusters of two: the worker that each one is, by its index; a permutation of the grid's.
-  u8 places[kMostPairs];
+  u32 raster_group;  // rows of tiles that rasterisation keeps together
+  // The tail-balancing offset of a grouped GEMM: how many tiles of the second problem a cluster
+  // computes first that has one tile of the first problem less than others.
+  u32 tail_offset;
+  // Clusters of two: the index that a cluster takes in the tile schedule, by its index in the grid; a
+  // permutation.
+  u8 cluster_remap[kMaxRemappedClusters];
 };
 
 }  // namespace f8::kernels

@@ -76,9 +76,9 @@ TEST(Emit, SourceIsCompleteAndNamesItself) {
 
 TEST(Emit, GroupSharesTheKernel) {
   GemmSpec spec;
-  spec.config.group = 8;
+  spec.config.raster_group = 8;
   const auto a = emit(spec);
-  spec.config.group = 16;
+  spec.config.raster_group = 16;
   const auto b = emit(spec);
   ASSERT_TRUE(a && b);
   EXPECT_EQ(a->source, b->source);

@@ -53,7 +53,7 @@ TEST(KernelSpec, KeysRoundTrip) {
 TEST(KernelSpec, GroupIsPartOfTheConfigurationNotOfTheKernel) {
   const auto config = parse_gemm_config("128x256s4c2x1w2g16");
   ASSERT_TRUE(config);
-  EXPECT_EQ(config->group, 16);
+  EXPECT_EQ(config->raster_group, 16);
   EXPECT_EQ(key(*config), "128x256s4c2x1w2g16");
   EXPECT_EQ(key(KernelSpec(GemmSpec{.config = *config})),
             "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2");
