@@ -90,7 +90,7 @@ std::string constant(std::string_view name, bool value) {
   return constant("bool", name, value ? "true" : "false");
 }
 
-// What the host restates of a kernel: a stub whose template disagrees does not compile. `host`
+// Asserts a value that the host restates: a stub whose template disagrees does not compile. `host`
 // names the place that restates it.
 std::string check(std::string_view device, size_t value, std::string_view host) {
   return fmt::format("static_assert({} == {}, \"{} on the host\");\n", device, value, host);
@@ -117,7 +117,8 @@ std::string check_gemm(const GemmSpec& s) {
                    "the cluster's size");
 }
 
-// Whether the cast, which takes more registers than others, has four blocks an SM without spills.
+// True where the cast, which takes more registers than others, has four blocks an SM without
+// spills.
 bool fits_four_blocks(const CastSpec& s) {
   return s.in != Dtype::kF32 && has_scale(s, ScaleMode::kBlock1x128) &&
          !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
@@ -129,8 +130,8 @@ struct Stub {
   std::string text;
 };
 
-// Whether the epilogue rounds first and multiplies by the scales in bf16, two values at a time:
-// where scales are powers of two, but for promoted sums of smaller tiles, which lose by it.
+// True where the epilogue rounds first and multiplies by the scales in bf16, two values at a time:
+// scales are powers of two, but promoted sums of smaller tiles would lose by it.
 bool scales_in_bf16(const GemmSpec& s) {
   return s.pow2 && (s.fast || s.config.tile_m * s.config.tile_n >= 128 * 256);
 }
@@ -140,7 +141,7 @@ struct StubOf {
     Stub stub{"amax.cuh", "float8_amax", {}};
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
-                constant("kNoopFlag", s.flagged) + "};\n" +
+                constant("kNoopFlag", s.noop_flag) + "};\n" +
                 (s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
                         : check_args<kernels::AmaxArgs>("AmaxArgs")) +
                 check_threads("kTileThreads", s) +
@@ -164,8 +165,8 @@ struct StubOf {
                 constant("Scale", "kScaleQt", scale_name(s.scale_qt)) +
                 constant("kDelayed", s.delayed) + constant("kRowMajor", s.q) +
                 constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
-                constant("kSaturate", s.hold) + constant("kCount", s.count) +
-                constant("kSums", s.sums) + constant("kNoopFlag", s.flagged) + "};\n";
+                constant("kSaturate", s.saturate) + constant("kCount", s.count) +
+                constant("kSums", s.sums) + constant("kNoopFlag", s.noop_flag) + "};\n";
     stub.text += s.one_launch ? check_args<kernels::QuantizeArgs>("QuantizeArgs")
                  : s.list     ? check_args<kernels::CastListArgs>("CastListArgs")
                               : check_args<kernels::CastArgs>("CastArgs");

@@ -1,4 +1,5 @@
-// The part of a GEMM's stub that C++ templates cannot say: one wgmma with its list of accumulators.
+// The part of a GEMM's stub that a C++ template cannot express: one wgmma with its list of
+// accumulators.
 #pragma once
 
 #include <string>

@@ -2,9 +2,9 @@
 //
 // Tensor alone: a grid-stride read. Each block leaves one word in `partials` (without atomics, and
 // nothing to zero), and the reader takes their maximum. Else one block reads one 128 x 128 tile. It
-// leaves the tile's amax partials in `lines`, again for the reader to combine; or, where that is
-// null, it raises words that the caller zeroed, for the tensor a single one. Maxima are exact, so
-// the order of blocks does not matter.
+// leaves the tile's amax partials in `tile_amax`, again for the reader to combine; or, where that
+// is null, it raises words that the caller zeroed, for the tensor a single one. Maxima are exact,
+// so the order of blocks does not matter.
 #pragma once
 
 #include "tile_amax.cuh"
@@ -57,23 +57,24 @@ struct Amax {
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
     ThreadFragment<Config::kInput> fragment;
     fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-    __shared__ TileAmax<Config::kInput> maxima;
-    find_tile_amax<Config::kRow, Config::kCol, Config::kTensor>(fragment, maxima);
+    __shared__ TileAmax<Config::kInput> tile_amax;
+    find_tile_amax<Config::kRow, Config::kCol, Config::kTensor>(fragment, tile_amax);
     __syncthreads();
-    if (kTilePartials && t.lines != nullptr) {
-      store_tile_amax<Config::kRow, Config::kCol>(t.lines + i64{block} * kLinesOfTile, maxima);
+    if (kTilePartials && t.tile_amax != nullptr) {
+      store_tile_amax<Config::kRow, Config::kCol>(t.tile_amax + i64{block} * kTileAmaxSize,
+                                                  tile_amax);
       return;
     }
     const u32 i = threadIdx.x % kCastTile;
     if (threadIdx.x < kCastTile) {
       if (Config::kRow && row0 + static_cast<i32>(i) < t.rows)
-        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(maxima.row(i)));
+        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(tile_amax.row(i)));
     } else {
       if (Config::kCol && column0 + static_cast<i32>(i) < t.cols)
-        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(maxima.column(i)));
+        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(tile_amax.column(i)));
     }
     if (Config::kTensor && threadIdx.x == 0) {
-      atomicMax(t.partials, maxima.amax());
+      atomicMax(t.partials, tile_amax.amax());
     }
   }
 
@@ -81,7 +82,7 @@ struct Amax {
   static F8_DEVICE void run(const Args& args) {
     grid_dependency_wait();
     launch_dependents();
-    if (Config::kNoopFlag && is_noop(args.valid)) return;
+    if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     const AmaxTensor& t = args.tensors[tensor_of_block(args)];
     const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
     if constexpr (Config::kRow || Config::kCol) {

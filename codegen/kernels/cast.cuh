@@ -58,7 +58,7 @@ struct Cast {
   // The amaxes may come as the amax kernel's per-tile partials.
   static constexpr bool kTilePartials =
       (kRowAxis || kColumnAxis) && (!kTensorScale || kDelayed) && Config::kInput != Input::kF32;
-  static constexpr bool kMaxima =
+  static constexpr bool kTileAmax =
       kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed || Config::kCount;
 
   static constexpr bool kAfterAmax = (kTensorScale && !kDelayed) || kRowAxis || kColumnAxis;
@@ -105,13 +105,14 @@ struct Cast {
     }
   }
 
-  // `maxima` are complete.
-  static F8_DEVICE void delayed_scale(const CastTensor& t, const TileAmax<Config::kInput>& maxima,
-                                      bool first, Scales& scales) {
+  // `tile_amax` is complete.
+  static F8_DEVICE void delayed_scale(const CastTensor& t,
+                                      const TileAmax<Config::kInput>& tile_amax, bool first,
+                                      Scales& scales) {
     if (threadIdx.x != 0) return;
     scales.tensor = load_global(t.delayed);
     if (first) publish_tensor_scale(t, scales.tensor);
-    if (t.amax != nullptr) atomicMax(t.amax, maxima.amax());
+    if (t.amax != nullptr) atomicMax(t.amax, tile_amax.amax());
   }
 
   // The axis scales of the tile's rows and columns; the first tile of a row or column of tiles
@@ -138,21 +139,21 @@ struct Cast {
       }
     }
   }
-  // `maxima` are complete.
+  // `tile_amax` is complete.
   static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0,
-                                    const RowColumnAmax& maxima, Scales& scales) {
+                                    const RowColumnAmax& whole, Scales& scales) {
     using Values = Vec8<Config::kInput>;
     axis_scales(
-        t, row0, column0, [&](i32 i) { return Values::fp32_bits(maxima.row(static_cast<u32>(i))); },
-        [&](i32 i) { return Values::fp32_bits(maxima.column(static_cast<u32>(i))); }, scales);
+        t, row0, column0, [&](i32 i) { return Values::fp32_bits(whole.row(static_cast<u32>(i))); },
+        [&](i32 i) { return Values::fp32_bits(whole.column(static_cast<u32>(i))); }, scales);
   }
   static F8_DEVICE void axis_scales(const CastTensor& t, const TileCoord& tile, i32 row0,
                                     i32 column0, Scales& scales) {
     if constexpr (kTilePartials) {
-      if (t.lines != nullptr) {
-        __shared__ RowColumnAmax maxima;
-        maxima.gather<kRowAxis, kColumnAxis>(t.lines, tile);
-        axis_scales(t, row0, column0, maxima, scales);
+      if (t.tile_amax != nullptr) {
+        __shared__ RowColumnAmax whole;
+        whole.gather<kRowAxis, kColumnAxis>(t.tile_amax, tile);
+        axis_scales(t, row0, column0, whole, scales);
         return;
       }
     }
@@ -181,22 +182,22 @@ struct Cast {
     for (i64 i = columns; i < stride; ++i) inverses[row * stride + i] = 0;
   }
 
-  // `maxima` are complete.
-  static F8_DEVICE void block_scales(const CastTensor& t, const TileAmax<Config::kInput>& maxima,
+  // `tile_amax` is complete.
+  static F8_DEVICE void block_scales(const CastTensor& t, const TileAmax<Config::kInput>& tile_amax,
                                      i32 row0, i32 column0, Scales& scales) {
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     const i32 tile_row = row0 / kCastTile;
     const i32 tile_column = column0 / kCastTile;
     if (kRowBlocks && threadIdx.x < kCastTile) {
       scales.row[i] =
-          scale_1x128(maxima.row(threadIdx.x), t.inv_scale_row, tile_column, row0 + i, t.rows);
+          scale_1x128(tile_amax.row(threadIdx.x), t.inv_scale_row, tile_column, row0 + i, t.rows);
     }
     if (kColumnBlocks && threadIdx.x >= kCastTile) {
-      scales.column[i] = scale_1x128(maxima.column(threadIdx.x % kCastTile), t.inv_scale_col,
+      scales.column[i] = scale_1x128(tile_amax.column(threadIdx.x % kCastTile), t.inv_scale_col,
                                      tile_row, column0 + i, t.cols);
     }
     if (kTileBlocks && threadIdx.x == 0) {
-      const float scale = to_scale(maxima.amax());
+      const float scale = to_scale(tile_amax.amax());
       scales.tile = scale;
       const float inverted = inverse(scale);
       if (Config::kRowMajor && Config::kScaleQ == Scale::kBlock128x128) {
@@ -275,15 +276,15 @@ struct Cast {
     }
   }
 
-  // Adds a copy to its counters. `maxima` are complete.
+  // Adds a copy to its counters. `tile_amax` is complete.
   template <class ScaleAt>
   static F8_DEVICE void count_copy(const CastTensor& t,
                                    const ThreadFragment<Config::kInput>& fragment,
-                                   const TileAmax<Config::kInput>& maxima, bool first,
+                                   const TileAmax<Config::kInput>& tile_amax, bool first,
                                    bool tensor_scale, float tensor, ScaleAt&& scale,
                                    CastCounters* counters) {
     if (threadIdx.x == 0) {
-      atomicMax(&counters->amax, maxima.amax());
+      atomicMax(&counters->amax, tile_amax.amax());
       if (first) {
         atomicAdd(&counters->elements, static_cast<u64>(t.rows) * static_cast<u64>(t.cols));
         if (tensor_scale) counters->scale = tensor;
@@ -293,17 +294,17 @@ struct Cast {
   }
   // `counters` are those of q and of qt.
   static F8_DEVICE void count(const CastTensor& t, const ThreadFragment<Config::kInput>& fragment,
-                              const TileAmax<Config::kInput>& maxima, const Scales& scales,
+                              const TileAmax<Config::kInput>& tile_amax, const Scales& scales,
                               bool first, CastCounters* counters) {
     if constexpr (Config::kRowMajor) {
       count_copy(
-          t, fragment, maxima, first, Config::kScaleQ == Scale::kTensor, scales.tensor,
+          t, fragment, tile_amax, first, Config::kScaleQ == Scale::kTensor, scales.tensor,
           [&](int row, int) { return row_scale(scales, threadIdx.x / 16 * kFragment + row); },
           counters);
     }
     if constexpr (Config::kTransposed) {
       count_copy(
-          t, fragment, maxima, first, Config::kScaleQt == Scale::kTensor, scales.tensor,
+          t, fragment, tile_amax, first, Config::kScaleQt == Scale::kTensor, scales.tensor,
           [&](int, int column) {
             return column_scale(scales, threadIdx.x % 16 * kFragment + column);
           },
@@ -323,22 +324,22 @@ struct Cast {
     if constexpr (!kAfterAmax && !Config::kNoopFlag) {
       prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
     }
-    begin_overlapped(args.beside);
-    if (Config::kNoopFlag && is_noop(args.valid)) return;
+    begin_overlapped(args.overlap);
+    if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     ThreadFragment<Config::kInput> fragment;
     fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ Scales scales;
-    __shared__ TileAmax<Config::kInput> maxima;
+    __shared__ TileAmax<Config::kInput> tile_amax;
     const bool first = index == 0;
     if (Config::kSums && args.sums != nullptr) {
       store_column_sums(fragment, column0, t.cols, args.sums + i64{tile.row} * t.cols);
     }
-    if constexpr (kMaxima) {
+    if constexpr (kTileAmax) {
       constexpr bool kTile = kTileBlocks || kDelayed || Config::kCount;
-      find_tile_amax<kRowBlocks, kColumnBlocks, kTile>(fragment, maxima);
+      find_tile_amax<kRowBlocks, kColumnBlocks, kTile>(fragment, tile_amax);
       __syncthreads();
-      block_scales(t, maxima, row0, column0, scales);
-      if constexpr (kDelayed) delayed_scale(t, maxima, first, scales);
+      block_scales(t, tile_amax, row0, column0, scales);
+      if constexpr (kDelayed) delayed_scale(t, tile_amax, first, scales);
     }
     if constexpr (kTensorScale && !kDelayed) tensor_scale(t, first, scales);
     axis_scales(t, tile, row0, column0, scales);
@@ -347,7 +348,7 @@ struct Cast {
     if constexpr (Config::kTransposed) write_transposed(t, fragment, scales, row0, column0);
     if constexpr (Config::kCount) {
       CastCounters* counters = args.counters[index_of_tensor];
-      if (counters != nullptr) count(t, fragment, maxima, scales, first, counters);
+      if (counters != nullptr) count(t, fragment, tile_amax, scales, first, counters);
     }
     end_overlapped();
   }

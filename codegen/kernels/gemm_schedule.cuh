@@ -1,9 +1,9 @@
 // The tile schedule of the persistent GEMM: which tiles of d a CTA computes, and in which order. A
 // cluster computes one cluster tile (kClusterM x kClusterN tiles) a wave. Cluster tiles are
-// rasterised in groups of args.raster_group tiles of m, whose operands stay in L2, and every other group
-// goes back through n. In a grouped GEMM the tiles of the second problem, which has the smaller K,
-// come after those of the first: clusters that got one tile of the first less than others begin
-// with args.tail_offset of the second (the tail-balancing offset).
+// rasterised in groups of args.raster_group tiles of m, whose operands stay in L2, and every other
+// group goes back through n. In a grouped GEMM the tiles of the second problem, which has the
+// smaller K, come after those of the first: clusters that got one tile of the first less than
+// others begin with args.tail_offset of the second (the tail-balancing offset).
 #pragma once
 
 #include "ptx.cuh"

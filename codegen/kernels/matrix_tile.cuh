@@ -209,7 +209,7 @@ struct TileAmax {
 };
 
 template <bool kRow, bool kColumn, bool kTile, Input kInput>
-F8_DEVICE void find_tile_amax(const ThreadFragment<kInput>& fragment, TileAmax<kInput>& maxima) {
+F8_DEVICE void find_tile_amax(const ThreadFragment<kInput>& fragment, TileAmax<kInput>& tile_amax) {
   using Values = Vec8<kInput>;
   constexpr int kRowWords = kFragment / Values::kPerWord;
   const u32 lane = threadIdx.x % 32;
@@ -255,11 +255,11 @@ F8_DEVICE void find_tile_amax(const ThreadFragment<kInput>& fragment, TileAmax<k
       }
     }
     constexpr u32 kThreadsOfWord = 16 / kRowWords;
-    if (threadIdx.x % kThreadsOfWord == 0) maxima.rows[threadIdx.x / kThreadsOfWord] = rows[0];
+    if (threadIdx.x % kThreadsOfWord == 0) tile_amax.rows[threadIdx.x / kThreadsOfWord] = rows[0];
   }
   if constexpr (kTile) {
     const u32 warp_amax = warp_max(most.largest_magnitude());
-    if (lane == 0) maxima.tile[threadIdx.x / 32] = warp_amax;
+    if (lane == 0) tile_amax.tile[threadIdx.x / 32] = warp_amax;
   }
   if constexpr (kColumn) {
     // The two halves of a warp hold the same columns of different rows.
@@ -270,7 +270,7 @@ F8_DEVICE void find_tile_amax(const ThreadFragment<kInput>& fragment, TileAmax<k
     if (lane < 16) {
 #pragma unroll
       for (int i = 0; i < Values::kWords; i += 4) {
-        *reinterpret_cast<uint4*>(&maxima.columns[threadIdx.x / 32][lane * Values::kWords + i]) =
+        *reinterpret_cast<uint4*>(&tile_amax.columns[threadIdx.x / 32][lane * Values::kWords + i]) =
             make_uint4(most.word[i], most.word[i + 1], most.word[i + 2], most.word[i + 3]);
       }
     }

@@ -166,7 +166,7 @@ struct Quantize {
     i32 matrix;
     i32 first_block, blocks;  // of the matrix
     i32 tiles;
-    i32 row0[kMostTilesOfBlock], column0[kMostTilesOfBlock];
+    i32 row0[kMaxTilesOfBlock], column0[kMaxTilesOfBlock];
     bool leads;         // is the matrix's first block
     bool reads_strips;  // gathers its strips itself, else the blocks of a strip share them
     bool tall;
@@ -184,7 +184,7 @@ struct Quantize {
       first_block = block_tiles.first_block;
       blocks = block_tiles.blocks;
       tiles = block_tiles.tiles();
-      for (i32 i = 0; i < kMostTilesOfBlock; ++i) {
+      for (i32 i = 0; i < kMaxTilesOfBlock; ++i) {
         row0[i] = block_tiles.row0(i);
         column0[i] = block_tiles.column0(i);
       }
@@ -213,25 +213,25 @@ struct Quantize {
     u64 quads[2 * kQuads];
     u32 amax;
   };
-  static F8_DEVICE void keep(const TileAmax<Config::kInput>& maxima, FirstTileAmax& first) {
+  static F8_DEVICE void keep(const TileAmax<Config::kInput>& tile_amax, FirstTileAmax& first) {
     const u32 index = threadIdx.x;
     if (kAxis && index < 2 * kQuads && (index < kQuads ? kRowAxis : kColumnAxis)) {
-      first.quads[index] =
-          index < kQuads ? maxima.quad_of_rows(index) : maxima.quad_of_columns(index - kQuads);
+      first.quads[index] = index < kQuads ? tile_amax.quad_of_rows(index)
+                                          : tile_amax.quad_of_columns(index - kQuads);
     }
-    if (index == kTileThreads - 1) first.amax = maxima.amax();
+    if (index == kTileThreads - 1) first.amax = tile_amax.amax();
   }
 
-  // Writes the words of the block's tiles. `maxima` are those of the last tile.
+  // Writes the words of the block's tiles. `tile_amax` is that of the last tile.
   static F8_DEVICE void publish(const Sync& sync, const BlockPlan& plan,
-                                const TileAmax<Config::kInput>& maxima,
+                                const TileAmax<Config::kInput>& tile_amax,
                                 const FirstTileAmax& first) {
     const u32 set = threadIdx.x / kQuads;
     const u32 index = threadIdx.x % kQuads;
     const bool two = plan.tiles == 2;
     if (kAxis && set < static_cast<u32>(plan.sets()) && plan.strips[set].used()) {
       const Strip& strip = plan.strips[set];
-      u64 quad = strip.is_row ? maxima.quad_of_rows(index) : maxima.quad_of_columns(index);
+      u64 quad = strip.is_row ? tile_amax.quad_of_rows(index) : tile_amax.quad_of_columns(index);
       if (two && set < 2) {
         const u64 quad_of_first = first.quads[strip.is_row ? index : kQuads + index];
         quad = strip.shared ? max_of_quads(quad, quad_of_first) : quad_of_first;
@@ -239,7 +239,7 @@ struct Quantize {
       store_word(sync.quads() + strip.words + strip.mine * strip.step + 2 * index, sync.tag, quad);
     }
     if (threadIdx.x == kTileThreads - 1) {
-      const u32 amax = maxima.amax();
+      const u32 amax = tile_amax.amax();
       store_word(sync.block(blockIdx.x), sync.tag, two ? max(amax, first.amax) : amax);
     }
   }
@@ -369,22 +369,22 @@ struct Quantize {
     }
     __shared__ BlockPlan plan;
     if (threadIdx.x < kSets) plan.fill(args, block_tiles, tiles);
-    begin_overlapped(args.beside);
+    begin_overlapped(args.overlap);
     const Sync sync(launch.sync, tiles);
     ThreadFragment<Config::kInput> fragment;
     __shared__ FirstTileAmax first;
     i32 row0 = block_tiles.row0(0);
     i32 column0 = block_tiles.column0(0);
     for (i32 i = 0;; ++i) {
-      __shared__ TileAmax<Config::kInput> maxima;
+      __shared__ TileAmax<Config::kInput> tile_amax;
       fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-      find_tile_amax<kRowAxis, kColumnAxis, true>(fragment, maxima);
+      find_tile_amax<kRowAxis, kColumnAxis, true>(fragment, tile_amax);
       __syncthreads();
       if (i + 1 == plan.tiles) {
-        publish(sync, plan, maxima, first);
+        publish(sync, plan, tile_amax, first);
         break;
       }
-      keep(maxima, first);
+      keep(tile_amax, first);
       fragment.stash();
       row0 = plan.row0[1];
       column0 = plan.column0[1];

@@ -44,7 +44,7 @@ struct QuantizeRows {
     const i64 row = i64{static_cast<i32>(blockIdx.x) - t.first_block} * (kTileThreads / threads) +
                     static_cast<i32>(threadIdx.x) / threads;
     const i32 vectors = row < t.rows ? t.cols / 8 : 0;
-    begin_overlapped(args.beside);
+    begin_overlapped(args.overlap);
     Values held[kHeld];
     Values magnitudes;
     magnitudes.clear();

@@ -18,7 +18,7 @@ F8_DEVICE void scale_update(const ScaleUpdateArgs& args) {
   args.amax[i] = 0;
   if (amax >= 0x7F800000U) {
     args.non_finite[i] = load_global(args.non_finite + i) + 1;
-    if (args.hold != 0) return;
+    if (args.freeze != 0) return;
   }
   u32 most = amax;
   for (i32 age = args.length - 1; age > 0; --age) {

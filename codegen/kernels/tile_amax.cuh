@@ -16,13 +16,13 @@ F8_DEVICE u64 load_relaxed(const u64* p) {
 }
 
 template <bool kRow, bool kColumn, Input kInput>
-F8_DEVICE void store_tile_amax(u16* of_tile, const TileAmax<kInput>& maxima) {
+F8_DEVICE void store_tile_amax(u16* of_tile, const TileAmax<kInput>& tile_amax) {
   constexpr u32 kQuads = kCastTile / 4;
   const u32 index = threadIdx.x;
   u64* const to = reinterpret_cast<u64*>(of_tile) + index;
-  if (kRow && index < kQuads) *to = maxima.quad_of_rows(index);
+  if (kRow && index < kQuads) *to = tile_amax.quad_of_rows(index);
   if (kColumn && index >= kQuads && index < 2 * kQuads)
-    *to = maxima.quad_of_columns(index - kQuads);
+    *to = tile_amax.quad_of_columns(index - kQuads);
 }
 
 // The coordinates of a tile in a matrix of across x down tiles, and the indices of the tiles in its
@@ -43,7 +43,7 @@ struct RowColumnAmax {
   u32 pairs[kTileThreads / 32][kCastTile / 2];  // of each warp, two rows or columns a word
 
   // Four warps read the tiles of `tile`'s row, four those of its column, each lane 4 rows or
-  // columns of a tile. `tile_amax` are the matrix's.
+  // columns of a tile. `tile_amax` is of the whole matrix.
   template <bool kRow, bool kColumn>
   F8_DEVICE void gather(const u16* tile_amax, const TileCoord& tile) {
     const i32 warp = static_cast<i32>(threadIdx.x / 32);
@@ -57,7 +57,7 @@ struct RowColumnAmax {
     u32 high = 0;
 #pragma unroll 8
     for (i32 i = warp % 4; i < count; i += 4) {
-      const u64 quad = load_relaxed(from + (first + i * step) * (kLinesOfTile / 4));
+      const u64 quad = load_relaxed(from + (first + i * step) * (kTileAmaxSize / 4));
       low = max_u16x2(low, static_cast<u32>(quad));
       high = max_u16x2(high, static_cast<u32>(quad >> 32));
     }
