@@ -174,7 +174,7 @@ const TimedConfig& choose(const MeasuredProduct& product, const CostModel& model
     spec.config = timed.config;
     const double clocks = runtime::predicted_clocks(spec, product.own, product.sm_count, model);
     const auto rank = [](const codegen::GemmConfig& c) {
-      return std::tuple(-c.tile_m * c.tile_n, c.group, codegen::key(c));
+      return std::tuple(-c.tile_m * c.tile_n, c.raster_group, codegen::key(c));
     };
     if (best == nullptr || clocks < best_clocks ||
         (clocks == best_clocks && rank(timed.config) < rank(best->config))) {

@@ -1,10 +1,10 @@
-// What a tile's epilogue needs of each of its rows and columns: an axis's inverse scales and the
-// bias. A warp of the copy warpgroup brings it into shared memory while the tile's products run.
+// Epilogue operands: what the epilogue of a tile reads for each row and column, which is the
+// inverse axis scales and the bias. The second producer warp loads them while the tile's MMAs run.
 //
 // Shared memory:
-//   kBuffers x { scales of a: kTileM floats, of b: kTileN floats }   axis scales alone
-//              (of b with kPow2: kTileN bf16, two neighbours in a word, placed by packed_word())
-//              { bias: kTileN floats }                               bias alone
+//   kBuffers x { scales of a: kTileM floats, of b: kTileN floats }   with axis scales alone
+//              (of b with kPow2: kTileN bf16, two neighbours in a word, ordered by packed_word())
+//              { bias: kTileN floats }                               with a bias alone
 //   kBuffers x { full barrier, empty barrier }
 #pragma once
 
@@ -13,19 +13,20 @@
 namespace f8::kernels {
 
 template <class Config>
-struct GemmVectors {
+struct GemmEpilogueOperands {
   static constexpr bool kAxisScale = Config::kScale == Scale::kAxis;
   static constexpr bool kFloatColumns = kAxisScale && !Config::kPow2;
   static constexpr bool kUsed = kAxisScale || Config::kBias;
-  // Ping-pong: one of each math warpgroup.
+  // With ping-pong each consumer warpgroup has a buffer of its own.
   static constexpr u32 kBuffers = Config::kPingpong ? 2 : 1;
   static constexpr u32 kFloats =
       (kAxisScale ? Config::kTileM + Config::kTileN : 0) + (Config::kBias ? Config::kTileN : 0);
+  static constexpr u32 kBytes = kUsed ? kBuffers * (4 * kFloats + 2 * 8) : 0;
 
   u32 floats;
   u32 barriers;
 
-  F8_DEVICE explicit GemmVectors(u32 smem)
+  F8_DEVICE explicit GemmEpilogueOperands(u32 smem)
       : floats(smem), barriers(smem + kBuffers * kFloats * 4) {}
 
   F8_DEVICE u32 rows(u32 buffer) const { return floats + buffer * kFloats * 4; }
@@ -34,17 +35,18 @@ struct GemmVectors {
   F8_DEVICE u32 full(u32 buffer) const { return barriers + buffer * 16; }
   F8_DEVICE u32 empty(u32 buffer) const { return full(buffer) + 8; }
 
-  // A thread reads its columns 2q and 2q + 1 of four groups of 8 at once.
+  // The word of columns 2 pair and 2 pair + 1: a thread reads its pairs of four groups of 8 columns
+  // at once.
   static F8_DEVICE u32 packed_word(u32 pair) {
     const u32 group = pair / 4;
     return group / 4 * 16 + pair % 4 * 4 + group % 4;
   }
-  // This thread's in the four groups from `column` of the tile.
+  // This thread's words of the four groups of 8 that begin at `column` of the tile.
   F8_DEVICE void packed_columns(u32 buffer, u32 column, u32* words) const {
     load_shared_words(columns(buffer) + column * 2 + threadIdx.x % 4 * 16, words);
   }
 
-  // `readers` threads share a tile.
+  // `readers`: the threads that share a tile.
   F8_DEVICE void init(u32 readers) const {
     for (u32 i = 0; kUsed && i < kBuffers; ++i) {
       barrier_init(full(i), 32);
@@ -64,9 +66,10 @@ struct GemmVectors {
     }
   }
 
-  // By the loading warp, which has few registers: the CTA's tile number `count`.
-  static constexpr int kLoads = Config::kProblems > 1 ? 2 : 4;  // in flight
-  F8_DEVICE void load(const GemmArgs& args, const GemmTile& tile, u32 count) const {
+  // The producer warp loads the operands of the CTA's tile number `count`. The loads in flight are
+  // few, since the warp has few registers.
+  static constexpr int kLoads = Config::kProblems > 1 ? 2 : 4;
+  F8_DEVICE void load(const GemmArgs& args, const WorkTile& tile, u32 count) const {
     const u32 buffer = count % kBuffers;
     barrier_wait(empty(buffer), (count / kBuffers % 2) ^ 1);
     const u32 lane = threadIdx.x % 32;
@@ -106,7 +109,7 @@ struct GemmVectors {
     barrier_arrive(full(buffer));
   }
 
-  // By every reader.
+  // Every reader waits before it reads, and releases the buffer after.
   F8_DEVICE void wait(u32 buffer, u32 parity) const {
     if constexpr (kUsed) barrier_wait(full(buffer), parity);
   }
