@@ -1,7 +1,6 @@
 #include "tools/tuner/search/cost_model_fit.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -26,15 +25,7 @@ constexpr double kPull = 2e-4;          // towards the start, for what the produ
 // The time that a row has: its own, or that of the screening that it lost.
 std::optional<double> time_of(const tuning_db::TrialResult& result) {
   if (result.timing) return result.timing->median_ns;
-  constexpr std::string_view kScreened = "screened at ";
-  if (result.state != tuning_db::TrialState::kPruned || !result.reason.starts_with(kScreened)) {
-    return std::nullopt;
-  }
-  double us = 0;
-  const char* begin = result.reason.data() + kScreened.size();
-  const char* end = result.reason.data() + result.reason.size();
-  if (std::from_chars(begin, end, us).ec != std::errc() || us <= 0) return std::nullopt;
-  return us * 1e3;
+  return result.screened_ns;
 }
 
 // The constants as one list of positive numbers; promoting costs, so that its shares of the tensor
@@ -223,14 +214,14 @@ Result<std::vector<MeasuredProduct>> measured_products(const tuning_db::Database
   std::map<std::string, std::set<std::string>> seen;
   if (devices.empty()) return std::vector<MeasuredProduct>{};
   const std::string device = devices.front().key();
-  for (const char* impl : {"generated", "cublaslt"}) {
+  for (const auto impl : {tuning_db::Impl::kGenerated, tuning_db::Impl::kCublasLt}) {
     for (const tuning_db::TrialRow& row : F8_TRY(database.gemms(impl))) {
       const auto ns = time_of(row.result);
       const auto subject = to_subject(row.candidate);
       const auto family = gemm_spec(row.problem);
       if (!ns || !subject || !family || row.device.key() != device) continue;
       MeasuredProduct& product = products[gemm_identity(row.problem, false)];
-      if (subject->impl == "cublaslt") {
+      if (impl == tuning_db::Impl::kCublasLt) {
         product.library_ns = product.library_ns > 0 ? std::min(product.library_ns, *ns) : *ns;
         continue;
       }

@@ -129,12 +129,14 @@ tuning_db::Candidate to_candidate(const Subject& subject, std::string source_has
   if (subject.impl == "generated") {
     config["config"] = subject.config;
   } else if (subject.impl == "float8" || subject.impl == "bf16") {
-    // Of a linear: whatever its GEMMs' tuning chooses; the row's reason names it.
+    // A linear takes what its GEMMs' tuning chooses; the trial's result holds the kernels.
     config["kernels"] = "tuned";
   } else {
     config["heuristic"] = std::stoi(subject.config.substr(1));
   }
-  return {.impl = subject.impl, .config = config.dump(), .source_hash = std::move(source_hash)};
+  return {.impl = tuning_db::parse_impl(subject.impl).value(),
+          .config = config.dump(),
+          .source_hash = std::move(source_hash)};
 }
 
 Subject to_subject(const runtime::GemmChoice& choice) {
@@ -147,21 +149,29 @@ Result<runtime::GemmChoice> to_choice(const Subject& subject) {
 }
 
 Result<Subject> to_subject(const tuning_db::Candidate& candidate) {
+  const std::string impl(to_string(candidate.impl));
   const auto json = nlohmann::json::parse(candidate.config, nullptr, false);
   if (json.is_object()) {
-    if (candidate.impl == "float8" || candidate.impl == "bf16") {
-      return Subject{.impl = candidate.impl, .config = ""};
+    if (candidate.impl == tuning_db::Impl::kFloat8 || candidate.impl == tuning_db::Impl::kBf16) {
+      return Subject{.impl = impl, .config = ""};
     }
     if (json.contains("config") && json["config"].is_string()) {
-      return Subject{.impl = candidate.impl, .config = json["config"].get<std::string>()};
+      return Subject{.impl = impl, .config = json["config"].get<std::string>()};
     }
     if (json.contains("heuristic") && json["heuristic"].is_number_integer()) {
-      return Subject{.impl = candidate.impl,
-                     .config = fmt::format("h{}", json["heuristic"].get<int>())};
+      return Subject{.impl = impl, .config = fmt::format("h{}", json["heuristic"].get<int>())};
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} {}: not a configuration that this version knows",
-              candidate.impl, candidate.config);
+              impl, candidate.config);
+}
+
+tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {
+  tuning_db::LinearKernels kernels;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    kernels[i] = {choices[i].provider, runtime::config_text(choices[i])};
+  }
+  return kernels;
 }
 
 runtime::DeviceInfo h100() {

@@ -49,6 +49,9 @@ struct Generated {
 [[nodiscard]] Result<runtime::GemmChoice> to_choice(const Subject& subject);  // of a GEMM
 [[nodiscard]] Result<Subject> to_subject(const tuning_db::Candidate& candidate);
 
+// As a linear's row keeps its kernels.
+[[nodiscard]] tuning_db::LinearKernels linear_kernels(const LinearChoices& choices);
+
 // The device that plans are made for where there is none: an H100 SXM with 80 GB.
 [[nodiscard]] runtime::DeviceInfo h100();
 [[nodiscard]] tuning_db::DeviceClass device_class(const runtime::DeviceInfo& device);

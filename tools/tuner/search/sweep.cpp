@@ -23,7 +23,8 @@ std::string subject_key(const Subject& subject) {
 
 Subject subject_of(const tuning_db::PendingTrial& trial) {
   const auto subject = to_subject(trial.cell.candidate);
-  return subject ? *subject : Subject{.impl = trial.cell.candidate.impl, .config = ""};
+  return subject ? *subject
+                 : Subject{.impl = std::string(to_string(trial.cell.candidate.impl)), .config = ""};
 }
 
 }  // namespace
@@ -267,8 +268,8 @@ Status Sweep::tune(const PlannedGemm& gemm, bool bf16, const Pending& pending) {
     TrialResult result = results[i];
     if (result.is_timed()) {
       result.state = TrialState::kPruned;
-      result.reason = fmt::format("screened at {:.2f} us, {:.3f}x the best",
-                                  result.timing->median_ns / 1e3, result.timing->median_ns / best);
+      result.screened_ns = result.timing->median_ns;
+      result.reason = fmt::format("{:.3f}x the best", result.timing->median_ns / best);
       result.timing.reset();  // a screening's figures are not of the run's method
     }
     F8_TRY(settle(*todo[i], result));
@@ -317,7 +318,7 @@ Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOut
   const tuning_db::PendingTrial* float8 = nullptr;
   const tuning_db::PendingTrial* bf16 = nullptr;
   for (const tuning_db::PendingTrial* trial : pending) {
-    (trial->cell.candidate.impl == "float8" ? float8 : bf16) = trial;
+    (trial->cell.candidate.impl == tuning_db::Impl::kFloat8 ? float8 : bf16) = trial;
   }
   const SweepKnobs& knobs = request_.knobs;
   KernelFields fields;
@@ -382,20 +383,15 @@ Status Sweep::pair(const PlannedLinear& linear, const Pending& pending, SweepOut
     measured.float8.state = TrialState::kLaunchError;
     measured.float8.reason = fmt::format("no kernel works for {}", missing);
   }
-  const auto add_reason = [](TrialResult& result, const std::string& text) {
-    result.reason += fmt::format("{}{}", result.reason.empty() ? "" : "; ", text);
-  };
   if (measured.float8.is_timed()) {
     if (search.timed > 1) {
-      add_reason(measured.float8,
-                 fmt::format("the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
-                             search.timed, search.over_first));
+      measured.float8.reason +=
+          fmt::format("{}the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
+                      measured.float8.reason.empty() ? "" : "; ", search.timed, search.over_first);
     }
-    add_reason(measured.float8, tuning_db::kernels_reason(choices_text(search.choices)));
+    measured.float8.kernels = linear_kernels(search.choices);
   }
-  if (measured.bf16.is_timed()) {
-    add_reason(measured.bf16, tuning_db::kernels_reason(choices_text(twin)));
-  }
+  if (measured.bf16.is_timed()) measured.bf16.kernels = linear_kernels(twin);
   if (measured.float8.ratio) {
     if (bf16 != nullptr) measured.float8.ratio->pair_uuid = bf16->uuid;
     if (measured.float8.ratio->ratio > progress_.best_speedup) {
@@ -440,7 +436,8 @@ Status Sweep::measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& 
       for (const bool bf16 : {true, false}) {
         Pending part;
         for (const tuning_db::PendingTrial* trial : found->second) {
-          if ((trial->cell.candidate.impl == "bf16_cublaslt") == bf16) part.push_back(trial);
+          if ((trial->cell.candidate.impl == tuning_db::Impl::kBf16CublasLt) == bf16)
+            part.push_back(trial);
         }
         if (part.empty()) continue;
         if (should_end()) return {};

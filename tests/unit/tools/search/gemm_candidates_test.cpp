@@ -99,9 +99,10 @@ TEST(Search, CandidatesGoToTheDatabaseAndBack) {
     EXPECT_EQ(to_subject(to_candidate(subject, "hash")).value(), subject);
   }
   EXPECT_EQ(to_candidate({.impl = "cublaslt", .config = "h3"}, "").config, R"({"heuristic":3})");
-  EXPECT_FALSE(to_subject({.impl = "cublaslt", .config = "not json", .source_hash = ""}));
   EXPECT_FALSE(
-      to_subject({.impl = "generated", .config = R"({"heuristic":"x"})", .source_hash = ""}));
+      to_subject({.impl = tuning_db::Impl::kCublasLt, .config = "not json", .source_hash = ""}));
+  EXPECT_FALSE(to_subject(
+      {.impl = tuning_db::Impl::kGenerated, .config = R"({"heuristic":"x"})", .source_hash = ""}));
 }
 
 TEST(Search, ChoicesOfALinearReadBack) {
@@ -148,7 +149,8 @@ TEST(SweepPlan, RespectsWhatTheLibraryOffers) {
   const SweepPlan plan = plan_sweep(request, h100(), [](const Problem&, bool bf16) -> Result<int> {
                            return bf16 ? 3 : 0;
                          }).value();
-  for (const tuning_db::Cell& cell : plan.cells) EXPECT_NE(cell.candidate.impl, "cublaslt");
+  for (const tuning_db::Cell& cell : plan.cells)
+    EXPECT_NE(cell.candidate.impl, tuning_db::Impl::kCublasLt);
   const auto failing = plan_sweep(request, h100(), [](const Problem&, bool) -> Result<int> {
     return fail(ErrorCode::kCuda, "lost");
   });

@@ -122,7 +122,7 @@ class SweepTest : public ::testing::Test {
     std::vector<TrialRow> found;
     auto all = open().trials(problem).value();
     for (TrialRow& row : all) {
-      if (impl.empty() || row.candidate.impl == impl) found.push_back(std::move(row));
+      if (impl.empty() || to_string(row.candidate.impl) == impl) found.push_back(std::move(row));
     }
     return found;
   }
@@ -139,7 +139,7 @@ class SweepTest : public ::testing::Test {
           const Problem p = Problem::make(op, *find_recipe(recipe), shape).value();
           auto of_problem = db.trials(p).value();
           for (TrialRow& row : of_problem) {
-            const std::string key = p.key() + " " + row.candidate.impl + " " + row.candidate.config;
+            const std::string key = p.key() + " " + row.candidate.key();
             EXPECT_FALSE(found.contains(key)) << key << " was measured twice";
             found.emplace(key, std::move(row));
           }

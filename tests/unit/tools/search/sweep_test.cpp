@@ -23,10 +23,10 @@ TEST_F(SweepTest, EveryCellGetsATerminalStateAndTheLinearARatio) {
   EXPECT_EQ(linear[0].result.ratio->pair_uuid, twin[0].uuid);
   EXPECT_EQ(open().runs().value().front().state, "done");
   // The fastest of the measured kernels and the fastest bf16 ones were taken.
-  EXPECT_NE(linear[0].result.reason.find("g16,generated:"), std::string::npos)
-      << linear[0].result.reason;
-  EXPECT_NE(twin[0].result.reason.find("cublaslt:h1,cublaslt:h1,cublaslt:h1"), std::string::npos)
-      << twin[0].result.reason;
+  ASSERT_TRUE(linear[0].result.kernels && twin[0].result.kernels);
+  EXPECT_TRUE(linear[0].result.kernels->at(0).config.ends_with("g16"));
+  const tuning_db::LinearKernel library{Provider::kCublasLt, "h1"};
+  EXPECT_EQ(*twin[0].result.kernels, (tuning_db::LinearKernels{library, library, library}));
 }
 
 TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {
@@ -36,11 +36,11 @@ TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {
   ASSERT_TRUE(sweep_all());
   const auto measured = rows(problem(Op::kGradInput));
   ASSERT_FALSE(measured.empty());
-  EXPECT_EQ(measured.front().candidate.impl, "cublaslt");
+  EXPECT_EQ(measured.front().candidate.impl, tuning_db::Impl::kCublasLt);
   EXPECT_EQ(measured.front().candidate.config, R"({"heuristic":1})");
   const auto linear = rows(problem(Op::kLinear), "float8");
-  EXPECT_NE(linear.at(0).result.reason.find("cublaslt:h1,cublaslt:h1,cublaslt:h1"),
-            std::string::npos);
+  const tuning_db::LinearKernel library{Provider::kCublasLt, "h1"};
+  EXPECT_EQ(linear.at(0).result.kernels, (tuning_db::LinearKernels{library, library, library}));
 }
 
 TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
@@ -55,13 +55,14 @@ TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
   request_.knobs.keep = 2;  // else the library is behind more kernels than linears are made of
   ASSERT_TRUE(sweep_all());
   const auto linear = rows(problem(Op::kLinear), "float8").at(0);
-  const auto kernels = tuning_db::kernels_of(linear.result.reason);
-  ASSERT_TRUE(kernels) << linear.result.reason;
+  const auto kernels = linear.result.kernels;
+  ASSERT_TRUE(kernels);
   EXPECT_EQ(kernels->at(0), (tuning_db::LinearKernel{Provider::kCublasLt, "h1"}));
   EXPECT_EQ(kernels->at(1).provider, Provider::kGenerated);
   EXPECT_TRUE(linear.result.reason.starts_with("the fastest of ")) << linear.result.reason;
   EXPECT_NEAR(linear.result.timing->median_ns, 280e3, 5e3);
-  EXPECT_EQ(rows(problem(Op::kOutput)).at(0).candidate.impl, "generated") << "alone";
+  EXPECT_EQ(rows(problem(Op::kOutput)).at(0).candidate.impl, tuning_db::Impl::kGenerated)
+      << "alone";
   const TuningTable table = open().table().value();
   const KernelChoice* chosen = table.find(problem(Op::kOutput));
   ASSERT_NE(chosen, nullptr);
@@ -82,8 +83,7 @@ TEST_F(SweepTest, WhatIsChosenWithoutASearchTakesPart) {
                                  : 500e3;
   };
   ASSERT_TRUE(sweep_all());
-  const auto kernels =
-      tuning_db::kernels_of(rows(problem(Op::kLinear), "float8").at(0).result.reason);
+  const auto kernels = rows(problem(Op::kLinear), "float8").at(0).result.kernels;
   ASSERT_TRUE(kernels);
   EXPECT_EQ(kernels->at(0).config, last);
   const auto own = rows(output, "generated");
@@ -103,7 +103,7 @@ TEST_F(SweepTest, EveryRecipeGetsALinear) {
   for (const LinearResult& linear : outcome->linears) {
     const Recipe recipe = find_recipe(linear.problem.recipe).value();
     EXPECT_EQ(linear.float8.state, TrialState::kOk) << recipe.name << linear.float8.reason;
-    const auto kernels = tuning_db::kernels_of(linear.float8.reason);
+    const auto& kernels = linear.float8.kernels;
     ASSERT_TRUE(kernels) << recipe.name;
     for (const Gemm gemm : kGemms) {
       const auto& kernel = kernels->at(static_cast<size_t>(gemm));
@@ -131,10 +131,8 @@ TEST_F(SweepTest, BothKindsReachTheFinal) {
   const auto pruned = std::ranges::find_if(
       lost, [](const TrialRow& row) { return row.result.state == TrialState::kPruned; });
   ASSERT_NE(pruned, lost.end());
-  double us = 0;
-  ASSERT_EQ(std::sscanf(pruned->result.reason.c_str(), "screened at %lf us", &us), 1)
-      << pruned->result.reason;
-  EXPECT_NEAR(us, 150, 1.5);  // h2's time, measured with noise
+  ASSERT_TRUE(pruned->result.screened_ns);
+  EXPECT_NEAR(*pruned->result.screened_ns, 150e3, 1500);  // h2's time, measured with noise
   EXPECT_FALSE(pruned->result.timing);
 }
 
@@ -151,7 +149,10 @@ TEST_F(SweepTest, AWrongKernelNeverWins) {
     EXPECT_FALSE(row.result.timing);
   }
   const auto linear = rows(problem(Op::kLinear), "float8");
-  EXPECT_EQ(linear.at(0).result.reason.find("generated"), std::string::npos);
+  ASSERT_TRUE(linear.at(0).result.kernels);
+  for (const tuning_db::LinearKernel& kernel : *linear.at(0).result.kernels) {
+    EXPECT_EQ(kernel.provider, Provider::kCublasLt);
+  }
 }
 
 TEST_F(SweepTest, WithoutAnyKernelTheLinearSaysWhichGemmHasNone) {
