@@ -100,8 +100,8 @@ TEST(TrainCurve, CsvHasARowAStep) {
             "2,32,2,3,2,2\n");
 }
 
-// An XML parser reads it, and finds each curve's loss and difference, its points inside the
-// picture.
+// An XML parser reads the document, and finds each curve's loss and difference, with all points
+// inside the picture.
 TEST_F(TrainFiles, PictureIsWellFormedSvg) {
   std::vector<float> losses;
   for (int i = 0; i < 3000; ++i) losses.push_back(1.0F + 4.0F / static_cast<float>(i + 1));

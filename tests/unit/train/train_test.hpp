@@ -1,12 +1,12 @@
-// The trainer's tests share these: the error of a call, a folder of one's own, a text to learn.
+// The trainer's tests share these: the error of a call, and a folder of one's own.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <string>
 
-#include "examples/train/data.hpp"
 #include "examples/train/error.hpp"
 
 namespace train {

@@ -1,4 +1,4 @@
-// Whole steps of tiny models on the emulated device, under every recipe.
+// Tiny models take whole steps on the emulated device, under every recipe.
 #include <cmath>
 
 #include "examples/train/checkpoint.hpp"
@@ -78,7 +78,7 @@ TEST_P(TinyTraining, ResumingGivesTheSameBits) {
   EXPECT_EQ(one.m, two.m);
   EXPECT_EQ(one.v, two.v);
   EXPECT_EQ(one.scales, two.scales);
-  // Sixteen amaxes of each operand of each linear, where there is delayed scaling.
+  // The state has sixteen amaxes of each operand of each linear, where there is delayed scaling.
   EXPECT_EQ(one.scales.size() > 16 * sizeof(float) * 3 * 4, GetParam() == "delayed");
 }
 
