@@ -100,7 +100,7 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   }
   kernel->resident_clusters = resident_clusters(cuda, *kernel, state.info.sm_count);
   if (kernel->cluster_size == 2) {
-    kernel->resident_clusters = std::min(kernel->resident_clusters, kernels::kMostPairs);
+    kernel->resident_clusters = std::min(kernel->resident_clusters, kernels::kMaxRemappedClusters);
     if (!state.pair_places) {
       state.pair_places =
           state.cache ? find_pair_places(cuda, state.info.sm_count) : places_as_dealt();

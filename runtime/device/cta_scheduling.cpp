@@ -99,7 +99,7 @@ PairPlaces places_as_dealt() {
 }
 
 PairPlaces places_of_first(const PairPlaces& places, size_t pairs) {
-  constexpr kernels::u8 kNone = kernels::kMostPairs;
+  constexpr kernels::u8 kNone = kernels::kMaxRemappedClusters;
   PairPlaces pair_at;
   pair_at.fill(kNone);
   for (size_t i = 0; i < pairs; ++i) pair_at[places[i]] = static_cast<kernels::u8>(i);
@@ -113,9 +113,9 @@ PairPlaces places_of_first(const PairPlaces& places, size_t pairs) {
 
 std::optional<PairPlaces> pair_places(std::span<const uint32_t> blocks,
                                       std::span<const uint32_t> clusters) {
-  constexpr kernels::u8 kNone = kernels::kMostPairs;
+  constexpr kernels::u8 kNone = kernels::kMaxRemappedClusters;
   const size_t pairs = clusters.size();
-  if (pairs > kernels::kMostPairs || blocks.size() != 2 * pairs) return std::nullopt;
+  if (pairs > kernels::kMaxRemappedClusters || blocks.size() != 2 * pairs) return std::nullopt;
   PairPlaces place_of;  // of a TPC, in the order of single blocks
   place_of.fill(kNone);
   for (size_t i = 0; i < pairs; ++i) {

@@ -20,7 +20,7 @@
 namespace f8::runtime {
 
 // A permutation: the place of the cluster of an index.
-using PairPlaces = std::array<kernels::u8, kernels::kMostPairs>;
+using PairPlaces = std::array<kernels::u8, kernels::kMaxRemappedClusters>;
 
 [[nodiscard]] PairPlaces places_as_dealt();  // 0, 1, 2, ...
 // Of the first `pairs` clusters, in the order in which `places` has them: what a smaller grid

@@ -65,7 +65,7 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
                                 std::span<const QuantizeOperand> operands) {
       auto args = quantize_args(*pass.one_launch, sm_count, operands,
                                 scratch.sync + (beside ? second_sync(sm_count) : 0));
-      args.cast.beside = beside ? 1 : 0;
+      args.cast.overlap = beside ? 1 : 0;
       return step(name.c_str(), cast_bytes(pass.cast, elements_of(operands)),
                   [this, kernel = ready[i].quantize, args, blocks_beside](Stream stream) {
                     return launch_quantize(*driver, *kernel, args, programmatic, stream,
@@ -87,7 +87,7 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
       }
       if (pass.amax) {
         auto args = amax_args(*pass.amax, sm_count, own.all());
-        args.valid = scratch.valid;
+        args.noop_flag = scratch.valid;
         F8_TRY(
             step(pass.amax_name.c_str(),
                  cast_bytes({.in = pass.cast.in, .q = false, .qt = false}, elements_of(own.all())),
@@ -96,8 +96,8 @@ Status Linear::State::quantize(Work work, bool first, const std::array<Place, 3>
                  }));
       }
       auto args = cast_args(pass.cast, sm_count, own.all());
-      args.valid = scratch.valid;
-      args.beside = beside ? 1 : 0;
+      args.noop_flag = scratch.valid;
+      args.overlap = beside ? 1 : 0;
       const Kernel* kernel = ready[i].cast;
       if (pass.summing && scratch.sums != nullptr) {
         kernel = ready[i].summing;

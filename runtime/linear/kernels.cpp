@@ -115,7 +115,7 @@ class Planner {
     at(Work::kForwardUnsaved) = both(false);
     at(Work::kInputUnsaved) = passes(visits(Tensor::kInput, true, false));
     std::vector<Visit> weight = visits(Tensor::kWeight, true, true, kernels_.master_dtype);
-    for (Visit& visit : weight) visit.cast.flagged = kernels_.weight_flag;
+    for (Visit& visit : weight) visit.cast.noop_flag = kernels_.weight_flag;
     at(Work::kWeight) = passes(weight);
     at(Work::kGradOutput) = gradient(true, true, false);
     at(Work::kGradOutputForInput) = gradient(true, false, false);
@@ -155,7 +155,7 @@ class Planner {
                          .count = kernels_.count}};
     for (const CastSetting* copy : {q, qt}) {
       if (copy == nullptr) continue;
-      if (first_ || copy->scaling != Scaling::kDelayed) visit.cast.hold = kernels_.hold;
+      if (first_ || copy->scaling != Scaling::kDelayed) visit.cast.saturate = kernels_.hold;
       if (copy->scaling != Scaling::kDelayed) continue;
       visit.slot = slot_of(tensor, *copy);
       visit.cast.delayed = !first_;

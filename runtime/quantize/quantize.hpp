@@ -84,7 +84,7 @@ template <class Args = kernels::CastArgs>
                                                   std::span<const QuantizeOperand> operands,
                                                   void* sync);
 
-// Where `args.beside` is set, or will be in the next launch, `blocks_beside` are the other's
+// Where `args.overlap` is set, or will be in the next launch, `blocks_beside` are the other's
 // blocks.
 template <class Args>
 [[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,

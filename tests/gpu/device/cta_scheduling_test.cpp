@@ -32,7 +32,7 @@ TEST_F(DealingTest, AKernelOfClustersOfTwoBringsThem) {
                  .cluster_n = 2,
                  .warpgroups = 2,
                  .pingpong = true,
-                 .group = 8};
+                 .raster_group = 8};
   F8_ASSERT_OK(context_->kernel(spec));
   EXPECT_TRUE(context_->state().pair_places);
 }

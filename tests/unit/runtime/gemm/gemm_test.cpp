@@ -243,7 +243,7 @@ TEST_F(GemmTest, PlacesArePermutationsOfTheGrid) {
     std::reverse(reversed.begin(), reversed.begin() + 66);
     if (context_->state().pair_places) context_->state().pair_places = reversed;
     EXPECT_TRUE(plan->run(call_of(m), nullptr, nullptr));
-    return std::to_array(cuda_.launches.back().gemm.places);
+    return std::to_array(cuda_.launches.back().gemm.cluster_remap);
   };
   const auto of_all = places(8192, "128x128s6c1x2w2pg16");
   EXPECT_EQ(cuda_.launches.back().grid, 132U);
