@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
-#include "runtime/linear_kernels.hpp"
-#include "runtime/quantize_list.hpp"
+#include "runtime/linear/kernels.hpp"
+#include "runtime/quantize/quantize_list.hpp"
 
 namespace f8::cli {
 namespace {
