@@ -18,7 +18,7 @@ std::vector<uint32_t> bits(const std::vector<float>& values) {
   return out;
 }
 
-// What lines (lines.cuh) say of the matrix's rows, or columns.
+// What lines (tile_amax.cuh) say of the matrix's rows, or columns.
 std::vector<uint32_t> combined(const std::vector<uint16_t>& lines, int64_t rows, int64_t cols,
                                bool columns) {
   std::vector<uint32_t> most(static_cast<size_t>(columns ? cols : rows));
