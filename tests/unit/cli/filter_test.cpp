@@ -105,9 +105,9 @@ TEST_F(Asking, FilterWritesVerdictsForATrainer) {
   ASSERT_EQ(file.decisions.size(), result["decisions"].size());
   for (size_t i = 0; i < file.decisions.size(); ++i) {
     const json& d = result["decisions"][i];
-    EXPECT_EQ(file.decisions[i].fqn, d["fqn"]);
+    EXPECT_EQ(file.decisions[i].fqn, d["fqn"].get<std::string>());
     EXPECT_EQ(file.decisions[i].convert, d["convert"]);
-    EXPECT_EQ(file.decisions[i].reason, d["reason"]);
+    EXPECT_EQ(file.decisions[i].reason, d["reason"].get<std::string>());
     EXPECT_EQ(file.decisions[i].in_features, d["in_features"]);
     EXPECT_EQ(file.decisions[i].out_features, d["out_features"]);
   }
