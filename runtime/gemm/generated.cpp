@@ -98,7 +98,7 @@ struct Launcher {
     if (kernel.cluster_size == 2) {
       const auto pairs = static_cast<size_t>(blocks) / 2;
       std::ranges::copy(
-          programmatic ? places_as_dealt() : places_of_first(*context->state().pair_places, pairs),
+          programmatic ? identity_remap() : remap_of_first(*context->state().cluster_remap, pairs),
           args.cluster_remap);
     }
     if constexpr (kCount == 2) args.tail_offset = extra_units(contractions[0], contractions[1]);
