@@ -1,6 +1,7 @@
-// Shared libraries opened by soname at first need, so that everything but the calls themselves
-// works where the library is missing. The executable's rpath names the toolkit folder found at
-// configure time.
+// A shared library that is opened by soname at its first use, so that a program starts and does all
+// its other work where the library is missing. The dynamic loader searches LD_LIBRARY_PATH, the
+// RUNPATH of the program or library that holds this code ($ORIGIN and ../lib; the build tree's lib
+// has links to the toolkit, see cmake/FindCudaHeaders.cmake), and the system's folders.
 #pragma once
 
 #include <string>
@@ -11,7 +12,7 @@ namespace f8 {
 
 class DynamicLibrary {
  public:
-  // `remedy` completes the error: what to install where the library is missing.
+  // `remedy` ends the error message; it says what to install where the library is missing.
   [[nodiscard]] static Result<DynamicLibrary> open(const char* soname, const char* remedy);
 
   template <class Function>
@@ -24,7 +25,7 @@ class DynamicLibrary {
   DynamicLibrary(void* handle, std::string soname) : handle_(handle), soname_(std::move(soname)) {}
   [[nodiscard]] Result<void*> find(const char* symbol) const;
 
-  void* handle_;  // never closed: CUDA libraries do not survive being unloaded
+  void* handle_;  // It is never closed, because CUDA libraries do not survive that.
   std::string soname_;
 };
 

@@ -1,9 +1,10 @@
-// The environment variables that float8 reads: this file is the whole list. They are read once, at
+// The environment variables that float8 reads. This file is the whole list; they are read once, at
 // first use.
 //
-//   FLOAT8_CACHE_DIR   where compiled kernels are kept; default $XDG_CACHE_HOME/float8, else
-//   ~/.cache/float8 FLOAT8_DB          the user's tuning database; default: the built-in
-//   measurements alone FLOAT8_LOG         error | warning | info; default warning
+//   FLOAT8_CACHE_DIR   the folder of compiled kernels
+//                      (default: $XDG_CACHE_HOME/float8, else ~/.cache/float8)
+//   FLOAT8_DB          the user's tuning database (default: the built-in measurements alone)
+//   FLOAT8_LOG         error | warning | info (default: warning)
 #pragma once
 
 #include <filesystem>
@@ -13,7 +14,7 @@ namespace f8 {
 
 struct Environment {
   std::filesystem::path cache_dir;
-  std::filesystem::path db;  // empty: not set
+  std::filesystem::path db;  // empty where FLOAT8_DB is not set
   std::string log_level;
 };
 

@@ -1,27 +1,27 @@
-// Errors as values. A function that can fail returns Result<T> or Status; F8_TRY propagates. A
-// message says what happened, where (file, option, field) and what to do about it, in one line
-// without a final newline.
+// Errors as values. A function that can fail returns Result<T> or Status, and F8_TRY propagates an
+// error to the caller. A message says what happened, where (file, option, field) and what to do
+// about it, in one line without a final newline.
 #pragma once
-
-#include <fmt/format.h>
 
 #include <expected>
 #include <string>
 #include <utility>
 
+#include "base/format.hpp"
+
 namespace f8 {
 
 enum class ErrorCode {
-  kInvalidArgument,  // the caller's input; the remedy is a different input
+  kInvalidArgument,  // the caller's input is wrong; another input is the remedy
   kNotFound,         // a file, row or kernel that should exist does not
-  kUnsupported,      // legal to ask, not possible on this hardware or build
-  kEnvironment,      // no GPU, no driver, missing library, unfit machine
-  kIo,               // the operating system refused a read or write
-  kCorrupt,          // bytes that do not say what they should
+  kUnsupported,      // this hardware or build cannot do it
+  kEnvironment,      // the machine lacks a GPU, a driver or a library
+  kIo,               // the operating system refused to read or write
+  kCorrupt,          // the bytes of a file are not what they should be
   kCompile,          // NVRTC refused a source, or its log holds a C75xx line
   kCuda,             // a CUDA, cuBLASLt or NCCL call failed
   kOutOfMemory,
-  kInterrupted,  // stopped by a signal; the work can be resumed
+  kInterrupted,  // a signal stopped the work, which can be resumed
   kInternal,
 };
 
@@ -37,18 +37,18 @@ using Status = std::expected<void, Error>;
 template <class... Args>
 [[nodiscard]] std::unexpected<Error> fail(ErrorCode code, fmt::format_string<Args...> format,
                                           Args&&... args) {
-  return std::unexpected(Error{code, fmt::format(format, std::forward<Args>(args)...)});
+  return std::unexpected(Error{code, f8::format(format, std::forward<Args>(args)...)});
 }
 
-// What F8_TRY yields. Not constexpr: where all of a statement expression could be a constant, g++
-// 12 yields what its end has been moved from.
+// Returns the value that F8_TRY yields. It is not constexpr, because g++ 12 yields the moved-from
+// object where the whole statement expression could be a constant.
 template <class T>
 T take_value(std::expected<T, Error>&& result) {
   return *std::move(result);
 }
 
 // Evaluates a Result or Status; returns its error from the enclosing function, else yields the
-// value. Not inside the braces of an aggregate: g++ 12 then leaks the members already built.
+// value. Do not use it inside the braces of an aggregate: g++ 12 leaks the members built so far.
 #define F8_TRY(...)                                                               \
   ({                                                                              \
     auto f8_try_result = (__VA_ARGS__);                                           \

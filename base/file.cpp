@@ -76,7 +76,7 @@ Status write_file_synced(const fs::path& path, std::string_view bytes) {
 
 Status write_file_atomic(const fs::path& path, std::string_view bytes) {
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  std::string temporary = (parent / fmt::format(".{}.XXXXXX", path.filename().string())).string();
+  std::string temporary = (parent / f8::format(".{}.XXXXXX", path.filename().string())).string();
   Descriptor file(::mkostemp(temporary.data(), O_CLOEXEC));
   if (file.get() < 0) {
     return fail(ErrorCode::kIo, "cannot create a file in {}: {}", parent.string(), errno_text());

@@ -1,5 +1,6 @@
-// Files with errors as values. write_file_atomic writes beside the target, fsyncs and renames, so a
-// reader sees the old bytes or the new ones, and a full disk leaves the old ones.
+// Reading and writing whole files, with errors as values. write_file_atomic writes a temporary file
+// beside the target, flushes it and renames it: a reader sees the old bytes or the new ones, and a
+// full disk leaves the old ones.
 #pragma once
 
 #include <filesystem>
@@ -14,9 +15,10 @@ namespace fs = std::filesystem;
 
 [[nodiscard]] Result<std::string> read_file(const fs::path& path);
 [[nodiscard]] Status write_file_atomic(const fs::path& path, std::string_view bytes);
-[[nodiscard]] Status write_file_synced(const fs::path& path, std::string_view bytes);  // no rename
+// Writes in place and flushes; a crash may leave a part of the bytes.
+[[nodiscard]] Status write_file_synced(const fs::path& path, std::string_view bytes);
 [[nodiscard]] Status sync_directory(const fs::path& path);
-// A fresh, private (0700) directory `<parent>/<prefix>XXXXXX`.
+// Creates the private (mode 0700) directory `<parent>/<prefix>XXXXXX` and returns its path.
 [[nodiscard]] Result<fs::path> make_temp_directory(const fs::path& parent, std::string_view prefix);
 
 }  // namespace f8

@@ -1,6 +1,6 @@
 #include "base/hash.hpp"
 
-#include <fmt/format.h>
+#include "base/format.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -9,7 +9,7 @@ namespace f8 {
 
 std::string hash_hex(std::string_view bytes) {
   const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
-  return fmt::format("{:016x}{:016x}", h.high64, h.low64);
+  return f8::format("{:016x}{:016x}", h.high64, h.low64);
 }
 
 std::string hash_hex(std::span<const std::byte> bytes) {

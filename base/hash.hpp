@@ -1,5 +1,5 @@
-// XXH3-128 of bytes, as 32 hex digits. Used for identity (cache keys, database keys), not for
-// security.
+// hash_hex is XXH3-128 as 32 hex digits. It identifies things (cache keys, database keys) and finds
+// accidents; it is no signature.
 #pragma once
 
 #include <span>

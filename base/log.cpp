@@ -26,7 +26,7 @@ void default_sink(LogLevel level, std::string_view message) {
   }();
   if (level > threshold) return;
   constexpr const char* kNames[] = {"error", "warning", "info"};
-  fmt::print(stderr, "float8: {}: {}\n", kNames[static_cast<int>(level)], message);
+  f8::print(stderr, "float8: {}: {}\n", kNames[static_cast<int>(level)], message);
 }
 
 }  // namespace

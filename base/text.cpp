@@ -1,6 +1,6 @@
 #include "base/text.hpp"
 
-#include <fmt/format.h>
+#include "base/format.hpp"
 
 namespace f8 {
 
@@ -10,7 +10,7 @@ std::string quote(std::string_view text, size_t longest) {
     if (c >= ' ' && c <= '~') {
       result += c;
     } else {
-      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+      result += f8::format("\\x{:02x}", static_cast<unsigned char>(c));
     }
   }
   return result + (text.size() > longest ? "'..." : "'");

@@ -1,5 +1,5 @@
-// Text from outside: taken apart, and quoted so that whatever it holds, a message that names it
-// stays one readable line.
+// Helpers for text that comes from outside: splitting it, and quoting it so that a message that
+// contains it stays one readable line.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,12 @@
 
 namespace f8 {
 
-// 'text' in single quotes: bytes that are not printable ASCII as \xNN, past `longest` bytes "...".
+// Returns the text in single quotes. A byte that is not printable ASCII becomes \xNN, and "..." stands
+// for all beyond `longest` bytes.
 [[nodiscard]] std::string quote(std::string_view text, size_t longest = 100);
 
-// Takes the text up to `separator` off the front, and the separator; without one, all of it.
+// Removes the text up to and including `separator` (all of it where there is none) from the front of
+// `rest` and returns it without the separator.
 std::string_view take_until(std::string_view& rest, char separator);
 
 }  // namespace f8

@@ -1,11 +1,11 @@
-# Finds the CUDA 13 headers (cuda.h, nvrtc.h, cublasLt.h, nccl.h) and the folders of the libraries
-# beside them: in FLOAT8_CUDA_ROOT, $CUDA_HOME, an installed toolkit, or the local folder that
-# scripts/setup fills from wheels. A toolkit of another major version is passed over as a whole, so
-# headers of two versions never mix. Nothing links a CUDA library: the top CMakeLists makes
-# the folders rpaths, and base/dynlib opens the libraries by soname.
+# Finds the CUDA 13 headers (cuda.h, nvrtc.h, cublasLt.h, nccl.h) and the libraries beside them: in
+# FLOAT8_CUDA_ROOT, $CUDA_HOME, an installed toolkit, or the local folder that scripts/setup fills
+# from wheels. A toolkit of another major version is passed over as a whole, so headers of two
+# versions never mix. Nothing links a CUDA library: base/dynlib opens them by soname, and
+# LinkCudaLibraries.cmake lets the build tree find them.
 #
-#   float8::cuda_headers   include directories
-#   FLOAT8_CUDA_LIB_DIRS   folders of libnvrtc, libcublasLt and libnccl
+#   float8::cuda_headers    include directories
+#   FLOAT8_CUDA_LIBRARIES   the files libnvrtc, libcublasLt and libnccl, as far as they are there
 #
 # scripts/setup runs this file by itself (cmake -P) to ask whether anything has to be fetched; then
 # libnvrtc counts as needed too.
@@ -60,14 +60,12 @@ find_package_handle_standard_args(CudaHeaders REQUIRED_VARS ${_required}
   REASON_FAILURE_MESSAGE "run scripts/setup, which fetches what is missing")
 
 if(CudaHeaders_FOUND AND NOT CMAKE_SCRIPT_MODE_FILE AND NOT TARGET float8::cuda_headers)
-  set(FLOAT8_CUDA_LIB_DIRS "")
+  set(FLOAT8_CUDA_LIBRARIES "")
   foreach(_lib FLOAT8_NVRTC_LIBRARY FLOAT8_CUBLASLT_LIBRARY FLOAT8_NCCL_LIBRARY)
     if(${_lib})
-      get_filename_component(_dir ${${_lib}} DIRECTORY)
-      list(APPEND FLOAT8_CUDA_LIB_DIRS ${_dir})
+      list(APPEND FLOAT8_CUDA_LIBRARIES ${${_lib}})
     endif()
   endforeach()
-  list(REMOVE_DUPLICATES FLOAT8_CUDA_LIB_DIRS)
   add_library(float8::cuda_headers INTERFACE IMPORTED)
   target_include_directories(float8::cuda_headers SYSTEM INTERFACE
     ${FLOAT8_CUDA_INCLUDE} ${FLOAT8_NVRTC_INCLUDE} ${FLOAT8_CUBLASLT_INCLUDE} ${FLOAT8_NCCL_INCLUDE}

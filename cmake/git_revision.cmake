@@ -1,5 +1,5 @@
 # cmake -DSOURCE=FOLDER -DOUTPUT=FILE [-DSHA=REVISION] [-DGIT=PROGRAM] -P git_revision.cmake: what
-# tools/tuner/toolchain.hpp declares of the sources' revision. FILE is touched where that changes.
+# tools/tuner/backend/toolchain.hpp declares of the sources' revision. FILE is touched where that changes.
 cmake_minimum_required(VERSION 3.25)
 
 set(sha unknown)
@@ -19,7 +19,7 @@ elseif(GIT)
   endif()
 endif()
 file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT
-"#include \"tools/tuner/toolchain.hpp\"
+"#include \"tools/tuner/backend/toolchain.hpp\"
 
 namespace f8::tuner {
 

@@ -1,4 +1,4 @@
-// The cache directory as a place: who may write it, what a crash left in it, and the lock of a key.
+// The cache directory: who may write it, what a crash left in it, and the lock of a key.
 #pragma once
 
 #include <string>
@@ -17,9 +17,9 @@ namespace f8::codegen {
 // Removes the temporary directories of dead processes that are older than an hour.
 void remove_stale_temporaries(const fs::path& directory);
 
-// flock on a file: ends with its holder, even one that is killed. Where the directory cannot be
-// written or the file system has no locks, it holds nothing: work may then be done twice, never
-// wrongly, because entries appear by a rename.
+// A lock on a file (flock), which ends with the process that has it, even if that is killed. Where
+// the directory cannot be written or the file system has no locks, it locks nothing: work may then
+// be done twice, never wrongly, because entries appear by a rename.
 class KeyLock {
  public:
   explicit KeyLock(const fs::path& file);

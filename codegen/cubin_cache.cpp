@@ -21,7 +21,7 @@ std::string_view option_name(std::string_view option) {
   return option.substr(0, option.find('='));
 }
 
-// By name alone and stable, because of two values for one name the last counts.
+// The order is by name alone and stable: of two values for one name the last counts.
 std::vector<std::string> sorted_options(const KernelSource& source) {
   std::vector<std::string> options = source.options;
   std::ranges::stable_sort(options, {}, option_name);

@@ -37,11 +37,11 @@ class CubinCache {
   [[nodiscard]] static Result<CubinCache> open(const std::filesystem::path& directory,
                                                Compiler compiler = nullptr);
 
-  // From memory, else from disk, else compiled and kept. Thread-safe; processes that want the same
-  // kernel at once compile it once.
+  // Returns a kernel from memory, else from disk, else compiles and keeps it. It is thread-safe,
+  // and processes that want the same kernel at once compile it once.
   [[nodiscard]] Result<std::shared_ptr<const Cubin>> get(const KernelSource& source);
-  // All of them, compiled in parallel on `threads` (0: all cores); `progress(done, total)` after
-  // each.
+  // Returns all of them, compiled in parallel on `threads` (0: all cores); `progress(done, total)`
+  // is called after each.
   [[nodiscard]] Result<std::vector<std::shared_ptr<const Cubin>>> get_all(
       std::span<const KernelSource> sources, int threads = 0,
       const std::function<void(size_t, size_t)>& progress = nullptr);

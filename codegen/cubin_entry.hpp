@@ -19,9 +19,9 @@ inline constexpr int kEntryFormat = 1;
 [[nodiscard]] Result<Cubin> read_manifest(std::string_view manifest, std::string_view key,
                                           std::string_view image);
 
-// kNotFound where there is no entry; any other error says what is wrong with it.
+// The error is kNotFound where there is no entry; any other error says what is wrong with it.
 [[nodiscard]] Result<Cubin> load_entry(const fs::path& cache, const std::string& key);
-// Where another process was faster, its entry is kept and returned.
+// If another process was faster, its entry is kept and returned.
 [[nodiscard]] Result<std::optional<Cubin>> store_entry(const fs::path& cache,
                                                        const std::string& key, const Cubin& cubin);
 [[nodiscard]] Status remove_entry(const fs::path& cache, const std::string& key);

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
+#include "codegen/kernels/kernel_args.cuh"
 #include "codegen/mma_text.hpp"
 
 namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
-    cast_counters_cuh, column_sums_cuh, lines_cuh, scale_cuh, scale_update_cuh, quantize_cuh,
-    rows_cuh, gemm_schedule_cuh, gemm_block_scales_cuh, gemm_split_cuh, gemm_vectors_cuh, gemm_cuh;
+    cast_counters_cuh, column_sums_cuh, tile_amax_cuh, scale_cuh, scale_update_cuh, quantize_cuh,
+    quantize_rows_cuh, gemm_schedule_cuh, gemm_block_scales_cuh, gemm_split_cuh,
+    gemm_epilogue_operands_cuh, gemm_traits_cuh, gemm_mainloop_cuh, gemm_epilogue_cuh, gemm_cuh;
 }
 namespace {
 
@@ -25,15 +27,18 @@ constexpr Template kTemplates[] = {
     {"cast.cuh", &embedded::cast_cuh},
     {"cast_counters.cuh", &embedded::cast_counters_cuh},
     {"column_sums.cuh", &embedded::column_sums_cuh},
-    {"lines.cuh", &embedded::lines_cuh},
+    {"tile_amax.cuh", &embedded::tile_amax_cuh},
     {"scale.cuh", &embedded::scale_cuh},
     {"scale_update.cuh", &embedded::scale_update_cuh},
     {"quantize.cuh", &embedded::quantize_cuh},
-    {"rows.cuh", &embedded::rows_cuh},
+    {"quantize_rows.cuh", &embedded::quantize_rows_cuh},
     {"gemm_schedule.cuh", &embedded::gemm_schedule_cuh},
     {"gemm_block_scales.cuh", &embedded::gemm_block_scales_cuh},
     {"gemm_split.cuh", &embedded::gemm_split_cuh},
-    {"gemm_vectors.cuh", &embedded::gemm_vectors_cuh},
+    {"gemm_epilogue_operands.cuh", &embedded::gemm_epilogue_operands_cuh},
+    {"gemm_traits.cuh", &embedded::gemm_traits_cuh},
+    {"gemm_mainloop.cuh", &embedded::gemm_mainloop_cuh},
+    {"gemm_epilogue.cuh", &embedded::gemm_epilogue_cuh},
     {"gemm.cuh", &embedded::gemm_cuh},
 };
 
@@ -85,7 +90,35 @@ std::string constant(std::string_view name, bool value) {
   return constant("bool", name, value ? "true" : "false");
 }
 
-// Whether the cast, which takes more registers than others, has four blocks an SM without spills.
+// Asserts a value that the host restates: a stub whose template disagrees does not compile. `host`
+// names the place that restates it.
+std::string check(std::string_view device, size_t value, std::string_view host) {
+  return fmt::format("static_assert({} == {}, \"{} on the host\");\n", device, value, host);
+}
+template <class Args>
+std::string check_args(std::string_view name) {
+  return check(fmt::format("sizeof({})", name), sizeof(Args), "kernel_args.cuh");
+}
+std::string check_threads(std::string_view device, const KernelSpec& spec) {
+  return check(device, static_cast<size_t>(threads_per_block(spec)), "threads_per_block()");
+}
+
+std::string check_gemm(const GemmSpec& s) {
+  const GemmConfig& c = s.config;
+  const auto of_traits = [](std::string_view name, int value, std::string_view host) {
+    return check(fmt::format("GemmTraits<Config>::{}", name), static_cast<size_t>(value), host);
+  };
+  return check_args<kernels::GemmArgs>("GemmArgs") +
+         check_threads("GemmTraits<Config>::kThreads", s) +
+         of_traits("kSharedBytes", dynamic_smem_bytes(s), "dynamic_smem_bytes()") +
+         of_traits("kOutRowBytes", out_row_bytes(s), "out_row_bytes()") +
+         of_traits("kAccumulators", gemm_accumulators(s), "gemm_accumulators()") +
+         of_traits("Schedule::kClusterSize", c.cluster_m * c.cluster_n * c.split_k,
+                   "the cluster's size");
+}
+
+// True where the cast, which takes more registers than others, has four blocks an SM without
+// spills.
 bool fits_four_blocks(const CastSpec& s) {
   return s.in != Dtype::kF32 && has_scale(s, ScaleMode::kBlock1x128) &&
          !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
@@ -97,9 +130,9 @@ struct Stub {
   std::string text;
 };
 
-// Whether the rounded results are multiplied by their scales, two at a time, instead of the sums:
-// where scales are powers of two, but for precise sums of smaller tiles, which lose by it.
-bool multiplies_pairs(const GemmSpec& s) {
+// True where the epilogue rounds first and multiplies by the scales in bf16, two values at a time:
+// scales are powers of two, but promoted sums of smaller tiles would lose by it.
+bool scales_in_bf16(const GemmSpec& s) {
   return s.pow2 && (s.fast || s.config.tile_m * s.config.tile_n >= 128 * 256);
 }
 
@@ -108,9 +141,11 @@ struct StubOf {
     Stub stub{"amax.cuh", "float8_amax", {}};
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
-                constant("kFlagged", s.flagged) +
+                constant("kNoopFlag", s.noop_flag) + "};\n" +
+                (s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
+                        : check_args<kernels::AmaxArgs>("AmaxArgs")) +
+                check_threads("kTileThreads", s) +
                 fmt::format(
-                    "}};\n"
                     "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
                     "float8_amax(const __grid_constant__ {} args) {{\n"
                     "  Amax<Config>::run(args);\n"
@@ -122,7 +157,7 @@ struct StubOf {
   Stub operator()(const CastSpec& s) const {
     Stub stub{"cast.cuh", "float8_cast", {}};
     if (s.one_launch) {
-      stub = {scales_rows_alone(s) ? "rows.cuh" : "quantize.cuh", "float8_quantize", {}};
+      stub = {scales_rows_alone(s) ? "quantize_rows.cuh" : "quantize.cuh", "float8_quantize", {}};
     }
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
@@ -130,8 +165,16 @@ struct StubOf {
                 constant("Scale", "kScaleQt", scale_name(s.scale_qt)) +
                 constant("kDelayed", s.delayed) + constant("kRowMajor", s.q) +
                 constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
-                constant("kHold", s.hold) + constant("kCount", s.count) +
-                constant("kSums", s.sums) + constant("kFlagged", s.flagged) + "};\n";
+                constant("kSaturate", s.saturate) + constant("kCount", s.count) +
+                constant("kSums", s.sums) + constant("kNoopFlag", s.noop_flag) + "};\n";
+    stub.text += s.one_launch ? check_args<kernels::QuantizeArgs>("QuantizeArgs")
+                 : s.list     ? check_args<kernels::CastListArgs>("CastListArgs")
+                              : check_args<kernels::CastArgs>("CastArgs");
+    stub.text += check_threads("kTileThreads", s);
+    if (is_cooperative(s)) {
+      stub.text += check("Quantize<Config>::kSharedBytes",
+                         static_cast<size_t>(dynamic_smem_bytes(s)), "dynamic_smem_bytes()");
+    }
     stub.text += s.one_launch
                      ? fmt::format(
                            "extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
@@ -148,51 +191,58 @@ struct StubOf {
     return stub;
   }
 
-  Stub operator()(const ScaleUpdateSpec&) const {
+  Stub operator()(const ScaleUpdateSpec& s) const {
     return {"scale_update.cuh", "float8_scale_update",
-            "extern \"C\" __global__ void __launch_bounds__(kUpdateThreads)\n"
-            "float8_scale_update(const __grid_constant__ ScaleUpdateArgs args) {\n"
-            "  scale_update(args);\n"
-            "}\n"};
+            check_args<kernels::ScaleUpdateArgs>("ScaleUpdateArgs") +
+                check_threads("kUpdateThreads", s) +
+                "extern \"C\" __global__ void __launch_bounds__(kUpdateThreads)\n"
+                "float8_scale_update(const __grid_constant__ ScaleUpdateArgs args) {\n"
+                "  scale_update(args);\n"
+                "}\n"};
   }
 
   Stub operator()(const ColumnSumsSpec& s) const {
     return {"column_sums.cuh", "float8_column_sums",
-            fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                        "float8_column_sums(const __grid_constant__ ColumnSumsArgs args) {{\n"
-                        "  column_sums<{}>(args);\n"
-                        "}}\n",
-                        input_name(s.in))};
+            check_args<kernels::ColumnSumsArgs>("ColumnSumsArgs") +
+                check_threads("kTileThreads", s) +
+                fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                            "float8_column_sums(const __grid_constant__ ColumnSumsArgs args) {{\n"
+                            "  column_sums<{}>(args);\n"
+                            "}}\n",
+                            input_name(s.in))};
   }
 
   Stub operator()(const BiasGradSpec& s) const {
     return {"column_sums.cuh", "float8_bias_grad",
-            fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                        "float8_bias_grad(const __grid_constant__ BiasGradArgs args) {{\n"
-                        "  bias_grad<{}>(args);\n"
-                        "}}\n",
-                        input_name(s.out))};
+            check_args<kernels::BiasGradArgs>("BiasGradArgs") + check_threads("kTileThreads", s) +
+                fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                            "float8_bias_grad(const __grid_constant__ BiasGradArgs args) {{\n"
+                            "  bias_grad<{}>(args);\n"
+                            "}}\n",
+                            input_name(s.out))};
   }
 
   Stub operator()(const GemmSpec& s) const {
     const GemmConfig& c = s.config;
     const GemmRegisters registers = gemm_registers(c.warpgroups);
-    const GemmProducts products = gemm_products(s);
+    const GemmMma mma = gemm_mma(s);
     Stub stub{"gemm.cuh", "float8_gemm", {}};
     stub.text =
         "struct Config {\n" + constant("kTileM", c.tile_m) + constant("kTileN", c.tile_n) +
         constant("kStages", c.stages) + constant("kClusterM", c.cluster_m) +
         constant("kClusterN", c.cluster_n) + constant("kSplitK", c.split_k) +
         constant("kWarpgroups", c.warpgroups) + constant("kPingpong", c.pingpong) +
-        constant("kFast", s.fast) + constant("Scale", "kScale", scale_name(s.scale)) +
+        constant("kProblems", s.problems) + constant("kConsumerRegisters", registers.consumer) +
+        constant("kProducerRegisters", registers.producer) +
+        constant("Scale", "kScale", scale_name(s.scale)) + "  // main loop\n" +
+        constant("kFast", s.fast) + constant("kMmaN", mma.n) +
+        constant("kPromotionAccumulators", mma.promotion_accumulators) +
+        mma_function(s.a, s.b, mma.n) + "  // epilogue\n" +
         constant("kFloatOutput", s.d == Dtype::kF32) + constant("kHalfOutput", s.d == Dtype::kF16) +
         constant("kBias", s.bias) + constant("kAdd", s.add) + constant("kAmax", s.amax) +
-        constant("kPow2", multiplies_pairs(s)) + constant("kProblems", s.problems) +
-        constant("kMmaN", products.mma_n) + constant("kPartials", products.partials) +
-        constant("kOutBuffers", gemm_out_buffers(s)) + constant("kMathRegisters", registers.math) +
-        constant("kCopyRegisters", registers.copy) + mma_function(s.a, s.b, products.mma_n) +
+        constant("kPow2", scales_in_bf16(s)) + constant("kOutBuffers", gemm_out_buffers(s)) +
+        "};\n" + check_gemm(s) +
         fmt::format(
-            "}};\n"
             "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
             "float8_gemm(const __grid_constant__ GemmMaps<{}> maps,\n"
             "            const __grid_constant__ GemmArgs args) {{\n"

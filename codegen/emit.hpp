@@ -1,5 +1,6 @@
-// From a spec to CUDA source: the device template's text, then a stub that instantiates it with
-// every parameter named, under a comment with the spec's key and the command that re-creates it.
+// The emitter: from a spec to CUDA source. The source is a comment with the spec's key and the
+// command that re-creates it, the text of the device templates, and a stub that instantiates them
+// with every parameter named and asserts what the host restates of the kernel.
 #pragma once
 
 #include <string>
@@ -9,7 +10,8 @@
 
 namespace f8::codegen {
 
-// Bumped when emitted kernels change meaning (arguments, layouts) without their text showing it.
+// It is bumped when emitted kernels change meaning (arguments, layouts) without their text showing
+// it.
 inline constexpr int kGeneratorVersion = 1;
 
 struct KernelSource {

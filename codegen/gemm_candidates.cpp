@@ -1,7 +1,7 @@
-// The configurations that the tuner may choose among. A tile's stages fill what shared memory
-// leaves, but for the largest ones: the room of one more is better spent on the result, whose
-// copies out would else wait for each other. The cluster shares the larger operand's tile; what
-// does not fit registers or shared memory is not offered.
+// The configurations that the tuner may choose among. A tile's stages fill shared memory, but for
+// the largest tiles: the room of one more stage is better spent on out buffers, whose stores would
+// else wait for each other. The cluster shares the larger operand's tile; what does not fit
+// registers or shared memory is not offered.
 #include <initializer_list>
 
 #include "codegen/kernel_spec.hpp"
@@ -13,7 +13,7 @@ namespace {
 struct Cluster {
   int m, n;
   int split_k = 1;
-  int group = 16;
+  int raster_group = 16;
 };
 struct Tile {
   int m, n, warpgroups;
@@ -21,11 +21,11 @@ struct Tile {
   std::initializer_list<Cluster> clusters;
 };
 
-// What won somewhere when all tiles and clusters were measured (docs/kernels.md), the small tiles
-// and split contractions that small results need, and widths in between, with which some results
-// are whole waves of tiles where the others leave half a wave empty. The group matters where
-// operands come from L2 fast enough only if the SMs of a GPC share them, most for single blocks of
-// small tiles: 16 of them as a square read the least.
+// These are the tiles and clusters that won somewhere when all were measured (docs/kernels.md), the
+// small tiles and split-K clusters that small results need, and widths in between, with which some
+// results are whole waves of tiles where the others leave half a wave empty. The raster group
+// matters where operands come from L2 fast enough only if the SMs of a GPC share them, most for
+// single CTAs of small tiles: 16 of them as a square read the least.
 const Tile kTiles[] = {
     {128, 256, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
     {256, 128, 2, false, {{1, 1, 1, 4}, {2, 1}, {1, 2}}},
@@ -73,7 +73,7 @@ std::vector<GemmConfig> gemm_candidates(const GemmSpec& spec) {
                           .split_k = cluster.split_k,
                           .warpgroups = tile.warpgroups,
                           .pingpong = tile.pingpong,
-                          .group = cluster.group};
+                          .raster_group = cluster.raster_group};
       if (const auto fitting = with_fitting_stages(candidate)) candidates.push_back(*fitting);
     }
   }

@@ -68,14 +68,14 @@ std::string scale_text(const CastSpec& s) {
   return fmt::format("{}+{}", one(s.scale_q), one(s.scale_qt));
 }
 
-// What may follow a cast's copies, in order.
-constexpr std::pair<std::string_view, bool CastSpec::*> kCastExtras[] = {
-    {"/pow2", &CastSpec::pow2}, {"/hold", &CastSpec::hold},    {"/count", &CastSpec::count},
-    {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::flagged}, {"/list", &CastSpec::list}};
+// The options that may follow a cast's copies, in order.
+constexpr std::pair<std::string_view, bool CastSpec::*> kCastOptions[] = {
+    {"/pow2", &CastSpec::pow2}, {"/hold", &CastSpec::saturate},  {"/count", &CastSpec::count},
+    {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::noop_flag}, {"/list", &CastSpec::list}};
 
 struct KeyOf {
   std::string operator()(const AmaxSpec& s) const {
-    return fmt::format("amax/{}/{}{}{}", to_string(s.in), over_text(s), s.flagged ? "/flag" : "",
+    return fmt::format("amax/{}/{}{}{}", to_string(s.in), over_text(s), s.noop_flag ? "/flag" : "",
                        s.list ? "/list" : "");
   }
   std::string operator()(const CastSpec& s) const {
@@ -84,7 +84,7 @@ struct KeyOf {
                                    s.q && s.qt ? "q+qt"
                                    : s.q       ? "q"
                                                : "qt");
-    for (const auto& [name, field] : kCastExtras) {
+    for (const auto& [name, field] : kCastOptions) {
       if (s.*field) text += name;
     }
     return text;
@@ -124,12 +124,12 @@ bool take_off_end(std::string_view& text, std::string_view word) {
 Result<KernelSpec> parse_amax(std::string_view rest) {
   AmaxSpec s;
   s.list = take_off_end(rest, "/list");
-  s.flagged = take_off_end(rest, "/flag");
+  s.noop_flag = take_off_end(rest, "/flag");
   s.in = F8_TRY(parse_dtype(take_until(rest, '/')));
   std::string_view more = rest;
-  const std::string_view lines = take_until(more, '+');
-  s.row = lines == "row" || lines == "rowcol";
-  s.col = lines == "col" || lines == "rowcol";
+  const std::string_view axes = take_until(more, '+');
+  s.row = axes == "row" || axes == "rowcol";
+  s.col = axes == "col" || axes == "rowcol";
   s.tensor = rest == "tensor" || more == "tensor";
   if ((!s.row && !s.col && rest != "tensor") || rest != over_text(s)) {
     return fail(ErrorCode::kInvalidArgument,
@@ -155,26 +155,26 @@ Result<KernelSpec> parse_cast(std::string_view rest, bool one_launch) {
   s.scale_q = F8_TRY(parse(first));
   s.scale_qt = whole.size() == first.size() ? s.scale_q : F8_TRY(parse(scales));
   const std::string_view copies = rest.substr(0, rest.find('/'));
-  const std::string_view all_extras = rest.substr(copies.size());
-  std::string_view extras = all_extras;
+  const std::string_view all_options = rest.substr(copies.size());
+  std::string_view options = all_options;
   s.q = copies == "q" || copies == "q+qt";
   s.qt = copies == "qt" || copies == "q+qt";
   if (!s.q && !s.qt) {
     return fail(ErrorCode::kInvalidArgument, "copies {}: expected q, qt or q+qt", quote(copies));
   }
-  while (!extras.empty()) {
+  while (!options.empty()) {
     const auto known = std::ranges::find_if(
-        kCastExtras, [&](const auto& extra) { return extras.starts_with(extra.first); });
-    if (known == std::end(kCastExtras)) break;
-    take(extras, known->first);
+        kCastOptions, [&](const auto& option) { return options.starts_with(option.first); });
+    if (known == std::end(kCastOptions)) break;
+    take(options, known->first);
     s.*(known->second) = true;
   }
-  // Each once and in order.
-  if (!extras.empty() || !key(KernelSpec(s)).ends_with(all_extras)) {
+  // Each option comes once and in order.
+  if (!options.empty() || !key(KernelSpec(s)).ends_with(all_options)) {
     return fail(ErrorCode::kInvalidArgument,
                 "{} after the copies: expected /pow2 /hold /count /sums /flag /list, some of them "
                 "in this order",
-                quote(all_extras));
+                quote(all_options));
   }
   if (scale_text(s) != whole) {
     return fail(ErrorCode::kInvalidArgument,
@@ -246,9 +246,10 @@ struct Validate {
       return fail(ErrorCode::kInvalidArgument, "a delayed scale is the tensor's");
     }
     if (s.one_launch && !can_be_one_launch(s)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "one launch finds maxima of 16-bit tensors for dynamic tensor and axis scales, "
-                  "without /count, /sums, /flag and /list");
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "one launch computes the amaxes of 16-bit tensors for dynamic tensor and axis scales, "
+          "without /count, /sums, /flag and /list");
     }
     if (s.sums && s.list) {
       return fail(ErrorCode::kInvalidArgument, "sums of columns are of one matrix, not of a list");
@@ -267,7 +268,7 @@ struct Validate {
     };
     if (!is_fp8(s.a) || !is_fp8(s.b)) return bad("operands must be e4m3 or e5m2");
     if (is_fp8(s.d)) return bad("the result must be bf16, f16 or f32");
-    if (c.warpgroups < 1 || c.warpgroups > 3) return bad("1 to 3 math warpgroups");
+    if (c.warpgroups < 1 || c.warpgroups > 3) return bad("1 to 3 consumer warpgroups");
     if (c.tile_m < 64 || c.tile_m > 256 || c.tile_m % (c.pingpong ? 64 : 64 * c.warpgroups) != 0) {
       return bad("tile_m must be 64 to 256 in steps of 64 rows for each warpgroup");
     }
@@ -277,43 +278,43 @@ struct Validate {
     if (is_block(s.scale) && c.tile_n % 64 != 0) {
       return bad("block scales need a tile_n in steps of 64");
     }
-    if (c.pingpong && c.warpgroups != 2) return bad("ping-pong needs two math warpgroups");
+    if (c.pingpong && c.warpgroups != 2) return bad("ping-pong needs two consumer warpgroups");
     const auto few = [](int ctas) { return ctas >= 1 && ctas <= 4; };
     if (!few(c.cluster_m) || !few(c.cluster_n) || !few(c.split_k) ||
         c.cluster_m * c.cluster_n * c.split_k > 4) {
       return bad("clusters of 1 to 4 CTAs");
     }
     if (c.split_k > 1 && (c.cluster_m * c.cluster_n > 1 || c.pingpong)) {
-      return bad("a split contraction takes the whole cluster, and no ping-pong");
+      return bad("split-K takes the whole cluster, and no ping-pong");
     }
     if (c.split_k > 1 && is_block(s.scale)) {
-      return bad("block scales need an undivided contraction");
+      return bad("block scales need split_k 1");
     }
     if (s.pow2 && !takes_pow2(s)) {
       return bad("pow2 is for axis scales and a bf16 result without bias and amax");
     }
     if (s.fast && is_block(s.scale)) return bad("block scales need precise accumulation");
     if (c.tile_n / c.split_k % 32 != 0) {
-      return bad("each CTA of a split must write a multiple of 32 columns");
+      return bad("each CTA of a split-K cluster must write a multiple of 32 columns");
     }
-    if (s.problems < 1 || s.problems > 2) return bad("one or two products a launch");
+    if (s.problems < 1 || s.problems > 2) return bad("one or two problems a launch");
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
       return bad("each CTA of a cluster must copy a multiple of 8 rows");
     }
-    if (c.group < 1) return bad("the rasterisation group must be positive");
+    if (c.raster_group < 1) return bad("the raster group must be positive");
     if (c.stages < 2 || c.stages > 16) return bad("2 to 16 stages");
     if (const int smem = dynamic_smem_bytes(s); smem > kMaxSmemBytes) {
       return bad(fmt::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
                              smem - kMaxSmemBytes, kMaxSmemBytes));
     }
-    // The schedule of two products takes registers, and so do scales of columns, a bias and an amax
-    // where a whole ping-pong tile is in registers, without a part that is only partial sums.
+    // The schedule of a grouped GEMM takes registers, and so do scales of columns, a bias and an
+    // amax where a whole ping-pong tile is in registers, without promotion accumulators.
     const bool two_blocks = !c.pingpong && c.tile_m / c.warpgroups > 64;
     const bool blocks = s.scale == ScaleMode::kBlock1x128 && two_blocks && s.problems == 2;
     const bool whole_tile = s.scale == ScaleMode::kAxis && s.fast && c.pingpong &&
                             (s.problems == 2 || s.bias || s.amax);
     const int taken = blocks || whole_tile ? 8 : 0;
-    if (const int most = most_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
+    if (const int most = max_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
       return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
                              gemm_accumulators(s), most));
     }
@@ -347,7 +348,7 @@ bool has_scale(const CastSpec& spec, ScaleMode mode) {
 
 bool can_be_one_launch(const CastSpec& spec) {
   return spec.in != Dtype::kF32 && !spec.delayed && !spec.list && !spec.count && !spec.sums &&
-         !spec.flagged && !has_scale(spec, ScaleMode::kBlock1x128) &&
+         !spec.noop_flag && !has_scale(spec, ScaleMode::kBlock1x128) &&
          !has_scale(spec, ScaleMode::kBlock128x128);
 }
 
@@ -364,16 +365,16 @@ std::string key(const KernelSpec& spec) {
 }
 
 std::string key(const GemmConfig& c) {
-  return fmt::format("{}g{}", tile_key(c), c.group);
+  return fmt::format("{}g{}", tile_key(c), c.raster_group);
 }
 
 Result<GemmConfig> parse_gemm_config(std::string_view text) {
   std::string_view rest = text;
   GemmConfig c;
-  if (!take_tile(rest, c) || !take_number(rest, "g", c.group) || !rest.empty()) {
+  if (!take_tile(rest, c) || !take_number(rest, "g", c.raster_group) || !rest.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "GEMM configuration {}: expected a form such as 128x256s4c2x1w2g8 "
-                "(tile_m x tile_n, stages, cluster, warpgroups, p for ping-pong, group)",
+                "(tile_m x tile_n, stages, cluster, warpgroups, p for ping-pong, raster group)",
                 quote(text));
   }
   return c;
@@ -420,15 +421,15 @@ int gemm_smem_bytes(const GemmSpec& s, int out_buffers) {
   const GemmConfig& c = s.config;
   const int scales = !is_block(s.scale) ? 0
                      : s.scale == ScaleMode::kBlock128x128
-                         ? 4 * c.tile_m + kernels::square_rows(c.tile_n) * kernels::kSquareBytes
+                         ? 4 * c.tile_m + kernels::scale_rows_2d(c.tile_n) * kernels::kScaleBytes2d
                          : 4 * (c.tile_m + c.tile_n);
-  // Of each row and column, for the epilogue, and two barriers.
+  // Epilogue operands of each row and column, and two barriers.
   const int floats =
       (s.scale == ScaleMode::kAxis ? c.tile_m + c.tile_n : 0) + (s.bias ? c.tile_n : 0);
-  const int vectors = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
-  const int split = kernels::split_bytes(c.tile_m, c.tile_n, c.split_k, c.warpgroups);
+  const int operands = floats > 0 ? (c.pingpong ? 2 : 1) * (4 * floats + 16) : 0;
+  const int split = kernels::split_k_bytes(c.tile_m, c.tile_n, c.split_k, c.warpgroups);
   return c.stages * ((c.tile_m + c.tile_n) * kernels::kStageK + 16 + scales) +
-         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + vectors + split;
+         c.warpgroups * out_buffers * kernels::kOutRows * out_row_bytes(s) + operands + split;
 }
 
 }  // namespace
@@ -445,7 +446,7 @@ int gemm_out_buffers(const GemmSpec& s) {
 
 int dynamic_smem_bytes(const KernelSpec& spec) {
   const auto* cast = std::get_if<CastSpec>(&spec);
-  if (cast != nullptr) return is_cooperative(*cast) ? kernels::kAsideBytes : 0;
+  if (cast != nullptr) return is_cooperative(*cast) ? kernels::kStashBytes : 0;
   const auto* gemm = std::get_if<GemmSpec>(&spec);
   if (gemm == nullptr) return 0;
   return gemm_smem_bytes(*gemm, gemm_out_buffers(*gemm));
@@ -456,7 +457,7 @@ std::optional<AmaxSpec> amax_before(const CastSpec& spec) {
                       .tensor = !spec.delayed && has_scale(spec, ScaleMode::kTensor),
                       .row = spec.q && spec.scale_q == ScaleMode::kAxis,
                       .col = spec.qt && spec.scale_qt == ScaleMode::kAxis,
-                      .flagged = spec.flagged};
+                      .noop_flag = spec.noop_flag};
   if (!amax.tensor && !amax.row && !amax.col) return std::nullopt;
   return amax;
 }

@@ -4,40 +4,41 @@ namespace f8::codegen {
 
 namespace {
 
-// Accumulators of a math thread for its share of the tile.
+// Accumulators of a consumer thread for its part of the tile.
 int tile_accumulators(const GemmConfig& c) {
   return c.tile_m / (c.pingpong ? 1 : c.warpgroups) / 64 * c.tile_n / 2;
 }
 
 }  // namespace
 
-int most_accumulators(int warpgroups) {
+int max_accumulators(int warpgroups) {
   // About 40 registers hold addresses, descriptors and the schedule.
-  return gemm_registers(warpgroups).math - 40;
+  return gemm_registers(warpgroups).consumer - 40;
 }
 
-GemmProducts gemm_products(const GemmSpec& spec) {
+GemmMma gemm_mma(const GemmSpec& spec) {
   const int n = spec.config.tile_n;
-  if (spec.fast) return {.mma_n = n, .partials = 0};
-  const int room = most_accumulators(spec.config.warpgroups) - tile_accumulators(spec.config);
-  if (n <= room) return {.mma_n = n, .partials = 2};
-  if (n / 2 > room) return {.mma_n = n / 2, .partials = 1};
-  // Block scales take longer to apply, so two halves in turn are better than a whole; but products
-  // of 64 columns read a too often.
+  if (spec.fast) return {.n = n, .promotion_accumulators = 0};
+  const int room = max_accumulators(spec.config.warpgroups) - tile_accumulators(spec.config);
+  if (n <= room) return {.n = n, .promotion_accumulators = 2};
+  if (n / 2 > room) return {.n = n / 2, .promotion_accumulators = 1};
+  // Block scales take longer to apply, so two halves in turn are better than a whole; but MMAs of
+  // 64 columns read a too often.
   const bool halves = spec.scale == ScaleMode::kBlock128x128 && n / 2 > 64;
-  return {.mma_n = halves ? n / 2 : n, .partials = halves ? 2 : 1};
+  return {.n = halves ? n / 2 : n, .promotion_accumulators = halves ? 2 : 1};
 }
 
 int gemm_accumulators(const GemmSpec& spec) {
-  const GemmProducts products = gemm_products(spec);
-  return tile_accumulators(spec.config) + products.partials * products.mma_n / 2;
+  const GemmMma mma = gemm_mma(spec);
+  return tile_accumulators(spec.config) + mma.promotion_accumulators * mma.n / 2;
 }
 
 GemmRegisters gemm_registers(int warpgroups) {
-  // 65536 registers: one math warpgroup needs no redistribution, a thread cannot use more than 255.
-  if (warpgroups == 1) return {.math = 255, .copy = 0};
-  if (warpgroups == 2) return {.math = 232, .copy = 40};
-  return {.math = 160, .copy = 32};
+  // An SM has 65536 registers and a thread uses at most 255, so that one consumer warpgroup needs
+  // no redistribution.
+  if (warpgroups == 1) return {.consumer = 255, .producer = 0};
+  if (warpgroups == 2) return {.consumer = 232, .producer = 40};
+  return {.consumer = 160, .producer = 32};
 }
 
 std::string mma_function(Dtype a, Dtype b, int n) {

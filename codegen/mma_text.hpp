@@ -1,4 +1,5 @@
-// The part of a GEMM's stub that C++ templates cannot say: one wgmma with its list of accumulators.
+// The part of a GEMM's stub that a C++ template cannot express: one wgmma with its list of
+// accumulators.
 #pragma once
 
 #include <string>
@@ -7,23 +8,24 @@
 
 namespace f8::codegen {
 
-// How a math warpgroup multiplies its rows of a tile: the n of one wgmma, and how many partial sums
-// of that width it holds beside the accumulators. Fast accumulation needs none. Precise
-// accumulation needs one, better as wide as the tile than in two halves, and keeps the tensor core
+// How a consumer warpgroup multiplies its rows of a tile: the n of one wgmma, and how many
+// promotion accumulators of 64 x n it holds beside its sums. Fast accumulation needs none. Precise
+// accumulation needs one, better as wide as the tile than half of it, and keeps the tensor core
 // busy with two where the registers allow it.
-struct GemmProducts {
-  int mma_n = 0;
-  int partials = 0;
+struct GemmMma {
+  int n = 0;
+  int promotion_accumulators = 0;
 };
-[[nodiscard]] GemmProducts gemm_products(const GemmSpec& spec);
-// fp32 accumulators that a math thread holds at once, partial sums included, and how many fit.
+[[nodiscard]] GemmMma gemm_mma(const GemmSpec& spec);
+// fp32 registers that a consumer thread's accumulators take, promotion included, and how many fit.
 [[nodiscard]] int gemm_accumulators(const GemmSpec& spec);
-[[nodiscard]] int most_accumulators(int warpgroups);
+[[nodiscard]] int max_accumulators(int warpgroups);
 
-// Registers a thread of the math and of the copy warpgroups; copy 0: no redistribution.
+// Registers a thread of the consumer and of the producer warpgroups; producer 0: the registers are
+// not redistributed.
 struct GemmRegisters {
-  int math = 0;
-  int copy = 0;
+  int consumer = 0;
+  int producer = 0;
 };
 [[nodiscard]] GemmRegisters gemm_registers(int warpgroups);
 

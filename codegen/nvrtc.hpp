@@ -1,5 +1,5 @@
 // NVRTC: CUDA source to a cubin, without a GPU and without CUDA headers. The library is opened at
-// first use. Thread-safe; compiles run in parallel on as many threads as call.
+// first use. All functions are thread-safe; compiles run in parallel on as many threads as call.
 #pragma once
 
 #include <cstddef>

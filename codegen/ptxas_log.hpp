@@ -1,4 +1,4 @@
-// What the compilers say: NVRTC's log, with ptxas's in it (--ptxas-options=-v). The lines read are
+// Reads NVRTC's log, which has ptxas's in it (--ptxas-options=-v). It reads the lines
 //
 //   ptxas info    : Compiling entry function 'NAME' for 'sm_90a'
 //   ptxas         .     0 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads
@@ -19,8 +19,7 @@ struct PtxasReport {
 
 // The part of the log about `entry`; zeros where ptxas was not asked for it.
 [[nodiscard]] PtxasReport parse_ptxas_log(std::string_view log, std::string_view entry);
-// The first line with a code C7500 to C7599: a serialised wgmma, an ignored setmaxnreg. Empty:
-// none.
+// The first line with a code C7500 to C7599 (a serialised wgmma, an ignored setmaxnreg), or empty.
 [[nodiscard]] std::string_view find_c75_line(std::string_view log);
 // The first few errors joined into one line, for a message; without any, the log's first lines.
 [[nodiscard]] std::string summarize_errors(std::string_view log);

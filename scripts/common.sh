@@ -1,5 +1,5 @@
-# Sourced by the scripts beside it: where the tree is, which compiler and cmake to use, how to say
-# what goes on. Sets $root, $jobs, $float8_tune and the environment of cmake; runs nothing.
+# The scripts beside this file source it. It sets $root, $jobs, $float8_tune and the environment of
+# cmake (compiler, ccache), and defines helpers; it runs nothing.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -26,7 +26,7 @@ newest_enough_gxx() {
   done
 }
 
-# Takes up what scripts/setup installed; called again after it has.
+# Uses what scripts/setup has installed; scripts call it again after setup.
 use_tools() {
   case ":$PATH:" in
     *":$root/.deps/venv/bin:"*) ;;
@@ -43,10 +43,12 @@ use_tools() {
 }
 use_tools
 
-# build PRESET: configure and build, quiet but for what is wrong.
+# build PRESET [TARGET ...]: configures quietly and builds the targets, or everything where none is named.
 build() {
-  cmake --preset "$1" -Wno-dev --log-level=WARNING
-  cmake --build --preset "$1" -j "$jobs"
+  local preset=$1
+  shift
+  cmake --preset "$preset" -Wno-dev --log-level=WARNING
+  cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"}
 }
 
 # The C and C++ sources that clang-format owns; golden files and fixtures are data.

@@ -19,7 +19,7 @@
 
 namespace f8::tuning_db {
 
-inline constexpr int kSchemaVersion = 1;
+inline constexpr int kSchemaVersion = 2;
 
 // What a lookup matches. key() hashes all fields.
 struct DeviceClass {
@@ -48,9 +48,14 @@ struct Method {
   [[nodiscard]] std::string key() const;
 };
 
-// impl: "generated", "cublaslt" (fp8), "bf16_cublaslt", or for a linear "float8" and "bf16".
+// What computes: a GEMM in fp8 by a generated kernel or by cuBLASLt, a GEMM in bf16 by cuBLASLt, a
+// linear in fp8 or in bf16.
+enum class Impl : uint8_t { kGenerated, kCublasLt, kBf16CublasLt, kFloat8, kBf16 };
+[[nodiscard]] std::string_view to_string(Impl impl);  // as the database keeps it: "bf16_cublaslt"
+[[nodiscard]] Result<Impl> parse_impl(std::string_view text);
+
 struct Candidate {
-  std::string impl;
+  Impl impl = Impl::kGenerated;
   std::string config;       // JSON, e.g. {"config":"128x256s4c2x1w2g8"} or {"heuristic":3}
   std::string source_hash;  // empty for libraries
   [[nodiscard]] std::string key() const;
@@ -77,15 +82,27 @@ struct Timing {
   double median_ns = 0, mad_ns = 0, p05_ns = 0, p95_ns = 0, ci_lo_ns = 0, ci_hi_ns = 0;
 };
 
-struct Ratio {  // against the bf16 twin measured interleaved: bf16 time over this time
+// Against the bf16 baseline measured interleaved: bf16 time over this time.
+struct Ratio {
   std::string pair_uuid;
   double ratio = 0, lo = 0, hi = 0;
 };
 
+// A kernel of a linear; its text is "generated:" and a GEMM configuration, or "cublaslt:h" and the
+// number of a heuristic.
+struct LinearKernel {
+  Provider provider = Provider::kGenerated;
+  std::string config;  // with its "h" where the provider is cuBLASLt
+  bool operator==(const LinearKernel&) const = default;
+};
+[[nodiscard]] std::string to_string(const LinearKernel& kernel);
+[[nodiscard]] Result<LinearKernel> parse_linear_kernel(std::string_view text);
+using LinearKernels = std::array<LinearKernel, 3>;  // indexed by Gemm
+
 // The outcome of a trial; optional parts are NULL in the row.
 struct TrialResult {
   TrialState state = TrialState::kOk;
-  std::string reason{};  // {}: so that designated initialisers may leave members out
+  std::string reason{};  // for people; {}: so that designated initialisers may leave members out
   std::optional<double> predicted_ns{}, rel_err{}, sqnr_db{}, compile_ms{};
   std::optional<int64_t> registers{}, smem_bytes{}, spill_bytes{};
   std::string cubin_hash{};
@@ -93,6 +110,8 @@ struct TrialResult {
   std::optional<Ratio> ratio{};
   std::optional<double> sm_mhz_mean{}, sm_mhz_min{}, power_w{}, temp_c{};
   std::optional<int64_t> clock_event_mask{};
+  std::optional<double> screened_ns{};     // the time of the screening that the trial lost
+  std::optional<LinearKernels> kernels{};  // that a linear took for its GEMMs
 
   // Whether the trial came to a time, noisy or not.
   [[nodiscard]] bool is_timed() const {
@@ -130,18 +149,6 @@ struct TrialRow {
   std::string device_name, toolchain, method_key, fidelity, at;
   DeviceClass device;
 };
-
-// A linear's row says in its reason which kernels its three products took, in the order of Gemm:
-// "kernels " choice "," choice "," choice, at the end; choice := provider ":" config.
-struct LinearKernel {
-  Provider provider = Provider::kGenerated;
-  std::string config;
-  bool operator==(const LinearKernel&) const = default;
-};
-using LinearKernels = std::array<LinearKernel, 3>;  // indexed by Gemm
-[[nodiscard]] std::string kernels_reason(std::string_view choices);
-// Nothing where the reason names none: the row was measured otherwise.
-[[nodiscard]] std::optional<LinearKernels> kernels_of(std::string_view reason);
 
 enum class OpenMode { kReadOnly, kReadWrite, kCreate };
 
@@ -185,9 +192,9 @@ class Database {
   // row of `impl` under the toolchain and method measured last. Ordered by n, k, m, device and
   // uuid.
   [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
-                                                      std::string_view impl = "float8") const;
+                                                      Impl impl = Impl::kFloat8) const;
   // All terminal rows of one implementation's GEMMs, by problem key, best first.
-  [[nodiscard]] Result<std::vector<TrialRow>> gemms(std::string_view impl) const;
+  [[nodiscard]] Result<std::vector<TrialRow>> gemms(Impl impl) const;
   // For every GEMM the kernel that the fastest linear of its recipe and shape took, where that was
   // measured with it, else the fastest by itself; and the speedup of every linear. Of the device
   // of the newest run.

@@ -64,7 +64,7 @@ Result<Evidences> Evidences::gather(std::string_view recipe, std::string_view de
   std::vector<Group> groups;
   for (const Database* db : dbs) {
     const std::vector<TrialRow> rows = F8_TRY(db->linears(recipe));
-    const std::vector<TrialRow> bf16 = F8_TRY(db->linears(recipe, "bf16"));
+    const std::vector<TrialRow> bf16 = F8_TRY(db->linears(recipe, Impl::kBf16));
     std::map<std::string, std::map<Shape, SpeedPoint>> found;
     for (const TrialRow& row : rows) {
       if (!device.empty() && row.device_name != device) continue;

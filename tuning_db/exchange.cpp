@@ -15,7 +15,7 @@ Result<Database::MergeCount> Database::merge_from(const fs::path& other) {
 
 Status Database::export_jsonl(const fs::path& path) const {
   const Snapshot snapshot = F8_TRY(read_snapshot(*state_->db));
-  std::string text = "{\"float8_tuning_db\":1}\n";
+  std::string text = "{\"float8_tuning_db\":2}\n";
   const auto append = [&text](const auto& records) {
     for (const auto& record : records) text += to_json_line(record) + '\n';
   };

@@ -1,16 +1,19 @@
 // The text form of a database, made to be kept in git.
 //
-//   file      := header { device } { toolchain } { method } { run } { trial }    one JSON object a
-//   line header    := {"float8_tuning_db":1} device    := {"device":KEY, "name":…, "cc":…, …} each
-//   once, sorted by key toolchain := {"toolchain":KEY, "driver":…, …} method    := {"method":KEY,
-//   "fidelity":…, "spec":{…}} run       := {"run":UUID, "device":KEY, "unit":HASH, "toolchain":KEY,
-//   "method":KEY, …}
-//                                                             sorted by started_at, uuid
+//   file      := header { device } { toolchain } { method } { run } { trial }   one object a line
+//   header    := {"float8_tuning_db":2}
+//   device    := {"device":KEY, "name":…, "cc":…, …}                  each once, sorted by key
+//   toolchain := {"toolchain":KEY, "driver":…, …}                     each once, sorted by key
+//   method    := {"method":KEY, "fidelity":…, "spec":{…}}             each once, sorted by key
+//   run       := {"run":UUID, "device":KEY, "unit":HASH, "toolchain":KEY, "method":KEY, …}
+//                                                                     sorted by started_at, uuid
 //   trial     := {"trial":UUID, "run":UUID, "problem":KEY, "impl":…, "config":{…}, "state":…, …}
-//                               sorted by recipe, op, n, k, m, key, impl, config, source_hash, uuid
+//                        sorted by recipe, op, n, k, m, key, impl, config, source_hash, uuid
+//
 // Names within an object are sorted, absent values are left out, numbers are the shortest text that
 // reads back to the same double. Equal data gives equal bytes. A reader takes the records in any
-// order and ignores blank lines, so that files can be joined line by line.
+// order and ignores blank lines, so that files can be joined line by line. It reads format 1 too,
+// whose trials have a screening's time and a linear's kernels in the words of "reason".
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -22,7 +25,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
+constexpr int kOldestFormat = 1;
 
 // Calls visit(name, member) for every field of a record; writing and reading share the list.
 template <class D, class Visit>
@@ -88,6 +92,7 @@ void optional_fields_of_result(R& r, Visit&& visit) {
   visit("power_w", r.power_w);
   visit("temp_c", r.temp_c);
   visit("clock_event_mask", r.clock_event_mask);
+  visit("screened_ns", r.screened_ns);
 }
 
 // Folders of the machine that measured say nothing to others.
@@ -215,16 +220,28 @@ void parse_run(Reader& read, Snapshot& snapshot) {
   snapshot.runs.push_back(std::move(r));
 }
 
-void parse_trial(Reader& read, Snapshot& snapshot) {
+// {"output":KERNEL, "grad_input":KERNEL, "grad_weight":KERNEL}
+void parse_kernels(const Json& json, Reader& read, LinearKernels& kernels) {
+  for (const Gemm g : kGemms) {
+    const auto found = json.find(to_string(g));
+    const auto kernel = found != json.end() && found->is_string()
+                            ? parse_linear_kernel(found->get<std::string>())
+                            : fail(ErrorCode::kCorrupt, "{} is missing", to_string(g));
+    if (!kernel) return read.complain("kernels", "is none: " + kernel.error().message);
+    kernels[static_cast<size_t>(g)] = *kernel;
+  }
+}
+
+void parse_trial(const Json& json, Reader& read, Snapshot& snapshot) {
   TrialRecord t;
-  std::string key, state;
+  std::string key, state, impl;
   read("trial", t.uuid);
   read("run", t.run_uuid);
   read("at", t.at);
   read("attempt", t.attempt);
   read("problem", key);
   read("state", state);
-  read("impl", t.candidate.impl);
+  read("impl", impl);
   read.raw("config", t.candidate.config);
   if (read.has("source_hash")) read("source_hash", t.candidate.source_hash);
   if (read.has("reason")) read("reason", t.result.reason);
@@ -238,13 +255,18 @@ void parse_trial(Reader& read, Snapshot& snapshot) {
     read("pair_lo", ratio.lo);
     read("pair_hi", ratio.hi);
   }
+  if (read.has("kernels")) parse_kernels(json["kernels"], read, t.result.kernels.emplace());
   if (!read.error().empty()) return;
+  const auto known = parse_impl(impl);
+  if (!known) return read.complain("impl", "is of no use: " + known.error().message);
+  t.candidate.impl = *known;
   auto problem = Problem::parse(key);
   if (!problem) return read.complain("problem", "is not a problem key: " + problem.error().message);
   t.problem = *std::move(problem);
   const auto parsed = parse_trial_state(state);
   if (!parsed) return read.complain("state", "is " + state + ", which is no state");
   t.result.state = *parsed;
+  take_data_from_reason(t.result);
   if (const Status valid = validate(t.result); !valid) {
     return read.complain("state", "does not go with the numbers: " + valid.error().message);
   }
@@ -253,7 +275,7 @@ void parse_trial(Reader& read, Snapshot& snapshot) {
 
 void parse_record(const Json& json, Reader& read, Snapshot& snapshot) {
   // A run names its device and a trial its run, so the most special name decides.
-  if (json.contains("trial")) return parse_trial(read, snapshot);
+  if (json.contains("trial")) return parse_trial(json, read, snapshot);
   if (json.contains("run")) return parse_run(read, snapshot);
   if (json.contains("method")) return parse_method(read, snapshot);
   if (json.contains("toolchain")) return parse_toolchain(read, snapshot);
@@ -268,7 +290,7 @@ Status check_header(const Json& json, std::string_view name, size_t line) {
                 "{}:{}: not a float8 tuning export (its first line is {{\"float8_tuning_db\":{}}})",
                 name, line, kFormat);
   }
-  if (*format == kFormat) return {};
+  if (*format >= kOldestFormat && *format <= kFormat) return {};
   return fail(ErrorCode::kUnsupported,
               "{}:{}: its format is {}, this program knows {}; use the float8 that wrote it", name,
               line, dump(*format), kFormat);
@@ -307,7 +329,7 @@ std::string to_json_line(const TrialRecord& trial) {
             {"at", trial.at},
             {"attempt", trial.attempt},
             {"problem", trial.problem.key()},
-            {"impl", trial.candidate.impl},
+            {"impl", to_string(trial.candidate.impl)},
             {"config", Json::parse(trial.candidate.config, nullptr, false)},
             {"state", to_string(result.state)}};
   if (!trial.candidate.source_hash.empty()) json["source_hash"] = trial.candidate.source_hash;
@@ -320,6 +342,12 @@ std::string to_json_line(const TrialRecord& trial) {
     json["pair_ratio"] = result.ratio->ratio;
     json["pair_lo"] = result.ratio->lo;
     json["pair_hi"] = result.ratio->hi;
+  }
+  if (result.kernels) {
+    for (const Gemm g : kGemms) {
+      json["kernels"][std::string(to_string(g))] =
+          to_string(result.kernels->at(static_cast<size_t>(g)));
+    }
   }
   return dump(json);
 }

@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include "base/hash.hpp"
+#include "base/text.hpp"
 #include "tuning_db/rows.hpp"
 
 namespace f8::tuning_db {
@@ -16,6 +17,9 @@ namespace {
 constexpr std::array<std::string_view, 10> kStates = {
     "planned",       "running",      "ok",    "noisy",   "pruned",
     "compile_error", "launch_error", "wrong", "timeout", "quarantined"};
+
+constexpr std::array<std::string_view, 5> kImpls = {"generated", "cublaslt", "bf16_cublaslt",
+                                                    "float8", "bf16"};
 
 // A key cannot fail; text that is no JSON is refused where it is stored.
 std::string canonical_or_raw(const std::string& text) {
@@ -57,7 +61,38 @@ std::string Method::key() const {
 }
 
 std::string Candidate::key() const {
-  return hash_fields({"candidate", impl, canonical_or_raw(config), source_hash});
+  return hash_fields({"candidate", to_string(impl), canonical_or_raw(config), source_hash});
+}
+
+std::string_view to_string(Impl impl) {
+  return kImpls[static_cast<size_t>(impl)];
+}
+
+Result<Impl> parse_impl(std::string_view text) {
+  for (size_t i = 0; i < kImpls.size(); ++i) {
+    if (kImpls[i] == text) return static_cast<Impl>(i);
+  }
+  return fail(ErrorCode::kCorrupt, "unknown implementation {}; one of {}", quote(text),
+              fmt::join(kImpls, ", "));
+}
+
+std::string to_string(const LinearKernel& kernel) {
+  return fmt::format("{}:{}", to_string(kernel.provider), kernel.config);
+}
+
+Result<LinearKernel> parse_linear_kernel(std::string_view text) {
+  std::string_view config = text;
+  const std::string_view provider = take_until(config, ':');
+  for (const Provider p : {Provider::kGenerated, Provider::kCublasLt}) {
+    const bool has_form =
+        p == Provider::kGenerated ? !config.empty() : config.size() > 1 && config.front() == 'h';
+    if (provider == to_string(p) && has_form && config.find(' ') == std::string_view::npos) {
+      return LinearKernel{p, std::string(config)};
+    }
+  }
+  return fail(ErrorCode::kCorrupt,
+              "kernel {}; it is generated: and a configuration, or cublaslt:h and a number",
+              quote(text));
 }
 
 std::string hash_unit(std::string_view unit_uuid) {

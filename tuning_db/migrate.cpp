@@ -1,5 +1,8 @@
 // Schema versions and the steps between them. A step is SQL that takes version N to N + 1; all
 // steps run in one transaction, after open.cpp has put a backup beside the file.
+#include <array>
+
+#include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 
 namespace f8::tuning_db::text {
@@ -7,6 +10,84 @@ extern const std::string_view schema_sql;
 }
 
 namespace f8::tuning_db {
+namespace {
+
+// Version 2: the implementation is one of a set; the time of a screening and the kernels of a
+// linear have columns.
+constexpr std::string_view kToVersion2 = R"(
+CREATE TABLE candidate_of_version_2 (
+  id INTEGER PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,
+  impl TEXT NOT NULL CHECK (impl IN ('generated', 'cublaslt', 'bf16_cublaslt', 'float8', 'bf16')),
+  config TEXT NOT NULL CHECK (json_valid(config)),
+  source_hash TEXT NOT NULL
+) STRICT;
+INSERT INTO candidate_of_version_2 SELECT id, key, impl, config, source_hash FROM candidate;
+DROP TABLE candidate;
+ALTER TABLE candidate_of_version_2 RENAME TO candidate;
+ALTER TABLE trial ADD COLUMN screened_ns REAL CHECK (screened_ns > 0);
+ALTER TABLE trial ADD COLUMN kernel_output TEXT
+  CHECK (kernel_output GLOB 'generated:?*' OR kernel_output GLOB 'cublaslt:h?*');
+ALTER TABLE trial ADD COLUMN kernel_grad_input TEXT
+  CHECK (kernel_grad_input GLOB 'generated:?*' OR kernel_grad_input GLOB 'cublaslt:h?*');
+ALTER TABLE trial ADD COLUMN kernel_grad_weight TEXT
+  CHECK (kernel_grad_weight GLOB 'generated:?*' OR kernel_grad_weight GLOB 'cublaslt:h?*');
+DROP TRIGGER trial_is_final;
+)";
+constexpr const char* kTrialIsFinal = R"(
+CREATE TRIGGER trial_is_final BEFORE UPDATE ON trial WHEN OLD.state NOT IN ('planned', 'running')
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never changed');
+END)";
+
+Status fill_columns_of_version_2(Connection& db) {
+  {
+    auto select = F8_TRY(db.prepare("SELECT id, state, reason FROM trial WHERE reason <> ''"));
+    auto update =
+        F8_TRY(db.prepare("UPDATE trial SET reason = ?, screened_ns = ?, kernel_output = ?, "
+                          "kernel_grad_input = ?, kernel_grad_weight = ? WHERE id = ?"));
+    while (F8_TRY(select.step())) {
+      TrialResult result{.state = F8_TRY(parse_trial_state(select.text(1))),
+                         .reason = select.text(2)};
+      take_data_from_reason(result);
+      if (!result.screened_ns && !result.kernels) continue;
+      update.bind();
+      result.reason.empty() ? update.add_null() : update.add(result.reason);
+      update.add(result.screened_ns);
+      for (const Gemm g : kGemms) {
+        result.kernels ? update.add(to_string(result.kernels->at(static_cast<size_t>(g))))
+                       : update.add_null();
+      }
+      update.add(select.integer(0));
+      F8_TRY(update.run());
+    }
+  }
+  return db.exec(kTrialIsFinal);
+}
+
+// Foreign keys cannot be switched within a transaction.
+class WithoutForeignKeys {
+ public:
+  explicit WithoutForeignKeys(Connection& db) : db_(db) {
+    status_ = db.exec("PRAGMA foreign_keys=OFF");
+  }
+  WithoutForeignKeys(const WithoutForeignKeys&) = delete;
+  WithoutForeignKeys& operator=(const WithoutForeignKeys&) = delete;
+  ~WithoutForeignKeys() { (void)db_.exec("PRAGMA foreign_keys=ON"); }
+  [[nodiscard]] const Status& status() const { return status_; }
+
+ private:
+  Connection& db_;
+  Status status_;
+};
+
+Status run_step(Connection& db, const Migration& step) {
+  F8_TRY(db.exec(std::string(step.sql)));
+  if (step.then != nullptr) F8_TRY(step.then(db));
+  return {};
+}
+
+}  // namespace
 
 std::string_view Database::schema() {
   return text::schema_sql;
@@ -14,11 +95,14 @@ std::string_view Database::schema() {
 
 const SchemaSpec& current_schema() {
   // Version 1 is the first that was ever written, so no step leads to it.
-  static const SchemaSpec schema{kSchemaVersion, Database::schema(), {}};
+  static constexpr std::array kSteps = {Migration{1, kToVersion2, fill_columns_of_version_2}};
+  static const SchemaSpec schema{kSchemaVersion, Database::schema(), kSteps};
   return schema;
 }
 
 Status migrate(Connection& db, int from, const SchemaSpec& schema) {
+  const WithoutForeignKeys unchecked(db);
+  F8_TRY(unchecked.status());
   auto transaction = F8_TRY(Transaction::begin(db));
   // Another process may have migrated while this one waited for the lock.
   int version = static_cast<int>(F8_TRY(db.scalar("PRAGMA user_version")));
@@ -37,11 +121,20 @@ Status migrate(Connection& db, int from, const SchemaSpec& schema) {
                   "the program that wrote it and import that",
                   db.label(), from, schema.version);
     }
-    auto done = db.exec(std::string(step->sql));
+    const Status done = run_step(db, *step);
     if (!done) {
       return fail(done.error().code,
                   "{}: migrating from schema version {} to {} failed and was undone ({})",
                   db.label(), version, version + 1, done.error().message);
+    }
+  }
+  {
+    auto dangling = F8_TRY(db.prepare("PRAGMA foreign_key_check"));
+    if (F8_TRY(dangling.step())) {
+      return fail(ErrorCode::kCorrupt,
+                  "{}: migrating was undone, since row {} of table {} refers to no row of {}; "
+                  "restore a copy",
+                  db.label(), dangling.integer(1), dangling.text(0), dangling.text(2));
     }
   }
   F8_TRY(db.exec(fmt::format("PRAGMA user_version = {}", schema.version)));

@@ -54,19 +54,19 @@ Result<IdentifiedRow> read_row(const Statement& s, const std::string& layer) {
   const TrialState state = F8_TRY(parse_trial_state(s.text(6)));
   row.at = s.text(7);
   row.problem = F8_TRY(Problem::parse(s.text(8)));
-  row.candidate = {s.text(9), s.text(10), s.text(11)};
+  row.candidate = F8_TRY(read_candidate(s, 9));
   row.method_key = s.text(12);
   row.fidelity = s.text(13);
   row.device = read_device(s, kDevice);
   row.device_name = row.device.name;
   row.toolchain = describe(read_toolchain(s, kToolchain));
-  row.result = read_result(s, kResult, state);
+  row.result = F8_TRY(read_result(s, kResult, state));
   return ids;
 }
 
 // What counts now: for each problem, device class and implementation only rows of the toolchain and
 // method measured last. Without this an old row could be best for ever.
-using Group = std::tuple<int64_t, int64_t, std::string_view>;
+using Group = std::tuple<int64_t, int64_t, Impl>;
 Group group_of(const IdentifiedRow& r) {
   return {r.problem, r.device_class, r.row.candidate.impl};
 }
@@ -111,7 +111,7 @@ std::vector<TrialRow> fastest_of_newest(std::vector<IdentifiedRow> rows) {
 // From a candidate's JSON: a GEMM configuration, or "h3" for a heuristic.
 Result<LinearKernel> table_kernel(const Candidate& c) {
   const auto json = nlohmann::json::parse(c.config, nullptr, false);
-  const bool generated = c.impl == "generated";
+  const bool generated = c.impl == Impl::kGenerated;
   if (json.is_object()) {
     const auto found = json.find(generated ? "config" : "heuristic");
     if (found != json.end() && generated && found->is_string()) {
@@ -121,47 +121,16 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
       return LinearKernel{Provider::kCublasLt, fmt::format("h{}", found->get<int64_t>())};
     }
   }
-  return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}", c.impl,
-              c.config, generated ? R"({"config":"..."})" : R"({"heuristic":N})");
+  return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}",
+              to_string(c.impl), c.config,
+              generated ? R"({"config":"..."})" : R"({"heuristic":N})");
 }
 
-constexpr std::string_view kKernels = "kernels ";
 constexpr std::string_view kTerminal = "t.state NOT IN ('planned', 'running')";
 constexpr std::string_view kBestFirst =
     "t.state <> 'ok', m.fidelity <> 'final', t.median_ns IS NULL, t.median_ns, t.uuid";
 
 }  // namespace
-
-std::string kernels_reason(std::string_view choices) {
-  return fmt::format("{}{}", kKernels, choices);
-}
-
-std::optional<LinearKernels> kernels_of(std::string_view reason) {
-  const size_t start = reason.rfind(kKernels);
-  if (start == std::string_view::npos) return std::nullopt;
-  std::string_view rest = reason.substr(start + kKernels.size());
-  LinearKernels kernels;
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    const bool is_last = i + 1 == kernels.size();
-    const size_t comma = rest.find(',');
-    if ((comma == std::string_view::npos) != is_last) return std::nullopt;
-    const std::string_view choice = rest.substr(0, comma);
-    const size_t colon = choice.find(':');
-    if (colon == std::string_view::npos || colon + 1 == choice.size() ||
-        choice.find(' ') != std::string_view::npos) {
-      return std::nullopt;
-    }
-    const std::string_view provider = choice.substr(0, colon);
-    if (provider != to_string(Provider::kGenerated) && provider != to_string(Provider::kCublasLt)) {
-      return std::nullopt;
-    }
-    kernels[i] = {
-        provider == to_string(Provider::kGenerated) ? Provider::kGenerated : Provider::kCublasLt,
-        std::string(choice.substr(colon + 1))};
-    if (!is_last) rest.remove_prefix(comma + 1);
-  }
-  return kernels;
-}
 
 Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
   auto s = F8_TRY(state_->db->prepare(
@@ -172,23 +141,22 @@ Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
   return rows;
 }
 
-Result<std::vector<TrialRow>> Database::gemms(std::string_view impl) const {
+Result<std::vector<TrialRow>> Database::gemms(Impl impl) const {
   auto s = F8_TRY(state_->db->prepare(
       fmt::format("{} WHERE c.impl = ? AND p.op <> 'linear' AND {} ORDER BY p.key, {}",
                   select_rows(), kTerminal, kBestFirst)));
-  s.bind(impl);
+  s.bind(to_string(impl));
   std::vector<TrialRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
   return rows;
 }
 
-Result<std::vector<TrialRow>> Database::linears(std::string_view recipe,
-                                                std::string_view impl) const {
+Result<std::vector<TrialRow>> Database::linears(std::string_view recipe, Impl impl) const {
   auto s = F8_TRY(state_->db->prepare(
       select_rows() +
       "WHERE p.op = 'linear' AND p.recipe = ? AND c.impl = ? AND t.state = 'ok' "
       "AND m.fidelity = 'final' ORDER BY p.n, p.k, p.m, p.bias, d.key, t.uuid"));
-  s.bind(recipe, impl);
+  s.bind(recipe, to_string(impl));
   std::vector<IdentifiedRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
   return fastest_of_newest(std::move(rows));
@@ -234,14 +202,12 @@ Result<TuningTable> Database::table() const {
     row = end;
     const TrialResult& result = fastest->row.result;
     if (problem.op == Op::kLinear) {
-      if (fastest->row.candidate.impl != "float8") continue;
+      if (fastest->row.candidate.impl != Impl::kFloat8) continue;
       if (result.ratio) {
         table.add(LinearSpeedup{problem.recipe, problem.shape, result.ratio->ratio,
                                 result.ratio->lo, result.ratio->hi});
       }
-      if (const auto kernels = kernels_of(result.reason)) {
-        linears[{problem.recipe, problem.shape}] = {&*fastest, *kernels};
-      }
+      if (result.kernels) linears[{problem.recipe, problem.shape}] = {&*fastest, *result.kernels};
       continue;
     }
     // The fastest of all implementations comes first: the library takes part in every sweep.
@@ -304,8 +270,7 @@ Status Database::check() const {
   }
   auto candidate = F8_TRY(db.prepare("SELECT key, impl, config, source_hash FROM candidate"));
   while (F8_TRY(candidate.step())) {
-    if (candidate.text(0) !=
-        Candidate{candidate.text(1), candidate.text(2), candidate.text(3)}.key()) {
+    if (candidate.text(0) != F8_TRY(read_candidate(candidate, 1)).key()) {
       return wrong_key("candidate", candidate.text(0));
     }
   }

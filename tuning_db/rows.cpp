@@ -48,9 +48,13 @@ void bind_result(Statement& s, const TrialResult& r) {
     add_finite(s, value);
   }
   s.add(r.clock_event_mask);
+  add_finite(s, r.screened_ns);
+  for (const Gemm g : kGemms) {
+    r.kernels ? s.add(to_string(r.kernels->at(static_cast<size_t>(g)))) : s.add_null();
+  }
 }
 
-TrialResult read_result(const Statement& s, int first, TrialState state) {
+Result<TrialResult> read_result(const Statement& s, int first, TrialState state) {
   int c = first;
   TrialResult r;
   r.state = state;
@@ -76,7 +80,12 @@ TrialResult read_result(const Statement& s, int first, TrialState state) {
   for (auto* value : {&r.sm_mhz_mean, &r.sm_mhz_min, &r.power_w, &r.temp_c}) {
     *value = s.maybe_real(c++);
   }
-  r.clock_event_mask = s.maybe_integer(c);
+  r.clock_event_mask = s.maybe_integer(c++);
+  r.screened_ns = s.maybe_real(c++);
+  if (!s.is_null(c)) {
+    r.kernels.emplace();
+    for (LinearKernel& kernel : *r.kernels) kernel = F8_TRY(parse_linear_kernel(s.text(c++)));
+  }
   return r;
 }
 
@@ -102,6 +111,9 @@ Status validate(const TrialResult& r) {
     if (!(std::isfinite(p.hi) && p.lo > 0 && p.lo <= p.ratio && p.ratio <= p.hi)) {
       return bad("the ratio lies outside its interval lo..hi");
     }
+  }
+  if (r.screened_ns && !(std::isfinite(*r.screened_ns) && *r.screened_ns > 0)) {
+    return bad("screened_ns is not a positive number");
   }
   return {};
 }
@@ -167,8 +179,13 @@ Result<int64_t> KeyedRows::candidate(const Candidate& c) {
   }
   return find_or_insert(
       "SELECT id FROM candidate WHERE key = ?", c.key(),
-      "INSERT INTO candidate (key, impl, config, source_hash) VALUES (?, ?, ?, ?)", c.impl, *config,
-      c.source_hash);
+      "INSERT INTO candidate (key, impl, config, source_hash) VALUES (?, ?, ?, ?)",
+      to_string(c.impl), *config, c.source_hash);
+}
+
+Result<Candidate> read_candidate(const Statement& s, int c) {
+  const Impl impl = F8_TRY(parse_impl(s.text(c)));
+  return Candidate{.impl = impl, .config = s.text(c + 1), .source_hash = s.text(c + 2)};
 }
 
 DeviceClass read_device(const Statement& s, int c) {

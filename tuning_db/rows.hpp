@@ -17,15 +17,22 @@ inline constexpr std::string_view kResultColumns =
     "reason, predicted_ns, rel_err, sqnr_db, compile_ms, registers, smem_bytes, spill_bytes, "
     "cubin_hash, samples, samples_dropped, median_ns, mad_ns, p05_ns, p95_ns, ci_lo_ns, ci_hi_ns, "
     "pair_uuid, pair_ratio, pair_lo, pair_hi, sm_mhz_mean, sm_mhz_min, power_w, temp_c, "
-    "clock_event_mask";
-inline constexpr int kResultColumnCount = 26;
+    "clock_event_mask, screened_ns, kernel_output, kernel_grad_input, kernel_grad_weight";
+inline constexpr int kResultColumnCount = 30;
 
 void bind_result(Statement& statement, const TrialResult& result);  // appends kResultColumnCount
-[[nodiscard]] TrialResult read_result(const Statement& statement, int first, TrialState state);
+[[nodiscard]] Result<TrialResult> read_result(const Statement& statement, int first,
+                                              TrialState state);
 // What the CHECKs ask, with a message that names the field.
 [[nodiscard]] Status validate(const TrialResult& result);
 
 [[nodiscard]] Result<TrialState> parse_trial_state(std::string_view text);
+// The columns impl, config and source_hash from `first` on.
+[[nodiscard]] Result<Candidate> read_candidate(const Statement& statement, int first);
+
+// Version 1 kept a screening's time and a linear's kernels as words of `reason`. Takes them out of
+// the words and into their fields; a result without such words stays as it is.
+void take_data_from_reason(TrialResult& result);
 
 // JSON with sorted names and without spaces, so that equal values are equal bytes.
 [[nodiscard]] Result<std::string> canonical_json(std::string_view text);

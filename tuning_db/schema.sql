@@ -1,8 +1,8 @@
--- The tuning database, schema version 1. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
+-- The tuning database, schema version 2. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
 -- embedded in the program, creates new databases and is printed by `float8-tune db schema`.
 -- A number in a column is in the unit that the column's name says. docs/database.md has the rules.
 PRAGMA application_id = 1178092610;  -- 0x46384442, "F8DB": other programs' files are refused
-PRAGMA user_version = 1;             -- older files are migrated, newer ones refused
+PRAGMA user_version = 2;             -- older files are migrated, newer ones refused
 
 -- What silicon. The class is what a lookup matches; the unit is provenance alone.
 CREATE TABLE device_class (
@@ -69,7 +69,8 @@ CREATE INDEX problem_shape ON problem (recipe, op, n, k, m);
 CREATE TABLE candidate (
   id INTEGER PRIMARY KEY,
   key TEXT NOT NULL UNIQUE,
-  impl TEXT NOT NULL,                -- generated, cublaslt, bf16_cublaslt; of a linear: float8, bf16
+  -- generated, cublaslt and bf16_cublaslt compute a GEMM, float8 and bf16 a linear
+  impl TEXT NOT NULL CHECK (impl IN ('generated', 'cublaslt', 'bf16_cublaslt', 'float8', 'bf16')),
   config TEXT NOT NULL CHECK (json_valid(config)),
   source_hash TEXT NOT NULL          -- of the emitted source; empty for a library
 ) STRICT;
@@ -102,7 +103,7 @@ CREATE TABLE trial (
   attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),  -- how often a process died in this cell
   state TEXT NOT NULL CHECK (state IN ('planned', 'running', 'ok', 'noisy', 'pruned', 'compile_error',
                                        'launch_error', 'wrong', 'timeout', 'quarantined')),
-  reason TEXT,                       -- pruning bound, compiler log, failed check
+  reason TEXT,                       -- for people: pruning bound, compiler log, failed check
   predicted_ns REAL,                 -- the cost model's word at plan time, so that it can be scored
   rel_err REAL,                      -- verification, always before timing
   sqnr_db REAL,
@@ -129,6 +130,14 @@ CREATE TABLE trial (
   temp_c REAL,
   clock_event_mask INTEGER,          -- NVML's clock event reasons over the window
   at TEXT NOT NULL,                  -- of the last change of state
+  screened_ns REAL CHECK (screened_ns > 0),  -- the time of the screening that the trial lost
+  -- The kernels of a linear, all three or none: 'generated:' and a GEMM configuration, or
+  -- 'cublaslt:h' and the number of a heuristic.
+  kernel_output TEXT CHECK (kernel_output GLOB 'generated:?*' OR kernel_output GLOB 'cublaslt:h?*'),
+  kernel_grad_input TEXT
+    CHECK (kernel_grad_input GLOB 'generated:?*' OR kernel_grad_input GLOB 'cublaslt:h?*'),
+  kernel_grad_weight TEXT
+    CHECK (kernel_grad_weight GLOB 'generated:?*' OR kernel_grad_weight GLOB 'cublaslt:h?*'),
   -- A CHECK that evaluates to NULL passes, hence coalesce.
   CHECK (state NOT IN ('ok', 'noisy') OR
          coalesce(samples > 0 AND median_ns > 0 AND ci_lo_ns <= median_ns AND median_ns <= ci_hi_ns, 0)),

@@ -15,7 +15,8 @@ constexpr std::string_view kFinished = "t.state NOT IN ('planned', 'running')";
 auto order_of(const TrialRecord& t) {
   const Problem& p = t.problem;
   return std::make_tuple(p.recipe, static_cast<int>(p.op), p.shape.n, p.shape.k, p.shape.m, p.key(),
-                         t.candidate.impl, t.candidate.config, t.candidate.source_hash, t.uuid);
+                         to_string(t.candidate.impl), t.candidate.config, t.candidate.source_hash,
+                         t.uuid);
 }
 
 // The records of `db` that an insertion may meet, as lines, by uuid.
@@ -181,13 +182,15 @@ Result<Snapshot> read_snapshot(const Connection& db) {
   while (F8_TRY(trials.step())) {
     const Problem problem = F8_TRY(Problem::parse(trials.text(3)));
     const TrialState state = F8_TRY(parse_trial_state(trials.text(8)));
+    const Candidate candidate = F8_TRY(read_candidate(trials, 4));
+    const TrialResult result = F8_TRY(read_result(trials, 9, state));
     snapshot.trials.push_back({.uuid = trials.text(0),
                                .run_uuid = trials.text(1),
                                .at = trials.text(2),
                                .problem = problem,
-                               .candidate = {trials.text(4), trials.text(5), trials.text(6)},
+                               .candidate = candidate,
                                .attempt = static_cast<int>(trials.integer(7)),
-                               .result = read_result(trials, 9, state)});
+                               .result = result});
   }
   std::ranges::sort(snapshot.trials, {}, order_of);
   return snapshot;

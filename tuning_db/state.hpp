@@ -19,10 +19,13 @@ struct Database::State {
   [[nodiscard]] Status require_writable() const;
 };
 
-// One step takes a database from version `from` to `from` + 1. The sql does not set user_version.
+// One step takes a database from version `from` to `from` + 1. The sql does not set user_version;
+// `then`, where there is one, runs after it. Foreign keys are checked when all steps are done, so a
+// step may rebuild a table that others refer to.
 struct Migration {
   int from = 0;
   std::string_view sql;
+  Status (*then)(Connection&) = nullptr;
 };
 
 // A schema and the way to it from older ones; tests open files under a synthetic later schema.

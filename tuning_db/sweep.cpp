@@ -122,9 +122,10 @@ Result<std::vector<PendingTrial>> Database::resume_run(std::string_view run_uuid
   select.bind(run.id);
   while (F8_TRY(select.step())) {
     const Problem problem = F8_TRY(Problem::parse(select.text(3)));
+    const Candidate candidate = F8_TRY(read_candidate(select, 4));
     pending.push_back({.id = select.integer(0),
                        .uuid = select.text(1),
-                       .cell = {problem, {select.text(4), select.text(5), select.text(6)}},
+                       .cell = {problem, candidate},
                        .attempt = static_cast<int>(select.integer(2))});
   }
   select.reset();

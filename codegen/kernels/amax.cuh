@@ -1,21 +1,21 @@
-// amax = max |x| over a tensor, its rows, its columns, or several of them in one visit.
+// amax = max |x| over a tensor, its rows, its columns, or several of them in one kernel pass.
 //
-// Tensor alone: a grid-stride read; each block leaves one word in `partials` (no atomics, nothing
-// to zero), and the reader takes their maximum. Else one block a 128 x 128 tile: it leaves the
-// maxima of its lines in `lines`, likewise for the reader to combine; or, where there are none, it
-// raises the words that the caller zeroed, the tensor's a single one. Maxima are exact, so the
-// order of blocks does not matter.
+// Tensor alone: a grid-stride read. Each block leaves one word in `partials` (without atomics, and
+// nothing to zero), and the reader takes their maximum. Else one block reads one 128 x 128 tile. It
+// leaves the tile's amax partials in `tile_amax`, again for the reader to combine; or, where that
+// is null, it raises words that the caller zeroed, for the tensor a single one. Maxima are exact,
+// so the order of blocks does not matter.
 #pragma once
 
-#include "lines.cuh"
+#include "tile_amax.cuh"
 
 namespace f8::kernels {
 
-// Config is the stub's: kInput, kTensor, kRow, kCol, kFlagged.
+// Config is the stub's: kInput, kTensor, kRow, kCol, kNoopFlag.
 template <class Config>
 struct Amax {
-  using Values = Eight<Config::kInput>;
-  static constexpr bool kLines = !Config::kTensor && Config::kInput != Input::kF32;
+  using Values = Vec8<Config::kInput>;
+  static constexpr bool kTilePartials = !Config::kTensor && Config::kInput != Input::kF32;
 
   static F8_DEVICE void tensor(const AmaxTensor& t, u32 block) {
     constexpr int kInFlight = 8;
@@ -42,12 +42,12 @@ struct Amax {
       values.raise(most);
     }
     __shared__ u32 warps[kTileThreads / 32];
-    const u32 of_warp = warp_max(Values::fp32_bits(most.largest_magnitude()));
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = of_warp;
+    const u32 warp_amax = warp_max(Values::fp32_bits(most.largest_magnitude()));
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = warp_amax;
     __syncthreads();
     if (threadIdx.x < 32) {
-      const u32 of_block = warp_max(threadIdx.x < kTileThreads / 32 ? warps[threadIdx.x] : 0);
-      if (threadIdx.x == 0) t.partials[block] = of_block;
+      const u32 block_amax = warp_max(threadIdx.x < kTileThreads / 32 ? warps[threadIdx.x] : 0);
+      if (threadIdx.x == 0) t.partials[block] = block_amax;
     }
   }
 
@@ -55,33 +55,34 @@ struct Amax {
     const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
     const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
     const i32 column0 = static_cast<i32>(block) % tiles_across * kCastTile;
-    Patch<Config::kInput> patch;
-    patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-    __shared__ TileMaxima<Config::kInput> maxima;
-    find_maxima<Config::kRow, Config::kCol, Config::kTensor>(patch, maxima);
+    ThreadFragment<Config::kInput> fragment;
+    fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    __shared__ TileAmax<Config::kInput> tile_amax;
+    find_tile_amax<Config::kRow, Config::kCol, Config::kTensor>(fragment, tile_amax);
     __syncthreads();
-    if (kLines && t.lines != nullptr) {
-      store_lines<Config::kRow, Config::kCol>(t.lines + i64{block} * kLinesOfTile, maxima);
+    if (kTilePartials && t.tile_amax != nullptr) {
+      store_tile_amax<Config::kRow, Config::kCol>(t.tile_amax + i64{block} * kTileAmaxSize,
+                                                  tile_amax);
       return;
     }
     const u32 i = threadIdx.x % kCastTile;
     if (threadIdx.x < kCastTile) {
       if (Config::kRow && row0 + static_cast<i32>(i) < t.rows)
-        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(maxima.row(i)));
+        atomicMax(t.row_amax + row0 + i, Values::fp32_bits(tile_amax.row(i)));
     } else {
       if (Config::kCol && column0 + static_cast<i32>(i) < t.cols)
-        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(maxima.column(i)));
+        atomicMax(t.col_amax + column0 + i, Values::fp32_bits(tile_amax.column(i)));
     }
     if (Config::kTensor && threadIdx.x == 0) {
-      atomicMax(t.partials, maxima.amax());
+      atomicMax(t.partials, tile_amax.amax());
     }
   }
 
   template <class Args>
   static F8_DEVICE void run(const Args& args) {
-    wait_for_previous_kernel();
-    let_next_kernel_start();
-    if (Config::kFlagged && is_valid(args.valid)) return;
+    grid_dependency_wait();
+    launch_dependents();
+    if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     const AmaxTensor& t = args.tensors[tensor_of_block(args)];
     const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
     if constexpr (Config::kRow || Config::kCol) {

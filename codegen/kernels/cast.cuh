@@ -1,24 +1,24 @@
-// q = fp8(x * scale), written row-major, transposed, or both in one visit. Each copy has its own
-// mode of scales:
-//   tensor        from the amax kernel's words; or delayed: a scale that lies there already, while
-//                 the tensor's amax is recorded on the way
-//   axis          one for each row of the copy, from the amax kernel's words or tiles' lines
-//   block1x128    one for each row of the copy in this tile, from the tile's own maxima
-//   block128x128  one for the tile, from its own maximum
+// The fused cast: q = fp8(x * scale), written row-major, transposed, or both while x is read once.
+// Each copy has its own mode of scales:
+//   tensor        from the amax kernel's words; or delayed: a scale that is on the device already,
+//                 while the tensor's amax is recorded on the way
+//   axis          one for each row of the copy, from the amax kernel's words or per-tile partials
+//   block1x128    (1D) one for each row of the copy in this tile, from the tile's own amaxes
+//   block128x128  (2D) one for the tile, from its own amax
 //
-// One block a 128 x 128 tile, each thread 8 x 8 elements. The row-major copy goes straight to
-// memory, 8 bytes a thread and 128 neighbouring ones a half-warp. The transposed one passes through
-// shared memory: row c holds the tile's column c as 16 units of 8 bytes (8 rows each), unit u at
-// place u ^ (c / 8), which makes both the 8-byte writes and the 16-byte reads free of bank
-// conflicts.
+// One block casts one 128 x 128 tile, each thread 8 x 8 elements. The row-major copy goes straight
+// to memory, 8 bytes a thread and 128 neighbouring ones a half-warp. The transposed one passes
+// through shared memory: row c holds the tile's column c as 16 chunks of 8 bytes (8 rows each),
+// chunk u at position u ^ (c / 8), which makes both the 8-byte writes and the 16-byte reads free of
+// bank conflicts.
 //
-// Tiles are visited last first: what the amax pass read last is still in the L2 cache.
+// Tiles are cast in reverse order: what the amax kernel read last is still in the L2 cache.
 #pragma once
 
 #include "cast_counters.cuh"
 #include "column_sums.cuh"
-#include "lines.cuh"
 #include "scale.cuh"
+#include "tile_amax.cuh"
 
 namespace f8::kernels {
 
@@ -34,7 +34,7 @@ F8_DEVICE u32 pack_fp8(float low, float high) {
 }
 
 // Config is the stub's: kInput, kFormat, kScaleQ, kScaleQt, kDelayed, kRowMajor, kTransposed,
-// kPow2, kHold, kCount, kSums, kFlagged.
+// kPow2, kSaturate, kCount, kSums, kNoopFlag.
 template <class Config>
 struct Cast {
   struct Scales {
@@ -53,18 +53,18 @@ struct Cast {
   static constexpr bool kColumnBlocks =
       Config::kTransposed && Config::kScaleQt == Scale::kBlock1x128;
   static constexpr bool kTileBlocks = kUses<Scale::kBlock128x128>;
-  static constexpr bool kRowLines = Config::kRowMajor && Config::kScaleQ == Scale::kAxis;
-  static constexpr bool kColumnLines = Config::kTransposed && Config::kScaleQt == Scale::kAxis;
-  // May come as the amax kernel's lines.
-  static constexpr bool kLines =
-      (kRowLines || kColumnLines) && (!kTensorScale || kDelayed) && Config::kInput != Input::kF32;
-  static constexpr bool kMaxima =
+  static constexpr bool kRowAxis = Config::kRowMajor && Config::kScaleQ == Scale::kAxis;
+  static constexpr bool kColumnAxis = Config::kTransposed && Config::kScaleQt == Scale::kAxis;
+  // The amaxes may come as the amax kernel's per-tile partials.
+  static constexpr bool kTilePartials =
+      (kRowAxis || kColumnAxis) && (!kTensorScale || kDelayed) && Config::kInput != Input::kF32;
+  static constexpr bool kTileAmax =
       kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed || Config::kCount;
 
-  static constexpr bool kAfterAmax = (kTensorScale && !kDelayed) || kRowLines || kColumnLines;
+  static constexpr bool kAfterAmax = (kTensorScale && !kDelayed) || kRowAxis || kColumnAxis;
 
   static F8_DEVICE float to_scale(u32 amax_bits) {
-    if (Config::kHold && amax_bits >= 0x7F800000U) return 1.0F;
+    if (Config::kSaturate && amax_bits >= 0x7F800000U) return 1.0F;
     return scale_from_amax<Config::kFormat, Config::kPow2>(amax_bits);
   }
 
@@ -90,8 +90,8 @@ struct Cast {
     for (i32 i = static_cast<i32>(threadIdx.x); i < t.partial_count; i += kTileThreads) {
       most = max(most, load_global(t.partials + i));
     }
-    const u32 of_warp = warp_max(most);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = of_warp;
+    const u32 warp_amax = warp_max(most);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = warp_amax;
     __syncthreads();
     if (threadIdx.x < 32) {
       const u32 amax = warp_max(threadIdx.x < kTileThreads / 32 ? warps[threadIdx.x] : 0);
@@ -105,23 +105,24 @@ struct Cast {
     }
   }
 
-  // `maxima` are valid.
-  static F8_DEVICE void delayed_scale(const CastTensor& t, const TileMaxima<Config::kInput>& maxima,
-                                      bool first, Scales& scales) {
+  // `tile_amax` is complete.
+  static F8_DEVICE void delayed_scale(const CastTensor& t,
+                                      const TileAmax<Config::kInput>& tile_amax, bool first,
+                                      Scales& scales) {
     if (threadIdx.x != 0) return;
     scales.tensor = load_global(t.delayed);
     if (first) publish_tensor_scale(t, scales.tensor);
-    if (t.amax != nullptr) atomicMax(t.amax, maxima.amax());
+    if (t.amax != nullptr) atomicMax(t.amax, tile_amax.amax());
   }
 
-  // Scales of the tile's lines; the first tile of a row or column of tiles leaves their inverses.
-  // The amax of a line of the tile, as the bits of |x| as fp32: row_amax(i), column_amax(i).
+  // The axis scales of the tile's rows and columns; the first tile of a row or column of tiles
+  // writes their inverses. row_amax(i) and column_amax(i) give an amax as the bits of |x| as fp32.
   template <class RowAmax, class ColumnAmax>
   static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0, RowAmax&& row_amax,
                                     ColumnAmax&& column_amax, Scales& scales) {
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     if (threadIdx.x < kCastTile) {
-      if constexpr (kRowLines) {
+      if constexpr (kRowAxis) {
         if (row0 + i < t.rows) {
           const float scale = to_scale(row_amax(i));
           scales.row[i] = scale;
@@ -129,7 +130,7 @@ struct Cast {
         }
       }
     } else {
-      if constexpr (kColumnLines) {
+      if constexpr (kColumnAxis) {
         if (column0 + i < t.cols) {
           const float scale = to_scale(column_amax(i));
           scales.column[i] = scale;
@@ -138,21 +139,21 @@ struct Cast {
       }
     }
   }
-  // `maxima` are valid.
+  // `tile_amax` is complete.
   static F8_DEVICE void axis_scales(const CastTensor& t, i32 row0, i32 column0,
-                                    const LineMaxima& maxima, Scales& scales) {
-    using Values = Eight<Config::kInput>;
+                                    const RowColumnAmax& whole, Scales& scales) {
+    using Values = Vec8<Config::kInput>;
     axis_scales(
-        t, row0, column0, [&](i32 i) { return Values::fp32_bits(maxima.row(static_cast<u32>(i))); },
-        [&](i32 i) { return Values::fp32_bits(maxima.column(static_cast<u32>(i))); }, scales);
+        t, row0, column0, [&](i32 i) { return Values::fp32_bits(whole.row(static_cast<u32>(i))); },
+        [&](i32 i) { return Values::fp32_bits(whole.column(static_cast<u32>(i))); }, scales);
   }
-  static F8_DEVICE void axis_scales(const CastTensor& t, const TilePlace& tile, i32 row0,
+  static F8_DEVICE void axis_scales(const CastTensor& t, const TileCoord& tile, i32 row0,
                                     i32 column0, Scales& scales) {
-    if constexpr (kLines) {
-      if (t.lines != nullptr) {
-        __shared__ LineMaxima maxima;
-        maxima.gather<kRowLines, kColumnLines>(t.lines, tile);
-        axis_scales(t, row0, column0, maxima, scales);
+    if constexpr (kTilePartials) {
+      if (t.tile_amax != nullptr) {
+        __shared__ RowColumnAmax whole;
+        whole.gather<kRowAxis, kColumnAxis>(t.tile_amax, tile);
+        axis_scales(t, row0, column0, whole, scales);
         return;
       }
     }
@@ -161,16 +162,18 @@ struct Cast {
         [&](i32 i) { return load_global(t.col_amax + column0 + i); }, scales);
   }
 
-  // The scale of a line of a 1x128 block, and its inverse at `line` of the block's `count` lines.
-  static F8_DEVICE float line_scale(u32 magnitude, float* inverses, i32 block, i32 line,
-                                    i32 count) {
-    const float scale = to_scale(Eight<Config::kInput>::fp32_bits(magnitude));
+  // The scale of a 1x128 block in row `row` of a copy of `count` rows. The inverse is written, and
+  // the padding behind the last row is zeroed.
+  static F8_DEVICE float scale_1x128(u32 magnitude, float* inverses, i32 block, i32 row,
+                                     i32 count) {
+    const float scale = to_scale(Vec8<Config::kInput>::fp32_bits(magnitude));
     const i64 stride = padded_scales(count);
-    if (line < stride) inverses[block * stride + line] = line < count ? inverse(scale) : 0;
+    if (row < stride) inverses[block * stride + row] = row < count ? inverse(scale) : 0;
     return scale;
   }
 
-  // One inverse for the tile at (`row`, `column`) of a grid `columns` tiles wide.
+  // Writes the inverse scale of the tile at (`row`, `column`) of a grid `columns` tiles wide, and
+  // the padding behind the last column.
   static F8_DEVICE void publish_tile(float* inverses, i32 row, i32 column, i32 columns,
                                      float inverted) {
     const i64 stride = padded_scales(columns);
@@ -179,22 +182,22 @@ struct Cast {
     for (i64 i = columns; i < stride; ++i) inverses[row * stride + i] = 0;
   }
 
-  // `maxima` are valid.
-  static F8_DEVICE void block_scales(const CastTensor& t, const TileMaxima<Config::kInput>& maxima,
+  // `tile_amax` is complete.
+  static F8_DEVICE void block_scales(const CastTensor& t, const TileAmax<Config::kInput>& tile_amax,
                                      i32 row0, i32 column0, Scales& scales) {
     const i32 i = static_cast<i32>(threadIdx.x) % kCastTile;
     const i32 tile_row = row0 / kCastTile;
     const i32 tile_column = column0 / kCastTile;
     if (kRowBlocks && threadIdx.x < kCastTile) {
       scales.row[i] =
-          line_scale(maxima.row(threadIdx.x), t.inv_scale_row, tile_column, row0 + i, t.rows);
+          scale_1x128(tile_amax.row(threadIdx.x), t.inv_scale_row, tile_column, row0 + i, t.rows);
     }
     if (kColumnBlocks && threadIdx.x >= kCastTile) {
-      scales.column[i] = line_scale(maxima.column(threadIdx.x % kCastTile), t.inv_scale_col,
-                                    tile_row, column0 + i, t.cols);
+      scales.column[i] = scale_1x128(tile_amax.column(threadIdx.x % kCastTile), t.inv_scale_col,
+                                     tile_row, column0 + i, t.cols);
     }
     if (kTileBlocks && threadIdx.x == 0) {
-      const float scale = to_scale(maxima.amax());
+      const float scale = to_scale(tile_amax.amax());
       scales.tile = scale;
       const float inverted = inverse(scale);
       if (Config::kRowMajor && Config::kScaleQ == Scale::kBlock128x128) {
@@ -208,7 +211,7 @@ struct Cast {
     }
   }
 
-  static F8_DEVICE void write_eight(u8* q, const Eight<Config::kInput>& x, float scale) {
+  static F8_DEVICE void write_vec8(u8* q, const Vec8<Config::kInput>& x, float scale) {
     u32 word[2];
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
@@ -219,86 +222,92 @@ struct Cast {
     *reinterpret_cast<uint2*>(q) = make_uint2(word[0], word[1]);
   }
 
-  static F8_DEVICE void write_row_major(const CastTensor& t, const Patch<Config::kInput>& patch,
+  static F8_DEVICE void write_row_major(const CastTensor& t,
+                                        const ThreadFragment<Config::kInput>& fragment,
                                         const Scales& scales) {
-    if (patch.column >= t.cols) return;
+    if (fragment.column >= t.cols) return;
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      if (patch.row + i >= t.rows) break;
-      const float scale = row_scale(scales, threadIdx.x / 16 * kPatch + i);
-      write_eight(t.q + (patch.row + i) * t.ld_q + patch.column, patch.rows[i], scale);
+    for (int i = 0; i < kFragment; ++i) {
+      if (fragment.row + i >= t.rows) break;
+      const float scale = row_scale(scales, threadIdx.x / 16 * kFragment + i);
+      write_vec8(t.q + (fragment.row + i) * t.ld_q + fragment.column, fragment.rows[i], scale);
     }
   }
 
-  static F8_DEVICE void write_transposed(const CastTensor& t, const Patch<Config::kInput>& patch,
+  static F8_DEVICE void write_transposed(const CastTensor& t,
+                                         const ThreadFragment<Config::kInput>& fragment,
                                          const Scales& scales, i32 row0, i32 column0) {
     __shared__ alignas(16) u8 tile[kCastTile * kCastTile];
-    const u32 patch_row = threadIdx.x / 16;
-    const u32 patch_column = threadIdx.x % 16;
+    const u32 fragment_row = threadIdx.x / 16;
+    const u32 fragment_column = threadIdx.x % 16;
     // Rows beyond the matrix become zero bytes whatever the scale is.
-    const i32 valid = min(max(t.rows - patch.row, 0), kPatch);
-    const u64 mask = valid == kPatch ? ~u64{0} : (u64{1} << (8 * valid)) - 1;
+    const i32 inside = min(max(t.rows - fragment.row, 0), kFragment);
+    const u64 mask = inside == kFragment ? ~u64{0} : (u64{1} << (8 * inside)) - 1;
 #pragma unroll
-    for (int c = 0; c < kPatch; ++c) {
-      const float scale = column_scale(scales, patch_column * kPatch + c);
+    for (int c = 0; c < kFragment; ++c) {
+      const float scale = column_scale(scales, fragment_column * kFragment + c);
       u32 word[2];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        word[w] = pack_fp8<Config::kFormat>(patch.rows[4 * w].value(c) * scale,
-                                            patch.rows[4 * w + 1].value(c) * scale) |
-                  pack_fp8<Config::kFormat>(patch.rows[4 * w + 2].value(c) * scale,
-                                            patch.rows[4 * w + 3].value(c) * scale)
+        word[w] = pack_fp8<Config::kFormat>(fragment.rows[4 * w].value(c) * scale,
+                                            fragment.rows[4 * w + 1].value(c) * scale) |
+                  pack_fp8<Config::kFormat>(fragment.rows[4 * w + 2].value(c) * scale,
+                                            fragment.rows[4 * w + 3].value(c) * scale)
                       << 16;
       }
-      const u32 place = patch_row ^ patch_column;
-      *reinterpret_cast<uint2*>(tile + (patch_column * kPatch + c) * kCastTile + place * 8) =
+      const u32 position = fragment_row ^ fragment_column;
+      *reinterpret_cast<uint2*>(tile + (fragment_column * kFragment + c) * kCastTile +
+                                position * 8) =
           make_uint2(word[0] & static_cast<u32>(mask), word[1] & static_cast<u32>(mask >> 32));
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kCastTile * 8 / kTileThreads; ++i) {
       const u32 c = threadIdx.x / 8 + i * (kTileThreads / 8);
-      const u32 unit = threadIdx.x % 8;  // of 16 rows
-      const u32 place = unit ^ (c / 16);
-      uint4 bytes = *reinterpret_cast<const uint4*>(tile + c * kCastTile + place * 16);
+      const u32 chunk = threadIdx.x % 8;  // of 16 rows
+      const u32 position = chunk ^ (c / 16);
+      uint4 bytes = *reinterpret_cast<const uint4*>(tile + c * kCastTile + position * 16);
       if (c / 8 % 2 != 0) bytes = make_uint4(bytes.z, bytes.w, bytes.x, bytes.y);
       const i64 column = column0 + static_cast<i32>(c);
-      const i64 row = row0 + static_cast<i32>(unit * 16);
+      const i64 row = row0 + static_cast<i32>(chunk * 16);
       if (column < t.cols && row < t.ld_qt) {
         *reinterpret_cast<uint4*>(t.qt + column * t.ld_qt + row) = bytes;
       }
     }
   }
 
-  // `maxima` are valid.
+  // Adds a copy to its counters. `tile_amax` is complete.
   template <class ScaleAt>
-  static F8_DEVICE void count_copy(const CastTensor& t, const Patch<Config::kInput>& patch,
-                                   const TileMaxima<Config::kInput>& maxima, bool first,
+  static F8_DEVICE void count_copy(const CastTensor& t,
+                                   const ThreadFragment<Config::kInput>& fragment,
+                                   const TileAmax<Config::kInput>& tile_amax, bool first,
                                    bool tensor_scale, float tensor, ScaleAt&& scale,
                                    CastCounters* counters) {
     if (threadIdx.x == 0) {
-      atomicMax(&counters->amax, maxima.amax());
+      atomicMax(&counters->amax, tile_amax.amax());
       if (first) {
         atomicAdd(&counters->elements, static_cast<u64>(t.rows) * static_cast<u64>(t.cols));
         if (tensor_scale) counters->scale = tensor;
       }
     }
-    count_elements<Config::kFormat>(patch, scale, counters);
+    count_elements<Config::kFormat>(fragment, scale, counters);
   }
-  // counters: q's and qt's.
-  static F8_DEVICE void count(const CastTensor& t, const Patch<Config::kInput>& patch,
-                              const TileMaxima<Config::kInput>& maxima, const Scales& scales,
+  // `counters` are those of q and of qt.
+  static F8_DEVICE void count(const CastTensor& t, const ThreadFragment<Config::kInput>& fragment,
+                              const TileAmax<Config::kInput>& tile_amax, const Scales& scales,
                               bool first, CastCounters* counters) {
     if constexpr (Config::kRowMajor) {
       count_copy(
-          t, patch, maxima, first, Config::kScaleQ == Scale::kTensor, scales.tensor,
-          [&](int row, int) { return row_scale(scales, threadIdx.x / 16 * kPatch + row); },
+          t, fragment, tile_amax, first, Config::kScaleQ == Scale::kTensor, scales.tensor,
+          [&](int row, int) { return row_scale(scales, threadIdx.x / 16 * kFragment + row); },
           counters);
     }
     if constexpr (Config::kTransposed) {
       count_copy(
-          t, patch, maxima, first, Config::kScaleQt == Scale::kTensor, scales.tensor,
-          [&](int, int column) { return column_scale(scales, threadIdx.x % 16 * kPatch + column); },
+          t, fragment, tile_amax, first, Config::kScaleQt == Scale::kTensor, scales.tensor,
+          [&](int, int column) {
+            return column_scale(scales, threadIdx.x % 16 * kFragment + column);
+          },
           counters + 1);
     }
   }
@@ -309,39 +318,39 @@ struct Cast {
     const CastTensor& t = args.tensors[index_of_tensor];
     const i32 block = static_cast<i32>(blockIdx.x) - t.first_block;
     const i32 index = t.blocks - 1 - block;
-    const TilePlace tile(t.rows, t.cols, index);
+    const TileCoord tile(t.rows, t.cols, index);
     const i32 row0 = tile.row * kCastTile;
     const i32 column0 = tile.column * kCastTile;
-    if constexpr (!kAfterAmax && !Config::kFlagged) {
+    if constexpr (!kAfterAmax && !Config::kNoopFlag) {
       prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, row0, column0);
     }
-    begin_after_previous(args.beside);
-    if (Config::kFlagged && is_valid(args.valid)) return;
-    Patch<Config::kInput> patch;
-    patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+    begin_overlapped(args.overlap);
+    if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
+    ThreadFragment<Config::kInput> fragment;
+    fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
     __shared__ Scales scales;
-    __shared__ TileMaxima<Config::kInput> maxima;
+    __shared__ TileAmax<Config::kInput> tile_amax;
     const bool first = index == 0;
     if (Config::kSums && args.sums != nullptr) {
-      store_column_sums(patch, column0, t.cols, args.sums + i64{tile.row} * t.cols);
+      store_column_sums(fragment, column0, t.cols, args.sums + i64{tile.row} * t.cols);
     }
-    if constexpr (kMaxima) {
+    if constexpr (kTileAmax) {
       constexpr bool kTile = kTileBlocks || kDelayed || Config::kCount;
-      find_maxima<kRowBlocks, kColumnBlocks, kTile>(patch, maxima);
+      find_tile_amax<kRowBlocks, kColumnBlocks, kTile>(fragment, tile_amax);
       __syncthreads();
-      block_scales(t, maxima, row0, column0, scales);
-      if constexpr (kDelayed) delayed_scale(t, maxima, first, scales);
+      block_scales(t, tile_amax, row0, column0, scales);
+      if constexpr (kDelayed) delayed_scale(t, tile_amax, first, scales);
     }
     if constexpr (kTensorScale && !kDelayed) tensor_scale(t, first, scales);
     axis_scales(t, tile, row0, column0, scales);
     __syncthreads();
-    if constexpr (Config::kRowMajor) write_row_major(t, patch, scales);
-    if constexpr (Config::kTransposed) write_transposed(t, patch, scales, row0, column0);
+    if constexpr (Config::kRowMajor) write_row_major(t, fragment, scales);
+    if constexpr (Config::kTransposed) write_transposed(t, fragment, scales, row0, column0);
     if constexpr (Config::kCount) {
       CastCounters* counters = args.counters[index_of_tensor];
-      if (counters != nullptr) count(t, patch, maxima, scales, first, counters);
+      if (counters != nullptr) count(t, fragment, tile_amax, scales, first, counters);
     }
-    end_after_previous();
+    end_overlapped();
   }
 };
 

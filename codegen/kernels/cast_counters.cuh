@@ -1,4 +1,4 @@
-// Counting what a cast does to the elements of a tile: CastCounters. Sums of integers, so that the
+// Counts what a cast does to the elements of a tile: CastCounters. The sums are integers, so the
 // order of blocks does not matter.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace f8::kernels {
 
-// |x * scale| from which rounding would go beyond the format's largest, and up to which it gives 0.
-// A tie at the top of e4m3 rounds down to 448, at that of e5m2 up.
+// True where rounding |x * scale| would give more than the format's largest number (saturates) or 0
+// (flushes). A tie at the top of e4m3 rounds down to 448, at that of e5m2 it rounds up.
 template <Fp8 kFormat>
 F8_DEVICE bool saturates(float magnitude) {
   return kFormat == Fp8::kE4m3 ? magnitude > 464.0F : magnitude >= 61440.0F;
@@ -18,18 +18,20 @@ F8_DEVICE bool flushes(float magnitude) {
   return magnitude <= (kFormat == Fp8::kE4m3 ? 0x1p-10F : 0x1p-17F);
 }
 
-// By all threads of the block; scale(row, column) is that of a place in the thread's patch.
+// All threads of the block take part; scale(row, column) is that of an element of the thread's
+// fragment.
 template <Fp8 kFormat, Input kInput, class ScaleAt>
-F8_DEVICE void count_elements(const Patch<kInput>& patch, ScaleAt&& scale, CastCounters* counters) {
+F8_DEVICE void count_elements(const ThreadFragment<kInput>& fragment, ScaleAt&& scale,
+                              CastCounters* counters) {
   u32 saturated = 0;
   u32 flushed = 0;
   u32 non_finite = 0;
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
+  for (int i = 0; i < kFragment; ++i) {
 #pragma unroll
-    for (int c = 0; c < kPatch; ++c) {
-      // Beyond the matrix there are zeros, which count as nothing.
-      const float x = patch.rows[i].value(c);
+    for (int c = 0; c < kFragment; ++c) {
+      // Elements beyond the matrix are zeros, which count as nothing.
+      const float x = fragment.rows[i].value(c);
       const bool finite = (__float_as_uint(x) & 0x7FFFFFFFU) < 0x7F800000U;
       const float magnitude = fabsf(x * scale(i, c));
       non_finite += finite ? 0 : 1;
@@ -38,7 +40,7 @@ F8_DEVICE void count_elements(const Patch<kInput>& patch, ScaleAt&& scale, CastC
     }
   }
   __shared__ u32 of_block[3];
-  __syncthreads();  // before this copy's, the other one's are read
+  __syncthreads();  // the counts of the other copy have been read
   if (threadIdx.x < 3) of_block[threadIdx.x] = 0;
   __syncthreads();
   const u32 counts[3] = {saturated, flushed, non_finite};

@@ -1,27 +1,28 @@
 // Sums of columns, always added up in the same order, in fp32:
-//   of 8 rows, from the first to the last; of 16 such groups, likewise: sums[rows / 128][column]
-//   of every 8th of those, from the first; of 8 such sums, likewise: the column's
-// Rows beyond the matrix count as 0. reference::column_sums is the specification. The cast leaves
-// sums of the tiles that it visits too, so that a gradient is read once.
+//   sums[rows / 128][column]  8 rows, from the first to the last; then 16 such groups likewise
+//   the column's sum          every 8th of those, from the first; then 8 such sums likewise
+// Rows beyond the matrix count as 0. reference::column_sums is the specification. The cast can
+// leave the sums of its tiles too, so that a gradient is read once.
 #pragma once
 
 #include "matrix_tile.cuh"
 
 namespace f8::kernels {
 
-// Of the block's tile, by all of its threads; `sums` are those of the tile's row of tiles.
+// All threads of a block write the sums of its tile; `sums` are those of the tile's row of tiles.
 template <Input kInput>
-F8_DEVICE void store_column_sums(const Patch<kInput>& patch, i32 column0, i32 cols, float* sums) {
-  constexpr u32 kGroups = kCastTile / kPatch;
+F8_DEVICE void store_column_sums(const ThreadFragment<kInput>& fragment, i32 column0, i32 cols,
+                                 float* sums) {
+  constexpr u32 kGroups = kCastTile / kFragment;
   __shared__ alignas(16) float groups[kGroups][kCastTile];
-  float of_column[kPatch];
+  float of_column[kFragment];
 #pragma unroll
-  for (int c = 0; c < kPatch; ++c) {
-    of_column[c] = patch.rows[0].value(c);
+  for (int c = 0; c < kFragment; ++c) {
+    of_column[c] = fragment.rows[0].value(c);
 #pragma unroll
-    for (int i = 1; i < kPatch; ++i) of_column[c] += patch.rows[i].value(c);
+    for (int i = 1; i < kFragment; ++i) of_column[c] += fragment.rows[i].value(c);
   }
-  float4* to = reinterpret_cast<float4*>(&groups[threadIdx.x / 16][threadIdx.x % 16 * kPatch]);
+  float4* to = reinterpret_cast<float4*>(&groups[threadIdx.x / 16][threadIdx.x % 16 * kFragment]);
   to[0] = make_float4(of_column[0], of_column[1], of_column[2], of_column[3]);
   to[1] = make_float4(of_column[4], of_column[5], of_column[6], of_column[7]);
   __syncthreads();
@@ -33,17 +34,17 @@ F8_DEVICE void store_column_sums(const Patch<kInput>& patch, i32 column0, i32 co
   sums[column] = sum;
 }
 
-// One block a tile of 128 x 128.
+// One block sums one tile of 128 x 128.
 template <Input kInput>
 F8_DEVICE void column_sums(const ColumnSumsArgs& args) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  launch_dependents();
+  grid_dependency_wait();
   const i32 across = (args.cols + kCastTile - 1) / kCastTile;
   const i32 row = static_cast<i32>(blockIdx.x) / across;
   const i32 column0 = static_cast<i32>(blockIdx.x) % across * kCastTile;
-  Patch<kInput> patch;
-  patch.load(args.x, args.ld, args.rows, args.cols, row * kCastTile, column0);
-  store_column_sums(patch, column0, args.cols, args.sums + i64{row} * args.cols);
+  ThreadFragment<kInput> fragment;
+  fragment.load(args.x, args.ld, args.rows, args.cols, row * kCastTile, column0);
+  store_column_sums(fragment, column0, args.cols, args.sums + i64{row} * args.cols);
 }
 
 template <Input kOutput>
@@ -65,14 +66,14 @@ F8_DEVICE void store_element(void* p, i32 i, float value) {
   }
 }
 
-// Each warp every 8th of the sums, each lane a column.
+// Each warp adds every 8th of the sums, each lane one column.
 template <Input kOutput>
 F8_DEVICE void bias_grad(const BiasGradArgs& args) {
   constexpr i32 kWarps = kTileThreads / 32;
   constexpr i32 kInFlight = 8;
   static_assert(kBiasColumns == 32);
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  launch_dependents();
+  grid_dependency_wait();
   const u32 lane = threadIdx.x % 32;
   const u32 warp = threadIdx.x / 32;
   const i32 column = static_cast<i32>(blockIdx.x) * kBiasColumns + static_cast<i32>(lane);

@@ -1,6 +1,7 @@
-// A tile's block scales: bulk copies bring those of each stage beside its operands. Of a stage:
-//   of a: kTileM floats
-//   of b: kTileN floats or, of blocks of 128x128, 4 floats of 1 or 2 rows of blocks
+// The 1x128 (1D) and 128x128 (2D) scales of a tile: bulk copies load those of each stage together
+// with its operands. A stage holds
+//   of a: kTileM floats, 1x128 scales
+//   of b: kTileN floats (1x128), or 4 floats for each of 1 or 2 rows of 128x128 blocks
 #pragma once
 
 #include "gemm_schedule.cuh"
@@ -9,60 +10,61 @@ namespace f8::kernels {
 
 template <class Config>
 struct GemmBlockScales {
-  static constexpr bool kColumnBlocks = Config::kScale == Scale::kBlock1x128;
-  static constexpr bool kSquareBlocks = Config::kScale == Scale::kBlock128x128;
-  static constexpr bool kUsed = kColumnBlocks || kSquareBlocks;
-  static constexpr int kSquareRows = square_rows(Config::kTileN);
+  static constexpr bool kScales1d = Config::kScale == Scale::kBlock1x128;  // of b; a's always are
+  static constexpr bool kScales2d = Config::kScale == Scale::kBlock128x128;
+  static constexpr bool kUsed = kScales1d || kScales2d;
+  static constexpr int kRows2d = scale_rows_2d(Config::kTileN);
   static constexpr int kBytesA = kUsed ? Config::kTileM * 4 : 0;
-  static constexpr int kBytesB = kColumnBlocks   ? Config::kTileN * 4
-                                 : kSquareBlocks ? kSquareRows * kSquareBytes
-                                                 : 0;
+  static constexpr int kBytesB = kScales1d   ? Config::kTileN * 4
+                                 : kScales2d ? kRows2d * kScaleBytes2d
+                                             : 0;
   static constexpr int kBytes = kBytesA + kBytesB;
-  // Four copies a stage are more than one thread issues while the products of three stages run; but
-  // where a CTA has a tile or two, a second warp is later with its first stage.
-  static constexpr bool kOwnWarp = kSquareBlocks && (Config::kTileM * Config::kTileN > 128 * 128 ||
-                                                     GemmSchedule<Config>::kClusterSize > 1);
+  // The third producer warp copies the scales where one thread is too slow: it cannot issue four
+  // copies a stage while the MMAs of three stages run. Where a CTA has only a tile or two, a second
+  // warp would be later with its first stage.
+  static constexpr bool kOwnWarp = kScales2d && (Config::kTileM * Config::kTileN > 128 * 128 ||
+                                                 GemmSchedule<Config>::kClusterSize > 1);
 
   const GemmProblem& problem;
   i32 row, column;
   u32 bytes_a, bytes_b;  // of a stage
 
-  F8_DEVICE GemmBlockScales(const GemmProblem& of, const GemmTile& tile)
+  F8_DEVICE GemmBlockScales(const GemmProblem& of, const WorkTile& tile)
       : problem(of),
         row(tile.row),
         column(tile.column),
-        bytes_a(kUsed ? line_bytes(of.m, tile.row, kBytesA) : 0),
-        bytes_b(kColumnBlocks ? line_bytes(of.n, tile.column, kBytesB) : kBytesB) {}
+        bytes_a(kUsed ? copied_bytes(of.m, tile.row, kBytesA) : 0),
+        bytes_b(kScales1d ? copied_bytes(of.n, tile.column, kBytesB) : kBytesB) {}
 
-  // Those of a block of k to a stage's place in shared memory.
-  F8_DEVICE void copy(u32 smem, u32 block, u32 full) const {
+  // Copies the scales of one block of k to shared memory; they complete on the barrier `full`.
+  F8_DEVICE void load(u32 smem, u32 k_block, u32 full) const {
     if (bytes_a > 0) {
-      copy_line_in(smem, problem.inv_scale_a + static_cast<u64>(block) * problem.stride_a + row,
-                   full, bytes_a);
+      bulk_load(smem, problem.inv_scale_a + static_cast<u64>(k_block) * problem.stride_a + row,
+                full, bytes_a);
     }
     const u32 smem_b = smem + kBytesA;
-    if constexpr (kColumnBlocks) {
+    if constexpr (kScales1d) {
       if (bytes_b > 0) {
-        copy_line_in(smem_b,
-                     problem.inv_scale_b + static_cast<u64>(block) * problem.stride_b + column,
-                     full, bytes_b);
+        bulk_load(smem_b,
+                  problem.inv_scale_b + static_cast<u64>(k_block) * problem.stride_b + column, full,
+                  bytes_b);
       }
     }
-    if constexpr (kSquareBlocks) {
-      const u32 row_of_squares = column / 128;
-      const u32 to_second = (row_of_squares + 1) * 128 < problem.n ? problem.stride_b : 0;
-      const float* squares =
-          problem.inv_scale_b + static_cast<u64>(row_of_squares) * problem.stride_b + block / 4 * 4;
+    if constexpr (kScales2d) {
+      const u32 row_2d = column / 128;
+      const u32 to_second = (row_2d + 1) * 128 < problem.n ? problem.stride_b : 0;
+      const float* scales =
+          problem.inv_scale_b + static_cast<u64>(row_2d) * problem.stride_b + k_block / 4 * 4;
 #pragma unroll
-      for (int i = 0; i < kSquareRows; ++i) {
-        copy_line_in(smem_b + i * kSquareBytes, squares + i * to_second, full, kSquareBytes);
+      for (int i = 0; i < kRows2d; ++i) {
+        bulk_load(smem_b + i * kScaleBytes2d, scales + i * to_second, full, kScaleBytes2d);
       }
     }
   }
 
  private:
-  // A line of scales ends at the matrix, rounded up to 16 bytes.
-  static F8_DEVICE u32 line_bytes(u32 extent, i32 first, u32 most) {
+  // The scales of a block of k end at the matrix, rounded up to 16 bytes.
+  static F8_DEVICE u32 copied_bytes(u32 extent, i32 first, u32 most) {
     return min((extent - min(static_cast<u32>(first), extent) + 3) / 4 * 16, most);
   }
 };

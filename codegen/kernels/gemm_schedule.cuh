@@ -1,82 +1,87 @@
-// Which tiles of the result a CTA of the matmul computes, and in which order. Clusters take units
-// of kClusterM x kClusterN tiles in turn, ordered so that args.group tiles of m stay together and
-// their operands in L2, and every other group goes back through n. The units of a second product,
-// which has the shorter contraction, come after those of the first: workers that got one unit of
-// the first less than others begin with args.extra of the second.
+// The tile schedule of the persistent GEMM: which tiles of d a CTA computes, and in which order. A
+// cluster computes one cluster tile (kClusterM x kClusterN tiles) a wave. Cluster tiles are
+// rasterised in groups of args.raster_group tiles of m, whose operands stay in L2, and every other
+// group goes back through n. In a grouped GEMM the tiles of the second problem, which has the
+// smaller K, come after those of the first: clusters that got one tile of the first less than
+// others begin with args.tail_offset of the second (the tail-balancing offset).
 #pragma once
 
 #include "ptx.cuh"
 
 namespace f8::kernels {
 
-struct GemmTile {
+struct WorkTile {
   u32 problem;
-  i32 row, column;  // the first ones
-  u32 first_block;  // of k
+  i32 row, column;    // the first ones of the tile in d
+  u32 first_k_block;  // of kStageK
   u32 k_blocks;
 };
 
 template <class Config>
 struct GemmSchedule {
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kSplitK;
-  static constexpr u32 kUnitM = Config::kTileM * Config::kClusterM;
-  static constexpr u32 kUnitN = Config::kTileN * Config::kClusterN;
+  static constexpr u32 kClusterTileM = Config::kTileM * Config::kClusterM;
+  static constexpr u32 kClusterTileN = Config::kTileN * Config::kClusterN;
 
   const GemmArgs& args;
-  u32 units[Config::kProblems];
-  u32 worker, workers, round;
-  u32 rank_m, rank_n, rank_k;
+  u32 tiles[Config::kProblems];  // cluster tiles of each problem
+  u32 cluster, clusters, wave;
+  u32 rank_m, rank_n, rank_k;  // of this CTA in its cluster
 
   F8_DEVICE GemmSchedule(const GemmArgs& arguments, u32 rank) : args(arguments) {
 #pragma unroll
     for (int i = 0; i < Config::kProblems; ++i) {
       const GemmProblem& problem = args.problems[i];
-      units[i] = ((problem.m + kUnitM - 1) / kUnitM) * ((problem.n + kUnitN - 1) / kUnitN);
+      tiles[i] = ((problem.m + kClusterTileM - 1) / kClusterTileM) *
+                 ((problem.n + kClusterTileN - 1) / kClusterTileN);
     }
-    worker = blockIdx.x / kClusterSize;
-    if constexpr (kClusterSize == 2) worker = args.places[worker];
-    workers = gridDim.x / kClusterSize;
-    round = 0;
+    cluster = blockIdx.x / kClusterSize;
+    if constexpr (kClusterSize == 2) cluster = args.cluster_remap[cluster];
+    clusters = gridDim.x / kClusterSize;
+    wave = 0;
     rank_m = rank % Config::kClusterM;
     rank_n = Config::kSplitK > 1 ? 0 : rank / Config::kClusterM;
     rank_k = Config::kSplitK > 1 ? rank : 0;
   }
-  // The unit of the second product that this worker takes in its `turn`.
-  F8_DEVICE u32 second_unit(u32 turn) const {
-    const u32 busy = units[0] % workers;  // these got one of the first more
-    const u32 first_turns = busy > 0 ? args.extra * (workers - busy) : 0;
-    if (busy == 0 || worker < busy) return first_turns + turn * workers + worker;
-    if (turn < args.extra) return turn * (workers - busy) + worker - busy;
-    return first_turns + (turn - args.extra) * workers + worker;
+
+  // The cluster tile of the second problem that this cluster computes in its `turn` there.
+  F8_DEVICE u32 tile_of_second(u32 turn) const {
+    const u32 busy = tiles[0] % clusters;  // clusters that got one tile of the first more
+    const u32 first_turns = busy > 0 ? args.tail_offset * (clusters - busy) : 0;
+    if (busy == 0 || cluster < busy) return first_turns + turn * clusters + cluster;
+    if (turn < args.tail_offset) return turn * (clusters - busy) + cluster - busy;
+    return first_turns + (turn - args.tail_offset) * clusters + cluster;
   }
-  F8_DEVICE bool take(GemmTile& tile) {
-    u32 unit = round * workers + worker;
+
+  // Advances to this CTA's next tile; false when there is none.
+  F8_DEVICE bool next_tile(WorkTile& tile) {
+    u32 index = wave * clusters + cluster;
     tile.problem = 0;
-    if (unit >= units[0]) {
+    if (index >= tiles[0]) {
       if constexpr (Config::kProblems == 1) return false;
       tile.problem = Config::kProblems - 1;
-      unit = second_unit(round - (units[0] + workers - 1 - worker) / workers);
-      if (unit >= units[tile.problem]) return false;
+      index = tile_of_second(wave - (tiles[0] + clusters - 1 - cluster) / clusters);
+      if (index >= tiles[tile.problem]) return false;
     }
-    ++round;
+    ++wave;
     const GemmProblem& problem = args.problems[tile.problem];
-    const u32 units_m = (problem.m + kUnitM - 1) / kUnitM;
-    const u32 units_n = (problem.n + kUnitN - 1) / kUnitN;
-    const u32 group_units = max(args.group / Config::kClusterM, 1U);
-    const u32 first = unit / (group_units * units_n) * group_units;
-    const u32 size = min(units_m - first, group_units);
-    const u32 inside = unit - first * units_n;
-    u32 unit_n = inside / size;
-    const u32 unit_m = first + (inside - unit_n * size);
-    if (first / group_units % 2 != 0) unit_n = units_n - 1 - unit_n;
-    tile.row = static_cast<i32>((unit_m * Config::kClusterM + rank_m) * Config::kTileM);
-    tile.column = static_cast<i32>((unit_n * Config::kClusterN + rank_n) * Config::kTileN);
-    tile.first_block = 0;
+    const u32 tiles_m = (problem.m + kClusterTileM - 1) / kClusterTileM;
+    const u32 tiles_n = (problem.n + kClusterTileN - 1) / kClusterTileN;
+    const u32 raster_group = max(args.raster_group / Config::kClusterM, 1U);  // in cluster tiles
+    const u32 first = index / (raster_group * tiles_n) * raster_group;
+    const u32 size = min(tiles_m - first, raster_group);
+    const u32 in_group = index - first * tiles_n;
+    u32 tile_n = in_group / size;
+    const u32 tile_m = first + (in_group - tile_n * size);
+    if (first / raster_group % 2 != 0) tile_n = tiles_n - 1 - tile_n;
+    tile.row = static_cast<i32>((tile_m * Config::kClusterM + rank_m) * Config::kTileM);
+    tile.column = static_cast<i32>((tile_n * Config::kClusterN + rank_n) * Config::kTileN);
+    tile.first_k_block = 0;
     tile.k_blocks = (problem.k + kStageK - 1) / kStageK;
     if constexpr (Config::kSplitK > 1) {
-      // Equal shares: what lies beyond k reads as zero.
+      // The CTAs get equal parts of K; what lies beyond it reads as zero.
       tile.k_blocks = (tile.k_blocks + Config::kSplitK - 1) / Config::kSplitK;
-      tile.first_block = tile.k_blocks * rank_k;
+      tile.first_k_block = tile.k_blocks * rank_k;
     }
     return true;
   }

@@ -1,5 +1,5 @@
 // What the amax and cast kernels share: 8 neighbouring elements as a value, magnitudes as ordered
-// bits, and the 128 x 128 tile in which 256 threads hold 8 x 8 elements each.
+// bits, and the 128 x 128 tile in which 256 threads hold a fragment of 8 x 8 elements each.
 //
 // Thread t of a tile holds rows 8 (t / 16) .. +7 and columns 8 (t % 16) .. +7: the 16 threads of a
 // half-warp read 128 neighbouring columns of one row.
@@ -11,7 +11,7 @@ namespace f8::kernels {
 
 enum class Input { kBf16, kF16, kF32 };
 
-inline constexpr int kPatch = 8;  // rows and columns of a thread
+inline constexpr int kFragment = 8;  // rows and columns of a thread's fragment
 
 F8_DEVICE u32 max_u16x2(u32 a, u32 b) {
   u32 r;
@@ -26,11 +26,11 @@ F8_DEVICE u32 half_to_float_bits(u32 half) {
   return r;
 }
 
-// Eight elements as loaded. The magnitude of an element is its bits without the sign, in the
+// Vec8 elements as loaded. The magnitude of an element is its bits without the sign, in the
 // element's own type: the integer order of magnitudes is the order of absolute values, NaN above
 // infinity.
 template <Input kInput>
-struct Eight {
+struct Vec8 {
   static constexpr int kWords = kInput == Input::kF32 ? 8 : 4;
   static constexpr int kElementBytes = kInput == Input::kF32 ? 4 : 2;
   static constexpr int kPerWord = 4 / kElementBytes;
@@ -60,25 +60,25 @@ struct Eight {
           half_to_float_bits(i % 2 == 0 ? word[i / 2] & 0xFFFFU : word[i / 2] >> 16));
     }
   }
-  // Of magnitudes, place by place.
+  // The maximum of magnitudes, element by element of a word.
   static F8_DEVICE u32 max_of(u32 a, u32 b) {
     return kInput == Input::kF32 ? max(a, b) : max_u16x2(a, b);
   }
-  F8_DEVICE Eight magnitudes() const {
-    Eight r;
+  F8_DEVICE Vec8 magnitudes() const {
+    Vec8 r;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       r.word[i] = word[i] & (kInput == Input::kF32 ? 0x7FFFFFFFU : 0x7FFF7FFFU);
     }
     return r;
   }
-  // Raises `into` by the magnitudes, element for element.
-  F8_DEVICE void raise(Eight& into) const {
-    const Eight own = magnitudes();
+  // Raises `into` by the magnitudes, element by element.
+  F8_DEVICE void raise(Vec8& into) const {
+    const Vec8 own = magnitudes();
 #pragma unroll
     for (int i = 0; i < kWords; ++i) into.word[i] = max_of(into.word[i], own.word[i]);
   }
-  // The largest of eight magnitudes (not of signed elements), in each place of a word.
+  // The largest of eight magnitudes (not of signed elements), for each element of a word.
   F8_DEVICE u32 largest_word() const {
     u32 r = word[0];
 #pragma unroll
@@ -97,40 +97,40 @@ struct Eight {
   }
 };
 
-// Brings a tile into L2.
+// Fetches a tile into L2.
 template <Input kInput>
 F8_DEVICE void prefetch_tile(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
                              i32 column0) {
-  constexpr i32 kBytes = Eight<kInput>::kElementBytes;
-  constexpr i32 kLinesOfRow = kCastTile * kBytes / 128;
+  constexpr i32 kBytes = Vec8<kInput>::kElementBytes;
+  constexpr i32 kLinesOfRow = kCastTile * kBytes / 128;  // cache lines
 #pragma unroll
   for (int i = 0; i < kCastTile * kLinesOfRow / kTileThreads; ++i) {
     const i32 line = static_cast<i32>(threadIdx.x) + i * kTileThreads;
     const i32 row = row0 + line / kLinesOfRow;
     const i32 column = column0 + line % kLinesOfRow * (128 / kBytes);
     if (row < row_count && column < column_count) {
-      prefetch_line(static_cast<const u8*>(x) + (row * ld + column) * kBytes);
+      prefetch_l2(static_cast<const u8*>(x) + (row * ld + column) * kBytes);
     }
   }
 }
 
-// A thread's 8 x 8 elements of the tile whose first element is (row0, column0); zero outside the
-// matrix.
+// A thread's 8 x 8 elements of the tile whose first element is (row0, column0). Elements outside
+// the matrix are zero.
 template <Input kInput>
-struct Patch {
-  Eight<kInput> rows[kPatch];
+struct ThreadFragment {
+  Vec8<kInput> rows[kFragment];
   i32 row;  // of the matrix
   i32 column;
 
-  F8_DEVICE void place(i32 row0, i32 column0) {
-    row = row0 + static_cast<i32>(threadIdx.x / 16 * kPatch);
-    column = column0 + static_cast<i32>(threadIdx.x % 16 * kPatch);
+  F8_DEVICE void set_origin(i32 row0, i32 column0) {
+    row = row0 + static_cast<i32>(threadIdx.x / 16 * kFragment);
+    column = column0 + static_cast<i32>(threadIdx.x % 16 * kFragment);
   }
   F8_DEVICE void load(const void* x, i64 ld, i32 row_count, i32 column_count, i32 row0,
                       i32 column0) {
-    place(row0, column0);
+    set_origin(row0, column0);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
+    for (int i = 0; i < kFragment; ++i) {
       if (row + i < row_count && column < column_count) {
         rows[i].load(x, (row + i) * ld + column);
       } else {
@@ -139,17 +139,19 @@ struct Patch {
     }
   }
 
-  // Elements to dynamic shared memory, kAsideBytes of it, and back; each thread its own.
-  F8_DEVICE void put_aside() const {
+  // Each thread saves its elements to dynamic shared memory (kStashBytes a block) and restores
+  // them.
+  F8_DEVICE void stash() const {
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i)
-      *aside(i) = make_uint4(rows[i].word[0], rows[i].word[1], rows[i].word[2], rows[i].word[3]);
+    for (int i = 0; i < kFragment; ++i)
+      *stash_slot(i) =
+          make_uint4(rows[i].word[0], rows[i].word[1], rows[i].word[2], rows[i].word[3]);
   }
-  F8_DEVICE void take_back(i32 row0, i32 column0) {
-    place(row0, column0);
+  F8_DEVICE void restore(i32 row0, i32 column0) {
+    set_origin(row0, column0);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      const uint4 four = *aside(i);
+    for (int i = 0; i < kFragment; ++i) {
+      const uint4 four = *stash_slot(i);
       rows[i].word[0] = four.x;
       rows[i].word[1] = four.y;
       rows[i].word[2] = four.z;
@@ -158,17 +160,17 @@ struct Patch {
   }
 
  private:
-  static F8_DEVICE uint4* aside(int i) {
-    extern __shared__ uint4 aside_of_block[];
-    return aside_of_block + i * kTileThreads + threadIdx.x;
+  static F8_DEVICE uint4* stash_slot(int i) {
+    extern __shared__ uint4 stash_of_block[];
+    return stash_of_block + i * kTileThreads + threadIdx.x;
   }
 };
 
-// Maxima of a tile's rows, columns and of the whole tile, as magnitudes of the input's type, as
-// many a word as there are in Eight. Valid after the next __syncthreads().
+// The amaxes of a tile's rows, its columns and the whole tile, as magnitudes of the input's type,
+// as many a word as in Vec8. They are complete after the next __syncthreads().
 template <Input kInput>
-struct TileMaxima {
-  using Values = Eight<kInput>;
+struct TileAmax {
+  using Values = Vec8<kInput>;
   static constexpr int kPerWord = Values::kPerWord;
   static constexpr int kWarps = kTileThreads / 32;
   static constexpr int kWords = kCastTile / kPerWord;
@@ -176,16 +178,16 @@ struct TileMaxima {
   alignas(16) u32 columns[kWarps][kWords];  // over the 16 rows of each warp
   u32 tile[kWarps];
 
-  F8_DEVICE u32 row(u32 i) const { return place(rows[i / kPerWord], i); }
-  F8_DEVICE u32 column(u32 i) const { return place(column_word(i / kPerWord), i); }
-  // Of 16-bit elements: rows or columns 4 unit .. + 3.
-  F8_DEVICE u64 four_rows(u32 unit) const {
-    return rows[2 * unit] | static_cast<u64>(rows[2 * unit + 1]) << 32;
+  F8_DEVICE u32 row(u32 i) const { return element(rows[i / kPerWord], i); }
+  F8_DEVICE u32 column(u32 i) const { return element(column_word(i / kPerWord), i); }
+  // The quad of rows or columns 4 i .. + 3; there are quads of 16-bit elements alone.
+  F8_DEVICE u64 quad_of_rows(u32 i) const {
+    return rows[2 * i] | static_cast<u64>(rows[2 * i + 1]) << 32;
   }
-  F8_DEVICE u64 four_columns(u32 unit) const {
-    return column_word(2 * unit) | static_cast<u64>(column_word(2 * unit + 1)) << 32;
+  F8_DEVICE u64 quad_of_columns(u32 i) const {
+    return column_word(2 * i) | static_cast<u64>(column_word(2 * i + 1)) << 32;
   }
-  // The whole tile's, as the bits of |x| as fp32; by any thread.
+  // The amax of the whole tile, as the bits of |x| as fp32.
   F8_DEVICE u32 amax() const {
     u32 most = tile[0];
 #pragma unroll
@@ -194,7 +196,7 @@ struct TileMaxima {
   }
 
  private:
-  static F8_DEVICE u32 place(u32 word, u32 i) {
+  static F8_DEVICE u32 element(u32 word, u32 i) {
     if constexpr (kPerWord == 1) return word;
     return i % 2 == 0 ? word & 0xFFFFU : word >> 16;
   }
@@ -207,15 +209,15 @@ struct TileMaxima {
 };
 
 template <bool kRow, bool kColumn, bool kTile, Input kInput>
-F8_DEVICE void find_maxima(const Patch<kInput>& patch, TileMaxima<kInput>& maxima) {
-  using Values = Eight<kInput>;
-  constexpr int kRowWords = kPatch / Values::kPerWord;
+F8_DEVICE void find_tile_amax(const ThreadFragment<kInput>& fragment, TileAmax<kInput>& tile_amax) {
+  using Values = Vec8<kInput>;
+  constexpr int kRowWords = kFragment / Values::kPerWord;
   const u32 lane = threadIdx.x % 32;
   u32 rows[kRowWords];
   Values most;
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
-    const Values magnitudes = patch.rows[i].magnitudes();
+  for (int i = 0; i < kFragment; ++i) {
+    const Values magnitudes = fragment.rows[i].magnitudes();
     if constexpr (kColumn || kTile) {
       if (i == 0) {
         most = magnitudes;
@@ -253,11 +255,11 @@ F8_DEVICE void find_maxima(const Patch<kInput>& patch, TileMaxima<kInput>& maxim
       }
     }
     constexpr u32 kThreadsOfWord = 16 / kRowWords;
-    if (threadIdx.x % kThreadsOfWord == 0) maxima.rows[threadIdx.x / kThreadsOfWord] = rows[0];
+    if (threadIdx.x % kThreadsOfWord == 0) tile_amax.rows[threadIdx.x / kThreadsOfWord] = rows[0];
   }
   if constexpr (kTile) {
-    const u32 of_warp = warp_max(most.largest_magnitude());
-    if (lane == 0) maxima.tile[threadIdx.x / 32] = of_warp;
+    const u32 warp_amax = warp_max(most.largest_magnitude());
+    if (lane == 0) tile_amax.tile[threadIdx.x / 32] = warp_amax;
   }
   if constexpr (kColumn) {
     // The two halves of a warp hold the same columns of different rows.
@@ -268,19 +270,19 @@ F8_DEVICE void find_maxima(const Patch<kInput>& patch, TileMaxima<kInput>& maxim
     if (lane < 16) {
 #pragma unroll
       for (int i = 0; i < Values::kWords; i += 4) {
-        *reinterpret_cast<uint4*>(&maxima.columns[threadIdx.x / 32][lane * Values::kWords + i]) =
+        *reinterpret_cast<uint4*>(&tile_amax.columns[threadIdx.x / 32][lane * Values::kWords + i]) =
             make_uint4(most.word[i], most.word[i + 1], most.word[i + 2], most.word[i + 3]);
       }
     }
   }
 }
 
-// Whether a launch has nothing to do: its results are there, says a flag.
-F8_DEVICE bool is_valid(const u32* flag) {
-  return flag != nullptr && load_global(flag) == 1;
+// True where a flag says that the launch's results are there already, so it has nothing to do.
+F8_DEVICE bool is_noop(const u32* noop_flag) {
+  return noop_flag != nullptr && load_global(noop_flag) == 1;
 }
 
-// Which matrix of the list a tile or block of the launch belongs to.
+// The matrix of the list that a tile or block of the launch belongs to.
 template <class Args>
 F8_DEVICE int tensor_of_tile(const Args& args, i32 tile) {
   int first = 0;

@@ -1,6 +1,6 @@
-// Hopper's instructions as functions: barriers, bulk tensor copies, matrix descriptors,
-// conversions. One instruction each, named after what it does; the PTX ISA manual is the reference
-// for their semantics.
+// Hopper's instructions as functions: barriers, TMA, wgmma, shared and global memory, conversions.
+// Each function is one instruction and has its name or CUTLASS's; the PTX ISA manual is the
+// reference for the semantics.
 #pragma once
 
 #include "kernel_args.cuh"
@@ -9,7 +9,8 @@
 
 namespace f8::kernels {
 
-// A tensor map as the driver encodes it; passed by value as a __grid_constant__ parameter.
+// A tensor map as the driver encodes it. Kernels take it by value, as a __grid_constant__
+// parameter.
 struct alignas(64) TensorMap {
   u64 opaque[16];
 };
@@ -17,9 +18,9 @@ struct alignas(64) TensorMap {
 F8_DEVICE u32 smem_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));
 }
-// True in one lane of the warp, whose lanes all take part. The compiler knows that only one goes
-// on.
-F8_DEVICE bool elect_lane() {
+// True in one lane of the warp, whose lanes all take part. The compiler knows that only one lane
+// takes the branch.
+F8_DEVICE bool elect_one() {
   u32 elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;\n}\n"
                : "=r"(elected));
@@ -31,42 +32,45 @@ F8_DEVICE u32 warp_max(u32 x) {
   return r;
 }
 
-// --- programmatic dependent launch: wait for the previous kernel's memory; let the next one start.
-F8_DEVICE void wait_for_previous_kernel() {
+// --- programmatic dependent launch (griddepcontrol)
+// Waits until the previous kernel has ended and its writes are visible.
+F8_DEVICE void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-F8_DEVICE void let_next_kernel_start() {
+// Lets the next kernel of the stream start. It waits for this one by grid_dependency_wait().
+F8_DEVICE void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
-// A kernel that may work beside the previous one. That one has let it start after it waited itself,
-// so what came before has ended; the fence makes that seen.
-F8_DEVICE void begin_after_previous(i32 beside) {
-  if (beside == 0) {
-    wait_for_previous_kernel();
+// The beginning of a kernel that may overlap the previous one (`overlap` is 1 where it does). The
+// previous kernel launched its dependents after its own wait, so every kernel before it has ended;
+// the fence makes their writes visible.
+F8_DEVICE void begin_overlapped(i32 overlap) {
+  if (overlap == 0) {
+    grid_dependency_wait();
   } else {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
   }
-  let_next_kernel_start();
+  launch_dependents();
 }
-// The next kernel waits for this one alone. (Where it was waited for before, that takes no time;
-// and a condition would cost registers.)
-F8_DEVICE void end_after_previous() {
-  wait_for_previous_kernel();
+// The end of such a kernel: it ends after the previous one, since the next kernel waits for this
+// one alone. A second wait takes no time, and a condition would cost registers.
+F8_DEVICE void end_overlapped() {
+  grid_dependency_wait();
 }
 
-// Brings a line of 128 bytes into L2. A hint: it may come before wait_for_previous_kernel() even
-// where the previous kernel writes there.
-F8_DEVICE void prefetch_line(const void* p) {
+// Fetches a cache line of 128 bytes into L2. It is a hint, so it may come before
+// grid_dependency_wait() even where the previous kernel writes the line.
+F8_DEVICE void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// --- register budget of a warpgroup
+// --- register budget of a warpgroup (setmaxnreg)
 template <int kRegisters>
-F8_DEVICE void lower_registers() {
+F8_DEVICE void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-F8_DEVICE void raise_registers() {
+F8_DEVICE void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
@@ -84,8 +88,8 @@ F8_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
 F8_DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The barrier at the same offset in another CTA of the cluster.
-F8_DEVICE void barrier_arrive_at(u32 barrier, u32 cta) {
+// Arrives at the barrier at the same offset in another CTA of the cluster.
+F8_DEVICE void barrier_arrive_remote(u32 barrier, u32 cta) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
@@ -108,7 +112,7 @@ F8_DEVICE bool barrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return done != 0;
 }
-// Without waiting.
+// Does not wait.
 F8_DEVICE bool barrier_test(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(
@@ -126,116 +130,118 @@ F8_DEVICE void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_try_wait(barrier, parity)) {
   }
 }
-// Orders nothing: barriers are published by barrier_init_fence, data by the barriers themselves.
-// (Release and acquire at cluster scope compile to a GPU-wide fence and an invalidation of L1.)
+// It orders no memory: barrier_init_fence publishes barriers, and the barriers publish data.
+// (Release and acquire at cluster scope would compile to a GPU-wide fence and an invalidation of
+// L1.)
 F8_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
-// Named barrier of a warpgroup (id 1..15; 0 is __syncthreads).
+// The named barrier of a warpgroup (id 1..15; 0 is __syncthreads).
 F8_DEVICE void warpgroup_sync(u32 id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
-// Named barrier of two warpgroups: one waits until the other has arrived.
-F8_DEVICE void pair_wait(u32 id) {
+// A named barrier of two warpgroups: one waits until the other has arrived.
+F8_DEVICE void warpgroup_pair_sync(u32 id) {
   asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
 }
-F8_DEVICE void pair_arrive(u32 id) {
+F8_DEVICE void warpgroup_pair_arrive(u32 id) {
   asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
 }
 
-// --- bulk tensor copies
+// --- TMA: bulk copies, of tensor tiles and of plain memory
 F8_DEVICE void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-F8_DEVICE void copy_tile_in(u32 smem, const TensorMap* map, u32 barrier, i32 x, i32 y) {
+F8_DEVICE void tma_load(u32 smem, const TensorMap* map, u32 barrier, i32 x, i32 y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4}], [%2];" ::"r"(smem),
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
-// Into L2.
-F8_DEVICE void prefetch_tile(const TensorMap* map, i32 x, i32 y) {
+// Fetches a tile into L2.
+F8_DEVICE void tma_prefetch(const TensorMap* map, i32 x, i32 y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
                "r"(y)
                : "memory");
 }
-// Lands at the same offset in every CTA of the mask and counts on each one's barrier.
-F8_DEVICE void copy_tile_in_multicast(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 x,
-                                      i32 y) {
+// The tile lands at the same offset in every CTA of the mask and completes bytes on the barrier of
+// each.
+F8_DEVICE void tma_load_multicast(u32 smem, const TensorMap* map, u32 barrier, u16 mask, i32 x,
+                                  i32 y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(smem),
       "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y)
       : "memory");
 }
-F8_DEVICE void copy_tile_out(const TensorMap* map, u32 smem, i32 x, i32 y) {
+F8_DEVICE void tma_store(const TensorMap* map, u32 smem, i32 x, i32 y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
       "r"(smem), "r"(x), "r"(y)
       : "memory");
 }
-// Adds to what global memory holds; one addition an element, so the result does not depend on
-// order.
-F8_DEVICE void add_tile_out(const TensorMap* map, u32 smem, i32 x, i32 y) {
+// Adds to what global memory holds. Each element gets one addition, so the result does not depend
+// on the order.
+F8_DEVICE void tma_reduce_add(const TensorMap* map, u32 smem, i32 x, i32 y) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
       "[%1];" ::"l"(map),
       "r"(smem), "r"(x), "r"(y)
       : "memory");
 }
-// `bytes` (a multiple of 16) of a line of memory.
-F8_DEVICE void copy_line_in(u32 smem, const void* from, u32 barrier, u32 bytes) {
+// Copies `bytes` (a multiple of 16) of contiguous memory.
+F8_DEVICE void bulk_load(u32 smem, const void* from, u32 barrier, u32 bytes) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::
           "r"(smem),
       "l"(from), "r"(barrier), "r"(bytes)
       : "memory");
 }
-F8_DEVICE void commit_copies_out() {
+F8_DEVICE void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// At most kPending groups have not yet read their shared memory.
+// Returns when at most kPending groups of stores have not yet read their shared memory.
 template <int kPending>
-F8_DEVICE void wait_copies_out_read() {
+F8_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-F8_DEVICE void wait_copies_out() {
+F8_DEVICE void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-// Ordinary stores to shared memory before, the copy engine's or tensor core's reads after.
+// Orders ordinary stores to shared memory before later reads by TMA or the tensor core.
 F8_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// --- matrix products of a warpgroup
-F8_DEVICE void mma_fence() {
+// --- wgmma: the MMAs of a warpgroup
+F8_DEVICE void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-F8_DEVICE void mma_commit() {
+F8_DEVICE void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 template <int kPending>
-F8_DEVICE void mma_wait() {
+F8_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from moving register copies of an accumulator across asynchronous products.
+// Keeps the compiler from moving register copies of an accumulator across asynchronous MMAs.
 template <int kCount>
-F8_DEVICE void pin(float (&registers)[kCount]) {
+F8_DEVICE void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
-// Descriptor of a K-major tile of 128-byte rows, 128-byte swizzle: atoms of 8 rows, 1024 bytes
-// apart. Its low word counts on with the address, in units of 16 bytes.
-F8_DEVICE u32 mma_descriptor_low(u32 smem) {
+// The descriptor of a K-major tile of 128-byte rows with the 128-byte swizzle: atoms of 8 rows are
+// 1024 bytes apart. Its low word grows with the address, in units of 16 bytes.
+F8_DEVICE u32 wgmma_descriptor_low(u32 smem) {
   return (smem >> 4) + (1U << 16);
 }
-F8_DEVICE u64 mma_descriptor(u32 low) {
+F8_DEVICE u64 wgmma_descriptor(u32 low) {
   return low | (u64{1024 >> 4} << 32) | (u64{1} << 62);
 }
 
 // --- shared memory
-F8_DEVICE void store_matrices(u32 smem, u32 r0, u32 r1, u32 r2, u32 r3) {
+F8_DEVICE void stmatrix_x4(u32 smem, u32 r0, u32 r1, u32 r2, u32 r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
                "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                : "memory");
@@ -274,14 +280,14 @@ F8_DEVICE void load_shared_words(u32 smem, u32* words) {
                : "r"(smem)
                : "memory");
 }
-// The address in CTA `cta` of the cluster of what lies at `smem` here.
+// Maps an address of this CTA's shared memory to the same offset in CTA `cta` of the cluster.
 F8_DEVICE u32 cluster_address(u32 smem, u32 cta) {
   u32 r;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(smem), "r"(cta));
   return r;
 }
-// To shared memory of another CTA, counted as 16 bytes on a barrier there.
-F8_DEVICE void store_cluster(u32 address, u32 barrier, float x, float y, float z, float w) {
+// Stores to the shared memory of another CTA and completes 16 bytes on a barrier there.
+F8_DEVICE void store_async(u32 address, u32 barrier, float x, float y, float z, float w) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
       "[%1];" ::"r"(address),
@@ -289,7 +295,7 @@ F8_DEVICE void store_cluster(u32 address, u32 barrier, float x, float y, float z
       : "memory");
 }
 
-// --- global memory. Volatile, so that no load moves above wait_for_previous_kernel (__ldg may).
+// --- global memory. Loads are volatile, so that none moves above grid_dependency_wait (__ldg may).
 F8_DEVICE u32 load_global(const u32* p) {
   u32 r;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(r) : "l"(p));

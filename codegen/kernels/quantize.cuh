@@ -1,33 +1,35 @@
-// Dynamic scaling in one launch: the maxima of a list of matrices, their scales, and the copies, as
-// the amax and the cast kernel make them. All blocks are resident at once (a cooperative launch),
-// and each has one tile or, where the grid is smaller than all tiles, two neighbours: a block keeps
-// one in registers and the other in shared memory while it waits for the others' maxima, so every
-// matrix is read once.
+// Fused dynamic quantization in one launch: the amaxes of a list of matrices, their scales, and the
+// copies, with the same results as the amax and the cast kernel. All blocks are resident at once (a
+// cooperative launch). Each has one tile or, where the grid is smaller than the number of tiles,
+// two neighbouring ones: it keeps one in registers and the other in shared memory while it waits
+// for the amaxes of the others, so that every matrix is read once.
 //
-// Blocks pass words of 16 bytes, { u64 tag, u64 value }, written and read at once, through sync, in
-// global memory:
-//   epoch                     u64: counts launches; u64 of padding
-//   matrices x word           the matrix's amax
-//   tiles x word              the amax of each block's tiles; some unused where blocks have two
-//   tiles x 64 x word         axis alone: the maxima of a tile's 128 rows and 128 columns, u16[4];
-//                             lines that two neighbours share are with the first of them
-//   lines of tiles x 32 x word    the same of the matrix: of each matrix's rows of tiles, then of
-//                                 its columns of tiles, one matrix after another
-// A matrix's amax is gathered by the block of its first tile. The maxima of a row or column of
-// tiles: by every block where they are few, else by all of its blocks, 4 lines at a time, since
-// that each reads every tile's words would take longer than the matrix does. A block does all of
-// these duties before it waits for a result, so no block waits in a circle.
+// A strip is a row or a column of tiles; a quad is the amaxes of 4 neighbouring rows or columns, as
+// u16[4]. Blocks exchange words of 16 bytes, { u64 tag, u64 value }, each written and read by one
+// instruction, through `sync` in global memory:
+//   epoch                  u64: counts launches; u64 of padding
+//   matrices x word        the matrix's amax
+//   tiles x word           the amax of each block's tiles; some are unused where blocks have two
+//   tiles x 64 x word      with axis scales alone: the quads of a tile's 128 rows and 128 columns;
+//                          quads of a strip that both tiles of a block share lie with the first one
+//   strips x 32 x word     the quads of whole strips: of each matrix's rows of tiles, then of its
+//                          columns of tiles, one matrix after another
+// The block of a matrix's first tile gathers the matrix's amax. Every block gathers the quads of
+// its strips where they are few; else the blocks of a strip gather them for each other, some quads
+// each, since reading every tile's words in every block would take longer than reading the matrix
+// does. A block does all of these duties before it waits for a result, so no block waits in a
+// circle.
 //
-// A word is this launch's where its tag is: tags mix the epoch and the launch's grid id. So what
-// sync holds before the first launch does not matter, but between launches nobody else may write
-// to it. Each word is read on its own, so nothing orders them.
+// A word belongs to this launch where it has the launch's tag: tags mix the epoch and the grid id.
+// So the contents of `sync` before the first launch do not matter, but nobody else may write to it
+// between launches. Each word is read on its own, so nothing needs to order them.
 #pragma once
 
 #include "cast.cuh"
 
 namespace f8::kernels {
 
-// --- words
+// --- tagged words
 F8_DEVICE void store_word(u64* p, u64 tag, u64 value) {
   asm volatile(
       "{\n"
@@ -38,7 +40,7 @@ F8_DEVICE void store_word(u64* p, u64 tag, u64 value) {
       "l"(tag), "l"(value)
       : "memory");
 }
-// Whether the word has come.
+// True when the word has come.
 F8_DEVICE bool load_word(const u64* p, u64 tag, u64& value) {
   u64 seen;
   asm volatile(
@@ -58,13 +60,13 @@ F8_DEVICE u64 wait_word(const u64* p, u64 tag) {
   }
   return value;
 }
-// Different for different x.
+// Mixes the bits of x; it is a bijection.
 F8_DEVICE u64 mix(u64 x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
   return x ^ (x >> 31);
 }
-F8_DEVICE u64 max_of_four(u64 a, u64 b) {
+F8_DEVICE u64 max_of_quads(u64 a, u64 b) {
   const u32 low = max_u16x2(static_cast<u32>(a), static_cast<u32>(b));
   const u32 high = max_u16x2(static_cast<u32>(a >> 32), static_cast<u32>(b >> 32));
   return low | static_cast<u64>(high) << 32;
@@ -75,41 +77,43 @@ F8_DEVICE u64 grid_id() {
   return r;
 }
 
-// Config is Cast's, with tensor and axis scales alone, and 16-bit inputs.
+// Config is that of Cast, with tensor and axis scales alone, and 16-bit inputs.
 template <class Config>
 struct Quantize {
   using Copies = Cast<Config>;
-  static constexpr bool kRowLines = Copies::kRowLines;
-  static constexpr bool kColumnLines = Copies::kColumnLines;
-  static constexpr bool kLines = kRowLines || kColumnLines;
-  static constexpr i32 kUnits = kCastTile / 4;  // words of the lines of a row or column of tiles
+  static constexpr bool kRowAxis = Copies::kRowAxis;
+  static constexpr bool kColumnAxis = Copies::kColumnAxis;
+  static constexpr bool kAxis = kRowAxis || kColumnAxis;
+  static constexpr i32 kQuads = kCastTile / 4;  // of a strip
   static constexpr i32 kWarps = kTileThreads / 32;
-  // Words of its lines that a block reads itself, of one tile and of two.
-  static constexpr i32 kMostDirect = 56;
-  static constexpr i32 kMostDirectOfTwo = 64;
+  // A block gathers its strips itself where it has at most as many tiles to read, for one and for
+  // two tiles of its own.
+  static constexpr i32 kMaxDirect = 56;
+  static constexpr i32 kMaxDirectOfTwo = 64;
+  static constexpr i32 kSharedBytes = kStashBytes;  // dynamic: the tile that waits
   static_assert(Config::kInput != Input::kF32 && !Config::kDelayed);
 
-  // A row or column of tiles: where its lines' words are, in u64 from Sync::lines().
-  struct LineOfTiles {
+  // The place of a strip's words, in u64 from Sync::quads().
+  struct Strip {
     bool is_row;
-    bool shared;  // by both of a block's tiles
+    bool shared;  // both of a block's tiles are in it
     i32 count;    // of the tiles that have words
-    i32 mine;     // this block's place among these
-    i32 words;    // the first tile's
-    i32 step;     // from one tile's to the next one's
-    i32 results;
-    F8_DEVICE bool used() const { return is_row ? kRowLines : kColumnLines; }
+    i32 mine;     // the index of this block's tile among these
+    i32 words;    // the words of the first tile
+    i32 step;     // from the words of one tile to those of the next
+    i32 results;  // the words of the whole strip
+    F8_DEVICE bool used() const { return is_row ? kRowAxis : kColumnAxis; }
   };
-  static constexpr i32 kWordsOfTile = 2 * 2 * kUnits;
+  static constexpr i32 kU64sOfTile = 2 * 2 * kQuads;
 
-  // Where a block's tiles are. `pairs`: blocks have two.
-  struct Place {
+  // Which tiles a block has. `pairs`: blocks have two.
+  struct BlockTiles {
     i32 matrix = 0;
-    i32 first_block = 0, first_line = 0;  // of the matrix
+    i32 first_block = 0, first_strip = 0;  // of the matrix
     i32 blocks, across, down;
     bool wide, tall;  // two tiles lie side by side, one above the other
     i32 row, column;  // of the first tile
-    F8_DEVICE Place(const CastArgs& args, i32 block, bool pairs) {
+    F8_DEVICE BlockTiles(const CastArgs& args, i32 block, bool pairs) {
       for (;; ++matrix) {
         const CastTensor& t = args.tensors[matrix];
         across = (t.cols + kCastTile - 1) / kCastTile;
@@ -117,7 +121,7 @@ struct Quantize {
         blocks = pairs ? static_cast<i32>(pairs_of_tiles(across, down)) : across * down;
         if (block < first_block + blocks) break;
         first_block += blocks;
-        first_line += across + down;
+        first_strip += across + down;
       }
       wide = pairs && across >= down;
       tall = pairs && across < down;
@@ -131,14 +135,14 @@ struct Quantize {
     }
     F8_DEVICE i32 row0(i32 tile) const { return (tall ? row + tile : row) * kCastTile; }
     F8_DEVICE i32 column0(i32 tile) const { return (wide ? column + tile : column) * kCastTile; }
-    F8_DEVICE bool reads_lines() const {
-      if (wide) return (across + 1) / 2 + 2 * down <= kMostDirectOfTwo;
-      if (tall) return 2 * across + (down + 1) / 2 <= kMostDirectOfTwo;
-      return across + down <= kMostDirect;
+    F8_DEVICE bool reads_strips() const {
+      if (wide) return (across + 1) / 2 + 2 * down <= kMaxDirectOfTwo;
+      if (tall) return 2 * across + (down + 1) / 2 <= kMaxDirectOfTwo;
+      return across + down <= kMaxDirect;
     }
-    // The row of the first tile, its column, and the one of these that a second tile does not
-    // share.
-    F8_DEVICE LineOfTiles line(i32 set, i32 first_tile, i32 all_tiles) const {
+    // The strips of a block: 0 is the row of its first tile, 1 the column, and 2 the one of these
+    // that a second tile does not share.
+    F8_DEVICE Strip strip(i32 set, i32 first_tile, i32 all_tiles) const {
       const bool is_row = set == 0 || (set == 2 && tall);
       const bool shared = is_row ? wide : tall;
       const i32 of = (is_row ? row : column) + (set == 2 ? 1 : 0);
@@ -149,44 +153,44 @@ struct Quantize {
               shared,
               shared ? (along + 1) / 2 : along,
               shared ? mine / 2 : mine,
-              (first_tile + of * (is_row ? across : 1)) * kWordsOfTile + (is_row ? 0 : 2 * kUnits),
-              (shared ? 2 * step : step) * kWordsOfTile,
-              all_tiles * kWordsOfTile + (first_line + (is_row ? of : down + of)) * 2 * kUnits};
+              (first_tile + of * (is_row ? across : 1)) * kU64sOfTile + (is_row ? 0 : 2 * kQuads),
+              (shared ? 2 * step : step) * kU64sOfTile,
+              all_tiles * kU64sOfTile + (first_strip + (is_row ? of : down + of)) * 2 * kQuads};
     }
   };
 
-  // The same for later, in shared memory: all warps of an SM working it out again take longer than
-  // the words that they wait for.
+  // BlockTiles and its strips for later, in shared memory: computing them again in all warps of an
+  // SM would take longer than the words that they wait for.
   static constexpr i32 kSets = 3;
-  struct Work {
+  struct BlockPlan {
     i32 matrix;
     i32 first_block, blocks;  // of the matrix
     i32 tiles;
-    i32 row0[kMostTilesOfBlock], column0[kMostTilesOfBlock];
-    bool leads;        // the matrix's first block
-    bool reads_lines;  // itself, else what blocks gather for each other
+    i32 row0[kMaxTilesOfBlock], column0[kMaxTilesOfBlock];
+    bool leads;         // is the matrix's first block
+    bool reads_strips;  // gathers its strips itself, else the blocks of a strip share them
     bool tall;
-    LineOfTiles lines[kSets];
+    Strip strips[kSets];
     F8_DEVICE i32 sets() const { return 1 + tiles; }
     F8_DEVICE i32 set_of_row(i32 tile) const { return tall ? 2 * tile : 0; }
     F8_DEVICE i32 set_of_column(i32 tile) const { return tall ? 1 : 1 + tile; }
 
-    // By the first kSets threads.
-    F8_DEVICE void note(const CastArgs& args, const Place& place, i32 all_tiles) {
+    // The first kSets threads fill it.
+    F8_DEVICE void fill(const CastArgs& args, const BlockTiles& block_tiles, i32 all_tiles) {
       const i32 set = static_cast<i32>(threadIdx.x);
-      lines[set] = place.line(set, args.tensors[place.matrix].first_block, all_tiles);
+      strips[set] = block_tiles.strip(set, args.tensors[block_tiles.matrix].first_block, all_tiles);
       if (set > 0) return;
-      matrix = place.matrix;
-      first_block = place.first_block;
-      blocks = place.blocks;
-      tiles = place.tiles();
-      for (i32 i = 0; i < kMostTilesOfBlock; ++i) {
-        row0[i] = place.row0(i);
-        column0[i] = place.column0(i);
+      matrix = block_tiles.matrix;
+      first_block = block_tiles.first_block;
+      blocks = block_tiles.blocks;
+      tiles = block_tiles.tiles();
+      for (i32 i = 0; i < kMaxTilesOfBlock; ++i) {
+        row0[i] = block_tiles.row0(i);
+        column0[i] = block_tiles.column0(i);
       }
-      leads = place.row == 0 && place.column == 0;
-      reads_lines = place.reads_lines();
-      tall = place.tall;
+      leads = block_tiles.row == 0 && block_tiles.column == 0;
+      reads_strips = block_tiles.reads_strips();
+      tall = block_tiles.tall;
     }
   };
 
@@ -196,157 +200,158 @@ struct Quantize {
     u64 tag;
     F8_DEVICE Sync(u64* sync, i32 tiles)
         : epoch(sync), tile_count(tiles), tag(mix(count() ^ mix(grid_id()))) {}
-    // Of this launch; until the last block has published.
+    // This launch's number, valid until the last block has published.
     F8_DEVICE u64 count() const { return load_relaxed(epoch) + 1; }
     F8_DEVICE u64* matrix(i32 i) const { return epoch + 2 + 2 * i; }
     F8_DEVICE u64* block(i32 i) const { return matrix(kMaxTensors) + 2 * i; }
-    // Of each tile the words of its rows, then of its columns; behind them the results.
-    F8_DEVICE u64* lines() const { return block(tile_count); }
+    // Each tile has the quads of its rows, then of its columns; behind all tiles are the results.
+    F8_DEVICE u64* quads() const { return block(tile_count); }
   };
 
-  // What is kept of the first of two tiles.
-  struct FirstMaxima {
-    u64 lines[2 * kUnits];
+  // The amaxes of the first of two tiles, kept while the second is read.
+  struct FirstTileAmax {
+    u64 quads[2 * kQuads];
     u32 amax;
   };
-  static F8_DEVICE void keep(const TileMaxima<Config::kInput>& maxima, FirstMaxima& first) {
-    const u32 unit = threadIdx.x;
-    if (kLines && unit < 2 * kUnits && (unit < kUnits ? kRowLines : kColumnLines)) {
-      first.lines[unit] =
-          unit < kUnits ? maxima.four_rows(unit) : maxima.four_columns(unit - kUnits);
+  static F8_DEVICE void keep(const TileAmax<Config::kInput>& tile_amax, FirstTileAmax& first) {
+    const u32 index = threadIdx.x;
+    if (kAxis && index < 2 * kQuads && (index < kQuads ? kRowAxis : kColumnAxis)) {
+      first.quads[index] = index < kQuads ? tile_amax.quad_of_rows(index)
+                                          : tile_amax.quad_of_columns(index - kQuads);
     }
-    if (unit == kTileThreads - 1) first.amax = maxima.amax();
+    if (index == kTileThreads - 1) first.amax = tile_amax.amax();
   }
 
-  // maxima: of the block's last tile.
-  static F8_DEVICE void publish(const Sync& sync, const Work& work,
-                                const TileMaxima<Config::kInput>& maxima,
-                                const FirstMaxima& first) {
-    const u32 set = threadIdx.x / kUnits;
-    const u32 unit = threadIdx.x % kUnits;
-    const bool two = work.tiles == 2;
-    if (kLines && set < static_cast<u32>(work.sets()) && work.lines[set].used()) {
-      const LineOfTiles& line = work.lines[set];
-      u64 four = line.is_row ? maxima.four_rows(unit) : maxima.four_columns(unit);
+  // Writes the words of the block's tiles. `tile_amax` is that of the last tile.
+  static F8_DEVICE void publish(const Sync& sync, const BlockPlan& plan,
+                                const TileAmax<Config::kInput>& tile_amax,
+                                const FirstTileAmax& first) {
+    const u32 set = threadIdx.x / kQuads;
+    const u32 index = threadIdx.x % kQuads;
+    const bool two = plan.tiles == 2;
+    if (kAxis && set < static_cast<u32>(plan.sets()) && plan.strips[set].used()) {
+      const Strip& strip = plan.strips[set];
+      u64 quad = strip.is_row ? tile_amax.quad_of_rows(index) : tile_amax.quad_of_columns(index);
       if (two && set < 2) {
-        const u64 of_first = first.lines[line.is_row ? unit : kUnits + unit];
-        four = line.shared ? max_of_four(four, of_first) : of_first;
+        const u64 quad_of_first = first.quads[strip.is_row ? index : kQuads + index];
+        quad = strip.shared ? max_of_quads(quad, quad_of_first) : quad_of_first;
       }
-      store_word(sync.lines() + line.words + line.mine * line.step + 2 * unit, sync.tag, four);
+      store_word(sync.quads() + strip.words + strip.mine * strip.step + 2 * index, sync.tag, quad);
     }
     if (threadIdx.x == kTileThreads - 1) {
-      const u32 amax = maxima.amax();
+      const u32 amax = tile_amax.amax();
       store_word(sync.block(blockIdx.x), sync.tag, two ? max(amax, first.amax) : amax);
     }
   }
 
-  // By a warp: the maxima of 4 lines.
-  static F8_DEVICE void reduce_unit(const Sync& sync, const LineOfTiles& line, i32 unit) {
+  // A warp gathers one quad of a strip.
+  static F8_DEVICE void reduce_quad(const Sync& sync, const Strip& strip, i32 index) {
     u64 most = 0;
-    const u64* const words = sync.lines() + line.words + 2 * unit;
-    for (i32 i = static_cast<i32>(threadIdx.x % 32); i < line.count; i += 32) {
-      most = max_of_four(most, wait_word(words + i * line.step, sync.tag));
+    const u64* const words = sync.quads() + strip.words + 2 * index;
+    for (i32 i = static_cast<i32>(threadIdx.x % 32); i < strip.count; i += 32) {
+      most = max_of_quads(most, wait_word(words + i * strip.step, sync.tag));
     }
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2) {
-      most = max_of_four(most, __shfl_xor_sync(0xFFFFFFFFU, most, lane));
+      most = max_of_quads(most, __shfl_xor_sync(0xFFFFFFFFU, most, lane));
     }
     if (threadIdx.x % 32 == 0) {
-      store_word(sync.lines() + line.results + 2 * unit, sync.tag, most);
+      store_word(sync.quads() + strip.results + 2 * index, sync.tag, most);
     }
   }
 
-  // The block's share of what its matrix, and its rows and columns of tiles, have to gather.
-  static F8_DEVICE void gather(const Sync& sync, const CastArgs& args, const Work& work) {
-    if (kLines && !work.reads_lines) {
-      i32 next = static_cast<i32>(threadIdx.x / 32);  // of the block's units, dealt to its warps
-      for (i32 set = 0; set < work.sets(); ++set) {
-        const LineOfTiles& line = work.lines[set];
-        if (!line.used()) continue;
-        // It has the line's units mine, mine + count, ...
-        i32 unit = line.mine + next * line.count;
-        for (; unit < kUnits; unit += kWarps * line.count, next += kWarps) {
-          reduce_unit(sync, line, unit);
+  // Gathers this block's part of the results of its strips and of its matrix.
+  static F8_DEVICE void gather(const Sync& sync, const CastArgs& args, const BlockPlan& plan) {
+    if (kAxis && !plan.reads_strips) {
+      i32 next =
+          static_cast<i32>(threadIdx.x / 32);  // of the block's quads, distributed over its warps
+      for (i32 set = 0; set < plan.sets(); ++set) {
+        const Strip& strip = plan.strips[set];
+        if (!strip.used()) continue;
+        // The block has the strip's quads mine, mine + count, ...
+        i32 index = strip.mine + next * strip.count;
+        for (; index < kQuads; index += kWarps * strip.count, next += kWarps) {
+          reduce_quad(sync, strip, index);
         }
-        next -= (kUnits - 1 - line.mine + line.count) / line.count;
+        next -= (kQuads - 1 - strip.mine + strip.count) / strip.count;
       }
     }
-    if (Copies::kTensorScale && work.leads) {
+    if (Copies::kTensorScale && plan.leads) {
       __shared__ u32 warps[kWarps];
       u32 most = 0;
-      for (i32 i = static_cast<i32>(threadIdx.x); i < work.blocks; i += kTileThreads) {
-        most = max(most, static_cast<u32>(wait_word(sync.block(work.first_block + i), sync.tag)));
+      for (i32 i = static_cast<i32>(threadIdx.x); i < plan.blocks; i += kTileThreads) {
+        most = max(most, static_cast<u32>(wait_word(sync.block(plan.first_block + i), sync.tag)));
       }
       most = warp_max(most);
       if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
       __syncthreads();
       if (threadIdx.x == 0) {
         for (int i = 1; i < kWarps; ++i) most = max(most, warps[i]);
-        store_word(sync.matrix(work.matrix), sync.tag, most);
-        u32* const amax = args.tensors[work.matrix].amax;
+        store_word(sync.matrix(plan.matrix), sync.tag, most);
+        u32* const amax = args.tensors[plan.matrix].amax;
         if (amax != nullptr) atomicMax(amax, most);
       }
       __syncthreads();
     }
   }
 
-  // The maxima of the block's lines from all tiles of its rows and columns of tiles: of two sets
-  // four warps go over each; of three, four over the one that both tiles share. Each lane a unit.
-  static F8_DEVICE void read_lines(const Sync& sync, const Work& work,
-                                   u64 (&results)[kSets][kUnits]) {
-    __shared__ u64 parts[kWarps][kUnits];
+  // Gathers the block's strips from the words of all of their tiles, each lane a quad: four warps
+  // read each of two strips; of three, four read the one that both tiles share, and two each of the
+  // others.
+  static F8_DEVICE void read_strips(const Sync& sync, const BlockPlan& plan,
+                                    u64 (&results)[kSets][kQuads]) {
+    __shared__ u64 parts[kWarps][kQuads];
     const i32 warp = static_cast<i32>(threadIdx.x / 32);
     const i32 lane = static_cast<i32>(threadIdx.x % 32);
-    const i32 longest = work.tall ? 1 : 0;
-    const LineOfTiles& line = work.lines[warp < 4                       ? longest
-                                         : warp >= 6 && work.tiles == 2 ? 2
-                                                                        : 1 - longest];
-    const i32 warps = warp >= 4 && work.tiles == 2 ? 2 : 4;
-    const i32 count = line.used() ? line.count : 0;
-    const i32 step = line.step;
-    const u64* const words = sync.lines() + line.words + 2 * lane;
+    const i32 longest = plan.tall ? 1 : 0;
+    const Strip& strip = plan.strips[warp < 4                       ? longest
+                                     : warp >= 6 && plan.tiles == 2 ? 2
+                                                                    : 1 - longest];
+    const i32 warps = warp >= 4 && plan.tiles == 2 ? 2 : 4;
+    const i32 count = strip.used() ? strip.count : 0;
+    const i32 step = strip.step;
+    const u64* const words = sync.quads() + strip.words + 2 * lane;
     u64 most = 0;
-    for (i32 i = warp % warps; i < count; i += 2 * warps) {  // two words on their way
+    for (i32 i = warp % warps; i < count; i += 2 * warps) {  // two words in flight
       const u64* const at[] = {words + i * step, words + min(i + warps, count - 1) * step};
-      u64 fours[2];
+      u64 quads[2];
       bool all;
       do {
-        all = load_word(at[0], sync.tag, fours[0]);
-        all = load_word(at[1], sync.tag, fours[1]) && all;
+        all = load_word(at[0], sync.tag, quads[0]);
+        all = load_word(at[1], sync.tag, quads[1]) && all;
       } while (!all);
-      most = max_of_four(most, max_of_four(fours[0], fours[1]));
+      most = max_of_quads(most, max_of_quads(quads[0], quads[1]));
     }
     parts[warp][lane] = most;
     __syncthreads();
-    if (warp >= work.sets()) return;
+    if (warp >= plan.sets()) return;
     const i32 first = warp == longest ? 0 : warp == 2 ? 6 : 4;
-    most = max_of_four(parts[first][lane], parts[first + 1][lane]);
-    if (warp == longest || work.tiles == 1) {
-      most = max_of_four(most, max_of_four(parts[first + 2][lane], parts[first + 3][lane]));
+    most = max_of_quads(parts[first][lane], parts[first + 1][lane]);
+    if (warp == longest || plan.tiles == 1) {
+      most = max_of_quads(most, max_of_quads(parts[first + 2][lane], parts[first + 3][lane]));
     }
     results[warp][lane] = most;
   }
 
-  // Leaves the maxima of the block's lines in `lines` and a tensor's scale in `scales`, after the
-  // next __syncthreads().
-  static F8_DEVICE void wait_for_maxima(const Sync& sync, const CastArgs& args, const Work& work,
-                                        u64 (&lines)[kSets][kUnits],
-                                        typename Copies::Scales& scales) {
+  // Leaves the quads of the block's strips in `amax` and a tensor scale in `scales`, valid after
+  // the next __syncthreads().
+  static F8_DEVICE void wait_for_amax(const Sync& sync, const CastArgs& args, const BlockPlan& plan,
+                                      u64 (&amax)[kSets][kQuads], typename Copies::Scales& scales) {
     const i32 thread = static_cast<i32>(threadIdx.x);
     if constexpr (Copies::kTensorScale) {
       if (thread == kTileThreads - 1) {
         scales.tensor =
-            Copies::to_scale(static_cast<u32>(wait_word(sync.matrix(work.matrix), sync.tag)));
-        if (work.leads) Copies::publish_tensor_scale(args.tensors[work.matrix], scales.tensor);
+            Copies::to_scale(static_cast<u32>(wait_word(sync.matrix(plan.matrix), sync.tag)));
+        if (plan.leads) Copies::publish_tensor_scale(args.tensors[plan.matrix], scales.tensor);
       }
     }
-    if constexpr (kLines) {
-      const i32 set = thread / kUnits;
-      if (work.reads_lines) {
-        read_lines(sync, work, lines);
-      } else if (set < work.sets() && work.lines[set].used()) {
-        lines[set][thread % kUnits] =
-            wait_word(sync.lines() + work.lines[set].results + thread % kUnits * 2, sync.tag);
+    if constexpr (kAxis) {
+      const i32 set = thread / kQuads;
+      if (plan.reads_strips) {
+        read_strips(sync, plan, amax);
+      } else if (set < plan.sets() && plan.strips[set].used()) {
+        amax[set][thread % kQuads] =
+            wait_word(sync.quads() + plan.strips[set].results + thread % kQuads * 2, sync.tag);
       }
     }
   }
@@ -356,59 +361,60 @@ struct Quantize {
     const CastTensor& last = args.tensors[args.count - 1];
     const i32 tiles = last.first_block + last.blocks;
     const i32 blocks = static_cast<i32>(gridDim.x);
-    const Place place(args, static_cast<i32>(blockIdx.x), blocks < tiles);
-    const CastTensor& t = args.tensors[place.matrix];
-    for (i32 i = 0; i < place.tiles(); ++i) {
-      prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, place.row0(i), place.column0(i));
+    const BlockTiles block_tiles(args, static_cast<i32>(blockIdx.x), blocks < tiles);
+    const CastTensor& t = args.tensors[block_tiles.matrix];
+    for (i32 i = 0; i < block_tiles.tiles(); ++i) {
+      prefetch_tile<Config::kInput>(t.x, t.ld, t.rows, t.cols, block_tiles.row0(i),
+                                    block_tiles.column0(i));
     }
-    __shared__ Work work;
-    if (threadIdx.x < kSets) work.note(args, place, tiles);
-    begin_after_previous(args.beside);
+    __shared__ BlockPlan plan;
+    if (threadIdx.x < kSets) plan.fill(args, block_tiles, tiles);
+    begin_overlapped(args.overlap);
     const Sync sync(launch.sync, tiles);
-    Patch<Config::kInput> patch;
-    __shared__ FirstMaxima first;
-    i32 row0 = place.row0(0);
-    i32 column0 = place.column0(0);
+    ThreadFragment<Config::kInput> fragment;
+    __shared__ FirstTileAmax first;
+    i32 row0 = block_tiles.row0(0);
+    i32 column0 = block_tiles.column0(0);
     for (i32 i = 0;; ++i) {
-      __shared__ TileMaxima<Config::kInput> maxima;
-      patch.load(t.x, t.ld, t.rows, t.cols, row0, column0);
-      find_maxima<kRowLines, kColumnLines, true>(patch, maxima);
+      __shared__ TileAmax<Config::kInput> tile_amax;
+      fragment.load(t.x, t.ld, t.rows, t.cols, row0, column0);
+      find_tile_amax<kRowAxis, kColumnAxis, true>(fragment, tile_amax);
       __syncthreads();
-      if (i + 1 == work.tiles) {
-        publish(sync, work, maxima, first);
+      if (i + 1 == plan.tiles) {
+        publish(sync, plan, tile_amax, first);
         break;
       }
-      keep(maxima, first);
-      patch.put_aside();
-      row0 = work.row0[1];
-      column0 = work.column0[1];
+      keep(tile_amax, first);
+      fragment.stash();
+      row0 = plan.row0[1];
+      column0 = plan.column0[1];
       __syncthreads();
     }
-    gather(sync, args, work);
+    gather(sync, args, plan);
     __shared__ typename Copies::Scales scales;
-    __shared__ u64 lines[kSets][kUnits];
-    wait_for_maxima(sync, args, work, lines, scales);
-    for (i32 i = work.tiles - 1;; --i) {
-      row0 = work.row0[i];
-      column0 = work.column0[i];
+    __shared__ u64 amax[kSets][kQuads];
+    wait_for_amax(sync, args, plan, amax, scales);
+    for (i32 i = plan.tiles - 1;; --i) {
+      row0 = plan.row0[i];
+      column0 = plan.column0[i];
       __syncthreads();
-      if constexpr (kLines) {
-        using Values = Eight<Config::kInput>;
-        const u16* rows = reinterpret_cast<const u16*>(lines[work.set_of_row(i)]);
-        const u16* columns = reinterpret_cast<const u16*>(lines[work.set_of_column(i)]);
+      if constexpr (kAxis) {
+        using Values = Vec8<Config::kInput>;
+        const u16* rows = reinterpret_cast<const u16*>(amax[plan.set_of_row(i)]);
+        const u16* columns = reinterpret_cast<const u16*>(amax[plan.set_of_column(i)]);
         Copies::axis_scales(
             t, row0, column0, [&](i32 j) { return Values::fp32_bits(rows[j]); },
             [&](i32 j) { return Values::fp32_bits(columns[j]); }, scales);
         __syncthreads();
       }
-      if constexpr (Config::kRowMajor) Copies::write_row_major(t, patch, scales);
+      if constexpr (Config::kRowMajor) Copies::write_row_major(t, fragment, scales);
       if constexpr (Config::kTransposed) {
-        Copies::write_transposed(t, patch, scales, row0, column0);
+        Copies::write_transposed(t, fragment, scales, row0, column0);
       }
       if (i == 0) break;
-      patch.take_back(work.row0[0], work.column0[0]);
+      fragment.restore(plan.row0[0], plan.column0[0]);
     }
-    if (blockIdx.x == 0) {  // when all blocks have published, all have read the epoch
+    if (blockIdx.x == 0) {  // all blocks have read the epoch when all have published
       constexpr i32 kAtOnce = 4;
       for (i32 i = static_cast<i32>(threadIdx.x); i < blocks; i += kAtOnce * kTileThreads) {
         bool all;
@@ -425,7 +431,7 @@ struct Quantize {
       __syncthreads();
       if (threadIdx.x == 0) *sync.epoch = sync.count();
     }
-    end_after_previous();
+    end_overlapped();
   }
 };
 

@@ -1,4 +1,4 @@
-// Scale arithmetic on the device: recipes/scale.hpp, bit for bit.
+// Scale arithmetic on the device: the same as recipes/scale.hpp, bit for bit.
 #pragma once
 
 #include "ptx.cuh"
@@ -18,7 +18,7 @@ F8_DEVICE float scale_from_amax(u32 amax_bits, float fmax) {
   if (amax <= kBelow) return static_cast<float>(fmax / kLeast);
   return __fdiv_rn(fmax, amax);
 }
-// The largest power of two that is not larger; NaN stays NaN.
+// The largest power of two that is not larger than `scale`; NaN stays NaN.
 F8_DEVICE float power_of_two(float scale) {
   return scale == scale ? __uint_as_float(__float_as_uint(scale) & 0xFF800000U) : scale;
 }

@@ -1,5 +1,6 @@
-// Delayed scaling's step: from the amaxes that the casts recorded to the scales of the next step,
-// for all operands of a model at once, one thread each. recipes/delayed.hpp is the specification.
+// The scale update of delayed scaling: from the amaxes that the casts recorded to the scales of the
+// next step, for all operands of a model at once, one thread each. recipes/delayed.hpp is the
+// specification.
 #pragma once
 
 #include "scale.cuh"
@@ -9,15 +10,15 @@ namespace f8::kernels {
 inline constexpr int kUpdateThreads = 256;
 
 F8_DEVICE void scale_update(const ScaleUpdateArgs& args) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  launch_dependents();
+  grid_dependency_wait();
   const i32 i = static_cast<i32>(blockIdx.x * kUpdateThreads + threadIdx.x);
   if (i >= args.count) return;
   const u32 amax = load_global(args.amax + i);
   args.amax[i] = 0;
   if (amax >= 0x7F800000U) {
     args.non_finite[i] = load_global(args.non_finite + i) + 1;
-    if (args.hold != 0) return;
+    if (args.freeze != 0) return;
   }
   u32 most = amax;
   for (i32 age = args.length - 1; age > 0; --age) {

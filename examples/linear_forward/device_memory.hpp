@@ -1,5 +1,5 @@
-// Just enough of the CUDA driver for an example: memory on device 0 and copies, with libcuda opened
-// at run time so that the example builds without a toolkit. A trainer has its own allocator.
+// Device is just enough of the CUDA driver for an example: memory on device 0, and copies. It opens
+// libcuda at run time, so that the example builds without a toolkit. A trainer has its own allocator.
 #pragma once
 
 #include <dlfcn.h>
@@ -41,7 +41,7 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Freed with the device object.
+  // The memory is freed with the Device.
   void* allocate(std::size_t bytes) {
     std::uint64_t pointer = 0;
     check(alloc_(&pointer, bytes == 0 ? 1 : bytes), "cuMemAlloc");
@@ -56,7 +56,7 @@ class Device {
           "cuMemcpyHtoD");
     return pointer;
   }
-  // Waits for the work on the default stream.
+  // Waits for the work on the default stream, then copies.
   template <class T>
   std::vector<T> download(const void* pointer, std::size_t count) {
     std::vector<T> values(count);

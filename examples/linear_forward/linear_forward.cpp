@@ -1,8 +1,8 @@
-// One linear layer, y = x w^T, in fp8 with the rowwise recipe, and how far it is from the exact
-// result.
+// Computes one linear layer, y = x w^T, in fp8 with the rowwise recipe, and prints how far the result
+// is from the exact one.
 //
-// Exit status: 0 the result is good, 1 something failed, 2 this machine has no Hopper GPU to run
-// on.
+// Exit status: 0 where the result is good, 1 where something failed, 2 where this machine has no
+// Hopper GPU.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -23,7 +23,7 @@ float to_float(Bf16 value) {
   return result;
 }
 
-// Random values that bf16 holds exactly.
+// Returns random values that bf16 represents exactly.
 std::vector<Bf16> random_matrix(std::int64_t rows, std::int64_t columns, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;

@@ -1,6 +1,7 @@
-// Where a model is trained: memory, the small kernels, and a step that is repeated. One on a Hopper
-// GPU (kernels compiled by NVRTC, the step a CUDA graph), one on the host (plain C++, float8's
-// emulated device), so that all of the trainer but its speed can be tested without a GPU.
+// A backend is where a model is trained: it has memory, the small kernels, and a step to repeat.
+// One backend is a Hopper GPU (NVRTC compiles the kernels, the step is a CUDA graph); the other is
+// the host (plain C++, float8's emulated device), so that all of the trainer but its speed can be
+// tested without a GPU.
 //
 // Work is in order. Addresses that a backend gives are for its own kernels and linears; the caller
 // reads and writes them by upload and download, which wait for the work before.
@@ -11,10 +12,9 @@
 #include <memory>
 #include <variant>
 
-#include "base/error.hpp"
-#include "examples/train/kernels/args.cuh"
+#include "kernels/args.cuh"
 
-namespace f8::train {
+namespace train {
 
 using KernelCall =
     std::variant<SampleArgs, EmbedArgs, EmbedGradArgs, NormArgs, NormGradArgs, SumRowsArgs,
@@ -27,38 +27,28 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
-  // Zeroed, aligned to 256 bytes, freed with the backend.
-  [[nodiscard]] virtual Result<void*> allocate(size_t bytes) = 0;
-  [[nodiscard]] virtual Status upload(void* to, const void* from, size_t bytes) = 0;
-  [[nodiscard]] virtual Status download(void* to, const void* from, size_t bytes) = 0;
+  // The memory is zeroed, aligned to 256 bytes, and freed with the backend.
+  [[nodiscard]] virtual void* allocate(size_t bytes) = 0;
+  virtual void upload(void* to, const void* from, size_t bytes) = 0;
+  virtual void download(void* to, const void* from, size_t bytes) = 0;
 
-  [[nodiscard]] virtual Status launch(const KernelCall& call) = 0;
-  // How many shares a kernel that leaves partial sums is best cut into.
+  virtual void launch(const KernelCall& call) = 0;
+  // A kernel that leaves partial sums is best cut into this many shares.
   [[nodiscard]] virtual int share_count() const = 0;
 
-  // What float8's linears run on.
+  // float8's linears run on these.
   [[nodiscard]] virtual float8::Context& context() = 0;
   [[nodiscard]] virtual float8_stream stream() = 0;
 
-  // Keeps `step` for repeat(); runs nothing. Where steps are recorded they are recorded here, with
-  // all addresses and launches that `step` makes.
-  [[nodiscard]] virtual Status record(std::function<Status()> step) = 0;
+  // Keeps `step` for repeat(). The GPU records it here, with all addresses and launches that `step`
+  // makes, and runs nothing.
+  virtual void record(const std::function<void()>& step) = 0;
   // Runs the recorded step `times` times and waits; gives the milliseconds that it took.
-  [[nodiscard]] virtual Result<double> repeat(int64_t times) = 0;
+  [[nodiscard]] virtual double repeat(int64_t times) = 0;
 };
 
-// float8's status and result as the trainer's own.
-[[nodiscard]] Status to_status(const float8::Status& status);
-[[nodiscard]] Error to_error(float8_status code, const std::string& message);
-template <class T>
-[[nodiscard]] Result<T> to_result(float8::Result<T> result) {
-  if (!result) return std::unexpected(to_error(result.error().code, result.error().message));
-  return std::move(result).value();
-}
+// A GPU's backend is made for a model of this width and context.
+[[nodiscard]] std::unique_ptr<Backend> make_gpu_backend(int device, int64_t width, int64_t context);
+[[nodiscard]] std::unique_ptr<Backend> make_host_backend();
 
-// For a model of this width and context. The host's emulates what the linears do on a GPU.
-[[nodiscard]] Result<std::unique_ptr<Backend>> make_gpu_backend(int device, int64_t width,
-                                                                int64_t context);
-[[nodiscard]] Result<std::unique_ptr<Backend>> make_host_backend();
-
-}  // namespace f8::train
+}  // namespace train

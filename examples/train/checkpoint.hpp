@@ -1,7 +1,7 @@
-// A run's state between two steps. Training that goes on from it gives the same bits as training
-// that did not stop.
+// A checkpoint is a run's state between two steps. Training that goes on from it gives the same
+// bits as training that did not stop.
 //
-//   checkpoint := "float8 train checkpoint 1" LF
+//   checkpoint := "float8 train checkpoint 2" LF
 //                 "run " identity LF            identity() of config.hpp
 //                 "step " int LF                steps that are done
 //                 "weights " int LF  "scale_bytes " int LF
@@ -15,23 +15,21 @@
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
-
-namespace f8::train {
+namespace train {
 
 struct Checkpoint {
   std::string run;
-  std::vector<float> loss;  // of the steps that are done
-  std::vector<float> ms;
+  std::vector<float> loss;  // losses of the steps that are done
+  std::vector<float> ms;    // and their times
   std::vector<float> master;
   std::vector<float> m;
   std::vector<float> v;
   std::vector<unsigned char> scales;  // the state of delayed scaling, as float8 saves it
 };
 
-// Whole or not at all: a reader never sees a part.
-[[nodiscard]] Status save(const std::filesystem::path& path, const Checkpoint& checkpoint);
-// Refuses what is damaged, and what another run (`run` differs) has left.
-[[nodiscard]] Result<Checkpoint> load(const std::filesystem::path& path, const std::string& run);
+// Writes the file whole or not at all: a reader never sees a part.
+void save(const std::filesystem::path& path, const Checkpoint& checkpoint);
+// Throws where the file is damaged, and where another run has left it (`run` differs).
+[[nodiscard]] Checkpoint load(const std::filesystem::path& path, const std::string& run);
 
-}  // namespace f8::train
+}  // namespace train

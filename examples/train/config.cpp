@@ -1,21 +1,22 @@
 #include "config.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <numbers>
 
-#include "base/text.hpp"
+#include "error.hpp"
 
-namespace f8::train {
+namespace train {
 namespace {
 
 constexpr int64_t kWarmUpSteps = 100;
 
-Status in_range(const char* option, int64_t value, int64_t least, int64_t most, int64_t multiple) {
-  if (value >= least && value <= most && value % multiple == 0) return {};
-  const std::string of = multiple == 1 ? "" : fmt::format(", a multiple of {}", multiple);
-  return fail(ErrorCode::kInvalidArgument, "--{} is {}; it is {} to {}{}", option, value, least,
-              most, of);
+void in_range(const char* option, int64_t value, int64_t least, int64_t most, int64_t multiple) {
+  if (value >= least && value <= most && value % multiple == 0) return;
+  const std::string of = multiple == 1 ? "" : format(", a multiple of %ld", multiple);
+  fail(FLOAT8_INVALID_ARGUMENT, "--%s is %ld; it is %ld to %ld%s", option, value, least, most,
+       of.c_str());
 }
 
 }  // namespace
@@ -26,35 +27,43 @@ const std::vector<std::string>& recipe_names() {
   return names;
 }
 
-Status validate(const TrainConfig& config) {
+std::string recipe_list() {
+  std::string list;
+  for (const std::string& name : recipe_names()) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+void validate(const TrainConfig& config) {
   if (std::ranges::find(recipe_names(), config.recipe) == recipe_names().end()) {
-    return fail(ErrorCode::kInvalidArgument, "there is no recipe {}; there are {}",
-                quote(config.recipe), fmt::join(recipe_names(), ", "));
+    fail(FLOAT8_INVALID_ARGUMENT, "there is no recipe '%s'; there are %s", config.recipe.c_str(),
+         recipe_list().c_str());
   }
-  F8_TRY(in_range("hidden", config.hidden, 64, 8192, 64));
-  F8_TRY(in_range("ffn", config.ffn, 16, 65536, 16));
-  F8_TRY(in_range("layers", config.layers, 1, 256, 1));
-  F8_TRY(in_range("context", config.context, 1, 256, 1));
-  F8_TRY(in_range("tokens", config.tokens, 16, 1 << 20, 16));
-  F8_TRY(in_range("steps", config.steps, 1, 10'000'000, 1));
+  in_range("hidden", config.hidden, 64, 8192, 64);
+  in_range("ffn", config.ffn, 16, 65536, 16);
+  in_range("layers", config.layers, 1, 256, 1);
+  in_range("context", config.context, 1, 256, 1);
+  in_range("tokens", config.tokens, 16, 1 << 20, 16);
+  in_range("steps", config.steps, 1, 10'000'000, 1);
   if (config.hidden % config.context != 0 || config.hidden / config.context % 8 != 0 ||
       config.hidden / config.context > 2048) {
-    return fail(ErrorCode::kInvalidArgument,
-                "--context is {}; it divides --hidden ({}) into embeddings of a multiple of 8 and "
-                "at most 2048",
-                config.context, config.hidden);
+    fail(FLOAT8_INVALID_ARGUMENT,
+         "--context is %ld; it divides --hidden (%ld) into embeddings of a multiple of 8 and "
+         "at most 2048",
+         config.context, config.hidden);
   }
   if (!(config.lr > 0 && config.lr <= 1)) {
-    return fail(ErrorCode::kInvalidArgument, "--lr is {}; it is more than 0, 1 at most", config.lr);
+    fail(FLOAT8_INVALID_ARGUMENT, "--lr is %g; it is more than 0, 1 at most", config.lr);
   }
-  return {};
 }
 
 std::string identity(const TrainConfig& config, const std::string& text_hash) {
-  return fmt::format(
-      "recipe={} hidden={} ffn={} layers={} context={} tokens={} steps={} seed={} lr={} text={}",
-      config.recipe, config.hidden, config.ffn, config.layers, config.context, config.tokens,
-      config.steps, config.seed, config.lr, text_hash);
+  char lr[32];  // the shortest text that reads back as the same number
+  const auto end = std::to_chars(lr, std::end(lr), config.lr, std::chars_format::general).ptr;
+  return format(
+      "recipe=%s hidden=%ld ffn=%ld layers=%ld context=%ld tokens=%ld steps=%ld seed=%u lr=%s "
+      "text=%s",
+      config.recipe.c_str(), config.hidden, config.ffn, config.layers, config.context,
+      config.tokens, config.steps, config.seed, std::string(lr, end).c_str(), text_hash.c_str());
 }
 
 std::vector<StepScalars> make_schedule(const TrainConfig& config, const AdamConfig& adam) {
@@ -77,4 +86,4 @@ std::vector<StepScalars> make_schedule(const TrainConfig& config, const AdamConf
   return schedule;
 }
 
-}  // namespace f8::train
+}  // namespace train

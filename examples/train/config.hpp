@@ -1,17 +1,17 @@
-// What decides the bits of a training run, and how it is checked.
+// The configuration decides the bits of a training run. Here it is checked, and named.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
-#include "examples/train/kernels/args.cuh"
+#include "kernels/args.cuh"
 
-namespace f8::train {
+namespace train {
 
-// The first is what the others are compared with: no operand of any linear is fp8.
+// The others are compared with the first, in which no operand of any linear is fp8.
 [[nodiscard]] const std::vector<std::string>& recipe_names();
+[[nodiscard]] std::string recipe_list();  // the names in one line
 
 struct TrainConfig {
   std::string recipe = "bf16";
@@ -22,12 +22,14 @@ struct TrainConfig {
   int64_t tokens = 8192;  // predictions of a step
   int64_t steps = 2000;
   uint32_t seed = 1;
-  double lr = 3e-4;  // the highest; a hundred steps of warm-up, then a cosine down to a tenth
+  // The highest rate; it is reached in a hundred steps and falls in a cosine to a tenth of it.
+  double lr = 3e-4;
 };
 
-// An error names the option and says what it may be.
-[[nodiscard]] Status validate(const TrainConfig& config);
-// The configuration and the text's hash in one line: runs with equal identities give equal bits.
+// Throws where an option is out of its range; the message names it and says what it may be.
+void validate(const TrainConfig& config);
+// Names the configuration and the text's hash in one line: runs with equal identities give equal
+// bits.
 [[nodiscard]] std::string identity(const TrainConfig& config, const std::string& text_hash);
 
 struct AdamConfig {
@@ -38,8 +40,8 @@ struct AdamConfig {
   float max_norm = 1.0F;  // of the gradient
 };
 
-// One for each step.
+// Gives the scalars of each step.
 [[nodiscard]] std::vector<StepScalars> make_schedule(const TrainConfig& config,
                                                      const AdamConfig& adam);
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,8 +1,8 @@
 #include "curve.hpp"
 
-#include <algorithm>
+#include "error.hpp"
 
-namespace f8::train {
+namespace train {
 
 std::vector<double> smoothed(const std::vector<float>& losses) {
   std::vector<double> means;
@@ -20,11 +20,11 @@ std::string to_csv(const Curve& curve) {
   const std::vector<double> means = smoothed(curve.loss);
   std::string csv = "step,tokens,loss,smoothed_loss,lr,ms\n";
   for (size_t i = 0; i < curve.loss.size(); ++i) {
-    const auto step = static_cast<int64_t>(i) + 1;
-    fmt::format_to(std::back_inserter(csv), "{},{},{:.6g},{:.6g},{:.4g},{:.4g}\n", step,
-                   step * curve.tokens_per_step, curve.loss[i], means[i], curve.lr[i], curve.ms[i]);
+    const int64_t step = static_cast<int64_t>(i) + 1;
+    csv += format("%ld,%ld,%.6g,%.6g,%.4g,%.4g\n", step, step * curve.tokens_per_step,
+                  double{curve.loss[i]}, means[i], double{curve.lr[i]}, double{curve.ms[i]});
   }
   return csv;
 }
 
-}  // namespace f8::train
+}  // namespace train

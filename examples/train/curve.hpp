@@ -1,20 +1,21 @@
 // A run's losses over its steps, and the files that show them.
 //
-//   CSV  := "step,tokens,loss,smoothed_loss,lr,ms" LF (row LF)*     one row a step, from 1
-//   loss in nats a byte; smoothed_loss: mean of the last kSmoothingSteps; tokens: up to this step
+//   CSV := "step,tokens,loss,smoothed_loss,lr,ms" LF (row LF)*
+//
+// Each step has a row, from step 1 on. The loss is in nats per byte, the smoothed loss is the mean
+// of the last kSmoothingSteps, and tokens are counted from the start of the run.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
-
-namespace f8::train {
+namespace train {
 
 inline constexpr size_t kSmoothingSteps = 100;
 
 struct Curve {
-  std::string name;         // of the recipe
+  std::string name;         // the recipe's
   std::vector<float> loss;  // [steps]
   std::vector<float> lr;
   std::vector<float> ms;
@@ -24,8 +25,8 @@ struct Curve {
 [[nodiscard]] std::vector<double> smoothed(const std::vector<float>& losses);
 [[nodiscard]] std::string to_csv(const Curve& curve);
 
-// The smoothed losses of all curves, and their differences from the first curve's in percent, as a
-// complete SVG document.
+// Draws the smoothed losses of all curves, and their differences from the first curve's in percent,
+// as a complete SVG document.
 [[nodiscard]] std::string to_svg(const std::vector<Curve>& curves);
 
-}  // namespace f8::train
+}  // namespace train

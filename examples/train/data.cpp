@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "base/file.hpp"
-#include "base/hash.hpp"
+#include "error.hpp"
+#include "files.hpp"
 
-namespace f8::train {
+namespace train {
+namespace fs = std::filesystem;
 namespace {
 
 constexpr std::array<std::string_view, 17> kTextEndings = {
@@ -20,7 +23,7 @@ bool is_skipped(const fs::path& folder) {
   return name.starts_with('.') || name == "build";
 }
 
-Result<std::vector<fs::path>> files_under(const fs::path& folder) {
+std::vector<fs::path> files_under(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error);
@@ -35,7 +38,7 @@ Result<std::vector<fs::path>> files_under(const fs::path& folder) {
     }
   }
   if (error) {
-    return fail(ErrorCode::kIo, "cannot list {}: {}", folder.string(), error.message());
+    fail(FLOAT8_IO, "cannot list %s: %s", folder.c_str(), error.message().c_str());
   }
   std::ranges::sort(files);
   return files;
@@ -43,29 +46,28 @@ Result<std::vector<fs::path>> files_under(const fs::path& folder) {
 
 }  // namespace
 
-Result<Text> load_text(std::span<const fs::path> paths, int64_t context) {
+Text load_text(std::span<const fs::path> paths, int64_t context) {
   Text text;
   for (const fs::path& path : paths) {
     std::error_code error;
     std::vector<fs::path> files = {path};
-    if (fs::is_directory(path, error)) files = F8_TRY(files_under(path));
+    if (fs::is_directory(path, error)) files = files_under(path);
     for (const fs::path& file : files) {
-      text.bytes += F8_TRY(read_file(file));
+      text.bytes += read_file(file);
       ++text.files;
     }
   }
   if (std::cmp_less_equal(text.bytes.size(), context)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "the text has {} bytes in {} files, and a prediction needs {} and one more; name "
-                "larger files with --data",
-                text.bytes.size(), text.files, context);
+    fail(FLOAT8_INVALID_ARGUMENT,
+         "the text has %zu bytes in %zu files, and a prediction needs %ld and one more; name "
+         "larger files with --data",
+         text.bytes.size(), text.files, context);
   }
   if (text.bytes.size() > std::numeric_limits<uint32_t>::max()) {
-    return fail(ErrorCode::kInvalidArgument, "the text has {} bytes; 4 GiB are the most",
-                text.bytes.size());
+    fail(FLOAT8_INVALID_ARGUMENT, "the text has %zu bytes; 4 GiB are the most", text.bytes.size());
   }
   text.hash = hash_hex(text.bytes);
   return text;
 }
 
-}  // namespace f8::train
+}  // namespace train

@@ -5,19 +5,17 @@
 #include <span>
 #include <string>
 
-#include "base/error.hpp"
-
-namespace f8::train {
+namespace train {
 
 struct Text {
   std::string bytes;
-  std::string hash;  // of the bytes
+  std::string hash;  // identifies the bytes
   size_t files = 0;
 };
 
 // Each path is a file, taken as it is, or a folder: then its sources and documents by their names'
 // endings, sorted by path, without hidden folders and folders called build. The model predicts a
 // byte from `context` bytes before it, so there must be more than that.
-[[nodiscard]] Result<Text> load_text(std::span<const std::filesystem::path> paths, int64_t context);
+[[nodiscard]] Text load_text(std::span<const std::filesystem::path> paths, int64_t context);
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,19 +1,14 @@
-// Training on a Hopper GPU: the kernels through the generator's compiler and cache, a step as a
-// CUDA graph.
+// Training on a Hopper GPU: kernels that NVRTC compiles, and a step that is a CUDA graph.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
 #include "backend.hpp"
-#include "base/environment.hpp"
-#include "codegen/cubin_cache.hpp"
-#include "kernel_source.hpp"
-#include "runtime/device/driver.hpp"
+#include "cuda_driver.hpp"
+#include "kernels.hpp"
 
-namespace f8::train {
+namespace train {
 namespace {
-
-using runtime::Driver;
 
 static_assert(std::variant_size_v<KernelCall> == kKernelNames.size());
 
@@ -21,9 +16,10 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Blocks of a launch. Kernels that walk through their data take as many as fill the device well.
+// Gives the blocks of a launch. Kernels that walk through their data take as many as fill the
+// device well.
 struct Blocks {
-  int64_t most;  // for those
+  int64_t most;  // of a kernel that walks
 
   int64_t walk(int64_t threads) const {
     return std::clamp<int64_t>(ceil_div(threads, kThreads), 1, most);
@@ -44,114 +40,107 @@ struct Blocks {
 
 class GpuBackend final : public Backend {
  public:
-  GpuBackend(const Driver& driver, float8::Context context, int64_t width)
-      : driver_(driver), context_(std::move(context)), width_(width) {}
-
-  Status start(int device, const codegen::Cubin& kernels) {
+  GpuBackend(int device, int64_t width, int64_t context)
+      : context_(float8::Context::create(device).value()), width_(width) {
+    const Cubin& kernels = compiled_kernels(width, context);
     CUcontext primary = nullptr;
-    F8_TRY(check(driver_.device_get(&device_, device), "cuDeviceGet"));
-    F8_TRY(check(driver_.device_primary_ctx_retain(&primary, device_), "cuDevicePrimaryCtxRetain"));
-    retained_ = true;
-    F8_TRY(check(driver_.ctx_set_current(primary), "cuCtxSetCurrent"));
-    F8_TRY(check(
-        driver_.device_get_attribute(&sm_count_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_),
-        "cuDeviceGetAttribute"));
-    F8_TRY(check(driver_.module_load_data(&module_, kernels.image.data()), "cuModuleLoadData"));
+    check(cuda_.cuDeviceGet(&device_, device), "cuDeviceGet");
+    check(cuda_.cuDevicePrimaryCtxRetain(&primary, device_), "cuDevicePrimaryCtxRetain");
+    check(cuda_.cuCtxSetCurrent(primary), "cuCtxSetCurrent");
+    check(cuda_.cuDeviceGetAttribute(&sm_count_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_),
+          "cuDeviceGetAttribute");
+    check(cuda_.cuModuleLoadData(&module_, kernels.image.data()), "cuModuleLoadData");
     for (size_t i = 0; i < kKernelNames.size(); ++i) {
-      F8_TRY(check(driver_.module_get_function(&functions_[i], module_, kKernelNames[i]),
-                   kKernelNames[i]));
+      check(cuda_.cuModuleGetFunction(&functions_[i], module_, kKernelNames[i]), kKernelNames[i]);
     }
-    F8_TRY(check(driver_.stream_create(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    check(cuda_.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     for (CUevent& event : events_) {
-      F8_TRY(check(driver_.event_create(&event, CU_EVENT_DEFAULT), "cuEventCreate"));
+      check(cuda_.cuEventCreate(&event, CU_EVENT_DEFAULT), "cuEventCreate");
     }
-    return {};
   }
 
-  // After a lost context nothing is left to free and every call fails, so no result is looked at.
+  // After a lost CUDA context every call fails and nothing is left to free: no result matters.
   ~GpuBackend() override {
-    if (stream_ != nullptr) driver_.stream_synchronize(stream_);
-    if (graph_ != nullptr) driver_.graph_exec_destroy(graph_);
-    for (CUevent event : events_) {
-      if (event != nullptr) driver_.event_destroy(event);
-    }
-    for (CUdeviceptr memory : memory_) driver_.mem_free(memory);
-    if (stream_ != nullptr) driver_.stream_destroy(stream_);
-    if (module_ != nullptr) driver_.module_unload(module_);
-    if (retained_) driver_.device_primary_ctx_release(device_);
+    cuda_.cuStreamSynchronize(stream_);
+    if (graph_ != nullptr) cuda_.cuGraphExecDestroy(graph_);
+    for (CUevent event : events_) cuda_.cuEventDestroy(event);
+    for (CUdeviceptr memory : memory_) cuda_.cuMemFree(memory);
+    cuda_.cuStreamDestroy(stream_);
+    cuda_.cuModuleUnload(module_);
+    cuda_.cuDevicePrimaryCtxRelease(device_);
   }
 
-  Result<void*> allocate(size_t bytes) override {
+  void* allocate(size_t bytes) override {
     CUdeviceptr memory = 0;
-    F8_TRY(check(driver_.mem_alloc(&memory, std::max<size_t>(bytes, 1)), "cuMemAlloc"));
+    check(cuda_.cuMemAlloc(&memory, std::max<size_t>(bytes, 1)), "cuMemAlloc");
     memory_.push_back(memory);
-    F8_TRY(check(driver_.memset_d8_async(memory, 0, bytes, stream_), "cuMemsetD8Async"));
+    check(cuda_.cuMemsetD8Async(memory, 0, bytes, stream_), "cuMemsetD8Async");
     return reinterpret_cast<void*>(memory);
   }
-  Status upload(void* to, const void* from, size_t bytes) override {
-    F8_TRY(check(driver_.memcpy_htod_async(reinterpret_cast<CUdeviceptr>(to), from, bytes, stream_),
-                 "cuMemcpyHtoDAsync"));
-    return synchronize();
+  void upload(void* to, const void* from, size_t bytes) override {
+    check(cuda_.cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), from, bytes, stream_),
+          "cuMemcpyHtoDAsync");
+    synchronize();
   }
-  Status download(void* to, const void* from, size_t bytes) override {
-    F8_TRY(check(driver_.memcpy_dtoh_async(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream_),
-                 "cuMemcpyDtoHAsync"));
-    return synchronize();
+  void download(void* to, const void* from, size_t bytes) override {
+    check(cuda_.cuMemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream_),
+          "cuMemcpyDtoHAsync");
+    synchronize();
   }
 
-  Status launch(const KernelCall& call) override {
+  void launch(const KernelCall& call) override {
     const bool norm =
         std::holds_alternative<NormArgs>(call) || std::holds_alternative<NormGradArgs>(call);
-    CUlaunchConfig config{};
-    config.gridDimX = static_cast<unsigned>(std::visit(Blocks{int64_t{8} * sm_count_}, call));
-    config.gridDimY = config.gridDimZ = 1;
-    config.blockDimX = static_cast<unsigned>(norm ? norm_threads(width_) : kThreads);
-    config.blockDimY = config.blockDimZ = 1;
-    config.hStream = stream_;
+    const int64_t blocks = std::visit(Blocks{int64_t{8} * sm_count_}, call);
+    const int threads = norm ? norm_threads(width_) : kThreads;
     void* parameters[] = {std::visit(
         [](const auto& args) { return const_cast<void*>(static_cast<const void*>(&args)); }, call)};
-    return check(driver_.launch_kernel_ex(&config, functions_[call.index()], parameters, nullptr),
-                 kKernelNames[call.index()]);
+    check(
+        cuda_.cuLaunchKernel(functions_[call.index()], static_cast<unsigned>(blocks), 1, 1,
+                             static_cast<unsigned>(threads), 1, 1, 0, stream_, parameters, nullptr),
+        kKernelNames[call.index()]);
   }
   int share_count() const override { return 2 * sm_count_; }
   float8::Context& context() override { return context_; }
   float8_stream stream() override { return stream_; }
 
-  Status record(std::function<Status()> step) override {
-    if (graph_ != nullptr) driver_.graph_exec_destroy(std::exchange(graph_, nullptr));
-    F8_TRY(check(driver_.stream_begin_capture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
-                 "cuStreamBeginCapture"));
-    const Status recorded = step();
+  void record(const std::function<void()>& step) override {
+    if (graph_ != nullptr) cuda_.cuGraphExecDestroy(std::exchange(graph_, nullptr));
+    check(cuda_.cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+          "cuStreamBeginCapture");
     CUgraph graph = nullptr;
-    const Status ended = check(driver_.stream_end_capture(stream_, &graph), "cuStreamEndCapture");
-    Status status = recorded ? ended : recorded;
-    if (status) {
-      status = check(driver_.graph_instantiate(&graph_, graph, 0), "cuGraphInstantiate");
+    try {
+      step();
+    } catch (...) {
+      cuda_.cuStreamEndCapture(stream_, &graph);
+      if (graph != nullptr) cuda_.cuGraphDestroy(graph);
+      throw;
     }
-    if (graph != nullptr) driver_.graph_destroy(graph);
-    return status;
+    check(cuda_.cuStreamEndCapture(stream_, &graph), "cuStreamEndCapture");
+    const CUresult result = cuda_.cuGraphInstantiateWithFlags(&graph_, graph, 0);
+    cuda_.cuGraphDestroy(graph);
+    check(result, "cuGraphInstantiateWithFlags");
   }
-  Result<double> repeat(int64_t times) override {
-    F8_TRY(check(driver_.event_record(events_[0], stream_), "cuEventRecord"));
+  double repeat(int64_t times) override {
+    check(cuda_.cuEventRecord(events_[0], stream_), "cuEventRecord");
     for (int64_t i = 0; i < times; ++i) {
-      F8_TRY(check(driver_.graph_launch(graph_, stream_), "cuGraphLaunch"));
+      check(cuda_.cuGraphLaunch(graph_, stream_), "cuGraphLaunch");
     }
-    F8_TRY(check(driver_.event_record(events_[1], stream_), "cuEventRecord"));
-    F8_TRY(synchronize());
+    check(cuda_.cuEventRecord(events_[1], stream_), "cuEventRecord");
+    synchronize();
     float ms = 0;
-    F8_TRY(check(driver_.event_elapsed_time(&ms, events_[0], events_[1]), "cuEventElapsedTime"));
-    return ms;
+    check(cuda_.cuEventElapsedTime(&ms, events_[0], events_[1]), "cuEventElapsedTime");
+    return double{ms};
   }
 
  private:
-  Status check(CUresult result, const char* call) const { return driver_.check(result, call); }
-  Status synchronize() { return check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"); }
+  void check(CUresult result, const char* call) const { cuda_.check(result, call); }
+  void synchronize() { check(cuda_.cuStreamSynchronize(stream_), "cuStreamSynchronize"); }
 
-  const Driver& driver_;
-  float8::Context context_;
+  float8::Context context_;  // comes first, for it says clearly that there is no GPU
+  Driver cuda_;
   int64_t width_;
   CUdevice device_ = 0;
-  bool retained_ = false;
   int sm_count_ = 0;
   CUmodule module_ = nullptr;
   std::array<CUfunction, kKernelNames.size()> functions_{};
@@ -163,15 +152,8 @@ class GpuBackend final : public Backend {
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_gpu_backend(int device, int64_t width,
-                                                  int64_t context_bytes) {
-  auto context = F8_TRY(to_result(float8::Context::create(device)));
-  codegen::CubinCache cache = F8_TRY(codegen::CubinCache::open(environment().cache_dir));
-  const auto kernels = F8_TRY(cache.get(kernel_source(width, context_bytes)));
-  auto backend =
-      std::make_unique<GpuBackend>(*F8_TRY(runtime::driver()), std::move(context), width);
-  F8_TRY(backend->start(device, *kernels));
-  return backend;
+std::unique_ptr<Backend> make_gpu_backend(int device, int64_t width, int64_t context) {
+  return std::make_unique<GpuBackend>(device, width, context);
 }
 
-}  // namespace f8::train
+}  // namespace train

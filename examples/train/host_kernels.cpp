@@ -4,12 +4,12 @@
 #include <cmath>
 #include <vector>
 
-#include "recipes/dtype.hpp"
+#include "bf16.hpp"
 
-namespace f8::train::host {
+namespace train::host {
 namespace {
 
-// sigmoid(2 z) of the tanh form of GELU: gelu(u) = u sigmoid(2 z), z = c (u + d u^3).
+// Gives sigmoid(2 z) of the tanh form of GELU: gelu(u) = u sigmoid(2 z), z = c (u + d u^3).
 constexpr float kGeluInner = 0.7978845608F;
 constexpr float kGeluCube = 0.044715F;
 float gelu_sigmoid(float u) {
@@ -172,4 +172,4 @@ void run(const FinishArgs& args) {
   *args.step += 1;
 }
 
-}  // namespace f8::train::host
+}  // namespace train::host

@@ -1,11 +1,11 @@
-// What each kernel computes, as plain loops: the specification that the GPU test holds the kernels
-// to, and what trains where there is no GPU. Sums are taken in another order than the kernels', so
-// the two agree to rounding and not to the bit.
+// Plain loops compute what each kernel computes: they are the specification that the GPU test holds
+// the kernels to, and they train where there is no GPU. Sums are taken in another order than the
+// kernels', so the two agree to rounding and not to the bit.
 #pragma once
 
-#include "examples/train/kernels/args.cuh"
+#include "kernels/args.cuh"
 
-namespace f8::train::host {
+namespace train::host {
 
 void run(const SampleArgs& args);
 void run(const EmbedArgs& args);
@@ -20,4 +20,4 @@ void run(const SquareSumArgs& args);
 void run(const AdamArgs& args);
 void run(const FinishArgs& args);
 
-}  // namespace f8::train::host
+}  // namespace train::host

@@ -7,29 +7,28 @@
 #include "backend.hpp"
 #include "parameters.hpp"
 
-namespace f8::train {
+namespace train {
 
 class Linears {
  public:
-  // `weights` is the bf16 copy of all parameters, `grads` fp32; both are kept.
-  [[nodiscard]] static Result<Linears> plan(Backend& backend, const TrainConfig& config,
-                                            const Parameters& parameters, const u16* weights,
-                                            float* grads);
+  // `weights` is the bf16 copy of all parameters and `grads` their fp32 gradients; both stay in
+  // use.
+  Linears(Backend& backend, const TrainConfig& config, const Parameters& parameters,
+          const u16* weights, float* grads);
 
-  // Begins a step: fp8 copies of the weights as they are now. In the first step of all there are no
+  // Begins a step: makes fp8 copies of the weights as they are now. The first step of all has no
   // scales of earlier ones.
-  [[nodiscard]] Status cast_weights(bool first_step);
-  [[nodiscard]] Status forward(size_t index, const void* x, void* y, bool first_step);
-  // x as in forward; the weight's gradient is overwritten.
-  [[nodiscard]] Status backward(size_t index, const void* dy, const void* x, void* dx,
-                                bool first_step);
-  // Between backward and the optimizer.
-  [[nodiscard]] Status update_scales();
+  void cast_weights(bool first_step);
+  void forward(size_t index, const void* x, void* y, bool first_step);
+  // x is the forward's; the weight's gradient is overwritten.
+  void backward(size_t index, const void* dy, const void* x, void* dx, bool first_step);
+  // Comes between backward and the optimizer.
+  void update_scales();
 
   // The state of delayed scaling as float8 saves it.
-  [[nodiscard]] Result<std::vector<unsigned char>> scale_state() const;
-  // Empty: that of a model before its first step.
-  [[nodiscard]] Status set_scale_state(const std::vector<unsigned char>& state);
+  [[nodiscard]] std::vector<unsigned char> scale_state() const;
+  // An empty state is that of a model before its first step.
+  void set_scale_state(const std::vector<unsigned char>& state);
 
  private:
   struct Layer {
@@ -37,18 +36,17 @@ class Linears {
     const u16* w;
     float* dw;
     void* saved = nullptr;
-    void* cache = nullptr;  // null: the weight is never cast
+    void* cache = nullptr;  // null where the weight is never cast
     float8::ScaleSlots slots = {};
   };
-  explicit Linears(Backend& backend) : backend_(&backend) {}
-  [[nodiscard]] Status allocate();
+  void allocate();
 
-  Backend* backend_;
+  Backend& backend_;
   std::vector<Layer> layers_;
-  std::optional<float8::WeightCasts> casts_;  // where a weight is cast
+  std::optional<float8::WeightCasts> casts_;  // none where no weight is cast
   std::optional<float8::Scales> scales_;
   void* scale_state_ = nullptr;
-  void* workspace_ = nullptr;  // of one call at a time
+  void* workspace_ = nullptr;  // serves one call at a time
 };
 
-}  // namespace f8::train
+}  // namespace train

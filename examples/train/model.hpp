@@ -9,42 +9,38 @@
 #include "checkpoint.hpp"
 #include "linears.hpp"
 
-namespace f8::train {
+namespace train {
 
 class Model {
  public:
-  // `text` stays the caller's, and is copied. The backend outlives the model.
-  [[nodiscard]] static Result<std::unique_ptr<Model>> create(Backend& backend,
-                                                             const TrainConfig& config,
-                                                             std::string_view text);
+  // Copies `text`. The backend outlives the model.
+  Model(Backend& backend, const TrainConfig& config, std::string_view text);
 
   // Enqueues one step: sample, forward, backward, scales, optimizer.
-  [[nodiscard]] Status step(bool first_step);
-  // Losses of steps [first, last), which are done.
-  [[nodiscard]] Result<std::vector<float>> losses(int64_t first, int64_t last) const;
+  void step(bool first_step);
+  // The losses of steps [first, last), which are done.
+  [[nodiscard]] std::vector<float> losses(int64_t first, int64_t last) const;
 
-  // Weights, moments and scales; the caller adds what it knows of the run.
-  [[nodiscard]] Result<Checkpoint> state() const;
-  // Goes on after checkpoint.loss.size() steps.
-  [[nodiscard]] Status set_state(const Checkpoint& checkpoint);
+  // Holds weights, moments and scales; the caller adds what it knows of the run.
+  [[nodiscard]] Checkpoint state() const;
+  // The next step is the one after checkpoint.loss.size().
+  void set_state(const Checkpoint& checkpoint);
 
  private:
-  // What a block's backward needs of its forward, and the head's: then there is no u and a.
+  // A block's backward needs these of its forward. The head has one too, without u and a.
   struct Saved {
     u16* h = nullptr;  // before the norm
-    u16* n = nullptr;  // behind it
+    u16* n = nullptr;  // behind the norm
     float* inv_rms = nullptr;
     u16* u = nullptr;  // before GELU
     u16* a = nullptr;
   };
 
-  Model(Backend& backend, const TrainConfig& config)
-      : backend_(backend), config_(config), parameters_(config) {}
-  [[nodiscard]] Status allocate(std::string_view text);
-  [[nodiscard]] Status forward(bool first_step);
-  [[nodiscard]] Status backward(bool first_step);
-  [[nodiscard]] Status norm_grad(size_t index, const u16* d_residual);
-  [[nodiscard]] Status optimize();
+  void allocate(std::string_view text);
+  void forward(bool first_step);
+  void backward(bool first_step);
+  void norm_grad(size_t index, const u16* d_residual);
+  void optimize();
 
   Backend& backend_;
   TrainConfig config_;
@@ -65,13 +61,13 @@ class Model {
   u8* slots_ = nullptr;
   u8* targets_ = nullptr;
   std::vector<Saved> saved_;  // [layers + 1]
-  u16* y_ = nullptr;          // what a block adds, then the gradient behind its norm
+  u16* y_ = nullptr;          // what a block adds; in backward the gradient behind its norm
   u16* dh_ = nullptr;
   u16* da_ = nullptr;
   u16* logits_ = nullptr;
   u16* dlogits_ = nullptr;
   float* losses_ = nullptr;    // [tokens]
-  float* partials_ = nullptr;  // shares of the sum at hand
+  float* partials_ = nullptr;  // of one sum at a time
 };
 
-}  // namespace f8::train
+}  // namespace train

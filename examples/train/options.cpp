@@ -3,38 +3,39 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-namespace f8::train {
+#include "error.hpp"
+
+namespace train {
 namespace {
 
-// The project's own sources and documents, where this program was built from them.
-constexpr const char* kOwnText = FLOAT8_SOURCE_DIR;
+// Without --data the text is the tree of sources that this program was built from.
+constexpr const char* kOwnText = DEFAULT_TEXT;
 
-Status check(const Options& options, bool recipe_and_recipes) {
+void check(const Options& options, bool recipe_and_recipes) {
   if (recipe_and_recipes) {
-    return fail(ErrorCode::kInvalidArgument, "--recipe and --recipes are both given; one will do");
+    fail(FLOAT8_INVALID_ARGUMENT, "--recipe and --recipes are both given; one will do");
   }
   for (const TrainConfig& run : options.runs) {
-    F8_TRY(validate(run));
+    validate(run);
     const auto same = std::ranges::count(options.runs, run.recipe, &TrainConfig::recipe);
     if (same > 1) {
-      return fail(ErrorCode::kInvalidArgument, "--recipes names {} {} times", run.recipe, same);
+      fail(FLOAT8_INVALID_ARGUMENT, "--recipes names %s %ld times", run.recipe.c_str(), same);
     }
   }
   if (!options.resume.empty() && options.runs.size() > 1) {
-    return fail(ErrorCode::kInvalidArgument,
-                "--resume goes on with one run, and --recipes asks for {}; use --recipe",
-                options.runs.size());
+    fail(FLOAT8_INVALID_ARGUMENT,
+         "--resume goes on with one run, and --recipes asks for %zu; use --recipe",
+         options.runs.size());
   }
   if (options.save_every < 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "--save-every is {}; it is a number of steps, 0: never", options.save_every);
+    fail(FLOAT8_INVALID_ARGUMENT, "--save-every is %ld; it is a number of steps, 0: never",
+         options.save_every);
   }
-  return {};
 }
 
 }  // namespace
 
-Result<std::optional<Options>> parse_options(int argc, const char* const* argv) {
+std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App app(
       "Trains a byte-level language model under fp8 recipes; writes loss curves as CSV and SVG.",
       "float8-train");
@@ -43,8 +44,7 @@ Result<std::optional<Options>> parse_options(int argc, const char* const* argv) 
   options.data = {kOwnText};
   TrainConfig config;
   std::vector<std::string> recipes;
-  const std::string names = fmt::format("{}", fmt::join(recipe_names(), ", "));
-  const auto* recipe = app.add_option("--recipe", config.recipe, "One of " + names);
+  const auto* recipe = app.add_option("--recipe", config.recipe, "One of " + recipe_list());
   const auto* several =
       app.add_option("--recipes", recipes, "Several, one after another; \"all\" for every one")
           ->delimiter(',');
@@ -69,7 +69,7 @@ Result<std::optional<Options>> parse_options(int argc, const char* const* argv) 
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::Success)) {
-      return fail(ErrorCode::kInvalidArgument, "{}; see --help", error.what());
+      fail(FLOAT8_INVALID_ARGUMENT, "%s; see --help", error.what());
     }
     app.exit(error);  // --help, on standard output
     return std::nullopt;
@@ -80,8 +80,8 @@ Result<std::optional<Options>> parse_options(int argc, const char* const* argv) 
     options.runs.push_back(config);
     options.runs.back().recipe = name;
   }
-  F8_TRY(check(options, recipe->count() > 0 && several->count() > 0));
+  check(options, recipe->count() > 0 && several->count() > 0);
   return options;
 }
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,4 +1,4 @@
-// The command line.
+// The command line of the program.
 #pragma once
 
 #include <filesystem>
@@ -8,20 +8,20 @@
 
 #include "config.hpp"
 
-namespace f8::train {
+namespace train {
 
 struct Options {
-  std::vector<TrainConfig> runs;  // one a recipe; all else is the same
+  std::vector<TrainConfig> runs;  // one for each recipe; all else is the same
   std::vector<std::filesystem::path> data;
   std::filesystem::path out = "train-out";
-  std::filesystem::path table;  // of kernel choices; empty: the cost model chooses
+  std::filesystem::path table;  // a table of kernel choices; empty: the cost model chooses
   std::filesystem::path resume;
   int64_t save_every = 0;
   int device = 0;
   bool emulate = false;
 };
 
-// Nothing where the line asked for help, which is then printed. An error is one line.
-[[nodiscard]] Result<std::optional<Options>> parse_options(int argc, const char* const* argv);
+// Gives nothing where the line asked for help, which is then printed. What it throws is one line.
+[[nodiscard]] std::optional<Options> parse_options(int argc, const char* const* argv);
 
-}  // namespace f8::train
+}  // namespace train

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
-namespace f8::train {
+#include "error.hpp"
+
+namespace train {
 namespace {
 
 constexpr double kEmbeddingDeviation = 0.5;
 
-// Uniform numbers, each a function of the seed and its place alone.
+// Fills in uniform numbers, each a function of the seed and its place alone.
 void fill_uniform(std::span<float> values, double deviation, uint64_t seed, uint64_t first) {
   const double range = deviation * std::sqrt(12.0);
   for (size_t i = 0; i < values.size(); ++i) {
@@ -27,8 +29,8 @@ Parameters::Parameters(const TrainConfig& config) {
   // What the blocks add to the residual stream keeps its size, however many there are.
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (int64_t i = 0; i < config.layers; ++i) {
-    add(fmt::format("block.{}.up", i), config.ffn, config.hidden, 1);
-    add(fmt::format("block.{}.down", i), config.hidden, config.ffn, residual_gain);
+    add(format("block.%ld.up", i), config.ffn, config.hidden, 1);
+    add(format("block.%ld.down", i), config.hidden, config.ffn, residual_gain);
   }
   add("head", kBytes, config.hidden, 0.5);
   decayed = count;
@@ -51,4 +53,4 @@ std::vector<float> Parameters::initial(const TrainConfig& config) const {
   return values;
 }
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,25 +1,25 @@
-// The model's weights end to end in one array, so that one kernel updates them all: first the
+// The model's weights lie end to end in one array, so that one kernel updates them all: first the
 // matrices, which decay, then embeddings and gains, which do not. Master weights, gradients, both
 // moments and the bf16 copy have this layout.
 //
-//   weights := block[layers] head embedding gain
-//   block   := up[ffn][hidden] down[hidden][ffn]
-//   head    := [kBytes][hidden]
+//   weights   := block[layers] head embedding gain
+//   block     := up[ffn][hidden] down[hidden][ffn]
+//   head      := [kBytes][hidden]
 //   embedding := [context][kBytes][hidden / context]
-//   gain    := [layers + 1][hidden]                 of the norm before each block and the head
+//   gain      := [layers + 1][hidden]      of the norm before each block and before the head
 #pragma once
 
 #include <span>
 
 #include "config.hpp"
 
-namespace f8::train {
+namespace train {
 
 struct LinearShape {
   std::string name;  // "block.3.up"
   int64_t n = 0;
   int64_t k = 0;
-  int64_t offset = 0;    // of its weight
+  int64_t offset = 0;    // where its weight begins
   double deviation = 0;  // of its initial weights
 };
 
@@ -34,4 +34,4 @@ struct Parameters {
   [[nodiscard]] std::vector<float> initial(const TrainConfig& config) const;
 };
 
-}  // namespace f8::train
+}  // namespace train

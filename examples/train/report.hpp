@@ -1,4 +1,4 @@
-// What a set of runs leaves in its folder and prints.
+// A set of runs leaves these files in its folder, and prints the summary.
 #pragma once
 
 #include <filesystem>
@@ -6,13 +6,13 @@
 
 #include "trainer.hpp"
 
-namespace f8::train {
+namespace train {
 
-// A Markdown table: each run's final smoothed loss and speed, and their ratios to the first run's.
+// Gives a Markdown table: each run's final smoothed loss and speed, and their ratios to the first
+// run's.
 [[nodiscard]] std::string summary(const std::vector<RunResult>& runs);
 
-// RECIPE.csv of the latest run; loss.svg and summary.md of all so far.
-[[nodiscard]] Status write_report(const std::filesystem::path& folder,
-                                  const std::vector<RunResult>& runs);
+// Writes RECIPE.csv of the latest run, and loss.svg and summary.md of all so far.
+void write_report(const std::filesystem::path& folder, const std::vector<RunResult>& runs);
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,4 +1,4 @@
-// One run: from a configuration to a loss curve, with checkpoints on the way.
+// One run leads from a configuration to a loss curve, with checkpoints on the way.
 #pragma once
 
 #include <filesystem>
@@ -9,12 +9,12 @@
 #include "curve.hpp"
 #include "data.hpp"
 
-namespace f8::train {
+namespace train {
 
 struct RunOptions {
   std::filesystem::path checkpoint;  // where it is written
   int64_t save_every = 0;            // steps; 0: never
-  std::filesystem::path resume;      // empty: from the start
+  std::filesystem::path resume;      // empty: the run begins at its start
   int64_t stop_after = 0;            // steps in all; 0: config.steps. The schedule is config's.
   int64_t report_every = 20;         // steps between two looks at the device
   std::function<void(const Curve&)> progress;  // after each look
@@ -22,10 +22,10 @@ struct RunOptions {
 
 struct RunResult {
   Curve curve;
-  double tokens_per_second = 0;  // by the median time of a step; 0: too few steps to tell
+  double tokens_per_second = 0;  // by the median time of a step; 0: there are too few steps
 };
 
-[[nodiscard]] Result<RunResult> train(Backend& backend, const TrainConfig& config, const Text& text,
-                                      const RunOptions& options);
+[[nodiscard]] RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
+                              const RunOptions& options);
 
-}  // namespace f8::train
+}  // namespace train

@@ -38,10 +38,11 @@ struct Kernel {
   int threads = 0;
   int smem_bytes = 0;
   int cluster_size = 1;
-  int resident_clusters = 0;  // that run at once; one cluster_size-th of the SMs at most
+  int resident_clusters = 0;  // clusters that run at once, at most SMs / cluster_size
   bool cooperative = false;   // all blocks run at once, or the launch fails
-  bool even = false;          // its blocks are dealt evenly to the SMs: launch.cpp
-  int static_smem_bytes = 0;  // where they are
+  // The launch limits how many of its blocks fit an SM, so that all SMs get as many (launch.cpp).
+  bool occupancy_limited = false;
+  int static_smem_bytes = 0;  // of occupancy-limited kernels
   int registers = 0;
   int spill_bytes = 0;
 };

@@ -41,9 +41,9 @@ void raise_line(uint16_t& line, const void* x, int64_t i) {
   line = std::max(line, static_cast<uint16_t>(static_cast<const uint16_t*>(x)[i] & 0x7fffU));
 }
 
-// Whether a launch has nothing to do: its results are there, says a flag.
-bool is_valid(bool flagged, const uint32_t* valid) {
-  return flagged && valid != nullptr && *valid == 1;
+// True where a flag says that the launch has its results already, so it has nothing to do.
+bool is_noop(bool has_flag, const uint32_t* noop_flag) {
+  return has_flag && noop_flag != nullptr && *noop_flag == 1;
 }
 
 template <class Args>
@@ -67,21 +67,21 @@ void check_blocks(const Args& args, unsigned grid, Faults& faults) {
 template <class Args>
 void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, grid, faults);
-  if (!faults.empty() || is_valid(spec.flagged, args.valid)) return;
+  if (!faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   const bool lines = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
     const kernels::AmaxTensor& t = args.tensors[i];
     const int across = (t.cols + kCastTile - 1) / kCastTile;
     const auto lines_at = [&](int64_t r, int64_t c) {
-      return t.lines + (r / kCastTile * across + c / kCastTile) * kernels::kLinesOfTile;
+      return t.tile_amax + (r / kCastTile * across + c / kCastTile) * kernels::kTileAmaxSize;
     };
-    if (t.lines != nullptr) {
+    if (t.tile_amax != nullptr) {
       if (!lines || spec.tensor || spec.in == Dtype::kF32) {
         return fault(faults, "tensor {}: lines of {}", i, codegen::key(spec));
       }
-      if (!aligned(t.lines, 8)) return fault(faults, "tensor {}: lines misaligned", i);
+      if (!aligned(t.tile_amax, 8)) return fault(faults, "tensor {}: lines misaligned", i);
       for (int tile = 0; tile < t.blocks; ++tile) {
-        uint16_t* of_tile = t.lines + tile * kernels::kLinesOfTile;
+        uint16_t* of_tile = t.tile_amax + tile * kernels::kTileAmaxSize;
         if (spec.row) std::fill_n(of_tile, kCastTile, uint16_t{0});
         if (spec.col) std::fill_n(of_tile + kCastTile, kCastTile, uint16_t{0});
       }
@@ -99,7 +99,7 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
         const int64_t at = r * t.ld + c;
         const uint32_t bits = magnitude(load_element(t.x, at, spec.in));
         if (spec.tensor) raise(t.partials[lines ? 0 : (r * t.cols + c) % t.blocks], bits);
-        if (t.lines != nullptr) {
+        if (t.tile_amax != nullptr) {
           if (spec.row) raise_line(lines_at(r, c)[r % kCastTile], t.x, at);
           if (spec.col) raise_line(lines_at(r, c)[kCastTile + c % kCastTile], t.x, at);
           continue;
@@ -138,7 +138,7 @@ AmaxOver amax_over(ScaleMode mode) {
 
 float to_scale(const codegen::CastSpec& spec, float amax) {
   return scale_from_amax(amax, spec.out, spec.pow2,
-                         spec.hold ? NonFinite::kHold : NonFinite::kPropagate);
+                         spec.saturate ? NonFinite::kHold : NonFinite::kPropagate);
 }
 
 // One copy: its lines are rows of x, or columns.
@@ -155,7 +155,7 @@ struct Copy {
   // The amax of a line, from what the amax kernel left.
   [[nodiscard]] float known(int64_t line, int64_t extent) const {
     const auto before = amax_before(spec);
-    if (before->tensor || t.lines == nullptr) {
+    if (before->tensor || t.tile_amax == nullptr) {
       return std::bit_cast<float>((transposed ? t.col_amax : t.row_amax)[line]);
     }
     const int64_t across = (t.cols + kCastTile - 1) / kCastTile;
@@ -164,9 +164,8 @@ struct Copy {
     for (int64_t peer = 0; peer < peers; ++peer) {
       const int64_t tile =
           transposed ? peer * across + line / kCastTile : line / kCastTile * across + peer;
-      most = std::max(
-          most,
-          t.lines[tile * kernels::kLinesOfTile + (transposed ? kCastTile : 0) + line % kCastTile]);
+      most = std::max(most, t.tile_amax[tile * kernels::kTileAmaxSize +
+                                        (transposed ? kCastTile : 0) + line % kCastTile]);
     }
     return load_element(&most, 0, spec.in);
   }
@@ -245,7 +244,7 @@ struct Copy {
 template <class Args>
 void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, grid, faults);
-  if (!faults.empty() || is_valid(spec.flagged, args.valid)) return;
+  if (!faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   for (int i = 0; i < args.count; ++i) {
     const kernels::CastTensor& t = args.tensors[i];
     if (static_cast<unsigned>(t.blocks) != cast_tiles(t.rows, t.cols)) {
@@ -331,7 +330,7 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
     if (before && before->tensor) {
       t.partials = words.data();
     } else {
-      t.lines = nullptr;
+      t.tile_amax = nullptr;
     }
     t.partial_count = 1;
     t.row_amax = rows;
@@ -348,7 +347,7 @@ void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Fault
       .history = args.length,
       .scale_from = args.most_recent != 0 ? ScaleFrom::kMostRecent : ScaleFrom::kMax,
       .margin = -std::ilogb(args.margin_factor),
-      .non_finite = args.hold != 0 ? NonFinite::kHold : NonFinite::kPropagate};
+      .non_finite = args.freeze != 0 ? NonFinite::kHold : NonFinite::kPropagate};
   for (int i = 0; i < args.count; ++i) {
     const uint32_t format = args.format[i];
     const DelayedSlot slot{

@@ -91,7 +91,8 @@ Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape
   const auto better = [](const Ranked& x, const Ranked& y) {
     if (x.clocks != y.clocks) return x.clocks < y.clocks;
     if (x.area != y.area) return x.area > y.area;
-    if (x.config.group != y.config.group) return x.config.group < y.config.group;
+    if (x.config.raster_group != y.config.raster_group)
+      return x.config.raster_group < y.config.raster_group;
     return x.key < y.key;
   };
   return std::min_element(ranked.begin(), ranked.end(), better)->config;

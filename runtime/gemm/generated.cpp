@@ -77,7 +77,7 @@ struct Launcher {
     F8_TRY(current.status());
     std::array<GemmMaps, kCount> maps;
     kernels::GemmArgs args{};
-    args.group = static_cast<kernels::u32>(spec.config.group);
+    args.raster_group = static_cast<kernels::u32>(spec.config.raster_group);
     std::array<int64_t, kCount> unit_counts;
     std::array<int64_t, kCount> contractions;
     for (size_t i = 0; i < kCount; ++i) {
@@ -98,10 +98,10 @@ struct Launcher {
     if (kernel.cluster_size == 2) {
       const auto pairs = static_cast<size_t>(blocks) / 2;
       std::ranges::copy(
-          programmatic ? places_as_dealt() : places_of_first(*context->state().pair_places, pairs),
-          args.places);
+          programmatic ? identity_remap() : remap_of_first(*context->state().cluster_remap, pairs),
+          args.cluster_remap);
     }
-    if constexpr (kCount == 2) args.extra = extra_units(contractions[0], contractions[1]);
+    if constexpr (kCount == 2) args.tail_offset = extra_units(contractions[0], contractions[1]);
     void* parameters[] = {maps.data(), &args};
     return launch(driver, kernel, blocks, parameters, programmatic, stream);
   }

@@ -40,7 +40,7 @@ class Planner {
     add(all, Tensor::kInput, copies & kXq, copies & kXqt, kernels_.tensor_dtype);
     add(all, Tensor::kWeight, copies & kWq, copies & kWqt,
         cache ? kernels_.master_dtype : kernels_.tensor_dtype);
-    for (FusedCast& cast : all) cast.cast.flagged = cache && kernels_.weight_flag;
+    for (FusedCast& cast : all) cast.cast.noop_flag = cache && kernels_.weight_flag;
     std::vector<KernelPass> passes = group(all);
     for (KernelPass& pass : passes) complete(pass, all);
     // The sums are of a launch's only matrix.
@@ -131,7 +131,7 @@ class Planner {
                            .count = kernels_.count}};
     for (const CastSetting* copy : {q, qt}) {
       if (copy == nullptr) continue;
-      if (first_ || copy->scaling != Scaling::kDelayed) out.cast.hold = kernels_.hold;
+      if (first_ || copy->scaling != Scaling::kDelayed) out.cast.saturate = kernels_.hold;
       if (copy->scaling != Scaling::kDelayed) continue;
       out.slot = slot_of(tensor, *copy);
       out.cast.delayed = !first_;

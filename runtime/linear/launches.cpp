@@ -47,7 +47,7 @@ struct Runner {
     const Operands operands(launch, call);
     auto args =
         amax_args(std::get<codegen::AmaxSpec>(launch.kernel->spec), sm_count, operands.all());
-    args.valid = call.at<uint32_t>(Slot::kNoopFlag);
+    args.noop_flag = call.at<uint32_t>(Slot::kNoopFlag);
     return launch_amax(driver, *launch.kernel, args, programmatic, stream);
   }
 
@@ -55,8 +55,8 @@ struct Runner {
     const Operands operands(launch, call);
     auto args =
         cast_args(std::get<codegen::CastSpec>(launch.kernel->spec), sm_count, operands.all());
-    args.valid = call.at<uint32_t>(Slot::kNoopFlag);
-    args.beside = overlapped ? 1 : 0;
+    args.noop_flag = call.at<uint32_t>(Slot::kNoopFlag);
+    args.overlap = overlapped ? 1 : 0;
     args.sums = call.at<float>(launch.sums);
     return launch_cast(driver, *launch.kernel, args, programmatic, stream, overlapped_blocks);
   }
@@ -66,7 +66,7 @@ struct Runner {
     const size_t sync = overlapped ? second_sync(sm_count) : 0;
     auto args = quantize_args(std::get<codegen::CastSpec>(launch.kernel->spec), sm_count,
                               operands.all(), call.at<uint8_t>(launch.workspace + sync));
-    args.cast.beside = overlapped ? 1 : 0;
+    args.cast.overlap = overlapped ? 1 : 0;
     return launch_quantize(driver, *launch.kernel, args, programmatic, stream, overlapped_blocks);
   }
 

@@ -17,8 +17,8 @@
 // Scales: scale and 1/scale of a tensor, else the inverse scales as scale_floats() counts them. Two
 // copies with one tensor scale keep it with qt, where that is written.
 //
-// Lines are the tiles' line maxima (lines.cuh), for every m with which a matrix takes them; nothing
-// of them is cleared. Other axis maxima, and a tensor's beside them, are amax words, raised
+// Lines are the tiles' line maxima (tile_amax.cuh), for every m with which a matrix takes them;
+// nothing of them is cleared. Other axis maxima, and a tensor's beside them, are amax words, raised
 // atomically, so that one memset clears those of a call:
 //   forward   w rows | w columns | w | x columns | x | x rows
 //   backward  what is cast again: w columns | w | x columns | x, then dy columns | dy | rows

@@ -117,7 +117,7 @@ Status DelayedScales::update(void* state, Stream stream) const {
                               .length = options_.history,
                               .margin_factor = std::ldexp(1.0F, -options_.margin),
                               .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
-                              .hold = options_.non_finite == NonFinite::kHold,
+                              .freeze = options_.non_finite == NonFinite::kHold,
                               .padding = 0},
                              stream);
 }
@@ -140,7 +140,7 @@ kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch, siz
           .length = 1,
           .margin_factor = 1.0F,
           .most_recent = 1,
-          .hold = hold ? 1 : 0,
+          .freeze = hold ? 1 : 0,
           .padding = 0};
 }
 

@@ -68,9 +68,9 @@ Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
     const int64_t pairs = pairs_of_tiles(operand.rows, operand.cols);
     all_pairs += pairs;
     lines_of_tiles += down + across;
-    each = each && pairs <= blocks && (!lines || down + across <= kernels::kMostLinesOfTiles);
+    each = each && pairs <= blocks && (!lines || down + across <= kernels::kMaxStrips);
   }
-  if (all_pairs <= blocks && (!lines || lines_of_tiles <= kernels::kMostLinesOfTiles)) {
+  if (all_pairs <= blocks && (!lines || lines_of_tiles <= kernels::kMaxStrips)) {
     return Launches::kOne;
   }
   return each ? Launches::kOneEach : Launches::kTwo;
@@ -89,7 +89,7 @@ size_t line_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
   const int64_t across = ceil_div(cols, kernels::kCastTile);
   const int64_t down = std::min(ceil_div(rows, kernels::kCastTile), kMostLinePeers - across);
   if (down < 1 || !takes_lines(spec, down * kernels::kCastTile, cols)) return 0;
-  return static_cast<size_t>(across * down * kernels::kLinesOfTile) * sizeof(kernels::u16);
+  return static_cast<size_t>(across * down * kernels::kTileAmaxSize) * sizeof(kernels::u16);
 }
 
 bool raises_words(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand> operands) {
@@ -98,8 +98,8 @@ bool raises_words(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand
 }
 
 size_t second_sync(int sm_count) {
-  return static_cast<size_t>(kernels::quantize_sync_bytes(resident_quantize_blocks(sm_count) *
-                                                          kernels::kMostTilesOfBlock));
+  return static_cast<size_t>(
+      kernels::quantize_sync_bytes(resident_quantize_blocks(sm_count) * kernels::kMaxTilesOfBlock));
 }
 
 size_t quantize_sync_bytes(int sm_count) {
@@ -137,7 +137,7 @@ Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
     to.rows = static_cast<int32_t>(from.rows);
     to.cols = static_cast<int32_t>(from.cols);
     to.partials = from.partials;
-    to.lines = from.lines;
+    to.tile_amax = from.lines;
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
     to.first_block = first;
@@ -170,7 +170,7 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     if (amax && amax->tensor) {
       to.partials = from.partials;
     } else {
-      to.lines = from.lines;
+      to.tile_amax = from.lines;
     }
     to.partial_count = !amax || !amax->tensor   ? 0
                        : amax->row || amax->col ? 1

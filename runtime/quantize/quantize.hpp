@@ -46,7 +46,7 @@ enum class Launches { kOne, kOneEach, kTwo };
                                          std::span<const QuantizeOperand> operands);
 // Blocks of one-launch kernels that are resident at once, on `sm_count` SMs.
 [[nodiscard]] int64_t resident_quantize_blocks(int sm_count);
-// Whether the amax launch of a matrix may leave its tiles' line maxima (lines.cuh) for the cast
+// Whether the amax launch of a matrix may leave its tiles' line maxima (tile_amax.cuh) for the cast
 // launch to combine, which takes no words to clear and no atomics: lines alone are scaled, and the
 // tiles whose lines a tile reads are few enough. What fits with some rows fits with fewer.
 [[nodiscard]] bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
@@ -84,7 +84,7 @@ template <class Args = kernels::CastArgs>
                                                   std::span<const QuantizeOperand> operands,
                                                   void* sync);
 
-// Where `args.beside` is set, or will be in the next launch, `blocks_beside` are the other's
+// Where `args.overlap` is set, or will be in the next launch, `blocks_beside` are the other's
 // blocks.
 template <class Args>
 [[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,

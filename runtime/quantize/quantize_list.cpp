@@ -164,11 +164,11 @@ Status QuantizeList::run_groups(std::span<const QuantizeOperand> operands, uint3
     if (amax_kernel_ != nullptr) {
       const auto& spec = std::get<codegen::AmaxSpec>(amax_kernel_->spec);
       auto args = amax_args<AmaxArgs>(spec, sm_count, some);
-      args.valid = valid;
+      args.noop_flag = valid;
       F8_TRY(launch_amax(driver, *amax_kernel_, args, programmatic, stream));
     }
     auto args = cast_args<CastArgs>(cast_, sm_count, some);
-    args.valid = valid;
+    args.noop_flag = valid;
     F8_TRY(launch_cast(driver, *cast_kernel_, args, programmatic, stream));
   }
   return {};

@@ -1,10 +1,10 @@
-# What a trainer gets when it links float8: the C++ runtime and libc, and nothing else. Neither a CUDA
-# library, which would keep it from starting where there is no driver, nor the parts of the tools. The
-# static library asks for nothing else either.
+# A trainer that links float8 gets the C++ runtime and libc with it, and nothing else: no CUDA library,
+# which would keep it from starting where there is no driver, no libfmt, and no part of the tools. The
+# static library asks for nothing else either. README.md lists what float8 opens at run time instead.
 execute_process(COMMAND ${READELF} -d ${SHARED} OUTPUT_VARIABLE table COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "\\(NEEDED\\)[^\n]+" needed "${table}")
 if(NOT needed)
-  message(FATAL_ERROR "${READELF} says nothing of what ${SHARED} needs:\n${table}")
+  message(FATAL_ERROR "${READELF} does not list what ${SHARED} needs:\n${table}")
 endif()
 foreach(line ${needed})
   if(NOT line MATCHES "\\[(libstdc\\+\\+|libm|libc|libgcc_s|libdl|libpthread|ld-linux-x86-64)\\.so" AND

@@ -8,8 +8,10 @@ struct Config {
   static constexpr bool kTensor = true;
   static constexpr bool kRow = false;
   static constexpr bool kCol = false;
-  static constexpr bool kFlagged = false;
+  static constexpr bool kNoopFlag = false;
 };
+static_assert(sizeof(AmaxArgs) == 272, "kernel_args.cuh on the host");
+static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_amax(const __grid_constant__ AmaxArgs args) {
   Amax<Config>::run(args);

@@ -3,6 +3,8 @@
 
 // ---- instantiation
 namespace f8::kernels {
+static_assert(sizeof(BiasGradArgs) == 32, "kernel_args.cuh on the host");
+static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_bias_grad(const __grid_constant__ BiasGradArgs args) {
   bias_grad<Input::kF32>(args);

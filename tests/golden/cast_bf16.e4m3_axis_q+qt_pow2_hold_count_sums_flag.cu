@@ -12,11 +12,13 @@ struct Config {
   static constexpr bool kRowMajor = true;
   static constexpr bool kTransposed = true;
   static constexpr bool kPow2 = true;
-  static constexpr bool kHold = true;
+  static constexpr bool kSaturate = true;
   static constexpr bool kCount = true;
   static constexpr bool kSums = true;
-  static constexpr bool kFlagged = true;
+  static constexpr bool kNoopFlag = true;
 };
+static_assert(sizeof(CastArgs) == 600, "kernel_args.cuh on the host");
+static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_cast(const __grid_constant__ CastArgs args) {
   Cast<Config>::run(args);

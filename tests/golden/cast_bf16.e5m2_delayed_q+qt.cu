@@ -12,11 +12,13 @@ struct Config {
   static constexpr bool kRowMajor = true;
   static constexpr bool kTransposed = true;
   static constexpr bool kPow2 = false;
-  static constexpr bool kHold = false;
+  static constexpr bool kSaturate = false;
   static constexpr bool kCount = false;
   static constexpr bool kSums = false;
-  static constexpr bool kFlagged = false;
+  static constexpr bool kNoopFlag = false;
 };
+static_assert(sizeof(CastArgs) == 600, "kernel_args.cuh on the host");
+static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_cast(const __grid_constant__ CastArgs args) {
   Cast<Config>::run(args);

@@ -3,6 +3,8 @@
 
 // ---- instantiation
 namespace f8::kernels {
+static_assert(sizeof(ColumnSumsArgs) == 32, "kernel_args.cuh on the host");
+static_assert(kTileThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kTileThreads)
 float8_column_sums(const __grid_constant__ ColumnSumsArgs args) {
   column_sums<Input::kBf16>(args);

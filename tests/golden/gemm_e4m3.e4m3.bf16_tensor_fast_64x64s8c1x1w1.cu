@@ -12,20 +12,14 @@ struct Config {
   static constexpr int kSplitK = 1;
   static constexpr int kWarpgroups = 1;
   static constexpr bool kPingpong = false;
-  static constexpr bool kFast = true;
-  static constexpr Scale kScale = Scale::kTensor;
-  static constexpr bool kFloatOutput = false;
-  static constexpr bool kHalfOutput = false;
-  static constexpr bool kBias = false;
-  static constexpr bool kAdd = false;
-  static constexpr bool kAmax = false;
-  static constexpr bool kPow2 = false;
   static constexpr int kProblems = 1;
+  static constexpr int kConsumerRegisters = 255;
+  static constexpr int kProducerRegisters = 0;
+  static constexpr Scale kScale = Scale::kTensor;
+  // main loop
+  static constexpr bool kFast = true;
   static constexpr int kMmaN = 64;
-  static constexpr int kPartials = 0;
-  static constexpr int kOutBuffers = 2;
-  static constexpr int kMathRegisters = 255;
-  static constexpr int kCopyRegisters = 0;
+  static constexpr int kPromotionAccumulators = 0;
   static F8_DEVICE void mma(float (&d)[32], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -41,7 +35,21 @@ struct Config {
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)));
   }
+  // epilogue
+  static constexpr bool kFloatOutput = false;
+  static constexpr bool kHalfOutput = false;
+  static constexpr bool kBias = false;
+  static constexpr bool kAdd = false;
+  static constexpr bool kAmax = false;
+  static constexpr bool kPow2 = false;
+  static constexpr int kOutBuffers = 2;
 };
+static_assert(sizeof(GemmArgs) == 192, "kernel_args.cuh on the host");
+static_assert(GemmTraits<Config>::kThreads == 256, "threads_per_block() on the host");
+static_assert(GemmTraits<Config>::kSharedBytes == 147584, "dynamic_smem_bytes() on the host");
+static_assert(GemmTraits<Config>::kOutRowBytes == 128, "out_row_bytes() on the host");
+static_assert(GemmTraits<Config>::kAccumulators == 32, "gemm_accumulators() on the host");
+static_assert(GemmTraits<Config>::Schedule::kClusterSize == 1, "the cluster's size on the host");
 extern "C" __global__ void __launch_bounds__(256, 1)
 float8_gemm(const __grid_constant__ GemmMaps<1> maps,
             const __grid_constant__ GemmArgs args) {

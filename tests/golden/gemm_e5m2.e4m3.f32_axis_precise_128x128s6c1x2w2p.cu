@@ -12,20 +12,14 @@ struct Config {
   static constexpr int kSplitK = 1;
   static constexpr int kWarpgroups = 2;
   static constexpr bool kPingpong = true;
-  static constexpr bool kFast = false;
-  static constexpr Scale kScale = Scale::kAxis;
-  static constexpr bool kFloatOutput = true;
-  static constexpr bool kHalfOutput = false;
-  static constexpr bool kBias = false;
-  static constexpr bool kAdd = false;
-  static constexpr bool kAmax = false;
-  static constexpr bool kPow2 = false;
   static constexpr int kProblems = 1;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr Scale kScale = Scale::kAxis;
+  // main loop
+  static constexpr bool kFast = false;
   static constexpr int kMmaN = 128;
-  static constexpr int kPartials = 1;
-  static constexpr int kOutBuffers = 2;
-  static constexpr int kMathRegisters = 232;
-  static constexpr int kCopyRegisters = 40;
+  static constexpr int kPromotionAccumulators = 1;
   static F8_DEVICE void mma(float (&d)[64], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -49,7 +43,21 @@ struct Config {
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)));
   }
+  // epilogue
+  static constexpr bool kFloatOutput = true;
+  static constexpr bool kHalfOutput = false;
+  static constexpr bool kBias = false;
+  static constexpr bool kAdd = false;
+  static constexpr bool kAmax = false;
+  static constexpr bool kPow2 = false;
+  static constexpr int kOutBuffers = 2;
 };
+static_assert(sizeof(GemmArgs) == 192, "kernel_args.cuh on the host");
+static_assert(GemmTraits<Config>::kThreads == 384, "threads_per_block() on the host");
+static_assert(GemmTraits<Config>::kSharedBytes == 231552, "dynamic_smem_bytes() on the host");
+static_assert(GemmTraits<Config>::kOutRowBytes == 128, "out_row_bytes() on the host");
+static_assert(GemmTraits<Config>::kAccumulators == 192, "gemm_accumulators() on the host");
+static_assert(GemmTraits<Config>::Schedule::kClusterSize == 2, "the cluster's size on the host");
 extern "C" __global__ void __launch_bounds__(384, 1)
 float8_gemm(const __grid_constant__ GemmMaps<1> maps,
             const __grid_constant__ GemmArgs args) {

@@ -10,8 +10,8 @@ Inside runtime/ the rooms have one direction too:
 
     device <- emulation      device <- gemm, quantize <- linear <- model      all <- c_abi
 
-A path in quotes is the project's, from the root (device templates, tests and examples may also name
-a file beside them); angle brackets are the system's.
+A path in quotes is the project's, from the root (device templates and tests may also name a file
+beside them, and an example names its own files as it finds them); angle brackets are the system's.
 """
 import pathlib
 import re
@@ -26,9 +26,7 @@ MAY_INCLUDE = {
     "tuning_db": {"base", "recipes", "tuning_db"},
     "tools": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools"},
     "tests": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools", "tests", "examples"},
-    "examples": set(),  # the public headers alone
-    # Its own kernels are compiled and launched as float8's are.
-    "examples/train": {"base", "recipes", "codegen", "runtime", "examples"},
+    "examples": set(),  # the public headers alone: EXAMPLE, below
 }
 # The rooms of a folder, from the bottom up: which of its rooms each may include.
 ROOMS = {
@@ -46,11 +44,11 @@ CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|
 SYSTEM_WALLS = [
     # folders, the headers they may not include, why
     ({"base", "recipes", "tuning_db"}, CUDA, "knows nothing of CUDA"),
-    ({"base", "recipes", "codegen", "runtime", "examples"}, re.compile(r"sqlite3\.h"),
+    ({"base", "recipes", "codegen", "runtime"}, re.compile(r"sqlite3\.h"),
      "knows nothing of SQLite"),
-    ({"base", "recipes", "codegen", "runtime", "tuning_db", "examples"}, re.compile(r"CLI/"),
+    ({"base", "recipes", "codegen", "runtime", "tuning_db"}, re.compile(r"CLI/"),
      "knows nothing of the command line"),
-    ({"base", "recipes", "codegen", "runtime", "examples"}, re.compile(r"nlohmann/"),
+    ({"base", "recipes", "codegen", "runtime"}, re.compile(r"nlohmann/"),
      "a trainer does not link JSON"),
 ]
 # The public headers and the device templates stand on their own.
@@ -62,6 +60,12 @@ STANDALONE = [
      "a device template includes its neighbours alone; NVRTC sees no header"),
 ]
 PUBLIC = re.compile(r"float8/float8\.h(pp)?$")
+# An example is what the author of a trainer copies: it has no header of the project but the public
+# ones, and no library but those that every trainer has.
+EXAMPLE = {
+    "<": re.compile(r"(float8/float8\.h(pp)?|[a-z_]+|dlfcn\.h|(cuda|nvrtc)[a-z_]*\.h|CLI/.*)$"),
+    '"': re.compile(r"(float8/float8\.h(pp)?|(?!float8/)([a-z0-9_]+/)?[a-z0-9_]+\.[a-z]+)$"),
+}
 SOURCE = {".cpp", ".hpp", ".c", ".h", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -85,18 +89,23 @@ def include_findings(path, number, quote, target):
             if not allowed.match(target):
                 yield f"{path}:{number}: includes {target}: {why}"
             return
+    if folder == "examples":
+        if not EXAMPLE[quote].match(target) or target.split("/")[0] in MAY_INCLUDE:
+            yield (f"{path}:{number}: includes {target}: an example may include float8/float8.hpp, "
+                   "float8/float8.h, its own files, the standard library, CUDA and CLI11")
+        return
     for folders, headers, why in SYSTEM_WALLS:
         if folder in folders and headers.match(target):
             yield f"{path}:{number}: includes {target}: {folder} {why}"
     if quote == "<" or PUBLIC.match(target):
         return
-    if folder.startswith(("tests", "examples")) and "/" not in target:
+    if folder == "tests" and "/" not in target:
         return
     there = target.split("/")[0]
     if there not in MAY_INCLUDE:
         yield f"{path}:{number}: includes \"{target}\": name it from the root, as \"{folder}/...\""
     elif there not in MAY_INCLUDE[folder]:
-        allowed = ", ".join(sorted(MAY_INCLUDE[folder])) or "float8/float8.hpp alone"
+        allowed = ", ".join(sorted(MAY_INCLUDE[folder]))
         yield f"{path}:{number}: includes {target}: {folder} may include {allowed}"
     elif there == folder and there in HAS_ROOMS:
         yield from room_findings(path, number, target)
@@ -115,7 +124,7 @@ def room_findings(path, number, target):
 def check(root):
     """All findings under `root`, and how many files were read."""
     findings, count = [], 0
-    files = [p for p in root.iterdir() if p.is_file()]
+    files = [p for p in root.iterdir() if p.is_file() and p.name != ".git"]  # a worktree has one
     for folder in FOLDERS:
         files += [p for p in (root / folder).rglob("*") if p.is_file()]
     for file in sorted(files):
@@ -146,8 +155,8 @@ def self_test():
         "codegen/kernels/a.cuh": '#include "ptx.cuh"\n',
         "tools/a/b.cpp": '#include <CLI/CLI.hpp>\n#include "tuning_db/database.hpp"\n',
         "tests/unit/a.cpp": '#include "a_sample.hpp"\n#include "tools/a/b.hpp"\n',
-        "examples/a.cpp": '#include <vector>\n#include <float8/float8.hpp>\n',
-        "examples/train/a.cpp": '#include <CLI/CLI.hpp>\n#include "runtime/device/driver.hpp"\n',
+        "examples/a/b.cpp": '#include <vector>\n#include <float8/float8.hpp>\n#include "b.hpp"\n'
+                            '#include <CLI/CLI.hpp>\n#include <cuda.h>\n#include "kernels/b.cuh"\n',
         "docs/a.md": "the work/root of $HOME/work and .../work\n",
     }
     planted = [
@@ -168,8 +177,16 @@ def self_test():
         ("tuning_db/x.cpp", "#include <nccl.h>\n"),
         ("tuning_db/x.cpp", '#include "runtime/linear/linear.hpp"\n'),
         ("tools/x.cpp", '#include "detail.hpp"\n'),
-        ("examples/x.cpp", '#include "base/file.hpp"\n'),
-        ("examples/train/x.cpp", '#include "tuning_db/database.hpp"\n'),
+        ("examples/a/x.cpp", '#include "base/file.hpp"\n'),
+        ("examples/a/x.cpp", '#include "runtime/driver.hpp"\n'),
+        ("examples/a/x.hpp", '#include "tuning_db/database.hpp"\n'),
+        ("examples/a/x.cpp", '#include "examples/b/x.hpp"\n'),
+        ("examples/a/x.cpp", '#include "../../base/file.hpp"\n'),
+        ("examples/a/x.cpp", "#include <float8/detail.hpp>\n"),
+        ("examples/a/x.cpp", '#include "float8/detail.hpp"\n'),
+        ("examples/a/x.cpp", "#include <fmt/format.h>\n"),
+        ("examples/a/x.cpp", "#include <sqlite3.h>\n"),
+        ("examples/a/kernels/x.cuh", '#include "codegen/kernels/ptx.cuh"\n'),
         ("scripts/x", "cd /" + "work/main\n"),
         ("README.md", "fetched from py" + "pi.org\n"),
     ]

@@ -11,8 +11,8 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/tuner/bench.hpp"
-#include "tools/tuner/survey.hpp"
+#include "tools/tuner/search/bench.hpp"
+#include "tools/tuner/search/shape_sweep.hpp"
 
 namespace f8::cli {
 

@@ -4,7 +4,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/tuner/model_fit.hpp"
+#include "tools/tuner/search/cost_model_fit.hpp"
 
 namespace f8::cli {
 namespace {

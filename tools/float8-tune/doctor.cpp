@@ -10,9 +10,9 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/tuner/nvml.hpp"
-#include "tools/tuner/search.hpp"
-#include "tools/tuner/toolchain.hpp"
+#include "tools/tuner/backend/nvml.hpp"
+#include "tools/tuner/backend/toolchain.hpp"
+#include "tools/tuner/search/gemm_candidates.hpp"
 
 namespace f8::cli {
 namespace {

@@ -1,5 +1,5 @@
-// emit: the generated CUDA source of a linear's kernels, and on request its PTX or cubin. Needs no
-// GPU.
+// emit: the generated CUDA source of a linear's kernels, and on request its PTX or cubin; or the
+// list of all kernels. It needs no GPU.
 #include "codegen/emit.hpp"
 
 #include <algorithm>
@@ -8,9 +8,10 @@
 #include "base/file.hpp"
 #include "codegen/nvrtc.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/kernel_list.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/tuner/kernel_set.hpp"
+#include "tools/tuner/search/kernel_set.hpp"
 
 namespace f8::cli {
 namespace {
@@ -24,6 +25,7 @@ struct Options {
   std::filesystem::path directory;
   bool ptx = false;
   bool cubin = false;
+  bool list = false;
 };
 
 struct Item {
@@ -203,7 +205,18 @@ Status write_files(const std::filesystem::path& directory, const std::vector<Out
   return {};
 }
 
+Result<int> list_kernels(const Global& global) {
+  const std::set<std::string> keys = F8_TRY(tunable_kernels());
+  if (global.json) {
+    print_json({{"kernels", keys}});
+    return kExitOk;
+  }
+  for (const std::string& key : keys) print(key + "\n");
+  return kExitOk;
+}
+
 Result<int> emit(const Options& options, const Global& global) {
+  if (options.list) return list_kernels(global);
   if (options.cubin && options.directory.empty()) {
     return fail(ErrorCode::kInvalidArgument, "--cubin writes binary files; name a folder with -o");
   }
@@ -248,9 +261,15 @@ void add_emit(CLI::App& app, Program& program) {
                       "output, grad_input, grad_weight, amax, cast, or linear: all of them");
   command->add_option("--config", options->config, "of the GEMM, as 128x256s4c2x1w2g8")
       ->type_name("CONFIG");
-  command->add_option("--kernel", options->kernel, "a kernel by its key, instead of a shape")
-      ->type_name("KEY")
-      ->excludes(mnk);
+  CLI::Option* kernel =
+      command->add_option("--kernel", options->kernel, "a kernel by its key, instead of a shape")
+          ->type_name("KEY")
+          ->excludes(mnk);
+  command
+      ->add_flag("--list", options->list,
+                 "only the keys of all kernels that the recipes' plans may load")
+      ->excludes(mnk)
+      ->excludes(kernel);
   command->add_option("-o,--output", options->directory, "write files to this folder")
       ->type_name("DIR");
   command->add_flag("--ptx", options->ptx, "PTX, by NVRTC");

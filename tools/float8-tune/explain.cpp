@@ -9,7 +9,7 @@
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/trial_json.hpp"
-#include "tools/tuner/kernel_set.hpp"
+#include "tools/tuner/search/kernel_set.hpp"
 #include "tuning_db/filter.hpp"
 
 namespace f8::cli {

@@ -8,7 +8,7 @@
 
 #include "recipes/problem.hpp"
 #include "tools/float8-tune/command.hpp"
-#include "tools/tuner/model.hpp"
+#include "tools/tuner/model_files/model.hpp"
 #include "tuning_db/database.hpp"
 
 namespace f8::cli {

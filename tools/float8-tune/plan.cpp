@@ -4,7 +4,7 @@
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/sweep_args.hpp"
 #include "tools/float8-tune/trial_json.hpp"
-#include "tools/tuner/sweep_plan.hpp"
+#include "tools/tuner/search/sweep_plan.hpp"
 
 namespace f8::cli {
 namespace {
@@ -28,7 +28,9 @@ Result<Cached> cached(const Databases& databases, const tuner::PlannedLinear& li
       for (const tuning_db::TrialRow& row : F8_TRY(db->trials(problem))) {
         const bool ok = row.result.state == tuning_db::TrialState::kOk && row.fidelity == "final";
         ++(ok ? found.ok : found.other);
-        if (ok && !found.linear && row.candidate.impl == "float8") found.linear = row;
+        if (ok && !found.linear && row.candidate.impl == tuning_db::Impl::kFloat8) {
+          found.linear = row;
+        }
       }
     }
   }

@@ -14,7 +14,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tools/tuner/kernel_set.hpp"
+#include "tools/tuner/search/kernel_set.hpp"
 
 namespace f8::cli {
 namespace {

@@ -33,7 +33,8 @@ struct Answer {
 };
 
 bool is_bf16(const TrialRow& row) {
-  return row.candidate.impl.starts_with("bf16");
+  return row.candidate.impl == tuning_db::Impl::kBf16 ||
+         row.candidate.impl == tuning_db::Impl::kBf16CublasLt;
 }
 
 // Of a GEMM the best kernel is the one that its fastest linear took, as in the table.
@@ -64,7 +65,7 @@ Result<Answer> ask(const Problem& problem, const Databases& databases, const Tun
                                       ? "screened"
                                       : std::string(to_string(row.result.state));
         ++answer.states[state];
-      } else if (candidates.insert(row.candidate.impl + row.candidate.config).second) {
+      } else if (candidates.insert(candidate_text(row.candidate)).second) {
         answer.ok.push_back(std::move(row));
       }
     }

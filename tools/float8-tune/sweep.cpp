@@ -2,7 +2,7 @@
 //
 // Standard error carries progress: on a terminal one line that is rewritten, else one JSON object a
 // line for each measured cell, and at most ten seconds apart a heartbeat.
-#include "tools/tuner/sweep.hpp"
+#include "tools/tuner/search/sweep.hpp"
 
 #include <unistd.h>
 
@@ -17,9 +17,9 @@
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/sweep_args.hpp"
 #include "tools/float8-tune/trial_json.hpp"
-#include "tools/tuner/gpu_backend.hpp"
-#include "tools/tuner/kernel_set.hpp"
-#include "tools/tuner/toolchain.hpp"
+#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/backend/toolchain.hpp"
+#include "tools/tuner/search/kernel_set.hpp"
 
 namespace f8::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/float8-tune/options.hpp"
-#include "tools/tuner/sweep_plan.hpp"
+#include "tools/tuner/search/sweep_plan.hpp"
 
 namespace f8::cli {
 

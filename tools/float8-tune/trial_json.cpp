@@ -19,15 +19,16 @@ void add(Json& json, const char* name, const std::optional<double>& value) {
 }  // namespace
 
 std::string candidate_text(const tuning_db::Candidate& candidate) {
+  const std::string impl(to_string(candidate.impl));
   const Json config = config_json(candidate);
-  if (!config.is_object() || config.empty()) return candidate.impl;
+  if (!config.is_object() || config.empty()) return impl;
   if (config.contains("config") && config["config"].is_string()) {
-    return candidate.impl + " " + config["config"].get<std::string>();
+    return impl + " " + config["config"].get<std::string>();
   }
   if (config.contains("heuristic") && config["heuristic"].is_number_integer()) {
-    return fmt::format("{} h{}", candidate.impl, config["heuristic"].get<int64_t>());
+    return fmt::format("{} h{}", impl, config["heuristic"].get<int64_t>());
   }
-  return candidate.impl + " " + config.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return impl + " " + config.dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
 void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
@@ -41,7 +42,7 @@ Json trial_json(const tuning_db::TrialRow& row) {
   const tuning_db::TrialResult& result = row.result;
   const Json config = config_json(row.candidate);
   Json json = {{"uuid", row.uuid},
-               {"impl", row.candidate.impl},
+               {"impl", to_string(row.candidate.impl)},
                {"config", config.is_discarded() ? Json(row.candidate.config) : config},
                {"state", tuning_db::to_string(result.state)}};
   if (result.timing) {
@@ -66,6 +67,13 @@ Json trial_json(const tuning_db::TrialRow& row) {
   add(json, "power_w", result.power_w);
   add(json, "temp_c", result.temp_c);
   add(json, "clock_event_mask", result.clock_event_mask);
+  if (result.screened_ns) json["screened_us"] = rounded(*result.screened_ns / 1e3);
+  if (result.kernels) {
+    for (const Gemm g : kGemms) {
+      json["kernels"][std::string(to_string(g))] =
+          to_string(result.kernels->at(static_cast<size_t>(g)));
+    }
+  }
   if (!result.reason.empty()) json["reason"] = result.reason;
   json["provenance"] = {{"database", row.layer},
                         {"device", row.device_name},

@@ -3,7 +3,7 @@
 
 #include "common.cuh"
 
-namespace f8::train {
+namespace train {
 
 extern "C" __global__ void __launch_bounds__(kThreads) train_square_sum(const SquareSumArgs args) {
   __shared__ BlockSum<kThreads, 1> block_sum;
@@ -72,4 +72,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_adamw(const AdamArg
   }
 }
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,9 +1,9 @@
-// Parameters of the trainer's kernels: plain data, compiled by NVRTC and by the host compiler, and
-// what both compute alike. A pointer is to device memory, or to host memory where the host runs the
-// kernel's counterpart.
+// The parameters of the trainer's kernels are plain data, which NVRTC and the host compiler both
+// compile. A pointer is to device memory, or to host memory where the host runs the kernel's
+// counterpart.
 //
-// bf16 values travel as u16. `tokens` is a multiple of 16, `width` (of the residual stream) one of
-// 64, `context` bytes precede a token: width / context columns of it belong to each, its slot.
+// bf16 values travel as u16. `tokens` is a multiple of 16, and `width` (of the residual stream) of
+// 64. `context` bytes precede a token; each has a slot, width / context columns of the stream.
 #pragma once
 
 #ifdef __CUDACC__
@@ -12,7 +12,7 @@
 #define TRAIN_BOTH inline
 #endif
 
-namespace f8::train {
+namespace train {
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -24,7 +24,7 @@ using i64 = long long;
 inline constexpr i32 kBytes = 256;  // the values of a byte: embeddings of a slot, logits of a token
 inline constexpr float kNormEpsilon = 1e-5F;
 
-// 32 well mixed bits of a counter: a random number generator without state.
+// Gives 32 well mixed bits of a counter: a random number generator without state.
 TRAIN_BOTH u32 mix(u64 x) {
   x ^= x >> 30;
   x *= 0xbf58476d1ce4e5b9ULL;
@@ -33,7 +33,7 @@ TRAIN_BOTH u32 mix(u64 x) {
   return static_cast<u32>(x >> 32);
 }
 
-// What changes from step to step, computed ahead for all steps.
+// These numbers change from step to step, and are computed ahead for all steps.
 struct StepScalars {
   float lr;
   float m_correction;  // 1 / (1 - beta1^t)
@@ -41,7 +41,7 @@ struct StepScalars {
   float unused;
 };
 
-// Takes `tokens` places of the text at random: the bytes before each, and the byte there.
+// Takes `tokens` places of the text at random: the byte there, and the bytes before it.
 struct SampleArgs {
   const u8* text;
   u32 text_bytes;  // more than context
@@ -66,7 +66,7 @@ struct EmbedArgs {
 struct EmbedGradArgs {
   const u16* dh;
   const u8* slots;
-  float* dtable;  // written whole
+  float* dtable;  // all of it is written
   i32 tokens;
   i32 context;
   i32 width;
@@ -120,7 +120,7 @@ struct GeluGradArgs {
   i64 count;
 };
 
-// Cross entropy of each token in nats, and the gradient of its mean over the tokens.
+// Gives the cross entropy of each token in nats, and the gradient of its mean over the tokens.
 struct LossArgs {
   const u16* logits;  // [tokens][kBytes]
   const u8* targets;
@@ -136,7 +136,7 @@ struct SquareSumArgs {
   i32 blocks;
 };
 
-// Clips the gradient to a norm and takes one AdamW step; leaves a bf16 copy of the weights.
+// Clips the gradient to a norm, takes one AdamW step, and leaves a bf16 copy of the weights.
 struct AdamArgs {
   float* master;
   float* m;
@@ -145,7 +145,7 @@ struct AdamArgs {
   u16* copy;
   i64 count;              // a multiple of 4
   i64 decayed;            // the first `decayed` weights decay
-  const float* partials;  // of the gradient's squares
+  const float* partials;  // sums of the gradient's squares
   i32 partial_count;
   const StepScalars* schedule;
   const u32* step;
@@ -156,7 +156,7 @@ struct AdamArgs {
   float weight_decay;
 };
 
-// curve[step] = mean of losses; the step ends.
+// curve[step] = mean of losses; then the step ends.
 struct FinishArgs {
   const float* losses;
   float* curve;
@@ -164,4 +164,4 @@ struct FinishArgs {
   i32 tokens;
 };
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,15 +1,19 @@
-// What the trainer's kernels share: 16 bytes of bf16 as eight floats, and sums over a block that
+// The trainer's kernels share these: 16 bytes of bf16 as eight floats, and sums over a block that
 // come out the same in every run.
-//
-// The source that NVRTC compiles begins with kWidth, kContext, kThreads (of a block, where a kernel
-// does not say otherwise) and kNormThreads: kernel_source.cpp.
 #pragma once
 
 #include "args.cuh"
 
 #define TRAIN_DEVICE __device__ __forceinline__
 
-namespace f8::train {
+namespace train {
+
+// kernels.cpp defines the macros. A block has kThreads threads where a kernel does not say
+// otherwise.
+inline constexpr int kWidth = TRAIN_WIDTH;
+inline constexpr int kContext = TRAIN_CONTEXT;
+inline constexpr int kThreads = TRAIN_THREADS;
+inline constexpr int kNormThreads = TRAIN_NORM_THREADS;
 
 TRAIN_DEVICE u32 pack_bf16(float low, float high) {
   u32 packed;
@@ -17,17 +21,17 @@ TRAIN_DEVICE u32 pack_bf16(float low, float high) {
   return packed;
 }
 
-// As loaded; eight values in four registers.
+// Eight values as they are loaded, in four registers.
 using Packed = uint4;
 
 TRAIN_DEVICE Packed load8(const u16* p) {
   return *reinterpret_cast<const Packed*>(p);
 }
 
-struct Eight {
+struct Vec8 {
   float v[8];
 
-  TRAIN_DEVICE explicit Eight(const Packed& p) {
+  TRAIN_DEVICE explicit Vec8(const Packed& p) {
     const u32 words[4] = {p.x, p.y, p.z, p.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -62,8 +66,8 @@ TRAIN_DEVICE float warp_most(float x) {
   return x;
 }
 
-// Each of kCount values is replaced by its sum over the block's kBlock threads. The block may call
-// it again at once: two calls in a row use different halves of `scratch`.
+// Replaces each of kCount values by its sum over the block's kBlock threads. The block may call it
+// again at once: two calls in a row use different halves of `scratch`.
 template <int kBlock, int kCount>
 struct BlockSum {
   static constexpr int kWarps = kBlock / 32;
@@ -86,4 +90,4 @@ struct BlockSum {
   }
 };
 
-}  // namespace f8::train
+}  // namespace train

@@ -3,7 +3,7 @@
 
 #include "common.cuh"
 
-namespace f8::train {
+namespace train {
 
 inline constexpr float kGeluInner = 0.7978845608F;
 inline constexpr float kGeluCube = 0.044715F;
@@ -12,7 +12,8 @@ TRAIN_DEVICE float gelu_sigmoid(float u) {
   return __fdividef(1.0F, 1.0F + __expf(-2.0F * kGeluInner * u * (1.0F + kGeluCube * u * u)));
 }
 
-// Calls `one(i)` for this thread's vectors in groups that are in flight together.
+// Calls load(k, i), then store(k, i), for this thread's vectors i, in groups of up to kInFlight
+// whose loads are in flight together; k counts within a group.
 template <class Load, class Store>
 TRAIN_DEVICE void each_vector(i64 vectors, Load&& load, Store&& store) {
   constexpr i32 kInFlight = 4;
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_gelu(const GeluArgs
   each_vector(
       args.count / 8, [&](i32 k, i64 i) { u[k] = load8(args.u + i * 8); },
       [&](i32 k, i64 i) {
-        Eight x(u[k]);
+        Vec8 x(u[k]);
 #pragma unroll
         for (i32 j = 0; j < 8; ++j) x.v[j] *= gelu_sigmoid(x.v[j]);
         x.store(args.a + i * 8);
@@ -52,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_gelu_grad(const Gel
         da[k] = load8(args.da + i * 8);
       },
       [&](i32 k, i64 i) {
-        const Eight x(u[k]);
-        Eight d(da[k]);
+        const Vec8 x(u[k]);
+        Vec8 d(da[k]);
 #pragma unroll
         for (i32 j = 0; j < 8; ++j) {
           const float s = gelu_sigmoid(x.v[j]);
@@ -64,4 +65,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_gelu_grad(const Gel
       });
 }
 
-}  // namespace f8::train
+}  // namespace train

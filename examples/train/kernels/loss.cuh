@@ -1,9 +1,10 @@
-// Cross entropy of a token's 256 logits, eight to a lane of a warp; and the end of a step.
+// Cross entropy of a token's 256 logits, of which each lane of a warp has eight; and the end of a
+// step.
 #pragma once
 
 #include "common.cuh"
 
-namespace f8::train {
+namespace train {
 
 extern "C" __global__ void __launch_bounds__(kThreads) train_loss(const LossArgs args) {
   static_assert(kBytes == 8 * 32, "eight logits a lane");
@@ -12,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_loss(const LossArgs
   const i32 lane = static_cast<i32>(threadIdx.x) % 32;
   const i64 at = static_cast<i64>(token) * kBytes + lane * 8;
   const i32 target = static_cast<i32>(args.targets[token]) - lane * 8;
-  Eight x(load8(args.logits + at));
+  Vec8 x(load8(args.logits + at));
   float most = x.v[0];
 #pragma unroll
   for (i32 j = 1; j < 8; ++j) most = fmaxf(most, x.v[j]);
@@ -48,4 +49,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_finish(const Finish
   *args.step += 1;
 }
 
-}  // namespace f8::train
+}  // namespace train

@@ -4,9 +4,9 @@
 
 #include "common.cuh"
 
-namespace f8::train {
+namespace train {
 
-inline constexpr i32 kVectors = kWidth / 8;  // of a token
+inline constexpr i32 kVectors = kWidth / 8;  // vectors of a token
 inline constexpr i32 kPerThread = (kVectors + kNormThreads - 1) / kNormThreads;
 inline constexpr i32 kRows = kPerThread > 2 ? 1 : 4 / kPerThread;
 
@@ -43,15 +43,15 @@ extern "C" __global__ void __launch_bounds__(kNormThreads) train_norm(const Norm
       for (i32 i = 0; i < kPerThread; ++i) {
         if (!has_vector(i)) continue;
         if (args.y != nullptr) {
-          Eight sum(h[r][i]);
-          const Eight added(y[r][i]);
+          Vec8 sum(h[r][i]);
+          const Vec8 added(y[r][i]);
 #pragma unroll
           for (i32 j = 0; j < 8; ++j) sum.v[j] += added.v[j];
           h[r][i] = sum.packed();
           *reinterpret_cast<Packed*>(args.sum + static_cast<i64>(row + r) * kWidth + column_of(i)) =
               h[r][i];
         }
-        const Eight x(h[r][i]);  // as the backward pass will see it
+        const Vec8 x(h[r][i]);  // as the backward pass will see it
 #pragma unroll
         for (i32 j = 0; j < 8; ++j) squares[r] += x.v[j] * x.v[j];
       }
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(kNormThreads) train_norm(const Norm
         if (!has_vector(i)) continue;
         float gain[8];
         load8(args.gain + column_of(i), gain);
-        Eight x(h[r][i]);
+        Vec8 x(h[r][i]);
 #pragma unroll
         for (i32 j = 0; j < 8; ++j) x.v[j] *= inv_rms * gain[j];
         x.store(args.n + static_cast<i64>(row + r) * kWidth + column_of(i));
@@ -75,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(kNormThreads) train_norm(const Norm
   }
 }
 
-// With z = h inv_rms and g = gain dn: dh = inv_rms (g - z mean(g z)), d gain = sum of dn z.
+// The gradients are dh = inv_rms (g - z mean(g z)) and d gain = sum of dn z, where z = h inv_rms
+// and g = gain dn.
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     train_norm_grad(const NormGradArgs args) {
   __shared__ BlockSum<kNormThreads, kRows> block_sum;
@@ -110,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
 #pragma unroll
       for (i32 i = 0; i < kPerThread; ++i) {
         if (!has_vector(i)) continue;
-        const Eight d(dn[r][i]);
-        const Eight x(h[r][i]);
+        const Vec8 d(dn[r][i]);
+        const Vec8 x(h[r][i]);
 #pragma unroll
         for (i32 j = 0; j < 8; ++j) {
           const float dz = d.v[j] * x.v[j] * inv_rms;
@@ -128,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
 #pragma unroll
       for (i32 i = 0; i < kPerThread; ++i) {
         if (!has_vector(i)) continue;
-        const Eight d(dn[r][i]);
-        const Eight x(h[r][i]);
-        Eight out(residual[r][i]);
+        const Vec8 d(dn[r][i]);
+        const Vec8 x(h[r][i]);
+        Vec8 out(residual[r][i]);
 #pragma unroll
         for (i32 j = 0; j < 8; ++j) {
           out.v[j] += inv_rms * (d.v[j] * gain[i][j] - x.v[j] * inv_rms * mean);
@@ -171,4 +172,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_sum_rows(const SumR
   args.out[column] = sum;
 }
 
-}  // namespace f8::train
+}  // namespace train

@@ -1,9 +1,10 @@
-// From text to the residual stream, and the embeddings' gradient on the way back.
+// These kernels lead from text to the residual stream, and give the embeddings' gradient on the way
+// back.
 #pragma once
 
 #include "common.cuh"
 
-namespace f8::train {
+namespace train {
 
 inline constexpr i32 kSlotWidth = kWidth / kContext;  // columns of a slot
 inline constexpr i32 kLanes = kSlotWidth / 8;         // threads that cover them
@@ -35,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_embed(const EmbedAr
   }
 }
 
-// One block an embedding (slot and byte): it lists the tokens that took it, in order, and adds up
-// their gradients, so neither atomics nor a sort are needed.
+// Each embedding (slot and byte) has a block, which lists the tokens that took it, in order, and
+// adds up their gradients, so neither atomics nor a sort are needed.
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     train_embed_grad(const EmbedGradArgs args) {
   static_assert(kLanes >= 1 && kLanes <= kThreads, "a block covers a slot");
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   for (i32 first = 0; first < args.tokens; first += kRound) {
     const i32 mine = first + thread * 16;
     u32 words[4] = {};
-    u32 found = 0;  // bit i: token mine + i
+    u32 found = 0;  // bit i stands for token mine + i
     if (mine < args.tokens) {
       const uint4 loaded = *reinterpret_cast<const uint4*>(bytes + mine);
       words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
         found |= ((words[i / 4] >> (i % 4 * 8)) & 255u) == value ? 1u << i : 0u;
       }
     }
-    // Where this thread's part of the list begins.
+    // `before` becomes the place where this thread's part of the list begins.
     const u32 count = __popc(found);
     u32 before = count;
 #pragma unroll
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll 4
       for (u32 i = static_cast<u32>(group); i < total; i += kGroups) {
         const i64 token = first + list[i];
-        const Eight d(load8(args.dh + token * kWidth + slot * kSlotWidth + column));
+        const Vec8 d(load8(args.dh + token * kWidth + slot * kSlotWidth + column));
 #pragma unroll
         for (i32 j = 0; j < 8; ++j) sum[j] += d.v[j];
       }
@@ -109,4 +110,4 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-}  // namespace f8::train
+}  // namespace train

@@ -18,7 +18,7 @@ std::vector<uint32_t> bits(const std::vector<float>& values) {
   return out;
 }
 
-// What lines (lines.cuh) say of the matrix's rows, or columns.
+// What lines (tile_amax.cuh) say of the matrix's rows, or columns.
 std::vector<uint32_t> combined(const std::vector<uint16_t>& lines, int64_t rows, int64_t cols,
                                bool columns) {
   std::vector<uint32_t> most(static_cast<size_t>(columns ? cols : rows));
@@ -27,7 +27,7 @@ std::vector<uint32_t> combined(const std::vector<uint16_t>& lines, int64_t rows,
   for (int64_t tile = 0; tile < across * down; ++tile) {
     const int64_t first = (columns ? tile % across : tile / across) * kernels::kCastTile;
     for (int64_t i = 0; i < kernels::kCastTile; ++i) {
-      const auto at = tile * kernels::kLinesOfTile + (columns ? kernels::kCastTile : 0) + i;
+      const auto at = tile * kernels::kTileAmaxSize + (columns ? kernels::kCastTile : 0) + i;
       const uint32_t bits = uint32_t{lines[static_cast<size_t>(at)]} << 16;
       const auto line = static_cast<size_t>(first + i);
       if (line < most.size()) {

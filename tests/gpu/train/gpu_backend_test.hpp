@@ -5,24 +5,22 @@
 
 #include "examples/train/backend.hpp"
 
-namespace f8::train {
+namespace train {
 
-// Null: the test is skipped, or failed.
+// Gives null where the test is skipped, or has failed.
 inline std::unique_ptr<Backend> gpu_backend_or_skip(int64_t width, int64_t context) {
   std::unique_ptr<Backend> backend;
   [&] {
-    auto made = make_gpu_backend(0, width, context);
-    if (made) {
-      backend = std::move(*made);
-      return;
+    try {
+      backend = make_gpu_backend(0, width, context);
+    } catch (const float8::Exception& error) {
+      if (error.code() == FLOAT8_ENVIRONMENT || error.code() == FLOAT8_UNSUPPORTED) {
+        GTEST_SKIP() << "no Hopper GPU: " << error.what();
+      }
+      FAIL() << error.what();
     }
-    const ErrorCode code = made.error().code;
-    if (code == ErrorCode::kEnvironment || code == ErrorCode::kUnsupported) {
-      GTEST_SKIP() << "no Hopper GPU: " << made.error().message;
-    }
-    FAIL() << made.error().message;
   }();
   return backend;
 }
 
-}  // namespace f8::train
+}  // namespace train

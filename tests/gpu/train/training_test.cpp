@@ -1,12 +1,12 @@
 // Short trainings on the GPU: the loss falls, the recipes agree, and bits repeat.
 #include <cmath>
 
-#include "base/file.hpp"
 #include "examples/train/trainer.hpp"
 #include "gpu_backend_test.hpp"
 #include "tests/sanitized.hpp"
+#include "tests/unit/train/train_test.hpp"
 
-namespace f8::train {
+namespace train {
 namespace {
 
 TrainConfig small(const std::string& recipe) {
@@ -25,7 +25,7 @@ TrainConfig small(const std::string& recipe) {
 Text sample_text() {
   Text text;
   for (int i = 0; i < 2000; ++i) {
-    text.bytes += fmt::format("line {}: the quick brown fox jumps over the lazy dog.\n", i * i);
+    text.bytes += format("line %d: the quick brown fox jumps over the lazy dog.\n", i * i);
   }
   text.hash = "fixed";
   return text;
@@ -33,18 +33,16 @@ Text sample_text() {
 
 class GpuTraining : public ::testing::TestWithParam<std::string> {
  protected:
-  // Empty where there is no GPU: then the test is skipped.
+  // Gives an empty curve where there is no GPU; then the test is skipped.
   static Curve run(const TrainConfig& config, const RunOptions& options = {}) {
     const auto backend = gpu_backend_or_skip(config.hidden, config.context);
     if (backend == nullptr) return {};
-    auto result = train(*backend, config, sample_text(), options);
-    EXPECT_TRUE(result.has_value()) << result.error().message;
-    return result ? std::move(result->curve) : Curve{};
+    return train(*backend, config, sample_text(), options).curve;
   }
 };
 
 TEST_P(GpuTraining, LossFallsAsInBf16) {
-  if (sanitized()) GTEST_SKIP() << "120 steps of the kernels that the other tests run";
+  if (f8::sanitized()) GTEST_SKIP() << "120 steps of the kernels that the other tests run";
   const Curve curve = run(small(GetParam()));
   if (IsSkipped() || HasFailure()) return;
   const Curve bf16 = run(small("bf16"));
@@ -59,12 +57,9 @@ TEST_P(GpuTraining, AgreesWithTheEmulatedDevice) {
   config.steps = 4;
   const Curve gpu = run(config);
   if (IsSkipped() || HasFailure()) return;
-  auto host = make_host_backend();
-  ASSERT_TRUE(host.has_value()) << host.error().message;
-  const auto emulated = train(**host, config, sample_text(), {});
-  ASSERT_TRUE(emulated.has_value()) << emulated.error().message;
+  const Curve emulated = train(*make_host_backend(), config, sample_text(), {}).curve;
   for (size_t i = 0; i < gpu.loss.size(); ++i) {
-    EXPECT_NEAR(gpu.loss[i] / emulated->curve.loss[i], 1, 0.01) << "step " << i + 1;
+    EXPECT_NEAR(gpu.loss[i] / emulated.loss[i], 1, 0.01) << "step " << i + 1;
   }
 }
 
@@ -74,28 +69,25 @@ TEST_P(GpuTraining, BitsRepeatAndResume) {
   config.steps = 12;
   first.save_every = 5;
   first.stop_after = 7;
-  if (sanitized()) {
+  if (f8::sanitized()) {
     config.tokens = 256;
     config.steps = 3;
     first.save_every = 1;
     first.stop_after = 2;
   }
-  auto folder = make_temp_directory(fs::temp_directory_path(), "f8-train-");
-  ASSERT_TRUE(folder.has_value()) << folder.error().message;
-  first.checkpoint = *folder / "half";
+  const TemporaryFolder folder;
+  first.checkpoint = folder / "half";
   const Curve whole = run(config);
-  if (!whole.loss.empty()) {
-    EXPECT_EQ(run(config).loss, whole.loss);
-    run(config, first);
-    RunOptions second;
-    second.resume = *folder / "half";
-    EXPECT_EQ(run(config, second).loss, whole.loss);
-  }
-  fs::remove_all(*folder);
+  if (IsSkipped() || HasFailure()) return;
+  EXPECT_EQ(run(config).loss, whole.loss);
+  run(config, first);
+  RunOptions second;
+  second.resume = folder / "half";
+  EXPECT_EQ(run(config, second).loss, whole.loss);
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, GpuTraining, ::testing::ValuesIn(recipe_names()),
                          [](const auto& recipe) { return recipe.param; });
 
 }  // namespace
-}  // namespace f8::train
+}  // namespace train

@@ -41,7 +41,7 @@ TEST(CostModelCommand, SaysWhatItCannotFitTo) {
   tool.expect_refused(1, {"cost-model", "score", "--train", "nothing.jsonl"},
                       {"--train", "nothing.jsonl"});
   tool.expect_refused(1, {"cost-model", "score", "--train", "builtin,"}, {"--train", "empty name"});
-  const std::string empty = tool.write("empty.jsonl", "{\"float8_tuning_db\":1}\n");
+  const std::string empty = tool.write("empty.jsonl", "{\"float8_tuning_db\":2}\n");
   tool.expect_refused(1, {"cost-model", "fit", "--train", empty, "-o", "constants.cpp"},
                       {"--train", "sweep --exhaustive"});
   tool.expect_refused(1, {"cost-model", "score", "--test", empty}, {"--test"});

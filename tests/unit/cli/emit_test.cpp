@@ -1,6 +1,9 @@
 // emit and prewarm: sources that re-create themselves, and a cache that a second start finds warm.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+
 #include "base/file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 
@@ -77,6 +80,37 @@ TEST(Emit, AllKernelsOfALinearIntoAFolder) {
     ASSERT_TRUE(text.has_value());
     EXPECT_EQ(*text, kernel["source"].get<std::string>());
   }
+}
+
+// The list is what scripts/kernel-ptx compares two trees by, so a kernel that a plan loads must not
+// be missing: every kernel of a linear with a configuration that the cost model chooses is in it.
+TEST(Emit, ListsTheKernelsOfEveryRecipe) {
+  const Tool tool;
+  const json listed = tool.json({"emit", "--list"});
+  const auto keys = listed["kernels"].get<std::set<std::string>>();
+  for (const char* recipe :
+       {"tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"}) {
+    const std::string op = std::string_view(recipe) == "rowwise_with_gw_hp" ? "output" : "linear";
+    const json one = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", recipe, "--op", op});
+    for (const json& kernel : one["kernels"]) {
+      EXPECT_TRUE(keys.contains(kernel["kernel"].get<std::string>())) << kernel["kernel"];
+    }
+  }
+  // The epilogues, the grouped GEMMs, the lists, and what runs beside the casts.
+  for (const char* key :
+       {"gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1/+bias",
+        "gemm/e5m2.e4m3.f32/tensor/precise/64x64s8c1x1w1/+add",
+        "gemm/e4m3.e4m3.bf16/axis/precise/64x64s8c1x1w1/+add+pow2",
+        "gemm/e4m3.e4m3.f32/block1x128/precise/64x64s8c1x1w1/+add",
+        "gemm/e4m3.e4m3.bf16/block128x128/precise/64x64s8c1x1w1/+amax",
+        "gemm2/e5m2.e4m3.bf16/tensor/precise/64x64s8c1x1w1", "amax/f32/rowcol/flag/list",
+        "cast/bf16.e5m2/delayed/q+qt/count/sums", "quantize/bf16.e4m3/axis/q", "scale_update",
+        "column_sums/bf16", "bias_grad/f32"}) {
+    EXPECT_TRUE(keys.contains(key)) << key;
+  }
+  const Outcome text = tool({"emit", "--list"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_EQ(static_cast<size_t>(std::ranges::count(text.out, '\n')), keys.size());
 }
 
 TEST(Emit, PtxAndCubinByNvrtc) {

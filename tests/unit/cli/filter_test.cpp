@@ -30,13 +30,13 @@ class Asking : public ::testing::Test {
               {{gemm, db::generated(kFast)},
                {gemm, db::generated(kSlow)},
                {gemm, db::heuristic(3)},
-               {gemm, {"bf16_cublaslt", R"({"heuristic":0})", ""}}},
+               {gemm, {db::Impl::kBf16CublasLt, R"({"heuristic":0})", ""}}},
               [&](const db::Cell& cell) {
                 if (cell.candidate.config.find(kFast) != std::string::npos) {
                   return db::timed(200'000, 1.9);
                 }
-                if (cell.candidate.impl == "cublaslt") return db::timed(210'000, 1.81);
-                if (cell.candidate.impl == "bf16_cublaslt") return db::timed(380'000);
+                if (cell.candidate.impl == db::Impl::kCublasLt) return db::timed(210'000, 1.81);
+                if (cell.candidate.impl == db::Impl::kBf16CublasLt) return db::timed(380'000);
                 return db::TrialResult{.state = db::TrialState::kPruned, .reason = "too slow"};
               });
   }
@@ -105,9 +105,9 @@ TEST_F(Asking, FilterWritesVerdictsForATrainer) {
   ASSERT_EQ(file.decisions.size(), result["decisions"].size());
   for (size_t i = 0; i < file.decisions.size(); ++i) {
     const json& d = result["decisions"][i];
-    EXPECT_EQ(file.decisions[i].fqn, d["fqn"]);
+    EXPECT_EQ(file.decisions[i].fqn, d["fqn"].get<std::string>());
     EXPECT_EQ(file.decisions[i].convert, d["convert"]);
-    EXPECT_EQ(file.decisions[i].reason, d["reason"]);
+    EXPECT_EQ(file.decisions[i].reason, d["reason"].get<std::string>());
     EXPECT_EQ(file.decisions[i].in_features, d["in_features"]);
     EXPECT_EQ(file.decisions[i].out_features, d["out_features"]);
   }

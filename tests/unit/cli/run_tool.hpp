@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/unit/tools/model_files.hpp"
+#include "tests/unit/tools/model_files/model_files.hpp"
 
 namespace f8::testing {
 

@@ -1,4 +1,4 @@
-// What the tests of the cubin cache share: a directory that goes away, kernels that cost nothing to
+// Helpers of the tests of the cubin cache: a directory that goes away, kernels that cost nothing to
 // compile, a compiler that counts, the warnings that were logged, and code run in a child process.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The emitter: golden stubs, determinism, and every kernel that the tuner may choose compiled by
-// NVRTC without spills or serialised products. UPDATE_GOLDEN=1 in the environment rewrites the
+// NVRTC without spills or serialised MMAs. UPDATE_GOLDEN=1 in the environment rewrites the
 // golden files.
 #include "codegen/emit.hpp"
 
@@ -74,11 +74,11 @@ TEST(Emit, SourceIsCompleteAndNamesItself) {
   EXPECT_EQ(source.source, emit_key(source.key).source);
 }
 
-TEST(Emit, GroupSharesTheKernel) {
+TEST(Emit, RasterGroupsShareTheKernel) {
   GemmSpec spec;
-  spec.config.group = 8;
+  spec.config.raster_group = 8;
   const auto a = emit(spec);
-  spec.config.group = 16;
+  spec.config.raster_group = 16;
   const auto b = emit(spec);
   ASSERT_TRUE(a && b);
   EXPECT_EQ(a->source, b->source);
@@ -88,6 +88,49 @@ TEST(Emit, RefusesWhatIsNotLegal) {
   const auto source = emit(GemmSpec{.a = Dtype::kBf16});
   ASSERT_FALSE(source);
   EXPECT_NE(source.error().message.find("operands must be"), std::string::npos);
+}
+
+// A stub asserts what the host restates of its kernel: where the template changes alone, or the
+// host, NVRTC refuses the source and names the place on the host.
+TEST(Emit, HostAndTemplateCannotDisagree) {
+  constexpr const char* kGemm = "gemm/e4m3.e4m3.bf16/axis/precise/128x256s4c2x1w2/+bias";
+  constexpr const char* kQuantize = "quantize/bf16.e4m3/axis/q+qt";
+  const struct {
+    const char* key;
+    std::string_view text, changed, place;
+  } cases[] = {
+      {kGemm, "kStages * (kStageBytes + 2 * 8", "kStages * (kStageBytes + 3 * 8",
+       "dynamic_smem_bytes()"},
+      {kGemm, "kSharedBytes == ", "kSharedBytes == 1", "dynamic_smem_bytes()"},
+      {kGemm, "kBuffers * (4 * kFloats", "kBuffers * (8 * kFloats", "dynamic_smem_bytes()"},
+      {kGemm, "128 * (Config::kWarpgroups + 1)", "128 * (Config::kWarpgroups + 2)",
+       "threads_per_block()"},
+      {kGemm, "kOutRowBytes = kOutColumns", "kOutRowBytes = 2 * kOutColumns", "out_row_bytes()"},
+      {kGemm, "(kMmaTiles + Config::kPromotionAccumulators)", "(kMmaTiles + 3)",
+       "gemm_accumulators()"},
+      {kGemm, "kClusterSize = Config::kClusterM *", "kClusterSize = 2 * Config::kClusterM *",
+       "the cluster's size"},
+      {kGemm, "  u32 raster_group;", "  u32 raster_group, more[2];", "kernel_args.cuh"},
+      {kQuantize, "kSharedBytes = kStashBytes", "kSharedBytes = 2 * kStashBytes",
+       "dynamic_smem_bytes()"},
+      {kQuantize, "  u64* sync;", "  u64 *sync, *more;", "kernel_args.cuh"},
+      {"amax/bf16/rowcol/list", "kTileThreads = 256", "kTileThreads = 128", "threads_per_block()"},
+      {"cast/bf16.e4m3/axis/q", "  i64 ld_qt;", "  i64 ld_qt, more;", "kernel_args.cuh"},
+      {"scale_update", "kUpdateThreads = 256", "kUpdateThreads = 512", "threads_per_block()"},
+      {"column_sums/bf16", "  float* sums;  // [ceil", "  float *sums, *more;  // [ceil",
+       "kernel_args.cuh"},
+      {"bias_grad/bf16", "  i32 add;", "  i32 add, more[2];", "kernel_args.cuh"},
+  };
+  for (const auto& c : cases) {
+    KernelSource source = emit_key(c.key);
+    const size_t at = source.source.find(c.text);
+    ASSERT_NE(at, std::string::npos) << c.key << ": " << c.text;
+    source.source.replace(at, c.text.size(), c.changed);
+    const auto ptx = compile_to_ptx(source);
+    ASSERT_FALSE(ptx) << c.key << ": " << c.changed;
+    EXPECT_NE(ptx.error().message.find(fmt::format("{} on the host", c.place)), std::string::npos)
+        << ptx.error().message;
+  }
 }
 
 // The kernels that the recipes' plans can ask for: all candidates of all GEMMs, and the casts.

@@ -50,10 +50,10 @@ TEST(KernelSpec, KeysRoundTrip) {
   }
 }
 
-TEST(KernelSpec, GroupIsPartOfTheConfigurationNotOfTheKernel) {
+TEST(KernelSpec, RasterGroupIsPartOfTheConfigurationNotOfTheKernel) {
   const auto config = parse_gemm_config("128x256s4c2x1w2g16");
   ASSERT_TRUE(config);
-  EXPECT_EQ(config->group, 16);
+  EXPECT_EQ(config->raster_group, 16);
   EXPECT_EQ(key(*config), "128x256s4c2x1w2g16");
   EXPECT_EQ(key(KernelSpec(GemmSpec{.config = *config})),
             "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2");
@@ -146,7 +146,7 @@ TEST(KernelSpec, LimitsSayWhichAndByHowMuch) {
   EXPECT_NE(why(spec).find("ping-pong"), std::string::npos) << why(spec);
 }
 
-TEST(KernelSpec, ASplitContractionTakesTheClusterAndRoomForItsSums) {
+TEST(KernelSpec, SplitKTakesTheClusterAndRoomForItsSums) {
   GemmSpec spec;
   spec.config = parse_gemm_config("128x128s5c1x1k2w2g4").value();
   EXPECT_EQ(why(spec), "");
@@ -176,7 +176,7 @@ TEST(KernelSpec, CandidatesAreLegalAndDistinct) {
   }
 }
 
-TEST(KernelSpec, AResultLeavesByWholeRowsOfItsTile) {
+TEST(KernelSpec, AResultIsStoredInWholeRowsOfItsTile) {
   GemmSpec spec;
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     spec.d = type;
@@ -189,7 +189,7 @@ TEST(KernelSpec, AResultLeavesByWholeRowsOfItsTile) {
   }
 }
 
-// Else each 64 x 64 of a result waits for the copy out of the one before.
+// With fewer buffers each 64 x 64 of a result waits for the store of the one before.
 TEST(KernelSpec, CandidatesKeepAWholeResultOf16BitsInBuffers) {
   for (const char* scale : {"tensor/fast", "axis/fast", "tensor/precise", "block128x128/precise"}) {
     auto spec = std::get<GemmSpec>(

@@ -1,4 +1,4 @@
-// What is read from a compiler's log, on logs as NVRTC 13.0 prints them.
+// Reading a compiler's log, on logs as NVRTC 13.0 prints them.
 #include "codegen/ptxas_log.hpp"
 
 #include <gtest/gtest.h>

@@ -136,6 +136,19 @@ F8_EXPORTED int snprintf(char* to, size_t bytes, const char* format, ...) {
   return written;
 }
 
+// What snprintf and vsnprintf are compiled to where the distribution fortifies (Ubuntu).
+F8_EXPORTED int __vsnprintf_chk(char* to, size_t bytes, int, size_t, const char* format,
+                                va_list arguments) {
+  return vsnprintf(to, bytes, format, arguments);
+}
+F8_EXPORTED int __snprintf_chk(char* to, size_t bytes, int, size_t, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int written = vsnprintf(to, bytes, format, arguments);
+  va_end(arguments);
+  return written;
+}
+
 F8_EXPORTED int open(const char* path, int flags, ...) {
   count(&SystemCalls::files);
   va_list arguments;

@@ -14,9 +14,9 @@
 #include <set>
 #include <string>
 
-#include "tools/tuner/measure.hpp"
-#include "tools/tuner/search.hpp"
-#include "tools/tuner/worker.hpp"
+#include "tools/tuner/search/gemm_candidates.hpp"
+#include "tools/tuner/statistics.hpp"
+#include "tools/tuner/worker/worker.hpp"
 
 namespace f8::tuner {
 

@@ -1,34 +1,27 @@
-// What the trainer reads and writes: text, curves, pictures, checkpoints.
-#include <gtest/gtest.h>
+// The trainer reads and writes text, curves, pictures and checkpoints.
+#include "examples/train/files.hpp"
 
 #include <cmath>
-#include <cstdlib>
-#include <fstream>
+#include <set>
 
-#include "base/file.hpp"
 #include "examples/train/checkpoint.hpp"
 #include "examples/train/curve.hpp"
-#include "examples/train/data.hpp"
 #include "examples/train/report.hpp"
+#include "train_test.hpp"
 
-namespace f8::train {
+namespace train {
+namespace fs = std::filesystem;
 namespace {
 
 class TrainFiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    auto made = make_temp_directory(fs::temp_directory_path(), "f8-train-");
-    ASSERT_TRUE(made.has_value()) << made.error().message;
-    folder_ = *made;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   fs::path put(const std::string& name, std::string_view bytes) const {
     const fs::path path = folder_ / name;
     fs::create_directories(path.parent_path());
-    EXPECT_TRUE(write_file_atomic(path, bytes).has_value());
+    write_file(path, bytes);
     return path;
   }
-  fs::path folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_F(TrainFiles, TextIsFilesEndToEndInOrder) {
@@ -39,23 +32,49 @@ TEST_F(TrainFiles, TextIsFilesEndToEndInOrder) {
   put("in/.hidden/d.cpp", "no source");
   put("in/deep/e.py", "third");
   const fs::path other = put("other.bin", "named");
-  const auto text = load_text(std::vector{folder_ / "in", other}, 4);
-  ASSERT_TRUE(text.has_value()) << text.error().message;
-  EXPECT_EQ(text->bytes, "firstsecondthirdnamed");
-  EXPECT_EQ(text->files, 4U);
-  EXPECT_EQ(text->hash.size(), 32U);
+  const Text text = load_text(std::vector{folder_ / "in", other}, 4);
+  EXPECT_EQ(text.bytes, "firstsecondthirdnamed");
+  EXPECT_EQ(text.files, 4U);
+  EXPECT_EQ(text.hash, hash_hex(text.bytes));
 }
 
 TEST_F(TrainFiles, TextThatIsMissingOrTooShortIsRefused) {
-  const auto missing = load_text(std::vector{folder_ / "nothing.txt"}, 4);
-  ASSERT_FALSE(missing.has_value());
-  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
-  EXPECT_NE(missing.error().message.find("nothing.txt"), std::string::npos);
-  const auto brief = load_text(std::vector{put("brief.txt", "1234")}, 4);
-  ASSERT_FALSE(brief.has_value());
-  EXPECT_NE(brief.error().message.find("--data"), std::string::npos);
-  EXPECT_TRUE(load_text(std::vector{put("enough.txt", "12345")}, 4).has_value());
-  EXPECT_FALSE(load_text(std::vector{folder_ / "empty"}, 4).has_value());
+  const auto error_of_text = [](const fs::path& path) {
+    return error_of([&] { (void)load_text(std::vector{path}, 4); });
+  };
+  const float8::Error missing = error_of_text(folder_ / "nothing.txt");
+  EXPECT_EQ(missing.code, FLOAT8_NOT_FOUND);
+  EXPECT_NE(missing.message.find("nothing.txt"), std::string::npos);
+  const float8::Error brief = error_of_text(put("brief.txt", "1234"));
+  EXPECT_EQ(brief.code, FLOAT8_INVALID_ARGUMENT);
+  EXPECT_NE(brief.message.find("--data"), std::string::npos);
+  EXPECT_EQ(load_text(std::vector{put("enough.txt", "12345")}, 4).bytes, "12345");
+  fs::create_directory(folder_ / "empty");
+  EXPECT_EQ(error_of_text(folder_ / "empty").code, FLOAT8_INVALID_ARGUMENT);
+}
+
+// A checkpoint holds hashes, so that the function must not change.
+TEST(TrainHash, StaysTheSameAndSeesEachBit) {
+  EXPECT_EQ(hash_hex(""), "ffffffffffffffff0000000000000000");
+  EXPECT_EQ(hash_hex("the quick brown fox"), "50d1ca67a401d4ac5020782ab685c46e");
+  std::string bytes(19, 'a');
+  std::set<std::string> hashes = {hash_hex(bytes), hash_hex(bytes + '\0'), hash_hex("")};
+  for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    std::string changed = bytes;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << bit % 8));
+    hashes.insert(hash_hex(changed));
+  }
+  EXPECT_EQ(hashes.size(), 3 + 8 * bytes.size());
+}
+
+TEST_F(TrainFiles, AFileIsReplacedWholeOrNotAtAll) {
+  const fs::path path = put("a", "before");
+  write_file(path, "after");
+  EXPECT_EQ(read_file(path), "after");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path()), fs::directory_iterator()), 1);
+  fs::create_directories(folder_ / "b" / "in");
+  EXPECT_EQ(error_of([&] { write_file(folder_ / "b", "after"); }).code, FLOAT8_IO);
+  EXPECT_EQ(error_of([&] { (void)read_file(folder_ / "b"); }).code, FLOAT8_IO);
 }
 
 Curve curve_of(std::string name, std::vector<float> losses) {
@@ -81,8 +100,8 @@ TEST(TrainCurve, CsvHasARowAStep) {
             "2,32,2,3,2,2\n");
 }
 
-// An XML parser reads it, and finds each curve's loss and difference, its points inside the
-// picture.
+// An XML parser reads the document, and finds each curve's loss and difference, with all points
+// inside the picture.
 TEST_F(TrainFiles, PictureIsWellFormedSvg) {
   std::vector<float> losses;
   for (int i = 0; i < 3000; ++i) losses.push_back(1.0F + 4.0F / static_cast<float>(i + 1));
@@ -104,8 +123,8 @@ assert any('nats per byte' in w for w in words)
 )");
   const auto check = [&](const std::vector<Curve>& curves, const std::string& names) {
     const fs::path picture = put("loss.svg", to_svg(curves));
-    const std::string command = fmt::format("'{}' '{}' '{}' {} {}", FLOAT8_PYTHON, script.string(),
-                                            picture.string(), curves.size(), names);
+    const std::string command = format("'%s' '%s' '%s' %zu %s", FLOAT8_PYTHON, script.c_str(),
+                                       picture.c_str(), curves.size(), names.c_str());
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
   };
   check({curve_of("bf16", losses), curve_of("a<b&c>", losses)}, "bf16 'a<b&c>'");
@@ -126,7 +145,7 @@ TEST(TrainReport, RatiosAreToTheFirstRun) {
 }
 
 TEST_F(TrainFiles, ReportIsThreeFiles) {
-  ASSERT_TRUE(write_report(folder_, {{curve_of("bf16", {2, 2}), 1000}}).has_value());
+  write_report(folder_.path(), {{curve_of("bf16", {2, 2}), 1000}});
   for (const char* name : {"bf16.csv", "loss.svg", "summary.md"}) {
     EXPECT_TRUE(fs::exists(folder_ / name)) << name;
   }
@@ -145,34 +164,32 @@ Checkpoint sample() {
 TEST_F(TrainFiles, CheckpointComesBack) {
   const fs::path path = folder_ / "a.checkpoint";
   const Checkpoint saved = sample();
-  ASSERT_TRUE(save(path, saved).has_value());
-  const auto loaded = load(path, saved.run);
-  ASSERT_TRUE(loaded.has_value()) << loaded.error().message;
-  EXPECT_EQ(loaded->loss, saved.loss);
-  EXPECT_EQ(loaded->ms, saved.ms);
-  EXPECT_EQ(loaded->master, saved.master);
-  EXPECT_EQ(loaded->m, saved.m);
-  EXPECT_EQ(loaded->v, saved.v);
-  EXPECT_EQ(loaded->scales, saved.scales);
+  save(path, saved);
+  const Checkpoint loaded = load(path, saved.run);
+  EXPECT_EQ(loaded.loss, saved.loss);
+  EXPECT_EQ(loaded.ms, saved.ms);
+  EXPECT_EQ(loaded.master, saved.master);
+  EXPECT_EQ(loaded.m, saved.m);
+  EXPECT_EQ(loaded.v, saved.v);
+  EXPECT_EQ(loaded.scales, saved.scales);
 }
 
 TEST_F(TrainFiles, CheckpointOfAnotherRunIsRefused) {
   const fs::path path = folder_ / "a.checkpoint";
-  ASSERT_TRUE(save(path, sample()).has_value());
-  const auto loaded = load(path, "recipe=rowwise seed=1");
-  ASSERT_FALSE(loaded.has_value());
-  EXPECT_EQ(loaded.error().code, ErrorCode::kInvalidArgument);
-  EXPECT_NE(loaded.error().message.find("recipe=bf16"), std::string::npos);
+  save(path, sample());
+  const float8::Error error = error_of([&] { (void)load(path, "recipe=rowwise seed=1"); });
+  EXPECT_EQ(error.code, FLOAT8_INVALID_ARGUMENT);
+  EXPECT_NE(error.message.find("recipe=bf16"), std::string::npos);
 }
 
 TEST_F(TrainFiles, DamagedCheckpointIsRefused) {
   const fs::path path = folder_ / "a.checkpoint";
-  ASSERT_TRUE(save(path, sample()).has_value());
-  const std::string whole = *read_file(path);
+  save(path, sample());
+  const std::string whole = read_file(path);
   const auto expect_refused = [&](std::string_view bytes, size_t at) {
-    const auto loaded = load(put("damaged.checkpoint", bytes), sample().run);
-    ASSERT_FALSE(loaded.has_value()) << at;
-    EXPECT_EQ(loaded.error().message.find('\n'), std::string::npos);
+    const fs::path damaged = put("damaged.checkpoint", bytes);
+    const float8::Error error = error_of([&] { (void)load(damaged, sample().run); });
+    EXPECT_EQ(error.message.find('\n'), std::string::npos) << at;
   };
   for (size_t length = 0; length < whole.size(); ++length) {
     expect_refused(whole.substr(0, length), length);
@@ -189,4 +206,4 @@ TEST_F(TrainFiles, DamagedCheckpointIsRefused) {
 }
 
 }  // namespace
-}  // namespace f8::train
+}  // namespace train

@@ -1,5 +1,5 @@
-// The kernels' counterparts: forward against the formula in double, gradients against that
-// formula's finite differences. What a value loses by being bf16 is 2^-9 of it.
+// The kernels' counterparts on the host are compared with the formula in double (forward) and with
+// that formula's finite differences (gradients). As bf16 a value loses 2^-9 of itself.
 #include "examples/train/host_kernels.hpp"
 
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <set>
 #include <vector>
 
-#include "recipes/dtype.hpp"
+#include "examples/train/bf16.hpp"
 
-namespace f8::train {
+namespace train {
 namespace {
 
 constexpr double kBf16 = 0x1p-8;
@@ -31,7 +31,7 @@ std::vector<double> to_double(const std::vector<u16>& values) {
   return out;
 }
 
-// The derivative of f in its argument's component i.
+// Gives the derivative of f in its argument's component i.
 double slope(const std::function<double(const std::vector<double>&)>& f, std::vector<double> x,
              size_t i) {
   const double step = 1e-5;
@@ -88,7 +88,7 @@ struct NormCase {
     host::run(NormArgs{h.data(), with_y ? y.data() : nullptr, with_y ? sum.data() : nullptr,
                        gain.data(), n.data(), inv_rms.data(), kTokens, kWidth});
   }
-  // One row's norm; the gain last.
+  // Gives element c of one row's norm, with the gain.
   static double normed(const std::vector<double>& row, const std::vector<double>& gains, size_t c) {
     double squares = 0;
     for (const double x : row) squares += x * x;
@@ -287,4 +287,4 @@ TEST(HostKernels, AStepEndsWithItsMeanLoss) {
 }
 
 }  // namespace
-}  // namespace f8::train
+}  // namespace train

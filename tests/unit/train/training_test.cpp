@@ -1,13 +1,11 @@
-// Whole steps of tiny models on the emulated device, under every recipe.
-#include <gtest/gtest.h>
-
+// Tiny models take whole steps on the emulated device, under every recipe.
 #include <cmath>
 
-#include "base/file.hpp"
 #include "examples/train/checkpoint.hpp"
 #include "examples/train/trainer.hpp"
+#include "train_test.hpp"
 
-namespace f8::train {
+namespace train {
 namespace {
 
 TrainConfig tiny(const std::string& recipe) {
@@ -31,26 +29,13 @@ Text sample_text() {
 }
 
 Curve train_tiny(const TrainConfig& config, const RunOptions& options = {}) {
-  auto backend = make_host_backend();
-  EXPECT_TRUE(backend.has_value()) << backend.error().message;
-  if (!backend) return {};
-  auto run = train(**backend, config, sample_text(), options);
-  EXPECT_TRUE(run.has_value()) << run.error().message;
-  return run ? std::move(run->curve) : Curve{};
+  return train(*make_host_backend(), config, sample_text(), options).curve;
 }
 
-class InAFolder : public ::testing::Test {
+class TinyTraining : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    auto made = make_temp_directory(fs::temp_directory_path(), "f8-train-");
-    ASSERT_TRUE(made.has_value()) << made.error().message;
-    folder_ = *made;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  fs::path folder_;
+  TemporaryFolder folder_;
 };
-
-class TinyTraining : public InAFolder, public ::testing::WithParamInterface<std::string> {};
 
 TEST_P(TinyTraining, LossFallsAsInBf16) {
   const Curve curve = train_tiny(tiny(GetParam()));
@@ -87,15 +72,14 @@ TEST_P(TinyTraining, ResumingGivesTheSameBits) {
   EXPECT_EQ(resumed.lr, expected.lr);
 
   const std::string run = identity(config, "fixed");
-  const auto one = load(folder_ / "whole", run);
-  const auto two = load(folder_ / "again", run);
-  ASSERT_TRUE(one.has_value() && two.has_value());
-  EXPECT_EQ(one->master, two->master);
-  EXPECT_EQ(one->m, two->m);
-  EXPECT_EQ(one->v, two->v);
-  EXPECT_EQ(one->scales, two->scales);
-  // Sixteen amaxes of each operand of each linear, where there is delayed scaling.
-  EXPECT_EQ(one->scales.size() > 16 * sizeof(float) * 3 * 4, GetParam() == "delayed");
+  const Checkpoint one = load(folder_ / "whole", run);
+  const Checkpoint two = load(folder_ / "again", run);
+  EXPECT_EQ(one.master, two.master);
+  EXPECT_EQ(one.m, two.m);
+  EXPECT_EQ(one.v, two.v);
+  EXPECT_EQ(one.scales, two.scales);
+  // The state has sixteen amaxes of each operand of each linear, where there is delayed scaling.
+  EXPECT_EQ(one.scales.size() > 16 * sizeof(float) * 3 * 4, GetParam() == "delayed");
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, TinyTraining, ::testing::ValuesIn(recipe_names()),
@@ -110,38 +94,31 @@ TEST(TinyTrainings, SeedDecidesTheBits) {
   EXPECT_NE(train_tiny(config).loss, one.loss);
 }
 
-TEST_F(InAFolder, ALossThatIsNotFiniteStopsTheRun) {
-  TrainConfig config = tiny("bf16");
+TEST(TinyTrainings, ALossThatIsNotFiniteStopsTheRun) {
+  const TemporaryFolder folder;
+  const TrainConfig config = tiny("bf16");
   RunOptions options;
-  options.checkpoint = folder_ / "a";
+  options.checkpoint = folder / "a";
   options.save_every = 1;
   options.stop_after = 1;
   train_tiny(config, options);
-  auto checkpoint = load(folder_ / "a", identity(config, "fixed"));
-  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
-  checkpoint->master[0] = NAN;
-  ASSERT_TRUE(save(folder_ / "a", *checkpoint).has_value());
+  Checkpoint checkpoint = load(folder / "a", identity(config, "fixed"));
+  checkpoint.master[0] = NAN;
+  save(folder / "a", checkpoint);
 
-  auto backend = make_host_backend();
-  ASSERT_TRUE(backend.has_value()) << backend.error().message;
   RunOptions resumed;
-  resumed.resume = folder_ / "a";
-  const auto run = train(**backend, config, sample_text(), resumed);
-  ASSERT_FALSE(run.has_value());
-  EXPECT_NE(run.error().message.find("step 2 is not finite"), std::string::npos)
-      << run.error().message;
+  resumed.resume = folder / "a";
+  const float8::Error error = error_of([&] { train_tiny(config, resumed); });
+  EXPECT_NE(error.message.find("step 2 is not finite"), std::string::npos) << error.message;
 }
 
-TEST_F(InAFolder, ACheckpointThatCannotBeWrittenStopsTheRun) {
-  auto backend = make_host_backend();
-  ASSERT_TRUE(backend.has_value()) << backend.error().message;
+TEST(TinyTrainings, ACheckpointThatCannotBeWrittenStopsTheRun) {
+  const TemporaryFolder folder;
   RunOptions options;
-  options.checkpoint = folder_ / "missing" / "a";
+  options.checkpoint = folder / "missing" / "a";
   options.save_every = 1;
-  const auto run = train(**backend, tiny("bf16"), sample_text(), options);
-  ASSERT_FALSE(run.has_value());
-  EXPECT_EQ(run.error().code, ErrorCode::kIo);
+  EXPECT_EQ(error_of([&] { train_tiny(tiny("bf16"), options); }).code, FLOAT8_IO);
 }
 
 }  // namespace
-}  // namespace f8::train
+}  // namespace train

@@ -139,7 +139,7 @@ TEST_F(ExchangeTest, JsonlRoundTrips) {
   // One line a record, each kind once, and no name of the GPU or of a folder.
   EXPECT_EQ(std::ranges::count(text, '\n'), 1 + 2 + 1 + 1 + 3 + 6);
   EXPECT_EQ(text.find("GPU-1"), std::string::npos);
-  EXPECT_EQ(text.substr(0, text.find('\n')), "{\"float8_tuning_db\":1}");
+  EXPECT_EQ(text.substr(0, text.find('\n')), "{\"float8_tuning_db\":2}");
 }
 
 TEST_F(ExchangeTest, FoldersOfTheMachineStayThere) {
@@ -202,7 +202,7 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   refused("hello\n", ":1: not a JSON object");
   refused("[]\n", ":1: not a JSON object");
   refused("{\"x\":1}\n", "not a float8 tuning export");
-  refused("{\"float8_tuning_db\":2}\n", "format is 2, this program knows 1");
+  refused("{\"float8_tuning_db\":3}\n", "format is 3, this program knows 2");
   refused(good.substr(0, good.size() - 40), "cut off");
   refused(good + "{\"y\":1}\n", "names its kind");
   refused(replaced("\"power_limit_w\":700", "\"power_limit_w\":650"), "changed by hand");
@@ -226,7 +226,7 @@ TEST_F(ExchangeTest, ExportIsAtomic) {
   Database a = make("a.db");
   ASSERT_TRUE(write_file_atomic(folder_ / "out.jsonl", "old"));
   ASSERT_TRUE(a.export_jsonl(folder_ / "out.jsonl"));
-  EXPECT_EQ(bytes_of(folder_ / "out.jsonl"), "{\"float8_tuning_db\":1}\n");
+  EXPECT_EQ(bytes_of(folder_ / "out.jsonl"), "{\"float8_tuning_db\":2}\n");
   EXPECT_FALSE(a.export_jsonl(folder_ / "no" / "out.jsonl"));
   EXPECT_FALSE(a.export_db(folder_ / "no" / "out.db"));
 }

@@ -56,7 +56,8 @@ TEST_F(FilterTest, AMeasuredShapeIsItsRow) {
   EXPECT_EQ(yes.hi, 1.505);
   ASSERT_EQ(yes.trial_uuids.size(), 1U);
   const auto rows = db.trials(linear({8192, 4096, 4096})).value();
-  EXPECT_EQ(yes.trial_uuids[0], rows[0].candidate.impl == "float8" ? rows[0].uuid : rows[1].uuid);
+  EXPECT_EQ(yes.trial_uuids[0],
+            rows[0].candidate.impl == Impl::kFloat8 ? rows[0].uuid : rows[1].uuid);
   for (const char* part :
        {"converted: speedup 1.500 [1.495, 1.505], need > 1.02;", "measured at m=8192 n=4096 k=4096",
         "NVIDIA H100 80GB HBM3, 700 W", "t.db"}) {

@@ -1,31 +1,37 @@
-// Migration, with a version 1 file of the repository opened under a synthetic version 3.
+// Migration: version 1 files of the repository, opened under the current version and under a
+// synthetic one behind it.
 #include <array>
 
 #include "base/log.hpp"
 #include "sample.hpp"
+#include "tuning_db/rows.hpp"
 #include "tuning_db/sqlite.hpp"
 #include "tuning_db/state.hpp"
 
 namespace f8::tuning_db {
 namespace {
 
-constexpr std::array kSteps = {
-    Migration{1, "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0"},
+const std::array kSteps = {
+    current_schema().migrations.front(),
     Migration{
         2,
+        "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0;"
         "CREATE TABLE note (trial_id INTEGER NOT NULL REFERENCES trial(id), said TEXT) STRICT;"
         "INSERT INTO note SELECT id, 'migrated' FROM trial"},
 };
 const SchemaSpec kVersion3{3, "", kSteps};
 
+void make_file(const fs::path& path, const char* sql_name) {
+  auto db = Connection::open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
+  const std::string folder = FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/";
+  EXPECT_TRUE(db->exec(read_file(folder + sql_name).value()));
+}
+
 class MigrateTest : public ::testing::Test {
  protected:
   MigrateTest() : path_(folder_ / "old.db") {
     set_log_sink([](LogLevel, std::string_view) {});
-    auto db = Connection::open(path_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
-    const std::string sql =
-        read_file(FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/v1.sql").value();
-    EXPECT_TRUE(db->exec(sql));
+    make_file(path_, "v1.sql");
   }
   ~MigrateTest() override { set_log_sink({}); }
 
@@ -42,6 +48,126 @@ TEST_F(MigrateTest, Version1FileOpens) {
   ASSERT_TRUE(db) << db.error().message;
   EXPECT_TRUE(db->check());
   EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
+}
+
+TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
+  ASSERT_TRUE(Database::open(path_, OpenMode::kReadWrite));
+  const fs::path fresh = folder_ / "new.db";
+  ASSERT_TRUE(Database::open(fresh, OpenMode::kCreate));
+  const auto columns = [](const fs::path& path) {
+    const auto db = Connection::open(path, SQLITE_OPEN_READONLY).value();
+    auto select = db->prepare(
+                        "SELECT m.type, m.name, c.cid, c.name, c.type, c.\"notnull\" FROM "
+                        "sqlite_master m LEFT JOIN pragma_table_info(m.name) c "
+                        "WHERE m.name NOT LIKE 'sqlite_%' ORDER BY 1, 2, 3")
+                      .value();
+    std::string text;
+    while (select.step().value()) {
+      for (int i = 0; i < 6; ++i) text += select.text(i) + " ";
+      text += "\n";
+    }
+    return text;
+  };
+  EXPECT_EQ(columns(path_), columns(fresh));
+  // The checks came with the columns.
+  const auto db = Connection::open(path_, SQLITE_OPEN_READWRITE).value();
+  EXPECT_FALSE(db->exec("UPDATE candidate SET impl = 'generated+bias'"));
+  for (const char* bad : {"screened_ns = 0", "kernel_output = 'h3'",
+                          "kernel_grad_input = 'other:h1'", "kernel_grad_weight = 'cublaslt:3'"}) {
+    EXPECT_FALSE(db->exec(fmt::format("UPDATE trial SET {} WHERE state = 'planned'", bad))) << bad;
+  }
+  EXPECT_TRUE(db->exec("UPDATE trial SET screened_ns = 1 WHERE state = 'planned'"));
+  EXPECT_FALSE(db->exec("UPDATE trial SET screened_ns = 1 WHERE state = 'ok'")) << "it is final";
+}
+
+// What version 1 said in the words of `reason`.
+class WordsTest : public ::testing::Test {
+ protected:
+  WordsTest() : path_(folder_ / "words.db") {
+    set_log_sink([](LogLevel, std::string_view) {});
+    make_file(path_, "v1_words.sql");
+  }
+  ~WordsTest() override { set_log_sink({}); }
+  static TrialResult result_of(const Database& db, const char* problem, const char* uuid) {
+    for (TrialRow& row : take(db.trials(Problem::parse(problem).value()))) {
+      if (row.uuid.starts_with(uuid)) return std::move(row.result);
+    }
+    ADD_FAILURE() << uuid;
+    return {};
+  }
+  TempFolder folder_;
+  fs::path path_;
+};
+
+TEST_F(WordsTest, BecomeColumns) {
+  const Database db = Database::open(path_, OpenMode::kReadWrite).value();
+  EXPECT_TRUE(db.check());
+  const TrialResult screened =
+      result_of(db, "output/blockwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f0", "a7d945d3");
+  EXPECT_EQ(screened.screened_ns, 7840);
+  EXPECT_EQ(screened.reason, "1.151x the best");
+  const TrialResult shared =
+      result_of(db, "output/blockwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f0", "7e2d0ca1");
+  EXPECT_EQ(shared.screened_ns, 11410);
+  EXPECT_EQ(shared.reason,
+            "1.056x the best; the same product as "
+            "output/tensorwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f1");
+  const auto raw = Connection::open(path_, SQLITE_OPEN_READONLY).value();
+  const int64_t screenings = raw->scalar("SELECT count(screened_ns) FROM trial").value();
+  const int64_t linears = raw->scalar("SELECT count(kernel_grad_weight) FROM trial").value();
+  EXPECT_EQ(screenings, 6);
+  EXPECT_EQ(linears, 3);
+  EXPECT_EQ(raw->scalar("SELECT count(*) FROM trial WHERE reason GLOB '*screened at*' OR "
+                        "reason GLOB '*kernels generated*' OR reason GLOB '*kernels cublaslt*'")
+                .value(),
+            0);
+  EXPECT_EQ(raw->scalar("SELECT count(*) FROM trial WHERE reason = ''").value(), 0);
+}
+
+TEST_F(WordsTest, AreTheSameByMergeAndByJsonLines) {
+  Database merged = Database::open(folder_ / "merged.db", OpenMode::kCreate).value();
+  const auto added = merged.merge_from(path_);
+  ASSERT_TRUE(added) << added.error().message;
+  EXPECT_EQ(added->added, 25);
+  const Database opened = Database::open(path_, OpenMode::kReadOnly).value();
+  ASSERT_TRUE(opened.export_jsonl(folder_ / "opened.jsonl"));
+  ASSERT_TRUE(merged.export_jsonl(folder_ / "merged.jsonl"));
+  const std::string text = bytes_of(folder_ / "opened.jsonl");
+  EXPECT_EQ(text, bytes_of(folder_ / "merged.jsonl"));
+  EXPECT_TRUE(text.starts_with("{\"float8_tuning_db\":2}\n"));
+
+  // The same run as version 1 exported it is known.
+  const auto known = merged.import_jsonl(FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/v1.jsonl");
+  ASSERT_TRUE(known) << known.error().message;
+  EXPECT_EQ(known->added, 0);
+  EXPECT_EQ(known->known, 25);
+}
+
+TEST(Words, OfAnotherFormStay) {
+  const auto taken = [](TrialState state, const char* reason) {
+    TrialResult result{.state = state, .reason = reason};
+    take_data_from_reason(result);
+    EXPECT_TRUE(result.reason == reason || result.screened_ns || result.kernels);
+    return result;
+  };
+  for (const char* none :
+       {"", "kernels", "kernels ", "kernels cublaslt:h1", "kernels cublaslt:h1,cublaslt:h1",
+        "kernels cublaslt:h1,cublaslt:h1,cublaslt:h1,cublaslt:h1",
+        "kernels cublaslt:h1,cublaslt:h1,cublaslt:", "kernels cublaslt:h1,cublaslt:h1,other:h1",
+        "kernels cublaslt:h1, cublaslt:h1, cublaslt:h1", "no kernels work for output"}) {
+    EXPECT_FALSE(taken(TrialState::kOk, none).kernels) << none;
+  }
+  const TrialResult linear =
+      taken(TrialState::kNoisy,
+            "0.7 %; kernels generated:128x256s4c2x1w2g8,cublaslt:h3,generated:64x64s8c1x1w1g8");
+  ASSERT_TRUE(linear.kernels);
+  EXPECT_EQ(linear.reason, "0.7 %");
+  EXPECT_EQ(linear.kernels->at(1), (LinearKernel{Provider::kCublasLt, "h3"}));
+  for (const char* none : {"screened at", "screened at x us, 1x", "screened at 0 us, 1x",
+                           "screened at 5 ms, 1x", "it was screened at 5 us, 1x"}) {
+    EXPECT_FALSE(taken(TrialState::kPruned, none).screened_ns) << none;
+  }
+  EXPECT_FALSE(taken(TrialState::kOk, "screened at 5.00 us, 1x").screened_ns);
 }
 
 TEST_F(MigrateTest, AllStepsAfterABackup) {
@@ -79,7 +205,7 @@ TEST_F(MigrateTest, AnEarlierBackupIsKept) {
 }
 
 TEST_F(MigrateTest, AFailingStepUndoesAll) {
-  constexpr std::array steps = {kSteps[0], Migration{2, "INSERT INTO nowhere VALUES (1)"}};
+  const std::array steps = {kSteps[0], Migration{2, "INSERT INTO nowhere VALUES (1)"}};
   const SchemaSpec broken{3, "", steps};
   const auto db = open_database(path_, OpenMode::kReadWrite, broken);
   ASSERT_FALSE(db);
@@ -87,13 +213,14 @@ TEST_F(MigrateTest, AFailingStepUndoesAll) {
             std::string::npos)
       << db.error().message;
   EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 1);
-  EXPECT_EQ(scalar(path_, "SELECT count(*) FROM pragma_table_info('trial') WHERE name = 'rung'"),
-            0);
+  EXPECT_EQ(
+      scalar(path_, "SELECT count(*) FROM pragma_table_info('trial') WHERE name = 'screened_ns'"),
+      0);
   EXPECT_TRUE(Database::open(path_, OpenMode::kReadWrite).value().check());
 }
 
 TEST_F(MigrateTest, AMissingStepIsRefused) {
-  constexpr std::array steps = {kSteps[1]};
+  const std::array steps = {kSteps[1]};
   const SchemaSpec gap{3, "", steps};
   const auto db = open_database(path_, OpenMode::kReadWrite, gap);
   ASSERT_FALSE(db);

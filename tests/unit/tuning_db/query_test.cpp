@@ -17,10 +17,11 @@ TEST(Keys, AreOfCanonicalValues) {
   EXPECT_NE((Method{"final", "{}"}.key()), (Method{"screen", "{}"}.key()));
   EXPECT_NE(h100(700).key(), h100(500).key());
   // The border between two fields counts.
-  EXPECT_NE((Candidate{"ab", "{}", "c"}.key()), (Candidate{"a", "{}", "bc"}.key()));
+  EXPECT_NE((Candidate{Impl::kFloat8, "{}", "c"}.key()),
+            (Candidate{Impl::kFloat8, "{}c", ""}.key()));
   EXPECT_EQ(h100().key().size(), 32U);
   // Keys are stored: they may not change from release to release.
-  EXPECT_EQ((Candidate{"cublaslt", R"({"heuristic":3})", ""}.key()),
+  EXPECT_EQ((Candidate{Impl::kCublasLt, R"({"heuristic":3})", ""}.key()),
             "96a6d5274b3828b3eb001bbbe8837396");
 }
 
@@ -53,8 +54,8 @@ TEST_F(QueryTest, TheNewestToolchainCounts) {
   const Problem p = linear({8192, 4096, 4096});
   const auto measure = [&](const char* sha, double ns, const Method& method) {
     sweep(
-        db_, {{p, {"float8", "{}", "f"}}}, [&](const Cell&) { return timed(ns, 1e6 / ns); }, h100(),
-        toolchain(sha), method);
+        db_, {{p, {Impl::kFloat8, "{}", "f"}}}, [&](const Cell&) { return timed(ns, 1e6 / ns); },
+        h100(), toolchain(sha), method);
   };
   measure("old", 500'000, final_method());
   measure("new", 600'000, final_method());
@@ -64,7 +65,7 @@ TEST_F(QueryTest, TheNewestToolchainCounts) {
   ASSERT_EQ(rows.size(), 1U);
   EXPECT_EQ(rows[0].result.timing->median_ns, 600'000);
   EXPECT_TRUE(db_.linears("rowwise").value().empty());
-  EXPECT_TRUE(db_.linears("tensorwise", "bf16").value().empty());
+  EXPECT_TRUE(db_.linears("tensorwise", Impl::kBf16).value().empty());
 }
 
 TEST_F(QueryTest, EachDeviceClassHasItsRow) {
@@ -74,7 +75,7 @@ TEST_F(QueryTest, EachDeviceClassHasItsRow) {
         [&](Shape) { return watts / 500.0; }, h100(watts));
   }
   EXPECT_EQ(db_.linears("tensorwise").value().size(), 2U);
-  EXPECT_EQ(db_.linears("tensorwise", "bf16").value().size(), 2U);
+  EXPECT_EQ(db_.linears("tensorwise", Impl::kBf16).value().size(), 2U);
   EXPECT_EQ(db_.devices().value().at(0).power_limit_w, 500);  // measured last
 }
 
@@ -85,12 +86,13 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
         {{a, heuristic(0)},
          {a, heuristic(5)},
          {a, generated("128x256s4")},
-         {a, {"bf16_cublaslt", "{}", ""}},
+         {a, {Impl::kBf16CublasLt, "{}", ""}},
          {b, heuristic(5)},
          {b, generated("128x128s4")}},
         [](const Cell& c) {
-          if (c.candidate.impl == "bf16_cublaslt") return timed(1);
-          if (c.candidate.impl == "generated") return timed(c.problem.shape.m == 8192 ? 90 : 110);
+          if (c.candidate.impl == Impl::kBf16CublasLt) return timed(1);
+          if (c.candidate.impl == Impl::kGenerated)
+            return timed(c.problem.shape.m == 8192 ? 90 : 110);
           return timed(100);
         });
   sweep_linears(
@@ -116,20 +118,26 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
   EXPECT_EQ(parsed->hash(), table.hash());
 }
 
-TEST(Kernels, AreReadFromALinearsReason) {
-  const std::string text = "generated:128x256s4c2x1w2g8,cublaslt:h3,generated:64x64s8c1x1w1g8";
-  EXPECT_EQ(kernels_reason(text), "kernels " + text);
-  const auto kernels = kernels_of("noisy: 0.7 %; " + kernels_reason(text));
-  ASSERT_TRUE(kernels);
-  EXPECT_EQ(kernels->at(0), (LinearKernel{Provider::kGenerated, "128x256s4c2x1w2g8"}));
-  EXPECT_EQ(kernels->at(1), (LinearKernel{Provider::kCublasLt, "h3"}));
-  EXPECT_EQ(kernels->at(2), (LinearKernel{Provider::kGenerated, "64x64s8c1x1w1g8"}));
-  for (const char* none :
-       {"", "kernels", "kernels ", "kernels cublaslt:h1", "kernels cublaslt:h1,cublaslt:h1",
-        "kernels cublaslt:h1,cublaslt:h1,cublaslt:h1,cublaslt:h1",
-        "kernels cublaslt:h1,cublaslt:h1,cublaslt:", "kernels cublaslt:h1,cublaslt:h1,other:h1",
-        "kernels cublaslt:h1, cublaslt:h1, cublaslt:h1", "no kernels work for output"}) {
-    EXPECT_FALSE(kernels_of(none)) << none;
+TEST(Impls, AreASetOfNames) {
+  for (const Impl impl :
+       {Impl::kGenerated, Impl::kCublasLt, Impl::kBf16CublasLt, Impl::kFloat8, Impl::kBf16}) {
+    EXPECT_EQ(parse_impl(to_string(impl)).value(), impl);
+  }
+  for (const char* none : {"", "generated+bias", "Float8", "float8_reused"}) {
+    EXPECT_FALSE(parse_impl(none)) << none;
+  }
+}
+
+TEST(Kernels, HaveAText) {
+  for (const char* text : {"generated:128x256s4c2x1w2g8", "cublaslt:h3", "cublaslt:h0"}) {
+    const auto kernel = parse_linear_kernel(text);
+    ASSERT_TRUE(kernel) << kernel.error().message;
+    EXPECT_EQ(to_string(*kernel), text);
+  }
+  EXPECT_EQ(parse_linear_kernel("cublaslt:h3").value(), (LinearKernel{Provider::kCublasLt, "h3"}));
+  for (const char* none : {"", "generated", "generated:", "cublaslt:", "cublaslt:h", "cublaslt:3",
+                           "other:h1", "generated:a b", " generated:a"}) {
+    EXPECT_FALSE(parse_linear_kernel(none)) << none;
   }
 }
 
@@ -137,7 +145,7 @@ class LinearsChoice : public QueryTest {
  protected:
   // One run: the product's kernels, and the linear, which took h5 and is not faster with it alone.
   void measure(const char* sha, bool with_gemms = true, bool h5_is_ok = true) {
-    std::vector<Cell> cells = {{linear_, {"float8", "{}", "f"}}};
+    std::vector<Cell> cells = {{linear_, {Impl::kFloat8, "{}", "f"}}};
     if (with_gemms) {
       for (const int i : {0, 5}) cells.push_back({product_, heuristic(i)});
     }
@@ -146,7 +154,9 @@ class LinearsChoice : public QueryTest {
         [&](const Cell& c) {
           if (c.problem.op == Op::kLinear) {
             TrialResult r = timed(1000, 1.2);
-            r.reason = kernels_reason("cublaslt:h5,cublaslt:h0,cublaslt:h0");
+            r.kernels = LinearKernels{LinearKernel{Provider::kCublasLt, "h5"},
+                                      LinearKernel{Provider::kCublasLt, "h0"},
+                                      LinearKernel{Provider::kCublasLt, "h0"}};
             return r;
           }
           const bool h5 = c.candidate.config == heuristic(5).config;
@@ -189,7 +199,7 @@ TEST_F(LinearsChoice, OfAnOlderToolchainDoesNotCount) {
 TEST_F(QueryTest, TableTakesBf16KernelsWhereTheRecipeKeepsAGemmInBf16) {
   const Recipe recipe = find_recipe("rowwise_with_gw_hp").value();
   const Problem kept = Problem::make(Op::kGradWeight, recipe, {8192, 4096, 4096}).value();
-  sweep(db_, {{kept, {"bf16_cublaslt", R"({"heuristic":2})", ""}}},
+  sweep(db_, {{kept, {Impl::kBf16CublasLt, R"({"heuristic":2})", ""}}},
         [](const Cell&) { return timed(100); });
   const TuningTable table = db_.table().value();
   const KernelChoice* chosen = table.find(kept);
@@ -205,7 +215,7 @@ TEST_F(QueryTest, AnEmptyDatabaseHasAnEmptyTable) {
 }
 
 TEST_F(QueryTest, AConfigurationThatIsNoneIsSaid) {
-  sweep(db_, {{gemm(16, 16, 16), {"generated", "{\"x\":1}", ""}}},
+  sweep(db_, {{gemm(16, 16, 16), {Impl::kGenerated, "{\"x\":1}", ""}}},
         [](const Cell&) { return timed(1); });
   const auto table = db_.table();
   ASSERT_FALSE(table);

@@ -93,11 +93,11 @@ inline Problem linear(Shape shape, const char* recipe = "tensorwise") {
 }
 
 inline Candidate generated(const char* config) {
-  return {"generated", std::string(R"({"config":")") + config + "\"}", "0123456789abcdef"};
+  return {Impl::kGenerated, std::string(R"({"config":")") + config + "\"}", "0123456789abcdef"};
 }
 
 inline Candidate heuristic(int h) {
-  return {"cublaslt", R"({"heuristic":)" + std::to_string(h) + "}", ""};
+  return {Impl::kCublasLt, R"({"heuristic":)" + std::to_string(h) + "}", ""};
 }
 
 inline TrialResult timed(double median_ns) {
@@ -152,14 +152,14 @@ inline void sweep_linears(Database& db, const char* recipe, const std::vector<Sh
                           const DeviceClass& device = h100(), double half = 0.005) {
   std::vector<Cell> cells;
   for (const Shape& shape : shapes) {
-    cells.push_back({linear(shape, recipe), {"float8", "{}", "ff"}});
-    cells.push_back({linear(shape, recipe), {"bf16", "{}", ""}});
+    cells.push_back({linear(shape, recipe), {Impl::kFloat8, "{}", "ff"}});
+    cells.push_back({linear(shape, recipe), {Impl::kBf16, "{}", ""}});
   }
   sweep(
       db, cells,
       [&](const Cell& cell) {
         const Shape s = cell.problem.shape;
-        if (cell.candidate.impl == "bf16") return timed(bf16_ns(s));
+        if (cell.candidate.impl == Impl::kBf16) return timed(bf16_ns(s));
         return timed(bf16_ns(s) / speedup(s), speedup(s), half);
       },
       device);

@@ -78,7 +78,7 @@ TEST_F(SweepTest, FromPlannedToFinished) {
 
 TEST_F(SweepTest, ACellPlannedTwiceIsMeasuredOnce) {
   cells_.push_back(cells_[1]);
-  cells_.push_back({cells_[2].problem, {"cublaslt", R"({ "heuristic" : 2 })", ""}});
+  cells_.push_back({cells_[2].problem, {Impl::kCublasLt, R"({ "heuristic" : 2 })", ""}});
   EXPECT_EQ(begin().planned, 4);
 }
 
@@ -189,7 +189,7 @@ TEST_F(SweepTest, BadJsonAndUnknownRunsAreRefused) {
   EXPECT_FALSE(db_.begin_run({}, 0, h100(), "u", toolchain(), {"final", "{"}, {}));
   EXPECT_FALSE(db_.begin_run({}, 0, h100(), "u", toolchain(), {"finest", "{}"}, {}));
   EXPECT_FALSE(db_.begin_run({}, 0, h100(), "u", toolchain(), final_method(),
-                             {{gemm(16, 16, 16), {"cublaslt", "h3", ""}}}));
+                             {{gemm(16, 16, 16), {Impl::kCublasLt, "h3", ""}}}));
   EXPECT_TRUE(db_.runs().value().empty());
   const auto unknown = db_.resume_run("no-such-run");
   ASSERT_FALSE(unknown);

@@ -108,8 +108,8 @@ TEST_F(GroupedGemmTest, WhatTheLaunchIsTold) {
     const kernels::GemmArgs& args = launch.gemm;
     EXPECT_EQ(args.problems[0].k, c.first_k);
     EXPECT_EQ(args.problems[1].k, c.second_k);
-    EXPECT_EQ(args.extra, c.extra);
-    EXPECT_EQ(args.group, 16U);
+    EXPECT_EQ(args.tail_offset, c.extra);
+    EXPECT_EQ(args.raster_group, 16U);
     EXPECT_EQ(launch.grid, c.grid);
     const Shape own_dx = gemm_shape({c.m, c.shape.n, c.shape.k}, Gemm::kGradInput);
     const auto& of_dx = args.problems[own_dx.k == c.first_k ? 0 : 1];

@@ -198,7 +198,7 @@ TEST(QuantizeArgs, LinesAndPartialsAreNeverTakenForEachOther) {
   const auto cast = [&](const char* key) {
     return cast_args(spec_of(key), 132, {&operand, 1}).tensors[0];
   };
-  EXPECT_EQ(cast("cast/bf16.e4m3/axis/q").lines, &lines);
+  EXPECT_EQ(cast("cast/bf16.e4m3/axis/q").tile_amax, &lines);
   EXPECT_EQ(cast("cast/bf16.e4m3/axis+tensor/q+qt").partials, &partials);
   EXPECT_EQ(cast("cast/bf16.e4m3/tensor/q").partials, &partials);
 }

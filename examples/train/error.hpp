@@ -1,0 +1,19 @@
+// Everything that fails throws float8::Exception, as value() of the public header does: it holds a
+// status, and one line that says what happened and what to do about it.
+#pragma once
+
+#include <float8/float8.hpp>
+#include <string>
+
+namespace train {
+
+// Gives what printf would print.
+[[nodiscard, gnu::format(printf, 1, 2)]] std::string format(const char* format, ...);
+
+// Throws; the message is what printf would print.
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(float8_status code, const char* format, ...);
+
+// Throws where a call of float8 has failed.
+void check(const float8::Status& status);
+
+}  // namespace train

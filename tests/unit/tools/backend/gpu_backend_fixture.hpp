@@ -1,0 +1,167 @@
+// A GpuBackend on a driver of plain loops: what it lays out, launches and checks is computed, and
+// its clock is the number of launches.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/fake_cuda.hpp"
+#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/search/gemm_candidates.hpp"
+
+namespace f8::tuner::testing {
+
+using runtime::testing::FakeCublasLt;
+using runtime::testing::FakeCuda;
+
+struct Fakes {
+  int captures = 0, graphs = 0, graph_launches = 0, allocations = 0, frees = 0;
+  CUresult capture_result = CUDA_SUCCESS;
+  CUresult sync_result = CUDA_SUCCESS;
+  CUresult alloc_result = CUDA_SUCCESS;
+  std::vector<size_t> launches_of_graph;  // by graph
+  size_t launches_before = 0;
+  bool one_scale = false;  // what is copied to the device in a few bytes is its first float, often
+  int change_copy = 0;     // of which copy to the host from now on the last byte changes; 0: none
+  double clock_ms = 0;
+  std::map<CUevent, double> recorded;
+};
+inline Fakes g;
+inline FakeCuda* g_cuda = nullptr;
+inline FakeCublasLt* g_library = nullptr;
+
+inline size_t launched() {
+  return g_cuda->launches.size() + static_cast<size_t>(g_library->matmuls);
+}
+
+inline runtime::Driver complete(const runtime::Driver& table) {
+  runtime::Driver d = table;
+  d.ctx_synchronize = [] { return g.sync_result; };
+  d.mem_get_info = [](size_t* free_bytes, size_t* total) {
+    *free_bytes = *total = size_t{1} << 30;
+    return CUDA_SUCCESS;
+  };
+  d.mem_alloc = [](CUdeviceptr* out, size_t bytes) {
+    if (g.alloc_result != CUDA_SUCCESS) return g.alloc_result;
+    ++g.allocations;
+    *out = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
+    return CUDA_SUCCESS;
+  };
+  d.mem_free = [](CUdeviceptr at) {
+    ++g.frees;
+    std::free(reinterpret_cast<void*>(at));
+    return CUDA_SUCCESS;
+  };
+  d.memcpy_htod = [](CUdeviceptr to, const void* from, size_t bytes) {
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    if (g.one_scale && bytes <= 8192) {
+      auto* scales = reinterpret_cast<float*>(to);
+      std::fill_n(scales, bytes / sizeof(float), scales[0]);
+    }
+    return CUDA_SUCCESS;
+  };
+  d.memcpy_dtoh = [](void* to, CUdeviceptr from, size_t bytes) {
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    if (g.change_copy > 0 && --g.change_copy == 0) static_cast<uint8_t*>(to)[bytes - 1] ^= 1;
+    return CUDA_SUCCESS;
+  };
+  d.memcpy_dtod_async = [](CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return CUDA_SUCCESS;
+  };
+  d.memset_d8 = [](CUdeviceptr to, unsigned char value, size_t bytes) {
+    std::memset(reinterpret_cast<void*>(to), value, bytes);
+    return CUDA_SUCCESS;
+  };
+  d.stream_create = [](CUstream* out, unsigned) {
+    *out = reinterpret_cast<CUstream>(uintptr_t{0x2000});
+    return CUDA_SUCCESS;
+  };
+  d.stream_destroy = [](CUstream) { return CUDA_SUCCESS; };
+  d.stream_synchronize = [](CUstream) { return g.sync_result; };
+  d.stream_begin_capture = [](CUstream, CUstreamCaptureMode) {
+    ++g.captures;
+    g.launches_before = launched();
+    return CUDA_SUCCESS;
+  };
+  d.stream_end_capture = [](CUstream, CUgraph* out) {
+    g.launches_of_graph.push_back(launched() - g.launches_before);
+    *out = reinterpret_cast<CUgraph>(g.launches_of_graph.size());
+    return g.capture_result;
+  };
+  d.graph_instantiate = [](CUgraphExec* out, CUgraph graph, unsigned long long) {
+    ++g.graphs;
+    *out = reinterpret_cast<CUgraphExec>(graph);
+    return CUDA_SUCCESS;
+  };
+  d.graph_destroy = [](CUgraph) { return CUDA_SUCCESS; };
+  d.graph_exec_destroy = [](CUgraphExec) {
+    --g.graphs;
+    return CUDA_SUCCESS;
+  };
+  // A launch of a graph takes a hundredth of a millisecond.
+  d.graph_launch = [](CUgraphExec graph, CUstream) {
+    ++g.graph_launches;
+    g.clock_ms +=
+        0.01 * static_cast<double>(g.launches_of_graph[reinterpret_cast<size_t>(graph) - 1]);
+    return CUDA_SUCCESS;
+  };
+  d.event_create = [](CUevent* out, unsigned) {
+    static uintptr_t next = 0;
+    *out = reinterpret_cast<CUevent>(++next);
+    return CUDA_SUCCESS;
+  };
+  d.event_destroy = [](CUevent) { return CUDA_SUCCESS; };
+  d.event_record = [](CUevent event, CUstream) {
+    g.recorded[event] = g.clock_ms + 0.01 * static_cast<double>(launched());
+    return CUDA_SUCCESS;
+  };
+  d.event_synchronize = [](CUevent) { return g.sync_result; };
+  d.event_elapsed_time = [](float* ms, CUevent from, CUevent to) {
+    *ms = static_cast<float>(g.recorded[to] - g.recorded[from]);
+    return CUDA_SUCCESS;
+  };
+  return d;
+}
+
+class GpuBackendTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    g = {};
+    g_cuda = &cuda_;
+    g_library = &library_;
+    cuda_.launches.reserve(1 << 16);
+    driver_ = complete(cuda_.table());
+    runtime::set_driver_for_testing(&driver_);
+    auto backend = GpuBackend::create(cuda_.context(),
+                                      {.max_sets = 3, .copy_bytes = 1 << 16, .cache_dir = {}});
+    ASSERT_TRUE(backend) << backend.error().message;
+    backend_ = std::move(*backend);
+  }
+  void TearDown() override {
+    backend_.reset();
+    EXPECT_EQ(g.graphs, 0) << "a graph was not destroyed";
+    EXPECT_EQ(g.allocations, g.frees) << "device memory was not freed";
+  }
+  static Problem problem(Op op, const char* recipe, Shape shape) {
+    return Problem::make(op, *find_recipe(recipe), shape).value();
+  }
+  static Subject generated(const Problem& problem, size_t which = 0) {
+    const auto configs = codegen::gemm_candidates(gemm_spec(problem).value());
+    return {.impl = "generated", .config = codegen::key(configs.at(which))};
+  }
+
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+  runtime::Driver driver_;
+  std::unique_ptr<GpuBackend> backend_;
+};
+
+}  // namespace f8::tuner::testing

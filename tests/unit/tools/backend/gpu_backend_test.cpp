@@ -1,0 +1,305 @@
+// The real backend without a GPU: a wrong stride, scale or reference shows.
+#include <cmath>
+
+#include "tests/unit/tools/backend/gpu_backend_fixture.hpp"
+#include "tools/tuner/measure/measurer.hpp"
+
+namespace f8::tuner {
+namespace {
+
+using testing::g;
+using testing::GpuBackendTest;
+
+TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
+  for (const Recipe& recipe : builtin_recipes()) {
+    for (const Op op : {Op::kOutput, Op::kGradInput, Op::kGradWeight}) {
+      const bool fp8 = recipe.at(static_cast<Gemm>(op)).is_fp8();
+      for (const Shape shape :
+           {Shape{64, 48, 80}, Shape{17, 32, 48}, Shape{1, 16, 16}, Shape{150, 272, 144}}) {
+        const Problem p = problem(op, recipe.name.c_str(), shape);
+        ASSERT_TRUE(backend_->open(p));
+        std::vector<Subject> subjects = {{.impl = "bf16_cublaslt", .config = "h2"}};
+        if (fp8) {
+          subjects.push_back(generated(p));
+          subjects.push_back({.impl = "cublaslt_tensorwise", .config = "h0"});
+          // The fake library reads one scale or one for each row, and no library mixes them.
+          const runtime::GemmDesc desc = gemm_desc(p, false).value();
+          if (!codegen::is_block(desc.scale) && !desc.scalar_a && !desc.scalar_b) {
+            subjects.push_back({.impl = "cublaslt", .config = "h1"});
+          }
+        }
+        for (const Subject& subject : subjects) {
+          const auto built = backend_->add(subject);
+          ASSERT_TRUE(built) << p.key() << " " << subject.impl << " " << built.error().message;
+          const auto check = backend_->verify(built->id);
+          ASSERT_TRUE(check) << p.key() << " " << subject.impl << " " << check.error().message;
+          EXPECT_TRUE(check->right) << p.key() << " " << subject.impl << ": " << check->what;
+          EXPECT_LT(check->rel_err, 4e-3) << p.key() << " " << subject.impl;
+          // But for one product of two fp8 elements and powers of two.
+          const bool exact = fp8 && subject.impl != "bf16_cublaslt" &&
+                             gemm_desc(p, false).value().pow2 &&
+                             gemm_shape(shape, static_cast<Gemm>(op)).k == 1;
+          if (!exact) {
+            EXPECT_GT(check->rel_err, 0) << "bf16 results are never exact";
+          }
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+// Every recipe, with its weight cast in each forward and with the copies of before.
+TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
+  for (const Recipe& recipe : builtin_recipes()) {
+    const Problem p = problem(Op::kLinear, recipe.name.c_str(), {64, 48, 80});
+    ASSERT_TRUE(backend_->open(p));
+    LinearChoices choices;
+    for (const Gemm gemm : kGemms) {
+      auto& choice = choices[static_cast<size_t>(gemm)];
+      if (!recipe.at(gemm).is_fp8()) {
+        choice.provider = Provider::kCublasLt;
+        continue;
+      }
+      choice.config = codegen::parse_gemm_config(
+                          generated(problem(to_op(gemm), recipe.name.c_str(), p.shape)).config)
+                          .value();
+    }
+    const auto bf16 =
+        backend_->add({.impl = "bf16", .config = "cublaslt:h0,cublaslt:h1,cublaslt:h2"});
+    ASSERT_TRUE(bf16) << bf16.error().message;
+    const auto twin = backend_->verify(bf16->id);
+    ASSERT_TRUE(twin) << twin.error().message;
+    EXPECT_TRUE(twin->right) << twin->what;
+    EXPECT_LT(twin->rel_err, 4e-3);
+    EXPECT_FALSE(backend_->add_steps(bf16->id));
+    size_t steps_with_casts = 0;
+    for (const char* impl : {"float8", "float8_reused"}) {
+      const auto float8 = backend_->add({.impl = impl, .config = choices_text(choices)});
+      ASSERT_TRUE(float8) << recipe.name << " " << impl << " " << float8.error().message;
+      const auto check = backend_->verify(float8->id);
+      ASSERT_TRUE(check) << recipe.name << " " << impl << " " << check.error().message;
+      EXPECT_TRUE(check->right) << recipe.name << " " << impl << ": " << check->what;
+      EXPECT_GT(check->sqnr_db, 18) << recipe.name;
+      EXPECT_LT(check->sqnr_db, 45) << "that is no fp8";
+      const auto steps = backend_->add_steps(float8->id);
+      ASSERT_TRUE(steps);
+      int gemms = 0;
+      double bytes = 0;
+      for (const auto& step : *steps) {
+        gemms += step.name.starts_with("gemm ") ? 1 : 0;
+        bytes += step.bytes;
+        ASSERT_TRUE(backend_->estimate_ns(step.id)) << recipe.name << " " << step.name;
+      }
+      EXPECT_GE(gemms, 2) << recipe.name;
+      EXPECT_LE(gemms, 3) << recipe.name;
+      EXPECT_GT(bytes, 0) << recipe.name;
+      if (std::string(impl) == "float8") {
+        steps_with_casts = steps->size();
+      } else {
+        EXPECT_LE(steps->size(), steps_with_casts) << recipe.name;
+      }
+    }
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+// Every epilogue of every type of result.
+TEST_F(GpuBackendTest, EpiloguesAreRight) {
+  for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const Op op : {Op::kOutput, Op::kGradWeight}) {
+      for (const char* recipe : {"tensorwise", "rowwise", "blockwise"}) {
+        Problem p = problem(op, recipe, {150, 272, 144});
+        p.d = type;
+        ASSERT_TRUE(backend_->open(p));
+        for (const char* text : {"bias", "amax", "add", "bias+amax", "bias+amax+add"}) {
+          Subject subject = generated(p);
+          subject.impl = generated_impl(parse_epilogue(text).value());
+          const auto built = backend_->add(subject);
+          ASSERT_TRUE(built) << p.key() << " " << text << " " << built.error().message;
+          const auto check = backend_->verify(built->id);
+          ASSERT_TRUE(check) << p.key() << " " << text << " " << check.error().message;
+          EXPECT_TRUE(check->right) << p.key() << " " << text << ": " << check->what;
+          EXPECT_LT(check->rel_err, 4e-3) << p.key() << " " << text;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GpuBackendTest, AnAmaxOfSomethingElseIsWrong) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  Subject subject = generated(p);
+  subject.impl = "generated+amax";
+  const auto built = backend_->add(subject);
+  ASSERT_TRUE(built) << built.error().message;
+  ASSERT_TRUE(backend_->verify(built->id)->right);
+  // Copies to the host: sampled rows, then all rows for their maximum, then the amax.
+  int wrong_amax = 0;
+  for (int copy = 1; copy <= 80; ++copy) {
+    g.change_copy = copy;
+    const auto check = backend_->verify(built->id);
+    ASSERT_TRUE(check);
+    wrong_amax += check->what.starts_with("the amax is ") ? 1 : 0;
+  }
+  EXPECT_GE(wrong_amax, 1);
+  g.change_copy = 0;
+  EXPECT_FALSE(backend_->add({.impl = "generated+scale", .config = subject.config}));
+}
+
+TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  cuda_.emulate = false;
+  const auto check = backend_->verify(built->id);
+  ASSERT_TRUE(check);
+  EXPECT_FALSE(check->right);
+  EXPECT_NE(check->what.find("d[0][0] is not finite: not written"), std::string::npos)
+      << check->what;
+}
+
+// Scales as a kernel would see them that reads one for all rows, or for all blocks: every element
+// but those of the first rows is off.
+TEST_F(GpuBackendTest, ScalesDifferSoThatAWrongOneShows) {
+  for (const char* recipe : {"rowwise", "blockwise"}) {
+    const Problem p = problem(Op::kOutput, recipe, {64, 272, 272});
+    g.one_scale = true;
+    ASSERT_TRUE(backend_->open(p));
+    ASSERT_TRUE(backend_->add(generated(p)));
+    const auto check = backend_->verify(0);
+    ASSERT_TRUE(check);
+    EXPECT_FALSE(check->right) << recipe;
+    EXPECT_NE(check->what.find("relative error"), std::string::npos) << check->what;
+    g.one_scale = false;
+    ASSERT_TRUE(backend_->open(p));
+    ASSERT_TRUE(backend_->add(generated(p)));
+    EXPECT_TRUE(backend_->verify(0)->right) << recipe;
+  }
+}
+
+TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  EXPECT_EQ(backend_->sets(), 3);
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  ASSERT_TRUE(backend_->set_batch(built->id, 4));
+  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6}));  // up to a multiple of the sets
+  const auto times = backend_->time(std::array{built->id, built->id});
+  ASSERT_TRUE(times);
+  ASSERT_EQ(times->size(), 2u);
+  EXPECT_NEAR((*times)[0], 10e3, 1);  // a hundredth of a millisecond a launch
+  EXPECT_NEAR((*times)[1], 10e3, 1);
+
+  // Where one launch is a batch, the batches take turns with the sets.
+  const auto large = backend_->add(generated(p, 1));
+  ASSERT_TRUE(large);
+  ASSERT_TRUE(backend_->set_batch(large->id, 1));
+  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6, 1, 1, 1}));
+  EXPECT_EQ(g.graphs, 4);
+}
+
+TEST_F(GpuBackendTest, ARefusedCallIsTheSubjectsALostDeviceEverybodys) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  cuda_.launch_result = CUDA_ERROR_INVALID_VALUE;
+  const auto refused = backend_->verify(built->id);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().code, ErrorCode::kCuda) << refused.error().message;
+  cuda_.launch_result = CUDA_SUCCESS;
+  g.sync_result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  const auto lost = backend_->verify(built->id);
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(lost.error().code, ErrorCode::kCuda);
+  EXPECT_NE(lost.error().message.find("restart the process"), std::string::npos)
+      << lost.error().message;
+  g.sync_result = CUDA_SUCCESS;
+}
+
+TEST_F(GpuBackendTest, AFailedCaptureLeavesNothingBehind) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  cuda_.launch_result = CUDA_ERROR_INVALID_VALUE;
+  EXPECT_FALSE(backend_->set_batch(built->id, 3));
+  EXPECT_EQ(g.launches_of_graph.size(), 1u) << "the capture was not ended";
+  EXPECT_EQ(g.graphs, 0);
+}
+
+TEST_F(GpuBackendTest, WhatDoesNotFitSaysHowMuchItTakes) {
+  const Status opened = backend_->open(problem(Op::kLinear, "tensorwise", {65536, 8192, 8192}));
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, ErrorCode::kOutOfMemory);
+  EXPECT_NE(opened.error().message.find("GiB"), std::string::npos) << opened.error().message;
+  // And the next problem is not affected.
+  EXPECT_TRUE(backend_->open(problem(Op::kOutput, "tensorwise", {64, 48, 80})));
+}
+
+TEST_F(GpuBackendTest, WhatCannotBeIsUnsupportedNotACrash) {
+  const Problem kept = problem(Op::kGradWeight, "rowwise_with_gw_hp", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(kept));
+  const auto built = backend_->add({.impl = "cublaslt", .config = "h0"});
+  ASSERT_FALSE(built) << "this GEMM is not fp8";
+  EXPECT_EQ(built.error().code, ErrorCode::kUnsupported);
+  EXPECT_TRUE(backend_->add({.impl = "bf16_cublaslt", .config = "h0"}));
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p));
+  EXPECT_FALSE(backend_->add({.impl = "cublaslt", .config = "h99"}));
+  EXPECT_FALSE(backend_->add({.impl = "generated", .config = "nonsense"}));
+  EXPECT_FALSE(backend_->add({.impl = "float8", .config = ""})) << "no linear is open";
+  EXPECT_EQ(backend_->heuristics(p, false).value(), 8);
+}
+
+TEST_F(GpuBackendTest, AGroupRunsFromEndToEnd) {
+  const Problem p = problem(Op::kGradInput, "rowwise", {64, 48, 80});
+  Session session(*backend_);
+  const auto outcomes =
+      session.run({.problem = p,
+                   .subjects = {generated(p),
+                                generated(p, 2),
+                                {.impl = "cublaslt", .config = "h0"},
+                                {.impl = "bf16_cublaslt", .config = "h0"}},
+                   .reference = 3,
+                   .batch_us = 50,
+                   .stop = {.target = 0.01, .min_s = 0, .max_s = 5, .min_blocks = 4},
+                   .drop_above = 0,
+                   .warm_s = 0.01,
+                   .seed = 1});
+  ASSERT_TRUE(outcomes) << outcomes.error().message;
+  for (const SubjectOutcome& outcome : *outcomes) {
+    EXPECT_EQ(outcome.result.state, tuning_db::TrialState::kOk) << outcome.result.reason;
+    EXPECT_NEAR(outcome.result.timing->median_ns, 10e3, 1);
+  }
+  EXPECT_NEAR(outcomes->front().result.ratio->ratio, 1, 1e-6);
+}
+
+TEST(Pattern, IsTheRecipesCastOfUniformValues) {
+  const CastSetting tensor{.scaling = Scaling::kDynamic,
+                           .granularity = Granularity::kTensor,
+                           .dtype = Dtype::kE4m3,
+                           .pow2 = false};
+  const Pattern bf16 = Pattern::make(nullptr, 3);
+  const Pattern fp8 = Pattern::make(&tensor, 3);
+  ASSERT_EQ(bf16.values.size(), kPatternElements);
+  ASSERT_EQ(fp8.bytes.size(), kPatternElements);
+  float largest = 0;
+  double sum = 0;
+  for (size_t i = 0; i < kPatternElements; ++i) {
+    largest = std::max(largest, std::abs(fp8.values[i]));
+    sum += bf16.values[i];
+    const float back = fp8.values[i] * fp8.inv_scale;
+    ASSERT_NEAR(back, bf16.values[i], 0.0626 * std::abs(bf16.values[i]) + 1e-4) << i;
+  }
+  EXPECT_EQ(largest, 448) << "the cast uses the whole range";
+  EXPECT_LT(std::abs(sum / kPatternElements), 0.01) << "not uniform around zero";
+}
+
+}  // namespace
+}  // namespace f8::tuner

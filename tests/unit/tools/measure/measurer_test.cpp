@@ -1,0 +1,256 @@
+#include "tools/tuner/measure/measurer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/unit/tools/fake_backend.hpp"
+
+namespace f8::tuner {
+namespace {
+
+using tuning_db::TrialState;
+
+Subject generated(const char* config) {
+  return {.impl = "generated", .config = config};
+}
+
+GroupRequest pair_request() {
+  GroupRequest request;
+  request.problem = test_problem();
+  request.subjects = {generated("fast"), generated("slow")};
+  request.reference = 1;
+  request.stop = {.target = 0.005, .min_s = 0.05, .max_s = 1, .min_blocks = 6};
+  request.warm_s = 0.5;
+  request.seed = 11;
+  return request;
+}
+
+double fast_and_slow(const Problem&, const Subject& subject, double) {
+  return subject.config == "fast" ? 100e3 : 150e3;
+}
+
+TEST(Group, RecoversAKnownRatioUnderDrift) {
+  FakeMachine machine;
+  // The clock falls by a quarter over the first second.
+  machine.ns = [](const Problem& p, const Subject& s, double now) {
+    return fast_and_slow(p, s, now) * (1 + 0.25 * std::min(now, 2.0));
+  };
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.stop.min_s = 0.8;
+  const auto outcomes = Session(backend).run(request);
+  ASSERT_TRUE(outcomes) << outcomes.error().message;
+  const auto& result = outcomes->front().result;
+  ASSERT_EQ(result.state, TrialState::kOk) << result.reason;
+  ASSERT_TRUE(result.ratio);
+  EXPECT_NEAR(result.ratio->ratio, 1.5, 0.005);
+  EXPECT_LE(result.ratio->lo, 1.5);
+  EXPECT_GE(result.ratio->hi, 1.5 - 1e-3);
+  EXPECT_EQ(result.rel_err, 0.002);
+  EXPECT_EQ(result.registers, 168);
+  EXPECT_EQ(result.sm_mhz_mean, 1700);
+  EXPECT_FALSE((*outcomes)[1].result.ratio) << "the reference has no ratio to itself";
+}
+
+TEST(Group, AScreeningRanksUnderDrift) {
+  FakeMachine machine;
+  // The clock falls by a sixth over the first half second; subject number i takes i % more.
+  machine.ns = [](const Problem&, const Subject& s, double now) {
+    return 1e6 * (1 + 0.01 * std::stod(s.config)) * (1 + 0.2 * std::min(now, 0.5) / 0.5);
+  };
+  machine.noise = 0.01;
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.reference = -1;
+  request.subjects.clear();
+  for (const char* slower : {"12", "5", "0", "3", "25", "8", "30", "4", "16", "7"}) {
+    request.subjects.push_back(generated(slower));
+  }
+  request.stop = {.target = 1e9, .min_s = 0.4, .max_s = 0.4, .min_blocks = 1};
+  request.drop_above = 1.15;
+  const auto outcomes = Session(backend).run(request);
+  ASSERT_TRUE(outcomes) << outcomes.error().message;
+  const double fastest = (*outcomes)[2].result.timing->median_ns;
+  EXPECT_NEAR(fastest, 1.2e6, 0.02e6) << "not settled";
+  for (size_t i = 0; i < outcomes->size(); ++i) {
+    const auto& timing = (*outcomes)[i].result.timing;
+    ASSERT_TRUE(timing);
+    EXPECT_NEAR(timing->median_ns / fastest, 1 + 0.01 * std::stod(request.subjects[i].config),
+                0.015);
+    EXPECT_LE(timing->ci_lo_ns, timing->median_ns);
+    EXPECT_GE(timing->ci_hi_ns, timing->median_ns);
+  }
+  EXPECT_GT((*outcomes)[2].blocks.size(), 3 * (*outcomes)[6].blocks.size())
+      << "the one in front has most of the time";
+}
+
+TEST(Group, SaysNoisyAndWhy) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  machine.noise = 0.3;
+  FakeBackend backend(machine);
+  const auto outcomes = Session(backend).run(pair_request());
+  ASSERT_TRUE(outcomes);
+  const auto& result = outcomes->front().result;
+  EXPECT_EQ(result.state, TrialState::kNoisy);
+  EXPECT_NE(result.reason.find("half-width"), std::string::npos) << result.reason;
+  EXPECT_TRUE(result.timing);
+}
+
+TEST(Group, StopsEarlyWhenQuiet) {
+  FakeMachine quiet;
+  quiet.ns = fast_and_slow;
+  quiet.noise = 1e-4;
+  FakeBackend backend(quiet);
+  ASSERT_TRUE(Session(backend).run(pair_request()));
+  EXPECT_LT(backend.now_s(), 0.5 + 0.2);  // warm-up, then little more than the least time
+}
+
+TEST(Group, AWrongSubjectIsNeverTimed) {
+  FakeMachine machine;
+  machine.ns = [](const Problem&, const Subject& s, double) {
+    return s.config == "wrong" ? 1e3 : 100e3;
+  };
+  machine.fault = [](const Problem&, const Subject& s) {
+    return s.config == "wrong" ? Fault::kWrong : Fault::kNone;
+  };
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.reference = -1;
+  request.subjects = {generated("wrong"), generated("right")};
+  const auto outcomes = Session(backend).run(request);
+  ASSERT_TRUE(outcomes);
+  EXPECT_EQ((*outcomes)[0].result.state, TrialState::kWrong);
+  EXPECT_NE((*outcomes)[0].result.reason.find("want 2"), std::string::npos);
+  EXPECT_FALSE((*outcomes)[0].result.timing);
+  EXPECT_EQ((*outcomes)[1].result.state, TrialState::kOk);
+  EXPECT_EQ(backend.timed, (std::set<std::string>{"right"}));
+}
+
+TEST(Group, ARefusedSubjectCostsItselfAlone) {
+  FakeMachine machine;
+  machine.fault = [](const Problem&, const Subject& s) {
+    return s.config == "a" ? Fault::kUnsupported : s.config == "b" ? Fault::kCompile : Fault::kNone;
+  };
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.reference = -1;
+  request.subjects = {generated("a"), generated("b"), generated("c")};
+  const auto outcomes = Session(backend).run(request);
+  ASSERT_TRUE(outcomes);
+  EXPECT_EQ((*outcomes)[0].result.state, TrialState::kPruned);
+  EXPECT_EQ((*outcomes)[1].result.state, TrialState::kCompileError);
+  EXPECT_EQ((*outcomes)[1].result.reason, "C7510 serialised wgmma");
+  EXPECT_EQ((*outcomes)[2].result.state, TrialState::kOk);
+}
+
+TEST(Group, ABrokenDeviceEndsTheSession) {
+  FakeMachine machine;
+  machine.fault = [](const Problem&, const Subject& s) {
+    return s.config == "b" ? Fault::kSticky : Fault::kNone;
+  };
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.subjects = {generated("a"), generated("b")};
+  std::vector<int> begun;
+  const auto outcomes = Session(backend).run(request, [&](int i) { begun.push_back(i); });
+  ASSERT_FALSE(outcomes);
+  EXPECT_EQ(outcomes.error().code, ErrorCode::kCuda);
+  EXPECT_EQ(begun.back(), 1) << "the parent must know whom to blame";
+}
+
+TEST(Group, ThrottledBlocksAreDropped) {
+  FakeMachine machine;
+  // Between 0.60 and 0.62 s the device is thermally slowed to half its speed.
+  const auto hot = [](double now) { return now > 0.60 && now < 0.62; };
+  machine.ns = [hot](const Problem& p, const Subject& s, double now) {
+    return fast_and_slow(p, s, now) * (hot(now) ? 2 : 1);
+  };
+  machine.events = [hot](double now) { return hot(now) ? kEventHwThermal : kEventSwPowerCap; };
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.stop.min_s = 0.5;
+  const auto outcomes = Session(backend).run(request);
+  ASSERT_TRUE(outcomes);
+  const auto& result = outcomes->front().result;
+  ASSERT_TRUE(result.timing);
+  EXPECT_GE(result.timing->n_dropped, 1);
+  EXPECT_NEAR(result.timing->median_ns, 100e3, 1e3);
+  EXPECT_LT(result.timing->p95_ns, 110e3) << "a throttled batch was kept";
+  EXPECT_EQ(result.clock_event_mask, static_cast<int64_t>(kEventSwPowerCap))
+      << "a power cap is kept and recorded";
+}
+
+TEST(Group, AMachineThatOnlyThrottlesIsQuarantined) {
+  FakeMachine machine;
+  machine.events = [](double) { return kEventPowerBrake; };
+  FakeBackend backend(machine);
+  const auto outcomes = Session(backend).run(pair_request());
+  ASSERT_TRUE(outcomes);
+  EXPECT_EQ(outcomes->front().result.state, TrialState::kQuarantined);
+  EXPECT_NE(outcomes->front().result.reason.find("power brake"), std::string::npos);
+  EXPECT_FALSE(outcomes->front().result.timing);
+}
+
+TEST(Group, ScreeningDropsTheSlowAfterOneRound) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.reference = -1;
+  request.drop_above = 1.15;
+  request.stop = {.target = 1e9, .min_s = 0.02, .max_s = 0.02, .min_blocks = 1};
+  const auto outcomes = Session(backend).run(request);
+  ASSERT_TRUE(outcomes);
+  EXPECT_EQ((*outcomes)[1].blocks.size(), 1u);
+  EXPECT_GT((*outcomes)[0].blocks.size(), 5u);
+}
+
+TEST(Group, WarmsUpOncePerThermalBlock) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  // The clock settles half a second after the first work.
+  machine.sm_mhz = [](double now) { return now < 0.5 ? 1980 - 400 * now : 1700.0; };
+  FakeBackend backend(machine);
+  Session session(backend);
+  GroupRequest request = pair_request();
+  request.warm_s = 3;
+  ASSERT_TRUE(session.run(request));
+  const double first = backend.now_s();
+  EXPECT_GT(first, 0.5);
+  ASSERT_TRUE(session.run(request));
+  const double second = backend.now_s() - first;
+  EXPECT_LT(second, 0.3) << "warm already";
+  backend.sleep_s(10);
+  const double before = backend.now_s();
+  ASSERT_TRUE(session.run(request));
+  EXPECT_GT(backend.now_s() - before, second + 0.2) << "an idle device must be warmed again";
+}
+
+TEST(Group, BatchesAreAsLongAsAskedThoughSingleLaunchesAreSlow) {
+  FakeMachine machine;
+  machine.ns = [](const Problem&, const Subject&, double) { return 2e3; };
+  machine.estimate_factor = 4;
+  FakeBackend backend(machine);
+  GroupRequest request = pair_request();
+  request.batch_us = 200;
+  ASSERT_TRUE(Session(backend).run(request));
+  EXPECT_NEAR(backend.launches(0), 100, 5);
+}
+
+TEST(Group, TheSameSeedMeasuresTheSame) {
+  const auto run = [](uint64_t seed) {
+    FakeMachine machine;
+    machine.ns = fast_and_slow;
+    FakeBackend backend(machine);
+    GroupRequest request = pair_request();
+    request.seed = seed;
+    return Session(backend).run(request).value().front().result.timing->median_ns;
+  };
+  EXPECT_EQ(run(1), run(1));
+  EXPECT_NE(run(1), run(2));
+}
+
+}  // namespace
+}  // namespace f8::tuner

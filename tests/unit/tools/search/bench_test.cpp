@@ -1,0 +1,214 @@
+// Benchmarks from end to end on a fake device: what is compared, and what they say of it.
+#include "tools/tuner/search/bench.hpp"
+
+#include "base/file.hpp"
+#include "tests/unit/tools/backend/gpu_backend_fixture.hpp"
+
+namespace f8::tuner {
+namespace {
+
+using testing::g;
+using testing::GpuBackendTest;
+
+class BenchTest : public GpuBackendTest {
+ protected:
+  void SetUp() override {
+    GpuBackendTest::SetUp();
+    folder_ = make_temp_directory(std::filesystem::temp_directory_path(), "bench-test").value();
+    auto cache = codegen::CubinCache::open(
+        folder_, [](const codegen::KernelSource& source) -> Result<codegen::Cubin> {
+          codegen::Cubin cubin;
+          cubin.key = source.key;
+          cubin.entry = source.entry;
+          cubin.image.resize(16);
+          return cubin;
+        });
+    ASSERT_TRUE(cache) << cache.error().message;
+    compiler_ = std::make_unique<CompileAhead>(std::move(*cache), 1);
+    bench_ = std::make_unique<Bench>(
+        *backend_, *compiler_,
+        BenchKnobs{.screen_ms = 0.1, .final_s = 0.002, .keep = 3, .linears = {}, .warm_s = 0},
+        [](const std::string&) {});
+  }
+  void TearDown() override {
+    bench_.reset();
+    compiler_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+    GpuBackendTest::TearDown();
+  }
+  std::filesystem::path folder_;
+  std::unique_ptr<CompileAhead> compiler_;
+  std::unique_ptr<Bench> bench_;
+};
+
+BenchRow row_of(const char* impl, double median_ns, std::optional<double> ratio,
+                tuning_db::TrialState state = tuning_db::TrialState::kOk) {
+  BenchRow row;
+  row.subject.impl = impl;
+  row.result.state = state;
+  row.result.timing = tuning_db::Timing{.median_ns = median_ns};
+  if (ratio) row.result.ratio = tuning_db::Ratio{.pair_uuid = "", .ratio = *ratio};
+  return row;
+}
+
+TEST(FastestRow, WinsTheBlocks) {
+  std::vector<BenchRow> rows = {row_of("generated", 108, std::nullopt),  // the reference
+                                row_of("generated", 110, 200.0 / 190),   // by median slower
+                                row_of("cublaslt", 90, 0.9), row_of("cublaslt", 95, 0.97),
+                                row_of("cublaslt", 80, 2.0, tuning_db::TrialState::kWrong)};
+  EXPECT_EQ(fastest_row(rows, {"generated"}), 1u);
+  EXPECT_EQ(fastest_row(rows, {"cublaslt"}), 3u) << "who computes wrongly does not count";
+  EXPECT_EQ(fastest_row(rows, {"cublaslt", "generated"}), 1u);
+  EXPECT_EQ(fastest_row(rows, {"cublaslt_tensorwise"}), std::nullopt);
+  rows[1].result.ratio->ratio = 0.99;
+  EXPECT_EQ(fastest_row(rows, {"generated"}), 0u) << "the reference's ratio is 1";
+  for (BenchRow& row : rows) row.result.ratio.reset();
+  EXPECT_EQ(fastest_row(rows, {"generated"}), 0u) << "by medians";
+  EXPECT_EQ(fastest_row(rows, {"cublaslt"}), 2u) << "by medians";
+}
+
+TEST_F(BenchTest, OfARowwiseMatmulTheRivalMayTakeOneScale) {
+  const auto rowwise = bench_->matmul(problem(Op::kOutput, "rowwise", {64, 48, 80}), {});
+  ASSERT_TRUE(rowwise) << rowwise.error().message;
+  EXPECT_TRUE(rowwise->failed.empty()) << rowwise->failed.front().result.reason;
+  for (const char* role : {"generated", "cublaslt best", "cublaslt tensorwise best", "rival",
+                           "cublaslt first", "cublaslt bf16"}) {
+    EXPECT_NE(rowwise->row(role), nullptr) << role;
+  }
+  EXPECT_EQ(rowwise->row("cublaslt tensorwise best")->subject.impl, "cublaslt_tensorwise");
+  ASSERT_TRUE(rowwise->row("generated")->to_rival);
+  EXPECT_NEAR(rowwise->row("rival")->to_rival->ratio, 1, 1e-9);
+  EXPECT_TRUE(rowwise->no_rival.empty());
+
+  const auto tensorwise = bench_->matmul(problem(Op::kOutput, "tensorwise", {64, 48, 80}), {});
+  ASSERT_TRUE(tensorwise) << tensorwise.error().message;
+  EXPECT_EQ(tensorwise->row("cublaslt tensorwise best"), nullptr);
+  EXPECT_NE(tensorwise->row("cublaslt best"), nullptr);
+}
+
+TEST(Epilogues, AreReadAsTheyAreWritten) {
+  for (const char* text : {"bias", "amax", "add", "bias+amax", "bias+add", "bias+amax+add"}) {
+    const auto epilogue = parse_epilogue(text);
+    ASSERT_TRUE(epilogue) << text;
+    EXPECT_EQ(to_string(*epilogue), text);
+    EXPECT_EQ(epilogue_of(generated_impl(*epilogue)), *epilogue);
+  }
+  EXPECT_EQ(parse_epilogue("amax+bias").value(), parse_epilogue("bias+amax").value());
+  EXPECT_EQ(generated_impl({}), "generated");
+  EXPECT_EQ(epilogue_of("generated"), Epilogue{});
+  for (const char* impl : {"generated+", "generated+plain", "cublaslt", "generatedbias"}) {
+    EXPECT_EQ(epilogue_of(impl), std::nullopt) << impl;
+  }
+  for (const char* text : {"", "plain", "bias+", "+bias", "bias+bias", "bias,amax"}) {
+    EXPECT_FALSE(parse_epilogue(text)) << text;
+  }
+}
+
+TEST_F(BenchTest, EpiloguesAreComparedWithTheFastestPlainKernel) {
+  Problem p = problem(Op::kGradWeight, "tensorwise", {64, 48, 80});
+  p.d = Dtype::kF32;
+  const std::vector<Epilogue> wanted = {{.bias = true}, {.add = true}, {}, {.bias = true}};
+  const auto bench = bench_->epilogues(p, wanted);
+  ASSERT_TRUE(bench) << bench.error().message;
+  EXPECT_TRUE(bench->failed.empty()) << bench->failed.front().result.reason;
+  EXPECT_EQ(bench->rows.size(), 9u) << "three of each";
+  ASSERT_EQ(bench->costs.size(), 3u) << "plain, bias, add";
+  EXPECT_EQ(bench->costs[0].epilogue, Epilogue{});
+  EXPECT_EQ(bench->costs[1].epilogue, (Epilogue{.bias = true}));
+  EXPECT_EQ(bench->costs[2].epilogue, (Epilogue{.add = true}));
+  for (const EpilogueCost& cost : bench->costs) {
+    const BenchRow& row = bench->rows[cost.row];
+    EXPECT_EQ(row.subject.impl, generated_impl(cost.epilogue));
+    EXPECT_TRUE(row.is(to_string(cost.epilogue)));
+    ASSERT_TRUE(cost.over_plain);
+    EXPECT_NEAR(cost.over_plain->ratio, 1, 1e-6) << "every launch takes the same here";
+  }
+}
+
+TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
+  const Problem p = problem(Op::kLinear, "tensorwise", {64, 48, 80});
+  const auto searched = bench_->linear(p, true, false);
+  ASSERT_TRUE(searched) << searched.error().message;
+  EXPECT_GT(searched->linears, 1);
+  EXPECT_GT(searched->kernels.size(), 3u);
+  const auto chosen = bench_->linear(p, false, false);
+  ASSERT_TRUE(chosen) << chosen.error().message;
+  EXPECT_EQ(chosen->linears, 0);
+  for (const Gemm gemm : kGemms) {
+    const auto prior =
+        prior_choices(problem(to_op(gemm), "tensorwise", p.shape), h100(), {}).value();
+    EXPECT_EQ(runtime::config_text(chosen->choices[static_cast<size_t>(gemm)]),
+              runtime::config_text(prior.front()));
+  }
+}
+
+// Every recipe: both ways to cast leave the same bytes, and what is said of them fits together.
+TEST_F(BenchTest, AListOfWeightsIsCastTogetherAndOneByOne) {
+  const auto weights = parse_weight_list("64,48*30;32,80;272,144").value();
+  for (const Recipe& recipe : builtin_recipes()) {
+    const auto bench = bench_->casts(recipe, weights);
+    ASSERT_TRUE(bench) << recipe.name << ": " << bench.error().message;
+    EXPECT_EQ(bench->bytes, cast_bytes(recipe, weights).value());
+    ASSERT_EQ(bench->rows.size(), 3u);
+    EXPECT_EQ(bench->rows[0].impl, "cast_each");
+    EXPECT_EQ(bench->rows[1].impl, "cast_list");
+    EXPECT_EQ(bench->rows[2].impl, "copy");
+    for (const CastRow& row : bench->rows) {
+      ASSERT_TRUE(row.result.timing) << recipe.name << " " << row.impl << row.result.reason;
+      EXPECT_EQ(row.of_copy.has_value(), row.impl != "copy") << row.impl;
+    }
+    // A launch takes one time, whatever it does, so the list's few are faster.
+    const auto ns = [&](size_t row) { return bench->rows[row].result.timing->median_ns; };
+    ASSERT_TRUE(bench->rows[1].result.ratio);
+    EXPECT_NEAR(bench->rows[1].result.ratio->ratio, ns(0) / ns(1), 1e-6);
+    EXPECT_GT(bench->rows[1].result.ratio->ratio, 5) << recipe.name;
+    const double copy_rate = bench->copy_bytes / ns(2);
+    EXPECT_NEAR(bench->rows[1].of_copy->ratio, bench->bytes / ns(1) / copy_rate, 1e-9);
+  }
+  EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+}
+
+TEST_F(GpuBackendTest, CopiesThatDifferOrAreNotWrittenAreWrong) {
+  const Recipe recipe = find_recipe("tensorwise").value();
+  const std::vector<runtime::MatrixSize> weights = {{64, 48}, {32, 80}};
+  ASSERT_TRUE(backend_->open_weights(recipe, weights));
+  EXPECT_EQ(backend_->sets(), 3);
+  for (const char* impl : {"cast_each", "cast_list"}) {
+    ASSERT_TRUE(backend_->add({.impl = impl, .config = ""}));
+  }
+  ASSERT_TRUE(backend_->verify(0)->right);
+  const auto same = backend_->verify(1);
+  ASSERT_TRUE(same);
+  EXPECT_TRUE(same->right) << same->what;
+  cuda_.emulate = false;
+  const auto nothing = backend_->verify(1);
+  ASSERT_TRUE(nothing);
+  EXPECT_FALSE(nothing->right);
+  EXPECT_EQ(nothing->what, "weight 0 (64 x 48): its fp8 copies were not written");
+  cuda_.emulate = true;
+  g.change_copy = 3;  // two for each weight
+  const auto other = backend_->verify(1);
+  ASSERT_TRUE(other);
+  EXPECT_FALSE(other->right);
+  EXPECT_EQ(other->what,
+            "weight 1 (32 x 80): its fp8 copies are not those that it has cast the other way");
+}
+
+TEST_F(GpuBackendTest, WeightsThatCannotBeOpenedSayWhy) {
+  const Recipe recipe = find_recipe("rowwise").value();
+  const auto too_many = backend_->open_weights(recipe, parse_weight_list("8192,8192*100").value());
+  ASSERT_FALSE(too_many);
+  EXPECT_EQ(too_many.error().code, ErrorCode::kOutOfMemory);
+  EXPECT_NE(too_many.error().message.find("100 weights and their copies take 25.0 GiB"),
+            std::string::npos)
+      << too_many.error().message;
+  ASSERT_TRUE(backend_->open_weights(recipe, parse_weight_list("64,48").value()));
+  EXPECT_FALSE(backend_->add({.impl = "float8", .config = ""})) << "no linear is open";
+  // And the next problem is not affected.
+  ASSERT_TRUE(backend_->open(problem(Op::kOutput, "tensorwise", {64, 48, 80})));
+  EXPECT_FALSE(backend_->add({.impl = "cast_list", .config = ""})) << "no weights are open";
+}
+
+}  // namespace
+}  // namespace f8::tuner

@@ -1,0 +1,183 @@
+// Sweeps in which something fails or ends early: every cell gets its row all the same.
+#include "tests/unit/tools/search/sweep_fixture.hpp"
+
+namespace f8::tuner {
+namespace {
+
+TEST_F(SweepTest, ACompileErrorIsARow) {
+  const auto candidates = generated_candidates(problem(Op::kOutput), h100(), 3).value();
+  compile_fails_ = codegen::key(candidates.front().spec);
+  ASSERT_TRUE(sweep_all());
+  int failed = 0;
+  for (const TrialRow& row : rows(problem(Op::kOutput), "generated")) {
+    if (row.result.state != TrialState::kCompileError) continue;
+    ++failed;
+    EXPECT_EQ(row.result.reason, "error: expected a ;");
+  }
+  EXPECT_GE(failed, 1);
+  EXPECT_EQ(workers_, 1);
+}
+
+TEST_F(SweepTest, PrunedConfigurationsAreRowsWithTheirBound) {
+  request_.record_pruned = true;
+  ASSERT_TRUE(sweep_all());
+  const auto of_kind = rows(problem(Op::kOutput), "generated");
+  const auto bound = std::ranges::count_if(of_kind, [](const TrialRow& row) {
+    return row.result.state == TrialState::kPruned && row.result.predicted_ns &&
+           row.result.reason.starts_with("predicted ");
+  });
+  EXPECT_EQ(static_cast<size_t>(bound) + 3,
+            codegen::gemm_candidates(gemm_spec(problem(Op::kOutput)).value()).size());
+}
+
+TEST_F(SweepTest, AHangIsATimeoutAndTheNextCellIsMeasured) {
+  machine_.fault = [](const Problem& p, const Subject& s) {
+    return p.op == Op::kOutput && s.impl == "cublaslt" && s.config == "h0" ? Fault::kHang
+                                                                           : Fault::kNone;
+  };
+  const auto outcome = sweep_all();
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->progress.states.at(TrialState::kTimeout), 1);
+  EXPECT_EQ(outcome->progress.done, outcome->progress.cells);
+  const auto library = rows(problem(Op::kOutput), "cublaslt");
+  EXPECT_TRUE(std::ranges::any_of(library, [](const TrialRow& row) {
+    return row.result.state == TrialState::kTimeout &&
+           row.result.reason.find("no sign of life") != std::string::npos;
+  }));
+  EXPECT_EQ(rows(problem(Op::kLinear), "float8").at(0).result.state, TrialState::kOk);
+  EXPECT_EQ(workers_, 2);
+}
+
+TEST_F(SweepTest, ACrashCostsOneCellAndTheSecondQuarantines) {
+  // One kernel that takes every worker down, on three shapes.
+  request_.shapes = {{256, 512, 256}, {512, 512, 256}, {1024, 512, 256}};
+  const auto candidates = generated_candidates(problem(Op::kOutput), h100(), 3).value();
+  const std::string bad = codegen::key(candidates.front().spec.config);
+  const Problem first = problem(Op::kOutput);
+  machine_.fault = [bad](const Problem& p, const Subject& s) {
+    return is_generated(s, Op::kOutput, p) && s.config == bad ? Fault::kAbort : Fault::kNone;
+  };
+  const auto outcome = sweep_all();
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  std::map<TrialState, int> states;
+  int planned = 0;
+  for (const Shape shape : request_.shapes) {
+    const Problem p = Problem::make(Op::kOutput, *find_recipe("tensorwise"), shape).value();
+    for (const TrialRow& row : rows(p, "generated")) {
+      if (row.candidate.config.find(bad) == std::string::npos) continue;
+      ++planned;
+      ++states[row.result.state];
+      EXPECT_FALSE(row.result.timing);
+    }
+  }
+  ASSERT_GE(planned, 2) << "the test needs a kernel that several shapes try";
+  EXPECT_EQ(states[TrialState::kLaunchError], 1);
+  EXPECT_EQ(states[TrialState::kQuarantined], planned - 1);
+  EXPECT_EQ(workers_, 3) << "the third cell was not even run";
+  EXPECT_EQ(outcome->progress.done, outcome->progress.cells);
+}
+
+TEST_F(SweepTest, ADeathInTheTimingIsFoundByMeasuringEachAlone) {
+  machine_.fault = [](const Problem& p, const Subject& s) {
+    return p.op == Op::kGradInput && s.impl == "cublaslt" && s.config == "h1"
+               ? Fault::kAbortInTiming
+               : Fault::kNone;
+  };
+  const auto outcome = sweep_all();
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->progress.states.at(TrialState::kLaunchError), 1);
+  const auto measured = rows(problem(Op::kGradInput), "generated");
+  EXPECT_EQ(measured.at(0).result.state, TrialState::kOk);
+}
+
+TEST_F(SweepTest, ABudgetLeavesARunThatResumeCompletes) {
+  request_.shapes = {{256, 512, 256}, {512, 512, 256}, {1024, 512, 256}};
+  machine_.real_sleep_s = 0.002;
+  std::map<std::string, TrialRow> before;
+  {
+    Database db = open(OpenMode::kCreate);
+    run_ = begin(db);
+    const auto outcome = sweep(db, run_, 0.2);
+    ASSERT_TRUE(outcome) << outcome.error().message;
+    EXPECT_EQ(outcome->end, SweepEnd::kBudget);
+    EXPECT_LT(outcome->progress.done, outcome->progress.cells);
+    EXPECT_EQ(db.runs().value().front().state, "interrupted");
+  }
+  before = all_rows();
+  machine_.real_sleep_s = 0;
+  Database db = open();
+  const auto rest = sweep(db, run_);
+  ASSERT_TRUE(rest) << rest.error().message;
+  EXPECT_EQ(rest->end, SweepEnd::kDone);
+  EXPECT_EQ(rest->progress.cells + static_cast<int64_t>(before.size()),
+            static_cast<int64_t>(plan().cells.size()));
+  const auto after = all_rows();
+  EXPECT_EQ(after.size(), plan().cells.size());
+  for (const auto& [key, row] : before) {
+    EXPECT_EQ(after.at(key).uuid, row.uuid);
+    EXPECT_EQ(after.at(key).at, row.at) << "a finished cell was touched";
+  }
+}
+
+TEST_F(SweepTest, AnInterruptEndsAfterTheGroup) {
+  int signals = 0;
+  hooks_.interrupts = [&] { return signals; };
+  hooks_.finished = [&](const auto&, const auto&, const auto&) { signals = 1; };
+  Database db = open(OpenMode::kCreate);
+  run_ = begin(db);
+  const auto outcome = sweep(db, run_);
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->end, SweepEnd::kInterrupted);
+  EXPECT_GT(outcome->progress.done, 0);
+  EXPECT_LT(outcome->progress.done, outcome->progress.cells);
+  hooks_ = {};
+  const auto rest = sweep(db, run_);
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(rest->end, SweepEnd::kDone);
+  EXPECT_EQ(all_rows().size(), plan().cells.size());
+}
+
+// kill -9 of the sweep at moments spread over its life; each time a resume goes on.
+TEST_F(SweepTest, KilledAtAnyMomentResumeFinishesExactlyTheMissingCells) {
+  request_.shapes = {{256, 512, 256}, {512, 512, 256}};
+  machine_.real_sleep_s = 0.001;
+  {
+    Database db = open(OpenMode::kCreate);
+    run_ = begin(db);
+    ASSERT_TRUE(db.end_run(run_, "interrupted"));  // this process lives on, the next one goes on
+  }
+  std::map<std::string, TrialRow> before;
+  int killed = 0;
+  for (int attempt = 0; attempt < 6; ++attempt) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Database db = open();
+      ::_exit(sweep(db, run_) ? 0 : 1);
+    }
+    ::usleep(static_cast<useconds_t>(60'000 + 35'000 * attempt));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    killed += WIFSIGNALED(status) ? 1 : 0;
+    const auto now = all_rows();
+    for (const auto& [key, row] : before) {
+      ASSERT_TRUE(now.contains(key)) << "a row was lost: " << key;
+      EXPECT_EQ(now.at(key).uuid, row.uuid);
+      EXPECT_EQ(now.at(key).at, row.at);
+    }
+    before = now;
+  }
+  EXPECT_GE(killed, 1) << "the sweep was over before the first kill";
+  ASSERT_TRUE(open().check());
+  Database db = open();
+  const auto rest = sweep(db, run_);
+  ASSERT_TRUE(rest) << rest.error().message;
+  EXPECT_EQ(rest->end, SweepEnd::kDone);
+  EXPECT_EQ(rest->progress.done, rest->progress.cells);
+  const auto after = all_rows();
+  EXPECT_EQ(after.size(), plan().cells.size());
+  for (const auto& [key, row] : before) EXPECT_EQ(after.at(key).at, row.at);
+}
+
+}  // namespace
+}  // namespace f8::tuner

@@ -1,0 +1,214 @@
+#include "tools/tuner/worker/worker.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/tools/fake_backend.hpp"
+#include "tools/tuner/worker/protocol.hpp"
+
+namespace f8::tuner {
+namespace {
+
+using tuning_db::TrialState;
+
+GroupRequest request_of(std::vector<std::string> configs) {
+  GroupRequest request;
+  request.problem = test_problem();
+  for (std::string& config : configs) {
+    request.subjects.push_back({.impl = "generated", .config = std::move(config)});
+  }
+  request.stop = {.target = 0.01, .min_s = 0, .max_s = 0.1, .min_blocks = 4};
+  request.warm_s = 0.1;
+  request.seed = 5;
+  return request;
+}
+
+FakeMachine with_fault(const std::string& config, Fault fault) {
+  FakeMachine machine;
+  machine.fault = [=](const Problem&, const Subject& s) {
+    return s.config == config ? fault : Fault::kNone;
+  };
+  return machine;
+}
+
+TEST(Worker, SendsWhatTheSessionMeasures) {
+  Worker worker(spawn_fake({}), {});
+  const GroupRequest request = request_of({"a", "b"});
+  const auto reply = worker.measure(request);
+  ASSERT_TRUE(reply) << reply.error().message;
+  ASSERT_FALSE(reply->loss);
+  FakeBackend local{FakeMachine{}};
+  const auto expected = Session(local).run(request);
+  ASSERT_TRUE(expected);
+  ASSERT_EQ(reply->results.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(reply->results[i].timing->median_ns, (*expected)[i].result.timing->median_ns);
+    EXPECT_EQ(reply->results[i].state, (*expected)[i].result.state);
+  }
+  EXPECT_EQ(worker.device().name, "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(worker.heuristics(test_problem(), true).value(), 2);
+  EXPECT_EQ(worker.starts(), 1);
+}
+
+TEST(Worker, ACrashNamesTheSubjectThatWasRunning) {
+  Worker worker(spawn_fake(with_fault("b", Fault::kAbort)), {});
+  const auto reply = worker.measure(request_of({"a", "b", "c"}));
+  ASSERT_TRUE(reply);
+  ASSERT_TRUE(reply->loss);
+  EXPECT_EQ(reply->loss->kind, Loss::Kind::kCrash);
+  EXPECT_EQ(reply->loss->subject, 1);
+  EXPECT_NE(reply->loss->reason.find("signal 6"), std::string::npos) << reply->loss->reason;
+  // And another worker takes its place.
+  const auto again = worker.measure(request_of({"a", "c"}));
+  ASSERT_TRUE(again);
+  EXPECT_FALSE(again->loss);
+  EXPECT_EQ(worker.starts(), 2);
+}
+
+TEST(Worker, ABrokenDeviceIsALossWithItsMessage) {
+  Worker worker(spawn_fake(with_fault("a", Fault::kSticky)), {});
+  const auto reply = worker.measure(request_of({"a"}));
+  ASSERT_TRUE(reply);
+  ASSERT_TRUE(reply->loss);
+  EXPECT_EQ(reply->loss->subject, 0);
+  EXPECT_EQ(reply->loss->reason, "CUDA_ERROR_ILLEGAL_ADDRESS");
+}
+
+TEST(Worker, AHangIsEndedAfterItsTime) {
+  Worker worker(spawn_fake(with_fault("b", Fault::kHang)),
+                {.start_timeout_s = 10, .cell_timeout_s = 0.3, .tick = nullptr});
+  const auto reply = worker.measure(request_of({"a", "b"}));
+  ASSERT_TRUE(reply);
+  ASSERT_TRUE(reply->loss);
+  EXPECT_EQ(reply->loss->kind, Loss::Kind::kTimeout);
+  EXPECT_EQ(reply->loss->subject, 1);
+}
+
+TEST(Worker, ADeathWhileAllAreTimedBlamesNobody) {
+  Worker worker(spawn_fake(with_fault("b", Fault::kAbortInTiming)), {});
+  const auto reply = worker.measure(request_of({"a", "b"}));
+  ASSERT_TRUE(reply);
+  ASSERT_TRUE(reply->loss);
+  EXPECT_EQ(reply->loss->subject, -1);
+  const auto alone = worker.measure(request_of({"b"}));
+  ASSERT_TRUE(alone);
+  ASSERT_TRUE(alone->loss);
+  EXPECT_EQ(alone->loss->subject, 0);
+}
+
+TEST(Worker, TickInterruptsAWait) {
+  bool stop = false;
+  Worker worker(spawn_fake(with_fault("a", Fault::kHang)),
+                {.start_timeout_s = 10, .cell_timeout_s = 60, .tick = [&] { return stop; }});
+  ASSERT_TRUE(worker.start());
+  stop = true;
+  const auto reply = worker.measure(request_of({"a"}));
+  ASSERT_FALSE(reply);
+  EXPECT_EQ(reply.error().code, ErrorCode::kInterrupted);
+}
+
+Spawn spawn_that(const std::function<int(int in, int out)>& body) {
+  return [body]() -> Result<Child> {
+    std::array<int, 2> to_child{};
+    std::array<int, 2> from_child{};
+    if (::pipe(to_child.data()) != 0 || ::pipe(from_child.data()) != 0) {
+      return fail(ErrorCode::kIo, "no pipes");
+    }
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::close(to_child[1]);
+      ::close(from_child[0]);
+      ::_exit(body(to_child[0], from_child[1]));
+    }
+    ::close(to_child[0]);
+    ::close(from_child[1]);
+    return Child{.pid = pid, .in = from_child[0], .out = to_child[1]};
+  };
+}
+
+TEST(Worker, AMachineWithoutAGpuSaysSo) {
+  Worker worker(spawn_that([](int in, int out) {
+                  return serve(
+                      []() -> Result<std::unique_ptr<Backend>> {
+                        return fail(ErrorCode::kEnvironment, "there is no NVIDIA driver here");
+                      },
+                      in, out);
+                }),
+                {});
+  const Status started = worker.start();
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().code, ErrorCode::kEnvironment);
+  EXPECT_EQ(started.error().message, "there is no NVIDIA driver here");
+}
+
+TEST(Worker, OneThatDiesOrBabblesAtTheStartIsAnError) {
+  Worker dies(spawn_that([](int, int) { return 3; }), {});
+  const Status started = dies.start();
+  ASSERT_FALSE(started);
+  EXPECT_NE(started.error().message.find("status 3"), std::string::npos) << started.error().message;
+  Worker babbles(
+      spawn_that([](int, int out) { return ::write(out, "Hello, world\n", 13) == 13 ? 0 : 1; }),
+      {});
+  EXPECT_FALSE(babbles.start());
+  Worker silent(spawn_that([](int in, int) {
+                  char byte = 0;
+                  return static_cast<int>(::read(in, &byte, 1));
+                }),
+                {.start_timeout_s = 0.2, .cell_timeout_s = 1, .tick = nullptr});
+  EXPECT_FALSE(silent.start());
+}
+
+TEST(Protocol, AResultSurvivesTheWay) {
+  tuning_db::TrialResult result;
+  result.state = TrialState::kNoisy;
+  result.reason = "half-width 1 % > 0.5 %, \"quoted\"\nand two lines";
+  result.predicted_ns = 1.25;
+  result.rel_err = 0.002;
+  result.sqnr_db = 31.5;
+  result.compile_ms = 410;
+  result.registers = 168;
+  result.smem_bytes = 200000;
+  result.spill_bytes = 0;
+  result.sm_mhz_mean = 1600.5;
+  result.sm_mhz_min = 1500;
+  result.power_w = 690.25;
+  result.temp_c = 61;
+  result.clock_event_mask = 4;
+  result.timing = tuning_db::Timing{.n = 10,
+                                    .n_dropped = 2,
+                                    .median_ns = 100.125,
+                                    .mad_ns = 1,
+                                    .p05_ns = 99,
+                                    .p95_ns = 102,
+                                    .ci_lo_ns = 99.5,
+                                    .ci_hi_ns = 100.5};
+  result.ratio = tuning_db::Ratio{.pair_uuid = "", .ratio = 1.4, .lo = 1.39, .hi = 1.41};
+  const auto back = parse_result(parse_message(to_json(result).dump(), "test").value());
+  ASSERT_TRUE(back) << back.error().message;
+  EXPECT_EQ(to_json(*back), to_json(result));
+  EXPECT_EQ(back->timing->ci_hi_ns, 100.5);
+  EXPECT_EQ(back->state, TrialState::kNoisy);
+}
+
+TEST(Protocol, ARequestSurvivesTheWay) {
+  GroupRequest request = request_of({"a", "b"});
+  request.reference = 1;
+  request.drop_above = 1.15;
+  request.seed = 0xffffffffffffffffULL;
+  const auto back = parse_group(to_json(request));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(to_json(*back), to_json(request));
+  EXPECT_EQ(back->problem, request.problem);
+  EXPECT_EQ(back->seed, request.seed);
+}
+
+TEST(Protocol, MalformedAnswersAreErrors) {
+  EXPECT_FALSE(parse_message("{", "test"));
+  EXPECT_FALSE(parse_message("[1]", "test"));
+  EXPECT_FALSE(parse_result(Json{{"state", "splendid"}, {"reason", ""}}));
+  EXPECT_FALSE(parse_result(Json{{"reason", ""}}));
+  EXPECT_FALSE(parse_group(Json{{"problem", "output/none"}}));
+  EXPECT_FALSE(parse_device(Json{{"name", 3}}));
+}
+
+}  // namespace
+}  // namespace f8::tuner

@@ -1,0 +1,110 @@
+#include "tools/float8-tune/kernel_list.hpp"
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "codegen/kernels/kernel_args.cuh"
+#include "runtime/linear/kernels.hpp"
+#include "runtime/quantize/quantize_list.hpp"
+
+namespace f8::cli {
+namespace {
+
+constexpr Shape kAnyShape = {4096, 4096, 4096};  // kernels do not depend on the shape
+constexpr std::array kBools = {false, true};
+
+using Keys = std::set<std::string>;
+
+void add_casts(const runtime::LinearKernels& kernels, Keys& keys) {
+  for (const runtime::NamedSpec& named : runtime::quantize_kernels(kernels)) {
+    keys.insert(codegen::key(named.spec));
+    const auto* cast = std::get_if<codegen::CastSpec>(&named.spec);
+    if (cast == nullptr || cast->sums) continue;
+    constexpr size_t kOfList = kernels::kMaxTensors + 1;
+    for (const auto& spec : runtime::QuantizeList::kernel_specs(*cast, kOfList)) {
+      keys.insert(codegen::key(spec));
+    }
+  }
+}
+
+void add_candidates(codegen::GemmSpec spec, Keys& keys) {
+  for (const codegen::GemmConfig& config : codegen::gemm_candidates(spec)) {
+    spec.config = config;
+    keys.insert(codegen::key(codegen::KernelSpec(spec)));
+  }
+}
+
+// One GEMM alone, and grouped with the linear's other GEMM of the same types, where there is one.
+void add_gemms(const runtime::LinearKernels& kernels, Keys& keys) {
+  std::vector<runtime::GemmDesc> gemms;
+  for (const auto* gemm :
+       {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2], &kernels.add_grad_weight}) {
+    if (*gemm && is_fp8((*gemm)->a)) gemms.push_back(**gemm);
+  }
+  for (const runtime::GemmDesc& gemm : gemms) {
+    add_candidates(runtime::gemm_spec(gemm, {}), keys);
+    const runtime::GemmChoice choice;
+    for (const runtime::GemmDesc& other : gemms) {
+      if (gemm.gemm != Gemm::kGradInput || other.gemm != Gemm::kGradWeight) continue;
+      if (!(runtime::gemm_spec(gemm, {}) == runtime::gemm_spec(other, {}))) continue;
+      add_candidates(runtime::GemmPair::spec(gemm, choice), keys);
+    }
+    // No linear asks for the amax of a result; a GEMM's plan may, and `bench` does for bf16.
+    if (gemm.d != Dtype::kBf16 || gemm.add) continue;
+    runtime::GemmDesc with_amax = gemm;
+    with_amax.amax = true;
+    add_candidates(runtime::gemm_spec(with_amax, {}), keys);
+  }
+}
+
+// GEMMs of bf16, f16 or f32 tensors, with a weight gradient of their type or in fp32.
+Status add_gemms_of(runtime::LinearDesc desc, Keys& keys) {
+  desc.accumulate_grad_weight = true;
+  for (const Dtype grad_weight : {desc.tensor_dtype, Dtype::kF32}) {
+    for (const bool bias : kBools) {
+      desc.grad_weight_dtype = grad_weight;
+      desc.bias = bias;
+      add_gemms(F8_TRY(runtime::linear_kernels(desc)), keys);
+    }
+  }
+  return {};
+}
+
+// A linear's casts depend on independent switches, so that each combination of them is a case.
+Status add_casts_of(runtime::LinearDesc desc, Keys& keys) {
+  desc.bias_grad = true;
+  desc.bias_grad_dtype = desc.tensor_dtype;
+  constexpr unsigned kSwitches = 6;
+  for (unsigned bits = 0; bits < 1U << kSwitches; ++bits) {
+    const auto is_on = [&](unsigned index) { return (bits >> index & 1U) != 0; };
+    desc.master_dtype = is_on(0) ? std::optional(Dtype::kF32) : std::nullopt;
+    desc.recompute = is_on(1);
+    desc.needs_grad_input = is_on(2);
+    desc.weight_flag = is_on(3);
+    desc.count = is_on(4);
+    desc.non_finite = is_on(5) ? NonFinite::kHold : NonFinite::kPropagate;
+    add_casts(F8_TRY(runtime::linear_kernels(desc)), keys);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Keys> tunable_kernels() {
+  Keys keys;
+  for (const Recipe& recipe : builtin_recipes()) {
+    for (const Dtype tensors : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      runtime::LinearDesc desc;
+      desc.shape = kAnyShape;
+      desc.recipe = recipe;
+      desc.tensor_dtype = tensors;
+      desc.grad_weight_dtype = tensors;
+      F8_TRY(add_gemms_of(desc, keys));
+      F8_TRY(add_casts_of(desc, keys));
+    }
+  }
+  return keys;
+}
+
+}  // namespace f8::cli

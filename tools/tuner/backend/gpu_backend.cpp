@@ -1,0 +1,434 @@
+// Opening problems, timing. Subjects are made in gpu_subjects.cpp, checked in gpu_verify.cpp.
+#include "tools/tuner/backend/gpu_backend.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "base/log.hpp"
+#include "codegen/kernels/kernel_args.cuh"
+#include "tools/tuner/search/gemm_candidates.hpp"
+
+namespace f8::tuner {
+namespace {
+
+constexpr double kLeadInNs = 2e6;  // below, a batch is run untimed to get the device going
+
+size_t bytes_of(int64_t elements, Dtype type) {
+  return static_cast<size_t>(elements) * size_bytes(type);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<GpuBackend>> GpuBackend::create(int device,
+                                                       const GpuBackendOptions& options) {
+  return create(F8_TRY(runtime::Context::create(device, {.cache_dir = options.cache_dir})),
+                options);
+}
+
+Result<std::unique_ptr<GpuBackend>> GpuBackend::create(std::shared_ptr<runtime::Context> context,
+                                                       const GpuBackendOptions& options) {
+  F8_TRY(context->make_current());
+  const runtime::Driver* driver = F8_TRY(runtime::driver());
+  std::unique_ptr<GpuBackend> backend(new GpuBackend(std::move(context), *driver, options));
+  size_t free_bytes = 0;
+  size_t total = 0;
+  F8_TRY(driver->check(driver->mem_get_info(&free_bytes, &total), "cuMemGetInfo"));
+  backend->budget_ = static_cast<size_t>(static_cast<double>(free_bytes) * options.memory_fraction);
+  F8_TRY(driver->check(driver->stream_create(&backend->stream_, CU_STREAM_NON_BLOCKING),
+                       "cuStreamCreate"));
+  auto nvml = NvmlDevice::open(backend->device().uuid);
+  if (nvml) {
+    backend->sampler_ = std::make_unique<DeviceSampler>(*nvml);
+  } else {
+    log_warning("clocks, power and throttling are not recorded: {}", nvml.error().message);
+  }
+  return backend;
+}
+
+GpuBackend::~GpuBackend() {
+  sampler_.reset();
+  forget();
+  for (CUevent event : events_) driver_.event_destroy(event);
+  if (stream_ != nullptr) driver_.stream_destroy(stream_);
+}
+
+// Keeps code kCuda for a lost device alone: a library that refused one call is one subject's
+// matter.
+std::unexpected<Error> GpuBackend::triage(Error error) {
+  if (error.code == ErrorCode::kCuda) {
+    const CUresult state = driver_.ctx_synchronize();
+    if (state == CUDA_SUCCESS) {
+      error.code = ErrorCode::kInternal;
+    } else if (const Status lost = driver_.check(state, "cuCtxSynchronize"); !lost) {
+      error.message += "; " + lost.error().message;
+    }
+  }
+  return std::unexpected(std::move(error));
+}
+
+Pool& GpuBackend::pool(const CastSetting* cast) {
+  const std::string key =
+      cast == nullptr ? "bf16" : fmt::format("{}/{}", to_string(cast->dtype), cast->pow2);
+  const auto found = pools_.find(key);
+  if (found != pools_.end()) return found->second;
+  return pools_.emplace(key, Pool(Pattern::make(cast, options_.seed))).first->second;
+}
+
+// How many operand sets: `footprint` is what one launch touches, `set_bytes` what a set takes.
+Result<int> GpuBackend::fit_sets(double footprint, double set_bytes) {
+  const double l2 = static_cast<double>(device().l2_bytes);
+  const double wanted = std::clamp(std::ceil(2 * l2 / footprint), 2.0, 1.0 * options_.max_sets);
+  const double fitting = std::floor(static_cast<double>(budget_) / set_bytes);
+  if (fitting < 1) {
+    return fail(ErrorCode::kOutOfMemory,
+                "{} takes {:.1f} GiB on the device and {:.1f} GiB are free for it; use a smaller M",
+                problem_.key(), set_bytes / 0x1p30, static_cast<double>(budget_) / 0x1p30);
+  }
+  return static_cast<int>(std::min(wanted, fitting));
+}
+
+// What the pools of other problems hold is given back where it is in the way.
+Status GpuBackend::make_room(size_t bytes) {
+  size_t held = results_.capacity();
+  for (const auto& [key, pool] : pools_) held += pool.capacity();
+  if (held + bytes <= budget_) return {};
+  for (auto& [key, pool] : pools_) pool.release();
+  results_.release();
+  return {};
+}
+
+void GpuBackend::forget() {
+  for (Timed& timed : timed_) {
+    for (CUgraphExec graph : timed.graphs) driver_.graph_exec_destroy(graph);
+  }
+  timed_.clear();
+  if (workspaces_.size() > 1) workspaces_.erase(workspaces_.begin(), workspaces_.end() - 1);
+  buffers_.clear();
+  fp8_sets_.clear();
+  bf16_sets_.clear();
+  linear_sets_.clear();
+  weights_.reset();
+  outputs_.clear();
+  references_.clear();
+  for (auto& [key, pool] : pools_) pool.rewind();
+  results_.rewind();
+  scales_.rewind();
+}
+
+Status GpuBackend::open(const Problem& problem) {
+  const Result<Recipe> recipe = find_recipe(problem.recipe);
+  if (!recipe) return std::unexpected(recipe.error());
+  F8_TRY(driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
+  forget();
+  problem_ = problem;
+  recipe_ = *recipe;
+  const Status opened = problem.op == Op::kLinear ? open_linear() : open_gemm();
+  if (!opened) return triage(opened.error());
+  return {};
+}
+
+Status GpuBackend::open_gemm() {
+  const Gemm gemm = static_cast<Gemm>(problem_.op);
+  const GemmSetting& setting = recipe_.at(gemm);
+  own_ = gemm_shape(problem_.shape, gemm);
+  const int64_t ld = row_pitch(own_.k);
+  const bool fp8 = setting.is_fp8();
+  const size_t a = fp8 ? bytes_of(own_.m * ld, setting.a.dtype) : 0;
+  const size_t b = fp8 ? bytes_of(own_.n * ld, setting.b.dtype) : 0;
+  const size_t bf16 = carved(bytes_of(own_.m * own_.k, Dtype::kBf16)) +
+                      carved(bytes_of(own_.n * own_.k, Dtype::kBf16));
+  const size_t d = carved(bytes_of(own_.m * own_.n, problem_.d));
+  const double footprint = static_cast<double>(fp8 ? a + b + d : bf16 + d);
+  const size_t set_bytes = carved(a) + carved(b) + bf16 + d;
+  sets_ = F8_TRY(fit_sets(footprint, static_cast<double>(set_bytes)));
+  const auto sets = static_cast<size_t>(sets_);
+  F8_TRY(make_room(set_bytes * sets));
+  F8_TRY(results_.reserve(driver_, d * sets, "results"));
+  for (size_t i = 0; i < sets; ++i) outputs_.push_back(results_.carve(d));
+  return {};
+}
+
+// Both operands may come from one pool.
+Status GpuBackend::carve_fp8() {
+  if (!fp8_sets_.empty()) return {};
+  const GemmSetting& setting = recipe_.at(static_cast<Gemm>(problem_.op));
+  const int64_t ld = row_pitch(own_.k);
+  const auto sets = static_cast<size_t>(sets_);
+  Pool& pool_a = pool(&setting.a);
+  Pool& pool_b = pool(&setting.b);
+  const size_t a = carved(bytes_of(own_.m * ld, setting.a.dtype)) * sets;
+  const size_t b = carved(bytes_of(own_.n * ld, setting.b.dtype)) * sets;
+  if (&pool_a == &pool_b) {
+    F8_TRY(pool_a.reserve(driver_, a + b));
+  } else {
+    F8_TRY(pool_a.reserve(driver_, a));
+    F8_TRY(pool_b.reserve(driver_, b));
+  }
+  for (size_t i = 0; i < sets; ++i) {
+    fp8_sets_.push_back(
+        {.a = pool_a.carve(own_.m * ld), .b = pool_b.carve(own_.n * ld), .d = outputs_[i]});
+  }
+  // Scales that differ from row to row and block to block, so that a kernel that reads a wrong one
+  // is found out.
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem_, false));
+  using codegen::ScaleMode;
+  const bool block = codegen::is_block(desc.scale);
+  const ScaleMode mode_a = block           ? ScaleMode::kBlock1x128
+                           : desc.scalar_a ? ScaleMode::kTensor
+                                           : desc.scale;
+  const ScaleMode mode_b = !block && desc.scalar_b ? ScaleMode::kTensor : desc.scale;
+  scale_a_ = make_scales(mode_a, pool_a.pattern().inv_scale, own_.m, own_.k, 7, desc.pow2);
+  scale_b_ = make_scales(mode_b, pool_b.pattern().inv_scale, own_.n, own_.k, 5, desc.pow2);
+  const auto bytes = [](const Scales& scales) { return scales.values.size() * sizeof(float); };
+  F8_TRY(scales_.reserve(driver_, carved(bytes(scale_a_)) + carved(bytes(scale_b_)), "scales"));
+  for (Scales* scales : {&scale_a_, &scale_b_}) {
+    const CUdeviceptr at = scales_.carve(bytes(*scales));
+    F8_TRY(driver_.check(driver_.memcpy_htod(at, scales->values.data(), bytes(*scales)),
+                         "cuMemcpyHtoD"));
+    scales->data = reinterpret_cast<const float*>(at);
+  }
+  // The copies are the default stream's, which this one's does not wait for.
+  return driver_.check(driver_.stream_synchronize(nullptr), "cuStreamSynchronize");
+}
+
+// Where a kernel looks for them: codegen/kernel_spec.hpp.
+GpuBackend::Scales GpuBackend::make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
+                                           int64_t contraction, int period, bool pow2) {
+  Scales scales;
+  scales.mode = mode;
+  const int64_t blocks = ceil_div(contraction, 128);
+  int64_t count = 1;
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      break;
+    case codegen::ScaleMode::kAxis:
+      count = rows;
+      break;
+    case codegen::ScaleMode::kBlock1x128:
+      scales.stride = kernels::padded_scales(rows);
+      count = blocks * scales.stride;
+      break;
+    case codegen::ScaleMode::kBlock128x128:
+      scales.stride = kernels::padded_scales(blocks);
+      count = ceil_div(rows, 128) * scales.stride;
+      break;
+  }
+  scales.values.assign(static_cast<size_t>(count), inv);
+  for (size_t i = 0; i < scales.values.size(); ++i) {
+    const int place = static_cast<int>(i % static_cast<size_t>(period));
+    scales.values[i] *= pow2 ? std::ldexp(1.0F, -place) : 1 + 0.25F * static_cast<float>(place);
+  }
+  return scales;
+}
+
+float GpuBackend::Scales::at(int64_t row, int64_t c) const {
+  switch (mode) {
+    case codegen::ScaleMode::kTensor:
+      return values[0];
+    case codegen::ScaleMode::kAxis:
+      return values[static_cast<size_t>(row)];
+    case codegen::ScaleMode::kBlock1x128:
+      return values[static_cast<size_t>(c / 128 * stride + row)];
+    case codegen::ScaleMode::kBlock128x128:
+      return values[static_cast<size_t>(row / 128 * stride + c / 128)];
+  }
+  return values[0];
+}
+
+Status GpuBackend::carve_bf16() {
+  if (!bf16_sets_.empty()) return {};
+  const size_t a = carved(bytes_of(own_.m * own_.k, Dtype::kBf16));
+  const size_t b = carved(bytes_of(own_.n * own_.k, Dtype::kBf16));
+  const auto sets = static_cast<size_t>(sets_);
+  Pool& operands = pool(nullptr);
+  F8_TRY(operands.reserve(driver_, (a + b) * sets));
+  for (size_t i = 0; i < sets; ++i) {
+    bf16_sets_.push_back({.a = operands.carve(own_.m * own_.k),
+                          .b = operands.carve(own_.n * own_.k),
+                          .d = outputs_[i]});
+  }
+  return {};
+}
+
+Status GpuBackend::open_linear() {
+  const auto [m, n, k] = problem_.shape;
+  const size_t x = carved(bytes_of(m * k, Dtype::kBf16));
+  const size_t w = carved(bytes_of(n * k, Dtype::kBf16));
+  const size_t y = carved(bytes_of(m * n, Dtype::kBf16));
+  const size_t inputs = x + w + y;
+  const size_t outputs = y + x + w;
+  // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and scales, of
+  // which blocks of 1 x 128 have most.
+  const auto layouts = [](int64_t rows, int64_t cols) {
+    return fp8_copy_bytes(rows, cols) + fp8_copy_bytes(cols, rows);
+  };
+  const auto words = static_cast<size_t>(8 * (m + n + k));
+  saved_bytes_ = carved(layouts(m, k) + layouts(n, k) + (x + w) / 16 + words + (4 << 20));
+  const size_t saved = saved_bytes_;
+  const size_t set_bytes = inputs + outputs + saved;
+  // The workspace holds the casts of dy in both layouts, and what the kernels' splits need.
+  const size_t workspace = y + x + w + (256 << 20);
+  sets_ = F8_TRY(
+      fit_sets(static_cast<double>(inputs + outputs), static_cast<double>(set_bytes + workspace)));
+  const auto sets = static_cast<size_t>(sets_);
+  F8_TRY(make_room(set_bytes * sets));
+  Pool& operands = pool(nullptr);
+  F8_TRY(operands.reserve(driver_, inputs * sets));
+  F8_TRY(results_.reserve(driver_, (outputs + saved) * sets, "results"));
+  for (size_t i = 0; i < sets; ++i) {
+    LinearSet set;
+    set.x = operands.carve(m * k);
+    set.w = operands.carve(n * k);
+    set.dy = operands.carve(m * n);
+    set.y = results_.carve(y);
+    set.dx = results_.carve(x);
+    set.dw = results_.carve(w);
+    set.saved = results_.carve(saved);
+    linear_sets_.push_back(set);
+  }
+  return {};
+}
+
+Status GpuBackend::launch_once(Timed& timed, size_t set) {
+  return timed.launch[set % timed.launch.size()](stream_);
+}
+
+Result<double> GpuBackend::estimate_ns(int subject) {
+  Timed& timed = timed_[static_cast<size_t>(subject)];
+  while (events_.size() < 2) {
+    CUevent event = nullptr;
+    F8_TRY(driver_.check(driver_.event_create(&event, CU_EVENT_DEFAULT), "cuEventCreate"));
+    events_.push_back(event);
+  }
+  double best = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    F8_TRY(driver_.check(driver_.event_record(events_[0], stream_), "cuEventRecord"));
+    if (const Status launched = launch_once(timed, i); !launched) return triage(launched.error());
+    F8_TRY(driver_.check(driver_.event_record(events_[1], stream_), "cuEventRecord"));
+    F8_TRY(driver_.check(driver_.event_synchronize(events_[1]), "cuEventSynchronize"));
+    float ms = 0;
+    F8_TRY(driver_.check(driver_.event_elapsed_time(&ms, events_[0], events_[1]),
+                         "cuEventElapsedTime"));
+    best = i == 0 ? ms * 1e6 : std::min(best, ms * 1e6);
+    if (best > kLeadInNs) break;
+  }
+  timed.estimate_ns = best;
+  return best;
+}
+
+Result<CUgraphExec> GpuBackend::capture(Timed& timed, size_t first_set) {
+  F8_TRY(driver_.check(driver_.stream_begin_capture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                       "cuStreamBeginCapture"));
+  Status launched;
+  for (int i = 0; i < timed.launches && launched; ++i) {
+    launched = launch_once(timed, first_set + static_cast<size_t>(i));
+  }
+  CUgraph graph = nullptr;
+  const CUresult ended = driver_.stream_end_capture(stream_, &graph);
+  if (!launched) {
+    if (graph != nullptr) driver_.graph_destroy(graph);
+    return triage(launched.error());
+  }
+  if (const Status captured = driver_.check(ended, "cuStreamEndCapture"); !captured) {
+    return triage(captured.error());
+  }
+  CUgraphExec exec = nullptr;
+  const CUresult made = driver_.graph_instantiate(&exec, graph, 0);
+  driver_.graph_destroy(graph);
+  if (const Status instantiated = driver_.check(made, "cuGraphInstantiateWithFlags");
+      !instantiated) {
+    return triage(instantiated.error());
+  }
+  return exec;
+}
+
+Status GpuBackend::set_batch(int subject, int launches) {
+  Timed& timed = timed_[static_cast<size_t>(subject)];
+  const int rotation = static_cast<int>(timed.launch.size());
+  // One launch a batch: the batches take turns with the sets. Else every batch goes through all.
+  const bool alternate = launches == 1;
+  timed.launches = alternate ? 1 : (launches + rotation - 1) / rotation * rotation;
+  for (CUgraphExec graph : timed.graphs) driver_.graph_exec_destroy(graph);
+  timed.graphs.clear();
+  for (int i = 0; i < (alternate ? rotation : 1); ++i) {
+    timed.graphs.push_back(F8_TRY(capture(timed, static_cast<size_t>(i))));
+  }
+  // The first launch of a graph also uploads it.
+  if (timed.estimate_ns * timed.launches < kLeadInNs) {
+    for (CUgraphExec graph : timed.graphs) {
+      F8_TRY(driver_.check(driver_.graph_launch(graph, stream_), "cuGraphLaunch"));
+    }
+    if (const Status done =
+            driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+        !done) {
+      return triage(done.error());
+    }
+  }
+  return {};
+}
+
+Result<std::vector<double>> GpuBackend::time(std::span<const int> order) {
+  while (events_.size() < order.size() + 1) {
+    CUevent event = nullptr;
+    F8_TRY(driver_.check(driver_.event_create(&event, CU_EVENT_DEFAULT), "cuEventCreate"));
+    events_.push_back(event);
+  }
+  const auto launch = [&](int subject) {
+    Timed& timed = timed_[static_cast<size_t>(subject)];
+    CUgraphExec graph = timed.graphs[timed.next_graph++ % timed.graphs.size()];
+    return driver_.check(driver_.graph_launch(graph, stream_), "cuGraphLaunch");
+  };
+  const Timed& first = timed_[static_cast<size_t>(order.front())];
+  if (first.estimate_ns * first.launches < kLeadInNs) F8_TRY(launch(order.front()));
+  F8_TRY(driver_.check(driver_.event_record(events_[0], stream_), "cuEventRecord"));
+  for (size_t i = 0; i < order.size(); ++i) {
+    F8_TRY(launch(order[i]));
+    F8_TRY(driver_.check(driver_.event_record(events_[i + 1], stream_), "cuEventRecord"));
+  }
+  F8_TRY(driver_.check(driver_.event_synchronize(events_[order.size()]), "cuEventSynchronize"));
+  std::vector<double> times;
+  for (size_t i = 0; i < order.size(); ++i) {
+    float ms = 0;
+    F8_TRY(driver_.check(driver_.event_elapsed_time(&ms, events_[i], events_[i + 1]),
+                         "cuEventElapsedTime"));
+    times.push_back(ms * 1e6 / timed_[static_cast<size_t>(order[i])].launches);
+  }
+  return times;
+}
+
+DeviceState GpuBackend::sample() {
+  return sampler_ == nullptr ? DeviceState{} : sampler_->take();
+}
+
+double GpuBackend::now_s() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void GpuBackend::sleep_s(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+// A pair of buffers for each set, so that neither side of the copy stays in L2.
+Result<int> GpuBackend::add_copy() {
+  const size_t bytes = options_.copy_bytes;
+  const auto sets = static_cast<size_t>(F8_TRY(fit_sets(copy_traffic(), copy_traffic())));
+  Timed timed;
+  timed.subject = {.impl = "copy", .config = fmt::format("{}", bytes)};
+  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
+  const CUdeviceptr to = buffers_.back().address();
+  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
+  const CUdeviceptr from = buffers_.back().address();
+  F8_TRY(driver_.check(driver_.memset_d8(from, 0x5a, carved(bytes) * sets), "cuMemsetD8"));
+  for (size_t i = 0; i < sets; ++i) {
+    const size_t offset = i * carved(bytes);
+    timed.launch.emplace_back([this, to, from, offset, bytes](runtime::Stream stream) {
+      return driver_.check(driver_.memcpy_dtod_async(to + offset, from + offset, bytes, stream),
+                           "cuMemcpyDtoDAsync");
+    });
+  }
+  timed_.push_back(std::move(timed));
+  return static_cast<int>(timed_.size()) - 1;
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,186 @@
+// The backend of a real device.
+//
+// Operand sets rotate: so many that two L2 caches do not hold them, and at least two. A timed batch
+// is a CUDA graph of launches that go through the sets in turn; where the sets are so large that
+// one launch is a batch, the batches go through them. Events lie between batches, which run back to
+// back, so the device never idles inside a block.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "runtime/linear/weight_casts.hpp"
+#include "runtime/model/model_plan.hpp"
+#include "tools/tuner/backend/backend.hpp"
+#include "tools/tuner/backend/nvml.hpp"
+#include "tools/tuner/backend/operands.hpp"
+
+namespace f8::tuner {
+
+struct GpuBackendOptions {
+  double memory_fraction = 0.6;           // of what is free at the start
+  int max_sets = 128;                     // a tiny problem would take thousands to fill L2 twice
+  size_t copy_bytes = size_t{256} << 20;  // of the copy that casts are held against
+  uint64_t seed = 1;
+  std::filesystem::path cache_dir;  // empty: environment().cache_dir
+};
+
+class GpuBackend final : public Backend {
+ public:
+  [[nodiscard]] static Result<std::unique_ptr<GpuBackend>> create(
+      int device, const GpuBackendOptions& options = {});
+  [[nodiscard]] static Result<std::unique_ptr<GpuBackend>> create(
+      std::shared_ptr<runtime::Context> context, const GpuBackendOptions& options = {});
+  ~GpuBackend() override;
+
+  const runtime::DeviceInfo& device() const override { return context_->device(); }
+  Result<int> heuristics(const Problem& gemm, bool bf16) override;
+  Status open(const Problem& problem) override;
+  Result<Built> add(const Subject& subject) override;
+  Result<Check> verify(int subject) override;
+  Result<double> estimate_ns(int subject) override;
+  Status set_batch(int subject, int launches) override;
+  Result<std::vector<double>> time(std::span<const int> order) override;
+  DeviceState sample() override;
+  double now_s() const override;
+  void sleep_s(double seconds) override;
+
+  // Instead of a problem the weights of a model's linears, for subjects that cast them.
+  [[nodiscard]] Status open_weights(const Recipe& recipe,
+                                    std::span<const runtime::MatrixSize> weights);
+  // Each launch of a float8 linear as a subject of its own, in order of launching.
+  struct Part {
+    std::string name;
+    int id = 0;
+    double bytes = 0;  // that an amax or a cast must move; 0: a GEMM or a clear
+  };
+  [[nodiscard]] Result<std::vector<Part>> add_steps(int linear);
+  // A copy on the device: the ceiling of what casts can reach.
+  [[nodiscard]] Result<int> add_copy();
+  [[nodiscard]] double copy_traffic() const {  // bytes that it reads and writes together
+    return 2.0 * static_cast<double>(options_.copy_bytes);
+  }
+  [[nodiscard]] const std::shared_ptr<runtime::Context>& context() const { return context_; }
+  [[nodiscard]] int sets() const { return sets_; }
+
+ private:
+  using Launch = std::function<Status(runtime::Stream)>;
+  struct GemmSet {
+    PoolTensor a, b;
+    CUdeviceptr d = 0;
+  };
+  // An operand's inverse scales, on the device and what they are.
+  struct Scales {
+    codegen::ScaleMode mode = codegen::ScaleMode::kTensor;
+    int64_t stride = 0;  // of a line of blocks
+    std::vector<float> values;
+    const float* data = nullptr;
+
+    [[nodiscard]] float at(int64_t row, int64_t c) const;
+  };
+  struct LinearSet {
+    PoolTensor x, w, dy;
+    CUdeviceptr y = 0, dx = 0, dw = 0, saved = 0;
+  };
+  struct Weights {
+    runtime::ModelPlan model;
+    std::vector<std::vector<runtime::WeightCall>> calls;  // by operand set
+    std::vector<uint8_t> copies;  // sampled, as the subject checked before left them
+  };
+  enum class Operands { kFp8, kFp8OneScale, kBf16 };  // of a GEMM
+  struct Timed {
+    Subject subject;
+    Operands operands = Operands::kFp8;
+    std::vector<Launch> launch;  // by operand set
+    std::vector<CUgraphExec> graphs;
+    size_t next_graph = 0;
+    int launches = 1;
+    double estimate_ns = 0;
+    std::shared_ptr<const runtime::Linear> linear;
+    std::vector<runtime::ForwardCall> forward;  // of a linear, by operand set
+    std::vector<runtime::BackwardCall> backward;
+    std::function<Status()> prime;  // runs once, before the first launch
+    int64_t contraction = 0;        // of a GEMM: as far as the provider reads
+    CUdeviceptr amax = 0;           // of its result, where it leaves one
+  };
+  // Sampled elements of a result, in fp64 from the host's copy of the operands.
+  struct Reference {
+    std::vector<int64_t> rows, cols;
+    std::vector<double> values;  // rows x cols
+  };
+
+  GpuBackend(std::shared_ptr<runtime::Context> context, const runtime::Driver& driver,
+             const GpuBackendOptions& options)
+      : context_(std::move(context)), driver_(driver), options_(options) {}
+
+  [[nodiscard]] std::unexpected<Error> triage(Error error);
+  [[nodiscard]] Pool& pool(const CastSetting* cast);
+  [[nodiscard]] Result<int> fit_sets(double footprint, double set_bytes);
+  [[nodiscard]] Status make_room(size_t bytes);
+  void forget();
+
+  [[nodiscard]] Status open_gemm();
+  [[nodiscard]] Status open_linear();
+  [[nodiscard]] Status carve_fp8();
+  [[nodiscard]] Status carve_bf16();
+  [[nodiscard]] static Scales make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
+                                          int64_t contraction, int period, bool pow2);
+  [[nodiscard]] Result<Built> add_gemm(const Subject& subject);
+  // Differs from column to column and is exact in every type.
+  [[nodiscard]] static float bias_of(int64_t column) {
+    return 0.25F * static_cast<float>(column % 9 - 4);
+  }
+  [[nodiscard]] Status add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
+                                    runtime::GemmCall& call);
+  [[nodiscard]] Result<Built> add_float8(const Subject& subject);
+  [[nodiscard]] Result<Built> add_bf16(const Subject& subject);
+  [[nodiscard]] Status reserve_workspace(size_t bytes);
+  [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
+                                       std::span<const runtime::MatrixSize> weights);
+  [[nodiscard]] Status settle_weight_scales();
+  [[nodiscard]] Result<Built> add_casts(const Subject& subject);
+  [[nodiscard]] Result<Check> verify_casts(Timed& timed);
+  [[nodiscard]] Status add_delayed_scales(Timed& timed);
+  [[nodiscard]] Status add_weight_caches(Timed& timed);
+
+  [[nodiscard]] Reference gemm_reference(Operands operands, int64_t contraction) const;
+  [[nodiscard]] Status check_output(CUdeviceptr d, Dtype type, int64_t row_length,
+                                    const Reference& reference, double tolerance, const char* name,
+                                    Check& check);
+  [[nodiscard]] Result<std::vector<float>> read(CUdeviceptr from, Dtype type, int64_t count);
+  [[nodiscard]] Status run_once(Timed& timed);
+  [[nodiscard]] Result<Check> verify_gemm(Timed& timed);
+  [[nodiscard]] Status check_amax(const Timed& timed, CUdeviceptr d, float held, Check& check);
+  [[nodiscard]] Status launch_once(Timed& timed, size_t set);
+  [[nodiscard]] Result<CUgraphExec> capture(Timed& timed, size_t first_set);
+
+  std::shared_ptr<runtime::Context> context_;
+  const runtime::Driver& driver_;
+  GpuBackendOptions options_;
+  size_t budget_ = 0;
+  CUstream stream_ = nullptr;
+  std::vector<CUevent> events_;
+  std::unique_ptr<DeviceSampler> sampler_;
+
+  std::map<std::string, Pool> pools_;
+  Arena results_;                         // outputs and saved buffers
+  std::vector<DeviceBuffer> workspaces_;  // the last is the largest; plans may hold earlier ones
+  std::vector<DeviceBuffer> buffers_;     // of single subjects: copies, caches, states
+  Arena scales_;
+
+  Problem problem_;
+  Recipe recipe_;
+  Shape own_;  // of a GEMM
+  int sets_ = 0;
+  std::vector<GemmSet> fp8_sets_, bf16_sets_;
+  std::vector<CUdeviceptr> outputs_;
+  Scales scale_a_, scale_b_;
+  std::vector<LinearSet> linear_sets_;
+  size_t saved_bytes_ = 0;            // that each of them has
+  std::unique_ptr<Weights> weights_;  // null: a problem is open
+  std::map<std::pair<Operands, int64_t>, Reference> references_;
+  std::vector<Timed> timed_;
+};
+
+}  // namespace f8::tuner

@@ -1,0 +1,290 @@
+// From a subject's text to launches on every operand set.
+#include <algorithm>
+#include <utility>
+
+#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/search/gemm_candidates.hpp"
+
+namespace f8::tuner {
+namespace {
+
+const void* pointer(CUdeviceptr address) {
+  return reinterpret_cast<const void*>(address);
+}
+void* mutable_pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(address);
+}
+
+}  // namespace
+
+Result<int> GpuBackend::heuristics(const Problem& gemm, bool bf16) {
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
+  const Result<int> count = runtime::cublaslt_heuristics(*context_, desc);
+  if (!count) return triage(count.error());
+  return *count;
+}
+
+// Plans keep pointers into it, so an earlier, smaller one stays until the problem is closed.
+Status GpuBackend::reserve_workspace(size_t bytes) {
+  if (!workspaces_.empty() && workspaces_.back().bytes() >= bytes) return {};
+  constexpr size_t kLeast = size_t{64} << 20;
+  workspaces_.push_back(
+      F8_TRY(DeviceBuffer::allocate(driver_, std::max(bytes, kLeast), "a workspace")));
+  return {};
+}
+
+Result<Built> GpuBackend::add(const Subject& subject) {
+  Result<Built> built =
+      fail(ErrorCode::kInvalidArgument, "unknown subject {} of {}", subject.impl, problem_.key());
+  const bool linear = problem_.op == Op::kLinear;
+  if (weights_ != nullptr) {
+    built = add_casts(subject);
+  } else if (!linear &&
+             (epilogue_of(subject.impl) || subject.impl == "cublaslt" ||
+              subject.impl == "cublaslt_tensorwise" || subject.impl == "bf16_cublaslt")) {
+    built = add_gemm(subject);
+  } else if (linear && (subject.impl == "float8" || subject.impl == "float8_reused")) {
+    built = add_float8(subject);
+  } else if (linear && subject.impl == "bf16") {
+    built = add_bf16(subject);
+  }
+  if (!built) return triage(built.error());
+  return built;
+}
+
+Result<Built> GpuBackend::add_gemm(const Subject& subject) {
+  const Operands operands = subject.impl == "bf16_cublaslt"         ? Operands::kBf16
+                            : subject.impl == "cublaslt_tensorwise" ? Operands::kFp8OneScale
+                                                                    : Operands::kFp8;
+  const bool bf16 = operands == Operands::kBf16;
+  const bool one_scale = operands == Operands::kFp8OneScale;
+  const Epilogue epilogue = epilogue_of(subject.impl).value_or(Epilogue{});
+  const runtime::GemmDesc desc =
+      F8_TRY(gemm_desc(one_scale ? with_one_scale(problem_) : problem_, bf16, epilogue));
+  const runtime::GemmChoice choice = F8_TRY(to_choice(subject));
+  const auto plan = F8_TRY(runtime::GemmPlan::create(context_, desc, choice));
+  F8_TRY(bf16 ? carve_bf16() : carve_fp8());
+  F8_TRY(reserve_workspace(plan->workspace_bytes()));
+
+  Timed timed;
+  timed.subject = subject;
+  timed.operands = operands;
+  timed.contraction = !bf16 && choice.provider == Provider::kCublasLt ? padded(own_.k) : own_.k;
+  runtime::GemmCall call{.inv_scale_a = bf16 ? nullptr : scale_a_.data,
+                         .inv_scale_b = bf16 ? nullptr : scale_b_.data,
+                         .m = problem_.shape.m};
+  F8_TRY(add_epilogue(desc, timed, call));
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (const GemmSet& set : bf16 ? bf16_sets_ : fp8_sets_) {
+    call.a = set.a.data;
+    call.b = set.b.data;
+    call.d = mutable_pointer(set.d);
+    timed.launch.emplace_back([plan, call, workspace](runtime::Stream stream) {
+      return plan->run(call, workspace, stream);
+    });
+  }
+  Built built{.id = static_cast<int>(timed_.size()),
+              .compile_ms = {},
+              .registers = {},
+              .smem_bytes = {},
+              .spill_bytes = {}};
+  if (choice.provider == Provider::kGenerated) {
+    const runtime::Kernel* kernel =
+        F8_TRY(context_->kernel(runtime::gemm_spec(desc, choice.config)));
+    built.registers = kernel->registers;
+    built.smem_bytes = kernel->smem_bytes;
+    built.spill_bytes = kernel->spill_bytes;
+  }
+  timed_.push_back(std::move(timed));
+  return built;
+}
+
+// A bias, and a word for the amax.
+Status GpuBackend::add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
+                                runtime::GemmCall& call) {
+  if (desc.bias) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(own_.n) * size_bytes(desc.d));
+    for (int64_t j = 0; j < own_.n; ++j) store_element(bytes.data(), j, bias_of(j), desc.d);
+    buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, bytes.size(), "a bias")));
+    const CUdeviceptr at = buffers_.back().address();
+    F8_TRY(driver_.check(driver_.memcpy_htod(at, bytes.data(), bytes.size()), "cuMemcpyHtoD"));
+    F8_TRY(driver_.check(driver_.stream_synchronize(nullptr), "cuStreamSynchronize"));
+    call.bias = pointer(at);
+  }
+  if (desc.amax) {
+    buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, sizeof(uint32_t), "an amax")));
+    timed.amax = buffers_.back().address();
+    call.amax = reinterpret_cast<uint32_t*>(timed.amax);
+  }
+  return {};
+}
+
+Result<Built> GpuBackend::add_float8(const Subject& subject) {
+  runtime::LinearDesc desc{.shape = problem_.shape, .recipe = recipe_, .choices = {}};
+  if (!subject.config.empty()) {
+    const LinearChoices choices = F8_TRY(parse_choices(subject.config));
+    for (size_t i = 0; i < choices.size(); ++i) desc.choices[i] = choices[i];
+  }
+  Timed timed;
+  timed.subject = subject;
+  timed.linear = F8_TRY(runtime::Linear::plan(context_, desc));
+  F8_TRY(reserve_workspace(timed.linear->workspace_bytes()));
+  if (timed.linear->saved_bytes() > saved_bytes_) {
+    return fail(ErrorCode::kInternal, "{}: the linear saves {} bytes, {} were laid out for it",
+                problem_.key(), timed.linear->saved_bytes(), saved_bytes_);
+  }
+  for (const LinearSet& set : linear_sets_) {
+    timed.forward.push_back({.x = set.x.data,
+                             .w = set.w.data,
+                             .y = mutable_pointer(set.y),
+                             .saved = mutable_pointer(set.saved),
+                             .m = problem_.shape.m});
+    timed.backward.push_back({.dy = set.dy.data,
+                              .saved = pointer(set.saved),
+                              .dx = mutable_pointer(set.dx),
+                              .dw = mutable_pointer(set.dw),
+                              .m = problem_.shape.m,
+                              .x = set.x.data,
+                              .w = set.w.data});
+  }
+  if (!timed.linear->scale_slots().empty()) F8_TRY(add_delayed_scales(timed));
+  if (subject.impl == "float8_reused") F8_TRY(add_weight_caches(timed));
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (size_t i = 0; i < timed.forward.size(); ++i) {
+    timed.launch.emplace_back([linear = timed.linear, forward = timed.forward[i],
+                               backward = timed.backward[i],
+                               workspace](runtime::Stream stream) -> Status {
+      F8_TRY(linear->forward(forward, workspace, stream));
+      return linear->backward(backward, workspace, stream);
+    });
+  }
+  timed_.push_back(std::move(timed));
+  return Built{.id = static_cast<int>(timed_.size()) - 1,
+               .compile_ms = {},
+               .registers = {},
+               .smem_bytes = {},
+               .spill_bytes = {}};
+}
+
+// A state of its own, into which one step has left the operands' scales. The update of the scales
+// is a launch for all linears of a model and no part of one linear's time.
+Status GpuBackend::add_delayed_scales(Timed& timed) {
+  const auto state = std::make_shared<const runtime::DelayedScales>(
+      F8_TRY(runtime::DelayedScales::plan(context_, timed.linear->scale_slots())));
+  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, state->bytes(), "delayed scales")));
+  void* bytes = mutable_pointer(buffers_.back().address());
+  const runtime::ScaleSlots slots = state->slots(bytes, 0);
+  for (runtime::ForwardCall& forward : timed.forward) forward.scales = slots;
+  for (runtime::BackwardCall& backward : timed.backward) backward.scales = slots;
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  timed.prime = [this, state, bytes, workspace, linear = timed.linear,
+                 forward = timed.forward.front(),
+                 backward = timed.backward.front()]() mutable -> Status {
+    F8_TRY(state->init(bytes, stream_));
+    forward.first_step = backward.first_step = true;
+    F8_TRY(linear->forward(forward, workspace, stream_));
+    F8_TRY(linear->backward(backward, workspace, stream_));
+    return state->update(bytes, stream_);
+  };
+  return {};
+}
+
+// Gradient accumulation: the weight's fp8 copies are made once, outside of what is timed.
+Status GpuBackend::add_weight_caches(Timed& timed) {
+  const size_t bytes = carved(std::max<size_t>(1, timed.linear->weight_cache_bytes()));
+  buffers_.push_back(
+      F8_TRY(DeviceBuffer::allocate(driver_, bytes * timed.forward.size(), "weight caches")));
+  std::vector<runtime::WeightCall> calls;
+  for (size_t i = 0; i < timed.forward.size(); ++i) {
+    void* cache = mutable_pointer(buffers_.back().address() + i * bytes);
+    calls.push_back({.w = timed.forward[i].w, .cache = cache, .scales = timed.forward[i].scales});
+    if (timed.linear->weight_cache_bytes() == 0) continue;
+    timed.forward[i].weight_cache = timed.backward[i].weight_cache = cache;
+  }
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  timed.prime = [this, before = std::move(timed.prime), calls = std::move(calls), workspace,
+                 linear = timed.linear]() -> Status {
+    if (before) F8_TRY(before());
+    if (linear->weight_cache_bytes() == 0) return {};
+    for (const runtime::WeightCall& call : calls) {
+      F8_TRY(linear->cast_weight(call, workspace, stream_));
+    }
+    return {};
+  };
+  return {};
+}
+
+Result<Built> GpuBackend::add_bf16(const Subject& subject) {
+  LinearChoices choices;
+  for (auto& choice : choices) choice.provider = Provider::kCublasLt;
+  if (!subject.config.empty()) choices = F8_TRY(parse_choices(subject.config));
+  std::array<std::shared_ptr<const runtime::GemmPlan>, 3> plans;
+  size_t workspace_bytes = 0;
+  for (const Gemm gemm : kGemms) {
+    const auto i = static_cast<size_t>(gemm);
+    Problem problem = problem_;
+    problem.op = to_op(gemm);
+    const runtime::GemmDesc gemm_of = F8_TRY(gemm_desc(problem, true));
+    plans[i] = F8_TRY(runtime::GemmPlan::create(context_, gemm_of, choices[i]));
+    workspace_bytes = std::max(workspace_bytes, plans[i]->workspace_bytes());
+  }
+  F8_TRY(reserve_workspace(workspace_bytes));
+  Timed timed;
+  timed.subject = subject;
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (const LinearSet& set : linear_sets_) {
+    const auto call = [&](const PoolTensor& a, const PoolTensor& b, CUdeviceptr d) {
+      return runtime::GemmCall{.a = a.data,
+                               .b = b.data,
+                               .d = mutable_pointer(d),
+                               .inv_scale_a = nullptr,
+                               .inv_scale_b = nullptr,
+                               .m = problem_.shape.m};
+    };
+    const std::array calls = {call(set.x, set.w, set.y), call(set.dy, set.w, set.dx),
+                              call(set.dy, set.x, set.dw)};
+    timed.launch.emplace_back([plans, calls, workspace](runtime::Stream stream) -> Status {
+      for (size_t i = 0; i < plans.size(); ++i) {
+        F8_TRY(plans[i]->run(calls[i], workspace, stream));
+      }
+      return {};
+    });
+  }
+  timed_.push_back(std::move(timed));
+  return Built{.id = static_cast<int>(timed_.size()) - 1,
+               .compile_ms = {},
+               .registers = {},
+               .smem_bytes = {},
+               .spill_bytes = {}};
+}
+
+Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
+  const Timed& whole = timed_[static_cast<size_t>(linear)];
+  const auto plan = whole.linear;
+  if (plan == nullptr) {
+    return fail(ErrorCode::kInvalidArgument, "only a float8 linear has steps");
+  }
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  std::vector<Part> parts;
+  std::vector<Timed> timed;
+  for (size_t set = 0; set < whole.forward.size(); ++set) {
+    std::vector<runtime::Step> steps = plan->forward_steps(whole.forward[set], workspace);
+    const std::vector<runtime::Step> backward =
+        plan->backward_steps(whole.backward[set], workspace);
+    steps.insert(steps.end(), backward.begin(), backward.end());
+    timed.resize(steps.size());
+    parts.resize(steps.size());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      timed[i].subject = {.impl = "step", .config = steps[i].name};
+      timed[i].launch.push_back(steps[i].launch);
+      parts[i] = {.name = steps[i].name, .bytes = steps[i].bytes};
+    }
+  }
+  for (size_t i = 0; i < timed.size(); ++i) {
+    parts[i].id = static_cast<int>(timed_.size());
+    timed_.push_back(std::move(timed[i]));
+  }
+  return parts;
+}
+
+}  // namespace f8::tuner

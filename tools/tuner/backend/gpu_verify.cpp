@@ -1,0 +1,251 @@
+// Checking results before they are timed: sampled elements against fp64 sums over the operands that
+// the host knows, and whole sampled rows for elements that were never written.
+#include <algorithm>
+#include <cmath>
+
+#include "recipes/dtype.hpp"
+#include "tools/tuner/backend/gpu_backend.hpp"
+#include "tools/tuner/statistics.hpp"
+
+namespace f8::tuner {
+namespace {
+
+constexpr int kRows = 8;
+constexpr int kCols = 12;
+constexpr uint8_t kPoison = 0xff;  // a NaN in bf16 and in f32
+// Floors of the sampled relative Frobenius error; the tolerances of a whole matrix are tighter.
+constexpr double kPreciseTolerance = 5e-3;
+constexpr double kFastTolerance = 2e-2;
+constexpr double kLinearTolerance = 0.2;  // of fp8 against bf16: the format's own error
+
+// The first, the last, and some between.
+std::vector<int64_t> sample_indices(int64_t extent, int count, uint64_t seed) {
+  std::vector<int64_t> indices = {0, extent - 1};
+  Random random(seed);
+  for (int i = 2; i < count; ++i) {
+    indices.push_back(static_cast<int64_t>(random.below(static_cast<size_t>(extent))));
+  }
+  std::ranges::sort(indices);
+  const auto repeated = std::ranges::unique(indices);
+  indices.erase(repeated.begin(), repeated.end());
+  return indices;
+}
+
+// values[i][j] = sum_c a(i, c) b(j, c)
+template <class A, class B>
+std::vector<double> products(const std::vector<int64_t>& rows, const std::vector<int64_t>& cols,
+                             int64_t contraction, const A& a, const B& b) {
+  const auto gather = [&](const std::vector<int64_t>& indices, const auto& element) {
+    std::vector<std::vector<float>> lines(indices.size());
+    for (size_t i = 0; i < indices.size(); ++i) {
+      lines[i].reserve(static_cast<size_t>(contraction));
+      for (int64_t c = 0; c < contraction; ++c) lines[i].push_back(element(indices[i], c));
+    }
+    return lines;
+  };
+  const auto lines_a = gather(rows, a);
+  const auto lines_b = gather(cols, b);
+  std::vector<double> values;
+  for (const auto& row : lines_a) {
+    for (const auto& col : lines_b) {
+      double sum = 0;
+      for (size_t c = 0; c < row.size(); ++c) sum += static_cast<double>(row[c]) * col[c];
+      values.push_back(sum);
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+// d[i][j] = sum_c a(i, c) b(j, c): where the elements lie follows gemm.hpp.
+GpuBackend::Reference GpuBackend::gemm_reference(Operands operands, int64_t contraction) const {
+  const bool bf16 = operands == Operands::kBf16;
+  Reference reference;
+  reference.rows = sample_indices(own_.m, kRows, options_.seed + 1);
+  reference.cols = sample_indices(own_.n, kCols, options_.seed + 2);
+  const GemmSet& set = (bf16 ? bf16_sets_ : fp8_sets_).front();
+  if (!bf16) {
+    const int64_t ld = row_pitch(own_.k);
+    const bool one = operands == Operands::kFp8OneScale;
+    const auto scale = [&](const Scales& scales, int64_t row, int64_t c) {
+      return one ? scales.values.front() : scales.at(row, std::min(c, own_.k - 1));
+    };
+    reference.values = products(
+        reference.rows, reference.cols, contraction,
+        [&](int64_t i, int64_t c) { return set.a.value(i * ld + c) * scale(scale_a_, i, c); },
+        [&](int64_t j, int64_t c) { return set.b.value(j * ld + c) * scale(scale_b_, j, c); });
+    return reference;
+  }
+  const bool a_transposed = problem_.op == Op::kGradWeight;  // dy [M][N], contracted over M
+  const bool b_transposed = problem_.op != Op::kOutput;      // w [N][K] or x [M][K]
+  reference.values = products(
+      reference.rows, reference.cols, contraction,
+      [&](int64_t i, int64_t c) {
+        return set.a.value(a_transposed ? c * own_.m + i : i * own_.k + c);
+      },
+      [&](int64_t j, int64_t c) {
+        return set.b.value(b_transposed ? c * own_.n + j : j * own_.k + c);
+      });
+  return reference;
+}
+
+Result<std::vector<float>> GpuBackend::read(CUdeviceptr from, Dtype type, int64_t count) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(count) * size_bytes(type));
+  F8_TRY(driver_.check(driver_.memcpy_dtoh(bytes.data(), from, bytes.size()), "cuMemcpyDtoH"));
+  std::vector<float> values(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    values[static_cast<size_t>(i)] = load_element(bytes.data(), i, type);
+  }
+  return values;
+}
+
+Status GpuBackend::check_output(CUdeviceptr d, Dtype type, int64_t row_length,
+                                const Reference& reference, double tolerance, const char* name,
+                                Check& check) {
+  double error = 0;
+  double norm = 0;
+  double worst = -1;
+  std::string worst_text;
+  size_t at = 0;
+  const size_t bytes = static_cast<size_t>(row_length) * size_bytes(type);
+  for (const int64_t i : reference.rows) {
+    const std::vector<float> row =
+        F8_TRY(read(d + static_cast<size_t>(i) * bytes, type, row_length));
+    for (size_t j = 0; j < row.size() && check.right; ++j) {
+      if (std::isfinite(row[j])) continue;
+      check.right = false;
+      check.what = fmt::format("{}[{}][{}] is not finite: not written, or overflowed", name, i, j);
+    }
+    for (const int64_t j : reference.cols) {
+      const double want = reference.values[at++];
+      const double got = row[static_cast<size_t>(j)];
+      const double off = std::abs(got - want);
+      error += off * off;
+      norm += want * want;
+      if (off <= worst) continue;
+      worst = off;
+      worst_text = fmt::format("{}[{}][{}] is {:.6g}, want {:.6g}", name, i, j, got, want);
+    }
+  }
+  if (!check.right) return {};
+  const double relative = norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+  check.rel_err = std::max(check.rel_err, relative);
+  check.sqnr_db = check.rel_err > 0 ? -20 * std::log10(check.rel_err) : 200;
+  if (!(relative <= tolerance)) {
+    check.right = false;
+    check.what = fmt::format("relative error {:.3g} > {:.3g} over {} sampled elements; {}",
+                             relative, tolerance, reference.values.size(), worst_text);
+  }
+  return {};
+}
+
+// Of the whole product, as the kernel has it before it is rounded and added to `held`.
+Status GpuBackend::check_amax(const Timed& timed, CUdeviceptr d, float held, Check& check) {
+  float most = 0;
+  for (int64_t i = 0; i < own_.m; ++i) {
+    const size_t at = static_cast<size_t>(i * own_.n) * size_bytes(problem_.d);
+    for (const float value : F8_TRY(read(d + at, problem_.d, own_.n))) {
+      most = std::max(most, std::abs(value - held));
+    }
+  }
+  const float amax = F8_TRY(read(timed.amax, Dtype::kF32, 1)).front();
+  if (!check.right || std::abs(amax - most) <= kPreciseTolerance * most) return {};
+  check.right = false;
+  check.what = fmt::format("the amax is {:.6g}, that of the product is {:.6g}", amax, most);
+  return {};
+}
+
+// What is added to what the result held is added to ones.
+Result<Check> GpuBackend::verify_gemm(Timed& timed) {
+  const Epilogue epilogue = epilogue_of(timed.subject.impl).value_or(Epilogue{});
+  const CUdeviceptr d = outputs_.front();
+  const size_t bytes = static_cast<size_t>(own_.m * own_.n) * size_bytes(problem_.d);
+  if (epilogue.add) {
+    uint32_t ones = 0;
+    const auto in_word = static_cast<int64_t>(sizeof ones / size_bytes(problem_.d));
+    for (int64_t i = 0; i < in_word; ++i) store_element(&ones, i, 1.0F, problem_.d);
+    F8_TRY(driver_.check(driver_.memset_d32_async(d, ones, bytes / sizeof ones, stream_),
+                         "cuMemsetD32Async"));
+  } else {
+    F8_TRY(driver_.check(driver_.memset_d8_async(d, kPoison, bytes, stream_), "cuMemsetD8Async"));
+  }
+  if (epilogue.amax) {
+    F8_TRY(driver_.check(driver_.memset_d8_async(timed.amax, 0, sizeof(uint32_t), stream_),
+                         "cuMemsetD8Async"));
+  }
+  if (const Status ran = run_once(timed); !ran) return triage(ran.error());
+  const auto key = std::pair{timed.operands, timed.contraction};
+  if (!references_.contains(key)) {
+    references_[key] = gemm_reference(timed.operands, timed.contraction);
+  }
+  Reference reference = references_[key];
+  size_t at = 0;
+  for (size_t i = 0; i < reference.rows.size(); ++i) {
+    for (const int64_t j : reference.cols) {
+      if (epilogue.bias) reference.values[at] += bias_of(j);
+      if (epilogue.add) reference.values[at] += 1;
+      ++at;
+    }
+  }
+  const bool bf16 = timed.operands == Operands::kBf16;
+  const double tolerance = !bf16 && problem_.fast ? kFastTolerance : kPreciseTolerance;
+  Check check;
+  F8_TRY(check_output(d, problem_.d, own_.n, reference, tolerance, "d", check));
+  if (epilogue.amax) F8_TRY(check_amax(timed, d, epilogue.add ? 1.0F : 0.0F, check));
+  return check;
+}
+
+Status GpuBackend::run_once(Timed& timed) {
+  F8_TRY(launch_once(timed, 0));
+  return driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+}
+
+Result<Check> GpuBackend::verify(int subject) {
+  Timed& timed = timed_[static_cast<size_t>(subject)];
+  if (weights_ != nullptr) return verify_casts(timed);
+  const auto poison = [&](CUdeviceptr d, int64_t elements) {
+    return driver_.check(
+        driver_.memset_d8_async(d, kPoison, static_cast<size_t>(elements) * 2, stream_),
+        "cuMemsetD8Async");
+  };
+  if (timed.prime) {
+    if (const Status primed = timed.prime(); !primed) return triage(primed.error());
+  }
+  if (problem_.op != Op::kLinear) return verify_gemm(timed);
+
+  Check check;
+  const auto [m, n, k] = problem_.shape;
+  const LinearSet& set = linear_sets_.front();
+  F8_TRY(poison(set.y, m * n));
+  F8_TRY(poison(set.dx, m * k));
+  F8_TRY(poison(set.dw, n * k));
+  if (const Status ran = run_once(timed); !ran) return triage(ran.error());
+  const auto x = [&](int64_t i, int64_t j) { return set.x.value(i * k + j); };
+  const auto w = [&](int64_t i, int64_t j) { return set.w.value(i * k + j); };
+  const auto dy = [&](int64_t i, int64_t j) { return set.dy.value(i * n + j); };
+  const auto transposed = [](const auto& matrix) {
+    return [&matrix](int64_t i, int64_t j) { return matrix(j, i); };
+  };
+  const double tolerance = timed.subject.impl == "bf16" ? kPreciseTolerance : kLinearTolerance;
+  const auto compare = [&](int64_t which, CUdeviceptr d, const char* name, int64_t rows,
+                           int64_t cols, int64_t contraction, const auto& a,
+                           const auto& b) -> Status {
+    if (!check.right) return {};
+    const auto key = std::pair{Operands::kBf16, which};
+    if (!references_.contains(key)) {
+      Reference reference;
+      reference.rows = sample_indices(rows, kRows, options_.seed + 3);
+      reference.cols = sample_indices(cols, kCols, options_.seed + 4);
+      reference.values = products(reference.rows, reference.cols, contraction, a, b);
+      references_[key] = std::move(reference);
+    }
+    return check_output(d, Dtype::kBf16, cols, references_[key], tolerance, name, check);
+  };
+  F8_TRY(compare(0, set.y, "y", m, n, k, x, w));
+  F8_TRY(compare(1, set.dx, "dx", m, k, n, dy, transposed(w)));
+  F8_TRY(compare(2, set.dw, "dw", n, k, m, transposed(dy), transposed(x)));
+  return check;
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,188 @@
+// The weights of a model's linears as operand sets, and the subjects that cast them.
+#include <algorithm>
+
+#include "tools/tuner/backend/gpu_backend.hpp"
+
+namespace f8::tuner {
+namespace {
+
+constexpr int64_t kTokens = 16;             // of plans that no matmul is run of
+constexpr size_t kSampledBytes = 64 << 10;  // of a weight's copies, at either end
+constexpr uint8_t kPoison = 0xff;           // a NaN in both formats
+
+void* mutable_pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(address);
+}
+
+}  // namespace
+
+Status GpuBackend::open_weights(const Recipe& recipe,
+                                std::span<const runtime::MatrixSize> weights) {
+  F8_TRY(driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
+  forget();
+  problem_ = {};
+  recipe_ = recipe;
+  if (const Status laid_out = lay_out_weights(recipe, weights); !laid_out) {
+    weights_.reset();
+    return triage(laid_out.error());
+  }
+  return {};
+}
+
+Status GpuBackend::lay_out_weights(const Recipe& recipe,
+                                   std::span<const runtime::MatrixSize> weights) {
+  std::vector<runtime::ModelLinear> linears;
+  for (const auto& [rows, cols] : weights) {
+    linears.push_back({.name = fmt::format("weight {} ({} x {})", linears.size(), rows, cols),
+                       .in_features = cols,
+                       .out_features = rows});
+  }
+  weights_ = std::make_unique<Weights>();
+  weights_->model =
+      F8_TRY(runtime::plan_model(context_, linears, {.recipe = recipe, .tokens = kTokens}));
+  size_t inputs = 0;
+  size_t copies = 0;
+  for (const runtime::ConvertedLinear& linear : weights_->model.linears) {
+    const auto& [m, n, k] = linear.plan->desc().shape;
+    inputs += carved(static_cast<size_t>(n * k) * size_bytes(Dtype::kBf16));
+    copies += carved(linear.plan->weight_cache_bytes());
+    if (linear.plan->weight_cache_bytes() == 0) {
+      return fail(ErrorCode::kUnsupported, "{}: the recipe {} casts no weight", linear.name,
+                  recipe.name);
+    }
+  }
+  if (inputs + copies > budget_) {
+    return fail(ErrorCode::kOutOfMemory,
+                "{} weights and their copies take {:.1f} GiB on the device and {:.1f} GiB are free "
+                "for them; make the list shorter",
+                weights.size(), static_cast<double>(inputs + copies) / 0x1p30,
+                static_cast<double>(budget_) / 0x1p30);
+  }
+  const auto set_bytes = static_cast<double>(inputs + copies);
+  sets_ = F8_TRY(fit_sets(set_bytes, set_bytes));
+  const auto sets = static_cast<size_t>(sets_);
+  F8_TRY(make_room((inputs + copies) * sets));
+  Pool& operands = pool(nullptr);
+  F8_TRY(operands.reserve(driver_, inputs * sets));
+  F8_TRY(results_.reserve(driver_, copies * sets, "fp8 weights"));
+  F8_TRY(reserve_workspace(weights_->model.workspace_bytes));
+  for (size_t set = 0; set < sets; ++set) {
+    std::vector<runtime::WeightCall>& calls = weights_->calls.emplace_back();
+    for (const runtime::ConvertedLinear& linear : weights_->model.linears) {
+      const auto& [m, n, k] = linear.plan->desc().shape;
+      calls.push_back(
+          {.w = operands.carve(n * k).data,
+           .cache = mutable_pointer(results_.carve(linear.plan->weight_cache_bytes()))});
+    }
+  }
+  return settle_weight_scales();
+}
+
+// Of delayed scaling: a state into which one step has left the weights' scales.
+Status GpuBackend::settle_weight_scales() {
+  const runtime::ModelPlan& model = weights_->model;
+  if (model.slots.empty()) return {};
+  const auto state = F8_TRY(runtime::DelayedScales::plan(context_, model.slots));
+  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, state.bytes(), "delayed scales")));
+  void* bytes = mutable_pointer(buffers_.back().address());
+  F8_TRY(state.init(bytes, stream_));
+  void* workspace = mutable_pointer(workspaces_.back().address());
+  for (std::vector<runtime::WeightCall>& calls : weights_->calls) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      calls[i].scales = state.slots(bytes, model.linears[i].first_slot);
+      runtime::WeightCall first = calls[i];
+      first.first_step = true;
+      F8_TRY(model.linears[i].plan->cast_weight(first, workspace, stream_));
+    }
+  }
+  return state.update(bytes, stream_);
+}
+
+Result<Built> GpuBackend::add_casts(const Subject& subject) {
+  Built built{.id = static_cast<int>(timed_.size()),
+              .compile_ms = {},
+              .registers = {},
+              .smem_bytes = {},
+              .spill_bytes = {}};
+  if (subject.impl == "copy") {
+    built.id = F8_TRY(add_copy());
+    return built;
+  }
+  Timed timed;
+  timed.subject = subject;
+  if (subject.impl == "cast_each") {
+    void* workspace = mutable_pointer(workspaces_.back().address());
+    for (const std::vector<runtime::WeightCall>& calls : weights_->calls) {
+      timed.launch.emplace_back([&calls, &linears = weights_->model.linears,
+                                 workspace](runtime::Stream stream) -> Status {
+        for (size_t i = 0; i < calls.size(); ++i) {
+          F8_TRY(linears[i].plan->cast_weight(calls[i], workspace, stream));
+        }
+        return {};
+      });
+    }
+  } else if (subject.impl == "cast_list") {
+    std::vector<std::shared_ptr<const runtime::Linear>> linears;
+    for (const auto& linear : weights_->model.linears) linears.push_back(linear.plan);
+    const auto casts = std::make_shared<const runtime::WeightCasts>(
+        F8_TRY(runtime::WeightCasts::plan(context_, linears)));
+    // Not the linears' workspace, whose front is their own.
+    buffers_.push_back(F8_TRY(DeviceBuffer::allocate(
+        driver_, std::max<size_t>(casts->workspace_bytes(), 16), "a list's workspace")));
+    void* workspace = mutable_pointer(buffers_.back().address());
+    for (const std::vector<runtime::WeightCall>& calls : weights_->calls) {
+      timed.launch.emplace_back([&calls, casts, workspace](runtime::Stream stream) {
+        return casts->run(calls, workspace, stream);
+      });
+    }
+  } else {
+    return fail(ErrorCode::kInvalidArgument, "unknown subject {} of a list of weights",
+                subject.impl);
+  }
+  timed_.push_back(std::move(timed));
+  return built;
+}
+
+// Whoever casts them, the copies are the same bytes.
+Result<Check> GpuBackend::verify_casts(Timed& timed) {
+  Check check;
+  if (timed.subject.impl == "copy") return check;
+  const std::vector<runtime::WeightCall>& calls = weights_->calls.front();
+  const auto& linears = weights_->model.linears;
+  const auto copies_of = [&](size_t i) { return reinterpret_cast<CUdeviceptr>(calls[i].cache); };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    F8_TRY(driver_.check(driver_.memset_d8_async(copies_of(i), kPoison,
+                                                 linears[i].plan->weight_cache_bytes(), stream_),
+                         "cuMemsetD8Async"));
+  }
+  if (const Status ran = launch_once(timed, 0); !ran) return triage(ran.error());
+  if (const Status done = driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+      !done) {
+    return triage(done.error());
+  }
+  std::vector<uint8_t> seen;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const size_t bytes = linears[i].plan->weight_cache_bytes();
+    const size_t some = std::min(bytes, kSampledBytes);
+    const size_t begin = seen.size();
+    seen.resize(begin + 2 * some);
+    uint8_t* to = seen.data() + begin;
+    F8_TRY(driver_.check(driver_.memcpy_dtoh(to, copies_of(i), some), "cuMemcpyDtoH"));
+    F8_TRY(driver_.check(driver_.memcpy_dtoh(to + some, copies_of(i) + bytes - some, some),
+                         "cuMemcpyDtoH"));
+    const bool written = std::any_of(to, to + 16, [](uint8_t byte) { return byte != kPoison; });
+    const bool alike = weights_->copies.empty() ||
+                       std::equal(seen.begin() + static_cast<std::ptrdiff_t>(begin), seen.end(),
+                                  weights_->copies.begin() + static_cast<std::ptrdiff_t>(begin));
+    if (written && alike) continue;
+    check.right = false;
+    check.what =
+        fmt::format("{}: its fp8 copies {}", linears[i].name,
+                    written ? "are not those that it has cast the other way" : "were not written");
+    return check;
+  }
+  weights_->copies = std::move(seen);
+  return check;
+}
+
+}  // namespace f8::tuner

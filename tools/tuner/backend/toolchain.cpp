@@ -1,0 +1,41 @@
+#include "tools/tuner/backend/toolchain.hpp"
+
+#include "base/dynlib.hpp"
+#include "codegen/emit.hpp"
+#include "codegen/nvrtc.hpp"
+#include "runtime/gemm/gemm.hpp"
+
+namespace f8::tuner {
+
+std::string cuda_version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+Result<std::string> nccl_version() {
+  const DynamicLibrary library =
+      F8_TRY(DynamicLibrary::open("libnccl.so.2", "install NCCL for distributed training"));
+  int (*get_version)(int*) = nullptr;
+  F8_TRY(library.resolve("ncclGetVersion", get_version));
+  int version = 0;
+  if (const int status = get_version(&version); status != 0) {
+    return fail(ErrorCode::kEnvironment, "ncclGetVersion: error {}", status);
+  }
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+tuning_db::Toolchain current_toolchain(std::string driver, int driver_cuda_version,
+                                       std::string tool_version) {
+  const auto nvrtc = codegen::nvrtc_version();
+  return {.driver =
+              driver.empty() ? "CUDA " + cuda_version_text(driver_cuda_version) : std::move(driver),
+          .cuda_runtime = cuda_version_text(driver_cuda_version),
+          .nvrtc = nvrtc ? fmt::format("{}.{}", nvrtc->major, nvrtc->minor) : "none",
+          .cublaslt = runtime::cublaslt_version().value_or("none"),
+          .nccl = nccl_version().value_or("none"),
+          .tool_version = std::move(tool_version),
+          .git_sha = kGitSha,
+          .git_dirty = kGitDirty,
+          .codegen_abi = codegen::kGeneratorVersion};
+}
+
+}  // namespace f8::tuner

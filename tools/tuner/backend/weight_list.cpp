@@ -1,0 +1,73 @@
+#include "tools/tuner/backend/weight_list.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/text.hpp"
+#include "runtime/linear/kernels.hpp"
+
+namespace f8::tuner {
+namespace {
+
+// Digits alone; -1: it is not that, or too large.
+int64_t number(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && !text.starts_with('-') ? value : -1;
+}
+
+Status append(std::string_view text, std::vector<runtime::MatrixSize>& weights) {
+  if (std::ranges::count(text, ',') != 1) {
+    return fail(ErrorCode::kInvalidArgument, "weight {} is not N,K or N,K*COUNT, such as 4096,4096",
+                quote(text));
+  }
+  std::string_view rest = text;
+  const int64_t n = number(take_until(rest, ','));
+  const bool repeated = rest.find('*') != std::string_view::npos;
+  const int64_t k = number(take_until(rest, '*'));
+  const int64_t count = repeated ? number(rest) : 1;
+  if (n < 0 || k < 0) {
+    return fail(ErrorCode::kInvalidArgument, "weight {}: {} is not a number", quote(text),
+                n < 0 ? "n" : "k");
+  }
+  if (const Status valid = validate_shape({1, n, k}); !valid) {
+    return fail(valid.error().code, "weight {}: {}", quote(text), valid.error().message);
+  }
+  if (count < 1 || static_cast<uint64_t>(count) > kMaxWeights - weights.size()) {
+    return fail(ErrorCode::kInvalidArgument, "weight {}: a count is from 1 on, a list has up to {}",
+                quote(text), kMaxWeights);
+  }
+  weights.insert(weights.end(), static_cast<size_t>(count), {n, k});
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<runtime::MatrixSize>> parse_weight_list(std::string_view text) {
+  std::vector<runtime::MatrixSize> weights;
+  while (true) {
+    const bool last = text.find(';') == std::string_view::npos;
+    F8_TRY(append(take_until(text, ';'), weights));
+    if (last) return weights;
+  }
+}
+
+Result<double> cast_bytes(const Recipe& recipe, const std::vector<runtime::MatrixSize>& weights) {
+  double elements = 0;
+  for (const runtime::MatrixSize& weight : weights) {
+    elements += static_cast<double>(weight.rows) * static_cast<double>(weight.cols);
+  }
+  // The passes are the same for every size.
+  const auto kernels =
+      F8_TRY(runtime::linear_kernels({.shape = {16, 16, 16}, .recipe = recipe, .choices = {}}));
+  double per_element = 0;
+  for (const auto& pass : kernels.passes(kernels.cache_copies(), false)) {
+    const auto read = static_cast<double>(size_bytes(pass.cast.in));
+    const double once = (pass.amax ? 2 : 1) * read + (pass.cast.q ? 1 : 0) + (pass.cast.qt ? 1 : 0);
+    per_element += once * static_cast<double>(pass.casts.size());
+  }
+  return elements * per_element;
+}
+
+}  // namespace f8::tuner

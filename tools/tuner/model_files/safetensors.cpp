@@ -1,0 +1,194 @@
+#include "tools/tuner/model_files/safetensors.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "base/text.hpp"
+#include "tools/tuner/model_files/strict_json.hpp"
+
+namespace f8::tuner {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
+
+Result<uint64_t> header_length(std::string_view prefix, uint64_t file_size,
+                               std::string_view where) {
+  if (prefix.size() < 8) {
+    return fail(ErrorCode::kCorrupt,
+                "{} is not a safetensors file: it has {} bytes, fewer than the 8 of its length; "
+                "download it again",
+                where, prefix.size());
+  }
+  uint64_t length = 0;
+  for (size_t i = 0; i < 8; ++i) {
+    length |= static_cast<uint64_t>(static_cast<unsigned char>(prefix[i])) << (8 * i);
+  }
+  if (length > kMaxHeader || length < 2) {
+    return fail(
+        ErrorCode::kCorrupt,
+        "{} is not a safetensors file: its header would be {} bytes long (allowed: 2 to {})", where,
+        length, kMaxHeader);
+  }
+  if (file_size - 8 < length) {
+    return fail(ErrorCode::kCorrupt,
+                "{} is truncated: its header is {} bytes long, the file has {} after the length; "
+                "download it again",
+                where, length, file_size - 8);
+  }
+  return length;
+}
+
+// "layers.2.wq" before "layers.10.wq": digit runs compare as numbers, by length and then by digits.
+bool natural_less(std::string_view a, std::string_view b) {
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  while (!a.empty() && !b.empty()) {
+    if (digit(a.front()) && digit(b.front())) {
+      const auto run = [&](std::string_view s) {
+        return static_cast<size_t>(std::ranges::find_if_not(s, digit) - s.begin());
+      };
+      const std::string_view x = a.substr(0, run(a));
+      const std::string_view y = b.substr(0, run(b));
+      if (x.size() != y.size()) return x.size() < y.size();
+      if (x != y) return x < y;
+      a.remove_prefix(x.size());
+      b.remove_prefix(y.size());
+    } else {
+      if (a.front() != b.front()) return a.front() < b.front();
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  return a.size() < b.size();
+}
+
+bool is_linear(const TensorShape& tensor) {
+  constexpr std::array<std::string_view, 5> kOthers = {"embed", "norm", "wte.", "wpe.", "lora_"};
+  if (!tensor.name.ends_with(".weight") || tensor.shape.size() != 2) return false;
+  return std::ranges::none_of(kOthers, [&](std::string_view other) {
+    return tensor.name.find(other) != std::string::npos;
+  });
+}
+
+}  // namespace
+
+Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::string_view where) {
+  const uint64_t length = F8_TRY(header_length(bytes.substr(0, 8), bytes.size(), where));
+  const std::string what = fmt::format("the header of {}", where);
+  const auto header = F8_TRY(parse_json(bytes.substr(8, length), what));
+  if (!header.is_object()) {
+    return fail(ErrorCode::kCorrupt, "{} is not a JSON object", what);
+  }
+  std::vector<TensorShape> tensors;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const auto shape = entry.is_object() ? entry.find("shape") : entry.end();
+    if (!entry.is_object() || shape == entry.end() || !shape->is_array() ||
+        !entry.contains("dtype")) {
+      return fail(ErrorCode::kCorrupt, "{}: tensor {} has no dtype and shape", what, quote(name));
+    }
+    TensorShape tensor{name, {}};
+    for (const auto& extent : *shape) {
+      if (!extent.is_number_unsigned() || extent.get<uint64_t>() > INT64_MAX) {
+        return fail(ErrorCode::kCorrupt, "{}: the shape of tensor {} is no list of sizes", what,
+                    quote(name));
+      }
+      tensor.shape.push_back(extent.get<int64_t>());
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+Result<std::vector<TensorShape>> read_safetensors(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    return fail(ErrorCode::kNotFound, "no such file: {}", path.string());
+  }
+  if (!fs::is_regular_file(path, error)) {
+    return fail(ErrorCode::kInvalidArgument, "{} is not a regular file", path.string());
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return fail(ErrorCode::kIo, "cannot open {}: {}; check its permissions", path.string(),
+                std::strerror(errno));
+  }
+  const uint64_t size = fs::file_size(path, error);
+  std::string bytes(8, '\0');
+  file.read(bytes.data(), 8);
+  bytes.resize(static_cast<size_t>(file.gcount()));
+  const uint64_t length = F8_TRY(header_length(bytes, error ? 0 : size, path.string()));
+  bytes.resize(8 + length);
+  file.read(bytes.data() + 8, static_cast<std::streamsize>(length));
+  if (static_cast<uint64_t>(file.gcount()) != length) {
+    return fail(ErrorCode::kIo, "cannot read the header of {}", path.string());
+  }
+  return parse_safetensors(bytes, path.string());
+}
+
+Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::string_view where) {
+  std::vector<NamedLinear> out;
+  for (TensorShape& tensor : tensors) {
+    if (!is_linear(tensor)) continue;
+    for (const int64_t extent : tensor.shape) {
+      if (extent < 1 || extent > kMaxDim) {
+        return fail(ErrorCode::kInvalidArgument,
+                    "{}: tensor {} has the shape [{}]; sizes from 1 to {} are possible", where,
+                    quote(tensor.name), fmt::join(tensor.shape, ", "), kMaxDim);
+      }
+    }
+    tensor.name.resize(tensor.name.size() - std::string_view(".weight").size());
+    out.push_back({std::move(tensor.name), tensor.shape[1], tensor.shape[0]});
+  }
+  if (out.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{} has no linear layer: no 2-D tensor whose name ends in .weight", where);
+  }
+  std::ranges::sort(out, natural_less, &NamedLinear::fqn);
+  return out;
+}
+
+Result<std::vector<TensorShape>> read_index(const fs::path& path, const nlohmann::json& index) {
+  const std::string where = path.string();
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (!index.is_object() || map == index.end() || !map->is_object() || map->empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{} has no \"weight_map\" with the shard of each tensor", where);
+  }
+  std::map<std::string, std::set<std::string>> shards;
+  for (const auto& [tensor, shard] : map->items()) {
+    if (!shard.is_string()) {
+      return fail(ErrorCode::kInvalidArgument, "{}: the shard of {} is not a file name", where,
+                  quote(tensor));
+    }
+    const auto name = shard.get<std::string>();
+    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
+        name.find('\0') != std::string::npos) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: the shard {} is not the name of a file beside it", where, quote(name));
+    }
+    shards[name].insert(tensor);
+  }
+  std::vector<TensorShape> all;
+  for (auto& [shard, wanted] : shards) {
+    Result<std::vector<TensorShape>> tensors = read_safetensors(path.parent_path() / shard);
+    if (!tensors) {
+      return fail(tensors.error().code, "a shard of {}: {}", where, tensors.error().message);
+    }
+    for (TensorShape& tensor : *tensors) {
+      if (wanted.erase(tensor.name) == 1) all.push_back(std::move(tensor));
+    }
+    if (!wanted.empty()) {
+      return fail(ErrorCode::kCorrupt, "{} says that {} is in {}, which does not hold it", where,
+                  quote(*wanted.begin()), quote(shard));
+    }
+  }
+  return all;
+}
+
+}  // namespace f8::tuner

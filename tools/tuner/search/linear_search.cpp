@@ -1,0 +1,172 @@
+#include "tools/tuner/search/linear_search.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace f8::tuner {
+namespace {
+
+using tuning_db::TrialResult;
+
+constexpr double kNoTarget = 1e9;    // an interval that no measurement misses
+constexpr double kDropAbove = 1.06;  // of the fastest linear: not timed to the end
+constexpr double kClearly = 0.997;   // of another linear's time: faster by more than noise
+constexpr size_t kDeepest = 3;       // kernels of a product that linears are made of
+constexpr size_t kFewest = 2;        // linears of the second rung
+
+// The configurations by which both gradients together are fastest, two launches added up.
+std::vector<runtime::GemmChoice> shared_by_gradients(const KernelFields& fields) {
+  constexpr size_t kMost = 2;
+  const auto& grad_input = fields[static_cast<size_t>(Gemm::kGradInput)].timed;
+  const auto& grad_weight = fields[static_cast<size_t>(Gemm::kGradWeight)].timed;
+  std::vector<TimedKernel> shared;
+  for (const TimedKernel& one : grad_input) {
+    if (one.choice.provider != Provider::kGenerated) continue;
+    const auto same = std::ranges::find_if(grad_weight, [&](const TimedKernel& other) {
+      return other.choice.provider == Provider::kGenerated &&
+             other.choice.config == one.choice.config;
+    });
+    if (same != grad_weight.end()) shared.push_back({one.choice, one.ns + same->ns});
+  }
+  std::ranges::stable_sort(shared, {}, &TimedKernel::ns);
+  std::vector<runtime::GemmChoice> choices;
+  for (size_t i = 0; i < std::min(kMost, shared.size()); ++i) choices.push_back(shared[i].choice);
+  return choices;
+}
+
+// A combination of the best changes of the first rung: a product takes another kernel than its
+// fastest where that change alone made the linear faster.
+LinearChoices join(const std::vector<LinearChoices>& variants,
+                   const std::vector<std::optional<double>>& ns) {
+  LinearChoices joined = variants.front();
+  if (!ns.front()) return joined;
+  std::array<double, 3> best;
+  best.fill(kClearly * *ns.front());
+  for (size_t v = 1; v < variants.size(); ++v) {
+    std::vector<size_t> changed;
+    for (size_t i = 0; i < joined.size(); ++i) {
+      if (runtime::config_text(variants[v][i]) != runtime::config_text(variants.front()[i]) ||
+          variants[v][i].provider != variants.front()[i].provider) {
+        changed.push_back(i);
+      }
+    }
+    if (changed.size() != 1 || !ns[v] || *ns[v] >= best[changed.front()]) continue;
+    best[changed.front()] = *ns[v];
+    joined[changed.front()] = variants[v][changed.front()];
+  }
+  return joined;
+}
+
+}  // namespace
+
+std::vector<LinearChoices> linear_variants(const KernelFields& fields, const LinearKnobs& knobs) {
+  std::vector<LinearChoices> variants;
+  std::vector<std::string> seen;
+  const auto add = [&](const LinearChoices& choices) {
+    std::string text = choices_text(choices);
+    if (static_cast<int>(variants.size()) >= std::max(1, knobs.most) ||
+        std::ranges::find(seen, text) != seen.end()) {
+      return;
+    }
+    seen.push_back(std::move(text));
+    variants.push_back(choices);
+  };
+  LinearChoices fastest;
+  size_t priors = 0;
+  for (size_t i = 0; i < fields.size(); ++i) {
+    fastest[i] = fields[i].timed.front().choice;
+    priors = std::max(priors, fields[i].prior.size());
+  }
+  add(fastest);
+  for (size_t p = 0; p < priors; ++p) {
+    LinearChoices prior = fastest;
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (p < fields[i].prior.size()) prior[i] = fields[i].prior[p];
+    }
+    add(prior);
+  }
+  for (const runtime::GemmChoice& shared : shared_by_gradients(fields)) {
+    LinearChoices together = fastest;
+    together[static_cast<size_t>(Gemm::kGradInput)] = shared;
+    together[static_cast<size_t>(Gemm::kGradWeight)] = shared;
+    add(together);
+  }
+  for (size_t depth = 1; depth < kDeepest; ++depth) {
+    for (size_t i = 0; i < fields.size(); ++i) {
+      const std::vector<TimedKernel>& timed = fields[i].timed;
+      if (depth >= timed.size() || timed[depth].ns > timed.front().ns * knobs.within) continue;
+      LinearChoices swapped = fastest;
+      swapped[i] = timed[depth].choice;
+      add(swapped);
+    }
+  }
+  return variants;
+}
+
+Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
+                                   const LinearKnobs& knobs, const MeasureGroup& measure,
+                                   const std::string& impl) {
+  std::vector<LinearChoices> variants = linear_variants(fields, knobs);
+  LinearSearch found{.choices = variants.front()};
+  if (variants.size() == 1) return found;
+
+  const auto time = [&](const std::vector<LinearChoices>& linears,
+                        double share_ms) -> Result<std::vector<std::optional<double>>> {
+    group.subjects.clear();
+    for (const LinearChoices& choices : linears) {
+      group.subjects.push_back({.impl = impl, .config = choices_text(choices)});
+    }
+    group.reference = -1;
+    const double all_s = share_ms / 1e3 * static_cast<double>(linears.size());
+    group.stop = {.target = kNoTarget, .min_s = all_s, .max_s = all_s, .min_blocks = 2};
+    group.drop_above = kDropAbove;
+    ++group.seed;
+    std::vector<std::optional<double>> ns;
+    for (const TrialResult& result : F8_TRY(measure(group))) {
+      ns.push_back(result.timing ? std::optional(result.timing->median_ns) : std::nullopt);
+    }
+    return ns;
+  };
+  const std::vector<std::optional<double>> first = F8_TRY(time(variants, knobs.ms));
+  std::vector<size_t> ranked;
+  for (size_t i = 0; i < first.size(); ++i) {
+    if (first[i]) ranked.push_back(i);
+  }
+  found.timed = static_cast<int>(ranked.size());
+  if (ranked.empty()) return found;
+  std::ranges::stable_sort(ranked, {}, [&](size_t i) { return *first[i]; });
+
+  std::vector<LinearChoices> finalists;
+  const size_t keep = std::max(kFewest, (ranked.size() + 2) / 3);
+  for (size_t i = 0; i < std::min(keep, ranked.size()); ++i) {
+    finalists.push_back(variants[ranked[i]]);
+  }
+  const LinearChoices joined = join(variants, first);
+  const auto is_joined = [text = choices_text(joined)](const LinearChoices& choices) {
+    return choices_text(choices) == text;
+  };
+  if (std::ranges::none_of(variants, is_joined)) {
+    finalists.push_back(joined);
+    ++found.timed;
+  }
+  found.choices = finalists.front();
+  if (first.front()) found.over_first = *first.front() / *first[ranked.front()];
+  if (finalists.size() == 1) return found;
+
+  const std::vector<std::optional<double>> second = F8_TRY(time(finalists, 2 * knobs.ms));
+  const auto faster = [](const std::optional<double>& a, const std::optional<double>& b) {
+    return a && (!b || *a < *b);
+  };
+  const auto best = std::ranges::min_element(second, faster);
+  if (!*best) return found;
+  found.choices = finalists[static_cast<size_t>(best - second.begin())];
+  if (ranked.front() == 0 && second.front()) {
+    found.over_first = *second.front() / **best;
+  } else if (first.front()) {
+    found.over_first = *first.front() / **best;
+  }
+  return found;
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,141 @@
+#include "tools/tuner/search/shape_sweep.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "base/file.hpp"
+#include "base/text.hpp"
+
+namespace f8::tuner {
+namespace {
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\"";
+  const size_t first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+}
+
+std::vector<std::string_view> fields_of(std::string_view line) {
+  std::vector<std::string_view> fields;
+  while (true) {
+    const size_t comma = line.find(',');
+    fields.push_back(trim(line.substr(0, comma)));
+    if (comma == std::string_view::npos) return fields;
+    line.remove_prefix(comma + 1);
+  }
+}
+
+std::string csv_field(std::string_view text) {
+  if (text.find_first_of(",\"\n\r") == std::string_view::npos) return std::string(text);
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"') quoted += '"';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
+}  // namespace
+
+Result<std::vector<Shape>> parse_shape_table(std::string_view csv) {
+  constexpr std::array<std::string_view, 3> kNames = {"m", "n", "k"};
+  std::array<size_t, 3> columns{};
+  std::vector<Shape> shapes;
+  std::set<Shape> seen;
+  bool has_header = false;
+  for (int64_t number = 1; !csv.empty(); ++number) {
+    const std::string_view line = take_until(csv, '\n');
+    if (trim(line).empty()) continue;
+    const std::vector<std::string_view> fields = fields_of(line);
+    if (!has_header) {
+      for (size_t i = 0; i < kNames.size(); ++i) {
+        const auto found = std::ranges::find(fields, kNames[i]);
+        if (found == fields.end()) {
+          return fail(ErrorCode::kInvalidArgument,
+                      "line {}: no column {}; the first line names the columns, m, n and k among "
+                      "them",
+                      number, kNames[i]);
+        }
+        columns[i] = static_cast<size_t>(found - fields.begin());
+      }
+      has_header = true;
+      continue;
+    }
+    std::array<int64_t, 3> values{};
+    for (size_t i = 0; i < kNames.size(); ++i) {
+      const std::string_view text = columns[i] < fields.size() ? fields[columns[i]] : "";
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), values[i]);
+      if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+        return fail(ErrorCode::kInvalidArgument, "line {}: column {} is {}, no whole number",
+                    number, kNames[i], quote(text));
+      }
+    }
+    const Shape shape{values[0], values[1], values[2]};
+    if (const Status valid = validate_shape(shape); !valid) {
+      return fail(valid.error().code, "line {}: {}", number, valid.error().message);
+    }
+    if (seen.insert(shape).second) shapes.push_back(shape);
+  }
+  if (shapes.empty()) return fail(ErrorCode::kInvalidArgument, "no shapes");
+  return shapes;
+}
+
+Result<std::vector<Shape>> read_shape_table(const std::filesystem::path& path) {
+  const std::string text = F8_TRY(read_file(path));
+  auto shapes = parse_shape_table(text);
+  if (!shapes) {
+    return fail(shapes.error().code, "{}: {}", path.string(), shapes.error().message);
+  }
+  return shapes;
+}
+
+SurveySummary summarize(std::span<const SurveyRatio> ratios) {
+  SurveySummary summary;
+  if (ratios.empty()) return summary;
+  double logs = 0;
+  for (const SurveyRatio& one : ratios) {
+    logs += std::log(one.ratio);
+    summary.at_least_100 += one.ratio >= 1.00 ? 1 : 0;
+    summary.at_least_095 += one.ratio >= 0.95 ? 1 : 0;
+    if (summary.count++ > 0 && one.ratio >= summary.worst) continue;
+    summary.worst = one.ratio;
+    summary.worst_of = one.problem;
+  }
+  summary.geometric_mean = std::exp(logs / summary.count);
+  return summary;
+}
+
+Result<CsvFile> CsvFile::create(const std::filesystem::path& path,
+                                std::span<const std::string_view> columns) {
+  CsvFile file;
+  file.path_ = path;
+  file.columns_ = columns.size();
+  file.out_.open(path, std::ios::binary | std::ios::trunc);
+  if (!file.out_) return fail(ErrorCode::kIo, "{}: cannot be created", path.string());
+  const std::vector<std::string> names(columns.begin(), columns.end());
+  F8_TRY(file.add(names));
+  return file;
+}
+
+Status CsvFile::add(std::span<const std::string> fields) {
+  if (path_.empty()) return {};
+  if (fields.size() != columns_) {
+    return fail(ErrorCode::kInternal, "{}: {} fields for {} columns", path_.string(), fields.size(),
+                columns_);
+  }
+  std::string line;
+  for (size_t i = 0; i < fields.size(); ++i) {
+    line += fmt::format("{}{}", i == 0 ? "" : ",", csv_field(fields[i]));
+  }
+  out_ << line << '\n' << std::flush;
+  if (!out_) {
+    return fail(ErrorCode::kIo, "{}: cannot be written; is the disk full?", path_.string());
+  }
+  return {};
+}
+
+}  // namespace f8::tuner

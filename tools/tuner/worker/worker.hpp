@@ -1,0 +1,88 @@
+// The worker: the process that owns the device. A kernel that breaks the CUDA context, hangs or
+// crashes takes the worker down and not the sweep: the parent learns which subject was running,
+// starts another worker and goes on. See protocol.hpp for what goes over the pipes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/tuner/measure/measurer.hpp"
+
+namespace f8::tuner {
+
+// --- the child's side
+
+// Answers requests from `in` on `out` until the end of input or a device error; the process's exit
+// status.
+[[nodiscard]] int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in,
+                        int out);
+
+// --- the parent's side
+
+struct Child {
+  int pid = -1;
+  int in = -1;   // what the child writes
+  int out = -1;  // what the child reads
+};
+// Starts a worker; the default runs this executable again with kWorkerCommand.
+using Spawn = std::function<Result<Child>()>;
+inline constexpr const char* kWorkerCommand = "__worker";
+[[nodiscard]] Spawn spawn_self(int device);
+
+struct WorkerOptions {
+  double start_timeout_s = 60;  // until hello: the driver's and the libraries' start
+  double cell_timeout_s = 30;   // between two signs of life
+  // Called while waiting, a few times a second; true: give up (kInterrupted).
+  std::function<bool()> tick;
+};
+
+// Why a group has no outcomes.
+struct Loss {
+  enum class Kind { kCrash, kTimeout };
+  Kind kind = Kind::kCrash;
+  int subject = -1;  // that was running; -1: nobody alone
+  std::string reason;
+};
+
+struct GroupReply {
+  std::vector<tuning_db::TrialResult> results;  // empty where the worker was lost
+  std::optional<Loss> loss;
+};
+
+class Worker {
+ public:
+  Worker(Spawn spawn, WorkerOptions options)
+      : spawn_(std::move(spawn)), options_(std::move(options)) {}
+  ~Worker() { stop(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Starts a worker where none runs.
+  [[nodiscard]] Status start();
+  [[nodiscard]] const runtime::DeviceInfo& device() const { return device_; }
+  [[nodiscard]] Result<int> heuristics(const Problem& gemm, bool bf16);
+  // An error ends the sweep (no device, interrupted); a loss costs what it names.
+  [[nodiscard]] Result<GroupReply> measure(const GroupRequest& request);
+  void stop();
+  [[nodiscard]] int starts() const { return starts_; }
+
+ private:
+  struct Line {
+    enum class Kind { kText, kEnd, kTimeout, kInterrupted } kind = Kind::kText;
+    std::string text;
+  };
+  [[nodiscard]] Line read_line(double timeout_s);
+  [[nodiscard]] bool send(const std::string& line);
+  [[nodiscard]] std::string reap();  // ends the child and says how it ended
+
+  Spawn spawn_;
+  WorkerOptions options_;
+  Child child_;
+  std::string buffer_;
+  runtime::DeviceInfo device_;
+  int starts_ = 0;
+};
+
+}  // namespace f8::tuner

@@ -1,0 +1,55 @@
+// What version 1 of the schema and of the JSON-lines form wrote into `reason`, taken apart once:
+//
+//   reason   := screened [ "; " words ] | [ words "; " ] "kernels " kernel "," kernel "," kernel
+//   screened := "screened at " MICROSECONDS " us, " words      of a trial in state `pruned`
+//   kernel   := LinearKernel's text; output, grad_input, grad_weight
+#include <charconv>
+
+#include "base/text.hpp"
+#include "tuning_db/rows.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+void take_screening(TrialResult& result) {
+  constexpr std::string_view kScreened = "screened at ";
+  constexpr std::string_view kUnit = " us, ";
+  if (result.state != TrialState::kPruned || !result.reason.starts_with(kScreened)) return;
+  const char* begin = result.reason.data() + kScreened.size();
+  const char* end = result.reason.data() + result.reason.size();
+  double us = 0;
+  const auto [stop, error] = std::from_chars(begin, end, us);
+  const std::string_view rest(stop, static_cast<size_t>(end - stop));
+  if (error != std::errc() || !(us > 0) || !rest.starts_with(kUnit)) return;
+  result.screened_ns = us * 1e3;
+  result.reason = std::string(rest.substr(kUnit.size()));
+}
+
+void take_kernels(TrialResult& result) {
+  constexpr std::string_view kKernels = "kernels ";
+  constexpr std::string_view kSeparator = "; ";
+  const size_t start = result.reason.rfind(kKernels);
+  if (start == std::string::npos) return;
+  std::string_view words = std::string_view(result.reason).substr(0, start);
+  if (!words.empty() && !words.ends_with(kSeparator)) return;
+  std::string_view rest = std::string_view(result.reason).substr(start + kKernels.size());
+  LinearKernels kernels;
+  for (LinearKernel& kernel : kernels) {
+    auto parsed = parse_linear_kernel(take_until(rest, ','));
+    if (!parsed) return;
+    kernel = *std::move(parsed);
+  }
+  if (!rest.empty()) return;
+  if (!words.empty()) words.remove_suffix(kSeparator.size());
+  result.kernels = std::move(kernels);
+  result.reason = std::string(words);
+}
+
+}  // namespace
+
+void take_data_from_reason(TrialResult& result) {
+  if (!result.screened_ns) take_screening(result);
+  if (!result.kernels) take_kernels(result);
+}
+
+}  // namespace f8::tuning_db
