@@ -79,14 +79,14 @@ void Linears::allocate() {
 
 void Linears::cast_weights(bool first_step) {
   if (!casts_) return;
-  std::vector<float8_weight_args> all;
+  std::vector<float8::WeightArgs> all;
   for (const Layer& layer : layers_) {
     float8::WeightArgs args;
     args.w = layer.w;
     args.cache = layer.cache;
     args.scales = layer.slots;
     args.first_step = first_step;
-    all.push_back(args.c());
+    all.push_back(args);
   }
   check(casts_->run(all, workspace_, backend_.stream()));
 }

@@ -75,7 +75,7 @@ Status read_struct(const T* from, const char* name, T& out) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: struct_size is {}; set it to sizeof the struct ({})", name, given, sizeof(T));
   }
-  out = T{};
+  std::memset(static_cast<void*>(&out), 0, sizeof out);  // not the defaults of C++
   std::memcpy(&out, from, std::min(given, sizeof(T)));
   for (size_t i = sizeof(T); i < given; ++i) {
     if (reinterpret_cast<const unsigned char*>(from)[i] != 0) {

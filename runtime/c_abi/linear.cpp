@@ -72,7 +72,7 @@ f8::Status read_args(const float8_weight_args* args, const float8_weight_args* a
   return check_bytes("cast_weight", "cache", known.cache_bytes, cache_bytes);
 }
 
-// What begins a forward as it does a backward.
+// Begins a forward or a backward.
 template <class Args>
 f8::Status open_call(const char* call, const char* type, const float8_linear* linear,
                      const Args* args, Args& known) {

@@ -24,7 +24,7 @@ std::span<const char* const> table_recipes(const GemmDesc& desc) {
   return kAxis;
 }
 
-// Of fp8 operands: the library has no mix of a tensor's and rows' scales, and biases of 16 bits.
+// For fp8 operands, the library has no mix of a tensor's and rows' scales, and biases of 16 bits.
 bool library_can(const GemmDesc& desc) {
   return !is_fp8(desc.a) ||
          (!desc.scalar_a && !desc.scalar_b && (!desc.bias || desc.d != Dtype::kF32));

@@ -59,7 +59,7 @@ Status set_layout(const CublasLt& lib, cublasLtMatrixLayoutOpaque_t& layout, Dty
       "cublasLtMatrixLayoutInit");
 }
 
-// Of our operands, which are the library's in reverse order.
+// The scale modes of our operands, which are the library's in reverse order.
 struct ScaleModes {
   int32_t a, b;
 };
@@ -122,7 +122,7 @@ Result<cublasLtHandle_t> handle(Context::State& state, const CublasLt& lib) {
   return state.cublaslt;
 }
 
-// What cuBLASLt offers, best first by its own judgement; empty where it offers nothing.
+// The algorithms that cuBLASLt offers, best first by its own judgement; empty where it has none.
 Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context,
                                                                 const GemmDesc& desc, int most) {
   const CublasLt& lib = *F8_TRY(cublaslt());

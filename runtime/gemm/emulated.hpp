@@ -1,4 +1,4 @@
-// What stands for cuBLASLt on an emulated device: the same GEMM, computed on the CPU.
+// The stand-in for cuBLASLt on an emulated device: the same GEMM, computed on the CPU.
 #pragma once
 
 #include "runtime/gemm/provider.hpp"

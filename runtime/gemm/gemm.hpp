@@ -1,5 +1,5 @@
-// One of a linear's three matrix products, planned for a provider: a generated kernel, or cuBLASLt
-// (opened at first use). fp8 operands are contiguous along the contraction ("tn"), as the cast
+// One of a linear's three GEMMs, planned for a provider: a generated kernel, or cuBLASLt (opened at
+// first use). fp8 operands are contiguous along K ("tn"), as the cast
 // kernels write them:
 //
 //   gemm          a                  b                  d
@@ -44,7 +44,7 @@ struct GemmChoice {
   bool operator==(const GemmChoice&) const = default;
   std::string why = {};  // in words, where choose_gemm chose it
 };
-// The generated kernel for a product, of fp8 operands.
+// The generated kernel for a GEMM of fp8 operands.
 [[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);
 // "128x256s4c2x1w2g8" or "h3": as the database and the tuning table keep it.
 [[nodiscard]] std::string config_text(const GemmChoice& choice);
@@ -92,12 +92,12 @@ class GemmPlan {
 
 using GemmPlanPtr = std::shared_ptr<const GemmPlan>;
 
-// Two products of the same types in one launch: what a backward's gradients are when both are
+// Two GEMMs of the same types in one launch: what a backward's gradients are when both are
 // computed by one configuration. Their tiles share one persistent grid, so that the last wave of
 // the one is filled by the other.
 class GroupedGemm {
  public:
-  // Whether one launch can compute both: generated, the same types, scales and configuration.
+  // Tells whether one launch can compute both: generated, the same types, scales and configuration.
   [[nodiscard]] static bool fits(const GemmDesc& first, const GemmChoice& first_choice,
                                  const GemmDesc& second, const GemmChoice& second_choice);
   [[nodiscard]] static codegen::GemmSpec spec(const GemmDesc& desc, const GemmChoice& choice);
@@ -110,7 +110,7 @@ class GroupedGemm {
                                    Stream stream) const = 0;
 };
 
-// How many heuristics cuBLASLt offers for this product (asks for up to `most`).
+// How many heuristics cuBLASLt offers for this GEMM (asks for up to `most`).
 [[nodiscard]] Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most = 8);
 [[nodiscard]] Result<std::string> cublaslt_version();
 

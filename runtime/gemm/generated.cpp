@@ -27,41 +27,41 @@ kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& ca
           .padding = 0};
 }
 
-// Clusters take units of cluster_m x cluster_n tiles in turn, so more of them than units or than
-// fit at once would find nothing to do.
-int64_t units(const codegen::GemmConfig& config, Shape own) {
+// Persistent clusters take work tiles of cluster_m x cluster_n tiles in turn, so more clusters than
+// work tiles, or than fit at once, would find nothing to do.
+int64_t work_tiles(const codegen::GemmConfig& config, Shape own) {
   return ceil_div(own.m, int64_t{config.tile_m} * config.cluster_m) *
          ceil_div(own.n, int64_t{config.tile_n} * config.cluster_n);
 }
-int64_t grid(const Kernel& kernel, int64_t units) {
-  return std::min<int64_t>(units, kernel.resident_clusters) * kernel.cluster_size;
+int64_t grid(const Kernel& kernel, int64_t work_tiles) {
+  return std::min<int64_t>(work_tiles, kernel.resident_clusters) * kernel.cluster_size;
 }
 
-// How many tiles of the second product take as long as one of the first: what a tile costs beside
-// its contraction is worth about 512 of it.
-kernels::u32 extra_units(int64_t first_k, int64_t second_k) {
+// The tail-balancing offset: how many tiles of the second GEMM take as long as one of the first.
+// What a tile costs beside its main loop is worth about 512 of K.
+kernels::u32 tail_offset(int64_t first_k, int64_t second_k) {
   constexpr int64_t kTileOverhead = 512;
   return static_cast<kernels::u32>((2 * (first_k + kTileOverhead) + second_k + kTileOverhead) /
                                    (2 * (second_k + kTileOverhead)));
 }
 
-// Whether to start while the previous kernel ends. Then blocks go to SMs in the order in which
-// these become free, so neighbours in the grid, which read the same tiles at the same time, lie far
-// apart, and a product takes longer for it than the microsecond that is gained: without clusters up
-// to 1.6 times as long, with clusters up to 1.05, of small tiles. Tiles below 128x128 and split
-// contractions read the most for what they multiply: for them it is how much of the contraction
-// (`work`: the sum over units) a cluster passes through, for the others how many waves.
-bool may_start_early(const Kernel& kernel, const codegen::GemmConfig& config, int64_t units,
-                     int64_t work) {
+// Tells whether to overlap the previous kernel by programmatic dependent launch. Blocks then go to
+// SMs in the order in which these become free, so neighbours in the grid, which read the same tiles
+// at the same time, lie far apart, and the GEMM takes longer for it than the microsecond that is
+// gained: up to 1.6 times as long without clusters, up to 1.05 times for small tiles with clusters.
+// Tiles below 128x128 and split-K read the most for what they multiply: for them the limit is the K
+// (`work`: its sum over work tiles) that a cluster passes through, for the others the waves.
+bool overlaps_previous(const Kernel& kernel, const codegen::GemmConfig& config, int64_t work_tiles,
+                       int64_t work) {
   constexpr int kMedium = 128 * 128;
-  constexpr int64_t kLongContraction = 3072;
+  constexpr int64_t kLongK = 3072;
   const int area = config.tile_m * config.tile_n;
   if (area < kMedium || config.split_k > 1) {
-    return work <= kLongContraction * config.split_k * kernel.resident_clusters;
+    return work <= kLongK * config.split_k * kernel.resident_clusters;
   }
   if (kernel.cluster_size > 1 && area > kMedium) return true;
   const int64_t waves = kernel.cluster_size > 1 ? 4 : 2;
-  return units <= waves * kernel.resident_clusters;
+  return work_tiles <= waves * kernel.resident_clusters;
 }
 
 struct Launcher {
@@ -78,30 +78,30 @@ struct Launcher {
     std::array<GemmMaps, kCount> maps;
     kernels::GemmArgs args{};
     args.raster_group = static_cast<kernels::u32>(spec.config.raster_group);
-    std::array<int64_t, kCount> unit_counts;
-    std::array<int64_t, kCount> contractions;
+    std::array<int64_t, kCount> tile_counts;
+    std::array<int64_t, kCount> ks;
     for (size_t i = 0; i < kCount; ++i) {
       const GemmCall& call = *calls[i];
       const Shape own = gemm_shape(call_shape(*descs[i], call), descs[i]->gemm);
       F8_TRY(encode_gemm_maps(driver, spec, own, row_pitch(own.k),
                               call.ld_d == 0 ? own.n : call.ld_d, call.a, call.b, call.d, maps[i]));
       args.problems[i] = problem(*descs[i], own, call);
-      unit_counts[i] = units(spec.config, own);
-      contractions[i] = own.k;
+      tile_counts[i] = work_tiles(spec.config, own);
+      ks[i] = own.k;
     }
-    const int64_t total = std::reduce(unit_counts.begin(), unit_counts.end());
+    const int64_t total = std::reduce(tile_counts.begin(), tile_counts.end());
     const int64_t blocks = grid(kernel, total);
-    const int64_t work = std::inner_product(unit_counts.begin(), unit_counts.end(),
-                                            contractions.begin(), int64_t{0});
-    const bool programmatic =
-        context->options().programmatic_launch && may_start_early(kernel, spec.config, total, work);
+    const int64_t work =
+        std::inner_product(tile_counts.begin(), tile_counts.end(), ks.begin(), int64_t{0});
+    const bool programmatic = context->options().programmatic_launch &&
+                              overlaps_previous(kernel, spec.config, total, work);
     if (kernel.cluster_size == 2) {
       const auto pairs = static_cast<size_t>(blocks) / 2;
       std::ranges::copy(
           programmatic ? identity_remap() : remap_of_first(*context->state().cluster_remap, pairs),
           args.cluster_remap);
     }
-    if constexpr (kCount == 2) args.tail_offset = extra_units(contractions[0], contractions[1]);
+    if constexpr (kCount == 2) args.tail_offset = tail_offset(ks[0], ks[1]);
     void* parameters[] = {maps.data(), &args};
     return launch(driver, kernel, blocks, parameters, programmatic, stream);
   }
@@ -127,7 +127,7 @@ class GeneratedGemm final : public GemmPlan {
 
 class GeneratedGroupedGemm final : public GroupedGemm {
  public:
-  // The longer contraction first: what remains for the last wave is then short.
+  // The GEMM with the longer K comes first: what remains for the last wave is then short.
   GeneratedGroupedGemm(std::shared_ptr<Context> context, const GemmDesc& first,
                        const GemmDesc& second, const Kernel& kernel)
       : launcher_{std::move(context), kernel}, descs_{first, second} {}
@@ -181,7 +181,7 @@ Result<std::shared_ptr<const GroupedGemm>> GroupedGemm::create(
     const GemmChoice& choice) {
   if (!fits(first, choice, second, choice)) {
     return fail(ErrorCode::kInvalidArgument,
-                "gemm {} and {}: one launch computes two products of the same types alone",
+                "gemm {} and {}: one launch computes two GEMMs of the same types alone",
                 to_string(first.gemm), to_string(second.gemm));
   }
   const Kernel* kernel = F8_TRY(context->kernel(spec(first, choice)));

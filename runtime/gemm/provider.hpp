@@ -1,4 +1,4 @@
-// What the providers of a GEMM share: the checks of a problem and of a call, where its operands lie,
+// The parts that the providers of a GEMM share: the checks of a problem and of a call, where its operands lie,
 // and the empty batch.
 #pragma once
 
@@ -19,7 +19,7 @@ inline constexpr int kHeuristics = 8;
 [[nodiscard]] Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspace,
                               size_t workspace_bytes);
 
-// The tensors that are a and b of a product in high precision, as they lie.
+// The tensors that are a and b of a GEMM in high precision, in their own layout.
 struct Extent {
   int64_t rows, cols;
 };
@@ -28,11 +28,11 @@ struct OperandExtents {
 };
 [[nodiscard]] OperandExtents high_precision_extents(Gemm gemm, Shape linear);
 
-// m = 0: the gradient of the weight is zero (with `add` what it was), other products are empty.
+// m = 0: the gradient of the weight is zero (with `add` what it was), other GEMMs are empty.
 [[nodiscard]] Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call,
                                Stream stream);
 
-// Where the inverse scales of an fp8 operand's rows lie: kernels::GemmProblem's strides.
+// The strides of the inverse scales of fp8 operands, as kernels::GemmProblem has them.
 struct ScaleStrides {
   int64_t a, b;
 };

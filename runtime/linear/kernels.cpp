@@ -83,7 +83,7 @@ class Planner {
     }
   }
 
-  // What two kernels would do alike, one does.
+  // Casts that two kernels would do alike, one does.
   static std::vector<KernelPass> group(const std::vector<FusedCast>& all) {
     std::vector<KernelPass> passes;
     for (const FusedCast& cast : all) {

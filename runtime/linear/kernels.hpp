@@ -1,11 +1,11 @@
 // Which kernels a linear runs: from a recipe's cast settings to kernel specs. No GPU is needed, so
 // `prewarm` compiles exactly what a trainer's plan will load.
 //
-// Each tensor has two uses, and for each that is fp8 a copy: q in the tensor's own layout (input and
-// weight for `output`, grad_output for `grad_input`), qt transposed (for the GEMM that reduces over
-// its rows). A fused cast writes both copies where they share format, rounding of the scale and its
-// source; else each copy has a cast of its own. Casts by the same kernel share its launches: they
-// are one kernel pass.
+// Each tensor has two uses, and for each that is fp8 a copy: q in the tensor's own layout (input
+// and weight for `output`, grad_output for `grad_input`), qt transposed (for the GEMM that reduces
+// over its rows). A fused cast writes both copies where they share format, rounding of the scale
+// and its source; else each copy has a cast of its own. Casts by the same kernel share its
+// launches: they are one kernel pass.
 #pragma once
 
 #include <array>
@@ -28,8 +28,9 @@ struct Copies {
   [[nodiscard]] bool share_scale() const;
 };
 
-// The copies that a call makes, as a set of bits: q and qt of x, of w and of dy. kCacheWeight: those
-// of w go into a weight cache, from master_dtype and under a noop_flag where the linear has one.
+// The copies that a call makes, as a set of bits: q and qt of x, of w and of dy. kCacheWeight:
+// those of w go into a weight cache, from master_dtype and under a noop_flag where the linear has
+// one.
 using CopySet = unsigned;
 inline constexpr CopySet kXq = 1, kXqt = 2, kWq = 4, kWqt = 8, kDyq = 16, kDyqt = 32,
                          kCacheWeight = 64;
@@ -42,8 +43,8 @@ struct FusedCast {
   std::string quantize_name = {};  // of its launch alone: "quantize x"
 };
 
-// Fused casts by one kernel: a cast launch, after an amax launch where the cast needs it; or both in
-// one launch, of all matrices or of each (quantize_launches).
+// Fused casts by one kernel: a cast launch, after an amax launch where the cast needs it; or both
+// in one launch, of all matrices or of each (quantize_launches).
 struct KernelPass {
   std::string amax_name;      // "amax x,w"
   std::string cast_name;      // "cast x,w"
@@ -71,7 +72,7 @@ struct LinearKernels {
   [[nodiscard]] const Copies& of(Tensor tensor) const {
     return copies[static_cast<size_t>(tensor)];
   }
-  // What a call makes; copies that the recipe does not have count for nothing.
+  // The copies that a call makes; those that the recipe does not have count for nothing.
   [[nodiscard]] CopySet forward_copies(bool saved, bool cached) const;
   [[nodiscard]] CopySet backward_copies(bool dx, bool dw, bool cached) const;
   [[nodiscard]] CopySet cache_copies() const { return kWq | kWqt | kCacheWeight; }
@@ -100,7 +101,7 @@ struct NamedSpec {
 };
 [[nodiscard]] std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels);
 
-// What computes a GEMM of the linear: as `desc` fixes it, else by the table or the model.
+// Chooses what computes a GEMM of the linear: as `desc` fixes it, else by the table or the model.
 [[nodiscard]] Result<GemmChoice> linear_choice(const LinearDesc& desc, const GemmDesc& gemm,
                                                const TuningTable* table, int sm_count);
 

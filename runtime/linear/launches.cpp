@@ -18,7 +18,7 @@ struct Operands {
   [[nodiscard]] std::span<const QuantizeOperand> all() const { return {list.data(), count}; }
 };
 
-// What one launch needs beside its description.
+// One launch with everything that it needs beside its description.
 struct Runner {
   const Launch& launch;
   const Context::State& context;
@@ -142,7 +142,7 @@ QuantizeOperand CastOperand::at(const CallArguments& call) const {
           .cols = cols,
           .ld = call.stride(x),
           .partials = call.at<uint32_t>(partials),
-          .lines = call.m <= lines_up_to ? call.at<uint16_t>(lines) : nullptr,
+          .tile_amax = call.m <= tile_amax_up_to_m ? call.at<uint16_t>(tile_amax) : nullptr,
           .row_amax = call.at<uint32_t>(row_amax),
           .col_amax = call.at<uint32_t>(col_amax),
           .q = call.at<uint8_t>(q),

@@ -91,8 +91,8 @@ struct CastOperand {
   Ref x = {};
   int64_t rows = 0;  // 0: the call's m
   int64_t cols = 0;
-  int64_t lines_up_to = 0;  // up to this m its rows and columns leave per-tile amax partials
-  Ref partials = {}, lines = {}, row_amax = {}, col_amax = {};
+  int64_t tile_amax_up_to_m = 0;  // up to this m its rows and columns leave per-tile amax partials
+  Ref partials = {}, tile_amax = {}, row_amax = {}, col_amax = {};
   Ref q = {}, qt = {}, scale = {}, inv_row = {}, inv_col = {};
   Ref delayed = {}, recorded_amax = {}, counters = {};
 

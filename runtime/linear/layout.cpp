@@ -39,19 +39,19 @@ struct Matrix {
 };
 
 // The bytes of a tensor's per-tile amax partials, the most that any pass over it leaves.
-size_t lines_bytes(const std::vector<CallPasses>& calls, Tensor tensor, int64_t rows,
-                   int64_t cols) {
+size_t most_tile_amax_bytes(const std::vector<CallPasses>& calls, Tensor tensor, int64_t rows,
+                            int64_t cols) {
   size_t most = 0;
   for (const auto& [when, passes] : calls) {
     for (const KernelPass& pass : passes) {
       if (!pass.amax || std::ranges::count(pass.casts, tensor, &FusedCast::tensor) == 0) continue;
-      most = std::max(most, line_bytes(*pass.amax, rows, cols));
+      most = std::max(most, tile_amax_bytes(*pass.amax, rows, cols));
     }
   }
   return most;
 }
 
-bool may_raise_words(const std::vector<CallPasses>& calls) {
+bool may_raise_amax(const std::vector<CallPasses>& calls) {
   return std::ranges::any_of(calls, [](const CallPasses& call) {
     return std::ranges::any_of(call.passes, [](const KernelPass& pass) {
       return pass.amax && (pass.amax->row || pass.amax->col);
@@ -67,33 +67,33 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   const Matrix x{m, k, kernels.of(Tensor::kInput)};
   const Matrix w{n, k, kernels.of(Tensor::kWeight)};
   const Matrix dy{m, n, kernels.of(Tensor::kGradOutput)};
-  constexpr int64_t kOne = WordLayout::kTensorWords;
+  constexpr int64_t kOne = AmaxBuffers::kTensorWords;
 
   LinearLayout layout;
-  layout.w_words = {.row = 0, .column = n, .tensor = n + k};
-  layout.input_words = n + k + kOne;
-  layout.x_words = {.row = layout.input_words + k + kOne,
-                    .column = layout.input_words,
-                    .tensor = layout.input_words + k};
+  layout.w_amax = {.row = 0, .column = n, .tensor = n + k};
+  layout.input_amax = n + k + kOne;
+  layout.x_amax = {.row = layout.input_amax + k + kOne,
+                   .column = layout.input_amax,
+                   .tensor = layout.input_amax + k};
   const int64_t again = kernels.recompute ? 2 * (k + kOne) : 0;
-  layout.w_again.words = {.row = 0, .column = 0, .tensor = k};
-  layout.x_again.words = {.row = 0, .column = k + kOne, .tensor = 2 * k + kOne};
-  layout.dy_words = {.row = again + n + kOne, .column = again, .tensor = again + n};
+  layout.w_again = {.row = 0, .column = 0, .tensor = k};
+  layout.x_again = {.row = 0, .column = k + kOne, .tensor = 2 * k + kOne};
+  layout.dy_amax = {.row = again + n + kOne, .column = again, .tensor = again + n};
   const std::vector<CallPasses> calls = all_passes(kernels);
-  const bool words = may_raise_words(calls);
-  const auto words_bytes = [&](int64_t count) {
-    return words ? kWord * static_cast<size_t>(count) : 0;
+  const bool raises = may_raise_amax(calls);
+  const auto amax_bytes = [&](int64_t count) {
+    return raises ? kWord * static_cast<size_t>(count) : 0;
   };
 
   Arena forward;
   layout.sync = forward.take(quantize_sync_bytes(sm_count));
   const size_t first_bytes = kWord * kFirstWords * kernels.slots.size();
   layout.first = forward.take(first_bytes);
-  layout.words = forward.take(words_bytes(layout.x_words.row + m));
-  layout.x_lines = forward.take(lines_bytes(calls, Tensor::kInput, m, k));
-  layout.w_lines = forward.take(lines_bytes(calls, Tensor::kWeight, n, k));
-  layout.x_partials = forward.take(x.partials_bytes(sm_count));
-  layout.w_partials = forward.take(w.partials_bytes(sm_count));
+  layout.amax = forward.take(amax_bytes(layout.x_amax.row + m));
+  layout.x_amax.tile_amax = forward.take(most_tile_amax_bytes(calls, Tensor::kInput, m, k));
+  layout.w_amax.tile_amax = forward.take(most_tile_amax_bytes(calls, Tensor::kWeight, n, k));
+  layout.x_amax.partials = forward.take(x.partials_bytes(sm_count));
+  layout.w_amax.partials = forward.take(w.partials_bytes(sm_count));
   layout.x.q = forward.take(x.q_bytes());
   layout.w.q = forward.take(w.q_bytes());
   layout.x.q_scale = forward.take(x.q_scale_bytes());
@@ -122,16 +122,16 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   Arena backward;
   (void)backward.take(quantize_sync_bytes(sm_count));
   (void)backward.take(first_bytes);
-  (void)backward.take(words_bytes(layout.dy_words.row + m));
-  layout.dy_lines = backward.take(lines_bytes(calls, Tensor::kGradOutput, m, n));
-  layout.dy_partials = backward.take(dy.partials_bytes(sm_count));
+  (void)backward.take(amax_bytes(layout.dy_amax.row + m));
+  layout.dy_amax.tile_amax = backward.take(most_tile_amax_bytes(calls, Tensor::kGradOutput, m, n));
+  layout.dy_amax.partials = backward.take(dy.partials_bytes(sm_count));
   layout.dy.q = backward.take(dy.q_bytes());
   layout.dy.qt = backward.take(dy.qt_bytes());
   layout.dy.q_scale = backward.take(dy.q_scale_bytes());
   layout.dy.qt_scale = backward.take(dy.qt_scale_bytes());
   if (kernels.recompute) {
-    layout.x_again.lines = backward.take(lines_bytes(calls, Tensor::kInput, m, k));
-    layout.w_again.lines = backward.take(lines_bytes(calls, Tensor::kWeight, n, k));
+    layout.x_again.tile_amax = backward.take(most_tile_amax_bytes(calls, Tensor::kInput, m, k));
+    layout.w_again.tile_amax = backward.take(most_tile_amax_bytes(calls, Tensor::kWeight, n, k));
     layout.x_again.partials = backward.take(x.partials_bytes(sm_count));
     layout.w_again.partials = backward.take(w.partials_bytes(sm_count));
     take_transposed(backward, x, layout.x);

@@ -40,13 +40,14 @@ struct LinearDesc {
   // weight cache) and casts them again, to the same bits. Delayed scales must be those that forward
   // had.
   bool recompute = false;
-  // Of WeightCall::w, where it is not tensor_dtype: f32 master weights go into the cache at once.
+  // The type of WeightCall::w, where it is not tensor_dtype: f32 master weights go into the cache.
   // The cache is then all that forward and backward need of the weight, unless the recipe has a
   // GEMM in high precision that reads w.
   std::optional<Dtype> master_dtype = {};
   bool bias_grad = false;                // backward may be asked for db
   Dtype bias_grad_dtype = Dtype::kBf16;  // or f16, f32
-  // Of dynamic scales whose amax is not finite; for delayed ones see DelayedOptions.
+  // The policy for dynamic scales whose amax is not finite; DelayedOptions has that for delayed
+  // ones.
   NonFinite non_finite = NonFinite::kPropagate;
   // Casts add to the counters that a call brings (cast_counters.hpp). It takes some time, and small
   // tensors are cast in two launches.
@@ -136,7 +137,7 @@ class Linear {
   // serves, and a forward without `saved` is as good.
   [[nodiscard]] size_t saved_bytes(bool weight_cache = false) const;
   [[nodiscard]] size_t weight_cache_bytes() const;  // 0 where the weight is never cast
-  // What each operand with delayed scaling needs of DelayedScales, in the order of ScaleSlots.
+  // The slot of DelayedScales for each operand with delayed scaling, in the order of ScaleSlots.
   [[nodiscard]] const std::vector<DelayedSlot>& scale_slots() const;
 
   // The weight's fp8 copies and scales into a buffer that calls use until the weight changes.

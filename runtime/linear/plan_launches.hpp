@@ -14,7 +14,7 @@ struct LinearGemms {
   std::shared_ptr<const GroupedGemm> gradients;  // both in one launch, where their choices allow it
 };
 
-// What decides, beside m, which launches a call has: bits of an index into its lists.
+// The kind of a call decides, beside m, which launches it has: bits of an index into its lists.
 using CallKind = unsigned;
 inline constexpr CallKind kFirstStep = 1;  // delayed scales are taken from the tensors
 inline constexpr CallKind kOverRanks = 2;  // with kFirstStep: over the tensors of all ranks

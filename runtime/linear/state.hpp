@@ -1,5 +1,5 @@
-// What a planned linear keeps, and how a call's arguments meet its launches: shared by planning
-// (plan.cpp), the checks of a call (check.cpp) and the calls (linear.cpp).
+// The state of a planned linear, and how a call's arguments meet its launches: shared by planning
+// and calls (linear.cpp) and the checks of a call (check.cpp).
 #pragma once
 
 #include <memory>
@@ -56,10 +56,9 @@ struct Linear::State {
                            Stream stream) const;
   template <class Call>
   [[nodiscard]] std::vector<Step> steps(const char* name, const Call& call, void* workspace) const;
-  // What a kind of call owes to delayed scaling.
-  template <class Call>
-  [[nodiscard]] CallKind step_kind(const Call& call) const {
-    if (!call.first_step || kernels.slots.empty()) return 0;
+  // The bits of a call's kind that delayed scaling decides.
+  [[nodiscard]] CallKind step_kind(bool first_step, const CallArguments& call) const {
+    if (!first_step || kernels.slots.empty()) return 0;
     return call.ranks.reduce == nullptr ? kFirstStep : kFirstStep | kOverRanks;
   }
   template <class Call>

@@ -135,11 +135,11 @@ Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* works
   // Launches follow each other, so they may share the workspace.
   for (const Group& group : first ? first_groups_ : groups_) {
     std::array<QuantizeOperand, kernels::kMaxListed> operands;
-    const uint32_t* valid = nullptr;
+    const uint32_t* noop_flag = nullptr;
     for (size_t i = 0; i < group.members.size(); ++i) {
       const Member& member = group.members[i];
       const WeightCall call = calls.at(calls.from, member.linear);
-      valid = call.valid;
+      noop_flag = call.valid;
       CallArguments arguments;
       linears_[member.linear]->state_->bind(call, nullptr, arguments);
       if (recorded != nullptr) {
@@ -148,8 +148,8 @@ Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* works
       }
       operands[i] = member.operand.at(arguments);
     }
-    F8_TRY(
-        group.list.run(std::span(operands.data(), group.members.size()), workspace, stream, valid));
+    F8_TRY(group.list.run(std::span(operands.data(), group.members.size()), workspace, stream,
+                          noop_flag));
   }
   return {};
 }

@@ -34,7 +34,7 @@ std::string text_of(const std::vector<Step>& steps) {
 }
 
 // Addresses for calls that are listed and never run: far apart, and aligned.
-class Places {
+class FakeAddresses {
  public:
   void* next() { return reinterpret_cast<void*>(++count_ << 48); }
 
@@ -44,23 +44,23 @@ class Places {
 
 void add_launches(const Linear& linear, std::string& text) {
   const LinearDesc& desc = linear.desc();
-  Places places;
-  const ScaleSlots slots{.amax = static_cast<uint32_t*>(places.next()),
-                         .scale = static_cast<const float*>(places.next())};
-  ForwardCall forward{.x = places.next(), .w = places.next(), .y = places.next()};
-  forward.saved = desc.recompute ? nullptr : places.next();
+  FakeAddresses addresses;
+  const ScaleSlots slots{.amax = static_cast<uint32_t*>(addresses.next()),
+                         .scale = static_cast<const float*>(addresses.next())};
+  ForwardCall forward{.x = addresses.next(), .w = addresses.next(), .y = addresses.next()};
+  forward.saved = desc.recompute ? nullptr : addresses.next();
   forward.m = desc.shape.m;
-  forward.bias = desc.bias ? places.next() : nullptr;
+  forward.bias = desc.bias ? addresses.next() : nullptr;
   forward.scales = slots;
-  BackwardCall backward{.dy = places.next(), .saved = forward.saved};
-  backward.dx = desc.needs_grad_input ? places.next() : nullptr;
-  backward.dw = places.next();
-  backward.db = desc.bias_grad ? places.next() : nullptr;
+  BackwardCall backward{.dy = addresses.next(), .saved = forward.saved};
+  backward.dx = desc.needs_grad_input ? addresses.next() : nullptr;
+  backward.dw = addresses.next();
+  backward.db = desc.bias_grad ? addresses.next() : nullptr;
   backward.m = desc.shape.m;
   backward.x = forward.x;
   backward.w = forward.w;
   backward.scales = slots;
-  void* workspace = places.next();
+  void* workspace = addresses.next();
   const auto add = [&](const char* name, const std::vector<Step>& steps) {
     text += fmt::format("\n  {:<20} {}", name, text_of(steps));
   };
@@ -69,9 +69,9 @@ void add_launches(const Linear& linear, std::string& text) {
   if (linear.weight_cache_bytes() == 0) return;
   add("cast of the weight",
       linear.cast_weight_steps(
-          {.w = forward.w, .cache = places.next(), .scales = slots, .first_step = false},
+          {.w = forward.w, .cache = addresses.next(), .scales = slots, .first_step = false},
           workspace));
-  forward.weight_cache = backward.weight_cache = places.next();
+  forward.weight_cache = backward.weight_cache = addresses.next();
   add("forward with cache", linear.forward_steps(forward, workspace));
   if (desc.recompute) add("backward with cache", linear.backward_steps(backward, workspace));
 }

@@ -1,4 +1,4 @@
-// What was planned, in words: for a trainer's log, and for the person who wonders why.
+// A plan in words: for a trainer's log, and for the person who wonders why.
 #pragma once
 
 #include <string>

@@ -8,7 +8,7 @@
 
 namespace f8::runtime {
 
-// Of the sums of each 128 rows.
+// The bytes of the sums of each 128 rows.
 [[nodiscard]] size_t column_sums_bytes(int64_t rows, int64_t cols);
 
 // x[rows][cols], rows `ld` elements apart (0: dense), cols a multiple of 8.

@@ -12,9 +12,10 @@ constexpr int64_t kElementsPerBlock =
     256 * 64;                           // below this a block of the tensor amax is not worth it
 constexpr int64_t kMaxPartials = 1024;  // every block of the cast reads them all
 constexpr int64_t kBlocksPerSm = 6;
-// Tiles in a row and a column of tiles, together, whose lines a tile of the cast reads: beyond
-// that, reading 256 bytes of each costs more than clearing and raising words.
-constexpr int64_t kMostLinePeers = 80;
+// The most tiles in a row and a column of tiles, together, whose per-tile amax partials a tile of
+// the cast reads. Beyond that, reading 256 bytes of each costs more than clearing and raising the
+// words of an amax buffer.
+constexpr int64_t kMaxTileAmaxPeers = 80;
 
 template <class Args>
 int64_t grid(const Args& args) {
@@ -27,8 +28,8 @@ int64_t pairs_of_tiles(int64_t rows, int64_t cols) {
                                  ceil_div(rows, kernels::kCastTile));
 }
 
-// Of a matrix in a launch over `elements` in all.
-int32_t partials_beside(const QuantizeOperand& x, double elements, int sm_count) {
+// The partial maxima of a matrix in a launch over `elements` in all.
+int32_t partials_in_launch(const QuantizeOperand& x, double elements, int sm_count) {
   const double share = static_cast<double>(x.rows) * static_cast<double>(x.cols) / elements *
                        static_cast<double>(kBlocksPerSm * sm_count);
   return std::min(amax_partials(x.rows, x.cols, sm_count),
@@ -58,19 +59,19 @@ Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
                            std::span<const QuantizeOperand> operands) {
   if (codegen::scales_rows_alone(spec)) return Launches::kOne;
   const int64_t blocks = resident_quantize_blocks(sm_count);
-  const bool lines = has_scale(spec, codegen::ScaleMode::kAxis);
+  const bool axis = has_scale(spec, codegen::ScaleMode::kAxis);
   int64_t all_pairs = 0;
-  int64_t lines_of_tiles = 0;
+  int64_t strips = 0;
   bool each = true;
   for (const QuantizeOperand& operand : operands) {
     const int64_t down = ceil_div(operand.rows, kernels::kCastTile);
     const int64_t across = ceil_div(operand.cols, kernels::kCastTile);
     const int64_t pairs = pairs_of_tiles(operand.rows, operand.cols);
     all_pairs += pairs;
-    lines_of_tiles += down + across;
-    each = each && pairs <= blocks && (!lines || down + across <= kernels::kMaxStrips);
+    strips += down + across;
+    each = each && pairs <= blocks && (!axis || down + across <= kernels::kMaxStrips);
   }
-  if (all_pairs <= blocks && (!lines || lines_of_tiles <= kernels::kMaxStrips)) {
+  if (all_pairs <= blocks && (!axis || strips <= kernels::kMaxStrips)) {
     return Launches::kOne;
   }
   return each ? Launches::kOneEach : Launches::kTwo;
@@ -80,21 +81,22 @@ int64_t resident_quantize_blocks(int sm_count) {
   return int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
 }
 
-bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
+bool fits_tile_amax(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
   return (spec.row || spec.col) && !spec.tensor && spec.in != Dtype::kF32 &&
-         ceil_div(rows, kernels::kCastTile) + ceil_div(cols, kernels::kCastTile) <= kMostLinePeers;
+         ceil_div(rows, kernels::kCastTile) + ceil_div(cols, kernels::kCastTile) <=
+             kMaxTileAmaxPeers;
 }
 
-size_t line_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
+size_t tile_amax_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols) {
   const int64_t across = ceil_div(cols, kernels::kCastTile);
-  const int64_t down = std::min(ceil_div(rows, kernels::kCastTile), kMostLinePeers - across);
-  if (down < 1 || !takes_lines(spec, down * kernels::kCastTile, cols)) return 0;
+  const int64_t down = std::min(ceil_div(rows, kernels::kCastTile), kMaxTileAmaxPeers - across);
+  if (down < 1 || !fits_tile_amax(spec, down * kernels::kCastTile, cols)) return 0;
   return static_cast<size_t>(across * down * kernels::kTileAmaxSize) * sizeof(kernels::u16);
 }
 
-bool raises_words(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand> operands) {
+bool raises_amax(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand> operands) {
   return (spec.row || spec.col) &&
-         std::ranges::any_of(operands, [](const auto& x) { return x.lines == nullptr; });
+         std::ranges::any_of(operands, [](const auto& x) { return x.tile_amax == nullptr; });
 }
 
 size_t second_sync(int sm_count) {
@@ -137,12 +139,12 @@ Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
     to.rows = static_cast<int32_t>(from.rows);
     to.cols = static_cast<int32_t>(from.cols);
     to.partials = from.partials;
-    to.tile_amax = from.lines;
+    to.tile_amax = from.tile_amax;
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
     to.first_block = first;
     to.blocks = spec.row || spec.col ? static_cast<int32_t>(cast_tiles(from.rows, from.cols))
-                                     : partials_beside(from, elements, sm_count);
+                                     : partials_in_launch(from, elements, sm_count);
     first += to.blocks;
   }
   return args;
@@ -170,11 +172,11 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     if (amax && amax->tensor) {
       to.partials = from.partials;
     } else {
-      to.tile_amax = from.lines;
+      to.tile_amax = from.tile_amax;
     }
     to.partial_count = !amax || !amax->tensor   ? 0
                        : amax->row || amax->col ? 1
-                                                : partials_beside(from, elements, sm_count);
+                                                : partials_in_launch(from, elements, sm_count);
     to.row_amax = from.row_amax;
     to.col_amax = from.col_amax;
     to.delayed = from.delayed;
@@ -206,9 +208,9 @@ Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
 
 template <class Args>
 Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
-                   Stream stream, int64_t blocks_beside) {
+                   Stream stream, int64_t overlapped_blocks) {
   void* parameters[] = {const_cast<Args*>(&args)};
-  return launch(driver, kernel, grid(args), parameters, programmatic, stream, blocks_beside);
+  return launch(driver, kernel, grid(args), parameters, programmatic, stream, overlapped_blocks);
 }
 
 template kernels::AmaxArgs amax_args(const codegen::AmaxSpec&, int,
@@ -229,7 +231,7 @@ template Status launch_cast(const Driver&, const Kernel&, const kernels::CastLis
 
 Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream,
-                       int64_t blocks_beside) {
+                       int64_t overlapped_blocks) {
   void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
   int64_t blocks = grid(args.cast);
   if (kernel.cooperative && blocks > resident_quantize_blocks(kernel.resident_clusters)) {
@@ -238,7 +240,7 @@ Status launch_quantize(const Driver& driver, const Kernel& kernel,
       blocks += pairs_of_tiles(args.cast.tensors[i].rows, args.cast.tensors[i].cols);
     }
   }
-  return launch(driver, kernel, blocks, parameters, programmatic, stream, blocks_beside);
+  return launch(driver, kernel, blocks, parameters, programmatic, stream, overlapped_blocks);
 }
 
 }  // namespace f8::runtime

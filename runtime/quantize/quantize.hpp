@@ -21,17 +21,17 @@ struct QuantizeOperand {
   const void* x = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t ld = 0;                  // of x, elements, whole 16 bytes; 0: dense
-  uint32_t* partials = nullptr;    // tensor: amax_partials() words; beside an axis amax: 1, zeroed
-  uint16_t* lines = nullptr;       // axis, where takes_lines(): line_bytes(), 8-byte aligned
-  uint32_t* row_amax = nullptr;    // axis without lines: [rows], zeroed before the amax launch
-  uint32_t* col_amax = nullptr;    // axis without lines: [cols], likewise
-  uint8_t* q = nullptr;            // [rows][row_pitch(cols)]
-  uint8_t* qt = nullptr;           // [cols][row_pitch(rows)]
-  float* scale = nullptr;          // tensor: [0] and, at [kernels::kInverse], its inverse
-  float* inv_row = nullptr;        // axis: [rows], of q's rows; blocks: of q
-  float* inv_col = nullptr;        // axis: [cols], of qt's rows; blocks: of qt
-  const float* delayed = nullptr;  // delayed: the scale to cast with
+  int64_t ld = 0;                 // of x, elements, whole 16 bytes; 0: dense
+  uint32_t* partials = nullptr;   // tensor: amax_partials() words; beside an axis amax: 1, zeroed
+  uint16_t* tile_amax = nullptr;  // axis, where fits_tile_amax(): tile_amax_bytes(), 8-byte aligned
+  uint32_t* row_amax = nullptr;   // axis without tile_amax: [rows], zeroed before the amax launch
+  uint32_t* col_amax = nullptr;   // axis without tile_amax: [cols], likewise
+  uint8_t* q = nullptr;           // [rows][row_pitch(cols)]
+  uint8_t* qt = nullptr;          // [cols][row_pitch(rows)]
+  float* scale = nullptr;         // tensor: [0] and, at [kernels::kInverse], its inverse
+  float* inv_row = nullptr;       // axis: [rows], of q's rows; blocks: of q
+  float* inv_col = nullptr;       // axis: [cols], of qt's rows; blocks: of qt
+  const float* delayed = nullptr;     // delayed: the scale to cast with
   uint32_t* recorded_amax = nullptr;  // delayed, tensor: raised to the matrix's amax, or null
   kernels::CastCounters* counters = nullptr;  // casts that count: [2], q's and qt's, or null
 };
@@ -40,24 +40,25 @@ struct QuantizeOperand {
 // one-launch kernel; each by one of its own; or all by an amax launch and a cast launch.
 enum class Launches { kOne, kOneEach, kTwo };
 // For the one-launch kernel of `spec` on a device of `sm_count` SMs: it takes what fits at once,
-// where lines are scaled no more of them than its workspace holds; and where both ways fit, the
-// faster one as measured (docs/kernels.md).
+// where rows or columns have scales no more strips of tiles than its workspace holds; and where
+// both ways fit, the faster one as measured (docs/kernels.md).
 [[nodiscard]] Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
                                          std::span<const QuantizeOperand> operands);
 // Blocks of one-launch kernels that are resident at once, on `sm_count` SMs.
 [[nodiscard]] int64_t resident_quantize_blocks(int sm_count);
-// Whether the amax launch of a matrix may leave its tiles' line maxima (tile_amax.cuh) for the cast
-// launch to combine, which takes no words to clear and no atomics: lines alone are scaled, and the
-// tiles whose lines a tile reads are few enough. What fits with some rows fits with fewer.
-[[nodiscard]] bool takes_lines(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
-// Of the line maxima of a matrix with up to `rows` rows: 0 where takes_lines() never holds.
-[[nodiscard]] size_t line_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
-// Whether an amax launch raises words, which have to be cleared before it.
-[[nodiscard]] bool raises_words(const codegen::AmaxSpec& spec,
-                                std::span<const QuantizeOperand> operands);
+// Tells whether the amax launch of a matrix may leave the maxima of each tile's rows and columns
+// (tile_amax.cuh) for the cast launch to combine, which needs no amax buffer to clear and no
+// atomics. It may where rows and columns alone have scales, and a tile reads those of few enough
+// others. What fits with some rows fits with fewer.
+[[nodiscard]] bool fits_tile_amax(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
+// The bytes of these for a matrix with up to `rows` rows: 0 where fits_tile_amax() never holds.
+[[nodiscard]] size_t tile_amax_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
+// Tells whether an amax launch raises words of an amax buffer, to be cleared before it.
+[[nodiscard]] bool raises_amax(const codegen::AmaxSpec& spec,
+                               std::span<const QuantizeOperand> operands);
 
-// What one-launch kernels keep in a workspace: for as many tiles as may fit and, from second_sync()
-// on, for a launch beside another, both with one tile a block at most.
+// The bytes that one-launch kernels keep in a workspace: for as many tiles as may fit and, from
+// second_sync() on, for a launch beside another, both with one tile a block at most.
 [[nodiscard]] size_t quantize_sync_bytes(int sm_count);
 [[nodiscard]] size_t second_sync(int sm_count);
 
@@ -84,16 +85,16 @@ template <class Args = kernels::CastArgs>
                                                   std::span<const QuantizeOperand> operands,
                                                   void* sync);
 
-// Where `args.overlap` is set, or will be in the next launch, `blocks_beside` are the other's
+// If `args.overlap` is set, or will be in the next launch, `overlapped_blocks` are the other's
 // blocks.
 template <class Args>
 [[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
                                  bool programmatic, Stream stream);
 template <class Args>
 [[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args,
-                                 bool programmatic, Stream stream, int64_t blocks_beside = 0);
+                                 bool programmatic, Stream stream, int64_t overlapped_blocks = 0);
 [[nodiscard]] Status launch_quantize(const Driver& driver, const Kernel& kernel,
                                      const kernels::QuantizeArgs& args, bool programmatic,
-                                     Stream stream, int64_t blocks_beside = 0);
+                                     Stream stream, int64_t overlapped_blocks = 0);
 
 }  // namespace f8::runtime

@@ -105,8 +105,8 @@ Status QuantizeList::check(std::span<const QuantizeOperand> operands, const void
                 operands.size());
   }
   const auto uses = [&](ScaleMode mode) { return codegen::has_scale(cast_, mode); };
-  const bool lines_q = cast_.q && cast_.scale_q != ScaleMode::kTensor;
-  const bool lines_qt = cast_.qt && cast_.scale_qt != ScaleMode::kTensor;
+  const bool vector_q = cast_.q && cast_.scale_q != ScaleMode::kTensor;
+  const bool vector_qt = cast_.qt && cast_.scale_qt != ScaleMode::kTensor;
   for (size_t i = 0; i < operands.size(); ++i) {
     const QuantizeOperand& x = operands[i];
     if (x.rows != sizes_[i].rows || x.cols != sizes_[i].cols) [[unlikely]] {
@@ -124,8 +124,8 @@ Status QuantizeList::check(std::span<const QuantizeOperand> operands, const void
                           {"q", cast_.q, x.q, 16},
                           {"qt", cast_.qt, x.qt, 16},
                           {"scale", uses(ScaleMode::kTensor), x.scale, 4},
-                          {"inv_row", lines_q, x.inv_row, 16},
-                          {"inv_col", lines_qt, x.inv_col, 16},
+                          {"inv_row", vector_q, x.inv_row, 16},
+                          {"inv_col", vector_qt, x.inv_col, 16},
                           {"delayed", cast_.delayed, x.delayed, 4}};
     for (const auto& [name, wanted, pointer, alignment] : all) {
       if (!wanted || (pointer != nullptr && is_aligned(pointer, alignment))) [[likely]] {
@@ -144,7 +144,7 @@ Status QuantizeList::check(std::span<const QuantizeOperand> operands, const void
 
 template <class AmaxArgs, class CastArgs>
 Status QuantizeList::run_groups(std::span<const QuantizeOperand> operands, uint32_t* words,
-                                const uint32_t* valid, Stream stream) const {
+                                const uint32_t* noop_flag, Stream stream) const {
   const Driver& driver = context_->state().driver;
   const bool programmatic = context_->options().programmatic_launch;
   const int sm_count = context_->device().sm_count;
@@ -156,7 +156,7 @@ Status QuantizeList::run_groups(std::span<const QuantizeOperand> operands, uint3
       const Words& at = at_[first + i];
       group[i] = operands[first + i];
       group[i].partials = words + at.partials;
-      group[i].lines = nullptr;
+      group[i].tile_amax = nullptr;
       group[i].row_amax = words + at.row;
       group[i].col_amax = words + at.column;
     }
@@ -164,18 +164,18 @@ Status QuantizeList::run_groups(std::span<const QuantizeOperand> operands, uint3
     if (amax_kernel_ != nullptr) {
       const auto& spec = std::get<codegen::AmaxSpec>(amax_kernel_->spec);
       auto args = amax_args<AmaxArgs>(spec, sm_count, some);
-      args.noop_flag = valid;
+      args.noop_flag = noop_flag;
       F8_TRY(launch_amax(driver, *amax_kernel_, args, programmatic, stream));
     }
     auto args = cast_args<CastArgs>(cast_, sm_count, some);
-    args.noop_flag = valid;
+    args.noop_flag = noop_flag;
     F8_TRY(launch_cast(driver, *cast_kernel_, args, programmatic, stream));
   }
   return {};
 }
 
 Status QuantizeList::run(std::span<const QuantizeOperand> operands, void* workspace, Stream stream,
-                         const uint32_t* valid) const {
+                         const uint32_t* noop_flag) const {
   F8_TRY(check(operands, workspace));
   if (operands.empty()) return {};
   const Context::State& state = context_->state();
@@ -188,9 +188,9 @@ Status QuantizeList::run(std::span<const QuantizeOperand> operands, void* worksp
                               "cuMemsetD32Async"));
   }
   return cast_.list
-             ? run_groups<kernels::AmaxListArgs, kernels::CastListArgs>(operands, words, valid,
+             ? run_groups<kernels::AmaxListArgs, kernels::CastListArgs>(operands, words, noop_flag,
                                                                         stream)
-             : run_groups<kernels::AmaxArgs, kernels::CastArgs>(operands, words, valid, stream);
+             : run_groups<kernels::AmaxArgs, kernels::CastArgs>(operands, words, noop_flag, stream);
 }
 
 }  // namespace f8::runtime

@@ -31,21 +31,21 @@ class QuantizeList {
   [[nodiscard]] size_t launches() const;  // of kernels, in a run
   [[nodiscard]] size_t workspace_bytes() const { return static_cast<size_t>(words_) * 4; }
   // One operand for each planned matrix, in order and of its size. Where the maxima go is the
-  // list's to say: partials, lines, row_amax and col_amax are not looked at. Enqueues on `stream`;
-  // no allocation, lock or synchronisation.
-  // `valid`: of kernels with a flag.
+  // list's to say: partials, tile_amax, row_amax and col_amax are not looked at. Enqueues on
+  // `stream`; no allocation, lock or synchronisation. `noop_flag`: where it holds 1, kernels with a
+  // flag do nothing.
   [[nodiscard]] Status run(std::span<const QuantizeOperand> operands, void* workspace,
-                           Stream stream, const uint32_t* valid = nullptr) const;
+                           Stream stream, const uint32_t* noop_flag = nullptr) const;
 
  private:
-  // Where a matrix's maxima lie in the workspace, in words.
+  // The places of a matrix's maxima in the workspace, in words.
   struct Words {
     int64_t partials, row, column;
   };
   QuantizeList() = default;
   template <class AmaxArgs, class CastArgs>
   [[nodiscard]] Status run_groups(std::span<const QuantizeOperand> operands, uint32_t* words,
-                                  const uint32_t* valid, Stream stream) const;
+                                  const uint32_t* noop_flag, Stream stream) const;
   [[nodiscard]] Status check(std::span<const QuantizeOperand> operands,
                              const void* workspace) const;
   [[nodiscard]] size_t groups() const;

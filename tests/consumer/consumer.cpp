@@ -91,14 +91,14 @@ void train(const float8::Context& context) {
 
   for (int step = 0; step < 2; ++step) {
     const bool first_step = step == 0;
-    std::vector<float8_weight_args> weights;
+    std::vector<float8::WeightArgs> weights;
     for (Layer& layer : layers) {
       float8::WeightArgs args;
       args.w = layer.w.data();
       args.cache = layer.cache.data();
       args.scales = layer.scales;
       args.first_step = first_step;
-      weights.push_back(args.c());
+      weights.push_back(args);
     }
     check(casts.run(weights, workspace.data(), nullptr), "run");
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {

@@ -71,6 +71,15 @@
 #define FLOAT8_API
 #endif
 
+/* The fields of args have default values in C++, so that float8.hpp uses the same structs. */
+#ifdef __cplusplus
+#define FLOAT8_DEFAULT(value) = value
+#define FLOAT8_ZERO = {}
+#else
+#define FLOAT8_DEFAULT(value)
+#define FLOAT8_ZERO
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -306,63 +315,66 @@ FLOAT8_API float8_status float8_linear_info(const float8_linear* linear, char* t
 /* In the args below ld_x and the like are row strides in elements: 0 if rows follow each other,
  * else at least a row and a multiple of 16 bytes. Tensors without a type are in tensor_dtype. */
 typedef struct float8_forward_args {
-  size_t struct_size;
-  const void* x; /* [m][k] */
-  const void* w; /* [n][k]; not read if weight_cache is given and `output` is fp8 */
-  void* y;       /* [m][n], written */
-  void* saved;   /* float8_linear_saved_bytes(), written; NULL: no backward, or recompute */
-  int64_t m;     /* 0 to m_max */
-  int64_t ld_x;
-  int64_t ld_w;
-  int64_t ld_y;
-  const void* bias;          /* [n], if the linear has one; else NULL */
-  const void* weight_cache;  /* as a cast of the weight left it; NULL: w is cast here */
-  float8_scale_slots scales; /* needed if the recipe has delayed scaling */
-  int32_t first_step;        /* nonzero: delayed operands are scaled as if dynamic */
-  int32_t reserved;          /* 0 */
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_forward_args));
+  const void* x FLOAT8_ZERO; /* [m][k] */
+  const void* w FLOAT8_ZERO; /* [n][k]; not read if weight_cache is given and `output` is fp8 */
+  void* y FLOAT8_ZERO;       /* [m][n], written */
+  /* float8_linear_saved_bytes(), written; NULL: no backward, or recompute */
+  void* saved FLOAT8_ZERO;
+  int64_t m FLOAT8_DEFAULT(-1); /* 0 to m_max; float8.hpp: -1 is m_max */
+  int64_t ld_x FLOAT8_ZERO;
+  int64_t ld_w FLOAT8_ZERO;
+  int64_t ld_y FLOAT8_ZERO;
+  const void* bias FLOAT8_ZERO;          /* [n], if the linear has one; else NULL */
+  const void* weight_cache FLOAT8_ZERO;  /* as a cast of the weight left it; NULL: w is cast here */
+  float8_scale_slots scales FLOAT8_ZERO; /* needed if the recipe has delayed scaling */
+  int32_t first_step FLOAT8_ZERO;        /* nonzero: delayed operands are scaled as if dynamic */
+  int32_t reserved FLOAT8_ZERO;          /* 0 */
   /* The sizes of workspace, saved and weight_cache are checked where they are given; 0: not
    * checked. */
-  size_t workspace_bytes;
-  size_t saved_bytes;
-  size_t weight_cache_bytes;
+  size_t workspace_bytes FLOAT8_ZERO;
+  size_t saved_bytes FLOAT8_ZERO;
+  size_t weight_cache_bytes FLOAT8_ZERO;
   /* FLOAT8_LINEAR_COUNTERS of them, which the casts add to, if desc.count is set; or NULL. */
-  float8_cast_counters* counters;
+  float8_cast_counters* counters FLOAT8_ZERO;
   /* The ranks that hold the other parts of the tensors. With first_step, delayed operands are
    * scaled as if dynamic over all of them. All ranks make the same calls in the same order, since
    * each call reduces its amaxes (one small all-reduce on `stream`). NULL: there is one rank. */
-  float8_nccl_comm ranks;
+  float8_nccl_comm ranks FLOAT8_ZERO;
 } float8_forward_args;
 
 typedef struct float8_backward_args {
-  size_t struct_size;
-  const void* dy;    /* [m][n] */
-  const void* saved; /* as the forward of the same m left it */
-  void* dx;          /* [m][k], written; NULL: not wanted, and its work is skipped */
-  void* dw;          /* [n][k] in grad_weight_dtype, overwritten; NULL likewise */
-  int64_t m;         /* the forward's */
-  int64_t ld_dy;
-  int64_t ld_dx;
-  int64_t ld_dw;
-  int64_t ld_x;
-  int64_t ld_w;
-  const void* x; /* the forward's; read if grad_weight is in high precision, or with recompute */
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_backward_args));
+  const void* dy FLOAT8_ZERO;    /* [m][n] */
+  const void* saved FLOAT8_ZERO; /* as the forward of the same m left it */
+  void* dx FLOAT8_ZERO;          /* [m][k], written; NULL: not wanted, and its work is skipped */
+  void* dw FLOAT8_ZERO;          /* [n][k] in grad_weight_dtype, overwritten; NULL likewise */
+  int64_t m FLOAT8_DEFAULT(-1);  /* the forward's */
+  int64_t ld_dy FLOAT8_ZERO;
+  int64_t ld_dx FLOAT8_ZERO;
+  int64_t ld_dw FLOAT8_ZERO;
+  int64_t ld_x FLOAT8_ZERO;
+  int64_t ld_w FLOAT8_ZERO;
+  /* the forward's; read if grad_weight is in high precision, or with recompute */
+  const void* x FLOAT8_ZERO;
   /* The forward's; read if grad_input is in high precision, or with recompute and no weight cache.
    */
-  const void* w;
-  const void* weight_cache;  /* the forward's: given in both or in neither */
-  float8_scale_slots scales; /* as in the forward */
-  int32_t first_step;        /* as in the forward */
-  int32_t accumulate;        /* nonzero: dw += instead of dw =; see accumulate_grad_weight */
-  size_t workspace_bytes;    /* as in the forward */
-  size_t saved_bytes;
-  size_t weight_cache_bytes;
-  float8_cast_counters* counters; /* as in the forward */
+  const void* w FLOAT8_ZERO;
+  const void* weight_cache FLOAT8_ZERO;  /* the forward's: given in both or in neither */
+  float8_scale_slots scales FLOAT8_ZERO; /* as in the forward */
+  int32_t first_step FLOAT8_ZERO;        /* as in the forward */
+  /* nonzero: dw += instead of dw =; see accumulate_grad_weight */
+  int32_t accumulate FLOAT8_ZERO;
+  size_t workspace_bytes FLOAT8_ZERO; /* as in the forward */
+  size_t saved_bytes FLOAT8_ZERO;
+  size_t weight_cache_bytes FLOAT8_ZERO;
+  float8_cast_counters* counters FLOAT8_ZERO; /* as in the forward */
   /* [n] in bias_grad_dtype, written: the sum of dy over its rows, added up in fp32 in one order and
    * rounded once. NULL: not wanted. It needs desc.bias_grad. */
-  void* db;
-  int32_t accumulate_bias; /* nonzero: db += instead of db = */
-  int32_t reserved;        /* 0 */
-  float8_nccl_comm ranks;  /* as in the forward */
+  void* db FLOAT8_ZERO;
+  int32_t accumulate_bias FLOAT8_ZERO; /* nonzero: db += instead of db = */
+  int32_t reserved FLOAT8_ZERO;        /* 0 */
+  float8_nccl_comm ranks FLOAT8_ZERO;  /* as in the forward */
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
@@ -376,22 +388,22 @@ FLOAT8_API float8_status float8_linear_backward(const float8_linear* linear,
 /* ---- the weight cache: a weight that stays the same for several calls is cast once ---- */
 
 typedef struct float8_weight_args {
-  size_t struct_size;
-  const void* w; /* [n][k]; fp32 if the linear has f32_master_weight */
-  int64_t ld_w;
-  void* cache;               /* float8_linear_weight_cache_bytes(), written */
-  float8_scale_slots scales; /* as in float8_forward_args */
-  int32_t first_step;
-  int32_t reserved;       /* 0 */
-  size_t workspace_bytes; /* checked if given; 0: not checked */
-  size_t cache_bytes;
-  float8_cast_counters* counters; /* as in float8_forward_args */
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_weight_args));
+  const void* w FLOAT8_ZERO; /* [n][k]; fp32 if the linear has f32_master_weight */
+  int64_t ld_w FLOAT8_ZERO;
+  void* cache FLOAT8_ZERO;               /* float8_linear_weight_cache_bytes(), written */
+  float8_scale_slots scales FLOAT8_ZERO; /* as in float8_forward_args */
+  int32_t first_step FLOAT8_ZERO;
+  int32_t reserved FLOAT8_ZERO;       /* 0 */
+  size_t workspace_bytes FLOAT8_ZERO; /* checked if given; 0: not checked */
+  size_t cache_bytes FLOAT8_ZERO;
+  float8_cast_counters* counters FLOAT8_ZERO; /* as in float8_forward_args */
   /* A flag in device memory (the noop_flag of other libraries), which needs desc.weight_flag. If it
    * is 1, the cache is as it should be and nothing is written; else the weight is cast and the flag
    * becomes 1. So a graph of micro-batches may cast in each of them. NULL: the weight is always
    * cast. A cast that is left out records no amax of delayed scaling. */
-  uint32_t* valid;
-  float8_nccl_comm ranks; /* as in float8_forward_args */
+  uint32_t* valid FLOAT8_ZERO;
+  float8_nccl_comm ranks FLOAT8_ZERO; /* as in float8_forward_args */
 } float8_weight_args;
 
 /* Casts the weight for the calls until it changes. `workspace` is the linear's. */

@@ -29,7 +29,7 @@ struct Error {
   std::string message;
 };
 
-// What a call that gives nothing back returns. Making one for a success allocates nothing.
+// The result of a call that gives nothing back. Making one for a success allocates nothing.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -191,7 +191,7 @@ class Context {
                         float8_stream stream) const {
     return Status(float8_counters_clear(handle_.get(), counters, count, stream));
   }
-  // To host memory at `to`, in stream order.
+  // Copies to host memory at `to`, in stream order.
   Status snapshot_counters(const float8_cast_counters* counters, std::size_t count,
                            float8_cast_counters* to, float8_stream stream) const {
     return Status(float8_counters_snapshot(handle_.get(), counters, count, to, stream));
@@ -254,69 +254,11 @@ using CastCounters = float8_cast_counters;
 // A linear's part of a scale state; Scales::slots gives it.
 using ScaleSlots = float8_scale_slots;
 
-struct ForwardArgs {
-  const void* x = nullptr;
-  const void* w = nullptr;
-  void* y = nullptr;
-  void* saved = nullptr;  // null: there will be no backward
-  std::int64_t m = -1;    // -1: m_max
-  std::int64_t ld_x = 0, ld_w = 0, ld_y = 0;
-  const void* bias = nullptr;
-  const void* weight_cache = nullptr;
-  ScaleSlots scales = {};
-  bool first_step = false;
-  std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
-  CastCounters* counters = nullptr;
-  float8_nccl_comm ranks = nullptr;  // of a first step
-};
-
-struct BackwardArgs {
-  const void* dy = nullptr;
-  const void* saved = nullptr;
-  void* dx = nullptr;   // null: not wanted
-  void* dw = nullptr;   // null: not wanted
-  std::int64_t m = -1;  // -1: m_max
-  std::int64_t ld_dy = 0, ld_dx = 0, ld_dw = 0, ld_x = 0, ld_w = 0;
-  const void* x = nullptr;  // where grad_weight is in high precision
-  const void* w = nullptr;  // where grad_input is
-  const void* weight_cache = nullptr;
-  ScaleSlots scales = {};
-  bool first_step = false;
-  bool accumulate = false;
-  std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
-  CastCounters* counters = nullptr;
-  void* db = nullptr;  // null: not wanted
-  bool accumulate_bias = false;
-  float8_nccl_comm ranks = nullptr;  // of a first step
-};
-
-struct WeightArgs {
-  const void* w = nullptr;
-  std::int64_t ld_w = 0;
-  void* cache = nullptr;
-  ScaleSlots scales = {};
-  bool first_step = false;
-  std::size_t workspace_bytes = 0, cache_bytes = 0;  // 0: not checked
-  CastCounters* counters = nullptr;
-  std::uint32_t* valid = nullptr;    // null: always cast
-  float8_nccl_comm ranks = nullptr;  // of a first step
-
-  [[nodiscard]] float8_weight_args c() const {
-    float8_weight_args c{};
-    c.struct_size = sizeof c;
-    c.w = w;
-    c.ld_w = ld_w;
-    c.cache = cache;
-    c.scales = scales;
-    c.first_step = first_step ? 1 : 0;
-    c.workspace_bytes = workspace_bytes;
-    c.cache_bytes = cache_bytes;
-    c.counters = counters;
-    c.valid = valid;
-    c.ranks = ranks;
-    return c;
-  }
-};
+// The arguments of calls are float8.h's structs. In C++ their fields have default values: the sizes
+// are set, pointers are null, and m is -1, which stands for m_max.
+using ForwardArgs = float8_forward_args;
+using BackwardArgs = float8_backward_args;
+using WeightArgs = float8_weight_args;
 
 // Copies are the same linear.
 class Linear {
@@ -344,61 +286,18 @@ class Linear {
     return float8_linear_weight_cache_bytes(handle_.get());
   }
 
-  Status forward(const ForwardArgs& args, void* workspace, float8_stream stream) const {
-    float8_forward_args c{};
-    c.struct_size = sizeof c;
-    c.x = args.x;
-    c.w = args.w;
-    c.y = args.y;
-    c.saved = args.saved;
-    c.m = args.m == -1 ? m_max_ : args.m;
-    c.ld_x = args.ld_x;
-    c.ld_w = args.ld_w;
-    c.ld_y = args.ld_y;
-    c.bias = args.bias;
-    c.weight_cache = args.weight_cache;
-    c.scales = args.scales;
-    c.first_step = args.first_step ? 1 : 0;
-    c.workspace_bytes = args.workspace_bytes;
-    c.saved_bytes = args.saved_bytes;
-    c.weight_cache_bytes = args.weight_cache_bytes;
-    c.counters = args.counters;
-    c.ranks = args.ranks;
-    return Status(float8_linear_forward(handle_.get(), &c, workspace, stream));
+  Status forward(ForwardArgs args, void* workspace, float8_stream stream) const {
+    if (args.m == -1) args.m = m_max_;
+    return Status(float8_linear_forward(handle_.get(), &args, workspace, stream));
   }
-  Status backward(const BackwardArgs& args, void* workspace, float8_stream stream) const {
-    float8_backward_args c{};
-    c.struct_size = sizeof c;
-    c.dy = args.dy;
-    c.saved = args.saved;
-    c.dx = args.dx;
-    c.dw = args.dw;
-    c.m = args.m == -1 ? m_max_ : args.m;
-    c.ld_dy = args.ld_dy;
-    c.ld_dx = args.ld_dx;
-    c.ld_dw = args.ld_dw;
-    c.ld_x = args.ld_x;
-    c.ld_w = args.ld_w;
-    c.x = args.x;
-    c.w = args.w;
-    c.weight_cache = args.weight_cache;
-    c.scales = args.scales;
-    c.first_step = args.first_step ? 1 : 0;
-    c.accumulate = args.accumulate ? 1 : 0;
-    c.workspace_bytes = args.workspace_bytes;
-    c.saved_bytes = args.saved_bytes;
-    c.weight_cache_bytes = args.weight_cache_bytes;
-    c.counters = args.counters;
-    c.db = args.db;
-    c.accumulate_bias = args.accumulate_bias ? 1 : 0;
-    c.ranks = args.ranks;
-    return Status(float8_linear_backward(handle_.get(), &c, workspace, stream));
+  Status backward(BackwardArgs args, void* workspace, float8_stream stream) const {
+    if (args.m == -1) args.m = m_max_;
+    return Status(float8_linear_backward(handle_.get(), &args, workspace, stream));
   }
   Status cast_weight(const WeightArgs& args, void* workspace, float8_stream stream) const {
-    const float8_weight_args c = args.c();
-    return Status(float8_linear_cast_weight(handle_.get(), &c, workspace, stream));
+    return Status(float8_linear_cast_weight(handle_.get(), &args, workspace, stream));
   }
-  // What was planned and why, for people.
+  // Says what was planned and why, for people.
   [[nodiscard]] Result<std::string> info() const {
     return detail::text([this](char* text, std::size_t bytes, std::size_t* needed) {
       return float8_linear_info(handle_.get(), text, bytes, needed);
@@ -414,7 +313,7 @@ class Linear {
   std::int64_t m_max_;
 };
 
-// The weights of many linears cast in few launches. WeightArgs::c() makes the structs of a run.
+// The weights of many linears, cast in few launches.
 class WeightCasts {
  public:
   static Result<WeightCasts> plan(const Context& context,
@@ -428,8 +327,7 @@ class WeightCasts {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_weight_casts_workspace_bytes(handle_.get());
   }
-  Status run(const std::vector<float8_weight_args>& args, void* workspace,
-             float8_stream stream) const {
+  Status run(const std::vector<WeightArgs>& args, void* workspace, float8_stream stream) const {
     return Status(
         float8_weight_casts_run(handle_.get(), args.data(), args.size(), workspace, stream));
   }
@@ -471,7 +369,7 @@ class Scales {
   Status init(void* state, float8_stream stream) const {
     return Status(float8_scales_init(handle_.get(), state, stream));
   }
-  // Of the linear that was the index-th of the list.
+  // Returns the slots of the linear that was the index-th of the list.
   [[nodiscard]] Result<ScaleSlots> slots(void* state, std::size_t index) const {
     ScaleSlots slots{};
     const float8_status status = float8_scales_slots(handle_.get(), state, index, &slots);
@@ -535,7 +433,7 @@ struct ModelOptions {
   int compile_threads = 0;
 };
 
-// What was decided of a layer.
+// The decision about a layer.
 struct ModelVerdict {
   std::string name;
   std::string reason;
@@ -585,7 +483,7 @@ class Model {
     return Model({handle, float8_model_destroy}, options.tokens);
   }
 
-  // Of the layer that was the index-th of the list.
+  // Returns the verdict of the layer that was the index-th of the list.
   [[nodiscard]] Result<ModelVerdict> verdict(std::size_t index) const {
     float8_model_verdict c{};
     c.struct_size = sizeof c;

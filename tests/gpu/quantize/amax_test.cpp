@@ -89,10 +89,10 @@ TEST_P(AmaxTest, BitwiseLikeTheReference) {
         for (const DeviceBuffer* buffer : {&partials, &row, &col}) {
           EXPECT_TRUE(buffer->guards_are_whole());
         }
-        if (takes_lines(spec, rows, cols)) {
-          const DeviceBuffer lines(context(), line_bytes(spec, rows, cols));
+        if (fits_tile_amax(spec, rows, cols)) {
+          const DeviceBuffer lines(context(), tile_amax_bytes(spec, rows, cols));
           QuantizeOperand by_lines{.x = dx.as(), .rows = rows, .cols = cols};
-          by_lines.lines = lines.as<uint16_t>();
+          by_lines.tile_amax = lines.as<uint16_t>();
           const auto lines_args = amax_args(spec, context().device().sm_count, {&by_lines, 1});
           F8_ASSERT_OK(launch_amax(driver(), **kernel, lines_args, true, nullptr));
           const auto left = lines.download<uint16_t>();

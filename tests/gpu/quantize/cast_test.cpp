@@ -265,7 +265,7 @@ TEST_P(CastTest, TwoMatricesInOneLaunch) {
 // without a pause, so that an early start of the next one could show.
 TEST_P(CastTest, ByLinesTheSameAsByWords) {
   const auto before = amax_before(GetParam());
-  if (!before || !takes_lines(*before, 1, 16) || GetParam().one_launch) {
+  if (!before || !fits_tile_amax(*before, 1, 16) || GetParam().one_launch) {
     GTEST_SKIP() << "takes no lines";
   }
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 16},
@@ -275,28 +275,28 @@ TEST_P(CastTest, ByLinesTheSameAsByWords) {
                                    {79 * 128 - 1, 112},
                                    {200, 78 * 128 - 16}}) {
     SCOPED_TRACE(fmt::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
-    ASSERT_TRUE(takes_lines(*before, rows, cols));
+    ASSERT_TRUE(fits_tile_amax(*before, rows, cols));
     const bool tiny = rows * cols < 200'000;
     const auto x = make_data(tiny ? Data::kNonFinite : Data::kOutliers, rows, cols, 1);
     const auto w = make_data(Data::kTiny, 257, 272, 2);
-    const Quantized x_words(context(), GetParam(), x);
-    const Quantized w_words(context(), GetParam(), w);
-    const QuantizeOperand by_words[] = {x_words.operand, w_words.operand};
+    const Quantized x_amax(context(), GetParam(), x);
+    const Quantized w_amax(context(), GetParam(), w);
+    const QuantizeOperand by_words[] = {x_amax.operand, w_amax.operand};
     run(by_words);
-    const DeviceBuffer x_lines(context(), line_bytes(*before, rows, cols));
-    const DeviceBuffer w_lines(context(), line_bytes(*before, 257, 272));
+    const DeviceBuffer x_tile_amax(context(), tile_amax_bytes(*before, rows, cols));
+    const DeviceBuffer w_tile_amax(context(), tile_amax_bytes(*before, 257, 272));
     for (const bool both : {true, false}) {
       const Quantized x_by_lines(context(), GetParam(), x);
       const Quantized w_second(context(), GetParam(), w);
       QuantizeOperand by_lines[] = {x_by_lines.operand, w_second.operand};
-      by_lines[0].lines = x_lines.as<uint16_t>();
-      if (both) by_lines[1].lines = w_lines.as<uint16_t>();
+      by_lines[0].tile_amax = x_tile_amax.as<uint16_t>();
+      if (both) by_lines[1].tile_amax = w_tile_amax.as<uint16_t>();
       for (int round = 0; round < 3; ++round) run(by_lines);
       for (const auto& [lines, words] :
-           {std::pair{&x_by_lines, &x_words}, std::pair{&w_second, &w_words}}) {
+           {std::pair{&x_by_lines, &x_amax}, std::pair{&w_second, &w_amax}}) {
         const auto same = [&](const DeviceBuffer Quantized::*buffer, const char* what) {
           EXPECT_TRUE((lines->*buffer).download<uint8_t>() == (words->*buffer).download<uint8_t>())
-              << what << (words == &x_words ? " of x" : " of w");
+              << what << (words == &x_amax ? " of x" : " of w");
           EXPECT_TRUE((lines->*buffer).guards_are_whole()) << what;
         };
         same(&Quantized::q, "q");
@@ -307,8 +307,8 @@ TEST_P(CastTest, ByLinesTheSameAsByWords) {
       for (const auto words = x_by_lines.row_amax.download<uint32_t>(); const uint32_t word : words)
         ASSERT_EQ(word, 0U) << "a word was raised";
     }
-    EXPECT_TRUE(x_lines.guards_are_whole());
-    EXPECT_TRUE(w_lines.guards_are_whole());
+    EXPECT_TRUE(x_tile_amax.guards_are_whole());
+    EXPECT_TRUE(w_tile_amax.guards_are_whole());
     if (HasFailure()) return;
   }
 }

@@ -75,10 +75,12 @@ TEST_F(CAbi, ForwardAndBackward) {
     std::vector<double> saved(linear.saved_bytes() / 8);
     std::vector<double> workspace(linear.workspace_bytes() / 8);
     const float8::Status forward = linear.forward(
-        {bits_x.data(), bits_w.data(), y.data(), saved.data()}, workspace.data(), nullptr);
+        {.x = bits_x.data(), .w = bits_w.data(), .y = y.data(), .saved = saved.data()},
+        workspace.data(), nullptr);
     ASSERT_TRUE(forward.ok()) << forward.message();
     const float8::Status backward = linear.backward(
-        {bits_dy.data(), saved.data(), dx.data(), dw.data()}, workspace.data(), nullptr);
+        {.dy = bits_dy.data(), .saved = saved.data(), .dx = dx.data(), .dw = dw.data()},
+        workspace.data(), nullptr);
     ASSERT_TRUE(backward.ok()) << backward.message();
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
     const auto expected = reference::linear(find_recipe(recipe).value(), x, w, dy).value();

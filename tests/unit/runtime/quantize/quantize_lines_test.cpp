@@ -62,15 +62,15 @@ TEST(QuantizeLaunches, OneEachWhereTheyDoNotFitTogether) {
 TEST(TakesLines, UpTo80TilesInARowAndAColumnOfTiles) {
   for (const char* key : {"amax/bf16/row", "amax/bf16/col", "amax/f16/rowcol"}) {
     const codegen::AmaxSpec spec = amax_of(key);
-    EXPECT_TRUE(takes_lines(spec, 1, 16));
-    EXPECT_TRUE(takes_lines(spec, 79 * 128, 128));
-    EXPECT_FALSE(takes_lines(spec, 79 * 128 + 1, 128));
-    EXPECT_TRUE(takes_lines(spec, 64 * 128, 16 * 128));
-    EXPECT_FALSE(takes_lines(spec, 64 * 128, 16 * 128 + 16));
+    EXPECT_TRUE(fits_tile_amax(spec, 1, 16));
+    EXPECT_TRUE(fits_tile_amax(spec, 79 * 128, 128));
+    EXPECT_FALSE(fits_tile_amax(spec, 79 * 128 + 1, 128));
+    EXPECT_TRUE(fits_tile_amax(spec, 64 * 128, 16 * 128));
+    EXPECT_FALSE(fits_tile_amax(spec, 64 * 128, 16 * 128 + 16));
   }
   for (const char* key : {"amax/f32/rowcol", "amax/bf16/tensor", "amax/bf16/rowcol+tensor"}) {
-    EXPECT_FALSE(takes_lines(amax_of(key), 1, 16)) << key;
-    EXPECT_EQ(line_bytes(amax_of(key), 1, 16), 0U) << key;
+    EXPECT_FALSE(fits_tile_amax(amax_of(key), 1, 16)) << key;
+    EXPECT_EQ(tile_amax_bytes(amax_of(key), 1, 16), 0U) << key;
   }
 }
 
@@ -80,10 +80,10 @@ TEST(TakesLines, ThereIsRoomForEveryNumberOfRowsUpToThePlanned) {
     for (const int64_t planned : {1, 128, 129, 4096, 8192, 8193, 20000}) {
       size_t most = 0;
       for (int64_t rows = 1; rows <= planned; ++rows) {
-        if (!takes_lines(spec, rows, cols)) break;
+        if (!fits_tile_amax(spec, rows, cols)) break;
         most = static_cast<size_t>(cast_tiles(rows, cols)) * 512;
       }
-      EXPECT_EQ(line_bytes(spec, planned, cols), most) << planned << " x " << cols;
+      EXPECT_EQ(tile_amax_bytes(spec, planned, cols), most) << planned << " x " << cols;
     }
   }
 }
@@ -98,7 +98,7 @@ struct Item {
         scale(32),
         inv_row(static_cast<size_t>(scale_floats(spec.scale_q, rows, cols)) * 4),
         inv_col(static_cast<size_t>(scale_floats(spec.scale_qt, cols, rows)) * 4),
-        lines(line_bytes(*amax_before(spec), rows, cols)),
+        lines(tile_amax_bytes(*amax_before(spec), rows, cols)),
         words(static_cast<size_t>(rows + cols) * 4) {}
 
   [[nodiscard]] QuantizeOperand operand(bool by_lines) {
@@ -107,7 +107,7 @@ struct Item {
     return {.x = x.data(),
             .rows = matrix.rows,
             .cols = matrix.cols,
-            .lines = by_lines ? reinterpret_cast<uint16_t*>(lines.data()) : nullptr,
+            .tile_amax = by_lines ? reinterpret_cast<uint16_t*>(lines.data()) : nullptr,
             .row_amax = rows,
             .col_amax = rows + matrix.rows,
             .q = q.data(),
@@ -144,7 +144,7 @@ class QuantizeLinesTest : public ::testing::TestWithParam<const char*> {
     const QuantizeOperand operands[] = {items[0]->operand(first_by_lines),
                                         items[1]->operand(second_by_lines)};
     const auto amax = amax_before(spec_).value();
-    EXPECT_EQ(raises_words(amax, operands), !first_by_lines || !second_by_lines);
+    EXPECT_EQ(raises_amax(amax, operands), !first_by_lines || !second_by_lines);
     const Driver& driver = context_->state().driver;
     ASSERT_TRUE(launch_amax(driver, *context_->kernel(amax).value(), amax_args(amax, 132, operands),
                             true, nullptr));
@@ -194,7 +194,7 @@ TEST_P(QuantizeLinesTest, TheSameBitsByEachWay) {
 TEST(QuantizeArgs, LinesAndPartialsAreNeverTakenForEachOther) {
   uint16_t lines = 0;
   uint32_t partials = 0;
-  const QuantizeOperand operand{.rows = 16, .cols = 16, .partials = &partials, .lines = &lines};
+  const QuantizeOperand operand{.rows = 16, .cols = 16, .partials = &partials, .tile_amax = &lines};
   const auto cast = [&](const char* key) {
     return cast_args(spec_of(key), 132, {&operand, 1}).tensors[0];
   };
@@ -269,13 +269,14 @@ TEST(LinearLines, LieBetweenWordsAndPartials) {
   const LinearDesc desc = describe("rowwise", {20000, 4096, 4096});
   const LinearLayout layout = linear_layout(desc.shape, linear_kernels(desc).value(), 132, 0, 0);
   constexpr size_t kMost = size_t{48} * 32 * 512;  // of x and dy, with 6144 rows
-  EXPECT_GE(layout.x_lines, layout.words + static_cast<size_t>(layout.x_words.row + 20000) * 4);
-  EXPECT_EQ(layout.w_lines, layout.x_lines + kMost);
-  EXPECT_EQ(layout.x_partials, layout.w_lines + size_t{32} * 32 * 512);
-  EXPECT_EQ(layout.dy_partials, layout.dy_lines + kMost);
+  EXPECT_GE(layout.x_amax.tile_amax,
+            layout.amax + static_cast<size_t>(layout.x_amax.row + 20000) * 4);
+  EXPECT_EQ(layout.w_amax.tile_amax, layout.x_amax.tile_amax + kMost);
+  EXPECT_EQ(layout.x_amax.partials, layout.w_amax.tile_amax + size_t{32} * 32 * 512);
+  EXPECT_EQ(layout.dy_amax.partials, layout.dy_amax.tile_amax + kMost);
   const LinearDesc tensor = describe("tensorwise", {20000, 4096, 4096});
   const LinearLayout none = linear_layout(tensor.shape, linear_kernels(tensor).value(), 132, 0, 0);
-  EXPECT_EQ(none.x_partials, none.words);
+  EXPECT_EQ(none.x_amax.partials, none.amax);
 }
 
 }  // namespace

@@ -1,0 +1,86 @@
+// Listing the casts of a call: which of amax, cast and one-launch kernels make its copies, for
+// which m. That depends on m by limits alone, which are found once.
+#pragma once
+
+#include <map>
+#include <utility>
+
+#include "runtime/linear/plan_launches.hpp"
+
+namespace f8::runtime {
+
+// A tensor of a kind of call, and where what is made of it goes.
+struct TensorBuffers {
+  Ref x = {};
+  int64_t rows = 0;  // 0: the call's m
+  int64_t cols = 0;
+  AmaxBuffers amax = {};  // in the workspace
+  Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};
+
+  void put_q(Ref at, const CopyLayout& copies) {
+    q = at + copies.q;
+    q_scale = at + copies.q_scale;
+  }
+  void put_qt(Ref at, const CopyLayout& copies) {
+    qt = at + copies.qt;
+    qt_scale = at + copies.qt_scale;
+  }
+};
+using CallTensors = std::array<TensorBuffers, 3>;  // indexed by Tensor
+
+[[nodiscard]] inline Ref word_at(Ref words, int64_t index) {
+  return words + sizeof(uint32_t) * static_cast<size_t>(index);
+}
+
+// The weight, cast into a weight cache.
+[[nodiscard]] TensorBuffers cache_buffers(const LinearDesc& desc, const LinearLayout& layout);
+
+// A part of a list that casts tensors.
+struct CastSection {
+  LaunchList& list;
+  const CallTensors& tensors;
+  Launch clear;                // of its amax buffer
+  bool sums = false;           // a cast of dy leaves column sums where it can
+  int64_t summed_above_m = 0;  // set: for larger m one has
+  bool recording = false;      // casts are only for the maxima of a first step over ranks
+  int64_t cleared_above_m = 0;
+};
+
+class CastPlanner {
+ public:
+  CastPlanner(Context& context, const LinearDesc& desc, const LinearKernels& kernels,
+              const LinearLayout& layout)
+      : context_(context), desc_(desc), kernels_(kernels), layout_(layout) {}
+
+  // Appends what makes `copies` in a call of this kind.
+  [[nodiscard]] Status add(CastSection& section, CopySet copies, CallKind kind);
+
+ private:
+  // A kernel pass with its kernels and, in a section, its operands.
+  struct Pass {
+    KernelPass spec;
+    const Kernel* amax = nullptr;
+    const Kernel* cast = nullptr;
+    const Kernel* quantize = nullptr;  // null: never in one launch
+    const Kernel* summing = nullptr;
+    std::vector<CastOperand> operands = {};
+    int64_t one_launch_up_to_m = 0;
+  };
+  [[nodiscard]] Result<std::vector<Pass>> passes(CopySet copies, bool first_step);
+  [[nodiscard]] Status add_passes(CastSection& section, CopySet copies, bool first_step);
+  void add_pass(CastSection& section, Pass& pass, const Pass* before) const;
+  void add_clear(CastSection& section, const Pass& pass, int64_t above_m) const;
+  void set_operands(Pass& pass, const CastSection& section) const;
+  [[nodiscard]] int64_t largest_m(const Pass& pass, Launches launches) const;
+  [[nodiscard]] int64_t overlaps_up_to(const Pass& before, const Pass& pass) const;
+  template <class Holds>
+  [[nodiscard]] int64_t largest_m(Holds&& holds) const;
+
+  Context& context_;
+  const LinearDesc& desc_;
+  const LinearKernels& kernels_;
+  const LinearLayout& layout_;
+  std::map<std::pair<CopySet, bool>, std::vector<Pass>> passes_;
+};
+
+}  // namespace f8::runtime
