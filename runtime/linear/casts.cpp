@@ -22,7 +22,7 @@ QuantizeOperand operand_of(const Visit& visit, const Place& place, const ScaleSl
   operand.inv_col = place.qt_scale;
   if (visit.slot >= 0) {
     operand.delayed = slots.scale + visit.slot * kernels::kScaleStride;
-    operand.recorded_amax = slots.amax + visit.slot;
+    if (slots.amax != nullptr) operand.recorded_amax = slots.amax + visit.slot;
   }
   return operand;
 }

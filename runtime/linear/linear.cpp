@@ -107,9 +107,11 @@ Status Linear::State::forward(const ForwardCall& call, void* workspace, Step&& s
                           .first_word = x.words + first_word,
                           .word_count = layout.x_words.row + call.m - first_word,
                           .counters = call.counters,
-                          .ranks = call.ranks,
+                          .ranks = call.evaluate ? AmaxReduction{} : call.ranks,
                           .first = reinterpret_cast<uint32_t*>(work + layout.first)};
-  F8_TRY(quantize(what, call.first_step, places, call.scales, scratch, step));
+  ScaleSlots scales = call.scales;
+  if (call.evaluate) scales.amax = nullptr;
+  F8_TRY(quantize(what, call.first_step, places, scales, scratch, step));
 
   GemmCall gemm_call{.a = call.x, .b = call.w, .d = call.y, .m = call.m};
   gemm_call.bias = call.bias;
@@ -276,21 +278,21 @@ struct LaunchOn {
 Status Linear::forward(const ForwardCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
-  F8_TRY(state_->check_device("forward", call, workspace, stream));
+  F8_TRY(state_->check_device("float8_linear_forward", call, workspace, stream));
   return state_->forward(call, workspace, LaunchOn{stream});
 }
 
 Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
-  F8_TRY(state_->check_device("backward", call, workspace, stream));
+  F8_TRY(state_->check_device("float8_linear_backward", call, workspace, stream));
   return state_->backward(call, workspace, LaunchOn{stream});
 }
 
 Status Linear::cast_weight(const WeightCall& call, void* workspace, Stream stream) const {
   const ScopedContext current(*state_->driver, state_->primary);
   F8_TRY(current.status());
-  F8_TRY(state_->check_device("cast_weight", call, workspace, stream));
+  F8_TRY(state_->check_device("float8_linear_cast_weight", call, workspace, stream));
   return state_->cast_weight(call, workspace, LaunchOn{stream});
 }
 
@@ -346,15 +348,15 @@ std::vector<Step> Linear::cast_weight_steps(const WeightCall& call, void* worksp
 
 Status invalidate_weights(Context& context, uint32_t* valid, size_t count, Stream stream) {
   if (valid == nullptr || !is_aligned(valid, 4)) {
-    return fail(ErrorCode::kInvalidArgument, "invalidate_weights: valid is {}",
-                valid == nullptr ? "null" : "not aligned to 4 bytes");
+    return fail(ErrorCode::kInvalidArgument, "float8_weights_invalidate: valid is {}",
+                valid == nullptr ? "NULL" : "not aligned to 4 bytes");
   }
   if (count > std::numeric_limits<size_t>::max() / sizeof(uint32_t)) {
-    return fail(ErrorCode::kInvalidArgument, "invalidate_weights: count is {}", count);
+    return fail(ErrorCode::kInvalidArgument, "float8_weights_invalidate: count is {}", count);
   }
   CallMemory memory;
   memory.add("valid", valid, count * sizeof(uint32_t), Access::kWrite);
-  F8_TRY(memory.check_device("invalidate_weights", context, stream));
+  F8_TRY(memory.check_device("float8_weights_invalidate", context, stream));
   const Driver& driver = context.state().driver;
   const ScopedContext current(driver, context.state().primary);
   F8_TRY(current.status());

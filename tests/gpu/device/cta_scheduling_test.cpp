@@ -13,7 +13,6 @@ class DealingTest : public GpuTest {};
 
 TEST_F(DealingTest, PlacesAreAPermutationAndOfAnIdleDeviceNotAsDealt) {
   Context::State& state = context_->state();
-  if (kEmulated) GTEST_SKIP() << "an emulated device deals nothing";
   F8_ASSERT_OK(context_->make_current());
   ASSERT_EQ(state.driver.ctx_synchronize(), CUDA_SUCCESS);
   const PairPlaces places = find_pair_places(state.driver, state.info.sm_count);

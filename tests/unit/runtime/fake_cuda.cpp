@@ -168,7 +168,12 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   if (std::holds_alternative<codegen::GemmSpec>(module.spec)) {
     launch.gemm = *static_cast<kernels::GemmArgs*>(parameters[1]);
   }
-  if (g_fake->launches.size() < g_fake->launches.capacity()) g_fake->launches.push_back(launch);
+  if (g_fake->launches.size() == g_fake->launches.capacity()) {
+    ADD_FAILURE() << "more than " << g_fake->launches.capacity()
+                  << " launches: clear FakeCuda::launches, or reserve more";
+    return CUDA_ERROR_UNKNOWN;
+  }
+  g_fake->launches.push_back(launch);
   if (g_fake->emulate) {
     emulation::run(module, launch, parameters, g_fake->sm_count, g_fake->faults);
   }

@@ -57,7 +57,7 @@ class FakeCuda {
   CUresult copy_result = CUDA_SUCCESS;
   CUresult synchronize_result = CUDA_SUCCESS;
   // What happened.
-  std::vector<FakeLaunch> launches;
+  std::vector<FakeLaunch> launches;         // up to its capacity; a launch beyond it fails the test
   std::vector<std::string> faults;          // arguments that a device would have choked on
   std::vector<FakeAllocation> allocations;  // for ContextOptions::check_pointers
   CUstream foreign_stream = nullptr;        // of another context
