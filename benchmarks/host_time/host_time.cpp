@@ -6,8 +6,6 @@
 // The driver's launches are included. A stream that is full makes the host wait, so the device is
 // emptied every 100 calls. Whatever else the machine does makes calls longer, never shorter, so the
 // fastest tenth is printed as well as the median.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -17,6 +15,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/format.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
 #include "runtime/linear/linear.hpp"
@@ -110,11 +109,10 @@ Status print_linear(const std::shared_ptr<Context>& context, const Recipe& recip
   const Times of_backward = F8_TRY(
       time_of(driver, calls, [&] { return linear->backward(backward, workspace.get(), nullptr); }));
   F8_TRY(driver.check(driver.ctx_synchronize(), "cuCtxSynchronize"));
-  fmt::print("{:<20} {:<20} {:>8} {:>8.2f} {:>8.2f} {:>9} {:>8.2f} {:>8.2f}\n", recipe.name,
-             to_string(shape), linear->forward_steps(forward, workspace.get()).size(),
-             of_forward.median, of_forward.fast,
-             linear->backward_steps(backward, workspace.get()).size(), of_backward.median,
-             of_backward.fast);
+  print("{:<20} {:<20} {:>8} {:>8.2f} {:>8.2f} {:>9} {:>8.2f} {:>8.2f}\n", recipe.name,
+        to_string(shape), linear->forward_steps(forward, workspace.get()).size(), of_forward.median,
+        of_forward.fast, linear->backward_steps(backward, workspace.get()).size(),
+        of_backward.median, of_backward.fast);
   return {};
 }
 
@@ -122,11 +120,11 @@ Status run(int calls) {
   const auto context = F8_TRY(Context::create(0));
   F8_TRY(context->make_current());
   const Times bare = F8_TRY(time_of_a_launch(*context, calls));
-  fmt::print(
+  print(
       "{}, {} calls; a launch of a kernel that does nothing: {:.2f} us (fastest tenth {:.2f})\n\n",
       context->device().name, calls, bare.median, bare.fast);
-  fmt::print("{:<20} {:<20} {:>8} {:>8} {:>8} {:>9} {:>8} {:>8}\n", "recipe", "shape", "forward",
-             "us", "fastest", "backward", "us", "fastest");
+  print("{:<20} {:<20} {:>8} {:>8} {:>8} {:>9} {:>8} {:>8}\n", "recipe", "shape", "forward", "us",
+        "fastest", "backward", "us", "fastest");
   for (const Recipe& recipe : builtin_recipes()) {
     // Tensors that one launch quantizes, and some that take two.
     for (const Shape shape : {Shape{1024, 1024, 1024}, Shape{4096, 4096, 2048}}) {

@@ -192,7 +192,7 @@ struct Copy {
       std::ranges::copy(copy.inv_scales, to);
       return;
     }
-    // Of the reference's [lines][blocks]; lines of scales are padded with zeros.
+    // The reference has [rows][blocks]; here rows of scales are padded with zeros.
     const auto blocks = static_cast<size_t>((copy.cols + kCastTile - 1) / kCastTile);
     const size_t lines = copy.inv_scales.size() / blocks;
     const bool by_block = mode == ScaleMode::kBlock1x128;

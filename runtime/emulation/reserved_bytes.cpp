@@ -38,11 +38,11 @@ bool are_all_the_same(ReservedBytes bytes) {
 ReservedBytes reserved_bytes(const kernels::QuantizeArgs& args, int sm_count) {
   const int64_t resident = int64_t{codegen::kQuantizeBlocksPerSm} * sm_count;
   const auto first =
-      static_cast<size_t>(kernels::quantize_sync_bytes(resident * kernels::kMostTilesOfBlock));
+      static_cast<size_t>(kernels::quantize_sync_bytes(resident * kernels::kMaxTilesOfBlock));
   const auto second = static_cast<size_t>(kernels::quantize_sync_bytes(resident));
   // A launch beside another one has the second part.
   const auto* sync = reinterpret_cast<const char*>(args.sync);
-  return {args.cast.beside != 0 ? sync - first : sync, first + second};
+  return {args.cast.overlap != 0 ? sync - first : sync, first + second};
 }
 
 bool are_untouched(ReservedBytes bytes) {

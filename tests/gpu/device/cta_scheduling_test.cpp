@@ -1,4 +1,4 @@
-// How this device deals, and that the places which follow reach the kernels.
+// The CTA-to-SM scheduling of this device, and the cluster remap that reaches the kernels.
 #include "runtime/device/cta_scheduling.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What fp8 costs in accuracy: the signal-to-noise ratio of a linear's results against fp64 of the
+// The accuracy of fp8: the signal-to-noise ratio of a linear's results against fp64 of the
 // same bf16 tensors, for every recipe. The values reached are properties of each test
 // (--gtest_output=json:FILE).
 #include "tests/gpu/gemm_operands.hpp"
@@ -48,7 +48,7 @@ TEST_P(AccuracyTest, AgainstHighPrecision) {
   }
 }
 
-// Two ways of accumulating, at the longest contraction of the contract: fast keeps about 14 bits.
+// Fast and promoted fp32 accumulation, at the largest K of the contract: fast keeps about 14 bits.
 TEST_F(GpuTest, AccuracyOfAccumulation) {
   for (const int64_t k : {1024, 4096, 32768}) {
     for (const bool fast : {true, false}) {

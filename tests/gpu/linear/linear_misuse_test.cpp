@@ -1,4 +1,4 @@
-// What the host cannot know without the driver: pointers and streams that are not the device's.
+// Misuse that the host knows from the driver alone: pointers and streams that are not the device's.
 #include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {

@@ -47,7 +47,7 @@ struct Quantized {
                 .delayed = delayed.as<float>(),
                 .recorded_amax = recorded.as<uint32_t>()} {}
 
-  // That of an earlier tensor whose amax was kDelayedAmax.
+  // The delayed scale comes from an earlier tensor whose amax was kDelayedAmax.
   static std::vector<float> delayed_scale(const codegen::CastSpec& spec) {
     return {scale_from_amax(kDelayedAmax, spec.out, spec.pow2)};
   }
@@ -290,9 +290,9 @@ TEST_P(CastTest, TwoMatricesInOneLaunch) {
   expect_like_reference(GetParam(), w, second);
 }
 
-// By tiles' lines the same bits as by words: two matrices in a launch, one of them or both by
-// lines; the last pair has the most tiles that lines are taken for. Launches one after another
-// without a pause, so that an early start of the next one could show.
+// Per-tile amax partials and amax words give the same bits: two matrices in a launch, one of them
+// or both with partials; the last pair has the most tiles that partials are taken for. Launches
+// follow one another without a pause, so that an early start of the next one would show.
 TEST_P(LinesCastTest, ByLinesTheSameAsByWords) {
   const auto before = amax_before(GetParam());
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 16},
@@ -340,9 +340,10 @@ TEST_P(LinesCastTest, ByLinesTheSameAsByWords) {
   }
 }
 
-// So many tiles that blocks have two, side by side or one above the other, at odd ends one; lines'
-// maxima read by every block and gathered. The same bits as by two launches. Launches one after
-// another without a pause, so that a word of the launch before could show.
+// There are so many tiles that blocks have two, side by side or one above the other, and at odd
+// ends one; row and column amaxes are read by every block or gathered. The bits are those of two
+// launches. Launches follow one another without a pause, so that a word of the launch before would
+// show.
 TEST_P(TilesCastTest, TwoTilesOfABlock) {
   using Size = std::pair<int64_t, int64_t>;
   int ran = 0;

@@ -180,7 +180,7 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   return CUDA_SUCCESS;
 }
 
-// As the driver does, zeros for memory that it does not know.
+// Memory that the driver does not know gives zeros, as with the real one.
 CUresult pointer_get_attributes(unsigned count, CUpointer_attribute* which, void** out,
                                 CUdeviceptr pointer) {
   FakeAllocation found{.type = CUmemorytype{}};

@@ -1,4 +1,4 @@
-// What only the driver knows, of each call that is given memory and a stream. Contexts that are
+// Checks by the driver of each call that is given memory and a stream. Contexts that are
 // asked to check pointers name what is not their device's, is too small, or is another CUDA
 // context's, and enqueue nothing; on any context the driver's errors reach the caller.
 #include <float8/float8.h>
@@ -296,7 +296,7 @@ TEST_F(CAbiDriver, StreamsOfAnotherContextAreNamed) {
   }
 }
 
-// What the driver reports, in a launch, a memset, a copy or a wait, ends the call, which says what
+// An error of the driver in a launch, a memset, a copy or a wait ends the call, which says what
 // became of the CUDA context; the next call is as good as ever where the context is.
 TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
   struct Fault {
@@ -446,7 +446,7 @@ TEST_F(CAbiDriver, CallsAtRandom) {
   }
 }
 
-// In a run that is not asked to look nobody pays for it.
+// A run that is not asked to look does not pay for it.
 TEST_F(CAbiDriver, NobodyAsksUnasked) {
   cuda_.allocations.clear();
   float8_context unasked{cuda_.context()};

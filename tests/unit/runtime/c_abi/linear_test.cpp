@@ -1,5 +1,5 @@
-// That the C interface says to the runtime what its caller said: descriptions field by field, and
-// calls by their results, against the same call made inside.
+// The C interface passes on what its caller said: descriptions are compared field by field, and
+// calls by their results, with the same call made inside.
 #include <cstring>
 #include <float8/float8.hpp>
 

@@ -144,7 +144,7 @@ TEST_F(CAbiScales, RanksAgreeInOneAllReduce) {
   float8_scales_destroy(scales);
 }
 
-// In a first step each call reduces the maxima of what it casts, and nothing else does.
+// Each call of a first step reduces the amaxes of its casts, and nothing else does.
 TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   static constexpr float kOther = 1000.0F;  // the largest of all ranks'
   Nccl table{};

@@ -1,4 +1,4 @@
-// What overlaps and what does not, and what is asked of the driver.
+// Overlaps of a call's memory, and the questions to the driver about it.
 #include "runtime/device/call_memory.hpp"
 
 #include "runtime/c_abi/common.hpp"

@@ -1,4 +1,4 @@
-// The places of clusters of two, from how a device deals.
+// The remap of clusters of two, from the CTA-to-SM scheduling of a device.
 #include "runtime/device/cta_scheduling.hpp"
 
 #include <gtest/gtest.h>
