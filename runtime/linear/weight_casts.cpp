@@ -134,6 +134,10 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
                   i);
     }
   }
+  if (workspace_bytes_ > 0 && (workspace == nullptr || !is_aligned(workspace))) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "workspace of float8_weight_casts_run is {}",
+                workspace == nullptr ? "NULL" : "not aligned to 16 bytes");
+  }
   const bool first = !first_groups_.empty() && common.first_step;
   const bool over_ranks = first && common.ranks.reduce != nullptr;
   if (over_ranks) F8_TRY(find_first_scales(calls, workspace, stream));

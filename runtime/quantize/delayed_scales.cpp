@@ -139,10 +139,10 @@ Status DelayedScales::launch_update(const kernels::ScaleUpdateArgs& args, Stream
 
 Status DelayedScales::update(void* state, Stream stream, const float* found_inf) const {
   if (slots_.empty()) return {};
-  F8_TRY(check("float8_scales_sync", state, stream));
-  if (found_inf != nullptr) {
-    F8_TRY(check_found_inf("float8_scales_sync_unless", found_inf, Access::kRead, stream));
-  }
+  const char* const call =
+      found_inf == nullptr ? "float8_scales_sync" : "float8_scales_sync_unless";
+  F8_TRY(check(call, state, stream));
+  if (found_inf != nullptr) F8_TRY(check_found_inf(call, found_inf, Access::kRead, stream));
   Context::State& own = context_->state();
   if (own.keeps_records()) own.records.set_fresh(state, layout_.bytes, false);
   kernels::ScaleUpdateArgs args = update_args(state);

@@ -401,9 +401,10 @@ TEST_F(CAbiLinear, CountersAndFlagsRefuseNonsense) {
   uint32_t valid = 0;
   auto* crooked = reinterpret_cast<float8_cast_counters*>(reinterpret_cast<char*>(counters) + 4);
   EXPECT_TRUE(refused(float8_counters_clear(nullptr, counters, 6, nullptr), "context is NULL"));
-  EXPECT_TRUE(refused(float8_counters_clear(&context_, nullptr, 6, nullptr), "null"));
+  EXPECT_TRUE(refused(float8_counters_clear(&context_, nullptr, 6, nullptr), "counters is NULL"));
   EXPECT_TRUE(refused(float8_counters_clear(&context_, crooked, 6, nullptr), "aligned"));
-  EXPECT_TRUE(refused(float8_counters_snapshot(&context_, counters, 6, nullptr, nullptr), "null"));
+  EXPECT_TRUE(
+      refused(float8_counters_snapshot(&context_, counters, 6, nullptr, nullptr), "to is NULL"));
   EXPECT_TRUE(
       refused(float8_counters_text(nullptr, counters, nullptr, 0, nullptr), "name is NULL"));
   EXPECT_TRUE(refused(float8_counters_text("x", nullptr, nullptr, 0, nullptr), "counters is NULL"));

@@ -142,7 +142,9 @@ TEST_F(WeightCastsTest, MisuseIsOneClearError) {
   refused([](Calls& c) { c[1].cache = nullptr; }, "args[1]: float8_weight_args.cache is NULL");
   refused([](Calls& c) { c[3].scales = {}; }, "args[3]: float8_weight_args.scales is empty");
   refused([](Calls& c) { c[3].first_step = true; }, "args[3].first_step is not args[0]'s");
-  EXPECT_FALSE(casts.run(calls(false), nullptr, nullptr));
+  const Status no_workspace = casts.run(calls(false), nullptr, nullptr);
+  ASSERT_FALSE(no_workspace);
+  EXPECT_TRUE(says(no_workspace.error(), "workspace of float8_weight_casts_run is NULL"));
   EXPECT_EQ(cuda_.launches.size(), before);
 
   linears_.push_back(nullptr);
