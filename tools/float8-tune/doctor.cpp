@@ -1,5 +1,5 @@
-// doctor: what this machine has of what float8 needs, part by part, and what works without the
-// parts that are missing. A missing part is a finding, not a failure.
+// doctor: says which of the parts that float8 needs this machine has, and what works without the
+// missing ones. A missing part is a finding, not a failure.
 #include <filesystem>
 #include <system_error>
 
@@ -10,9 +10,9 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/tuner/backend/candidate.hpp"
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
-#include "tools/tuner/search/gemm_candidates.hpp"
 
 namespace f8::cli {
 namespace {

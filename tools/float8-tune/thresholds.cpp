@@ -1,5 +1,4 @@
-// thresholds: below which N and K a layer stays bf16, as the database implies it and as torchao has
-// it.
+// thresholds: the N and K below which a layer stays bf16, by the database and by torchao's rule.
 #include <memory>
 
 #include "tools/float8-tune/command.hpp"
@@ -15,7 +14,7 @@ struct Options {
   double margin = 0.02;
 };
 
-// The peer's rule: a layer stays bf16 where one of these boxes holds it; 0 is no bound.
+// torchao's rule: a layer stays bf16 where one of these boxes holds it; 0 is no bound.
 struct Box {
   int64_t n_max;
   int64_t k_max;
