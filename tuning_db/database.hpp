@@ -15,7 +15,7 @@
 
 #include "base/error.hpp"
 #include "recipes/problem.hpp"
-#include "recipes/tuning_table.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8::tuning_db {
 
@@ -157,7 +157,7 @@ class Database {
   // Refuses a file that is no float8 database, or a newer schema (naming both versions); migrates
   // an older one after a backup beside it. A network file system is refused for writing.
   [[nodiscard]] static Result<Database> open(const std::filesystem::path& path, OpenMode mode);
-  // The H100 measurements that ship with float8, read-only.
+  // The measurements that ship with float8, read-only.
   [[nodiscard]] static Result<Database> builtin();
   Database(Database&&) noexcept;
   Database& operator=(Database&&) noexcept;
@@ -188,17 +188,19 @@ class Database {
   // --- reading
   // All terminal rows of these, best first (ok before others, then by median).
   [[nodiscard]] Result<std::vector<TrialRow>> trials(const Problem& problem) const;
-  // The filter's evidence: for each linear of a recipe and each device class the fastest ok, final
+  // What the table's speedups come from: for each linear of a recipe and each device class the fastest ok, final
   // row of `impl` under the toolchain and method measured last. Ordered by n, k, m, device and
   // uuid.
   [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
                                                       Impl impl = Impl::kFloat8) const;
   // All terminal rows of one implementation's GEMMs, by problem key, best first.
   [[nodiscard]] Result<std::vector<TrialRow>> gemms(Impl impl) const;
-  // For every GEMM the kernel that the fastest linear of its recipe and shape took, where that was
-  // measured with it, else the fastest by itself; and the speedup of every linear. Of the device
-  // of the newest run.
-  [[nodiscard]] Result<TuningTable> table() const;
+  // Plain data for the estimator and the runtime: for every GEMM, on the device of the newest run,
+  // the kernel that the fastest linear of its recipe and shape took where that was measured with it,
+  // else the fastest by itself; and the speedup of every linear on every device, the newest run's
+  // device first. Linears alone are a fraction of the work.
+  enum class TablePart { kAll, kLinears };
+  [[nodiscard]] Result<TuningTable> table(TablePart part = TablePart::kAll) const;
   [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;  // newest run first
 
   // --- whole files

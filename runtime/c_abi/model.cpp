@@ -132,6 +132,7 @@ float8_status float8_model_layer_verdict(const float8_model* model, size_t index
     known.speedup = layer.speedup.speedup;
     known.speedup_low = layer.speedup.lo;
     known.speedup_high = layer.speedup.hi;
+    known.evidence = static_cast<int32_t>(layer.evidence);
     std::memcpy(verdict, &known, std::min(verdict->struct_size, sizeof known));
     return {};
   });

@@ -6,7 +6,7 @@
 
 #include "tools/float8-tune/output.hpp"
 #include "tuning_db/database.hpp"
-#include "tuning_db/filter.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
 

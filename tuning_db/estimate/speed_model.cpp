@@ -1,5 +1,5 @@
 // Fitting the physical model: see speed_model.hpp.
-#include "tuning_db/speed_model.hpp"
+#include "tuning_db/estimate/speed_model.hpp"
 
 #include <algorithm>
 #include <cmath>
