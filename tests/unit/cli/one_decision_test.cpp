@@ -198,7 +198,10 @@ TEST_F(OneDecision, KernelsAreThoseOfTheDatabasesTable) {
     for (const Shape shape :
          {Shape{8192, 4096, 4096}, Shape{2048, 1024, 8192}, Shape{16384, 28672, 8192},
           Shape{3000, 5120, 4096}, Shape{1, 16, 16}, Shape{131072, 8192, 28672}}) {
-      const auto linear = rt::Linear::plan(context, {.shape = shape, .recipe = recipe}).value();
+      rt::LinearDesc desc;
+      desc.shape = shape;
+      desc.recipe = recipe;
+      const auto linear = rt::Linear::plan(context, desc).value();
       for (const Gemm gemm : kGemms) {
         const auto chosen = tuner::choose_gemm(recipe, gemm, shape, &table);
         ASSERT_TRUE(chosen) << chosen.error().message;
