@@ -3,8 +3,8 @@
 //
 // File grammar (UTF-8; sealed_text.hpp has the first and the last line):
 //   file     := "float8-filter 2" LF "recipe " NAME LF "tokens " INT LF { decision } "end " HASH LF
-//   decision := ("convert" | "keep") TAB FQN TAB "n" INT "k" INT TAB EVIDENCE TAB SPEEDUP " " LO " "
-//               HI TAB REASON LF
+//   decision := ("convert" | "keep") TAB FQN TAB "n" INT "k" INT TAB EVIDENCE TAB SPEEDUP " " LO
+//               " " HI TAB REASON LF
 // FQN is a layer's name, once in a file; a part between dots that is "*" stands for any number, as
 // in layers.*.attention.wq. EVIDENCE is "measured", "interpolated", "modelled" or "rule"; speedups
 // are positive and the shortest that read back the same. FQN and REASON hold no control characters.

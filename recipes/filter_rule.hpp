@@ -1,8 +1,8 @@
 // Which linears of a model to convert: the rules that need no measurement, and the words of every
 // verdict. They compose: names first, then sizes, then the automatic rule, where it is on.
 //
-// The automatic rule is torchao's (`torchao`: fixed limits on K and N, whatever the token count), or
-// asks for a speedup (`measured`), which tuning_db/estimate knows.
+// The automatic rule is torchao's (`torchao`: fixed limits on K and N, whatever the token count),
+// or asks for a speedup (`measured`), which tuning_db/estimate knows.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ enum class FilterPolicy : uint8_t { kMeasured, kTorchao };
 [[nodiscard]] Result<FilterPolicy> parse_filter_policy(std::string_view text);
 [[nodiscard]] std::string_view to_string(FilterPolicy policy);
 
-// What a verdict rests on.
+// The evidence that a verdict rests on.
 enum class Evidence : uint8_t { kMeasured, kInterpolated, kModelled, kRule };
 [[nodiscard]] std::string_view to_string(Evidence evidence);
 [[nodiscard]] Result<Evidence> parse_evidence(std::string_view text);
@@ -51,8 +51,8 @@ struct Verdict {
 [[nodiscard]] Status check_torchao_rule(std::string_view recipe);  // the error says what to do
 [[nodiscard]] Verdict torchao_verdict(std::string_view recipe, const NamedLinear& layer);
 
-// The verdict of a speedup with its interval: convert where the lower end exceeds 1 + margin. `basis`
-// ends the reason.
+// The verdict of a speedup with its interval: convert where the lower end exceeds 1 + margin.
+// `basis` ends the reason.
 struct SpeedupInterval {
   double speedup = 1, lo = 1, hi = 1;
   bool operator==(const SpeedupInterval&) const = default;

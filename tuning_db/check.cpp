@@ -1,4 +1,4 @@
-// Whether a database is sound: its pages, its references, and that every key is the key of its row.
+// Database::check: the file's pages and references are sound, and every key is the key of its row.
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 

@@ -1,5 +1,5 @@
-// The tuning table of a database: for each GEMM the kernel that counts, for each linear its measured
-// speedup with where it comes from.
+// The tuning table of a database: for each GEMM the kernel that counts, for each linear its
+// measured speedup with where it comes from.
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -61,7 +61,7 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const std::vector<T
         baseline != nullptr ? baseline->result.timing->median_ns : s.speedup * fp8.median_ns;
     return s;
   }
-  // Not measured interleaved: the intervals of both times make a wider one of their ratio.
+  // The row was not measured interleaved: the intervals of both times give a wider one.
   if (baseline == nullptr || fp8.ci_lo_ns <= 0) return std::nullopt;
   const Timing& b = *baseline->result.timing;
   s.speedup = b.median_ns / fp8.median_ns;
@@ -71,7 +71,7 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const std::vector<T
   return s;
 }
 
-// Of two rows of one shape and class: without a bias before with one, then the newer one.
+// Orders two rows of one shape and class: one without a bias comes first, then the newer one.
 bool is_better(const TrialRow& a, const TrialRow& b) {
   if (a.problem.bias != b.problem.bias) return !a.problem.bias;
   if (a.at != b.at) return a.at > b.at;
@@ -122,8 +122,8 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
 using FastestLinears = std::map<std::pair<std::string, Shape>, const IdentifiedRow*>;
 using RowIterator = std::vector<IdentifiedRow>::const_iterator;
 
-// [first, last): the rows of one GEMM, fastest first. The fastest of all implementations counts (the
-// library takes part in every sweep), unless the fastest linear took another.
+// [first, last): the rows of one GEMM, fastest first. The fastest of all implementations counts
+// (the library takes part in every sweep), unless the fastest linear took another.
 Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
                                    const FastestLinears& linears) {
   const Problem& problem = first->row.problem;
@@ -179,7 +179,7 @@ Result<TuningTable> Database::table(TablePart part) const {
   while (F8_TRY(recipes.step())) F8_TRY(add_linears(*this, recipes.text(0), table));
   if (part == TablePart::kLinears) return table;
 
-  // In bf16 cuBLASLt counts where the recipe keeps a GEMM in bf16: there it is the kernel. Linears
+  // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Linears
   // come before the GEMMs that ask what they took.
   auto s = F8_TRY(state_->db->prepare(
       select_rows() +

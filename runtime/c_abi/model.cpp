@@ -37,7 +37,7 @@ f8::Result<f8::runtime::ModelLinear> read_layer(const float8_model_layer& layer,
                                   .desc = F8_TRY(linear_options(desc))};
 }
 
-// Of the layers' own version of their struct, whose size the first one tells.
+// Reads the layers in their own version of the struct, whose size the first one tells.
 f8::Result<std::vector<f8::runtime::ModelLinear>> read_layers(const float8_model_desc& desc) {
   std::vector<f8::runtime::ModelLinear> layers;
   if (desc.count > 0) F8_TRY(need(desc.layers, "float8_model_desc.layers"));

@@ -156,8 +156,8 @@ Result<int> export_file(const ExportOptions& options, const Global& global) {
   } else if (options.format == "db") {
     F8_TRY(of_option("-o", database.export_db(options.output)));
   } else {
-    // What the filter and the kernel choice ask with this --db, the built-in rows too: a trainer that
-    // loads it decides alike.
+    // The filter and the kernel choice ask this table with this --db, the built-in rows too: a
+    // trainer that loads it decides alike.
     const Databases databases = F8_TRY(open_databases(global));
     const TuningTable table = F8_TRY(merged_table(databases));
     F8_TRY(of_option("-o", write_file_atomic(options.output, table.serialize())));

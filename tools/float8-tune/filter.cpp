@@ -58,7 +58,7 @@ Json to_json(const Options& options, const tuning_db::FilterResult& result) {
           {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
 }
 
-// What a trainer's model conversion reads.
+// Writes the file that a trainer's model conversion reads.
 Status write_verdicts(const Options& options, const tuning_db::FilterResult& result) {
   FilterFile file{.recipe = options.recipe, .tokens = options.model.tokens, .decisions = {}};
   for (const tuning_db::FilterDecision& d : result.decisions) {

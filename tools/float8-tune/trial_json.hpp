@@ -1,4 +1,4 @@
-// What several commands show alike: a measured row, with times in microseconds and its provenance,
+// Several commands show these alike: a measured row, with times in microseconds and its provenance,
 // and the filter's verdict.
 #pragma once
 

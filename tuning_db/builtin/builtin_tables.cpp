@@ -11,7 +11,7 @@ extern const std::span<const std::string_view> builtin_tables;  // in the build 
 }
 
 std::span<const TuningTable> builtin_tables() {
-  // Never destroyed: contexts may outlive static objects.
+  // The tables are never destroyed: contexts may outlive static objects.
   static const auto& tables = *[] {
     auto* read = new std::vector<TuningTable>;
     for (const std::string_view text : text::builtin_tables) {

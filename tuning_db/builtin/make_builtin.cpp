@@ -1,5 +1,5 @@
-// Run by the build: makes the built-in database of JSON-lines files, and of each file the table of its
-// device as C++ source.
+// Run by the build: makes the built-in database of JSON-lines files, and of each file the table of
+// its device as C++ source.
 //   make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-// The tables that ship with float8, one for each device that was measured (tuning_db/data), as data of
-// the library.
+// The tables that ship with float8, one for each device that was measured (tuning_db/data), as data
+// of the library.
 #pragma once
 
 #include <memory>

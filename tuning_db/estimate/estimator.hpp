@@ -1,8 +1,8 @@
-// What a tuning table says of a recipe's linears: the speed surfaces of its devices, in the order in
-// which they are asked.
+// An estimator answers for a recipe's linears from a tuning table: it asks the speed surfaces of
+// the table's devices in their order.
 //
-// The first device is the table's first one with rows of the recipe. The others answer only where it
-// cannot, and only as `modelled`.
+// The first device is the table's first one with rows of the recipe. The others answer only where
+// it cannot, and only as `modelled`.
 #pragma once
 
 #include <memory>
@@ -24,9 +24,9 @@ class Estimator {
   // The name of the device that is asked first; without rows the one that was asked for.
   [[nodiscard]] const std::string& device() const { return device_; }
   [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }  // not empty()
-  // Nothing where the rows are too few to say anything of this shape.
+  // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
-  // Where an estimate's first row comes from: "(DEVICE, POWER; DATE; SOURCE)".
+  // Names where an estimate's first row comes from: "(DEVICE, POWER; DATE; SOURCE)".
   [[nodiscard]] std::string describe_source(const Estimate& estimate) const;
 
  private:

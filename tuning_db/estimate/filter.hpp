@@ -1,5 +1,5 @@
-// The auto filter: which linears of a model to convert, and why. float8-tune and the runtime both ask
-// here, so equal questions have equal answers.
+// The auto filter: which linears of a model to convert, and why. float8-tune and the runtime both
+// ask here, so equal questions have equal answers.
 //
 // A layer is asked, in this order, and the first refusal keeps it in bf16:
 //   names   an entry of filter_fqns is part of its name
@@ -9,8 +9,8 @@
 //                        shape and token count; else interpolation in log2(m), log2(n), log2(k)
 //                        between measured shapes that surround it; else a model fitted to the rows
 //             torchao    torchao's fixed limits of N and K
-// What nothing refused is converted. The estimated speedup of every layer comes from the measurements,
-// whatever decides.
+// A layer that nothing refused is converted. The estimated speedup of every layer comes from the
+// measurements, whatever decides.
 #pragma once
 
 #include <span>

@@ -10,7 +10,7 @@
 namespace f8::tuning_db {
 namespace {
 
-// Where no (n, k) has three rows: 0.05 makes 5 % of error in the middle of two octaves.
+// The curvature if no (n, k) has three rows: 5 % of error in the middle of two octaves.
 constexpr double kUnknownCurvature = 0.05;
 // Three rows give the mean curvature between them; in one gap it may be this much more.
 constexpr double kCurvatureMargin = 1.5;

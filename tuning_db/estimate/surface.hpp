@@ -39,7 +39,7 @@ class Surface {
   explicit Surface(std::vector<LinearSpeedup> points);  // shapes are distinct
   Surface(const Surface&) = delete;
   Surface& operator=(const Surface&) = delete;
-  // Nothing where the rows are too few to say anything of this shape.
+  // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
   [[nodiscard]] const std::vector<LinearSpeedup>& points() const { return points_; }
 

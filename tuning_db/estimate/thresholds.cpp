@@ -1,5 +1,5 @@
-// The rule of torchao's form (layers with n <= n_max and k <= k_max stay bf16) that agrees with most
-// measured shapes, for each token count that was measured.
+// The rule of torchao's form (layers with n <= n_max and k <= k_max stay bf16) that agrees with
+// most measured shapes, for each token count that was measured.
 #include <algorithm>
 #include <map>
 #include <set>

@@ -1,5 +1,5 @@
-// The tuning table: what a database knows that a decision needs, as plain data that the runtime reads
-// without SQLite. A trainer's rank 0 loads it and broadcasts the text; all ranks compare one hash.
+// The tuning table: what a database knows that a decision needs, as plain data that the runtime
+// reads without SQLite. A trainer's rank 0 loads and broadcasts it; all ranks compare one hash.
 //
 // File grammar (UTF-8, one record a line, sorted, so equal tables are equal bytes):
 //   table    := "float8-table 2" LF { device } { source } { kernel } { linear } "end " HASH LF
@@ -12,8 +12,8 @@
 //   linear   := "linear " recipe " m" INT "n" INT "k" INT " " DEVICE " " SPEEDUP " " LO " " HI " "
 //               BF16_NS " " SOURCE " " DATE " " TRIAL LF
 //   HASH     := hash_hex of all bytes before the word "end"
-// DEVICE and SOURCE count the records of that kind from 0. DATE is year-month-day, TRIAL the trial's
-// uuid. Times and speedups are positive, finite and the shortest that read back the same.
+// DEVICE and SOURCE count the records of that kind from 0. DATE is year-month-day, TRIAL the
+// trial's uuid. Times and speedups are positive, finite and the shortest that read back the same.
 #pragma once
 
 #include <optional>
@@ -42,7 +42,7 @@ struct TableDevice {
   int power_limit_w = 0;
   bool mig = false;
   bool operator==(const TableDevice&) const = default;
-  // What tells two classes apart in a table: of the other fields, the memory that a driver reports
+  // Two classes are told apart by these fields: among the others, the memory that a driver reports
   // differs by a little from release to release.
   [[nodiscard]] bool is_same_class(const TableDevice& other) const {
     return name == other.name && power_limit_w == other.power_limit_w && mig == other.mig;
@@ -107,9 +107,9 @@ class TuningTable {
   std::vector<LinearSpeedup> speedups_;
 };
 
-// The table for a device: one that was measured on a device of this name, else the one of the nearest
-// class of the same compute capability (by the sum of |log2| of the ratios of SMs, L2, clocks and
-// power, of what both know). Null where there is none of its compute capability.
+// The table for a device: one that was measured on a device of this name, else the one of the
+// nearest class of the same compute capability (by the sum of |log2| of the ratios of SMs, L2,
+// clocks and power, of what both know). Null where there is none of its compute capability.
 [[nodiscard]] const TuningTable* nearest_table(std::span<const TuningTable> tables,
                                                const TableDevice& device);
 

@@ -10,7 +10,7 @@
 #include "runtime/linear/linear.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
-#include "tools/tuner/kernel_set.hpp"
+#include "tools/tuner/search/kernel_set.hpp"
 
 namespace f8::testing {
 namespace {
@@ -88,10 +88,11 @@ class OneDecision : public ::testing::Test {
       const json& d = decisions[i];
       SCOPED_TRACE(fmt::format("{} m={} {}", options.recipe.settings().value().name, options.tokens,
                                d.dump()));
-      EXPECT_EQ(verdict.name, d["fqn"]);
+      EXPECT_EQ(verdict.name, d["fqn"].get<std::string>());
       EXPECT_EQ(verdict.linear.has_value(), d["convert"].get<bool>());
       EXPECT_EQ(verdict.reason, prefix + d["reason"].get<std::string>());
-      EXPECT_EQ(evidences.at(static_cast<size_t>(verdict.evidence)), d["evidence"]);
+      EXPECT_EQ(evidences.at(static_cast<size_t>(verdict.evidence)),
+                d["evidence"].get<std::string>());
       EXPECT_NEAR(verdict.speedup, d["speedup"].get<double>(), 1e-4);
       EXPECT_NEAR(verdict.speedup_low, d["speedup_lo"].get<double>(), 1e-4);
       EXPECT_NEAR(verdict.speedup_high, d["speedup_hi"].get<double>(), 1e-4);
@@ -181,8 +182,9 @@ TEST_F(OneDecision, FromAFilterFileWithAndWithoutTheFlag) {
     options.verdicts = tool_.path() / "model.filter";
     json expected = result["decisions"];
     for (json& d : expected) {
+      const auto fqn = d["fqn"].get<std::string>();
       const auto reason = d["reason"].get<std::string>();
-      const bool by_file = d["fqn"] != "head" && d["fqn"] != "odd";
+      const bool by_file = fqn != "head" && fqn != "odd";
       d["reason"] = (by_file ? "by the filter file: " : "") + reason;
     }
     expect_same(expected, options);
