@@ -166,12 +166,14 @@ void look_at_databases(Report& report, const Global& global) {
             {"resumable", resumable},
             {"kernels", table->choices().size()},
             {"linears", table->speedups().size()},
-            {"device", table->device}};
-    report.add(name, true,
-               fmt::format("{}: {} runs{}, {} GEMMs and {} linears decided{}", where, runs->size(),
-                           resumable > 0 ? fmt::format(" ({} to resume)", resumable) : "",
-                           table->choices().size(), table->speedups().size(),
-                           table->device.empty() ? "" : " on " + table->device));
+            {"device", table->device_name()}};
+    report.add(
+        name, true,
+        fmt::format(
+            "{}: {} runs{}, {} GEMMs and {} linears decided{}", where, runs->size(),
+            resumable > 0 ? fmt::format(" ({} to resume)", resumable) : "", table->choices().size(),
+            table->speedups().size(),
+            table->device_name().empty() ? "" : fmt::format(" on {}", table->device_name())));
   };
   describe("built-in database", "builtin", tuning_db::Database::builtin(), "built-in");
   if (global.db.empty()) {

@@ -62,7 +62,9 @@ struct Databases {
   [[nodiscard]] std::vector<const tuning_db::Database*> pointers() const;
 };
 [[nodiscard]] Result<Databases> open_databases(const Global& global);
-// One table of their choices; the user's rows replace the built-in ones of the same problem.
-[[nodiscard]] Result<TuningTable> merged_table(const Databases& databases);
+// One table of all of them: the user's rows, and behind them the built-in ones.
+[[nodiscard]] Result<TuningTable> merged_table(
+    const Databases& databases,
+    tuning_db::Database::TablePart part = tuning_db::Database::TablePart::kAll);
 
 }  // namespace f8::cli

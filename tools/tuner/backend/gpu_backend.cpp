@@ -22,7 +22,9 @@ size_t bytes_of(int64_t elements, Dtype type) {
 
 Result<std::unique_ptr<GpuBackend>> GpuBackend::create(int device,
                                                        const GpuBackendOptions& options) {
-  return create(F8_TRY(runtime::Context::create(device, {.cache_dir = options.cache_dir})),
+  // Candidates name their kernels, and what a plan chooses by itself is the cost model's.
+  return create(F8_TRY(runtime::Context::create(
+                    device, {.cache_dir = options.cache_dir, .builtin_table = false})),
                 options);
 }
 
