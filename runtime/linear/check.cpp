@@ -112,7 +112,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   const bool dw = call.dw != nullptr;
   F8_TRY(check_optional("backward", "dw", call.dw));
   F8_TRY(check_stride("backward", "dw", call.ld_dw, desc.shape.k, desc.grad_weight_dtype));
-  if (dw && call.accumulate && add_grad_weight == nullptr) [[unlikely]] {
+  if (dw && call.accumulate && gemms.add_grad_weight == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "backward: accumulate is set, the plan has no product that adds; set "
                 "LinearDesc::accumulate_grad_weight");
