@@ -80,7 +80,7 @@ TEST_P(CublasLtBlockTest, WhatIsOfferedIsRight) {
       F8_ASSERT_OK(offered);
       const auto plan = GemmPlan::create(context_, desc, heuristic(0));
       ASSERT_EQ(plan.has_value(), *offered > 0);
-      ASSERT_TRUE(plan || own != Shape{1024, 1024, 1024} || d_type != Dtype::kBf16);
+      ASSERT_TRUE(plan || own != (Shape{1024, 1024, 1024}) || d_type != Dtype::kBf16);
       if (!plan) {
         EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported) << plan.error().message;
         continue;
