@@ -4,6 +4,7 @@
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/model/info.hpp"
+#include "runtime/quantize/quantize.hpp"
 
 using namespace f8::c_abi;
 
@@ -45,6 +46,11 @@ float8_status float8_context_load_table(float8_context* context, const char* pat
     if (hash != nullptr) *hash = value;
     return {};
   });
+}
+
+size_t float8_workspace_reserved_bytes(const float8_context* context) {
+  return context == nullptr ? 0
+                            : f8::runtime::quantize_sync_bytes(context->context->device().sm_count);
 }
 
 float8_status float8_context_info(const float8_context* context, char* text, size_t bytes,

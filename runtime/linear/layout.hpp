@@ -3,19 +3,18 @@
 // the m of the call, so a smaller call uses the front of each part.
 //
 //   forward   sync | words of a first step over ranks | amax words (w, x) | lines of x, of w |
-//   partial maxima of x, of w | x q | w q |
-//             their scales | matmul's own
+//             partial maxima of x, of w | x q | w q | their scales | matmul's own
 //   saved     x qt | its scales | w qt | its scales
 //   cache     w q | w qt | scales of each
-//   backward  sync | the same | amax words (dy) | lines | partial maxima | dy q | dy qt | scales of
-//   each |
-//             what is cast again: lines and partial maxima of x, of w, x qt | its scales | w qt |
-//             its scales | column sums of dy | matmuls' own
+//   backward  sync | the same | amax words (dy) | lines | partial maxima | dy q | dy qt |
+//             scales of each | what is cast again: lines and partial maxima of x, of w, x qt |
+//             its scales | w qt | its scales | column sums of dy | matmuls' own
 // Recomputing, saved is empty.
-// sync belongs to the one-launch kernels (quantize.cuh), whatever linear they are of: every linear
-// has it at the start of its workspace, and nobody else may write there between calls.
-// Scales: scale and 1/scale of a tensor, else the inverse scales as scale_floats() counts them. Two
-// copies with one tensor scale keep it with qt, where that is written.
+// sync is the reserved bytes of the workspace (float8.h, convention 6), which belong to the
+// one-launch kernels (quantize.cuh) of all linears: every linear has it at the start of its
+// workspace, and nobody else writes to it between calls, unless to set all of it to 0. Scales:
+// scale and 1/scale of a tensor, else the inverse scales as scale_floats() counts them. Two copies
+// with one tensor scale keep it with qt, where that is written.
 //
 // Lines are the tiles' line maxima (tile_amax.cuh), for every m with which a matrix takes them;
 // nothing of them is cleared. Other axis maxima, and a tensor's beside them, are amax words, raised

@@ -34,6 +34,7 @@ MAY_INCLUDE = {
     "tools": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools"},
     "tools/tuner/model_files": {"base", "recipes", "tools"},
     "tests": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools", "tests", "examples"},
+    "benchmarks": {"base", "recipes", "codegen", "runtime", "benchmarks"},
     "examples": set(),  # the public headers alone: EXAMPLE, below
 }
 # The rooms of a folder, from the bottom up: which of its rooms each may include.

@@ -41,16 +41,19 @@
  *     or read files, and may be captured in a CUDA graph. Small tensors are cast by a cooperative
  *     launch, which starts when all of its blocks fit beside what runs on other streams.
  *  6. Handles may be used by several threads at once. A scale state belongs to one stream at a
- *     time. Calls that are in flight at the same time need workspaces of their own; linears may
- *     share one workspace on one stream. What is in a workspace before its first use does not
- *     matter; after that its first 2 MiB belong to float8, which counts launches there: nothing else
- *     may write to them while calls are still to come.
+ *     time. Calls that are in flight at the same time need workspaces of their own; linears and
+ *     weight casts may share one workspace on one stream. Between calls a workspace is free for
+ *     other work on the stream, except for its reserved bytes: the first
+ *     float8_workspace_reserved_bytes() of it belong to float8, which counts launches there. What
+ *     is in them before the first call does not matter. After it nobody else writes to them, unless
+ *     to set all of them to 0 before the next call, which makes the workspace a new one. An emulated
+ *     device refuses a call that needs them after somebody else wrote to them.
  *  7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a
  *     weight gradient is set to zero.
  *  8. Results are the same bits from run to run on one machine.
  *  9. Memory that a call writes overlaps nothing else that the call reads or writes, else the call
- *     is refused. Columns of one buffer do not overlap. backward reads x only where its comment says
- *     so; where it does not, dx may take the place of x.
+ *     is refused. Columns of one buffer do not overlap. backward reads x only where its comment
+ *     says so; where it does not, dx may take the place of x.
  * 10. A call that is refused (FLOAT8_INVALID_ARGUMENT) has enqueued nothing. After FLOAT8_CUDA the
  *     contents of what the call writes are undefined. Where float8_last_error() asks to restart the
  *     process, an earlier kernel, not always one of float8's, has broken the CUDA context for good.
@@ -126,13 +129,16 @@ typedef struct float8_context_options {
   int32_t serial_launch;
   /* Nonzero helps to find a mistake: every call that is given a stream, except float8_amax_sync,
    * asks the driver whether its tensors and buffers are memory of the context's device and large
-   * enough, and whether its stream belongs to the device's primary CUDA context. This costs some
-   * microseconds a call. */
+   * enough, and whether its stream belongs to the device's primary CUDA context. The context also
+   * remembers earlier calls by the addresses of their buffers, and refuses a backward whose m or
+   * weight_cache is not that of the forward that filled `saved`, and a call without first_step on a
+   * scale state that was only initialised. This costs some microseconds a call. */
   int32_t check_pointers;
   /* Nonzero replaces the GPU by a slow device in host memory, for tests of a program on a machine
    * without a GPU. Pointers to tensors are then host pointers, streams are NULL, and every call has
    * done its work when it returns; results are those of an H100 up to the order of sums. It needs
-   * no driver, compiler or cache, and `device` is 0 to 7. It is never chosen unless asked for. */
+   * no driver, compiler or cache, and `device` is 0 to 7. It remembers earlier calls as with
+   * check_pointers. It is never chosen unless asked for. */
   int32_t emulate;
   /* 0: the context begins with the built-in tuning table of this device, else with that of the
    * nearest class of device; float8_context_info says which. Nonzero: it has none until one is
@@ -153,6 +159,10 @@ FLOAT8_API void float8_context_destroy(float8_context* context);
  * stays. */
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
+
+/* Returns the reserved bytes at the front of every workspace of the context's linears and weight
+ * casts (convention 6), 0 for NULL. */
+FLOAT8_API size_t float8_workspace_reserved_bytes(const float8_context* context);
 
 /* Describes the device, the options and the tuning table in use in a few lines of text for people.
  * The arguments are those of float8_linear_info (below). */
@@ -280,8 +290,8 @@ FLOAT8_API float8_status float8_linear_plan(float8_context* context, const float
                                             float8_linear** out);
 FLOAT8_API void float8_linear_destroy(float8_linear* linear);
 
-/* Returns the bytes of scratch that a call needs at any M up to m_max, 0 for NULL. Behind the call
- * they are free again for other work on the stream, except those of convention 6. */
+/* Returns the bytes of scratch that a call needs at any M up to m_max, 0 for NULL. Between calls
+ * they are free for other work on the stream, except for the reserved bytes (convention 6). */
 FLOAT8_API size_t float8_linear_workspace_bytes(const float8_linear* linear);
 /* Returns the bytes that forward fills for backward: the fp8 copies of x and w that the gradients
  * need. The result is 0 for NULL, and where backward needs none: then `saved` may be NULL in both.
@@ -336,6 +346,11 @@ typedef struct float8_forward_args {
    * scaled as if dynamic over all of them. All ranks make the same calls in the same order, since
    * each call reduces its amaxes (one small all-reduce on `stream`). NULL: there is one rank. */
   float8_nccl_comm ranks;
+  /* Nonzero: the call leaves the scale state as it is, with or without `saved`: no amax is
+   * recorded, and with first_step delayed operands are scaled by this call's own tensors, whatever
+   * `ranks` is. Set it in validation; 0 in training. */
+  int32_t evaluate;
+  int32_t reserved_2; /* 0 */
 } float8_forward_args;
 
 typedef struct float8_backward_args {
@@ -496,6 +511,45 @@ FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* 
  */
 FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                             float8_nccl_comm communicator, float8_stream stream);
+
+/* ---- delayed scaling: a step that meets an infinity or NaN ----
+ *
+ * A cast with a delayed scale saturates, so an infinity does not show in the results of its step.
+ * With FLOAT8_PROPAGATE it shows in those of the next steps, until it leaves the history. A trainer
+ * that can skip a step does not let it in:
+ *
+ *     cudaMemsetAsync(found_inf, 0, sizeof(float), stream);     // found_inf is in device memory
+ *     // forward and backward of all linears
+ *     float8_scales_found_inf(scales, state, communicator, found_inf, stream);
+ *     // the optimizer leaves the weights alone if *found_inf is not 0
+ *     float8_scales_sync_unless(scales, state, found_inf, NULL, stream);
+ *
+ * found_inf has the meaning that it has for PyTorch's GradScaler, whose own checks may set it too.
+ * Nothing here waits for the device, and all of it may be captured in a CUDA graph. If the first
+ * step is skipped, the next one is the first step (first_step); a trainer that does not know in
+ * time goes on without first_step, with scales of 1.
+ */
+
+/* Reduces the amaxes of the step so far over the ranks of `communicator` (NULL: there is one rank),
+ * then sets *found_inf, in device memory, to 1.0f if one of them (x, w or dy) is infinite or NaN,
+ * and leaves it alone otherwise. All ranks see the same. The sync of the step then needs no
+ * communicator: NULL. */
+FLOAT8_API float8_status float8_scales_found_inf(const float8_scales* scales, void* state,
+                                                 float8_nccl_comm communicator, float* found_inf,
+                                                 float8_stream stream);
+/* Does what float8_scales_sync does, but if *found_inf, in device memory, is not 0 when the stream
+ * comes to it, the step is discarded. A NULL found_inf counts as 0. */
+FLOAT8_API float8_status float8_scales_sync_unless(const float8_scales* scales, void* state,
+                                                   const float* found_inf,
+                                                   float8_nccl_comm communicator,
+                                                   float8_stream stream);
+/* Discards the step: its amaxes become 0, and the histories, the counts of non-finite amaxes and
+ * the scales stay as they were. It takes the place of float8_scales_sync in a step that is skipped.
+ */
+FLOAT8_API float8_status float8_scales_discard(const float8_scales* scales, void* state,
+                                               float8_stream stream);
+
+/* ---- a scale state in a checkpoint ---- */
 
 /* The calls below keep a state between two runs of a program: a trainer puts the bytes into its
  * checkpoint. A run resumes bitwise, at any time; docs/state.md has the grammar of the bytes

@@ -198,6 +198,10 @@ class Context {
                            float8_cast_counters* to, float8_stream stream) const {
     return Status(float8_counters_snapshot(handle_.get(), counters, count, to, stream));
   }
+  // The bytes at the front of a workspace that belong to float8 between calls.
+  [[nodiscard]] std::size_t workspace_reserved_bytes() const {
+    return float8_workspace_reserved_bytes(handle_.get());
+  }
   // The device, the options and the tuning table in use, for people.
   [[nodiscard]] Result<std::string> info() const {
     return detail::text([this](char* text, std::size_t bytes, std::size_t* needed) {
@@ -270,6 +274,7 @@ struct ForwardArgs {
   std::size_t workspace_bytes = 0, saved_bytes = 0, weight_cache_bytes = 0;  // 0: not checked
   CastCounters* counters = nullptr;
   float8_nccl_comm ranks = nullptr;  // of a first step
+  bool evaluate = false;             // leaves the scale state as it is
 };
 
 struct BackwardArgs {
@@ -366,6 +371,7 @@ class Linear {
     c.weight_cache_bytes = args.weight_cache_bytes;
     c.counters = args.counters;
     c.ranks = args.ranks;
+    c.evaluate = args.evaluate ? 1 : 0;
     return Status(float8_linear_forward(handle_.get(), &c, workspace, stream));
   }
   Status backward(const BackwardArgs& args, void* workspace, float8_stream stream) const {
@@ -483,6 +489,20 @@ class Scales {
   // The end of a step: all-reduce of the amaxes (null: one rank), then the next step's scales.
   Status sync(void* state, float8_nccl_comm communicator, float8_stream stream) const {
     return Status(float8_scales_sync(handle_.get(), state, communicator, stream));
+  }
+  // The same, but a step with *found_inf != 0, in device memory, is discarded.
+  Status sync_unless(void* state, const float* found_inf, float8_nccl_comm communicator,
+                     float8_stream stream) const {
+    return Status(float8_scales_sync_unless(handle_.get(), state, found_inf, communicator, stream));
+  }
+  // Sets *found_inf, in device memory, to 1 if the step recorded an amax that is not finite.
+  Status found_inf(void* state, float8_nccl_comm communicator, float* found_inf,
+                   float8_stream stream) const {
+    return Status(float8_scales_found_inf(handle_.get(), state, communicator, found_inf, stream));
+  }
+  // Drops what the step recorded.
+  Status discard(void* state, float8_stream stream) const {
+    return Status(float8_scales_discard(handle_.get(), state, stream));
   }
   // The state for a checkpoint, and back; both wait for the stream.
   [[nodiscard]] Result<std::vector<unsigned char>> save(const void* state,

@@ -235,7 +235,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_gemm_setting, fast, 36U);
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_linear_desc, weight_flag, 96U);
-  F8_ENDS(float8_forward_args, ranks, 168U);
+  F8_ENDS(float8_forward_args, reserved_2, 176U);
   F8_ENDS(float8_backward_args, ranks, 208U);
   F8_ENDS(float8_weight_args, ranks, 112U);
   F8_ENDS(float8_cast_counters, non_finite, 40U);
