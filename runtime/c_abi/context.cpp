@@ -17,11 +17,11 @@ float8_status float8_context_create(int device, const float8_context_options* op
     if (options != nullptr) {
       float8_context_options known;
       F8_TRY(read_struct(options, "float8_context_options", known));
-      F8_TRY(need_zero("float8_context_options.reserved", known.reserved));
       if (known.cache_dir != nullptr) converted.cache_dir = known.cache_dir;
       converted.programmatic_launch = known.serial_launch == 0;
       converted.check_pointers = known.check_pointers != 0;
       converted.emulate = known.emulate != 0;
+      converted.builtin_table = known.no_table == 0;
     }
     auto context = F8_TRY(f8::runtime::Context::create(device, converted));
     *out = new float8_context{std::move(context)};

@@ -7,7 +7,7 @@
 namespace f8::runtime {
 namespace {
 
-// What the driver knows of a pointer; nothing of ordinary memory of the host.
+// The driver's knowledge of a pointer; it has none of ordinary host memory.
 struct Pointer {
   CUmemorytype type{};
   unsigned managed = 0;

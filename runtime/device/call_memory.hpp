@@ -1,6 +1,6 @@
-// The memory that a call reads and writes, for the checks of it: what is written must overlap
-// nothing else, and, where a context is asked to look (ContextOptions::check_pointers), all of it
-// must be memory of its device. Built and compared on the stack, on the way of every call.
+// The memory that a call reads and writes, for its checks: what is written must overlap nothing
+// else, and with ContextOptions::check_pointers all of it must be memory of the context's device.
+// Every call builds and compares it on the stack.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace f8::runtime {
 
 enum class Access : uint8_t { kRead, kWrite };
 
-// Rows of bytes, `pitch` apart.
+// A region is rows of bytes, `pitch` apart.
 struct Region {
   const char* name = "";
   uintptr_t begin = 0;
@@ -33,7 +33,7 @@ struct Region {
 
 class CallMemory {
  public:
-  // Nothing where `at` is null. `ld` as in the calls, 0: dense.
+  // A null `at` adds nothing. `ld` is a row stride in elements as in the calls; 0 is dense.
   void add(const char* name, const void* at, size_t bytes, Access access) {
     add({name, reinterpret_cast<uintptr_t>(at), 1, bytes, bytes, access});
   }
@@ -45,10 +45,9 @@ class CallMemory {
   }
   [[nodiscard]] std::span<const Region> regions() const { return {regions_.data(), count_}; }
 
-  // kInvalidArgument names the call and both tensors.
+  // The error (kInvalidArgument) names the call and both tensors.
   [[nodiscard]] Status check_overlaps(const char* call) const;
-  // Where the context is asked to look: asks the driver for every pointer, and for the stream's
-  // context.
+  // Asks the driver about every pointer and about the stream's context, with check_pointers alone.
   [[nodiscard]] Status check_device(const char* call, Context& context, Stream stream) const;
 
  private:

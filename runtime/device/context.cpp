@@ -1,4 +1,4 @@
-// A context's life, and kernels on their way from a spec to a loaded function.
+// The life of a context, and of its kernels from a spec to a loaded function.
 #include "runtime/device/context.hpp"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/emulated_driver.hpp"
 #include "runtime/device/launch.hpp"
+#include "tuning_db/estimate/builtin_tables.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -30,8 +31,8 @@ int cluster_size(const codegen::KernelSpec& spec) {
   return gemm->config.cluster_m * gemm->config.cluster_n * gemm->config.split_k;
 }
 
-// How many clusters fit on the device at once. Not simply SMs / size: the SMs of a cluster belong
-// to one GPC, and GPCs differ in size.
+// The number of clusters that fit on the device at once. It may be less than SMs / size, since the
+// SMs of a cluster belong to one GPC, and GPCs differ in size.
 int resident_clusters(const Driver& cuda, const Kernel& kernel, int sm_count) {
   const int upper = sm_count / kernel.cluster_size;
   if (kernel.cluster_size == 1) return upper;
@@ -54,7 +55,7 @@ int resident_clusters(const Driver& cuda, const Kernel& kernel, int sm_count) {
   return std::min(clusters, upper);
 }
 
-// Runs with the context current and the lock held.
+// The caller has made the context current and holds the lock.
 Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen::KernelSpec& spec,
                                            const codegen::Cubin& cubin) {
   const Driver& cuda = state.driver;
@@ -74,18 +75,18 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   const auto* cast = std::get_if<codegen::CastSpec>(&spec);
   kernel->cooperative = cast != nullptr && codegen::is_cooperative(*cast);
   const auto* amax = std::get_if<codegen::AmaxSpec>(&spec);
-  kernel->even = cast != nullptr || (amax != nullptr && (amax->row || amax->col));
+  kernel->occupancy_limited = cast != nullptr || (amax != nullptr && (amax->row || amax->col));
   kernel->registers = cubin.registers;
   kernel->spill_bytes = cubin.spill_bytes;
   F8_TRY(cuda.check(cuda.module_get_function(&kernel->function, module, cubin.entry.c_str()),
                     "cuModuleGetFunction"));
   int most_smem_bytes = kernel->smem_bytes;
-  if (kernel->even) {
+  if (kernel->occupancy_limited) {
     F8_TRY(
         cuda.check(cuda.func_get_attribute(&kernel->static_smem_bytes,
                                            CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel->function),
                    "cuFuncGetAttribute(SHARED_SIZE_BYTES)"));
-    most_smem_bytes = even_smem_bytes(*kernel, 1);
+    most_smem_bytes = occupancy_limited_smem_bytes(*kernel, 1);
   }
   if (most_smem_bytes > 0) {
     F8_TRY(cuda.check(
@@ -101,12 +102,24 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   kernel->resident_clusters = resident_clusters(cuda, *kernel, state.info.sm_count);
   if (kernel->cluster_size == 2) {
     kernel->resident_clusters = std::min(kernel->resident_clusters, kernels::kMaxRemappedClusters);
-    if (!state.pair_places) {
-      state.pair_places =
-          state.cache ? find_pair_places(cuda, state.info.sm_count) : places_as_dealt();
+    if (!state.cluster_remap) {
+      state.cluster_remap =
+          state.cache ? probe_cluster_remap(cuda, state.info.sm_count) : identity_remap();
     }
   }
   return kernel;
+}
+
+TableDevice table_device(const DeviceInfo& info) {
+  return {.name = info.name,
+          .cc = info.cc,
+          .sm_count = info.sm_count,
+          .l2_bytes = static_cast<int64_t>(info.l2_bytes),
+          .mem_bytes = static_cast<int64_t>(info.mem_bytes),
+          .mem_clock_mhz = info.mem_clock_mhz,
+          .sm_clock_max_mhz = info.sm_clock_max_mhz,
+          .power_limit_w = info.power_limit_w,
+          .mig = info.mig};
 }
 
 }  // namespace
@@ -130,6 +143,7 @@ Result<std::shared_ptr<Context>> Context::create(int device, const ContextOption
     state->cache = F8_TRY(codegen::CubinCache::open(
         options.cache_dir.empty() ? environment().cache_dir : options.cache_dir));
   }
+  if (options.builtin_table) state->table = tuning_db::builtin_table(table_device(info));
   state->info = std::move(info);
   state->options = options;
   F8_TRY(cuda->check(cuda->device_get(&state->device, device), "cuDeviceGet"));
@@ -138,14 +152,13 @@ Result<std::shared_ptr<Context>> Context::create(int device, const ContextOption
   return std::shared_ptr<Context>(new Context(std::move(state)));
 }
 
-// Errors have nowhere to go here; after a lost context every call fails and nothing is left to
-// free.
+// Errors have nowhere to go here. After a lost context every call fails and nothing is left to free.
 Context::~Context() {
   const Driver& cuda = state_->driver;
   {
     const ScopedContext current(cuda, state_->primary);
     if (state_->cublaslt != nullptr) {
-      // Not at the end of a process that has kept the context: the library may be gone.
+      // At the end of a process that has kept the context the library may be gone.
       if (const auto library = cublaslt()) (*library)->destroy(state_->cublaslt);
     }
     for (CUmodule module : state_->modules) cuda.module_unload(module);

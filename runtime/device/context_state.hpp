@@ -1,5 +1,5 @@
-// What a context holds. Everything but the kernels, the places of their clusters and the table is
-// fixed once it is made.
+// What a context holds. Everything but the kernels, the cluster remap and the table is fixed once it
+// is made.
 #pragma once
 
 #include <map>
@@ -31,8 +31,9 @@ struct Context::State {
   std::mutex kernels_mutex;  // held for look-ups and loading, not while compiling
   std::map<std::string, std::unique_ptr<const Kernel>, std::less<>> kernels;
   std::vector<CUmodule> modules;
-  // Of clusters of two in a grid that takes the whole device. There once such a kernel is.
-  std::optional<PairPlaces> pair_places;
+  // The remap of clusters of two in a grid that takes the whole device; probed when the first such
+  // kernel is loaded.
+  std::optional<ClusterRemap> cluster_remap;
 
   mutable std::mutex table_mutex;
   std::shared_ptr<const TuningTable> table;

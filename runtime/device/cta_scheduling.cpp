@@ -7,12 +7,12 @@
 namespace f8::runtime {
 namespace {
 
-// Each block writes its SM's number and stays long enough for all others to be dealt.
+// Each CTA writes the number of its SM and stays until all others are placed.
 constexpr const char* kProbe = R"ptx(
 .version 8.0
 .target sm_90
 .address_size 64
-.visible .entry float8_dealing(.param .u64 sms)
+.visible .entry float8_cta_probe(.param .u64 sms)
 {
   .reg .pred more;
   .reg .b32 sm, block;
@@ -33,10 +33,10 @@ again:
   ret;
 }
 )ptx";
-constexpr int kOneAnSm = 200 * 1024;  // bytes of shared memory that two blocks do not find
+constexpr int kOneAnSm = 200 * 1024;  // bytes of shared memory: two CTAs do not fit an SM
 constexpr int kTries = 4;
 
-// What a probe holds, freed in the end.
+// The resources of a probe, freed at its end.
 struct Probe {
   const Driver& driver;
   CUmodule module = nullptr;
@@ -55,15 +55,15 @@ struct Probe {
 
   [[nodiscard]] bool open(size_t blocks) {
     return driver.module_load_data(&module, kProbe) == CUDA_SUCCESS &&
-           driver.module_get_function(&function, module, "float8_dealing") == CUDA_SUCCESS &&
+           driver.module_get_function(&function, module, "float8_cta_probe") == CUDA_SUCCESS &&
            driver.func_set_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                      kOneAnSm) == CUDA_SUCCESS &&
            driver.mem_alloc(&sms, blocks * sizeof(uint32_t)) == CUDA_SUCCESS &&
            driver.stream_create(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
   }
 
-  // The SMs of the first blocks of clusters; empty where it fails.
-  [[nodiscard]] std::vector<uint32_t> deal(size_t blocks, unsigned cluster_size) {
+  // The SMs of the first CTAs of clusters; empty where it fails.
+  [[nodiscard]] std::vector<uint32_t> place(size_t blocks, unsigned cluster_size) {
     CUlaunchAttribute attribute{};
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attribute.value.clusterDim = {cluster_size, 1, 1};
@@ -92,48 +92,48 @@ struct Probe {
 
 }  // namespace
 
-PairPlaces places_as_dealt() {
-  PairPlaces places;
-  std::iota(places.begin(), places.end(), kernels::u8{0});
-  return places;
+ClusterRemap identity_remap() {
+  ClusterRemap remap;
+  std::iota(remap.begin(), remap.end(), kernels::u8{0});
+  return remap;
 }
 
-PairPlaces places_of_first(const PairPlaces& places, size_t pairs) {
+ClusterRemap remap_of_first(const ClusterRemap& remap, size_t clusters) {
   constexpr kernels::u8 kNone = kernels::kMaxRemappedClusters;
-  PairPlaces pair_at;
-  pair_at.fill(kNone);
-  for (size_t i = 0; i < pairs; ++i) pair_at[places[i]] = static_cast<kernels::u8>(i);
-  PairPlaces ranks = places_as_dealt();
+  ClusterRemap cluster_at;
+  cluster_at.fill(kNone);
+  for (size_t i = 0; i < clusters; ++i) cluster_at[remap[i]] = static_cast<kernels::u8>(i);
+  ClusterRemap ranks = identity_remap();
   kernels::u8 rank = 0;
-  for (const kernels::u8 pair : pair_at) {
-    if (pair != kNone) ranks[pair] = rank++;
+  for (const kernels::u8 cluster : cluster_at) {
+    if (cluster != kNone) ranks[cluster] = rank++;
   }
   return ranks;
 }
 
-std::optional<PairPlaces> pair_places(std::span<const uint32_t> blocks,
-                                      std::span<const uint32_t> clusters) {
+std::optional<ClusterRemap> cluster_remap(std::span<const uint32_t> blocks,
+                                          std::span<const uint32_t> clusters) {
   constexpr kernels::u8 kNone = kernels::kMaxRemappedClusters;
-  const size_t pairs = clusters.size();
-  if (pairs > kernels::kMaxRemappedClusters || blocks.size() != 2 * pairs) return std::nullopt;
-  PairPlaces place_of;  // of a TPC, in the order of single blocks
-  place_of.fill(kNone);
-  for (size_t i = 0; i < pairs; ++i) {
+  const size_t count = clusters.size();
+  if (count > kernels::kMaxRemappedClusters || blocks.size() != 2 * count) return std::nullopt;
+  ClusterRemap index_of;  // of a TPC, in the order of single CTAs
+  index_of.fill(kNone);
+  for (size_t i = 0; i < count; ++i) {
     const uint32_t tpc = blocks[2 * i] / 2;
-    if (tpc >= pairs || place_of[tpc] != kNone) return std::nullopt;
+    if (tpc >= count || index_of[tpc] != kNone) return std::nullopt;
     if ((blocks[2 * i] ^ 1U) != blocks[2 * i + 1]) return std::nullopt;
-    place_of[tpc] = static_cast<kernels::u8>(i);
+    index_of[tpc] = static_cast<kernels::u8>(i);
   }
-  PairPlaces places = places_as_dealt();
-  for (size_t i = 0; i < pairs; ++i) {
+  ClusterRemap remap = identity_remap();
+  for (size_t i = 0; i < count; ++i) {
     const uint32_t tpc = clusters[i] / 2;
-    if (tpc >= pairs || place_of[tpc] == kNone) return std::nullopt;
-    places[i] = std::exchange(place_of[tpc], kNone);
+    if (tpc >= count || index_of[tpc] == kNone) return std::nullopt;
+    remap[i] = std::exchange(index_of[tpc], kNone);
   }
-  return places;
+  return remap;
 }
 
-bool dealt_alike(std::span<const uint32_t> blocks, std::span<const uint32_t> others) {
+bool scheduled_alike(std::span<const uint32_t> blocks, std::span<const uint32_t> others) {
   if (blocks.empty() || blocks.size() != others.size()) return false;
   std::vector<uint32_t> next(blocks.size());
   for (size_t i = 0; i + 1 < blocks.size(); ++i) {
@@ -148,17 +148,17 @@ bool dealt_alike(std::span<const uint32_t> blocks, std::span<const uint32_t> oth
   return same >= others.size() * 7 / 8;
 }
 
-PairPlaces find_pair_places(const Driver& driver, int sm_count) {
+ClusterRemap probe_cluster_remap(const Driver& driver, int sm_count) {
   const auto blocks = static_cast<size_t>(sm_count / 2 * 2);
   Probe probe(driver);
-  if (!probe.open(blocks)) return places_as_dealt();
+  if (!probe.open(blocks)) return identity_remap();
   for (int i = 0; i < kTries; ++i) {
-    const std::vector<uint32_t> before = probe.deal(blocks, 1);
-    const std::vector<uint32_t> clusters = probe.deal(blocks, 2);
-    if (!dealt_alike(before, probe.deal(blocks, 1))) continue;
-    if (const auto places = pair_places(before, clusters)) return *places;
+    const std::vector<uint32_t> before = probe.place(blocks, 1);
+    const std::vector<uint32_t> clusters = probe.place(blocks, 2);
+    if (!scheduled_alike(before, probe.place(blocks, 1))) continue;
+    if (const auto remap = cluster_remap(before, clusters)) return *remap;
   }
-  return places_as_dealt();
+  return identity_remap();
 }
 
 }  // namespace f8::runtime

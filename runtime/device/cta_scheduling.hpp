@@ -1,12 +1,12 @@
-// In which order a device deals the blocks of a grid to its SMs, and which places clusters of two
-// take for it. Single blocks fill one GPC, then the next one; clusters go to all GPCs in turn.
-// Neighbours in a matmul's grid read the same tiles at the same time, and what several SMs of a GPC
-// ask L2 for at once seems to be sent to them once (docs/kernels.md): so clusters take the places
-// that single blocks would have.
+// CTA-to-SM scheduling: the order in which a device places the CTAs of a grid on its SMs, and the
+// remap of clusters of two that makes up for it. Single CTAs fill one GPC, then the next one;
+// clusters go to all GPCs in turn. Neighbours in a GEMM's grid read the same tiles at the same time,
+// and what several SMs of a GPC request from L2 at once seems to be sent to them once
+// (docs/kernels.md). So a cluster takes the index that single CTAs on its SMs would have.
 //
-// Only time depends on places. With which GPC a device begins changes from launch to launch, so
-// they are right for most clusters, not for all; for none where a grid starts while its predecessor
-// ends.
+// The remap affects time alone. The GPC that a device begins with changes from launch to launch, so
+// the remap is right for most clusters, not for all, and for none where a grid starts while its
+// predecessor ends.
 #pragma once
 
 #include <array>
@@ -19,26 +19,27 @@
 
 namespace f8::runtime {
 
-// A permutation: the place of the cluster of an index.
-using PairPlaces = std::array<kernels::u8, kernels::kMaxRemappedClusters>;
+// A permutation of cluster indices: what the cluster of an index works as.
+using ClusterRemap = std::array<kernels::u8, kernels::kMaxRemappedClusters>;
 
-[[nodiscard]] PairPlaces places_as_dealt();  // 0, 1, 2, ...
-// Of the first `pairs` clusters, in the order in which `places` has them: what a smaller grid
-// takes.
-[[nodiscard]] PairPlaces places_of_first(const PairPlaces& places, size_t pairs);
+[[nodiscard]] ClusterRemap identity_remap();  // 0, 1, 2, ...
+// The remap of a grid of `clusters` clusters: the first of `remap`, ranked in its order.
+[[nodiscard]] ClusterRemap remap_of_first(const ClusterRemap& remap, size_t clusters);
 
-// SMs by index: of the blocks of a grid of one block an SM, and of the first blocks of a grid of
-// clusters of two. Nothing where these are not every SM once, the SMs 2i and 2i + 1 of a TPC side
-// by side, and every TPC once.
-[[nodiscard]] std::optional<PairPlaces> pair_places(std::span<const uint32_t> blocks,
-                                                    std::span<const uint32_t> clusters);
+// The remap of a device that places the single CTAs of a grid (one an SM) and the first CTAs of a
+// grid of clusters of two on these SMs, by index. Nothing where these are not every SM once, with
+// the SMs 2i and 2i + 1 of a TPC side by side, and every TPC once.
+[[nodiscard]] std::optional<ClusterRemap> cluster_remap(std::span<const uint32_t> blocks,
+                                                        std::span<const uint32_t> clusters);
 
-// Whether two grids of single blocks were dealt alike: most blocks went next to the same SM. A
-// device that was busy deals to SMs as they become free.
-[[nodiscard]] bool dealt_alike(std::span<const uint32_t> blocks, std::span<const uint32_t> others);
+// Tells whether two grids of single CTAs were placed alike: most CTAs follow the same SM. A busy
+// device places CTAs as SMs become free.
+[[nodiscard]] bool scheduled_alike(std::span<const uint32_t> blocks,
+                                   std::span<const uint32_t> others);
 
-// Asks the current context's device by a few launches of some microseconds on a stream of their
-// own, and waits for them. places_as_dealt() where the device is busy or does not deal as above.
-[[nodiscard]] PairPlaces find_pair_places(const Driver& driver, int sm_count);
+// Probes the current context's device by a few launches of some microseconds on a stream of its own
+// and waits for them. The result is identity_remap() where the device is busy or places CTAs in
+// another way.
+[[nodiscard]] ClusterRemap probe_cluster_remap(const Driver& driver, int sm_count);
 
 }  // namespace f8::runtime

@@ -1,4 +1,3 @@
-// Opening cuBLASLt.
 #include "runtime/device/cublaslt_api.hpp"
 
 #include <atomic>
@@ -21,8 +20,8 @@ Result<CublasLt> load() {
   return table;
 }
 
-// Made after the library's own static objects, so it goes before them: what lives longer, such as a
-// context in static memory, must leave the library alone.
+// This object is made after the library's own static objects, so it is destroyed before them. What
+// lives longer, such as a context in static memory, must leave the library alone.
 struct Loaded {
   Result<CublasLt> table = load();
   Loaded() = default;

@@ -1,4 +1,4 @@
-// The functions of cuBLASLt that are used, as a table filled from libcublasLt at first need.
+// The table of the cuBLASLt functions that are used, filled from libcublasLt at first need.
 #pragma once
 
 #include <cublasLt.h>

@@ -8,28 +8,29 @@ namespace f8::runtime {
 namespace {
 
 // An SM takes as many blocks as fit it. When a kernel starts while its predecessor ends, the SMs
-// that are free first would take all of a small grid and the others none. Of a large grid, more
-// blocks than these at once read no faster and leave a longer tail; where registers let no more fit
-// anyway, the shared memory is better left to L1.
-constexpr int64_t kMostEvenBlocks = 4;  // an SM
+// that are free first would take all blocks of a small grid and the others none. More blocks an SM
+// than this limit read no faster in a large grid and leave a longer tail. Where registers let no
+// more fit anyway, the shared memory is better left to L1.
+constexpr int64_t kMostBlocksPerSm = 4;  // an SM
 constexpr int64_t kRegistersOfSm = 64 * 1024;
 constexpr int64_t kSmemOfSm = 228 * 1024;
-constexpr int64_t kSmemOfBlock = 1024;  // that the system takes
+constexpr int64_t kSmemOfBlock = 1024;  // the system's share of each block
 constexpr int64_t kSmemGrain = 128;
 
 int smem_bytes(const Kernel& kernel, int64_t blocks) {
-  if (!kernel.even) return kernel.smem_bytes;
+  if (!kernel.occupancy_limited) return kernel.smem_bytes;
   const int64_t an_sm = (blocks + kernel.resident_clusters - 1) / kernel.resident_clusters;
   const int64_t registers = int64_t{kernel.registers} * kernel.threads;
-  if (an_sm > kMostEvenBlocks && registers * (kMostEvenBlocks + 1) > kRegistersOfSm) {
+  if (an_sm > kMostBlocksPerSm && registers * (kMostBlocksPerSm + 1) > kRegistersOfSm) {
     return kernel.smem_bytes;
   }
-  return std::max(kernel.smem_bytes, even_smem_bytes(kernel, std::min(an_sm, kMostEvenBlocks)));
+  return std::max(kernel.smem_bytes,
+                  occupancy_limited_smem_bytes(kernel, std::min(an_sm, kMostBlocksPerSm)));
 }
 
 }  // namespace
 
-int even_smem_bytes(const Kernel& kernel, int64_t blocks_per_sm) {
+int occupancy_limited_smem_bytes(const Kernel& kernel, int64_t blocks_per_sm) {
   const int64_t share = kSmemOfSm / blocks_per_sm - kSmemOfBlock - kernel.static_smem_bytes;
   return static_cast<int>(std::max<int64_t>(share, 0) / kSmemGrain * kSmemGrain);
 }

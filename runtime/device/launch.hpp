@@ -1,4 +1,4 @@
-// Launching a loaded kernel. Nothing here allocates; the only cost is the driver's own.
+// The launch of a loaded kernel. Nothing here allocates; the only cost is the driver's own.
 #pragma once
 
 #include "runtime/device/context.hpp"
@@ -6,13 +6,14 @@
 
 namespace f8::runtime {
 
-// Dynamic shared memory with which no more than `blocks_per_sm` blocks of a kernel fit an SM.
-[[nodiscard]] int even_smem_bytes(const Kernel& kernel, int64_t blocks_per_sm);
+// The dynamic shared memory with which no more than `blocks_per_sm` blocks of a kernel fit an SM.
+[[nodiscard]] int occupancy_limited_smem_bytes(const Kernel& kernel, int64_t blocks_per_sm);
 
 // Enqueues `blocks` blocks in x. `parameters` are pointers to the kernel's parameters, in order.
-// `blocks_beside` are those of another launch that may run at the same time. With `programmatic`
-// the kernel may start before its predecessor on the stream ends: ours wait for it themselves
-// (griddepcontrol.wait) before they touch global memory.
+// `blocks_beside` counts the blocks of another launch that may run at the same time. With
+// `programmatic` the launch is overlapped with its predecessor's end by programmatic dependent
+// launch (PDL): our kernels wait for the predecessor themselves (griddepcontrol.wait) before they
+// touch global memory.
 [[nodiscard]] Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks,
                             void** parameters, bool programmatic, Stream stream,
                             int64_t blocks_beside = 0);

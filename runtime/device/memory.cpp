@@ -9,6 +9,13 @@ bool is_row_stride(int64_t ld, int64_t cols, Dtype type) {
          (ld >= cols && ld <= kMaxDim && ld * static_cast<int64_t>(size_bytes(type)) % 16 == 0);
 }
 
+Status set_words(const Driver& driver, uint32_t* words, uint32_t value, size_t count,
+                 Stream stream) {
+  return driver.check(
+      driver.memset_d32_async(reinterpret_cast<CUdeviceptr>(words), value, count, stream),
+      "cuMemsetD32Async");
+}
+
 Status zero(const Driver& driver, CUcontext primary, void* d, int64_t rows, size_t row_bytes,
             size_t pitch_bytes, Stream stream) {
   const ScopedContext current(driver, primary);

@@ -35,6 +35,9 @@ class Arena {
 // 16-byte accesses need.
 [[nodiscard]] bool is_row_stride(int64_t ld, int64_t cols, Dtype type);
 
+// Sets 32-bit words in stream order.
+[[nodiscard]] Status set_words(const Driver& driver, uint32_t* words, uint32_t value, size_t count,
+                               Stream stream);
 // Sets rows to zero in stream order.
 [[nodiscard]] Status zero(const Driver& driver, CUcontext primary, void* d, int64_t rows,
                           size_t row_bytes, size_t pitch_bytes, Stream stream);

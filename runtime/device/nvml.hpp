@@ -1,6 +1,6 @@
 // The management library (libnvidia-ml, opened at first use): what the CUDA driver does not know,
-// and what the tuner watches while it measures. Optional: where it does not answer, its figures are
-// unknown. Calls return kNvmlSuccess or an error's number.
+// and what the tuner watches while it measures. It is optional: where it does not answer, its
+// figures are unknown. Calls return kNvmlSuccess or the number of an error.
 #pragma once
 
 #include <string>
@@ -32,10 +32,11 @@ struct Nvml {
   int (*driver_version)(char* text, unsigned length) = nullptr;
 };
 
-// Initialised; lives as long as the process.
+// The table is initialised and lives as long as the process.
 [[nodiscard]] Result<const Nvml*> nvml();
 
-// `pci_bus_id` as cuDeviceGetPCIBusId gives it: "0000:3b:00.0". Watts; 0: unknown.
+// The power limit in watts, 0 where it is unknown. `pci_bus_id` is cuDeviceGetPCIBusId's, such as
+// "0000:3b:00.0".
 [[nodiscard]] int nvml_power_limit_w(const std::string& pci_bus_id);
 
 }  // namespace f8::runtime

@@ -1,4 +1,3 @@
-// Encoding the tensor maps of a matmul.
 #include "runtime/device/tensor_map.hpp"
 
 #include "codegen/kernels/kernel_args.cuh"

@@ -1,12 +1,12 @@
-// The tensor maps of the generated matmul: how its copies see operands and result in memory. The
-// device side of this agreement is codegen/kernels/gemm.cuh. Encoding is host arithmetic.
+// The tensor maps of the generated GEMM: how TMA sees its operands and result in memory. The device
+// side of this agreement is codegen/kernels/gemm_mainloop.cuh. Encoding is host arithmetic.
 //
 //   a   uint8, {k, m}, box {128, tile_m / cluster_n}: a CTA copies its share of the a tile and
 //   multicasts it
 //   b   uint8, {k, n}, box {128, tile_n / cluster_m}
 //   d   box {32 or 64, 64}: codegen::out_row_bytes() wide
-// All swizzle what a box is wide, 128 bytes or (d) 64; reads outside give zero, writes outside are
-// dropped.
+// The swizzle of each is as wide as its box: 128 bytes, or 64 for d. Reads outside of a tensor give
+// zero, writes outside are dropped.
 #pragma once
 
 #include "codegen/kernel_spec.hpp"

@@ -1,4 +1,3 @@
-// Opening NCCL.
 #include "runtime/distributed/nccl_api.hpp"
 
 #include <atomic>

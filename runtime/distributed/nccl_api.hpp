@@ -1,4 +1,4 @@
-// The functions of NCCL that are used, as a table filled from libnccl at first need.
+// The table of the NCCL functions that are used, filled from libnccl at first need.
 #pragma once
 
 #include <nccl.h>

@@ -1,4 +1,3 @@
-// The one all-reduce.
 #include "runtime/distributed/scale_sync.hpp"
 
 #include "runtime/distributed/nccl_api.hpp"

@@ -90,19 +90,21 @@ class GemmPlan {
   GemmChoice choice_;
 };
 
+using GemmPlanPtr = std::shared_ptr<const GemmPlan>;
+
 // Two products of the same types in one launch: what a backward's gradients are when both are
 // computed by one configuration. Their tiles share one persistent grid, so that the last wave of
 // the one is filled by the other.
-class GemmPair {
+class GroupedGemm {
  public:
   // Whether one launch can compute both: generated, the same types, scales and configuration.
   [[nodiscard]] static bool fits(const GemmDesc& first, const GemmChoice& first_choice,
                                  const GemmDesc& second, const GemmChoice& second_choice);
   [[nodiscard]] static codegen::GemmSpec spec(const GemmDesc& desc, const GemmChoice& choice);
-  [[nodiscard]] static Result<std::shared_ptr<const GemmPair>> create(
+  [[nodiscard]] static Result<std::shared_ptr<const GroupedGemm>> create(
       const std::shared_ptr<Context>& context, const GemmDesc& first, const GemmDesc& second,
       const GemmChoice& choice);
-  virtual ~GemmPair() = default;
+  virtual ~GroupedGemm() = default;
   // As GemmPlan::run; neither call may be empty (m = 0).
   [[nodiscard]] virtual Status run(const GemmCall& first, const GemmCall& second,
                                    Stream stream) const = 0;

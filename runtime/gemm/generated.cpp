@@ -98,7 +98,7 @@ struct Launcher {
     if (kernel.cluster_size == 2) {
       const auto pairs = static_cast<size_t>(blocks) / 2;
       std::ranges::copy(
-          programmatic ? places_as_dealt() : places_of_first(*context->state().pair_places, pairs),
+          programmatic ? identity_remap() : remap_of_first(*context->state().cluster_remap, pairs),
           args.cluster_remap);
     }
     if constexpr (kCount == 2) args.tail_offset = extra_units(contractions[0], contractions[1]);
@@ -125,11 +125,11 @@ class GeneratedGemm final : public GemmPlan {
   Launcher launcher_;
 };
 
-class GeneratedPair final : public GemmPair {
+class GeneratedGroupedGemm final : public GroupedGemm {
  public:
   // The longer contraction first: what remains for the last wave is then short.
-  GeneratedPair(std::shared_ptr<Context> context, const GemmDesc& first, const GemmDesc& second,
-                const Kernel& kernel)
+  GeneratedGroupedGemm(std::shared_ptr<Context> context, const GemmDesc& first,
+                       const GemmDesc& second, const Kernel& kernel)
       : launcher_{std::move(context), kernel}, descs_{first, second} {}
 
   Status run(const GemmCall& first, const GemmCall& second, Stream stream) const override {
@@ -162,31 +162,30 @@ Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context, co
   return std::make_shared<const GeneratedGemm>(context, desc, choice, *kernel);
 }
 
-bool GemmPair::fits(const GemmDesc& first, const GemmChoice& first_choice, const GemmDesc& second,
-                    const GemmChoice& second_choice) {
+bool GroupedGemm::fits(const GemmDesc& first, const GemmChoice& first_choice,
+                       const GemmDesc& second, const GemmChoice& second_choice) {
   return first_choice.provider == Provider::kGenerated &&
          second_choice.provider == Provider::kGenerated && is_fp8(first.a) && is_fp8(second.a) &&
          gemm_spec(first, first_choice.config) == gemm_spec(second, second_choice.config) &&
          codegen::validate(spec(first, first_choice)).has_value();
 }
 
-codegen::GemmSpec GemmPair::spec(const GemmDesc& desc, const GemmChoice& choice) {
+codegen::GemmSpec GroupedGemm::spec(const GemmDesc& desc, const GemmChoice& choice) {
   codegen::GemmSpec spec = gemm_spec(desc, choice.config);
   spec.problems = 2;
   return spec;
 }
 
-Result<std::shared_ptr<const GemmPair>> GemmPair::create(const std::shared_ptr<Context>& context,
-                                                         const GemmDesc& first,
-                                                         const GemmDesc& second,
-                                                         const GemmChoice& choice) {
+Result<std::shared_ptr<const GroupedGemm>> GroupedGemm::create(
+    const std::shared_ptr<Context>& context, const GemmDesc& first, const GemmDesc& second,
+    const GemmChoice& choice) {
   if (!fits(first, choice, second, choice)) {
     return fail(ErrorCode::kInvalidArgument,
                 "gemm {} and {}: one launch computes two products of the same types alone",
                 to_string(first.gemm), to_string(second.gemm));
   }
   const Kernel* kernel = F8_TRY(context->kernel(spec(first, choice)));
-  return std::make_shared<const GeneratedPair>(context, first, second, *kernel);
+  return std::make_shared<const GeneratedGroupedGemm>(context, first, second, *kernel);
 }
 
 }  // namespace f8::runtime

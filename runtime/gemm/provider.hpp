@@ -12,8 +12,6 @@ namespace f8::runtime {
 // How many suggestions cuBLASLt is always asked for, so that one index means one algorithm.
 inline constexpr int kHeuristics = 8;
 
-using GemmPlanPtr = std::shared_ptr<const GemmPlan>;
-
 // Shape in range; operands both fp8 or both of one type; d in high precision, where they are not
 // fp8 of theirs or f32.
 [[nodiscard]] Status validate(const GemmDesc& desc);

@@ -132,7 +132,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   F8_TRY(check_optional("float8_backward_args.dw", call.dw));
   F8_TRY(
       check_stride("float8_backward_args.ld_dw", call.ld_dw, desc.shape.k, desc.grad_weight_dtype));
-  if (dw && call.accumulate && add_grad_weight == nullptr) [[unlikely]] {
+  if (dw && call.accumulate && gemms.add_grad_weight == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.accumulate is set, the plan has no GEMM "
                 "that adds; set float8_linear_desc.accumulate_grad_weight");

@@ -14,117 +14,44 @@ using codegen::ScaleMode;
 
 constexpr std::string_view kTensorNames[] = {"x", "w", "dy"};
 
-bool one_visit(const CastSetting& q, const CastSetting& qt) {
+bool one_cast(const CastSetting& q, const CastSetting& qt) {
   const bool tensor_twice =
       q.granularity == Granularity::kTensor && qt.granularity == Granularity::kTensor;
   return q.dtype == qt.dtype && q.pow2 == qt.pow2 && (!tensor_twice || q.scaling == qt.scaling);
+}
+
+// The name of a launch's operand: "x", or "x.q" where the tensor's copies are cast apart.
+std::string operand_name(const FusedCast& cast, const std::vector<FusedCast>& all) {
+  const auto of_tensor = std::ranges::count(all, cast.tensor, &FusedCast::tensor);
+  return fmt::format("{}{}", kTensorNames[static_cast<size_t>(cast.tensor)],
+                     of_tensor == 1 ? ""
+                     : cast.cast.q  ? ".q"
+                                    : ".qt");
 }
 
 class Planner {
  public:
   Planner(const LinearKernels& kernels, bool first) : kernels_(kernels), first_(first) {}
 
-  // The visits that write these copies of a tensor.
-  std::vector<Visit> visits(Tensor tensor, bool want_q, bool want_qt) const {
-    return visits(tensor, want_q, want_qt, kernels_.tensor_dtype);
-  }
-  std::vector<Visit> visits(Tensor tensor, bool want_q, bool want_qt, Dtype in) const {
-    const Copies& copies = kernels_.of(tensor);
-    const CastSetting* q = want_q && copies.q ? &*copies.q : nullptr;
-    const CastSetting* qt = want_qt && copies.qt ? &*copies.qt : nullptr;
-    if (q != nullptr && qt != nullptr && !one_visit(*q, *qt)) {
-      return {visit(tensor, q, nullptr, in), visit(tensor, nullptr, qt, in)};
-    }
-    if (q == nullptr && qt == nullptr) return {};
-    return {visit(tensor, q, qt, in)};
-  }
-
-  // `visits` in launches; what two kernels would do alike, one does.
-  Quantization passes(const std::vector<Visit>& visits) const {
-    Quantization passes;
-    for (const Visit& visit : visits) {
-      const auto same = std::ranges::find_if(passes, [&](const QuantizePass& pass) {
-        return key(codegen::KernelSpec(pass.cast)) == key(codegen::KernelSpec(visit.cast));
-      });
-      if (same != passes.end()) {
-        same->visits.push_back(visit);
-      } else {
-        passes.push_back({.amax_name = {},
-                          .cast_name = {},
-                          .quantize_name = {},
-                          .one_launch = {},
-                          .summing = {},
-                          .amax = amax_before(visit.cast),
-                          .cast = visit.cast,
-                          .visits = {visit}});
-      }
-    }
-    bool summed = !kernels_.bias_grad;
-    for (QuantizePass& pass : passes) {
-      std::string names;
-      for (Visit& visit : pass.visits) {
-        const auto of_tensor = std::ranges::count(visits, visit.tensor, &Visit::tensor);
-        const std::string name =
-            fmt::format("{}{}", kTensorNames[static_cast<size_t>(visit.tensor)],
-                        of_tensor == 1 ? ""
-                        : visit.cast.q ? ".q"
-                                       : ".qt");
-        visit.quantize_name = "quantize " + name;
-        names += (names.empty() ? "" : ",") + name;
-      }
-      pass.amax_name = "amax " + names;
-      pass.cast_name = "cast " + names;
-      pass.quantize_name = "quantize " + names;
-      if (pass.amax && can_be_one_launch(pass.cast)) {
-        pass.one_launch = pass.cast;
-        pass.one_launch->one_launch = true;
-      }
-      // The sums are of a launch's only matrix.
-      if (!summed && pass.visits.size() == 1 && pass.visits.front().tensor == Tensor::kGradOutput) {
-        summed = true;
-        pass.summing = pass.cast;
-        pass.summing->sums = true;
-      }
+  [[nodiscard]] std::vector<KernelPass> passes(CopySet copies) const {
+    const bool cache = (copies & kCacheWeight) != 0;
+    std::vector<FusedCast> all;
+    add(all, Tensor::kGradOutput, copies & kDyq, copies & kDyqt, kernels_.tensor_dtype);
+    add(all, Tensor::kInput, copies & kXq, copies & kXqt, kernels_.tensor_dtype);
+    add(all, Tensor::kWeight, copies & kWq, copies & kWqt,
+        cache ? kernels_.master_dtype : kernels_.tensor_dtype);
+    for (FusedCast& cast : all) cast.cast.noop_flag = cache && kernels_.weight_flag;
+    std::vector<KernelPass> passes = group(all);
+    for (KernelPass& pass : passes) complete(pass, all);
+    // The sums are of a launch's only matrix.
+    const auto summing = std::ranges::find_if(passes, [](const KernelPass& pass) {
+      return pass.casts.size() == 1 && pass.casts.front().tensor == Tensor::kGradOutput;
+    });
+    if (kernels_.bias_grad && summing != passes.end()) {
+      summing->summing = summing->cast;
+      summing->summing->sums = true;
     }
     return passes;
-  }
-
-  std::array<Quantization, kWorks> works() const {
-    const auto join = [](std::vector<Visit> all, const std::vector<Visit>& more) {
-      all.insert(all.end(), more.begin(), more.end());
-      return all;
-    };
-    const auto both = [&](bool qt) {
-      return passes(join(visits(Tensor::kInput, true, qt), visits(Tensor::kWeight, true, qt)));
-    };
-    // Of grad_output, and of what is cast again for its products.
-    const auto gradient = [&](bool q, bool qt, bool cached) {
-      std::vector<Visit> all = visits(Tensor::kGradOutput, q, qt);
-      if (kernels_.recompute && qt) all = join(all, visits(Tensor::kInput, false, true));
-      if (kernels_.recompute && q && !cached) {
-        all = join(all, visits(Tensor::kWeight, false, true));
-      }
-      return passes(all);
-    };
-    std::array<Quantization, kWorks> works;
-    const auto at = [&](Work work) -> Quantization& { return works[static_cast<size_t>(work)]; };
-    if (!kernels_.recompute) {
-      at(Work::kForward) = both(true);
-      at(Work::kInput) = passes(visits(Tensor::kInput, true, true));
-    }
-    at(Work::kForwardUnsaved) = both(false);
-    at(Work::kInputUnsaved) = passes(visits(Tensor::kInput, true, false));
-    std::vector<Visit> weight = visits(Tensor::kWeight, true, true, kernels_.master_dtype);
-    for (Visit& visit : weight) visit.cast.noop_flag = kernels_.weight_flag;
-    at(Work::kWeight) = passes(weight);
-    at(Work::kGradOutput) = gradient(true, true, false);
-    at(Work::kGradOutputForInput) = gradient(true, false, false);
-    at(Work::kGradOutputForWeight) = gradient(false, true, false);
-    if (kernels_.recompute) {
-      at(Work::kGradOutputCached) = gradient(true, true, true);
-      at(Work::kGradOutputForInputCached) = gradient(true, false, true);
-    }
-    return works;
   }
 
   // The slots come tensor by tensor, q's before qt's.
@@ -142,25 +69,74 @@ class Planner {
   }
 
  private:
-  Visit visit(Tensor tensor, const CastSetting* q, const CastSetting* qt, Dtype in) const {
+  // Appends the casts that write these copies of a tensor.
+  void add(std::vector<FusedCast>& all, Tensor tensor, bool want_q, bool want_qt, Dtype in) const {
+    const Copies& copies = kernels_.of(tensor);
+    const CastSetting* q = want_q && copies.q ? &*copies.q : nullptr;
+    const CastSetting* qt = want_qt && copies.qt ? &*copies.qt : nullptr;
+    if (q == nullptr && qt == nullptr) return;
+    if (q != nullptr && qt != nullptr && !one_cast(*q, *qt)) {
+      all.push_back(fused_cast(tensor, q, nullptr, in));
+      all.push_back(fused_cast(tensor, nullptr, qt, in));
+    } else {
+      all.push_back(fused_cast(tensor, q, qt, in));
+    }
+  }
+
+  // What two kernels would do alike, one does.
+  static std::vector<KernelPass> group(const std::vector<FusedCast>& all) {
+    std::vector<KernelPass> passes;
+    for (const FusedCast& cast : all) {
+      const auto same = std::ranges::find_if(passes, [&](const KernelPass& pass) {
+        return key(codegen::KernelSpec(pass.cast)) == key(codegen::KernelSpec(cast.cast));
+      });
+      if (same != passes.end()) {
+        same->casts.push_back(cast);
+      } else {
+        KernelPass& pass = passes.emplace_back();
+        pass.cast = cast.cast;
+        pass.casts = {cast};
+      }
+    }
+    return passes;
+  }
+
+  static void complete(KernelPass& pass, const std::vector<FusedCast>& all) {
+    std::string names;
+    for (FusedCast& cast : pass.casts) {
+      const std::string name = operand_name(cast, all);
+      cast.quantize_name = "quantize " + name;
+      names += (names.empty() ? "" : ",") + name;
+    }
+    pass.amax_name = "amax " + names;
+    pass.cast_name = "cast " + names;
+    pass.quantize_name = "quantize " + names;
+    pass.amax = amax_before(pass.cast);
+    if (pass.amax && can_be_one_launch(pass.cast)) {
+      pass.one_launch = pass.cast;
+      pass.one_launch->one_launch = true;
+    }
+  }
+
+  FusedCast fused_cast(Tensor tensor, const CastSetting* q, const CastSetting* qt, Dtype in) const {
     const CastSetting& any = q != nullptr ? *q : *qt;
-    Visit visit{.tensor = tensor,
-                .cast = {.in = in,
-                         .out = any.dtype,
-                         .scale_q = scale_mode(any.granularity),
-                         .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
-                         .q = q != nullptr,
-                         .qt = qt != nullptr,
-                         .pow2 = any.pow2,
-                         .count = kernels_.count}};
+    FusedCast out{.tensor = tensor,
+                  .cast = {.in = in,
+                           .out = any.dtype,
+                           .scale_q = scale_mode(any.granularity),
+                           .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
+                           .q = q != nullptr,
+                           .qt = qt != nullptr,
+                           .pow2 = any.pow2,
+                           .count = kernels_.count}};
     for (const CastSetting* copy : {q, qt}) {
       if (copy == nullptr) continue;
-      if (first_ || copy->scaling != Scaling::kDelayed) visit.cast.saturate = kernels_.hold;
+      if (first_ || copy->scaling != Scaling::kDelayed) out.cast.saturate = kernels_.hold;
       if (copy->scaling != Scaling::kDelayed) continue;
-      visit.slot = slot_of(tensor, *copy);
-      visit.cast.delayed = !first_;
+      out.slot = slot_of(tensor, *copy);
+      out.cast.delayed = !first_;
     }
-    return visit;
+    return out;
   }
 
   int slot_of(Tensor tensor, const CastSetting& setting) const {
@@ -235,7 +211,7 @@ codegen::ScaleMode scale_mode(Granularity granularity) {
 }
 
 bool Copies::share_scale() const {
-  return q && qt && one_visit(*q, *qt) && q->granularity == Granularity::kTensor &&
+  return q && qt && one_cast(*q, *qt) && q->granularity == Granularity::kTensor &&
          qt->granularity == Granularity::kTensor;
 }
 
@@ -272,8 +248,6 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
     kernels.copies[2].q = copy_of(grad_input, grad_input.a);
   }
   kernels.slots = Planner::slots(kernels);
-  kernels.works = Planner(kernels, false).works();
-  if (!kernels.slots.empty()) kernels.first_works = Planner(kernels, true).works();
 
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
@@ -286,32 +260,57 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   return kernels;
 }
 
+CopySet LinearKernels::forward_copies(bool saved, bool cached) const {
+  const CopySet input = kXq | (saved ? kXqt : 0);
+  return cached ? input : input | kWq | (saved ? kWqt : 0);
+}
+
+CopySet LinearKernels::backward_copies(bool dx, bool dw, bool cached) const {
+  CopySet made = (dx ? kDyq : 0) | (dw ? kDyqt : 0);
+  if (recompute) made |= (dw ? kXqt : 0) | (dx && !cached ? kWqt : 0);
+  return made;
+}
+
+std::vector<KernelPass> LinearKernels::passes(CopySet made, bool first_step) const {
+  return Planner(*this, first_step).passes(made);
+}
+
+std::vector<CallPasses> all_passes(const LinearKernels& kernels) {
+  std::vector<CallPasses> all;
+  for (const bool first : {false, true}) {
+    if (first && kernels.slots.empty()) continue;
+    const auto add = [&](std::string_view when, CopySet copies) {
+      all.push_back(
+          {fmt::format("{}{}", when, first ? " (first step)" : ""), kernels.passes(copies, first)});
+    };
+    const bool training = !kernels.recompute;  // else forward saves nothing
+    for (const bool cached : {false, true}) {
+      if (training) add("", kernels.forward_copies(true, cached));
+      add(" (no backward)", kernels.forward_copies(false, cached));
+    }
+    add("", kernels.cache_copies());
+    add("", kernels.backward_copies(true, true, false));
+    add(" (grad_input alone)", kernels.backward_copies(true, false, false));
+    add(" (grad_weight alone)", kernels.backward_copies(false, true, false));
+    if (!kernels.recompute) continue;
+    add(" (weight cached)", kernels.backward_copies(true, true, true));
+    add(" (grad_input alone, weight cached)", kernels.backward_copies(true, false, true));
+  }
+  return all;
+}
+
 std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
-  constexpr std::array<std::string_view, kWorks> kWhen = {"",
-                                                          " (no backward)",
-                                                          "",
-                                                          " (no backward)",
-                                                          "",
-                                                          "",
-                                                          " (grad_input alone)",
-                                                          " (grad_weight alone)",
-                                                          " (weight cached)",
-                                                          " (grad_input alone, weight cached)"};
   std::vector<NamedSpec> named;
   const auto add = [&](std::string name, const codegen::KernelSpec& spec) {
     const auto same = [&](const NamedSpec& other) { return key(other.spec) == key(spec); };
     if (std::ranges::none_of(named, same)) named.push_back({std::move(name), spec});
   };
-  for (const auto* works : {&kernels.works, &kernels.first_works}) {
-    for (size_t i = 0; i < kWorks; ++i) {
-      const std::string when =
-          fmt::format("{}{}", kWhen[i], works == &kernels.works ? "" : " (first step)");
-      for (const QuantizePass& pass : (*works)[i]) {
-        if (pass.amax) add(pass.amax_name + when, *pass.amax);
-        add(pass.cast_name + when, pass.cast);
-        if (pass.summing) add(pass.cast_name + ", summing" + when, *pass.summing);
-        if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
-      }
+  for (const auto& [when, passes] : all_passes(kernels)) {
+    for (const KernelPass& pass : passes) {
+      if (pass.amax) add(pass.amax_name + when, *pass.amax);
+      add(pass.cast_name + when, pass.cast);
+      if (pass.summing) add(pass.cast_name + ", summing" + when, *pass.summing);
+      if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
     }
   }
   if (!kernels.slots.empty()) {
@@ -352,8 +351,8 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
   }
   if (const auto& input = kernels.gemms[1], &weight = kernels.gemms[2]; input && weight) {
     const GemmChoice choice = F8_TRY(choice_of(*input));
-    if (GemmPair::fits(*input, choice, *weight, F8_TRY(choice_of(*weight)))) {
-      add(GemmPair::spec(*input, choice));
+    if (GroupedGemm::fits(*input, choice, *weight, F8_TRY(choice_of(*weight)))) {
+      add(GroupedGemm::spec(*input, choice));
     }
   }
   return specs;

@@ -38,23 +38,22 @@ struct Matrix {
   }
 };
 
-// Of a tensor's line maxima, over all visits of it.
-size_t lines_bytes(const LinearKernels& kernels, Tensor tensor, int64_t rows, int64_t cols) {
+// The bytes of a tensor's per-tile amax partials, the most that any pass over it leaves.
+size_t lines_bytes(const std::vector<CallPasses>& calls, Tensor tensor, int64_t rows,
+                   int64_t cols) {
   size_t most = 0;
-  for (const auto* works : {&kernels.works, &kernels.first_works}) {
-    for (const Quantization& passes : *works) {
-      for (const QuantizePass& pass : passes) {
-        if (!pass.amax || std::ranges::count(pass.visits, tensor, &Visit::tensor) == 0) continue;
-        most = std::max(most, line_bytes(*pass.amax, rows, cols));
-      }
+  for (const auto& [when, passes] : calls) {
+    for (const KernelPass& pass : passes) {
+      if (!pass.amax || std::ranges::count(pass.casts, tensor, &FusedCast::tensor) == 0) continue;
+      most = std::max(most, line_bytes(*pass.amax, rows, cols));
     }
   }
   return most;
 }
 
-bool may_raise_words(const std::array<Quantization, kWorks>& works) {
-  return std::ranges::any_of(works, [](const Quantization& passes) {
-    return std::ranges::any_of(passes, [](const QuantizePass& pass) {
+bool may_raise_words(const std::vector<CallPasses>& calls) {
+  return std::ranges::any_of(calls, [](const CallPasses& call) {
+    return std::ranges::any_of(call.passes, [](const KernelPass& pass) {
       return pass.amax && (pass.amax->row || pass.amax->col);
     });
   });
@@ -80,7 +79,8 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   layout.w_again.words = {.row = 0, .column = 0, .tensor = k};
   layout.x_again.words = {.row = 0, .column = k + kOne, .tensor = 2 * k + kOne};
   layout.dy_words = {.row = again + n + kOne, .column = again, .tensor = again + n};
-  const bool words = may_raise_words(kernels.works) || may_raise_words(kernels.first_works);
+  const std::vector<CallPasses> calls = all_passes(kernels);
+  const bool words = may_raise_words(calls);
   const auto words_bytes = [&](int64_t count) {
     return words ? kWord * static_cast<size_t>(count) : 0;
   };
@@ -90,8 +90,8 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   const size_t first_bytes = kWord * kFirstWords * kernels.slots.size();
   layout.first = forward.take(first_bytes);
   layout.words = forward.take(words_bytes(layout.x_words.row + m));
-  layout.x_lines = forward.take(lines_bytes(kernels, Tensor::kInput, m, k));
-  layout.w_lines = forward.take(lines_bytes(kernels, Tensor::kWeight, n, k));
+  layout.x_lines = forward.take(lines_bytes(calls, Tensor::kInput, m, k));
+  layout.w_lines = forward.take(lines_bytes(calls, Tensor::kWeight, n, k));
   layout.x_partials = forward.take(x.partials_bytes(sm_count));
   layout.w_partials = forward.take(w.partials_bytes(sm_count));
   layout.x.q = forward.take(x.q_bytes());
@@ -123,15 +123,15 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   (void)backward.take(quantize_sync_bytes(sm_count));
   (void)backward.take(first_bytes);
   (void)backward.take(words_bytes(layout.dy_words.row + m));
-  layout.dy_lines = backward.take(lines_bytes(kernels, Tensor::kGradOutput, m, n));
+  layout.dy_lines = backward.take(lines_bytes(calls, Tensor::kGradOutput, m, n));
   layout.dy_partials = backward.take(dy.partials_bytes(sm_count));
   layout.dy.q = backward.take(dy.q_bytes());
   layout.dy.qt = backward.take(dy.qt_bytes());
   layout.dy.q_scale = backward.take(dy.q_scale_bytes());
   layout.dy.qt_scale = backward.take(dy.qt_scale_bytes());
   if (kernels.recompute) {
-    layout.x_again.lines = backward.take(lines_bytes(kernels, Tensor::kInput, m, k));
-    layout.w_again.lines = backward.take(lines_bytes(kernels, Tensor::kWeight, n, k));
+    layout.x_again.lines = backward.take(lines_bytes(calls, Tensor::kInput, m, k));
+    layout.w_again.lines = backward.take(lines_bytes(calls, Tensor::kWeight, n, k));
     layout.x_again.partials = backward.take(x.partials_bytes(sm_count));
     layout.w_again.partials = backward.take(w.partials_bytes(sm_count));
     take_transposed(backward, x, layout.x);

@@ -34,63 +34,38 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   F8_TRY(check_size(desc.shape));
   state->driver = &context->state().driver;
   state->primary = context->state().primary;
-  state->programmatic = context->options().programmatic_launch;
-  state->sm_count = context->device().sm_count;
+  const int sm_count = context->device().sm_count;
 
   // Compiled side by side, so that what follows only loads.
   const auto table = context->table();
-  const auto specs = F8_TRY(linear_kernel_specs(desc, table.get(), state->sm_count));
+  const auto specs = F8_TRY(linear_kernel_specs(desc, table.get(), sm_count));
   F8_TRY(context->compile(specs));
 
-  const auto load = [&](const std::array<Quantization, kWorks>& works,
-                        State::Loaded& out) -> Status {
-    for (size_t i = 0; i < kWorks; ++i) {
-      for (const QuantizePass& pass : works[i]) {
-        State::LoadedPass ready;
-        if (pass.amax) ready.amax = F8_TRY(context->kernel(*pass.amax));
-        ready.cast = F8_TRY(context->kernel(pass.cast));
-        if (pass.one_launch &&
-            (context->options().cooperative_launch || !codegen::is_cooperative(*pass.one_launch))) {
-          ready.quantize = F8_TRY(context->kernel(*pass.one_launch));
-        }
-        if (pass.summing) ready.summing = F8_TRY(context->kernel(*pass.summing));
-        out[i].push_back(ready);
-      }
-    }
-    return {};
-  };
   const LinearKernels& kernels = state->kernels;
-  F8_TRY(load(kernels.works, state->loaded));
-  F8_TRY(load(kernels.first_works, state->first_loaded));
-  if (!kernels.slots.empty()) {
-    state->scale_update = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
-  }
-  if (kernels.bias_grad) {
-    state->column_sums = F8_TRY(context->kernel(codegen::ColumnSumsSpec{kernels.tensor_dtype}));
-    state->bias_grad = F8_TRY(context->kernel(*kernels.bias_grad));
-  }
   const auto plan_gemm = [&](const std::optional<GemmDesc>& gemm, GemmPlanPtr& out) -> Status {
     if (!gemm) return {};
-    const GemmChoice choice = F8_TRY(linear_choice(desc, *gemm, table.get(), state->sm_count));
+    const GemmChoice choice = F8_TRY(linear_choice(desc, *gemm, table.get(), sm_count));
     out = F8_TRY(GemmPlan::create(context, *gemm, choice));
     return {};
   };
+  LinearGemms& gemms = state->gemms;
   for (size_t i = 0; i < kernels.gemms.size(); ++i) {
-    F8_TRY(plan_gemm(kernels.gemms[i], state->gemms[i]));
+    F8_TRY(plan_gemm(kernels.gemms[i], gemms.all[i]));
   }
-  F8_TRY(plan_gemm(kernels.add_grad_weight, state->add_grad_weight));
-  if (const auto& input = state->gemms[1], &weight = state->gemms[2];
-      input != nullptr && weight != nullptr &&
-      GemmPair::fits(input->desc(), input->choice(), weight->desc(), weight->choice())) {
-    state->gradients =
-        F8_TRY(GemmPair::create(context, input->desc(), weight->desc(), input->choice()));
+  F8_TRY(plan_gemm(kernels.add_grad_weight, gemms.add_grad_weight));
+  const auto& [output, input, weight] = gemms.all;
+  if (input != nullptr && weight != nullptr &&
+      GroupedGemm::fits(input->desc(), input->choice(), weight->desc(), weight->choice())) {
+    gemms.gradients =
+        F8_TRY(GroupedGemm::create(context, input->desc(), weight->desc(), input->choice()));
   }
   const auto gemm_bytes = [](const GemmPlanPtr& gemm) {
     return gemm == nullptr ? 0 : gemm->workspace_bytes();
   };
-  state->layout = linear_layout(desc.shape, kernels, state->sm_count, gemm_bytes(state->gemms[0]),
-                                std::max({gemm_bytes(state->gemms[1]), gemm_bytes(state->gemms[2]),
-                                          gemm_bytes(state->add_grad_weight)}));
+  state->layout = linear_layout(
+      desc.shape, kernels, sm_count, gemm_bytes(output),
+      std::max({gemm_bytes(input), gemm_bytes(weight), gemm_bytes(gemms.add_grad_weight)}));
+  state->launches = F8_TRY(plan_launches(context, desc, kernels, gemms, state->layout));
   return std::shared_ptr<const Linear>(new Linear(std::move(state)));
 }
 
@@ -114,7 +89,7 @@ const LinearDesc& Linear::desc() const {
 }
 const GemmChoice& Linear::choice(Gemm gemm) const {
   static const GemmChoice none;  // of a gradient that is not wanted
-  const GemmPlanPtr& plan = state_->gemms[static_cast<size_t>(gemm)];
+  const GemmPlanPtr& plan = state_->gemms.all[static_cast<size_t>(gemm)];
   return plan == nullptr ? none : plan->choice();
 }
 

@@ -8,16 +8,6 @@
 #include "runtime/linear/state.hpp"
 
 namespace f8::runtime {
-namespace {
-
-// What a linear does to its weight, in a first step of delayed scaling or in another one.
-const Quantization& weight_passes(const LinearKernels& kernels, bool first) {
-  const bool from_tensors = first && !kernels.slots.empty();
-  return (from_tensors ? kernels.first_works : kernels.works)[static_cast<size_t>(Work::kWeight)];
-}
-
-}  // namespace
-
 Result<std::vector<WeightCasts::Group>> WeightCasts::groups(const std::shared_ptr<Context>& context,
                                                             bool first) const {
   struct Alike {
@@ -26,11 +16,15 @@ Result<std::vector<WeightCasts::Group>> WeightCasts::groups(const std::shared_pt
   };
   std::vector<Alike> all;
   for (size_t i = 0; i < linears_.size(); ++i) {
-    const Quantization& passes = weight_passes(linears_[i]->state_->kernels, first);
-    for (size_t p = 0; p < passes.size(); ++p) {
-      auto alike = std::ranges::find(all, passes[p].cast, &Alike::cast);
-      if (alike == all.end()) alike = all.insert(all.end(), {passes[p].cast, {}});
-      for (size_t v = 0; v < passes[p].visits.size(); ++v) alike->members.push_back({i, p, v});
+    const Linear::State& linear = *linears_[i]->state_;
+    const LinearKernels& kernels = linear.kernels;
+    const bool first_step = first && !kernels.slots.empty();
+    for (const KernelPass& pass : kernels.passes(kernels.cache_copies(), first_step)) {
+      auto alike = std::ranges::find(all, pass.cast, &Alike::cast);
+      if (alike == all.end()) alike = all.insert(all.end(), {pass.cast, {}});
+      for (const FusedCast& cast : pass.casts) {
+        alike->members.push_back({i, cache_operand(linear.desc, linear.layout, cast)});
+      }
     }
   }
   constexpr auto kMost = static_cast<size_t>(kernels::kMaxListed);
@@ -69,7 +63,10 @@ Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
   }
   casts.first_slot_.push_back(slots);
   casts.groups_ = F8_TRY(casts.groups(context, false));
-  if (slots > 0) casts.first_groups_ = F8_TRY(casts.groups(context, true));
+  if (slots > 0) {
+    casts.first_groups_ = F8_TRY(casts.groups(context, true));
+    casts.scale_update_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  }
   for (const auto* groups : {&casts.groups_, &casts.first_groups_}) {
     for (const Group& group : *groups) {
       casts.workspace_bytes_ = std::max(casts.workspace_bytes_, group.list.workspace_bytes());
@@ -146,7 +143,7 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
   const Linear::State& any = *linears_[0]->state_;
   const ScopedContext current(*any.driver, any.primary);
   F8_TRY(current.status());
-  return any.set_words(common.valid, 1, 1, stream);
+  return set_words(*any.driver, common.valid, 1, 1, stream);
 }
 
 Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* workspace,
@@ -157,21 +154,15 @@ Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* works
     const uint32_t* valid = nullptr;
     for (size_t i = 0; i < group.members.size(); ++i) {
       const Member& member = group.members[i];
-      WeightCall call = calls.at(calls.from, member.linear);
+      const WeightCall call = calls.at(calls.from, member.linear);
       valid = call.valid;
+      CallArguments arguments;
+      linears_[member.linear]->state_->bind(call, nullptr, arguments);
       if (recorded != nullptr) {
-        call.scales.amax = recorded + first_slot_[member.linear];
-        call.counters = nullptr;
+        arguments.set(Slot::kAmax, recorded + first_slot_[member.linear]);
+        arguments.set(Slot::kCounters, nullptr);
       }
-      const Linear::State& linear = *linears_[member.linear]->state_;
-      const Visit& visit = weight_passes(linear.kernels, first)[member.pass].visits[member.visit];
-      // Where the maxima go is the list's to say; any base will do.
-      auto* base = static_cast<uint8_t*>(call.cache);
-      operands[i] =
-          operand_of(visit, linear.cached_weight(call.w, call.ld_w, call.cache, base), call.scales);
-      if (call.counters != nullptr) {
-        operands[i].counters = call.counters + 2 * static_cast<size_t>(Tensor::kWeight);
-      }
+      operands[i] = member.operand.at(arguments);
     }
     F8_TRY(group.list.run(std::span(operands.data(), group.members.size()),
                           static_cast<uint8_t*>(workspace) + scratch_, stream, valid));
@@ -179,7 +170,7 @@ Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* works
   return {};
 }
 
-// As Linear::State::quantize_over_ranks(), with one reduction for all weights.
+// The first half of a first step over ranks, with one reduction for all weights.
 Status WeightCasts::find_first_scales(const WeightCalls& calls, void* workspace,
                                       Stream stream) const {
   const size_t slots = first_slot_.back();
@@ -187,7 +178,7 @@ Status WeightCasts::find_first_scales(const WeightCalls& calls, void* workspace,
   const Linear::State& any = *linears_[0]->state_;
   const ScopedContext current(*any.driver, any.primary);
   F8_TRY(current.status());
-  F8_TRY(any.set_words(amax, 0, static_cast<int64_t>(kFirstWords * slots), stream));
+  F8_TRY(set_words(*any.driver, amax, 0, kFirstWords * slots, stream));
   F8_TRY(run_groups(calls, false, workspace, amax, stream));
   const AmaxReduction ranks = calls.at(calls.from, 0).ranks;
   F8_TRY(ranks.reduce(ranks.ranks, amax, slots, stream));
@@ -197,7 +188,7 @@ Status WeightCasts::find_first_scales(const WeightCalls& calls, void* workspace,
     if (count == 0 || linear.layout.cache_bytes == 0) continue;
     const auto args = first_scale_args(amax + first_slot_[i], amax + slots, count,
                                        calls.at(calls.from, i).scales, linear.kernels.hold);
-    F8_TRY(launch_scale_update(linear.context->state(), *linear.scale_update, args, stream));
+    F8_TRY(launch_scale_update(linear.context->state(), *scale_update_, args, stream));
   }
   return {};
 }

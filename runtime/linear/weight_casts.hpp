@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/linear/launches.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/quantize/quantize_list.hpp"
 
@@ -33,10 +34,10 @@ class WeightCasts {
   [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream) const;
 
  private:
-  // A launch's matrices: which linear's, and what is done to it.
+  // A launch's matrix: which linear's weight, and what is done to it.
   struct Member {
     size_t linear;
-    size_t pass, visit;  // of its works
+    CastOperand operand;
   };
   struct Group {
     QuantizeList list;
@@ -56,8 +57,9 @@ class WeightCasts {
   std::vector<Group> groups_;
   std::vector<Group> first_groups_;  // with delayed scaling's first step; else empty
   std::vector<size_t> first_slot_;   // of each linear, all end to end; then their number
-  size_t scratch_ = 0;               // where the lists' scratch begins in the workspace, in bytes
-  size_t first_words_ = 0;           // where the words of a first step over ranks begin, in bytes
+  const Kernel* scale_update_ = nullptr;
+  size_t scratch_ = 0;      // where the lists' scratch begins in the workspace, in bytes
+  size_t first_words_ = 0;  // where the words of a first step over ranks begin, in bytes
   size_t workspace_bytes_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Between the device's layout of a state, which suits its kernels, and the checkpoint's.
+// Converts between the device's layout of a state, which suits its kernels, and the checkpoint's.
 #include "runtime/model/scale_checkpoint.hpp"
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kWord = sizeof(uint32_t);
 
-// The parts of a state that a checkpoint keeps: f(words of the image, number, their stride in the
-// image, where the checkpoint has them).
+// Calls f for each part of a state that a checkpoint keeps, with the words of the image, their
+// number, their stride in the image, and where the checkpoint has them.
 template <class Image, class Kept, class F>
 void for_each_part(const DelayedScales& scales, Image* image, Kept& kept, F&& f) {
   const ScaleLayout& layout = scales.layout();

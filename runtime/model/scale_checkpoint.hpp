@@ -1,5 +1,6 @@
-// The state of DelayedScales from the device into a checkpoint and back (recipes/scale_state.hpp
-// has the format). These calls synchronise their stream: they are for between steps.
+// Saves the state of DelayedScales from the device into a checkpoint and loads it back
+// (recipes/scale_state.hpp has the format). These calls synchronise their stream: they belong
+// between steps.
 #pragma once
 
 #include <span>
@@ -8,7 +9,7 @@
 
 namespace f8::runtime {
 
-// Of every state of these scales.
+// The size of every saved state of these scales.
 [[nodiscard]] size_t saved_state_bytes(const DelayedScales& scales);
 // Waits for the stream and writes saved_state_bytes() to `out`.
 [[nodiscard]] Status save_state(const DelayedScales& scales, const void* state,

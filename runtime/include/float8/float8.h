@@ -140,7 +140,10 @@ typedef struct float8_context_options {
    * no driver, compiler or cache, and `device` is 0 to 7. It remembers earlier calls as with
    * check_pointers. It is never chosen unless asked for. */
   int32_t emulate;
-  int32_t reserved; /* 0 */
+  /* 0: the context begins with the built-in tuning table of this device, else with that of the
+   * nearest class of device; float8_context_info says which. Nonzero: it has none until one is
+   * loaded: the cost model chooses kernels, and no layer of a model has a known speedup. */
+  int32_t no_table;
 } float8_context_options;
 
 /* `device` is the CUDA ordinal; `options` may be NULL. The call returns FLOAT8_ENVIRONMENT if there
@@ -149,9 +152,11 @@ typedef struct float8_context_options {
 FLOAT8_API float8_status float8_context_create(int device, const float8_context_options* options,
                                                float8_context** out);
 FLOAT8_API void float8_context_destroy(float8_context* context);
-/* Linears that are planned from now on choose their kernels by this file, which `float8-tune`
- * exports. `hash` may be NULL; else it receives 64 bits of the table's hash, so that ranks can
- * check that all of them loaded the same. On failure the table in use stays. */
+/* Replaces the tuning table: linears that are planned from now on choose their kernels, and models
+ * their layers, by this file. `float8-tune db export --format table` writes it, with the built-in
+ * rows behind those of the database. `hash` may be NULL; else it receives 64 bits of the table's
+ * hash, so that ranks can check that all of them loaded the same. On failure the table in use
+ * stays. */
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
 
@@ -579,14 +584,17 @@ FLOAT8_API float8_status float8_scales_load_file(const float8_scales* scales, vo
  *   callback   returns nonzero
  *   verdicts   a filter file, which `float8-tune filter --verdicts` writes, converts it
  *   rule       the automatic rule converts it, if "auto_filter_small_kn" is among filter_fqns
- *              (which is no name then)
- * A layer that passes all tests is converted.
+ *              (which is no name then); a filter file holds what the rule said, so beside one the
+ *              rule is not asked again
+ * A layer that passes all tests is converted. The verdicts, their words and their intervals are
+ * those of `float8-tune filter` with the same table, recipe, tokens and names; the policy
+ * `measured` of that command has the rule on without the flag.
  */
 
 typedef enum float8_filter_policy {
-  /* The rule compares the tuning table's speedup of the recipe at this shape and token count, or
-   * near it. If there is no table or it has no such row, the rule is that of FLOAT8_FILTER_TORCHAO;
-   * a recipe that has no such rule keeps the layer. */
+  /* The rule compares the speedup that the tuning table implies for the recipe at this shape and
+   * token count: measured, interpolated between measured shapes, or modelled beyond them. If the
+   * table has too few rows to say anything, or there is none, the layer is kept. */
   FLOAT8_FILTER_MEASURED = 0,
   /* The rule is torchao's: fixed limits on n and k, which exist for tensorwise and rowwise alone.
    */
@@ -617,7 +625,7 @@ typedef struct float8_model_desc {
   float8_filter_callback callback; /* may be NULL */
   void* callback_user;
   /* A path, or NULL. The file is for this recipe and token count and has every layer that passes
-   * names and sizes. It excludes "auto_filter_small_kn". */
+   * names and sizes. */
   const char* verdicts;
   /* A layer is converted if the lower end of its measured speedup exceeds 1 + margin; 0: 0.02. */
   double margin;
@@ -634,6 +642,14 @@ FLOAT8_API float8_status float8_model_plan(float8_context* context, const float8
                                            float8_model** out);
 FLOAT8_API void float8_model_destroy(float8_model* model);
 
+/* What a verdict rests on. */
+typedef enum float8_evidence {
+  FLOAT8_EVIDENCE_MEASURED = 0,     /* the tuning table has this shape at this token count */
+  FLOAT8_EVIDENCE_INTERPOLATED = 1, /* the shape lies between measured ones */
+  FLOAT8_EVIDENCE_MODELLED = 2,     /* a model fitted to the measured shapes, beyond them */
+  FLOAT8_EVIDENCE_RULE = 3          /* a name, a size, the callback, torchao's rule, or nothing */
+} float8_evidence;
+
 /* The decision for a layer. Its texts and the linear belong to the model and live as long as it. */
 typedef struct float8_model_verdict {
   size_t struct_size;
@@ -641,9 +657,13 @@ typedef struct float8_model_verdict {
   const char* reason; /* one line */
   /* The layer's plan, to run and not to destroy; NULL: the layer is kept in high precision. */
   const float8_linear* linear;
-  double speedup; /* forward and backward, by the tuning table; 1 if nothing is known */
+  /* The speedup of forward and backward, by the tuning table or the filter file; 1 if nothing is
+   * known. */
+  double speedup;
   double speedup_low;
   double speedup_high;
+  int32_t evidence; /* a float8_evidence */
+  int32_t reserved; /* 0 */
 } float8_model_verdict;
 
 /* Gives the verdict of layers[index]. The caller sets *verdict's struct_size before the call. */

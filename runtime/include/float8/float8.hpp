@@ -159,7 +159,8 @@ struct ContextOptions {
   std::string cache_dir;  // empty: the default
   bool serial_launch = false;
   bool check_pointers = false;
-  bool emulate = false;  // a device in host memory instead of a GPU
+  bool emulate = false;   // a device in host memory instead of a GPU
+  bool no_table = false;  // without the built-in tuning table
 };
 
 class Context {
@@ -171,6 +172,7 @@ class Context {
     c.serial_launch = options.serial_launch ? 1 : 0;
     c.check_pointers = options.check_pointers ? 1 : 0;
     c.emulate = options.emulate ? 1 : 0;
+    c.no_table = options.no_table ? 1 : 0;
     float8_context* handle = nullptr;
     const float8_status status = float8_context_create(device, &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -561,6 +563,7 @@ struct ModelVerdict {
   std::string reason;
   std::optional<Linear> linear;  // none: kept in high precision
   double speedup = 1, speedup_low = 1, speedup_high = 1;
+  float8_evidence evidence = FLOAT8_EVIDENCE_RULE;
 };
 
 class Model {
@@ -611,7 +614,13 @@ class Model {
     c.struct_size = sizeof c;
     const float8_status status = float8_model_layer_verdict(handle_.get(), index, &c);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    ModelVerdict verdict{c.name, c.reason, {}, c.speedup, c.speedup_low, c.speedup_high};
+    ModelVerdict verdict{c.name,
+                         c.reason,
+                         {},
+                         c.speedup,
+                         c.speedup_low,
+                         c.speedup_high,
+                         static_cast<float8_evidence>(c.evidence)};
     // It is the model's, which it keeps alive.
     if (c.linear != nullptr) verdict.linear = Linear({handle_, c.linear}, tokens_);
     return verdict;

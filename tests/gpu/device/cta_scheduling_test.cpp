@@ -9,20 +9,20 @@
 namespace f8::runtime::gpu {
 namespace {
 
-class DealingTest : public GpuTest {};
+class CtaSchedulingTest : public GpuTest {};
 
-TEST_F(DealingTest, PlacesAreAPermutationAndOfAnIdleDeviceNotAsDealt) {
+TEST_F(CtaSchedulingTest, TheRemapIsAPermutationAndNotTheIdentityOnAnIdleDevice) {
   Context::State& state = context_->state();
   F8_ASSERT_OK(context_->make_current());
   ASSERT_EQ(state.driver.ctx_synchronize(), CUDA_SUCCESS);
-  const PairPlaces places = find_pair_places(state.driver, state.info.sm_count);
-  PairPlaces sorted = places;
+  const ClusterRemap remap = probe_cluster_remap(state.driver, state.info.sm_count);
+  ClusterRemap sorted = remap;
   std::ranges::sort(sorted);
-  EXPECT_EQ(sorted, places_as_dealt());
-  EXPECT_NE(places, places_as_dealt());
+  EXPECT_EQ(sorted, identity_remap());
+  EXPECT_NE(remap, identity_remap());
 }
 
-TEST_F(DealingTest, AKernelOfClustersOfTwoBringsThem) {
+TEST_F(CtaSchedulingTest, AKernelOfClustersOfTwoBringsIt) {
   codegen::GemmSpec spec;
   spec.config = {.tile_m = 128,
                  .tile_n = 128,
@@ -33,7 +33,7 @@ TEST_F(DealingTest, AKernelOfClustersOfTwoBringsThem) {
                  .pingpong = true,
                  .raster_group = 8};
   F8_ASSERT_OK(context_->kernel(spec));
-  EXPECT_TRUE(context_->state().pair_places);
+  EXPECT_TRUE(context_->state().cluster_remap);
 }
 
 }  // namespace

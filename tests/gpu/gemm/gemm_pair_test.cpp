@@ -14,7 +14,7 @@ struct Case {
   bool fast;
 };
 
-class GemmPairTest : public GpuTestWith<Case> {
+class GroupedGemmTest : public GpuTestWith<Case> {
  protected:
   // Both gradients of a linear planned for `planned`, called with m.
   void check(Shape planned, int64_t m) {
@@ -27,8 +27,8 @@ class GemmPairTest : public GpuTestWith<Case> {
                   .scale = scale,
                   .fast = fast};
     }
-    ASSERT_TRUE(GemmPair::fits(descs[0], choice, descs[1], choice));
-    const auto pair = GemmPair::create(context_, descs[0], descs[1], choice);
+    ASSERT_TRUE(GroupedGemm::fits(descs[0], choice, descs[1], choice));
+    const auto pair = GroupedGemm::create(context_, descs[0], descs[1], choice);
     F8_ASSERT_OK(pair);
     std::vector<std::unique_ptr<GemmOperands>> operands;
     std::vector<std::unique_ptr<DeviceBuffer>> alone;
@@ -64,7 +64,7 @@ class GemmPairTest : public GpuTestWith<Case> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Configurations, GemmPairTest,
+INSTANTIATE_TEST_SUITE_P(Configurations, GroupedGemmTest,
                          ::testing::Values(Case{"128x256s4c2x1w2g8", ScaleMode::kTensor, false},
                                            Case{"128x256s4c1x2w2g16", ScaleMode::kAxis, false},
                                            Case{"128x256s4c1x1w2g8", ScaleMode::kTensor, true},
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, GemmPairTest,
 
 // Products of like and of very different size, fewer tiles than SMs and many more, a first product
 // whose last wave is full, nearly full or nearly empty; the longer contraction on either side.
-TEST_P(GemmPairTest, EachIsItself) {
+TEST_P(GroupedGemmTest, EachIsItself) {
   for (const auto& [shape, m] :
        {std::pair{Shape{300, 208, 592}, int64_t{300}}, std::pair{Shape{300, 208, 592}, int64_t{1}},
         std::pair{Shape{1, 16, 16}, int64_t{1}}, std::pair{Shape{4096, 1024, 512}, int64_t{4096}},

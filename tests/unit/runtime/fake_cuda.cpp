@@ -310,6 +310,7 @@ std::shared_ptr<Context> FakeCuda::context(const ContextOptions& options) {
   }
   ContextOptions with_cache = options;
   with_cache.cache_dir = directory_;
+  with_cache.builtin_table = false;  // tests set the table that they ask
   with_cache.cooperative_launch &= cooperative;
   auto context = Context::create(0, with_cache);
   EXPECT_TRUE(context) << context.error().message;

@@ -9,7 +9,7 @@
 namespace f8::tuner {
 namespace {
 
-// Digits alone; -1: it is not that, or too large.
+// The value of a text of digits; -1 where it is none or too large.
 int64_t number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -58,14 +58,14 @@ Result<double> cast_bytes(const Recipe& recipe, const std::vector<runtime::Matri
   for (const runtime::MatrixSize& weight : weights) {
     elements += static_cast<double>(weight.rows) * static_cast<double>(weight.cols);
   }
-  // The passes are the same for every size.
+  // The kernel passes are the same for every size.
   const auto kernels =
       F8_TRY(runtime::linear_kernels({.shape = {16, 16, 16}, .recipe = recipe, .choices = {}}));
   double per_element = 0;
-  for (const auto& pass : kernels.works[static_cast<size_t>(runtime::Work::kWeight)]) {
+  for (const auto& pass : kernels.passes(kernels.cache_copies(), false)) {
     const auto read = static_cast<double>(size_bytes(pass.cast.in));
     const double once = (pass.amax ? 2 : 1) * read + (pass.cast.q ? 1 : 0) + (pass.cast.qt ? 1 : 0);
-    per_element += once * static_cast<double>(pass.visits.size());
+    per_element += once * static_cast<double>(pass.casts.size());
   }
   return elements * per_element;
 }

@@ -45,59 +45,59 @@ Device h100() {
   return device;
 }
 
-bool is_permutation(const PairPlaces& places) {
-  PairPlaces sorted = places;
+bool is_permutation(const ClusterRemap& remap) {
+  ClusterRemap sorted = remap;
   std::ranges::sort(sorted);
-  return sorted == places_as_dealt();
+  return sorted == identity_remap();
 }
 
-TEST(Dealing, ClustersOfAGpcTakeNeighbouringPlaces) {
+TEST(CtaScheduling, ClustersOfAGpcTakeNeighbouringIndices) {
   const Device device = h100();
   const auto clusters = device.clusters(0);
-  const auto places = pair_places(device.blocks(0), clusters);
-  ASSERT_TRUE(places);
-  EXPECT_TRUE(is_permutation(*places));
+  const auto remap = cluster_remap(device.blocks(0), clusters);
+  ASSERT_TRUE(remap);
+  EXPECT_TRUE(is_permutation(*remap));
   std::vector<uint32_t> gpc_at(66);
-  for (size_t i = 0; i < 66; ++i) gpc_at[(*places)[i]] = clusters[i] / 2 % 8;
+  for (size_t i = 0; i < 66; ++i) gpc_at[(*remap)[i]] = clusters[i] / 2 % 8;
   EXPECT_TRUE(std::ranges::is_sorted(gpc_at));
-  EXPECT_NE(*places, places_as_dealt());
+  EXPECT_NE(*remap, identity_remap());
 }
 
-TEST(Dealing, MostClustersAreRightWhereTheDeviceBeginsWithAnotherGpc) {
+TEST(CtaScheduling, MostClustersAreRightWhereTheDeviceBeginsWithAnotherGpc) {
   const Device device = h100();
-  const auto places = pair_places(device.blocks(3), device.clusters(3));
-  ASSERT_TRUE(places);
+  const auto remap = cluster_remap(device.blocks(3), device.clusters(3));
+  ASSERT_TRUE(remap);
   const auto later = device.clusters(6);
   int neighbours = 0;
   std::vector<uint32_t> gpc_at(66);
-  for (size_t i = 0; i < 66; ++i) gpc_at[(*places)[i]] = later[i] / 2 % 8;
+  for (size_t i = 0; i < 66; ++i) gpc_at[(*remap)[i]] = later[i] / 2 % 8;
   for (size_t i = 0; i + 1 < 66; ++i) neighbours += gpc_at[i] == gpc_at[i + 1] ? 1 : 0;
   EXPECT_GE(neighbours, 50);  // of 58
 }
 
-TEST(Dealing, ASmallerGridTakesItsPlacesInTheirOrder) {
+TEST(CtaScheduling, ASmallerGridKeepsTheOrder) {
   const Device device = h100();
   const auto clusters = device.clusters(0);
-  const PairPlaces all = pair_places(device.blocks(0), clusters).value();
+  const ClusterRemap all = cluster_remap(device.blocks(0), clusters).value();
   for (const size_t pairs : {0, 1, 2, 33, 64, 65, 66}) {
-    const PairPlaces places = places_of_first(all, pairs);
-    EXPECT_TRUE(is_permutation(places)) << pairs;
+    const ClusterRemap remap = remap_of_first(all, pairs);
+    EXPECT_TRUE(is_permutation(remap)) << pairs;
     std::vector<uint32_t> gpc_at(pairs, 99);
     for (size_t i = 0; i < pairs; ++i) {
-      ASSERT_LT(places[i], pairs);
-      gpc_at[places[i]] = clusters[i] / 2 % 8;
+      ASSERT_LT(remap[i], pairs);
+      gpc_at[remap[i]] = clusters[i] / 2 % 8;
     }
     EXPECT_TRUE(std::ranges::is_sorted(gpc_at)) << pairs;
   }
-  EXPECT_EQ(places_of_first(all, 66), all);
+  EXPECT_EQ(remap_of_first(all, 66), all);
 }
 
-TEST(Dealing, WhatNoIdleDeviceDealsGivesNoPlaces) {
+TEST(CtaScheduling, AScheduleOfABusyDeviceGivesNoRemap) {
   const Device device = h100();
   const auto blocks = device.blocks(0);
   const auto clusters = device.clusters(0);
   const auto refused = [](std::vector<uint32_t> b, std::vector<uint32_t> c) {
-    return !pair_places(b, c).has_value();
+    return !cluster_remap(b, c).has_value();
   };
   auto bad = blocks;
   bad[0] = bad[2];  // an SM twice
@@ -121,21 +121,21 @@ TEST(Dealing, WhatNoIdleDeviceDealsGivesNoPlaces) {
   EXPECT_FALSE(refused({}, {}));
 }
 
-TEST(Dealing, TwoDealingsAreAlikeWhateverGpcTheyBeginWith) {
+TEST(CtaScheduling, TwoSchedulesAreAlikeWhateverGpcTheyBeginWith) {
   const Device device = h100();
-  EXPECT_TRUE(dealt_alike(device.blocks(0), device.blocks(0)));
-  EXPECT_TRUE(dealt_alike(device.blocks(0), device.blocks(5)));
+  EXPECT_TRUE(scheduled_alike(device.blocks(0), device.blocks(0)));
+  EXPECT_TRUE(scheduled_alike(device.blocks(0), device.blocks(5)));
   auto random = device.blocks(0);
   std::shuffle(random.begin(), random.end(), std::mt19937(7));
-  EXPECT_FALSE(dealt_alike(device.blocks(0), random));
-  EXPECT_FALSE(dealt_alike(random, device.blocks(0)));
-  EXPECT_FALSE(dealt_alike({}, {}));
+  EXPECT_FALSE(scheduled_alike(device.blocks(0), random));
+  EXPECT_FALSE(scheduled_alike(random, device.blocks(0)));
+  EXPECT_FALSE(scheduled_alike({}, {}));
   random.pop_back();
-  EXPECT_FALSE(dealt_alike(device.blocks(0), random));
+  EXPECT_FALSE(scheduled_alike(device.blocks(0), random));
   random = device.blocks(0);
   random[9] = 1000;
-  EXPECT_FALSE(dealt_alike(random, device.blocks(0)));
-  EXPECT_FALSE(dealt_alike(device.blocks(0), random));
+  EXPECT_FALSE(scheduled_alike(random, device.blocks(0)));
+  EXPECT_FALSE(scheduled_alike(device.blocks(0), random));
 }
 
 }  // namespace

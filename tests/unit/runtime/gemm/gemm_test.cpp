@@ -232,37 +232,37 @@ TEST_F(GemmTest, GridIsPersistent) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-// Places are a permutation of the grid's clusters: in the order of the found ones where the grid
+// The remap is a permutation of the clusters of a grid; it is the probed one where the grid
 // starts at its predecessor's end.
-TEST_F(GemmTest, PlacesArePermutationsOfTheGrid) {
+TEST_F(GemmTest, TheRemapIsAPermutationOfTheGrid) {
   cuda_.emulate = false;
   desc_.shape = {8192, 4096, 4096};
-  const auto places = [&](int64_t m, const char* config) {
+  const auto remap_of = [&](int64_t m, const char* config) {
     const auto plan = GemmPlan::create(context_, desc_, generated(config)).value();
-    PairPlaces reversed = places_as_dealt();
+    ClusterRemap reversed = identity_remap();
     std::reverse(reversed.begin(), reversed.begin() + 66);
-    if (context_->state().pair_places) context_->state().pair_places = reversed;
+    if (context_->state().cluster_remap) context_->state().cluster_remap = reversed;
     EXPECT_TRUE(plan->run(call_of(m), nullptr, nullptr));
     return std::to_array(cuda_.launches.back().gemm.cluster_remap);
   };
-  const auto of_all = places(8192, "128x128s6c1x2w2pg16");
+  const auto of_all = remap_of(8192, "128x128s6c1x2w2pg16");
   EXPECT_EQ(cuda_.launches.back().grid, 132U);
   for (int i = 0; i < 66; ++i) EXPECT_EQ(of_all[static_cast<size_t>(i)], 65 - i);
-  const auto of_few = places(256, "64x128s8c1x2w1g16");
+  const auto of_few = remap_of(256, "64x128s8c1x2w1g16");
   EXPECT_EQ(cuda_.launches.back().grid, 128U);
   for (int i = 0; i < 64; ++i) EXPECT_EQ(of_few[static_cast<size_t>(i)], 63 - i);
-  // Started early, clusters go where SMs become free.
-  const auto of_early = places(128, "128x128s6c1x2w2pg16");
+  // Clusters of a grid that starts early go where SMs become free.
+  const auto of_early = remap_of(128, "128x128s6c1x2w2pg16");
   EXPECT_TRUE(cuda_.launches.back().programmatic);
   EXPECT_TRUE(std::ranges::is_sorted(of_early));
   // A device on which fewer clusters fit than there are pairs of SMs.
   cuda_.active_clusters = 60;
-  const auto of_fitting = places(8192, "128x128s5c1x2w2pg8");
+  const auto of_fitting = remap_of(8192, "128x128s5c1x2w2pg8");
   EXPECT_EQ(cuda_.launches.back().grid, 120U);
   for (int i = 0; i < 60; ++i) EXPECT_EQ(of_fitting[static_cast<size_t>(i)], 59 - i);
 }
 
-// us gained by an early start against neighbours that are dealt far apart: docs/kernels.md.
+// An early start gains a microsecond, but its neighbours lie far apart (docs/kernels.md).
 TEST_F(GemmTest, LongProductsOfSmallTilesStartAtTheEnd) {
   cuda_.emulate = false;
   struct Case {

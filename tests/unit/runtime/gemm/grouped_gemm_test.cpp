@@ -48,14 +48,14 @@ struct Product {
   std::vector<float> d;
 };
 
-class GemmPairTest : public ::testing::Test {
+class GroupedGemmTest : public ::testing::Test {
  protected:
   static GemmDesc describe(Gemm gemm, Shape shape, ScaleMode scale = ScaleMode::kTensor) {
     return {.gemm = gemm, .shape = shape, .d = Dtype::kF32, .scale = scale};
   }
-  std::shared_ptr<const GemmPair> pair(Shape shape, const char* config,
+  std::shared_ptr<const GroupedGemm> pair(Shape shape, const char* config,
                                        ScaleMode scale = ScaleMode::kTensor) {
-    return GemmPair::create(context_, describe(Gemm::kGradInput, shape, scale),
+    return GroupedGemm::create(context_, describe(Gemm::kGradInput, shape, scale),
                             describe(Gemm::kGradWeight, shape, scale), generated(config))
         .value();
   }
@@ -63,7 +63,7 @@ class GemmPairTest : public ::testing::Test {
   std::shared_ptr<Context> context_ = cuda_.context();
 };
 
-TEST_F(GemmPairTest, ComputesBoth) {
+TEST_F(GroupedGemmTest, ComputesBoth) {
   for (const ScaleMode scale : {ScaleMode::kTensor, ScaleMode::kAxis}) {
     const Shape planned{40, 48, 32};
     const auto both = pair(planned, "64x64s4c1x1w1g8", scale);
@@ -83,7 +83,7 @@ TEST_F(GemmPairTest, ComputesBoth) {
 
 // The longer contraction first, the grid of both, and as many units more of the second product for
 // a worker without its share of the first as take about as long.
-TEST_F(GemmPairTest, WhatTheLaunchIsTold) {
+TEST_F(GroupedGemmTest, WhatTheLaunchIsTold) {
   cuda_.emulate = false;
   alignas(16) static uint8_t bytes[64];
   const float* scale = reinterpret_cast<const float*>(bytes);
@@ -119,13 +119,13 @@ TEST_F(GemmPairTest, WhatTheLaunchIsTold) {
   }
 }
 
-TEST_F(GemmPairTest, FitsWhatIsAlike) {
+TEST_F(GroupedGemmTest, FitsWhatIsAlike) {
   const GemmDesc dx = describe(Gemm::kGradInput, {64, 64, 64});
   GemmDesc dw = describe(Gemm::kGradWeight, {64, 64, 64});
   const GemmChoice choice = generated("128x128s4c1x1w2g8");
-  EXPECT_TRUE(GemmPair::fits(dx, choice, dw, choice));
-  EXPECT_FALSE(GemmPair::fits(dx, choice, dw, generated("128x128s4c1x1w2g16")));
-  EXPECT_FALSE(GemmPair::fits(dx, choice, dw, parse_choice(Provider::kCublasLt, "h0").value()));
+  EXPECT_TRUE(GroupedGemm::fits(dx, choice, dw, choice));
+  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw, generated("128x128s4c1x1w2g16")));
+  EXPECT_FALSE(GroupedGemm::fits(dx, choice, dw, parse_choice(Provider::kCublasLt, "h0").value()));
   for (const auto change :
        {+[](GemmDesc& d) { d.d = Dtype::kBf16; }, +[](GemmDesc& d) { d.a = Dtype::kE5m2; },
         +[](GemmDesc& d) { d.scale = ScaleMode::kAxis; }, +[](GemmDesc& d) { d.fast = true; },
@@ -133,13 +133,13 @@ TEST_F(GemmPairTest, FitsWhatIsAlike) {
         +[](GemmDesc& d) { d.a = d.b = Dtype::kBf16; }}) {
     GemmDesc other = dw;
     change(other);
-    EXPECT_FALSE(GemmPair::fits(dx, choice, other, choice));
-    EXPECT_EQ(GemmPair::create(context_, dx, other, choice).error().code,
+    EXPECT_FALSE(GroupedGemm::fits(dx, choice, other, choice));
+    EXPECT_EQ(GroupedGemm::create(context_, dx, other, choice).error().code,
               ErrorCode::kInvalidArgument);
   }
 }
 
-TEST_F(GemmPairTest, BothCallsAreChecked) {
+TEST_F(GroupedGemmTest, BothCallsAreChecked) {
   alignas(16) static uint8_t bytes[64];
   const float* scale = reinterpret_cast<const float*>(bytes);
   const auto both = pair({64, 64, 64}, "128x128s4c1x1w2g8");

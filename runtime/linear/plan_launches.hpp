@@ -1,0 +1,54 @@
+// Planning the launches of a linear's calls: a list for every kind of call, from its kernels, its
+// GEMMs and the layout of its buffers.
+#pragma once
+
+#include "runtime/linear/kernels.hpp"
+#include "runtime/linear/launches.hpp"
+#include "runtime/linear/layout.hpp"
+
+namespace f8::runtime {
+
+struct LinearGemms {
+  std::array<GemmPlanPtr, 3> all;  // indexed by Gemm; null: not wanted
+  GemmPlanPtr add_grad_weight;
+  std::shared_ptr<const GroupedGemm> gradients;  // both in one launch, where their choices allow it
+};
+
+// What decides, beside m, which launches a call has: bits of an index into its lists.
+using CallKind = unsigned;
+inline constexpr CallKind kFirstStep = 1;  // delayed scales are taken from the tensors
+inline constexpr CallKind kOverRanks = 2;  // with kFirstStep: over the tensors of all ranks
+
+inline constexpr CallKind kForwardCached = 4, kForwardSaved = 8;
+inline constexpr size_t kForwardKinds = 16;
+
+inline constexpr CallKind kBackwardCached = 4;  // where it recomputes
+inline constexpr CallKind kBackwardDx = 8, kBackwardDw = 16, kBackwardDb = 32;
+inline constexpr CallKind kBackwardAccumulate = 64;  // with kBackwardDw
+inline constexpr size_t kBackwardKinds = 128;
+
+// Backward of an empty batch: which gradients become zero.
+inline constexpr CallKind kEmptyDw = 1, kEmptyDb = 2;
+inline constexpr size_t kEmptyKinds = 4;
+
+inline constexpr CallKind kWeightFlag = 4;
+inline constexpr size_t kWeightKinds = 8;
+
+struct LinearLaunches {
+  std::array<LaunchList, kForwardKinds> forward;
+  std::array<LaunchList, kBackwardKinds> backward;
+  std::array<LaunchList, kEmptyKinds> empty_backward;
+  std::array<LaunchList, kWeightKinds> cast_weight;
+};
+
+[[nodiscard]] Result<LinearLaunches> plan_launches(const std::shared_ptr<Context>& context,
+                                                   const LinearDesc& desc,
+                                                   const LinearKernels& kernels,
+                                                   const LinearGemms& gemms,
+                                                   const LinearLayout& layout);
+
+// The operand of a cast of the weight into a weight cache.
+[[nodiscard]] CastOperand cache_operand(const LinearDesc& desc, const LinearLayout& layout,
+                                        const FusedCast& cast);
+
+}  // namespace f8::runtime
