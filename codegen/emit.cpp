@@ -201,6 +201,14 @@ struct StubOf {
                 "}\n"};
   }
 
+  Stub operator()(const FoundInfSpec&) const {
+    return {"scale_update.cuh", "float8_found_inf",
+            "extern \"C\" __global__ void __launch_bounds__(kUpdateThreads)\n"
+            "float8_found_inf(const __grid_constant__ FoundInfArgs args) {\n"
+            "  found_inf(args);\n"
+            "}\n"};
+  }
+
   Stub operator()(const ColumnSumsSpec& s) const {
     return {"column_sums.cuh", "float8_column_sums",
             check_args<kernels::ColumnSumsArgs>("ColumnSumsArgs") +

@@ -18,6 +18,7 @@
 //             epilogue := ["+bias"] ["+add"] ["+amax"] ["+pow2"]
 //             "gemm2/" is a grouped GEMM of two problems
 //   update := "scale_update"
+//   found  := "found_inf"
 //   sums   := "column_sums/" in
 //   bias   := "bias_grad/" out
 // A GEMM's configuration, as the database and `--config` have it, adds what the launch alone needs:
@@ -111,6 +112,11 @@ struct ScaleUpdateSpec {
   bool operator==(const ScaleUpdateSpec&) const = default;
 };
 
+// Delayed scaling: tells whether the amaxes of a step are finite ("found_inf").
+struct FoundInfSpec {
+  bool operator==(const FoundInfSpec&) const = default;
+};
+
 // The gradient of a bias in two kernels, in a fixed order: the column sums of each 128 rows, and
 // the sums of those.
 struct ColumnSumsSpec {
@@ -122,8 +128,8 @@ struct BiasGradSpec {
   bool operator==(const BiasGradSpec&) const = default;
 };
 
-using KernelSpec =
-    std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, ColumnSumsSpec, BiasGradSpec>;
+using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
+                                ColumnSumsSpec, BiasGradSpec>;
 
 // True where a copy that the cast writes has scales of this mode.
 [[nodiscard]] bool has_scale(const CastSpec& spec, ScaleMode mode);

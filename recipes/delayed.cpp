@@ -19,11 +19,19 @@ Status validate(const DelayedOptions& options) {
 
 namespace reference {
 
+bool is_non_finite(uint32_t amax) {
+  return amax >= 0x7f800000;
+}
+
+void scale_drop(DelayedState& state) {
+  state.amax = 0;
+  if (std::ranges::all_of(state.history, [](uint32_t amax) { return amax == 0; })) state.scale = 1;
+}
+
 void scale_update(const DelayedSlot& slot, const DelayedOptions& options, DelayedState& state) {
-  constexpr uint32_t kInfinity = 0x7f800000;
   const uint32_t amax = state.amax;
   state.amax = 0;
-  if (amax >= kInfinity) {
+  if (is_non_finite(amax)) {
     ++state.non_finite;
     if (options.non_finite == NonFinite::kHold) return;
   }

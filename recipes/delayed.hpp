@@ -1,14 +1,17 @@
 // Delayed scaling: an operand is cast with the scale that earlier steps left, and its own amax is
-// recorded for later ones. After backward, once the ranks agree on the amaxes, every operand's
-// history moves on by one step and gives the scale of the next:
+// recorded for later ones. After backward, once the ranks agree on the amaxes, the history of every
+// operand moves on by one step and gives the scale of the next step:
 //
 //   history := amax history[0 .. length-2]                          newest first
-//   scale   := scale_from_amax(max history | amax) * 2^-margin      then pow2, where the slot has
-//   it
+//   scale   := scale_from_amax(max history | amax) * 2^-margin      then pow2, if the slot has it
 //
-// An amax of 0 throughout (nothing was cast) leaves the scale as it is. What an amax that is not
-// finite does is the policy's: `propagate` lets it into the history, so that the scale is NaN or 0
-// and a trainer's check sees it; `hold` drops it and keeps history and scale.
+// If all amaxes are 0 (nothing was cast), the scale stays as it is. A policy decides what an amax
+// that is not finite does: `propagate` lets it into the history, so that the scale is NaN or 0 and
+// a trainer's check sees it; `hold` freezes history and scale.
+//
+// A trainer may also drop a step, for example one whose amaxes are not finite (found_inf). Then the
+// amax becomes 0 and history, count and scale stay as they are. A state without a history has scale
+// 1: a first step over ranks may have left its own scale there.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +34,7 @@ struct DelayedOptions {
 };
 [[nodiscard]] Status validate(const DelayedOptions& options);
 
-// What a history's scale is for.
+// The format that a history's scale is for.
 struct DelayedSlot {
   Dtype dtype = Dtype::kE4m3;
   bool pow2 = false;
@@ -40,7 +43,8 @@ struct DelayedSlot {
 
 namespace reference {
 
-// One operand's state; maxima are the bits of |x| as fp32, so that their order is an integer's.
+// One operand's state. An amax is the bits of |x| as fp32, so that the order of amaxes is that of
+// integers.
 struct DelayedState {
   uint32_t amax = 0;              // of this step
   std::vector<uint32_t> history;  // options.history of them
@@ -48,7 +52,10 @@ struct DelayedState {
   uint32_t non_finite = 0;  // steps whose amax was not finite
 };
 
+[[nodiscard]] bool is_non_finite(uint32_t amax);
 void scale_update(const DelayedSlot& slot, const DelayedOptions& options, DelayedState& state);
+// Ends a step that is dropped.
+void scale_drop(DelayedState& state);
 
 }  // namespace reference
 }  // namespace f8

@@ -17,7 +17,7 @@ constexpr int kF32Bias = 127;
 struct Format {
   int mantissa_bits;
   int bias;
-  uint32_t max_code;  // of the largest finite magnitude
+  uint32_t max_code;  // the code of the largest finite magnitude
 };
 constexpr Format kE4m3Format = {3, 7, 0x7e};
 constexpr Format kE5m2Format = {2, 15, 0x7b};
@@ -43,8 +43,9 @@ constexpr uint32_t round_magnitude(uint32_t magnitude, const Format& f) {
     const uint32_t rebias = static_cast<uint32_t>(kF32Bias - f.bias) << kF32MantissaBits;
     return shift_right_nearest_even(magnitude - rebias, shift);
   }
-  // Subnormal in the target: the implicit one becomes explicit and moves right. A subnormal fp32
-  // has no implicit one, but lies so far below every target that it is shifted out either way.
+  // The value is subnormal in the target: the implicit one becomes explicit and moves right. A
+  // subnormal fp32 has no implicit one, but lies so far below every target that it is shifted out
+  // either way.
   if (shift + below_normal > kF32MantissaBits + 1) return 0;
   const uint32_t significand = (magnitude & 0x7fffff) | 0x800000;
   return shift_right_nearest_even(significand, shift + below_normal);

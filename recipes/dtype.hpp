@@ -49,7 +49,7 @@ enum class Dtype : uint8_t { kE4m3, kE5m2, kBf16, kF16, kF32 };
 [[nodiscard]] uint16_t encode_f16(float value);
 [[nodiscard]] float decode_f16(uint16_t bits);
 
-// Element `i` of an array of this type, and back, rounded to nearest even.
+// Reads and writes element `i` of an array of this type, rounded to nearest even.
 [[nodiscard]] float load_element(const void* base, int64_t i, Dtype type);
 void store_element(void* base, int64_t i, float value, Dtype type);
 

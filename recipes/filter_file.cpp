@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <set>
 
 #include "base/text.hpp"
@@ -11,7 +12,7 @@ namespace f8 {
 namespace {
 
 constexpr SealedKind kKind = {.magic = "float8-filter",
-                              .version = 1,
+                              .version = 2,
                               .name = "filter file",
                               .remedy = "write it again with this one"};
 
@@ -35,6 +36,16 @@ Result<int64_t> parse_size(const char* field, std::string_view text) {
   return value;
 }
 
+Result<double> parse_speedup(const char* field, std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
+      value <= 0) {
+    return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quote(text));
+  }
+  return value;
+}
+
 // The rest of a line that begins with `word`.
 Result<std::string_view> field_of(std::string_view line, std::string_view word) {
   if (!line.starts_with(word)) {
@@ -44,8 +55,9 @@ Result<std::string_view> field_of(std::string_view line, std::string_view word) 
 }
 
 Result<FilterFile::Decision> parse_decision(std::string_view line) {
-  if (std::ranges::count(line, '\t') != 3) {
-    return fail(ErrorCode::kCorrupt, "not a verdict, a name, sizes and a reason between tabs");
+  if (std::ranges::count(line, '\t') != 5) {
+    return fail(ErrorCode::kCorrupt,
+                "not a verdict, a name, sizes, evidence, speedups and a reason between tabs");
   }
   FilterFile::Decision d;
   const std::string_view verdict = take_until(line, '\t');
@@ -57,6 +69,11 @@ Result<FilterFile::Decision> parse_decision(std::string_view line) {
   std::string_view sizes = F8_TRY(field_of(take_until(line, '\t'), "n"));
   d.out_features = F8_TRY(parse_size("n", take_until(sizes, 'k')));
   d.in_features = F8_TRY(parse_size("k", sizes));
+  d.evidence = F8_TRY(parse_evidence(take_until(line, '\t')));
+  std::string_view speedups = take_until(line, '\t');
+  d.speedup.speedup = F8_TRY(parse_speedup("speedup", take_until(speedups, ' ')));
+  d.speedup.lo = F8_TRY(parse_speedup("lo", take_until(speedups, ' ')));
+  d.speedup.hi = F8_TRY(parse_speedup("hi", speedups));
   d.reason = line;
   return d;
 }
@@ -111,8 +128,13 @@ Result<std::string> FilterFile::serialize() const {
       return bad(fmt::format("layer {}: in_features {}, out_features {}", quote(d.fqn),
                              d.in_features, d.out_features));
     }
-    text += fmt::format("{}\t{}\tn{}k{}\t{}\n", d.convert ? "convert" : "keep", d.fqn,
-                        d.out_features, d.in_features, d.reason);
+    const SpeedupInterval& s = d.speedup;
+    if (!(s.lo > 0 && s.lo <= s.hi && s.speedup > 0) || !std::isfinite(s.speedup + s.hi)) {
+      return bad(fmt::format("layer {}: speedup {} [{}, {}]", quote(d.fqn), s.speedup, s.lo, s.hi));
+    }
+    text += fmt::format("{}\t{}\tn{}k{}\t{}\t{} {} {}\t{}\n", d.convert ? "convert" : "keep", d.fqn,
+                        d.out_features, d.in_features, to_string(d.evidence), s.speedup, s.lo, s.hi,
+                        d.reason);
   }
   return seal(std::move(text));
 }

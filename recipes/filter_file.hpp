@@ -2,10 +2,12 @@
 // `float8-tune filter --verdicts FILE` writes. Ranks that read the same bytes decide alike.
 //
 // File grammar (UTF-8; sealed_text.hpp has the first and the last line):
-//   file     := "float8-filter 1" LF "recipe " NAME LF "tokens " INT LF { decision } "end " HASH LF
-//   decision := ("convert" | "keep") TAB FQN TAB "n" INT "k" INT TAB REASON LF
+//   file     := "float8-filter 2" LF "recipe " NAME LF "tokens " INT LF { decision } "end " HASH LF
+//   decision := ("convert" | "keep") TAB FQN TAB "n" INT "k" INT TAB EVIDENCE TAB SPEEDUP " " LO
+//               " " HI TAB REASON LF
 // FQN is a layer's name, once in a file; a part between dots that is "*" stands for any number, as
-// in layers.*.attention.wq. FQN and REASON hold no control characters.
+// in layers.*.attention.wq. EVIDENCE is "measured", "interpolated", "modelled" or "rule"; speedups
+// are positive and the shortest that read back the same. FQN and REASON hold no control characters.
 #pragma once
 
 #include <string>
@@ -13,7 +15,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "recipes/problem.hpp"
+#include "recipes/filter_rule.hpp"
 
 namespace f8 {
 
@@ -24,6 +26,8 @@ struct FilterFile {
     int64_t out_features = 0;
     bool convert = false;
     std::string reason;
+    Evidence evidence = Evidence::kRule;
+    SpeedupInterval speedup = {};  // of forward and backward, if it is converted
     bool operator==(const Decision&) const = default;
   };
   std::string recipe;

@@ -8,9 +8,9 @@
 namespace f8 {
 namespace {
 
-constexpr int64_t kAlignment = 16;  // of K and N
+constexpr int64_t kAlignment = 16;  // K and N are multiples of it
 
-// Why the peer's rule keeps a layer in bf16; empty: it converts.
+// Why torchao's rule keeps a layer in bf16; empty: it converts.
 std::string torchao_keeps(std::string_view recipe, int64_t k, int64_t n) {
   if (recipe == "rowwise") {
     if (n <= 2048) return fmt::format("N {} <= 2048", n);
@@ -46,6 +46,15 @@ std::string_view to_string(Evidence evidence) {
       break;
   }
   return "rule";
+}
+
+Result<Evidence> parse_evidence(std::string_view text) {
+  for (const Evidence e :
+       {Evidence::kMeasured, Evidence::kInterpolated, Evidence::kModelled, Evidence::kRule}) {
+    if (text == to_string(e)) return e;
+  }
+  return fail(ErrorCode::kCorrupt, "evidence {}; measured, interpolated, modelled or rule",
+              quote(text));
 }
 
 Result<NameFilter> name_filter(std::span<const std::string> filter_fqns) {

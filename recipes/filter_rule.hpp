@@ -1,8 +1,8 @@
 // Which linears of a model to convert: the rules that need no measurement, and the words of every
 // verdict. They compose: names first, then sizes, then the automatic rule, where it is on.
 //
-// The automatic rule is the peer's (`torchao`: fixed limits on K and N, whatever the token count),
-// or asks for a speedup (`measured`), of which whoever asks has the evidence.
+// The automatic rule is torchao's (`torchao`: fixed limits on K and N, whatever the token count),
+// or asks for a speedup (`measured`), which tuning_db/estimate knows.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,10 @@ enum class FilterPolicy : uint8_t { kMeasured, kTorchao };
 [[nodiscard]] Result<FilterPolicy> parse_filter_policy(std::string_view text);
 [[nodiscard]] std::string_view to_string(FilterPolicy policy);
 
-// What a verdict rests on.
+// The evidence that a verdict rests on.
 enum class Evidence : uint8_t { kMeasured, kInterpolated, kModelled, kRule };
 [[nodiscard]] std::string_view to_string(Evidence evidence);
+[[nodiscard]] Result<Evidence> parse_evidence(std::string_view text);
 
 inline constexpr double kFilterMargin = 0.02;  // convert above a speedup of 1 + margin
 // Among the names, it is no name: it switches the automatic rule on.
@@ -45,20 +46,21 @@ struct Verdict {
 // 16, which fp8 tensor cores ask for.
 [[nodiscard]] std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer);
 
-// The peer's automatic rule, which it has for tensorwise and rowwise alone.
+// torchao's automatic rule, which it has for tensorwise and rowwise alone.
 [[nodiscard]] bool torchao_has_rule(std::string_view recipe);
 [[nodiscard]] Status check_torchao_rule(std::string_view recipe);  // the error says what to do
 [[nodiscard]] Verdict torchao_verdict(std::string_view recipe, const NamedLinear& layer);
 
-// Of a speedup with its interval: convert where the lower end exceeds 1 + margin. `basis` ends the
-// reason.
+// The verdict of a speedup with its interval: convert where the lower end exceeds 1 + margin.
+// `basis` ends the reason.
 struct SpeedupInterval {
   double speedup = 1, lo = 1, hi = 1;
+  bool operator==(const SpeedupInterval&) const = default;
 };
 [[nodiscard]] Verdict speedup_verdict(const SpeedupInterval& interval, double margin,
                                       std::string_view basis);
 
-// Tokens, margin, and the sizes of layers; the error names the layer.
+// Checks the tokens, the margin and the sizes of layers; the error names the layer.
 [[nodiscard]] Status check_filter(std::span<const NamedLinear> layers, int64_t tokens,
                                   double margin);
 

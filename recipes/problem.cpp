@@ -17,7 +17,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// An INT of the grammar at the front of `rest`, at most kMaxDim.
+// Takes an INT of the grammar, at most kMaxDim, from the front of `rest`.
 std::optional<int64_t> take_int(std::string_view& rest) {
   if (rest.empty() || !is_digit(rest[0])) return std::nullopt;
   if (rest[0] == '0' && rest.size() > 1 && is_digit(rest[1])) return std::nullopt;
@@ -100,7 +100,7 @@ Result<Problem> parse_fields(std::string_view rest) {
   return fail(ErrorCode::kInvalidArgument, "flags {}; one of b0f0, b0f1, b1f0, b1f1", quote(rest));
 }
 
-// "8", "1024:4096:1024" or "1024:16384:x2".
+// Parses "8", "1024:4096:1024" or "1024:16384:x2".
 Result<std::vector<int64_t>> parse_range(const char* name, std::string_view text) {
   const auto malformed = [&](const char* why) {
     return fail(ErrorCode::kInvalidArgument,
@@ -131,7 +131,7 @@ Result<std::vector<int64_t>> parse_range(const char* name, std::string_view text
   return values;
 }
 
-// One "m,n,k" with ranges; its shapes go to the end of `shapes`.
+// Parses one "m,n,k" with ranges; its shapes go to the end of `shapes`.
 Status append_shapes(std::string_view text, std::vector<Shape>& shapes) {
   if (std::ranges::count(text, ',') != 2) {
     return fail(ErrorCode::kInvalidArgument, "shape {} is not M,N,K, such as 8192,4096,4096",

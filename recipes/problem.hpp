@@ -3,12 +3,12 @@
 //   key    := op "/" recipe "/" types "/" "tn" "/" dims "/" flags
 //   op     := "output" | "grad_input" | "grad_weight" | "linear"
 //   recipe := (a-z | 0-9 | "_")+
-//   types  := a "." b "." d            dtypes of the GEMM's operands; of the output GEMM for
-//   "linear" dims   := "m" INT "n" INT "k" INT  always the linear's: tokens, out_features,
-//   in_features flags  := "b" ("0"|"1") "f" ("0"|"1")   bias; fast accumulation (of the output GEMM
-//   for
-//                                           "linear")
-// INT has no sign and no leading zero, so a problem has one key: parse(key).key() == key.
+//   types  := a "." b "." d                  dtypes of the GEMM's operands and result
+//   dims   := "m" INT "n" INT "k" INT        the linear's tokens, out_features, in_features
+//   flags  := "b" ("0"|"1") "f" ("0"|"1")    bias; fast accumulation
+// For op "linear", types and flags are those of the output GEMM. INT has no sign and no leading
+// zero, so a problem has one key: parse(key).key() == key.
+//
 // Example: output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1
 #pragma once
 
@@ -33,7 +33,7 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 };
 [[nodiscard]] std::string to_string(Shape shape);               // the key's dims: "m8n16k32"
-[[nodiscard]] Result<Shape> parse_dims(std::string_view text);  // and back; a valid shape
+[[nodiscard]] Result<Shape> parse_dims(std::string_view text);  // the reverse; a valid shape
 
 enum class Op : uint8_t { kOutput, kGradInput, kGradWeight, kLinear };
 [[nodiscard]] std::string_view to_string(Op op);
@@ -42,7 +42,7 @@ enum class Op : uint8_t { kOutput, kGradInput, kGradWeight, kLinear };
   return static_cast<Op>(g);
 }
 
-// The GEMM's own d[m,n] = a[m,k] b[n,k]^T for the linear's shape.
+// Gives the GEMM's own shape, d[m,n] = a[m,k] b[n,k]^T, for the linear's shape.
 [[nodiscard]] Shape gemm_shape(Shape linear, Gemm g);
 
 struct Problem {
@@ -60,18 +60,20 @@ struct Problem {
   // The recipe need not be a built-in one: a database may hold a user's.
   [[nodiscard]] static Result<Problem> parse(std::string_view key);
   [[nodiscard]] double flops() const;  // 2mnk, 6mnk for a linear
-  // Fewest bytes moved. A GEMM: its operands once, its result once. A linear: x, w, y, dy, dx and
-  // dw once each, in the type of d.
+  // The fewest bytes that must be moved: a GEMM's operands and its result once; a linear's x, w, y,
+  // dy, dx and dw once each, in the type of d.
   [[nodiscard]] double bytes() const;
   bool operator==(const Problem&) const = default;
 };
 
-// M >= 1; K and N positive multiples of 16; none above kMaxDim. The error names the dimension.
+// A valid shape has M >= 1, positive multiples of 16 as K and N, and nothing above kMaxDim. The
+// error names the dimension.
 [[nodiscard]] Status validate_shape(Shape shape);
-// "8192,4096,4096[;...]" with ranges in each place: "1024:16384:x2" or "1024:4096:1024". Ranges
-// include their end where a step meets it; m varies slowest; a shape named twice counts once.
+// Parses "8192,4096,4096[;...]", where each number may be a range: "1024:16384:x2" or
+// "1024:4096:1024". A range includes its end if a step meets it; m varies slowest; a shape that is
+// named twice counts once.
 [[nodiscard]] Result<std::vector<Shape>> parse_shapes(std::string_view text);
-inline constexpr size_t kMaxShapes = 100'000;  // that one text may name
+inline constexpr size_t kMaxShapes = 100'000;  // one text names no more
 
 // A linear layer of a model, as filters and plans name it.
 struct NamedLinear {

@@ -1,4 +1,4 @@
-// The built-in recipes as data, and what makes a recipe legal.
+// The built-in recipes as data, and the rules of a legal recipe.
 #include "recipes/recipe.hpp"
 
 #include <algorithm>

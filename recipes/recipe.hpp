@@ -1,11 +1,12 @@
 // Recipes: named sets of cast settings, one for each operand of each of a linear's three GEMMs.
 //
 // The linear is y[M,N] = x[M,K] w[N,K]^T; M tokens, K in_features, N out_features.
-//   gemm          a        b        contracts   gives
+//   gemm          a        b        sums over   gives
 //   output        x        w        K           y  [M,N]
 //   grad_input    dy       w        N           dx [M,K]
 //   grad_weight   dy       x        M           dw [N,K]
-// With granularity `axis` an operand is reduced over the dimension that its GEMM contracts.
+// With granularity `axis` the amax of an operand is taken over the dimension that its GEMM sums
+// over.
 #pragma once
 
 #include <array>
@@ -38,8 +39,7 @@ struct CastSetting {
 struct GemmSetting {
   CastSetting a;
   CastSetting b;
-  bool fast = false;  // accumulate in the tensor core all the way; else promote every 128 of the
-                      // contraction
+  bool fast = false;  // fast accumulation in the tensor core; else promotion to fp32 every 128 of K
 
   [[nodiscard]] bool is_fp8() const { return a.scaling != Scaling::kDisabled; }
   bool operator==(const GemmSetting&) const = default;
@@ -51,11 +51,11 @@ struct Recipe {
 
   [[nodiscard]] const GemmSetting& at(Gemm g) const { return gemms[static_cast<size_t>(g)]; }
 
-  // Legal: both operands of a GEMM fp8, or both disabled with one bf16, f16 or f32 type; e5m2 with
-  // e5m2 is refused. In one GEMM tensor and axis mix freely (a tensor's scale is every row's), but
-  // blocks go with blocks alone: 1x128 by 128x128 or 1x128 by 1x128. Delayed scaling needs
-  // granularity tensor, fast accumulation an fp8 GEMM without blocks. The error names the recipe,
-  // the GEMM and the operand.
+  // In a legal recipe both operands of a GEMM are fp8, or both are disabled with one bf16, f16 or
+  // f32 type; e5m2 with e5m2 is refused. In one GEMM tensor and axis mix freely (a tensor's scale
+  // is every row's), but blocks go with blocks alone: 1x128 by 128x128 or 1x128 by 1x128. Delayed
+  // scaling needs granularity tensor, and fast accumulation an fp8 GEMM without blocks. The error
+  // names the recipe, the GEMM and the operand.
   [[nodiscard]] Status validate() const;
   bool operator==(const Recipe&) const = default;
 };
@@ -64,7 +64,7 @@ struct Recipe {
 [[nodiscard]] bool is_recipe_name(std::string_view text);
 [[nodiscard]] std::span<const Recipe> builtin_recipes();
 [[nodiscard]] Result<Recipe> find_recipe(std::string_view name);  // the error lists the names
-// "bf16": no GEMM is fp8. What recipes are compared with; not among the built-in ones.
+// "bf16", in which no GEMM is fp8: the baseline of recipes, which is not among the built-in ones.
 [[nodiscard]] const Recipe& bf16_recipe();
 
 }  // namespace f8

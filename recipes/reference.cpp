@@ -19,7 +19,7 @@ int64_t blocks_of(int64_t extent) {
   return (extent + kBlock - 1) / kBlock;
 }
 
-// Where the scale of an element lies: element (r, c) has scale (r / row_extent) * row_stride +
+// The place of an element's scale: element (r, c) has scale (r / row_extent) * row_stride +
 // c / col_extent.
 struct ScaleGrid {
   int64_t count;
@@ -70,7 +70,7 @@ std::vector<double> dequantize(const Fp8Matrix& x) {
   size_t i = 0;
   for (int64_t r = 0; r < x.rows; ++r) {
     for (int64_t c = 0; c < x.cols; ++c, ++i) {
-      // Exact: 4 bits times 24.
+      // The product of 4 bits and 24 is exact.
       values[i] = static_cast<double>(decode_fp8(x.bits[i], x.dtype)) *
                   static_cast<double>(x.inv_scales[grid.index(r, c)]);
     }
@@ -190,7 +190,7 @@ CastCounts count_cast(const Matrix& x, const Fp8Matrix& copy) {
       }
       const float scaled = std::fabs(value * copy.scales[grid.index(r, c)]);
       const uint8_t bits = copy.bits[static_cast<size_t>(r * x.cols + c)];
-      // The midpoint to what would be the next value; the tie goes to the even mantissa.
+      // This is the midpoint to the next value, if there were one; a tie goes to the even mantissa.
       counts.saturated += copy.dtype == Dtype::kE4m3 ? scaled > 464.0F : scaled >= 61440.0F;
       counts.flushed += value != 0 && (bits & 0x7f) == 0;
     }
@@ -228,8 +228,8 @@ std::vector<double> to_doubles(const Matrix& x) {
   return {x.values.begin(), x.values.end()};
 }
 
-// b is turned so that the inner loop runs along n, four rows of a at a
-// time: vectorised without reordering any sum.
+// b is turned so that the inner loop runs along n, four rows of a at a time. So it is vectorised
+// without a change to the order of any sum.
 std::vector<double> matmul(std::span<const double> a, std::span<const double> b, size_t m, size_t n,
                            size_t k) {
   constexpr size_t kColumns = 256;

@@ -26,12 +26,15 @@ struct Matrix {
 };
 [[nodiscard]] Matrix transpose(const Matrix& x);
 
-// Which elements share one scale.
+// The elements that share one scale.
 enum class AmaxOver { kTensor, kRow, kColumn, kBlock1x128, kBlock128x128 };
 
-// kTensor: 1 value; kRow: rows (one for each row, reduced over the columns); kColumn: cols;
-// kBlock1x128: rows * ceil(cols/128), row-major; kBlock128x128: ceil(rows/128) * ceil(cols/128),
-// row-major. NaN propagates, without its sign.
+// Gives the amaxes, row-major. NaN propagates, without its sign.
+//   kTensor          1
+//   kRow             rows: one for each row, reduced over the columns
+//   kColumn          cols
+//   kBlock1x128      rows * ceil(cols/128)
+//   kBlock128x128    ceil(rows/128) * ceil(cols/128)
 [[nodiscard]] std::vector<float> amax(const Matrix& x, AmaxOver over);
 
 struct Fp8Matrix {
@@ -46,48 +49,50 @@ struct Fp8Matrix {
 
 [[nodiscard]] Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
                              NonFinite non_finite = NonFinite::kPropagate);
-// With maxima from elsewhere (delayed scaling, a group of ranks), laid out as amax() lays them out.
+// Casts with amaxes from elsewhere (delayed scaling, a group of ranks), laid out as amax() lays
+// them out.
 [[nodiscard]] Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
                                        std::span<const float> amax,
                                        NonFinite non_finite = NonFinite::kPropagate);
-// With scales from elsewhere, laid out likewise.
+// Casts with scales from elsewhere, laid out likewise.
 [[nodiscard]] Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype,
                                          std::vector<float> scales);
-// The transposed copy [cols][rows]; `over` speaks of the result, so kRow here reduces x over its
-// rows.
+// Gives the transposed copy [cols][rows]. `over` is about the result, so kRow here reduces x over
+// its rows.
 [[nodiscard]] Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2);
 
-// What became of the elements of x in its copy.
+// Counts what became of the elements of x in its copy.
 struct CastCounts {
-  uint64_t saturated = 0;   // finite, and rounding would have gone beyond the format's largest
-  uint64_t flushed = 0;     // finite and not 0, and became 0
-  uint64_t non_finite = 0;  // infinite or NaN in x
+  uint64_t saturated = 0;   // finite ones that rounding would have taken beyond the largest value
+  uint64_t flushed = 0;     // finite ones, not 0, that became 0
+  uint64_t non_finite = 0;  // infinite ones and NaN in x
   bool operator==(const CastCounts&) const = default;
 };
 [[nodiscard]] CastCounts count_cast(const Matrix& x, const Fp8Matrix& copy);
 
-// The gradient of a bias: the sums of the columns, added up in fp32 in this order, which is part of
-// the contract: of 8 rows; of the 16 such groups of 128 rows; of every 8th of those, beginning with
-// the first; of the 8 sums that this gives. Rows that are missing in the last 128 count as 0.
+// The gradient of a bias: the sums of the columns, in fp32. The order is part of the contract:
+// first the sums of each 8 rows; then those of the 16 such groups of 128 rows; then, for each of
+// the first 8 of these, the sum of it and every 8th that follows; then the sum of these 8. Rows
+// that are missing in the last 128 count as 0.
 [[nodiscard]] std::vector<float> column_sums(const Matrix& x);
 
 // d[m,n] = sum_k a[m,k] b[n,k] with the inverse scales applied, in fp64; a and b hold K last.
 [[nodiscard]] std::vector<double> matmul(const Fp8Matrix& a, const Fp8Matrix& b);
 [[nodiscard]] std::vector<double> matmul(const Matrix& a, const Matrix& b);
-// Of dense a [m][k] and b [n][k]: each sum in the order of k.
+// Takes dense a [m][k] and b [n][k]; each sum is in the order of k.
 [[nodiscard]] std::vector<double> matmul(std::span<const double> a, std::span<const double> b,
                                          size_t m, size_t n, size_t k);
 
 // Delayed scaling has a state that the reference does not keep: an operand with that setting is
-// scaled by the amax given for its tensor here, and by its own, as if dynamic, where none is.
+// scaled by the amax that is given for its tensor here, else by its own amax, as if dynamic.
 struct DelayedAmax {
   std::optional<float> x, w, dy;
 };
 
 // The linear under a recipe: x [M,K], w [N,K], dy [M,N]. An operand that its GEMM needs transposed
-// is transposed first and then scaled, so axis and blocks lie along the contraction. Results are
-// fp64, before the rounding to the output type; `fast` makes no difference here. kInvalidArgument
-// where the recipe is invalid or the matrices do not fit together; `output` does not look at dy.
+// is transposed first and then scaled, so axis and blocks lie along K. Results are fp64, before the
+// rounding to the output type; `fast` makes no difference here. The error is kInvalidArgument if
+// the recipe is invalid or the matrices do not fit together; `output` does not look at dy.
 [[nodiscard]] Result<std::vector<double>> linear_gemm(const Recipe& recipe, Gemm gemm,
                                                       const Matrix& x, const Matrix& w,
                                                       const Matrix& dy,
@@ -100,8 +105,8 @@ struct LinearResult {
                                           const Matrix& dy, const DelayedAmax& delayed = {},
                                           NonFinite non_finite = NonFinite::kPropagate);
 
-// ||reference - x|| / ||reference||, and the same as 20 log10 of its inverse. Lengths that differ
-// give NaN, which fails every bound.
+// relative_error is ||reference - x|| / ||reference||, and sqnr_db is 20 log10 of its inverse.
+// Lengths that differ give NaN, which fails every bound.
 [[nodiscard]] double relative_error(std::span<const double> reference, std::span<const double> x);
 [[nodiscard]] double sqnr_db(std::span<const double> reference, std::span<const double> x);
 
@@ -111,11 +116,11 @@ enum class Distribution {
   kNormal,    // mean 0, standard deviation 1
   kOutliers,  // normal, and about one element in 256 is 64 times as large
 };
-// Values rounded to bf16. An element depends on its index and the seed alone.
+// Gives values rounded to bf16. An element depends on its index and the seed alone.
 [[nodiscard]] Matrix random_matrix(int64_t rows, int64_t cols, uint64_t seed,
                                    Distribution distribution = Distribution::kNormal);
-// The values rounded to a type, and the bytes of such a matrix with rows `ld` elements apart (0:
-// dense), what lies between them being `fill`.
+// rounded_to rounds the values to a type. to_bytes gives the bytes of such a matrix with rows `ld`
+// elements apart (0: dense) and `fill` between them.
 [[nodiscard]] Matrix rounded_to(const Matrix& x, Dtype type);
 [[nodiscard]] std::vector<uint8_t> to_bytes(const Matrix& x, Dtype type, int64_t ld = 0,
                                             uint8_t fill = 0);

@@ -21,7 +21,7 @@ float power_of_two(float scale) {
 
 float scale_from_amax(float amax, Dtype format, bool pow2, NonFinite non_finite) {
   if (non_finite == NonFinite::kHold && !std::isfinite(amax)) return 1.0F;
-  // Written so that a NaN passes: it is not smaller than anything.
+  // A NaN passes: it is not smaller than anything.
   const double wide = amax;
   const double divisor = wide < kSmallestAmax ? kSmallestAmax : wide;
   const auto scale = static_cast<float>(static_cast<double>(max_finite(format)) / divisor);

@@ -5,10 +5,10 @@
 //   scale  fp32( FMAX / max(fp64(amax), 1e-12) ): one division in fp64, one rounding
 //   pow2   mantissa bits cleared: the largest power of two that is not larger
 //
-// What an amax that is not finite does is a policy. `propagate`: a NaN amax gives a NaN scale, with
-// pow2 too; an infinite amax gives scale 0, whose inverse is infinite: what is cast with either
-// comes out of the matmul as NaN. `hold`: the scale is 1, so that what is finite is cast as it is
-// and infinities become the format's largest (delayed scaling keeps its previous scale).
+// A policy decides what an amax that is not finite does. `propagate`: a NaN amax gives a NaN scale,
+// with pow2 too, and an infinite amax gives scale 0, whose inverse is infinite; a GEMM of either
+// gives NaN. `hold`: casts saturate. The scale is 1, so that finite values are cast as they are and
+// infinities become the format's largest value. (Delayed scaling freezes: it keeps its scale.)
 #pragma once
 
 #include <cstdint>

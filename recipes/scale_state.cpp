@@ -1,5 +1,5 @@
-// Reading and writing scale states. Nothing is allocated by what a file claims before its size
-// bears it out.
+// Reads and writes scale states. The sizes that a file claims are checked against its own size
+// before anything is allocated for them.
 #include "recipes/scale_state.hpp"
 
 #include <array>

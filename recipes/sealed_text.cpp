@@ -1,4 +1,4 @@
-// Reading checks in this order: what it is, its version, that it is whole, its hash.
+// Reading checks the kind, the version, whether the text is whole, and the hash, in this order.
 #include "recipes/sealed_text.hpp"
 
 #include "base/hash.hpp"

@@ -1,4 +1,4 @@
-// Files of text lines that say what they are, which version, and that they are whole:
+// Files of text lines that tell their kind and version, and whether they are whole:
 //   sealed := MAGIC " " VERSION LF { line LF } "end " HASH LF
 //   HASH   := hash_hex of all bytes before the word "end"
 #pragma once
@@ -12,7 +12,7 @@ namespace f8 {
 
 struct SealedKind {
   std::string_view magic;   // "float8-table"
-  int version = 1;          // that is written, and the only one that is read
+  int version = 1;          // the version that is written, and the only one that is read
   std::string_view name;    // "tuning table", for messages
   std::string_view remedy;  // for another version: "export it again with this one"
 };
@@ -20,8 +20,8 @@ struct SealedKind {
 [[nodiscard]] std::string first_line(const SealedKind& kind);
 // `body` begins with the first line.
 [[nodiscard]] std::string seal(std::string body);
-// The lines between the first one and the last. kUnsupported for another version, kCorrupt for what
-// is no such text, is cut short or was changed.
+// Gives the lines between the first one and the last. The error is kUnsupported for another
+// version, and kCorrupt for a text of another kind, one that is cut short and one that was changed.
 [[nodiscard]] Result<std::string_view> unseal(const SealedKind& kind, std::string_view text);
 
 }  // namespace f8

@@ -15,13 +15,13 @@
 
 #include "base/error.hpp"
 #include "recipes/problem.hpp"
-#include "recipes/tuning_table.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8::tuning_db {
 
 inline constexpr int kSchemaVersion = 2;
 
-// What a lookup matches. key() hashes all fields.
+// The class of device that a lookup matches. key() hashes all fields.
 struct DeviceClass {
   std::string name;
   int cc = 0;
@@ -48,8 +48,8 @@ struct Method {
   [[nodiscard]] std::string key() const;
 };
 
-// What computes: a GEMM in fp8 by a generated kernel or by cuBLASLt, a GEMM in bf16 by cuBLASLt, a
-// linear in fp8 or in bf16.
+// The implementation of a candidate: a GEMM in fp8 by a generated kernel or by cuBLASLt, a GEMM in
+// bf16 by cuBLASLt, a linear in fp8 or in bf16.
 enum class Impl : uint8_t { kGenerated, kCublasLt, kBf16CublasLt, kFloat8, kBf16 };
 [[nodiscard]] std::string_view to_string(Impl impl);  // as the database keeps it: "bf16_cublaslt"
 [[nodiscard]] Result<Impl> parse_impl(std::string_view text);
@@ -113,7 +113,7 @@ struct TrialResult {
   std::optional<double> screened_ns{};     // the time of the screening that the trial lost
   std::optional<LinearKernels> kernels{};  // that a linear took for its GEMMs
 
-  // Whether the trial came to a time, noisy or not.
+  // True if the trial came to a time, noisy or not.
   [[nodiscard]] bool is_timed() const {
     return timing && (state == TrialState::kOk || state == TrialState::kNoisy);
   }
@@ -157,7 +157,7 @@ class Database {
   // Refuses a file that is no float8 database, or a newer schema (naming both versions); migrates
   // an older one after a backup beside it. A network file system is refused for writing.
   [[nodiscard]] static Result<Database> open(const std::filesystem::path& path, OpenMode mode);
-  // The H100 measurements that ship with float8, read-only.
+  // The measurements that ship with float8, read-only.
   [[nodiscard]] static Result<Database> builtin();
   Database(Database&&) noexcept;
   Database& operator=(Database&&) noexcept;
@@ -188,17 +188,19 @@ class Database {
   // --- reading
   // All terminal rows of these, best first (ok before others, then by median).
   [[nodiscard]] Result<std::vector<TrialRow>> trials(const Problem& problem) const;
-  // The filter's evidence: for each linear of a recipe and each device class the fastest ok, final
-  // row of `impl` under the toolchain and method measured last. Ordered by n, k, m, device and
-  // uuid.
+  // The table's speedups come from these: for each linear of a recipe and each device class the
+  // fastest ok, final row of `impl` under the toolchain and method measured last. They are ordered
+  // by n, k, m, device and uuid.
   [[nodiscard]] Result<std::vector<TrialRow>> linears(std::string_view recipe,
                                                       Impl impl = Impl::kFloat8) const;
   // All terminal rows of one implementation's GEMMs, by problem key, best first.
   [[nodiscard]] Result<std::vector<TrialRow>> gemms(Impl impl) const;
-  // For every GEMM the kernel that the fastest linear of its recipe and shape took, where that was
-  // measured with it, else the fastest by itself; and the speedup of every linear. Of the device
-  // of the newest run.
-  [[nodiscard]] Result<TuningTable> table() const;
+  // Plain data for the estimator and the runtime: for every GEMM, on the device of the newest run,
+  // the kernel that the fastest linear of its recipe and shape took where that was measured with
+  // it, else the fastest by itself; and the speedup of every linear on every device, the newest
+  // run's device first. Linears alone are a fraction of the work.
+  enum class TablePart { kAll, kLinears };
+  [[nodiscard]] Result<TuningTable> table(TablePart part = TablePart::kAll) const;
   [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;  // newest run first
 
   // --- whole files

@@ -10,7 +10,7 @@
 namespace f8::tuning_db {
 namespace {
 
-// Empty for a process that is gone or only waits to be reaped.
+// The start time of a process; empty if it is gone or only waits to be reaped.
 std::string start_time(const std::string& pid) {
   std::ifstream in("/proc/" + pid + "/stat");
   std::string stat;

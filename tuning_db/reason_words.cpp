@@ -1,6 +1,6 @@
-// What version 1 of the schema and of the JSON-lines form wrote into `reason`, taken apart once:
+// Version 1 of the schema and of the JSON-lines form wrote data into `reason`; here it is parsed:
 //
-//   reason   := screened [ "; " words ] | [ words "; " ] "kernels " kernel "," kernel "," kernel
+//   reason   := screened | [ words "; " ] "kernels " kernel "," kernel "," kernel
 //   screened := "screened at " MICROSECONDS " us, " words      of a trial in state `pruned`
 //   kernel   := LinearKernel's text; output, grad_input, grad_weight
 #include <charconv>

@@ -23,7 +23,7 @@ inline constexpr int kResultColumnCount = 30;
 void bind_result(Statement& statement, const TrialResult& result);  // appends kResultColumnCount
 [[nodiscard]] Result<TrialResult> read_result(const Statement& statement, int first,
                                               TrialState state);
-// What the CHECKs ask, with a message that names the field.
+// Checks what the schema's CHECKs ask; the message names the field.
 [[nodiscard]] Status validate(const TrialResult& result);
 
 [[nodiscard]] Result<TrialState> parse_trial_state(std::string_view text);
@@ -36,7 +36,7 @@ void take_data_from_reason(TrialResult& result);
 
 // JSON with sorted names and without spaces, so that equal values are equal bytes.
 [[nodiscard]] Result<std::string> canonical_json(std::string_view text);
-// Never throws: bytes that are not UTF-8 are replaced.
+// Serialises without throwing: bytes that are not UTF-8 are replaced.
 [[nodiscard]] std::string dump(const nlohmann::json& json);
 
 // Ids by natural key; a row is inserted where the key is new.

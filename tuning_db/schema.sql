@@ -120,7 +120,7 @@ CREATE TABLE trial (
   p95_ns REAL,
   ci_lo_ns REAL,
   ci_hi_ns REAL,
-  pair_uuid TEXT,                    -- against the bf16 twin measured interleaved:
+  pair_uuid TEXT,                    -- against the bf16 baseline measured interleaved:
   pair_ratio REAL,                   -- bf16 time over this time
   pair_lo REAL,
   pair_hi REAL,

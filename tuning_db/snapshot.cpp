@@ -29,7 +29,7 @@ Known lines_by_uuid(const std::vector<Record>& records) {
   return known;
 }
 
-// Whether an equal record is known; a different one under the same uuid is an error.
+// True if an equal record is known; a different one under the same uuid is an error.
 template <class Record>
 Result<bool> is_known(const Known& known, const Record& record, const Connection& db,
                       std::string_view kind) {

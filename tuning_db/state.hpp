@@ -1,4 +1,4 @@
-// What a Database holds, and how one is opened. Internal to tuning_db.
+// The state of a Database, and how one is opened. Internal to tuning_db.
 #pragma once
 
 #include <memory>

@@ -49,21 +49,6 @@ struct GemmEpilogue {
     float2 scale[kGroups];
     u32 packed[kGroups];  // with kPow2: bf16 pairs
     float2 bias[kGroups];
-
-    F8_DEVICE void load(const Shared& shared, u32 buffer, const Thread& thread, u32 first_column) {
-      if constexpr (Config::kPow2) {
-#pragma unroll
-        for (int i = 0; i < kGroups; i += 4)
-          shared.operands.packed_columns(buffer, first_column + i * 8, packed + i);
-      }
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        const u32 at = (first_column + i * 8 + thread.lane % 4 * 2) * 4;
-        if constexpr (Operands::kFloatColumns)
-          scale[i] = load_shared_pair(shared.operands.columns(buffer) + at);
-        if constexpr (Config::kBias) bias[i] = load_shared_pair(shared.operands.bias(buffer) + at);
-      }
-    }
   };
 
   // A thread's 8 values of 16 columns of a box: 2 groups of 8 columns, in each 2 rows of 2 columns.
@@ -165,7 +150,19 @@ struct GemmEpilogue {
       const i32 column0 = tile.column + static_cast<i32>(in_tile);
       if (column0 >= static_cast<i32>(problem.n)) break;
       ColumnOperands columns;
-      columns.load(shared, operands, thread, in_tile);
+      if constexpr (Config::kPow2) {
+#pragma unroll
+        for (int i = 0; i < ColumnOperands::kGroups; i += 4)
+          shared.operands.packed_columns(operands, in_tile + i * 8, columns.packed + i);
+      }
+#pragma unroll
+      for (int i = 0; i < ColumnOperands::kGroups; ++i) {
+        const u32 at = (in_tile + i * 8 + thread.lane % 4 * 2) * 4;
+        if constexpr (Operands::kFloatColumns)
+          columns.scale[i] = load_shared_pair(shared.operands.columns(operands) + at);
+        if constexpr (Config::kBias)
+          columns.bias[i] = load_shared_pair(shared.operands.bias(operands) + at);
+      }
 #pragma unroll
       for (int mma_m = 0; mma_m < Traits::kMmaTilesM; ++mma_m) {
         const i32 row0 = tile.row + static_cast<i32>(first_row) + mma_m * 64;

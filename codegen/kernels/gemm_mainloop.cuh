@@ -214,14 +214,18 @@ struct GemmMainloop {
     release(shared, schedule, previous);
   }
 
-  static F8_DEVICE void accumulate_promoted(Accumulators& acc, const Shared& shared,
-                                            const Schedule& schedule, Pipeline& pipeline,
-                                            u32 warpgroup, const WorkTile& tile) {
+  static F8_DEVICE void clear(Accumulators& acc) {
 #pragma unroll
     for (int i = 0; i < Traits::kMmaTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < Config::kMmaN / 2; ++j) acc[i][j] = 0.0F;
     }
+  }
+
+  static F8_DEVICE void accumulate_promoted(Accumulators& acc, const Shared& shared,
+                                            const Schedule& schedule, Pipeline& pipeline,
+                                            u32 warpgroup, const WorkTile& tile) {
+    clear(acc);
     // A tile of 192 columns may begin in the middle of a 128x128 block of b.
     const bool from_half = Config::kTileN % 128 != 0 && tile.column % 128 != 0;
     bool ready = barrier_test(shared.full + 8 * pipeline.stage, pipeline.phase);

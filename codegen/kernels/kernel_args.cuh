@@ -185,9 +185,18 @@ struct ScaleUpdateArgs {
   u32* non_finite;    // [count]: steps whose amax was not finite
   i32 count;
   i32 length;
-  float margin_factor;  // 2^-margin
-  i32 most_recent;      // 1: the scale comes from this step's amax, else from the largest
-  i32 freeze;           // 1: an amax that is not finite leaves history and scale as they are
+  float margin_factor;     // 2^-margin
+  i32 most_recent;         // 1: the scale comes from this step's amax, else from the largest
+  i32 freeze;              // 1: an amax that is not finite leaves history and scale as they are
+  i32 drop;                // 1: the step's amaxes are dropped, history and scale stay as they are
+  const float* found_inf;  // the step is dropped too where this is not 0; or null
+};
+
+// Whether one of `count` amaxes is not finite, one thread each.
+struct FoundInfArgs {
+  const u32* amax;
+  float* found_inf;  // becomes 1 then, else stays as it is
+  i32 count;
   i32 padding;
 };
 

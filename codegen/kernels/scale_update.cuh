@@ -9,6 +9,16 @@ namespace f8::kernels {
 
 inline constexpr int kUpdateThreads = 256;
 
+// The step leaves nothing behind. A state without a history has scale 1, as init() leaves it: a
+// first step over ranks may have left its own scale there.
+F8_DEVICE void drop_step(const ScaleUpdateArgs& args, i32 i) {
+  for (i32 age = 0; age < args.length; ++age) {
+    if (load_global(args.history + static_cast<i64>(age) * args.count + i) != 0) return;
+  }
+  args.scale[static_cast<i64>(i) * kScaleStride] = 1.0F;
+  args.scale[static_cast<i64>(i) * kScaleStride + kInverse] = 1.0F;
+}
+
 F8_DEVICE void scale_update(const ScaleUpdateArgs& args) {
   launch_dependents();
   grid_dependency_wait();
@@ -16,6 +26,9 @@ F8_DEVICE void scale_update(const ScaleUpdateArgs& args) {
   if (i >= args.count) return;
   const u32 amax = load_global(args.amax + i);
   args.amax[i] = 0;
+  if (args.drop != 0 || (args.found_inf != nullptr && load_global(args.found_inf) != 0.0F)) {
+    return drop_step(args, i);
+  }
   if (amax >= 0x7F800000U) {
     args.non_finite[i] = load_global(args.non_finite + i) + 1;
     if (args.freeze != 0) return;
@@ -35,6 +48,14 @@ F8_DEVICE void scale_update(const ScaleUpdateArgs& args) {
   if ((format & kFormatPow2) != 0) scale = power_of_two(scale);
   args.scale[static_cast<i64>(i) * kScaleStride] = scale;
   args.scale[static_cast<i64>(i) * kScaleStride + kInverse] = inverse(scale);
+}
+
+// Tells a trainer, without a wait, that the step recorded an amax that is not finite.
+F8_DEVICE void found_inf(const FoundInfArgs& args) {
+  launch_dependents();
+  grid_dependency_wait();
+  const i32 i = static_cast<i32>(blockIdx.x * kUpdateThreads + threadIdx.x);
+  if (i < args.count && load_global(args.amax + i) >= 0x7F800000U) *args.found_inf = 1.0F;
 }
 
 }  // namespace f8::kernels

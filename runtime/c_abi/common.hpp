@@ -1,5 +1,5 @@
-// What the files of the C interface share: the handles, the way out of the library for errors and
-// exceptions, and the reading of a caller's structs.
+// The common part of the C interface's files: the handles, the way out of the library for errors
+// and exceptions, and the reading of a caller's structs.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct float8_weight_casts {
 
 struct float8_scales {
   f8::runtime::DelayedScales delayed;
-  std::vector<size_t> first;  // slot of each linear; then their number
+  std::vector<size_t> first;  // the first slot of each linear; then the number of slots
 };
 
 namespace f8::c_abi {
@@ -65,8 +65,8 @@ inline Status need(const void* pointer, const char* name) {
   return fail(ErrorCode::kInvalidArgument, "{} is NULL", name);
 }
 
-// The caller's struct as this version knows it: what an older header lacks is 0. A newer header's
-// fields must be 0 too, for this version would overlook them.
+// Reads the caller's struct as this version knows it. Fields that an older header lacks are 0.
+// Fields of a newer header must be 0 too, for this version would overlook them.
 template <class T>
 Status read_struct(const T* from, const char* name, T& out) {
   F8_TRY(need(from, name));
@@ -91,7 +91,7 @@ inline NonFinite non_finite_of(int32_t value) {
   return value == FLOAT8_HOLD ? NonFinite::kHold : NonFinite::kPropagate;
 }
 
-// The interface's counters are the device's.
+// The counters of the interface are those of the device.
 static_assert(sizeof(float8_cast_counters) == sizeof(f8::runtime::CastCounters) &&
               offsetof(float8_cast_counters, elements) ==
                   offsetof(f8::runtime::CastCounters, elements) &&
@@ -104,7 +104,7 @@ inline const f8::runtime::CastCounters* counters_of(const float8_cast_counters* 
   return reinterpret_cast<const f8::runtime::CastCounters*>(counters);
 }
 
-// As float8_linear_info says.
+// Copies a text as float8_linear_info describes it.
 [[nodiscard]] Status copy_text(const std::string& from, char* text, size_t bytes, size_t* needed);
 
 inline Status need_zero(const char* field, int64_t value) {
@@ -114,7 +114,7 @@ inline Status need_zero(const char* field, int64_t value) {
   return fail(ErrorCode::kInvalidArgument, "{} is {}; it must be 0", field, value);
 }
 
-// A number that must be one of an enum's, 0 to `last`.
+// Checks a number that must be one of an enum's values, 0 to `last`.
 inline Status check_enum(const char* field, int64_t value, int64_t last) {
   if (value >= 0 && value <= last) [[likely]] {
     return {};

@@ -4,6 +4,7 @@
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/model/info.hpp"
+#include "runtime/quantize/quantize.hpp"
 
 using namespace f8::c_abi;
 
@@ -16,11 +17,11 @@ float8_status float8_context_create(int device, const float8_context_options* op
     if (options != nullptr) {
       float8_context_options known;
       F8_TRY(read_struct(options, "float8_context_options", known));
-      F8_TRY(need_zero("float8_context_options.reserved", known.reserved));
       if (known.cache_dir != nullptr) converted.cache_dir = known.cache_dir;
       converted.programmatic_launch = known.serial_launch == 0;
       converted.check_pointers = known.check_pointers != 0;
       converted.emulate = known.emulate != 0;
+      converted.builtin_table = known.no_table == 0;
     }
     auto context = F8_TRY(f8::runtime::Context::create(device, converted));
     *out = new float8_context{std::move(context)};
@@ -45,6 +46,11 @@ float8_status float8_context_load_table(float8_context* context, const char* pat
     if (hash != nullptr) *hash = value;
     return {};
   });
+}
+
+size_t float8_workspace_reserved_bytes(const float8_context* context) {
+  return context == nullptr ? 0
+                            : f8::runtime::quantize_sync_bytes(context->context->device().sm_count);
 }
 
 float8_status float8_context_info(const float8_context* context, char* text, size_t bytes,

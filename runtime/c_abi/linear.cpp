@@ -11,12 +11,12 @@ using f8::ErrorCode;
 
 namespace {
 
-// A buffer's size where the caller gave one.
-f8::Status check_bytes(const char* call, const char* name, size_t given, size_t needed) {
+// A buffer's size, if the caller gave one.
+f8::Status check_bytes(const char* args, const char* name, size_t given, size_t needed) {
   if (given == 0 || given >= needed) [[likely]] {
     return {};
   }
-  return f8::fail(ErrorCode::kInvalidArgument, "{}: {} has {} bytes, {} are needed", call, name,
+  return f8::fail(ErrorCode::kInvalidArgument, "{}.{} is {}, {} bytes are needed", args, name,
                   given, needed);
 }
 
@@ -69,13 +69,12 @@ f8::Status read_args(const float8_weight_args* args, const float8_weight_args* a
                     "float8_weight_args: struct_size is {}, that of args[0] is {}",
                     args->struct_size, as->struct_size);
   }
-  return check_bytes("cast_weight", "cache", known.cache_bytes, cache_bytes);
+  return check_bytes("float8_weight_args", "cache_bytes", known.cache_bytes, cache_bytes);
 }
 
 // Begins a forward or a backward.
 template <class Args>
-f8::Status open_call(const char* call, const char* type, const float8_linear* linear,
-                     const Args* args, Args& known) {
+f8::Status open_call(const char* type, const float8_linear* linear, const Args* args, Args& known) {
   F8_TRY(need(linear, "linear"));
   F8_TRY(read_struct(args, type, known));
   if (known.reserved != 0) [[unlikely]] {
@@ -83,12 +82,13 @@ f8::Status open_call(const char* call, const char* type, const float8_linear* li
                     known.reserved);
   }
   const f8::runtime::Linear& plan = *linear->linear;
-  F8_TRY(check_bytes(call, "workspace", known.workspace_bytes, plan.workspace_bytes()));
+  F8_TRY(check_bytes(type, "workspace_bytes", known.workspace_bytes, plan.workspace_bytes()));
   if (known.saved != nullptr) {
     const bool cached = known.weight_cache != nullptr;
-    F8_TRY(check_bytes(call, "saved", known.saved_bytes, plan.saved_bytes(cached)));
+    F8_TRY(check_bytes(type, "saved_bytes", known.saved_bytes, plan.saved_bytes(cached)));
   }
-  return check_bytes(call, "weight_cache", known.weight_cache_bytes, plan.weight_cache_bytes());
+  return check_bytes(type, "weight_cache_bytes", known.weight_cache_bytes,
+                     plan.weight_cache_bytes());
 }
 
 }  // namespace
@@ -166,7 +166,8 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
                                     void* workspace, float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_forward_args known;
-    F8_TRY(open_call("forward", "float8_forward_args", linear, args, known));
+    F8_TRY(open_call("float8_forward_args", linear, args, known));
+    F8_TRY(need_zero("float8_forward_args.reserved_2", known.reserved_2));
     return linear->linear->forward({.x = known.x,
                                     .w = known.w,
                                     .y = known.y,
@@ -180,7 +181,8 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
                                     .ld_w = known.ld_w,
                                     .ld_y = known.ld_y,
                                     .counters = counters_of(known.counters),
-                                    .ranks = reduction_over(known.ranks)},
+                                    .ranks = reduction_over(known.ranks),
+                                    .evaluate = known.evaluate != 0},
                                    workspace, stream);
   });
 }
@@ -189,7 +191,7 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
                                      void* workspace, float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_backward_args known;
-    F8_TRY(open_call("backward", "float8_backward_args", linear, args, known));
+    F8_TRY(open_call("float8_backward_args", linear, args, known));
     return linear->linear->backward({.dy = known.dy,
                                      .saved = known.saved,
                                      .dx = known.dx,
@@ -221,7 +223,8 @@ float8_status float8_linear_cast_weight(const float8_linear* linear, const float
     const f8::runtime::Linear& plan = *linear->linear;
     float8_weight_args known;
     F8_TRY(read_args(args, args, plan.weight_cache_bytes(), known));
-    F8_TRY(check_bytes("cast_weight", "workspace", known.workspace_bytes, plan.workspace_bytes()));
+    F8_TRY(check_bytes("float8_weight_args", "workspace_bytes", known.workspace_bytes,
+                       plan.workspace_bytes()));
     return plan.cast_weight(weight_call(known), workspace, stream);
   });
 }
@@ -268,11 +271,11 @@ float8_status float8_weight_casts_run(const float8_weight_casts* casts,
       f8::Status good =
           read_args(kNth(args, i), args, casts->linears[i]->weight_cache_bytes(), known);
       if (good) {
-        good = check_bytes("cast_weight", "workspace", known.workspace_bytes,
+        good = check_bytes("float8_weight_args", "workspace_bytes", known.workspace_bytes,
                            casts->casts.workspace_bytes());
       }
       if (!good) [[unlikely]] {
-        good.error().message = fmt::format("weight {}: {}", i, good.error().message);
+        good.error().message = fmt::format("args[{}]: {}", i, good.error().message);
         return good;
       }
     }

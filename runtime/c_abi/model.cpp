@@ -37,7 +37,7 @@ f8::Result<f8::runtime::ModelLinear> read_layer(const float8_model_layer& layer,
                                   .desc = F8_TRY(linear_options(desc))};
 }
 
-// Of the layers' own version of their struct, whose size the first one tells.
+// Reads the layers in their own version of the struct, whose size the first one tells.
 f8::Result<std::vector<f8::runtime::ModelLinear>> read_layers(const float8_model_desc& desc) {
   std::vector<f8::runtime::ModelLinear> layers;
   if (desc.count > 0) F8_TRY(need(desc.layers, "float8_model_desc.layers"));
@@ -132,6 +132,7 @@ float8_status float8_model_layer_verdict(const float8_model* model, size_t index
     known.speedup = layer.speedup.speedup;
     known.speedup_low = layer.speedup.lo;
     known.speedup_high = layer.speedup.hi;
+    known.evidence = static_cast<int32_t>(layer.evidence);
     std::memcpy(verdict, &known, std::min(verdict->struct_size, sizeof known));
     return {};
   });

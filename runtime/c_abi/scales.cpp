@@ -1,4 +1,4 @@
-// The state of delayed scaling, and maxima over ranks.
+// The state of delayed scaling, and amaxes over ranks.
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/distributed/scale_sync.hpp"
@@ -6,6 +6,18 @@
 
 using namespace f8::c_abi;
 using f8::ErrorCode;
+
+namespace {
+
+// Replaces the amaxes of a step by their maxima over ranks, if there are several.
+f8::Status reduce(const char* call, const f8::runtime::DelayedScales& delayed, void* state,
+                  float8_nccl_comm communicator, float8_stream stream) {
+  if (communicator == nullptr || delayed.count() == 0) return {};
+  F8_TRY(delayed.check(call, state, stream));
+  return f8::runtime::sync_amax(delayed.amaxes(state), delayed.count(), communicator, stream);
+}
+
+}  // namespace
 
 float8_status float8_scales_plan(float8_context* context, const float8_scales_desc* desc,
                                  float8_scales** out) {
@@ -73,8 +85,8 @@ float8_status float8_scales_slots(const float8_scales* scales, void* state, size
     F8_TRY(need(scales, "scales"));
     const size_t linears = scales->first.size() - 1;
     if (index >= linears) {
-      return f8::fail(ErrorCode::kInvalidArgument, "index is {}, the scales are of {} linears",
-                      index, linears);
+      return f8::fail(ErrorCode::kInvalidArgument, "index is {}, the scales have {} linears", index,
+                      linears);
     }
     if (scales->first[index] == scales->first[index + 1]) return {};
     F8_TRY(need(state, "state"));
@@ -88,14 +100,34 @@ float8_status float8_scales_slots(const float8_scales* scales, void* state, size
 
 float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                  float8_nccl_comm communicator, float8_stream stream) {
+  return float8_scales_sync_unless(scales, state, nullptr, communicator, stream);
+}
+
+float8_status float8_scales_sync_unless(const float8_scales* scales, void* state,
+                                        const float* found_inf, float8_nccl_comm communicator,
+                                        float8_stream stream) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(scales, "scales"));
-    const f8::runtime::DelayedScales& delayed = scales->delayed;
-    if (communicator != nullptr && delayed.count() > 0) {
-      F8_TRY(delayed.check("scales_sync", state, stream));
-      F8_TRY(f8::runtime::sync_amax(delayed.amaxes(state), delayed.count(), communicator, stream));
-    }
-    return delayed.update(state, stream);
+    F8_TRY(reduce("float8_scales_sync", scales->delayed, state, communicator, stream));
+    return scales->delayed.update(state, stream, found_inf);
+  });
+}
+
+float8_status float8_scales_found_inf(const float8_scales* scales, void* state,
+                                      float8_nccl_comm communicator, float* found_inf,
+                                      float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    F8_TRY(reduce("float8_scales_found_inf", scales->delayed, state, communicator, stream));
+    return scales->delayed.find_inf(state, found_inf, stream);
+  });
+}
+
+float8_status float8_scales_discard(const float8_scales* scales, void* state,
+                                    float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    return scales->delayed.discard(state, stream);
   });
 }
 

@@ -1,4 +1,4 @@
-// Statuses, last error, version.
+// Statuses, the last error and the version.
 #include "runtime/c_abi/common.hpp"
 
 namespace f8::c_abi {

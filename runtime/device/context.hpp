@@ -10,8 +10,8 @@
 
 #include "base/error.hpp"
 #include "codegen/kernel_spec.hpp"
-#include "recipes/tuning_table.hpp"
 #include "runtime/device/device_info.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 struct CUstream_st;
 struct CUfunc_st;
@@ -25,6 +25,9 @@ struct ContextOptions {
   bool programmatic_launch = true;       // let a kernel's start overlap its predecessor's end
   bool cooperative_launch = true;        // small tensors are quantized by a grid that synchronises
   bool check_pointers = false;           // ask the driver about every pointer and stream of a call
+  // Begin with the built-in tuning table of this device, else of the nearest class. Without it, for
+  // measurements of what the cost model chooses, there is none until set_table.
+  bool builtin_table = true;
   // A device in host memory instead of a GPU (runtime/emulation), which needs no driver, compiler
   // or cache: device pointers are host pointers, launches compute on the CPU before they return.
   // Plans are an H100's. For tests of what is built on the runtime; it is slow.
@@ -67,9 +70,9 @@ class Context {
   // kernel() only loads.
   [[nodiscard]] Status compile(std::span<const codegen::KernelSpec> specs, int threads = 0);
 
-  // Plans made from now on choose kernels by this table.
+  // Plans made from now on choose kernels, and models their layers, by this table.
   void set_table(TuningTable table);
-  [[nodiscard]] std::shared_ptr<const TuningTable> table() const;  // null: none was set
+  [[nodiscard]] std::shared_ptr<const TuningTable> table() const;  // null: there is none
 
   struct State;
   [[nodiscard]] State& state() { return *state_; }

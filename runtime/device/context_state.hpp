@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codegen/cubin_cache.hpp"
+#include "runtime/device/call_records.hpp"
 #include "runtime/device/context.hpp"
 #include "runtime/device/cta_scheduling.hpp"
 #include "runtime/device/cublaslt_api.hpp"
@@ -36,6 +37,10 @@ struct Context::State {
 
   mutable std::mutex table_mutex;
   std::shared_ptr<const TuningTable> table;
+
+  // Calls keep records where pointers are checked or the device is emulated, and only there.
+  [[nodiscard]] bool keeps_records() const { return options.check_pointers || options.emulate; }
+  CallRecords records;
 
   std::mutex cublaslt_mutex;
   cublasLtHandle_t cublaslt = nullptr;  // made when a plan first asks for it

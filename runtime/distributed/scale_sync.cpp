@@ -6,10 +6,11 @@ namespace f8::runtime {
 
 Status sync_amax(uint32_t* amax_bits, size_t count, ncclComm* communicator, CUstream_st* stream) {
   if (communicator == nullptr) {
-    return fail(ErrorCode::kInvalidArgument, "sync_amax: the communicator is null");
+    return fail(ErrorCode::kInvalidArgument, "float8_amax_sync: communicator is NULL");
   }
   if (amax_bits == nullptr && count > 0) {
-    return fail(ErrorCode::kInvalidArgument, "sync_amax: amax_bits is null, count is {}", count);
+    return fail(ErrorCode::kInvalidArgument, "float8_amax_sync: amax_bits is NULL, count is {}",
+                count);
   }
   const Nccl* library = F8_TRY(nccl());
   return library->check(

@@ -11,8 +11,8 @@
 namespace f8::runtime::emulation {
 namespace {
 
-constexpr int64_t kGroup = 8;  // rows that are added up first
-constexpr int64_t kWarps = 8;  // chains of a bias gradient
+constexpr int64_t kGroup = 8;  // the rows that are added up first
+constexpr int64_t kWarps = 8;  // the chains of sums of a bias gradient
 
 }  // namespace
 
@@ -39,7 +39,7 @@ void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnS
   if (args.x == nullptr || !is_aligned(args.x) || args.sums == nullptr) {
     faults.push_back("column sums: x or sums misaligned or null");
   }
-  if (args.ld < args.cols || args.ld % 8 != 0 || args.cols % 8 != 0) {
+  if (args.ld < args.cols || !is_row_stride(args.ld, args.cols, spec.in) || args.cols % 8 != 0) {
     faults.push_back(fmt::format("column sums: ld {} cols {}", args.ld, args.cols));
   }
   if (!faults.empty()) return;

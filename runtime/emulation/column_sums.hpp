@@ -5,7 +5,7 @@
 
 namespace f8::runtime::emulation {
 
-// Of each 128 rows: sums[ceil(rows/128)][cols].
+// Gives the sums of each 128 rows: sums[ceil(rows/128)][cols].
 void sum_columns(const reference::Matrix& x, float* sums);
 
 }  // namespace f8::runtime::emulation

@@ -9,12 +9,13 @@
 
 #include "runtime/device/emulated_driver.hpp"
 #include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/reserved_bytes.hpp"
 #include "runtime/emulation/stream.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
 
-// What plans look at, an H100 SXM's; clocks and power stay 0, for nothing here has any.
+// These are an H100 SXM's, for plans look at them. Clocks and power stay 0: nothing here has any.
 constexpr int kSmCount = 132;
 constexpr int kL2Bytes = 50 << 20;
 constexpr size_t kMemoryBytes = size_t{80} << 30;
@@ -142,6 +143,7 @@ CUresult module_load_data(CUmodule* out, const void* image) {
   return CUDA_SUCCESS;
 }
 CUresult module_unload(CUmodule module) {
+  forget_owner(reinterpret_cast<const Module*>(module));
   delete reinterpret_cast<Module*>(module);
   return CUDA_SUCCESS;
 }
@@ -235,7 +237,8 @@ CUresult mem_alloc(CUdeviceptr* out, size_t bytes) {
   const std::lock_guard lock(m.mutex);
   void* block = whole > kMemoryBytes - m.used ? nullptr : std::aligned_alloc(kAlignment, whole);
   if (block == nullptr) return refuse(CUDA_ERROR_OUT_OF_MEMORY, "out of memory");
-  // NaN in every format: what is read unwritten shows. Large blocks stay untouched pages.
+  // The bytes are NaN in every format, so that a read of unwritten memory shows. Large blocks stay
+  // untouched pages.
   if (whole <= kPoisonedBytes) std::memset(block, 0xff, whole);
   *out = reinterpret_cast<CUdeviceptr>(block);
   m.blocks.emplace(*out, whole);
@@ -249,6 +252,7 @@ CUresult mem_free(CUdeviceptr p) {
   const auto found = m.blocks.find(p);
   if (found == m.blocks.end()) return refuse(CUDA_ERROR_INVALID_VALUE, "no such allocation");
   m.used -= found->second;
+  forget_memory(host(p), found->second);
   m.blocks.erase(found);
   std::free(host(p));
   return CUDA_SUCCESS;

@@ -1,10 +1,11 @@
-// From a launch to the loop that does a kernel's work.
+// Calls the loop that does a launch's work.
 #include <fmt/format.h>
 
 #include <cstring>
 
 #include "runtime/device/tensor_map.hpp"
 #include "runtime/emulation/kernels.hpp"
+#include "runtime/emulation/reserved_bytes.hpp"
 
 namespace f8::runtime::emulation {
 namespace {
@@ -15,6 +16,7 @@ const Args& as(const void* parameter) {
 }
 
 struct Run {
+  const Module& module;
   const Launch& launch;
   void* const* parameters;
   int sm_count;
@@ -32,15 +34,31 @@ struct Run {
       faults.push_back("a one-launch cast of tiles is cooperative, others are not");
     }
     if (spec.one_launch) {
-      run_quantize(spec, as<kernels::QuantizeArgs>(parameters[0]), launch.grid, sm_count, faults);
+      quantize(spec, as<kernels::QuantizeArgs>(parameters[0]));
     } else if (spec.list) {
       run_cast(spec, as<kernels::CastListArgs>(parameters[0]), launch.grid, faults);
     } else {
       run_cast(spec, as<kernels::CastArgs>(parameters[0]), launch.grid, faults);
     }
   }
+  void quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& args) const {
+    if (args.sync == nullptr) return faults.push_back("sync is null");
+    const ReservedBytes reserved = reserved_bytes(args, sm_count);
+    if (!are_untouched(reserved)) {
+      return faults.push_back(fmt::format(
+          "somebody wrote to the first {} bytes of the workspace since its last call; they belong "
+          "to float8 (float8_workspace_reserved_bytes): write behind them, or set all of them to 0 "
+          "before the next call",
+          reserved.count));
+    }
+    run_quantize(spec, args, launch.grid, sm_count, faults);
+    remember(reserved, &module);
+  }
   void operator()(const codegen::ScaleUpdateSpec&) const {
     run_scale_update(as<kernels::ScaleUpdateArgs>(parameters[0]), launch.grid, faults);
+  }
+  void operator()(const codegen::FoundInfSpec&) const {
+    run_found_inf(as<kernels::FoundInfArgs>(parameters[0]), launch.grid, faults);
   }
   void operator()(const codegen::ColumnSumsSpec& spec) const {
     run_column_sums(spec, as<kernels::ColumnSumsArgs>(parameters[0]), launch.grid, faults);
@@ -100,6 +118,9 @@ ParameterSizes parameter_sizes(const codegen::KernelSpec& spec) {
   if (std::holds_alternative<codegen::BiasGradSpec>(spec)) {
     return {.first = sizeof(kernels::BiasGradArgs)};
   }
+  if (std::holds_alternative<codegen::FoundInfSpec>(spec)) {
+    return {.first = sizeof(kernels::FoundInfArgs)};
+  }
   return {.first = sizeof(kernels::ScaleUpdateArgs)};
 }
 
@@ -114,7 +135,7 @@ void run(const Module& module, const Launch& launch, void* const* parameters, in
   if (launch.threads != static_cast<unsigned>(codegen::threads_per_block(module.spec))) {
     faults.push_back("blocks have a size that the kernel was not made for");
   }
-  std::visit(Run{launch, parameters, sm_count, faults}, module.spec);
+  std::visit(Run{module, launch, parameters, sm_count, faults}, module.spec);
 }
 
 }  // namespace f8::runtime::emulation

@@ -20,7 +20,7 @@ std::array<float, 256> decoded(Dtype format) {
   return values;
 }
 
-// [rows][columns], of columns [first, first + columns) of the contraction.
+// Gives [rows][columns]: the part [first, first + columns) of K.
 std::vector<double> slice(const Elements& from, int64_t rows, int64_t first, int64_t columns) {
   static const std::array<float, 256> e4m3 = decoded(Dtype::kE4m3);
   static const std::array<float, 256> e5m2 = decoded(Dtype::kE5m2);
@@ -39,7 +39,7 @@ std::vector<double> slice(const Elements& from, int64_t rows, int64_t first, int
   return out;
 }
 
-// Of line i and block j of the contraction.
+// Gives the inverse scale of row i and block j of K.
 float scale_of(const InverseScales& scales, int64_t i, int64_t j) {
   if (scales.values == nullptr) return 1;
   switch (scales.mode) {
@@ -55,8 +55,7 @@ float scale_of(const InverseScales& scales, int64_t i, int64_t j) {
   return 1;
 }
 
-// The product's rows i and columns j, scaled where the scales are those of block `block` of the
-// contraction; the scale is one fp32 product, as on the device.
+// Gives the sums over a part of K, not scaled.
 std::vector<double> sums(const Product& p, int64_t first_k, int64_t count_k) {
   return reference::matmul(slice(p.a, p.m, first_k, count_k), slice(p.b, p.n, first_k, count_k),
                            static_cast<size_t>(p.m), static_cast<size_t>(p.n),

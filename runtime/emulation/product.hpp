@@ -1,15 +1,15 @@
-// d = (a b^T) scaled, plus bias, plus what d held: every matrix product of an emulated device.
+// Every GEMM of an emulated device: d = (a b^T) scaled, plus bias, plus what d held.
 //
-// Sums are fp64 in the order of the contraction, so results do not depend on configuration or
-// provider. The result is fp32 before the one rounding to d's type.
+// Sums are fp64 in the order of K, so results do not depend on configuration or provider. The
+// result is fp32 before the one rounding to d's type.
 #pragma once
 
 #include "codegen/kernel_spec.hpp"
 
 namespace f8::runtime::emulation {
 
-// A matrix whose element (i, k) lies `i * row_stride + k * column_stride` elements from base; k
-// runs along the contraction.
+// A matrix whose element (i, k) lies `i * row_stride + k * column_stride` elements from base; the
+// GEMM sums over k.
 struct Elements {
   const void* base = nullptr;
   Dtype type = Dtype::kBf16;
@@ -35,8 +35,8 @@ struct Product {
   int64_t ld_d = 0;              // elements
   const void* bias = nullptr;    // of d's type
   bool add = false;              // to what d held
-  bool round_before_add = true;  // the product becomes d's type before it is added, as a reducing
-                                 // bulk copy does; else the sum is rounded once
+  bool round_before_add = true;  // the result becomes d's type before it is added, as with a
+                                 // reducing bulk copy; else the sum is rounded once
   uint32_t* amax = nullptr;      // raised to the bits of max |d| as fp32, before the rounding
 };
 void compute(const Product& product);

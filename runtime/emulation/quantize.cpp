@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <span>
 
 #include "recipes/delayed.hpp"
 #include "recipes/reference.hpp"
 #include "recipes/scale.hpp"
+#include "runtime/device/memory.hpp"
 #include "runtime/emulation/column_sums.hpp"
 #include "runtime/emulation/kernels.hpp"
 
@@ -47,14 +49,14 @@ bool is_noop(bool has_flag, const uint32_t* noop_flag) {
 }
 
 template <class Args>
-void check_blocks(const Args& args, unsigned grid, Faults& faults) {
+void check_blocks(const Args& args, Dtype in, unsigned grid, Faults& faults) {
   int next = 0;
   for (int i = 0; i < args.count; ++i) {
     const auto& t = args.tensors[i];
     if (t.first_block != next) fault(faults, "tensor {}: first block {}", i, t.first_block);
     if (t.blocks < 1) fault(faults, "tensor {}: {} blocks", i, t.blocks);
     if (!aligned(t.x, 16)) fault(faults, "tensor {}: x misaligned or null", i);
-    if (t.ld < t.cols || t.ld % 8 != 0 || t.cols % 8 != 0) {
+    if (t.ld < t.cols || !is_row_stride(t.ld, t.cols, in) || t.cols % 8 != 0) {
       fault(faults, "tensor {}: ld {} cols {}", i, t.ld, t.cols);
     }
     next += t.blocks;
@@ -66,7 +68,7 @@ void check_blocks(const Args& args, unsigned grid, Faults& faults) {
 
 template <class Args>
 void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
-  check_blocks(args, grid, faults);
+  check_blocks(args, spec.in, grid, faults);
   if (!faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   const bool lines = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
@@ -141,7 +143,7 @@ float to_scale(const codegen::CastSpec& spec, float amax) {
                          spec.saturate ? NonFinite::kHold : NonFinite::kPropagate);
 }
 
-// One copy: its lines are rows of x, or columns.
+// One copy, whose rows are the rows of x or, transposed, its columns.
 struct Copy {
   const kernels::CastTensor& t;
   const codegen::CastSpec& spec;
@@ -152,7 +154,7 @@ struct Copy {
 
   [[nodiscard]] float scale_of(float amax) const { return to_scale(spec, amax); }
 
-  // The amax of a line, from what the amax kernel left.
+  // Gives the amax of a row of the copy, from what the amax kernel left.
   [[nodiscard]] float known(int64_t line, int64_t extent) const {
     const auto before = amax_before(spec);
     if (before->tensor || t.tile_amax == nullptr) {
@@ -190,7 +192,7 @@ struct Copy {
       std::ranges::copy(copy.inv_scales, to);
       return;
     }
-    // Of the reference's [lines][blocks]; lines of scales are padded with zeros.
+    // The reference has [rows][blocks]; here rows of scales are padded with zeros.
     const auto blocks = static_cast<size_t>((copy.cols + kCastTile - 1) / kCastTile);
     const size_t lines = copy.inv_scales.size() / blocks;
     const bool by_block = mode == ScaleMode::kBlock1x128;
@@ -243,7 +245,7 @@ struct Copy {
 
 template <class Args>
 void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults) {
-  check_blocks(args, grid, faults);
+  check_blocks(args, spec.in, grid, faults);
   if (!faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   for (int i = 0; i < args.count; ++i) {
     const kernels::CastTensor& t = args.tensors[i];
@@ -302,7 +304,7 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
   if (!aligned(args.sync, 16)) return fault(faults, "sync misaligned or null");
   ++args.sync[0];
   kernels::CastArgs cast = args.cast;
-  check_blocks(cast, static_cast<unsigned>(blocks), faults);
+  check_blocks(cast, spec.in, static_cast<unsigned>(blocks), faults);
   int tiles_of_all = 0;
   for (int i = 0; i < cast.count; ++i) {
     kernels::CastTensor& t = cast.tensors[i];
@@ -348,6 +350,7 @@ void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Fault
       .scale_from = args.most_recent != 0 ? ScaleFrom::kMostRecent : ScaleFrom::kMax,
       .margin = -std::ilogb(args.margin_factor),
       .non_finite = args.freeze != 0 ? NonFinite::kHold : NonFinite::kPropagate};
+  const bool drop = args.drop != 0 || (args.found_inf != nullptr && *args.found_inf != 0);
   for (int i = 0; i < args.count; ++i) {
     const uint32_t format = args.format[i];
     const DelayedSlot slot{
@@ -360,7 +363,11 @@ void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Fault
     for (int age = 0; age < args.length; ++age) {
       state.history.push_back(args.history[age * args.count + i]);
     }
-    reference::scale_update(slot, options, state);
+    if (drop) {
+      reference::scale_drop(state);
+    } else {
+      reference::scale_update(slot, options, state);
+    }
     args.amax[i] = state.amax;
     args.non_finite[i] = state.non_finite;
     for (int age = 0; age < args.length; ++age) {
@@ -369,6 +376,14 @@ void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Fault
     args.scale[i * kernels::kScaleStride] = state.scale;
     args.scale[i * kernels::kScaleStride + kernels::kInverse] = inverse_scale(state.scale);
   }
+}
+
+void run_found_inf(const kernels::FoundInfArgs& args, unsigned grid, Faults& faults) {
+  if (static_cast<int>(grid) != (args.count + 255) / 256) {
+    return fault(faults, "found inf: grid {} for {} slots", grid, args.count);
+  }
+  const std::span amaxes(args.amax, static_cast<size_t>(args.count));
+  if (std::ranges::any_of(amaxes, reference::is_non_finite)) *args.found_inf = 1;
 }
 
 }  // namespace f8::runtime::emulation

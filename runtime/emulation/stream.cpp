@@ -95,7 +95,7 @@ CUresult stream_destroy(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
-// What waits for a stream breaks its capture, as on a device.
+// A wait for a stream breaks its capture, as on a device.
 CUresult synchronize(CUstream handle) {
   if (is_default(handle)) return CUDA_SUCCESS;
   EmulatedStream* stream = stream_of(handle);

@@ -19,8 +19,8 @@ struct Graph {
   std::vector<Operation> operations;  // in the order of their enqueueing
 };
 
-// The graph that the stream's work goes to; null: none, the work is done at once. An invalid handle
-// gives an error.
+// Gives the graph that the stream's work goes to, or null if the work is done at once. An invalid
+// handle gives an error.
 [[nodiscard]] CUresult capture_of(CUstream stream, Graph*& graph);
 
 template <class Work>
@@ -32,7 +32,7 @@ template <class Work>
   return CUDA_SUCCESS;
 }
 
-// Keeps why a call of this thread failed, for the driver's description of the error.
+// Keeps the reason why a call of this thread failed, for the driver's description of the error.
 [[nodiscard]] CUresult refuse(CUresult result, std::string why);
 [[nodiscard]] const char* last_refusal();
 

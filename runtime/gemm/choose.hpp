@@ -2,8 +2,8 @@
 // else by the cost model. Deterministic; no GPU needed.
 #pragma once
 
-#include "recipes/tuning_table.hpp"
 #include "runtime/gemm/gemm.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8::runtime {
 

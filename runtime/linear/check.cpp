@@ -1,73 +1,91 @@
-// What a call of a linear must bring. Errors name the call and the argument.
+// Checks what a call of a linear brings. Errors name the field of the C interface, as a caller
+// writes it.
 #include "runtime/gemm/provider.hpp"
 #include "runtime/linear/state.hpp"
 
 namespace f8::runtime {
 namespace {
 
-Status check_pointer(const char* call, const char* name, const void* pointer) {
+Status check_pointer(const char* name, const void* pointer) {
   if (pointer == nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}: {} is null", call, name);
+    return fail(ErrorCode::kInvalidArgument, "{} is NULL", name);
   }
   if (!is_aligned(pointer)) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}: {} is not aligned to 16 bytes", call, name);
+    return fail(ErrorCode::kInvalidArgument, "{} is not aligned to 16 bytes", name);
   }
   return {};
 }
 
-Status check_stride(const char* call, const char* name, int64_t ld, int64_t cols, Dtype type) {
+Status check_stride(const char* name, int64_t ld, int64_t cols, Dtype type) {
   if (is_row_stride(ld, cols, type)) [[likely]] {
     return {};
   }
   return fail(
       ErrorCode::kInvalidArgument,
-      "{}: ld_{} is {}; rows of {} {} elements lie at least as many apart, a multiple of {} "
-      "elements (16 bytes); 0 where they are dense",
-      call, name, ld, cols, to_string(type), 16 / size_bytes(type));
+      "{} is {}; rows of {} {} elements lie at least as many apart, a multiple of {} elements "
+      "(16 bytes); 0 if they are dense",
+      name, ld, cols, to_string(type), 16 / size_bytes(type));
 }
 
-Status check_optional(const char* call, const char* name, const void* pointer) {
-  return pointer == nullptr ? Status() : check_pointer(call, name, pointer);
+Status check_optional(const char* name, const void* pointer) {
+  return pointer == nullptr ? Status() : check_pointer(name, pointer);
 }
 
-Status check_m(const char* call, int64_t m, int64_t planned) {
+Status check_m(const char* name, int64_t m, int64_t planned) {
   if (m < 0 || m > planned) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}: m is {}, the plan was made for 0 to {}", call, m,
+    return fail(ErrorCode::kInvalidArgument, "{} is {}, the plan was made for 0 to {}", name, m,
                 planned);
   }
   return {};
 }
 
+// The name of a call's struct in the C interface.
+constexpr const char* args_name(const ForwardCall&) {
+  return "float8_forward_args";
+}
+constexpr const char* args_name(const BackwardCall&) {
+  return "float8_backward_args";
+}
+constexpr const char* args_name(const WeightCall&) {
+  return "float8_weight_args";
+}
+
 }  // namespace
 
-Status Linear::State::check_counters(const char* call, const CastCounters* counters) const {
+template <class Call>
+Status Linear::State::check_counters(const Call& call) const {
+  const CastCounters* counters = call.counters;
   if (counters == nullptr) return {};
   if (!desc.count) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}: counters are given, the plan's casts do not count; set LinearDesc::count",
-                call);
+                "{}.counters is given, the plan's casts do not count; set "
+                "float8_linear_desc.count",
+                args_name(call));
   }
   if (!is_aligned(counters, alignof(CastCounters))) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}: counters are not aligned to {} bytes", call,
-                alignof(CastCounters));
+    return fail(ErrorCode::kInvalidArgument, "{}.counters is not aligned to {} bytes",
+                args_name(call), alignof(CastCounters));
   }
   return {};
 }
 
-// Whether a call takes its first scales from all ranks' tensors, and so writes them.
+// The call takes its first scales from all ranks' tensors, and so writes them.
 template <class Call>
 static bool over_ranks(const Call& call) {
+  if constexpr (requires { call.evaluate; }) {
+    if (call.evaluate) return false;
+  }
   return call.first_step && call.ranks.reduce != nullptr;
 }
 
 template <class Call>
-Status Linear::State::check_scales(const char* name, const Call& call) const {
+Status Linear::State::check_scales(const Call& call) const {
   if (kernels.slots.empty()) return {};
   if (call.scales.amax == nullptr || call.scales.scale == nullptr ||
       (over_ranks(call) && call.scales.format == nullptr)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "{}: scales is empty; recipe {} has delayed scaling, see DelayedScales::slots",
-                name, desc.recipe.name);
+                "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots",
+                args_name(call), desc.recipe.name);
   }
   for (const void* part :
        {static_cast<const void*>(call.scales.amax), static_cast<const void*>(call.scales.scale),
@@ -76,171 +94,237 @@ Status Linear::State::check_scales(const char* name, const Call& call) const {
       continue;
     }
     return fail(ErrorCode::kInvalidArgument,
-                "{}: scales is not aligned to {} bytes; see DelayedScales::slots", name,
+                "{}.scales is not aligned to {} bytes; see float8_scales_slots", args_name(call),
                 sizeof(float));
   }
   return {};
 }
 
 Status Linear::State::check(const ForwardCall& call, const void* workspace) const {
-  F8_TRY(check_m("forward", call.m, desc.shape.m));
+  F8_TRY(check_m("float8_forward_args.m", call.m, desc.shape.m));
   if (call.m == 0) return {};
-  F8_TRY(check_pointer("forward", "x", call.x));
+  F8_TRY(check_pointer("float8_forward_args.x", call.x));
   if (call.weight_cache == nullptr || !is_fp8(Gemm::kOutput)) {
-    F8_TRY(check_pointer("forward", "w", call.w));
+    F8_TRY(check_pointer("float8_forward_args.w", call.w));
   }
-  F8_TRY(check_pointer("forward", "y", call.y));
-  F8_TRY(check_stride("forward", "x", call.ld_x, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("forward", "w", call.ld_w, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("forward", "y", call.ld_y, desc.shape.n, desc.tensor_dtype));
-  if (desc.bias) F8_TRY(check_pointer("forward", "bias", call.bias));
+  F8_TRY(check_pointer("float8_forward_args.y", call.y));
+  F8_TRY(check_stride("float8_forward_args.ld_x", call.ld_x, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("float8_forward_args.ld_w", call.ld_w, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("float8_forward_args.ld_y", call.ld_y, desc.shape.n, desc.tensor_dtype));
+  if (desc.bias) F8_TRY(check_pointer("float8_forward_args.bias", call.bias));
   if (!desc.bias && call.bias != nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "forward: a bias is given, the plan has none; set LinearDesc::bias");
+                "float8_forward_args.bias is given, the plan has none; set "
+                "float8_linear_desc.bias");
   }
-  F8_TRY(check_optional("forward", "saved", call.saved));
-  F8_TRY(check_optional("forward", "weight_cache", call.weight_cache));
-  F8_TRY(check_scales("forward", call));
-  F8_TRY(check_counters("forward", call.counters));
-  F8_TRY(check_pointer("forward", "workspace", workspace));
-  return memory(call, workspace).check_overlaps("forward");
+  F8_TRY(check_optional("float8_forward_args.saved", call.saved));
+  F8_TRY(check_optional("float8_forward_args.weight_cache", call.weight_cache));
+  F8_TRY(check_scales(call));
+  F8_TRY(check_counters(call));
+  F8_TRY(check_pointer("workspace of float8_linear_forward", workspace));
+  return memory(call, workspace).check_overlaps("float8_linear_forward");
 }
 
 Status Linear::State::check(const BackwardCall& call, const void* workspace) const {
-  F8_TRY(check_m("backward", call.m, desc.shape.m));
+  F8_TRY(check_m("float8_backward_args.m", call.m, desc.shape.m));
   const bool dx = call.dx != nullptr;
   const bool dw = call.dw != nullptr;
-  F8_TRY(check_optional("backward", "dw", call.dw));
-  F8_TRY(check_stride("backward", "dw", call.ld_dw, desc.shape.k, desc.grad_weight_dtype));
+  F8_TRY(check_optional("float8_backward_args.dw", call.dw));
+  F8_TRY(
+      check_stride("float8_backward_args.ld_dw", call.ld_dw, desc.shape.k, desc.grad_weight_dtype));
   if (dw && call.accumulate && gemms.add_grad_weight == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "backward: accumulate is set, the plan has no product that adds; set "
-                "LinearDesc::accumulate_grad_weight");
+                "float8_backward_args.accumulate is set, the plan has no GEMM "
+                "that adds; set float8_linear_desc.accumulate_grad_weight");
   }
   if (dx && !desc.needs_grad_input) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "backward: dx is given, the plan was made without needs_grad_input");
+                "float8_backward_args.dx is given, the plan was made with "
+                "float8_linear_desc.no_grad_input");
   }
-  F8_TRY(check_optional("backward", "db", call.db));
+  F8_TRY(check_optional("float8_backward_args.db", call.db));
   if (call.db != nullptr && !desc.bias_grad) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
-                "backward: db is given, the plan has no gradient of a bias; set "
-                "LinearDesc::bias_grad");
+                "float8_backward_args.db is given, the plan has no gradient "
+                "of a bias; set float8_linear_desc.bias_grad");
   }
   if (call.m == 0 || (!dx && !dw && call.db == nullptr)) return {};
-  F8_TRY(check_optional("backward", "dx", call.dx));
-  F8_TRY(check_pointer("backward", "dy", call.dy));
-  F8_TRY(check_stride("backward", "dy", call.ld_dy, desc.shape.n, desc.tensor_dtype));
-  F8_TRY(check_stride("backward", "dx", call.ld_dx, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("backward", "x", call.ld_x, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("backward", "w", call.ld_w, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_optional("backward", "weight_cache", call.weight_cache));
-  // Whether a gradient wants a copy of the weight, of the input, that no cache has.
+  F8_TRY(check_optional("float8_backward_args.dx", call.dx));
+  F8_TRY(check_pointer("float8_backward_args.dy", call.dy));
+  F8_TRY(check_stride("float8_backward_args.ld_dy", call.ld_dy, desc.shape.n, desc.tensor_dtype));
+  F8_TRY(check_stride("float8_backward_args.ld_dx", call.ld_dx, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("float8_backward_args.ld_x", call.ld_x, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_stride("float8_backward_args.ld_w", call.ld_w, desc.shape.k, desc.tensor_dtype));
+  F8_TRY(check_optional("float8_backward_args.weight_cache", call.weight_cache));
+  // A gradient needs a copy of the weight or of the input that no cache has.
   const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.weight_cache == nullptr;
   const bool casts_input = dw && is_fp8(Gemm::kGradWeight);
   if (!desc.recompute && (casts_weight || casts_input)) {
-    F8_TRY(check_pointer("backward", "saved", call.saved));
+    F8_TRY(check_pointer("float8_backward_args.saved", call.saved));
   }
   const auto check_source = [&](const char* name, const void* pointer, Gemm gemm) -> Status {
     if (pointer == nullptr) [[unlikely]] {
-      return fail(
-          ErrorCode::kInvalidArgument, "backward: {} is null; {} is computed from {} itself: {}",
-          name, to_string(gemm), name,
-          is_fp8(gemm) ? std::string("LinearDesc::recompute casts it again")
-                       : fmt::format("recipe {} has it in high precision", desc.recipe.name));
+      return fail(ErrorCode::kInvalidArgument, "{} is NULL; {} is computed from it: {}", name,
+                  to_string(gemm),
+                  is_fp8(gemm)
+                      ? std::string("float8_linear_desc.recompute casts it again")
+                      : fmt::format("recipe {} has the GEMM in high precision", desc.recipe.name));
     }
-    return check_pointer("backward", name, pointer);
+    return check_pointer(name, pointer);
   };
   if (dx && (!is_fp8(Gemm::kGradInput) || (desc.recompute && casts_weight))) {
-    F8_TRY(check_source("w", call.w, Gemm::kGradInput));
+    F8_TRY(check_source("float8_backward_args.w", call.w, Gemm::kGradInput));
   }
   if (dw && (!is_fp8(Gemm::kGradWeight) || desc.recompute)) {
-    F8_TRY(check_source("x", call.x, Gemm::kGradWeight));
+    F8_TRY(check_source("float8_backward_args.x", call.x, Gemm::kGradWeight));
   }
-  F8_TRY(check_scales("backward", call));
-  F8_TRY(check_counters("backward", call.counters));
-  F8_TRY(check_pointer("backward", "workspace", workspace));
-  return memory(call, workspace).check_overlaps("backward");
+  F8_TRY(check_scales(call));
+  F8_TRY(check_counters(call));
+  F8_TRY(check_pointer("workspace of float8_linear_backward", workspace));
+  return memory(call, workspace).check_overlaps("float8_linear_backward");
 }
 
 Status Linear::State::check(const WeightCall& call) const {
-  F8_TRY(check_pointer("cast_weight", "w", call.w));
-  F8_TRY(check_pointer("cast_weight", "cache", call.cache));
-  F8_TRY(check_stride("cast_weight", "w", call.ld_w, desc.shape.k, kernels.master_dtype));
-  F8_TRY(check_counters("cast_weight", call.counters));
+  F8_TRY(check_pointer("float8_weight_args.w", call.w));
+  F8_TRY(check_pointer("float8_weight_args.cache", call.cache));
+  F8_TRY(check_stride("float8_weight_args.ld_w", call.ld_w, desc.shape.k, kernels.master_dtype));
+  F8_TRY(check_counters(call));
   if (call.valid != nullptr && (!desc.weight_flag || !is_aligned(call.valid, 4))) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "cast_weight: valid is {}",
+    return fail(ErrorCode::kInvalidArgument, "float8_weight_args.valid is {}",
                 desc.weight_flag ? "not aligned to 4 bytes"
-                                 : "given, the plan's casts heed no flag; set "
-                                   "LinearDesc::weight_flag");
+                                 : "given, the plan's casts look at no flag; set "
+                                   "float8_linear_desc.weight_flag");
   }
-  return check_scales("cast_weight", call);
+  return check_scales(call);
 }
 
 Status Linear::State::check(const WeightCall& call, const void* workspace) const {
   F8_TRY(check(call));
-  F8_TRY(check_pointer("cast_weight", "workspace", workspace));
-  return memory(call, workspace).check_overlaps("cast_weight");
+  F8_TRY(check_pointer("workspace of float8_linear_cast_weight", workspace));
+  return memory(call, workspace).check_overlaps("float8_linear_cast_weight");
+}
+
+Status Linear::State::check_records(const ForwardCall& call) const {
+  F8_TRY(check_fresh_scales(call));
+  if (call.saved != nullptr && !desc.recompute) {
+    const bool cached = call.weight_cache != nullptr;
+    context->state().records.set_forward(call.saved, {this, call.m, cached});
+  }
+  return {};
+}
+
+Status Linear::State::check_records(const BackwardCall& call) const {
+  F8_TRY(check_fresh_scales(call));
+  if (call.saved == nullptr || desc.recompute) return {};
+  const CallRecords::Forward forward = context->state().records.forward(call.saved);
+  if (forward.linear != this) return {};  // unknown: the buffer may have been moved
+  if (forward.m != call.m) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_backward_args.m is {}, the forward that filled "
+                "`saved` had an m of {}",
+                call.m, forward.m);
+  }
+  const bool cached = call.weight_cache != nullptr;
+  if (forward.weight_cache != cached && layout.cache_bytes > 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_backward_args.weight_cache is {}, the forward that "
+                "filled `saved` had {}; give it to both or to neither",
+                cached ? "given" : "NULL", cached ? "none" : "one");
+  }
+  return {};
+}
+
+Status Linear::State::check_records(const WeightCall& call) const {
+  return check_fresh_scales(call);
+}
+
+// An emulated device's memory can be looked at: a state that a trainer copied there is none of the
+// initial ones, whose scales are 1.
+template <class Call>
+Status Linear::State::check_fresh_scales(const Call& call) const {
+  if (kernels.slots.empty() || call.first_step) return {};
+  if (!context->state().records.is_fresh(call.scales.amax)) return {};
+  if (context->options().emulate && *call.scales.scale != 1.0F) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}.first_step is 0, the scale state was initialised and has not seen a step; set "
+              "it in all calls of the first step",
+              args_name(call));
 }
 
 template <class Call>
 void Linear::State::add_scales(CallMemory& memory, const Call& call) const {
   const size_t count = kernels.slots.size();
-  memory.add("scales (amax)", call.scales.amax, count * sizeof(uint32_t), Access::kWrite);
-  memory.add("scales", call.scales.scale, count * kernels::kScaleStride * sizeof(float),
+  memory.add("float8_scale_slots (amax)", call.scales.amax, count * sizeof(uint32_t),
+             Access::kWrite);
+  memory.add("float8_scale_slots (scale)", call.scales.scale,
+             count * kernels::kScaleStride * sizeof(float),
              over_ranks(call) ? Access::kWrite : Access::kRead);
   if (over_ranks(call))
-    memory.add("scales (format)", call.scales.format, count * sizeof(uint32_t), Access::kRead);
+    memory.add("float8_scale_slots (format)", call.scales.format, count * sizeof(uint32_t),
+               Access::kRead);
 }
 
 CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   const bool cached = call.weight_cache != nullptr;
   CallMemory memory;
-  memory.add_rows("x", call.x, m, k, call.ld_x, desc.tensor_dtype, Access::kRead);
-  memory.add_rows("w", call.w, n, k, call.ld_w, desc.tensor_dtype, Access::kRead);
-  memory.add_rows("y", call.y, m, n, call.ld_y, desc.tensor_dtype, Access::kWrite);
-  memory.add_rows("bias", call.bias, 1, n, 0, desc.tensor_dtype, Access::kRead);
-  memory.add("saved", call.saved, cached ? layout.saved_input_bytes : layout.saved_bytes,
-             Access::kWrite);
-  memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
+  memory.add_rows("float8_forward_args.x", call.x, m, k, call.ld_x, desc.tensor_dtype,
+                  Access::kRead);
+  memory.add_rows("float8_forward_args.w", call.w, n, k, call.ld_w, desc.tensor_dtype,
+                  Access::kRead);
+  memory.add_rows("float8_forward_args.y", call.y, m, n, call.ld_y, desc.tensor_dtype,
+                  Access::kWrite);
+  memory.add_rows("float8_forward_args.bias", call.bias, 1, n, 0, desc.tensor_dtype, Access::kRead);
+  memory.add("float8_forward_args.saved", call.saved,
+             cached ? layout.saved_input_bytes : layout.saved_bytes, Access::kWrite);
+  memory.add("float8_forward_args.weight_cache", call.weight_cache, layout.cache_bytes,
+             Access::kRead);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
+  memory.add("float8_forward_args.counters", call.counters,
+             kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
   add_scales(memory, call);
   return memory;
 }
 
-// Of x and w what is read of them: a trainer that needs the input no more may put dx in its place.
-// The weight itself must outlive every call.
+// x and w count as far as they are read: a trainer that needs the input no more may put dx in its
+// place. The weight itself must outlive every call.
 CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   const bool cached = call.weight_cache != nullptr;
   const bool reads_input = call.dw != nullptr && (desc.recompute || !is_fp8(Gemm::kGradWeight));
   CallMemory memory;
-  memory.add_rows("dy", call.dy, m, n, call.ld_dy, desc.tensor_dtype, Access::kRead);
-  memory.add_rows("dx", call.dx, m, k, call.ld_dx, desc.tensor_dtype, Access::kWrite);
-  memory.add_rows("dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype, Access::kWrite);
-  memory.add_rows("db", call.db, 1, n, 0, desc.bias_grad_dtype, Access::kWrite);
-  memory.add_rows("x", reads_input ? call.x : nullptr, m, k, call.ld_x, desc.tensor_dtype,
+  memory.add_rows("float8_backward_args.dy", call.dy, m, n, call.ld_dy, desc.tensor_dtype,
                   Access::kRead);
-  memory.add_rows("w", call.w, n, k, call.ld_w, desc.tensor_dtype, Access::kRead);
-  memory.add("saved", call.saved, cached ? layout.saved_input_bytes : layout.saved_bytes,
+  memory.add_rows("float8_backward_args.dx", call.dx, m, k, call.ld_dx, desc.tensor_dtype,
+                  Access::kWrite);
+  memory.add_rows("float8_backward_args.dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype,
+                  Access::kWrite);
+  memory.add_rows("float8_backward_args.db", call.db, 1, n, 0, desc.bias_grad_dtype,
+                  Access::kWrite);
+  memory.add_rows("float8_backward_args.x", reads_input ? call.x : nullptr, m, k, call.ld_x,
+                  desc.tensor_dtype, Access::kRead);
+  memory.add_rows("float8_backward_args.w", call.w, n, k, call.ld_w, desc.tensor_dtype,
+                  Access::kRead);
+  memory.add("float8_backward_args.saved", call.saved,
+             cached ? layout.saved_input_bytes : layout.saved_bytes, Access::kRead);
+  memory.add("float8_backward_args.weight_cache", call.weight_cache, layout.cache_bytes,
              Access::kRead);
-  memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
+  memory.add("float8_backward_args.counters", call.counters,
+             kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
   add_scales(memory, call);
   return memory;
 }
 
 CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) const {
   CallMemory memory;
-  memory.add_rows("w", call.w, desc.shape.n, desc.shape.k, call.ld_w, kernels.master_dtype,
-                  Access::kRead);
-  memory.add("cache", call.cache, layout.cache_bytes, Access::kWrite);
-  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite);
+  memory.add_rows("float8_weight_args.w", call.w, desc.shape.n, desc.shape.k, call.ld_w,
+                  kernels.master_dtype, Access::kRead);
+  memory.add("float8_weight_args.cache", call.cache, layout.cache_bytes, Access::kWrite);
+  memory.add("float8_weight_args.valid", call.valid, sizeof(uint32_t), Access::kWrite);
   memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
+  memory.add("float8_weight_args.counters", call.counters, kCountersOfLinear * sizeof(CastCounters),
+             Access::kWrite);
   add_scales(memory, call);
   return memory;
 }

@@ -313,7 +313,10 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
       if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
     }
   }
-  if (!kernels.slots.empty()) add("first scales over ranks", codegen::ScaleUpdateSpec{});
+  if (!kernels.slots.empty()) {
+    add("first scales over ranks", codegen::ScaleUpdateSpec{});
+    add("found inf", codegen::FoundInfSpec{});
+  }
   if (kernels.bias_grad) {
     add("sum dy", codegen::ColumnSumsSpec{kernels.tensor_dtype});
     add("bias gradient", *kernels.bias_grad);

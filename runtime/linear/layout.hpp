@@ -13,8 +13,9 @@
 //
 // A linear that recomputes saves nothing: `saved` is empty, and backward casts again.
 //
-// sync       belongs to the one-launch kernels (quantize.cuh). Every linear has it at the start of
-//            its workspace, and nothing else may write there between calls.
+// sync       is the reserved bytes of the workspace (float8.h, convention 6), which belong to the
+//            one-launch kernels (quantize.cuh) of all linears. Every linear has it at the start of
+//            its workspace, and nobody else writes to it between calls, but to set all of it to 0.
 // first      has kFirstWords words for each delayed scale, for a first step over ranks.
 // scales     are a tensor's scale and 1/scale, else the inverse scales as scale_floats() counts
 //            them. Two copies with one tensor scale keep it with qt, where qt is written.

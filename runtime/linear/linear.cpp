@@ -108,6 +108,10 @@ const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
   to.set(Slot::kSaved, call.saved);
   to.set(Slot::kCache, call.weight_cache);
   CallKind kind = step_kind(call.first_step, to);
+  if (call.evaluate) {
+    to.set(Slot::kAmax, nullptr);
+    kind &= ~kOverRanks;
+  }
   if (call.weight_cache != nullptr) kind |= kForwardCached;
   if (call.saved != nullptr && !desc.recompute) kind |= kForwardSaved;
   return launches.forward[kind];
@@ -190,42 +194,42 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call, void*
 }
 
 Status Linear::forward(const ForwardCall& call, void* workspace, Stream stream) const {
-  return state_->run("forward", call, workspace, stream);
+  return state_->run("float8_linear_forward", call, workspace, stream);
 }
 
 Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream) const {
-  return state_->run("backward", call, workspace, stream);
+  return state_->run("float8_linear_backward", call, workspace, stream);
 }
 
 Status Linear::cast_weight(const WeightCall& call, void* workspace, Stream stream) const {
   if (state_->layout.cache_bytes == 0) return {};
-  return state_->run("cast_weight", call, workspace, stream);
+  return state_->run("float8_linear_cast_weight", call, workspace, stream);
 }
 
 std::vector<Step> Linear::forward_steps(const ForwardCall& call, void* workspace) const {
-  return state_->steps("forward", call, workspace);
+  return state_->steps("float8_linear_forward", call, workspace);
 }
 
 std::vector<Step> Linear::backward_steps(const BackwardCall& call, void* workspace) const {
-  return state_->steps("backward", call, workspace);
+  return state_->steps("float8_linear_backward", call, workspace);
 }
 
 std::vector<Step> Linear::cast_weight_steps(const WeightCall& call, void* workspace) const {
   if (state_->layout.cache_bytes == 0) return {};
-  return state_->steps("cast_weight", call, workspace);
+  return state_->steps("float8_linear_cast_weight", call, workspace);
 }
 
 Status invalidate_weights(Context& context, uint32_t* valid, size_t count, Stream stream) {
   if (valid == nullptr || !is_aligned(valid, 4)) {
-    return fail(ErrorCode::kInvalidArgument, "invalidate_weights: valid is {}",
-                valid == nullptr ? "null" : "not aligned to 4 bytes");
+    return fail(ErrorCode::kInvalidArgument, "float8_weights_invalidate: valid is {}",
+                valid == nullptr ? "NULL" : "not aligned to 4 bytes");
   }
   if (count > std::numeric_limits<size_t>::max() / sizeof(uint32_t)) {
-    return fail(ErrorCode::kInvalidArgument, "invalidate_weights: count is {}", count);
+    return fail(ErrorCode::kInvalidArgument, "float8_weights_invalidate: count is {}", count);
   }
   CallMemory memory;
   memory.add("valid", valid, count * sizeof(uint32_t), Access::kWrite);
-  F8_TRY(memory.check_device("invalidate_weights", context, stream));
+  F8_TRY(memory.check_device("float8_weights_invalidate", context, stream));
   const Driver& driver = context.state().driver;
   const ScopedContext current(driver, context.state().primary);
   F8_TRY(current.status());

@@ -2,9 +2,9 @@
 // often.
 //
 // A plan is immutable and shared between threads; it owns no tensor. The caller gives, for each
-// call, the tensors (row-major, 16-byte aligned), a workspace (scratch, free again
-// when the call's work on the stream is done, but for its front: see linear_layout.hpp) and, for
-// training, a saved buffer that forward fills and backward reads.
+// call, the tensors (row-major, 16-byte aligned), a workspace (between calls it is free for other
+// work, except for its reserved bytes: see layout.hpp) and, for training, a saved buffer that
+// forward fills and backward reads.
 //
 // Tensors that a recipe keeps in high precision in a backward GEMM are not saved: backward reads x
 // or w itself. With `recompute` nothing is saved: backward casts x and w again. A weight that stays
@@ -75,6 +75,7 @@ struct ForwardCall {
   // In a first step: over the ranks that hold the other parts of the tensors. Delayed operands are
   // then scaled as if dynamic over all of them, one reduction of a call's maxima in stream order.
   AmaxReduction ranks = {};
+  bool evaluate = false;  // the scale state stays as it is: no amax is recorded, `ranks` not asked
 };
 
 struct BackwardCall {

@@ -26,9 +26,16 @@ struct Linear::State {
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const WeightCall& call) const;
   [[nodiscard]] Status check(const WeightCall& call, const void* workspace) const;
-  [[nodiscard]] Status check_counters(const char* call, const CastCounters* counters) const;
   template <class Call>
-  [[nodiscard]] Status check_scales(const char* name, const Call& call) const;
+  [[nodiscard]] Status check_counters(const Call& call) const;
+  template <class Call>
+  [[nodiscard]] Status check_scales(const Call& call) const;
+  // Compare a call with earlier ones (CallRecords).
+  [[nodiscard]] Status check_records(const ForwardCall& call) const;
+  [[nodiscard]] Status check_records(const BackwardCall& call) const;
+  [[nodiscard]] Status check_records(const WeightCall& call) const;
+  template <class Call>
+  [[nodiscard]] Status check_fresh_scales(const Call& call) const;
 
   // What a call touches of what it was given.
   [[nodiscard]] CallMemory memory(const ForwardCall& call, const void* workspace) const;
@@ -36,14 +43,15 @@ struct Linear::State {
   [[nodiscard]] CallMemory memory(const WeightCall& call, const void* workspace) const;
   template <class Call>
   void add_scales(CallMemory& memory, const Call& call) const;
-  // Where the context is asked to check pointers.
+  // Does what only a context that checks pointers, or an emulated one, does.
   template <class Call>
   [[nodiscard]] Status check_device(const char* name, const Call& call, const void* workspace,
                                     Stream stream) const {
-    if (!context->options().check_pointers) [[likely]] {
+    if (!context->state().keeps_records()) [[likely]] {
       return {};
     }
     F8_TRY(check(call, workspace));
+    F8_TRY(check_records(call));
     return memory(call, workspace).check_device(name, *context, stream);
   }
 

@@ -55,8 +55,8 @@ Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
   size_t slots = 0;
   for (size_t i = 0; i < linears.size(); ++i) {
     if (linears[i] == nullptr || linears[i]->state_->context != context) {
-      return fail(ErrorCode::kInvalidArgument, "weight {}: its linear is {}", i,
-                  linears[i] == nullptr ? "null" : "another context's");
+      return fail(ErrorCode::kInvalidArgument, "float8_weight_casts_plan: linears[{}] is {}", i,
+                  linears[i] == nullptr ? "NULL" : "another context's");
     }
     casts.first_slot_.push_back(slots);
     slots += linears[i]->scale_slots().size();
@@ -72,8 +72,12 @@ Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
       casts.workspace_bytes_ = std::max(casts.workspace_bytes_, group.list.workspace_bytes());
     }
   }
+  // The front of a workspace that linears share with these casts belongs to one-launch casts.
   Arena arena;
-  arena.take(casts.workspace_bytes_);
+  if (casts.workspace_bytes_ + slots > 0) {
+    arena.take(quantize_sync_bytes(context->device().sm_count));
+  }
+  casts.scratch_ = arena.take(casts.workspace_bytes_);
   casts.first_words_ = arena.take(sizeof(uint32_t) * kFirstWords * slots);
   casts.workspace_bytes_ = arena.size();
   return casts;
@@ -88,8 +92,9 @@ Status WeightCasts::run(std::span<const WeightCall> calls, void* workspace, Stre
 
 Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream) const {
   if (calls.count != linears_.size()) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{} weights were planned, {} are given",
-                linears_.size(), calls.count);
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_weight_casts_run: {} weights were planned, {} are given", linears_.size(),
+                calls.count);
   }
   const WeightCall common = calls.count > 0 ? calls.at(calls.from, 0) : WeightCall{};
   for (size_t i = 0; i < calls.count; ++i) {
@@ -99,25 +104,36 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
     CallMemory memory = linear.memory(call, nullptr);
     memory.add("workspace", workspace, workspace_bytes_, Access::kWrite);
     Status good = linear.check(call);
-    if (good) good = memory.check_overlaps("cast_weight");
-    if (good) good = memory.check_device("cast_weight", *linear.context, stream);
+    if (good && linear.context->state().keeps_records()) good = linear.check_records(call);
+    if (good) good = memory.check_overlaps("float8_weight_casts_run");
+    if (good) good = memory.check_device("float8_weight_casts_run", *linear.context, stream);
     if (!good) [[unlikely]] {
-      good.error().message = fmt::format("weight {}: {}", i, good.error().message);
+      good.error().message = fmt::format("args[{}]: {}", i, good.error().message);
       return good;
     }
     if (call.valid != common.valid) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
-                  "weight {}: valid is not weight 0's; one flag tells whether all are cast", i);
+                  "float8_weight_casts_run: args[{}].valid is not args[0]'s; one flag is for all "
+                  "weights",
+                  i);
     }
     if (call.first_step != common.first_step) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
-                  "weight {}: first_step is not as weight 0's; a step is the first for all", i);
+                  "float8_weight_casts_run: args[{}].first_step is not args[0]'s; a step is the "
+                  "first one for all",
+                  i);
     }
     if (call.ranks.reduce != common.ranks.reduce || call.ranks.ranks != common.ranks.ranks)
         [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
-                  "weight {}: ranks is not as weight 0's; all are reduced at once", i);
+                  "float8_weight_casts_run: args[{}].ranks is not args[0]'s; all are reduced at "
+                  "once",
+                  i);
     }
+  }
+  if (workspace_bytes_ > 0 && (workspace == nullptr || !is_aligned(workspace))) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "workspace of float8_weight_casts_run is {}",
+                workspace == nullptr ? "NULL" : "not aligned to 16 bytes");
   }
   const bool first = !first_groups_.empty() && common.first_step;
   const bool over_ranks = first && common.ranks.reduce != nullptr;
@@ -148,8 +164,8 @@ Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* works
       }
       operands[i] = member.operand.at(arguments);
     }
-    F8_TRY(group.list.run(std::span(operands.data(), group.members.size()), workspace, stream,
-                          noop_flag));
+    F8_TRY(group.list.run(std::span(operands.data(), group.members.size()),
+                          static_cast<uint8_t*>(workspace) + scratch_, stream, noop_flag));
   }
   return {};
 }

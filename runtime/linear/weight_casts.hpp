@@ -58,7 +58,8 @@ class WeightCasts {
   std::vector<Group> first_groups_;  // with delayed scaling's first step; else empty
   std::vector<size_t> first_slot_;   // of each linear, all end to end; then their number
   const Kernel* scale_update_ = nullptr;
-  size_t first_words_ = 0;  // where those of a first step over ranks begin, in bytes
+  size_t scratch_ = 0;      // where the lists' scratch begins in the workspace, in bytes
+  size_t first_words_ = 0;  // where the words of a first step over ranks begin, in bytes
   size_t workspace_bytes_ = 0;
 };
 

@@ -3,6 +3,8 @@
 
 #include <span>
 
+#include "tuning_db/estimate/builtin_tables.hpp"
+
 namespace f8::runtime {
 namespace {
 
@@ -76,6 +78,19 @@ void add_launches(const Linear& linear, std::string& text) {
   if (desc.recompute) add("backward with cache", linear.backward_steps(backward, workspace));
 }
 
+std::string describe(const TuningTable& table, const DeviceInfo& device) {
+  std::string origin = "loaded";
+  if (tuning_db::is_builtin(table)) {
+    origin = table.device_name() == device.name
+                 ? "built-in, of this device"
+                 : "built-in, of the nearest class: none is of this device";
+  }
+  return fmt::format("\ntuning table: {} kernels and {} linears measured on {}, hash {} ({})",
+                     table.choices().size(), table.speedups().size(),
+                     table.devices.empty() ? "no device" : table.device_name(), table.hash(),
+                     origin);
+}
+
 }  // namespace
 
 std::string describe(const Context& context) {
@@ -90,9 +105,7 @@ std::string describe(const Context& context) {
                       options.cooperative_launch ? "small tensors are cast in one"
                                                  : "amax and cast are always two");
   if (table == nullptr) return text + "\ntuning table: none; the cost model chooses the kernels";
-  return text + fmt::format("\ntuning table: {} kernels and {} linears measured on {}, hash {}",
-                            table->choices().size(), table->speedups().size(), table->device,
-                            table->hash());
+  return text + describe(*table, device);
 }
 
 std::string describe(const Linear& linear) {

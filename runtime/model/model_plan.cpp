@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "runtime/linear/kernels.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -13,7 +14,8 @@ NamedLinear named(const ModelLinear& linear) {
   return {linear.name, linear.in_features, linear.out_features, 1};
 }
 
-Status check(std::span<const ModelLinear> linears, const ModelOptions& options) {
+Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
+                                       const ModelOptions& options) {
   F8_TRY(options.recipe.validate());
   std::set<std::string_view> names;
   std::vector<NamedLinear> layers;
@@ -32,26 +34,20 @@ Status check(std::span<const ModelLinear> linears, const ModelOptions& options) 
     }
     layers.push_back(named(linear));
   }
-  return check_filter(layers, options.tokens, options.filter.margin);
+  return layers;
 }
 
-Status check_verdicts(const ModelOptions& options, const NameFilter& names) {
+Status check_verdicts(const ModelOptions& options) {
   const FilterFile& file = *options.filter.verdicts;
-  if (names.automatic) {
-    return fail(ErrorCode::kInvalidArgument,
-                "the filter file holds what an automatic rule said; leave {} out of the names",
-                kAutoFlag);
-  }
-  if (file.recipe != options.recipe.name || file.tokens != options.tokens) {
-    return fail(ErrorCode::kInvalidArgument,
-                "the filter file is for recipe {} and {} tokens, the model is planned for {} and "
-                "{}; write it again for these",
-                file.recipe, file.tokens, options.recipe.name, options.tokens);
-  }
-  return {};
+  if (file.recipe == options.recipe.name && file.tokens == options.tokens) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "the filter file is for recipe {} and {} tokens, the model is planned for {} and "
+              "{}; write it again for these",
+              file.recipe, file.tokens, options.recipe.name, options.tokens);
 }
 
-Result<Verdict> verdict_of(const FilterFile& file, const ModelLinear& linear) {
+// Takes over what the filter file says of a layer.
+Status take_verdict(const FilterFile& file, const ModelLinear& linear, ConvertedLinear& out) {
   const FilterFile::Decision* found = file.find(linear.name);
   if (found == nullptr) {
     return fail(ErrorCode::kInvalidArgument,
@@ -64,54 +60,10 @@ Result<Verdict> verdict_of(const FilterFile& file, const ModelLinear& linear) {
                 quote(linear.name), linear.out_features, linear.in_features, found->out_features,
                 found->in_features);
   }
-  return Verdict{found->convert, fmt::format("by the filter file: {}", found->reason)};
-}
-
-// What the tuning table says of a layer; where it says nothing, the peer's rule.
-Verdict ask_table(const ModelOptions& options, const TuningTable* table, const NamedLinear& layer,
-                  ConvertedLinear& out) {
-  const Shape shape{options.tokens, layer.out_features, layer.in_features};
-  const std::string& recipe = options.recipe.name;
-  if (const LinearSpeedup* row = table == nullptr ? nullptr : table->find_speedup(recipe, shape)) {
-    const bool exact = row->shape == shape;
-    out.evidence = exact ? Evidence::kMeasured : Evidence::kModelled;
-    out.speedup = {row->speedup, row->lo, row->hi};
-    return speedup_verdict(
-        out.speedup, options.filter.margin,
-        fmt::format("{} {} ({})", exact ? "measured at" : "nearest measured shape",
-                    to_string(row->shape), table->device));
-  }
-  Verdict verdict{false, fmt::format("kept in bf16: torchao has no rule for recipe {}", recipe)};
-  if (torchao_has_rule(recipe)) verdict = torchao_verdict(recipe, layer);
-  verdict.reason += table == nullptr
-                        ? " (there is no tuning table)"
-                        : fmt::format(" (the tuning table has no row of recipe {} near {})", recipe,
-                                      to_string(shape));
-  return verdict;
-}
-
-Status decide(const ModelLinear& linear, const ModelOptions& options, const NameFilter& names,
-              const TuningTable* table, ConvertedLinear& out) {
-  const ModelFilter& filter = options.filter;
-  const NamedLinear layer = named(linear);
-  Verdict verdict{false, kept_by_name_or_size(names, layer)};
-  if (verdict.reason.empty()) {
-    if (filter.callback && !filter.callback(linear)) {
-      verdict.reason = "kept in bf16: the callback said so";
-    } else if (filter.verdicts) {
-      verdict = F8_TRY(verdict_of(*filter.verdicts, linear));
-    } else if (!names.automatic) {
-      verdict = {true,
-                 fmt::format("converted: nothing holds it back, and {} is not among the names",
-                             kAutoFlag)};
-    } else if (filter.policy == FilterPolicy::kTorchao) {
-      verdict = torchao_verdict(options.recipe.name, layer);
-    } else {
-      verdict = ask_table(options, table, layer, out);
-    }
-  }
-  out.convert = verdict.convert;
-  out.reason = std::move(verdict.reason);
+  out.convert = found->convert;
+  out.reason = fmt::format("by the filter file: {}", found->reason);
+  out.evidence = found->evidence;
+  out.speedup = found->speedup;
   return {};
 }
 
@@ -171,17 +123,36 @@ Result<std::vector<codegen::KernelSpec>> kernels_of(std::span<const ModelLinear>
 Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> linears,
                                                   const ModelOptions& options,
                                                   const TuningTable* table) {
-  F8_TRY(check(linears, options));
+  const std::vector<NamedLinear> layers = F8_TRY(check(linears, options));
   const ModelFilter& filter = options.filter;
+  if (filter.verdicts) F8_TRY(check_verdicts(options));
+  const TuningTable none;
+  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe.name);
+  auto decided = F8_TRY(tuning_db::filter(layers,
+                                          {.policy = filter.policy,
+                                           .tokens = options.tokens,
+                                           .filter_fqns = filter.names,
+                                           .margin = filter.margin},
+                                          estimator));
   const NameFilter names = F8_TRY(name_filter(filter.names));
-  if (filter.verdicts) F8_TRY(check_verdicts(options, names));
-  if (names.automatic && filter.policy == FilterPolicy::kTorchao) {
-    F8_TRY(check_torchao_rule(options.recipe.name));
-  }
   std::vector<ConvertedLinear> all;
-  for (const ModelLinear& linear : linears) {
-    ConvertedLinear out{.name = linear.name, .reason = {}, .plan = nullptr};
-    F8_TRY(decide(linear, options, names, table, out));
+  for (size_t i = 0; i < linears.size(); ++i) {
+    tuning_db::FilterDecision& d = decided.decisions[i];
+    ConvertedLinear out{.name = linears[i].name,
+                        .convert = d.convert,
+                        .reason = std::move(d.reason),
+                        .evidence = d.evidence,
+                        .speedup = {d.speedup, d.lo, d.hi},
+                        .plan = nullptr};
+    if (kept_by_name_or_size(names, layers[i]).empty()) {
+      if (filter.callback && !filter.callback(linears[i])) {
+        out.convert = false;
+        out.reason = "kept in bf16: the callback said so";
+        out.evidence = Evidence::kRule;
+      } else if (filter.verdicts) {
+        F8_TRY(take_verdict(*filter.verdicts, linears[i], out));
+      }
+    }
     all.push_back(std::move(out));
   }
   return all;

@@ -5,13 +5,13 @@
 //   1. names     part of its name is among the filter's
 //   2. sizes     K and N are multiples of 16
 //   3. callback  where there is one
-//   4. verdicts  of a filter file, where there is one
-//   5. automatic rule, where the names hold the flag that switches it on:
-//        torchao    the peer's fixed limits on K and N
-//        measured   the tuning table's speedup of this recipe at this shape, else at the nearest
-//                   one within a factor of 2 over all dimensions together; without either the
-//                   peer's rule, and where it has none for the recipe the layer is kept
-// Without the flag a layer that nothing refused is converted.
+//   4. verdicts  of a filter file, where there is one: what the automatic rule said elsewhere
+//   5. automatic rule, if the names hold the flag that switches it on and there is no filter file:
+//        torchao    torchao's fixed limits on K and N
+//        measured   the tuning table's speedup of this recipe at this shape and token count, as
+//                   tuning_db/estimate/filter.hpp has it
+// A layer that nothing refused is converted if there is neither the flag nor a filter file. The
+// speedup of a layer is an estimate whatever decides.
 #pragma once
 
 #include <functional>
@@ -31,7 +31,7 @@ struct ModelLinear {
   std::string name;          // once in a model
   int64_t in_features = 0;   // K
   int64_t out_features = 0;  // N
-  // What else a plan asks for; its shape and recipe are the model's to say and left empty.
+  // The rest that a plan asks for; its shape and recipe are the model's to say and left empty.
   LinearDesc desc = {};
 };
 
@@ -40,8 +40,8 @@ struct ModelFilter {
   FilterPolicy policy = FilterPolicy::kMeasured;
   double margin = kFilterMargin;
   std::function<bool(const ModelLinear&)> callback;  // false: keep
-  std::optional<FilterFile> verdicts;  // of this recipe and token count, with every layer that the
-                                       // names and sizes leave; not beside the flag
+  // The file is for this recipe and token count and has every layer that the names and sizes leave.
+  std::optional<FilterFile> verdicts;
 };
 
 struct ModelOptions {

@@ -65,7 +65,7 @@ size_t saved_state_bytes(const DelayedScales& scales) {
 
 Status save_state(const DelayedScales& scales, const void* state, std::span<std::byte> out,
                   Stream stream) {
-  F8_TRY(scales.check("scales_save", state, stream));
+  F8_TRY(scales.check("float8_scales_save", state, stream));
   const size_t needed = saved_state_bytes(scales);
   if (out.size() < needed) {
     return fail(ErrorCode::kInvalidArgument,
@@ -97,7 +97,7 @@ Status save_state(const DelayedScales& scales, const void* state, std::span<std:
 
 Status load_state(const DelayedScales& scales, void* state, std::span<const std::byte> in,
                   Stream stream) {
-  F8_TRY(scales.check("scales_load", state, stream));
+  F8_TRY(scales.check("float8_scales_load", state, stream));
   const ScaleState kept =
       F8_TRY(ScaleState::parse({reinterpret_cast<const char*>(in.data()), in.size()}));
   F8_TRY(matches(scales, kept));
@@ -107,7 +107,11 @@ Status load_state(const DelayedScales& scales, void* state, std::span<const std:
                 [](uint32_t* to, size_t count, size_t stride, const std::vector<uint32_t>& from) {
                   for (size_t i = 0; i < count; ++i) to[i * stride] = from[i];
                 });
-  const Context::State& own = scales.context()->state();
+  Context::State& own = scales.context()->state();
+  if (own.keeps_records()) {
+    const bool fresh = std::ranges::all_of(kept.history, [](uint32_t amax) { return amax == 0; });
+    own.records.set_fresh(state, scales.bytes(), fresh);
+  }
   const ScopedContext current(own.driver, own.primary);
   F8_TRY(current.status());
   F8_TRY(own.driver.check(own.driver.memcpy_htod_async(reinterpret_cast<CUdeviceptr>(state),

@@ -16,7 +16,7 @@ namespace {
 Status check_counters(const char* call, const char* name, const void* counters) {
   if (counters != nullptr && is_aligned(counters, alignof(CastCounters))) return {};
   return fail(ErrorCode::kInvalidArgument, "{}: {} is {}", call, name,
-              counters == nullptr ? "null" : "not aligned to 8 bytes");
+              counters == nullptr ? "NULL" : "not aligned to 8 bytes");
 }
 
 Status check_device(const char* call, Context& context, const CastCounters* counters, size_t count,
@@ -40,7 +40,7 @@ std::string share(uint64_t count, uint64_t elements) {
 }  // namespace
 
 Status clear_counters(Context& context, CastCounters* counters, size_t count, Stream stream) {
-  F8_TRY(check_device("counters_clear", context, counters, count, Access::kWrite, stream));
+  F8_TRY(check_device("float8_counters_clear", context, counters, count, Access::kWrite, stream));
   const Driver& driver = context.state().driver;
   const ScopedContext current(driver, context.state().primary);
   F8_TRY(current.status());
@@ -51,8 +51,8 @@ Status clear_counters(Context& context, CastCounters* counters, size_t count, St
 
 Status snapshot_counters(Context& context, const CastCounters* counters, size_t count,
                          CastCounters* to, Stream stream) {
-  F8_TRY(check_device("counters_snapshot", context, counters, count, Access::kRead, stream));
-  F8_TRY(check_counters("counters_snapshot", "to", to));
+  F8_TRY(check_device("float8_counters_snapshot", context, counters, count, Access::kRead, stream));
+  F8_TRY(check_counters("float8_counters_snapshot", "to", to));
   const Driver& driver = context.state().driver;
   const ScopedContext current(driver, context.state().primary);
   F8_TRY(current.status());

@@ -6,7 +6,6 @@
 
 #include "codegen/kernels/kernel_args.cuh"
 #include "recipes/fp8_layout.hpp"
-#include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
 #include "runtime/device/memory.hpp"
@@ -39,7 +38,10 @@ Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& contex
   }
   DelayedScales scales;
   scales.context_ = context;
-  if (!slots.empty()) scales.kernel_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+  if (!slots.empty()) {
+    scales.kernel_ = F8_TRY(context->kernel(codegen::ScaleUpdateSpec{}));
+    scales.found_inf_kernel_ = F8_TRY(context->kernel(codegen::FoundInfSpec{}));
+  }
   scales.slots_.assign(slots.begin(), slots.end());
   scales.options_ = options;
   Arena arena;
@@ -71,21 +73,33 @@ Status DelayedScales::check(const char* call, const void* state, Stream stream) 
   if (slots_.empty()) return {};
   if (state == nullptr || !is_aligned(state)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument, "{}: state is {}", call,
-                state == nullptr ? "null" : "not aligned to 16 bytes");
+                state == nullptr ? "NULL" : "not aligned to 16 bytes");
   }
   CallMemory memory;
   memory.add("state", state, layout_.bytes, Access::kWrite);
   return memory.check_device(call, *context_, stream);
 }
 
+Status DelayedScales::check_found_inf(const char* call, const float* found_inf, Access access,
+                                      Stream stream) const {
+  if (!is_aligned(found_inf, sizeof(float))) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: found_inf is not aligned to {} bytes", call,
+                sizeof(float));
+  }
+  CallMemory memory;
+  memory.add("found_inf", found_inf, sizeof(float), access);
+  return memory.check_device(call, *context_, stream);
+}
+
 Status DelayedScales::init(void* state, Stream stream) const {
   if (slots_.empty()) return {};
-  F8_TRY(check("scales_init", state, stream));
+  F8_TRY(check("float8_scales_init", state, stream));
   const std::vector<uint32_t> image = initial();
   const Context::State& own = context_->state();
   const ScopedContext current(own.driver, own.primary);
   F8_TRY(current.status());
-  // From pageable memory: the driver has taken the bytes when it returns.
+  if (own.keeps_records()) context_->state().records.set_fresh(state, layout_.bytes, true);
+  // The bytes are in pageable memory, so the driver has taken them when it returns.
   return own.driver.check(own.driver.memcpy_htod_async(reinterpret_cast<CUdeviceptr>(state),
                                                        image.data(), layout_.bytes, stream),
                           "cuMemcpyHtoDAsync");
@@ -101,25 +115,67 @@ ScaleSlots DelayedScales::slots(void* state, size_t first) const {
           .format = part<uint32_t>(state, layout_.format) + first};
 }
 
-Status DelayedScales::update(void* state, Stream stream) const {
-  if (slots_.empty()) return {};
-  F8_TRY(check("scales_sync", state, stream));
+kernels::ScaleUpdateArgs DelayedScales::update_args(void* state) const {
+  return {.amax = amaxes(state),
+          .history = part<uint32_t>(state, layout_.history),
+          .scale = part<float>(state, layout_.scale),
+          .format = part<uint32_t>(state, layout_.format),
+          .non_finite = part<uint32_t>(state, layout_.non_finite),
+          .count = static_cast<int32_t>(slots_.size()),
+          .length = options_.history,
+          .margin_factor = std::ldexp(1.0F, -options_.margin),
+          .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
+          .freeze = options_.non_finite == NonFinite::kHold,
+          .drop = 0,
+          .found_inf = nullptr};
+}
+
+Status DelayedScales::launch_update(const kernels::ScaleUpdateArgs& args, Stream stream) const {
   const Context::State& own = context_->state();
   const ScopedContext current(own.driver, own.primary);
   F8_TRY(current.status());
-  return launch_scale_update(own, *kernel_,
-                             {.amax = amaxes(state),
-                              .history = part<uint32_t>(state, layout_.history),
-                              .scale = part<float>(state, layout_.scale),
-                              .format = part<uint32_t>(state, layout_.format),
-                              .non_finite = part<uint32_t>(state, layout_.non_finite),
-                              .count = static_cast<int32_t>(slots_.size()),
-                              .length = options_.history,
-                              .margin_factor = std::ldexp(1.0F, -options_.margin),
-                              .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
-                              .freeze = options_.non_finite == NonFinite::kHold,
-                              .padding = 0},
-                             stream);
+  return launch_scale_update(own, *kernel_, args, stream);
+}
+
+Status DelayedScales::update(void* state, Stream stream, const float* found_inf) const {
+  if (slots_.empty()) return {};
+  const char* const call =
+      found_inf == nullptr ? "float8_scales_sync" : "float8_scales_sync_unless";
+  F8_TRY(check(call, state, stream));
+  if (found_inf != nullptr) F8_TRY(check_found_inf(call, found_inf, Access::kRead, stream));
+  Context::State& own = context_->state();
+  if (own.keeps_records()) own.records.set_fresh(state, layout_.bytes, false);
+  kernels::ScaleUpdateArgs args = update_args(state);
+  args.found_inf = found_inf;
+  return launch_update(args, stream);
+}
+
+Status DelayedScales::discard(void* state, Stream stream) const {
+  if (slots_.empty()) return {};
+  F8_TRY(check("float8_scales_discard", state, stream));
+  kernels::ScaleUpdateArgs args = update_args(state);
+  args.drop = 1;
+  return launch_update(args, stream);
+}
+
+Status DelayedScales::find_inf(const void* state, float* found_inf, Stream stream) const {
+  constexpr const char* kCall = "float8_scales_found_inf";
+  if (slots_.empty()) return {};
+  F8_TRY(check(kCall, state, stream));
+  if (found_inf == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: found_inf is NULL", kCall);
+  }
+  F8_TRY(check_found_inf(kCall, found_inf, Access::kWrite, stream));
+  const Context::State& own = context_->state();
+  const ScopedContext current(own.driver, own.primary);
+  F8_TRY(current.status());
+  kernels::FoundInfArgs args{.amax = amaxes(const_cast<void*>(state)),
+                             .found_inf = found_inf,
+                             .count = static_cast<int32_t>(slots_.size()),
+                             .padding = 0};
+  void* parameters[] = {&args};
+  return launch(own.driver, *found_inf_kernel_, ceil_div(args.count, kUpdateThreads), parameters,
+                own.options.programmatic_launch, stream);
 }
 
 Status launch_scale_update(const Context::State& context, const Kernel& kernel,
@@ -141,7 +197,8 @@ kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch, siz
           .margin_factor = 1.0F,
           .most_recent = 1,
           .freeze = hold ? 1 : 0,
-          .padding = 0};
+          .drop = 0,
+          .found_inf = nullptr};
 }
 
 }  // namespace f8::runtime

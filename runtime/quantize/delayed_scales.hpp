@@ -11,7 +11,7 @@
 //
 // It is plain data: a copy of the buffer, taken when its stream is idle, resumes bitwise, and
 // scale_state.hpp keeps it between runs. A step is forward and backward of all linears, sync_amax()
-// of amaxes() where there are ranks, update().
+// of amaxes() if there are ranks, then update(), or discard() for a step that does not count.
 #pragma once
 
 #include <span>
@@ -19,35 +19,36 @@
 
 #include "codegen/kernels/kernel_args.cuh"
 #include "recipes/delayed.hpp"
+#include "runtime/device/call_memory.hpp"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {
 
 // A linear's part of the state, or nothing.
 struct ScaleSlots {
-  uint32_t* amax = nullptr;
+  uint32_t* amax = nullptr;  // null: the casts of an evaluation, which record nothing
   const float* scale = nullptr;
   const uint32_t* format = nullptr;  // read in a first step over ranks
 };
 
-// Replaces `count` maxima on the device by those over ranks, in stream order: sync_amax() of
-// runtime/distributed, or nothing where there is one rank.
+// Replaces `count` amaxes on the device by their maxima over ranks, in stream order. This is
+// sync_amax() of runtime/distributed, or nothing if there is one rank.
 struct AmaxReduction {
   Status (*reduce)(void* ranks, uint32_t* amax_bits, size_t count, Stream stream) = nullptr;
   void* ranks = nullptr;
 };
 
-// One update of scales, as DelayedScales::update() launches it.
+// Launches one update of scales, as DelayedScales::update() does.
 [[nodiscard]] Status launch_scale_update(const Context::State& context, const Kernel& kernel,
                                          kernels::ScaleUpdateArgs args, Stream stream);
-// That of a first step over ranks: the scales of `count` slots from maxima of that step alone, as
-// dynamic scaling would have them. `scratch`: 2 * count words.
+// The arguments for a first step over ranks: the scales of `count` slots come from the amaxes of
+// that step alone, as in dynamic scaling. `scratch` has 2 * count words.
 [[nodiscard]] kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch,
                                                         size_t count, const ScaleSlots& slots,
                                                         bool hold);
-inline constexpr size_t kFirstWords = 3;  // of a slot: its amax, and of the scratch
+inline constexpr size_t kFirstWords = 3;  // for each slot: its amax, and its part of the scratch
 
-// Where the parts of a state begin, in bytes.
+// The offsets of the parts of a state, in bytes.
 struct ScaleLayout {
   size_t amax = 0;
   size_t scale = 0;
@@ -71,25 +72,38 @@ class DelayedScales {
   [[nodiscard]] const DelayedOptions& options() const { return options_; }
   [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
 
-  // That `state` is one, as far as can be told: the calls below and scale_checkpoint.hpp's do so.
+  // Checks as far as possible that `state` is one: the calls below and scale_checkpoint.hpp's do
+  // so.
   [[nodiscard]] Status check(const char* call, const void* state, Stream stream) const;
-  // A state in host memory: as init() leaves it on the device.
+  // Gives a state in host memory, as init() leaves it on the device.
   [[nodiscard]] std::vector<uint32_t> initial() const;
 
-  // Scales 1, no history. Copies from the host, so it does not belong into a graph.
+  // Sets all scales to 1 and empties the histories. It copies from the host, so it does not belong
+  // into a graph.
   [[nodiscard]] Status init(void* state, Stream stream) const;
-  // count() words, to be reduced with MAX over ranks between backward and update().
+  // Gives count() words, to be reduced with MAX over ranks between backward and update().
   [[nodiscard]] uint32_t* amaxes(void* state) const;
-  // The slots of a linear whose first one is `first`.
+  // Gives the slots of a linear whose first one is `first`.
   [[nodiscard]] ScaleSlots slots(void* state, size_t first) const;
-  // One launch for all slots; zeroes the amaxes.
-  [[nodiscard]] Status update(void* state, Stream stream) const;
+  // Sets *found_inf, in device memory, to 1 if an amax of the step is not finite, and leaves it
+  // alone otherwise.
+  [[nodiscard]] Status find_inf(const void* state, float* found_inf, Stream stream) const;
+  // Ends a step, in one launch for all slots, and zeroes the amaxes. A step with *found_inf != 0,
+  // in device memory, is discarded.
+  [[nodiscard]] Status update(void* state, Stream stream, const float* found_inf = nullptr) const;
+  // Drops what the step recorded (reference::scale_drop).
+  [[nodiscard]] Status discard(void* state, Stream stream) const;
 
  private:
   DelayedScales() = default;
+  [[nodiscard]] Status check_found_inf(const char* call, const float* found_inf, Access access,
+                                       Stream stream) const;
+  [[nodiscard]] kernels::ScaleUpdateArgs update_args(void* state) const;
+  [[nodiscard]] Status launch_update(const kernels::ScaleUpdateArgs& args, Stream stream) const;
 
   std::shared_ptr<Context> context_;
   const Kernel* kernel_ = nullptr;
+  const Kernel* found_inf_kernel_ = nullptr;
   std::vector<DelayedSlot> slots_;
   DelayedOptions options_;
   ScaleLayout layout_;

@@ -23,6 +23,7 @@ const std::vector<std::string> kKeys = {
     "gemm2/e4m3.e4m3.f32/block128x128/precise/128x128s4c1x1w2",
     "gemm/e4m3.e4m3.bf16/tensor/fast/128x128s5c1x1k2w2",
     "scale_update",
+    "found_inf",
     "column_sums/f16",
     "bias_grad/f32",
 };

@@ -12,8 +12,8 @@
 #include "recipes/filter_file.hpp"
 #include "recipes/problem.hpp"
 #include "recipes/scale_state.hpp"
-#include "recipes/tuning_table.hpp"
 #include "tests/fuzz/fuzz.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8 {
 namespace {
@@ -33,13 +33,14 @@ std::vector<std::string> problem_keys() {
 
 std::string table_text() {
   TuningTable table;
-  table.device = "NVIDIA H100 80GB HBM3";
+  table.devices = {{.name = "NVIDIA H100 80GB HBM3", .cc = 90, .sm_count = 132}};
+  table.sources = {"built-in"};
   for (const Recipe& recipe : builtin_recipes()) {
     for (const Gemm g : kGemms) {
       table.add({*Problem::make(to_op(g), recipe, {8192, 4096, 1024}), Provider::kGenerated,
                  "128x256s4c2x1w2g8", 1234.5});
     }
-    table.add({recipe.name, {8192, 4096, 1024}, 1.25, 1.2, 1.3});
+    table.add({recipe.name, {8192, 4096, 1024}, 1.25, 1.2, 1.3, 1e6});
   }
   table.add({*Problem::make(Op::kOutput, builtin_recipes()[0], {16, 16, 16}), Provider::kCublasLt,
              "h3", 17});
@@ -49,7 +50,13 @@ std::string table_text() {
 std::string filter_text() {
   FilterFile file{.recipe = "rowwise", .tokens = 8192, .decisions = {}};
   file.decisions = {{"layers.*.wq", 4096, 1024, false, "kept in bf16: speedup 0.9"},
-                    {"output", 8192, 128256, true, "converted: measured"}};
+                    {"output",
+                     8192,
+                     128256,
+                     true,
+                     "converted: measured",
+                     Evidence::kMeasured,
+                     {1.3, 1.25, 1.35}}};
   return file.serialize().value();
 }
 

@@ -1,4 +1,4 @@
-// Operands of a matrix product on the device, and what it should come to.
+// Operands of a GEMM on the device, and its reference.
 #pragma once
 
 #include "runtime/gemm/gemm.hpp"

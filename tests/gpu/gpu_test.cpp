@@ -114,7 +114,8 @@ void DeviceGraph::replay() const {
 }
 
 void GpuTest::SetUp() {
-  static const Result<std::shared_ptr<Context>> shared = Context::create(0, {.emulate = kEmulated});
+  static const Result<std::shared_ptr<Context>> shared =
+      Context::create(0, {.builtin_table = false, .emulate = kEmulated});
   if (!shared) {
     const ErrorCode code = shared.error().code;
     if (code == ErrorCode::kEnvironment || code == ErrorCode::kUnsupported) {

@@ -1,8 +1,8 @@
-// What the GPU tests share: the device, or a visible skip where there is no Hopper GPU, and device
-// memory that shows what was not written and what was written beside it.
+// The common part of the GPU tests: the device, or a visible skip if there is no Hopper GPU, and
+// device memory that shows what was not written and what was written beside it.
 //
-// Those that the CPU can run in time are built a second time, with FLOAT8_EMULATED, for an emulated
-// device: the same assertions hold there without a GPU.
+// The tests that the CPU can run in time are built a second time, with FLOAT8_EMULATED, for an
+// emulated device: the same assertions hold there without a GPU.
 #pragma once
 
 #include <fmt/format.h>
@@ -26,13 +26,13 @@ inline constexpr bool kEmulated = true;
 inline constexpr bool kEmulated = false;
 #endif
 
-// What a device does at once may take a CPU minutes.
+// Gives the size for a device, or a smaller one that does not take a CPU minutes.
 template <class T>
 [[nodiscard]] T by_device(T real, T emulated) {
   return kEmulated ? emulated : real;
 }
 
-// How often to do what must come out the same every time.
+// Gives the number of repeats for what must come out the same every time.
 [[nodiscard]] inline int repeats(int often) {
   return kEmulated || sanitized() ? 3 : often;
 }
@@ -105,7 +105,7 @@ class DeviceStream {
   CUstream stream_ = nullptr;
 };
 
-// What a function enqueues on a stream, captured instead of run.
+// Captures what a function enqueues on a stream instead of running it.
 class DeviceGraph {
  public:
   DeviceGraph(const Context& context, const DeviceStream& stream,

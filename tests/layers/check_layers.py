@@ -4,11 +4,16 @@
     check_layers.py ROOT          every finding as FILE:LINE: what; exit 1 where there is one
     check_layers.py --self-test   plants a violation of each rule in an empty tree and looks for it
 
-    base <- recipes <- codegen <- runtime      recipes <- tuning_db      all <- tools
+    base <- recipes <- codegen <- runtime      recipes <- tuning_db/estimate <- runtime, tuning_db
+    all <- tools
 
 Inside runtime/ the rooms have one direction too:
 
     device <- emulation      device <- gemm, quantize <- linear <- model      all <- c_abi
+
+and those of tools/tuner/, over the files that lie in it itself:
+
+    model_files      backend <- measure <- worker <- search
 
 A path in quotes is the project's, from the root (device templates and tests may also name a file
 beside them, and an example names its own files as it finds them); angle brackets are the system's.
@@ -22,10 +27,14 @@ MAY_INCLUDE = {
     "base": {"base"},
     "recipes": {"base", "recipes"},
     "codegen": {"base", "recipes", "codegen"},
-    "runtime": {"base", "recipes", "codegen", "runtime"},
+    # Of the tuning database a trainer has the estimator alone: plain data, no SQLite.
+    "runtime": {"base", "recipes", "codegen", "tuning_db/estimate", "runtime"},
     "tuning_db": {"base", "recipes", "tuning_db"},
+    "tuning_db/estimate": {"base", "recipes", "tuning_db/estimate"},
     "tools": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools"},
+    "tools/tuner/model_files": {"base", "recipes", "tools"},
     "tests": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools", "tests", "examples"},
+    "benchmarks": {"base", "recipes", "codegen", "runtime", "benchmarks"},
     "examples": set(),  # the public headers alone: EXAMPLE, below
 }
 # The rooms of a folder, from the bottom up: which of its rooms each may include.
@@ -38,17 +47,24 @@ ROOMS = {
     "runtime/model": {"device", "gemm", "quantize", "linear", "model"},
     "runtime/distributed": {"device", "distributed"},
     "runtime/c_abi": {"device", "gemm", "quantize", "linear", "model", "distributed", "c_abi"},
+    "tools/tuner": {"tuner"},
+    "tools/tuner/model_files": {"tuner", "model_files"},
+    "tools/tuner/backend": {"tuner", "backend"},
+    "tools/tuner/measure": {"tuner", "backend", "measure"},
+    "tools/tuner/worker": {"tuner", "backend", "measure", "worker"},
+    "tools/tuner/search": {"tuner", "backend", "measure", "worker", "search"},
 }
-HAS_ROOMS = {room.split("/")[0] for room in ROOMS}
+HAS_ROOMS = {"runtime", "tools/tuner"}
 CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|crt/)")
 SYSTEM_WALLS = [
     # folders, the headers they may not include, why
-    ({"base", "recipes", "tuning_db"}, CUDA, "knows nothing of CUDA"),
-    ({"base", "recipes", "codegen", "runtime"}, re.compile(r"sqlite3\.h"),
+    ({"base", "recipes", "tuning_db", "tuning_db/estimate", "tools/tuner/model_files"}, CUDA,
+     "knows nothing of CUDA"),
+    ({"base", "recipes", "codegen", "runtime", "tuning_db/estimate"}, re.compile(r"sqlite3\.h"),
      "knows nothing of SQLite"),
-    ({"base", "recipes", "codegen", "runtime", "tuning_db"}, re.compile(r"CLI/"),
-     "knows nothing of the command line"),
-    ({"base", "recipes", "codegen", "runtime"}, re.compile(r"nlohmann/"),
+    ({"base", "recipes", "codegen", "runtime", "tuning_db", "tuning_db/estimate"},
+     re.compile(r"CLI/"), "knows nothing of the command line"),
+    ({"base", "recipes", "codegen", "runtime", "tuning_db/estimate"}, re.compile(r"nlohmann/"),
      "a trainer does not link JSON"),
 ]
 # The public headers and the device templates stand on their own.
@@ -81,9 +97,14 @@ NAMED_NOWHERE = [
 FOLDERS = sorted(f for f in MAY_INCLUDE if "/" not in f) + ["cmake", "docs", "scripts", ".ci"]
 
 
+def folder_of(path):
+    """The most special folder of MAY_INCLUDE that the path lies in; None where there is none."""
+    return max((f for f in MAY_INCLUDE if path.startswith(f + "/")), key=len, default=None)
+
+
 def include_findings(path, number, quote, target):
     """Why the file at `path` (from the root) may not include `target`."""
-    folder = max((f for f in MAY_INCLUDE if path.startswith(f + "/")), key=len)
+    folder = folder_of(path)
     for files, allowed, why in STANDALONE:
         if files.match(path):
             if not allowed.match(target):
@@ -101,24 +122,28 @@ def include_findings(path, number, quote, target):
         return
     if folder == "tests" and "/" not in target:
         return
-    there = target.split("/")[0]
-    if there not in MAY_INCLUDE:
+    there = folder_of(target)
+    if there is None:
         yield f"{path}:{number}: includes \"{target}\": name it from the root, as \"{folder}/...\""
-    elif there not in MAY_INCLUDE[folder]:
+    elif not MAY_INCLUDE[folder] & {there, there.split("/")[0]}:
         allowed = ", ".join(sorted(MAY_INCLUDE[folder]))
         yield f"{path}:{number}: includes {target}: {folder} may include {allowed}"
-    elif there == folder and there in HAS_ROOMS:
+    else:
         yield from room_findings(path, number, target)
 
 
 def room_findings(path, number, target):
     """Why a file of one room may not include `target` of another room of the same folder."""
-    room, there = ("/".join(name.split("/")[:2]) for name in (path, target))
-    if room not in ROOMS:
-        yield f"{path}:{number}: {room} is no room of this folder: {', '.join(sorted(ROOMS))}"
-    elif there.split("/")[1] not in ROOMS[room]:
-        allowed = ", ".join(sorted(ROOMS[room]))
-        yield f"{path}:{number}: includes {target}: {room} may include {allowed}"
+    for folder in HAS_ROOMS:
+        if not (path.startswith(folder + "/") and target.startswith(folder + "/")):
+            continue
+        depth = folder.count("/") + 2
+        room, there = ("/".join(name.split("/")[:-1][:depth]) for name in (path, target))
+        if room not in ROOMS:
+            yield f"{path}:{number}: {room} is no room of this folder: {', '.join(sorted(ROOMS))}"
+        elif there.split("/")[-1] not in ROOMS[room]:
+            allowed = ", ".join(sorted(ROOMS[room]))
+            yield f"{path}:{number}: includes {target}: {room} may include {allowed}"
 
 
 def check(root):
@@ -153,7 +178,12 @@ def self_test():
         "runtime/linear/a.cpp": '#include "runtime/gemm/gemm.hpp"\n',
         "runtime/include/float8/float8.hpp": '#include <expected>\n#include "float8/float8.h"\n',
         "codegen/kernels/a.cuh": '#include "ptx.cuh"\n',
+        "runtime/model/a.cpp": '#include "tuning_db/estimate/filter.hpp"\n',
+        "tuning_db/a.cpp": '#include <sqlite3.h>\n#include "tuning_db/estimate/filter.hpp"\n',
+        "tuning_db/estimate/a.cpp": '#include "recipes/recipe.hpp"\n',
         "tools/a/b.cpp": '#include <CLI/CLI.hpp>\n#include "tuning_db/database.hpp"\n',
+        "tools/tuner/search/a.cpp": '#include "tools/tuner/worker/a.hpp"\n',
+        "tools/tuner/backend/a.cpp": '#include "tools/tuner/statistics.hpp"\n',
         "tests/unit/a.cpp": '#include "a_sample.hpp"\n#include "tools/a/b.hpp"\n',
         "examples/a/b.cpp": '#include <vector>\n#include <float8/float8.hpp>\n#include "b.hpp"\n'
                             '#include <CLI/CLI.hpp>\n#include <cuda.h>\n#include "kernels/b.cuh"\n',
@@ -174,9 +204,24 @@ def self_test():
         ("runtime/linear/x.cpp", '#include "runtime/model/info.hpp"\n'),
         ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
         ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
+        ("runtime/device/x.cpp", '#include "tuning_db/database.hpp"\n'),
+        ("codegen/x.cpp", '#include "tuning_db/estimate/tuning_table.hpp"\n'),
         ("tuning_db/x.cpp", "#include <nccl.h>\n"),
+        ("tuning_db/estimate/x.cpp", "#include <sqlite3.h>\n"),
+        ("tuning_db/estimate/x.cpp", "#include <nlohmann/json.hpp>\n"),
+        ("tuning_db/estimate/x.hpp", "#include <cuda.h>\n"),
+        ("tuning_db/estimate/x.cpp", '#include "tuning_db/database.hpp"\n'),
+        ("tuning_db/estimate/x.cpp", '#include "runtime/linear/linear.hpp"\n'),
         ("tuning_db/x.cpp", '#include "runtime/linear/linear.hpp"\n'),
         ("tools/x.cpp", '#include "detail.hpp"\n'),
+        ("tools/tuner/x.cpp", '#include "tools/tuner/backend/x.hpp"\n'),
+        ("tools/tuner/other/x.cpp", '#include "tools/tuner/backend/x.hpp"\n'),
+        ("tools/tuner/backend/x.cpp", '#include "tools/tuner/measure/x.hpp"\n'),
+        ("tools/tuner/measure/x.cpp", '#include "tools/tuner/worker/x.hpp"\n'),
+        ("tools/tuner/worker/x.cpp", '#include "tools/tuner/search/x.hpp"\n'),
+        ("tools/tuner/model_files/x.cpp", '#include "tools/tuner/backend/x.hpp"\n'),
+        ("tools/tuner/model_files/x.cpp", '#include "runtime/gemm/gemm.hpp"\n'),
+        ("tools/tuner/model_files/x.cpp", "#include <cuda.h>\n"),
         ("examples/a/x.cpp", '#include "base/file.hpp"\n'),
         ("examples/a/x.cpp", '#include "runtime/driver.hpp"\n'),
         ("examples/a/x.hpp", '#include "tuning_db/database.hpp"\n'),

@@ -17,17 +17,20 @@ void declare(CLI::App& command, BenchOptions& options) {
   command.add_option("--recipe", options.recipes, "recipes, separated by commas")
       ->type_name("LIST");
   add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
-  command.add_option("--seconds", options.knobs.final_s, "longest time of a comparison")
+  command.add_option("--seconds", options.measuring.final_s, "longest time of a comparison")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
   command
-      .add_option("--screen-ms", options.knobs.screen_ms, "a candidate's share of the screening")
+      .add_option("--screen-ms", options.measuring.screen_ms,
+                  "a candidate's share of the screening")
       ->check(CLI::PositiveNumber)
       ->type_name("MS");
-  command.add_option("--keep", options.knobs.keep, "generated configurations that are screened")
+  command
+      .add_option("--keep", options.measuring.keep, "generated configurations that are screened")
       ->check(CLI::Range(1, 1000))
       ->type_name("COUNT");
-  command.add_option("--heuristics", options.knobs.heuristics, "suggestions of cuBLASLt screened")
+  command
+      .add_option("--heuristics", options.measuring.heuristics, "suggestions of cuBLASLt screened")
       ->check(CLI::Range(0, 100))
       ->type_name("COUNT");
 }
@@ -37,8 +40,7 @@ void declare_matmul(CLI::App& command, MatmulOptions& options) {
   command.add_option("--op", options.op, "output, grad_input or grad_weight")->type_name("OP");
   CLI::Option* fast =
       command.add_flag("--fast", options.fast, "accumulate in the tensor core all the way");
-  command.add_flag("--precise", options.precise, "promote to fp32 every 128 of the contraction")
-      ->excludes(fast);
+  command.add_flag("--precise", options.precise, "promote to fp32 every 128 of K")->excludes(fast);
 }
 
 Result<Op> op_of(const MatmulOptions& options) {
@@ -92,12 +94,12 @@ Result<BenchMachine> open_bench(const BenchOptions& options, const Global& globa
       F8_TRY(codegen::CubinCache::open(environment().cache_dir)));
   machine.progress = std::make_unique<Progress>(global);
   machine.bench = std::make_unique<tuner::Bench>(
-      *machine.backend, *machine.compiler, options.knobs,
+      *machine.backend, *machine.compiler, options.measuring,
       [progress = machine.progress.get()](const std::string& text) { progress->update(text); });
   return machine;
 }
 
-bool ends_survey(const Error& error, const BenchWork& work) {
+bool ends_shape_sweep(const Error& error, const BenchWork& work) {
   return work.shapes.size() * work.recipes.size() == 1 || error.code == ErrorCode::kCuda ||
          error.code == ErrorCode::kEnvironment || error.code == ErrorCode::kInterrupted;
 }
@@ -111,8 +113,9 @@ void add_us(Json& json, const tuning_db::TrialResult& result) {
 std::string failed_text(std::span<const tuner::BenchRow> failed) {
   std::string text;
   for (const tuner::BenchRow& kernel : failed) {
-    text += fmt::format("not measured: {} {}: {}: {}\n", kernel.subject.impl, kernel.subject.config,
-                        tuning_db::to_string(kernel.result.state), kernel.result.reason);
+    text += fmt::format("not measured: {} {}: {}: {}\n", impl_text(kernel.candidate),
+                        kernel.candidate.config, tuning_db::to_string(kernel.result.state),
+                        kernel.result.reason);
   }
   return text;
 }
@@ -120,8 +123,8 @@ std::string failed_text(std::span<const tuner::BenchRow> failed) {
 Json failed_json(std::span<const tuner::BenchRow> failed) {
   Json json = Json::array();
   for (const tuner::BenchRow& kernel : failed) {
-    json.push_back({{"impl", kernel.subject.impl},
-                    {"config", kernel.subject.config},
+    json.push_back({{"impl", impl_text(kernel.candidate)},
+                    {"config", kernel.candidate.config},
                     {"state", tuning_db::to_string(kernel.result.state)},
                     {"reason", kernel.result.reason}});
   }
@@ -134,27 +137,23 @@ bool any_wrong(std::span<const tuner::BenchRow> failed) {
   });
 }
 
-std::string summary_text(const std::string& what, std::span<const tuner::SurveyRatio> ratios) {
+std::string summary_text(const std::string& what, std::span<const tuner::ShapeRatio> ratios) {
   if (ratios.size() < 2) return "";
-  const tuner::SurveySummary s = tuner::summarize(ratios);
+  const tuner::ShapeSummary s = tuner::summarize(ratios);
   return fmt::format(
       "{}: geometric mean {:.3f} of {}, {} at 1.00 or above, {} at 0.95 or above, worst {:.3f} "
       "({})\n",
       what, s.geometric_mean, s.count, s.at_least_100, s.at_least_095, s.worst, s.worst_of);
 }
 
-Json summary_json(std::span<const tuner::SurveyRatio> ratios) {
-  const tuner::SurveySummary s = tuner::summarize(ratios);
+Json summary_json(std::span<const tuner::ShapeRatio> ratios) {
+  const tuner::ShapeSummary s = tuner::summarize(ratios);
   return {{"count", s.count},
           {"geometric_mean", rounded(s.geometric_mean, 5)},
           {"worst", rounded(s.worst, 5)},
           {"worst_of", s.worst_of},
           {"at_least_1.00", s.at_least_100},
           {"at_least_0.95", s.at_least_095}};
-}
-
-std::string interval_text(double lo, double hi, int digits) {
-  return fmt::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
 }
 
 std::string csv_number(double value) {

@@ -1,6 +1,6 @@
-// What the benchmarks share: shapes from the command line or a file, the device and its compilers,
-// the table for other programs. bench_matmul.cpp, bench_epilogue.cpp, bench_linear.cpp and
-// bench_cast.cpp measure.
+// The parts that the benchmarks share: shapes from the command line or a file, the device and its
+// compilers, the table for other programs. bench_matmul.cpp, bench_epilogue.cpp, bench_linear.cpp
+// and bench_cast.cpp measure.
 #pragma once
 
 #include <memory>
@@ -22,13 +22,13 @@ struct BenchOptions {
   std::string csv;     // a file
   std::string recipes = "tensorwise";
   int64_t device = 0;
-  tuner::BenchKnobs knobs;
+  tuner::BenchOptions measuring;
 };
 void declare(CLI::App& command, BenchOptions& options);
 // The recipes that the options name.
 [[nodiscard]] Result<std::vector<Recipe>> recipes_of(const BenchOptions& options);
 
-// Of one of a linear's matmuls.
+// The options of a benchmark of one of a linear's GEMMs.
 struct MatmulOptions : BenchOptions {
   std::string op = "output";
   bool fast = false, precise = false;  // neither: as the recipe says
@@ -42,7 +42,7 @@ struct BenchWork {
   std::vector<Shape> shapes;
   std::vector<Recipe> recipes;
 };
-// What the options name; fails before a device is looked for.
+// The work that the options name; fails before a device is looked for.
 [[nodiscard]] Result<BenchWork> work_of(const BenchOptions& options);
 
 // The device, and the compilers that work ahead of it.
@@ -56,27 +56,25 @@ struct BenchMachine {
 [[nodiscard]] Result<BenchMachine> open_bench(const BenchOptions& options, const Global& global,
                                               std::span<const std::string_view> csv_columns);
 
-// One problem of a survey that could not be measured is a line of it, unless the device is lost or
-// it is the only one.
-[[nodiscard]] bool ends_survey(const Error& error, const BenchWork& work);
+// Whether an error ends a sweep over shapes. A problem that could not be measured is a line of it,
+// unless the device is lost or the problem is the only one.
+[[nodiscard]] bool ends_shape_sweep(const Error& error, const BenchWork& work);
 
 // A result's median and interval, where it was timed.
 void add_us(Json& json, const tuning_db::TrialResult& result);
-// Of the candidates that could not be measured.
+// The candidates that could not be measured.
 [[nodiscard]] std::string failed_text(std::span<const tuner::BenchRow> failed);
 [[nodiscard]] Json failed_json(std::span<const tuner::BenchRow> failed);
 [[nodiscard]] bool any_wrong(std::span<const tuner::BenchRow> failed);
 
 // Empty where there is nothing to say: fewer than two.
 [[nodiscard]] std::string summary_text(const std::string& what,
-                                       std::span<const tuner::SurveyRatio> ratios);
-[[nodiscard]] Json summary_json(std::span<const tuner::SurveyRatio> ratios);
-// Of a CSV field: six significant digits.
+                                       std::span<const tuner::ShapeRatio> ratios);
+[[nodiscard]] Json summary_json(std::span<const tuner::ShapeRatio> ratios);
+// A number as a CSV field: six significant digits.
 [[nodiscard]] std::string csv_number(double value);
-// "[lo, hi]"
-[[nodiscard]] std::string interval_text(double lo, double hi, int digits);
 
-// bench cast of a list of weights (weight_list.hpp).
+// Runs bench cast on a list of weights (weight_list.hpp).
 [[nodiscard]] Result<int> bench_casts(const BenchOptions& options, const std::string& list,
                                       const Global& global);
 

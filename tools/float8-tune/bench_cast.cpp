@@ -1,4 +1,5 @@
-// bench cast --list: the weights of a model cast in few launches, against one by one and a copy.
+// bench cast --list compares casting the weights of a model in few launches with casting them one
+// by one and with a copy.
 #include "tools/float8-tune/bench.hpp"
 
 namespace f8::cli {
@@ -9,11 +10,13 @@ constexpr std::array<std::string_view, 13> kColumns = {
     "gb_per_s", "of_copy", "of_copy_lo", "of_copy_hi", "state", "reason"};
 
 double bytes_of(const tuner::CastBench& bench, const tuner::CastRow& row) {
-  return row.impl == "copy" ? bench.copy_bytes : bench.bytes;
+  return row.impl == tuner::Impl::kCopy ? bench.copy_bytes : bench.bytes;
 }
 
 std::string name_of(const tuner::CastRow& row) {
-  return row.impl == "cast_list" ? "list" : row.impl == "cast_each" ? "one by one" : row.impl;
+  return row.impl == tuner::Impl::kCastList   ? "list"
+         : row.impl == tuner::Impl::kCastEach ? "one by one"
+                                              : "copy";
 }
 
 Json to_json(const tuner::CastBench& bench, const Recipe& recipe, size_t weights) {
@@ -28,7 +31,7 @@ Json to_json(const tuner::CastBench& bench, const Recipe& recipe, size_t weights
     if (const auto& copy = row.of_copy) {
       add_interval(one, "of_copy", copy->ratio, copy->ci.lo, copy->ci.hi, 5);
     }
-    if (const auto& ratio = row.result.ratio; ratio && row.impl == "cast_list") {
+    if (const auto& ratio = row.result.ratio; ratio && row.impl == tuner::Impl::kCastList) {
       add_interval(one, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
     }
     one["state"] = tuning_db::to_string(row.result.state);
@@ -61,7 +64,7 @@ std::string text_of(const tuner::CastBench& bench, const Recipe& recipe, size_t 
                share ? interval_text(share->ci.lo, share->ci.hi, 3) : "",
                std::string(tuning_db::to_string(row.result.state))});
     if (!timing) after += fmt::format("{} not measured: {}\n", name_of(row), row.result.reason);
-    if (row.impl == "cast_list" && row.result.ratio) {
+    if (row.impl == tuner::Impl::kCastList && row.result.ratio) {
       after += fmt::format("the list is {:.3f} times as fast as one by one {}\n",
                            row.result.ratio->ratio,
                            interval_text(row.result.ratio->lo, row.result.ratio->hi, 3));

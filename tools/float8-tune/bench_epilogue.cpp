@@ -1,5 +1,5 @@
-// bench epilogue: what a bias, an amax of the result and the addition to what it held cost a
-// generated matmul, against the fastest plain one of the same group.
+// bench epilogue says what a bias, an amax of the result and the addition to what the result held
+// cost a generated GEMM, against the fastest plain one of the same group.
 #include "tools/float8-tune/bench.hpp"
 
 namespace f8::cli {
@@ -35,7 +35,7 @@ Result<Dtype> type_of(const Options& options) {
 Json to_json(const tuner::EpilogueBench& bench, const tuner::EpilogueCost& cost) {
   const tuner::BenchRow& row = bench.rows[cost.row];
   Json json = {{"epilogue", to_string(cost.epilogue)},
-               {"config", row.subject.config},
+               {"config", row.candidate.config},
                {"state", tuning_db::to_string(row.result.state)}};
   add_us(json, row.result);
   if (const auto& over = cost.over_plain) {
@@ -51,7 +51,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::EpilogueBench& bench,
   const auto& over = cost.over_plain;
   return csv.add(std::array<std::string, kColumns.size()>{
       bench.problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k),
-      bench.problem.recipe, to_string(cost.epilogue), row.subject.config,
+      bench.problem.recipe, to_string(cost.epilogue), row.candidate.config,
       csv_number(row.result.timing->median_ns / 1e3), over ? csv_number(over->ratio) : "",
       over ? csv_number(over->ci.lo) : "", over ? csv_number(over->ci.hi) : "",
       std::string(tuning_db::to_string(row.result.state))});
@@ -70,7 +70,7 @@ std::string text_of(const tuner::EpilogueBench& bench, bool color) {
     const tuner::BenchRow& row = bench.rows[cost.row];
     const tuning_db::Timing& timing = *row.result.timing;
     const auto& over = cost.over_plain;
-    table.add({to_string(cost.epilogue), row.subject.config,
+    table.add({to_string(cost.epilogue), row.candidate.config,
                fmt::format("{:.2f}", timing.median_ns / 1e3),
                interval_text(timing.ci_lo_ns / 1e3, timing.ci_hi_ns / 1e3, 2),
                over ? fmt::format("{:.3f}", over->ratio) : "-",
@@ -102,7 +102,7 @@ Result<int> bench_epilogue(const Options& options, const Global& global) {
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!bench) {
-        if (ends_survey(bench.error(), work)) return std::unexpected(bench.error());
+        if (ends_shape_sweep(bench.error(), work)) return std::unexpected(bench.error());
         json["error"] = bench.error().message;
         text += fmt::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
         results.push_back(json);
@@ -136,7 +136,7 @@ void add_bench_epilogue(CLI::App& group, Program& program) {
       group, program, "epilogue", "what a bias, an amax and an addition cost a matmul", Needs::kGpu,
       [options, &program] { return bench_epilogue(*options, program.global); });
   declare_matmul(*command, *options);
-  command->add_option("--type", options->type, "of the result: bf16, f16 or f32")
+  command->add_option("--type", options->type, "type of the result: bf16, f16 or f32")
       ->type_name("TYPE");
   command
       ->add_option("--epilogue", options->epilogues,

@@ -1,6 +1,6 @@
-// bench linear: a linear's forward and backward against bf16, and each of its kernels; over many
-// shapes a survey of the speedups. bench cast without --list: its amax and cast kernels against a
-// copy.
+// bench linear compares a linear's forward and backward with bf16 and times each of its kernels;
+// over many shapes it sums up the speedups. bench cast without --list compares the linear's amax
+// and cast kernels with a copy.
 #include "tools/float8-tune/bench.hpp"
 
 namespace f8::cli {
@@ -8,7 +8,7 @@ namespace {
 
 struct Options : BenchOptions {
   bool no_tune = false;
-  std::optional<std::string> list;  // of weights
+  std::optional<std::string> list;  // the weights of bench cast
 };
 
 constexpr std::array<std::string_view, 18> kColumns = {
@@ -30,7 +30,7 @@ Json to_json(const tuner::LinearBench& bench) {
   row["state"] = tuning_db::to_string(bench.float8.state);
   if (!bench.float8.reason.empty()) row["reason"] = bench.float8.reason;
   row["fp8_kernels"] = tuner::choices_text(bench.choices);
-  row["bf16_kernels"] = tuner::choices_text(bench.twin);
+  row["bf16_kernels"] = tuner::choices_text(bench.bf16_choices);
   if (bench.linears > 0) {
     row["linears_searched"] = bench.linears;
     row["fastest_kernels_over_best"] = rounded(bench.over_first, 4);
@@ -94,7 +94,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
       time(bench.bf16, &Timing::ci_hi_ns), ratio ? csv_number(ratio->ratio) : "",
       ratio ? csv_number(ratio->lo) : "", ratio ? csv_number(ratio->hi) : "",
       std::string(tuning_db::to_string(bench.float8.state)), tuner::choices_text(bench.choices),
-      tuner::choices_text(bench.twin), std::to_string(bench.linears)});
+      tuner::choices_text(bench.bf16_choices), std::to_string(bench.linears)});
 }
 
 Result<int> bench_linear(const Options& options, const Global& global, bool casts) {
@@ -105,7 +105,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
   machine.backend->context()->set_table(std::move(tuned));
   Json results = Json::array();
   std::string text;
-  std::vector<std::vector<tuner::SurveyRatio>> speedups(work.recipes.size());
+  std::vector<std::vector<tuner::ShapeRatio>> speedups(work.recipes.size());
   std::vector<int> failed(work.recipes.size());
   for (const Shape shape : work.shapes) {
     for (size_t r = 0; r < work.recipes.size(); ++r) {
@@ -114,7 +114,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!bench) {
-        if (ends_survey(bench.error(), work)) return std::unexpected(bench.error());
+        if (ends_shape_sweep(bench.error(), work)) return std::unexpected(bench.error());
         results.push_back({{"m", shape.m},
                            {"n", shape.n},
                            {"k", shape.k},
@@ -141,7 +141,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
     one["failed"] = failed[r];
     summaries.push_back(one);
     summary += summary_text(fmt::format("{}, speedup over bf16{}", work.recipes[r].name,
-                                        options.knobs.reuse_weights ? ", weights reused" : ""),
+                                        options.measuring.reuse_weights ? ", weights reused" : ""),
                             speedups[r]);
     all_failed += failed[r];
   }
@@ -165,7 +165,7 @@ void add_bench_linear(CLI::App& group, Program& program) {
   command->add_flag("--no-tune", linear->no_tune,
                     "take kernels from the database or the cost model, look for none");
 
-  command->add_flag("--reuse-weights", linear->knobs.reuse_weights,
+  command->add_flag("--reuse-weights", linear->measuring.reuse_weights,
                     "gradient accumulation: the weight's fp8 copies are made once, not timed");
 
   auto cast = std::make_shared<Options>();

@@ -1,5 +1,5 @@
-// bench matmul: the best generated kernel of each shape against cuBLASLt's best, its first
-// suggestion and bf16, in one group; over many shapes a survey of the ratios.
+// bench matmul compares the best generated kernel of each shape with cuBLASLt's best, its first
+// suggestion and bf16, in one group; over many shapes it sums up the ratios.
 #include "tools/float8-tune/bench.hpp"
 
 namespace f8::cli {
@@ -43,14 +43,15 @@ double tflops_of(const Problem& problem, const tuning_db::Timing& timing) {
 }
 
 Json kernel_json(const Problem& problem, const tuner::BenchRow& kernel) {
-  Json json = {
-      {"impl", kernel.subject.impl}, {"roles", kernel.roles}, {"config", kernel.subject.config}};
+  Json json = {{"impl", impl_text(kernel.candidate)},
+               {"roles", kernel.roles},
+               {"config", kernel.candidate.config}};
   add_timing(json, kernel.result);
   if (kernel.result.timing) json["tflops"] = rounded(tflops_of(problem, *kernel.result.timing), 5);
-  if (kernel.to_rival) {
-    json["ratio_to_cublaslt"] = rounded(kernel.to_rival->ratio, 5);
-    json["ratio_lo"] = rounded(kernel.to_rival->ci.lo, 5);
-    json["ratio_hi"] = rounded(kernel.to_rival->ci.hi, 5);
+  if (kernel.to_baseline) {
+    json["ratio_to_cublaslt"] = rounded(kernel.to_baseline->ratio, 5);
+    json["ratio_lo"] = rounded(kernel.to_baseline->ci.lo, 5);
+    json["ratio_hi"] = rounded(kernel.to_baseline->ci.hi, 5);
   }
   return json;
 }
@@ -58,19 +59,19 @@ Json kernel_json(const Problem& problem, const tuner::BenchRow& kernel) {
 Status add_csv(tuner::CsvFile& csv, const Problem& problem, const tuner::BenchRow& kernel) {
   const Shape s = problem.shape;
   const auto& timing = kernel.result.timing;
-  const auto& ratio = kernel.to_rival;
+  const auto& ratio = kernel.to_baseline;
   const auto time = [&](double tuning_db::Timing::*ns) {
     return timing ? csv_number((*timing).*ns / 1e3) : "";
   };
   return csv.add(std::array<std::string, kColumns.size()>{
       problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), problem.recipe,
       std::string(to_string(problem.op)), problem.fast ? "fast" : "precise",
-      fmt::format("{}", fmt::join(kernel.roles, "; ")), kernel.subject.impl, kernel.subject.config,
-      time(&tuning_db::Timing::median_ns), time(&tuning_db::Timing::ci_lo_ns),
-      time(&tuning_db::Timing::ci_hi_ns), timing ? csv_number(tflops_of(problem, *timing)) : "",
-      ratio ? csv_number(ratio->ratio) : "", ratio ? csv_number(ratio->ci.lo) : "",
-      ratio ? csv_number(ratio->ci.hi) : "", std::string(tuning_db::to_string(kernel.result.state)),
-      kernel.result.reason});
+      fmt::format("{}", fmt::join(kernel.roles, "; ")), impl_text(kernel.candidate),
+      kernel.candidate.config, time(&tuning_db::Timing::median_ns),
+      time(&tuning_db::Timing::ci_lo_ns), time(&tuning_db::Timing::ci_hi_ns),
+      timing ? csv_number(tflops_of(problem, *timing)) : "", ratio ? csv_number(ratio->ratio) : "",
+      ratio ? csv_number(ratio->ci.lo) : "", ratio ? csv_number(ratio->ci.hi) : "",
+      std::string(tuning_db::to_string(kernel.result.state)), kernel.result.reason});
 }
 
 std::string text_of(const tuner::MatmulBench& bench, bool color) {
@@ -85,10 +86,11 @@ std::string text_of(const tuner::MatmulBench& bench, bool color) {
                {"state", kLeft}});
   for (const tuner::BenchRow& kernel : bench.rows) {
     const auto& timing = kernel.result.timing;
-    const auto& ratio = kernel.to_rival;
-    table.add({kernel.roles.empty() ? kernel.subject.impl
+    const auto& ratio = kernel.to_baseline;
+    table.add({kernel.roles.empty() ? impl_text(kernel.candidate)
                                     : fmt::format("{}", fmt::join(kernel.roles, ", ")),
-               kernel.subject.config, timing ? fmt::format("{:.2f}", timing->median_ns / 1e3) : "-",
+               kernel.candidate.config,
+               timing ? fmt::format("{:.2f}", timing->median_ns / 1e3) : "-",
                timing ? interval_text(timing->ci_lo_ns / 1e3, timing->ci_hi_ns / 1e3, 2) : "-",
                timing ? fmt::format("{:.0f}", tflops_of(bench.problem, *timing)) : "-",
                ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
@@ -96,14 +98,15 @@ std::string text_of(const tuner::MatmulBench& bench, bool color) {
                std::string(tuning_db::to_string(kernel.result.state))});
   }
   std::string text = fmt::format("{}\n{}", bench.problem.key(), table.text(color));
-  if (!bench.no_rival.empty()) text += fmt::format("no cuBLASLt kernel: {}\n", bench.no_rival);
+  if (!bench.no_baseline.empty())
+    text += fmt::format("no cuBLASLt kernel: {}\n", bench.no_baseline);
   return text + failed_text(bench.failed);
 }
 
-// The ratios of one recipe: generated against cuBLASLt's best.
-struct Survey {
-  std::vector<tuner::SurveyRatio> ratios;
-  int without_rival = 0;
+// The ratios of one recipe over all shapes: generated against cuBLASLt's best.
+struct ShapeSweep {
+  std::vector<tuner::ShapeRatio> ratios;
+  int without_baseline = 0;
   int failed = 0;
 };
 
@@ -121,7 +124,7 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
   std::string summary;
   bool bad = false;
   for (const Recipe& recipe : work.recipes) {
-    Survey survey;
+    ShapeSweep sweep;
     bool fast = false;
     for (const Shape shape : work.shapes) {
       const Problem problem = F8_TRY(problem_of(options, op, recipe, shape));
@@ -133,17 +136,17 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!measured) {
-        if (ends_survey(measured.error(), work)) return std::unexpected(measured.error());
+        if (ends_shape_sweep(measured.error(), work)) return std::unexpected(measured.error());
         row["error"] = measured.error().message;
         text += fmt::format("{}\nnot measured: {}\n", problem.key(), measured.error().message);
         results.push_back(row);
-        ++survey.failed;
+        ++sweep.failed;
         bad = true;
         continue;
       }
       const tuner::MatmulBench& bench = *measured;
       row["screened"] = bench.screened;
-      if (!bench.no_rival.empty()) row["no_cublaslt"] = bench.no_rival;
+      if (!bench.no_baseline.empty()) row["no_cublaslt"] = bench.no_baseline;
       row["kernels"] = Json::array();
       for (const tuner::BenchRow& kernel : bench.rows) {
         row["kernels"].push_back(kernel_json(problem, kernel));
@@ -154,24 +157,24 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
       results.push_back(row);
       text += text_of(bench, stdout_color(global));
       const tuner::BenchRow* generated = bench.row("generated");
-      if (generated != nullptr && generated->to_rival) {
-        survey.ratios.push_back({problem.key(), generated->to_rival->ratio});
+      if (generated != nullptr && generated->to_baseline) {
+        sweep.ratios.push_back({problem.key(), generated->to_baseline->ratio});
       } else {
-        ++survey.without_rival;
+        ++sweep.without_baseline;
       }
     }
-    Json one = summary_json(survey.ratios);
+    Json one = summary_json(sweep.ratios);
     one["recipe"] = recipe.name;
     one["fast"] = fast;
-    one["without_cublaslt"] = survey.without_rival;
-    one["failed"] = survey.failed;
+    one["without_cublaslt"] = sweep.without_baseline;
+    one["failed"] = sweep.failed;
     summaries.push_back(one);
     summary += summary_text(fmt::format("{} {} {}, generated against cuBLASLt's best", recipe.name,
                                         to_string(op), fast ? "fast" : "precise"),
-                            survey.ratios);
-    if (survey.without_rival > 0 && work.shapes.size() > 1) {
+                            sweep.ratios);
+    if (sweep.without_baseline > 0 && work.shapes.size() > 1) {
       summary += fmt::format("{}: {} of {} without a cuBLASLt counterpart\n", recipe.name,
-                             survey.without_rival, work.shapes.size());
+                             sweep.without_baseline, work.shapes.size());
     }
   }
   if (global.json) {

@@ -1,5 +1,5 @@
-// cost-model: how much slower the model's choices are than the fastest of those measured, and
-// fitting its constants to measurements. Needs no GPU.
+// cost-model: says how much slower the model's choices are than the fastest of those measured, and
+// fits its constants to measurements. It needs no GPU.
 #include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -9,7 +9,7 @@
 namespace f8::cli {
 namespace {
 
-using tuner::MeasuredProduct;
+using tuner::MeasuredGemm;
 using tuner::Regret;
 
 struct Options {
@@ -19,59 +19,59 @@ struct Options {
   int64_t folds = 5;
 };
 
-// "builtin", a database, or what `db export` wrote (.jsonl).
-Result<std::vector<MeasuredProduct>> products_in(const std::string& source) {
+// Reads one source: "builtin", a database, or a .jsonl file of `db export`.
+Result<std::vector<MeasuredGemm>> gemms_in(const std::string& source) {
   if (source.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "an empty name; give builtin, databases or .jsonl files, separated by commas");
   }
   if (source == "builtin") {
     const tuning_db::Database database = F8_TRY(tuning_db::Database::builtin());
-    return tuner::measured_products(database);
+    return tuner::measured_gemms(database);
   }
   if (!source.ends_with(".jsonl")) {
     const tuning_db::Database database =
         F8_TRY(tuning_db::Database::open(source, tuning_db::OpenMode::kReadOnly));
-    return tuner::measured_products(database);
+    return tuner::measured_gemms(database);
   }
   const fs::path folder =
       F8_TRY(make_temp_directory(fs::temp_directory_path(), "float8-cost-model-"));
-  auto products = [&]() -> Result<std::vector<MeasuredProduct>> {
+  auto gemms = [&]() -> Result<std::vector<MeasuredGemm>> {
     tuning_db::Database database =
         F8_TRY(tuning_db::Database::open(folder / "t.f8db", tuning_db::OpenMode::kCreate));
     F8_TRY(database.import_jsonl(source));
-    return tuner::measured_products(database);
+    return tuner::measured_gemms(database);
   }();
   std::error_code ignored;
   fs::remove_all(folder, ignored);
-  return products;
+  return gemms;
 }
 
-Result<std::vector<MeasuredProduct>> products_of(const char* option, const std::string& list) {
-  std::vector<MeasuredProduct> all;
+Result<std::vector<MeasuredGemm>> gemms_of(const char* option, const std::string& list) {
+  std::vector<MeasuredGemm> all;
   for (const std::string& source : items_of(list)) {
-    for (MeasuredProduct& product : F8_TRY(of_option(option, products_in(source)))) {
-      all.push_back(std::move(product));
+    for (MeasuredGemm& gemm : F8_TRY(of_option(option, gemms_in(source)))) {
+      all.push_back(std::move(gemm));
     }
   }
   if (all.empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                "{}: no product with two or more timed configurations; measure some with "
+                "{}: no GEMM with two or more timed configurations; measure some with "
                 "`float8-tune sweep --exhaustive`",
                 option);
   }
   return all;
 }
 
-// Products of layers that the fit has seen are no test.
-std::vector<MeasuredProduct> unseen(const std::vector<MeasuredProduct>& test,
-                                    const std::vector<MeasuredProduct>& train) {
-  std::vector<MeasuredProduct> kept;
-  for (const MeasuredProduct& product : test) {
-    const bool seen = std::ranges::any_of(train, [&](const MeasuredProduct& known) {
-      return known.linear.n == product.linear.n && known.linear.k == product.linear.k;
+// Leaves out the GEMMs of layers that the fit has seen: they are no test.
+std::vector<MeasuredGemm> unseen(const std::vector<MeasuredGemm>& test,
+                                 const std::vector<MeasuredGemm>& train) {
+  std::vector<MeasuredGemm> kept;
+  for (const MeasuredGemm& gemm : test) {
+    const bool seen = std::ranges::any_of(train, [&](const MeasuredGemm& known) {
+      return known.linear.n == gemm.linear.n && known.linear.k == gemm.linear.k;
     });
-    if (!seen) kept.push_back(product);
+    if (!seen) kept.push_back(gemm);
   }
   return kept;
 }
@@ -79,7 +79,7 @@ std::vector<MeasuredProduct> unseen(const std::vector<MeasuredProduct>& test,
 class Report {
  public:
   void add(const std::string& what, const Regret& regret) {
-    json_[what] = {{"products", regret.products},
+    json_[what] = {{"products", regret.gemms},
                    {"median", rounded(regret.median, 4)},
                    {"p95", rounded(regret.p95, 4)},
                    {"worst", rounded(regret.worst, 4)},
@@ -87,7 +87,7 @@ class Report {
                    {"median_to_any", rounded(regret.median_to_any, 4)},
                    {"p95_to_any", rounded(regret.p95_to_any, 4)}};
     const auto percent = [](double share) { return fmt::format("{:.1f} %", 100 * share); };
-    table_.add({what, std::to_string(regret.products), percent(regret.median), percent(regret.p95),
+    table_.add({what, std::to_string(regret.gemms), percent(regret.median), percent(regret.p95),
                 percent(regret.worst), percent(regret.median_to_any), percent(regret.p95_to_any),
                 regret.worst_of});
   }
@@ -102,7 +102,7 @@ class Report {
  private:
   Json json_ = Json::object();
   Table table_{{{"slower than the fastest", Table::Align::kLeft},
-                {"products"},
+                {"GEMMs"},
                 {"median"},
                 {"p95"},
                 {"worst"},
@@ -112,11 +112,11 @@ class Report {
 };
 
 Result<int> score(const Options& options, const Global& global) {
-  const auto train = F8_TRY(products_of("--train", options.train));
+  const auto train = F8_TRY(gemms_of("--train", options.train));
   Report report;
   report.add("fitted to", tuner::regret(train, runtime::CostModel::fitted()));
   if (!options.test.empty()) {
-    const auto test = unseen(F8_TRY(products_of("--test", options.test)), train);
+    const auto test = unseen(F8_TRY(gemms_of("--test", options.test)), train);
     report.add("held out", tuner::regret(test, runtime::CostModel::fitted()));
   }
   report.show(global);
@@ -124,10 +124,10 @@ Result<int> score(const Options& options, const Global& global) {
 }
 
 Result<int> fit(const Options& options, const Global& global) {
-  const auto train = F8_TRY(products_of("--train", options.train));
-  std::vector<MeasuredProduct> test;
+  const auto train = F8_TRY(gemms_of("--train", options.train));
+  std::vector<MeasuredGemm> test;
   if (!options.test.empty()) {
-    test = unseen(F8_TRY(products_of("--test", options.test)), train);
+    test = unseen(F8_TRY(gemms_of("--test", options.test)), train);
   }
   const runtime::CostModel& start = runtime::CostModel::fitted();
   Report report;

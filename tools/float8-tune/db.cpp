@@ -29,10 +29,15 @@ Result<int> info(const Global& global) {
   const auto runs = F8_TRY(database.runs());
   const auto devices = F8_TRY(database.devices());
   const TuningTable table = F8_TRY(database.table());
-  Json json = {{"database", name_of(global)},       {"schema_version", tuning_db::kSchemaVersion},
-               {"devices", Json::array()},          {"runs", Json::array()},
-               {"kernels", table.choices().size()}, {"linears", table.speedups().size()},
-               {"table_hash", table.hash()}};
+  const Databases databases = F8_TRY(open_databases(global));
+  const std::string hash = F8_TRY(merged_table(databases)).hash();
+  Json json = {{"database", name_of(global)},
+               {"schema_version", tuning_db::kSchemaVersion},
+               {"devices", Json::array()},
+               {"runs", Json::array()},
+               {"kernels", table.choices().size()},
+               {"linears", table.speedups().size()},
+               {"table_hash", hash}};
   for (const tuning_db::DeviceClass& d : devices) {
     json["devices"].push_back({{"name", d.name},
                                {"cc", d.cc},
@@ -54,7 +59,7 @@ Result<int> info(const Global& global) {
   }
   print(fmt::format("{}: schema {}, {} kernels and {} linears in its table ({})\n", name_of(global),
                     tuning_db::kSchemaVersion, table.choices().size(), table.speedups().size(),
-                    table.hash()));
+                    hash));
   for (const tuning_db::DeviceClass& d : devices) {
     print(fmt::format("  device {}, {} SMs, {} W\n", d.name, d.sm_count, d.power_limit_w));
   }
@@ -151,7 +156,10 @@ Result<int> export_file(const ExportOptions& options, const Global& global) {
   } else if (options.format == "db") {
     F8_TRY(of_option("-o", database.export_db(options.output)));
   } else {
-    const TuningTable table = F8_TRY(database.table());
+    // The filter and the kernel choice ask this table with this --db, the built-in rows too: a
+    // trainer that loads it decides alike.
+    const Databases databases = F8_TRY(open_databases(global));
+    const TuningTable table = F8_TRY(merged_table(databases));
     F8_TRY(of_option("-o", write_file_atomic(options.output, table.serialize())));
   }
   if (global.json) {

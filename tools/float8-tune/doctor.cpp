@@ -1,5 +1,5 @@
-// doctor: what this machine has of what float8 needs, part by part, and what works without the
-// parts that are missing. A missing part is a finding, not a failure.
+// doctor: says which of the parts that float8 needs this machine has, and what works without the
+// missing ones. A missing part is a finding, not a failure.
 #include <filesystem>
 #include <system_error>
 
@@ -10,9 +10,9 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/tuner/backend/candidate.hpp"
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
-#include "tools/tuner/search/gemm_candidates.hpp"
 
 namespace f8::cli {
 namespace {
@@ -166,12 +166,14 @@ void look_at_databases(Report& report, const Global& global) {
             {"resumable", resumable},
             {"kernels", table->choices().size()},
             {"linears", table->speedups().size()},
-            {"device", table->device}};
-    report.add(name, true,
-               fmt::format("{}: {} runs{}, {} GEMMs and {} linears decided{}", where, runs->size(),
-                           resumable > 0 ? fmt::format(" ({} to resume)", resumable) : "",
-                           table->choices().size(), table->speedups().size(),
-                           table->device.empty() ? "" : " on " + table->device));
+            {"device", table->device_name()}};
+    report.add(
+        name, true,
+        fmt::format(
+            "{}: {} runs{}, {} GEMMs and {} linears decided{}", where, runs->size(),
+            resumable > 0 ? fmt::format(" ({} to resume)", resumable) : "", table->choices().size(),
+            table->speedups().size(),
+            table->device_name().empty() ? "" : fmt::format(" on {}", table->device_name())));
   };
   describe("built-in database", "builtin", tuning_db::Database::builtin(), "built-in");
   if (global.db.empty()) {

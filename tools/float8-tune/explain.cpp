@@ -10,7 +10,7 @@
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/search/kernel_set.hpp"
-#include "tuning_db/filter.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
 namespace {
@@ -58,8 +58,7 @@ Result<Subject> find_subject(const Options& options) {
 
 // Asks the filter for one layer of the given sizes.
 struct Asker {
-  const Recipe& recipe;
-  const Databases& databases;
+  const tuning_db::Estimator& estimator;
   double margin;
 
   [[nodiscard]] Result<FilterDecision> ask(const NamedLinear& layer, int64_t tokens,
@@ -68,9 +67,8 @@ struct Asker {
     how.policy = policy;
     how.tokens = tokens;
     how.margin = margin;
-    if (policy == FilterPolicy::kTorchao) how.filter_fqns = {std::string(kAutoFlag)};
-    auto result =
-        F8_TRY(tuning_db::filter(std::span(&layer, 1), recipe, how, databases.pointers()));
+    how.automatic = true;
+    auto result = F8_TRY(tuning_db::filter(std::span(&layer, 1), how, estimator));
     return std::move(result.decisions.front());
   }
 };
@@ -154,8 +152,8 @@ struct Explanation {
   std::string recipe;
   double needed = 1;
   FilterDecision decision;
-  std::optional<bool> peer_converts;  // empty: the peer has no rule for this recipe
-  std::string peer_reason;
+  std::optional<bool> torchao_converts;  // empty: torchao has no rule for this recipe
+  std::string torchao_reason;
   std::vector<Kernel> kernels;
   std::vector<Flip> flips;
   std::vector<tuning_db::TrialRow> trials;
@@ -170,8 +168,8 @@ Json to_json(const Explanation& e) {
                {"recipe", e.recipe}};
   add_verdict(json, d);
   json["needed"] = rounded(e.needed);
-  json["torchao"] = {{"convert", e.peer_converts ? Json(*e.peer_converts) : Json()},
-                     {"reason", e.peer_reason}};
+  json["torchao"] = {{"convert", e.torchao_converts ? Json(*e.torchao_converts) : Json()},
+                     {"reason", e.torchao_reason}};
   for (const char* list : {"kernels", "flips", "trials"}) json[list] = Json::array();
   for (const Kernel& k : e.kernels) {
     json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
@@ -194,7 +192,7 @@ void print_text(const Explanation& e) {
   print(fmt::format(
       "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
       d.speedup, d.lo, d.hi, e.needed));
-  print(fmt::format("  torchao    {}\n", e.peer_reason));
+  print(fmt::format("  torchao    {}\n", e.torchao_reason));
   for (const Kernel& k : e.kernels) {
     print(fmt::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
   }
@@ -212,17 +210,18 @@ Result<int> explain(const Options& options, const Global& global) {
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  const Asker asker = {recipe, databases, options.margin};
+  const tuning_db::Estimator estimator(table, recipe.name);
+  const Asker asker = {estimator, options.margin};
   Explanation e;
   e.tokens = subject.tokens;
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;
   e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured));
-  if (const auto peer = asker.ask(subject.layer, subject.tokens, FilterPolicy::kTorchao)) {
-    e.peer_converts = peer->convert;
-    e.peer_reason = peer->reason;
+  if (const auto torchao = asker.ask(subject.layer, subject.tokens, FilterPolicy::kTorchao)) {
+    e.torchao_converts = torchao->convert;
+    e.torchao_reason = torchao->reason;
   } else {
-    e.peer_reason = peer.error().message;
+    e.torchao_reason = torchao.error().message;
   }
   e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
   e.kernels = F8_TRY(kernels_of(recipe, subject, table));

@@ -1,5 +1,5 @@
 // filter: which linears of a model to convert to float8, and why.
-#include "tuning_db/filter.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -58,12 +58,17 @@ Json to_json(const Options& options, const tuning_db::FilterResult& result) {
           {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
 }
 
-// What a trainer's model conversion reads.
+// Writes the file that a trainer's model conversion reads.
 Status write_verdicts(const Options& options, const tuning_db::FilterResult& result) {
   FilterFile file{.recipe = options.recipe, .tokens = options.model.tokens, .decisions = {}};
   for (const tuning_db::FilterDecision& d : result.decisions) {
-    file.decisions.push_back(
-        {d.layer.fqn, d.layer.in_features, d.layer.out_features, d.convert, d.reason});
+    file.decisions.push_back({d.layer.fqn,
+                              d.layer.in_features,
+                              d.layer.out_features,
+                              d.convert,
+                              d.reason,
+                              d.evidence,
+                              {d.speedup, d.lo, d.hi}});
   }
   const std::string text = F8_TRY(file.serialize());
   return write_file_atomic(options.verdicts, text);
@@ -159,9 +164,13 @@ Result<int> filter(const Options& options, const Global& global) {
   how.tokens = options.model.tokens;
   how.filter_fqns = F8_TRY(split_names(options.fqns));
   how.margin = options.margin;
-  how.device = options.device;
+  // The command asks for measured verdicts; torchao's rule has its switch.
+  how.automatic = how.policy == FilterPolicy::kMeasured;
   const Databases databases = F8_TRY(open_databases(global));
-  const auto result = F8_TRY(tuning_db::filter(model.layers, recipe, how, databases.pointers()));
+  const TuningTable table =
+      F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
+  const tuning_db::Estimator estimator(table, recipe.name, options.device);
+  const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   note_experts(model, options.model.tokens, global);
   const Json json = to_json(options, result);
   if (!options.output.empty()) {
@@ -191,7 +200,7 @@ void add_filter(CLI::App& app, Program& program) {
   flags.model->required();
   flags.tokens->required();
   add_recipe(*command, options->recipe)->required();
-  command->add_option("--policy", options->policy, "measured or torchao (the peer's fixed rule)");
+  command->add_option("--policy", options->policy, "measured or torchao (torchao's fixed rule)");
   command
       ->add_option(
           "--filter-fqns", options->fqns,

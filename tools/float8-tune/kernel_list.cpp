@@ -48,7 +48,7 @@ void add_gemms(const runtime::LinearKernels& kernels, Keys& keys) {
     for (const runtime::GemmDesc& other : gemms) {
       if (gemm.gemm != Gemm::kGradInput || other.gemm != Gemm::kGradWeight) continue;
       if (!(runtime::gemm_spec(gemm, {}) == runtime::gemm_spec(other, {}))) continue;
-      add_candidates(runtime::GemmPair::spec(gemm, choice), keys);
+      add_candidates(runtime::GroupedGemm::spec(gemm, choice), keys);
     }
     // No linear asks for the amax of a result; a GEMM's plan may, and `bench` does for bf16.
     if (gemm.d != Dtype::kBf16 || gemm.add) continue;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <ranges>
 
 namespace f8::cli {
 
@@ -106,13 +105,10 @@ Result<Databases> open_databases(const Global& global) {
   return databases;
 }
 
-Result<TuningTable> merged_table(const Databases& databases) {
+Result<TuningTable> merged_table(const Databases& databases, tuning_db::Database::TablePart part) {
   TuningTable merged;
-  for (const tuning_db::Database& database : databases.owned | std::views::reverse) {
-    const TuningTable table = F8_TRY(database.table());
-    if (!table.device.empty()) merged.device = table.device;
-    for (const KernelChoice& choice : table.choices()) merged.add(choice);
-    for (const LinearSpeedup& speedup : table.speedups()) merged.add(speedup);
+  for (const tuning_db::Database& database : databases.owned) {
+    merged.add_behind(F8_TRY(database.table(part)));
   }
   return merged;
 }

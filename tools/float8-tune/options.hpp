@@ -20,9 +20,9 @@ CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& va
 CLI::Option* add_recipe(CLI::App& command, std::string& recipe);  // --recipe, not required
 CLI::Option* add_mnk(CLI::App& command, std::string& mnk);        // --mnk M,N,K[;...]
 
-// What options say, with the option's name before any error.
+// These parse an option's text, with the option's name before any error.
 [[nodiscard]] Result<Recipe> recipe_of(const std::string& recipe);
-// What commas separate; as many as there are commas, and one more.
+// The items that commas separate; one more than there are commas.
 [[nodiscard]] std::vector<std::string> items_of(const std::string& list);
 // Names separated by commas, each once.
 [[nodiscard]] Result<std::vector<std::string>> recipes_of(const std::string& list);
@@ -48,7 +48,7 @@ struct ModelFlags {
   CLI::Option* tokens;
 };
 ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp --tokens
-// Loaded and sharded.
+// The model, loaded and sharded.
 [[nodiscard]] Result<tuner::Model> load(const ModelOptions& options);
 
 // The user's database (--db or FLOAT8_DB), which the command cannot do without.
@@ -62,7 +62,9 @@ struct Databases {
   [[nodiscard]] std::vector<const tuning_db::Database*> pointers() const;
 };
 [[nodiscard]] Result<Databases> open_databases(const Global& global);
-// One table of their choices; the user's rows replace the built-in ones of the same problem.
-[[nodiscard]] Result<TuningTable> merged_table(const Databases& databases);
+// One table of all of them: the user's rows, and behind them the built-in ones.
+[[nodiscard]] Result<TuningTable> merged_table(
+    const Databases& databases,
+    tuning_db::Database::TablePart part = tuning_db::Database::TablePart::kAll);
 
 }  // namespace f8::cli

@@ -11,7 +11,7 @@
 namespace f8::cli {
 namespace {
 
-// Code points, for widths: every sequence that the tables print is one column a code point.
+// The width in code points: in what the tables print, each of them takes one column.
 size_t width(std::string_view text) {
   return static_cast<size_t>(std::ranges::count_if(
       text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
@@ -49,6 +49,10 @@ void add_interval(Json& json, const std::string& name, double value, double lo, 
 
 std::string microseconds(double ns) {
   return fmt::format("{:.1f} us", ns / 1e3);
+}
+
+std::string interval_text(double lo, double hi, int digits) {
+  return fmt::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
 }
 
 std::string Table::text(bool color) const {

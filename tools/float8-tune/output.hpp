@@ -1,4 +1,4 @@
-// What a command prints. Standard output holds the data, as a table or as JSON; standard error
+// The output of a command. Standard output holds the data, as a table or as JSON; standard error
 // holds progress, notes and errors. There are no escape sequences where the stream is no terminal.
 #pragma once
 
@@ -16,18 +16,19 @@ namespace f8::cli {
 
 using Json = nlohmann::ordered_json;
 
-// Two-space indent, final newline. Equal values give equal bytes.
+// The text has two-space indents and a final newline. Equal values give equal bytes.
 [[nodiscard]] std::string json_text(const Json& value);
 void print_json(const Json& value);
 [[nodiscard]] Status write_json(const std::filesystem::path& path, const Json& value);
 // Rounded to `digits` significant digits: printed numbers carry no noise of the last bits.
 [[nodiscard]] double rounded(double value, int digits = 6);
-// A value and the ends of its interval, rounded: NAME, NAME_lo and NAME_hi.
+// Adds a value and the ends of its interval, rounded: NAME, NAME_lo and NAME_hi.
 void add_interval(Json& json, const std::string& name, double value, double lo, double hi,
                   int digits = 6);
-[[nodiscard]] std::string microseconds(double ns);  // "181.0 us"
+[[nodiscard]] std::string microseconds(double ns);                          // "181.0 us"
+[[nodiscard]] std::string interval_text(double lo, double hi, int digits);  // "[lo, hi]"
 
-// Columns are as wide as their widest cell; the first is left-aligned, and those named in `left`.
+// Columns are as wide as their widest cell.
 class Table {
  public:
   enum class Align { kLeft, kRight };
@@ -47,16 +48,16 @@ class Table {
 void print(std::string_view text);  // to standard output, as it is
 [[nodiscard]] bool stdout_color(const Global& global);
 [[nodiscard]] bool stderr_is_terminal();
-// Whether all of standard output was written; a full disk shows here.
+// Fails where standard output could not be written; a full disk shows here.
 [[nodiscard]] Status finish_output();
 
-// A line on standard error, unless --quiet.
+// Prints a line on standard error, unless --quiet.
 void note_line(const Global& global, std::string_view line);
 template <class... Args>
 void note(const Global& global, fmt::format_string<Args...> format, Args&&... args) {
   note_line(global, fmt::format(format, std::forward<Args>(args)...));
 }
-// The one line that a failure prints: control characters replaced, so that no input can break it.
+// Prints the one line of a failure. Control characters are replaced, so that no input can break it.
 void print_error(std::string_view message);
 
 // A status line on standard error: rewritten in place on a terminal, else a line at most every

@@ -1,5 +1,5 @@
-// plan: what a sweep of these shapes would measure, what its model rules out and why, what the
-// databases hold already, and how long it would take. Launches nothing and needs no GPU.
+// plan: says what a sweep of these shapes would measure, what its model rules out and why, what the
+// databases hold already, and how long it would take. It launches nothing and needs no GPU.
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/sweep_args.hpp"
@@ -58,16 +58,61 @@ Json gemm_json(const tuner::PlannedGemm& gemm, bool candidates) {
   return json;
 }
 
+Json linear_json(const tuner::PlannedLinear& linear, const Cached& known, bool candidates) {
+  const Shape s = linear.problem.shape;
+  Json gemms = Json::array();
+  for (const tuner::PlannedGemm& gemm : linear.gemms) gemms.push_back(gemm_json(gemm, candidates));
+  Json row = {{"problem", linear.problem.key()},
+              {"m", s.m},
+              {"n", s.n},
+              {"k", s.k},
+              {"recipe", linear.problem.recipe},
+              {"predicted_s", rounded(linear.predicted_s, 3)},
+              {"cached_ok", known.ok},
+              {"cached_other", known.other},
+              {"gemms", gemms}};
+  if (known.linear && known.linear->result.ratio) {
+    row["cached_speedup"] = rounded(known.linear->result.ratio->ratio, 4);
+  }
+  return row;
+}
+
+void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& known) {
+  int64_t generated = 0;
+  int64_t pruned = 0;
+  int64_t library = 0;
+  for (const tuner::PlannedGemm& gemm : linear.gemms) {
+    for (const tuner::Generated& g : gemm.generated) ++(g.pruned.empty() ? generated : pruned);
+    library += gemm.fp8_heuristics + gemm.bf16_heuristics;
+  }
+  const Shape s = linear.problem.shape;
+  table.add({std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), linear.problem.recipe,
+             std::to_string(generated), std::to_string(pruned), std::to_string(library),
+             std::to_string(known.ok), fmt::format("{:.1f} s", linear.predicted_s)});
+}
+
+void print_candidates(const tuner::SweepPlan& plan) {
+  for (const tuner::PlannedLinear& linear : plan.linears) {
+    for (const tuner::PlannedGemm& gemm : linear.gemms) {
+      print(fmt::format("\n{}\n", gemm.problem.key()));
+      for (const tuner::Generated& g : gemm.generated) {
+        print(fmt::format("  {:<26} {:>10.1f} us  {}\n", codegen::key(g.spec.config),
+                          g.predicted_ns / 1e3, g.pruned.empty() ? "measured" : g.pruned));
+      }
+    }
+  }
+}
+
 Result<int> run(const Options& options, const Global& global) {
   const tuner::SweepRequest request = F8_TRY(request_of(options.args));
   const Databases databases = F8_TRY(open_databases(global));
   const runtime::DeviceInfo device = tuner::h100();
-  // How many suggestions cuBLASLt has is known on the device alone: as many as are asked for.
+  // Only the device knows how many suggestions cuBLASLt has, so the plan takes all that are asked
+  // for.
   const tuner::SweepPlan plan =
       F8_TRY(tuner::plan_sweep(request, device, [&](const Problem&, bool) -> Result<int> {
-        return request.knobs.heuristics;
+        return request.options.heuristics;
       }));
-
   Json linears = Json::array();
   Table table({{"m"},
                {"n"},
@@ -80,41 +125,15 @@ Result<int> run(const Options& options, const Global& global) {
                {"about"}});
   int64_t cached_rows = 0;
   for (const tuner::PlannedLinear& linear : plan.linears) {
-    const Shape s = linear.problem.shape;
     const Cached known = F8_TRY(cached(databases, linear));
     cached_rows += known.ok;
-    Json gemms = Json::array();
-    int64_t generated = 0;
-    int64_t pruned = 0;
-    int64_t library = 0;
-    for (const tuner::PlannedGemm& gemm : linear.gemms) {
-      const Json json = gemm_json(gemm, options.candidates);
-      generated += json["generated"].get<int64_t>();
-      pruned += json["pruned"].get<int64_t>();
-      library += gemm.fp8_heuristics + gemm.bf16_heuristics;
-      gemms.push_back(json);
-    }
-    Json row = {{"problem", linear.problem.key()},
-                {"m", s.m},
-                {"n", s.n},
-                {"k", s.k},
-                {"recipe", linear.problem.recipe},
-                {"predicted_s", rounded(linear.predicted_s, 3)},
-                {"cached_ok", known.ok},
-                {"cached_other", known.other},
-                {"gemms", gemms}};
-    if (known.linear && known.linear->result.ratio) {
-      row["cached_speedup"] = rounded(known.linear->result.ratio->ratio, 4);
-    }
-    linears.push_back(row);
-    table.add({std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), linear.problem.recipe,
-               std::to_string(generated), std::to_string(pruned), std::to_string(library),
-               std::to_string(known.ok), fmt::format("{:.1f} s", linear.predicted_s)});
+    linears.push_back(linear_json(linear, known, options.candidates));
+    add_row(table, linear, known);
   }
   if (global.json) {
     print_json({{"device", device.name},
                 {"linears", linears},
-                {"cells", plan.cells.size()},
+                {"cells", plan.trials.size()},
                 {"pruned", plan.pruned},
                 {"cached_ok", cached_rows},
                 {"predicted_s", rounded(plan.predicted_s, 3)}});
@@ -122,20 +141,11 @@ Result<int> run(const Options& options, const Global& global) {
   }
   print(table.text(stdout_color(global)));
   print(fmt::format(
-      "\n{} linears, {} cells, about {:.0f} s of an H100. {} configurations are pruned: the cost "
+      "\n{} linears, {} trials, about {:.0f} s of an H100. {} configurations are pruned: the cost "
       "model puts them behind the best {} of their GEMM.\n",
-      plan.linears.size(), plan.cells.size(), plan.predicted_s, plan.pruned, request.knobs.keep));
-  if (options.candidates) {
-    for (const tuner::PlannedLinear& linear : plan.linears) {
-      for (const tuner::PlannedGemm& gemm : linear.gemms) {
-        print(fmt::format("\n{}\n", gemm.problem.key()));
-        for (const tuner::Generated& g : gemm.generated) {
-          print(fmt::format("  {:<26} {:>10.1f} us  {}\n", codegen::key(g.spec.config),
-                            g.predicted_ns / 1e3, g.pruned.empty() ? "measured" : g.pruned));
-        }
-      }
-    }
-  }
+      plan.linears.size(), plan.trials.size(), plan.predicted_s, plan.pruned,
+      request.options.keep));
+  if (options.candidates) print_candidates(plan);
   return kExitOk;
 }
 

@@ -1,9 +1,9 @@
-// prewarm: compiles every kernel that a trainer of this model will need into the cubin cache. Needs
-// no GPU.
+// prewarm: compiles every kernel that a trainer of this model will need into the cubin cache. It
+// needs no GPU.
 //
-// For each layer shape that is the kernel that the tuning table chooses and the one that the cost
-// model chooses, for a trainer that loads no table. Shapes that cannot be float8 are left out, and
-// said so.
+// For each layer shape these are the kernel that the tuning table chooses and the one that the cost
+// model chooses, for a trainer that loads no table. Shapes that cannot be float8 are left out and
+// named.
 #include <algorithm>
 #include <chrono>
 #include <memory>

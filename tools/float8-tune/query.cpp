@@ -37,7 +37,7 @@ bool is_bf16(const TrialRow& row) {
          row.candidate.impl == tuning_db::Impl::kBf16CublasLt;
 }
 
-// Of a GEMM the best kernel is the one that its fastest linear took, as in the table.
+// The best kernel of a GEMM is the one that its fastest linear took, as in the table.
 Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database) {
   if (answer.problem.op == Op::kLinear) return {};
   const TuningTable table = F8_TRY(database.table());

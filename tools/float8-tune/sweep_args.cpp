@@ -18,41 +18,43 @@ std::optional<double> parse_number(std::string_view text) {
   return value;
 }
 
-struct Knob {
+struct Number {
   const char* name;
-  double tuner::SweepKnobs::*value;
+  double tuner::SweepOptions::*value;
   const char* description;
 };
 struct Count {
   const char* name;
-  int tuner::SweepKnobs::*value;
+  int tuner::SweepOptions::*value;
   const char* description;
 };
-constexpr Knob kKnobs[] = {
-    {"--screen-ms", &tuner::SweepKnobs::screen_ms, "a candidate's share of its GEMM's screening"},
-    {"--screen-drop", &tuner::SweepKnobs::screen_drop,
+constexpr Number kNumbers[] = {
+    {"--screen-ms", &tuner::SweepOptions::screen_ms, "a candidate's share of its GEMM's screening"},
+    {"--screen-drop", &tuner::SweepOptions::screen_drop,
      "a candidate this much slower than the fastest leaves the screening"},
-    {"--final-ms", &tuner::SweepKnobs::final_ms, "a finalist's share of its GEMM's final"},
-    {"--gemm-max-ci", &tuner::SweepKnobs::gemm_max_ci,
+    {"--final-ms", &tuner::SweepOptions::final_ms, "a finalist's share of its GEMM's final"},
+    {"--gemm-max-ci", &tuner::SweepOptions::gemm_max_ci,
      "a finalist with a wider interval is noisy (a fraction)"},
-    {"--linear-min-ms", &tuner::SweepKnobs::linear_min_ms, "a linear and its twin: at least"},
-    {"--linear-max-ms", &tuner::SweepKnobs::linear_max_ms, "a linear and its twin: at most"},
-    {"--linear-ms", &tuner::SweepKnobs::linear_ms,
+    {"--linear-min-ms", &tuner::SweepOptions::linear_min_ms,
+     "at least so long for a linear and its bf16 baseline"},
+    {"--linear-max-ms", &tuner::SweepOptions::linear_max_ms,
+     "at most so long for a linear and its bf16 baseline"},
+    {"--linear-ms", &tuner::SweepOptions::linear_ms,
      "the share of each combination of kernels that is timed as a whole linear"},
-    {"--linear-within", &tuner::SweepKnobs::linear_within,
+    {"--linear-within", &tuner::SweepOptions::linear_within,
      "kernels this much slower than their GEMM's fastest take part in whole linears"},
-    {"--batch-us", &tuner::SweepKnobs::batch_us, "least length of a GEMM's timed batch"},
-    {"--linear-batch-us", &tuner::SweepKnobs::linear_batch_us,
+    {"--batch-us", &tuner::SweepOptions::batch_us, "least length of a GEMM's timed batch"},
+    {"--linear-batch-us", &tuner::SweepOptions::linear_batch_us,
      "least length of a linear's timed batch"},
-    {"--warm-s", &tuner::SweepKnobs::warm_s, "longest warm-up of a thermal block"},
+    {"--warm-s", &tuner::SweepOptions::warm_s, "longest warm-up of a thermal block"},
 };
 constexpr Count kCounts[] = {
-    {"--keep", &tuner::SweepKnobs::keep, "generated configurations measured for each GEMM"},
-    {"--heuristics", &tuner::SweepKnobs::heuristics, "suggestions of cuBLASLt measured"},
-    {"--finalists", &tuner::SweepKnobs::finalists, "candidates in a GEMM's final"},
-    {"--linears", &tuner::SweepKnobs::linears,
+    {"--keep", &tuner::SweepOptions::keep, "generated configurations measured for each GEMM"},
+    {"--heuristics", &tuner::SweepOptions::heuristics, "suggestions of cuBLASLt measured"},
+    {"--finalists", &tuner::SweepOptions::finalists, "candidates in a GEMM's final"},
+    {"--linears", &tuner::SweepOptions::linears,
      "combinations of kernels that are timed as whole linears"},
-    {"--retry-noisy", &tuner::SweepKnobs::retry_noisy, "more attempts at a noisy linear"},
+    {"--retry-noisy", &tuner::SweepOptions::retry_noisy, "more attempts at a noisy linear"},
 };
 
 }  // namespace
@@ -65,20 +67,20 @@ void declare(CLI::App& command, SweepArgs& args) {
       .add_option("--max-ci", args.max_ci,
                   "a linear's ratio is measured until the half-width of its interval is below")
       ->type_name("PERCENT");
-  add_integer(command, "--seed", args.seed, "of the order of measuring", 0);
+  add_integer(command, "--seed", args.seed, "seed of the order of measuring", 0);
   command.add_flag("--no-pruned-rows", args.no_pruned_rows,
                    "keep no row for configurations that the cost model ruled out");
   command.add_flag("--exhaustive", args.exhaustive,
                    "measure every configuration to the end: what searches and the cost model are "
                    "judged by");
-  for (const Knob& knob : kKnobs) {
-    command.add_option(knob.name, args.knobs.*knob.value, knob.description)
+  for (const Number& number : kNumbers) {
+    command.add_option(number.name, args.options.*number.value, number.description)
         ->check(CLI::PositiveNumber)
         ->type_name("NUMBER")
         ->group("Measuring");
   }
   for (const Count& count : kCounts) {
-    command.add_option(count.name, args.knobs.*count.value, count.description)
+    command.add_option(count.name, args.options.*count.value, count.description)
         ->check(CLI::Range(0, 1000))
         ->type_name("COUNT")
         ->group("Measuring");
@@ -87,13 +89,13 @@ void declare(CLI::App& command, SweepArgs& args) {
 
 Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   tuner::SweepRequest request;
-  request.knobs = args.knobs;
-  request.knobs.max_ci = F8_TRY(of_option("--max-ci", parse_fraction(args.max_ci)));
+  request.options = args.options;
+  request.options.max_ci = F8_TRY(of_option("--max-ci", parse_fraction(args.max_ci)));
   request.seed = static_cast<uint64_t>(args.seed);
   if (args.exhaustive) {
     constexpr int kAll = 1000;  // more than there are
-    request.knobs.keep = request.knobs.finalists = kAll;
-    request.knobs.screen_ms = 1;
+    request.options.keep = request.options.finalists = kAll;
+    request.options.screen_ms = 1;
   }
   request.record_pruned = !args.no_pruned_rows;
   request.recipes = F8_TRY(recipes_of(args.recipes));
@@ -137,13 +139,13 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
                                    args.max_ci, "--seed",     std::to_string(args.seed)};
   if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
   if (args.exhaustive) argv.push_back("--exhaustive");
-  for (const Knob& knob : kKnobs) {
-    argv.push_back(knob.name);
-    argv.push_back(fmt::format("{}", args.knobs.*knob.value));
+  for (const Number& number : kNumbers) {
+    argv.push_back(number.name);
+    argv.push_back(fmt::format("{}", args.options.*number.value));
   }
   for (const Count& count : kCounts) {
     argv.push_back(count.name);
-    argv.push_back(fmt::format("{}", args.knobs.*count.value));
+    argv.push_back(fmt::format("{}", args.options.*count.value));
   }
   return argv;
 }
@@ -160,7 +162,7 @@ Result<SweepArgs> parse_canonical(const std::string& argv) {
   CLI::App app;
   declare(app, args);
   if (well_formed) {
-    std::ranges::reverse(words);  // as CLI11 wants them
+    std::ranges::reverse(words);  // CLI11 takes them from the back
     try {
       app.parse(words);
       return args;

@@ -19,14 +19,14 @@ struct SweepArgs {
   int64_t seed = 1;
   bool no_pruned_rows = false;
   bool exhaustive = false;
-  tuner::SweepKnobs knobs;
+  tuner::SweepOptions options;
 };
 
 void declare(CLI::App& command, SweepArgs& args);
 [[nodiscard]] Result<tuner::SweepRequest> request_of(const SweepArgs& args);
 [[nodiscard]] std::vector<std::string> canonical(const SweepArgs& args,
                                                  const tuner::SweepRequest& request);
-// `argv` as a run keeps it.
+// `argv` is the text that a run keeps.
 [[nodiscard]] Result<SweepArgs> parse_canonical(const std::string& argv);
 
 [[nodiscard]] Result<double> parse_duration_s(std::string_view text);  // "90", "90s", "10m", "1h"

@@ -1,11 +1,10 @@
-// thresholds: below which N and K a layer stays bf16, as the database implies it and as torchao has
-// it.
+// thresholds: the N and K below which a layer stays bf16, by the database and by torchao's rule.
 #include <memory>
 
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tuning_db/filter.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
 namespace {
@@ -15,7 +14,7 @@ struct Options {
   double margin = 0.02;
 };
 
-// The peer's rule: a layer stays bf16 where one of these boxes holds it; 0 is no bound.
+// torchao's rule: a layer stays bf16 where one of these boxes holds it; 0 is no bound.
 struct Box {
   int64_t n_max;
   int64_t k_max;
@@ -36,7 +35,10 @@ std::string text_of(const Box& box) {
 Result<int> thresholds(const Options& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Databases databases = F8_TRY(open_databases(global));
-  const auto found = F8_TRY(tuning_db::thresholds(recipe, databases.pointers(), options.margin));
+  const TuningTable measured =
+      F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
+  const auto found =
+      tuning_db::thresholds(tuning_db::Estimator(measured, recipe.name), options.margin);
   const std::vector<Box> boxes = torchao_boxes(recipe.name);
   if (global.json) {
     Json rows = Json::array();

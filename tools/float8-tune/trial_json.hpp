@@ -1,4 +1,4 @@
-// What several commands show alike: a measured row, with times in microseconds and its provenance,
+// Several commands show these alike: a measured row, with times in microseconds and its provenance,
 // and the filter's verdict.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 #include "tools/float8-tune/output.hpp"
 #include "tuning_db/database.hpp"
-#include "tuning_db/filter.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
 

@@ -1,7 +1,5 @@
 #include "tools/tuner/statistics.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cassert>
 #include <cmath>
@@ -18,7 +16,8 @@ double median_in_place(std::vector<double>& values) {
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
-// The interval that holds `confidence` of the resampled statistic, widened to hold `centre`.
+// The interval that holds the share `confidence` of the resampled statistic, widened to hold
+// `centre`.
 Interval quantiles(const std::vector<double>& statistic, double confidence, double centre) {
   const double tail = (1 - confidence) / 2;
   return {.lo = std::min(percentile(statistic, tail), centre),
@@ -91,12 +90,12 @@ Summary summarize(const Blocks& blocks, uint64_t seed, int resamples) {
           .ci = bootstrap_median(blocks, seed, resamples)};
 }
 
-PairedRatio paired_ratio(const Blocks& subject, const Blocks& reference, uint64_t seed,
+PairedRatio paired_ratio(const Blocks& candidate, const Blocks& reference, uint64_t seed,
                          int resamples) {
-  assert(subject.size() == reference.size() && !subject.empty());
+  assert(candidate.size() == reference.size() && !candidate.empty());
   std::vector<double> ratios;
-  for (size_t i = 0; i < subject.size(); ++i) {
-    ratios.push_back(mean(reference[i]) / mean(subject[i]));
+  for (size_t i = 0; i < candidate.size(); ++i) {
+    ratios.push_back(mean(reference[i]) / mean(candidate[i]));
   }
   Random random(seed);
   std::vector<double> statistic;
@@ -107,25 +106,6 @@ PairedRatio paired_ratio(const Blocks& subject, const Blocks& reference, uint64_
   }
   const double centre = median(ratios);
   return {.ratio = centre, .ci = quantiles(statistic, kConfidence, centre)};
-}
-
-Stop should_stop(const StopRule& rule, double elapsed_s, int blocks, double relative_half_width) {
-  const bool enough_blocks = blocks >= rule.min_blocks;
-  const bool narrow = relative_half_width <= rule.target;
-  if (enough_blocks && narrow && elapsed_s >= rule.min_s) return {.stop = true};
-  if (elapsed_s < rule.max_s) return {};
-  // The time is spent: whatever was not reached by now makes the result noisy.
-  if (enough_blocks && narrow) return {.stop = true};
-  if (!narrow) {
-    return {.stop = true,
-            .noisy = true,
-            .unmet = fmt::format("half-width {:.2f} % > {:.2f} % after {:.2f} s and {} blocks",
-                                 100 * relative_half_width, 100 * rule.target, elapsed_s, blocks)};
-  }
-  return {
-      .stop = true,
-      .noisy = true,
-      .unmet = fmt::format("{} blocks < {} after {:.2f} s", blocks, rule.min_blocks, elapsed_s)};
 }
 
 uint64_t Random::next() {

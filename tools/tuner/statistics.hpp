@@ -2,13 +2,12 @@
 // gives the same answer.
 //
 // Samples come in blocks: the batches that were timed together. Batches of one block share a clock,
-// a temperature and a power state, so they are no independent samples; the bootstrap draws whole
-// blocks.
+// a temperature and a power state, so they are not independent samples, and the bootstrap draws
+// whole blocks.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace f8::tuner {
@@ -33,7 +32,8 @@ using Blocks = std::vector<std::vector<double>>;
 inline constexpr int kResamples = 1000;
 inline constexpr double kConfidence = 0.95;
 
-// Of the median over all samples; blocks are drawn with replacement. Holds the sample's own median.
+// The interval of the median over all samples; blocks are drawn with replacement. It holds the
+// samples' own median.
 [[nodiscard]] Interval bootstrap_median(const Blocks& blocks, uint64_t seed,
                                         int resamples = kResamples,
                                         double confidence = kConfidence);
@@ -42,34 +42,20 @@ struct Summary {
   int64_t n = 0;
   double median = 0, mad = 0, p05 = 0, p95 = 0;
   Interval ci;
-  void scale(double factor);  // as if all samples were multiplied by it
+  void scale(double factor);  // the summary of samples that are all multiplied by it
 };
 [[nodiscard]] Summary summarize(const Blocks& blocks, uint64_t seed, int resamples = kResamples);
 
-// How many times faster `subject` is than `reference`, from blocks in which both were timed in
-// mirrored order (ABBA), so that a linear drift cancels inside each block: the median over the
-// blocks of mean(reference) / mean(subject), with a bootstrap interval over the blocks.
+// How many times faster `candidate` is than `reference`: the median over the blocks of
+// mean(reference) / mean(candidate), with a bootstrap interval over the blocks. Both are timed in
+// every block, in mirrored order (ABBA), so that a linear drift cancels inside each block. They
+// have equally many blocks, at least one.
 struct PairedRatio {
   double ratio = 0;
   Interval ci;
 };
-[[nodiscard]] PairedRatio paired_ratio(const Blocks& subject, const Blocks& reference,
+[[nodiscard]] PairedRatio paired_ratio(const Blocks& candidate, const Blocks& reference,
                                        uint64_t seed, int resamples = kResamples);
-
-// Measure on until the interval is narrow enough or the time is spent.
-struct StopRule {
-  double target = 0.005;  // relative half-width of the interval
-  double min_s = 0;       // at least this long
-  double max_s = 1;       // and at most this long
-  int min_blocks = 5;     // fewer say nothing about the spread between blocks
-};
-struct Stop {
-  bool stop = false;
-  bool noisy = false;
-  std::string unmet = {};  // the criterion that was not reached, in words
-};
-[[nodiscard]] Stop should_stop(const StopRule& rule, double elapsed_s, int blocks,
-                               double relative_half_width);
 
 // A small, portable generator (splitmix64): the same stream on every standard library.
 class Random {

@@ -1,10 +1,13 @@
-// Run by the build: makes the built-in database of JSONL files.
-//   make_builtin OUTPUT [FILE.jsonl ...]
+// Run by the build: makes the built-in database of JSON-lines files, and of each file the table of
+// its device as C++ source.
+//   make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <filesystem>
+#include <span>
 
+#include "base/file.hpp"
 #include "tuning_db/database.hpp"
 
 namespace {
@@ -13,32 +16,63 @@ using f8::tuning_db::Database;
 using f8::tuning_db::OpenMode;
 namespace fs = std::filesystem;
 
-f8::Status make(const fs::path& output, int files, char** names) {
-  const fs::path scratch = output.string() + ".scratch";
+// A database of these files at `path`, in place of what was there.
+f8::Result<Database> import_all(const fs::path& path, std::span<char* const> files) {
   std::error_code ignored;
-  for (const char* suffix : {"", "-wal", "-shm"}) fs::remove(scratch.string() + suffix, ignored);
-  {
-    Database db = F8_TRY(Database::open(scratch, OpenMode::kCreate));
-    for (int i = 0; i < files; ++i) {
-      const fs::path file = names[i];
-      if (fs::file_size(file, ignored) == 0) continue;
-      F8_TRY(db.import_jsonl(file));
-    }
-    F8_TRY(db.check());
+  for (const char* suffix : {"", "-wal", "-shm"}) fs::remove(path.string() + suffix, ignored);
+  Database db = F8_TRY(Database::open(path, OpenMode::kCreate));
+  for (const char* file : files) {
+    if (fs::file_size(file, ignored) == 0) continue;
+    F8_TRY(db.import_jsonl(file));
+  }
+  F8_TRY(db.check());
+  return db;
+}
+
+f8::Result<std::string> table_text(const Database& db) {
+  f8::TuningTable table = F8_TRY(db.table());
+  for (std::string& source : table.sources) source = "built-in";
+  return table.serialize();
+}
+
+std::string source_of(const std::vector<std::string>& tables) {
+  std::string literals;
+  for (const std::string& table : tables) literals += fmt::format("R\"table({})table\",\n", table);
+  return fmt::format(
+      "// Made by the build: the tables of tuning_db/data.\n"
+      "#include <array>\n#include <span>\n#include <string_view>\n\n"
+      "namespace f8::tuning_db::text {{\n"
+      "namespace {{\nconstexpr std::array<std::string_view, {}> kTables = {{{{\n{}}}}};\n}}\n"
+      "extern const std::span<const std::string_view> builtin_tables;\n"
+      "constinit const std::span<const std::string_view> builtin_tables = kTables;\n"
+      "}}  // namespace f8::tuning_db::text\n",
+      tables.size(), literals);
+}
+
+f8::Status make(const fs::path& output, const fs::path& source, std::span<char* const> files) {
+  const fs::path scratch = output.string() + ".scratch";
+  std::vector<std::string> tables;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const Database db = F8_TRY(import_all(scratch, files.subspan(i, 1)));
+    tables.push_back(F8_TRY(table_text(db)));
+    if (files.size() == 1) F8_TRY(db.export_db(output));
+  }
+  if (files.size() != 1) {
+    const Database db = F8_TRY(import_all(scratch, files));
     F8_TRY(db.export_db(output));
   }
-  fs::remove(scratch, ignored);
-  return {};
+  fs::remove(scratch);
+  return f8::write_file_atomic(source, source_of(tables));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    fmt::print(stderr, "usage: make_builtin OUTPUT [FILE.jsonl ...]\n");
+  if (argc < 3) {
+    fmt::print(stderr, "usage: make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]\n");
     return 1;
   }
-  const auto made = make(argv[1], argc - 2, argv + 2);
+  const auto made = make(argv[1], argv[2], std::span(argv + 3, argv + argc));
   if (made) return 0;
   fmt::print(stderr, "{}\n", made.error().message);
   return 1;

@@ -41,16 +41,19 @@
  *     or read files, and may be captured in a CUDA graph. Small tensors are cast by a cooperative
  *     launch, which starts when all of its blocks fit beside what runs on other streams.
  *  6. Handles may be used by several threads at once. A scale state belongs to one stream at a
- *     time. Calls that are in flight at the same time need workspaces of their own; linears may
- *     share one workspace on one stream. What is in a workspace before its first use does not
- *     matter; after that its first 2 MiB belong to float8, which counts launches there: nothing else
- *     may write to them while calls are still to come.
+ *     time. Calls that are in flight at the same time need workspaces of their own; linears and
+ *     weight casts may share one workspace on one stream. Between calls a workspace is free for
+ *     other work on the stream, except for its reserved bytes: the first
+ *     float8_workspace_reserved_bytes() of it belong to float8, which counts launches there. What
+ *     is in them before the first call does not matter. After it nobody else writes to them, unless
+ *     to set all of them to 0 before the next call, which makes the workspace a new one. An emulated
+ *     device refuses a call that needs them after somebody else wrote to them.
  *  7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a
  *     weight gradient is set to zero.
  *  8. Results are the same bits from run to run on one machine.
  *  9. Memory that a call writes overlaps nothing else that the call reads or writes, else the call
- *     is refused. Columns of one buffer do not overlap. backward reads x only where its comment says
- *     so; where it does not, dx may take the place of x.
+ *     is refused. Columns of one buffer do not overlap. backward reads x only where its comment
+ *     says so; where it does not, dx may take the place of x.
  * 10. A call that is refused (FLOAT8_INVALID_ARGUMENT) has enqueued nothing. After FLOAT8_CUDA the
  *     contents of what the call writes are undefined. Where float8_last_error() asks to restart the
  *     process, an earlier kernel, not always one of float8's, has broken the CUDA context for good.
@@ -135,15 +138,21 @@ typedef struct float8_context_options {
   int32_t serial_launch;
   /* Nonzero helps to find a mistake: every call that is given a stream, except float8_amax_sync,
    * asks the driver whether its tensors and buffers are memory of the context's device and large
-   * enough, and whether its stream belongs to the device's primary CUDA context. This costs some
-   * microseconds a call. */
+   * enough, and whether its stream belongs to the device's primary CUDA context. The context also
+   * remembers earlier calls by the addresses of their buffers, and refuses a backward whose m or
+   * weight_cache is not that of the forward that filled `saved`, and a call without first_step on a
+   * scale state that was only initialised. This costs some microseconds a call. */
   int32_t check_pointers;
   /* Nonzero replaces the GPU by a slow device in host memory, for tests of a program on a machine
    * without a GPU. Pointers to tensors are then host pointers, streams are NULL, and every call has
    * done its work when it returns; results are those of an H100 up to the order of sums. It needs
-   * no driver, compiler or cache, and `device` is 0 to 7. It is never chosen unless asked for. */
+   * no driver, compiler or cache, and `device` is 0 to 7. It remembers earlier calls as with
+   * check_pointers. It is never chosen unless asked for. */
   int32_t emulate;
-  int32_t reserved; /* 0 */
+  /* 0: the context begins with the built-in tuning table of this device, else with that of the
+   * nearest class of device; float8_context_info says which. Nonzero: it has none until one is
+   * loaded: the cost model chooses kernels, and no layer of a model has a known speedup. */
+  int32_t no_table;
 } float8_context_options;
 
 /* `device` is the CUDA ordinal; `options` may be NULL. The call returns FLOAT8_ENVIRONMENT if there
@@ -152,11 +161,17 @@ typedef struct float8_context_options {
 FLOAT8_API float8_status float8_context_create(int device, const float8_context_options* options,
                                                float8_context** out);
 FLOAT8_API void float8_context_destroy(float8_context* context);
-/* Linears that are planned from now on choose their kernels by this file, which `float8-tune`
- * exports. `hash` may be NULL; else it receives 64 bits of the table's hash, so that ranks can
- * check that all of them loaded the same. On failure the table in use stays. */
+/* Replaces the tuning table: linears that are planned from now on choose their kernels, and models
+ * their layers, by this file. `float8-tune db export --format table` writes it, with the built-in
+ * rows behind those of the database. `hash` may be NULL; else it receives 64 bits of the table's
+ * hash, so that ranks can check that all of them loaded the same. On failure the table in use
+ * stays. */
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
+
+/* Returns the reserved bytes at the front of every workspace of the context's linears and weight
+ * casts (convention 6), 0 for NULL. */
+FLOAT8_API size_t float8_workspace_reserved_bytes(const float8_context* context);
 
 /* Describes the device, the options and the tuning table in use in a few lines of text for people.
  * The arguments are those of float8_linear_info (below). */
@@ -284,8 +299,8 @@ FLOAT8_API float8_status float8_linear_plan(float8_context* context, const float
                                             float8_linear** out);
 FLOAT8_API void float8_linear_destroy(float8_linear* linear);
 
-/* Returns the bytes of scratch that a call needs at any M up to m_max, 0 for NULL. Behind the call
- * they are free again for other work on the stream, except those of convention 6. */
+/* Returns the bytes of scratch that a call needs at any M up to m_max, 0 for NULL. Between calls
+ * they are free for other work on the stream, except for the reserved bytes (convention 6). */
 FLOAT8_API size_t float8_linear_workspace_bytes(const float8_linear* linear);
 /* Returns the bytes that forward fills for backward: the fp8 copies of x and w that the gradients
  * need. The result is 0 for NULL, and where backward needs none: then `saved` may be NULL in both.
@@ -341,6 +356,11 @@ typedef struct float8_forward_args {
    * scaled as if dynamic over all of them. All ranks make the same calls in the same order, since
    * each call reduces its amaxes (one small all-reduce on `stream`). NULL: there is one rank. */
   float8_nccl_comm ranks FLOAT8_ZERO;
+  /* Nonzero: the call leaves the scale state as it is, with or without `saved`: no amax is
+   * recorded, and with first_step delayed operands are scaled by this call's own tensors, whatever
+   * `ranks` is. Set it in validation; 0 in training. */
+  int32_t evaluate FLOAT8_ZERO;
+  int32_t reserved_2 FLOAT8_ZERO; /* 0 */
 } float8_forward_args;
 
 typedef struct float8_backward_args {
@@ -504,6 +524,45 @@ FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* 
 FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                             float8_nccl_comm communicator, float8_stream stream);
 
+/* ---- delayed scaling: a step that meets an infinity or NaN ----
+ *
+ * A cast with a delayed scale saturates, so an infinity does not show in the results of its step.
+ * With FLOAT8_PROPAGATE it shows in those of the next steps, until it leaves the history. A trainer
+ * that can skip a step does not let it in:
+ *
+ *     cudaMemsetAsync(found_inf, 0, sizeof(float), stream);     // found_inf is in device memory
+ *     // forward and backward of all linears
+ *     float8_scales_found_inf(scales, state, communicator, found_inf, stream);
+ *     // the optimizer leaves the weights alone if *found_inf is not 0
+ *     float8_scales_sync_unless(scales, state, found_inf, NULL, stream);
+ *
+ * found_inf has the meaning that it has for PyTorch's GradScaler, whose own checks may set it too.
+ * Nothing here waits for the device, and all of it may be captured in a CUDA graph. If the first
+ * step is skipped, the next one is the first step (first_step); a trainer that does not know in
+ * time goes on without first_step, with scales of 1.
+ */
+
+/* Reduces the amaxes of the step so far over the ranks of `communicator` (NULL: there is one rank),
+ * then sets *found_inf, in device memory, to 1.0f if one of them (x, w or dy) is infinite or NaN,
+ * and leaves it alone otherwise. All ranks see the same. The sync of the step then needs no
+ * communicator: NULL. */
+FLOAT8_API float8_status float8_scales_found_inf(const float8_scales* scales, void* state,
+                                                 float8_nccl_comm communicator, float* found_inf,
+                                                 float8_stream stream);
+/* Does what float8_scales_sync does, but if *found_inf, in device memory, is not 0 when the stream
+ * comes to it, the step is discarded. A NULL found_inf counts as 0. */
+FLOAT8_API float8_status float8_scales_sync_unless(const float8_scales* scales, void* state,
+                                                   const float* found_inf,
+                                                   float8_nccl_comm communicator,
+                                                   float8_stream stream);
+/* Discards the step: its amaxes become 0, and the histories, the counts of non-finite amaxes and
+ * the scales stay as they were. It takes the place of float8_scales_sync in a step that is skipped.
+ */
+FLOAT8_API float8_status float8_scales_discard(const float8_scales* scales, void* state,
+                                               float8_stream stream);
+
+/* ---- a scale state in a checkpoint ---- */
+
 /* The calls below keep a state between two runs of a program: a trainer puts the bytes into its
  * checkpoint. A run resumes bitwise, at any time; docs/state.md has the grammar of the bytes
  * ("float8-scales 1", counts, the state's words, a hash), which is the same on every machine. They
@@ -537,14 +596,17 @@ FLOAT8_API float8_status float8_scales_load_file(const float8_scales* scales, vo
  *   callback   returns nonzero
  *   verdicts   a filter file, which `float8-tune filter --verdicts` writes, converts it
  *   rule       the automatic rule converts it, if "auto_filter_small_kn" is among filter_fqns
- *              (which is no name then)
- * A layer that passes all tests is converted.
+ *              (which is no name then); a filter file holds what the rule said, so beside one the
+ *              rule is not asked again
+ * A layer that passes all tests is converted. The verdicts, their words and their intervals are
+ * those of `float8-tune filter` with the same table, recipe, tokens and names; the policy
+ * `measured` of that command has the rule on without the flag.
  */
 
 typedef enum float8_filter_policy {
-  /* The rule compares the tuning table's speedup of the recipe at this shape and token count, or
-   * near it. If there is no table or it has no such row, the rule is that of FLOAT8_FILTER_TORCHAO;
-   * a recipe that has no such rule keeps the layer. */
+  /* The rule compares the speedup that the tuning table implies for the recipe at this shape and
+   * token count: measured, interpolated between measured shapes, or modelled beyond them. If the
+   * table has too few rows to say anything, or there is none, the layer is kept. */
   FLOAT8_FILTER_MEASURED = 0,
   /* The rule is torchao's: fixed limits on n and k, which exist for tensorwise and rowwise alone.
    */
@@ -575,7 +637,7 @@ typedef struct float8_model_desc {
   float8_filter_callback callback; /* may be NULL */
   void* callback_user;
   /* A path, or NULL. The file is for this recipe and token count and has every layer that passes
-   * names and sizes. It excludes "auto_filter_small_kn". */
+   * names and sizes. */
   const char* verdicts;
   /* A layer is converted if the lower end of its measured speedup exceeds 1 + margin; 0: 0.02. */
   double margin;
@@ -592,6 +654,14 @@ FLOAT8_API float8_status float8_model_plan(float8_context* context, const float8
                                            float8_model** out);
 FLOAT8_API void float8_model_destroy(float8_model* model);
 
+/* What a verdict rests on. */
+typedef enum float8_evidence {
+  FLOAT8_EVIDENCE_MEASURED = 0,     /* the tuning table has this shape at this token count */
+  FLOAT8_EVIDENCE_INTERPOLATED = 1, /* the shape lies between measured ones */
+  FLOAT8_EVIDENCE_MODELLED = 2,     /* a model fitted to the measured shapes, beyond them */
+  FLOAT8_EVIDENCE_RULE = 3          /* a name, a size, the callback, torchao's rule, or nothing */
+} float8_evidence;
+
 /* The decision for a layer. Its texts and the linear belong to the model and live as long as it. */
 typedef struct float8_model_verdict {
   size_t struct_size;
@@ -599,9 +669,13 @@ typedef struct float8_model_verdict {
   const char* reason; /* one line */
   /* The layer's plan, to run and not to destroy; NULL: the layer is kept in high precision. */
   const float8_linear* linear;
-  double speedup; /* forward and backward, by the tuning table; 1 if nothing is known */
+  /* The speedup of forward and backward, by the tuning table or the filter file; 1 if nothing is
+   * known. */
+  double speedup;
   double speedup_low;
   double speedup_high;
+  int32_t evidence; /* a float8_evidence */
+  int32_t reserved; /* 0 */
 } float8_model_verdict;
 
 /* Gives the verdict of layers[index]. The caller sets *verdict's struct_size before the call. */

@@ -159,7 +159,8 @@ struct ContextOptions {
   std::string cache_dir;  // empty: the default
   bool serial_launch = false;
   bool check_pointers = false;
-  bool emulate = false;  // a device in host memory instead of a GPU
+  bool emulate = false;   // a device in host memory instead of a GPU
+  bool no_table = false;  // without the built-in tuning table
 };
 
 class Context {
@@ -171,6 +172,7 @@ class Context {
     c.serial_launch = options.serial_launch ? 1 : 0;
     c.check_pointers = options.check_pointers ? 1 : 0;
     c.emulate = options.emulate ? 1 : 0;
+    c.no_table = options.no_table ? 1 : 0;
     float8_context* handle = nullptr;
     const float8_status status = float8_context_create(device, &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -195,6 +197,10 @@ class Context {
   Status snapshot_counters(const float8_cast_counters* counters, std::size_t count,
                            float8_cast_counters* to, float8_stream stream) const {
     return Status(float8_counters_snapshot(handle_.get(), counters, count, to, stream));
+  }
+  // The bytes at the front of a workspace that belong to float8 between calls.
+  [[nodiscard]] std::size_t workspace_reserved_bytes() const {
+    return float8_workspace_reserved_bytes(handle_.get());
   }
   // The device, the options and the tuning table in use, for people.
   [[nodiscard]] Result<std::string> info() const {
@@ -380,6 +386,20 @@ class Scales {
   Status sync(void* state, float8_nccl_comm communicator, float8_stream stream) const {
     return Status(float8_scales_sync(handle_.get(), state, communicator, stream));
   }
+  // The same, but a step with *found_inf != 0, in device memory, is discarded.
+  Status sync_unless(void* state, const float* found_inf, float8_nccl_comm communicator,
+                     float8_stream stream) const {
+    return Status(float8_scales_sync_unless(handle_.get(), state, found_inf, communicator, stream));
+  }
+  // Sets *found_inf, in device memory, to 1 if the step recorded an amax that is not finite.
+  Status found_inf(void* state, float8_nccl_comm communicator, float* found_inf,
+                   float8_stream stream) const {
+    return Status(float8_scales_found_inf(handle_.get(), state, communicator, found_inf, stream));
+  }
+  // Drops what the step recorded.
+  Status discard(void* state, float8_stream stream) const {
+    return Status(float8_scales_discard(handle_.get(), state, stream));
+  }
   // The state for a checkpoint, and back; both wait for the stream.
   [[nodiscard]] Result<std::vector<unsigned char>> save(const void* state,
                                                         float8_stream stream) const {
@@ -439,6 +459,7 @@ struct ModelVerdict {
   std::string reason;
   std::optional<Linear> linear;  // none: kept in high precision
   double speedup = 1, speedup_low = 1, speedup_high = 1;
+  float8_evidence evidence = FLOAT8_EVIDENCE_RULE;
 };
 
 class Model {
@@ -489,7 +510,13 @@ class Model {
     c.struct_size = sizeof c;
     const float8_status status = float8_model_layer_verdict(handle_.get(), index, &c);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    ModelVerdict verdict{c.name, c.reason, {}, c.speedup, c.speedup_low, c.speedup_high};
+    ModelVerdict verdict{c.name,
+                         c.reason,
+                         {},
+                         c.speedup,
+                         c.speedup_low,
+                         c.speedup_high,
+                         static_cast<float8_evidence>(c.evidence)};
     // It is the model's, which it keeps alive.
     if (c.linear != nullptr) verdict.linear = Linear({handle_, c.linear}, tokens_);
     return verdict;

@@ -1,6 +1,5 @@
 // cuBLASLt as a provider against fp64: bf16 tensors as they are, fp8 copies, every gemm.
 #include <algorithm>
-#include <iostream>
 
 #include "tests/gpu/gemm_operands.hpp"
 
@@ -62,8 +61,8 @@ TEST_F(CublasLtTest, Fp8EveryGemmAndScaleMode) {
   }
 }
 
-// Each mode and shape is either refused with a clear error or right with our layout of the scales:
-// rows of a block of k side by side, lines padded to a multiple of 4.
+// What cuBLASLt offers for block scales is right with our layout of them: rows of a block of k side by
+// side, rows of blocks padded to a multiple of 4. It offers something for whole blocks at least.
 class CublasLtBlockTest : public CublasLtTest,
                           public ::testing::WithParamInterface<codegen::ScaleMode> {};
 INSTANTIATE_TEST_SUITE_P(Modes, CublasLtBlockTest,
@@ -71,18 +70,19 @@ INSTANTIATE_TEST_SUITE_P(Modes, CublasLtBlockTest,
                                            codegen::ScaleMode::kBlock128x128),
                          [](const auto& suite) { return std::string(to_string(suite.param)); });
 
-TEST_P(CublasLtBlockTest, RightOrRefused) {
-  std::string refusals;
-  int right = 0;
+TEST_P(CublasLtBlockTest, WhatIsOfferedIsRight) {
   for (const Shape own : {Shape{1024, 1024, 1024}, Shape{1024, 1536, 640}, Shape{1000, 592, 768},
                           Shape{1000, 592, 272}, Shape{17, 592, 768}}) {
     for (const Dtype d_type : {Dtype::kBf16, Dtype::kF32}) {
       SCOPED_TRACE(fmt::format("shape {} into {}", to_string(own), to_string(d_type)));
       const GemmDesc desc{.shape = own, .d = d_type, .scale = GetParam(), .fast = false};
+      const auto offered = cublaslt_heuristics(context(), desc);
+      F8_ASSERT_OK(offered);
       const auto plan = GemmPlan::create(context_, desc, heuristic(0));
+      ASSERT_EQ(plan.has_value(), *offered > 0);
+      ASSERT_TRUE(plan || own != (Shape{1024, 1024, 1024}) || d_type != Dtype::kBf16);
       if (!plan) {
         EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported) << plan.error().message;
-        refusals += plan.error().message + "\n";
         continue;
       }
       const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
@@ -94,12 +94,8 @@ TEST_P(CublasLtBlockTest, RightOrRefused) {
                                           sampled_rows(result(d, d_type), own.n, step)),
                 kPreciseBound);
       EXPECT_TRUE(d.guards_are_whole());
-      ++right;
     }
   }
-  RecordProperty("shapes_computed", right);
-  if (right == 0) GTEST_SKIP() << "cuBLASLt offers nothing for these scales:\n" << refusals;
-  if (!refusals.empty()) std::cout << "refused:\n" << refusals;
 }
 
 TEST_F(CublasLtTest, Bf16EveryGemm) {
@@ -158,18 +154,11 @@ TEST_F(CublasLtTest, EveryHeuristicOffered) {
   EXPECT_FALSE(GemmPlan::create(context_, desc, heuristic(1000)));
 }
 
-TEST_F(CublasLtTest, E5m2ByE5m2IsRefusedOrRight) {
+TEST_F(CublasLtTest, E5m2ByE5m2IsRefused) {
   const GemmDesc desc{.shape = {128, 128, 128}, .a = Dtype::kE5m2, .b = Dtype::kE5m2};
   const auto plan = GemmPlan::create(context_, desc, heuristic(0));
-  if (!plan) {
-    EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported) << plan.error().message;
-    return;
-  }
-  const GemmOperands x(context(), desc.shape, desc.a, desc.b, desc.scale, 3);
-  const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
-  const DeviceBuffer d(context(), size_t{128} * 128 * 2);
-  F8_ASSERT_OK((*plan)->run(x.call(d, 128), workspace.as(), nullptr));
-  EXPECT_LE(reference::relative_error(reference::matmul(x.a, x.b), d.bf16()), kPreciseBound);
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported) << plan.error().message;
 }
 
 }  // namespace

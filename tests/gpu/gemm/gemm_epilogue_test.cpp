@@ -1,4 +1,4 @@
-// What a generated matmul does beside multiplying: split contractions, mixed scales, bias, adding
+// The epilogue of generated GEMMs: cluster split-K, mixed scales, bias, adding
 // to what is there, the maximum of the result; and that its bits are the same every time.
 #include <algorithm>
 #include <cmath>

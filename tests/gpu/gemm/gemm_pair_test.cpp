@@ -1,4 +1,4 @@
-// Two products in one launch: bit for bit what each gives in a launch of its own.
+// A grouped GEMM of two problems gives, bit for bit, what each gives in a launch of its own.
 #include <algorithm>
 
 #include "tests/gpu/gemm_operands.hpp"

@@ -46,7 +46,7 @@ std::string name(const ::testing::TestParamInfo<codegen::GemmSpec>& suite) {
 }
 INSTANTIATE_TEST_SUITE_P(Specs, GemmConfigTest, ::testing::ValuesIn(specs()), name);
 
-// What several tests of this program compare with; computed once.
+// The references that several tests of this program compare with, computed once.
 const std::vector<double>& product(const GemmOperands& x, const std::string& which) {
   static std::map<std::string, std::vector<double>> known;
   const auto found = known.find(which);

@@ -1,8 +1,6 @@
-// What fp8 costs in accuracy: the signal-to-noise ratio of a linear's results against fp64 of the
+// The accuracy of fp8: the signal-to-noise ratio of a linear's results against fp64 of the
 // same bf16 tensors, for every recipe. The values reached are properties of each test
-// (--gtest_output=json:FILE) and are printed.
-#include <iostream>
-
+// (--gtest_output=json:FILE).
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
@@ -19,9 +17,7 @@ class AccuracyTest : public GpuTestWith<const char*> {
     if (!IsSkipped()) skip_without_library(GetParam());
   }
   void report(const std::string& name, double db) {
-    const std::string text = fmt::format("{:.2f}", db);
-    RecordProperty(name, text);
-    std::cout << GetParam() << " " << name << " " << text << "\n";
+    RecordProperty(name, fmt::format("{:.2f}", db));
   }
 };
 INSTANTIATE_TEST_SUITE_P(Recipes, AccuracyTest, ::testing::ValuesIn(kRecipes),
@@ -52,7 +48,7 @@ TEST_P(AccuracyTest, AgainstHighPrecision) {
   }
 }
 
-// Two ways of accumulating, at the longest contraction of the contract: fast keeps about 14 bits.
+// Fast and promoted fp32 accumulation, at the largest K of the contract: fast keeps about 14 bits.
 TEST_F(GpuTest, AccuracyOfAccumulation) {
   for (const int64_t k : {1024, 4096, 32768}) {
     for (const bool fast : {true, false}) {
@@ -69,7 +65,6 @@ TEST_F(GpuTest, AccuracyOfAccumulation) {
                                                      sampled_rows(d.bf16(), own.n, step));
       const std::string name = fmt::format("{}_k{}", fast ? "fast" : "precise", k);
       RecordProperty(name, fmt::format("{:.2e}", error));
-      std::cout << "relative error " << name << fmt::format(" {:.2e}\n", error);
       EXPECT_LE(error, fast ? kFastBound : kPreciseBound) << name;
     }
   }

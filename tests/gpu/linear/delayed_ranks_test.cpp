@@ -14,10 +14,10 @@ namespace {
 constexpr Shape kShape = {300, 208, 592};
 constexpr std::array<int64_t, 2> kRows = {176, 124};  // of each rank
 
-// How a step gets at the weight.
+// The way in which a step casts the weight.
 enum class Weights { kEachCall, kCached, kCachedAtOnce, kRecomputed };
 
-// Where both ranks are when maxima are reduced.
+// The point where both ranks wait for each other when amaxes are reduced.
 struct Meeting {
   std::barrier<> both{2};
   std::array<std::vector<uint32_t>, 2> amaxes;
@@ -197,7 +197,7 @@ TEST_P(DelayedRanks, ScaleAsOneDeviceFromTheFirstStepOn) {
         near);
     if (HasFailure()) return;
   }
-  // What is cast for its maxima alone is not counted.
+  // Casts for the amaxes alone are not counted.
   const auto counted = [](const Model& model) {
     return model.counters->download<CastCounters>()[0].elements;
   };

@@ -1,4 +1,4 @@
-// What the host cannot know without the driver: pointers and streams that are not the device's.
+// Misuse that the host knows from the driver alone: pointers and streams that are not the device's.
 #include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {
@@ -38,16 +38,16 @@ TEST_F(LinearMisuse, PointersAndStreamsAreCheckedOnRequest) {
   ForwardCall call = t.forward();
   call.x = large.as<uint8_t>() + kLarge + kGuardBytes + 16 -
            static_cast<size_t>(kShape.m * kShape.k) * 2;
-  refused(call, "forward: x needs");
+  refused(call, "float8_linear_forward: float8_forward_args.x needs");
   if (!kEmulated) {  // there all memory is the host's
     std::vector<std::max_align_t> host(static_cast<size_t>(kShape.m * kShape.n) * 2 / 16);
     call = t.forward();
     call.y = host.data();
-    refused(call, "forward: y is ordinary memory of the host");
+    refused(call, "float8_linear_forward: float8_forward_args.y is ordinary memory of the host");
   }
   call = t.forward();
   call.y = const_cast<void*>(call.x);
-  refused(call, "forward: y");
+  refused(call, "float8_linear_forward: float8_forward_args.y");
 }
 
 }  // namespace

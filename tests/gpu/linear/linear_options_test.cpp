@@ -1,4 +1,4 @@
-// What a linear does beside its products when it is asked to, on the device: the gradient of the
+// The options of a linear beside its GEMMs, on the device: the gradient of the
 // bias, holding scales where a tensor is not finite, counting, and heeding the flag of a weight
 // that is cast, in a CUDA graph too.
 #include <bit>

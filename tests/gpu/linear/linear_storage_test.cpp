@@ -1,5 +1,5 @@
-// What is kept between a linear's calls, on the device: nothing in fp8 (recomputing), or of the
-// weight nothing but its fp8 copies, cast from fp32 masters.
+// The storage between a linear's calls, on the device: nothing in fp8 (recomputing), or nothing of
+// the weight but its fp8 copies, cast from fp32 masters.
 #include "runtime/linear/kernels.hpp"
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
@@ -33,7 +33,7 @@ TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
       bits[again] = results(t);
       t.expect_whole_guards();
       if (!again) continue;
-      // With the weight's copies cached, which leaves the input's to be cast.
+      // The weight's copies are cached, which leaves the input's to be cast.
       const DeviceBuffer cache(context(), linear.weight_cache_bytes());
       F8_ASSERT_OK(linear.cast_weight(
           {.w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = true},

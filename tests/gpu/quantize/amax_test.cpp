@@ -18,7 +18,7 @@ std::vector<uint32_t> bits(const std::vector<float>& values) {
   return out;
 }
 
-// What lines (tile_amax.cuh) say of the matrix's rows, or columns.
+// The amaxes of the matrix's rows or columns, from the per-tile partials (tile_amax.cuh).
 std::vector<uint32_t> combined(const std::vector<uint16_t>& lines, int64_t rows, int64_t cols,
                                bool columns) {
   std::vector<uint32_t> most(static_cast<size_t>(columns ? cols : rows));

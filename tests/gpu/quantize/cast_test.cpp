@@ -47,7 +47,7 @@ struct Quantized {
                 .delayed = delayed.as<float>(),
                 .recorded_amax = recorded.as<uint32_t>()} {}
 
-  // That of an earlier tensor whose amax was kDelayedAmax.
+  // The delayed scale comes from an earlier tensor whose amax was kDelayedAmax.
   static std::vector<float> delayed_scale(const codegen::CastSpec& spec) {
     return {scale_from_amax(kDelayedAmax, spec.out, spec.pow2)};
   }
@@ -202,6 +202,39 @@ std::string name(const ::testing::TestParamInfo<codegen::CastSpec>& suite) {
 }
 INSTANTIATE_TEST_SUITE_P(Specs, CastTest, ::testing::ValuesIn(specs()), name);
 
+// The kernels of some tests are those that the test is about.
+template <class Predicate>
+std::vector<codegen::CastSpec> specs_with(Predicate&& predicate) {
+  std::vector<codegen::CastSpec> some = specs();
+  std::erase_if(some, [&](const codegen::CastSpec& spec) { return !predicate(spec); });
+  return some;
+}
+bool has_rows_alone(const codegen::CastSpec& spec) {
+  return spec.one_launch && codegen::scales_rows_alone(spec);
+}
+bool has_tiles_in_one_launch(const codegen::CastSpec& spec) {
+  return spec.one_launch && !codegen::scales_rows_alone(spec);
+}
+bool may_take_lines(const codegen::CastSpec& spec) {
+  const auto before = amax_before(spec);
+  return before && fits_tile_amax(*before, 1, 16) && !spec.one_launch;
+}
+bool may_be_a_list(const codegen::CastSpec& spec) {
+  return !spec.one_launch;
+}
+
+class RowsCastTest : public CastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, RowsCastTest, ::testing::ValuesIn(specs_with(has_rows_alone)),
+                         name);
+class TilesCastTest : public CastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, TilesCastTest,
+                         ::testing::ValuesIn(specs_with(has_tiles_in_one_launch)), name);
+class LinesCastTest : public CastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, LinesCastTest, ::testing::ValuesIn(specs_with(may_take_lines)),
+                         name);
+class ListCastTest : public CastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, ListCastTest, ::testing::ValuesIn(specs_with(may_be_a_list)), name);
+
 TEST_P(CastTest, BitwiseLikeTheReference) {
   for (const int64_t rows : {1, 17, 1000, 4095}) {
     for (const int64_t cols : {16, 48, 2064}) {
@@ -223,10 +256,7 @@ TEST_P(CastTest, BitwiseLikeTheReference) {
 }
 
 // Rows that one warp has, that a block has, and that do not fit a block at once.
-TEST_P(CastTest, RowsOfAnyLength) {
-  if (!GetParam().one_launch || !codegen::scales_rows_alone(GetParam())) {
-    GTEST_SKIP() << "has tiles, not rows";
-  }
+TEST_P(RowsCastTest, RowsOfAnyLength) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{33, 1024},
                                    {35, 1040},
                                    {19, 2048},
@@ -260,14 +290,11 @@ TEST_P(CastTest, TwoMatricesInOneLaunch) {
   expect_like_reference(GetParam(), w, second);
 }
 
-// By tiles' lines the same bits as by words: two matrices in a launch, one of them or both by
-// lines; the last pair has the most tiles that lines are taken for. Launches one after another
-// without a pause, so that an early start of the next one could show.
-TEST_P(CastTest, ByLinesTheSameAsByWords) {
+// Per-tile amax partials and amax words give the same bits: two matrices in a launch, one of them
+// or both with partials; the last pair has the most tiles that partials are taken for. Launches
+// follow one another without a pause, so that an early start of the next one would show.
+TEST_P(LinesCastTest, ByLinesTheSameAsByWords) {
   const auto before = amax_before(GetParam());
-  if (!before || !fits_tile_amax(*before, 1, 16) || GetParam().one_launch) {
-    GTEST_SKIP() << "takes no lines";
-  }
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 16},
                                    {300, 144},
                                    {129, 4112},
@@ -313,13 +340,11 @@ TEST_P(CastTest, ByLinesTheSameAsByWords) {
   }
 }
 
-// So many tiles that blocks have two, side by side or one above the other, at odd ends one; lines'
-// maxima read by every block and gathered. The same bits as by two launches. Launches one after
-// another without a pause, so that a word of the launch before could show.
-TEST_P(CastTest, TwoTilesOfABlock) {
-  if (!GetParam().one_launch || codegen::scales_rows_alone(GetParam())) {
-    GTEST_SKIP() << "has one tile a block, or rows";
-  }
+// There are so many tiles that blocks have two, side by side or one above the other, and at odd
+// ends one; row and column amaxes are read by every block or gathered. The bits are those of two
+// launches. Launches follow one another without a pause, so that a word of the launch before would
+// show.
+TEST_P(TilesCastTest, TwoTilesOfABlock) {
   using Size = std::pair<int64_t, int64_t>;
   int ran = 0;
   for (const std::vector<Size>& sizes : {std::vector<Size>{{1, 70'000}},
@@ -381,8 +406,7 @@ TEST_P(CastTest, TwoTilesOfABlock) {
 
 // More matrices than one launch takes, of all sizes, in one list: launches one after another
 // without a pause, so that an early start of the next one could show.
-TEST_P(CastTest, AListOfMatrices) {
-  if (GetParam().one_launch) GTEST_SKIP() << "lists take two launches";
+TEST_P(ListCastTest, AListOfMatrices) {
   std::vector<MatrixSize> sizes;
   std::vector<reference::Matrix> matrices;
   std::vector<std::unique_ptr<Quantized>> devices;

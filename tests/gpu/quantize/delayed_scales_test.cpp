@@ -49,7 +49,8 @@ TEST_F(GpuTest, DelayedScalingStepByStep) {
   EXPECT_TRUE(state.guards_are_whole());
 }
 
-// Every path of the update, many slots at once, bitwise.
+// Every path of the update, many slots at once, bitwise; every fifth step is dropped, by a flag on
+// the device or by the host.
 TEST_F(GpuTest, ScaleUpdateLikeTheReference) {
   std::vector<DelayedSlot> slots;
   for (size_t i = 0; i < 1000; ++i) {
@@ -61,12 +62,15 @@ TEST_F(GpuTest, ScaleUpdateLikeTheReference) {
             .history = 4, .scale_from = ScaleFrom::kMostRecent, .non_finite = NonFinite::kHold}}) {
     const auto scales = DelayedScales::plan(context_, slots, options).value();
     DeviceBuffer state(context(), scales.bytes());
+    DeviceBuffer found_inf(context(), sizeof(float));
     F8_ASSERT_OK(scales.init(state.as(), nullptr));
     std::vector<reference::DelayedState> expected(slots.size());
     const auto first = static_cast<size_t>(scales.slots(state.as(), 0).scale - state.as<float>());
     for (uint64_t step = 0; step < 20; ++step) {
       const auto random = reference::random_matrix(1, 1000, step);
       auto words = state.download<uint32_t>();
+      const float drop = step % 5 == 3 ? 1 : 0;
+      float found = drop;
       for (size_t i = 0; i < slots.size(); ++i) {
         uint32_t amax = std::bit_cast<uint32_t>(
             std::ldexp(std::abs(random.values[i]), static_cast<int>(i % 200) - 100));
@@ -74,10 +78,20 @@ TEST_F(GpuTest, ScaleUpdateLikeTheReference) {
         if (i % 11 == step) amax = 0x7f800000;
         if (i % 13 == step) amax = 0x7fc00000;
         words[i] = expected[i].amax = amax;
-        reference::scale_update(slots[i], options, expected[i]);
+        if (reference::is_non_finite(amax)) found = 1;
+        if (drop != 0) {
+          reference::scale_drop(expected[i]);
+        } else {
+          reference::scale_update(slots[i], options, expected[i]);
+        }
       }
       state.upload(words.data(), words.size() * 4);
-      F8_ASSERT_OK(scales.update(state.as(), nullptr));
+      found_inf.upload(&drop, sizeof drop);
+      F8_ASSERT_OK(scales.find_inf(state.as(), found_inf.as<float>(), nullptr));
+      EXPECT_EQ(found_inf.download<float>()[0], found) << step;
+      found_inf.upload(&drop, sizeof drop);
+      F8_ASSERT_OK(step == 8 ? scales.discard(state.as(), nullptr)
+                             : scales.update(state.as(), nullptr, found_inf.as<float>()));
       const auto after = state.download<float>();
       for (size_t i = 0; i < slots.size(); ++i) {
         const float scale = after[first + i * 8];

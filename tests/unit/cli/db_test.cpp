@@ -1,9 +1,9 @@
 // db: whole databases through the command line.
 #include <gtest/gtest.h>
 
-#include "recipes/tuning_table.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8::testing {
 namespace {
@@ -24,7 +24,7 @@ TEST(Db, InfoCheckSchemaOfTheBuiltIn) {
   const Tool tool;
   const json info = tool.json({"db", "info"});
   EXPECT_EQ(info["database"], "built-in");
-  EXPECT_EQ(info["schema_version"], 1);
+  EXPECT_EQ(info["schema_version"], 2);
   EXPECT_EQ(tool.json({"db", "check"})["ok"], true);
   const Outcome schema = tool({"db", "schema"});
   EXPECT_TRUE(contains(schema.out, "CREATE TABLE"));
@@ -43,7 +43,7 @@ TEST(Db, InfoOfAFile) {
   EXPECT_EQ(info["devices"][0]["name"], "NVIDIA H100 80GB HBM3");
   EXPECT_TRUE(contains(tool({"db", "info", "--db", "a.db"}).out, "2/2 cells"));
   EXPECT_EQ(tool({"db", "check", "--db", "a.db"}).code, 0);
-  EXPECT_EQ(tool.json({"db", "migrate", "--db", "a.db"})["schema_version"], 1);
+  EXPECT_EQ(tool.json({"db", "migrate", "--db", "a.db"})["schema_version"], 2);
 }
 
 TEST(Db, MergeIsIdempotentAndRefusesItself) {
@@ -81,8 +81,15 @@ TEST(Db, ExportedTableIsWhatATrainerLoads) {
   ASSERT_EQ(tool({"db", "export", "--format", "table", "--db", "a.db", "-o", "t"}).code, 0);
   const auto table = TuningTable::parse(read_file(tool.path() / "t").value());
   ASSERT_TRUE(table.has_value());
-  ASSERT_EQ(table->choices().size(), 1U);
-  EXPECT_EQ(table->choices()[0].config, "128x256s4c2x1w2g8");
+  const KernelChoice* own = table->find(tuning_db::gemm(8192, 4096, 4096));
+  ASSERT_NE(own, nullptr);
+  EXPECT_EQ(own->config, "128x256s4c2x1w2g8");
+  EXPECT_EQ(own->median_ns, 100) << "the database's, not the built-in one";
+  // Behind the database's rows lie the built-in ones, as for `filter --db`.
+  EXPECT_EQ(table->sources, (std::vector<std::string>{"a.db", "built-in"}));
+  EXPECT_GT(table->choices().size(), 100U);
+  EXPECT_GT(table->speedups().size(), 100U);
+  EXPECT_EQ(tool.json({"db", "info", "--db", "a.db"})["table_hash"], table->hash());
   ASSERT_EQ(tool({"db", "export", "--format", "db", "--db", "a.db", "-o", "copy.db"}).code, 0);
   EXPECT_EQ(tool.json({"db", "info", "--db", "copy.db"})["kernels"], 1);
 }
@@ -101,7 +108,7 @@ TEST(Db, ANewerSchemaIsRefusedWithBothVersions) {
                                                 {"thresholds", "--recipe", "rowwise"}}) {
     std::vector<std::string> all = words;
     all.insert(all.end(), {"--db", "new.db"});
-    tool.expect_refused(1, all, {"new.db", "99", "1"});
+    tool.expect_refused(1, all, {"new.db", "99", "2"});
   }
 }
 

@@ -108,6 +108,9 @@ TEST_F(Asking, FilterWritesVerdictsForATrainer) {
     EXPECT_EQ(file.decisions[i].fqn, d["fqn"].get<std::string>());
     EXPECT_EQ(file.decisions[i].convert, d["convert"]);
     EXPECT_EQ(file.decisions[i].reason, d["reason"].get<std::string>());
+    EXPECT_EQ(to_string(file.decisions[i].evidence), d["evidence"].get<std::string>());
+    EXPECT_NEAR(file.decisions[i].speedup.lo, d["speedup_lo"].get<double>(), 1e-4);
+    EXPECT_NEAR(file.decisions[i].speedup.hi, d["speedup_hi"].get<double>(), 1e-4);
     EXPECT_EQ(file.decisions[i].in_features, d["in_features"]);
     EXPECT_EQ(file.decisions[i].out_features, d["out_features"]);
   }

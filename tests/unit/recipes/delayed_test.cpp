@@ -10,6 +10,8 @@ namespace f8 {
 namespace {
 
 using reference::DelayedState;
+using reference::is_non_finite;
+using reference::scale_drop;
 using reference::scale_update;
 
 void step(float amax, const DelayedOptions& options, DelayedState& state,
@@ -82,6 +84,30 @@ TEST(Delayed, NonFinitePolicies) {
     EXPECT_EQ(state.scale, before.scale);
     EXPECT_EQ(state.history, before.history);
     EXPECT_EQ(state.non_finite, 2U);
+  }
+}
+
+TEST(Delayed, ADroppedStepLeavesNothing) {
+  const DelayedOptions options{.history = 2};
+  DelayedState state;
+  step(2, options, state);
+  const DelayedState before = state;
+  state.amax = 0x7f800000;
+  EXPECT_TRUE(is_non_finite(state.amax));
+  EXPECT_FALSE(is_non_finite(0x7f7fffff));
+  scale_drop(state);
+  EXPECT_EQ(state.amax, 0U);
+  EXPECT_EQ(state.history, before.history);
+  EXPECT_EQ(state.scale, before.scale);
+  EXPECT_EQ(state.non_finite, 0U);
+}
+
+// A first step over ranks leaves its scale in the state before the step is over.
+TEST(Delayed, ADroppedFirstStepLeavesTheInitialScale) {
+  for (const std::vector<uint32_t>& history : {std::vector<uint32_t>{}, {0, 0}}) {
+    DelayedState state{.amax = 0x7f800000, .history = history, .scale = 0, .non_finite = 0};
+    scale_drop(state);
+    EXPECT_EQ(state.scale, 1);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/hash.hpp"
 
 namespace f8 {
@@ -9,7 +11,13 @@ namespace {
 
 FilterFile sample() {
   FilterFile file{.recipe = "rowwise", .tokens = 8192, .decisions = {}};
-  file.decisions = {{"layers.*.attention.wq", 4096, 4096, true, "converted: speedup 1.3"},
+  file.decisions = {{"layers.*.attention.wq",
+                     4096,
+                     4096,
+                     true,
+                     "converted: speedup 1.3",
+                     Evidence::kInterpolated,
+                     {1.3, 1.25, 1.0 / 3 + 1}},
                     {"layers.3.attention.wq", 4096, 4096, false, "kept: by hand"},
                     {"output", 4096, 128256, false, "kept in bf16: its name holds \"output\""}};
   return file;
@@ -18,8 +26,9 @@ FilterFile sample() {
 TEST(FilterFile, ThereAndBack) {
   const std::string text = sample().serialize().value();
   EXPECT_TRUE(
-      text.starts_with("float8-filter 1\nrecipe rowwise\ntokens 8192\n"
-                       "convert\tlayers.*.attention.wq\tn4096k4096\tconverted: speedup"));
+      text.starts_with("float8-filter 2\nrecipe rowwise\ntokens 8192\n"
+                       "convert\tlayers.*.attention.wq\tn4096k4096\tinterpolated\t1.3 1.25 "
+                       "1.3333333333333333\tconverted: speedup"));
   EXPECT_EQ(FilterFile::parse(text).value(), sample());
   const FilterFile empty{.recipe = "tensorwise", .tokens = 1, .decisions = {}};
   EXPECT_EQ(FilterFile::parse(empty.serialize().value()).value(), empty);
@@ -58,6 +67,9 @@ TEST(FilterFile, WritesOnlyWhatItCanRead) {
   EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].fqn.clear(); }));
   EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[1].fqn = f.decisions[0].fqn; }));
   EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[2].in_features = kMaxDim + 1; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].speedup = {1.3, 1.4, 1.35}; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].speedup = {1, 0, 1}; }));
+  EXPECT_TRUE(refused([](FilterFile& f) { f.decisions[0].speedup.hi = INFINITY; }));
 }
 
 TEST(FilterFile, BadFilesAreOneClearError) {
@@ -86,7 +98,7 @@ TEST(FilterFile, BadFilesAreOneClearError) {
   says(error(edited).message, "changed or damaged");
   says(error(whole + "more\n").message, "goes on after");
   std::string newer = whole;
-  newer.replace(0, 15, "float8-filter 2");
+  newer.replace(0, 15, "float8-filter 3");
   EXPECT_EQ(error(newer).code, ErrorCode::kUnsupported);
   says(changed("convert\t", "maybe\t"), "line 4: verdict 'maybe'; convert or keep");
   says(changed("n4096k4096", "n4096"), "line 4");
@@ -94,6 +106,10 @@ TEST(FilterFile, BadFilesAreOneClearError) {
   says(changed("tokens 8192", "tokens 08192"), "in another way");
   says(changed("tokens 8192", "token 8192"), "line 3: 'tokens ' expected");
   says(changed("\tconverted", " converted"), "line 4: not a verdict");
+  says(changed("interpolated\t", "guessed\t"), "line 4: evidence 'guessed'");
+  says(changed("1.3 1.25 ", "1.3 -1 "), "line 4: lo '-1' is not a positive number");
+  says(changed("1.3 1.25 ", "1.3 "), "line 4: hi '' is not a positive number");
+  says(changed("1.3 1.25 ", "1.30 1.25 "), "in another way");
   says(changed("layers.3.", "layers.*."), "twice");
 }
 

@@ -21,7 +21,7 @@ Recipe recipe(std::string_view name) {
   return *find_recipe(name);
 }
 
-// Where element (r, c)'s scale lies, straight from the header's words.
+// The place of element (r, c)'s scale, straight from the header's words.
 size_t scale_index(int64_t r, int64_t c, int64_t cols, AmaxOver over) {
   const int64_t blocks = (cols + 127) / 128;
   int64_t index = 0;

@@ -12,7 +12,7 @@ namespace {
 
 FakeCublasLt* g_fake = nullptr;
 
-// What the opaque structs hold here.
+// The contents of the opaque structs here.
 struct Desc {
   cublasOperation_t op_a, op_b;
   const float* scale_a;

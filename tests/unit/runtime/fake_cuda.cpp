@@ -168,14 +168,19 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   if (std::holds_alternative<codegen::GemmSpec>(module.spec)) {
     launch.gemm = *static_cast<kernels::GemmArgs*>(parameters[1]);
   }
-  if (g_fake->launches.size() < g_fake->launches.capacity()) g_fake->launches.push_back(launch);
+  if (g_fake->launches.size() == g_fake->launches.capacity()) {
+    ADD_FAILURE() << "more than " << g_fake->launches.capacity()
+                  << " launches: clear FakeCuda::launches, or reserve more";
+    return CUDA_ERROR_UNKNOWN;
+  }
+  g_fake->launches.push_back(launch);
   if (g_fake->emulate) {
     emulation::run(module, launch, parameters, g_fake->sm_count, g_fake->faults);
   }
   return CUDA_SUCCESS;
 }
 
-// As the driver does, zeros for memory that it does not know.
+// Memory that the driver does not know gives zeros, as with the real one.
 CUresult pointer_get_attributes(unsigned count, CUpointer_attribute* which, void** out,
                                 CUdeviceptr pointer) {
   FakeAllocation found{.type = CUmemorytype{}};
@@ -305,6 +310,7 @@ std::shared_ptr<Context> FakeCuda::context(const ContextOptions& options) {
   }
   ContextOptions with_cache = options;
   with_cache.cache_dir = directory_;
+  with_cache.builtin_table = false;  // tests set the table that they ask
   with_cache.cooperative_launch &= cooperative;
   auto context = Context::create(0, with_cache);
   EXPECT_TRUE(context) << context.error().message;

@@ -1,5 +1,5 @@
-// The emulated driver in the place of libcuda, as a test wants to see it: launches are recorded,
-// calls fail on demand, the device can be another one. Contexts on it go the way of a real device:
+// The emulated driver in the place of libcuda, for tests: launches are recorded, calls fail on
+// demand, and the device can be another one. Contexts on it go the way of a real device:
 // they emit kernels and ask the cubin cache, whose "compiler" here leaves the spec's key in the
 // cubin. One fake at a time; its functions are static because the driver's are.
 #pragma once
@@ -39,7 +39,7 @@ class FakeCuda {
   FakeCuda(const FakeCuda&) = delete;
   FakeCuda& operator=(const FakeCuda&) = delete;
 
-  // What the device is.
+  // The device.
   int device_count = 1;
   int cc_major = 9;
   int cc_minor = 0;
@@ -47,7 +47,7 @@ class FakeCuda {
   bool cooperative = true;  // false: contexts without cooperative launches
   int active_clusters = 0;  // 0: the driver cannot tell
   int driver_version = 13000;
-  // What goes wrong.
+  // Calls that fail.
   CUresult init_result = CUDA_SUCCESS;
   CUresult retain_result = CUDA_SUCCESS;
   CUresult load_result = CUDA_SUCCESS;
@@ -56,9 +56,9 @@ class FakeCuda {
   CUresult encode_result = CUDA_SUCCESS;
   CUresult copy_result = CUDA_SUCCESS;
   CUresult synchronize_result = CUDA_SUCCESS;
-  // What happened.
-  std::vector<FakeLaunch> launches;
-  std::vector<std::string> faults;          // arguments that a device would have choked on
+  // The record of what happened.
+  std::vector<FakeLaunch> launches;         // up to its capacity; a launch beyond it fails the test
+  std::vector<std::string> faults;          // arguments that a device could not work with
   std::vector<FakeAllocation> allocations;  // for ContextOptions::check_pointers
   CUstream foreign_stream = nullptr;        // of another context
   int memsets = 0;

@@ -1,6 +1,6 @@
-// A machine without a GPU: a fake clock that only measuring moves, subjects whose true time, noise
-// and misbehaviour a test decides. In a worker process (fork) it misbehaves for real: it aborts,
-// sleeps, breaks its device.
+// A machine without a GPU. Only measuring moves its clock, and a test decides the true time, the
+// noise and the misbehaviour of its candidates. In a worker process (fork) it misbehaves for real:
+// it aborts, sleeps, breaks its device.
 #pragma once
 
 #include <unistd.h>
@@ -20,7 +20,7 @@
 
 namespace f8::tuner {
 
-enum class Fault {
+enum class Misbehaviour {
   kNone,
   kWrong,          // results that verification must catch
   kUnsupported,    // refused when it is planned
@@ -32,16 +32,15 @@ enum class Fault {
 };
 
 struct FakeMachine {
-  // Nanoseconds of a launch at a moment.
-  std::function<double(const Problem&, const Subject&, double now_s)> ns =
-      [](const Problem&, const Subject&, double) { return 100e3; };
-  std::function<Fault(const Problem&, const Subject&)> fault = [](const Problem&, const Subject&) {
-    return Fault::kNone;
-  };
+  // The nanoseconds of a launch at a moment.
+  std::function<double(const Problem&, const Candidate&, double now_s)> ns =
+      [](const Problem&, const Candidate&, double) { return 100e3; };
+  std::function<Misbehaviour(const Problem&, const Candidate&)> misbehaviour =
+      [](const Problem&, const Candidate&) { return Misbehaviour::kNone; };
   std::function<uint64_t(double now_s)> events = [](double) { return uint64_t{0}; };
   std::function<double(double now_s)> sm_mhz = [](double) { return 1700.0; };
   double noise = 0.002;    // relative standard deviation of a batch
-  double block_noise = 0;  // of everything that is timed together
+  double block_noise = 0;  // the same of everything that is timed together
   int heuristics = 2;
   double estimate_factor = 1;  // how much slower a single launch is than one in a batch
   uint64_t seed = 7;
@@ -59,31 +58,33 @@ class FakeBackend final : public Backend {
   Result<int> heuristics(const Problem&, bool) override { return machine_.heuristics; }
   Status open(const Problem& problem) override {
     problem_ = problem;
-    subjects_.clear();
+    candidates_.clear();
     launches_.clear();
     return {};
   }
-  Result<Built> add(const Subject& subject) override {
-    const Fault fault = machine_.fault(problem_, subject);
-    if (fault == Fault::kUnsupported) return fail(ErrorCode::kUnsupported, "not on this device");
-    if (fault == Fault::kCompile) return fail(ErrorCode::kCompile, "C7510 serialised wgmma");
-    subjects_.push_back(subject);
+  Result<Built> add(const Candidate& candidate) override {
+    const Misbehaviour misbehaviour = machine_.misbehaviour(problem_, candidate);
+    if (misbehaviour == Misbehaviour::kUnsupported)
+      return fail(ErrorCode::kUnsupported, "not on this device");
+    if (misbehaviour == Misbehaviour::kCompile)
+      return fail(ErrorCode::kCompile, "C7510 serialised wgmma");
+    candidates_.push_back(candidate);
     launches_.push_back(1);
     Built built;
-    built.id = static_cast<int>(subjects_.size()) - 1;
+    built.id = static_cast<int>(candidates_.size()) - 1;
     built.registers = 168;
     return built;
   }
-  Result<Check> verify(int subject) override {
-    switch (machine_.fault(problem_, at(subject))) {
-      case Fault::kAbort:
+  Result<Check> verify(int candidate) override {
+    switch (machine_.misbehaviour(problem_, at(candidate))) {
+      case Misbehaviour::kAbort:
         std::signal(SIGABRT, SIG_DFL);
         std::abort();
-      case Fault::kHang:
+      case Misbehaviour::kHang:
         while (true) ::sleep(1);
-      case Fault::kSticky:
+      case Misbehaviour::kSticky:
         return fail(ErrorCode::kCuda, "CUDA_ERROR_ILLEGAL_ADDRESS");
-      case Fault::kWrong: {
+      case Misbehaviour::kWrong: {
         Check check;
         check.right = false;
         check.rel_err = 0.5;
@@ -98,28 +99,29 @@ class FakeBackend final : public Backend {
     check.sqnr_db = 54;
     return check;
   }
-  Result<double> estimate_ns(int subject) override {
-    return machine_.ns(problem_, at(subject), now_s_) * machine_.estimate_factor;
+  Result<double> estimate_ns(int candidate) override {
+    return machine_.ns(problem_, at(candidate), now_s_) * machine_.estimate_factor;
   }
-  Status set_batch(int subject, int launches) override {
-    launches_[static_cast<size_t>(subject)] = launches;
+  Status set_batch(int candidate, int launches) override {
+    launches_[static_cast<size_t>(candidate)] = launches;
     return {};
   }
   Result<std::vector<double>> time(std::span<const int> order) override {
+    if (order.empty()) return fail(ErrorCode::kInternal, "nothing to time");
     if (machine_.real_sleep_s > 0) ::usleep(static_cast<useconds_t>(machine_.real_sleep_s * 1e6));
     ++time_calls;
     const double block = 1 + machine_.block_noise * normal();
     std::vector<double> times;
-    for (const int subject : order) {
-      if (machine_.fault(problem_, at(subject)) == Fault::kAbortInTiming) {
+    for (const int candidate : order) {
+      if (machine_.misbehaviour(problem_, at(candidate)) == Misbehaviour::kAbortInTiming) {
         std::signal(SIGABRT, SIG_DFL);
         std::abort();
       }
-      timed.insert(at(subject).config);
+      timed.insert(at(candidate).config);
       const double ns =
-          machine_.ns(problem_, at(subject), now_s_) * block * (1 + machine_.noise * normal());
+          machine_.ns(problem_, at(candidate), now_s_) * block * (1 + machine_.noise * normal());
       times.push_back(ns);
-      now_s_ += ns * 1e-9 * launches_[static_cast<size_t>(subject)];
+      now_s_ += ns * 1e-9 * launches_[static_cast<size_t>(candidate)];
     }
     return times;
   }
@@ -135,14 +137,16 @@ class FakeBackend final : public Backend {
   double now_s() const override { return now_s_; }
   void sleep_s(double seconds) override { now_s_ += seconds; }
 
-  [[nodiscard]] int launches(int subject) const { return launches_[static_cast<size_t>(subject)]; }
+  [[nodiscard]] int launches(int candidate) const {
+    return launches_[static_cast<size_t>(candidate)];
+  }
 
   int time_calls = 0;
   std::set<std::string> timed;  // configs
 
  private:
-  [[nodiscard]] const Subject& at(int subject) const {
-    return subjects_[static_cast<size_t>(subject)];
+  [[nodiscard]] const Candidate& at(int candidate) const {
+    return candidates_[static_cast<size_t>(candidate)];
   }
   double normal() {
     const double u = 1 - random_.uniform();
@@ -153,7 +157,7 @@ class FakeBackend final : public Backend {
   Random random_;
   runtime::DeviceInfo device_;
   Problem problem_;
-  std::vector<Subject> subjects_;
+  std::vector<Candidate> candidates_;
   std::vector<int> launches_;
   double now_s_ = 0;
 };

@@ -14,18 +14,18 @@ double normal(Random& random) {
   return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * random.uniform());
 }
 
-TEST(Measure, MedianOfOddAndEvenCounts) {
+TEST(Statistics, MedianOfOddAndEvenCounts) {
   EXPECT_EQ(median(std::vector<double>{3, 1, 2}), 2);
   EXPECT_EQ(median(std::vector<double>{4, 1, 3, 2}), 2.5);
   EXPECT_EQ(median(std::vector<double>{7}), 7);
 }
 
-TEST(Measure, OneOutlierMovesNeitherMedianNorMad) {
+TEST(Statistics, OneOutlierMovesNeitherMedianNorMad) {
   EXPECT_EQ(median(std::vector<double>{1, 2, 3, 4, 1e9}), 3);
   EXPECT_EQ(median_absolute_deviation(std::vector<double>{1, 2, 3, 4, 1e9}), 1);
 }
 
-TEST(Measure, PercentileInterpolates) {
+TEST(Statistics, PercentileInterpolates) {
   const std::vector<double> samples = {10, 20, 30, 40, 50};
   EXPECT_EQ(percentile(samples, 0), 10);
   EXPECT_EQ(percentile(samples, 1), 50);
@@ -45,7 +45,7 @@ Blocks correlated(uint64_t seed, int count, double between, double within) {
   return blocks;
 }
 
-TEST(Measure, BootstrapIsTheSameForTheSameSeed) {
+TEST(Statistics, BootstrapIsTheSameForTheSameSeed) {
   const Blocks blocks = correlated(1, 20, 0.01, 0.002);
   const Interval a = bootstrap_median(blocks, 42);
   const Interval b = bootstrap_median(blocks, 42);
@@ -55,7 +55,7 @@ TEST(Measure, BootstrapIsTheSameForTheSameSeed) {
   EXPECT_NE(std::pair(a.lo, a.hi), std::pair(c.lo, c.hi));
 }
 
-TEST(Measure, IntervalHoldsTheMedianOfTheSample) {
+TEST(Statistics, IntervalHoldsTheMedianOfTheSample) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     const Blocks blocks = correlated(seed, 3, 0.05, 0.01);
     const Summary summary = summarize(blocks, seed);
@@ -65,8 +65,8 @@ TEST(Measure, IntervalHoldsTheMedianOfTheSample) {
   }
 }
 
-// Launches of one block share its level: taken as independent they would promise too much.
-TEST(Measure, BlocksAreDrawnWhole) {
+// Launches of one block share its level. Samples that are taken as independent promise too much.
+TEST(Statistics, BlocksAreDrawnWhole) {
   const Blocks blocks = correlated(5, 20, 0.02, 0.0005);
   Blocks singles;
   for (const auto& block : blocks) {
@@ -77,7 +77,7 @@ TEST(Measure, BlocksAreDrawnWhole) {
   EXPECT_GT(whole.hi - whole.lo, 1.5 * (apart.hi - apart.lo));
 }
 
-TEST(Measure, IntervalCoversTheTruthAboutAsOftenAsItSays) {
+TEST(Statistics, IntervalCoversTheTruthAboutAsOftenAsItSays) {
   int covered = 0;
   constexpr int kTrials = 200;
   for (int i = 0; i < kTrials; ++i) {
@@ -89,7 +89,7 @@ TEST(Measure, IntervalCoversTheTruthAboutAsOftenAsItSays) {
   EXPECT_LT(covered, kTrials);  // an interval that never misses is no 95 % interval
 }
 
-TEST(Measure, PairedRatioCancelsALinearDrift) {
+TEST(Statistics, PairedRatioCancelsALinearDrift) {
   // The device gets 40 % slower while it is measured; mirrored order, ABBA.
   Blocks a;
   Blocks b;
@@ -107,34 +107,11 @@ TEST(Measure, PairedRatioCancelsALinearDrift) {
   const PairedRatio ratio = paired_ratio(a, b, 1);
   EXPECT_NEAR(ratio.ratio, 1.5, 1e-4);
   EXPECT_LE(ratio.ci.hi - ratio.ci.lo, 1e-3);
-  // Not interleaved, the same device says something else.
+  // Without interleaving, the same device says something else.
   EXPECT_GT(std::abs(150 * (1 + 0.3) / (100 * (1 + 0.1)) - 1.5), 0.2);
 }
 
-TEST(Measure, StopsWhenTheIntervalIsNarrow) {
-  const StopRule rule{.target = 0.005, .min_s = 0.2, .max_s = 2, .min_blocks = 5};
-  EXPECT_TRUE(should_stop(rule, 0.3, 10, 0.004).stop);
-  EXPECT_FALSE(should_stop(rule, 0.3, 10, 0.004).noisy);
-  EXPECT_FALSE(should_stop(rule, 0.1, 10, 0.004).stop) << "before the least time";
-  EXPECT_FALSE(should_stop(rule, 0.3, 4, 0.004).stop) << "too few blocks to know the spread";
-  EXPECT_FALSE(should_stop(rule, 0.3, 10, 0.006).stop);
-}
-
-TEST(Measure, NamesTheCriterionThatWasNotMet) {
-  const StopRule rule{.target = 0.005, .min_s = 0.2, .max_s = 2, .min_blocks = 5};
-  const Stop wide = should_stop(rule, 2.1, 40, 0.012);
-  EXPECT_TRUE(wide.stop);
-  EXPECT_TRUE(wide.noisy);
-  EXPECT_NE(wide.unmet.find("half-width 1.20 % > 0.50 %"), std::string::npos) << wide.unmet;
-  const Stop few = should_stop(rule, 2.1, 3, 0.001);
-  EXPECT_TRUE(few.noisy);
-  EXPECT_NE(few.unmet.find("3 blocks < 5"), std::string::npos) << few.unmet;
-  const Stop good = should_stop(rule, 2.1, 40, 0.001);
-  EXPECT_TRUE(good.stop);
-  EXPECT_FALSE(good.noisy);
-}
-
-TEST(Measure, ShuffleIsAPermutationThatTheSeedDecides) {
+TEST(Statistics, ShuffleIsAPermutationThatTheSeedDecides) {
   std::vector<int> a = {1, 2, 3, 4, 5, 6, 7, 8};
   std::vector<int> b = a;
   Random(3).shuffle(a);

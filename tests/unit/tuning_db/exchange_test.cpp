@@ -213,6 +213,10 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   refused(replaced("\"state\":\"ok\"", "\"state\":\"planned\""), "terminal");
   refused(replaced("\"median_ns\":100000.0", "\"median_ns\":5"), "outside");
   refused(replaced("m8192", "m0"), "problem key");
+  refused(replaced("\"impl\":\"cublaslt\"", "\"impl\":\"cublaslt+bias\""),
+          "unknown implementation 'cublaslt+bias'");
+  refused(replaced("\"impl\"", "\"kernels\":{\"output\":\"h3\"},\"impl\""), "kernel 'h3'");
+  refused(replaced("\"impl\"", "\"screened_ns\":-1.0,\"impl\""), "screened_ns");
   refused(replaced("\"attempt\":0,", ""), "\"attempt\" is missing");
   refused(replaced("\"attempt\":0", "\"attempt\":-1"), "row was refused");
   // A reference without its record.

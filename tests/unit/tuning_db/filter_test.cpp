@@ -1,5 +1,5 @@
 // Policy `measured`: the kinds of evidence, the decision rule, layers of databases, stable output.
-#include "tuning_db/filter.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -36,8 +36,24 @@ class FilterTest : public ::testing::Test {
   static FilterResult run(const std::vector<NamedLinear>& layers, int64_t tokens,
                           std::span<const Database* const> dbs, const char* recipe = "tensorwise",
                           double margin = 0.02, std::vector<std::string> fqns = {}) {
-    const FilterOptions options{.tokens = tokens, .filter_fqns = std::move(fqns), .margin = margin};
-    auto result = filter(layers, find_recipe(recipe).value(), options, dbs);
+    return ask(
+        layers, dbs, recipe,
+        {.tokens = tokens, .filter_fqns = std::move(fqns), .margin = margin, .automatic = true});
+  }
+
+  static TuningTable table_of(std::span<const Database* const> dbs) {
+    TuningTable table;
+    for (const Database* db : dbs) {
+      table.add_behind(take(db->table(Database::TablePart::kLinears)));
+    }
+    return table;
+  }
+
+  static FilterResult ask(const std::vector<NamedLinear>& layers,
+                          std::span<const Database* const> dbs, const char* recipe,
+                          const FilterOptions& options, std::string_view device = {}) {
+    const TuningTable table = table_of(dbs);
+    auto result = filter(layers, options, Estimator(table, recipe, device));
     EXPECT_TRUE(result) << (result ? "" : result.error().message);
     return result ? *std::move(result) : FilterResult{};
   }
@@ -222,9 +238,8 @@ TEST_F(FilterTest, AnotherDeviceIsOnlyAModel) {
   EXPECT_NE(r.decisions[1].reason.find("another device"), std::string::npos)
       << r.decisions[1].reason;
 
-  FilterOptions options{.tokens = 8192, .device = "NVIDIA H200"};
-  const NamedLinear layer{"a", 4096, 4096, 1};
-  const auto none = filter({&layer, 1}, find_recipe("tensorwise").value(), options, dbs).value();
+  const FilterOptions options{.tokens = 8192, .automatic = true};
+  const auto none = ask({{"a", 4096, 4096, 1}}, dbs, "tensorwise", options, "NVIDIA H200");
   EXPECT_EQ(none.decisions[0].evidence, Evidence::kRule);
   EXPECT_NE(none.decisions[0].reason.find("on NVIDIA H200"), std::string::npos);
 }
@@ -239,19 +254,18 @@ TEST_F(FilterTest, WholeModelIsWeightedByTimeAndCount) {
   const FilterResult r = run({{"a", 4096, 4096, 2}, {"b", 4096, 1024, 4}}, 8192, dbs);
   EXPECT_NEAR(r.estimated_model_speedup, 10.0 / 7, 1e-4);
   EXPECT_EQ(r.device, "NVIDIA H100 80GB HBM3");
-  // Under the peer's rule the slow ones are converted too.
+  // Under torchao's rule without the flag the slow ones are converted too.
   FilterOptions options{.policy = FilterPolicy::kTorchao, .tokens = 8192};
   const std::vector<NamedLinear> layers = {{"a", 4096, 4096, 2}, {"b", 4096, 1024, 4}};
-  const auto peer = filter(layers, find_recipe("tensorwise").value(), options, dbs).value();
-  EXPECT_NEAR(peer.estimated_model_speedup, 10.0 / 11, 1e-4);
+  const auto torchao = ask(layers, dbs, "tensorwise", options);
+  EXPECT_NEAR(torchao.estimated_model_speedup, 10.0 / 11, 1e-4);
 }
 
 TEST_F(FilterTest, BadInputIsRefused) {
-  const Recipe recipe = find_recipe("tensorwise").value();
   const NamedLinear good{"a", 4096, 4096, 1};
   const auto refused = [&](const NamedLinear& layer, const FilterOptions& options,
                            const char* text) {
-    const auto result = filter({&layer, 1}, recipe, options, {});
+    const auto result = filter({&layer, 1}, options, Estimator(TuningTable{}, "tensorwise"));
     ASSERT_FALSE(result) << text;
     EXPECT_NE(result.error().message.find(text), std::string::npos) << result.error().message;
   };
@@ -295,7 +309,8 @@ TEST_F(FilterTest, ThresholdsOfAKnownRule) {
     return s.n <= 2048 && s.k <= 4096 ? 0.9 : 1.3;
   });
   const Database* dbs[] = {&db};
-  const auto rules = thresholds(find_recipe("tensorwise").value(), dbs).value();
+  const TuningTable table = table_of(dbs);
+  const auto rules = thresholds(Estimator(table, "tensorwise"));
   ASSERT_EQ(rules.size(), 3U);
   EXPECT_EQ(rules[0].m, 2048);
   EXPECT_EQ(rules[0].agree, 10);
@@ -312,10 +327,10 @@ TEST_F(FilterTest, ThresholdsOfAKnownRule) {
   EXPECT_EQ(rules[2].n_max, 0);
   EXPECT_EQ(rules[2].agree, 10);
   EXPECT_EQ(rules[2].torchao_agree, 8);
-  EXPECT_TRUE(thresholds(find_recipe("rowwise").value(), dbs).value().empty());
+  EXPECT_TRUE(thresholds(Estimator(table, "rowwise")).empty());
 }
 
-// Of the built-in kind: 60 linears with twins, and thousands of GEMM trials beside them.
+// As many rows as the built-in database has: linears, and thousands of GEMM trials beside them.
 TEST_F(FilterTest, OpensAndFilters300LayersIn50Ms) {
   {
     Database db = make("t.db");

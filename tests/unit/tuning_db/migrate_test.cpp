@@ -80,7 +80,7 @@ TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
   EXPECT_FALSE(db->exec("UPDATE trial SET screened_ns = 1 WHERE state = 'ok'")) << "it is final";
 }
 
-// What version 1 said in the words of `reason`.
+// Version 1 said these things in the words of `reason`.
 class WordsTest : public ::testing::Test {
  protected:
   WordsTest() : path_(folder_ / "words.db") {

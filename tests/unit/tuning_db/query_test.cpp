@@ -1,5 +1,6 @@
 // Reading: order, which rows count now, the runtime's table.
 #include "sample.hpp"
+#include "tuning_db/estimate/builtin_tables.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -99,7 +100,7 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
       db_, "tensorwise", {{8192, 4096, 4096}}, [](Shape) { return 1e6; },
       [](Shape) { return 1.25; });
   const TuningTable table = db_.table().value();
-  EXPECT_EQ(table.device, "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(table.device_name(), "NVIDIA H100 80GB HBM3");
   ASSERT_EQ(table.choices().size(), 2U);
   const KernelChoice* first = table.find(a);
   ASSERT_NE(first, nullptr);
@@ -111,7 +112,16 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
   EXPECT_EQ(second->provider, Provider::kCublasLt);
   EXPECT_EQ(second->config, "h5");
   ASSERT_EQ(table.speedups().size(), 1U);
-  EXPECT_EQ(table.speedups()[0].lo, 1.245);
+  const LinearSpeedup& speedup = table.speedups()[0];
+  EXPECT_EQ(speedup.lo, 1.245);
+  EXPECT_EQ(speedup.bf16_ns, 1e6);
+  EXPECT_EQ(table.sources.at(speedup.source), "t.db") << "without its folder";
+  const TrialRow row = take(db_.linears("tensorwise")).at(0);
+  EXPECT_EQ(speedup.trial, row.uuid);
+  EXPECT_EQ(speedup.date, row.at.substr(0, 10));
+  const TableDevice& device = table.devices.at(speedup.device);
+  EXPECT_EQ(device.power_limit_w, 700);
+  EXPECT_EQ(device.sm_count, 132);
   // It goes through the text that a trainer broadcasts.
   const auto parsed = TuningTable::parse(table.serialize());
   ASSERT_TRUE(parsed) << parsed.error().message;
@@ -211,7 +221,7 @@ TEST_F(QueryTest, TableTakesBf16KernelsWhereTheRecipeKeepsAGemmInBf16) {
 TEST_F(QueryTest, AnEmptyDatabaseHasAnEmptyTable) {
   const TuningTable table = db_.table().value();
   EXPECT_TRUE(table.choices().empty());
-  EXPECT_EQ(table.device, "");
+  EXPECT_TRUE(table.devices.empty());
 }
 
 TEST_F(QueryTest, AConfigurationThatIsNoneIsSaid) {
@@ -220,6 +230,27 @@ TEST_F(QueryTest, AConfigurationThatIsNoneIsSaid) {
   const auto table = db_.table();
   ASSERT_FALSE(table);
   EXPECT_NE(table.error().message.find("{\"x\":1}"), std::string::npos);
+}
+
+TEST_F(QueryTest, TheTableHasTheLinearsOfEveryDevice) {
+  for (const int watts : {700, 500}) {
+    sweep_linears(
+        db_, "tensorwise", {{8192, 4096, 4096}}, [](Shape) { return 1e6; },
+        [&](Shape) { return watts / 500.0; }, h100(watts));
+  }
+  const TuningTable table = db_.table(Database::TablePart::kLinears).value();
+  ASSERT_EQ(table.devices.size(), 2U);
+  EXPECT_EQ(table.devices[0].power_limit_w, 500) << "measured last, asked first";
+  ASSERT_EQ(table.speedups().size(), 2U);
+  EXPECT_EQ(table.speedups()[0].speedup, 1);
+  EXPECT_EQ(table.speedups()[1].speedup, 1.4);
+}
+
+// The library carries what the built-in database says.
+TEST(Builtin, ItsTableIsTheOneThatTheRuntimeCarries) {
+  TuningTable table = Database::builtin().value().table().value();
+  ASSERT_EQ(builtin_tables().size(), 1U);
+  EXPECT_EQ(builtin_tables()[0].serialize(), table.serialize());
 }
 
 TEST(Builtin, OpensForReading) {

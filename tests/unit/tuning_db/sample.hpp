@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/file.hpp"
+#include "tests/unit/tuning_db/measured_shapes.hpp"
 #include "tuning_db/database.hpp"
 
 namespace f8::tuning_db {
@@ -146,7 +147,7 @@ inline std::string sweep(Database& db, const std::vector<Cell>& cells,
 
 using SpeedupOf = std::function<double(Shape)>;
 
-// Linears of a recipe and their bf16 twins, with these times.
+// Linears of a recipe and their bf16 baselines, with these times.
 inline void sweep_linears(Database& db, const char* recipe, const std::vector<Shape>& shapes,
                           const std::function<double(Shape)>& bf16_ns, const SpeedupOf& speedup,
                           const DeviceClass& device = h100(), double half = 0.005) {
@@ -163,24 +164,6 @@ inline void sweep_linears(Database& db, const char* recipe, const std::vector<Sh
         return timed(bf16_ns(s) / speedup(s), speedup(s), half);
       },
       device);
-}
-
-// The shapes that ship as measurements.
-inline std::vector<Shape> measured_shapes() {
-  std::vector<Shape> shapes;
-  for (const auto& [k, n] : std::vector<std::pair<int64_t, int64_t>>{{8192, 8192},
-                                                                     {4096, 4096},
-                                                                     {8192, 1024},
-                                                                     {4096, 1024},
-                                                                     {2048, 2048},
-                                                                     {1024, 1024},
-                                                                     {4096, 14336},
-                                                                     {14336, 4096},
-                                                                     {8192, 28672},
-                                                                     {5120, 13824}}) {
-    for (const int64_t m : {2048, 8192, 16384}) shapes.push_back({m, n, k});
-  }
-  return shapes;
 }
 
 inline std::string bytes_of(const fs::path& path) {

@@ -1,4 +1,4 @@
-// Opening problems, timing. Subjects are made in gpu_subjects.cpp, checked in gpu_verify.cpp.
+// Opening problems and timing. gpu_candidates.cpp makes candidates and gpu_verify.cpp checks them.
 #include "tools/tuner/backend/gpu_backend.hpp"
 
 #include <algorithm>
@@ -7,12 +7,12 @@
 
 #include "base/log.hpp"
 #include "codegen/kernels/kernel_args.cuh"
-#include "tools/tuner/search/gemm_candidates.hpp"
+#include "tools/tuner/clock.hpp"
 
 namespace f8::tuner {
 namespace {
 
-constexpr double kLeadInNs = 2e6;  // below, a batch is run untimed to get the device going
+constexpr double kLeadInNs = 2e6;  // a shorter batch is run untimed first, to get the device going
 
 size_t bytes_of(int64_t elements, Dtype type) {
   return static_cast<size_t>(elements) * size_bytes(type);
@@ -22,7 +22,9 @@ size_t bytes_of(int64_t elements, Dtype type) {
 
 Result<std::unique_ptr<GpuBackend>> GpuBackend::create(int device,
                                                        const GpuBackendOptions& options) {
-  return create(F8_TRY(runtime::Context::create(device, {.cache_dir = options.cache_dir})),
+  // Candidates name their kernels, and what a plan chooses by itself is the cost model's.
+  return create(F8_TRY(runtime::Context::create(
+                    device, {.cache_dir = options.cache_dir, .builtin_table = false})),
                 options);
 }
 
@@ -53,8 +55,7 @@ GpuBackend::~GpuBackend() {
   if (stream_ != nullptr) driver_.stream_destroy(stream_);
 }
 
-// Keeps code kCuda for a lost device alone: a library that refused one call is one subject's
-// matter.
+// Keeps code kCuda for a lost device alone: a library that refuses one call concerns one candidate.
 std::unexpected<Error> GpuBackend::triage(Error error) {
   if (error.code == ErrorCode::kCuda) {
     const CUresult state = driver_.ctx_synchronize();
@@ -75,7 +76,8 @@ Pool& GpuBackend::pool(const CastSetting* cast) {
   return pools_.emplace(key, Pool(Pattern::make(cast, options_.seed))).first->second;
 }
 
-// How many operand sets: `footprint` is what one launch touches, `set_bytes` what a set takes.
+// How many operand sets there are: `footprint` is what one launch touches, `set_bytes` what a set
+// takes.
 Result<int> GpuBackend::fit_sets(double footprint, double set_bytes) {
   const double l2 = static_cast<double>(device().l2_bytes);
   const double wanted = std::clamp(std::ceil(2 * l2 / footprint), 2.0, 1.0 * options_.max_sets);
@@ -88,7 +90,7 @@ Result<int> GpuBackend::fit_sets(double footprint, double set_bytes) {
   return static_cast<int>(std::min(wanted, fitting));
 }
 
-// What the pools of other problems hold is given back where it is in the way.
+// Gives back what the pools of other problems hold where it is in the way.
 Status GpuBackend::make_room(size_t bytes) {
   size_t held = results_.capacity();
   for (const auto& [key, pool] : pools_) held += pool.capacity();
@@ -131,34 +133,34 @@ Status GpuBackend::open(const Problem& problem) {
 Status GpuBackend::open_gemm() {
   const Gemm gemm = static_cast<Gemm>(problem_.op);
   const GemmSetting& setting = recipe_.at(gemm);
-  own_ = gemm_shape(problem_.shape, gemm);
-  const int64_t ld = row_pitch(own_.k);
+  gemm_ = gemm_shape(problem_.shape, gemm);
+  const int64_t ld = row_pitch(gemm_.k);
   const bool fp8 = setting.is_fp8();
-  const size_t a = fp8 ? bytes_of(own_.m * ld, setting.a.dtype) : 0;
-  const size_t b = fp8 ? bytes_of(own_.n * ld, setting.b.dtype) : 0;
-  const size_t bf16 = carved(bytes_of(own_.m * own_.k, Dtype::kBf16)) +
-                      carved(bytes_of(own_.n * own_.k, Dtype::kBf16));
-  const size_t d = carved(bytes_of(own_.m * own_.n, problem_.d));
+  const size_t a = fp8 ? bytes_of(gemm_.m * ld, setting.a.dtype) : 0;
+  const size_t b = fp8 ? bytes_of(gemm_.n * ld, setting.b.dtype) : 0;
+  const size_t bf16 = suballocation_bytes(bytes_of(gemm_.m * gemm_.k, Dtype::kBf16)) +
+                      suballocation_bytes(bytes_of(gemm_.n * gemm_.k, Dtype::kBf16));
+  const size_t d = suballocation_bytes(bytes_of(gemm_.m * gemm_.n, problem_.d));
   const double footprint = static_cast<double>(fp8 ? a + b + d : bf16 + d);
-  const size_t set_bytes = carved(a) + carved(b) + bf16 + d;
+  const size_t set_bytes = suballocation_bytes(a) + suballocation_bytes(b) + bf16 + d;
   sets_ = F8_TRY(fit_sets(footprint, static_cast<double>(set_bytes)));
   const auto sets = static_cast<size_t>(sets_);
   F8_TRY(make_room(set_bytes * sets));
   F8_TRY(results_.reserve(driver_, d * sets, "results"));
-  for (size_t i = 0; i < sets; ++i) outputs_.push_back(results_.carve(d));
+  for (size_t i = 0; i < sets; ++i) outputs_.push_back(results_.suballocate(d));
   return {};
 }
 
-// Both operands may come from one pool.
-Status GpuBackend::carve_fp8() {
+// Lays out the fp8 operand sets and their scales. Both operands may come from one pool.
+Status GpuBackend::suballocate_fp8() {
   if (!fp8_sets_.empty()) return {};
   const GemmSetting& setting = recipe_.at(static_cast<Gemm>(problem_.op));
-  const int64_t ld = row_pitch(own_.k);
+  const int64_t ld = row_pitch(gemm_.k);
   const auto sets = static_cast<size_t>(sets_);
   Pool& pool_a = pool(&setting.a);
   Pool& pool_b = pool(&setting.b);
-  const size_t a = carved(bytes_of(own_.m * ld, setting.a.dtype)) * sets;
-  const size_t b = carved(bytes_of(own_.n * ld, setting.b.dtype)) * sets;
+  const size_t a = suballocation_bytes(bytes_of(gemm_.m * ld, setting.a.dtype)) * sets;
+  const size_t b = suballocation_bytes(bytes_of(gemm_.n * ld, setting.b.dtype)) * sets;
   if (&pool_a == &pool_b) {
     F8_TRY(pool_a.reserve(driver_, a + b));
   } else {
@@ -166,11 +168,16 @@ Status GpuBackend::carve_fp8() {
     F8_TRY(pool_b.reserve(driver_, b));
   }
   for (size_t i = 0; i < sets; ++i) {
-    fp8_sets_.push_back(
-        {.a = pool_a.carve(own_.m * ld), .b = pool_b.carve(own_.n * ld), .d = outputs_[i]});
+    fp8_sets_.push_back({.a = pool_a.suballocate(gemm_.m * ld),
+                         .b = pool_b.suballocate(gemm_.n * ld),
+                         .d = outputs_[i]});
   }
-  // Scales that differ from row to row and block to block, so that a kernel that reads a wrong one
-  // is found out.
+  return lay_out_scales(pool_a.pattern().inv_scale, pool_b.pattern().inv_scale);
+}
+
+// The scales differ from row to row and from block to block, so that a kernel that reads a wrong
+// one is found out.
+Status GpuBackend::lay_out_scales(float inv_a, float inv_b) {
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem_, false));
   using codegen::ScaleMode;
   const bool block = codegen::is_block(desc.scale);
@@ -178,26 +185,27 @@ Status GpuBackend::carve_fp8() {
                            : desc.scalar_a ? ScaleMode::kTensor
                                            : desc.scale;
   const ScaleMode mode_b = !block && desc.scalar_b ? ScaleMode::kTensor : desc.scale;
-  scale_a_ = make_scales(mode_a, pool_a.pattern().inv_scale, own_.m, own_.k, 7, desc.pow2);
-  scale_b_ = make_scales(mode_b, pool_b.pattern().inv_scale, own_.n, own_.k, 5, desc.pow2);
+  scale_a_ = make_scales(mode_a, inv_a, gemm_.m, gemm_.k, 7, desc.pow2);
+  scale_b_ = make_scales(mode_b, inv_b, gemm_.n, gemm_.k, 5, desc.pow2);
   const auto bytes = [](const Scales& scales) { return scales.values.size() * sizeof(float); };
-  F8_TRY(scales_.reserve(driver_, carved(bytes(scale_a_)) + carved(bytes(scale_b_)), "scales"));
+  const size_t all = suballocation_bytes(bytes(scale_a_)) + suballocation_bytes(bytes(scale_b_));
+  F8_TRY(scales_.reserve(driver_, all, "scales"));
   for (Scales* scales : {&scale_a_, &scale_b_}) {
-    const CUdeviceptr at = scales_.carve(bytes(*scales));
+    const CUdeviceptr at = scales_.suballocate(bytes(*scales));
     F8_TRY(driver_.check(driver_.memcpy_htod(at, scales->values.data(), bytes(*scales)),
                          "cuMemcpyHtoD"));
     scales->data = reinterpret_cast<const float*>(at);
   }
-  // The copies are the default stream's, which this one's does not wait for.
+  // The copies run on the default stream, which this backend's stream does not wait for.
   return driver_.check(driver_.stream_synchronize(nullptr), "cuStreamSynchronize");
 }
 
-// Where a kernel looks for them: codegen/kernel_spec.hpp.
+// Lays the scales out where a kernel looks for them; codegen/kernel_spec.hpp has the layouts.
 GpuBackend::Scales GpuBackend::make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
-                                           int64_t contraction, int period, bool pow2) {
+                                           int64_t k, int period, bool pow2) {
   Scales scales;
   scales.mode = mode;
-  const int64_t blocks = ceil_div(contraction, 128);
+  const int64_t blocks = ceil_div(k, 128);
   int64_t count = 1;
   switch (mode) {
     case codegen::ScaleMode::kTensor:
@@ -236,16 +244,16 @@ float GpuBackend::Scales::at(int64_t row, int64_t c) const {
   return values[0];
 }
 
-Status GpuBackend::carve_bf16() {
+Status GpuBackend::suballocate_bf16() {
   if (!bf16_sets_.empty()) return {};
-  const size_t a = carved(bytes_of(own_.m * own_.k, Dtype::kBf16));
-  const size_t b = carved(bytes_of(own_.n * own_.k, Dtype::kBf16));
+  const size_t a = suballocation_bytes(bytes_of(gemm_.m * gemm_.k, Dtype::kBf16));
+  const size_t b = suballocation_bytes(bytes_of(gemm_.n * gemm_.k, Dtype::kBf16));
   const auto sets = static_cast<size_t>(sets_);
   Pool& operands = pool(nullptr);
   F8_TRY(operands.reserve(driver_, (a + b) * sets));
   for (size_t i = 0; i < sets; ++i) {
-    bf16_sets_.push_back({.a = operands.carve(own_.m * own_.k),
-                          .b = operands.carve(own_.n * own_.k),
+    bf16_sets_.push_back({.a = operands.suballocate(gemm_.m * gemm_.k),
+                          .b = operands.suballocate(gemm_.n * gemm_.k),
                           .d = outputs_[i]});
   }
   return {};
@@ -253,21 +261,22 @@ Status GpuBackend::carve_bf16() {
 
 Status GpuBackend::open_linear() {
   const auto [m, n, k] = problem_.shape;
-  const size_t x = carved(bytes_of(m * k, Dtype::kBf16));
-  const size_t w = carved(bytes_of(n * k, Dtype::kBf16));
-  const size_t y = carved(bytes_of(m * n, Dtype::kBf16));
+  const size_t x = suballocation_bytes(bytes_of(m * k, Dtype::kBf16));
+  const size_t w = suballocation_bytes(bytes_of(n * k, Dtype::kBf16));
+  const size_t y = suballocation_bytes(bytes_of(m * n, Dtype::kBf16));
   const size_t inputs = x + w + y;
   const size_t outputs = y + x + w;
-  // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and scales, of
-  // which blocks of 1 x 128 have most.
+  // Forward leaves its fp8 operands for backward: at most both layouts of x and w, and their
+  // scales, of which there are most in 1x128 mode.
   const auto layouts = [](int64_t rows, int64_t cols) {
     return fp8_copy_bytes(rows, cols) + fp8_copy_bytes(cols, rows);
   };
-  const auto words = static_cast<size_t>(8 * (m + n + k));
-  saved_bytes_ = carved(layouts(m, k) + layouts(n, k) + (x + w) / 16 + words + (4 << 20));
+  const auto scales = static_cast<size_t>(8 * (m + n + k));
+  saved_bytes_ =
+      suballocation_bytes(layouts(m, k) + layouts(n, k) + (x + w) / 16 + scales + (4 << 20));
   const size_t saved = saved_bytes_;
   const size_t set_bytes = inputs + outputs + saved;
-  // The workspace holds the casts of dy in both layouts, and what the kernels' splits need.
+  // The workspace holds the casts of dy in both layouts, and what split-K kernels need.
   const size_t workspace = y + x + w + (256 << 20);
   sets_ = F8_TRY(
       fit_sets(static_cast<double>(inputs + outputs), static_cast<double>(set_bytes + workspace)));
@@ -278,13 +287,13 @@ Status GpuBackend::open_linear() {
   F8_TRY(results_.reserve(driver_, (outputs + saved) * sets, "results"));
   for (size_t i = 0; i < sets; ++i) {
     LinearSet set;
-    set.x = operands.carve(m * k);
-    set.w = operands.carve(n * k);
-    set.dy = operands.carve(m * n);
-    set.y = results_.carve(y);
-    set.dx = results_.carve(x);
-    set.dw = results_.carve(w);
-    set.saved = results_.carve(saved);
+    set.x = operands.suballocate(m * k);
+    set.w = operands.suballocate(n * k);
+    set.dy = operands.suballocate(m * n);
+    set.y = results_.suballocate(y);
+    set.dx = results_.suballocate(x);
+    set.dw = results_.suballocate(w);
+    set.saved = results_.suballocate(saved);
     linear_sets_.push_back(set);
   }
   return {};
@@ -294,8 +303,8 @@ Status GpuBackend::launch_once(Timed& timed, size_t set) {
   return timed.launch[set % timed.launch.size()](stream_);
 }
 
-Result<double> GpuBackend::estimate_ns(int subject) {
-  Timed& timed = timed_[static_cast<size_t>(subject)];
+Result<double> GpuBackend::estimate_ns(int candidate) {
+  Timed& timed = timed_[static_cast<size_t>(candidate)];
   while (events_.size() < 2) {
     CUevent event = nullptr;
     F8_TRY(driver_.check(driver_.event_create(&event, CU_EVENT_DEFAULT), "cuEventCreate"));
@@ -343,10 +352,10 @@ Result<CUgraphExec> GpuBackend::capture(Timed& timed, size_t first_set) {
   return exec;
 }
 
-Status GpuBackend::set_batch(int subject, int launches) {
-  Timed& timed = timed_[static_cast<size_t>(subject)];
+Status GpuBackend::set_batch(int candidate, int launches) {
+  Timed& timed = timed_[static_cast<size_t>(candidate)];
   const int rotation = static_cast<int>(timed.launch.size());
-  // One launch a batch: the batches take turns with the sets. Else every batch goes through all.
+  // With one launch in a batch, the batches take the sets in turn. Else every batch takes all sets.
   const bool alternate = launches == 1;
   timed.launches = alternate ? 1 : (launches + rotation - 1) / rotation * rotation;
   for (CUgraphExec graph : timed.graphs) driver_.graph_exec_destroy(graph);
@@ -374,8 +383,8 @@ Result<std::vector<double>> GpuBackend::time(std::span<const int> order) {
     F8_TRY(driver_.check(driver_.event_create(&event, CU_EVENT_DEFAULT), "cuEventCreate"));
     events_.push_back(event);
   }
-  const auto launch = [&](int subject) {
-    Timed& timed = timed_[static_cast<size_t>(subject)];
+  const auto launch = [&](int candidate) {
+    Timed& timed = timed_[static_cast<size_t>(candidate)];
     CUgraphExec graph = timed.graphs[timed.next_graph++ % timed.graphs.size()];
     return driver_.check(driver_.graph_launch(graph, stream_), "cuGraphLaunch");
   };
@@ -402,26 +411,29 @@ DeviceState GpuBackend::sample() {
 }
 
 double GpuBackend::now_s() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return steady_s();
 }
 
 void GpuBackend::sleep_s(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-// A pair of buffers for each set, so that neither side of the copy stays in L2.
+// Every set has a pair of buffers, so that neither side of the copy stays in L2.
 Result<int> GpuBackend::add_copy() {
   const size_t bytes = options_.copy_bytes;
   const auto sets = static_cast<size_t>(F8_TRY(fit_sets(copy_traffic(), copy_traffic())));
   Timed timed;
-  timed.subject = {.impl = "copy", .config = fmt::format("{}", bytes)};
-  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
+  timed.candidate = {.impl = Impl::kCopy, .config = fmt::format("{}", bytes)};
+  buffers_.push_back(
+      F8_TRY(DeviceBuffer::allocate(driver_, suballocation_bytes(bytes) * sets, "a copy")));
   const CUdeviceptr to = buffers_.back().address();
-  buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, carved(bytes) * sets, "a copy")));
+  buffers_.push_back(
+      F8_TRY(DeviceBuffer::allocate(driver_, suballocation_bytes(bytes) * sets, "a copy")));
   const CUdeviceptr from = buffers_.back().address();
-  F8_TRY(driver_.check(driver_.memset_d8(from, 0x5a, carved(bytes) * sets), "cuMemsetD8"));
+  F8_TRY(driver_.check(driver_.memset_d8(from, 0x5a, suballocation_bytes(bytes) * sets),
+                       "cuMemsetD8"));
   for (size_t i = 0; i < sets; ++i) {
-    const size_t offset = i * carved(bytes);
+    const size_t offset = i * suballocation_bytes(bytes);
     timed.launch.emplace_back([this, to, from, offset, bytes](runtime::Stream stream) {
       return driver_.check(driver_.memcpy_dtod_async(to + offset, from + offset, bytes, stream),
                            "cuMemcpyDtoDAsync");

@@ -1,9 +1,9 @@
 // The backend of a real device.
 //
-// Operand sets rotate: so many that two L2 caches do not hold them, and at least two. A timed batch
-// is a CUDA graph of launches that go through the sets in turn; where the sets are so large that
-// one launch is a batch, the batches go through them. Events lie between batches, which run back to
-// back, so the device never idles inside a block.
+// Operand sets rotate: there are at least two, and so many that two L2 caches do not hold them. A
+// timed batch is a CUDA graph of launches that take the sets in turn; where one launch is a batch,
+// the batches take the sets in turn. Events lie between batches, which run back to back, so the
+// device never idles inside a block.
 #pragma once
 
 #include <functional>
@@ -19,9 +19,9 @@
 namespace f8::tuner {
 
 struct GpuBackendOptions {
-  double memory_fraction = 0.6;           // of what is free at the start
+  double memory_fraction = 0.6;           // the share of the free memory that it may take
   int max_sets = 128;                     // a tiny problem would take thousands to fill L2 twice
-  size_t copy_bytes = size_t{256} << 20;  // of the copy that casts are held against
+  size_t copy_bytes = size_t{256} << 20;  // the size of the copy that casts are compared with
   uint64_t seed = 1;
   std::filesystem::path cache_dir;  // empty: environment().cache_dir
 };
@@ -37,26 +37,26 @@ class GpuBackend final : public Backend {
   const runtime::DeviceInfo& device() const override { return context_->device(); }
   Result<int> heuristics(const Problem& gemm, bool bf16) override;
   Status open(const Problem& problem) override;
-  Result<Built> add(const Subject& subject) override;
-  Result<Check> verify(int subject) override;
-  Result<double> estimate_ns(int subject) override;
-  Status set_batch(int subject, int launches) override;
+  Result<Built> add(const Candidate& candidate) override;
+  Result<Check> verify(int candidate) override;
+  Result<double> estimate_ns(int candidate) override;
+  Status set_batch(int candidate, int launches) override;
   Result<std::vector<double>> time(std::span<const int> order) override;
   DeviceState sample() override;
   double now_s() const override;
   void sleep_s(double seconds) override;
 
-  // Instead of a problem the weights of a model's linears, for subjects that cast them.
+  // Opens the weights of a model's linears instead of a problem, for candidates that cast them.
   [[nodiscard]] Status open_weights(const Recipe& recipe,
                                     std::span<const runtime::MatrixSize> weights);
-  // Each launch of a float8 linear as a subject of its own, in order of launching.
+  // Adds each launch of a float8 linear as a candidate of its own, in order of launching.
   struct Part {
     std::string name;
     int id = 0;
-    double bytes = 0;  // that an amax or a cast must move; 0: a GEMM or a clear
+    double bytes = 0;  // what an amax or a cast must move; 0: a GEMM or a clear
   };
   [[nodiscard]] Result<std::vector<Part>> add_steps(int linear);
-  // A copy on the device: the ceiling of what casts can reach.
+  // Adds a copy on the device, the ceiling of what casts can reach.
   [[nodiscard]] Result<int> add_copy();
   [[nodiscard]] double copy_traffic() const {  // bytes that it reads and writes together
     return 2.0 * static_cast<double>(options_.copy_bytes);
@@ -70,10 +70,10 @@ class GpuBackend final : public Backend {
     PoolTensor a, b;
     CUdeviceptr d = 0;
   };
-  // An operand's inverse scales, on the device and what they are.
+  // An operand's inverse scales, on the device and on the host.
   struct Scales {
     codegen::ScaleMode mode = codegen::ScaleMode::kTensor;
-    int64_t stride = 0;  // of a line of blocks
+    int64_t stride = 0;  // from one row of block scales to the next
     std::vector<float> values;
     const float* data = nullptr;
 
@@ -86,11 +86,11 @@ class GpuBackend final : public Backend {
   struct Weights {
     runtime::ModelPlan model;
     std::vector<std::vector<runtime::WeightCall>> calls;  // by operand set
-    std::vector<uint8_t> copies;  // sampled, as the subject checked before left them
+    std::vector<uint8_t> copies;  // samples of what the candidate that was checked before wrote
   };
-  enum class Operands { kFp8, kFp8OneScale, kBf16 };  // of a GEMM
+  enum class Operands { kFp8, kFp8OneScale, kBf16 };  // a GEMM's
   struct Timed {
-    Subject subject;
+    Candidate candidate;
     Operands operands = Operands::kFp8;
     std::vector<Launch> launch;  // by operand set
     std::vector<CUgraphExec> graphs;
@@ -98,13 +98,13 @@ class GpuBackend final : public Backend {
     int launches = 1;
     double estimate_ns = 0;
     std::shared_ptr<const runtime::Linear> linear;
-    std::vector<runtime::ForwardCall> forward;  // of a linear, by operand set
+    std::vector<runtime::ForwardCall> forward;  // a linear's, by operand set
     std::vector<runtime::BackwardCall> backward;
     std::function<Status()> prime;  // runs once, before the first launch
-    int64_t contraction = 0;        // of a GEMM: as far as the provider reads
-    CUdeviceptr amax = 0;           // of its result, where it leaves one
+    int64_t k = 0;                  // how far a GEMM's provider reads K: it may pad it
+    CUdeviceptr amax = 0;           // where a GEMM leaves its result's amax; 0: nowhere
   };
-  // Sampled elements of a result, in fp64 from the host's copy of the operands.
+  // Sampled elements of a result, computed in fp64 from the host's copy of the operands.
   struct Reference {
     std::vector<int64_t> rows, cols;
     std::vector<double> values;  // rows x cols
@@ -122,35 +122,37 @@ class GpuBackend final : public Backend {
 
   [[nodiscard]] Status open_gemm();
   [[nodiscard]] Status open_linear();
-  [[nodiscard]] Status carve_fp8();
-  [[nodiscard]] Status carve_bf16();
+  [[nodiscard]] Status suballocate_fp8();
+  [[nodiscard]] Status suballocate_bf16();
+  [[nodiscard]] Status lay_out_scales(float inv_a, float inv_b);
   [[nodiscard]] static Scales make_scales(codegen::ScaleMode mode, float inv, int64_t rows,
-                                          int64_t contraction, int period, bool pow2);
-  [[nodiscard]] Result<Built> add_gemm(const Subject& subject);
-  // Differs from column to column and is exact in every type.
+                                          int64_t k, int period, bool pow2);
+  [[nodiscard]] Result<Built> add_gemm(const Candidate& candidate);
+  // The bias differs from column to column and is exact in every type.
   [[nodiscard]] static float bias_of(int64_t column) {
     return 0.25F * static_cast<float>(column % 9 - 4);
   }
   [[nodiscard]] Status add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
                                     runtime::GemmCall& call);
-  [[nodiscard]] Result<Built> add_float8(const Subject& subject);
-  [[nodiscard]] Result<Built> add_bf16(const Subject& subject);
+  [[nodiscard]] Result<Built> add_float8(const Candidate& candidate);
+  [[nodiscard]] Result<Built> add_bf16(const Candidate& candidate);
   [[nodiscard]] Status reserve_workspace(size_t bytes);
   [[nodiscard]] Status lay_out_weights(const Recipe& recipe,
                                        std::span<const runtime::MatrixSize> weights);
   [[nodiscard]] Status settle_weight_scales();
-  [[nodiscard]] Result<Built> add_casts(const Subject& subject);
+  [[nodiscard]] Result<Built> add_casts(const Candidate& candidate);
   [[nodiscard]] Result<Check> verify_casts(Timed& timed);
   [[nodiscard]] Status add_delayed_scales(Timed& timed);
   [[nodiscard]] Status add_weight_caches(Timed& timed);
 
-  [[nodiscard]] Reference gemm_reference(Operands operands, int64_t contraction) const;
+  [[nodiscard]] Reference gemm_reference(Operands operands, int64_t k) const;
   [[nodiscard]] Status check_output(CUdeviceptr d, Dtype type, int64_t row_length,
                                     const Reference& reference, double tolerance, const char* name,
                                     Check& check);
   [[nodiscard]] Result<std::vector<float>> read(CUdeviceptr from, Dtype type, int64_t count);
   [[nodiscard]] Status run_once(Timed& timed);
   [[nodiscard]] Result<Check> verify_gemm(Timed& timed);
+  [[nodiscard]] Result<Check> verify_linear(Timed& timed);
   [[nodiscard]] Status check_amax(const Timed& timed, CUdeviceptr d, float held, Check& check);
   [[nodiscard]] Status launch_once(Timed& timed, size_t set);
   [[nodiscard]] Result<CUgraphExec> capture(Timed& timed, size_t first_set);
@@ -166,18 +168,18 @@ class GpuBackend final : public Backend {
   std::map<std::string, Pool> pools_;
   Arena results_;                         // outputs and saved buffers
   std::vector<DeviceBuffer> workspaces_;  // the last is the largest; plans may hold earlier ones
-  std::vector<DeviceBuffer> buffers_;     // of single subjects: copies, caches, states
+  std::vector<DeviceBuffer> buffers_;     // what belongs to one candidate: copies, caches, states
   Arena scales_;
 
   Problem problem_;
   Recipe recipe_;
-  Shape own_;  // of a GEMM
+  Shape gemm_;  // the open GEMM's own m, n and k
   int sets_ = 0;
   std::vector<GemmSet> fp8_sets_, bf16_sets_;
   std::vector<CUdeviceptr> outputs_;
   Scales scale_a_, scale_b_;
   std::vector<LinearSet> linear_sets_;
-  size_t saved_bytes_ = 0;            // that each of them has
+  size_t saved_bytes_ = 0;            // the size of a linear set's saved buffer
   std::unique_ptr<Weights> weights_;  // null: a problem is open
   std::map<std::pair<Operands, int64_t>, Reference> references_;
   std::vector<Timed> timed_;

@@ -1,22 +1,10 @@
-// From a subject's text to launches on every operand set.
+// Makes a candidate's text into launches on every operand set.
 #include <algorithm>
 #include <utility>
 
 #include "tools/tuner/backend/gpu_backend.hpp"
-#include "tools/tuner/search/gemm_candidates.hpp"
 
 namespace f8::tuner {
-namespace {
-
-const void* pointer(CUdeviceptr address) {
-  return reinterpret_cast<const void*>(address);
-}
-void* mutable_pointer(CUdeviceptr address) {
-  return reinterpret_cast<void*>(address);
-}
-
-}  // namespace
-
 Result<int> GpuBackend::heuristics(const Problem& gemm, bool bf16) {
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
   const Result<int> count = runtime::cublaslt_heuristics(*context_, desc);
@@ -24,7 +12,8 @@ Result<int> GpuBackend::heuristics(const Problem& gemm, bool bf16) {
   return *count;
 }
 
-// Plans keep pointers into it, so an earlier, smaller one stays until the problem is closed.
+// Plans keep pointers into a workspace, so an earlier, smaller one stays until the problem is
+// closed.
 Status GpuBackend::reserve_workspace(size_t bytes) {
   if (!workspaces_.empty() && workspaces_.back().bytes() >= bytes) return {};
   constexpr size_t kLeast = size_t{64} << 20;
@@ -33,43 +22,42 @@ Status GpuBackend::reserve_workspace(size_t bytes) {
   return {};
 }
 
-Result<Built> GpuBackend::add(const Subject& subject) {
-  Result<Built> built =
-      fail(ErrorCode::kInvalidArgument, "unknown subject {} of {}", subject.impl, problem_.key());
+Result<Built> GpuBackend::add(const Candidate& candidate) {
+  Result<Built> built = fail(ErrorCode::kInvalidArgument, "unknown candidate {} of {}",
+                             impl_text(candidate), problem_.key());
   const bool linear = problem_.op == Op::kLinear;
   if (weights_ != nullptr) {
-    built = add_casts(subject);
-  } else if (!linear &&
-             (epilogue_of(subject.impl) || subject.impl == "cublaslt" ||
-              subject.impl == "cublaslt_tensorwise" || subject.impl == "bf16_cublaslt")) {
-    built = add_gemm(subject);
-  } else if (linear && (subject.impl == "float8" || subject.impl == "float8_reused")) {
-    built = add_float8(subject);
-  } else if (linear && subject.impl == "bf16") {
-    built = add_bf16(subject);
+    built = add_casts(candidate);
+  } else if (!linear && (candidate.impl == Impl::kGenerated || candidate.impl == Impl::kCublasLt ||
+                         candidate.impl == Impl::kCublasLtTensorwise ||
+                         candidate.impl == Impl::kBf16CublasLt)) {
+    built = add_gemm(candidate);
+  } else if (linear && (candidate.impl == Impl::kFloat8 || candidate.impl == Impl::kFloat8Reused)) {
+    built = add_float8(candidate);
+  } else if (linear && candidate.impl == Impl::kBf16) {
+    built = add_bf16(candidate);
   }
   if (!built) return triage(built.error());
   return built;
 }
 
-Result<Built> GpuBackend::add_gemm(const Subject& subject) {
-  const Operands operands = subject.impl == "bf16_cublaslt"         ? Operands::kBf16
-                            : subject.impl == "cublaslt_tensorwise" ? Operands::kFp8OneScale
-                                                                    : Operands::kFp8;
+Result<Built> GpuBackend::add_gemm(const Candidate& candidate) {
+  const Operands operands = candidate.impl == Impl::kBf16CublasLt         ? Operands::kBf16
+                            : candidate.impl == Impl::kCublasLtTensorwise ? Operands::kFp8OneScale
+                                                                          : Operands::kFp8;
   const bool bf16 = operands == Operands::kBf16;
   const bool one_scale = operands == Operands::kFp8OneScale;
-  const Epilogue epilogue = epilogue_of(subject.impl).value_or(Epilogue{});
   const runtime::GemmDesc desc =
-      F8_TRY(gemm_desc(one_scale ? with_one_scale(problem_) : problem_, bf16, epilogue));
-  const runtime::GemmChoice choice = F8_TRY(to_choice(subject));
+      F8_TRY(gemm_desc(one_scale ? with_one_scale(problem_) : problem_, bf16, candidate.epilogue));
+  const runtime::GemmChoice choice = F8_TRY(to_choice(candidate));
   const auto plan = F8_TRY(runtime::GemmPlan::create(context_, desc, choice));
-  F8_TRY(bf16 ? carve_bf16() : carve_fp8());
+  F8_TRY(bf16 ? suballocate_bf16() : suballocate_fp8());
   F8_TRY(reserve_workspace(plan->workspace_bytes()));
 
   Timed timed;
-  timed.subject = subject;
+  timed.candidate = candidate;
   timed.operands = operands;
-  timed.contraction = !bf16 && choice.provider == Provider::kCublasLt ? padded(own_.k) : own_.k;
+  timed.k = !bf16 && choice.provider == Provider::kCublasLt ? padded(gemm_.k) : gemm_.k;
   runtime::GemmCall call{.inv_scale_a = bf16 ? nullptr : scale_a_.data,
                          .inv_scale_b = bf16 ? nullptr : scale_b_.data,
                          .m = problem_.shape.m};
@@ -83,11 +71,7 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
       return plan->run(call, workspace, stream);
     });
   }
-  Built built{.id = static_cast<int>(timed_.size()),
-              .compile_ms = {},
-              .registers = {},
-              .smem_bytes = {},
-              .spill_bytes = {}};
+  Built built{.id = static_cast<int>(timed_.size())};
   if (choice.provider == Provider::kGenerated) {
     const runtime::Kernel* kernel =
         F8_TRY(context_->kernel(runtime::gemm_spec(desc, choice.config)));
@@ -99,12 +83,12 @@ Result<Built> GpuBackend::add_gemm(const Subject& subject) {
   return built;
 }
 
-// A bias, and a word for the amax.
+// Allocates the epilogue's operands: the bias, and the word that the amax goes to.
 Status GpuBackend::add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
                                 runtime::GemmCall& call) {
   if (desc.bias) {
-    std::vector<uint8_t> bytes(static_cast<size_t>(own_.n) * size_bytes(desc.d));
-    for (int64_t j = 0; j < own_.n; ++j) store_element(bytes.data(), j, bias_of(j), desc.d);
+    std::vector<uint8_t> bytes(static_cast<size_t>(gemm_.n) * size_bytes(desc.d));
+    for (int64_t j = 0; j < gemm_.n; ++j) store_element(bytes.data(), j, bias_of(j), desc.d);
     buffers_.push_back(F8_TRY(DeviceBuffer::allocate(driver_, bytes.size(), "a bias")));
     const CUdeviceptr at = buffers_.back().address();
     F8_TRY(driver_.check(driver_.memcpy_htod(at, bytes.data(), bytes.size()), "cuMemcpyHtoD"));
@@ -119,14 +103,14 @@ Status GpuBackend::add_epilogue(const runtime::GemmDesc& desc, Timed& timed,
   return {};
 }
 
-Result<Built> GpuBackend::add_float8(const Subject& subject) {
+Result<Built> GpuBackend::add_float8(const Candidate& candidate) {
   runtime::LinearDesc desc{.shape = problem_.shape, .recipe = recipe_, .choices = {}};
-  if (!subject.config.empty()) {
-    const LinearChoices choices = F8_TRY(parse_choices(subject.config));
+  if (!candidate.config.empty()) {
+    const LinearChoices choices = F8_TRY(parse_choices(candidate.config));
     for (size_t i = 0; i < choices.size(); ++i) desc.choices[i] = choices[i];
   }
   Timed timed;
-  timed.subject = subject;
+  timed.candidate = candidate;
   timed.linear = F8_TRY(runtime::Linear::plan(context_, desc));
   F8_TRY(reserve_workspace(timed.linear->workspace_bytes()));
   if (timed.linear->saved_bytes() > saved_bytes_) {
@@ -148,7 +132,7 @@ Result<Built> GpuBackend::add_float8(const Subject& subject) {
                               .w = set.w.data});
   }
   if (!timed.linear->scale_slots().empty()) F8_TRY(add_delayed_scales(timed));
-  if (subject.impl == "float8_reused") F8_TRY(add_weight_caches(timed));
+  if (candidate.impl == Impl::kFloat8Reused) F8_TRY(add_weight_caches(timed));
   void* workspace = mutable_pointer(workspaces_.back().address());
   for (size_t i = 0; i < timed.forward.size(); ++i) {
     timed.launch.emplace_back([linear = timed.linear, forward = timed.forward[i],
@@ -159,15 +143,12 @@ Result<Built> GpuBackend::add_float8(const Subject& subject) {
     });
   }
   timed_.push_back(std::move(timed));
-  return Built{.id = static_cast<int>(timed_.size()) - 1,
-               .compile_ms = {},
-               .registers = {},
-               .smem_bytes = {},
-               .spill_bytes = {}};
+  return Built{.id = static_cast<int>(timed_.size()) - 1};
 }
 
-// A state of its own, into which one step has left the operands' scales. The update of the scales
-// is a launch for all linears of a model and no part of one linear's time.
+// Gives the linear a delayed-scaling state of its own, in which one step has left the operands'
+// scales. The update of the scales is one launch for all linears of a model, so it is no part of
+// one linear's time.
 Status GpuBackend::add_delayed_scales(Timed& timed) {
   const auto state = std::make_shared<const runtime::DelayedScales>(
       F8_TRY(runtime::DelayedScales::plan(context_, timed.linear->scale_slots())));
@@ -189,9 +170,9 @@ Status GpuBackend::add_delayed_scales(Timed& timed) {
   return {};
 }
 
-// Gradient accumulation: the weight's fp8 copies are made once, outside of what is timed.
+// Makes the weight's fp8 copies once, outside of what is timed, as gradient accumulation does.
 Status GpuBackend::add_weight_caches(Timed& timed) {
-  const size_t bytes = carved(std::max<size_t>(1, timed.linear->weight_cache_bytes()));
+  const size_t bytes = suballocation_bytes(std::max<size_t>(1, timed.linear->weight_cache_bytes()));
   buffers_.push_back(
       F8_TRY(DeviceBuffer::allocate(driver_, bytes * timed.forward.size(), "weight caches")));
   std::vector<runtime::WeightCall> calls;
@@ -214,10 +195,10 @@ Status GpuBackend::add_weight_caches(Timed& timed) {
   return {};
 }
 
-Result<Built> GpuBackend::add_bf16(const Subject& subject) {
+Result<Built> GpuBackend::add_bf16(const Candidate& candidate) {
   LinearChoices choices;
   for (auto& choice : choices) choice.provider = Provider::kCublasLt;
-  if (!subject.config.empty()) choices = F8_TRY(parse_choices(subject.config));
+  if (!candidate.config.empty()) choices = F8_TRY(parse_choices(candidate.config));
   std::array<std::shared_ptr<const runtime::GemmPlan>, 3> plans;
   size_t workspace_bytes = 0;
   for (const Gemm gemm : kGemms) {
@@ -230,7 +211,7 @@ Result<Built> GpuBackend::add_bf16(const Subject& subject) {
   }
   F8_TRY(reserve_workspace(workspace_bytes));
   Timed timed;
-  timed.subject = subject;
+  timed.candidate = candidate;
   void* workspace = mutable_pointer(workspaces_.back().address());
   for (const LinearSet& set : linear_sets_) {
     const auto call = [&](const PoolTensor& a, const PoolTensor& b, CUdeviceptr d) {
@@ -251,11 +232,7 @@ Result<Built> GpuBackend::add_bf16(const Subject& subject) {
     });
   }
   timed_.push_back(std::move(timed));
-  return Built{.id = static_cast<int>(timed_.size()) - 1,
-               .compile_ms = {},
-               .registers = {},
-               .smem_bytes = {},
-               .spill_bytes = {}};
+  return Built{.id = static_cast<int>(timed_.size()) - 1};
 }
 
 Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
@@ -275,7 +252,6 @@ Result<std::vector<GpuBackend::Part>> GpuBackend::add_steps(int linear) {
     timed.resize(steps.size());
     parts.resize(steps.size());
     for (size_t i = 0; i < steps.size(); ++i) {
-      timed[i].subject = {.impl = "step", .config = steps[i].name};
       timed[i].launch.push_back(steps[i].launch);
       parts[i] = {.name = steps[i].name, .bytes = steps[i].bytes};
     }

@@ -1,5 +1,6 @@
-// Checking results before they are timed: sampled elements against fp64 sums over the operands that
-// the host knows, and whole sampled rows for elements that were never written.
+// Checks results before they are timed: sampled elements are compared with fp64 sums over the
+// operands that the host knows, and whole sampled rows are searched for elements that were never
+// written.
 #include <algorithm>
 #include <cmath>
 
@@ -13,12 +14,13 @@ namespace {
 constexpr int kRows = 8;
 constexpr int kCols = 12;
 constexpr uint8_t kPoison = 0xff;  // a NaN in bf16 and in f32
-// Floors of the sampled relative Frobenius error; the tolerances of a whole matrix are tighter.
+// Limits of the relative Frobenius error of the samples; the tolerances of a whole matrix are
+// tighter.
 constexpr double kPreciseTolerance = 5e-3;
 constexpr double kFastTolerance = 2e-2;
-constexpr double kLinearTolerance = 0.2;  // of fp8 against bf16: the format's own error
+constexpr double kLinearTolerance = 0.2;  // fp8 against exact arithmetic: the format's own error
 
-// The first, the last, and some between.
+// The first index, the last, and some between.
 std::vector<int64_t> sample_indices(int64_t extent, int count, uint64_t seed) {
   std::vector<int64_t> indices = {0, extent - 1};
   Random random(seed);
@@ -31,23 +33,23 @@ std::vector<int64_t> sample_indices(int64_t extent, int count, uint64_t seed) {
   return indices;
 }
 
-// values[i][j] = sum_c a(i, c) b(j, c)
+// Sampled elements of a GEMM: values[i][j] = sum_c a(i, c) b(j, c).
 template <class A, class B>
-std::vector<double> products(const std::vector<int64_t>& rows, const std::vector<int64_t>& cols,
-                             int64_t contraction, const A& a, const B& b) {
+std::vector<double> sampled_gemm(const std::vector<int64_t>& rows, const std::vector<int64_t>& cols,
+                                 int64_t k, const A& a, const B& b) {
   const auto gather = [&](const std::vector<int64_t>& indices, const auto& element) {
-    std::vector<std::vector<float>> lines(indices.size());
+    std::vector<std::vector<float>> vectors(indices.size());
     for (size_t i = 0; i < indices.size(); ++i) {
-      lines[i].reserve(static_cast<size_t>(contraction));
-      for (int64_t c = 0; c < contraction; ++c) lines[i].push_back(element(indices[i], c));
+      vectors[i].reserve(static_cast<size_t>(k));
+      for (int64_t c = 0; c < k; ++c) vectors[i].push_back(element(indices[i], c));
     }
-    return lines;
+    return vectors;
   };
-  const auto lines_a = gather(rows, a);
-  const auto lines_b = gather(cols, b);
+  const auto sampled_a = gather(rows, a);
+  const auto sampled_b = gather(cols, b);
   std::vector<double> values;
-  for (const auto& row : lines_a) {
-    for (const auto& col : lines_b) {
+  for (const auto& row : sampled_a) {
+    for (const auto& col : sampled_b) {
       double sum = 0;
       for (size_t c = 0; c < row.size(); ++c) sum += static_cast<double>(row[c]) * col[c];
       values.push_back(sum);
@@ -58,34 +60,34 @@ std::vector<double> products(const std::vector<int64_t>& rows, const std::vector
 
 }  // namespace
 
-// d[i][j] = sum_c a(i, c) b(j, c): where the elements lie follows gemm.hpp.
-GpuBackend::Reference GpuBackend::gemm_reference(Operands operands, int64_t contraction) const {
+// Computes d[i][j] = sum_c a(i, c) b(j, c); gemm.hpp says where the elements lie.
+GpuBackend::Reference GpuBackend::gemm_reference(Operands operands, int64_t k) const {
   const bool bf16 = operands == Operands::kBf16;
   Reference reference;
-  reference.rows = sample_indices(own_.m, kRows, options_.seed + 1);
-  reference.cols = sample_indices(own_.n, kCols, options_.seed + 2);
+  reference.rows = sample_indices(gemm_.m, kRows, options_.seed + 1);
+  reference.cols = sample_indices(gemm_.n, kCols, options_.seed + 2);
   const GemmSet& set = (bf16 ? bf16_sets_ : fp8_sets_).front();
   if (!bf16) {
-    const int64_t ld = row_pitch(own_.k);
+    const int64_t ld = row_pitch(gemm_.k);
     const bool one = operands == Operands::kFp8OneScale;
     const auto scale = [&](const Scales& scales, int64_t row, int64_t c) {
-      return one ? scales.values.front() : scales.at(row, std::min(c, own_.k - 1));
+      return one ? scales.values.front() : scales.at(row, std::min(c, gemm_.k - 1));
     };
-    reference.values = products(
-        reference.rows, reference.cols, contraction,
+    reference.values = sampled_gemm(
+        reference.rows, reference.cols, k,
         [&](int64_t i, int64_t c) { return set.a.value(i * ld + c) * scale(scale_a_, i, c); },
         [&](int64_t j, int64_t c) { return set.b.value(j * ld + c) * scale(scale_b_, j, c); });
     return reference;
   }
-  const bool a_transposed = problem_.op == Op::kGradWeight;  // dy [M][N], contracted over M
+  const bool a_transposed = problem_.op == Op::kGradWeight;  // dy [M][N], reduced over M
   const bool b_transposed = problem_.op != Op::kOutput;      // w [N][K] or x [M][K]
-  reference.values = products(
-      reference.rows, reference.cols, contraction,
+  reference.values = sampled_gemm(
+      reference.rows, reference.cols, k,
       [&](int64_t i, int64_t c) {
-        return set.a.value(a_transposed ? c * own_.m + i : i * own_.k + c);
+        return set.a.value(a_transposed ? c * gemm_.m + i : i * gemm_.k + c);
       },
       [&](int64_t j, int64_t c) {
-        return set.b.value(b_transposed ? c * own_.n + j : j * own_.k + c);
+        return set.b.value(b_transposed ? c * gemm_.n + j : j * gemm_.k + c);
       });
   return reference;
 }
@@ -140,27 +142,28 @@ Status GpuBackend::check_output(CUdeviceptr d, Dtype type, int64_t row_length,
   return {};
 }
 
-// Of the whole product, as the kernel has it before it is rounded and added to `held`.
+// Checks the amax of the GEMM's whole result, which the kernel takes before it rounds the result
+// and adds it to `held`.
 Status GpuBackend::check_amax(const Timed& timed, CUdeviceptr d, float held, Check& check) {
   float most = 0;
-  for (int64_t i = 0; i < own_.m; ++i) {
-    const size_t at = static_cast<size_t>(i * own_.n) * size_bytes(problem_.d);
-    for (const float value : F8_TRY(read(d + at, problem_.d, own_.n))) {
+  for (int64_t i = 0; i < gemm_.m; ++i) {
+    const size_t at = static_cast<size_t>(i * gemm_.n) * size_bytes(problem_.d);
+    for (const float value : F8_TRY(read(d + at, problem_.d, gemm_.n))) {
       most = std::max(most, std::abs(value - held));
     }
   }
   const float amax = F8_TRY(read(timed.amax, Dtype::kF32, 1)).front();
   if (!check.right || std::abs(amax - most) <= kPreciseTolerance * most) return {};
   check.right = false;
-  check.what = fmt::format("the amax is {:.6g}, that of the product is {:.6g}", amax, most);
+  check.what = fmt::format("the amax is {:.6g}, that of the result is {:.6g}", amax, most);
   return {};
 }
 
-// What is added to what the result held is added to ones.
+// An epilogue that adds to what the result holds finds ones there.
 Result<Check> GpuBackend::verify_gemm(Timed& timed) {
-  const Epilogue epilogue = epilogue_of(timed.subject.impl).value_or(Epilogue{});
+  const Epilogue& epilogue = timed.candidate.epilogue;
   const CUdeviceptr d = outputs_.front();
-  const size_t bytes = static_cast<size_t>(own_.m * own_.n) * size_bytes(problem_.d);
+  const size_t bytes = static_cast<size_t>(gemm_.m * gemm_.n) * size_bytes(problem_.d);
   if (epilogue.add) {
     uint32_t ones = 0;
     const auto in_word = static_cast<int64_t>(sizeof ones / size_bytes(problem_.d));
@@ -175,9 +178,9 @@ Result<Check> GpuBackend::verify_gemm(Timed& timed) {
                          "cuMemsetD8Async"));
   }
   if (const Status ran = run_once(timed); !ran) return triage(ran.error());
-  const auto key = std::pair{timed.operands, timed.contraction};
+  const auto key = std::pair{timed.operands, timed.k};
   if (!references_.contains(key)) {
-    references_[key] = gemm_reference(timed.operands, timed.contraction);
+    references_[key] = gemm_reference(timed.operands, timed.k);
   }
   Reference reference = references_[key];
   size_t at = 0;
@@ -191,7 +194,7 @@ Result<Check> GpuBackend::verify_gemm(Timed& timed) {
   const bool bf16 = timed.operands == Operands::kBf16;
   const double tolerance = !bf16 && problem_.fast ? kFastTolerance : kPreciseTolerance;
   Check check;
-  F8_TRY(check_output(d, problem_.d, own_.n, reference, tolerance, "d", check));
+  F8_TRY(check_output(d, problem_.d, gemm_.n, reference, tolerance, "d", check));
   if (epilogue.amax) F8_TRY(check_amax(timed, d, epilogue.add ? 1.0F : 0.0F, check));
   return check;
 }
@@ -201,19 +204,21 @@ Status GpuBackend::run_once(Timed& timed) {
   return driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
 }
 
-Result<Check> GpuBackend::verify(int subject) {
-  Timed& timed = timed_[static_cast<size_t>(subject)];
+Result<Check> GpuBackend::verify(int candidate) {
+  Timed& timed = timed_[static_cast<size_t>(candidate)];
   if (weights_ != nullptr) return verify_casts(timed);
+  if (timed.prime) {
+    if (const Status primed = timed.prime(); !primed) return triage(primed.error());
+  }
+  return problem_.op == Op::kLinear ? verify_linear(timed) : verify_gemm(timed);
+}
+
+Result<Check> GpuBackend::verify_linear(Timed& timed) {
   const auto poison = [&](CUdeviceptr d, int64_t elements) {
     return driver_.check(
         driver_.memset_d8_async(d, kPoison, static_cast<size_t>(elements) * 2, stream_),
         "cuMemsetD8Async");
   };
-  if (timed.prime) {
-    if (const Status primed = timed.prime(); !primed) return triage(primed.error());
-  }
-  if (problem_.op != Op::kLinear) return verify_gemm(timed);
-
   Check check;
   const auto [m, n, k] = problem_.shape;
   const LinearSet& set = linear_sets_.front();
@@ -227,17 +232,17 @@ Result<Check> GpuBackend::verify(int subject) {
   const auto transposed = [](const auto& matrix) {
     return [&matrix](int64_t i, int64_t j) { return matrix(j, i); };
   };
-  const double tolerance = timed.subject.impl == "bf16" ? kPreciseTolerance : kLinearTolerance;
+  const double tolerance =
+      timed.candidate.impl == Impl::kBf16 ? kPreciseTolerance : kLinearTolerance;
   const auto compare = [&](int64_t which, CUdeviceptr d, const char* name, int64_t rows,
-                           int64_t cols, int64_t contraction, const auto& a,
-                           const auto& b) -> Status {
+                           int64_t cols, int64_t depth, const auto& a, const auto& b) -> Status {
     if (!check.right) return {};
     const auto key = std::pair{Operands::kBf16, which};
     if (!references_.contains(key)) {
       Reference reference;
       reference.rows = sample_indices(rows, kRows, options_.seed + 3);
       reference.cols = sample_indices(cols, kCols, options_.seed + 4);
-      reference.values = products(reference.rows, reference.cols, contraction, a, b);
+      reference.values = sampled_gemm(reference.rows, reference.cols, depth, a, b);
       references_[key] = std::move(reference);
     }
     return check_output(d, Dtype::kBf16, cols, references_[key], tolerance, name, check);

@@ -1,4 +1,5 @@
-// The weights of a model's linears as operand sets, and the subjects that cast them.
+// Lays out the weights of a model's linears as operand sets, and adds and checks the candidates
+// that cast them.
 #include <algorithm>
 
 #include "tools/tuner/backend/gpu_backend.hpp"
@@ -6,13 +7,9 @@
 namespace f8::tuner {
 namespace {
 
-constexpr int64_t kTokens = 16;             // of plans that no matmul is run of
-constexpr size_t kSampledBytes = 64 << 10;  // of a weight's copies, at either end
+constexpr int64_t kTokens = 16;             // no GEMM of these plans runs
+constexpr size_t kSampledBytes = 64 << 10;  // at either end of a weight's copies
 constexpr uint8_t kPoison = 0xff;           // a NaN in both formats
-
-void* mutable_pointer(CUdeviceptr address) {
-  return reinterpret_cast<void*>(address);
-}
 
 }  // namespace
 
@@ -44,8 +41,8 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
   size_t copies = 0;
   for (const runtime::ConvertedLinear& linear : weights_->model.linears) {
     const auto& [m, n, k] = linear.plan->desc().shape;
-    inputs += carved(static_cast<size_t>(n * k) * size_bytes(Dtype::kBf16));
-    copies += carved(linear.plan->weight_cache_bytes());
+    inputs += suballocation_bytes(static_cast<size_t>(n * k) * size_bytes(Dtype::kBf16));
+    copies += suballocation_bytes(linear.plan->weight_cache_bytes());
     if (linear.plan->weight_cache_bytes() == 0) {
       return fail(ErrorCode::kUnsupported, "{}: the recipe {} casts no weight", linear.name,
                   recipe.name);
@@ -71,14 +68,14 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
     for (const runtime::ConvertedLinear& linear : weights_->model.linears) {
       const auto& [m, n, k] = linear.plan->desc().shape;
       calls.push_back(
-          {.w = operands.carve(n * k).data,
-           .cache = mutable_pointer(results_.carve(linear.plan->weight_cache_bytes()))});
+          {.w = operands.suballocate(n * k).data,
+           .cache = mutable_pointer(results_.suballocate(linear.plan->weight_cache_bytes()))});
     }
   }
   return settle_weight_scales();
 }
 
-// Of delayed scaling: a state into which one step has left the weights' scales.
+// Gives delayed scaling a state in which one step has left the weights' scales.
 Status GpuBackend::settle_weight_scales() {
   const runtime::ModelPlan& model = weights_->model;
   if (model.slots.empty()) return {};
@@ -98,19 +95,15 @@ Status GpuBackend::settle_weight_scales() {
   return state.update(bytes, stream_);
 }
 
-Result<Built> GpuBackend::add_casts(const Subject& subject) {
-  Built built{.id = static_cast<int>(timed_.size()),
-              .compile_ms = {},
-              .registers = {},
-              .smem_bytes = {},
-              .spill_bytes = {}};
-  if (subject.impl == "copy") {
+Result<Built> GpuBackend::add_casts(const Candidate& candidate) {
+  Built built{.id = static_cast<int>(timed_.size())};
+  if (candidate.impl == Impl::kCopy) {
     built.id = F8_TRY(add_copy());
     return built;
   }
   Timed timed;
-  timed.subject = subject;
-  if (subject.impl == "cast_each") {
+  timed.candidate = candidate;
+  if (candidate.impl == Impl::kCastEach) {
     void* workspace = mutable_pointer(workspaces_.back().address());
     for (const std::vector<runtime::WeightCall>& calls : weights_->calls) {
       timed.launch.emplace_back([&calls, &linears = weights_->model.linears,
@@ -121,12 +114,12 @@ Result<Built> GpuBackend::add_casts(const Subject& subject) {
         return {};
       });
     }
-  } else if (subject.impl == "cast_list") {
+  } else if (candidate.impl == Impl::kCastList) {
     std::vector<std::shared_ptr<const runtime::Linear>> linears;
     for (const auto& linear : weights_->model.linears) linears.push_back(linear.plan);
     const auto casts = std::make_shared<const runtime::WeightCasts>(
         F8_TRY(runtime::WeightCasts::plan(context_, linears)));
-    // Not the linears' workspace, whose front is their own.
+    // The list has a workspace of its own, because the front of the linears' belongs to them.
     buffers_.push_back(F8_TRY(DeviceBuffer::allocate(
         driver_, std::max<size_t>(casts->workspace_bytes(), 16), "a list's workspace")));
     void* workspace = mutable_pointer(buffers_.back().address());
@@ -136,17 +129,17 @@ Result<Built> GpuBackend::add_casts(const Subject& subject) {
       });
     }
   } else {
-    return fail(ErrorCode::kInvalidArgument, "unknown subject {} of a list of weights",
-                subject.impl);
+    return fail(ErrorCode::kInvalidArgument, "unknown candidate {} of a list of weights",
+                impl_text(candidate));
   }
   timed_.push_back(std::move(timed));
   return built;
 }
 
-// Whoever casts them, the copies are the same bytes.
+// Checks that the copies are the same bytes whichever candidate has made them.
 Result<Check> GpuBackend::verify_casts(Timed& timed) {
   Check check;
-  if (timed.subject.impl == "copy") return check;
+  if (timed.candidate.impl == Impl::kCopy) return check;
   const std::vector<runtime::WeightCall>& calls = weights_->calls.front();
   const auto& linears = weights_->model.linears;
   const auto copies_of = [&](size_t i) { return reinterpret_cast<CUdeviceptr>(calls[i].cache); };

@@ -1,6 +1,6 @@
-// What the management library tells of a device while it works: clocks, power, temperature, why the
-// clock is below its maximum, who else computes on it. Optional: where it does not answer,
-// measurements go on without.
+// NVML's view of a device while it works: clocks, power, temperature, the reasons why the clock is
+// below its maximum, and who else computes on it. It is optional: where it does not answer,
+// measurements go on without it.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,13 @@ struct NvmlReading {
 
 class NvmlDevice {
  public:
-  // `uuid` as runtime::DeviceInfo has it: 32 hex digits.
+  // `uuid` has the form of runtime::DeviceInfo's: 32 hex digits.
   [[nodiscard]] static Result<NvmlDevice> open(const std::string& uuid);
 
   [[nodiscard]] NvmlReading read() const;
   [[nodiscard]] double power_limit_w() const;        // 0: unknown
   [[nodiscard]] std::string driver_version() const;  // "580.82.07"; empty: unknown
-  // Besides this one and its parent; -1: unknown.
+  // How many processes compute on the device, without this one and its parent; -1: unknown.
   [[nodiscard]] int other_compute_processes() const;
 
  private:
@@ -37,7 +37,7 @@ class NvmlDevice {
   runtime::NvmlHandle handle_;
 };
 
-// Reads in a thread of its own every few milliseconds, because an answer may take that long.
+// Samples the device in a thread of its own, because an answer may take milliseconds.
 class DeviceSampler {
  public:
   explicit DeviceSampler(NvmlDevice device);

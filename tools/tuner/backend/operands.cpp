@@ -77,9 +77,9 @@ Status Arena::reserve(const runtime::Driver& driver, size_t bytes, const char* w
   return {};
 }
 
-CUdeviceptr Arena::carve(size_t bytes) {
+CUdeviceptr Arena::suballocate(size_t bytes) {
   const CUdeviceptr at = buffer_.address() + used_;
-  used_ += carved(bytes);
+  used_ += suballocation_bytes(bytes);
   assert(used_ <= buffer_.bytes());
   return at;
 }
@@ -108,12 +108,12 @@ Status Pool::reserve(const runtime::Driver& driver, size_t bytes) {
   return driver.check(driver.ctx_synchronize(), "cuCtxSynchronize");
 }
 
-PoolTensor Pool::carve(int64_t elements) {
+PoolTensor Pool::suballocate(int64_t elements) {
   const size_t element_bytes = size_bytes(pattern_.dtype);
   const PoolTensor tensor{.data = reinterpret_cast<const void*>(buffer_.address() + used_),
                           .pattern = &pattern_,
                           .first = used_ / element_bytes};
-  used_ += carved(static_cast<size_t>(elements) * element_bytes);
+  used_ += suballocation_bytes(static_cast<size_t>(elements) * element_bytes);
   assert(used_ <= buffer_.bytes());
   return tensor;
 }

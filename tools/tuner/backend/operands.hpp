@@ -1,10 +1,10 @@
 // Operands on the device. Each kind of data is one pool: a random pattern of a prime number of
-// elements, repeated over the whole pool by copies on the device. Tensors are carved from it at
-// aligned places, so they all differ, and the host knows every element without copying one back.
+// elements, repeated over the whole pool by copies on the device. Tensors are suballocated from it
+// at aligned places, so they all differ, and the host knows every element without copying one back.
 // Pools are read only; results go to an Arena.
 //
-// The pattern is uniform in [-1, 1]; an fp8 pattern is that one through the recipe's cast (the CPU
-// reference of it, which the kernels equal bitwise).
+// The pattern is uniform in [-1, 1]. An fp8 pattern is the same one after the recipe's cast, by the
+// CPU reference, which the kernels equal bitwise.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@
 namespace f8::tuner {
 
 inline constexpr size_t kPatternElements = 1048573;  // prime
-inline constexpr size_t kCarveAlignment = 1024;
+inline constexpr size_t kSuballocationAlignment = 1024;
 
 struct Pattern {
   Dtype dtype = Dtype::kBf16;
   float inv_scale = 1;
   std::vector<uint8_t> bytes;
-  std::vector<float> values;  // as the kernels read them, before the scale
+  std::vector<float> values;  // what the kernels read, before the scale
 
   // `cast` null: bf16.
   [[nodiscard]] static Pattern make(const CastSetting* cast, uint64_t seed);
@@ -60,12 +60,12 @@ class DeviceBuffer {
   size_t bytes_ = 0;
 };
 
-// Carves a buffer from its start; reset() starts over. Grows by a new allocation.
+// Suballocates a buffer from its start; rewind() starts over. It grows by a new allocation.
 class Arena {
  public:
-  // Space for `bytes` in all; what was carved before is lost where it has to grow.
+  // Makes room for `bytes` in all. Where the buffer has to grow, earlier suballocations are lost.
   [[nodiscard]] Status reserve(const runtime::Driver& driver, size_t bytes, const char* what);
-  [[nodiscard]] CUdeviceptr carve(size_t bytes);  // reserve() has made sure that it fits
+  [[nodiscard]] CUdeviceptr suballocate(size_t bytes);  // reserve() has made sure that it fits
   void rewind() { used_ = 0; }
   void release();
   [[nodiscard]] size_t capacity() const { return buffer_.bytes(); }
@@ -75,16 +75,23 @@ class Arena {
   size_t used_ = 0;
 };
 
-[[nodiscard]] constexpr size_t carved(size_t bytes) {
-  return (bytes + kCarveAlignment - 1) / kCarveAlignment * kCarveAlignment;
+[[nodiscard]] constexpr size_t suballocation_bytes(size_t bytes) {
+  return (bytes + kSuballocationAlignment - 1) / kSuballocationAlignment * kSuballocationAlignment;
+}
+
+[[nodiscard]] inline const void* pointer(CUdeviceptr address) {
+  return reinterpret_cast<const void*>(address);
+}
+[[nodiscard]] inline void* mutable_pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(address);
 }
 
 class Pool {
  public:
   explicit Pool(Pattern pattern) : pattern_(std::move(pattern)) {}
-  // At least `bytes` of the pattern on the device.
+  // Makes sure that at least `bytes` of the pattern are on the device.
   [[nodiscard]] Status reserve(const runtime::Driver& driver, size_t bytes);
-  [[nodiscard]] PoolTensor carve(int64_t elements);
+  [[nodiscard]] PoolTensor suballocate(int64_t elements);
   void rewind() { used_ = 0; }
   void release() { buffer_.reset(); }
   [[nodiscard]] size_t capacity() const { return buffer_.bytes(); }

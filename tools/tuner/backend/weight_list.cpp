@@ -9,7 +9,7 @@
 namespace f8::tuner {
 namespace {
 
-// Digits alone; -1: it is not that, or too large.
+// The value of a text of digits; -1 where it is none or too large.
 int64_t number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -58,7 +58,7 @@ Result<double> cast_bytes(const Recipe& recipe, const std::vector<runtime::Matri
   for (const runtime::MatrixSize& weight : weights) {
     elements += static_cast<double>(weight.rows) * static_cast<double>(weight.cols);
   }
-  // The passes are the same for every size.
+  // The kernel passes are the same for every size.
   const auto kernels =
       F8_TRY(runtime::linear_kernels({.shape = {16, 16, 16}, .recipe = recipe, .choices = {}}));
   double per_element = 0;

@@ -1,5 +1,5 @@
-// A list of weights, as `bench cast --list` takes it. A weight may stand there more than once, and
-// the order is kept.
+// The list of weights that `bench cast --list` takes. A weight may occur more than once, and the
+// order is kept.
 //
 //   list   := weight (";" weight)*
 //   weight := N "," K ["*" COUNT]       out_features, in_features: multiples of 16
@@ -19,8 +19,9 @@ inline constexpr size_t kMaxWeights = 10'000;  // of one list
 // The error names the weight and what is wrong with it.
 [[nodiscard]] Result<std::vector<runtime::MatrixSize>> parse_weight_list(std::string_view text);
 
-// The bytes that casting them moves where no pass finds them in a cache: read for the maxima where
-// the recipe's scales need those, read again and written as fp8. 0: the recipe casts no weight.
+// The bytes that casting the weights moves where no kernel pass finds them in a cache: they are
+// read for the amax where the recipe's scales need one, read again, and written as fp8. 0: the
+// recipe casts no weight.
 [[nodiscard]] Result<double> cast_bytes(const Recipe& recipe,
                                         const std::vector<runtime::MatrixSize>& weights);
 

@@ -31,7 +31,7 @@ constexpr std::array kBuiltins = {
     Builtin{"mixtral-8x7b", {4096, 14336, 32, 8, 128, 32, 32000, 8, kHf}},
 };
 
-// Configurations whose layers are the ones that linears() lists.
+// Model types whose layers are those that linears() lists.
 constexpr std::array<std::string_view, 8> kModelTypes = {
     "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral"};
 

@@ -28,10 +28,10 @@ struct Architecture {
 
 [[nodiscard]] std::vector<std::string_view> builtin_architectures();
 [[nodiscard]] std::optional<Architecture> find_architecture(std::string_view name);
-// From a Hugging Face config.json; `where` is its path.
+// Reads a Hugging Face config.json; `where` is its path.
 [[nodiscard]] Result<Architecture> parse_config(const nlohmann::json& config,
                                                 std::string_view where);
-// Every linear, in the order of the forward pass, the output head last.
+// Every linear in the order of the forward pass, the output head last.
 [[nodiscard]] std::vector<NamedLinear> linears(const Architecture& architecture);
 
 }  // namespace f8::tuner

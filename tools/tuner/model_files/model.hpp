@@ -3,18 +3,17 @@
 //   built-in name     llama2-7b|13b|70b  llama3-8b|70b|405b  mistral-7b  qwen2.5-7b|72b
 //                     mixtral-8x7b
 //   config.json       Hugging Face: model_type llama, mistral, qwen2, mixtral or alike; reads
-//   hidden_size,
-//                     intermediate_size, num_attention_heads, num_key_value_heads, head_dim,
-//                     num_hidden_layers, vocab_size, num_local_experts
+//                     hidden_size, intermediate_size, num_attention_heads, num_key_value_heads,
+//                     head_dim, num_hidden_layers, vocab_size, num_local_experts
 //   *.safetensors     the header alone; 2-D weights, without embeddings and norms
 //   *.index.json      Hugging Face's index of shards, which lie beside it
 //   list              [{"fqn": TEXT, "in_features": INT, "out_features": INT, "count": INT = 1},
-//   ...]
+//                      ...]
 //
-// Every layer is one entry under its full name, because filters speak of names. Experts: each
-// expert's linear is an entry of its own, and the M that a command is given is the number of tokens
-// that each linear sees; a balanced router sends an expert tokens * top_k / experts of them, so
-// give that M to judge the experts and the full number to judge the rest.
+// Every layer is one entry under its full name, because filters speak of names. Each expert's
+// linear is an entry of its own. The M that a command is given is the number of tokens that each
+// linear sees. A balanced router sends an expert tokens * top_k / experts of them, so give that M
+// to judge the experts and the full number to judge the rest.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +35,9 @@ struct Model {
 [[nodiscard]] std::vector<std::string_view> builtin_models();
 [[nodiscard]] Result<Model> load_model(std::string_view name_or_path);
 
-// The shapes of one of `tp` tensor-parallel ranks. Column-parallel layers lose out_features (wq wk
-// wv w1 w3, q/k/v_proj, gate_proj, up_proj, the output head), row-parallel ones in_features (wo w2
-// o_proj down_proj), by the last part of the name; others stay whole.
+// Makes the shapes those of one of `tp` tensor-parallel ranks. By the last part of the name,
+// column-parallel layers lose out_features (wq wk wv w1 w3, q/k/v_proj, gate_proj, up_proj, the
+// output head) and row-parallel ones in_features (wo w2 o_proj down_proj); the others stay whole.
 [[nodiscard]] Status shard(Model& model, int64_t tp);
 
 }  // namespace f8::tuner

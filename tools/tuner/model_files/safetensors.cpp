@@ -44,7 +44,8 @@ Result<uint64_t> header_length(std::string_view prefix, uint64_t file_size,
   return length;
 }
 
-// "layers.2.wq" before "layers.10.wq": digit runs compare as numbers, by length and then by digits.
+// Orders "layers.2.wq" before "layers.10.wq": digit runs compare as numbers, by length and then by
+// digits.
 bool natural_less(std::string_view a, std::string_view b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   while (!a.empty() && !b.empty()) {

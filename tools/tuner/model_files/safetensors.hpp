@@ -1,8 +1,8 @@
 // The header of a safetensors file, which says all that the shapes of a model need:
 //
 //   file    := LENGTH header data      LENGTH: 8 bytes, little-endian
-//   header  := JSON object of LENGTH bytes: name -> {"dtype", "shape", "data_offsets"},
-//   "__metadata__"
+//   header  := JSON object of LENGTH bytes:
+//              name -> {"dtype", "shape", "data_offsets"}, and "__metadata__"
 //
 // The data is never read.
 #pragma once
@@ -24,13 +24,14 @@ struct TensorShape {
   std::vector<int64_t> shape;
 };
 
-// `bytes` is the file, or as much of its beginning as there is.
+// `bytes` is the file or its beginning.
 [[nodiscard]] Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes,
                                                                  std::string_view where);
 [[nodiscard]] Result<std::vector<TensorShape>> read_safetensors(const std::filesystem::path& path);
 
-// The linears among them: names that end in ".weight", two dimensions [out_features, in_features],
-// neither an embedding nor a norm. In natural order of the names (layers.2 before layers.10).
+// The linears among the tensors: their names end in ".weight", they have two dimensions
+// [out_features, in_features], and they are neither embeddings nor norms. They come in natural
+// order of the names (layers.2 before layers.10).
 [[nodiscard]] Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors,
                                                        std::string_view where);
 

@@ -1,5 +1,6 @@
-// JSON as it arrives from outside: parsed without exceptions, a repeated key refused (parsers
-// differ in which one they keep), fields fetched with errors that name file and field.
+// JSON that arrives from outside. It is parsed without exceptions, a repeated key is refused
+// (parsers differ in which one they keep), and fields are fetched with errors that name file and
+// field.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace f8::tuner {
 
-// At most `max_bytes` of a regular file or a pipe.
+// Reads a regular file or a pipe of at most `max_bytes`.
 [[nodiscard]] Result<std::string> read_bounded(const std::filesystem::path& path, size_t max_bytes);
 
 // `where` names the text in errors: the file's path.

@@ -15,48 +15,52 @@
 
 namespace f8::tuner {
 
-struct BenchKnobs {
+struct BenchOptions {
   double screen_ms = 12;  // a candidate's share when the best are looked for
-  double final_s = 1;     // of the comparison itself
-  double max_ci = 0.003;  // stop earlier once the intervals are so narrow
+  double final_s = 1;     // the longest time of the comparison itself
+  double max_ci = 0.003;  // the comparison stops earlier once its intervals are this narrow
   int keep = 12;          // generated configurations that are screened
-  int heuristics = 8;
-  LinearKnobs linears;
-  bool reuse_weights = false;  // of a linear: the weight's fp8 copies are made once, before
+  int heuristics = 8;     // suggestions of cuBLASLt that are screened
+  LinearSearchOptions linears;
+  bool reuse_weights = false;  // the fp8 copies of a linear's weight are made once, before
   double warm_s = 3;
   uint64_t seed = 1;
 };
 
 // One kernel of the comparison.
 struct BenchRow {
-  Subject subject;
-  // "generated", "cublaslt best", "cublaslt tensorwise best", "rival", "cublaslt first",
+  Candidate candidate;
+  // "generated", "cublaslt best", "cublaslt tensorwise best", "baseline", "cublaslt first",
   // "cublaslt bf16"; none: a finalist that was not best
   std::vector<std::string> roles;
   tuning_db::TrialResult result;
-  std::optional<PairedRatio> to_rival;  // time of cuBLASLt's best fp8 kernel over this one's
+  std::optional<PairedRatio> to_baseline;  // time of cuBLASLt's best fp8 kernel over this one's
 
   [[nodiscard]] bool is(std::string_view role) const;
 };
-// The fastest of the rows of one group with these impls: by their ratios to the group's reference,
-// formed within blocks, since at the power cap a median tells more of when a kernel ran than of the
-// kernel; where the reference was not timed, by medians. None where none was timed.
+// The fastest of the rows of one group with one of these impls and this epilogue. What counts is
+// the ratio to the group's reference, formed within blocks, because at the power cap a median tells
+// more of when a kernel ran than of the kernel. Where the reference was not timed, medians count.
+// None where none was timed.
 [[nodiscard]] std::optional<size_t> fastest_row(std::span<const BenchRow> rows,
-                                                std::initializer_list<std::string_view> impls);
+                                                std::initializer_list<Impl> impls,
+                                                const Epilogue& epilogue = {});
 
-// The rival of a generated kernel is cuBLASLt's fastest in the recipe's own scales or, where those
-// are by axis, with one scale for each operand, if that is faster: a user could take it instead.
+// The baseline of a generated kernel is cuBLASLt's fastest in the recipe's own scales or, where
+// those are by axis, the one with one scale for each operand if that is faster: a user could take
+// it instead.
 struct MatmulBench {
   Problem problem;
   std::vector<BenchRow> rows;
   std::vector<BenchRow> failed;  // candidates that could not be measured, with the reason
   int screened = 0;
-  std::string no_rival;  // why there is none; empty: there is
+  std::string no_baseline;  // why there is none; empty: there is
 
   [[nodiscard]] const BenchRow* row(std::string_view role) const;  // null: none has it
 };
 
-// What epilogues cost: the fastest kernel with each against the fastest plain one of the same run.
+// The cost of epilogues: the fastest kernel with each against the fastest plain one of the same
+// run.
 struct EpilogueCost {
   Epilogue epilogue;
   size_t row = 0;
@@ -66,50 +70,51 @@ struct EpilogueBench {
   Problem problem;
   std::vector<BenchRow> rows;       // all that were compared
   std::vector<BenchRow> failed;     // candidates that could not be measured, with the reason
-  std::vector<EpilogueCost> costs;  // plain first; none of those of which no kernel was measured
+  std::vector<EpilogueCost> costs;  // plain first; none for an epilogue without a measured kernel
 };
 
 struct KernelShare {
   std::string name;
   double ns = 0;
-  double bytes = 0;  // that an amax or a cast moves at least; 0: a GEMM or a clear
+  double bytes = 0;  // what an amax or a cast moves at least; 0: a GEMM or a clear
 };
 struct LinearBench {
   Problem problem;
-  LinearChoices choices, twin;
+  LinearChoices choices{}, bf16_choices{};
   int linears = 0;  // combinations of kernels that were timed; 0: the choices were not searched
-  double over_first = 1;  // the fastest kernels' linear over the fastest linear
-  tuning_db::TrialResult float8, bf16;
-  std::vector<KernelShare> kernels;
-  std::optional<double> copy_gb_per_s;  // the ceiling measured beside the casts
+  double over_first = 1;  // the time of the fastest kernels' linear over the fastest linear's
+  tuning_db::TrialResult float8{}, bf16{};
+  std::vector<KernelShare> kernels{};
+  std::optional<double> copy_gb_per_s{};  // the ceiling, measured beside the casts
 };
 
 // Weights cast one by one and in few launches, and a copy, in this order.
 struct CastRow {
-  std::string impl;                    // as of a Subject
+  Impl impl = Impl::kCopy;
   tuning_db::TrialResult result;       // the list's ratio: how many times faster than one by one
-  std::optional<PairedRatio> of_copy;  // of the copy's bytes in a time
+  std::optional<PairedRatio> of_copy;  // the rate of moving bytes over the copy's
 };
 struct CastBench {
   double bytes = 0;       // cast_bytes()
-  double copy_bytes = 0;  // that the copy reads and writes
+  double copy_bytes = 0;  // what the copy reads and writes
   std::vector<CastRow> rows;
 };
 
 class Bench {
  public:
-  Bench(GpuBackend& backend, CompileAhead& compiler, BenchKnobs knobs,
+  Bench(GpuBackend& backend, CompileAhead& compiler, BenchOptions options,
         std::function<void(const std::string&)> progress)
       : backend_(backend),
         compiler_(compiler),
-        knobs_(knobs),
+        options_(options),
         progress_(std::move(progress)),
-        session_(backend) {}
+        measurer_(backend) {}
 
   // `config`: this generated kernel instead of the best of the candidates.
   [[nodiscard]] Result<MatmulBench> matmul(const Problem& problem,
                                            const std::optional<codegen::GemmConfig>& config);
-  // Plain and each of `epilogues`, of generated kernels; the result is of problem.d.
+  // Measures generated kernels, plain and with each of `epilogues`; the result is of type
+  // problem.d.
   [[nodiscard]] Result<EpilogueBench> epilogues(const Problem& problem,
                                                 std::span<const Epilogue> epilogues);
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
@@ -119,33 +124,42 @@ class Bench {
 
  private:
   struct Screened {
-    std::vector<Subject> subjects;
-    std::vector<SubjectOutcome> outcomes;
-    // Of `impl`, fastest first, those that were timed.
-    [[nodiscard]] std::vector<size_t> ranked(std::string_view impl) const;
-    void add_failed(std::vector<BenchRow>& rows) const;  // those that were not
+    std::vector<Candidate> candidates;
+    std::vector<CandidateOutcome> outcomes;
+    // The candidates of `impl` that were timed, fastest first.
+    [[nodiscard]] std::vector<size_t> ranked(Impl impl) const;
+    void add_failed(std::vector<BenchRow>& rows) const;  // those that were not timed
   };
   enum class Library { kItsScales, kOneScale, kBf16 };
-  [[nodiscard]] Result<std::vector<Subject>> generated(
+  [[nodiscard]] Result<std::vector<Candidate>> generated(
       const Problem& gemm, const std::optional<codegen::GemmConfig>& config,
       const Epilogue& epilogue = {});
-  [[nodiscard]] Result<std::vector<Subject>> library(const Problem& gemm, Library which,
-                                                     std::string& why_none);
-  [[nodiscard]] Result<Screened> screen(const Problem& gemm, std::vector<Subject> subjects,
+  [[nodiscard]] Result<std::vector<Candidate>> library(const Problem& gemm, Library which,
+                                                       std::string& why_none);
+  [[nodiscard]] Result<Screened> screen(const Problem& gemm, std::vector<Candidate> candidates,
                                         const char* what);
   [[nodiscard]] Result<Screened> screen_fp8(const Problem& gemm);
   [[nodiscard]] Result<Screened> screen_bf16(const Problem& gemm);
-  // The rows' subjects in one group, the first one the reference; sets their results.
-  [[nodiscard]] Result<std::vector<SubjectOutcome>> compare(const Problem& gemm,
-                                                            std::vector<BenchRow>& rows);
-  [[nodiscard]] Result<std::vector<KernelShare>> shares(int subject);
+  [[nodiscard]] InterleavedGroup final_group(const Problem& problem, double max_s) const;
+  // Measures the rows' candidates in one group, with the first one as the reference.
+  [[nodiscard]] Result<std::vector<CandidateOutcome>> compare(const Problem& gemm,
+                                                              std::vector<BenchRow>& rows);
+  void name_best(MatmulBench& bench, bool by_axis,
+                 const std::vector<CandidateOutcome>& outcomes) const;
+  [[nodiscard]] Impl linear_impl() const {
+    return options_.reuse_weights ? Impl::kFloat8Reused : Impl::kFloat8;
+  }
+  [[nodiscard]] Result<KernelShortlist> shortlist(const Problem& gemm, bool is_fp8);
+  [[nodiscard]] Status search_kernels(LinearBench& bench);
+  [[nodiscard]] Result<std::vector<KernelShare>> shares(int candidate);
+  [[nodiscard]] Result<double> copy_gb_per_s();
 
   GpuBackend& backend_;
   CompileAhead& compiler_;
-  BenchKnobs knobs_;
+  BenchOptions options_;
   std::function<void(const std::string&)> progress_;
-  Session session_;
-  std::map<std::string, Screened> bf16_;  // by identity: all recipes share the twin's products
+  Measurer measurer_;
+  std::map<std::string, Screened> bf16_;  // by identity: all recipes share the bf16 GEMMs
 };
 
 }  // namespace f8::tuner

@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 #include <tuple>
 
@@ -17,19 +16,19 @@ namespace {
 
 using runtime::CostModel;
 
-constexpr double kTemperature = 0.015;  // of a choice by chance: predictions this near are alike
+constexpr double kTemperature = 0.015;  // a choice by chance takes predictions this near as alike
 constexpr double kTail = 0.5;           // the weight of the root mean square beside the mean
 constexpr double kShape = 0.05;         // the weight of the predictions' own errors
-constexpr double kPull = 2e-4;          // towards the start, for what the products do not say
+constexpr double kPull = 2e-4;          // towards the start, where the GEMMs leave a constant open
 
-// The time that a row has: its own, or that of the screening that it lost.
+// The time that a row has: its own, or the time of the screening that it lost.
 std::optional<double> time_of(const tuning_db::TrialResult& result) {
   if (result.timing) return result.timing->median_ns;
   return result.screened_ns;
 }
 
-// The constants as one list of positive numbers; promoting costs, so that its shares of the tensor
-// cores' rate are shares of the faster one.
+// The constants as one list of positive numbers. Promoting costs time, so a slower rate of the
+// tensor cores is listed as a share of the next faster one.
 std::vector<double> to_list(const CostModel& model) {
   std::vector<double> list = {model.l2_bytes_per_clock,
                               model.port_bytes_per_clock,
@@ -49,13 +48,13 @@ std::vector<double> to_list(const CostModel& model) {
   return list;
 }
 
-constexpr size_t kPingpong = 7;  // in the list: the first of those that are at most 1
-constexpr size_t kShares = 10;   // and where the others begin
+constexpr size_t kPingpong = 7;  // in the list: this one and those from kShares on are at most 1
+constexpr size_t kShares = 10;
 
-// A tile that the model has not heard of begins as one of its size would.
-CostModel with_tiles_of(const std::vector<MeasuredProduct>& products, CostModel model) {
-  for (const MeasuredProduct& product : products) {
-    for (const TimedConfig& timed : product.timed) {
+// Adds the tiles that the model does not have, with average shares.
+CostModel with_tiles_of(const std::vector<MeasuredGemm>& gemms, CostModel model) {
+  for (const MeasuredGemm& gemm : gemms) {
+    for (const TimedConfig& timed : gemm.timed) {
       const codegen::GemmConfig& c = timed.config;
       const auto is_it = [&](const CostModel::Tile& tile) {
         return tile.tile_m == c.tile_m && tile.tile_n == c.tile_n &&
@@ -92,21 +91,21 @@ CostModel to_model(std::span<const double> list, const CostModel& like) {
 
 class Objective {
  public:
-  Objective(const std::vector<MeasuredProduct>& products, const CostModel& start)
-      : products_(products), start_(start), start_list_(to_list(start)) {}
+  Objective(const std::vector<MeasuredGemm>& gemms, const CostModel& start)
+      : gemms_(gemms), start_(start), start_list_(to_list(start)) {}
 
   double operator()(std::span<const double> list) const {
     const CostModel model = to_model(list, start_);
     double lost = 0;
     double lost_squares = 0;
     double missed = 0;
-    for (const MeasuredProduct& product : products_) {
-      const Fault fault = fault_of(product, model);
-      lost += fault.lost;
-      lost_squares += fault.lost * fault.lost;
-      missed += fault.missed;
+    for (const MeasuredGemm& gemm : gemms_) {
+      const Score score = score_of(gemm, model);
+      lost += score.lost;
+      lost_squares += score.lost * score.lost;
+      missed += score.missed;
     }
-    const auto count = static_cast<double>(std::max<size_t>(1, products_.size()));
+    const auto count = static_cast<double>(std::max<size_t>(1, gemms_.size()));
     double moved = 0;
     for (size_t i = 0; i < list.size(); ++i) {
       const double by = std::log(list[i] / start_list_[i]);
@@ -117,22 +116,21 @@ class Objective {
   }
 
  private:
-  struct Fault {
+  struct Score {
     double lost = 0;    // the expected regret
     double missed = 0;  // root mean square of the predictions' errors, but for a common factor
   };
-  static Fault fault_of(const MeasuredProduct& product, const CostModel& model) {
-    double best_ns = product.timed.front().ns;
+  static Score score_of(const MeasuredGemm& gemm, const CostModel& model) {
+    double best_ns = gemm.timed.front().ns;
     double best_log = std::numeric_limits<double>::max();
     thread_local std::vector<double> logs;
     logs.clear();
-    codegen::GemmSpec spec = product.family;
+    codegen::GemmSpec spec = gemm.family;
     double error = 0;
     double error_squares = 0;
-    for (const TimedConfig& timed : product.timed) {
+    for (const TimedConfig& timed : gemm.timed) {
       spec.config = timed.config;
-      logs.push_back(
-          std::log(runtime::predicted_clocks(spec, product.own, product.sm_count, model)));
+      logs.push_back(std::log(runtime::predicted_clocks(spec, gemm.shape, gemm.sm_count, model)));
       const double off = logs.back() - std::log(timed.ns);
       error += off;
       error_squares += off * off;
@@ -144,26 +142,26 @@ class Objective {
     for (size_t i = 0; i < logs.size(); ++i) {
       const double weight = std::exp((best_log - logs[i]) / kTemperature);
       weights += weight;
-      lost += weight * (product.timed[i].ns / best_ns - 1);
+      lost += weight * (gemm.timed[i].ns / best_ns - 1);
     }
     const auto count = static_cast<double>(logs.size());
     const double mean = error / count;
     return {lost / weights, std::sqrt(std::max(0.0, error_squares / count - mean * mean))};
   }
 
-  const std::vector<MeasuredProduct>& products_;
+  const std::vector<MeasuredGemm>& gemms_;
   const CostModel& start_;
   std::vector<double> start_list_;
 };
 
-// As cheapest_config decides between equals.
-const TimedConfig& choose(const MeasuredProduct& product, const CostModel& model) {
+// The configuration that the model takes; equals are ranked as cheapest_config ranks them.
+const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model) {
   const TimedConfig* best = nullptr;
   double best_clocks = 0;
-  codegen::GemmSpec spec = product.family;
-  for (const TimedConfig& timed : product.timed) {
+  codegen::GemmSpec spec = gemm.family;
+  for (const TimedConfig& timed : gemm.timed) {
     spec.config = timed.config;
-    const double clocks = runtime::predicted_clocks(spec, product.own, product.sm_count, model);
+    const double clocks = runtime::predicted_clocks(spec, gemm.shape, gemm.sm_count, model);
     const auto rank = [](const codegen::GemmConfig& c) {
       return std::tuple(-c.tile_m * c.tile_n, c.raster_group, codegen::key(c));
     };
@@ -176,24 +174,24 @@ const TimedConfig& choose(const MeasuredProduct& product, const CostModel& model
   return *best;
 }
 
-struct Losses {
+struct Regrets {
   std::vector<double> generated, any;
   double worst = -1;
   std::string worst_of;
 
-  void add(const MeasuredProduct& product, const CostModel& model) {
-    const double chosen = choose(product, model).ns;
-    const double best = std::ranges::min_element(product.timed, {}, &TimedConfig::ns)->ns;
+  void add(const MeasuredGemm& gemm, const CostModel& model) {
+    const double chosen = choose(gemm, model).ns;
+    const double best = std::ranges::min_element(gemm.timed, {}, &TimedConfig::ns)->ns;
     generated.push_back(chosen / best - 1);
-    if (product.library_ns > 0) any.push_back(chosen / std::min(best, product.library_ns) - 1);
+    if (gemm.library_ns > 0) any.push_back(chosen / std::min(best, gemm.library_ns) - 1);
     if (generated.back() > worst) {
       worst = generated.back();
-      worst_of = product.problem;
+      worst_of = gemm.problem;
     }
   }
   [[nodiscard]] Regret regret() const {
     Regret result;
-    result.products = static_cast<int>(generated.size());
+    result.gemms = static_cast<int>(generated.size());
     if (generated.empty()) return result;
     result.median = median(generated);
     result.p95 = percentile(generated, 0.95);
@@ -208,57 +206,56 @@ struct Losses {
 
 }  // namespace
 
-Result<std::vector<MeasuredProduct>> measured_products(const tuning_db::Database& database) {
+Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database) {
   const std::vector<tuning_db::DeviceClass> devices = F8_TRY(database.devices());
-  std::map<std::string, MeasuredProduct> products;  // by identity
-  std::map<std::string, std::set<std::string>> seen;
-  if (devices.empty()) return std::vector<MeasuredProduct>{};
+  std::map<std::string, MeasuredGemm> gemms;  // by identity
+  if (devices.empty()) return std::vector<MeasuredGemm>{};
   const std::string device = devices.front().key();
   for (const auto impl : {tuning_db::Impl::kGenerated, tuning_db::Impl::kCublasLt}) {
     for (const tuning_db::TrialRow& row : F8_TRY(database.gemms(impl))) {
       const auto ns = time_of(row.result);
-      const auto subject = to_subject(row.candidate);
+      const auto candidate = from_row(row.candidate);
       const auto family = gemm_spec(row.problem);
-      if (!ns || !subject || !family || row.device.key() != device) continue;
-      MeasuredProduct& product = products[gemm_identity(row.problem, false)];
-      if (impl == tuning_db::Impl::kCublasLt) {
-        product.library_ns = product.library_ns > 0 ? std::min(product.library_ns, *ns) : *ns;
+      if (!ns || !candidate || !family || row.device.key() != device) continue;
+      MeasuredGemm& gemm = gemms[gemm_identity(row.problem, false)];
+      if (candidate->impl == Impl::kCublasLt) {
+        gemm.library_ns = gemm.library_ns > 0 ? std::min(gemm.library_ns, *ns) : *ns;
         continue;
       }
-      const auto config = codegen::parse_gemm_config(subject->config);
+      const auto config = codegen::parse_gemm_config(candidate->config);
       if (!config) continue;
-      if (product.problem.empty()) {
-        product.problem = row.problem.key();
-        product.family = *family;
-        product.own = gemm_shape(row.problem.shape, static_cast<Gemm>(row.problem.op));
-        product.linear = row.problem.shape;
-        product.sm_count = row.device.sm_count;
+      if (gemm.problem.empty()) {
+        gemm.problem = row.problem.key();
+        gemm.family = *family;
+        gemm.shape = gemm_shape(row.problem.shape, static_cast<Gemm>(row.problem.op));
+        gemm.linear = row.problem.shape;
+        gemm.sm_count = row.device.sm_count;
       }
-      const auto known = std::ranges::find(product.timed, *config, &TimedConfig::config);
-      if (known == product.timed.end()) {
-        product.timed.push_back({*config, *ns});
+      const auto known = std::ranges::find(gemm.timed, *config, &TimedConfig::config);
+      if (known == gemm.timed.end()) {
+        gemm.timed.push_back({*config, *ns});
       } else if (row.result.timing) {
         known->ns = std::min(known->ns, *ns);
       }
     }
   }
-  std::vector<MeasuredProduct> result;
-  for (auto& [identity, product] : products) {
-    if (product.timed.size() > 1) result.push_back(std::move(product));
+  std::vector<MeasuredGemm> result;
+  for (auto& [identity, gemm] : gemms) {
+    if (gemm.timed.size() > 1) result.push_back(std::move(gemm));
   }
   return result;
 }
 
-Regret regret(const std::vector<MeasuredProduct>& products, const CostModel& model) {
-  Losses losses;
-  for (const MeasuredProduct& product : products) losses.add(product, model);
-  return losses.regret();
+Regret regret(const std::vector<MeasuredGemm>& gemms, const CostModel& model) {
+  Regrets regrets;
+  for (const MeasuredGemm& gemm : gemms) regrets.add(gemm, model);
+  return regrets.regret();
 }
 
-CostModel fit(const std::vector<MeasuredProduct>& products, const CostModel& given,
+CostModel fit(const std::vector<MeasuredGemm>& gemms, const CostModel& given,
               const FitOptions& options) {
-  const CostModel start = with_tiles_of(products, given);
-  const Objective objective(products, start);
+  const CostModel start = with_tiles_of(gemms, given);
+  const Objective objective(gemms, start);
   std::vector<double> list = to_list(start);
   double best = objective(list);
   for (int round = 0; round < options.rounds; ++round) {
@@ -286,31 +283,31 @@ CostModel fit(const std::vector<MeasuredProduct>& products, const CostModel& giv
   return to_model(list, start);
 }
 
-Regret cross_validate(const std::vector<MeasuredProduct>& products, const CostModel& start,
-                      int folds, const FitOptions& options) {
-  // A layer's products under several M go to one fold: they know too much of each other.
+Regret cross_validate(const std::vector<MeasuredGemm>& gemms, const CostModel& start, int folds,
+                      const FitOptions& options) {
+  // A layer's GEMMs under several M go to one fold, because they say too much about each other.
   std::map<std::pair<int64_t, int64_t>, int> fold_of;
-  for (const MeasuredProduct& product : products) {
-    fold_of.try_emplace({product.linear.n, product.linear.k}, 0);
+  for (const MeasuredGemm& gemm : gemms) {
+    fold_of.try_emplace({gemm.linear.n, gemm.linear.k}, 0);
   }
   int next = 0;
   for (auto& [layer, fold] : fold_of) fold = next++ % folds;
-  Losses losses;
+  Regrets regrets;
   for (int fold = 0; fold < folds; ++fold) {
-    std::vector<MeasuredProduct> seen;
-    std::vector<const MeasuredProduct*> held_out;
-    for (const MeasuredProduct& product : products) {
-      if (fold_of.at({product.linear.n, product.linear.k}) == fold) {
-        held_out.push_back(&product);
+    std::vector<MeasuredGemm> seen;
+    std::vector<const MeasuredGemm*> held_out;
+    for (const MeasuredGemm& gemm : gemms) {
+      if (fold_of.at({gemm.linear.n, gemm.linear.k}) == fold) {
+        held_out.push_back(&gemm);
       } else {
-        seen.push_back(product);
+        seen.push_back(gemm);
       }
     }
     if (held_out.empty()) continue;
     const CostModel model = fit(seen, start, options);
-    for (const MeasuredProduct* product : held_out) losses.add(*product, model);
+    for (const MeasuredGemm* gemm : held_out) regrets.add(*gemm, model);
   }
-  return losses.regret();
+  return regrets.regret();
 }
 
 std::string constants_source(const CostModel& model) {

@@ -1,9 +1,9 @@
-// How good the cost model's choices are on measured products, and fitting its constants to them.
+// Scores the cost model's choices on measured GEMMs, and fits its constants to them.
 //
-// A product's regret is the time of the configuration that the model chooses among those timed,
-// over the fastest's, minus one. The fit minimises a smooth form of it, the regret that a choice by
-// chance would have if better predictions were likelier, by going through the constants one by one
-// with ever smaller steps: deterministic, no derivative, some seconds.
+// A GEMM's regret is the time of the configuration that the model chooses among those timed, over
+// the fastest one's, minus one. The fit minimises a smooth form of it, the regret that a choice by
+// chance would have if better predictions were likelier. It goes through the constants one by one
+// with ever smaller steps, which is deterministic, needs no derivative and takes some seconds.
 #pragma once
 
 #include <string>
@@ -18,48 +18,46 @@ struct TimedConfig {
   codegen::GemmConfig config;
   double ns = 0;
 };
-struct MeasuredProduct {
+struct MeasuredGemm {
   std::string problem;  // its key
   codegen::GemmSpec family;
-  Shape own;     // the GEMM's
-  Shape linear;  // whose product it is
+  Shape shape;   // the GEMM's own m, n and k
+  Shape linear;  // the linear's
   int sm_count = 0;
   std::vector<TimedConfig> timed;  // at least two
   double library_ns = 0;           // cuBLASLt's fastest; 0: not measured
 };
-// The products of a database in which generated configurations were timed, of the device of its
-// newest run; each once, however many linears have it. A screening's time counts where a row has no
-// other.
-[[nodiscard]] Result<std::vector<MeasuredProduct>> measured_products(
-    const tuning_db::Database& database);
+// The GEMMs of a database in which generated configurations were timed, on the device of its newest
+// run; each once, however many linears have it. A screening's time counts where a row has no other.
+[[nodiscard]] Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database);
 
 struct Regret {
-  int products = 0;
+  int gemms = 0;
   double median = 0, p95 = 0, worst = 0;
   std::string worst_of;
-  // Against the fastest of generated and library: what a full search would have chosen.
+  // Against the fastest of generated and library, which a full search would choose.
   double median_to_any = 0, p95_to_any = 0;
 };
-[[nodiscard]] Regret regret(const std::vector<MeasuredProduct>& products,
+[[nodiscard]] Regret regret(const std::vector<MeasuredGemm>& gemms,
                             const runtime::CostModel& model);
 
 struct FitOptions {
   double first_step = 0.25;  // relative
   double last_step = 0.01;
-  int passes = 12;  // through all constants, at most, for each step
+  int passes = 12;  // at most so many through all constants with each step
   int rounds = 3;   // through all steps
 };
-[[nodiscard]] runtime::CostModel fit(const std::vector<MeasuredProduct>& products,
+[[nodiscard]] runtime::CostModel fit(const std::vector<MeasuredGemm>& gemms,
                                      const runtime::CostModel& start,
                                      const FitOptions& options = {});
 
-// Each of `folds` parts of the (n, k) is held out in turn, the constants fitted to the others: the
-// regret of all products under constants that have not seen their layer.
-[[nodiscard]] Regret cross_validate(const std::vector<MeasuredProduct>& products,
+// Each of `folds` parts of the (n, k) is held out in turn, and the constants are fitted to the
+// others: the regret of all GEMMs under constants that have not seen their layer.
+[[nodiscard]] Regret cross_validate(const std::vector<MeasuredGemm>& gemms,
                                     const runtime::CostModel& start, int folds,
                                     const FitOptions& options = {});
 
-// runtime/gemm/cost_model_constants.cpp.
+// The text of runtime/gemm/cost_model_constants.cpp.
 [[nodiscard]] std::string constants_source(const runtime::CostModel& model);
 
 }  // namespace f8::tuner

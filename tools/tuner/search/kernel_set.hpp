@@ -1,5 +1,5 @@
-// The kernels of a linear layer's training step, with their roles and who chose them: what `emit`
-// prints, `prewarm` compiles and `explain` names. No GPU is needed.
+// The kernels of a linear layer's training step, with their roles and who chose them: `emit` prints
+// them, `prewarm` compiles them and `explain` names them. No GPU is needed.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace f8::tuner {
 
-// As many SMs as the device that choices are made for without one: an H100 SXM.
+// The SMs of an H100 SXM, the device that choices are made for where there is none.
 inline constexpr int kH100SmCount = 132;
 
 struct NamedKernel {
@@ -18,8 +18,8 @@ struct NamedKernel {
   codegen::KernelSpec spec;
 };
 
-// The amax and cast kernels of a recipe. kUnsupported where the runtime has none, with the recipe's
-// name.
+// The amax and cast kernels of a recipe. kUnsupported, with the recipe's name, where the runtime
+// has none.
 [[nodiscard]] Result<std::vector<NamedKernel>> cast_kernels(const Recipe& recipe);
 
 enum class ChosenBy { kMeasured, kNeighbour, kModel };
@@ -33,7 +33,7 @@ struct ChosenGemm {
   [[nodiscard]] codegen::GemmSpec spec() const { return runtime::gemm_spec(desc, choice.config); }
 };
 
-// As a plan would choose: by `table` (null: none), else by the cost model.
+// The choice that a plan would make: by `table` (null: none), else by the cost model.
 [[nodiscard]] Result<ChosenGemm> choose_gemm(const Recipe& recipe, Gemm gemm, Shape linear,
                                              const TuningTable* table);
 

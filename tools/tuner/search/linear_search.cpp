@@ -9,17 +9,17 @@ namespace {
 
 using tuning_db::TrialResult;
 
-constexpr double kNoTarget = 1e9;    // an interval that no measurement misses
-constexpr double kDropAbove = 1.06;  // of the fastest linear: not timed to the end
-constexpr double kClearly = 0.997;   // of another linear's time: faster by more than noise
-constexpr size_t kDeepest = 3;       // kernels of a product that linears are made of
-constexpr size_t kFewest = 2;        // linears of the second rung
+constexpr double kDropAbove = 1.06;  // a linear this much slower is not timed to the end
+constexpr double kClearly =
+    0.997;                      // this share of another linear's time is faster by more than noise
+constexpr size_t kDeepest = 3;  // how many kernels of a GEMM linears are made of
+constexpr size_t kFewest = 2;   // linears of the second rung
 
-// The configurations by which both gradients together are fastest, two launches added up.
-std::vector<runtime::GemmChoice> shared_by_gradients(const KernelFields& fields) {
+// The configurations under which both gradients together are fastest, as the sum of two launches.
+std::vector<runtime::GemmChoice> shared_by_gradients(const KernelShortlists& shortlists) {
   constexpr size_t kMost = 2;
-  const auto& grad_input = fields[static_cast<size_t>(Gemm::kGradInput)].timed;
-  const auto& grad_weight = fields[static_cast<size_t>(Gemm::kGradWeight)].timed;
+  const auto& grad_input = shortlists[static_cast<size_t>(Gemm::kGradInput)].timed;
+  const auto& grad_weight = shortlists[static_cast<size_t>(Gemm::kGradWeight)].timed;
   std::vector<TimedKernel> shared;
   for (const TimedKernel& one : grad_input) {
     if (one.choice.provider != Provider::kGenerated) continue;
@@ -35,8 +35,8 @@ std::vector<runtime::GemmChoice> shared_by_gradients(const KernelFields& fields)
   return choices;
 }
 
-// A combination of the best changes of the first rung: a product takes another kernel than its
-// fastest where that change alone made the linear faster.
+// A combination of the best changes of the first rung: a GEMM takes another kernel than its fastest
+// where that change alone made the linear faster.
 LinearChoices join(const std::vector<LinearChoices>& variants,
                    const std::vector<std::optional<double>>& ns) {
   LinearChoices joined = variants.front();
@@ -60,12 +60,13 @@ LinearChoices join(const std::vector<LinearChoices>& variants,
 
 }  // namespace
 
-std::vector<LinearChoices> linear_variants(const KernelFields& fields, const LinearKnobs& knobs) {
+std::vector<LinearChoices> linear_variants(const KernelShortlists& shortlists,
+                                           const LinearSearchOptions& options) {
   std::vector<LinearChoices> variants;
   std::vector<std::string> seen;
   const auto add = [&](const LinearChoices& choices) {
     std::string text = choices_text(choices);
-    if (static_cast<int>(variants.size()) >= std::max(1, knobs.most) ||
+    if (static_cast<int>(variants.size()) >= std::max(1, options.most) ||
         std::ranges::find(seen, text) != seen.end()) {
       return;
     }
@@ -74,28 +75,28 @@ std::vector<LinearChoices> linear_variants(const KernelFields& fields, const Lin
   };
   LinearChoices fastest;
   size_t priors = 0;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    fastest[i] = fields[i].timed.front().choice;
-    priors = std::max(priors, fields[i].prior.size());
+  for (size_t i = 0; i < shortlists.size(); ++i) {
+    fastest[i] = shortlists[i].timed.front().choice;
+    priors = std::max(priors, shortlists[i].prior.size());
   }
   add(fastest);
   for (size_t p = 0; p < priors; ++p) {
     LinearChoices prior = fastest;
-    for (size_t i = 0; i < fields.size(); ++i) {
-      if (p < fields[i].prior.size()) prior[i] = fields[i].prior[p];
+    for (size_t i = 0; i < shortlists.size(); ++i) {
+      if (p < shortlists[i].prior.size()) prior[i] = shortlists[i].prior[p];
     }
     add(prior);
   }
-  for (const runtime::GemmChoice& shared : shared_by_gradients(fields)) {
+  for (const runtime::GemmChoice& shared : shared_by_gradients(shortlists)) {
     LinearChoices together = fastest;
     together[static_cast<size_t>(Gemm::kGradInput)] = shared;
     together[static_cast<size_t>(Gemm::kGradWeight)] = shared;
     add(together);
   }
   for (size_t depth = 1; depth < kDeepest; ++depth) {
-    for (size_t i = 0; i < fields.size(); ++i) {
-      const std::vector<TimedKernel>& timed = fields[i].timed;
-      if (depth >= timed.size() || timed[depth].ns > timed.front().ns * knobs.within) continue;
+    for (size_t i = 0; i < shortlists.size(); ++i) {
+      const std::vector<TimedKernel>& timed = shortlists[i].timed;
+      if (depth >= timed.size() || timed[depth].ns > timed.front().ns * options.within) continue;
       LinearChoices swapped = fastest;
       swapped[i] = timed[depth].choice;
       add(swapped);
@@ -104,23 +105,22 @@ std::vector<LinearChoices> linear_variants(const KernelFields& fields, const Lin
   return variants;
 }
 
-Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
-                                   const LinearKnobs& knobs, const MeasureGroup& measure,
-                                   const std::string& impl) {
-  std::vector<LinearChoices> variants = linear_variants(fields, knobs);
+Result<LinearSearch> search_linear(InterleavedGroup group, const KernelShortlists& shortlists,
+                                   const LinearSearchOptions& options, const MeasureGroup& measure,
+                                   Impl impl) {
+  std::vector<LinearChoices> variants = linear_variants(shortlists, options);
   LinearSearch found{.choices = variants.front()};
   if (variants.size() == 1) return found;
 
   const auto time = [&](const std::vector<LinearChoices>& linears,
                         double share_ms) -> Result<std::vector<std::optional<double>>> {
-    group.subjects.clear();
+    group.candidates.clear();
     for (const LinearChoices& choices : linears) {
-      group.subjects.push_back({.impl = impl, .config = choices_text(choices)});
+      group.candidates.push_back({.impl = impl, .config = choices_text(choices)});
     }
-    group.reference = -1;
     const double all_s = share_ms / 1e3 * static_cast<double>(linears.size());
-    group.stop = {.target = kNoTarget, .min_s = all_s, .max_s = all_s, .min_blocks = 2};
-    group.drop_above = kDropAbove;
+    group.stop = {.target = kAnyWidth, .min_s = all_s, .max_s = all_s, .min_blocks = 2};
+    group.purpose = Screening{.drop_above = kDropAbove};
     ++group.seed;
     std::vector<std::optional<double>> ns;
     for (const TrialResult& result : F8_TRY(measure(group))) {
@@ -128,7 +128,7 @@ Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& field
     }
     return ns;
   };
-  const std::vector<std::optional<double>> first = F8_TRY(time(variants, knobs.ms));
+  const std::vector<std::optional<double>> first = F8_TRY(time(variants, options.ms));
   std::vector<size_t> ranked;
   for (size_t i = 0; i < first.size(); ++i) {
     if (first[i]) ranked.push_back(i);
@@ -154,7 +154,7 @@ Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& field
   if (first.front()) found.over_first = *first.front() / *first[ranked.front()];
   if (finalists.size() == 1) return found;
 
-  const std::vector<std::optional<double>> second = F8_TRY(time(finalists, 2 * knobs.ms));
+  const std::vector<std::optional<double>> second = F8_TRY(time(finalists, 2 * options.ms));
   const auto faster = [](const std::optional<double>& a, const std::optional<double>& b) {
     return a && (!b || *a < *b);
   };

@@ -1,10 +1,10 @@
-// The last step of a search: whole linears. A product's kernel that is fastest alone and hot is not
-// always fastest between casts and other products, where clock, power and L2 are others. So the few
-// best kernels of each product form a few linears, which are timed interleaved, and the fastest
-// linear decides which kernels its products take.
+// The last step of a search: whole linears. The kernel of a GEMM that is fastest alone and hot is
+// not always fastest between casts and other GEMMs, where clock, power and L2 are others. So the
+// few best kernels of each GEMM form a few linears, which are timed interleaved, and the fastest
+// linear decides which kernels its GEMMs take.
 //
-// Two rungs: all linears, then the best of them and one more, which joins the changes that each by
-// itself made the linear faster.
+// There are two rungs: all linears, then the best of them and one more, which joins the changes
+// that each by itself made the linear faster.
 #pragma once
 
 #include <array>
@@ -12,47 +12,49 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/measure/measurer.hpp"
+#include "tools/tuner/measure/interleaved_group.hpp"
 
 namespace f8::tuner {
 
-struct LinearKnobs {
+struct LinearSearchOptions {
   int most = 8;          // linears of the first rung; 1: the fastest kernels, no search
-  double within = 1.04;  // a product's kernels this much slower than its fastest take part
+  double within = 1.04;  // a GEMM's kernels up to this much slower than its fastest take part
   double ms = 25;        // a linear's share of the first rung; of the second twice that
 };
 
 struct TimedKernel {
   runtime::GemmChoice choice;
-  double ns = 0;  // alone
+  double ns = 0;  // by itself
 };
 
-// The kernels of one product that may be part of the linear.
-struct KernelField {
+// The kernels of one GEMM that may be part of the linear.
+struct KernelShortlist {
   std::vector<TimedKernel> timed;  // at least one, fastest first
-  // What a plan takes without a search: the cost model's choice, the table's.
+  // What a plan takes without a search: the cost model's choice and the table's.
   std::vector<runtime::GemmChoice> prior;
 };
-using KernelFields = std::array<KernelField, 3>;  // indexed by Gemm
+using KernelShortlists = std::array<KernelShortlist, 3>;  // indexed by Gemm
 
-// In this order, no combination twice: all fastest; for each prior, all prior; both gradients by
-// one configuration, so that one launch computes them; for each product its next kernels within
-// reach, the others' fastest.
-[[nodiscard]] std::vector<LinearChoices> linear_variants(const KernelFields& fields,
-                                                         const LinearKnobs& knobs);
+// The linears to time, each combination once, in this order: all fastest; all prior choices; both
+// gradients by one configuration, so that one launch computes them; and for each GEMM its next
+// kernels within reach, with the fastest of the others.
+[[nodiscard]] std::vector<LinearChoices> linear_variants(const KernelShortlists& shortlists,
+                                                         const LinearSearchOptions& options);
 
 struct LinearSearch {
   LinearChoices choices;
-  int timed = 0;          // linears; 0: there was no choice
+  int timed = 0;          // how many linears were timed; 0: there was no choice
   double over_first = 1;  // the time of the linear of the fastest kernels over the best one's
 };
 using MeasureGroup =
-    std::function<Result<std::vector<tuning_db::TrialResult>>(const GroupRequest&)>;
-// `group` has the problem, the seed and the length of batches; `impl` is float8 or float8_reused. A
-// linear that cannot be measured is left out; where none can, the choices are the fastest kernels'.
-[[nodiscard]] Result<LinearSearch> search_linear(GroupRequest group, const KernelFields& fields,
-                                                 const LinearKnobs& knobs,
+    std::function<Result<std::vector<tuning_db::TrialResult>>(const InterleavedGroup&)>;
+// `group` has the problem, the seed and the length of batches; `impl` is kFloat8 or kFloat8Reused.
+// A linear that cannot be measured is left out; where none can be, the choices are the fastest
+// kernels.
+[[nodiscard]] Result<LinearSearch> search_linear(InterleavedGroup group,
+                                                 const KernelShortlists& shortlists,
+                                                 const LinearSearchOptions& options,
                                                  const MeasureGroup& measure,
-                                                 const std::string& impl = "float8");
+                                                 Impl impl = Impl::kFloat8);
 
 }  // namespace f8::tuner

@@ -93,11 +93,11 @@ Result<std::vector<Shape>> read_shape_table(const std::filesystem::path& path) {
   return shapes;
 }
 
-SurveySummary summarize(std::span<const SurveyRatio> ratios) {
-  SurveySummary summary;
+ShapeSummary summarize(std::span<const ShapeRatio> ratios) {
+  ShapeSummary summary;
   if (ratios.empty()) return summary;
   double logs = 0;
-  for (const SurveyRatio& one : ratios) {
+  for (const ShapeRatio& one : ratios) {
     logs += std::log(one.ratio);
     summary.at_least_100 += one.ratio >= 1.00 ? 1 : 0;
     summary.at_least_095 += one.ratio >= 0.95 ? 1 : 0;

@@ -1,7 +1,7 @@
-// Many benchmarks as one: the shapes that a file names, the ratios summed up, a table to read by
-// other programs.
+// A sweep over shapes: many benchmarks as one, with the shapes that a file names, a summary of the
+// ratios and a table for other programs.
 //
-// The file of shapes is CSV: its first line names the columns, of which m, n and k are read,
+// The file of shapes is CSV. Its first line names the columns, of which m, n and k are read
 // wherever they stand; a shape counts once. Fields hold no commas or line ends.
 #pragma once
 
@@ -21,28 +21,28 @@ namespace f8::tuner {
 [[nodiscard]] Result<std::vector<Shape>> parse_shape_table(std::string_view csv);
 [[nodiscard]] Result<std::vector<Shape>> read_shape_table(const std::filesystem::path& path);
 
-// A figure that a survey has of one problem: a ratio, above 1 where ours is faster.
-struct SurveyRatio {
+// One problem's ratio, above 1 where ours is faster.
+struct ShapeRatio {
   std::string problem;
   double ratio = 0;
 };
-struct SurveySummary {
+struct ShapeSummary {
   int count = 0;
   double geometric_mean = 0;
   double worst = 0;
   std::string worst_of;
   int at_least_100 = 0, at_least_095 = 0;  // ratios of 1.00 and 0.95 or more
 };
-// All zero where there are none.
-[[nodiscard]] SurveySummary summarize(std::span<const SurveyRatio> ratios);
+// All fields are zero where there are no ratios.
+[[nodiscard]] ShapeSummary summarize(std::span<const ShapeRatio> ratios);
 
-// Written line by line, so that what was measured before a crash is there.
+// A CSV file that is written line by line, so that it holds what was measured before a crash.
 class CsvFile {
  public:
   CsvFile() = default;  // writes nothing
   [[nodiscard]] static Result<CsvFile> create(const std::filesystem::path& path,
                                               std::span<const std::string_view> columns);
-  // One field a column; quoted where it has to be.
+  // Takes one field for each column, and quotes it where it has to be.
   [[nodiscard]] Status add(std::span<const std::string> fields);
 
  private:

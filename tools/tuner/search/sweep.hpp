@@ -1,17 +1,15 @@
-// The sweep: takes the cells of a run that have no terminal trial yet, measures them through a
-// worker process, and writes each outcome to the database as soon as it is known. It may be stopped
-// at any moment; a resume finds what is missing.
+// The sweep: takes the trials of a run that are not terminal yet, measures them through a worker
+// process, and writes each outcome to the database as soon as it is known. It may be stopped at any
+// moment; a resume finds what is missing.
 //
 // For each GEMM all candidates are screened together, the best go to a final together, and the rest
-// are recorded as pruned with their screening time. Of the winners and who came near them whole
-// linears are formed; the fastest linear is measured against its bf16 twin, and its row names the
-// kernels that it took.
+// are recorded as pruned with their screening time. The winners and those close to them form whole
+// linears; the fastest linear is measured against its bf16 baseline, and its row names the kernels
+// that it took.
 #pragma once
 
 #include <functional>
 #include <map>
-#include <optional>
-#include <set>
 #include <string>
 
 #include "tools/tuner/search/sweep_plan.hpp"
@@ -21,7 +19,7 @@
 namespace f8::tuner {
 
 struct SweepProgress {
-  int64_t cells = 0, done = 0;  // of this call: the cells that were missing
+  int64_t trials = 0, done = 0;  // of this call: the trials that were missing
   std::map<tuning_db::TrialState, int64_t> states;
   double best_speedup = 0;
   std::string best_of;  // its problem
@@ -32,7 +30,7 @@ struct SweepProgress {
 };
 
 struct SweepHooks {
-  // A cell has got its terminal state.
+  // Called when a trial has its terminal state.
   std::function<void(const tuning_db::Cell&, const tuning_db::TrialResult&, const SweepProgress&)>
       finished;
   std::function<void(const SweepProgress&)> tick;  // a few times a second
@@ -67,31 +65,71 @@ class Sweep {
   [[nodiscard]] Result<SweepOutcome> run(const std::string& run_uuid, const SweepPlan& plan,
                                          double budget_s);
 
-  // For the worker's tick: a second signal ends a measurement at once.
+  // The worker's tick: after a second signal it ends a measurement at once.
   [[nodiscard]] bool tick();
 
  private:
   using Pending = std::vector<const tuning_db::PendingTrial*>;
-  struct Known {  // a terminal result of one subject on one product
+  struct Known {  // a terminal result of one candidate of a GEMM
+    Candidate candidate;
     tuning_db::TrialResult result;
     std::string problem_key;
   };
-  using Product = std::map<std::string, Known>;  // by impl and config
+  using KnownResults = std::map<std::string, Known>;  // by candidate_key()
+  // A candidate that takes part in the tuning of a GEMM.
+  struct Entrant {
+    const tuning_db::PendingTrial* trial = nullptr;
+    Candidate candidate;
+    tuning_db::TrialResult result;  // what is known of it so far
+  };
+  struct GemmTuning {
+    const PlannedGemm& gemm;
+    KnownResults& known;
+    std::vector<Entrant> entrants{};
+    double best_ns = 0;               // of all known results
+    std::vector<size_t> finalists{};  // indices of entrants, fastest first
+  };
+  struct LinearKernels {
+    KernelShortlists shortlists;
+    LinearChoices bf16;
+    std::string missing;  // the GEMMs without a kernel that works
+  };
 
   [[nodiscard]] Status measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& outcome);
+  [[nodiscard]] Result<bool> measure_gemms(const PlannedLinear& linear,
+                                           const std::function<bool()>& should_end);
   [[nodiscard]] Status recall(const std::string& run_uuid, const SweepPlan& plan);
-  [[nodiscard]] Status tune(const PlannedGemm& gemm, bool bf16, const Pending& pending);
-  [[nodiscard]] Status final(const PlannedGemm& gemm, bool bf16, const Pending& screened,
-                             std::vector<tuning_db::TrialResult>& results);
-  [[nodiscard]] Status pair(const PlannedLinear& linear, const Pending& pending,
-                            SweepOutcome& outcome);
-  [[nodiscard]] std::vector<TimedKernel> timed(const PlannedGemm& gemm, bool bf16) const;
-  [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure(GroupRequest request);
+  [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure(const InterleavedGroup& group);
+  [[nodiscard]] Result<tuning_db::TrialResult> measure_alone(const InterleavedGroup& group,
+                                                             size_t index);
+  [[nodiscard]] tuning_db::TrialResult blame(const Problem& problem, const Candidate& candidate,
+                                             const WorkerFailure& failure);
   [[nodiscard]] Status finish(const tuning_db::PendingTrial& trial,
                               const tuning_db::TrialResult& result);
-  [[nodiscard]] std::string blame_key(const Problem& problem, const Subject& subject) const;
+  [[nodiscard]] std::string blame_key(const Problem& problem, const Candidate& candidate) const;
   [[nodiscard]] uint64_t next_seed() { return request_.seed * 0x9e3779b97f4a7c15ULL + ++draws_; }
   [[nodiscard]] bool interrupted() const;
+
+  // One GEMM: sweep_gemm.cpp.
+  [[nodiscard]] Status tune_gemm(const PlannedGemm& gemm, bool bf16, const Pending& pending);
+  [[nodiscard]] Status admit(GemmTuning& tuning, const Pending& pending);
+  [[nodiscard]] Result<tuning_db::TrialResult> look_at(const PlannedGemm& gemm,
+                                                       const Candidate& candidate);
+  [[nodiscard]] Status screen(GemmTuning& tuning);
+  void choose_finalists(GemmTuning& tuning) const;
+  [[nodiscard]] Status prune(GemmTuning& tuning);
+  [[nodiscard]] Status compare(GemmTuning& tuning);
+  [[nodiscard]] Status settle(GemmTuning& tuning, const tuning_db::PendingTrial& trial,
+                              const tuning_db::TrialResult& result);
+
+  // One linear: sweep_linear.cpp.
+  [[nodiscard]] Status measure_linear(const PlannedLinear& linear, const Pending& pending,
+                                      SweepOutcome& outcome);
+  [[nodiscard]] Result<LinearKernels> kernels_of(const PlannedLinear& linear) const;
+  [[nodiscard]] std::vector<TimedKernel> timed_kernels(const PlannedGemm& gemm, bool bf16) const;
+  [[nodiscard]] Result<LinearSearch> search(const PlannedLinear& linear,
+                                            const LinearKernels& kernels);
+  [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure_pair(InterleavedGroup group);
 
   tuning_db::Database& db_;
   Worker& worker_;
@@ -99,12 +137,18 @@ class Sweep {
   SweepRequest request_;
   SweepHooks hooks_;
   std::vector<tuning_db::PendingTrial> trials_;
-  std::map<std::string, Pending> pending_;   // by problem key
-  std::map<std::string, Product> products_;  // by identity
-  std::map<std::string, int> deaths_;        // of workers, by the subject that was running
+  std::map<std::string, Pending> pending_;      // by problem key
+  std::map<std::string, KnownResults> known_;   // by GEMM identity
+  std::map<std::string, int> worker_failures_;  // by the candidate that was running
   SweepProgress progress_;
   uint64_t draws_ = 0;
   double start_s_ = 0;
 };
+
+// A worker that fails twice under a candidate quarantines it.
+inline constexpr int kFailuresToQuarantine = 2;
+
+// A candidate's key among those of one GEMM.
+[[nodiscard]] std::string candidate_key(const Candidate& candidate);
 
 }  // namespace f8::tuner

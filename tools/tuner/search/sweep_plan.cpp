@@ -11,10 +11,10 @@
 namespace f8::tuner {
 namespace {
 
-// Besides the timing itself: planning, loading, checking and capturing one subject.
-constexpr double kSubjectS = 0.008;
+// Planning, loading, checking and capturing one candidate, which comes on top of timing it.
+constexpr double kCandidateS = 0.008;
 
-// Of a kernel's source, once for each kernel.
+// The hashes of kernels' sources; each is emitted once.
 class SourceHashes {
  public:
   Result<std::string> of(const codegen::KernelSpec& spec) {
@@ -34,14 +34,114 @@ double rough_gemm_s(const Problem& problem, bool bf16) {
   return problem.flops() / (bf16 ? 0.65e15 : 1.1e15) + 4e-6;
 }
 
-double screen_s(const SweepKnobs& knobs, int subjects, double one_s) {
-  // Two batches at least, whatever the share.
-  return subjects * (std::max(knobs.screen_ms / 1e3, 2 * one_s) + 2 * one_s + kSubjectS);
+double screen_s(const SweepOptions& options, int candidates, double one_s) {
+  // A candidate takes at least two batches, whatever its share.
+  return candidates * (std::max(options.screen_ms / 1e3, 2 * one_s) + 2 * one_s + kCandidateS);
 }
+
+class Planner {
+ public:
+  Planner(const SweepRequest& request, const runtime::DeviceInfo& device,
+          const CountHeuristics& count)
+      : request_(request), options_(request.options), device_(device), count_(count) {}
+
+  Status add(const Recipe& recipe, Shape shape) {
+    PlannedLinear linear;
+    linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape));
+    for (const Gemm g : kGemms) {
+      PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
+      gemm = F8_TRY(plan_gemm(recipe, g, shape));
+      F8_TRY(add_trials(gemm));
+      for (const bool bf16 : {false, true}) linear.predicted_s += gemm_s(gemm, bf16);
+    }
+    for (const Impl impl : {Impl::kFloat8, Impl::kBf16}) add_trial(linear.problem, {impl}, "");
+    linear.predicted_s += linear_s(shape);
+    plan_.predicted_s += linear.predicted_s;
+    plan_.linears.push_back(std::move(linear));
+    return {};
+  }
+  SweepPlan take() { return std::move(plan_); }
+
+ private:
+  Result<int> heuristics(const Problem& problem, bool bf16) {
+    const std::string identity = gemm_identity(problem, bf16);
+    if (const auto found = counted_.find(identity); found != counted_.end()) return found->second;
+    const int found = F8_TRY(count_(problem, bf16));
+    return counted_[identity] = std::min(found, options_.heuristics);
+  }
+
+  Result<PlannedGemm> plan_gemm(const Recipe& recipe, Gemm g, Shape shape) {
+    PlannedGemm gemm;
+    gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape));
+    if (recipe.at(g).is_fp8()) {
+      gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior));
+      gemm.generated =
+          F8_TRY(generated_candidates(gemm.problem, device_, options_.keep, gemm.prior));
+      gemm.fp8_heuristics = F8_TRY(heuristics(gemm.problem, false));
+    }
+    gemm.bf16_heuristics = F8_TRY(heuristics(gemm.problem, true));
+    return gemm;
+  }
+
+  void add_trial(const Problem& problem, const Candidate& candidate, std::string source_hash) {
+    plan_.trials.push_back(
+        {.problem = problem, .candidate = to_row(candidate, std::move(source_hash))});
+  }
+
+  Status add_trials(const PlannedGemm& gemm) {
+    for (const Generated& candidate : gemm.generated) {
+      const bool pruned = !candidate.pruned.empty();
+      plan_.pruned += pruned ? 1 : 0;
+      if (pruned && !request_.record_pruned) continue;
+      add_trial(gemm.problem, {Impl::kGenerated, codegen::key(candidate.spec.config)},
+                F8_TRY(hashes_.of(candidate.spec)));
+    }
+    for (int i = 0; i < gemm.fp8_heuristics; ++i) {
+      add_trial(gemm.problem, {Impl::kCublasLt, fmt::format("h{}", i)}, "");
+    }
+    for (int i = 0; i < gemm.bf16_heuristics; ++i) {
+      add_trial(gemm.problem, {Impl::kBf16CublasLt, fmt::format("h{}", i)}, "");
+    }
+    return {};
+  }
+
+  // The time that the GEMM's screening and final take; none where an earlier linear measures it.
+  double gemm_s(const PlannedGemm& gemm, bool bf16) {
+    if (!measured_.insert(gemm_identity(gemm.problem, bf16)).second) return 0;
+    const auto kept = std::ranges::count_if(
+        gemm.generated, [](const Generated& candidate) { return candidate.pruned.empty(); });
+    const int candidates =
+        bf16 ? gemm.bf16_heuristics : gemm.fp8_heuristics + static_cast<int>(kept);
+    const double one_s = rough_gemm_s(gemm.problem, bf16);
+    return screen_s(options_, candidates, one_s) +
+           std::min(options_.finalists, candidates) *
+               (std::max(options_.final_ms / 1e3, 10 * one_s) + kCandidateS);
+  }
+
+  double linear_s(Shape shape) const {
+    const double pair_s = (rough_linear_ns(shape, true) + rough_linear_ns(shape, false)) / 1e9;
+    double all_s = std::max(2 * options_.linear_min_ms / 1e3, 12 * pair_s) + 3 * pair_s + 0.05;
+    if (options_.linears > 1) {  // the two rungs of whole linears
+      all_s +=
+          (options_.linears + 6) * (std::max(options_.linear_ms / 1e3, 2 * pair_s) + kCandidateS);
+    }
+    return all_s;
+  }
+
+  const SweepRequest& request_;
+  const SweepOptions& options_;
+  const runtime::DeviceInfo& device_;
+  const CountHeuristics& count_;
+  SweepPlan plan_;
+  SourceHashes hashes_;
+  std::set<std::string> measured_;  // GEMM identities that an earlier linear measures
+  std::map<std::string, int> counted_;
+};
 
 }  // namespace
 
-tuning_db::Method sweep_method(const SweepKnobs& knobs) {
+tuning_db::Method sweep_method(const SweepOptions& options) {
+  // The text is the method's key in the databases: new words would be a new method.
   const nlohmann::json spec = {
       {"name", "final-v1"},
       {"verify", "sampled elements against fp64, before timing"},
@@ -50,100 +150,39 @@ tuning_db::Method sweep_method(const SweepKnobs& knobs) {
       {"interleave", "random order and its reverse in every block; ABBA against the bf16 twin"},
       {"interval", "95 %, bootstrap over blocks"},
       {"clock", "steady: a power cap is kept, thermal and hardware slowdowns are dropped"},
-      {"warm_s", knobs.warm_s},
-      {"batch_us", knobs.batch_us},
-      {"screen", {{"ms", knobs.screen_ms}, {"drop", knobs.screen_drop}, {"keep", knobs.keep}}},
+      {"warm_s", options.warm_s},
+      {"batch_us", options.batch_us},
+      {"screen",
+       {{"ms", options.screen_ms}, {"drop", options.screen_drop}, {"keep", options.keep}}},
       {"gemm",
-       {{"ms", knobs.final_ms}, {"max_ci", knobs.gemm_max_ci}, {"finalists", knobs.finalists}}},
+       {{"ms", options.final_ms},
+        {"max_ci", options.gemm_max_ci},
+        {"finalists", options.finalists}}},
       {"linear",
-       {{"batch_us", knobs.linear_batch_us},
-        {"min_ms", knobs.linear_min_ms},
-        {"max_ms", knobs.linear_max_ms},
-        {"max_ci", knobs.max_ci},
-        {"retry_noisy", knobs.retry_noisy},
-        {"combinations", knobs.linears},
-        {"combination_ms", knobs.linear_ms},
-        {"within", knobs.linear_within}}}};
+       {{"batch_us", options.linear_batch_us},
+        {"min_ms", options.linear_min_ms},
+        {"max_ms", options.linear_max_ms},
+        {"max_ci", options.max_ci},
+        {"retry_noisy", options.retry_noisy},
+        {"combinations", options.linears},
+        {"combination_ms", options.linear_ms},
+        {"within", options.linear_within}}}};
   return {.fidelity = "final", .spec = spec.dump()};
 }
 
 Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceInfo& device,
                              const CountHeuristics& count) {
-  const SweepKnobs& knobs = request.knobs;
-  SweepPlan plan;
-  SourceHashes hashes;
-  std::set<std::string> measured;  // identities that an earlier linear has measured
-  std::map<std::string, int> counted;
-  const auto heuristics = [&](const Problem& problem, bool bf16) -> Result<int> {
-    const std::string identity = gemm_identity(problem, bf16);
-    if (const auto found = counted.find(identity); found != counted.end()) return found->second;
-    const int found = F8_TRY(count(problem, bf16));
-    return counted[identity] = std::min(found, knobs.heuristics);
-  };
   // Small before large: the first results come soon, and memory grows in few steps.
   std::vector<Shape> shapes = request.shapes;
   std::ranges::stable_sort(shapes, {}, [](Shape s) { return s.m * s.n * s.k; });
+  Planner planner(request, device, count);
   for (const Shape shape : shapes) {
     for (const std::string& name : request.recipes) {
       const Recipe recipe = F8_TRY(find_recipe(name));
-      PlannedLinear linear;
-      linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape));
-      for (const Gemm g : kGemms) {
-        PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
-        gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape));
-        if (recipe.at(g).is_fp8()) {
-          gemm.prior = F8_TRY(prior_choices(gemm.problem, device, request.prior));
-          gemm.generated =
-              F8_TRY(generated_candidates(gemm.problem, device, knobs.keep, gemm.prior));
-          gemm.fp8_heuristics = F8_TRY(heuristics(gemm.problem, false));
-        }
-        gemm.bf16_heuristics = F8_TRY(heuristics(gemm.problem, true));
-
-        int subjects = gemm.fp8_heuristics;
-        for (const Generated& candidate : gemm.generated) {
-          const bool pruned = !candidate.pruned.empty();
-          plan.pruned += pruned ? 1 : 0;
-          subjects += pruned ? 0 : 1;
-          if (pruned && !request.record_pruned) continue;
-          plan.cells.push_back(
-              {.problem = gemm.problem,
-               .candidate = to_candidate(
-                   {.impl = "generated", .config = codegen::key(candidate.spec.config)},
-                   F8_TRY(hashes.of(candidate.spec)))});
-        }
-        for (const bool bf16 : {false, true}) {
-          const int offered = bf16 ? gemm.bf16_heuristics : gemm.fp8_heuristics;
-          for (int i = 0; i < offered; ++i) {
-            plan.cells.push_back(
-                {.problem = gemm.problem,
-                 .candidate = to_candidate(
-                     {.impl = bf16 ? "bf16_cublaslt" : "cublaslt", .config = fmt::format("h{}", i)},
-                     "")});
-          }
-          if (!measured.insert(gemm_identity(gemm.problem, bf16)).second) continue;
-          const double one_s = rough_gemm_s(gemm.problem, bf16);
-          const int finalists = std::min(knobs.finalists, bf16 ? offered : subjects);
-          linear.predicted_s +=
-              screen_s(knobs, bf16 ? offered : subjects, one_s) +
-              finalists * (std::max(knobs.final_ms / 1e3, 10 * one_s) + kSubjectS);
-        }
-      }
-      for (const char* impl : {"float8", "bf16"}) {
-        plan.cells.push_back({.problem = linear.problem,
-                              .candidate = to_candidate({.impl = impl, .config = ""}, "")});
-      }
-      const double pair_s = (rough_linear_ns(shape, true) + rough_linear_ns(shape, false)) / 1e9;
-      linear.predicted_s +=
-          std::max(2 * knobs.linear_min_ms / 1e3, 12 * pair_s) + 3 * pair_s + 0.05;
-      if (knobs.linears > 1) {  // the two rungs of whole linears
-        linear.predicted_s +=
-            (knobs.linears + 6) * (std::max(knobs.linear_ms / 1e3, 2 * pair_s) + kSubjectS);
-      }
-      plan.predicted_s += linear.predicted_s;
-      plan.linears.push_back(std::move(linear));
+      F8_TRY(planner.add(recipe, shape));
     }
   }
-  return plan;
+  return planner.take();
 }
 
 }  // namespace f8::tuner

@@ -1,6 +1,6 @@
-// NVRTC on all cores ahead of the device: kernels are asked for in the order in which they will be
-// needed, threads compile them into the cubin cache, and the sweep waits for the one that it needs
-// next. The worker process finds them in the cache.
+// Compiles kernels on all cores ahead of the device: they are asked for in the order in which they
+// will be needed, threads compile them into the cubin cache, and the sweep waits for the one that
+// it needs next. The worker process finds them in the cache.
 #pragma once
 
 #include <condition_variable>
@@ -27,8 +27,8 @@ class CompileAhead {
   CompileAhead(const CompileAhead&) = delete;
   CompileAhead& operator=(const CompileAhead&) = delete;
 
-  void want(const codegen::KernelSpec& spec);  // again: no effect
-  // Waits until it is compiled; `tick`, called a few times a second, may give up by true.
+  void want(const codegen::KernelSpec& spec);  // a second time has no effect
+  // Waits until the kernel is compiled; `tick`, called a few times a second, gives up by true.
   [[nodiscard]] Result<CubinPtr> wait(const codegen::KernelSpec& spec,
                                       const std::function<bool()>& tick = nullptr);
 

@@ -26,13 +26,21 @@ constexpr std::array kStates = {
     TrialState::kPruned,  TrialState::kCompileError, TrialState::kLaunchError, TrialState::kWrong,
     TrialState::kTimeout, TrialState::kQuarantined};
 
-template <class T>
-void put(Json& json, const char* name, const std::optional<T>& value) {
-  if (value) json[name] = *value;
-}
-template <class T>
-void take(const Json& json, const char* name, std::optional<T>& value) {
-  if (json.contains(name)) value = json.at(name).get<T>();
+// Calls field(name, optional) for each optional number of a result.
+template <class Result, class Field>
+void each_number(Result& result, Field&& field) {
+  field("predicted_ns", result.predicted_ns);
+  field("rel_err", result.rel_err);
+  field("sqnr_db", result.sqnr_db);
+  field("compile_ms", result.compile_ms);
+  field("registers", result.registers);
+  field("smem_bytes", result.smem_bytes);
+  field("spill_bytes", result.spill_bytes);
+  field("sm_mhz_mean", result.sm_mhz_mean);
+  field("sm_mhz_min", result.sm_mhz_min);
+  field("power_w", result.power_w);
+  field("temp_c", result.temp_c);
+  field("clock_event_mask", result.clock_event_mask);
 }
 
 // nlohmann throws; our functions do not.
@@ -61,60 +69,76 @@ ErrorCode parse_error_code(std::string_view text) {
   return ErrorCode::kInternal;
 }
 
-Json to_json(const GroupRequest& request) {
-  Json subjects = Json::array();
-  for (const Subject& s : request.subjects) {
-    subjects.push_back({{"impl", s.impl}, {"config", s.config}});
+Json to_json(const InterleavedGroup& group) {
+  Json candidates = Json::array();
+  for (const Candidate& c : group.candidates) {
+    candidates.push_back({{"impl", impl_text(c)}, {"config", c.config}});
   }
-  return {{"do", "group"},
-          {"problem", request.problem.key()},
-          {"subjects", subjects},
-          {"reference", request.reference},
-          {"batch_us", request.batch_us},
-          {"target", request.stop.target},
-          {"min_s", request.stop.min_s},
-          {"max_s", request.stop.max_s},
-          {"min_blocks", request.stop.min_blocks},
-          {"drop_above", request.drop_above},
-          {"warm_s", request.warm_s},
-          {"seed", request.seed}};
+  Json json = {{"do", "group"},
+               {"problem", group.problem.key()},
+               {"candidates", candidates},
+               {"batch_us", group.batch_us},
+               {"target", group.stop.target},
+               {"min_s", group.stop.min_s},
+               {"max_s", group.stop.max_s},
+               {"min_blocks", group.stop.min_blocks},
+               {"warm_s", group.warm_s},
+               {"seed", group.seed}};
+  if (const auto* ratios = std::get_if<Ratios>(&group.purpose)) {
+    json["reference"] = ratios->reference;
+  } else if (const auto* screening = std::get_if<Screening>(&group.purpose)) {
+    json["drop_above"] = screening->drop_above;
+  }
+  return json;
 }
 
-Result<GroupRequest> parse_group(const Json& json) {
-  return guarded("request", [&]() -> Result<GroupRequest> {
-    GroupRequest request;
-    request.problem = F8_TRY(Problem::parse(json.at("problem").get<std::string>()));
-    for (const Json& s : json.at("subjects")) {
-      request.subjects.push_back(
-          {.impl = s.at("impl").get<std::string>(), .config = s.at("config").get<std::string>()});
+namespace {
+
+Result<Purpose> parse_purpose(const Json& json, size_t candidates) {
+  const bool ratios = json.contains("reference");
+  const bool screening = json.contains("drop_above");
+  if (ratios && screening) {
+    return fail(ErrorCode::kCorrupt,
+                "request between sweep and worker: a screening has no ratios to a reference");
+  }
+  if (screening) return Screening{.drop_above = json.at("drop_above").get<double>()};
+  if (!ratios) return Times{};
+  const auto reference = json.at("reference").get<int>();
+  if (reference < 0 || static_cast<size_t>(reference) >= candidates) {
+    return fail(ErrorCode::kCorrupt,
+                "request between sweep and worker: reference {} of {} candidates", reference,
+                candidates);
+  }
+  return Ratios{.reference = reference};
+}
+
+}  // namespace
+
+Result<InterleavedGroup> parse_group(const Json& json) {
+  return guarded("request", [&]() -> Result<InterleavedGroup> {
+    InterleavedGroup group;
+    group.problem = F8_TRY(Problem::parse(json.at("problem").get<std::string>()));
+    for (const Json& c : json.at("candidates")) {
+      group.candidates.push_back(F8_TRY(
+          parse_candidate(c.at("impl").get<std::string>(), c.at("config").get<std::string>())));
     }
-    request.reference = json.at("reference").get<int>();
-    request.batch_us = json.at("batch_us").get<double>();
-    request.stop.target = json.at("target").get<double>();
-    request.stop.min_s = json.at("min_s").get<double>();
-    request.stop.max_s = json.at("max_s").get<double>();
-    request.stop.min_blocks = json.at("min_blocks").get<int>();
-    request.drop_above = json.at("drop_above").get<double>();
-    request.warm_s = json.at("warm_s").get<double>();
-    request.seed = json.at("seed").get<uint64_t>();
-    return request;
+    group.purpose = F8_TRY(parse_purpose(json, group.candidates.size()));
+    group.batch_us = json.at("batch_us").get<double>();
+    group.stop.target = json.at("target").get<double>();
+    group.stop.min_s = json.at("min_s").get<double>();
+    group.stop.max_s = json.at("max_s").get<double>();
+    group.stop.min_blocks = json.at("min_blocks").get<int>();
+    group.warm_s = json.at("warm_s").get<double>();
+    group.seed = json.at("seed").get<uint64_t>();
+    return group;
   });
 }
 
 Json to_json(const tuning_db::TrialResult& result) {
   Json json = {{"state", tuning_db::to_string(result.state)}, {"reason", result.reason}};
-  put(json, "predicted_ns", result.predicted_ns);
-  put(json, "rel_err", result.rel_err);
-  put(json, "sqnr_db", result.sqnr_db);
-  put(json, "compile_ms", result.compile_ms);
-  put(json, "registers", result.registers);
-  put(json, "smem_bytes", result.smem_bytes);
-  put(json, "spill_bytes", result.spill_bytes);
-  put(json, "sm_mhz_mean", result.sm_mhz_mean);
-  put(json, "sm_mhz_min", result.sm_mhz_min);
-  put(json, "power_w", result.power_w);
-  put(json, "temp_c", result.temp_c);
-  put(json, "clock_event_mask", result.clock_event_mask);
+  each_number(result, [&](const char* name, const auto& value) {
+    if (value) json[name] = *value;
+  });
   if (result.timing) {
     const auto& t = *result.timing;
     json["timing"] = {t.n,      t.n_dropped, t.median_ns, t.mad_ns,
@@ -138,18 +162,9 @@ Result<tuning_db::TrialResult> parse_result(const Json& json) {
       return fail(ErrorCode::kCorrupt, "result between sweep and worker: state \"{}\"", state);
     }
     result.reason = json.at("reason").get<std::string>();
-    take(json, "predicted_ns", result.predicted_ns);
-    take(json, "rel_err", result.rel_err);
-    take(json, "sqnr_db", result.sqnr_db);
-    take(json, "compile_ms", result.compile_ms);
-    take(json, "registers", result.registers);
-    take(json, "smem_bytes", result.smem_bytes);
-    take(json, "spill_bytes", result.spill_bytes);
-    take(json, "sm_mhz_mean", result.sm_mhz_mean);
-    take(json, "sm_mhz_min", result.sm_mhz_min);
-    take(json, "power_w", result.power_w);
-    take(json, "temp_c", result.temp_c);
-    take(json, "clock_event_mask", result.clock_event_mask);
+    each_number(result, [&](const char* name, auto& value) {
+      if (json.contains(name)) json.at(name).get_to(value.emplace());
+    });
     if (json.contains("timing")) {
       const Json& t = json.at("timing");
       result.timing = tuning_db::Timing{.n = t.at(0).get<int64_t>(),

@@ -1,12 +1,13 @@
-// What a sweep and its worker process say to each other: one JSON object a line.
+// The messages between a sweep and its worker process: one JSON object a line.
 //
 //   parent -> worker
 //     {"do":"heuristics","problem":KEY,"bf16":BOOL}
-//     {"do":"group","problem":KEY,"subjects":[{"impl":..,"config":..}],...}     see GroupRequest
-//   worker -> parent
+//     {"do":"group","problem":KEY,"candidates":[{"impl":..,"config":..}],...}
+//         The other fields are InterleavedGroup's. "reference" asks for ratios and "drop_above"
+//         for a screening; there is at most one of them.
+//   worker -> parent: every line is a sign of life
 //     {"is":"hello","device":{..}}            once, at the start
-//     {"is":"alive"}                          on its way; restarts the parent's patience
-//     {"is":"begin","subject":INT}            what follows may take the process down
+//     {"is":"begin","candidate":INT}          what follows may take the process down
 //     {"is":"count","value":INT}              answers "heuristics"
 //     {"is":"outcomes","results":[..]}        answers "group"
 //     {"is":"error","code":TEXT,"message":TEXT,"fatal":BOOL}   fatal: the worker ends after it
@@ -14,18 +15,18 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tools/tuner/measure/measurer.hpp"
+#include "tools/tuner/measure/interleaved_group.hpp"
 
 namespace f8::tuner {
 
 using Json = nlohmann::json;
 
-[[nodiscard]] Json to_json(const GroupRequest& request);
+[[nodiscard]] Json to_json(const InterleavedGroup& group);
 [[nodiscard]] Json to_json(const tuning_db::TrialResult& result);
 [[nodiscard]] Json to_json(const runtime::DeviceInfo& device);
 
 [[nodiscard]] Result<Json> parse_message(std::string_view line, std::string_view what);
-[[nodiscard]] Result<GroupRequest> parse_group(const Json& json);
+[[nodiscard]] Result<InterleavedGroup> parse_group(const Json& json);
 [[nodiscard]] Result<tuning_db::TrialResult> parse_result(const Json& json);
 [[nodiscard]] Result<runtime::DeviceInfo> parse_device(const Json& json);
 

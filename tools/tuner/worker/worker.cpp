@@ -10,10 +10,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstring>
 
+#include "tools/tuner/clock.hpp"
+#include "tools/tuner/measure/measurer.hpp"
 #include "tools/tuner/worker/protocol.hpp"
 
 extern char** environ;
@@ -22,11 +23,6 @@ namespace f8::tuner {
 namespace {
 
 constexpr double kTickS = 0.2;
-
-double seconds() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
 
 bool write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -38,7 +34,16 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
-// Text in a line of its own: invalid UTF-8 in a driver's message must not end the conversation.
+// Reads what has come; false at the end of input. Nothing may have come where a signal interrupts
+// it.
+bool read_some(int fd, LineBuffer& lines) {
+  std::array<char, 4096> chunk;
+  const ssize_t got = ::read(fd, chunk.data(), chunk.size());
+  if (got > 0) lines.append({chunk.data(), static_cast<size_t>(got)});
+  return got > 0 || (got < 0 && errno == EINTR);
+}
+
+// A message as a line of text. Invalid UTF-8 in a driver's message must not end the conversation.
 std::string one_line(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -50,7 +55,33 @@ Json error_json(const Error& error, bool fatal) {
           {"fatal", fatal}};
 }
 
-Result<Json> answer(Backend& backend, Session& session, const Json& request, int out) {
+WorkerReply failed(WorkerFailure::Kind kind, int candidate, std::string reason) {
+  return {
+      .results = {},
+      .failure = WorkerFailure{.kind = kind, .candidate = candidate, .reason = std::move(reason)}};
+}
+
+// An error about the whole group from a worker that is well: no candidate alone is to blame.
+WorkerReply refused(size_t candidates, const std::string& message) {
+  tuning_db::TrialResult result;
+  result.state = tuning_db::TrialState::kLaunchError;
+  result.reason = message;
+  return {.results = std::vector(candidates, result), .failure = {}};
+}
+
+Result<WorkerReply> parse_outcomes(const Json& json, size_t candidates) {
+  WorkerReply reply;
+  for (const Json& result : json.value("results", Json::array())) {
+    reply.results.push_back(F8_TRY(parse_result(result)));
+  }
+  if (reply.results.size() != candidates) {
+    return fail(ErrorCode::kInternal, "a worker answered {} of {} candidates", reply.results.size(),
+                candidates);
+  }
+  return reply;
+}
+
+Result<Json> answer(Backend& backend, Measurer& measurer, const Json& request, int out) {
   const std::string what = request.value("do", "");
   if (what == "heuristics") {
     const Problem problem = F8_TRY(Problem::parse(request.value("problem", "")));
@@ -58,18 +89,26 @@ Result<Json> answer(Backend& backend, Session& session, const Json& request, int
     return Json{{"is", "count"}, {"value", count}};
   }
   if (what == "group") {
-    const GroupRequest group = F8_TRY(parse_group(request));
-    const auto outcomes = F8_TRY(session.run(group, [&](int subject) {
-      (void)write_all(out, one_line({{"is", "begin"}, {"subject", subject}}));
+    const InterleavedGroup group = F8_TRY(parse_group(request));
+    const auto outcomes = F8_TRY(measurer.run(group, [&](int candidate) {
+      (void)write_all(out, one_line({{"is", "begin"}, {"candidate", candidate}}));
     }));
     Json results = Json::array();
-    for (const SubjectOutcome& outcome : outcomes) results.push_back(to_json(outcome.result));
+    for (const CandidateOutcome& outcome : outcomes) results.push_back(to_json(outcome.result));
     return Json{{"is", "outcomes"}, {"results", results}};
   }
   return fail(ErrorCode::kCorrupt, "a worker was asked to do \"{}\"", what);
 }
 
 }  // namespace
+
+std::optional<std::string> LineBuffer::next() {
+  const size_t end = bytes_.find('\n');
+  if (end == std::string::npos) return std::nullopt;
+  std::string line = bytes_.substr(0, end);
+  bytes_.erase(0, end + 1);
+  return line;
+}
 
 int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in, int out) {
   // A Ctrl-C reaches the whole process group; the parent decides when the worker ends.
@@ -84,28 +123,22 @@ int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in,
   if (!write_all(out, one_line({{"is", "hello"}, {"device", to_json((*backend)->device())}}))) {
     return 1;
   }
-  Session session(**backend);
-  std::string buffer;
-  std::array<char, 4096> chunk;
+  Measurer measurer(**backend);
+  LineBuffer lines;
   while (true) {
-    const size_t end = buffer.find('\n');
-    if (end == std::string::npos) {
-      const ssize_t got = ::read(in, chunk.data(), chunk.size());
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return 0;
-      buffer.append(chunk.data(), static_cast<size_t>(got));
+    const std::optional<std::string> line = lines.next();
+    if (!line) {
+      if (!read_some(in, lines)) return 0;
       continue;
     }
-    const std::string line = buffer.substr(0, end);
-    buffer.erase(0, end + 1);
     const auto reply = [&]() -> Result<Json> {
-      const Json request = F8_TRY(parse_message(line, "request to a worker"));
-      return answer(**backend, session, request, out);
+      const Json request = F8_TRY(parse_message(*line, "request to a worker"));
+      return answer(**backend, measurer, request, out);
     }();
     const bool fatal = !reply && reply.error().code == ErrorCode::kCuda;
     const Json json = reply ? *reply : error_json(reply.error(), fatal);
     if (!write_all(out, one_line(json))) return 1;
-    // Nothing is taken down: destroying CUDA objects in a broken context can hang.
+    // Nothing is destroyed: destroying CUDA objects in a broken context can hang.
     if (fatal) ::_exit(1);
   }
 }
@@ -147,25 +180,18 @@ Spawn spawn_self(int device) {
 }
 
 Worker::Line Worker::read_line(double timeout_s) {
-  const double until = seconds() + timeout_s;
+  const double until = steady_s() + timeout_s;
   while (true) {
-    const size_t end = buffer_.find('\n');
-    if (end != std::string::npos) {
-      Line line{.kind = Line::Kind::kText, .text = buffer_.substr(0, end)};
-      buffer_.erase(0, end + 1);
-      return line;
+    if (std::optional<std::string> line = lines_.next()) {
+      return {.kind = Line::Kind::kText, .text = *std::move(line)};
     }
     if (options_.tick && options_.tick()) return {.kind = Line::Kind::kInterrupted, .text = {}};
-    const double left = until - seconds();
+    const double left = until - steady_s();
     if (left <= 0) return {.kind = Line::Kind::kTimeout, .text = {}};
     pollfd poll_in{.fd = child_.in, .events = POLLIN, .revents = 0};
     const int ready = ::poll(&poll_in, 1, static_cast<int>(1e3 * std::min(left, kTickS)) + 1);
     if (ready <= 0) continue;
-    std::array<char, 4096> chunk;
-    const ssize_t got = ::read(child_.in, chunk.data(), chunk.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return {.kind = Line::Kind::kEnd, .text = {}};
-    buffer_.append(chunk.data(), static_cast<size_t>(got));
+    if (!read_some(child_.in, lines_)) return {.kind = Line::Kind::kEnd, .text = {}};
   }
 }
 
@@ -186,7 +212,7 @@ std::string Worker::reap() {
   while (::waitpid(child_.pid, &status, 0) < 0 && errno == EINTR) {
   }
   child_ = {};
-  buffer_.clear();
+  lines_.clear();
   if (WIFSIGNALED(status)) {
     return fmt::format("ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
   }
@@ -233,7 +259,7 @@ Result<int> Worker::heuristics(const Problem& gemm, bool bf16) {
   F8_TRY(start());
   const bool sent = send(one_line({{"do", "heuristics"}, {"problem", gemm.key()}, {"bf16", bf16}}));
   const Line line =
-      sent ? read_line(options_.cell_timeout_s) : Line{.kind = Line::Kind::kEnd, .text = {}};
+      sent ? read_line(options_.trial_timeout_s) : Line{.kind = Line::Kind::kEnd, .text = {}};
   if (line.kind == Line::Kind::kInterrupted) {
     stop();
     return fail(ErrorCode::kInterrupted, "interrupted");
@@ -248,60 +274,38 @@ Result<int> Worker::heuristics(const Problem& gemm, bool bf16) {
   return fail(parse_error_code(json.value("code", "")), "{}", json.value("message", ""));
 }
 
-Result<GroupReply> Worker::measure(const GroupRequest& request) {
+Result<WorkerReply> Worker::measure(const InterleavedGroup& group) {
   F8_TRY(start());
-  GroupReply reply;
-  int subject = -1;
-  const auto lost = [&](Loss::Kind kind, std::string reason) {
-    reply.loss = Loss{.kind = kind, .subject = subject, .reason = std::move(reason)};
-    return reply;
-  };
-  if (!send(one_line(to_json(request)))) {
-    return lost(Loss::Kind::kCrash, "the worker process " + reap());
-  }
+  if (!send(one_line(to_json(group))))
+    return failed(WorkerFailure::Kind::kCrash, -1, "the worker process " + reap());
+  int candidate = -1;
   while (true) {
-    const Line line = read_line(options_.cell_timeout_s);
+    const Line line = read_line(options_.trial_timeout_s);
     switch (line.kind) {
       case Line::Kind::kInterrupted:
         stop();
         return fail(ErrorCode::kInterrupted, "interrupted");
       case Line::Kind::kTimeout:
         (void)reap();
-        return lost(Loss::Kind::kTimeout,
-                    fmt::format("no sign of life for {:.3g} s; the worker process was ended",
-                                options_.cell_timeout_s));
+        return failed(WorkerFailure::Kind::kTimeout, candidate,
+                      fmt::format("no sign of life for {:.3g} s; the worker process was ended",
+                                  options_.trial_timeout_s));
       case Line::Kind::kEnd:
-        return lost(Loss::Kind::kCrash, "the worker process " + reap());
+        return failed(WorkerFailure::Kind::kCrash, candidate, "the worker process " + reap());
       case Line::Kind::kText:
         break;
     }
     const Json json = F8_TRY(parse_message(line.text, "a worker's answer"));
     const std::string is = json.value("is", "");
     if (is == "begin") {
-      subject = json.value("subject", -1);
+      candidate = json.value("candidate", -1);
     } else if (is == "outcomes") {
-      for (const Json& result : json.at("results")) {
-        reply.results.push_back(F8_TRY(parse_result(result)));
-      }
-      if (reply.results.size() != request.subjects.size()) {
-        return fail(ErrorCode::kInternal, "a worker answered {} of {} subjects",
-                    reply.results.size(), request.subjects.size());
-      }
-      return reply;
+      return parse_outcomes(json, group.candidates.size());
     } else if (is == "error") {
       const std::string message = json.value("message", "");
-      if (json.value("fatal", false)) {
-        (void)reap();
-        return lost(Loss::Kind::kCrash, message);
-      }
-      // About this group, and the worker is well: nobody alone is to blame.
-      for (size_t i = 0; i < request.subjects.size(); ++i) {
-        tuning_db::TrialResult result;
-        result.state = tuning_db::TrialState::kLaunchError;
-        result.reason = message;
-        reply.results.push_back(std::move(result));
-      }
-      return reply;
+      if (!json.value("fatal", false)) return refused(group.candidates.size(), message);
+      (void)reap();
+      return failed(WorkerFailure::Kind::kCrash, candidate, message);
     }
   }
 }

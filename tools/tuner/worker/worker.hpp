@@ -1,21 +1,23 @@
 // The worker: the process that owns the device. A kernel that breaks the CUDA context, hangs or
-// crashes takes the worker down and not the sweep: the parent learns which subject was running,
+// crashes takes the worker down and not the sweep: the parent learns which candidate was running,
 // starts another worker and goes on. See protocol.hpp for what goes over the pipes.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "tools/tuner/measure/measurer.hpp"
+#include "tools/tuner/measure/interleaved_group.hpp"
 
 namespace f8::tuner {
 
 // --- the child's side
 
-// Answers requests from `in` on `out` until the end of input or a device error; the process's exit
-// status.
+// Answers requests from `in` on `out` until the end of input or a device error; returns the
+// process's exit status.
 [[nodiscard]] int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in,
                         int out);
 
@@ -26,29 +28,40 @@ struct Child {
   int in = -1;   // what the child writes
   int out = -1;  // what the child reads
 };
-// Starts a worker; the default runs this executable again with kWorkerCommand.
+// Starts a worker; spawn_self runs this executable again with kWorkerCommand.
 using Spawn = std::function<Result<Child>()>;
 inline constexpr const char* kWorkerCommand = "__worker";
 [[nodiscard]] Spawn spawn_self(int device);
 
 struct WorkerOptions {
   double start_timeout_s = 60;  // until hello: the driver's and the libraries' start
-  double cell_timeout_s = 30;   // between two signs of life
+  double trial_timeout_s = 30;  // between two signs of life
   // Called while waiting, a few times a second; true: give up (kInterrupted).
   std::function<bool()> tick;
 };
 
 // Why a group has no outcomes.
-struct Loss {
+struct WorkerFailure {
   enum class Kind { kCrash, kTimeout };
   Kind kind = Kind::kCrash;
-  int subject = -1;  // that was running; -1: nobody alone
+  int candidate = -1;  // the one that was running; -1: none alone
   std::string reason;
 };
 
-struct GroupReply {
-  std::vector<tuning_db::TrialResult> results;  // empty where the worker was lost
-  std::optional<Loss> loss;
+struct WorkerReply {
+  std::vector<tuning_db::TrialResult> results;  // empty where the worker failed
+  std::optional<WorkerFailure> failure;
+};
+
+// Takes bytes as they come and gives them back line by line.
+class LineBuffer {
+ public:
+  void append(std::string_view bytes) { bytes_ += bytes; }
+  [[nodiscard]] std::optional<std::string> next();  // without its end; nothing: no whole line yet
+  void clear() { bytes_.clear(); }
+
+ private:
+  std::string bytes_;
 };
 
 class Worker {
@@ -63,8 +76,8 @@ class Worker {
   [[nodiscard]] Status start();
   [[nodiscard]] const runtime::DeviceInfo& device() const { return device_; }
   [[nodiscard]] Result<int> heuristics(const Problem& gemm, bool bf16);
-  // An error ends the sweep (no device, interrupted); a loss costs what it names.
-  [[nodiscard]] Result<GroupReply> measure(const GroupRequest& request);
+  // An error ends the sweep (no device, interrupted); a failure costs the candidate that it names.
+  [[nodiscard]] Result<WorkerReply> measure(const InterleavedGroup& group);
   void stop();
   [[nodiscard]] int starts() const { return starts_; }
 
@@ -80,7 +93,7 @@ class Worker {
   Spawn spawn_;
   WorkerOptions options_;
   Child child_;
-  std::string buffer_;
+  LineBuffer lines_;
   runtime::DeviceInfo device_;
   int starts_ = 0;
 };

@@ -1,4 +1,4 @@
-// What only the driver knows, of each call that is given memory and a stream. Contexts that are
+// Checks by the driver of each call that is given memory and a stream. Contexts that are
 // asked to check pointers name what is not their device's, is too small, or is another CUDA
 // context's, and enqueue nothing; on any context the driver's errors reach the caller.
 #include <float8/float8.h>
@@ -39,7 +39,7 @@ class CAbiDriver : public ::testing::Test {
     saved_state_.resize(float8_scales_saved_bytes(scales_));
     for (Buffer* buffer :
          {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved,
-          &s_.cache, &s_.state, &db_, &counters_, &valid_, &casts_workspace_}) {
+          &s_.cache, &s_.state, &db_, &counters_, &valid_, &found_inf_, &casts_workspace_}) {
       cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
     }
     EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK)
@@ -62,6 +62,7 @@ class CAbiDriver : public ::testing::Test {
   [[nodiscard]] float8_cast_counters* counters() {
     return reinterpret_cast<float8_cast_counters*>(counters_.data());
   }
+  [[nodiscard]] float* found_inf() { return reinterpret_cast<float*>(found_inf_.data()); }
   [[nodiscard]] uint32_t* valid() { return reinterpret_cast<uint32_t*>(valid_.data()); }
 
   float8_status forward(float8_stream stream) {
@@ -74,6 +75,7 @@ class CAbiDriver : public ::testing::Test {
     args.m = kShape.m;
     args.bias = s_.bias.data();
     args.scales = slots_;
+    args.first_step = 1;
     args.counters = counters();
     return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
   }
@@ -86,6 +88,7 @@ class CAbiDriver : public ::testing::Test {
     args.bias = s_.bias.data();
     args.weight_cache = s_.cache.data();
     args.scales = slots_;
+    args.first_step = 1;
     return float8_linear_forward(&linear_, &args, s_.workspace.data(), stream);
   }
   float8_status backward(float8_stream stream) {
@@ -98,6 +101,7 @@ class CAbiDriver : public ::testing::Test {
     args.db = db_.data();
     args.m = kShape.m;
     args.scales = slots_;
+    args.first_step = 1;
     args.counters = counters();
     return float8_linear_backward(&linear_, &args, s_.workspace.data(), stream);
   }
@@ -107,6 +111,7 @@ class CAbiDriver : public ::testing::Test {
     args.w = s_.w.data();
     args.cache = s_.cache.data();
     args.scales = slots_;
+    args.first_step = 1;
     args.counters = counters();
     args.valid = valid();
     return args;
@@ -114,73 +119,76 @@ class CAbiDriver : public ::testing::Test {
 
   std::vector<Call> calls() {
     return {
-        {"forward",
-         {{"x", &s_.x},
-          {"w", &s_.w},
-          {"y", &s_.y},
-          {"saved", &s_.saved},
-          {"bias", &s_.bias},
-          {"scales (amax)", &s_.state},
-          {"counters", &counters_},
+        {"float8_linear_forward",
+         {{"float8_forward_args.weight_cache", &s_.cache}},
+         [this](float8_stream stream) { return forward_with_cache(stream); }},
+        {"float8_linear_forward",
+         {{"float8_forward_args.x", &s_.x},
+          {"float8_forward_args.w", &s_.w},
+          {"float8_forward_args.y", &s_.y},
+          {"float8_forward_args.saved", &s_.saved},
+          {"float8_forward_args.bias", &s_.bias},
+          {"float8_scale_slots (amax)", &s_.state},
+          {"float8_forward_args.counters", &counters_},
           {"workspace", &s_.workspace}},
          [this](float8_stream stream) { return forward(stream); }},
-        {"forward",
-         {{"weight_cache", &s_.cache}},
-         [this](float8_stream stream) { return forward_with_cache(stream); }},
-        {"backward",
-         {{"dy", &s_.dy},
-          {"dx", &s_.dx},
-          {"dw", &s_.dw},
-          {"db", &db_},
-          {"saved", &s_.saved},
-          {"scales (amax)", &s_.state},
-          {"counters", &counters_},
+        {"float8_linear_backward",
+         {{"float8_backward_args.dy", &s_.dy},
+          {"float8_backward_args.dx", &s_.dx},
+          {"float8_backward_args.dw", &s_.dw},
+          {"float8_backward_args.db", &db_},
+          {"float8_backward_args.saved", &s_.saved},
+          {"float8_scale_slots (amax)", &s_.state},
+          {"float8_backward_args.counters", &counters_},
           {"workspace", &s_.workspace}},
          [this](float8_stream stream) { return backward(stream); }},
-        {"cast_weight",
-         {{"w", &s_.w},
-          {"cache", &s_.cache},
-          {"valid", &valid_},
-          {"scales (amax)", &s_.state},
-          {"counters", &counters_},
+        {"float8_linear_cast_weight",
+         {{"float8_weight_args.w", &s_.w},
+          {"float8_weight_args.cache", &s_.cache},
+          {"float8_weight_args.valid", &valid_},
+          {"float8_scale_slots (amax)", &s_.state},
+          {"float8_weight_args.counters", &counters_},
           {"workspace", &s_.workspace}},
          [this](float8_stream stream) {
            const float8_weight_args args = weight();
            return float8_linear_cast_weight(&linear_, &args, s_.workspace.data(), stream);
          }},
-        {"weight 0: cast_weight",
-         {{"w", &s_.w}, {"cache", &s_.cache}, {"valid", &valid_}, {"workspace", &casts_workspace_}},
+        {"args[0]: float8_weight_casts_run",
+         {{"float8_weight_args.w", &s_.w},
+          {"float8_weight_args.cache", &s_.cache},
+          {"float8_weight_args.valid", &valid_},
+          {"workspace", &casts_workspace_}},
          [this](float8_stream stream) {
            const float8_weight_args args = weight();
            return float8_weight_casts_run(casts_, &args, 1, casts_workspace_.data(), stream);
          }},
-        {"invalidate_weights",
+        {"float8_weights_invalidate",
          {{"valid", &valid_}},
          [this](float8_stream stream) {
            return float8_weights_invalidate(&context_, valid(), 1, stream);
          }},
-        {"counters_clear",
+        {"float8_counters_clear",
          {{"counters", &counters_}},
          [this](float8_stream stream) {
            return float8_counters_clear(&context_, counters(), FLOAT8_LINEAR_COUNTERS, stream);
          }},
-        {"counters_snapshot",
+        {"float8_counters_snapshot",
          {{"counters", &counters_}},
          [this](float8_stream stream) {
            return float8_counters_snapshot(&context_, counters(), FLOAT8_LINEAR_COUNTERS, read_,
                                            stream);
          }},
-        {"scales_init",
+        {"float8_scales_init",
          {{"state", &s_.state}},
          [this](float8_stream stream) {
            return float8_scales_init(scales_, s_.state.data(), stream);
          }},
-        {"scales_sync",
+        {"float8_scales_sync",
          {{"state", &s_.state}},
          [this](float8_stream stream) {
            return float8_scales_sync(scales_, s_.state.data(), nullptr, stream);
          }},
-        {"scales_sync",
+        {"float8_scales_sync",
          {{"state", &s_.state}},
          [this](float8_stream stream) {
            // Nothing may reach the ranks either: there is no NCCL behind this.
@@ -188,13 +196,28 @@ class CAbiDriver : public ::testing::Test {
                scales_, s_.state.data(),
                broken_ ? reinterpret_cast<float8_nccl_comm>(uintptr_t{16}) : nullptr, stream);
          }},
-        {"scales_save",
+        {"float8_scales_found_inf",
+         {{"state", &s_.state}, {"found_inf", &found_inf_}},
+         [this](float8_stream stream) {
+           return float8_scales_found_inf(scales_, s_.state.data(), nullptr, found_inf(), stream);
+         }},
+        {"float8_scales_sync_unless",
+         {{"found_inf", &found_inf_}},
+         [this](float8_stream stream) {
+           return float8_scales_sync_unless(scales_, s_.state.data(), found_inf(), nullptr, stream);
+         }},
+        {"float8_scales_discard",
+         {{"state", &s_.state}},
+         [this](float8_stream stream) {
+           return float8_scales_discard(scales_, s_.state.data(), stream);
+         }},
+        {"float8_scales_save",
          {{"state", &s_.state}},
          [this](float8_stream stream) {
            return float8_scales_save(scales_, s_.state.data(), saved_state_.data(),
                                      saved_state_.size(), stream);
          }},
-        {"scales_load",
+        {"float8_scales_load",
          {{"state", &s_.state}},
          [this](float8_stream stream) {
            return float8_scales_load(scales_, s_.state.data(), saved_state_.data(),
@@ -223,7 +246,8 @@ class CAbiDriver : public ::testing::Test {
   Buffer db_{static_cast<size_t>(kShape.n) * 2};
   Buffer counters_{FLOAT8_LINEAR_COUNTERS * sizeof(float8_cast_counters)};
   Buffer valid_{16};
-  Buffer casts_workspace_{size_t{1} << 20};
+  Buffer found_inf_{16};
+  Buffer casts_workspace_{size_t{4} << 20};
   float8_scales* scales_ = nullptr;
   float8_weight_casts* casts_ = nullptr;
   float8_scale_slots slots_{};
@@ -272,7 +296,7 @@ TEST_F(CAbiDriver, StreamsOfAnotherContextAreNamed) {
   }
 }
 
-// What the driver reports, in a launch, a memset, a copy or a wait, ends the call, which says what
+// An error of the driver in a launch, a memset, a copy or a wait ends the call, which says what
 // became of the CUDA context; the next call is as good as ever where the context is.
 TEST_F(CAbiDriver, ErrorsOfTheDriverReachTheCaller) {
   struct Fault {
@@ -422,7 +446,7 @@ TEST_F(CAbiDriver, CallsAtRandom) {
   }
 }
 
-// In a run that is not asked to look nobody pays for it.
+// A run that is not asked to look does not pay for it.
 TEST_F(CAbiDriver, NobodyAsksUnasked) {
   cuda_.allocations.clear();
   float8_context unasked{cuda_.context()};

@@ -1,5 +1,5 @@
-// That the C interface says to the runtime what its caller said: descriptions field by field, and
-// calls by their results, against the same call made inside.
+// The C interface passes on what its caller said: descriptions are compared field by field, and
+// calls by their results, with the same call made inside.
 #include <cstring>
 #include <float8/float8.hpp>
 
@@ -349,19 +349,19 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       if (s.workspace.bytes() > 1) {
         --f.workspace_bytes;
         EXPECT_TRUE(refused(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr),
-                            "forward: workspace has"));
+                            "float8_forward_args.workspace_bytes is"));
         ++f.workspace_bytes;
         --b.workspace_bytes;
         EXPECT_TRUE(refused(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr),
-                            "backward: workspace has"));
+                            "float8_backward_args.workspace_bytes is"));
         ++b.workspace_bytes;
       }
       if (const size_t needed = s.linear->saved_bytes(cached); needed > 1) {
         f.saved_bytes = b.saved_bytes = needed - 1;
         EXPECT_TRUE(refused(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr),
-                            "forward: saved has"));
+                            "float8_forward_args.saved_bytes is"));
         EXPECT_TRUE(refused(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr),
-                            "backward: saved has"));
+                            "float8_backward_args.saved_bytes is"));
       }
     }
   }
@@ -401,9 +401,10 @@ TEST_F(CAbiLinear, CountersAndFlagsRefuseNonsense) {
   uint32_t valid = 0;
   auto* crooked = reinterpret_cast<float8_cast_counters*>(reinterpret_cast<char*>(counters) + 4);
   EXPECT_TRUE(refused(float8_counters_clear(nullptr, counters, 6, nullptr), "context is NULL"));
-  EXPECT_TRUE(refused(float8_counters_clear(&context_, nullptr, 6, nullptr), "null"));
+  EXPECT_TRUE(refused(float8_counters_clear(&context_, nullptr, 6, nullptr), "counters is NULL"));
   EXPECT_TRUE(refused(float8_counters_clear(&context_, crooked, 6, nullptr), "aligned"));
-  EXPECT_TRUE(refused(float8_counters_snapshot(&context_, counters, 6, nullptr, nullptr), "null"));
+  EXPECT_TRUE(
+      refused(float8_counters_snapshot(&context_, counters, 6, nullptr, nullptr), "to is NULL"));
   EXPECT_TRUE(
       refused(float8_counters_text(nullptr, counters, nullptr, 0, nullptr), "name is NULL"));
   EXPECT_TRUE(refused(float8_counters_text("x", nullptr, nullptr, 0, nullptr), "counters is NULL"));
@@ -457,16 +458,16 @@ TEST_F(CAbiLinear, WeightsOfAModel) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 
   args[1].known.w = nullptr;
-  EXPECT_TRUE(refused(run(), "weight 1: cast_weight: w is null"));
+  EXPECT_TRUE(refused(run(), "args[1]: float8_weight_args.w is NULL"));
   args[1].known.w = layers[1]->w.data();
   args[3].future = 1;
-  EXPECT_TRUE(refused(run(), "weight 3: float8_weight_args: it sets fields"));
+  EXPECT_TRUE(refused(run(), "args[3]: float8_weight_args: it sets fields"));
   args[3].future = 0;
   args[0].known.cache_bytes = 8;
-  EXPECT_TRUE(refused(run(), "weight 0: cast_weight: cache has 8 bytes"));
+  EXPECT_TRUE(refused(run(), "args[0]: float8_weight_args.cache_bytes is 8"));
   args[0].known.cache_bytes = 0;
   args[2].known.struct_size = 0;
-  EXPECT_TRUE(refused(run(), "weight 2: float8_weight_args: struct_size is 0"));
+  EXPECT_TRUE(refused(run(), "args[2]: float8_weight_args: struct_size is 0"));
   EXPECT_TRUE(
       refused(float8_weight_casts_run(casts, nullptr, 4, nullptr, nullptr), "args is NULL"));
   EXPECT_TRUE(
@@ -474,7 +475,7 @@ TEST_F(CAbiLinear, WeightsOfAModel) {
   float8_weight_casts_destroy(casts);
   linears[1] = nullptr;
   EXPECT_TRUE(refused(float8_weight_casts_plan(&context_, linears.data(), 4, &casts),
-                      "weight 1: its linear is null"));
+                      "linears[1] is NULL"));
   EXPECT_EQ(casts, nullptr);
 }
 

@@ -109,17 +109,20 @@ TEST_F(Misuse, OfAForward) {
   expect_refused({
       {kForward, [](Call& c) { c.forward.struct_size = 3; }, "struct_size is 3"},
       {kForward, [](Call& c) { c.forward.reserved = 1; }, "reserved is 1; it must be 0"},
-      {kForward, [](Call& c) { c.forward.x = nullptr; }, "forward: x is null"},
-      {kForward, [](Call& c) { c.forward.w = nullptr; }, "forward: w is null"},
-      {kForward, [](Call& c) { c.forward.y = nullptr; }, "forward: y is null"},
-      {kForward, [](Call& c) { c.forward.bias = nullptr; }, "forward: bias is null"},
-      {kForward, [](Call& c) { c.workspace = nullptr; }, "forward: workspace is null"},
+      {kForward, [](Call& c) { c.forward.reserved_2 = 1; }, "reserved_2 is 1; it must be 0"},
+      {kForward, [](Call& c) { c.forward.x = nullptr; }, "float8_forward_args.x is NULL"},
+      {kForward, [](Call& c) { c.forward.w = nullptr; }, "float8_forward_args.w is NULL"},
+      {kForward, [](Call& c) { c.forward.y = nullptr; }, "float8_forward_args.y is NULL"},
+      {kForward, [](Call& c) { c.forward.bias = nullptr; }, "float8_forward_args.bias is NULL"},
+      {kForward, [](Call& c) { c.workspace = nullptr; },
+       "workspace of float8_linear_forward is NULL"},
       {kForward, [](Call& c) { c.forward.x = into(c.forward.x, 2); }, "x is not aligned to 16"},
       {kForward, [](Call& c) { c.forward.w = into(c.forward.w, 8); }, "w is not aligned"},
       {kForward, [](Call& c) { c.forward.y = into(c.forward.y, 1); }, "y is not aligned"},
       {kForward, [](Call& c) { c.forward.bias = into(c.forward.bias, 2); }, "bias is not aligned"},
       {kForward, [](Call& c) { c.forward.saved = into(c.forward.saved, 4); }, "saved is not"},
-      {kForward, [](Call& c) { c.workspace = into(c.workspace, 8); }, "workspace is not aligned"},
+      {kForward, [](Call& c) { c.workspace = into(c.workspace, 8); },
+       "workspace of float8_linear_forward is not aligned"},
       {kForward, [](Call& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
       {kForward, [](Call& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
       {kForward, [](Call& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
@@ -128,18 +131,22 @@ TEST_F(Misuse, OfAForward) {
       {kForward, [](Call& c) { c.forward.ld_y = -48; }, "ld_y is -48"},
       {kForward, [](Call& c) { c.forward.ld_y = INT64_MAX; }, "ld_y is"},
       {kForward, [](Call& c) { c.forward.y = const_cast<void*>(c.forward.x); },
-       "forward: y (3840 bytes) and x (2560 bytes) overlap; y is written, give it memory of its "
+       "float8_linear_forward: float8_forward_args.y (3840 bytes) and float8_forward_args.x (2560 "
+       "bytes) overlap; float8_forward_args.y is written, give it memory of its "
        "own"},
       {kForward, [](Call& c) { c.forward.y = into(c.forward.w, 3072 - 16); },
-       "y (3840 bytes) and w"},
-      {kForward, [](Call& c) { c.forward.saved = c.forward.y; }, "y (3840 bytes) and saved"},
+       "y (3840 bytes) and float8_forward_args.w"},
+      {kForward, [](Call& c) { c.forward.saved = c.forward.y; },
+       "y (3840 bytes) and float8_forward_args.saved"},
       {kForward, [](Call& c) { c.forward.saved = into(c.workspace, 16); }, "saved"},
       {kForward, [](Call& c) { c.workspace = const_cast<void*>(c.forward.x); }, "workspace"},
-      {kForward, [](Call& c) { c.forward.bias = into(c.forward.y, 16); }, "and bias (96 bytes)"},
-      {kForward, [](Call& c) { c.forward.weight_cache = c.forward.y; }, "and weight_cache"},
-      {kForward, [](Call& c) { c.forward.workspace_bytes = 1; }, "workspace has 1 bytes"},
-      {kForward, [](Call& c) { c.forward.saved_bytes = 1; }, "saved has 1 bytes"},
-      {kForward, [](Call& c) { c.forward.weight_cache_bytes = 1; }, "weight_cache has 1 bytes"},
+      {kForward, [](Call& c) { c.forward.bias = into(c.forward.y, 16); },
+       "and float8_forward_args.bias (96 bytes)"},
+      {kForward, [](Call& c) { c.forward.weight_cache = c.forward.y; },
+       "and float8_forward_args.weight_cache"},
+      {kForward, [](Call& c) { c.forward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
+      {kForward, [](Call& c) { c.forward.saved_bytes = 1; }, "saved_bytes is 1, "},
+      {kForward, [](Call& c) { c.forward.weight_cache_bytes = 1; }, "weight_cache_bytes is 1, "},
   });
 }
 
@@ -147,9 +154,11 @@ TEST_F(Misuse, OfABackward) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
       {kBackward, [](Call& c) { c.backward.struct_size = 0; }, "struct_size is 0"},
-      {kBackward, [](Call& c) { c.backward.dy = nullptr; }, "backward: dy is null"},
-      {kBackward, [](Call& c) { c.backward.saved = nullptr; }, "backward: saved is null"},
-      {kBackward, [](Call& c) { c.workspace = nullptr; }, "backward: workspace is null"},
+      {kBackward, [](Call& c) { c.backward.dy = nullptr; }, "float8_backward_args.dy is NULL"},
+      {kBackward, [](Call& c) { c.backward.saved = nullptr; },
+       "float8_backward_args.saved is NULL"},
+      {kBackward, [](Call& c) { c.workspace = nullptr; },
+       "workspace of float8_linear_backward is NULL"},
       {kBackward, [](Call& c) { c.backward.dy = into(c.backward.dy, 2); }, "dy is not aligned"},
       {kBackward, [](Call& c) { c.backward.dx = into(c.backward.dx, 2); }, "dx is not aligned"},
       {kBackward, [](Call& c) { c.backward.dw = into(c.backward.dw, 2); }, "dw is not aligned"},
@@ -161,17 +170,18 @@ TEST_F(Misuse, OfABackward) {
       {kBackward, [](Call& c) { c.backward.db = c.backward.dw; }, "db is given"},
       {kBackward,
        [](Call& c) { c.backward.counters = static_cast<float8_cast_counters*>(c.backward.dw); },
-       "counters are given"},
+       "float8_backward_args.counters is given"},
       {kBackward, [](Call& c) { c.backward.accumulate = 1; }, "accumulate is set"},
       {kBackward, [](Call& c) { c.backward.dw = const_cast<void*>(c.backward.w); },
        "dw (3072 bytes)"},
-      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.dy); }, "and dy"},
+      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.dy); },
+       "and float8_backward_args.dy"},
       {kBackward, [](Call& c) { c.backward.dw = into(c.backward.dx, 2560 - 16); }, "overlap"},
       {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.saved); },
-       "and saved"},
+       "and float8_backward_args.saved"},
       {kBackward, [](Call& c) { c.workspace = const_cast<void*>(c.backward.saved); }, "workspace"},
-      {kBackward, [](Call& c) { c.backward.workspace_bytes = 1; }, "workspace has 1 bytes"},
-      {kBackward, [](Call& c) { c.backward.saved_bytes = 1; }, "saved has 1 bytes"},
+      {kBackward, [](Call& c) { c.backward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
+      {kBackward, [](Call& c) { c.backward.saved_bytes = 1; }, "saved_bytes is 1, "},
   });
   // The input is not read: dx may take its place.
   Call call = good();
@@ -184,16 +194,17 @@ TEST_F(Misuse, OfACastOfTheWeight) {
   expect_refused({
       {kCast, [](Call& c) { c.weight.struct_size = 5000; }, "struct_size is 5000"},
       {kCast, [](Call& c) { c.weight.reserved = -1; }, "reserved is -1"},
-      {kCast, [](Call& c) { c.weight.w = nullptr; }, "cast_weight: w is null"},
-      {kCast, [](Call& c) { c.weight.cache = nullptr; }, "cast_weight: cache is null"},
-      {kCast, [](Call& c) { c.workspace = nullptr; }, "cast_weight: workspace is null"},
+      {kCast, [](Call& c) { c.weight.w = nullptr; }, "float8_weight_args.w is NULL"},
+      {kCast, [](Call& c) { c.weight.cache = nullptr; }, "float8_weight_args.cache is NULL"},
+      {kCast, [](Call& c) { c.workspace = nullptr; },
+       "workspace of float8_linear_cast_weight is NULL"},
       {kCast, [](Call& c) { c.weight.valid = static_cast<uint32_t*>(c.weight.cache); },
-       "valid is given, the plan's casts heed no flag"},
+       "valid is given, the plan's casts look at no flag"},
       {kCast, [](Call& c) { c.weight.ld_w = 8; }, "ld_w is 8"},
       {kCast, [](Call& c) { c.weight.cache = const_cast<void*>(c.weight.w); }, "cache"},
       {kCast, [](Call& c) { c.weight.cache = c.workspace; }, "overlap"},
-      {kCast, [](Call& c) { c.weight.cache_bytes = 7; }, "cache has 7 bytes"},
-      {kCast, [](Call& c) { c.weight.workspace_bytes = 7; }, "workspace has 7 bytes"},
+      {kCast, [](Call& c) { c.weight.cache_bytes = 7; }, "cache_bytes is 7, "},
+      {kCast, [](Call& c) { c.weight.workspace_bytes = 7; }, "workspace_bytes is 7, "},
   });
 }
 
@@ -204,21 +215,24 @@ class MisuseDelayed : public Misuse {
 
 TEST_F(MisuseDelayed, OfTheScales) {
   expect_refused({
-      {&Misuse::forward, [](Call& c) { c.forward.scales = {}; }, "forward: scales is empty"},
-      {&Misuse::backward, [](Call& c) { c.backward.scales = {}; }, "backward: scales is empty"},
-      {&Misuse::cast, [](Call& c) { c.weight.scales = {}; }, "cast_weight: scales is empty"},
+      {&Misuse::forward, [](Call& c) { c.forward.scales = {}; },
+       "float8_forward_args.scales is empty"},
+      {&Misuse::backward, [](Call& c) { c.backward.scales = {}; },
+       "float8_backward_args.scales is empty"},
+      {&Misuse::cast, [](Call& c) { c.weight.scales = {}; }, "float8_weight_args.scales is empty"},
       {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[0] = c.forward.y; },
-       "scales (amax)"},
-      {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[1] = c.forward.y; }, "and scales ("},
+       "float8_scale_slots (amax)"},
+      {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[1] = c.forward.y; },
+       "and float8_scale_slots ("},
       {&Misuse::forward,
        [](Call& c) { c.forward.scales.opaque[0] = into(c.forward.scales.opaque[0], 2); },
-       "forward: scales is not aligned"},
+       "float8_forward_args.scales is not aligned"},
       {&Misuse::backward,
        [](Call& c) { c.backward.scales.opaque[1] = into(c.backward.scales.opaque[1], 1); },
-       "backward: scales is not aligned"},
+       "float8_backward_args.scales is not aligned"},
       {&Misuse::cast,
        [](Call& c) { c.weight.scales.opaque[0] = into(c.weight.scales.opaque[0], 6); },
-       "cast_weight: scales is not aligned"},
+       "float8_weight_args.scales is not aligned"},
   });
 }
 
@@ -231,10 +245,10 @@ TEST_F(MisuseHighPrecision, OfWhatBackwardReads) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
       {kBackward, [](Call& c) { c.backward.x = nullptr; },
-       "x is null; grad_weight is computed from"},
+       "float8_backward_args.x is NULL; grad_weight is computed from"},
       {kBackward, [](Call& c) { c.backward.x = into(c.backward.x, 8); }, "x is not aligned"},
       {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.x); },
-       "dx (2560 bytes) and x (2560 bytes) overlap"},
+       "dx (2560 bytes) and float8_backward_args.x (2560 bytes) overlap"},
   });
 }
 

@@ -112,6 +112,31 @@ TEST_F(CAbiModel, VerdictsOfAFile) {
   refused(o, "verdicts.none");
 }
 
+// A context has the built-in table of the nearest class from the start, unless it is told not to.
+TEST_F(CAbiModel, MeasuredVerdictsFromTheBuiltInTableOrNone) {
+  std::vector<float8::ModelLayer> all(1);
+  all[0].name = "w";
+  all[0].desc.n = all[0].desc.k = 4096;
+  float8::ModelOptions o = options();
+  o.tokens = 8192;
+  o.filter_fqns = {"auto_filter_small_kn"};
+  const auto verdict = [&](const float8::Context& context) {
+    return float8::Model::plan(context, all, o).value().verdict(0).value();
+  };
+  const auto measured = verdict(context_);
+  EXPECT_TRUE(measured.linear);
+  EXPECT_EQ(measured.evidence, FLOAT8_EVIDENCE_MEASURED);
+  EXPECT_GT(measured.speedup_low, 1.02);
+  EXPECT_NE(measured.reason.find("measured at m=8192 n=4096 k=4096"), std::string::npos);
+  float8::ContextOptions without;
+  without.emulate = without.no_table = true;
+  const auto kept = verdict(float8::Context::create(0, without).value());
+  EXPECT_FALSE(kept.linear);
+  EXPECT_EQ(kept.evidence, FLOAT8_EVIDENCE_RULE);
+  EXPECT_EQ(kept.speedup, 1);
+  EXPECT_NE(kept.reason.find("there are no measurements"), std::string::npos);
+}
+
 TEST_F(CAbiModel, ItsLinearsRun) {
   auto model = float8::Model::plan(context_, layers(), options());
   ASSERT_TRUE(model) << model.error().message;

@@ -144,7 +144,7 @@ TEST_F(CAbiScales, RanksAgreeInOneAllReduce) {
   float8_scales_destroy(scales);
 }
 
-// In a first step each call reduces the maxima of what it casts, and nothing else does.
+// Each call of a first step reduces the amaxes of its casts, and nothing else does.
 TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   static constexpr float kOther = 1000.0F;  // the largest of all ranks'
   Nccl table{};
@@ -238,7 +238,7 @@ TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   all[1].ranks = nullptr;
   EXPECT_EQ(float8_weight_casts_run(casts, all, 2, workspace.data(), nullptr),
             FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says(float8_last_error(), "weight 1: ranks is not as weight 0's"));
+  EXPECT_TRUE(says(float8_last_error(), "args[1].ranks is not args[0]'s"));
 
   // Later steps reduce nothing; where a rank is gone the call says so.
   f.first_step = b.first_step = 0;
@@ -247,10 +247,10 @@ TEST_F(CAbiScales, AFirstStepReducesItsMaximaOverRanks) {
   f.first_step = 1;
   f.scales.opaque[2] = f.y;
   EXPECT_EQ(forward(), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says(float8_last_error(), "and scales (format) (12 bytes) overlap"));
+  EXPECT_TRUE(says(float8_last_error(), "and float8_scale_slots (format) (12 bytes) overlap"));
   f.scales.opaque[2] = nullptr;
   EXPECT_EQ(forward(), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says(float8_last_error(), "forward: scales is empty"));
+  EXPECT_TRUE(says(float8_last_error(), "float8_forward_args.scales is empty"));
   f.scales = b.scales;
   table.all_reduce = [](const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
                         cudaStream_t) { return ncclSystemError; };

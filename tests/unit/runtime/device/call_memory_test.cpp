@@ -1,4 +1,4 @@
-// What overlaps and what does not, and what is asked of the driver.
+// Overlaps of a call's memory, and the questions to the driver about it.
 #include "runtime/device/call_memory.hpp"
 
 #include "runtime/c_abi/common.hpp"
@@ -107,29 +107,35 @@ TEST_F(CheckedPointers, GoodCallsPass) {
 TEST_F(CheckedPointers, BadOnesAreNamed) {
   FakeAllocation& x = of(s_.x);
   x.type = CU_MEMORYTYPE_HOST;
-  refused("forward: x is pinned memory of the host; it must be memory of device 0");
+  refused(
+      "float8_linear_forward: float8_forward_args.x is pinned memory of the host; it must be "
+      "memory of device 0");
   x = {};
-  refused("forward: x is ordinary memory of the host");
+  refused("float8_linear_forward: float8_forward_args.x is ordinary memory of the host");
   x = {.begin = s_.x.data(), .bytes = s_.x.bytes(), .device = 3};
-  refused("forward: x is memory of device 3, the context is of device 0");
+  refused(
+      "float8_linear_forward: float8_forward_args.x is memory of device 3, the context is of "
+      "device 0");
 }
 
 TEST_F(CheckedPointers, AllocationsAreLargeEnough) {
   of(s_.saved).bytes -= 1;
-  refused(fmt::format("forward: saved needs {} bytes, its allocation ends {} bytes behind it",
-                      s_.saved.bytes(), s_.saved.bytes() - 1));
+  refused(
+      fmt::format("float8_linear_forward: float8_forward_args.saved needs {} bytes, its allocation "
+                  "ends {} bytes behind it",
+                  s_.saved.bytes(), s_.saved.bytes() - 1));
   const Status backward = linear_->backward(s_.backward(), s_.workspace.data(), nullptr);
   ASSERT_FALSE(backward);
-  EXPECT_TRUE(says(backward.error(), "backward: saved needs"));
+  EXPECT_TRUE(says(backward.error(), "float8_linear_backward: float8_backward_args.saved needs"));
   of(s_.cache).bytes = 16;
   const Status cast = linear_->cast_weight(s_.weight(), s_.workspace.data(), nullptr);
   ASSERT_FALSE(cast);
-  EXPECT_TRUE(says(cast.error(), "cast_weight: cache needs"));
+  EXPECT_TRUE(says(cast.error(), "float8_linear_cast_weight: float8_weight_args.cache needs"));
 }
 
 TEST_F(CheckedPointers, StreamsAreOfTheContext) {
   cuda_.foreign_stream = reinterpret_cast<Stream>(uintptr_t{24});
-  refused("forward: the stream is of another CUDA context", cuda_.foreign_stream);
+  refused("float8_linear_forward: the stream is of another CUDA context", cuda_.foreign_stream);
 }
 
 TEST_F(CheckedPointers, NobodyAsksUnasked) {

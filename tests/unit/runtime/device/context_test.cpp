@@ -147,12 +147,12 @@ TEST(Context, TableIsReplacedWhole) {
   const auto context = cuda.context();
   EXPECT_EQ(context->table(), nullptr);
   TuningTable table;
-  table.device = "Fake H100";
+  table.devices = {{.name = "Fake H100"}};
   context->set_table(table);
   const auto held = context->table();
   context->set_table(TuningTable{});
-  EXPECT_EQ(held->device, "Fake H100") << "a plan being made keeps the table it began with";
-  EXPECT_EQ(context->table()->device, "");
+  EXPECT_EQ(held->device_name(), "Fake H100") << "a plan being made keeps the table it began with";
+  EXPECT_EQ(context->table()->device_name(), "");
 }
 
 }  // namespace

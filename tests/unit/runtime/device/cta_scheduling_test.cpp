@@ -1,4 +1,4 @@
-// The remap of clusters of two follows from how a device remap CTAs.
+// The remap of clusters of two, from the CTA-to-SM scheduling of a device.
 #include "runtime/device/cta_scheduling.hpp"
 
 #include <gtest/gtest.h>

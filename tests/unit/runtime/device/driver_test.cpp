@@ -1,5 +1,8 @@
 #include "runtime/device/driver.hpp"
 
+#include <gtest/gtest-spi.h>
+
+#include "runtime/device/launch.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
 namespace f8::runtime {
@@ -109,6 +112,26 @@ TEST(Device, OrdinalOutOfRange) {
     EXPECT_EQ(info.error().code, ErrorCode::kInvalidArgument);
     EXPECT_NE(info.error().message.find(std::to_string(ordinal)), std::string::npos);
   }
+}
+
+// A launch that is not recorded would make a test blind.
+TEST(FakeDriver, FailsTheTestBeyondItsRecord) {
+  FakeCuda cuda;
+  cuda.emulate = false;
+  const auto context = cuda.context();
+  const Kernel& kernel = *context->kernel(codegen::ScaleUpdateSpec{}).value();
+  ASSERT_TRUE(context->make_current());
+  const auto launched = [&] {
+    kernels::ScaleUpdateArgs args{};
+    void* parameters[] = {&args};
+    return launch(cuda.table(), kernel, 1, parameters, true, nullptr).has_value();
+  };
+  const size_t most = cuda.launches.capacity();
+  for (size_t i = 0; i < most; ++i) ASSERT_TRUE(launched());
+  EXPECT_NONFATAL_FAILURE(EXPECT_FALSE(launched()), "clear FakeCuda::launches");
+  cuda.launches.clear();
+  EXPECT_TRUE(launched());
+  EXPECT_EQ(cuda.launches.capacity(), most);
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ TEST(EmulationTest, HasNoClock) {
   EXPECT_EQ(driver.event_destroy(a), CUDA_SUCCESS);
 }
 
-// What a device would choke on: the error names it.
+// The error names the argument that a device could not work with.
 TEST(EmulationTest, ALaunchThatCannotBeSaysWhy) {
   const auto context = emulated();
   const Driver& driver = context->state().driver;
@@ -147,7 +147,7 @@ TEST(EmulationTest, ALaunchThatCannotBeSaysWhy) {
 }
 
 // The public header on host memory: a program's own test on a machine without a GPU. The recipe
-// leaves one product to cuBLASLt, which is not needed here.
+// leaves one GEMM to cuBLASLt, which is not needed here.
 TEST(EmulationTest, ThroughThePublicInterface) {
   constexpr int64_t kM = 24;
   constexpr int64_t kN = 32;

@@ -118,33 +118,36 @@ TEST_P(LinearTest, MisuseIsOneClearError) {
     change(call);
     refused(s.linear->forward(call, workspace ? s.workspace.data() : nullptr, nullptr), part);
   };
-  forward([](ForwardCall& c) { c.x = nullptr; }, "forward: x is null");
-  forward([](ForwardCall& c) { c.w = nullptr; }, "forward: w is null");
-  forward([](ForwardCall& c) { c.y = nullptr; }, "forward: y is null");
-  forward([&](ForwardCall& c) { c.saved = s.saved.data() + 4; }, "forward: saved is not aligned");
-  forward([](ForwardCall&) {}, "forward: workspace is null", false);
-  forward([&](ForwardCall& c) { c.x = s.x.data() + 2; }, "forward: x is not aligned");
-  forward([&](ForwardCall& c) { c.y = s.y.data() + 8; }, "forward: y is not aligned");
-  forward([](ForwardCall& c) { c.m = 65; }, "forward: m is 65");
-  forward([](ForwardCall& c) { c.m = -1; }, "forward: m is -1");
+  forward([](ForwardCall& c) { c.x = nullptr; }, "float8_forward_args.x is NULL");
+  forward([](ForwardCall& c) { c.w = nullptr; }, "float8_forward_args.w is NULL");
+  forward([](ForwardCall& c) { c.y = nullptr; }, "float8_forward_args.y is NULL");
+  forward([&](ForwardCall& c) { c.saved = s.saved.data() + 4; },
+          "float8_forward_args.saved is not aligned");
+  forward([](ForwardCall&) {}, "workspace of float8_linear_forward is NULL", false);
+  forward([&](ForwardCall& c) { c.x = s.x.data() + 2; }, "float8_forward_args.x is not aligned");
+  forward([&](ForwardCall& c) { c.y = s.y.data() + 8; }, "float8_forward_args.y is not aligned");
+  forward([](ForwardCall& c) { c.m = 65; }, "float8_forward_args.m is 65");
+  forward([](ForwardCall& c) { c.m = -1; }, "float8_forward_args.m is -1");
   const auto backward = [&](auto change, std::string_view part, bool workspace = true) {
     BackwardCall call = s.backward();
     change(call);
     refused(s.linear->backward(call, workspace ? s.workspace.data() : nullptr, nullptr), part);
   };
-  backward([](BackwardCall& c) { c.dy = nullptr; }, "backward: dy is null");
-  backward([](BackwardCall& c) { c.saved = nullptr; }, "backward: saved is null");
-  backward([](BackwardCall&) {}, "backward: workspace is null", false);
-  backward([&](BackwardCall& c) { c.dx = s.dx.data() + 2; }, "backward: dx is not aligned");
-  backward([&](BackwardCall& c) { c.dw = s.dw.data() + 2; }, "backward: dw is not aligned");
-  backward([](BackwardCall& c) { c.m = 65; }, "backward: m is 65");
+  backward([](BackwardCall& c) { c.dy = nullptr; }, "float8_backward_args.dy is NULL");
+  backward([](BackwardCall& c) { c.saved = nullptr; }, "float8_backward_args.saved is NULL");
+  backward([](BackwardCall&) {}, "workspace of float8_linear_backward is NULL", false);
+  backward([&](BackwardCall& c) { c.dx = s.dx.data() + 2; },
+           "float8_backward_args.dx is not aligned");
+  backward([&](BackwardCall& c) { c.dw = s.dw.data() + 2; },
+           "float8_backward_args.dw is not aligned");
+  backward([](BackwardCall& c) { c.m = 65; }, "float8_backward_args.m is 65");
   EXPECT_EQ(cuda_.launches.size(), before);
 
   ForwardCall bad = s.forward();
   bad.x = nullptr;
   const auto steps = s.linear->forward_steps(bad, s.workspace.data());
   ASSERT_EQ(steps.size(), 1U);
-  refused(steps.front().launch(nullptr), "x is null");
+  refused(steps.front().launch(nullptr), "x is NULL");
 }
 
 TEST_P(LinearTest, ALaunchThatFailsStopsTheCall) {

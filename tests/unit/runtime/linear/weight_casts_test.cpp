@@ -138,15 +138,17 @@ TEST_F(WeightCastsTest, MisuseIsOneClearError) {
   };
   using Calls = std::vector<WeightCall>;
   refused([](Calls& c) { c.pop_back(); }, "4 weights were planned, 3 are given");
-  refused([](Calls& c) { c[2].w = nullptr; }, "weight 2: cast_weight: w is null");
-  refused([](Calls& c) { c[1].cache = nullptr; }, "weight 1: cast_weight: cache is null");
-  refused([](Calls& c) { c[3].scales = {}; }, "weight 3: cast_weight: scales is empty");
-  refused([](Calls& c) { c[3].first_step = true; }, "weight 3: first_step");
-  EXPECT_FALSE(casts.run(calls(false), nullptr, nullptr));
+  refused([](Calls& c) { c[2].w = nullptr; }, "args[2]: float8_weight_args.w is NULL");
+  refused([](Calls& c) { c[1].cache = nullptr; }, "args[1]: float8_weight_args.cache is NULL");
+  refused([](Calls& c) { c[3].scales = {}; }, "args[3]: float8_weight_args.scales is empty");
+  refused([](Calls& c) { c[3].first_step = true; }, "args[3].first_step is not args[0]'s");
+  const Status no_workspace = casts.run(calls(false), nullptr, nullptr);
+  ASSERT_FALSE(no_workspace);
+  EXPECT_TRUE(says(no_workspace.error(), "workspace of float8_weight_casts_run is NULL"));
   EXPECT_EQ(cuda_.launches.size(), before);
 
   linears_.push_back(nullptr);
-  EXPECT_TRUE(says(WeightCasts::plan(context_, linears_).error(), "weight 4: its linear is null"));
+  EXPECT_TRUE(says(WeightCasts::plan(context_, linears_).error(), "linears[4] is NULL"));
   linears_.back() = Linear::plan(cuda_.context(), linears_[0]->desc()).value();
   EXPECT_TRUE(says(WeightCasts::plan(context_, linears_).error(), "another context's"));
 }

@@ -40,7 +40,7 @@ TEST(Info, SaysWhyEachKernelWasChosen) {
   EXPECT_TRUE(says(describe(*context), "tuning table: none"));
 
   TuningTable table;
-  table.device = "Fake H100";
+  table.devices = {{.name = "Fake H100"}};
   const GemmChoice measured = choose_gemm(nullptr,
                                           {.gemm = Gemm::kOutput,
                                            .shape = kShape,

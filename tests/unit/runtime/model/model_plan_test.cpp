@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "runtime/model/info.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
@@ -66,7 +68,7 @@ TEST(FilterModel, NamesAndSizesWithoutTheFlag) {
             std::string::npos);
 }
 
-TEST(FilterModel, TheFlagSwitchesThePeersRuleOn) {
+TEST(FilterModel, TheFlagSwitchesTorchaosRuleOn) {
   const ModelLinear small = layer("w", 1024, 28672);
   const ModelLinear large = layer("w", 4096, 14336);
   for (const bool flag : {false, true}) {
@@ -88,19 +90,30 @@ TEST(FilterModel, TheFlagSwitchesThePeersRuleOn) {
   EXPECT_TRUE(says(no_rule.error(), "torchao has no auto_filter_small_kn rule"));
 }
 
-TEST(FilterModel, TheTablesSpeedupDecides) {
+// A table of one device; the estimator itself has its tests in tests/unit/tuning_db/estimate.
+TuningTable measured_table() {
   TuningTable table;
-  table.device = "NVIDIA H100 80GB HBM3";
-  table.add({"rowwise", {8192, 4096, 4096}, 1.3, 1.25, 1.35});
-  table.add({"rowwise", {8192, 1024, 4096}, 0.9, 0.85, 0.95});
-  table.add({"rowwise", {8192, 2048, 4096}, 1.05, 1.01, 1.1});
+  table.devices = {{.name = "NVIDIA H100 80GB HBM3", .cc = 90, .power_limit_w = 700}};
+  table.sources = {"built-in"};
+  table.add({"rowwise", {8192, 4096, 4096}, 1.3, 1.25, 1.35, 2e6, 0, 0, "2026-11-22"});
+  table.add({"rowwise", {8192, 1024, 4096}, 0.9, 0.85, 0.95, 1e6});
+  table.add({"rowwise", {8192, 2048, 4096}, 1.05, 1.01, 1.1, 1e6});
+  table.add({"rowwise", {2048, 4096, 4096}, 1.1, 1.09, 1.11, 5e5});
+  return table;
+}
+
+TEST(FilterModel, TheTablesSpeedupDecides) {
+  const TuningTable table = measured_table();
   ModelOptions options = options_of("rowwise", {"auto_filter_small_kn"});
   options.tokens = 8192;
   const ConvertedLinear fast = decide(options, layer("a", 4096, 4096), &table);
   EXPECT_TRUE(fast.convert);
   EXPECT_EQ(fast.evidence, Evidence::kMeasured);
-  EXPECT_EQ(fast.speedup.lo, 1.25);
-  EXPECT_NE(fast.reason.find("measured at m8192n4096k4096 (NVIDIA H100"), std::string::npos);
+  EXPECT_EQ(fast.speedup, (SpeedupInterval{1.3, 1.25, 1.35}));
+  EXPECT_EQ(fast.reason,
+            "converted: speedup 1.300 [1.250, 1.350], need > 1.02; measured at m=8192 n=4096 "
+            "k=4096, bf16 2000.0 us, float8 1538.5 us (NVIDIA H100 80GB HBM3, 700 W; 2026-11-22; "
+            "built-in)");
   const ConvertedLinear slow = decide(options, layer("b", 4096, 1024), &table);
   EXPECT_FALSE(slow.convert);
   EXPECT_NE(slow.reason.find("speedup 0.900 [0.850, 0.950], need > 1.02"), std::string::npos);
@@ -108,25 +121,57 @@ TEST(FilterModel, TheTablesSpeedupDecides) {
             std::string::npos);
   options.filter.margin = 0.005;
   EXPECT_TRUE(decide(options, layer("c", 4096, 2048), &table).convert);
-  // Not measured, but near; and too far from anything.
-  const ConvertedLinear near = decide(options, layer("d", 5120, 4096), &table);
-  EXPECT_TRUE(near.convert);
-  EXPECT_EQ(near.evidence, Evidence::kModelled);
-  EXPECT_NE(near.reason.find("nearest measured shape m8192n4096k4096"), std::string::npos);
-  const ConvertedLinear far = decide(options, layer("e", 28672, 28672), &table);
-  EXPECT_TRUE(far.convert) << "the peer's rule";
-  EXPECT_EQ(far.evidence, Evidence::kRule);
-  EXPECT_NE(far.reason.find("no row of recipe rowwise near m8192n28672k28672"), std::string::npos);
 }
 
-TEST(FilterModel, WithoutATableThePeersRuleOrNone) {
-  const ModelLinear large = layer("w", 8192, 8192);
-  const ConvertedLinear rule = decide(options_of("rowwise", {"auto_filter_small_kn"}), large);
-  EXPECT_TRUE(rule.convert);
-  EXPECT_NE(rule.reason.find("there is no tuning table"), std::string::npos);
-  const ConvertedLinear none = decide(options_of("blockwise", {"auto_filter_small_kn"}), large);
-  EXPECT_FALSE(none.convert);
-  EXPECT_NE(none.reason.find("torchao has no rule for recipe blockwise"), std::string::npos);
+// A neighbour's interval is no interval of this shape: it is widened.
+TEST(FilterModel, BetweenMeasuredShapesTheIntervalIsWider) {
+  const TuningTable table = measured_table();
+  ModelOptions options = options_of("rowwise", {"auto_filter_small_kn"});
+  options.tokens = 4096;
+  const ConvertedLinear between = decide(options, layer("d", 4096, 4096), &table);
+  EXPECT_EQ(between.evidence, Evidence::kInterpolated);
+  EXPECT_NEAR(between.speedup.speedup, std::sqrt(1.3 * 1.1), 1e-3);
+  EXPECT_LT(between.speedup.lo, std::sqrt(1.25 * 1.09) - 0.01);
+  EXPECT_NE(between.reason.find("interpolated between m=2048"), std::string::npos);
+  // Four rows are too few for a model of other shapes.
+  const ConvertedLinear far = decide(options, layer("e", 28672, 28672), &table);
+  EXPECT_FALSE(far.convert);
+  EXPECT_EQ(far.evidence, Evidence::kRule);
+  EXPECT_NE(far.reason.find("too few"), std::string::npos) << far.reason;
+}
+
+TEST(FilterModel, WithoutATableLayersAreKept) {
+  for (const char* recipe : {"rowwise", "blockwise"}) {
+    const ConvertedLinear kept =
+        decide(options_of(recipe, {"auto_filter_small_kn"}), layer("w", 8192, 8192));
+    EXPECT_FALSE(kept.convert);
+    EXPECT_NE(kept.reason.find("there are no measurements of recipe"), std::string::npos);
+    EXPECT_NE(kept.reason.find("float8-tune sweep --mnk 64,8192,8192"), std::string::npos);
+  }
+}
+
+// Whatever decides, the estimate is there.
+TEST(FilterModel, WithoutTheRuleTheSpeedupIsStillSaid) {
+  const TuningTable table = measured_table();
+  ModelOptions options = options_of("rowwise");
+  options.tokens = 8192;
+  const ConvertedLinear slow = decide(options, layer("b", 4096, 1024), &table);
+  EXPECT_TRUE(slow.convert);
+  EXPECT_EQ(slow.evidence, Evidence::kRule);
+  EXPECT_EQ(slow.speedup, (SpeedupInterval{0.9, 0.85, 0.95}));
+}
+
+// A new context has a table, of the nearest class of device, unless it is told to have none.
+TEST(FilterModel, AContextHasTheBuiltInTable) {
+  const auto with = Context::create(0, {.emulate = true}).value();
+  ASSERT_NE(with->table(), nullptr);
+  EXPECT_GT(with->table()->speedups().size(), 100U);
+  EXPECT_NE(describe(*with).find("built-in, of the nearest class"), std::string::npos)
+      << describe(*with);
+  const auto without = Context::create(0, {.builtin_table = false, .emulate = true}).value();
+  EXPECT_EQ(without->table(), nullptr);
+  with->set_table(TuningTable{});
+  EXPECT_NE(describe(*with).find("(loaded)"), std::string::npos) << describe(*with);
 }
 
 TEST(FilterModel, TheCallbackIsAskedWhatNamesAndSizesLeave) {
@@ -151,9 +196,10 @@ TEST(FilterModel, TheCallbackIsAskedWhatNamesAndSizesLeave) {
 
 FilterFile verdicts() {
   FilterFile file{.recipe = "tensorwise", .tokens = 64, .decisions = {}};
-  file.decisions = {{"layers.*.wq", 64, 64, true, "measured"},
-                    {"layers.*.w1", 64, 128, false, "too small"},
-                    {"output", 64, 272, true, "measured"}};
+  file.decisions = {
+      {"layers.*.wq", 64, 64, true, "measured", Evidence::kInterpolated, {1.3, 1.25, 1.4}},
+      {"layers.*.w1", 64, 128, false, "too small"},
+      {"output", 64, 272, true, "measured"}};
   return file;
 }
 
@@ -165,6 +211,16 @@ TEST(FilterModel, AFilterFileDecidesWhatNamesLeave) {
   for (const ConvertedLinear& linear : all) converted.push_back(linear.convert);
   EXPECT_EQ(converted, (std::vector<bool>{true, false, true, false, false}));
   EXPECT_EQ(all[1].reason, "by the filter file: too small");
+  EXPECT_EQ(all[0].evidence, Evidence::kInterpolated);
+  EXPECT_EQ(all[0].speedup, (SpeedupInterval{1.3, 1.25, 1.4}));
+  // The flag says that the rule is on; the file holds what it said.
+  options.filter.names.emplace_back(kAutoFlag);
+  const auto beside = filter_model(small_model(), options, nullptr).value();
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(beside[i].convert, all[i].convert);
+    EXPECT_EQ(beside[i].reason, all[i].reason);
+    EXPECT_EQ(beside[i].speedup, all[i].speedup);
+  }
 }
 
 TEST_F(ModelPlanTest, AFilterFileOfSomethingElseIsRefused) {
@@ -178,9 +234,6 @@ TEST_F(ModelPlanTest, AFilterFileOfSomethingElseIsRefused) {
   other = options;
   other.recipe = find_recipe("rowwise").value();
   refused(model, other, "is for recipe tensorwise");
-  other = options;
-  other.filter.names = {"auto_filter_small_kn"};
-  refused(model, other, "leave auto_filter_small_kn out");
   auto renamed = model;
   renamed[0].name = "blocks.0.wq";
   refused(renamed, options, "has no layer 'blocks.0.wq'");

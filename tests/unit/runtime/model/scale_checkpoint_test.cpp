@@ -202,10 +202,10 @@ TEST_F(ScaleCheckpoint, MisuseIsOneClearError) {
     EXPECT_TRUE(says(status.error(), words)) << status.error().message;
   };
   const auto out = std::as_writable_bytes(std::span(bytes));
-  refused(save_state(scales_, nullptr, out, nullptr), "state is null");
+  refused(save_state(scales_, nullptr, out, nullptr), "state is NULL");
   refused(save_state(scales_, state_.data() + 4, out, nullptr), "aligned");
   refused(save_state(scales_, state_.data(), out.first(out.size() - 1), nullptr), "are needed");
-  refused(load_state(scales_, nullptr, out, nullptr), "state is null");
+  refused(load_state(scales_, nullptr, out, nullptr), "state is NULL");
 }
 
 // The same through the public headers, with a file.

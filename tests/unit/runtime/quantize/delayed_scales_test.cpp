@@ -171,6 +171,47 @@ TEST(DelayedScales, NonFiniteAmaxesFollowThePolicy) {
   }
 }
 
+// Updates under a flag on the device, step by step like the reference.
+TEST(DelayedScales, AFlagDropsAStep) {
+  FakeCuda cuda;
+  const std::vector<DelayedSlot> slots = {{Dtype::kE4m3, false}, {Dtype::kE5m2, true}};
+  const auto scales = DelayedScales::plan(cuda.context(), slots, {.history = 3}).value();
+  testing::Buffer state(scales.bytes());
+  ASSERT_TRUE(scales.init(state.data(), nullptr));
+  std::array<reference::DelayedState, 2> expected;
+  struct Step {
+    uint32_t amax[2];
+    float found_inf;
+  };
+  for (const Step& step : {Step{{0x7f800000, 0x3f800000}, 1}, Step{{0x40000000, 0x41000000}, 0},
+                           Step{{0x7fc00000, 0x7f800000}, 2}, Step{{0x40400000, 0}, 1},
+                           Step{{0x3f800000, 0x3f000000}, 0}}) {
+    float found = 0;
+    for (size_t i = 0; i < 2; ++i) {
+      *scales.slots(state.data(), i).amax = expected[i].amax = step.amax[i];
+    }
+    ASSERT_TRUE(scales.find_inf(state.data(), &found, nullptr));
+    EXPECT_EQ(found, step.amax[0] >= 0x7f800000 || step.amax[1] >= 0x7f800000 ? 1.0F : 0.0F);
+    ASSERT_TRUE(scales.update(state.data(), nullptr, &step.found_inf));
+    for (size_t i = 0; i < 2; ++i) {
+      if (step.found_inf != 0) {
+        reference::scale_drop(expected[i]);
+      } else {
+        reference::scale_update(slots[i], scales.options(), expected[i]);
+      }
+      const ScaleSlots slot = scales.slots(state.data(), i);
+      EXPECT_EQ(*slot.amax, 0U);
+      EXPECT_EQ(slot.scale[0], expected[i].scale);
+      EXPECT_EQ(slot.scale[4], inverse_scale(expected[i].scale));
+    }
+  }
+  // The infinity and the NaN were in steps that were dropped.
+  EXPECT_EQ(expected[0].non_finite, 0U);
+  EXPECT_EQ(scales.slots(state.data(), 0).scale[0], 224.0F);
+  EXPECT_TRUE(state.guard_is_whole());
+  EXPECT_TRUE(cuda.faults.empty()) << cuda.faults.front();
+}
+
 TEST(DelayedScales, MisuseIsOneClearError) {
   FakeCuda cuda;
   const auto context = cuda.context();
@@ -185,7 +226,7 @@ TEST(DelayedScales, MisuseIsOneClearError) {
   const std::vector<DelayedSlot> bad{{Dtype::kBf16, false}};
   refused(DelayedScales::plan(context, bad), "bf16");
   const auto scales = DelayedScales::plan(context, slots).value();
-  refused(scales.init(nullptr, nullptr), "state is null");
+  refused(scales.init(nullptr, nullptr), "state is NULL");
   testing::Buffer state(scales.bytes() + 8);
   refused(scales.update(state.data() + 4, nullptr), "aligned");
 }

@@ -98,6 +98,7 @@ TEST_P(QuantizeListTest, TheSameAsOneByOne) {
     auto together = items(count);
     const QuantizeList list = plan(count);
     Buffer workspace(list.workspace_bytes());
+    cuda_.launches.clear();
     const size_t before = cuda_.launches.size();
     ASSERT_TRUE(list.run(operands(together), workspace.data(), nullptr));
     EXPECT_EQ(cuda_.launches.size() - before, list.launches());

@@ -1,5 +1,5 @@
-// A GpuBackend on a driver of plain loops: what it lays out, launches and checks is computed, and
-// its clock is the number of launches.
+// A GpuBackend on a driver of plain loops. It computes what the backend launches, and its clock is
+// the number of launches.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,8 +28,9 @@ struct Fakes {
   CUresult alloc_result = CUDA_SUCCESS;
   std::vector<size_t> launches_of_graph;  // by graph
   size_t launches_before = 0;
-  bool one_scale = false;  // what is copied to the device in a few bytes is its first float, often
-  int change_copy = 0;     // of which copy to the host from now on the last byte changes; 0: none
+  bool one_scale = false;  // a small copy to the device repeats its first float
+  int change_copy =
+      0;  // the last byte of this copy to the host, counted from now, changes; 0: none
   double clock_ms = 0;
   std::map<CUevent, double> recorded;
 };
@@ -153,9 +154,9 @@ class GpuBackendTest : public ::testing::Test {
   static Problem problem(Op op, const char* recipe, Shape shape) {
     return Problem::make(op, *find_recipe(recipe), shape).value();
   }
-  static Subject generated(const Problem& problem, size_t which = 0) {
+  static Candidate generated(const Problem& problem, size_t which = 0) {
     const auto configs = codegen::gemm_candidates(gemm_spec(problem).value());
-    return {.impl = "generated", .config = codegen::key(configs.at(which))};
+    return {.impl = Impl::kGenerated, .config = codegen::key(configs.at(which))};
   }
 
   FakeCuda cuda_;

@@ -18,25 +18,28 @@ TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
            {Shape{64, 48, 80}, Shape{17, 32, 48}, Shape{1, 16, 16}, Shape{150, 272, 144}}) {
         const Problem p = problem(op, recipe.name.c_str(), shape);
         ASSERT_TRUE(backend_->open(p));
-        std::vector<Subject> subjects = {{.impl = "bf16_cublaslt", .config = "h2"}};
+        std::vector<Candidate> candidates = {{.impl = Impl::kBf16CublasLt, .config = "h2"}};
         if (fp8) {
-          subjects.push_back(generated(p));
-          subjects.push_back({.impl = "cublaslt_tensorwise", .config = "h0"});
+          candidates.push_back(generated(p));
+          candidates.push_back({.impl = Impl::kCublasLtTensorwise, .config = "h0"});
           // The fake library reads one scale or one for each row, and no library mixes them.
           const runtime::GemmDesc desc = gemm_desc(p, false).value();
           if (!codegen::is_block(desc.scale) && !desc.scalar_a && !desc.scalar_b) {
-            subjects.push_back({.impl = "cublaslt", .config = "h1"});
+            candidates.push_back({.impl = Impl::kCublasLt, .config = "h1"});
           }
         }
-        for (const Subject& subject : subjects) {
-          const auto built = backend_->add(subject);
-          ASSERT_TRUE(built) << p.key() << " " << subject.impl << " " << built.error().message;
+        for (const Candidate& candidate : candidates) {
+          const auto built = backend_->add(candidate);
+          ASSERT_TRUE(built) << p.key() << " " << impl_text(candidate) << " "
+                             << built.error().message;
           const auto check = backend_->verify(built->id);
-          ASSERT_TRUE(check) << p.key() << " " << subject.impl << " " << check.error().message;
-          EXPECT_TRUE(check->right) << p.key() << " " << subject.impl << ": " << check->what;
-          EXPECT_LT(check->rel_err, 4e-3) << p.key() << " " << subject.impl;
-          // But for one product of two fp8 elements and powers of two.
-          const bool exact = fp8 && subject.impl != "bf16_cublaslt" &&
+          ASSERT_TRUE(check) << p.key() << " " << impl_text(candidate) << " "
+                             << check.error().message;
+          EXPECT_TRUE(check->right)
+              << p.key() << " " << impl_text(candidate) << ": " << check->what;
+          EXPECT_LT(check->rel_err, 4e-3) << p.key() << " " << impl_text(candidate);
+          // The tolerance is one rounding of a product of two fp8 elements and powers of two.
+          const bool exact = fp8 && candidate.impl != Impl::kBf16CublasLt &&
                              gemm_desc(p, false).value().pow2 &&
                              gemm_shape(shape, static_cast<Gemm>(op)).k == 1;
           if (!exact) {
@@ -49,7 +52,7 @@ TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-// Every recipe, with its weight cast in each forward and with the copies of before.
+// Tests every recipe with its weight cast in each forward and with copies that exist already.
 TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
   for (const Recipe& recipe : builtin_recipes()) {
     const Problem p = problem(Op::kLinear, recipe.name.c_str(), {64, 48, 80});
@@ -66,20 +69,20 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
                           .value();
     }
     const auto bf16 =
-        backend_->add({.impl = "bf16", .config = "cublaslt:h0,cublaslt:h1,cublaslt:h2"});
+        backend_->add({.impl = Impl::kBf16, .config = "cublaslt:h0,cublaslt:h1,cublaslt:h2"});
     ASSERT_TRUE(bf16) << bf16.error().message;
-    const auto twin = backend_->verify(bf16->id);
-    ASSERT_TRUE(twin) << twin.error().message;
-    EXPECT_TRUE(twin->right) << twin->what;
-    EXPECT_LT(twin->rel_err, 4e-3);
+    const auto bf16_choices = backend_->verify(bf16->id);
+    ASSERT_TRUE(bf16_choices) << bf16_choices.error().message;
+    EXPECT_TRUE(bf16_choices->right) << bf16_choices->what;
+    EXPECT_LT(bf16_choices->rel_err, 4e-3);
     EXPECT_FALSE(backend_->add_steps(bf16->id));
     size_t steps_with_casts = 0;
-    for (const char* impl : {"float8", "float8_reused"}) {
+    for (const Impl impl : {Impl::kFloat8, Impl::kFloat8Reused}) {
       const auto float8 = backend_->add({.impl = impl, .config = choices_text(choices)});
-      ASSERT_TRUE(float8) << recipe.name << " " << impl << " " << float8.error().message;
+      ASSERT_TRUE(float8) << recipe.name << " " << to_string(impl) << " " << float8.error().message;
       const auto check = backend_->verify(float8->id);
-      ASSERT_TRUE(check) << recipe.name << " " << impl << " " << check.error().message;
-      EXPECT_TRUE(check->right) << recipe.name << " " << impl << ": " << check->what;
+      ASSERT_TRUE(check) << recipe.name << " " << to_string(impl) << " " << check.error().message;
+      EXPECT_TRUE(check->right) << recipe.name << " " << to_string(impl) << ": " << check->what;
       EXPECT_GT(check->sqnr_db, 18) << recipe.name;
       EXPECT_LT(check->sqnr_db, 45) << "that is no fp8";
       const auto steps = backend_->add_steps(float8->id);
@@ -94,7 +97,7 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
       EXPECT_GE(gemms, 2) << recipe.name;
       EXPECT_LE(gemms, 3) << recipe.name;
       EXPECT_GT(bytes, 0) << recipe.name;
-      if (std::string(impl) == "float8") {
+      if (impl == Impl::kFloat8) {
         steps_with_casts = steps->size();
       } else {
         EXPECT_LE(steps->size(), steps_with_casts) << recipe.name;
@@ -104,7 +107,7 @@ TEST_F(GpuBackendTest, LinearsAreRightAndTheirStepsAreTheirLaunches) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-// Every epilogue of every type of result.
+// Tests every epilogue with every type of result.
 TEST_F(GpuBackendTest, EpiloguesAreRight) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const Op op : {Op::kOutput, Op::kGradWeight}) {
@@ -113,9 +116,9 @@ TEST_F(GpuBackendTest, EpiloguesAreRight) {
         p.d = type;
         ASSERT_TRUE(backend_->open(p));
         for (const char* text : {"bias", "amax", "add", "bias+amax", "bias+amax+add"}) {
-          Subject subject = generated(p);
-          subject.impl = generated_impl(parse_epilogue(text).value());
-          const auto built = backend_->add(subject);
+          Candidate candidate = generated(p);
+          candidate.epilogue = parse_epilogue(text).value();
+          const auto built = backend_->add(candidate);
           ASSERT_TRUE(built) << p.key() << " " << text << " " << built.error().message;
           const auto check = backend_->verify(built->id);
           ASSERT_TRUE(check) << p.key() << " " << text << " " << check.error().message;
@@ -131,9 +134,9 @@ TEST_F(GpuBackendTest, EpiloguesAreRight) {
 TEST_F(GpuBackendTest, AnAmaxOfSomethingElseIsWrong) {
   const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
   ASSERT_TRUE(backend_->open(p));
-  Subject subject = generated(p);
-  subject.impl = "generated+amax";
-  const auto built = backend_->add(subject);
+  Candidate candidate = generated(p);
+  candidate.epilogue.amax = true;
+  const auto built = backend_->add(candidate);
   ASSERT_TRUE(built) << built.error().message;
   ASSERT_TRUE(backend_->verify(built->id)->right);
   // Copies to the host: sampled rows, then all rows for their maximum, then the amax.
@@ -146,7 +149,6 @@ TEST_F(GpuBackendTest, AnAmaxOfSomethingElseIsWrong) {
   }
   EXPECT_GE(wrong_amax, 1);
   g.change_copy = 0;
-  EXPECT_FALSE(backend_->add({.impl = "generated+scale", .config = subject.config}));
 }
 
 TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
@@ -162,8 +164,8 @@ TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
       << check->what;
 }
 
-// Scales as a kernel would see them that reads one for all rows, or for all blocks: every element
-// but those of the first rows is off.
+// The scales are those that a kernel sees that reads one for all rows or for all blocks, so every
+// element but those of the first rows is off.
 TEST_F(GpuBackendTest, ScalesDifferSoThatAWrongOneShows) {
   for (const char* recipe : {"rowwise", "blockwise"}) {
     const Problem p = problem(Op::kOutput, recipe, {64, 272, 272});
@@ -188,14 +190,14 @@ TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
   const auto built = backend_->add(generated(p));
   ASSERT_TRUE(built);
   ASSERT_TRUE(backend_->set_batch(built->id, 4));
-  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6}));  // up to a multiple of the sets
+  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6}));  // rounded up to a multiple of the sets
   const auto times = backend_->time(std::array{built->id, built->id});
   ASSERT_TRUE(times);
   ASSERT_EQ(times->size(), 2u);
   EXPECT_NEAR((*times)[0], 10e3, 1);  // a hundredth of a millisecond a launch
   EXPECT_NEAR((*times)[1], 10e3, 1);
 
-  // Where one launch is a batch, the batches take turns with the sets.
+  // Where one launch is a batch, the batches take the sets in turn.
   const auto large = backend_->add(generated(p, 1));
   ASSERT_TRUE(large);
   ASSERT_TRUE(backend_->set_batch(large->id, 1));
@@ -203,7 +205,7 @@ TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
   EXPECT_EQ(g.graphs, 4);
 }
 
-TEST_F(GpuBackendTest, ARefusedCallIsTheSubjectsALostDeviceEverybodys) {
+TEST_F(GpuBackendTest, ARefusedCallConcernsItsCandidateALostDeviceAll) {
   const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
   ASSERT_TRUE(backend_->open(p));
   const auto built = backend_->add(generated(p));
@@ -238,42 +240,41 @@ TEST_F(GpuBackendTest, WhatDoesNotFitSaysHowMuchItTakes) {
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().code, ErrorCode::kOutOfMemory);
   EXPECT_NE(opened.error().message.find("GiB"), std::string::npos) << opened.error().message;
-  // And the next problem is not affected.
+  // The next problem is not affected.
   EXPECT_TRUE(backend_->open(problem(Op::kOutput, "tensorwise", {64, 48, 80})));
 }
 
 TEST_F(GpuBackendTest, WhatCannotBeIsUnsupportedNotACrash) {
   const Problem kept = problem(Op::kGradWeight, "rowwise_with_gw_hp", {64, 48, 80});
   ASSERT_TRUE(backend_->open(kept));
-  const auto built = backend_->add({.impl = "cublaslt", .config = "h0"});
+  const auto built = backend_->add({.impl = Impl::kCublasLt, .config = "h0"});
   ASSERT_FALSE(built) << "this GEMM is not fp8";
   EXPECT_EQ(built.error().code, ErrorCode::kUnsupported);
-  EXPECT_TRUE(backend_->add({.impl = "bf16_cublaslt", .config = "h0"}));
+  EXPECT_TRUE(backend_->add({.impl = Impl::kBf16CublasLt, .config = "h0"}));
   const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
   ASSERT_TRUE(backend_->open(p));
-  EXPECT_FALSE(backend_->add({.impl = "cublaslt", .config = "h99"}));
-  EXPECT_FALSE(backend_->add({.impl = "generated", .config = "nonsense"}));
-  EXPECT_FALSE(backend_->add({.impl = "float8", .config = ""})) << "no linear is open";
+  EXPECT_FALSE(backend_->add({.impl = Impl::kCublasLt, .config = "h99"}));
+  EXPECT_FALSE(backend_->add({.impl = Impl::kGenerated, .config = "nonsense"}));
+  EXPECT_FALSE(backend_->add({.impl = Impl::kFloat8, .config = ""})) << "no linear is open";
   EXPECT_EQ(backend_->heuristics(p, false).value(), 8);
 }
 
 TEST_F(GpuBackendTest, AGroupRunsFromEndToEnd) {
   const Problem p = problem(Op::kGradInput, "rowwise", {64, 48, 80});
-  Session session(*backend_);
+  Measurer measurer(*backend_);
   const auto outcomes =
-      session.run({.problem = p,
-                   .subjects = {generated(p),
-                                generated(p, 2),
-                                {.impl = "cublaslt", .config = "h0"},
-                                {.impl = "bf16_cublaslt", .config = "h0"}},
-                   .reference = 3,
-                   .batch_us = 50,
-                   .stop = {.target = 0.01, .min_s = 0, .max_s = 5, .min_blocks = 4},
-                   .drop_above = 0,
-                   .warm_s = 0.01,
-                   .seed = 1});
+      measurer.run({.problem = p,
+                    .candidates = {generated(p),
+                                   generated(p, 2),
+                                   {.impl = Impl::kCublasLt, .config = "h0"},
+                                   {.impl = Impl::kBf16CublasLt, .config = "h0"}},
+                    .purpose = Ratios{.reference = 3},
+                    .batch_us = 50,
+                    .stop = {.target = 0.01, .min_s = 0, .max_s = 5, .min_blocks = 4},
+                    .warm_s = 0.01,
+                    .seed = 1});
   ASSERT_TRUE(outcomes) << outcomes.error().message;
-  for (const SubjectOutcome& outcome : *outcomes) {
+  for (const CandidateOutcome& outcome : *outcomes) {
     EXPECT_EQ(outcome.result.state, tuning_db::TrialState::kOk) << outcome.result.reason;
     EXPECT_NEAR(outcome.result.timing->median_ns, 10e3, 1);
   }

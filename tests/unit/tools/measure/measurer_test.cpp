@@ -11,35 +11,35 @@ namespace {
 
 using tuning_db::TrialState;
 
-Subject generated(const char* config) {
-  return {.impl = "generated", .config = config};
+Candidate generated(const char* config) {
+  return {.impl = Impl::kGenerated, .config = config};
 }
 
-GroupRequest pair_request() {
-  GroupRequest request;
-  request.problem = test_problem();
-  request.subjects = {generated("fast"), generated("slow")};
-  request.reference = 1;
-  request.stop = {.target = 0.005, .min_s = 0.05, .max_s = 1, .min_blocks = 6};
-  request.warm_s = 0.5;
-  request.seed = 11;
-  return request;
+InterleavedGroup pair_group() {
+  InterleavedGroup group;
+  group.problem = test_problem();
+  group.candidates = {generated("fast"), generated("slow")};
+  group.purpose = Ratios{.reference = 1};
+  group.stop = {.target = 0.005, .min_s = 0.05, .max_s = 1, .min_blocks = 6};
+  group.warm_s = 0.5;
+  group.seed = 11;
+  return group;
 }
 
-double fast_and_slow(const Problem&, const Subject& subject, double) {
-  return subject.config == "fast" ? 100e3 : 150e3;
+double fast_and_slow(const Problem&, const Candidate& candidate, double) {
+  return candidate.config == "fast" ? 100e3 : 150e3;
 }
 
-TEST(Group, RecoversAKnownRatioUnderDrift) {
+TEST(Measurer, RecoversAKnownRatioUnderDrift) {
   FakeMachine machine;
   // The clock falls by a quarter over the first second.
-  machine.ns = [](const Problem& p, const Subject& s, double now) {
+  machine.ns = [](const Problem& p, const Candidate& s, double now) {
     return fast_and_slow(p, s, now) * (1 + 0.25 * std::min(now, 2.0));
   };
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.stop.min_s = 0.8;
-  const auto outcomes = Session(backend).run(request);
+  InterleavedGroup group = pair_group();
+  group.stop.min_s = 0.8;
+  const auto outcomes = Measurer(backend).run(group);
   ASSERT_TRUE(outcomes) << outcomes.error().message;
   const auto& result = outcomes->front().result;
   ASSERT_EQ(result.state, TrialState::kOk) << result.reason;
@@ -53,30 +53,29 @@ TEST(Group, RecoversAKnownRatioUnderDrift) {
   EXPECT_FALSE((*outcomes)[1].result.ratio) << "the reference has no ratio to itself";
 }
 
-TEST(Group, AScreeningRanksUnderDrift) {
+TEST(Measurer, AScreeningRanksUnderDrift) {
   FakeMachine machine;
-  // The clock falls by a sixth over the first half second; subject number i takes i % more.
-  machine.ns = [](const Problem&, const Subject& s, double now) {
+  // The clock falls by a sixth over the first half second; candidate number i takes i % more.
+  machine.ns = [](const Problem&, const Candidate& s, double now) {
     return 1e6 * (1 + 0.01 * std::stod(s.config)) * (1 + 0.2 * std::min(now, 0.5) / 0.5);
   };
   machine.noise = 0.01;
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.reference = -1;
-  request.subjects.clear();
+  InterleavedGroup group = pair_group();
+  group.candidates.clear();
   for (const char* slower : {"12", "5", "0", "3", "25", "8", "30", "4", "16", "7"}) {
-    request.subjects.push_back(generated(slower));
+    group.candidates.push_back(generated(slower));
   }
-  request.stop = {.target = 1e9, .min_s = 0.4, .max_s = 0.4, .min_blocks = 1};
-  request.drop_above = 1.15;
-  const auto outcomes = Session(backend).run(request);
+  group.stop = {.target = kAnyWidth, .min_s = 0.4, .max_s = 0.4, .min_blocks = 1};
+  group.purpose = Screening{.drop_above = 1.15};
+  const auto outcomes = Measurer(backend).run(group);
   ASSERT_TRUE(outcomes) << outcomes.error().message;
   const double fastest = (*outcomes)[2].result.timing->median_ns;
   EXPECT_NEAR(fastest, 1.2e6, 0.02e6) << "not settled";
   for (size_t i = 0; i < outcomes->size(); ++i) {
     const auto& timing = (*outcomes)[i].result.timing;
     ASSERT_TRUE(timing);
-    EXPECT_NEAR(timing->median_ns / fastest, 1 + 0.01 * std::stod(request.subjects[i].config),
+    EXPECT_NEAR(timing->median_ns / fastest, 1 + 0.01 * std::stod(group.candidates[i].config),
                 0.015);
     EXPECT_LE(timing->ci_lo_ns, timing->median_ns);
     EXPECT_GE(timing->ci_hi_ns, timing->median_ns);
@@ -85,12 +84,12 @@ TEST(Group, AScreeningRanksUnderDrift) {
       << "the one in front has most of the time";
 }
 
-TEST(Group, SaysNoisyAndWhy) {
+TEST(Measurer, SaysNoisyAndWhy) {
   FakeMachine machine;
   machine.ns = fast_and_slow;
   machine.noise = 0.3;
   FakeBackend backend(machine);
-  const auto outcomes = Session(backend).run(pair_request());
+  const auto outcomes = Measurer(backend).run(pair_group());
   ASSERT_TRUE(outcomes);
   const auto& result = outcomes->front().result;
   EXPECT_EQ(result.state, TrialState::kNoisy);
@@ -98,28 +97,28 @@ TEST(Group, SaysNoisyAndWhy) {
   EXPECT_TRUE(result.timing);
 }
 
-TEST(Group, StopsEarlyWhenQuiet) {
+TEST(Measurer, StopsEarlyWhenQuiet) {
   FakeMachine quiet;
   quiet.ns = fast_and_slow;
   quiet.noise = 1e-4;
   FakeBackend backend(quiet);
-  ASSERT_TRUE(Session(backend).run(pair_request()));
+  ASSERT_TRUE(Measurer(backend).run(pair_group()));
   EXPECT_LT(backend.now_s(), 0.5 + 0.2);  // warm-up, then little more than the least time
 }
 
-TEST(Group, AWrongSubjectIsNeverTimed) {
+TEST(Measurer, AWrongCandidateIsNeverTimed) {
   FakeMachine machine;
-  machine.ns = [](const Problem&, const Subject& s, double) {
+  machine.ns = [](const Problem&, const Candidate& s, double) {
     return s.config == "wrong" ? 1e3 : 100e3;
   };
-  machine.fault = [](const Problem&, const Subject& s) {
-    return s.config == "wrong" ? Fault::kWrong : Fault::kNone;
+  machine.misbehaviour = [](const Problem&, const Candidate& s) {
+    return s.config == "wrong" ? Misbehaviour::kWrong : Misbehaviour::kNone;
   };
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.reference = -1;
-  request.subjects = {generated("wrong"), generated("right")};
-  const auto outcomes = Session(backend).run(request);
+  InterleavedGroup group = pair_group();
+  group.purpose = Times{};
+  group.candidates = {generated("wrong"), generated("right")};
+  const auto outcomes = Measurer(backend).run(group);
   ASSERT_TRUE(outcomes);
   EXPECT_EQ((*outcomes)[0].result.state, TrialState::kWrong);
   EXPECT_NE((*outcomes)[0].result.reason.find("want 2"), std::string::npos);
@@ -128,16 +127,18 @@ TEST(Group, AWrongSubjectIsNeverTimed) {
   EXPECT_EQ(backend.timed, (std::set<std::string>{"right"}));
 }
 
-TEST(Group, ARefusedSubjectCostsItselfAlone) {
+TEST(Measurer, ARefusedCandidateCostsItselfAlone) {
   FakeMachine machine;
-  machine.fault = [](const Problem&, const Subject& s) {
-    return s.config == "a" ? Fault::kUnsupported : s.config == "b" ? Fault::kCompile : Fault::kNone;
+  machine.misbehaviour = [](const Problem&, const Candidate& s) {
+    return s.config == "a"   ? Misbehaviour::kUnsupported
+           : s.config == "b" ? Misbehaviour::kCompile
+                             : Misbehaviour::kNone;
   };
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.reference = -1;
-  request.subjects = {generated("a"), generated("b"), generated("c")};
-  const auto outcomes = Session(backend).run(request);
+  InterleavedGroup group = pair_group();
+  group.purpose = Times{};
+  group.candidates = {generated("a"), generated("b"), generated("c")};
+  const auto outcomes = Measurer(backend).run(group);
   ASSERT_TRUE(outcomes);
   EXPECT_EQ((*outcomes)[0].result.state, TrialState::kPruned);
   EXPECT_EQ((*outcomes)[1].result.state, TrialState::kCompileError);
@@ -145,33 +146,33 @@ TEST(Group, ARefusedSubjectCostsItselfAlone) {
   EXPECT_EQ((*outcomes)[2].result.state, TrialState::kOk);
 }
 
-TEST(Group, ABrokenDeviceEndsTheSession) {
+TEST(Measurer, ABrokenDeviceEndsTheGroup) {
   FakeMachine machine;
-  machine.fault = [](const Problem&, const Subject& s) {
-    return s.config == "b" ? Fault::kSticky : Fault::kNone;
+  machine.misbehaviour = [](const Problem&, const Candidate& s) {
+    return s.config == "b" ? Misbehaviour::kSticky : Misbehaviour::kNone;
   };
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.subjects = {generated("a"), generated("b")};
+  InterleavedGroup group = pair_group();
+  group.candidates = {generated("a"), generated("b")};
   std::vector<int> begun;
-  const auto outcomes = Session(backend).run(request, [&](int i) { begun.push_back(i); });
+  const auto outcomes = Measurer(backend).run(group, [&](int i) { begun.push_back(i); });
   ASSERT_FALSE(outcomes);
   EXPECT_EQ(outcomes.error().code, ErrorCode::kCuda);
   EXPECT_EQ(begun.back(), 1) << "the parent must know whom to blame";
 }
 
-TEST(Group, ThrottledBlocksAreDropped) {
+TEST(Measurer, ThrottledBlocksAreDropped) {
   FakeMachine machine;
   // Between 0.60 and 0.62 s the device is thermally slowed to half its speed.
   const auto hot = [](double now) { return now > 0.60 && now < 0.62; };
-  machine.ns = [hot](const Problem& p, const Subject& s, double now) {
+  machine.ns = [hot](const Problem& p, const Candidate& s, double now) {
     return fast_and_slow(p, s, now) * (hot(now) ? 2 : 1);
   };
   machine.events = [hot](double now) { return hot(now) ? kEventHwThermal : kEventSwPowerCap; };
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.stop.min_s = 0.5;
-  const auto outcomes = Session(backend).run(request);
+  InterleavedGroup group = pair_group();
+  group.stop.min_s = 0.5;
+  const auto outcomes = Measurer(backend).run(group);
   ASSERT_TRUE(outcomes);
   const auto& result = outcomes->front().result;
   ASSERT_TRUE(result.timing);
@@ -182,71 +183,112 @@ TEST(Group, ThrottledBlocksAreDropped) {
       << "a power cap is kept and recorded";
 }
 
-TEST(Group, AMachineThatOnlyThrottlesIsQuarantined) {
+TEST(Measurer, AMachineThatOnlyThrottlesIsQuarantined) {
   FakeMachine machine;
   machine.events = [](double) { return kEventPowerBrake; };
   FakeBackend backend(machine);
-  const auto outcomes = Session(backend).run(pair_request());
+  const auto outcomes = Measurer(backend).run(pair_group());
   ASSERT_TRUE(outcomes);
   EXPECT_EQ(outcomes->front().result.state, TrialState::kQuarantined);
   EXPECT_NE(outcomes->front().result.reason.find("power brake"), std::string::npos);
   EXPECT_FALSE(outcomes->front().result.timing);
 }
 
-TEST(Group, ScreeningDropsTheSlowAfterOneRound) {
+TEST(Measurer, ScreeningDropsTheSlowAfterOneRound) {
   FakeMachine machine;
   machine.ns = fast_and_slow;
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.reference = -1;
-  request.drop_above = 1.15;
-  request.stop = {.target = 1e9, .min_s = 0.02, .max_s = 0.02, .min_blocks = 1};
-  const auto outcomes = Session(backend).run(request);
+  InterleavedGroup group = pair_group();
+  group.purpose = Screening{.drop_above = 1.15};
+  group.stop = {.target = kAnyWidth, .min_s = 0.02, .max_s = 0.02, .min_blocks = 1};
+  const auto outcomes = Measurer(backend).run(group);
   ASSERT_TRUE(outcomes);
   EXPECT_EQ((*outcomes)[1].blocks.size(), 1u);
   EXPECT_GT((*outcomes)[0].blocks.size(), 5u);
 }
 
-TEST(Group, WarmsUpOncePerThermalBlock) {
+// Where all candidates are alike, each block's fastest is another one, and all of them can be behind
+// it by more than the limit.
+TEST(Measurer, TheFrontRunnerOfANoisyScreeningStays) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    FakeMachine machine;
+    machine.noise = 0.03;
+    machine.seed = seed;
+    FakeBackend backend(machine);
+    InterleavedGroup group = pair_group();
+    group.candidates.assign(16, generated("alike"));
+    group.purpose = Screening{.drop_above = 1.15};
+    group.stop = {.target = kAnyWidth, .min_s = 0.2, .max_s = 0.2, .min_blocks = 1};
+    group.warm_s = 0;
+    group.seed = seed;
+    const auto outcomes = Measurer(backend).run(group);
+    ASSERT_TRUE(outcomes) << "seed " << seed << ": " << outcomes.error().message;
+    size_t most_blocks = 0;
+    for (const CandidateOutcome& outcome : *outcomes) {
+      EXPECT_TRUE(outcome.result.is_timed());
+      most_blocks = std::max(most_blocks, outcome.blocks.size());
+    }
+    EXPECT_GE(most_blocks, 30u) << "seed " << seed;
+  }
+}
+
+TEST(Measurer, AThrottledScreeningQuarantinesTheDroppedToo) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  // By then the slow candidate has been dropped.
+  machine.events = [](double now) { return now > 0.6 ? kEventPowerBrake : 0; };
+  FakeBackend backend(machine);
+  InterleavedGroup group = pair_group();
+  group.purpose = Screening{.drop_above = 1.15};
+  group.stop = {.target = kAnyWidth, .min_s = 9, .max_s = 9, .min_blocks = 1};
+  const auto outcomes = Measurer(backend).run(group);
+  ASSERT_TRUE(outcomes);
+  for (const CandidateOutcome& outcome : *outcomes) {
+    EXPECT_EQ(outcome.result.state, TrialState::kQuarantined);
+    EXPECT_FALSE(outcome.result.timing);
+  }
+}
+
+TEST(Measurer, WarmsUpOncePerThermalBlock) {
   FakeMachine machine;
   machine.ns = fast_and_slow;
   // The clock settles half a second after the first work.
   machine.sm_mhz = [](double now) { return now < 0.5 ? 1980 - 400 * now : 1700.0; };
   FakeBackend backend(machine);
-  Session session(backend);
-  GroupRequest request = pair_request();
-  request.warm_s = 3;
-  ASSERT_TRUE(session.run(request));
+  Measurer measurer(backend);
+  InterleavedGroup group = pair_group();
+  group.warm_s = 3;
+  ASSERT_TRUE(measurer.run(group));
   const double first = backend.now_s();
   EXPECT_GT(first, 0.5);
-  ASSERT_TRUE(session.run(request));
+  ASSERT_TRUE(measurer.run(group));
   const double second = backend.now_s() - first;
   EXPECT_LT(second, 0.3) << "warm already";
   backend.sleep_s(10);
   const double before = backend.now_s();
-  ASSERT_TRUE(session.run(request));
+  ASSERT_TRUE(measurer.run(group));
   EXPECT_GT(backend.now_s() - before, second + 0.2) << "an idle device must be warmed again";
 }
 
-TEST(Group, BatchesAreAsLongAsAskedThoughSingleLaunchesAreSlow) {
+TEST(Measurer, BatchesAreAsLongAsAskedThoughSingleLaunchesAreSlow) {
   FakeMachine machine;
-  machine.ns = [](const Problem&, const Subject&, double) { return 2e3; };
+  machine.ns = [](const Problem&, const Candidate&, double) { return 2e3; };
   machine.estimate_factor = 4;
   FakeBackend backend(machine);
-  GroupRequest request = pair_request();
-  request.batch_us = 200;
-  ASSERT_TRUE(Session(backend).run(request));
+  InterleavedGroup group = pair_group();
+  group.batch_us = 200;
+  ASSERT_TRUE(Measurer(backend).run(group));
   EXPECT_NEAR(backend.launches(0), 100, 5);
 }
 
-TEST(Group, TheSameSeedMeasuresTheSame) {
+TEST(Measurer, TheSameSeedMeasuresTheSame) {
   const auto run = [](uint64_t seed) {
     FakeMachine machine;
     machine.ns = fast_and_slow;
     FakeBackend backend(machine);
-    GroupRequest request = pair_request();
-    request.seed = seed;
-    return Session(backend).run(request).value().front().result.timing->median_ns;
+    InterleavedGroup group = pair_group();
+    group.seed = seed;
+    return Measurer(backend).run(group).value().front().result.timing->median_ns;
   };
   EXPECT_EQ(run(1), run(1));
   EXPECT_NE(run(1), run(2));

@@ -61,7 +61,8 @@ TEST(BuiltinModels, Llama3Has8BLinears) {
   EXPECT_EQ(find(model, "layers.32.attention.wq"), nullptr);
 }
 
-// The published parameter counts less the input embedding, within the norms and biases.
+// The linears hold the published parameter counts without the input embedding, but for norms and
+// biases.
 TEST(BuiltinModels, HaveTheParametersOfTheirNames) {
   const std::pair<const char*, double> kCounts[] = {
       {"llama2-7b", 6.738e9 - 32000 * 4096.0},     {"llama2-13b", 13.016e9 - 32000 * 5120.0},

@@ -139,8 +139,8 @@ TEST_F(Index, FaultsAreNamed) {
   EXPECT_TRUE(contains(map(R"({"a.weight": "one.safetensors"})"), "one.safetensors"));
 }
 
-// Whatever the bytes, the parsers give layers in range or one line; under the sanitizers this also
-// says that they read nothing that is not there.
+// The parsers give layers in range or an error of one line, whatever the bytes are. Under the
+// sanitizers this also shows that they read nothing that is not there.
 TEST(Fuzz, MutatedBytesGiveLayersOrOneLine) {
   constexpr std::string_view kConfig =
       R"({"model_type": "llama", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2,

@@ -1,4 +1,4 @@
-// Benchmarks from end to end on a fake device: what is compared, and what they say of it.
+// Benchmarks from end to end on a fake device: what they compare, and what they say about it.
 #include "tools/tuner/search/bench.hpp"
 
 #include "base/file.hpp"
@@ -27,7 +27,7 @@ class BenchTest : public GpuBackendTest {
     compiler_ = std::make_unique<CompileAhead>(std::move(*cache), 1);
     bench_ = std::make_unique<Bench>(
         *backend_, *compiler_,
-        BenchKnobs{.screen_ms = 0.1, .final_s = 0.002, .keep = 3, .linears = {}, .warm_s = 0},
+        BenchOptions{.screen_ms = 0.1, .final_s = 0.002, .keep = 3, .linears = {}, .warm_s = 0},
         [](const std::string&) {});
   }
   void TearDown() override {
@@ -42,10 +42,10 @@ class BenchTest : public GpuBackendTest {
   std::unique_ptr<Bench> bench_;
 };
 
-BenchRow row_of(const char* impl, double median_ns, std::optional<double> ratio,
+BenchRow row_of(Impl impl, double median_ns, std::optional<double> ratio,
                 tuning_db::TrialState state = tuning_db::TrialState::kOk) {
   BenchRow row;
-  row.subject.impl = impl;
+  row.candidate.impl = impl;
   row.result.state = state;
   row.result.timing = tuning_db::Timing{.median_ns = median_ns};
   if (ratio) row.result.ratio = tuning_db::Ratio{.pair_uuid = "", .ratio = *ratio};
@@ -53,56 +53,38 @@ BenchRow row_of(const char* impl, double median_ns, std::optional<double> ratio,
 }
 
 TEST(FastestRow, WinsTheBlocks) {
-  std::vector<BenchRow> rows = {row_of("generated", 108, std::nullopt),  // the reference
-                                row_of("generated", 110, 200.0 / 190),   // by median slower
-                                row_of("cublaslt", 90, 0.9), row_of("cublaslt", 95, 0.97),
-                                row_of("cublaslt", 80, 2.0, tuning_db::TrialState::kWrong)};
-  EXPECT_EQ(fastest_row(rows, {"generated"}), 1u);
-  EXPECT_EQ(fastest_row(rows, {"cublaslt"}), 3u) << "who computes wrongly does not count";
-  EXPECT_EQ(fastest_row(rows, {"cublaslt", "generated"}), 1u);
-  EXPECT_EQ(fastest_row(rows, {"cublaslt_tensorwise"}), std::nullopt);
+  std::vector<BenchRow> rows = {row_of(Impl::kGenerated, 108, std::nullopt),  // the reference
+                                row_of(Impl::kGenerated, 110, 200.0 / 190),   // by median slower
+                                row_of(Impl::kCublasLt, 90, 0.9), row_of(Impl::kCublasLt, 95, 0.97),
+                                row_of(Impl::kCublasLt, 80, 2.0, tuning_db::TrialState::kWrong)};
+  EXPECT_EQ(fastest_row(rows, {Impl::kGenerated}), 1u);
+  EXPECT_EQ(fastest_row(rows, {Impl::kCublasLt}), 3u) << "who computes wrongly does not count";
+  EXPECT_EQ(fastest_row(rows, {Impl::kCublasLt, Impl::kGenerated}), 1u);
+  EXPECT_EQ(fastest_row(rows, {Impl::kCublasLtTensorwise}), std::nullopt);
   rows[1].result.ratio->ratio = 0.99;
-  EXPECT_EQ(fastest_row(rows, {"generated"}), 0u) << "the reference's ratio is 1";
+  EXPECT_EQ(fastest_row(rows, {Impl::kGenerated}), 0u) << "the reference's ratio is 1";
   for (BenchRow& row : rows) row.result.ratio.reset();
-  EXPECT_EQ(fastest_row(rows, {"generated"}), 0u) << "by medians";
-  EXPECT_EQ(fastest_row(rows, {"cublaslt"}), 2u) << "by medians";
+  EXPECT_EQ(fastest_row(rows, {Impl::kGenerated}), 0u) << "by medians";
+  EXPECT_EQ(fastest_row(rows, {Impl::kCublasLt}), 2u) << "by medians";
 }
 
-TEST_F(BenchTest, OfARowwiseMatmulTheRivalMayTakeOneScale) {
+TEST_F(BenchTest, TheBaselineOfARowwiseMatmulMayTakeOneScale) {
   const auto rowwise = bench_->matmul(problem(Op::kOutput, "rowwise", {64, 48, 80}), {});
   ASSERT_TRUE(rowwise) << rowwise.error().message;
   EXPECT_TRUE(rowwise->failed.empty()) << rowwise->failed.front().result.reason;
-  for (const char* role : {"generated", "cublaslt best", "cublaslt tensorwise best", "rival",
+  for (const char* role : {"generated", "cublaslt best", "cublaslt tensorwise best", "baseline",
                            "cublaslt first", "cublaslt bf16"}) {
     EXPECT_NE(rowwise->row(role), nullptr) << role;
   }
-  EXPECT_EQ(rowwise->row("cublaslt tensorwise best")->subject.impl, "cublaslt_tensorwise");
-  ASSERT_TRUE(rowwise->row("generated")->to_rival);
-  EXPECT_NEAR(rowwise->row("rival")->to_rival->ratio, 1, 1e-9);
-  EXPECT_TRUE(rowwise->no_rival.empty());
+  EXPECT_EQ(rowwise->row("cublaslt tensorwise best")->candidate.impl, Impl::kCublasLtTensorwise);
+  ASSERT_TRUE(rowwise->row("generated")->to_baseline);
+  EXPECT_NEAR(rowwise->row("baseline")->to_baseline->ratio, 1, 1e-9);
+  EXPECT_TRUE(rowwise->no_baseline.empty());
 
   const auto tensorwise = bench_->matmul(problem(Op::kOutput, "tensorwise", {64, 48, 80}), {});
   ASSERT_TRUE(tensorwise) << tensorwise.error().message;
   EXPECT_EQ(tensorwise->row("cublaslt tensorwise best"), nullptr);
   EXPECT_NE(tensorwise->row("cublaslt best"), nullptr);
-}
-
-TEST(Epilogues, AreReadAsTheyAreWritten) {
-  for (const char* text : {"bias", "amax", "add", "bias+amax", "bias+add", "bias+amax+add"}) {
-    const auto epilogue = parse_epilogue(text);
-    ASSERT_TRUE(epilogue) << text;
-    EXPECT_EQ(to_string(*epilogue), text);
-    EXPECT_EQ(epilogue_of(generated_impl(*epilogue)), *epilogue);
-  }
-  EXPECT_EQ(parse_epilogue("amax+bias").value(), parse_epilogue("bias+amax").value());
-  EXPECT_EQ(generated_impl({}), "generated");
-  EXPECT_EQ(epilogue_of("generated"), Epilogue{});
-  for (const char* impl : {"generated+", "generated+plain", "cublaslt", "generatedbias"}) {
-    EXPECT_EQ(epilogue_of(impl), std::nullopt) << impl;
-  }
-  for (const char* text : {"", "plain", "bias+", "+bias", "bias+bias", "bias,amax"}) {
-    EXPECT_FALSE(parse_epilogue(text)) << text;
-  }
 }
 
 TEST_F(BenchTest, EpiloguesAreComparedWithTheFastestPlainKernel) {
@@ -119,7 +101,7 @@ TEST_F(BenchTest, EpiloguesAreComparedWithTheFastestPlainKernel) {
   EXPECT_EQ(bench->costs[2].epilogue, (Epilogue{.add = true}));
   for (const EpilogueCost& cost : bench->costs) {
     const BenchRow& row = bench->rows[cost.row];
-    EXPECT_EQ(row.subject.impl, generated_impl(cost.epilogue));
+    EXPECT_EQ(row.candidate.epilogue, cost.epilogue);
     EXPECT_TRUE(row.is(to_string(cost.epilogue)));
     ASSERT_TRUE(cost.over_plain);
     EXPECT_NEAR(cost.over_plain->ratio, 1, 1e-6) << "every launch takes the same here";
@@ -143,7 +125,7 @@ TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
   }
 }
 
-// Every recipe: both ways to cast leave the same bytes, and what is said of them fits together.
+// Under every recipe both ways to cast leave the same bytes, and their figures fit together.
 TEST_F(BenchTest, AListOfWeightsIsCastTogetherAndOneByOne) {
   const auto weights = parse_weight_list("64,48*30;32,80;272,144").value();
   for (const Recipe& recipe : builtin_recipes()) {
@@ -151,14 +133,15 @@ TEST_F(BenchTest, AListOfWeightsIsCastTogetherAndOneByOne) {
     ASSERT_TRUE(bench) << recipe.name << ": " << bench.error().message;
     EXPECT_EQ(bench->bytes, cast_bytes(recipe, weights).value());
     ASSERT_EQ(bench->rows.size(), 3u);
-    EXPECT_EQ(bench->rows[0].impl, "cast_each");
-    EXPECT_EQ(bench->rows[1].impl, "cast_list");
-    EXPECT_EQ(bench->rows[2].impl, "copy");
+    EXPECT_EQ(bench->rows[0].impl, Impl::kCastEach);
+    EXPECT_EQ(bench->rows[1].impl, Impl::kCastList);
+    EXPECT_EQ(bench->rows[2].impl, Impl::kCopy);
     for (const CastRow& row : bench->rows) {
-      ASSERT_TRUE(row.result.timing) << recipe.name << " " << row.impl << row.result.reason;
-      EXPECT_EQ(row.of_copy.has_value(), row.impl != "copy") << row.impl;
+      ASSERT_TRUE(row.result.timing)
+          << recipe.name << " " << to_string(row.impl) << row.result.reason;
+      EXPECT_EQ(row.of_copy.has_value(), row.impl != Impl::kCopy) << to_string(row.impl);
     }
-    // A launch takes one time, whatever it does, so the list's few are faster.
+    // All launches take the same time, so the few of a list are faster.
     const auto ns = [&](size_t row) { return bench->rows[row].result.timing->median_ns; };
     ASSERT_TRUE(bench->rows[1].result.ratio);
     EXPECT_NEAR(bench->rows[1].result.ratio->ratio, ns(0) / ns(1), 1e-6);
@@ -174,7 +157,7 @@ TEST_F(GpuBackendTest, CopiesThatDifferOrAreNotWrittenAreWrong) {
   const std::vector<runtime::MatrixSize> weights = {{64, 48}, {32, 80}};
   ASSERT_TRUE(backend_->open_weights(recipe, weights));
   EXPECT_EQ(backend_->sets(), 3);
-  for (const char* impl : {"cast_each", "cast_list"}) {
+  for (const Impl impl : {Impl::kCastEach, Impl::kCastList}) {
     ASSERT_TRUE(backend_->add({.impl = impl, .config = ""}));
   }
   ASSERT_TRUE(backend_->verify(0)->right);
@@ -204,10 +187,10 @@ TEST_F(GpuBackendTest, WeightsThatCannotBeOpenedSayWhy) {
             std::string::npos)
       << too_many.error().message;
   ASSERT_TRUE(backend_->open_weights(recipe, parse_weight_list("64,48").value()));
-  EXPECT_FALSE(backend_->add({.impl = "float8", .config = ""})) << "no linear is open";
-  // And the next problem is not affected.
+  EXPECT_FALSE(backend_->add({.impl = Impl::kFloat8, .config = ""})) << "no linear is open";
+  // The next problem is not affected.
   ASSERT_TRUE(backend_->open(problem(Op::kOutput, "tensorwise", {64, 48, 80})));
-  EXPECT_FALSE(backend_->add({.impl = "cast_list", .config = ""})) << "no weights are open";
+  EXPECT_FALSE(backend_->add({.impl = Impl::kCastList, .config = ""})) << "no weights are open";
 }
 
 }  // namespace

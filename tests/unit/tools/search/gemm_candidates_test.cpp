@@ -34,7 +34,7 @@ TEST(Search, KeepsTheBestByTheModelAndSaysWhyOfTheOthers) {
   EXPECT_EQ(distinct.size(), candidates.size());
 }
 
-// What was tuned without an epilogue is planned with one.
+// A GEMM that was tuned without an epilogue is planned with one.
 TEST(Search, BuiltInChoicesFitEveryEpilogue) {
   const TuningTable table = tuning_db::Database::builtin().value().table().value();
   ASSERT_GT(table.choices().size(), 100u);
@@ -74,7 +74,8 @@ TEST(Search, TheFamilyFollowsTheRecipe) {
 }
 
 TEST(Search, IdentityIsTheProductNotItsPlace) {
-  // d[512,256] over 1024 of e5m2.e4m3, once as grad_input and once as grad_weight.
+  // Both are the GEMM m=512, n=256, k=1024 of e5m2 and e4m3, once as grad_input, once as
+  // grad_weight.
   const Problem gi = make(Op::kGradInput, "tensorwise", {512, 1024, 256});
   const Problem gw = make(Op::kGradWeight, "tensorwise", {1024, 512, 256});
   EXPECT_EQ(gemm_identity(gi, false), gemm_identity(gw, false));
@@ -91,17 +92,18 @@ TEST(Search, IdentityIsTheProductNotItsPlace) {
 }
 
 TEST(Search, CandidatesGoToTheDatabaseAndBack) {
-  for (const Subject& subject :
-       {Subject{.impl = "generated", .config = "128x256s4c2x1w2g8"},
-        Subject{.impl = "cublaslt", .config = "h3"},
-        Subject{.impl = "bf16_cublaslt", .config = "h0"}, Subject{.impl = "float8", .config = ""},
-        Subject{.impl = "bf16", .config = ""}}) {
-    EXPECT_EQ(to_subject(to_candidate(subject, "hash")).value(), subject);
+  for (const Candidate& candidate :
+       {Candidate{.impl = Impl::kGenerated, .config = "128x256s4c2x1w2g8"},
+        Candidate{.impl = Impl::kCublasLt, .config = "h3"},
+        Candidate{.impl = Impl::kBf16CublasLt, .config = "h0"},
+        Candidate{.impl = Impl::kFloat8, .config = ""},
+        Candidate{.impl = Impl::kBf16, .config = ""}}) {
+    EXPECT_EQ(from_row(to_row(candidate, "hash")).value(), candidate);
   }
-  EXPECT_EQ(to_candidate({.impl = "cublaslt", .config = "h3"}, "").config, R"({"heuristic":3})");
+  EXPECT_EQ(to_row({.impl = Impl::kCublasLt, .config = "h3"}, "").config, R"({"heuristic":3})");
   EXPECT_FALSE(
-      to_subject({.impl = tuning_db::Impl::kCublasLt, .config = "not json", .source_hash = ""}));
-  EXPECT_FALSE(to_subject(
+      from_row({.impl = tuning_db::Impl::kCublasLt, .config = "not json", .source_hash = ""}));
+  EXPECT_FALSE(from_row(
       {.impl = tuning_db::Impl::kGenerated, .config = R"({"heuristic":"x"})", .source_hash = ""}));
 }
 
@@ -131,14 +133,14 @@ TEST(SweepPlan, IsTheSameEveryTime) {
   const CountHeuristics eight = [](const Problem&, bool) -> Result<int> { return 8; };
   const SweepPlan a = plan_sweep(request, h100(), eight).value();
   const SweepPlan b = plan_sweep(request, h100(), eight).value();
-  ASSERT_EQ(a.cells.size(), b.cells.size());
+  ASSERT_EQ(a.trials.size(), b.trials.size());
   std::set<std::string> distinct;
-  for (size_t i = 0; i < a.cells.size(); ++i) {
-    EXPECT_EQ(a.cells[i].problem, b.cells[i].problem);
-    EXPECT_EQ(a.cells[i].candidate.key(), b.cells[i].candidate.key());
-    distinct.insert(a.cells[i].problem.key() + a.cells[i].candidate.key());
+  for (size_t i = 0; i < a.trials.size(); ++i) {
+    EXPECT_EQ(a.trials[i].problem, b.trials[i].problem);
+    EXPECT_EQ(a.trials[i].candidate.key(), b.trials[i].candidate.key());
+    distinct.insert(a.trials[i].problem.key() + a.trials[i].candidate.key());
   }
-  EXPECT_EQ(distinct.size(), a.cells.size());
+  EXPECT_EQ(distinct.size(), a.trials.size());
   EXPECT_EQ(a.linears.size(), 4u);
   EXPECT_GT(a.predicted_s, 0);
   EXPECT_EQ(a.linears.front().problem.shape.m, 2048) << "small before large";
@@ -149,8 +151,8 @@ TEST(SweepPlan, RespectsWhatTheLibraryOffers) {
   const SweepPlan plan = plan_sweep(request, h100(), [](const Problem&, bool bf16) -> Result<int> {
                            return bf16 ? 3 : 0;
                          }).value();
-  for (const tuning_db::Cell& cell : plan.cells)
-    EXPECT_NE(cell.candidate.impl, tuning_db::Impl::kCublasLt);
+  for (const tuning_db::Cell& trial : plan.trials)
+    EXPECT_NE(trial.candidate.impl, tuning_db::Impl::kCublasLt);
   const auto failing = plan_sweep(request, h100(), [](const Problem&, bool) -> Result<int> {
     return fail(ErrorCode::kCuda, "lost");
   });
@@ -158,11 +160,11 @@ TEST(SweepPlan, RespectsWhatTheLibraryOffers) {
 }
 
 TEST(SweepPlan, TheMethodIsItsFigures) {
-  SweepKnobs knobs;
-  const auto key = sweep_method(knobs).key();
-  EXPECT_EQ(sweep_method(SweepKnobs{}).key(), key);
-  knobs.max_ci = 0.01;
-  EXPECT_NE(sweep_method(knobs).key(), key);
+  SweepOptions options;
+  const auto key = sweep_method(options).key();
+  EXPECT_EQ(sweep_method(SweepOptions{}).key(), key);
+  options.max_ci = 0.01;
+  EXPECT_NE(sweep_method(options).key(), key);
 }
 
 // Every built-in recipe can be planned; a GEMM that a recipe keeps in bf16 has bf16 candidates

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/unit/tools/fake_backend.hpp"
+#include "tools/tuner/measure/measurer.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -19,13 +20,13 @@ std::string text(const LinearChoices& choices) {
   return digits;
 }
 
-KernelFields fields_of(int depth, std::array<int, 3> prior = {-1, -1, -1}) {
-  KernelFields fields;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    for (int h = 0; h < depth; ++h) fields[i].timed.push_back({library(h), 100.0 + h});
-    if (prior[i] >= 0) fields[i].prior.push_back(library(prior[i]));
+KernelShortlists shortlists_of(int depth, std::array<int, 3> prior = {-1, -1, -1}) {
+  KernelShortlists shortlists;
+  for (size_t i = 0; i < shortlists.size(); ++i) {
+    for (int h = 0; h < depth; ++h) shortlists[i].timed.push_back({library(h), 100.0 + h});
+    if (prior[i] >= 0) shortlists[i].prior.push_back(library(prior[i]));
   }
-  return fields;
+  return shortlists;
 }
 
 std::vector<std::string> texts(const std::vector<LinearChoices>& variants) {
@@ -40,47 +41,50 @@ struct FakeLinears {
   std::function<bool(const std::string&)> broken = [](const std::string&) { return false; };
   std::vector<std::vector<std::string>> groups;
 
-  LinearSearch search(const KernelFields& fields, const LinearKnobs& knobs = {}) {
-    const auto digits = [](const Subject& subject) { return text(*parse_choices(subject.config)); };
+  LinearSearch search(const KernelShortlists& shortlists, const LinearSearchOptions& options = {}) {
+    const auto digits = [](const Candidate& candidate) {
+      return text(*parse_choices(candidate.config));
+    };
     FakeMachine machine;
-    machine.ns = [&](const Problem&, const Subject& s, double) { return ns(digits(s)); };
-    machine.fault = [&](const Problem&, const Subject& s) {
-      return broken(digits(s)) ? Fault::kWrong : Fault::kNone;
+    machine.ns = [&](const Problem&, const Candidate& s, double) { return ns(digits(s)); };
+    machine.misbehaviour = [&](const Problem&, const Candidate& s) {
+      return broken(digits(s)) ? Misbehaviour::kWrong : Misbehaviour::kNone;
     };
     FakeBackend backend(machine);
-    Session session(backend);
-    const GroupRequest group{.problem = test_problem(Op::kLinear),
-                             .subjects = {},
-                             .batch_us = 400,
-                             .stop = {},
-                             .warm_s = 0,
-                             .seed = 1};
+    Measurer measurer(backend);
+    const InterleavedGroup group{.problem = test_problem(Op::kLinear),
+                                 .candidates = {},
+                                 .purpose = {},
+                                 .batch_us = 400,
+                                 .stop = {},
+                                 .warm_s = 0,
+                                 .seed = 1};
     const auto measure =
-        [&](const GroupRequest& part) -> Result<std::vector<tuning_db::TrialResult>> {
+        [&](const InterleavedGroup& part) -> Result<std::vector<tuning_db::TrialResult>> {
       groups.emplace_back();
-      for (const Subject& subject : part.subjects) groups.back().push_back(digits(subject));
+      for (const Candidate& candidate : part.candidates) groups.back().push_back(digits(candidate));
       std::vector<tuning_db::TrialResult> results;
-      for (SubjectOutcome& outcome : F8_TRY(session.run(part))) {
+      for (CandidateOutcome& outcome : F8_TRY(measurer.run(part))) {
         results.push_back(std::move(outcome.result));
       }
       return results;
     };
-    return search_linear(group, fields, knobs, measure).value();
+    return search_linear(group, shortlists, options, measure).value();
   }
 };
 
 TEST(LinearVariants, FastestThenPriorThenOneChangeAtATime) {
-  EXPECT_EQ(texts(linear_variants(fields_of(2, {1, 1, 0}), {})),
+  EXPECT_EQ(texts(linear_variants(shortlists_of(2, {1, 1, 0}), {})),
             (std::vector<std::string>{"000", "110", "100", "010", "001"}));
-  EXPECT_EQ(texts(linear_variants(fields_of(3), {.most = 5})),
+  EXPECT_EQ(texts(linear_variants(shortlists_of(3), {.most = 5})),
             (std::vector<std::string>{"000", "100", "010", "001", "200"}));
-  // What a prior says is not asked for twice, and a product without one keeps its fastest.
-  EXPECT_EQ(texts(linear_variants(fields_of(2, {1, -1, -1}), {})),
+  // A prior choice is not timed twice, and a GEMM without one keeps its fastest kernel.
+  EXPECT_EQ(texts(linear_variants(shortlists_of(2, {1, -1, -1}), {})),
             (std::vector<std::string>{"000", "100", "010", "001"}));
-  EXPECT_EQ(linear_variants(fields_of(3), {.most = 0}).size(), 1u);
-  // Out of reach, or deeper than the third.
-  EXPECT_EQ(linear_variants(fields_of(3), {.within = 1.015}).size(), 4u);
-  EXPECT_EQ(linear_variants(fields_of(5), {.most = 100}).size(), 7u);
+  EXPECT_EQ(linear_variants(shortlists_of(3), {.most = 0}).size(), 1u);
+  // The others are out of reach, or deeper than the third.
+  EXPECT_EQ(linear_variants(shortlists_of(3), {.within = 1.015}).size(), 4u);
+  EXPECT_EQ(linear_variants(shortlists_of(5), {.most = 100}).size(), 7u);
 }
 
 TEST(LinearVariants, BothGradientsByOneConfiguration) {
@@ -88,11 +92,11 @@ TEST(LinearVariants, BothGradientsByOneConfiguration) {
     return TimedKernel{
         {.provider = Provider::kGenerated, .config = *codegen::parse_gemm_config(config)}, ns};
   };
-  KernelFields fields = fields_of(1);
-  fields[1].timed = {kernel("128x256s4c2x1w2g8", 100), kernel("128x192s5c1x1w2g8", 110)};
-  fields[2].timed = {kernel("256x128s4c2x1w2g8", 100), kernel("128x192s5c1x1w2g8", 101),
-                     kernel("128x256s4c2x1w2g8", 120)};
-  const auto variants = linear_variants(fields, {.within = 1.0});
+  KernelShortlists shortlists = shortlists_of(1);
+  shortlists[1].timed = {kernel("128x256s4c2x1w2g8", 100), kernel("128x192s5c1x1w2g8", 110)};
+  shortlists[2].timed = {kernel("256x128s4c2x1w2g8", 100), kernel("128x192s5c1x1w2g8", 101),
+                         kernel("128x256s4c2x1w2g8", 120)};
+  const auto variants = linear_variants(shortlists, {.within = 1.0});
   ASSERT_EQ(variants.size(), 3u);
   EXPECT_EQ(codegen::key(variants[1][1].config), "128x192s5c1x1w2g8") << "211 before 220";
   EXPECT_EQ(codegen::key(variants[1][2].config), "128x192s5c1x1w2g8");
@@ -103,7 +107,7 @@ TEST(LinearVariants, BothGradientsByOneConfiguration) {
 TEST(LinearSearch, TheFastestLinearWinsWhateverItsKernelsTakeAlone) {
   FakeLinears machine;
   machine.ns = [](const std::string& d) { return d == "010" ? 950e3 : 1000e3; };
-  const LinearSearch found = machine.search(fields_of(2));
+  const LinearSearch found = machine.search(shortlists_of(2));
   EXPECT_EQ(text(found.choices), "010");
   EXPECT_EQ(found.timed, 4);
   EXPECT_NEAR(found.over_first, 1000.0 / 950, 0.01);
@@ -114,7 +118,7 @@ TEST(LinearSearch, TheFastestLinearWinsWhateverItsKernelsTakeAlone) {
 TEST(LinearSearch, ThePriorIsAmongThem) {
   FakeLinears machine;  // only all three together are good: no single change leads there
   machine.ns = [](const std::string& d) { return d == "555" ? 900e3 : 1000e3; };
-  EXPECT_EQ(text(machine.search(fields_of(1, {5, 5, 5})).choices), "555");
+  EXPECT_EQ(text(machine.search(shortlists_of(1, {5, 5, 5})).choices), "555");
 }
 
 TEST(LinearSearch, ChangesThatHelpAreJoined) {
@@ -122,7 +126,7 @@ TEST(LinearSearch, ChangesThatHelpAreJoined) {
   machine.ns = [](const std::string& d) {
     return 1000e3 - (d[0] == '1' ? 30e3 : 0) - (d[2] == '1' ? 40e3 : 0) + (d[1] == '1' ? 20e3 : 0);
   };
-  const LinearSearch found = machine.search(fields_of(2));
+  const LinearSearch found = machine.search(shortlists_of(2));
   EXPECT_EQ(text(found.choices), "101");
   EXPECT_EQ(found.timed, 5);
   EXPECT_NEAR(found.over_first, 1000.0 / 930, 0.01);
@@ -132,11 +136,11 @@ TEST(LinearSearch, BrokenLinearsAreLeftOut) {
   FakeLinears machine;
   machine.ns = [](const std::string& d) { return d == "010" ? 100e3 : 1000e3; };
   machine.broken = [](const std::string& d) { return d == "010" || d == "000"; };
-  const LinearSearch found = machine.search(fields_of(2));
+  const LinearSearch found = machine.search(shortlists_of(2));
   EXPECT_NE(text(found.choices), "010");
   EXPECT_NE(text(found.choices), "000");
   machine.broken = [](const std::string&) { return true; };
-  const LinearSearch none = machine.search(fields_of(2));
+  const LinearSearch none = machine.search(shortlists_of(2));
   EXPECT_EQ(text(none.choices), "000");
   EXPECT_EQ(none.timed, 0);
 }
@@ -144,8 +148,8 @@ TEST(LinearSearch, BrokenLinearsAreLeftOut) {
 TEST(LinearSearch, WithOneCombinationNothingIsTimed) {
   FakeLinears machine;
   machine.ns = [](const std::string&) { return 1000e3; };
-  EXPECT_EQ(machine.search(fields_of(1)).timed, 0);
-  EXPECT_EQ(machine.search(fields_of(3), {.most = 1}).timed, 0);
+  EXPECT_EQ(machine.search(shortlists_of(1)).timed, 0);
+  EXPECT_EQ(machine.search(shortlists_of(3), {.most = 1}).timed, 0);
   EXPECT_TRUE(machine.groups.empty());
 }
 

@@ -36,9 +36,9 @@ TEST(ShapeTable, WhatIsNoneIsSaidWithItsLine) {
   EXPECT_TRUE(message("m,n,k\n0,16,16\n").starts_with("line 2: m"));
 }
 
-TEST(Survey, SumsUpRatios) {
-  const std::vector<SurveyRatio> ratios = {{"a", 1.1}, {"b", 0.94}, {"c", 1.0}, {"d", 0.95}};
-  const SurveySummary summary = summarize(ratios);
+TEST(ShapeSweep, SumsUpRatios) {
+  const std::vector<ShapeRatio> ratios = {{"a", 1.1}, {"b", 0.94}, {"c", 1.0}, {"d", 0.95}};
+  const ShapeSummary summary = summarize(ratios);
   EXPECT_EQ(summary.count, 4);
   EXPECT_NEAR(summary.geometric_mean, std::pow(1.1 * 0.94 * 0.95, 0.25), 1e-12);
   EXPECT_EQ(summary.worst, 0.94);
@@ -50,7 +50,7 @@ TEST(Survey, SumsUpRatios) {
 }
 
 TEST(CsvFile, QuotesWhatItMustAndIsThereAtOnce) {
-  const fs::path folder = make_temp_directory(fs::temp_directory_path(), "survey").value();
+  const fs::path folder = make_temp_directory(fs::temp_directory_path(), "shape-sweep").value();
   constexpr std::array<std::string_view, 3> kColumns = {"a", "b", "c"};
   auto file = CsvFile::create(folder / "t.csv", kColumns);
   ASSERT_TRUE(file) << file.error().message;

@@ -1,4 +1,4 @@
-// Sweeps in which something fails or ends early: every cell gets its row all the same.
+// Sweeps in which something fails or ends early: every trial gets its row all the same.
 #include "tests/unit/tools/search/sweep_fixture.hpp"
 
 namespace f8::tuner {
@@ -31,14 +31,15 @@ TEST_F(SweepTest, PrunedConfigurationsAreRowsWithTheirBound) {
 }
 
 TEST_F(SweepTest, AHangIsATimeoutAndTheNextCellIsMeasured) {
-  machine_.fault = [](const Problem& p, const Subject& s) {
-    return p.op == Op::kOutput && s.impl == "cublaslt" && s.config == "h0" ? Fault::kHang
-                                                                           : Fault::kNone;
+  machine_.misbehaviour = [](const Problem& p, const Candidate& s) {
+    return p.op == Op::kOutput && s.impl == Impl::kCublasLt && s.config == "h0"
+               ? Misbehaviour::kHang
+               : Misbehaviour::kNone;
   };
   const auto outcome = sweep_all();
   ASSERT_TRUE(outcome) << outcome.error().message;
   EXPECT_EQ(outcome->progress.states.at(TrialState::kTimeout), 1);
-  EXPECT_EQ(outcome->progress.done, outcome->progress.cells);
+  EXPECT_EQ(outcome->progress.done, outcome->progress.trials);
   const auto library = rows(problem(Op::kOutput), "cublaslt");
   EXPECT_TRUE(std::ranges::any_of(library, [](const TrialRow& row) {
     return row.result.state == TrialState::kTimeout &&
@@ -54,8 +55,9 @@ TEST_F(SweepTest, ACrashCostsOneCellAndTheSecondQuarantines) {
   const auto candidates = generated_candidates(problem(Op::kOutput), h100(), 3).value();
   const std::string bad = codegen::key(candidates.front().spec.config);
   const Problem first = problem(Op::kOutput);
-  machine_.fault = [bad](const Problem& p, const Subject& s) {
-    return is_generated(s, Op::kOutput, p) && s.config == bad ? Fault::kAbort : Fault::kNone;
+  machine_.misbehaviour = [bad](const Problem& p, const Candidate& s) {
+    return is_generated(s, Op::kOutput, p) && s.config == bad ? Misbehaviour::kAbort
+                                                              : Misbehaviour::kNone;
   };
   const auto outcome = sweep_all();
   ASSERT_TRUE(outcome) << outcome.error().message;
@@ -73,15 +75,15 @@ TEST_F(SweepTest, ACrashCostsOneCellAndTheSecondQuarantines) {
   ASSERT_GE(planned, 2) << "the test needs a kernel that several shapes try";
   EXPECT_EQ(states[TrialState::kLaunchError], 1);
   EXPECT_EQ(states[TrialState::kQuarantined], planned - 1);
-  EXPECT_EQ(workers_, 3) << "the third cell was not even run";
-  EXPECT_EQ(outcome->progress.done, outcome->progress.cells);
+  EXPECT_EQ(workers_, 3) << "the third trial was not even run";
+  EXPECT_EQ(outcome->progress.done, outcome->progress.trials);
 }
 
-TEST_F(SweepTest, ADeathInTheTimingIsFoundByMeasuringEachAlone) {
-  machine_.fault = [](const Problem& p, const Subject& s) {
-    return p.op == Op::kGradInput && s.impl == "cublaslt" && s.config == "h1"
-               ? Fault::kAbortInTiming
-               : Fault::kNone;
+TEST_F(SweepTest, AWorkerFailureInTheTimingIsFoundByMeasuringEachAlone) {
+  machine_.misbehaviour = [](const Problem& p, const Candidate& s) {
+    return p.op == Op::kGradInput && s.impl == Impl::kCublasLt && s.config == "h1"
+               ? Misbehaviour::kAbortInTiming
+               : Misbehaviour::kNone;
   };
   const auto outcome = sweep_all();
   ASSERT_TRUE(outcome) << outcome.error().message;
@@ -100,7 +102,7 @@ TEST_F(SweepTest, ABudgetLeavesARunThatResumeCompletes) {
     const auto outcome = sweep(db, run_, 0.2);
     ASSERT_TRUE(outcome) << outcome.error().message;
     EXPECT_EQ(outcome->end, SweepEnd::kBudget);
-    EXPECT_LT(outcome->progress.done, outcome->progress.cells);
+    EXPECT_LT(outcome->progress.done, outcome->progress.trials);
     EXPECT_EQ(db.runs().value().front().state, "interrupted");
   }
   before = all_rows();
@@ -109,13 +111,13 @@ TEST_F(SweepTest, ABudgetLeavesARunThatResumeCompletes) {
   const auto rest = sweep(db, run_);
   ASSERT_TRUE(rest) << rest.error().message;
   EXPECT_EQ(rest->end, SweepEnd::kDone);
-  EXPECT_EQ(rest->progress.cells + static_cast<int64_t>(before.size()),
-            static_cast<int64_t>(plan().cells.size()));
+  EXPECT_EQ(rest->progress.trials + static_cast<int64_t>(before.size()),
+            static_cast<int64_t>(plan().trials.size()));
   const auto after = all_rows();
-  EXPECT_EQ(after.size(), plan().cells.size());
+  EXPECT_EQ(after.size(), plan().trials.size());
   for (const auto& [key, row] : before) {
     EXPECT_EQ(after.at(key).uuid, row.uuid);
-    EXPECT_EQ(after.at(key).at, row.at) << "a finished cell was touched";
+    EXPECT_EQ(after.at(key).at, row.at) << "a finished trial was touched";
   }
 }
 
@@ -129,15 +131,15 @@ TEST_F(SweepTest, AnInterruptEndsAfterTheGroup) {
   ASSERT_TRUE(outcome) << outcome.error().message;
   EXPECT_EQ(outcome->end, SweepEnd::kInterrupted);
   EXPECT_GT(outcome->progress.done, 0);
-  EXPECT_LT(outcome->progress.done, outcome->progress.cells);
+  EXPECT_LT(outcome->progress.done, outcome->progress.trials);
   hooks_ = {};
   const auto rest = sweep(db, run_);
   ASSERT_TRUE(rest);
   EXPECT_EQ(rest->end, SweepEnd::kDone);
-  EXPECT_EQ(all_rows().size(), plan().cells.size());
+  EXPECT_EQ(all_rows().size(), plan().trials.size());
 }
 
-// kill -9 of the sweep at moments spread over its life; each time a resume goes on.
+// The sweep is killed (-9) at moments spread over its life, and each time a resume goes on.
 TEST_F(SweepTest, KilledAtAnyMomentResumeFinishesExactlyTheMissingCells) {
   request_.shapes = {{256, 512, 256}, {512, 512, 256}};
   machine_.real_sleep_s = 0.001;
@@ -173,9 +175,9 @@ TEST_F(SweepTest, KilledAtAnyMomentResumeFinishesExactlyTheMissingCells) {
   const auto rest = sweep(db, run_);
   ASSERT_TRUE(rest) << rest.error().message;
   EXPECT_EQ(rest->end, SweepEnd::kDone);
-  EXPECT_EQ(rest->progress.done, rest->progress.cells);
+  EXPECT_EQ(rest->progress.done, rest->progress.trials);
   const auto after = all_rows();
-  EXPECT_EQ(after.size(), plan().cells.size());
+  EXPECT_EQ(after.size(), plan().trials.size());
   for (const auto& [key, row] : before) EXPECT_EQ(after.at(key).at, row.at);
 }
 

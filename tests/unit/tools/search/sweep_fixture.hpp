@@ -20,15 +20,15 @@ using tuning_db::OpenMode;
 using tuning_db::TrialRow;
 using tuning_db::TrialState;
 
-inline double kernel_ns(const Subject& s) {
-  if (s.impl == "generated") return s.config.ends_with("g16") ? 90e3 : 100e3;
-  if (s.impl == "cublaslt") return s.config == "h1" ? 140e3 : 150e3;
+inline double kernel_ns(const Candidate& s) {
+  if (s.impl == Impl::kGenerated) return s.config.ends_with("g16") ? 90e3 : 100e3;
+  if (s.impl == Impl::kCublasLt) return s.config == "h1" ? 140e3 : 150e3;
   return s.config == "h1" ? 190e3 : 200e3;
 }
-inline double sum_of_kernels(const Subject& linear) {
+inline double sum_of_kernels(const Candidate& linear) {
   double sum = 0;
   const LinearChoices choices = parse_choices(linear.config).value();
-  for (const runtime::GemmChoice& choice : choices) sum += kernel_ns(to_subject(choice));
+  for (const runtime::GemmChoice& choice : choices) sum += kernel_ns(to_candidate(choice));
   return sum;
 }
 
@@ -38,20 +38,20 @@ class SweepTest : public ::testing::Test {
     directory_ = make_temp_directory(std::filesystem::temp_directory_path(), "sweep-test").value();
     request_.shapes = {{256, 512, 256}};
     request_.recipes = {"tensorwise"};
-    request_.knobs.keep = 3;
-    request_.knobs.heuristics = 2;
-    request_.knobs.finalists = 2;
-    request_.knobs.linear_min_ms = 5;
-    request_.knobs.linear_max_ms = 40;
-    request_.knobs.screen_ms = 1;
-    request_.knobs.final_ms = 5;
-    request_.knobs.warm_s = 0.01;
+    request_.options.keep = 3;
+    request_.options.heuristics = 2;
+    request_.options.finalists = 2;
+    request_.options.linear_min_ms = 5;
+    request_.options.linear_max_ms = 40;
+    request_.options.screen_ms = 1;
+    request_.options.final_ms = 5;
+    request_.options.warm_s = 0.01;
     request_.record_pruned = false;
-    // Generated kernels are fastest, the library half again slower, bf16 slowest; a linear takes
-    // what its kernels take, and its casts.
-    machine_.ns = [](const Problem&, const Subject& s, double) {
-      if (s.impl == "bf16") return 600e3;
-      return s.impl == "float8" ? 40e3 + sum_of_kernels(s) : kernel_ns(s);
+    // Generated kernels are fastest, the library is half again slower and bf16 slowest. A linear
+    // takes the time of its kernels and of its casts.
+    machine_.ns = [](const Problem&, const Candidate& s, double) {
+      if (s.impl == Impl::kBf16) return 600e3;
+      return s.impl == Impl::kFloat8 ? 40e3 + sum_of_kernels(s) : kernel_ns(s);
     };
   }
   void TearDown() override {
@@ -97,16 +97,17 @@ class SweepTest : public ::testing::Test {
                       .git_sha = "0",
                       .git_dirty = false,
                       .codegen_abi = 1},
-                     sweep_method(request_.knobs), plan().cells);
+                     sweep_method(request_.options), plan().trials);
     EXPECT_TRUE(run) << run.error().message;
     return run->uuid;
   }
   Result<SweepOutcome> sweep(Database& db, const std::string& run, double budget_s = 0) {
     CompileAhead compiler = make_compiler();
     Sweep* engine = nullptr;
-    Worker worker(spawn_fake(machine_), {.start_timeout_s = 20, .cell_timeout_s = 0.5, .tick = [&] {
-                                           return engine != nullptr && engine->tick();
-                                         }});
+    Worker worker(spawn_fake(machine_),
+                  {.start_timeout_s = 20, .trial_timeout_s = 0.5, .tick = [&] {
+                     return engine != nullptr && engine->tick();
+                   }});
     Sweep the_sweep(db, worker, compiler, request_, hooks_);
     engine = &the_sweep;
     auto outcome = the_sweep.run(run, plan(), budget_s);
@@ -129,7 +130,7 @@ class SweepTest : public ::testing::Test {
   Problem problem(Op op, const char* recipe = "tensorwise") {
     return Problem::make(op, *find_recipe(recipe), request_.shapes[0]).value();
   }
-  // Of all problems of the request.
+  // The rows of all problems of the request.
   std::map<std::string, TrialRow> all_rows() {
     std::map<std::string, TrialRow> found;
     const Database db = open();
@@ -158,8 +159,8 @@ class SweepTest : public ::testing::Test {
   int workers_ = 0;
 };
 
-inline bool is_generated(const Subject& s, Op op, const Problem& p) {
-  return s.impl == "generated" && p.op == op;
+inline bool is_generated(const Candidate& s, Op op, const Problem& p) {
+  return s.impl == Impl::kGenerated && p.op == op;
 }
 
 }  // namespace f8::tuner

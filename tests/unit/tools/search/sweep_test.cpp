@@ -1,4 +1,4 @@
-// What a sweep measures and chooses.
+// The measurements and choices of a sweep.
 #include <cstdio>
 
 #include "tests/unit/tools/search/sweep_fixture.hpp"
@@ -6,32 +6,32 @@
 namespace f8::tuner {
 namespace {
 
-TEST_F(SweepTest, EveryCellGetsATerminalStateAndTheLinearARatio) {
+TEST_F(SweepTest, EveryTrialGetsATerminalStateAndTheLinearARatio) {
   const auto outcome = sweep_all();
   ASSERT_TRUE(outcome) << outcome.error().message;
   EXPECT_EQ(outcome->end, SweepEnd::kDone);
-  EXPECT_EQ(outcome->progress.done, outcome->progress.cells);
+  EXPECT_EQ(outcome->progress.done, outcome->progress.trials);
   const auto found = all_rows();
-  EXPECT_EQ(found.size(), plan().cells.size());
+  EXPECT_EQ(found.size(), plan().trials.size());
   const auto linear = rows(problem(Op::kLinear), "float8");
   ASSERT_EQ(linear.size(), 1u);
   ASSERT_EQ(linear[0].result.state, TrialState::kOk) << linear[0].result.reason;
   ASSERT_TRUE(linear[0].result.ratio);
   EXPECT_NEAR(linear[0].result.ratio->ratio, 600.0 / 310, 0.02);
-  const auto twin = rows(problem(Op::kLinear), "bf16");
-  ASSERT_EQ(twin.size(), 1u);
-  EXPECT_EQ(linear[0].result.ratio->pair_uuid, twin[0].uuid);
+  const auto bf16 = rows(problem(Op::kLinear), "bf16");
+  ASSERT_EQ(bf16.size(), 1u);
+  EXPECT_EQ(linear[0].result.ratio->pair_uuid, bf16[0].uuid);
   EXPECT_EQ(open().runs().value().front().state, "done");
   // The fastest of the measured kernels and the fastest bf16 ones were taken.
-  ASSERT_TRUE(linear[0].result.kernels && twin[0].result.kernels);
+  ASSERT_TRUE(linear[0].result.kernels && bf16[0].result.kernels);
   EXPECT_TRUE(linear[0].result.kernels->at(0).config.ends_with("g16"));
   const tuning_db::LinearKernel library{Provider::kCublasLt, "h1"};
-  EXPECT_EQ(*twin[0].result.kernels, (tuning_db::LinearKernels{library, library, library}));
+  EXPECT_EQ(*bf16[0].result.kernels, (tuning_db::LinearKernels{library, library, library}));
 }
 
 TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {
-  machine_.ns = [](const Problem&, const Subject& s, double) {
-    return s.impl == "cublaslt" && s.config == "h1" ? 50e3 : 100e3;
+  machine_.ns = [](const Problem&, const Candidate& s, double) {
+    return s.impl == Impl::kCublasLt && s.config == "h1" ? 50e3 : 100e3;
   };
   ASSERT_TRUE(sweep_all());
   const auto measured = rows(problem(Op::kGradInput));
@@ -45,14 +45,14 @@ TEST_F(SweepTest, TheLibraryAlwaysTakesPartAndMayWin) {
 
 TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
   // The library is 2 % slower by itself, and in a linear everything else with it is faster.
-  machine_.ns = [](const Problem& p, const Subject& s, double) {
-    if (s.impl == "generated") return 100e3;
-    if (s.impl == "cublaslt") return s.config == "h1" ? 102e3 : 150e3;
-    if (s.impl != "float8") return 600e3;
+  machine_.ns = [](const Problem& p, const Candidate& s, double) {
+    if (s.impl == Impl::kGenerated) return 100e3;
+    if (s.impl == Impl::kCublasLt) return s.config == "h1" ? 102e3 : 150e3;
+    if (s.impl != Impl::kFloat8) return 600e3;
     const auto choices = *parse_choices(s.config);
     return choices[0].provider == Provider::kCublasLt && p.op == Op::kLinear ? 280e3 : 320e3;
   };
-  request_.knobs.keep = 2;  // else the library is behind more kernels than linears are made of
+  request_.options.keep = 2;  // else the library is behind more kernels than linears are made of
   ASSERT_TRUE(sweep_all());
   const auto linear = rows(problem(Op::kLinear), "float8").at(0);
   const auto kernels = linear.result.kernels;
@@ -72,15 +72,15 @@ TEST_F(SweepTest, TheFastestLinearDecidesWhichKernelsCount) {
 }
 
 TEST_F(SweepTest, WhatIsChosenWithoutASearchTakesPart) {
-  // The model's last choice of all, which no search would look at, is what the table has.
+  // The table has the model's last choice of all, which no search would look at.
   const Problem output = problem(Op::kOutput);
   const std::string last =
       codegen::key(generated_candidates(output, h100(), 1).value().back().spec.config);
   request_.prior.add(KernelChoice{output, Provider::kGenerated, last, 1e3});
-  machine_.ns = [last](const Problem&, const Subject& s, double) {
-    return s.impl == "generated" ? (s.config == last ? 99e3 : 98e3)
-           : s.impl == "float8"  ? (s.config.find(last) != std::string::npos ? 300e3 : 330e3)
-                                 : 500e3;
+  machine_.ns = [last](const Problem&, const Candidate& s, double) {
+    return s.impl == Impl::kGenerated ? (s.config == last ? 99e3 : 98e3)
+           : s.impl == Impl::kFloat8  ? (s.config.find(last) != std::string::npos ? 300e3 : 330e3)
+                                      : 500e3;
   };
   ASSERT_TRUE(sweep_all());
   const auto kernels = rows(problem(Op::kLinear), "float8").at(0).result.kernels;
@@ -97,7 +97,7 @@ TEST_F(SweepTest, EveryRecipeGetsALinear) {
   for (const Recipe& recipe : builtin_recipes()) request_.recipes.push_back(recipe.name);
   const auto outcome = sweep_all();
   ASSERT_TRUE(outcome) << outcome.error().message;
-  EXPECT_EQ(outcome->progress.done, outcome->progress.cells);
+  EXPECT_EQ(outcome->progress.done, outcome->progress.trials);
   ASSERT_EQ(outcome->linears.size(), request_.recipes.size());
   const TuningTable table = open().table().value();
   for (const LinearResult& linear : outcome->linears) {
@@ -126,7 +126,7 @@ TEST_F(SweepTest, BothKindsReachTheFinal) {
       return row.result.state == TrialState::kOk && row.result.timing;
     })) << impl;
   }
-  // Who lost the screening is kept with its figure, but as no measurement of this method.
+  // A candidate that lost the screening keeps its figure, but not as a measurement of this method.
   const auto lost = rows(problem(Op::kOutput), "cublaslt");
   const auto pruned = std::ranges::find_if(
       lost, [](const TrialRow& row) { return row.result.state == TrialState::kPruned; });
@@ -137,11 +137,11 @@ TEST_F(SweepTest, BothKindsReachTheFinal) {
 }
 
 TEST_F(SweepTest, AWrongKernelNeverWins) {
-  machine_.ns = [](const Problem&, const Subject& s, double) {
-    return s.impl == "generated" ? 1e3 : 100e3;
+  machine_.ns = [](const Problem&, const Candidate& s, double) {
+    return s.impl == Impl::kGenerated ? 1e3 : 100e3;
   };
-  machine_.fault = [](const Problem&, const Subject& s) {
-    return s.impl == "generated" ? Fault::kWrong : Fault::kNone;
+  machine_.misbehaviour = [](const Problem&, const Candidate& s) {
+    return s.impl == Impl::kGenerated ? Misbehaviour::kWrong : Misbehaviour::kNone;
   };
   ASSERT_TRUE(sweep_all());
   for (const TrialRow& row : rows(problem(Op::kOutput), "generated")) {
@@ -156,8 +156,9 @@ TEST_F(SweepTest, AWrongKernelNeverWins) {
 }
 
 TEST_F(SweepTest, WithoutAnyKernelTheLinearSaysWhichGemmHasNone) {
-  machine_.fault = [](const Problem& p, const Subject& s) {
-    return p.op == Op::kGradWeight && s.impl != "bf16_cublaslt" ? Fault::kWrong : Fault::kNone;
+  machine_.misbehaviour = [](const Problem& p, const Candidate& s) {
+    return p.op == Op::kGradWeight && s.impl != Impl::kBf16CublasLt ? Misbehaviour::kWrong
+                                                                    : Misbehaviour::kNone;
   };
   ASSERT_TRUE(sweep_all());
   const auto linear = rows(problem(Op::kLinear), "float8");
@@ -166,7 +167,7 @@ TEST_F(SweepTest, WithoutAnyKernelTheLinearSaysWhichGemmHasNone) {
   EXPECT_EQ(rows(problem(Op::kLinear), "bf16").at(0).result.state, TrialState::kOk);
 }
 
-TEST_F(SweepTest, OneProductIsMeasuredOnce) {
+TEST_F(SweepTest, OneGemmIsMeasuredOnce) {
   request_.recipes = {"tensorwise", "rowwise"};
   ASSERT_TRUE(sweep_all());
   const auto first = rows(problem(Op::kOutput, "tensorwise"), "bf16_cublaslt");
@@ -174,16 +175,16 @@ TEST_F(SweepTest, OneProductIsMeasuredOnce) {
   ASSERT_EQ(first.size(), second.size());
   int shared = 0;
   for (const TrialRow& row : second) {
-    shared += row.result.reason.find("the same product as output/tensorwise") != std::string::npos;
+    shared += row.result.reason.find("the same GEMM as output/tensorwise") != std::string::npos;
   }
   EXPECT_EQ(static_cast<size_t>(shared), second.size());
   for (const TrialRow& row : second) {
-    const auto twin = std::ranges::find_if(
+    const auto again = std::ranges::find_if(
         first, [&](const TrialRow& r) { return r.candidate.config == row.candidate.config; });
-    ASSERT_NE(twin, first.end());
-    ASSERT_EQ(row.result.timing.has_value(), twin->result.timing.has_value());
+    ASSERT_NE(again, first.end());
+    ASSERT_EQ(row.result.timing.has_value(), again->result.timing.has_value());
     if (row.result.timing) {
-      EXPECT_EQ(row.result.timing->median_ns, twin->result.timing->median_ns);
+      EXPECT_EQ(row.result.timing->median_ns, again->result.timing->median_ns);
     }
   }
 }

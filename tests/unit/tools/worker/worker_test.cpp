@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/unit/tools/fake_backend.hpp"
+#include "tools/tuner/measure/measurer.hpp"
 #include "tools/tuner/worker/protocol.hpp"
 
 namespace f8::tuner {
@@ -10,34 +11,34 @@ namespace {
 
 using tuning_db::TrialState;
 
-GroupRequest request_of(std::vector<std::string> configs) {
-  GroupRequest request;
-  request.problem = test_problem();
+InterleavedGroup group_of(std::vector<std::string> configs) {
+  InterleavedGroup group;
+  group.problem = test_problem();
   for (std::string& config : configs) {
-    request.subjects.push_back({.impl = "generated", .config = std::move(config)});
+    group.candidates.push_back({.impl = Impl::kGenerated, .config = std::move(config)});
   }
-  request.stop = {.target = 0.01, .min_s = 0, .max_s = 0.1, .min_blocks = 4};
-  request.warm_s = 0.1;
-  request.seed = 5;
-  return request;
+  group.stop = {.target = 0.01, .min_s = 0, .max_s = 0.1, .min_blocks = 4};
+  group.warm_s = 0.1;
+  group.seed = 5;
+  return group;
 }
 
-FakeMachine with_fault(const std::string& config, Fault fault) {
+FakeMachine with_misbehaviour(const std::string& config, Misbehaviour misbehaviour) {
   FakeMachine machine;
-  machine.fault = [=](const Problem&, const Subject& s) {
-    return s.config == config ? fault : Fault::kNone;
+  machine.misbehaviour = [=](const Problem&, const Candidate& s) {
+    return s.config == config ? misbehaviour : Misbehaviour::kNone;
   };
   return machine;
 }
 
-TEST(Worker, SendsWhatTheSessionMeasures) {
+TEST(Worker, SendsWhatTheMeasurerMeasures) {
   Worker worker(spawn_fake({}), {});
-  const GroupRequest request = request_of({"a", "b"});
-  const auto reply = worker.measure(request);
+  const InterleavedGroup group = group_of({"a", "b"});
+  const auto reply = worker.measure(group);
   ASSERT_TRUE(reply) << reply.error().message;
-  ASSERT_FALSE(reply->loss);
+  ASSERT_FALSE(reply->failure);
   FakeBackend local{FakeMachine{}};
-  const auto expected = Session(local).run(request);
+  const auto expected = Measurer(local).run(group);
   ASSERT_TRUE(expected);
   ASSERT_EQ(reply->results.size(), 2u);
   for (size_t i = 0; i < 2; ++i) {
@@ -49,59 +50,59 @@ TEST(Worker, SendsWhatTheSessionMeasures) {
   EXPECT_EQ(worker.starts(), 1);
 }
 
-TEST(Worker, ACrashNamesTheSubjectThatWasRunning) {
-  Worker worker(spawn_fake(with_fault("b", Fault::kAbort)), {});
-  const auto reply = worker.measure(request_of({"a", "b", "c"}));
+TEST(Worker, ACrashNamesTheCandidateThatWasRunning) {
+  Worker worker(spawn_fake(with_misbehaviour("b", Misbehaviour::kAbort)), {});
+  const auto reply = worker.measure(group_of({"a", "b", "c"}));
   ASSERT_TRUE(reply);
-  ASSERT_TRUE(reply->loss);
-  EXPECT_EQ(reply->loss->kind, Loss::Kind::kCrash);
-  EXPECT_EQ(reply->loss->subject, 1);
-  EXPECT_NE(reply->loss->reason.find("signal 6"), std::string::npos) << reply->loss->reason;
-  // And another worker takes its place.
-  const auto again = worker.measure(request_of({"a", "c"}));
+  ASSERT_TRUE(reply->failure);
+  EXPECT_EQ(reply->failure->kind, WorkerFailure::Kind::kCrash);
+  EXPECT_EQ(reply->failure->candidate, 1);
+  EXPECT_NE(reply->failure->reason.find("signal 6"), std::string::npos) << reply->failure->reason;
+  // Another worker takes its place.
+  const auto again = worker.measure(group_of({"a", "c"}));
   ASSERT_TRUE(again);
-  EXPECT_FALSE(again->loss);
+  EXPECT_FALSE(again->failure);
   EXPECT_EQ(worker.starts(), 2);
 }
 
-TEST(Worker, ABrokenDeviceIsALossWithItsMessage) {
-  Worker worker(spawn_fake(with_fault("a", Fault::kSticky)), {});
-  const auto reply = worker.measure(request_of({"a"}));
+TEST(Worker, ABrokenDeviceIsAFailureWithItsMessage) {
+  Worker worker(spawn_fake(with_misbehaviour("a", Misbehaviour::kSticky)), {});
+  const auto reply = worker.measure(group_of({"a"}));
   ASSERT_TRUE(reply);
-  ASSERT_TRUE(reply->loss);
-  EXPECT_EQ(reply->loss->subject, 0);
-  EXPECT_EQ(reply->loss->reason, "CUDA_ERROR_ILLEGAL_ADDRESS");
+  ASSERT_TRUE(reply->failure);
+  EXPECT_EQ(reply->failure->candidate, 0);
+  EXPECT_EQ(reply->failure->reason, "CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 
 TEST(Worker, AHangIsEndedAfterItsTime) {
-  Worker worker(spawn_fake(with_fault("b", Fault::kHang)),
-                {.start_timeout_s = 10, .cell_timeout_s = 0.3, .tick = nullptr});
-  const auto reply = worker.measure(request_of({"a", "b"}));
+  Worker worker(spawn_fake(with_misbehaviour("b", Misbehaviour::kHang)),
+                {.start_timeout_s = 10, .trial_timeout_s = 0.3, .tick = nullptr});
+  const auto reply = worker.measure(group_of({"a", "b"}));
   ASSERT_TRUE(reply);
-  ASSERT_TRUE(reply->loss);
-  EXPECT_EQ(reply->loss->kind, Loss::Kind::kTimeout);
-  EXPECT_EQ(reply->loss->subject, 1);
+  ASSERT_TRUE(reply->failure);
+  EXPECT_EQ(reply->failure->kind, WorkerFailure::Kind::kTimeout);
+  EXPECT_EQ(reply->failure->candidate, 1);
 }
 
-TEST(Worker, ADeathWhileAllAreTimedBlamesNobody) {
-  Worker worker(spawn_fake(with_fault("b", Fault::kAbortInTiming)), {});
-  const auto reply = worker.measure(request_of({"a", "b"}));
+TEST(Worker, AFailureWhileAllAreTimedBlamesNobody) {
+  Worker worker(spawn_fake(with_misbehaviour("b", Misbehaviour::kAbortInTiming)), {});
+  const auto reply = worker.measure(group_of({"a", "b"}));
   ASSERT_TRUE(reply);
-  ASSERT_TRUE(reply->loss);
-  EXPECT_EQ(reply->loss->subject, -1);
-  const auto alone = worker.measure(request_of({"b"}));
+  ASSERT_TRUE(reply->failure);
+  EXPECT_EQ(reply->failure->candidate, -1);
+  const auto alone = worker.measure(group_of({"b"}));
   ASSERT_TRUE(alone);
-  ASSERT_TRUE(alone->loss);
-  EXPECT_EQ(alone->loss->subject, 0);
+  ASSERT_TRUE(alone->failure);
+  EXPECT_EQ(alone->failure->candidate, 0);
 }
 
 TEST(Worker, TickInterruptsAWait) {
   bool stop = false;
-  Worker worker(spawn_fake(with_fault("a", Fault::kHang)),
-                {.start_timeout_s = 10, .cell_timeout_s = 60, .tick = [&] { return stop; }});
+  Worker worker(spawn_fake(with_misbehaviour("a", Misbehaviour::kHang)),
+                {.start_timeout_s = 10, .trial_timeout_s = 60, .tick = [&] { return stop; }});
   ASSERT_TRUE(worker.start());
   stop = true;
-  const auto reply = worker.measure(request_of({"a"}));
+  const auto reply = worker.measure(group_of({"a"}));
   ASSERT_FALSE(reply);
   EXPECT_EQ(reply.error().code, ErrorCode::kInterrupted);
 }
@@ -153,7 +154,7 @@ TEST(Worker, OneThatDiesOrBabblesAtTheStartIsAnError) {
                   char byte = 0;
                   return static_cast<int>(::read(in, &byte, 1));
                 }),
-                {.start_timeout_s = 0.2, .cell_timeout_s = 1, .tick = nullptr});
+                {.start_timeout_s = 0.2, .trial_timeout_s = 1, .tick = nullptr});
   EXPECT_FALSE(silent.start());
 }
 
@@ -189,16 +190,32 @@ TEST(Protocol, AResultSurvivesTheWay) {
   EXPECT_EQ(back->state, TrialState::kNoisy);
 }
 
-TEST(Protocol, ARequestSurvivesTheWay) {
-  GroupRequest request = request_of({"a", "b"});
-  request.reference = 1;
-  request.drop_above = 1.15;
-  request.seed = 0xffffffffffffffffULL;
-  const auto back = parse_group(to_json(request));
-  ASSERT_TRUE(back);
-  EXPECT_EQ(to_json(*back), to_json(request));
-  EXPECT_EQ(back->problem, request.problem);
-  EXPECT_EQ(back->seed, request.seed);
+TEST(Protocol, AGroupSurvivesTheWay) {
+  InterleavedGroup group = group_of({"a", "b"});
+  group.seed = 0xffffffffffffffffULL;
+  for (const Purpose& purpose : {Purpose(Times{}), Purpose(Ratios{.reference = 1}),
+                                 Purpose(Screening{.drop_above = 1.25})}) {
+    group.purpose = purpose;
+    const auto back = parse_group(to_json(group));
+    ASSERT_TRUE(back);
+    EXPECT_EQ(to_json(*back), to_json(group));
+    EXPECT_EQ(back->problem, group.problem);
+    EXPECT_EQ(back->seed, group.seed);
+    EXPECT_EQ(back->purpose.index(), purpose.index());
+  }
+}
+
+// A screening drops candidates, and a ratio to a reference needs all blocks of both.
+TEST(Protocol, AScreeningHasNoReference) {
+  InterleavedGroup group = group_of({"a", "b"});
+  group.purpose = Ratios{.reference = 1};
+  Json json = to_json(group);
+  json["drop_above"] = 1.15;
+  EXPECT_FALSE(parse_group(json));
+  json.erase("drop_above");
+  EXPECT_TRUE(parse_group(json));
+  json["reference"] = 2;
+  EXPECT_FALSE(parse_group(json)) << "there are two candidates";
 }
 
 TEST(Protocol, MalformedAnswersAreErrors) {

@@ -1,4 +1,4 @@
-#include "recipes/tuning_table.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 #include <gtest/gtest.h>
 
@@ -16,15 +16,36 @@ KernelChoice choice(Op op, Shape shape, const char* config = "128x256s4c2x1w2g8"
   return {problem(op, shape), Provider::kGenerated, config, median_ns};
 }
 
+TableDevice h100(int power_limit_w = 700) {
+  return {.name = "NVIDIA H100 80GB HBM3",
+          .cc = 90,
+          .sm_count = 132,
+          .l2_bytes = 52428800,
+          .mem_bytes = 85017493504,
+          .mem_clock_mhz = 2619,
+          .sm_clock_max_mhz = 1980,
+          .power_limit_w = power_limit_w};
+}
+
 TuningTable example() {
   TuningTable table;
-  table.device = "NVIDIA H100 80GB HBM3";
+  table.devices = {h100(), h100(500)};
+  table.sources = {"my sweep.f8db", "built-in"};
   table.add(choice(Op::kOutput, {8192, 4096, 4096}));
   table.add(choice(Op::kGradInput, {8192, 4096, 4096}, "128x128s6c1x2w2pg4", 0.1));
   table.add({problem(Op::kGradWeight, {8192, 4096, 4096}, "rowwise"), Provider::kCublasLt, "h3",
              123456.789});
-  table.add({"rowwise", {8192, 4096, 4096}, 1.25, 1.24, 1.2600000000000002});
-  table.add({"rowwise", {8192, 1024, 4096}, 0.9, 0.9, 0.9});
+  table.add({"rowwise",
+             {8192, 4096, 4096},
+             1.25,
+             1.24,
+             1.2600000000000002,
+             2e6,
+             0,
+             1,
+             "2026-11-22",
+             "e18a4bfb-d429-4cfd-9945-1aa374c7689f"});
+  table.add({"rowwise", {8192, 1024, 4096}, 0.9, 0.9, 0.9, 123456.5, 1});
   return table;
 }
 
@@ -49,15 +70,19 @@ void expect_refused(std::string_view text, ErrorCode code, std::string_view reas
 TEST(TuningTable, GoldenText) {
   EXPECT_EQ(
       example().serialize(),
-      "float8-table 1\n"
-      "device NVIDIA H100 80GB HBM3\n"
+      "float8-table 2\n"
+      "device 90 132 52428800 85017493504 2619 1980 700 0 NVIDIA H100 80GB HBM3\n"
+      "device 90 132 52428800 85017493504 2619 1980 500 0 NVIDIA H100 80GB HBM3\n"
+      "source my sweep.f8db\n"
+      "source built-in\n"
       "kernel grad_input/tensorwise/e5m2.e4m3.bf16/tn/m8192n4096k4096/b0f0 generated "
       "128x128s6c1x2w2pg4 0.1\n"
       "kernel grad_weight/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f0 cublaslt h3 123456.789\n"
       "kernel output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1 generated "
       "128x256s4c2x1w2g8 1000\n"
-      "linear rowwise m8192n1024k4096 0.9 0.9 0.9\n"
-      "linear rowwise m8192n4096k4096 1.25 1.24 1.2600000000000002\n"
+      "linear rowwise m8192n1024k4096 1 0.9 0.9 0.9 123456.5 0 1970-01-01 -\n"
+      "linear rowwise m8192n4096k4096 0 1.25 1.24 1.2600000000000002 2000000 1 2026-11-22 "
+      "e18a4bfb-d429-4cfd-9945-1aa374c7689f\n"
       "end " +
           example().hash() + "\n");
 }
@@ -66,7 +91,8 @@ TEST(TuningTable, RoundTrips) {
   const TuningTable table = example();
   const auto parsed = TuningTable::parse(table.serialize());
   ASSERT_TRUE(parsed) << parsed.error().message;
-  EXPECT_EQ(parsed->device, table.device);
+  EXPECT_EQ(parsed->devices, table.devices);
+  EXPECT_EQ(parsed->sources, table.sources);
   EXPECT_EQ(parsed->choices(), table.choices());
   EXPECT_EQ(parsed->speedups(), table.speedups());
   EXPECT_EQ(parsed->hash(), table.hash());
@@ -74,29 +100,84 @@ TEST(TuningTable, RoundTrips) {
 
   const auto empty = TuningTable::parse(TuningTable().serialize());
   ASSERT_TRUE(empty) << empty.error().message;
-  EXPECT_TRUE(empty->choices().empty() && empty->speedups().empty() && empty->device.empty());
+  EXPECT_TRUE(empty->choices().empty() && empty->speedups().empty() && empty->devices.empty());
+  EXPECT_EQ(empty->device_name(), "");
 }
 
 TEST(TuningTable, OrderOfAddingDoesNotMatter) {
   TuningTable reversed;
-  reversed.device = example().device;
+  reversed.devices = example().devices;
+  reversed.sources = example().sources;
   const TuningTable table = example();
   for (size_t i = table.choices().size(); i-- > 0;) reversed.add(table.choices()[i]);
   for (size_t i = table.speedups().size(); i-- > 0;) reversed.add(table.speedups()[i]);
   EXPECT_EQ(reversed.serialize(), table.serialize());
   EXPECT_EQ(reversed.hash(), table.hash());
-  reversed.device += " ";
+  reversed.devices[0].name += " ";
   EXPECT_NE(reversed.hash(), table.hash());
 }
 
 TEST(TuningTable, AddReplacesTheSameProblem) {
   TuningTable table = example();
   table.add(choice(Op::kOutput, {8192, 4096, 4096}, "64x256s4c1x1w1g8", 900));
-  table.add({"rowwise", {8192, 1024, 4096}, 1.1, 1.0, 1.2});
+  table.add({"rowwise", {8192, 1024, 4096}, 1.1, 1.0, 1.2, 1e6, 1});
   EXPECT_EQ(table.choices().size(), 3U);
   EXPECT_EQ(table.speedups().size(), 2U);
   EXPECT_EQ(table.find(problem(Op::kOutput, {8192, 4096, 4096}))->median_ns, 900);
   EXPECT_EQ(table.speedups()[0].speedup, 1.1);
+}
+
+TEST(TuningTable, WhatLiesBehindFillsTheGaps) {
+  TuningTable table;
+  table.devices = {h100(500)};
+  table.sources = {"my sweep.f8db"};
+  table.add(choice(Op::kOutput, {8192, 4096, 4096}, "64x256s4c1x1w1g8", 900));
+  table.add({"rowwise", {8192, 1024, 4096}, 1.1, 1.0, 1.2, 1e6});
+  table.add_behind(example());
+  EXPECT_EQ(table.devices, (std::vector<TableDevice>{h100(500), h100()})) << "the own one first";
+  EXPECT_EQ(table.sources, (std::vector<std::string>{"my sweep.f8db", "built-in"}));
+  EXPECT_EQ(table.choices().size(), 3U);
+  EXPECT_EQ(table.find(problem(Op::kOutput, {8192, 4096, 4096}))->median_ns, 900);
+  ASSERT_EQ(table.speedups().size(), 2U);
+  EXPECT_EQ(table.speedups()[0].speedup, 1.1) << "the class's own row stays";
+  EXPECT_EQ(table.speedups()[1].device, 1U);
+  EXPECT_EQ(table.speedups()[1].source, 1U);
+  const auto parsed = TuningTable::parse(table.serialize());
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  TuningTable copy;
+  copy.add_behind(example());
+  EXPECT_EQ(copy.serialize(), example().serialize());
+}
+
+TEST(TuningTable, TheNearestClassIsTaken) {
+  const auto of = [](TableDevice device) {
+    TuningTable table;
+    table.devices = {std::move(device)};
+    return table;
+  };
+  TableDevice pcie = h100(350);
+  pcie.name = "NVIDIA H100 PCIe";
+  pcie.sm_count = 114;
+  pcie.mem_clock_mhz = 1593;
+  TableDevice next = h100();
+  next.name = "NVIDIA B200";
+  next.cc = 100;
+  const std::vector<TuningTable> tables = {of(h100()), of(pcie), of(next), TuningTable{}};
+  const auto nearest = [&](const TableDevice& device) {
+    const TuningTable* table = nearest_table(tables, device);
+    return table == nullptr ? std::string_view("none") : table->device_name();
+  };
+  EXPECT_EQ(nearest(h100()), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(nearest(h100(350)), "NVIDIA H100 80GB HBM3") << "the name comes first";
+  EXPECT_EQ(nearest(pcie), "NVIDIA H100 PCIe");
+  TableDevice h200 = h100();
+  h200.name = "NVIDIA H200";
+  h200.mem_clock_mhz = 3201;
+  EXPECT_EQ(nearest(h200), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(nearest({.name = "emulated", .cc = 90, .sm_count = 132}), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(nearest({.name = "emulated", .cc = 90, .sm_count = 110}), "NVIDIA H100 PCIe");
+  EXPECT_EQ(nearest({.name = "old", .cc = 80, .sm_count = 108}), "none");
+  EXPECT_EQ(nearest_table({}, h100()), nullptr);
 }
 
 TEST(TuningTable, FindsTheExactProblemElseTheNearest) {
@@ -158,15 +239,15 @@ TEST(TuningTable, EachKindOfDamageHasItsOwnMessage) {
   const std::string text = example().serialize();
   expect_refused("", ErrorCode::kCorrupt, "not a float8 tuning table");
   expect_refused("SQLite format 3", ErrorCode::kCorrupt, "not a float8 tuning table");
-  expect_refused(resigned("float8-table 1", "float8-table 2"), ErrorCode::kUnsupported,
-                 "version '2', this float8 reads 1");
-  expect_refused(resigned("float8-table 1", "float8-table 01"), ErrorCode::kUnsupported,
+  expect_refused(resigned("float8-table 2", "float8-table 1"), ErrorCode::kUnsupported,
+                 "version '1', this float8 reads 2; export it again");
+  expect_refused(resigned("float8-table 2", "float8-table 01"), ErrorCode::kUnsupported,
                  "version '01'");
   std::string changed = text;
-  changed.replace(changed.find("1000"), 4, "1001");
+  changed.replace(changed.find("8 1000\n"), 6, "8 1001");
   expect_refused(changed, ErrorCode::kCorrupt, "changed or damaged");
   expect_refused(text + "\n", ErrorCode::kCorrupt, "goes on after its 'end' line");
-  expect_refused(text + "linear rowwise m1n16k16 1 1 1\n", ErrorCode::kCorrupt,
+  expect_refused(text + "linear rowwise m1n16k16 0 1 1 1 1 0 1970-01-01 -\n", ErrorCode::kCorrupt,
                  "goes on after its 'end' line");
 }
 
@@ -174,38 +255,50 @@ TEST(TuningTable, WellSignedNonsenseIsRefusedWithItsLine) {
   const auto refused = [](std::string_view from, std::string_view to, std::string_view reason) {
     expect_refused(resigned(from, to), ErrorCode::kCorrupt, reason);
   };
-  refused("device ", "devize ", "line 2: 'device NAME' expected");
-  refused("kernel grad_input", "kernal grad_input", "line 3: it starts with neither");
-  refused(" generated", "  generated", "line 3: it has 6 fields, not 5");
-  refused(" 0.1\n", "\n", "line 3: it has 4 fields, not 5");
-  refused("grad_input/tensorwise", "grad_input/tensorwise/", "line 3: problem '");
-  refused("grad_input/tensorwise", "linear/tensorwise", "line 3: a linear as a whole");
-  refused("generated", "magic", "line 3: unknown provider 'magic'");
-  refused("128x128s6c1x2w2pg4", "128X128", "line 3: config '128X128'");
-  refused("h3", "128x256s4c2x1w2g8", "line 4: config '128x256s4c2x1w2g8' is none of cublaslt");
-  refused("h3", "h03", "line 4: config 'h03'");
+  refused("device ", "devize ", "line 2: it is no kernel and no linear, nor a device");
+  refused("device 90 ", "device x ", "line 2: cc 'x' is no number");
+  refused("device 90 ", "device -9 ", "line 2: cc '-9' is no number");
+  refused("700 0 NVIDIA", "700 2 NVIDIA", "line 2: mig '2'");
+  refused("700 0 NVIDIA H100 80GB HBM3", "700 0", "line 2: a device has 10 fields");
+  refused("source built-in\n", "", "line 9: source '1' is no number from 0 to 0");
+  refused("source built-in\n", "source \n", "line 5: source '' is no name");
+  refused("kernel grad_input", "kernal grad_input", "line 6: it is no kernel");
+  refused(" generated", "  generated", "line 6: it has 6 fields, not 5");
+  refused(" 0.1\n", "\n", "line 6: it has 4 fields, not 5");
+  refused("grad_input/tensorwise", "grad_input/tensorwise/", "line 6: problem '");
+  refused("grad_input/tensorwise", "linear/tensorwise", "line 6: a linear as a whole");
+  refused("generated", "magic", "line 6: unknown provider 'magic'");
+  refused("128x128s6c1x2w2pg4", "128X128", "line 6: config '128X128'");
+  refused("h3", "128x256s4c2x1w2g8", "line 7: config '128x256s4c2x1w2g8' is none of cublaslt");
+  refused("h3", "h03", "line 7: config 'h03'");
   for (const char* number : {"0", "-1", "nan", "inf", "1e999", "0x10", "1000ns", "", "1,5"}) {
-    refused("1000\n", std::string(number) + "\n", "line 5: median_ns '");
+    refused("1000\n", std::string(number) + "\n", "line 8: median_ns '");
   }
-  refused("0.9 0.9 0.9", "0.9 0.9", "line 6: it has 5 fields, not 6");
-  refused("linear rowwise m8192n1024k4096", "linear Rowwise m8192n1024k4096", "line 6: recipe");
-  refused("linear rowwise m8192n1024k4096", "linear rowwise m8192n1024k4095", "line 6: k (in");
-  refused("0.9 0.9 0.9", "0.9 0.9 0.8", "line 6: lo 0.9 is above hi 0.8");
-  refused("linear rowwise m8192n1024", "linear rowwise m8192n8192", "line 7: not in sorted order");
-  refused("\nlinear", "\n\nlinear", "line 6: it starts with neither");
+  refused("0.9 0.9 0.9", "0.9 0.9", "line 9: it has 10 fields, not 11");
+  refused("m8192n1024k4096 1 ", "m8192n1024k4096 2 ",
+          "line 9: device '2' is no number from 0 to 1");
+  refused("0.9 123456.5", "0.9 -1", "line 9: bf16_ns '-1'");
+  refused("1970-01-01", "1970-1-01", "line 9: date '1970-1-01' is none");
+  refused("1970-01-01 -", "1970-01-01 A", "line 9: trial 'A' is none");
+  refused("linear rowwise m8192n1024k4096", "linear Rowwise m8192n1024k4096", "line 9: recipe");
+  refused("linear rowwise m8192n1024k4096", "linear rowwise m8192n1024k4095", "line 9: k (in");
+  refused("0.9 0.9 0.9", "0.9 0.9 0.8", "line 9: lo 0.9 is above hi 0.8");
+  refused("linear rowwise m8192n1024", "linear rowwise m8192n8192", "line 10: not in sorted order");
+  refused("\nlinear", "\n\nlinear", "line 9: it is no kernel");
+  refused("\nlinear", "\nsource late\nlinear", "line 9: it is no kernel");
   // Another spelling of the same value is another hash: refused, or ranks could differ.
   refused("1000\n", "1000.0\n", "in another way");
   refused("1000\n", "1e3\n", "in another way");
 }
 
 TEST(TuningTable, ARepeatedProblemIsRefused) {
-  expect_refused(resigned("linear rowwise m8192n4096k4096", "linear rowwise m8192n1024k4096"),
+  expect_refused(resigned("linear rowwise m8192n4096k4096 0", "linear rowwise m8192n1024k4096 1"),
                  ErrorCode::kCorrupt, "repeats a problem");
 }
 
 TEST(TuningTable, ADeviceNameCannotSmuggleALine) {
   TuningTable table = example();
-  table.device = "H100\nkernel x";
+  table.devices[0].name = "H100\nkernel x";
   EXPECT_FALSE(TuningTable::parse(table.serialize()));
 }
 

@@ -1,10 +1,10 @@
-// The rule of the peer's form (layers with n <= n_max and k <= k_max stay bf16) that agrees with
+// The rule of torchao's form (layers with n <= n_max and k <= k_max stay bf16) that agrees with
 // most measured shapes, for each token count that was measured.
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "tuning_db/evidence.hpp"
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -47,16 +47,14 @@ Threshold best_rule(int64_t m, const std::vector<Measured>& cells, const std::st
 
 }  // namespace
 
-Result<std::vector<Threshold>> thresholds(const Recipe& recipe,
-                                          std::span<const Database* const> dbs, double margin) {
-  const Evidences evidences = F8_TRY(Evidences::gather(recipe.name, "", dbs));
+std::vector<Threshold> thresholds(const Estimator& estimator, double margin) {
   std::vector<Threshold> rules;
-  if (evidences.empty()) return rules;
+  if (estimator.empty()) return rules;
   std::map<int64_t, std::vector<Measured>> by_m;
-  for (const SpeedPoint& p : evidences.first().points()) {
-    by_m[p.shape.m].push_back({p.shape.n, p.shape.k, p.lo > 1 + margin});
+  for (const LinearSpeedup& row : estimator.first().points()) {
+    by_m[row.shape.m].push_back({row.shape.n, row.shape.k, row.lo > 1 + margin});
   }
-  for (const auto& [m, cells] : by_m) rules.push_back(best_rule(m, cells, recipe.name));
+  for (const auto& [m, cells] : by_m) rules.push_back(best_rule(m, cells, estimator.recipe()));
   return rules;
 }
 

@@ -1,5 +1,5 @@
 // The speedup of float8 over bf16 as a function of (m, n, k), known at the measured shapes of one
-// device. Internal to tuning_db. In logarithms throughout: log speedup over log2 m, log2 n, log2 k.
+// device. It works in logarithms throughout: log speedup over log2 m, log2 n, log2 k.
 //
 //   measured       the shape is a row
 //   along m        its (n, k) has rows on both sides of m: a straight line in log2 m; the interval
@@ -20,47 +20,41 @@
 #include <string>
 #include <vector>
 
-#include "tuning_db/filter.hpp"
-#include "tuning_db/speed_model.hpp"
+#include "recipes/filter_rule.hpp"
+#include "tuning_db/estimate/speed_model.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8::tuning_db {
-
-struct SpeedPoint {
-  Shape shape;
-  double speedup = 0, lo = 0, hi = 0;
-  double bf16_ns = 0;
-  TrialRow row;  // of the float8 linear
-};
 
 struct Estimate {
   Evidence evidence = Evidence::kMeasured;
   double speedup = 1, lo = 1, hi = 1;
   double bf16_ns = 0;
-  std::string basis;  // the rows it rests on, as a part of a sentence
-  std::vector<const SpeedPoint*> evidence_points;
+  std::string basis;                       // the rows it rests on, as a part of a sentence
+  std::vector<const LinearSpeedup*> rows;  // the surface's
 };
 
 class Surface {
  public:
-  explicit Surface(std::vector<SpeedPoint> points);  // shapes are distinct
+  explicit Surface(std::vector<LinearSpeedup> points);  // shapes are distinct
   Surface(const Surface&) = delete;
   Surface& operator=(const Surface&) = delete;
-  // Nothing where the rows are too few to say anything of this shape.
+  // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
-  [[nodiscard]] const std::vector<SpeedPoint>& points() const { return points_; }
+  [[nodiscard]] const std::vector<LinearSpeedup>& points() const { return points_; }
 
  private:
   struct Column {  // the rows of one (n, k)
     int64_t n = 0, k = 0;
-    double x = 0, y = 0;                    // log2 k, log2 n
-    std::vector<const SpeedPoint*> points;  // by m
+    double x = 0, y = 0;                       // log2 k, log2 n
+    std::vector<const LinearSpeedup*> points;  // by m
     [[nodiscard]] bool covers(int64_t m) const;
   };
   struct Value {  // of a column at an m
     double log_speedup = 0, log_lo = 0, log_hi = 0, log_bf16 = 0;
     int64_t m = 0;  // where it was taken: m clamped into the column's range
-    const SpeedPoint* below = nullptr;
-    const SpeedPoint* above = nullptr;
+    const LinearSpeedup* below = nullptr;
+    const LinearSpeedup* above = nullptr;
   };
   struct Prediction {
     double log_speedup = 0, half_lo = 0, half_hi = 0, log_bf16 = 0;
@@ -80,7 +74,7 @@ class Surface {
   void leave_one_out();
   void leave_ends_out();
 
-  std::vector<SpeedPoint> points_;
+  std::vector<LinearSpeedup> points_;
   std::vector<Column> columns_;
   std::optional<SpeedModel> model_;
   double curvature_ = 0;  // |d2 log speedup / d (log2 m)^2|, of the rows

@@ -1,5 +1,5 @@
 // Monotone chain: see hull.hpp.
-#include "tuning_db/hull.hpp"
+#include "tuning_db/estimate/hull.hpp"
 
 #include <algorithm>
 #include <cmath>

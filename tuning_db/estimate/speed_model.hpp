@@ -3,7 +3,7 @@
 //   time = launches + flops / rate + elements / bandwidth
 //
 // with flops 6mnk and elements mk + nk + mn, one set of the three coefficients for bf16 and one for
-// fp8, none negative. Internal to tuning_db.
+// fp8, none negative.
 #pragma once
 
 #include <array>

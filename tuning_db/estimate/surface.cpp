@@ -1,16 +1,16 @@
 // Interpolation and extrapolation of measured speedups: see surface.hpp.
-#include "tuning_db/surface.hpp"
+#include "tuning_db/estimate/surface.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <set>
 
-#include "tuning_db/hull.hpp"
+#include "tuning_db/estimate/hull.hpp"
 
 namespace f8::tuning_db {
 namespace {
 
-// Where no (n, k) has three rows: 0.05 makes 5 % of error in the middle of two octaves.
+// The curvature if no (n, k) has three rows: 5 % of error in the middle of two octaves.
 constexpr double kUnknownCurvature = 0.05;
 // Three rows give the mean curvature between them; in one gap it may be this much more.
 constexpr double kCurvatureMargin = 1.5;
@@ -36,7 +36,7 @@ double rms(const std::vector<double>& errors) {
   return std::sqrt(sum / static_cast<double>(errors.size()));
 }
 
-std::string quote(const SpeedPoint& p) {
+std::string quote(const LinearSpeedup& p) {
   return fmt::format("m={} n={} k={} ({:.3f} [{:.3f}, {:.3f}])", p.shape.m, p.shape.n, p.shape.k,
                      p.speedup, p.lo, p.hi);
 }
@@ -47,10 +47,11 @@ bool Surface::Column::covers(int64_t m) const {
   return points.front()->shape.m <= m && m <= points.back()->shape.m;
 }
 
-Surface::Surface(std::vector<SpeedPoint> points) : points_(std::move(points)) {
-  std::ranges::sort(
-      points_, {}, [](const SpeedPoint& p) { return std::tuple(p.shape.n, p.shape.k, p.shape.m); });
-  for (const SpeedPoint& p : points_) {
+Surface::Surface(std::vector<LinearSpeedup> points) : points_(std::move(points)) {
+  std::ranges::sort(points_, {}, [](const LinearSpeedup& p) {
+    return std::tuple(p.shape.n, p.shape.k, p.shape.m);
+  });
+  for (const LinearSpeedup& p : points_) {
     if (columns_.empty() || columns_.back().n != p.shape.n || columns_.back().k != p.shape.k) {
       columns_.push_back({.n = p.shape.n,
                           .k = p.shape.k,
@@ -71,7 +72,7 @@ Surface::Surface(std::vector<SpeedPoint> points) : points_(std::move(points)) {
 std::optional<Estimate> Surface::estimate(Shape shape) const {
   for (const Column& column : columns_) {
     if (column.n != shape.n || column.k != shape.k || !column.covers(shape.m)) continue;
-    for (const SpeedPoint* p : column.points) {
+    for (const LinearSpeedup* p : column.points) {
       if (p->shape.m != shape.m) continue;
       return Estimate{.evidence = Evidence::kMeasured,
                       .speedup = p->speedup,
@@ -81,7 +82,7 @@ std::optional<Estimate> Surface::estimate(Shape shape) const {
                       .basis = fmt::format(
                           "measured at m={} n={} k={}, bf16 {:.1f} us, float8 {:.1f} us", shape.m,
                           shape.n, shape.k, p->bf16_ns / 1e3, p->bf16_ns / p->speedup / 1e3),
-                      .evidence_points = {p}};
+                      .rows = {p}};
     }
     return along_m(column, shape.m);
   }
@@ -89,28 +90,28 @@ std::optional<Estimate> Surface::estimate(Shape shape) const {
 }
 
 Surface::Value Surface::at(const Column& column, int64_t m) const {
-  const SpeedPoint* below = column.points.front();
-  const SpeedPoint* above = column.points.back();
+  const LinearSpeedup* below = column.points.front();
+  const LinearSpeedup* above = column.points.back();
   m = std::clamp(m, below->shape.m, above->shape.m);
-  for (const SpeedPoint* p : column.points) {
+  for (const LinearSpeedup* p : column.points) {
     if (p->shape.m <= m) below = p;
   }
-  for (const SpeedPoint* p : column.points) {
+  for (const LinearSpeedup* p : column.points) {
     if (p->shape.m < m) continue;
     above = p;
     break;
   }
   const double span = log2_of(above->shape.m) - log2_of(below->shape.m);
   const double t = span == 0 ? 0 : (log2_of(m) - log2_of(below->shape.m)) / span;
-  const auto line = [&](double SpeedPoint::*field) {
+  const auto line = [&](double LinearSpeedup::*field) {
     return (1 - t) * std::log(below->*field) + t * std::log(above->*field);
   };
   // The largest error of a chord of a curve with this second derivative.
   const double sag = curvature_ / 2 * t * (1 - t) * span * span;
-  return {.log_speedup = line(&SpeedPoint::speedup),
-          .log_lo = line(&SpeedPoint::lo) - sag,
-          .log_hi = line(&SpeedPoint::hi) + sag,
-          .log_bf16 = line(&SpeedPoint::bf16_ns),
+  return {.log_speedup = line(&LinearSpeedup::speedup),
+          .log_lo = line(&LinearSpeedup::lo) - sag,
+          .log_hi = line(&LinearSpeedup::hi) + sag,
+          .log_bf16 = line(&LinearSpeedup::bf16_ns),
           .m = m,
           .below = below,
           .above = above};
@@ -124,14 +125,14 @@ Estimate Surface::along_m(const Column& column, int64_t m) const {
           .hi = rounded(std::exp(v.log_hi)),
           .bf16_ns = std::exp(v.log_bf16),
           .basis = fmt::format("interpolated between {} and {}", quote(*v.below), quote(*v.above)),
-          .evidence_points = {v.below, v.above}};
+          .rows = {v.below, v.above}};
 }
 
 std::optional<SpeedModel> Surface::fit_without(const Column* left_out) const {
   std::vector<TimedShape> rows;
   for (const Column& column : columns_) {
     if (&column == left_out) continue;
-    for (const SpeedPoint* p : column.points) {
+    for (const LinearSpeedup* p : column.points) {
       rows.push_back({p->shape, p->bf16_ns, p->bf16_ns / p->speedup});
     }
   }
@@ -214,7 +215,7 @@ std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
              .hi = rounded(std::exp(prediction->log_speedup + prediction->half_hi + error)),
              .bf16_ns = std::exp(prediction->log_bf16),
              .basis = {},
-             .evidence_points = {}};
+             .rows = {}};
   std::string names;
   for (const Column* column : prediction->nearest) {
     const Value v = at(*column, shape.m);
@@ -223,7 +224,7 @@ std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
                               ? v.below
                               : v.above;
     names += (names.empty() ? "" : ", ") + quote(*nearest);
-    e.evidence_points.push_back(nearest);
+    e.rows.push_back(nearest);
   }
   const double off = 100 * (std::exp(error) - 1);
   e.basis = inside ? fmt::format(
@@ -241,9 +242,9 @@ void Surface::measure_curvature() {
   std::vector<double> seen;
   for (const Column& column : columns_) {
     for (size_t i = 1; i + 1 < column.points.size(); ++i) {
-      const SpeedPoint& a = *column.points[i - 1];
-      const SpeedPoint& b = *column.points[i];
-      const SpeedPoint& c = *column.points[i + 1];
+      const LinearSpeedup& a = *column.points[i - 1];
+      const LinearSpeedup& b = *column.points[i];
+      const LinearSpeedup& c = *column.points[i + 1];
       const double ab = log2_of(b.shape.m) - log2_of(a.shape.m);
       const double bc = log2_of(c.shape.m) - log2_of(b.shape.m);
       const double slope_ab = std::log(b.speedup / a.speedup) / ab;
@@ -263,7 +264,7 @@ void Surface::leave_one_out() {
   for (const Column& column : columns_) {
     const auto model = fit_without(&column);
     if (model_ && !model) continue;
-    for (const SpeedPoint* p : column.points) {
+    for (const LinearSpeedup* p : column.points) {
       const auto predicted = predict(p->shape, model ? &*model : nullptr, &column);
       if (!predicted) continue;
       const double error = predicted->log_speedup - std::log(p->speedup);
@@ -277,15 +278,15 @@ void Surface::leave_one_out() {
 
 void Surface::leave_ends_out() {
   if (!model_) return;
-  const auto residual = [this](const SpeedPoint& p) {
+  const auto residual = [this](const LinearSpeedup& p) {
     return std::log(p.speedup) - std::log(model_->bf16_ns(p.shape) / model_->fp8_ns(p.shape));
   };
   std::vector<double> errors;
   for (const Column& column : columns_) {
     for (size_t i = 1; i < column.points.size(); ++i) {
       if (i != 1 && i + 1 != column.points.size()) continue;
-      const SpeedPoint& a = *column.points[i - 1];
-      const SpeedPoint& b = *column.points[i];
+      const LinearSpeedup& a = *column.points[i - 1];
+      const LinearSpeedup& b = *column.points[i];
       errors.push_back((residual(b) - residual(a)) / (log2_of(b.shape.m) - log2_of(a.shape.m)));
     }
   }

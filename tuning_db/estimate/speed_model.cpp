@@ -1,5 +1,5 @@
 // Fitting the physical model: see speed_model.hpp.
-#include "tuning_db/speed_model.hpp"
+#include "tuning_db/estimate/speed_model.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@ constexpr size_t kMinRows = 6;  // two for each coefficient
 using Vector = std::array<double, kTerms>;
 using Matrix = std::array<Vector, kTerms>;
 
-// In units (GFLOP, million elements) that keep the normal equations well scaled.
+// The units (GFLOP, million elements) keep the normal equations well scaled.
 Vector terms_of(Shape s) {
   const auto m = static_cast<double>(s.m);
   const auto n = static_cast<double>(s.n);

@@ -1,11 +1,14 @@
 // The estimates behind the filter against surfaces that are known everywhere.
-#include "tuning_db/surface.hpp"
+#include "tuning_db/estimate/surface.hpp"
+
+#include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
-#include "sample.hpp"
-#include "tuning_db/hull.hpp"
+#include "tests/unit/tuning_db/measured_shapes.hpp"
+#include "tuning_db/estimate/hull.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -34,16 +37,16 @@ double truth(Shape s) {
   return truth_bf16_ns(s) / truth_fp8_ns(s);
 }
 
-std::vector<SpeedPoint> points_of(const std::vector<Shape>& shapes) {
-  std::vector<SpeedPoint> points;
+std::vector<LinearSpeedup> points_of(const std::vector<Shape>& shapes) {
+  std::vector<LinearSpeedup> points;
   for (const Shape& s : shapes) {
     const double speedup = truth(s);
-    points.push_back({.shape = s,
+    points.push_back({.recipe = "tensorwise",
+                      .shape = s,
                       .speedup = speedup,
                       .lo = speedup * 0.995,
                       .hi = speedup * 1.005,
-                      .bf16_ns = truth_bf16_ns(s),
-                      .row = {}});
+                      .bf16_ns = truth_bf16_ns(s)});
   }
   return points;
 }
@@ -114,7 +117,7 @@ TEST(Surface, OutsideInMOfAMeasuredWeightStaysNearItsRows) {
 }
 
 TEST(Surface, AMeasuredRowIsNotSmoothed) {
-  std::vector<SpeedPoint> points = points_of(measured_shapes());
+  std::vector<LinearSpeedup> points = points_of(measured_shapes());
   points[7].speedup = 0.3;
   points[7].lo = 0.29;
   points[7].hi = 0.31;
@@ -127,9 +130,9 @@ TEST(Surface, AMeasuredRowIsNotSmoothed) {
 }
 
 TEST(Surface, NoisierRowsMakeWiderIntervals) {
-  std::vector<SpeedPoint> rough = points_of(measured_shapes());
+  std::vector<LinearSpeedup> rough = points_of(measured_shapes());
   std::mt19937 random(9);
-  for (SpeedPoint& p : rough) {
+  for (LinearSpeedup& p : rough) {
     const double factor = std::exp(std::normal_distribution<double>(0, 0.15)(random));
     p.speedup *= factor;
     p.lo *= factor;

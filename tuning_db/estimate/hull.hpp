@@ -1,4 +1,4 @@
-// The convex hull of points of the plane. Internal to tuning_db.
+// The convex hull of points of the plane.
 #pragma once
 
 #include <vector>

@@ -1,12 +1,13 @@
-// Policy `torchao`: the peer's rule for every K and N around its limits, and the flag.
-#include "sample.hpp"
-#include "tuning_db/filter.hpp"
+// Policy `torchao`: its rule for every K and N around its limits, and the flag.
+#include <gtest/gtest.h>
+
+#include "tuning_db/estimate/filter.hpp"
 
 namespace f8::tuning_db {
 namespace {
 
-// The peer's conditions as it writes them, for comparison with ours.
-bool peer_converts(const std::string& recipe, int64_t K, int64_t N) {
+// torchao's conditions as it writes them, for comparison with ours.
+bool torchao_converts(const std::string& recipe, int64_t K, int64_t N) {
   if (recipe == "rowwise") {
     if (N <= 2048) return false;
     if (K <= 1024) return false;
@@ -19,19 +20,19 @@ bool peer_converts(const std::string& recipe, int64_t K, int64_t N) {
 FilterDecision decide(const char* recipe, const NamedLinear& layer, std::vector<std::string> fqns) {
   const FilterOptions options{
       .policy = FilterPolicy::kTorchao, .tokens = 8192, .filter_fqns = std::move(fqns)};
-  const auto result = filter({&layer, 1}, find_recipe(recipe).value(), options, {});
+  const auto result = filter({&layer, 1}, options, Estimator(TuningTable{}, recipe));
   EXPECT_TRUE(result) << (result ? "" : result.error().message);
   return result ? result->decisions.at(0) : FilterDecision{};
 }
 
-TEST(TorchaoPolicy, FollowsThePeersTable) {
+TEST(TorchaoPolicy, FollowsItsTable) {
   const std::vector<int64_t> sizes = {16,   512,  1008, 1024, 1040, 2032, 2048,  2064,
                                       4080, 4096, 4112, 8192, 5120, 3072, 14336, 28672};
   for (const char* recipe : {"rowwise", "tensorwise"}) {
     for (const int64_t k : sizes) {
       for (const int64_t n : sizes) {
         const FilterDecision d = decide(recipe, {"layers.0.wq", k, n, 1}, {"auto_filter_small_kn"});
-        EXPECT_EQ(d.convert, peer_converts(recipe, k, n)) << recipe << " K=" << k << " N=" << n;
+        EXPECT_EQ(d.convert, torchao_converts(recipe, k, n)) << recipe << " K=" << k << " N=" << n;
         EXPECT_EQ(d.evidence, Evidence::kRule);
         EXPECT_EQ(d.speedup, 1);
       }
@@ -63,7 +64,7 @@ TEST(TorchaoPolicy, WithoutTheFlagOnlyNamesAndMultiplesCount) {
   EXPECT_TRUE(decide("rowwise", {"layers.1.WQ", 8192, 8192, 1}, {"wq"}).convert);
   EXPECT_FALSE(decide("rowwise", {"wq", 8192, 8200, 1}, {}).convert);
   EXPECT_FALSE(decide("tensorwise", {"wq", 8200, 8192, 1}, {}).convert);
-  // The peer has no rule for these, so without the flag there is nothing to ask.
+  // torchao has no rule for these, so without the flag there is nothing to ask.
   EXPECT_TRUE(decide("rowwise_with_gw_hp", {"wk", 1024, 1024, 1}, {}).convert);
 }
 
@@ -81,7 +82,7 @@ TEST(TorchaoPolicy, TheFlagNeedsARule) {
   for (const char* recipe : {"rowwise_with_gw_hp", "delayed", "blockwise"}) {
     const FilterOptions options{
         .policy = FilterPolicy::kTorchao, .tokens = 1, .filter_fqns = {"auto_filter_small_kn"}};
-    const auto result = filter({&layer, 1}, find_recipe(recipe).value(), options, {});
+    const auto result = filter({&layer, 1}, options, Estimator(TuningTable{}, recipe));
     ASSERT_FALSE(result);
     EXPECT_NE(result.error().message.find(recipe), std::string::npos);
   }

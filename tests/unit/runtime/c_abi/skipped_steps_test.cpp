@@ -1,0 +1,296 @@
+// Steps that a trainer skips, and calls that leave the scale state alone, through the public header
+// on an emulated device.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <float8/float8.hpp>
+#include <limits>
+
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime {
+namespace {
+
+using testing::Buffer;
+
+constexpr int64_t kM = 40;
+constexpr int64_t kN = 48;
+constexpr int64_t kK = 32;
+
+std::vector<uint8_t> bytes(Buffer& buffer) {
+  return {buffer.data(), buffer.data() + buffer.bytes()};
+}
+
+// A trainer with one linear under delayed scaling.
+class SkippedSteps : public ::testing::Test {
+ protected:
+  SkippedSteps() { EXPECT_TRUE(scales_.init(state_.data(), nullptr)); }
+
+  static float8::Linear plan(const float8::Context& context) {
+    float8::LinearDesc desc;
+    desc.m_max = kM;
+    desc.n = kN;
+    desc.k = kK;
+    desc.recipe = float8::Recipe::delayed();
+    return float8::Linear::plan(context, desc).value();
+  }
+  [[nodiscard]] float8::ForwardArgs forward_args() {
+    float8::ForwardArgs args;
+    args.x = x_.data();
+    args.w = w_.data();
+    args.y = y_.data();
+    args.saved = saved_.data();
+    args.scales = scales_.slots(state_.data(), 0).value();
+    args.first_step = first_step_;
+    return args;
+  }
+  void forward_and_backward(Buffer& dy) {
+    const float8::Status forward = linear_.forward(forward_args(), workspace_.data(), nullptr);
+    ASSERT_TRUE(forward) << forward.message();
+    float8::BackwardArgs args;
+    args.dy = dy.data();
+    args.saved = saved_.data();
+    args.dx = dx_.data();
+    args.dw = dw_.data();
+    args.scales = scales_.slots(state_.data(), 0).value();
+    args.first_step = first_step_;
+    const float8::Status backward = linear_.backward(args, workspace_.data(), nullptr);
+    ASSERT_TRUE(backward) << backward.message();
+  }
+  void good_step() {
+    forward_and_backward(dy_);
+    ASSERT_TRUE(scales_.sync(state_.data(), nullptr, nullptr));
+    first_step_ = false;
+  }
+  [[nodiscard]] float found_inf() {
+    float found = 0;
+    EXPECT_TRUE(scales_.found_inf(state_.data(), nullptr, &found, nullptr));
+    return found;
+  }
+  static Buffer with(const reference::Matrix& x, float value) {
+    reference::Matrix changed = x;
+    changed.values[changed.values.size() / 2] = value;
+    return Buffer(changed);
+  }
+
+  float8::Context context_ = float8::Context::create(0, {.cache_dir = "", .emulate = true}).value();
+  float8::Linear linear_ = plan(context_);
+  float8::Scales scales_ = float8::Scales::plan(context_, {linear_.get()}).value();
+  reference::Matrix xm_ = reference::random_matrix(kM, kK, 1);
+  reference::Matrix wm_ = reference::random_matrix(kN, kK, 2);
+  reference::Matrix dym_ = reference::random_matrix(kM, kN, 3);
+  Buffer x_{xm_}, w_{wm_}, dy_{dym_};
+  Buffer y_{kM * kN * 2}, dx_{kM * kK * 2}, dw_{kN * kK * 2};
+  Buffer workspace_{linear_.workspace_bytes()}, saved_{linear_.saved_bytes()};
+  Buffer state_{scales_.bytes()};
+  bool first_step_ = true;
+};
+
+TEST_F(SkippedSteps, AnInfinityIsSeenInItsOwnStep) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  good_step();
+  forward_and_backward(dy_);
+  EXPECT_EQ(found_inf(), 0.0F);
+  for (const float bad : {kInfinity, -kInfinity, std::nanf("")}) {
+    ASSERT_TRUE(scales_.discard(state_.data(), nullptr));
+    Buffer dy = with(dym_, bad);
+    forward_and_backward(dy);
+    EXPECT_EQ(found_inf(), 1.0F) << bad;
+  }
+  // An input's and a weight's count as well.
+  for (Buffer* operand : {&x_, &w_}) {
+    ASSERT_TRUE(scales_.discard(state_.data(), nullptr));
+    forward_and_backward(dy_);
+    EXPECT_EQ(found_inf(), 0.0F);
+    Buffer good = *operand;
+    *operand = with(operand == &x_ ? xm_ : wm_, kInfinity);
+    forward_and_backward(dy_);
+    EXPECT_EQ(found_inf(), 1.0F);
+    *operand = good;
+  }
+}
+
+TEST_F(SkippedSteps, AFlagThatIsSetStaysSet) {
+  good_step();
+  forward_and_backward(dy_);
+  float found = 7;
+  ASSERT_TRUE(scales_.found_inf(state_.data(), nullptr, &found, nullptr));
+  EXPECT_EQ(found, 7.0F);
+}
+
+// A skipped step leaves the state's bytes, and so the results of the next step, as if it had not
+// been.
+TEST_F(SkippedSteps, LeaveNothingBehind) {
+  good_step();
+  const std::vector<uint8_t> state = bytes(state_);
+  Buffer dy = with(dym_, std::numeric_limits<float>::infinity());
+  float set = 1;
+  float clear = 0;
+  for (const bool by_flag : {true, false}) {
+    forward_and_backward(dy);
+    ASSERT_NE(bytes(state_), state);
+    ASSERT_TRUE(by_flag ? scales_.sync_unless(state_.data(), &set, nullptr, nullptr)
+                        : scales_.discard(state_.data(), nullptr));
+    EXPECT_EQ(bytes(state_), state) << by_flag;
+  }
+  // A flag that is not set changes nothing.
+  forward_and_backward(dy_);
+  const std::vector<uint8_t> before = bytes(state_);
+  ASSERT_TRUE(scales_.sync_unless(state_.data(), &clear, nullptr, nullptr));
+  const std::vector<uint8_t> after = bytes(state_);
+  std::memcpy(state_.data(), before.data(), before.size());
+  ASSERT_TRUE(scales_.sync(state_.data(), nullptr, nullptr));
+  EXPECT_EQ(bytes(state_), after);
+}
+
+// Without a skip the infinity enters the history and poisons what follows, as documented.
+TEST_F(SkippedSteps, AnInfinityThatIsNotSkippedShowsInTheNextStep) {
+  good_step();
+  Buffer dy = with(dym_, std::numeric_limits<float>::infinity());
+  forward_and_backward(dy);
+  EXPECT_FALSE(std::isnan(dx_.bf16()[0])) << "the cast saturates";
+  ASSERT_TRUE(scales_.sync(state_.data(), nullptr, nullptr));
+  forward_and_backward(dy_);
+  EXPECT_TRUE(std::isnan(dx_.bf16()[0]));
+}
+
+TEST_F(SkippedSteps, AFirstStepLeavesTheInitialState) {
+  const std::vector<uint8_t> state = bytes(state_);
+  Buffer dy = with(dym_, std::numeric_limits<float>::infinity());
+  forward_and_backward(dy);
+  EXPECT_EQ(found_inf(), 1.0F);
+  ASSERT_TRUE(scales_.discard(state_.data(), nullptr));
+  EXPECT_EQ(bytes(state_), state);
+}
+
+TEST_F(SkippedSteps, EvaluationRecordsNothing) {
+  for (const bool first : {true, false}) {
+    first_step_ = first;
+    if (!first) {
+      first_step_ = true;
+      good_step();
+    }
+    float8::ForwardArgs args = forward_args();
+    ASSERT_TRUE(linear_.forward(args, workspace_.data(), nullptr));
+    const std::vector<uint8_t> y = bytes(y_);
+    ASSERT_TRUE(scales_.discard(state_.data(), nullptr));
+    const std::vector<uint8_t> state = bytes(state_);
+    args.evaluate = true;
+    for (void* saved : {static_cast<void*>(saved_.data()), static_cast<void*>(nullptr)}) {
+      args.saved = saved;
+      std::memset(y_.data(), 0, y_.bytes());
+      ASSERT_TRUE(linear_.forward(args, workspace_.data(), nullptr));
+      EXPECT_EQ(bytes(state_), state) << first;
+      EXPECT_EQ(bytes(y_), y) << "the result is that of a training call";
+    }
+  }
+}
+
+TEST_F(SkippedSteps, EvaluationOverRanksReducesNothing) {
+  float8::ForwardArgs args = forward_args();
+  args.evaluate = true;
+  args.ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});  // leads nowhere
+  const std::vector<uint8_t> state = bytes(state_);
+  const float8::Status forward = linear_.forward(args, workspace_.data(), nullptr);
+  EXPECT_TRUE(forward) << forward.message();
+  EXPECT_EQ(bytes(state_), state);
+}
+
+TEST_F(SkippedSteps, MisuseIsOneClearError) {
+  const auto says = [](const float8::Status& status, const std::string& words) {
+    EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+  };
+  float found = 0;
+  const auto odd = reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(&found) + 1);
+  says(scales_.found_inf(nullptr, nullptr, &found, nullptr),
+       "float8_scales_found_inf: state is NULL");
+  says(scales_.found_inf(state_.data(), nullptr, nullptr, nullptr), "found_inf is NULL");
+  says(scales_.found_inf(state_.data(), nullptr, odd, nullptr), "found_inf is not aligned");
+  says(scales_.sync_unless(state_.data(), odd, nullptr, nullptr), "found_inf is not aligned");
+  says(scales_.discard(nullptr, nullptr), "float8_scales_discard: state is NULL");
+  EXPECT_EQ(float8_scales_discard(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_found_inf(nullptr, nullptr, nullptr, &found, nullptr),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_EQ(float8_scales_sync_unless(nullptr, nullptr, nullptr, nullptr, nullptr),
+            FLOAT8_INVALID_ARGUMENT);
+}
+
+// --- calls that do not fit earlier ones
+
+void expect_refused(const float8::Status& status, const std::string& words) {
+  EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT) << words;
+  EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+}
+
+TEST_F(SkippedSteps, AFirstStepSaysSo) {
+  first_step_ = false;
+  expect_refused(linear_.forward(forward_args(), workspace_.data(), nullptr),
+                 "float8_forward_args.first_step is 0");
+  float8::WeightArgs weight;
+  Buffer cache(linear_.weight_cache_bytes());
+  weight.w = w_.data();
+  weight.cache = cache.data();
+  weight.scales = scales_.slots(state_.data(), 0).value();
+  expect_refused(linear_.cast_weight(weight, workspace_.data(), nullptr),
+                 "float8_weight_args.first_step is 0");
+  first_step_ = true;
+  good_step();
+  const auto saved = scales_.save(state_.data(), nullptr).value();
+  good_step();
+  // A loaded state has seen steps; one that a trainer initialises again has not.
+  ASSERT_TRUE(scales_.init(state_.data(), nullptr));
+  expect_refused(linear_.forward(forward_args(), workspace_.data(), nullptr), "first_step is 0");
+  ASSERT_TRUE(scales_.load(state_.data(), saved, nullptr));
+  EXPECT_TRUE(linear_.forward(forward_args(), workspace_.data(), nullptr));
+  // So has one whose bytes the trainer kept itself.
+  const std::vector<uint8_t> copy = bytes(state_);
+  ASSERT_TRUE(scales_.init(state_.data(), nullptr));
+  std::memcpy(state_.data(), copy.data(), copy.size());
+  EXPECT_TRUE(linear_.forward(forward_args(), workspace_.data(), nullptr));
+}
+
+TEST_F(SkippedSteps, ABackwardFitsItsForward) {
+  good_step();
+  ASSERT_TRUE(linear_.forward(forward_args(), workspace_.data(), nullptr));
+  float8::BackwardArgs args;
+  args.dy = dy_.data();
+  args.saved = saved_.data();
+  args.dx = dx_.data();
+  args.dw = dw_.data();
+  args.scales = scales_.slots(state_.data(), 0).value();
+  args.m = kM - 8;
+  const auto backward = [&] { return linear_.backward(args, workspace_.data(), nullptr); };
+  expect_refused(backward(),
+                 "float8_backward_args.m is 32, the forward that filled `saved` had an "
+                 "m of 40");
+  args.m = kM;
+  EXPECT_TRUE(backward());
+
+  Buffer cache(linear_.weight_cache_bytes());
+  float8::WeightArgs weight;
+  weight.w = w_.data();
+  weight.cache = cache.data();
+  weight.scales = args.scales;
+  ASSERT_TRUE(linear_.cast_weight(weight, workspace_.data(), nullptr));
+  args.weight_cache = cache.data();
+  expect_refused(backward(),
+                 "float8_backward_args.weight_cache is given, the forward that filled "
+                 "`saved` had none");
+  float8::ForwardArgs forward = forward_args();
+  forward.weight_cache = cache.data();
+  ASSERT_TRUE(linear_.forward(forward, workspace_.data(), nullptr));
+  EXPECT_TRUE(backward());
+  args.weight_cache = nullptr;
+  expect_refused(backward(), "float8_backward_args.weight_cache is NULL");
+  // A buffer that was moved is unknown, and accepted.
+  Buffer moved(saved_.bytes());
+  std::memcpy(moved.data(), saved_.data(), saved_.bytes());
+  args.saved = moved.data();
+  args.weight_cache = cache.data();
+  EXPECT_TRUE(backward());
+}
+
+}  // namespace
+}  // namespace f8::runtime

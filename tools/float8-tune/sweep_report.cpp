@@ -1,0 +1,204 @@
+#include "tools/float8-tune/sweep_report.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "tools/float8-tune/trial_json.hpp"
+#include "tools/tuner/clock.hpp"
+
+namespace f8::cli {
+namespace {
+
+using tuning_db::TrialState;
+
+constexpr double kHeartbeatS = 8;
+constexpr double kRewriteS = 0.2;
+
+int64_t count_of(const tuner::SweepProgress& progress, std::initializer_list<TrialState> states) {
+  int64_t count = 0;
+  for (const TrialState state : states) {
+    const auto found = progress.states.find(state);
+    if (found != progress.states.end()) count += found->second;
+  }
+  return count;
+}
+
+struct Counts {
+  int64_t ok = 0, pruned = 0, noisy = 0, failed = 0;
+
+  explicit Counts(const tuner::SweepProgress& p)
+      : ok(count_of(p, {TrialState::kOk})),
+        pruned(count_of(p, {TrialState::kPruned})),
+        noisy(count_of(p, {TrialState::kNoisy})),
+        failed(p.done - ok - pruned - noisy) {}
+};
+
+std::string terminal_text(const tuner::SweepProgress& p) {
+  const Counts n(p);
+  std::string text = fmt::format("\r{}/{} · {} ok · {} pruned", p.done, p.trials, n.ok, n.pruned);
+  if (n.noisy > 0) text += fmt::format(" · {} noisy", n.noisy);
+  if (n.failed > 0) text += fmt::format(" · {} failed", n.failed);
+  if (p.best_speedup > 0) text += fmt::format(" · best {:.2f}x", p.best_speedup);
+  if (p.kernels_compiled < p.kernels_wanted) {
+    text += fmt::format(" · {}/{} kernels", p.kernels_compiled, p.kernels_wanted);
+  }
+  return text + fmt::format(" · {} · ETA {}\x1b[K", clock_text(p.elapsed_s), clock_text(p.eta_s));
+}
+
+Json progress_json(const tuner::SweepProgress& p) {
+  const Counts n(p);
+  return {{"event", "progress"},
+          {"done", p.done},
+          {"cells", p.trials},
+          {"ok", n.ok},
+          {"pruned", n.pruned},
+          {"noisy", n.noisy},
+          {"failed", n.failed},
+          {"best_speedup", rounded(p.best_speedup, 4)},
+          {"kernels", fmt::format("{}/{}", p.kernels_compiled, p.kernels_wanted)},
+          {"doing", p.doing},
+          {"elapsed_s", rounded(p.elapsed_s, 4)},
+          {"eta_s", rounded(p.eta_s, 3)}};
+}
+
+Json result_json(const tuner::LinearResult& result) {
+  const Shape shape = result.problem.shape;
+  Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", result.problem.recipe}};
+  row["state"] = tuning_db::to_string(result.float8.state);
+  if (result.float8.timing) row["fp8_us"] = rounded(result.float8.timing->median_ns / 1e3);
+  if (result.bf16.timing) row["bf16_us"] = rounded(result.bf16.timing->median_ns / 1e3);
+  if (const auto& ratio = result.float8.ratio) {
+    add_interval(row, "speedup", ratio->ratio, ratio->lo, ratio->hi, 5);
+  }
+  if (!result.float8.reason.empty()) row["reason"] = result.float8.reason;
+  return row;
+}
+
+std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
+  using enum Table::Align;
+  Table table({{"m"},
+               {"n"},
+               {"k"},
+               {"recipe", kLeft},
+               {"fp8 us"},
+               {"bf16 us"},
+               {"speedup"},
+               {"interval"},
+               {"state", kLeft}});
+  std::vector<const tuner::LinearResult*> rows;
+  for (const auto& linear : outcome.linears) rows.push_back(&linear);
+  std::ranges::stable_sort(rows, std::ranges::greater{}, [](const tuner::LinearResult* r) {
+    return r->float8.ratio ? r->float8.ratio->ratio : 0;
+  });
+  for (const tuner::LinearResult* row : rows) {
+    const auto us = [](const tuning_db::TrialResult& r) {
+      return r.timing ? fmt::format("{:.1f}", r.timing->median_ns / 1e3) : "-";
+    };
+    const auto& ratio = row->float8.ratio;
+    table.add({std::to_string(row->problem.shape.m), std::to_string(row->problem.shape.n),
+               std::to_string(row->problem.shape.k), row->problem.recipe, us(row->float8),
+               us(row->bf16), ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
+               ratio ? interval_text(ratio->lo, ratio->hi, 3) : "-",
+               std::string(tuning_db::to_string(row->float8.state))});
+  }
+  return table.text(color);
+}
+
+std::string_view to_string(tuner::SweepEnd end) {
+  switch (end) {
+    case tuner::SweepEnd::kDone:
+      return "done";
+    case tuner::SweepEnd::kBudget:
+      return "budget";
+    case tuner::SweepEnd::kInterrupted:
+      break;
+  }
+  return "interrupted";
+}
+
+Json outcome_json(const std::string& run_uuid, const runtime::DeviceInfo& device,
+                  const tuner::SweepOutcome& outcome) {
+  const tuner::SweepProgress& progress = outcome.progress;
+  Json states = Json::object();
+  for (const auto& [state, count] : progress.states) {
+    states[std::string(tuning_db::to_string(state))] = count;
+  }
+  Json results = Json::array();
+  for (const auto& linear : outcome.linears) results.push_back(result_json(linear));
+  return {{"run", run_uuid},
+          {"end", to_string(outcome.end)},
+          {"device", device.name},
+          {"cells", progress.trials},
+          {"done", progress.done},
+          {"states", states},
+          {"elapsed_s", rounded(progress.elapsed_s, 4)},
+          {"workers", progress.worker_starts},
+          {"results", results}};
+}
+
+}  // namespace
+
+std::string clock_text(double s) {
+  const auto whole = static_cast<int64_t>(s + 0.5);
+  return whole >= 60 ? fmt::format("{}m{:02}", whole / 60, whole % 60) : fmt::format("{}s", whole);
+}
+
+void SweepReporter::finished(const tuning_db::Cell& trial, const tuning_db::TrialResult& result,
+                             const tuner::SweepProgress& progress) {
+  if (global_.quiet || terminal_ || result.state == TrialState::kPruned) return;
+  Json event = {{"event", "cell"},
+                {"problem", trial.problem.key()},
+                {"candidate", candidate_text(trial.candidate)},
+                {"state", tuning_db::to_string(result.state)}};
+  if (result.timing) event["us"] = rounded(result.timing->median_ns / 1e3);
+  if (result.ratio) event["speedup"] = rounded(result.ratio->ratio, 4);
+  if (!result.reason.empty()) event["reason"] = result.reason;
+  event["done"] = progress.done;
+  event["cells"] = progress.trials;
+  line(event.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void SweepReporter::tick(const tuner::SweepProgress& progress) {
+  if (global_.quiet || tuner::steady_s() - last_s_ < (terminal_ ? kRewriteS : kHeartbeatS)) return;
+  if (!terminal_) return line(progress_json(progress).dump());
+  const std::string text = terminal_text(progress);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  shown_ = true;
+  last_s_ = tuner::steady_s();
+}
+
+void SweepReporter::clear() {
+  if (shown_) std::fputs("\r\x1b[K", stderr);
+  shown_ = false;
+}
+
+void SweepReporter::line(std::string text) {
+  text += '\n';
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  last_s_ = tuner::steady_s();
+}
+
+void print_outcome(const Global& global, const std::string& run_uuid,
+                   const runtime::DeviceInfo& device, const tuner::SweepOutcome& outcome) {
+  const tuner::SweepProgress& progress = outcome.progress;
+  if (global.json) {
+    print_json(outcome_json(run_uuid, device, outcome));
+  } else {
+    print(result_table(outcome, stdout_color(global)));
+  }
+  const int64_t failed =
+      count_of(progress, {TrialState::kLaunchError, TrialState::kTimeout, TrialState::kWrong,
+                          TrialState::kCompileError, TrialState::kQuarantined});
+  if (failed > 0) {
+    note(global, "{} trials failed; `float8-tune query` on their shape shows why", failed);
+  }
+  if (const int64_t noisy = count_of(progress, {TrialState::kNoisy}); noisy > 0) {
+    note(global, "{} trials are noisy; sweep them again with a larger --linear-max-ms", noisy);
+  }
+  if (outcome.end != tuner::SweepEnd::kDone) {
+    note(global, "{} of {} trials are missing; `float8-tune resume {} --db {}` measures them",
+         progress.trials - progress.done, progress.trials, run_uuid, global.db.string());
+  }
+}
+
+}  // namespace f8::cli

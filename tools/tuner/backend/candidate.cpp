@@ -1,0 +1,244 @@
+#include "tools/tuner/backend/candidate.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "runtime/linear/kernels.hpp"
+
+namespace f8::tuner {
+namespace {
+
+struct Part {
+  std::string_view name;
+  bool Epilogue::*flag;
+};
+constexpr std::array kParts = {Part{"bias", &Epilogue::bias}, Part{"amax", &Epilogue::amax},
+                               Part{"add", &Epilogue::add}};
+
+constexpr std::array<std::string_view, 10> kImpls = {
+    "generated",     "cublaslt", "cublaslt_tensorwise", "bf16_cublaslt", "float8",
+    "float8_reused", "bf16",     "cast_list",           "cast_each",     "copy"};
+static_assert(kImpls[static_cast<size_t>(Impl::kCopy)] == "copy");
+
+}  // namespace
+
+std::string to_string(const Epilogue& epilogue) {
+  std::string text;
+  for (const Part& part : kParts) {
+    if (epilogue.*part.flag) text += fmt::format("{}{}", text.empty() ? "" : "+", part.name);
+  }
+  return text.empty() ? "plain" : text;
+}
+
+Result<Epilogue> parse_epilogue(std::string_view text) {
+  Epilogue epilogue;
+  for (std::string_view rest = text;;) {
+    const size_t plus = rest.find('+');
+    const auto part = std::ranges::find(kParts, rest.substr(0, plus), &Part::name);
+    if (part == kParts.end() || epilogue.*part->flag) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "epilogue \"{}\": want bias, amax or add, each at most once, joined by +", text);
+    }
+    epilogue.*part->flag = true;
+    if (plus == std::string_view::npos) return epilogue;
+    rest.remove_prefix(plus + 1);
+  }
+}
+
+std::string_view to_string(Impl impl) {
+  return kImpls[static_cast<size_t>(impl)];
+}
+
+std::string impl_text(const Candidate& candidate) {
+  const std::string_view impl = to_string(candidate.impl);
+  if (candidate.epilogue == Epilogue{}) return std::string(impl);
+  return fmt::format("{}+{}", impl, to_string(candidate.epilogue));
+}
+
+Result<Candidate> parse_candidate(std::string_view impl, std::string config) {
+  const size_t plus = impl.find('+');
+  const auto found = std::ranges::find(kImpls, impl.substr(0, plus));
+  Candidate candidate{.impl = static_cast<Impl>(found - kImpls.begin()),
+                      .config = std::move(config)};
+  const bool extended = plus != std::string_view::npos;
+  if (found == kImpls.end() || (extended && candidate.impl != Impl::kGenerated)) {
+    return fail(ErrorCode::kInvalidArgument, "\"{}\" is no kind of candidate", impl);
+  }
+  if (extended) candidate.epilogue = F8_TRY(parse_epilogue(impl.substr(plus + 1)));
+  return candidate;
+}
+
+std::string choices_text(const LinearChoices& choices) {
+  std::string text;
+  for (const runtime::GemmChoice& choice : choices) {
+    if (!text.empty()) text += ",";
+    text += fmt::format("{}:{}", to_string(choice.provider), runtime::config_text(choice));
+  }
+  return text;
+}
+
+Result<LinearChoices> parse_choices(std::string_view text) {
+  LinearChoices choices;
+  std::string_view rest = text;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const size_t comma = rest.find(',');
+    const std::string_view one = rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+    const size_t colon = one.find(':');
+    const std::string_view provider = one.substr(0, colon);
+    const bool known =
+        provider == to_string(Provider::kGenerated) || provider == to_string(Provider::kCublasLt);
+    if (!known || colon == std::string_view::npos) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "kernel choices \"{}\": want three of generated:CONFIG or cublaslt:hN, separated "
+                  "by commas (output, grad_input, grad_weight)",
+                  text);
+    }
+    choices[i] = F8_TRY(runtime::parse_choice(
+        provider == to_string(Provider::kGenerated) ? Provider::kGenerated : Provider::kCublasLt,
+        one.substr(colon + 1)));
+  }
+  if (!rest.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "kernel choices \"{}\": more than three", text);
+  }
+  return choices;
+}
+
+Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epilogue& epilogue) {
+  if (problem.op == Op::kLinear) {
+    return fail(ErrorCode::kUnsupported, "{} is three GEMMs", problem.key());
+  }
+  const auto gemm = static_cast<Gemm>(problem.op);
+  if (bf16) {
+    return runtime::GemmDesc{.gemm = gemm,
+                             .shape = problem.shape,
+                             .a = Dtype::kBf16,
+                             .b = Dtype::kBf16,
+                             .d = problem.d,
+                             .scale = codegen::ScaleMode::kTensor,
+                             .fast = false};
+  }
+  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+  if (!recipe.at(gemm).is_fp8()) {
+    return fail(ErrorCode::kUnsupported, "{}: recipe {} keeps this GEMM in bf16", problem.key(),
+                recipe.name);
+  }
+  // The linear's own description of the GEMM.
+  const runtime::LinearKernels kernels =
+      F8_TRY(runtime::linear_kernels({.shape = problem.shape, .recipe = recipe, .choices = {}}));
+  runtime::GemmDesc desc = *kernels.gemms[static_cast<size_t>(gemm)];
+  desc.a = problem.a;
+  desc.b = problem.b;
+  desc.d = problem.d;
+  desc.fast = problem.fast;
+  desc.bias |= epilogue.bias;
+  desc.amax |= epilogue.amax;
+  desc.add |= epilogue.add;
+  return desc;
+}
+
+Problem with_one_scale(Problem problem) {
+  problem.recipe = "tensorwise";
+  return problem;
+}
+
+Result<codegen::GemmSpec> gemm_spec(const Problem& problem, const Epilogue& epilogue) {
+  return runtime::gemm_spec(F8_TRY(gemm_desc(problem, false, epilogue)), {});
+}
+
+std::string gemm_identity(const Problem& problem, bool bf16) {
+  if (bf16) {  // its operands' layouts differ between the GEMMs of a linear
+    return fmt::format("bf16/{}/{}", to_string(problem.op), to_string(problem.shape));
+  }
+  const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
+  const auto desc = gemm_desc(problem, false);
+  const std::string scales =
+      desc ? fmt::format("{}{}{}", codegen::to_string(desc->scale), desc->scalar_a ? "-a" : "",
+                         desc->scalar_b ? "-b" : "")
+           : problem.recipe;
+  return fmt::format("{}.{}.{}/{}/{}/{}", to_string(problem.a), to_string(problem.b),
+                     to_string(problem.d), scales, problem.fast ? "fast" : "precise",
+                     to_string(own));
+}
+
+tuning_db::Candidate to_row(const Candidate& candidate, std::string source_hash) {
+  nlohmann::json config;
+  if (candidate.impl == Impl::kGenerated) {
+    config["config"] = candidate.config;
+  } else if (candidate.impl == Impl::kFloat8 || candidate.impl == Impl::kBf16) {
+    // A linear takes what its GEMMs' tuning chooses; the trial's result holds the kernels.
+    config["kernels"] = "tuned";
+  } else {
+    config["heuristic"] = std::stoi(candidate.config.substr(1));
+  }
+  return {.impl = tuning_db::parse_impl(to_string(candidate.impl)).value(),
+          .config = config.dump(),
+          .source_hash = std::move(source_hash)};
+}
+
+Candidate to_candidate(const runtime::GemmChoice& choice) {
+  return {.impl = choice.provider == Provider::kGenerated ? Impl::kGenerated : Impl::kCublasLt,
+          .config = runtime::config_text(choice)};
+}
+
+Result<runtime::GemmChoice> to_choice(const Candidate& candidate) {
+  const bool generated = candidate.impl == Impl::kGenerated;
+  return runtime::parse_choice(generated ? Provider::kGenerated : Provider::kCublasLt,
+                               candidate.config);
+}
+
+Result<Candidate> from_row(const tuning_db::Candidate& row) {
+  const std::string_view impl = to_string(row.impl);
+  const auto json = nlohmann::json::parse(row.config, nullptr, false);
+  if (json.is_object()) {
+    if (row.impl == tuning_db::Impl::kFloat8 || row.impl == tuning_db::Impl::kBf16) {
+      return parse_candidate(impl, "");
+    }
+    if (json.contains("config") && json["config"].is_string()) {
+      return parse_candidate(impl, json["config"].get<std::string>());
+    }
+    if (json.contains("heuristic") && json["heuristic"].is_number_integer()) {
+      return parse_candidate(impl, fmt::format("h{}", json["heuristic"].get<int>()));
+    }
+  }
+  return fail(ErrorCode::kCorrupt, "candidate {} {}: not a configuration that this version knows",
+              impl, row.config);
+}
+
+tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {
+  tuning_db::LinearKernels kernels;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    kernels[i] = {choices[i].provider, runtime::config_text(choices[i])};
+  }
+  return kernels;
+}
+
+runtime::DeviceInfo h100() {
+  return {.ordinal = 0,
+          .name = "NVIDIA H100 80GB HBM3",
+          .uuid = "",
+          .cc = 90,
+          .sm_count = 132,
+          .l2_bytes = 50 << 20,
+          .mem_bytes = size_t{80} << 30,
+          .mem_clock_mhz = 2619,
+          .sm_clock_max_mhz = 1980,
+          .power_limit_w = 700,
+          .mig = false,
+          .driver_version = 13000};
+}
+
+tuning_db::DeviceClass device_class(const runtime::DeviceInfo& device) {
+  return {.name = device.name,
+          .cc = device.cc,
+          .sm_count = device.sm_count,
+          .l2_bytes = static_cast<int64_t>(device.l2_bytes),
+          .mem_bytes = static_cast<int64_t>(device.mem_bytes),
+          .mem_clock_mhz = device.mem_clock_mhz,
+          .sm_clock_max_mhz = device.sm_clock_max_mhz,
+          .power_limit_w = device.power_limit_w,
+          .mig = device.mig};
+}
+
+}  // namespace f8::tuner

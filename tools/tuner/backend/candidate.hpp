@@ -1,0 +1,100 @@
+// A candidate is what a trial times: a kernel of a GEMM, a whole linear under a choice of kernels,
+// or a way to cast a list of weights. Its text goes to the worker process, and that of GEMMs and
+// linears into the database.
+//
+// impl   := "generated"             a generated kernel of a GEMM
+//         | "generated+" epilogue   the same with an epilogue that does more than scale and write
+//         | "cublaslt"              cuBLASLt in the recipe's types and scales
+//         | "cublaslt_tensorwise"   cuBLASLt in the recipe's types with one scale for each operand
+//         | "bf16_cublaslt"         cuBLASLt in bf16
+//         | "float8"                a linear, forward and backward
+//         | "float8_reused"         the same with fp8 copies of the weight that exist already
+//         | "bf16"                  a linear of three bf16 GEMMs, the baseline
+//         | "cast_list"             all weights of a list cast in few launches
+//         | "cast_each"             the same weights cast one after the other
+//         | "copy"                  a copy on the device
+// config := GEMM config             a generated kernel's
+//         | "h" INT                 cuBLASLt's: the index of its suggestion
+//         | choice "," choice "," choice   a linear's: output, grad_input, grad_weight
+//         | ""                      the others'
+// choice := "generated:" config | "cublaslt:" config
+// epilogue := part ("+" part)*      each part once
+// part   := "bias" | "amax" | "add"
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "codegen/kernel_spec.hpp"
+#include "recipes/problem.hpp"
+#include "runtime/device/context.hpp"
+#include "runtime/gemm/gemm.hpp"
+#include "tuning_db/database.hpp"
+
+namespace f8::tuner {
+
+enum class Impl : uint8_t {
+  kGenerated,
+  kCublasLt,
+  kCublasLtTensorwise,
+  kBf16CublasLt,
+  kFloat8,
+  kFloat8Reused,
+  kBf16,
+  kCastList,
+  kCastEach,
+  kCopy
+};
+[[nodiscard]] std::string_view to_string(Impl impl);
+
+// What a GEMM's epilogue does besides scaling and writing; `add` adds to what the result holds.
+struct Epilogue {
+  bool bias = false, amax = false, add = false;
+  bool operator==(const Epilogue&) const = default;
+};
+[[nodiscard]] std::string to_string(const Epilogue& epilogue);  // "plain" where it does nothing
+[[nodiscard]] Result<Epilogue> parse_epilogue(std::string_view text);
+
+struct Candidate {
+  Impl impl = Impl::kGenerated;
+  std::string config{};  // {}: so that designated initialisers may leave members out
+  Epilogue epilogue{};   // a generated kernel's
+  bool operator==(const Candidate&) const = default;
+};
+[[nodiscard]] std::string impl_text(const Candidate& candidate);
+[[nodiscard]] Result<Candidate> parse_candidate(std::string_view impl, std::string config);
+
+using LinearChoices = std::array<runtime::GemmChoice, 3>;  // indexed by Gemm
+[[nodiscard]] std::string choices_text(const LinearChoices& choices);
+[[nodiscard]] Result<LinearChoices> parse_choices(std::string_view text);
+
+// The GEMM that a problem is, in its recipe's fp8 types or, as its baseline, in bf16. kUnsupported
+// where there is none: for a linear, and in fp8 for a GEMM that the recipe leaves in bf16 and for
+// scales that no kernel has.
+[[nodiscard]] Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16,
+                                                  const Epilogue& epilogue = {});
+// The same types and accumulation with one scale for each operand.
+[[nodiscard]] Problem with_one_scale(Problem problem);
+// The kernel family that a problem needs; its config is not set.
+[[nodiscard]] Result<codegen::GemmSpec> gemm_spec(const Problem& problem,
+                                                  const Epilogue& epilogue = {});
+// Problems with one identity are the same GEMM for the device, whatever linear they come from, and
+// are measured once.
+[[nodiscard]] std::string gemm_identity(const Problem& problem, bool bf16);
+
+[[nodiscard]] Candidate to_candidate(const runtime::GemmChoice& choice);
+[[nodiscard]] Result<runtime::GemmChoice> to_choice(const Candidate& candidate);  // of a GEMM
+// A candidate as the database keeps it, and back.
+[[nodiscard]] tuning_db::Candidate to_row(const Candidate& candidate, std::string source_hash);
+[[nodiscard]] Result<Candidate> from_row(const tuning_db::Candidate& row);
+// The kernels of a linear as its row keeps them.
+[[nodiscard]] tuning_db::LinearKernels linear_kernels(const LinearChoices& choices);
+
+// The device that plans are made for where there is none: an H100 SXM with 80 GB.
+[[nodiscard]] runtime::DeviceInfo h100();
+[[nodiscard]] tuning_db::DeviceClass device_class(const runtime::DeviceInfo& device);
+
+}  // namespace f8::tuner

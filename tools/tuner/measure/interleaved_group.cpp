@@ -1,0 +1,24 @@
+#include "tools/tuner/measure/interleaved_group.hpp"
+
+namespace f8::tuner {
+
+Stop should_stop(const StopRule& rule, double elapsed_s, int blocks, double relative_half_width) {
+  const bool enough_blocks = blocks >= rule.min_blocks;
+  const bool narrow = relative_half_width <= rule.target;
+  if (enough_blocks && narrow && elapsed_s >= rule.min_s) return {.stop = true};
+  if (elapsed_s < rule.max_s) return {};
+  // The time is spent: a criterion that was not reached by now makes the result noisy.
+  if (enough_blocks && narrow) return {.stop = true};
+  if (!narrow) {
+    return {.stop = true,
+            .noisy = true,
+            .unmet = fmt::format("half-width {:.2f} % > {:.2f} % after {:.2f} s and {} blocks",
+                                 100 * relative_half_width, 100 * rule.target, elapsed_s, blocks)};
+  }
+  return {
+      .stop = true,
+      .noisy = true,
+      .unmet = fmt::format("{} blocks < {} after {:.2f} s", blocks, rule.min_blocks, elapsed_s)};
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,147 @@
+// The measurement of one linear: its kernels are looked for among those of its GEMMs, then it is
+// compared with its bf16 baseline.
+#include <algorithm>
+
+#include "tools/tuner/search/sweep.hpp"
+
+namespace f8::tuner {
+namespace {
+
+using tuning_db::TrialResult;
+using tuning_db::TrialState;
+
+// Says which kernels a linear took, and how they were found.
+void describe(LinearResult& linear, const LinearSearch& search, const LinearChoices& bf16) {
+  if (linear.float8.is_timed()) {
+    if (search.timed > 1) {
+      linear.float8.reason +=
+          fmt::format("{}the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
+                      linear.float8.reason.empty() ? "" : "; ", search.timed, search.over_first);
+    }
+    linear.float8.kernels = linear_kernels(search.choices);
+  }
+  if (linear.bf16.is_timed()) linear.bf16.kernels = linear_kernels(bf16);
+}
+
+}  // namespace
+
+// What is known of a GEMM's kernels, fastest first; noisy ones only where there are no others.
+std::vector<TimedKernel> Sweep::timed_kernels(const PlannedGemm& gemm, bool bf16) const {
+  std::vector<TimedKernel> steady;
+  std::vector<TimedKernel> noisy;
+  const auto known = known_.find(gemm_identity(gemm.problem, bf16));
+  if (known == known_.end()) return steady;
+  for (const auto& [key, one] : known->second) {
+    if (!one.result.is_timed() || (one.candidate.impl == Impl::kBf16CublasLt) != bf16) continue;
+    const auto choice = to_choice(one.candidate);
+    if (!choice) continue;
+    (one.result.state == TrialState::kOk ? steady : noisy)
+        .push_back({.choice = *choice, .ns = one.result.timing->median_ns});
+  }
+  std::vector<TimedKernel>& kernels = steady.empty() ? noisy : steady;
+  std::ranges::stable_sort(kernels, {}, &TimedKernel::ns);
+  return kernels;
+}
+
+Result<Sweep::LinearKernels> Sweep::kernels_of(const PlannedLinear& linear) const {
+  const Recipe recipe = F8_TRY(find_recipe(linear.problem.recipe));
+  LinearKernels kernels;
+  for (const Gemm g : kGemms) {
+    const auto i = static_cast<size_t>(g);
+    const PlannedGemm& gemm = linear.gemms[i];
+    const std::vector<TimedKernel> bf16 = timed_kernels(gemm, true);
+    kernels.bf16[i].provider =
+        Provider::kCublasLt;  // its first suggestion, where none was measured
+    if (!bf16.empty()) kernels.bf16[i] = bf16.front().choice;
+    kernels.shortlists[i] = {.timed = recipe.at(g).is_fp8() ? timed_kernels(gemm, false) : bf16,
+                             .prior = gemm.prior};
+    if (kernels.shortlists[i].timed.empty()) {
+      kernels.missing += fmt::format("{}{}", kernels.missing.empty() ? "" : ", ", to_string(g));
+    }
+  }
+  return kernels;
+}
+
+Result<LinearSearch> Sweep::search(const PlannedLinear& linear, const LinearKernels& kernels) {
+  return search_linear({.problem = linear.problem,
+                        .candidates = {},
+                        .purpose = {},
+                        .batch_us = request_.options.linear_batch_us,
+                        .stop = {},
+                        .warm_s = request_.options.warm_s,
+                        .seed = next_seed()},
+                       kernels.shortlists, request_.options.linear_search(),
+                       [this](const InterleavedGroup& group) { return measure(group); });
+}
+
+// Measures a noisy group again, each time twice as long.
+Result<std::vector<TrialResult>> Sweep::measure_pair(InterleavedGroup group) {
+  std::vector<TrialResult> results = F8_TRY(measure(group));
+  for (int retry = 0; retry < request_.options.retry_noisy; ++retry) {
+    const bool noisy = std::ranges::any_of(
+        results, [](const TrialResult& r) { return r.state == TrialState::kNoisy; });
+    if (!noisy || interrupted()) break;
+    group.stop.max_s *= 2;
+    group.seed = next_seed();
+    results = F8_TRY(measure(group));
+  }
+  return results;
+}
+
+Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending,
+                             SweepOutcome& outcome) {
+  const tuning_db::PendingTrial* float8 = nullptr;
+  const tuning_db::PendingTrial* bf16 = nullptr;
+  for (const tuning_db::PendingTrial* trial : pending) {
+    (trial->cell.candidate.impl == tuning_db::Impl::kFloat8 ? float8 : bf16) = trial;
+  }
+  const LinearKernels kernels = F8_TRY(kernels_of(linear));
+  const bool complete = kernels.missing.empty();
+  progress_.doing = linear.problem.key();
+  (void)tick();
+  if (float8 != nullptr && complete) F8_TRY(db_.start_trial(*float8));
+  if (bf16 != nullptr) F8_TRY(db_.start_trial(*bf16));
+
+  const SweepOptions& options = request_.options;
+  LinearSearch found;
+  InterleavedGroup group{.problem = linear.problem,
+                         .candidates = {},
+                         .purpose = {},
+                         .batch_us = options.linear_batch_us,
+                         .stop = {.target = options.max_ci,
+                                  .min_s = options.linear_min_ms / 1e3,
+                                  .max_s = options.linear_max_ms / 1e3,
+                                  .min_blocks = 6},
+                         .warm_s = options.warm_s,
+                         .seed = 0};
+  if (complete) {
+    found = F8_TRY(search(linear, kernels));
+    group.candidates.push_back({.impl = Impl::kFloat8, .config = choices_text(found.choices)});
+    group.purpose = Ratios{.reference = 1};
+  }
+  group.candidates.push_back({.impl = Impl::kBf16, .config = choices_text(kernels.bf16)});
+  group.seed = next_seed();
+  const std::vector<TrialResult> results = F8_TRY(measure_pair(std::move(group)));
+
+  LinearResult measured{.problem = linear.problem, .float8 = {}, .bf16 = results.back()};
+  if (complete) {
+    measured.float8 = results.front();
+  } else {
+    measured.float8.state = TrialState::kLaunchError;
+    measured.float8.reason = fmt::format("no kernel works for {}", kernels.missing);
+  }
+  describe(measured, found, kernels.bf16);
+  if (measured.float8.ratio) {
+    if (bf16 != nullptr) measured.float8.ratio->pair_uuid = bf16->uuid;
+    if (measured.float8.ratio->ratio > progress_.best_speedup) {
+      progress_.best_speedup = measured.float8.ratio->ratio;
+      progress_.best_of = linear.problem.key();
+    }
+  }
+  if (bf16 != nullptr) F8_TRY(finish(*bf16, measured.bf16));
+  if (float8 != nullptr) F8_TRY(finish(*float8, measured.float8));
+  outcome.linears.push_back(std::move(measured));
+  return {};
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,38 @@
+// An estimator answers for a recipe's linears from a tuning table: it asks the speed surfaces of
+// the table's devices in their order.
+//
+// The first device is the table's first one with rows of the recipe. The others answer only where
+// it cannot, and only as `modelled`.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tuning_db/estimate/surface.hpp"
+
+namespace f8::tuning_db {
+
+class Estimator {
+ public:
+  // The table must outlive the estimator. device: only rows of devices of this name; empty: all.
+  Estimator(const TuningTable& table, std::string_view recipe, std::string_view device = {});
+  [[nodiscard]] bool empty() const { return surfaces_.empty(); }
+  [[nodiscard]] const std::string& recipe() const { return recipe_; }
+  // The name of the device that is asked first; without rows the one that was asked for.
+  [[nodiscard]] const std::string& device() const { return device_; }
+  [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }  // not empty()
+  // Returns nothing if the rows are too few to say anything of this shape.
+  [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
+  // Names where an estimate's first row comes from: "(DEVICE, POWER; DATE; SOURCE)".
+  [[nodiscard]] std::string describe_source(const Estimate& estimate) const;
+
+ private:
+  const TuningTable& table_;
+  std::string recipe_, device_;
+  std::vector<std::unique_ptr<const Surface>> surfaces_;
+};
+
+}  // namespace f8::tuning_db

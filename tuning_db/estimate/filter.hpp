@@ -1,0 +1,66 @@
+// The auto filter: which linears of a model to convert, and why. float8-tune and the runtime both
+// ask here, so equal questions have equal answers.
+//
+// A layer is asked, in this order, and the first refusal keeps it in bf16:
+//   names   an entry of filter_fqns is part of its name
+//   sizes   K and N are multiples of 16
+//   rule    where the automatic rule is on
+//             measured   the lower end of the speedup exceeds 1 + margin: the row of exactly this
+//                        shape and token count; else interpolation in log2(m), log2(n), log2(k)
+//                        between measured shapes that surround it; else a model fitted to the rows
+//             torchao    torchao's fixed limits of N and K
+// A layer that nothing refused is converted. The estimated speedup of every layer comes from the
+// measurements, whatever decides.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "recipes/filter_rule.hpp"
+#include "recipes/recipe.hpp"
+#include "tuning_db/estimate/estimator.hpp"
+
+namespace f8::tuning_db {
+
+struct FilterOptions {
+  FilterPolicy policy = FilterPolicy::kMeasured;
+  int64_t tokens = 0;
+  std::vector<std::string> filter_fqns{};  // kAutoFlag among them switches the automatic rule on
+  double margin = kFilterMargin;
+  bool automatic = false;  // the rule is on without kAutoFlag too
+};
+
+struct FilterDecision {
+  NamedLinear layer;
+  bool convert = false;
+  std::string reason{};                 // one line
+  Evidence evidence = Evidence::kRule;  // what the verdict rests on
+  // Forward and backward together, if it is converted; 1 where nothing is known.
+  double speedup = 1, lo = 1, hi = 1;
+  double bf16_ns = 0;  // 0: unknown
+  std::vector<std::string> trial_uuids{};
+};
+
+struct FilterResult {
+  std::string device;
+  std::vector<FilterDecision> decisions;
+  double estimated_model_speedup = 1;  // all these linears together, weighted by their bf16 time
+};
+
+// kInvalidArgument names the layer or the option. The recipe is the estimator's.
+[[nodiscard]] Result<FilterResult> filter(std::span<const NamedLinear> layers,
+                                          const FilterOptions& options, const Estimator& estimator);
+
+// The thresholds that the measurements imply for a token count: layers with n <= n_max and
+// k <= k_max stay bf16.
+struct Threshold {
+  int64_t m = 0;
+  int64_t k_max = 0, n_max = 0;  // 0: every measured shape is worth converting
+  int64_t agree = 0, cells = 0;  // measured cells on which this rule and the measurement agree
+  int64_t torchao_agree = 0;     // where torchao has no rule for the recipe: of converting all
+};
+[[nodiscard]] std::vector<Threshold> thresholds(const Estimator& estimator,
+                                                double margin = kFilterMargin);
+
+}  // namespace f8::tuning_db

@@ -1,0 +1,369 @@
+// Reading checks in this order: the seal, each line, and at last that writing it again gives the
+// same bytes.
+#include "tuning_db/estimate/tuning_table.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/hash.hpp"
+#include "base/text.hpp"
+#include "recipes/sealed_text.hpp"
+
+namespace f8 {
+namespace {
+
+constexpr SealedKind kKind = {.magic = "float8-table",
+                              .version = 2,
+                              .name = "tuning table",
+                              .remedy = "export it again with this one"};
+constexpr double kMaxDistance = 3.0;
+
+std::string linear_key(const LinearSpeedup& s) {
+  return fmt::format("{} {} {}", s.recipe, to_string(s.shape), s.device);
+}
+
+std::string record(const TableDevice& d) {
+  return fmt::format("device {} {} {} {} {} {} {} {} {}\n", d.cc, d.sm_count, d.l2_bytes,
+                     d.mem_bytes, d.mem_clock_mhz, d.sm_clock_max_mhz, d.power_limit_w,
+                     d.mig ? 1 : 0, d.name);
+}
+
+std::string record(const KernelChoice& c) {
+  return fmt::format("kernel {} {} {} {}\n", c.problem.key(), to_string(c.provider), c.config,
+                     c.median_ns);
+}
+
+std::string record(const LinearSpeedup& s) {
+  return fmt::format("linear {} {} {} {} {} {} {} {}\n", linear_key(s), s.speedup, s.lo, s.hi,
+                     s.bf16_ns, s.source, s.date, s.trial);
+}
+
+// All that the hash covers.
+std::string body(const TuningTable& table) {
+  std::string text = first_line(kKind);
+  for (const TableDevice& device : table.devices) text += record(device);
+  for (const std::string& source : table.sources) text += fmt::format("source {}\n", source);
+  for (const KernelChoice& choice : table.choices()) text += record(choice);
+  for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
+  return text;
+}
+
+Result<double> parse_positive(const char* field, std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
+      value <= 0) {
+    return fail(ErrorCode::kCorrupt, "{} {} is not a positive number", field, quote(text));
+  }
+  return value;
+}
+
+template <class T>
+Result<T> parse_count(const char* field, std::string_view text, T limit) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < T{0} || value > limit) {
+    return fail(ErrorCode::kCorrupt, "{} {} is no number from 0 to {}", field, quote(text), limit);
+  }
+  return value;
+}
+
+template <class T>
+Result<T> parse_count(const char* field, std::string_view text) {
+  return parse_count(field, text, std::numeric_limits<T>::max());
+}
+
+bool is_date(std::string_view text) {
+  constexpr std::string_view kForm = "0000-00-00";
+  return std::ranges::equal(text, kForm, [](char c, char form) {
+    return form == '0' ? c >= '0' && c <= '9' : c == form;
+  });
+}
+
+bool is_trial(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+  });
+}
+
+bool is_name(std::string_view text) {
+  return !text.empty() && std::ranges::none_of(text, [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+  });
+}
+
+bool is_config(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+  });
+}
+
+bool is_heuristic(std::string_view text) {
+  if (!text.starts_with('h') || text.size() < 2 || text.size() > 6) return false;
+  text.remove_prefix(1);
+  return std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; }) &&
+         (text[0] != '0' || text.size() == 1);
+}
+
+Status expect_fields(std::string_view line, int64_t fields) {
+  const int64_t found = std::ranges::count(line, ' ') + 1;
+  if (found == fields) return {};
+  return fail(ErrorCode::kCorrupt, "it has {} fields, not {}", found, fields);
+}
+
+Result<KernelChoice> parse_choice(std::string_view line) {
+  F8_TRY(expect_fields(line, 5));
+  std::string_view rest = line;
+  take_until(rest, ' ');
+  KernelChoice c;
+  c.problem = F8_TRY(Problem::parse(take_until(rest, ' ')));
+  if (c.problem.op == Op::kLinear) {
+    return fail(ErrorCode::kCorrupt, "a linear as a whole has no kernel");
+  }
+  const std::string_view provider = take_until(rest, ' ');
+  if (provider == to_string(Provider::kCublasLt)) {
+    c.provider = Provider::kCublasLt;
+  } else if (provider != to_string(Provider::kGenerated)) {
+    return fail(ErrorCode::kCorrupt, "unknown provider {}; one of generated, cublaslt",
+                quote(provider));
+  }
+  c.config = take_until(rest, ' ');
+  const bool known =
+      c.provider == Provider::kCublasLt ? is_heuristic(c.config) : is_config(c.config);
+  if (!known)
+    return fail(ErrorCode::kCorrupt, "config {} is none of {}", quote(c.config), provider);
+  c.median_ns = F8_TRY(parse_positive("median_ns", rest));
+  return c;
+}
+
+Result<LinearSpeedup> parse_speedup(std::string_view line, const TuningTable& table) {
+  F8_TRY(expect_fields(line, 11));
+  std::string_view rest = line;
+  take_until(rest, ' ');
+  const auto index = [&rest](const char* field, size_t count) -> Result<size_t> {
+    const std::string_view text = take_until(rest, ' ');
+    if (count == 0) return fail(ErrorCode::kCorrupt, "{} {}: there is none", field, quote(text));
+    return parse_count<size_t>(field, text, count - 1);
+  };
+  LinearSpeedup s;
+  s.recipe = take_until(rest, ' ');
+  if (!is_recipe_name(s.recipe)) {
+    return fail(ErrorCode::kCorrupt, "recipe {} is not of lower-case letters, digits and '_'",
+                quote(s.recipe));
+  }
+  s.shape = F8_TRY(parse_dims(take_until(rest, ' ')));
+  s.device = F8_TRY(index("device", table.devices.size()));
+  s.speedup = F8_TRY(parse_positive("speedup", take_until(rest, ' ')));
+  s.lo = F8_TRY(parse_positive("lo", take_until(rest, ' ')));
+  s.hi = F8_TRY(parse_positive("hi", take_until(rest, ' ')));
+  if (s.lo > s.hi) return fail(ErrorCode::kCorrupt, "lo {} is above hi {}", s.lo, s.hi);
+  s.bf16_ns = F8_TRY(parse_positive("bf16_ns", take_until(rest, ' ')));
+  s.source = F8_TRY(index("source", table.sources.size()));
+  s.date = take_until(rest, ' ');
+  if (!is_date(s.date)) return fail(ErrorCode::kCorrupt, "date {} is none", quote(s.date));
+  s.trial = rest;
+  if (!is_trial(s.trial)) return fail(ErrorCode::kCorrupt, "trial {} is none", quote(s.trial));
+  return s;
+}
+
+Result<TableDevice> parse_device(std::string_view line) {
+  if (std::ranges::count(line, ' ') < 9) return fail(ErrorCode::kCorrupt, "a device has 10 fields");
+  take_until(line, ' ');
+  TableDevice d;
+  const auto number = [&line](const char* field, auto& value) -> Status {
+    value =
+        F8_TRY(parse_count<std::remove_reference_t<decltype(value)>>(field, take_until(line, ' ')));
+    return {};
+  };
+  F8_TRY(number("cc", d.cc));
+  F8_TRY(number("sm_count", d.sm_count));
+  F8_TRY(number("l2_bytes", d.l2_bytes));
+  F8_TRY(number("mem_bytes", d.mem_bytes));
+  F8_TRY(number("mem_clock_mhz", d.mem_clock_mhz));
+  F8_TRY(number("sm_clock_max_mhz", d.sm_clock_max_mhz));
+  F8_TRY(number("power_limit_w", d.power_limit_w));
+  d.mig = F8_TRY(parse_count<int>("mig", take_until(line, ' '), 1)) == 1;
+  d.name = line;
+  if (!is_name(d.name)) return fail(ErrorCode::kCorrupt, "device {} is no name", quote(d.name));
+  return d;
+}
+
+// Devices and sources come before the rows that count them.
+Status parse_record(std::string_view line, TuningTable& table) {
+  const bool has_rows = !table.choices().empty() || !table.speedups().empty();
+  if (line.starts_with("device ") && table.sources.empty() && !has_rows) {
+    table.devices.push_back(F8_TRY(parse_device(line)));
+    return {};
+  }
+  if (line.starts_with("source ") && !has_rows) {
+    take_until(line, ' ');
+    if (!is_name(line)) return fail(ErrorCode::kCorrupt, "source {} is no name", quote(line));
+    table.sources.emplace_back(line);
+    return {};
+  }
+  if (line.starts_with("kernel ")) {
+    table.add(F8_TRY(parse_choice(line)));
+    return {};
+  }
+  if (line.starts_with("linear ")) {
+    table.add(F8_TRY(parse_speedup(line, table)));
+    return {};
+  }
+  return fail(ErrorCode::kCorrupt,
+              "it is no kernel and no linear, nor a device or a source before all of them");
+}
+
+double log_ratio(double x, double y) {
+  return std::abs(std::log2(x / y));
+}
+
+double distance(Shape a, Shape b) {
+  const auto apart = [](int64_t x, int64_t y) {
+    return log_ratio(static_cast<double>(x), static_cast<double>(y));
+  };
+  return apart(a.m, b.m) + apart(a.n, b.n) + apart(a.k, b.k);
+}
+
+double distance(const TableDevice& a, const TableDevice& b) {
+  double sum = 0;
+  for (const auto& [x, y] :
+       {std::pair(a.sm_count, b.sm_count), std::pair(a.mem_clock_mhz, b.mem_clock_mhz),
+        std::pair(a.sm_clock_max_mhz, b.sm_clock_max_mhz),
+        std::pair(a.power_limit_w, b.power_limit_w),
+        std::pair(static_cast<int>(a.l2_bytes >> 10), static_cast<int>(b.l2_bytes >> 10))}) {
+    if (x > 0 && y > 0) sum += log_ratio(x, y);
+  }
+  return sum;
+}
+
+bool same_but_shape(const Problem& a, const Problem& b) {
+  return a.op == b.op && a.recipe == b.recipe && a.a == b.a && a.b == b.b && a.d == b.d &&
+         a.fast == b.fast;
+}
+
+// Keeps `items` sorted by key; an item with a known key takes the old one's place.
+template <class T, class Key>
+void insert_sorted(std::vector<T>& items, T item, const Key& key_of) {
+  const std::string key = key_of(item);
+  const auto at = std::ranges::lower_bound(items, key, {}, key_of);
+  if (at != items.end() && key_of(*at) == key) {
+    *at = std::move(item);
+  } else {
+    items.insert(at, std::move(item));
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(Provider p) {
+  return p == Provider::kGenerated ? "generated" : "cublaslt";
+}
+
+void TuningTable::add(KernelChoice choice) {
+  insert_sorted(choices_, std::move(choice), [](const KernelChoice& c) { return c.problem.key(); });
+}
+
+void TuningTable::add(LinearSpeedup speedup) {
+  insert_sorted(speedups_, std::move(speedup), linear_key);
+}
+
+void TuningTable::add_behind(const TuningTable& other) {
+  for (const KernelChoice& choice : other.choices_) {
+    const auto known = std::ranges::find(choices_, choice.problem, &KernelChoice::problem);
+    if (known == choices_.end()) add(choice);
+  }
+  const auto index_in = [](auto& items, const auto& item, const auto& same) {
+    const auto found =
+        std::ranges::find_if(items, [&](const auto& own) { return same(own, item); });
+    if (found != items.end()) return static_cast<size_t>(found - items.begin());
+    items.push_back(item);
+    return items.size() - 1;
+  };
+  std::vector<size_t> own_device, own_source;
+  for (const TableDevice& device : other.devices) {
+    own_device.push_back(index_in(devices, device, [](const TableDevice& a, const TableDevice& b) {
+      return a.is_same_class(b);
+    }));
+  }
+  for (const std::string& source : other.sources) {
+    own_source.push_back(index_in(sources, source, std::equal_to<>()));
+  }
+  for (LinearSpeedup speedup : other.speedups_) {
+    speedup.device = own_device.at(speedup.device);
+    speedup.source = own_source.at(speedup.source);
+    const auto known = std::ranges::find_if(speedups_, [&](const LinearSpeedup& own) {
+      return own.recipe == speedup.recipe && own.shape == speedup.shape &&
+             own.device == speedup.device;
+    });
+    if (known == speedups_.end()) add(std::move(speedup));
+  }
+}
+
+std::string_view TuningTable::device_name() const {
+  return devices.empty() ? std::string_view() : devices.front().name;
+}
+
+const KernelChoice* TuningTable::find(const Problem& problem) const {
+  const KernelChoice* nearest = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const KernelChoice& choice : choices_) {
+    if (choice.problem == problem) return &choice;
+    if (!same_but_shape(choice.problem, problem)) continue;
+    const double d = distance(choice.problem.shape, problem.shape);
+    if (d > kMaxDistance || d >= least) continue;
+    least = d;
+    nearest = &choice;
+  }
+  return nearest;
+}
+
+std::string TuningTable::serialize() const {
+  return seal(body(*this));
+}
+
+std::string TuningTable::hash() const {
+  return hash_hex(body(*this));
+}
+
+Result<TuningTable> TuningTable::parse(std::string_view text) {
+  std::string_view rest = F8_TRY(unseal(kKind, text));
+  TuningTable table;
+  std::string_view previous;
+  for (int line_number = 2; !rest.empty(); ++line_number) {
+    const std::string_view line = take_until(rest, '\n');
+    if (const Status parsed = parse_record(line, table); !parsed) {
+      return fail(ErrorCode::kCorrupt, "tuning table, line {}: {}", line_number,
+                  parsed.error().message);
+    }
+    const bool is_row = line.starts_with("kernel ") || line.starts_with("linear ");
+    if (is_row && line <= previous) {
+      return fail(ErrorCode::kCorrupt, "tuning table, line {}: not in sorted order", line_number);
+    }
+    if (is_row) previous = line;
+  }
+  if (table.serialize() != text) {
+    return fail(
+        ErrorCode::kCorrupt,
+        "tuning table repeats a problem or writes a number in another way than float8 does");
+  }
+  return table;
+}
+
+const TuningTable* nearest_table(std::span<const TuningTable> tables, const TableDevice& device) {
+  const TuningTable* nearest = nullptr;
+  std::pair<bool, double> least;  // another name, distance
+  for (const TuningTable& table : tables) {
+    if (table.devices.empty() || table.devices.front().cc != device.cc) continue;
+    const TableDevice& measured = table.devices.front();
+    const std::pair here(measured.name != device.name, distance(measured, device));
+    if (nearest != nullptr && here >= least) continue;
+    least = here;
+    nearest = &table;
+  }
+  return nearest;
+}
+
+}  // namespace f8

@@ -1,0 +1,116 @@
+// The tuning table: what a database knows that a decision needs, as plain data that the runtime
+// reads without SQLite. A trainer's rank 0 loads and broadcasts it; all ranks compare one hash.
+//
+// File grammar (UTF-8, one record a line, sorted, so equal tables are equal bytes):
+//   table    := "float8-table 2" LF { device } { source } { kernel } { linear } "end " HASH LF
+//   device   := "device " CC " " SM_COUNT " " L2_BYTES " " MEM_BYTES " " MEM_CLOCK_MHZ " "
+//               SM_CLOCK_MAX_MHZ " " POWER_LIMIT_W " " MIG " " NAME LF
+//   source   := "source " NAME LF
+//   kernel   := "kernel " problem-key " " provider " " config " " MEDIAN_NS LF
+//   provider := "generated" | "cublaslt"
+//   config   := GEMM config text, or "h" INT for a cuBLASLt heuristic
+//   linear   := "linear " recipe " m" INT "n" INT "k" INT " " DEVICE " " SPEEDUP " " LO " " HI " "
+//               BF16_NS " " SOURCE " " DATE " " TRIAL LF
+//   HASH     := hash_hex of all bytes before the word "end"
+// DEVICE and SOURCE count the records of that kind from 0. DATE is year-month-day, TRIAL the
+// trial's uuid. Times and speedups are positive, finite and the shortest that read back the same.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/problem.hpp"
+
+namespace f8 {
+
+enum class Provider : uint8_t { kGenerated, kCublasLt };
+[[nodiscard]] std::string_view to_string(Provider p);
+
+// A class of GPU. 0 stands for what is not known.
+struct TableDevice {
+  std::string name;
+  int cc = 0;
+  int sm_count = 0;
+  int64_t l2_bytes = 0;
+  int64_t mem_bytes = 0;
+  int mem_clock_mhz = 0;
+  int sm_clock_max_mhz = 0;
+  int power_limit_w = 0;
+  bool mig = false;
+  bool operator==(const TableDevice&) const = default;
+  // Two classes are told apart by these fields: among the others, the memory that a driver reports
+  // differs by a little from release to release.
+  [[nodiscard]] bool is_same_class(const TableDevice& other) const {
+    return name == other.name && power_limit_w == other.power_limit_w && mig == other.mig;
+  }
+};
+
+struct KernelChoice {
+  Problem problem;  // op is a GEMM
+  Provider provider = Provider::kGenerated;
+  std::string config;
+  double median_ns = 0;
+  bool operator==(const KernelChoice&) const = default;
+};
+
+// A measured linear, forward and backward, and where the measurement comes from.
+struct LinearSpeedup {
+  std::string recipe;
+  Shape shape;
+  double speedup = 0;  // bf16 time over fp8 time
+  double lo = 0;
+  double hi = 0;
+  double bf16_ns = 0;
+  size_t device = 0;  // the index among the table's devices
+  size_t source = 0;  // and among its sources
+  std::string date = "1970-01-01";
+  std::string trial = "-";  // the uuid of the float8 trial
+  bool operator==(const LinearSpeedup&) const = default;
+};
+
+class TuningTable {
+ public:
+  // The classes that were measured, in the order in which they are asked. Kernels come from the
+  // first one.
+  std::vector<TableDevice> devices;
+  std::vector<std::string> sources;  // "built-in", or a database's file name
+
+  // The entry of the same problem (or recipe, shape and device), if there is one, is replaced.
+  void add(KernelChoice choice);
+  void add(LinearSpeedup speedup);
+  // Adds what this table lacks: rows of the same problem, or of the same recipe, shape and class,
+  // stay, and other classes are asked after its own.
+  void add_behind(const TuningTable& other);
+  // Sorted by problem key; speedups by recipe, dims and device, as text.
+  [[nodiscard]] const std::vector<KernelChoice>& choices() const { return choices_; }
+  [[nodiscard]] const std::vector<LinearSpeedup>& speedups() const { return speedups_; }
+  // The name of the first device; empty where there is none.
+  [[nodiscard]] std::string_view device_name() const;
+
+  // The choice for exactly this problem, else for the same op, recipe, types and accumulation at
+  // the nearest shape (by the sum of |log2| of the ratios of m, n and k; at most 3; the first of
+  // equals), else nothing: the cost model decides.
+  [[nodiscard]] const KernelChoice* find(const Problem& problem) const;
+
+  [[nodiscard]] std::string serialize() const;
+  // Accepts what serialize() writes and nothing else; kUnsupported for another version, kCorrupt
+  // for everything else, saying which line.
+  [[nodiscard]] static Result<TuningTable> parse(std::string_view text);
+  [[nodiscard]] std::string hash() const;  // the file's HASH
+
+ private:
+  std::vector<KernelChoice> choices_;
+  std::vector<LinearSpeedup> speedups_;
+};
+
+// The table for a device: one that was measured on a device of this name, else the one of the
+// nearest class of the same compute capability (by the sum of |log2| of the ratios of SMs, L2,
+// clocks and power, of what both know). Null where there is none of its compute capability.
+[[nodiscard]] const TuningTable* nearest_table(std::span<const TuningTable> tables,
+                                               const TableDevice& device);
+
+}  // namespace f8

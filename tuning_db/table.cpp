@@ -1,0 +1,196 @@
+// The tuning table of a database: for each GEMM the kernel that counts, for each linear its
+// measured speedup with where it comes from.
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/file.hpp"
+#include "tuning_db/state.hpp"
+#include "tuning_db/trial_rows.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+TableDevice table_device(const DeviceClass& d) {
+  return {.name = d.name,
+          .cc = d.cc,
+          .sm_count = d.sm_count,
+          .l2_bytes = d.l2_bytes,
+          .mem_bytes = d.mem_bytes,
+          .mem_clock_mhz = d.mem_clock_mhz,
+          .sm_clock_max_mhz = d.sm_clock_max_mhz,
+          .power_limit_w = d.power_limit_w,
+          .mig = d.mig};
+}
+
+// The label of a database without its folder: folders of one machine say nothing to others.
+std::string source_of(const std::string& layer) {
+  std::string name = fs::path(layer).filename().string();
+  for (char& c : name) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return name.empty() ? "database" : name;
+}
+
+// --- linears
+
+// The bf16 linear that this row was measured against.
+const TrialRow* baseline_of(const TrialRow& row, const std::vector<TrialRow>& bf16) {
+  const TrialRow* same_run = nullptr;
+  for (const TrialRow& b : bf16) {
+    if (b.problem != row.problem) continue;
+    if (row.result.ratio && b.uuid == row.result.ratio->pair_uuid) return &b;
+    if (b.run_uuid == row.run_uuid) same_run = &b;
+  }
+  return same_run;
+}
+
+std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const std::vector<TrialRow>& bf16) {
+  if (!row.result.timing) return std::nullopt;
+  const Timing& fp8 = *row.result.timing;
+  const TrialRow* baseline = baseline_of(row, bf16);
+  LinearSpeedup s{.recipe = row.problem.recipe,
+                  .shape = row.problem.shape,
+                  .date = row.at.substr(0, 10),
+                  .trial = row.uuid};
+  if (row.result.ratio) {
+    s.speedup = row.result.ratio->ratio;
+    s.lo = row.result.ratio->lo;
+    s.hi = row.result.ratio->hi;
+    s.bf16_ns =
+        baseline != nullptr ? baseline->result.timing->median_ns : s.speedup * fp8.median_ns;
+    return s;
+  }
+  // The row was not measured interleaved: the intervals of both times give a wider one.
+  if (baseline == nullptr || fp8.ci_lo_ns <= 0) return std::nullopt;
+  const Timing& b = *baseline->result.timing;
+  s.speedup = b.median_ns / fp8.median_ns;
+  s.lo = b.ci_lo_ns / fp8.ci_hi_ns;
+  s.hi = b.ci_hi_ns / fp8.ci_lo_ns;
+  s.bf16_ns = b.median_ns;
+  return s;
+}
+
+// Orders two rows of one shape and class: one without a bias comes first, then the newer one.
+bool is_better(const TrialRow& a, const TrialRow& b) {
+  if (a.problem.bias != b.problem.bias) return !a.problem.bias;
+  if (a.at != b.at) return a.at > b.at;
+  return a.uuid < b.uuid;
+}
+
+Status add_linears(const Database& db, const std::string& recipe, TuningTable& table) {
+  const std::vector<TrialRow> rows = F8_TRY(db.linears(recipe));
+  const std::vector<TrialRow> bf16 = F8_TRY(db.linears(recipe, Impl::kBf16));
+  std::map<std::pair<Shape, size_t>, std::pair<const TrialRow*, LinearSpeedup>> best;
+  for (const TrialRow& row : rows) {
+    auto speedup = to_speedup(row, bf16);
+    const auto device = std::ranges::find_if(table.devices, [&](const TableDevice& d) {
+      return d.is_same_class(table_device(row.device));
+    });
+    if (!speedup || device == table.devices.end()) continue;
+    speedup->device = static_cast<size_t>(device - table.devices.begin());
+    auto& [known, value] = best[{speedup->shape, speedup->device}];
+    if (known != nullptr && !is_better(row, *known)) continue;
+    known = &row;
+    value = *std::move(speedup);
+  }
+  for (auto& [key, row] : best) table.add(std::move(row.second));
+  return {};
+}
+
+// --- kernels
+
+// A candidate's JSON as a kernel: a GEMM configuration, or "h3" for a heuristic.
+Result<LinearKernel> table_kernel(const Candidate& c) {
+  const auto json = nlohmann::json::parse(c.config, nullptr, false);
+  const bool generated = c.impl == Impl::kGenerated;
+  if (json.is_object()) {
+    const auto found = json.find(generated ? "config" : "heuristic");
+    if (found != json.end() && generated && found->is_string()) {
+      return LinearKernel{Provider::kGenerated, found->get<std::string>()};
+    }
+    if (found != json.end() && !generated && found->is_number_integer()) {
+      return LinearKernel{Provider::kCublasLt, fmt::format("h{}", found->get<int64_t>())};
+    }
+  }
+  return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}",
+              to_string(c.impl), c.config,
+              generated ? R"({"config":"..."})" : R"({"heuristic":N})");
+}
+
+// The fastest linears that name their kernels, by recipe and shape.
+using FastestLinears = std::map<std::pair<std::string, Shape>, const IdentifiedRow*>;
+using RowIterator = std::vector<IdentifiedRow>::const_iterator;
+
+// [first, last): the rows of one GEMM, fastest first. The fastest of all implementations counts
+// (the library takes part in every sweep), unless the fastest linear took another.
+Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
+                                   const FastestLinears& linears) {
+  const Problem& problem = first->row.problem;
+  KernelChoice choice{.problem = problem,
+                      .provider = {},
+                      .config = {},
+                      .median_ns = first->row.result.timing->median_ns};
+  LinearKernel kernel = F8_TRY(table_kernel(first->row.candidate));
+  const auto linear = linears.find({problem.recipe, problem.shape});
+  if (linear != linears.end() && linear->second->is_comparable(*first)) {
+    kernel = linear->second->row.result.kernels->at(static_cast<size_t>(problem.op));
+    for (auto own = first; own != last; ++own) {
+      if (F8_TRY(table_kernel(own->row.candidate)) != kernel) continue;
+      choice.median_ns = own->row.result.timing->median_ns;
+      break;
+    }
+  }
+  choice.provider = kernel.provider;
+  choice.config = std::move(kernel.config);
+  return choice;
+}
+
+Status add_kernels(const std::vector<IdentifiedRow>& rows, TuningTable& table) {
+  FastestLinears linears;
+  for (auto row = rows.begin(); row != rows.end();) {
+    const Problem& problem = row->row.problem;
+    const auto end = std::find_if(
+        row, rows.end(), [&](const IdentifiedRow& other) { return other.problem != row->problem; });
+    if (problem.op != Op::kLinear) {
+      table.add(F8_TRY(choose_kernel(row, end, linears)));
+    } else if (row->row.candidate.impl == Impl::kFloat8 && row->row.result.kernels) {
+      linears[{problem.recipe, problem.shape}] = &*row;
+    }
+    row = end;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<TuningTable> Database::table(TablePart part) const {
+  TuningTable table;
+  const std::vector<DeviceClass> known = F8_TRY(devices());
+  if (known.empty()) return table;
+  for (const DeviceClass& d : known) {
+    const TableDevice device = table_device(d);
+    const auto same = [&](const TableDevice& other) { return other.is_same_class(device); };
+    if (std::ranges::none_of(table.devices, same)) table.devices.push_back(device);
+  }
+  table.sources.push_back(source_of(state_->layer));
+  auto recipes =
+      F8_TRY(state_->db->prepare("SELECT DISTINCT recipe FROM problem WHERE op = 'linear'"));
+  while (F8_TRY(recipes.step())) F8_TRY(add_linears(*this, recipes.text(0), table));
+  if (part == TablePart::kLinears) return table;
+
+  // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Linears
+  // come before the GEMMs that ask what they took.
+  auto s = F8_TRY(state_->db->prepare(
+      select_rows() +
+      "WHERE d.key = ? AND (c.impl IN ('generated', 'cublaslt', 'float8') OR "
+      "(c.impl = 'bf16_cublaslt' AND p.a_dtype = 'bf16')) AND t.state = 'ok' "
+      "AND m.fidelity = 'final' ORDER BY p.op = 'linear' DESC, p.key, t.median_ns, t.uuid"));
+  s.bind(known.front().key());
+  std::vector<IdentifiedRow> rows;
+  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
+  F8_TRY(add_kernels(newest(std::move(rows)), table));
+  return table;
+}
+
+}  // namespace f8::tuning_db
