@@ -14,7 +14,7 @@ foreach(line ${needed})
 endforeach()
 execute_process(COMMAND ${NM} --undefined-only ${STATIC} OUTPUT_VARIABLE undefined
   ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
-string(REGEX MATCH " U (sqlite3|_ZNK?3CLI|_ZNK?8nlohmann|cu[A-Z]|cublas|nccl|nvrtc|nvml)[^\n]*" found
+string(REGEX MATCH " U (sqlite3|_ZNK?3CLI|_ZNK?3fmt|_ZNK?8nlohmann|cu[A-Z]|cublas|nccl|nvrtc|nvml)[^\n]*" found
   "${undefined}")
 if(found OR NOT undefined MATCHES " U memcpy")
   message(FATAL_ERROR "${STATIC} wants a symbol of a library that it must not link:${found}")

@@ -94,6 +94,8 @@ NAMED_NOWHERE = [
         ("archive\\.ubu" + "ntu", "com"), ("developer\\.download\\.nvi" + "dia", "com")))),
      "the host of a registry"),
 ]
+# A direct call compiles all of fmt's formatting into its file, which takes 3 s.
+DIRECT_FMT = re.compile(r"\bfmt::(v?format|print|format_to)\(")
 FOLDERS = sorted(f for f in MAY_INCLUDE if "/" not in f) + ["cmake", "docs", "scripts", ".ci"]
 
 
@@ -165,6 +167,9 @@ def check(root):
             include = INCLUDE.match(line) if is_source and not is_device_text else None
             if include:
                 findings += include_findings(path, number, *include.groups())
+            if (is_source and DIRECT_FMT.search(line)
+                    and not path.startswith(("base/format.", "examples/"))):
+                findings.append(f"{path}:{number}: calls fmt itself: use f8::format or f8::print")
             for pattern, what in NAMED_NOWHERE:
                 if found := pattern.search(line):
                     findings.append(f"{path}:{number}: names {what}: {found.group().strip()}")
@@ -232,6 +237,7 @@ def self_test():
         ("examples/a/x.cpp", "#include <fmt/format.h>\n"),
         ("examples/a/x.cpp", "#include <sqlite3.h>\n"),
         ("examples/a/kernels/x.cuh", '#include "codegen/kernels/ptx.cuh"\n'),
+        ("recipes/x.cpp", 'auto text = fmt::format("{}", 1);\n'),
         ("scripts/x", "cd /" + "work/main\n"),
         ("README.md", "fetched from py" + "pi.org\n"),
     ]
