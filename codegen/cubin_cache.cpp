@@ -61,12 +61,12 @@ Result<std::string> cache_key(const KernelSource& source) {
   F8_TRY(check_source(source));
   const NvrtcVersion version = F8_TRY(nvrtc_version());
   std::string identity =
-      fmt::format("entry format {}\ngenerator {}\nnvrtc {}.{}\n{}\n{}\n", kEntryFormat,
-                  kGeneratorVersion, version.major, version.minor, source.key, source.entry);
+      f8::format("entry format {}\ngenerator {}\nnvrtc {}.{}\n{}\n{}\n", kEntryFormat,
+                 kGeneratorVersion, version.major, version.minor, source.key, source.entry);
   for (const std::string& option : sorted_options(source)) {
-    identity += fmt::format("{} {}\n", option.size(), option);
+    identity += f8::format("{} {}\n", option.size(), option);
   }
-  identity += fmt::format("source {}\n{}", source.source.size(), source.source);
+  identity += f8::format("source {}\n{}", source.source.size(), source.source);
   return hash_hex(identity);
 }
 

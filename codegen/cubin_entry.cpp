@@ -73,7 +73,7 @@ Result<std::string_view> checked_body(std::string_view manifest) {
     return fail(ErrorCode::kCorrupt, "its manifest has {} bytes", manifest.size());
   }
   const std::string_view body = manifest.substr(0, manifest.size() - kLine);
-  if (manifest.substr(body.size()) != fmt::format("{}{}\n", kField, hash_hex(body))) {
+  if (manifest.substr(body.size()) != f8::format("{}{}\n", kField, hash_hex(body))) {
     return fail(ErrorCode::kCorrupt, "its manifest is cut off or was changed");
   }
   return body;
@@ -104,7 +104,7 @@ Status rename_failed(const fs::path& from, const fs::path& to) {
 }  // namespace
 
 std::string write_manifest(std::string_view key, const Cubin& cubin) {
-  std::string text = fmt::format(
+  std::string text = f8::format(
       "float8 cubin {}\n"
       "key {}\nkernel {}\nentry {}\n"
       "cubin_bytes {}\ncubin_checksum {}\n"
@@ -113,7 +113,7 @@ std::string write_manifest(std::string_view key, const Cubin& cubin) {
       kEntryFormat, key, cubin.key, cubin.entry, cubin.image.size(), hash_hex(as_text(cubin.image)),
       cubin.registers, cubin.spill_bytes, cubin.smem_bytes, cubin.compile_ms, cubin.log.size(),
       cubin.log);
-  text += fmt::format("checksum {}\n", hash_hex(text));
+  text += f8::format("checksum {}\n", hash_hex(text));
   return text;
 }
 
@@ -199,7 +199,7 @@ Status remove_entry(const fs::path& cache, const std::string& key) {
 }
 
 std::string temporary_prefix() {
-  return fmt::format("tmp.{}.", ::getpid());
+  return f8::format("tmp.{}.", ::getpid());
 }
 
 }  // namespace f8::codegen

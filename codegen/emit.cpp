@@ -48,7 +48,7 @@ void append_template(std::string_view name, std::vector<std::string_view>& seen,
   seen.push_back(name);
   const auto found = std::ranges::find(kTemplates, name, &Template::name);
   std::string_view text = *found->text;
-  fmt::format_to(std::back_inserter(out), "// ---- {}\n", name);
+  out += f8::format("// ---- {}\n", name);
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size() - 1);
     const std::string_view line = text.substr(0, end + 1);
@@ -81,7 +81,7 @@ const char* scale_name(ScaleMode mode) {
 }
 
 std::string constant(std::string_view type, std::string_view name, std::string_view value) {
-  return fmt::format("  static constexpr {} {} = {};\n", type, name, value);
+  return f8::format("  static constexpr {} {} = {};\n", type, name, value);
 }
 std::string constant(std::string_view name, int value) {
   return constant("int", name, fmt::to_string(value));
@@ -93,11 +93,11 @@ std::string constant(std::string_view name, bool value) {
 // Asserts a value that the host restates: a stub whose template disagrees does not compile. `host`
 // names the place that restates it.
 std::string check(std::string_view device, size_t value, std::string_view host) {
-  return fmt::format("static_assert({} == {}, \"{} on the host\");\n", device, value, host);
+  return f8::format("static_assert({} == {}, \"{} on the host\");\n", device, value, host);
 }
 template <class Args>
 std::string check_args(std::string_view name) {
-  return check(fmt::format("sizeof({})", name), sizeof(Args), "kernel_args.cuh");
+  return check(f8::format("sizeof({})", name), sizeof(Args), "kernel_args.cuh");
 }
 std::string check_threads(std::string_view device, const KernelSpec& spec) {
   return check(device, static_cast<size_t>(threads_per_block(spec)), "threads_per_block()");
@@ -106,7 +106,7 @@ std::string check_threads(std::string_view device, const KernelSpec& spec) {
 std::string check_gemm(const GemmSpec& s) {
   const GemmConfig& c = s.config;
   const auto of_traits = [](std::string_view name, int value, std::string_view host) {
-    return check(fmt::format("GemmTraits<Config>::{}", name), static_cast<size_t>(value), host);
+    return check(f8::format("GemmTraits<Config>::{}", name), static_cast<size_t>(value), host);
   };
   return check_args<kernels::GemmArgs>("GemmArgs") +
          check_threads("GemmTraits<Config>::kThreads", s) +
@@ -145,7 +145,7 @@ struct StubOf {
                 (s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
                         : check_args<kernels::AmaxArgs>("AmaxArgs")) +
                 check_threads("kTileThreads", s) +
-                fmt::format(
+                f8::format(
                     "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
                     "float8_amax(const __grid_constant__ {} args) {{\n"
                     "  Amax<Config>::run(args);\n"
@@ -176,13 +176,13 @@ struct StubOf {
                          static_cast<size_t>(dynamic_smem_bytes(s)), "dynamic_smem_bytes()");
     }
     stub.text += s.one_launch
-                     ? fmt::format(
+                     ? f8::format(
                            "extern \"C\" __global__ void __launch_bounds__(kTileThreads, {})\n"
                            "float8_quantize(const __grid_constant__ QuantizeArgs args) {{\n"
                            "  {}<Config>::run(args);\n"
                            "}}\n",
                            kQuantizeBlocksPerSm, scales_rows_alone(s) ? "QuantizeRows" : "Quantize")
-                     : fmt::format(
+                     : f8::format(
                            "extern \"C\" __global__ void __launch_bounds__(kTileThreads{})\n"
                            "float8_cast(const __grid_constant__ {} args) {{\n"
                            "  Cast<Config>::run(args);\n"
@@ -213,21 +213,21 @@ struct StubOf {
     return {"column_sums.cuh", "float8_column_sums",
             check_args<kernels::ColumnSumsArgs>("ColumnSumsArgs") +
                 check_threads("kTileThreads", s) +
-                fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                            "float8_column_sums(const __grid_constant__ ColumnSumsArgs args) {{\n"
-                            "  column_sums<{}>(args);\n"
-                            "}}\n",
-                            input_name(s.in))};
+                f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                           "float8_column_sums(const __grid_constant__ ColumnSumsArgs args) {{\n"
+                           "  column_sums<{}>(args);\n"
+                           "}}\n",
+                           input_name(s.in))};
   }
 
   Stub operator()(const BiasGradSpec& s) const {
     return {"column_sums.cuh", "float8_bias_grad",
             check_args<kernels::BiasGradArgs>("BiasGradArgs") + check_threads("kTileThreads", s) +
-                fmt::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
-                            "float8_bias_grad(const __grid_constant__ BiasGradArgs args) {{\n"
-                            "  bias_grad<{}>(args);\n"
-                            "}}\n",
-                            input_name(s.out))};
+                f8::format("extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                           "float8_bias_grad(const __grid_constant__ BiasGradArgs args) {{\n"
+                           "  bias_grad<{}>(args);\n"
+                           "}}\n",
+                           input_name(s.out))};
   }
 
   Stub operator()(const GemmSpec& s) const {
@@ -250,7 +250,7 @@ struct StubOf {
         constant("kBias", s.bias) + constant("kAdd", s.add) + constant("kAmax", s.amax) +
         constant("kPow2", scales_in_bf16(s)) + constant("kOutBuffers", gemm_out_buffers(s)) +
         "};\n" + check_gemm(s) +
-        fmt::format(
+        f8::format(
             "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
             "float8_gemm(const __grid_constant__ GemmMaps<{}> maps,\n"
             "            const __grid_constant__ GemmArgs args) {{\n"
@@ -270,7 +270,7 @@ Result<KernelSource> emit(const KernelSpec& spec) {
   KernelSource kernel;
   kernel.key = key(spec);
   kernel.entry = stub.entry;
-  kernel.source = fmt::format(
+  kernel.source = f8::format(
       "// {0}\n// Generated by float8 (generator {1}); re-create with: float8-tune emit --kernel "
       "{0}\n\n",
       kernel.key, kGeneratorVersion);

@@ -48,14 +48,14 @@ bool take_tile(std::string_view& text, GemmConfig& c) {
 }
 
 std::string tile_key(const GemmConfig& c) {
-  return fmt::format("{}x{}s{}c{}x{}{}w{}{}", c.tile_m, c.tile_n, c.stages, c.cluster_m,
-                     c.cluster_n, c.split_k > 1 ? fmt::format("k{}", c.split_k) : "", c.warpgroups,
-                     c.pingpong ? "p" : "");
+  return f8::format("{}x{}s{}c{}x{}{}w{}{}", c.tile_m, c.tile_n, c.stages, c.cluster_m, c.cluster_n,
+                    c.split_k > 1 ? f8::format("k{}", c.split_k) : "", c.warpgroups,
+                    c.pingpong ? "p" : "");
 }
 
 std::string over_text(const AmaxSpec& s) {
   if (!s.row && !s.col) return "tensor";
-  return fmt::format("{}{}{}", s.row ? "row" : "", s.col ? "col" : "", s.tensor ? "+tensor" : "");
+  return f8::format("{}{}{}", s.row ? "row" : "", s.col ? "col" : "", s.tensor ? "+tensor" : "");
 }
 
 // The scales of a cast's copies: one text where they are the same, or where there is one copy.
@@ -65,7 +65,7 @@ std::string scale_text(const CastSpec& s) {
   };
   if (!s.q || !s.qt || s.scale_q == s.scale_qt)
     return std::string(one(s.q ? s.scale_q : s.scale_qt));
-  return fmt::format("{}+{}", one(s.scale_q), one(s.scale_qt));
+  return f8::format("{}+{}", one(s.scale_q), one(s.scale_qt));
 }
 
 // The options that may follow a cast's copies, in order.
@@ -75,35 +75,35 @@ constexpr std::pair<std::string_view, bool CastSpec::*> kCastOptions[] = {
 
 struct KeyOf {
   std::string operator()(const AmaxSpec& s) const {
-    return fmt::format("amax/{}/{}{}{}", to_string(s.in), over_text(s), s.noop_flag ? "/flag" : "",
-                       s.list ? "/list" : "");
+    return f8::format("amax/{}/{}{}{}", to_string(s.in), over_text(s), s.noop_flag ? "/flag" : "",
+                      s.list ? "/list" : "");
   }
   std::string operator()(const CastSpec& s) const {
-    std::string text = fmt::format("{}/{}.{}/{}/{}", s.one_launch ? "quantize" : "cast",
-                                   to_string(s.in), to_string(s.out), scale_text(s),
-                                   s.q && s.qt ? "q+qt"
-                                   : s.q       ? "q"
-                                               : "qt");
+    std::string text = f8::format("{}/{}.{}/{}/{}", s.one_launch ? "quantize" : "cast",
+                                  to_string(s.in), to_string(s.out), scale_text(s),
+                                  s.q && s.qt ? "q+qt"
+                                  : s.q       ? "q"
+                                              : "qt");
     for (const auto& [name, field] : kCastOptions) {
       if (s.*field) text += name;
     }
     return text;
   }
   std::string operator()(const GemmSpec& s) const {
-    const std::string extras = fmt::format("{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "",
-                                           s.amax ? "+amax" : "", s.pow2 ? "+pow2" : "");
-    return fmt::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}", s.problems == 2 ? "2" : "", to_string(s.a),
-                       to_string(s.b), to_string(s.d), to_string(s.scale),
-                       s.fast ? "fast" : "precise", tile_key(s.config), extras.empty() ? "" : "/",
-                       extras);
+    const std::string extras = f8::format("{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "",
+                                          s.amax ? "+amax" : "", s.pow2 ? "+pow2" : "");
+    return f8::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}", s.problems == 2 ? "2" : "", to_string(s.a),
+                      to_string(s.b), to_string(s.d), to_string(s.scale),
+                      s.fast ? "fast" : "precise", tile_key(s.config), extras.empty() ? "" : "/",
+                      extras);
   }
   std::string operator()(const ScaleUpdateSpec&) const { return "scale_update"; }
   std::string operator()(const FoundInfSpec&) const { return "found_inf"; }
   std::string operator()(const ColumnSumsSpec& s) const {
-    return fmt::format("column_sums/{}", to_string(s.in));
+    return f8::format("column_sums/{}", to_string(s.in));
   }
   std::string operator()(const BiasGradSpec& s) const {
-    return fmt::format("bias_grad/{}", to_string(s.out));
+    return f8::format("bias_grad/{}", to_string(s.out));
   }
 };
 
@@ -306,8 +306,8 @@ struct Validate {
     if (c.raster_group < 1) return bad("the raster group must be positive");
     if (c.stages < 2 || c.stages > 16) return bad("2 to 16 stages");
     if (const int smem = dynamic_smem_bytes(s); smem > kMaxSmemBytes) {
-      return bad(fmt::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
-                             smem - kMaxSmemBytes, kMaxSmemBytes));
+      return bad(f8::format("needs {} bytes of shared memory, {} over the limit of {}", smem,
+                            smem - kMaxSmemBytes, kMaxSmemBytes));
     }
     // The schedule of a grouped GEMM takes registers, and so do scales of columns, a bias and an
     // amax where a whole ping-pong tile is in registers, without promotion accumulators.
@@ -317,8 +317,8 @@ struct Validate {
                             (s.problems == 2 || s.bias || s.amax);
     const int taken = blocks || whole_tile ? 8 : 0;
     if (const int most = max_accumulators(c.warpgroups) - taken; gemm_accumulators(s) > most) {
-      return bad(fmt::format("needs {} accumulators a thread, {} fit without spilling",
-                             gemm_accumulators(s), most));
+      return bad(f8::format("needs {} accumulators a thread, {} fit without spilling",
+                            gemm_accumulators(s), most));
     }
     return {};
   }
@@ -367,7 +367,7 @@ std::string key(const KernelSpec& spec) {
 }
 
 std::string key(const GemmConfig& c) {
-  return fmt::format("{}g{}", tile_key(c), c.raster_group);
+  return f8::format("{}g{}", tile_key(c), c.raster_group);
 }
 
 Result<GemmConfig> parse_gemm_config(std::string_view text) {

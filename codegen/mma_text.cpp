@@ -48,10 +48,10 @@ std::string mma_function(Dtype a, Dtype b, int n) {
   for (int i = 0; i < count; ++i) {
     const bool last = i + 1 == count;
     const bool line_end = i % 8 == 7 && !last;
-    places += fmt::format("%{}{}", i, last ? "" : line_end ? ",\"\n        \"" : ", ");
-    operands += fmt::format("\"+f\"(d[{}]){}", i, last ? "" : line_end ? ",\n          " : ", ");
+    places += f8::format("%{}{}", i, last ? "" : line_end ? ",\"\n        \"" : ", ");
+    operands += f8::format("\"+f\"(d[{}]){}", i, last ? "" : line_end ? ",\n          " : ", ");
   }
-  return fmt::format(
+  return f8::format(
       "  static F8_DEVICE void mma(float (&d)[{0}], u64 a, u64 b, bool accumulate) {{\n"
       "    asm volatile(\n"
       "        \"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"

@@ -47,7 +47,7 @@ Result<Api> load_api() {
   int major = 0;
   int minor = 0;
   if (api.version(&major, &minor) == NVRTC_SUCCESS) {
-    const std::string builtins = fmt::format("libnvrtc-builtins.so.{}.{}", major, minor);
+    const std::string builtins = f8::format("libnvrtc-builtins.so.{}.{}", major, minor);
     static_cast<void>(DynamicLibrary::open(builtins.c_str(), kRemedy));
   }
   return api;

@@ -1,11 +1,11 @@
 #include "codegen/ptxas_log.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <vector>
+
+#include "base/format.hpp"
 
 namespace f8::codegen {
 namespace {
@@ -72,7 +72,7 @@ bool is_error(std::string_view line) {
 }  // namespace
 
 PtxasReport parse_ptxas_log(std::string_view log, std::string_view entry) {
-  const std::string opening = fmt::format("Compiling entry function '{}'", entry);
+  const std::string opening = f8::format("Compiling entry function '{}'", entry);
   PtxasReport report;
   bool inside = false;
   for (const std::string_view line : lines_of(log)) {
@@ -106,9 +106,9 @@ std::string summarize_errors(std::string_view log) {
   if (errors.empty()) errors = std::move(all);
   if (errors.empty()) return "the log is empty";
   const size_t quoted = std::min(errors.size(), kQuotedErrors);
-  std::string text = fmt::format(
+  std::string text = f8::format(
       "{}", fmt::join(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(quoted), " | "));
-  if (errors.size() > quoted) text += fmt::format(" | and {} more", errors.size() - quoted);
+  if (errors.size() > quoted) text += f8::format(" | and {} more", errors.size() - quoted);
   return text;
 }
 

@@ -113,28 +113,28 @@ Result<std::string> FilterFile::serialize() const {
   const auto bad = [](std::string what) {
     return fail(ErrorCode::kInvalidArgument, "filter file: {}", what);
   };
-  if (!is_recipe_name(recipe)) return bad(fmt::format("recipe {} is no name", quote(recipe)));
-  if (tokens < 1 || tokens > kMaxDim) return bad(fmt::format("tokens is {}", tokens));
-  std::string text = fmt::format("{}recipe {}\ntokens {}\n", first_line(kKind), recipe, tokens);
+  if (!is_recipe_name(recipe)) return bad(f8::format("recipe {} is no name", quote(recipe)));
+  if (tokens < 1 || tokens > kMaxDim) return bad(f8::format("tokens is {}", tokens));
+  std::string text = f8::format("{}recipe {}\ntokens {}\n", first_line(kKind), recipe, tokens);
   std::set<std::string_view> names;
   for (const Decision& d : decisions) {
     if (!is_text(d.fqn) || !is_text(d.reason)) {
       return bad(
-          fmt::format("layer {}: name or reason is empty or has control characters", quote(d.fqn)));
+          f8::format("layer {}: name or reason is empty or has control characters", quote(d.fqn)));
     }
-    if (!names.insert(d.fqn).second) return bad(fmt::format("layer {} twice", quote(d.fqn)));
+    if (!names.insert(d.fqn).second) return bad(f8::format("layer {} twice", quote(d.fqn)));
     const auto in_range = [](int64_t v) { return v >= 1 && v <= kMaxDim; };
     if (!in_range(d.in_features) || !in_range(d.out_features)) {
-      return bad(fmt::format("layer {}: in_features {}, out_features {}", quote(d.fqn),
-                             d.in_features, d.out_features));
+      return bad(f8::format("layer {}: in_features {}, out_features {}", quote(d.fqn),
+                            d.in_features, d.out_features));
     }
     const SpeedupInterval& s = d.speedup;
     if (!(s.lo > 0 && s.lo <= s.hi && s.speedup > 0) || !std::isfinite(s.speedup + s.hi)) {
-      return bad(fmt::format("layer {}: speedup {} [{}, {}]", quote(d.fqn), s.speedup, s.lo, s.hi));
+      return bad(f8::format("layer {}: speedup {} [{}, {}]", quote(d.fqn), s.speedup, s.lo, s.hi));
     }
-    text += fmt::format("{}\t{}\tn{}k{}\t{}\t{} {} {}\t{}\n", d.convert ? "convert" : "keep", d.fqn,
-                        d.out_features, d.in_features, to_string(d.evidence), s.speedup, s.lo, s.hi,
-                        d.reason);
+    text += f8::format("{}\t{}\tn{}k{}\t{}\t{} {} {}\t{}\n", d.convert ? "convert" : "keep", d.fqn,
+                       d.out_features, d.in_features, to_string(d.evidence), s.speedup, s.lo, s.hi,
+                       d.reason);
   }
   return seal(std::move(text));
 }

@@ -13,11 +13,11 @@ constexpr int64_t kAlignment = 16;  // K and N are multiples of it
 // Why torchao's rule keeps a layer in bf16; empty: it converts.
 std::string torchao_keeps(std::string_view recipe, int64_t k, int64_t n) {
   if (recipe == "rowwise") {
-    if (n <= 2048) return fmt::format("N {} <= 2048", n);
-    if (k <= 1024) return fmt::format("K {} <= 1024", k);
-    if (n <= 4096 && k <= 2048) return fmt::format("N {} <= 4096 and K {} <= 2048", n, k);
+    if (n <= 2048) return f8::format("N {} <= 2048", n);
+    if (k <= 1024) return f8::format("K {} <= 1024", k);
+    if (n <= 4096 && k <= 2048) return f8::format("N {} <= 4096 and K {} <= 2048", n, k);
   } else if (recipe == "tensorwise") {
-    if (k <= 4096 && n <= 1024) return fmt::format("K {} <= 4096 and N {} <= 1024", k, n);
+    if (k <= 4096 && n <= 1024) return f8::format("K {} <= 4096 and N {} <= 1024", k, n);
   }
   return {};
 }
@@ -76,13 +76,13 @@ Result<NameFilter> name_filter(std::span<const std::string> filter_fqns) {
 std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer) {
   for (const std::string& name : filter.names) {
     if (layer.fqn.find(name) != std::string::npos) {
-      return fmt::format("kept in bf16: its name holds \"{}\" of filter_fqns", name);
+      return f8::format("kept in bf16: its name holds \"{}\" of filter_fqns", name);
     }
   }
   for (const auto& [what, value] : {std::pair("K (in_features)", layer.in_features),
                                     std::pair("N (out_features)", layer.out_features)}) {
     if (value % kAlignment != 0) {
-      return fmt::format("kept in bf16: {} {} is not a multiple of {}", what, value, kAlignment);
+      return f8::format("kept in bf16: {} {} is not a multiple of {}", what, value, kAlignment);
     }
   }
   return {};
@@ -103,9 +103,9 @@ Verdict torchao_verdict(std::string_view recipe, const NamedLinear& layer) {
   const std::string keeps = torchao_keeps(recipe, layer.in_features, layer.out_features);
   if (keeps.empty()) {
     return {true,
-            fmt::format("converted: K and N are above the limits of torchao's {} rule", recipe)};
+            f8::format("converted: K and N are above the limits of torchao's {} rule", recipe)};
   }
-  return {false, fmt::format("kept in bf16 by torchao's {} rule: {}", recipe, keeps)};
+  return {false, f8::format("kept in bf16 by torchao's {} rule: {}", recipe, keeps)};
 }
 
 Verdict speedup_verdict(const SpeedupInterval& interval, double margin, std::string_view basis) {
@@ -114,8 +114,8 @@ Verdict speedup_verdict(const SpeedupInterval& interval, double margin, std::str
   const char* words = convert              ? "converted"
                       : interval.hi > need ? "ambiguous, kept in bf16"
                                            : "kept in bf16";
-  return {convert, fmt::format("{}: speedup {:.3f} [{:.3f}, {:.3f}], need > {:.4g}; {}", words,
-                               interval.speedup, interval.lo, interval.hi, need, basis)};
+  return {convert, f8::format("{}: speedup {:.3f} [{:.3f}, {:.3f}], need > {:.4g}; {}", words,
+                              interval.speedup, interval.lo, interval.hi, need, basis)};
 }
 
 Status check_filter(std::span<const NamedLinear> layers, int64_t tokens, double margin) {

@@ -91,7 +91,7 @@ Result<Problem> parse_fields(std::string_view rest) {
   p.shape = F8_TRY(parse_dims(take_until(rest, '/')));
   for (const bool bias : {false, true}) {
     for (const bool fast : {false, true}) {
-      if (rest != fmt::format("b{:d}f{:d}", bias, fast)) continue;
+      if (rest != f8::format("b{:d}f{:d}", bias, fast)) continue;
       p.bias = bias;
       p.fast = fast;
       return p;
@@ -138,7 +138,7 @@ Status append_shapes(std::string_view text, std::vector<Shape>& shapes) {
                 quote(text));
   }
   const auto named = [text](Error e) {
-    e.message = fmt::format("shape {}: {}", quote(text), e.message);
+    e.message = f8::format("shape {}: {}", quote(text), e.message);
     return std::unexpected(std::move(e));
   };
   std::string_view rest = text;
@@ -173,7 +173,7 @@ void drop_repeated(std::vector<Shape>& shapes) {
 }  // namespace
 
 std::string to_string(Shape shape) {
-  return fmt::format("m{}n{}k{}", shape.m, shape.n, shape.k);
+  return f8::format("m{}n{}k{}", shape.m, shape.n, shape.k);
 }
 
 Result<Shape> parse_dims(std::string_view text) {
@@ -246,8 +246,8 @@ Result<Problem> Problem::make(Op op, const Recipe& recipe, Shape shape) {
 }
 
 std::string Problem::key() const {
-  return fmt::format("{}/{}/{}.{}.{}/tn/{}/b{:d}f{:d}", to_string(op), recipe, to_string(a),
-                     to_string(b), to_string(d), to_string(shape), bias, fast);
+  return f8::format("{}/{}/{}.{}.{}/tn/{}/b{:d}f{:d}", to_string(op), recipe, to_string(a),
+                    to_string(b), to_string(d), to_string(shape), bias, fast);
 }
 
 Result<Problem> Problem::parse(std::string_view key) {

@@ -169,7 +169,7 @@ Status Recipe::validate() const {
                 "recipe name {} is not of lower-case letters, digits and '_'", quote(name));
   }
   for (const Gemm g : kGemms) {
-    F8_TRY(validate_gemm(fmt::format("recipe {}, GEMM {}", name, to_string(g)), at(g)));
+    F8_TRY(validate_gemm(f8::format("recipe {}, GEMM {}", name, to_string(g)), at(g)));
   }
   return {};
 }

@@ -7,17 +7,17 @@
 namespace f8 {
 
 std::string first_line(const SealedKind& kind) {
-  return fmt::format("{} {}\n", kind.magic, kind.version);
+  return f8::format("{} {}\n", kind.magic, kind.version);
 }
 
 std::string seal(std::string body) {
   const std::string hash = hash_hex(std::string_view(body));
-  return std::move(body) + fmt::format("end {}\n", hash);
+  return std::move(body) + f8::format("end {}\n", hash);
 }
 
 Result<std::string_view> unseal(const SealedKind& kind, std::string_view text) {
   const std::string_view name = kind.name;
-  if (!text.starts_with(fmt::format("{} ", kind.magic))) {
+  if (!text.starts_with(f8::format("{} ", kind.magic))) {
     return fail(ErrorCode::kCorrupt, "not a float8 {}: it does not start with '{}'", name,
                 kind.magic);
   }
@@ -26,7 +26,7 @@ Result<std::string_view> unseal(const SealedKind& kind, std::string_view text) {
     return fail(ErrorCode::kCorrupt, "{} is truncated: its first line has no end", name);
   }
   const std::string_view version = take_until(rest, '\n');
-  if (version != fmt::format("{}", kind.version)) {
+  if (version != f8::format("{}", kind.version)) {
     return fail(ErrorCode::kUnsupported, "{} has version {}, this float8 reads {}; {}", name,
                 quote(version), kind.version, kind.remedy);
   }

@@ -23,14 +23,14 @@ Status Database::check() const {
                 db.label(), table, key);
   };
   auto device =
-      F8_TRY(db.prepare(fmt::format("SELECT d.key, {} FROM device_class d", kDeviceColumns)));
+      F8_TRY(db.prepare(f8::format("SELECT d.key, {} FROM device_class d", kDeviceColumns)));
   while (F8_TRY(device.step())) {
     if (device.text(0) != read_device(device, 1).key()) {
       return wrong_key("device_class", device.text(0));
     }
   }
   auto toolchain =
-      F8_TRY(db.prepare(fmt::format("SELECT tc.key, {} FROM toolchain tc", kToolchainColumns)));
+      F8_TRY(db.prepare(f8::format("SELECT tc.key, {} FROM toolchain tc", kToolchainColumns)));
   while (F8_TRY(toolchain.step())) {
     if (toolchain.text(0) != read_toolchain(toolchain, 1).key()) {
       return wrong_key("toolchain", toolchain.text(0));

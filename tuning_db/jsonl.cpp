@@ -136,7 +136,7 @@ class Reader {
     out = dump(*found);
   }
   void complain(std::string_view name, std::string_view what) {
-    if (error_.empty()) error_ = fmt::format("\"{}\" {}", name, what);
+    if (error_.empty()) error_ = f8::format("\"{}\" {}", name, what);
   }
   [[nodiscard]] const std::string& error() const { return error_; }
 

@@ -77,7 +77,7 @@ Result<Impl> parse_impl(std::string_view text) {
 }
 
 std::string to_string(const LinearKernel& kernel) {
-  return fmt::format("{}:{}", to_string(kernel.provider), kernel.config);
+  return f8::format("{}:{}", to_string(kernel.provider), kernel.config);
 }
 
 Result<LinearKernel> parse_linear_kernel(std::string_view text) {
@@ -124,7 +124,7 @@ std::string new_uuid() {
   std::string uuid;
   for (size_t i = 0; i < bytes.size(); ++i) {
     if (i == 4 || i == 6 || i == 8 || i == 10) uuid += '-';
-    uuid += fmt::format("{:02x}", bytes[i]);
+    uuid += f8::format("{:02x}", bytes[i]);
   }
   return uuid;
 }
@@ -136,8 +136,8 @@ std::string timestamp() {
   const auto ms = duration_cast<milliseconds>(now.time_since_epoch()).count() % 1000;
   std::tm utc{};
   ::gmtime_r(&seconds, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900,
-                     utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
+  return f8::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900,
+                    utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, ms);
 }
 
 }  // namespace f8::tuning_db

@@ -137,7 +137,7 @@ Status migrate(Connection& db, int from, const SchemaSpec& schema) {
                   db.label(), dangling.integer(1), dangling.text(0), dangling.text(2));
     }
   }
-  F8_TRY(db.exec(fmt::format("PRAGMA user_version = {}", schema.version)));
+  F8_TRY(db.exec(f8::format("PRAGMA user_version = {}", schema.version)));
   return transaction.commit();
 }
 

@@ -154,9 +154,9 @@ Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
 }
 
 fs::path backup_name(const fs::path& path, int64_t version) {
-  fs::path name = path.string() + fmt::format(".v{}.backup", version);
+  fs::path name = path.string() + f8::format(".v{}.backup", version);
   for (int i = 2; fs::exists(name); ++i) {
-    name = path.string() + fmt::format(".v{}.backup{}", version, i);
+    name = path.string() + f8::format(".v{}.backup{}", version, i);
   }
   return name;
 }

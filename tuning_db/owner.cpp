@@ -1,11 +1,12 @@
 // Process identity from /proc: see owner.hpp.
 #include "tuning_db/owner.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <sstream>
+
+#include "base/format.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -36,7 +37,7 @@ std::string boot_id() {
 
 std::string owner_of(const std::string& pid) {
   const std::string start = start_time(pid);
-  return start.empty() ? "" : fmt::format("{} {} {}", boot_id(), pid, start);
+  return start.empty() ? "" : f8::format("{} {} {}", boot_id(), pid, start);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ constexpr std::string_view kBestFirst =
 
 Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
   auto s = F8_TRY(state_->db->prepare(
-      fmt::format("{} WHERE p.key = ? AND {} ORDER BY {}", select_rows(), kTerminal, kBestFirst)));
+      f8::format("{} WHERE p.key = ? AND {} ORDER BY {}", select_rows(), kTerminal, kBestFirst)));
   s.bind(problem.key());
   std::vector<TrialRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
@@ -43,8 +43,8 @@ Result<std::vector<TrialRow>> Database::trials(const Problem& problem) const {
 
 Result<std::vector<TrialRow>> Database::gemms(Impl impl) const {
   auto s = F8_TRY(state_->db->prepare(
-      fmt::format("{} WHERE c.impl = ? AND p.op <> 'linear' AND {} ORDER BY p.key, {}",
-                  select_rows(), kTerminal, kBestFirst)));
+      f8::format("{} WHERE c.impl = ? AND p.op <> 'linear' AND {} ORDER BY p.key, {}",
+                 select_rows(), kTerminal, kBestFirst)));
   s.bind(to_string(impl));
   std::vector<TrialRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
@@ -64,10 +64,10 @@ Result<std::vector<TrialRow>> Database::linears(std::string_view recipe, Impl im
 
 Result<std::vector<DeviceClass>> Database::devices() const {
   auto s = F8_TRY(state_->db->prepare(
-      fmt::format("SELECT {} FROM device_class d JOIN device_unit u ON u.class_id = d.id "
-                  "JOIN run r ON r.unit_id = u.id "
-                  "GROUP BY d.id ORDER BY max(r.started_at) DESC, d.key",
-                  kDeviceColumns)));
+      f8::format("SELECT {} FROM device_class d JOIN device_unit u ON u.class_id = d.id "
+                 "JOIN run r ON r.unit_id = u.id "
+                 "GROUP BY d.id ORDER BY max(r.started_at) DESC, d.key",
+                 kDeviceColumns)));
   std::vector<DeviceClass> devices;
   while (F8_TRY(s.step())) devices.push_back(read_device(s, 0));
   return devices;

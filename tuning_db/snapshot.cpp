@@ -111,7 +111,7 @@ class Inserter {
     std::string places = "?";
     for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
     // Planned here and finished in a copy: the copy's result completes the row.
-    auto add = F8_TRY(db_.prepare(fmt::format(
+    auto add = F8_TRY(db_.prepare(f8::format(
         "INSERT INTO trial (uuid, run_id, problem_id, candidate_id, attempt, state, at, {0}) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, {1}) "
         "ON CONFLICT (uuid) DO UPDATE SET attempt = excluded.attempt, state = excluded.state, "
@@ -146,7 +146,7 @@ Result<Snapshot> read_snapshot(const Connection& db) {
   std::map<std::string, DeviceClass> devices;
   std::map<std::string, Toolchain> toolchains;
   std::map<std::string, Method> methods;
-  auto runs = F8_TRY(db.prepare(fmt::format(
+  auto runs = F8_TRY(db.prepare(f8::format(
       "SELECT r.uuid, r.argv, r.started_at, r.seed, u.uuid_hash, m.fidelity, m.spec, {}, {} "
       "FROM run r JOIN device_unit u ON u.id = r.unit_id "
       "JOIN device_class d ON d.id = u.class_id JOIN toolchain tc ON tc.id = r.toolchain_id "
@@ -174,7 +174,7 @@ Result<Snapshot> read_snapshot(const Connection& db) {
   for (auto& [key, toolchain] : toolchains) snapshot.toolchains.push_back(std::move(toolchain));
   for (auto& [key, method] : methods) snapshot.methods.push_back(std::move(method));
 
-  auto trials = F8_TRY(db.prepare(fmt::format(
+  auto trials = F8_TRY(db.prepare(f8::format(
       "SELECT t.uuid, r.uuid, t.at, p.key, c.impl, c.config, c.source_hash, t.attempt, t.state, {} "
       "FROM trial t JOIN run r ON r.id = t.run_id JOIN problem p ON p.id = t.problem_id "
       "JOIN candidate c ON c.id = t.candidate_id WHERE {}",

@@ -14,7 +14,7 @@ std::string uri_of(const std::filesystem::path& path) {
   std::string uri = "file:";
   for (const char c : path.string()) {
     if (c == '%' || c == '?' || c == '#') {
-      uri += fmt::format("%{:02x}", static_cast<unsigned>(c));
+      uri += f8::format("%{:02x}", static_cast<unsigned>(c));
     } else {
       uri += c;
     }

@@ -139,11 +139,11 @@ Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device
   const Connection& db = *state_->db;
   F8_TRY(find_run(db, run_uuid));
   auto s = F8_TRY(db.prepare(
-      fmt::format("SELECT {}, {}, m.fidelity, m.spec, u.uuid_hash FROM run r "
-                  "JOIN device_unit u ON u.id = r.unit_id JOIN device_class d ON d.id = u.class_id "
-                  "JOIN toolchain tc ON tc.id = r.toolchain_id JOIN method m ON m.id = r.method_id "
-                  "WHERE r.uuid = ?",
-                  kDeviceColumns, kToolchainColumns)));
+      f8::format("SELECT {}, {}, m.fidelity, m.spec, u.uuid_hash FROM run r "
+                 "JOIN device_unit u ON u.id = r.unit_id JOIN device_class d ON d.id = u.class_id "
+                 "JOIN toolchain tc ON tc.id = r.toolchain_id JOIN method m ON m.id = r.method_id "
+                 "WHERE r.uuid = ?",
+                 kDeviceColumns, kToolchainColumns)));
   F8_TRY(s.bind(run_uuid).step());
   const DeviceClass d = read_device(s, 0);
   const Toolchain t = read_toolchain(s, kDeviceColumnCount);
@@ -189,9 +189,9 @@ Status Database::finish_trial(const PendingTrial& trial, const TrialResult& resu
   std::string places = "?";
   for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
   auto update =
-      F8_TRY(db.prepare(fmt::format("UPDATE trial SET state = ?, at = ?, ({}) = ({}) "
-                                    "WHERE uuid = ? AND state IN ('planned', 'running')",
-                                    kResultColumns, places)));
+      F8_TRY(db.prepare(f8::format("UPDATE trial SET state = ?, at = ?, ({}) = ({}) "
+                                   "WHERE uuid = ? AND state IN ('planned', 'running')",
+                                   kResultColumns, places)));
   update.bind(to_string(result.state), timestamp());
   bind_result(update, result);
   update.add(trial.uuid);

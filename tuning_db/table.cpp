@@ -110,7 +110,7 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
       return LinearKernel{Provider::kGenerated, found->get<std::string>()};
     }
     if (found != json.end() && !generated && found->is_number_integer()) {
-      return LinearKernel{Provider::kCublasLt, fmt::format("h{}", found->get<int64_t>())};
+      return LinearKernel{Provider::kCublasLt, f8::format("h{}", found->get<int64_t>())};
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}",

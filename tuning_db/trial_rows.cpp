@@ -7,15 +7,15 @@ namespace f8::tuning_db {
 namespace {
 
 std::string describe(const Toolchain& t) {
-  return fmt::format("driver {}, CUDA {}, NVRTC {}, cuBLASLt {}, float8 {} ({}{})", t.driver,
-                     t.cuda_runtime, t.nvrtc, t.cublaslt, t.tool_version, t.git_sha,
-                     t.git_dirty ? ", modified" : "");
+  return f8::format("driver {}, CUDA {}, NVRTC {}, cuBLASLt {}, float8 {} ({}{})", t.driver,
+                    t.cuda_runtime, t.nvrtc, t.cublaslt, t.tool_version, t.git_sha,
+                    t.git_dirty ? ", modified" : "");
 }
 
 }  // namespace
 
 std::string select_rows() {
-  return fmt::format(
+  return f8::format(
       "SELECT t.problem_id, u.class_id, r.toolchain_id, r.method_id, t.uuid, r.uuid, t.state, "
       "t.at, "
       "p.key, c.impl, c.config, c.source_hash, m.key, m.fidelity, {}, {}, {} FROM trial t "

@@ -275,7 +275,7 @@ float8_status float8_weight_casts_run(const float8_weight_casts* casts,
                            casts->casts.workspace_bytes());
       }
       if (!good) [[unlikely]] {
-        good.error().message = fmt::format("args[{}]: {}", i, good.error().message);
+        good.error().message = f8::format("args[{}]: {}", i, good.error().message);
         return good;
       }
     }

@@ -25,7 +25,7 @@ Result<CastSetting> cast_setting(const float8_cast_setting& from) {
 
 Result<GemmSetting> gemm_setting(const float8_gemm_setting& from, Gemm gemm) {
   const auto at = [&](const char* operand, Error error) {
-    error.message = fmt::format("float8_recipe.{}.{}.{}", to_string(gemm), operand, error.message);
+    error.message = f8::format("float8_recipe.{}.{}.{}", to_string(gemm), operand, error.message);
     return std::unexpected(std::move(error));
   };
   const Result<CastSetting> a = cast_setting(from.a);

@@ -175,7 +175,7 @@ float8_status float8_scales_load_file(const float8_scales* scales, void* state, 
     const std::string bytes = F8_TRY(f8::read_file(path));
     f8::Status loaded =
         f8::runtime::load_state(scales->delayed, state, std::as_bytes(std::span(bytes)), stream);
-    if (!loaded) loaded.error().message = fmt::format("{}: {}", path, loaded.error().message);
+    if (!loaded) loaded.error().message = f8::format("{}: {}", path, loaded.error().message);
     return loaded;
   });
 }

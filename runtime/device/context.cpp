@@ -63,7 +63,7 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   const CUresult loaded = cuda.module_load_data(&module, cubin.image.data());
   if (loaded != CUDA_SUCCESS) {
     Error error = cuda.failure(loaded, "cuModuleLoadData").error();
-    error.message += fmt::format(", loading kernel {}", cubin.key);
+    error.message += f8::format(", loading kernel {}", cubin.key);
     return std::unexpected(std::move(error));
   }
   state.modules.push_back(module);

@@ -11,7 +11,7 @@ namespace {
 std::string hex(const char* bytes, size_t count) {
   std::string text;
   for (size_t i = 0; i < count; ++i) {
-    fmt::format_to(std::back_inserter(text), "{:02x}", static_cast<unsigned char>(bytes[i]));
+    text += f8::format("{:02x}", static_cast<unsigned char>(bytes[i]));
   }
   return text;
 }

@@ -68,7 +68,7 @@ Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks, void**
     return {};
   }
   Error error = driver.failure(result, "cuLaunchKernelEx").error();
-  error.message += fmt::format(", launching {} blocks of {}", blocks, codegen::key(kernel.spec));
+  error.message += f8::format(", launching {} blocks of {}", blocks, codegen::key(kernel.spec));
   return std::unexpected(std::move(error));
 }
 

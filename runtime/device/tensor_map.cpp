@@ -37,8 +37,8 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
     return {};
   }
   Error error = driver.failure(result, "cuTensorMapEncodeTiled").error();
-  error.message += fmt::format(", operand {}: {} x {}, rows {} bytes apart, box {} x {}", name,
-                               plane.rows, plane.cols, plane.ld_bytes, box[1], box[0]);
+  error.message += f8::format(", operand {}: {} x {}, rows {} bytes apart, box {} x {}", name,
+                              plane.rows, plane.cols, plane.ld_bytes, box[1], box[0]);
   return std::unexpected(std::move(error));
 }
 

@@ -1,10 +1,9 @@
 #include "runtime/emulation/column_sums.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
+#include "base/format.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 
@@ -34,13 +33,12 @@ void sum_columns(const reference::Matrix& x, float* sums) {
 void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnSumsArgs& args,
                      unsigned grid, Faults& faults) {
   const unsigned tiles = cast_tiles(args.rows, args.cols);
-  if (grid != tiles)
-    faults.push_back(fmt::format("column sums: grid {} for {} tiles", grid, tiles));
+  if (grid != tiles) faults.push_back(f8::format("column sums: grid {} for {} tiles", grid, tiles));
   if (args.x == nullptr || !is_aligned(args.x) || args.sums == nullptr) {
     faults.push_back("column sums: x or sums misaligned or null");
   }
   if (args.ld < args.cols || !is_row_stride(args.ld, args.cols, spec.in) || args.cols % 8 != 0) {
-    faults.push_back(fmt::format("column sums: ld {} cols {}", args.ld, args.cols));
+    faults.push_back(f8::format("column sums: ld {} cols {}", args.ld, args.cols));
   }
   if (!faults.empty()) return;
   reference::Matrix x{args.rows, args.cols, {}};
@@ -55,7 +53,7 @@ void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnS
 void run_bias_grad(const codegen::BiasGradSpec& spec, const kernels::BiasGradArgs& args,
                    unsigned grid, Faults& faults) {
   if (grid != ceil_div(args.cols, kernels::kBiasColumns)) {
-    faults.push_back(fmt::format("bias gradient: grid {} for {} columns", grid, args.cols));
+    faults.push_back(f8::format("bias gradient: grid {} for {} columns", grid, args.cols));
   }
   if (args.sums == nullptr || args.out == nullptr) {
     faults.push_back("bias gradient: sums or out is null");

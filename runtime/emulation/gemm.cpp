@@ -1,6 +1,5 @@
 // The generated GEMM kernels on the CPU, from the tensor maps and arguments of a launch.
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
 #include "runtime/emulation/product.hpp"
@@ -32,7 +31,7 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
               const TensorMap& d, const kernels::GemmProblem& args, Faults& faults) {
   const codegen::GemmConfig& config = spec.config;
   const auto fault = [&faults]<class... T>(fmt::format_string<T...> format, T&&... values) {
-    faults.push_back(fmt::format(format, std::forward<T>(values)...));
+    faults.push_back(f8::format(format, std::forward<T>(values)...));
   };
   const auto d_bytes = static_cast<unsigned>(size_bytes(spec.d));
   const auto check = [&](const char* name, const TensorMap& map, unsigned cols, unsigned rows,

@@ -1,8 +1,7 @@
 // Calls the loop that does a launch's work.
-#include <fmt/format.h>
-
 #include <cstring>
 
+#include "base/format.hpp"
 #include "runtime/device/tensor_map.hpp"
 #include "runtime/emulation/kernels.hpp"
 #include "runtime/emulation/reserved_bytes.hpp"
@@ -45,7 +44,7 @@ struct Run {
     if (args.sync == nullptr) return faults.push_back("sync is null");
     const ReservedBytes reserved = reserved_bytes(args, sm_count);
     if (!are_untouched(reserved)) {
-      return faults.push_back(fmt::format(
+      return faults.push_back(f8::format(
           "somebody wrote to the first {} bytes of the workspace since its last call; they belong "
           "to float8 (float8_workspace_reserved_bytes): write behind them, or set all of them to 0 "
           "before the next call",
@@ -69,7 +68,7 @@ struct Run {
   void operator()(const codegen::GemmSpec& spec) const {
     if (reinterpret_cast<uintptr_t>(parameters[0]) % alignof(CUtensorMap) != 0) {
       faults.push_back(
-          fmt::format("the tensor maps are not aligned to {} bytes", alignof(CUtensorMap)));
+          f8::format("the tensor maps are not aligned to {} bytes", alignof(CUtensorMap)));
     }
     const auto* encoded = static_cast<const CUtensorMap*>(parameters[0]);
     const auto& args = as<kernels::GemmArgs>(parameters[1]);

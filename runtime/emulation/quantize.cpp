@@ -1,11 +1,10 @@
 // amax, cast and scale_update kernels as loops over their arguments.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <span>
 
+#include "base/format.hpp"
 #include "recipes/delayed.hpp"
 #include "recipes/reference.hpp"
 #include "recipes/scale.hpp"
@@ -23,7 +22,7 @@ using reference::Matrix;
 
 template <class... Args>
 void fault(Faults& faults, fmt::format_string<Args...> format, Args&&... args) {
-  faults.push_back(fmt::format(format, std::forward<Args>(args)...));
+  faults.push_back(f8::format(format, std::forward<Args>(args)...));
 }
 
 bool aligned(const void* p, size_t bytes) {

@@ -75,7 +75,7 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
       if (found->problem.shape != desc.shape || found->problem.d != desc.d) choice.heuristic = 0;
       choice.why = found->problem.shape == desc.shape
                        ? "the tuning table's row of this shape"
-                       : fmt::format("the tuning table's nearest row, {}", found->problem.key());
+                       : f8::format("the tuning table's nearest row, {}", found->problem.key());
       if (choice.provider != Provider::kGenerated) return choice;
       // The row's kernel had no bias and no amax, which take room.
       const auto fitting = codegen::with_fitting_stages(gemm_spec(desc, choice.config));
@@ -89,10 +89,10 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
   GemmChoice choice;
   if (!is_fp8(desc.a)) {
     choice.provider = Provider::kCublasLt;
-    choice.why = fmt::format("{}, and high precision is left to cuBLASLt", without);
+    choice.why = f8::format("{}, and high precision is left to cuBLASLt", without);
     return choice;
   }
-  choice.why = fmt::format("by the cost model: {}", without);
+  choice.why = f8::format("by the cost model: {}", without);
   choice.config =
       F8_TRY(cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count));
   return choice;

@@ -202,9 +202,9 @@ class CublasLtGemm final : public GemmPlan {
       return {};
     }
     Error error = lib_.check(status, "cublasLtMatmul").error();
-    error.message += fmt::format(", gemm {} by heuristic {} planned for m={}, called with m={}{}",
-                                 to_string(desc_.gemm), choice_.heuristic, desc_.shape.m, call.m,
-                                 call.m == desc_.shape.m ? "" : "; plan for this m separately");
+    error.message += f8::format(", gemm {} by heuristic {} planned for m={}, called with m={}{}",
+                                to_string(desc_.gemm), choice_.heuristic, desc_.shape.m, call.m,
+                                call.m == desc_.shape.m ? "" : "; plan for this m separately");
     return std::unexpected(std::move(error));
   }
 
@@ -264,7 +264,7 @@ Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most
 Result<std::string> cublaslt_version() {
   const CublasLt* lib = F8_TRY(cublaslt());
   const size_t version = lib->get_version();  // 130100: 13.1.0
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return f8::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 }  // namespace f8::runtime

@@ -24,7 +24,7 @@ codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& con
 
 std::string config_text(const GemmChoice& choice) {
   return choice.provider == Provider::kGenerated ? codegen::key(choice.config)
-                                                 : fmt::format("h{}", choice.heuristic);
+                                                 : f8::format("h{}", choice.heuristic);
 }
 
 Result<GemmChoice> parse_choice(Provider provider, std::string_view config) {

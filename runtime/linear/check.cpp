@@ -168,7 +168,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
                   to_string(gemm),
                   is_fp8(gemm)
                       ? std::string("float8_linear_desc.recompute casts it again")
-                      : fmt::format("recipe {} has the GEMM in high precision", desc.recipe.name));
+                      : f8::format("recipe {} has the GEMM in high precision", desc.recipe.name));
     }
     return check_pointer(name, pointer);
   };

@@ -23,10 +23,10 @@ bool one_cast(const CastSetting& q, const CastSetting& qt) {
 // The name of a launch's operand: "x", or "x.q" where the tensor's copies are cast apart.
 std::string operand_name(const FusedCast& cast, const std::vector<FusedCast>& all) {
   const auto of_tensor = std::ranges::count(all, cast.tensor, &FusedCast::tensor);
-  return fmt::format("{}{}", kTensorNames[static_cast<size_t>(cast.tensor)],
-                     of_tensor == 1 ? ""
-                     : cast.cast.q  ? ".q"
-                                    : ".qt");
+  return f8::format("{}{}", kTensorNames[static_cast<size_t>(cast.tensor)],
+                    of_tensor == 1 ? ""
+                    : cast.cast.q  ? ".q"
+                                   : ".qt");
 }
 
 class Planner {
@@ -281,7 +281,7 @@ std::vector<CallPasses> all_passes(const LinearKernels& kernels) {
     if (first && kernels.slots.empty()) continue;
     const auto add = [&](std::string_view when, CopySet copies) {
       all.push_back(
-          {fmt::format("{}{}", when, first ? " (first step)" : ""), kernels.passes(copies, first)});
+          {f8::format("{}{}", when, first ? " (first step)" : ""), kernels.passes(copies, first)});
     };
     const bool training = !kernels.recompute;  // else forward saves nothing
     for (const bool cached : {false, true}) {

@@ -108,7 +108,7 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
     if (good) good = memory.check_overlaps("float8_weight_casts_run");
     if (good) good = memory.check_device("float8_weight_casts_run", *linear.context, stream);
     if (!good) [[unlikely]] {
-      good.error().message = fmt::format("args[{}]: {}", i, good.error().message);
+      good.error().message = f8::format("args[{}]: {}", i, good.error().message);
       return good;
     }
     if (call.valid != common.valid) [[unlikely]] {

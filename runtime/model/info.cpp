@@ -24,9 +24,9 @@ std::string_view text_of(Granularity granularity) {
 
 std::string text_of(const CastSetting& setting, Dtype tensor_dtype) {
   if (setting.scaling == Scaling::kDisabled) return std::string(to_string(tensor_dtype));
-  return fmt::format("{} ({}{}{})", to_string(setting.dtype), text_of(setting.granularity),
-                     setting.scaling == Scaling::kDelayed ? ", delayed" : "",
-                     setting.pow2 ? ", power of two" : "");
+  return f8::format("{} ({}{}{})", to_string(setting.dtype), text_of(setting.granularity),
+                    setting.scaling == Scaling::kDelayed ? ", delayed" : "",
+                    setting.pow2 ? ", power of two" : "");
 }
 
 std::string text_of(const std::vector<Step>& steps) {
@@ -64,7 +64,7 @@ void add_launches(const Linear& linear, std::string& text) {
   backward.scales = slots;
   void* workspace = addresses.next();
   const auto add = [&](const char* name, const std::vector<Step>& steps) {
-    text += fmt::format("\n  {:<20} {}", name, text_of(steps));
+    text += f8::format("\n  {:<20} {}", name, text_of(steps));
   };
   add("forward", linear.forward_steps(forward, workspace));
   add("backward", linear.backward_steps(backward, workspace));
@@ -85,10 +85,10 @@ std::string describe(const TuningTable& table, const DeviceInfo& device) {
                  ? "built-in, of this device"
                  : "built-in, of the nearest class: none is of this device";
   }
-  return fmt::format("\ntuning table: {} kernels and {} linears measured on {}, hash {} ({})",
-                     table.choices().size(), table.speedups().size(),
-                     table.devices.empty() ? "no device" : table.device_name(), table.hash(),
-                     origin);
+  return f8::format("\ntuning table: {} kernels and {} linears measured on {}, hash {} ({})",
+                    table.choices().size(), table.speedups().size(),
+                    table.devices.empty() ? "no device" : table.device_name(), table.hash(),
+                    origin);
 }
 
 }  // namespace
@@ -97,13 +97,13 @@ std::string describe(const Context& context) {
   const DeviceInfo& device = context.device();
   const ContextOptions& options = context.options();
   const auto table = context.table();
-  std::string text = fmt::format("device {}: {}, compute capability {}.{}, {} SMs", device.ordinal,
-                                 device.name, device.cc / 10, device.cc % 10, device.sm_count);
-  text += fmt::format("\nlaunches: {}, {}",
-                      options.programmatic_launch ? "each may start while the one before it ends"
-                                                  : "one after the other",
-                      options.cooperative_launch ? "small tensors are cast in one"
-                                                 : "amax and cast are always two");
+  std::string text = f8::format("device {}: {}, compute capability {}.{}, {} SMs", device.ordinal,
+                                device.name, device.cc / 10, device.cc % 10, device.sm_count);
+  text += f8::format("\nlaunches: {}, {}",
+                     options.programmatic_launch ? "each may start while the one before it ends"
+                                                 : "one after the other",
+                     options.cooperative_launch ? "small tensors are cast in one"
+                                                : "amax and cast are always two");
   if (table == nullptr) return text + "\ntuning table: none; the cost model chooses the kernels";
   return text + describe(*table, device);
 }
@@ -111,15 +111,15 @@ std::string describe(const Context& context) {
 std::string describe(const Linear& linear) {
   const LinearDesc& desc = linear.desc();
   std::string text =
-      fmt::format("linear m up to {}, n {}, k {}: recipe {}, tensors {}, dw {}{}{}{}{}",
-                  desc.shape.m, desc.shape.n, desc.shape.k, desc.recipe.name,
-                  to_string(desc.tensor_dtype), to_string(desc.grad_weight_dtype),
-                  desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
-                  desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
+      f8::format("linear m up to {}, n {}, k {}: recipe {}, tensors {}, dw {}{}{}{}{}",
+                 desc.shape.m, desc.shape.n, desc.shape.k, desc.recipe.name,
+                 to_string(desc.tensor_dtype), to_string(desc.grad_weight_dtype),
+                 desc.bias ? ", with bias" : "", desc.accumulate_grad_weight ? ", may add" : "",
+                 desc.needs_grad_input ? "" : ", no dx", desc.recompute ? ", recompute" : "");
   if (desc.master_dtype) {
-    text += fmt::format(", weights cast from {}", to_string(*desc.master_dtype));
+    text += f8::format(", weights cast from {}", to_string(*desc.master_dtype));
   }
-  if (desc.bias_grad) text += fmt::format(", db {}", to_string(desc.bias_grad_dtype));
+  if (desc.bias_grad) text += f8::format(", db {}", to_string(desc.bias_grad_dtype));
   if (desc.non_finite == NonFinite::kHold) text += ", holds scales that are not finite";
   if (desc.count) text += ", counts";
   if (desc.weight_flag) text += ", heeds a flag";
@@ -127,17 +127,16 @@ std::string describe(const Linear& linear) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
     const GemmSetting& setting = desc.recipe.at(gemm);
     const GemmChoice& choice = linear.choice(gemm);
-    text +=
-        fmt::format("\n  {:<12} {} by {}{}\n               {} {}: {}", to_string(gemm),
-                    text_of(setting.a, desc.tensor_dtype), text_of(setting.b, desc.tensor_dtype),
-                    !setting.is_fp8() ? ""
-                    : setting.fast    ? ", fast sums"
-                                      : ", precise sums",
-                    to_string(choice.provider), config_text(choice),
-                    choice.why.empty() ? "given by the caller" : choice.why);
+    text += f8::format("\n  {:<12} {} by {}{}\n               {} {}: {}", to_string(gemm),
+                       text_of(setting.a, desc.tensor_dtype), text_of(setting.b, desc.tensor_dtype),
+                       !setting.is_fp8() ? ""
+                       : setting.fast    ? ", fast sums"
+                                         : ", precise sums",
+                       to_string(choice.provider), config_text(choice),
+                       choice.why.empty() ? "given by the caller" : choice.why);
   }
   add_launches(linear, text);
-  return text + fmt::format(
+  return text + f8::format(
                     "\n  bytes: workspace {}, saved {} ({} with a weight cache), weight "
                     "cache {}; delayed scales {}",
                     linear.workspace_bytes(), linear.saved_bytes(), linear.saved_bytes(true),

@@ -61,7 +61,7 @@ Status take_verdict(const FilterFile& file, const ModelLinear& linear, Converted
                 found->in_features);
   }
   out.convert = found->convert;
-  out.reason = fmt::format("by the filter file: {}", found->reason);
+  out.reason = f8::format("by the filter file: {}", found->reason);
   out.evidence = found->evidence;
   out.speedup = found->speedup;
   return {};
@@ -75,7 +75,7 @@ LinearDesc desc_of(const ModelLinear& linear, const ModelOptions& options) {
 }
 
 Error of_layer(const std::string& name, Error error) {
-  error.message = fmt::format("layer {}: {}", quote(name), error.message);
+  error.message = f8::format("layer {}: {}", quote(name), error.message);
   return error;
 }
 

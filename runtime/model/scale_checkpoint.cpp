@@ -48,7 +48,7 @@ Status matches(const DelayedScales& scales, const ScaleState& kept) {
   const auto [other, own] = std::ranges::mismatch(kept.slots, slots);
   if (own == slots.end()) return {};
   const auto text = [](const DelayedSlot& slot) {
-    return fmt::format("{}{}", to_string(slot.dtype), slot.pow2 ? " by powers of two" : "");
+    return f8::format("{}{}", to_string(slot.dtype), slot.pow2 ? " by powers of two" : "");
   };
   return fail(ErrorCode::kInvalidArgument,
               "the saved scale state has {} as operand {}, these linears have {}; load it with the "

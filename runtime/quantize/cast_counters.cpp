@@ -1,11 +1,10 @@
 #include "runtime/quantize/cast_counters.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <limits>
 
+#include "base/format.hpp"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
@@ -33,8 +32,8 @@ Status check_device(const char* call, Context& context, const CastCounters* coun
 // "12 (0.0029%)", or "0".
 std::string share(uint64_t count, uint64_t elements) {
   if (count == 0 || elements == 0) return fmt::to_string(count);
-  return fmt::format("{} ({:.2g}%)", count,
-                     100.0 * static_cast<double>(count) / static_cast<double>(elements));
+  return f8::format("{} ({:.2g}%)", count,
+                    100.0 * static_cast<double>(count) / static_cast<double>(elements));
 }
 
 }  // namespace
@@ -66,11 +65,11 @@ std::string format_counters(std::string_view linear, std::span<const CastCounter
   for (size_t i = 0; i < std::min(counters.size(), kCountersOfLinear); ++i) {
     const CastCounters& c = counters[i];
     if (c.elements == 0) continue;
-    const std::string scale = c.scale != 0 ? fmt::format(" scale {}", c.scale) : "";
-    text += fmt::format("{} {}: amax {}{} saturated {} flushed {} non-finite {} of {}\n", linear,
-                        kCounterNames[i], std::bit_cast<float>(c.amax), scale,
-                        share(c.saturated, c.elements), share(c.flushed, c.elements),
-                        share(c.non_finite, c.elements), c.elements);
+    const std::string scale = c.scale != 0 ? f8::format(" scale {}", c.scale) : "";
+    text += f8::format("{} {}: amax {}{} saturated {} flushed {} non-finite {} of {}\n", linear,
+                       kCounterNames[i], std::bit_cast<float>(c.amax), scale,
+                       share(c.saturated, c.elements), share(c.flushed, c.elements),
+                       share(c.non_finite, c.elements), c.elements);
   }
   return text;
 }

@@ -132,7 +132,7 @@ Status QuantizeList::check(std::span<const QuantizeOperand> operands, const void
         continue;
       }
       return fail(ErrorCode::kInvalidArgument, "matrix {} of a list: {} is {}", i, name,
-                  pointer == nullptr ? "null" : fmt::format("not aligned to {} bytes", alignment));
+                  pointer == nullptr ? "null" : f8::format("not aligned to {} bytes", alignment));
     }
   }
   if (words_ > 0 && (workspace == nullptr || !is_aligned(workspace))) [[unlikely]] {

@@ -5,7 +5,6 @@
 // emulated device: the same assertions hold there without a GPU.
 #pragma once
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -14,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.hpp"
 #include "recipes/reference.hpp"
 #include "runtime/device/context_state.hpp"
 #include "tests/sanitized.hpp"

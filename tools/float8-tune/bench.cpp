@@ -113,9 +113,9 @@ void add_us(Json& json, const tuning_db::TrialResult& result) {
 std::string failed_text(std::span<const tuner::BenchRow> failed) {
   std::string text;
   for (const tuner::BenchRow& kernel : failed) {
-    text += fmt::format("not measured: {} {}: {}: {}\n", impl_text(kernel.candidate),
-                        kernel.candidate.config, tuning_db::to_string(kernel.result.state),
-                        kernel.result.reason);
+    text += f8::format("not measured: {} {}: {}: {}\n", impl_text(kernel.candidate),
+                       kernel.candidate.config, tuning_db::to_string(kernel.result.state),
+                       kernel.result.reason);
   }
   return text;
 }
@@ -140,7 +140,7 @@ bool any_wrong(std::span<const tuner::BenchRow> failed) {
 std::string summary_text(const std::string& what, std::span<const tuner::ShapeRatio> ratios) {
   if (ratios.size() < 2) return "";
   const tuner::ShapeSummary s = tuner::summarize(ratios);
-  return fmt::format(
+  return f8::format(
       "{}: geometric mean {:.3f} of {}, {} at 1.00 or above, {} at 0.95 or above, worst {:.3f} "
       "({})\n",
       what, s.geometric_mean, s.count, s.at_least_100, s.at_least_095, s.worst, s.worst_of);
@@ -157,7 +157,7 @@ Json summary_json(std::span<const tuner::ShapeRatio> ratios) {
 }
 
 std::string csv_number(double value) {
-  return fmt::format("{}", rounded(value));
+  return f8::format("{}", rounded(value));
 }
 
 void add_bench(CLI::App& app, Program& program) {

@@ -52,22 +52,22 @@ std::string text_of(const tuner::CastBench& bench, const Recipe& recipe, size_t 
                {"interval"},
                {"state", kLeft}});
   std::string text =
-      fmt::format("{}, {} weights, {:.1f} MB to move\n", recipe.name, weights, bench.bytes / 1e6);
+      f8::format("{}, {} weights, {:.1f} MB to move\n", recipe.name, weights, bench.bytes / 1e6);
   std::string after;
   for (const tuner::CastRow& row : bench.rows) {
     const auto& timing = row.result.timing;
     const auto& share = row.of_copy;
-    table.add({name_of(row), timing ? fmt::format("{:.1f}", timing->median_ns / 1e3) : "-",
+    table.add({name_of(row), timing ? f8::format("{:.1f}", timing->median_ns / 1e3) : "-",
                timing ? interval_text(timing->ci_lo_ns / 1e3, timing->ci_hi_ns / 1e3, 1) : "-",
-               timing ? fmt::format("{:.0f}", bytes_of(bench, row) / timing->median_ns) : "-",
-               share ? fmt::format("{:.3f}", share->ratio) : "",
+               timing ? f8::format("{:.0f}", bytes_of(bench, row) / timing->median_ns) : "-",
+               share ? f8::format("{:.3f}", share->ratio) : "",
                share ? interval_text(share->ci.lo, share->ci.hi, 3) : "",
                std::string(tuning_db::to_string(row.result.state))});
-    if (!timing) after += fmt::format("{} not measured: {}\n", name_of(row), row.result.reason);
+    if (!timing) after += f8::format("{} not measured: {}\n", name_of(row), row.result.reason);
     if (row.impl == tuner::Impl::kCastList && row.result.ratio) {
-      after += fmt::format("the list is {:.3f} times as fast as one by one {}\n",
-                           row.result.ratio->ratio,
-                           interval_text(row.result.ratio->lo, row.result.ratio->hi, 3));
+      after +=
+          f8::format("the list is {:.3f} times as fast as one by one {}\n", row.result.ratio->ratio,
+                     interval_text(row.result.ratio->lo, row.result.ratio->hi, 3));
     }
   }
   return text + table.text(color) + after;

@@ -71,13 +71,13 @@ std::string text_of(const tuner::EpilogueBench& bench, bool color) {
     const tuning_db::Timing& timing = *row.result.timing;
     const auto& over = cost.over_plain;
     table.add({to_string(cost.epilogue), row.candidate.config,
-               fmt::format("{:.2f}", timing.median_ns / 1e3),
+               f8::format("{:.2f}", timing.median_ns / 1e3),
                interval_text(timing.ci_lo_ns / 1e3, timing.ci_hi_ns / 1e3, 2),
-               over ? fmt::format("{:.3f}", over->ratio) : "-",
+               over ? f8::format("{:.3f}", over->ratio) : "-",
                over ? interval_text(over->ci.lo, over->ci.hi, 3) : "-",
                std::string(tuning_db::to_string(row.result.state))});
   }
-  return fmt::format("{}\n{}{}", bench.problem.key(), table.text(color), failed_text(bench.failed));
+  return f8::format("{}\n{}{}", bench.problem.key(), table.text(color), failed_text(bench.failed));
 }
 
 Result<int> bench_epilogue(const Options& options, const Global& global) {
@@ -104,7 +104,7 @@ Result<int> bench_epilogue(const Options& options, const Global& global) {
       if (!bench) {
         if (ends_shape_sweep(bench.error(), work)) return std::unexpected(bench.error());
         json["error"] = bench.error().message;
-        text += fmt::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
+        text += f8::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
         results.push_back(json);
         bad = true;
         continue;

@@ -57,24 +57,23 @@ std::string text_of(const tuner::LinearBench& bench, bool casts, bool color) {
   for (const tuner::KernelShare& kernel : bench.kernels) sum += kernel.ns;
   for (const tuner::KernelShare& kernel : bench.kernels) {
     if (casts && kernel.bytes == 0) continue;
-    table.add({kernel.name, fmt::format("{:.1f}", kernel.ns / 1e3),
-               fmt::format("{:.1f} %", 100 * kernel.ns / sum),
-               kernel.bytes > 0 ? fmt::format("{:.0f}", kernel.bytes / kernel.ns) : ""});
+    table.add({kernel.name, f8::format("{:.1f}", kernel.ns / 1e3),
+               f8::format("{:.1f} %", 100 * kernel.ns / sum),
+               kernel.bytes > 0 ? f8::format("{:.0f}", kernel.bytes / kernel.ns) : ""});
   }
   const auto& ratio = bench.float8.ratio;
-  std::string text = fmt::format(
+  std::string text = f8::format(
       "{}\nfp8 {} · bf16 {} · speedup {}{}\n{}", bench.problem.key(),
       microseconds(bench.float8.timing->median_ns),
       bench.bf16.timing ? microseconds(bench.bf16.timing->median_ns) : "-",
-      ratio ? fmt::format("{:.3f} [{:.3f}, {:.3f}]", ratio->ratio, ratio->lo, ratio->hi) : "-",
+      ratio ? f8::format("{:.3f} [{:.3f}, {:.3f}]", ratio->ratio, ratio->lo, ratio->hi) : "-",
       bench.float8.state == tuning_db::TrialState::kNoisy ? " (noisy)" : "", table.text(color));
   if (bench.linears > 0) {
-    text += fmt::format("the fastest of {} linears; that of the fastest kernels takes {:.3f}x\n",
-                        bench.linears, bench.over_first);
+    text += f8::format("the fastest of {} linears; that of the fastest kernels takes {:.3f}x\n",
+                       bench.linears, bench.over_first);
   }
   if (bench.copy_gb_per_s) {
-    text +=
-        fmt::format("a copy on the device, read and write: {:.0f} GB/s\n", *bench.copy_gb_per_s);
+    text += f8::format("a copy on the device, read and write: {:.0f} GB/s\n", *bench.copy_gb_per_s);
   }
   return text;
 }
@@ -120,7 +119,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
                            {"k", shape.k},
                            {"recipe", problem.recipe},
                            {"error", bench.error().message}});
-        text += fmt::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
+        text += f8::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
         ++failed[r];
         continue;
       }
@@ -140,8 +139,8 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
     one["recipe"] = work.recipes[r].name;
     one["failed"] = failed[r];
     summaries.push_back(one);
-    summary += summary_text(fmt::format("{}, speedup over bf16{}", work.recipes[r].name,
-                                        options.measuring.reuse_weights ? ", weights reused" : ""),
+    summary += summary_text(f8::format("{}, speedup over bf16{}", work.recipes[r].name,
+                                       options.measuring.reuse_weights ? ", weights reused" : ""),
                             speedups[r]);
     all_failed += failed[r];
   }

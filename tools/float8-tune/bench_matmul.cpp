@@ -66,7 +66,7 @@ Status add_csv(tuner::CsvFile& csv, const Problem& problem, const tuner::BenchRo
   return csv.add(std::array<std::string, kColumns.size()>{
       problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), problem.recipe,
       std::string(to_string(problem.op)), problem.fast ? "fast" : "precise",
-      fmt::format("{}", fmt::join(kernel.roles, "; ")), impl_text(kernel.candidate),
+      f8::format("{}", fmt::join(kernel.roles, "; ")), impl_text(kernel.candidate),
       kernel.candidate.config, time(&tuning_db::Timing::median_ns),
       time(&tuning_db::Timing::ci_lo_ns), time(&tuning_db::Timing::ci_hi_ns),
       timing ? csv_number(tflops_of(problem, *timing)) : "", ratio ? csv_number(ratio->ratio) : "",
@@ -88,18 +88,17 @@ std::string text_of(const tuner::MatmulBench& bench, bool color) {
     const auto& timing = kernel.result.timing;
     const auto& ratio = kernel.to_baseline;
     table.add({kernel.roles.empty() ? impl_text(kernel.candidate)
-                                    : fmt::format("{}", fmt::join(kernel.roles, ", ")),
+                                    : f8::format("{}", fmt::join(kernel.roles, ", ")),
                kernel.candidate.config,
-               timing ? fmt::format("{:.2f}", timing->median_ns / 1e3) : "-",
+               timing ? f8::format("{:.2f}", timing->median_ns / 1e3) : "-",
                timing ? interval_text(timing->ci_lo_ns / 1e3, timing->ci_hi_ns / 1e3, 2) : "-",
-               timing ? fmt::format("{:.0f}", tflops_of(bench.problem, *timing)) : "-",
-               ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
+               timing ? f8::format("{:.0f}", tflops_of(bench.problem, *timing)) : "-",
+               ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
                ratio ? interval_text(ratio->ci.lo, ratio->ci.hi, 3) : "-",
                std::string(tuning_db::to_string(kernel.result.state))});
   }
-  std::string text = fmt::format("{}\n{}", bench.problem.key(), table.text(color));
-  if (!bench.no_baseline.empty())
-    text += fmt::format("no cuBLASLt kernel: {}\n", bench.no_baseline);
+  std::string text = f8::format("{}\n{}", bench.problem.key(), table.text(color));
+  if (!bench.no_baseline.empty()) text += f8::format("no cuBLASLt kernel: {}\n", bench.no_baseline);
   return text + failed_text(bench.failed);
 }
 
@@ -138,7 +137,7 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
       if (!measured) {
         if (ends_shape_sweep(measured.error(), work)) return std::unexpected(measured.error());
         row["error"] = measured.error().message;
-        text += fmt::format("{}\nnot measured: {}\n", problem.key(), measured.error().message);
+        text += f8::format("{}\nnot measured: {}\n", problem.key(), measured.error().message);
         results.push_back(row);
         ++sweep.failed;
         bad = true;
@@ -169,12 +168,12 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
     one["without_cublaslt"] = sweep.without_baseline;
     one["failed"] = sweep.failed;
     summaries.push_back(one);
-    summary += summary_text(fmt::format("{} {} {}, generated against cuBLASLt's best", recipe.name,
-                                        to_string(op), fast ? "fast" : "precise"),
+    summary += summary_text(f8::format("{} {} {}, generated against cuBLASLt's best", recipe.name,
+                                       to_string(op), fast ? "fast" : "precise"),
                             sweep.ratios);
     if (sweep.without_baseline > 0 && work.shapes.size() > 1) {
-      summary += fmt::format("{}: {} of {} without a cuBLASLt counterpart\n", recipe.name,
-                             sweep.without_baseline, work.shapes.size());
+      summary += f8::format("{}: {} of {} without a cuBLASLt counterpart\n", recipe.name,
+                            sweep.without_baseline, work.shapes.size());
     }
   }
   if (global.json) {

@@ -86,7 +86,7 @@ class Report {
                    {"worst_of", regret.worst_of},
                    {"median_to_any", rounded(regret.median_to_any, 4)},
                    {"p95_to_any", rounded(regret.p95_to_any, 4)}};
-    const auto percent = [](double share) { return fmt::format("{:.1f} %", 100 * share); };
+    const auto percent = [](double share) { return f8::format("{:.1f} %", 100 * share); };
     table_.add({what, std::to_string(regret.gemms), percent(regret.median), percent(regret.p95),
                 percent(regret.worst), percent(regret.median_to_any), percent(regret.p95_to_any),
                 regret.worst_of});
@@ -135,7 +135,7 @@ Result<int> fit(const Options& options, const Global& global) {
   const runtime::CostModel model = tuner::fit(train, start);
   report.add("fitted", tuner::regret(train, model));
   if (options.folds > 1) {
-    report.add(fmt::format("{} folds", options.folds),
+    report.add(f8::format("{} folds", options.folds),
                tuner::cross_validate(train, start, static_cast<int>(options.folds)));
   }
   if (!test.empty()) report.add("held out", tuner::regret(test, model));

@@ -57,15 +57,15 @@ Result<int> info(const Global& global) {
     print_json(json);
     return kExitOk;
   }
-  print(fmt::format("{}: schema {}, {} kernels and {} linears in its table ({})\n", name_of(global),
-                    tuning_db::kSchemaVersion, table.choices().size(), table.speedups().size(),
-                    hash));
+  print(f8::format("{}: schema {}, {} kernels and {} linears in its table ({})\n", name_of(global),
+                   tuning_db::kSchemaVersion, table.choices().size(), table.speedups().size(),
+                   hash));
   for (const tuning_db::DeviceClass& d : devices) {
-    print(fmt::format("  device {}, {} SMs, {} W\n", d.name, d.sm_count, d.power_limit_w));
+    print(f8::format("  device {}, {} SMs, {} W\n", d.name, d.sm_count, d.power_limit_w));
   }
   for (const tuning_db::RunInfo& run : runs) {
-    print(fmt::format("  run {}  {}  {}  {}/{} cells\n", run.uuid, run.started_at, run.state,
-                      run.done, run.planned));
+    print(f8::format("  run {}  {}  {}  {}/{} cells\n", run.uuid, run.started_at, run.state,
+                     run.done, run.planned));
   }
   return kExitOk;
 }
@@ -76,7 +76,7 @@ Result<int> check(const Global& global) {
   if (global.json) {
     print_json({{"database", name_of(global)}, {"ok", true}});
   } else {
-    print(fmt::format("{}: ok\n", name_of(global)));
+    print(f8::format("{}: ok\n", name_of(global)));
   }
   return kExitOk;
 }
@@ -95,7 +95,7 @@ Result<int> migrate(const Global& global) {
   if (global.json) {
     print_json({{"database", name_of(global)}, {"schema_version", tuning_db::kSchemaVersion}});
   } else {
-    print(fmt::format("{}: schema {}\n", name_of(global), tuning_db::kSchemaVersion));
+    print(f8::format("{}: schema {}\n", name_of(global), tuning_db::kSchemaVersion));
   }
   return kExitOk;
 }
@@ -104,8 +104,8 @@ int report_counts(const Global& global, const Database::MergeCount& count) {
   if (global.json) {
     print_json({{"database", name_of(global)}, {"added", count.added}, {"known", count.known}});
   } else {
-    print(fmt::format("{}: {} trials added, {} known already\n", name_of(global), count.added,
-                      count.known));
+    print(f8::format("{}: {} trials added, {} known already\n", name_of(global), count.added,
+                     count.known));
   }
   return kExitOk;
 }

@@ -52,7 +52,7 @@ void look_at_gpu(Report& report, int ordinal) {
          {"usable", hopper},
          {"devices", *count},
          {"name", info->name},
-         {"compute_capability", fmt::format("{}.{}", info->cc / 10, info->cc % 10)},
+         {"compute_capability", f8::format("{}.{}", info->cc / 10, info->cc % 10)},
          {"sm_count", info->sm_count},
          {"l2_bytes", info->l2_bytes},
          {"mem_bytes", info->mem_bytes},
@@ -63,10 +63,10 @@ void look_at_gpu(Report& report, int ordinal) {
          {"driver_cuda", tuner::cuda_version_text(info->driver_version)},
          {"class", tuner::device_class(*info).key()}};
   report.add("GPU", hopper,
-             fmt::format("{}, compute capability {}.{}, {} SMs, {:.0f} GiB{}{}", info->name,
-                         info->cc / 10, info->cc % 10, info->sm_count,
-                         static_cast<double>(info->mem_bytes) / 0x1p30, info->mig ? ", MIG" : "",
-                         hopper ? "" : "; the kernels need a Hopper GPU (compute capability 9.0)"));
+             f8::format("{}, compute capability {}.{}, {} SMs, {:.0f} GiB{}{}", info->name,
+                        info->cc / 10, info->cc % 10, info->sm_count,
+                        static_cast<double>(info->mem_bytes) / 0x1p30, info->mig ? ", MIG" : "",
+                        hopper ? "" : "; the kernels need a Hopper GPU (compute capability 9.0)"));
   const auto nvml = tuner::NvmlDevice::open(info->uuid);
   if (!nvml) {
     gpu["nvml"] = nvml.error().message;
@@ -84,13 +84,13 @@ void look_at_gpu(Report& report, int ordinal) {
   gpu["other_compute_processes"] = others;
   const bool unfit = (now.events & tuner::kDropEvents) != 0;
   report.add("clocks", !unfit,
-             fmt::format("SM {:.0f} of {} MHz, {:.0f} W of {} W, {:.0f} C, held back by: {}",
-                         now.sm_mhz, info->sm_clock_max_mhz, now.power_w, info->power_limit_w,
-                         now.temp_c, tuner::describe_events(now.events)));
+             f8::format("SM {:.0f} of {} MHz, {:.0f} W of {} W, {:.0f} C, held back by: {}",
+                        now.sm_mhz, info->sm_clock_max_mhz, now.power_w, info->power_limit_w,
+                        now.temp_c, tuner::describe_events(now.events)));
   if (others > 0) {
     report.add(
         "other users", false,
-        fmt::format("{} other processes compute on this GPU; measure when it is free", others));
+        f8::format("{} other processes compute on this GPU; measure when it is free", others));
   }
 }
 
@@ -102,7 +102,7 @@ void look_at_library(Report& report, const char* name, const char* field, const 
     report.add(name, true, *version);
   } else {
     report.json["libraries"][field] = nullptr;
-    report.add(name, false, fmt::format("{}; {}", version.error().message, without));
+    report.add(name, false, f8::format("{}; {}", version.error().message, without));
   }
 }
 
@@ -113,7 +113,7 @@ void look_at_cache(Report& report) {
   std::error_code error;
   if (!std::filesystem::exists(directory, error)) {
     cache["state"] = "empty";
-    report.add("kernel cache", true, fmt::format("{}: made at first use", directory.string()));
+    report.add("kernel cache", true, f8::format("{}: made at first use", directory.string()));
     return;
   }
   // Opening checks who may write it.
@@ -138,8 +138,8 @@ void look_at_cache(Report& report) {
   cache["kernels"] = kernels;
   cache["bytes"] = bytes;
   report.add("kernel cache", true,
-             fmt::format("{}: {} kernels, {:.1f} MiB", directory.string(), kernels,
-                         static_cast<double>(bytes) / 0x1p20));
+             f8::format("{}: {} kernels, {:.1f} MiB", directory.string(), kernels,
+                        static_cast<double>(bytes) / 0x1p20));
 }
 
 void look_at_databases(Report& report, const Global& global) {
@@ -169,11 +169,10 @@ void look_at_databases(Report& report, const Global& global) {
             {"device", table->device_name()}};
     report.add(
         name, true,
-        fmt::format(
-            "{}: {} runs{}, {} GEMMs and {} linears decided{}", where, runs->size(),
-            resumable > 0 ? fmt::format(" ({} to resume)", resumable) : "", table->choices().size(),
-            table->speedups().size(),
-            table->device_name().empty() ? "" : fmt::format(" on {}", table->device_name())));
+        f8::format("{}: {} runs{}, {} GEMMs and {} linears decided{}", where, runs->size(),
+                   resumable > 0 ? f8::format(" ({} to resume)", resumable) : "",
+                   table->choices().size(), table->speedups().size(),
+                   table->device_name().empty() ? "" : f8::format(" on {}", table->device_name())));
   };
   describe("built-in database", "builtin", tuning_db::Database::builtin(), "built-in");
   if (global.db.empty()) {
@@ -185,7 +184,7 @@ void look_at_databases(Report& report, const Global& global) {
   if (!std::filesystem::exists(global.db, error)) {
     report.json["databases"]["user"] = {{"path", global.db.string()}, {"ok", true}, {"runs", 0}};
     report.add("user database", true,
-               fmt::format("{}: does not exist yet; sweep makes it", global.db.string()));
+               f8::format("{}: does not exist yet; sweep makes it", global.db.string()));
     return;
   }
   describe("user database", "user",
@@ -199,8 +198,8 @@ void look_at_environment(Report& report) {
                                 {"FLOAT8_DB", e.db.string()},
                                 {"FLOAT8_LOG", e.log_level}};
   report.add("environment", true,
-             fmt::format("FLOAT8_CACHE_DIR={} FLOAT8_DB={} FLOAT8_LOG={}", e.cache_dir.string(),
-                         e.db.string(), e.log_level));
+             f8::format("FLOAT8_CACHE_DIR={} FLOAT8_DB={} FLOAT8_LOG={}", e.cache_dir.string(),
+                        e.db.string(), e.log_level));
 }
 
 Result<int> run(const Global& global, int ordinal) {
@@ -209,7 +208,7 @@ Result<int> run(const Global& global, int ordinal) {
   look_at_gpu(report, ordinal);
   const auto nvrtc = [&]() -> Result<std::string> {
     const codegen::NvrtcVersion version = F8_TRY(codegen::nvrtc_version());
-    return fmt::format("{}.{}", version.major, version.minor);
+    return f8::format("{}.{}", version.major, version.minor);
   }();
   look_at_library(report, "NVRTC", "nvrtc", nvrtc, "kernels can be emitted but not compiled");
   look_at_library(report, "cuBLASLt", "cublaslt", runtime::cublaslt_version(),
@@ -241,8 +240,8 @@ Result<int> run(const Global& global, int ordinal) {
     table.add({finding.part, finding.ok ? "ok" : "--", finding.text});
   }
   print(table.text(stdout_color(global)));
-  print(fmt::format("\nworks here: {}\n", fmt::join(works, ", ")));
-  if (!missing.empty()) print(fmt::format("does not:   {}\n", fmt::join(missing, ", ")));
+  print(f8::format("\nworks here: {}\n", fmt::join(works, ", ")));
+  if (!missing.empty()) print(f8::format("does not:   {}\n", fmt::join(missing, ", ")));
   return kExitOk;
 }
 

@@ -40,7 +40,7 @@ struct Item {
 Result<Item> gemm_item(const Options& options, const Recipe& recipe, Gemm gemm, Shape shape,
                        const TuningTable& table) {
   Item item;
-  item.role = fmt::format("gemm {}", to_string(gemm));
+  item.role = f8::format("gemm {}", to_string(gemm));
   tuner::ChosenGemm chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, &table));
   if (chosen.choice.provider == Provider::kCublasLt) {  // the best that can be emitted
     chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, nullptr));
@@ -55,8 +55,8 @@ Result<Item> gemm_item(const Options& options, const Recipe& recipe, Gemm gemm, 
   item.spec = spec;
   item.problem = F8_TRY(Problem::make(to_op(gemm), recipe, shape)).key();
   item.command =
-      fmt::format("float8-tune emit --mnk {},{},{} --recipe {} --op {} --config {}", shape.m,
-                  shape.n, shape.k, recipe.name, to_string(gemm), codegen::key(spec.config));
+      f8::format("float8-tune emit --mnk {},{},{} --recipe {} --op {} --config {}", shape.m,
+                 shape.n, shape.k, recipe.name, to_string(gemm), codegen::key(spec.config));
   return item;
 }
 
@@ -73,7 +73,7 @@ Result<std::vector<Item>> cast_items(const Recipe& recipe, std::string_view op) 
     Item item;
     item.role = kernel.role;
     item.spec = kernel.spec;
-    item.command = fmt::format("float8-tune emit --kernel {}", codegen::key(kernel.spec));
+    item.command = f8::format("float8-tune emit --kernel {}", codegen::key(kernel.spec));
     items.push_back(std::move(item));
   }
   return items;
@@ -122,7 +122,7 @@ Result<std::vector<Item>> items_of(const Options& options, const Global& global)
   item.spec = F8_TRY(of_option("--kernel", codegen::parse_kernel_spec(options.kernel)));
   F8_TRY(of_option("--kernel", codegen::validate(item.spec)));
   item.role = "kernel";
-  item.command = fmt::format("float8-tune emit --kernel {}", codegen::key(item.spec));
+  item.command = f8::format("float8-tune emit --kernel {}", codegen::key(item.spec));
   return std::vector{std::move(item)};
 }
 
@@ -130,10 +130,10 @@ Result<std::vector<Item>> items_of(const Options& options, const Global& global)
 std::string header_of(const Item& item) {
   std::string header;
   if (!item.problem.empty()) {
-    header += fmt::format("// problem:   {}\n", item.problem);
-    header += fmt::format("// chosen by: {}\n", item.chosen_by);
+    header += f8::format("// problem:   {}\n", item.problem);
+    header += f8::format("// chosen by: {}\n", item.chosen_by);
   }
-  header += fmt::format("// kernel:    {}\n// re-create: {}\n", item.source.key, item.command);
+  header += f8::format("// kernel:    {}\n// re-create: {}\n", item.source.key, item.command);
   return header;
 }
 

@@ -124,8 +124,8 @@ Result<std::vector<Kernel>> kernels_of(const Recipe& recipe, const Subject& subj
       continue;
     }
     kernels.push_back({std::string(to_string(gemm)),
-                       fmt::format("{} {}", to_string(chosen->choice.provider),
-                                   runtime::config_text(chosen->choice)),
+                       f8::format("{} {}", to_string(chosen->choice.provider),
+                                  runtime::config_text(chosen->choice)),
                        std::string(to_string(chosen->by))});
   }
   return kernels;
@@ -185,23 +185,23 @@ Json to_json(const Explanation& e) {
 
 void print_text(const Explanation& e) {
   const FilterDecision& d = e.decision;
-  print(fmt::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
-                    d.layer.out_features, d.layer.in_features, e.recipe,
-                    d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
-  print(fmt::format("  why        {}\n", d.reason));
-  print(fmt::format(
+  print(f8::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
+                   d.layer.out_features, d.layer.in_features, e.recipe,
+                   d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
+  print(f8::format("  why        {}\n", d.reason));
+  print(f8::format(
       "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
       d.speedup, d.lo, d.hi, e.needed));
-  print(fmt::format("  torchao    {}\n", e.torchao_reason));
+  print(f8::format("  torchao    {}\n", e.torchao_reason));
   for (const Kernel& k : e.kernels) {
-    print(fmt::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
+    print(f8::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
   }
   for (const Flip& f : e.flips) {
-    print(fmt::format("  flips at   {} = {} (speedup {:.3f})\n", f.dimension, f.value, f.speedup));
+    print(f8::format("  flips at   {} = {} (speedup {:.3f})\n", f.dimension, f.value, f.speedup));
   }
   for (const auto& row : e.trials) {
-    print(fmt::format("  trial      {}  {}  {}  {}\n", row.uuid.substr(0, 8), row.problem.key(),
-                      row.device_name, row.at));
+    print(f8::format("  trial      {}  {}  {}  {}\n", row.uuid.substr(0, 8), row.problem.key(),
+                     row.device_name, row.at));
   }
 }
 

@@ -131,13 +131,13 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
     const tuning_db::FilterDecision& d = *row.decision;
     all += row.count;
     if (d.convert) converted += row.count;
-    table.add({row.name, fmt::format("{}", row.count), fmt::format("{}", d.layer.out_features),
-               fmt::format("{}", d.layer.in_features), d.convert ? "float8" : "keep bf16",
-               fmt::format("{:.3f}", d.speedup), fmt::format("[{:.3f}, {:.3f}]", d.lo, d.hi),
+    table.add({row.name, f8::format("{}", row.count), f8::format("{}", d.layer.out_features),
+               f8::format("{}", d.layer.in_features), d.convert ? "float8" : "keep bf16",
+               f8::format("{:.3f}", d.speedup), f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi),
                std::string(to_string(d.evidence)), d.reason});
   }
   print(table.text(color));
-  print(fmt::format(
+  print(f8::format(
       "\n{} of {} linears to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n", converted,
       all, options.recipe, options.policy, options.model.tokens,
       result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup));

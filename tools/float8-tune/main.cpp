@@ -18,7 +18,7 @@ constexpr std::string_view kWithoutGpu =
 
 int report(const Program& program, const Error& error) {
   if (error.code == ErrorCode::kEnvironment && program.needs == Needs::kGpu) {
-    print_error(fmt::format("{}; {}", error.message, kWithoutGpu));
+    print_error(f8::format("{}; {}", error.message, kWithoutGpu));
   } else {
     print_error(error.message);
   }
@@ -42,10 +42,9 @@ std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
   // CLI11 says that a command is missing, and not that the word in its place is none.
   const bool unknown = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
                        command.get_require_subcommand_min() > 0 && !rest.empty();
-  return fmt::format(
-      "{}; see {} --help",
-      unknown ? fmt::format("unknown command {}", quote(rest.front())) : error.what(),
-      path_of(command));
+  return f8::format("{}; see {} --help",
+                    unknown ? f8::format("unknown command {}", quote(rest.front())) : error.what(),
+                    path_of(command));
 }
 
 int run(int argc, char** argv) {
@@ -81,7 +80,7 @@ int main(int argc, char** argv) {
   try {
     return f8::cli::run(argc, argv);
   } catch (const std::exception& error) {
-    f8::cli::print_error(fmt::format("internal error: {}; please report it", error.what()));
+    f8::cli::print_error(f8::format("internal error: {}; please report it", error.what()));
     return f8::cli::kExitUsage;
   }
 }

@@ -12,7 +12,7 @@ CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& va
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
     if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
       throw CLI::ValidationError(  // CLI11's way to refuse a value
-          name, fmt::format("\"{}\" is not an integer from {} to {}", text, min, max));
+          name, f8::format("\"{}\" is not an integer from {} to {}", text, min, max));
     }
     value = parsed;
   };
@@ -22,7 +22,7 @@ CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& va
 CLI::Option* add_recipe(CLI::App& command, std::string& recipe) {
   std::vector<std::string> names;
   for (const Recipe& builtin : builtin_recipes()) names.push_back(builtin.name);
-  return command.add_option("--recipe", recipe, fmt::format("{}", fmt::join(names, ", ")))
+  return command.add_option("--recipe", recipe, f8::format("{}", fmt::join(names, ", ")))
       ->type_name("RECIPE");
 }
 
@@ -64,9 +64,9 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options) {
   ModelFlags flags{};
   flags.model = command
                     .add_option("--model", options.model,
-                                fmt::format("{}; or a config.json, .safetensors, *.index.json or a "
-                                            "list of layers",
-                                            fmt::join(tuner::builtin_models(), ", ")))
+                                f8::format("{}; or a config.json, .safetensors, *.index.json or a "
+                                           "list of layers",
+                                           fmt::join(tuner::builtin_models(), ", ")))
                     ->type_name("NAME|FILE");
   flags.tp = add_integer(command, "--tp", options.tp, "tensor-parallel ranks that share the model",
                          1, 1 << 16);

@@ -37,7 +37,7 @@ Status write_json(const std::filesystem::path& path, const Json& value) {
 
 double rounded(double value, int digits) {
   if (value == 0 || !std::isfinite(value)) return value;
-  return std::stod(fmt::format("{:.{}g}", value, digits));
+  return std::stod(f8::format("{:.{}g}", value, digits));
 }
 
 void add_interval(Json& json, const std::string& name, double value, double lo, double hi,
@@ -48,11 +48,11 @@ void add_interval(Json& json, const std::string& name, double value, double lo, 
 }
 
 std::string microseconds(double ns) {
-  return fmt::format("{:.1f} us", ns / 1e3);
+  return f8::format("{:.1f} us", ns / 1e3);
 }
 
 std::string interval_text(double lo, double hi, int digits) {
-  return fmt::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
+  return f8::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
 }
 
 std::string Table::text(bool color) const {

@@ -2,14 +2,13 @@
 // holds progress, notes and errors. There are no escape sequences where the stream is no terminal.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/format.hpp"
 #include "tools/float8-tune/command.hpp"
 
 namespace f8::cli {
@@ -55,7 +54,7 @@ void print(std::string_view text);  // to standard output, as it is
 void note_line(const Global& global, std::string_view line);
 template <class... Args>
 void note(const Global& global, fmt::format_string<Args...> format, Args&&... args) {
-  note_line(global, fmt::format(format, std::forward<Args>(args)...));
+  note_line(global, f8::format(format, std::forward<Args>(args)...));
 }
 // Prints the one line of a failure. Control characters are replaced, so that no input can break it.
 void print_error(std::string_view message);

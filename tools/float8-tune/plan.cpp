@@ -88,16 +88,16 @@ void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& kno
   const Shape s = linear.problem.shape;
   table.add({std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), linear.problem.recipe,
              std::to_string(generated), std::to_string(pruned), std::to_string(library),
-             std::to_string(known.ok), fmt::format("{:.1f} s", linear.predicted_s)});
+             std::to_string(known.ok), f8::format("{:.1f} s", linear.predicted_s)});
 }
 
 void print_candidates(const tuner::SweepPlan& plan) {
   for (const tuner::PlannedLinear& linear : plan.linears) {
     for (const tuner::PlannedGemm& gemm : linear.gemms) {
-      print(fmt::format("\n{}\n", gemm.problem.key()));
+      print(f8::format("\n{}\n", gemm.problem.key()));
       for (const tuner::Generated& g : gemm.generated) {
-        print(fmt::format("  {:<26} {:>10.1f} us  {}\n", codegen::key(g.spec.config),
-                          g.predicted_ns / 1e3, g.pruned.empty() ? "measured" : g.pruned));
+        print(f8::format("  {:<26} {:>10.1f} us  {}\n", codegen::key(g.spec.config),
+                         g.predicted_ns / 1e3, g.pruned.empty() ? "measured" : g.pruned));
       }
     }
   }
@@ -140,7 +140,7 @@ Result<int> run(const Options& options, const Global& global) {
     return kExitOk;
   }
   print(table.text(stdout_color(global)));
-  print(fmt::format(
+  print(f8::format(
       "\n{} linears, {} trials, about {:.0f} s of an H100. {} configurations are pruned: the cost "
       "model puts them behind the best {} of their GEMM.\n",
       plan.linears.size(), plan.trials.size(), plan.predicted_s, plan.pruned,

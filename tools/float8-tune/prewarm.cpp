@@ -57,7 +57,7 @@ Status want_gemm(Plan& plan, const Recipe& recipe, Gemm gemm, Shape shape,
     ++plan.left_to_library;
     return {};
   }
-  want(plan, chosen.spec(), fmt::format("gemm {}", to_string(gemm)), to_string(chosen.by));
+  want(plan, chosen.spec(), f8::format("gemm {}", to_string(gemm)), to_string(chosen.by));
   return {};
 }
 
@@ -148,16 +148,16 @@ void print_table(const Outcome& outcome, bool color) {
     const codegen::Cubin& cubin = *outcome.cubins[i];
     const Wanted& wanted = outcome.plan.kernels[i];
     table.add({codegen::key(wanted.spec), fmt::to_string(cubin.registers),
-               fmt::to_string(cubin.spill_bytes), fmt::format("{:.0f}", cubin.compile_ms),
+               fmt::to_string(cubin.spill_bytes), f8::format("{:.0f}", cubin.compile_ms),
                cubin.from_cache ? "cache" : "compiler",
-               fmt::format("{}", fmt::join(wanted.roles, ", ")),
-               fmt::format("{}", fmt::join(wanted.chosen_by, ", "))});
+               f8::format("{}", fmt::join(wanted.roles, ", ")),
+               f8::format("{}", fmt::join(wanted.chosen_by, ", "))});
   }
   print(table.text(color));
   const auto total = static_cast<int64_t>(outcome.cubins.size());
-  print(fmt::format("\n{} kernels for {} shapes in {}: {} compiled, {} from the cache, {:.2f} s\n",
-                    total, outcome.plan.shapes.size(), outcome.cache_dir.string(),
-                    total - outcome.from_cache(), outcome.from_cache(), outcome.wall_ms / 1e3));
+  print(f8::format("\n{} kernels for {} shapes in {}: {} compiled, {} from the cache, {:.2f} s\n",
+                   total, outcome.plan.shapes.size(), outcome.cache_dir.string(),
+                   total - outcome.from_cache(), outcome.from_cache(), outcome.wall_ms / 1e3));
 }
 
 Result<int> prewarm(const Options& options, const Global& global) {
@@ -182,7 +182,7 @@ Result<int> prewarm(const Options& options, const Global& global) {
   const auto start = std::chrono::steady_clock::now();
   outcome.cubins = F8_TRY(
       cache.get_all(sources, static_cast<int>(options.threads), [&](size_t done, size_t total) {
-        progress.update(fmt::format("{}/{} kernels", done, total));
+        progress.update(f8::format("{}/{} kernels", done, total));
       }));
   progress.clear();
   outcome.wall_ms =

@@ -43,7 +43,7 @@ Status put_linears_choice_first(Answer& answer, const tuning_db::Database& datab
   const TuningTable table = F8_TRY(database.table());
   const auto chosen = std::ranges::find(table.choices(), answer.problem, &KernelChoice::problem);
   if (chosen == table.choices().end()) return {};
-  const std::string text = fmt::format("{} {}", to_string(chosen->provider), chosen->config);
+  const std::string text = f8::format("{} {}", to_string(chosen->provider), chosen->config);
   const auto own = std::ranges::find_if(
       answer.ok, [&](const TrialRow& row) { return candidate_text(row.candidate) == text; });
   if (own == answer.ok.end() || own == answer.ok.begin()) return {};
@@ -113,9 +113,9 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
   if (answer.ok.empty()) {
     print("  not measured\n");
     if (answer.neighbour) {
-      print(fmt::format("  nearest: {}  {} {}  {}\n", answer.neighbour->problem.key(),
-                        to_string(answer.neighbour->provider), answer.neighbour->config,
-                        microseconds(answer.neighbour->median_ns)));
+      print(f8::format("  nearest: {}  {} {}  {}\n", answer.neighbour->problem.key(),
+                       to_string(answer.neighbour->provider), answer.neighbour->config,
+                       microseconds(answer.neighbour->median_ns)));
     }
     return;
   }
@@ -131,18 +131,18 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
     if (!is_bf16(row) && shown++ > limit) continue;
     const tuning_db::Timing& t = *row.result.timing;
     const auto& ratio = row.result.ratio;
-    table.add({candidate_text(row.candidate), fmt::format("{:.2f}", t.median_ns / 1e3),
-               fmt::format("[{:.2f}, {:.2f}]", t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3),
-               fmt::format("{:.1f}", answer.problem.flops() / t.median_ns / 1e3),
-               ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
-               ratio ? fmt::format("[{:.3f}, {:.3f}]", ratio->lo, ratio->hi) : "-",
+    table.add({candidate_text(row.candidate), f8::format("{:.2f}", t.median_ns / 1e3),
+               f8::format("[{:.2f}, {:.2f}]", t.ci_lo_ns / 1e3, t.ci_hi_ns / 1e3),
+               f8::format("{:.1f}", answer.problem.flops() / t.median_ns / 1e3),
+               ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
+               ratio ? f8::format("[{:.3f}, {:.3f}]", ratio->lo, ratio->hi) : "-",
                row.at.substr(0, 10)});
   }
   print(table.text(color));
   if (answer.by_linear) print("  the first is what the fastest linear of this shape took\n");
   const TrialRow& first = answer.ok.front();
-  print(fmt::format("  {}; {}; method {}; {}\n", first.device_name, first.toolchain,
-                    first.method_key.substr(0, 8), first.layer));
+  print(f8::format("  {}; {}; method {}; {}\n", first.device_name, first.toolchain,
+                   first.method_key.substr(0, 8), first.layer));
 }
 
 Result<int> query(const Options& options, const Global& global) {

@@ -53,7 +53,7 @@ Result<tuning_db::RunInfo> find_run(const Global& global, const tuning_db::Datab
   }
   return fail(ErrorCode::kNotFound, "{}: {}", global.db.string(),
               wanted.empty() ? "no run with missing trials; nothing to resume"
-                             : fmt::format("no run {}", wanted));
+                             : f8::format("no run {}", wanted));
 }
 
 // Says everything that can be wrong with the input before the device is touched.
@@ -155,9 +155,9 @@ Result<int> measure(const Global& global, const Options& options) {
   F8_TRY(want_casts(compiler, job.request));
   const tuner::SweepPlan plan = F8_TRY(plan_with(worker, job.request, global));
   if (options.dry_run) {
-    print(fmt::format("{} linears, {} trials, {} configurations pruned by the model, about {}\n",
-                      plan.linears.size(), plan.trials.size(), plan.pruned,
-                      clock_text(plan.predicted_s)));
+    print(f8::format("{} linears, {} trials, {} configurations pruned by the model, about {}\n",
+                     plan.linears.size(), plan.trials.size(), plan.pruned,
+                     clock_text(plan.predicted_s)));
     return kExitOk;
   }
   F8_TRY(open_run(job, global, device, plan));

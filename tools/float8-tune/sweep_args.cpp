@@ -132,7 +132,7 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
 std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequest& request) {
   std::string shapes;
   for (const Shape shape : request.shapes) {
-    shapes += fmt::format("{}{},{},{}", shapes.empty() ? "" : ";", shape.m, shape.n, shape.k);
+    shapes += f8::format("{}{},{},{}", shapes.empty() ? "" : ";", shape.m, shape.n, shape.k);
   }
   std::vector<std::string> argv = {"sweep",     "--mnk",      shapes,
                                    "--recipe",  args.recipes, "--max-ci",
@@ -141,11 +141,11 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
   if (args.exhaustive) argv.push_back("--exhaustive");
   for (const Number& number : kNumbers) {
     argv.push_back(number.name);
-    argv.push_back(fmt::format("{}", args.options.*number.value));
+    argv.push_back(f8::format("{}", args.options.*number.value));
   }
   for (const Count& count : kCounts) {
     argv.push_back(count.name);
-    argv.push_back(fmt::format("{}", args.options.*count.value));
+    argv.push_back(f8::format("{}", args.options.*count.value));
   }
   return argv;
 }

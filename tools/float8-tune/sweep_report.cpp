@@ -35,14 +35,14 @@ struct Counts {
 
 std::string terminal_text(const tuner::SweepProgress& p) {
   const Counts n(p);
-  std::string text = fmt::format("\r{}/{} · {} ok · {} pruned", p.done, p.trials, n.ok, n.pruned);
-  if (n.noisy > 0) text += fmt::format(" · {} noisy", n.noisy);
-  if (n.failed > 0) text += fmt::format(" · {} failed", n.failed);
-  if (p.best_speedup > 0) text += fmt::format(" · best {:.2f}x", p.best_speedup);
+  std::string text = f8::format("\r{}/{} · {} ok · {} pruned", p.done, p.trials, n.ok, n.pruned);
+  if (n.noisy > 0) text += f8::format(" · {} noisy", n.noisy);
+  if (n.failed > 0) text += f8::format(" · {} failed", n.failed);
+  if (p.best_speedup > 0) text += f8::format(" · best {:.2f}x", p.best_speedup);
   if (p.kernels_compiled < p.kernels_wanted) {
-    text += fmt::format(" · {}/{} kernels", p.kernels_compiled, p.kernels_wanted);
+    text += f8::format(" · {}/{} kernels", p.kernels_compiled, p.kernels_wanted);
   }
-  return text + fmt::format(" · {} · ETA {}\x1b[K", clock_text(p.elapsed_s), clock_text(p.eta_s));
+  return text + f8::format(" · {} · ETA {}\x1b[K", clock_text(p.elapsed_s), clock_text(p.eta_s));
 }
 
 Json progress_json(const tuner::SweepProgress& p) {
@@ -55,7 +55,7 @@ Json progress_json(const tuner::SweepProgress& p) {
           {"noisy", n.noisy},
           {"failed", n.failed},
           {"best_speedup", rounded(p.best_speedup, 4)},
-          {"kernels", fmt::format("{}/{}", p.kernels_compiled, p.kernels_wanted)},
+          {"kernels", f8::format("{}/{}", p.kernels_compiled, p.kernels_wanted)},
           {"doing", p.doing},
           {"elapsed_s", rounded(p.elapsed_s, 4)},
           {"eta_s", rounded(p.eta_s, 3)}};
@@ -92,12 +92,12 @@ std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
   });
   for (const tuner::LinearResult* row : rows) {
     const auto us = [](const tuning_db::TrialResult& r) {
-      return r.timing ? fmt::format("{:.1f}", r.timing->median_ns / 1e3) : "-";
+      return r.timing ? f8::format("{:.1f}", r.timing->median_ns / 1e3) : "-";
     };
     const auto& ratio = row->float8.ratio;
     table.add({std::to_string(row->problem.shape.m), std::to_string(row->problem.shape.n),
                std::to_string(row->problem.shape.k), row->problem.recipe, us(row->float8),
-               us(row->bf16), ratio ? fmt::format("{:.3f}", ratio->ratio) : "-",
+               us(row->bf16), ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
                ratio ? interval_text(ratio->lo, ratio->hi, 3) : "-",
                std::string(tuning_db::to_string(row->float8.state))});
   }
@@ -140,7 +140,7 @@ Json outcome_json(const std::string& run_uuid, const runtime::DeviceInfo& device
 
 std::string clock_text(double s) {
   const auto whole = static_cast<int64_t>(s + 0.5);
-  return whole >= 60 ? fmt::format("{}m{:02}", whole / 60, whole % 60) : fmt::format("{}s", whole);
+  return whole >= 60 ? f8::format("{}m{:02}", whole / 60, whole % 60) : f8::format("{}s", whole);
 }
 
 void SweepReporter::finished(const tuning_db::Cell& trial, const tuning_db::TrialResult& result,

@@ -27,9 +27,9 @@ std::vector<Box> torchao_boxes(const std::string& recipe) {
 }
 
 std::string text_of(const Box& box) {
-  if (box.k_max == 0) return fmt::format("N <= {}", box.n_max);
-  if (box.n_max == 0) return fmt::format("K <= {}", box.k_max);
-  return fmt::format("N <= {} and K <= {}", box.n_max, box.k_max);
+  if (box.k_max == 0) return f8::format("N <= {}", box.n_max);
+  if (box.n_max == 0) return f8::format("K <= {}", box.k_max);
+  return f8::format("N <= {} and K <= {}", box.n_max, box.k_max);
 }
 
 Result<int> thresholds(const Options& options, const Global& global) {
@@ -67,16 +67,16 @@ Result<int> thresholds(const Options& options, const Global& global) {
   Table table({{"M"}, {"keep if N <="}, {"and K <="}, {"agrees on"}, {"torchao agrees on"}});
   for (const tuning_db::Threshold& t : found) {
     const bool none = t.n_max == 0 || t.k_max == 0;
-    table.add({fmt::format("{}", t.m), none ? "never" : fmt::format("{}", t.n_max),
-               none ? "-" : fmt::format("{}", t.k_max), fmt::format("{}/{}", t.agree, t.cells),
-               fmt::format("{}/{}", t.torchao_agree, t.cells)});
+    table.add({f8::format("{}", t.m), none ? "never" : f8::format("{}", t.n_max),
+               none ? "-" : f8::format("{}", t.k_max), f8::format("{}/{}", t.agree, t.cells),
+               f8::format("{}/{}", t.torchao_agree, t.cells)});
   }
   print(table.text(stdout_color(global)));
   std::vector<std::string> texts;
   for (const Box& box : boxes) texts.push_back(text_of(box));
-  print(fmt::format("\ntorchao keeps bf16: {}\n",
-                    texts.empty() ? "it has no rule for this recipe"
-                                  : fmt::format("{}", fmt::join(texts, ", or "))));
+  print(f8::format("\ntorchao keeps bf16: {}\n",
+                   texts.empty() ? "it has no rule for this recipe"
+                                 : f8::format("{}", fmt::join(texts, ", or "))));
   if (found.empty()) {
     note(global, "no measured linear of recipe {}; run float8-tune sweep on a GPU", recipe.name);
   }

@@ -26,7 +26,7 @@ std::string candidate_text(const tuning_db::Candidate& candidate) {
     return impl + " " + config["config"].get<std::string>();
   }
   if (config.contains("heuristic") && config["heuristic"].is_number_integer()) {
-    return fmt::format("{} h{}", impl, config["heuristic"].get<int64_t>());
+    return f8::format("{} h{}", impl, config["heuristic"].get<int64_t>());
   }
   return impl + " " + config.dump(-1, ' ', true, Json::error_handler_t::replace);
 }

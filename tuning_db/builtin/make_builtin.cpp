@@ -1,13 +1,12 @@
 // Run by the build: makes the built-in database of JSON-lines files, and of each file the table of
 // its device as C++ source.
 //   make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]
-#include <fmt/format.h>
-
 #include <cstdio>
 #include <filesystem>
 #include <span>
 
 #include "base/file.hpp"
+#include "base/format.hpp"
 #include "tuning_db/database.hpp"
 
 namespace {
@@ -37,8 +36,8 @@ f8::Result<std::string> table_text(const Database& db) {
 
 std::string source_of(const std::vector<std::string>& tables) {
   std::string literals;
-  for (const std::string& table : tables) literals += fmt::format("R\"table({})table\",\n", table);
-  return fmt::format(
+  for (const std::string& table : tables) literals += f8::format("R\"table({})table\",\n", table);
+  return f8::format(
       "// Made by the build: the tables of tuning_db/data.\n"
       "#include <array>\n#include <span>\n#include <string_view>\n\n"
       "namespace f8::tuning_db::text {{\n"
@@ -69,11 +68,11 @@ f8::Status make(const fs::path& output, const fs::path& source, std::span<char* 
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    fmt::print(stderr, "usage: make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]\n");
+    f8::print(stderr, "usage: make_builtin DATABASE SOURCE.cpp [FILE.jsonl ...]\n");
     return 1;
   }
   const auto made = make(argv[1], argv[2], std::span(argv + 3, argv + argc));
   if (made) return 0;
-  fmt::print(stderr, "{}\n", made.error().message);
+  f8::print(stderr, "{}\n", made.error().message);
   return 1;
 }

@@ -9,25 +9,25 @@ namespace f8::tuning_db {
 namespace {
 
 std::string sweep_command(std::string_view recipe, Shape s) {
-  return fmt::format("float8-tune sweep --mnk {},{},{} --recipe {} --op linear", s.m, s.n, s.k,
-                     recipe);
+  return f8::format("float8-tune sweep --mnk {},{},{} --recipe {} --op linear", s.m, s.n, s.k,
+                    recipe);
 }
 
 void decide_measured(FilterDecision& d, const std::optional<Estimate>& e, Shape shape,
                      double margin, const Estimator& estimator) {
   if (!e) {
-    d.reason = fmt::format(
+    d.reason = f8::format(
         "kept in bf16: {}; measure it with `{}`",
         estimator.empty()
-            ? fmt::format("there are no measurements of recipe {}{}{}", estimator.recipe(),
-                          estimator.device().empty() ? "" : " on ", estimator.device())
+            ? f8::format("there are no measurements of recipe {}{}{}", estimator.recipe(),
+                         estimator.device().empty() ? "" : " on ", estimator.device())
             : std::string("the measured shapes are too few to say anything of this one"),
         sweep_command(estimator.recipe(), shape));
     return;
   }
   d.evidence = e->evidence;
   Verdict verdict = speedup_verdict({e->speedup, e->lo, e->hi}, margin,
-                                    fmt::format("{} {}", e->basis, estimator.describe_source(*e)));
+                                    f8::format("{} {}", e->basis, estimator.describe_source(*e)));
   d.convert = verdict.convert;
   d.reason = std::move(verdict.reason);
 }
@@ -47,8 +47,8 @@ FilterDecision decide(const NamedLinear& layer, const FilterOptions& options,
   if (!d.reason.empty()) return d;
   if (!names.automatic && !options.automatic) {
     d.convert = true;
-    d.reason = fmt::format("converted: its name and sizes allow it, and {} is not among the names",
-                           kAutoFlag);
+    d.reason = f8::format("converted: its name and sizes allow it, and {} is not among the names",
+                          kAutoFlag);
   } else if (options.policy == FilterPolicy::kMeasured) {
     decide_measured(d, e, shape, options.margin, estimator);
   } else {

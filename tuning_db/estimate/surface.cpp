@@ -37,8 +37,8 @@ double rms(const std::vector<double>& errors) {
 }
 
 std::string quote(const LinearSpeedup& p) {
-  return fmt::format("m={} n={} k={} ({:.3f} [{:.3f}, {:.3f}])", p.shape.m, p.shape.n, p.shape.k,
-                     p.speedup, p.lo, p.hi);
+  return f8::format("m={} n={} k={} ({:.3f} [{:.3f}, {:.3f}])", p.shape.m, p.shape.n, p.shape.k,
+                    p.speedup, p.lo, p.hi);
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ std::optional<Estimate> Surface::estimate(Shape shape) const {
                       .lo = p->lo,
                       .hi = p->hi,
                       .bf16_ns = p->bf16_ns,
-                      .basis = fmt::format(
+                      .basis = f8::format(
                           "measured at m={} n={} k={}, bf16 {:.1f} us, float8 {:.1f} us", shape.m,
                           shape.n, shape.k, p->bf16_ns / 1e3, p->bf16_ns / p->speedup / 1e3),
                       .rows = {p}};
@@ -124,7 +124,7 @@ Estimate Surface::along_m(const Column& column, int64_t m) const {
           .lo = rounded(std::exp(v.log_lo)),
           .hi = rounded(std::exp(v.log_hi)),
           .bf16_ns = std::exp(v.log_bf16),
-          .basis = fmt::format("interpolated between {} and {}", quote(*v.below), quote(*v.above)),
+          .basis = f8::format("interpolated between {} and {}", quote(*v.below), quote(*v.above)),
           .rows = {v.below, v.above}};
 }
 
@@ -227,11 +227,11 @@ std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
     e.rows.push_back(nearest);
   }
   const double off = 100 * (std::exp(error) - 1);
-  e.basis = inside ? fmt::format(
+  e.basis = inside ? f8::format(
                          "interpolated from {} measured (n, k) around it, give or take {:.0f} %; "
                          "nearest {}",
                          columns_.size(), off, names)
-                   : fmt::format(
+                   : f8::format(
                          "modelled, outside the {} measured shapes, give or take {:.0f} %; "
                          "nearest {}",
                          points_.size(), off, names);

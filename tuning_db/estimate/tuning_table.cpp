@@ -22,30 +22,30 @@ constexpr SealedKind kKind = {.magic = "float8-table",
 constexpr double kMaxDistance = 3.0;
 
 std::string linear_key(const LinearSpeedup& s) {
-  return fmt::format("{} {} {}", s.recipe, to_string(s.shape), s.device);
+  return f8::format("{} {} {}", s.recipe, to_string(s.shape), s.device);
 }
 
 std::string record(const TableDevice& d) {
-  return fmt::format("device {} {} {} {} {} {} {} {} {}\n", d.cc, d.sm_count, d.l2_bytes,
-                     d.mem_bytes, d.mem_clock_mhz, d.sm_clock_max_mhz, d.power_limit_w,
-                     d.mig ? 1 : 0, d.name);
+  return f8::format("device {} {} {} {} {} {} {} {} {}\n", d.cc, d.sm_count, d.l2_bytes,
+                    d.mem_bytes, d.mem_clock_mhz, d.sm_clock_max_mhz, d.power_limit_w,
+                    d.mig ? 1 : 0, d.name);
 }
 
 std::string record(const KernelChoice& c) {
-  return fmt::format("kernel {} {} {} {}\n", c.problem.key(), to_string(c.provider), c.config,
-                     c.median_ns);
+  return f8::format("kernel {} {} {} {}\n", c.problem.key(), to_string(c.provider), c.config,
+                    c.median_ns);
 }
 
 std::string record(const LinearSpeedup& s) {
-  return fmt::format("linear {} {} {} {} {} {} {} {}\n", linear_key(s), s.speedup, s.lo, s.hi,
-                     s.bf16_ns, s.source, s.date, s.trial);
+  return f8::format("linear {} {} {} {} {} {} {} {}\n", linear_key(s), s.speedup, s.lo, s.hi,
+                    s.bf16_ns, s.source, s.date, s.trial);
 }
 
 // All that the hash covers.
 std::string body(const TuningTable& table) {
   std::string text = first_line(kKind);
   for (const TableDevice& device : table.devices) text += record(device);
-  for (const std::string& source : table.sources) text += fmt::format("source {}\n", source);
+  for (const std::string& source : table.sources) text += f8::format("source {}\n", source);
   for (const KernelChoice& choice : table.choices()) text += record(choice);
   for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
   return text;

@@ -43,9 +43,9 @@ TEST_F(CublasLtTest, Fp8EveryGemmAndScaleMode) {
           F8_ASSERT_OK(plan);
           const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));
           for (const int64_t m : {shape.m, int64_t{17}}) {
-            SCOPED_TRACE(fmt::format("{} {} {}.{} {} m={}", to_string(gemm), to_string(scale),
-                                     to_string(type_a), to_string(type_b),
-                                     fast ? "fast" : "precise", m));
+            SCOPED_TRACE(f8::format("{} {} {}.{} {} m={}", to_string(gemm), to_string(scale),
+                                    to_string(type_a), to_string(type_b), fast ? "fast" : "precise",
+                                    m));
             const Shape own = gemm_shape({m, shape.n, shape.k}, gemm);
             const GemmOperands x(context(), own, type_a, type_b, scale, 3);
             const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
@@ -74,7 +74,7 @@ TEST_P(CublasLtBlockTest, WhatIsOfferedIsRight) {
   for (const Shape own : {Shape{1024, 1024, 1024}, Shape{1024, 1536, 640}, Shape{1000, 592, 768},
                           Shape{1000, 592, 272}, Shape{17, 592, 768}}) {
     for (const Dtype d_type : {Dtype::kBf16, Dtype::kF32}) {
-      SCOPED_TRACE(fmt::format("shape {} into {}", to_string(own), to_string(d_type)));
+      SCOPED_TRACE(f8::format("shape {} into {}", to_string(own), to_string(d_type)));
       const GemmDesc desc{.shape = own, .d = d_type, .scale = GetParam(), .fast = false};
       const auto offered = cublaslt_heuristics(context(), desc);
       F8_ASSERT_OK(offered);
@@ -110,7 +110,7 @@ TEST_F(CublasLtTest, Bf16EveryGemm) {
     const auto check = [&](Gemm gemm, const DeviceBuffer& a, const DeviceBuffer& b,
                            const std::vector<double>& expected) {
       for (const Dtype d_type : {Dtype::kBf16, Dtype::kF32}) {
-        SCOPED_TRACE(fmt::format("{} m={} {}", to_string(gemm), m, to_string(d_type)));
+        SCOPED_TRACE(f8::format("{} m={} {}", to_string(gemm), m, to_string(d_type)));
         const GemmDesc desc{.gemm = gemm,
                             .shape = shape,
                             .a = Dtype::kBf16,
@@ -143,7 +143,7 @@ TEST_F(CublasLtTest, EveryHeuristicOffered) {
   const GemmOperands x(context(), desc.shape, desc.a, desc.b, desc.scale, 3);
   const auto expected = reference::matmul(x.sampled_a(16), x.b);
   for (int i = 0; i < *offered; ++i) {
-    SCOPED_TRACE(fmt::format("h{}", i));
+    SCOPED_TRACE(f8::format("h{}", i));
     const auto plan = GemmPlan::create(context_, desc, heuristic(i));
     F8_ASSERT_OK(plan);
     const DeviceBuffer workspace(context(), std::max<size_t>((*plan)->workspace_bytes(), 16));

@@ -19,8 +19,8 @@ struct Variant {
 };
 
 std::string text(const Variant& v) {
-  return fmt::format("{} {} {} {}", v.config, to_string(v.scale), v.fast ? "fast" : "precise",
-                     to_string(v.d));
+  return f8::format("{} {} {} {}", v.config, to_string(v.scale), v.fast ? "fast" : "precise",
+                    to_string(v.d));
 }
 
 class GemmEpilogueTest : public GpuTest {
@@ -85,7 +85,7 @@ TEST_F(GemmEpilogueTest, SplitContractions) {
                           {401, 592, 720}, {64, 256, 4096}, {300, 64, 8208}, {1410, 1168, 400}};
   for (const Variant& v : variants) {
     for (const Shape& own : shapes) {
-      SCOPED_TRACE(fmt::format("{} shape {} seed 7", text(v), to_string(own)));
+      SCOPED_TRACE(f8::format("{} shape {} seed 7", text(v), to_string(own)));
       const GemmDesc desc = describe(v, own);
       const auto gemm = plan(desc, v.config);
       ASSERT_NE(gemm, nullptr);
@@ -105,8 +105,8 @@ TEST_F(GemmEpilogueTest, OneScaleForOneOperand) {
        {"128x256s4c2x1w2g8", "128x128s5c1x2w2pg8", "64x256s4c1x1k2w1g8", "64x64s6c1x1w1g8"}) {
     for (const bool fast : {true, false}) {
       for (const bool scalar_a : {true, false}) {
-        SCOPED_TRACE(fmt::format("{} {} the tensor's scale for {}", config,
-                                 fast ? "fast" : "precise", scalar_a ? 'a' : 'b'));
+        SCOPED_TRACE(f8::format("{} {} the tensor's scale for {}", config,
+                                fast ? "fast" : "precise", scalar_a ? 'a' : 'b'));
         GemmDesc desc{.shape = kOdd, .scale = ScaleMode::kAxis, .fast = fast};
         desc.scalar_a = scalar_a;
         desc.scalar_b = !scalar_a;

@@ -77,9 +77,9 @@ INSTANTIATE_TEST_SUITE_P(Configurations, GroupedGemmTest,
                                            Case{"128x192s5c2x1w2g8", ScaleMode::kBlock1x128,
                                                 false}),
                          [](const auto& suite) {
-                           return fmt::format("{}_{}_{}", suite.param.config,
-                                              to_string(suite.param.scale),
-                                              suite.param.fast ? "fast" : "precise");
+                           return f8::format("{}_{}_{}", suite.param.config,
+                                             to_string(suite.param.scale),
+                                             suite.param.fast ? "fast" : "precise");
                          });
 
 // Products of like and of very different size, fewer tiles than SMs and many more, a first product
@@ -92,7 +92,7 @@ TEST_P(GroupedGemmTest, EachIsItself) {
         std::pair{Shape{512, 2112, 2048}, int64_t{512}},
         std::pair{Shape{2112, 2048, 272}, int64_t{2111}},
         std::pair{Shape{4224, 128, 4224}, int64_t{129}}}) {
-    SCOPED_TRACE(fmt::format("planned for {}, called with m={}", to_string(shape), m));
+    SCOPED_TRACE(f8::format("planned for {}, called with m={}", to_string(shape), m));
     check(shape, m);
     if (HasFailure()) return;
   }

@@ -41,8 +41,8 @@ std::vector<codegen::GemmSpec> specs() {
 
 std::string name(const ::testing::TestParamInfo<codegen::GemmSpec>& suite) {
   const codegen::GemmSpec& s = suite.param;
-  return fmt::format("{}_{}_{}_{}_{}{}", to_string(s.a), to_string(s.b), to_string(s.d),
-                     to_string(s.scale), s.fast ? "fast" : "precise", s.pow2 ? "_pow2" : "");
+  return f8::format("{}_{}_{}_{}_{}{}", to_string(s.a), to_string(s.b), to_string(s.d),
+                    to_string(s.scale), s.fast ? "fast" : "precise", s.pow2 ? "_pow2" : "");
 }
 INSTANTIATE_TEST_SUITE_P(Specs, GemmConfigTest, ::testing::ValuesIn(specs()), name);
 
@@ -60,8 +60,8 @@ TEST_P(GemmConfigTest, EveryCandidate) {
   const uint64_t seed = 11;
   const GemmOperands x(context(), own, GetParam().a, GetParam().b, GetParam().scale, seed, false,
                        false, GetParam().pow2);
-  const std::string which = fmt::format("{}{}{}{}", to_string(x.a.dtype), to_string(x.b.dtype),
-                                        to_string(GetParam().scale), GetParam().pow2);
+  const std::string which = f8::format("{}{}{}{}", to_string(x.a.dtype), to_string(x.b.dtype),
+                                       to_string(GetParam().scale), GetParam().pow2);
   const auto& expected = product(x, which);
   const DeviceBuffer d(context(), expected.size() * size_bytes(GetParam().d));
   const auto candidates = codegen::gemm_candidates(GetParam());
@@ -82,8 +82,8 @@ TEST_P(GemmConfigTest, EveryCandidate) {
   for (const auto& config : candidates) {
     codegen::GemmSpec spec = GetParam();
     spec.config = config;
-    SCOPED_TRACE(fmt::format("{} config {} shape {} seed {}", codegen::key(spec),
-                             codegen::key(config), to_string(own), seed));
+    SCOPED_TRACE(f8::format("{} config {} shape {} seed {}", codegen::key(spec),
+                            codegen::key(config), to_string(own), seed));
     GemmDesc desc{.gemm = Gemm::kOutput,
                   .shape = own,
                   .a = spec.a,
@@ -130,9 +130,9 @@ class GemmShapeTest : public GpuTestWith<int64_t> {
     F8_ASSERT_OK(plan);
     const Shape own = gemm_shape({m, linear.n, linear.k}, gemm);
     const uint64_t seed = static_cast<uint64_t>(own.m * 31 + own.n * 7 + own.k);
-    SCOPED_TRACE(fmt::format("{} {} {} {} {} called with m={} config {} seed {}", to_string(gemm),
-                             to_string(linear), fast ? "fast" : "precise", to_string(scale),
-                             to_string(d_type), m, config_text(*choice), seed));
+    SCOPED_TRACE(f8::format("{} {} {} {} {} called with m={} config {} seed {}", to_string(gemm),
+                            to_string(linear), fast ? "fast" : "precise", to_string(scale),
+                            to_string(d_type), m, config_text(*choice), seed));
     const GemmOperands x(context(), own, desc.a, desc.b, scale, seed);
     const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * size_bytes(d_type));
     F8_ASSERT_OK((*plan)->run(x.call(d, m), nullptr, nullptr));

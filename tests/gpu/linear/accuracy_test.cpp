@@ -17,7 +17,7 @@ class AccuracyTest : public GpuTestWith<const char*> {
     if (!IsSkipped()) skip_without_library(GetParam());
   }
   void report(const std::string& name, double db) {
-    RecordProperty(name, fmt::format("{:.2f}", db));
+    RecordProperty(name, f8::format("{:.2f}", db));
   }
 };
 INSTANTIATE_TEST_SUITE_P(Recipes, AccuracyTest, ::testing::ValuesIn(kRecipes),
@@ -30,7 +30,7 @@ TEST_P(AccuracyTest, AgainstHighPrecision) {
   for (const auto& [name, distribution] :
        {std::pair{"normal", reference::Distribution::kNormal},
         std::pair{"outliers", reference::Distribution::kOutliers}}) {
-    SCOPED_TRACE(fmt::format("{} {} x {} seed 21", GetParam(), to_string(shape), name));
+    SCOPED_TRACE(f8::format("{} {} x {} seed 21", GetParam(), to_string(shape), name));
     const Tensors t(context(), **linear, shape.m, 21, distribution);
     F8_ASSERT_OK((*linear)->forward(t.forward(), t.workspace.as(), nullptr));
     F8_ASSERT_OK((*linear)->backward(t.backward(), t.workspace.as(), nullptr));
@@ -39,9 +39,9 @@ TEST_P(AccuracyTest, AgainstHighPrecision) {
     const double dx = reference::sqnr_db(reference::matmul(t.dy, transpose(t.w)), t.dx.bf16());
     const double dw =
         reference::sqnr_db(reference::matmul(transpose(t.dy), transpose(t.x)), t.dw.bf16());
-    report(fmt::format("y_db_{}", name), y);
-    report(fmt::format("dx_db_{}", name), dx);
-    report(fmt::format("dw_db_{}", name), dw);
+    report(f8::format("y_db_{}", name), y);
+    report(f8::format("dx_db_{}", name), dx);
+    report(f8::format("dw_db_{}", name), dw);
     EXPECT_GE(y, kForwardDb);
     EXPECT_GE(dx, kGradientDb);
     EXPECT_GE(dw, kGradientDb);
@@ -63,8 +63,8 @@ TEST_F(GpuTest, AccuracyOfAccumulation) {
       const int64_t step = 8;
       const double error = reference::relative_error(reference::matmul(x.sampled_a(step), x.b),
                                                      sampled_rows(d.bf16(), own.n, step));
-      const std::string name = fmt::format("{}_k{}", fast ? "fast" : "precise", k);
-      RecordProperty(name, fmt::format("{:.2e}", error));
+      const std::string name = f8::format("{}_k{}", fast ? "fast" : "precise", k);
+      RecordProperty(name, f8::format("{:.2e}", error));
       EXPECT_LE(error, fast ? kFastBound : kPreciseBound) << name;
     }
   }

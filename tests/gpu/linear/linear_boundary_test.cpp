@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LinearBoundaryTest, ::testing::ValuesIn(kRecip
 TEST_P(LinearBoundaryTest, EachTypeIsLikeTheReference) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const bool add : {false, true}) {
-      SCOPED_TRACE(fmt::format("{} {}{}", GetParam(), to_string(type), add ? " bias" : ""));
+      SCOPED_TRACE(f8::format("{} {}{}", GetParam(), to_string(type), add ? " bias" : ""));
       LinearDesc desc = describe(GetParam(), {300, 208, 592});
       desc.tensor_dtype = desc.grad_weight_dtype = type;
       desc.bias = add;
@@ -132,7 +132,7 @@ TEST_P(LinearBoundaryTest, RowsApartGiveTheSame) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const Shape shape :
          {Shape{300, 208, 592}, by_device<Shape>({2100, 1040, 1168}, {4200, 16, 48})}) {
-      SCOPED_TRACE(fmt::format("{} {} {}", GetParam(), to_string(type), to_string(shape)));
+      SCOPED_TRACE(f8::format("{} {} {}", GetParam(), to_string(type), to_string(shape)));
       LinearDesc desc = describe(GetParam(), shape);
       desc.tensor_dtype = desc.grad_weight_dtype = type;
       const auto linear = Linear::plan(context_, desc);

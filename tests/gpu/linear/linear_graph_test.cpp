@@ -97,7 +97,7 @@ TEST_P(LinearGraphTest, LayoutsAlternateOnOneWorkspace) {
     }
     graph.replay();
     for (const Call& call : calls) {
-      SCOPED_TRACE(fmt::format("{} m={}", to_string(call.linear->desc().shape), call.tensors->m));
+      SCOPED_TRACE(f8::format("{} m={}", to_string(call.linear->desc().shape), call.tensors->m));
       EXPECT_EQ(results(*call.tensors), call.alone[changed ? 1 : 0]);
       call.tensors->expect_whole_guards();
     }

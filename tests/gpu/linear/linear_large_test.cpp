@@ -26,7 +26,7 @@ TEST_F(GpuTest, LargeRowwiseLinears) {
        {Case{by_device<Shape>({4200, 2304, 2048}, {4200, 48, 32}), 4200, false},
         Case{by_device<Shape>({16384, 256, 256}, {16384, 16, 16}), 16384, true},
         Case{by_device<Shape>({16384, 256, 256}, {16384, 16, 16}), 78 * 128, false}}) {
-    SCOPED_TRACE(fmt::format("{} called with m={}", to_string(shape), m));
+    SCOPED_TRACE(f8::format("{} called with m={}", to_string(shape), m));
     const auto planned = Linear::plan(two_launches, describe("rowwise", shape));
     F8_ASSERT_OK(planned);
     const Linear& linear = **planned;

@@ -32,7 +32,7 @@ constexpr Shape kShapes[] = {{300, 208, 592}, {2100, 1040, 1168}, {70000, 272, 1
 TEST_P(LinearOptionsTest, BiasGradientsAreTheReferencesBits) {
   for (const Shape shape : kShapes) {
     for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-      SCOPED_TRACE(fmt::format("{} {} {}", GetParam(), to_string(shape), to_string(type)));
+      SCOPED_TRACE(f8::format("{} {} {}", GetParam(), to_string(shape), to_string(type)));
       LinearDesc desc = describe(GetParam(), shape);
       desc.bias_grad = true;
       desc.bias_grad_dtype = type;
@@ -70,7 +70,7 @@ TEST_P(LinearOptionsTest, BiasGradientsAreTheReferencesBits) {
 // Whatever else a plan does for the bias, its other results are the same bits.
 TEST_P(LinearOptionsTest, OptionsChangeNoOtherResult) {
   for (const Shape shape : {kShapes[0], kShapes[1]}) {
-    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     const auto plain = plan(desc);
     desc.bias_grad = desc.count = desc.weight_flag = true;
@@ -90,7 +90,7 @@ TEST_P(LinearOptionsTest, OptionsChangeNoOtherResult) {
 
 TEST_P(LinearOptionsTest, HoldingKeepsResultsFinite) {
   for (const Shape shape : {kShapes[0], kShapes[1]}) {
-    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     desc.non_finite = NonFinite::kHold;
     const auto linear = plan(desc);
@@ -117,7 +117,7 @@ TEST_P(LinearOptionsTest, HoldingKeepsResultsFinite) {
 
 TEST_P(LinearOptionsTest, CountersAreTheReferences) {
   for (const Shape shape : {kShapes[0], kShapes[1]}) {
-    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     desc.count = true;
     desc.non_finite = NonFinite::kHold;
@@ -173,7 +173,7 @@ TEST_P(LinearOptionsTest, CountersAreTheReferences) {
 // again once it is invalidated.
 TEST_P(LinearOptionsTest, AValidWeightIsNotCastAgainInAGraph) {
   for (const Shape shape : {kShapes[0], kShapes[1]}) {
-    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     desc.weight_flag = true;
     const auto linear = plan(desc);

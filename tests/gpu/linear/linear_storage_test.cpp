@@ -14,7 +14,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LinearStorageTest, ::testing::ValuesIn(kRecipe
 TEST_P(LinearStorageTest, RecomputingGivesTheSame) {
   for (const Shape shape :
        {Shape{300, 208, 592}, by_device<Shape>({2100, 1040, 1168}, {4200, 16, 48})}) {
-    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     const auto keeps = Linear::plan(context_, desc);
     F8_ASSERT_OK(keeps);
@@ -53,7 +53,7 @@ TEST_P(LinearStorageTest, MasterWeightsGoIntoTheCacheAtOnce) {
   const Recipe recipe = find_recipe(GetParam()).value();
   for (const Shape shape :
        {Shape{300, 208, 592}, by_device<Shape>({2100, 1040, 1168}, {4200, 16, 48})}) {
-    SCOPED_TRACE(fmt::format("{} {}", GetParam(), to_string(shape)));
+    SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));
     LinearDesc desc = describe(GetParam(), shape);
     const auto plain = Linear::plan(context_, desc);
     F8_ASSERT_OK(plain);

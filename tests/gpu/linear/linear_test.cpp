@@ -39,8 +39,8 @@ TEST_P(LinearTest, LikeTheReference) {
                                  Case{{1000, 48, 2064}, 999},      // narrow
                                  Case{{4095, 128, 144}, 4095}}) {  // a long contraction for dw
     const uint64_t seed = static_cast<uint64_t>(shape.m + m);
-    SCOPED_TRACE(fmt::format("linear/{} {} called with m={} seed {}", GetParam(), to_string(shape),
-                             m, seed));
+    SCOPED_TRACE(
+        f8::format("linear/{} {} called with m={} seed {}", GetParam(), to_string(shape), m, seed));
     const auto linear = plan(describe(GetParam(), shape));
     ASSERT_NE(linear, nullptr);
     Tensors t(context(), *linear, m, seed);

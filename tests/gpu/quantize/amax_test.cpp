@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Over, AmaxTest,
                          });
 
 TEST_P(AmaxTest, BitwiseLikeTheReference) {
-  const std::string key = fmt::format("amax/bf16/{}", GetParam());
+  const std::string key = f8::format("amax/bf16/{}", GetParam());
   const auto spec = std::get<codegen::AmaxSpec>(codegen::parse_kernel_spec(key).value());
   const auto kernel = context().kernel(spec);
   F8_ASSERT_OK(kernel);
@@ -59,8 +59,8 @@ TEST_P(AmaxTest, BitwiseLikeTheReference) {
     for (const int64_t cols : {16, 48, 2064}) {
       for (const Data data : {Data::kOutliers, Data::kTiny, Data::kNonFinite, Data::kHuge}) {
         const uint64_t seed = static_cast<uint64_t>(rows * 10000 + cols);
-        SCOPED_TRACE(fmt::format("{} rows {} cols {} data {} seed {}", key, rows, cols,
-                                 static_cast<int>(data), seed));
+        SCOPED_TRACE(f8::format("{} rows {} cols {} data {} seed {}", key, rows, cols,
+                                static_cast<int>(data), seed));
         const auto x = make_data(data, rows, cols, seed);
         const auto dx = to_device(context(), x);
         const int32_t count = amax_partials(rows, cols, context().device().sm_count);
@@ -112,7 +112,7 @@ TEST_P(AmaxTest, BitwiseLikeTheReference) {
 
 // Two matrices of different sizes in one launch, with row strides above their width.
 TEST_P(AmaxTest, SeveralStridedMatricesInOneLaunch) {
-  const std::string key = fmt::format("amax/bf16/{}", GetParam());
+  const std::string key = f8::format("amax/bf16/{}", GetParam());
   const auto spec = std::get<codegen::AmaxSpec>(codegen::parse_kernel_spec(key).value());
   const auto kernel = context().kernel(spec);
   F8_ASSERT_OK(kernel);
@@ -150,7 +150,7 @@ TEST_P(AmaxTest, SeveralStridedMatricesInOneLaunch) {
   args.tensors[1].ld = 288;
   F8_ASSERT_OK(launch_amax(driver(), **kernel, args, true, nullptr));
   for (const One* one : {&first, &second}) {
-    SCOPED_TRACE(fmt::format("{} matrix {}", key, one == &first ? 0 : 1));
+    SCOPED_TRACE(f8::format("{} matrix {}", key, one == &first ? 0 : 1));
     if (spec.tensor) {
       const auto words = one->partials.download<uint32_t>();
       EXPECT_EQ(*std::ranges::max_element(words),

@@ -177,19 +177,19 @@ std::vector<codegen::CastSpec> specs() {
         for (const char* copies : {"q+qt", "q", "qt"}) {
           const bool plain = type == std::string_view("e4m3") && *pow2 == 0;
           if (!plain && copies != std::string_view("q+qt")) continue;
-          add(fmt::format("cast/bf16.{}/{}/{}{}", type, scale, copies, pow2));
+          add(f8::format("cast/bf16.{}/{}/{}{}", type, scale, copies, pow2));
         }
       }
     }
   }
   for (const char* scales : {"axis+tensor", "tensor+axis", "delayed+axis", "axis+delayed",
                              "block1x128+axis", "tensor+block128x128", "block128x128+block1x128"}) {
-    add(fmt::format("cast/bf16.e4m3/{}/q+qt/pow2", scales));
+    add(f8::format("cast/bf16.e4m3/{}/q+qt/pow2", scales));
   }
   for (const char* kernel :
        {"bf16.e4m3/tensor/q+qt", "bf16.e5m2/tensor/q", "bf16.e4m3/axis/q+qt", "bf16.e5m2/axis/qt",
         "bf16.e4m3/axis+tensor/q+qt/pow2", "bf16.e4m3/axis/q", "bf16.e5m2/axis/q/pow2"}) {
-    add(fmt::format("quantize/{}", kernel));
+    add(f8::format("quantize/{}", kernel));
   }
   return out;
 }
@@ -243,8 +243,8 @@ TEST_P(CastTest, BitwiseLikeTheReference) {
         const bool large = rows * cols > 200'000;
         if (large && (data != Data::kOutliers || !GetParam().q || !GetParam().qt)) continue;
         const uint64_t seed = static_cast<uint64_t>(rows * 10000 + cols);
-        SCOPED_TRACE(fmt::format("{} rows {} cols {} data {} seed {}", codegen::key(GetParam()),
-                                 rows, cols, static_cast<int>(data), seed));
+        SCOPED_TRACE(f8::format("{} rows {} cols {} data {} seed {}", codegen::key(GetParam()),
+                                rows, cols, static_cast<int>(data), seed));
         const auto x = make_data(data, rows, cols, seed);
         const Quantized device(context(), GetParam(), x);
         run({&device.operand, 1});
@@ -265,7 +265,7 @@ TEST_P(RowsCastTest, RowsOfAnyLength) {
                                    {5, 16384},
                                    {3, 16400},
                                    {2, 40016}}) {
-    SCOPED_TRACE(fmt::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
+    SCOPED_TRACE(f8::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
     for (const Data data : {Data::kOutliers, Data::kNonFinite}) {
       const auto x = make_data(data, rows, cols, 7);
       const Quantized device(context(), GetParam(), x);
@@ -301,7 +301,7 @@ TEST_P(LinesCastTest, ByLinesTheSameAsByWords) {
                                    {1000, 2064},
                                    {79 * 128 - 1, 112},
                                    {200, 78 * 128 - 16}}) {
-    SCOPED_TRACE(fmt::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
+    SCOPED_TRACE(f8::format("{} rows {} cols {}", codegen::key(GetParam()), rows, cols));
     ASSERT_TRUE(fits_tile_amax(*before, rows, cols));
     const bool tiny = rows * cols < 200'000;
     const auto x = make_data(tiny ? Data::kNonFinite : Data::kOutliers, rows, cols, 1);
@@ -354,8 +354,8 @@ TEST_P(TilesCastTest, TwoTilesOfABlock) {
                                          {{3968, 4000}},
                                          {{4000, 3968}},
                                          {{1, 16}, {3000, 3008}, {129, 272}, {260, 400}}}) {
-    SCOPED_TRACE(fmt::format("{} of {} x {} and {} more", codegen::key(GetParam()), sizes[0].first,
-                             sizes[0].second, sizes.size() - 1));
+    SCOPED_TRACE(f8::format("{} of {} x {} and {} more", codegen::key(GetParam()), sizes[0].first,
+                            sizes[0].second, sizes.size() - 1));
     std::vector<std::unique_ptr<Quantized>> one;
     std::vector<std::unique_ptr<Quantized>> two;
     std::vector<QuantizeOperand> by_one;
@@ -428,8 +428,8 @@ TEST_P(ListCastTest, AListOfMatrices) {
   }
   EXPECT_TRUE(workspace.guards_are_whole());
   for (size_t i = 0; i < devices.size(); ++i) {
-    SCOPED_TRACE(fmt::format("{} matrix {}, {} x {}", codegen::key(GetParam()), i, sizes[i].rows,
-                             sizes[i].cols));
+    SCOPED_TRACE(f8::format("{} matrix {}, {} x {}", codegen::key(GetParam()), i, sizes[i].rows,
+                            sizes[i].cols));
     expect_like_reference(GetParam(), matrices[i], *devices[i]);
     if (HasFailure()) return;
   }

@@ -30,8 +30,8 @@ class EnvironmentTest : public ::testing::Test {
 
   [[noreturn]] static void print_and_exit() {
     const Environment& env = environment();
-    fmt::print(stderr, "cache={} db={} log={}\n", env.cache_dir.string(), env.db.string(),
-               env.log_level);
+    f8::print(stderr, "cache={} db={} log={}\n", env.cache_dir.string(), env.db.string(),
+              env.log_level);
     std::exit(0);
   }
   [[noreturn]] static void log_and_exit() {
@@ -90,7 +90,7 @@ TEST_F(EnvironmentDeathTest, LogShowsItsLevelAndAbove) {
 TEST(Log, AnInstalledSinkTakesEveryMessage) {
   std::vector<std::string> seen;
   set_log_sink([&seen](LogLevel level, std::string_view message) {
-    seen.push_back(fmt::format("{} {}", static_cast<int>(level), message));
+    seen.push_back(f8::format("{} {}", static_cast<int>(level), message));
   });
   log_info("one {}", 1);
   log_warning("two");

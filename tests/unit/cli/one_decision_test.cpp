@@ -24,7 +24,7 @@ std::vector<NamedLinear> grid() {
   std::vector<NamedLinear> layers;
   for (const int64_t k : {16, 1024, 1536, 4096, 8192, 14336, 57344}) {
     for (const int64_t n : {16, 1024, 4096, 5120, 28672}) {
-      layers.push_back({fmt::format("layers.{}.w", layers.size()), k, n, 1});
+      layers.push_back({f8::format("layers.{}.w", layers.size()), k, n, 1});
     }
   }
   layers.push_back({"head", 4096, 4096, 1});
@@ -86,8 +86,8 @@ class OneDecision : public ::testing::Test {
     for (size_t i = 0; i < layers_.size(); ++i) {
       const auto verdict = model.value().verdict(i).value();
       const json& d = decisions[i];
-      SCOPED_TRACE(fmt::format("{} m={} {}", options.recipe.settings().value().name, options.tokens,
-                               d.dump()));
+      SCOPED_TRACE(f8::format("{} m={} {}", options.recipe.settings().value().name, options.tokens,
+                              d.dump()));
       EXPECT_EQ(verdict.name, d["fqn"].get<std::string>());
       EXPECT_EQ(verdict.linear.has_value(), d["convert"].get<bool>());
       EXPECT_EQ(verdict.reason, prefix + d["reason"].get<std::string>());
@@ -146,7 +146,7 @@ TEST_F(OneDecision, UnderTorchaosRuleWithAndWithoutTheFlag) {
       if (flag) names.emplace_back("auto_filter_small_kn");
       const json result = ask_tool(
           recipe, 8192,
-          {"--policy", "torchao", "--filter-fqns", fmt::format("{}", fmt::join(names, ","))});
+          {"--policy", "torchao", "--filter-fqns", f8::format("{}", fmt::join(names, ","))});
       float8::ModelOptions options = options_of(recipe, 8192, names);
       options.policy = FLOAT8_FILTER_TORCHAO;
       expect_same(result["decisions"], options);
@@ -160,7 +160,7 @@ TEST_F(OneDecision, FromADatabaseOfTheUsersExportedAsATable) {
   const auto hash = context_->load_table(tool_.path() / "table");
   ASSERT_TRUE(hash) << hash.error().message;
   const auto own = tool_.json({"db", "info", "--db", "my.db"})["table_hash"].get<std::string>();
-  EXPECT_EQ(fmt::format("{:016x}", hash.value()), own.substr(0, 16));
+  EXPECT_EQ(f8::format("{:016x}", hash.value()), own.substr(0, 16));
   for (const char* recipe : {"rowwise", "tensorwise"}) {
     for (const int64_t m : {512, 4096, 8192, 20000}) {
       const json result = ask_tool(recipe, m, {"--db", "my.db"});

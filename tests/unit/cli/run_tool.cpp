@@ -1,7 +1,6 @@
 #include "tests/unit/cli/run_tool.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -10,6 +9,8 @@
 
 #include <algorithm>
 #include <array>
+
+#include "base/format.hpp"
 
 namespace f8::testing {
 namespace {
@@ -92,7 +93,7 @@ Outcome Tool::operator()(const std::vector<std::string>& arguments) const {
 nlohmann::json Tool::json(std::vector<std::string> arguments) const {
   arguments.emplace_back("--json");
   const Outcome outcome = (*this)(arguments);
-  EXPECT_EQ(outcome.code, 0) << fmt::format("{}\n{}", fmt::join(arguments, " "), outcome.err);
+  EXPECT_EQ(outcome.code, 0) << f8::format("{}\n{}", fmt::join(arguments, " "), outcome.err);
   return outcome.json();
 }
 
@@ -104,15 +105,15 @@ std::map<std::string, std::string> Tool::contents() const {
     std::error_code error;
     files[entry.path().string()] =
         entry.is_directory() ? "folder"
-                             : fmt::format("{} {}", entry.file_size(error),
-                                           entry.last_write_time(error).time_since_epoch().count());
+                             : f8::format("{} {}", entry.file_size(error),
+                                          entry.last_write_time(error).time_since_epoch().count());
   }
   return files;
 }
 
 void Tool::expect_refused(int code, const std::vector<std::string>& arguments,
                           const std::vector<std::string>& parts) const {
-  SCOPED_TRACE(fmt::format("float8-tune {}", fmt::join(arguments, " ")));
+  SCOPED_TRACE(f8::format("float8-tune {}", fmt::join(arguments, " ")));
   const auto before = contents();
   const Outcome outcome = (*this)(arguments);
   EXPECT_EQ(outcome.code, code) << outcome.err;

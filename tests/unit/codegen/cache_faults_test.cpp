@@ -199,9 +199,9 @@ TEST(CacheDirectory, OldTemporariesOfDeadProcessesGo) {
     fs::last_write_time(directory / name, fs::file_time_type::clock::now() - age);
     return directory / name;
   };
-  const fs::path old = make(fmt::format("tmp.{}.AAAAAA", dead), std::chrono::minutes(61));
-  const fs::path young = make(fmt::format("tmp.{}.BBBBBB", dead), std::chrono::minutes(5));
-  const fs::path alive = make(fmt::format("tmp.{}.CCCCCC", ::getpid()), std::chrono::minutes(61));
+  const fs::path old = make(f8::format("tmp.{}.AAAAAA", dead), std::chrono::minutes(61));
+  const fs::path young = make(f8::format("tmp.{}.BBBBBB", dead), std::chrono::minutes(5));
+  const fs::path alive = make(f8::format("tmp.{}.CCCCCC", ::getpid()), std::chrono::minutes(61));
   const fs::path not_ours = make("tmp.notes", std::chrono::minutes(61));
   EXPECT_EQ(open_error(directory), "opened");
   EXPECT_FALSE(fs::exists(old));
@@ -226,8 +226,8 @@ std::string use_read_only(const fs::path& directory) {
     if (!compiled) return compiled.error().message;
     if ((*compiled)->image != test_cubin(test_kernel(i)).image) return "another image";
   }
-  if (*compiler.count != 2) return fmt::format("{} compiles", *compiler.count);
-  if (log.warnings().size() != 1) return fmt::format("{} warnings", log.warnings().size());
+  if (*compiler.count != 2) return f8::format("{} compiles", *compiler.count);
+  if (log.warnings().size() != 1) return f8::format("{} warnings", log.warnings().size());
   if (!contains(log.warnings()[0], directory.string())) return log.warnings()[0];
   return "";
 }
@@ -276,8 +276,8 @@ std::string use_full_disk(const fs::path& directory) {
     if (!kernel) return kernel.error().message;
     if ((*kernel)->image != test_cubin(test_kernel(i)).image) return "another image";
   }
-  if (*compiler.count != 2) return fmt::format("{} compiles, kernel 0 was there", *compiler.count);
-  if (log.warnings().size() != 1) return fmt::format("{} warnings", log.warnings().size());
+  if (*compiler.count != 2) return f8::format("{} compiles, kernel 0 was there", *compiler.count);
+  if (log.warnings().size() != 1) return f8::format("{} warnings", log.warnings().size());
   if (!contains(log.warnings()[0], "File too large")) return log.warnings()[0];
   if (temporaries_in(directory) != 0) return "a temporary directory was left";
 

@@ -208,8 +208,8 @@ TEST_F(CacheProcesses, TheSecondStartTakesAtMost50Milliseconds) {
     ASSERT_GT(ms, 0);
     best_ms = std::min(best_ms, ms);
   }
-  RecordProperty("start_ms", fmt::format("{:.1f}", best_ms));
-  fmt::print("{} kernels from the cache in a fresh process: {:.1f} ms\n", kKernels, best_ms);
+  RecordProperty("start_ms", f8::format("{:.1f}", best_ms));
+  f8::print("{} kernels from the cache in a fresh process: {:.1f} ms\n", kKernels, best_ms);
   EXPECT_LE(best_ms, kStartLimitMs);
 }
 

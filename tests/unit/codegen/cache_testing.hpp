@@ -38,9 +38,9 @@ class TempDirectory {
 };
 
 inline KernelSource test_kernel(int i = 0) {
-  return {fmt::format("test/kernel{}", i),
-          fmt::format("kernel{}", i),
-          fmt::format("extern \"C\" __global__ void kernel{}() {{}}\n", i),
+  return {f8::format("test/kernel{}", i),
+          f8::format("kernel{}", i),
+          f8::format("extern \"C\" __global__ void kernel{}() {{}}\n", i),
           {"--gpu-architecture=sm_90a", "--ptxas-options=-v"}};
 }
 
@@ -129,7 +129,7 @@ class Child {
     }
     int status = 0;
     ::waitpid(std::exchange(pid_, 0), &status, 0);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) text += fmt::format(" status {}", status);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) text += f8::format(" status {}", status);
     return text;
   }
 

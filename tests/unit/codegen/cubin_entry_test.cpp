@@ -53,7 +53,7 @@ TEST(Manifest, AnyChangedByteIsRefused) {
 
 // A sound checksum over a body that does not follow the grammar.
 std::string signed_manifest(std::string body) {
-  body += fmt::format("checksum {}\n", hash_hex(body));
+  body += f8::format("checksum {}\n", hash_hex(body));
   return body;
 }
 
@@ -71,7 +71,7 @@ TEST(Manifest, ASoundChecksumDoesNotExcuseTheRest) {
     const auto read = read_manifest(signed_manifest(changed), kKey, image_of(cubin));
     return read ? std::string("accepted") : read.error().message;
   };
-  const std::string log_bytes = fmt::format("log_bytes {}", cubin.log.size());
+  const std::string log_bytes = f8::format("log_bytes {}", cubin.log.size());
   EXPECT_NE(refused_with("registers 168", "registers many").find("registers"), std::string::npos);
   EXPECT_NE(refused_with("registers 168", "registers -1").find("registers"), std::string::npos);
   EXPECT_NE(refused_with("registers 168", "registers 99999999999").find("registers"),

@@ -129,7 +129,7 @@ TEST(Emit, HostAndTemplateCannotDisagree) {
     source.source.replace(at, c.text.size(), c.changed);
     const auto ptx = compile_to_ptx(source);
     ASSERT_FALSE(ptx) << c.key << ": " << c.changed;
-    EXPECT_NE(ptx.error().message.find(fmt::format("{} on the host", c.place)), std::string::npos)
+    EXPECT_NE(ptx.error().message.find(f8::format("{} on the host", c.place)), std::string::npos)
         << ptx.error().message;
   }
 }
@@ -169,10 +169,10 @@ std::set<std::string> tunable_kernels() {
                                 "found_inf"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
-      keys.insert(fmt::format("cast/bf16.{}/{}", kind, copies));
+      keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));
     }
     for (const char* kind : {"e4m3/axis", "e4m3/block1x128", "e4m3/block128x128"}) {
-      keys.insert(fmt::format("cast/bf16.{}/{}/pow2", kind, copies));
+      keys.insert(f8::format("cast/bf16.{}/{}/pow2", kind, copies));
     }
   }
   for (const char* recipe_name : {"tensorwise", "rowwise"}) {
@@ -193,7 +193,7 @@ std::set<std::string> tunable_kernels() {
     }
   }
   for (const char* tile : {"128x256s4c2x1w2", "256x128s4c2x1w2"}) {
-    keys.insert(fmt::format("gemm2/e4m3.e4m3.bf16/axis/precise/{}/+pow2", tile));
+    keys.insert(f8::format("gemm2/e4m3.e4m3.bf16/axis/precise/{}/+pow2", tile));
   }
   // One of each remaining mix of types and results.
   for (const char* types :
@@ -219,7 +219,7 @@ TEST(Emit, EveryTunableKernelCompilesWithoutSpills) {
       std::string failure;
       if (!cubin) failure = cubin.error().message;
       if (cubin && cubin->spill_bytes > 0)
-        failure = fmt::format("spills {} bytes", cubin->spill_bytes);
+        failure = f8::format("spills {} bytes", cubin->spill_bytes);
       if (failure.empty()) continue;
       const std::lock_guard lock(mutex);
       failures.push_back(keys[i] + ": " + failure);

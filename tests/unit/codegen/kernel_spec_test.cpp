@@ -194,7 +194,7 @@ TEST(KernelSpec, AResultIsStoredInWholeRowsOfItsTile) {
 TEST(KernelSpec, CandidatesKeepAWholeResultOf16BitsInBuffers) {
   for (const char* scale : {"tensor/fast", "axis/fast", "tensor/precise", "block128x128/precise"}) {
     auto spec = std::get<GemmSpec>(
-        parse_kernel_spec(fmt::format("gemm/e4m3.e4m3.bf16/{}/64x64s4c1x1w1", scale)).value());
+        parse_kernel_spec(f8::format("gemm/e4m3.e4m3.bf16/{}/64x64s4c1x1w1", scale)).value());
     for (const GemmConfig& config : gemm_candidates(spec)) {
       if (config.pingpong || config.split_k > 1) continue;  // hidden, or a part of it
       spec.config = config;

@@ -146,7 +146,7 @@ TEST(Nvrtc, ThreadsCompileAtOnce) {
     std::vector<std::jthread> threads;
     for (size_t i = 0; i < results.size(); ++i) {
       threads.emplace_back([&results, i] {
-        results[i] = compile(kernel(fmt::format(
+        results[i] = compile(kernel(f8::format(
             "extern \"C\" __global__ void k(float* p) {{ p[threadIdx.x] *= {}.0f; }}", i + 2)));
       });
     }

@@ -193,7 +193,7 @@ std::string shapes_text(std::string_view text) {
   const auto shapes = parse_shapes(text);
   if (!shapes) return shapes.error().message;
   std::string joined;
-  for (const Shape& s : *shapes) joined += fmt::format("{},{},{} ", s.m, s.n, s.k);
+  for (const Shape& s : *shapes) joined += f8::format("{},{},{} ", s.m, s.n, s.k);
   return joined;
 }
 

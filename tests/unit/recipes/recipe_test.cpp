@@ -18,8 +18,8 @@ std::string describe(const GemmSetting& g) {
   const auto cast = [](const CastSetting& c) -> std::string {
     constexpr const char* kScaling[] = {"disabled", "dynamic", "delayed"};
     constexpr const char* kGranularity[] = {"tensor", "axis", "1x128", "128x128"};
-    return fmt::format("{}.{}.{}{}", to_string(c.dtype), kScaling[static_cast<int>(c.scaling)],
-                       kGranularity[static_cast<int>(c.granularity)], c.pow2 ? ".pow2" : "");
+    return f8::format("{}.{}.{}{}", to_string(c.dtype), kScaling[static_cast<int>(c.scaling)],
+                      kGranularity[static_cast<int>(c.granularity)], c.pow2 ? ".pow2" : "");
   };
   return cast(g.a) + " " + cast(g.b) + (g.fast ? " fast" : "");
 }

@@ -82,7 +82,7 @@ TEST(Crash, KilledWhileCreatingLeavesNoHalfDatabase) {
   const TempFolder folder;
   std::mt19937 random(7);
   for (int i = 0; i < 20; ++i) {
-    const fs::path path = folder.path() / fmt::format("t{}.db", i);
+    const fs::path path = folder.path() / f8::format("t{}.db", i);
     const pid_t child = in_child([&] { return Database::open(path, OpenMode::kCreate) ? 0 : 1; });
     ASSERT_GE(child, 0);
     ::usleep(std::uniform_int_distribution<useconds_t>(0, 12'000)(random));

@@ -74,7 +74,7 @@ TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
   EXPECT_FALSE(db->exec("UPDATE candidate SET impl = 'generated+bias'"));
   for (const char* bad : {"screened_ns = 0", "kernel_output = 'h3'",
                           "kernel_grad_input = 'other:h1'", "kernel_grad_weight = 'cublaslt:3'"}) {
-    EXPECT_FALSE(db->exec(fmt::format("UPDATE trial SET {} WHERE state = 'planned'", bad))) << bad;
+    EXPECT_FALSE(db->exec(f8::format("UPDATE trial SET {} WHERE state = 'planned'", bad))) << bad;
   }
   EXPECT_TRUE(db->exec("UPDATE trial SET screened_ns = 1 WHERE state = 'planned'"));
   EXPECT_FALSE(db->exec("UPDATE trial SET screened_ns = 1 WHERE state = 'ok'")) << "it is final";

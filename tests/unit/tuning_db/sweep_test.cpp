@@ -269,7 +269,7 @@ TEST_F(SweepTest, AFullDiskLosesNothing) {
       if (!status) break;
       ++done;
     }
-    const std::string said = fmt::format("{} {}", done, status ? "" : status.error().message);
+    const std::string said = f8::format("{} {}", done, status ? "" : status.error().message);
     return ::write(pipe_ends[1], said.data(), said.size()) > 0 ? 0 : 1;
   });
   ASSERT_GE(child, 0);

@@ -11,7 +11,7 @@ std::string describe_events(uint64_t mask) {
       std::pair{kEventHwThermal, "thermal (hardware)"}, std::pair{kEventPowerBrake, "power brake"}};
   std::string text;
   for (const auto& [bit, name] : kNames) {
-    if ((mask & bit) != 0) text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
+    if ((mask & bit) != 0) text += f8::format("{}{}", text.empty() ? "" : ", ", name);
   }
   return text.empty() ? "none" : text;
 }

@@ -26,7 +26,7 @@ static_assert(kImpls[static_cast<size_t>(Impl::kCopy)] == "copy");
 std::string to_string(const Epilogue& epilogue) {
   std::string text;
   for (const Part& part : kParts) {
-    if (epilogue.*part.flag) text += fmt::format("{}{}", text.empty() ? "" : "+", part.name);
+    if (epilogue.*part.flag) text += f8::format("{}{}", text.empty() ? "" : "+", part.name);
   }
   return text.empty() ? "plain" : text;
 }
@@ -53,7 +53,7 @@ std::string_view to_string(Impl impl) {
 std::string impl_text(const Candidate& candidate) {
   const std::string_view impl = to_string(candidate.impl);
   if (candidate.epilogue == Epilogue{}) return std::string(impl);
-  return fmt::format("{}+{}", impl, to_string(candidate.epilogue));
+  return f8::format("{}+{}", impl, to_string(candidate.epilogue));
 }
 
 Result<Candidate> parse_candidate(std::string_view impl, std::string config) {
@@ -73,7 +73,7 @@ std::string choices_text(const LinearChoices& choices) {
   std::string text;
   for (const runtime::GemmChoice& choice : choices) {
     if (!text.empty()) text += ",";
-    text += fmt::format("{}:{}", to_string(choice.provider), runtime::config_text(choice));
+    text += f8::format("{}:{}", to_string(choice.provider), runtime::config_text(choice));
   }
   return text;
 }
@@ -149,17 +149,17 @@ Result<codegen::GemmSpec> gemm_spec(const Problem& problem, const Epilogue& epil
 
 std::string gemm_identity(const Problem& problem, bool bf16) {
   if (bf16) {  // its operands' layouts differ between the GEMMs of a linear
-    return fmt::format("bf16/{}/{}", to_string(problem.op), to_string(problem.shape));
+    return f8::format("bf16/{}/{}", to_string(problem.op), to_string(problem.shape));
   }
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
   const auto desc = gemm_desc(problem, false);
   const std::string scales =
-      desc ? fmt::format("{}{}{}", codegen::to_string(desc->scale), desc->scalar_a ? "-a" : "",
-                         desc->scalar_b ? "-b" : "")
+      desc ? f8::format("{}{}{}", codegen::to_string(desc->scale), desc->scalar_a ? "-a" : "",
+                        desc->scalar_b ? "-b" : "")
            : problem.recipe;
-  return fmt::format("{}.{}.{}/{}/{}/{}", to_string(problem.a), to_string(problem.b),
-                     to_string(problem.d), scales, problem.fast ? "fast" : "precise",
-                     to_string(own));
+  return f8::format("{}.{}.{}/{}/{}/{}", to_string(problem.a), to_string(problem.b),
+                    to_string(problem.d), scales, problem.fast ? "fast" : "precise",
+                    to_string(own));
 }
 
 tuning_db::Candidate to_row(const Candidate& candidate, std::string source_hash) {
@@ -199,7 +199,7 @@ Result<Candidate> from_row(const tuning_db::Candidate& row) {
       return parse_candidate(impl, json["config"].get<std::string>());
     }
     if (json.contains("heuristic") && json["heuristic"].is_number_integer()) {
-      return parse_candidate(impl, fmt::format("h{}", json["heuristic"].get<int>()));
+      return parse_candidate(impl, f8::format("h{}", json["heuristic"].get<int>()));
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} {}: not a configuration that this version knows",

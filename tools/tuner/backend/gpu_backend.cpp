@@ -70,7 +70,7 @@ std::unexpected<Error> GpuBackend::triage(Error error) {
 
 Pool& GpuBackend::pool(const CastSetting* cast) {
   const std::string key =
-      cast == nullptr ? "bf16" : fmt::format("{}/{}", to_string(cast->dtype), cast->pow2);
+      cast == nullptr ? "bf16" : f8::format("{}/{}", to_string(cast->dtype), cast->pow2);
   const auto found = pools_.find(key);
   if (found != pools_.end()) return found->second;
   return pools_.emplace(key, Pool(Pattern::make(cast, options_.seed))).first->second;
@@ -423,7 +423,7 @@ Result<int> GpuBackend::add_copy() {
   const size_t bytes = options_.copy_bytes;
   const auto sets = static_cast<size_t>(F8_TRY(fit_sets(copy_traffic(), copy_traffic())));
   Timed timed;
-  timed.candidate = {.impl = Impl::kCopy, .config = fmt::format("{}", bytes)};
+  timed.candidate = {.impl = Impl::kCopy, .config = f8::format("{}", bytes)};
   buffers_.push_back(
       F8_TRY(DeviceBuffer::allocate(driver_, suballocation_bytes(bytes) * sets, "a copy")));
   const CUdeviceptr to = buffers_.back().address();

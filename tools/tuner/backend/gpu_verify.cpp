@@ -117,7 +117,7 @@ Status GpuBackend::check_output(CUdeviceptr d, Dtype type, int64_t row_length,
     for (size_t j = 0; j < row.size() && check.right; ++j) {
       if (std::isfinite(row[j])) continue;
       check.right = false;
-      check.what = fmt::format("{}[{}][{}] is not finite: not written, or overflowed", name, i, j);
+      check.what = f8::format("{}[{}][{}] is not finite: not written, or overflowed", name, i, j);
     }
     for (const int64_t j : reference.cols) {
       const double want = reference.values[at++];
@@ -127,7 +127,7 @@ Status GpuBackend::check_output(CUdeviceptr d, Dtype type, int64_t row_length,
       norm += want * want;
       if (off <= worst) continue;
       worst = off;
-      worst_text = fmt::format("{}[{}][{}] is {:.6g}, want {:.6g}", name, i, j, got, want);
+      worst_text = f8::format("{}[{}][{}] is {:.6g}, want {:.6g}", name, i, j, got, want);
     }
   }
   if (!check.right) return {};
@@ -136,8 +136,8 @@ Status GpuBackend::check_output(CUdeviceptr d, Dtype type, int64_t row_length,
   check.sqnr_db = check.rel_err > 0 ? -20 * std::log10(check.rel_err) : 200;
   if (!(relative <= tolerance)) {
     check.right = false;
-    check.what = fmt::format("relative error {:.3g} > {:.3g} over {} sampled elements; {}",
-                             relative, tolerance, reference.values.size(), worst_text);
+    check.what = f8::format("relative error {:.3g} > {:.3g} over {} sampled elements; {}", relative,
+                            tolerance, reference.values.size(), worst_text);
   }
   return {};
 }
@@ -155,7 +155,7 @@ Status GpuBackend::check_amax(const Timed& timed, CUdeviceptr d, float held, Che
   const float amax = F8_TRY(read(timed.amax, Dtype::kF32, 1)).front();
   if (!check.right || std::abs(amax - most) <= kPreciseTolerance * most) return {};
   check.right = false;
-  check.what = fmt::format("the amax is {:.6g}, that of the result is {:.6g}", amax, most);
+  check.what = f8::format("the amax is {:.6g}, that of the result is {:.6g}", amax, most);
   return {};
 }
 

@@ -30,7 +30,7 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
                                    std::span<const runtime::MatrixSize> weights) {
   std::vector<runtime::ModelLinear> linears;
   for (const auto& [rows, cols] : weights) {
-    linears.push_back({.name = fmt::format("weight {} ({} x {})", linears.size(), rows, cols),
+    linears.push_back({.name = f8::format("weight {} ({} x {})", linears.size(), rows, cols),
                        .in_features = cols,
                        .out_features = rows});
   }
@@ -170,8 +170,8 @@ Result<Check> GpuBackend::verify_casts(Timed& timed) {
     if (written && alike) continue;
     check.right = false;
     check.what =
-        fmt::format("{}: its fp8 copies {}", linears[i].name,
-                    written ? "are not those that it has cast the other way" : "were not written");
+        f8::format("{}: its fp8 copies {}", linears[i].name,
+                   written ? "are not those that it has cast the other way" : "were not written");
     return check;
   }
   weights_->copies = std::move(seen);

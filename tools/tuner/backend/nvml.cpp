@@ -24,8 +24,8 @@ Result<NvmlDevice> NvmlDevice::open(const std::string& uuid) {
   if (uuid.size() != 32) {
     return fail(ErrorCode::kInvalidArgument, "device uuid \"{}\" is not 32 hex digits", uuid);
   }
-  const std::string text = fmt::format("GPU-{}-{}-{}-{}-{}", uuid.substr(0, 8), uuid.substr(8, 4),
-                                       uuid.substr(12, 4), uuid.substr(16, 4), uuid.substr(20));
+  const std::string text = f8::format("GPU-{}-{}-{}-{}-{}", uuid.substr(0, 8), uuid.substr(8, 4),
+                                      uuid.substr(12, 4), uuid.substr(16, 4), uuid.substr(20));
   runtime::NvmlHandle handle = nullptr;
   if (const int status = nvml->by_uuid(text.c_str(), &handle); status != kNvmlSuccess) {
     return fail(ErrorCode::kEnvironment, "nvmlDeviceGetHandleByUUID({}): error {}", text, status);

@@ -8,7 +8,7 @@
 namespace f8::tuner {
 
 std::string cuda_version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  return f8::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 Result<std::string> nccl_version() {
@@ -20,7 +20,7 @@ Result<std::string> nccl_version() {
   if (const int status = get_version(&version); status != 0) {
     return fail(ErrorCode::kEnvironment, "ncclGetVersion: error {}", status);
   }
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return f8::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 tuning_db::Toolchain current_toolchain(std::string driver, int driver_cuda_version,
@@ -29,7 +29,7 @@ tuning_db::Toolchain current_toolchain(std::string driver, int driver_cuda_versi
   return {.driver =
               driver.empty() ? "CUDA " + cuda_version_text(driver_cuda_version) : std::move(driver),
           .cuda_runtime = cuda_version_text(driver_cuda_version),
-          .nvrtc = nvrtc ? fmt::format("{}.{}", nvrtc->major, nvrtc->minor) : "none",
+          .nvrtc = nvrtc ? f8::format("{}.{}", nvrtc->major, nvrtc->minor) : "none",
           .cublaslt = runtime::cublaslt_version().value_or("none"),
           .nccl = nccl_version().value_or("none"),
           .tool_version = std::move(tool_version),

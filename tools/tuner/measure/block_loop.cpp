@@ -92,7 +92,7 @@ void BlockLoop::quarantine(const DeviceState& device) {
     tuning_db::TrialResult& result = member.outcome.result;
     result.state = TrialState::kQuarantined;
     result.clock_event_mask = static_cast<int64_t>(device.events);
-    result.reason = fmt::format(
+    result.reason = f8::format(
         "the device throttled ({}) in {} blocks in a row; check its cooling and "
         "power, then sweep again",
         describe_events(device.events), dropped_in_a_row_);

@@ -12,13 +12,12 @@ Stop should_stop(const StopRule& rule, double elapsed_s, int blocks, double rela
   if (!narrow) {
     return {.stop = true,
             .noisy = true,
-            .unmet = fmt::format("half-width {:.2f} % > {:.2f} % after {:.2f} s and {} blocks",
-                                 100 * relative_half_width, 100 * rule.target, elapsed_s, blocks)};
+            .unmet = f8::format("half-width {:.2f} % > {:.2f} % after {:.2f} s and {} blocks",
+                                100 * relative_half_width, 100 * rule.target, elapsed_s, blocks)};
   }
-  return {
-      .stop = true,
-      .noisy = true,
-      .unmet = fmt::format("{} blocks < {} after {:.2f} s", blocks, rule.min_blocks, elapsed_s)};
+  return {.stop = true,
+          .noisy = true,
+          .unmet = f8::format("{} blocks < {} after {:.2f} s", blocks, rule.min_blocks, elapsed_s)};
 }
 
 }  // namespace f8::tuner

@@ -47,7 +47,7 @@ void add_experts(std::vector<NamedLinear>& out, const std::string& prefix, const
   const std::string moe = prefix + "block_sparse_moe.";
   out.push_back({moe + "gate", a.hidden, a.experts});
   for (int64_t e = 0; e < a.experts; ++e) {
-    const std::string expert = fmt::format("{}experts.{}.", moe, e);
+    const std::string expert = f8::format("{}experts.{}.", moe, e);
     out.push_back({expert + "w1", a.hidden, a.intermediate});
     out.push_back({expert + "w3", a.hidden, a.intermediate});
     out.push_back({expert + "w2", a.intermediate, a.hidden});
@@ -117,7 +117,7 @@ std::vector<NamedLinear> linears(const Architecture& a) {
   const bool titan = a.naming == kTitan;
   std::vector<NamedLinear> out;
   for (int64_t i = 0; i < a.layers; ++i) {
-    const std::string prefix = fmt::format("{}layers.{}.", titan ? "" : "model.", i);
+    const std::string prefix = f8::format("{}layers.{}.", titan ? "" : "model.", i);
     const std::string attention = prefix + (titan ? "attention." : "self_attn.");
     const int64_t q = a.heads * a.head_dim;
     const int64_t kv = a.kv_heads * a.head_dim;

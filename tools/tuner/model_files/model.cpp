@@ -24,7 +24,7 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
   std::vector<NamedLinear> layers;
   std::set<std::string> names;
   for (size_t i = 0; i < list.size(); ++i) {
-    const std::string entry = fmt::format("{}, entry {}", where, i);
+    const std::string entry = f8::format("{}, entry {}", where, i);
     if (!list[i].is_object()) {
       return fail(ErrorCode::kInvalidArgument,
                   "{} is not an object with fqn, in_features and out_features", entry);

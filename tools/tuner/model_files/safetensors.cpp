@@ -80,7 +80,7 @@ bool is_linear(const TensorShape& tensor) {
 
 Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::string_view where) {
   const uint64_t length = F8_TRY(header_length(bytes.substr(0, 8), bytes.size(), where));
-  const std::string what = fmt::format("the header of {}", where);
+  const std::string what = f8::format("the header of {}", where);
   const auto header = F8_TRY(parse_json(bytes.substr(8, length), what));
   if (!header.is_object()) {
     return fail(ErrorCode::kCorrupt, "{} is not a JSON object", what);

@@ -64,15 +64,15 @@ Result<json> parse_json(std::string_view text, std::string_view where) {
   const json::parser_callback_t callback = [&](int depth, json::parse_event_t event, json& parsed) {
     if (!refused.empty()) return false;
     if (depth > kMaxDepth) {
-      refused = fmt::format("is nested deeper than {} levels", kMaxDepth);
+      refused = f8::format("is nested deeper than {} levels", kMaxDepth);
       return false;
     }
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::key &&
         !keys.back().insert(parsed.get_ref<const std::string&>()).second) {
-      refused = fmt::format("has the key {} twice in one object",
-                            quote(parsed.get_ref<const std::string&>()));
+      refused = f8::format("has the key {} twice in one object",
+                           quote(parsed.get_ref<const std::string&>()));
       return false;
     }
     return true;

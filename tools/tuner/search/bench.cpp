@@ -89,7 +89,7 @@ Result<std::vector<Candidate>> Bench::library(const Problem& gemm, Library which
     candidates.push_back({.impl = bf16        ? Impl::kBf16CublasLt
                                   : one_scale ? Impl::kCublasLtTensorwise
                                               : Impl::kCublasLt,
-                          .config = fmt::format("h{}", i)});
+                          .config = f8::format("h{}", i)});
   }
   return candidates;
 }
@@ -99,7 +99,7 @@ Result<Bench::Screened> Bench::screen(const Problem& gemm, std::vector<Candidate
   Screened screened{.candidates = std::move(candidates), .outcomes = {}};
   if (screened.candidates.empty()) return screened;
   progress_(
-      fmt::format("screening {} {} kernels for {}", screened.candidates.size(), what, gemm.key()));
+      f8::format("screening {} {} kernels for {}", screened.candidates.size(), what, gemm.key()));
   const double share_s = options_.screen_ms / 1e3 * static_cast<double>(screened.candidates.size());
   screened.outcomes = F8_TRY(measurer_.run(
       {.problem = gemm,
@@ -236,7 +236,7 @@ Result<std::vector<CandidateOutcome>> Bench::compare(const Problem& gemm,
   InterleavedGroup group = final_group(gemm, options_.final_s);
   for (const BenchRow& row : rows) group.candidates.push_back(row.candidate);
   if (rows.size() > 1) group.purpose = Ratios{.reference = 0};
-  progress_(fmt::format("comparing {} kernels for {}", rows.size(), gemm.key()));
+  progress_(f8::format("comparing {} kernels for {}", rows.size(), gemm.key()));
   std::vector<CandidateOutcome> outcomes = F8_TRY(measurer_.run(group));
   for (size_t i = 0; i < outcomes.size(); ++i) rows[i].result = outcomes[i].result;
   return outcomes;
@@ -342,7 +342,7 @@ Status Bench::search_kernels(LinearBench& bench) {
     const Problem gemm = F8_TRY(Problem::make(to_op(g), recipe, problem.shape));
     shortlists[static_cast<size_t>(g)] = F8_TRY(shortlist(gemm, recipe.at(g).is_fp8()));
   }
-  progress_(fmt::format("timing linears of the best kernels for {}", problem.key()));
+  progress_(f8::format("timing linears of the best kernels for {}", problem.key()));
   const auto measure =
       [this](const InterleavedGroup& group) -> Result<std::vector<tuning_db::TrialResult>> {
     std::vector<tuning_db::TrialResult> results;
@@ -379,7 +379,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
         backend_.context(), {.shape = problem.shape, .recipe = recipe, .choices = {}}));
     for (const Gemm g : kGemms) bench.choices[static_cast<size_t>(g)] = plan->choice(g);
   }
-  progress_(fmt::format("timing {} against bf16", problem.key()));
+  progress_(f8::format("timing {} against bf16", problem.key()));
   InterleavedGroup group = final_group(problem, 2 * options_.final_s);
   group.candidates = {{.impl = linear_impl(), .config = choices_text(bench.choices)},
                       {.impl = Impl::kBf16, .config = choices_text(bench.bf16_choices)}};
@@ -391,7 +391,7 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
     return fail(ErrorCode::kInternal, "{}: {}: {}", problem.key(),
                 tuning_db::to_string(bench.float8.state), bench.float8.reason);
   }
-  progress_(fmt::format("timing the kernels of {} one by one", problem.key()));
+  progress_(f8::format("timing the kernels of {} one by one", problem.key()));
   bench.kernels = F8_TRY(shares(0));
   if (with_copy) bench.copy_gb_per_s = F8_TRY(copy_gb_per_s());
   return bench;
@@ -402,7 +402,7 @@ Result<CastBench> Bench::casts(const Recipe& recipe,
   CastBench bench;
   bench.bytes = F8_TRY(cast_bytes(recipe, weights));
   bench.copy_bytes = backend_.copy_traffic();
-  progress_(fmt::format("casting {} weights, {}", weights.size(), recipe.name));
+  progress_(f8::format("casting {} weights, {}", weights.size(), recipe.name));
   F8_TRY(backend_.open_weights(recipe, weights));
   InterleavedGroup group = final_group({}, 2 * options_.final_s);
   for (const Impl impl : {Impl::kCastEach, Impl::kCastList, Impl::kCopy}) {

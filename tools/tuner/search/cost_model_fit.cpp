@@ -313,11 +313,11 @@ Regret cross_validate(const std::vector<MeasuredGemm>& gemms, const CostModel& s
 std::string constants_source(const CostModel& model) {
   std::string tiles;
   for (const CostModel::Tile& tile : model.tiles) {
-    tiles += fmt::format("{}{{{}, {}, {}, {}, {:.3f}, {:.3f}, {:.3f}}}",
-                         tiles.empty() ? "" : ",\n                ", tile.tile_m, tile.tile_n,
-                         tile.warpgroups, tile.pingpong, tile.fast, tile.precise, tile.block);
+    tiles += f8::format("{}{{{}, {}, {}, {}, {:.3f}, {:.3f}, {:.3f}}}",
+                        tiles.empty() ? "" : ",\n                ", tile.tile_m, tile.tile_n,
+                        tile.warpgroups, tile.pingpong, tile.fast, tile.precise, tile.block);
   }
-  return fmt::format(
+  return f8::format(
       R"(// Written by `float8-tune cost-model fit`; see docs/method.md.
 #include "runtime/gemm/cost_model.hpp"
 

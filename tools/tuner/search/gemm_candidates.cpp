@@ -42,9 +42,9 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
       continue;
     }
     candidate.pruned =
-        fmt::format("predicted {:.1f} us, {:.2f}x the best bound; the first {} are measured",
-                    candidate.predicted_ns / 1e3,
-                    candidate.predicted_ns / candidates.front().predicted_ns, keep);
+        f8::format("predicted {:.1f} us, {:.2f}x the best bound; the first {} are measured",
+                   candidate.predicted_ns / 1e3,
+                   candidate.predicted_ns / candidates.front().predicted_ns, keep);
   }
   std::ranges::stable_partition(candidates, [](const Generated& c) { return c.pruned.empty(); });
   return candidates;

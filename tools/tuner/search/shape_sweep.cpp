@@ -129,7 +129,7 @@ Status CsvFile::add(std::span<const std::string> fields) {
   }
   std::string line;
   for (size_t i = 0; i < fields.size(); ++i) {
-    line += fmt::format("{}{}", i == 0 ? "" : ",", csv_field(fields[i]));
+    line += f8::format("{}{}", i == 0 ? "" : ",", csv_field(fields[i]));
   }
   out_ << line << '\n' << std::flush;
   if (!out_) {

@@ -74,7 +74,7 @@ TrialResult Sweep::blame(const Problem& problem, const Candidate& candidate,
   const int failures = ++worker_failures_[blame_key(problem, candidate)];
   if (failures >= kFailuresToQuarantine) {
     return {.state = TrialState::kQuarantined,
-            .reason = fmt::format("took down {} workers: {}", failures, failure.reason)};
+            .reason = f8::format("took down {} workers: {}", failures, failure.reason)};
   }
   return {.state = failure.kind == WorkerFailure::Kind::kTimeout ? TrialState::kTimeout
                                                                  : TrialState::kLaunchError,

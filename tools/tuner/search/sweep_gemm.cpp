@@ -32,7 +32,7 @@ Status Sweep::tune_gemm(const PlannedGemm& gemm, bool bf16, const Pending& pendi
   GemmTuning tuning{.gemm = gemm, .known = known_[gemm_identity(gemm.problem, bf16)]};
   F8_TRY(admit(tuning, pending));
   if (tuning.entrants.empty()) return {};
-  progress_.doing = fmt::format("{}{}", gemm.problem.key(), bf16 ? " bf16" : "");
+  progress_.doing = f8::format("{}{}", gemm.problem.key(), bf16 ? " bf16" : "");
   (void)tick();
   F8_TRY(screen(tuning));
   choose_finalists(tuning);
@@ -57,8 +57,8 @@ Status Sweep::admit(GemmTuning& tuning, const Pending& pending) {
     if (found != tuning.known.end()) {
       TrialResult shared = found->second.result;
       if (found->second.problem_key != problem_key) {
-        shared.reason += fmt::format("{}the same GEMM as {}", shared.reason.empty() ? "" : "; ",
-                                     found->second.problem_key);
+        shared.reason += f8::format("{}the same GEMM as {}", shared.reason.empty() ? "" : "; ",
+                                    found->second.problem_key);
       }
       F8_TRY(finish(*trial, shared));
       continue;
@@ -103,7 +103,7 @@ Result<TrialResult> Sweep::look_at(const PlannedGemm& gemm, const Candidate& can
   const int failures = worker_failures_[blame_key(gemm.problem, candidate)];
   if (failures >= kFailuresToQuarantine) {
     return excluded(TrialState::kQuarantined,
-                    fmt::format("not run: it took down {} workers before", failures));
+                    f8::format("not run: it took down {} workers before", failures));
   }
   return result;
 }
@@ -165,7 +165,7 @@ Status Sweep::prune(GemmTuning& tuning) {
     if (result.is_timed()) {
       result.state = TrialState::kPruned;
       result.screened_ns = result.timing->median_ns;
-      result.reason = fmt::format("{:.3f}x the best", *result.screened_ns / tuning.best_ns);
+      result.reason = f8::format("{:.3f}x the best", *result.screened_ns / tuning.best_ns);
       result.timing.reset();  // a screening's figures are not of the run's method
     }
     F8_TRY(settle(tuning, *tuning.entrants[i].trial, result));

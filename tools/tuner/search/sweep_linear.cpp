@@ -15,8 +15,8 @@ void describe(LinearResult& linear, const LinearSearch& search, const LinearChoi
   if (linear.float8.is_timed()) {
     if (search.timed > 1) {
       linear.float8.reason +=
-          fmt::format("{}the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
-                      linear.float8.reason.empty() ? "" : "; ", search.timed, search.over_first);
+          f8::format("{}the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
+                     linear.float8.reason.empty() ? "" : "; ", search.timed, search.over_first);
     }
     linear.float8.kernels = linear_kernels(search.choices);
   }
@@ -56,7 +56,7 @@ Result<Sweep::LinearKernels> Sweep::kernels_of(const PlannedLinear& linear) cons
     kernels.shortlists[i] = {.timed = recipe.at(g).is_fp8() ? timed_kernels(gemm, false) : bf16,
                              .prior = gemm.prior};
     if (kernels.shortlists[i].timed.empty()) {
-      kernels.missing += fmt::format("{}{}", kernels.missing.empty() ? "" : ", ", to_string(g));
+      kernels.missing += f8::format("{}{}", kernels.missing.empty() ? "" : ", ", to_string(g));
     }
   }
   return kernels;
@@ -128,7 +128,7 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
     measured.float8 = results.front();
   } else {
     measured.float8.state = TrialState::kLaunchError;
-    measured.float8.reason = fmt::format("no kernel works for {}", kernels.missing);
+    measured.float8.reason = f8::format("no kernel works for {}", kernels.missing);
   }
   describe(measured, found, kernels.bf16);
   if (measured.float8.ratio) {

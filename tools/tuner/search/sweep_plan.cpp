@@ -97,10 +97,10 @@ class Planner {
                 F8_TRY(hashes_.of(candidate.spec)));
     }
     for (int i = 0; i < gemm.fp8_heuristics; ++i) {
-      add_trial(gemm.problem, {Impl::kCublasLt, fmt::format("h{}", i)}, "");
+      add_trial(gemm.problem, {Impl::kCublasLt, f8::format("h{}", i)}, "");
     }
     for (int i = 0; i < gemm.bf16_heuristics; ++i) {
-      add_trial(gemm.problem, {Impl::kBf16CublasLt, fmt::format("h{}", i)}, "");
+      add_trial(gemm.problem, {Impl::kBf16CublasLt, f8::format("h{}", i)}, "");
     }
     return {};
   }

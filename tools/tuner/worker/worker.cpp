@@ -214,9 +214,9 @@ std::string Worker::reap() {
   child_ = {};
   lines_.clear();
   if (WIFSIGNALED(status)) {
-    return fmt::format("ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
+    return f8::format("ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
   }
-  return fmt::format("exited with status {}", WEXITSTATUS(status));
+  return f8::format("exited with status {}", WEXITSTATUS(status));
 }
 
 void Worker::stop() {
@@ -288,8 +288,8 @@ Result<WorkerReply> Worker::measure(const InterleavedGroup& group) {
       case Line::Kind::kTimeout:
         (void)reap();
         return failed(WorkerFailure::Kind::kTimeout, candidate,
-                      fmt::format("no sign of life for {:.3g} s; the worker process was ended",
-                                  options_.trial_timeout_s));
+                      f8::format("no sign of life for {:.3g} s; the worker process was ended",
+                                 options_.trial_timeout_s));
       case Line::Kind::kEnd:
         return failed(WorkerFailure::Kind::kCrash, candidate, "the worker process " + reap());
       case Line::Kind::kText:

@@ -185,7 +185,7 @@ TEST_F(CAbi, LoadsTables) {
   std::ofstream(path) << table.serialize();
   const auto first = ctx.load_table(path);
   ASSERT_TRUE(first.ok()) << first.error().message;
-  EXPECT_EQ(fmt::format("{:016x}", first.value()), table.hash().substr(0, 16));
+  EXPECT_EQ(f8::format("{:016x}", first.value()), table.hash().substr(0, 16));
   std::ofstream(path) << "not a table";
   const auto corrupt = ctx.load_table(path);
   ASSERT_FALSE(corrupt.ok());

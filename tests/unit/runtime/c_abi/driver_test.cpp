@@ -270,7 +270,7 @@ TEST_F(CAbiDriver, MemoryThatIsNotTheDevicesIsNamed) {
       FakeAllocation& memory =
           *std::ranges::find(cuda_.allocations, buffer->data(), &FakeAllocation::begin);
       const FakeAllocation good = memory;
-      const std::string is = fmt::format("{}: {} is ", call.name, name);
+      const std::string is = f8::format("{}: {} is ", call.name, name);
       memory.device = 3;
       expect_refused(call, nullptr, is + "memory of device 3, the context is of device 0");
       memory = good;
@@ -281,7 +281,7 @@ TEST_F(CAbiDriver, MemoryThatIsNotTheDevicesIsNamed) {
       expect_refused(call, nullptr, is + "ordinary memory of the host");
       memory = good;
       memory.bytes = 1;
-      expect_refused(call, nullptr, fmt::format("{}: {} needs ", call.name, name));
+      expect_refused(call, nullptr, f8::format("{}: {} needs ", call.name, name));
       memory = good;
       EXPECT_EQ(call.run(nullptr), FLOAT8_OK) << float8_last_error();
     }
@@ -292,7 +292,7 @@ TEST_F(CAbiDriver, StreamsOfAnotherContextAreNamed) {
   cuda_.foreign_stream = reinterpret_cast<float8_stream>(uintptr_t{24});
   for (const Call& call : calls()) {
     expect_refused(call, cuda_.foreign_stream,
-                   fmt::format("{}: the stream is of another CUDA context", call.name));
+                   f8::format("{}: the stream is of another CUDA context", call.name));
   }
 }
 

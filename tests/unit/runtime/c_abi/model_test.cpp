@@ -90,7 +90,7 @@ TEST_F(CAbiModel, FiltersAndPlans) {
   o = options();
   std::vector<std::string> asked;
   o.callback = [&](const std::string& name, int64_t n, int64_t k) {
-    asked.push_back(fmt::format("{} {} {}", name, n, k));
+    asked.push_back(f8::format("{} {} {}", name, n, k));
     return n > k;
   };
   EXPECT_EQ(converted(o), (std::vector<bool>{false, false, true}));

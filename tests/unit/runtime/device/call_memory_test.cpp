@@ -121,9 +121,9 @@ TEST_F(CheckedPointers, BadOnesAreNamed) {
 TEST_F(CheckedPointers, AllocationsAreLargeEnough) {
   of(s_.saved).bytes -= 1;
   refused(
-      fmt::format("float8_linear_forward: float8_forward_args.saved needs {} bytes, its allocation "
-                  "ends {} bytes behind it",
-                  s_.saved.bytes(), s_.saved.bytes() - 1));
+      f8::format("float8_linear_forward: float8_forward_args.saved needs {} bytes, its allocation "
+                 "ends {} bytes behind it",
+                 s_.saved.bytes(), s_.saved.bytes() - 1));
   const Status backward = linear_->backward(s_.backward(), s_.workspace.data(), nullptr);
   ASSERT_FALSE(backward);
   EXPECT_TRUE(says(backward.error(), "float8_linear_backward: float8_backward_args.saved needs"));

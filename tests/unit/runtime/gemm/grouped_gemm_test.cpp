@@ -54,9 +54,9 @@ class GroupedGemmTest : public ::testing::Test {
     return {.gemm = gemm, .shape = shape, .d = Dtype::kF32, .scale = scale};
   }
   std::shared_ptr<const GroupedGemm> pair(Shape shape, const char* config,
-                                       ScaleMode scale = ScaleMode::kTensor) {
+                                          ScaleMode scale = ScaleMode::kTensor) {
     return GroupedGemm::create(context_, describe(Gemm::kGradInput, shape, scale),
-                            describe(Gemm::kGradWeight, shape, scale), generated(config))
+                               describe(Gemm::kGradWeight, shape, scale), generated(config))
         .value();
   }
   FakeCuda cuda_;

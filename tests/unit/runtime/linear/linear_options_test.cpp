@@ -75,7 +75,7 @@ TEST_P(LinearOptions, BiasGradientsAreTheReferencesBits) {
     cuda_.cooperative = one_launch;
     for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
       for (const bool recompute : {false, true}) {
-        SCOPED_TRACE(fmt::format("{} {} {}", one_launch, to_string(type), recompute));
+        SCOPED_TRACE(f8::format("{} {} {}", one_launch, to_string(type), recompute));
         LinearDesc desc = describe(GetParam(), {1200, 48, 16});
         desc.tensor_dtype = desc.grad_weight_dtype = desc.bias_grad_dtype = type;
         Fixture plain(cuda_, desc, 1170);

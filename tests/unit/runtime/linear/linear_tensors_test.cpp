@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, LinearTensors,
 TEST_P(LinearTensors, OfEachTypeAreLikeTheReference) {
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const int64_t m : {150, 33}) {
-      SCOPED_TRACE(fmt::format("{} m={}", to_string(type), m));
+      SCOPED_TRACE(f8::format("{} m={}", to_string(type), m));
       LinearDesc desc = describe(GetParam(), {150, 144, 272});
       desc.tensor_dtype = desc.grad_weight_dtype = type;
       Fixture s(cuda_, desc, m);
@@ -68,7 +68,7 @@ TEST_P(LinearTensors, WeightGradientsOfAnotherType) {
   const bool cast = find_recipe(GetParam()).value().at(Gemm::kGradWeight).is_fp8();
   for (const Dtype type : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const Dtype dw : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-      SCOPED_TRACE(fmt::format("{} dw {}", to_string(type), to_string(dw)));
+      SCOPED_TRACE(f8::format("{} dw {}", to_string(type), to_string(dw)));
       LinearDesc desc = describe(GetParam(), {40, 48, 144});
       desc.tensor_dtype = type;
       desc.grad_weight_dtype = dw;

@@ -113,7 +113,7 @@ TEST(InterceptTest, Counts) {
   EXPECT_EQ(calls.files, 1);
   EXPECT_EQ(calls.environment, 1);
   const Intercept intercept;
-  const std::string message = fmt::format("{} is {}, not aligned to 16 bytes", "x", 3);
+  const std::string message = f8::format("{} is {}, not aligned to 16 bytes", "x", 3);
   EXPECT_GE(intercept.calls().allocations, 1) << message;
 }
 
@@ -224,11 +224,11 @@ TEST_P(RunCostTest, HostTime) {
       us.push_back(taken.count());
     }
     std::ranges::nth_element(us, us.begin() + kRounds / 2);
-    fmt::print("{} {}: {:.2f} us of the host (median of {}), {} launches, {} other driver calls\n",
-               GetParam(), name, us[kRounds / 2], kRounds, g_counts[k_launch_kernel_ex] / kRounds,
-               (g_counts[k_tensor_map_encode_tiled] + g_counts[k_ctx_get_current] +
-                g_counts[k_ctx_set_current] + g_counts[k_memset_d32_async]) /
-                   kRounds);
+    f8::print("{} {}: {:.2f} us of the host (median of {}), {} launches, {} other driver calls\n",
+              GetParam(), name, us[kRounds / 2], kRounds, g_counts[k_launch_kernel_ex] / kRounds,
+              (g_counts[k_tensor_map_encode_tiled] + g_counts[k_ctx_get_current] +
+               g_counts[k_ctx_set_current] + g_counts[k_memset_d32_async]) /
+                  kRounds);
     EXPECT_LE(g_counts[k_launch_kernel_ex], 8 * kRounds);
   };
   time("forward", [&] { return s.linear->forward(forward, s.workspace.data(), nullptr); });

@@ -37,8 +37,8 @@ TEST(WeightList, WhatIsNoneIsSaidWithTheWeight) {
   EXPECT_TRUE(message("64,32;64,17").starts_with("weight '64,17': k (in_features) is 17"));
   EXPECT_TRUE(message("0,32").starts_with("weight '0,32': n (out_features) is 0"));
   for (const char* count : {"", "0", "-1", "1.5", "x", "10001", "99999999999999999999"}) {
-    const std::string text = fmt::format("16,16*{}", count);
-    EXPECT_TRUE(message(text).starts_with(fmt::format("weight '{}': a count is from 1", text)))
+    const std::string text = f8::format("16,16*{}", count);
+    EXPECT_TRUE(message(text).starts_with(f8::format("weight '{}': a count is from 1", text)))
         << message(text);
   }
   EXPECT_NE(message("16,16*9999;16,16*2").find("up to 10000"), std::string::npos);

@@ -235,7 +235,7 @@ TEST(Shard, RefusesWhatDoesNotDivideAndChangesNothing) {
   for (const int64_t tp : {3, 0, -1}) {
     const Status status = shard(model, tp);
     ASSERT_FALSE(status) << tp;
-    EXPECT_NE(status.error().message.find(fmt::format("{}", tp)), std::string::npos);
+    EXPECT_NE(status.error().message.find(f8::format("{}", tp)), std::string::npos);
     EXPECT_EQ(model.layers, before);
   }
   Model unknown{"list.json", {{"encoder.dense", 1024, 1024, 1}}};
