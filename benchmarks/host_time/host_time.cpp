@@ -117,7 +117,8 @@ Status print_linear(const std::shared_ptr<Context>& context, const Recipe& recip
 }
 
 Status run(int calls) {
-  const auto context = F8_TRY(Context::create(0));
+  // The cost model chooses the kernels, so that figures do not move with the tuning tables.
+  const auto context = F8_TRY(Context::create(0, {.builtin_table = false}));
   F8_TRY(context->make_current());
   const Times bare = F8_TRY(time_of_a_launch(*context, calls));
   print(
