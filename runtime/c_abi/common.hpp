@@ -91,19 +91,6 @@ inline NonFinite non_finite_of(int32_t value) {
   return value == FLOAT8_HOLD ? NonFinite::kHold : NonFinite::kPropagate;
 }
 
-// The counters of the interface are those of the device.
-static_assert(sizeof(float8_cast_counters) == sizeof(f8::runtime::CastCounters) &&
-              offsetof(float8_cast_counters, elements) ==
-                  offsetof(f8::runtime::CastCounters, elements) &&
-              offsetof(float8_cast_counters, scale) == offsetof(f8::runtime::CastCounters, scale) &&
-              FLOAT8_LINEAR_COUNTERS == f8::runtime::kCountersOfLinear);
-inline f8::runtime::CastCounters* counters_of(float8_cast_counters* counters) {
-  return reinterpret_cast<f8::runtime::CastCounters*>(counters);
-}
-inline const f8::runtime::CastCounters* counters_of(const float8_cast_counters* counters) {
-  return reinterpret_cast<const f8::runtime::CastCounters*>(counters);
-}
-
 // Copies a text as float8_linear_info describes it.
 [[nodiscard]] Status copy_text(const std::string& from, char* text, size_t bytes, size_t* needed);
 

@@ -8,7 +8,7 @@ float8_status float8_counters_clear(float8_context* context, float8_cast_counter
   return guarded([&]() -> f8::Status {
     F8_TRY(need(context, "context"));
     if (count == 0) return {};
-    return f8::runtime::clear_counters(*context->context, counters_of(counters), count, stream);
+    return f8::runtime::clear_counters(*context->context, counters, count, stream);
   });
 }
 
@@ -18,8 +18,7 @@ float8_status float8_counters_snapshot(float8_context* context,
   return guarded([&]() -> f8::Status {
     F8_TRY(need(context, "context"));
     if (count == 0) return {};
-    return f8::runtime::snapshot_counters(*context->context, counters_of(counters), count,
-                                          counters_of(to), stream);
+    return f8::runtime::snapshot_counters(*context->context, counters, count, to, stream);
   });
 }
 
@@ -28,8 +27,7 @@ float8_status float8_counters_text(const char* name, const float8_cast_counters*
   return guarded([&]() -> f8::Status {
     F8_TRY(need(name, "name"));
     F8_TRY(need(counters, "counters"));
-    return copy_text(
-        f8::runtime::format_counters(name, {counters_of(counters), f8::runtime::kCountersOfLinear}),
-        text, bytes, needed);
+    return copy_text(f8::runtime::format_counters(name, {counters, f8::runtime::kCountersOfLinear}),
+                     text, bytes, needed);
   });
 }

@@ -20,22 +20,6 @@ f8::Status check_bytes(const char* args, const char* name, size_t given, size_t 
                   given, needed);
 }
 
-f8::runtime::ScaleSlots slots_of(const float8_scale_slots& slots) {
-  return {.amax = static_cast<uint32_t*>(slots.opaque[0]),
-          .scale = static_cast<const float*>(slots.opaque[1]),
-          .format = static_cast<const uint32_t*>(slots.opaque[2])};
-}
-
-f8::runtime::AmaxReduction reduction_over(float8_nccl_comm communicator) {
-  if (communicator == nullptr) return {};
-  return {.reduce =
-              [](void* ranks, uint32_t* amax_bits, size_t count, float8_stream stream) {
-                return f8::runtime::sync_amax(amax_bits, count,
-                                              static_cast<float8_nccl_comm>(ranks), stream);
-              },
-          .ranks = communicator};
-}
-
 f8::Result<f8::Dtype> dtype_of(const char* field, int32_t value) {
   F8_TRY(check_enum(field, value, FLOAT8_F16));
   switch (value) {
@@ -46,17 +30,6 @@ f8::Result<f8::Dtype> dtype_of(const char* field, int32_t value) {
     default:
       return f8::Dtype::kBf16;
   }
-}
-
-f8::runtime::WeightCall weight_call(const float8_weight_args& args) {
-  return {.w = args.w,
-          .cache = args.cache,
-          .scales = slots_of(args.scales),
-          .first_step = args.first_step != 0,
-          .ld_w = args.ld_w,
-          .counters = counters_of(args.counters),
-          .valid = args.valid,
-          .ranks = reduction_over(args.ranks)};
 }
 
 // The caller's args as this version knows them, checked for what no plan has to say.
@@ -168,22 +141,7 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
     float8_forward_args known;
     F8_TRY(open_call("float8_forward_args", linear, args, known));
     F8_TRY(need_zero("float8_forward_args.reserved_2", known.reserved_2));
-    return linear->linear->forward({.x = known.x,
-                                    .w = known.w,
-                                    .y = known.y,
-                                    .saved = known.saved,
-                                    .m = known.m,
-                                    .bias = known.bias,
-                                    .weight_cache = known.weight_cache,
-                                    .scales = slots_of(known.scales),
-                                    .first_step = known.first_step != 0,
-                                    .ld_x = known.ld_x,
-                                    .ld_w = known.ld_w,
-                                    .ld_y = known.ld_y,
-                                    .counters = counters_of(known.counters),
-                                    .ranks = reduction_over(known.ranks),
-                                    .evaluate = known.evaluate != 0},
-                                   workspace, stream);
+    return linear->linear->forward(known, workspace, stream, f8::runtime::sync_amax);
   });
 }
 
@@ -192,27 +150,7 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
   return guarded([&]() -> f8::Status {
     float8_backward_args known;
     F8_TRY(open_call("float8_backward_args", linear, args, known));
-    return linear->linear->backward({.dy = known.dy,
-                                     .saved = known.saved,
-                                     .dx = known.dx,
-                                     .dw = known.dw,
-                                     .m = known.m,
-                                     .x = known.x,
-                                     .w = known.w,
-                                     .weight_cache = known.weight_cache,
-                                     .accumulate = known.accumulate != 0,
-                                     .scales = slots_of(known.scales),
-                                     .first_step = known.first_step != 0,
-                                     .ld_dy = known.ld_dy,
-                                     .ld_dx = known.ld_dx,
-                                     .ld_dw = known.ld_dw,
-                                     .ld_x = known.ld_x,
-                                     .ld_w = known.ld_w,
-                                     .db = known.db,
-                                     .accumulate_bias = known.accumulate_bias != 0,
-                                     .counters = counters_of(known.counters),
-                                     .ranks = reduction_over(known.ranks)},
-                                    workspace, stream);
+    return linear->linear->backward(known, workspace, stream, f8::runtime::sync_amax);
   });
 }
 
@@ -225,7 +163,7 @@ float8_status float8_linear_cast_weight(const float8_linear* linear, const float
     F8_TRY(read_args(args, args, plan.weight_cache_bytes(), known));
     F8_TRY(check_bytes("float8_weight_args", "workspace_bytes", known.workspace_bytes,
                        plan.workspace_bytes()));
-    return plan.cast_weight(weight_call(known), workspace, stream);
+    return plan.cast_weight(known, workspace, stream, f8::runtime::sync_amax);
   });
 }
 
@@ -257,19 +195,14 @@ size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts) {
 float8_status float8_weight_casts_run(const float8_weight_casts* casts,
                                       const float8_weight_args* args, size_t count, void* workspace,
                                       float8_stream stream) {
-  // Structs of another header's version are further apart than this one's.
-  static constexpr auto kNth = [](const void* first, size_t i) {
-    const auto* at = static_cast<const unsigned char*>(first);
-    return reinterpret_cast<const float8_weight_args*>(
-        at + i * reinterpret_cast<const float8_weight_args*>(at)->struct_size);
-  };
   return guarded([&]() -> f8::Status {
     F8_TRY(need(casts, "casts"));
     if (count > 0) F8_TRY(need(args, "args"));
+    const f8::runtime::WeightCalls calls{args, count};
     for (size_t i = 0; i < std::min(count, casts->linears.size()); ++i) {
       float8_weight_args known;
       f8::Status good =
-          read_args(kNth(args, i), args, casts->linears[i]->weight_cache_bytes(), known);
+          read_args(calls.given(i), args, casts->linears[i]->weight_cache_bytes(), known);
       if (good) {
         good = check_bytes("float8_weight_args", "workspace_bytes", known.workspace_bytes,
                            casts->casts.workspace_bytes());
@@ -279,13 +212,7 @@ float8_status float8_weight_casts_run(const float8_weight_casts* casts,
         return good;
       }
     }
-    const auto at = [](const void* first, size_t i) {
-      const float8_weight_args* given = kNth(first, i);
-      float8_weight_args known{};
-      std::memcpy(&known, given, std::min(given->struct_size, sizeof known));
-      return weight_call(known);
-    };
-    return casts->casts.run(f8::runtime::WeightCalls{count, at, args}, workspace, stream);
+    return casts->casts.run(calls, workspace, stream, f8::runtime::sync_amax);
   });
 }
 

@@ -90,10 +90,7 @@ float8_status float8_scales_slots(const float8_scales* scales, void* state, size
     }
     if (scales->first[index] == scales->first[index + 1]) return {};
     F8_TRY(need(state, "state"));
-    const f8::runtime::ScaleSlots own = scales->delayed.slots(state, scales->first[index]);
-    slots->opaque[0] = own.amax;
-    slots->opaque[1] = const_cast<float*>(own.scale);
-    slots->opaque[2] = const_cast<uint32_t*>(own.format);
+    *slots = scales->delayed.slots(state, scales->first[index]);
     return {};
   });
 }

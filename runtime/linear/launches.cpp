@@ -116,8 +116,8 @@ struct Runner {
       case Launch::Kind::kQuantize:
         return quantize();
       case Launch::Kind::kReduceAmax:
-        return call.ranks.reduce(call.ranks.ranks, call.at<uint32_t>(launch.out),
-                                 static_cast<size_t>(launch.count), stream);
+        return call.reduce(call.at<uint32_t>(launch.out), static_cast<size_t>(launch.count),
+                           call.ranks, stream);
       case Launch::Kind::kFirstScales:
         return first_scales();
       case Launch::Kind::kColumnSums:

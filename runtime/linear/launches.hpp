@@ -72,7 +72,8 @@ struct CallArguments {
   int64_t m = 0;
   bool accumulate_bias = false;
   ScaleSlots scales = {};
-  AmaxReduction ranks = {};
+  float8_nccl_comm ranks = nullptr;
+  AmaxReducer reduce = nullptr;
 
   void set(Slot slot, const void* to, int64_t stride = 0) {
     pointer[static_cast<size_t>(slot)] = const_cast<void*>(to);

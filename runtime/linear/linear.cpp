@@ -97,78 +97,15 @@ const GemmChoice& Linear::choice(Gemm gemm) const {
   return plan == nullptr ? none : plan->choice();
 }
 
-const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
-                                      CallArguments& to) const {
-  set_common(call, workspace, to);
-  to.m = call.m;
-  to.set(Slot::kX, call.x, call.ld_x);
-  to.set(Slot::kW, call.w, call.ld_w);
-  to.set(Slot::kY, call.y, call.ld_y);
-  to.set(Slot::kBias, call.bias);
-  to.set(Slot::kSaved, call.saved);
-  to.set(Slot::kCache, call.weight_cache);
-  CallKind kind = step_kind(call.first_step, to);
-  if (call.evaluate) {
-    to.set(Slot::kAmax, nullptr);
-    kind &= ~kOverRanks;
-  }
-  if (call.weight_cache != nullptr) kind |= kForwardCached;
-  if (call.saved != nullptr && !desc.recompute) kind |= kForwardSaved;
-  return launches.forward[kind];
-}
-
-const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
-                                      CallArguments& to) const {
-  set_common(call, workspace, to);
-  to.m = call.m;
-  to.accumulate_bias = call.accumulate_bias;
-  to.set(Slot::kX, call.x, call.ld_x);
-  to.set(Slot::kW, call.w, call.ld_w);
-  to.set(Slot::kDy, call.dy, call.ld_dy);
-  to.set(Slot::kDx, call.dx, call.ld_dx);
-  to.set(Slot::kDw, call.dw, call.ld_dw);
-  to.set(Slot::kDb, call.db);
-  to.set(Slot::kSaved, call.saved);
-  const bool dw = call.dw != nullptr;
-  if (call.m == 0) {
-    return launches.empty_backward[(dw && !call.accumulate ? kEmptyDw : 0) |
-                                   (call.db != nullptr && !call.accumulate_bias ? kEmptyDb : 0)];
-  }
-  const bool cached = call.weight_cache != nullptr;
-  const void* const from = cached ? call.weight_cache : desc.recompute ? workspace : call.saved;
-  if (from != nullptr) {
-    const CopyLayout& at = cached ? layout.cache : layout.w;
-    to.set(Slot::kWeightQt, static_cast<const uint8_t*>(from) + at.qt);
-    to.set(Slot::kWeightQtScale, static_cast<const uint8_t*>(from) + at.qt_scale);
-  }
-  CallKind kind = 0;
-  if (call.dx != nullptr) kind |= kBackwardDx;
-  if (dw) kind |= kBackwardDw | (call.accumulate ? kBackwardAccumulate : 0);
-  if (call.db != nullptr) kind |= kBackwardDb;
-  if (kind == 0) return launches.backward[0];
-  if (cached && desc.recompute) kind |= kBackwardCached;
-  return launches.backward[kind | step_kind(call.first_step, to)];
-}
-
-const LaunchList& Linear::State::bind(const WeightCall& call, void* workspace,
-                                      CallArguments& to) const {
-  set_common(call, workspace, to);
-  to.m = desc.shape.m;  // any will do
-  to.set(Slot::kW, call.w, call.ld_w);
-  to.set(Slot::kCache, call.cache);
-  to.set(Slot::kNoopFlag, call.valid);
-  return launches
-      .cast_weight[step_kind(call.first_step, to) | (call.valid != nullptr ? kWeightFlag : 0)];
-}
-
 template <class Call>
-Status Linear::State::run(const char* name, const Call& call, void* workspace,
-                          Stream stream) const {
+Status Linear::State::run(const char* name, const Call& call, void* workspace, Stream stream,
+                          AmaxReducer reduce) const {
   const ScopedContext current(*driver, primary);
   F8_TRY(current.status());
   F8_TRY(check_device(name, call, workspace, stream));
   F8_TRY(check(call, workspace));
   CallArguments arguments;
+  arguments.reduce = reduce;
   const LaunchList& list = bind(call, workspace, arguments);
   return runtime::run(list, context->state(), arguments, stream);
 }
@@ -193,17 +130,20 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call, void*
   return steps;
 }
 
-Status Linear::forward(const ForwardCall& call, void* workspace, Stream stream) const {
-  return state_->run("float8_linear_forward", call, workspace, stream);
+Status Linear::forward(const ForwardCall& call, void* workspace, Stream stream,
+                       AmaxReducer reduce) const {
+  return state_->run("float8_linear_forward", call, workspace, stream, reduce);
 }
 
-Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream) const {
-  return state_->run("float8_linear_backward", call, workspace, stream);
+Status Linear::backward(const BackwardCall& call, void* workspace, Stream stream,
+                        AmaxReducer reduce) const {
+  return state_->run("float8_linear_backward", call, workspace, stream, reduce);
 }
 
-Status Linear::cast_weight(const WeightCall& call, void* workspace, Stream stream) const {
+Status Linear::cast_weight(const WeightCall& call, void* workspace, Stream stream,
+                           AmaxReducer reduce) const {
   if (state_->layout.cache_bytes == 0) return {};
-  return state_->run("float8_linear_cast_weight", call, workspace, stream);
+  return state_->run("float8_linear_cast_weight", call, workspace, stream, reduce);
 }
 
 std::vector<Step> Linear::forward_steps(const ForwardCall& call, void* workspace) const {

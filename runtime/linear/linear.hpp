@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "float8/float8.h"
 #include "runtime/gemm/gemm.hpp"
 #include "runtime/quantize/cast_counters.hpp"
 #include "runtime/quantize/delayed_scales.hpp"
@@ -57,66 +58,14 @@ struct LinearDesc {
   bool operator==(const LinearDesc&) const = default;
 };
 
-// Row strides (ld_*) are in elements: 0 where rows follow each other, else at least a row and whole
-// 16 bytes.
+// A call's arguments are those of the C interface, which float8.h describes. Here m has no default,
+// and nothing reads struct_size and the sizes of buffers, which the C interface checks.
+using ForwardCall = float8_forward_args;
+using BackwardCall = float8_backward_args;
+using WeightCall = float8_weight_args;
 
-struct ForwardCall {
-  const void* x = nullptr;  // [m][K]
-  const void* w = nullptr;  // [N][K]; not read where there is a weight cache and `output` is fp8
-  void* y = nullptr;        // [m][N]
-  void* saved = nullptr;    // saved_bytes(), for backward; null: no backward, or `recompute`
-  int64_t m = 0;
-  const void* bias = nullptr;          // [N], where the plan has one
-  const void* weight_cache = nullptr;  // as cast_weight left it, or null: cast w
-  ScaleSlots scales = {};              // where the recipe has delayed scaling
-  bool first_step = false;             // delayed operands are scaled as if dynamic
-  int64_t ld_x = 0, ld_w = 0, ld_y = 0;
-  CastCounters* counters = nullptr;  // kCountersOfLinear on the device, with LinearDesc::count
-  // In a first step: over the ranks that hold the other parts of the tensors. Delayed operands are
-  // then scaled as if dynamic over all of them, one reduction of a call's maxima in stream order.
-  AmaxReduction ranks = {};
-  bool evaluate = false;  // the scale state stays as it is: no amax is recorded, `ranks` not asked
-};
-
-struct BackwardCall {
-  const void* dy = nullptr;     // [m][N]
-  const void* saved = nullptr;  // as forward left it
-  void* dx = nullptr;           // [m][K], or null: not wanted
-  void* dw = nullptr;           // [N][K] of grad_weight_dtype, or null
-  int64_t m = 0;
-  const void* x = nullptr;             // where `grad_weight` is in high precision, or `recompute`
-  const void* w = nullptr;             // where `grad_input` is, or `recompute` without a cache
-  const void* weight_cache = nullptr;  // the one that forward had
-  bool accumulate = false;             // dw += instead of dw =; the plan says whether it may
-  ScaleSlots scales = {};
-  bool first_step = false;
-  int64_t ld_dy = 0, ld_dx = 0, ld_dw = 0, ld_x = 0, ld_w = 0;
-  // [N] of bias_grad_dtype, or null: the sum of dy over its rows, in fp32 and always in the same
-  // order (reference::column_sums), then rounded once. With LinearDesc::bias_grad.
-  void* db = nullptr;
-  bool accumulate_bias = false;      // db += instead of db =
-  CastCounters* counters = nullptr;  // as forward's
-  AmaxReduction ranks = {};          // as forward's
-};
-
-struct WeightCall {
-  const void* w = nullptr;  // [N][K] of master_dtype
-  void* cache = nullptr;    // weight_cache_bytes(), written
-  ScaleSlots scales = {};
-  bool first_step = false;
-  int64_t ld_w = 0;
-  CastCounters* counters = nullptr;  // as forward's
-  // A word on the device: where it is 1, the cache is as it should be and nothing is written; else
-  // the weight is cast and then it becomes 1. So a graph of micro-batches may cast in each of them.
-  // Null: always cast. One word a linear; invalidate_weights() clears them when weights change.
-  // With delayed scaling a cast that is left out does not record its amax, so clear before a step
-  // whose update() shall see it. With LinearDesc::weight_flag.
-  uint32_t* valid = nullptr;
-  AmaxReduction ranks = {};  // as ForwardCall's
-};
-
-// `count` words of WeightCall::valid to 0, in stream order: what follows an optimizer's step, and
-// what comes before the first cast.
+// Sets `count` words of WeightCall::valid to 0, in stream order: after an optimizer's step, and
+// before the first cast.
 [[nodiscard]] Status invalidate_weights(Context& context, uint32_t* valid, size_t count,
                                         Stream stream);
 
@@ -141,13 +90,18 @@ class Linear {
   // The slot of DelayedScales for each operand with delayed scaling, in the order of ScaleSlots.
   [[nodiscard]] const std::vector<DelayedSlot>& scale_slots() const;
 
-  // The weight's fp8 copies and scales into a buffer that calls use until the weight changes.
-  [[nodiscard]] Status cast_weight(const WeightCall& call, void* workspace, Stream stream) const;
-  [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Stream stream) const;
-  [[nodiscard]] Status backward(const BackwardCall& call, void* workspace, Stream stream) const;
+  // Calls with ranks need `reduce`, which reduces amaxes over them. cast_weight writes the weight's
+  // fp8 copies and scales into a buffer that calls use until the weight changes.
+  [[nodiscard]] Status cast_weight(const WeightCall& call, void* workspace, Stream stream,
+                                   AmaxReducer reduce = nullptr) const;
+  [[nodiscard]] Status forward(const ForwardCall& call, void* workspace, Stream stream,
+                               AmaxReducer reduce = nullptr) const;
+  [[nodiscard]] Status backward(const BackwardCall& call, void* workspace, Stream stream,
+                                AmaxReducer reduce = nullptr) const;
 
-  // The same work as forward() and backward(), launch by launch, for measuring. Steps are good for
-  // as long as the linear. A call that cannot run gives one step, which returns the error.
+  // The same work as forward() and backward(), launch by launch, for measuring on one rank. Steps
+  // are good for as long as the linear. A call that cannot run gives one step, which returns the
+  // error.
   [[nodiscard]] std::vector<Step> forward_steps(const ForwardCall& call, void* workspace) const;
   [[nodiscard]] std::vector<Step> backward_steps(const BackwardCall& call, void* workspace) const;
   [[nodiscard]] std::vector<Step> cast_weight_steps(const WeightCall& call, void* workspace) const;

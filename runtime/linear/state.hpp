@@ -1,5 +1,4 @@
-// The state of a planned linear, and how a call's arguments meet its launches: shared by planning
-// and calls (linear.cpp) and the checks of a call (check.cpp).
+// The state of a planned linear: it checks a call's arguments and binds them to launches.
 #pragma once
 
 #include <memory>
@@ -60,22 +59,22 @@ struct Linear::State {
   const LaunchList& bind(const BackwardCall& call, void* workspace, CallArguments& to) const;
   const LaunchList& bind(const WeightCall& call, void* workspace, CallArguments& to) const;
   template <class Call>
-  [[nodiscard]] Status run(const char* name, const Call& call, void* workspace,
-                           Stream stream) const;
+  [[nodiscard]] Status run(const char* name, const Call& call, void* workspace, Stream stream,
+                           AmaxReducer reduce) const;
   template <class Call>
   [[nodiscard]] std::vector<Step> steps(const char* name, const Call& call, void* workspace) const;
   // The bits of a call's kind that delayed scaling decides.
   [[nodiscard]] CallKind step_kind(bool first_step, const CallArguments& call) const {
     if (!first_step || kernels.slots.empty()) return 0;
-    return call.ranks.reduce == nullptr ? kFirstStep : kFirstStep | kOverRanks;
+    return call.ranks == nullptr ? kFirstStep : kFirstStep | kOverRanks;
   }
   template <class Call>
   void set_common(const Call& call, void* workspace, CallArguments& to) const {
-    to.scales = call.scales;
+    to.scales = ScaleSlots::of(call.scales);
     to.ranks = call.ranks;
     to.set(Slot::kWorkspace, workspace);
-    to.set(Slot::kAmax, call.scales.amax);
-    to.set(Slot::kScale, call.scales.scale);
+    to.set(Slot::kAmax, to.scales.amax);
+    to.set(Slot::kScale, to.scales.scale);
     to.set(Slot::kCounters, call.counters);
   }
 };

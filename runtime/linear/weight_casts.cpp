@@ -83,24 +83,18 @@ Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
   return casts;
 }
 
-Status WeightCasts::run(std::span<const WeightCall> calls, void* workspace, Stream stream) const {
-  const auto at = [](const void* from, size_t i) {
-    return static_cast<const WeightCall*>(from)[i];
-  };
-  return run(WeightCalls{calls.size(), at, calls.data()}, workspace, stream);
-}
-
-Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream) const {
+Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream,
+                        AmaxReducer reduce) const {
   if (calls.count != linears_.size()) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_weight_casts_run: {} weights were planned, {} are given", linears_.size(),
                 calls.count);
   }
-  const WeightCall common = calls.count > 0 ? calls.at(calls.from, 0) : WeightCall{};
+  const WeightCall common = calls.count > 0 ? calls.at(0) : WeightCall{};
   for (size_t i = 0; i < calls.count; ++i) {
     const Linear::State& linear = *linears_[i]->state_;
     if (linear.layout.cache_bytes == 0) continue;
-    const WeightCall call = calls.at(calls.from, i);
+    const WeightCall call = calls.at(i);
     CallMemory memory = linear.memory(call, nullptr);
     memory.add("workspace", workspace, workspace_bytes_, Access::kWrite);
     Status good = linear.check(call);
@@ -117,14 +111,13 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
                   "weights",
                   i);
     }
-    if (call.first_step != common.first_step) [[unlikely]] {
+    if ((call.first_step != 0) != (common.first_step != 0)) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
                   "float8_weight_casts_run: args[{}].first_step is not args[0]'s; a step is the "
                   "first one for all",
                   i);
     }
-    if (call.ranks.reduce != common.ranks.reduce || call.ranks.ranks != common.ranks.ranks)
-        [[unlikely]] {
+    if (call.ranks != common.ranks) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument,
                   "float8_weight_casts_run: args[{}].ranks is not args[0]'s; all are reduced at "
                   "once",
@@ -135,9 +128,9 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
     return fail(ErrorCode::kInvalidArgument, "workspace of float8_weight_casts_run is {}",
                 workspace == nullptr ? "NULL" : "not aligned to 16 bytes");
   }
-  const bool first = !first_groups_.empty() && common.first_step;
-  const bool over_ranks = first && common.ranks.reduce != nullptr;
-  if (over_ranks) F8_TRY(find_first_scales(calls, workspace, stream));
+  const bool first = !first_groups_.empty() && common.first_step != 0;
+  const bool over_ranks = first && common.ranks != nullptr;
+  if (over_ranks) F8_TRY(find_first_scales(calls, workspace, stream, reduce));
   F8_TRY(run_groups(calls, first && !over_ranks, workspace, nullptr, stream));
   if (common.valid == nullptr) return {};
   const Linear::State& any = *linears_[0]->state_;
@@ -154,7 +147,7 @@ Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* works
     const uint32_t* noop_flag = nullptr;
     for (size_t i = 0; i < group.members.size(); ++i) {
       const Member& member = group.members[i];
-      const WeightCall call = calls.at(calls.from, member.linear);
+      const WeightCall call = calls.at(member.linear);
       noop_flag = call.valid;
       CallArguments arguments;
       linears_[member.linear]->state_->bind(call, nullptr, arguments);
@@ -171,8 +164,8 @@ Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* works
 }
 
 // The first half of a first step over ranks, with one reduction for all weights.
-Status WeightCasts::find_first_scales(const WeightCalls& calls, void* workspace,
-                                      Stream stream) const {
+Status WeightCasts::find_first_scales(const WeightCalls& calls, void* workspace, Stream stream,
+                                      AmaxReducer reduce) const {
   const size_t slots = first_slot_.back();
   auto* amax = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(workspace) + first_words_);
   const Linear::State& any = *linears_[0]->state_;
@@ -180,14 +173,13 @@ Status WeightCasts::find_first_scales(const WeightCalls& calls, void* workspace,
   F8_TRY(current.status());
   F8_TRY(set_words(*any.driver, amax, 0, kFirstWords * slots, stream));
   F8_TRY(run_groups(calls, false, workspace, amax, stream));
-  const AmaxReduction ranks = calls.at(calls.from, 0).ranks;
-  F8_TRY(ranks.reduce(ranks.ranks, amax, slots, stream));
+  F8_TRY(reduce(amax, slots, calls.at(0).ranks, stream));
   for (size_t i = 0; i < linears_.size(); ++i) {
     const Linear::State& linear = *linears_[i]->state_;
     const size_t count = linear.kernels.slots.size();
     if (count == 0 || linear.layout.cache_bytes == 0) continue;
     const auto args = first_scale_args(amax + first_slot_[i], amax + slots, count,
-                                       calls.at(calls.from, i).scales, linear.kernels.hold);
+                                       ScaleSlots::of(calls.at(i).scales), linear.kernels.hold);
     F8_TRY(launch_scale_update(linear.context->state(), *scale_update_, args, stream));
   }
   return {};

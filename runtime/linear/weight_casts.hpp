@@ -3,6 +3,8 @@
 // (QuantizeList), whatever their shapes.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,11 +15,21 @@
 
 namespace f8::runtime {
 
-// The calls of a run, wherever and however the caller keeps them.
+// The calls of a run: structs of the version of float8.h that the caller has, which may be longer or
+// shorter than this one's. All have the struct_size of the first.
 struct WeightCalls {
+  const WeightCall* first = nullptr;
   size_t count = 0;
-  WeightCall (*at)(const void* from, size_t index) = nullptr;
-  const void* from = nullptr;
+
+  [[nodiscard]] const WeightCall* given(size_t i) const {
+    return reinterpret_cast<const WeightCall*>(reinterpret_cast<const unsigned char*>(first) +
+                                               i * first->struct_size);
+  }
+  [[nodiscard]] WeightCall at(size_t i) const {
+    WeightCall call;
+    std::memcpy(&call, given(i), std::min(first->struct_size, sizeof call));
+    return call;
+  }
 };
 
 class WeightCasts {
@@ -30,8 +42,12 @@ class WeightCasts {
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
   // A call for each linear, in order. `first_step` and `ranks` are the same in all of them, and so
   // is `valid`: one flag for all of the weights, where all plans have LinearDesc::weight_flag.
-  [[nodiscard]] Status run(const WeightCalls& calls, void* workspace, Stream stream) const;
-  [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream) const;
+  [[nodiscard]] Status run(const WeightCalls& calls, void* workspace, Stream stream,
+                           AmaxReducer reduce = nullptr) const;
+  [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream,
+                           AmaxReducer reduce = nullptr) const {
+    return run(WeightCalls{calls.data(), calls.size()}, workspace, stream, reduce);
+  }
 
  private:
   // A launch's matrix: which linear's weight, and what is done to it.
@@ -50,8 +66,8 @@ class WeightCasts {
   // where the calls say.
   [[nodiscard]] Status run_groups(const WeightCalls& calls, bool first, void* workspace,
                                   uint32_t* recorded, Stream stream) const;
-  [[nodiscard]] Status find_first_scales(const WeightCalls& calls, void* workspace,
-                                         Stream stream) const;
+  [[nodiscard]] Status find_first_scales(const WeightCalls& calls, void* workspace, Stream stream,
+                                         AmaxReducer reduce) const;
 
   std::vector<std::shared_ptr<const Linear>> linears_;
   std::vector<Group> groups_;

@@ -47,8 +47,7 @@ class FakeAddresses {
 void add_launches(const Linear& linear, std::string& text) {
   const LinearDesc& desc = linear.desc();
   FakeAddresses addresses;
-  const ScaleSlots slots{.amax = static_cast<uint32_t*>(addresses.next()),
-                         .scale = static_cast<const float*>(addresses.next())};
+  const float8_scale_slots slots{{addresses.next(), addresses.next()}};
   ForwardCall forward{.x = addresses.next(), .w = addresses.next(), .y = addresses.next()};
   forward.saved = desc.recompute ? nullptr : addresses.next();
   forward.m = desc.shape.m;
@@ -70,9 +69,8 @@ void add_launches(const Linear& linear, std::string& text) {
   add("backward", linear.backward_steps(backward, workspace));
   if (linear.weight_cache_bytes() == 0) return;
   add("cast of the weight",
-      linear.cast_weight_steps(
-          {.w = forward.w, .cache = addresses.next(), .scales = slots, .first_step = false},
-          workspace));
+      linear.cast_weight_steps({.w = forward.w, .cache = addresses.next(), .scales = slots},
+                               workspace));
   forward.weight_cache = backward.weight_cache = addresses.next();
   add("forward with cache", linear.forward_steps(forward, workspace));
   if (desc.recompute) add("backward with cache", linear.backward_steps(backward, workspace));

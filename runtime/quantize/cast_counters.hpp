@@ -8,20 +8,25 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include "codegen/kernels/kernel_args.cuh"
+#include "float8/float8.h"
 #include "runtime/device/context.hpp"
 
 namespace f8::runtime {
 
-using CastCounters = kernels::CastCounters;
-static_assert(sizeof(CastCounters) == 40);
+using CastCounters = float8_cast_counters;
+static_assert(sizeof(CastCounters) == 40 && sizeof(kernels::CastCounters) == 40 &&
+              offsetof(CastCounters, scale) == offsetof(kernels::CastCounters, scale) &&
+              offsetof(CastCounters, elements) == offsetof(kernels::CastCounters, elements));
 
 inline constexpr std::array<const char*, 6> kCounterNames = {"x", "x^T", "w", "w^T", "dy", "dy^T"};
 inline constexpr size_t kCountersOfLinear = kCounterNames.size();
+static_assert(kCountersOfLinear == FLOAT8_LINEAR_COUNTERS);
 
 // Both enqueue on `stream` and touch `count` counters. `to` may be pageable, where the copy may
 // wait for the stream; into pinned memory it does not, and in a CUDA graph it must be pinned.

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
+#include "float8/float8.h"
 #include "recipes/delayed.hpp"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context.hpp"
@@ -29,14 +30,22 @@ struct ScaleSlots {
   uint32_t* amax = nullptr;  // null: the casts of an evaluation, which record nothing
   const float* scale = nullptr;
   const uint32_t* format = nullptr;  // read in a first step over ranks
+
+  // The C interface has the same as `opaque`, in this order.
+  operator float8_scale_slots() const {  // NOLINT: implicit on purpose
+    return {{amax, const_cast<float*>(scale), const_cast<uint32_t*>(format)}};
+  }
+  [[nodiscard]] static ScaleSlots of(const float8_scale_slots& slots) {
+    return {.amax = static_cast<uint32_t*>(slots.opaque[0]),
+            .scale = static_cast<const float*>(slots.opaque[1]),
+            .format = static_cast<const uint32_t*>(slots.opaque[2])};
+  }
 };
 
-// Replaces `count` amaxes on the device by their maxima over ranks, in stream order. This is
-// sync_amax() of runtime/distributed, or nothing if there is one rank.
-struct AmaxReduction {
-  Status (*reduce)(void* ranks, uint32_t* amax_bits, size_t count, Stream stream) = nullptr;
-  void* ranks = nullptr;
-};
+// Replaces `count` amaxes on the device by their maxima over ranks, in stream order: sync_amax() of
+// runtime/distributed.
+using AmaxReducer = Status (*)(uint32_t* amax_bits, size_t count, float8_nccl_comm ranks,
+                               Stream stream);
 
 // Launches one update of scales, as DelayedScales::update() does.
 [[nodiscard]] Status launch_scale_update(const Context::State& context, const Kernel& kernel,

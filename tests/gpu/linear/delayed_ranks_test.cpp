@@ -69,8 +69,8 @@ struct Model {
                             .counters = counted,
                             .ranks = ranks};
       F8_TRY(weights == Weights::kCached
-                 ? linear->cast_weight(cast, t->workspace.as(), stream->get())
-                 : casts->run({&cast, 1}, casts_workspace->as(), stream->get()));
+                 ? linear->cast_weight(cast, t->workspace.as(), stream->get(), reduce)
+                 : casts->run({&cast, 1}, casts_workspace->as(), stream->get(), reduce));
     }
     ForwardCall forward = t->forward();
     BackwardCall backward = t->backward();
@@ -78,11 +78,10 @@ struct Model {
     forward.ranks = backward.ranks = ranks;
     forward.counters = backward.counters = counted;
     if (cached) forward.weight_cache = backward.weight_cache = cache->as();
-    F8_TRY(linear->forward(forward, t->workspace.as(), stream->get()));
-    F8_TRY(linear->backward(backward, t->workspace.as(), stream->get()));
-    if (ranks.reduce != nullptr) {
-      F8_TRY(
-          ranks.reduce(ranks.ranks, scales->amaxes(state->as()), scales->count(), stream->get()));
+    F8_TRY(linear->forward(forward, t->workspace.as(), stream->get(), reduce));
+    F8_TRY(linear->backward(backward, t->workspace.as(), stream->get(), reduce));
+    if (ranks != nullptr) {
+      F8_TRY(reduce(scales->amaxes(state->as()), scales->count(), ranks, stream->get()));
     }
     F8_TRY(scales->update(state->as(), stream->get()));
     stream->synchronize();
@@ -98,7 +97,9 @@ struct Model {
   std::unique_ptr<Tensors> t;
   std::unique_ptr<DeviceBuffer> state, cache, casts_workspace, counters;
   std::unique_ptr<DeviceStream> stream;
-  AmaxReduction ranks = {};
+  // A rank stands for its communicator.
+  float8_nccl_comm ranks = nullptr;
+  AmaxReducer reduce = nullptr;
 };
 
 struct Rank {
@@ -106,8 +107,8 @@ struct Rank {
   size_t index;
   Model model;
 
-  static Status reduce(void* ranks, uint32_t* bits, size_t count, Stream stream) {
-    auto& self = *static_cast<Rank*>(ranks);
+  static Status reduce(uint32_t* bits, size_t count, float8_nccl_comm ranks, Stream stream) {
+    auto& self = *reinterpret_cast<Rank*>(ranks);
     const Driver& driver = self.model.context->state().driver;
     const auto at = reinterpret_cast<CUdeviceptr>(bits);
     auto& amaxes = self.meeting->amaxes;
@@ -141,7 +142,10 @@ TEST_P(DelayedRanks, ScaleAsOneDeviceFromTheFirstStepOn) {
   Meeting meeting;
   std::array<Rank, 2> ranks{Rank{&meeting, 0, {context_, GetParam(), kRows[0]}},
                             Rank{&meeting, 1, {context_, GetParam(), kRows[1]}}};
-  for (Rank& rank : ranks) rank.model.ranks = {.reduce = Rank::reduce, .ranks = &rank};
+  for (Rank& rank : ranks) {
+    rank.model.ranks = reinterpret_cast<float8_nccl_comm>(&rank);
+    rank.model.reduce = Rank::reduce;
+  }
 
   for (int step = 0; step < 3; ++step) {
     SCOPED_TRACE(step);

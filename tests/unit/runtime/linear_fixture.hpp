@@ -96,12 +96,12 @@ struct Fixture {
             .y = y.data(),
             .saved = saved.data(),
             .m = m,
-            .bias = linear->desc().bias ? bias.data() : nullptr,
-            .scales = slots,
-            .first_step = first_step,
             .ld_x = ld(linear->desc().shape.k),
             .ld_w = ld(linear->desc().shape.k),
-            .ld_y = ld(linear->desc().shape.n)};
+            .ld_y = ld(linear->desc().shape.n),
+            .bias = linear->desc().bias ? bias.data() : nullptr,
+            .scales = slots,
+            .first_step = first_step};
   }
   [[nodiscard]] BackwardCall backward() {
     return {.dy = dy.data(),
@@ -109,22 +109,22 @@ struct Fixture {
             .dx = linear->desc().needs_grad_input ? dx.data() : nullptr,
             .dw = dw.data(),
             .m = m,
-            .x = x.data(),
-            .w = w.data(),
-            .scales = slots,
-            .first_step = first_step,
             .ld_dy = ld(linear->desc().shape.n),
             .ld_dx = ld(linear->desc().shape.k),
             .ld_dw = ld(linear->desc().shape.k),
             .ld_x = ld(linear->desc().shape.k),
-            .ld_w = ld(linear->desc().shape.k)};
+            .ld_w = ld(linear->desc().shape.k),
+            .x = x.data(),
+            .w = w.data(),
+            .scales = slots,
+            .first_step = first_step};
   }
   [[nodiscard]] WeightCall weight() {
     return {.w = w.data(),
+            .ld_w = ld(linear->desc().shape.k),
             .cache = cache.data(),
             .scales = slots,
-            .first_step = first_step,
-            .ld_w = ld(linear->desc().shape.k)};
+            .first_step = first_step};
   }
   [[nodiscard]] reference::LinearResult expected(const reference::DelayedAmax& amax = {}) const {
     return reference::linear(linear->desc().recipe, xm, wm, dym, amax).value();

@@ -48,10 +48,6 @@ float8_linear_desc described() {
   return desc;
 }
 
-float8_scale_slots slots_of(const ScaleSlots& slots) {
-  return {{slots.amax, const_cast<float*>(slots.scale)}};
-}
-
 std::vector<uint8_t> bytes(Buffer& buffer) {
   return {buffer.data(), buffer.data() + buffer.bytes()};
 }
@@ -232,9 +228,9 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
   Buffer db(static_cast<size_t>(kShape.n) * 2);
   std::vector<CastCounters> counters(kCountersOfLinear);
   uint32_t valid = 0;
-  auto* c_counters = reinterpret_cast<float8_cast_counters*>(counters.data());
   const auto clear = [&] {
-    EXPECT_EQ(float8_counters_clear(&context_, c_counters, counters.size(), nullptr), FLOAT8_OK);
+    EXPECT_EQ(float8_counters_clear(&context_, counters.data(), counters.size(), nullptr),
+              FLOAT8_OK);
     EXPECT_EQ(float8_weights_invalidate(&context_, &valid, 1, nullptr), FLOAT8_OK);
     std::memset(db.data(), 0, db.bytes());
   };
@@ -272,69 +268,24 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
       }
       std::memset(s.dw.data(), 0, s.dw.bytes());
 
-      auto w = sized<float8_weight_args>();
-      w.w = weight.w;
-      w.ld_w = weight.ld_w;
-      w.cache = weight.cache;
-      w.scales = slots_of(s.slots);
-      w.first_step = first_step ? 1 : 0;
-      w.workspace_bytes = s.workspace.bytes();
-      w.cache_bytes = s.cache.bytes();
-      w.counters = c_counters;
-      w.valid = &valid;
-      auto f = sized<float8_forward_args>();
-      f.x = forward.x;
-      f.w = forward.w;
-      f.y = forward.y;
-      f.saved = forward.saved;
-      f.m = forward.m;
-      f.ld_x = forward.ld_x;
-      f.ld_w = forward.ld_w;
-      f.ld_y = forward.ld_y;
-      f.bias = forward.bias;
-      f.weight_cache = forward.weight_cache;
-      f.scales = slots_of(s.slots);
-      f.first_step = first_step ? 1 : 0;
-      f.workspace_bytes = s.workspace.bytes();
-      f.saved_bytes = s.saved.bytes();
-      f.weight_cache_bytes = s.cache.bytes();
-      f.counters = c_counters;
-      auto b = sized<float8_backward_args>();
-      b.dy = backward.dy;
-      b.saved = backward.saved;
-      b.dx = backward.dx;
-      b.dw = backward.dw;
-      b.m = backward.m;
-      b.ld_dy = backward.ld_dy;
-      b.ld_dx = backward.ld_dx;
-      b.ld_dw = backward.ld_dw;
-      b.ld_x = backward.ld_x;
-      b.ld_w = backward.ld_w;
-      b.x = backward.x;
-      b.w = backward.w;
-      b.weight_cache = backward.weight_cache;
-      b.scales = slots_of(s.slots);
-      b.first_step = first_step ? 1 : 0;
-      b.accumulate = 1;
-      b.workspace_bytes = s.workspace.bytes();
-      b.saved_bytes = s.saved.bytes();
-      b.weight_cache_bytes = s.cache.bytes();
-      b.counters = c_counters;
-      b.db = backward.db;
-      b.accumulate_bias = 1;
+      weight.workspace_bytes = s.workspace.bytes();
+      weight.cache_bytes = s.cache.bytes();
+      forward.workspace_bytes = backward.workspace_bytes = s.workspace.bytes();
+      forward.saved_bytes = backward.saved_bytes = s.saved.bytes();
+      forward.weight_cache_bytes = backward.weight_cache_bytes = s.cache.bytes();
       if (cached && s.cache.bytes() > 0) {
-        ASSERT_TRUE(ok(float8_linear_cast_weight(&handle, &w, s.workspace.data(), nullptr)));
+        ASSERT_TRUE(ok(float8_linear_cast_weight(&handle, &weight, s.workspace.data(), nullptr)));
         EXPECT_EQ(bytes(s.cache), cache);
         EXPECT_EQ(valid, 1U);
       }
-      ASSERT_TRUE(ok(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr)));
-      ASSERT_TRUE(ok(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr)));
+      ASSERT_TRUE(ok(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr)));
+      ASSERT_TRUE(ok(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr)));
       EXPECT_EQ(bytes(s.y), y);
       EXPECT_EQ(bytes(s.dx), dx);
       EXPECT_EQ(bytes(s.dw), dw);
       EXPECT_EQ(bytes(db), sums);
       std::vector<float8_cast_counters> snapshot(counters.size());
-      ASSERT_TRUE(ok(float8_counters_snapshot(&context_, c_counters, counters.size(),
+      ASSERT_TRUE(ok(float8_counters_snapshot(&context_, counters.data(), counters.size(),
                                               snapshot.data(), nullptr)));
       std::string text(2000, '#');
       size_t text_bytes = 0;
@@ -377,14 +328,14 @@ TEST_F(CAbiLinear, RunDoesNotAllocate) {
   f.y = s.y.data();
   f.saved = s.saved.data();
   f.m = kShape.m;
-  f.scales = slots_of(s.slots);
+  f.scales = s.slots;
   auto b = sized<float8_backward_args>();
   b.dy = s.dy.data();
   b.saved = s.saved.data();
   b.dx = s.dx.data();
   b.dw = s.dw.data();
   b.m = kShape.m;
-  b.scales = slots_of(s.slots);
+  b.scales = s.slots;
   ASSERT_TRUE(ok(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr)));
   cuda_.launches.reserve(100);
   const testing::CountAllocations counting;

@@ -41,7 +41,7 @@ ForwardCall forward_of(int64_t m) {
   call.y = address(3);
   call.saved = address(4);
   call.m = m;
-  call.scales = {.amax = address<uint32_t>(5), .scale = address<float>(6)};
+  call.scales = ScaleSlots{.amax = address<uint32_t>(5), .scale = address<float>(6)};
   return call;
 }
 

@@ -266,8 +266,7 @@ TEST_P(LinearOptions, CountersAreTheReferences) {
     EXPECT_EQ(c.saturated, expected.saturated);
     EXPECT_EQ(c.flushed, expected.flushed);
     EXPECT_EQ(c.non_finite, 1U);
-    EXPECT_EQ(c.amax, std::bit_cast<uint32_t>(
-                          reference::amax(tensor, reference::AmaxOver::kTensor).front()));
+    EXPECT_EQ(c.amax, reference::amax(tensor, reference::AmaxOver::kTensor).front());
     EXPECT_EQ(c.scale, setting->granularity == Granularity::kTensor ? 1.0F : 0.0F);
     saturated |= c.saturated > 0;
     flushed |= c.flushed > 0;
@@ -304,18 +303,10 @@ TEST_P(LinearOptions, CountersNeedAPlanThatCounts) {
 
 TEST(Counters, AreALineEach) {
   CastCounters counters[kCountersOfLinear] = {};
-  counters[0] = {.amax = std::bit_cast<uint32_t>(3.5F),
-                 .scale = 128,
-                 .elements = 1000,
-                 .saturated = 0,
-                 .flushed = 12,
-                 .non_finite = 1};
-  counters[5] = {.amax = std::bit_cast<uint32_t>(2.0F),
-                 .scale = 0,
-                 .elements = 8,
-                 .saturated = 8,
-                 .flushed = 0,
-                 .non_finite = 0};
+  counters[0] = {
+      .amax = 3.5F, .scale = 128, .elements = 1000, .saturated = 0, .flushed = 12, .non_finite = 1};
+  counters[5] = {
+      .amax = 2.0F, .scale = 0, .elements = 8, .saturated = 8, .flushed = 0, .non_finite = 0};
   EXPECT_EQ(format_counters("layer.0", counters),
             "layer.0 x: amax 3.5 scale 128 saturated 0 flushed 12 (1.2%) non-finite 1 (0.1%) of "
             "1000\n"

@@ -1,7 +1,8 @@
-// Checks what a call of a linear brings. Errors name the field of the C interface, as a caller
-// writes it.
-#include "runtime/gemm/provider.hpp"
+// The checks of a call's arguments, and their way to the launches. Errors name the field of the C
+// interface, as a caller writes it.
 #include "runtime/linear/state.hpp"
+
+#include "runtime/gemm/provider.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -73,23 +74,21 @@ Status Linear::State::check_counters(const Call& call) const {
 template <class Call>
 static bool over_ranks(const Call& call) {
   if constexpr (requires { call.evaluate; }) {
-    if (call.evaluate) return false;
+    if (call.evaluate != 0) return false;
   }
-  return call.first_step && call.ranks.reduce != nullptr;
+  return call.first_step != 0 && call.ranks != nullptr;
 }
 
 template <class Call>
 Status Linear::State::check_scales(const Call& call) const {
   if (kernels.slots.empty()) return {};
-  if (call.scales.amax == nullptr || call.scales.scale == nullptr ||
-      (over_ranks(call) && call.scales.format == nullptr)) [[unlikely]] {
+  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  if (amax == nullptr || scale == nullptr || (over_ranks(call) && format == nullptr)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots",
                 args_name(call), desc.recipe.name);
   }
-  for (const void* part :
-       {static_cast<const void*>(call.scales.amax), static_cast<const void*>(call.scales.scale),
-        static_cast<const void*>(call.scales.format)}) {
+  for (const void* part : call.scales.opaque) {
     if (is_aligned(part, sizeof(float))) [[likely]] {
       continue;
     }
@@ -132,7 +131,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   F8_TRY(check_optional("float8_backward_args.dw", call.dw));
   F8_TRY(
       check_stride("float8_backward_args.ld_dw", call.ld_dw, desc.shape.k, desc.grad_weight_dtype));
-  if (dw && call.accumulate && gemms.add_grad_weight == nullptr) [[unlikely]] {
+  if (dw && call.accumulate != 0 && gemms.add_grad_weight == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.accumulate is set, the plan has no GEMM "
                 "that adds; set float8_linear_desc.accumulate_grad_weight");
@@ -242,9 +241,10 @@ Status Linear::State::check_records(const WeightCall& call) const {
 // initial ones, whose scales are 1.
 template <class Call>
 Status Linear::State::check_fresh_scales(const Call& call) const {
-  if (kernels.slots.empty() || call.first_step) return {};
-  if (!context->state().records.is_fresh(call.scales.amax)) return {};
-  if (context->options().emulate && *call.scales.scale != 1.0F) return {};
+  if (kernels.slots.empty() || call.first_step != 0) return {};
+  const ScaleSlots slots = ScaleSlots::of(call.scales);
+  if (!context->state().records.is_fresh(slots.amax)) return {};
+  if (context->options().emulate && *slots.scale != 1.0F) return {};
   return fail(ErrorCode::kInvalidArgument,
               "{}.first_step is 0, the scale state was initialised and has not seen a step; set "
               "it in all calls of the first step",
@@ -254,14 +254,13 @@ Status Linear::State::check_fresh_scales(const Call& call) const {
 template <class Call>
 void Linear::State::add_scales(CallMemory& memory, const Call& call) const {
   const size_t count = kernels.slots.size();
-  memory.add("float8_scale_slots (amax)", call.scales.amax, count * sizeof(uint32_t),
-             Access::kWrite);
-  memory.add("float8_scale_slots (scale)", call.scales.scale,
-             count * kernels::kScaleStride * sizeof(float),
+  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  memory.add("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite);
+  memory.add("float8_scale_slots (scale)", scale, count * kernels::kScaleStride * sizeof(float),
              over_ranks(call) ? Access::kWrite : Access::kRead);
-  if (over_ranks(call))
-    memory.add("float8_scale_slots (format)", call.scales.format, count * sizeof(uint32_t),
-               Access::kRead);
+  if (over_ranks(call)) {
+    memory.add("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead);
+  }
 }
 
 CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {
@@ -327,6 +326,71 @@ CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) 
              Access::kWrite);
   add_scales(memory, call);
   return memory;
+}
+
+const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
+                                      CallArguments& to) const {
+  set_common(call, workspace, to);
+  to.m = call.m;
+  to.set(Slot::kX, call.x, call.ld_x);
+  to.set(Slot::kW, call.w, call.ld_w);
+  to.set(Slot::kY, call.y, call.ld_y);
+  to.set(Slot::kBias, call.bias);
+  to.set(Slot::kSaved, call.saved);
+  to.set(Slot::kCache, call.weight_cache);
+  CallKind kind = step_kind(call.first_step != 0, to);
+  if (call.evaluate != 0) {
+    to.set(Slot::kAmax, nullptr);
+    kind &= ~kOverRanks;
+  }
+  if (call.weight_cache != nullptr) kind |= kForwardCached;
+  if (call.saved != nullptr && !desc.recompute) kind |= kForwardSaved;
+  return launches.forward[kind];
+}
+
+const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
+                                      CallArguments& to) const {
+  set_common(call, workspace, to);
+  to.m = call.m;
+  to.accumulate_bias = call.accumulate_bias != 0;
+  to.set(Slot::kX, call.x, call.ld_x);
+  to.set(Slot::kW, call.w, call.ld_w);
+  to.set(Slot::kDy, call.dy, call.ld_dy);
+  to.set(Slot::kDx, call.dx, call.ld_dx);
+  to.set(Slot::kDw, call.dw, call.ld_dw);
+  to.set(Slot::kDb, call.db);
+  to.set(Slot::kSaved, call.saved);
+  const bool dw = call.dw != nullptr;
+  if (call.m == 0) {
+    return launches
+        .empty_backward[(dw && call.accumulate == 0 ? kEmptyDw : 0) |
+                        (call.db != nullptr && call.accumulate_bias == 0 ? kEmptyDb : 0)];
+  }
+  const bool cached = call.weight_cache != nullptr;
+  const void* const from = cached ? call.weight_cache : desc.recompute ? workspace : call.saved;
+  if (from != nullptr) {
+    const CopyLayout& at = cached ? layout.cache : layout.w;
+    to.set(Slot::kWeightQt, static_cast<const uint8_t*>(from) + at.qt);
+    to.set(Slot::kWeightQtScale, static_cast<const uint8_t*>(from) + at.qt_scale);
+  }
+  CallKind kind = 0;
+  if (call.dx != nullptr) kind |= kBackwardDx;
+  if (dw) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAccumulate : 0);
+  if (call.db != nullptr) kind |= kBackwardDb;
+  if (kind == 0) return launches.backward[0];
+  if (cached && desc.recompute) kind |= kBackwardCached;
+  return launches.backward[kind | step_kind(call.first_step != 0, to)];
+}
+
+const LaunchList& Linear::State::bind(const WeightCall& call, void* workspace,
+                                      CallArguments& to) const {
+  set_common(call, workspace, to);
+  to.m = desc.shape.m;  // any will do
+  to.set(Slot::kW, call.w, call.ld_w);
+  to.set(Slot::kCache, call.cache);
+  to.set(Slot::kNoopFlag, call.valid);
+  return launches
+      .cast_weight[step_kind(call.first_step != 0, to) | (call.valid != nullptr ? kWeightFlag : 0)];
 }
 
 }  // namespace f8::runtime
