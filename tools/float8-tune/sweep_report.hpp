@@ -1,4 +1,4 @@
-// What a sweep says. Standard error carries progress: on a terminal one line that is rewritten,
+// The output of a sweep. Standard error carries progress: on a terminal one line that is rewritten,
 // else one JSON object a line for each measured trial, and a heartbeat at most ten seconds apart.
 // Standard output carries the results.
 #pragma once

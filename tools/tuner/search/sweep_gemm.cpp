@@ -73,8 +73,7 @@ Status Sweep::admit(GemmTuning& tuning, const Pending& pending) {
   return {};
 }
 
-// What is known of a candidate before it runs. Another state than kPlanned says why it does not
-// run.
+// The result of a candidate before it runs. Another state than kPlanned says why it does not run.
 Result<TrialResult> Sweep::look_at(const PlannedGemm& gemm, const Candidate& candidate) {
   TrialResult result{.state = TrialState::kPlanned};
   const auto excluded = [&](TrialState state, std::string reason) {

@@ -25,7 +25,7 @@ void describe(LinearResult& linear, const LinearSearch& search, const LinearChoi
 
 }  // namespace
 
-// What is known of a GEMM's kernels, fastest first; noisy ones only where there are no others.
+// The timed kernels of a GEMM, fastest first; noisy ones only if there are no others.
 std::vector<TimedKernel> Sweep::timed_kernels(const PlannedGemm& gemm, bool bf16) const {
   std::vector<TimedKernel> steady;
   std::vector<TimedKernel> noisy;
