@@ -85,7 +85,7 @@ TEST(Db, ExportedTableIsWhatATrainerLoads) {
   ASSERT_NE(own, nullptr);
   EXPECT_EQ(own->config, "128x256s4c2x1w2g8");
   EXPECT_EQ(own->median_ns, 100) << "the database's, not the built-in one";
-  // Behind the database's rows lie the built-in ones, as for `filter --db`.
+  // The built-in rows follow the database's, as for `filter --db`.
   EXPECT_EQ(table->sources, (std::vector<std::string>{"a.db", "built-in"}));
   EXPECT_GT(table->choices().size(), 100U);
   EXPECT_GT(table->speedups().size(), 100U);

@@ -94,7 +94,7 @@ TEST_F(Asking, FilterWritesTheSameJsonToAFile) {
   EXPECT_EQ(read_file(tool_.path() / "filter.json").value(), outcome.out);
 }
 
-// What a trainer reads: the same verdicts, without JSON.
+// A trainer reads the same verdicts, without JSON.
 TEST_F(Asking, FilterWritesVerdictsForATrainer) {
   const json result = ask({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe",
                            "rowwise", "--filter-fqns", "output", "--verdicts", "model.filter"});

@@ -76,7 +76,7 @@ class OneDecision : public ::testing::Test {
     return tool_.json(words);
   }
 
-  // Of the interval 6 digits reach the tool's JSON.
+  // The tool's JSON has 6 digits of the interval.
   void expect_same(const json& decisions, const float8::ModelOptions& options,
                    const std::string& prefix = "") const {
     const auto model = float8::Model::plan(*context_, model_layers(layers_), options);

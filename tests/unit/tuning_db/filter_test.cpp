@@ -330,7 +330,7 @@ TEST_F(FilterTest, ThresholdsOfAKnownRule) {
   EXPECT_TRUE(thresholds(Estimator(table, "rowwise")).empty());
 }
 
-// As many rows as the built-in database has: linears, and thousands of GEMM trials beside them.
+// The file has as many rows as the built-in database: linears, and thousands of GEMM trials.
 TEST_F(FilterTest, OpensAndFilters300LayersIn50Ms) {
   {
     Database db = make("t.db");

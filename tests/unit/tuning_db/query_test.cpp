@@ -153,7 +153,7 @@ TEST(Kernels, HaveAText) {
 
 class LinearsChoice : public QueryTest {
  protected:
-  // One run: the product's kernels, and the linear, which took h5 and is not faster with it alone.
+  // One run: the GEMM's kernels, and the linear, which took h5 and is not faster with it alone.
   void measure(const char* sha, bool with_gemms = true, bool h5_is_ok = true) {
     std::vector<Cell> cells = {{linear_, {Impl::kFloat8, "{}", "f"}}};
     if (with_gemms) {

@@ -140,7 +140,7 @@ inline std::string sweep(Database& db, const std::vector<Cell>& cells,
     EXPECT_TRUE(finished) << (finished ? "" : finished.error().message);
   }
   EXPECT_TRUE(db.end_run(run.uuid, "done"));
-  // What was measured last is told by milliseconds.
+  // Milliseconds tell which result is the latest.
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   return run.uuid;
 }

@@ -24,7 +24,7 @@ class SweepTest : public ::testing::Test {
                    cells_)
         .value();
   }
-  // As after the death of the process: what was running stays so.
+  // Reopens as after the death of the process: a running trial stays running.
   void reopen() {
     { const Database closed = std::move(db_); }
     db_ = Database::open(path_, OpenMode::kReadWrite).value();
