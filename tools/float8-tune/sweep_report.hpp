@@ -14,7 +14,7 @@ class SweepReporter {
  public:
   explicit SweepReporter(const Global& global) : global_(global), terminal_(stderr_is_terminal()) {}
 
-  void finished(const tuning_db::Cell& trial, const tuning_db::TrialResult& result,
+  void finished(const tuning_db::TrialKey& trial, const tuning_db::TrialResult& result,
                 const tuner::SweepProgress& progress);
   void tick(const tuner::SweepProgress& progress);
   void clear();  // wipes the line on the terminal

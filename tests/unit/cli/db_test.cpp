@@ -15,7 +15,7 @@ void make_database(const Tool& tool, const char* name, int64_t n) {
   auto database = db::Database::open(tool.path() / name, db::OpenMode::kCreate).value();
   const Problem gemm = db::gemm(8192, n, 4096);
   db::sweep(database, {{gemm, db::generated("128x256s4c2x1w2g8")}, {gemm, db::heuristic(0)}},
-            [](const db::Cell& cell) {
+            [](const db::TrialKey& cell) {
               return db::timed(cell.candidate.impl == db::Impl::kGenerated ? 100 : 110);
             });
 }

@@ -31,7 +31,7 @@ class Asking : public ::testing::Test {
                {gemm, db::generated(kSlow)},
                {gemm, db::heuristic(3)},
                {gemm, {db::Impl::kBf16CublasLt, R"({"heuristic":0})", ""}}},
-              [&](const db::Cell& cell) {
+              [&](const db::TrialKey& cell) {
                 if (cell.candidate.config.find(kFast) != std::string::npos) {
                   return db::timed(200'000, 1.9);
                 }

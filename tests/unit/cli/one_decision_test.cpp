@@ -111,7 +111,7 @@ class OneDecision : public ::testing::Test {
                       [](Shape s) { return s.n <= 1024 ? 0.7 : 1.9; });
     const Problem gemm = db::gemm(8192, 4096, 4096, "rowwise");
     db::sweep(database, {{gemm, db::generated("128x128s6c1x2w2g16")}, {gemm, db::heuristic(3)}},
-              [](const db::Cell& cell) {
+              [](const db::TrialKey& cell) {
                 return db::timed(cell.candidate.impl == db::Impl::kGenerated ? 200 : 210);
               });
   }

@@ -11,10 +11,10 @@ using tuning_db::TrialResult;
 using tuning_db::TrialState;
 
 Candidate candidate_of(const tuning_db::PendingTrial& trial) {
-  const auto candidate = from_row(trial.cell.candidate);
+  const auto candidate = from_row(trial.key.candidate);
   if (candidate) return *candidate;
   // Another version's configuration: look_at() finds none like it.
-  return parse_candidate(to_string(trial.cell.candidate.impl), "").value();
+  return parse_candidate(to_string(trial.key.candidate.impl), "").value();
 }
 
 // A measured result with what was known of the candidate before it ran.
