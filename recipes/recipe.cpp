@@ -134,8 +134,7 @@ Status validate_gemm(const std::string& where, const GemmSetting& g) {
     }
     if (g.fast) {
       return fail(ErrorCode::kInvalidArgument,
-                  "{}: block scales change every 128 of the contraction; unset fast accumulation",
-                  where);
+                  "{}: block scales change every 128 of K; unset fast accumulation", where);
     }
   }
   return {};

@@ -1,4 +1,4 @@
-// An fp8 matrix as a product reads it: rows a pitch apart, zeros between them.
+// An fp8 matrix as a GEMM reads it: rows a pitch apart, zeros between them.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Whether a tool such as compute-sanitizer watches the test, as scripts/gpu-test --sanitize tells.
-// racecheck keeps 2 to 3 GB of host memory for each second of kernels, until none is left.
+// Says whether a tool such as compute-sanitizer runs the test; scripts/gpu-test --sanitize tells
+// it. racecheck keeps 2 to 3 GB of host memory for each second of kernels, until none is left.
 #pragma once
 
 #include <cstdlib>

@@ -119,7 +119,7 @@ struct TrialResult {
   }
 };
 
-struct Cell {
+struct TrialKey {
   Problem problem;
   Candidate candidate;
 };
@@ -127,7 +127,7 @@ struct Cell {
 struct PendingTrial {
   int64_t id = 0;
   std::string uuid;
-  Cell cell;
+  TrialKey key;
   int attempt = 0;
 };
 
@@ -167,8 +167,8 @@ class Database {
   [[nodiscard]] Result<RunInfo> begin_run(const std::vector<std::string>& argv, uint64_t seed,
                                           const DeviceClass& device, std::string_view unit_uuid,
                                           const Toolchain& toolchain, const Method& method,
-                                          const std::vector<Cell>& cells);
-  // Cells of the run without a terminal trial, in planned order. Cells found `running` (the process
+                                          const std::vector<TrialKey>& cells);
+  // Trials of the run without a terminal row, in planned order. Trials found `running` (the process
   // died in them) get attempt + 1; after a second death they become `quarantined` and are not
   // returned. Refused while another living process of this machine measures the run.
   [[nodiscard]] Result<std::vector<PendingTrial>> resume_run(std::string_view run_uuid);
@@ -179,7 +179,7 @@ class Database {
                                   const Method& method) const;
   [[nodiscard]] Status start_trial(const PendingTrial& trial);  // planned -> running
   [[nodiscard]] Status finish_trial(const PendingTrial& trial, const TrialResult& result);
-  // state: done, interrupted or crashed; `done` with cells left is recorded as interrupted. A cell
+  // state: done, interrupted or crashed; `done` with trials left is recorded as interrupted. A trial
   // still `running` is planned again: the process lives, so this is no death.
   [[nodiscard]] Status end_run(std::string_view run_uuid, std::string_view state);
   // Newest first. A run whose process died without end_run reads as `crashed`.

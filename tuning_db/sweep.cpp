@@ -1,5 +1,5 @@
 // Writing a sweep: runs, and the life of a trial from planned over running to a terminal state.
-// Every public call is one transaction, so kill -9 loses at most the cell that was being measured.
+// Every public call is one transaction, so kill -9 loses at most the trial that was being measured.
 #include <set>
 
 #include "tuning_db/owner.hpp"
@@ -45,7 +45,7 @@ RunInfo read_run_info(const Statement& s) {
 Result<RunInfo> Database::begin_run(const std::vector<std::string>& argv, uint64_t seed,
                                     const DeviceClass& device, std::string_view unit_uuid,
                                     const Toolchain& toolchain, const Method& method,
-                                    const std::vector<Cell>& cells) {
+                                    const std::vector<TrialKey>& cells) {
   F8_TRY(state_->require_writable());
   Connection& db = *state_->db;
   auto transaction = F8_TRY(Transaction::begin(db));
@@ -68,9 +68,9 @@ Result<RunInfo> Database::begin_run(const std::vector<std::string>& argv, uint64
   auto trial =
       F8_TRY(db.prepare("INSERT INTO trial (uuid, run_id, problem_id, candidate_id, state, at) "
                         "VALUES (?, ?, ?, ?, 'planned', ?)"));
-  // Several strategies may propose one cell; it is measured once.
+  // Several strategies may propose one trial; it is measured once.
   std::set<std::pair<int64_t, int64_t>> seen;
-  for (const Cell& cell : cells) {
+  for (const TrialKey& cell : cells) {
     const int64_t problem_id = F8_TRY(rows.problem(cell.problem));
     const int64_t candidate_id = F8_TRY(rows.candidate(cell.candidate));
     if (!seen.emplace(problem_id, candidate_id).second) continue;
@@ -125,7 +125,7 @@ Result<std::vector<PendingTrial>> Database::resume_run(std::string_view run_uuid
     const Candidate candidate = F8_TRY(read_candidate(select, 4));
     pending.push_back({.id = select.integer(0),
                        .uuid = select.text(1),
-                       .cell = {problem, candidate},
+                       .key = {problem, candidate},
                        .attempt = static_cast<int>(select.integer(2))});
   }
   select.reset();

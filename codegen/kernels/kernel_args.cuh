@@ -192,7 +192,7 @@ struct ScaleUpdateArgs {
   const float* found_inf;  // the step is dropped too where this is not 0; or null
 };
 
-// Whether one of `count` amaxes is not finite, one thread each.
+// The launch finds whether one of `count` amaxes is not finite; each thread reads one.
 struct FoundInfArgs {
   const u32* amax;
   float* found_inf;  // becomes 1 then, else stays as it is

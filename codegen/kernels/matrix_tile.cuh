@@ -1,4 +1,4 @@
-// What the amax and cast kernels share: 8 neighbouring elements as a value, magnitudes as ordered
+// The amax and cast kernels share these: 8 neighbouring elements as a value, magnitudes as ordered
 // bits, and the 128 x 128 tile in which 256 threads hold a fragment of 8 x 8 elements each.
 //
 // Thread t of a tile holds rows 8 (t / 16) .. +7 and columns 8 (t % 16) .. +7: the 16 threads of a

@@ -12,7 +12,7 @@ namespace train {
 
 class DynamicLibrary {
  public:
-  // Where the library is missing, `remedy` completes the message.
+  // `remedy` completes the message that says that the library is missing.
   DynamicLibrary(std::string name, const char* remedy)
       : name_(std::move(name)), handle_(dlopen(name_.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle_ == nullptr) fail(FLOAT8_ENVIRONMENT, "%s; %s", dlerror(), remedy);

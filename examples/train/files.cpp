@@ -52,7 +52,7 @@ std::string hash_hex(std::string_view bytes) {
     const size_t count = std::min(bytes.size(), sizeof word);
     std::memcpy(&word, bytes.data(), count);
     bytes.remove_prefix(count);
-    // For a given word each line maps its half one to one, so that no single change is lost.
+    // Each line maps its half one to one for a given word, so that no single change is lost.
     low = (low ^ word) * 0xbf58476d1ce4e5b9, low ^= low >> 32;
     high = (high + word) * 0x94d049bb133111eb, high ^= high >> 29;
   }

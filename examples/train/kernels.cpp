@@ -85,7 +85,7 @@ Cubin compile(int64_t width, int64_t context) {
       format("-DTRAIN_THREADS=%d", kThreads),
       format("-DTRAIN_NORM_THREADS=%d", norm_threads(width)),
   };
-  // With a driver NVRTC keeps a cache of its own, whose answers come without a log.
+  // NVRTC has a cache of its own where there is a driver; its answers come without a log.
   std::vector<const char*> options = {"--gpu-architecture=sm_90a", "--std=c++17", "--no-cache",
                                       "--ptxas-options=-v"};
   for (const std::string& define : defines) options.push_back(define.c_str());

@@ -26,7 +26,7 @@ Parameters::Parameters(const TrainConfig& config) {
     linears.push_back({std::move(name), n, k, count, factor / std::sqrt(static_cast<double>(k))});
     count += n * k;
   };
-  // What the blocks add to the residual stream keeps its size, however many there are.
+  // The blocks together add as much to the residual stream, however many there are.
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (int64_t i = 0; i < config.layers; ++i) {
     add(format("block.%ld.up", i), config.ffn, config.hidden, 1);

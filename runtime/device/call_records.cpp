@@ -18,7 +18,7 @@ CallRecords::Forward CallRecords::forward(const void* saved) const {
 void CallRecords::set_fresh(const void* state, size_t bytes, bool fresh) {
   const auto begin = reinterpret_cast<uintptr_t>(state);
   const std::lock_guard lock(mutex_);
-  // What lay there before is gone.
+  // The new record replaces all that it overlaps.
   auto overlapping = fresh_.lower_bound(begin);
   if (overlapping != fresh_.begin() && std::prev(overlapping)->second > begin) --overlapping;
   while (overlapping != fresh_.end() && overlapping->first < begin + bytes) {

@@ -1,6 +1,6 @@
-// What earlier calls left in the caller's memory, to find mistakes that no call sees alone: a
-// backward that does not fit its forward, and a first step of delayed scaling that does not say so.
-// A context keeps records where it checks pointers or is emulated. Buffers are known by their
+// Records of what earlier calls left in the caller's memory find mistakes that no call sees alone:
+// a backward that does not fit its forward, and a first step of delayed scaling that does not say
+// so. A context keeps records where it checks pointers or is emulated. Buffers are known by their
 // addresses, so a saved buffer that was moved is unknown, and an unknown buffer is accepted.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a context holds. Everything but the kernels, the cluster remap and the table is fixed once it
-// is made.
+// The content of a context. Everything but the kernels, the cluster remap and the table is fixed
+// once it is made.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// What a CUDA device is: the fields by which measurements are told apart.
+// The properties of a CUDA device: the fields that tell measurements apart.
 #pragma once
 
 #include <cstddef>

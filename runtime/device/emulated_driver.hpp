@@ -20,7 +20,7 @@ inline constexpr int kDevices = 8;  // ordinals 0 to 7, all of them the host's m
 
 [[nodiscard]] const Driver& driver();
 
-// What stands for a compiled kernel: loading it finds the spec again.
+// The stand-in for a compiled kernel: loading it finds the spec again.
 [[nodiscard]] codegen::Cubin cubin(const codegen::KernelSpec& spec);
 
 }  // namespace f8::runtime::emulation

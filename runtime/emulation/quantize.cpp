@@ -78,16 +78,17 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
     };
     if (t.tile_amax != nullptr) {
       if (!lines || spec.tensor || spec.in == Dtype::kF32) {
-        return fault(faults, "tensor {}: lines of {}", i, codegen::key(spec));
+        return fault(faults, "tensor {}: per-tile amaxes of {}", i, codegen::key(spec));
       }
-      if (!aligned(t.tile_amax, 8)) return fault(faults, "tensor {}: lines misaligned", i);
+      if (!aligned(t.tile_amax, 8))
+        return fault(faults, "tensor {}: per-tile amaxes misaligned", i);
       for (int tile = 0; tile < t.blocks; ++tile) {
         uint16_t* of_tile = t.tile_amax + tile * kernels::kTileAmaxSize;
         if (spec.row) std::fill_n(of_tile, kCastTile, uint16_t{0});
         if (spec.col) std::fill_n(of_tile + kCastTile, kCastTile, uint16_t{0});
       }
     } else if ((spec.row && t.row_amax == nullptr) || (spec.col && t.col_amax == nullptr)) {
-      return fault(faults, "tensor {}: no words for the maxima of its lines", i);
+      return fault(faults, "tensor {}: no amax buffer for its rows or columns", i);
     }
     if (spec.tensor && t.partials == nullptr) return fault(faults, "tensor {}: no partials", i);
     if (!lines) {

@@ -9,7 +9,7 @@ namespace f8::runtime {
 
 // The device, the options and the tuning table that plans are made by.
 [[nodiscard]] std::string describe(const Context& context);
-// Each product with its operands, its kernel and the reason for it; the launches of a call at the
+// Each GEMM with its operands, its kernel and the reason for it; the launches of a call at the
 // largest m; the bytes of the buffers. Several lines, the last one without an end.
 [[nodiscard]] std::string describe(const Linear& linear);
 

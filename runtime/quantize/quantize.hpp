@@ -1,6 +1,6 @@
-// From high precision to fp8 on the device: the amax launch and the cast launch, each over up to
-// kernels::kMaxTensors matrices at once, or kernels::kMaxListed with the kernels for lists. What a
-// launch works on is described by plain pointers into the caller's memory; nothing is owned.
+// Launches that take matrices from high precision to fp8: the amax launch and the cast launch, each
+// over up to kernels::kMaxTensors matrices at once, or kernels::kMaxListed with the list kernels.
+// Plain pointers into the caller's memory describe the operands; nothing is owned.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct QuantizeOperand {
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t ld = 0;                 // of x, elements, whole 16 bytes; 0: dense
-  uint32_t* partials = nullptr;   // tensor: amax_partials() words; beside an axis amax: 1, zeroed
+  uint32_t* partials = nullptr;   // tensor: amax_partials() words; with an axis amax: 1, zeroed
   uint16_t* tile_amax = nullptr;  // axis, where fits_tile_amax(): tile_amax_bytes(), 8-byte aligned
   uint32_t* row_amax = nullptr;   // axis without tile_amax: [rows], zeroed before the amax launch
   uint32_t* col_amax = nullptr;   // axis without tile_amax: [cols], likewise
@@ -39,9 +39,10 @@ struct QuantizeOperand {
 // How matrices go through the kernels of a cast that needs amaxes: all of them by one launch of the
 // one-launch kernel; each by one of its own; or all by an amax launch and a cast launch.
 enum class Launches { kOne, kOneEach, kTwo };
-// For the one-launch kernel of `spec` on a device of `sm_count` SMs: it takes what fits at once,
-// where rows or columns have scales no more strips of tiles than its workspace holds; and where
-// both ways fit, the faster one as measured (docs/kernels.md).
+// Says how to launch the one-launch kernel of `spec` on a device of `sm_count` SMs. The kernel
+// takes what is resident at once, and no more strips of tiles than its workspace holds if rows or
+// columns have scales. If both ways fit, this is the one that was measured faster
+// (docs/kernels.md).
 [[nodiscard]] Launches quantize_launches(const codegen::CastSpec& spec, int sm_count,
                                          std::span<const QuantizeOperand> operands);
 // Blocks of one-launch kernels that are resident at once, on `sm_count` SMs.

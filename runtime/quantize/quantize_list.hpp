@@ -38,7 +38,7 @@ class QuantizeList {
                            Stream stream, const uint32_t* noop_flag = nullptr) const;
 
  private:
-  // The places of a matrix's maxima in the workspace, in words.
+  // The offsets of a matrix's amax buffers in the workspace, in 32-bit words.
   struct Words {
     int64_t partials, row, column;
   };

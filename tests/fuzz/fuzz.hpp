@@ -27,7 +27,7 @@ struct Options {
 void run(std::span<const std::string> corpus,
          const std::function<void(std::string_view text)>& check);
 
-// What every parser promises about a message: one printable line, not endless.
+// Every parser promises this of a message: it is one printable line, not endless.
 void expect_readable(const std::string& message);
 
 }  // namespace f8::fuzz

@@ -60,7 +60,7 @@ std::string filter_text() {
   return file.serialize().value();
 }
 
-// Of many cases some must get through, else the checks behind the parser were never run.
+// Some of many cases must get through, else the checks behind the parser were never run.
 void expect_some(int accepted) {
   EXPECT_TRUE(accepted > 0 || fuzz::options().iterations < 1000);
 }
@@ -130,7 +130,7 @@ TEST(Fuzz, TuningTableParse) {
   expect_some(accepted);
 }
 
-// Behind the hash: the same edits under an end line that fits.
+// The same edits get past the hash: the end line is made to fit.
 TEST(Fuzz, TuningTableParseOfSignedText) {
   std::vector<std::string> corpus;
   for (std::string text : {table_text(), TuningTable().serialize()}) {
@@ -144,7 +144,7 @@ TEST(Fuzz, TuningTableParseOfSignedText) {
   expect_some(accepted);
 }
 
-// As it stands, and behind the hash.
+// The text is edited as it stands, and then with a hash that fits.
 TEST(Fuzz, FilterFileParse) {
   const std::string whole = filter_text();
   const std::string body = whole.substr(0, whole.rfind("end "));

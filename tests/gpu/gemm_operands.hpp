@@ -40,7 +40,7 @@ struct GemmOperands {
     return reference::cast(reference::random_matrix(rows, cols, seed, distribution), over(scale),
                            type, pow2);
   }
-  // Rows 0, step, 2 step, ... of a, for products whose whole reference would take too long.
+  // Rows 0, step, 2 step, ... of a, for GEMMs whose whole reference would take too long.
   [[nodiscard]] reference::Fp8Matrix sampled_a(int64_t step) const {
     reference::Fp8Matrix out = a;
     out.bits.clear();

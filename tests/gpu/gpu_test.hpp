@@ -79,7 +79,7 @@ class DeviceBuffer {
   }
   [[nodiscard]] std::vector<double> bf16() const;
   [[nodiscard]] std::vector<double> f32() const;
-  // Nothing was written before the first or behind the last byte.
+  // True if nothing was written before the first or behind the last byte.
   [[nodiscard]] bool guards_are_whole() const;
 
  private:

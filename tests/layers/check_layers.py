@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "base": {"base"},
     "recipes": {"base", "recipes"},
     "codegen": {"base", "recipes", "codegen"},
-    # Of the tuning database a trainer has the estimator alone: plain data, no SQLite.
+    # A trainer has no part of the tuning database but the estimator: plain data, no SQLite.
     "runtime": {"base", "recipes", "codegen", "tuning_db/estimate", "runtime"},
     "tuning_db": {"base", "recipes", "tuning_db"},
     "tuning_db/estimate": {"base", "recipes", "tuning_db/estimate"},

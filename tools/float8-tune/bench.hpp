@@ -56,8 +56,8 @@ struct BenchMachine {
 [[nodiscard]] Result<BenchMachine> open_bench(const BenchOptions& options, const Global& global,
                                               std::span<const std::string_view> csv_columns);
 
-// Whether an error ends a sweep over shapes. A problem that could not be measured is a line of it,
-// unless the device is lost or the problem is the only one.
+// Says whether an error ends a sweep over shapes. A problem that could not be measured is one of
+// its lines, unless the device is lost or the problem is the only one.
 [[nodiscard]] bool ends_shape_sweep(const Error& error, const BenchWork& work);
 
 // A result's median and interval, where it was timed.

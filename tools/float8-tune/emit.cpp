@@ -79,7 +79,7 @@ Result<std::vector<Item>> cast_items(const Recipe& recipe, std::string_view op) 
   return items;
 }
 
-// What --mnk, --recipe and --op ask for.
+// The kernels that --mnk, --recipe and --op ask for.
 Result<std::vector<Item>> items_of_shape(const Options& options, const Global& global) {
   const bool casts = options.op == "amax" || options.op == "cast";
   if (options.recipe.empty()) {

@@ -76,7 +76,7 @@ int run(int argc, char** argv) {
 }  // namespace f8::cli
 
 int main(int argc, char** argv) {
-  // Nothing of ours throws; the libraries may.
+  // Our code does not throw; the libraries may.
   try {
     return f8::cli::run(argc, argv);
   } catch (const std::exception& error) {

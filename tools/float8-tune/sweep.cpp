@@ -34,8 +34,8 @@ struct Options {
   bool dry_run = false;
 };
 
-// What is to be measured, and where it goes. A new run has no uuid yet, and a new file is made only
-// when there is a device to fill it.
+// The plan to be measured and the file for its results. A new run has no uuid yet, and a new file
+// is made only when there is a device to fill it.
 struct Job {
   SweepArgs args;
   tuner::SweepRequest request;

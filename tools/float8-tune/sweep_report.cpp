@@ -143,7 +143,7 @@ std::string clock_text(double s) {
   return whole >= 60 ? f8::format("{}m{:02}", whole / 60, whole % 60) : f8::format("{}s", whole);
 }
 
-void SweepReporter::finished(const tuning_db::Cell& trial, const tuning_db::TrialResult& result,
+void SweepReporter::finished(const tuning_db::TrialKey& trial, const tuning_db::TrialResult& result,
                              const tuner::SweepProgress& progress) {
   if (global_.quiet || terminal_ || result.state == TrialState::kPruned) return;
   Json event = {{"event", "cell"},

@@ -1,4 +1,4 @@
-// What a sweep says. Standard error carries progress: on a terminal one line that is rewritten,
+// The output of a sweep. Standard error carries progress: on a terminal one line that is rewritten,
 // else one JSON object a line for each measured trial, and a heartbeat at most ten seconds apart.
 // Standard output carries the results.
 #pragma once
@@ -14,7 +14,7 @@ class SweepReporter {
  public:
   explicit SweepReporter(const Global& global) : global_(global), terminal_(stderr_is_terminal()) {}
 
-  void finished(const tuning_db::Cell& trial, const tuning_db::TrialResult& result,
+  void finished(const tuning_db::TrialKey& trial, const tuning_db::TrialResult& result,
                 const tuner::SweepProgress& progress);
   void tick(const tuner::SweepProgress& progress);
   void clear();  // wipes the line on the terminal

@@ -624,7 +624,7 @@ typedef struct float8_model_layer {
   const float8_linear_desc* desc;
 } float8_model_layer;
 
-/* Nothing of it is kept after the call. */
+/* It need not outlive the call. */
 typedef struct float8_model_desc {
   size_t struct_size;
   const float8_model_layer* layers;
@@ -654,7 +654,7 @@ FLOAT8_API float8_status float8_model_plan(float8_context* context, const float8
                                            float8_model** out);
 FLOAT8_API void float8_model_destroy(float8_model* model);
 
-/* What a verdict rests on. */
+/* The source of a verdict. */
 typedef enum float8_evidence {
   FLOAT8_EVIDENCE_MEASURED = 0,     /* the tuning table has this shape at this token count */
   FLOAT8_EVIDENCE_INTERPOLATED = 1, /* the shape lies between measured ones */

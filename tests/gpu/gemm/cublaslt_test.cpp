@@ -61,8 +61,8 @@ TEST_F(CublasLtTest, Fp8EveryGemmAndScaleMode) {
   }
 }
 
-// What cuBLASLt offers for block scales is right with our layout of them: rows of a block of k side by
-// side, rows of blocks padded to a multiple of 4. It offers something for whole blocks at least.
+// The block-scaled GEMMs of cuBLASLt are right with our layout of scales: rows of a block of k side
+// by side, rows of blocks padded to a multiple of 4. It offers something for whole blocks at least.
 class CublasLtBlockTest : public CublasLtTest,
                           public ::testing::WithParamInterface<codegen::ScaleMode> {};
 INSTANTIATE_TEST_SUITE_P(Modes, CublasLtBlockTest,

@@ -79,7 +79,7 @@ TEST_F(GemmEpilogueTest, SplitContractions) {
       {"64x128s6c1x1k2w1g16", ScaleMode::kTensor, true},
       {"64x128s6c1x1k4w1g4", ScaleMode::kAxis, true},
   };
-  // Contractions of fewer blocks than shares, of one element more than a block, and long ones; the
+  // K of fewer blocks than shares, of one element more than a block, and long ones; the
   // last shape has more tiles than there are clusters at once.
   const Shape shapes[] = {{17, 16, 16},    {1, 48, 48},     {130, 272, 128}, {129, 592, 144},
                           {401, 592, 720}, {64, 256, 4096}, {300, 64, 8208}, {1410, 1168, 400}};

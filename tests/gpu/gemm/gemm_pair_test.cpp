@@ -82,8 +82,8 @@ INSTANTIATE_TEST_SUITE_P(Configurations, GroupedGemmTest,
                                              suite.param.fast ? "fast" : "precise");
                          });
 
-// Products of like and of very different size, fewer tiles than SMs and many more, a first product
-// whose last wave is full, nearly full or nearly empty; the longer contraction on either side.
+// GEMMs of like and of very different size, fewer tiles than SMs and many more, a first GEMM
+// whose last wave is full, nearly full or nearly empty; the longer K on either side.
 TEST_P(GroupedGemmTest, EachIsItself) {
   for (const auto& [shape, m] :
        {std::pair{Shape{300, 208, 592}, int64_t{300}}, std::pair{Shape{300, 208, 592}, int64_t{1}},

@@ -114,7 +114,7 @@ TEST_P(GemmConfigTest, EveryCandidate) {
 
 class GemmShapeTest : public GpuTestWith<int64_t> {
  protected:
-  // Whatever the cost model chooses, at the planned m and, with the same plan, at `m`.
+  // Checks the cost model's choice at the planned m and, with the same plan, at `m`.
   void check(Gemm gemm, Shape linear, int64_t m, bool fast, codegen::ScaleMode scale,
              Dtype d_type) {
     const GemmDesc desc{.gemm = gemm,

@@ -67,7 +67,7 @@ TEST_P(LinearOptionsTest, BiasGradientsAreTheReferencesBits) {
   }
 }
 
-// Whatever else a plan does for the bias, its other results are the same bits.
+// A plan with a bias has the same bits in all other results.
 TEST_P(LinearOptionsTest, OptionsChangeNoOtherResult) {
   for (const Shape shape : {kShapes[0], kShapes[1]}) {
     SCOPED_TRACE(f8::format("{} {}", GetParam(), to_string(shape)));

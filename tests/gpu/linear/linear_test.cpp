@@ -37,7 +37,7 @@ TEST_P(LinearTest, LikeTheReference) {
                                  Case{{1, 16, 16}, 1},             // smallest
                                  Case{{1000, 2064, 48}, 1000},     // wide
                                  Case{{1000, 48, 2064}, 999},      // narrow
-                                 Case{{4095, 128, 144}, 4095}}) {  // a long contraction for dw
+                                 Case{{4095, 128, 144}, 4095}}) {  // a long K for dw
     const uint64_t seed = static_cast<uint64_t>(shape.m + m);
     SCOPED_TRACE(
         f8::format("linear/{} {} called with m={} seed {}", GetParam(), to_string(shape), m, seed));

@@ -19,7 +19,7 @@ std::vector<uint32_t> bits(const std::vector<float>& values) {
 }
 
 // The amaxes of the matrix's rows or columns, from the per-tile partials (tile_amax.cuh).
-std::vector<uint32_t> combined(const std::vector<uint16_t>& lines, int64_t rows, int64_t cols,
+std::vector<uint32_t> combined(const std::vector<uint16_t>& tile_amax, int64_t rows, int64_t cols,
                                bool columns) {
   std::vector<uint32_t> most(static_cast<size_t>(columns ? cols : rows));
   const int64_t across = ceil_div(cols, kernels::kCastTile);
@@ -28,10 +28,10 @@ std::vector<uint32_t> combined(const std::vector<uint16_t>& lines, int64_t rows,
     const int64_t first = (columns ? tile % across : tile / across) * kernels::kCastTile;
     for (int64_t i = 0; i < kernels::kCastTile; ++i) {
       const auto at = tile * kernels::kTileAmaxSize + (columns ? kernels::kCastTile : 0) + i;
-      const uint32_t bits = uint32_t{lines[static_cast<size_t>(at)]} << 16;
-      const auto line = static_cast<size_t>(first + i);
-      if (line < most.size()) {
-        most[line] = std::max(most[line], bits);
+      const uint32_t bits = uint32_t{tile_amax[static_cast<size_t>(at)]} << 16;
+      const auto index = static_cast<size_t>(first + i);
+      if (index < most.size()) {
+        most[index] = std::max(most[index], bits);
       } else {
         EXPECT_EQ(bits, 0U) << "beyond the matrix";
       }
@@ -90,19 +90,20 @@ TEST_P(AmaxTest, BitwiseLikeTheReference) {
           EXPECT_TRUE(buffer->guards_are_whole());
         }
         if (fits_tile_amax(spec, rows, cols)) {
-          const DeviceBuffer lines(context(), tile_amax_bytes(spec, rows, cols));
-          QuantizeOperand by_lines{.x = dx.as(), .rows = rows, .cols = cols};
-          by_lines.tile_amax = lines.as<uint16_t>();
-          const auto lines_args = amax_args(spec, context().device().sm_count, {&by_lines, 1});
-          F8_ASSERT_OK(launch_amax(driver(), **kernel, lines_args, true, nullptr));
-          const auto left = lines.download<uint16_t>();
+          const DeviceBuffer tile_amax(context(), tile_amax_bytes(spec, rows, cols));
+          QuantizeOperand by_tile_amax{.x = dx.as(), .rows = rows, .cols = cols};
+          by_tile_amax.tile_amax = tile_amax.as<uint16_t>();
+          const auto tile_amax_args =
+              amax_args(spec, context().device().sm_count, {&by_tile_amax, 1});
+          F8_ASSERT_OK(launch_amax(driver(), **kernel, tile_amax_args, true, nullptr));
+          const auto left = tile_amax.download<uint16_t>();
           if (spec.row) {
             EXPECT_EQ(combined(left, rows, cols, false), row.download<uint32_t>());
           }
           if (spec.col) {
             EXPECT_EQ(combined(left, rows, cols, true), col.download<uint32_t>());
           }
-          EXPECT_TRUE(lines.guards_are_whole());
+          EXPECT_TRUE(tile_amax.guards_are_whole());
         }
         if (HasFailure()) return;
       }

@@ -215,7 +215,7 @@ bool has_rows_alone(const codegen::CastSpec& spec) {
 bool has_tiles_in_one_launch(const codegen::CastSpec& spec) {
   return spec.one_launch && !codegen::scales_rows_alone(spec);
 }
-bool may_take_lines(const codegen::CastSpec& spec) {
+bool may_take_tile_amax(const codegen::CastSpec& spec) {
   const auto before = amax_before(spec);
   return before && fits_tile_amax(*before, 1, 16) && !spec.one_launch;
 }
@@ -229,9 +229,9 @@ INSTANTIATE_TEST_SUITE_P(Specs, RowsCastTest, ::testing::ValuesIn(specs_with(has
 class TilesCastTest : public CastTest {};
 INSTANTIATE_TEST_SUITE_P(Specs, TilesCastTest,
                          ::testing::ValuesIn(specs_with(has_tiles_in_one_launch)), name);
-class LinesCastTest : public CastTest {};
-INSTANTIATE_TEST_SUITE_P(Specs, LinesCastTest, ::testing::ValuesIn(specs_with(may_take_lines)),
-                         name);
+class TileAmaxCastTest : public CastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, TileAmaxCastTest,
+                         ::testing::ValuesIn(specs_with(may_take_tile_amax)), name);
 class ListCastTest : public CastTest {};
 INSTANTIATE_TEST_SUITE_P(Specs, ListCastTest, ::testing::ValuesIn(specs_with(may_be_a_list)), name);
 
@@ -293,7 +293,7 @@ TEST_P(CastTest, TwoMatricesInOneLaunch) {
 // Per-tile amax partials and amax words give the same bits: two matrices in a launch, one of them
 // or both with partials; the last pair has the most tiles that partials are taken for. Launches
 // follow one another without a pause, so that an early start of the next one would show.
-TEST_P(LinesCastTest, ByLinesTheSameAsByWords) {
+TEST_P(TileAmaxCastTest, ByLinesTheSameAsByWords) {
   const auto before = amax_before(GetParam());
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 16},
                                    {300, 144},
@@ -313,25 +313,26 @@ TEST_P(LinesCastTest, ByLinesTheSameAsByWords) {
     const DeviceBuffer x_tile_amax(context(), tile_amax_bytes(*before, rows, cols));
     const DeviceBuffer w_tile_amax(context(), tile_amax_bytes(*before, 257, 272));
     for (const bool both : {true, false}) {
-      const Quantized x_by_lines(context(), GetParam(), x);
+      const Quantized x_by_tile_amax(context(), GetParam(), x);
       const Quantized w_second(context(), GetParam(), w);
-      QuantizeOperand by_lines[] = {x_by_lines.operand, w_second.operand};
-      by_lines[0].tile_amax = x_tile_amax.as<uint16_t>();
-      if (both) by_lines[1].tile_amax = w_tile_amax.as<uint16_t>();
-      for (int round = 0; round < 3; ++round) run(by_lines);
-      for (const auto& [lines, words] :
-           {std::pair{&x_by_lines, &x_amax}, std::pair{&w_second, &w_amax}}) {
+      QuantizeOperand by_tile_amax[] = {x_by_tile_amax.operand, w_second.operand};
+      by_tile_amax[0].tile_amax = x_tile_amax.as<uint16_t>();
+      if (both) by_tile_amax[1].tile_amax = w_tile_amax.as<uint16_t>();
+      for (int round = 0; round < 3; ++round) run(by_tile_amax);
+      for (const auto& [tiled, words] :
+           {std::pair{&x_by_tile_amax, &x_amax}, std::pair{&w_second, &w_amax}}) {
         const auto same = [&](const DeviceBuffer Quantized::*buffer, const char* what) {
-          EXPECT_TRUE((lines->*buffer).download<uint8_t>() == (words->*buffer).download<uint8_t>())
+          EXPECT_TRUE((tiled->*buffer).download<uint8_t>() == (words->*buffer).download<uint8_t>())
               << what << (words == &x_amax ? " of x" : " of w");
-          EXPECT_TRUE((lines->*buffer).guards_are_whole()) << what;
+          EXPECT_TRUE((tiled->*buffer).guards_are_whole()) << what;
         };
         same(&Quantized::q, "q");
         same(&Quantized::qt, "qt");
         same(&Quantized::inv_row, "inv_row");
         same(&Quantized::inv_col, "inv_col");
       }
-      for (const auto words = x_by_lines.row_amax.download<uint32_t>(); const uint32_t word : words)
+      for (const auto words = x_by_tile_amax.row_amax.download<uint32_t>();
+           const uint32_t word : words)
         ASSERT_EQ(word, 0U) << "a word was raised";
     }
     EXPECT_TRUE(x_tile_amax.guards_are_whole());

@@ -23,8 +23,8 @@ namespace f8::runtime::gpu {
   return reference::AmaxOver::kTensor;
 }
 
-// Inverse scales: blocks of the contraction by lines for block1x128, padded lines for both kinds of
-// block.
+// The inverse scales as the device has them: blocks of K by rows for block1x128, padded rows for
+// both kinds of block.
 [[nodiscard]] inline std::vector<float> device_layout(const reference::Fp8Matrix& x) {
   using reference::AmaxOver;
   if (x.over != AmaxOver::kBlock1x128 && x.over != AmaxOver::kBlock128x128) return x.inv_scales;

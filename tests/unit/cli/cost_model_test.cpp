@@ -1,4 +1,4 @@
-// cost-model: what its choices cost on measured products, and constants from measurements.
+// The command cost-model: the cost of its choices on measured GEMMs, and constants fitted to them.
 #include <gtest/gtest.h>
 
 #include "base/file.hpp"

@@ -15,7 +15,7 @@ void make_database(const Tool& tool, const char* name, int64_t n) {
   auto database = db::Database::open(tool.path() / name, db::OpenMode::kCreate).value();
   const Problem gemm = db::gemm(8192, n, 4096);
   db::sweep(database, {{gemm, db::generated("128x256s4c2x1w2g8")}, {gemm, db::heuristic(0)}},
-            [](const db::Cell& cell) {
+            [](const db::TrialKey& cell) {
               return db::timed(cell.candidate.impl == db::Impl::kGenerated ? 100 : 110);
             });
 }
@@ -85,7 +85,7 @@ TEST(Db, ExportedTableIsWhatATrainerLoads) {
   ASSERT_NE(own, nullptr);
   EXPECT_EQ(own->config, "128x256s4c2x1w2g8");
   EXPECT_EQ(own->median_ns, 100) << "the database's, not the built-in one";
-  // Behind the database's rows lie the built-in ones, as for `filter --db`.
+  // The built-in rows follow the database's, as for `filter --db`.
   EXPECT_EQ(table->sources, (std::vector<std::string>{"a.db", "built-in"}));
   EXPECT_GT(table->choices().size(), 100U);
   EXPECT_GT(table->speedups().size(), 100U);

@@ -31,7 +31,7 @@ class Asking : public ::testing::Test {
                {gemm, db::generated(kSlow)},
                {gemm, db::heuristic(3)},
                {gemm, {db::Impl::kBf16CublasLt, R"({"heuristic":0})", ""}}},
-              [&](const db::Cell& cell) {
+              [&](const db::TrialKey& cell) {
                 if (cell.candidate.config.find(kFast) != std::string::npos) {
                   return db::timed(200'000, 1.9);
                 }
@@ -94,7 +94,7 @@ TEST_F(Asking, FilterWritesTheSameJsonToAFile) {
   EXPECT_EQ(read_file(tool_.path() / "filter.json").value(), outcome.out);
 }
 
-// What a trainer reads: the same verdicts, without JSON.
+// A trainer reads the same verdicts, without JSON.
 TEST_F(Asking, FilterWritesVerdictsForATrainer) {
   const json result = ask({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe",
                            "rowwise", "--filter-fqns", "output", "--verdicts", "model.filter"});

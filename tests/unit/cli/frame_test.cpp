@@ -1,4 +1,4 @@
-// What all commands have in common: help, the split of the two streams, colours, exit codes without
+// Tests of what all commands share: help, the split of the two streams, colours, exit codes without
 // a GPU.
 #include <gtest/gtest.h>
 

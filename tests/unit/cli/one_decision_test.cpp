@@ -76,7 +76,7 @@ class OneDecision : public ::testing::Test {
     return tool_.json(words);
   }
 
-  // Of the interval 6 digits reach the tool's JSON.
+  // The tool's JSON has 6 digits of the interval.
   void expect_same(const json& decisions, const float8::ModelOptions& options,
                    const std::string& prefix = "") const {
     const auto model = float8::Model::plan(*context_, model_layers(layers_), options);
@@ -111,7 +111,7 @@ class OneDecision : public ::testing::Test {
                       [](Shape s) { return s.n <= 1024 ? 0.7 : 1.9; });
     const Problem gemm = db::gemm(8192, 4096, 4096, "rowwise");
     db::sweep(database, {{gemm, db::generated("128x128s6c1x2w2g16")}, {gemm, db::heuristic(3)}},
-              [](const db::Cell& cell) {
+              [](const db::TrialKey& cell) {
                 return db::timed(cell.candidate.impl == db::Impl::kGenerated ? 200 : 210);
               });
   }

@@ -211,7 +211,7 @@ TEST(CacheDirectory, OldTemporariesOfDeadProcessesGo) {
   EXPECT_TRUE(fs::exists(directory / cache_key(test_kernel(0)).value()));
 }
 
-// What is asked of a directory that cannot be written, by a user whom permissions bind.
+// Uses a directory that cannot be written, as a user whom permissions bind.
 std::string use_read_only(const fs::path& directory) {
   const CapturedLog log;
   const CountingCompiler compiler;

@@ -190,7 +190,7 @@ TEST(KernelSpec, AResultIsStoredInWholeRowsOfItsTile) {
   }
 }
 
-// With fewer buffers each 64 x 64 of a result waits for the store of the one before.
+// Fewer buffers would make each 64 x 64 of a result wait for the store of the one before.
 TEST(KernelSpec, CandidatesKeepAWholeResultOf16BitsInBuffers) {
   for (const char* scale : {"tensor/fast", "axis/fast", "tensor/precise", "block128x128/precise"}) {
     auto spec = std::get<GemmSpec>(

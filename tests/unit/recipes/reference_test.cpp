@@ -301,7 +301,7 @@ TEST(Errors, RelativeErrorAndSqnr) {
   EXPECT_EQ(sqnr_db(reference, std::vector<double>{3, 4}), std::numeric_limits<double>::infinity());
   EXPECT_DOUBLE_EQ(relative_error(reference, std::vector<double>{3, 4.5}), 0.1);
   EXPECT_NEAR(sqnr_db(reference, std::vector<double>{3, 4.5}), 20.0, 1e-12);
-  // Nothing of the kind may pass a bound.
+  // An error that is NaN passes no bound.
   EXPECT_TRUE(std::isnan(relative_error(reference, std::vector<double>{3})));
   EXPECT_TRUE(std::isnan(sqnr_db(reference, std::vector<double>{3, kNan})));
   EXPECT_EQ(relative_error(std::vector<double>{0}, std::vector<double>{1}),

@@ -136,7 +136,7 @@ F8_EXPORTED int snprintf(char* to, size_t bytes, const char* format, ...) {
   return written;
 }
 
-// What snprintf and vsnprintf are compiled to where the distribution fortifies (Ubuntu).
+// Distributions that fortify (Ubuntu) compile snprintf and vsnprintf to these.
 F8_EXPORTED int __vsnprintf_chk(char* to, size_t bytes, int, size_t, const char* format,
                                 va_list arguments) {
   return vsnprintf(to, bytes, format, arguments);

@@ -18,7 +18,7 @@ constexpr int kKills = 40;
 TEST(Crash, KilledAtRandomMomentsASweepLosesNothing) {
   const TempFolder folder;
   const fs::path path = folder / "t.db";
-  std::vector<Cell> cells;
+  std::vector<TrialKey> cells;
   for (int i = 0; i < kCells; ++i) cells.push_back({gemm(8192, 4096, 4096), heuristic(i)});
   std::string run;
   {

@@ -26,9 +26,9 @@ class ExchangeTest : public ::testing::Test {
     Database b = make("b.db");
     sweep(a,
           {{gemm(8192, 4096, 4096), heuristic(0)}, {gemm(8192, 4096, 4096), generated("128x256")}},
-          [](const Cell&) { return timed(100'000); });
+          [](const TrialKey&) { return timed(100'000); });
     sweep(b, {{gemm(8192, 4096, 4096), heuristic(0)}, {gemm(16, 16, 16), heuristic(3)}},
-          [](const Cell& c) {
+          [](const TrialKey& c) {
             return c.problem.shape.m == 16
                        ? TrialResult{.state = TrialState::kCompileError, .reason = "C7510 \"x\"\n"}
                        : timed(1e5 / 3, 4.0 / 3);

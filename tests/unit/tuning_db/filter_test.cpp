@@ -330,12 +330,12 @@ TEST_F(FilterTest, ThresholdsOfAKnownRule) {
   EXPECT_TRUE(thresholds(Estimator(table, "rowwise")).empty());
 }
 
-// As many rows as the built-in database has: linears, and thousands of GEMM trials beside them.
+// The file has as many rows as the built-in database: linears, and thousands of GEMM trials.
 TEST_F(FilterTest, OpensAndFilters300LayersIn50Ms) {
   {
     Database db = make("t.db");
     for (const char* recipe : {"tensorwise", "rowwise"}) fill(db, recipe, 0.9, 1.5);
-    std::vector<Cell> cells;
+    std::vector<TrialKey> cells;
     for (int64_t i = 0; i < 5000; ++i) {
       cells.push_back(
           {gemm(2048 * (1 + i % 3), 1024 * (1 + i % 10), 4096), heuristic(static_cast<int>(i))});

@@ -34,9 +34,9 @@ class OpenTest : public Test {
 
   fs::path create_filled() {
     Database db = Database::open(path_, OpenMode::kCreate).value();
-    std::vector<Cell> cells;
+    std::vector<TrialKey> cells;
     for (int i = 0; i < 200; ++i) cells.push_back({gemm(8192, 4096, 4096), heuristic(i)});
-    sweep(db, cells, [](const Cell&) { return timed(100'000); });
+    sweep(db, cells, [](const TrialKey&) { return timed(100'000); });
     return path_;
   }
 
@@ -87,11 +87,11 @@ TEST_F(OpenTest, ReadingLeavesTheFolderAsItWas) {
 TEST_F(OpenTest, RowsInAWalAreRead) {
   create_filled();
   Database writer = Database::open(path_, OpenMode::kReadWrite).value();
-  sweep(writer, {{gemm(16, 16, 16), heuristic(0)}}, [](const Cell&) { return timed(1); });
+  sweep(writer, {{gemm(16, 16, 16), heuristic(0)}}, [](const TrialKey&) { return timed(1); });
   ASSERT_TRUE(fs::exists(folder_ / "t.db-wal"));
   const Database reader = Database::open(path_, OpenMode::kReadOnly).value();
   EXPECT_EQ(reader.trials(gemm(16, 16, 16)).value().size(), 1U);
-  sweep(writer, {{gemm(16, 16, 16), heuristic(1)}}, [](const Cell&) { return timed(1); });
+  sweep(writer, {{gemm(16, 16, 16), heuristic(1)}}, [](const TrialKey&) { return timed(1); });
   EXPECT_EQ(reader.trials(gemm(16, 16, 16)).value().size(), 2U);
 }
 

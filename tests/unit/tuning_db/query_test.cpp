@@ -29,7 +29,7 @@ TEST(Keys, AreOfCanonicalValues) {
 TEST_F(QueryTest, TrialsBestFirst) {
   const Problem p = gemm(8192, 4096, 4096);
   sweep(db_, {{p, heuristic(0)}, {p, heuristic(1)}, {p, heuristic(2)}, {p, heuristic(3)}},
-        [](const Cell& c) {
+        [](const TrialKey& c) {
           if (c.candidate.config == R"({"heuristic":0})") return timed(300);
           if (c.candidate.config == R"({"heuristic":1})") return timed(100);
           if (c.candidate.config == R"({"heuristic":2})") {
@@ -40,7 +40,7 @@ TEST_F(QueryTest, TrialsBestFirst) {
           return r;
         });
   // A screening is faster, and is not best.
-  sweep(db_, {{p, heuristic(4)}}, [](const Cell&) { return timed(10); }, h100(), toolchain(),
+  sweep(db_, {{p, heuristic(4)}}, [](const TrialKey&) { return timed(10); }, h100(), toolchain(),
         {"screen", "{}"});
   std::vector<std::string> order;
   for (const TrialRow& row : take(db_.trials(p))) {
@@ -55,8 +55,8 @@ TEST_F(QueryTest, TheNewestToolchainCounts) {
   const Problem p = linear({8192, 4096, 4096});
   const auto measure = [&](const char* sha, double ns, const Method& method) {
     sweep(
-        db_, {{p, {Impl::kFloat8, "{}", "f"}}}, [&](const Cell&) { return timed(ns, 1e6 / ns); },
-        h100(), toolchain(sha), method);
+        db_, {{p, {Impl::kFloat8, "{}", "f"}}},
+        [&](const TrialKey&) { return timed(ns, 1e6 / ns); }, h100(), toolchain(sha), method);
   };
   measure("old", 500'000, final_method());
   measure("new", 600'000, final_method());
@@ -90,7 +90,7 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
          {a, {Impl::kBf16CublasLt, "{}", ""}},
          {b, heuristic(5)},
          {b, generated("128x128s4")}},
-        [](const Cell& c) {
+        [](const TrialKey& c) {
           if (c.candidate.impl == Impl::kBf16CublasLt) return timed(1);
           if (c.candidate.impl == Impl::kGenerated)
             return timed(c.problem.shape.m == 8192 ? 90 : 110);
@@ -153,15 +153,15 @@ TEST(Kernels, HaveAText) {
 
 class LinearsChoice : public QueryTest {
  protected:
-  // One run: the product's kernels, and the linear, which took h5 and is not faster with it alone.
+  // One run: the GEMM's kernels, and the linear, which took h5 and is not faster with it alone.
   void measure(const char* sha, bool with_gemms = true, bool h5_is_ok = true) {
-    std::vector<Cell> cells = {{linear_, {Impl::kFloat8, "{}", "f"}}};
+    std::vector<TrialKey> cells = {{linear_, {Impl::kFloat8, "{}", "f"}}};
     if (with_gemms) {
       for (const int i : {0, 5}) cells.push_back({product_, heuristic(i)});
     }
     sweep(
         db_, cells,
-        [&](const Cell& c) {
+        [&](const TrialKey& c) {
           if (c.problem.op == Op::kLinear) {
             TrialResult r = timed(1000, 1.2);
             r.kernels = LinearKernels{LinearKernel{Provider::kCublasLt, "h5"},
@@ -199,7 +199,7 @@ TEST_F(LinearsChoice, OfAnOlderToolchainDoesNotCount) {
   measure("old");
   sweep(
       db_, {{product_, heuristic(0)}, {product_, heuristic(5)}},
-      [](const Cell& c) { return timed(c.candidate.config == heuristic(0).config ? 90 : 95); },
+      [](const TrialKey& c) { return timed(c.candidate.config == heuristic(0).config ? 90 : 95); },
       h100(), toolchain("new"));
   EXPECT_EQ(choice().config, "h0");
   measure("new", false);
@@ -210,7 +210,7 @@ TEST_F(QueryTest, TableTakesBf16KernelsWhereTheRecipeKeepsAGemmInBf16) {
   const Recipe recipe = find_recipe("rowwise_with_gw_hp").value();
   const Problem kept = Problem::make(Op::kGradWeight, recipe, {8192, 4096, 4096}).value();
   sweep(db_, {{kept, {Impl::kBf16CublasLt, R"({"heuristic":2})", ""}}},
-        [](const Cell&) { return timed(100); });
+        [](const TrialKey&) { return timed(100); });
   const TuningTable table = db_.table().value();
   const KernelChoice* chosen = table.find(kept);
   ASSERT_NE(chosen, nullptr);
@@ -226,7 +226,7 @@ TEST_F(QueryTest, AnEmptyDatabaseHasAnEmptyTable) {
 
 TEST_F(QueryTest, AConfigurationThatIsNoneIsSaid) {
   sweep(db_, {{gemm(16, 16, 16), {Impl::kGenerated, "{\"x\":1}", ""}}},
-        [](const Cell&) { return timed(1); });
+        [](const TrialKey&) { return timed(1); });
   const auto table = db_.table();
   ASSERT_FALSE(table);
   EXPECT_NE(table.error().message.find("{\"x\":1}"), std::string::npos);

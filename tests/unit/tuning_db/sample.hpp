@@ -127,20 +127,20 @@ inline TrialResult timed(double median_ns, double ratio, double half = 0.005) {
   return result;
 }
 
-// A sweep that measures every cell; `measure` gives the results. Returns the run's uuid.
-inline std::string sweep(Database& db, const std::vector<Cell>& cells,
-                         const std::function<TrialResult(const Cell&)>& measure,
+// A sweep that measures every trial; `measure` gives the results. Returns the run's uuid.
+inline std::string sweep(Database& db, const std::vector<TrialKey>& cells,
+                         const std::function<TrialResult(const TrialKey&)>& measure,
                          const DeviceClass& device = h100(), const Toolchain& tools = toolchain(),
                          const Method& method = final_method()) {
   const RunInfo run =
       db.begin_run({"float8-tune", "sweep"}, 7, device, "GPU-1", tools, method, cells).value();
   for (const PendingTrial& trial : take(db.resume_run(run.uuid))) {
     EXPECT_TRUE(db.start_trial(trial));
-    const Status finished = db.finish_trial(trial, measure(trial.cell));
+    const Status finished = db.finish_trial(trial, measure(trial.key));
     EXPECT_TRUE(finished) << (finished ? "" : finished.error().message);
   }
   EXPECT_TRUE(db.end_run(run.uuid, "done"));
-  // What was measured last is told by milliseconds.
+  // Milliseconds tell which result is the latest.
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   return run.uuid;
 }
@@ -151,14 +151,14 @@ using SpeedupOf = std::function<double(Shape)>;
 inline void sweep_linears(Database& db, const char* recipe, const std::vector<Shape>& shapes,
                           const std::function<double(Shape)>& bf16_ns, const SpeedupOf& speedup,
                           const DeviceClass& device = h100(), double half = 0.005) {
-  std::vector<Cell> cells;
+  std::vector<TrialKey> cells;
   for (const Shape& shape : shapes) {
     cells.push_back({linear(shape, recipe), {Impl::kFloat8, "{}", "ff"}});
     cells.push_back({linear(shape, recipe), {Impl::kBf16, "{}", ""}});
   }
   sweep(
       db, cells,
-      [&](const Cell& cell) {
+      [&](const TrialKey& cell) {
         const Shape s = cell.problem.shape;
         if (cell.candidate.impl == Impl::kBf16) return timed(bf16_ns(s));
         return timed(bf16_ns(s) / speedup(s), speedup(s), half);

@@ -24,7 +24,7 @@ class SweepTest : public ::testing::Test {
                    cells_)
         .value();
   }
-  // As after the death of the process: what was running stays so.
+  // Reopens as after the death of the process: a running trial stays running.
   void reopen() {
     { const Database closed = std::move(db_); }
     db_ = Database::open(path_, OpenMode::kReadWrite).value();
@@ -33,7 +33,7 @@ class SweepTest : public ::testing::Test {
   TempFolder folder_;
   fs::path path_;
   Database db_;
-  std::vector<Cell> cells_;
+  std::vector<TrialKey> cells_;
 };
 
 TEST_F(SweepTest, FromPlannedToFinished) {
@@ -43,8 +43,8 @@ TEST_F(SweepTest, FromPlannedToFinished) {
   const auto pending = db_.resume_run(run.uuid).value();
   ASSERT_EQ(pending.size(), 4U);
   for (size_t i = 0; i < pending.size(); ++i) {
-    EXPECT_EQ(pending[i].cell.problem, cells_[i].problem);
-    EXPECT_EQ(pending[i].cell.candidate.config, cells_[i].candidate.config);
+    EXPECT_EQ(pending[i].key.problem, cells_[i].problem);
+    EXPECT_EQ(pending[i].key.candidate.config, cells_[i].candidate.config);
     EXPECT_EQ(pending[i].attempt, 0);
   }
   ASSERT_TRUE(db_.start_trial(pending[0]));
@@ -96,7 +96,7 @@ TEST_F(SweepTest, ResumeGivesExactlyTheMissingCells) {
   EXPECT_EQ(first[0].attempt, 1);
   EXPECT_EQ(first[1].uuid, pending[3].uuid);
   EXPECT_EQ(first[1].attempt, 0);
-  // The same cell kills the process again.
+  // The same trial kills the process again.
   ASSERT_TRUE(db_.start_trial(first[0]));
   reopen();
   const auto second = db_.resume_run(run.uuid).value();

@@ -43,7 +43,7 @@ inline constexpr uint64_t kDropEvents =
     kEventHwSlowdown | kEventSwThermal | kEventHwThermal | kEventPowerBrake;
 [[nodiscard]] std::string describe_events(uint64_t mask);
 
-// What was seen since the last call of sample(); samples == 0 where nothing is known.
+// The device's state since the last call of sample(); samples == 0 if nothing is known.
 struct DeviceState {
   int samples = 0;
   double sm_mhz_mean = 0, sm_mhz_min = 0, power_w = 0, temp_c = 0;

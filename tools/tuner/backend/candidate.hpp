@@ -50,7 +50,7 @@ enum class Impl : uint8_t {
 };
 [[nodiscard]] std::string_view to_string(Impl impl);
 
-// What a GEMM's epilogue does besides scaling and writing; `add` adds to what the result holds.
+// The work of a GEMM's epilogue besides scaling and writing; `add` adds to what the result holds.
 struct Epilogue {
   bool bias = false, amax = false, add = false;
   bool operator==(const Epilogue&) const = default;

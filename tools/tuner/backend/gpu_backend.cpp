@@ -355,7 +355,7 @@ Result<CUgraphExec> GpuBackend::capture(Timed& timed, size_t first_set) {
 Status GpuBackend::set_batch(int candidate, int launches) {
   Timed& timed = timed_[static_cast<size_t>(candidate)];
   const int rotation = static_cast<int>(timed.launch.size());
-  // With one launch in a batch, the batches take the sets in turn. Else every batch takes all sets.
+  // The batches take the sets in turn if a batch is one launch. Else every batch takes all sets.
   const bool alternate = launches == 1;
   timed.launches = alternate ? 1 : (launches + rotation - 1) / rotation * rotation;
   for (CUgraphExec graph : timed.graphs) driver_.graph_exec_destroy(graph);

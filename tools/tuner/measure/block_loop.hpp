@@ -8,7 +8,7 @@
 
 namespace f8::tuner {
 
-// What the device did while a candidate's blocks were timed.
+// The device's state while a candidate's blocks were timed.
 struct DeviceTally {
   int states = 0;
   double mhz_sum = 0, mhz_min = std::numeric_limits<double>::max(), power_sum = 0, temp_max = 0;

@@ -34,7 +34,7 @@ struct Stop {
 [[nodiscard]] Stop should_stop(const StopRule& rule, double elapsed_s, int blocks,
                                double relative_half_width);
 
-// What a group is timed for. A screening leaves candidates with unequal numbers of blocks and
+// The purpose of a group's timing. A screening leaves candidates with unequal numbers of blocks and
 // ratios are formed block by block, so a group is for one or the other.
 struct Times {};  // each candidate's own time
 struct Ratios {   // how many times faster each candidate is than one of them

@@ -6,7 +6,7 @@
 //                     hidden_size, intermediate_size, num_attention_heads, num_key_value_heads,
 //                     head_dim, num_hidden_layers, vocab_size, num_local_experts
 //   *.safetensors     the header alone; 2-D weights, without embeddings and norms
-//   *.index.json      Hugging Face's index of shards, which lie beside it
+//   *.index.json      Hugging Face's index of shards, which are in the same folder
 //   list              [{"fqn": TEXT, "in_features": INT, "out_features": INT, "count": INT = 1},
 //                      ...]
 //

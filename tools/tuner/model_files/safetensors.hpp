@@ -35,7 +35,7 @@ struct TensorShape {
 [[nodiscard]] Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors,
                                                        std::string_view where);
 
-// The tensors of all shards of a Hugging Face index, which lie beside it.
+// The tensors of all shards of a Hugging Face index, which are in its folder.
 [[nodiscard]] Result<std::vector<TensorShape>> read_index(const std::filesystem::path& path,
                                                           const nlohmann::json& index);
 

@@ -30,7 +30,7 @@ struct TimedKernel {
 // The kernels of one GEMM that may be part of the linear.
 struct KernelShortlist {
   std::vector<TimedKernel> timed;  // at least one, fastest first
-  // What a plan takes without a search: the cost model's choice and the table's.
+  // The choices of a plan without a search: the cost model's and the table's.
   std::vector<runtime::GemmChoice> prior;
 };
 using KernelShortlists = std::array<KernelShortlist, 3>;  // indexed by Gemm

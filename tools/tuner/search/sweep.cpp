@@ -52,7 +52,7 @@ Status Sweep::finish(const tuning_db::PendingTrial& trial, const TrialResult& re
   F8_TRY(db_.finish_trial(trial, result));
   ++progress_.done;
   ++progress_.states[result.state];
-  if (hooks_.finished) hooks_.finished(trial.cell, result, progress_);
+  if (hooks_.finished) hooks_.finished(trial.key, result, progress_);
   return {};
 }
 
@@ -150,7 +150,7 @@ Result<bool> Sweep::measure_gemms(const PlannedLinear& linear,
     for (const bool bf16 : {true, false}) {
       Pending part;
       for (const tuning_db::PendingTrial* trial : found->second) {
-        const bool is_bf16 = trial->cell.candidate.impl == tuning_db::Impl::kBf16CublasLt;
+        const bool is_bf16 = trial->key.candidate.impl == tuning_db::Impl::kBf16CublasLt;
         if (is_bf16 == bf16) part.push_back(trial);
       }
       if (part.empty()) continue;
@@ -203,7 +203,7 @@ Result<SweepOutcome> Sweep::run(const std::string& run_uuid, const SweepPlan& pl
   trials_ = F8_TRY(db_.resume_run(run_uuid));
   pending_.clear();
   for (const tuning_db::PendingTrial& trial : trials_) {
-    pending_[trial.cell.problem.key()].push_back(&trial);
+    pending_[trial.key.problem.key()].push_back(&trial);
   }
   progress_ = {};
   progress_.trials = static_cast<int64_t>(trials_.size());

@@ -31,7 +31,8 @@ struct SweepProgress {
 
 struct SweepHooks {
   // Called when a trial has its terminal state.
-  std::function<void(const tuning_db::Cell&, const tuning_db::TrialResult&, const SweepProgress&)>
+  std::function<void(const tuning_db::TrialKey&, const tuning_db::TrialResult&,
+                     const SweepProgress&)>
       finished;
   std::function<void(const SweepProgress&)> tick;  // a few times a second
   std::function<int()> interrupts;  // signals so far; 1: end after this group, 2: now

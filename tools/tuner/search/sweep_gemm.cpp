@@ -11,10 +11,10 @@ using tuning_db::TrialResult;
 using tuning_db::TrialState;
 
 Candidate candidate_of(const tuning_db::PendingTrial& trial) {
-  const auto candidate = from_row(trial.cell.candidate);
+  const auto candidate = from_row(trial.key.candidate);
   if (candidate) return *candidate;
   // Another version's configuration: look_at() finds none like it.
-  return parse_candidate(to_string(trial.cell.candidate.impl), "").value();
+  return parse_candidate(to_string(trial.key.candidate.impl), "").value();
 }
 
 // A measured result with what was known of the candidate before it ran.
@@ -73,8 +73,7 @@ Status Sweep::admit(GemmTuning& tuning, const Pending& pending) {
   return {};
 }
 
-// What is known of a candidate before it runs. Another state than kPlanned says why it does not
-// run.
+// The result of a candidate before it runs. Another state than kPlanned says why it does not run.
 Result<TrialResult> Sweep::look_at(const PlannedGemm& gemm, const Candidate& candidate) {
   TrialResult result{.state = TrialState::kPlanned};
   const auto excluded = [&](TrialState state, std::string reason) {

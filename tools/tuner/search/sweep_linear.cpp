@@ -25,7 +25,7 @@ void describe(LinearResult& linear, const LinearSearch& search, const LinearChoi
 
 }  // namespace
 
-// What is known of a GEMM's kernels, fastest first; noisy ones only where there are no others.
+// The timed kernels of a GEMM, fastest first; noisy ones only if there are no others.
 std::vector<TimedKernel> Sweep::timed_kernels(const PlannedGemm& gemm, bool bf16) const {
   std::vector<TimedKernel> steady;
   std::vector<TimedKernel> noisy;
@@ -93,7 +93,7 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
   const tuning_db::PendingTrial* float8 = nullptr;
   const tuning_db::PendingTrial* bf16 = nullptr;
   for (const tuning_db::PendingTrial* trial : pending) {
-    (trial->cell.candidate.impl == tuning_db::Impl::kFloat8 ? float8 : bf16) = trial;
+    (trial->key.candidate.impl == tuning_db::Impl::kFloat8 ? float8 : bf16) = trial;
   }
   const LinearKernels kernels = F8_TRY(kernels_of(linear));
   const bool complete = kernels.missing.empty();

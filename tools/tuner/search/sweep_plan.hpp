@@ -68,7 +68,7 @@ struct PlannedLinear {
 
 struct SweepPlan {
   std::vector<PlannedLinear> linears;
-  std::vector<tuning_db::Cell> trials;
+  std::vector<tuning_db::TrialKey> trials;
   int64_t pruned = 0;  // configurations that the model rules out
   double predicted_s = 0;
 };

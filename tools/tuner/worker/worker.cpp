@@ -138,7 +138,7 @@ int serve(const std::function<Result<std::unique_ptr<Backend>>()>& make, int in,
     const bool fatal = !reply && reply.error().code == ErrorCode::kCuda;
     const Json json = reply ? *reply : error_json(reply.error(), fatal);
     if (!write_all(out, one_line(json))) return 1;
-    // Nothing is destroyed: destroying CUDA objects in a broken context can hang.
+    // The process ends without destructors: destroying CUDA objects in a broken context can hang.
     if (fatal) ::_exit(1);
   }
 }

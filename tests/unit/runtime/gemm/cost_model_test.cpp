@@ -13,7 +13,7 @@ codegen::GemmConfig cheapest(Shape shape, const codegen::GemmSpec& spec = {}) {
   return *config;
 }
 
-// Of the result, that a CTA computes; a split of the contraction makes it smaller too.
+// The part of the result that a CTA computes; cluster split-K makes it smaller too.
 int area(const codegen::GemmConfig& config) {
   return config.tile_m * config.tile_n / config.split_k;
 }

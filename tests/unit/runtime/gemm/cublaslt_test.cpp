@@ -33,9 +33,9 @@ class CublasLtTest : public ::testing::Test {
   std::vector<uint8_t> workspace_ = std::vector<uint8_t>((1 << 20) + 256);
 };
 
-// Every gemm, scale mode and m up to the planned one; the contraction of grad_weight is no multiple
+// Every gemm, scale mode and m up to the planned one; the K of grad_weight is no multiple
 // of 16.
-TEST_F(CublasLtTest, Fp8DescribesTheProduct) {
+TEST_F(CublasLtTest, Fp8DescribesTheGemm) {
   for (const Gemm gemm : kGemms) {
     for (const auto scale : {codegen::ScaleMode::kTensor, codegen::ScaleMode::kAxis}) {
       for (const auto& [type_a, type_b] :
@@ -82,7 +82,7 @@ TEST_F(CublasLtTest, Fp8DescribesTheProduct) {
 }
 
 // bf16 operands are the tensors themselves.
-TEST_F(CublasLtTest, Bf16DescribesTheProduct) {
+TEST_F(CublasLtTest, Bf16DescribesTheGemm) {
   const Shape shape{40, 48, 32};
   const int64_t m = 19;
   const auto x = reference::random_matrix(m, shape.k, 1);

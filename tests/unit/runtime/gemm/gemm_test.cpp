@@ -51,7 +51,7 @@ class GemmTest : public ::testing::Test {
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
   GemmDesc desc_{.gemm = Gemm::kOutput, .shape = {8192, 4096, 4096}, .fast = true};
-  // Where nothing is computed, any memory is every operand.
+  // Nothing is computed, so any memory may be every operand.
   alignas(16) uint8_t bytes_[64] = {};
   const float* scale_ = reinterpret_cast<const float*>(bytes_);
   [[nodiscard]] GemmCall call_of(int64_t m) { return {bytes_, bytes_, bytes_, scale_, scale_, m}; }
@@ -94,7 +94,7 @@ TEST_F(GemmTest, RecipesWithTheSameProductsShareTheirRows) {
     context_->set_table(table);
     return config_text(GemmPlan::choose(*context_, desc_).value());
   };
-  // Delayed scaling's product is tensorwise's; an exact row of either is better than a near one.
+  // Delayed scaling's GEMM is tensorwise's; an exact row of either is better than a near one.
   TuningTable table;
   table.add(of("delayed", Gemm::kOutput, desc_.shape, Provider::kGenerated, "128x128s4c1x1w2g8"));
   EXPECT_EQ(choose(table), "128x128s4c1x1w2g8");
@@ -122,7 +122,7 @@ TEST_F(GemmTest, RecipesWithTheSameProductsShareTheirRows) {
   EXPECT_EQ(choose(table), "h4");
 }
 
-// What takes as long is chosen alike; a suggestion of the library is for one type alone.
+// Types that take the same time share choices; a suggestion of the library is for one type alone.
 TEST_F(GemmTest, Fp16ResultsAreChosenAsBf16OnesWhereTheTableHasNoneOfTheirOwn) {
   desc_.d = Dtype::kF16;
   TuningTable table;
@@ -355,8 +355,8 @@ TEST_F(GemmTest, DriverErrorsComeBackWithTheKernel) {
   EXPECT_TRUE(says(encode.error(), "operand a")) << encode.error().message;
 }
 
-// What the maps and arguments describe is the product, for each gemm and an m below the plan's.
-TEST_F(GemmTest, DescribesTheProduct) {
+// The tensor maps and arguments describe the GEMM, for each gemm and an m below the plan's.
+TEST_F(GemmTest, MapsAndArgumentsDescribeTheGemm) {
   for (const Gemm gemm : kGemms) {
     for (const auto scale : {codegen::ScaleMode::kTensor, codegen::ScaleMode::kAxis}) {
       const bool axis = scale == codegen::ScaleMode::kAxis;

@@ -1,4 +1,4 @@
-// Two products in one launch: what the launch is told, and when a linear uses it.
+// Two GEMMs in one launch: what the launch is told, and when a linear uses it.
 #include <algorithm>
 
 #include "runtime/linear/kernels.hpp"
@@ -16,7 +16,7 @@ GemmChoice generated(std::string_view config) {
   return parse_choice(Provider::kGenerated, config).value();
 }
 
-// Operands of a product in host memory, and its result in fp32.
+// Operands of a GEMM in host memory, and its result in fp32.
 struct Product {
   Product(Shape own, ScaleMode scale, uint64_t seed)
       : a(cast(own.m, own.k, scale, seed)),
@@ -81,8 +81,9 @@ TEST_F(GroupedGemmTest, ComputesBoth) {
   }
 }
 
-// The longer contraction first, the grid of both, and as many units more of the second product for
-// a worker without its share of the first as take about as long.
+// The GEMM with the longer K comes first and the grid is that of both. A CTA without its share of
+// the first takes as many more tiles of the second as take about as long (the tail-balancing
+// offset).
 TEST_F(GroupedGemmTest, WhatTheLaunchIsTold) {
   cuda_.emulate = false;
   alignas(16) static uint8_t bytes[64];
@@ -92,7 +93,7 @@ TEST_F(GroupedGemmTest, WhatTheLaunchIsTold) {
     int64_t m;
     unsigned first_k, second_k, extra, grid;
   };
-  // grad_input contracts n, grad_weight m; a tile beside its contraction costs 512 of it.
+  // grad_input contracts n, grad_weight m; a tile costs 512 of K besides its own K.
   for (const Case& c :
        {Case{{8192, 4096, 4096}, 8192, 8192, 4096, 2, 132},
         Case{{8192, 4096, 4096}, 4096, 4096, 4096, 1, 132},
@@ -225,7 +226,7 @@ TEST_P(LinearPairTest, OtherwiseTwo) {
   EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
 }
 
-// The product that adds is another kernel than the one that does not.
+// The GEMM that adds is another kernel than the one that does not.
 TEST_P(LinearPairTest, AnAccumulatingCallIsTwo) {
   LinearDesc desc = with_choices(GetParam(), "64x64s4c1x1w1g8", "64x64s4c1x1w1g8");
   desc.accumulate_grad_weight = true;

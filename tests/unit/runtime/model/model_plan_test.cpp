@@ -150,7 +150,7 @@ TEST(FilterModel, WithoutATableLayersAreKept) {
   }
 }
 
-// Whatever decides, the estimate is there.
+// The estimate is there, whatever decides.
 TEST(FilterModel, WithoutTheRuleTheSpeedupIsStillSaid) {
   const TuningTable table = measured_table();
   ModelOptions options = options_of("rowwise");

@@ -26,7 +26,7 @@ class ScaleCheckpoint : public ::testing::Test {
     state_ = Buffer(scales_.bytes());
     ASSERT_TRUE(scales_.init(state_.data(), nullptr));
     for (int step = 0; step < 5; ++step) advance(scales_, state_, step);
-    // In the middle of a step, and with a scale that is no number.
+    // The checkpoint is taken in the middle of a step, and with a scale that is no number.
     scales_.amaxes(state_.data())[1] = 0x40123456;
     scales_.amaxes(state_.data())[2] = 0x7fc00001;
   }

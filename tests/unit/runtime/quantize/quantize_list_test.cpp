@@ -203,7 +203,7 @@ TEST_P(QuantizeListTest, ALaunchThatFailsStopsTheRun) {
   EXPECT_TRUE(says(status.error(), "/list")) << status.error().message;
 }
 
-// Of a tensor amax's blocks each matrix has its share by size, at least one, no more than alone.
+// Each matrix has a share of a tensor amax's blocks by size: at least one, no more than alone.
 TEST(QuantizeArgs, BlocksBySize) {
   const QuantizeOperand operands[] = {{.rows = 16384, .cols = 4096},
                                       {.rows = 4096, .cols = 4096},

@@ -197,7 +197,7 @@ TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
   EXPECT_NEAR((*times)[0], 10e3, 1);  // a hundredth of a millisecond a launch
   EXPECT_NEAR((*times)[1], 10e3, 1);
 
-  // Where one launch is a batch, the batches take the sets in turn.
+  // The batches take the sets in turn if a batch is one launch.
   const auto large = backend_->add(generated(p, 1));
   ASSERT_TRUE(large);
   ASSERT_TRUE(backend_->set_batch(large->id, 1));

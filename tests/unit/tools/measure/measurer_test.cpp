@@ -207,8 +207,8 @@ TEST(Measurer, ScreeningDropsTheSlowAfterOneRound) {
   EXPECT_GT((*outcomes)[0].blocks.size(), 5u);
 }
 
-// Where all candidates are alike, each block's fastest is another one, and all of them can be behind
-// it by more than the limit.
+// If all candidates are alike, each block has another fastest one, and all of them can be behind it
+// by more than the limit.
 TEST(Measurer, TheFrontRunnerOfANoisyScreeningStays) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     FakeMachine machine;
@@ -235,7 +235,7 @@ TEST(Measurer, TheFrontRunnerOfANoisyScreeningStays) {
 TEST(Measurer, AThrottledScreeningQuarantinesTheDroppedToo) {
   FakeMachine machine;
   machine.ns = fast_and_slow;
-  // By then the slow candidate has been dropped.
+  // The slow candidate has been dropped by then.
   machine.events = [](double now) { return now > 0.6 ? kEventPowerBrake : 0; };
   FakeBackend backend(machine);
   InterleavedGroup group = pair_group();

@@ -151,7 +151,7 @@ TEST(SweepPlan, RespectsWhatTheLibraryOffers) {
   const SweepPlan plan = plan_sweep(request, h100(), [](const Problem&, bool bf16) -> Result<int> {
                            return bf16 ? 3 : 0;
                          }).value();
-  for (const tuning_db::Cell& trial : plan.trials)
+  for (const tuning_db::TrialKey& trial : plan.trials)
     EXPECT_NE(trial.candidate.impl, tuning_db::Impl::kCublasLt);
   const auto failing = plan_sweep(request, h100(), [](const Problem&, bool) -> Result<int> {
     return fail(ErrorCode::kCuda, "lost");

@@ -1,5 +1,6 @@
-// The ways by which an axis's maxima reach the cast: tiles' lines, words that are raised, or one
-// launch. Which of them a matrix takes, the room for it, and the same bits by each.
+// The amaxes of rows and columns reach the cast as per-tile partials, in an amax buffer that is
+// raised atomically, or within one launch. The tests say which of them a matrix takes and the room
+// for it, and that each gives the same bits.
 #include <algorithm>
 #include <cstring>
 
@@ -88,7 +89,7 @@ TEST(TakesLines, ThereIsRoomForEveryNumberOfRowsUpToThePlanned) {
   }
 }
 
-// A matrix, what a cast writes of it, and poisoned places for its maxima.
+// A matrix, the buffers that a cast writes for it, and poisoned buffers for its amaxes.
 struct Item {
   Item(const codegen::CastSpec& spec, int64_t rows, int64_t cols, uint64_t seed)
       : matrix(reference::random_matrix(rows, cols, seed)),
@@ -98,16 +99,16 @@ struct Item {
         scale(32),
         inv_row(static_cast<size_t>(scale_floats(spec.scale_q, rows, cols)) * 4),
         inv_col(static_cast<size_t>(scale_floats(spec.scale_qt, cols, rows)) * 4),
-        lines(tile_amax_bytes(*amax_before(spec), rows, cols)),
+        tile_amax(tile_amax_bytes(*amax_before(spec), rows, cols)),
         words(static_cast<size_t>(rows + cols) * 4) {}
 
-  [[nodiscard]] QuantizeOperand operand(bool by_lines) {
+  [[nodiscard]] QuantizeOperand operand(bool by_tile_amax) {
     auto* rows = reinterpret_cast<uint32_t*>(words.data());
-    if (!by_lines) std::memset(rows, 0, words.bytes());
+    if (!by_tile_amax) std::memset(rows, 0, words.bytes());
     return {.x = x.data(),
             .rows = matrix.rows,
             .cols = matrix.cols,
-            .tile_amax = by_lines ? reinterpret_cast<uint16_t*>(lines.data()) : nullptr,
+            .tile_amax = by_tile_amax ? reinterpret_cast<uint16_t*>(tile_amax.data()) : nullptr,
             .row_amax = rows,
             .col_amax = rows + matrix.rows,
             .q = q.data(),
@@ -124,36 +125,36 @@ struct Item {
     return std::tuple(copy(q), copy(qt), copy(inv_row), copy(inv_col));
   }
   [[nodiscard]] bool guards_are_whole() {
-    const auto buffers = {&q, &qt, &inv_row, &inv_col, &lines, &words};
+    const auto buffers = {&q, &qt, &inv_row, &inv_col, &tile_amax, &words};
     return std::ranges::all_of(buffers, [](Buffer* b) { return b->guard_is_whole(); });
   }
 
   reference::Matrix matrix;
-  Buffer x, q, qt, scale, inv_row, inv_col, lines, words;
+  Buffer x, q, qt, scale, inv_row, inv_col, tile_amax, words;
   float delayed = 96;
 };
 
-class QuantizeLinesTest : public ::testing::TestWithParam<const char*> {
+class QuantizeTileAmaxTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { ASSERT_TRUE(context_->make_current()); }
   using Pair = std::array<std::unique_ptr<Item>, 2>;
   Pair pair() {
     return {std::make_unique<Item>(spec_, 300, 272, 1), std::make_unique<Item>(spec_, 129, 400, 2)};
   }
-  void two_launches(Pair& items, bool first_by_lines, bool second_by_lines) {
-    const QuantizeOperand operands[] = {items[0]->operand(first_by_lines),
-                                        items[1]->operand(second_by_lines)};
+  void two_launches(Pair& items, bool first_by_tile_amax, bool second_by_tile_amax) {
+    const QuantizeOperand operands[] = {items[0]->operand(first_by_tile_amax),
+                                        items[1]->operand(second_by_tile_amax)};
     const auto amax = amax_before(spec_).value();
-    EXPECT_EQ(raises_amax(amax, operands), !first_by_lines || !second_by_lines);
+    EXPECT_EQ(raises_amax(amax, operands), !first_by_tile_amax || !second_by_tile_amax);
     const Driver& driver = context_->state().driver;
     ASSERT_TRUE(launch_amax(driver, *context_->kernel(amax).value(), amax_args(amax, 132, operands),
                             true, nullptr));
     ASSERT_TRUE(launch_cast(driver, *context_->kernel(spec_).value(),
                             cast_args(spec_, 132, operands), true, nullptr));
     for (size_t i = 0; i < items.size(); ++i) {
-      const bool by_lines = i == 0 ? first_by_lines : second_by_lines;
-      EXPECT_EQ(items[i]->words.untouched(), by_lines);
-      EXPECT_EQ(items[i]->lines.untouched(), !by_lines);
+      const bool by_tile_amax = i == 0 ? first_by_tile_amax : second_by_tile_amax;
+      EXPECT_EQ(items[i]->words.untouched(), by_tile_amax);
+      EXPECT_EQ(items[i]->tile_amax.untouched(), !by_tile_amax);
       EXPECT_TRUE(items[i]->guards_are_whole());
     }
     ASSERT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
@@ -162,19 +163,19 @@ class QuantizeLinesTest : public ::testing::TestWithParam<const char*> {
   FakeCuda cuda_;
   std::shared_ptr<Context> context_ = cuda_.context();
 };
-INSTANTIATE_TEST_SUITE_P(Specs, QuantizeLinesTest,
+INSTANTIATE_TEST_SUITE_P(Specs, QuantizeTileAmaxTest,
                          ::testing::Values("cast/bf16.e4m3/axis/q+qt", "cast/bf16.e4m3/axis/q",
                                            "cast/bf16.e5m2/axis/qt/pow2",
                                            "cast/bf16.e4m3/axis+delayed/q+qt",
                                            "cast/bf16.e4m3/block1x128+axis/q+qt"));
 
-TEST_P(QuantizeLinesTest, TheSameBitsByEachWay) {
+TEST_P(QuantizeTileAmaxTest, TheSameBitsByEachWay) {
   Pair words = pair();
   two_launches(words, false, false);
   for (const auto& [first, second] : {std::pair{true, true}, {true, false}, {false, true}}) {
-    Pair lines = pair();
-    two_launches(lines, first, second);
-    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(lines[i]->written(), words[i]->written()) << i;
+    Pair tile_amax = pair();
+    two_launches(tile_amax, first, second);
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(tile_amax[i]->written(), words[i]->written()) << i;
   }
   codegen::CastSpec one_launch = spec_;
   one_launch.one_launch = true;
@@ -190,15 +191,16 @@ TEST_P(QuantizeLinesTest, TheSameBitsByEachWay) {
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(together[i]->written(), words[i]->written()) << i;
 }
 
-// A tensor's amax is recorded beside words alone.
-TEST(QuantizeArgs, LinesAndPartialsAreNeverTakenForEachOther) {
-  uint16_t lines = 0;
+// A tensor's amax is recorded with an amax buffer alone.
+TEST(QuantizeArgs, TileAmaxesAndPartialsAreNeverTakenForEachOther) {
+  uint16_t tile_amax = 0;
   uint32_t partials = 0;
-  const QuantizeOperand operand{.rows = 16, .cols = 16, .partials = &partials, .tile_amax = &lines};
+  const QuantizeOperand operand{
+      .rows = 16, .cols = 16, .partials = &partials, .tile_amax = &tile_amax};
   const auto cast = [&](const char* key) {
     return cast_args(spec_of(key), 132, {&operand, 1}).tensors[0];
   };
-  EXPECT_EQ(cast("cast/bf16.e4m3/axis/q").tile_amax, &lines);
+  EXPECT_EQ(cast("cast/bf16.e4m3/axis/q").tile_amax, &tile_amax);
   EXPECT_EQ(cast("cast/bf16.e4m3/axis+tensor/q+qt").partials, &partials);
   EXPECT_EQ(cast("cast/bf16.e4m3/tensor/q").partials, &partials);
 }
@@ -216,18 +218,19 @@ Names step_names(Fixture& s) {
   return names;
 }
 
-// 82 tiles in a row and a column for the planned m, so words; 80 for some fewer rows, so lines,
-// which need more room than the planned m does. The weight takes lines beside the input's words.
-TEST(LinearLines, FewerRowsThanPlannedAcrossTheLimit) {
+// The planned m has 82 tiles in a row and a column, so it takes an amax buffer. Some fewer rows
+// have 80, so they take per-tile partials, which need more room than the planned m does. The weight
+// takes partials while the input takes an amax buffer.
+TEST(LinearTileAmax, FewerRowsThanPlannedAcrossTheLimit) {
   FakeCuda cuda;
   cuda.cooperative = false;
   using Steps = std::vector<std::string>;
   for (const int64_t m : {81 * 128, 79 * 128 + 1, 79 * 128, 33 * 128}) {
     SCOPED_TRACE(m);
-    const bool lines = m <= 79 * 128;
+    const bool tile_amax = m <= 79 * 128;
     Fixture s(cuda, describe("rowwise", {81 * 128, 16, 32}), m);
     const Names names = step_names(s);
-    if (lines) {
+    if (tile_amax) {
       EXPECT_EQ(names.forward, (Steps{"amax x,w", "cast x,w", "gemm output"}));
       EXPECT_EQ(names.backward,
                 (Steps{"amax dy", "cast dy", "gemm grad_input", "gemm grad_weight"}));
@@ -240,22 +243,22 @@ TEST(LinearLines, FewerRowsThanPlannedAcrossTheLimit) {
     ASSERT_TRUE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
     std::memset(s.workspace.data(), testing::kPoison, s.workspace.bytes());
     ASSERT_TRUE(s.linear->backward(s.backward(), s.workspace.data(), nullptr));
-    EXPECT_EQ(cuda.memsets - clears, lines ? 0 : 2);
+    EXPECT_EQ(cuda.memsets - clears, tile_amax ? 0 : 2);
     ASSERT_TRUE(cuda.faults.empty()) << cuda.faults.front();
     EXPECT_TRUE(s.guards_are_whole());
     const auto expected = s.expected();
     EXPECT_LT(reference::relative_error(expected.y, s.y.bf16()), 2.5e-3);
     EXPECT_LT(reference::relative_error(expected.dx, s.dx.bf16()), 2.5e-3);
     EXPECT_LT(reference::relative_error(expected.dw, s.dw.bf16()), 2.5e-3);
-    if (lines) continue;
+    if (tile_amax) continue;
     cuda.memset_result = CUDA_ERROR_ILLEGAL_ADDRESS;
     EXPECT_FALSE(s.linear->forward(s.forward(), s.workspace.data(), nullptr));
     cuda.memset_result = CUDA_SUCCESS;
   }
 }
 
-// A row's scale for one copy and the tensor's for the other come from one visit, by words.
-TEST(LinearLines, NotBesideATensorsAmax) {
+// One launch finds a row's scale for one copy and the tensor's for the other, in an amax buffer.
+TEST(LinearTileAmax, NotWithATensorsAmax) {
   FakeCuda cuda;
   cuda.cooperative = false;
   LinearDesc desc = describe("rowwise", {300, 144, 400});
@@ -265,7 +268,7 @@ TEST(LinearLines, NotBesideATensorsAmax) {
 }
 
 // Parts of the workspace do not meet, whatever lies between them.
-TEST(LinearLines, LieBetweenWordsAndPartials) {
+TEST(LinearTileAmax, LieBetweenWordsAndPartials) {
   const LinearDesc desc = describe("rowwise", {20000, 4096, 4096});
   const LinearLayout layout = linear_layout(desc.shape, linear_kernels(desc).value(), 132, 0, 0);
   constexpr size_t kMost = size_t{48} * 32 * 512;  // of x and dy, with 6144 rows
