@@ -2,7 +2,7 @@
 #include "base/format.hpp"
 #include "runtime/device/memory.hpp"
 #include "runtime/emulation/kernels.hpp"
-#include "runtime/emulation/product.hpp"
+#include "runtime/emulation/matmul.hpp"
 
 namespace f8::runtime::emulation {
 

@@ -10,7 +10,7 @@ namespace f8::runtime {
 namespace {
 
 // The table keeps choices by recipe. Recipes whose operands have these scales have the same
-// products, so that a row of any of them will do; the first is asked first.
+// GEMMs, so that a row of any of them will do; the first is asked first.
 std::span<const char* const> table_recipes(const GemmDesc& desc) {
   static constexpr std::array kTensor = {"tensorwise", "delayed"};
   static constexpr std::array kAxis = {"rowwise", "rowwise_with_gw_hp"};
@@ -24,7 +24,8 @@ std::span<const char* const> table_recipes(const GemmDesc& desc) {
   return kAxis;
 }
 
-// For fp8 operands, the library has no mix of a tensor's and rows' scales, and biases of 16 bits.
+// cuBLASLt multiplies fp8 operands without a mix of a tensor's and rows' scales, and with biases of
+// 16 bits alone.
 bool library_can(const GemmDesc& desc) {
   return !is_fp8(desc.a) ||
          (!desc.scalar_a && !desc.scalar_b && (!desc.bias || desc.d != Dtype::kF32));
@@ -41,8 +42,8 @@ Problem table_problem(const GemmDesc& desc) {
   return problem;
 }
 
-// For exactly this product under any of its recipes, else for one near it; null: the table has none
-// that the provider can do.
+// Gives the row of exactly this GEMM under any of its recipes, else of one near it; null: the table
+// has none that the provider can compute.
 const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc, Dtype result) {
   Problem problem = table_problem(desc);
   problem.d = result;

@@ -7,7 +7,7 @@
 
 namespace f8::runtime {
 
-// `table` may be null: there is none. GemmChoice::why says what decided.
+// `table` may be null: there is none. GemmChoice::why gives the reason.
 [[nodiscard]] Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc,
                                              int sm_count);
 

@@ -8,7 +8,7 @@ namespace f8::runtime {
 namespace {
 
 constexpr double kMacsPerClock = 4096;  // fp8 multiply-adds of one SM's tensor cores
-constexpr double kBlock = 128;          // of the contraction
+constexpr double kBlock = 128;          // elements of K in a stage
 
 double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
   const codegen::GemmConfig& config = spec.config;
@@ -36,10 +36,10 @@ double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count
   const double tiles_m = ceil_div(m, config.tile_m);
   const double tiles_n = ceil_div(n, config.tile_n);
   const int cluster = config.cluster_m * config.cluster_n * config.split_k;
-  // A cluster takes whole blocks of cluster_m x cluster_n tiles; the ones outside are idle.
+  // A cluster takes a work tile of cluster_m x cluster_n tiles; CTAs outside of d are idle.
   const double tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n);
-  const double workers = std::max(1, sm_count / cluster);
-  const double waves = ceil_div(tiles, workers);
+  const double clusters = std::max(1, sm_count / cluster);
+  const double waves = ceil_div(tiles, clusters);
   const double blocks = ceil_div(ceil_div(k, kBlock), config.split_k);
 
   const double math = static_cast<double>(config.tile_m) * config.tile_n * kBlock / kMacsPerClock /
@@ -47,18 +47,18 @@ double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count
   // Multicast shares what a cluster has in common.
   const double bytes = kBlock * (static_cast<double>(config.tile_m) / config.cluster_n +
                                  static_cast<double>(config.tile_n) / config.cluster_m);
-  const double reading = std::min(tiles, workers) * cluster / std::max(1, sm_count);
+  const double reading = std::min(tiles, clusters) * cluster / std::max(1, sm_count);
   const double copy =
       bytes * std::max(reading / model.l2_bytes_per_clock, 1 / model.port_bytes_per_clock);
-  // Copies run ahead by as many blocks as there are stages: with few of them the latency shows.
+  // Loads run ahead by as many blocks as there are stages: with few of them the latency shows.
   const double block = std::max({math, copy, model.latency / config.stages});
 
   const double store = static_cast<double>(config.tile_m) * config.tile_n *
                        (spec.d == Dtype::kF32 ? 4 : 2) / model.store_bytes_per_clock;
-  // Ping-pong hides a tile's epilogue behind its neighbour's matmul.
+  // Ping-pong hides a tile's epilogue behind its neighbour's MMAs.
   double epilogue = (store / config.split_k + model.tile_overhead) *
                     (config.pingpong ? model.pingpong_epilogue : 1.0);
-  // Sums go to the other CTAs of a split and are added there.
+  // Cluster split-K reduces the sums of its CTAs through DSMEM.
   if (config.split_k > 1) {
     epilogue += model.exchange + static_cast<double>(config.tile_m) * config.tile_n * 4 *
                                      (config.split_k - 1) / config.split_k /

@@ -7,7 +7,7 @@
 //   grad_input              A = w                    B = dy
 //   grad_weight             A = x                    B = dy, transposed
 // Sums are fp32; f32 operands stay fp32 (CUBLAS_COMPUTE_32F), which uses no tensor core.
-// The contraction of an fp8 grad_weight is M rounded up to 16: the cast kernels leave zeros there.
+// The K of an fp8 grad_weight is M rounded up to 16: the cast kernels fill it up with zeros.
 #include "runtime/gemm/cublaslt.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace f8::runtime {
 namespace {
 
 constexpr uint64_t kMaxWorkspaceBytes = 32 << 20;
-constexpr uint32_t kAlignment = 16;  // what gemm.hpp asks of pointers
+constexpr uint32_t kAlignment = 16;  // gemm.hpp asks this of pointers
 
 cudaDataType cuda_type(Dtype t) {
   switch (t) {
@@ -36,7 +36,7 @@ cudaDataType cuda_type(Dtype t) {
   return CUDA_R_32F;
 }
 
-// One product in cuBLASLt's terms.
+// A GEMM in cuBLASLt's terms.
 struct Matmul {
   cublasLtMatmulDescOpaque_t desc;
   cublasLtMatrixLayoutOpaque_t a;
@@ -122,7 +122,7 @@ Result<cublasLtHandle_t> handle(Context::State& state, const CublasLt& lib) {
   return state.cublaslt;
 }
 
-// The algorithms that cuBLASLt offers, best first by its own judgement; empty where it has none.
+// Gives the algorithms that cuBLASLt offers, the best by its own judgement first, or none.
 Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context,
                                                                 const GemmDesc& desc, int most) {
   const CublasLt& lib = *F8_TRY(cublaslt());

@@ -5,7 +5,7 @@
 
 namespace f8::runtime {
 
-// kUnsupported where cuBLASLt cannot do it whatever the shape.
+// Gives kUnsupported where cuBLASLt cannot compute the GEMM at any shape.
 [[nodiscard]] Status check_cublaslt(const GemmDesc& desc);
 [[nodiscard]] Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context,
                                                   const GemmDesc& desc, const GemmChoice& choice);

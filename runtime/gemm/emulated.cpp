@@ -1,44 +1,45 @@
 #include "runtime/gemm/emulated.hpp"
 
-#include "runtime/emulation/product.hpp"
+#include "runtime/emulation/matmul.hpp"
 #include "runtime/emulation/stream.hpp"
 #include "runtime/gemm/cublaslt.hpp"
 
 namespace f8::runtime {
 namespace {
 
-// As cuBLASLt takes them: fp8 contiguous along the contraction, others the tensors themselves.
-emulation::Product library_product(const GemmDesc& desc, const GemmCall& call) {
+// The operands lie as cuBLASLt takes them: fp8 ones are contiguous along K, others are the tensors
+// themselves.
+emulation::Matmul library_matmul(const GemmDesc& desc, const GemmCall& call) {
   const Shape own = gemm_shape(call_shape(desc, call), desc.gemm);
-  emulation::Product product{.m = own.m,
-                             .n = own.n,
-                             .k = own.k,
-                             .a = {.base = call.a, .type = desc.a},
-                             .b = {.base = call.b, .type = desc.b},
-                             .d = call.d,
-                             .d_type = desc.d,
-                             .ld_d = call.ld_d == 0 ? own.n : call.ld_d,
-                             .bias = desc.bias ? call.bias : nullptr,
-                             .add = desc.add,
-                             .round_before_add = false};
+  emulation::Matmul matmul{.m = own.m,
+                           .n = own.n,
+                           .k = own.k,
+                           .a = {.base = call.a, .type = desc.a},
+                           .b = {.base = call.b, .type = desc.b},
+                           .d = call.d,
+                           .d_type = desc.d,
+                           .ld_d = call.ld_d == 0 ? own.n : call.ld_d,
+                           .bias = desc.bias ? call.bias : nullptr,
+                           .add = desc.add,
+                           .round_before_add = false};
   if (is_fp8(desc.a)) {
     const bool block = codegen::is_block(desc.scale);
     const ScaleStrides strides = scale_strides(desc, own);
-    product.a.row_stride = product.b.row_stride = row_pitch(own.k);
-    product.scale_a = {call.inv_scale_a, block ? codegen::ScaleMode::kBlock1x128 : desc.scale,
-                       strides.a};
-    product.scale_b = {call.inv_scale_b, desc.scale, strides.b};
-    return product;
+    matmul.a.row_stride = matmul.b.row_stride = row_pitch(own.k);
+    matmul.scale_a = {call.inv_scale_a, block ? codegen::ScaleMode::kBlock1x128 : desc.scale,
+                      strides.a};
+    matmul.scale_b = {call.inv_scale_b, desc.scale, strides.b};
+    return matmul;
   }
-  // The tensors themselves: dy and x, or dy and w, are read by columns where a gradient needs it.
+  // A gradient reads dy, x or w by columns where it sums over their rows.
   const OperandExtents extents = high_precision_extents(desc.gemm, call_shape(desc, call));
   const auto read = [](emulation::Elements& of, int64_t ld, bool by_column) {
     of.row_stride = by_column ? 1 : ld;
     of.column_stride = by_column ? ld : 1;
   };
-  read(product.a, call.ld_a == 0 ? extents.a.cols : call.ld_a, desc.gemm == Gemm::kGradWeight);
-  read(product.b, call.ld_b == 0 ? extents.b.cols : call.ld_b, desc.gemm != Gemm::kOutput);
-  return product;
+  read(matmul.a, call.ld_a == 0 ? extents.a.cols : call.ld_a, desc.gemm == Gemm::kGradWeight);
+  read(matmul.b, call.ld_b == 0 ? extents.b.cols : call.ld_b, desc.gemm != Gemm::kOutput);
+  return matmul;
 }
 
 class LibraryGemm final : public GemmPlan {
@@ -53,8 +54,8 @@ class LibraryGemm final : public GemmPlan {
     if (call.m == 0) return run_empty(*context_, desc_, call, stream);
     return context_->state().driver.check(
         emulation::enqueue(stream,
-                           [product = library_product(desc_, call)] {
-                             emulation::compute(product);
+                           [matmul = library_matmul(desc_, call)] {
+                             emulation::compute(matmul);
                              return CUDA_SUCCESS;
                            }),
         "emulated cublasLtMatmul");

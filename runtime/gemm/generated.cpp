@@ -1,4 +1,4 @@
-// A persistent grid; tensor maps are encoded for each call.
+// The grid is persistent; tensor maps are encoded for each call.
 #include "runtime/gemm/generated.hpp"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ int64_t grid(const Kernel& kernel, int64_t work_tiles) {
 }
 
 // The tail-balancing offset: how many tiles of the second GEMM take as long as one of the first.
-// What a tile costs beside its main loop is worth about 512 of K.
+// The cost of a tile beside its main loop is that of about 512 of K.
 kernels::u32 tail_offset(int64_t first_k, int64_t second_k) {
   constexpr int64_t kTileOverhead = 512;
   return static_cast<kernels::u32>((2 * (first_k + kTileOverhead) + second_k + kTileOverhead) /

@@ -5,7 +5,7 @@
 
 namespace f8::runtime {
 
-// kUnsupported where operands are in high precision.
+// Gives kUnsupported where operands are in high precision.
 [[nodiscard]] Result<GemmPlanPtr> create_generated(const std::shared_ptr<Context>& context,
                                                    const GemmDesc& desc, const GemmChoice& choice);
 

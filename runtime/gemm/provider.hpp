@@ -1,5 +1,5 @@
-// The parts that the providers of a GEMM share: the checks of a problem and of a call, where its operands lie,
-// and the empty batch.
+// The parts that the providers of a GEMM share: the checks of a GEMM and of a call, the layout of
+// the operands, and the empty batch.
 #pragma once
 
 #include "runtime/device/context_state.hpp"
@@ -12,10 +12,11 @@ namespace f8::runtime {
 // How many suggestions cuBLASLt is always asked for, so that one index means one algorithm.
 inline constexpr int kHeuristics = 8;
 
-// Shape in range; operands both fp8 or both of one type; d in high precision, where they are not
-// fp8 of theirs or f32.
+// Checks that the shape is in range, that the operands are both fp8 or both of one type, and that d
+// is in high precision: beside operands in high precision it has their type or f32.
 [[nodiscard]] Status validate(const GemmDesc& desc);
-// Pointers present and aligned, m within the plan. `workspace` matters where `workspace_bytes` > 0.
+// Checks that pointers are given and aligned and that m is within the plan. `workspace` matters
+// where `workspace_bytes` > 0.
 [[nodiscard]] Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspace,
                               size_t workspace_bytes);
 
@@ -28,7 +29,8 @@ struct OperandExtents {
 };
 [[nodiscard]] OperandExtents high_precision_extents(Gemm gemm, Shape linear);
 
-// m = 0: the gradient of the weight is zero (with `add` what it was), other GEMMs are empty.
+// Runs a call with m = 0: the gradient of the weight becomes zero (with `add` it stays as it was),
+// and other GEMMs have no result.
 [[nodiscard]] Status run_empty(Context& context, const GemmDesc& desc, const GemmCall& call,
                                Stream stream);
 
@@ -38,7 +40,7 @@ struct ScaleStrides {
 };
 [[nodiscard]] ScaleStrides scale_strides(const GemmDesc& desc, Shape own);
 
-// The linear's shape of a call.
+// The linear's shape, with the m of a call.
 [[nodiscard]] inline Shape call_shape(const GemmDesc& desc, const GemmCall& call) {
   return {call.m, desc.shape.n, desc.shape.k};
 }

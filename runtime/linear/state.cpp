@@ -40,7 +40,7 @@ Status check_m(const char* name, int64_t m, int64_t planned) {
   return {};
 }
 
-// The name of a call's struct in the C interface.
+// Gives the name of a call's struct in the C interface.
 constexpr const char* args_name(const ForwardCall&) {
   return "float8_forward_args";
 }

@@ -36,7 +36,7 @@ struct Linear::State {
   template <class Call>
   [[nodiscard]] Status check_fresh_scales(const Call& call) const;
 
-  // What a call touches of what it was given.
+  // Lists the memory that a call touches.
   [[nodiscard]] CallMemory memory(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] CallMemory memory(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] CallMemory memory(const WeightCall& call, const void* workspace) const;

@@ -298,20 +298,20 @@ TEST_P(CAbiCalls, GiveTheBitsOfTheRuntimes) {
 
       // Each size, one byte short.
       if (s.workspace.bytes() > 1) {
-        --f.workspace_bytes;
-        EXPECT_TRUE(refused(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr),
+        --forward.workspace_bytes;
+        EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
                             "float8_forward_args.workspace_bytes is"));
-        ++f.workspace_bytes;
-        --b.workspace_bytes;
-        EXPECT_TRUE(refused(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr),
+        ++forward.workspace_bytes;
+        --backward.workspace_bytes;
+        EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
                             "float8_backward_args.workspace_bytes is"));
-        ++b.workspace_bytes;
+        ++backward.workspace_bytes;
       }
       if (const size_t needed = s.linear->saved_bytes(cached); needed > 1) {
-        f.saved_bytes = b.saved_bytes = needed - 1;
-        EXPECT_TRUE(refused(float8_linear_forward(&handle, &f, s.workspace.data(), nullptr),
+        forward.saved_bytes = backward.saved_bytes = needed - 1;
+        EXPECT_TRUE(refused(float8_linear_forward(&handle, &forward, s.workspace.data(), nullptr),
                             "float8_forward_args.saved_bytes is"));
-        EXPECT_TRUE(refused(float8_linear_backward(&handle, &b, s.workspace.data(), nullptr),
+        EXPECT_TRUE(refused(float8_linear_backward(&handle, &backward, s.workspace.data(), nullptr),
                             "float8_backward_args.saved_bytes is"));
       }
     }

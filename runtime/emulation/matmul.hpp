@@ -24,7 +24,7 @@ struct InverseScales {
   int64_t stride = 0;
 };
 
-struct Product {
+struct Matmul {
   int64_t m = 0;
   int64_t n = 0;
   int64_t k = 0;
@@ -39,6 +39,6 @@ struct Product {
                                  // reducing bulk copy; else the sum is rounded once
   uint32_t* amax = nullptr;      // raised to the bits of max |d| as fp32, before the rounding
 };
-void compute(const Product& product);
+void compute(const Matmul& matmul);
 
 }  // namespace f8::runtime::emulation

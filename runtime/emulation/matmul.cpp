@@ -1,4 +1,4 @@
-#include "runtime/emulation/product.hpp"
+#include "runtime/emulation/matmul.hpp"
 
 #include <algorithm>
 #include <array>
@@ -56,13 +56,13 @@ float scale_of(const InverseScales& scales, int64_t i, int64_t j) {
 }
 
 // Gives the sums over a part of K, not scaled.
-std::vector<double> sums(const Product& p, int64_t first_k, int64_t count_k) {
+std::vector<double> sums(const Matmul& p, int64_t first_k, int64_t count_k) {
   return reference::matmul(slice(p.a, p.m, first_k, count_k), slice(p.b, p.n, first_k, count_k),
                            static_cast<size_t>(p.m), static_cast<size_t>(p.n),
                            static_cast<size_t>(count_k));
 }
 
-std::vector<double> block_scaled_sums(const Product& p) {
+std::vector<double> block_scaled_sums(const Matmul& p) {
   std::vector<double> total(static_cast<size_t>(p.m * p.n));
   for (int64_t k = 0; k < p.k; k += kBlock) {
     const std::vector<double> part = sums(p, k, std::min(kBlock, p.k - k));
@@ -79,13 +79,13 @@ std::vector<double> block_scaled_sums(const Product& p) {
 
 }  // namespace
 
-void compute(const Product& p) {
+void compute(const Matmul& p) {
   const bool block = codegen::is_block(p.scale_a.mode);
-  const std::vector<double> products = block ? block_scaled_sums(p) : sums(p, 0, p.k);
+  const std::vector<double> totals = block ? block_scaled_sums(p) : sums(p, 0, p.k);
   size_t at = 0;
   for (int64_t i = 0; i < p.m; ++i) {
     for (int64_t j = 0; j < p.n; ++j, ++at) {
-      auto result = static_cast<float>(products[at]);
+      auto result = static_cast<float>(totals[at]);
       if (!block) result *= scale_of(p.scale_a, i, 0) * scale_of(p.scale_b, j, 0);
       if (p.bias != nullptr) result += load_element(p.bias, j, p.d_type);
       if (p.amax != nullptr) {
