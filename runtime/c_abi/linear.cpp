@@ -198,7 +198,7 @@ float8_status float8_weight_casts_run(const float8_weight_casts* casts,
   return guarded([&]() -> f8::Status {
     F8_TRY(need(casts, "casts"));
     if (count > 0) F8_TRY(need(args, "args"));
-    const f8::runtime::WeightCalls calls{args, count};
+    const f8::runtime::WeightCalls calls{count, args};
     for (size_t i = 0; i < std::min(count, casts->linears.size()); ++i) {
       float8_weight_args known;
       f8::Status good =

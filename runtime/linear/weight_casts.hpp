@@ -18,8 +18,8 @@ namespace f8::runtime {
 // The calls of a run: structs of the version of float8.h that the caller has, which may be longer or
 // shorter than this one's. All have the struct_size of the first.
 struct WeightCalls {
-  const WeightCall* first = nullptr;
   size_t count = 0;
+  const WeightCall* first = nullptr;
 
   [[nodiscard]] const WeightCall* given(size_t i) const {
     return reinterpret_cast<const WeightCall*>(reinterpret_cast<const unsigned char*>(first) +
@@ -46,7 +46,7 @@ class WeightCasts {
                            AmaxReducer reduce = nullptr) const;
   [[nodiscard]] Status run(std::span<const WeightCall> calls, void* workspace, Stream stream,
                            AmaxReducer reduce = nullptr) const {
-    return run(WeightCalls{calls.data(), calls.size()}, workspace, stream, reduce);
+    return run(WeightCalls{calls.size(), calls.data()}, workspace, stream, reduce);
   }
 
  private:

@@ -1,7 +1,6 @@
 #include "runtime/quantize/cast_counters.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "base/format.hpp"
@@ -67,9 +66,8 @@ std::string format_counters(std::string_view linear, std::span<const CastCounter
     if (c.elements == 0) continue;
     const std::string scale = c.scale != 0 ? f8::format(" scale {}", c.scale) : "";
     text += f8::format("{} {}: amax {}{} saturated {} flushed {} non-finite {} of {}\n", linear,
-                       kCounterNames[i], c.amax, scale,
-                       share(c.saturated, c.elements), share(c.flushed, c.elements),
-                       share(c.non_finite, c.elements), c.elements);
+                       kCounterNames[i], c.amax, scale, share(c.saturated, c.elements),
+                       share(c.flushed, c.elements), share(c.non_finite, c.elements), c.elements);
   }
   return text;
 }

@@ -159,7 +159,7 @@ TEST_P(LinearOptionsTest, CountersAreTheReferences) {
       EXPECT_EQ(c.flushed, expected.flushed);
       EXPECT_EQ(c.non_finite, expected.non_finite);
       const float amax = reference::amax(tensor, reference::AmaxOver::kTensor)[0];
-      EXPECT_EQ(c.amax, amax);
+      EXPECT_EQ(std::bit_cast<uint32_t>(c.amax), std::bit_cast<uint32_t>(amax));
       const bool tensor_scale = setting->granularity == Granularity::kTensor;
       EXPECT_EQ(c.scale, tensor_scale ? copy.scales[0] : 0.0F);
     }

@@ -266,7 +266,9 @@ TEST_P(LinearOptions, CountersAreTheReferences) {
     EXPECT_EQ(c.saturated, expected.saturated);
     EXPECT_EQ(c.flushed, expected.flushed);
     EXPECT_EQ(c.non_finite, 1U);
-    EXPECT_EQ(c.amax, reference::amax(tensor, reference::AmaxOver::kTensor).front());
+    EXPECT_EQ(
+        std::bit_cast<uint32_t>(c.amax),
+        std::bit_cast<uint32_t>(reference::amax(tensor, reference::AmaxOver::kTensor).front()));
     EXPECT_EQ(c.scale, setting->granularity == Granularity::kTensor ? 1.0F : 0.0F);
     saturated |= c.saturated > 0;
     flushed |= c.flushed > 0;
