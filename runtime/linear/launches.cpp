@@ -155,7 +155,7 @@ QuantizeOperand CastOperand::at(const CallArguments& call) const {
           .counters = call.at<kernels::CastCounters>(counters)};
 }
 
-int64_t Launch::tiles(int64_t m) const {
+int64_t tiles_of(const std::vector<CastOperand>& operands, int64_t m) {
   int64_t tiles = 0;
   for (const CastOperand& operand : operands) tiles += cast_tiles(operand.rows_at(m), operand.cols);
   return tiles;
@@ -186,8 +186,8 @@ Status run(const LaunchList& list, const Context::State& context, const CallArgu
     const auto after = next(launch + 1);
     const bool overlaps_next =
         !overlapped && after != list.end() && call.m <= after->overlaps_up_to_m;
-    const int64_t blocks = overlapped      ? before->tiles(call.m)
-                           : overlaps_next ? after->tiles(call.m)
+    const int64_t blocks = overlapped      ? tiles_of(before->operands, call.m)
+                           : overlaps_next ? tiles_of(after->operands, call.m)
                                            : 0;
     F8_TRY(launch->run(context, call, stream, overlapped, blocks));
     overlapped = overlaps_next;

@@ -100,6 +100,8 @@ struct CastOperand {
   [[nodiscard]] int64_t rows_at(int64_t m) const { return rows == 0 ? m : rows; }
   [[nodiscard]] QuantizeOperand at(const CallArguments& call) const;
 };
+// The blocks that cast these operands at this m.
+[[nodiscard]] int64_t tiles_of(const std::vector<CastOperand>& operands, int64_t m);
 
 struct GemmOperands {
   Ref a = {}, b = {}, d = {}, inv_scale_a = {}, inv_scale_b = {}, bias = {};
@@ -140,9 +142,8 @@ struct Launch {
   const GroupedGemm* grouped = nullptr;
 
   [[nodiscard]] bool applies(int64_t m) const { return above_m < m && m <= up_to_m; }
-  [[nodiscard]] int64_t tiles(int64_t m) const;       // of a cast's blocks
   [[nodiscard]] double bytes_moved(int64_t m) const;  // 0 where memory is not its bound
-  // Launches it alone, or beside an overlapped neighbour.
+  // Launches it alone, or overlapped with a neighbour of so many blocks.
   [[nodiscard]] Status run(const Context::State& context, const CallArguments& call, Stream stream,
                            bool overlapped = false, int64_t overlapped_blocks = 0) const;
 };

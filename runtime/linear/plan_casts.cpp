@@ -36,12 +36,6 @@ CastOperand cast_operand(const FusedCast& fused, const LinearLayout& layout,
   return operand;
 }
 
-int64_t tiles_of(const std::vector<CastOperand>& operands, int64_t m) {
-  int64_t tiles = 0;
-  for (const CastOperand& x : operands) tiles += cast_tiles(x.rows_at(m), x.cols);
-  return tiles;
-}
-
 }  // namespace
 
 TensorBuffers cache_buffers(const LinearDesc& desc, const LinearLayout& layout) {
