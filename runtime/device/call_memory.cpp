@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "runtime/device/context_state.hpp"
+#include "runtime/device/memory.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -27,6 +28,12 @@ CUresult look_up(const Driver& driver, uintptr_t address, Pointer& pointer) {
                                        static_cast<CUdeviceptr>(address));
 }
 
+// "float8_forward_args.ld_x", or "workspace".
+std::string name_of(const Region& region, const char* prefix = "") {
+  return region.args == nullptr ? region.name
+                                : f8::format("{}.{}{}", region.args, prefix, region.name);
+}
+
 Status check_region(const char* call, const Driver& driver, int device, const Region& region) {
   Pointer pointer;
   F8_TRY(driver.check(look_up(driver, region.begin, pointer), "cuPointerGetAttributes"));
@@ -34,18 +41,18 @@ Status check_region(const char* call, const Driver& driver, int device, const Re
   if (!known || pointer.type == CU_MEMORYTYPE_HOST) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: {} is {} memory of the host; it must be memory of device {}", call,
-                region.name, known ? "pinned" : "ordinary", device);
+                name_of(region), known ? "pinned" : "ordinary", device);
   }
   if (pointer.managed == 0 && pointer.ordinal != device) {
     return fail(ErrorCode::kInvalidArgument,
-                "{}: {} is memory of device {}, the context is of device {}", call, region.name,
+                "{}: {} is memory of device {}, the context is of device {}", call, name_of(region),
                 pointer.ordinal, device);
   }
   const size_t left = pointer.size - (region.begin - static_cast<uintptr_t>(pointer.start));
   if (left < region.bytes()) {
     return fail(ErrorCode::kInvalidArgument,
-                "{}: {} needs {} bytes, its allocation ends {} bytes behind it", call, region.name,
-                region.bytes(), left);
+                "{}: {} needs {} bytes, its allocation ends {} bytes behind it", call,
+                name_of(region), region.bytes(), left);
   }
   return {};
 }
@@ -62,18 +69,41 @@ bool overlap(const Region& a, const Region& b) {
   return column < low.row || column + high.row > low.pitch;
 }
 
+Status CallMemory::check_alignment(const char* call) const {
+  for (const Region& region : regions()) {
+    if (region.begin % region.alignment != 0) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument, "{}: {} is not aligned to {} bytes", call,
+                  name_of(region), region.alignment);
+    }
+    if (region.ld == 0) continue;
+    const size_t element = size_bytes(region.type);
+    const auto cols = static_cast<int64_t>(region.row / element);
+    if (is_row_stride(region.ld, cols, region.type)) [[likely]] {
+      continue;
+    }
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} is {}; rows of {} {} elements lie at least as many apart, a multiple of {} "
+                "elements "
+                "(16 bytes); 0 if they are dense",
+                call, name_of(region, "ld_"), region.ld, cols, to_string(region.type),
+                16 / element);
+  }
+  return {};
+}
+
 Status CallMemory::check_overlaps(const char* call) const {
   for (const Region& written : regions()) {
     if (written.access != Access::kWrite) continue;
     for (const Region& other : regions()) {
-      if (&other == &written || !overlap(written, other)) [[likely]] {
+      if (&other == &written || other.access == Access::kNone || !overlap(written, other))
+          [[likely]] {
         continue;
       }
       return fail(
           ErrorCode::kInvalidArgument,
           "{}: {} ({} bytes) and {} ({} bytes) overlap; {} is written, give it memory of its "
           "own",
-          call, written.name, written.bytes(), other.name, other.bytes(), written.name);
+          call, name_of(written), written.bytes(), name_of(other), other.bytes(), name_of(written));
     }
   }
   return {};
@@ -102,7 +132,9 @@ Status CallMemory::check_device(const char* call, Context& context, Stream strea
                   call, device);
     }
   }
-  for (const Region& region : regions()) F8_TRY(check_region(call, driver, device, region));
+  for (const Region& region : regions()) {
+    if (region.access != Access::kNone) F8_TRY(check_region(call, driver, device, region));
+  }
   return {};
 }
 

@@ -7,29 +7,11 @@
 namespace f8::runtime {
 namespace {
 
-Status check_pointer(const char* name, const void* pointer) {
+Status check_given(const char* name, const void* pointer) {
   if (pointer == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument, "{} is NULL", name);
   }
-  if (!is_aligned(pointer)) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{} is not aligned to 16 bytes", name);
-  }
   return {};
-}
-
-Status check_stride(const char* name, int64_t ld, int64_t cols, Dtype type) {
-  if (is_row_stride(ld, cols, type)) [[likely]] {
-    return {};
-  }
-  return fail(
-      ErrorCode::kInvalidArgument,
-      "{} is {}; rows of {} {} elements lie at least as many apart, a multiple of {} elements "
-      "(16 bytes); 0 if they are dense",
-      name, ld, cols, to_string(type), 16 / size_bytes(type));
-}
-
-Status check_optional(const char* name, const void* pointer) {
-  return pointer == nullptr ? Status() : check_pointer(name, pointer);
 }
 
 Status check_m(const char* name, int64_t m, int64_t planned) {
@@ -38,6 +20,11 @@ Status check_m(const char* name, int64_t m, int64_t planned) {
                 planned);
   }
   return {};
+}
+
+Status check_memory(const char* call, const CallMemory& memory) {
+  F8_TRY(memory.check_alignment(call));
+  return memory.check_overlaps(call);
 }
 
 // Gives the name of a call's struct in the C interface.
@@ -55,19 +42,10 @@ constexpr const char* args_name(const WeightCall&) {
 
 template <class Call>
 Status Linear::State::check_counters(const Call& call) const {
-  const CastCounters* counters = call.counters;
-  if (counters == nullptr) return {};
-  if (!desc.count) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.counters is given, the plan's casts do not count; set "
-                "float8_linear_desc.count",
-                args_name(call));
-  }
-  if (!is_aligned(counters, alignof(CastCounters))) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}.counters is not aligned to {} bytes",
-                args_name(call), alignof(CastCounters));
-  }
-  return {};
+  if (call.counters == nullptr || desc.count) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}.counters is given, the plan's casts do not count; set float8_linear_desc.count",
+              args_name(call));
 }
 
 // The call takes its first scales from all ranks' tensors, and so writes them.
@@ -88,49 +66,33 @@ Status Linear::State::check_scales(const Call& call) const {
                 "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots",
                 args_name(call), desc.recipe.name);
   }
-  for (const void* part : call.scales.opaque) {
-    if (is_aligned(part, sizeof(float))) [[likely]] {
-      continue;
-    }
-    return fail(ErrorCode::kInvalidArgument,
-                "{}.scales is not aligned to {} bytes; see float8_scales_slots", args_name(call),
-                sizeof(float));
-  }
   return {};
 }
 
 Status Linear::State::check(const ForwardCall& call, const void* workspace) const {
   F8_TRY(check_m("float8_forward_args.m", call.m, desc.shape.m));
   if (call.m == 0) return {};
-  F8_TRY(check_pointer("float8_forward_args.x", call.x));
+  F8_TRY(check_given("float8_forward_args.x", call.x));
   if (call.weight_cache == nullptr || !is_fp8(Gemm::kOutput)) {
-    F8_TRY(check_pointer("float8_forward_args.w", call.w));
+    F8_TRY(check_given("float8_forward_args.w", call.w));
   }
-  F8_TRY(check_pointer("float8_forward_args.y", call.y));
-  F8_TRY(check_stride("float8_forward_args.ld_x", call.ld_x, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("float8_forward_args.ld_w", call.ld_w, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("float8_forward_args.ld_y", call.ld_y, desc.shape.n, desc.tensor_dtype));
-  if (desc.bias) F8_TRY(check_pointer("float8_forward_args.bias", call.bias));
+  F8_TRY(check_given("float8_forward_args.y", call.y));
+  if (desc.bias) F8_TRY(check_given("float8_forward_args.bias", call.bias));
   if (!desc.bias && call.bias != nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_forward_args.bias is given, the plan has none; set "
                 "float8_linear_desc.bias");
   }
-  F8_TRY(check_optional("float8_forward_args.saved", call.saved));
-  F8_TRY(check_optional("float8_forward_args.weight_cache", call.weight_cache));
   F8_TRY(check_scales(call));
   F8_TRY(check_counters(call));
-  F8_TRY(check_pointer("workspace of float8_linear_forward", workspace));
-  return memory(call, workspace).check_overlaps("float8_linear_forward");
+  F8_TRY(check_given("workspace of float8_linear_forward", workspace));
+  return check_memory("float8_linear_forward", memory(call, workspace));
 }
 
 Status Linear::State::check(const BackwardCall& call, const void* workspace) const {
   F8_TRY(check_m("float8_backward_args.m", call.m, desc.shape.m));
   const bool dx = call.dx != nullptr;
   const bool dw = call.dw != nullptr;
-  F8_TRY(check_optional("float8_backward_args.dw", call.dw));
-  F8_TRY(
-      check_stride("float8_backward_args.ld_dw", call.ld_dw, desc.shape.k, desc.grad_weight_dtype));
   if (dw && call.accumulate != 0 && gemms.add_grad_weight == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.accumulate is set, the plan has no GEMM "
@@ -141,25 +103,19 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
                 "float8_backward_args.dx is given, the plan was made with "
                 "float8_linear_desc.no_grad_input");
   }
-  F8_TRY(check_optional("float8_backward_args.db", call.db));
   if (call.db != nullptr && !desc.bias_grad) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.db is given, the plan has no gradient "
                 "of a bias; set float8_linear_desc.bias_grad");
   }
-  if (call.m == 0 || (!dx && !dw && call.db == nullptr)) return {};
-  F8_TRY(check_optional("float8_backward_args.dx", call.dx));
-  F8_TRY(check_pointer("float8_backward_args.dy", call.dy));
-  F8_TRY(check_stride("float8_backward_args.ld_dy", call.ld_dy, desc.shape.n, desc.tensor_dtype));
-  F8_TRY(check_stride("float8_backward_args.ld_dx", call.ld_dx, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("float8_backward_args.ld_x", call.ld_x, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_stride("float8_backward_args.ld_w", call.ld_w, desc.shape.k, desc.tensor_dtype));
-  F8_TRY(check_optional("float8_backward_args.weight_cache", call.weight_cache));
+  if (!dx && !dw && call.db == nullptr) return {};
+  if (call.m == 0) return memory(call, nullptr).check_alignment("float8_linear_backward");
+  F8_TRY(check_given("float8_backward_args.dy", call.dy));
   // A gradient needs a copy of the weight or of the input that no cache has.
   const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.weight_cache == nullptr;
   const bool casts_input = dw && is_fp8(Gemm::kGradWeight);
   if (!desc.recompute && (casts_weight || casts_input)) {
-    F8_TRY(check_pointer("float8_backward_args.saved", call.saved));
+    F8_TRY(check_given("float8_backward_args.saved", call.saved));
   }
   const auto check_source = [&](const char* name, const void* pointer, Gemm gemm) -> Status {
     if (pointer == nullptr) [[unlikely]] {
@@ -169,7 +125,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
                       ? std::string("float8_linear_desc.recompute casts it again")
                       : f8::format("recipe {} has the GEMM in high precision", desc.recipe.name));
     }
-    return check_pointer(name, pointer);
+    return {};
   };
   if (dx && (!is_fp8(Gemm::kGradInput) || (desc.recompute && casts_weight))) {
     F8_TRY(check_source("float8_backward_args.w", call.w, Gemm::kGradInput));
@@ -179,28 +135,26 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   }
   F8_TRY(check_scales(call));
   F8_TRY(check_counters(call));
-  F8_TRY(check_pointer("workspace of float8_linear_backward", workspace));
-  return memory(call, workspace).check_overlaps("float8_linear_backward");
+  F8_TRY(check_given("workspace of float8_linear_backward", workspace));
+  return check_memory("float8_linear_backward", memory(call, workspace));
 }
 
 Status Linear::State::check(const WeightCall& call) const {
-  F8_TRY(check_pointer("float8_weight_args.w", call.w));
-  F8_TRY(check_pointer("float8_weight_args.cache", call.cache));
-  F8_TRY(check_stride("float8_weight_args.ld_w", call.ld_w, desc.shape.k, kernels.master_dtype));
+  F8_TRY(check_given("float8_weight_args.w", call.w));
+  F8_TRY(check_given("float8_weight_args.cache", call.cache));
   F8_TRY(check_counters(call));
-  if (call.valid != nullptr && (!desc.weight_flag || !is_aligned(call.valid, 4))) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "float8_weight_args.valid is {}",
-                desc.weight_flag ? "not aligned to 4 bytes"
-                                 : "given, the plan's casts look at no flag; set "
-                                   "float8_linear_desc.weight_flag");
+  if (call.valid != nullptr && !desc.weight_flag) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_weight_args.valid is given, the plan's casts look at no flag; set "
+                "float8_linear_desc.weight_flag");
   }
   return check_scales(call);
 }
 
 Status Linear::State::check(const WeightCall& call, const void* workspace) const {
   F8_TRY(check(call));
-  F8_TRY(check_pointer("workspace of float8_linear_cast_weight", workspace));
-  return memory(call, workspace).check_overlaps("float8_linear_cast_weight");
+  F8_TRY(check_given("workspace of float8_linear_cast_weight", workspace));
+  return check_memory("float8_linear_cast_weight", memory(call, workspace));
 }
 
 Status Linear::State::check_records(const ForwardCall& call) const {
@@ -252,36 +206,42 @@ Status Linear::State::check_fresh_scales(const Call& call) const {
 }
 
 template <class Call>
-void Linear::State::add_scales(CallMemory& memory, const Call& call) const {
+CallMemory Linear::State::common_memory(const Call& call, const void* workspace) const {
+  CallMemory memory(args_name(call));
+  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
+             alignof(CastCounters));
+  memory.add_beside("workspace", workspace, layout.workspace_bytes, Access::kWrite);
   const size_t count = kernels.slots.size();
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
-  memory.add("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite);
-  memory.add("float8_scale_slots (scale)", scale, count * kernels::kScaleStride * sizeof(float),
-             over_ranks(call) ? Access::kWrite : Access::kRead);
+  memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,
+                    alignof(uint32_t));
+  memory.add_beside("float8_scale_slots (scale)", scale,
+                    count * kernels::kScaleStride * sizeof(float),
+                    over_ranks(call) ? Access::kWrite : Access::kRead, alignof(float));
   if (over_ranks(call)) {
-    memory.add("float8_scale_slots (format)", format, count * sizeof(uint32_t), Access::kRead);
+    memory.add_beside("float8_scale_slots (format)", format, count * sizeof(uint32_t),
+                      Access::kRead, alignof(uint32_t));
   }
+  return memory;
+}
+
+// What forward and backward share.
+template <class Call>
+void Linear::State::add_copies(CallMemory& memory, const Call& call, Access saved) const {
+  const bool cached = call.weight_cache != nullptr;
+  memory.add("saved", call.saved, cached ? layout.saved_input_bytes : layout.saved_bytes, saved);
+  memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
 }
 
 CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
-  const bool cached = call.weight_cache != nullptr;
-  CallMemory memory;
-  memory.add_rows("float8_forward_args.x", call.x, m, k, call.ld_x, desc.tensor_dtype,
-                  Access::kRead);
-  memory.add_rows("float8_forward_args.w", call.w, n, k, call.ld_w, desc.tensor_dtype,
-                  Access::kRead);
-  memory.add_rows("float8_forward_args.y", call.y, m, n, call.ld_y, desc.tensor_dtype,
-                  Access::kWrite);
-  memory.add_rows("float8_forward_args.bias", call.bias, 1, n, 0, desc.tensor_dtype, Access::kRead);
-  memory.add("float8_forward_args.saved", call.saved,
-             cached ? layout.saved_input_bytes : layout.saved_bytes, Access::kWrite);
-  memory.add("float8_forward_args.weight_cache", call.weight_cache, layout.cache_bytes,
-             Access::kRead);
-  memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  memory.add("float8_forward_args.counters", call.counters,
-             kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
-  add_scales(memory, call);
+  const Dtype type = desc.tensor_dtype;
+  CallMemory memory = common_memory(call, workspace);
+  memory.add_rows("x", call.x, m, k, call.ld_x, type, Access::kRead);
+  memory.add_rows("w", call.w, n, k, call.ld_w, type, Access::kRead);
+  memory.add_rows("y", call.y, m, n, call.ld_y, type, Access::kWrite);
+  memory.add_rows("bias", call.bias, 1, n, 0, type, Access::kRead);
+  add_copies(memory, call, Access::kWrite);
   return memory;
 }
 
@@ -289,42 +249,25 @@ CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace)
 // place. The weight itself must outlive every call.
 CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
-  const bool cached = call.weight_cache != nullptr;
+  const Dtype type = desc.tensor_dtype;
   const bool reads_input = call.dw != nullptr && (desc.recompute || !is_fp8(Gemm::kGradWeight));
-  CallMemory memory;
-  memory.add_rows("float8_backward_args.dy", call.dy, m, n, call.ld_dy, desc.tensor_dtype,
-                  Access::kRead);
-  memory.add_rows("float8_backward_args.dx", call.dx, m, k, call.ld_dx, desc.tensor_dtype,
-                  Access::kWrite);
-  memory.add_rows("float8_backward_args.dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype,
-                  Access::kWrite);
-  memory.add_rows("float8_backward_args.db", call.db, 1, n, 0, desc.bias_grad_dtype,
-                  Access::kWrite);
-  memory.add_rows("float8_backward_args.x", reads_input ? call.x : nullptr, m, k, call.ld_x,
-                  desc.tensor_dtype, Access::kRead);
-  memory.add_rows("float8_backward_args.w", call.w, n, k, call.ld_w, desc.tensor_dtype,
-                  Access::kRead);
-  memory.add("float8_backward_args.saved", call.saved,
-             cached ? layout.saved_input_bytes : layout.saved_bytes, Access::kRead);
-  memory.add("float8_backward_args.weight_cache", call.weight_cache, layout.cache_bytes,
-             Access::kRead);
-  memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  memory.add("float8_backward_args.counters", call.counters,
-             kCountersOfLinear * sizeof(CastCounters), Access::kWrite);
-  add_scales(memory, call);
+  CallMemory memory = common_memory(call, workspace);
+  memory.add_rows("dy", call.dy, m, n, call.ld_dy, type, Access::kRead);
+  memory.add_rows("dx", call.dx, m, k, call.ld_dx, type, Access::kWrite);
+  memory.add_rows("dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype, Access::kWrite);
+  memory.add_rows("db", call.db, 1, n, 0, desc.bias_grad_dtype, Access::kWrite);
+  memory.add_rows("x", call.x, m, k, call.ld_x, type, reads_input ? Access::kRead : Access::kNone);
+  memory.add_rows("w", call.w, n, k, call.ld_w, type, Access::kRead);
+  add_copies(memory, call, Access::kRead);
   return memory;
 }
 
 CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) const {
-  CallMemory memory;
-  memory.add_rows("float8_weight_args.w", call.w, desc.shape.n, desc.shape.k, call.ld_w,
-                  kernels.master_dtype, Access::kRead);
-  memory.add("float8_weight_args.cache", call.cache, layout.cache_bytes, Access::kWrite);
-  memory.add("float8_weight_args.valid", call.valid, sizeof(uint32_t), Access::kWrite);
-  memory.add("workspace", workspace, layout.workspace_bytes, Access::kWrite);
-  memory.add("float8_weight_args.counters", call.counters, kCountersOfLinear * sizeof(CastCounters),
-             Access::kWrite);
-  add_scales(memory, call);
+  CallMemory memory = common_memory(call, workspace);
+  memory.add_rows("w", call.w, desc.shape.n, desc.shape.k, call.ld_w, kernels.master_dtype,
+                  Access::kRead);
+  memory.add("cache", call.cache, layout.cache_bytes, Access::kWrite);
+  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   return memory;
 }
 

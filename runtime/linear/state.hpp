@@ -41,7 +41,9 @@ struct Linear::State {
   [[nodiscard]] CallMemory memory(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] CallMemory memory(const WeightCall& call, const void* workspace) const;
   template <class Call>
-  void add_scales(CallMemory& memory, const Call& call) const;
+  [[nodiscard]] CallMemory common_memory(const Call& call, const void* workspace) const;
+  template <class Call>
+  void add_copies(CallMemory& memory, const Call& call, Access saved) const;
   // Does what only a context that checks pointers, or an emulated one, does.
   template <class Call>
   [[nodiscard]] Status check_device(const char* name, const Call& call, const void* workspace,

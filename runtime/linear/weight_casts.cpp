@@ -96,9 +96,10 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
     if (linear.layout.cache_bytes == 0) continue;
     const WeightCall call = calls.at(i);
     CallMemory memory = linear.memory(call, nullptr);
-    memory.add("workspace", workspace, workspace_bytes_, Access::kWrite);
+    memory.add_beside("workspace", workspace, workspace_bytes_, Access::kWrite);
     Status good = linear.check(call);
     if (good && linear.context->state().keeps_records()) good = linear.check_records(call);
+    if (good) good = memory.check_alignment("float8_weight_casts_run");
     if (good) good = memory.check_overlaps("float8_weight_casts_run");
     if (good) good = memory.check_device("float8_weight_casts_run", *linear.context, stream);
     if (!good) [[unlikely]] {

@@ -122,7 +122,7 @@ TEST_F(Misuse, OfAForward) {
       {kForward, [](Call& c) { c.forward.bias = into(c.forward.bias, 2); }, "bias is not aligned"},
       {kForward, [](Call& c) { c.forward.saved = into(c.forward.saved, 4); }, "saved is not"},
       {kForward, [](Call& c) { c.workspace = into(c.workspace, 8); },
-       "workspace of float8_linear_forward is not aligned"},
+       "float8_linear_forward: workspace is not aligned"},
       {kForward, [](Call& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
       {kForward, [](Call& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
       {kForward, [](Call& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
@@ -226,13 +226,13 @@ TEST_F(MisuseDelayed, OfTheScales) {
        "and float8_scale_slots ("},
       {&Misuse::forward,
        [](Call& c) { c.forward.scales.opaque[0] = into(c.forward.scales.opaque[0], 2); },
-       "float8_forward_args.scales is not aligned"},
+       "float8_scale_slots (amax) is not aligned"},
       {&Misuse::backward,
        [](Call& c) { c.backward.scales.opaque[1] = into(c.backward.scales.opaque[1], 1); },
-       "float8_backward_args.scales is not aligned"},
+       "float8_scale_slots (scale) is not aligned"},
       {&Misuse::cast,
        [](Call& c) { c.weight.scales.opaque[0] = into(c.weight.scales.opaque[0], 6); },
-       "float8_weight_args.scales is not aligned"},
+       "float8_scale_slots (amax) is not aligned"},
   });
 }
 

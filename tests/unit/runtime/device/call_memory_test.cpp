@@ -13,7 +13,7 @@ using testing::Fixture;
 using testing::says;
 
 Region region(uintptr_t begin, size_t rows, size_t row, size_t pitch) {
-  return {"", begin, rows, row, pitch, Access::kRead};
+  return {nullptr, "", begin, rows, row, pitch, Access::kRead, 1, 0, {}};
 }
 
 void expect_overlap(const Region& a, const Region& b, bool expected) {
