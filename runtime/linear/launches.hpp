@@ -10,7 +10,6 @@
 // A slot may as well hold a tensor that is cast already, or one that several linears share.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -20,72 +19,10 @@
 #include "codegen/kernels/kernel_args.cuh"
 #include "runtime/device/context_state.hpp"
 #include "runtime/gemm/gemm.hpp"
-#include "runtime/quantize/delayed_scales.hpp"
+#include "runtime/linear/call_arguments.hpp"
 #include "runtime/quantize/quantize.hpp"
 
 namespace f8::runtime {
-
-enum class Slot : uint8_t {
-  kNone,  // its refs are null
-  kX,
-  kW,
-  kY,
-  kBias,
-  kDy,
-  kDx,
-  kDw,
-  kDb,
-  kSaved,
-  kCache,
-  kWorkspace,
-  kWeightQt,       // of backward: the weight's transposed copy, wherever it is from
-  kWeightQtScale,  // and its scales
-  kAmax,           // ScaleSlots::amax
-  kScale,          // ScaleSlots::scale
-  kCounters,
-  kNoopFlag,
-  kCount
-};
-
-// An address in an argument, null where the argument is; packed, for a plan keeps many.
-class Ref {
- public:
-  Ref(Slot slot = Slot::kNone, size_t offset = 0)  // NOLINT: a slot is a ref to its start
-      : packed_(static_cast<uint64_t>(slot) << kOffsetBits | offset) {}
-  [[nodiscard]] size_t slot() const { return packed_ >> kOffsetBits; }
-  [[nodiscard]] size_t offset() const { return packed_ & ((uint64_t{1} << kOffsetBits) - 1); }
-  [[nodiscard]] Ref operator+(size_t bytes) const {
-    Ref ref = *this;
-    ref.packed_ += bytes;
-    return ref;
-  }
-
- private:
-  static constexpr int kOffsetBits = 56;
-  uint64_t packed_;
-};
-
-// The arguments of one call.
-struct CallArguments {
-  std::array<void*, static_cast<size_t>(Slot::kCount)> pointer = {};
-  std::array<int64_t, static_cast<size_t>(Slot::kCount)> ld = {};  // of tensors; 0: dense
-  int64_t m = 0;
-  bool accumulate_bias = false;
-  ScaleSlots scales = {};
-  float8_nccl_comm ranks = nullptr;
-  AmaxReducer reduce = nullptr;
-
-  void set(Slot slot, const void* to, int64_t stride = 0) {
-    pointer[static_cast<size_t>(slot)] = const_cast<void*>(to);
-    ld[static_cast<size_t>(slot)] = stride;
-  }
-  [[nodiscard]] int64_t stride(Ref ref) const { return ld[ref.slot()]; }
-  template <class T>
-  [[nodiscard]] T* at(Ref ref) const {
-    auto* base = static_cast<uint8_t*>(pointer[ref.slot()]);
-    return reinterpret_cast<T*>(base == nullptr ? nullptr : base + ref.offset());
-  }
-};
 
 // A matrix that a launch reads, and where what it makes of it goes: QuantizeOperand's fields.
 struct CastOperand {

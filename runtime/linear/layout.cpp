@@ -13,31 +13,6 @@ namespace {
 
 constexpr size_t kWord = 4;
 
-// A tensor's matrix, and what is written of it.
-struct Matrix {
-  int64_t rows;
-  int64_t cols;
-  const Copies& copies;
-
-  [[nodiscard]] size_t q_bytes() const { return copies.q ? fp8_copy_bytes(rows, cols) : 0; }
-  [[nodiscard]] size_t qt_bytes() const { return copies.qt ? fp8_copy_bytes(cols, rows) : 0; }
-  [[nodiscard]] size_t q_scale_bytes() const { return scale_bytes(copies.q, rows, cols); }
-  [[nodiscard]] size_t qt_scale_bytes() const { return scale_bytes(copies.qt, cols, rows); }
-  // Alone in a launch it has the most partial maxima, and a smaller m never has more.
-  [[nodiscard]] size_t partials_bytes(int sm_count) const {
-    const bool wanted = (copies.q && copies.q->granularity == Granularity::kTensor) ||
-                        (copies.qt && copies.qt->granularity == Granularity::kTensor);
-    return wanted ? kWord * static_cast<size_t>(amax_partials(rows, cols, sm_count)) : 0;
-  }
-
- private:
-  static size_t scale_bytes(const std::optional<CastSetting>& copy, int64_t rows, int64_t cols) {
-    return copy ? kWord *
-                      static_cast<size_t>(scale_floats(scale_mode(copy->granularity), rows, cols))
-                : 0;
-  }
-};
-
 // The bytes of a tensor's per-tile amax partials, the most that any pass over it leaves.
 size_t most_tile_amax_bytes(const std::vector<CallPasses>& calls, Tensor tensor, int64_t rows,
                             int64_t cols) {
@@ -59,83 +34,134 @@ bool may_raise_amax(const std::vector<CallPasses>& calls) {
   });
 }
 
+// Hands out parts of a buffer of the call, with what a linear's tensors need there.
+class Buffer {
+ public:
+  Buffer(Slot slot, const LinearKernels& kernels, const std::vector<CallPasses>& calls, Shape shape)
+      : slot_(slot), kernels_(kernels), calls_(calls), m_(shape.m) {}
+
+  Ref take(size_t bytes) { return {slot_, arena_.take(bytes)}; }
+  [[nodiscard]] Ref end() const { return {slot_, arena_.size()}; }
+  [[nodiscard]] size_t size() const { return arena_.size(); }
+
+  // Alone in a launch a tensor has the most partial maxima, and a smaller m never has more.
+  void take_partial_maxima(Tensor tensor, TensorBuffers& at, int sm_count) {
+    at.tile_amax = take(most_tile_amax_bytes(calls_, tensor, rows(at), at.cols));
+    const auto wanted = [](const std::optional<CastSetting>& copy) {
+      return copy && copy->granularity == Granularity::kTensor;
+    };
+    const Copies& copies = kernels_.of(tensor);
+    at.partials = take(wanted(copies.q) || wanted(copies.qt)
+                           ? kWord * static_cast<size_t>(amax_partials(rows(at), at.cols, sm_count))
+                           : 0);
+  }
+  void take_q(Tensor tensor, TensorBuffers& at) {
+    take_copy(kernels_.of(tensor).q, rows(at), at.cols, at.q, at.q_scale);
+  }
+  void take_qt(Tensor tensor, TensorBuffers& at) {
+    take_copy(kernels_.of(tensor).qt, at.cols, rows(at), at.qt, at.qt_scale);
+  }
+
+ private:
+  [[nodiscard]] int64_t rows(const TensorBuffers& at) const { return at.rows == 0 ? m_ : at.rows; }
+  void take_copy(const std::optional<CastSetting>& copy, int64_t rows, int64_t cols, Ref& data,
+                 Ref& scale) {
+    data = take(copy ? fp8_copy_bytes(rows, cols) : 0);
+    const int64_t scales = copy ? scale_floats(scale_mode(copy->granularity), rows, cols) : 0;
+    scale = take(kWord * static_cast<size_t>(scales));
+  }
+
+  Slot slot_;
+  Arena arena_;
+  const LinearKernels& kernels_;
+  const std::vector<CallPasses>& calls_;
+  int64_t m_;
+};
+
+// Hands out the words of an amax buffer.
+class AmaxWords {
+ public:
+  static constexpr int64_t kTensor = 4;  // a tensor's own, with padding
+
+  explicit AmaxWords(Ref begin) : begin_(begin) {}
+  Ref take(int64_t words) {
+    const Ref at = begin_ + bytes_;
+    bytes_ += kWord * static_cast<size_t>(words);
+    return at;
+  }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+
+ private:
+  Ref begin_;
+  size_t bytes_ = 0;
+};
+
 }  // namespace
 
 LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,
                            size_t gemm_forward, size_t gemm_backward) {
   const auto [m, n, k] = shape;
-  const Matrix x{m, k, kernels.of(Tensor::kInput)};
-  const Matrix w{n, k, kernels.of(Tensor::kWeight)};
-  const Matrix dy{m, n, kernels.of(Tensor::kGradOutput)};
-  constexpr int64_t kOne = AmaxBuffers::kTensorWords;
-
-  LinearLayout layout;
-  layout.w_amax = {.row = 0, .column = n, .tensor = n + k};
-  layout.input_amax = n + k + kOne;
-  layout.x_amax = {.row = layout.input_amax + k + kOne,
-                   .column = layout.input_amax,
-                   .tensor = layout.input_amax + k};
-  const int64_t again = kernels.recompute ? 2 * (k + kOne) : 0;
-  layout.w_again = {.row = 0, .column = 0, .tensor = k};
-  layout.x_again = {.row = 0, .column = k + kOne, .tensor = 2 * k + kOne};
-  layout.dy_amax = {.row = again + n + kOne, .column = again, .tensor = again + n};
   const std::vector<CallPasses> calls = all_passes(kernels);
   const bool raises = may_raise_amax(calls);
-  const auto amax_bytes = [&](int64_t count) {
-    return raises ? kWord * static_cast<size_t>(count) : 0;
-  };
+  LinearLayout layout;
 
-  Arena forward;
+  TensorBuffers& x = layout.forward.x = {.x = Slot::kX, .cols = k};
+  TensorBuffers& w = layout.forward.w = {.x = Slot::kW, .rows = n, .cols = k};
+  Buffer forward(Slot::kWorkspace, kernels, calls, shape);
   layout.sync = forward.take(quantize_sync_bytes(sm_count));
-  const size_t first_bytes = kWord * kFirstWords * kernels.slots.size();
-  layout.first = forward.take(first_bytes);
-  layout.amax = forward.take(amax_bytes(layout.x_amax.row + m));
-  layout.x_amax.tile_amax = forward.take(most_tile_amax_bytes(calls, Tensor::kInput, m, k));
-  layout.w_amax.tile_amax = forward.take(most_tile_amax_bytes(calls, Tensor::kWeight, n, k));
-  layout.x_amax.partials = forward.take(x.partials_bytes(sm_count));
-  layout.w_amax.partials = forward.take(w.partials_bytes(sm_count));
-  layout.x.q = forward.take(x.q_bytes());
-  layout.w.q = forward.take(w.q_bytes());
-  layout.x.q_scale = forward.take(x.q_scale_bytes());
-  layout.w.q_scale = forward.take(w.q_scale_bytes());
+  layout.first = forward.take(kWord * kFirstWords * kernels.slots.size());
+  layout.amax = forward.end();
+  AmaxWords forward_words(layout.amax);
+  w.row_amax = forward_words.take(n);
+  w.col_amax = forward_words.take(k);
+  w.amax = forward_words.take(AmaxWords::kTensor);
+  x.col_amax = forward_words.take(k);
+  x.amax = forward_words.take(AmaxWords::kTensor);
+  x.row_amax = forward_words.take(m);
+  (void)forward.take(raises ? forward_words.bytes() : 0);
+  forward.take_partial_maxima(Tensor::kInput, x, sm_count);
+  forward.take_partial_maxima(Tensor::kWeight, w, sm_count);
+  forward.take_q(Tensor::kInput, x);
+  forward.take_q(Tensor::kWeight, w);
   layout.forward_gemm = forward.take(gemm_forward);
 
-  Arena saved;
-  const auto take_transposed = [](Arena& arena, const Matrix& matrix, CopyLayout& at) {
-    at.qt = arena.take(matrix.qt_bytes());
-    at.qt_scale = arena.take(matrix.qt_scale_bytes());
-  };
+  Buffer cache(Slot::kCache, kernels, calls, shape);
+  layout.cache = w;
+  cache.take_q(Tensor::kWeight, layout.cache);
+  cache.take_qt(Tensor::kWeight, layout.cache);
+  layout.cache_bytes = cache.size();
+
   if (!kernels.recompute) {
-    take_transposed(saved, x, layout.x);
+    Buffer saved(Slot::kSaved, kernels, calls, shape);
+    saved.take_qt(Tensor::kInput, x);
     layout.saved_input_bytes = saved.size();
-    take_transposed(saved, w, layout.w);
+    saved.take_qt(Tensor::kWeight, w);
     layout.saved_bytes = saved.size();
   }
 
-  Arena cache;
-  layout.cache.q = cache.take(w.q_bytes());
-  layout.cache.qt = cache.take(w.qt_bytes());
-  layout.cache.q_scale = cache.take(w.q_scale_bytes());
-  layout.cache.qt_scale = cache.take(w.qt_scale_bytes());
-  layout.cache_bytes = cache.size();
-
-  Arena backward;
-  (void)backward.take(quantize_sync_bytes(sm_count));
-  (void)backward.take(first_bytes);
-  (void)backward.take(amax_bytes(layout.dy_amax.row + m));
-  layout.dy_amax.tile_amax = backward.take(most_tile_amax_bytes(calls, Tensor::kGradOutput, m, n));
-  layout.dy_amax.partials = backward.take(dy.partials_bytes(sm_count));
-  layout.dy.q = backward.take(dy.q_bytes());
-  layout.dy.qt = backward.take(dy.qt_bytes());
-  layout.dy.q_scale = backward.take(dy.q_scale_bytes());
-  layout.dy.qt_scale = backward.take(dy.qt_scale_bytes());
+  layout.backward = layout.forward;
+  TensorBuffers& dy = layout.backward.dy = {.x = Slot::kDy, .cols = n};
+  Buffer backward(Slot::kWorkspace, kernels, calls, shape);
+  (void)backward.take(layout.amax.offset());
+  AmaxWords backward_words(layout.amax);
   if (kernels.recompute) {
-    layout.x_again.tile_amax = backward.take(most_tile_amax_bytes(calls, Tensor::kInput, m, k));
-    layout.w_again.tile_amax = backward.take(most_tile_amax_bytes(calls, Tensor::kWeight, n, k));
-    layout.x_again.partials = backward.take(x.partials_bytes(sm_count));
-    layout.w_again.partials = backward.take(w.partials_bytes(sm_count));
-    take_transposed(backward, x, layout.x);
-    take_transposed(backward, w, layout.w);
+    for (TensorBuffers* again : {&layout.backward.w, &layout.backward.x}) {
+      again->col_amax = backward_words.take(k);
+      again->amax = backward_words.take(AmaxWords::kTensor);
+    }
+  }
+  dy.col_amax = backward_words.take(n);
+  dy.amax = backward_words.take(AmaxWords::kTensor);
+  dy.row_amax = backward_words.take(m);
+  (void)backward.take(raises ? backward_words.bytes() : 0);
+  backward.take_partial_maxima(Tensor::kGradOutput, dy, sm_count);
+  backward.take_q(Tensor::kGradOutput, dy);
+  backward.take_qt(Tensor::kGradOutput, dy);
+  if (kernels.recompute) {
+    backward.take_partial_maxima(Tensor::kInput, layout.backward.x, sm_count);
+    backward.take_partial_maxima(Tensor::kWeight, layout.backward.w, sm_count);
+    backward.take_qt(Tensor::kInput, layout.backward.x);
+    backward.take_qt(Tensor::kWeight, layout.backward.w);
   }
   if (kernels.bias_grad) layout.sums = backward.take(column_sums_bytes(m, n));
   layout.backward_gemm = backward.take(gemm_backward);

@@ -2,14 +2,16 @@
 // Offsets are multiples of kAlign bytes, fixed at plan time for the largest m. Row strides follow
 // the m of the call, so a smaller call uses the front of each part.
 //
-//   forward   := sync | first | amax buffer (w, x) | tile amax of x | of w | partials of x | of w |
-//                x q | w q | scales of x q | of w q | own workspace of the GEMM
-//   saved     := x qt | its scales | w qt | its scales
-//   cache     := w q | w qt | scales of each
-//   backward  := sync | first | amax buffer (dy) | tile amax of dy | partials of dy |
-//                dy q | dy qt | scales of each | again | column sums of dy | own workspace of GEMMs
-//   again     := tile amax of x | of w | partials of x | of w |
-//                x qt | its scales | w qt | its scales           only where the linear recomputes
+//   forward   := sync | first | amax buffer (w, x) | partial maxima of x | of w |
+//                q of x | of w | own workspace of the GEMM
+//   saved     := qt of x | of w
+//   cache     := q of w | qt of w
+//   backward  := sync | first | amax buffer (dy) | partial maxima of dy | q of dy | qt of dy |
+//                again | column sums of dy | own workspace of GEMMs
+//   again     := partial maxima of x | of w | qt of x | of w     only where the linear recomputes
+//
+// q and qt are a tensor's copies (kernels.hpp), each followed by its scales. Partial maxima are a
+// tensor's tile amax and its partials.
 //
 // A linear that recomputes saves nothing: `saved` is empty, and backward casts again.
 //
@@ -31,33 +33,38 @@
 #include <cstddef>
 
 #include "recipes/problem.hpp"
+#include "runtime/linear/call_arguments.hpp"
 #include "runtime/linear/kernels.hpp"
 
 namespace f8::runtime {
 
-struct CopyLayout {
-  size_t q, qt, q_scale, qt_scale;
+// A tensor of a kind of call, and where its maxima and its copies lie.
+struct TensorBuffers {
+  Ref x = {};
+  int64_t rows = 0;  // 0: the call's m
+  int64_t cols = 0;
+  Ref row_amax = {}, col_amax = {}, amax = {};  // in the amax buffer
+  Ref tile_amax = {}, partials = {};
+  Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};
 };
 
-// The places of a tensor's maxima.
-struct AmaxBuffers {
-  static constexpr int64_t kTensorWords = 4;  // the tensor's own, with padding
-  int64_t row = 0, column = 0, tensor = 0;    // words of the amax buffer
-  size_t tile_amax = 0, partials = 0;         // bytes
+struct CallTensors {
+  TensorBuffers x = {}, w = {}, dy = {};
+
+  [[nodiscard]] const TensorBuffers& of(Tensor tensor) const {
+    return tensor == Tensor::kInput ? x : tensor == Tensor::kWeight ? w : dy;
+  }
 };
 
 struct LinearLayout {
-  size_t sync = 0;   // at the start of both workspaces, in every linear's
-  size_t first = 0;  // after it in both
-  size_t amax = 0;   // the amax buffer, after those in both; 0 bytes where no scale is an axis's
-  AmaxBuffers x_amax, w_amax, dy_amax;
-  AmaxBuffers x_again, w_again;  // of what backward casts again
-  int64_t input_amax = 0;        // the word where those of x begin
-  CopyLayout x{}, w{};           // q in the workspace, qt in saved, or in backward's workspace
-  CopyLayout cache{};
-  CopyLayout dy{};
-  size_t sums = 0;
-  size_t forward_gemm = 0, backward_gemm = 0;
+  Ref sync;              // at the start of both workspaces, in every linear's
+  Ref first;             // after it in both
+  Ref amax;              // the amax buffer, after those in both
+  CallTensors forward;   // of which q is in the workspace, qt in `saved`
+  CallTensors backward;  // of x and w: qt in `saved`, or made again in the workspace
+  TensorBuffers cache;   // the weight, cast into a weight cache
+  Ref sums;
+  Ref forward_gemm, backward_gemm;
   size_t workspace_bytes = 0;
   size_t saved_bytes = 0;
   size_t saved_input_bytes = 0;  // its part without the weight's

@@ -11,17 +11,13 @@ using codegen::ScaleMode;
 using Kind = Launch::Kind;
 
 // `recorded`: where the amaxes of delayed scaling go.
-CastOperand cast_operand(const FusedCast& fused, const LinearLayout& layout,
-                         const TensorBuffers& at, Ref recorded) {
+CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref recorded) {
   const codegen::CastSpec& cast = fused.cast;
-  const Ref amax(Slot::kWorkspace, layout.amax);
-  const Ref work = Slot::kWorkspace;
   CastOperand operand{.x = at.x, .rows = at.rows, .cols = at.cols};
-  operand.partials =
-      has_scale(cast, ScaleMode::kAxis) ? word_at(amax, at.amax.tensor) : work + at.amax.partials;
-  operand.tile_amax = work + at.amax.tile_amax;
-  operand.row_amax = word_at(amax, at.amax.row);
-  operand.col_amax = word_at(amax, at.amax.column);
+  operand.partials = has_scale(cast, ScaleMode::kAxis) ? at.amax : at.partials;
+  operand.tile_amax = at.tile_amax;
+  operand.row_amax = at.row_amax;
+  operand.col_amax = at.col_amax;
   operand.q = at.q;
   operand.qt = at.qt;
   operand.scale = cast.qt && cast.scale_qt == ScaleMode::kTensor ? at.qt_scale : at.q_scale;
@@ -38,17 +34,8 @@ CastOperand cast_operand(const FusedCast& fused, const LinearLayout& layout,
 
 }  // namespace
 
-TensorBuffers cache_buffers(const LinearDesc& desc, const LinearLayout& layout) {
-  TensorBuffers w{.x = Slot::kW, .rows = desc.shape.n, .cols = desc.shape.k};
-  w.amax = layout.w_amax;
-  w.put_q(Slot::kCache, layout.cache);
-  w.put_qt(Slot::kCache, layout.cache);
-  return w;
-}
-
-CastOperand cache_operand(const LinearDesc& desc, const LinearLayout& layout,
-                          const FusedCast& cast) {
-  return cast_operand(cast, layout, cache_buffers(desc, layout), Slot::kAmax);
+CastOperand cache_operand(const LinearLayout& layout, const FusedCast& cast) {
+  return cast_operand(cast, layout.cache, Slot::kAmax);
 }
 
 // The largest m of a call for which `holds`, which then holds for every smaller one; 0: none.
@@ -82,10 +69,9 @@ Result<std::vector<CastPlanner::Pass>> CastPlanner::passes(CopySet copies, bool 
 }
 
 void CastPlanner::set_operands(Pass& pass, const CastSection& section) const {
-  const Ref recorded = section.recording ? Ref(Slot::kWorkspace, layout_.first) : Slot::kAmax;
+  const Ref recorded = section.recording ? layout_.first : Slot::kAmax;
   for (const FusedCast& fused : pass.spec.casts) {
-    CastOperand operand =
-        cast_operand(fused, layout_, section.tensors[static_cast<size_t>(fused.tensor)], recorded);
+    CastOperand operand = cast_operand(fused, section.tensors.of(fused.tensor), recorded);
     if (section.recording) operand.counters = {};
     if (const auto amax = amax_before(fused.cast)) {
       operand.tile_amax_up_to_m = largest_m(
@@ -155,7 +141,7 @@ void CastPlanner::add_pass(CastSection& section, Pass& pass, const Pass* before)
   quantize.up_to_m = one;
   quantize.overlaps_up_to_m = overlaps;
   quantize.operands = pass.operands;
-  quantize.workspace = Ref(Slot::kWorkspace, layout_.sync);
+  quantize.workspace = layout_.sync;
   if (one > 0) section.list.push_back(quantize);
   for (size_t i = 0; each > one && i < pass.operands.size(); ++i) {
     quantize.name = spec.casts[i].quantize_name;
@@ -181,7 +167,7 @@ void CastPlanner::add_pass(CastSection& section, Pass& pass, const Pass* before)
   cast.operands = pass.operands;
   if (section.sums && pass.summing != nullptr) {
     cast.kernel = pass.summing;
-    cast.sums = Ref(Slot::kWorkspace, layout_.sums);
+    cast.sums = layout_.sums;
     section.summed_above_m = each;
   }
   section.list.push_back(std::move(cast));
@@ -201,7 +187,7 @@ Status CastPlanner::add_passes(CastSection& section, CopySet copies, bool first_
 Status CastPlanner::add(CastSection& section, CopySet copies, CallKind kind) {
   if ((kind & kOverRanks) == 0) return add_passes(section, copies, (kind & kFirstStep) != 0);
   Launch first{.kind = Kind::kSetWords, .name = "clear amax"};
-  first.out = Ref(Slot::kWorkspace, layout_.first);
+  first.out = layout_.first;
   const auto slots = static_cast<int64_t>(kernels_.slots.size());
   first.count = static_cast<int64_t>(kFirstWords) * slots;
   section.list.push_back(first);

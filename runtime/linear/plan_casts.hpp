@@ -9,31 +9,9 @@
 
 namespace f8::runtime {
 
-// A tensor of a kind of call, and where what is made of it goes.
-struct TensorBuffers {
-  Ref x = {};
-  int64_t rows = 0;  // 0: the call's m
-  int64_t cols = 0;
-  AmaxBuffers amax = {};  // in the workspace
-  Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};
-
-  void put_q(Ref at, const CopyLayout& copies) {
-    q = at + copies.q;
-    q_scale = at + copies.q_scale;
-  }
-  void put_qt(Ref at, const CopyLayout& copies) {
-    qt = at + copies.qt;
-    qt_scale = at + copies.qt_scale;
-  }
-};
-using CallTensors = std::array<TensorBuffers, 3>;  // indexed by Tensor
-
 [[nodiscard]] inline Ref word_at(Ref words, int64_t index) {
   return words + sizeof(uint32_t) * static_cast<size_t>(index);
 }
-
-// The weight, cast into a weight cache.
-[[nodiscard]] TensorBuffers cache_buffers(const LinearDesc& desc, const LinearLayout& layout);
 
 // A part of a list that casts tensors.
 struct CastSection {

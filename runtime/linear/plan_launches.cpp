@@ -56,12 +56,12 @@ class LaunchPlanner {
   }
   [[nodiscard]] bool is_fp8(Gemm which) const { return desc_.recipe.at(which).is_fp8(); }
 
-  // `count` words of the amax buffer from word `first` on, and one for each row where `count_m`.
-  [[nodiscard]] Launch clear_amax(int64_t first, int64_t count, bool count_m) const {
+  // The words of the amax buffer from `begin` to `end`, and one more for each row where `count_m`.
+  [[nodiscard]] static Launch clear_amax(Ref begin, Ref end, bool count_m) {
     return {.kind = Kind::kSetWords,
             .name = "clear amax",
-            .out = word_at(Ref(Slot::kWorkspace, layout_.amax), first),
-            .count = count,
+            .out = begin,
+            .count = static_cast<int64_t>((end.offset() - begin.offset()) / sizeof(uint32_t)),
             .count_m = count_m};
   }
 
@@ -71,32 +71,16 @@ class LaunchPlanner {
     return inverse_of(*copies.q, with_qt && copies.share_scale() ? at.qt_scale : at.q_scale);
   }
 
-  static TensorBuffers tensor(Slot x, int64_t rows, int64_t cols, const AmaxBuffers& amax) {
-    return {.x = x, .rows = rows, .cols = cols, .amax = amax};
-  }
-
   Result<LaunchList> forward(CallKind kind) {
     const bool cached = (kind & kForwardCached) != 0;
     const bool saved = (kind & kForwardSaved) != 0;
-    const Ref work = Slot::kWorkspace;
-    CallTensors tensors;
-    TensorBuffers& x = tensors[static_cast<size_t>(Tensor::kInput)];
-    TensorBuffers& w = tensors[static_cast<size_t>(Tensor::kWeight)];
-    x = tensor(Slot::kX, 0, desc_.shape.k, layout_.x_amax);
-    x.put_q(work, layout_.x);
-    if (saved) x.put_qt(Slot::kSaved, layout_.x);
-    if (cached) {
-      w = cache_buffers(desc_, layout_);
-    } else {
-      w = tensor(Slot::kW, desc_.shape.n, desc_.shape.k, layout_.w_amax);
-      w.put_q(work, layout_.w);
-      if (saved) w.put_qt(Slot::kSaved, layout_.w);
-    }
+    CallTensors tensors = layout_.forward;
+    const auto& [x, w, none] = tensors;
+    const Ref first = cached ? x.col_amax : w.row_amax;
+    if (cached) tensors.w = layout_.cache;
     LaunchList list;
-    const int64_t first_word = cached ? layout_.input_amax : 0;
-    CastSection section{.list = list,
-                        .tensors = tensors,
-                        .clear = clear_amax(first_word, layout_.x_amax.row - first_word, true)};
+    CastSection section{
+        .list = list, .tensors = tensors, .clear = clear_amax(first, x.row_amax, true)};
     F8_TRY(casts_.add(section, kernels_.forward_copies(saved, cached), kind));
 
     GemmOperands operands{.a = Slot::kX, .b = Slot::kW, .d = Slot::kY, .bias = Slot::kBias};
@@ -108,27 +92,10 @@ class LaunchPlanner {
     }
     list.push_back({.kind = Kind::kGemm,
                     .name = "gemm output",
-                    .workspace = work + layout_.forward_gemm,
+                    .workspace = layout_.forward_gemm,
                     .gemms = {operands},
                     .gemm = gemm(Gemm::kOutput)});
     return list;
-  }
-
-  // dy's buffers, and those of what backward casts again.
-  [[nodiscard]] CallTensors backward_tensors() const {
-    const Ref work = Slot::kWorkspace;
-    CallTensors tensors;
-    TensorBuffers& dy = tensors[static_cast<size_t>(Tensor::kGradOutput)];
-    TensorBuffers& x = tensors[static_cast<size_t>(Tensor::kInput)];
-    TensorBuffers& w = tensors[static_cast<size_t>(Tensor::kWeight)];
-    dy = tensor(Slot::kDy, 0, desc_.shape.n, layout_.dy_amax);
-    dy.put_q(work, layout_.dy);
-    dy.put_qt(work, layout_.dy);
-    x = tensor(Slot::kX, 0, desc_.shape.k, layout_.x_again);
-    x.put_qt(work, layout_.x);
-    w = tensor(Slot::kW, desc_.shape.n, desc_.shape.k, layout_.w_again);
-    w.put_qt(work, layout_.w);
-    return tensors;
   }
 
   Result<LaunchList> backward(CallKind kind) {
@@ -138,11 +105,10 @@ class LaunchPlanner {
     // A gradient in high precision reads dy itself.
     const bool q = dx && is_fp8(Gemm::kGradInput);
     const bool qt = dw && is_fp8(Gemm::kGradWeight);
-    const CallTensors tensors = backward_tensors();
     LaunchList list;
     CastSection section{.list = list,
-                        .tensors = tensors,
-                        .clear = clear_amax(0, layout_.dy_amax.row, true),
+                        .tensors = layout_.backward,
+                        .clear = clear_amax(layout_.amax, layout_.backward.dy.row_amax, true),
                         .sums = db,
                         .summed_above_m = desc_.shape.m};
     if (q || qt) {
@@ -150,13 +116,12 @@ class LaunchPlanner {
       F8_TRY(casts_.add(section, kernels_.backward_copies(q, qt, cached), kind));
     }
     if (db) F8_TRY(add_bias_gradient(list, section.summed_above_m));
-    add_gradients(list, kind, tensors[static_cast<size_t>(Tensor::kGradOutput)]);
+    add_gradients(list, kind);
     return list;
   }
 
   // `summed_above_m`: for larger m a cast has left the column sums.
   Status add_bias_gradient(LaunchList& list, int64_t summed_above_m) {
-    const Ref sums(Slot::kWorkspace, layout_.sums);
     list.push_back(
         {.kind = Kind::kColumnSums,
          .name = "sum dy",
@@ -164,21 +129,21 @@ class LaunchPlanner {
          .bytes_per_element = static_cast<double>(size_bytes(kernels_.tensor_dtype)),
          .up_to_m = summed_above_m,
          .operands = {{.x = Slot::kDy, .cols = desc_.shape.n}},
-         .sums = sums});
+         .sums = layout_.sums});
     list.push_back({.kind = Kind::kBiasGrad,
                     .name = "bias gradient",
                     .kernel = F8_TRY(context_.kernel(*kernels_.bias_grad)),
                     .out = Slot::kDb,
-                    .sums = sums,
+                    .sums = layout_.sums,
                     .count = desc_.shape.n});
     return {};
   }
 
-  void add_gradients(LaunchList& list, CallKind kind, const TensorBuffers& dy) const {
+  void add_gradients(LaunchList& list, CallKind kind) const {
+    const auto& [x, w, dy] = layout_.backward;
     const bool dx = (kind & kBackwardDx) != 0;
     const bool dw = (kind & kBackwardDw) != 0;
     const bool accumulate = (kind & kBackwardAccumulate) != 0;
-    const Ref own(Slot::kWorkspace, layout_.backward_gemm);
     GemmOperands input{.a = Slot::kDy, .b = Slot::kW, .d = Slot::kDx};
     if (dx && is_fp8(Gemm::kGradInput)) {
       const bool with_qt = dw && is_fp8(Gemm::kGradWeight);
@@ -189,11 +154,10 @@ class LaunchPlanner {
     }
     GemmOperands weight{.a = Slot::kDy, .b = Slot::kX, .d = Slot::kDw};
     if (is_fp8(Gemm::kGradWeight)) {
-      const Ref saved = desc_.recompute ? Slot::kWorkspace : Slot::kSaved;
       weight.a = dy.qt;
-      weight.b = saved + layout_.x.qt;
+      weight.b = x.qt;
       weight.inv_scale_a = inverse_of(*kernels_.of(Tensor::kGradOutput).qt, dy.qt_scale);
-      weight.inv_scale_b = inverse_of(*kernels_.of(Tensor::kInput).qt, saved + layout_.x.qt_scale);
+      weight.inv_scale_b = inverse_of(*kernels_.of(Tensor::kInput).qt, x.qt_scale);
     }
     if (dx && dw && !accumulate && gemms_.gradients != nullptr) {
       list.push_back({.kind = Kind::kGroupedGemm,
@@ -205,14 +169,14 @@ class LaunchPlanner {
     if (dx) {
       list.push_back({.kind = Kind::kGemm,
                       .name = "gemm grad_input",
-                      .workspace = own,
+                      .workspace = layout_.backward_gemm,
                       .gemms = {input},
                       .gemm = gemm(Gemm::kGradInput)});
     }
     if (dw) {
       list.push_back({.kind = Kind::kGemm,
                       .name = "gemm grad_weight",
-                      .workspace = own,
+                      .workspace = layout_.backward_gemm,
                       .gemms = {weight},
                       .gemm = accumulate ? gemms_.add_grad_weight.get() : gemm(Gemm::kGradWeight)});
     }
@@ -241,11 +205,12 @@ class LaunchPlanner {
   }
 
   Result<LaunchList> cast_weight(CallKind kind) {
-    CallTensors tensors;
-    tensors[static_cast<size_t>(Tensor::kWeight)] = cache_buffers(desc_, layout_);
+    const CallTensors tensors{.w = layout_.cache};
     LaunchList list;
     CastSection section{
-        .list = list, .tensors = tensors, .clear = clear_amax(0, layout_.input_amax, false)};
+        .list = list,
+        .tensors = tensors,
+        .clear = clear_amax(layout_.cache.row_amax, layout_.forward.x.col_amax, false)};
     F8_TRY(casts_.add(section, kernels_.cache_copies(), kind));
     if ((kind & kWeightFlag) != 0) {
       list.push_back({.kind = Kind::kSetWords,

@@ -48,7 +48,6 @@ struct LinearLaunches {
                                                    const LinearLayout& layout);
 
 // The operand of a cast of the weight into a weight cache.
-[[nodiscard]] CastOperand cache_operand(const LinearDesc& desc, const LinearLayout& layout,
-                                        const FusedCast& cast);
+[[nodiscard]] CastOperand cache_operand(const LinearLayout& layout, const FusedCast& cast);
 
 }  // namespace f8::runtime

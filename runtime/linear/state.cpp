@@ -310,12 +310,10 @@ const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
                         (call.db != nullptr && call.accumulate_bias == 0 ? kEmptyDb : 0)];
   }
   const bool cached = call.weight_cache != nullptr;
-  const void* const from = cached ? call.weight_cache : desc.recompute ? workspace : call.saved;
-  if (from != nullptr) {
-    const CopyLayout& at = cached ? layout.cache : layout.w;
-    to.set(Slot::kWeightQt, static_cast<const uint8_t*>(from) + at.qt);
-    to.set(Slot::kWeightQtScale, static_cast<const uint8_t*>(from) + at.qt_scale);
-  }
+  to.set(Slot::kCache, call.weight_cache);
+  const TensorBuffers& w = cached ? layout.cache : layout.backward.w;
+  to.set(Slot::kWeightQt, to.at<void>(w.qt));
+  to.set(Slot::kWeightQtScale, to.at<void>(w.qt_scale));
   CallKind kind = 0;
   if (call.dx != nullptr) kind |= kBackwardDx;
   if (dw) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAccumulate : 0);

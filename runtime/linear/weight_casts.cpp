@@ -23,7 +23,7 @@ Result<std::vector<WeightCasts::Group>> WeightCasts::groups(const std::shared_pt
       auto alike = std::ranges::find(all, pass.cast, &Alike::cast);
       if (alike == all.end()) alike = all.insert(all.end(), {pass.cast, {}});
       for (const FusedCast& cast : pass.casts) {
-        alike->members.push_back({i, cache_operand(linear.desc, linear.layout, cast)});
+        alike->members.push_back({i, cache_operand(linear.layout, cast)});
       }
     }
   }

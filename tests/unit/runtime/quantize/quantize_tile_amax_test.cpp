@@ -272,14 +272,15 @@ TEST(LinearTileAmax, LieBetweenWordsAndPartials) {
   const LinearDesc desc = describe("rowwise", {20000, 4096, 4096});
   const LinearLayout layout = linear_layout(desc.shape, linear_kernels(desc).value(), 132, 0, 0);
   constexpr size_t kMost = size_t{48} * 32 * 512;  // of x and dy, with 6144 rows
-  EXPECT_GE(layout.x_amax.tile_amax,
-            layout.amax + static_cast<size_t>(layout.x_amax.row + 20000) * 4);
-  EXPECT_EQ(layout.w_amax.tile_amax, layout.x_amax.tile_amax + kMost);
-  EXPECT_EQ(layout.x_amax.partials, layout.w_amax.tile_amax + size_t{32} * 32 * 512);
-  EXPECT_EQ(layout.dy_amax.partials, layout.dy_amax.tile_amax + kMost);
+  const auto& [x, w, none] = layout.forward;
+  const TensorBuffers& dy = layout.backward.dy;
+  EXPECT_GE(x.tile_amax.offset(), x.row_amax.offset() + size_t{20000} * 4);
+  EXPECT_EQ(x.partials.offset(), x.tile_amax.offset() + kMost);
+  EXPECT_EQ(w.partials.offset(), w.tile_amax.offset() + size_t{32} * 32 * 512);
+  EXPECT_EQ(dy.partials.offset(), dy.tile_amax.offset() + kMost);
   const LinearDesc tensor = describe("tensorwise", {20000, 4096, 4096});
-  const LinearLayout none = linear_layout(tensor.shape, linear_kernels(tensor).value(), 132, 0, 0);
-  EXPECT_EQ(none.x_amax.partials, none.amax);
+  const LinearLayout flat = linear_layout(tensor.shape, linear_kernels(tensor).value(), 132, 0, 0);
+  EXPECT_EQ(flat.forward.x.partials.offset(), flat.amax.offset());
 }
 
 }  // namespace
