@@ -167,7 +167,7 @@ class Database {
   [[nodiscard]] Result<RunInfo> begin_run(const std::vector<std::string>& argv, uint64_t seed,
                                           const DeviceClass& device, std::string_view unit_uuid,
                                           const Toolchain& toolchain, const Method& method,
-                                          const std::vector<TrialKey>& cells);
+                                          const std::vector<TrialKey>& trials);
   // Trials of the run without a terminal row, in planned order. Trials found `running` (the process
   // died in them) get attempt + 1; after a second death they become `quarantined` and are not
   // returned. Refused while another living process of this machine measures the run.

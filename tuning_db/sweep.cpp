@@ -45,7 +45,7 @@ RunInfo read_run_info(const Statement& s) {
 Result<RunInfo> Database::begin_run(const std::vector<std::string>& argv, uint64_t seed,
                                     const DeviceClass& device, std::string_view unit_uuid,
                                     const Toolchain& toolchain, const Method& method,
-                                    const std::vector<TrialKey>& cells) {
+                                    const std::vector<TrialKey>& trials) {
   F8_TRY(state_->require_writable());
   Connection& db = *state_->db;
   auto transaction = F8_TRY(Transaction::begin(db));
@@ -70,9 +70,9 @@ Result<RunInfo> Database::begin_run(const std::vector<std::string>& argv, uint64
                         "VALUES (?, ?, ?, ?, 'planned', ?)"));
   // Several strategies may propose one trial; it is measured once.
   std::set<std::pair<int64_t, int64_t>> seen;
-  for (const TrialKey& cell : cells) {
-    const int64_t problem_id = F8_TRY(rows.problem(cell.problem));
-    const int64_t candidate_id = F8_TRY(rows.candidate(cell.candidate));
+  for (const TrialKey& key : trials) {
+    const int64_t problem_id = F8_TRY(rows.problem(key.problem));
+    const int64_t candidate_id = F8_TRY(rows.candidate(key.candidate));
     if (!seen.emplace(problem_id, candidate_id).second) continue;
     F8_TRY(trial.bind(new_uuid(), run_id, problem_id, candidate_id, now).run());
   }
@@ -102,7 +102,7 @@ Result<std::vector<PendingTrial>> Database::resume_run(std::string_view run_uuid
   }
   auto quarantine =
       F8_TRY(db.prepare("UPDATE trial SET state = 'quarantined', attempt = attempt + 1, at = ?, "
-                        "reason = 'the measuring process died twice in this cell' "
+                        "reason = 'the measuring process died twice in this trial' "
                         "WHERE run_id = ? AND state = 'running' AND attempt >= 1"));
   F8_TRY(quarantine.bind(timestamp(), run.id).run());
   auto retry =

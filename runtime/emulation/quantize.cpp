@@ -37,9 +37,9 @@ void raise(uint32_t& word, uint32_t bits) {
   word = std::max(word, bits);
 }
 
-// Lines hold magnitudes of the input's own 16-bit type.
-void raise_line(uint16_t& line, const void* x, int64_t i) {
-  line = std::max(line, static_cast<uint16_t>(static_cast<const uint16_t*>(x)[i] & 0x7fffU));
+// Per-tile amaxes are magnitudes of the input's own 16-bit type.
+void raise_amax(uint16_t& amax, const void* x, int64_t i) {
+  amax = std::max(amax, static_cast<uint16_t>(static_cast<const uint16_t*>(x)[i] & 0x7fffU));
 }
 
 // True where a flag says that the launch has its results already, so it has nothing to do.
@@ -69,15 +69,15 @@ template <class Args>
 void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, spec.in, grid, faults);
   if (!faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
-  const bool lines = spec.row || spec.col;
+  const bool axes = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
     const kernels::AmaxTensor& t = args.tensors[i];
     const int across = (t.cols + kCastTile - 1) / kCastTile;
-    const auto lines_at = [&](int64_t r, int64_t c) {
+    const auto tile_amax_of = [&](int64_t r, int64_t c) {
       return t.tile_amax + (r / kCastTile * across + c / kCastTile) * kernels::kTileAmaxSize;
     };
     if (t.tile_amax != nullptr) {
-      if (!lines || spec.tensor || spec.in == Dtype::kF32) {
+      if (!axes || spec.tensor || spec.in == Dtype::kF32) {
         return fault(faults, "tensor {}: per-tile amaxes of {}", i, codegen::key(spec));
       }
       if (!aligned(t.tile_amax, 8))
@@ -91,7 +91,7 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
       return fault(faults, "tensor {}: no amax buffer for its rows or columns", i);
     }
     if (spec.tensor && t.partials == nullptr) return fault(faults, "tensor {}: no partials", i);
-    if (!lines) {
+    if (!axes) {
       std::fill_n(t.partials, t.blocks, 0U);
     } else if (static_cast<unsigned>(t.blocks) != cast_tiles(t.rows, t.cols)) {
       return fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
@@ -100,10 +100,10 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
       for (int64_t c = 0; c < t.cols; ++c) {
         const int64_t at = r * t.ld + c;
         const uint32_t bits = magnitude(load_element(t.x, at, spec.in));
-        if (spec.tensor) raise(t.partials[lines ? 0 : (r * t.cols + c) % t.blocks], bits);
+        if (spec.tensor) raise(t.partials[axes ? 0 : (r * t.cols + c) % t.blocks], bits);
         if (t.tile_amax != nullptr) {
-          if (spec.row) raise_line(lines_at(r, c)[r % kCastTile], t.x, at);
-          if (spec.col) raise_line(lines_at(r, c)[kCastTile + c % kCastTile], t.x, at);
+          if (spec.row) raise_amax(tile_amax_of(r, c)[r % kCastTile], t.x, at);
+          if (spec.col) raise_amax(tile_amax_of(r, c)[kCastTile + c % kCastTile], t.x, at);
           continue;
         }
         if (spec.row) raise(t.row_amax[r], bits);
@@ -155,19 +155,19 @@ struct Copy {
   [[nodiscard]] float scale_of(float amax) const { return to_scale(spec, amax); }
 
   // Gives the amax of a row of the copy, from what the amax kernel left.
-  [[nodiscard]] float known(int64_t line, int64_t extent) const {
+  [[nodiscard]] float known(int64_t index, int64_t extent) const {
     const auto before = amax_before(spec);
     if (before->tensor || t.tile_amax == nullptr) {
-      return std::bit_cast<float>((transposed ? t.col_amax : t.row_amax)[line]);
+      return std::bit_cast<float>((transposed ? t.col_amax : t.row_amax)[index]);
     }
     const int64_t across = (t.cols + kCastTile - 1) / kCastTile;
     const int64_t peers = (extent + kCastTile - 1) / kCastTile;
     uint16_t most = 0;
     for (int64_t peer = 0; peer < peers; ++peer) {
       const int64_t tile =
-          transposed ? peer * across + line / kCastTile : line / kCastTile * across + peer;
+          transposed ? peer * across + index / kCastTile : index / kCastTile * across + peer;
       most = std::max(most, t.tile_amax[tile * kernels::kTileAmaxSize +
-                                        (transposed ? kCastTile : 0) + line % kCastTile]);
+                                        (transposed ? kCastTile : 0) + index % kCastTile]);
     }
     return load_element(&most, 0, spec.in);
   }
@@ -177,7 +177,7 @@ struct Copy {
     if (mode == ScaleMode::kTensor) return {tensor_scale};
     std::vector<float> values;
     if (mode == ScaleMode::kAxis) {
-      for (int64_t line = 0; line < x.rows; ++line) values.push_back(known(line, x.cols));
+      for (int64_t index = 0; index < x.rows; ++index) values.push_back(known(index, x.cols));
     } else {
       values = reference::amax(x, amax_over(mode));
     }
@@ -194,15 +194,15 @@ struct Copy {
     }
     // The reference has [rows][blocks]; here rows of scales are padded with zeros.
     const auto blocks = static_cast<size_t>((copy.cols + kCastTile - 1) / kCastTile);
-    const size_t lines = copy.inv_scales.size() / blocks;
+    const size_t axes = copy.inv_scales.size() / blocks;
     const bool by_block = mode == ScaleMode::kBlock1x128;
-    const auto stride = static_cast<size_t>(
-        kernels::padded_scales(static_cast<int64_t>(by_block ? lines : blocks)));
-    std::fill_n(to, stride * (by_block ? blocks : lines), 0.0F);
+    const auto stride =
+        static_cast<size_t>(kernels::padded_scales(static_cast<int64_t>(by_block ? axes : blocks)));
+    std::fill_n(to, stride * (by_block ? blocks : axes), 0.0F);
     for (size_t i = 0; i < copy.inv_scales.size(); ++i) {
-      const size_t line = i / blocks;
+      const size_t index = i / blocks;
       const size_t block = i % blocks;
-      to[by_block ? block * stride + line : line * stride + block] = copy.inv_scales[i];
+      to[by_block ? block * stride + index : index * stride + block] = copy.inv_scales[i];
     }
   }
 
@@ -231,9 +231,9 @@ struct Copy {
     }
     const auto copy =
         reference::cast_with_scales(x, amax_over(mode), spec.out, scales(x, tensor_scale));
-    for (int64_t line = 0; line < x.rows; ++line) {
-      uint8_t* to = out + line * ld;
-      std::copy_n(copy.bits.begin() + line * x.cols, x.cols, to);
+    for (int64_t index = 0; index < x.rows; ++index) {
+      uint8_t* to = out + index * ld;
+      std::copy_n(copy.bits.begin() + index * x.cols, x.cols, to);
       if (transposed) std::fill(to + x.cols, to + ld, uint8_t{0});
     }
     write_inverses(copy);

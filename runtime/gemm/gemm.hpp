@@ -1,12 +1,11 @@
-// One of a linear's three GEMMs, planned for a provider: a generated kernel, or cuBLASLt (opened at
-// first use). fp8 operands are contiguous along K ("tn"), as the cast
-// kernels write them:
+// This plans one of a linear's three GEMMs for a provider: a generated kernel, or cuBLASLt, which is
+// opened at first use. fp8 operands are contiguous along K ("tn"), as the cast kernels write them:
 //
 //   gemm          a                  b                  d
 //   output        x   [M][ldK]       w   [N][ldK]       y  [M][N]
 //   grad_input    dy  [M][ldN]       w^T [K][ldN]       dx [M][K]
 //   grad_weight   dy^T[N][ldM]       x^T [K][ldM]       dw [N][K]
-// where ldX = X rounded up to 16, M that of the call; what lies between X and ldX is zero. Operands
+// Here ldX is X rounded up to 16, and M is the m of the call; the bytes between X and ldX are zero. Operands
 // in high precision (a disabled cast, cuBLASLt only) are the tensors themselves, x [M][K], w
 // [N][K], dy [M][N], without a transposed copy; f32 ones are multiplied as fp32, not as TF32. Their
 // rows, and those of d, may be further apart than they are long.
@@ -61,8 +60,7 @@ struct GemmCall {
   int64_t m = 0;               // the linear's M of this call, at most the planned one
   const void* bias = nullptr;  // [n], of d's type
   uint32_t* amax = nullptr;    // bits of max |d| as fp32; zeroed by the caller, raised
-  // From row to row, in elements, a multiple of 16 bytes; 0: dense. Those of fp8 operands are
-  // fixed.
+  // Row strides in elements, multiples of 16 bytes; 0 is dense. Those of fp8 operands are fixed.
   int64_t ld_a = 0;
   int64_t ld_b = 0;
   int64_t ld_d = 0;
@@ -70,10 +68,10 @@ struct GemmCall {
 
 class GemmPlan {
  public:
-  // From the context's table, else the cost model.
+  // Takes the choice of the context's table, else the cost model's.
   [[nodiscard]] static Result<GemmChoice> choose(Context& context, const GemmDesc& desc);
-  // kUnsupported where the provider cannot do it (generated: operands in high precision;
-  // cuBLASLt: e5m2 by e5m2).
+  // Fails with kUnsupported where the provider cannot do it: a generated kernel has no operands in
+  // high precision, cuBLASLt no e5m2 by e5m2.
   [[nodiscard]] static Result<std::shared_ptr<const GemmPlan>> create(
       const std::shared_ptr<Context>& context, const GemmDesc& desc, const GemmChoice& choice);
   virtual ~GemmPlan() = default;
@@ -92,9 +90,9 @@ class GemmPlan {
 
 using GemmPlanPtr = std::shared_ptr<const GemmPlan>;
 
-// Two GEMMs of the same types in one launch: what a backward's gradients are when both are
-// computed by one configuration. Their tiles share one persistent grid, so that the last wave of
-// the one is filled by the other.
+// Two GEMMs of the same types in one launch, such as the gradients of a backward that one
+// configuration computes. Their tiles share one persistent grid, so that the last wave of the one is
+// filled by the other.
 class GroupedGemm {
  public:
   // Tells whether one launch can compute both: generated, the same types, scales and configuration.
@@ -105,12 +103,12 @@ class GroupedGemm {
       const std::shared_ptr<Context>& context, const GemmDesc& first, const GemmDesc& second,
       const GemmChoice& choice);
   virtual ~GroupedGemm() = default;
-  // As GemmPlan::run; neither call may be empty (m = 0).
+  // This is like GemmPlan::run; neither call may be empty (m = 0).
   [[nodiscard]] virtual Status run(const GemmCall& first, const GemmCall& second,
                                    Stream stream) const = 0;
 };
 
-// How many heuristics cuBLASLt offers for this GEMM (asks for up to `most`).
+// Counts the heuristics that cuBLASLt offers for this GEMM, up to `most`.
 [[nodiscard]] Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most = 8);
 [[nodiscard]] Result<std::string> cublaslt_version();
 

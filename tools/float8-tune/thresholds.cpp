@@ -46,7 +46,7 @@ Result<int> thresholds(const Options& options, const Global& global) {
       rows.push_back({{"m", t.m},
                       {"n_max", t.n_max},
                       {"k_max", t.k_max},
-                      {"cells", t.cells},
+                      {"cells", t.trials},
                       {"agree", t.agree},
                       {"torchao_agree", t.torchao_agree}});
     }
@@ -68,8 +68,8 @@ Result<int> thresholds(const Options& options, const Global& global) {
   for (const tuning_db::Threshold& t : found) {
     const bool none = t.n_max == 0 || t.k_max == 0;
     table.add({f8::format("{}", t.m), none ? "never" : f8::format("{}", t.n_max),
-               none ? "-" : f8::format("{}", t.k_max), f8::format("{}/{}", t.agree, t.cells),
-               f8::format("{}/{}", t.torchao_agree, t.cells)});
+               none ? "-" : f8::format("{}", t.k_max), f8::format("{}/{}", t.agree, t.trials),
+               f8::format("{}/{}", t.torchao_agree, t.trials)});
   }
   print(table.text(stdout_color(global)));
   std::vector<std::string> texts;

@@ -14,32 +14,32 @@ struct Measured {
   bool convert = false;
 };
 
-int64_t agreement(const std::vector<Measured>& cells, int64_t k_max, int64_t n_max) {
+int64_t agreement(const std::vector<Measured>& trials, int64_t k_max, int64_t n_max) {
   return std::ranges::count_if(
-      cells, [=](const Measured& c) { return c.convert == !(c.n <= n_max && c.k <= k_max); });
+      trials, [=](const Measured& c) { return c.convert == !(c.n <= n_max && c.k <= k_max); });
 }
 
-Threshold best_rule(int64_t m, const std::vector<Measured>& cells, const std::string& recipe) {
+Threshold best_rule(int64_t m, const std::vector<Measured>& trials, const std::string& recipe) {
   std::set<int64_t> ks, ns;
-  for (const Measured& c : cells) {
+  for (const Measured& c : trials) {
     ks.insert(c.k);
     ns.insert(c.n);
   }
   Threshold best{.m = m,
-                 .agree = agreement(cells, 0, 0),
-                 .cells = static_cast<int64_t>(cells.size()),
+                 .agree = agreement(trials, 0, 0),
+                 .trials = static_cast<int64_t>(trials.size()),
                  .torchao_agree = 0};
   // Ascending, and only a better one replaces: of equal rules the one that keeps least.
   for (const int64_t k_max : ks) {
     for (const int64_t n_max : ns) {
-      const int64_t agree = agreement(cells, k_max, n_max);
+      const int64_t agree = agreement(trials, k_max, n_max);
       if (agree <= best.agree) continue;
       best.k_max = k_max;
       best.n_max = n_max;
       best.agree = agree;
     }
   }
-  best.torchao_agree = std::ranges::count_if(cells, [&recipe](const Measured& c) {
+  best.torchao_agree = std::ranges::count_if(trials, [&recipe](const Measured& c) {
     return c.convert == torchao_verdict(recipe, {"", c.k, c.n}).convert;
   });
   return best;
@@ -54,7 +54,7 @@ std::vector<Threshold> thresholds(const Estimator& estimator, double margin) {
   for (const LinearSpeedup& row : estimator.first().points()) {
     by_m[row.shape.m].push_back({row.shape.n, row.shape.k, row.lo > 1 + margin});
   }
-  for (const auto& [m, cells] : by_m) rules.push_back(best_rule(m, cells, estimator.recipe()));
+  for (const auto& [m, trials] : by_m) rules.push_back(best_rule(m, trials, estimator.recipe()));
   return rules;
 }
 

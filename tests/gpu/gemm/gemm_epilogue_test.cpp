@@ -60,7 +60,7 @@ constexpr Variant kVariants[] = {
     {"128x224s3c2x1w2g16", ScaleMode::kTensor, false, Dtype::kF16},
 };
 constexpr Shape kOdd{401, 592, 720};  // no tile divides it, and k ends inside a block
-constexpr float kLarge = 64;          // so that normal values show beside the products
+constexpr float kLarge = 64;          // so that normal values show beside the results
 
 reference::Matrix make_bias() {
   auto bias = reference::random_matrix(1, kOdd.n, 99);
@@ -136,13 +136,13 @@ TEST_F(GemmEpilogueTest, Bias) {
     call.bias = device_bias.as();
     F8_ASSERT_OK(gemm->run(call, nullptr, nullptr));
     auto expected = reference::matmul(x.a, x.b);
-    const auto product = expected;
+    const auto plain = expected;
     for (size_t i = 0; i < expected.size(); ++i) {
       expected[i] += static_cast<double>(bias.values[i % static_cast<size_t>(kOdd.n)]);
     }
     const auto values = result(d, v.d);
     EXPECT_LE(reference::relative_error(expected, values), bound(desc));
-    EXPECT_GT(reference::relative_error(product, values), 0.02) << "the bias changes the result";
+    EXPECT_GT(reference::relative_error(plain, values), 0.02) << "the bias changes the result";
     EXPECT_TRUE(d.guards_are_whole());
     if (HasFailure()) return;
   }
@@ -160,18 +160,18 @@ TEST_F(GemmEpilogueTest, AddsToWhatIsThere) {
       const auto gemm = plan(desc, v.config);
       ASSERT_NE(gemm, nullptr);
       const GemmOperands x(context(), kOdd, desc.a, desc.b, v.scale, 7);
-      const auto product = reference::matmul(x.a, x.b);
+      const auto plain = reference::matmul(x.a, x.b);
       std::vector<float> before = there.values;
       for (float& value : before) value *= kLarge;
       const reference::Matrix old{.rows = kOdd.m, .cols = kOdd.n, .values = before};
       const DeviceBuffer d(context(), reference::to_bytes(old, type));
-      auto expected = product;
+      auto expected = plain;
       for (int round = 1; round <= 2; ++round) {
         F8_ASSERT_OK(gemm->run(x.call(d, kOdd.m), nullptr, nullptr));
         for (size_t i = 0; i < expected.size(); ++i) {
-          expected[i] = round * product[i] + static_cast<double>(before[i]);
+          expected[i] = round * plain[i] + static_cast<double>(before[i]);
         }
-        // Each bf16 addition rounds twice: the product and the sum.
+        // Each bf16 addition rounds twice: the GEMM and the sum.
         EXPECT_LE(reference::relative_error(expected, result(d, type)), 2 * bound(desc)) << round;
       }
       EXPECT_TRUE(d.guards_are_whole());

@@ -47,7 +47,7 @@ std::string name(const ::testing::TestParamInfo<codegen::GemmSpec>& suite) {
 INSTANTIATE_TEST_SUITE_P(Specs, GemmConfigTest, ::testing::ValuesIn(specs()), name);
 
 // The references that several tests of this program compare with, computed once.
-const std::vector<double>& product(const GemmOperands& x, const std::string& which) {
+const std::vector<double>& expected_gemm(const GemmOperands& x, const std::string& which) {
   static std::map<std::string, std::vector<double>> known;
   const auto found = known.find(which);
   if (found != known.end()) return found->second;
@@ -62,7 +62,7 @@ TEST_P(GemmConfigTest, EveryCandidate) {
                        false, GetParam().pow2);
   const std::string which = f8::format("{}{}{}{}", to_string(x.a.dtype), to_string(x.b.dtype),
                                        to_string(GetParam().scale), GetParam().pow2);
-  const auto& expected = product(x, which);
+  const auto& expected = expected_gemm(x, which);
   const DeviceBuffer d(context(), expected.size() * size_bytes(GetParam().d));
   const auto candidates = codegen::gemm_candidates(GetParam());
   std::vector<codegen::KernelSpec> kernels;

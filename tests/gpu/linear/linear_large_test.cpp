@@ -12,7 +12,7 @@ namespace {
 
 // Axis scales by two launches: by lines, and beyond their limit the input's and grad_output's by
 // words. The weight's are compared to those of a list, which takes words; what the reference would
-// take minutes for, on elements here and there to products in high precision.
+// take minutes for, on elements here and there to GEMMs in high precision.
 TEST_F(GpuTest, LargeRowwiseLinears) {
   struct Case {
     Shape shape;

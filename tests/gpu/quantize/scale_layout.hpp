@@ -29,13 +29,13 @@ namespace f8::runtime::gpu {
   using reference::AmaxOver;
   if (x.over != AmaxOver::kBlock1x128 && x.over != AmaxOver::kBlock128x128) return x.inv_scales;
   const int64_t blocks = ceil_div(x.cols, 128);
-  const bool lines = x.over == AmaxOver::kBlock1x128;
-  const int64_t height = lines ? x.rows : ceil_div(x.rows, 128);
-  const int64_t stride = kernels::padded_scales(lines ? height : blocks);
-  std::vector<float> out(static_cast<size_t>((lines ? blocks : height) * stride));
+  const bool is_1x128 = x.over == AmaxOver::kBlock1x128;
+  const int64_t height = is_1x128 ? x.rows : ceil_div(x.rows, 128);
+  const int64_t stride = kernels::padded_scales(is_1x128 ? height : blocks);
+  std::vector<float> out(static_cast<size_t>((is_1x128 ? blocks : height) * stride));
   for (int64_t i = 0; i < height; ++i) {
     for (int64_t b = 0; b < blocks; ++b) {
-      out[static_cast<size_t>(lines ? b * stride + i : i * stride + b)] =
+      out[static_cast<size_t>(is_1x128 ? b * stride + i : i * stride + b)] =
           x.inv_scales[static_cast<size_t>(i * blocks + b)];
     }
   }

@@ -21,7 +21,7 @@ class FakeCublasLt {
   cublasStatus_t heuristic_result = CUBLAS_STATUS_SUCCESS;
   cublasStatus_t create_result = CUBLAS_STATUS_SUCCESS;
   cublasStatus_t matmul_result = CUBLAS_STATUS_SUCCESS;
-  bool computes = true;  // false: products are counted alone
+  bool computes = true;  // false: GEMMs are counted alone
 
   int handles = 0;
   int matmuls = 0;

@@ -1,4 +1,4 @@
-// What a linear does beside its products when it is asked to: the gradient of the bias, holding
+// What a linear does beside its GEMMs when it is asked to: the gradient of the bias, holding
 // scales where a tensor is not finite, counting, and leaving out casts of a weight that is cast.
 #include <bit>
 #include <cmath>
