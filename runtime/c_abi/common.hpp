@@ -11,6 +11,7 @@
 #include "float8/float8.h"
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
+#include "runtime/linear/quantizer.hpp"
 #include "runtime/linear/weight_casts.hpp"
 
 struct float8_context {
@@ -24,6 +25,14 @@ struct float8_linear {
 struct float8_weight_casts {
   f8::runtime::WeightCasts casts;
   std::vector<std::shared_ptr<const f8::runtime::Linear>> linears;
+};
+
+struct float8_quantizer {
+  std::shared_ptr<const f8::runtime::Quantizer> quantizer;
+};
+
+struct float8_gemm_plan {
+  f8::runtime::TensorGemm gemm;
 };
 
 struct float8_scales {
@@ -87,6 +96,36 @@ Status read_struct(const T* from, const char* name, T& out) {
   return {};
 }
 
+// Writes to the caller's struct what it has room for.
+template <class T>
+Status write_struct(const char* name, const T& from, T* to) {
+  T known;
+  F8_TRY(read_struct(to, name, known));
+  const size_t size = to->struct_size;
+  std::memcpy(to, &from, std::min(size, sizeof from));
+  to->struct_size = size;
+  return {};
+}
+
+// Replaces a pointer to the caller's view by one to this version's, kept in `held`.
+inline Status read_tensor(const char* name, const float8_tensor*& tensor, float8_tensor& held) {
+  if (tensor == nullptr) [[likely]] {
+    return {};
+  }
+  F8_TRY(read_struct(tensor, name, held));
+  tensor = &held;
+  return {};
+}
+
+// A buffer's size, if the caller gave one.
+inline Status check_bytes(const char* args, const char* name, size_t given, size_t needed) {
+  if (given == 0 || given >= needed) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}.{} is {}, {} bytes are needed", args, name, given,
+              needed);
+}
+
 inline NonFinite non_finite_of(int32_t value) {
   return value == FLOAT8_HOLD ? NonFinite::kHold : NonFinite::kPropagate;
 }
@@ -107,6 +146,24 @@ inline Status check_enum(const char* field, int64_t value, int64_t last) {
     return {};
   }
   return fail(ErrorCode::kInvalidArgument, "{} is {}; 0 to {}, see float8.h", field, value, last);
+}
+
+inline Result<Dtype> dtype_of(const char* field, int32_t value) {
+  F8_TRY(check_enum(field, value, FLOAT8_F16));
+  switch (value) {
+    case FLOAT8_F32:
+      return Dtype::kF32;
+    case FLOAT8_F16:
+      return Dtype::kF16;
+    default:
+      return Dtype::kBf16;
+  }
+}
+
+inline Result<int> sm_limit_of(const char* field, int32_t value) {
+  if (value >= 0) return value;
+  return fail(ErrorCode::kInvalidArgument, "{} is {}; the most SMs of a GEMM, or 0 for all", field,
+              value);
 }
 
 }  // namespace f8::c_abi

@@ -11,27 +11,6 @@ using f8::ErrorCode;
 
 namespace {
 
-// A buffer's size, if the caller gave one.
-f8::Status check_bytes(const char* args, const char* name, size_t given, size_t needed) {
-  if (given == 0 || given >= needed) [[likely]] {
-    return {};
-  }
-  return f8::fail(ErrorCode::kInvalidArgument, "{}.{} is {}, {} bytes are needed", args, name,
-                  given, needed);
-}
-
-f8::Result<f8::Dtype> dtype_of(const char* field, int32_t value) {
-  F8_TRY(check_enum(field, value, FLOAT8_F16));
-  switch (value) {
-    case FLOAT8_F32:
-      return f8::Dtype::kF32;
-    case FLOAT8_F16:
-      return f8::Dtype::kF16;
-    default:
-      return f8::Dtype::kBf16;
-  }
-}
-
 // The caller's args as this version knows them, checked for what no plan has to say.
 f8::Status read_args(const float8_weight_args* args, const float8_weight_args* as,
                      size_t cache_bytes, float8_weight_args& known) {
@@ -45,20 +24,33 @@ f8::Status read_args(const float8_weight_args* args, const float8_weight_args* a
   return check_bytes("float8_weight_args", "cache_bytes", known.cache_bytes, cache_bytes);
 }
 
+// The caller's tensors in fp8 as this version knows them.
+struct HeldTensors {
+  float8_tensor x, w;
+};
+
 // Begins a forward or a backward.
 template <class Args>
-f8::Status open_call(const char* type, const float8_linear* linear, const Args* args, Args& known) {
+f8::Status open_call(const char* type, const float8_linear* linear, const Args* args, Args& known,
+                     HeldTensors& held) {
   F8_TRY(need(linear, "linear"));
   F8_TRY(read_struct(args, type, known));
+  F8_TRY(read_tensor("x_tensor", known.x_tensor, held.x));
+  F8_TRY(read_tensor("w_tensor", known.w_tensor, held.w));
   if (known.reserved != 0) [[unlikely]] {
     return f8::fail(ErrorCode::kInvalidArgument, "{}.reserved is {}; it must be 0", type,
                     known.reserved);
   }
   const f8::runtime::Linear& plan = *linear->linear;
   F8_TRY(check_bytes(type, "workspace_bytes", known.workspace_bytes, plan.workspace_bytes()));
+  if (known.reserved_2 != 0) [[unlikely]] {
+    return f8::fail(ErrorCode::kInvalidArgument, "{}.reserved_2 is {}; it must be 0", type,
+                    known.reserved_2);
+  }
   if (known.saved != nullptr) {
-    const bool cached = known.weight_cache != nullptr;
-    F8_TRY(check_bytes(type, "saved_bytes", known.saved_bytes, plan.saved_bytes(cached)));
+    const bool has_weight = known.weight_cache != nullptr || known.w_tensor != nullptr;
+    F8_TRY(check_bytes(type, "saved_bytes", known.saved_bytes,
+                       plan.saved_bytes(has_weight, known.x_tensor != nullptr)));
   }
   return check_bytes(type, "weight_cache_bytes", known.weight_cache_bytes,
                      plan.weight_cache_bytes());
@@ -85,6 +77,8 @@ Result<runtime::LinearDesc> linear_options(const float8_linear_desc& known) {
   converted.needs_grad_input = known.no_grad_input == 0;
   converted.recompute = known.recompute != 0;
   if (known.f32_master_weight != 0) converted.master_dtype = Dtype::kF32;
+  converted.accumulate_grad_input = known.accumulate_grad_input != 0;
+  converted.sm_limit = F8_TRY(sm_limit_of("float8_linear_desc.sm_limit", known.sm_limit));
   return converted;
 }
 
@@ -131,6 +125,11 @@ size_t float8_linear_saved_bytes_with_cache(const float8_linear* linear) {
   return linear == nullptr ? 0 : linear->linear->saved_bytes(true);
 }
 
+size_t float8_linear_saved_bytes_with_tensors(const float8_linear* linear, int32_t x_tensor,
+                                              int32_t w_tensor) {
+  return linear == nullptr ? 0 : linear->linear->saved_bytes(w_tensor != 0, x_tensor != 0);
+}
+
 size_t float8_linear_weight_cache_bytes(const float8_linear* linear) {
   return linear == nullptr ? 0 : linear->linear->weight_cache_bytes();
 }
@@ -139,8 +138,8 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
                                     void* workspace, float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_forward_args known;
-    F8_TRY(open_call("float8_forward_args", linear, args, known));
-    F8_TRY(need_zero("float8_forward_args.reserved_2", known.reserved_2));
+    HeldTensors held;
+    F8_TRY(open_call("float8_forward_args", linear, args, known, held));
     return linear->linear->forward(known, workspace, stream, f8::runtime::sync_amax);
   });
 }
@@ -149,8 +148,42 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
                                      void* workspace, float8_stream stream) {
   return guarded([&]() -> f8::Status {
     float8_backward_args known;
-    F8_TRY(open_call("float8_backward_args", linear, args, known));
+    HeldTensors held;
+    F8_TRY(open_call("float8_backward_args", linear, args, known, held));
     return linear->linear->backward(known, workspace, stream, f8::runtime::sync_amax);
+  });
+}
+
+float8_status float8_linear_saved_tensors(const float8_linear* linear, const void* saved, int64_t m,
+                                          int32_t w_tensor, float8_tensor* x, float8_tensor* w) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(linear, "linear"));
+    F8_TRY(need(saved, "saved"));
+    const f8::runtime::Linear& plan = *linear->linear;
+    if (plan.saved_bytes() == 0) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "float8_linear_saved_tensors: the linear saves nothing");
+    }
+    if (m < 0 || m > plan.desc().shape.m) {
+      return f8::fail(ErrorCode::kInvalidArgument, "m is {}, the plan was made for 0 to {}", m,
+                      plan.desc().shape.m);
+    }
+    if (x != nullptr) F8_TRY(write_struct("x", plan.saved_x(saved, m), x));
+    if (w == nullptr) return {};
+    return write_struct("w", plan.saved_w(w_tensor != 0 ? nullptr : saved), w);
+  });
+}
+
+float8_status float8_linear_cached_weight(const float8_linear* linear, const void* cache,
+                                          float8_tensor* w) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(linear, "linear"));
+    F8_TRY(need(cache, "cache"));
+    if (linear->linear->weight_cache_bytes() == 0) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "float8_linear_cached_weight: the recipe never casts the weight");
+    }
+    return write_struct("w", linear->linear->cached_w(cache), w);
   });
 }
 

@@ -2,6 +2,7 @@
 #include "runtime/c_abi/recipe.hpp"
 
 #include "runtime/c_abi/common.hpp"
+#include "runtime/linear/fp8_tensor.hpp"
 
 namespace f8::c_abi {
 namespace {
@@ -35,15 +36,8 @@ Result<GemmSetting> gemm_setting(const float8_gemm_setting& from, Gemm gemm) {
   return GemmSetting{.a = *a, .b = *b, .fast = from.fast != 0};
 }
 
-float8_cast_setting cast_setting(const CastSetting& from) {
-  if (from.scaling == Scaling::kDisabled) return {FLOAT8_HIGH_PRECISION, 0, 0, 0};
-  return {from.scaling == Scaling::kDelayed ? FLOAT8_DELAYED : FLOAT8_DYNAMIC,
-          static_cast<int32_t>(from.granularity),
-          from.dtype == Dtype::kE5m2 ? FLOAT8_E5M2 : FLOAT8_E4M3, from.pow2 ? 1 : 0};
-}
-
 float8_gemm_setting gemm_setting(const GemmSetting& from) {
-  return {cast_setting(from.a), cast_setting(from.b), from.fast ? 1 : 0};
+  return {runtime::cast_setting(from.a), runtime::cast_setting(from.b), from.fast ? 1 : 0};
 }
 
 const Recipe* find_named(std::string_view name) {

@@ -82,7 +82,7 @@ class CallMemory {
   }
 
   const char* args_;
-  std::array<Region, 16> regions_;  // the first count_
+  std::array<Region, 24> regions_;  // the first count_
   size_t count_ = 0;
 };
 

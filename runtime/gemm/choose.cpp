@@ -66,6 +66,12 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
   F8_TRY(validate(desc));
   const char* without =
       table == nullptr ? "there is no tuning table" : "the tuning table has no row near this shape";
+  if (desc.sm_limit > 0) {
+    // Rows are measured with all SMs.
+    without = "its SMs are limited";
+    table = nullptr;
+    sm_count = std::min(sm_count, desc.sm_limit);
+  }
   if (table != nullptr) {
     const KernelChoice* found = find_choice(*table, desc, desc.d);
     // Results of as many bytes take as long.

@@ -104,6 +104,9 @@ Status describe(const CublasLt& lib, const GemmDesc& desc, const GemmCall& call,
     F8_TRY(set_layout(lib, out.a, desc.b, extents.b, call.ld_b));
     F8_TRY(set_layout(lib, out.b, desc.a, extents.a, call.ld_a));
   }
+  if (desc.sm_limit > 0) {
+    F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t{desc.sm_limit}));
+  }
   if (desc.bias) {
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
     F8_TRY(set(lib, out, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(desc.d)));

@@ -34,6 +34,7 @@ struct GemmDesc {
   bool add = false;   // d += what d held
   bool amax = false;  // leaves max |d|
   bool pow2 = false;  // all scales are powers of two
+  int sm_limit = 0;   // the most SMs that it takes; 0: all
 };
 
 struct GemmChoice {

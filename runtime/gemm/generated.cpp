@@ -33,8 +33,12 @@ int64_t work_tiles(const codegen::GemmConfig& config, Shape own) {
   return ceil_div(own.m, int64_t{config.tile_m} * config.cluster_m) *
          ceil_div(own.n, int64_t{config.tile_n} * config.cluster_n);
 }
-int64_t grid(const Kernel& kernel, int64_t work_tiles) {
-  return std::min<int64_t>(work_tiles, kernel.resident_clusters) * kernel.cluster_size;
+int64_t grid(const Kernel& kernel, int64_t work_tiles, int sm_limit) {
+  int64_t clusters = std::min<int64_t>(work_tiles, kernel.resident_clusters);
+  if (sm_limit > 0) {
+    clusters = std::clamp<int64_t>(sm_limit / kernel.cluster_size, 1, clusters);
+  }
+  return clusters * kernel.cluster_size;
 }
 
 // The tail-balancing offset: how many tiles of the second GEMM take as long as one of the first.
@@ -90,7 +94,7 @@ struct Launcher {
       ks[i] = own.k;
     }
     const int64_t total = std::reduce(tile_counts.begin(), tile_counts.end());
-    const int64_t blocks = grid(kernel, total);
+    const int64_t blocks = grid(kernel, total, descs[0]->sm_limit);
     const int64_t work =
         std::inner_product(tile_counts.begin(), tile_counts.end(), ks.begin(), int64_t{0});
     const bool programmatic = context->options().programmatic_launch &&

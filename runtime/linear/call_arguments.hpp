@@ -21,12 +21,19 @@ enum class Slot : uint8_t {
   kDw,
   kDb,
   kSaved,
-  kCache,
+  kTensor,  // the copies of a tensor that a cast fills, such as a weight cache
   kWorkspace,
-  kWeightQt,       // of backward: the weight's transposed copy, wherever it is from
-  kWeightQtScale,  // and its scales
-  kAmax,           // ScaleSlots::amax
-  kScale,          // ScaleSlots::scale
+  // What the GEMMs read of x and w in fp8, wherever it is from.
+  kInputQ,
+  kInputQInverse,
+  kInputQt,
+  kInputQtInverse,
+  kWeightQ,
+  kWeightQInverse,
+  kWeightQt,
+  kWeightQtInverse,
+  kAmax,   // ScaleSlots::amax
+  kScale,  // ScaleSlots::scale
   kCounters,
   kNoopFlag,
   kCount
@@ -35,7 +42,7 @@ enum class Slot : uint8_t {
 // An address in an argument, null where the argument is; packed, for a plan keeps many.
 class Ref {
  public:
-  Ref(Slot slot = Slot::kNone, size_t offset = 0)  // NOLINT: a slot is a ref to its start
+  constexpr Ref(Slot slot = Slot::kNone, size_t offset = 0)  // NOLINT: a slot is a ref to its start
       : packed_(static_cast<uint64_t>(slot) << kOffsetBits | offset) {}
   [[nodiscard]] size_t slot() const { return packed_ >> kOffsetBits; }
   [[nodiscard]] size_t offset() const { return packed_ & ((uint64_t{1} << kOffsetBits) - 1); }
@@ -49,6 +56,10 @@ class Ref {
   static constexpr int kOffsetBits = 56;
   uint64_t packed_;
 };
+
+[[nodiscard]] inline Ref word_at(Ref words, int64_t index) {
+  return words + sizeof(uint32_t) * static_cast<size_t>(index);
+}
 
 // The arguments of one call.
 struct CallArguments {

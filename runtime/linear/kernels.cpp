@@ -157,7 +157,8 @@ Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
                .shape = desc.shape,
                .a = setting.a.dtype,
                .b = setting.b.dtype,
-               .d = gemm == Gemm::kGradWeight ? desc.grad_weight_dtype : desc.tensor_dtype};
+               .d = gemm == Gemm::kGradWeight ? desc.grad_weight_dtype : desc.tensor_dtype,
+               .sm_limit = desc.sm_limit};
   out.bias = gemm == Gemm::kOutput && desc.bias;
   if (!setting.is_fp8()) {
     if (setting.a.dtype != Dtype::kBf16 && setting.a.dtype != desc.tensor_dtype) {
@@ -253,21 +254,28 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
     kernels.gemms[static_cast<size_t>(gemm)] = F8_TRY(gemm_desc(desc, gemm));
   }
-  if (desc.accumulate_grad_weight) {
-    kernels.add_grad_weight = kernels.gemms[static_cast<size_t>(Gemm::kGradWeight)];
-    kernels.add_grad_weight->add = true;
-  }
+  const auto adding = [&](Gemm gemm) {
+    std::optional<GemmDesc> add = kernels.gemms[static_cast<size_t>(gemm)];
+    if (add) add->add = true;
+    return add;
+  };
+  if (desc.accumulate_grad_input) kernels.add_grad_input = adding(Gemm::kGradInput);
+  if (desc.accumulate_grad_weight) kernels.add_grad_weight = adding(Gemm::kGradWeight);
   return kernels;
 }
 
-CopySet LinearKernels::forward_copies(bool saved, bool cached) const {
-  const CopySet input = kXq | (saved ? kXqt : 0);
-  return cached ? input : input | kWq | (saved ? kWqt : 0);
+CopySet LinearKernels::forward_copies(bool saved, CopySet given) const {
+  CopySet made = 0;
+  if ((given & kXq) == 0) made |= kXq | (saved ? kXqt : 0);
+  if ((given & kWq) == 0) made |= kWq | (saved ? kWqt : 0);
+  return made;
 }
 
-CopySet LinearKernels::backward_copies(bool dx, bool dw, bool cached) const {
+CopySet LinearKernels::backward_copies(bool dx, bool dw, CopySet given) const {
   CopySet made = (dx ? kDyq : 0) | (dw ? kDyqt : 0);
-  if (recompute) made |= (dw ? kXqt : 0) | (dx && !cached ? kWqt : 0);
+  if (!recompute) return made;
+  if (dw && (given & kXq) == 0) made |= kXqt;
+  if (dx && (given & kWq) == 0) made |= kWqt;
   return made;
 }
 
@@ -284,17 +292,17 @@ std::vector<CallPasses> all_passes(const LinearKernels& kernels) {
           {f8::format("{}{}", when, first ? " (first step)" : ""), kernels.passes(copies, first)});
     };
     const bool training = !kernels.recompute;  // else forward saves nothing
-    for (const bool cached : {false, true}) {
-      if (training) add("", kernels.forward_copies(true, cached));
-      add(" (no backward)", kernels.forward_copies(false, cached));
+    for (const CopySet given : {CopySet{0}, kWq}) {
+      if (training) add("", kernels.forward_copies(true, given));
+      add(" (no backward)", kernels.forward_copies(false, given));
     }
     add("", kernels.cache_copies());
-    add("", kernels.backward_copies(true, true, false));
-    add(" (grad_input alone)", kernels.backward_copies(true, false, false));
-    add(" (grad_weight alone)", kernels.backward_copies(false, true, false));
+    add("", kernels.backward_copies(true, true, 0));
+    add(" (grad_input alone)", kernels.backward_copies(true, false, 0));
+    add(" (grad_weight alone)", kernels.backward_copies(false, true, 0));
     if (!kernels.recompute) continue;
-    add(" (weight cached)", kernels.backward_copies(true, true, true));
-    add(" (grad_input alone, weight cached)", kernels.backward_copies(true, false, true));
+    add(" (weight cached)", kernels.backward_copies(true, true, kWq));
+    add(" (grad_input alone, weight cached)", kernels.backward_copies(true, false, kWq));
   }
   return all;
 }
@@ -343,8 +351,8 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
   const auto choice_of = [&](const GemmDesc& gemm) {
     return linear_choice(desc, gemm, table, sm_count);
   };
-  for (const auto* gemm :
-       {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2], &kernels.add_grad_weight}) {
+  for (const auto* gemm : {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2],
+                           &kernels.add_grad_input, &kernels.add_grad_weight}) {
     if (!*gemm) continue;
     const GemmChoice choice = F8_TRY(choice_of(**gemm));
     if (choice.provider == Provider::kGenerated) add(gemm_spec(**gemm, choice.config));

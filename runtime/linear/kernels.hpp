@@ -67,14 +67,15 @@ struct LinearKernels {
   std::array<Copies, 3> copies;                  // indexed by Tensor
   std::vector<DelayedSlot> slots;                // of delayed scaling; empty: the recipe has none
   std::array<std::optional<GemmDesc>, 3> gemms;  // indexed by Gemm; none: not wanted
-  std::optional<GemmDesc> add_grad_weight;       // adds to the gradient that is there
+  std::optional<GemmDesc> add_grad_input, add_grad_weight;  // add to the gradient that is there
 
   [[nodiscard]] const Copies& of(Tensor tensor) const {
     return copies[static_cast<size_t>(tensor)];
   }
   // The copies that a call makes; those that the recipe does not have count for nothing.
-  [[nodiscard]] CopySet forward_copies(bool saved, bool cached) const;
-  [[nodiscard]] CopySet backward_copies(bool dx, bool dw, bool cached) const;
+  // `given`: kXq for an x, kWq for a w that the call is given in fp8.
+  [[nodiscard]] CopySet forward_copies(bool saved, CopySet given) const;
+  [[nodiscard]] CopySet backward_copies(bool dx, bool dw, CopySet given) const;
   [[nodiscard]] CopySet cache_copies() const { return kWq | kWqt | kCacheWeight; }
   // The passes that make the copies `made`. `first_step`: delayed scales are taken from the tensors
   // themselves.

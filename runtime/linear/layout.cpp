@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "codegen/kernels/kernel_args.cuh"
 #include "runtime/device/memory.hpp"
 #include "runtime/gemm/gemm.hpp"
 #include "runtime/quantize/bias_grad.hpp"
@@ -98,6 +99,48 @@ class AmaxWords {
 
 }  // namespace
 
+Fp8Refs fp8_refs(const Copies& copies, const TensorBuffers& at, bool with_qt) {
+  const auto inverse = [](const std::optional<CastSetting>& copy, Ref scale) {
+    if (!copy) return Ref();
+    return copy->granularity == Granularity::kTensor ? word_at(scale, kernels::kInverse) : scale;
+  };
+  const Ref q_scale = with_qt && copies.share_scale() ? at.qt_scale : at.q_scale;
+  return {.q = at.q,
+          .q_inverse = inverse(copies.q, q_scale),
+          .qt = at.qt,
+          .qt_inverse = inverse(copies.qt, at.qt_scale)};
+}
+
+QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int sm_count,
+                                 Tensor tensor, bool with_qt) {
+  const auto [m, n, k] = shape;
+  const std::vector<CallPasses> calls = all_passes(kernels);
+  QuantizerLayout layout;
+  layout.tensors = {.x = {.x = Slot::kX, .cols = k},
+                    .w = {.x = Slot::kX, .rows = n, .cols = k},
+                    .dy = {.x = Slot::kX, .cols = n}};
+  TensorBuffers& at = layout.tensors.of(tensor);
+
+  Buffer workspace(Slot::kWorkspace, kernels, calls, shape);
+  layout.sync = workspace.take(quantize_sync_bytes(sm_count));
+  layout.first = workspace.take(kWord * kFirstWords * kernels.slots.size());
+  layout.amax = workspace.end();
+  AmaxWords words(layout.amax);
+  at.col_amax = words.take(at.cols);
+  at.amax = words.take(AmaxWords::kTensor);
+  at.row_amax = words.take(at.rows == 0 ? m : at.rows);
+  (void)workspace.take(may_raise_amax(calls) ? words.bytes() : 0);
+  workspace.take_partial_maxima(tensor, at, sm_count);
+  layout.workspace_bytes = workspace.size();
+
+  Buffer copies(Slot::kTensor, kernels, calls, shape);
+  copies.take_q(tensor, at);
+  if (with_qt) copies.take_qt(tensor, at);
+  layout.tensor_bytes = copies.size();
+  layout.refs = fp8_refs(kernels.of(tensor), at, with_qt);
+  return layout;
+}
+
 LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,
                            size_t gemm_forward, size_t gemm_backward) {
   const auto [m, n, k] = shape;
@@ -125,11 +168,12 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   forward.take_q(Tensor::kWeight, w);
   layout.forward_gemm = forward.take(gemm_forward);
 
-  Buffer cache(Slot::kCache, kernels, calls, shape);
+  Buffer cache(Slot::kTensor, kernels, calls, shape);
   layout.cache = w;
   cache.take_q(Tensor::kWeight, layout.cache);
   cache.take_qt(Tensor::kWeight, layout.cache);
   layout.cache_bytes = cache.size();
+  layout.cached_w = fp8_refs(kernels.of(Tensor::kWeight), layout.cache);
 
   if (!kernels.recompute) {
     Buffer saved(Slot::kSaved, kernels, calls, shape);
@@ -165,6 +209,9 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   }
   if (kernels.bias_grad) layout.sums = backward.take(column_sums_bytes(m, n));
   layout.backward_gemm = backward.take(gemm_backward);
+
+  layout.backward_x = fp8_refs(kernels.of(Tensor::kInput), layout.backward.x);
+  layout.backward_w = fp8_refs(kernels.of(Tensor::kWeight), layout.backward.w);
 
   layout.workspace_bytes = std::max(forward.size(), backward.size());
   return layout;

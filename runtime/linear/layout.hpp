@@ -4,7 +4,7 @@
 //
 //   forward   := sync | first | amax buffer (w, x) | partial maxima of x | of w |
 //                q of x | of w | own workspace of the GEMM
-//   saved     := qt of x | of w
+//   saved     := qt of x | of w         without what a call is given as a tensor in fp8
 //   cache     := q of w | qt of w
 //   backward  := sync | first | amax buffer (dy) | partial maxima of dy | q of dy | qt of dy |
 //                again | column sums of dy | own workspace of GEMMs
@@ -38,6 +38,11 @@
 
 namespace f8::runtime {
 
+// What GEMMs read of a tensor in fp8.
+struct Fp8Refs {
+  Ref q = {}, q_inverse = {}, qt = {}, qt_inverse = {};
+};
+
 // A tensor of a kind of call, and where its maxima and its copies lie.
 struct TensorBuffers {
   Ref x = {};
@@ -48,28 +53,52 @@ struct TensorBuffers {
   Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};
 };
 
+// `with_qt`: a cast made qt with q, and so may have left their scale with it.
+[[nodiscard]] Fp8Refs fp8_refs(const Copies& copies, const TensorBuffers& at, bool with_qt = true);
+
 struct CallTensors {
   TensorBuffers x = {}, w = {}, dy = {};
 
   [[nodiscard]] const TensorBuffers& of(Tensor tensor) const {
     return tensor == Tensor::kInput ? x : tensor == Tensor::kWeight ? w : dy;
   }
+  [[nodiscard]] TensorBuffers& of(Tensor tensor) {
+    return tensor == Tensor::kInput ? x : tensor == Tensor::kWeight ? w : dy;
+  }
 };
 
 struct LinearLayout {
-  Ref sync;              // at the start of both workspaces, in every linear's
-  Ref first;             // after it in both
-  Ref amax;              // the amax buffer, after those in both
-  CallTensors forward;   // of which q is in the workspace, qt in `saved`
-  CallTensors backward;  // of x and w: qt in `saved`, or made again in the workspace
-  TensorBuffers cache;   // the weight, cast into a weight cache
+  Ref sync;                        // at the start of both workspaces, in every linear's
+  Ref first;                       // after it in both
+  Ref amax;                        // the amax buffer, after those in both
+  CallTensors forward;             // of which q is in the workspace, qt in `saved`
+  CallTensors backward;            // of x and w: qt in `saved`, or made again in the workspace
+  TensorBuffers cache;             // the weight, cast into a weight cache
+  Fp8Refs cached_w;                // what GEMMs read of it
+  Fp8Refs backward_x, backward_w;  // what they read in backward without x_tensor and w_tensor
   Ref sums;
   Ref forward_gemm, backward_gemm;
   size_t workspace_bytes = 0;
   size_t saved_bytes = 0;
   size_t saved_input_bytes = 0;  // its part without the weight's
   size_t cache_bytes = 0;
+
+  // The bytes of `saved` for calls that are given x, or w, in fp8.
+  [[nodiscard]] size_t saved_bytes_of(bool x_tensor, bool w_tensor) const {
+    return (x_tensor ? 0 : saved_input_bytes) + (w_tensor ? 0 : saved_bytes - saved_input_bytes);
+  }
 };
+
+// A tensor that is cast alone: its buffers, and the workspace and the tensor's bytes.
+struct QuantizerLayout {
+  Ref sync, first, amax;
+  CallTensors tensors;
+  Fp8Refs refs;
+  size_t workspace_bytes = 0;
+  size_t tensor_bytes = 0;
+};
+[[nodiscard]] QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels,
+                                               int sm_count, Tensor tensor, bool with_qt);
 
 // `gemm_forward` and `gemm_backward` are the bytes that the GEMMs ask for.
 [[nodiscard]] LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,

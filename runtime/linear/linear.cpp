@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "runtime/device/memory.hpp"
+#include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/state.hpp"
 
 namespace f8::runtime {
@@ -56,6 +57,7 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   for (size_t i = 0; i < kernels.gemms.size(); ++i) {
     F8_TRY(plan_gemm(kernels.gemms[i], gemms.all[i]));
   }
+  F8_TRY(plan_gemm(kernels.add_grad_input, gemms.add_grad_input));
   F8_TRY(plan_gemm(kernels.add_grad_weight, gemms.add_grad_weight));
   const auto& [output, input, weight] = gemms.all;
   if (input != nullptr && weight != nullptr &&
@@ -68,7 +70,8 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   };
   state->layout = linear_layout(
       desc.shape, kernels, sm_count, gemm_bytes(output),
-      std::max({gemm_bytes(input), gemm_bytes(weight), gemm_bytes(gemms.add_grad_weight)}));
+      std::max({gemm_bytes(input), gemm_bytes(weight), gemm_bytes(gemms.add_grad_input),
+                gemm_bytes(gemms.add_grad_weight)}));
   state->launches = F8_TRY(plan_launches(context, desc, kernels, gemms, state->layout));
   return std::shared_ptr<const Linear>(new Linear(std::move(state)));
 }
@@ -76,9 +79,33 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
 size_t Linear::workspace_bytes() const {
   return state_->layout.workspace_bytes;
 }
-size_t Linear::saved_bytes(bool weight_cache) const {
-  return weight_cache ? state_->layout.saved_input_bytes : state_->layout.saved_bytes;
+size_t Linear::saved_bytes(bool w_tensor, bool x_tensor) const {
+  return state_->layout.saved_bytes_of(x_tensor, w_tensor);
 }
+
+float8_tensor Linear::saved_x(const void* saved, int64_t m) const {
+  CallArguments call;
+  call.set(Slot::kSaved, saved);
+  const LinearLayout& layout = state_->layout;
+  return tensor_view({.qt = layout.backward_x.qt, .qt_inverse = layout.backward_x.qt_inverse}, call,
+                     m, desc().shape.k, state_->kernels.of(Tensor::kInput));
+}
+
+float8_tensor Linear::saved_w(const void* saved) const {
+  CallArguments call;
+  call.set(Slot::kSaved, saved);
+  const LinearLayout& layout = state_->layout;
+  return tensor_view({.qt = layout.backward_w.qt, .qt_inverse = layout.backward_w.qt_inverse}, call,
+                     desc().shape.n, desc().shape.k, state_->kernels.of(Tensor::kWeight));
+}
+
+float8_tensor Linear::cached_w(const void* cache) const {
+  CallArguments call;
+  call.set(Slot::kTensor, cache);
+  return tensor_view(state_->layout.cached_w, call, desc().shape.n, desc().shape.k,
+                     state_->kernels.of(Tensor::kWeight));
+}
+
 size_t Linear::weight_cache_bytes() const {
   return state_->layout.cache_bytes;
 }

@@ -34,6 +34,8 @@ struct LinearDesc {
   Dtype grad_weight_dtype = Dtype::kBf16;            // or f16, f32; in high precision or f32
   bool bias = false;                                 // y += bias
   bool accumulate_grad_weight = false;               // a call may add to the gradient that is there
+  bool accumulate_grad_input = false;                // and to that of the input
+  int sm_limit = 0;                                  // the most SMs that a GEMM takes; 0: all
   bool needs_grad_input = true;                      // false: a first layer, dx is never wanted
   std::array<std::optional<GemmChoice>, 3> choices;  // indexed by Gemm; empty: GemmPlan::choose
   Dtype tensor_dtype = Dtype::kBf16;                 // or f16, f32: of x, w, dy, y, dx and bias
@@ -83,12 +85,18 @@ class Linear {
   ~Linear();
 
   [[nodiscard]] size_t workspace_bytes() const;
-  // Without the weight's part where forward and backward have a weight cache. May be 0: then null
-  // serves, and a forward without `saved` is as good.
-  [[nodiscard]] size_t saved_bytes(bool weight_cache = false) const;
+  // Without the parts of the weight (`w_tensor`: calls have a weight cache or w_tensor) and of the
+  // input (`x_tensor`) that calls are given. May be 0: then null serves, and a forward without
+  // `saved` is as good.
+  [[nodiscard]] size_t saved_bytes(bool w_tensor = false, bool x_tensor = false) const;
   [[nodiscard]] size_t weight_cache_bytes() const;  // 0 where the weight is never cast
   // The slot of DelayedScales for each operand with delayed scaling, in the order of ScaleSlots.
   [[nodiscard]] const std::vector<DelayedSlot>& scale_slots() const;
+
+  // The views of what calls left; see float8_linear_saved_tensors and float8_linear_cached_weight.
+  [[nodiscard]] float8_tensor saved_x(const void* saved, int64_t m) const;
+  [[nodiscard]] float8_tensor saved_w(const void* saved) const;
+  [[nodiscard]] float8_tensor cached_w(const void* cache) const;
 
   // Calls with ranks need `reduce`, which reduces amaxes over them. cast_weight writes the weight's
   // fp8 copies and scales into a buffer that calls use until the weight changes.

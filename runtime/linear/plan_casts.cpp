@@ -38,11 +38,20 @@ CastOperand cache_operand(const LinearLayout& layout, const FusedCast& cast) {
   return cast_operand(cast, layout.cache, Slot::kAmax);
 }
 
+Launch clear_amax(Ref begin, Ref end, std::optional<int64_t> rows) {
+  const auto words = static_cast<int64_t>((end.offset() - begin.offset()) / sizeof(uint32_t));
+  return {.kind = Kind::kSetWords,
+          .name = "clear amax",
+          .out = begin,
+          .count = words + rows.value_or(0),
+          .count_m = rows == 0};
+}
+
 // The largest m of a call for which `holds`, which then holds for every smaller one; 0: none.
 template <class Holds>
 int64_t CastPlanner::largest_m(Holds&& holds) const {
   int64_t below = 0;
-  int64_t above = desc_.shape.m + 1;
+  int64_t above = m_max_ + 1;
   while (above - below > 1) {
     const int64_t middle = below + (above - below) / 2;
     (holds(middle) ? below : above) = middle;
@@ -69,7 +78,7 @@ Result<std::vector<CastPlanner::Pass>> CastPlanner::passes(CopySet copies, bool 
 }
 
 void CastPlanner::set_operands(Pass& pass, const CastSection& section) const {
-  const Ref recorded = section.recording ? layout_.first : Slot::kAmax;
+  const Ref recorded = section.recording ? shared_.first : Slot::kAmax;
   for (const FusedCast& fused : pass.spec.casts) {
     CastOperand operand = cast_operand(fused, section.tensors.of(fused.tensor), recorded);
     if (section.recording) operand.counters = {};
@@ -99,7 +108,7 @@ int64_t CastPlanner::overlaps_up_to(const Pass& before, const Pass& pass) const 
   for (const FusedCast& cast : pass.spec.casts) {
     if (std::ranges::count(before.spec.casts, cast.tensor, &FusedCast::tensor) > 0) return 0;
   }
-  int64_t m = desc_.shape.m;
+  int64_t m = m_max_;
   bool waits = false;
   for (const Pass* each : {&before, &pass}) {
     if (!each->spec.amax) continue;
@@ -141,7 +150,7 @@ void CastPlanner::add_pass(CastSection& section, Pass& pass, const Pass* before)
   quantize.up_to_m = one;
   quantize.overlaps_up_to_m = overlaps;
   quantize.operands = pass.operands;
-  quantize.workspace = layout_.sync;
+  quantize.workspace = shared_.sync;
   if (one > 0) section.list.push_back(quantize);
   for (size_t i = 0; each > one && i < pass.operands.size(); ++i) {
     quantize.name = spec.casts[i].quantize_name;
@@ -151,7 +160,7 @@ void CastPlanner::add_pass(CastSection& section, Pass& pass, const Pass* before)
     quantize.operands = {pass.operands[i]};
     section.list.push_back(quantize);
   }
-  if (each == desc_.shape.m) return;
+  if (each == m_max_) return;
   if (spec.amax) {
     add_clear(section, pass, each);
     Launch amax{.kind = Kind::kAmax, .name = spec.amax_name, .kernel = pass.amax};
@@ -167,14 +176,14 @@ void CastPlanner::add_pass(CastSection& section, Pass& pass, const Pass* before)
   cast.operands = pass.operands;
   if (section.sums && pass.summing != nullptr) {
     cast.kernel = pass.summing;
-    cast.sums = layout_.sums;
+    cast.sums = shared_.sums;
     section.summed_above_m = each;
   }
   section.list.push_back(std::move(cast));
 }
 
 Status CastPlanner::add_passes(CastSection& section, CopySet copies, bool first_step) {
-  section.cleared_above_m = section.summed_above_m = desc_.shape.m;
+  section.cleared_above_m = section.summed_above_m = m_max_;
   std::vector<Pass> all = F8_TRY(passes(copies, first_step));
   for (size_t i = 0; i < all.size(); ++i) {
     add_pass(section, all[i], i == 0 ? nullptr : &all[i - 1]);
@@ -187,7 +196,7 @@ Status CastPlanner::add_passes(CastSection& section, CopySet copies, bool first_
 Status CastPlanner::add(CastSection& section, CopySet copies, CallKind kind) {
   if ((kind & kOverRanks) == 0) return add_passes(section, copies, (kind & kFirstStep) != 0);
   Launch first{.kind = Kind::kSetWords, .name = "clear amax"};
-  first.out = layout_.first;
+  first.out = shared_.first;
   const auto slots = static_cast<int64_t>(kernels_.slots.size());
   first.count = static_cast<int64_t>(kFirstWords) * slots;
   section.list.push_back(first);

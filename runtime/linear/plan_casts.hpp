@@ -9,9 +9,9 @@
 
 namespace f8::runtime {
 
-[[nodiscard]] inline Ref word_at(Ref words, int64_t index) {
-  return words + sizeof(uint32_t) * static_cast<size_t>(index);
-}
+// Clears the words of an amax buffer from `begin` to `end`, and one for each of `rows` more (0: the
+// call's m; none: nothing more).
+[[nodiscard]] Launch clear_amax(Ref begin, Ref end, std::optional<int64_t> rows);
 
 // A part of a list that casts tensors.
 struct CastSection {
@@ -26,9 +26,12 @@ struct CastSection {
 
 class CastPlanner {
  public:
-  CastPlanner(Context& context, const LinearDesc& desc, const LinearKernels& kernels,
-              const LinearLayout& layout)
-      : context_(context), desc_(desc), kernels_(kernels), layout_(layout) {}
+  // The parts of the workspace that casts of several tensors share.
+  struct Shared {
+    Ref sync, first, sums;
+  };
+  CastPlanner(Context& context, int64_t m_max, const LinearKernels& kernels, const Shared& shared)
+      : context_(context), m_max_(m_max), kernels_(kernels), shared_(shared) {}
 
   // Appends what makes `copies` in a call of this kind.
   [[nodiscard]] Status add(CastSection& section, CopySet copies, CallKind kind);
@@ -55,9 +58,9 @@ class CastPlanner {
   [[nodiscard]] int64_t largest_m(Holds&& holds) const;
 
   Context& context_;
-  const LinearDesc& desc_;
+  int64_t m_max_;
   const LinearKernels& kernels_;
-  const LinearLayout& layout_;
+  Shared shared_;
   std::map<std::pair<CopySet, bool>, std::vector<Pass>> passes_;
 };
 

@@ -8,10 +8,15 @@ namespace {
 
 using Kind = Launch::Kind;
 
-// The inverse scales of a copy, for its GEMM.
-Ref inverse_of(const CastSetting& setting, Ref scale) {
-  return setting.granularity == Granularity::kTensor ? word_at(scale, kernels::kInverse) : scale;
+// The tensors that a kind of call is given in fp8, as LinearKernels knows them.
+CopySet given_copies(CallKind kind) {
+  return ((kind & kGivenX) != 0 ? kXq : 0) | ((kind & kGivenW) != 0 ? kWq : 0);
 }
+
+constexpr Fp8Refs kGivenXRefs{Slot::kInputQ, Slot::kInputQInverse, Slot::kInputQt,
+                              Slot::kInputQtInverse};
+constexpr Fp8Refs kGivenWRefs{Slot::kWeightQ, Slot::kWeightQInverse, Slot::kWeightQt,
+                              Slot::kWeightQtInverse};
 
 class LaunchPlanner {
  public:
@@ -22,7 +27,7 @@ class LaunchPlanner {
         kernels_(kernels),
         gemms_(gemms),
         layout_(layout),
-        casts_(context, desc, kernels, layout) {}
+        casts_(context, desc.shape.m, kernels, {layout.sync, layout.first, layout.sums}) {}
 
   Result<LinearLaunches> plan() {
     LinearLaunches all;
@@ -45,50 +50,38 @@ class LaunchPlanner {
     return (kind & kFirstStep) == 0 || !kernels_.slots.empty();
   }
   [[nodiscard]] bool is_backward(CallKind kind) const {
+    const bool dx = (kind & kBackwardDx) != 0;
     const bool dw = (kind & kBackwardDw) != 0;
-    return ((kind & kBackwardDx) == 0 || desc_.needs_grad_input) &&
-           ((kind & kBackwardDb) == 0 || desc_.bias_grad) &&
-           ((kind & kBackwardAccumulate) == 0 || (dw && gemms_.add_grad_weight != nullptr)) &&
-           ((kind & kBackwardCached) == 0 || desc_.recompute);
+    return (!dx || desc_.needs_grad_input) && ((kind & kBackwardDb) == 0 || desc_.bias_grad) &&
+           ((kind & kBackwardAddDx) == 0 || (dx && gemms_.add_grad_input != nullptr)) &&
+           ((kind & kBackwardAddDw) == 0 || (dw && gemms_.add_grad_weight != nullptr)) &&
+           ((kind & (kGivenX | kGivenW)) == 0 || desc_.recompute);
   }
   [[nodiscard]] const GemmPlan* gemm(Gemm which) const {
     return gemms_.all[static_cast<size_t>(which)].get();
   }
   [[nodiscard]] bool is_fp8(Gemm which) const { return desc_.recipe.at(which).is_fp8(); }
-
-  // The words of the amax buffer from `begin` to `end`, and one more for each row where `count_m`.
-  [[nodiscard]] static Launch clear_amax(Ref begin, Ref end, bool count_m) {
-    return {.kind = Kind::kSetWords,
-            .name = "clear amax",
-            .out = begin,
-            .count = static_cast<int64_t>((end.offset() - begin.offset()) / sizeof(uint32_t)),
-            .count_m = count_m};
-  }
-
-  // The inverse scales of q, which a cast that also wrote qt may have left with it.
-  [[nodiscard]] Ref inverse_q(Tensor tensor, const TensorBuffers& at, bool with_qt) const {
-    const Copies& copies = kernels_.of(tensor);
-    return inverse_of(*copies.q, with_qt && copies.share_scale() ? at.qt_scale : at.q_scale);
+  [[nodiscard]] Fp8Refs refs(Tensor tensor, const TensorBuffers& at, bool with_qt) const {
+    return fp8_refs(kernels_.of(tensor), at, with_qt);
   }
 
   Result<LaunchList> forward(CallKind kind) {
-    const bool cached = (kind & kForwardCached) != 0;
     const bool saved = (kind & kForwardSaved) != 0;
-    CallTensors tensors = layout_.forward;
-    const auto& [x, w, none] = tensors;
-    const Ref first = cached ? x.col_amax : w.row_amax;
-    if (cached) tensors.w = layout_.cache;
+    const auto& [x, w, none] = layout_.forward;
+    const Ref first = (kind & kGivenW) != 0 ? x.col_amax : w.row_amax;
     LaunchList list;
     CastSection section{
-        .list = list, .tensors = tensors, .clear = clear_amax(first, x.row_amax, true)};
-    F8_TRY(casts_.add(section, kernels_.forward_copies(saved, cached), kind));
+        .list = list, .tensors = layout_.forward, .clear = clear_amax(first, x.row_amax, 0)};
+    F8_TRY(casts_.add(section, kernels_.forward_copies(saved, given_copies(kind)), kind));
 
     GemmOperands operands{.a = Slot::kX, .b = Slot::kW, .d = Slot::kY, .bias = Slot::kBias};
     if (is_fp8(Gemm::kOutput)) {
-      operands.a = x.q;
-      operands.b = w.q;
-      operands.inv_scale_a = inverse_q(Tensor::kInput, x, saved);
-      operands.inv_scale_b = inverse_q(Tensor::kWeight, w, saved || cached);
+      const Fp8Refs a = (kind & kGivenX) != 0 ? kGivenXRefs : refs(Tensor::kInput, x, saved);
+      const Fp8Refs b = (kind & kGivenW) != 0 ? kGivenWRefs : refs(Tensor::kWeight, w, saved);
+      operands.a = a.q;
+      operands.b = b.q;
+      operands.inv_scale_a = a.q_inverse;
+      operands.inv_scale_b = b.q_inverse;
     }
     list.push_back({.kind = Kind::kGemm,
                     .name = "gemm output",
@@ -108,12 +101,11 @@ class LaunchPlanner {
     LaunchList list;
     CastSection section{.list = list,
                         .tensors = layout_.backward,
-                        .clear = clear_amax(layout_.amax, layout_.backward.dy.row_amax, true),
+                        .clear = clear_amax(layout_.amax, layout_.backward.dy.row_amax, 0),
                         .sums = db,
                         .summed_above_m = desc_.shape.m};
     if (q || qt) {
-      const bool cached = (kind & kBackwardCached) != 0;
-      F8_TRY(casts_.add(section, kernels_.backward_copies(q, qt, cached), kind));
+      F8_TRY(casts_.add(section, kernels_.backward_copies(q, qt, given_copies(kind)), kind));
     }
     if (db) F8_TRY(add_bias_gradient(list, section.summed_above_m));
     add_gradients(list, kind);
@@ -139,27 +131,30 @@ class LaunchPlanner {
     return {};
   }
 
+  // What is read of x and w is bound by the call: its tensors, a cache, `saved`, or the copies that
+  // are made again.
   void add_gradients(LaunchList& list, CallKind kind) const {
-    const auto& [x, w, dy] = layout_.backward;
     const bool dx = (kind & kBackwardDx) != 0;
     const bool dw = (kind & kBackwardDw) != 0;
-    const bool accumulate = (kind & kBackwardAccumulate) != 0;
+    const bool add_dx = (kind & kBackwardAddDx) != 0;
+    const bool add_dw = (kind & kBackwardAddDw) != 0;
+    const bool with_qt = dw && is_fp8(Gemm::kGradWeight);
+    const Fp8Refs dy = refs(Tensor::kGradOutput, layout_.backward.dy, with_qt);
     GemmOperands input{.a = Slot::kDy, .b = Slot::kW, .d = Slot::kDx};
-    if (dx && is_fp8(Gemm::kGradInput)) {
-      const bool with_qt = dw && is_fp8(Gemm::kGradWeight);
+    if (is_fp8(Gemm::kGradInput)) {
       input.a = dy.q;
-      input.b = Slot::kWeightQt;
-      input.inv_scale_a = inverse_q(Tensor::kGradOutput, dy, with_qt);
-      input.inv_scale_b = inverse_of(*kernels_.of(Tensor::kWeight).qt, Slot::kWeightQtScale);
+      input.b = kGivenWRefs.qt;
+      input.inv_scale_a = dy.q_inverse;
+      input.inv_scale_b = kGivenWRefs.qt_inverse;
     }
     GemmOperands weight{.a = Slot::kDy, .b = Slot::kX, .d = Slot::kDw};
     if (is_fp8(Gemm::kGradWeight)) {
       weight.a = dy.qt;
-      weight.b = x.qt;
-      weight.inv_scale_a = inverse_of(*kernels_.of(Tensor::kGradOutput).qt, dy.qt_scale);
-      weight.inv_scale_b = inverse_of(*kernels_.of(Tensor::kInput).qt, x.qt_scale);
+      weight.b = kGivenXRefs.qt;
+      weight.inv_scale_a = dy.qt_inverse;
+      weight.inv_scale_b = kGivenXRefs.qt_inverse;
     }
-    if (dx && dw && !accumulate && gemms_.gradients != nullptr) {
+    if (dx && dw && !add_dx && !add_dw && gemms_.gradients != nullptr) {
       list.push_back({.kind = Kind::kGroupedGemm,
                       .name = "gemm gradients",
                       .gemms = {input, weight},
@@ -171,14 +166,14 @@ class LaunchPlanner {
                       .name = "gemm grad_input",
                       .workspace = layout_.backward_gemm,
                       .gemms = {input},
-                      .gemm = gemm(Gemm::kGradInput)});
+                      .gemm = add_dx ? gemms_.add_grad_input.get() : gemm(Gemm::kGradInput)});
     }
     if (dw) {
       list.push_back({.kind = Kind::kGemm,
                       .name = "gemm grad_weight",
                       .workspace = layout_.backward_gemm,
                       .gemms = {weight},
-                      .gemm = accumulate ? gemms_.add_grad_weight.get() : gemm(Gemm::kGradWeight)});
+                      .gemm = add_dw ? gemms_.add_grad_weight.get() : gemm(Gemm::kGradWeight)});
     }
   }
 
@@ -210,7 +205,7 @@ class LaunchPlanner {
     CastSection section{
         .list = list,
         .tensors = tensors,
-        .clear = clear_amax(layout_.cache.row_amax, layout_.forward.x.col_amax, false)};
+        .clear = clear_amax(layout_.cache.row_amax, layout_.forward.x.col_amax, std::nullopt)};
     F8_TRY(casts_.add(section, kernels_.cache_copies(), kind));
     if ((kind & kWeightFlag) != 0) {
       list.push_back({.kind = Kind::kSetWords,

@@ -10,7 +10,7 @@ namespace f8::runtime {
 
 struct LinearGemms {
   std::array<GemmPlanPtr, 3> all;  // indexed by Gemm; null: not wanted
-  GemmPlanPtr add_grad_weight;
+  GemmPlanPtr add_grad_input, add_grad_weight;
   std::shared_ptr<const GroupedGemm> gradients;  // both in one launch, where their choices allow it
 };
 
@@ -19,13 +19,15 @@ using CallKind = unsigned;
 inline constexpr CallKind kFirstStep = 1;  // delayed scales are taken from the tensors
 inline constexpr CallKind kOverRanks = 2;  // with kFirstStep: over the tensors of all ranks
 
-inline constexpr CallKind kForwardCached = 4, kForwardSaved = 8;
-inline constexpr size_t kForwardKinds = 16;
+// x and w are given in fp8; in backward these bits are set where it recomputes alone.
+inline constexpr CallKind kGivenX = 4, kGivenW = 8;
 
-inline constexpr CallKind kBackwardCached = 4;  // where it recomputes
-inline constexpr CallKind kBackwardDx = 8, kBackwardDw = 16, kBackwardDb = 32;
-inline constexpr CallKind kBackwardAccumulate = 64;  // with kBackwardDw
-inline constexpr size_t kBackwardKinds = 128;
+inline constexpr CallKind kForwardSaved = 16;
+inline constexpr size_t kForwardKinds = 32;
+
+inline constexpr CallKind kBackwardDx = 16, kBackwardDw = 32, kBackwardDb = 64;
+inline constexpr CallKind kBackwardAddDx = 128, kBackwardAddDw = 256;  // with those
+inline constexpr size_t kBackwardKinds = 512;
 
 // Backward of an empty batch: which gradients become zero.
 inline constexpr CallKind kEmptyDw = 1, kEmptyDb = 2;

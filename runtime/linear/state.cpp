@@ -3,6 +3,7 @@
 #include "runtime/linear/state.hpp"
 
 #include "runtime/gemm/provider.hpp"
+#include "runtime/linear/fp8_tensor.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -48,6 +49,12 @@ Status Linear::State::check_counters(const Call& call) const {
               args_name(call));
 }
 
+// The call is given the weight in fp8.
+template <class Call>
+static bool has_weight(const Call& call) {
+  return call.weight_cache != nullptr || call.w_tensor != nullptr;
+}
+
 // The call takes its first scales from all ranks' tensors, and so writes them.
 template <class Call>
 static bool over_ranks(const Call& call) {
@@ -69,13 +76,35 @@ Status Linear::State::check_scales(const Call& call) const {
   return {};
 }
 
+// Checks the tensors that a call is given in fp8, whose copies it reads: q in forward, else qt.
+template <class Call>
+Status Linear::State::check_tensors(const Call& call, bool q) const {
+  if (call.w_tensor != nullptr && call.weight_cache != nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}: w_tensor and weight_cache are given; give one",
+                args_name(call));
+  }
+  const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
+  if (call.x_tensor != nullptr) {
+    F8_TRY(check_tensor(args_name(call), "x_tensor", *call.x_tensor, m, k,
+                        kernels.of(Tensor::kInput), q));
+  }
+  if (call.w_tensor != nullptr) {
+    F8_TRY(check_tensor(args_name(call), "w_tensor", *call.w_tensor, n, k,
+                        kernels.of(Tensor::kWeight), q));
+  }
+  return {};
+}
+
 Status Linear::State::check(const ForwardCall& call, const void* workspace) const {
   F8_TRY(check_m("float8_forward_args.m", call.m, desc.shape.m));
   if (call.m == 0) return {};
-  F8_TRY(check_given("float8_forward_args.x", call.x));
-  if (call.weight_cache == nullptr || !is_fp8(Gemm::kOutput)) {
+  if (call.x_tensor == nullptr || !is_fp8(Gemm::kOutput)) {
+    F8_TRY(check_given("float8_forward_args.x", call.x));
+  }
+  if (!has_weight(call) || !is_fp8(Gemm::kOutput)) {
     F8_TRY(check_given("float8_forward_args.w", call.w));
   }
+  if (is_fp8(Gemm::kOutput)) F8_TRY(check_tensors(call, true));
   F8_TRY(check_given("float8_forward_args.y", call.y));
   if (desc.bias) F8_TRY(check_given("float8_forward_args.bias", call.bias));
   if (!desc.bias && call.bias != nullptr) [[unlikely]] {
@@ -98,6 +127,11 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
                 "float8_backward_args.accumulate is set, the plan has no GEMM "
                 "that adds; set float8_linear_desc.accumulate_grad_weight");
   }
+  if (dx && call.accumulate_dx != 0 && gemms.add_grad_input == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_backward_args.accumulate_dx is set, the plan has no GEMM that adds; set "
+                "float8_linear_desc.accumulate_grad_input");
+  }
   if (dx && !desc.needs_grad_input) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.dx is given, the plan was made with "
@@ -112,8 +146,8 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   if (call.m == 0) return memory(call, nullptr).check_alignment("float8_linear_backward");
   F8_TRY(check_given("float8_backward_args.dy", call.dy));
   // A gradient needs a copy of the weight or of the input that no cache has.
-  const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && call.weight_cache == nullptr;
-  const bool casts_input = dw && is_fp8(Gemm::kGradWeight);
+  const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && !has_weight(call);
+  const bool casts_input = dw && is_fp8(Gemm::kGradWeight) && call.x_tensor == nullptr;
   if (!desc.recompute && (casts_weight || casts_input)) {
     F8_TRY(check_given("float8_backward_args.saved", call.saved));
   }
@@ -130,9 +164,10 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   if (dx && (!is_fp8(Gemm::kGradInput) || (desc.recompute && casts_weight))) {
     F8_TRY(check_source("float8_backward_args.w", call.w, Gemm::kGradInput));
   }
-  if (dw && (!is_fp8(Gemm::kGradWeight) || desc.recompute)) {
+  if (dw && (!is_fp8(Gemm::kGradWeight) || (desc.recompute && casts_input))) {
     F8_TRY(check_source("float8_backward_args.x", call.x, Gemm::kGradWeight));
   }
+  F8_TRY(check_tensors(call, false));
   F8_TRY(check_scales(call));
   F8_TRY(check_counters(call));
   F8_TRY(check_given("workspace of float8_linear_backward", workspace));
@@ -160,8 +195,7 @@ Status Linear::State::check(const WeightCall& call, const void* workspace) const
 Status Linear::State::check_records(const ForwardCall& call) const {
   F8_TRY(check_fresh_scales(call));
   if (call.saved != nullptr && !desc.recompute) {
-    const bool cached = call.weight_cache != nullptr;
-    context->state().records.set_forward(call.saved, {this, call.m, cached});
+    context->state().records.set_forward(call.saved, {this, call.m, has_weight(call)});
   }
   return {};
 }
@@ -177,7 +211,7 @@ Status Linear::State::check_records(const BackwardCall& call) const {
                 "`saved` had an m of {}",
                 call.m, forward.m);
   }
-  const bool cached = call.weight_cache != nullptr;
+  const bool cached = has_weight(call);
   if (forward.weight_cache != cached && layout.cache_bytes > 0) {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.weight_cache is {}, the forward that "
@@ -225,12 +259,18 @@ CallMemory Linear::State::common_memory(const Call& call, const void* workspace)
   return memory;
 }
 
-// What forward and backward share.
+// What forward and backward share. `q`: of the tensors they read q, else qt.
 template <class Call>
-void Linear::State::add_copies(CallMemory& memory, const Call& call, Access saved) const {
-  const bool cached = call.weight_cache != nullptr;
-  memory.add("saved", call.saved, cached ? layout.saved_input_bytes : layout.saved_bytes, saved);
+void Linear::State::add_copies(CallMemory& memory, const Call& call, Access saved, bool q) const {
+  memory.add("saved", call.saved, layout.saved_bytes_of(call.x_tensor != nullptr, has_weight(call)),
+             saved);
   memory.add("weight_cache", call.weight_cache, layout.cache_bytes, Access::kRead);
+  if (call.x_tensor != nullptr) {
+    add_tensor(memory, "x_tensor", *call.x_tensor, kernels.of(Tensor::kInput), q);
+  }
+  if (call.w_tensor != nullptr) {
+    add_tensor(memory, "w_tensor", *call.w_tensor, kernels.of(Tensor::kWeight), q);
+  }
 }
 
 CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace) const {
@@ -241,7 +281,7 @@ CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace)
   memory.add_rows("w", call.w, n, k, call.ld_w, type, Access::kRead);
   memory.add_rows("y", call.y, m, n, call.ld_y, type, Access::kWrite);
   memory.add_rows("bias", call.bias, 1, n, 0, type, Access::kRead);
-  add_copies(memory, call, Access::kWrite);
+  add_copies(memory, call, Access::kWrite, true);
   return memory;
 }
 
@@ -250,7 +290,8 @@ CallMemory Linear::State::memory(const ForwardCall& call, const void* workspace)
 CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace) const {
   const auto [m, n, k] = Shape{call.m, desc.shape.n, desc.shape.k};
   const Dtype type = desc.tensor_dtype;
-  const bool reads_input = call.dw != nullptr && (desc.recompute || !is_fp8(Gemm::kGradWeight));
+  const bool reads_input = call.dw != nullptr && ((desc.recompute && call.x_tensor == nullptr) ||
+                                                  !is_fp8(Gemm::kGradWeight));
   CallMemory memory = common_memory(call, workspace);
   memory.add_rows("dy", call.dy, m, n, call.ld_dy, type, Access::kRead);
   memory.add_rows("dx", call.dx, m, k, call.ld_dx, type, Access::kWrite);
@@ -258,7 +299,7 @@ CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace
   memory.add_rows("db", call.db, 1, n, 0, desc.bias_grad_dtype, Access::kWrite);
   memory.add_rows("x", call.x, m, k, call.ld_x, type, reads_input ? Access::kRead : Access::kNone);
   memory.add_rows("w", call.w, n, k, call.ld_w, type, Access::kRead);
-  add_copies(memory, call, Access::kRead);
+  add_copies(memory, call, Access::kRead, false);
   return memory;
 }
 
@@ -271,22 +312,41 @@ CallMemory Linear::State::memory(const WeightCall& call, const void* workspace) 
   return memory;
 }
 
-const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
-                                      CallArguments& to) const {
-  set_common(call, workspace, to);
+// Binds x, w and `saved`, which holds nothing of what the call is given in fp8. Where x is not given,
+// the copies of w in `saved` follow those of x.
+template <class Call>
+CallKind Linear::State::bind_inputs(const Call& call, CallArguments& to) const {
   to.m = call.m;
   to.set(Slot::kX, call.x, call.ld_x);
   to.set(Slot::kW, call.w, call.ld_w);
+  const bool shifted = call.saved != nullptr && call.x_tensor != nullptr;
+  to.set(Slot::kSaved, shifted ? shifted_saved(call.saved) : call.saved);
+  CallKind kind = 0;
+  if (call.x_tensor != nullptr) {
+    kind |= kGivenX;
+    bind_tensor(*call.x_tensor, Slot::kInputQ, to);
+  }
+  if (call.w_tensor != nullptr) {
+    kind |= kGivenW;
+    bind_tensor(*call.w_tensor, Slot::kWeightQ, to);
+  } else if (call.weight_cache != nullptr) {
+    kind |= kGivenW;
+    to.set(Slot::kTensor, call.weight_cache);
+    bind_refs(layout.cached_w, Slot::kWeightQ, to);
+  }
+  return kind;
+}
+
+const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
+                                      CallArguments& to) const {
+  set_common(call, workspace, to);
   to.set(Slot::kY, call.y, call.ld_y);
   to.set(Slot::kBias, call.bias);
-  to.set(Slot::kSaved, call.saved);
-  to.set(Slot::kCache, call.weight_cache);
-  CallKind kind = step_kind(call.first_step != 0, to);
+  CallKind kind = bind_inputs(call, to) | step_kind(call.first_step != 0, to);
   if (call.evaluate != 0) {
     to.set(Slot::kAmax, nullptr);
     kind &= ~kOverRanks;
   }
-  if (call.weight_cache != nullptr) kind |= kForwardCached;
   if (call.saved != nullptr && !desc.recompute) kind |= kForwardSaved;
   return launches.forward[kind];
 }
@@ -294,32 +354,26 @@ const LaunchList& Linear::State::bind(const ForwardCall& call, void* workspace,
 const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
                                       CallArguments& to) const {
   set_common(call, workspace, to);
-  to.m = call.m;
   to.accumulate_bias = call.accumulate_bias != 0;
-  to.set(Slot::kX, call.x, call.ld_x);
-  to.set(Slot::kW, call.w, call.ld_w);
   to.set(Slot::kDy, call.dy, call.ld_dy);
   to.set(Slot::kDx, call.dx, call.ld_dx);
   to.set(Slot::kDw, call.dw, call.ld_dw);
   to.set(Slot::kDb, call.db);
-  to.set(Slot::kSaved, call.saved);
+  const CallKind given = bind_inputs(call, to);
   const bool dw = call.dw != nullptr;
   if (call.m == 0) {
     return launches
         .empty_backward[(dw && call.accumulate == 0 ? kEmptyDw : 0) |
                         (call.db != nullptr && call.accumulate_bias == 0 ? kEmptyDb : 0)];
   }
-  const bool cached = call.weight_cache != nullptr;
-  to.set(Slot::kCache, call.weight_cache);
-  const TensorBuffers& w = cached ? layout.cache : layout.backward.w;
-  to.set(Slot::kWeightQt, to.at<void>(w.qt));
-  to.set(Slot::kWeightQtScale, to.at<void>(w.qt_scale));
+  if ((given & kGivenX) == 0) bind_refs(layout.backward_x, Slot::kInputQ, to);
+  if ((given & kGivenW) == 0) bind_refs(layout.backward_w, Slot::kWeightQ, to);
   CallKind kind = 0;
-  if (call.dx != nullptr) kind |= kBackwardDx;
-  if (dw) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAccumulate : 0);
+  if (call.dx != nullptr) kind |= kBackwardDx | (call.accumulate_dx != 0 ? kBackwardAddDx : 0);
+  if (dw) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAddDw : 0);
   if (call.db != nullptr) kind |= kBackwardDb;
   if (kind == 0) return launches.backward[0];
-  if (cached && desc.recompute) kind |= kBackwardCached;
+  if (desc.recompute) kind |= given;
   return launches.backward[kind | step_kind(call.first_step != 0, to)];
 }
 
@@ -328,7 +382,7 @@ const LaunchList& Linear::State::bind(const WeightCall& call, void* workspace,
   set_common(call, workspace, to);
   to.m = desc.shape.m;  // any will do
   to.set(Slot::kW, call.w, call.ld_w);
-  to.set(Slot::kCache, call.cache);
+  to.set(Slot::kTensor, call.cache);
   to.set(Slot::kNoopFlag, call.valid);
   return launches
       .cast_weight[step_kind(call.first_step != 0, to) | (call.valid != nullptr ? kWeightFlag : 0)];

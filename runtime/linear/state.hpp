@@ -29,6 +29,8 @@ struct Linear::State {
   [[nodiscard]] Status check_counters(const Call& call) const;
   template <class Call>
   [[nodiscard]] Status check_scales(const Call& call) const;
+  template <class Call>
+  [[nodiscard]] Status check_tensors(const Call& call, bool q) const;
   // Compare a call with earlier ones (CallRecords).
   [[nodiscard]] Status check_records(const ForwardCall& call) const;
   [[nodiscard]] Status check_records(const BackwardCall& call) const;
@@ -43,7 +45,7 @@ struct Linear::State {
   template <class Call>
   [[nodiscard]] CallMemory common_memory(const Call& call, const void* workspace) const;
   template <class Call>
-  void add_copies(CallMemory& memory, const Call& call, Access saved) const;
+  void add_copies(CallMemory& memory, const Call& call, Access saved, bool q) const;
   // Does what only a context that checks pointers, or an emulated one, does.
   template <class Call>
   [[nodiscard]] Status check_device(const char* name, const Call& call, const void* workspace,
@@ -60,6 +62,13 @@ struct Linear::State {
   const LaunchList& bind(const ForwardCall& call, void* workspace, CallArguments& to) const;
   const LaunchList& bind(const BackwardCall& call, void* workspace, CallArguments& to) const;
   const LaunchList& bind(const WeightCall& call, void* workspace, CallArguments& to) const;
+  template <class Call>
+  CallKind bind_inputs(const Call& call, CallArguments& to) const;
+  // `saved` without the input's part, as the offsets of the layout count it.
+  [[nodiscard]] const void* shifted_saved(const void* saved) const {
+    return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(saved) -
+                                         layout.saved_input_bytes);
+  }
   template <class Call>
   [[nodiscard]] Status run(const char* name, const Call& call, void* workspace, Stream stream,
                            AmaxReducer reduce) const;

@@ -21,7 +21,8 @@
  *
  * AND THEN. For gradient accumulation, cast the weights once (the weight cache) and set accumulate.
  * For delayed scaling, keep one scale state for all linears, synchronise it once a step and put it
- * into checkpoints. float8_recipe describes a recipe of your own, float8_cast_counters tells what
+ * into checkpoints. Where several linears read one x, cast it once (float8_quantize) and give the
+ * result to all (x_tensor). float8_recipe describes a recipe of your own, float8_cast_counters tells what
  * casts lose, float8_linear_info tells what a linear runs and why, and
  * float8_context_options.emulate runs everything without a GPU.
  *
@@ -115,6 +116,8 @@ typedef struct float8_context float8_context;
 typedef struct float8_linear float8_linear;
 typedef struct float8_scales float8_scales;
 typedef struct float8_weight_casts float8_weight_casts;
+typedef struct float8_quantizer float8_quantizer;
+typedef struct float8_gemm_plan float8_gemm_plan;
 
 /* Returns the status's name in words ("invalid argument"), never NULL. */
 FLOAT8_API const char* float8_status_string(float8_status status);
@@ -264,6 +267,72 @@ typedef struct float8_cast_counters {
 } float8_cast_counters;
 #define FLOAT8_LINEAR_COUNTERS 6
 
+/* ---- tensors in fp8 ---- */
+
+/* A view of a tensor [rows][cols] in fp8: the copy q as it lies and the transposed copy qt, each
+ * with its inverse scales, by which its elements are multiplied. A copy that was not made is NULL.
+ * The device memory is the caller's; a view owns nothing and may be copied. The elements of a row
+ * are followed by zeros up to a multiple of 16. The inverse scales are fp32 values:
+ *
+ *   FLOAT8_TENSOR          one
+ *   FLOAT8_AXIS            one for each row of the copy
+ *   FLOAT8_BLOCK_1X128     one for block b of row r at [b * S + r], S: rows, in whole 4s
+ *   FLOAT8_BLOCK_128X128   one for block b of rows i * 128 and on at [i * S + b], S: blocks of a
+ *                          row, in whole 4s
+ *
+ * Block scales are aligned to 16 bytes. */
+typedef struct float8_tensor {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_tensor));
+  int64_t rows FLOAT8_ZERO;
+  int64_t cols FLOAT8_ZERO;
+  const void* q FLOAT8_ZERO;  /* [rows][cols], rows ld_q bytes apart */
+  const void* qt FLOAT8_ZERO; /* [cols][rows], rows ld_qt bytes apart */
+  const float* q_inverse_scale FLOAT8_ZERO;
+  const float* qt_inverse_scale FLOAT8_ZERO;
+  int64_t ld_q FLOAT8_ZERO;  /* cols in whole 128s */
+  int64_t ld_qt FLOAT8_ZERO; /* rows in whole 128s */
+  float8_cast_setting q_setting FLOAT8_ZERO;
+  float8_cast_setting qt_setting FLOAT8_ZERO;
+} float8_tensor;
+
+/* An operand of a linear. With the recipe it decides which copies are made of a tensor. */
+typedef enum float8_operand {
+  FLOAT8_INPUT = 0,      /* x [m][k] */
+  FLOAT8_WEIGHT = 1,     /* w [n][k] */
+  FLOAT8_GRAD_OUTPUT = 2 /* dy [m][n] */
+} float8_operand;
+
+typedef struct float8_quantizer_desc {
+  size_t struct_size;
+  int64_t rows_max;   /* the most rows that a call will have; at least 1 */
+  int64_t cols;       /* a multiple of 16 */
+  int32_t operand;    /* a float8_operand; a weight has rows_max rows, in whole 16s */
+  int32_t dtype;      /* a float8_dtype, the tensor's type */
+  const char* recipe; /* as in float8_linear_desc */
+  const float8_recipe* custom_recipe; /* as in float8_linear_desc */
+  int32_t non_finite;                 /* a float8_non_finite for dynamic scales */
+  int32_t count;                      /* nonzero: casts add to the counters of a call */
+  int32_t no_transpose;               /* nonzero: qt is not made, since there is no backward */
+  int32_t reserved;                   /* 0 */
+} float8_quantizer_desc;
+
+/* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
+ * themselves, to the same bits. It compiles and loads kernels, as float8_linear_plan does. On failure
+ * *out is NULL. FLOAT8_UNSUPPORTED: the recipe makes no copy of the operand. */
+FLOAT8_API float8_status float8_quantizer_plan(float8_context* context,
+                                               const float8_quantizer_desc* desc,
+                                               float8_quantizer** out);
+FLOAT8_API void float8_quantizer_destroy(float8_quantizer* quantizer);
+/* Returns the bytes that hold a tensor's copies and scales at any number of rows, 0 for NULL. */
+FLOAT8_API size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer);
+/* Returns the bytes of scratch that a call needs, 0 for NULL (convention 6). */
+FLOAT8_API size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer);
+/* Fills *out with the view of the tensor that a call with `rows` rows leaves in `tensor`. The caller
+ * sets out->struct_size. It enqueues nothing. */
+FLOAT8_API float8_status float8_quantizer_view(const float8_quantizer* quantizer,
+                                               const void* tensor, int64_t rows,
+                                               float8_tensor* out);
+
 /* ---- linear ---- */
 
 typedef struct float8_linear_desc {
@@ -291,6 +360,10 @@ typedef struct float8_linear_desc {
   int32_t non_finite;  /* a float8_non_finite for dynamic scales; float8_scales_desc has its own */
   int32_t count;       /* nonzero: casts add to the counters of a call, which takes some time */
   int32_t weight_flag; /* nonzero: casts of the weight look at float8_weight_args.valid */
+  int32_t accumulate_grad_input; /* nonzero: a backward may add to the dx that is there */
+  /* The most SMs that a GEMM takes, for work that runs beside it, such as communication; 0: all.
+   * Where it is set, the cost model chooses the GEMMs' kernels. */
+  int32_t sm_limit;
 } float8_linear_desc;
 
 /* Chooses, compiles and loads the linear's kernels. That takes seconds for the first linear of a
@@ -308,6 +381,10 @@ FLOAT8_API size_t float8_linear_workspace_bytes(const float8_linear* linear);
 FLOAT8_API size_t float8_linear_saved_bytes(const float8_linear* linear);
 /* Returns the same for calls with a weight cache, which holds the weight's part. */
 FLOAT8_API size_t float8_linear_saved_bytes_with_cache(const float8_linear* linear);
+/* Returns the same for calls with x_tensor (`x_tensor` nonzero), and with w_tensor or a weight cache
+ * (`w_tensor` nonzero). */
+FLOAT8_API size_t float8_linear_saved_bytes_with_tensors(const float8_linear* linear,
+                                                         int32_t x_tensor, int32_t w_tensor);
 /* Returns the bytes of a weight cache, which holds the weight's fp8 copies and scales. The result
  * is 0 for NULL, and where the recipe never casts the weight: then calls need no cache. */
 FLOAT8_API size_t float8_linear_weight_cache_bytes(const float8_linear* linear);
@@ -361,6 +438,12 @@ typedef struct float8_forward_args {
    * `ranks` is. Set it in validation; 0 in training. */
   int32_t evaluate FLOAT8_ZERO;
   int32_t reserved_2 FLOAT8_ZERO; /* 0 */
+  /* x in fp8 with m rows, as float8_quantize made it under the same recipe; it may serve several
+   * linears. `x` is then read only if `output` is in high precision, and `saved` holds nothing of it.
+   * NULL: x is cast here. */
+  const float8_tensor* x_tensor FLOAT8_ZERO;
+  /* w in fp8, in place of a weight cache. */
+  const float8_tensor* w_tensor FLOAT8_ZERO;
 } float8_forward_args;
 
 typedef struct float8_backward_args {
@@ -395,6 +478,12 @@ typedef struct float8_backward_args {
   int32_t accumulate_bias FLOAT8_ZERO; /* nonzero: db += instead of db = */
   int32_t reserved FLOAT8_ZERO;        /* 0 */
   float8_nccl_comm ranks FLOAT8_ZERO;  /* as in the forward */
+  /* The forward's: each is given in both or in neither. */
+  const float8_tensor* x_tensor FLOAT8_ZERO;
+  const float8_tensor* w_tensor FLOAT8_ZERO;
+  /* nonzero: dx += instead of dx =, as linears that share x need; see accumulate_grad_input */
+  int32_t accumulate_dx FLOAT8_ZERO;
+  int32_t reserved_2 FLOAT8_ZERO; /* 0 */
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
@@ -404,6 +493,84 @@ FLOAT8_API float8_status float8_linear_forward(const float8_linear* linear,
 FLOAT8_API float8_status float8_linear_backward(const float8_linear* linear,
                                                 const float8_backward_args* args, void* workspace,
                                                 float8_stream stream);
+
+/* Fill views with what a forward with `m` rows left in `saved` (x: qt alone, w: qt alone) and with
+ * what a cast of the weight left in `cache`. `w_tensor`: nonzero if that forward had a weight cache
+ * or w_tensor; then *w has no copies. The caller sets struct_size of each view; a view that is NULL is
+ * not filled. FLOAT8_INVALID_ARGUMENT: the linear saves nothing, or casts no weight. They enqueue
+ * nothing. */
+FLOAT8_API float8_status float8_linear_saved_tensors(const float8_linear* linear, const void* saved,
+                                                     int64_t m, int32_t w_tensor, float8_tensor* x,
+                                                     float8_tensor* w);
+FLOAT8_API float8_status float8_linear_cached_weight(const float8_linear* linear, const void* cache,
+                                                     float8_tensor* w);
+
+/* ---- casts and GEMMs apart from a linear ---- */
+
+typedef struct float8_quantize_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_quantize_args));
+  const void* x FLOAT8_ZERO; /* [rows][cols] */
+  void* tensor
+      FLOAT8_ZERO; /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
+  int64_t rows FLOAT8_ZERO; /* 0 to rows_max; a weight's rows_max */
+  int64_t ld_x FLOAT8_ZERO;
+  /* Needed if the operand has delayed scaling: those of a linear with this recipe, whose scale is
+   * taken and whose amax is recorded. */
+  float8_scale_slots scales FLOAT8_ZERO;
+  int32_t first_step FLOAT8_ZERO; /* these are as in float8_forward_args */
+  int32_t evaluate FLOAT8_ZERO;
+  size_t workspace_bytes FLOAT8_ZERO;
+  size_t tensor_bytes FLOAT8_ZERO;
+  float8_cast_counters* counters FLOAT8_ZERO;
+  float8_nccl_comm ranks FLOAT8_ZERO;
+} float8_quantize_args;
+
+/* Casts a tensor: one launch if it is small, else two. */
+FLOAT8_API float8_status float8_quantize(const float8_quantizer* quantizer,
+                                         const float8_quantize_args* args, void* workspace,
+                                         float8_stream stream);
+
+/* One of the three GEMMs of a linear. */
+typedef enum float8_gemm_kind {
+  FLOAT8_OUTPUT = 0,     /* y[m][n] = x[m][k] w[n][k]^T: reads q of x and q of w */
+  FLOAT8_GRAD_INPUT = 1, /* dx[m][k] = dy[m][n] w[n][k]: reads q of dy and qt of w */
+  FLOAT8_GRAD_WEIGHT = 2 /* dw[n][k] = dy[m][n]^T x[m][k]: reads qt of dy and qt of x */
+} float8_gemm_kind;
+
+typedef struct float8_gemm_desc {
+  size_t struct_size;
+  int64_t m_max; /* the linear's shape, as in float8_linear_desc */
+  int64_t n;
+  int64_t k;
+  int32_t gemm;                       /* a float8_gemm_kind */
+  int32_t d_dtype;                    /* a float8_dtype, the result's */
+  const char* recipe;                 /* as in float8_linear_desc; the GEMM is in fp8 */
+  const float8_recipe* custom_recipe; /* as in float8_linear_desc */
+  int32_t bias;                       /* nonzero: a bias of d's type is added; of FLOAT8_OUTPUT */
+  int32_t accumulate;                 /* nonzero: d += instead of d = */
+  int32_t sm_limit;                   /* as in float8_linear_desc */
+  int32_t reserved;                   /* 0 */
+} float8_gemm_desc;
+
+FLOAT8_API float8_status float8_gemm_plan_create(float8_context* context,
+                                                 const float8_gemm_desc* desc,
+                                                 float8_gemm_plan** out);
+FLOAT8_API void float8_gemm_plan_destroy(float8_gemm_plan* plan);
+FLOAT8_API size_t float8_gemm_workspace_bytes(const float8_gemm_plan* plan);
+
+typedef struct float8_gemm_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_gemm_args));
+  const float8_tensor* a FLOAT8_ZERO; /* the operand that float8_gemm_kind names first */
+  const float8_tensor* b FLOAT8_ZERO;
+  void* d FLOAT8_ZERO; /* written */
+  int64_t ld_d FLOAT8_ZERO;
+  const void* bias FLOAT8_ZERO; /* [n], if the plan has one; else NULL */
+  size_t workspace_bytes FLOAT8_ZERO;
+} float8_gemm_args;
+
+/* Multiplies two tensors in fp8, whose shapes and settings must be those of the plan. */
+FLOAT8_API float8_status float8_gemm(const float8_gemm_plan* plan, const float8_gemm_args* args,
+                                     void* workspace, float8_stream stream);
 
 /* ---- the weight cache: a weight that stays the same for several calls is cast once ---- */
 

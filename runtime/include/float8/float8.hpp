@@ -232,6 +232,8 @@ struct LinearDesc {
   float8_non_finite non_finite = FLOAT8_PROPAGATE;
   bool count = false;
   bool weight_flag = false;
+  bool accumulate_grad_input = false;
+  std::int32_t sm_limit = 0;
 
   // All but the recipe.
   [[nodiscard]] float8_linear_desc c() const {
@@ -252,6 +254,8 @@ struct LinearDesc {
     c.non_finite = non_finite;
     c.count = count ? 1 : 0;
     c.weight_flag = weight_flag ? 1 : 0;
+    c.accumulate_grad_input = accumulate_grad_input ? 1 : 0;
+    c.sm_limit = sm_limit;
     return c;
   }
 };
@@ -265,6 +269,10 @@ using ScaleSlots = float8_scale_slots;
 using ForwardArgs = float8_forward_args;
 using BackwardArgs = float8_backward_args;
 using WeightArgs = float8_weight_args;
+using QuantizeArgs = float8_quantize_args;
+using GemmArgs = float8_gemm_args;
+// A view of a tensor in fp8.
+using Tensor = float8_tensor;
 
 // Copies are the same linear.
 class Linear {
@@ -288,8 +296,20 @@ class Linear {
     return weight_cache ? float8_linear_saved_bytes_with_cache(handle_.get())
                         : float8_linear_saved_bytes(handle_.get());
   }
+  // The same for calls that are given x, or w, in fp8.
+  [[nodiscard]] std::size_t saved_bytes_with_tensors(bool x_tensor, bool w_tensor) const {
+    return float8_linear_saved_bytes_with_tensors(handle_.get(), x_tensor ? 1 : 0,
+                                                  w_tensor ? 1 : 0);
+  }
   [[nodiscard]] std::size_t weight_cache_bytes() const {
     return float8_linear_weight_cache_bytes(handle_.get());
+  }
+  // The weight in fp8, as cast_weight left it in `cache`.
+  [[nodiscard]] Result<Tensor> cached_weight(const void* cache) const {
+    Tensor w;
+    const float8_status status = float8_linear_cached_weight(handle_.get(), cache, &w);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return w;
   }
 
   Status forward(ForwardArgs args, void* workspace, float8_stream stream) const {
@@ -317,6 +337,110 @@ class Linear {
       : handle_(std::move(handle)), m_max_(m_max) {}
   std::shared_ptr<const float8_linear> handle_;
   std::int64_t m_max_;
+};
+
+struct QuantizerDesc {
+  float8_operand operand = FLOAT8_INPUT;
+  std::int64_t rows_max = 0;
+  std::int64_t cols = 0;
+  Recipe recipe = Recipe::tensorwise();
+  float8_dtype dtype = FLOAT8_BF16;
+  float8_non_finite non_finite = FLOAT8_PROPAGATE;
+  bool count = false;
+  bool transposed = true;  // false: there is no backward, and qt is not made
+};
+
+// The casts of an operand apart from a linear. Copies are the same quantizer.
+class Quantizer {
+ public:
+  static Result<Quantizer> plan(const Context& context, const QuantizerDesc& desc) {
+    const auto recipe = desc.recipe.settings();
+    if (!recipe) return recipe.error();
+    const float8_recipe& settings = recipe.value();
+    float8_quantizer_desc c{};
+    c.struct_size = sizeof c;
+    c.rows_max = desc.rows_max;
+    c.cols = desc.cols;
+    c.operand = desc.operand;
+    c.dtype = desc.dtype;
+    c.custom_recipe = &settings;
+    c.non_finite = desc.non_finite;
+    c.count = desc.count ? 1 : 0;
+    c.no_transpose = desc.transposed ? 0 : 1;
+    float8_quantizer* handle = nullptr;
+    const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return Quantizer(handle);
+  }
+  [[nodiscard]] std::size_t tensor_bytes() const {
+    return float8_quantizer_tensor_bytes(handle_.get());
+  }
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return float8_quantizer_workspace_bytes(handle_.get());
+  }
+  Status run(const QuantizeArgs& args, void* workspace, float8_stream stream) const {
+    return Status(float8_quantize(handle_.get(), &args, workspace, stream));
+  }
+  // The view of what a run with these rows leaves in `tensor`.
+  [[nodiscard]] Result<Tensor> view(const void* tensor, std::int64_t rows) const {
+    Tensor out;
+    const float8_status status = float8_quantizer_view(handle_.get(), tensor, rows, &out);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return out;
+  }
+  [[nodiscard]] const float8_quantizer* get() const { return handle_.get(); }
+
+ private:
+  explicit Quantizer(float8_quantizer* handle) : handle_(handle, float8_quantizer_destroy) {}
+  std::shared_ptr<const float8_quantizer> handle_;
+};
+
+struct GemmDesc {
+  float8_gemm_kind gemm = FLOAT8_OUTPUT;
+  std::int64_t m_max = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  Recipe recipe = Recipe::tensorwise();
+  float8_dtype d_dtype = FLOAT8_BF16;
+  bool bias = false;
+  bool accumulate = false;
+  std::int32_t sm_limit = 0;
+};
+
+// A GEMM over tensors in fp8. Copies are the same plan.
+class Gemm {
+ public:
+  static Result<Gemm> plan(const Context& context, const GemmDesc& desc) {
+    const auto recipe = desc.recipe.settings();
+    if (!recipe) return recipe.error();
+    const float8_recipe& settings = recipe.value();
+    float8_gemm_desc c{};
+    c.struct_size = sizeof c;
+    c.m_max = desc.m_max;
+    c.n = desc.n;
+    c.k = desc.k;
+    c.gemm = desc.gemm;
+    c.d_dtype = desc.d_dtype;
+    c.custom_recipe = &settings;
+    c.bias = desc.bias ? 1 : 0;
+    c.accumulate = desc.accumulate ? 1 : 0;
+    c.sm_limit = desc.sm_limit;
+    float8_gemm_plan* handle = nullptr;
+    const float8_status status = float8_gemm_plan_create(context.get(), &c, &handle);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return Gemm(handle);
+  }
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return float8_gemm_workspace_bytes(handle_.get());
+  }
+  Status run(const GemmArgs& args, void* workspace, float8_stream stream) const {
+    return Status(float8_gemm(handle_.get(), &args, workspace, stream));
+  }
+  [[nodiscard]] const float8_gemm_plan* get() const { return handle_.get(); }
+
+ private:
+  explicit Gemm(float8_gemm_plan* handle) : handle_(handle, float8_gemm_plan_destroy) {}
+  std::shared_ptr<const float8_gemm_plan> handle_;
 };
 
 // The weights of many linears, cast in few launches.

@@ -1,0 +1,123 @@
+// Tensors in fp8: their casts and GEMMs apart from a linear.
+#include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/recipe.hpp"
+#include "runtime/distributed/scale_sync.hpp"
+
+using namespace f8::c_abi;
+
+static_assert(static_cast<int>(f8::runtime::Tensor::kInput) == FLOAT8_INPUT &&
+              static_cast<int>(f8::runtime::Tensor::kWeight) == FLOAT8_WEIGHT &&
+              static_cast<int>(f8::runtime::Tensor::kGradOutput) == FLOAT8_GRAD_OUTPUT);
+static_assert(static_cast<int>(f8::Gemm::kOutput) == FLOAT8_OUTPUT &&
+              static_cast<int>(f8::Gemm::kGradInput) == FLOAT8_GRAD_INPUT &&
+              static_cast<int>(f8::Gemm::kGradWeight) == FLOAT8_GRAD_WEIGHT);
+
+float8_status float8_quantizer_plan(float8_context* context, const float8_quantizer_desc* desc,
+                                    float8_quantizer** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    float8_quantizer_desc known;
+    F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
+    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
+    F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
+    F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_HOLD));
+    f8::runtime::QuantizerDesc converted;
+    converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
+    converted.rows = known.rows_max;
+    converted.cols = known.cols;
+    converted.recipe =
+        F8_TRY(one_recipe("float8_quantizer_desc", known.recipe, known.custom_recipe));
+    converted.dtype = F8_TRY(dtype_of("float8_quantizer_desc.dtype", known.dtype));
+    converted.non_finite = non_finite_of(known.non_finite);
+    converted.count = known.count != 0;
+    converted.transposed = known.no_transpose == 0;
+    auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
+    *out = new float8_quantizer{std::move(quantizer)};
+    return {};
+  });
+}
+
+void float8_quantizer_destroy(float8_quantizer* quantizer) {
+  delete quantizer;
+}
+
+size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer) {
+  return quantizer == nullptr ? 0 : quantizer->quantizer->tensor_bytes();
+}
+
+size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer) {
+  return quantizer == nullptr ? 0 : quantizer->quantizer->workspace_bytes();
+}
+
+float8_status float8_quantizer_view(const float8_quantizer* quantizer, const void* tensor,
+                                    int64_t rows, float8_tensor* out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(quantizer, "quantizer"));
+    F8_TRY(need(tensor, "tensor"));
+    return write_struct("out", F8_TRY(quantizer->quantizer->view(tensor, rows)), out);
+  });
+}
+
+float8_status float8_quantize(const float8_quantizer* quantizer, const float8_quantize_args* args,
+                              void* workspace, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(quantizer, "quantizer"));
+    float8_quantize_args known;
+    F8_TRY(read_struct(args, "float8_quantize_args", known));
+    const f8::runtime::Quantizer& plan = *quantizer->quantizer;
+    F8_TRY(check_bytes("float8_quantize_args", "workspace_bytes", known.workspace_bytes,
+                       plan.workspace_bytes()));
+    F8_TRY(check_bytes("float8_quantize_args", "tensor_bytes", known.tensor_bytes,
+                       plan.tensor_bytes()));
+    return plan.run(known, workspace, stream, f8::runtime::sync_amax);
+  });
+}
+
+float8_status float8_gemm_plan_create(float8_context* context, const float8_gemm_desc* desc,
+                                      float8_gemm_plan** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    float8_gemm_desc known;
+    F8_TRY(read_struct(desc, "float8_gemm_desc", known));
+    F8_TRY(need_zero("float8_gemm_desc.reserved", known.reserved));
+    F8_TRY(check_enum("float8_gemm_desc.gemm", known.gemm, FLOAT8_GRAD_WEIGHT));
+    f8::runtime::TensorGemmDesc converted;
+    converted.gemm = static_cast<f8::Gemm>(known.gemm);
+    converted.shape = {known.m_max, known.n, known.k};
+    converted.recipe = F8_TRY(one_recipe("float8_gemm_desc", known.recipe, known.custom_recipe));
+    converted.d = F8_TRY(dtype_of("float8_gemm_desc.d_dtype", known.d_dtype));
+    converted.bias = known.bias != 0;
+    converted.add = known.accumulate != 0;
+    converted.sm_limit = F8_TRY(sm_limit_of("float8_gemm_desc.sm_limit", known.sm_limit));
+    auto gemm = F8_TRY(f8::runtime::TensorGemm::plan(context->context, converted));
+    *out = new float8_gemm_plan{std::move(gemm)};
+    return {};
+  });
+}
+
+void float8_gemm_plan_destroy(float8_gemm_plan* plan) {
+  delete plan;
+}
+
+size_t float8_gemm_workspace_bytes(const float8_gemm_plan* plan) {
+  return plan == nullptr ? 0 : plan->gemm.workspace_bytes();
+}
+
+float8_status float8_gemm(const float8_gemm_plan* plan, const float8_gemm_args* args,
+                          void* workspace, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(plan, "plan"));
+    float8_gemm_args known;
+    F8_TRY(read_struct(args, "float8_gemm_args", known));
+    F8_TRY(check_bytes("float8_gemm_args", "workspace_bytes", known.workspace_bytes,
+                       plan->gemm.workspace_bytes()));
+    float8_tensor a, b;
+    F8_TRY(read_tensor("float8_gemm_args.a", known.a, a));
+    F8_TRY(read_tensor("float8_gemm_args.b", known.b, b));
+    return plan->gemm.run(known, workspace, stream);
+  });
+}

@@ -1,0 +1,251 @@
+#include "runtime/linear/quantizer.hpp"
+
+#include <utility>
+
+#include "runtime/device/context_state.hpp"
+#include "runtime/linear/plan_casts.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr const char* kArgs = "float8_quantize_args";
+
+// A linear that has the operand, with a second dimension of its weight that does not matter.
+LinearDesc linear_of(const QuantizerDesc& desc) {
+  constexpr int64_t kAny = 16;
+  LinearDesc linear;
+  linear.recipe = desc.recipe;
+  linear.tensor_dtype = desc.dtype;
+  linear.non_finite = desc.non_finite;
+  linear.count = desc.count;
+  switch (desc.operand) {
+    case Tensor::kInput:
+      linear.shape = {desc.rows, kAny, desc.cols};
+      break;
+    case Tensor::kWeight:
+      linear.shape = {1, desc.rows, desc.cols};
+      break;
+    case Tensor::kGradOutput:
+      linear.shape = {desc.rows, desc.cols, kAny};
+      break;
+  }
+  return linear;
+}
+
+CopySet copies_of(const QuantizerDesc& desc) {
+  switch (desc.operand) {
+    case Tensor::kInput:
+      return kXq | (desc.transposed ? kXqt : 0);
+    case Tensor::kWeight:
+      return kWq | (desc.transposed ? kWqt : 0);
+    case Tensor::kGradOutput:
+      return kDyq | (desc.transposed ? kDyqt : 0);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<Context>& context,
+                                                         const QuantizerDesc& desc) {
+  std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
+  const LinearDesc linear = linear_of(desc);
+  LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
+  if (!desc.transposed) kernels.copies[static_cast<size_t>(desc.operand)].qt.reset();
+  const Copies& copies = kernels.of(desc.operand);
+  if (!copies.q && !copies.qt) {
+    return fail(ErrorCode::kUnsupported, "recipe {} makes no fp8 copy of this operand",
+                desc.recipe.name);
+  }
+  quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
+                                        desc.operand, desc.transposed);
+  F8_TRY(quantizer->plan_launches());
+  return std::shared_ptr<const Quantizer>(std::move(quantizer));
+}
+
+std::vector<codegen::KernelSpec> Quantizer::kernel_specs() const {
+  std::vector<codegen::KernelSpec> specs;
+  for (const bool first : {false, true}) {
+    if (first && kernels_.slots.empty()) continue;
+    for (const KernelPass& pass : kernels_.passes(copies_of(desc_), first)) {
+      if (pass.amax) specs.emplace_back(*pass.amax);
+      specs.emplace_back(pass.cast);
+      if (pass.one_launch) specs.emplace_back(*pass.one_launch);
+    }
+  }
+  return specs;
+}
+
+Status Quantizer::plan_launches() {
+  F8_TRY(context_->compile(kernel_specs()));
+  CastPlanner casts(*context_, linear_of(desc_).shape.m, kernels_,
+                    {.sync = layout_.sync, .first = layout_.first, .sums = {}});
+  const TensorBuffers& at = layout_.tensors.of(desc_.operand);
+  for (CallKind kind = 0; kind < launches_.size(); ++kind) {
+    const bool first = (kind & kFirstStep) != 0;
+    if ((kind != 0 && !first) || (first && kernels_.slots.empty())) continue;
+    CastSection section{.list = launches_[kind],
+                        .tensors = layout_.tensors,
+                        .clear = clear_amax(at.col_amax, at.row_amax, at.rows)};
+    F8_TRY(casts.add(section, copies_of(desc_), kind));
+  }
+  return {};
+}
+
+Status Quantizer::check_rows(const char* name, int64_t rows) const {
+  const bool weight = desc_.operand == Tensor::kWeight;
+  if (rows >= 0 && rows <= desc_.rows && (!weight || rows == desc_.rows)) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{} is {}, the quantizer was planned for {}{}", name,
+              rows, weight ? "" : "0 to ", desc_.rows);
+}
+
+Result<float8_tensor> Quantizer::view(const void* tensor, int64_t rows) const {
+  F8_TRY(check_rows("rows", rows));
+  CallArguments call;
+  call.set(Slot::kTensor, tensor);
+  return tensor_view(layout_.refs, call, rows, desc_.cols, kernels_.of(desc_.operand));
+}
+
+Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream stream) const {
+  for (const auto& [name, pointer] :
+       {std::pair<const char*, const void*>{"float8_quantize_args.x", call.x},
+        {"float8_quantize_args.tensor", call.tensor},
+        {"workspace of float8_quantize", workspace}}) {
+    if (pointer == nullptr) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument, "{} is NULL", name);
+    }
+  }
+  if (call.counters != nullptr && !desc_.count) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.counters is given, the quantizer's casts do not count; set "
+                "float8_quantizer_desc.count",
+                kArgs);
+  }
+  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  const bool over_ranks = call.first_step != 0 && call.ranks != nullptr && call.evaluate == 0;
+  const size_t slots = kernels_.slots.size();
+  if (slots > 0 && (amax == nullptr || scale == nullptr)) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
+                desc_.recipe.name);
+  }
+  CallMemory memory(kArgs);
+  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
+  memory.add("tensor", call.tensor, layout_.tensor_bytes, Access::kWrite);
+  memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
+             alignof(CastCounters));
+  memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
+  memory.add_beside("float8_scale_slots (amax)", amax, slots * sizeof(uint32_t), Access::kWrite,
+                    alignof(uint32_t));
+  memory.add_beside("float8_scale_slots (scale)", scale,
+                    slots * kernels::kScaleStride * sizeof(float),
+                    over_ranks ? Access::kWrite : Access::kRead, alignof(float));
+  F8_TRY(memory.check_alignment("float8_quantize"));
+  F8_TRY(memory.check_overlaps("float8_quantize"));
+  return memory.check_device("float8_quantize", *context_, stream);
+}
+
+Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
+                      AmaxReducer reduce) const {
+  F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
+  if (call.rows == 0) return {};
+  F8_TRY(check(call, workspace, stream));
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  CallArguments to;
+  to.m = desc_.operand == Tensor::kWeight ? 1 : call.rows;
+  to.scales = ScaleSlots::of(call.scales);
+  to.ranks = call.ranks;
+  to.reduce = reduce;
+  to.set(Slot::kX, call.x, call.ld_x);
+  to.set(Slot::kTensor, call.tensor);
+  to.set(Slot::kWorkspace, workspace);
+  to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
+  to.set(Slot::kScale, to.scales.scale);
+  to.set(Slot::kCounters, call.counters);
+  CallKind kind = 0;
+  if (call.first_step != 0 && !kernels_.slots.empty()) {
+    kind = kFirstStep;
+    if (call.ranks != nullptr && call.evaluate == 0) kind |= kOverRanks;
+  }
+  return runtime::run(launches_[kind], state, to, stream);
+}
+
+Result<TensorGemm> TensorGemm::plan(const std::shared_ptr<Context>& context,
+                                    const TensorGemmDesc& desc) {
+  if (!desc.recipe.at(desc.gemm).is_fp8()) {
+    return fail(ErrorCode::kUnsupported, "recipe {} has {} in high precision; nothing is in fp8",
+                desc.recipe.name, to_string(desc.gemm));
+  }
+  LinearDesc linear;
+  linear.shape = desc.shape;
+  linear.recipe = desc.recipe;
+  linear.sm_limit = desc.sm_limit;
+  const LinearKernels kernels = F8_TRY(linear_kernels(linear));
+  GemmDesc gemm = *kernels.gemms[static_cast<size_t>(desc.gemm)];
+  if (desc.bias && desc.gemm != Gemm::kOutput) {
+    return fail(ErrorCode::kInvalidArgument,
+                "float8_gemm_desc.bias is set; FLOAT8_OUTPUT alone adds a bias");
+  }
+  gemm.d = desc.d;
+  gemm.bias = desc.bias;
+  gemm.add = desc.add;
+  TensorGemm out;
+  out.context_ = context;
+  const GemmChoice choice = F8_TRY(GemmPlan::choose(*context, gemm));
+  out.plan_ = F8_TRY(GemmPlan::create(context, gemm, choice));
+  const bool of_dy = desc.gemm != Gemm::kOutput;
+  out.copies_ = {kernels.of(of_dy ? Tensor::kGradOutput : Tensor::kInput),
+                 kernels.of(desc.gemm == Gemm::kGradWeight ? Tensor::kInput : Tensor::kWeight)};
+  out.reads_q_ = {desc.gemm != Gemm::kGradWeight, desc.gemm == Gemm::kOutput};
+  return out;
+}
+
+Status TensorGemm::run(const TensorGemmCall& call, void* workspace, Stream stream) const {
+  constexpr const char* kGemmArgs = "float8_gemm_args";
+  const GemmDesc& desc = plan_->desc();
+  if (call.a == nullptr || call.b == nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", kGemmArgs,
+                call.a == nullptr ? "a" : "b");
+  }
+  const float8_tensor& a = *call.a;
+  const float8_tensor& b = *call.b;
+  const auto [m_max, n, k] = desc.shape;
+  const int64_t m = a.rows;
+  if (m < 0 || m > m_max) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}.a has {} rows, the plan was made for 0 to {}",
+                kGemmArgs, m, m_max);
+  }
+  const bool weight = desc.gemm == Gemm::kGradWeight;
+  F8_TRY(check_tensor(kGemmArgs, "a", a, m, desc.gemm == Gemm::kOutput ? k : n, copies_[0],
+                      reads_q_[0]));
+  F8_TRY(check_tensor(kGemmArgs, "b", b, weight ? m : n, k, copies_[1], reads_q_[1]));
+  if (!desc.bias && call.bias != nullptr) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.bias is given, the plan has none; set float8_gemm_desc.bias", kGemmArgs);
+  }
+  CallMemory memory(kGemmArgs);
+  add_tensor(memory, "a", a, copies_[0], reads_q_[0]);
+  add_tensor(memory, "b", b, copies_[1], reads_q_[1]);
+  memory.add_rows("d", call.d, weight ? n : m, desc.gemm == Gemm::kOutput ? n : k, call.ld_d,
+                  desc.d, Access::kWrite);
+  memory.add_rows("bias", call.bias, 1, n, 0, desc.d, Access::kRead);
+  memory.add_beside("workspace", workspace, workspace_bytes(), Access::kWrite);
+  F8_TRY(memory.check_alignment("float8_gemm"));
+  F8_TRY(memory.check_overlaps("float8_gemm"));
+  F8_TRY(memory.check_device("float8_gemm", *context_, stream));
+  return plan_->run({.a = reads_q_[0] ? a.q : a.qt,
+                     .b = reads_q_[1] ? b.q : b.qt,
+                     .d = call.d,
+                     .inv_scale_a = reads_q_[0] ? a.q_inverse_scale : a.qt_inverse_scale,
+                     .inv_scale_b = reads_q_[1] ? b.q_inverse_scale : b.qt_inverse_scale,
+                     .m = m,
+                     .bias = call.bias,
+                     .ld_d = call.ld_d},
+                    workspace, stream);
+}
+
+}  // namespace f8::runtime

@@ -1,0 +1,85 @@
+// The casts of one operand apart from a linear: what a linear does to it, to the same bits, so that
+// several linears, or ranks, share the result. Plan once, run often; a plan is immutable and shared
+// between threads.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "runtime/linear/fp8_tensor.hpp"
+#include "runtime/linear/launches.hpp"
+
+namespace f8::runtime {
+
+struct QuantizerDesc {
+  Tensor operand = Tensor::kInput;
+  int64_t rows = 0;  // the most that a call has; of a weight, all calls'
+  int64_t cols = 0;
+  Recipe recipe;
+  Dtype dtype = Dtype::kBf16;
+  NonFinite non_finite = NonFinite::kPropagate;
+  bool count = false;
+  bool transposed = true;  // false: qt is not made
+};
+
+using QuantizeCall = float8_quantize_args;
+
+class Quantizer {
+ public:
+  // kUnsupported where the recipe makes no copy of the operand.
+  [[nodiscard]] static Result<std::shared_ptr<const Quantizer>> plan(
+      const std::shared_ptr<Context>& context, const QuantizerDesc& desc);
+
+  [[nodiscard]] size_t tensor_bytes() const { return layout_.tensor_bytes; }
+  [[nodiscard]] size_t workspace_bytes() const { return layout_.workspace_bytes; }
+  [[nodiscard]] const QuantizerDesc& desc() const { return desc_; }
+
+  // The view of what a run with these rows leaves in `tensor`.
+  [[nodiscard]] Result<float8_tensor> view(const void* tensor, int64_t rows) const;
+  [[nodiscard]] Status run(const QuantizeCall& call, void* workspace, Stream stream,
+                           AmaxReducer reduce = nullptr) const;
+
+ private:
+  Quantizer(std::shared_ptr<Context> context, QuantizerDesc desc)
+      : context_(std::move(context)), desc_(std::move(desc)) {}
+  [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
+  [[nodiscard]] Status plan_launches();
+  [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
+  [[nodiscard]] Status check(const QuantizeCall& call, const void* workspace, Stream stream) const;
+
+  std::shared_ptr<Context> context_;
+  QuantizerDesc desc_;
+  LinearKernels kernels_;
+  QuantizerLayout layout_;
+  std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
+};
+
+struct TensorGemmDesc {
+  Gemm gemm = Gemm::kOutput;
+  Shape shape;  // the linear's; m is the largest M that a call has
+  Recipe recipe;
+  Dtype d = Dtype::kBf16;
+  bool bias = false;
+  bool add = false;
+  int sm_limit = 0;
+};
+
+using TensorGemmCall = float8_gemm_args;
+
+// A GEMM of a linear over tensors in fp8.
+class TensorGemm {
+ public:
+  [[nodiscard]] static Result<TensorGemm> plan(const std::shared_ptr<Context>& context,
+                                               const TensorGemmDesc& desc);
+  [[nodiscard]] size_t workspace_bytes() const { return plan_->workspace_bytes(); }
+  [[nodiscard]] Status run(const TensorGemmCall& call, void* workspace, Stream stream) const;
+
+ private:
+  TensorGemm() = default;
+  std::shared_ptr<Context> context_;
+  GemmPlanPtr plan_;
+  std::array<Copies, 2> copies_;      // of a and b
+  std::array<bool, 2> reads_q_ = {};  // which copy it reads of each; else qt
+};
+
+}  // namespace f8::runtime

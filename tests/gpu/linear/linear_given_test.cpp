@@ -1,0 +1,317 @@
+// Tensors in fp8 that a caller holds: casts and GEMMs apart from a linear give a linear's bits, and
+// linears take and share what was cast.
+#include <bit>
+#include <cmath>
+
+#include "runtime/device/context_state.hpp"
+#include "runtime/linear/quantizer.hpp"
+#include "tests/gpu/linear_tensors.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+// A quantizer with the buffers of one tensor.
+struct Quantized {
+  Quantized(const Context& context, std::shared_ptr<const Quantizer> plan)
+      : quantizer(std::move(plan)),
+        tensor(context, quantizer->tensor_bytes()),
+        workspace(context, quantizer->workspace_bytes()) {
+    tensor.poison();
+    workspace.poison();
+  }
+  [[nodiscard]] Status run(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
+    return quantizer->run(
+        {.x = x.as(), .tensor = tensor.as(), .rows = rows, .scales = slots, .first_step = 1},
+        workspace.as(), nullptr);
+  }
+  [[nodiscard]] float8_tensor view(int64_t rows) const {
+    return quantizer->view(tensor.as(), rows).value();
+  }
+
+  std::shared_ptr<const Quantizer> quantizer;
+  DeviceBuffer tensor, workspace;
+};
+
+class TensorTest : public RecipeTest {
+ protected:
+  static constexpr int64_t kRows = 300;
+  static constexpr Shape kShape{320, 208, 592};  // m is more than the rows
+
+  std::unique_ptr<Quantized> quantized(Tensor operand, bool transposed = true,
+                                       Shape shape = kShape) {
+    QuantizerDesc desc;
+    desc.operand = operand;
+    desc.rows = operand == Tensor::kWeight ? shape.n : shape.m;
+    desc.cols = operand == Tensor::kGradOutput ? shape.n : shape.k;
+    desc.recipe = find_recipe(GetParam()).value();
+    desc.transposed = transposed;
+    auto quantizer = Quantizer::plan(context_, desc);
+    EXPECT_TRUE(quantizer) << (quantizer ? "" : quantizer.error().message);
+    return quantizer ? std::make_unique<Quantized>(context(), *quantizer) : nullptr;
+  }
+
+  // Calls whose operands are given in fp8 give the bits of calls that cast them.
+  void expect_the_same(const LinearDesc& desc, bool give_x, bool give_w) {
+    SCOPED_TRACE(::testing::Message() << "x " << give_x << ", w " << give_w);
+    const auto linear = plan(desc);
+    ASSERT_NE(linear, nullptr);
+    Tensors t(context(), *linear, kRows, 5);
+    F8_ASSERT_OK(run(*linear, t));
+    const Bits plain = results(t);
+    const auto x = quantized(Tensor::kInput);
+    const auto w = quantized(Tensor::kWeight);
+    ASSERT_TRUE(x && w);
+    F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
+    F8_ASSERT_OK(w->run(t.device_w, kShape.n, t.slots));
+    const float8_tensor x_tensor = x->view(kRows);
+    const float8_tensor w_tensor = w->view(kShape.n);
+    t.poison_results();
+    const DeviceBuffer saved(context(), linear->saved_bytes(give_w, give_x));
+
+    ForwardCall forward = t.forward();
+    forward.saved = saved.as();
+    if (give_x) forward.x_tensor = &x_tensor;
+    if (give_w) forward.w_tensor = &w_tensor;
+    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
+    BackwardCall backward = t.backward();
+    backward.saved = saved.as();
+    backward.x_tensor = forward.x_tensor;
+    backward.w_tensor = forward.w_tensor;
+    F8_ASSERT_OK(linear->backward(backward, t.workspace.as(), nullptr));
+    EXPECT_EQ(results(t), plain);
+    EXPECT_TRUE(saved.guards_are_whole());
+    EXPECT_TRUE(x->tensor.guards_are_whole());
+    EXPECT_TRUE(x->workspace.guards_are_whole());
+    t.expect_whole_guards();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, TensorTest, ::testing::ValuesIn(kRecipes),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(TensorTest, GivenOperandsGiveTheSame) {
+  const LinearDesc desc = describe(GetParam(), kShape);
+  expect_the_same(desc, true, false);
+  expect_the_same(desc, false, true);
+  expect_the_same(desc, true, true);
+}
+
+TEST_P(TensorTest, GivenOperandsGiveTheSameWhereALinearRecomputes) {
+  LinearDesc desc = describe(GetParam(), kShape);
+  desc.recompute = true;
+  expect_the_same(desc, true, false);
+  expect_the_same(desc, true, true);
+}
+
+// Reads one copy of a view: its rows, without what lies between them, and its scales.
+std::vector<std::vector<uint8_t>> copy_bytes(Context& context, const void* data,
+                                             const float* inverse, int64_t rows, int64_t cols,
+                                             int64_t ld, int64_t scales) {
+  const Driver& driver = context.state().driver;
+  const auto read = [&](const void* from, size_t bytes) {
+    std::vector<uint8_t> to(bytes);
+    EXPECT_EQ(driver.memcpy_dtoh(to.data(), reinterpret_cast<CUdeviceptr>(from), bytes),
+              CUDA_SUCCESS);
+    return to;
+  };
+  EXPECT_EQ(driver.ctx_synchronize(), CUDA_SUCCESS);
+  std::vector<std::vector<uint8_t>> out;
+  const std::vector<uint8_t> all = read(data, static_cast<size_t>(rows * ld));
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto row = all.begin() + r * ld;
+    out.emplace_back(row, row + cols);
+  }
+  out.push_back(read(inverse, static_cast<size_t>(scales) * sizeof(float)));
+  return out;
+}
+
+TEST_P(TensorTest, SavedAndCachedCopiesAreTheQuantizers) {
+  const auto linear = plan(describe(GetParam(), kShape));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, kRows, 7);
+  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
+  const DeviceBuffer cache(context(), linear->weight_cache_bytes());
+  F8_ASSERT_OK(linear->cast_weight(
+      {.w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = t.first_step},
+      t.workspace.as(), nullptr));
+  const auto x = quantized(Tensor::kInput);
+  const auto w = quantized(Tensor::kWeight);
+  ASSERT_TRUE(x && w);
+  F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
+  F8_ASSERT_OK(w->run(t.device_w, kShape.n, t.slots));
+  const auto qt = [&](const float8_tensor& view) {
+    const auto mode = scale_mode(static_cast<Granularity>(view.qt_setting.granularity));
+    const int64_t scales =
+        mode == codegen::ScaleMode::kTensor ? 1 : scale_floats(mode, view.cols, view.rows);
+    return copy_bytes(context(), view.qt, view.qt_inverse_scale, view.cols, view.rows, view.ld_qt,
+                      codegen::is_block(mode) ? 1 : scales);
+  };
+  const float8_tensor saved_x = linear->saved_x(t.saved.as(), kRows);
+  EXPECT_EQ(saved_x.q, nullptr);
+  EXPECT_EQ(saved_x.rows, kRows);
+  const float8_tensor own = x->view(kRows);
+  ASSERT_EQ(saved_x.qt == nullptr, own.qt == nullptr);
+  if (own.qt != nullptr) {
+    EXPECT_EQ(qt(saved_x), qt(own));
+  }
+  const float8_tensor of_w = w->view(kShape.n);
+  const float8_tensor saved_w = linear->saved_w(t.saved.as());
+  const float8_tensor cached_w = linear->cached_w(cache.as());
+  ASSERT_EQ(saved_w.qt == nullptr, of_w.qt == nullptr);
+  EXPECT_NE(cached_w.q, nullptr);
+  if (of_w.qt == nullptr) return;
+  EXPECT_EQ(qt(saved_w), qt(of_w));
+  EXPECT_EQ(qt(cached_w), qt(of_w));
+}
+
+TEST_P(TensorTest, AGemmOfTensorsIsTheLinears) {
+  const auto linear = plan(describe(GetParam(), kShape));
+  ASSERT_NE(linear, nullptr);
+  Tensors t(context(), *linear, kRows, 9);
+  F8_ASSERT_OK(run(*linear, t));
+  const Bits plain = results(t);
+  const auto x = quantized(Tensor::kInput);
+  const auto w = quantized(Tensor::kWeight);
+  const auto dy = quantized(Tensor::kGradOutput);
+  ASSERT_TRUE(x && w && dy);
+  F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
+  F8_ASSERT_OK(w->run(t.device_w, kShape.n, t.slots));
+  F8_ASSERT_OK(dy->run(t.device_dy, kRows, t.slots));
+  const float8_tensor tensors[] = {x->view(kRows), w->view(kShape.n), dy->view(kRows)};
+  t.poison_results();
+  const struct {
+    Gemm gemm;
+    const float8_tensor *a, *b;
+    const DeviceBuffer& d;
+    size_t bits;
+  } all[] = {{Gemm::kOutput, &tensors[0], &tensors[1], t.y, 0},
+             {Gemm::kGradInput, &tensors[2], &tensors[1], t.dx, 1},
+             {Gemm::kGradWeight, &tensors[2], &tensors[0], t.dw, 2}};
+  for (const auto& [gemm, a, b, d, bits] : all) {
+    SCOPED_TRACE(to_string(gemm));
+    TensorGemmDesc desc{.gemm = gemm, .shape = kShape, .recipe = find_recipe(GetParam()).value()};
+    if (!desc.recipe.at(gemm).is_fp8()) {
+      EXPECT_FALSE(TensorGemm::plan(context_, desc));
+      continue;
+    }
+    const auto one = TensorGemm::plan(context_, desc);
+    F8_ASSERT_OK(one);
+    const DeviceBuffer workspace(context(), one->workspace_bytes());
+    F8_ASSERT_OK(one->run({.a = a, .b = b, .d = d.as()}, workspace.as(), nullptr));
+    EXPECT_EQ(results(t)[bits], plain[bits]);
+
+    // On few SMs another kernel may add in another order, to nearly the same.
+    desc.d = Dtype::kF32;
+    desc.sm_limit = 16;
+    const auto limited = TensorGemm::plan(context_, desc);
+    F8_ASSERT_OK(limited);
+    DeviceBuffer wide(context(), plain[bits].size() * 2);
+    wide.poison();
+    const DeviceBuffer its_workspace(context(), limited->workspace_bytes());
+    F8_ASSERT_OK(limited->run({.a = a, .b = b, .d = wide.as()}, its_workspace.as(), nullptr));
+    const auto values = wide.download<float>();
+    const auto rounded = d.download<uint16_t>();
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto expected = std::bit_cast<float>(uint32_t{rounded[i]} << 16);
+      ASSERT_NEAR(values[i], expected, 0.02F * std::abs(expected) + 0.02F) << i;
+    }
+    EXPECT_TRUE(wide.guards_are_whole());
+  }
+}
+
+// Q, K and V: one cast of x, one copy of it saved, and one dx that all add to.
+TEST_P(TensorTest, LinearsShareAnInput) {
+  const int64_t widths[] = {208, 64, 64};
+  const auto x = quantized(Tensor::kInput);
+  ASSERT_NE(x, nullptr);
+  const DeviceBuffer dx(context(), static_cast<size_t>(kRows * kShape.k) * 2);
+  std::vector<float> sum(static_cast<size_t>(kRows * kShape.k));
+  for (size_t i = 0; i < std::size(widths); ++i) {
+    LinearDesc desc = describe(GetParam(), {kShape.m, widths[i], kShape.k});
+    desc.accumulate_grad_input = true;
+    const auto linear = plan(desc);
+    ASSERT_NE(linear, nullptr);
+    Tensors t(context(), *linear, kRows, 11);
+    F8_ASSERT_OK(run(*linear, t));
+    const auto alone = t.dx.download<uint16_t>();
+    for (size_t j = 0; j < sum.size(); ++j) {
+      sum[j] += std::bit_cast<float>(uint32_t{alone[j]} << 16);
+    }
+    if (i == 0) {
+      F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
+    }
+    const float8_tensor view = x->view(kRows);
+    ForwardCall forward = t.forward();
+    forward.x_tensor = &view;
+    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
+    BackwardCall backward = t.backward();
+    backward.x_tensor = &view;
+    backward.dx = dx.as();
+    backward.accumulate_dx = i > 0 ? 1 : 0;
+    F8_ASSERT_OK(linear->backward(backward, t.workspace.as(), nullptr));
+  }
+  const auto together = dx.download<uint16_t>();
+  for (size_t j = 0; j < sum.size(); ++j) {
+    const auto value = std::bit_cast<float>(uint32_t{together[j]} << 16);
+    ASSERT_NEAR(value, sum[j], 0.03F * std::abs(sum[j]) + 0.1F) << j;
+  }
+}
+
+TEST_P(TensorTest, WhatDoesNotFitIsNamed) {
+  const auto linear = plan(describe(GetParam(), kShape));
+  ASSERT_NE(linear, nullptr);
+  const Tensors t(context(), *linear, kRows, 13);
+  const auto x = quantized(Tensor::kInput);
+  const auto w = quantized(Tensor::kWeight);
+  ASSERT_TRUE(x && w);
+  const float8_tensor good = x->view(kRows);
+  const auto refused = [&](const float8_tensor& view, std::string_view words) {
+    ForwardCall forward = t.forward();
+    forward.x_tensor = &view;
+    const Status status = linear->forward(forward, t.workspace.as(), nullptr);
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
+  };
+  refused(x->view(kRows - 1), "x_tensor is a tensor of 299 x 592, the call needs 300 x 592");
+  const auto with = [&](auto change) {
+    float8_tensor view = good;
+    change(view);
+    return view;
+  };
+  refused(with([](float8_tensor& v) { v.q = nullptr; }), "x_tensor.q is NULL");
+  refused(with([](float8_tensor& v) { v.q_inverse_scale = nullptr; }),
+          "x_tensor.q_inverse_scale is NULL");
+  refused(with([](float8_tensor& v) { v.q_setting.format = FLOAT8_E5M2; }),
+          "x_tensor.q_setting is FLOAT8_E5M2");
+  refused(with([](float8_tensor& v) { v.q_setting.granularity ^= 1; }), "x_tensor.q_setting is");
+  refused(with([](float8_tensor& v) { v.ld_q += 128; }), "x_tensor.ld_q is");
+  refused(with([](float8_tensor& v) { v.q = static_cast<const uint8_t*>(v.q) + 8; }),
+          "x_tensor is not aligned");
+  refused(with([&](float8_tensor& v) { v.q = t.y.as(); }), "overlap");
+
+  const DeviceBuffer cache(context(), linear->weight_cache_bytes());
+  const float8_tensor of_w = w->view(kShape.n);
+  ForwardCall both = t.forward();
+  both.weight_cache = cache.as();
+  both.w_tensor = &of_w;
+  const Status twice = linear->forward(both, t.workspace.as(), nullptr);
+  ASSERT_FALSE(twice);
+  EXPECT_NE(twice.error().message.find("w_tensor and weight_cache are given"), std::string::npos);
+  BackwardCall adds = t.backward();
+  adds.accumulate_dx = 1;
+  const Status no_gemm = linear->backward(adds, t.workspace.as(), nullptr);
+  ASSERT_FALSE(no_gemm);
+  EXPECT_NE(no_gemm.error().message.find("float8_linear_desc.accumulate_grad_input"),
+            std::string::npos);
+
+  EXPECT_FALSE(x->quantizer->view(x->tensor.as(), kShape.m + 1));
+  EXPECT_FALSE(w->quantizer->view(w->tensor.as(), kShape.n - 16));
+  const Status misfit = x->run(t.device_x, kShape.m + 1, t.slots);
+  ASSERT_FALSE(misfit);
+  EXPECT_NE(misfit.error().message.find("float8_quantize_args.rows is 321"), std::string::npos)
+      << misfit.error().message;
+  F8_ASSERT_OK(x->run(t.device_x, 0, t.slots));
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu
