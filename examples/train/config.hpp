@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/args.cuh"
+#include "device/kernels/args.cuh"
 
 namespace train {
 

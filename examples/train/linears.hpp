@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "backend.hpp"
+#include "device/backend.hpp"
 #include "parameters.hpp"
 
 namespace train {

@@ -7,7 +7,7 @@
 
 #include "error.hpp"
 #include "options.hpp"
-#include "report.hpp"
+#include "report/report.hpp"
 
 namespace train {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bf16.hpp"
+#include "device/bf16.hpp"
 
 namespace train {
 namespace {

@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <functional>
 
-#include "backend.hpp"
+#include "device/backend.hpp"
 #include "config.hpp"
-#include "curve.hpp"
+#include "report/curve.hpp"
 #include "data.hpp"
 
 namespace train {

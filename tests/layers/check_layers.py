@@ -80,7 +80,7 @@ PUBLIC = re.compile(r"float8/float8\.h(pp)?$")
 # ones, and no library but those that every trainer has.
 EXAMPLE = {
     "<": re.compile(r"(float8/float8\.h(pp)?|[a-z_]+|dlfcn\.h|(cuda|nvrtc)[a-z_]*\.h|CLI/.*)$"),
-    '"': re.compile(r"(float8/float8\.h(pp)?|(?!float8/)([a-z0-9_]+/)?[a-z0-9_]+\.[a-z]+)$"),
+    '"': re.compile(r"(float8/float8\.h(pp)?|(?!float8/)([a-z0-9_]+/){0,2}[a-z0-9_]+\.[a-z]+)$"),
 }
 SOURCE = {".cpp", ".hpp", ".c", ".h", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

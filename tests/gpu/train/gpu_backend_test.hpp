@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "examples/train/backend.hpp"
+#include "examples/train/device/backend.hpp"
 
 namespace train {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-#include "examples/train/bf16.hpp"
+#include "examples/train/device/bf16.hpp"
 #include "examples/train/error.hpp"
 #include "gpu_backend_test.hpp"
 

@@ -1,5 +1,5 @@
 // A library or a function that is missing becomes a message that names it and says what to do.
-#include "examples/train/dynamic_library.hpp"
+#include "examples/train/device/dynamic_library.hpp"
 
 #include "train_test.hpp"
 

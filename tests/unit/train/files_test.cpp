@@ -5,8 +5,8 @@
 #include <set>
 
 #include "examples/train/checkpoint.hpp"
-#include "examples/train/curve.hpp"
-#include "examples/train/report.hpp"
+#include "examples/train/report/curve.hpp"
+#include "examples/train/report/report.hpp"
 #include "train_test.hpp"
 
 namespace train {

@@ -1,6 +1,6 @@
 // The kernels' counterparts on the host are compared with the formula in double (forward) and with
 // that formula's finite differences (gradients). As bf16 a value loses 2^-9 of itself.
-#include "examples/train/host_kernels.hpp"
+#include "examples/train/device/host_kernels.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "examples/train/bf16.hpp"
+#include "examples/train/device/bf16.hpp"
 
 namespace train {
 namespace {

@@ -1,6 +1,6 @@
 // The trainer's kernels compile for Hopper, at the narrowest and the widest model, and do not
 // spill.
-#include "examples/train/kernels.hpp"
+#include "examples/train/device/kernels.hpp"
 
 #include <gtest/gtest.h>
 

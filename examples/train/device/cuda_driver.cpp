@@ -1,6 +1,6 @@
-#include "cuda_driver.hpp"
+#include "device/cuda_driver.hpp"
 
-#include "dynamic_library.hpp"
+#include "device/dynamic_library.hpp"
 
 namespace train {
 

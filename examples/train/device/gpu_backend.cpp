@@ -3,9 +3,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "backend.hpp"
-#include "cuda_driver.hpp"
-#include "kernels.hpp"
+#include "device/backend.hpp"
+#include "device/cuda_driver.hpp"
+#include "device/kernels.hpp"
 
 namespace train {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels.hpp"
+#include "device/kernels.hpp"
 
 #include <cuda.h>
 #include <nvrtc.h>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "dynamic_library.hpp"
+#include "device/dynamic_library.hpp"
 
 namespace train {
 namespace {

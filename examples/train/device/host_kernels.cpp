@@ -1,10 +1,10 @@
-#include "host_kernels.hpp"
+#include "device/host_kernels.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "bf16.hpp"
+#include "device/bf16.hpp"
 
 namespace train::host {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "curve.hpp"
+#include "report/curve.hpp"
 #include "error.hpp"
 
 namespace train {

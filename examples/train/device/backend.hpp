@@ -12,7 +12,7 @@
 #include <memory>
 #include <variant>
 
-#include "kernels/args.cuh"
+#include "device/kernels/args.cuh"
 
 namespace train {
 

@@ -1,4 +1,4 @@
-#include "curve.hpp"
+#include "report/curve.hpp"
 
 #include "error.hpp"
 

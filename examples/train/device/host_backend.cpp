@@ -6,9 +6,9 @@
 #include <new>
 #include <vector>
 
-#include "backend.hpp"
+#include "device/backend.hpp"
 #include "error.hpp"
-#include "host_kernels.hpp"
+#include "device/host_kernels.hpp"
 
 namespace train {
 namespace {

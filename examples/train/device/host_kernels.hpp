@@ -3,7 +3,7 @@
 // kernels', so the two agree to rounding and not to the bit.
 #pragma once
 
-#include "kernels/args.cuh"
+#include "device/kernels/args.cuh"
 
 namespace train::host {
 
