@@ -301,7 +301,7 @@ Status check_header(const Json& json, std::string_view name, size_t line) {
   if (*format >= kOldestFormat && *format <= kFormat) return {};
   return fail(ErrorCode::kUnsupported,
               "{}:{}: its format is {}, this program knows {}; use the float8 that wrote it", name,
-              line, quote(dump(*format)), kFormat);
+              line, dump(*format), kFormat);
 }
 
 }  // namespace
@@ -375,11 +375,10 @@ Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name) {
     const std::string_view record = text.substr(0, end);
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
     if (record.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    auto parsed = parse_json(record, f8::format("{}:{}:", name, line));
+    const auto parsed = parse_json(record, "it");
     if (!parsed || !parsed->is_object()) {
-      return fail(
-          ErrorCode::kCorrupt, "{}; is the file cut off?",
-          parsed ? f8::format("{}:{}: not a JSON object", name, line) : parsed.error().message);
+      return fail(ErrorCode::kCorrupt, "{}:{}: not a JSON object{}; is the file cut off?", name,
+                  line, parsed ? "" : ": " + parsed.error().message);
     }
     const Json& json = *parsed;
     if (!has_header || json.contains("float8_tuning_db")) {

@@ -51,23 +51,10 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
 }
 
 Result<std::vector<NamedLinear>> parse_file(const fs::path& path) {
-  const std::string where = path.string();
   if (path.extension() == ".safetensors") {
-    return linears(F8_TRY(read_safetensors(path)), where);
+    return linears(F8_TRY(read_safetensors(path)), path.string());
   }
-  const std::string text = F8_TRY(read_file(path, kMaxFileBytes, Pipes::kWelcome));
-  const json parsed = F8_TRY(parse_json(text, where));
-  if (parsed.is_array()) return parse_list(parsed, where);
-  if (parsed.is_object() && parsed.contains("weight_map")) {
-    return linears(F8_TRY(read_index(path, parsed)), where);
-  }
-  if (parsed.is_object() && (parsed.contains("hidden_size") || parsed.contains("model_type"))) {
-    return linears(F8_TRY(parse_config(parsed, where)));
-  }
-  return fail(ErrorCode::kInvalidArgument,
-              "{} is no model file: expected a list of layers, a Hugging Face config.json or a "
-              "*.index.json",
-              where);
+  return parse_model_json(F8_TRY(read_file(path, kMaxFileBytes, Pipes::kWelcome)), path);
 }
 
 enum class Split { kColumn, kRow, kNone };
@@ -84,6 +71,22 @@ Split split_of(std::string_view fqn) {
 }
 
 }  // namespace
+
+Result<std::vector<NamedLinear>> parse_model_json(std::string_view text, const fs::path& path) {
+  const std::string where = path.string();
+  const json parsed = F8_TRY(parse_json(text, where));
+  if (parsed.is_array()) return parse_list(parsed, where);
+  if (parsed.is_object() && parsed.contains("weight_map")) {
+    return linears(F8_TRY(read_index(path, parsed)), where);
+  }
+  if (parsed.is_object() && (parsed.contains("hidden_size") || parsed.contains("model_type"))) {
+    return linears(F8_TRY(parse_config(parsed, where)));
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{} is no model file: expected a list of layers, a Hugging Face config.json or a "
+              "*.index.json",
+              where);
+}
 
 std::vector<std::string_view> builtin_models() {
   return builtin_architectures();

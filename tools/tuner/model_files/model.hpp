@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,6 +36,10 @@ struct Model {
 
 [[nodiscard]] std::vector<std::string_view> builtin_models();
 [[nodiscard]] Result<Model> load_model(std::string_view name_or_path);
+// The layers of a list, a config.json or an index of shards; `path` names it, and the shards are
+// beside it.
+[[nodiscard]] Result<std::vector<NamedLinear>> parse_model_json(std::string_view text,
+                                                                const std::filesystem::path& path);
 
 // Makes the shapes those of one of `tp` tensor-parallel ranks. By the last part of the name,
 // column-parallel layers lose out_features (wq wk wv w1 w3, q/k/v_proj, gate_proj, up_proj, the
