@@ -362,7 +362,8 @@ std::string to_json_line(const TrialRecord& trial) {
 Status check_json(const Snapshot& snapshot) {
   for (const Method& m : snapshot.methods) F8_TRY(parse_json(m.spec, "the spec of a method"));
   for (const TrialRecord& t : snapshot.trials) {
-    F8_TRY(parse_json(t.candidate.config, f8::format("the configuration of trial {}", t.uuid)));
+    F8_TRY(
+        parse_json(t.candidate.config, f8::format("the configuration of trial {}", quote(t.uuid))));
   }
   return {};
 }

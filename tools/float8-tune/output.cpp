@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/file.hpp"
 #include "base/text.hpp"
 #include "tuning_db/json_text.hpp"
 
@@ -43,11 +42,7 @@ std::string json_text(const Json& value) {
 }
 
 void print_json(const Json& value) {
-  print(json_text(value));
-}
-
-Status write_json(const std::filesystem::path& path, const Json& value) {
-  return write_file_atomic(path, json_text(value));
+  print_styled(json_text(value));
 }
 
 double rounded(double value, int digits) {

@@ -18,7 +18,6 @@ using Json = nlohmann::ordered_json;
 // The text has two-space indents and a final newline. Equal values give equal bytes.
 [[nodiscard]] std::string json_text(const Json& value);
 void print_json(const Json& value);
-[[nodiscard]] Status write_json(const std::filesystem::path& path, const Json& value);
 // Rounded to `digits` significant digits: printed numbers carry no noise of the last bits.
 [[nodiscard]] double rounded(double value, int digits = 6);
 // Adds a value and the ends of its interval, rounded: NAME, NAME_lo and NAME_hi.
@@ -46,7 +45,7 @@ class Table {
 
 // To standard output: lines of text. Control characters that the text brings along are escaped.
 void print(std::string_view text);
-// As it is: for tables, whose cells are escaped already and whose heads may be bold.
+// As it is: for JSON and for tables, whose cells are escaped already and whose heads may be bold.
 void print_styled(std::string_view text);
 [[nodiscard]] bool stdout_color(const Global& global);
 [[nodiscard]] bool stderr_is_terminal();

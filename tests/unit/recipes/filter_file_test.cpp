@@ -43,6 +43,28 @@ TEST(FilterFile, FindsNamesBeforePatterns) {
   EXPECT_EQ(FilterIndex(file).find(""), nullptr);
 }
 
+TEST(FilterFile, TheIndexAnswersAsAWalkThroughTheFileDoes) {
+  FilterFile file{.recipe = "rowwise", .tokens = 1, .decisions = {}};
+  for (const char* fqn : {"a.*.b.*", "a.1.b.*", "a.*.b.2", "*.*", "0.*", "a.*", "x*", "a.**.c",
+                          "*.0.*.0.*.0.*.0", "0.*.0.*.0.*.0.*"}) {
+    file.decisions.push_back({fqn, 16, 16, true, "r"});
+  }
+  const FilterIndex index(file);
+  for (const char* fqn :
+       {"a.1.b.2", "a.3.b.2", "a.3.b.4", "a.x.b.2", "0.0", "1.0", "a.0", "x1", "x*", "a.1.c",
+        "0.0.0.0.0.0.0.0", "1.0.0.0.0.0.0.0", "0.0.0.1.0.0.0.0", "7"}) {
+    const FilterFile::Decision* first = nullptr;
+    for (const FilterFile::Decision& d : file.decisions) {
+      if (d.fqn == fqn) {
+        first = &d;
+        break;
+      }
+      if (first == nullptr && fits_pattern(d.fqn, fqn)) first = &d;
+    }
+    EXPECT_EQ(index.find(fqn), first) << fqn;
+  }
+}
+
 TEST(FilterFile, Patterns) {
   EXPECT_TRUE(fits_pattern("a.*.b.*", "a.0.b.17"));
   EXPECT_TRUE(fits_pattern("a", "a"));
