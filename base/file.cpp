@@ -112,14 +112,14 @@ Result<Descriptor> create_beside(const fs::path& target, mode_t mode, fs::path& 
 }
 
 // Gives the new file the mode and the owner of the one whose place it takes. Only root may give a
-// file away, and anybody's own group may be out of reach; then the file stays the writer's.
+// file away; then it stays the writer's. Where its group is out of reach too, what the mode allows
+// that group is not for another one.
 Status keep_mode(int fd, const Target& target) {
   if (!target.mode) return {};
-  if (::fchown(fd, target.owner, target.group) != 0 &&
-      ::fchown(fd, static_cast<uid_t>(-1), target.group) != 0) {
-    errno = 0;
-  }
-  if (::fchmod(fd, *target.mode & kModeBits) == 0) return {};
+  const bool keeps_group = ::fchown(fd, target.owner, target.group) == 0 ||
+                           ::fchown(fd, static_cast<uid_t>(-1), target.group) == 0;
+  const mode_t kept = keeps_group ? kModeBits : kModeBits & ~mode_t{S_IRWXG};
+  if (::fchmod(fd, *target.mode & kept) == 0) return {};
   return fail(ErrorCode::kIo, "cannot set the mode of {}: {}", target.path.string(), errno_text());
 }
 

@@ -1,7 +1,7 @@
 // Whole files: merge, export and import. All three go through a Snapshot, so what one accepts the
 // others do too.
 #include "base/file.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 #include "tuning_db/snapshot.hpp"
 #include "tuning_db/state.hpp"
 

@@ -18,7 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/snapshot.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "base/hash.hpp"
 #include "base/text.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 #include "tuning_db/rows.hpp"
 
 namespace f8::tuning_db {

@@ -5,7 +5,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 #include "tuning_db/state.hpp"
 #include "tuning_db/trial_rows.hpp"
 

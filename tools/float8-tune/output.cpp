@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "base/text.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 namespace f8::cli {
 namespace {

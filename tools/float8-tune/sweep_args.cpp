@@ -6,7 +6,7 @@
 
 #include "base/text.hpp"
 #include "tools/float8-tune/output.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 namespace f8::cli {
 namespace {

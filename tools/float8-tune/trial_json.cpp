@@ -1,7 +1,7 @@
 #include "tools/float8-tune/trial_json.hpp"
 
 #include "base/text.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 namespace f8::cli {
 namespace {

@@ -1,5 +1,5 @@
 // JSON from outside, and the ways to show text from outside.
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 #include "base/text.hpp"
 #include "tests/fuzz/fuzz.hpp"

@@ -1,5 +1,5 @@
 // JSON from outside: limits, messages, and text that can be shown.
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 #include <gtest/gtest.h>
 

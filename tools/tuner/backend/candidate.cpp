@@ -6,7 +6,7 @@
 
 #include "base/text.hpp"
 #include "runtime/linear/kernels.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 namespace f8::tuner {
 namespace {

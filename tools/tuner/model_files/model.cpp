@@ -9,7 +9,7 @@
 #include "tools/tuner/model_files/architecture.hpp"
 #include "tools/tuner/model_files/safetensors.hpp"
 #include "tools/tuner/model_files/strict_json.hpp"
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 namespace f8::tuner {
 namespace {

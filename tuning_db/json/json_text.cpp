@@ -1,6 +1,6 @@
 // A listener to nlohmann's tokenizer that builds the value. The library's own callback would do,
 // but it walks the whole enclosing container at the end of each object.
-#include "tuning_db/json_text.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 #include <string>
 #include <vector>
