@@ -15,7 +15,8 @@ if(FLOAT8_SANITIZE)
   set(FLOAT8_TEST_TIMEOUT 1800)
   target_compile_options(float8_options INTERFACE
     -fsanitize=${FLOAT8_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
-    -Wno-maybe-uninitialized  # instrumented code of the standard library has it
+    # Instrumented code of the standard library has it.
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
     -D_GLIBCXX_ASSERTIONS)
   target_link_options(float8_options INTERFACE -fsanitize=${FLOAT8_SANITIZE})
 endif()

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "base/text.hpp"
+#include "recipes/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
@@ -38,7 +40,7 @@ Result<Subject> find_subject(const Options& options) {
     const auto shapes = F8_TRY(of_option("shape", parse_shapes(options.subject)));
     if (shapes.size() != 1) {
       return fail(ErrorCode::kInvalidArgument, "{} names {} shapes; explain takes one",
-                  options.subject, shapes.size());
+                  quote(options.subject), shapes.size());
     }
     const Shape s = shapes.front();
     return Subject{{to_string(s), s.k, s.n}, s.m};
@@ -46,14 +48,16 @@ Result<Subject> find_subject(const Options& options) {
   if (options.model.model.empty() || options.model.tokens == 0) {
     return fail(ErrorCode::kInvalidArgument,
                 "to explain the layer {} give --model and --tokens, or give a shape M,N,K",
-                options.subject);
+                quote(options.subject));
   }
   const tuner::Model model = F8_TRY(load(options.model));
   for (const NamedLinear& layer : model.layers) {
-    if (layer.fqn == options.subject) return Subject{layer, options.model.tokens};
+    if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject)) {
+      return Subject{layer, options.model.tokens};
+    }
   }
   return fail(ErrorCode::kNotFound, "{} has no linear named {}; its names are such as {}",
-              model.name, options.subject, model.layers.front().fqn);
+              model.name, quote(options.subject), quote(model.layers.front().fqn));
 }
 
 // Asks the filter for one layer of the given sizes.

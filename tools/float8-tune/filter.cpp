@@ -2,9 +2,13 @@
 #include "tuning_db/estimate/filter.hpp"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <tuple>
+#include <utility>
 
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "recipes/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
@@ -36,26 +40,44 @@ Result<std::vector<std::string>> split_names(const std::string& text) {
   return names;
 }
 
-Json to_json(const Options& options, const tuning_db::FilterResult& result) {
-  Json decisions = Json::array();
+Json to_json(const tuning_db::FilterDecision& d) {
+  Json decision = {{"fqn", d.layer.fqn},
+                   {"in_features", d.layer.in_features},
+                   {"out_features", d.layer.out_features},
+                   {"count", d.layer.count}};
+  add_verdict(decision, d);
+  decision["trials"] = d.trial_uuids;
+  return decision;
+}
+
+// The JSON of all of it, as json_text() would write it. A model may have a million layers, so that
+// no more than one decision is kept as a value at a time.
+std::string report_text(const Options& options, const tuning_db::FilterResult& result) {
+  const Json report = {{"recipe", options.recipe},
+                       {"policy", options.policy},
+                       {"tokens", options.model.tokens},
+                       {"device", result.device},
+                       {"model", options.model.model},
+                       {"tp", options.model.tp},
+                       {"filter_fqns", options.fqns},
+                       {"decisions", Json::array()},
+                       {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
+  const std::string frame = json_text(report);
+  constexpr std::string_view kEmpty = "\n  \"decisions\": []";  // no string holds a line end
+  const size_t at = frame.find(kEmpty) + kEmpty.size() - 1;
+  std::string text = frame.substr(0, at);
+  const char* separator = "\n    ";
   for (const tuning_db::FilterDecision& d : result.decisions) {
-    Json decision = {{"fqn", d.layer.fqn},
-                     {"in_features", d.layer.in_features},
-                     {"out_features", d.layer.out_features},
-                     {"count", d.layer.count}};
-    add_verdict(decision, d);
-    decision["trials"] = d.trial_uuids;
-    decisions.push_back(std::move(decision));
+    text += std::exchange(separator, ",\n    ");
+    const std::string one = json_text(to_json(d));
+    std::string_view lines = std::string_view(one).substr(0, one.size() - 1);
+    text += take_until(lines, '\n');
+    while (!lines.empty()) {
+      text += "\n    ";
+      text += take_until(lines, '\n');
+    }
   }
-  return {{"recipe", options.recipe},
-          {"policy", options.policy},
-          {"tokens", options.model.tokens},
-          {"device", result.device},
-          {"model", options.model.model},
-          {"tp", options.model.tp},
-          {"filter_fqns", options.fqns},
-          {"decisions", decisions},
-          {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
+  return text + "\n  " + frame.substr(at);
 }
 
 // Writes the file that a trainer's model conversion reads.
@@ -97,18 +119,15 @@ struct Row {
 
 std::vector<Row> rows_of(const tuning_db::FilterResult& result) {
   std::vector<Row> rows;
+  std::map<std::tuple<std::string, int64_t, int64_t, bool, std::string_view>, size_t> known;
   for (const tuning_db::FilterDecision& d : result.decisions) {
     const std::string name = pattern_of(d.layer.fqn);
-    const auto same = [&](const Row& row) {
-      return row.name == name && row.decision->layer.in_features == d.layer.in_features &&
-             row.decision->layer.out_features == d.layer.out_features &&
-             row.decision->convert == d.convert && row.decision->reason == d.reason;
-    };
-    const auto found = std::ranges::find_if(rows, same);
-    if (found != rows.end()) {
-      found->count += d.layer.count;
-    } else {
+    const auto [at, is_new] = known.try_emplace(
+        {name, d.layer.in_features, d.layer.out_features, d.convert, d.reason}, rows.size());
+    if (is_new) {
       rows.push_back({name, &d, d.layer.count});
+    } else {
+      rows[at->second].count += d.layer.count;
     }
   }
   return rows;
@@ -136,7 +155,7 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
                f8::format("{:.3f}", d.speedup), f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi),
                std::string(to_string(d.evidence)), d.reason});
   }
-  print(table.text(color));
+  print_styled(table.text(color));
   print(f8::format(
       "\n{} of {} linears to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n", converted,
       all, options.recipe, options.policy, options.model.tokens,
@@ -172,9 +191,10 @@ Result<int> filter(const Options& options, const Global& global) {
   const tuning_db::Estimator estimator(table, recipe.name, options.device);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   note_experts(model, options.model.tokens, global);
-  const Json json = to_json(options, result);
+  std::string json;
+  if (global.json || !options.output.empty()) json = report_text(options, result);
   if (!options.output.empty()) {
-    F8_TRY(of_option("-o", write_json(options.output, json)));
+    F8_TRY(of_option("-o", write_file_atomic(options.output, json)));
     note(global, "wrote {}", options.output.string());
   }
   if (!options.verdicts.empty()) {
@@ -182,7 +202,7 @@ Result<int> filter(const Options& options, const Global& global) {
     note(global, "wrote {}", options.verdicts.string());
   }
   if (global.json) {
-    print_json(json);
+    print_styled(json);
   } else {
     print_table(options, result, stdout_color(global));
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/text.hpp"
+
 namespace f8::cli {
 
 CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& value,
@@ -12,7 +14,7 @@ CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& va
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
     if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
       throw CLI::ValidationError(  // CLI11's way to refuse a value
-          name, f8::format("\"{}\" is not an integer from {} to {}", text, min, max));
+          name, f8::format("{} is not an integer from {} to {}", quote(text), min, max));
     }
     value = parsed;
   };

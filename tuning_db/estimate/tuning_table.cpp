@@ -90,9 +90,7 @@ bool is_trial(std::string_view text) {
 }
 
 bool is_name(std::string_view text) {
-  return !text.empty() && std::ranges::none_of(text, [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-  });
+  return !text.empty() && !has_control(text);
 }
 
 bool is_config(std::string_view text) {

@@ -36,11 +36,33 @@ TEST(FilterFile, ThereAndBack) {
 
 TEST(FilterFile, FindsNamesBeforePatterns) {
   const FilterFile file = sample();
-  EXPECT_TRUE(file.find("layers.12.attention.wq")->convert);
-  EXPECT_FALSE(file.find("layers.3.attention.wq")->convert);
-  EXPECT_EQ(file.find("layers.x.attention.wq"), nullptr);
-  EXPECT_EQ(file.find("layers.12.attention.wk"), nullptr);
-  EXPECT_EQ(file.find(""), nullptr);
+  EXPECT_TRUE(FilterIndex(file).find("layers.12.attention.wq")->convert);
+  EXPECT_FALSE(FilterIndex(file).find("layers.3.attention.wq")->convert);
+  EXPECT_EQ(FilterIndex(file).find("layers.x.attention.wq"), nullptr);
+  EXPECT_EQ(FilterIndex(file).find("layers.12.attention.wk"), nullptr);
+  EXPECT_EQ(FilterIndex(file).find(""), nullptr);
+}
+
+TEST(FilterFile, TheIndexAnswersAsAWalkThroughTheFileDoes) {
+  FilterFile file{.recipe = "rowwise", .tokens = 1, .decisions = {}};
+  for (const char* fqn : {"a.*.b.*", "a.1.b.*", "a.*.b.2", "*.*", "0.*", "a.*", "x*", "a.**.c",
+                          "*.0.*.0.*.0.*.0", "0.*.0.*.0.*.0.*"}) {
+    file.decisions.push_back({fqn, 16, 16, true, "r"});
+  }
+  const FilterIndex index(file);
+  for (const char* fqn :
+       {"a.1.b.2", "a.3.b.2", "a.3.b.4", "a.x.b.2", "0.0", "1.0", "a.0", "x1", "x*", "a.1.c",
+        "0.0.0.0.0.0.0.0", "1.0.0.0.0.0.0.0", "0.0.0.1.0.0.0.0", "7"}) {
+    const FilterFile::Decision* first = nullptr;
+    for (const FilterFile::Decision& d : file.decisions) {
+      if (d.fqn == fqn) {
+        first = &d;
+        break;
+      }
+      if (first == nullptr && fits_pattern(d.fqn, fqn)) first = &d;
+    }
+    EXPECT_EQ(index.find(fqn), first) << fqn;
+  }
 }
 
 TEST(FilterFile, Patterns) {

@@ -2,20 +2,20 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <set>
 
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "tools/tuner/model_files/architecture.hpp"
 #include "tools/tuner/model_files/safetensors.hpp"
 #include "tools/tuner/model_files/strict_json.hpp"
+#include "tuning_db/json/json_text.hpp"
 
 namespace f8::tuner {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
-constexpr size_t kMaxJson = size_t{64} << 20;
+using tuning_db::parse_json;
 
 Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view where) {
   if (list.empty()) {
@@ -35,8 +35,7 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
     }
     NamedLinear layer;
     layer.fqn = fqn->get<std::string>();
-    if (std::ranges::any_of(layer.fqn,
-                            [](char c) { return static_cast<unsigned char>(c) < 0x20; })) {
+    if (has_control(layer.fqn)) {
       return fail(ErrorCode::kInvalidArgument, "{}: \"fqn\" has control characters", entry);
     }
     layer.in_features = F8_TRY(integer_field(list[i], "in_features", entry, 1, kMaxDim));
@@ -52,23 +51,10 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
 }
 
 Result<std::vector<NamedLinear>> parse_file(const fs::path& path) {
-  const std::string where = path.string();
   if (path.extension() == ".safetensors") {
-    return linears(F8_TRY(read_safetensors(path)), where);
+    return linears(F8_TRY(read_safetensors(path)), path.string());
   }
-  const std::string text = F8_TRY(read_bounded(path, kMaxJson));
-  const json parsed = F8_TRY(parse_json(text, where));
-  if (parsed.is_array()) return parse_list(parsed, where);
-  if (parsed.is_object() && parsed.contains("weight_map")) {
-    return linears(F8_TRY(read_index(path, parsed)), where);
-  }
-  if (parsed.is_object() && (parsed.contains("hidden_size") || parsed.contains("model_type"))) {
-    return linears(F8_TRY(parse_config(parsed, where)));
-  }
-  return fail(ErrorCode::kInvalidArgument,
-              "{} is no model file: expected a list of layers, a Hugging Face config.json or a "
-              "*.index.json",
-              where);
+  return parse_model_json(F8_TRY(read_file(path, kMaxFileBytes, Pipes::kWelcome)), path);
 }
 
 enum class Split { kColumn, kRow, kNone };
@@ -85,6 +71,22 @@ Split split_of(std::string_view fqn) {
 }
 
 }  // namespace
+
+Result<std::vector<NamedLinear>> parse_model_json(std::string_view text, const fs::path& path) {
+  const std::string where = path.string();
+  const json parsed = F8_TRY(parse_json(text, where));
+  if (parsed.is_array()) return parse_list(parsed, where);
+  if (parsed.is_object() && parsed.contains("weight_map")) {
+    return linears(F8_TRY(read_index(path, parsed)), where);
+  }
+  if (parsed.is_object() && (parsed.contains("hidden_size") || parsed.contains("model_type"))) {
+    return linears(F8_TRY(parse_config(parsed, where)));
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{} is no model file: expected a list of layers, a Hugging Face config.json or a "
+              "*.index.json",
+              where);
+}
 
 std::vector<std::string_view> builtin_models() {
   return builtin_architectures();

@@ -11,12 +11,14 @@
 //                      ...]
 //
 // Every layer is one entry under its full name, because filters speak of names. Each expert's
-// linear is an entry of its own. The M that a command is given is the number of tokens that each
+// linear is an entry of its own, but in a model of many experts those of a layer, which are alike,
+// are one entry with a count (architecture.hpp). The M that a command is given is the number of tokens that each
 // linear sees. A balanced router sends an expert tokens * top_k / experts of them, so give that M
 // to judge the experts and the full number to judge the rest.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,6 +36,10 @@ struct Model {
 
 [[nodiscard]] std::vector<std::string_view> builtin_models();
 [[nodiscard]] Result<Model> load_model(std::string_view name_or_path);
+// The layers of a list, a config.json or an index of shards; `path` names it, and the shards are
+// beside it.
+[[nodiscard]] Result<std::vector<NamedLinear>> parse_model_json(std::string_view text,
+                                                                const std::filesystem::path& path);
 
 // Makes the shapes those of one of `tp` tensor-parallel ranks. By the last part of the name,
 // column-parallel layers lose out_features (wq wk wv w1 w3, q/k/v_proj, gate_proj, up_proj, the

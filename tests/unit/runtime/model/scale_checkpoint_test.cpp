@@ -231,6 +231,15 @@ TEST_F(ScaleCheckpoint, ThroughTheInterface) {
   const std::string path = directory.path() + "/scales";
   ASSERT_EQ(float8_scales_save_file(scales, state.data(), path.c_str(), nullptr), FLOAT8_OK);
   EXPECT_EQ(read_file(path).value(), std::string(bytes.begin(), bytes.end()));
+  // Saving over a private file keeps it private; a link is followed.
+  fs::permissions(path, fs::perms(0600));
+  fs::create_symlink("scales", directory.path() + "/link");
+  const std::string link = directory.path() + "/link";
+  ASSERT_EQ(float8_scales_save_file(scales, state.data(), link.c_str(), nullptr), FLOAT8_OK);
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms(0600));
+  EXPECT_EQ(float8_scales_load_file(scales, state.data(), "/dev/zero", nullptr),
+            FLOAT8_INVALID_ARGUMENT);
   const std::vector<uint8_t> before(state.data(), state.data() + state.bytes());
   const auto loads = [&](auto&& call) {
     std::memset(state.data(), 0, state.bytes());

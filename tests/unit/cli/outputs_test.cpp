@@ -1,0 +1,169 @@
+// Where the program writes: devices, links and pipes stay what they are, modes are kept, and names
+// that hold control characters reach neither a terminal nor a file.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "tests/unit/cli/run_tool.hpp"
+
+namespace f8::testing {
+namespace {
+
+using Words = std::vector<std::string>;
+
+const Words kFilter = {"filter",  "--model",  "llama3-8b", "--recipe",
+                       "rowwise", "--tokens", "8192",      "--quiet"};
+
+Words with(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// What each output option writes; {} stands for the path.
+const std::vector<Words> kOutputs = {
+    with(kFilter, {"-o", "{}"}),
+    with(kFilter, {"--verdicts", "{}"}),
+    {"db", "export", "-o", "{}"},
+    {"db", "export", "--format", "db", "-o", "{}"},
+    {"db", "export", "--format", "table", "-o", "{}"},
+};
+
+Words to(Words words, const std::string& path) {
+  for (std::string& word : words) {
+    if (word == "{}") word = path;
+  }
+  return words;
+}
+
+TEST(Outputs, GoIntoADeviceAndNotInItsPlace) {
+  const Tool tool;
+  const std::string null = (tool.path() / "null").string();
+  if (::mknod(null.c_str(), S_IFCHR | 0666, makedev(1, 3)) != 0) {
+    GTEST_SKIP() << "mknod is refused here";
+  }
+  std::filesystem::create_symlink("null", tool.path() / "link");
+  for (const Words& output : kOutputs) {
+    for (const char* path : {"null", "link"}) {
+      const Outcome outcome = tool(to(output, path));
+      EXPECT_EQ(outcome.code, 0) << outcome.err;
+      EXPECT_TRUE(fs::is_character_file(fs::symlink_status(tool.path() / "null")));
+      EXPECT_TRUE(fs::is_symlink(tool.path() / "link"));
+    }
+  }
+}
+
+TEST(Outputs, GoThroughALinkAndKeepTheMode) {
+  const Tool tool;
+  for (const Words& output : kOutputs) {
+    tool.write("target", "old");
+    ASSERT_EQ(::chmod((tool.path() / "target").c_str(), 0600), 0);
+    std::error_code ignored;
+    fs::create_symlink("target", tool.path() / "link", ignored);
+    tool.write("target.new", "mine");
+    EXPECT_EQ(tool(to(output, "link")).code, 0);
+    EXPECT_TRUE(fs::is_symlink(tool.path() / "link"));
+    EXPECT_EQ(fs::status(tool.path() / "target").permissions(), fs::perms(0600));
+    EXPECT_NE(read_file(tool.path() / "target").value(), "old");
+    EXPECT_EQ(read_file(tool.path() / "target.new").value(), "mine");
+  }
+}
+
+TEST(Outputs, StandardOutputIsAFileOfThisProcess) {
+  const Tool tool;
+  ASSERT_EQ(tool(to(kOutputs[1], "verdicts")).code, 0);
+  const Outcome outcome = tool(with(to(kOutputs[1], "/dev/stdout"), {"--json"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(outcome.out.starts_with(read_file(tool.path() / "verdicts").value()));
+  EXPECT_TRUE(fs::is_symlink("/dev/stdout"));
+  const Outcome text = tool(to(kOutputs[2], "/dev/stdout"));
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_TRUE(text.out.starts_with("{\"float8_tuning_db\""));
+}
+
+TEST(Outputs, ADirectoryIsRefusedInOneLine) {
+  const Tool tool;
+  fs::create_directory(tool.path() / "folder");
+  for (const Words& output : kOutputs) {
+    tool.expect_refused(1, to(output, "folder"), {"folder", "directory"});
+  }
+}
+
+TEST(Outputs, ExportsAtOnceAllSucceed) {
+  const Tool tool;
+  std::vector<std::thread> exports;
+  for (int i = 0; i < 4; ++i) {
+    exports.emplace_back([&tool] {
+      const Outcome outcome = tool(to(kOutputs[3], "copy.db"));
+      EXPECT_EQ(outcome.code, 0) << outcome.err;
+    });
+  }
+  for (std::thread& one : exports) one.join();
+  EXPECT_EQ(tool.json({"db", "check", "--db", "copy.db"})["ok"], true);
+}
+
+TEST(Inputs, ADeepConfigurationIsRefusedInOneLine) {
+  const Tool tool;
+  ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
+  std::string text = read_file(tool.path() / "all.jsonl").value();
+  const size_t at = text.find("\"config\":{");
+  const size_t end = text.find('}', at) + 1;
+  text.replace(at, end - at, "\"config\":" + std::string(80'000, '['));
+  tool.write("deep.jsonl", text);
+  tool.expect_refused(1, {"db", "import", "deep.jsonl", "--db", "new.db"},
+                      {"deep.jsonl", "nested"});
+}
+
+TEST(Inputs, APipeAndStandardInputAreImported) {
+  const Tool tool;
+  ASSERT_EQ(::mkfifo((tool.path() / "fifo").c_str(), 0600), 0);
+  std::thread writer([&tool] { EXPECT_EQ(tool(to(kOutputs[2], "fifo")).code, 0); });
+  const auto piped = tool.json({"db", "import", "fifo", "--db", "a.db"});
+  writer.join();
+  EXPECT_GT(piped["added"], 100);
+  ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
+  const int before = ::dup(STDIN_FILENO);
+  const int file = ::open((tool.path() / "all.jsonl").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(::dup2(file, STDIN_FILENO), 0);
+  const auto read = tool.json({"db", "import", "-", "--db", "b.db"});
+  ::dup2(before, STDIN_FILENO);
+  ::close(file);
+  ::close(before);
+  EXPECT_EQ(read["added"], piped["added"]);
+}
+
+TEST(Inputs, AFifoOrADeviceIsRefusedAndNotWaitedFor) {
+  const Tool tool;
+  ASSERT_EQ(::mkfifo((tool.path() / "fifo").c_str(), 0600), 0);
+  std::filesystem::create_symlink("/dev/zero", tool.path() / "zero");
+  for (const char* name : {"fifo", "zero"}) {
+    tool.expect_refused(1, {"db", "import", name, "--db", "new.db"}, {name});
+    tool.expect_refused(1, {"filter", "--model", name, "--recipe", "rowwise", "--tokens", "8192"},
+                        {name});
+  }
+}
+
+TEST(Inputs, NoControlByteOfAFileNameReachesTheTerminal) {
+  const Tool tool;
+  const std::string name = "a\x1b]0;title\x07\n\xc2\x9b";
+  tool.write(name, "no model");
+  for (const Words& words :
+       {Words{"filter", "--model", name, "--recipe", "rowwise", "--tokens", "8192"},
+        {"db", "import", name, "--db", "new.db"},
+        {"db", "info", "--db", name},
+        {name}}) {
+    const Outcome outcome = tool(words);
+    EXPECT_EQ(outcome.code, 1);
+    std::string_view rest = outcome.err;
+    EXPECT_FALSE(has_control(take_until(rest, '\n'))) << outcome.err;
+    EXPECT_TRUE(rest.empty()) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace f8::testing
