@@ -319,6 +319,7 @@ class SaveScales(Output):
 
 class Import(Scenario):
     """Rows are added to a database, or to one that does not exist yet."""
+    temporaries = ("user.db.new-",)
     journals = ("user.db-journal", "user.db-wal", "user.db-shm")
     old_lines = 40
     new_lines = 90
@@ -504,8 +505,10 @@ def main():
         print(f"folders: {shared}")
     else:
         shutil.rmtree(shared, ignore_errors=True)
-    for failure in failures:
+    for failure in failures[:20]:
         print("FAILED", failure, file=sys.stderr)
+    if len(failures) > 20:
+        print(f"and {len(failures) - 20} more", file=sys.stderr)
     return 1 if failures else 0
 
 
