@@ -1,6 +1,7 @@
 // Errors as values. A function that can fail returns Result<T> or Status, and F8_TRY propagates an
 // error to the caller. A message says what happened, where (file, option, field) and what to do
-// about it, in one line without a final newline.
+// about it, in one line without a final newline. Whatever bytes a file or its name brings into a
+// message, fail() escapes those that a terminal would act upon.
 #pragma once
 
 #include <expected>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "base/format.hpp"
+#include "base/text.hpp"
 
 namespace f8 {
 
@@ -37,7 +39,7 @@ using Status = std::expected<void, Error>;
 template <class... Args>
 [[nodiscard]] std::unexpected<Error> fail(ErrorCode code, fmt::format_string<Args...> format,
                                           Args&&... args) {
-  return std::unexpected(Error{code, f8::format(format, std::forward<Args>(args)...)});
+  return std::unexpected(Error{code, printable(f8::format(format, std::forward<Args>(args)...))});
 }
 
 // Returns the value that F8_TRY yields. It is not constexpr, because g++ 12 yields the moved-from

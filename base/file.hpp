@@ -1,9 +1,26 @@
-// Reading and writing whole files, with errors as values. write_file_atomic writes a temporary file
-// beside the target, flushes it and renames it: a reader sees the old bytes or the new ones, and a
-// full disk leaves the old ones.
+// Whole files in and out, with errors as values. These are the only reader and the only writer of
+// the library and of its tools, so that what follows holds for every file that they touch.
+//
+// Reading is bounded. A file has at most the bytes that the caller allows, and it is a regular file:
+// a directory, a device, a socket or a fifo is refused before a byte is read. A caller may welcome a
+// pipe, which is then waited for no longer than kPipePatience. Opening never blocks.
+//
+// Writing depends on what the path names:
+//   nothing, a regular file   a new file beside the target takes its place when it is complete: a
+//                             reader sees the old bytes or the new ones, and a full disk leaves the
+//                             old ones. The new file keeps the target's mode, and where the system
+//                             allows it its owner; without a target the umask decides. A file that
+//                             the caller may not write to is not replaced.
+//   a symbolic link           what it names is the target; it may not exist yet
+//   a character device, fifo  it is opened and written into, never replaced; /dev/stdout and its like
+//                             are the descriptor of this process
+//   a directory, a block device, a socket: refused
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -13,8 +30,29 @@ namespace f8 {
 
 namespace fs = std::filesystem;
 
-[[nodiscard]] Result<std::string> read_file(const fs::path& path);
+// What a caller without a reason for another limit allows.
+inline constexpr size_t kMaxFileBytes = size_t{256} << 20;
+// A pipe may be silent so long while somebody has it open for writing.
+inline constexpr std::chrono::seconds kPipePatience{30};
+
+enum class Pipes { kRefused, kWelcome };
+[[nodiscard]] Result<std::string> read_file(const fs::path& path, size_t max_bytes = kMaxFileBytes,
+                                            Pipes pipes = Pipes::kRefused);
+// The first `max_bytes` of a regular file of any size, or all of a shorter one.
+struct FileFront {
+  std::string bytes;
+  uint64_t file_bytes = 0;
+};
+[[nodiscard]] Result<FileFront> read_front(const fs::path& path, size_t max_bytes);
+// Reads an open descriptor of any kind to its end and waits as long as that takes. `name` is what
+// messages call it.
+[[nodiscard]] Result<std::string> read_descriptor(int fd, std::string_view name, size_t max_bytes);
+
 [[nodiscard]] Status write_file_atomic(const fs::path& path, std::string_view bytes);
+// The same for a library that wants a path: `fill` writes into an empty file, which takes the
+// target's place if `fill` succeeds.
+[[nodiscard]] Status replace_file(const fs::path& target,
+                                  const std::function<Status(const fs::path& empty)>& fill);
 // Writes in place and flushes; a crash may leave a part of the bytes.
 [[nodiscard]] Status write_file_synced(const fs::path& path, std::string_view bytes);
 [[nodiscard]] Status sync_directory(const fs::path& path);

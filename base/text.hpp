@@ -1,5 +1,5 @@
-// Helpers for text that comes from outside: splitting it, and quoting it so that a message that
-// contains it stays one readable line.
+// Helpers for text that comes from outside: splitting it, and showing it so that a message that
+// contains it stays one readable line and no byte of it commands a terminal.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,13 @@ namespace f8 {
 
 // Returns the text in single quotes. A byte that is not printable ASCII becomes \xNN, and "..." stands
 // for all beyond `longest` bytes.
-[[nodiscard]] std::string quote(std::string_view text, size_t longest = 100);
+[[nodiscard]] std::string quote(std::string_view text, size_t longest = 80);
+
+// Returns the text with each control character (C0, DEL, and C1, which some terminals obey too) and
+// each byte that is not UTF-8 as \xNN. Other text stays as it is; all of it is kept.
+[[nodiscard]] std::string printable(std::string_view text);
+// True if printable() would change the text.
+[[nodiscard]] bool has_control(std::string_view text);
 
 // Removes the text up to and including `separator` (all of it where there is none) from the front of
 // `rest` and returns it without the separator.

@@ -17,9 +17,7 @@ constexpr SealedKind kKind = {.magic = "float8-filter",
                               .remedy = "write it again with this one"};
 
 bool is_text(std::string_view text) {
-  return !text.empty() && std::ranges::none_of(text, [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-  });
+  return !text.empty() && !has_control(text);
 }
 
 bool is_number(std::string_view text) {
@@ -101,12 +99,40 @@ bool fits_pattern(std::string_view pattern, std::string_view fqn) {
   return pattern.empty() && fqn.empty();
 }
 
-const FilterFile::Decision* FilterFile::find(std::string_view fqn) const {
-  const auto exact = std::ranges::find(decisions, fqn, &Decision::fqn);
-  if (exact != decisions.end()) return &*exact;
-  const auto fitting =
-      std::ranges::find_if(decisions, [&](const Decision& d) { return fits_pattern(d.fqn, fqn); });
-  return fitting == decisions.end() ? nullptr : &*fitting;
+FilterIndex::FilterIndex(const FilterFile& file) {
+  for (const FilterFile::Decision& d : file.decisions) {
+    names_.emplace(d.fqn, &d);
+    if (d.fqn.find('*') != std::string::npos) patterns_.push_back(&d);
+  }
+}
+
+const FilterFile::Decision* FilterIndex::find(std::string_view fqn) const {
+  const auto exact = names_.find(fqn);
+  if (exact != names_.end()) return exact->second;
+  if (patterns_.empty()) return nullptr;
+  std::vector<std::string_view> parts;
+  std::vector<size_t> numbers;  // the parts that a "*" may stand for
+  for (std::string_view rest = fqn; !rest.empty();) {
+    parts.push_back(take_until(rest, '.'));
+    if (is_number(parts.back())) numbers.push_back(parts.size() - 1);
+  }
+  constexpr size_t kMostNumbers = 6;  // a layer of a list of experts has two
+  if (numbers.size() > kMostNumbers) {
+    const auto fitting = std::ranges::find_if(
+        patterns_, [&](const FilterFile::Decision* d) { return fits_pattern(d->fqn, fqn); });
+    return fitting == patterns_.end() ? nullptr : *fitting;
+  }
+  const FilterFile::Decision* first = nullptr;
+  for (size_t chosen = 1; chosen < size_t{1} << numbers.size(); ++chosen) {
+    std::vector<std::string_view> pattern = parts;
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if ((chosen >> i & 1) != 0) pattern[numbers[i]] = "*";
+    }
+    const auto found = names_.find(f8::format("{}", fmt::join(pattern, ".")));
+    // Decisions lie in the file's order.
+    if (found != names_.end() && (first == nullptr || found->second < first)) first = found->second;
+  }
+  return first;
 }
 
 Result<std::string> FilterFile::serialize() const {

@@ -12,6 +12,7 @@
 
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.hpp"
@@ -34,15 +35,24 @@ struct FilterFile {
   int64_t tokens = 0;
   std::vector<Decision> decisions;
 
-  // The decision of this name, else the first one whose pattern it fits; null: there is none.
-  [[nodiscard]] const Decision* find(std::string_view fqn) const;
-
   // kInvalidArgument for what the grammar cannot hold.
   [[nodiscard]] Result<std::string> serialize() const;
   // Accepts what serialize() writes and nothing else; kUnsupported for another version, kCorrupt
   // for everything else, saying which line.
   [[nodiscard]] static Result<FilterFile> parse(std::string_view text);
   bool operator==(const FilterFile&) const = default;
+};
+
+// Finds the decisions of a file, which must outlive it, without going through all of them.
+class FilterIndex {
+ public:
+  explicit FilterIndex(const FilterFile& file);
+  // The decision of this name, else the first one whose pattern it fits; null: there is none.
+  [[nodiscard]] const FilterFile::Decision* find(std::string_view fqn) const;
+
+ private:
+  std::unordered_map<std::string_view, const FilterFile::Decision*> names_;  // patterns too
+  std::vector<const FilterFile::Decision*> patterns_;                        // in the file's order
 };
 
 // "layers.*.wq" fits "layers.12.wq" and nothing that is no number there.

@@ -19,6 +19,7 @@
 
 namespace f8::tuning_db {
 
+inline constexpr size_t kMaxImportBytes = size_t{1} << 30;  // of an exported file
 inline constexpr int kSchemaVersion = 2;
 
 // The class of device that a lookup matches. key() hashes all fields.
@@ -211,7 +212,10 @@ class Database {
       const std::filesystem::path& other);  // idempotent, order-free
   [[nodiscard]] Status export_jsonl(
       const std::filesystem::path& path) const;  // sorted: equal data, equal bytes
+  // A file of at most kMaxImportBytes, or a pipe.
   [[nodiscard]] Result<MergeCount> import_jsonl(const std::filesystem::path& path);
+  // `name` stands for the text in errors.
+  [[nodiscard]] Result<MergeCount> import_jsonl(std::string_view text, std::string_view name);
   // A compact copy in one file, without a -wal beside it: the form to share or to embed.
   [[nodiscard]] Status export_db(const std::filesystem::path& path) const;
   [[nodiscard]] Status check() const;  // integrity, foreign keys, natural keys

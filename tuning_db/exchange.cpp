@@ -1,23 +1,36 @@
 // Whole files: merge, export and import. All three go through a Snapshot, so what one accepts the
 // others do too.
 #include "base/file.hpp"
+#include "tuning_db/json_text.hpp"
 #include "tuning_db/snapshot.hpp"
 #include "tuning_db/state.hpp"
 
 namespace f8::tuning_db {
 
+namespace {
+
+Result<Snapshot> snapshot_of(const Connection& db) {
+  Snapshot snapshot = F8_TRY(read_snapshot(db));
+  if (const Status sound = check_json(snapshot); !sound) {
+    return fail(ErrorCode::kCorrupt, "{}: {}", db.label(), sound.error().message);
+  }
+  return snapshot;
+}
+
+}  // namespace
+
 Result<Database::MergeCount> Database::merge_from(const fs::path& other) {
   F8_TRY(state_->require_writable());
   const Database source = F8_TRY(open(other, OpenMode::kReadOnly));
-  const Snapshot snapshot = F8_TRY(read_snapshot(*source.state_->db));
+  const Snapshot snapshot = F8_TRY(snapshot_of(*source.state_->db));
   return insert_snapshot(*state_->db, snapshot);
 }
 
 Status Database::export_jsonl(const fs::path& path) const {
-  const Snapshot snapshot = F8_TRY(read_snapshot(*state_->db));
+  const Snapshot snapshot = F8_TRY(snapshot_of(*state_->db));
   std::string text = "{\"float8_tuning_db\":2}\n";
   const auto append = [&text](const auto& records) {
-    for (const auto& record : records) text += to_json_line(record) + '\n';
+    for (const auto& record : records) text += without_controls(to_json_line(record)) + '\n';
   };
   append(snapshot.devices);
   append(snapshot.toolchains);
@@ -28,30 +41,26 @@ Status Database::export_jsonl(const fs::path& path) const {
 }
 
 Result<Database::MergeCount> Database::import_jsonl(const fs::path& path) {
+  return import_jsonl(F8_TRY(read_file(path, kMaxImportBytes, Pipes::kWelcome)), path.string());
+}
+
+Result<Database::MergeCount> Database::import_jsonl(std::string_view text, std::string_view name) {
   F8_TRY(state_->require_writable());
-  const std::string text = F8_TRY(read_file(path));
-  const Snapshot snapshot = F8_TRY(parse_jsonl(text, path.string()));
+  const Snapshot snapshot = F8_TRY(parse_jsonl(text, name));
   auto count = insert_snapshot(*state_->db, snapshot);
   if (!count) {
-    return fail(count.error().code, "cannot import {}, nothing was added: {}", path.string(),
+    return fail(count.error().code, "cannot import {}, nothing was added: {}", name,
                 count.error().message);
   }
   return count;
 }
 
 Status Database::export_db(const fs::path& path) const {
-  const fs::path temporary = path.string() + ".new";
-  std::error_code error;
-  fs::remove(temporary, error);
-  auto statement = F8_TRY(state_->db->prepare("VACUUM INTO ?"));
-  auto copied = statement.bind(temporary.string()).run();
-  if (!copied) {
-    fs::remove(temporary, error);
-    return copied;
-  }
-  fs::rename(temporary, path, error);
-  if (!error) return {};
-  return fail(ErrorCode::kIo, "{}: cannot write it: {}", path.string(), error.message());
+  return replace_file(path, [this](const fs::path& empty) -> Status {
+    auto statement = F8_TRY(state_->db->prepare("VACUUM INTO ?"));
+    // SQLite takes a name that begins with "file:" for a URI; an absolute one does not.
+    return statement.bind(fs::absolute(empty).string()).run();
+  });
 }
 
 }  // namespace f8::tuning_db

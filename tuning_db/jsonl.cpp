@@ -17,6 +17,8 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "base/text.hpp"
+#include "tuning_db/json_text.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/snapshot.hpp"
 
@@ -104,12 +106,17 @@ std::string without_folders(const std::string& argument) {
 }
 
 Json exported_argv(const std::string& argv) {
-  Json json = Json::parse(argv, nullptr, false);
+  Json json = parse_json(argv, "argv").value_or(nullptr);
   if (!json.is_array()) return Json::array();
   for (Json& argument : json) {
     if (argument.is_string()) argument = without_folders(argument.get<std::string>());
   }
   return json;
+}
+
+// A row's text; null where it is no JSON, which check_json refuses before anything is written.
+Json stored_json(const std::string& text) {
+  return parse_json(text, "it").value_or(nullptr);
 }
 
 // Reads the members of one object and remembers the first thing that is wrong.
@@ -191,6 +198,7 @@ void check_key(Reader& read, const char* name, const std::string& actual) {
 void parse_device(Reader& read, Snapshot& snapshot) {
   DeviceClass d;
   fields_of_device(d, read);
+  if (has_control(d.name)) read.complain("name", "has control characters");
   check_key(read, "device", d.key());
   snapshot.devices.push_back(std::move(d));
 }
@@ -264,7 +272,7 @@ void parse_trial(const Json& json, Reader& read, Snapshot& snapshot) {
   if (!problem) return read.complain("problem", "is not a problem key: " + problem.error().message);
   t.problem = *std::move(problem);
   const auto parsed = parse_trial_state(state);
-  if (!parsed) return read.complain("state", "is " + state + ", which is no state");
+  if (!parsed) return read.complain("state", "is " + quote(state) + ", which is no state");
   t.result.state = *parsed;
   take_data_from_reason(t.result);
   if (const Status valid = validate(t.result); !valid) {
@@ -293,7 +301,7 @@ Status check_header(const Json& json, std::string_view name, size_t line) {
   if (*format >= kOldestFormat && *format <= kFormat) return {};
   return fail(ErrorCode::kUnsupported,
               "{}:{}: its format is {}, this program knows {}; use the float8 that wrote it", name,
-              line, dump(*format), kFormat);
+              line, quote(dump(*format)), kFormat);
 }
 
 }  // namespace
@@ -311,9 +319,8 @@ std::string to_json_line(const Toolchain& toolchain) {
 }
 
 std::string to_json_line(const Method& method) {
-  return dump(Json{{"method", method.key()},
-                   {"fidelity", method.fidelity},
-                   {"spec", Json::parse(method.spec, nullptr, false)}});
+  return dump(Json{
+      {"method", method.key()}, {"fidelity", method.fidelity}, {"spec", stored_json(method.spec)}});
 }
 
 std::string to_json_line(const RunRecord& run) {
@@ -330,7 +337,7 @@ std::string to_json_line(const TrialRecord& trial) {
             {"attempt", trial.attempt},
             {"problem", trial.problem.key()},
             {"impl", to_string(trial.candidate.impl)},
-            {"config", Json::parse(trial.candidate.config, nullptr, false)},
+            {"config", stored_json(trial.candidate.config)},
             {"state", to_string(result.state)}};
   if (!trial.candidate.source_hash.empty()) json["source_hash"] = trial.candidate.source_hash;
   if (!result.reason.empty()) json["reason"] = result.reason;
@@ -352,6 +359,14 @@ std::string to_json_line(const TrialRecord& trial) {
   return dump(json);
 }
 
+Status check_json(const Snapshot& snapshot) {
+  for (const Method& m : snapshot.methods) F8_TRY(parse_json(m.spec, "the spec of a method"));
+  for (const TrialRecord& t : snapshot.trials) {
+    F8_TRY(parse_json(t.candidate.config, f8::format("the configuration of trial {}", t.uuid)));
+  }
+  return {};
+}
+
 Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name) {
   Snapshot snapshot;
   bool has_header = false;
@@ -360,11 +375,13 @@ Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name) {
     const std::string_view record = text.substr(0, end);
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
     if (record.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const Json json = Json::parse(record, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) {
-      return fail(ErrorCode::kCorrupt, "{}:{}: not a JSON object; is the file cut off?", name,
-                  line);
+    auto parsed = parse_json(record, f8::format("{}:{}:", name, line));
+    if (!parsed || !parsed->is_object()) {
+      return fail(
+          ErrorCode::kCorrupt, "{}; is the file cut off?",
+          parsed ? f8::format("{}:{}: not a JSON object", name, line) : parsed.error().message);
     }
+    const Json& json = *parsed;
     if (!has_header || json.contains("float8_tuning_db")) {
       F8_TRY(check_header(json, name, line));
       has_header = true;

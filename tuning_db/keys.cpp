@@ -9,6 +9,7 @@
 
 #include "base/hash.hpp"
 #include "base/text.hpp"
+#include "tuning_db/json_text.hpp"
 #include "tuning_db/rows.hpp"
 
 namespace f8::tuning_db {
@@ -39,11 +40,7 @@ std::string dump(const nlohmann::json& json) {
 }
 
 Result<std::string> canonical_json(std::string_view text) {
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) {
-    return fail(ErrorCode::kInvalidArgument, "not JSON: {}", text.substr(0, 80));
-  }
-  return dump(json);
+  return dump(F8_TRY(parse_json(text, quote(text))));
 }
 
 std::string DeviceClass::key() const {
@@ -111,7 +108,7 @@ Result<TrialState> parse_trial_state(std::string_view text) {
   for (size_t i = 0; i < kStates.size(); ++i) {
     if (kStates[i] == text) return static_cast<TrialState>(i);
   }
-  return fail(ErrorCode::kCorrupt, "unknown trial state '{}'", text);
+  return fail(ErrorCode::kCorrupt, "unknown trial state {}", quote(text));
 }
 
 std::string new_uuid() {

@@ -45,6 +45,8 @@ struct Snapshot {
 [[nodiscard]] std::string to_json_line(const Method& method);
 [[nodiscard]] std::string to_json_line(const RunRecord& run);
 [[nodiscard]] std::string to_json_line(const TrialRecord& trial);
+// The JSON within the records, which a database file may hold in any form, can be written again.
+[[nodiscard]] Status check_json(const Snapshot& snapshot);
 // `name` stands in errors, with the line's number.
 [[nodiscard]] Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name);
 

@@ -2,9 +2,10 @@
 // measured speedup with where it comes from.
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/file.hpp"
+#include "base/text.hpp"
+#include "tuning_db/json_text.hpp"
 #include "tuning_db/state.hpp"
 #include "tuning_db/trial_rows.hpp"
 
@@ -12,7 +13,7 @@ namespace f8::tuning_db {
 namespace {
 
 TableDevice table_device(const DeviceClass& d) {
-  return {.name = d.name,
+  return {.name = printable(d.name),
           .cc = d.cc,
           .sm_count = d.sm_count,
           .l2_bytes = d.l2_bytes,
@@ -25,10 +26,7 @@ TableDevice table_device(const DeviceClass& d) {
 
 // The label of a database without its folder: folders of one machine say nothing to others.
 std::string source_of(const std::string& layer) {
-  std::string name = fs::path(layer).filename().string();
-  for (char& c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
+  const std::string name = printable(fs::path(layer).filename().string());
   return name.empty() ? "database" : name;
 }
 
@@ -102,7 +100,7 @@ Status add_linears(const Database& db, const std::string& recipe, TuningTable& t
 
 // A candidate's JSON as a kernel: a GEMM configuration, or "h3" for a heuristic.
 Result<LinearKernel> table_kernel(const Candidate& c) {
-  const auto json = nlohmann::json::parse(c.config, nullptr, false);
+  const auto json = parse_json(c.config, "it").value_or(nullptr);
   const bool generated = c.impl == Impl::kGenerated;
   if (json.is_object()) {
     const auto found = json.find(generated ? "config" : "heuristic");
@@ -114,7 +112,7 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}",
-              to_string(c.impl), c.config,
+              to_string(c.impl), quote(c.config),
               generated ? R"({"config":"..."})" : R"({"heuristic":N})");
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/model/model_plan.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "base/text.hpp"
@@ -47,7 +48,7 @@ Status check_verdicts(const ModelOptions& options) {
 }
 
 // Takes over what the filter file says of a layer.
-Status take_verdict(const FilterFile& file, const ModelLinear& linear, ConvertedLinear& out) {
+Status take_verdict(const FilterIndex& file, const ModelLinear& linear, ConvertedLinear& out) {
   const FilterFile::Decision* found = file.find(linear.name);
   if (found == nullptr) {
     return fail(ErrorCode::kInvalidArgument,
@@ -89,12 +90,19 @@ std::vector<Distinct> distinct_plans(std::span<const ModelLinear> linears,
                                      const ModelOptions& options,
                                      const std::vector<ConvertedLinear>& verdicts) {
   std::vector<Distinct> all;
+  std::map<Shape, std::vector<size_t>> of_shape;  // the plans of a shape differ in few options
   for (size_t i = 0; i < linears.size(); ++i) {
     if (!verdicts[i].convert) continue;
     LinearDesc desc = desc_of(linears[i], options);
-    auto same = std::ranges::find(all, desc, &Distinct::desc);
-    if (same == all.end()) same = all.insert(all.end(), {std::move(desc), {}});
-    same->members.push_back(i);
+    std::vector<size_t>& alike = of_shape[desc.shape];
+    const auto same =
+        std::ranges::find_if(alike, [&](size_t plan) { return all[plan].desc == desc; });
+    if (same == alike.end()) {
+      alike.push_back(all.size());
+      all.push_back({std::move(desc), {i}});
+    } else {
+      all[*same].members.push_back(i);
+    }
   }
   return all;
 }
@@ -125,7 +133,11 @@ Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> l
                                                   const TuningTable* table) {
   const std::vector<NamedLinear> layers = F8_TRY(check(linears, options));
   const ModelFilter& filter = options.filter;
-  if (filter.verdicts) F8_TRY(check_verdicts(options));
+  std::optional<FilterIndex> verdicts;
+  if (filter.verdicts) {
+    F8_TRY(check_verdicts(options));
+    verdicts.emplace(*filter.verdicts);
+  }
   const TuningTable none;
   const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe.name);
   auto decided = F8_TRY(tuning_db::filter(layers,
@@ -149,8 +161,8 @@ Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> l
         out.convert = false;
         out.reason = "kept in bf16: the callback said so";
         out.evidence = Evidence::kRule;
-      } else if (filter.verdicts) {
-        F8_TRY(take_verdict(*filter.verdicts, linears[i], out));
+      } else if (verdicts) {
+        F8_TRY(take_verdict(*verdicts, linears[i], out));
       }
     }
     all.push_back(std::move(out));

@@ -116,7 +116,7 @@ Result<int> bench_casts(const BenchOptions& options, const std::string& list,
   if (global.json) {
     print_json({{"device", machine.backend->device().name}, {"results", results}});
   } else {
-    print(text);
+    print_styled(text);
   }
   return bad ? kExitRegression : kExitOk;
 }

@@ -123,7 +123,7 @@ Result<int> bench_epilogue(const Options& options, const Global& global) {
   if (global.json) {
     print_json({{"device", machine.backend->device().name}, {"results", results}});
   } else {
-    print(text);
+    print_styled(text);
   }
   return bad ? kExitRegression : kExitOk;
 }

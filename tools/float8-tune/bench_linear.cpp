@@ -148,7 +148,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
     print_json(
         {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}});
   } else {
-    print(text + (summary.empty() ? "" : "\n" + summary));
+    print_styled(text + (summary.empty() ? "" : "\n" + summary));
   }
   return all_failed > 0 ? kExitRegression : kExitOk;
 }

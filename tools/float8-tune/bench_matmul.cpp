@@ -180,7 +180,7 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
     print_json(
         {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}});
   } else {
-    print(text + (summary.empty() ? "" : "\n" + summary));
+    print_styled(text + (summary.empty() ? "" : "\n" + summary));
   }
   return bad ? kExitRegression : kExitOk;
 }

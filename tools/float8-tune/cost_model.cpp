@@ -95,7 +95,7 @@ class Report {
     if (global.json) {
       print_json({{"regret", json_}});
     } else {
-      print(table_.text(stdout_color(global)));
+      print_styled(table_.text(stdout_color(global)));
     }
   }
 

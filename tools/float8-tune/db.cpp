@@ -1,4 +1,6 @@
 // db: whole databases: info, check, schema, migrate, merge, export, import.
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 
@@ -128,14 +130,22 @@ Result<int> merge(const std::vector<fs::path>& sources, const Global& global) {
   return report_counts(global, total);
 }
 
+// "-" is standard input.
+Result<std::string> read_export(const fs::path& source) {
+  if (source == "-") {
+    return read_descriptor(STDIN_FILENO, "standard input", tuning_db::kMaxImportBytes);
+  }
+  return read_file(source, tuning_db::kMaxImportBytes, Pipes::kWelcome);
+}
+
 Result<int> import_file(const fs::path& source, const Global& global) {
-  F8_TRY(read_file(source));  // fails before a database is created
+  const std::string text = F8_TRY(read_export(source));  // before a database is created
   std::error_code error;
   const bool existed = global.db.empty() || fs::exists(global.db, error);
   Result<Database::MergeCount> count;
   {
     Database target = F8_TRY(open_user_database(global, OpenMode::kCreate));
-    count = target.import_jsonl(source);
+    count = target.import_jsonl(text, source == "-" ? "standard input" : source.string());
   }
   if (!count) {
     if (!existed) fs::remove(global.db, error);
@@ -195,7 +205,7 @@ void add_db(CLI::App& app, Program& program) {
   auto source = std::make_shared<fs::path>();
   add_command(*group, program, "import", "add the trials of an exported file to --db",
               Needs::kNothing, [source, &global] { return import_file(*source, global); })
-      ->add_option("file", *source, "written by db export")
+      ->add_option("file", *source, "written by db export; a pipe, or - for standard input")
       ->required();
 
   auto options = std::make_shared<ExportOptions>();

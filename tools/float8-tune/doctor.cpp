@@ -245,7 +245,7 @@ Result<int> run(const Global& global, int ordinal) {
   for (const Finding& finding : report.findings) {
     table.add({finding.part, finding.ok ? "ok" : "--", finding.text});
   }
-  print(table.text(stdout_color(global)));
+  print_styled(table.text(stdout_color(global)));
   print(f8::format("\nworks here: {}\n", fmt::join(works, ", ")));
   if (!missing.empty()) print(f8::format("does not:   {}\n", fmt::join(missing, ", ")));
   return kExitOk;

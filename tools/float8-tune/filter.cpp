@@ -2,7 +2,9 @@
 #include "tuning_db/estimate/filter.hpp"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <tuple>
 
 #include "base/file.hpp"
 #include "recipes/filter_file.hpp"
@@ -97,18 +99,15 @@ struct Row {
 
 std::vector<Row> rows_of(const tuning_db::FilterResult& result) {
   std::vector<Row> rows;
+  std::map<std::tuple<std::string, int64_t, int64_t, bool, std::string_view>, size_t> known;
   for (const tuning_db::FilterDecision& d : result.decisions) {
     const std::string name = pattern_of(d.layer.fqn);
-    const auto same = [&](const Row& row) {
-      return row.name == name && row.decision->layer.in_features == d.layer.in_features &&
-             row.decision->layer.out_features == d.layer.out_features &&
-             row.decision->convert == d.convert && row.decision->reason == d.reason;
-    };
-    const auto found = std::ranges::find_if(rows, same);
-    if (found != rows.end()) {
-      found->count += d.layer.count;
-    } else {
+    const auto [at, is_new] = known.try_emplace(
+        {name, d.layer.in_features, d.layer.out_features, d.convert, d.reason}, rows.size());
+    if (is_new) {
       rows.push_back({name, &d, d.layer.count});
+    } else {
+      rows[at->second].count += d.layer.count;
     }
   }
   return rows;
@@ -136,7 +135,7 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
                f8::format("{:.3f}", d.speedup), f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi),
                std::string(to_string(d.evidence)), d.reason});
   }
-  print(table.text(color));
+  print_styled(table.text(color));
   print(f8::format(
       "\n{} of {} linears to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n", converted,
       all, options.recipe, options.policy, options.model.tokens,
@@ -172,7 +171,9 @@ Result<int> filter(const Options& options, const Global& global) {
   const tuning_db::Estimator estimator(table, recipe.name, options.device);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   note_experts(model, options.model.tokens, global);
-  const Json json = to_json(options, result);
+  // A large model's is large; it is made where somebody wants it.
+  const bool wants_json = global.json || !options.output.empty();
+  const Json json = wants_json ? to_json(options, result) : Json();
   if (!options.output.empty()) {
     F8_TRY(of_option("-o", write_json(options.output, json)));
     note(global, "wrote {}", options.output.string());

@@ -7,6 +7,8 @@
 #include <cstdio>
 
 #include "base/file.hpp"
+#include "base/text.hpp"
+#include "tuning_db/json_text.hpp"
 
 namespace f8::cli {
 namespace {
@@ -21,10 +23,23 @@ void write_stderr(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
+// The text with all of its control characters but tabs and ends of lines escaped.
+std::string printable_lines(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of("\n\t"), text.size());
+    out += printable(text.substr(0, end));
+    if (end < text.size()) out += text[end];
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string json_text(const Json& value) {
-  return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return tuning_db::without_controls(value.dump(2, ' ', false, Json::error_handler_t::replace) +
+                                     "\n");
 }
 
 void print_json(const Json& value) {
@@ -53,6 +68,13 @@ std::string microseconds(double ns) {
 
 std::string interval_text(double lo, double hi, int digits) {
   return f8::format("[{:.{}f}, {:.{}f}]", lo, digits, hi, digits);
+}
+
+void Table::add(std::vector<std::string> row) {
+  for (std::string& cell : row) {
+    if (has_control(cell)) cell = printable(cell);
+  }
+  rows_.push_back(std::move(row));
 }
 
 std::string Table::text(bool color) const {
@@ -87,6 +109,10 @@ std::string Table::text(bool color) const {
 }
 
 void print(std::string_view text) {
+  print_styled(printable_lines(text));
+}
+
+void print_styled(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
@@ -107,14 +133,13 @@ Status finish_output() {
 }
 
 void note_line(const Global& global, std::string_view line) {
-  if (!global.quiet) write_stderr(std::string(line) + "\n");
+  if (!global.quiet) write_stderr(printable_lines(line) + "\n");
 }
 
 void print_error(std::string_view message) {
   std::string line(message);
-  std::ranges::replace_if(
-      line, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
-  write_stderr("float8-tune: " + line + "\n");
+  std::ranges::replace(line, '\n', ' ');
+  write_stderr("float8-tune: " + printable(line) + "\n");
 }
 
 Progress::Progress(const Global& global, std::chrono::milliseconds heartbeat)

@@ -36,7 +36,7 @@ class Table {
     Align align = Align::kRight;
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void add(std::vector<std::string> row);  // control characters are escaped
   [[nodiscard]] std::string text(bool color) const;
 
  private:
@@ -44,7 +44,10 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-void print(std::string_view text);  // to standard output, as it is
+// To standard output: lines of text. Control characters that the text brings along are escaped.
+void print(std::string_view text);
+// As it is: for tables, whose cells are escaped already and whose heads may be bold.
+void print_styled(std::string_view text);
 [[nodiscard]] bool stdout_color(const Global& global);
 [[nodiscard]] bool stderr_is_terminal();
 // Fails where standard output could not be written; a full disk shows here.
@@ -56,7 +59,7 @@ template <class... Args>
 void note(const Global& global, fmt::format_string<Args...> format, Args&&... args) {
   note_line(global, f8::format(format, std::forward<Args>(args)...));
 }
-// Prints the one line of a failure. Control characters are replaced, so that no input can break it.
+// Prints the one line of a failure, with control characters escaped, so that no input can break it.
 void print_error(std::string_view message);
 
 // A status line on standard error: rewritten in place on a terminal, else a line at most every

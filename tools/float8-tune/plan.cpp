@@ -139,7 +139,7 @@ Result<int> run(const Options& options, const Global& global) {
                 {"predicted_s", rounded(plan.predicted_s, 3)}});
     return kExitOk;
   }
-  print(table.text(stdout_color(global)));
+  print_styled(table.text(stdout_color(global)));
   print(f8::format(
       "\n{} linears, {} trials, about {:.0f} s of an H100. {} configurations are pruned: the cost "
       "model puts them behind the best {} of their GEMM.\n",

@@ -159,7 +159,7 @@ void print_table(const Outcome& outcome, bool color) {
                f8::format("{}", fmt::join(wanted.roles, ", ")),
                f8::format("{}", fmt::join(wanted.chosen_by, ", "))});
   }
-  print(table.text(color));
+  print_styled(table.text(color));
   const auto total = static_cast<int64_t>(outcome.cubins.size());
   print(f8::format("\n{} kernels for {} shapes in {}: {} compiled, {} from the cache, {:.2f} s\n",
                    total, outcome.plan.shapes.size(), outcome.cache_dir.string(),

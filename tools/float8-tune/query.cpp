@@ -138,7 +138,7 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
                ratio ? f8::format("[{:.3f}, {:.3f}]", ratio->lo, ratio->hi) : "-",
                row.at.substr(0, 10)});
   }
-  print(table.text(color));
+  print_styled(table.text(color));
   if (answer.by_linear) print("  the first is what the fastest linear of this shape took\n");
   const TrialRow& first = answer.ok.front();
   print(f8::format("  {}; {}; method {}; {}\n", first.device_name, first.toolchain,

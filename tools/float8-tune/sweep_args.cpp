@@ -4,7 +4,9 @@
 #include <charconv>
 #include <set>
 
+#include "base/text.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tuning_db/json_text.hpp"
 
 namespace f8::cli {
 namespace {
@@ -151,7 +153,7 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
 }
 
 Result<SweepArgs> parse_canonical(const std::string& argv) {
-  const auto json = Json::parse(argv, nullptr, false);
+  const auto json = tuning_db::parse_json(argv, "it").value_or(nullptr);
   std::vector<std::string> words;
   bool well_formed = json.is_array() && !json.empty();
   for (size_t i = 1; well_formed && i < json.size(); ++i) {
@@ -173,7 +175,7 @@ Result<SweepArgs> parse_canonical(const std::string& argv) {
   return fail(
       ErrorCode::kCorrupt,
       "the run's command line {} is not one that this version understands; begin a new sweep",
-      argv);
+      quote(argv));
 }
 
 Result<double> parse_duration_s(std::string_view text) {
@@ -188,7 +190,8 @@ Result<double> parse_duration_s(std::string_view text) {
   }
   const auto value = parse_number(digits);
   if (!value || *value == 0) {
-    return fail(ErrorCode::kInvalidArgument, "\"{}\" is no duration; write 90s, 10m or 1h", text);
+    return fail(ErrorCode::kInvalidArgument, "{} is no duration; write 90s, 10m or 1h",
+                quote(text));
   }
   return *value * unit;
 }
@@ -197,7 +200,7 @@ Result<double> parse_fraction(std::string_view text) {
   const bool percent = text.ends_with('%');
   const auto value = parse_number(percent ? text.substr(0, text.size() - 1) : text);
   if (!value || *value == 0 || *value > (percent ? 100 : 1)) {
-    return fail(ErrorCode::kInvalidArgument, "\"{}\" is no fraction; write 0.5% or 0.005", text);
+    return fail(ErrorCode::kInvalidArgument, "{} is no fraction; write 0.5% or 0.005", quote(text));
   }
   return percent ? *value / 100 : *value;
 }

@@ -5,6 +5,7 @@
 
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/clock.hpp"
+#include "tuning_db/json_text.hpp"
 
 namespace f8::cli {
 namespace {
@@ -155,7 +156,7 @@ void SweepReporter::finished(const tuning_db::TrialKey& trial, const tuning_db::
   if (!result.reason.empty()) event["reason"] = result.reason;
   event["done"] = progress.done;
   event["cells"] = progress.trials;
-  line(event.dump(-1, ' ', false, Json::error_handler_t::replace));
+  line(tuning_db::without_controls(event.dump(-1, ' ', false, Json::error_handler_t::replace)));
 }
 
 void SweepReporter::tick(const tuner::SweepProgress& progress) {
@@ -184,7 +185,7 @@ void print_outcome(const Global& global, const std::string& run_uuid,
   if (global.json) {
     print_json(outcome_json(run_uuid, device, outcome));
   } else {
-    print(result_table(outcome, stdout_color(global)));
+    print_styled(result_table(outcome, stdout_color(global)));
   }
   const int64_t failed =
       count_of(progress, {TrialState::kLaunchError, TrialState::kTimeout, TrialState::kWrong,

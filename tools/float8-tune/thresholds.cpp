@@ -71,7 +71,7 @@ Result<int> thresholds(const Options& options, const Global& global) {
                none ? "-" : f8::format("{}", t.k_max), f8::format("{}/{}", t.agree, t.cells),
                f8::format("{}/{}", t.torchao_agree, t.cells)});
   }
-  print(table.text(stdout_color(global)));
+  print_styled(table.text(stdout_color(global)));
   std::vector<std::string> texts;
   for (const Box& box : boxes) texts.push_back(text_of(box));
   print(f8::format("\ntorchao keeps bf16: {}\n",

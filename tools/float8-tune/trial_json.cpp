@@ -1,10 +1,15 @@
 #include "tools/float8-tune/trial_json.hpp"
 
+#include "base/text.hpp"
+#include "tuning_db/json_text.hpp"
+
 namespace f8::cli {
 namespace {
 
+// The configuration as JSON; where it is none, its beginning as a string.
 Json config_json(const tuning_db::Candidate& candidate) {
-  return Json::parse(candidate.config, nullptr, /*allow_exceptions=*/false);
+  const auto parsed = tuning_db::parse_json(candidate.config, "it");
+  return parsed ? Json(*parsed) : Json(quote(candidate.config));
 }
 
 template <class T>
@@ -28,7 +33,7 @@ std::string candidate_text(const tuning_db::Candidate& candidate) {
   if (config.contains("heuristic") && config["heuristic"].is_number_integer()) {
     return f8::format("{} h{}", impl, config["heuristic"].get<int64_t>());
   }
-  return impl + " " + config.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return impl + " " + quote(config.dump(-1, ' ', true, Json::error_handler_t::replace));
 }
 
 void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
@@ -43,7 +48,7 @@ Json trial_json(const tuning_db::TrialRow& row) {
   const Json config = config_json(row.candidate);
   Json json = {{"uuid", row.uuid},
                {"impl", to_string(row.candidate.impl)},
-               {"config", config.is_discarded() ? Json(row.candidate.config) : config},
+               {"config", config},
                {"state", tuning_db::to_string(result.state)}};
   if (result.timing) {
     const tuning_db::Timing& t = *result.timing;

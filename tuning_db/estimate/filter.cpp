@@ -2,6 +2,7 @@
 #include "tuning_db/estimate/filter.hpp"
 
 #include <cmath>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -32,10 +33,25 @@ void decide_measured(FilterDecision& d, const std::optional<Estimate>& e, Shape 
   d.reason = std::move(verdict.reason);
 }
 
+// Many layers of a model have one shape, whose estimate is made once.
+class Estimates {
+ public:
+  explicit Estimates(const Estimator& estimator) : estimator_(estimator) {}
+  const std::optional<Estimate>& operator()(Shape shape) {
+    const auto [at, is_new] = known_.try_emplace(shape);
+    if (is_new) at->second = estimator_.estimate(shape);
+    return at->second;
+  }
+
+ private:
+  const Estimator& estimator_;
+  std::map<Shape, std::optional<Estimate>> known_;
+};
+
 FilterDecision decide(const NamedLinear& layer, const FilterOptions& options,
-                      const NameFilter& names, const Estimator& estimator) {
+                      const NameFilter& names, const Estimator& estimator, Estimates& estimates) {
   const Shape shape{options.tokens, layer.out_features, layer.in_features};
-  const std::optional<Estimate> e = estimator.estimate(shape);
+  const std::optional<Estimate>& e = estimates(shape);
   FilterDecision d{.layer = layer, .reason = kept_by_name_or_size(names, layer)};
   if (e) d.bf16_ns = e->bf16_ns;
   if (e && kept_by_name_or_size({}, layer).empty()) {
@@ -95,8 +111,9 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   }
   FilterResult result;
   result.device = estimator.device();
+  Estimates estimates(estimator);
   for (const NamedLinear& layer : layers) {
-    result.decisions.push_back(decide(layer, options, names, estimator));
+    result.decisions.push_back(decide(layer, options, names, estimator, estimates));
   }
   result.estimated_model_speedup = model_speedup(result.decisions);
   return result;

@@ -17,7 +17,28 @@ TEST(Quote, OtherBytesAreEscapedAndLongTextIsCut) {
   EXPECT_EQ(quote("\x7f"), "'\\x7f'");
   EXPECT_EQ(quote("abcdef", 6), "'abcdef'");
   EXPECT_EQ(quote("abcdef", 5), "'abcde'...");
-  EXPECT_LE(quote(std::string(1 << 20, '\n')).size(), 405U);
+  EXPECT_EQ(quote(std::string(1 << 20, '\n')).size(), 80U * 4 + 5);
+}
+
+TEST(Printable, KeepsTextAndEscapesWhatCommandsATerminal) {
+  EXPECT_EQ(printable("plain ~ text"), "plain ~ text");
+  EXPECT_EQ(printable("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \xc2\xa0"),
+            "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \xc2\xa0");
+  EXPECT_EQ(printable("\x1b[31m\r\n\t\x7f"), "\\x1b[31m\\x0d\\x0a\\x09\\x7f");
+  EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b");  // CSI, one character of C1
+  EXPECT_EQ(printable("a\x9b"
+                      "b"),
+            "a\\x9b"
+            "b");  // the same without UTF-8
+  EXPECT_EQ(printable("\xc0\x9b\xe0\x80\x9b"), "\\xc0\\x9b\\xe0\\x80\\x9b");  // too long
+  EXPECT_EQ(printable("\xed\xa0\x80\xf5"), "\\xed\\xa0\\x80\\xf5");  // a surrogate, no lead
+  EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");                    // cut off
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+  for (int byte = 0; byte < 256; ++byte) {
+    const std::string one(1, static_cast<char>(byte));
+    EXPECT_EQ(has_control(one), printable(one) != one) << byte;
+    EXPECT_FALSE(has_control(printable(one))) << byte;
+  }
 }
 
 TEST(TakeUntil, SplitsOffTheFront) {

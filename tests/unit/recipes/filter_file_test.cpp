@@ -36,11 +36,11 @@ TEST(FilterFile, ThereAndBack) {
 
 TEST(FilterFile, FindsNamesBeforePatterns) {
   const FilterFile file = sample();
-  EXPECT_TRUE(file.find("layers.12.attention.wq")->convert);
-  EXPECT_FALSE(file.find("layers.3.attention.wq")->convert);
-  EXPECT_EQ(file.find("layers.x.attention.wq"), nullptr);
-  EXPECT_EQ(file.find("layers.12.attention.wk"), nullptr);
-  EXPECT_EQ(file.find(""), nullptr);
+  EXPECT_TRUE(FilterIndex(file).find("layers.12.attention.wq")->convert);
+  EXPECT_FALSE(FilterIndex(file).find("layers.3.attention.wq")->convert);
+  EXPECT_EQ(FilterIndex(file).find("layers.x.attention.wq"), nullptr);
+  EXPECT_EQ(FilterIndex(file).find("layers.12.attention.wk"), nullptr);
+  EXPECT_EQ(FilterIndex(file).find(""), nullptr);
 }
 
 TEST(FilterFile, Patterns) {

@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/text.hpp"
 #include "runtime/linear/kernels.hpp"
+#include "tuning_db/json_text.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -190,7 +192,7 @@ Result<runtime::GemmChoice> to_choice(const Candidate& candidate) {
 
 Result<Candidate> from_row(const tuning_db::Candidate& row) {
   const std::string_view impl = to_string(row.impl);
-  const auto json = nlohmann::json::parse(row.config, nullptr, false);
+  const auto json = tuning_db::parse_json(row.config, "it").value_or(nullptr);
   if (json.is_object()) {
     if (row.impl == tuning_db::Impl::kFloat8 || row.impl == tuning_db::Impl::kBf16) {
       return parse_candidate(impl, "");
@@ -199,11 +201,11 @@ Result<Candidate> from_row(const tuning_db::Candidate& row) {
       return parse_candidate(impl, json["config"].get<std::string>());
     }
     if (json.contains("heuristic") && json["heuristic"].is_number_integer()) {
-      return parse_candidate(impl, f8::format("h{}", json["heuristic"].get<int>()));
+      return parse_candidate(impl, f8::format("h{}", json["heuristic"].get<int64_t>()));
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} {}: not a configuration that this version knows",
-              impl, row.config);
+              impl, quote(row.config));
 }
 
 tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {

@@ -46,12 +46,16 @@ void add_dense(std::vector<NamedLinear>& out, const std::string& prefix, const A
 void add_experts(std::vector<NamedLinear>& out, const std::string& prefix, const Architecture& a) {
   const std::string moe = prefix + "block_sparse_moe.";
   out.push_back({moe + "gate", a.hidden, a.experts});
-  for (int64_t e = 0; e < a.experts; ++e) {
-    const std::string expert = f8::format("{}experts.{}.", moe, e);
-    out.push_back({expert + "w1", a.hidden, a.intermediate});
-    out.push_back({expert + "w3", a.hidden, a.intermediate});
-    out.push_back({expert + "w2", a.intermediate, a.hidden});
+  const auto add = [&](const std::string& expert, int64_t count) {
+    out.push_back({expert + "w1", a.hidden, a.intermediate, count});
+    out.push_back({expert + "w3", a.hidden, a.intermediate, count});
+    out.push_back({expert + "w2", a.intermediate, a.hidden, count});
+  };
+  if (a.layers * a.experts > kMostNamedExperts) {
+    add(moe + "experts.*.", a.experts);
+    return;
   }
+  for (int64_t e = 0; e < a.experts; ++e) add(f8::format("{}experts.{}.", moe, e), 1);
 }
 
 }  // namespace

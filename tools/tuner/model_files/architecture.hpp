@@ -31,7 +31,10 @@ struct Architecture {
 // Reads a Hugging Face config.json; `where` is its path.
 [[nodiscard]] Result<Architecture> parse_config(const nlohmann::json& config,
                                                 std::string_view where);
-// Every linear in the order of the forward pass, the output head last.
+// Every linear in the order of the forward pass, the output head last. The experts of a layer are
+// alike: in a model with more than kMostNamedExperts of them, all layers together, those of a layer
+// are one entry "experts.*" with their count.
+inline constexpr int64_t kMostNamedExperts = 4096;
 [[nodiscard]] std::vector<NamedLinear> linears(const Architecture& architecture);
 
 }  // namespace f8::tuner

@@ -2,20 +2,20 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <set>
 
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "tools/tuner/model_files/architecture.hpp"
 #include "tools/tuner/model_files/safetensors.hpp"
 #include "tools/tuner/model_files/strict_json.hpp"
+#include "tuning_db/json_text.hpp"
 
 namespace f8::tuner {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
-constexpr size_t kMaxJson = size_t{64} << 20;
+using tuning_db::parse_json;
 
 Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view where) {
   if (list.empty()) {
@@ -35,8 +35,7 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
     }
     NamedLinear layer;
     layer.fqn = fqn->get<std::string>();
-    if (std::ranges::any_of(layer.fqn,
-                            [](char c) { return static_cast<unsigned char>(c) < 0x20; })) {
+    if (has_control(layer.fqn)) {
       return fail(ErrorCode::kInvalidArgument, "{}: \"fqn\" has control characters", entry);
     }
     layer.in_features = F8_TRY(integer_field(list[i], "in_features", entry, 1, kMaxDim));
@@ -56,7 +55,7 @@ Result<std::vector<NamedLinear>> parse_file(const fs::path& path) {
   if (path.extension() == ".safetensors") {
     return linears(F8_TRY(read_safetensors(path)), where);
   }
-  const std::string text = F8_TRY(read_bounded(path, kMaxJson));
+  const std::string text = F8_TRY(read_file(path, kMaxFileBytes, Pipes::kWelcome));
   const json parsed = F8_TRY(parse_json(text, where));
   if (parsed.is_array()) return parse_list(parsed, where);
   if (parsed.is_object() && parsed.contains("weight_map")) {

@@ -11,7 +11,8 @@
 //                      ...]
 //
 // Every layer is one entry under its full name, because filters speak of names. Each expert's
-// linear is an entry of its own. The M that a command is given is the number of tokens that each
+// linear is an entry of its own, but in a model of many experts those of a layer, which are alike,
+// are one entry with a count (architecture.hpp). The M that a command is given is the number of tokens that each
 // linear sees. A balanced router sends an expert tokens * top_k / experts of them, so give that M
 // to judge the experts and the full number to judge the rest.
 #pragma once

@@ -2,19 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 
+#include "base/file.hpp"
 #include "base/text.hpp"
-#include "tools/tuner/model_files/strict_json.hpp"
+#include "tuning_db/json_text.hpp"
 
 namespace f8::tuner {
 namespace {
 
-namespace fs = std::filesystem;
 constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 
 Result<uint64_t> header_length(std::string_view prefix, uint64_t file_size,
@@ -81,13 +78,17 @@ bool is_linear(const TensorShape& tensor) {
 Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::string_view where) {
   const uint64_t length = F8_TRY(header_length(bytes.substr(0, 8), bytes.size(), where));
   const std::string what = f8::format("the header of {}", where);
-  const auto header = F8_TRY(parse_json(bytes.substr(8, length), what));
+  const auto header = F8_TRY(tuning_db::parse_json(bytes.substr(8, length), what));
   if (!header.is_object()) {
     return fail(ErrorCode::kCorrupt, "{} is not a JSON object", what);
   }
   std::vector<TensorShape> tensors;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
+    if (has_control(name)) {
+      return fail(ErrorCode::kCorrupt, "{}: the name {} of a tensor has control characters", what,
+                  quote(name));
+    }
     const auto shape = entry.is_object() ? entry.find("shape") : entry.end();
     if (!entry.is_object() || shape == entry.end() || !shape->is_array() ||
         !entry.contains("dtype")) {
@@ -107,29 +108,10 @@ Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::
 }
 
 Result<std::vector<TensorShape>> read_safetensors(const fs::path& path) {
-  std::error_code error;
-  if (!fs::exists(path, error)) {
-    return fail(ErrorCode::kNotFound, "no such file: {}", path.string());
-  }
-  if (!fs::is_regular_file(path, error)) {
-    return fail(ErrorCode::kInvalidArgument, "{} is not a regular file", path.string());
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return fail(ErrorCode::kIo, "cannot open {}: {}; check its permissions", path.string(),
-                std::strerror(errno));
-  }
-  const uint64_t size = fs::file_size(path, error);
-  std::string bytes(8, '\0');
-  file.read(bytes.data(), 8);
-  bytes.resize(static_cast<size_t>(file.gcount()));
-  const uint64_t length = F8_TRY(header_length(bytes, error ? 0 : size, path.string()));
-  bytes.resize(8 + length);
-  file.read(bytes.data() + 8, static_cast<std::streamsize>(length));
-  if (static_cast<uint64_t>(file.gcount()) != length) {
-    return fail(ErrorCode::kIo, "cannot read the header of {}", path.string());
-  }
-  return parse_safetensors(bytes, path.string());
+  const std::string where = path.string();
+  const FileFront prefix = F8_TRY(read_front(path, 8));
+  const uint64_t length = F8_TRY(header_length(prefix.bytes, prefix.file_bytes, where));
+  return parse_safetensors(F8_TRY(read_front(path, 8 + length)).bytes, where);
 }
 
 Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::string_view where) {

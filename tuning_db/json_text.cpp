@@ -1,0 +1,114 @@
+// A listener to nlohmann's tokenizer that builds the value. The library's own callback would do,
+// but it walks the whole enclosing container at the end of each object.
+#include "tuning_db/json_text.hpp"
+
+#include <string>
+#include <vector>
+
+#include "base/text.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+using nlohmann::json;
+
+class Builder {
+ public:
+  [[nodiscard]] json take() { return std::move(root_); }
+  [[nodiscard]] const std::string& error() const { return error_; }
+
+  bool null() { return put(nullptr) != nullptr; }
+  bool boolean(bool value) { return put(value) != nullptr; }
+  bool number_integer(int64_t value) { return put(value) != nullptr; }
+  bool number_unsigned(uint64_t value) { return put(value) != nullptr; }
+  bool number_float(double value, const std::string&) { return put(value) != nullptr; }
+  bool string(std::string& value) { return put(std::move(value)) != nullptr; }
+  bool binary(json::binary_t&) { return refuse("has binary data"); }
+  bool start_object(size_t) { return open(json::object()); }
+  bool start_array(size_t) { return open(json::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    const auto [at, is_new] = open_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
+    if (!is_new) return refuse(f8::format("has the key {} twice in one object", quote(name)));
+    member_ = &at->second;
+    return true;
+  }
+  bool parse_error(size_t, const std::string& token, const json::exception& error) {
+    // The message quotes the whole token, which may be as long as the text.
+    std::string_view what = error.what();
+    if (const size_t end = what.find("] "); end != std::string_view::npos)
+      what.remove_prefix(end + 2);
+    constexpr std::string_view kToken = "; last read: '";
+    const size_t at = what.find(kToken);
+    if (at == std::string_view::npos) {
+      return refuse(f8::format("is not valid JSON: {}", printable(what.substr(0, kLongest))));
+    }
+    return refuse(f8::format("is not valid JSON: {}; last read: {}",
+                             printable(what.substr(0, std::min(at, kLongest))), quote(token)));
+  }
+
+ private:
+  static constexpr size_t kLongest = 200;
+
+  bool refuse(std::string why) {
+    if (error_.empty()) error_ = std::move(why);
+    return false;
+  }
+  // The place where the value lies now; null if it was one too many.
+  json* put(json value) {
+    if (++values_ > kMaxJsonValues) {
+      refuse(f8::format("has more than {} values", kMaxJsonValues));
+      return nullptr;
+    }
+    if (open_.empty()) return &(root_ = std::move(value));
+    if (open_.back()->is_array()) return &open_.back()->emplace_back(std::move(value));
+    return &(*member_ = std::move(value));
+  }
+  bool open(json container) {
+    if (open_.size() >= kMaxJsonDepth) {
+      return refuse(f8::format("is nested deeper than {} levels", kMaxJsonDepth));
+    }
+    json* const at = put(std::move(container));
+    if (at != nullptr) open_.push_back(at);
+    return at != nullptr;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  json root_;
+  std::vector<json*> open_;  // the containers around the next value, the innermost last
+  json* member_ = nullptr;   // the place of the next value in an object
+  size_t values_ = 0;
+  std::string error_;
+};
+
+}  // namespace
+
+std::string without_controls(std::string json) {
+  const auto byte_at = [&json](size_t i) {
+    return i < json.size() ? static_cast<unsigned char>(json[i]) : 0xff;
+  };
+  const auto is_c1 = [&](size_t i) { return byte_at(i) == 0xc2 && byte_at(i + 1) < 0xa0; };
+  std::string out;
+  size_t kept = 0;
+  for (size_t i = 0; i < json.size(); ++i) {
+    if (byte_at(i) != 0x7f && !is_c1(i)) continue;
+    out.append(json, kept, i - kept);
+    if (is_c1(i)) ++i;
+    out += f8::format("\\u00{:02x}", byte_at(i));
+    kept = i + 1;
+  }
+  if (kept == 0) return json;
+  return out.append(json, kept);
+}
+
+Result<json> parse_json(std::string_view text, std::string_view where) {
+  Builder builder;
+  if (json::sax_parse(text, &builder)) return builder.take();
+  return fail(ErrorCode::kInvalidArgument, "{} {}", where, builder.error());
+}
+
+}  // namespace f8::tuning_db

@@ -1,0 +1,25 @@
+// JSON that arrives from outside: model files, exported trials, the rows of a database. It is
+// parsed without exceptions and in linear time. A text that is nested too deep (writing it again
+// would recurse as deep), has too many values or repeats a key (parsers differ in which one they
+// keep) is refused.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+
+namespace f8::tuning_db {
+
+inline constexpr size_t kMaxJsonDepth = 64;
+inline constexpr size_t kMaxJsonValues = size_t{1} << 24;
+
+// `where` names the text in errors: a file's path, "the header of FILE".
+[[nodiscard]] Result<nlohmann::json> parse_json(std::string_view text, std::string_view where);
+
+// Returns written JSON, whose strings escape C0 control characters, with DEL and C1 escaped too: some
+// terminals obey them. It reads back as the same value.
+[[nodiscard]] std::string without_controls(std::string json);
+
+}  // namespace f8::tuning_db
