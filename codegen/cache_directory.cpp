@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <ctime>
 
 namespace f8::codegen {
@@ -34,7 +33,7 @@ Status make_private_directories(const fs::path& directory) {
     F8_TRY(make_private_directories(directory.parent_path()));
   }
   if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return {};
-  return fail(ErrorCode::kIo, "cannot create {}: {}", directory.string(), std::strerror(errno));
+  return fail(ErrorCode::kIo, "cannot create {}: {}", directory.string(), errno_text());
 }
 
 Status check_owner_and_mode(const fs::path& path, const struct stat& info) {
@@ -74,16 +73,16 @@ Result<CacheDirectory> open_cache_directory(const fs::path& given) {
       return fail(ErrorCode::kEnvironment,
                   "the cache directory {} cannot be read ({}); set FLOAT8_CACHE_DIR to a directory "
                   "of yours, or ask its owner to run: chmod 755 '{}'",
-                  path.string(), std::strerror(errno), path.string());
+                  path.string(), errno_text(), path.string());
     }
     return fail(ErrorCode::kIo,
                 "no cache directory {} ({}); set FLOAT8_CACHE_DIR to a directory of yours",
-                path.string(), made ? std::strerror(errno) : made.error().message);
+                path.string(), made ? errno_text() : made.error().message);
   }
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) {
     return fail(ErrorCode::kIo, "cannot look at the cache directory {}: {}", path.string(),
-                std::strerror(errno));
+                errno_text());
   }
   F8_TRY(check_owner_and_mode(path, info));
   return CacheDirectory{std::move(fd), std::move(path)};

@@ -3,8 +3,9 @@
 #include <dirent.h>
 
 #include <cerrno>
-#include <cstring>
 #include <random>
+
+#include "base/file.hpp"
 
 namespace f8::codegen {
 namespace {
@@ -21,22 +22,29 @@ std::string random_letters() {
   return text;
 }
 
-Status write_all(int fd, const char* name, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return fail(ErrorCode::kIo, "cannot write {}: {}", name, std::strerror(errno));
-    bytes.remove_prefix(static_cast<size_t>(n));
+std::unexpected<Error> cannot_open(const char* name) {
+  switch (errno) {
+    case ENOENT:
+      return fail(ErrorCode::kNotFound, "there is no {}", name);
+    case ELOOP:
+    case ENOTDIR:
+    case ENXIO:
+      return fail(ErrorCode::kCorrupt, "cannot open {}: {}", name, errno_text());
+    case EACCES:
+      return fail(ErrorCode::kEnvironment,
+                  "cannot open {}: {}; its owner can open it to others: chmod -R a+rX", name,
+                  errno_text());
+    default:
+      return fail(ErrorCode::kEnvironment, "cannot open {}: {}", name, errno_text());
   }
-  return {};
 }
 
 void remove_tree(int parent, const char* name, int depth) {
   if (::unlinkat(parent, name, 0) == 0 || depth == kDeepestTree) return;
   if (errno != EISDIR && errno != EPERM) return;  // POSIX says EPERM for a directory
-  if (const Descriptor directory = open_directory_at(parent, name); directory.is_open()) {
-    for (const std::string& inner : names_in(directory.get())) {
-      remove_tree(directory.get(), inner.c_str(), depth + 1);
+  if (const auto directory = open_directory_at(parent, name)) {
+    for (const std::string& inner : names_in(directory->get())) {
+      remove_tree(directory->get(), inner.c_str(), depth + 1);
     }
   }
   ::unlinkat(parent, name, AT_REMOVEDIR);
@@ -44,8 +52,10 @@ void remove_tree(int parent, const char* name, int depth) {
 
 }  // namespace
 
-Descriptor open_directory_at(int parent, const char* name) {
-  return Descriptor(::openat(parent, name, kOpenDirectory));
+Result<Descriptor> open_directory_at(int parent, const char* name) {
+  Descriptor directory(::openat(parent, name, kOpenDirectory));
+  if (!directory.is_open()) return cannot_open(name);
+  return directory;
 }
 
 std::string why_untrusted(const struct stat& info) {
@@ -62,15 +72,10 @@ Result<std::string> read_file_at(int directory, const char* name, size_t max_byt
   // A fifo opens at once and is refused by its kind.
   const Descriptor file(
       ::openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  if (!file.is_open()) {
-    const ErrorCode code = errno == ENOENT                     ? ErrorCode::kNotFound
-                           : errno == EACCES || errno == EPERM ? ErrorCode::kEnvironment
-                                                               : ErrorCode::kCorrupt;
-    return fail(code, "cannot open {}: {}", name, std::strerror(errno));
-  }
+  if (!file.is_open()) return cannot_open(name);
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) {
-    return fail(ErrorCode::kCorrupt, "cannot look at {}: {}", name, std::strerror(errno));
+    return fail(ErrorCode::kCorrupt, "cannot look at {}: {}", name, errno_text());
   }
   if (!S_ISREG(info.st_mode)) return fail(ErrorCode::kCorrupt, "{} is no regular file", name);
   if (const std::string why = why_untrusted(info); !why.empty()) {
@@ -80,33 +85,21 @@ Result<std::string> read_file_at(int directory, const char* name, size_t max_byt
     return fail(ErrorCode::kCorrupt, "{} has {} bytes, {} at most are accepted", name, info.st_size,
                 max_bytes);
   }
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = ::read(file.get(), bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      return fail(ErrorCode::kCorrupt, "cannot read {}: {}", name, std::strerror(errno));
-    }
-    if (n == 0) break;
-    done += static_cast<size_t>(n);
-  }
-  bytes.resize(done);
-  return bytes;
+  return read_descriptor(file.get(), name, max_bytes);
 }
 
 Status write_file_at(int directory, const char* name, std::string_view bytes) {
   const Descriptor file(
       ::openat(directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file.is_open()) {
-    return fail(ErrorCode::kIo, "cannot create {}: {}", name, std::strerror(errno));
+    return fail(ErrorCode::kIo, "cannot create {}: {}", name, errno_text());
   }
   F8_TRY(write_all(file.get(), name, bytes));
   if (::fchmod(file.get(), kFileMode) != 0) {
-    return fail(ErrorCode::kIo, "cannot set the mode of {}: {}", name, std::strerror(errno));
+    return fail(ErrorCode::kIo, "cannot set the mode of {}: {}", name, errno_text());
   }
   if (::fsync(file.get()) != 0) {
-    return fail(ErrorCode::kIo, "cannot flush {} to disk: {}", name, std::strerror(errno));
+    return fail(ErrorCode::kIo, "cannot flush {} to disk: {}", name, errno_text());
   }
   return {};
 }
@@ -118,7 +111,7 @@ Result<std::string> make_temporary_at(int directory) {
     if (::mkdirat(directory, name.c_str(), 0700) == 0) return name;
     if (errno != EEXIST) break;
   }
-  return fail(ErrorCode::kIo, "cannot create a directory in it: {}", std::strerror(errno));
+  return fail(ErrorCode::kIo, "cannot create a directory in it: {}", errno_text());
 }
 
 void remove_tree_at(int parent, const char* name) {

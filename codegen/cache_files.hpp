@@ -9,41 +9,23 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/descriptor.hpp"
 
 namespace f8::codegen {
 
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  [[nodiscard]] int get() const { return fd_; }
-  [[nodiscard]] bool is_open() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
-
-// Opens a directory inside of `parent`; `errno` tells why the result is not open.
-[[nodiscard]] Descriptor open_directory_at(int parent, const char* name);
+// Opens a directory inside of `parent`. The error is kNotFound where there is none, kCorrupt where
+// something else has its name, and kEnvironment where this process cannot open it now: another user
+// may, or the same one later.
+[[nodiscard]] Result<Descriptor> open_directory_at(int parent, const char* name);
 
 // Who can change a file or directory, beside root: nothing that others can change is trusted. The
 // text is the end of a sentence ("belongs to user 12"), and empty where nobody else can.
 [[nodiscard]] std::string why_untrusted(const struct stat& info);
 
-// Reads a regular file of at most `max_bytes`. The error is kNotFound where there is none,
-// kEnvironment where this user may not read it, and else kCorrupt; it calls the file by its name.
+// Reads a regular file of at most `max_bytes`. The errors of opening are those of a directory; others
+// say what is wrong with the file, which they call by its name.
 [[nodiscard]] Result<std::string> read_file_at(int directory, const char* name, size_t max_bytes);
 
 // Makes a file that does not exist yet, readable for everybody who can enter the directory, whatever

@@ -85,16 +85,18 @@ bool wait_for(int lock, const std::string& kernel, const fs::path& file,
     const auto waited = std::chrono::steady_clock::now() - start;
     if (waited >= patience.give_up_after) {
       const Holder holder = read_holder(lock);
-      log_warning("{} has had the lock of kernel {} for {} s; it is compiled here as well; {}",
-                  describe(holder), kernel, seconds(patience.give_up_after), remedy(holder));
+      log_warning(
+          "the lock of kernel {} was held for {} s by {}; the kernel is compiled here too; {}",
+          kernel, seconds(patience.give_up_after), describe(holder), remedy(holder));
       return false;
     }
     if (!said && waited >= patience.say_after) {
       said = true;
       const Holder holder = read_holder(lock);
-      log_warning("waiting for {}, which compiles kernel {} (lock {}), for {} s at most; {}",
-                  describe(holder), kernel, file.string(), seconds(patience.give_up_after),
-                  remedy(holder));
+      log_warning(
+          "waiting {} s at most for the lock of kernel {} ({}), held by {}, to compile the kernel "
+          "once; {}",
+          seconds(patience.give_up_after), kernel, file.string(), describe(holder), remedy(holder));
     }
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, kLongestNap);

@@ -157,10 +157,8 @@ Result<SharedCubin> CubinCache::State::load_or_compile(const KernelSource& sourc
   if (found) return std::make_shared<Cubin>(std::move(*found));
   if (found.error().code == ErrorCode::kEnvironment) {
     if (!warned_of_reading.test_and_set()) {
-      log_warning(
-          "kernels in {} cannot be read and are compiled again ({}); ask its owner to run: "
-          "chmod -R a+rX '{}'",
-          path.string(), found.error().message, path.string());
+      log_warning("cached kernels of {} cannot be read and are compiled again: {}", path.string(),
+                  found.error().message);
     }
     return compile_unstored(source, found.error());
   }

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <cstring>
 
 #include "base/hash.hpp"
 
@@ -91,7 +90,7 @@ Status write_entry(int directory, const std::string& key, const Cubin& cubin) {
   F8_TRY(write_file_at(directory, kManifestName, manifest));
   // A cache that its owner opens to readers has readable entries, whatever the umask was.
   if (::fchmod(directory, 0755) != 0 || ::fsync(directory) != 0) {
-    return fail(ErrorCode::kIo, "cannot flush its directory to disk: {}", std::strerror(errno));
+    return fail(ErrorCode::kIo, "cannot flush its directory to disk: {}", errno_text());
   }
   return {};
 }
@@ -99,13 +98,10 @@ Status write_entry(int directory, const std::string& key, const Cubin& cubin) {
 // Writes an entry into a new temporary directory and gives it its name.
 Status write_and_rename(const CacheDirectory& cache, const std::string& temporary,
                         const std::string& key, const Cubin& cubin) {
-  const Descriptor directory = open_directory_at(cache.fd.get(), temporary.c_str());
-  if (!directory.is_open()) {
-    return fail(ErrorCode::kIo, "cannot open {}: {}", temporary, std::strerror(errno));
-  }
+  const Descriptor directory = F8_TRY(open_directory_at(cache.fd.get(), temporary.c_str()));
   F8_TRY(write_entry(directory.get(), key, cubin));
   if (::renameat(cache.fd.get(), temporary.c_str(), cache.fd.get(), key.c_str()) != 0) {
-    return fail(ErrorCode::kIo, "cannot rename {} to {}: {}", temporary, key, std::strerror(errno));
+    return fail(ErrorCode::kIo, "cannot rename {} to {}: {}", temporary, key, errno_text());
   }
   return {};
 }
@@ -158,16 +154,10 @@ Result<Cubin> read_manifest(std::string_view manifest, std::string_view key,
 }
 
 Result<Cubin> load_entry(const CacheDirectory& cache, const std::string& key) {
-  const Descriptor directory = open_directory_at(cache.fd.get(), key.c_str());
-  if (!directory.is_open()) {
-    const ErrorCode code = errno == ENOENT   ? ErrorCode::kNotFound
-                           : errno == EACCES ? ErrorCode::kEnvironment
-                                             : ErrorCode::kCorrupt;
-    return fail(code, "cannot open its directory: {}", std::strerror(errno));
-  }
+  const Descriptor directory = F8_TRY(open_directory_at(cache.fd.get(), key.c_str()));
   struct stat info {};
   if (::fstat(directory.get(), &info) != 0) {
-    return fail(ErrorCode::kCorrupt, "cannot look at its directory: {}", std::strerror(errno));
+    return fail(ErrorCode::kCorrupt, "cannot look at its directory: {}", errno_text());
   }
   if (const std::string why = why_untrusted(info); !why.empty()) {
     return fail(ErrorCode::kCorrupt, "its directory {}", why);
@@ -202,7 +192,7 @@ Result<std::optional<Cubin>> store_entry(const CacheDirectory& cache, const std:
   }
   if (::fsync(cache.fd.get()) != 0) {
     return fail(ErrorCode::kIo, "cannot flush the cache directory {} to disk: {}",
-                cache.path.string(), std::strerror(errno));
+                cache.path.string(), errno_text());
   }
   return std::nullopt;
 }
@@ -212,8 +202,7 @@ Status remove_entry(const CacheDirectory& cache, const std::string& key) {
   Status moved;
   const std::string to = temporary + "/" + key;
   if (::renameat(cache.fd.get(), key.c_str(), cache.fd.get(), to.c_str()) != 0 && errno != ENOENT) {
-    moved = fail(ErrorCode::kIo, "cannot remove {}: {}", (cache.path / key).string(),
-                 std::strerror(errno));
+    moved = fail(ErrorCode::kIo, "cannot remove {}: {}", (cache.path / key).string(), errno_text());
   }
   remove_tree_at(cache.fd.get(), temporary.c_str());
   return moved;

@@ -22,7 +22,7 @@ inline constexpr size_t kMaxManifestBytes = size_t{4} << 20;
 [[nodiscard]] Result<Cubin> read_manifest(std::string_view manifest, std::string_view key,
                                           std::string_view image);
 
-// The error is kNotFound where there is no entry, and kEnvironment where this user may not read it;
+// The error is kNotFound where there is no entry, and kEnvironment where this process cannot open it;
 // any other error says what is wrong with it.
 [[nodiscard]] Result<Cubin> load_entry(const CacheDirectory& cache, const std::string& key);
 // If another process was faster, its entry is kept and returned.

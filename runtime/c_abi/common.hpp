@@ -35,8 +35,6 @@ struct float8_scales {
 namespace f8::c_abi {
 
 [[nodiscard]] std::string& last_error();  // of this thread
-// The message as one line that a terminal shows: names in it are the caller's, or a file's.
-[[nodiscard]] std::string printable(std::string message);
 [[nodiscard]] float8_status to_status(ErrorCode code);
 
 // Runs a body that returns Status, at the edge of the library.
@@ -47,7 +45,7 @@ float8_status guarded(Body&& body) noexcept {
     if (status) [[likely]] {
       return FLOAT8_OK;
     }
-    last_error() = printable(std::move(status.error().message));
+    last_error() = std::move(status.error().message);
     return to_status(status.error().code);
   } catch (const std::bad_alloc&) {
     last_error() = "out of memory";  // short enough to need none

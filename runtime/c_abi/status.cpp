@@ -8,20 +8,6 @@ std::string& last_error() {
   return message;
 }
 
-std::string printable(std::string message) {
-  const auto is_control = [](char c) { return (c >= 0 && c < ' ') || c == 0x7f; };
-  if (std::ranges::none_of(message, is_control)) return message;
-  std::string escaped;
-  for (const char c : message) {
-    if (is_control(c)) {
-      escaped += f8::format("\\x{:02x}", static_cast<unsigned>(c));
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
-}
-
 float8_status to_status(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:

@@ -24,15 +24,16 @@ EXPORT int nvrtcVersion(int* major, int* minor) {
 EXPORT const char* nvrtcGetErrorString(int result) {
   return result == 0 ? "success" : "failure";
 }
-EXPORT int nvrtcCreateProgram(struct program** to, const char* source, const char* name, int headers,
-                              const char* const* texts, const char* const* names) {
+EXPORT int nvrtcCreateProgram(struct program** to, const char* source, const char* name,
+                              int headers, const char* const* texts, const char* const* names) {
   (void)headers;
   (void)texts;
   (void)names;
   struct program* program = calloc(1, sizeof *program);
   if (program == NULL) return 1;
   snprintf(program->name, sizeof program->name, "%s", name);
-  for (const char* c = source; *c != '\0'; ++c) program->seed = program->seed * 31 + (unsigned char)*c;
+  for (const char* c = source; *c != '\0'; ++c)
+    program->seed = program->seed * 31 + (unsigned char)*c;
   *to = program;
   return 0;
 }

@@ -28,10 +28,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { kOpen, kWrite, kFsync, kRename, kMkdir, kTruncate, kUnlink, kLink, kKinds };
-static const char* const kNames[kKinds] = {"open",  "write",    "fsync",  "rename",
-                                           "mkdir", "truncate", "unlink", "link"};
-static const int kErrors[kKinds] = {EMFILE, ENOSPC, EIO, EIO, ENOSPC, ENOSPC, EIO, EIO};
+enum kind { kOpen, kOpenRead, kWrite, kFsync, kRename, kMkdir, kTruncate, kUnlink, kLink, kKinds };
+static const char* const kNames[kKinds] = {"open",  "open_read", "write",  "fsync", "rename",
+                                           "mkdir", "truncate",  "unlink", "link"};
+static const int kErrors[kKinds] = {EMFILE, EMFILE, ENOSPC, EIO, EIO, ENOSPC, ENOSPC, EIO, EIO};
 enum action { kFail, kShort, kKill, kKillShort, kKillAfter, kActions };
 static const char* const kActionNames[kActions] = {"fail", "short", "kill", "kill_short",
                                                    "kill_after"};
@@ -62,7 +62,8 @@ __attribute__((constructor)) static void begin(void) {
   if (file == NULL || g_under == NULL) return;
   const int fd = REAL(open)(file, O_RDWR | O_CLOEXEC);
   if (fd < 0) abort();
-  void* shared = mmap(NULL, sizeof(uint64_t) * (kKinds + 1), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* shared =
+      mmap(NULL, sizeof(uint64_t) * (kKinds + 1), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   if (shared == MAP_FAILED) abort();
   const char* at = getenv("FLOAT8_FAULT_AT");
@@ -113,22 +114,22 @@ static int fails(enum kind kind, int action) {
 }
 
 /* Makes the call unless it is to fail, and is killed after it if that is to happen. */
-#define DO(kind, counts, failed, call)          \
-  const int met = meet(kind, counts);           \
-  if (fails(kind, met)) return failed;          \
-  __typeof__(call) result = call;               \
-  if (met == kKillAfter) raise(SIGKILL);        \
+#define DO(kind, counts, failed, call)   \
+  const int met = meet(kind, counts);    \
+  if (fails(kind, met)) return failed;   \
+  __typeof__(call) result = call;        \
+  if (met == kKillAfter) raise(SIGKILL); \
   return result
 
-#define WRITE(fd, bytes, half, call)                                \
+#define WRITE(fd, bytes, half, call)                                 \
   const int met = meet(kWrite, g_counts != NULL && fd_is_under(fd)); \
-  if (met == kShort || met == kKillShort) {                         \
-    if ((bytes) > 1) half;                                          \
-    if (met == kKillShort) raise(SIGKILL);                          \
-  }                                                                 \
-  if (fails(kWrite, met)) return -1;                                \
-  const ssize_t result = call;                                      \
-  if (met == kKillAfter) raise(SIGKILL);                            \
+  if (met == kShort || met == kKillShort) {                          \
+    if ((bytes) > 1) half;                                           \
+    if (met == kKillShort) raise(SIGKILL);                           \
+  }                                                                  \
+  if (fails(kWrite, met)) return -1;                                 \
+  const ssize_t result = call;                                       \
+  if (met == kKillAfter) raise(SIGKILL);                             \
   return result
 
 ssize_t write(int fd, const void* from, size_t bytes) {
@@ -166,7 +167,8 @@ int rename(const char* from, const char* to) {
   DO(kRename, UNDER(AT_FDCWD, from) || UNDER(AT_FDCWD, to), -1, REAL(rename)(from, to));
 }
 int renameat(int from_at, const char* from, int to_at, const char* to) {
-  DO(kRename, UNDER(from_at, from) || UNDER(to_at, to), -1, REAL(renameat)(from_at, from, to_at, to));
+  DO(kRename, UNDER(from_at, from) || UNDER(to_at, to), -1,
+     REAL(renameat)(from_at, from, to_at, to));
 }
 int renameat2(int from_at, const char* from, int to_at, const char* to, unsigned flags) {
   DO(kRename, UNDER(from_at, from) || UNDER(to_at, to), -1,
@@ -197,19 +199,19 @@ int rmdir(const char* path) {
   DO(kUnlink, UNDER(AT_FDCWD, path), -1, REAL(rmdir)(path));
 }
 
-/* Opening counts where it may make or change a file. */
+/* Opening a file that may be made or changed is another kind than opening one to read it. */
 static int for_writing(int flags) {
   return (flags & (O_CREAT | O_TRUNC)) != 0 || (flags & O_ACCMODE) != O_RDONLY;
 }
 static mode_t mode_of(int flags, va_list list) {
   return (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(list, mode_t) : 0;
 }
-#define OPEN(name, directory, call)                            \
-  va_list list;                                                \
-  va_start(list, flags);                                       \
-  const mode_t mode = mode_of(flags, list);                    \
-  va_end(list);                                                \
-  DO(kOpen, for_writing(flags) && UNDER(directory, path), -1, call)
+#define OPEN(name, directory, call)         \
+  va_list list;                             \
+  va_start(list, flags);                    \
+  const mode_t mode = mode_of(flags, list); \
+  va_end(list);                             \
+  DO(for_writing(flags) ? kOpen : kOpenRead, UNDER(directory, path), -1, call)
 
 int open(const char* path, int flags, ...) {
   OPEN(open, AT_FDCWD, REAL(open)(path, flags, mode));

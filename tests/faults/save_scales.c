@@ -12,7 +12,8 @@ static int check(float8_status status) {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  const float8_context_options options = {.struct_size = sizeof options, .emulate = 1, .no_table = 1};
+  const float8_context_options options = {
+      .struct_size = sizeof options, .emulate = 1, .no_table = 1};
   float8_context* context = NULL;
   if (!check(float8_context_create(0, &options, &context))) return 2;
   const float8_linear_desc desc = {

@@ -1,4 +1,5 @@
 // Damaged entries, unfit directories, full disks: one clear message, and nothing lost.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -369,6 +370,28 @@ TEST(UnreadableCache, OfAnotherUserIsOneLine) {
     return contains(log.warnings()[0], "chmod -R a+rX") ? "" : log.warnings()[0];
   });
   EXPECT_EQ(child.verdict(), "");
+}
+
+// An entry that cannot be opened for want of descriptors is a sound one.
+TEST(UnreadableCache, ForWantOfDescriptorsLosesNothing) {
+  const TempDirectory temp;
+  const fs::path directory = filled_cache(temp);
+  const CountingCompiler compiler;
+  Child child([&]() -> std::string {
+    const CapturedLog log;
+    auto cache = CubinCache::open(directory, compiler);
+    const Descriptor next(::open("/dev/null", O_RDONLY));
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return "no limit";
+    limit.rlim_cur = static_cast<rlim_t>(next.get());
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return "no limit";
+    const auto kernel = cache->get(test_kernel(0));
+    if (!kernel) return kernel.error().message;
+    if (log.warnings().size() != 1) return f8::format("{} warnings", log.warnings().size());
+    return contains(log.warnings()[0], "Too many open files") ? "" : log.warnings()[0];
+  });
+  EXPECT_EQ(child.verdict(), "");
+  EXPECT_TRUE((*CubinCache::open(directory, compiler)->get(test_kernel(0)))->from_cache);
 }
 
 TEST(DamagedEntry, OfAnotherUserIsRebuilt) {
