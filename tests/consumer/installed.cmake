@@ -7,7 +7,7 @@ foreach(folder ${SOURCE}/ ${BUILD}/ ${PREFIX}.first)
   list(APPEND folders "${folder}")
 endforeach()
 list(JOIN folders "|" folders)
-set(folders "(^|[^A-Za-z0-9_.}])(${folders})")  # whole paths alone
+set(folders "(^|[^a-z0-9_.}])(${folders})")  # also behind -L and -I, and whole paths alone
 file(GLOB_RECURSE files LIST_DIRECTORIES false ${PREFIX}/*)
 set(elf_count 0)
 foreach(file ${files})
