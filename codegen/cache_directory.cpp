@@ -46,9 +46,9 @@ Status check_owner_and_mode(const fs::path& path, const struct stat& info) {
                 path.string(), why);
   }
   return fail(ErrorCode::kEnvironment,
-              "the cache directory {} {}, and loading a kernel from it would run their code; empty "
-              "it if you do not trust them, then run: chmod go-w '{}'",
-              path.string(), why, path.string());
+              "others can write the cache directory {} (mode {:04o}), and loading a kernel from it "
+              "would run their code; empty it if you do not trust them, then run: chmod go-w '{}'",
+              path.string(), info.st_mode & 07777, path.string());
 }
 
 }  // namespace
