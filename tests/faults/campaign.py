@@ -61,8 +61,8 @@ def main():
     def attempt(name, what, body):
         try:
             body()
-        except Failed as failure:
-            failures.append(f"{name}, {what}: {failure}")
+        except (Failed, OSError, ValueError, KeyError) as failure:
+            failures.append(f"{name}, {what}: {failure!r}")
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         pending = []
