@@ -10,13 +10,13 @@ std::string variable(const char* name) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
+// A relative path would make a cache in whatever directory a program runs in.
 std::filesystem::path default_cache_dir() {
-  if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) {
-    return std::filesystem::path(xdg) / "float8";
+  if (const std::filesystem::path xdg = variable("XDG_CACHE_HOME"); xdg.is_absolute()) {
+    return xdg / "float8";
   }
-  const std::string home = variable("HOME");
-  return (home.empty() ? std::filesystem::path(".") : std::filesystem::path(home)) / ".cache" /
-         "float8";
+  const std::filesystem::path home = variable("HOME");
+  return home.is_absolute() ? home / ".cache" / "float8" : std::filesystem::path();
 }
 
 Environment read_environment() {

@@ -2,7 +2,8 @@
 // first use.
 //
 //   FLOAT8_CACHE_DIR   the folder of compiled kernels
-//                      (default: $XDG_CACHE_HOME/float8, else ~/.cache/float8)
+//                      (default: $XDG_CACHE_HOME/float8, else ~/.cache/float8, each
+//                      where the variable names an absolute directory; else there is none)
 //   FLOAT8_DB          the user's tuning database (default: the built-in measurements alone)
 //   FLOAT8_LOG         error | warning | info (default: warning)
 #pragma once
@@ -13,8 +14,8 @@
 namespace f8 {
 
 struct Environment {
-  std::filesystem::path cache_dir;
-  std::filesystem::path db;  // empty where FLOAT8_DB is not set
+  std::filesystem::path cache_dir;  // empty: kernels are kept in memory alone
+  std::filesystem::path db;         // empty where FLOAT8_DB is not set
   std::string log_level;
 };
 

@@ -9,13 +9,17 @@
 
 #include "base/hash.hpp"
 #include "base/log.hpp"
-#include "codegen/cache_directory.hpp"
 #include "codegen/cubin_entry.hpp"
 
 namespace f8::codegen {
 namespace {
 
 using SharedCubin = std::shared_ptr<const Cubin>;
+
+constexpr std::string_view kNoDirectory =
+    "compiled kernels are not kept, since neither FLOAT8_CACHE_DIR nor XDG_CACHE_HOME nor HOME "
+    "names "
+    "an absolute directory; set FLOAT8_CACHE_DIR to a directory of yours";
 
 std::string_view option_name(std::string_view option) {
   return option.substr(0, option.find('='));
@@ -47,14 +51,26 @@ Status check_source(const KernelSource& source) {
 }  // namespace
 
 struct CubinCache::State {
-  std::filesystem::path directory;
+  std::filesystem::path path;  // empty: in memory alone
   Compiler compiler;
+  LockPatience patience;
   std::atomic_flag warned_of_store;
-  std::mutex mutex;  // of `kernels`
+  std::atomic_flag warned_of_reading;
+  mutable std::mutex mutex;                         // of what follows
+  std::shared_ptr<const CacheDirectory> directory;  // as it was opened last
+  NotStored not_stored;
   std::unordered_map<std::string, std::shared_future<Result<SharedCubin>>> kernels;
 
   [[nodiscard]] Result<SharedCubin> load_or_compile(const KernelSource& source,
                                                     const std::string& key);
+  [[nodiscard]] std::shared_ptr<const CacheDirectory> opened() const {
+    const std::lock_guard lock(mutex);
+    return directory;
+  }
+  [[nodiscard]] Result<std::shared_ptr<const CacheDirectory>> open_again();
+  [[nodiscard]] Result<SharedCubin> compile_unstored(const KernelSource& source,
+                                                     const Error& reason);
+  void count_unstored(const Error& reason);
 };
 
 Result<std::string> cache_key(const KernelSource& source) {
@@ -70,40 +86,98 @@ Result<std::string> cache_key(const KernelSource& source) {
   return hash_hex(identity);
 }
 
-Result<CubinCache> CubinCache::open(const std::filesystem::path& directory, Compiler compiler) {
+Result<CubinCache> CubinCache::open(const std::filesystem::path& directory, Compiler compiler,
+                                    LockPatience patience) {
   auto state = std::make_shared<State>();
-  state->directory = F8_TRY(open_cache_directory(directory));
   state->compiler = compiler ? std::move(compiler) : Compiler(&compile);
-  remove_stale_temporaries(state->directory);
+  state->patience = patience;
+  if (directory.empty()) {
+    static std::atomic_flag said;
+    if (!said.test_and_set()) log_warning("{}", kNoDirectory);
+    return CubinCache(std::move(state));
+  }
+  state->directory =
+      std::make_shared<const CacheDirectory>(F8_TRY(open_cache_directory(directory)));
+  state->path = state->directory->path;
+  remove_stale_temporaries(*state->directory);
   return CubinCache(std::move(state));
 }
 
 const std::filesystem::path& CubinCache::directory() const {
-  return state_->directory;
+  return state_->path;
+}
+
+CubinCache::NotStored CubinCache::not_stored() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->not_stored;
+}
+
+// The directory was deleted while it was in use.
+Result<std::shared_ptr<const CacheDirectory>> CubinCache::State::open_again() {
+  auto fresh = std::make_shared<const CacheDirectory>(F8_TRY(open_cache_directory(path)));
+  const std::lock_guard lock(mutex);
+  directory = fresh;
+  return fresh;
+}
+
+void CubinCache::State::count_unstored(const Error& reason) {
+  const std::lock_guard lock(mutex);
+  if (not_stored.kernels++ == 0) not_stored.reason = reason.message;
+}
+
+Result<SharedCubin> CubinCache::State::compile_unstored(const KernelSource& source,
+                                                        const Error& reason) {
+  auto cubin = std::make_shared<Cubin>(F8_TRY(compiler(source)));
+  count_unstored(reason);
+  return cubin;
 }
 
 Result<SharedCubin> CubinCache::State::load_or_compile(const KernelSource& source,
                                                        const std::string& key) {
-  if (auto found = load_entry(directory, key)) return std::make_shared<Cubin>(std::move(*found));
-
-  if (Status made = make_private_directories(directory); !made) {
-    log_info("{}", made.error().message);  // storing will fail, and say so
+  auto cache = opened();
+  if (!cache) {
+    return compile_unstored(source, {ErrorCode::kEnvironment, std::string(kNoDirectory)});
   }
-  const KeyLock lock(directory / (key + ".lock"));
-  auto found = load_entry(directory, key);  // another process may have been faster
+  if (auto found = load_entry(*cache, key)) return std::make_shared<Cubin>(std::move(*found));
+
+  auto lock = KeyLock::take(*cache, key, source.key, patience);
+  if (!lock) {
+    auto again = open_again();
+    if (!again) {
+      if (!warned_of_store.test_and_set()) {
+        log_warning("kernels compiled now are not kept for the next start: {}",
+                    again.error().message);
+      }
+      return compile_unstored(source, again.error());
+    }
+    cache = std::move(*again);
+    lock = KeyLock::take(*cache, key, source.key, patience);
+  }
+  auto found = load_entry(*cache, key);  // another process may have been faster
   if (found) return std::make_shared<Cubin>(std::move(*found));
+  if (found.error().code == ErrorCode::kEnvironment) {
+    if (!warned_of_reading.test_and_set()) {
+      log_warning("cached kernels of {} cannot be read and are compiled again: {}", path.string(),
+                  found.error().message);
+    }
+    return compile_unstored(source, found.error());
+  }
   if (found.error().code != ErrorCode::kNotFound) {
     log_warning("the cached kernel {} in {} is damaged ({}); compiling it again", source.key,
-                (directory / key).string(), found.error().message);
-    if (Status removed = remove_entry(directory, key); !removed) {
+                (path / key).string(), found.error().message);
+    if (Status removed = remove_entry(*cache, key); !removed) {
       log_info("{}", removed.error().message);
     }
   }
 
   Cubin cubin = F8_TRY(compiler(source));
-  auto stored = store_entry(directory, key, cubin);
-  if (!stored && !warned_of_store.test_and_set()) {
-    log_warning("kernels compiled now are not kept for the next start: {}", stored.error().message);
+  auto stored = store_entry(*cache, key, cubin);
+  if (!stored) {
+    count_unstored(stored.error());
+    if (!warned_of_store.test_and_set()) {
+      log_warning("kernels compiled now are not kept for the next start: {}",
+                  stored.error().message);
+    }
   }
   if (stored && *stored) return std::make_shared<Cubin>(std::move(**stored));
   return std::make_shared<Cubin>(std::move(cubin));

@@ -3,7 +3,8 @@
 //
 //   cache     := DIR "/" (entry | lock | temporary)*
 //   entry     := key "/" { "kernel.cubin", "manifest" }     complete as soon as it exists
-//   lock      := key ".lock"                                empty; flock'ed while key is compiled
+//   lock      := key ".lock"                                flock'ed while key is compiled
+//                [ pid " " host LF ]                        who locked it last
 //   temporary := "tmp." pid "." random                      becomes an entry by one rename
 //   key       := 32 hex digits, cache_key() below
 //   manifest  := "float8 cubin 1" LF
@@ -14,8 +15,10 @@
 //                "checksum " hash LF                        of all bytes before this line
 //   hash      := 32 hex digits, hash_hex() of base/hash.hpp
 //
-// An entry whose checksums do not hold is compiled again, with a warning. A kernel that cannot be
-// stored (full disk, read-only directory) is returned from memory, with a warning.
+// The directory is opened once and used by descriptor, so that what was checked is what is used.
+// An entry whose checksums do not hold, or that somebody else could have written, is compiled again,
+// with a warning. A kernel that cannot be stored (full disk, read-only directory) is returned from
+// memory, with one warning for all of them.
 #pragma once
 
 #include <filesystem>
@@ -24,6 +27,7 @@
 #include <span>
 #include <string>
 
+#include "codegen/cache_lock.hpp"
 #include "codegen/nvrtc.hpp"
 
 namespace f8::codegen {
@@ -32,10 +36,12 @@ class CubinCache {
  public:
   using Compiler = std::function<Result<Cubin>(const KernelSource&)>;
 
-  // Creates the directory (0700) where it is missing; refuses one that others can write.
-  // `compiler` is for tests; the default is compile().
+  // Creates the directory (0700) where it is missing; refuses one that others can write. An empty
+  // path is no directory: kernels are kept in memory alone, and a warning says so once a process.
+  // `compiler` and `patience` are for tests; the default compiler is compile().
   [[nodiscard]] static Result<CubinCache> open(const std::filesystem::path& directory,
-                                               Compiler compiler = nullptr);
+                                               Compiler compiler = nullptr,
+                                               LockPatience patience = {});
 
   // Returns a kernel from memory, else from disk, else compiles and keeps it. It is thread-safe,
   // and processes that want the same kernel at once compile it once.
@@ -46,7 +52,14 @@ class CubinCache {
       std::span<const KernelSource> sources, int threads = 0,
       const std::function<void(size_t, size_t)>& progress = nullptr);
 
-  [[nodiscard]] const std::filesystem::path& directory() const;
+  [[nodiscard]] const std::filesystem::path& directory() const;  // empty: in memory alone
+
+  // The kernels that get() compiled and could not store, and the reason of the first of them.
+  struct NotStored {
+    size_t kernels = 0;
+    std::string reason;
+  };
+  [[nodiscard]] NotStored not_stored() const;
 
  private:
   struct State;

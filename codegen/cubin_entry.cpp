@@ -1,12 +1,9 @@
 #include "codegen/cubin_entry.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <cstring>
 
 #include "base/hash.hpp"
 
@@ -79,26 +76,34 @@ Result<std::string_view> checked_body(std::string_view manifest) {
   return body;
 }
 
-void remove_quietly(const fs::path& path) {
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
+Status check_size(const char* name, size_t bytes, size_t most) {
+  if (bytes <= most) return {};
+  return fail(ErrorCode::kUnsupported, "{} would have {} bytes, {} at most are accepted", name,
+              bytes, most);
 }
 
-Status write_entry(const fs::path& directory, const std::string& key, const Cubin& cubin) {
-  F8_TRY(write_file_synced(directory / kImageName, as_text(cubin.image)));
-  F8_TRY(write_file_synced(directory / kManifestName, write_manifest(key, cubin)));
-  std::error_code error;  // a cache that its owner opens to readers has readable entries
-  fs::permissions(directory, fs::perms(0755), error);
-  if (error) {
-    return fail(ErrorCode::kIo, "cannot set the mode of {}: {}", directory.string(),
-                error.message());
+Status write_entry(int directory, const std::string& key, const Cubin& cubin) {
+  const std::string manifest = write_manifest(key, cubin);
+  F8_TRY(check_size(kManifestName, manifest.size(), kMaxManifestBytes));
+  F8_TRY(check_size(kImageName, cubin.image.size(), kMaxImageBytes));
+  F8_TRY(write_file_at(directory, kImageName, as_text(cubin.image)));
+  F8_TRY(write_file_at(directory, kManifestName, manifest));
+  // A cache that its owner opens to readers has readable entries, whatever the umask was.
+  if (::fchmod(directory, 0755) != 0 || ::fsync(directory) != 0) {
+    return fail(ErrorCode::kIo, "cannot flush its directory to disk: {}", errno_text());
   }
-  return sync_directory(directory);
+  return {};
 }
 
-Status rename_failed(const fs::path& from, const fs::path& to) {
-  return fail(ErrorCode::kIo, "cannot rename {} to {}: {}", from.string(), to.string(),
-              std::strerror(errno));
+// Writes an entry into a new temporary directory and gives it its name.
+Status write_and_rename(const CacheDirectory& cache, const std::string& temporary,
+                        const std::string& key, const Cubin& cubin) {
+  const Descriptor directory = F8_TRY(open_directory_at(cache.fd.get(), temporary.c_str()));
+  F8_TRY(write_entry(directory.get(), key, cubin));
+  if (::renameat(cache.fd.get(), temporary.c_str(), cache.fd.get(), key.c_str()) != 0) {
+    return fail(ErrorCode::kIo, "cannot rename {} to {}: {}", temporary, key, errno_text());
+  }
+  return {};
 }
 
 }  // namespace
@@ -148,19 +153,22 @@ Result<Cubin> read_manifest(std::string_view manifest, std::string_view key,
   return cubin;
 }
 
-Result<Cubin> load_entry(const fs::path& cache, const std::string& key) {
-  const fs::path directory = cache / key;
-  std::error_code error;
-  if (fs::symlink_status(directory, error).type() == fs::file_type::not_found) {
-    return fail(ErrorCode::kNotFound, "no entry {}", directory.string());
+Result<Cubin> load_entry(const CacheDirectory& cache, const std::string& key) {
+  const Descriptor directory = F8_TRY(open_directory_at(cache.fd.get(), key.c_str()));
+  struct stat info {};
+  if (::fstat(directory.get(), &info) != 0) {
+    return fail(ErrorCode::kCorrupt, "cannot look at its directory: {}", errno_text());
+  }
+  if (const std::string why = why_untrusted(info); !why.empty()) {
+    return fail(ErrorCode::kCorrupt, "its directory {}", why);
   }
   const auto damaged = [](Error e) {
     if (e.code == ErrorCode::kNotFound) e.code = ErrorCode::kCorrupt;
     return std::unexpected(std::move(e));
   };
-  auto manifest = read_file(directory / kManifestName);
+  auto manifest = read_file_at(directory.get(), kManifestName, kMaxManifestBytes);
   if (!manifest) return damaged(std::move(manifest).error());
-  auto image = read_file(directory / kImageName);
+  auto image = read_file_at(directory.get(), kImageName, kMaxImageBytes);
   if (!image) return damaged(std::move(image).error());
   Cubin cubin = F8_TRY(read_manifest(*manifest, key, *image));
   const auto* bytes = reinterpret_cast<const std::byte*>(image->data());
@@ -169,37 +177,35 @@ Result<Cubin> load_entry(const fs::path& cache, const std::string& key) {
   return cubin;
 }
 
-Result<std::optional<Cubin>> store_entry(const fs::path& cache, const std::string& key,
+Result<std::optional<Cubin>> store_entry(const CacheDirectory& cache, const std::string& key,
                                          const Cubin& cubin) {
-  const fs::path entry = cache / key;
-  const fs::path temporary = F8_TRY(make_temp_directory(cache, temporary_prefix()));
-  if (Status written = write_entry(temporary, key, cubin); !written) {
-    remove_quietly(temporary);
-    return std::unexpected(std::move(written).error());
+  const auto in_cache = [&](Error error) {
+    error.message = f8::format("cache directory {}: {}", cache.path.string(), error.message);
+    return std::unexpected(std::move(error));
+  };
+  const Result<std::string> temporary = make_temporary_at(cache.fd.get());
+  if (!temporary) return in_cache(temporary.error());
+  if (Status written = write_and_rename(cache, *temporary, key, cubin); !written) {
+    remove_tree_at(cache.fd.get(), temporary->c_str());
+    if (auto winner = load_entry(cache, key)) return std::move(*winner);
+    return in_cache(std::move(written).error());
   }
-  if (::rename(temporary.c_str(), entry.c_str()) == 0) {
-    F8_TRY(sync_directory(cache));
-    return std::nullopt;
+  if (::fsync(cache.fd.get()) != 0) {
+    return fail(ErrorCode::kIo, "cannot flush the cache directory {} to disk: {}",
+                cache.path.string(), errno_text());
   }
-  Status failed = rename_failed(temporary, entry);
-  remove_quietly(temporary);
-  if (auto winner = load_entry(cache, key)) return std::move(*winner);
-  return std::unexpected(std::move(failed).error());
+  return std::nullopt;
 }
 
-Status remove_entry(const fs::path& cache, const std::string& key) {
-  const fs::path entry = cache / key;
-  const fs::path temporary = F8_TRY(make_temp_directory(cache, temporary_prefix()));
+Status remove_entry(const CacheDirectory& cache, const std::string& key) {
+  const std::string temporary = F8_TRY(make_temporary_at(cache.fd.get()));
   Status moved;
-  if (::rename(entry.c_str(), (temporary / key).c_str()) != 0 && errno != ENOENT) {
-    moved = rename_failed(entry, temporary);
+  const std::string to = temporary + "/" + key;
+  if (::renameat(cache.fd.get(), key.c_str(), cache.fd.get(), to.c_str()) != 0 && errno != ENOENT) {
+    moved = fail(ErrorCode::kIo, "cannot remove {}: {}", (cache.path / key).string(), errno_text());
   }
-  remove_quietly(temporary);
+  remove_tree_at(cache.fd.get(), temporary.c_str());
   return moved;
-}
-
-std::string temporary_prefix() {
-  return f8::format("tmp.{}.", ::getpid());
 }
 
 }  // namespace f8::codegen

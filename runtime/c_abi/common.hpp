@@ -9,6 +9,7 @@
 #include <string>
 
 #include "float8/float8.h"
+#include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
@@ -75,12 +76,14 @@ inline Status need(const void* pointer, const char* name) {
 }
 
 // Reads the caller's struct as this version knows it. Fields that an older header lacks are 0.
-// Fields of a newer header must be 0 too, for this version would overlook them.
+// Fields of a newer header must be 0 too, for this version would overlook them. A size that no
+// version has, because it ends inside a field, is refused: half of a pointer is not one.
 template <class T>
 Status read_struct(const T* from, const char* name, T& out) {
   F8_TRY(need(from, name));
   const size_t given = from->struct_size;
-  if (given < sizeof(size_t) || given > 4096) [[unlikely]] {
+  if (given < sizeof(size_t) || given > 4096 || (given != sizeof(T) && !has_whole_fields<T>(given)))
+      [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: struct_size is {}; set it to sizeof the struct ({})", name, given, sizeof(T));
   }

@@ -3,10 +3,29 @@
 
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
+#include "runtime/gemm/choose.hpp"
 #include "runtime/model/info.hpp"
 #include "runtime/quantize/quantize.hpp"
 
 using namespace f8::c_abi;
+
+namespace {
+
+// A row whose kernel cannot be compiled is found here, and not when a layer that it is for is
+// planned.
+f8::Status check_rows(const f8::TuningTable& table, std::string_view text) {
+  for (const f8::KernelChoice& row : table.choices()) {
+    const f8::Status good = f8::runtime::check_choice(row);
+    if (good) continue;
+    const size_t at = text.find(f8::format("\nkernel {} ", row.problem.key()));
+    const auto lines_before = std::ranges::count(text.substr(0, at + 1), '\n');
+    return f8::fail(f8::ErrorCode::kCorrupt, "tuning table, line {}: {}", lines_before + 1,
+                    good.error().message);
+  }
+  return {};
+}
+
+}  // namespace
 
 float8_status float8_context_create(int device, const float8_context_options* options,
                                     float8_context** out) {
@@ -37,8 +56,12 @@ float8_status float8_context_load_table(float8_context* context, const char* pat
   return guarded([&]() -> f8::Status {
     F8_TRY(need(context, "context"));
     F8_TRY(need(path, "path"));
-    auto table = f8::TuningTable::parse(F8_TRY(f8::read_file(path)));
+    const std::string text = F8_TRY(f8::read_file(path));
+    auto table = f8::TuningTable::parse(text);
     if (!table) return f8::fail(table.error().code, "{}: {}", path, table.error().message);
+    if (const f8::Status good = check_rows(*table, text); !good) {
+      return f8::fail(good.error().code, "{}: {}", path, good.error().message);
+    }
     const std::string digits = table->hash().substr(0, 16);
     uint64_t value = 0;
     std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);

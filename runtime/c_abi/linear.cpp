@@ -2,8 +2,8 @@
 #include "runtime/c_abi/linear.hpp"
 
 #include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/ranks.hpp"
 #include "runtime/c_abi/recipe.hpp"
-#include "runtime/distributed/scale_sync.hpp"
 #include "runtime/model/info.hpp"
 
 using namespace f8::c_abi;
@@ -28,6 +28,15 @@ f8::Status read_args(const float8_weight_args* args, const float8_weight_args* a
 struct HeldTensors {
   float8_tensor x, w;
 };
+
+// The reduction of a call: a first step takes the scales of delayed operands from all ranks.
+template <class Args>
+f8::Result<f8::runtime::AmaxReducer> reducer_of(const char* field, const f8::runtime::Linear& plan,
+                                                const Args& known) {
+  bool reduces = known.first_step != 0 && !plan.scale_slots().empty();
+  if constexpr (requires { known.evaluate; }) reduces = reduces && known.evaluate == 0;
+  return amax_reducer(*plan.context(), field, known.ranks, reduces);
+}
 
 // Begins a forward or a backward.
 template <class Args>
@@ -140,7 +149,8 @@ float8_status float8_linear_forward(const float8_linear* linear, const float8_fo
     float8_forward_args known;
     HeldTensors held;
     F8_TRY(open_call("float8_forward_args", linear, args, known, held));
-    return linear->linear->forward(known, workspace, stream, f8::runtime::sync_amax);
+    const auto reduce = F8_TRY(reducer_of("float8_forward_args.ranks", *linear->linear, known));
+    return linear->linear->forward(known, workspace, stream, reduce);
   });
 }
 
@@ -150,7 +160,8 @@ float8_status float8_linear_backward(const float8_linear* linear, const float8_b
     float8_backward_args known;
     HeldTensors held;
     F8_TRY(open_call("float8_backward_args", linear, args, known, held));
-    return linear->linear->backward(known, workspace, stream, f8::runtime::sync_amax);
+    const auto reduce = F8_TRY(reducer_of("float8_backward_args.ranks", *linear->linear, known));
+    return linear->linear->backward(known, workspace, stream, reduce);
   });
 }
 
@@ -196,7 +207,8 @@ float8_status float8_linear_cast_weight(const float8_linear* linear, const float
     F8_TRY(read_args(args, args, plan.weight_cache_bytes(), known));
     F8_TRY(check_bytes("float8_weight_args", "workspace_bytes", known.workspace_bytes,
                        plan.workspace_bytes()));
-    return plan.cast_weight(known, workspace, stream, f8::runtime::sync_amax);
+    const auto reduce = F8_TRY(reducer_of("float8_weight_args.ranks", plan, known));
+    return plan.cast_weight(known, workspace, stream, reduce);
   });
 }
 
@@ -232,6 +244,7 @@ float8_status float8_weight_casts_run(const float8_weight_casts* casts,
     F8_TRY(need(casts, "casts"));
     if (count > 0) F8_TRY(need(args, "args"));
     const f8::runtime::WeightCalls calls{count, args};
+    f8::runtime::AmaxReducer reduce = nullptr;
     for (size_t i = 0; i < std::min(count, casts->linears.size()); ++i) {
       float8_weight_args known;
       f8::Status good =
@@ -240,12 +253,17 @@ float8_status float8_weight_casts_run(const float8_weight_casts* casts,
         good = check_bytes("float8_weight_args", "workspace_bytes", known.workspace_bytes,
                            casts->casts.workspace_bytes());
       }
+      if (good) {
+        auto found = reducer_of("float8_weight_args.ranks", *casts->linears[i], known);
+        if (found) reduce = *found;
+        if (!found) good = std::unexpected(std::move(found).error());
+      }
       if (!good) [[unlikely]] {
         good.error().message = f8::format("args[{}]: {}", i, good.error().message);
         return good;
       }
     }
-    return casts->casts.run(calls, workspace, stream, f8::runtime::sync_amax);
+    return casts->casts.run(calls, workspace, stream, reduce);
   });
 }
 

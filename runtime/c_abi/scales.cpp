@@ -1,6 +1,7 @@
 // The state of delayed scaling, and amaxes over ranks.
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/ranks.hpp"
 #include "runtime/distributed/scale_sync.hpp"
 #include "runtime/model/scale_checkpoint.hpp"
 
@@ -13,8 +14,10 @@ namespace {
 f8::Status reduce(const char* call, const f8::runtime::DelayedScales& delayed, void* state,
                   float8_nccl_comm communicator, float8_stream stream) {
   if (communicator == nullptr || delayed.count() == 0) return {};
+  const auto over_ranks =
+      F8_TRY(amax_reducer(*delayed.context(), "communicator", communicator, true));
   F8_TRY(delayed.check(call, state, stream));
-  return f8::runtime::sync_amax(delayed.amaxes(state), delayed.count(), communicator, stream);
+  return over_ranks(delayed.amaxes(state), delayed.count(), communicator, stream);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Tensors in fp8: their casts and GEMMs apart from a linear.
 #include "runtime/c_abi/common.hpp"
+#include "runtime/c_abi/ranks.hpp"
 #include "runtime/c_abi/recipe.hpp"
-#include "runtime/distributed/scale_sync.hpp"
 
 using namespace f8::c_abi;
 
@@ -71,7 +71,10 @@ float8_status float8_quantize(const float8_quantizer* quantizer, const float8_qu
                        plan.workspace_bytes()));
     F8_TRY(check_bytes("float8_quantize_args", "tensor_bytes", known.tensor_bytes,
                        plan.tensor_bytes()));
-    return plan.run(known, workspace, stream, f8::runtime::sync_amax);
+    const bool reduces = known.first_step != 0 && known.evaluate == 0 && plan.is_delayed();
+    const auto reduce =
+        F8_TRY(amax_reducer(plan.context(), "float8_quantize_args.ranks", known.ranks, reduces));
+    return plan.run(known, workspace, stream, reduce);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <span>
+#include <vector>
 
 #include "runtime/gemm/cost_model.hpp"
 #include "runtime/gemm/provider.hpp"
@@ -60,7 +61,44 @@ const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc, 
   return near;
 }
 
+// The scales of a recipe's GEMM in the kernel's words; all of them for a recipe that is not built in.
+std::vector<codegen::ScaleMode> scale_modes(const Problem& problem) {
+  using enum codegen::ScaleMode;
+  const Result<Recipe> recipe = find_recipe(problem.recipe);
+  if (!recipe) return {kTensor, kAxis, kBlock1x128, kBlock128x128};
+  const GemmSetting& setting = recipe->gemms[static_cast<size_t>(problem.op)];
+  switch (setting.b.granularity) {
+    case Granularity::kBlock1x128:
+      return {kBlock1x128};
+    case Granularity::kBlock128x128:
+      return {kBlock128x128};
+    case Granularity::kTensor:
+    case Granularity::kAxis:
+      break;
+  }
+  const bool axis =
+      setting.a.granularity == Granularity::kAxis || setting.b.granularity == Granularity::kAxis;
+  return {axis ? kAxis : kTensor};
+}
+
 }  // namespace
+
+Status check_choice(const KernelChoice& row) {
+  const GemmChoice choice = F8_TRY(parse_choice(row.provider, row.config));
+  if (choice.provider != Provider::kGenerated) return {};
+  const Problem& problem = row.problem;
+  Status checked;
+  for (const codegen::ScaleMode mode : scale_modes(problem)) {
+    checked = codegen::validate(codegen::GemmSpec{.a = problem.a,
+                                                  .b = problem.b,
+                                                  .d = problem.d,
+                                                  .scale = mode,
+                                                  .fast = problem.fast,
+                                                  .config = choice.config});
+    if (checked) return {};
+  }
+  return checked;
+}
 
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
   F8_TRY(validate(desc));

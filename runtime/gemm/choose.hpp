@@ -11,4 +11,8 @@ namespace f8::runtime {
 [[nodiscard]] Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc,
                                              int sm_count);
 
+// Checks that a row's configuration is one that can be compiled for the row's own GEMM. Reading a
+// table checks its grammar alone.
+[[nodiscard]] Status check_choice(const KernelChoice& row);
+
 }  // namespace f8::runtime

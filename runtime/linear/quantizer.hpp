@@ -33,6 +33,9 @@ class Quantizer {
   [[nodiscard]] size_t tensor_bytes() const { return layout_.tensor_bytes; }
   [[nodiscard]] size_t workspace_bytes() const { return layout_.workspace_bytes; }
   [[nodiscard]] const QuantizerDesc& desc() const { return desc_; }
+  [[nodiscard]] const Context& context() const { return *context_; }
+  // True where the recipe has delayed scaling, so that calls need scale slots.
+  [[nodiscard]] bool is_delayed() const { return !kernels_.slots.empty(); }
 
   // The view of what a run with these rows leaves in `tensor`.
   [[nodiscard]] Result<float8_tensor> view(const void* tensor, int64_t rows) const;

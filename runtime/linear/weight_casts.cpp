@@ -62,6 +62,8 @@ Result<WeightCasts> WeightCasts::plan(const std::shared_ptr<Context>& context,
     slots += linears[i]->scale_slots().size();
   }
   casts.first_slot_.push_back(slots);
+  constexpr size_t kRegionsOfCall = 6;  // and one that all calls share
+  casts.overlaps_ = std::make_unique<SharedOverlaps>(linears.size() * kRegionsOfCall + 1);
   casts.groups_ = F8_TRY(casts.groups(context, false));
   if (slots > 0) {
     casts.first_groups_ = F8_TRY(casts.groups(context, true));
@@ -91,6 +93,31 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
                 calls.count);
   }
   const WeightCall common = calls.count > 0 ? calls.at(0) : WeightCall{};
+  const Status good = overlaps_->with([&](CallOverlaps& overlaps) -> Status {
+    F8_TRY(check(calls, common, workspace, stream, overlaps));
+    return overlaps.check("float8_weight_casts_run");
+  });
+  if (!good) [[unlikely]] {
+    return good;
+  }
+  if (workspace_bytes_ > 0 && (workspace == nullptr || !is_aligned(workspace))) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "workspace of float8_weight_casts_run is {}",
+                workspace == nullptr ? "NULL" : "not aligned to 16 bytes");
+  }
+  const bool first = !first_groups_.empty() && common.first_step != 0;
+  const bool over_ranks = first && common.ranks != nullptr;
+  if (over_ranks) F8_TRY(find_first_scales(calls, workspace, stream, reduce));
+  F8_TRY(run_groups(calls, first && !over_ranks, workspace, nullptr, stream));
+  if (common.valid == nullptr) return {};
+  const Linear::State& any = *linears_[0]->state_;
+  const ScopedContext current(*any.driver, any.primary);
+  F8_TRY(current.status());
+  return set_words(*any.driver, common.valid, 1, 1, stream);
+}
+
+// Checks each call alone, that it says what the first one says for all, and adds its memory.
+Status WeightCasts::check(const WeightCalls& calls, const WeightCall& common, void* workspace,
+                          Stream stream, CallOverlaps& overlaps) const {
   for (size_t i = 0; i < calls.count; ++i) {
     const Linear::State& linear = *linears_[i]->state_;
     if (linear.layout.cache_bytes == 0) continue;
@@ -124,20 +151,15 @@ Status WeightCasts::run(const WeightCalls& calls, void* workspace, Stream stream
                   "once",
                   i);
     }
+    // Each call was compared with what all of them share.
+    for (const Region& region : memory.regions()) {
+      const bool shared = region.begin == reinterpret_cast<uintptr_t>(workspace) ||
+                          region.begin == reinterpret_cast<uintptr_t>(call.valid);
+      const bool is_cache = region.begin == reinterpret_cast<uintptr_t>(call.cache);
+      if (!shared) overlaps.add(region, i, !is_cache);
+    }
   }
-  if (workspace_bytes_ > 0 && (workspace == nullptr || !is_aligned(workspace))) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "workspace of float8_weight_casts_run is {}",
-                workspace == nullptr ? "NULL" : "not aligned to 16 bytes");
-  }
-  const bool first = !first_groups_.empty() && common.first_step != 0;
-  const bool over_ranks = first && common.ranks != nullptr;
-  if (over_ranks) F8_TRY(find_first_scales(calls, workspace, stream, reduce));
-  F8_TRY(run_groups(calls, first && !over_ranks, workspace, nullptr, stream));
-  if (common.valid == nullptr) return {};
-  const Linear::State& any = *linears_[0]->state_;
-  const ScopedContext current(*any.driver, any.primary);
-  F8_TRY(current.status());
-  return set_words(*any.driver, common.valid, 1, 1, stream);
+  return {};
 }
 
 Status WeightCasts::run_groups(const WeightCalls& calls, bool first, void* workspace,

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/linear/call_overlaps.hpp"
 #include "runtime/linear/launches.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/quantize/quantize_list.hpp"
@@ -62,6 +63,8 @@ class WeightCasts {
   WeightCasts() = default;
   [[nodiscard]] Result<std::vector<Group>> groups(const std::shared_ptr<Context>& context,
                                                   bool first) const;
+  [[nodiscard]] Status check(const WeightCalls& calls, const WeightCall& common, void* workspace,
+                             Stream stream, CallOverlaps& overlaps) const;
   // `recorded`: words in the order of first_slot_ where the maxima go, for nothing but these; null:
   // where the calls say.
   [[nodiscard]] Status run_groups(const WeightCalls& calls, bool first, void* workspace,
@@ -73,6 +76,7 @@ class WeightCasts {
   std::vector<Group> groups_;
   std::vector<Group> first_groups_;  // with delayed scaling's first step; else empty
   std::vector<size_t> first_slot_;   // of each linear, all end to end; then their number
+  std::unique_ptr<SharedOverlaps> overlaps_;
   const Kernel* scale_update_ = nullptr;
   size_t scratch_ = 0;      // where the lists' scratch begins in the workspace, in bytes
   size_t first_words_ = 0;  // where the words of a first step over ranks begin, in bytes

@@ -111,6 +111,12 @@ void look_at_cache(Report& report) {
   Json& cache = report.json["cache"];
   cache = {{"directory", directory.string()}};
   std::error_code error;
+  if (directory.empty()) {
+    cache["state"] = "none";
+    report.add("kernel cache", false,
+               "none: compiled kernels are not kept; set FLOAT8_CACHE_DIR to a directory of yours");
+    return;
+  }
   if (!std::filesystem::exists(directory, error)) {
     cache["state"] = "empty";
     report.add("kernel cache", true, f8::format("{}: made at first use", directory.string()));

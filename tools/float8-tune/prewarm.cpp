@@ -1,6 +1,8 @@
 // prewarm: compiles every kernel that a trainer of this model will need into the cubin cache. It
 // needs no GPU.
 //
+// A run that leaves a kernel out of the cache has missed its purpose: it fails, and says why.
+//
 // For each layer shape these are the kernel that the tuning table chooses and the one that the cost
 // model chooses, for a trainer that loads no table. Shapes that cannot be float8 are left out and
 // named.
@@ -96,6 +98,7 @@ struct Outcome {
   Plan plan;
   Cubins cubins;  // of plan.kernels
   std::filesystem::path cache_dir;
+  codegen::CubinCache::NotStored not_stored;
   double wall_ms = 0;
 
   [[nodiscard]] int64_t from_cache() const {
@@ -119,6 +122,7 @@ Json to_json(const Outcome& outcome, const Options& options) {
                        {"chosen_by", wanted.chosen_by}});
   }
   const auto total = static_cast<int64_t>(outcome.cubins.size());
+  const auto& [not_stored, reason] = outcome.not_stored;
   return {{"model", options.model.model},
           {"recipe", options.recipe},
           {"tokens", options.model.tokens},
@@ -128,6 +132,8 @@ Json to_json(const Outcome& outcome, const Options& options) {
           {"total", total},
           {"compiled", total - outcome.from_cache()},
           {"from_cache", outcome.from_cache()},
+          {"not_stored", not_stored},
+          {"store_error", not_stored == 0 ? Json(nullptr) : Json(reason)},
           {"compile_ms", rounded(compile_ms)},
           {"wall_ms", rounded(outcome.wall_ms)},
           {"shapes", outcome.plan.shapes.size()},
@@ -171,8 +177,12 @@ Result<int> prewarm(const Options& options, const Global& global) {
   for (const Wanted& wanted : outcome.plan.kernels) {
     sources.push_back(F8_TRY(codegen::emit(wanted.spec)));
   }
-  auto cache = F8_TRY(codegen::CubinCache::open(options.cache_dir.empty() ? environment().cache_dir
-                                                                          : options.cache_dir));
+  const auto& directory = options.cache_dir.empty() ? environment().cache_dir : options.cache_dir;
+  if (directory.empty()) {
+    return fail(ErrorCode::kEnvironment,
+                "there is no cache to fill: set FLOAT8_CACHE_DIR or HOME, or give --cache-dir");
+  }
+  auto cache = F8_TRY(codegen::CubinCache::open(directory));
   outcome.cache_dir = cache.directory();
   if (const auto& skipped = outcome.plan.skipped; !skipped.empty()) {
     note(global, "{} layers stay bf16, their sizes are no multiples of 16: {}{}", skipped.size(),
@@ -185,12 +195,18 @@ Result<int> prewarm(const Options& options, const Global& global) {
         progress.update(f8::format("{}/{} kernels", done, total));
       }));
   progress.clear();
+  outcome.not_stored = cache.not_stored();
   outcome.wall_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   if (global.json) {
     print_json(to_json(outcome, options));
   } else {
     print_table(outcome, stdout_color(global));
+  }
+  if (outcome.not_stored.kernels > 0) {
+    print_error(f8::format("{} of {} kernels are not in the cache: {}", outcome.not_stored.kernels,
+                           outcome.cubins.size(), outcome.not_stored.reason));
+    return exit_code(ErrorCode::kIo);
   }
   return kExitOk;
 }

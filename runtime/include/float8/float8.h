@@ -33,7 +33,7 @@
  *     order. Destroying NULL does nothing. Do not destroy a handle while its work is on a stream.
  *  3. Every struct that a caller fills begins with struct_size, which the caller sets to sizeof.
  *     New fields go at the end and 0 is always their default, so programs built against an older
- *     header keep working.
+ *     header keep working. A struct_size that ends inside a field is refused.
  *  4. Device memory is the caller's: tensors, workspace, saved, weight caches, scale states. All of
  *     it is on the context's device and aligned to 16 bytes. Tensors are row-major; their rows are
  *     dense or a stride apart (ld_x and the like). float8 allocates none but for its kernels.
@@ -133,7 +133,7 @@ typedef struct float8_context_options {
   size_t struct_size;
   /* The directory that keeps compiled kernels; nobody else may be able to write to it. It is
    * created if it is missing. NULL means $FLOAT8_CACHE_DIR, else $XDG_CACHE_HOME/float8, else
-   * ~/.cache/float8. */
+   * ~/.cache/float8; without any of them kernels are kept in memory alone. */
   const char* cache_dir;
   /* Nonzero switches programmatic dependent launch (PDL) off: a kernel then starts only when its
    * predecessor on the stream has ended. With 0 it may start, and wait, while the predecessor ends.
@@ -149,7 +149,8 @@ typedef struct float8_context_options {
   /* Nonzero replaces the GPU by a slow device in host memory, for tests of a program on a machine
    * without a GPU. Pointers to tensors are then host pointers, streams are NULL, and every call has
    * done its work when it returns; results are those of an H100 up to the order of sums. It needs
-   * no driver, compiler or cache, and `device` is 0 to 7. It remembers earlier calls as with
+   * no driver, compiler or cache, and `device` is 0 to 7. It is in no communicator: a call that
+   * would reduce over ranks is refused, and NCCL is never called. It remembers earlier calls as with
    * check_pointers. It is never chosen unless asked for. */
   int32_t emulate;
   /* 0: the context begins with the built-in tuning table of this device, else with that of the
@@ -167,8 +168,9 @@ FLOAT8_API void float8_context_destroy(float8_context* context);
 /* Replaces the tuning table: linears that are planned from now on choose their kernels, and models
  * their layers, by this file. `float8-tune db export --format table` writes it, with the built-in
  * rows behind those of the database. `hash` may be NULL; else it receives 64 bits of the table's
- * hash, so that ranks can check that all of them loaded the same. On failure the table in use
- * stays. */
+ * hash, so that ranks can check that all of them loaded the same. A table that is damaged, or has a
+ * kernel that cannot be compiled, is refused (FLOAT8_CORRUPT) by its line. On failure the table in
+ * use stays. */
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
 
@@ -607,7 +609,9 @@ FLOAT8_API void float8_weight_casts_destroy(float8_weight_casts* casts);
 FLOAT8_API size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts);
 /* `args` is an array of `count` structs, one for each linear of the plan in order. first_step is
  * the same in all of them, and so are `valid` (one flag for all weights) and `ranks` (one
- * all-reduce for all). Linears that never cast their weight are passed over. */
+ * all-reduce for all). A cache overlaps no weight and no other cache of the array; the scale slots
+ * and the counters of two weights are the same ones or apart. Linears that never cast their weight
+ * are passed over. */
 FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* casts,
                                                  const float8_weight_args* args, size_t count,
                                                  void* workspace, float8_stream stream);
@@ -858,7 +862,7 @@ FLOAT8_API size_t float8_model_workspace_bytes(const float8_model* model);
 
 /* Replaces `count` amaxes in device memory, each the bits of |x| as fp32, by their maxima over the
  * ranks of `communicator`, in one all-reduce on `stream`; NaN wins. All ranks give the same count.
- */
+ * The call has no context: it calls NCCL also beside emulated devices. */
 FLOAT8_API float8_status float8_amax_sync(uint32_t* amax_bits, size_t count,
                                           float8_nccl_comm communicator, float8_stream stream);
 

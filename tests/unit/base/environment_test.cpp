@@ -73,8 +73,13 @@ TEST_F(EnvironmentDeathTest, OwnVariablesGoBeforeAll) {
               "cache=/scratch/cubins db=/scratch/my.f8db log=info");
 }
 
-TEST_F(EnvironmentDeathTest, WithoutHomeTheCacheIsInTheWorkingDirectory) {
-  EXPECT_EXIT(print_and_exit(), ::testing::ExitedWithCode(0), "cache=./.cache/float8 ");
+TEST_F(EnvironmentDeathTest, WithoutHomeThereIsNoCacheInTheWorkingDirectory) {
+  EXPECT_EXIT(print_and_exit(), ::testing::ExitedWithCode(0), "^cache= db= ");
+  set("HOME", "");
+  EXPECT_EXIT(print_and_exit(), ::testing::ExitedWithCode(0), "^cache= db= ");
+  set("HOME", ".");
+  set("XDG_CACHE_HOME", "relative/cache");
+  EXPECT_EXIT(print_and_exit(), ::testing::ExitedWithCode(0), "^cache= db= ");
 }
 
 TEST_F(EnvironmentDeathTest, LogShowsItsLevelAndAbove) {

@@ -1,5 +1,7 @@
 // emit and prewarm: sources that re-create themselves, and a cache that a second start finds warm.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <set>
@@ -161,6 +163,36 @@ TEST(Prewarm, CompilesOnceAndFindsItAgain) {
   const json second = tool(words).json();
   EXPECT_EQ(second["from_cache"], first["total"]);
   EXPECT_EQ(second["compiled"], 0);
+  EXPECT_EQ(second["not_stored"], 0);
+  EXPECT_EQ(second["store_error"], nullptr);
+}
+
+// Files of at most 100 bytes, as on a disk that is full: kernels are compiled and cannot be stored.
+TEST(Prewarm, ThatStoresNothingFailsAndSaysSo) {
+  Tool tool;
+  tool.write("m.json", R"([{"fqn": "a", "in_features": 4096, "out_features": 4096}])");
+  const Words words = {"prewarm",    "--model",  "m.json", "--recipe",
+                       "tensorwise", "--tokens", "4096",   "--json"};
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit full{100, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  const Outcome outcome = tool(words);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, handler);
+  if (outcome.code == 2) GTEST_SKIP() << outcome.err;
+  EXPECT_EQ(outcome.code, 1);
+  const json report = outcome.json();
+  EXPECT_GE(report["total"].get<int>(), 5);
+  EXPECT_EQ(report["not_stored"], report["total"]);
+  EXPECT_TRUE(contains(report["store_error"].get<std::string>(), "File too large"));
+  EXPECT_TRUE(contains(outcome.err, "kernels are not in the cache: ")) << outcome.err;
+
+  tool.set("FLOAT8_CACHE_DIR", "");
+  tool.set("XDG_CACHE_HOME", "");
+  tool.set("HOME", "");
+  tool.expect_refused(2, words, {"there is no cache to fill", "--cache-dir"});
 }
 
 }  // namespace

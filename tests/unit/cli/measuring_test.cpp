@@ -56,6 +56,15 @@ TEST(Doctor, ACacheThatOthersCanWriteIsAFinding) {
   EXPECT_TRUE(contains(report["cache"]["reason"].get<std::string>(), "open-cache"));
 }
 
+TEST(Doctor, SaysThatThereIsNoCache) {
+  Tool tool;
+  for (const char* variable : {"FLOAT8_CACHE_DIR", "XDG_CACHE_HOME", "HOME"})
+    tool.set(variable, "");
+  const Outcome outcome = tool({"doctor", "--json"});
+  EXPECT_EQ(outcome.json()["cache"]["state"], "none") << outcome.err;
+  EXPECT_TRUE(std::filesystem::is_empty(tool.path())) << "a cache in the working directory";
+}
+
 TEST(Plan, NamesWhatASweepWouldMeasure) {
   const Tool tool;
   const Json plan = tool.json({"plan", "--mnk", "8192,4096,4096;2048,1024,4096", "--recipe",

@@ -1,4 +1,5 @@
 // Damaged entries, unfit directories, full disks: one clear message, and nothing lost.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -91,6 +92,44 @@ constexpr Damage kDamages[] = {
        fs::remove_all(entry);
        (void)write_file_atomic(entry, "hello\n");
      }},
+    {"cubin is a sparse file of 60 GB",
+     [](const fs::path& entry) { fs::resize_file(entry / "kernel.cubin", uintmax_t{60} << 30); }},
+    {"manifest is a sparse file of 60 GB",
+     [](const fs::path& entry) { fs::resize_file(entry / "manifest", uintmax_t{60} << 30); }},
+    {"cubin is a fifo",
+     [](const fs::path& entry) {
+       fs::remove(entry / "kernel.cubin");
+       ASSERT_EQ(::mkfifo((entry / "kernel.cubin").c_str(), 0644), 0);
+     }},
+    {"manifest is a fifo",
+     [](const fs::path& entry) {
+       fs::remove(entry / "manifest");
+       ASSERT_EQ(::mkfifo((entry / "manifest").c_str(), 0644), 0);
+     }},
+    {"manifest is a link to a device",
+     [](const fs::path& entry) {
+       fs::remove(entry / "manifest");
+       fs::create_symlink("/dev/zero", entry / "manifest");
+     }},
+    {"cubin is a link to the cubin",
+     [](const fs::path& entry) {
+       fs::rename(entry / "kernel.cubin", entry.parent_path() / "moved");
+       fs::create_symlink("../moved", entry / "kernel.cubin");
+     }},
+    {"cubin can be written by others",
+     [](const fs::path& entry) { ASSERT_EQ(::chmod((entry / "kernel.cubin").c_str(), 0666), 0); }},
+    {"entry can be written by others",
+     [](const fs::path& entry) { ASSERT_EQ(::chmod(entry.c_str(), 0775), 0); }},
+    {"entry is a link to an entry",
+     [](const fs::path& entry) {
+       fs::rename(entry, entry.parent_path() / "moved");
+       fs::create_directory_symlink("moved", entry);
+     }},
+    {"entry is a fifo",
+     [](const fs::path& entry) {
+       fs::remove_all(entry);
+       ASSERT_EQ(::mkfifo(entry.c_str(), 0644), 0);
+     }},
     {"entry of another kernel",
      [](const fs::path& entry) {
        auto cache = CubinCache::open(entry.parent_path(), CountingCompiler());
@@ -164,13 +203,36 @@ TEST(CacheDirectory, ThatIsAFileOrCannotBeMadeNamesTheVariable) {
   const TempDirectory temp;
   ASSERT_TRUE(write_file_atomic(temp / "file", "x"));
   for (const fs::path& path :
-       {temp / "file", temp / "file" / "below", fs::path("/proc/none/cache"), fs::path()}) {
+       {temp / "file", temp / "file" / "below", fs::path("/proc/none/cache")}) {
     const std::string error = open_error(path);
     EXPECT_TRUE(contains(error, "FLOAT8_CACHE_DIR")) << error;
     EXPECT_TRUE(contains(error, path.string())) << error;
     EXPECT_FALSE(contains(error, "\n")) << error;
   }
   EXPECT_EQ(read_file(temp / "file").value(), "x");
+}
+
+TEST(CacheDirectory, WithoutOneKernelsAreInMemoryAlone) {
+  const TempDirectory temp;
+  const fs::path before = fs::current_path();
+  fs::current_path(temp.path());
+  const CapturedLog log;
+  const CountingCompiler compiler;
+  for (int i = 0; i < 2; ++i) {
+    auto cache = CubinCache::open("", compiler);
+    ASSERT_TRUE(cache) << cache.error().message;
+    EXPECT_TRUE(cache->get(test_kernel(0)));
+    EXPECT_TRUE(cache->get(test_kernel(0)));
+    EXPECT_EQ(cache->directory(), "");
+    EXPECT_EQ(cache->not_stored().kernels, 1u);
+  }
+  fs::current_path(before);
+  EXPECT_EQ(*compiler.count, 2);
+  ASSERT_LE(log.warnings().size(), 1u) << "it is said once a process";
+  if (!log.warnings().empty()) {
+    EXPECT_TRUE(contains(log.warnings()[0], "set FLOAT8_CACHE_DIR")) << log.warnings()[0];
+  }
+  EXPECT_TRUE(fs::is_empty(temp.path()));
 }
 
 TEST(CacheDirectory, IsMadeAgainWhenItIsDeletedInUse) {
@@ -202,6 +264,9 @@ TEST(CacheDirectory, OldTemporariesOfDeadProcessesGo) {
   const fs::path old = make(f8::format("tmp.{}.AAAAAA", dead), std::chrono::minutes(61));
   const fs::path young = make(f8::format("tmp.{}.BBBBBB", dead), std::chrono::minutes(5));
   const fs::path alive = make(f8::format("tmp.{}.CCCCCC", ::getpid()), std::chrono::minutes(61));
+  fs::create_directories(old / "deep" / "deeper");
+  fs::create_directory_symlink(directory, old / "link");
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::minutes(61));
   const fs::path not_ours = make("tmp.notes", std::chrono::minutes(61));
   EXPECT_EQ(open_error(directory), "opened");
   EXPECT_FALSE(fs::exists(old));
@@ -253,6 +318,99 @@ TEST(ReadOnlyCache, OfRootServesOthers) {
   EXPECT_EQ(child.verdict(), "");
 }
 
+TEST(SharedCache, WorksWhateverTheUmaskOfItsOwner) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a directory of root's";
+  for (const mode_t umask : {0000u, 0022u, 0027u, 0077u, 0177u}) {
+    for (const mode_t shared : {0755u, 02750u}) {
+      SCOPED_TRACE(f8::format("umask {:03o}, mode {:04o}", umask, shared));
+      const TempDirectory temp;
+      const fs::path directory = temp / "cache";
+      fs::create_directory(directory);
+      ASSERT_EQ(::chown(directory.c_str(), 0, kNobody), 0);
+      ASSERT_EQ(::chmod(directory.c_str(), shared), 0);
+      const mode_t previous = ::umask(umask);
+      filled_cache(temp);
+      ::umask(previous);
+      Child child([&] { return give_up_root() ? use_read_only(directory) : "still root"; });
+      EXPECT_EQ(child.verdict(), "");
+    }
+  }
+}
+
+TEST(UnreadableCache, OfAnotherUserIsOneLine) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a directory of root's";
+  const TempDirectory temp;
+  const fs::path directory = filled_cache(temp);
+  Child refused([&] { return give_up_root() ? open_error(directory) : "still root"; });
+  const std::string error = refused.verdict();
+  EXPECT_TRUE(contains(error, "cannot be read (Permission denied); set FLOAT8_CACHE_DIR")) << error;
+
+  // A directory that can be entered, with kernels in it that cannot be read.
+  {
+    auto cache = CubinCache::open(directory, CountingCompiler());
+    ASSERT_TRUE(cache && cache->get(test_kernel(1)) && cache->get(test_kernel(2)));
+  }
+  ASSERT_EQ(::chmod(directory.c_str(), 0755), 0);
+  for (int i = 0; i < 2; ++i) {
+    const fs::path entry = directory / cache_key(test_kernel(i)).value();
+    ASSERT_EQ(::chmod((i == 0 ? entry : entry / "manifest").c_str(), 0600), 0);
+  }
+  Child child([&]() -> std::string {
+    if (!give_up_root()) return "still root";
+    const CapturedLog log;
+    const CountingCompiler compiler;
+    auto cache = CubinCache::open(directory, compiler);
+    if (!cache) return cache.error().message;
+    for (int i = 0; i < 3; ++i) {
+      if (!cache->get(test_kernel(i))) return "no kernel";
+    }
+    if (*compiler.count != 2) return f8::format("{} compiles", *compiler.count);
+    if (cache->not_stored().kernels != 2) return "not_stored is wrong";
+    if (log.warnings().size() != 1) return f8::format("{} warnings", log.warnings().size());
+    return contains(log.warnings()[0], "chmod -R a+rX") ? "" : log.warnings()[0];
+  });
+  EXPECT_EQ(child.verdict(), "");
+}
+
+// An entry that cannot be opened for want of descriptors is a sound one.
+TEST(UnreadableCache, ForWantOfDescriptorsLosesNothing) {
+  const TempDirectory temp;
+  const fs::path directory = filled_cache(temp);
+  const CountingCompiler compiler;
+  Child child([&]() -> std::string {
+    const CapturedLog log;
+    auto cache = CubinCache::open(directory, compiler);
+    const Descriptor next(::open("/dev/null", O_RDONLY));
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return "no limit";
+    limit.rlim_cur = static_cast<rlim_t>(next.get());
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return "no limit";
+    const auto kernel = cache->get(test_kernel(0));
+    if (!kernel) return kernel.error().message;
+    if (log.warnings().size() != 1) return f8::format("{} warnings", log.warnings().size());
+    return contains(log.warnings()[0], "Too many open files") ? "" : log.warnings()[0];
+  });
+  EXPECT_EQ(child.verdict(), "");
+  EXPECT_TRUE((*CubinCache::open(directory, compiler)->get(test_kernel(0)))->from_cache);
+}
+
+TEST(DamagedEntry, OfAnotherUserIsRebuilt) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  for (const char* part : {"", "manifest", "kernel.cubin"}) {
+    const TempDirectory temp;
+    const fs::path directory = filled_cache(temp);
+    const fs::path entry = directory / cache_key(test_kernel(0)).value();
+    ASSERT_EQ(::chown((entry / part).c_str(), 12345, 12345), 0);
+    const CapturedLog log;
+    const CountingCompiler compiler;
+    ASSERT_TRUE(CubinCache::open(directory, compiler)->get(test_kernel(0)));
+    EXPECT_EQ(*compiler.count, 1) << part;
+    ASSERT_EQ(log.warnings().size(), 1u);
+    EXPECT_TRUE(contains(log.warnings()[0], "belongs to user 12345")) << log.warnings()[0];
+    EXPECT_TRUE((*CubinCache::open(directory, compiler)->get(test_kernel(0)))->from_cache);
+  }
+}
+
 // Every write to a file fails from its 100th byte on, as on a disk that fills up.
 bool fill_the_disk() {
   ::signal(SIGXFSZ, SIG_IGN);
@@ -279,6 +437,8 @@ std::string use_full_disk(const fs::path& directory) {
   if (*compiler.count != 2) return f8::format("{} compiles, kernel 0 was there", *compiler.count);
   if (log.warnings().size() != 1) return f8::format("{} warnings", log.warnings().size());
   if (!contains(log.warnings()[0], "File too large")) return log.warnings()[0];
+  if (cache->not_stored().kernels != 2) return "not_stored is wrong";
+  if (!contains(cache->not_stored().reason, directory.string())) return cache->not_stored().reason;
   if (temporaries_in(directory) != 0) return "a temporary directory was left";
 
   if (!empty_the_disk()) return "the limit stays";

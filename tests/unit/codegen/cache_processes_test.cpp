@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -117,6 +118,63 @@ TEST_F(CacheProcesses, AKilledCompilerFreesTheNext) {
   first.kill();
   EXPECT_EQ(second.verdict(), "");
   EXPECT_EQ(second_compiles.count(), 1);
+}
+
+TEST_F(CacheProcesses, AStoppedCompilerIsNamedAndThenDoneWithout) {
+  const Bell compiling;
+  Child first([&] {
+    return get_kernel(directory_, [&](const KernelSource&) -> Result<Cubin> {
+      compiling.ring();
+      std::this_thread::sleep_for(kLong);
+      return fail(ErrorCode::kInternal, "not killed");
+    });
+  });
+  ASSERT_TRUE(compiling.rung_within(kLong));
+  ASSERT_EQ(::kill(first.pid(), SIGSTOP), 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(first.pid(), &status, WUNTRACED), first.pid());
+
+  const CapturedLog log;
+  const CountingCompiler compiler;
+  const LockPatience patience{.say_after = std::chrono::milliseconds(40),
+                              .give_up_after = std::chrono::milliseconds(200)};
+  auto cache = CubinCache::open(directory_, compiler, patience);
+  const auto start = std::chrono::steady_clock::now();
+  const auto kernel = cache->get(test_kernel());
+  EXPECT_GE(std::chrono::steady_clock::now() - start, patience.give_up_after);
+  ASSERT_TRUE(kernel) << kernel.error().message;
+  EXPECT_EQ(*compiler.count, 1);
+  EXPECT_EQ(cache->not_stored().kernels, 0u) << "an entry appears by a rename, also without a lock";
+  ASSERT_EQ(log.warnings().size(), 2u);
+  const std::string who = f8::format("process {} on ", first.pid());
+  const std::string remedy = f8::format("end it: kill -9 {}", first.pid());
+  for (const std::string& warning : log.warnings()) {
+    EXPECT_NE(warning.find(who), std::string::npos) << warning;
+    EXPECT_NE(warning.find(", which is stopped"), std::string::npos) << warning;
+    EXPECT_NE(warning.find("test/kernel0"), std::string::npos) << warning;
+    EXPECT_NE(warning.find(remedy), std::string::npos) << warning;
+  }
+  EXPECT_TRUE((*CubinCache::open(directory_, compiler)->get(test_kernel()))->from_cache);
+}
+
+// A lock is what a stranger may have left there.
+TEST_F(CacheProcesses, AnOddLockStopsNobody) {
+  using Make = void (*)(const fs::path&);
+  const CapturedLog log;
+  int i = 0;
+  for (const Make make : {
+           Make([](const fs::path& lock) { fs::create_directory(lock); }),
+           Make([](const fs::path& lock) { ASSERT_EQ(::mkfifo(lock.c_str(), 0644), 0); }),
+           Make([](const fs::path& lock) { fs::create_symlink("/dev/zero", lock); }),
+           Make([](const fs::path& lock) { std::ofstream(lock) << "12\033[31m\n"; }),
+       }) {
+    auto cache = CubinCache::open(directory_, CountingCompiler());
+    ++i;
+    make(directory_ / (cache_key(test_kernel(i)).value() + ".lock"));
+    EXPECT_TRUE(cache->get(test_kernel(i)));
+    EXPECT_EQ(cache->not_stored().kernels, 0u);
+  }
+  EXPECT_TRUE(log.warnings().empty()) << log.warnings()[0];
 }
 
 TEST_F(CacheProcesses, AFailedCompileIsTriedByTheNext) {

@@ -89,38 +89,79 @@ TEST(Manifest, ASoundChecksumDoesNotExcuseTheRest) {
 }
 
 TEST(CubinEntry, StoredAndLoaded) {
-  const TempDirectory cache;
+  const TempDirectory temp;
+  const CacheDirectory cache = open_cache_directory(temp.path()).value();
   const Cubin cubin = test_cubin(test_kernel());
-  EXPECT_EQ(load_entry(cache.path(), kKey).error().code, ErrorCode::kNotFound);
-  const auto stored = store_entry(cache.path(), kKey, cubin);
+  EXPECT_EQ(load_entry(cache, kKey).error().code, ErrorCode::kNotFound);
+  const auto stored = store_entry(cache, kKey, cubin);
   ASSERT_TRUE(stored) << stored.error().message;
   EXPECT_FALSE(stored->has_value());
-  const auto loaded = load_entry(cache.path(), kKey);
+  const auto loaded = load_entry(cache, kKey);
   ASSERT_TRUE(loaded) << loaded.error().message;
   EXPECT_TRUE(loaded->from_cache);
   expect_same(*loaded, cubin);
-  EXPECT_EQ(files_in(cache.path()), 1u);
+  EXPECT_EQ(files_in(temp.path()), 1u);
 }
 
 TEST(CubinEntry, TheLoserOfARaceGetsTheWinnersEntry) {
-  const TempDirectory cache;
+  const TempDirectory temp;
+  const CacheDirectory cache = open_cache_directory(temp.path()).value();
   Cubin winner = test_cubin(test_kernel());
-  ASSERT_TRUE(store_entry(cache.path(), kKey, winner));
+  ASSERT_TRUE(store_entry(cache, kKey, winner));
   Cubin loser = winner;
   loser.image.push_back(std::byte{1});
-  const auto stored = store_entry(cache.path(), kKey, loser);
+  const auto stored = store_entry(cache, kKey, loser);
   ASSERT_TRUE(stored) << stored.error().message;
   ASSERT_TRUE(stored->has_value());
   expect_same(**stored, winner);
-  EXPECT_EQ(files_in(cache.path()), 1u) << "the loser left its temporary directory";
+  EXPECT_EQ(files_in(temp.path()), 1u) << "the loser left its temporary directory";
 }
 
 TEST(CubinEntry, RemovedWhole) {
-  const TempDirectory cache;
-  ASSERT_TRUE(store_entry(cache.path(), kKey, test_cubin(test_kernel())));
-  EXPECT_TRUE(remove_entry(cache.path(), kKey));
-  EXPECT_EQ(files_in(cache.path()), 0u);
-  EXPECT_TRUE(remove_entry(cache.path(), kKey)) << "already gone is as good";
+  const TempDirectory temp;
+  const CacheDirectory cache = open_cache_directory(temp.path()).value();
+  ASSERT_TRUE(store_entry(cache, kKey, test_cubin(test_kernel())));
+  EXPECT_TRUE(remove_entry(cache, kKey));
+  EXPECT_EQ(files_in(temp.path()), 0u);
+  EXPECT_TRUE(remove_entry(cache, kKey)) << "already gone is as good";
+}
+
+TEST(CubinEntry, TooLargeToBeReadIsNotStored) {
+  const TempDirectory temp;
+  const CacheDirectory cache = open_cache_directory(temp.path()).value();
+  Cubin cubin = test_cubin(test_kernel());
+  cubin.image.resize(kMaxImageBytes + 1);
+  const auto stored = store_entry(cache, kKey, cubin);
+  ASSERT_FALSE(stored);
+  EXPECT_NE(stored.error().message.find("kernel.cubin would have 67108865 bytes"),
+            std::string::npos)
+      << stored.error().message;
+  EXPECT_EQ(files_in(temp.path()), 0u);
+}
+
+// What a name leads to may change between two calls; an open directory stays the same one.
+TEST(CubinEntry, ASwappedDirectoryIsNotTrusted) {
+  const TempDirectory temp;
+  const fs::path path = temp / "cache";
+  const CacheDirectory cache = open_cache_directory(path).value();
+  const Cubin ours = test_cubin(test_kernel());
+  ASSERT_TRUE(store_entry(cache, kKey, ours));
+  Cubin theirs = ours;
+  theirs.image.assign(100, std::byte{66});
+  {
+    const CacheDirectory planted = open_cache_directory(temp / "planted").value();
+    ASSERT_TRUE(store_entry(planted, kKey, theirs));
+    ASSERT_TRUE(store_entry(planted, std::string(32, 'b'), theirs));
+  }
+  fs::rename(path, temp / "aside");
+  fs::create_directory_symlink(temp / "planted", path);
+  const auto loaded = load_entry(cache, kKey);
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  expect_same(*loaded, ours);
+  EXPECT_EQ(load_entry(cache, std::string(32, 'b')).error().code, ErrorCode::kNotFound);
+  ASSERT_TRUE(store_entry(cache, std::string(32, 'c'), ours));
+  EXPECT_TRUE(fs::exists(temp / "aside" / std::string(32, 'c')));
+  EXPECT_EQ(files_in(temp / "planted"), 2u);
 }
 
 }  // namespace

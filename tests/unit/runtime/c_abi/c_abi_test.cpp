@@ -1,11 +1,15 @@
 // The C interface and the C++ one over it, on the fake device. Its cache is filled beforehand by
 // the fake compiler, since a context made here compiles for real.
+#include <array>
+#include <cstring>
 #include <float8/float8.hpp>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "codegen/emit.hpp"
 #include "recipes/reference.hpp"
+#include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/linear/kernels.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
@@ -156,6 +160,103 @@ TEST_F(CAbi, StructSizeIsChecked) {
   EXPECT_EQ(linear, nullptr);
 }
 
+// Every size of every struct: those of whole fields are a version's, and the others are refused
+// before a field is looked at.
+template <class Struct>
+void expect_whole_fields(const std::function<float8_status(const Struct*)>& call) {
+  size_t refused = 0;
+  for (size_t bytes = 0; bytes <= sizeof(Struct) + 16; ++bytes) {
+    bool whole = bytes >= sizeof(size_t) && bytes % sizeof(size_t) == 0;
+    for (const auto& field : c_abi::StructFields<Struct>::kAll) {
+      whole = whole && (bytes <= field.begin || bytes >= field.end);
+    }
+    std::array<unsigned char, sizeof(Struct) + 16> raw{};
+    std::memcpy(raw.data(), &bytes, sizeof bytes);
+    alignas(Struct) std::array<unsigned char, sizeof raw> aligned = raw;
+    (void)call(reinterpret_cast<const Struct*>(aligned.data()));
+    const bool said = says(float8_last_error(), f8::format("struct_size is {};", bytes));
+    EXPECT_EQ(said, !whole) << bytes << ": " << float8_last_error();
+    refused += said ? 1 : 0;
+  }
+  EXPECT_GT(refused, sizeof(Struct) / 2);
+}
+
+TEST_F(CAbi, AStructSizeThatEndsInsideAFieldIsRefused) {
+  fill_cache("delayed");
+  const float8::Context ctx = context();
+  float8_linear_desc d = desc();
+  d.recipe = "delayed";
+  float8_linear* linear = nullptr;
+  ASSERT_EQ(float8_linear_plan(ctx.get(), &d, &linear), FLOAT8_OK) << float8_last_error();
+  const float8_linear* const linears[] = {linear};
+  float8_weight_casts* casts = nullptr;
+  ASSERT_EQ(float8_weight_casts_plan(ctx.get(), linears, 1, &casts), FLOAT8_OK);
+  float8_context* made = nullptr;
+  expect_whole_fields<float8_context_options>([&](const float8_context_options* options) {
+    const float8_status status = float8_context_create(9, options, &made);  // there is no device 9
+    EXPECT_NE(status, FLOAT8_OK);
+    return status;
+  });
+  expect_whole_fields<float8_recipe>([&](const float8_recipe* recipe) {
+    return float8_recipe_named("no such recipe", const_cast<float8_recipe*>(recipe));
+  });
+  expect_whole_fields<float8_linear_desc>([&](const float8_linear_desc* desc) {
+    float8_linear* out = nullptr;
+    return float8_linear_plan(ctx.get(), desc, &out);
+  });
+  expect_whole_fields<float8_forward_args>([&](const float8_forward_args* args) {
+    return float8_linear_forward(linear, args, nullptr, nullptr);
+  });
+  expect_whole_fields<float8_backward_args>([&](const float8_backward_args* args) {
+    return float8_linear_backward(linear, args, nullptr, nullptr);
+  });
+  expect_whole_fields<float8_weight_args>([&](const float8_weight_args* args) {
+    return float8_linear_cast_weight(linear, args, nullptr, nullptr);
+  });
+  expect_whole_fields<float8_weight_args>([&](const float8_weight_args* args) {
+    return float8_weight_casts_run(casts, args, 1, nullptr, nullptr);
+  });
+  expect_whole_fields<float8_scales_desc>([&](const float8_scales_desc* desc) {
+    float8_scales* out = nullptr;
+    const float8_status status = float8_scales_plan(ctx.get(), desc, &out);
+    float8_scales_destroy(out);
+    return status == FLOAT8_OK ? float8_recipe_named(nullptr, nullptr) : status;
+  });
+  expect_whole_fields<float8_model_desc>([&](const float8_model_desc* desc) {
+    float8_model* out = nullptr;
+    return float8_model_plan(ctx.get(), desc, &out);
+  });
+  expect_whole_fields<float8_model_layer>([&](const float8_model_layer* layer) {
+    float8_model_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.layers = layer;
+    desc.count = 1;
+    desc.tokens = 16;
+    desc.recipe = "rowwise";
+    float8_model* out = nullptr;
+    return float8_model_plan(ctx.get(), &desc, &out);
+  });
+  float8_weight_casts_destroy(casts);
+  float8_linear_destroy(linear);
+}
+
+// The list of fields that the check goes by is the header's.
+TEST(CAbiLayout, TheListsOfFieldsAreTheStructs) {
+  const auto is = [](const c_abi::Field& field, size_t begin, size_t size) {
+    return field.begin == begin && field.end == begin + size;
+  };
+  const auto& forward = c_abi::StructFields<float8_forward_args>::kAll;
+  EXPECT_TRUE(is(forward[11], offsetof(float8_forward_args, scales), sizeof(float8_scale_slots)));
+  EXPECT_TRUE(is(forward[18], offsetof(float8_forward_args, ranks), sizeof(void*)));
+  const auto& backward = c_abi::StructFields<float8_backward_args>::kAll;
+  EXPECT_TRUE(is(backward[22], offsetof(float8_backward_args, accumulate_bias), sizeof(int32_t)));
+  const auto& recipe = c_abi::StructFields<float8_recipe>::kAll;
+  EXPECT_TRUE(is(recipe[3], offsetof(float8_recipe, grad_input), sizeof(float8_gemm_setting)));
+  const auto& model = c_abi::StructFields<float8_model_desc>::kAll;
+  EXPECT_TRUE(is(model[11], offsetof(float8_model_desc, margin), sizeof(double)));
+  EXPECT_TRUE(model[8].is_pointer) << "a callback";
+}
+
 TEST_F(CAbi, BadDescriptions) {
   const float8::Context ctx = context();
   float8_linear* linear = nullptr;
@@ -194,6 +295,57 @@ TEST_F(CAbi, LoadsTables) {
   const auto missing = ctx.load_table(directory_.path() + "/nothing");
   ASSERT_FALSE(missing.ok());
   EXPECT_TRUE(says(missing.error().message, "/nothing")) << missing.error().message;
+}
+
+// A table whose grammar is right, with a kernel that cannot be: refused by its line when it is
+// loaded, and not when a layer near it is planned.
+TEST_F(CAbi, RefusesTablesWithKernelsThatCannotBeCompiled) {
+  float8::Context ctx = context();
+  const std::string path = directory_.path() + "/table";
+  TuningTable good;
+  good.devices = {{.name = "Fake H100"}};
+  good.sources = {"made"};
+  const auto row = [](const char* key, const char* config, Provider provider) {
+    return KernelChoice{Problem::parse(key).value(), provider, config, 1000};
+  };
+  constexpr const char* kTensor = "output/tensorwise/e4m3.e4m3.bf16/tn/m64n64k64/b0f1";
+  constexpr const char* kBlocks = "output/blockwise/e4m3.e4m3.bf16/tn/m64n64k64/b0f0";
+  good.add(row("output/blockwise/e4m3.e4m3.bf16/tn/m32n64k64/b0f0", "h0", Provider::kCublasLt));
+  good.add(row("output/mine/e4m3.e4m3.bf16/tn/m64n64k64/b0f1", "128x96s4c1x1w2g8",
+               Provider::kGenerated));
+  good.add(row(kTensor, "128x256s4c2x1w2g8", Provider::kGenerated));
+  good.add(LinearSpeedup{"rowwise", {kM, kN, kK}, 1.2, 1.1, 1.3, 1e6});
+  std::ofstream(path) << good.serialize();
+  ASSERT_TRUE(ctx.load_table(path)) << ctx.load_table(path).error().message;
+  const auto hash = ctx.load_table(path).value();
+
+  struct Bad {
+    const char* key;
+    const char* config;
+    const char* words;
+  };
+  for (const Bad& bad : {
+           Bad{kTensor, "banana", ", line 6: GEMM configuration"},
+           Bad{kTensor, "128x256s9c2x1w2g8", ", line 6: configuration 128x256s9c2x1w2g8: needs"},
+           Bad{kTensor, "128x250s4c2x1w2g8", ", line 6: configuration 128x250s4c2x1w2g8: tile_n"},
+           Bad{kTensor, "128x256s4c8x1w2g8", ", line 6: "},
+           Bad{kTensor, "128x256s4c2x1w2g0", ", line 6: "},
+           Bad{kTensor, "128x256s4c2x1w2g99999999999", ", line 6: "},
+           Bad{kBlocks, "128x96s4c1x1w2g8", ", line 5: configuration 128x96s4c1x1w2g8: block"},
+           Bad{"output/tensorwise/bf16.bf16.bf16/tn/m64n64k64/b0f1", "128x256s4c2x1w2g8",
+               ", line 6: configuration 128x256s4c2x1w2g8: operands must be"},
+       }) {
+    TuningTable table = good;
+    table.add(row(bad.key, bad.config, Provider::kGenerated));
+    std::ofstream(path) << table.serialize();
+    const auto loaded = ctx.load_table(path);
+    ASSERT_FALSE(loaded.ok()) << bad.config;
+    EXPECT_EQ(loaded.error().code, FLOAT8_CORRUPT);
+    EXPECT_TRUE(says(loaded.error().message, path + ": tuning table" + bad.words))
+        << loaded.error().message;
+  }
+  std::ofstream(path) << good.serialize();
+  EXPECT_EQ(ctx.load_table(path).value(), hash);
 }
 
 TEST_F(CAbi, TheLastErrorIsTheThreadsOwn) {

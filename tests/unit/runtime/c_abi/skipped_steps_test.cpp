@@ -7,6 +7,7 @@
 #include <float8/float8.hpp>
 #include <limits>
 
+#include "runtime/distributed/nccl_api.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
@@ -195,6 +196,69 @@ TEST_F(SkippedSteps, EvaluationOverRanksReducesNothing) {
   const float8::Status forward = linear_.forward(args, workspace_.data(), nullptr);
   EXPECT_TRUE(forward) << forward.message();
   EXPECT_EQ(bytes(state_), state);
+}
+
+// An emulated device's memory is the host's: no communicator was made for it, and NCCL is not
+// called with it, whatever the caller passes.
+TEST_F(SkippedSteps, AnEmulatedDeviceNeverCallsNccl) {
+  static int calls = 0;
+  Nccl table{};
+  table.all_reduce = [](const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+                        cudaStream_t) {
+    ++calls;
+    return ncclSuccess;
+  };
+  table.get_error_string = [](ncclResult_t) { return "none"; };
+  set_nccl_for_testing(&table);
+  auto* const ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
+  const auto refused = [](const float8::Status& status) {
+    EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_NE(status.message().find("an emulated device is in no communicator"), std::string::npos)
+        << status.message();
+  };
+  float8::ForwardArgs forward = forward_args();
+  forward.ranks = ranks;
+  const std::vector<uint8_t> state = bytes(state_);
+  refused(linear_.forward(forward, workspace_.data(), nullptr));
+  EXPECT_EQ(bytes(state_), state) << "a call that is refused has done nothing";
+  forward_and_backward(dy_);
+  float8::BackwardArgs backward;
+  backward.dy = dy_.data();
+  backward.saved = saved_.data();
+  backward.dx = dx_.data();
+  backward.dw = dw_.data();
+  backward.scales = forward.scales;
+  backward.first_step = true;
+  backward.ranks = ranks;
+  refused(linear_.backward(backward, workspace_.data(), nullptr));
+  Buffer cache(linear_.weight_cache_bytes());
+  float8::WeightArgs weight;
+  weight.w = w_.data();
+  weight.cache = cache.data();
+  weight.scales = forward.scales;
+  weight.first_step = true;
+  weight.ranks = ranks;
+  refused(linear_.cast_weight(weight, workspace_.data(), nullptr));
+  const float8_linear* const linears[] = {linear_.get()};
+  float8_weight_casts* casts = nullptr;
+  ASSERT_EQ(float8_weight_casts_plan(context_.get(), linears, 1, &casts), FLOAT8_OK);
+  Buffer casts_workspace(float8_weight_casts_workspace_bytes(casts));
+  const float8_weight_args one = weight;
+  EXPECT_EQ(float8_weight_casts_run(casts, &one, 1, casts_workspace.data(), nullptr),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_NE(std::string_view(float8_last_error()).find("args[0]: float8_weight_args.ranks"),
+            std::string_view::npos);
+  float8_weight_casts_destroy(casts);
+  float found = 0;
+  refused(scales_.found_inf(state_.data(), ranks, &found, nullptr));
+  refused(scales_.sync(state_.data(), ranks, nullptr));
+  refused(scales_.sync_unless(state_.data(), &found, ranks, nullptr));
+  EXPECT_EQ(calls, 0);
+  set_nccl_for_testing(nullptr);
+  // Where nothing is reduced a communicator does not matter.
+  good_step();
+  forward.first_step = 0;
+  EXPECT_TRUE(linear_.forward(forward, workspace_.data(), nullptr));
 }
 
 TEST_F(SkippedSteps, MisuseIsOneClearError) {

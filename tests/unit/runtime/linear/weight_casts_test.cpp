@@ -2,6 +2,9 @@
 #include "runtime/linear/weight_casts.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <thread>
 
 #include "tests/unit/runtime/count_allocations.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
@@ -120,6 +123,75 @@ TEST_F(WeightCastsTest, RunDoesNotAllocate) {
   }
   EXPECT_TRUE(ok);
   EXPECT_EQ(allocations, 0);
+}
+
+// The calls of a run may not write each other's memory either.
+TEST_F(WeightCastsTest, OverlapsBetweenCallsAreFound) {
+  add("tensorwise", 200);
+  add("delayed", 2);
+  for (auto& linear : linears_) ASSERT_GT(linear->weight_cache_bytes(), 0u);
+  const WeightCasts casts = WeightCasts::plan(context_, linears_).value();
+  Buffer workspace(casts.workspace_bytes());
+  cuda_.emulate = false;
+  using Calls = std::vector<WeightCall>;
+  const auto run = [&](const Calls& given) { return casts.run(given, workspace.data(), nullptr); };
+  const auto into = [](const void* at, size_t by) {
+    return const_cast<uint8_t*>(static_cast<const uint8_t*>(at)) + by;
+  };
+  const auto refused = [&](const std::function<void(Calls&)>& change, std::string_view part) {
+    Calls given = calls(false);
+    ASSERT_TRUE(run(given)) << run(given).error().message;
+    const size_t before = cuda_.launches.size();
+    change(given);
+    const Status status = run(given);
+    ASSERT_FALSE(status) << part;
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(says(status.error(), part)) << status.error().message;
+    EXPECT_EQ(cuda_.launches.size(), before) << part;
+  };
+  refused([&](Calls& c) { c[7].cache = c[191].cache; },
+          "float8_weight_casts_run: float8_weight_args.cache of args[");
+  refused([&](Calls& c) { c[3].cache = into(c[150].w, 16); },
+          "float8_weight_args.cache of args[3]");
+  refused([&](Calls& c) { c[3].cache = into(c[150].w, 16); },
+          "and float8_weight_args.w of args[150]");
+  refused([&](Calls& c) { c[180].w = into(c[5].cache, linears_[5]->weight_cache_bytes() - 16); },
+          "float8_weight_args.cache of args[5]");
+  refused([&](Calls& c) { c[200].scales.opaque[0] = into(c[201].scales.opaque[0], 4); },
+          "float8_scale_slots (amax) of args[200]");
+  refused([&](Calls& c) { c[9].cache = c[201].scales.opaque[1]; },
+          "float8_weight_args.cache of args[9]");
+  // What is only read may be shared, so may slots that are added to, and neighbours touch.
+  Calls given = calls(false);
+  Buffer weight(16 * 9 * 16 * 11 * 2);
+  given[4].w = given[3].w = given[2].w = given[1].w = weight.data();
+  given[200].scales = given[201].scales;
+  const size_t bytes = linears_[0]->weight_cache_bytes() + linears_[1]->weight_cache_bytes();
+  Buffer both(bytes);
+  given[1].cache = both.data();
+  given[0].cache = both.data() + linears_[1]->weight_cache_bytes();
+  EXPECT_TRUE(run(given)) << run(given).error().message;
+  given[0].cache = both.data() + linears_[1]->weight_cache_bytes() - 16;
+  EXPECT_FALSE(run(given));
+}
+
+TEST_F(WeightCastsTest, RunsOfTwoThreadsAtOnceAreChecked) {
+  add("tensorwise", 40);
+  const WeightCasts casts = WeightCasts::plan(context_, linears_).value();
+  cuda_.emulate = false;
+  auto bad = calls(false);
+  bad[30].cache = bad[3].cache;
+  std::atomic<int> wrong = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        Buffer workspace(casts.workspace_bytes());
+        for (int i = 0; i < 300; ++i) wrong += casts.run(bad, workspace.data(), nullptr) ? 1 : 0;
+      });
+    }
+  }
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST_F(WeightCastsTest, MisuseIsOneClearError) {
