@@ -1,0 +1,13 @@
+"""fp8 linear layers for PyTorch.
+
+    import float8.torch
+
+    float8.torch.convert_to_float8_training(model, config="rowwise")
+"""
+
+from __future__ import annotations
+
+from float8.torch.convert import LinearConfig, convert_to_float8_training
+from float8.torch.linear import Float8Linear
+
+__all__ = ["Float8Linear", "LinearConfig", "convert_to_float8_training"]

@@ -1,0 +1,104 @@
+"""Exchanging a model's linears, all of them or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from float8.recipes import Recipe
+from float8.torch.linear import Float8Linear
+
+ModuleFilter = Callable[[nn.Module, str], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearConfig:
+    """The options of Float8Linear, which describes them."""
+
+    recipe: str | Recipe = "tensorwise"
+    emulate: bool = False
+    recompute: bool = False
+    saturate: bool = False
+
+
+@runtime_checkable
+class HasLinearConfig(Protocol):
+    """A config of another form, such as torchao's."""
+
+    def linear_config(self) -> LinearConfig: ...
+
+
+Config = LinearConfig | HasLinearConfig | Recipe | str | None
+
+
+def resolve_config(config: Config) -> LinearConfig:
+    """Returns a config's options; a name or a recipe has the default options."""
+    if config is None:
+        return LinearConfig()
+    if isinstance(config, LinearConfig):
+        return config
+    if isinstance(config, (str, Recipe)):
+        return LinearConfig(recipe=config)
+    if isinstance(config, HasLinearConfig):
+        return config.linear_config()
+    raise TypeError(
+        f"float8: config is a {type(config).__name__}; it is a recipe, its name or a config"
+    )
+
+
+def convert_to_float8_training(
+    module: nn.Module,
+    *,
+    module_filter_fn: ModuleFilter | None = None,
+    config: Config = None,
+) -> nn.Module:
+    """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
+
+    module: a model on any device, also meta. Where it is an nn.Linear itself, the Float8Linear is
+        returned and the module is left alone. Parameters are shared, not copied.
+    module_filter_fn: called with a linear and its name; the linear is left as it is where it
+        returns False. None converts every linear.
+    config: a recipe's name, a `Recipe`, a `LinearConfig` or torchao's `Float8LinearConfig`.
+
+    Subclasses of nn.Linear with a forward of their own, and layers that are Float8Linear already,
+    are left as they are. Raises ValueError that names a layer which fp8 cannot have; the model is
+    then as it was.
+    """
+    options = resolve_config(config)
+    if _is_plain(module) and (module_filter_fn is None or module_filter_fn(module, "")):
+        return _convert(module, "", options)
+    # Everything that can fail comes before the first change.
+    converted: dict[nn.Module, Float8Linear] = {}
+    places: list[tuple[nn.Module, str, nn.Module]] = []
+    for name, parent in module.named_modules(remove_duplicate=True):
+        for child_name, child in parent.named_children():
+            full_name = f"{name}.{child_name}" if name else child_name
+            if not _is_plain(child):
+                continue
+            if child not in converted:
+                if module_filter_fn is not None and not module_filter_fn(child, full_name):
+                    continue
+                converted[child] = _convert(child, full_name, options)
+            places.append((parent, child_name, child))
+    for parent, child_name, child in places:
+        parent._modules[child_name] = converted[child]
+    return module
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return (
+        isinstance(module, nn.Linear)
+        and not isinstance(module, Float8Linear)
+        and type(module).forward is nn.Linear.forward
+    )
+
+
+def _convert(module: nn.Module, name: str, options: LinearConfig) -> Float8Linear:
+    assert isinstance(module, nn.Linear)
+    try:
+        return Float8Linear.from_float(module, **vars(options))
+    except ValueError as error:
+        raise ValueError(f"{error} (layer {name or 'root'!r})") from None

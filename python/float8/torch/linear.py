@@ -1,0 +1,120 @@
+"""Float8Linear: nn.Linear with fp8 GEMMs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from float8 import recipes
+from float8.recipes import Recipe
+from float8.torch import _ops
+
+
+class Float8Linear(nn.Linear):
+    """A linear whose GEMMs run in fp8, in the place of nn.Linear.
+
+    Its parameters, their names and its state dict are nn.Linear's. x is [..., in_features], in
+    bfloat16, float16 or float32, on a Hopper GPU; under autocast it is cast to autocast's type
+    first. The result is [..., out_features] in x's type. The weight may have another type than x:
+    float32 weights get float32 gradients, without a rounding to x's type on the way.
+
+    in_features, out_features: multiples of 16 (ValueError).
+    recipe: a name of `float8.recipes.NAMES` or a `float8.Recipe`.
+    emulate: compute on the CPU, for tests; tensors are then CPU tensors. It is slow.
+    recompute: keep nothing in fp8 between forward and backward, but x, and cast again.
+    saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's
+        largest value; else results are NaN.
+
+    The first call with a shape compiles its kernels and keeps them in a cache on disk.
+    """
+
+    recipe: Recipe
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: str | Recipe = "tensorwise",
+        emulate: bool = False,
+        recompute: bool = False,
+        saturate: bool = False,
+    ) -> None:
+        check_sizes("Float8Linear", in_features, out_features)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._set_options(recipe, emulate, recompute, saturate)
+
+    def _set_options(
+        self, recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool
+    ) -> None:
+        self.recipe = resolve_recipe(recipe)
+        self.emulate = emulate
+        self.recompute = recompute
+        self.saturate = saturate
+        self._pack()
+
+    def _pack(self) -> None:
+        self._config = recipes.pack(
+            self.recipe,
+            emulate=self.emulate,
+            recompute=self.recompute,
+            saturate=self.saturate,
+            bias=self.bias is not None,
+        )
+
+    @classmethod
+    def from_float(
+        cls,
+        linear: nn.Linear,
+        *,
+        recipe: str | Recipe = "tensorwise",
+        emulate: bool = False,
+        recompute: bool = False,
+        saturate: bool = False,
+    ) -> Float8Linear:
+        """Returns a Float8Linear that has the linear's own parameters, hooks and attributes."""
+        check_sizes(type(linear).__name__, linear.in_features, linear.out_features)
+        converted = cls.__new__(cls)
+        # nn.Module's dictionaries are copied, and what they hold is shared.
+        converted.__dict__ = {
+            name: copy.copy(value) if isinstance(value, dict) else value
+            for name, value in linear.__dict__.items()
+        }
+        converted._set_options(recipe, emulate, recompute, saturate)
+        return converted
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        device = "cuda" if input.is_cuda else input.device.type
+        if torch.is_autocast_enabled(device):
+            input = input.to(torch.get_autocast_dtype(device))
+        return _ops.linear(input, self.weight, self.bias, self._config)
+
+    def extra_repr(self) -> str:
+        text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
+        return text + (", emulate=True" if self.emulate else "")
+
+
+def check_sizes(name: str, in_features: int, out_features: int) -> None:
+    """Raises where the tensor cores cannot have a weight of this size."""
+    if in_features % 16 != 0 or out_features % 16 != 0:
+        raise ValueError(
+            f"float8: {name} has in_features {in_features} and out_features {out_features}; fp8 needs "
+            "multiples of 16, so leave this layer out with module_filter_fn"
+        )
+
+
+def resolve_recipe(recipe: str | Recipe) -> Recipe:
+    """Returns a recipe that a Float8Linear can have, by name or as it is."""
+    if isinstance(recipe, str):
+        recipe = Recipe.named(recipe)
+    if recipe.delayed:
+        raise NotImplementedError(
+            "float8: delayed scaling is not in the PyTorch package yet; the C interface has it"
+        )
+    return recipe

@@ -1,0 +1,191 @@
+// The ops of torch.ops.float8, registered with PyTorch's stable ABI. They are functional: every
+// tensor that they return is new. python/float8/torch/_ops.py has their fake kernels and gradients.
+//
+//   linear_forward(x, weight, bias?, config, save) -> (y, saved)
+//     y = x weight^T + bias. x has any rank, weight is [N][K] and may be in another type than x,
+//     which y has. `saved` is what backward needs, or empty where save is false.
+//   linear_backward(dy, saved, x?, weight, config, wanted) -> (dx, dw, db)
+//     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
+//     db have the weight's. x is read where the config says so.
+//   saved_bytes(n, k, config) -> (base, per_block)
+//     The size of `saved` is base + per_block * ceil(M / 512).
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "python/shim/errors.hpp"
+#include "python/shim/plans.hpp"
+#include "python/shim/tensors.hpp"
+#include "python/shim/workspace.hpp"
+
+namespace float8_torch {
+namespace {
+
+std::string shape_text(int64_t rows, int64_t cols) {
+  return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
+}
+
+// A tensor like `of` in all dimensions but the last.
+Tensor empty_rows(const Tensor& of, int64_t cols, int32_t dtype, Device device) {
+  int64_t* sizes = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(of.get(), &sizes));
+  std::vector<int64_t> wanted(sizes, sizes + of.dim());
+  wanted.back() = cols;
+  return empty(wanted, dtype, device);
+}
+
+// What forward and backward of a linear have in common.
+struct Call {
+  Config config;
+  Place place;
+  int32_t dtype;  // of x, y and their gradients
+  int64_t n, k;
+
+  Call(const Tensor& rows, const Tensor& weight, int64_t config_bits)
+      : config(config_bits), place(place_of(rows, config)), dtype(dtype_of(rows)) {
+    if (weight.dim() != 2) throw std::invalid_argument("float8: a weight has two dimensions");
+    const Device other = device_of(weight);
+    if (other.type != place.device.type || other.index != place.device.index) {
+      throw std::invalid_argument("float8: x and weight are on different devices");
+    }
+    n = weight.size(0);
+    k = weight.size(1);
+  }
+
+  [[nodiscard]] const Plan& plan(int64_t m, const Tensor& weight) const {
+    const PlanKey key{.config = config.bits(),
+                      .m_max = kRows * row_blocks(m),
+                      .n = n,
+                      .k = k,
+                      .device = place.emulated ? -1 : place.device.index,
+                      .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
+                      .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))};
+    return plan_for(key, place);
+  }
+};
+
+std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
+                                          const std::optional<Tensor>& bias, int64_t config,
+                                          bool save) {
+  const Call call(x, weight, config);
+  const Matrix rows = as_matrix(x);
+  if (rows.cols != call.k) {
+    throw std::invalid_argument("float8: x has rows of " + std::to_string(rows.cols) +
+                                " elements, and the weight is " + shape_text(call.n, call.k));
+  }
+  if (bias.has_value() != call.config.bias()) {
+    throw std::invalid_argument("float8: a bias is given, or missing, against the config");
+  }
+  Tensor y = empty_rows(x, call.n, call.dtype, call.place.device);
+  if (rows.rows == 0) {
+    const SavedBytes bytes = save ? saved_bytes(call.n, call.k, call.config) : SavedBytes{};
+    return {y, empty_bytes(bytes.base, call.place.device)};
+  }
+  const Plan& plan = call.plan(rows.rows, weight);
+  Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, call.place.device);
+  const Matrix w = as_matrix(to_dtype(weight, call.dtype));
+  float8_forward_args args;
+  args.x = rows.data;
+  args.ld_x = rows.stride;
+  args.w = w.data;
+  args.ld_w = w.stride;
+  args.y = y.mutable_data_ptr();
+  args.m = rows.rows;
+  Tensor typed_bias;
+  if (bias) {
+    typed_bias = to_dtype(*bias, call.dtype);
+    args.bias = typed_bias.mutable_data_ptr();
+  }
+  if (save && plan.saved_bytes > 0) {
+    args.saved = saved.mutable_data_ptr();
+    args.saved_bytes = plan.saved_bytes;
+  }
+  const Workspace workspace(call.place, plan.workspace_bytes);
+  check(float8_linear_forward(plan.linear, &args, workspace.data(), call.place.stream));
+  return {y, saved};
+}
+
+std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tensor& saved,
+                                                   const std::optional<Tensor>& x,
+                                                   const Tensor& weight, int64_t config,
+                                                   int64_t wanted) {
+  const Call call(dy, weight, config);
+  const Device device = call.place.device;
+  const bool want_dx = (wanted & 1) != 0;
+  const bool want_dw = (wanted & 2) != 0;
+  const bool want_db = (wanted & 4) != 0;
+  const Matrix rows = as_matrix(dy);
+  if (rows.cols != call.n) {
+    throw std::invalid_argument("float8: dy has rows of " + std::to_string(rows.cols) +
+                                " elements, and the weight is " + shape_text(call.n, call.k));
+  }
+  const std::array<int64_t, 2> weight_size = {want_dw ? call.n : 0, want_dw ? call.k : 0};
+  const int64_t bias_size = want_db ? call.n : 0;
+  const int32_t grad_dtype = dtype_of(weight);
+  const int64_t none = 0;
+  Tensor dx = want_dx ? empty_rows(dy, call.k, call.dtype, device)
+                      : empty(std::span(&none, 1), call.dtype, device);
+  Tensor dw = empty(weight_size, grad_dtype, device);
+  Tensor db = empty(std::span(&bias_size, 1), grad_dtype, device);
+  if (rows.rows == 0) {
+    torch::stable::zero_(dw);
+    torch::stable::zero_(db);
+    return {dx, dw, db};
+  }
+  const Plan& plan = call.plan(rows.rows, weight);
+  float8_backward_args args;
+  args.dy = rows.data;
+  args.ld_dy = rows.stride;
+  args.m = rows.rows;
+  if (want_dx) args.dx = dx.mutable_data_ptr();
+  if (want_dw) args.dw = dw.mutable_data_ptr();
+  if (want_db) args.db = db.mutable_data_ptr();
+  if (plan.saved_bytes > 0) {
+    args.saved = saved.mutable_data_ptr();
+    args.saved_bytes = static_cast<size_t>(saved.numel());
+  }
+  Matrix inputs, w;
+  if (call.config.reads_x()) {
+    if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
+    inputs = as_matrix(*x);
+    args.x = inputs.data;
+    args.ld_x = inputs.stride;
+  }
+  if (call.config.reads_weight()) {
+    w = as_matrix(to_dtype(weight, call.dtype));
+    args.w = w.data;
+    args.ld_w = w.stride;
+  }
+  const Workspace workspace(call.place, plan.workspace_bytes);
+  check(float8_linear_backward(plan.linear, &args, workspace.data(), call.place.stream));
+  return {dx, dw, db};
+}
+
+std::tuple<int64_t, int64_t> saved_bytes_op(int64_t n, int64_t k, int64_t config) {
+  const SavedBytes bytes = saved_bytes(n, k, Config(config));
+  return {bytes.base, bytes.per_block};
+}
+
+}  // namespace
+}  // namespace float8_torch
+
+STABLE_TORCH_LIBRARY(float8, library) {
+  library.def(
+      "linear_forward(Tensor x, Tensor weight, Tensor? bias, int config, bool save) -> (Tensor, "
+      "Tensor)");
+  library.def(
+      "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor weight, int config, int wanted) "
+      "-> (Tensor, Tensor, Tensor)");
+  library.def("saved_bytes(int n, int k, int config) -> (int, int)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
+  library.impl("linear_forward", TORCH_BOX(&float8_torch::linear_forward));
+  library.impl("linear_backward", TORCH_BOX(&float8_torch::linear_backward));
+  library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
+}
