@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from float8 import _library
-from float8.recipes import Recipe
+from float8.recipes import Recipe, recipe_struct
 
 _EVIDENCE = ("measured", "interpolated", "modelled", "rule")
 _POLICIES = {"measured": 0, "torchao": 1}
@@ -104,9 +104,7 @@ def filter_layers(
 
 def _verdict(model: ctypes.c_void_p, index: int, layer: Layer) -> Verdict:
     found = _library.sized(_library.ModelVerdict)
-    _library.check(
-        _library.library().float8_model_layer_verdict(model, index, ctypes.byref(found))
-    )
+    _library.check(_library.library().float8_model_layer_verdict(model, index, ctypes.byref(found)))
     return Verdict(
         layer=layer,
         convert=bool(found.linear),
@@ -123,14 +121,4 @@ def _recipe_fields(recipe: str | Recipe) -> tuple[_library.RecipeStruct | None, 
         return None, recipe.encode()
     if recipe.name is not None:
         return None, recipe.name.encode()
-    struct = _library.sized(_library.RecipeStruct)
-    for name, gemm in recipe.gemms():
-        target = getattr(struct, name)
-        for operand in ("a", "b"):
-            cast = getattr(gemm, operand)
-            setting = _library.CastSetting(
-                cast.scaling, cast.granularity, cast.format, int(cast.pow2)
-            )
-            setattr(target, operand, setting)
-        target.fast = int(gemm.fast)
-    return struct, None
+    return recipe_struct(recipe), None

@@ -1,9 +1,9 @@
 """Recipes: how the operands of a linear's three GEMMs are cast.
 
-    GEMM          a        b        sums over   gives
-    output        x        w        K           y  [M,N]
-    grad_input    dy       w        N           dx [M,K]
-    grad_weight   dy       x        M           dw [N,K]
+GEMM          a        b        sums over   gives
+output        x        w        K           y  [M,N]
+grad_input    dy       w        N           dx [M,K]
+grad_weight   dy       x        M           dw [N,K]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterator
 
 from float8 import _library
@@ -110,11 +111,45 @@ class Recipe:
 
 def _gemm_of(struct: _library.GemmSetting) -> Gemm:
     def cast(of: _library.CastSetting) -> Cast:
+        if of.scaling == Scaling.HIGH_PRECISION:
+            return Cast(Scaling.HIGH_PRECISION)
         return Cast(
             Scaling(of.scaling), Granularity(of.granularity), Format(of.format), bool(of.pow2)
         )
 
     return Gemm(cast(struct.a), cast(struct.b), bool(struct.fast))
+
+
+@functools.cache
+def validate(recipe: Recipe) -> None:
+    """Raises ValueError, with the library's words, where no linear can have these settings."""
+    struct = recipe_struct(recipe)
+    desc = _library.sized(
+        _library.LinearDesc, m_max=128, n=128, k=128, custom_recipe=ctypes.pointer(struct)
+    )
+    linear = ctypes.c_void_p()
+    with _library.Context() as context:
+        _library.check(
+            _library.library().float8_linear_plan(
+                context.handle, ctypes.byref(desc), ctypes.byref(linear)
+            )
+        )
+    _library.library().float8_linear_destroy(linear)
+
+
+def recipe_struct(recipe: Recipe) -> _library.RecipeStruct:
+    """Returns the settings as the C interface has them."""
+    struct: _library.RecipeStruct = _library.sized(_library.RecipeStruct)
+    for name, gemm in recipe.gemms():
+        target = getattr(struct, name)
+        for operand in ("a", "b"):
+            cast = getattr(gemm, operand)
+            setting = _library.CastSetting(
+                cast.scaling, cast.granularity, cast.format, int(cast.pow2)
+            )
+            setattr(target, operand, setting)
+        target.fast = int(gemm.fast)
+    return struct
 
 
 _by_recipe: dict[Recipe, str] = {}

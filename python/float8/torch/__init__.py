@@ -1,8 +1,8 @@
 """fp8 linear layers for PyTorch.
 
-    import float8.torch
+import float8.torch
 
-    float8.torch.convert_to_float8_training(model, config="rowwise")
+float8.torch.convert_to_float8_training(model, config="rowwise")
 """
 
 from __future__ import annotations

@@ -13,25 +13,28 @@ import torch
 
 from float8 import recipes
 
-torch.ops.load_library(str(pathlib.Path(__file__).parent.parent / "_C.so"))
+torch.ops.load_library(  # type: ignore[no-untyped-call]
+    str(pathlib.Path(__file__).parent.parent / "_C.so")
+)
 
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _saved_bytes(n: int, k: int, config: int) -> tuple[int, int]:
     base, per_block = torch.ops.float8.saved_bytes(n, k, config)
     return base, per_block
 
 
-@torch.library.register_fake("float8::linear_forward")
+@torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]
 def _fake_forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: int, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = weight.shape
-    torch._check(x.shape[-1] == k, lambda: f"float8: x has {x.shape}, the weight {weight.shape}")
+    if x.shape[-1] != k:
+        raise ValueError(f"float8: x has shape {tuple(x.shape)}, the weight {(n, k)}")
     size = 0
     if save:
         m = x.numel() // k
@@ -41,7 +44,7 @@ def _fake_forward(
     return y, x.new_empty((size,), dtype=torch.uint8)
 
 
-@torch.library.register_fake("float8::linear_backward")
+@torch.library.register_fake("float8::linear_backward")  # type: ignore[untyped-decorator]
 def _fake_backward(
     dy: torch.Tensor,
     saved: torch.Tensor,
@@ -70,7 +73,7 @@ class LinearFunction(torch.autograd.Function):
         else:
             ctx.save_for_backward(saved, weight)
         ctx.config = config
-        return y
+        return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
@@ -88,11 +91,14 @@ class LinearFunction(torch.autograd.Function):
         return dx if want_x else None, dw if want_weight else None, db if want_bias else None, None
 
 
+_apply: Any = LinearFunction.apply
+
+
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: int
 ) -> torch.Tensor:
     """Computes a linear of that config (recipes.pack), with a gradient where one is wanted."""
     if torch.is_grad_enabled():
-        return LinearFunction.apply(x, weight, bias, config)  # type: ignore[no-any-return]
+        return _apply(x, weight, bias, config)  # type: ignore[no-any-return]
     y: torch.Tensor = linear_forward(x, weight, bias, config, False)[0]
     return y

@@ -22,6 +22,7 @@ class LinearConfig:
     emulate: bool = False
     recompute: bool = False
     saturate: bool = False
+    pad_inner_dim: bool = False
 
 
 @runtime_checkable
@@ -68,23 +69,38 @@ def convert_to_float8_training(
     then as it was.
     """
     options = resolve_config(config)
+    return swap_linears(
+        module, lambda linear: Float8Linear.from_float(linear, **vars(options)), module_filter_fn
+    )
+
+
+def swap_linears(
+    module: nn.Module,
+    make: Callable[[nn.Linear], nn.Linear],
+    module_filter_fn: ModuleFilter | None,
+) -> nn.Module:
+    """Exchanges the plain linears that pass the filter for what `make` makes of them.
+
+    A linear that the model has in several places stays one module.
+    """
     if _is_plain(module) and (module_filter_fn is None or module_filter_fn(module, "")):
-        return _convert(module, "", options)
+        return _make(make, module, "")
     # Everything that can fail comes before the first change.
-    converted: dict[nn.Module, Float8Linear] = {}
-    places: list[tuple[nn.Module, str, nn.Module]] = []
-    for name, parent in module.named_modules(remove_duplicate=True):
-        for child_name, child in parent.named_children():
-            full_name = f"{name}.{child_name}" if name else child_name
-            if not _is_plain(child):
+    made: dict[nn.Module, nn.Linear | None] = {}
+    places: list[tuple[nn.Module, str, nn.Linear]] = []
+    for name, parent in module.named_modules():
+        for child_name, child in parent._modules.items():
+            if child is None or not _is_plain(child):
                 continue
-            if child not in converted:
-                if module_filter_fn is not None and not module_filter_fn(child, full_name):
-                    continue
-                converted[child] = _convert(child, full_name, options)
-            places.append((parent, child_name, child))
-    for parent, child_name, child in places:
-        parent._modules[child_name] = converted[child]
+            if child not in made:
+                full_name = f"{name}.{child_name}" if name else child_name
+                wanted = module_filter_fn is None or module_filter_fn(child, full_name)
+                made[child] = _make(make, child, full_name) if wanted else None
+            linear = made[child]
+            if linear is not None:
+                places.append((parent, child_name, linear))
+    for parent, child_name, linear in places:
+        parent._modules[child_name] = linear
     return module
 
 
@@ -96,9 +112,9 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-def _convert(module: nn.Module, name: str, options: LinearConfig) -> Float8Linear:
+def _make(make: Callable[[nn.Linear], nn.Linear], module: nn.Module, name: str) -> nn.Linear:
     assert isinstance(module, nn.Linear)
     try:
-        return Float8Linear.from_float(module, **vars(options))
+        return make(module)
     except ValueError as error:
         raise ValueError(f"{error} (layer {name or 'root'!r})") from None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from float8 import recipes
 from float8.recipes import Recipe
@@ -27,6 +28,7 @@ class Float8Linear(nn.Linear):
     recompute: keep nothing in fp8 between forward and backward, but x, and cast again.
     saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's
         largest value; else results are NaN.
+    pad_inner_dim: in_features may be any number; x and the weight are padded with zeros.
 
     The first call with a shape compiles its kernels and keeps them in a cache on disk.
     """
@@ -45,14 +47,16 @@ class Float8Linear(nn.Linear):
         emulate: bool = False,
         recompute: bool = False,
         saturate: bool = False,
+        pad_inner_dim: bool = False,
     ) -> None:
-        check_sizes("Float8Linear", in_features, out_features)
+        check_sizes("Float8Linear", in_features, out_features, pad_inner_dim)
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set_options(recipe, emulate, recompute, saturate)
 
     def _set_options(
         self, recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool
     ) -> None:
+        self._padding = -self.in_features % 16
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
@@ -77,9 +81,10 @@ class Float8Linear(nn.Linear):
         emulate: bool = False,
         recompute: bool = False,
         saturate: bool = False,
+        pad_inner_dim: bool = False,
     ) -> Float8Linear:
         """Returns a Float8Linear that has the linear's own parameters, hooks and attributes."""
-        check_sizes(type(linear).__name__, linear.in_features, linear.out_features)
+        check_sizes(type(linear).__name__, linear.in_features, linear.out_features, pad_inner_dim)
         converted = cls.__new__(cls)
         # nn.Module's dictionaries are copied, and what they hold is shared.
         converted.__dict__ = {
@@ -93,6 +98,14 @@ class Float8Linear(nn.Linear):
         device = "cuda" if input.is_cuda else input.device.type
         if torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
+        if self._padding:
+            pad = (0, self._padding)
+            return _ops.linear(
+                functional.pad(input, pad),
+                functional.pad(self.weight, pad),
+                self.bias,
+                self._config,
+            )
         return _ops.linear(input, self.weight, self.bias, self._config)
 
     def extra_repr(self) -> str:
@@ -100,12 +113,12 @@ class Float8Linear(nn.Linear):
         return text + (", emulate=True" if self.emulate else "")
 
 
-def check_sizes(name: str, in_features: int, out_features: int) -> None:
+def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: bool) -> None:
     """Raises where the tensor cores cannot have a weight of this size."""
-    if in_features % 16 != 0 or out_features % 16 != 0:
+    if out_features % 16 != 0 or (in_features % 16 != 0 and not pad_inner_dim):
         raise ValueError(
-            f"float8: {name} has in_features {in_features} and out_features {out_features}; fp8 needs "
-            "multiples of 16, so leave this layer out with module_filter_fn"
+            f"float8: {name} has in_features {in_features} and out_features {out_features}; fp8 "
+            "needs multiples of 16, so leave this layer out with module_filter_fn"
         )
 
 
@@ -117,4 +130,5 @@ def resolve_recipe(recipe: str | Recipe) -> Recipe:
         raise NotImplementedError(
             "float8: delayed scaling is not in the PyTorch package yet; the C interface has it"
         )
+    recipes.validate(recipe)
     return recipe

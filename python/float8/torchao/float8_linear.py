@@ -1,0 +1,24 @@
+"""Float8Linear with torchao's signature."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from float8.torch import linear as _linear
+from float8.torchao.config import Float8LinearConfig
+
+
+class Float8Linear(_linear.Float8Linear):
+    """The Float8Linear of float8.torch, made from a Float8LinearConfig."""
+
+    config: Float8LinearConfig
+
+    @classmethod
+    def from_float(  # type: ignore[override]
+        cls, mod: nn.Linear, config: Float8LinearConfig | None = None
+    ) -> Float8Linear:
+        options = (config or Float8LinearConfig()).linear_config()
+        converted = super().from_float(mod, **vars(options))
+        assert isinstance(converted, Float8Linear)
+        converted.config = config or Float8LinearConfig()
+        return converted
