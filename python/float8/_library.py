@@ -112,8 +112,10 @@ def sized(struct: Any, **fields: Any) -> Any:
 @functools.cache
 def library() -> ctypes.CDLL:
     """Returns the wheel's libfloat8, loaded at first use."""
-    (path,) = _FOLDER.glob("lib/libfloat8.so.?.?")
-    loaded = ctypes.CDLL(str(path))
+    paths = list(_FOLDER.glob("lib/libfloat8.so.*"))
+    if len(paths) != 1:
+        raise ImportError(f"float8: {_FOLDER} has no libfloat8; install the package (pip install .)")
+    loaded = ctypes.CDLL(str(paths[0]))
     loaded.float8_last_error.restype = ctypes.c_char_p
     loaded.float8_version.restype = ctypes.c_char_p
     for name in ("float8_context_destroy", "float8_model_destroy", "float8_linear_destroy"):

@@ -184,8 +184,16 @@ STABLE_TORCH_LIBRARY(float8, library) {
   library.def("saved_bytes(int n, int k, int config) -> (int, int)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
+STABLE_TORCH_LIBRARY_IMPL(float8, CPU, library) {
   library.impl("linear_forward", TORCH_BOX(&float8_torch::linear_forward));
   library.impl("linear_backward", TORCH_BOX(&float8_torch::linear_backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
+  library.impl("linear_forward", TORCH_BOX(&float8_torch::linear_forward));
+  library.impl("linear_backward", TORCH_BOX(&float8_torch::linear_backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
 }

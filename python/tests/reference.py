@@ -67,5 +67,6 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 def sqnr(actual: Tensor, expected: Tensor) -> float:
     """In dB."""
-    ratio = expected.double().norm() / (actual.double() - expected.double()).norm()
+    actual, expected = actual.detach().double(), expected.detach().double()
+    ratio = expected.norm() / (actual - expected).norm()
     return float(20 * torch.log10(ratio))

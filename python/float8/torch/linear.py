@@ -96,7 +96,7 @@ class Float8Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         device = "cuda" if input.is_cuda else input.device.type
-        if torch.is_autocast_enabled(device):
+        if not input.is_meta and torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
         if self._padding:
             pad = (0, self._padding)

@@ -44,5 +44,5 @@ def install() -> None:
         module = importlib.import_module(f"float8.torchao.{name}")
         sys.modules[f"torchao.float8.{name}"] = module
         setattr(facade, name, module)
-    if "torchao" in sys.modules:
-        sys.modules["torchao"].float8 = facade  # type: ignore[attr-defined]
+    # The package's own import takes the modules above for its float8, and does not set the name.
+    importlib.import_module("torchao").float8 = facade  # type: ignore[attr-defined]
