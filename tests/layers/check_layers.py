@@ -4,7 +4,7 @@
     check_layers.py ROOT          every finding as FILE:LINE: what; exit 1 where there is one
     check_layers.py --self-test   plants a violation of each rule in an empty tree and looks for it
 
-    base <- recipes <- codegen <- runtime      recipes <- tuning_db/estimate <- runtime, tuning_db
+    base <- recipes <- codegen <- runtime <- python      recipes <- tuning_db/estimate <- runtime, tuning_db
     all <- tools
 
 Inside runtime/ the rooms have one direction too:
@@ -35,6 +35,7 @@ MAY_INCLUDE = {
     "tools/tuner/model_files": {"base", "recipes", "tools"},
     "tests": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools", "tests", "examples"},
     "benchmarks": {"base", "recipes", "codegen", "runtime", "benchmarks"},
+    "python": {"python"},  # the shim: the public header, and PyTorch's stable ABI
     "examples": set(),  # the public headers alone: EXAMPLE, below
 }
 # The rooms of a folder, from the bottom up: which of its rooms each may include.
