@@ -114,7 +114,9 @@ def library() -> ctypes.CDLL:
     """Returns the wheel's libfloat8, loaded at first use."""
     paths = list(_FOLDER.glob("lib/libfloat8.so.*"))
     if len(paths) != 1:
-        raise ImportError(f"float8: {_FOLDER} has no libfloat8; install the package (pip install .)")
+        raise ImportError(
+            f"float8: {_FOLDER} has no libfloat8; install the package (pip install .)"
+        )
     loaded = ctypes.CDLL(str(paths[0]))
     loaded.float8_last_error.restype = ctypes.c_char_p
     loaded.float8_version.restype = ctypes.c_char_p

@@ -26,6 +26,7 @@ inline constexpr std::array<const char*, 7> kRecipeNames = {
 class Config {
  public:
   explicit Config(int64_t bits) : bits_(static_cast<uint64_t>(bits)) {}
+  explicit Config(uint64_t bits) : bits_(bits) {}
 
   [[nodiscard]] bool emulate() const { return bit(4); }
   [[nodiscard]] bool recompute() const { return bit(5); }
@@ -33,6 +34,7 @@ class Config {
   [[nodiscard]] bool reads_x() const { return bit(7); }
   [[nodiscard]] bool reads_weight() const { return bit(8); }
   [[nodiscard]] bool bias() const { return bit(9); }
+  [[nodiscard]] uint64_t without_bias() const { return bits_ & ~(uint64_t{1} << 9); }
   [[nodiscard]] uint64_t bits() const { return bits_; }
 
   // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the

@@ -1,14 +1,21 @@
 // The ops of torch.ops.float8, registered with PyTorch's stable ABI. They are functional: every
 // tensor that they return is new. python/float8/torch/_ops.py has their fake kernels and gradients.
 //
-//   linear_forward(x, weight, bias?, config, save) -> (y, saved)
+//   linear_forward(x, weight, bias?, scales?, config, layout, save) -> (y, saved)
 //     y = x weight^T + bias. x has any rank, weight is [N][K] and may be in another type than x,
-//     which y has. `saved` is what backward needs, or empty where save is false.
-//   linear_backward(dy, saved, x?, weight, config, wanted) -> (dx, dw, db)
+//     which y has. `saved` is what backward needs, or empty where save is false. With delayed
+//     scaling, `scales` is the linear's part of a scale state (scales.hpp) of that layout, whose
+//     amaxes a call with `save` raises. It is not declared as written: nothing reads the amaxes but
+//     scales_sync, and raising them twice changes nothing.
+//   linear_backward(dy, saved, x?, weight, scales?, config, layout, wanted) -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
 //     db have the weight's. x is read where the config says so.
 //   saved_bytes(n, k, config) -> (base, per_block)
 //     The size of `saved` is base + per_block * ceil(M / 512).
+//   scales_bytes(config, layout), scales_init(state), scales_set_first(state, first),
+//   scales_is_first(state), scales_sync(state)
+//     The size of a scale state and its first contents, which an emulated config gives on the CPU;
+//     whether its next step is the first one; and the end of a step.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -20,6 +27,7 @@
 
 #include "python/shim/errors.hpp"
 #include "python/shim/plans.hpp"
+#include "python/shim/scales.hpp"
 #include "python/shim/tensors.hpp"
 #include "python/shim/workspace.hpp"
 
@@ -62,16 +70,24 @@ struct Call {
                       .m_max = kRows * row_blocks(m),
                       .n = n,
                       .k = k,
-                      .device = place.emulated ? -1 : place.device.index,
+                      .device = place.key(),
                       .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
                       .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))};
     return plan_for(key, place);
   }
+
+  template <class Args>
+  void set_scales(Args& args, const Tensor& tensor, int64_t layout, const Plan& plan) const {
+    const Scales scales(tensor, layout, config, place);
+    args.scales = scales.slots(plan.linear);
+    args.first_step = scales.first_step();
+  }
 };
 
 std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
-                                          const std::optional<Tensor>& bias, int64_t config,
-                                          bool save) {
+                                          const std::optional<Tensor>& bias,
+                                          const std::optional<Tensor>& scales, int64_t config,
+                                          int64_t layout, bool save) {
   const Call call(x, weight, config);
   const Matrix rows = as_matrix(x);
   if (rows.cols != call.k) {
@@ -105,6 +121,8 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
     args.saved = saved.mutable_data_ptr();
     args.saved_bytes = plan.saved_bytes;
   }
+  args.evaluate = !save;
+  if (scales) call.set_scales(args, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
   check(float8_linear_forward(plan.linear, &args, workspace.data(), call.place.stream));
   return {y, saved};
@@ -112,8 +130,9 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
 
 std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tensor& saved,
                                                    const std::optional<Tensor>& x,
-                                                   const Tensor& weight, int64_t config,
-                                                   int64_t wanted) {
+                                                   const Tensor& weight,
+                                                   const std::optional<Tensor>& scales,
+                                                   int64_t config, int64_t layout, int64_t wanted) {
   const Call call(dy, weight, config);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -161,6 +180,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tenso
     args.w = w.data;
     args.ld_w = w.stride;
   }
+  if (scales) call.set_scales(args, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
   check(float8_linear_backward(plan.linear, &args, workspace.data(), call.place.stream));
   return {dx, dw, db};
@@ -171,29 +191,69 @@ std::tuple<int64_t, int64_t> saved_bytes_op(int64_t n, int64_t k, int64_t config
   return {bytes.base, bytes.per_block};
 }
 
+Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
+  return Scales(state, layout, Config(config), place_of(state, Config(config)));
+}
+
+int64_t scales_bytes(int64_t config, int64_t layout) {
+  (void)saved_bytes(128, 128, Config(config));  // there is a plan now
+  Place place;
+  place.emulated = true;
+  return Scales(empty_bytes(1, {}), layout, Config(config), place).bytes();
+}
+
+void scales_init(const Tensor& state, int64_t config, int64_t layout) {
+  scales_of(state, config, layout).init();
+}
+
+void scales_set_first(const Tensor& state, int64_t config, int64_t layout, bool first) {
+  scales_of(state, config, layout).set_first_step(first);
+}
+
+bool scales_is_first(const Tensor& state, int64_t config, int64_t layout) {
+  return scales_of(state, config, layout).first_step();
+}
+
+void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
+  scales_of(state, config, layout).sync();
+}
+
+void add_kernels(torch::stable::detail::StableLibrary& library) {
+  library.impl("linear_forward", TORCH_BOX(&linear_forward));
+  library.impl("linear_backward", TORCH_BOX(&linear_backward));
+  library.impl("scales_init", TORCH_BOX(&scales_init));
+  library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
+  library.impl("scales_is_first", TORCH_BOX(&scales_is_first));
+  library.impl("scales_sync", TORCH_BOX(&scales_sync));
+}
+
 }  // namespace
 }  // namespace float8_torch
 
 STABLE_TORCH_LIBRARY(float8, library) {
   library.def(
-      "linear_forward(Tensor x, Tensor weight, Tensor? bias, int config, bool save) -> (Tensor, "
-      "Tensor)");
+      "linear_forward(Tensor x, Tensor weight, Tensor? bias, Tensor? scales, int config, int "
+      "layout, bool save) -> (Tensor, Tensor)");
   library.def(
-      "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor weight, int config, int wanted) "
-      "-> (Tensor, Tensor, Tensor)");
+      "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor weight, Tensor? scales, int "
+      "config, int layout, int wanted) -> (Tensor, Tensor, Tensor)");
   library.def("saved_bytes(int n, int k, int config) -> (int, int)");
+  library.def("scales_bytes(int config, int layout) -> int");
+  library.def("scales_init(Tensor(a!) state, int config, int layout) -> ()");
+  library.def("scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()");
+  library.def("scales_is_first(Tensor state, int config, int layout) -> bool");
+  library.def("scales_sync(Tensor(a!) state, int config, int layout) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(float8, CPU, library) {
-  library.impl("linear_forward", TORCH_BOX(&float8_torch::linear_forward));
-  library.impl("linear_backward", TORCH_BOX(&float8_torch::linear_backward));
+  float8_torch::add_kernels(library);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
-  library.impl("linear_forward", TORCH_BOX(&float8_torch::linear_forward));
-  library.impl("linear_backward", TORCH_BOX(&float8_torch::linear_backward));
+  float8_torch::add_kernels(library);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
+  library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
 }

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
@@ -37,6 +38,7 @@ struct Hash {
 struct Plans {
   std::shared_mutex mutex;
   std::unordered_map<PlanKey, std::unique_ptr<const Plan>, Hash> plans;
+  std::map<std::pair<uint64_t, int32_t>, const float8_linear*> any;  // by config and device
 
   const Plan* find(const PlanKey& key) {
     const std::shared_lock lock(mutex);
@@ -53,7 +55,7 @@ Plans& plans() {
 std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   float8_linear_desc desc = {};
   float8_recipe custom;
-  const Config config(static_cast<int64_t>(key.config));
+  const Config config(key.config);
   desc.struct_size = sizeof desc;
   desc.m_max = key.m_max;
   desc.n = key.n;
@@ -126,7 +128,15 @@ const Plan& plan_for(const PlanKey& key, const Place& place) {
   if (const Plan* plan = all.find(key)) return *plan;  // another thread was first
   auto plan = make_plan(key);
   const std::unique_lock write(all.mutex);
+  all.any.emplace(std::pair(Config(key.config).without_bias(), key.device), plan->linear);
   return *all.plans.emplace(key, std::move(plan)).first->second;
+}
+
+const float8_linear* any_plan(uint64_t config, int32_t device) {
+  Plans& all = plans();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.any.find({config, device});
+  return found == all.any.end() ? nullptr : found->second;
 }
 
 SavedBytes saved_bytes(int64_t n, int64_t k, Config config) {

@@ -41,6 +41,8 @@ struct Place {
   bool emulated = false;
   float8_stream stream = nullptr;
   bool capturing = false;
+
+  [[nodiscard]] int32_t key() const { return emulated ? -1 : device.index; }
 };
 
 // Throws for a CPU tensor without an emulated config, and the other way round.
@@ -48,6 +50,9 @@ struct Place {
 
 // The plan, made where there is none. The reference is good for ever.
 [[nodiscard]] const Plan& plan_for(const PlanKey& key, const Place& place);
+
+// Any plan of that recipe on the device, null where no call has made one. `config` has no bias.
+[[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
 
 // The context of a place, made where there is none.
 [[nodiscard]] float8_context* context_of(int32_t device);

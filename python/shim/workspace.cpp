@@ -21,7 +21,7 @@ Entry& entry_of(const Place& place) {
   using Key = std::pair<int32_t, float8_stream>;
   static auto* const mutex = new std::shared_mutex;
   static auto* const entries = new std::map<Key, std::unique_ptr<Entry>>;
-  const Key key{place.emulated ? -1 : place.device.index, place.stream};
+  const Key key{place.key(), place.stream};
   {
     const std::shared_lock lock(*mutex);
     if (const auto found = entries->find(key); found != entries->end()) return *found->second;

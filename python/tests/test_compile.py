@@ -65,12 +65,12 @@ def test_opcheck(recipe: str, device: str, options: Any) -> None:
     x = torch.randn(3, 7, 64, dtype=torch.bfloat16, device=device)
     weight, bias = layer.weight.detach(), layer.bias.detach()
     tests = ("test_schema", "test_faketensor")
-    arguments = (x, weight, bias, layer._config, True)
+    arguments = (x, weight, bias, None, layer._config, 0, True)
     torch.library.opcheck(torch.ops.float8.linear_forward.default, arguments, test_utils=tests)
     y, saved = torch.ops.float8.linear_forward(*arguments)
     for wanted in (7, 3, 1, 2):
         torch.library.opcheck(
             torch.ops.float8.linear_backward.default,
-            (torch.randn_like(y), saved, x, weight, layer._config, wanted),
+            (torch.randn_like(y), saved, x, weight, None, layer._config, 0, wanted),
             test_utils=(*tests, "test_aot_dispatch_dynamic"),
         )

@@ -9,5 +9,12 @@ from __future__ import annotations
 
 from float8.torch.convert import LinearConfig, convert_to_float8_training
 from float8.torch.linear import Float8Linear
+from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
 
-__all__ = ["Float8Linear", "LinearConfig", "convert_to_float8_training"]
+__all__ = [
+    "Float8Linear",
+    "LinearConfig",
+    "attach_scales",
+    "convert_to_float8_training",
+    "sync_float8_amax_and_scale_history",
+]

@@ -30,7 +30,13 @@ def _saved_bytes(n: int, k: int, config: int) -> tuple[int, int]:
 
 @torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]
 def _fake_forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: int, save: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    config: int,
+    layout: int,
+    save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = weight.shape
     if x.shape[-1] != k:
@@ -50,7 +56,9 @@ def _fake_backward(
     saved: torch.Tensor,
     x: torch.Tensor | None,
     weight: torch.Tensor,
+    scales: torch.Tensor | None,
     config: int,
+    layout: int,
     wanted: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n, k = weight.shape
@@ -65,40 +73,64 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: int
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        config: int,
+        layout: int,
     ) -> torch.Tensor:
-        y, saved = linear_forward(x, weight, bias, config, True)
-        if config & recipes.READS_X:
-            ctx.save_for_backward(saved, weight, x)
+        y, saved = linear_forward(x, weight, bias, scales, config, layout, True)
+        kept = x if config & recipes.READS_X else None
+        if scales is None:
+            ctx.save_for_backward(saved, weight, kept)
         else:
-            ctx.save_for_backward(saved, weight)
+            ctx.save_for_backward(saved, weight, kept, scales)
         ctx.config = config
+        ctx.layout = layout
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        config = ctx.config
-        saved, weight, *x = ctx.saved_tensors
-        want_x, want_weight, want_bias, _ = ctx.needs_input_grad
+        saved, weight, x, *scales = ctx.saved_tensors
+        want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         dx, dw, db = linear_backward(
             dy,
             saved,
-            x[0] if x else None,
+            x,
             weight,
-            config,
+            scales[0] if scales else None,
+            ctx.config,
+            ctx.layout,
             want_x | want_weight << 1 | want_bias << 2,
         )
-        return dx if want_x else None, dw if want_weight else None, db if want_bias else None, None
+        return (
+            dx if want_x else None,
+            dw if want_weight else None,
+            db if want_bias else None,
+            None,
+            None,
+            None,
+        )
 
 
 _apply: Any = LinearFunction.apply
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    config: int,
+    scales: torch.Tensor | None = None,
+    layout: int = 0,
 ) -> torch.Tensor:
-    """Computes a linear of that config (recipes.pack), with a gradient where one is wanted."""
+    """Computes a linear of that config (recipes.pack), with a gradient where one is wanted.
+
+    scales: the linear's part of a scale state of that layout (scales.py), for delayed scaling.
+    """
     if torch.is_grad_enabled():
-        return _apply(x, weight, bias, config)  # type: ignore[no-any-return]
-    y: torch.Tensor = linear_forward(x, weight, bias, config, False)[0]
+        return _apply(x, weight, bias, scales, config, layout)  # type: ignore[no-any-return]
+    y: torch.Tensor = linear_forward(x, weight, bias, scales, config, layout, False)[0]
     return y

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from float8.recipes import Recipe
-from float8.torch.linear import Float8Linear
+from float8.torch.linear import Float8Linear, resolve_recipe
+from float8.torch.scales import attach_scales, refuse_second_state
 
 ModuleFilter = Callable[[nn.Module, str], bool]
 
 
+_OF_SCALES = ("history", "margin")
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearConfig:
-    """The options of Float8Linear, which describes them."""
+    """The options of Float8Linear, which describes them, and of attach_scales."""
 
     recipe: str | Recipe = "tensorwise"
     emulate: bool = False
     recompute: bool = False
     saturate: bool = False
     pad_inner_dim: bool = False
+    history: int = 16
+    margin: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.history <= 1024 or not 0 <= self.margin <= 16:
+            raise ValueError(
+                f"float8: history is {self.history}, 1 to 1024, and margin {self.margin}, 0 to 16"
+            )
+
+    def linear_fields(self) -> dict[str, Any]:
+        """Returns the fields that are Float8Linear's."""
+        return {name: value for name, value in vars(self).items() if name not in _OF_SCALES}
 
 
 @runtime_checkable
@@ -69,9 +85,15 @@ def convert_to_float8_training(
     then as it was.
     """
     options = resolve_config(config)
-    return swap_linears(
-        module, lambda linear: Float8Linear.from_float(linear, **vars(options)), module_filter_fn
+    if resolve_recipe(options.recipe).delayed:
+        refuse_second_state(module)
+    converted = swap_linears(
+        module,
+        lambda linear: Float8Linear.from_float(linear, **options.linear_fields()),
+        module_filter_fn,
     )
+    attach_scales(converted, history=options.history, margin=options.margin)
+    return converted
 
 
 def swap_linears(

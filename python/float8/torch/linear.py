@@ -12,6 +12,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
+from float8.torch.scales import ScaleState
 
 
 class Float8Linear(nn.Linear):
@@ -23,7 +24,8 @@ class Float8Linear(nn.Linear):
     float32 weights get float32 gradients, without a rounding to x's type on the way.
 
     in_features, out_features: multiples of 16 (ValueError).
-    recipe: a name of `float8.recipes.NAMES` or a `float8.Recipe`.
+    recipe: a name of `float8.recipes.NAMES` or a `float8.Recipe`. With delayed scaling, give the
+        model's layers their scale state by `attach_scales`; a conversion does it.
     emulate: compute on the CPU, for tests; tensors are then CPU tensors. It is slow.
     recompute: keep nothing in fp8 between forward and backward, but x, and cast again.
     saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's
@@ -34,6 +36,8 @@ class Float8Linear(nn.Linear):
     """
 
     recipe: Recipe
+    _scales: ScaleState | None
+    _scale_view: torch.Tensor | None  # the linear's part of its scale state
 
     def __init__(
         self,
@@ -57,6 +61,10 @@ class Float8Linear(nn.Linear):
         self, recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool
     ) -> None:
         self._padding = -self.in_features % 16
+        self._scales = None
+        self._scale_view = None
+        self._scale_index = 0
+        self._layout = 0
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
@@ -98,15 +106,16 @@ class Float8Linear(nn.Linear):
         device = "cuda" if input.is_cuda else input.device.type
         if not input.is_meta and torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
+        weight = self.weight
         if self._padding:
             pad = (0, self._padding)
-            return _ops.linear(
-                functional.pad(input, pad),
-                functional.pad(self.weight, pad),
-                self.bias,
-                self._config,
-            )
-        return _ops.linear(input, self.weight, self.bias, self._config)
+            input, weight = functional.pad(input, pad), functional.pad(weight, pad)
+        return _ops.linear(input, weight, self.bias, self._config, self._scale_view, self._layout)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._scales is not None:
+            self._scales.attach(self, self._scale_index)
 
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
@@ -126,9 +135,5 @@ def resolve_recipe(recipe: str | Recipe) -> Recipe:
     """Returns a recipe that a Float8Linear can have, by name or as it is."""
     if isinstance(recipe, str):
         recipe = Recipe.named(recipe)
-    if recipe.delayed:
-        raise NotImplementedError(
-            "float8: delayed scaling is not in the PyTorch package yet; the C interface has it"
-        )
     recipes.validate(recipe)
     return recipe

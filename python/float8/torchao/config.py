@@ -231,6 +231,7 @@ class Float8LinearConfig:
             emulate=self.emulate,
             recompute=self.force_recompute_fp8_weight_in_bwd,
             pad_inner_dim=self.pad_inner_dim,
+            history=self.delayed_scaling_config.history_len,
         )
 
     @staticmethod

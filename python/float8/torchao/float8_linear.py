@@ -18,7 +18,7 @@ class Float8Linear(_linear.Float8Linear):
         cls, mod: nn.Linear, config: Float8LinearConfig | None = None
     ) -> Float8Linear:
         options = (config or Float8LinearConfig()).linear_config()
-        converted = super().from_float(mod, **vars(options))
+        converted = super().from_float(mod, **options.linear_fields())
         assert isinstance(converted, Float8Linear)
         converted.config = config or Float8LinearConfig()
         return converted

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from float8.torch import scales
 from float8.torch.convert import ModuleFilter, swap_linears
 from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
@@ -23,11 +24,15 @@ def convert_to_float8_training(
     as it was. float8.torch.convert_to_float8_training has the details.
     """
     config = config or Float8LinearConfig()
-    return swap_linear_layers(
+    if config.recipe().delayed:
+        scales.refuse_second_state(module)
+    converted = swap_linear_layers(
         module,
         lambda linear: Float8Linear.from_float(linear, config=config),
         module_filter_fn=module_filter_fn,
     )
+    scales.attach_scales(converted, history=config.delayed_scaling_config.history_len)
+    return converted
 
 
 def swap_linear_layers(
@@ -41,7 +46,11 @@ def swap_linear_layers(
 
 
 def sync_float8_amax_and_scale_history(model: nn.Module, fp8_layers: object = None) -> None:
-    """Ends a step of delayed scaling; does nothing for a model without it."""
+    """Ends a step of delayed scaling, between backward and the optimizer's step.
+
+    fp8_layers is not needed, and not read.
+    """
+    scales.sync_float8_amax_and_scale_history(model)
 
 
 def _auto_filter_for_recipe(
