@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <filesystem>
 #include <stdexcept>
@@ -10,22 +11,33 @@
 
 namespace float8_torch {
 
-float8_stream current_stream(int32_t device) {
-  using CurrentStream = AOTITorchError (*)(int32_t, void**);
-  static const auto get = [] {
-    void* symbol = dlsym(RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
-    if (symbol == nullptr) {
-      if (void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD)) {
-        symbol = dlsym(library, "aoti_torch_get_current_cuda_stream");
-      }
-    }
-    return reinterpret_cast<CurrentStream>(symbol);
-  }();
-  void* stream = nullptr;
-  if (get == nullptr || get(device, &stream) != AOTI_TORCH_SUCCESS) {
-    throw std::runtime_error("float8: this PyTorch cannot tell its current CUDA stream");
+namespace {
+
+// A function of PyTorch's that a build without CUDA lacks.
+template <class Function>
+Function* torch_cuda(const char* name) {
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* symbol = library == nullptr ? nullptr : dlsym(library, name);
+  if (symbol == nullptr) {
+    throw std::runtime_error(std::string("float8: this PyTorch has no ") + name);
   }
+  return reinterpret_cast<Function*>(symbol);
+}
+
+}  // namespace
+
+float8_stream current_stream(int32_t device) {
+  static auto* const get =
+      torch_cuda<AOTITorchError(int32_t, void**)>("aoti_torch_get_current_cuda_stream");
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(get(device, &stream));
   return static_cast<float8_stream>(stream);
+}
+
+void set_current_stream(int32_t device, float8_stream stream) {
+  static auto* const set =
+      torch_cuda<AOTITorchError(void*, int32_t)>("torch_set_current_cuda_stream");
+  TORCH_ERROR_CODE_CHECK(set(stream, device));
 }
 
 bool is_capturing(float8_stream stream) {

@@ -3,10 +3,14 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <shared_mutex>
+#include <thread>
 #include <utility>
+
+#include "python/shim/cuda.hpp"
 
 namespace float8_torch {
 namespace {
@@ -32,6 +36,23 @@ Entry& entry_of(const Place& place) {
   return *entry;
 }
 
+// Memory that is kept must not come from a pool that the calling thread allocates from for a while,
+// as inductor's CUDA graphs do before they capture, so another thread takes it.
+Tensor allocate(const Place& place, size_t bytes) {
+  Tensor memory;
+  std::exception_ptr error;
+  std::thread([&] {
+    try {
+      if (!place.emulated) set_current_stream(place.device.index, place.stream);
+      memory = empty_bytes(static_cast<int64_t>(bytes), place.device);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }).join();
+  if (error) std::rethrow_exception(error);
+  return memory;
+}
+
 }  // namespace
 
 Workspace::Workspace(const Place& place, size_t bytes) {
@@ -50,7 +71,8 @@ Workspace::Workspace(const Place& place, size_t bytes) {
   lock_ = std::unique_lock(entry.mutex);
   if (entry.bytes < bytes) [[unlikely]] {
     entry.memory = Tensor();  // freed in stream order, and then perhaps taken again
-    entry.memory = empty_bytes(static_cast<int64_t>(bytes), place.device);
+    entry.bytes = 0;
+    entry.memory = allocate(place, bytes);
     entry.bytes = bytes;
   }
   data_ = entry.memory.mutable_data_ptr();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import float8.torch as f8
@@ -11,8 +12,9 @@ import torch
 pytestmark = pytest.mark.gpu
 
 
-def test_cuda_graph(mlp: Any, config: Any) -> None:
-    model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed"))
+def test_cuda_graph(recipe: str, mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(), config=config(recipe))
     x = torch.randn(256, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     dy = torch.randn(256, 64, dtype=torch.bfloat16, device="cuda")
 
@@ -24,6 +26,7 @@ def test_cuda_graph(mlp: Any, config: Any) -> None:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         step()
+        f8.sync_float8_amax_and_scale_history(model)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -57,15 +60,56 @@ def test_make_graphed_callables(mlp: Any, config: Any) -> None:
         assert torch.equal(one, two)
 
 
-def test_reduce_overhead(mlp: Any, config: Any) -> None:
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_reduce_overhead(recipe: str, mlp: Any, config: Any) -> None:
     torch._dynamo.reset()
-    model = f8.convert_to_float8_training(mlp(), config=config())
+    model = f8.convert_to_float8_training(mlp(), config=config(recipe))
+    warm = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+    model(warm).sum().backward()
+    f8.sync_float8_amax_and_scale_history(model)
     compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
     for _ in range(4):
         x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
         y = compiled(x)
         y.sum().backward()
         assert torch.allclose(y, model(x), atol=1e-2)
+
+
+def test_capture_in_the_first_delayed_step(mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(), config=config("delayed"))
+    x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+    model(x).sum().backward()
+    with (
+        pytest.raises(RuntimeError, match="whole step"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        model(x)
+
+
+def test_delayed_step_in_a_graph(mlp: Any, config: Any) -> None:
+    """The sync is in the graph: replays go on as eager steps do."""
+    model = f8.convert_to_float8_training(mlp(), config=config("delayed"))
+    x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+
+    def step(model: Any) -> torch.Tensor:
+        y: torch.Tensor = model(x)
+        y.sum().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        return y
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step(model)
+    torch.cuda.synchronize()
+    eager = copy.deepcopy(model)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(model)
+    for scale in (1, 8, 1):
+        x.mul_(scale)
+        graph.replay()
+        assert torch.equal(captured, step(eager))
+    assert torch.equal(model.float8_scales.state, eager.float8_scales.state)
 
 
 def test_streams(mlp: Any, config: Any) -> None:
