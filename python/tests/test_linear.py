@@ -279,3 +279,36 @@ class TestErrors:
         high = float8.Cast(float8.Scaling.HIGH_PRECISION)
         with pytest.raises(ValueError, match="grad_input"):
             float8.Recipe(grad_input=float8.Gemm(high, float8.Cast()))
+
+
+def test_parametrized_weight(device: str, options: Options) -> None:
+    class Double(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return 2 * weight
+
+    layer = make(device, options)
+    x = torch.randn(16, 64, dtype=torch.bfloat16, device=device)
+    expected = layer(2 * x) - layer.bias
+    nn.utils.parametrize.register_parametrization(layer, "weight", Double())
+    assert torch.allclose(layer(x) - layer.bias, expected, atol=0.05)
+
+
+def test_nothing_wants_a_gradient(device: str, options: Options) -> None:
+    layer = make(device, options).requires_grad_(False)
+    op = torch.ops.float8.linear_forward.default
+    saved = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is op:
+                saved.append(result[1].numel())
+            return result
+
+    x = torch.randn(16, 64, dtype=torch.bfloat16, device=device)
+    with Look():
+        y = layer(x)
+        layer(x.requires_grad_())
+    assert not y.requires_grad and saved[0] == 0 < saved[1]

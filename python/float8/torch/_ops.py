@@ -130,7 +130,9 @@ def linear(
 
     scales: the linear's part of a scale state of that layout (scales.py), for delayed scaling.
     """
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and (
+        weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
+    ):
         return _apply(x, weight, bias, scales, config, layout)  # type: ignore[no-any-return]
     y: torch.Tensor = linear_forward(x, weight, bias, scales, config, layout, False)[0]
     return y

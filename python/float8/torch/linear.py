@@ -106,11 +106,15 @@ class Float8Linear(nn.Linear):
         device = "cuda" if input.is_cuda else input.device.type
         if not input.is_meta and torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
-        weight = self.weight
+        # nn.Module finds a parameter as an attribute in half a microsecond.
+        weight: torch.Tensor | None = self._parameters.get("weight")
+        if weight is None:
+            weight = self.weight
+        bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
             pad = (0, self._padding)
             input, weight = functional.pad(input, pad), functional.pad(weight, pad)
-        return _ops.linear(input, weight, self.bias, self._config, self._scale_view, self._layout)
+        return _ops.linear(input, weight, bias, self._config, self._scale_view, self._layout)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
