@@ -122,3 +122,45 @@ def _recipe_fields(recipe: str | Recipe) -> tuple[_library.RecipeStruct | None, 
     if recipe.name is not None:
         return None, recipe.name.encode()
     return recipe_struct(recipe), None
+
+
+def explain(verdicts: Sequence[Verdict]) -> str:
+    """Returns the verdicts as the table that `float8-tune filter` prints.
+
+    Layers that differ in their number alone share a row.
+    """
+    counts: dict[tuple[str, int, int, bool, str], int] = {}
+    first: dict[tuple[str, int, int, bool, str], Verdict] = {}
+    for verdict in verdicts:
+        layer = verdict.layer
+        name = ".".join("*" if part.isdecimal() else part for part in layer.name.split("."))
+        key = (name, layer.n, layer.k, verdict.convert, verdict.reason)
+        counts[key] = counts.get(key, 0) + 1
+        first.setdefault(key, verdict)
+    rows = [
+        ("layer", "count", "N", "K", "verdict", "speedup", "interval", "evidence", "reason"),
+        *(
+            (
+                key[0],
+                str(counts[key]),
+                str(verdict.layer.n),
+                str(verdict.layer.k),
+                "float8" if verdict.convert else "keep bf16",
+                f"{verdict.speedup:.3f}",
+                f"[{verdict.speedup_low:.3f}, {verdict.speedup_high:.3f}]",
+                verdict.evidence,
+                verdict.reason,
+            )
+            for key, verdict in first.items()
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = (True, False, False, False, True, False, False, True, True)
+    lines = (
+        "  ".join(
+            text.ljust(width) if is_left else text.rjust(width)
+            for text, width, is_left in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)

@@ -142,3 +142,18 @@ def test_config_names_the_options() -> None:
     model = convert_to_float8_training(Model(), config=f8.LinearConfig("rowwise", recompute=True))
     assert model.head.recompute and model.head.recipe.name == "rowwise"
     assert "recipe=rowwise" in repr(model)
+
+
+def test_measured_verdicts() -> None:
+    with torch.device("meta"):
+        model = nn.ModuleDict(
+            {
+                "big": nn.Linear(4096, 14336),
+                "small": nn.Linear(64, 64),
+                "head": nn.Linear(4096, 14336),
+            }
+        )
+    found = f8.verdicts(model, "rowwise", 8192, names=["head"])
+    assert [verdict.layer.name for verdict in found] == ["big", "small", "head"]
+    convert_to_float8_training(model, module_filter_fn=f8.module_filter(found), config="rowwise")
+    assert names(model) == ["big"]

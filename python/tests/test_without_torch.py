@@ -8,7 +8,7 @@ import sys
 
 import float8
 import pytest
-from float8 import Layer, filter_layers
+from float8 import Layer, explain, filter_layers
 from float8.recipes import NAMES
 
 
@@ -76,6 +76,59 @@ def test_bad_input(tmp_path: pathlib.Path) -> None:
 
 def test_table_info() -> None:
     assert "tuning table" in float8.table_info()
+
+
+def float8_tune(*arguments: str) -> str:
+    program = pathlib.Path(float8.__file__).parent / "bin" / "float8-tune"
+    if not program.exists():
+        pytest.skip("the wheel is not installed")
+    command = [str(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+# The layers of a Llama-3-8B.
+_SIZES = {
+    "attention.wq": (4096, 4096),
+    "attention.wk": (4096, 1024),
+    "attention.wv": (4096, 1024),
+    "attention.wo": (4096, 4096),
+    "feed_forward.w1": (4096, 14336),
+    "feed_forward.w3": (4096, 14336),
+    "feed_forward.w2": (14336, 4096),
+}
+LLAMA = [
+    *(Layer(f"layers.{i}.{name}", k, n) for i in range(32) for name, (k, n) in _SIZES.items()),
+    Layer("output", 4096, 128256),
+]
+
+
+@pytest.mark.parametrize("policy", ("measured", "torchao"))
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed", "blockwise"))
+def test_the_program_says_the_same(recipe: str, policy: str) -> None:
+    if policy == "torchao" and recipe not in ("tensorwise", "rowwise"):
+        pytest.skip("torchao has no rule for it")
+    names = ["output", "layers.3.", "auto_filter_small_kn"]
+    printed = float8_tune(
+        *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", recipe),
+        *("--policy", policy, "--filter-fqns", ",".join(names)),
+    )
+    verdicts = filter_layers(LLAMA, recipe, 4096, names=names, policy=policy)
+    table = printed.split("\n\n")[0]
+    assert [line.rstrip() for line in table.splitlines()] == explain(verdicts).splitlines()
+
+
+def test_filter_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "verdicts"
+    float8_tune(
+        *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", "rowwise"),
+        *("--verdicts", str(file)),
+    )
+    by_file = filter_layers(LLAMA, "rowwise", 4096, verdicts=file)
+    assert [v.convert for v in by_file] == [
+        v.convert for v in filter_layers(LLAMA, "rowwise", 4096)
+    ]
+    with pytest.raises(ValueError, match="4096"):
+        filter_layers(LLAMA, "rowwise", 8192, verdicts=file)
 
 
 def test_console_script() -> None:

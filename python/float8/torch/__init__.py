@@ -8,6 +8,7 @@ float8.torch.convert_to_float8_training(model, config="rowwise")
 from __future__ import annotations
 
 from float8.torch.convert import LinearConfig, convert_to_float8_training
+from float8.torch.filters import module_filter, verdicts
 from float8.torch.linear import Float8Linear
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
 
@@ -16,5 +17,7 @@ __all__ = [
     "LinearConfig",
     "attach_scales",
     "convert_to_float8_training",
+    "module_filter",
     "sync_float8_amax_and_scale_history",
+    "verdicts",
 ]
