@@ -57,10 +57,7 @@ struct Call {
   Call(const Tensor& rows, const Tensor& weight, int64_t config_bits)
       : config(config_bits), place(place_of(rows, config)), dtype(dtype_of(rows)) {
     if (weight.dim() != 2) throw std::invalid_argument("float8: a weight has two dimensions");
-    const Device other = device_of(weight);
-    if (other.type != place.device.type || other.index != place.device.index) {
-      throw std::invalid_argument("float8: x and weight are on different devices");
-    }
+    check_device(weight, "the weight");
     n = weight.size(0);
     k = weight.size(1);
   }
@@ -76,8 +73,17 @@ struct Call {
     return plan_for(key, place);
   }
 
+  void check_device(const Tensor& tensor, const char* name) const {
+    const Device device = device_of(tensor);
+    if (device.type != place.device.type || device.index != place.device.index) {
+      throw std::invalid_argument(std::string("float8: ") + name +
+                                  " is on another device than the rows that it meets");
+    }
+  }
+
   template <class Args>
   void set_scales(Args& args, const Tensor& tensor, int64_t layout, const Plan& plan) const {
+    check_device(tensor, "the scale state");
     const Scales scales(tensor, layout, config, place);
     args.scales = scales.slots(plan.linear);
     args.first_step = scales.first_step();
@@ -114,6 +120,11 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
   args.m = rows.rows;
   Tensor typed_bias;
   if (bias) {
+    call.check_device(*bias, "the bias");
+    if (bias->dim() != 1 || bias->size(0) != call.n) {
+      throw std::invalid_argument("float8: the bias has not the weight's " +
+                                  std::to_string(call.n) + " rows");
+    }
     typed_bias = to_dtype(*bias, call.dtype);
     args.bias = typed_bias.mutable_data_ptr();
   }
@@ -171,7 +182,13 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tenso
   Matrix inputs, w;
   if (call.config.reads_x()) {
     if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
-    inputs = as_matrix(*x);
+    call.check_device(*x, "x");
+    inputs = as_matrix(to_dtype(*x, call.dtype));
+    if (inputs.rows != rows.rows || inputs.cols != call.k) {
+      throw std::invalid_argument("float8: x is " + shape_text(inputs.rows, inputs.cols) +
+                                  ", and dy and the weight ask for " +
+                                  shape_text(rows.rows, call.k));
+    }
     args.x = inputs.data;
     args.ld_x = inputs.stride;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import io
 import pickle
@@ -243,6 +244,37 @@ def test_training_step(device: str, mlp: Any, config: Any) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_threads(device: str, options: Options) -> None:
+    layers = [make(device, options, recipe=recipe) for recipe in ("tensorwise", "rowwise")] * 2
+    x = torch.randn(96, 64, dtype=torch.bfloat16, device=device)
+    dy = torch.randn(96, 32, dtype=torch.bfloat16, device=device)
+    expected = [grads(layer, x, dy) for layer in layers]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for one, two in zip(
+                pool.map(lambda layer: grads(layer, x, dy), layers), expected, strict=True
+            ):
+                assert_same(one, two)
+
+
+def test_distributed_checkpoint(tmp_path: Any, device: str, mlp: Any, config: Any) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    plain = mlp()
+    expected = copy.deepcopy(plain.state_dict())
+    dcp.save({"model": plain.state_dict()}, checkpoint_id=tmp_path / "plain", no_dist=True)
+    model = f8.convert_to_float8_training(mlp(), config=config())
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path / "plain", no_dist=True)
+    model.load_state_dict(state["model"])
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "converted", no_dist=True)
+    other = mlp()
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path / "converted", no_dist=True)
+    assert list(state["model"]) == list(expected)
+    assert_same(list(state["model"].values()), list(expected.values()))
+
+
 class TestErrors:
     """One exception that says what to do."""
 
@@ -264,6 +296,15 @@ class TestErrors:
         layer = make(device, options)
         with pytest.raises(ValueError, match=r"rows of 48 elements.*\[32, 64\]"):
             layer(torch.ones(2, 48, dtype=torch.bfloat16, device=device))
+
+    def test_bias(self, device: str, options: Options) -> None:
+        layer = make(device, options)
+        layer.bias = nn.Parameter(torch.zeros(16, dtype=torch.bfloat16, device=device))
+        with pytest.raises(ValueError, match="the bias has not the weight's 32 rows"):
+            layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
+        layer.bias = None
+        with pytest.raises(ValueError, match="against the config"):
+            layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
 
     def test_recipe_name(self) -> None:
         with pytest.raises(ValueError, match="recipe"):
