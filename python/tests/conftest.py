@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import float8.torch as f8
 import pytest
 import torch
 from torch import nn
+
+import float8.torch as f8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

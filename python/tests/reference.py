@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from float8 import Cast, Format, Granularity, Recipe
 from torch import Tensor
+
+from float8 import Cast, Format, Granularity, Recipe
 
 _TYPES = {Format.E4M3: torch.float8_e4m3fn, Format.E5M2: torch.float8_e5m2}
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import float8.torch as f8
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+
+import float8.torch as f8
 
 
 def step(model: Any, parameters: list[Any], x: torch.Tensor, dy: torch.Tensor) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import float8.torch as f8
 import pytest
 import torch
-from float8.torch import Float8Linear, convert_to_float8_training
 from torch import nn
+
+import float8.torch as f8
+from float8.torch import Float8Linear, convert_to_float8_training
 
 
 class Model(nn.Module):

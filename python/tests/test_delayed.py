@@ -7,14 +7,15 @@ import io
 import pickle
 from typing import Any
 
-import float8
-import float8.torch as f8
 import pytest
 import reference
 import torch
-from float8 import torchao
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+
+import float8
+import float8.torch as f8
+from float8 import torchao
 
 
 def convert(model: nn.Module, config: Any, **fields: Any) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import float8.torch as f8
 import pytest
 import torch
+
+import float8.torch as f8
 
 pytestmark = pytest.mark.gpu
 

@@ -9,13 +9,14 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import float8
-import float8.torch as f8
 import pytest
 import torch
 from torch import nn
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import float8
+import float8.torch as f8
 
 Options = dict[str, Any]
 

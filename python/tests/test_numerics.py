@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import float8
-import float8.torch as f8
 import pytest
 import reference
 import torch
 from torch import nn
+
+import float8
+import float8.torch as f8
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "bf16")
 CUSTOM = float8.Recipe(

@@ -8,9 +8,11 @@ import sys
 import textwrap
 from typing import Any
 
-import float8
 import pytest
 import torch
+from torch import nn
+
+import float8
 from float8 import torchao
 from float8.torchao import (
     CastConfig,
@@ -20,7 +22,6 @@ from float8.torchao import (
     ScalingGranularity,
     ScalingType,
 )
-from torch import nn
 
 
 @pytest.mark.parametrize("name", list(Float8LinearRecipeName))

@@ -6,8 +6,9 @@ import pathlib
 import subprocess
 import sys
 
-import float8
 import pytest
+
+import float8
 from float8 import Layer, explain, filter_layers
 from float8.recipes import NAMES
 
