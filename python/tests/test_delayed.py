@@ -172,6 +172,17 @@ def test_meta(device: str, config: Any) -> None:
     assert same(step(model, x), step(model, x))
 
 
+def test_made_on_the_cpu_and_moved(device: str, config: Any) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    convert(model, lambda recipe: f8.LinearConfig(recipe))  # without emulate
+    state = copy.deepcopy(model.state_dict())
+    model.load_state_dict(state)
+    if device == "cuda":
+        model.to(device)
+        x = inputs(device)
+        assert same(step(model, x), step(model, x))
+
+
 def test_compile(device: str, mlp: Any, config: Any) -> None:
     torch._dynamo.reset()
     eager = convert(mlp(), config)

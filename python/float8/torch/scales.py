@@ -73,7 +73,8 @@ class ScaleState(nn.Module):
         """Tells linears and the shim where the state is now."""
         for linear in self._attached:
             linear._scale_view = self._view(linear._scale_index)
-        if not self.state.is_meta:
+        # A model that is made on the CPU, to be moved, has no device yet.
+        if self.state.is_cuda or (self.state.is_cpu and self.config & recipes.EMULATE):
             torch.ops.float8.scales_set_first(self.state, self.config, self.layout, self._is_first)
 
     def forward(self, input: Any) -> Any:
