@@ -12,6 +12,9 @@
 //     db have the weight's. x is read where the config says so.
 //   saved_bytes(n, k, config) -> (base, per_block)
 //     The size of `saved` is base + per_block * ceil(M / 512).
+//   prepare(x, weight, n, k, m, config)
+//     Makes the plans of linears of these sizes for calls of up to M rows, whose x has x's type and
+//     device, and whose weight has the weight's type.
 //   scales_bytes(config, layout), scales_init(state), scales_set_first(state, first),
 //   scales_is_first(state), scales_sync(state)
 //     The size of a scale state and its first contents, which an emulated config gives on the CPU;
@@ -208,6 +211,25 @@ std::tuple<int64_t, int64_t> saved_bytes_op(int64_t n, int64_t k, int64_t config
   return {bytes.base, bytes.per_block};
 }
 
+void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
+             int64_t m, int64_t config) {
+  if (n.size() != k.size() || m < 1) {
+    throw std::invalid_argument("float8: prepare needs as many n as k, and at least one row");
+  }
+  const Place place = place_of(x, Config(config));
+  std::vector<PlanKey> keys;
+  for (size_t i = 0; i < n.size(); ++i) {
+    keys.push_back({.config = Config(config).bits(),
+                    .m_max = kRows * row_blocks(m),
+                    .n = n[i],
+                    .k = k[i],
+                    .device = place.key(),
+                    .tensor_dtype = static_cast<int8_t>(element_type(dtype_of(x), "x")),
+                    .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))});
+  }
+  plan_all(keys, place);
+}
+
 Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
   return Scales(state, layout, Config(config), place_of(state, Config(config)));
 }
@@ -238,6 +260,7 @@ void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
+  library.impl("prepare", TORCH_BOX(&prepare));
   library.impl("scales_init", TORCH_BOX(&scales_init));
   library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
   library.impl("scales_is_first", TORCH_BOX(&scales_is_first));
@@ -255,6 +278,7 @@ STABLE_TORCH_LIBRARY(float8, library) {
       "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor weight, Tensor? scales, int "
       "config, int layout, int wanted) -> (Tensor, Tensor, Tensor)");
   library.def("saved_bytes(int n, int k, int config) -> (int, int)");
+  library.def("prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config) -> ()");
   library.def("scales_bytes(int config, int layout) -> int");
   library.def("scales_init(Tensor(a!) state, int config, int layout) -> ()");
   library.def("scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()");

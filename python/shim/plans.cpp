@@ -52,12 +52,11 @@ Plans& plans() {
   return *all;
 }
 
-std::unique_ptr<Plan> make_plan(const PlanKey& key) {
-  float8_linear_desc desc = {};
-  float8_recipe custom;
+// Everything that a desc has but m_max and the recipe.
+float8_linear_desc layer_desc(const PlanKey& key) {
   const Config config(key.config);
+  float8_linear_desc desc = {};
   desc.struct_size = sizeof desc;
-  desc.m_max = key.m_max;
   desc.n = key.n;
   desc.k = key.k;
   desc.tensor_dtype = key.tensor_dtype;
@@ -67,7 +66,14 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   desc.bias_grad_dtype = key.grad_dtype;
   desc.recompute = config.recompute();
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
-  config.set_recipe(desc, custom);
+  return desc;
+}
+
+std::unique_ptr<Plan> make_plan(const PlanKey& key) {
+  float8_linear_desc desc = layer_desc(key);
+  float8_recipe custom;
+  desc.m_max = key.m_max;
+  Config(key.config).set_recipe(desc, custom);
   auto plan = std::make_unique<Plan>();
   check(float8_linear_plan(context_of(key.device), &desc, &plan->linear));
   plan->workspace_bytes = float8_linear_workspace_bytes(plan->linear);
@@ -130,6 +136,35 @@ const Plan& plan_for(const PlanKey& key, const Place& place) {
   const std::unique_lock write(all.mutex);
   all.any.emplace(std::pair(Config(key.config).without_bias(), key.device), plan->linear);
   return *all.plans.emplace(key, std::move(plan)).first->second;
+}
+
+void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
+  if (keys.empty()) return;
+  // A model's plan compiles for all of its layers; the context keeps the kernels.
+  std::vector<float8_linear_desc> descs;
+  std::vector<std::string> names;
+  for (const PlanKey& key : keys) {
+    descs.push_back(layer_desc(key));
+    names.push_back(std::to_string(key.n).append(" by ").append(std::to_string(key.k)));
+  }
+  std::vector<float8_model_layer> layers;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    layers.push_back({sizeof(float8_model_layer), names[i].c_str(), &descs[i]});
+  }
+  float8_linear_desc recipe = {};
+  float8_recipe custom;
+  Config(keys[0].config).set_recipe(recipe, custom);
+  float8_model_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.layers = layers.data();
+  desc.count = layers.size();
+  desc.tokens = keys[0].m_max;
+  desc.recipe = recipe.recipe;
+  desc.custom_recipe = recipe.custom_recipe;
+  float8_model* model = nullptr;
+  check(float8_model_plan(context_of(keys[0].device), &desc, &model));
+  float8_model_destroy(model);
+  for (const PlanKey& key : keys) (void)plan_for(key, place);
 }
 
 const float8_linear* any_plan(uint64_t config, int32_t device) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "float8/float8.h"
 #include "python/shim/config.hpp"
@@ -50,6 +51,10 @@ struct Place {
 
 // The plan, made where there is none. The reference is good for ever.
 [[nodiscard]] const Plan& plan_for(const PlanKey& key, const Place& place);
+
+// Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
+// side, each once.
+void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 
 // Any plan of that recipe on the device, null where no call has made one. `config` has no bias.
 [[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);

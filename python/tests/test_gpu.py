@@ -50,6 +50,18 @@ def test_capture_before_the_plan(config: Any) -> None:
         layer(x)
 
 
+def test_capture_after_prepare(config: Any) -> None:
+    layer = f8.Float8Linear(96, 48, dtype=torch.bfloat16, device="cuda", recipe="rowwise")
+    f8.prepare(layer, 300)
+    x = torch.randn(300, 96, dtype=torch.bfloat16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+        y.sum().backward()
+    graph.replay()
+    assert torch.equal(y, layer(x)) and layer.weight.grad is not None
+
+
 def test_make_graphed_callables(mlp: Any, config: Any) -> None:
     model = f8.convert_to_float8_training(mlp(), config=config())
     x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)

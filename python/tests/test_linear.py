@@ -245,6 +245,17 @@ def test_training_step(device: str, mlp: Any, config: Any) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_prepare(device: str, mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(torch.float32), config=config("rowwise"))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        f8.prepare(model, 700)
+    f8.prepare(model, 700, dtype=torch.float16)
+    with pytest.raises(ValueError, match="at least one row"):
+        f8.prepare(model, 0)
+    with pytest.raises(ValueError, match="neither bfloat16"):
+        f8.prepare(model, 700, dtype=torch.float64)
+
+
 def test_threads(device: str, options: Options) -> None:
     layers = [make(device, options, recipe=recipe) for recipe in ("tensorwise", "rowwise")] * 2
     x = torch.randn(96, 64, dtype=torch.bfloat16, device=device)

@@ -128,6 +128,15 @@ def test_convert(device: str) -> None:
         torchao.convert_to_float8_training(model, config=config)
 
 
+def test_layer_from_a_config() -> None:
+    from float8.torchao.float8_linear import Float8Linear
+
+    config = Float8LinearConfig.from_recipe_name("rowwise")
+    layer = Float8Linear(64, 32, bias=False, config=config)
+    assert layer.recipe.name == "rowwise" and layer.config is config
+    assert Float8Linear(64, 32).recipe.name == "tensorwise"
+
+
 @pytest.mark.parametrize(
     ("recipe", "k", "n", "expected"),
     (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from float8.torch.convert import LinearConfig, convert_to_float8_training
 from float8.torch.filters import module_filter, verdicts
-from float8.torch.linear import Float8Linear
+from float8.torch.linear import Float8Linear, prepare
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "attach_scales",
     "convert_to_float8_training",
     "module_filter",
+    "prepare",
     "sync_float8_amax_and_scale_history",
     "verdicts",
 ]

@@ -126,6 +126,36 @@ class Float8Linear(nn.Linear):
         return text + (", emulate=True" if self.emulate else "")
 
 
+def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None) -> None:
+    """Makes the plans of the Float8Linear layers below `module` ahead of their first calls.
+
+    Their kernels are compiled side by side, so a first step that takes seconds for each shape takes
+    as long as the slowest kernel. A CUDA graph may be captured without a step before it then, but
+    for delayed scaling.
+
+    tokens: the rows of x in a call (batch size times sequence length).
+    dtype: x's; None: the weights', or autocast's where it is on.
+    """
+    groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
+    for layer in module.modules():
+        if isinstance(layer, Float8Linear):
+            weight = layer.weight
+            device = weight.device.type
+            type_of_x = dtype or (
+                torch.get_autocast_dtype(device)
+                if torch.is_autocast_enabled(device)
+                else weight.dtype
+            )
+            key = (layer._config, type_of_x, weight.dtype, weight.device)
+            size = (layer.out_features, layer.in_features + layer._padding)
+            groups.setdefault(key, {})[size] = layer
+    for (config, type_of_x, type_of_weight, device), sizes in groups.items():
+        x = torch.empty(0, dtype=type_of_x, device=device)
+        weight = torch.empty(0, dtype=type_of_weight, device=device)
+        n, k = map(list, zip(*sizes, strict=True))
+        torch.ops.float8.prepare(x, weight, n, k, tokens, config)
+
+
 def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: bool) -> None:
     """Raises where the tensor cores cannot have a weight of this size."""
     if out_features % 16 != 0 or (in_features % 16 != 0 and not pad_inner_dim):

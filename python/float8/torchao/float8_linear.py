@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from float8.torch import linear as _linear
@@ -12,6 +14,12 @@ class Float8Linear(_linear.Float8Linear):
     """The Float8Linear of float8.torch, made from a Float8LinearConfig."""
 
     config: Float8LinearConfig
+
+    def __init__(self, *args: Any, config: Float8LinearConfig | None = None, **kwargs: Any) -> None:
+        own_config = config or Float8LinearConfig()
+        fields: dict[str, Any] = {**kwargs, **own_config.linear_config().linear_fields()}
+        super().__init__(*args, **fields)
+        self.config = own_config
 
     @classmethod
     def from_float(  # type: ignore[override]
