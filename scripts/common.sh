@@ -53,7 +53,7 @@ build() {
 
 # The C and C++ sources that clang-format owns; golden files and fixtures are data.
 formatted_sources() {
-  find base recipes codegen runtime tuning_db tools tests benchmarks examples \
+  find base recipes codegen runtime tuning_db tools python tests benchmarks examples \
     \( -path tests/golden -o -name fixtures \) -prune -o -type f \
     \( -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h' -o -name '*.cuh' \) -print | sort
 }

@@ -6,6 +6,7 @@
 
     base <- recipes <- codegen <- runtime      recipes <- tuning_db/estimate <- runtime, tuning_db
     all <- tools                               base <- tuning_db/json <- tuning_db, tools
+    runtime <- python
 
 Inside runtime/ the rooms have one direction too:
 
@@ -36,6 +37,7 @@ MAY_INCLUDE = {
     "tools/tuner/model_files": {"base", "recipes", "tuning_db/json", "tools"},
     "tests": {"base", "recipes", "codegen", "runtime", "tuning_db", "tools", "tests", "examples"},
     "benchmarks": {"base", "recipes", "codegen", "runtime", "benchmarks"},
+    "python": {"python"},  # the shim: the public header, and PyTorch's stable ABI
     "examples": set(),  # the public headers alone: EXAMPLE, below
 }
 # The rooms of a folder, from the bottom up: which of its rooms each may include.

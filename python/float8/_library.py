@@ -1,0 +1,181 @@
+"""libfloat8 through ctypes: what needs neither PyTorch nor a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+from typing import Any
+
+_FOLDER = pathlib.Path(__file__).parent
+
+
+class CastSetting(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("scaling", "granularity", "format", "pow2")]
+
+
+class GemmSetting(ctypes.Structure):
+    _fields_ = [("a", CastSetting), ("b", CastSetting), ("fast", ctypes.c_int32)]
+
+
+class RecipeStruct(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("output", GemmSetting),
+        ("grad_input", GemmSetting),
+        ("grad_weight", GemmSetting),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+class ContextOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("cache_dir", ctypes.c_char_p),
+        ("serial_launch", ctypes.c_int32),
+        ("check_pointers", ctypes.c_int32),
+        ("emulate", ctypes.c_int32),
+        ("no_table", ctypes.c_int32),
+    ]
+
+
+class LinearDesc(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("m_max", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("recipe", ctypes.c_char_p),
+        ("grad_weight_dtype", ctypes.c_int32),
+        ("bias", ctypes.c_int32),
+        ("accumulate_grad_weight", ctypes.c_int32),
+        ("no_grad_input", ctypes.c_int32),
+        ("custom_recipe", ctypes.POINTER(RecipeStruct)),
+        ("tensor_dtype", ctypes.c_int32),
+        ("recompute", ctypes.c_int32),
+        ("f32_master_weight", ctypes.c_int32),
+        ("bias_grad", ctypes.c_int32),
+        ("bias_grad_dtype", ctypes.c_int32),
+        ("non_finite", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("weight_flag", ctypes.c_int32),
+    ]
+
+
+class ModelLayer(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("desc", ctypes.POINTER(LinearDesc)),
+    ]
+
+
+class ModelDesc(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("layers", ctypes.POINTER(ModelLayer)),
+        ("count", ctypes.c_size_t),
+        ("tokens", ctypes.c_int64),
+        ("recipe", ctypes.c_char_p),
+        ("custom_recipe", ctypes.POINTER(RecipeStruct)),
+        ("filter_fqns", ctypes.POINTER(ctypes.c_char_p)),
+        ("filter_fqn_count", ctypes.c_size_t),
+        ("callback", ctypes.c_void_p),
+        ("callback_user", ctypes.c_void_p),
+        ("verdicts", ctypes.c_char_p),
+        ("margin", ctypes.c_double),
+        ("policy", ctypes.c_int32),
+        ("compile_threads", ctypes.c_int32),
+    ]
+
+
+class ModelVerdict(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("reason", ctypes.c_char_p),
+        ("linear", ctypes.c_void_p),
+        ("speedup", ctypes.c_double),
+        ("speedup_low", ctypes.c_double),
+        ("speedup_high", ctypes.c_double),
+        ("evidence", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+def sized(struct: Any, **fields: Any) -> Any:
+    """Returns a struct of that type with struct_size and the fields set."""
+    return struct(struct_size=ctypes.sizeof(struct), **fields)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Returns the wheel's libfloat8, loaded at first use."""
+    paths = list(_FOLDER.glob("lib/libfloat8.so.*"))
+    if len(paths) != 1:
+        raise ImportError(
+            f"float8: {_FOLDER} has no libfloat8; install the package (pip install .)"
+        )
+    loaded = ctypes.CDLL(str(paths[0]))
+    loaded.float8_last_error.restype = ctypes.c_char_p
+    loaded.float8_version.restype = ctypes.c_char_p
+    for name in ("float8_context_destroy", "float8_model_destroy", "float8_linear_destroy"):
+        getattr(loaded, name).argtypes = [ctypes.c_void_p]
+        getattr(loaded, name).restype = None
+    loaded.float8_context_load_table.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    loaded.float8_linear_plan.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    loaded.float8_model_plan.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    loaded.float8_model_layer_verdict.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    loaded.float8_context_info.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+    ]
+    return loaded
+
+
+_INVALID_ARGUMENT = 1
+_NOT_FOUND = 2
+
+
+def check(status: int) -> None:
+    """Raises what a status that is not FLOAT8_OK says, with the words of float8_last_error()."""
+    if status == 0:
+        return
+    message = "float8: " + library().float8_last_error().decode()
+    if status == _INVALID_ARGUMENT:
+        raise ValueError(message)
+    if status == _NOT_FOUND:
+        raise FileNotFoundError(message)
+    raise RuntimeError(message)
+
+
+class Context:
+    """A context of the C ABI on the emulated device, which needs no GPU."""
+
+    def __init__(self, table: str | None = None, device: int | None = None) -> None:
+        handle = ctypes.c_void_p()
+        options = sized(ContextOptions, emulate=device is None)
+        check(
+            library().float8_context_create(
+                device or 0, ctypes.byref(options), ctypes.byref(handle)
+            )
+        )
+        self.handle = handle
+        if table is not None:
+            check(library().float8_context_load_table(handle, str(table).encode(), None))
+
+    def info(self) -> str:
+        needed = ctypes.c_size_t()
+        check(library().float8_context_info(self.handle, None, 0, ctypes.byref(needed)))
+        text = ctypes.create_string_buffer(needed.value)
+        check(library().float8_context_info(self.handle, text, needed.value, None))
+        return text.value.decode()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        library().float8_context_destroy(self.handle)

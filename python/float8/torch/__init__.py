@@ -1,0 +1,24 @@
+"""fp8 linear layers for PyTorch.
+
+import float8.torch
+
+float8.torch.convert_to_float8_training(model, config="rowwise")
+"""
+
+from __future__ import annotations
+
+from float8.torch.convert import LinearConfig, convert_to_float8_training
+from float8.torch.filters import module_filter, verdicts
+from float8.torch.linear import Float8Linear, prepare
+from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
+
+__all__ = [
+    "Float8Linear",
+    "LinearConfig",
+    "attach_scales",
+    "convert_to_float8_training",
+    "module_filter",
+    "prepare",
+    "sync_float8_amax_and_scale_history",
+    "verdicts",
+]

@@ -1,0 +1,173 @@
+"""Float8Linear: nn.Linear with fp8 GEMMs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from float8 import recipes
+from float8.recipes import Recipe
+from float8.torch import _ops
+from float8.torch.scales import ScaleState
+
+
+class Float8Linear(nn.Linear):
+    """A linear whose GEMMs run in fp8, in the place of nn.Linear.
+
+    Its parameters, their names and its state dict are nn.Linear's. x is [..., in_features], in
+    bfloat16, float16 or float32, on a Hopper GPU; under autocast it is cast to autocast's type
+    first. The result is [..., out_features] in x's type. The weight may have another type than x:
+    float32 weights get float32 gradients, without a rounding to x's type on the way.
+
+    in_features, out_features: multiples of 16 (ValueError).
+    recipe: a name of `float8.recipes.NAMES` or a `float8.Recipe`. With delayed scaling, give the
+        model's layers their scale state by `attach_scales`; a conversion does it.
+    emulate: compute on the CPU, for tests; tensors are then CPU tensors. It is slow.
+    recompute: keep nothing in fp8 between forward and backward, but x, and cast again.
+    saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's
+        largest value; else results are NaN.
+    pad_inner_dim: in_features may be any number; x and the weight are padded with zeros.
+
+    The first call with a shape compiles its kernels and keeps them in a cache on disk.
+    """
+
+    recipe: Recipe
+    _scales: ScaleState | None
+    _scale_view: torch.Tensor | None  # the linear's part of its scale state
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: str | Recipe = "tensorwise",
+        emulate: bool = False,
+        recompute: bool = False,
+        saturate: bool = False,
+        pad_inner_dim: bool = False,
+    ) -> None:
+        check_sizes("Float8Linear", in_features, out_features, pad_inner_dim)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._set_options(recipe, emulate, recompute, saturate)
+
+    def _set_options(
+        self, recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool
+    ) -> None:
+        self._padding = -self.in_features % 16
+        self._scales = None
+        self._scale_view = None
+        self._scale_index = 0
+        self._layout = 0
+        self.recipe = resolve_recipe(recipe)
+        self.emulate = emulate
+        self.recompute = recompute
+        self.saturate = saturate
+        self._pack()
+
+    def _pack(self) -> None:
+        self._config = recipes.pack(
+            self.recipe,
+            emulate=self.emulate,
+            recompute=self.recompute,
+            saturate=self.saturate,
+            bias=self.bias is not None,
+        )
+
+    @classmethod
+    def from_float(
+        cls,
+        linear: nn.Linear,
+        *,
+        recipe: str | Recipe = "tensorwise",
+        emulate: bool = False,
+        recompute: bool = False,
+        saturate: bool = False,
+        pad_inner_dim: bool = False,
+    ) -> Float8Linear:
+        """Returns a Float8Linear that has the linear's own parameters, hooks and attributes."""
+        check_sizes(type(linear).__name__, linear.in_features, linear.out_features, pad_inner_dim)
+        converted = cls.__new__(cls)
+        # nn.Module's dictionaries are copied, and what they hold is shared.
+        converted.__dict__ = {
+            name: copy.copy(value) if isinstance(value, dict) else value
+            for name, value in linear.__dict__.items()
+        }
+        converted._set_options(recipe, emulate, recompute, saturate)
+        return converted
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        device = "cuda" if input.is_cuda else input.device.type
+        if not input.is_meta and torch.is_autocast_enabled(device):
+            input = input.to(torch.get_autocast_dtype(device))
+        # nn.Module finds a parameter as an attribute in half a microsecond.
+        weight: torch.Tensor | None = self._parameters.get("weight")
+        if weight is None:
+            weight = self.weight
+        bias = self.bias if self._config & recipes.BIAS else None
+        if self._padding:
+            pad = (0, self._padding)
+            input, weight = functional.pad(input, pad), functional.pad(weight, pad)
+        return _ops.linear(input, weight, bias, self._config, self._scale_view, self._layout)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._scales is not None:
+            self._scales.attach(self, self._scale_index)
+
+    def extra_repr(self) -> str:
+        text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
+        return text + (", emulate=True" if self.emulate else "")
+
+
+def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None) -> None:
+    """Makes the plans of the Float8Linear layers below `module` ahead of their first calls.
+
+    Their kernels are compiled side by side, so a first step that takes seconds for each shape takes
+    as long as the slowest kernel. A CUDA graph may be captured without a step before it then, but
+    for delayed scaling.
+
+    tokens: the rows of x in a call (batch size times sequence length).
+    dtype: x's; None: the weights', or autocast's where it is on.
+    """
+    groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
+    for layer in module.modules():
+        if isinstance(layer, Float8Linear):
+            weight = layer.weight
+            device = weight.device.type
+            type_of_x = dtype or (
+                torch.get_autocast_dtype(device)
+                if torch.is_autocast_enabled(device)
+                else weight.dtype
+            )
+            key = (layer._config, type_of_x, weight.dtype, weight.device)
+            size = (layer.out_features, layer.in_features + layer._padding)
+            groups.setdefault(key, {})[size] = layer
+    for (config, type_of_x, type_of_weight, device), sizes in groups.items():
+        x = torch.empty(0, dtype=type_of_x, device=device)
+        weight = torch.empty(0, dtype=type_of_weight, device=device)
+        n, k = map(list, zip(*sizes, strict=True))
+        torch.ops.float8.prepare(x, weight, n, k, tokens, config)
+
+
+def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: bool) -> None:
+    """Raises where the tensor cores cannot have a weight of this size."""
+    if out_features % 16 != 0 or (in_features % 16 != 0 and not pad_inner_dim):
+        raise ValueError(
+            f"float8: {name} has in_features {in_features} and out_features {out_features}; fp8 "
+            "needs multiples of 16, so leave this layer out with module_filter_fn"
+        )
+
+
+def resolve_recipe(recipe: str | Recipe) -> Recipe:
+    """Returns a recipe that a Float8Linear can have, by name or as it is."""
+    if isinstance(recipe, str):
+        recipe = Recipe.named(recipe)
+    recipes.validate(recipe)
+    return recipe

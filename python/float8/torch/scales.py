@@ -1,0 +1,157 @@
+"""Delayed scaling: the scale state of a model's linears, one buffer for all of them.
+
+A step is forward and backward of the model, any number of times, then
+`sync_float8_amax_and_scale_history`, then the optimizer. The first step scales dynamically.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+
+from float8 import recipes
+from float8.torch import _ops  # noqa: F401  # it loads the ops
+
+if TYPE_CHECKING:
+    from float8.torch.linear import Float8Linear
+
+NAME = "float8_scales"
+
+
+@functools.cache
+def _initial(config: int, layout: int) -> torch.Tensor:
+    """The contents of a state before its first step, on the CPU."""
+    emulated = config | recipes.EMULATE
+    state = torch.empty(torch.ops.float8.scales_bytes(emulated, layout), dtype=torch.uint8)
+    torch.ops.float8.scales_init(state, emulated, layout)
+    return state
+
+
+class ScaleState(nn.Module):
+    """The scales, amaxes and histories of linears with one recipe, in the buffer `state`."""
+
+    state: torch.Tensor
+
+    def __init__(self, linears: list[Float8Linear], history: int, margin: int) -> None:
+        super().__init__()
+        first = linears[0]
+        self.config = first._config & ~recipes.BIAS
+        self.layout = len(linears) | history << 32 | margin << 48
+        casts = [cast for _, gemm in first.recipe.gemms() for cast in (gemm.a, gemm.b)]
+        # x, w and dy have a slot each, if a cast of theirs is delayed; a word is 4 bytes.
+        tensors = (casts[0:1] + casts[5:6], casts[1:2] + casts[3:4], casts[2:3] + casts[4:5])
+        delayed = recipes.Scaling.DELAYED
+        self.slots = sum(any(cast.scaling == delayed for cast in own) for own in tensors)
+        self.linears = len(linears)
+        initial = _initial(self.config, self.layout)
+        self.register_buffer("state", initial.to(first.weight.device, copy=True))
+        self._attached: weakref.WeakSet[Float8Linear] = weakref.WeakSet()
+        self._is_first = True
+        for index, linear in enumerate(linears):
+            self.attach(linear, index)
+        self._refresh()
+
+    def attach(self, linear: Float8Linear, index: int) -> None:
+        """Gives a linear its part of the state, and keeps it there when the state moves."""
+        self._attached.add(linear)
+        object.__setattr__(linear, "_scales", self)  # not a child of the linear
+        linear._scale_index = index
+        linear._layout = self.layout
+        linear._scale_view = self._view(index)
+
+    def _view(self, index: int) -> torch.Tensor:
+        bytes = 4 * self.slots
+        view = self.state.detach()[bytes * index : bytes * (index + 1)]
+        torch._dynamo.mark_static_address(view, guard=False)
+        return view
+
+    def _refresh(self) -> None:
+        """Tells linears and the shim where the state is now."""
+        for linear in self._attached:
+            linear._scale_view = self._view(linear._scale_index)
+        # A model that is made on the CPU, to be moved, has no device yet.
+        if self.state.is_cuda or (self.state.is_cpu and self.config & recipes.EMULATE):
+            torch.ops.float8.scales_set_first(self.state, self.config, self.layout, self._is_first)
+
+    def forward(self, input: Any) -> Any:
+        """Returns its input: an nn.Sequential runs all of its children."""
+        return input
+
+    def sync(self, group: Any = None) -> None:
+        """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
+        if distributed.is_available() and distributed.is_initialized():
+            # The amaxes lie in front. Bits of |x| order like the numbers, and NaN comes last.
+            amaxes = self.state[: 4 * self.slots * self.linears].view(torch.int32)
+            distributed.all_reduce(amaxes, distributed.ReduceOp.MAX, group=group)
+        torch.ops.float8.scales_sync(self.state, self.config, self.layout)
+        self._is_first = False
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ScaleState:
+        was_meta = self.state.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and not self.state.is_meta:
+            self.state.copy_(_initial(self.config, self.layout))
+        self._refresh()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if not self.state.is_meta:
+            self._is_first = torch.equal(self.state.cpu(), _initial(self.config, self.layout))
+        self._refresh()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_attached": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._attached = weakref.WeakSet()
+        self._refresh()
+
+
+def refuse_second_state(module: nn.Module) -> None:
+    """Raises where the module has a scale state."""
+    if hasattr(module, NAME):
+        raise ValueError(
+            f"float8: the module has {NAME} already; convert all layers with delayed scaling in one "
+            "call"
+        )
+
+
+def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> None:
+    """Gives the Float8Linear layers with delayed scaling below `module` one scale state.
+
+    It becomes the submodule `float8_scales`, with one buffer. Layers that have a state keep it;
+    convert_to_float8_training has done this already.
+
+    history: amaxes kept of each operand, 1 to 1024. margin: scales are divided by 2^margin.
+    """
+    from float8.torch.linear import Float8Linear
+
+    linears = [
+        m
+        for m in module.modules()
+        if isinstance(m, Float8Linear) and m.recipe.delayed and m._scales is None
+    ]
+    if not linears:
+        return
+    refuse_second_state(module)
+    if len({(m.recipe, m._config & ~recipes.BIAS) for m in linears}) > 1:
+        raise ValueError("float8: the layers with delayed scaling have different recipes")
+    module.add_module(NAME, ScaleState(linears, history, margin))
+
+
+def sync_float8_amax_and_scale_history(module: nn.Module, *, group: Any = None) -> None:
+    """Ends a step of delayed scaling, between backward and the optimizer's step.
+
+    The amaxes of all layers below `module` are reduced over the ranks of `group` (None: all) in one
+    all-reduce, and give the scales of the next step. It may be captured in a CUDA graph from the
+    second step on. Without delayed scaling it does nothing.
+    """
+    for state in module.modules():
+        if isinstance(state, ScaleState):
+            state.sync(group)

@@ -1,0 +1,82 @@
+"""Converting a model, with torchao's signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from float8.torch import scales
+from float8.torch.convert import ModuleFilter, swap_linears
+from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
+from float8.torchao.float8_linear import Float8Linear
+
+
+def convert_to_float8_training(
+    module: nn.Module,
+    *,
+    module_filter_fn: ModuleFilter | None = None,
+    config: Float8LinearConfig | None = None,
+) -> nn.Module:
+    """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
+
+    Where `module` is an nn.Linear itself, the Float8Linear is returned. A failure leaves the model
+    as it was. float8.torch.convert_to_float8_training has the details.
+    """
+    config = config or Float8LinearConfig()
+    if config.recipe().delayed:
+        scales.refuse_second_state(module)
+    converted = swap_linear_layers(
+        module,
+        lambda linear: Float8Linear.from_float(linear, config=config),
+        module_filter_fn=module_filter_fn,
+    )
+    scales.attach_scales(converted, history=config.delayed_scaling_config.history_len)
+    return converted
+
+
+def swap_linear_layers(
+    module: nn.Module,
+    from_float_func: Callable[[nn.Linear], nn.Linear],
+    *,
+    module_filter_fn: ModuleFilter | None = None,
+) -> nn.Module:
+    """Exchanges linears for what from_float_func makes of them."""
+    return swap_linears(module, from_float_func, module_filter_fn)
+
+
+def sync_float8_amax_and_scale_history(model: nn.Module, fp8_layers: object = None) -> None:
+    """Ends a step of delayed scaling, between backward and the optimizer's step.
+
+    fp8_layers is not needed, and not read.
+    """
+    scales.sync_float8_amax_and_scale_history(model)
+
+
+def _auto_filter_for_recipe(
+    recipe: str | Float8LinearRecipeName, filter_fqns: Sequence[str]
+) -> ModuleFilter:
+    """Returns torchao's filter: names, multiples of 16, and the recipe's limits on K and N.
+
+    Raises NotImplementedError for rowwise_with_gw_hp, for which torchao has no limits;
+    float8.filter_layers decides for every recipe, by measurements.
+    """
+    name = Float8LinearRecipeName(recipe) if isinstance(recipe, str) else recipe
+    if name is Float8LinearRecipeName.ROWWISE_WITH_GW_HP:
+        raise NotImplementedError(
+            f"float8: torchao has no rule for {name.value}; float8.filter_layers has a measured one"
+        )
+    fqns = tuple(filter_fqns)
+
+    def keep_small(n: int, k: int) -> bool:
+        if name is Float8LinearRecipeName.TENSORWISE:
+            return k <= 4096 and n <= 1024
+        return n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
+
+    def convert(module: nn.Module, fqn: str) -> bool:
+        if not isinstance(module, nn.Linear) or any(part in fqn for part in fqns):
+            return False
+        n, k = module.weight.shape
+        return n % 16 == 0 and k % 16 == 0 and not keep_small(n, k)
+
+    return convert

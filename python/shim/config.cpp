@@ -1,0 +1,34 @@
+// Reading the recipe out of a config's bits.
+#include "python/shim/config.hpp"
+
+#include <stdexcept>
+#include <string>
+
+namespace float8_torch {
+
+void Config::set_recipe(float8_linear_desc& desc, float8_recipe& custom) const {
+  const auto index = static_cast<size_t>(field(0, 4));
+  if (index >= kRecipeNames.size()) {
+    throw std::invalid_argument("float8: config " + std::to_string(bits_) +
+                                " names no recipe; make it with float8.Recipe");
+  }
+  if (index != 0) {
+    desc.recipe = kRecipeNames[index];
+    return;
+  }
+  custom = {};
+  custom.struct_size = sizeof custom;
+  float8_gemm_setting* const gemms[] = {&custom.output, &custom.grad_input, &custom.grad_weight};
+  for (int gemm = 0; gemm < 3; ++gemm) {
+    float8_cast_setting* const operands[] = {&gemms[gemm]->a, &gemms[gemm]->b};
+    for (int operand = 0; operand < 2; ++operand) {
+      const int first = 16 + 6 * (2 * gemm + operand);
+      *operands[operand] = {field(first, 2), field(first + 2, 2), field(first + 4, 1),
+                            field(first + 5, 1)};
+    }
+    gemms[gemm]->fast = field(52 + gemm, 1);
+  }
+  desc.custom_recipe = &custom;
+}
+
+}  // namespace float8_torch

@@ -1,0 +1,53 @@
+// The options of a linear as one integer: an op's argument that torch.compile keeps as a constant,
+// that means the same in every process, and that costs nothing to pass. float8/_config.py packs it.
+//
+//   bits 0-3    a named recipe (kRecipeNames), 0: the custom settings of bits 16 to 54
+//   bit 4       the device is emulated: tensors are on the CPU
+//   bit 5       forward saves nothing, backward casts x and w again
+//   bit 6       dynamic scales of non-finite amaxes saturate (FLOAT8_HOLD)
+//   bit 7       backward reads x
+//   bit 8       backward reads the weight
+//   bit 9       the linear has a bias
+//   bits 16-51  six cast settings of six bits, in the order of float8_recipe:
+//               scaling (2), granularity (2), format (1), pow2 (1)
+//   bits 52-54  fast accumulation of output, grad_input, grad_weight
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "float8/float8.h"
+
+namespace float8_torch {
+
+inline constexpr std::array<const char*, 7> kRecipeNames = {
+    nullptr, "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "bf16"};
+
+class Config {
+ public:
+  explicit Config(int64_t bits) : bits_(static_cast<uint64_t>(bits)) {}
+  explicit Config(uint64_t bits) : bits_(bits) {}
+
+  [[nodiscard]] bool emulate() const { return bit(4); }
+  [[nodiscard]] bool recompute() const { return bit(5); }
+  [[nodiscard]] bool hold() const { return bit(6); }
+  [[nodiscard]] bool reads_x() const { return bit(7); }
+  [[nodiscard]] bool reads_weight() const { return bit(8); }
+  [[nodiscard]] bool bias() const { return bit(9); }
+  [[nodiscard]] uint64_t without_bias() const { return bits_ & ~(uint64_t{1} << 9); }
+  [[nodiscard]] uint64_t bits() const { return bits_; }
+
+  // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the
+  // bits name no recipe.
+  void set_recipe(float8_linear_desc& desc, float8_recipe& custom) const;
+
+ private:
+  [[nodiscard]] bool bit(int i) const { return field(i, 1) != 0; }
+  [[nodiscard]] int32_t field(int first, int width) const {
+    return static_cast<int32_t>((bits_ >> first) & ((uint64_t{1} << width) - 1));
+  }
+
+  uint64_t bits_;
+};
+
+}  // namespace float8_torch

@@ -1,0 +1,74 @@
+// CUDA by way of what is loaded in the process.
+#include "python/shim/cuda.hpp"
+
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/headeronly/util/shim_utils.h>
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+
+namespace float8_torch {
+
+namespace {
+
+// A function of PyTorch's that a build without CUDA lacks.
+template <class Function>
+Function* torch_cuda(const char* name) {
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* symbol = library == nullptr ? nullptr : dlsym(library, name);
+  if (symbol == nullptr) {
+    throw std::runtime_error(std::string("float8: this PyTorch has no ") + name);
+  }
+  return reinterpret_cast<Function*>(symbol);
+}
+
+}  // namespace
+
+float8_stream current_stream(int32_t device) {
+  static auto* const get =
+      torch_cuda<AOTITorchError(int32_t, void**)>("aoti_torch_get_current_cuda_stream");
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(get(device, &stream));
+  return static_cast<float8_stream>(stream);
+}
+
+void set_current_stream(int32_t device, float8_stream stream) {
+  static auto* const set =
+      torch_cuda<AOTITorchError(void*, int32_t)>("torch_set_current_cuda_stream");
+  TORCH_ERROR_CODE_CHECK(set(stream, device));
+}
+
+bool is_capturing(float8_stream stream) {
+  using GetCaptureStatus = int (*)(float8_stream, int*);
+  static const auto get = [] {
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    return driver == nullptr
+               ? nullptr
+               : reinterpret_cast<GetCaptureStatus>(dlsym(driver, "cuStreamIsCapturing"));
+  }();
+  constexpr int kActive = 1;
+  int status = 0;
+  return get != nullptr && get(stream, &status) == 0 && status == kActive;
+}
+
+void load_cuda_libraries() {
+  Dl_info torch;
+  if (dladdr(reinterpret_cast<void*>(&aoti_torch_get_dtype), &torch) == 0) return;
+  // <site-packages>/torch/lib/libtorch_cpu.so
+  const auto site =
+      std::filesystem::path(torch.dli_fname).parent_path().parent_path().parent_path();
+  std::error_code none;
+  const std::filesystem::directory_iterator folder(site / "nvidia" / "cu13" / "lib", none);
+  if (none) return;
+  for (const auto& entry : folder) {
+    const std::string name = entry.path().filename();
+    if (name == "libnvrtc.so.13" || name == "libcublasLt.so.13" ||
+        name.starts_with("libnvrtc-builtins.so.13.")) {
+      (void)dlopen(entry.path().c_str(), RTLD_LAZY | RTLD_LOCAL);
+    }
+  }
+}
+
+}  // namespace float8_torch

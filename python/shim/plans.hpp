@@ -1,0 +1,72 @@
+// Plans, made at the first call of their kind and kept for the life of the process. A lookup is a
+// hash and a shared lock. Planning compiles kernels, so it never happens in a captured stream.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "float8/float8.h"
+#include "python/shim/config.hpp"
+#include "python/shim/tensors.hpp"
+
+namespace float8_torch {
+
+// Calls of kRows * i < M <= kRows * (i + 1) share a plan, and a saved buffer has that many rows:
+// its size is then linear in the number of blocks, which torch.compile needs for a dynamic M.
+inline constexpr int64_t kRows = 512;
+[[nodiscard]] constexpr int64_t row_blocks(int64_t m) {
+  return (m + kRows - 1) / kRows;
+}
+static_assert(row_blocks(0) == 0 && row_blocks(1) == 1 && row_blocks(kRows) == 1);
+
+struct PlanKey {
+  uint64_t config = 0;
+  int64_t m_max = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int32_t device = 0;  // -1: emulated
+  int8_t tensor_dtype = 0;
+  int8_t grad_dtype = 0;  // of dw and db
+  bool operator==(const PlanKey&) const = default;
+};
+
+struct Plan {
+  float8_linear* linear = nullptr;
+  size_t workspace_bytes = 0;
+  size_t saved_bytes = 0;
+};
+
+// The device and its stream that a call's work goes to.
+struct Place {
+  Device device;
+  bool emulated = false;
+  float8_stream stream = nullptr;
+  bool capturing = false;
+
+  [[nodiscard]] int32_t key() const { return emulated ? -1 : device.index; }
+};
+
+// Throws for a CPU tensor without an emulated config, and the other way round.
+[[nodiscard]] Place place_of(const Tensor& tensor, Config config);
+
+// The plan, made where there is none. The reference is good for ever.
+[[nodiscard]] const Plan& plan_for(const PlanKey& key, const Place& place);
+
+// Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
+// side, each once.
+void plan_all(const std::vector<PlanKey>& keys, const Place& place);
+
+// Any plan of that recipe on the device, null where no call has made one. `config` has no bias.
+[[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
+
+// The context of a place, made where there is none.
+[[nodiscard]] float8_context* context_of(int32_t device);
+
+// The bytes of a saved buffer, without a GPU: `base` and `per_block` for each block of kRows.
+struct SavedBytes {
+  int64_t base = 0;
+  int64_t per_block = 0;
+};
+[[nodiscard]] SavedBytes saved_bytes(int64_t n, int64_t k, Config config);
+
+}  // namespace float8_torch

@@ -1,0 +1,114 @@
+// Handles of scale states by layout, and the states whose first step is to come.
+#include "python/shim/scales.hpp"
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+#include "python/shim/errors.hpp"
+
+namespace float8_torch {
+namespace {
+
+using HandleKey = std::tuple<uint64_t, int64_t, int32_t>;  // config, layout, device
+
+struct Known {
+  std::shared_mutex mutex;
+  std::map<HandleKey, float8_scales*> handles;
+  std::set<const void*> first;
+};
+
+Known& known() {
+  static Known* const all = new Known;
+  return *all;
+}
+
+float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
+                           const float8_linear* linear) {
+  const std::vector<const float8_linear*> linears(static_cast<uint32_t>(layout), linear);
+  float8_scales_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.linears = linears.data();
+  desc.count = linears.size();
+  desc.history = static_cast<uint16_t>(layout >> 32);
+  desc.margin = static_cast<uint8_t>(layout >> 48);
+  desc.non_finite = Config(config).hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  float8_scales* handle = nullptr;
+  check(float8_scales_plan(context_of(device), &desc, &handle));
+  return handle;
+}
+
+}  // namespace
+
+Scales::Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place)
+    : place_(place), config_(config.without_bias()), layout_(layout), bytes_(tensor.numel()) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset_));
+  state_ = static_cast<char*>(tensor.mutable_data_ptr()) - offset_;
+}
+
+float8_scales* Scales::handle(const float8_linear* linear) const {
+  Known& all = known();
+  const HandleKey key{config_, layout_, place_.key()};
+  {
+    const std::shared_lock lock(all.mutex);
+    if (const auto found = all.handles.find(key); found != all.handles.end()) return found->second;
+  }
+  if (place_.capturing) {
+    throw std::runtime_error(
+        "float8: a CUDA graph is being captured before the first step of delayed scaling; run a "
+        "whole step once before the capture");
+  }
+  const std::unique_lock lock(all.mutex);
+  float8_scales*& handle = all.handles[key];
+  if (handle == nullptr) handle = make_handle(config_, layout_, place_.key(), linear);
+  return handle;
+}
+
+float8_scale_slots Scales::slots(const float8_linear* linear) const {
+  float8_scale_slots slots;
+  check(float8_scales_slots(handle(linear), state_, static_cast<size_t>(offset_ / bytes_), &slots));
+  return slots;
+}
+
+bool Scales::first_step() const {
+  Known& all = known();
+  const std::shared_lock lock(all.mutex);
+  const bool first = all.first.contains(state_);
+  if (first && place_.capturing) {
+    throw std::runtime_error(
+        "float8: a CUDA graph is being captured in the first step of delayed scaling; run a whole "
+        "step, with sync_float8_amax_and_scale_history, before the capture");
+  }
+  return first;
+}
+
+void Scales::set_first_step(bool first) const {
+  Known& all = known();
+  const std::unique_lock lock(all.mutex);
+  if (first) {
+    all.first.insert(state_);
+  } else {
+    all.first.erase(state_);
+  }
+}
+
+void Scales::sync() const {
+  const float8_linear* linear = any_plan(config_, place_.key());
+  if (linear == nullptr) return;
+  check(float8_scales_sync(handle(linear), state_, nullptr, place_.stream));
+  set_first_step(false);
+}
+
+void Scales::init() const {
+  check(float8_scales_init(handle(any_plan(config_, place_.key())), state_, place_.stream));
+}
+
+int64_t Scales::bytes() const {
+  return static_cast<int64_t>(float8_scales_bytes(handle(any_plan(config_, place_.key()))));
+}
+
+}  // namespace float8_torch

@@ -1,0 +1,41 @@
+// Delayed scaling: the scale state of a model's linears, which is one tensor of bytes of the
+// caller's (float8.h, "delayed scaling"). All linears of a state have one recipe.
+#pragma once
+
+#include <cstdint>
+
+#include "float8/float8.h"
+#include "python/shim/plans.hpp"
+
+namespace float8_torch {
+
+// A state as an op has it: its bytes, and how they are laid out and updated, as one integer
+// (python/float8/torch/scales.py): bits 0-31 the linears, 32-47 the history, 48-55 the margin.
+class Scales {
+ public:
+  // `tensor` is the state, or a part of it: a linear's amaxes, which lie at its front.
+  Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place);
+
+  // The slots of the linear whose amaxes the tensor is. `linear` is a plan of the recipe.
+  [[nodiscard]] float8_scale_slots slots(const float8_linear* linear) const;
+  // Whether the next step is the first one.
+  [[nodiscard]] bool first_step() const;
+  void set_first_step(bool first) const;
+
+  // Before the first call of a linear there is nothing to end: then it does nothing.
+  void sync() const;
+  void init() const;
+  [[nodiscard]] int64_t bytes() const;
+
+ private:
+  [[nodiscard]] float8_scales* handle(const float8_linear* linear) const;
+
+  Place place_;
+  uint64_t config_;
+  int64_t layout_;
+  char* state_ = nullptr;
+  int64_t offset_ = 0;  // of the tensor in the state, in bytes
+  int64_t bytes_ = 0;   // of the tensor
+};
+
+}  // namespace float8_torch

@@ -1,0 +1,24 @@
+// The scratch memory of a call. A stream of a device has one workspace, which grows and is kept; a
+// captured call takes memory of the graph's own pool, which lives and is reused as the graph's
+// other memory is.
+#pragma once
+
+#include <mutex>
+
+#include "python/shim/plans.hpp"
+
+namespace float8_torch {
+
+// Holds the workspace for one call: the launches of two threads on one stream do not interleave.
+class Workspace {
+ public:
+  Workspace(const Place& place, size_t bytes);
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  Tensor captured_;
+  void* data_ = nullptr;
+};
+
+}  // namespace float8_torch

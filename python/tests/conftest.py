@@ -1,0 +1,79 @@
+"""The tests run on the emulated device, on a CPU, or on a Hopper GPU: pytest --device cuda."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import float8.torch as f8
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default=os.environ.get("FLOAT8_TEST_DEVICE", "auto"),
+        help="auto: cuda where there is a Hopper GPU",
+    )
+
+
+def chosen_device(config: pytest.Config) -> str:
+    device: str = config.getoption("--device")
+    if device != "auto":
+        return device
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return "cuda" if hopper else "cpu"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"float8 on {chosen_device(config)}, torch {torch.__version__}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if chosen_device(config) != "cuda":
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a Hopper GPU"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a Hopper GPU")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    return chosen_device(request.config)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def options(device: str) -> dict[str, Any]:
+    """What a Float8Linear on the device needs beside its recipe."""
+    return {"emulate": device == "cpu"}
+
+
+@pytest.fixture
+def config(device: str) -> Callable[..., f8.LinearConfig]:
+    def make(recipe: str = "tensorwise", **fields: Any) -> f8.LinearConfig:
+        return f8.LinearConfig(recipe=recipe, emulate=device == "cpu", **fields)
+
+    return make
+
+
+@pytest.fixture
+def mlp(device: str) -> Callable[..., nn.Sequential]:
+    def make(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Linear(64, 128, dtype=dtype), nn.GELU(), nn.Linear(128, 64, bias=False, dtype=dtype)
+        ).to(device)
+
+    return make

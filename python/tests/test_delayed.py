@@ -1,0 +1,281 @@
+"""Delayed scaling: one scale state for a model's linears."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import reference
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import float8
+import float8.torch as f8
+from float8 import torchao
+
+
+def convert(model: nn.Module, config: Any, **fields: Any) -> Any:
+    return f8.convert_to_float8_training(model, config=config("delayed", **fields))
+
+
+def step(model: nn.Module, x: torch.Tensor, sync: bool = True) -> list[torch.Tensor]:
+    leaf = x.detach().clone().requires_grad_()
+    y = model(leaf)
+    results = [y, *torch.autograd.grad(y.float().square().sum(), (leaf, *model.parameters()))]
+    if sync:
+        f8.sync_float8_amax_and_scale_history(model)
+    return results
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+def agree(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(reference.agree(one, two) for one, two in zip(first, second, strict=True))
+
+
+def inputs(device: str) -> torch.Tensor:
+    return torch.randn(32, 64, dtype=torch.bfloat16, device=device)
+
+
+def test_equal_data_scales_as_tensorwise(device: str, mlp: Any, config: Any) -> None:
+    """The first step is dynamic, and the scales of the second one come from equal amaxes."""
+    model = mlp()
+    tensorwise = f8.convert_to_float8_training(copy.deepcopy(model), config=config("tensorwise"))
+    delayed, x = convert(model, config), inputs(device)
+    expected = step(tensorwise, x)
+    assert agree(step(delayed, x), expected)
+    assert agree(step(delayed, x), expected)
+
+
+def one_layer(device: str, config: Any, recipe: str, **fields: Any) -> Any:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(64, 32, dtype=torch.bfloat16, device=device))
+    return f8.convert_to_float8_training(model, config=config(recipe, **fields))
+
+
+def test_scales_are_the_previous_step_s(device: str, config: Any) -> None:
+    tensorwise = one_layer(device, config, "tensorwise")
+    delayed = one_layer(device, config, "delayed", history=2)
+    x = inputs(device)
+
+    def y_of(model: Any, scale: int) -> torch.Tensor:
+        y: torch.Tensor = model(scale * x)
+        y.sum().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        return y
+
+    small, large = y_of(tensorwise, 1), y_of(tensorwise, 17)
+    assert reference.agree(y_of(delayed, 1), small)
+    assert not reference.agree(y_of(delayed, 17), large)  # it saturates
+    assert reference.agree(y_of(delayed, 17), large)
+    assert not reference.agree(y_of(delayed, 1), small)  # the history of 2 has the large amax
+    assert not reference.agree(y_of(delayed, 1), small)
+    assert reference.agree(y_of(delayed, 1), small)
+
+
+@pytest.mark.parametrize("margin", (0, 3))
+def test_margin(margin: int, device: str, config: Any) -> None:
+    x = inputs(device)
+    expected = one_layer(device, config, "tensorwise")(8 * x)
+    delayed = one_layer(device, config, "delayed", margin=margin)
+    step(delayed, x)
+    assert (reference.sqnr(delayed(8 * x), expected) > 25) is (margin == 3)
+
+
+def test_micro_batches_count_together(device: str, mlp: Any, config: Any) -> None:
+    model = mlp()
+    delayed, x = convert(model, config, history=1), inputs(device)
+    other = copy.deepcopy(delayed)
+    step(delayed, x, sync=False)
+    step(delayed, x / 16)
+    step(other, x)
+    assert torch.equal(delayed.float8_scales.state, other.float8_scales.state)
+
+
+def test_evaluation_records_nothing(device: str, mlp: Any, config: Any) -> None:
+    delayed, x = convert(mlp(), config), inputs(device)
+    for _ in range(2):
+        before = delayed.float8_scales.state.clone()
+        with torch.no_grad():
+            delayed(x)
+        assert torch.equal(delayed.float8_scales.state, before)
+        step(delayed, x)
+    assert not torch.equal(delayed.float8_scales.state, before)
+
+
+def test_partly_delayed_recipe(device: str, mlp: Any, config: Any) -> None:
+    delayed = float8.Recipe.named("delayed")
+    high = float8.Gemm(*[float8.Cast(float8.Scaling.HIGH_PRECISION)] * 2)
+    recipe = float8.Recipe(output=delayed.output, grad_input=high, grad_weight=high)
+    dynamic = float8.Recipe(
+        output=float8.Recipe.named("tensorwise").output, grad_input=high, grad_weight=high
+    )
+    model, x = mlp(), inputs(device)
+    expected = step(f8.convert_to_float8_training(copy.deepcopy(model), config=config(dynamic)), x)
+    f8.convert_to_float8_training(model, config=config(recipe))
+    for _ in range(2):
+        assert agree(step(model, x), expected)
+
+
+@pytest.mark.parametrize("how", ("state_dict", "assign", "deepcopy", "pickle", "torch.save"))
+def test_resume(how: str, device: str, mlp: Any, config: Any) -> None:
+    plain = mlp()
+    model, x = convert(copy.deepcopy(plain), config, history=3), inputs(device)
+    step(model, x)
+    step(model, 2 * x)
+    if how in ("state_dict", "assign"):
+        other = convert(plain, config, history=3)
+        other.load_state_dict(copy.deepcopy(model.state_dict()), assign=how == "assign")
+    elif how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        other = torch.load(buffer, weights_only=False)
+    for scale in (1, 4, 1):
+        assert same(step(model, scale * x), step(other, scale * x))
+    assert torch.equal(model.float8_scales.state, other.float8_scales.state)
+    assert model.float8_scales.state.data_ptr() != other.float8_scales.state.data_ptr()
+
+
+def test_fresh_state_is_loaded_as_a_first_step(device: str, mlp: Any, config: Any) -> None:
+    model, x = convert(mlp(), config), inputs(device)
+    fresh = copy.deepcopy(model.state_dict())
+    expected = step(model, x)
+    model.load_state_dict(fresh)
+    assert same(step(model, x), expected)
+
+
+def test_state_of_plain_linears(mlp: Any, config: Any) -> None:
+    plain = mlp()
+    keys = set(plain.state_dict())
+    model = convert(plain, config)
+    assert set(model.state_dict()) - keys == {"float8_scales.state"}
+    result = model.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if k in keys}, False
+    )
+    assert result.missing_keys == ["float8_scales.state"]
+
+
+def test_meta(device: str, config: Any) -> None:
+    with torch.device("meta"):
+        model = convert(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), config)
+    model.to_empty(device=device)
+    for layer in model[:2]:
+        layer.reset_parameters()
+    x = inputs(device)
+    assert same(step(model, x), step(model, x))
+
+
+def test_made_on_the_cpu_and_moved(device: str, config: Any) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    convert(model, lambda recipe: f8.LinearConfig(recipe))  # without emulate
+    state = copy.deepcopy(model.state_dict())
+    model.load_state_dict(state)
+    if device == "cuda":
+        model.to(device)
+        x = inputs(device)
+        assert same(step(model, x), step(model, x))
+
+
+def test_compile(device: str, mlp: Any, config: Any) -> None:
+    torch._dynamo.reset()
+    eager = convert(mlp(), config)
+    model = copy.deepcopy(eager)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for m in (32, 48, 640, 16):
+        x = torch.randn(m, 64, dtype=torch.bfloat16, device=device)
+        leaf = x.clone().requires_grad_()
+        y = compiled(leaf)
+        grads = torch.autograd.grad(y.float().square().sum(), (leaf, *model.parameters()))
+        f8.sync_float8_amax_and_scale_history(model)
+        assert same(step(eager, x), [y, *grads])
+    assert counter.frame_count <= 2
+    assert torch.equal(eager.float8_scales.state, model.float8_scales.state)
+
+
+def test_blocks_share_a_compilation(device: str, config: Any) -> None:
+    torch._dynamo.reset()
+    blocks = [nn.Sequential(nn.Linear(64, 64, device=device), nn.ReLU()) for _ in range(4)]
+    model = nn.Sequential(*blocks)
+    convert(model, config)
+    counter = CompileCounterWithBackend("aot_eager")
+    for block in blocks:
+        block.compile(fullgraph=True, backend=counter)
+    x = torch.randn(16, 64, device=device)
+    for _ in range(2):
+        step(model, x)
+    assert counter.frame_count == 1
+
+
+def test_torchao_names(device: str, mlp: Any) -> None:
+    delayed = torchao.CastConfig(scaling_type=torchao.ScalingType.DELAYED)
+    config = torchao.Float8LinearConfig(
+        cast_config_input=delayed,
+        cast_config_weight=delayed,
+        cast_config_grad_output=delayed,
+        delayed_scaling_config=torchao.DelayedScalingConfig(history_len=4),
+        emulate=device == "cpu",
+    )
+    assert config.recipe().name == "delayed"
+    model, x = torchao.convert_to_float8_training(mlp(), config=config), inputs(device)
+    assert same(step(model, x, sync=False), step(model, x, sync=False))
+    torchao.sync_float8_amax_and_scale_history(model)
+    step(model, x)
+    assert torchao.Float8LinearConfig.from_recipe_name("delayed").recipe().name == "delayed"
+
+
+def test_layer_without_a_state(device: str, options: Any) -> None:
+    layer = f8.Float8Linear(64, 64, device=device, recipe="delayed", **options)
+    with pytest.raises(ValueError, match="scales"):
+        layer(torch.randn(2, 64, device=device))
+    f8.attach_scales(layer)
+    layer(torch.randn(2, 64, device=device)).sum().backward()
+
+
+def test_second_conversion_is_refused(device: str, config: Any) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(device)
+    f8.convert_to_float8_training(
+        model, config=config("delayed"), module_filter_fn=lambda _, name: name == "0"
+    )
+    with pytest.raises(ValueError, match="one call"):
+        convert(model, config)
+    assert type(model[1]) is nn.Linear
+
+
+def test_history_length() -> None:
+    with pytest.raises(ValueError, match="history is 0"):
+        f8.LinearConfig("delayed", history=0)
+
+
+def _rank(rank: int, store: str, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
+    model, x = torch.load(f"{folder}/model", weights_only=False)
+    step(model, x[rank])
+    torch.save(model.float8_scales.state, f"{folder}/{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_agree(tmp_path: Any, mlp: Any, config: Any) -> None:
+    """One all-reduce gives every rank the scales that one device would have for both batches."""
+    model = f8.convert_to_float8_training(
+        mlp().cpu(), config=f8.LinearConfig("delayed", emulate=True)
+    )
+    x = torch.stack([inputs("cpu"), 3 * inputs("cpu")])
+    torch.save((model, x), tmp_path / "model")
+    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    step(model, x[0], sync=False)
+    step(model, x[1])
+    for rank in range(2):
+        state = torch.load(tmp_path / str(rank))
+        assert torch.equal(state, model.float8_scales.state)

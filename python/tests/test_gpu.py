@@ -1,0 +1,157 @@
+"""What only a GPU has: graphs, streams, a plan that is made too late."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import reference
+import torch
+
+import float8.torch as f8
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed"))
+def test_cuda_graph(recipe: str, mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(), config=config(recipe))
+    x = torch.randn(256, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    dy = torch.randn(256, 64, dtype=torch.bfloat16, device="cuda")
+
+    def step() -> list[torch.Tensor]:
+        y = model(x)
+        return [y, *torch.autograd.grad(y, (x, *model.parameters()), dy)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+        f8.sync_float8_amax_and_scale_history(model)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        for one, two in zip(captured, step(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_capture_before_the_plan(config: Any) -> None:
+    layer = f8.Float8Linear(80, 48, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(32, 80, dtype=torch.bfloat16, device="cuda")
+    with (
+        pytest.raises(RuntimeError, match="before the capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        layer(x)
+
+
+def test_capture_after_prepare(config: Any) -> None:
+    layer = f8.Float8Linear(96, 48, dtype=torch.bfloat16, device="cuda", recipe="rowwise")
+    f8.prepare(layer, 300)
+    x = torch.randn(300, 96, dtype=torch.bfloat16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+        y.sum().backward()
+    graph.replay()
+    assert torch.equal(y, layer(x)) and layer.weight.grad is not None
+
+
+def test_make_graphed_callables(mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(), config=config())
+    x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    expected = torch.autograd.grad(model(x).sum(), (x, *model.parameters()))
+    graphed = torch.cuda.make_graphed_callables(model, (x,))
+    for one, two in zip(
+        expected, torch.autograd.grad(graphed(x).sum(), (x, *model.parameters())), strict=True
+    ):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_reduce_overhead(recipe: str, mlp: Any, config: Any) -> None:
+    torch._dynamo.reset()
+    model = f8.convert_to_float8_training(mlp(), config=config(recipe))
+    warm = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+    model(warm).sum().backward()
+    f8.sync_float8_amax_and_scale_history(model)
+    compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+        y = compiled(x)
+        y.sum().backward()
+        assert reference.sqnr(y, model(x)) > 25
+
+
+def test_capture_in_the_first_delayed_step(mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(), config=config("delayed"))
+    x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+    model(x).sum().backward()
+    with (
+        pytest.raises(RuntimeError, match="whole step"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        model(x)
+
+
+def test_delayed_step_in_a_graph(mlp: Any, config: Any) -> None:
+    """The sync is in the graph: replays go on as eager steps do."""
+    model = f8.convert_to_float8_training(mlp(), config=config("delayed"))
+    x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+
+    def step(model: Any) -> torch.Tensor:
+        y: torch.Tensor = model(x)
+        y.sum().backward()
+        f8.sync_float8_amax_and_scale_history(model)
+        return y
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step(model)
+    torch.cuda.synchronize()
+    eager = copy.deepcopy(model)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(model)
+    for scale in (1, 8, 1):
+        x.mul_(scale)
+        graph.replay()
+        assert torch.equal(captured, step(eager))
+    assert torch.equal(model.float8_scales.state, eager.float8_scales.state)
+
+
+def test_streams(mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(), config=config())
+    xs = [torch.randn(512, 64, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    expected = [model(x) for x in xs]
+    streams = [torch.cuda.Stream() for _ in xs]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(10):
+        for x, stream in zip(xs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(model(x))
+    torch.cuda.synchronize()
+    for i, y in enumerate(results):
+        assert torch.equal(y, expected[i % 4])
+
+
+def test_emulated_layer_refuses_the_gpu() -> None:
+    layer = f8.Float8Linear(64, 64, device="cuda", emulate=True)
+    with pytest.raises(ValueError, match="without emulate"):
+        layer(torch.randn(2, 64, device="cuda"))
+
+
+def test_two_devices(config: Any) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    layer = f8.Float8Linear(64, 64, dtype=torch.bfloat16, device="cuda:0")
+    x = torch.randn(32, 64, dtype=torch.bfloat16, device="cuda:0")
+    expected = layer(x).cpu()
+    assert torch.equal(layer.to("cuda:1")(x.to("cuda:1")).cpu(), expected)

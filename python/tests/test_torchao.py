@@ -1,0 +1,216 @@
+"""torchao's names: what they mean here, and install()."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import float8
+from float8 import torchao
+from float8.torchao import (
+    CastConfig,
+    Float8GemmConfig,
+    Float8LinearConfig,
+    Float8LinearRecipeName,
+    ScalingGranularity,
+    ScalingType,
+)
+
+
+@pytest.mark.parametrize("name", list(Float8LinearRecipeName))
+def test_recipe_names(name: Float8LinearRecipeName) -> None:
+    for given in (name, name.value):
+        recipe = Float8LinearConfig.from_recipe_name(given).recipe()
+        assert recipe == float8.Recipe.named(name.value)
+
+
+def test_fields_and_defaults() -> None:
+    config = Float8LinearConfig()
+    assert config.cast_config_input.target_dtype is torch.float8_e4m3fn
+    assert config.cast_config_grad_output_for_grad_weight.target_dtype is torch.float8_e5m2
+    assert config.cast_config_weight_for_grad_input == config.cast_config_weight
+    assert config.gemm_config_output.use_fast_accum
+    assert not config.gemm_config_grad_weight.use_fast_accum
+    assert CastConfig().target_dtype is None  # a default of one field is not another's
+    assert config.cast_config_input.short_str() == "dyn_ten_e4m3"
+
+
+def test_fields_reach_the_recipe() -> None:
+    config = Float8LinearConfig(
+        gemm_config_output=Float8GemmConfig(False),
+        gemm_config_grad_input=Float8GemmConfig(True),
+        round_scales_to_power_of_2=True,
+        cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn),
+        force_recompute_fp8_weight_in_bwd=True,
+        pad_inner_dim=True,
+    )
+    recipe = config.recipe()
+    assert (recipe.output.fast, recipe.grad_input.fast) == (False, True)
+    assert recipe.grad_input.a == float8.Cast(pow2=True)
+    options = config.linear_config()
+    assert options.recompute and options.pad_inner_dim and not options.emulate
+
+
+def test_every_legal_cast_constructs() -> None:
+    dynamic = [
+        CastConfig(scaling_granularity=granularity, target_dtype=dtype)
+        for granularity in ScalingGranularity
+        for dtype in (torch.float8_e4m3fn, None)
+    ]
+    for x, w, dy in itertools.product(dynamic, repeat=3):
+        Float8LinearConfig(cast_config_input=x, cast_config_weight=w, cast_config_grad_output=dy)
+    off = CastConfig(ScalingType.DISABLED)
+    config = Float8LinearConfig(
+        cast_config_input=off, cast_config_weight=off, cast_config_grad_output=off
+    )
+    assert config.recipe().name == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    (
+        ({"cast_config_input": CastConfig(ScalingType.DISABLED)}, "output"),
+        ({"cast_config_weight_for_grad_input": CastConfig(ScalingType.DISABLED)}, "grad_input"),
+        (
+            {"cast_config_input_for_grad_weight": CastConfig(target_dtype=torch.float8_e5m2)},
+            "target_dtype",
+        ),
+        (
+            {
+                "cast_config_weight": CastConfig(scaling_granularity=ScalingGranularity.AXISWISE),
+                "enable_fsdp_float8_all_gather": True,
+            },
+            "enable_fsdp_float8_all_gather",
+        ),
+    ),
+)
+def test_contradictions(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        Float8LinearConfig(**fields)
+    with pytest.raises(ValueError, match=message):
+        Float8LinearConfig(**fields)
+
+
+def test_contradictions_of_a_cast() -> None:
+    with pytest.raises(AssertionError, match="axiswise"):
+        CastConfig(ScalingType.DISABLED, ScalingGranularity.AXISWISE)
+    with pytest.raises(AssertionError, match="target_dtype"):
+        CastConfig(target_dtype=torch.bfloat16)
+    with pytest.raises(AssertionError, match=r"rowwisee.*tensorwise"):
+        Float8LinearConfig.from_recipe_name("rowwisee")
+
+
+def test_what_has_no_effect_says_so() -> None:
+    with pytest.warns(UserWarning, match="enable_fsdp_float8_all_gather has no effect"):
+        Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+
+
+def test_convert(device: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 64, device=device), nn.Linear(64, 60, device=device))
+    config = Float8LinearConfig(emulate=device == "cpu", round_scales_to_power_of_2=True)
+    torchao.convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name == "0"
+    )
+    from float8.torchao.float8_linear import Float8Linear
+
+    assert type(model[0]) is Float8Linear and model[0].config is config
+    assert type(model[1]) is nn.Linear
+    model(torch.randn(4, 64, device=device)).sum().backward()
+    torchao.precompute_float8_dynamic_scale_for_fsdp(model)
+    with pytest.raises(ValueError, match="layer '1'"):
+        torchao.convert_to_float8_training(model, config=config)
+
+
+def test_layer_from_a_config() -> None:
+    from float8.torchao.float8_linear import Float8Linear
+
+    config = Float8LinearConfig.from_recipe_name("rowwise")
+    layer = Float8Linear(64, 32, bias=False, config=config)
+    assert layer.recipe.name == "rowwise" and layer.config is config
+    assert Float8Linear(64, 32).recipe.name == "tensorwise"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "k", "n", "expected"),
+    (
+        ("tensorwise", 4096, 1024, False),
+        ("tensorwise", 4112, 1024, True),
+        ("tensorwise", 4096, 1040, True),
+        ("rowwise", 8192, 2048, False),
+        ("rowwise", 1024, 8192, False),
+        ("rowwise", 2048, 4096, False),
+        ("rowwise", 2064, 4096, True),
+        ("rowwise", 2048, 4112, True),
+        ("rowwise", 4100, 8192, False),
+    ),
+)
+def test_auto_filter(recipe: str, k: int, n: int, expected: bool) -> None:
+    linear = nn.Linear(k, n, device="meta")
+    keep = torchao._auto_filter_for_recipe(recipe, ["output"])
+    assert keep(linear, "layers.0.w1") is expected
+    assert keep(linear, "output") is False
+    assert keep(nn.ReLU(), "layers.0.w1") is False
+
+
+def test_auto_filter_without_a_rule() -> None:
+    with pytest.raises(NotImplementedError, match="filter_layers"):
+        torchao._auto_filter_for_recipe("rowwise_with_gw_hp", [])
+    with pytest.raises(ValueError, match="rowwisee"):
+        torchao._auto_filter_for_recipe("rowwisee", [])
+
+
+def test_tensor_parallel_styles_are_refused() -> None:
+    from float8.torchao.float8_tensor_parallel import Float8ColwiseParallel
+
+    with pytest.raises(NotImplementedError, match="Float8ColwiseParallel"):
+        Float8ColwiseParallel()
+
+
+def run_python(code: str) -> None:
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
+
+
+def test_install() -> None:
+    run_python(
+        """
+        import float8.torchao
+        float8.torchao.install()
+        import torchao.float8
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8.config import CastConfig
+        from torchao.float8.float8_linear import Float8Linear
+        from torchao.float8.float8_linear_utils import convert_to_float8_training as convert
+        assert Float8LinearConfig is float8.torchao.Float8LinearConfig
+        assert convert is convert_to_float8_training is float8.torchao.convert_to_float8_training
+        assert Float8Linear.__module__ == "float8.torchao.float8_linear"
+        """
+    )
+
+
+def test_install_beside_a_torchao(tmp_path: Any) -> None:
+    """What this package does not have is found in the torchao that is installed."""
+    folder = tmp_path / "torchao" / "float8"
+    folder.mkdir(parents=True)
+    (tmp_path / "torchao" / "__init__.py").write_text(
+        "from torchao.float8.inference import marker\n"
+    )
+    (folder / "__init__.py").write_text("raise RuntimeError('the other float8')\n")
+    (folder / "inference.py").write_text("marker = 7\n")
+    run_python(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import float8.torchao
+        float8.torchao.install()
+        import torchao
+        assert torchao.marker == 7
+        assert torchao.float8.Float8LinearConfig is float8.torchao.Float8LinearConfig
+        """
+    )

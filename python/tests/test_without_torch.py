@@ -1,0 +1,140 @@
+"""`import float8` alone: recipes, the filter and the tuning table, without PyTorch."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import float8
+from float8 import Layer, explain, filter_layers
+from float8.recipes import NAMES
+
+
+def test_import_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import float8\n"
+        "assert float8.Recipe.named('rowwise').output.fast\n"
+        "assert float8.filter_layers([float8.Layer('a', 4096, 14336)], 'rowwise', 8192)[0].convert\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_version_is_the_library_s() -> None:
+    assert float8.__version__.count(".") == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_recipes(name: str) -> None:
+    recipe = float8.Recipe.named(name)
+    assert recipe.name == name and recipe.delayed == (name == "delayed")
+
+
+def test_unknown_recipe() -> None:
+    with pytest.raises(ValueError, match="rowwisee"):
+        float8.Recipe.named("rowwisee")
+
+
+def test_verdicts() -> None:
+    layers = [
+        Layer("blocks.0.w1", 4096, 14336),
+        Layer("blocks.0.small", 1024, 1024),
+        Layer("blocks.0.odd", 4096, 14330),
+        Layer("output", 4096, 14336),
+    ]
+    big, small, odd, named = filter_layers(layers, "rowwise", 8192, names=["output"])
+    assert big.convert and big.evidence == "measured" and big.speedup_low > 1.02
+    assert not small.convert and small.speedup < 1
+    assert not odd.convert and "16" in odd.reason
+    assert not named.convert and "output" in named.reason
+
+
+def test_torchao_policy() -> None:
+    layers = [Layer("a", 4096, 4096), Layer("b", 2048, 4096)]
+    verdicts = filter_layers(
+        layers, "rowwise", 8192, names=["auto_filter_small_kn"], policy="torchao"
+    )
+    assert [verdict.convert for verdict in verdicts] == [True, False]
+
+
+def test_custom_recipe() -> None:
+    recipe = float8.Recipe()
+    (verdict,) = filter_layers([Layer("a", 4096, 14336)], recipe, 8192)
+    assert verdict.reason
+
+
+def test_bad_input(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="policy"):
+        filter_layers([], "rowwise", 8192, policy="fastest")
+    with pytest.raises(ValueError, match="a"):
+        filter_layers([Layer("a", 16, 16), Layer("a", 16, 16)], "rowwise", 8192)
+    with pytest.raises(FileNotFoundError, match="none"):
+        float8.table_info(str(tmp_path / "none"))
+
+
+def test_table_info() -> None:
+    assert "tuning table" in float8.table_info()
+
+
+def float8_tune(*arguments: str) -> str:
+    program = pathlib.Path(float8.__file__).parent / "bin" / "float8-tune"
+    if not program.exists():
+        pytest.skip("the wheel is not installed")
+    command = [str(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+# The layers of a Llama-3-8B.
+_SIZES = {
+    "attention.wq": (4096, 4096),
+    "attention.wk": (4096, 1024),
+    "attention.wv": (4096, 1024),
+    "attention.wo": (4096, 4096),
+    "feed_forward.w1": (4096, 14336),
+    "feed_forward.w3": (4096, 14336),
+    "feed_forward.w2": (14336, 4096),
+}
+LLAMA = [
+    *(Layer(f"layers.{i}.{name}", k, n) for i in range(32) for name, (k, n) in _SIZES.items()),
+    Layer("output", 4096, 128256),
+]
+
+
+@pytest.mark.parametrize("policy", ("measured", "torchao"))
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed", "blockwise"))
+def test_the_program_says_the_same(recipe: str, policy: str) -> None:
+    if policy == "torchao" and recipe not in ("tensorwise", "rowwise"):
+        pytest.skip("torchao has no rule for it")
+    names = ["output", "layers.3.", "auto_filter_small_kn"]
+    printed = float8_tune(
+        *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", recipe),
+        *("--policy", policy, "--filter-fqns", ",".join(names)),
+    )
+    verdicts = filter_layers(LLAMA, recipe, 4096, names=names, policy=policy)
+    table = printed.split("\n\n")[0]
+    assert [line.rstrip() for line in table.splitlines()] == explain(verdicts).splitlines()
+
+
+def test_filter_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "verdicts"
+    float8_tune(
+        *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", "rowwise"),
+        *("--verdicts", str(file)),
+    )
+    by_file = filter_layers(LLAMA, "rowwise", 4096, verdicts=file)
+    assert [v.convert for v in by_file] == [
+        v.convert for v in filter_layers(LLAMA, "rowwise", 4096)
+    ]
+    with pytest.raises(ValueError, match="4096"):
+        filter_layers(LLAMA, "rowwise", 8192, verdicts=file)
+
+
+def test_console_script() -> None:
+    program = pathlib.Path(sys.executable).parent / "float8-tune"
+    if not program.exists():
+        pytest.skip("the wheel is not installed")
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
+    assert float8.__version__ in result.stdout
