@@ -1,18 +1,28 @@
-// Database::check: the file's pages and references are sound, and every key is the key of its row.
+// Database::check: the file's pages, rows and references are sound, every key is the key of its
+// row, and every row can be read.
+#include "base/text.hpp"
+#include "tuning_db/checksum.hpp"
 #include "tuning_db/rows.hpp"
+#include "tuning_db/snapshot.hpp"
 #include "tuning_db/state.hpp"
 
 namespace f8::tuning_db {
 
-Status Database::check() const {
-  const Connection& db = *state_->db;
+Status check_integrity(const Connection& db, int version) {
   auto integrity = F8_TRY(db.prepare("PRAGMA integrity_check(1)"));
   while (F8_TRY(integrity.step())) {
-    if (integrity.text(0) == "ok") continue;
+    if (integrity.view(0) == "ok") continue;
     return fail(ErrorCode::kCorrupt,
                 "{}: the database is damaged ({}); restore a copy, or measure into a new file",
-                db.label(), integrity.text(0));
+                db.label(), quote(integrity.view(0)));
   }
+  return version < kFirstWithChecksums ? Status() : verify_checksums(db);
+}
+
+Status Database::check() const {
+  const Connection& db = *state_->db;
+  F8_TRY(check_schema(db, kSchemaVersion, current_schema()));
+  F8_TRY(check_integrity(db, kSchemaVersion));
   auto foreign = F8_TRY(db.prepare("PRAGMA foreign_key_check"));
   if (F8_TRY(foreign.step())) {
     return fail(ErrorCode::kCorrupt, "{}: row {} of table {} refers to no row of {}", db.label(),
@@ -20,19 +30,19 @@ Status Database::check() const {
   }
   const auto wrong_key = [&db](std::string_view table, const std::string& key) -> Status {
     return fail(ErrorCode::kCorrupt, "{}: the row of table {} with key {} has another key's fields",
-                db.label(), table, key);
+                db.label(), table, quote(key));
   };
   auto device =
       F8_TRY(db.prepare(f8::format("SELECT d.key, {} FROM device_class d", kDeviceColumns)));
   while (F8_TRY(device.step())) {
-    if (device.text(0) != read_device(device, 1).key()) {
+    if (device.text(0) != F8_TRY(read_device(device, 1)).key()) {
       return wrong_key("device_class", device.text(0));
     }
   }
   auto toolchain =
       F8_TRY(db.prepare(f8::format("SELECT tc.key, {} FROM toolchain tc", kToolchainColumns)));
   while (F8_TRY(toolchain.step())) {
-    if (toolchain.text(0) != read_toolchain(toolchain, 1).key()) {
+    if (toolchain.text(0) != F8_TRY(read_toolchain(toolchain, 1)).key()) {
       return wrong_key("toolchain", toolchain.text(0));
     }
   }
@@ -56,6 +66,8 @@ Status Database::check() const {
       return wrong_key("problem", problem.text(0));
     }
   }
+  F8_TRY(read_snapshot(db));
+  F8_TRY(runs());
   return {};
 }
 

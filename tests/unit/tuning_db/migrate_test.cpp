@@ -11,15 +11,25 @@
 namespace f8::tuning_db {
 namespace {
 
+constexpr const char* kToVersion4 =
+    "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0;"
+    "CREATE TABLE note (trial_id INTEGER NOT NULL REFERENCES trial(id), said TEXT) STRICT;"
+    "INSERT INTO note SELECT id, 'migrated' FROM trial";
+
+std::string fingerprint_of(const std::string& sql) {
+  auto db = Connection::open_empty("schema").value();
+  EXPECT_TRUE(db->exec(sql));
+  return schema_fingerprint(*db).value();
+}
+
+const std::string kVersion3Fingerprint = fingerprint_of(std::string(Database::schema()));
+const std::string kVersion4Sql = std::string(Database::schema()) + kToVersion4;
 const std::array kSteps = {
-    current_schema().migrations.front(),
-    Migration{
-        2,
-        "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0;"
-        "CREATE TABLE note (trial_id INTEGER NOT NULL REFERENCES trial(id), said TEXT) STRICT;"
-        "INSERT INTO note SELECT id, 'migrated' FROM trial"},
+    current_schema().migrations[0],
+    current_schema().migrations[1],
+    Migration{3, kVersion3Fingerprint, kToVersion4},
 };
-const SchemaSpec kVersion3{3, "", kSteps};
+const SchemaSpec kVersion4{4, kVersion4Sql, kSteps};
 
 void make_file(const fs::path& path, const char* sql_name) {
   auto db = Connection::open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
@@ -174,11 +184,11 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   const std::string before = bytes_of(path_);
   const int64_t trials = scalar(path_, "SELECT count(*) FROM trial");
   {
-    const auto db = open_database(path_, OpenMode::kReadWrite, kVersion3);
+    const auto db = open_database(path_, OpenMode::kReadWrite, kVersion4);
     ASSERT_TRUE(db) << db.error().message;
     EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   }
-  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 3);
+  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 4);
   EXPECT_EQ(scalar(path_, "SELECT count(*) FROM note"), trials);
   EXPECT_EQ(scalar(path_, "SELECT count(rung) FROM trial"), trials);
 
@@ -191,7 +201,7 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   EXPECT_EQ(scalar(backup, "SELECT count(*) FROM trial"), trials);
 
   // Opened again, there is nothing left to do.
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion3));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion4));
   EXPECT_FALSE(fs::exists(folder_ / "old.db.v1.backup2"));
   // And the older program refuses it.
   EXPECT_FALSE(Database::open(path_, OpenMode::kReadOnly));
@@ -199,14 +209,15 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
 
 TEST_F(MigrateTest, AnEarlierBackupIsKept) {
   ASSERT_TRUE(write_file_atomic(folder_ / "old.db.v1.backup", "precious"));
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion3));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion4));
   EXPECT_EQ(bytes_of(folder_ / "old.db.v1.backup"), "precious");
   EXPECT_EQ(scalar(folder_ / "old.db.v1.backup2", "PRAGMA user_version"), 1);
 }
 
 TEST_F(MigrateTest, AFailingStepUndoesAll) {
-  const std::array steps = {kSteps[0], Migration{2, "INSERT INTO nowhere VALUES (1)"}};
-  const SchemaSpec broken{3, "", steps};
+  const std::array steps = {kSteps[0],
+                            Migration{2, kSteps[1].fingerprint, "INSERT INTO no VALUES (1)"}};
+  const SchemaSpec broken{3, Database::schema(), steps};
   const auto db = open_database(path_, OpenMode::kReadWrite, broken);
   ASSERT_FALSE(db);
   EXPECT_NE(db.error().message.find("from schema version 2 to 3 failed and was undone"),
@@ -221,7 +232,7 @@ TEST_F(MigrateTest, AFailingStepUndoesAll) {
 
 TEST_F(MigrateTest, AMissingStepIsRefused) {
   const std::array steps = {kSteps[1]};
-  const SchemaSpec gap{3, "", steps};
+  const SchemaSpec gap{3, Database::schema(), steps};
   const auto db = open_database(path_, OpenMode::kReadWrite, gap);
   ASSERT_FALSE(db);
   EXPECT_EQ(db.error().code, ErrorCode::kUnsupported);
@@ -230,7 +241,7 @@ TEST_F(MigrateTest, AMissingStepIsRefused) {
 
 TEST_F(MigrateTest, AReaderMigratesACopyInMemory) {
   const std::string before = bytes_of(path_);
-  const auto db = open_database(path_, OpenMode::kReadOnly, kVersion3);
+  const auto db = open_database(path_, OpenMode::kReadOnly, kVersion4);
   ASSERT_TRUE(db) << db.error().message;
   EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   EXPECT_EQ(bytes_of(path_), before);

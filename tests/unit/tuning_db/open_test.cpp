@@ -140,7 +140,7 @@ TEST_F(OpenTest, RefusesForeignDatabaseWithOurTableNames) {
 TEST_F(OpenTest, RefusesNewerSchemaAndNamesBothVersions) {
   create_filled();
   exec(path_, "PRAGMA user_version = 7; PRAGMA wal_checkpoint(TRUNCATE)");
-  expect_refused(ErrorCode::kUnsupported, "schema version is 7, this program knows 2");
+  expect_refused(ErrorCode::kUnsupported, "schema version is 7, this program knows 3");
 }
 
 TEST_F(OpenTest, RefusesTruncatedFile) {
