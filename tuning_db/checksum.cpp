@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "base/hash.hpp"
 
@@ -13,13 +12,6 @@ namespace {
 constexpr std::array<std::string_view, 8> kTables = {
     "device_class", "device_unit", "toolchain", "method", "problem", "candidate", "run", "trial"};
 constexpr std::string_view kColumn = "checksum";
-
-template <class T>
-void append_bytes(std::string& bytes, const T& value) {
-  std::array<char, sizeof value> raw{};
-  std::memcpy(raw.data(), &value, sizeof value);
-  bytes.append(raw.data(), raw.size());
-}
 
 // Computes the checksums of the rows of one `SELECT *`.
 class RowHash {
@@ -32,23 +24,11 @@ class RowHash {
   [[nodiscard]] bool has_column() const { return column_ >= 0; }
   [[nodiscard]] int64_t stored() const { return select_.integer(column_); }
 
-  // The encoding is a part of the file format: a type byte, then eight bytes of an integer or a
-  // double, or the length of a text and its bytes; little-endian.
   [[nodiscard]] int64_t computed() {
     bytes_ = table_;
     for (int c = 0; c < select_.columns(); ++c) {
       if (c == column_) continue;
-      const int type = select_.type(c);
-      bytes_ += static_cast<char>(type);
-      if (type == SQLITE_INTEGER) {
-        append_bytes(bytes_, select_.integer(c));
-      } else if (type == SQLITE_FLOAT) {
-        append_bytes(bytes_, select_.real(c));
-      } else if (type != SQLITE_NULL) {
-        const std::string_view text = select_.view(c);
-        append_bytes(bytes_, static_cast<uint64_t>(text.size()));
-        bytes_ += text;
-      }
+      select_.append_value(c, bytes_);
     }
     return static_cast<int64_t>(hash64(bytes_));
   }

@@ -2,6 +2,7 @@
 #include "tuning_db/sqlite.hpp"
 
 #include <array>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -127,12 +128,28 @@ std::string_view Statement::name(int column) const {
   return name == nullptr ? "" : name;
 }
 
-int Statement::type(int column) const {
-  return sqlite3_column_type(statement_, column);
+void Statement::append_value(int column, std::string& bytes) const {
+  sqlite3_value* value = sqlite3_column_value(statement_, column);
+  const int type = sqlite3_value_type(value);
+  bytes += static_cast<char>(type);
+  std::array<char, 8> raw{};
+  if (type == SQLITE_INTEGER) {
+    raw = std::bit_cast<std::array<char, 8>>(sqlite3_value_int64(value));
+  } else if (type == SQLITE_FLOAT) {
+    raw = std::bit_cast<std::array<char, 8>>(sqlite3_value_double(value));
+  } else if (type != SQLITE_NULL) {
+    const auto* text = static_cast<const char*>(sqlite3_value_blob(value));
+    const auto size = static_cast<size_t>(sqlite3_value_bytes(value));
+    raw = std::bit_cast<std::array<char, 8>>(uint64_t{size});
+    bytes.append(raw.data(), raw.size());
+    bytes.append(text, text == nullptr ? 0 : size);
+    return;
+  }
+  if (type != SQLITE_NULL) bytes.append(raw.data(), raw.size());
 }
 
 bool Statement::is_null(int column) const {
-  return type(column) == SQLITE_NULL;
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL;
 }
 
 int64_t Statement::integer(int column) const {

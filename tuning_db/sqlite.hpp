@@ -63,7 +63,10 @@ class Statement {
 
   [[nodiscard]] int columns() const;
   [[nodiscard]] std::string_view name(int column) const;
-  [[nodiscard]] int type(int column) const;  // SQLITE_INTEGER, SQLITE_TEXT, ...
+  // Appends SQLite's number of the value's type as a byte, then the eight bytes of an integer or a
+  // double, or those of a text's length and the text; little-endian. Checksums are made of these
+  // bytes, so they are a part of the file format.
+  void append_value(int column, std::string& bytes) const;
   [[nodiscard]] bool is_null(int column) const;
   [[nodiscard]] int64_t integer(int column) const;
   [[nodiscard]] double real(int column) const;

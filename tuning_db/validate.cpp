@@ -28,6 +28,7 @@ Status one_line(std::string_view field, std::string_view text) {
 template <class T>
 Status in_range(std::string_view field, T value, T low, T high) {
   if (value >= low && value <= high) return {};
+  if (value != value) return fail(ErrorCode::kInvalidArgument, "{} is not finite", field);
   return fail(ErrorCode::kInvalidArgument, "{} is {}, which is not from {} to {}", field, value,
               low, high);
 }

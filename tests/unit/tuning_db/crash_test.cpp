@@ -7,6 +7,9 @@
 #include <random>
 #include <set>
 
+#include "base/log.hpp"
+#include "campaign.hpp"
+#include "hostile.hpp"
 #include "sample.hpp"
 
 namespace f8::tuning_db {
@@ -92,6 +95,109 @@ TEST(Crash, KilledWhileCreatingLeavesNoHalfDatabase) {
     ASSERT_TRUE(db) << db.error().message;
     EXPECT_TRUE(db->check());
   }
+}
+
+// An import, a merge and a migration are one transaction each: after kill -9 all of it is there or
+// nothing is, and doing it again completes it.
+class KilledTest : public ::testing::Test {
+ protected:
+  KilledTest() {
+    set_log_sink([](LogLevel, std::string_view) {});
+    Database db = Database::open(folder_ / "source.db", OpenMode::kCreate).value();
+    std::vector<TrialKey> trials;
+    for (int i = 0; i < 300; ++i) trials.push_back({gemm(8192, 4096, 4096), heuristic(i)});
+    sweep(db, trials, [](const TrialKey&) { return timed(1000); });
+    EXPECT_TRUE(db.export_jsonl(folder_ / "source.jsonl"));
+  }
+  ~KilledTest() override { set_log_sink({}); }
+
+  std::string exported(const fs::path& path) {
+    const Database db = take(Database::open(path, OpenMode::kReadOnly));
+    const Status checked = db.check();
+    EXPECT_TRUE(checked) << checked.error().message;
+    EXPECT_TRUE(db.export_jsonl(folder_ / "out.jsonl"));
+    return bytes_of(folder_ / "out.jsonl");
+  }
+
+  // Runs `work` on the file in children that are killed after up to `longest_us`, then to its end.
+  void kill_and_complete(const fs::path& path, useconds_t longest_us,
+                         const std::function<bool()>& work) {
+    const std::string before = exported(path);
+    std::set<std::string> seen;
+    std::mt19937 random(20261122);
+    for (int i = 0; i < f8::testing::cases(12, 300); ++i) {
+      const pid_t child = in_child([&] { return work() ? 0 : 1; });
+      ASSERT_GE(child, 0);
+      ::usleep(std::uniform_int_distribution<useconds_t>(0, longest_us)(random));
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+      seen.insert(exported(path));
+      if (!seen.contains(before)) break;
+    }
+    ASSERT_TRUE(work());
+    const std::string after = exported(path);
+    seen.erase(before);
+    seen.erase(after);
+    EXPECT_TRUE(seen.empty()) << "a half was found";
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(KilledTest, AnImportIsAllOrNothing) {
+  const fs::path path = folder_ / "t.db";
+  ASSERT_TRUE(Database::open(path, OpenMode::kCreate));
+  kill_and_complete(path, 40'000, [&] {
+    return take(Database::open(path, OpenMode::kReadWrite))
+        .import_jsonl(folder_ / "source.jsonl")
+        .has_value();
+  });
+  EXPECT_EQ(exported(path), exported(folder_ / "source.db"));
+}
+
+TEST_F(KilledTest, AMergeIsAllOrNothing) {
+  const fs::path path = folder_ / "t.db";
+  ASSERT_TRUE(Database::open(path, OpenMode::kCreate));
+  kill_and_complete(path, 40'000, [&] {
+    return take(Database::open(path, OpenMode::kReadWrite))
+        .merge_from(folder_ / "source.db")
+        .has_value();
+  });
+  EXPECT_EQ(exported(path), exported(folder_ / "source.db"));
+}
+
+TEST_F(KilledTest, AMigrationIsAllOrNothing) {
+  const fs::path path = folder_ / "old.db";
+  {
+    auto db = Connection::open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
+    const char* sql = FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/v1_words.sql";
+    ASSERT_TRUE(db->exec(read_file(sql).value()));
+  }
+  const std::string before = exported(path);
+  std::mt19937 random(20261122);
+  int old = 0;
+  for (int i = 0; i < f8::testing::cases(15, 300); ++i) {
+    const pid_t child =
+        in_child([&] { return Database::open(path, OpenMode::kReadWrite) ? 0 : 1; });
+    ASSERT_GE(child, 0);
+    ::usleep(std::uniform_int_distribution<useconds_t>(0, 15'000)(random));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ASSERT_EQ(exported(path), before);
+    auto db = Connection::open(path, SQLITE_OPEN_READWRITE).value();
+    const int64_t version = db->scalar("PRAGMA user_version").value();
+    ASSERT_TRUE(version == 1 || version == kSchemaVersion) << version;
+    if (version == 1) {
+      ++old;
+      continue;
+    }
+    db.reset();
+    remove_database(path);
+    fs::rename(folder_ / "old.db.v1.backup", path);  // which is as good as the file was
+  }
+  EXPECT_GT(old, 0) << "some were killed before the end";
+  ASSERT_TRUE(Database::open(path, OpenMode::kReadWrite));
+  EXPECT_EQ(exported(path), before);
 }
 
 }  // namespace
