@@ -1,5 +1,6 @@
 // Migration: version 1 files of the repository, opened under the current version and under a
 // synthetic one behind it.
+#include <algorithm>
 #include <array>
 
 #include "base/log.hpp"
@@ -58,6 +59,32 @@ TEST_F(MigrateTest, Version1FileOpens) {
   ASSERT_TRUE(db) << db.error().message;
   EXPECT_TRUE(db->check());
   EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
+}
+
+// Its reader has a copy in memory, its writer the file itself; both verify the checksums that the
+// migration made.
+TEST_F(MigrateTest, Version2FileOpensAndGetsChecksums) {
+  const fs::path path = folder_ / "v2.db";
+  make_file(path, "v2.sql");
+  const auto exported = [&](OpenMode mode) {
+    const Database db = take(Database::open(path, mode));
+    const Status checked = db.check();
+    EXPECT_TRUE(checked) << checked.error().message;
+    EXPECT_TRUE(db.export_jsonl(folder_ / "out.jsonl"));
+    return bytes_of(folder_ / "out.jsonl");
+  };
+  const std::string before = exported(OpenMode::kReadOnly);
+  EXPECT_EQ(std::ranges::count(before, '\n'), 30);
+  EXPECT_EQ(scalar(path, "PRAGMA user_version"), 2);
+  EXPECT_EQ(exported(OpenMode::kReadWrite), before);
+  EXPECT_EQ(scalar(path, "PRAGMA user_version"), 3);
+  EXPECT_EQ(scalar(folder_ / "v2.db.v2.backup", "PRAGMA user_version"), 2);
+  for (const char* table : {"device_class", "device_unit", "toolchain", "method", "problem",
+                            "candidate", "run", "trial"}) {
+    EXPECT_EQ(scalar(path, f8::format("SELECT count(*) FROM {} WHERE checksum = 0", table).c_str()),
+              0);
+  }
+  EXPECT_EQ(exported(OpenMode::kReadOnly), before);
 }
 
 TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
