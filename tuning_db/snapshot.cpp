@@ -107,21 +107,28 @@ class Inserter {
     if (F8_TRY(is_known(known_trials_, t, db_, "trial"))) return false;
     // Two of one snapshot (a file joined from two exports) meet here.
     known_trials_.emplace(t.uuid, to_json_line(t));
-    const int64_t problem = F8_TRY(rows_.problem(t.problem));
-    const int64_t candidate = F8_TRY(rows_.candidate(t.candidate));
+    auto& problem = problems_[t.problem.key()];
+    if (problem == 0) problem = F8_TRY(rows_.problem(t.problem));
+    auto& candidate = candidates_[t.candidate.key()];
+    if (candidate == 0) candidate = F8_TRY(rows_.candidate(t.candidate));
+    if (!add_trial_) F8_TRY(prepare_add_trial());
+    add_trial_->bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
+    bind_result(*add_trial_, t.result);
+    F8_TRY(add_trial_->run());
+    return true;
+  }
+
+  Status prepare_add_trial() {
     std::string places = "?";
     for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
     // Planned here and finished in a copy: the copy's result completes the row.
-    auto add = F8_TRY(db_.prepare(f8::format(
+    add_trial_.emplace(F8_TRY(db_.prepare(f8::format(
         "INSERT INTO trial (uuid, run_id, problem_id, candidate_id, attempt, state, at, {0}) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, {1}) "
         "ON CONFLICT (uuid) DO UPDATE SET attempt = excluded.attempt, state = excluded.state, "
         "at = excluded.at, ({0}) = ({2})",
-        kResultColumns, places, excluded_columns())));
-    add.bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
-    bind_result(add, t.result);
-    F8_TRY(add.run());
-    return true;
+        kResultColumns, places, excluded_columns()))));
+    return {};
   }
 
   static std::string excluded_columns() {
@@ -137,7 +144,8 @@ class Inserter {
   const Snapshot& snapshot_;
   KeyedRows rows_;
   Known known_runs_, known_trials_;
-  Ids devices_, toolchains_, methods_, runs_;
+  Ids devices_, toolchains_, methods_, runs_, problems_, candidates_;
+  std::optional<Statement> add_trial_;
 };
 
 // What the runs of a snapshot refer to, each once, by key.

@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kMaxDevices = 1000;
 constexpr size_t kMaxRecipes = 100;
+constexpr size_t kMaxRows = 20'000;  // of linears, and of kernels
 
 std::unexpected<Error> too_many(const std::string& layer, size_t most, std::string_view what) {
   return fail(
@@ -106,6 +107,9 @@ bool is_better(const TrialRow& a, const TrialRow& b) {
 Status add_linears(const Database& db, const std::string& recipe, TuningTable& table) {
   const std::vector<TrialRow> rows = F8_TRY(db.linears(recipe));
   const std::vector<TrialRow> bf16 = F8_TRY(db.linears(recipe, Impl::kBf16));
+  if (table.speedups().size() + rows.size() > kMaxRows) {
+    return too_many(rows.front().layer, kMaxRows, "linears");
+  }
   const Baselines baselines(bf16);
   std::map<std::pair<Shape, size_t>, std::pair<const TrialRow*, LinearSpeedup>> best;
   for (const TrialRow& row : rows) {
@@ -179,6 +183,9 @@ Status add_kernels(const std::vector<IdentifiedRow>& rows, TuningTable& table) {
     const auto end = std::find_if(
         row, rows.end(), [&](const IdentifiedRow& other) { return other.problem != row->problem; });
     if (problem.op != Op::kLinear) {
+      if (table.choices().size() == kMaxRows) {
+        return too_many(row->row.layer, kMaxRows, "kernels");
+      }
       table.add(F8_TRY(choose_kernel(row, end, linears)));
     } else if (row->row.candidate.impl == Impl::kFloat8 && row->row.result.kernels) {
       linears[{problem.recipe, problem.shape}] = &*row;
