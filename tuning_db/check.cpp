@@ -37,6 +37,17 @@ Result<std::string> problem_key(const Statement& s) {
   return same ? p.key() : "";
 }
 
+Status check_pages(const Connection& db) {
+  auto integrity = F8_TRY(db.prepare("PRAGMA integrity_check(1)"));
+  while (F8_TRY(integrity.step())) {
+    if (integrity.view(0) == "ok") continue;
+    return fail(ErrorCode::kCorrupt,
+                "{}: the database is damaged ({}); restore a copy, or measure into a new file",
+                db.label(), quote(integrity.view(0)));
+  }
+  return {};
+}
+
 Status check_keys(const Connection& db, std::string_view table, std::string_view columns,
                   Result<std::string> (*key_of)(const Statement&)) {
   auto select = F8_TRY(db.prepare(f8::format("SELECT key, {}", columns)));
@@ -54,21 +65,19 @@ Status check_keys(const Connection& db, std::string_view table, std::string_view
 
 }  // namespace
 
-Status check_integrity(const Connection& db, int version) {
-  auto integrity = F8_TRY(db.prepare("PRAGMA integrity_check(1)"));
-  while (F8_TRY(integrity.step())) {
-    if (integrity.view(0) == "ok") continue;
-    return fail(ErrorCode::kCorrupt,
-                "{}: the database is damaged ({}); restore a copy, or measure into a new file",
-                db.label(), quote(integrity.view(0)));
-  }
-  return version < kFirstWithChecksums ? Status() : verify_checksums(db);
+Status check_integrity(Connection& db, Constraints constraints) {
+  const bool ignored = constraints == Constraints::kIgnored;
+  F8_TRY(db.exec(f8::format("PRAGMA ignore_check_constraints = {:d}", ignored)));
+  const Status sound = check_pages(db);
+  F8_TRY(db.exec("PRAGMA ignore_check_constraints = 0"));
+  return sound;
 }
 
 Status Database::check() const {
-  const Connection& db = *state_->db;
+  Connection& db = *state_->db;
   F8_TRY(check_schema(db, kSchemaVersion, current_schema()));
-  F8_TRY(check_integrity(db, kSchemaVersion));
+  F8_TRY(check_integrity(db, Constraints::kChecked));
+  F8_TRY(verify_checksums(db));
   auto foreign = F8_TRY(db.prepare("PRAGMA foreign_key_check"));
   if (F8_TRY(foreign.step())) {
     return fail(ErrorCode::kCorrupt, "{}: row {} of table {} refers to no row of {}", db.label(),

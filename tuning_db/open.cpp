@@ -14,6 +14,7 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "tuning_db/checksum.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 
@@ -244,7 +245,9 @@ Result<Database> open_database(const fs::path& path, OpenMode mode, const Schema
   const auto version = static_cast<int>(F8_TRY(db->scalar("PRAGMA user_version")));
   F8_TRY(refuse_newer(path, version, schema.version));
   F8_TRY(check_schema(*db, version, schema));
-  F8_TRY(check_integrity(*db, version));
+  const bool has_checksums = version >= kFirstWithChecksums;
+  F8_TRY(check_integrity(*db, has_checksums ? Constraints::kIgnored : Constraints::kChecked));
+  if (has_checksums) F8_TRY(verify_checksums(*db));
   if (writable) {
     if (db->is_read_only()) {
       return fail(ErrorCode::kIo, "{}: the file is write-protected; change its permissions",
