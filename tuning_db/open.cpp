@@ -181,27 +181,32 @@ Status limit_size(Connection& db) {
       f8::format("PRAGMA max_page_count = {}", static_cast<int64_t>(kMaxFileBytes) / page_bytes));
 }
 
-fs::path backup_name(const fs::path& path, int64_t version) {
-  fs::path name = path.string() + f8::format(".v{}.backup", version);
-  for (int i = 2; fs::exists(name); ++i) {
-    name = path.string() + f8::format(".v{}.backup{}", version, i);
+// A whole copy beside the file, under the first name that is free. It is linked to that name when it
+// is complete, so a half one is never taken for a backup.
+Result<fs::path> back_up(const Connection& db, const fs::path& path, int version) {
+  const TemporaryName temporary(path.string() + ".new-" + new_uuid());
+  F8_TRY(db.vacuum_into(temporary.path));
+  for (int i = 1;; ++i) {
+    const std::string number = i == 1 ? "" : std::to_string(i);
+    const fs::path name = path.string() + f8::format(".v{}.backup{}", version, number);
+    if (::link(temporary.path.c_str(), name.c_str()) == 0) return name;
+    if (errno == EEXIST) continue;
+    // Some file systems have no hard links.
+    if (!fs::exists(name) && ::rename(temporary.path.c_str(), name.c_str()) == 0) return name;
+    return fail(ErrorCode::kIo, "{}: cannot create it: {}", name.string(), std::strerror(errno));
   }
-  return name;
 }
 
 Status backup_and_migrate(Connection& db, const fs::path& path, int version,
                           const SchemaSpec& schema) {
-  const fs::path backup = backup_name(path, version);
-  const Status copied = db.vacuum_into(backup);
-  if (!copied) {
-    std::error_code ignored;
-    fs::remove(backup, ignored);
-    return fail(copied.error().code, "cannot back up before migrating, nothing was changed: {}",
-                copied.error().message);
+  const Result<fs::path> backup = back_up(db, path, version);
+  if (!backup) {
+    return fail(backup.error().code, "cannot back up before migrating, nothing was changed: {}",
+                backup.error().message);
   }
   F8_TRY(migrate(db, version, schema));
   log_warning("{}: migrated from schema version {} to {}; the old one is {}", path.string(),
-              version, schema.version, backup.string());
+              version, schema.version, backup->string());
   return {};
 }
 
