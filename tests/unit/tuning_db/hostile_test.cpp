@@ -171,7 +171,7 @@ TEST_F(HostileTest, AStrangersOrDamagedWalMakesNoRows) {
   }
   path_ = folder_ / "hostile.db";
   std::mt19937_64 random(7);
-  for (int i = 0; i < cases(80, 4000); ++i) {
+  for (int i = 0; i < cases(80, 2000); ++i) {
     ASSERT_TRUE(write_file_atomic(path_, good_bytes_));
     std::string bytes = wals[static_cast<size_t>(i) % 2];
     if (i > 1) bytes[random() % bytes.size()] ^= static_cast<char>(1 << (random() % 8));
