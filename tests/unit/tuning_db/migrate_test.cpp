@@ -87,6 +87,17 @@ TEST_F(MigrateTest, Version2FileOpensAndGetsChecksums) {
   EXPECT_EQ(exported(OpenMode::kReadOnly), before);
 }
 
+// The checksum's bytes are a part of the format: a file of this version stays readable.
+TEST_F(MigrateTest, Version3FileHasItsChecksums) {
+  const fs::path path = folder_ / "v3.db";
+  make_file(path, "v3.sql");
+  const auto db = Database::open(path, OpenMode::kReadOnly);
+  ASSERT_TRUE(db) << db.error().message;
+  const Status checked = db->check();
+  EXPECT_TRUE(checked) << checked.error().message;
+  EXPECT_EQ(scalar(path, "SELECT count(*) FROM trial"), 25);
+}
+
 TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
   ASSERT_TRUE(Database::open(path_, OpenMode::kReadWrite));
   const fs::path fresh = folder_ / "new.db";
