@@ -43,7 +43,8 @@ Status Database::export_db(const fs::path& path) const {
   const fs::path temporary = path.string() + ".new";
   std::error_code error;
   fs::remove(temporary, error);
-  const Status copied = state_->db->vacuum_into(temporary);
+  auto statement = F8_TRY(state_->db->prepare("VACUUM INTO ?"));
+  auto copied = statement.bind(temporary.string()).run();
   if (!copied) {
     fs::remove(temporary, error);
     return copied;

@@ -92,9 +92,6 @@ TEST(HostileDb, AUriIsTheNameOfAFile) {
   EXPECT_EQ(tool.json({"db", "check", "--db", "file:a.db"})["ok"], true);
   tool.expect_refused(1, {"db", "check", "--db", ":memory:"}, {":memory:", "no such database"});
   tool.expect_refused(1, {"db", "check", "--db", "file::memory:"}, {"no such database"});
-  ASSERT_EQ(tool({"db", "export", "--format", "db", "-o", "file:b.db", "--db", "file:a.db"}).code,
-            0);
-  EXPECT_EQ(tool.json({"db", "check", "--db", "file:b.db"})["ok"], true);
 }
 
 }  // namespace
