@@ -120,7 +120,7 @@ Result<TrialState> parse_trial_state(std::string_view text) {
   for (size_t i = 0; i < kStates.size(); ++i) {
     if (kStates[i] == text) return static_cast<TrialState>(i);
   }
-  return fail(ErrorCode::kCorrupt, "unknown trial state {}", quote(text, 80));
+  return fail(ErrorCode::kCorrupt, "unknown trial state {}", quote(text));
 }
 
 std::string new_uuid() {

@@ -144,7 +144,7 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}",
-              to_string(c.impl), quote(c.config, 80),
+              to_string(c.impl), quote(c.config),
               generated ? R"({"config":"..."})" : R"({"heuristic":N})");
 }
 
