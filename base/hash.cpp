@@ -16,4 +16,8 @@ std::string hash_hex(std::span<const std::byte> bytes) {
   return hash_hex(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
+uint64_t hash64(std::string_view bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 }  // namespace f8

@@ -1,61 +1,99 @@
-// Database::check: the file's pages and references are sound, and every key is the key of its row.
+// Database::check: the file's pages, rows and references are sound, every key is the key of its
+// row, and every row can be read.
+#include "base/text.hpp"
+#include "tuning_db/checksum.hpp"
 #include "tuning_db/rows.hpp"
+#include "tuning_db/snapshot.hpp"
 #include "tuning_db/state.hpp"
 
 namespace f8::tuning_db {
 
-Status Database::check() const {
-  const Connection& db = *state_->db;
+namespace {
+
+// The keys that the columns behind the first make.
+Result<std::string> device_key(const Statement& s) {
+  return F8_TRY(read_device(s, 1)).key();
+}
+
+Result<std::string> toolchain_key(const Statement& s) {
+  return F8_TRY(read_toolchain(s, 1)).key();
+}
+
+Result<std::string> method_key(const Statement& s) {
+  return Method{s.text(1), s.text(2)}.key();
+}
+
+Result<std::string> candidate_key(const Statement& s) {
+  return F8_TRY(read_candidate(s, 1)).key();
+}
+
+Result<std::string> problem_key(const Statement& s) {
+  const Problem p = F8_TRY(Problem::parse(s.text(0)));
+  const bool same = to_string(p.op) == s.view(1) && p.recipe == s.view(2) &&
+                    p.shape == Shape{s.integer(3), s.integer(4), s.integer(5)} &&
+                    to_string(p.a) == s.view(6) && to_string(p.b) == s.view(7) &&
+                    to_string(p.d) == s.view(8) && p.bias == (s.integer(9) != 0) &&
+                    p.fast == (s.integer(10) != 0);
+  return same ? p.key() : "";
+}
+
+Status check_pages(const Connection& db) {
   auto integrity = F8_TRY(db.prepare("PRAGMA integrity_check(1)"));
   while (F8_TRY(integrity.step())) {
-    if (integrity.text(0) == "ok") continue;
+    if (integrity.view(0) == "ok") continue;
     return fail(ErrorCode::kCorrupt,
                 "{}: the database is damaged ({}); restore a copy, or measure into a new file",
-                db.label(), integrity.text(0));
+                db.label(), quote(integrity.view(0)));
   }
+  return {};
+}
+
+Status check_keys(const Connection& db, std::string_view table, std::string_view columns,
+                  Result<std::string> (*key_of)(const Statement&)) {
+  auto select = F8_TRY(db.prepare(f8::format("SELECT key, {}", columns)));
+  while (F8_TRY(select.step())) {
+    const Result<std::string> key = key_of(select);
+    if (!key) return bad_row(db.label(), table, select.view(0), key.error());
+    if (*key == select.view(0)) continue;
+    return fail(ErrorCode::kCorrupt,
+                "{}: the row of table {} with key {} has another key's fields; restore a copy, or "
+                "measure into a new file",
+                db.label(), table, quote(select.view(0), 80));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_integrity(Connection& db, Constraints constraints) {
+  const bool ignored = constraints == Constraints::kIgnored;
+  F8_TRY(db.exec(f8::format("PRAGMA ignore_check_constraints = {:d}", ignored)));
+  const Status sound = check_pages(db);
+  F8_TRY(db.exec("PRAGMA ignore_check_constraints = 0"));
+  return sound;
+}
+
+Status Database::check() const {
+  Connection& db = *state_->db;
+  F8_TRY(check_schema(db, kSchemaVersion, current_schema()));
+  F8_TRY(check_integrity(db, Constraints::kChecked));
+  F8_TRY(verify_checksums(db));
   auto foreign = F8_TRY(db.prepare("PRAGMA foreign_key_check"));
   if (F8_TRY(foreign.step())) {
     return fail(ErrorCode::kCorrupt, "{}: row {} of table {} refers to no row of {}", db.label(),
                 foreign.integer(1), foreign.text(0), foreign.text(2));
   }
-  const auto wrong_key = [&db](std::string_view table, const std::string& key) -> Status {
-    return fail(ErrorCode::kCorrupt, "{}: the row of table {} with key {} has another key's fields",
-                db.label(), table, key);
-  };
-  auto device =
-      F8_TRY(db.prepare(f8::format("SELECT d.key, {} FROM device_class d", kDeviceColumns)));
-  while (F8_TRY(device.step())) {
-    if (device.text(0) != read_device(device, 1).key()) {
-      return wrong_key("device_class", device.text(0));
-    }
-  }
-  auto toolchain =
-      F8_TRY(db.prepare(f8::format("SELECT tc.key, {} FROM toolchain tc", kToolchainColumns)));
-  while (F8_TRY(toolchain.step())) {
-    if (toolchain.text(0) != read_toolchain(toolchain, 1).key()) {
-      return wrong_key("toolchain", toolchain.text(0));
-    }
-  }
-  auto method = F8_TRY(db.prepare("SELECT key, fidelity, spec FROM method"));
-  while (F8_TRY(method.step())) {
-    if (method.text(0) != Method{method.text(1), method.text(2)}.key()) {
-      return wrong_key("method", method.text(0));
-    }
-  }
-  auto candidate = F8_TRY(db.prepare("SELECT key, impl, config, source_hash FROM candidate"));
-  while (F8_TRY(candidate.step())) {
-    if (candidate.text(0) != F8_TRY(read_candidate(candidate, 1)).key()) {
-      return wrong_key("candidate", candidate.text(0));
-    }
-  }
-  auto problem = F8_TRY(db.prepare("SELECT key, op, recipe, m, n, k FROM problem"));
-  while (F8_TRY(problem.step())) {
-    const Problem p = F8_TRY(Problem::parse(problem.text(0)));
-    const Shape shape{problem.integer(3), problem.integer(4), problem.integer(5)};
-    if (to_string(p.op) != problem.text(1) || p.recipe != problem.text(2) || p.shape != shape) {
-      return wrong_key("problem", problem.text(0));
-    }
-  }
+  F8_TRY(check_keys(db, "device_class", f8::format("{} FROM device_class d", kDeviceColumns),
+                    device_key));
+  F8_TRY(check_keys(db, "toolchain", f8::format("{} FROM toolchain tc", kToolchainColumns),
+                    toolchain_key));
+  F8_TRY(check_keys(db, "method", "fidelity, spec FROM method", method_key));
+  F8_TRY(check_keys(db, "candidate", "impl, config, source_hash FROM candidate", candidate_key));
+  F8_TRY(check_keys(db, "problem",
+                    "op, recipe, m, n, k, a_dtype, b_dtype, d_dtype, bias, fast FROM problem",
+                    problem_key));
+  F8_TRY(read_snapshot(db));
+  F8_TRY(runs());
   return {};
 }
 

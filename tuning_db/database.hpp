@@ -20,7 +20,7 @@
 namespace f8::tuning_db {
 
 inline constexpr size_t kMaxImportBytes = size_t{1} << 30;  // of an exported file
-inline constexpr int kSchemaVersion = 2;
+inline constexpr int kSchemaVersion = 3;
 
 // The class of device that a lookup matches. key() hashes all fields.
 struct DeviceClass {
@@ -155,8 +155,9 @@ enum class OpenMode { kReadOnly, kReadWrite, kCreate };
 
 class Database {
  public:
-  // Refuses a file that is no float8 database, or a newer schema (naming both versions); migrates
-  // an older one after a backup beside it. A network file system is refused for writing.
+  // Refuses a file that is no float8 database, is damaged, or has a newer schema (naming both
+  // versions); migrates an older one after a backup beside it. A network file system is refused for
+  // writing. The path is the name of a regular file, whatever its form ("file:x", ":memory:").
   [[nodiscard]] static Result<Database> open(const std::filesystem::path& path, OpenMode mode);
   // The measurements that ship with float8, read-only.
   [[nodiscard]] static Result<Database> builtin();
@@ -218,7 +219,8 @@ class Database {
   [[nodiscard]] Result<MergeCount> import_jsonl(std::string_view text, std::string_view name);
   // A compact copy in one file, without a -wal beside it: the form to share or to embed.
   [[nodiscard]] Status export_db(const std::filesystem::path& path) const;
-  [[nodiscard]] Status check() const;  // integrity, foreign keys, natural keys
+  // Schema, pages, checksums, references, natural keys, and every row's values.
+  [[nodiscard]] Status check() const;
   [[nodiscard]] static std::string_view schema();
 
   struct State;

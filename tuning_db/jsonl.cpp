@@ -21,6 +21,7 @@
 #include "tuning_db/json/json_text.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/snapshot.hpp"
+#include "tuning_db/validate.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -195,11 +196,18 @@ void check_key(Reader& read, const char* name, const std::string& actual) {
   }
 }
 
+template <class Record>
+void check_valid(Reader& read, const char* name, const Record& record) {
+  const Status valid = validate(record);
+  if (!valid) read.complain(name, "is of no use: " + valid.error().message);
+}
+
 void parse_device(Reader& read, Snapshot& snapshot) {
   DeviceClass d;
   fields_of_device(d, read);
   if (has_control(d.name)) read.complain("name", "has control characters");
   check_key(read, "device", d.key());
+  check_valid(read, "device", d);
   snapshot.devices.push_back(std::move(d));
 }
 
@@ -207,6 +215,7 @@ void parse_toolchain(Reader& read, Snapshot& snapshot) {
   Toolchain t;
   fields_of_toolchain(t, read);
   check_key(read, "toolchain", t.key());
+  check_valid(read, "toolchain", t);
   snapshot.toolchains.push_back(std::move(t));
 }
 
@@ -215,9 +224,7 @@ void parse_method(Reader& read, Snapshot& snapshot) {
   read("fidelity", m.fidelity);
   read.raw("spec", m.spec);
   check_key(read, "method", m.key());
-  if (m.fidelity != "screen" && m.fidelity != "final") {
-    read.complain("fidelity", "is neither screen nor final");
-  }
+  check_valid(read, "method", m);
   snapshot.methods.push_back(std::move(m));
 }
 
@@ -225,6 +232,7 @@ void parse_run(Reader& read, Snapshot& snapshot) {
   RunRecord r;
   fields_of_run(r, read);
   read.raw("argv", r.argv);
+  check_valid(read, "run", r);
   snapshot.runs.push_back(std::move(r));
 }
 
@@ -275,9 +283,7 @@ void parse_trial(const Json& json, Reader& read, Snapshot& snapshot) {
   if (!parsed) return read.complain("state", "is " + quote(state) + ", which is no state");
   t.result.state = *parsed;
   take_data_from_reason(t.result);
-  if (const Status valid = validate(t.result); !valid) {
-    return read.complain("state", "does not go with the numbers: " + valid.error().message);
-  }
+  check_valid(read, "trial", t);
   snapshot.trials.push_back(std::move(t));
 }
 

@@ -22,6 +22,10 @@ constexpr std::array<std::string_view, 10> kStates = {
 constexpr std::array<std::string_view, 5> kImpls = {"generated", "cublaslt", "bf16_cublaslt",
                                                     "float8", "bf16"};
 
+constexpr size_t kMaxConfigBytes = 100;
+constexpr std::string_view kDigitsAndLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
+constexpr std::string_view kDigits = kDigitsAndLetters.substr(0, 10);
+
 // A key cannot fail; text that is no JSON is refused where it is stored.
 std::string canonical_or_raw(const std::string& text) {
   auto canonical = canonical_json(text);
@@ -81,9 +85,14 @@ Result<LinearKernel> parse_linear_kernel(std::string_view text) {
   std::string_view config = text;
   const std::string_view provider = take_until(config, ':');
   for (const Provider p : {Provider::kGenerated, Provider::kCublasLt}) {
-    const bool has_form =
-        p == Provider::kGenerated ? !config.empty() : config.size() > 1 && config.front() == 'h';
-    if (provider == to_string(p) && has_form && config.find(' ') == std::string_view::npos) {
+    if (provider != to_string(p)) continue;
+    const bool heuristic = p == Provider::kCublasLt;
+    const bool has_form = heuristic
+                              ? config.starts_with('h') && config.size() > 1 && config.size() <= 6
+                              : !config.empty() && config.size() <= kMaxConfigBytes;
+    const std::string_view rest = heuristic && has_form ? config.substr(1) : config;
+    const std::string_view allowed = heuristic ? kDigits : kDigitsAndLetters;
+    if (has_form && rest.find_first_not_of(allowed) == std::string_view::npos) {
       return LinearKernel{p, std::string(config)};
     }
   }

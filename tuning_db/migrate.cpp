@@ -2,6 +2,7 @@
 // steps run in one transaction, after open.cpp has put a backup beside the file.
 #include <array>
 
+#include "tuning_db/checksum.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 
@@ -65,6 +66,24 @@ Status fill_columns_of_version_2(Connection& db) {
   return db.exec(kTrialIsFinal);
 }
 
+// Version 3: every row has a checksum, and storing it is the one change that a finished trial takes.
+constexpr std::string_view kToVersion3 = R"(
+ALTER TABLE device_class ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE device_unit ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE toolchain ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE method ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE problem ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE candidate ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE run ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE trial ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0;
+DROP TRIGGER trial_is_final;
+CREATE TRIGGER trial_is_final BEFORE UPDATE ON trial
+WHEN OLD.state NOT IN ('planned', 'running') AND OLD.checksum = NEW.checksum
+BEGIN
+  SELECT RAISE(ABORT, 'a finished trial is never changed');
+END;
+)";
+
 // Foreign keys cannot be switched within a transaction.
 class WithoutForeignKeys {
  public:
@@ -95,9 +114,21 @@ std::string_view Database::schema() {
 
 const SchemaSpec& current_schema() {
   // Version 1 is the first that was ever written, so no step leads to it.
-  static constexpr std::array kSteps = {Migration{1, kToVersion2, fill_columns_of_version_2}};
+  static constexpr std::array kSteps = {
+      Migration{1, "8426647bad04da0e915450ee7b6447cf", kToVersion2, fill_columns_of_version_2},
+      Migration{2, "dc8f55c793a7d75703d4a7b9db62e3e9", kToVersion3}};
   static const SchemaSpec schema{kSchemaVersion, Database::schema(), kSteps};
   return schema;
+}
+
+Result<const Migration*> find_step(const SchemaSpec& schema, int from, std::string_view label) {
+  for (const Migration& m : schema.migrations) {
+    if (m.from == from) return &m;
+  }
+  return fail(ErrorCode::kUnsupported,
+              "{}: schema version {} cannot be brought to {} by this program; export it with the "
+              "program that wrote it and import that",
+              label, from, schema.version);
 }
 
 Status migrate(Connection& db, int from, const SchemaSpec& schema) {
@@ -111,16 +142,7 @@ Status migrate(Connection& db, int from, const SchemaSpec& schema) {
                 db.label(), from, version);
   }
   for (; version < schema.version; ++version) {
-    const Migration* step = nullptr;
-    for (const Migration& m : schema.migrations) {
-      if (m.from == version) step = &m;
-    }
-    if (step == nullptr) {
-      return fail(ErrorCode::kUnsupported,
-                  "{}: schema version {} cannot be brought to {} by this program; export it with "
-                  "the program that wrote it and import that",
-                  db.label(), from, schema.version);
-    }
+    const Migration* step = F8_TRY(find_step(schema, version, db.label()));
     const Status done = run_step(db, *step);
     if (!done) {
       return fail(done.error().code,
@@ -128,6 +150,7 @@ Status migrate(Connection& db, int from, const SchemaSpec& schema) {
                   db.label(), version, version + 1, done.error().message);
     }
   }
+  F8_TRY(store_all_checksums(db));
   {
     auto dangling = F8_TRY(db.prepare("PRAGMA foreign_key_check"));
     if (F8_TRY(dangling.step())) {

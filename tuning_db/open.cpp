@@ -1,7 +1,8 @@
 // Opening, creating and refusing database files.
 //
-// A file is judged by its first 100 bytes before SQLite sees it, so that a file that is refused is
-// not touched: not even a -shm is made beside it. A new database is built under a temporary name
+// A file is judged by its kind, its size and its first 100 bytes before SQLite sees it, so that a file
+// that is refused is not touched: not even a -shm is made beside it. Then its schema, its pages and
+// its rows' checksums are checked, so that what a command reads is what was written. A new database is built under a temporary name
 // and linked into place, so that no reader ever meets half a schema.
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "tuning_db/checksum.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 
@@ -20,6 +22,7 @@ namespace f8::tuning_db {
 namespace {
 
 constexpr uint32_t kApplicationId = 0x46384442;
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;  // some three million trials
 constexpr std::string_view kMagic("SQLite format 3\0", 16);
 
 struct Header {  // of an SQLite file
@@ -33,12 +36,29 @@ bool has_wal(const fs::path& path) {
   return !ignored && size > 0;
 }
 
-Result<Header> read_header(const fs::path& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) {
-    return fail(ErrorCode::kInvalidArgument, "{}: not a regular file; name a database file",
-                path.string());
+// A fifo or a device in place of the file, or of one that SQLite opens beside it, could make it wait
+// for ever; a file that is too large, nearly so.
+Status refuse_odd_files(const fs::path& path) {
+  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+    const std::string name = path.string() + suffix;
+    std::error_code error;
+    const fs::file_type type = fs::status(name, error).type();
+    if (type == fs::file_type::not_found && *suffix != '\0') continue;
+    if (type != fs::file_type::regular) {
+      return fail(ErrorCode::kInvalidArgument, "{}: not a regular file; {}", name,
+                  *suffix == '\0' ? "name a database file" : "remove it");
+    }
+    const auto size = fs::file_size(name, error);
+    if (!error && size > kMaxFileBytes) {
+      return fail(ErrorCode::kUnsupported,
+                  "{}: {} bytes; a tuning database has at most {}, so measure into another file",
+                  name, size, kMaxFileBytes);
+    }
   }
+  return {};
+}
+
+Result<Header> read_header(const fs::path& path) {
   std::array<unsigned char, 100> bytes{};
   errno = 0;
   std::ifstream in(path, std::ios::binary);
@@ -79,6 +99,7 @@ Status refuse_newer(const fs::path& path, int64_t version, int known) {
 }
 
 Status judge(const fs::path& path, int known) {
+  F8_TRY(refuse_odd_files(path));
   const Header header = F8_TRY(read_header(path));
   if (header.application_id != kApplicationId) {
     return fail(ErrorCode::kInvalidArgument,
@@ -153,28 +174,39 @@ Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
   return Connection::open(path, SQLITE_OPEN_READONLY, /*immutable=*/true);
 }
 
-fs::path backup_name(const fs::path& path, int64_t version) {
-  fs::path name = path.string() + f8::format(".v{}.backup", version);
-  for (int i = 2; fs::exists(name); ++i) {
-    name = path.string() + f8::format(".v{}.backup{}", version, i);
+// What is written can be opened again: beyond that size SQLite says that the disk is full.
+Status limit_size(Connection& db) {
+  const int64_t page_bytes = F8_TRY(db.scalar("PRAGMA page_size"));
+  return db.exec(
+      f8::format("PRAGMA max_page_count = {}", static_cast<int64_t>(kMaxFileBytes) / page_bytes));
+}
+
+// A whole copy beside the file, under the first name that is free. It is linked to that name when it
+// is complete, so a half one is never taken for a backup.
+Result<fs::path> back_up(const Connection& db, const fs::path& path, int version) {
+  const TemporaryName temporary(path.string() + ".new-" + new_uuid());
+  F8_TRY(db.vacuum_into(temporary.path));
+  for (int i = 1;; ++i) {
+    const std::string number = i == 1 ? "" : std::to_string(i);
+    const fs::path name = path.string() + f8::format(".v{}.backup{}", version, number);
+    if (::link(temporary.path.c_str(), name.c_str()) == 0) return name;
+    if (errno == EEXIST) continue;
+    // Some file systems have no hard links.
+    if (!fs::exists(name) && ::rename(temporary.path.c_str(), name.c_str()) == 0) return name;
+    return fail(ErrorCode::kIo, "{}: cannot create it: {}", name.string(), std::strerror(errno));
   }
-  return name;
 }
 
 Status backup_and_migrate(Connection& db, const fs::path& path, int version,
                           const SchemaSpec& schema) {
-  const fs::path backup = backup_name(path, version);
-  auto statement = F8_TRY(db.prepare("VACUUM INTO ?"));
-  auto copied = statement.bind(backup.string()).run();
-  if (!copied) {
-    std::error_code ignored;
-    fs::remove(backup, ignored);
-    return fail(copied.error().code, "cannot back up before migrating, nothing was changed: {}",
-                copied.error().message);
+  const Result<fs::path> backup = back_up(db, path, version);
+  if (!backup) {
+    return fail(backup.error().code, "cannot back up before migrating, nothing was changed: {}",
+                backup.error().message);
   }
   F8_TRY(migrate(db, version, schema));
   log_warning("{}: migrated from schema version {} to {}; the old one is {}", path.string(),
-              version, schema.version, backup.string());
+              version, schema.version, backup->string());
   return {};
 }
 
@@ -190,6 +222,9 @@ Status Database::State::require_writable() const {
 }
 
 Result<Database> open_database(const fs::path& path, OpenMode mode, const SchemaSpec& schema) {
+  if (path.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "the name of the database is empty; give a file");
+  }
   const bool writable = mode != OpenMode::kReadOnly;
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code error;
@@ -211,15 +246,20 @@ Result<Database> open_database(const fs::path& path, OpenMode mode, const Schema
 
   auto db = writable ? F8_TRY(Connection::open(path, SQLITE_OPEN_READWRITE))
                      : F8_TRY(connect_to_read(path));
-  // Again, now with what a -wal holds.
+  // Again, now with what a -wal holds, and before anything is written.
   const auto version = static_cast<int>(F8_TRY(db->scalar("PRAGMA user_version")));
   F8_TRY(refuse_newer(path, version, schema.version));
+  F8_TRY(check_schema(*db, version, schema));
+  const bool has_checksums = version >= kFirstWithChecksums;
+  F8_TRY(check_integrity(*db, has_checksums ? Constraints::kIgnored : Constraints::kChecked));
+  if (has_checksums) F8_TRY(verify_checksums(*db));
   if (writable) {
     if (db->is_read_only()) {
       return fail(ErrorCode::kIo, "{}: the file is write-protected; change its permissions",
                   path.string());
     }
     F8_TRY(db->exec("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"));
+    F8_TRY(limit_size(*db));
   }
   if (version < schema.version) {
     if (writable) {
@@ -229,8 +269,6 @@ Result<Database> open_database(const fs::path& path, OpenMode mode, const Schema
       F8_TRY(migrate(*db, version, schema));
     }
   }
-  // Reads the schema's own pages, so that damage there is said now.
-  F8_TRY(db->scalar("SELECT count(*) FROM trial JOIN run ON run.id = run_id WHERE trial.id < 0"));
   return Database::State::wrap({std::move(db), path.string(), writable});
 }
 

@@ -69,7 +69,11 @@ Result<std::vector<DeviceClass>> Database::devices() const {
                  "GROUP BY d.id ORDER BY max(r.started_at) DESC, d.key",
                  kDeviceColumns)));
   std::vector<DeviceClass> devices;
-  while (F8_TRY(s.step())) devices.push_back(read_device(s, 0));
+  while (F8_TRY(s.step())) {
+    auto device = read_device(s, 0);
+    if (!device) return bad_row(state_->layer, "device class", s.view(0), device.error());
+    devices.push_back(*std::move(device));
+  }
   return devices;
 }
 

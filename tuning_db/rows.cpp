@@ -2,6 +2,10 @@
 #include "tuning_db/rows.hpp"
 
 #include <cmath>
+#include <utility>
+
+#include "base/text.hpp"
+#include "tuning_db/validate.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -11,11 +15,35 @@ void add_finite(Statement& statement, const std::optional<double>& value) {
   value&& std::isfinite(*value) ? statement.add(*value) : statement.add_null();
 }
 
+Result<std::optional<double>> finite_or_null(const Statement& s, int column) {
+  const std::optional<double> value = s.maybe_real(column);
+  if (!value || std::isfinite(*value)) return value;
+  return fail(ErrorCode::kCorrupt, "{} is not finite", s.name(column));
+}
+
+// True if `count` columns from `first` on have values; an error if only some have.
+Result<bool> all_or_none(const Statement& s, int first, int count) {
+  for (int c = first + 1; c < first + count; ++c) {
+    if (s.is_null(c) == s.is_null(first)) continue;
+    return fail(ErrorCode::kCorrupt, "only one of {} and {} has a value", s.name(first), s.name(c));
+  }
+  return !s.is_null(first);
+}
+
 void add_text_or_null(Statement& statement, const std::string& value) {
   value.empty() ? statement.add_null() : statement.add(value);
 }
 
 }  // namespace
+
+Status read_int(const Statement& s, int column, int& value) {
+  const int64_t wide = s.integer(column);
+  if (!std::in_range<int>(wide)) {
+    return fail(ErrorCode::kCorrupt, "{} is out of range: {}", s.name(column), wide);
+  }
+  value = static_cast<int>(wide);
+  return {};
+}
 
 void bind_result(Statement& s, const TrialResult& r) {
   add_text_or_null(s, r.reason);
@@ -60,11 +88,11 @@ Result<TrialResult> read_result(const Statement& s, int first, TrialState state)
   r.state = state;
   r.reason = s.text(c++);
   for (auto* value : {&r.predicted_ns, &r.rel_err, &r.sqnr_db, &r.compile_ms}) {
-    *value = s.maybe_real(c++);
+    *value = F8_TRY(finite_or_null(s, c++));
   }
   for (auto* value : {&r.registers, &r.smem_bytes, &r.spill_bytes}) *value = s.maybe_integer(c++);
   r.cubin_hash = s.text(c++);
-  if (!s.is_null(c)) {
+  if (F8_TRY(all_or_none(s, c, 8))) {
     Timing t;
     t.n = s.integer(c);
     t.n_dropped = s.integer(c + 1);
@@ -75,47 +103,28 @@ Result<TrialResult> read_result(const Statement& s, int first, TrialState state)
     r.timing = t;
   }
   c += 8;
-  if (!s.is_null(c + 1)) r.ratio = Ratio{s.text(c), s.real(c + 1), s.real(c + 2), s.real(c + 3)};
+  if (F8_TRY(all_or_none(s, c + 1, 3))) {
+    r.ratio = Ratio{s.text(c), s.real(c + 1), s.real(c + 2), s.real(c + 3)};
+  }
   c += 4;
   for (auto* value : {&r.sm_mhz_mean, &r.sm_mhz_min, &r.power_w, &r.temp_c}) {
-    *value = s.maybe_real(c++);
+    *value = F8_TRY(finite_or_null(s, c++));
   }
   r.clock_event_mask = s.maybe_integer(c++);
-  r.screened_ns = s.maybe_real(c++);
-  if (!s.is_null(c)) {
+  r.screened_ns = F8_TRY(finite_or_null(s, c++));
+  if (F8_TRY(all_or_none(s, c, 3))) {
     r.kernels.emplace();
     for (LinearKernel& kernel : *r.kernels) kernel = F8_TRY(parse_linear_kernel(s.text(c++)));
   }
+  F8_TRY(validate(r));
   return r;
 }
 
-Status validate(const TrialResult& r) {
-  const auto bad = [&r](std::string_view what) -> Status {
-    return fail(ErrorCode::kInvalidArgument, "trial result ({}): {}", to_string(r.state), what);
-  };
-  if (!is_terminal(r.state)) return bad("not a terminal state");
-  const bool timed = r.state == TrialState::kOk || r.state == TrialState::kNoisy;
-  if (timed && !r.timing) return bad("it needs a timing");
-  if (r.timing) {
-    const Timing& t = *r.timing;
-    for (const double v : {t.median_ns, t.mad_ns, t.p05_ns, t.p95_ns, t.ci_lo_ns, t.ci_hi_ns}) {
-      if (!std::isfinite(v) || v < 0) return bad("a time is negative or not finite");
-    }
-    if (timed && (t.n <= 0 || t.median_ns <= 0)) return bad("n and median_ns must be positive");
-    if (timed && (t.ci_lo_ns > t.median_ns || t.median_ns > t.ci_hi_ns)) {
-      return bad("median_ns lies outside ci_lo_ns..ci_hi_ns");
-    }
-  }
-  if (r.ratio) {
-    const Ratio& p = *r.ratio;
-    if (!(std::isfinite(p.hi) && p.lo > 0 && p.lo <= p.ratio && p.ratio <= p.hi)) {
-      return bad("the ratio lies outside its interval lo..hi");
-    }
-  }
-  if (r.screened_ns && !(std::isfinite(*r.screened_ns) && *r.screened_ns > 0)) {
-    return bad("screened_ns is not a positive number");
-  }
-  return {};
+std::unexpected<Error> bad_row(std::string_view label, std::string_view kind, std::string_view name,
+                               const Error& why) {
+  return fail(ErrorCode::kCorrupt,
+              "{}: {} {} cannot be: {}; restore a copy, or measure into a new file", label, kind,
+              quote(name, 80), why.message);
 }
 
 template <class... Args>
@@ -129,6 +138,7 @@ Result<int64_t> KeyedRows::find_or_insert(std::string_view find, std::string_vie
 }
 
 Result<int64_t> KeyedRows::device_class(const DeviceClass& d) {
+  F8_TRY(validate(d));
   return find_or_insert("SELECT id FROM device_class WHERE key = ?", d.key(),
                         "INSERT INTO device_class (key, name, cc, sm_count, l2_bytes, mem_bytes, "
                         "mem_clock_mhz, sm_clock_max_mhz, power_limit_w, mig) "
@@ -148,6 +158,7 @@ Result<int64_t> KeyedRows::device_unit(int64_t class_id, std::string_view uuid_h
 }
 
 Result<int64_t> KeyedRows::toolchain(const Toolchain& t) {
+  F8_TRY(validate(t));
   return find_or_insert("SELECT id FROM toolchain WHERE key = ?", t.key(),
                         "INSERT INTO toolchain (key, driver, cuda_runtime, nvrtc, cublaslt, nccl, "
                         "tool_version, git_sha, git_dirty, codegen_abi) "
@@ -157,6 +168,7 @@ Result<int64_t> KeyedRows::toolchain(const Toolchain& t) {
 }
 
 Result<int64_t> KeyedRows::method(const Method& m) {
+  F8_TRY(validate(m));
   auto spec = canonical_json(m.spec);
   if (!spec) return fail(ErrorCode::kInvalidArgument, "method.spec: {}", spec.error().message);
   return find_or_insert("SELECT id FROM method WHERE key = ?", m.key(),
@@ -173,6 +185,7 @@ Result<int64_t> KeyedRows::problem(const Problem& p) {
 }
 
 Result<int64_t> KeyedRows::candidate(const Candidate& c) {
+  F8_TRY(validate(c));
   auto config = canonical_json(c.config);
   if (!config) {
     return fail(ErrorCode::kInvalidArgument, "candidate.config: {}", config.error().message);
@@ -185,32 +198,35 @@ Result<int64_t> KeyedRows::candidate(const Candidate& c) {
 
 Result<Candidate> read_candidate(const Statement& s, int c) {
   const Impl impl = F8_TRY(parse_impl(s.text(c)));
-  return Candidate{.impl = impl, .config = s.text(c + 1), .source_hash = s.text(c + 2)};
+  Candidate candidate{.impl = impl, .config = s.text(c + 1), .source_hash = s.text(c + 2)};
+  F8_TRY(validate(candidate));
+  return candidate;
 }
 
-DeviceClass read_device(const Statement& s, int c) {
-  const auto integer = [&s](int column) { return static_cast<int>(s.integer(column)); };
-  return {.name = s.text(c),
-          .cc = integer(c + 1),
-          .sm_count = integer(c + 2),
-          .l2_bytes = s.integer(c + 3),
-          .mem_bytes = s.integer(c + 4),
-          .mem_clock_mhz = integer(c + 5),
-          .sm_clock_max_mhz = integer(c + 6),
-          .power_limit_w = integer(c + 7),
-          .mig = integer(c + 8) != 0};
+Result<DeviceClass> read_device(const Statement& s, int c) {
+  DeviceClass d{.name = s.text(c), .l2_bytes = s.integer(c + 3), .mem_bytes = s.integer(c + 4)};
+  F8_TRY(read_int(s, c + 1, d.cc));
+  F8_TRY(read_int(s, c + 2, d.sm_count));
+  F8_TRY(read_int(s, c + 5, d.mem_clock_mhz));
+  F8_TRY(read_int(s, c + 6, d.sm_clock_max_mhz));
+  F8_TRY(read_int(s, c + 7, d.power_limit_w));
+  d.mig = s.integer(c + 8) != 0;
+  F8_TRY(validate(d));
+  return d;
 }
 
-Toolchain read_toolchain(const Statement& s, int c) {
-  return {.driver = s.text(c),
-          .cuda_runtime = s.text(c + 1),
-          .nvrtc = s.text(c + 2),
-          .cublaslt = s.text(c + 3),
-          .nccl = s.text(c + 4),
-          .tool_version = s.text(c + 5),
-          .git_sha = s.text(c + 6),
-          .git_dirty = s.integer(c + 7) != 0,
-          .codegen_abi = static_cast<int>(s.integer(c + 8))};
+Result<Toolchain> read_toolchain(const Statement& s, int c) {
+  Toolchain t{.driver = s.text(c),
+              .cuda_runtime = s.text(c + 1),
+              .nvrtc = s.text(c + 2),
+              .cublaslt = s.text(c + 3),
+              .nccl = s.text(c + 4),
+              .tool_version = s.text(c + 5),
+              .git_sha = s.text(c + 6),
+              .git_dirty = s.integer(c + 7) != 0};
+  F8_TRY(read_int(s, c + 8, t.codegen_abi));
+  F8_TRY(validate(t));
+  return t;
 }
 
 }  // namespace f8::tuning_db

@@ -23,8 +23,9 @@ inline constexpr int kResultColumnCount = 30;
 void bind_result(Statement& statement, const TrialResult& result);  // appends kResultColumnCount
 [[nodiscard]] Result<TrialResult> read_result(const Statement& statement, int first,
                                               TrialState state);
-// Checks what the schema's CHECKs ask; the message names the field.
-[[nodiscard]] Status validate(const TrialResult& result);
+// The error of a row whose values cannot be: it names the file, the row and the remedy.
+[[nodiscard]] std::unexpected<Error> bad_row(std::string_view label, std::string_view kind,
+                                             std::string_view name, const Error& why);
 
 [[nodiscard]] Result<TrialState> parse_trial_state(std::string_view text);
 // The columns impl, config and source_hash from `first` on.
@@ -58,13 +59,15 @@ class KeyedRows {
   Connection& db_;
 };
 
+// An integer column as an int, which it must fit.
+[[nodiscard]] Status read_int(const Statement& statement, int column, int& value);
 [[nodiscard]] std::string hash_unit(std::string_view unit_uuid);
-[[nodiscard]] DeviceClass read_device(const Statement& statement, int first);
+[[nodiscard]] Result<DeviceClass> read_device(const Statement& statement, int first);
 inline constexpr std::string_view kDeviceColumns =
     "d.name, d.cc, d.sm_count, d.l2_bytes, d.mem_bytes, d.mem_clock_mhz, d.sm_clock_max_mhz, "
     "d.power_limit_w, d.mig";
 inline constexpr int kDeviceColumnCount = 9;
-[[nodiscard]] Toolchain read_toolchain(const Statement& statement, int first);
+[[nodiscard]] Result<Toolchain> read_toolchain(const Statement& statement, int first);
 inline constexpr std::string_view kToolchainColumns =
     "tc.driver, tc.cuda_runtime, tc.nvrtc, tc.cublaslt, tc.nccl, tc.tool_version, tc.git_sha, "
     "tc.git_dirty, tc.codegen_abi";

@@ -1,8 +1,9 @@
--- The tuning database, schema version 2. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
+-- The tuning database, schema version 3. SQLite >= 3.37 (STRICT). This file is the statement of truth: it is
 -- embedded in the program, creates new databases and is printed by `float8-tune db schema`.
--- A number in a column is in the unit that the column's name says. docs/database.md has the rules.
+-- A number in a column is in the unit that the column's name says. The checksum of a row is XXH3-64 of its
+-- other columns (tuning_db/checksum.hpp). docs/database.md has the rules.
 PRAGMA application_id = 1178092610;  -- 0x46384442, "F8DB": other programs' files are refused
-PRAGMA user_version = 2;             -- older files are migrated, newer ones refused
+PRAGMA user_version = 3;             -- older files are migrated, newer ones refused
 
 -- What silicon. The class is what a lookup matches; the unit is provenance alone.
 CREATE TABLE device_class (
@@ -16,7 +17,8 @@ CREATE TABLE device_class (
   mem_clock_mhz INTEGER NOT NULL,
   sm_clock_max_mhz INTEGER NOT NULL,
   power_limit_w INTEGER NOT NULL,    -- an H100 held to 500 W is not the class of one with 700 W
-  mig INTEGER NOT NULL CHECK (mig IN (0, 1))
+  mig INTEGER NOT NULL CHECK (mig IN (0, 1)),
+  checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- One GPU can be in several classes over time: its power limit can be changed.
@@ -24,6 +26,7 @@ CREATE TABLE device_unit (
   id INTEGER PRIMARY KEY,
   uuid_hash TEXT NOT NULL,           -- hashed: files are shared without naming a fleet
   class_id INTEGER NOT NULL REFERENCES device_class(id),
+  checksum INTEGER NOT NULL DEFAULT 0,
   UNIQUE (uuid_hash, class_id)
 ) STRICT;
 
@@ -39,7 +42,8 @@ CREATE TABLE toolchain (
   tool_version TEXT NOT NULL,
   git_sha TEXT NOT NULL,
   git_dirty INTEGER NOT NULL CHECK (git_dirty IN (0, 1)),
-  codegen_abi INTEGER NOT NULL       -- raised by hand when emitted kernels change meaning
+  codegen_abi INTEGER NOT NULL,      -- raised by hand when emitted kernels change meaning
+  checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- How it was measured. Times are compared only within one method.
@@ -47,7 +51,8 @@ CREATE TABLE method (
   id INTEGER PRIMARY KEY,
   key TEXT NOT NULL UNIQUE,
   fidelity TEXT NOT NULL CHECK (fidelity IN ('screen', 'final')),  -- only `final` rows can be best
-  spec TEXT NOT NULL CHECK (json_valid(spec))
+  spec TEXT NOT NULL CHECK (json_valid(spec)),
+  checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE problem (
@@ -62,7 +67,8 @@ CREATE TABLE problem (
   n INTEGER NOT NULL CHECK (n > 0),
   k INTEGER NOT NULL CHECK (k > 0),
   bias INTEGER NOT NULL CHECK (bias IN (0, 1)),
-  fast INTEGER NOT NULL CHECK (fast IN (0, 1))
+  fast INTEGER NOT NULL CHECK (fast IN (0, 1)),
+  checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX problem_shape ON problem (recipe, op, n, k, m);
 
@@ -72,7 +78,8 @@ CREATE TABLE candidate (
   -- generated, cublaslt and bf16_cublaslt compute a GEMM, float8 and bf16 a linear
   impl TEXT NOT NULL CHECK (impl IN ('generated', 'cublaslt', 'bf16_cublaslt', 'float8', 'bf16')),
   config TEXT NOT NULL CHECK (json_valid(config)),
-  source_hash TEXT NOT NULL          -- of the emitted source; empty for a library
+  source_hash TEXT NOT NULL,         -- of the emitted source; empty for a library
+  checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- One sweep: one device, one toolchain, one method. It stops when one of them changes, so they are its
@@ -89,7 +96,8 @@ CREATE TABLE run (
   ended_at TEXT,
   -- imported: its trials came from another file, it cannot be resumed in this one
   state TEXT NOT NULL CHECK (state IN ('running', 'done', 'interrupted', 'crashed', 'imported')),
-  owner TEXT NOT NULL DEFAULT ''     -- the process that measures, while state is `running`
+  owner TEXT NOT NULL DEFAULT '',    -- the process that measures, while state is `running`
+  checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- One candidate on one problem in one run, in planned order. planned -> running -> a terminal state; a
@@ -138,6 +146,7 @@ CREATE TABLE trial (
     CHECK (kernel_grad_input GLOB 'generated:?*' OR kernel_grad_input GLOB 'cublaslt:h?*'),
   kernel_grad_weight TEXT
     CHECK (kernel_grad_weight GLOB 'generated:?*' OR kernel_grad_weight GLOB 'cublaslt:h?*'),
+  checksum INTEGER NOT NULL DEFAULT 0,
   -- A CHECK that evaluates to NULL passes, hence coalesce.
   CHECK (state NOT IN ('ok', 'noisy') OR
          coalesce(samples > 0 AND median_ns > 0 AND ci_lo_ns <= median_ns AND median_ns <= ci_hi_ns, 0)),
@@ -147,7 +156,9 @@ CREATE INDEX trial_problem ON trial (problem_id, state, median_ns);
 -- A run plans a cell once: this makes a resume exact.
 CREATE UNIQUE INDEX trial_cell ON trial (run_id, problem_id, candidate_id);
 
-CREATE TRIGGER trial_is_final BEFORE UPDATE ON trial WHEN OLD.state NOT IN ('planned', 'running')
+-- Storing its checksum is the one change that a finished trial takes.
+CREATE TRIGGER trial_is_final BEFORE UPDATE ON trial
+WHEN OLD.state NOT IN ('planned', 'running') AND OLD.checksum = NEW.checksum
 BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never changed');
 END;

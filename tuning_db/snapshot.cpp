@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tuning_db/rows.hpp"
+#include "tuning_db/validate.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -106,21 +107,28 @@ class Inserter {
     if (F8_TRY(is_known(known_trials_, t, db_, "trial"))) return false;
     // Two of one snapshot (a file joined from two exports) meet here.
     known_trials_.emplace(t.uuid, to_json_line(t));
-    const int64_t problem = F8_TRY(rows_.problem(t.problem));
-    const int64_t candidate = F8_TRY(rows_.candidate(t.candidate));
+    auto& problem = problems_[t.problem.key()];
+    if (problem == 0) problem = F8_TRY(rows_.problem(t.problem));
+    auto& candidate = candidates_[t.candidate.key()];
+    if (candidate == 0) candidate = F8_TRY(rows_.candidate(t.candidate));
+    if (!add_trial_) F8_TRY(prepare_add_trial());
+    add_trial_->bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
+    bind_result(*add_trial_, t.result);
+    F8_TRY(add_trial_->run());
+    return true;
+  }
+
+  Status prepare_add_trial() {
     std::string places = "?";
     for (int i = 1; i < kResultColumnCount; ++i) places += ", ?";
     // Planned here and finished in a copy: the copy's result completes the row.
-    auto add = F8_TRY(db_.prepare(f8::format(
+    add_trial_.emplace(F8_TRY(db_.prepare(f8::format(
         "INSERT INTO trial (uuid, run_id, problem_id, candidate_id, attempt, state, at, {0}) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, {1}) "
         "ON CONFLICT (uuid) DO UPDATE SET attempt = excluded.attempt, state = excluded.state, "
         "at = excluded.at, ({0}) = ({2})",
-        kResultColumns, places, excluded_columns())));
-    add.bind(t.uuid, run, problem, candidate, t.attempt, to_string(t.result.state), t.at);
-    bind_result(add, t.result);
-    F8_TRY(add.run());
-    return true;
+        kResultColumns, places, excluded_columns()))));
+    return {};
   }
 
   static std::string excluded_columns() {
@@ -136,16 +144,66 @@ class Inserter {
   const Snapshot& snapshot_;
   KeyedRows rows_;
   Known known_runs_, known_trials_;
-  Ids devices_, toolchains_, methods_, runs_;
+  Ids devices_, toolchains_, methods_, runs_, problems_, candidates_;
+  std::optional<Statement> add_trial_;
 };
+
+// What the runs of a snapshot refer to, each once, by key.
+struct Provenance {
+  std::map<std::string, DeviceClass> devices;
+  std::map<std::string, Toolchain> toolchains;
+  std::map<std::string, Method> methods;
+};
+
+Result<RunRecord> read_run(const Statement& s, Provenance& provenance) {
+  const Method method{s.text(5), s.text(6)};
+  const DeviceClass device = F8_TRY(read_device(s, 7));
+  const Toolchain toolchain = F8_TRY(read_toolchain(s, 7 + kDeviceColumnCount));
+  RunRecord run{.uuid = s.text(0),
+                .argv = s.text(1),
+                .started_at = s.text(2),
+                .seed = static_cast<uint64_t>(s.integer(3)),
+                .device_key = device.key(),
+                .unit_hash = s.text(4),
+                .toolchain_key = toolchain.key(),
+                .method_key = method.key()};
+  F8_TRY(validate(method));
+  F8_TRY(validate(run));
+  provenance.devices.emplace(run.device_key, device);
+  provenance.toolchains.emplace(run.toolchain_key, toolchain);
+  provenance.methods.emplace(run.method_key, method);
+  return run;
+}
+
+Result<TrialRecord> read_trial(const Statement& s) {
+  const TrialState state = F8_TRY(parse_trial_state(s.text(8)));
+  TrialRecord trial;
+  trial.uuid = s.text(0);
+  trial.run_uuid = s.text(1);
+  trial.at = s.text(2);
+  trial.problem = F8_TRY(Problem::parse(s.text(3)));
+  trial.candidate = F8_TRY(read_candidate(s, 4));
+  F8_TRY(read_int(s, 7, trial.attempt));
+  trial.result = F8_TRY(read_result(s, 9, state));
+  F8_TRY(validate(trial));
+  return trial;
+}
+
+void sort_trials(std::vector<TrialRecord>& trials) {
+  std::vector<std::pair<decltype(order_of(trials.front())), size_t>> order;
+  for (const TrialRecord& t : trials) order.emplace_back(order_of(t), order.size());
+  std::ranges::sort(order);
+  std::vector<TrialRecord> sorted;
+  sorted.reserve(trials.size());
+  for (const auto& [key, index] : order) sorted.push_back(std::move(trials[index]));
+  trials = std::move(sorted);
+}
 
 }  // namespace
 
 Result<Snapshot> read_snapshot(const Connection& db) {
   Snapshot snapshot;
-  std::map<std::string, DeviceClass> devices;
-  std::map<std::string, Toolchain> toolchains;
-  std::map<std::string, Method> methods;
+  Provenance provenance;
   auto runs = F8_TRY(db.prepare(f8::format(
       "SELECT r.uuid, r.argv, r.started_at, r.seed, u.uuid_hash, m.fidelity, m.spec, {}, {} "
       "FROM run r JOIN device_unit u ON u.id = r.unit_id "
@@ -155,24 +213,13 @@ Result<Snapshot> read_snapshot(const Connection& db) {
       "ORDER BY r.started_at, r.uuid",
       kDeviceColumns, kToolchainColumns, kFinished)));
   while (F8_TRY(runs.step())) {
-    const Method method{runs.text(5), runs.text(6)};
-    const DeviceClass device = read_device(runs, 7);
-    const Toolchain toolchain = read_toolchain(runs, 7 + kDeviceColumnCount);
-    snapshot.runs.push_back({.uuid = runs.text(0),
-                             .argv = runs.text(1),
-                             .started_at = runs.text(2),
-                             .seed = static_cast<uint64_t>(runs.integer(3)),
-                             .device_key = device.key(),
-                             .unit_hash = runs.text(4),
-                             .toolchain_key = toolchain.key(),
-                             .method_key = method.key()});
-    devices.emplace(device.key(), device);
-    toolchains.emplace(toolchain.key(), toolchain);
-    methods.emplace(method.key(), method);
+    auto run = read_run(runs, provenance);
+    if (!run) return bad_row(db.label(), "run", runs.view(0), run.error());
+    snapshot.runs.push_back(*std::move(run));
   }
-  for (auto& [key, device] : devices) snapshot.devices.push_back(std::move(device));
-  for (auto& [key, toolchain] : toolchains) snapshot.toolchains.push_back(std::move(toolchain));
-  for (auto& [key, method] : methods) snapshot.methods.push_back(std::move(method));
+  for (auto& [key, device] : provenance.devices) snapshot.devices.push_back(std::move(device));
+  for (auto& [key, tools] : provenance.toolchains) snapshot.toolchains.push_back(std::move(tools));
+  for (auto& [key, method] : provenance.methods) snapshot.methods.push_back(std::move(method));
 
   auto trials = F8_TRY(db.prepare(f8::format(
       "SELECT t.uuid, r.uuid, t.at, p.key, c.impl, c.config, c.source_hash, t.attempt, t.state, {} "
@@ -180,19 +227,11 @@ Result<Snapshot> read_snapshot(const Connection& db) {
       "JOIN candidate c ON c.id = t.candidate_id WHERE {}",
       kResultColumns, kFinished)));
   while (F8_TRY(trials.step())) {
-    const Problem problem = F8_TRY(Problem::parse(trials.text(3)));
-    const TrialState state = F8_TRY(parse_trial_state(trials.text(8)));
-    const Candidate candidate = F8_TRY(read_candidate(trials, 4));
-    const TrialResult result = F8_TRY(read_result(trials, 9, state));
-    snapshot.trials.push_back({.uuid = trials.text(0),
-                               .run_uuid = trials.text(1),
-                               .at = trials.text(2),
-                               .problem = problem,
-                               .candidate = candidate,
-                               .attempt = static_cast<int>(trials.integer(7)),
-                               .result = result});
+    auto trial = read_trial(trials);
+    if (!trial) return bad_row(db.label(), "trial", trials.view(0), trial.error());
+    snapshot.trials.push_back(*std::move(trial));
   }
-  std::ranges::sort(snapshot.trials, {}, order_of);
+  sort_trials(snapshot.trials);
   return snapshot;
 }
 

@@ -1,20 +1,31 @@
 // SQLite with errors as values. A Connection names its file in every error; a Statement must not
 // outlive its Connection; a Transaction that is not committed rolls back.
+//
+// A file may come from a stranger, so every connection has limits: on the length of a value and of
+// a statement, on the time of one execution, on memory. Views are switched off, and open.cpp compares
+// the schema before it runs anything of it. A path is always the name of a file, never a URI.
 #pragma once
 
 #include <sqlite3.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.hpp"
 
 namespace f8::tuning_db {
+
+constexpr int kMaxValueBytes = 1 << 20;  // of a value and of a whole row
+constexpr std::chrono::seconds kMaxStatementTime{60};
+constexpr int64_t kMaxMemoryBytes = int64_t{3} << 30;  // of SQLite, in the whole process
 
 class Connection;
 
@@ -50,10 +61,18 @@ class Statement {
   [[nodiscard]] Status run();         // for statements without rows
   void reset();
 
+  [[nodiscard]] int columns() const;
+  [[nodiscard]] std::string_view name(int column) const;
+  // Appends SQLite's number of the value's type as a byte, then the eight bytes of an integer or a
+  // double, or those of a text's length and the text; little-endian. Checksums are made of these
+  // bytes, so they are a part of the file format.
+  void append_value(int column, std::string& bytes) const;
   [[nodiscard]] bool is_null(int column) const;
   [[nodiscard]] int64_t integer(int column) const;
   [[nodiscard]] double real(int column) const;
   [[nodiscard]] std::string text(int column) const;  // "" for NULL
+  // As text(), valid until the next step.
+  [[nodiscard]] std::string_view view(int column) const;
   [[nodiscard]] std::optional<int64_t> maybe_integer(int column) const;
   [[nodiscard]] std::optional<double> maybe_real(int column) const;
 
@@ -61,10 +80,15 @@ class Statement {
   friend class Connection;
   Statement(const Connection* owner, sqlite3_stmt* statement)
       : owner_(owner), statement_(statement) {}
+  void note_bound(int code);
   const Connection* owner_;
   sqlite3_stmt* statement_;
   int next_ = 1;
+  int bound_ = SQLITE_OK;  // the first error of binding
 };
+
+// Row ids by table.
+using ChangedRows = std::map<std::string, std::vector<int64_t>, std::less<>>;
 
 class Connection {
  public:
@@ -75,6 +99,8 @@ class Connection {
   // A read-only database in memory over bytes that outlive it, without a copy.
   [[nodiscard]] static Result<std::unique_ptr<Connection>> open_bytes(
       std::span<const unsigned char> bytes, std::string label);
+  // An empty database in memory.
+  [[nodiscard]] static Result<std::unique_ptr<Connection>> open_empty(std::string label);
   // A private copy of `from` in memory.
   [[nodiscard]] static Result<std::unique_ptr<Connection>> copy_to_memory(const Connection& from);
   Connection(const Connection&) = delete;
@@ -88,18 +114,32 @@ class Connection {
   [[nodiscard]] bool is_read_only() const;  // SQLite opens a write-protected file so
   [[nodiscard]] int64_t changes() const;    // of the last statement
   [[nodiscard]] int64_t last_id() const;
+  // Writes a compact copy to `path`, which must not exist.
+  [[nodiscard]] Status vacuum_into(const std::filesystem::path& path) const;
+  // The time that each execution of a statement may take from now on.
+  void limit_time(std::chrono::milliseconds limit) { time_limit_ = limit; }
   // The error of the last failed call.
   [[nodiscard]] std::unexpected<Error> failure(int code) const;
   [[nodiscard]] const std::string& label() const { return label_; }
 
  private:
+  friend class Statement;
   friend class Transaction;
   Connection(sqlite3* db, std::string label) : db_(db), label_(std::move(label)) {}
+  [[nodiscard]] static Result<std::unique_ptr<Connection>> open_name(const std::string& name,
+                                                                     int flags, std::string label);
+  [[nodiscard]] Status configure();
+  void start_clock() const { deadline_ = std::chrono::steady_clock::now() + time_limit_; }
+
   sqlite3* db_;
   std::string label_;
+  std::chrono::milliseconds time_limit_ = kMaxStatementTime;
+  mutable std::chrono::steady_clock::time_point deadline_;
+  ChangedRows changed_;  // in the transaction that is open
 };
 
 // BEGIN IMMEDIATE: the lock for writing is taken at once, so a commit never finds another writer.
+// commit() stores the checksums of the rows that the transaction has changed (checksum.hpp).
 class Transaction {
  public:
   [[nodiscard]] static Result<Transaction> begin(Connection& connection);

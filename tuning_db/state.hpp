@@ -19,11 +19,13 @@ struct Database::State {
   [[nodiscard]] Status require_writable() const;
 };
 
-// One step takes a database from version `from` to `from` + 1. The sql does not set user_version;
-// `then`, where there is one, runs after it. Foreign keys are checked when all steps are done, so a
-// step may rebuild a table that others refer to.
+// One step takes a database from version `from`, whose schema has that fingerprint, to `from` + 1.
+// The sql does not set user_version; `then`, where there is one, runs after it. When all steps are
+// done, every row gets its checksum and foreign keys are checked, so a step may rebuild a table that
+// others refer to.
 struct Migration {
   int from = 0;
+  std::string_view fingerprint;
   std::string_view sql;
   Status (*then)(Connection&) = nullptr;
 };
@@ -35,6 +37,18 @@ struct SchemaSpec {
   std::span<const Migration> migrations;
 };
 [[nodiscard]] const SchemaSpec& current_schema();
+[[nodiscard]] Result<const Migration*> find_step(const SchemaSpec& schema, int from,
+                                                 std::string_view label);
+inline constexpr int kFirstWithChecksums = 3;
+
+// Refuses a database whose tables, columns, indexes and triggers are not those of this version.
+[[nodiscard]] Status check_schema(const Connection& db, int version, const SchemaSpec& schema);
+// A hash of the schema's normalised text.
+[[nodiscard]] Result<std::string> schema_fingerprint(const Connection& db);
+// SQLite's integrity check: pages, indexes, types, and the schema's CHECKs. Those cost half of its
+// time and say nothing where every row has its checksum.
+enum class Constraints { kIgnored, kChecked };
+[[nodiscard]] Status check_integrity(Connection& db, Constraints constraints);
 
 [[nodiscard]] Result<Database> open_database(const std::filesystem::path& path, OpenMode mode,
                                              const SchemaSpec& schema);

@@ -5,6 +5,7 @@
 #include "tuning_db/owner.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
+#include "tuning_db/validate.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -28,7 +29,7 @@ constexpr std::string_view kRunInfo =
     "count(t.id) FILTER (WHERE t.state NOT IN ('planned', 'running')) "
     "FROM run r LEFT JOIN trial t ON t.run_id = r.id ";
 
-RunInfo read_run_info(const Statement& s) {
+Result<RunInfo> read_run_info(const Connection& db, const Statement& s) {
   RunInfo info{.id = s.integer(0),
                .uuid = s.text(1),
                .argv = s.text(2),
@@ -36,8 +37,21 @@ RunInfo read_run_info(const Statement& s) {
                .started_at = s.text(4),
                .planned = s.integer(6),
                .done = s.integer(7)};
+  for (const Status& valid : {validate_uuid(info.uuid), validate_timestamp(info.started_at)}) {
+    if (!valid) return bad_row(db.label(), "run", info.uuid, valid.error());
+  }
   if (info.state == "running" && !is_living(s.text(5))) info.state = "crashed";
   return info;
+}
+
+Result<PendingTrial> read_pending(const Statement& s) {
+  const Problem problem = F8_TRY(Problem::parse(s.text(3)));
+  const Candidate candidate = F8_TRY(read_candidate(s, 4));
+  F8_TRY(validate_uuid(s.view(1)));
+  return PendingTrial{.id = s.integer(0),
+                      .uuid = s.text(1),
+                      .key = {problem, candidate},
+                      .attempt = static_cast<int>(s.integer(2))};
 }
 
 }  // namespace
@@ -121,12 +135,9 @@ Result<std::vector<PendingTrial>> Database::resume_run(std::string_view run_uuid
                         "WHERE t.run_id = ? AND t.state = 'planned' ORDER BY t.id"));
   select.bind(run.id);
   while (F8_TRY(select.step())) {
-    const Problem problem = F8_TRY(Problem::parse(select.text(3)));
-    const Candidate candidate = F8_TRY(read_candidate(select, 4));
-    pending.push_back({.id = select.integer(0),
-                       .uuid = select.text(1),
-                       .key = {problem, candidate},
-                       .attempt = static_cast<int>(select.integer(2))});
+    auto trial = read_pending(select);
+    if (!trial) return bad_row(db.label(), "trial", select.view(1), trial.error());
+    pending.push_back(*std::move(trial));
   }
   select.reset();
   F8_TRY(transaction.commit());
@@ -145,8 +156,8 @@ Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device
                  "WHERE r.uuid = ?",
                  kDeviceColumns, kToolchainColumns)));
   F8_TRY(s.bind(run_uuid).step());
-  const DeviceClass d = read_device(s, 0);
-  const Toolchain t = read_toolchain(s, kDeviceColumnCount);
+  const DeviceClass d = F8_TRY(read_device(s, 0));
+  const Toolchain t = F8_TRY(read_toolchain(s, kDeviceColumnCount));
   const int rest = kDeviceColumnCount + kToolchainColumnCount;
   const Method m{s.text(rest), s.text(rest + 1)};
   const auto differs = [&](std::string_view field, const auto& was, const auto& is) -> Status {
@@ -227,7 +238,7 @@ Result<std::vector<RunInfo>> Database::runs() const {
   auto select = F8_TRY(state_->db->prepare(std::string(kRunInfo) +
                                            "GROUP BY r.id ORDER BY r.started_at DESC, r.id DESC"));
   std::vector<RunInfo> infos;
-  while (F8_TRY(select.step())) infos.push_back(read_run_info(select));
+  while (F8_TRY(select.step())) infos.push_back(F8_TRY(read_run_info(*state_->db, select)));
   return infos;
 }
 

@@ -12,6 +12,18 @@
 namespace f8::tuning_db {
 namespace {
 
+constexpr size_t kMaxDevices = 1000;
+constexpr size_t kMaxRecipes = 100;
+constexpr size_t kMaxRows = 20'000;  // of linears, and of kernels
+
+std::unexpected<Error> too_many(const std::string& layer, size_t most, std::string_view what) {
+  return fail(
+      ErrorCode::kUnsupported,
+      "{}: more than {} {}, which is the most that a table is made of; keep them in several "
+      "databases",
+      layer, most, what);
+}
+
 TableDevice table_device(const DeviceClass& d) {
   return {.name = printable(d.name),
           .cc = d.cc,
@@ -32,21 +44,34 @@ std::string source_of(const std::string& layer) {
 
 // --- linears
 
-// The bf16 linear that this row was measured against.
-const TrialRow* baseline_of(const TrialRow& row, const std::vector<TrialRow>& bf16) {
-  const TrialRow* same_run = nullptr;
-  for (const TrialRow& b : bf16) {
-    if (b.problem != row.problem) continue;
-    if (row.result.ratio && b.uuid == row.result.ratio->pair_uuid) return &b;
-    if (b.run_uuid == row.run_uuid) same_run = &b;
+// The bf16 linears of a recipe.
+class Baselines {
+ public:
+  explicit Baselines(const std::vector<TrialRow>& rows) {
+    for (const TrialRow& row : rows) {
+      by_uuid_[row.uuid] = &row;
+      by_run_[{row.problem.key(), row.run_uuid}] = &row;
+    }
   }
-  return same_run;
-}
+  // The one that this row was measured against, else one of its run; null if there is none.
+  [[nodiscard]] const TrialRow* find(const TrialRow& row) const {
+    if (row.result.ratio) {
+      const auto paired = by_uuid_.find(row.result.ratio->pair_uuid);
+      if (paired != by_uuid_.end() && paired->second->problem == row.problem) return paired->second;
+    }
+    const auto same_run = by_run_.find({row.problem.key(), row.run_uuid});
+    return same_run == by_run_.end() ? nullptr : same_run->second;
+  }
 
-std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const std::vector<TrialRow>& bf16) {
+ private:
+  std::map<std::string_view, const TrialRow*> by_uuid_;
+  std::map<std::pair<std::string, std::string>, const TrialRow*> by_run_;
+};
+
+std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const Baselines& baselines) {
   if (!row.result.timing) return std::nullopt;
   const Timing& fp8 = *row.result.timing;
-  const TrialRow* baseline = baseline_of(row, bf16);
+  const TrialRow* baseline = baselines.find(row);
   LinearSpeedup s{.recipe = row.problem.recipe,
                   .shape = row.problem.shape,
                   .date = row.at.substr(0, 10),
@@ -60,7 +85,7 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const std::vector<T
     return s;
   }
   // The row was not measured interleaved: the intervals of both times give a wider one.
-  if (baseline == nullptr || fp8.ci_lo_ns <= 0) return std::nullopt;
+  if (baseline == nullptr) return std::nullopt;
   const Timing& b = *baseline->result.timing;
   s.speedup = b.median_ns / fp8.median_ns;
   s.lo = b.ci_lo_ns / fp8.ci_hi_ns;
@@ -79,9 +104,13 @@ bool is_better(const TrialRow& a, const TrialRow& b) {
 Status add_linears(const Database& db, const std::string& recipe, TuningTable& table) {
   const std::vector<TrialRow> rows = F8_TRY(db.linears(recipe));
   const std::vector<TrialRow> bf16 = F8_TRY(db.linears(recipe, Impl::kBf16));
+  if (table.speedups().size() + rows.size() > kMaxRows) {
+    return too_many(rows.front().layer, kMaxRows, "linears");
+  }
+  const Baselines baselines(bf16);
   std::map<std::pair<Shape, size_t>, std::pair<const TrialRow*, LinearSpeedup>> best;
   for (const TrialRow& row : rows) {
-    auto speedup = to_speedup(row, bf16);
+    auto speedup = to_speedup(row, baselines);
     const auto device = std::ranges::find_if(table.devices, [&](const TableDevice& d) {
       return d.is_same_class(table_device(row.device));
     });
@@ -105,10 +134,10 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
   if (json.is_object()) {
     const auto found = json.find(generated ? "config" : "heuristic");
     if (found != json.end() && generated && found->is_string()) {
-      return LinearKernel{Provider::kGenerated, found->get<std::string>()};
+      return parse_linear_kernel("generated:" + found->get<std::string>());
     }
     if (found != json.end() && !generated && found->is_number_integer()) {
-      return LinearKernel{Provider::kCublasLt, f8::format("h{}", found->get<int64_t>())};
+      return parse_linear_kernel(f8::format("cublaslt:h{}", found->get<int64_t>()));
     }
   }
   return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}",
@@ -151,6 +180,9 @@ Status add_kernels(const std::vector<IdentifiedRow>& rows, TuningTable& table) {
     const auto end = std::find_if(
         row, rows.end(), [&](const IdentifiedRow& other) { return other.problem != row->problem; });
     if (problem.op != Op::kLinear) {
+      if (table.choices().size() == kMaxRows) {
+        return too_many(row->row.layer, kMaxRows, "kernels");
+      }
       table.add(F8_TRY(choose_kernel(row, end, linears)));
     } else if (row->row.candidate.impl == Impl::kFloat8 && row->row.result.kernels) {
       linears[{problem.recipe, problem.shape}] = &*row;
@@ -168,13 +200,19 @@ Result<TuningTable> Database::table(TablePart part) const {
   if (known.empty()) return table;
   for (const DeviceClass& d : known) {
     const TableDevice device = table_device(d);
+    if (table.devices.size() == kMaxDevices) {
+      return too_many(state_->layer, kMaxDevices, "device classes");
+    }
     const auto same = [&](const TableDevice& other) { return other.is_same_class(device); };
     if (std::ranges::none_of(table.devices, same)) table.devices.push_back(device);
   }
   table.sources.push_back(source_of(state_->layer));
   auto recipes =
       F8_TRY(state_->db->prepare("SELECT DISTINCT recipe FROM problem WHERE op = 'linear'"));
-  while (F8_TRY(recipes.step())) F8_TRY(add_linears(*this, recipes.text(0), table));
+  for (size_t count = 0; F8_TRY(recipes.step()); ++count) {
+    if (count == kMaxRecipes) return too_many(state_->layer, kMaxRecipes, "recipes");
+    F8_TRY(add_linears(*this, recipes.text(0), table));
+  }
   if (part == TablePart::kLinears) return table;
 
   // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Linears

@@ -3,6 +3,8 @@
 
 #include <map>
 
+#include "tuning_db/validate.hpp"
+
 namespace f8::tuning_db {
 namespace {
 
@@ -10,6 +12,34 @@ std::string describe(const Toolchain& t) {
   return f8::format("driver {}, CUDA {}, NVRTC {}, cuBLASLt {}, float8 {} ({}{})", t.driver,
                     t.cuda_runtime, t.nvrtc, t.cublaslt, t.tool_version, t.git_sha,
                     t.git_dirty ? ", modified" : "");
+}
+
+Result<IdentifiedRow> read_values(const Statement& s) {
+  constexpr int kDevice = 14;
+  constexpr int kToolchain = kDevice + kDeviceColumnCount;
+  constexpr int kResult = kToolchain + kToolchainColumnCount;
+  IdentifiedRow ids{.problem = s.integer(0),
+                    .device_class = s.integer(1),
+                    .toolchain = s.integer(2),
+                    .method = s.integer(3),
+                    .row = {}};
+  TrialRow& row = ids.row;
+  row.uuid = s.text(4);
+  row.run_uuid = s.text(5);
+  const TrialState state = F8_TRY(parse_trial_state(s.text(6)));
+  row.at = s.text(7);
+  row.problem = F8_TRY(Problem::parse(s.text(8)));
+  row.candidate = F8_TRY(read_candidate(s, 9));
+  row.method_key = s.text(12);
+  row.fidelity = s.text(13);
+  row.device = F8_TRY(read_device(s, kDevice));
+  row.device_name = row.device.name;
+  row.toolchain = describe(F8_TRY(read_toolchain(s, kToolchain)));
+  row.result = F8_TRY(read_result(s, kResult, state));
+  F8_TRY(validate_uuid(row.uuid));
+  F8_TRY(validate_uuid(row.run_uuid));
+  F8_TRY(validate_timestamp(row.at));
+  return ids;
 }
 
 }  // namespace
@@ -27,29 +57,10 @@ std::string select_rows() {
 }
 
 Result<IdentifiedRow> read_row(const Statement& s, const std::string& layer) {
-  constexpr int kDevice = 14;
-  constexpr int kToolchain = kDevice + kDeviceColumnCount;
-  constexpr int kResult = kToolchain + kToolchainColumnCount;
-  IdentifiedRow ids{.problem = s.integer(0),
-                    .device_class = s.integer(1),
-                    .toolchain = s.integer(2),
-                    .method = s.integer(3),
-                    .row = {}};
-  TrialRow& row = ids.row;
-  row.uuid = s.text(4);
-  row.run_uuid = s.text(5);
-  row.layer = layer;
-  const TrialState state = F8_TRY(parse_trial_state(s.text(6)));
-  row.at = s.text(7);
-  row.problem = F8_TRY(Problem::parse(s.text(8)));
-  row.candidate = F8_TRY(read_candidate(s, 9));
-  row.method_key = s.text(12);
-  row.fidelity = s.text(13);
-  row.device = read_device(s, kDevice);
-  row.device_name = row.device.name;
-  row.toolchain = describe(read_toolchain(s, kToolchain));
-  row.result = F8_TRY(read_result(s, kResult, state));
-  return ids;
+  auto row = read_values(s);
+  if (!row) return bad_row(layer, "trial", s.view(4), row.error());
+  row->row.layer = layer;
+  return row;
 }
 
 RowGroup group_of(const IdentifiedRow& r) {

@@ -40,6 +40,9 @@ CLI::App* add_command(CLI::App& parent, Program& program, const std::string& nam
   command->callback([&program, needs, command, action = std::move(action)] {
     const bool given = command->count("--db") > 0;
     if (!given) program.global.db = environment().db;
+    if (given && program.global.db.empty()) {
+      throw CLI::ValidationError("--db", "the name of the database is empty; give a file");
+    }
     program.global.db_option = given ? "--db" : "FLOAT8_DB";
     program.needs = needs;
     program.action = action;

@@ -1,4 +1,4 @@
-// The digest is part of file formats and keys: these values are XXH3-128's published ones and must
+// The digest is part of file formats and keys: these values are XXH3's published ones and must
 // not change with the library or the machine.
 #include "base/hash.hpp"
 
@@ -12,6 +12,8 @@ namespace {
 TEST(Hash, GoldenValues) {
   EXPECT_EQ(hash_hex(std::string_view("")), "99aa06d3014798d86001c324468d497f");
   EXPECT_EQ(hash_hex(std::string_view("abc")), "06b05ab6733a618578af5f94892f3950");
+  EXPECT_EQ(hash64(""), 0x2d06800538d394c2U);
+  EXPECT_EQ(hash64("abc"), 0x78af5f94892f3950U);
 }
 
 TEST(Hash, BytesAndTextAgree) {

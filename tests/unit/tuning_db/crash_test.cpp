@@ -7,6 +7,9 @@
 #include <random>
 #include <set>
 
+#include "base/log.hpp"
+#include "campaign.hpp"
+#include "hostile.hpp"
 #include "sample.hpp"
 
 namespace f8::tuning_db {
@@ -92,6 +95,106 @@ TEST(Crash, KilledWhileCreatingLeavesNoHalfDatabase) {
     ASSERT_TRUE(db) << db.error().message;
     EXPECT_TRUE(db->check());
   }
+}
+
+// An import, a merge and a migration are one transaction each: after kill -9 all of it is there or
+// nothing is, and doing it again completes it.
+class KilledTest : public ::testing::Test {
+ protected:
+  KilledTest() {
+    set_log_sink([](LogLevel, std::string_view) {});
+    Database db = Database::open(folder_ / "source.db", OpenMode::kCreate).value();
+    std::vector<TrialKey> trials;
+    for (int i = 0; i < 300; ++i) trials.push_back({gemm(8192, 4096, 4096), heuristic(i)});
+    sweep(db, trials, [](const TrialKey&) { return timed(1000); });
+    EXPECT_TRUE(db.export_jsonl(folder_ / "source.jsonl"));
+  }
+  ~KilledTest() override { set_log_sink({}); }
+
+  std::string exported(const fs::path& path) {
+    const Database db = take(Database::open(path, OpenMode::kReadOnly));
+    const Status checked = db.check();
+    EXPECT_TRUE(checked) << checked.error().message;
+    EXPECT_TRUE(db.export_jsonl(folder_ / "out.jsonl"));
+    return bytes_of(folder_ / "out.jsonl");
+  }
+
+  // Runs `work` on empty files in children that are killed after up to `longest_us`, and then to
+  // its end: the file holds nothing or all.
+  void expect_all_or_nothing(useconds_t longest_us, const std::function<bool(Database&)>& work) {
+    const fs::path path = folder_ / "t.db";
+    ASSERT_TRUE(Database::open(path, OpenMode::kCreate));
+    const std::string empty = bytes_of(path);
+    const std::string nothing = exported(path);
+    const std::string all = exported(folder_ / "source.db");
+    std::mt19937 random(20261122);
+    int killed = 0;
+    for (int i = 0; i < f8::testing::cases(8, 300); ++i) {
+      remove_database(path);
+      ASSERT_TRUE(write_file_atomic(path, empty));
+      const pid_t child = in_child([&] {
+        Database db = take(Database::open(path, OpenMode::kReadWrite));
+        return work(db) ? 0 : 1;
+      });
+      ASSERT_GE(child, 0);
+      ::usleep(std::uniform_int_distribution<useconds_t>(0, longest_us)(random));
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+      const std::string found = exported(path);
+      ASSERT_TRUE(found == nothing || found == all) << "a half was found";
+      if (found == nothing) ++killed;
+      Database db = take(Database::open(path, OpenMode::kReadWrite));
+      ASSERT_TRUE(work(db));
+      ASSERT_EQ(exported(path), all);
+    }
+    EXPECT_GT(killed, 0) << "some were killed before the end";
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(KilledTest, AnImportIsAllOrNothing) {
+  expect_all_or_nothing(
+      60'000, [&](Database& db) { return db.import_jsonl(folder_ / "source.jsonl").has_value(); });
+}
+
+TEST_F(KilledTest, AMergeIsAllOrNothing) {
+  expect_all_or_nothing(
+      60'000, [&](Database& db) { return db.merge_from(folder_ / "source.db").has_value(); });
+}
+
+TEST_F(KilledTest, AMigrationIsAllOrNothing) {
+  const fs::path path = folder_ / "old.db";
+  {
+    auto db = Connection::open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
+    const char* sql = FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/v1_words.sql";
+    ASSERT_TRUE(db->exec(read_file(sql).value()));
+  }
+  const std::string before = exported(path);
+  std::mt19937 random(20261122);
+  int old = 0;
+  for (int i = 0; i < f8::testing::cases(10, 300); ++i) {
+    const pid_t child =
+        in_child([&] { return Database::open(path, OpenMode::kReadWrite) ? 0 : 1; });
+    ASSERT_GE(child, 0);
+    ::usleep(std::uniform_int_distribution<useconds_t>(0, 15'000)(random));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ASSERT_EQ(exported(path), before);
+    auto db = Connection::open(path, SQLITE_OPEN_READWRITE).value();
+    const int64_t version = db->scalar("PRAGMA user_version").value();
+    ASSERT_TRUE(version == 1 || version == kSchemaVersion) << version;
+    if (version == 1) {
+      ++old;
+      continue;
+    }
+    db.reset();
+    remove_database(path);
+    fs::rename(folder_ / "old.db.v1.backup", path);  // which is as good as the file was
+  }
+  EXPECT_GT(old, 0) << "some were killed before the end";
+  ASSERT_TRUE(Database::open(path, OpenMode::kReadWrite));
+  EXPECT_EQ(exported(path), before);
 }
 
 }  // namespace

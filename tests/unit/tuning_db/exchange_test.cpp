@@ -218,7 +218,7 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   refused(replaced("\"impl\"", "\"kernels\":{\"output\":\"h3\"},\"impl\""), "kernel 'h3'");
   refused(replaced("\"impl\"", "\"screened_ns\":-1.0,\"impl\""), "screened_ns");
   refused(replaced("\"attempt\":0,", ""), "\"attempt\" is missing");
-  refused(replaced("\"attempt\":0", "\"attempt\":-1"), "row was refused");
+  refused(replaced("\"attempt\":0", "\"attempt\":-1"), "attempt is -1");
   // A reference without its record.
   std::string dangling = good;
   const size_t device = dangling.find("{\"cc\"");

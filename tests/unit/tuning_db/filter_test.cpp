@@ -345,10 +345,13 @@ TEST_F(FilterTest, OpensAndFilters300LayersIn50Ms) {
     ASSERT_TRUE(db.end_run(run.uuid, "interrupted"));
     // All measured, in one statement where the sweep would take a transaction each.
     auto raw = Connection::open(folder_ / "t.db", SQLITE_OPEN_READWRITE).value();
-    ASSERT_TRUE(
-        raw->exec("UPDATE trial SET state = 'ok', samples = 9, median_ns = 1000 + id % 97, "
-                  "ci_lo_ns = 999, ci_hi_ns = 1200 WHERE state = 'planned'"));
+    auto transaction = Transaction::begin(*raw).value();
+    ASSERT_TRUE(raw->exec(
+        "UPDATE trial SET state = 'ok', samples = 9, samples_dropped = 0, median_ns = 1000 + id % "
+        "97, mad_ns = 1, p05_ns = 999, p95_ns = 1200, ci_lo_ns = 999, ci_hi_ns = 1200 "
+        "WHERE state = 'planned'"));
     ASSERT_EQ(raw->changes(), 5000);
+    ASSERT_TRUE(transaction.commit());
   }
   std::vector<NamedLinear> layers;
   for (int64_t i = 0; i < 300; ++i) {

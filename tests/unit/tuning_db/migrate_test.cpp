@@ -1,5 +1,6 @@
 // Migration: version 1 files of the repository, opened under the current version and under a
 // synthetic one behind it.
+#include <algorithm>
 #include <array>
 
 #include "base/log.hpp"
@@ -11,15 +12,25 @@
 namespace f8::tuning_db {
 namespace {
 
+constexpr const char* kToVersion4 =
+    "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0;"
+    "CREATE TABLE note (trial_id INTEGER NOT NULL REFERENCES trial(id), said TEXT) STRICT;"
+    "INSERT INTO note SELECT id, 'migrated' FROM trial";
+
+std::string fingerprint_of(const std::string& sql) {
+  auto db = Connection::open_empty("schema").value();
+  EXPECT_TRUE(db->exec(sql));
+  return schema_fingerprint(*db).value();
+}
+
+const std::string kVersion3Fingerprint = fingerprint_of(std::string(Database::schema()));
+const std::string kVersion4Sql = std::string(Database::schema()) + kToVersion4;
 const std::array kSteps = {
-    current_schema().migrations.front(),
-    Migration{
-        2,
-        "ALTER TABLE trial ADD COLUMN rung INTEGER NOT NULL DEFAULT 0;"
-        "CREATE TABLE note (trial_id INTEGER NOT NULL REFERENCES trial(id), said TEXT) STRICT;"
-        "INSERT INTO note SELECT id, 'migrated' FROM trial"},
+    current_schema().migrations[0],
+    current_schema().migrations[1],
+    Migration{3, kVersion3Fingerprint, kToVersion4},
 };
-const SchemaSpec kVersion3{3, "", kSteps};
+const SchemaSpec kVersion4{4, kVersion4Sql, kSteps};
 
 void make_file(const fs::path& path, const char* sql_name) {
   auto db = Connection::open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
@@ -48,6 +59,43 @@ TEST_F(MigrateTest, Version1FileOpens) {
   ASSERT_TRUE(db) << db.error().message;
   EXPECT_TRUE(db->check());
   EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
+}
+
+// Its reader has a copy in memory, its writer the file itself; both verify the checksums that the
+// migration made.
+TEST_F(MigrateTest, Version2FileOpensAndGetsChecksums) {
+  const fs::path path = folder_ / "v2.db";
+  make_file(path, "v2.sql");
+  const auto exported = [&](OpenMode mode) {
+    const Database db = take(Database::open(path, mode));
+    const Status checked = db.check();
+    EXPECT_TRUE(checked) << checked.error().message;
+    EXPECT_TRUE(db.export_jsonl(folder_ / "out.jsonl"));
+    return bytes_of(folder_ / "out.jsonl");
+  };
+  const std::string before = exported(OpenMode::kReadOnly);
+  EXPECT_EQ(std::ranges::count(before, '\n'), 30);
+  EXPECT_EQ(scalar(path, "PRAGMA user_version"), 2);
+  EXPECT_EQ(exported(OpenMode::kReadWrite), before);
+  EXPECT_EQ(scalar(path, "PRAGMA user_version"), 3);
+  EXPECT_EQ(scalar(folder_ / "v2.db.v2.backup", "PRAGMA user_version"), 2);
+  for (const char* table : {"device_class", "device_unit", "toolchain", "method", "problem",
+                            "candidate", "run", "trial"}) {
+    EXPECT_EQ(scalar(path, f8::format("SELECT count(*) FROM {} WHERE checksum = 0", table).c_str()),
+              0);
+  }
+  EXPECT_EQ(exported(OpenMode::kReadOnly), before);
+}
+
+// The checksum's bytes are a part of the format: a file of this version stays readable.
+TEST_F(MigrateTest, Version3FileHasItsChecksums) {
+  const fs::path path = folder_ / "v3.db";
+  make_file(path, "v3.sql");
+  const auto db = Database::open(path, OpenMode::kReadOnly);
+  ASSERT_TRUE(db) << db.error().message;
+  const Status checked = db->check();
+  EXPECT_TRUE(checked) << checked.error().message;
+  EXPECT_EQ(scalar(path, "SELECT count(*) FROM trial"), 25);
 }
 
 TEST_F(MigrateTest, AMigratedFileHasTheSchemaOfANewOne) {
@@ -174,11 +222,11 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   const std::string before = bytes_of(path_);
   const int64_t trials = scalar(path_, "SELECT count(*) FROM trial");
   {
-    const auto db = open_database(path_, OpenMode::kReadWrite, kVersion3);
+    const auto db = open_database(path_, OpenMode::kReadWrite, kVersion4);
     ASSERT_TRUE(db) << db.error().message;
     EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   }
-  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 3);
+  EXPECT_EQ(scalar(path_, "PRAGMA user_version"), 4);
   EXPECT_EQ(scalar(path_, "SELECT count(*) FROM note"), trials);
   EXPECT_EQ(scalar(path_, "SELECT count(rung) FROM trial"), trials);
 
@@ -191,7 +239,7 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
   EXPECT_EQ(scalar(backup, "SELECT count(*) FROM trial"), trials);
 
   // Opened again, there is nothing left to do.
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion3));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion4));
   EXPECT_FALSE(fs::exists(folder_ / "old.db.v1.backup2"));
   // And the older program refuses it.
   EXPECT_FALSE(Database::open(path_, OpenMode::kReadOnly));
@@ -199,14 +247,15 @@ TEST_F(MigrateTest, AllStepsAfterABackup) {
 
 TEST_F(MigrateTest, AnEarlierBackupIsKept) {
   ASSERT_TRUE(write_file_atomic(folder_ / "old.db.v1.backup", "precious"));
-  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion3));
+  ASSERT_TRUE(open_database(path_, OpenMode::kReadWrite, kVersion4));
   EXPECT_EQ(bytes_of(folder_ / "old.db.v1.backup"), "precious");
   EXPECT_EQ(scalar(folder_ / "old.db.v1.backup2", "PRAGMA user_version"), 1);
 }
 
 TEST_F(MigrateTest, AFailingStepUndoesAll) {
-  const std::array steps = {kSteps[0], Migration{2, "INSERT INTO nowhere VALUES (1)"}};
-  const SchemaSpec broken{3, "", steps};
+  const std::array steps = {kSteps[0],
+                            Migration{2, kSteps[1].fingerprint, "INSERT INTO no VALUES (1)"}};
+  const SchemaSpec broken{3, Database::schema(), steps};
   const auto db = open_database(path_, OpenMode::kReadWrite, broken);
   ASSERT_FALSE(db);
   EXPECT_NE(db.error().message.find("from schema version 2 to 3 failed and was undone"),
@@ -221,7 +270,7 @@ TEST_F(MigrateTest, AFailingStepUndoesAll) {
 
 TEST_F(MigrateTest, AMissingStepIsRefused) {
   const std::array steps = {kSteps[1]};
-  const SchemaSpec gap{3, "", steps};
+  const SchemaSpec gap{3, Database::schema(), steps};
   const auto db = open_database(path_, OpenMode::kReadWrite, gap);
   ASSERT_FALSE(db);
   EXPECT_EQ(db.error().code, ErrorCode::kUnsupported);
@@ -230,7 +279,7 @@ TEST_F(MigrateTest, AMissingStepIsRefused) {
 
 TEST_F(MigrateTest, AReaderMigratesACopyInMemory) {
   const std::string before = bytes_of(path_);
-  const auto db = open_database(path_, OpenMode::kReadOnly, kVersion3);
+  const auto db = open_database(path_, OpenMode::kReadOnly, kVersion4);
   ASSERT_TRUE(db) << db.error().message;
   EXPECT_EQ(db->trials(gemm(8192, 4096, 4096)).value().size(), 2U);
   EXPECT_EQ(bytes_of(path_), before);

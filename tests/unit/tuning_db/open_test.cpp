@@ -7,6 +7,8 @@
 #include <set>
 #include <thread>
 
+#include "base/log.hpp"
+#include "hostile.hpp"
 #include "sample.hpp"
 #include "tuning_db/state.hpp"
 
@@ -14,13 +16,6 @@ namespace f8::tuning_db {
 namespace {
 
 using ::testing::Test;
-
-void exec(const fs::path& path, const char* sql) {
-  sqlite3* db = nullptr;
-  ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);
-  EXPECT_EQ(sqlite3_exec(db, sql, nullptr, nullptr, nullptr), SQLITE_OK) << sqlite3_errmsg(db);
-  sqlite3_close(db);
-}
 
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
@@ -140,7 +135,7 @@ TEST_F(OpenTest, RefusesForeignDatabaseWithOurTableNames) {
 TEST_F(OpenTest, RefusesNewerSchemaAndNamesBothVersions) {
   create_filled();
   exec(path_, "PRAGMA user_version = 7; PRAGMA wal_checkpoint(TRUNCATE)");
-  expect_refused(ErrorCode::kUnsupported, "schema version is 7, this program knows 2");
+  expect_refused(ErrorCode::kUnsupported, "schema version is 7, this program knows 3");
 }
 
 TEST_F(OpenTest, RefusesTruncatedFile) {
@@ -170,6 +165,7 @@ TEST_F(OpenTest, CheckFindsDanglingReferencesAndWrongKeys) {
         "UPDATE method SET fidelity = 'screen'"}) {
     ASSERT_TRUE(write_file_atomic(path_, good));
     exec(path_, sql);
+    store_checksums_in(path_);
     const Status status = Database::open(path_, OpenMode::kReadOnly).value().check();
     ASSERT_FALSE(status) << sql;
     EXPECT_EQ(status.error().code, ErrorCode::kCorrupt);
@@ -235,11 +231,50 @@ TEST_F(OpenTest, CreatorsInARaceAllGetTheSameDatabase) {
   }
 }
 
-TEST_F(OpenTest, NamesWithUriCharactersAreNames) {
-  const fs::path odd = folder_ / "a?mode=ro#b%20.db";
-  ASSERT_TRUE(Database::open(odd, OpenMode::kCreate));
-  EXPECT_TRUE(fs::exists(odd));
-  EXPECT_TRUE(Database::open(odd, OpenMode::kReadOnly));
+class NameTest : public OpenTest {
+ protected:
+  NameTest() : before_(fs::current_path()) { fs::current_path(folder_.path()); }
+  ~NameTest() override { fs::current_path(before_); }
+  fs::path before_;
+};
+
+// SQLite gives meaning to these; here they are names of files.
+TEST_F(NameTest, EveryPathIsTheNameOfAFile) {
+  for (const char* name : {"file:a.db", "file:///tmp/a.db", "file::memory:?cache=shared",
+                           ":memory:", "#?mode=ro%20", "-a.db", " "}) {
+    if (std::string_view(name).find('/') != std::string_view::npos) {
+      EXPECT_FALSE(Database::open(name, OpenMode::kCreate)) << "it has no folder: " << name;
+      continue;
+    }
+    for (const fs::path& path : {fs::path(name), folder_ / name}) {
+      SCOPED_TRACE(path);
+      auto db = Database::open(path, OpenMode::kCreate);
+      ASSERT_TRUE(db) << db.error().message;
+      sweep(*db, {{gemm(16, 16, 16), heuristic(0)}}, [](const TrialKey&) { return timed(1); });
+      ASSERT_TRUE(Database::open(path, OpenMode::kReadWrite));
+      EXPECT_EQ(Database::open(path, OpenMode::kReadOnly).value().runs().value().size(), 1U);
+      EXPECT_TRUE(fs::is_regular_file(folder_ / name));
+      db = Database::open(folder_ / "other.db", OpenMode::kCreate);
+      EXPECT_EQ(db->merge_from(path).value().added, 1);
+      EXPECT_TRUE(db->check());
+      std::error_code ignored;
+      for (const auto& entry : fs::directory_iterator(folder_.path())) {
+        fs::remove(entry.path(), ignored);
+      }
+    }
+  }
+  EXPECT_FALSE(Database::open("", OpenMode::kCreate));
+  EXPECT_TRUE(names_in(folder_.path()).empty());
+}
+
+TEST_F(NameTest, ABackupOfAnOddNameLiesBesideIt) {
+  auto old = Connection::open("file:o.db", SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE).value();
+  ASSERT_TRUE(old->exec(read_file(FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/v1.sql").value()));
+  old.reset();
+  set_log_sink([](LogLevel, std::string_view) {});
+  EXPECT_TRUE(Database::open("file:o.db", OpenMode::kReadWrite));
+  set_log_sink({});
+  EXPECT_EQ(names_in(folder_.path()), (std::set<std::string>{"file:o.db", "file:o.db.v1.backup"}));
 }
 
 TEST(NetworkFs, IsRefusedByName) {

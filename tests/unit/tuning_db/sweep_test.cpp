@@ -171,7 +171,7 @@ TEST_F(SweepTest, ResultsThatCannotBeAreRefused) {
   refused(r, "not finite");
   r = timed(1000);
   r.timing->n = 0;
-  refused(r, "n and median_ns");
+  refused(r, "samples is 0");
   r = timed(1000, 1.5);
   r.ratio->lo = 1.6;
   refused(r, "ratio");
