@@ -14,7 +14,7 @@ namespace f8 {
 namespace {
 
 // A named fifo that nobody has open for writing is given up after so long.
-constexpr std::chrono::milliseconds kWriterPatience{1000};
+constexpr std::chrono::milliseconds kWriterPatience{10'000};
 
 Status too_large(std::string_view name, size_t max_bytes) {
   return fail(ErrorCode::kInvalidArgument, "{} is larger than {}; is it the right file?", name,

@@ -56,11 +56,8 @@ Result<Database::MergeCount> Database::import_jsonl(std::string_view text, std::
 }
 
 Status Database::export_db(const fs::path& path) const {
-  return replace_file(path, [this](const fs::path& empty) -> Status {
-    auto statement = F8_TRY(state_->db->prepare("VACUUM INTO ?"));
-    // SQLite takes a name that begins with "file:" for a URI; an absolute one does not.
-    return statement.bind(fs::absolute(empty).string()).run();
-  });
+  return replace_file(path,
+                      [this](const fs::path& empty) { return state_->db->vacuum_into(empty); });
 }
 
 }  // namespace f8::tuning_db

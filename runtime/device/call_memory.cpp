@@ -28,12 +28,6 @@ CUresult look_up(const Driver& driver, uintptr_t address, Pointer& pointer) {
                                        static_cast<CUdeviceptr>(address));
 }
 
-// "float8_forward_args.ld_x", or "workspace".
-std::string name_of(const Region& region, const char* prefix = "") {
-  return region.args == nullptr ? region.name
-                                : f8::format("{}.{}{}", region.args, prefix, region.name);
-}
-
 Status check_region(const char* call, const Driver& driver, int device, const Region& region) {
   Pointer pointer;
   F8_TRY(driver.check(look_up(driver, region.begin, pointer), "cuPointerGetAttributes"));
@@ -58,6 +52,11 @@ Status check_region(const char* call, const Driver& driver, int device, const Re
 }
 
 }  // namespace
+
+std::string name_of(const Region& region, const char* prefix) {
+  return region.args == nullptr ? region.name
+                                : f8::format("{}.{}{}", region.args, prefix, region.name);
+}
 
 bool overlap(const Region& a, const Region& b) {
   const Region& low = a.begin <= b.begin ? a : b;

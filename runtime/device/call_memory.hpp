@@ -37,6 +37,9 @@ struct Region {
     return rows == 0 || row == 0 ? 0 : (rows - 1) * pitch + row;
   }
 };
+// Its name in messages: "float8_forward_args.x" (with a prefix "float8_forward_args.ld_x"), or
+// "workspace".
+[[nodiscard]] std::string name_of(const Region& region, const char* prefix = "");
 // Interleaved columns of one buffer do not overlap.
 [[nodiscard]] bool overlap(const Region& a, const Region& b);
 

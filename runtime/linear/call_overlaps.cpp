@@ -50,7 +50,7 @@ std::unexpected<Error> CallOverlaps::refuse(const char* name, size_t written, si
   return fail(ErrorCode::kInvalidArgument,
               "{}: {} of args[{}] ({} bytes) and {} of args[{}] ({} bytes) overlap; the first is "
               "written, give it memory of its own",
-              name, a.name, a_call, a.bytes(), b.name, b_call, b.bytes());
+              name, name_of(a), a_call, a.bytes(), name_of(b), b_call, b.bytes());
 }
 
 }  // namespace f8::runtime

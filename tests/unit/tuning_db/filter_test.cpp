@@ -321,7 +321,7 @@ TEST_F(FilterTest, ThresholdsOfAKnownRule) {
   EXPECT_EQ(rules[1].k_max, 4096);
   EXPECT_EQ(rules[1].n_max, 2048);
   EXPECT_EQ(rules[1].agree, 10);
-  EXPECT_EQ(rules[1].cells, 10);
+  EXPECT_EQ(rules[1].trials, 10);
   EXPECT_EQ(rules[1].torchao_agree, 9);
   EXPECT_EQ(rules[2].k_max, 0);
   EXPECT_EQ(rules[2].n_max, 0);

@@ -1,7 +1,7 @@
 // bench linear compares a linear's forward and backward with bf16 and times each of its kernels;
 // over many shapes it sums up the speedups. bench cast without --list compares the linear's amax
 // and cast kernels with a copy.
-#include "tools/float8-tune/bench.hpp"
+#include "tools/float8-tune/bench/bench.hpp"
 
 namespace f8::cli {
 namespace {

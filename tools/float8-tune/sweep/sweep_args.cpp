@@ -1,4 +1,4 @@
-#include "tools/float8-tune/sweep_args.hpp"
+#include "tools/float8-tune/sweep/sweep_args.hpp"
 
 #include <algorithm>
 #include <charconv>

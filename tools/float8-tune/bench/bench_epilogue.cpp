@@ -1,6 +1,6 @@
 // bench epilogue says what a bias, an amax of the result and the addition to what the result held
 // cost a generated GEMM, against the fastest plain one of the same group.
-#include "tools/float8-tune/bench.hpp"
+#include "tools/float8-tune/bench/bench.hpp"
 
 namespace f8::cli {
 namespace {

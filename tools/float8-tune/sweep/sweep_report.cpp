@@ -1,4 +1,4 @@
-#include "tools/float8-tune/sweep_report.hpp"
+#include "tools/float8-tune/sweep/sweep_report.hpp"
 
 #include <algorithm>
 #include <cstdio>

@@ -9,8 +9,8 @@
 
 #include "base/environment.hpp"
 #include "tools/float8-tune/command.hpp"
-#include "tools/float8-tune/sweep_args.hpp"
-#include "tools/float8-tune/sweep_report.hpp"
+#include "tools/float8-tune/sweep/sweep_args.hpp"
+#include "tools/float8-tune/sweep/sweep_report.hpp"
 #include "tools/tuner/backend/gpu_backend.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
 #include "tools/tuner/search/kernel_set.hpp"

@@ -1,6 +1,6 @@
 // bench matmul compares the best generated kernel of each shape with cuBLASLt's best, its first
 // suggestion and bf16, in one group; over many shapes it sums up the ratios.
-#include "tools/float8-tune/bench.hpp"
+#include "tools/float8-tune/bench/bench.hpp"
 
 namespace f8::cli {
 namespace {

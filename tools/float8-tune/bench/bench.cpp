@@ -1,5 +1,5 @@
 // bench: kernels and linears against cuBLASLt and bf16, measured in one run, interleaved.
-#include "tools/float8-tune/bench.hpp"
+#include "tools/float8-tune/bench/bench.hpp"
 
 #include <algorithm>
 

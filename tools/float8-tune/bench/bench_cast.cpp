@@ -1,6 +1,6 @@
 // bench cast --list compares casting the weights of a model in few launches with casting them one
 // by one and with a copy.
-#include "tools/float8-tune/bench.hpp"
+#include "tools/float8-tune/bench/bench.hpp"
 
 namespace f8::cli {
 namespace {
