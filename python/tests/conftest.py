@@ -1,4 +1,4 @@
-"""The tests run on the emulated device, on a CPU, or on a Hopper GPU: pytest --device cuda."""
+"""The tests run on the emulated device, on a CPU, or on a Hopper GPU: pytest --device=cuda."""
 
 from __future__ import annotations
 

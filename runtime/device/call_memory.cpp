@@ -70,7 +70,7 @@ bool overlap(const Region& a, const Region& b) {
 
 Status CallMemory::check_alignment(const char* call) const {
   for (const Region& region : regions()) {
-    if (region.begin % region.alignment != 0) [[unlikely]] {
+    if ((region.begin & (region.alignment - 1)) != 0) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "{}: {} is not aligned to {} bytes", call,
                   name_of(region), region.alignment);
     }

@@ -29,7 +29,7 @@ struct Region {
   size_t row;
   size_t pitch;
   Access access;
-  size_t alignment;
+  size_t alignment;  // a power of two
   int64_t ld;  // as the caller gave it
   Dtype type;  // of rows
 

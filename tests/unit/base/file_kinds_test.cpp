@@ -258,7 +258,7 @@ TEST_F(FileTest, AFifoDoesNotMakeAReaderWait) {
   EXPECT_LT(seconds_since(start), 0.5);
   expect_error(read_file(fifo, kMaxFileBytes, Pipes::kWelcome), ErrorCode::kIo,
                "nobody writes into");
-  EXPECT_LT(seconds_since(start), 10);
+  EXPECT_LT(seconds_since(start), 60);
 }
 
 TEST_F(FileTest, APipeIsReadToItsEndAndNoFurtherThanItsLimit) {

@@ -4,8 +4,7 @@
 #include <thread>
 
 #include "base/text.hpp"
-#include "sample.hpp"
-#include "tuning_db/sqlite.hpp"
+#include "hostile.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -20,12 +19,10 @@ class ExchangeLimits : public ::testing::Test {
   [[nodiscard]] Database reader() const {
     return Database::open(folder_ / "a.db", OpenMode::kReadOnly).value();
   }
-  // Changes the file behind the program's back.
+  // Changes the file behind the program's back, with right checksums.
   void tamper(const std::string& statement) {
-    auto raw = Connection::open(folder_ / "a.db", SQLITE_OPEN_READWRITE).value();
-    ASSERT_TRUE(raw->prepare("PRAGMA ignore_check_constraints = ON")->run());
-    const auto changed = raw->prepare(statement)->run();
-    ASSERT_TRUE(changed) << changed.error().message;
+    exec(folder_ / "a.db", "PRAGMA ignore_check_constraints = ON; " + statement);
+    store_checksums_in(folder_ / "a.db");
   }
   TempFolder folder_;
 };
