@@ -94,8 +94,11 @@ Status CallMemory::check_overlaps(const char* call) const {
   for (const Region& written : regions()) {
     if (written.access != Access::kWrite) continue;
     for (const Region& other : regions()) {
-      if (&other == &written || other.access == Access::kNone || !overlap(written, other))
+      if (written.end <= other.begin || other.end <= written.begin || &other == &written)
           [[likely]] {
+        continue;
+      }
+      if (other.access == Access::kNone || !overlap(written, other)) {
         continue;
       }
       return fail(

@@ -25,17 +25,16 @@ struct Region {
   const char* args;  // the struct whose field it is, or null
   const char* name;
   uintptr_t begin;
+  uintptr_t end;
   size_t rows;
   size_t row;
   size_t pitch;
   Access access;
   size_t alignment;  // a power of two
-  int64_t ld;  // as the caller gave it
-  Dtype type;  // of rows
+  int64_t ld;        // as the caller gave it
+  Dtype type;        // of rows
 
-  [[nodiscard]] size_t bytes() const {
-    return rows == 0 || row == 0 ? 0 : (rows - 1) * pitch + row;
-  }
+  [[nodiscard]] size_t bytes() const { return end - begin; }
 };
 // Its name in messages: "float8_forward_args.x" (with a prefix "float8_forward_args.ld_x"), or
 // "workspace".
@@ -50,27 +49,18 @@ class CallMemory {
 
   // A null `at` adds nothing. `ld` is a row stride in elements as in the calls; 0 is dense.
   void add(const char* name, const void* at, size_t bytes, Access access, size_t alignment = 16) {
-    add({args_, name, reinterpret_cast<uintptr_t>(at), 1, bytes, bytes, access, alignment, 0, {}});
+    add(args_, name, at, 1, bytes, bytes, access, alignment, 0, {});
   }
   // Memory that is no field of the struct.
   void add_beside(const char* name, const void* at, size_t bytes, Access access,
                   size_t alignment = 16) {
-    add({nullptr,
-         name,
-         reinterpret_cast<uintptr_t>(at),
-         1,
-         bytes,
-         bytes,
-         access,
-         alignment,
-         0,
-         {}});
+    add(nullptr, name, at, 1, bytes, bytes, access, alignment, 0, {});
   }
   void add_rows(const char* name, const void* at, int64_t rows, int64_t cols, int64_t ld,
                 Dtype type, Access access) {
     const size_t row = static_cast<size_t>(cols) * size_bytes(type);
-    add({args_, name, reinterpret_cast<uintptr_t>(at), static_cast<size_t>(rows), row,
-         ld == 0 ? row : static_cast<size_t>(ld) * size_bytes(type), access, 16, ld, type});
+    add(args_, name, at, static_cast<size_t>(rows), row,
+        ld == 0 ? row : static_cast<size_t>(ld) * size_bytes(type), access, 16, ld, type);
   }
   [[nodiscard]] std::span<const Region> regions() const { return {regions_.data(), count_}; }
   // The errors (kInvalidArgument) name the call and the tensors.
@@ -80,8 +70,12 @@ class CallMemory {
   [[nodiscard]] Status check_device(const char* call, Context& context, Stream stream) const;
 
  private:
-  void add(const Region& region) {
-    if (region.begin != 0 && region.rows > 0 && region.row > 0) regions_[count_++] = region;
+  void add(const char* args, const char* name, const void* at, size_t rows, size_t row,
+           size_t pitch, Access access, size_t alignment, int64_t ld, Dtype type) {
+    if (at == nullptr || rows == 0 || row == 0) return;
+    const auto begin = reinterpret_cast<uintptr_t>(at);
+    const uintptr_t end = begin + (rows - 1) * pitch + row;
+    regions_[count_++] = {args, name, begin, end, rows, row, pitch, access, alignment, ld, type};
   }
 
   const char* args_;

@@ -13,7 +13,8 @@ using testing::Fixture;
 using testing::says;
 
 Region region(uintptr_t begin, size_t rows, size_t row, size_t pitch) {
-  return {nullptr, "", begin, rows, row, pitch, Access::kRead, 1, 0, {}};
+  const size_t bytes = rows == 0 || row == 0 ? 0 : (rows - 1) * pitch + row;
+  return {nullptr, "", begin, begin + bytes, rows, row, pitch, Access::kRead, 1, 0, {}};
 }
 
 void expect_overlap(const Region& a, const Region& b, bool expected) {
