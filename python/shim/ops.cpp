@@ -4,7 +4,7 @@
 //   linear_forward(x, weight, bias?, scales?, config, layout, save) -> (y, saved)
 //     y = x weight^T + bias. x has any rank, weight is [N][K] and may be in another type than x,
 //     which y has. `saved` is what backward needs, or empty where save is false. With delayed
-//     scaling, `scales` is the linear's part of a scale state (scales.hpp) of that layout, whose
+//     scaling, `scales` names the linear in a scale state (scales.hpp) of that layout, whose
 //     amaxes a call with `save` raises. It is not declared as written: nothing reads the amaxes but
 //     scales_sync, and raising them twice changes nothing.
 //   linear_backward(dy, saved, x?, weight, scales?, config, layout, wanted) -> (dx, dw, db)

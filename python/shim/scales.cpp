@@ -6,6 +6,7 @@
 #include <set>
 #include <shared_mutex>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -13,6 +14,8 @@
 
 namespace float8_torch {
 namespace {
+
+constexpr size_t kPartBytes = 16;  // python/float8/torch/scales.py
 
 using HandleKey = std::tuple<uint64_t, int64_t, int32_t>;  // config, layout, device
 
@@ -45,7 +48,8 @@ float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
 }  // namespace
 
 Scales::Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place)
-    : place_(place), config_(config.without_bias()), layout_(layout), bytes_(tensor.numel()) {
+    : place_(place), config_(config.without_bias()), layout_(layout) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes_));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset_));
   state_ = static_cast<char*>(tensor.mutable_data_ptr()) - offset_;
 }
@@ -69,8 +73,15 @@ float8_scales* Scales::handle(const float8_linear* linear) const {
 }
 
 float8_scale_slots Scales::slots(const float8_linear* linear) const {
+  const float8_scales* const plan = handle(linear);
+  // A copy of the part is no state: its amaxes would be lost, and what lies behind it is not ours.
+  if (const size_t needed = float8_scales_bytes(plan); static_cast<size_t>(bytes_) < needed) {
+    throw std::invalid_argument("float8: a linear was given " + std::to_string(bytes_) +
+                                " bytes that are not its scale state of " + std::to_string(needed) +
+                                "; the state is a buffer of the model, convert the model again");
+  }
   float8_scale_slots slots;
-  check(float8_scales_slots(handle(linear), state_, static_cast<size_t>(offset_ / bytes_), &slots));
+  check(float8_scales_slots(plan, state_, static_cast<size_t>(offset_) / kPartBytes, &slots));
   return slots;
 }
 

@@ -13,10 +13,10 @@ namespace float8_torch {
 // (python/float8/torch/scales.py): bits 0-31 the linears, 32-47 the history, 48-55 the margin.
 class Scales {
  public:
-  // `tensor` is the state, or a part of it: a linear's amaxes, which lie at its front.
+  // `tensor` is the state, or the part of it whose offset names a linear: 16 bytes times its index.
   Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place);
 
-  // The slots of the linear whose amaxes the tensor is. `linear` is a plan of the recipe.
+  // The slots of the linear that the tensor names. `linear` is a plan of the recipe.
   [[nodiscard]] float8_scale_slots slots(const float8_linear* linear) const;
   // Whether the next step is the first one.
   [[nodiscard]] bool first_step() const;
@@ -35,7 +35,7 @@ class Scales {
   int64_t layout_;
   char* state_ = nullptr;
   int64_t offset_ = 0;  // of the tensor in the state, in bytes
-  int64_t bytes_ = 0;   // of the tensor
+  int64_t bytes_ = 0;   // of the tensor's storage
 };
 
 }  // namespace float8_torch

@@ -14,13 +14,14 @@ import float8.torch as f8
 
 def _rank(rank: int, store: str, recipe: str) -> None:
     distributed.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))  # also beside a GPU
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
     f8.convert_to_float8_training(model, config=f8.LinearConfig(recipe, emulate=True))
     single = copy.deepcopy(model)
     for layer in (model[0], model[2]):
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, single)]
     x = torch.randn(2, 32, 64)
     for _ in range(3):

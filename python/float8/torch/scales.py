@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
 
 NAME = "float8_scales"
+PART_BYTES = 16
 
 
 @functools.cache
@@ -63,9 +64,11 @@ class ScaleState(nn.Module):
         linear._layout = self.layout
         linear._scale_view = self._view(index)
 
+    # The offset of a linear's part in the state names the linear: an integer would be one compilation
+    # a layer. A part is aligned, for a compiled graph copies inputs that are not, and a copy would
+    # lose the amaxes. Every linear has more than a part of the state, so all parts lie in it.
     def _view(self, index: int) -> torch.Tensor:
-        bytes = 4 * self.slots
-        view = self.state.detach()[bytes * index : bytes * (index + 1)]
+        view = self.state.detach()[PART_BYTES * index : PART_BYTES * (index + 1)]
         torch._dynamo.mark_static_address(view, guard=False)
         return view
 
