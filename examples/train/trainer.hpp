@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <functional>
 
-#include "device/backend.hpp"
 #include "config.hpp"
-#include "report/curve.hpp"
 #include "data.hpp"
+#include "device/backend.hpp"
+#include "report/curve.hpp"
 
 namespace train {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "device/backend.hpp"
-#include "error.hpp"
 #include "device/host_kernels.hpp"
+#include "error.hpp"
 
 namespace train {
 namespace {

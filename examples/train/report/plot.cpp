@@ -5,8 +5,8 @@
 #include <cmath>
 #include <string_view>
 
-#include "report/curve.hpp"
 #include "error.hpp"
+#include "report/curve.hpp"
 
 namespace train {
 namespace {
