@@ -214,3 +214,10 @@ def test_install_beside_a_torchao(tmp_path: Any) -> None:
         assert torchao.float8.Float8LinearConfig is float8.torchao.Float8LinearConfig
         """
     )
+
+
+def test_what_is_no_module_or_config_is_named() -> None:
+    with pytest.raises(TypeError, match="not a Float8LinearConfig"):
+        torchao.convert_to_float8_training(nn.Linear(64, 64), config="rowwise")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is converted, not a int"):
+        torchao.convert_to_float8_training(3)  # type: ignore[arg-type]

@@ -105,6 +105,8 @@ def swap_linears(
 
     A linear that the model has in several places stays one module.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"float8: an nn.Module is converted, not a {type(module).__name__}")
     if _is_plain(module) and (module_filter_fn is None or module_filter_fn(module, "")):
         return _make(make, module, "")
     # Everything that can fail comes before the first change.

@@ -24,6 +24,11 @@ def convert_to_float8_training(
     as it was. float8.torch.convert_to_float8_training has the details.
     """
     config = config or Float8LinearConfig()
+    if not isinstance(config, Float8LinearConfig):
+        raise TypeError(
+            f"float8: config is a {type(config).__name__}, not a Float8LinearConfig; "
+            'Float8LinearConfig.from_recipe_name("rowwise") makes one'
+        )
     if config.recipe().delayed:
         scales.refuse_second_state(module)
     converted = swap_linear_layers(

@@ -265,7 +265,7 @@ using CastCounters = float8_cast_counters;
 using ScaleSlots = float8_scale_slots;
 
 // The arguments of calls are float8.h's structs. In C++ their fields have default values: the sizes
-// are set, pointers are null, and m is -1, which stands for m_max.
+// are set, pointers are null, and m and rows are -1, which stands for m_max and rows_max.
 using ForwardArgs = float8_forward_args;
 using BackwardArgs = float8_backward_args;
 using WeightArgs = float8_weight_args;
@@ -370,7 +370,7 @@ class Quantizer {
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return Quantizer(handle);
+    return Quantizer(handle, desc.rows_max);
   }
   [[nodiscard]] std::size_t tensor_bytes() const {
     return float8_quantizer_tensor_bytes(handle_.get());
@@ -378,7 +378,8 @@ class Quantizer {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_quantizer_workspace_bytes(handle_.get());
   }
-  Status run(const QuantizeArgs& args, void* workspace, float8_stream stream) const {
+  Status run(QuantizeArgs args, void* workspace, float8_stream stream) const {
+    if (args.rows == -1) args.rows = rows_max_;
     return Status(float8_quantize(handle_.get(), &args, workspace, stream));
   }
   // The view of what a run with these rows leaves in `tensor`.
@@ -391,8 +392,10 @@ class Quantizer {
   [[nodiscard]] const float8_quantizer* get() const { return handle_.get(); }
 
  private:
-  explicit Quantizer(float8_quantizer* handle) : handle_(handle, float8_quantizer_destroy) {}
+  Quantizer(float8_quantizer* handle, std::int64_t rows_max)
+      : handle_(handle, float8_quantizer_destroy), rows_max_(rows_max) {}
   std::shared_ptr<const float8_quantizer> handle_;
+  std::int64_t rows_max_;
 };
 
 struct GemmDesc {

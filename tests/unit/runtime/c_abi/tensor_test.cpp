@@ -62,7 +62,7 @@ TEST_F(TensorAbi, OneTensorServesALinearAndAGemm) {
   const Memory x = memory(of_x.tensor_bytes()), w = memory(of_w.tensor_bytes());
   const Memory workspace = memory(std::max(of_x.workspace_bytes(), of_w.workspace_bytes()));
   ASSERT_TRUE(of_x.run({.x = x_.get(), .tensor = x.get(), .rows = kM}, workspace.get(), nullptr));
-  ASSERT_TRUE(of_w.run({.x = w_.get(), .tensor = w.get(), .rows = kN}, workspace.get(), nullptr));
+  ASSERT_TRUE(of_w.run({.x = w_.get(), .tensor = w.get()}, workspace.get(), nullptr));
   const float8::Tensor x_view = of_x.view(x.get(), kM).value();
   const float8::Tensor w_view = of_w.view(w.get(), kN).value();
   EXPECT_EQ(x_view.rows, kM);
