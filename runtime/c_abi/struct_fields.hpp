@@ -109,7 +109,8 @@ struct StructFields<float8_quantize_args> {
   using S = float8_quantize_args;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
-              &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks);
+              &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks,
+              &S::transposed);
 };
 
 template <>

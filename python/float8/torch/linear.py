@@ -36,6 +36,7 @@ class Float8Linear(nn.Linear):
     """
 
     recipe: Recipe
+    shares_input: bool  # other linears read the same x, which was seen in an earlier step
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
 
@@ -65,6 +66,7 @@ class Float8Linear(nn.Linear):
         self._scale_view = None
         self._scale_index = 0
         self._layout = 0
+        self.shares_input = False
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
@@ -78,6 +80,9 @@ class Float8Linear(nn.Linear):
             recompute=self.recompute,
             saturate=self.saturate,
             bias=self.bias is not None,
+        )
+        self._may_share = (
+            self.recipe.output.a.fp8 and not self.recipe.delayed and not self.recompute
         )
 
     @classmethod
@@ -103,6 +108,7 @@ class Float8Linear(nn.Linear):
         return converted
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        source = input
         device = "cuda" if input.is_cuda else input.device.type
         if not input.is_meta and torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
@@ -114,7 +120,16 @@ class Float8Linear(nn.Linear):
         if self._padding:
             pad = (0, self._padding)
             input, weight = functional.pad(input, pad), functional.pad(weight, pad)
-        return _ops.linear(input, weight, bias, self._config, self._scale_view, self._layout)
+        return _ops.linear(
+            input,
+            weight,
+            bias,
+            self._config,
+            self._scale_view,
+            self._layout,
+            self if self._may_share else None,
+            source,
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -327,13 +327,17 @@ FLOAT8_API float8_status float8_quantizer_plan(float8_context* context,
 FLOAT8_API void float8_quantizer_destroy(float8_quantizer* quantizer);
 /* Returns the bytes that hold a tensor's copies and scales at any number of rows, 0 for NULL. */
 FLOAT8_API size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer);
+/* Returns qt's part of them, which may lie apart: what is needed in backward alone. 0 for NULL, and
+ * where qt is not made. */
+FLOAT8_API size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer);
 /* Returns the bytes of scratch that a call needs, 0 for NULL (convention 6). */
 FLOAT8_API size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer);
-/* Fills *out with the view of the tensor that a call with `rows` rows leaves in `tensor`. The caller
- * sets out->struct_size. It enqueues nothing. */
+/* Fills *out with the view of the tensor that a call with `rows` rows leaves in `tensor` and
+ * `transposed`. If `transposed` is NULL, qt follows q in `tensor`; if `tensor` is, the view has no q.
+ * The caller sets out->struct_size. It enqueues nothing. */
 FLOAT8_API float8_status float8_quantizer_view(const float8_quantizer* quantizer,
-                                               const void* tensor, int64_t rows,
-                                               float8_tensor* out);
+                                               const void* tensor, const void* transposed,
+                                               int64_t rows, float8_tensor* out);
 
 /* ---- linear ---- */
 
@@ -526,6 +530,9 @@ typedef struct float8_quantize_args {
   size_t tensor_bytes FLOAT8_ZERO;
   float8_cast_counters* counters FLOAT8_ZERO;
   float8_nccl_comm ranks FLOAT8_ZERO;
+  /* float8_quantizer_transposed_bytes(), written: qt and its scales, if they are not to follow q in
+   * `tensor`, which then has the other bytes of float8_quantizer_tensor_bytes(). NULL: they follow. */
+  void* transposed FLOAT8_ZERO;
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

@@ -375,6 +375,10 @@ class Quantizer {
   [[nodiscard]] std::size_t tensor_bytes() const {
     return float8_quantizer_tensor_bytes(handle_.get());
   }
+  // The part of them that may lie apart.
+  [[nodiscard]] std::size_t transposed_bytes() const {
+    return float8_quantizer_transposed_bytes(handle_.get());
+  }
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_quantizer_workspace_bytes(handle_.get());
   }
@@ -382,10 +386,12 @@ class Quantizer {
     if (args.rows == -1) args.rows = rows_max_;
     return Status(float8_quantize(handle_.get(), &args, workspace, stream));
   }
-  // The view of what a run with these rows leaves in `tensor`.
-  [[nodiscard]] Result<Tensor> view(const void* tensor, std::int64_t rows) const {
+  // The view of what a run with these rows leaves in `tensor`, and in `transposed` if it has one.
+  [[nodiscard]] Result<Tensor> view(const void* tensor, std::int64_t rows,
+                                    const void* transposed = nullptr) const {
     Tensor out;
-    const float8_status status = float8_quantizer_view(handle_.get(), tensor, rows, &out);
+    const float8_status status =
+        float8_quantizer_view(handle_.get(), tensor, transposed, rows, &out);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return out;
   }
