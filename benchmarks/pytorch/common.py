@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +27,7 @@ from llama import LLAMA_3_8B, Blocks, Shape
 
 TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise")
+Options = argparse.Namespace
 TINY = Shape(dim=64, hidden=128, heads=4, kv_heads=2, layers=32)
 
 
@@ -55,13 +58,14 @@ class Variant:
             return converted
         return model
 
-    def callable(self, model: nn.Module, emulate: bool) -> Callable[[Tensor], Tensor]:
-        """Returns the model to call. A CPU has no need for Inductor's compiler."""
+    def callable(self, call: Callable[..., Tensor], emulate: bool) -> Callable[..., Tensor]:
+        """Returns what to call for a model or a function. Emulated, Inductor is left out."""
         if not self.compiled:
-            return model
-        # Each variant is one more compilation of the same forward.
+            return call
+        # Each variant is one more compilation of the same code.
         torch._dynamo.config.recompile_limit = 64
-        return torch.compile(model, fullgraph=True, backend="aot_eager" if emulate else "inductor")
+        backend = "aot_eager" if emulate else "inductor"
+        return torch.compile(call, fullgraph=True, dynamic=False, backend=backend)
 
     def end_of_step(self, model: nn.Module) -> None:
         """Does what the recipe wants between backward and the optimizer."""
@@ -69,40 +73,39 @@ class Variant:
             f8.sync_float8_amax_and_scale_history(model)
 
 
-BASE = Variant("bf16")
-
-
-def variants(eager: bool = True) -> dict[str, Variant]:
-    """Returns all variants by name, compiled and eager."""
-    compiled = [BASE]
-    compiled += [Variant("torchao", recipe) for recipe in TORCHAO_RECIPES]
-    compiled += [Variant("float8", recipe) for recipe in RECIPES]
-    every = compiled
-    if eager:
-        every = compiled + [dataclasses.replace(v, compiled=False) for v in compiled]
+def variants(compiled: bool = True, eager: bool = True) -> dict[str, Variant]:
+    """Returns all variants by name, compiled and eager, with bf16 first."""
+    of_a_kind = [("bf16", ""), *(("torchao", recipe) for recipe in TORCHAO_RECIPES)]
+    of_a_kind += [("float8", recipe) for recipe in RECIPES]
+    kinds = [kind for kind, wanted in ((True, compiled), (False, eager)) if wanted]
+    every = [Variant(*names, compiled=kind) for kind in kinds for names in of_a_kind]
     return {variant.name: variant for variant in every}
 
 
 def chosen(names: str, known: dict[str, Variant]) -> list[Variant]:
-    """Returns the variants of a list of names, with compiled bf16 in front."""
+    """Returns the variants of a list of names, with the first that is known in front."""
     wanted = [name.strip() for name in names.split(",")] if names else list(known)
     for name in wanted:
         if name not in known:
             sys.exit(f"no variant {name!r}; there are {', '.join(known)}")
-    return [BASE, *(known[name] for name in wanted if known[name] != BASE)]
+    base = next(iter(known.values()))
+    return [base, *(known[name] for name in wanted if known[name] != base)]
 
 
-def parser(text: str | None) -> argparse.ArgumentParser:
+def parser(text: str | None, known: Iterable[str]) -> argparse.ArgumentParser:
     """Returns a parser with the options that all benchmarks have."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--variants", default="", metavar="LIST", help=f"default: {','.join(known)}"
     )
     parser.add_argument("--emulate", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
     return parser
 
 
-def device_of(options: argparse.Namespace) -> str:
+def device_of(options: Options) -> str:
     """Returns the device to run on, or ends the program where there is none."""
     if options.emulate:
         torch.set_num_threads(1)
@@ -174,15 +177,22 @@ def sample(call: Callable[[], object], calls: int) -> float:
 
 
 def interleaved(
-    steps: dict[str, Callable[[], object]], limit_s: float, calls: int = 3, least: int = 5
+    steps: dict[str, Callable[[], object]], limit_s: float, sample_ms: float, least: int = 5
 ) -> dict[str, list[float]]:
-    """Samples of each step in ms, in rounds over all steps, until the time is spent."""
+    """Samples of each step in ms, in rounds over all steps, until the time is spent.
+
+    limit_s: of all rounds; at least so many rounds are made, and one where it is 0.
+    sample_ms: about how long a sample takes.
+    """
+    if limit_s == 0:
+        return {name: [sample(step, 1)] for name, step in steps.items()}
+    calls = {name: 1 + int(sample_ms / sample(step, 1)) for name, step in steps.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     begin = time.perf_counter()
     rounds = 0
     while rounds < least or time.perf_counter() - begin < limit_s:
         for name, step in steps.items():
-            times[name].append(sample(step, calls))
+            times[name].append(sample(step, calls[name]))
         rounds += 1
     return times
 
@@ -208,12 +218,32 @@ def ratio(base: Sequence[float], own: Sequence[float]) -> float:
     return statistics.median(b / o for b, o in zip(base, own, strict=True))
 
 
+def of_a_process(script: str, arguments: Sequence[str], environment: dict[str, str]) -> Any:
+    """Runs a benchmark's script in a process of its own, and returns the JSON of its last line."""
+    done = subprocess.run(
+        [sys.executable, script, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise RuntimeError(lines[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def reason(error: Exception) -> str:
     """Why a variant has no figures, in a line."""
-    if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed"
-    lines = str(error).strip().splitlines() or [""]
+    text = str(error)
+    if "No module named 'torchao" in text:
+        return "torchao is not installed"
+    lines = text.strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"
+
+
+def status(failures: dict[str, str]) -> int:
+    """The exit status: 1 where a variant failed, though its library is installed."""
+    return 0 if all("not installed" in text for text in failures.values()) else 1
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

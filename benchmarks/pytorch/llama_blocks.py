@@ -4,11 +4,12 @@
     llama_blocks.py [--variants bf16,rowwise,torchao-rowwise-eager,...] [--blocks 2] [--tokens 8192]
                     [--seconds 60] [--json FILE] [--emulate]
 
-Every variant is a model of its own with the same random parameters, and runs in every round: one step
-fills the device's queue, and CUDA events time the three behind it. x and dy are random and differ from
-step to step; gradients are None before each step. The table has the median and the quartiles of a step, how many times faster than compiled bf16 it is (the median over the rounds), and
-the wall time of the first step, in which torch.compile and the kernels' compiler run. float8's eager
-variants find the kernels of the compiled ones.
+Every variant is a model of its own with the same random parameters, and runs in every round: one
+step fills the device's queue, and CUDA events time those behind it. x and dy are random and differ
+from step to step; gradients are None before each step. The table has the median and the quartiles
+of a step, how many times faster than compiled bf16 it is (the median over the rounds), and the wall
+time of the first step, in which torch.compile and the kernels' compiler run. float8's eager variants
+find the kernels of the compiled ones.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ def make_step(
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
     known = common.variants()
-    parser.add_argument("--variants", default="", help=f"default: all of {', '.join(known)}")
+    parser = common.parser(__doc__, known)
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=0, help="default 8192")
     parser.add_argument("--seconds", type=float, default=60, help="of measuring, without compiling")
     options = parser.parse_args()
+    variants = common.chosen(options.variants, known)
     device = common.device_of(options)
     tokens = options.tokens or (32 if options.emulate else 8192)
     shape = (1, tokens, common.width(options.emulate))
@@ -65,7 +66,7 @@ def main() -> int:
     first: dict[str, float] = {}
     failures: dict[str, str] = {}
     with common.attention():
-        for variant in common.chosen(options.variants, known):
+        for variant in variants:
             try:
                 model = common.blocks(options.blocks, tokens, device, options.emulate)
                 step = make_step(variant, model, pool, options.emulate)
@@ -75,8 +76,8 @@ def main() -> int:
             except Exception as error:  # the other variants are measured still
                 failures[variant.name] = common.reason(error)
             print(f"  {variant.name}: ready", file=sys.stderr, flush=True)
-        times = common.interleaved(steps, 0 if options.emulate else options.seconds)
-    base = times[common.BASE.name]
+        times = common.interleaved(steps, 0 if options.emulate else options.seconds, 120)
+    base = times[variants[0].name]
     rows = []
     for name, samples in times.items():
         spread = common.Spread.of(samples)
@@ -86,12 +87,11 @@ def main() -> int:
         )
     rows += [[name, text] for name, text in failures.items()]
     common.print_table(["variant", "ms", "25 %", "75 %", "over bf16", "first step s"], rows)
-    print(f"{len(base)} rounds")
+    print(f"rounds: {len(base)}")
     common.write_json(
         options.json, {"ms": times, "first_step_s": first, "failures": failures, "title": title}
     )
-    missing = all("not installed" in text for text in failures.values())
-    return 0 if missing else 1
+    return common.status(failures)
 
 
 if __name__ == "__main__":
