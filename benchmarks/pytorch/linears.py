@@ -92,6 +92,7 @@ def make_round(variant: common.Variant, operands: Operands, emulate: bool) -> Ca
     call = variant.callable(of_a_layer, emulate)
 
     def once() -> None:
+        # The scale state of delayed scaling is one more module behind the layers.
         for layer, x, dy in zip(layers, operands.x, operands.dy, strict=False):
             torch.autograd.grad(call(layer, x), (x, layer.weight), dy)
 
@@ -153,6 +154,11 @@ def cells_of(options: common.Options) -> list[Cell]:
     return [(m, n, k) for m in tokens for k, n in SIZES]
 
 
+def print_row(key: str, cells: list[str], names: list[str]) -> None:
+    aligned = (f"{cell:>{max(13, len(name))}}" for cell, name in zip(cells, names, strict=True))
+    print(f"{key:17}", *aligned, flush=True)
+
+
 def summary(
     names: list[str], speedups: dict[str, dict[Cell, float]], tuner: dict[tuple[Cell, str], float]
 ) -> None:
@@ -196,7 +202,7 @@ def main() -> int:
     speedups: dict[str, dict[Cell, float]] = {name: {} for name in names}
     cells_us: dict[str, dict[str, list[float]]] = {}
     failures: dict[str, str] = {}
-    print("M,N,K  bf16 us  " + "  ".join(names[1:]), flush=True)
+    print_row("M,N,K", ["bf16 us", *names[1:]], names)
     for cell in cells:
         times, failed = measure(cell, variants, options, device)
         failures.update(failed)
@@ -213,7 +219,7 @@ def main() -> int:
             texts.append(text)
         key = ",".join(map(str, cell))
         cells_us[key] = times
-        print(f"{key}  {statistics.median(base):.1f}  " + "  ".join(texts), flush=True)
+        print_row(key, [f"{statistics.median(base):.1f}", *texts], names)
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
