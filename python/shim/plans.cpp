@@ -155,6 +155,7 @@ float8_context* context_of(int32_t device) {
     float8_context_options options = {};
     options.struct_size = sizeof options;
     options.emulate = device == kEmulated;
+    options.moves_saved = 1;  // saved_tensors_hooks may
     if (device != kEmulated) load_cuda_libraries();
     check(float8_context_create(device == kEmulated ? 0 : device, &options, &context));
   }

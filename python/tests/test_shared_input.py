@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_compiler, min_cut_rematerialization_partition
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import float8.torch as f8
@@ -103,9 +105,12 @@ def test_compiled_casts_are_merged(
         graphs.append(graph)
         return graph
 
-    from torch._dynamo.backends.common import aot_autograd
-
-    compiled = torch.compile(copy.deepcopy(model), backend=aot_autograd(fw_compiler=keep))
+    backend = aot_autograd(
+        fw_compiler=make_boxed_compiler(keep),
+        bw_compiler=make_boxed_compiler(lambda graph, inputs: graph),
+        partition_fn=min_cut_rematerialization_partition,  # inductor's
+    )
+    compiled = torch.compile(copy.deepcopy(model), backend=backend)
     assert equal(eager, step(compiled, x))
     casts = [node for node in graphs[0].graph.nodes if node.target is _ops.quantize]
     assert len(casts) == 2  # x, and what the last linear reads
@@ -182,3 +187,14 @@ def test_evaluation_keeps_no_transposed_copy(
     assert latest is None or latest.qt is None
     with torch.inference_mode():
         assert torch.equal(trained, model(x))
+
+
+def test_saved_tensors_may_move(model: nn.Module, x: torch.Tensor, config: Config) -> None:
+    """Activation offload copies what is saved; other calls' buffers may have had its place."""
+    f8.convert_to_float8_training(model, config=config("rowwise"))
+    plain = step(model, x)
+    step(model, x[:1])
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        step(model, x[:2])
+        moved = step(model, x)
+    assert equal(plain, moved)

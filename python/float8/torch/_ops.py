@@ -197,7 +197,8 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        SharedInput.latest = None
+        if not torch.compiler.is_compiling():
+            SharedInput.latest = None
         saved, weight, x, x_qt, scales = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         dx, dw, db = linear_backward(

@@ -157,6 +157,10 @@ typedef struct float8_context_options {
    * nearest class of device; float8_context_info says which. Nonzero: it has none until one is
    * loaded: the cost model chooses kernels, and no layer of a model has a known speedup. */
   int32_t no_table;
+  /* Nonzero: the program may copy `saved` to other memory between forward and backward, as frameworks
+   * do that offload activations. Then the context remembers no forward by its `saved`. */
+  int32_t moves_saved;
+  int32_t reserved; /* 0 */
 } float8_context_options;
 
 /* `device` is the CUDA ordinal; `options` may be NULL. The call returns FLOAT8_ENVIRONMENT if there

@@ -161,6 +161,7 @@ struct ContextOptions {
   bool check_pointers = false;
   bool emulate = false;   // a device in host memory instead of a GPU
   bool no_table = false;  // without the built-in tuning table
+  bool moves_saved = false;
 };
 
 class Context {
@@ -173,6 +174,7 @@ class Context {
     c.check_pointers = options.check_pointers ? 1 : 0;
     c.emulate = options.emulate ? 1 : 0;
     c.no_table = options.no_table ? 1 : 0;
+    c.moves_saved = options.moves_saved ? 1 : 0;
     float8_context* handle = nullptr;
     const float8_status status = float8_context_create(device, &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
