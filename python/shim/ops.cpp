@@ -1,10 +1,12 @@
 // The ops of torch.ops.float8, registered with PyTorch's stable ABI. They are functional: every
-// tensor that they return is new. python/float8/torch/_ops.py has their fake kernels and gradients.
+// tensor that they return is new, but for quantize_into and the calls of scales. python/float8/torch/_ops.py has their fake kernels and gradients.
 //
 //   quantize(x, config, operand, transposed) -> (q, qt)
 //     The copies of an operand in fp8 (a float8_operand), as bytes: q as it lies and qt transposed,
 //     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
-//     is false. An input has any rank; a weight has its own type. Not for delayed scaling.
+//     is false. An input has any rank; a weight is in x's type. Not for delayed scaling.
+//   quantize_into(x, q!, qt!, config, operand)
+//     The same over copies that quantize gave.
 //   linear_forward(x, x_q?, x_qt?, weight, w_q?, w_qt?, bias?, scales?, config, layout, save)
 //     -> (y, saved)
 //     y = x weight^T + bias. x has any rank, weight is [N][K] and may be in another type than x,
@@ -21,9 +23,9 @@
 //   transposed)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
 //     others have the size of the next multiple.
-//   prepare(x, weight, n, k, m, config)
+//   prepare(x, weight, n, k, m, config, apart)
 //     Makes the plans of linears of these sizes for calls of up to M rows, whose x has x's type and
-//     device, and whose weight has the weight's type.
+//     device, and whose weight has the weight's type; with `apart` of the casts of x too.
 //   capture_id(x)
 //     A number of the CUDA graph that x's current stream is captured into, 0 where it is not.
 //   scales_bytes(config, layout), scales_init(state), scales_set_first(state, first),
@@ -116,8 +118,8 @@ struct Call {
 
   [[nodiscard]] QuantizerKey quantizer_key(float8_operand operand, int64_t rows,
                                            bool transposed) const {
-    return key_of(config, place, operand, rows, operand == FLOAT8_GRAD_OUTPUT ? n : k,
-                  operand == FLOAT8_WEIGHT ? weight_dtype : dtype, transposed);
+    return key_of(config, place, operand, rows, operand == FLOAT8_GRAD_OUTPUT ? n : k, dtype,
+                  transposed);
   }
 
   [[nodiscard]] static QuantizerKey key_of(Config config, const Place& place,
@@ -160,37 +162,68 @@ int64_t empty_saved_bytes(const Call& call, bool x_given, bool w_given) {
   return 2 * of(kRows) - of(2 * kRows);
 }
 
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config_bits, int64_t operand_code,
+// The cast of an operand that an op names.
+struct Cast {
+  Place place;
+  Matrix rows;
+  QuantizerKey key;
+
+  Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed)
+      : place(place_of(x, Config(config_bits))), rows(as_matrix(x)) {
+    if (operand < FLOAT8_INPUT || operand > FLOAT8_GRAD_OUTPUT) {
+      throw std::invalid_argument("float8: operand " + std::to_string(operand) +
+                                  " is not 0 (input), 1 (weight) or 2 (grad_output)");
+    }
+    key = Call::key_of(Config(config_bits), place, static_cast<float8_operand>(operand), rows.rows,
+                       rows.cols, dtype_of(x), transposed);
+  }
+
+  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
+    const Workspace workspace(place, quantizer.workspace_bytes);
+    float8_quantize_args args;
+    args.x = rows.data;
+    args.ld_x = rows.stride;
+    args.rows = rows.rows;
+    args.tensor = q.mutable_data_ptr();
+    args.transposed = quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
+    check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
+  }
+};
+
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
                                     bool transposed) {
-  const Config config(config_bits);
-  const Place place = place_of(x, config);
-  if (operand_code < FLOAT8_INPUT || operand_code > FLOAT8_GRAD_OUTPUT) {
-    throw std::invalid_argument("float8: operand " + std::to_string(operand_code) +
-                                " is not 0 (input), 1 (weight) or 2 (grad_output)");
+  const Cast cast(x, config, operand, transposed);
+  const Device device = cast.place.device;
+  if (cast.rows.rows == 0) {
+    const auto of = [&](int64_t rows) {
+      return quantized_bytes(rows, cast.rows.cols, Config(config), operand, transposed);
+    };
+    const QuantizedBytes one = of(kRows);
+    const QuantizedBytes two = of(2 * kRows);
+    return {empty_bytes(2 * one.q - two.q, device), empty_bytes(2 * one.qt - two.qt, device)};
   }
-  const auto operand = static_cast<float8_operand>(operand_code);
-  const Matrix rows = as_matrix(x);
-  const QuantizerKey key =
-      Call::key_of(config, place, operand, rows.rows, rows.cols, dtype_of(x), transposed);
-  if (rows.rows == 0) {
-    const QuantizedBytes one = quantized_bytes(kRows, rows.cols, config, operand_code, transposed);
-    const QuantizedBytes two =
-        quantized_bytes(2 * kRows, rows.cols, config, operand_code, transposed);
-    return {empty_bytes(2 * one.q - two.q, place.device),
-            empty_bytes(2 * one.qt - two.qt, place.device)};
-  }
-  const Quantizer& quantizer = quantizer_for(key, place);
-  Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), place.device);
-  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), place.device);
-  const Workspace workspace(place, quantizer.workspace_bytes);
-  float8_quantize_args args;
-  args.x = rows.data;
-  args.ld_x = rows.stride;
-  args.rows = rows.rows;
-  args.tensor = q.mutable_data_ptr();
-  args.transposed = quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
-  check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
+  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
+  cast.run(quantizer, q, qt);
   return {q, qt};
+}
+
+void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
+                   int64_t operand) {
+  const Cast cast(x, config, operand, true);
+  if (cast.rows.rows == 0) return;
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  for (const auto& [copy, bytes] : {std::pair{&q, quantizer.q_bytes}, {&qt, quantizer.qt_bytes}}) {
+    const Device device = device_of(*copy);
+    if (static_cast<size_t>(copy->numel()) != bytes || device.type != cast.place.device.type ||
+        device.index != cast.place.device.index) {
+      throw std::invalid_argument("float8: a copy in fp8 has " + std::to_string(copy->numel()) +
+                                  " bytes, or is on another device; it needs " +
+                                  std::to_string(bytes) + ", as quantize gives them");
+    }
+  }
+  cast.run(quantizer, q, qt);
 }
 
 std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<Tensor>& x_q,
@@ -330,7 +363,7 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
 }
 
 void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
-             int64_t m, int64_t config) {
+             int64_t m, int64_t config, bool apart) {
   if (n.size() != k.size() || m < 1) {
     throw std::invalid_argument("float8: prepare needs as many n as k, and at least one row");
   }
@@ -346,6 +379,14 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
                     .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))});
   }
   plan_all(keys, place);
+  if (!apart) return;
+  for (const int64_t cols : k) {
+    for (const bool transposed : {false, true}) {
+      (void)quantizer_for(
+          Call::key_of(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed),
+          place);
+    }
+  }
 }
 
 int64_t capture_id_op(const Tensor& x) {
@@ -382,6 +423,7 @@ void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize", TORCH_BOX(&quantize));
+  library.impl("quantize_into", TORCH_BOX(&quantize_into));
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
   library.impl("capture_id", TORCH_BOX(&capture_id_op));
@@ -398,6 +440,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
 STABLE_TORCH_LIBRARY(float8, library) {
   library.def("quantize(Tensor x, int config, int operand, bool transposed) -> (Tensor, Tensor)");
   library.def(
+      "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()");
+  library.def(
       "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
       "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save) -> (Tensor, Tensor)");
   library.def(
@@ -407,7 +451,9 @@ STABLE_TORCH_LIBRARY(float8, library) {
   library.def(
       "quantized_bytes(int rows, int cols, int config, int operand, bool "
       "transposed) -> (int, int)");
-  library.def("prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config) -> ()");
+  library.def(
+      "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool "
+      "apart) -> ()");
   library.def("capture_id(Tensor x) -> int");
   library.def("scales_bytes(int config, int layout) -> int");
   library.def("scales_init(Tensor(a!) state, int config, int layout) -> ()");

@@ -20,6 +20,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 )
 
 quantize = torch.ops.float8.quantize.default
+quantize_into = torch.ops.float8.quantize_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
@@ -63,6 +64,13 @@ def _fake_quantize(
         parts = _quantized_bytes(int(x.shape[-1]), config, operand, transposed)
         sizes = tuple(base + step * blocks for base, step in parts)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_into")  # type: ignore[untyped-decorator]
+def _fake_quantize_into(
+    x: torch.Tensor, q: torch.Tensor, qt: torch.Tensor, config: int, operand: int
+) -> None:
+    pass
 
 
 @torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]
@@ -185,12 +193,14 @@ class LinearFunction(torch.autograd.Function):
         layout: int,
         x_q: torch.Tensor | None,
         x_qt: torch.Tensor | None,
+        w_q: torch.Tensor | None,
+        w_qt: torch.Tensor | None,
     ) -> torch.Tensor:
         y, saved = linear_forward(
-            x, x_q, x_qt, weight, None, None, bias, scales, config, layout, True
+            x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True
         )
         kept = x if config & recipes.READS_X else None
-        ctx.save_for_backward(saved, weight, kept, x_qt, scales)
+        ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         ctx.config = config
         ctx.layout = layout
         return y  # type: ignore[no-any-return]
@@ -199,7 +209,7 @@ class LinearFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
             SharedInput.latest = None
-        saved, weight, x, x_qt, scales = ctx.saved_tensors
+        saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         dx, dw, db = linear_backward(
             dy,
@@ -207,7 +217,7 @@ class LinearFunction(torch.autograd.Function):
             x,
             x_qt,
             weight,
-            None,
+            w_qt,
             scales,
             ctx.config,
             ctx.layout,
@@ -217,7 +227,7 @@ class LinearFunction(torch.autograd.Function):
             dx if want_x else None,
             dw if want_weight else None,
             db if want_bias else None,
-            *(None,) * 5,
+            *(None,) * 7,
         )
 
 
@@ -233,25 +243,30 @@ def linear(
     layout: int = 0,
     owner: Any = None,
     source: torch.Tensor | None = None,
+    weight_cast: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Computes a linear of that config (recipes.pack), with a gradient where one is wanted.
 
     scales: the linear's part of a scale state of that layout (scales.py), for delayed scaling.
     owner: a module with `shares_input`, where x may be cast apart, once for all linears that read
         it; `source` is then the tensor that the module was called with.
+    weight_cast: the weight's copies in fp8 (weight_casts.py).
     """
     save = torch.is_grad_enabled() and (
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     )
     x_q = x_qt = None
+    w_q, w_qt = weight_cast or (None, None)
     if owner is not None:
         if torch.compiler.is_compiling():
             x_q, x_qt = _quantize_input(x, config & ~recipes.BIAS, save)
         elif source is not None and not source.is_inference():
             x_q, x_qt = _share(owner, source, x, config, save)
     if save:
-        return _apply(x, weight, bias, scales, config, layout, x_q, x_qt)  # type: ignore[no-any-return]
+        return _apply(  # type: ignore[no-any-return]
+            x, weight, bias, scales, config, layout, x_q, x_qt, w_q, w_qt
+        )
     y: torch.Tensor = linear_forward(
-        x, x_q, x_qt, weight, None, None, bias, scales, config, layout, False
+        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, False
     )[0]
     return y
