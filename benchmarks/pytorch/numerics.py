@@ -187,7 +187,7 @@ def main() -> int:
     parser = common.parser(__doc__, known)
     parser.add_argument("--size", type=int, default=0, help="of the square casts, default 2048")
     options = parser.parse_args()
-    recipes = [variant.recipe for variant in common.chosen(options.variants, known, False)]
+    recipes = [variant.recipe for variant in common.chosen(options.variants, known, based=False)]
     device = common.device_of(options)
     torch.manual_seed(0)
     try:

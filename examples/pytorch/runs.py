@@ -47,11 +47,11 @@ def read_csv(path: pathlib.Path) -> Run:
     """Reads a run; its name is that of its folder."""
     try:
         with open(path, newline="") as file:
-            rows = [
-                (int(row["step"]), float(row["loss"]), float(row["tokens_per_s"]))
-                for row in csv.DictReader(file)
-            ]
-    except (KeyError, TypeError, UnicodeDecodeError, ValueError):
+            lines = csv.reader(file)
+            if tuple(next(lines, ())) != COLUMNS:
+                raise ValueError
+            rows = [(int(step), float(loss), float(speed)) for step, loss, speed in lines]
+    except (csv.Error, ValueError):
         raise ValueError(f"{path} is no CSV of a run, with columns {', '.join(COLUMNS)}") from None
     if not rows:
         raise ValueError(f"{path} has no steps")

@@ -10,8 +10,8 @@ float32, and autocast runs the rest in bfloat16; the recipe bf16 leaves the line
 default model has 103 million parameters. FOLDER gets steps.csv (step, loss, tokens/s), steps.png,
 where matplotlib is installed, and checkpoints, from which --resume goes on as if nothing had
 happened: bit for bit on a CPU, on a GPU with --deterministic. --compare draws several runs in one
-plot, and prints a table of their final losses to the first's. --emulate trains on a CPU: give it
-small sizes.
+plot, and prints a table of their final losses, means of the last 5 % of the steps, to the first's.
+--emulate trains on a CPU: give it small sizes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Trainer:
         self.options = options
         self.device = device_of(options)
         torch.manual_seed(options.seed)
-        torch.use_deterministic_algorithms(options.deterministic)
+        if options.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         shape = shape_of(options)
         self.corpus = Corpus(options.files, options.seq, options.batch, options.seed)
         model = Llama(shape, VOCABULARY, options.seq).to(self.device)
@@ -124,7 +126,7 @@ class Trainer:
         losses = torch.stack([self.step(index) for index in range(first, end)]).tolist()
         tokens = (end - first) * self.options.batch * self.options.seq
         speed = round(tokens / (time.perf_counter() - begin), 1)
-        self.rows += [(first + index, loss, speed) for index, loss in enumerate(losses)]
+        self.rows += [(first + index, loss, speed) for index, loss in enumerate(losses, 1)]
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a checkpoint, whole or not at all."""
@@ -207,7 +209,7 @@ def train(trainer: Trainer, out: pathlib.Path) -> None:
         ends += [done - done % n + n for n in (options.log_every, options.save_every) if n]
         trainer.steps(min(ends))
         step, loss, speed = trainer.rows[-1]
-        print(f"step {step + 1:6}  loss {loss:7.4f}  {speed:9.0f} tokens/s", flush=True)
+        print(f"step {step:6}  loss {loss:7.4f}  {speed:9.0f} tokens/s", flush=True)
         runs.write_csv(out / "steps.csv", trainer.rows)
         done = trainer.step_count
         if done == options.steps or (options.save_every and done % options.save_every == 0):
