@@ -82,12 +82,14 @@ def variants(compiled: bool = True, eager: bool = True) -> dict[str, Variant]:
     return {variant.name: variant for variant in every}
 
 
-def chosen(names: str, known: dict[str, Variant]) -> list[Variant]:
-    """Returns the variants of a list of names, with the first that is known in front."""
+def chosen(names: str, known: dict[str, Variant], based: bool = True) -> list[Variant]:
+    """Returns the variants of a list of names; based: with the first that is known in front."""
     wanted = [name.strip() for name in names.split(",")] if names else list(known)
     for name in wanted:
         if name not in known:
             sys.exit(f"no variant {name!r}; there are {', '.join(known)}")
+    if not based:
+        return [known[name] for name in wanted]
     base = next(iter(known.values()))
     return [base, *(known[name] for name in wanted if known[name] != base)]
 

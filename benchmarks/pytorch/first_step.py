@@ -72,7 +72,7 @@ def main() -> int:
         found = measure(variant, options.blocks, tokens, options.prepare, options.emulate)
         print(json.dumps(found))
         return 0
-    variants = common.chosen(options.variants, known)
+    variants = common.chosen(options.variants, known, based=False)
     title = f"{options.blocks} Llama-3-8B blocks, 1 x {tokens} tokens, first step after convert"
     print(common.headline(title, common.device_of(options)), flush=True)
     arguments = ["--blocks", str(options.blocks), "--tokens", str(tokens)]

@@ -98,3 +98,21 @@ class Blocks(nn.Module):
         for block in self.blocks:
             x = block(x, cos, sin)
         return x
+
+
+class Llama(nn.Module):
+    """Tokens [batch, tokens] to logits. The head has the weight of the embedding."""
+
+    def __init__(self, shape: Shape, vocabulary: int, tokens: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, shape.dim)
+        self.blocks = Blocks(shape, tokens)
+        self.norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                ends_branch = name.endswith(("o.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** (0.5 * ends_branch))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm(self.blocks(self.embedding(tokens)))
+        return functional.linear(x, self.embedding.weight)
