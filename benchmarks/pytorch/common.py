@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -179,7 +179,7 @@ def sample(call: Callable[[], object], calls: int) -> float:
 
 
 def interleaved(
-    steps: dict[str, Callable[[], object]], limit_s: float, sample_ms: float, least: int = 5
+    steps: Mapping[str, Callable[[], object]], limit_s: float, sample_ms: float, least: int = 5
 ) -> dict[str, list[float]]:
     """Samples of each step in ms, in rounds over all steps, until the time is spent.
 

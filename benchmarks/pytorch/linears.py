@@ -89,11 +89,12 @@ def of_a_layer(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def make_round(variant: common.Variant, operands: Operands, emulate: bool) -> Callable[[], None]:
     """Returns forward and backward of all sets, as a CUDA graph where there is a device."""
     layers = variant.convert(operands.linears(), emulate)
+    f8.prepare(layers, len(operands.dy[0]))  # kernels are compiled side by side
     call = variant.callable(of_a_layer, emulate)
 
     def once() -> None:
         # The scale state of delayed scaling is one more module behind the layers.
-        for layer, x, dy in zip(layers, operands.x, operands.dy, strict=False):
+        for layer, x, dy in zip(layers.children(), operands.x, operands.dy, strict=False):
             torch.autograd.grad(call(layer, x), (x, layer.weight), dy)
 
     if emulate:
