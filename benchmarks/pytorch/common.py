@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,11 +73,11 @@ class Variant:
             f8.sync_float8_amax_and_scale_history(model)
 
 
-def variants(compiled: bool = True, eager: bool = True) -> dict[str, Variant]:
-    """Returns all variants by name, compiled and eager, with bf16 first."""
+def variants(eager: bool = True) -> dict[str, Variant]:
+    """Returns all variants by name, compiled ones and then eager ones, with bf16 first."""
     of_a_kind = [("bf16", ""), *(("torchao", recipe) for recipe in TORCHAO_RECIPES)]
     of_a_kind += [("float8", recipe) for recipe in RECIPES]
-    kinds = [kind for kind, wanted in ((True, compiled), (False, eager)) if wanted]
+    kinds = (True, False) if eager else (True,)
     every = [Variant(*names, compiled=kind) for kind in kinds for names in of_a_kind]
     return {variant.name: variant for variant in every}
 
@@ -179,7 +179,7 @@ def sample(call: Callable[[], object], calls: int) -> float:
 
 
 def interleaved(
-    steps: dict[str, Callable[[], object]], limit_s: float, sample_ms: float, least: int = 5
+    steps: Mapping[str, Callable[[], object]], limit_s: float, sample_ms: float, least: int = 5
 ) -> dict[str, list[float]]:
     """Samples of each step in ms, in rounds over all steps, until the time is spent.
 

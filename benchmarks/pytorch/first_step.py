@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 
 import common
 import torch
@@ -35,7 +36,7 @@ def measure(
     x, dy = (
         torch.randn(1, tokens, common.width(emulate), device=device).bfloat16() for _ in range(2)
     )
-    call = model
+    call: Callable[..., torch.Tensor] = model
 
     def convert() -> None:
         nonlocal model, call

@@ -76,6 +76,8 @@ def main() -> int:
             except Exception as error:  # the other variants are measured still
                 failures[variant.name] = common.reason(error)
             print(f"  {variant.name}: ready", file=sys.stderr, flush=True)
+        if variants[0].name in failures:
+            sys.exit(f"{variants[0].name}: {failures[variants[0].name]}")
         times = common.interleaved(steps, 0 if options.emulate else options.seconds, 120)
     base = times[variants[0].name]
     rows = []

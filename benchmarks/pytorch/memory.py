@@ -5,7 +5,8 @@
 
 A step is forward, backward and fused AdamW, all in bf16. Each variant has a process of its own,
 which takes three steps; the peak is that of the second and third, as PyTorch's allocator counts it.
-It includes float8's workspace, which comes from that allocator. `beside` is what the peak has beside
+It includes float8's workspace, which comes from that allocator. Each block is compiled by itself,
+which torch.compile does once for all of them. `beside` is what the peak has beside
 parameters and AdamW's states: activations, gradients and workspaces. With --emulate the peak is the
 process's own.
 """
@@ -27,13 +28,14 @@ def measure(variant: common.Variant, blocks: int, tokens: int, emulate: bool) ->
     device = "cpu" if emulate else "cuda"
     model = variant.convert(common.blocks(blocks, tokens, device, emulate), emulate)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    call = variant.callable(model, emulate)
+    for block in model.blocks:
+        block.forward = variant.callable(block.forward, emulate)
     x, dy = (
         torch.randn(1, tokens, common.width(emulate), device=device).bfloat16() for _ in range(2)
     )
 
     def step() -> None:
-        call(x.detach().requires_grad_()).backward(dy)
+        model(x.detach().requires_grad_()).backward(dy)
         variant.end_of_step(model)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

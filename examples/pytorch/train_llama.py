@@ -79,7 +79,10 @@ class Trainer:
         self.loss_of = torch.compile(self.loss, fullgraph=True) if options.compile else self.loss
         decayed = [p for p in model.parameters() if p.ndim == 2]
         others = [p for p in model.parameters() if p.ndim != 2]
-        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(
             groups, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
