@@ -7,7 +7,6 @@ modules.convert(model, [fast_llm.layers.common.linear.linear.Linear], recipe="ro
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -55,22 +54,30 @@ def convert(
             continue
         if module_filter_fn is not None and not module_filter_fn(module, name):
             continue
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
-            raise TypeError(
-                f"float8: the {_own_kind(module).__name__} {name or 'root'!r} has no weight of two "
-                "dimensions, so it is no linear; leave it out with module_filter_fn"
-            )
-        rows, cols = reversed(weight.shape) if _is_transposed(module) else weight.shape
         try:
-            check_sizes(_own_kind(module).__name__, cols, rows, pad_inner_dim=False)
-        except ValueError as error:
-            raise ValueError(f"{error} (layer {name or 'root'!r})") from None
+            _check(module)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error} (layer {name or 'root'!r})") from None
         chosen.append(module)
     for module in chosen:
         module.__class__ = _fp8_class(_own_kind(module))
-        module._float8_config = config  # type: ignore[assignment]
+        module._float8_config = config
     return model
+
+
+def _check(module: nn.Module) -> None:
+    """Raises where a module is no linear, or one that fp8 cannot have."""
+    kind = _own_kind(module).__name__
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        raise TypeError(f"float8: {kind} has no weight of two dimensions, so it is no linear")
+    if next(module.children(), None) is not None:
+        raise TypeError(
+            f"float8: {kind} has submodules, such as those of LoRA, so its forward is more than a "
+            "linear; leave it out with module_filter_fn"
+        )
+    rows, cols = reversed(weight.shape) if _is_transposed(module) else weight.shape
+    check_sizes(kind, cols, rows, pad_inner_dim=False)
 
 
 class _Fp8:
@@ -103,9 +110,13 @@ def _own_kind(module: nn.Module) -> type[nn.Module]:
     return kind
 
 
-@functools.cache
+_classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def _fp8_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Float8{kind.__name__}", (_Fp8, kind), {"_float8_kind": kind})
+    if kind not in _classes:
+        _classes[kind] = type(f"Float8{kind.__name__}", (_Fp8, kind), {"_float8_kind": kind})
+    return _classes[kind]
 
 
 def _empty(kind: type[nn.Module]) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -194,7 +193,7 @@ def convert_linears(
     converted = swap_linears(
         module,
         lambda linear: linear if _has(linear, kind, options) else make(linear, options),
-        functools.partial(choose, recipe=options.recipe),
+        lambda linears: choose(linears, options.recipe),
         check,
     )
     drop_unused_states(converted)

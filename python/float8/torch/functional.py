@@ -38,9 +38,14 @@ def linear(
     return apply(x, weight, bias, pack(recipe, emulate, recompute, saturate))
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
     """Returns the config of a recipe and its options, which `apply` takes."""
+    return _pack(recipe, emulate, recompute, saturate)
+
+
+@functools.cache
+def _pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
     resolved = resolve_recipe(recipe)
     if resolved.delayed:
         raise ValueError(

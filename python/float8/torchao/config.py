@@ -54,7 +54,12 @@ class ScalingGranularity(enum.Enum):
     BLOCK_128X128 = "block_128x128"
 
     def short_str(self) -> str:
-        short = {"tensorwise": "ten", "axiswise": "axs", "block_1x128": "b1", "block_128x128": "b128"}
+        short = {
+            "tensorwise": "ten",
+            "axiswise": "axs",
+            "block_1x128": "b1",
+            "block_128x128": "b128",
+        }
         return short[self.value]
 
 
