@@ -190,15 +190,17 @@ def convert_linears(
         if delayed and replaced:
             refuse_second_state(module, replaced)
 
-    converted = swap_linears(
+    def finish(converted: nn.Module) -> None:
+        attach_scales(converted, history=options.history, margin=options.margin)
+        drop_unused_states(converted)
+
+    return swap_linears(
         module,
         lambda linear: linear if _has(linear, kind, options) else make(linear, options),
         lambda linears: choose(linears, options.recipe),
         check,
+        finish,
     )
-    drop_unused_states(converted)
-    attach_scales(converted, history=options.history, margin=options.margin)
-    return converted
 
 
 def _has(linear: nn.Linear, kind: type[Float8Linear], options: LinearConfig) -> bool:
@@ -220,34 +222,41 @@ def swap_linears(
     make: Make,
     choose: Callable[[dict[str, nn.Linear]], Collection[str]],
     check: Callable[[Collection[nn.Module]], None] = lambda _: None,
+    finish: Callable[[nn.Module], None] = lambda _: None,
 ) -> nn.Module:
     """Exchanges the linears that are chosen for what `make` makes of them.
 
     A linear that the model has in several places stays one module. `check` is called with those that
-    are replaced, before the first change.
+    are replaced, before the first change, and `finish` with the result; where it fails, the changes
+    are undone.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"float8: an nn.Module is converted, not a {type(module).__name__}")
     if is_convertible(module):
-        return _swap_root(module, make, choose, check)
-    # Everything that can fail comes before the first change.
-    linears: dict[str, nn.Linear] = {}
-    seen: set[nn.Module] = set()
-    places: list[tuple[nn.Module, str, nn.Linear]] = []
-    for name, parent in module.named_modules():
-        for child_name, child in parent._modules.items():
-            if child is None or not is_convertible(child):
-                continue
-            assert isinstance(child, nn.Linear)
-            if child not in seen:
-                seen.add(child)
-                linears[f"{name}.{child_name}" if name else child_name] = child
-            places.append((parent, child_name, child))
+        converted = _swap_root(module, make, choose, check)
+        finish(converted)
+        return converted
+    linears = {
+        name: child
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Linear) and is_convertible(child)
+    }
     made = {linears[name]: _make(make, linears[name], name) for name in choose(linears)}
     check([old for old, new in made.items() if new is not old])
-    for parent, child_name, old in places:
-        if old in made:
-            parent._modules[child_name] = made[old]
+    places = [
+        (parent._modules, name, child)
+        for parent in module.modules()
+        for name, child in parent._modules.items()
+        if isinstance(child, nn.Linear) and child in made
+    ]
+    try:
+        for children, name, old in places:
+            children[name] = made[old]
+        finish(module)
+    except BaseException:
+        for children, name, old in places:
+            children[name] = old
+        raise
     return module
 
 

@@ -18,6 +18,8 @@ _MODULES = (
     "float8_tensor_parallel",
     "fsdp_utils",
 )
+# Names of the installed torchao.float8, and the modules of it that have them.
+_ELSEWHERE = {"FP8Granularity": "types", "Float8MMConfig": "inference"}
 # accelerate wants 0.6.1 for fp8 training, transformers 0.15 for what the empty torchao has not.
 _VERSION = "0.6.1"
 _EVERYTHING = importlib.metadata.DistributionFinder.Context()
@@ -47,6 +49,12 @@ class _Finder(importlib.metadata.DistributionFinder):
         return [_Distribution()] if context.name in (None, "torchao") else []
 
 
+def _find_elsewhere(name: str) -> object:
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(f"torchao.float8.{_ELSEWHERE[name]}"), name)
+    raise AttributeError(f"float8: torchao.float8 has no {name!r} after float8.torchao.install()")
+
+
 def install() -> None:
     """Makes `torchao.float8` mean this package, in this process.
 
@@ -71,6 +79,7 @@ def install() -> None:
     facade.__dict__.update({name: getattr(ours, name) for name in dir(ours) if name[:2] != "__"})
     # What this package does not have is found in the installed torchao.
     facade.__path__ = [os.path.join(folder, "float8") for folder in folders]
+    facade.__getattr__ = _find_elsewhere  # type: ignore[method-assign]
     facade.__spec__ = importlib.machinery.ModuleSpec("torchao.float8", None, is_package=True)
     sys.modules["torchao.float8"] = facade
     for name in _MODULES:
