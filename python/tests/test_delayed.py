@@ -14,6 +14,7 @@ import reference
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils import checkpoint
 
 import float8
 import float8.torch as f8
@@ -100,15 +101,41 @@ def test_micro_batches_count_together(device: str, mlp: Any, config: Any) -> Non
     assert torch.equal(delayed.float8_scales.state, other.float8_scales.state)
 
 
-def test_evaluation_records_nothing(device: str, mlp: Any, config: Any) -> None:
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_evaluation_records_nothing(mode: Any, device: str, mlp: Any, config: Any) -> None:
     delayed, x = convert(mlp(), config), inputs(device)
     for _ in range(2):
         before = delayed.float8_scales.state.clone()
-        with torch.no_grad():
+        with mode():
             delayed(x)
         assert torch.equal(delayed.float8_scales.state, before)
         step(delayed, x)
     assert not torch.equal(delayed.float8_scales.state, before)
+
+
+@pytest.mark.parametrize("reentrant", (False, True))
+def test_activation_checkpoint(reentrant: bool, device: str, mlp: Any, config: Any) -> None:
+    """A second forward in backward sees the same scales, and records the same amaxes."""
+    model, x = convert(mlp(), config), inputs(device)
+    other = copy.deepcopy(model)
+    for scale in (1, 3, 2):
+        leaf = (scale * x).requires_grad_()
+        y = checkpoint.checkpoint(other, leaf, use_reentrant=reentrant)
+        y.float().square().sum().backward()
+        f8.sync_float8_amax_and_scale_history(other)
+        grads = [leaf.grad, *(p.grad for p in other.parameters())]
+        assert same(step(model, scale * x), [y, *grads])
+        other.zero_grad()
+    assert torch.equal(model.float8_scales.state, other.float8_scales.state)
+
+
+def test_no_rows(device: str, mlp: Any, config: Any) -> None:
+    model, x = convert(mlp(), config), inputs(device)
+    other = copy.deepcopy(model)
+    for _ in range(2):
+        step(other, x[:0], sync=False)
+        assert same(step(model, x), step(other, x))
+    assert torch.equal(model.float8_scales.state, other.float8_scales.state)
 
 
 def test_partly_delayed_recipe(device: str, mlp: Any, config: Any) -> None:
@@ -147,6 +174,21 @@ def test_resume(how: str, device: str, mlp: Any, config: Any) -> None:
         assert same(step(model, scale * x), step(other, scale * x))
     assert torch.equal(model.float8_scales.state, other.float8_scales.state)
     assert model.float8_scales.state.data_ptr() != other.float8_scales.state.data_ptr()
+
+
+def test_distributed_checkpoint(tmp_path: Any, device: str, mlp: Any, config: Any) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    model, x = convert(mlp(), config), inputs(device)
+    step(model, x)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    other, plain = convert(mlp(), config), mlp()
+    for loading in (other, plain):  # plain linears leave the scales out
+        state = {"model": loading.state_dict()}
+        dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+        loading.load_state_dict(state["model"])
+    assert same(list(plain.parameters()), list(model.parameters()))
+    assert same(step(model, 2 * x), step(other, 2 * x))
 
 
 def test_fresh_state_is_loaded_as_a_first_step(device: str, mlp: Any, config: Any) -> None:
