@@ -37,6 +37,8 @@ class ContextOptions(ctypes.Structure):
         ("check_pointers", ctypes.c_int32),
         ("emulate", ctypes.c_int32),
         ("no_table", ctypes.c_int32),
+        ("moves_saved", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

@@ -24,6 +24,15 @@ Function* torch_cuda(const char* name) {
   return reinterpret_cast<Function*>(symbol);
 }
 
+// Null where there is no driver.
+template <class Function>
+Function* driver_function(const char* name) {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
+  return driver == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(driver, name));
+}
+
+constexpr int kCaptureActive = 1;  // CU_STREAM_CAPTURE_STATUS_ACTIVE
+
 }  // namespace
 
 float8_stream current_stream(int32_t device) {
@@ -41,16 +50,18 @@ void set_current_stream(int32_t device, float8_stream stream) {
 }
 
 bool is_capturing(float8_stream stream) {
-  using GetCaptureStatus = int (*)(float8_stream, int*);
-  static const auto get = [] {
-    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
-    return driver == nullptr
-               ? nullptr
-               : reinterpret_cast<GetCaptureStatus>(dlsym(driver, "cuStreamIsCapturing"));
-  }();
-  constexpr int kActive = 1;
+  static auto* const get = driver_function<int(float8_stream, int*)>("cuStreamIsCapturing");
   int status = 0;
-  return get != nullptr && get(stream, &status) == 0 && status == kActive;
+  return get != nullptr && get(stream, &status) == 0 && status == kCaptureActive;
+}
+
+uint64_t capture_id(float8_stream stream) {
+  using Info = int(float8_stream, int*, uint64_t*, void*, void*, void*);
+  static auto* const get = driver_function<Info>("cuStreamGetCaptureInfo_v2");
+  int status = 0;
+  uint64_t id = 0;
+  const bool known = get != nullptr && get(stream, &status, &id, nullptr, nullptr, nullptr) == 0;
+  return known && status == kCaptureActive ? id : 0;
 }
 
 void load_cuda_libraries() {

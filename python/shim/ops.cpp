@@ -1,20 +1,33 @@
 // The ops of torch.ops.float8, registered with PyTorch's stable ABI. They are functional: every
-// tensor that they return is new. python/float8/torch/_ops.py has their fake kernels and gradients.
+// tensor that they return is new, but for quantize_into and the calls of scales. python/float8/torch/_ops.py has their fake kernels and gradients.
 //
-//   linear_forward(x, weight, bias?, scales?, config, layout, save) -> (y, saved)
+//   quantize(x, config, operand, transposed) -> (q, qt)
+//     The copies of an operand in fp8 (a float8_operand), as bytes: q as it lies and qt transposed,
+//     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
+//     is false. An input has any rank; a weight is in x's type. Not for delayed scaling.
+//   quantize_into(x, q!, qt!, config, operand)
+//     The same over copies that quantize gave.
+//   linear_forward(x, x_q?, x_qt?, weight, w_q?, w_qt?, bias?, scales?, config, layout, save)
+//     -> (y, saved)
 //     y = x weight^T + bias. x has any rank, weight is [N][K] and may be in another type than x,
-//     which y has. `saved` is what backward needs, or empty where save is false. With delayed
+//     which y has. Operands that are given as quantize made them are not cast again. `saved` is what
+//     backward needs of those that are not, or empty where save is false. With delayed
 //     scaling, `scales` names the linear in a scale state (scales.hpp) of that layout, whose
 //     amaxes a call with `save` raises. It is not declared as written: nothing reads the amaxes but
 //     scales_sync, and raising them twice changes nothing.
-//   linear_backward(dy, saved, x?, weight, scales?, config, layout, wanted) -> (dx, dw, db)
+//   linear_backward(dy, saved, x?, x_qt?, weight, w_qt?, scales?, config, layout, wanted)
+//     -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
-//     db have the weight's. x is read where the config says so.
-//   saved_bytes(n, k, config) -> (base, per_block)
-//     The size of `saved` is base + per_block * ceil(M / 512).
-//   prepare(x, weight, n, k, m, config)
+//     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's.
+//   saved_bytes(m, n, k, config, x_given, w_given), quantized_bytes(rows, cols, config, operand,
+//   transposed)
+//     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
+//     others have the size of the next multiple.
+//   prepare(x, weight, n, k, m, config, apart)
 //     Makes the plans of linears of these sizes for calls of up to M rows, whose x has x's type and
-//     device, and whose weight has the weight's type.
+//     device, and whose weight has the weight's type; with `apart` of the casts of x too.
+//   capture_id(x)
+//     A number of the CUDA graph that x's current stream is captured into, 0 where it is not.
 //   scales_bytes(config, layout), scales_init(state), scales_set_first(state, first),
 //   scales_is_first(state), scales_sync(state)
 //     The size of a scale state and its first contents, which an emulated config gives on the CPU;
@@ -28,6 +41,7 @@
 #include <tuple>
 #include <vector>
 
+#include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
@@ -55,24 +69,28 @@ struct Call {
   Config config;
   Place place;
   int32_t dtype;  // of x, y and their gradients
+  int32_t weight_dtype;
   int64_t n, k;
 
   Call(const Tensor& rows, const Tensor& weight, int64_t config_bits)
-      : config(config_bits), place(place_of(rows, config)), dtype(dtype_of(rows)) {
+      : config(config_bits),
+        place(place_of(rows, config)),
+        dtype(dtype_of(rows)),
+        weight_dtype(dtype_of(weight)) {
     if (weight.dim() != 2) throw std::invalid_argument("float8: a weight has two dimensions");
     check_device(weight, "the weight");
     n = weight.size(0);
     k = weight.size(1);
   }
 
-  [[nodiscard]] const Plan& plan(int64_t m, const Tensor& weight) const {
+  [[nodiscard]] const Plan& plan(int64_t m) const {
     const PlanKey key{.config = config.bits(),
                       .m_max = kRows * row_blocks(m),
                       .n = n,
                       .k = k,
                       .device = place.key(),
                       .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
-                      .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))};
+                      .grad_dtype = static_cast<int8_t>(element_type(weight_dtype, "weight"))};
     return plan_for(key, place);
   }
 
@@ -84,6 +102,49 @@ struct Call {
     }
   }
 
+  // The view of an operand that quantize cast; null where it is not given.
+  [[nodiscard]] const float8_tensor* given(float8_operand operand, const std::optional<Tensor>& q,
+                                           const std::optional<Tensor>& qt, int64_t rows,
+                                           float8_tensor& view) const {
+    if (!q && !qt) return nullptr;
+    const Quantizer& quantizer = quantizer_for(quantizer_key(operand, rows, qt.has_value()), place);
+    const void* const at_q = bytes_of(q, quantizer.q_bytes);
+    const void* const at_qt = bytes_of(qt, quantizer.qt_bytes);
+    view = {};
+    view.struct_size = sizeof view;
+    check(float8_quantizer_view(quantizer.quantizer, at_q, at_qt, rows, &view));
+    return &view;
+  }
+
+  [[nodiscard]] QuantizerKey quantizer_key(float8_operand operand, int64_t rows,
+                                           bool transposed) const {
+    return key_of(config, place, operand, rows, operand == FLOAT8_GRAD_OUTPUT ? n : k, dtype,
+                  transposed);
+  }
+
+  [[nodiscard]] static QuantizerKey key_of(Config config, const Place& place,
+                                           float8_operand operand, int64_t rows, int64_t cols,
+                                           int32_t dtype, bool transposed) {
+    return {.config = config.without_bias(),
+            .rows_max = operand == FLOAT8_WEIGHT ? rows : kRows * row_blocks(rows),
+            .cols = cols,
+            .device = place.key(),
+            .operand = static_cast<int8_t>(operand),
+            .dtype = static_cast<int8_t>(element_type(dtype, "x")),
+            .transposed = transposed};
+  }
+
+  [[nodiscard]] const void* bytes_of(const std::optional<Tensor>& copy, size_t bytes) const {
+    if (!copy || bytes == 0) return nullptr;
+    check_device(*copy, "an operand in fp8");
+    if (static_cast<size_t>(copy->numel()) < bytes) {
+      throw std::invalid_argument("float8: an operand in fp8 has " + std::to_string(copy->numel()) +
+                                  " bytes of " + std::to_string(bytes) +
+                                  "; it was quantised with another shape or recipe");
+    }
+    return copy->mutable_data_ptr();
+  }
+
   template <class Args>
   void set_scales(Args& args, const Tensor& tensor, int64_t layout, const Plan& plan) const {
     check_device(tensor, "the scale state");
@@ -93,7 +154,82 @@ struct Call {
   }
 };
 
-std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
+// `saved` of no rows: what is not proportional to M.
+int64_t empty_saved_bytes(const Call& call, bool x_given, bool w_given) {
+  const auto of = [&](int64_t m) {
+    return saved_bytes(m, call.n, call.k, call.config, x_given, w_given);
+  };
+  return 2 * of(kRows) - of(2 * kRows);
+}
+
+// The cast of an operand that an op names.
+struct Cast {
+  Place place;
+  Matrix rows;
+  QuantizerKey key;
+
+  Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed)
+      : place(place_of(x, Config(config_bits))), rows(as_matrix(x)) {
+    if (operand < FLOAT8_INPUT || operand > FLOAT8_GRAD_OUTPUT) {
+      throw std::invalid_argument("float8: operand " + std::to_string(operand) +
+                                  " is not 0 (input), 1 (weight) or 2 (grad_output)");
+    }
+    key = Call::key_of(Config(config_bits), place, static_cast<float8_operand>(operand), rows.rows,
+                       rows.cols, dtype_of(x), transposed);
+  }
+
+  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
+    const Workspace workspace(place, quantizer.workspace_bytes);
+    float8_quantize_args args;
+    args.x = rows.data;
+    args.ld_x = rows.stride;
+    args.rows = rows.rows;
+    args.tensor = q.mutable_data_ptr();
+    args.transposed = quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
+    check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
+  }
+};
+
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
+                                    bool transposed) {
+  const Cast cast(x, config, operand, transposed);
+  const Device device = cast.place.device;
+  if (cast.rows.rows == 0) {
+    const auto of = [&](int64_t rows) {
+      return quantized_bytes(rows, cast.rows.cols, Config(config), operand, transposed);
+    };
+    const QuantizedBytes one = of(kRows);
+    const QuantizedBytes two = of(2 * kRows);
+    return {empty_bytes(2 * one.q - two.q, device), empty_bytes(2 * one.qt - two.qt, device)};
+  }
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
+  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
+  cast.run(quantizer, q, qt);
+  return {q, qt};
+}
+
+void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
+                   int64_t operand) {
+  const Cast cast(x, config, operand, true);
+  if (cast.rows.rows == 0) return;
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  for (const auto& [copy, bytes] : {std::pair{&q, quantizer.q_bytes}, {&qt, quantizer.qt_bytes}}) {
+    const Device device = device_of(*copy);
+    if (static_cast<size_t>(copy->numel()) != bytes || device.type != cast.place.device.type ||
+        device.index != cast.place.device.index) {
+      throw std::invalid_argument("float8: a copy in fp8 has " + std::to_string(copy->numel()) +
+                                  " bytes, or is on another device; it needs " +
+                                  std::to_string(bytes) + ", as quantize gives them");
+    }
+  }
+  cast.run(quantizer, q, qt);
+}
+
+std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<Tensor>& x_q,
+                                          const std::optional<Tensor>& x_qt, const Tensor& weight,
+                                          const std::optional<Tensor>& w_q,
+                                          const std::optional<Tensor>& w_qt,
                                           const std::optional<Tensor>& bias,
                                           const std::optional<Tensor>& scales, int64_t config,
                                           int64_t layout, bool save) {
@@ -107,12 +243,15 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
     throw std::invalid_argument("float8: a bias is given, or missing, against the config");
   }
   Tensor y = empty_rows(x, call.n, call.dtype, call.place.device);
+  const bool x_given = x_q || x_qt;
+  const bool w_given = w_q || w_qt;
   if (rows.rows == 0) {
-    const SavedBytes bytes = save ? saved_bytes(call.n, call.k, call.config) : SavedBytes{};
-    return {y, empty_bytes(bytes.base, call.place.device)};
+    return {y,
+            empty_bytes(save ? empty_saved_bytes(call, x_given, w_given) : 0, call.place.device)};
   }
-  const Plan& plan = call.plan(rows.rows, weight);
-  Tensor saved = empty_bytes(save ? static_cast<int64_t>(plan.saved_bytes) : 0, call.place.device);
+  const Plan& plan = call.plan(rows.rows);
+  const size_t saved_bytes = save ? plan.saved_bytes(x_given, w_given) : 0;
+  Tensor saved = empty_bytes(static_cast<int64_t>(saved_bytes), call.place.device);
   const Matrix w = as_matrix(to_dtype(weight, call.dtype));
   float8_forward_args args;
   args.x = rows.data;
@@ -131,10 +270,13 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
     typed_bias = to_dtype(*bias, call.dtype);
     args.bias = typed_bias.mutable_data_ptr();
   }
-  if (save && plan.saved_bytes > 0) {
+  if (saved_bytes > 0) {
     args.saved = saved.mutable_data_ptr();
-    args.saved_bytes = plan.saved_bytes;
+    args.saved_bytes = saved_bytes;
   }
+  float8_tensor x_view, w_view;
+  args.x_tensor = call.given(FLOAT8_INPUT, x_q, x_qt, rows.rows, x_view);
+  args.w_tensor = call.given(FLOAT8_WEIGHT, w_q, w_qt, call.n, w_view);
   args.evaluate = !save;
   if (scales) call.set_scales(args, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
@@ -142,11 +284,10 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const Tensor& weight,
   return {y, saved};
 }
 
-std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tensor& saved,
-                                                   const std::optional<Tensor>& x,
-                                                   const Tensor& weight,
-                                                   const std::optional<Tensor>& scales,
-                                                   int64_t config, int64_t layout, int64_t wanted) {
+std::tuple<Tensor, Tensor, Tensor> linear_backward(
+    const Tensor& dy, const Tensor& saved, const std::optional<Tensor>& x,
+    const std::optional<Tensor>& x_qt, const Tensor& weight, const std::optional<Tensor>& w_qt,
+    const std::optional<Tensor>& scales, int64_t config, int64_t layout, int64_t wanted) {
   const Call call(dy, weight, config);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -170,7 +311,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tenso
     torch::stable::zero_(db);
     return {dx, dw, db};
   }
-  const Plan& plan = call.plan(rows.rows, weight);
+  const Plan& plan = call.plan(rows.rows);
   float8_backward_args args;
   args.dy = rows.data;
   args.ld_dy = rows.stride;
@@ -178,10 +319,14 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tenso
   if (want_dx) args.dx = dx.mutable_data_ptr();
   if (want_dw) args.dw = dw.mutable_data_ptr();
   if (want_db) args.db = db.mutable_data_ptr();
-  if (plan.saved_bytes > 0) {
+  const size_t saved_bytes = plan.saved_bytes(x_qt.has_value(), w_qt.has_value());
+  if (saved_bytes > 0) {
     args.saved = saved.mutable_data_ptr();
     args.saved_bytes = static_cast<size_t>(saved.numel());
   }
+  float8_tensor x_view, w_view;
+  args.x_tensor = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view);
+  args.w_tensor = call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
   Matrix inputs, w;
   if (call.config.reads_x()) {
     if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
@@ -206,13 +351,19 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy, const Tenso
   return {dx, dw, db};
 }
 
-std::tuple<int64_t, int64_t> saved_bytes_op(int64_t n, int64_t k, int64_t config) {
-  const SavedBytes bytes = saved_bytes(n, k, Config(config));
-  return {bytes.base, bytes.per_block};
+int64_t saved_bytes_op(int64_t m, int64_t n, int64_t k, int64_t config, bool x_given,
+                       bool w_given) {
+  return saved_bytes(m, n, k, Config(config), x_given, w_given);
+}
+
+std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int64_t config,
+                                                int64_t operand, bool transposed) {
+  const QuantizedBytes bytes = quantized_bytes(rows, cols, Config(config), operand, transposed);
+  return {bytes.q, bytes.qt};
 }
 
 void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
-             int64_t m, int64_t config) {
+             int64_t m, int64_t config, bool apart) {
   if (n.size() != k.size() || m < 1) {
     throw std::invalid_argument("float8: prepare needs as many n as k, and at least one row");
   }
@@ -228,6 +379,19 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
                     .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))});
   }
   plan_all(keys, place);
+  if (!apart) return;
+  for (const int64_t cols : k) {
+    for (const bool transposed : {false, true}) {
+      (void)quantizer_for(
+          Call::key_of(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed),
+          place);
+    }
+  }
+}
+
+int64_t capture_id_op(const Tensor& x) {
+  const Device device = device_of(x);
+  return device.is_cuda() ? static_cast<int64_t>(capture_id(current_stream(device.index))) : 0;
 }
 
 Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
@@ -235,7 +399,7 @@ Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
 }
 
 int64_t scales_bytes(int64_t config, int64_t layout) {
-  (void)saved_bytes(128, 128, Config(config));  // there is a plan now
+  (void)saved_bytes(kRows, 128, 128, Config(config), false, false);  // there is a plan now
   Place place;
   place.emulated = true;
   return Scales(empty_bytes(1, {}), layout, Config(config), place).bytes();
@@ -258,8 +422,11 @@ void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
 }
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
+  library.impl("quantize", TORCH_BOX(&quantize));
+  library.impl("quantize_into", TORCH_BOX(&quantize_into));
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
+  library.impl("capture_id", TORCH_BOX(&capture_id_op));
   library.impl("prepare", TORCH_BOX(&prepare));
   library.impl("scales_init", TORCH_BOX(&scales_init));
   library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
@@ -271,14 +438,23 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
 }  // namespace float8_torch
 
 STABLE_TORCH_LIBRARY(float8, library) {
+  library.def("quantize(Tensor x, int config, int operand, bool transposed) -> (Tensor, Tensor)");
   library.def(
-      "linear_forward(Tensor x, Tensor weight, Tensor? bias, Tensor? scales, int config, int "
-      "layout, bool save) -> (Tensor, Tensor)");
+      "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()");
   library.def(
-      "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor weight, Tensor? scales, int "
-      "config, int layout, int wanted) -> (Tensor, Tensor, Tensor)");
-  library.def("saved_bytes(int n, int k, int config) -> (int, int)");
-  library.def("prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config) -> ()");
+      "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
+      "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save) -> (Tensor, Tensor)");
+  library.def(
+      "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor weight, Tensor? "
+      "w_qt, Tensor? scales, int config, int layout, int wanted) -> (Tensor, Tensor, Tensor)");
+  library.def("saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int");
+  library.def(
+      "quantized_bytes(int rows, int cols, int config, int operand, bool "
+      "transposed) -> (int, int)");
+  library.def(
+      "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool "
+      "apart) -> ()");
+  library.def("capture_id(Tensor x) -> int");
   library.def("scales_bytes(int config, int layout) -> int");
   library.def("scales_init(Tensor(a!) state, int config, int layout) -> ()");
   library.def("scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()");
@@ -296,5 +472,6 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
+  library.impl("quantized_bytes", TORCH_BOX(&float8_torch::quantized_bytes_op));
   library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
 }

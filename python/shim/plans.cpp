@@ -19,36 +19,70 @@ namespace {
 
 constexpr int32_t kEmulated = -1;
 
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash ^= value;
+  hash *= 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 29;
+}
+
+uint64_t pair_of(int64_t high, int64_t low) {
+  return static_cast<uint64_t>(high) << 32 ^ static_cast<uint64_t>(low);
+}
+
 struct Hash {
   size_t operator()(const PlanKey& key) const {
-    uint64_t hash = key.config;
-    const auto add = [&hash](uint64_t value) {
-      hash ^= value;
-      hash *= 0x9e3779b97f4a7c15u;
-      hash ^= hash >> 29;
-    };
-    add(static_cast<uint64_t>(key.m_max));
-    add(static_cast<uint64_t>(key.n) << 32 ^ static_cast<uint64_t>(key.k));
-    add(static_cast<uint64_t>(static_cast<uint32_t>(key.device)) << 32 |
-        static_cast<uint64_t>(key.tensor_dtype) << 8 | static_cast<uint64_t>(key.grad_dtype));
-    return hash;
+    const uint64_t shape =
+        mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
+    return mix(shape, pair_of(key.device, key.tensor_dtype << 8 | key.grad_dtype));
+  }
+  size_t operator()(const QuantizerKey& key) const {
+    return mix(mix(key.config, pair_of(key.rows_max, key.cols)),
+               pair_of(key.device, key.operand << 9 | key.dtype << 1 | (key.transposed ? 1 : 0)));
   }
 };
 
-struct Plans {
-  std::shared_mutex mutex;
-  std::unordered_map<PlanKey, std::unique_ptr<const Plan>, Hash> plans;
-  std::map<std::pair<uint64_t, int32_t>, const float8_linear*> any;  // by config and device
-
-  const Plan* find(const PlanKey& key) {
-    const std::shared_lock lock(mutex);
-    const auto found = plans.find(key);
-    return found == plans.end() ? nullptr : found->second.get();
+// Values that are made at the first use of their key, one at a time, and kept.
+template <class Key, class Value>
+class Registry {
+ public:
+  // `make` returns a unique_ptr; `what` names the key where a captured stream has no value.
+  template <class Make, class What>
+  const Value& get(const Key& key, const Place& place, const Make& make, const What& what) {
+    if (const Value* value = find(key)) [[likely]] {
+      return *value;
+    }
+    if (place.capturing) {
+      throw std::runtime_error(
+          "float8: a CUDA graph is being captured, and " + what() +
+          " has no plan yet; run forward and backward once with this shape before the capture");
+    }
+    const std::lock_guard lock(making_);
+    if (const Value* value = find(key)) return *value;  // another thread was first
+    auto value = make();
+    const std::unique_lock write(mutex_);
+    return *values_.emplace(key, std::move(value)).first->second;
   }
+
+ private:
+  const Value* find(const Key& key) {
+    const std::shared_lock lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? nullptr : found->second.get();
+  }
+
+  std::shared_mutex mutex_;
+  std::mutex making_;
+  std::unordered_map<Key, std::unique_ptr<const Value>, Hash> values_;
 };
 
-Plans& plans() {
-  static Plans* const all = new Plans;
+// One plan of each recipe and device, for what needs any of them.
+struct AnyPlans {
+  std::mutex mutex;
+  std::map<std::pair<uint64_t, int32_t>, const float8_linear*> plans;
+};
+
+AnyPlans& any_plans() {
+  static auto* const all = new AnyPlans;
   return *all;
 }
 
@@ -77,8 +111,37 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   auto plan = std::make_unique<Plan>();
   check(float8_linear_plan(context_of(key.device), &desc, &plan->linear));
   plan->workspace_bytes = float8_linear_workspace_bytes(plan->linear);
-  plan->saved_bytes = float8_linear_saved_bytes(plan->linear);
+  for (int given = 0; given < 4; ++given) {
+    plan->saved[static_cast<size_t>(given)] =
+        float8_linear_saved_bytes_with_tensors(plan->linear, given & 1, given >> 1);
+  }
+  AnyPlans& any = any_plans();
+  const std::lock_guard lock(any.mutex);
+  any.plans.emplace(std::pair(Config(key.config).without_bias(), key.device), plan->linear);
   return plan;
+}
+
+std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
+  const Config config(key.config);
+  float8_linear_desc recipe = {};
+  float8_recipe custom;
+  config.set_recipe(recipe, custom);
+  float8_quantizer_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.rows_max = key.rows_max;
+  desc.cols = key.cols;
+  desc.operand = key.operand;
+  desc.dtype = key.dtype;
+  desc.no_transpose = !key.transposed;
+  desc.recipe = recipe.recipe;
+  desc.custom_recipe = recipe.custom_recipe;
+  desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  auto made = std::make_unique<Quantizer>();
+  check(float8_quantizer_plan(context_of(key.device), &desc, &made->quantizer));
+  made->workspace_bytes = float8_quantizer_workspace_bytes(made->quantizer);
+  made->qt_bytes = float8_quantizer_transposed_bytes(made->quantizer);
+  made->q_bytes = float8_quantizer_tensor_bytes(made->quantizer) - made->qt_bytes;
+  return made;
 }
 
 }  // namespace
@@ -92,6 +155,7 @@ float8_context* context_of(int32_t device) {
     float8_context_options options = {};
     options.struct_size = sizeof options;
     options.emulate = device == kEmulated;
+    options.moves_saved = 1;  // saved_tensors_hooks may
     if (device != kEmulated) load_cuda_libraries();
     check(float8_context_create(device == kEmulated ? 0 : device, &options, &context));
   }
@@ -118,24 +182,23 @@ Place place_of(const Tensor& tensor, Config config) {
 }
 
 const Plan& plan_for(const PlanKey& key, const Place& place) {
-  Plans& all = plans();
-  if (const Plan* plan = all.find(key)) [[likely]] {
-    return *plan;
-  }
-  if (place.capturing) {
-    throw std::runtime_error(
-        "float8: a CUDA graph is being captured, and the linear of M up to " +
-        std::to_string(key.m_max) + ", N " + std::to_string(key.n) + ", K " +
-        std::to_string(key.k) +
-        " has no plan yet; run forward and backward once with this shape before the capture");
-  }
-  static std::mutex* const planning = new std::mutex;
-  const std::lock_guard lock(*planning);
-  if (const Plan* plan = all.find(key)) return *plan;  // another thread was first
-  auto plan = make_plan(key);
-  const std::unique_lock write(all.mutex);
-  all.any.emplace(std::pair(Config(key.config).without_bias(), key.device), plan->linear);
-  return *all.plans.emplace(key, std::move(plan)).first->second;
+  static auto* const plans = new Registry<PlanKey, Plan>;
+  return plans->get(
+      key, place, [&] { return make_plan(key); },
+      [&] {
+        return "the linear of M up to " + std::to_string(key.m_max) + ", N " +
+               std::to_string(key.n) + ", K " + std::to_string(key.k);
+      });
+}
+
+const Quantizer& quantizer_for(const QuantizerKey& key, const Place& place) {
+  static auto* const quantizers = new Registry<QuantizerKey, Quantizer>;
+  return quantizers->get(
+      key, place, [&] { return make_quantizer(key); },
+      [&] {
+        return "the cast of " + std::to_string(key.rows_max) + " rows of " +
+               std::to_string(key.cols);
+      });
 }
 
 void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
@@ -168,20 +231,29 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place) {
 }
 
 const float8_linear* any_plan(uint64_t config, int32_t device) {
-  Plans& all = plans();
-  const std::shared_lock lock(all.mutex);
-  const auto found = all.any.find({config, device});
-  return found == all.any.end() ? nullptr : found->second;
+  AnyPlans& any = any_plans();
+  const std::lock_guard lock(any.mutex);
+  const auto found = any.plans.find({config, device});
+  return found == any.plans.end() ? nullptr : found->second;
 }
 
-SavedBytes saved_bytes(int64_t n, int64_t k, Config config) {
-  PlanKey key{.config = config.bits(), .m_max = kRows, .n = n, .k = k, .device = kEmulated};
-  Place place;
-  place.emulated = true;
-  const auto one = static_cast<int64_t>(plan_for(key, place).saved_bytes);
-  key.m_max = 2 * kRows;
-  const auto two = static_cast<int64_t>(plan_for(key, place).saved_bytes);
-  return {.base = one - (two - one), .per_block = two - one};
+int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given,
+                    bool weight_given) {
+  const PlanKey key{.config = config.bits(), .m_max = m, .n = n, .k = k, .device = kEmulated};
+  return static_cast<int64_t>(
+      plan_for(key, Place{.emulated = true}).saved_bytes(x_given, weight_given));
+}
+
+QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_t operand,
+                               bool transposed) {
+  const QuantizerKey key{.config = config.without_bias(),
+                         .rows_max = rows,
+                         .cols = cols,
+                         .device = kEmulated,
+                         .operand = static_cast<int8_t>(operand),
+                         .transposed = transposed};
+  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
+  return {static_cast<int64_t>(quantizer.q_bytes), static_cast<int64_t>(quantizer.qt_bytes)};
 }
 
 }  // namespace float8_torch

@@ -2,6 +2,7 @@
 // hash and a shared lock. Planning compiles kernels, so it never happens in a captured stream.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -33,12 +34,36 @@ struct PlanKey {
 struct Plan {
   float8_linear* linear = nullptr;
   size_t workspace_bytes = 0;
-  size_t saved_bytes = 0;
+
+  // The bytes of `saved` of a call that is given x, or the weight, in fp8.
+  [[nodiscard]] size_t saved_bytes(bool x_given, bool weight_given) const {
+    return saved[(x_given ? 1 : 0) + (weight_given ? 2 : 0)];
+  }
+  std::array<size_t, 4> saved = {};
+};
+
+// The casts of an operand apart from a linear.
+struct QuantizerKey {
+  uint64_t config = 0;  // without a bias
+  int64_t rows_max = 0;
+  int64_t cols = 0;
+  int32_t device = 0;  // -1: emulated
+  int8_t operand = 0;  // a float8_operand
+  int8_t dtype = 0;
+  bool transposed = false;  // qt is made too
+  bool operator==(const QuantizerKey&) const = default;
+};
+
+struct Quantizer {
+  float8_quantizer* quantizer = nullptr;
+  size_t workspace_bytes = 0;
+  size_t q_bytes = 0;
+  size_t qt_bytes = 0;
 };
 
 // The device and its stream that a call's work goes to.
 struct Place {
-  Device device;
+  Device device = {};
   bool emulated = false;
   float8_stream stream = nullptr;
   bool capturing = false;
@@ -51,6 +76,7 @@ struct Place {
 
 // The plan, made where there is none. The reference is good for ever.
 [[nodiscard]] const Plan& plan_for(const PlanKey& key, const Place& place);
+[[nodiscard]] const Quantizer& quantizer_for(const QuantizerKey& key, const Place& place);
 
 // Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
 // side, each once.
@@ -62,11 +88,14 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 // The context of a place, made where there is none.
 [[nodiscard]] float8_context* context_of(int32_t device);
 
-// The bytes of a saved buffer, without a GPU: `base` and `per_block` for each block of kRows.
-struct SavedBytes {
-  int64_t base = 0;
-  int64_t per_block = 0;
+// The bytes of buffers, without a GPU.
+[[nodiscard]] int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given,
+                                  bool weight_given);
+struct QuantizedBytes {
+  int64_t q = 0;
+  int64_t qt = 0;
 };
-[[nodiscard]] SavedBytes saved_bytes(int64_t n, int64_t k, Config config);
+[[nodiscard]] QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config,
+                                             int64_t operand, bool transposed);
 
 }  // namespace float8_torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import float8.torch as f8
+from float8.torch import _ops
 
 
 def step(model: Any, parameters: list[Any], x: torch.Tensor, dy: torch.Tensor) -> list[Any]:
@@ -106,12 +108,26 @@ def test_opcheck(recipe: str, device: str, options: Any) -> None:
     x = torch.randn(3, 7, 64, dtype=torch.bfloat16, device=device)
     weight, bias = layer.weight.detach(), layer.bias.detach()
     tests = ("test_schema", "test_faketensor")
-    arguments = (x, weight, bias, None, layer._config, 0, True)
-    torch.library.opcheck(torch.ops.float8.linear_forward.default, arguments, test_utils=tests)
-    y, saved = torch.ops.float8.linear_forward(*arguments)
-    for wanted in (7, 3, 1, 2):
-        torch.library.opcheck(
-            torch.ops.float8.linear_backward.default,
-            (torch.randn_like(y), saved, x, weight, None, layer._config, 0, wanted),
-            test_utils=(*tests, "test_aot_dispatch_dynamic"),
-        )
+    config = layer._config
+    ops = torch.ops.float8
+    for operand, tensor in ((_ops.INPUT, x), (_ops.WEIGHT, weight)):
+        for transposed in (True, False):
+            torch.library.opcheck(
+                _ops.quantize, (tensor, config, operand, transposed), test_utils=tests
+            )
+    cast = (
+        ops.quantize(x, config, _ops.INPUT, True),
+        ops.quantize(weight, config, _ops.WEIGHT, True),
+    )
+    none = None, None
+    for (x_q, x_qt), (w_q, w_qt) in itertools.product((none, cast[0]), (none, cast[1])):
+        arguments = (x, x_q, x_qt, weight, w_q, w_qt, bias, None, config, 0, True)
+        torch.library.opcheck(_ops.linear_forward, arguments, test_utils=tests)
+        y, saved = _ops.linear_forward(*arguments)
+        dy = torch.randn_like(y)
+        for wanted in (7, 3, 1, 2):
+            torch.library.opcheck(
+                _ops.linear_backward,
+                (dy, saved, x, x_qt, weight, w_qt, None, config, 0, wanted),
+                test_utils=(*tests, "test_aot_dispatch_dynamic"),
+            )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from torch import nn
 
 import float8.torch as f8
 from float8 import explain as f8_explain
@@ -62,6 +63,48 @@ def test_capture_after_prepare(config: Any) -> None:
         y.sum().backward()
     graph.replay()
     assert torch.equal(y, layer(x)) and layer.weight.grad is not None
+
+
+def test_capture_after_prepare_with_a_shared_input(config: Any) -> None:
+    layers = nn.ModuleList(nn.Linear(96, n, dtype=torch.bfloat16) for n in (48, 64)).cuda()
+    f8.convert_to_float8_training(layers, config=config("rowwise"))
+    f8.prepare(layers, 300)
+    layers[0].shares_input = True
+    x = torch.randn(300, 96, dtype=torch.bfloat16, device="cuda")
+    before = layers[0](x)  # its cast is not the graph's
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ys = [layer(x) for layer in layers]
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    for y, layer in zip(ys, layers, strict=True):
+        assert torch.equal(y, layer(x))
+    assert not torch.equal(before, ys[0])
+
+
+def test_a_graph_reads_cached_casts(mlp: Any, config: Any) -> None:
+    model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1, fused=True) for m in (model, twin)]
+    f8.cache_weight_casts(model, optimizers[0])
+    x = torch.randn(64, 64, dtype=torch.bfloat16, device="cuda")
+    for m in (model, twin):
+        m(x).sum().backward()
+    graph = torch.cuda.CUDAGraph()
+    for parameter in model.parameters():
+        parameter.grad.zero_()
+    with torch.cuda.graph(graph):
+        model(x).sum().backward()
+    for _ in range(3):
+        for parameter in (*model.parameters(), *twin.parameters()):
+            parameter.grad.zero_()
+        graph.replay()
+        twin(x).sum().backward()
+        for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def test_make_graphed_callables(mlp: Any, config: Any) -> None:

@@ -41,6 +41,8 @@ float8_status float8_context_create(int device, const float8_context_options* op
       converted.check_pointers = known.check_pointers != 0;
       converted.emulate = known.emulate != 0;
       converted.builtin_table = known.no_table == 0;
+      converted.moves_saved = known.moves_saved != 0;
+      F8_TRY(need_zero("float8_context_options.reserved", known.reserved));
     }
     auto context = F8_TRY(f8::runtime::Context::create(device, converted));
     *out = new float8_context{std::move(context)};

@@ -39,7 +39,8 @@ template <>
 struct StructFields<float8_context_options> {
   using S = float8_context_options;
   static constexpr auto kAll = lay_out(&S::struct_size, &S::cache_dir, &S::serial_launch,
-                                       &S::check_pointers, &S::emulate, &S::no_table);
+                                       &S::check_pointers, &S::emulate, &S::no_table,
+                                       &S::moves_saved, &S::reserved);
 };
 
 template <>
@@ -109,7 +110,8 @@ struct StructFields<float8_quantize_args> {
   using S = float8_quantize_args;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
-              &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks);
+              &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks,
+              &S::transposed);
 };
 
 template <>

@@ -47,16 +47,19 @@ size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer) {
   return quantizer == nullptr ? 0 : quantizer->quantizer->tensor_bytes();
 }
 
+size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer) {
+  return quantizer == nullptr ? 0 : quantizer->quantizer->transposed_bytes();
+}
+
 size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer) {
   return quantizer == nullptr ? 0 : quantizer->quantizer->workspace_bytes();
 }
 
 float8_status float8_quantizer_view(const float8_quantizer* quantizer, const void* tensor,
-                                    int64_t rows, float8_tensor* out) {
+                                    const void* transposed, int64_t rows, float8_tensor* out) {
   return guarded([&]() -> f8::Status {
     F8_TRY(need(quantizer, "quantizer"));
-    F8_TRY(need(tensor, "tensor"));
-    return write_struct("out", F8_TRY(quantizer->quantizer->view(tensor, rows)), out);
+    return write_struct("out", F8_TRY(quantizer->quantizer->view(tensor, transposed, rows)), out);
   });
 }
 
@@ -69,8 +72,9 @@ float8_status float8_quantize(const float8_quantizer* quantizer, const float8_qu
     const f8::runtime::Quantizer& plan = *quantizer->quantizer;
     F8_TRY(check_bytes("float8_quantize_args", "workspace_bytes", known.workspace_bytes,
                        plan.workspace_bytes()));
-    F8_TRY(check_bytes("float8_quantize_args", "tensor_bytes", known.tensor_bytes,
-                       plan.tensor_bytes()));
+    F8_TRY(check_bytes(
+        "float8_quantize_args", "tensor_bytes", known.tensor_bytes,
+        plan.tensor_bytes() - (known.transposed == nullptr ? 0 : plan.transposed_bytes())));
     const bool reduces = known.first_step != 0 && known.evaluate == 0 && plan.is_delayed();
     const auto reduce =
         F8_TRY(amax_reducer(plan.context(), "float8_quantize_args.ranks", known.ranks, reduces));

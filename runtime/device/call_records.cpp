@@ -5,6 +5,7 @@
 namespace f8::runtime {
 
 void CallRecords::set_forward(const void* saved, const Forward& forward) {
+  if (moves_saved) return;
   const std::lock_guard lock(mutex_);
   forwards_[saved] = forward;
 }

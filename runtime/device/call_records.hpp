@@ -19,6 +19,7 @@ class CallRecords {
     int64_t m = 0;
     bool weight_cache = false;
   };
+  bool moves_saved = false;  // set before the first call: no forward is known
   void set_forward(const void* saved, const Forward& forward);
   [[nodiscard]] Forward forward(const void* saved) const;
 

@@ -146,6 +146,7 @@ Result<std::shared_ptr<Context>> Context::create(int device, const ContextOption
   if (options.builtin_table) state->table = tuning_db::builtin_table(table_device(info));
   state->info = std::move(info);
   state->options = options;
+  state->records.moves_saved = options.moves_saved;
   F8_TRY(cuda->check(cuda->device_get(&state->device, device), "cuDeviceGet"));
   F8_TRY(cuda->check(cuda->device_primary_ctx_retain(&state->primary, state->device),
                      "cuDevicePrimaryCtxRetain"));

@@ -28,6 +28,7 @@ struct ContextOptions {
   // Begin with the built-in tuning table of this device, else of the nearest class. Without it, for
   // measurements of what the cost model chooses, there is none until set_table.
   bool builtin_table = true;
+  bool moves_saved = false;  // forwards are not remembered by their saved buffers
   // A device in host memory instead of a GPU (runtime/emulation), which needs no driver, compiler
   // or cache: device pointers are host pointers, launches compute on the CPU before they return.
   // Plans are an H100's. For tests of what is built on the runtime; it is slow.

@@ -21,7 +21,8 @@ enum class Slot : uint8_t {
   kDw,
   kDb,
   kSaved,
-  kTensor,  // the copies of a tensor that a cast fills, such as a weight cache
+  kTensor,      // the copies of a tensor that a cast fills, such as a weight cache
+  kTransposed,  // qt of a tensor whose copies are apart
   kWorkspace,
   // What the GEMMs read of x and w in fp8, wherever it is from.
   kInputQ,

@@ -133,10 +133,12 @@ QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int 
   workspace.take_partial_maxima(tensor, at, sm_count);
   layout.workspace_bytes = workspace.size();
 
-  Buffer copies(Slot::kTensor, kernels, calls, shape);
-  copies.take_q(tensor, at);
-  if (with_qt) copies.take_qt(tensor, at);
-  layout.tensor_bytes = copies.size();
+  Buffer q(Slot::kTensor, kernels, calls, shape);
+  q.take_q(tensor, at);
+  layout.q_bytes = q.size();
+  Buffer qt(Slot::kTransposed, kernels, calls, shape);
+  if (with_qt) qt.take_qt(tensor, at);
+  layout.qt_bytes = qt.size();
   layout.refs = fp8_refs(kernels.of(tensor), at, with_qt);
   return layout;
 }

@@ -89,13 +89,15 @@ struct LinearLayout {
   }
 };
 
-// A tensor that is cast alone: its buffers, and the workspace and the tensor's bytes.
+// A tensor that is cast alone: its buffers, and the bytes of the workspace and of its copies, which
+// may lie apart.
 struct QuantizerLayout {
   Ref sync, first, amax;
   CallTensors tensors;
   Fp8Refs refs;
   size_t workspace_bytes = 0;
-  size_t tensor_bytes = 0;
+  size_t q_bytes = 0;
+  size_t qt_bytes = 0;
 };
 [[nodiscard]] QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels,
                                                int sm_count, Tensor tensor, bool with_qt);

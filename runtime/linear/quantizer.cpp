@@ -101,10 +101,19 @@ Status Quantizer::check_rows(const char* name, int64_t rows) const {
               rows, weight ? "" : "0 to ", desc_.rows);
 }
 
-Result<float8_tensor> Quantizer::view(const void* tensor, int64_t rows) const {
+void Quantizer::set_copies(const void* tensor, const void* transposed, CallArguments& to) const {
+  to.set(Slot::kTensor, tensor);
+  if (transposed == nullptr && tensor != nullptr) {
+    transposed = static_cast<const uint8_t*>(tensor) + layout_.q_bytes;
+  }
+  to.set(Slot::kTransposed, transposed);
+}
+
+Result<float8_tensor> Quantizer::view(const void* tensor, const void* transposed,
+                                      int64_t rows) const {
   F8_TRY(check_rows("rows", rows));
   CallArguments call;
-  call.set(Slot::kTensor, tensor);
+  set_copies(tensor, transposed, call);
   return tensor_view(layout_.refs, call, rows, desc_.cols, kernels_.of(desc_.operand));
 }
 
@@ -133,7 +142,9 @@ Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream 
   }
   CallMemory memory(kArgs);
   memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
-  memory.add("tensor", call.tensor, layout_.tensor_bytes, Access::kWrite);
+  memory.add("tensor", call.tensor, call.transposed == nullptr ? tensor_bytes() : layout_.q_bytes,
+             Access::kWrite);
+  memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
   memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
@@ -161,7 +172,7 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   to.ranks = call.ranks;
   to.reduce = reduce;
   to.set(Slot::kX, call.x, call.ld_x);
-  to.set(Slot::kTensor, call.tensor);
+  set_copies(call.tensor, call.transposed, to);
   to.set(Slot::kWorkspace, workspace);
   to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
   to.set(Slot::kScale, to.scales.scale);

@@ -30,15 +30,18 @@ class Quantizer {
   [[nodiscard]] static Result<std::shared_ptr<const Quantizer>> plan(
       const std::shared_ptr<Context>& context, const QuantizerDesc& desc);
 
-  [[nodiscard]] size_t tensor_bytes() const { return layout_.tensor_bytes; }
+  // The bytes of all copies, and of qt's part, which may lie apart.
+  [[nodiscard]] size_t tensor_bytes() const { return layout_.q_bytes + layout_.qt_bytes; }
+  [[nodiscard]] size_t transposed_bytes() const { return layout_.qt_bytes; }
   [[nodiscard]] size_t workspace_bytes() const { return layout_.workspace_bytes; }
   [[nodiscard]] const QuantizerDesc& desc() const { return desc_; }
   [[nodiscard]] const Context& context() const { return *context_; }
   // True where the recipe has delayed scaling, so that calls need scale slots.
   [[nodiscard]] bool is_delayed() const { return !kernels_.slots.empty(); }
 
-  // The view of what a run with these rows leaves in `tensor`.
-  [[nodiscard]] Result<float8_tensor> view(const void* tensor, int64_t rows) const;
+  // The view of what a run with these rows leaves in `tensor` and `transposed`.
+  [[nodiscard]] Result<float8_tensor> view(const void* tensor, const void* transposed,
+                                           int64_t rows) const;
   [[nodiscard]] Status run(const QuantizeCall& call, void* workspace, Stream stream,
                            AmaxReducer reduce = nullptr) const;
 
@@ -47,6 +50,8 @@ class Quantizer {
       : context_(std::move(context)), desc_(std::move(desc)) {}
   [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
   [[nodiscard]] Status plan_launches();
+  // qt follows q where it has no place of its own.
+  void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check(const QuantizeCall& call, const void* workspace, Stream stream) const;
 

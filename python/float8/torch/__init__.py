@@ -11,11 +11,14 @@ from float8.torch.convert import LinearConfig, convert_to_float8_training
 from float8.torch.filters import module_filter, verdicts
 from float8.torch.linear import Float8Linear, prepare
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
+from float8.torch.weight_casts import WeightCasts, cache_weight_casts
 
 __all__ = [
     "Float8Linear",
     "LinearConfig",
+    "WeightCasts",
     "attach_scales",
+    "cache_weight_casts",
     "convert_to_float8_training",
     "module_filter",
     "prepare",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from typing import Any
+import threading
+import weakref
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,21 +19,68 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
     str(pathlib.Path(__file__).parent.parent / "_C.so")
 )
 
+quantize = torch.ops.float8.quantize.default
+quantize_into = torch.ops.float8.quantize_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
+INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
 
 
 @functools.cache
-def _saved_bytes(n: int, k: int, config: int) -> tuple[int, int]:
-    base, per_block = torch.ops.float8.saved_bytes(n, k, config)
-    return base, per_block
+def _saved_bytes(n: int, k: int, config: int, x_given: bool, w_given: bool) -> tuple[int, int]:
+    """Returns base and step: a buffer for M rows has base + step * ceil(M / ROWS) bytes."""
+    one, two = (
+        torch.ops.float8.saved_bytes(m, n, k, config, x_given, w_given) for m in (ROWS, 2 * ROWS)
+    )
+    return 2 * one - two, two - one
+
+
+@functools.cache
+def _quantized_bytes(
+    cols: int, config: int, operand: int, transposed: bool
+) -> tuple[tuple[int, int], ...]:
+    """Returns the same for q and for qt of an input or a gradient."""
+    one, two = (
+        torch.ops.float8.quantized_bytes(m, cols, config, operand, transposed)
+        for m in (ROWS, 2 * ROWS)
+    )
+    return tuple((2 * a - b, b - a) for a, b in zip(one, two, strict=True))
+
+
+def _blocks(x: torch.Tensor) -> int:
+    return (x.numel() // x.shape[-1] + ROWS - 1) // ROWS
+
+
+@torch.library.register_fake("float8::quantize")  # type: ignore[untyped-decorator]
+def _fake_quantize(
+    x: torch.Tensor, config: int, operand: int, transposed: bool
+) -> tuple[torch.Tensor, ...]:
+    if operand == WEIGHT:
+        rows, cols = map(int, x.shape)
+        sizes = torch.ops.float8.quantized_bytes(rows, cols, config, operand, transposed)
+    else:
+        blocks = _blocks(x)
+        parts = _quantized_bytes(int(x.shape[-1]), config, operand, transposed)
+        sizes = tuple(base + step * blocks for base, step in parts)
+    return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_into")  # type: ignore[untyped-decorator]
+def _fake_quantize_into(
+    x: torch.Tensor, q: torch.Tensor, qt: torch.Tensor, config: int, operand: int
+) -> None:
+    pass
 
 
 @torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]
 def _fake_forward(
     x: torch.Tensor,
+    x_q: torch.Tensor | None,
+    x_qt: torch.Tensor | None,
     weight: torch.Tensor,
+    w_q: torch.Tensor | None,
+    w_qt: torch.Tensor | None,
     bias: torch.Tensor | None,
     scales: torch.Tensor | None,
     config: int,
@@ -45,9 +94,10 @@ def _fake_forward(
         raise ValueError(f"float8: x is on {x.device}, the weight on {weight.device}")
     size = 0
     if save:
-        m = x.numel() // k
-        base, per_block = _saved_bytes(int(n), int(k), config)
-        size = base + per_block * ((m + ROWS - 1) // ROWS)
+        x_given = x_q is not None or x_qt is not None
+        w_given = w_q is not None or w_qt is not None
+        base, step = _saved_bytes(int(n), int(k), config, x_given, w_given)
+        size = base + step * _blocks(x)
     y = x.new_empty((*x.shape[:-1], n))
     return y, x.new_empty((size,), dtype=torch.uint8)
 
@@ -57,7 +107,9 @@ def _fake_backward(
     dy: torch.Tensor,
     saved: torch.Tensor,
     x: torch.Tensor | None,
+    x_qt: torch.Tensor | None,
     weight: torch.Tensor,
+    w_qt: torch.Tensor | None,
     scales: torch.Tensor | None,
     config: int,
     layout: int,
@@ -68,6 +120,65 @@ def _fake_backward(
     dw = weight.new_empty((n, k) if wanted & 2 else (0, 0))
     db = weight.new_empty((n,) if wanted & 4 else (0,))
     return dx, dw, db
+
+
+class SharedInput:
+    """An x that a linear cast, for the next linear that reads the same x.
+
+    The linears of one x (query, key and value; gate and up) follow each other. The first of them
+    casts x in a call of its own once it is known that a second one comes, which is seen in the
+    first step; the others take what it left. torch.compile sees equal casts itself.
+    """
+
+    __slots__ = ("key", "owner", "q", "qt", "x")
+
+    latest: ClassVar[SharedInput | None] = None
+
+    def __init__(self, owner: Any, x: torch.Tensor, key: tuple[Any, ...]) -> None:
+        self.owner = weakref.ref(owner)
+        self.x = weakref.ref(x)
+        self.key = key
+        self.q: torch.Tensor | None = None
+        self.qt: torch.Tensor | None = None
+
+
+def _place(x: torch.Tensor) -> tuple[int, ...]:
+    """Returns what tells threads, streams and captured graphs apart."""
+    thread = threading.get_ident()
+    if not x.is_cuda:
+        return (thread,)
+    device = x.get_device()
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    if torch.cuda.is_current_stream_capturing():
+        return thread, stream, torch.ops.float8.capture_id(x)
+    return thread, stream
+
+
+def _share(
+    owner: Any, source: torch.Tensor, x: torch.Tensor, config: int, save: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Returns x's copies where several linears read it, as far as that is known, else None.
+
+    owner: the linear's module. source: the x that it was called with, before any change of type.
+    """
+    config &= ~recipes.BIAS
+    key = (source._version, x.dtype, config, save, _place(x))
+    latest = SharedInput.latest
+    if latest is not None and latest.x() is source and latest.key == key:
+        if latest.q is None and (first := latest.owner()) is not None:
+            first.shares_input = True
+        return latest.q, latest.qt
+    latest = SharedInput.latest = SharedInput(owner, source, key)
+    if owner.shares_input:
+        latest.q, latest.qt = _quantize_input(x, config, save)
+    return latest.q, latest.qt
+
+
+def _quantize_input(
+    x: torch.Tensor, config: int, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    q, qt = quantize(x.detach(), config, INPUT, save)
+    return q, qt if save else None
 
 
 class LinearFunction(torch.autograd.Function):
@@ -82,27 +193,34 @@ class LinearFunction(torch.autograd.Function):
         scales: torch.Tensor | None,
         config: int,
         layout: int,
+        x_q: torch.Tensor | None,
+        x_qt: torch.Tensor | None,
+        w_q: torch.Tensor | None,
+        w_qt: torch.Tensor | None,
     ) -> torch.Tensor:
-        y, saved = linear_forward(x, weight, bias, scales, config, layout, True)
+        y, saved = linear_forward(
+            x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True
+        )
         kept = x if config & recipes.READS_X else None
-        if scales is None:
-            ctx.save_for_backward(saved, weight, kept)
-        else:
-            ctx.save_for_backward(saved, weight, kept, scales)
+        ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         ctx.config = config
         ctx.layout = layout
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        saved, weight, x, *scales = ctx.saved_tensors
+        if not torch.compiler.is_compiling():
+            SharedInput.latest = None
+        saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         dx, dw, db = linear_backward(
             dy,
             saved,
             x,
+            x_qt,
             weight,
-            scales[0] if scales else None,
+            w_qt,
+            scales,
             ctx.config,
             ctx.layout,
             want_x | want_weight << 1 | want_bias << 2,
@@ -111,9 +229,7 @@ class LinearFunction(torch.autograd.Function):
             dx if want_x else None,
             dw if want_weight else None,
             db if want_bias else None,
-            None,
-            None,
-            None,
+            *(None,) * 7,
         )
 
 
@@ -127,14 +243,32 @@ def linear(
     config: int,
     scales: torch.Tensor | None = None,
     layout: int = 0,
+    owner: Any = None,
+    source: torch.Tensor | None = None,
+    weight_cast: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Computes a linear of that config (recipes.pack), with a gradient where one is wanted.
 
     scales: the linear's part of a scale state of that layout (scales.py), for delayed scaling.
+    owner: a module with `shares_input`, where x may be cast apart, once for all linears that read
+        it; `source` is then the tensor that the module was called with.
+    weight_cast: the weight's copies in fp8 (weight_casts.py).
     """
-    if torch.is_grad_enabled() and (
+    save = torch.is_grad_enabled() and (
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        return _apply(x, weight, bias, scales, config, layout)  # type: ignore[no-any-return]
-    y: torch.Tensor = linear_forward(x, weight, bias, scales, config, layout, False)[0]
+    )
+    x_q = x_qt = None
+    w_q, w_qt = weight_cast or (None, None)
+    if owner is not None:
+        if torch.compiler.is_compiling():
+            x_q, x_qt = _quantize_input(x, config & ~recipes.BIAS, save)
+        elif source is not None and not source.is_inference():
+            x_q, x_qt = _share(owner, source, x, config, save)
+    if save:
+        return _apply(  # type: ignore[no-any-return]
+            x, weight, bias, scales, config, layout, x_q, x_qt, w_q, w_qt
+        )
+    y: torch.Tensor = linear_forward(
+        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, False
+    )[0]
     return y

@@ -13,6 +13,7 @@ from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
 from float8.torch.scales import ScaleState
+from float8.torch.weight_casts import WeightCast
 
 
 class Float8Linear(nn.Linear):
@@ -36,6 +37,8 @@ class Float8Linear(nn.Linear):
     """
 
     recipe: Recipe
+    shares_input: bool  # other linears read the same x, which was seen in an earlier step
+    _weight_cast: WeightCast | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
 
@@ -65,6 +68,8 @@ class Float8Linear(nn.Linear):
         self._scale_view = None
         self._scale_index = 0
         self._layout = 0
+        self.shares_input = False
+        self._weight_cast = None
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
@@ -78,6 +83,9 @@ class Float8Linear(nn.Linear):
             recompute=self.recompute,
             saturate=self.saturate,
             bias=self.bias is not None,
+        )
+        self._may_share = (
+            self.recipe.output.a.fp8 and not self.recipe.delayed and not self.recompute
         )
 
     @classmethod
@@ -103,6 +111,7 @@ class Float8Linear(nn.Linear):
         return converted
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        source = input
         device = "cuda" if input.is_cuda else input.device.type
         if not input.is_meta and torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
@@ -114,7 +123,22 @@ class Float8Linear(nn.Linear):
         if self._padding:
             pad = (0, self._padding)
             input, weight = functional.pad(input, pad), functional.pad(weight, pad)
-        return _ops.linear(input, weight, bias, self._config, self._scale_view, self._layout)
+        cast = self._weight_cast
+        copies = None if cast is None else cast.of(self, input.dtype)
+        return _ops.linear(
+            input,
+            weight,
+            bias,
+            self._config,
+            self._scale_view,
+            self._layout,
+            self if self._may_share else None,
+            source,
+            copies,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_weight_cast": None}  # a copy has weights of its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -146,14 +170,14 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
                 if torch.is_autocast_enabled(device)
                 else weight.dtype
             )
-            key = (layer._config, type_of_x, weight.dtype, weight.device)
+            key = (layer._config, type_of_x, weight.dtype, weight.device, layer._may_share)
             size = (layer.out_features, layer.in_features + layer._padding)
             groups.setdefault(key, {})[size] = layer
-    for (config, type_of_x, type_of_weight, device), sizes in groups.items():
+    for (config, type_of_x, type_of_weight, device, apart), sizes in groups.items():
         x = torch.empty(0, dtype=type_of_x, device=device)
         weight = torch.empty(0, dtype=type_of_weight, device=device)
         n, k = map(list, zip(*sizes, strict=True))
-        torch.ops.float8.prepare(x, weight, n, k, tokens, config)
+        torch.ops.float8.prepare(x, weight, n, k, tokens, config, apart)
 
 
 def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: bool) -> None:

@@ -157,6 +157,10 @@ typedef struct float8_context_options {
    * nearest class of device; float8_context_info says which. Nonzero: it has none until one is
    * loaded: the cost model chooses kernels, and no layer of a model has a known speedup. */
   int32_t no_table;
+  /* Nonzero: the program may copy `saved` to other memory between forward and backward, as frameworks
+   * do that offload activations. Then the context remembers no forward by its `saved`. */
+  int32_t moves_saved;
+  int32_t reserved; /* 0 */
 } float8_context_options;
 
 /* `device` is the CUDA ordinal; `options` may be NULL. The call returns FLOAT8_ENVIRONMENT if there
@@ -327,13 +331,17 @@ FLOAT8_API float8_status float8_quantizer_plan(float8_context* context,
 FLOAT8_API void float8_quantizer_destroy(float8_quantizer* quantizer);
 /* Returns the bytes that hold a tensor's copies and scales at any number of rows, 0 for NULL. */
 FLOAT8_API size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer);
+/* Returns qt's part of them, which may lie apart: what is needed in backward alone. 0 for NULL, and
+ * where qt is not made. */
+FLOAT8_API size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer);
 /* Returns the bytes of scratch that a call needs, 0 for NULL (convention 6). */
 FLOAT8_API size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer);
-/* Fills *out with the view of the tensor that a call with `rows` rows leaves in `tensor`. The caller
- * sets out->struct_size. It enqueues nothing. */
+/* Fills *out with the view of the tensor that a call with `rows` rows leaves in `tensor` and
+ * `transposed`. If `transposed` is NULL, qt follows q in `tensor`; if `tensor` is, the view has no q.
+ * The caller sets out->struct_size. It enqueues nothing. */
 FLOAT8_API float8_status float8_quantizer_view(const float8_quantizer* quantizer,
-                                               const void* tensor, int64_t rows,
-                                               float8_tensor* out);
+                                               const void* tensor, const void* transposed,
+                                               int64_t rows, float8_tensor* out);
 
 /* ---- linear ---- */
 
@@ -526,6 +534,9 @@ typedef struct float8_quantize_args {
   size_t tensor_bytes FLOAT8_ZERO;
   float8_cast_counters* counters FLOAT8_ZERO;
   float8_nccl_comm ranks FLOAT8_ZERO;
+  /* float8_quantizer_transposed_bytes(), written: qt and its scales, if they are not to follow q in
+   * `tensor`, which then has the other bytes of float8_quantizer_tensor_bytes(). NULL: they follow. */
+  void* transposed FLOAT8_ZERO;
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

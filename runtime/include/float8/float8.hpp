@@ -161,6 +161,7 @@ struct ContextOptions {
   bool check_pointers = false;
   bool emulate = false;   // a device in host memory instead of a GPU
   bool no_table = false;  // without the built-in tuning table
+  bool moves_saved = false;
 };
 
 class Context {
@@ -173,6 +174,7 @@ class Context {
     c.check_pointers = options.check_pointers ? 1 : 0;
     c.emulate = options.emulate ? 1 : 0;
     c.no_table = options.no_table ? 1 : 0;
+    c.moves_saved = options.moves_saved ? 1 : 0;
     float8_context* handle = nullptr;
     const float8_status status = float8_context_create(device, &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -375,6 +377,10 @@ class Quantizer {
   [[nodiscard]] std::size_t tensor_bytes() const {
     return float8_quantizer_tensor_bytes(handle_.get());
   }
+  // The part of them that may lie apart.
+  [[nodiscard]] std::size_t transposed_bytes() const {
+    return float8_quantizer_transposed_bytes(handle_.get());
+  }
   [[nodiscard]] std::size_t workspace_bytes() const {
     return float8_quantizer_workspace_bytes(handle_.get());
   }
@@ -382,10 +388,12 @@ class Quantizer {
     if (args.rows == -1) args.rows = rows_max_;
     return Status(float8_quantize(handle_.get(), &args, workspace, stream));
   }
-  // The view of what a run with these rows leaves in `tensor`.
-  [[nodiscard]] Result<Tensor> view(const void* tensor, std::int64_t rows) const {
+  // The view of what a run with these rows leaves in `tensor`, and in `transposed` if it has one.
+  [[nodiscard]] Result<Tensor> view(const void* tensor, std::int64_t rows,
+                                    const void* transposed = nullptr) const {
     Tensor out;
-    const float8_status status = float8_quantizer_view(handle_.get(), tensor, rows, &out);
+    const float8_status status =
+        float8_quantizer_view(handle_.get(), tensor, transposed, rows, &out);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return out;
   }

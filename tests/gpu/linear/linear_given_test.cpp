@@ -25,7 +25,7 @@ struct Quantized {
         workspace.as(), nullptr);
   }
   [[nodiscard]] float8_tensor view(int64_t rows) const {
-    return quantizer->view(tensor.as(), rows).value();
+    return quantizer->view(tensor.as(), nullptr, rows).value();
   }
 
   std::shared_ptr<const Quantizer> quantizer;
@@ -304,8 +304,8 @@ TEST_P(TensorTest, WhatDoesNotFitIsNamed) {
   EXPECT_NE(no_gemm.error().message.find("float8_linear_desc.accumulate_grad_input"),
             std::string::npos);
 
-  EXPECT_FALSE(x->quantizer->view(x->tensor.as(), kShape.m + 1));
-  EXPECT_FALSE(w->quantizer->view(w->tensor.as(), kShape.n - 16));
+  EXPECT_FALSE(x->quantizer->view(x->tensor.as(), nullptr, kShape.m + 1));
+  EXPECT_FALSE(w->quantizer->view(w->tensor.as(), nullptr, kShape.n - 16));
   const Status misfit = x->run(t.device_x, kShape.m + 1, t.slots);
   ASSERT_FALSE(misfit);
   EXPECT_NE(misfit.error().message.find("float8_quantize_args.rows is 321"), std::string::npos)

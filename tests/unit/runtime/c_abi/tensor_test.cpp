@@ -92,6 +92,46 @@ TEST_F(TensorAbi, OneTensorServesALinearAndAGemm) {
   EXPECT_EQ(std::memcmp(plain.get(), alone.get(), kM * kN * 2), 0);
 }
 
+TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
+  const float8::Quantizer of_x = quantizer(FLOAT8_INPUT, kM, kK);
+  const size_t apart = of_x.transposed_bytes();
+  ASSERT_GT(apart, 0U);
+  const Memory together = memory(of_x.tensor_bytes()), q = memory(of_x.tensor_bytes() - apart),
+               qt = memory(apart), workspace = memory(of_x.workspace_bytes());
+  ASSERT_TRUE(
+      of_x.run({.x = x_.get(), .tensor = together.get(), .rows = kM}, workspace.get(), nullptr));
+  ASSERT_TRUE(of_x.run({.x = x_.get(),
+                        .tensor = q.get(),
+                        .rows = kM,
+                        .tensor_bytes = of_x.tensor_bytes() - apart,
+                        .transposed = qt.get()},
+                       workspace.get(), nullptr));
+  const float8::Tensor one = of_x.view(together.get(), kM).value();
+  const float8::Tensor two = of_x.view(q.get(), kM, qt.get()).value();
+  EXPECT_EQ(two.q, q.get());
+  EXPECT_EQ(two.qt, qt.get());
+  for (int64_t row = 0; row < kM; ++row) {
+    EXPECT_EQ(std::memcmp(static_cast<const char*>(one.q) + row * one.ld_q,
+                          static_cast<const char*>(two.q) + row * two.ld_q, kK),
+              0);
+    EXPECT_EQ(one.q_inverse_scale[row], two.q_inverse_scale[row]);
+  }
+  for (int64_t col = 0; col < kK; ++col) {
+    EXPECT_EQ(std::memcmp(static_cast<const char*>(one.qt) + col * one.ld_qt,
+                          static_cast<const char*>(two.qt) + col * two.ld_qt, kM),
+              0);
+    EXPECT_EQ(one.qt_inverse_scale[col], two.qt_inverse_scale[col]);
+  }
+  EXPECT_FALSE(of_x.run(
+      {.x = x_.get(), .tensor = q.get(), .rows = kM, .tensor_bytes = 7, .transposed = qt.get()},
+      workspace.get(), nullptr));
+  EXPECT_TRUE(says("float8_quantize_args.tensor_bytes is 7")) << float8_last_error();
+  EXPECT_FALSE(of_x.run(
+      {.x = x_.get(), .tensor = q.get(), .rows = kM, .transposed = const_cast<void*>(two.q)},
+      workspace.get(), nullptr));
+  EXPECT_TRUE(says("overlap")) << float8_last_error();
+}
+
 TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   float8_quantizer* out = nullptr;
   float8_quantizer_desc desc{};

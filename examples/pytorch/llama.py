@@ -1,0 +1,118 @@
+"""A Llama in plain PyTorch: RMSNorm, grouped-query attention with rotary positions, SwiGLU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama. `dim` is heads times the size of a head."""
+
+    dim: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    layers: int
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads or self.dim // self.heads % 2 or self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.dim} features are not {self.heads} heads of an even size, or "
+                f"{self.kv_heads} key heads do not divide {self.heads}"
+            )
+
+
+LLAMA_3_8B = Shape(dim=4096, hidden=14336, heads=32, kv_heads=8, layers=32)
+
+
+def rotary(tokens: int, head: int, base: float = 500000.0) -> tuple[Tensor, Tensor]:
+    """Returns the cosines and sines of each position, [tokens, head]."""
+    frequencies = base ** (-torch.arange(0, head, 2).double() / head)
+    angles = torch.outer(torch.arange(tokens).double(), frequencies).repeat(1, 2)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x[batch, heads, tokens, head] with its positions."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
+
+
+class Block(nn.Module):
+    """x[batch, tokens, dim] to the same shape."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head = shape.dim // shape.heads
+        kv = shape.kv_heads * self.head
+        self.attention_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.q = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.k = nn.Linear(shape.dim, kv, bias=False)
+        self.v = nn.Linear(shape.dim, kv, bias=False)
+        self.o = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.mlp_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.gate = nn.Linear(shape.dim, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.dim, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        h = self.mlp_norm(x)
+        y: Tensor = x + self.down(functional.silu(self.gate(h)) * self.up(h))
+        return y
+
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
+            for projection in (self.q, self.k, self.v)
+        )
+        y = functional.scaled_dot_product_attention(
+            rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True, enable_gqa=True
+        )
+        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class Blocks(nn.Module):
+    """The layers of a Llama, for sequences of at most `tokens`."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape, tokens: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        for name, value in zip(
+            ("cos", "sin"), rotary(tokens, shape.dim // shape.heads), strict=True
+        ):
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cos, sin = self.cos[: x.shape[1]], self.sin[: x.shape[1]]
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return x
+
+
+class Llama(nn.Module):
+    """Tokens [batch, tokens] to logits. The head has the weight of the embedding."""
+
+    def __init__(self, shape: Shape, vocabulary: int, tokens: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, shape.dim)
+        self.blocks = Blocks(shape, tokens)
+        self.norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                ends_branch = name.endswith(("o.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** (0.5 * ends_branch))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm(self.blocks(self.embedding(tokens)))
+        return functional.linear(x, self.embedding.weight)

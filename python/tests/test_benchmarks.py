@@ -1,0 +1,123 @@
+"""The benchmarks run on the CPU, with tiny sizes: their tables are whole, and errors are words."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+from typing import Any
+
+import programs
+import pytest
+
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
+
+
+def run(name: str, *arguments: str) -> str | int | None:
+    return programs.run(f"benchmarks/pytorch/{name}.py", "--emulate", *arguments)
+
+
+def table(text: str, first: str) -> dict[str, list[str]]:
+    """The rows below the header that begins with `first`, by their first column."""
+    lines = text.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.split()[:1] == [first])
+    cells = [line.split() for line in lines[begin + 1 :]]
+    return {row[0]: row[1:] for row in cells if row}
+
+
+def positive(cells: list[str]) -> bool:
+    return all(float(cell) > 0 for cell in cells)
+
+
+def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    names = ["rowwise-eager", "delayed", "torchao-rowwise-eager"]
+    figures = tmp_path / "figures.json"
+    assert not run("llama_blocks", "--variants", ",".join(names), "--json", str(figures))
+    rows = table(capsys.readouterr().out, "variant")
+    written = json.loads(figures.read_text())
+    assert float(rows["bf16"][3]) == 1
+    for name in ["bf16", *names]:
+        if name.startswith("torchao") and not HAS_TORCHAO:
+            assert rows[name] == ["torchao", "is", "not", "installed"]
+            assert written["failures"] == {name: "torchao is not installed"}
+        else:
+            median, low, high, ratio, _first = map(float, rows[name])
+            assert low <= median <= high and ratio > 0
+            assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
+
+
+def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run("memory", "--blocks", "1", "--variants", "rowwise-eager")
+    rows = table(capsys.readouterr().out, "variant")
+    assert positive(rows["bf16"]) and positive(rows["rowwise-eager"])
+
+
+def test_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run("first_step", "--prepare", "--variants", "tensorwise-eager")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [["tensorwise-eager", cache] for cache in ("cold", "warm")]
+    assert all(float(cell) >= 0 for row in rows for cell in row[2:])
+
+
+def test_linears(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    shapes, tuner = tmp_path / "shapes.csv", tmp_path / "tuner.csv"
+    assert not run("linears", "--write-shapes", str(shapes))
+    cells = shapes.read_text().split()[1:]
+    tuner.write_text(f"m,n,k,recipe,speedup\n{cells[0]},rowwise,2\n{cells[1]},rowwise,\n")
+    files = ("--shapes", str(shapes), "--tuner", str(tuner))
+    assert not run("linears", "--variants", "rowwise,delayed", *files)
+    text = capsys.readouterr().out
+    rows = table(text, "M,N,K")
+    for cell in cells:
+        assert positive([c for c in rows[cell] if not c.startswith("(")])
+    speedup, quotient = rows[cells[0]][1:3]
+    assert float(quotient.strip("()")) == pytest.approx(float(speedup) / 2, abs=1e-3)
+    summary = table(text, "variant")
+    assert positive(summary["rowwise"][:1]) and summary["delayed"][-2:] == ["-", "-"]
+
+
+def test_numerics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run("numerics", "--variants", "rowwise")
+    text = capsys.readouterr().out
+    if not HAS_TORCHAO:
+        assert text == "torchao is not installed\n"
+        return
+    assert text.count(" same\n") == 12 and text.count(" no lower\n") == 6
+
+
+def test_numerics_sees_another_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    import float8.torch as f8
+
+    convert = f8.convert_to_float8_training
+
+    def other(model: Any, *, config: f8.LinearConfig) -> Any:
+        return convert(model, config=f8.LinearConfig(recipe="blockwise", emulate=config.emulate))
+
+    monkeypatch.setattr(f8, "convert_to_float8_training", other)
+    assert run("numerics", "--variants", "rowwise") == 1
+
+
+def test_host_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run("host_time", "--n", "64", "--k", "64")
+    assert capsys.readouterr().out.count("of nn.Linear's") == 6
+
+
+def test_unknown_variant() -> None:
+    for name in ("llama_blocks", "memory", "first_step", "linears", "numerics"):
+        message = run(name, "--variants", "rowise")
+        assert isinstance(message, str) and message.startswith("no variant 'rowise'; there are")
+
+
+def test_a_variant_that_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import float8.torch as f8
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("not today\nor so")
+
+    monkeypatch.setattr(f8, "convert_to_float8_training", fail)
+    assert run("llama_blocks", "--variants", "rowwise") == 1
+    rows = table(capsys.readouterr().out, "variant")
+    assert rows["rowwise"] == ["ValueError:", "not", "today"] and len(rows["bf16"]) == 5

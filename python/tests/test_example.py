@@ -1,0 +1,95 @@
+"""examples/pytorch/train_llama.py: it learns, it resumes bit for bit, its errors are words."""
+
+from __future__ import annotations
+
+import pathlib
+
+import programs
+import pytest
+import torch
+
+SIZES = {"dim": 32, "layers": 2, "heads": 4, "kv-heads": 2, "seq": 32, "batch": 4, "lr": 0.01}
+TINY = ("--emulate", *(f"--{name}={value}" for name, value in SIZES.items()))
+
+
+@pytest.fixture
+def text(tmp_path: pathlib.Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    return str(path)
+
+
+def train(*arguments: object) -> str | int | None:
+    return programs.run("examples/pytorch/train_llama.py", *map(str, arguments))
+
+
+def losses(folder: pathlib.Path) -> list[float]:
+    lines = (folder / "steps.csv").read_text().split()
+    assert lines[0] == "step,loss,tokens_per_s"
+    rows = [line.split(",") for line in lines[1:]]
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    assert all(float(row[2]) > 0 for row in rows)
+    return [float(row[1]) for row in rows]
+
+
+@pytest.mark.parametrize("recipe", ("bf16", "tensorwise", "rowwise"))
+def test_loss_goes_down(recipe: str, text: str, tmp_path: pathlib.Path) -> None:
+    assert train(text, *TINY, "--recipe", recipe, "--steps", 30, "--out", tmp_path) is None
+    own = losses(tmp_path)
+    assert len(own) == 30 and own[-1] < own[0] / 2
+
+
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_resume_gives_the_same_bits(recipe: str, text: str, tmp_path: pathlib.Path) -> None:
+    options = (text, *TINY, "--recipe", recipe, "--steps", 8, "--log-every", 3)
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    assert train(*options, "--save-every", 4, "--out", whole) is None
+    assert train(*options, "--resume", whole / "step-4.pt", "--out", rest) is None
+    assert losses(whole) == losses(rest)
+    first, second = (torch.load(folder / "step-8.pt") for folder in (whole, rest))
+    assert first["model"].keys() == second["model"].keys()
+    for name, value in first["model"].items():
+        assert torch.equal(value, second["model"][name]), name
+    moments = [state["optimizer"]["state"] for state in (first, second)]
+    assert len(moments[0]) > 0
+    for index, own in moments[0].items():
+        assert all(torch.equal(own[name], moments[1][index][name]) for name in own)
+    assert torch.equal(first["windows"], second["windows"])
+
+
+def test_compare(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, values in (("one", (4.0, 2.0)), ("two", (4.0, 2.01))):
+        (tmp_path / name).mkdir()
+        rows = "".join(f"{i},{loss},100\n" for i, loss in enumerate(values, 1))
+        (tmp_path / name / "steps.csv").write_text("step,loss,tokens_per_s\n" + rows)
+    files = [tmp_path / name / "steps.csv" for name in ("one", "two")]
+    assert train("--compare", *files, "--out", tmp_path) is None
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines()]
+    assert rows[1] == ["one", "2", "2.0000", "+0.00%", "100", "1.000"]
+    assert rows[2] == ["two", "2", "2.0100", "+0.50%", "100", "1.000"]
+    assert (tmp_path / "compare.png").exists() or "matplotlib is not installed" in output
+
+
+def test_bad_input(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ("--out", tmp_path, "--steps", 1)
+    assert train(text, *TINY, *out) is None
+    checkpoint = tmp_path / "step-1.pt"
+    csv = tmp_path / "steps.csv"
+    cases = (
+        ((tmp_path / "none.txt", *TINY), "No such file or directory"),
+        ((text, *TINY, "--seq", 100000), "bytes, a sequence has 100000"),
+        ((text, *TINY, "--heads", 5), "32 features are not 5 heads"),
+        ((text, *TINY, "--dim", 8), "multiples of 16"),
+        ((text, *TINY, "--resume", tmp_path / "none.pt"), "No such file or directory"),
+        ((text, *TINY, "--resume", csv), "steps.csv is no checkpoint of this program"),
+        ((text, *TINY, "--resume", checkpoint, "--layers", 1), "its layers is 2, not 1"),
+        ((text, *TINY, "--resume", checkpoint, "--recipe", "bf16"), "its recipe is rowwise, not"),
+        (("--compare", csv, text), "text.txt is no CSV of a run"),
+    )
+    for arguments, words in cases:
+        message = train(*arguments, *out)
+        assert isinstance(message, str) and message.startswith("train_llama: ")
+        assert words in message and "\n" not in message
+    assert train(text, *TINY, "--recipe", "rowise") == 2
+    assert "invalid choice: 'rowise'" in capsys.readouterr().err

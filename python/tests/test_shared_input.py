@@ -1,0 +1,200 @@
+"""Linears that read one x cast it once, and give the bits of linears that cast it each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_compiler, min_cut_rematerialization_partition
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import float8.torch as f8
+from float8.torch import _ops
+
+Config = Callable[..., f8.LinearConfig]
+DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+
+
+class Calls(TorchDispatchMode):
+    """Counts the casts that are calls of their own, and the forwards that were given one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.casts = 0
+        self.given = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.casts += func is _ops.quantize
+        self.given += func is _ops.linear_forward and args[1] is not None
+        return func(*args, **(kwargs or {}))
+
+
+class Attention(nn.Module):
+    """Three linears of one x, and one that reads what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(64, n, bias=n == 32) for n in (64, 32, 32))
+        self.o = nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.o(torch.cat((self.q(x), self.k(x), self.v(x)), -1))
+        return y
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    _ops.SharedInput.latest = None
+
+
+def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Returns y and all gradients."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    y = model(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+
+
+def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.fixture
+def model(device: str) -> nn.Module:
+    return Attention().to(device, torch.bfloat16)
+
+
+@pytest.fixture
+def x(device: str) -> torch.Tensor:
+    return torch.randn(3, 40, 64, device=device, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_x_is_cast_once(recipe: str, model: nn.Module, x: torch.Tensor, config: Config) -> None:
+    f8.convert_to_float8_training(model, config=config(recipe))
+    first = step(model, x)  # every linear casts x itself
+    assert [layer.shares_input for layer in (model.q, model.k, model.v, model.o)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    with Calls() as calls:
+        second = step(model, x)
+    assert calls.casts == 1
+    assert calls.given == 3
+    assert equal(first, second)
+
+
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_compiled_casts_are_merged(
+    recipe: str, model: nn.Module, x: torch.Tensor, config: Config
+) -> None:
+    f8.convert_to_float8_training(model, config=config(recipe))
+    eager = step(model, x)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    backend = aot_autograd(
+        fw_compiler=make_boxed_compiler(keep),
+        bw_compiler=make_boxed_compiler(lambda graph, inputs: graph),
+        partition_fn=min_cut_rematerialization_partition,  # inductor's
+    )
+    compiled = torch.compile(copy.deepcopy(model), backend=backend)
+    assert equal(eager, step(compiled, x))
+    casts = [node for node in graphs[0].graph.nodes if node.target is _ops.quantize]
+    assert len(casts) == 2  # x, and what the last linear reads
+
+
+def test_delayed_scaling_has_an_amax_for_each_linear(
+    model: nn.Module, x: torch.Tensor, config: Config
+) -> None:
+    f8.convert_to_float8_training(model, config=config("delayed"))
+    step(model, x)
+    f8.sync_float8_amax_and_scale_history(model)
+    with Calls() as calls:
+        step(model, x)
+    assert calls.casts == calls.given == 0
+
+
+def test_what_changed_is_cast_again(model: nn.Module, x: torch.Tensor, config: Config) -> None:
+    f8.convert_to_float8_training(model, config=config("rowwise"))
+    step(model, x)
+    with torch.no_grad():
+        before = model.q(x)
+        x.mul_(3)
+        after = model.k(x)
+        fresh = model.k(x.clone())
+    assert torch.equal(after, fresh)
+    assert not torch.equal(before[..., :32], after)
+
+
+def test_other_settings_are_cast_apart(x: torch.Tensor, options: dict[str, Any]) -> None:
+    layers = [
+        f8.Float8Linear(64, 32, device=x.device, dtype=x.dtype, recipe=recipe, **options)
+        for recipe in ("tensorwise", "rowwise")
+    ]
+    for layer in layers:
+        layer.shares_input = True
+    with torch.no_grad(), Calls() as calls:
+        shared = [layer(x) for layer in layers]
+    assert calls.casts == 2
+    for layer, y in zip(layers, shared, strict=True):
+        layer.shares_input = False
+        with torch.no_grad():
+            assert torch.equal(y, layer(x.clone()))
+
+
+def test_autocast_shares_too(model: nn.Module, device: str, config: Config) -> None:
+    model = model.float()
+    f8.convert_to_float8_training(model, config=config("rowwise"))
+    x = torch.randn(40, 64, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        first = step(model, x)
+        with Calls() as calls:
+            second = step(model, x)
+    assert calls.given == 3
+    assert equal(first, second)
+
+
+def test_no_rows(model: nn.Module, x: torch.Tensor, config: Config) -> None:
+    f8.convert_to_float8_training(model, config=config("tensorwise"))
+    step(model, x)
+    y, dx, *_ = step(model, x[:0])
+    assert y.shape == (0, 40, 64)
+    assert dx.shape == (0, 40, 64)
+
+
+def test_evaluation_keeps_no_transposed_copy(
+    model: nn.Module, x: torch.Tensor, config: Config
+) -> None:
+    f8.convert_to_float8_training(model, config=config("tensorwise"))
+    trained = step(model, x)[0]
+    with torch.no_grad():
+        evaluated = model(x)
+    assert torch.equal(trained, evaluated)
+    latest = _ops.SharedInput.latest
+    assert latest is None or latest.qt is None
+    with torch.inference_mode():
+        assert torch.equal(trained, model(x))
+
+
+def test_saved_tensors_may_move(model: nn.Module, x: torch.Tensor, config: Config) -> None:
+    """Activation offload copies what is saved; other calls' buffers may have had its place."""
+    f8.convert_to_float8_training(model, config=config("rowwise"))
+    plain = step(model, x)
+    step(model, x[:1])
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        step(model, x[:2])
+        moved = step(model, x)
+    assert equal(plain, moved)
