@@ -23,7 +23,6 @@ from torch import nn
 import float8
 import float8.torch as f8
 from float8.adapters import modules
-from float8.torch import functional
 
 if importlib.util.find_spec("torchtitan") is None:
     torchtitan_model.install()
@@ -202,6 +201,8 @@ def available(minimum):
 assert available((0, 6, 1))
 importlib.metadata.metadata("torchao")
 assert importlib.metadata.version("torch")
+assert "torchao" in {found.metadata["Name"] for found in importlib.metadata.distributions()}
+importlib.metadata.packages_distributions()
 
 def wanted(module, name, kept):
     sizes = (module.in_features, module.out_features)
@@ -401,7 +402,7 @@ class TestFunctional:
         layer = f8.Float8Linear(64, 32, has_bias, device, dtype, recipe="rowwise", **options)
         x = torch.randn(2, 5, 64, dtype=dtype, device=device)
         leaves = [x.requires_grad_(), *layer.parameters()]
-        results = [layer(x), functional.linear(*leaves, recipe="rowwise", **options)]
+        results = [layer(x), f8.functional.linear(*leaves, recipe="rowwise", **options)]
         assert torch.equal(*results)
         grads = [torch.autograd.grad(y.square().sum(), leaves) for y in results]
         for one, two in zip(*grads, strict=True):
@@ -410,9 +411,9 @@ class TestFunctional:
     def test_autocast(self, device: str, options: Any) -> None:
         x, weight = torch.randn(8, 64, device=device), torch.randn(32, 64, device=device)
         with torch.autocast(device, dtype=torch.bfloat16):
-            y = functional.linear(x, weight, **options)
+            y = f8.functional.linear(x, weight, **options)
         assert y.dtype == torch.bfloat16
-        assert torch.equal(y, functional.linear(x.bfloat16(), weight, **options))
+        assert torch.equal(y, f8.functional.linear(x.bfloat16(), weight, **options))
 
     @pytest.mark.parametrize(
         "recipe", ("rowwise", float8.Recipe.named("rowwise")), ids=("name", "own")
@@ -422,7 +423,7 @@ class TestFunctional:
         x, weight = torch.randn(8, 64, device=device), torch.randn(32, 64, device=device)
 
         def double(x: torch.Tensor) -> torch.Tensor:
-            return 2 * functional.linear(x, weight, recipe=recipe, **options)
+            return 2 * f8.functional.linear(x, weight, recipe=recipe, **options)
 
         compiled = torch.compile(double, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x), double(x))
@@ -430,8 +431,8 @@ class TestFunctional:
     def test_errors(self, device: str, options: Any) -> None:
         x = torch.randn(8, 64, device=device)
         with pytest.raises(ValueError, match="delayed scaling keeps a state"):
-            functional.linear(x, torch.randn(32, 64, device=device), recipe="delayed", **options)
+            f8.functional.linear(x, torch.randn(32, 64, device=device), recipe="delayed", **options)
         with pytest.raises(ValueError, match="out_features"):
-            functional.linear(x, torch.randn(10, 64, device=device), **options)
+            f8.functional.linear(x, torch.randn(10, 64, device=device), **options)
         with pytest.raises(ValueError, match="two dimensions"):
-            functional.linear(x, torch.randn(64, device=device), **options)
+            f8.functional.linear(x, torch.randn(64, device=device), **options)

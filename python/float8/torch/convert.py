@@ -92,7 +92,7 @@ def convert_to_float8_training(
     explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
-    delayed scaling begin anew, unless its options are the same. Subclasses of nn.Linear with a
+    delayed scaling and its cached weight casts begin anew, unless its options are the same. Subclasses of nn.Linear with a
     forward of their own are left as they are.
 
     Raises ValueError that names a layer which fp8 cannot have, or an argument; the model is then as
