@@ -382,6 +382,9 @@ class TestModules:
         model.append(PlainLinear(torch.randn(10, 64)))
         with pytest.raises(ValueError, match=r"multiples of 16.*'3'"):
             modules.convert(model, [PlainLinear])
+        model[3] = PlainLinear(torch.randn(64, 10), transposed_weight=True)
+        with pytest.raises(ValueError, match="in_features 64 and out_features 10"):
+            modules.convert(model, [PlainLinear])
         model[3] = PlainLinear(torch.randn(16, 64))
         model[3].lora = nn.Linear(64, 16)
         with pytest.raises(TypeError, match=r"more than a linear.*'3'"):
