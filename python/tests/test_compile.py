@@ -36,6 +36,44 @@ def test_dynamic_m(recipe: str, device: str, mlp: Any, config: Any) -> None:
     assert counter.frame_count <= 2
 
 
+def test_no_rows(device: str, mlp: Any, config: Any) -> None:
+    torch._dynamo.reset()
+    model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for m in (16, 0, 24):
+        x = torch.randn(m, 64, dtype=torch.bfloat16, device=device)
+        dy = torch.randn(m, 64, dtype=torch.bfloat16, device=device)
+        parameters = list(model.parameters())
+        for one, two in zip(
+            step(model, parameters, x, dy), step(compiled, parameters, x, dy), strict=True
+        ):
+            assert torch.equal(one, two)
+
+
+def test_ranks_and_strides(device: str, mlp: Any, config: Any) -> None:
+    torch._dynamo.reset()
+    model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    wide = torch.randn(3, 4, 2, 128, dtype=torch.bfloat16, device=device)
+    for x in (wide[0, 0, 0, :64], wide[..., 64:], wide[..., :64].transpose(0, 1)):
+        parameters = list(model.parameters())
+        dy = torch.randn_like(x)
+        for one, two in zip(
+            step(model, parameters, x, dy), step(compiled, parameters, x, dy), strict=True
+        ):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_without_gradients(mode: Any, device: str, mlp: Any, config: Any) -> None:
+    torch._dynamo.reset()
+    model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(16, 64, dtype=torch.bfloat16, device=device)
+    with mode():
+        assert torch.equal(compiled(x), model(x))
+
+
 def test_inductor(device: str, mlp: Any, config: Any) -> None:
     torch._dynamo.reset()
     model = f8.convert_to_float8_training(mlp(), config=config())

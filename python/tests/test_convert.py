@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import float8
 import float8.torch as f8
 from float8.torch import Float8Linear, convert_to_float8_training
 
@@ -30,7 +33,39 @@ def test_all_linears_in_place() -> None:
     assert convert_to_float8_training(model) is model
     assert names(model) == ["first", "blocks.0.0", "blocks.1.0", "head"]
     assert all(parameters[name] is own for name, own in model.named_parameters())
-    assert convert_to_float8_training(model, config="rowwise").first.recipe.name == "tensorwise"
+
+
+def test_another_recipe(device: str, config: Any) -> None:
+    model = Model().to(device)
+    convert_to_float8_training(model, config=config("rowwise"))
+    model.first.register_forward_hook(lambda *_: None)
+    before = dict(model.named_modules())
+    parameters = dict(model.named_parameters())
+    convert_to_float8_training(model, config=config("rowwise"))
+    assert dict(model.named_modules()) == before
+    convert_to_float8_training(
+        model, config=config("tensorwise"), module_filter_fn=lambda _, name: name != "head"
+    )
+    assert model.head is before["head"] and model.head.recipe.name == "rowwise"
+    assert model.first.recipe.name == "tensorwise" and model.first._forward_hooks
+    assert before["first"].recipe.name == "rowwise"
+    assert all(parameters[name] is own for name, own in model.named_parameters())
+    twin = nn.Linear(64, 64).to(device)
+    twin.load_state_dict(model.first.state_dict())
+    twin = convert_to_float8_training(twin, config=config("tensorwise"))
+    x = torch.randn(8, 64, device=device)
+    assert torch.equal(model.first(x), twin(x))
+
+
+@pytest.mark.parametrize("option", ("recompute", "saturate", "pad_inner_dim"))
+def test_another_option(option: str) -> None:
+    linear = convert_to_float8_training(nn.Linear(64, 64))
+    changed = convert_to_float8_training(linear, config=f8.LinearConfig(**{option: True}))
+    if option == "pad_inner_dim":  # there is nothing to pad
+        assert changed is linear
+    else:
+        assert changed is not linear and getattr(changed, option)
+        assert convert_to_float8_training(changed) is not changed
 
 
 def test_filter_sees_module_and_name() -> None:
@@ -43,7 +78,7 @@ def test_filter_sees_module_and_name() -> None:
 
     convert_to_float8_training(model, module_filter_fn=wanted)
     assert names(model) == ["blocks.0.0", "blocks.1.0"]
-    assert seen == [(nn.Linear, n) for n in ("first", "head", "blocks.0.0", "blocks.1.0")]
+    assert seen == [(nn.Linear, n) for n in ("first", "blocks.0.0", "blocks.1.0", "head")]
 
 
 def test_root_linear_is_returned() -> None:
@@ -72,6 +107,13 @@ def test_failure_leaves_the_model() -> None:
     with pytest.raises(KeyError):
         convert_to_float8_training(model, module_filter_fn=fails)
     assert dict(model.named_modules()) == before and not names(model)
+
+
+def test_sizes_name_the_remedy() -> None:
+    with pytest.raises(ValueError, match="module_filter_fn, or pad in_features with pad_inner_dim"):
+        convert_to_float8_training(nn.Linear(60, 64))
+    with pytest.raises(ValueError, match=r"out_features 10.*module_filter_fn \(layer 'root'\)"):
+        convert_to_float8_training(nn.Linear(64, 10))
 
 
 def test_shared_module_stays_shared() -> None:
@@ -158,3 +200,106 @@ def test_measured_verdicts() -> None:
     assert [verdict.layer.name for verdict in found] == ["big", "small", "head"]
     convert_to_float8_training(model, module_filter_fn=f8.module_filter(found), config="rowwise")
     assert names(model) == ["big"]
+
+
+def llama(layers: int = 32) -> nn.Module:
+    sizes = {
+        "attention": {
+            "wq": (4096, 4096),
+            "wk": (4096, 1024),
+            "wv": (4096, 1024),
+            "wo": (4096, 4096),
+        },
+        "feed_forward": {"w1": (4096, 14336), "w3": (4096, 14336), "w2": (14336, 4096)},
+    }
+    with torch.device("meta"):
+        blocks = (
+            nn.ModuleDict(
+                {
+                    part: nn.ModuleDict({name: nn.Linear(*size) for name, size in own.items()})
+                    for part, own in sizes.items()
+                }
+            )
+            for _ in range(layers)
+        )
+        return nn.ModuleDict({"layers": nn.ModuleList(blocks), "output": nn.Linear(4096, 128256)})
+
+
+def float8_tune(*arguments: str) -> str:
+    program = pathlib.Path(float8.__file__).parent / "bin" / "float8-tune"
+    if not program.exists():
+        pytest.skip("the wheel is not installed")
+    command = [str(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize("policy", ("measured", "torchao"))
+def test_explain_prints_the_program_s_table(policy: str, capsys: Any) -> None:
+    names_kept = ["output", "layers.3.", "auto_filter_small_kn"]
+    printed = float8_tune(
+        *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", "rowwise"),
+        *("--policy", policy, "--filter-fqns", ",".join(names_kept)),
+    )
+    model = convert_to_float8_training(
+        llama(), config="rowwise", tokens=4096, names=names_kept, policy=policy, explain=True
+    )
+    table = [line.rstrip() for line in printed.split("\n\n")[0].splitlines()]
+    assert capsys.readouterr().out.splitlines() == table
+    found = names(model)
+    rows = [line.split() for line in table if line.startswith("layers.*.")]
+    for name, count in ((row[0], int(row[1])) for row in rows if row[4] == "float8"):
+        suffix = name.removeprefix("layers.*.")
+        assert sum(own.endswith(suffix) for own in found) == count
+    assert found and len(found) == sum(int(row[1]) for row in rows if row[4] == "float8")
+
+
+def test_filter_file(tmp_path: Any, capsys: Any) -> None:
+    file = tmp_path / "verdicts"
+    float8_tune(
+        *("filter", "--model", "llama3-8b", "--tokens", "4096", "--recipe", "rowwise"),
+        *("--verdicts", str(file)),
+    )
+    by_file = convert_to_float8_training(llama(), config="rowwise", tokens=4096, verdicts=file)
+    assert capsys.readouterr().out == ""
+    assert names(by_file) == names(
+        convert_to_float8_training(llama(), config="rowwise", tokens=4096)
+    )
+    assert names(by_file)
+    model = llama(1)
+    with pytest.raises(ValueError, match="4096"):
+        convert_to_float8_training(model, config="rowwise", tokens=8192, verdicts=file)
+    assert not names(model)
+
+
+def test_both_filters_count(capsys: Any) -> None:
+    model = convert_to_float8_training(
+        llama(1),
+        config="rowwise",
+        tokens=4096,
+        module_filter_fn=lambda _, name: "w2" not in name,
+        explain=True,
+    )
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if ".w2" in line)
+    assert line.endswith("kept in bf16: module_filter_fn")
+    assert "layers.0.feed_forward.w1" in names(model)
+    assert "layers.0.feed_forward.w2" not in names(model)
+
+
+def test_measured_head_of_ten_outputs() -> None:
+    """What fp8 cannot have is kept, where the measurements decide."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4096, 14336), nn.Linear(14336, 10))
+    assert names(convert_to_float8_training(model, config="rowwise", tokens=8192)) == ["0"]
+    with torch.device("meta"):
+        linear = nn.Linear(4096, 10)
+    assert convert_to_float8_training(linear, tokens=8192) is linear
+
+
+@pytest.mark.parametrize(
+    "arguments", ({"explain": True}, {"names": ["a"]}, {"policy": "torchao"}, {"verdicts": "file"})
+)
+def test_verdicts_need_tokens(arguments: dict[str, Any]) -> None:
+    model = Model()
+    with pytest.raises(ValueError, match="give tokens too"):
+        convert_to_float8_training(model, **arguments)
+    assert not names(model)

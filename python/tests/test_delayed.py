@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import reference
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils import checkpoint
 
 import float8
 import float8.torch as f8
@@ -99,15 +101,41 @@ def test_micro_batches_count_together(device: str, mlp: Any, config: Any) -> Non
     assert torch.equal(delayed.float8_scales.state, other.float8_scales.state)
 
 
-def test_evaluation_records_nothing(device: str, mlp: Any, config: Any) -> None:
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_evaluation_records_nothing(mode: Any, device: str, mlp: Any, config: Any) -> None:
     delayed, x = convert(mlp(), config), inputs(device)
     for _ in range(2):
         before = delayed.float8_scales.state.clone()
-        with torch.no_grad():
+        with mode():
             delayed(x)
         assert torch.equal(delayed.float8_scales.state, before)
         step(delayed, x)
     assert not torch.equal(delayed.float8_scales.state, before)
+
+
+@pytest.mark.parametrize("reentrant", (False, True))
+def test_activation_checkpoint(reentrant: bool, device: str, mlp: Any, config: Any) -> None:
+    """A second forward in backward sees the same scales, and records the same amaxes."""
+    model, x = convert(mlp(), config), inputs(device)
+    other = copy.deepcopy(model)
+    for scale in (1, 3, 2):
+        leaf = (scale * x).requires_grad_()
+        y = checkpoint.checkpoint(other, leaf, use_reentrant=reentrant)
+        y.float().square().sum().backward()
+        f8.sync_float8_amax_and_scale_history(other)
+        grads = [leaf.grad, *(p.grad for p in other.parameters())]
+        assert same(step(model, scale * x), [y, *grads])
+        other.zero_grad()
+    assert torch.equal(model.float8_scales.state, other.float8_scales.state)
+
+
+def test_no_rows(device: str, mlp: Any, config: Any) -> None:
+    model, x = convert(mlp(), config), inputs(device)
+    other = copy.deepcopy(model)
+    for _ in range(2):
+        step(other, x[:0], sync=False)
+        assert same(step(model, x), step(other, x))
+    assert torch.equal(model.float8_scales.state, other.float8_scales.state)
 
 
 def test_partly_delayed_recipe(device: str, mlp: Any, config: Any) -> None:
@@ -148,6 +176,21 @@ def test_resume(how: str, device: str, mlp: Any, config: Any) -> None:
     assert model.float8_scales.state.data_ptr() != other.float8_scales.state.data_ptr()
 
 
+def test_distributed_checkpoint(tmp_path: Any, device: str, mlp: Any, config: Any) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    model, x = convert(mlp(), config), inputs(device)
+    step(model, x)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    other, plain = convert(mlp(), config), mlp()
+    for loading in (other, plain):  # plain linears leave the scales out
+        state = {"model": loading.state_dict()}
+        dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+        loading.load_state_dict(state["model"])
+    assert same(list(plain.parameters()), list(model.parameters()))
+    assert same(step(model, 2 * x), step(other, 2 * x))
+
+
 def test_fresh_state_is_loaded_as_a_first_step(device: str, mlp: Any, config: Any) -> None:
     model, x = convert(mlp(), config), inputs(device)
     fresh = copy.deepcopy(model.state_dict())
@@ -161,10 +204,151 @@ def test_state_of_plain_linears(mlp: Any, config: Any) -> None:
     keys = set(plain.state_dict())
     model = convert(plain, config)
     assert set(model.state_dict()) - keys == {"float8_scales.state"}
-    result = model.load_state_dict(
-        {k: v for k, v in model.state_dict().items() if k in keys}, False
+    step(model, torch.randn(8, 64, dtype=torch.bfloat16, device=model[0].weight.device))
+    model.load_state_dict(
+        plain.state_dict() | {k: model.state_dict()[k] for k in keys}, strict=False
     )
-    assert result.missing_keys == ["float8_scales.state"]
+
+
+def test_plain_checkpoint_begins_anew(device: str, mlp: Any, config: Any) -> None:
+    """The weights of plain linears need no strict=False, and the next step is a first one."""
+    plain, x = mlp(), inputs(device)
+    weights = copy.deepcopy(plain.state_dict())
+    model = convert(copy.deepcopy(plain), config)
+    expected = [step(model, x), step(model, x)]
+    step(model, 100 * x)
+    assert not model.load_state_dict(weights).missing_keys
+    for results in expected:
+        assert same(step(model, x), results)
+
+
+@pytest.mark.parametrize("damage", ("size", "dtype", "amax", "recipe"))
+def test_damaged_state_is_refused(damage: str, device: str, mlp: Any, config: Any) -> None:
+    model = convert(mlp(), config)
+    step(model, inputs(device))
+    state = copy.deepcopy(model.state_dict())
+    key = "float8_scales.state"
+    if damage == "size":
+        other = convert(mlp(), config, history=100)
+        message = r"2 linears with a history of 100.*saved with other layers"
+    else:
+        other = convert(mlp(), config)
+        message = "float8_scales.state is torch.float32" if damage == "dtype" else "no scale state"
+    if damage == "dtype":
+        state[key] = state[key].float()
+    elif damage == "amax":
+        state[key][3] |= 0x80
+    elif damage == "recipe":
+        state[key][-256:] = 0
+        state[key][-512:-256] = 7
+    before = other.float8_scales.state.clone()
+    with pytest.raises(RuntimeError, match=message):
+        other.load_state_dict(state)
+    assert torch.equal(other.float8_scales.state, before)
+
+
+def train(model: nn.Module, x: torch.Tensor, steps: int, sync: bool) -> list[str]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            for _ in range(3):  # micro-batches
+                model(x).sum().backward()
+            if sync:
+                f8.sync_float8_amax_and_scale_history(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [str(w.message) for w in caught if "delayed scaling" in str(w.message)]
+
+
+def test_training_without_a_sync_is_told(device: str, mlp: Any, config: Any) -> None:
+    model, x = convert(mlp(), config), inputs(device)
+    copied = copy.deepcopy(model)
+    other = convert(mlp(), config)
+    assert not train(other, x, 5, sync=True)
+    assert not train(mlp(), x, 5, sync=False)
+    (message,) = train(model, x, 5, sync=False)
+    assert "call float8.torch.sync_float8_amax_and_scale_history(model)" in message
+    assert not train(model, x, 3, sync=False)  # once
+    assert len(train(copied, x, 2, sync=False)) == 1
+    assert not train(other, x, 3, sync=False)  # it has been synchronised once
+
+
+class TestAnotherRecipe:
+    """Converting a model with delayed scaling again."""
+
+    def test_to_a_dynamic_one(self, device: str, mlp: Any, config: Any) -> None:
+        plain, x = mlp(), inputs(device)
+        expected = step(
+            f8.convert_to_float8_training(copy.deepcopy(plain), config=config("rowwise")), x
+        )
+        model = convert(plain, config)
+        step(model, x)
+        keys = set(plain.state_dict()) - {"float8_scales.state"}
+        f8.convert_to_float8_training(model, config=config("rowwise"))
+        assert set(model.state_dict()) == keys and not hasattr(model, "float8_scales")
+        assert agree(step(model, x), expected)
+
+    def test_from_a_dynamic_one(self, device: str, mlp: Any, config: Any) -> None:
+        plain, x = mlp(), inputs(device)
+        expected = convert(copy.deepcopy(plain), config)
+        model = f8.convert_to_float8_training(plain, config=config("rowwise"))
+        convert(model, config)
+        for scale in (1, 2):
+            assert same(step(model, scale * x), step(expected, scale * x))
+
+    def test_equal_options_keep_the_scales(self, device: str, mlp: Any, config: Any) -> None:
+        model, x = convert(mlp(), config), inputs(device)
+        step(model, x)
+        before = list(model)
+        assert list(convert(model, config)) == before
+
+    def test_another_history_begins_anew(self, device: str, mlp: Any, config: Any) -> None:
+        plain, x = mlp(), inputs(device)
+        expected = step(convert(copy.deepcopy(plain), config), x)
+        model = convert(plain, config)
+        step(model, 100 * x)
+        convert(model, config, history=2)
+        assert model.float8_scales.history == 2
+        assert same(step(model, x), expected)
+
+    def test_some_layers(self, device: str, mlp: Any, config: Any) -> None:
+        """The layers that keep delayed scaling keep their scales."""
+        model, x = convert(mlp(), config), inputs(device)
+        step(model, x)
+        state = model.float8_scales
+        f8.convert_to_float8_training(
+            model, config=config("rowwise"), module_filter_fn=lambda _, name: name == "0"
+        )
+        assert model.float8_scales is state and model[2]._scales is state
+        step(model, x)
+        with pytest.raises(ValueError, match="one call"):
+            convert(model, config)
+        assert model[0].recipe.name == "rowwise" and model.float8_scales is state
+
+    def test_failure_leaves_the_model(
+        self, device: str, mlp: Any, config: Any, monkeypatch: Any
+    ) -> None:
+        model, x = convert(mlp(), config), inputs(device)
+        step(model, x)
+        before = list(model)
+
+        def fails(*_: Any) -> Any:
+            raise RuntimeError("no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f8.scales, "ScaleState", fails)
+            with pytest.raises(RuntimeError, match="no memory"):
+                convert(model, config, history=2)
+        assert list(model) == before
+        step(model, x)
+
+    def test_root(self, device: str, config: Any) -> None:
+        linear = convert(nn.Linear(64, 64, device=device), config)
+        assert hasattr(linear, "float8_scales")
+        rowwise = f8.convert_to_float8_training(linear, config=config("rowwise"))
+        assert hasattr(linear, "float8_scales") and not hasattr(rowwise, "float8_scales")
+        rowwise(torch.randn(2, 64, device=device)).sum().backward()
 
 
 def test_meta(device: str, config: Any) -> None:

@@ -6,8 +6,11 @@ import copy
 import os
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import float8.torch as f8
@@ -39,5 +42,50 @@ def _rank(rank: int, store: str, recipe: str) -> None:
     os._exit(0)
 
 
-def test_fsdp2(tmp_path: Any) -> None:
-    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"), "rowwise"), nprocs=2)
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise"))
+def test_fsdp2(recipe: str, tmp_path: Any) -> None:
+    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"), recipe), nprocs=2)
+
+
+def _mlp(recipe: str) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    f8.convert_to_float8_training(model, config=f8.LinearConfig(recipe, emulate=True))
+    return model
+
+
+def _saving_rank(rank: int, store: str, folder: str, recipe: str) -> None:
+    """Trains a step, saves, and loads again into a model of other weights."""
+    distributed.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(_mlp(recipe))
+        fully_shard(models[-1], mesh=mesh)
+    x = torch.randn(2, 32, 64)[rank]
+    models[0](x).square().mean().backward()
+    f8.sync_float8_amax_and_scale_history(models[0])
+    dcp.save({"model": get_model_state_dict(models[0])}, checkpoint_id=folder)
+    state = {"model": get_model_state_dict(models[1])}
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(models[1], state["model"])
+    for own, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(own.full_tensor(), other.full_tensor())
+    assert torch.equal(models[0](x), models[1](x))
+    distributed.destroy_process_group()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_distributed_checkpoint(recipe: str, tmp_path: Any) -> None:
+    """What two ranks save is loaded by two ranks, and by plain linears of one process."""
+    folder = str(tmp_path / "checkpoint")
+    torch.multiprocessing.spawn(_saving_rank, (str(tmp_path / "store"), folder, recipe), nprocs=2)
+    torch.manual_seed(0)
+    expected = _mlp(recipe)
+    plain = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    state = {"model": plain.state_dict()}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    plain.load_state_dict(state["model"])
+    for own, other in zip(plain.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(own, other)

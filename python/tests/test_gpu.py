@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import float8.torch as f8
+from float8 import explain as f8_explain
 
 pytestmark = pytest.mark.gpu
 
@@ -191,6 +192,100 @@ def test_streams(mlp: Any, config: Any) -> None:
     torch.cuda.synchronize()
     for i, y in enumerate(results):
         assert torch.equal(y, expected[i % 4])
+
+
+def test_backward_on_a_stream_of_its_own(mlp: Any, config: Any) -> None:
+    """Autograd runs backward on forward's stream, and the caller's stream waits for the gradients."""
+    model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+    xs = [torch.randn(512, 64, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    expected = [torch.autograd.grad(model(x).sum(), list(model.parameters())) for x in xs]
+    streams = [torch.cuda.Stream() for _ in xs]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        results = []
+        for x, stream in zip(xs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(torch.autograd.grad(model(x).sum(), list(model.parameters())))
+        torch.cuda.synchronize()
+        for own, other in zip(results, expected, strict=True):
+            for one, two in zip(own, other, strict=True):
+                assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise"))
+def test_gradient_accumulation_in_a_graph(recipe: str, mlp: Any, config: Any) -> None:
+    """A captured step of two micro-batches sees the weights that the optimizer left."""
+    model = f8.convert_to_float8_training(mlp(torch.float32), config=config(recipe))
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, fused=True) for m in (model, twin)]
+    xs = [torch.randn(256, 64, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+
+    def micro_steps(model: Any) -> None:
+        for x in xs:
+            model(x).square().mean().backward()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for own in (model, twin):
+            micro_steps(own)
+            own.zero_grad(set_to_none=False)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        micro_steps(model)
+    model.zero_grad(set_to_none=False)
+    for _ in range(4):
+        for x in xs:
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        micro_steps(twin)
+        for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+            assert one.grad is not None and two.grad is not None
+            assert torch.equal(one.grad, two.grad)
+        for own, optimizer in zip((model, twin), optimizers, strict=True):
+            optimizer.step()
+            own.zero_grad(set_to_none=False)
+
+
+def test_weight_on_another_device(config: Any) -> None:
+    layer = f8.Float8Linear(64, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="the weight is on another device"):
+        layer(torch.randn(2, 64, dtype=torch.bfloat16, device="cuda"))
+
+
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_layers_on_two_devices(recipe: str, config: Any) -> None:
+    """A model whose halves are on two GPUs, with one scale state on each."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    torch.manual_seed(0)
+    halves = [torch.nn.Linear(64, 64, dtype=torch.bfloat16, device="cuda:0") for _ in range(2)]
+    single = [f8.convert_to_float8_training(half, config=config(recipe)) for half in halves]
+    split = [copy.deepcopy(half).to(f"cuda:{i}") for i, half in enumerate(single)]
+    for _ in range(3):
+        x = torch.randn(32, 64, dtype=torch.bfloat16, device="cuda:0")
+        results = []
+        for first, second in (single, split):
+            leaf = x.clone().requires_grad_()
+            y = second(first(leaf).to(second.weight.device))
+            y.float().square().sum().backward()
+            results.append((y.to("cuda:0"), leaf.grad))
+            for half in (first, second):
+                f8.sync_float8_amax_and_scale_history(half)
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two)
+
+
+def test_conversion_asks_the_table_of_the_device(config: Any, capsys: Any) -> None:
+    linear = torch.nn.Linear(4096, 14336, dtype=torch.bfloat16, device="cuda")
+    model = torch.nn.Sequential(linear, torch.nn.Linear(64, 64, device="cuda"))
+    f8.convert_to_float8_training(model, config=config("rowwise"), tokens=8192, explain=True)
+    assert [type(m).__name__ for m in model] == ["Float8Linear", "Linear"]
+    assert capsys.readouterr().out == (
+        f8_explain(f8.verdicts(torch.nn.Sequential(linear, model[1]), "rowwise", 8192, device=0))
+        + "\n"
+    )
 
 
 def test_emulated_layer_refuses_the_gpu() -> None:

@@ -49,9 +49,10 @@ def test_rank(shape: tuple[int, ...], device: str, options: Options) -> None:
     assert_same([y.view(-1, 32), dx.view(-1, 64), dw, db], flat)
 
 
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"))
 @pytest.mark.parametrize("shape", ((0, 64), (2, 0, 64)))
-def test_no_rows(shape: tuple[int, ...], device: str, options: Options) -> None:
-    layer = make(device, options)
+def test_no_rows(shape: tuple[int, ...], recipe: str, device: str, options: Options) -> None:
+    layer = make(device, options, recipe=recipe)
     x = torch.empty(shape, dtype=torch.bfloat16, device=device)
     y, dx, dw, db = grads(layer, x, x.new_empty(*shape[:-1], 32))
     assert y.shape == (*shape[:-1], 32) and dx.shape == shape
@@ -107,6 +108,24 @@ def test_autocast(device: str, options: Options) -> None:
     assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
     assert torch.equal(y, layer(x.bfloat16()))
     assert layer(x).dtype == torch.float32
+
+
+def test_float16_autocast_and_a_grad_scaler(device: str, options: Options) -> None:
+    layer = make(device, options, dtype=torch.float32)
+    x = torch.randn(16, 64, device=device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler(device, init_scale=256.0)
+    before = layer.weight.detach().clone()
+    with torch.autocast(device, dtype=torch.float16):
+        y = layer(x)
+    assert y.dtype == torch.float16
+    scaler.scale(y.float().sum()).backward()
+    scaler.step(optimizer)
+    expected = make(device, options, dtype=torch.float32)
+    expected.load_state_dict({"weight": before, "bias": torch.zeros_like(layer.bias)})
+    expected(x.half()).float().sum().backward()
+    assert expected.weight.grad is not None
+    assert torch.allclose(before - layer.weight, expected.weight.grad, rtol=0.05, atol=0.1)
 
 
 def test_frozen(device: str, options: Options) -> None:
@@ -190,6 +209,29 @@ def test_selective_checkpoint(save: bool, runs: int, device: str, mlp: Any, conf
     assert count.runs == runs and x.grad is not None
     expected = grads(model, x, torch.ones_like(y))
     assert torch.equal(x.grad, expected[1])
+
+
+@pytest.mark.parametrize("save", (False, True))
+def test_compiled_checkpoint(save: bool, device: str, mlp: Any, config: Any) -> None:
+    """Full and selective checkpoints under torch.compile, in one graph."""
+    torch._dynamo.reset()
+    model = f8.convert_to_float8_training(mlp(), config=config("rowwise"))
+    op = torch.ops.float8.linear_forward.default
+
+    def contexts() -> Any:
+        return checkpoint.create_selective_checkpoint_contexts([op])
+
+    extra = {"context_fn": contexts} if save else {}
+
+    def run(x: torch.Tensor) -> Any:
+        return checkpoint.checkpoint(model, x, use_reentrant=False, **extra)
+
+    x = torch.randn(16, 64, dtype=torch.bfloat16, device=device)
+    dy = torch.randn(16, 64, dtype=torch.bfloat16, device=device)
+    expected = grads(model, x, dy)
+    leaf = x.clone().requires_grad_()
+    y = torch.compile(run, fullgraph=True, backend="aot_eager")(leaf)
+    assert_same(expected, [y, *torch.autograd.grad(y, (leaf, *model.parameters()), dy)])
 
 
 def test_state_dict_is_that_of_a_linear(device: str, options: Options) -> None:
@@ -301,10 +343,24 @@ class TestErrors:
         with pytest.raises(ValueError, match="emulate=True"):
             layer(torch.randn(2, 64))
 
-    def test_dtype(self, device: str, options: Options) -> None:
+    @pytest.mark.parametrize("dtype", (torch.int32, torch.float64, torch.float8_e4m3fn), ids=str)
+    def test_dtype(self, dtype: torch.dtype, device: str, options: Options) -> None:
         layer = make(device, options)
-        with pytest.raises(ValueError, match="neither bfloat16, float16 nor float32"):
-            layer(torch.ones(2, 64, dtype=torch.int32, device=device))
+        with pytest.raises(ValueError, match="x is neither bfloat16, float16 nor float32"):
+            layer(torch.ones(2, 64, device=device).to(dtype))
+        layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
+        with pytest.raises(ValueError, match="weight is neither bfloat16, float16 nor float32"):
+            layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
+
+    def test_half_of_a_meta_model(self, device: str, options: Options) -> None:
+        layer = make(device, options)
+        layer.weight = nn.Parameter(layer.weight.to("meta"))
+        with pytest.raises(ValueError, match="the weight on meta"):
+            layer(torch.ones(2, 64, dtype=torch.bfloat16, device=device))
+
+    def test_no_dimension(self, device: str, options: Options) -> None:
+        with pytest.raises(ValueError, match="at least one dimension"):
+            make(device, options)(torch.ones((), dtype=torch.bfloat16, device=device))
 
     def test_row_length(self, device: str, options: Options) -> None:
         layer = make(device, options)

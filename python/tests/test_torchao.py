@@ -31,6 +31,12 @@ def test_recipe_names(name: Float8LinearRecipeName) -> None:
         assert recipe == float8.Recipe.named(name.value)
 
 
+@pytest.mark.parametrize("name", ("delayed", "blockwise"))
+def test_recipe_names_that_torchao_lacks(name: str) -> None:
+    config = Float8LinearConfig.from_recipe_name(name)
+    assert config.recipe().name == config.linear_config().recipe.name == name
+
+
 def test_fields_and_defaults() -> None:
     config = Float8LinearConfig()
     assert config.cast_config_input.target_dtype is torch.float8_e4m3fn
@@ -59,9 +65,10 @@ def test_fields_reach_the_recipe() -> None:
 
 
 def test_every_legal_cast_constructs() -> None:
+    granularities = (ScalingGranularity.TENSORWISE, ScalingGranularity.AXISWISE)
     dynamic = [
         CastConfig(scaling_granularity=granularity, target_dtype=dtype)
-        for granularity in ScalingGranularity
+        for granularity in granularities
         for dtype in (torch.float8_e4m3fn, None)
     ]
     for x, w, dy in itertools.product(dynamic, repeat=3):
@@ -89,6 +96,10 @@ def test_every_legal_cast_constructs() -> None:
             },
             "enable_fsdp_float8_all_gather",
         ),
+        (
+            {"cast_config_weight": CastConfig(scaling_granularity=ScalingGranularity.BLOCK_1X128)},
+            "blocks go with blocks",
+        ),
     ),
 )
 def test_contradictions(fields: dict[str, Any], message: str) -> None:
@@ -101,6 +112,8 @@ def test_contradictions(fields: dict[str, Any], message: str) -> None:
 def test_contradictions_of_a_cast() -> None:
     with pytest.raises(AssertionError, match="axiswise"):
         CastConfig(ScalingType.DISABLED, ScalingGranularity.AXISWISE)
+    with pytest.raises(AssertionError, match="block_1x128"):
+        CastConfig(ScalingType.DELAYED, ScalingGranularity.BLOCK_1X128)
     with pytest.raises(AssertionError, match="target_dtype"):
         CastConfig(target_dtype=torch.bfloat16)
     with pytest.raises(AssertionError, match=r"rowwisee.*tensorwise"):
@@ -126,6 +139,31 @@ def test_convert(device: str) -> None:
     torchao.precompute_float8_dynamic_scale_for_fsdp(model)
     with pytest.raises(ValueError, match="layer '1'"):
         torchao.convert_to_float8_training(model, config=config)
+
+
+def test_another_config(device: str) -> None:
+    """A second conversion gives the layers its own config."""
+    model = nn.Sequential(nn.Linear(64, 64, device=device), nn.Linear(64, 64, device=device))
+    first, second = (
+        Float8LinearConfig(emulate=device == "cpu", round_scales_to_power_of_2=pow2)
+        for pow2 in (False, True)
+    )
+    for config in (first, second):
+        torchao.convert_to_float8_training(model, config=config)
+        assert model[0].config is config and model[0].recipe == config.recipe()
+    layer = model[0]
+    torchao.convert_to_float8_training(model, config=second)
+    assert model[0] is layer
+    model(torch.randn(4, 64, device=device)).sum().backward()
+
+
+def test_measured_conversion(capsys: Any) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4096, 14336), nn.Linear(64, 64))
+    config = Float8LinearConfig.from_recipe_name("rowwise")
+    torchao.convert_to_float8_training(model, config=config, tokens=8192, explain=True)
+    assert type(model[1]) is nn.Linear and model[0].recipe.name == "rowwise"
+    assert "14336" in capsys.readouterr().out
 
 
 def test_layer_from_a_config() -> None:
@@ -202,7 +240,7 @@ def test_install_beside_a_torchao(tmp_path: Any) -> None:
         "from torchao.float8.inference import marker\n"
     )
     (folder / "__init__.py").write_text("raise RuntimeError('the other float8')\n")
-    (folder / "inference.py").write_text("marker = 7\n")
+    (folder / "inference.py").write_text("marker = 7\nclass Float8MMConfig: pass\n")
     run_python(
         f"""
         import sys
@@ -211,6 +249,9 @@ def test_install_beside_a_torchao(tmp_path: Any) -> None:
         float8.torchao.install()
         import torchao
         assert torchao.marker == 7
+        from torchao.float8 import Float8MMConfig
+        assert Float8MMConfig.__module__ == "torchao.float8.inference"
+        assert not hasattr(torchao.float8, "none")
         assert torchao.float8.Float8LinearConfig is float8.torchao.Float8LinearConfig
         """
     )

@@ -75,6 +75,19 @@ def test_bad_input(tmp_path: pathlib.Path) -> None:
         float8.table_info(str(tmp_path / "none"))
 
 
+def test_table_of_another_version(tmp_path: pathlib.Path) -> None:
+    own, other = tmp_path / "table", tmp_path / "newer"
+    float8_tune("db", "export", "--format", "table", "-o", str(own))
+    layers = [Layer("a", 4096, 14336)]
+    (verdict,) = filter_layers(layers, "rowwise", 8192, table=own)
+    assert verdict == filter_layers(layers, "rowwise", 8192)[0]
+    first, rest = own.read_text().split("\n", 1)
+    name, version = first.split()
+    other.write_text(f"{name} {int(version) + 1}\n{rest}")
+    with pytest.raises(RuntimeError, match=f"newer.*{int(version) + 1}"):
+        filter_layers(layers, "rowwise", 8192, table=other)
+
+
 def test_table_info() -> None:
     assert "tuning table" in float8.table_info()
 

@@ -7,6 +7,7 @@ float8.torch.convert_to_float8_training(model, config="rowwise")
 
 from __future__ import annotations
 
+from float8.torch import functional
 from float8.torch.convert import LinearConfig, convert_to_float8_training
 from float8.torch.filters import module_filter, verdicts
 from float8.torch.linear import Float8Linear, prepare
@@ -20,6 +21,7 @@ __all__ = [
     "attach_scales",
     "cache_weight_casts",
     "convert_to_float8_training",
+    "functional",
     "module_filter",
     "prepare",
     "sync_float8_amax_and_scale_history",

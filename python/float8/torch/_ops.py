@@ -90,6 +90,8 @@ def _fake_forward(
     n, k = weight.shape
     if x.shape[-1] != k:
         raise ValueError(f"float8: x has shape {tuple(x.shape)}, the weight {(n, k)}")
+    if x.device != weight.device:  # a weight on meta comes here
+        raise ValueError(f"float8: x is on {x.device}, the weight on {weight.device}")
     size = 0
     if save:
         x_given = x_q is not None or x_qt is not None

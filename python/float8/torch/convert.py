@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from float8.filter import Layer, Verdict, explain, filter_layers
 from float8.recipes import Recipe
 from float8.torch.linear import Float8Linear, resolve_recipe
-from float8.torch.scales import attach_scales, refuse_second_state
+from float8.torch.scales import attach_scales, drop_unused_states, refuse_second_state
 
 ModuleFilter = Callable[[nn.Module, str], bool]
-
+Path = str | os.PathLike[str]
 
 _OF_SCALES = ("history", "margin")
 
@@ -71,6 +73,11 @@ def convert_to_float8_training(
     *,
     module_filter_fn: ModuleFilter | None = None,
     config: Config = None,
+    tokens: int | None = None,
+    names: Sequence[str] = (),
+    policy: str = "measured",
+    verdicts: Path | None = None,
+    explain: bool = False,
 ) -> nn.Module:
     """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
 
@@ -79,66 +86,204 @@ def convert_to_float8_training(
     module_filter_fn: called with a linear and its name; the linear is left as it is where it
         returns False. None converts every linear.
     config: a recipe's name, a `Recipe`, a `LinearConfig` or torchao's `Float8LinearConfig`.
+    tokens: the rows of x in a call. Where it is given, the layers that pass module_filter_fn are
+        converted where `float8.filter_layers` says that fp8 pays; names, policy and verdicts (a
+        filter file) are its arguments, and need tokens.
+    explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
 
-    Subclasses of nn.Linear with a forward of their own, and layers that are Float8Linear already,
-    are left as they are. Raises ValueError that names a layer which fp8 cannot have; the model is
-    then as it was.
+    A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
+    delayed scaling and its cached weight casts begin anew, unless its options are the same. Subclasses of nn.Linear with a
+    forward of their own are left as they are.
+
+    Raises ValueError that names a layer which fp8 cannot have, or an argument; the model is then as
+    it was.
     """
-    options = resolve_config(config)
-    if resolve_recipe(options.recipe).delayed:
-        refuse_second_state(module)
-    converted = swap_linears(
+    return convert_linears(
         module,
-        lambda linear: Float8Linear.from_float(linear, **options.linear_fields()),
-        module_filter_fn,
+        Float8Linear,
+        resolve_config(config),
+        lambda linear, options: Float8Linear.from_float(linear, **options.linear_fields()),
+        measured_filter(module_filter_fn, tokens, names, policy, verdicts, explain),
     )
-    attach_scales(converted, history=options.history, margin=options.margin)
-    return converted
+
+
+Make = Callable[[nn.Linear], nn.Linear]
+# Decides for all linears of a model at once: their names, and the recipe.
+Choose = Callable[[dict[str, nn.Linear], str | Recipe], Collection[str]]
+
+
+def measured_filter(
+    module_filter_fn: ModuleFilter | None,
+    tokens: int | None,
+    names: Sequence[str],
+    policy: str,
+    verdicts: Path | None,
+    show: bool,
+) -> Choose:
+    """Returns the choice that these arguments of convert_to_float8_training mean."""
+    if tokens is None and (names or verdicts is not None or show or policy != "measured"):
+        raise ValueError(
+            "float8: names, policy, verdicts and explain ask what the measurements say, which "
+            "depends on the rows of x in a call: give tokens too"
+        )
+
+    def choose(linears: dict[str, nn.Linear], recipe: str | Recipe) -> Collection[str]:
+        wanted = [
+            name
+            for name, linear in linears.items()
+            if module_filter_fn is None or module_filter_fn(linear, name)
+        ]
+        if tokens is None or not linears:
+            return wanted
+        found = filter_layers(
+            [
+                Layer(name or "root", linear.in_features, linear.out_features)
+                for name, linear in linears.items()
+            ],
+            recipe,
+            tokens,
+            names=names,
+            policy=policy,
+            verdicts=verdicts,
+            device=device_of(linears.values()),
+        )
+        kept = set(linears).difference(wanted)
+        decided = {
+            name: _kept(verdict) if name in kept else verdict
+            for name, verdict in zip(linears, found, strict=True)
+        }
+        if show:
+            print(explain(list(decided.values())))
+        return [name for name, verdict in decided.items() if verdict.convert]
+
+    return choose
+
+
+def _kept(verdict: Verdict) -> Verdict:
+    if not verdict.convert:
+        return verdict
+    return dataclasses.replace(
+        verdict, convert=False, reason="kept in bf16: module_filter_fn", evidence="rule"
+    )
+
+
+def device_of(linears: Collection[nn.Linear]) -> int | None:
+    """Returns the CUDA device of the first weight that is on one, else None."""
+    for linear in linears:
+        weight = linear._parameters.get("weight")
+        if weight is not None and weight.is_cuda:
+            return weight.get_device()
+    return None
+
+
+def convert_linears(
+    module: nn.Module,
+    kind: type[Float8Linear],
+    options: LinearConfig,
+    make: Callable[[nn.Linear, LinearConfig], nn.Linear],
+    choose: Choose,
+) -> nn.Module:
+    """Exchanges linears for those of `kind` that `make` makes; the rest is as above."""
+    delayed = resolve_recipe(options.recipe).delayed
+
+    def check(replaced: Collection[nn.Module]) -> None:
+        if delayed and replaced:
+            refuse_second_state(module, replaced)
+
+    def finish(converted: nn.Module) -> None:
+        attach_scales(converted, history=options.history, margin=options.margin)
+        drop_unused_states(converted)
+
+    return swap_linears(
+        module,
+        lambda linear: linear if _has(linear, kind, options) else make(linear, options),
+        lambda linears: choose(linears, options.recipe),
+        check,
+        finish,
+    )
+
+
+def _has(linear: nn.Linear, kind: type[Float8Linear], options: LinearConfig) -> bool:
+    """Tells whether a linear is what a conversion would make of it."""
+    if type(linear) is not kind:
+        return False
+    fields = {**options.linear_fields(), "recipe": resolve_recipe(options.recipe)}
+    pads = fields.pop("pad_inner_dim")
+    scales = linear._scales
+    return (
+        all(getattr(linear, name) == value for name, value in fields.items())
+        and (pads or linear._padding == 0)
+        and (scales is None or linear._layout >> 32 == options.history | options.margin << 16)
+    )
 
 
 def swap_linears(
     module: nn.Module,
-    make: Callable[[nn.Linear], nn.Linear],
-    module_filter_fn: ModuleFilter | None,
+    make: Make,
+    choose: Callable[[dict[str, nn.Linear]], Collection[str]],
+    check: Callable[[Collection[nn.Module]], None] = lambda _: None,
+    finish: Callable[[nn.Module], None] = lambda _: None,
 ) -> nn.Module:
-    """Exchanges the plain linears that pass the filter for what `make` makes of them.
+    """Exchanges the linears that are chosen for what `make` makes of them.
 
-    A linear that the model has in several places stays one module.
+    A linear that the model has in several places stays one module. `check` is called with those that
+    are replaced, before the first change, and `finish` with the result; where it fails, the changes
+    are undone.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"float8: an nn.Module is converted, not a {type(module).__name__}")
-    if _is_plain(module) and (module_filter_fn is None or module_filter_fn(module, "")):
-        return _make(make, module, "")
-    # Everything that can fail comes before the first change.
-    made: dict[nn.Module, nn.Linear | None] = {}
-    places: list[tuple[nn.Module, str, nn.Linear]] = []
-    for name, parent in module.named_modules():
-        for child_name, child in parent._modules.items():
-            if child is None or not _is_plain(child):
-                continue
-            if child not in made:
-                full_name = f"{name}.{child_name}" if name else child_name
-                wanted = module_filter_fn is None or module_filter_fn(child, full_name)
-                made[child] = _make(make, child, full_name) if wanted else None
-            linear = made[child]
-            if linear is not None:
-                places.append((parent, child_name, linear))
-    for parent, child_name, linear in places:
-        parent._modules[child_name] = linear
+    if is_convertible(module):
+        converted = _swap_root(module, make, choose, check)
+        finish(converted)
+        return converted
+    linears = {
+        name: child
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Linear) and is_convertible(child)
+    }
+    made = {linears[name]: _make(make, linears[name], name) for name in choose(linears)}
+    check([old for old, new in made.items() if new is not old])
+    places = [
+        (parent._modules, name, child)
+        for parent in module.modules()
+        for name, child in parent._modules.items()
+        if isinstance(child, nn.Linear) and child in made
+    ]
+    try:
+        for children, name, old in places:
+            children[name] = made[old]
+        finish(module)
+    except BaseException:
+        for children, name, old in places:
+            children[name] = old
+        raise
     return module
 
 
-def _is_plain(module: nn.Module) -> bool:
-    return (
-        isinstance(module, nn.Linear)
-        and not isinstance(module, Float8Linear)
-        and type(module).forward is nn.Linear.forward
+def _swap_root(
+    module: nn.Module,
+    make: Make,
+    choose: Callable[[dict[str, nn.Linear]], Collection[str]],
+    check: Callable[[Collection[nn.Module]], None],
+) -> nn.Module:
+    assert isinstance(module, nn.Linear)
+    if "" not in choose({"": module}):
+        return module
+    made = _make(make, module, "")
+    check([module] if made is not module else [])
+    return made
+
+
+def is_convertible(module: nn.Module) -> bool:
+    """Tells whether a module is a linear without a forward of its own."""
+    return isinstance(module, nn.Linear) and type(module).forward in (
+        nn.Linear.forward,
+        Float8Linear.forward,
     )
 
 
-def _make(make: Callable[[nn.Linear], nn.Linear], module: nn.Module, name: str) -> nn.Linear:
-    assert isinstance(module, nn.Linear)
+def _make(make: Make, linear: nn.Linear, name: str) -> nn.Linear:
     try:
-        return make(module)
+        return make(linear)
     except ValueError as error:
         raise ValueError(f"{error} (layer {name or 'root'!r})") from None

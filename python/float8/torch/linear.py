@@ -186,6 +186,7 @@ def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: b
         raise ValueError(
             f"float8: {name} has in_features {in_features} and out_features {out_features}; fp8 "
             "needs multiples of 16, so leave this layer out with module_filter_fn"
+            + (", or pad in_features with pad_inner_dim=True" if out_features % 16 == 0 else "")
         )
 
 

@@ -7,11 +7,14 @@ A step is forward and backward of the model, any number of times, then
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
 from float8.torch import _ops  # noqa: F401  # it loads the ops
@@ -32,8 +35,16 @@ def _initial(config: int, layout: int) -> torch.Tensor:
     return state
 
 
+def _aligned(size: int) -> int:
+    return -(-size // 256) * 256
+
+
 class ScaleState(nn.Module):
-    """The scales, amaxes and histories of linears with one recipe, in the buffer `state`."""
+    """The scales, amaxes and histories of linears with one recipe, in the buffer `state`.
+
+    A checkpoint without the buffer, such as that of plain linears, is loaded as before the first
+    step. One whose buffer is another model's is refused by load_state_dict (RuntimeError).
+    """
 
     state: torch.Tensor
 
@@ -48,10 +59,13 @@ class ScaleState(nn.Module):
         delayed = recipes.Scaling.DELAYED
         self.slots = sum(any(cast.scaling == delayed for cast in own) for own in tensors)
         self.linears = len(linears)
+        self.history = history
         initial = _initial(self.config, self.layout)
         self.register_buffer("state", initial.to(first.weight.device, copy=True))
         self._attached: weakref.WeakSet[Float8Linear] = weakref.WeakSet()
         self._is_first = True
+        self._steps_before_sync: int | None = 0  # None: it has been synchronised
+        _watch(self)
         for index, linear in enumerate(linears):
             self.attach(linear, index)
         self._refresh()
@@ -92,6 +106,23 @@ class ScaleState(nn.Module):
             distributed.all_reduce(amaxes, distributed.ReduceOp.MAX, group=group)
         torch.ops.float8.scales_sync(self.state, self.config, self.layout)
         self._is_first = False
+        self._steps_before_sync = None
+
+    def count_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warns where the weights are updated for the second time, and the scales never were."""
+        weights = {id(linear._parameters.get("weight")) for linear in self._attached}
+        stepped = (id(p) for group in optimizer.param_groups for p in group["params"])
+        if self._steps_before_sync is None or not any(p in weights for p in stepped):
+            return
+        self._steps_before_sync += 1
+        if self._steps_before_sync == 2:
+            self._steps_before_sync = None
+            warnings.warn(
+                "float8: the optimizer has stepped twice, and no scales of delayed scaling were "
+                "updated: call float8.torch.sync_float8_amax_and_scale_history(model) after "
+                "backward, before optimizer.step(). Until then all steps scale dynamically",
+                stacklevel=4,
+            )
 
     def _apply(self, fn: Any, recurse: bool = True) -> ScaleState:
         was_meta = self.state.is_meta
@@ -101,11 +132,53 @@ class ScaleState(nn.Module):
         self._refresh()
         return self
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        key = prefix + "state"
+        loaded = state_dict.get(key)
+        if loaded is None:
+            if not self.state.is_meta:
+                self.state.copy_(_initial(self.config, self.layout))
+            self._is_first = True
+            self._refresh()
+            return
+        if complaint := self._complaint(loaded):
+            error_messages: list[str] = args[-1]
+            error_messages.append(f"float8: {key} {complaint}")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if not self.state.is_meta:
             self._is_first = torch.equal(self.state.cpu(), _initial(self.config, self.layout))
         self._refresh()
+
+    def _complaint(self, loaded: torch.Tensor) -> str | None:
+        """Says why a buffer is no state of these linears, None where it may be one.
+
+        The amaxes and histories are bits of |x|, and the formats are the recipe's. The layout is
+        that of runtime/quantize/delayed_scales.hpp.
+        """
+        initial = _initial(self.config, self.layout)
+        if loaded.dtype != torch.uint8 or loaded.shape != initial.shape:
+            return (
+                f"is {loaded.dtype} of {list(loaded.shape)}, and {self.linears} linears with a "
+                f"history of {self.history} have {initial.dtype} of {list(initial.shape)}: it "
+                "was saved with other layers in delayed scaling, or another history"
+            )
+        if loaded.is_meta:
+            return None
+        count = self.slots * self.linears
+        first = _aligned(4 * count) + _aligned(32 * count)
+        formats = first + _aligned(4 * self.history * count)
+        words = loaded.detach().cpu().contiguous()
+        own = slice(formats, formats + 4 * count)
+        negative = any(
+            bool((part.view(torch.int32) < 0).any())
+            for part in (words[: 4 * count], words[first : first + 4 * self.history * count])
+        )
+        if negative or not torch.equal(words[own], initial[own]):
+            return "has contents that no scale state of this recipe has: it was saved by another recipe, or is damaged"
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_attached": None}
@@ -113,16 +186,54 @@ class ScaleState(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._attached = weakref.WeakSet()
+        _watch(self)
         self._refresh()
 
 
-def refuse_second_state(module: nn.Module) -> None:
-    """Raises where the module has a scale state."""
-    if hasattr(module, NAME):
+_watched: weakref.WeakSet[ScaleState] = weakref.WeakSet()
+
+
+@functools.cache
+def _hook() -> None:
+    register_optimizer_step_post_hook(_after_optimizer_step)
+
+
+def _watch(state: ScaleState) -> None:
+    """Looks at the optimizers' steps until the state is synchronised."""
+    if state._steps_before_sync is not None:
+        _hook()
+        _watched.add(state)
+
+
+def _after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for state in list(_watched):
+        if state._steps_before_sync is None:
+            _watched.discard(state)
+        else:
+            state.count_step(optimizer)
+
+
+def refuse_second_state(module: nn.Module, replaced: Collection[nn.Module] = ()) -> None:
+    """Raises where the module has a scale state that a linear keeps which is not `replaced`."""
+    state = module._modules.get(NAME)
+    if state is not None and any(
+        getattr(m, "_scales", None) is state and m not in replaced for m in module.modules()
+    ):
         raise ValueError(
             f"float8: the module has {NAME} already; convert all layers with delayed scaling in one "
             "call"
         )
+
+
+def drop_unused_states(module: nn.Module) -> None:
+    """Removes the scale states below `module` that no linear has any more."""
+    used = {id(getattr(m, "_scales", None)) for m in module.modules()}
+    for parent in list(module.modules()):
+        state = parent._modules.get(NAME)
+        if isinstance(state, ScaleState) and id(state) not in used:
+            del parent._modules[NAME]
 
 
 def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> None:

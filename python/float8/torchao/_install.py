@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
+import pathlib
 import sys
 import types
+from collections.abc import Iterable
 
 _MODULES = (
     "config",
@@ -15,6 +18,41 @@ _MODULES = (
     "float8_tensor_parallel",
     "fsdp_utils",
 )
+# Names of the installed torchao.float8, and the modules of it that have them.
+_ELSEWHERE = {"FP8Granularity": "types", "Float8MMConfig": "inference"}
+# accelerate wants 0.6.1 for fp8 training, transformers 0.15 for what the empty torchao has not.
+_VERSION = "0.6.1"
+_EVERYTHING = importlib.metadata.DistributionFinder.Context()
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """The metadata of the empty torchao."""
+
+    def read_text(self, filename: str) -> str | None:
+        text = f"Metadata-Version: 2.1\nName: torchao\nVersion: {_VERSION}\n"
+        return text if filename == "METADATA" else None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        return pathlib.Path(__file__).parent / path
+
+
+class _Finder(importlib.metadata.DistributionFinder):
+    """Answers importlib.metadata.version("torchao"); it finds no module."""
+
+    def find_spec(self, *_: object) -> None:
+        return None
+
+    def find_distributions(
+        self,
+        context: importlib.metadata.DistributionFinder.Context = _EVERYTHING,
+    ) -> Iterable[importlib.metadata.Distribution]:
+        return [_Distribution()] if context.name in (None, "torchao") else []
+
+
+def _find_elsewhere(name: str) -> object:
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(f"torchao.float8.{_ELSEWHERE[name]}"), name)
+    raise AttributeError(f"float8: torchao.float8 has no {name!r} after float8.torchao.install()")
 
 
 def install() -> None:
@@ -22,7 +60,9 @@ def install() -> None:
 
     Call it before anything imports torchao.float8: names that were imported earlier keep their
     meaning. The rest of an installed torchao is as before, also what else lies in its folder
-    float8; where torchao is not installed, an empty one takes its place.
+    float8. Where torchao is not installed, an empty one takes its place, of version 0.6.1: trainers
+    that ask for a version, such as accelerate, train with it, and those that look for torchao's
+    quantization ask for a later one.
     """
     import float8.torchao as ours
 
@@ -32,12 +72,14 @@ def install() -> None:
         empty.__path__ = []
         empty.__spec__ = importlib.machinery.ModuleSpec("torchao", None, is_package=True)
         sys.modules["torchao"] = empty
+        sys.meta_path.append(_Finder())
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
 
     facade = types.ModuleType("torchao.float8", ours.__doc__)
     facade.__dict__.update({name: getattr(ours, name) for name in dir(ours) if name[:2] != "__"})
     # What this package does not have is found in the installed torchao.
     facade.__path__ = [os.path.join(folder, "float8") for folder in folders]
+    facade.__getattr__ = _find_elsewhere  # type: ignore[method-assign]
     facade.__spec__ = importlib.machinery.ModuleSpec("torchao.float8", None, is_package=True)
     sys.modules["torchao.float8"] = facade
     for name in _MODULES:

@@ -43,13 +43,24 @@ class ScalingType(enum.Enum):
 
 
 class ScalingGranularity(enum.Enum):
-    """The elements that share a scale: the tensor, or a row that the GEMM sums over."""
+    """The elements that share a scale: the tensor, or a row that the GEMM sums over.
+
+    The blocks are not torchao's: 128 elements of such a row, or 128 of 128 rows.
+    """
 
     TENSORWISE = "tensorwise"
     AXISWISE = "axiswise"
+    BLOCK_1X128 = "block_1x128"
+    BLOCK_128X128 = "block_128x128"
 
     def short_str(self) -> str:
-        return {"tensorwise": "ten", "axiswise": "axs"}[self.value]
+        short = {
+            "tensorwise": "ten",
+            "axiswise": "axs",
+            "block_1x128": "b1",
+            "block_128x128": "b128",
+        }
+        return short[self.value]
 
 
 @dataclasses.dataclass
@@ -75,7 +86,7 @@ class CastConfig:
         _require(
             self.scaling_granularity is ScalingGranularity.TENSORWISE
             or self.scaling_type is ScalingType.DYNAMIC,
-            "axiswise scaling is dynamic; use ScalingType.DYNAMIC with it",
+            f"{self.scaling_granularity.value} scaling is dynamic; use ScalingType.DYNAMIC with it",
         )
         _require(
             self.target_dtype is None or self.target_dtype in _FORMATS,
@@ -122,6 +133,8 @@ _SCALINGS = {
 _GRANULARITIES = {
     ScalingGranularity.TENSORWISE: Granularity.TENSOR,
     ScalingGranularity.AXISWISE: Granularity.AXIS,
+    ScalingGranularity.BLOCK_1X128: Granularity.BLOCK_1X128,
+    ScalingGranularity.BLOCK_128X128: Granularity.BLOCK_128X128,
 }
 
 
@@ -179,7 +192,10 @@ class Float8LinearConfig:
                 "their own type, to the same results",
                 stacklevel=3,
             )
-        resolve_recipe(self.recipe())
+        try:
+            resolve_recipe(self.recipe())
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def _resolve(self, first: str, second: str, dtype: torch.dtype) -> None:
         """Fills in what is None: the second cast by the first one, types by the tensor's."""
@@ -236,14 +252,28 @@ class Float8LinearConfig:
 
     @staticmethod
     def from_recipe_name(recipe_name: Float8LinearRecipeName | str) -> Float8LinearConfig:
-        """Returns the config of a recipe of torchao's, or of "delayed"."""
+        """Returns the config of a recipe of torchao's, or of "delayed" or "blockwise"."""
         if isinstance(recipe_name, str):
-            names = [*(name.value for name in Float8LinearRecipeName), "delayed"]
-            hint = " (float8.torch converts with it)" if recipe_name == "blockwise" else ""
+            names = [*(name.value for name in Float8LinearRecipeName), "delayed", "blockwise"]
             _require(
                 recipe_name in names,
-                f"recipe_name is {recipe_name!r}{hint}; it is one of {', '.join(names)}",
+                f"recipe_name is {recipe_name!r}; it is one of {', '.join(names)}",
             )
+            if recipe_name == "blockwise":
+                rows, square = (
+                    CastConfig(scaling_granularity=granularity, target_dtype=e4m3_dtype)
+                    for granularity in (
+                        ScalingGranularity.BLOCK_1X128,
+                        ScalingGranularity.BLOCK_128X128,
+                    )
+                )
+                return Float8LinearConfig(
+                    cast_config_input=rows,
+                    cast_config_weight=square,
+                    cast_config_grad_output=rows,
+                    gemm_config_output=Float8GemmConfig(),
+                    round_scales_to_power_of_2=True,
+                )
             if recipe_name == "delayed":
                 delayed = CastConfig(ScalingType.DELAYED)
                 return Float8LinearConfig(

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from float8.torch import scales
-from float8.torch.convert import ModuleFilter, swap_linears
+from float8.torch.convert import (
+    ModuleFilter,
+    Path,
+    convert_linears,
+    measured_filter,
+    swap_linears,
+)
 from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
 
@@ -17,27 +23,31 @@ def convert_to_float8_training(
     *,
     module_filter_fn: ModuleFilter | None = None,
     config: Float8LinearConfig | None = None,
+    tokens: int | None = None,
+    names: Sequence[str] = (),
+    policy: str = "measured",
+    verdicts: Path | None = None,
+    explain: bool = False,
 ) -> nn.Module:
     """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
 
     Where `module` is an nn.Linear itself, the Float8Linear is returned. A failure leaves the model
-    as it was. float8.torch.convert_to_float8_training has the details.
+    as it was. float8.torch.convert_to_float8_training has the details, also of the arguments that
+    torchao lacks: tokens, names, policy, verdicts and explain.
     """
-    config = config or Float8LinearConfig()
-    if not isinstance(config, Float8LinearConfig):
+    own_config = config or Float8LinearConfig()
+    if not isinstance(own_config, Float8LinearConfig):
         raise TypeError(
-            f"float8: config is a {type(config).__name__}, not a Float8LinearConfig; "
+            f"float8: config is a {type(own_config).__name__}, not a Float8LinearConfig; "
             'Float8LinearConfig.from_recipe_name("rowwise") makes one'
         )
-    if config.recipe().delayed:
-        scales.refuse_second_state(module)
-    converted = swap_linear_layers(
+    return convert_linears(
         module,
-        lambda linear: Float8Linear.from_float(linear, config=config),
-        module_filter_fn=module_filter_fn,
+        Float8Linear,
+        own_config.linear_config(),
+        lambda linear, _: Float8Linear.from_float(linear, config=own_config),
+        measured_filter(module_filter_fn, tokens, names, policy, verdicts, explain),
     )
-    scales.attach_scales(converted, history=config.delayed_scaling_config.history_len)
-    return converted
 
 
 def swap_linear_layers(
@@ -47,7 +57,15 @@ def swap_linear_layers(
     module_filter_fn: ModuleFilter | None = None,
 ) -> nn.Module:
     """Exchanges linears for what from_float_func makes of them."""
-    return swap_linears(module, from_float_func, module_filter_fn)
+
+    def choose(linears: dict[str, nn.Linear]) -> list[str]:
+        return [
+            name
+            for name, linear in linears.items()
+            if module_filter_fn is None or module_filter_fn(linear, name)
+        ]
+
+    return swap_linears(module, from_float_func, choose)
 
 
 def sync_float8_amax_and_scale_history(model: nn.Module, fp8_layers: object = None) -> None:
