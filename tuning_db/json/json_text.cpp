@@ -3,6 +3,7 @@
 #include "tuning_db/json/json_text.hpp"
 
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/text.hpp"
@@ -14,23 +15,34 @@ using nlohmann::json;
 
 class Builder {
  public:
+  explicit Builder(const TakeMember* take = nullptr) : take_(take) {}
   [[nodiscard]] json take() { return std::move(root_); }
-  [[nodiscard]] const std::string& error() const { return error_; }
+  [[nodiscard]] Error error(std::string_view where) const {
+    if (!taken_) return taken_.error();
+    return fail(ErrorCode::kInvalidArgument, "{} {}", where, error_).error();
+  }
 
-  bool null() { return put(nullptr) != nullptr; }
-  bool boolean(bool value) { return put(value) != nullptr; }
-  bool number_integer(int64_t value) { return put(value) != nullptr; }
-  bool number_unsigned(uint64_t value) { return put(value) != nullptr; }
-  bool number_float(double value, const std::string&) { return put(value) != nullptr; }
-  bool string(std::string& value) { return put(std::move(value)) != nullptr; }
+  bool null() { return scalar(nullptr); }
+  bool boolean(bool value) { return scalar(value); }
+  bool number_integer(int64_t value) { return scalar(value); }
+  bool number_unsigned(uint64_t value) { return scalar(value); }
+  bool number_float(double value, const std::string&) { return scalar(value); }
+  bool string(std::string& value) { return scalar(std::move(value)); }
   bool binary(json::binary_t&) { return refuse("has binary data"); }
   bool start_object(size_t) { return open(json::object()); }
   bool start_array(size_t) { return open(json::array()); }
   bool end_object() { return close(); }
   bool end_array() { return close(); }
   bool key(std::string& name) {
+    if (hands_out()) {
+      const auto [at, is_new] = names_.insert(name);
+      if (!is_new) return refuse_twice(name);
+      name_ = &*at;
+      member_ = &handed_;
+      return true;
+    }
     const auto [at, is_new] = open_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
-    if (!is_new) return refuse(f8::format("has the key {} twice in one object", quote(name)));
+    if (!is_new) return refuse_twice(name);
     member_ = &at->second;
     return true;
   }
@@ -55,6 +67,9 @@ class Builder {
     if (error_.empty()) error_ = std::move(why);
     return false;
   }
+  bool refuse_twice(const std::string& name) {
+    return refuse(f8::format("has the key {} twice in one object", quote(name)));
+  }
   // The place where the value lies now; null if it was one too many.
   json* put(json value) {
     if (++values_ > kMaxJsonValues) {
@@ -65,7 +80,14 @@ class Builder {
     if (open_.back()->is_array()) return &open_.back()->emplace_back(std::move(value));
     return &(*member_ = std::move(value));
   }
+  bool scalar(json value) {
+    if (take_ != nullptr && open_.empty()) return refuse("is not a JSON object");
+    return put(std::move(value)) != nullptr && hand_out();
+  }
   bool open(json container) {
+    if (take_ != nullptr && open_.empty() && !container.is_object()) {
+      return refuse("is not a JSON object");
+    }
     if (open_.size() >= kMaxJsonDepth) {
       return refuse(f8::format("is nested deeper than {} levels", kMaxJsonDepth));
     }
@@ -75,9 +97,23 @@ class Builder {
   }
   bool close() {
     open_.pop_back();
-    return true;
+    return open_.empty() || hand_out();
+  }
+  // True within the object whose members are handed out.
+  [[nodiscard]] bool hands_out() const { return take_ != nullptr && open_.size() == 1; }
+  // After each value: it may complete a member.
+  bool hand_out() {
+    if (!hands_out()) return true;
+    taken_ = (*take_)(*name_, handed_);
+    handed_ = nullptr;
+    return taken_.has_value();
   }
 
+  const TakeMember* take_;  // null: the whole value is built
+  Status taken_;
+  json handed_;                            // the member that is being built
+  const std::string* name_ = nullptr;      // its name
+  std::unordered_set<std::string> names_;  // of all so far
   json root_;
   std::vector<json*> open_;  // the containers around the next value, the innermost last
   json* member_ = nullptr;   // the place of the next value in an object
@@ -108,7 +144,13 @@ std::string without_controls(std::string json) {
 Result<json> parse_json(std::string_view text, std::string_view where) {
   Builder builder;
   if (json::sax_parse(text, &builder)) return builder.take();
-  return fail(ErrorCode::kInvalidArgument, "{} {}", where, builder.error());
+  return std::unexpected(builder.error(where));
+}
+
+Status parse_json_members(std::string_view text, std::string_view where, const TakeMember& take) {
+  Builder builder(&take);
+  if (json::sax_parse(text, &builder)) return {};
+  return std::unexpected(builder.error(where));
 }
 
 }  // namespace f8::tuning_db
