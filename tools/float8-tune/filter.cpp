@@ -190,8 +190,8 @@ Status show(const Options& options, const tuning_db::FilterResult& result, const
   if (global.json || !options.output.empty()) json = report_text(options, result);
   if (!options.output.empty()) F8_TRY(write_output(global, "-o", options.output, json));
   if (!options.verdicts.empty()) {
-    F8_TRY(write_output(global, "--verdicts", options.verdicts,
-                        F8_TRY(of_option("--verdicts", verdicts_text(options, result)))));
+    const std::string text = F8_TRY(of_option("--verdicts", verdicts_text(options, result)));
+    F8_TRY(write_output(global, "--verdicts", options.verdicts, text));
   }
   if (is_taken) return {};
   if (global.json) {

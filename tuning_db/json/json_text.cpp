@@ -2,8 +2,8 @@
 // but it walks the whole enclosing container at the end of each object.
 #include "tuning_db/json/json_text.hpp"
 
+#include <algorithm>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "base/text.hpp"
@@ -35,16 +35,20 @@ class Builder {
   bool end_array() { return close(); }
   bool key(std::string& name) {
     if (hands_out()) {
-      const auto [at, is_new] = names_.insert(name);
-      if (!is_new) return refuse_twice(name);
-      name_ = &*at;
+      hashes_.push_back(std::hash<std::string_view>()(name));
+      name_ = name;
       member_ = &handed_;
       return true;
     }
     const auto [at, is_new] = open_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
-    if (!is_new) return refuse_twice(name);
+    if (!is_new) return refuse(f8::format("has the key {} twice in one object", quote(name)));
     member_ = &at->second;
     return true;
+  }
+  // False where two members that were handed out may have one name: their hashes are equal.
+  [[nodiscard]] bool names_are_unique() {
+    std::ranges::sort(hashes_);
+    return std::ranges::adjacent_find(hashes_) == hashes_.end();
   }
   bool parse_error(size_t, const std::string& token, const json::exception& error) {
     // The message quotes the whole token, which may be as long as the text.
@@ -66,9 +70,6 @@ class Builder {
   bool refuse(std::string why) {
     if (error_.empty()) error_ = std::move(why);
     return false;
-  }
-  bool refuse_twice(const std::string& name) {
-    return refuse(f8::format("has the key {} twice in one object", quote(name)));
   }
   // The place where the value lies now; null if it was one too many.
   json* put(json value) {
@@ -104,16 +105,17 @@ class Builder {
   // After each value: it may complete a member.
   bool hand_out() {
     if (!hands_out()) return true;
-    taken_ = (*take_)(*name_, handed_);
+    taken_ = (*take_)(name_, handed_);
     handed_ = nullptr;
     return taken_.has_value();
   }
 
   const TakeMember* take_;  // null: the whole value is built
   Status taken_;
-  json handed_;                            // the member that is being built
-  const std::string* name_ = nullptr;      // its name
-  std::unordered_set<std::string> names_;  // of all so far
+  json handed_;       // the member that is being built
+  std::string name_;  // its name
+  std::vector<size_t>
+      hashes_;  // of all names so far: a set of them would take longer than the rest
   json root_;
   std::vector<json*> open_;  // the containers around the next value, the innermost last
   json* member_ = nullptr;   // the place of the next value in an object
@@ -149,8 +151,9 @@ Result<json> parse_json(std::string_view text, std::string_view where) {
 
 Status parse_json_members(std::string_view text, std::string_view where, const TakeMember& take) {
   Builder builder(&take);
-  if (json::sax_parse(text, &builder)) return {};
-  return std::unexpected(builder.error(where));
+  if (!json::sax_parse(text, &builder)) return std::unexpected(builder.error(where));
+  if (!builder.names_are_unique()) F8_TRY(parse_json(text, where));  // it compares the names
+  return {};
 }
 
 }  // namespace f8::tuning_db

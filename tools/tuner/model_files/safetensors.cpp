@@ -130,7 +130,9 @@ Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::
     return fail(ErrorCode::kInvalidArgument,
                 "{} has no linear layer: no 2-D tensor whose name ends in .weight", where);
   }
-  std::ranges::sort(out, natural_less, &NamedLinear::fqn);
+  if (!std::ranges::is_sorted(out, natural_less, &NamedLinear::fqn)) {
+    std::ranges::sort(out, natural_less, &NamedLinear::fqn);
+  }
   return out;
 }
 
