@@ -98,7 +98,8 @@ TEST(Outputs, ADashIsStandardOutputForThatAlone) {
     EXPECT_TRUE(fs::remove(tool.path() / "-"));
   }
   EXPECT_EQ(tool(with(kFilter, {"-o", "-", "--json"})).out, tool(with(kFilter, {"--json"})).out);
-  const Words emit = {"emit", "--kernel", "amax_bf16_tensor"};
+  const Words emit = {"emit", "--kernel", "amax/bf16/tensor"};
+  EXPECT_TRUE(contains(tool(emit).out, "__global__"));
   EXPECT_EQ(tool(with(emit, {"-o", "-"})).out, tool(emit).out);
   const Words fit = {"cost-model", "fit", "--train", "builtin", "--folds", "1"};
   EXPECT_TRUE(tool(with(fit, {"-o", "-"})).out.starts_with("//"));
@@ -113,7 +114,7 @@ TEST(Outputs, TwoThatWantStandardOutputAreRefused) {
                       {"-o", "--json"});
   tool.expect_refused(1, with(kFilter, {"--db", "-"}), {"--db", "database is a file"});
   tool.expect_refused(1, {"db", "merge", "-", "--db", "new.db"}, {"database is a file"});
-  tool.expect_refused(1, {"emit", "--kernel", "amax_bf16_tensor", "--cubin", "-o", "-"},
+  tool.expect_refused(1, {"emit", "--kernel", "amax/bf16/tensor", "--cubin", "-o", "-"},
                       {"--cubin"});
 }
 
@@ -238,11 +239,18 @@ TEST(Inputs, AFifoOrADeviceIsRefusedAndNotWaitedFor) {
   const Tool tool;
   ASSERT_EQ(::mkfifo((tool.path() / "fifo").c_str(), 0600), 0);
   std::filesystem::create_symlink("/dev/zero", tool.path() / "zero");
-  for (const char* name : {"fifo", "zero"}) {
-    tool.expect_refused(1, {"db", "import", name, "--db", "new.db"}, {name});
-    tool.expect_refused(1, {"filter", "--model", name, "--recipe", "rowwise", "--tokens", "8192"},
-                        {name});
-  }
+  const Words filter = {"--recipe", "rowwise", "--tokens", "8192"};
+  tool.expect_refused(1, {"db", "import", "zero", "--db", "new.db"}, {"zero"});
+  tool.expect_refused(1, with({"filter", "--model", "zero"}, filter), {"zero"});
+  tool.expect_refused(1, with({"filter", "--db", "fifo", "--model", "llama3-8b"}, filter),
+                      {"fifo is a fifo; a regular file is needed"});
+  const Outcome waited = tool({"db", "import", "fifo", "--db", "new.db"});
+  EXPECT_EQ(waited.code, 1);
+  EXPECT_EQ(waited.out, "");
+  EXPECT_EQ(waited.err,
+            "float8: warning: waiting for what is written into fifo: nothing came for 2 s\n"
+            "float8-tune: fifo is a fifo that nobody writes into\n");
+  EXPECT_FALSE(fs::exists(tool.path() / "new.db"));
 }
 
 TEST(Inputs, NoControlByteOfAFileNameReachesTheTerminal) {
