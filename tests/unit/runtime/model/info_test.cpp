@@ -100,6 +100,15 @@ TEST(Info, ListsTheLaunches) {
   EXPECT_TRUE(says(text, "; bias gradient; "));
 }
 
+// An emulated device is no GPU that a table could be of.
+TEST(Info, TheTableOfAnEmulatedDeviceIsBuiltInAndNoMore) {
+  const auto context = Context::create(0, {.emulate = true});
+  ASSERT_TRUE(context) << context.error().message;
+  const std::string text = describe(**context);
+  EXPECT_TRUE(says(text, "\ntuning table: "));
+  EXPECT_TRUE(text.ends_with(" (built-in)")) << text;
+}
+
 TEST(Info, FillsTheCallersBuffer) {
   FakeCuda cuda;
   float8_context context{cuda.context()};
