@@ -100,13 +100,13 @@ TEST(Info, ListsTheLaunches) {
   EXPECT_TRUE(says(text, "; bias gradient; "));
 }
 
-// An emulated device is no GPU that a table could be of.
-TEST(Info, TheTableOfAnEmulatedDeviceIsBuiltInAndNoMore) {
-  const auto context = Context::create(0, {.emulate = true});
-  ASSERT_TRUE(context) << context.error().message;
-  const std::string text = describe(**context);
-  EXPECT_TRUE(says(text, "\ntuning table: "));
-  EXPECT_TRUE(text.ends_with(" (built-in)")) << text;
+TEST(Info, SaysWhetherTheBuiltInTableIsOfTheDevice) {
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  const auto emulated = Context::create(0, {.emulate = true}).value();
+  context->state().table = emulated->table();
+  EXPECT_TRUE(says(describe(*context), "(built-in, of the nearest class: none is of this device)"));
+  EXPECT_TRUE(describe(*emulated).ends_with("(built-in)"));  // it is no GPU to compare with
 }
 
 TEST(Info, FillsTheCallersBuffer) {
