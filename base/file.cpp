@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <ctime>
 #include <optional>
 
 #include "base/descriptor.hpp"
@@ -94,14 +95,18 @@ Result<Descriptor> open_stream(Target target) {
   return stream;
 }
 
+// The names of new files beside the target are this and 16 hex digits.
+std::string temporary_prefix(const fs::path& target) {
+  constexpr size_t kLongest = 128;  // of the target's name, so that ours is no longer than allowed
+  return f8::format(".{}.", target.filename().string().substr(0, kLongest));
+}
+
 // A new file beside `target`, under a name that no file has.
 Result<Descriptor> create_beside(const fs::path& target, mode_t mode, fs::path& path) {
-  constexpr size_t kLongest = 128;  // of the target's name, so that ours is no longer than allowed
   while (true) {
     uint64_t random = 0;
     if (::getrandom(&random, sizeof random, 0) != sizeof random) continue;
-    path = folder_of(target) /
-           f8::format(".{}.{:016x}", target.filename().string().substr(0, kLongest), random);
+    path = folder_of(target) / f8::format("{}{:016x}", temporary_prefix(target), random);
     Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file.is_open()) return file;
     if (errno != EEXIST) {
@@ -121,6 +126,14 @@ Status keep_mode(int fd, const Target& target) {
   const mode_t kept = keeps_group ? kModeBits : kModeBits & ~mode_t{S_IRWXG};
   if (::fchmod(fd, *target.mode & kept) == 0) return {};
   return fail(ErrorCode::kIo, "cannot set the mode of {}: {}", target.path.string(), errno_text());
+}
+
+void remove_leftovers(const fs::path& target) {
+  const std::string prefix = temporary_prefix(target);
+  remove_stale_files(folder_of(target), [&prefix](std::string_view name) {
+    return name.size() == prefix.size() + 16 && name.starts_with(prefix) &&
+           name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string_view::npos;
+  });
 }
 
 using Fill = std::function<Status(int fd, const fs::path& path)>;
@@ -149,6 +162,7 @@ Status fill_and_rename(const Target& target, const Fill& fill) {
     ::unlink(temporary.c_str());
     return written;
   }
+  remove_leftovers(target.path);
   return sync_directory(folder_of(target.path));
 }
 
@@ -168,6 +182,10 @@ Status copy(const fs::path& from, int to, std::string_view name) {
 }
 
 }  // namespace
+
+fs::path output_path(const fs::path& path) {
+  return is_standard_stream(path) ? "/dev/stdout" : path;
+}
 
 Status write_file_atomic(const fs::path& path, std::string_view bytes) {
   Target target = F8_TRY(find_target(path));
@@ -209,6 +227,20 @@ Status write_file_synced(const fs::path& path, std::string_view bytes) {
     return fail(ErrorCode::kIo, "cannot close {}: {}", path.string(), errno_text());
   }
   return {};
+}
+
+void remove_stale_files(const fs::path& folder,
+                        const std::function<bool(std::string_view name)>& is_temporary) {
+  constexpr time_t kStaleSeconds = 24 * 60 * 60;
+  std::error_code error;
+  fs::directory_iterator entry(folder.empty() ? fs::path(".") : folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (!is_temporary(entry->path().filename().string())) continue;
+    struct stat info {};
+    if (::lstat(entry->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
+    if (info.st_uid != ::geteuid() || ::time(nullptr) - info.st_mtime < kStaleSeconds) continue;
+    ::unlink(entry->path().c_str());
+  }
 }
 
 Status sync_directory(const fs::path& path) {

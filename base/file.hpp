@@ -3,7 +3,8 @@
 //
 // Reading is bounded. A file has at most the bytes that the caller allows, and it is a regular file:
 // a directory, a device, a socket or a fifo is refused before a byte is read. A caller may welcome a
-// pipe, which is then waited for no longer than kPipePatience. Opening never blocks.
+// pipe, which is then waited for no longer than kPipePatience; a warning says so after kSilence.
+// Opening never blocks.
 //
 // Writing depends on what the path names:
 //   nothing, a regular file   a new file beside the target takes its place when it is complete: a
@@ -16,6 +17,8 @@
 //                             are the descriptor of this process
 //   a directory, a block device, a socket: refused
 #pragma once
+
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
@@ -34,6 +37,8 @@ namespace fs = std::filesystem;
 inline constexpr size_t kMaxFileBytes = size_t{256} << 20;
 // A pipe may be silent so long while somebody has it open for writing.
 inline constexpr std::chrono::seconds kPipePatience{30};
+// A reader that waits for a writer says so after so long.
+inline constexpr std::chrono::seconds kSilence{2};
 
 enum class Pipes { kRefused, kWelcome };
 [[nodiscard]] Result<std::string> read_file(const fs::path& path, size_t max_bytes = kMaxFileBytes,
@@ -47,6 +52,18 @@ struct FileFront {
 // Reads an open descriptor of any kind to its end and waits as long as that takes. `name` is what
 // messages call it.
 [[nodiscard]] Result<std::string> read_descriptor(int fd, std::string_view name, size_t max_bytes);
+// Refuses what is neither a regular file nor a welcome pipe.
+[[nodiscard]] Status check_kind(mode_t mode, std::string_view name, Pipes pipes);
+
+// Files that a command line names: "-" is standard input where a command reads and standard output
+// where it writes; "./-" is a file of that name. Pipes are welcome.
+[[nodiscard]] inline bool is_standard_stream(const fs::path& path) {
+  return path == "-";
+}
+[[nodiscard]] Result<std::string> read_input(const fs::path& path,
+                                             size_t max_bytes = kMaxFileBytes);
+[[nodiscard]] std::string input_name(const fs::path& path);  // for messages
+[[nodiscard]] fs::path output_path(const fs::path& path);    // for the writers below
 
 [[nodiscard]] Status write_file_atomic(const fs::path& path, std::string_view bytes);
 // The same for a library that wants a path: `fill` writes into an empty file, which takes the
@@ -55,6 +72,10 @@ struct FileFront {
                                   const std::function<Status(const fs::path& empty)>& fill);
 // Writes in place and flushes; a crash may leave a part of the bytes.
 [[nodiscard]] Status write_file_synced(const fs::path& path, std::string_view bytes);
+// Removes what killed processes left in a folder: regular files of this user which nobody has
+// written for a day and whose name `is_temporary`.
+void remove_stale_files(const fs::path& folder,
+                        const std::function<bool(std::string_view name)>& is_temporary);
 [[nodiscard]] Status sync_directory(const fs::path& path);
 // Creates the private (mode 0700) directory `<parent>/<prefix>XXXXXX` and returns its path.
 [[nodiscard]] Result<fs::path> make_temp_directory(const fs::path& parent, std::string_view prefix);

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/environment.hpp"
+#include "base/text.hpp"
 
 namespace f8 {
 namespace {
@@ -26,7 +27,7 @@ void default_sink(LogLevel level, std::string_view message) {
   }();
   if (level > threshold) return;
   constexpr const char* kNames[] = {"error", "warning", "info"};
-  f8::print(stderr, "float8: {}: {}\n", kNames[static_cast<int>(level)], message);
+  f8::print(stderr, "float8: {}: {}\n", kNames[static_cast<int>(level)], printable(message));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "base/hash.hpp"
 #include "base/log.hpp"
+#include "base/without_exceptions.hpp"
 #include "codegen/cubin_entry.hpp"
 
 namespace f8::codegen {
@@ -195,7 +196,8 @@ Result<SharedCubin> CubinCache::get(const KernelSource& source) {
     }
     state_->kernels.emplace(key, promise.get_future().share());
   }
-  Result<SharedCubin> kernel = state_->load_or_compile(source, key);
+  Result<SharedCubin> kernel =
+      without_exceptions([&] { return state_->load_or_compile(source, key); });
   if (!kernel) {  // a later call tries again
     const std::lock_guard lock(state_->mutex);
     state_->kernels.erase(key);
@@ -217,17 +219,25 @@ Result<std::vector<SharedCubin>> CubinCache::get_all(
   size_t done = 0;
   const auto work = [&] {
     for (size_t i = next++; i < sources.size(); i = next++) {
-      results[i] = get(sources[i]);
-      const std::lock_guard lock(progress_mutex);
-      ++done;
-      if (progress) progress(done, sources.size());
+      results[i] = without_exceptions([&] { return get(sources[i]); });
+      const Status told = without_exceptions([&]() -> Status {
+        const std::lock_guard lock(progress_mutex);
+        ++done;
+        if (progress) progress(done, sources.size());
+        return {};
+      });
+      if (!told) results[i] = std::unexpected(told.error());
     }
   };
   {
     const size_t wanted = threads > 0 ? static_cast<size_t>(threads)
                                       : std::max(1u, std::thread::hardware_concurrency());
     std::vector<std::jthread> pool;  // joins; the calling thread works too
-    for (size_t i = 1; i < std::min(wanted, sources.size()); ++i) pool.emplace_back(work);
+    const Status started = without_exceptions([&]() -> Status {
+      for (size_t i = 1; i < std::min(wanted, sources.size()); ++i) pool.emplace_back(work);
+      return {};
+    });
+    if (!started) log_info("kernels are compiled by fewer threads: {}", started.error().message);
     work();
   }
   std::vector<SharedCubin> kernels;

@@ -14,7 +14,8 @@ namespace {
 constexpr SealedKind kKind = {.magic = "float8-filter",
                               .version = 2,
                               .name = "filter file",
-                              .remedy = "write it again with this one"};
+                              .remedy = "write it again with this one",
+                              .made_by = "`float8-tune filter --verdicts FILE`"};
 
 bool is_text(std::string_view text) {
   return !text.empty() && !has_control(text);

@@ -18,8 +18,8 @@ std::string seal(std::string body) {
 Result<std::string_view> unseal(const SealedKind& kind, std::string_view text) {
   const std::string_view name = kind.name;
   if (!text.starts_with(f8::format("{} ", kind.magic))) {
-    return fail(ErrorCode::kCorrupt, "not a float8 {}: it does not start with '{}'", name,
-                kind.magic);
+    return fail(ErrorCode::kCorrupt, "not a float8 {}: it does not start with '{}'; {} writes one",
+                name, kind.magic, kind.made_by);
   }
   std::string_view rest = text.substr(kind.magic.size() + 1);
   if (rest.find('\n') == std::string_view::npos) {

@@ -11,10 +11,11 @@
 namespace f8 {
 
 struct SealedKind {
-  std::string_view magic;   // "float8-table"
-  int version = 1;          // the version that is written, and the only one that is read
-  std::string_view name;    // "tuning table", for messages
-  std::string_view remedy;  // for another version: "export it again with this one"
+  std::string_view magic;         // "float8-table"
+  int version = 1;                // the version that is written, and the only one that is read
+  std::string_view name;          // "tuning table", for messages
+  std::string_view remedy;        // for another version: "export it again with this one"
+  std::string_view made_by = {};  // the command that writes one
 };
 
 [[nodiscard]] std::string first_line(const SealedKind& kind);

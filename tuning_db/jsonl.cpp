@@ -31,6 +31,23 @@ using Json = nlohmann::json;
 constexpr int kFormat = 2;
 constexpr int kOldestFormat = 1;
 
+struct FileKind {
+  std::string_view begin;
+  std::string_view is;
+};
+constexpr FileKind kExport = {
+    "{\"float8_tuning_db\"",
+    "an export of a database; `float8-tune db import` adds its trials to one"};
+constexpr FileKind kOtherKinds[] = {
+    {std::string_view("SQLite format 3\0", 16),
+     "a database; `float8-tune db merge` adds its trials to another one"},
+    {"float8-table ",
+     "a tuning table, for a trainer to load; it has no trials, so import the `float8-tune db "
+     "export` of the database that it was made from"},
+    {"float8-filter ",
+     "a filter file, for a trainer to load; it has no trials, so import what `float8-tune db "
+     "export` wrote"}};
+
 // Calls visit(name, member) for every field of a record; writing and reading share the list.
 template <class D, class Visit>
 void fields_of_device(D& d, Visit&& visit) {
@@ -374,7 +391,19 @@ Status check_json(const Snapshot& snapshot) {
   return {};
 }
 
+std::string_view known_as(std::string_view begin) {
+  if (begin.starts_with(kExport.begin)) return kExport.is;
+  for (const FileKind& kind : kOtherKinds) {
+    if (begin.starts_with(kind.begin)) return kind.is;
+  }
+  return {};
+}
+
 Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name) {
+  const std::string_view is = known_as(text);
+  if (!is.empty() && is != kExport.is) {
+    return fail(ErrorCode::kInvalidArgument, "{} is {}", name, is);
+  }
   Snapshot snapshot;
   bool has_header = false;
   for (size_t line = 1; !text.empty(); ++line) {

@@ -5,8 +5,10 @@
 // its rows' checksums are checked, so that what a command reads is what was written. A new database is built under a temporary name
 // and linked into place, so that no reader ever meets half a schema.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -16,13 +18,18 @@
 #include "base/log.hpp"
 #include "tuning_db/checksum.hpp"
 #include "tuning_db/rows.hpp"
+#include "tuning_db/snapshot.hpp"
 #include "tuning_db/state.hpp"
+#include "tuning_db/validate.hpp"
 
 namespace f8::tuning_db {
 namespace {
 
 constexpr uint32_t kApplicationId = 0x46384442;
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;  // some three million trials
+// A database, and the files that SQLite puts beside it.
+constexpr std::array<std::string_view, 4> kSuffixes = {"", "-wal", "-shm", "-journal"};
+constexpr size_t kUuidChars = 36;
 constexpr std::string_view kMagic("SQLite format 3\0", 16);
 
 struct Header {  // of an SQLite file
@@ -39,17 +46,16 @@ bool has_wal(const fs::path& path) {
 // A fifo or a device in place of the file, or of one that SQLite opens beside it, could make it wait
 // for ever; a file that is too large, nearly so.
 Status refuse_odd_files(const fs::path& path) {
-  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
-    const std::string name = path.string() + suffix;
-    std::error_code error;
-    const fs::file_type type = fs::status(name, error).type();
-    if (type == fs::file_type::not_found && *suffix != '\0') continue;
-    if (type != fs::file_type::regular) {
-      return fail(ErrorCode::kInvalidArgument, "{}: not a regular file; {}", name,
-                  *suffix == '\0' ? "name a database file" : "remove it");
+  for (const std::string_view suffix : kSuffixes) {
+    const std::string name = path.string() + std::string(suffix);
+    struct stat info {};
+    if (::stat(name.c_str(), &info) != 0) {
+      if (errno == ENOENT && !suffix.empty()) continue;
+      return fail(ErrorCode::kIo, "{}: cannot open it: {}", name, std::strerror(errno));
     }
-    const auto size = fs::file_size(name, error);
-    if (!error && size > kMaxFileBytes) {
+    F8_TRY(check_kind(info.st_mode, name, Pipes::kRefused));
+    const auto size = static_cast<uint64_t>(info.st_size);
+    if (size > kMaxFileBytes) {
       return fail(ErrorCode::kUnsupported,
                   "{}: {} bytes; a tuning database has at most {}, so measure into another file",
                   name, size, kMaxFileBytes);
@@ -73,6 +79,11 @@ Result<Header> read_header(const fs::path& path) {
   }
   if (in.gcount() < static_cast<std::streamsize>(bytes.size()) ||
       std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
+    const std::string_view is =
+        known_as({reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(in.gcount())});
+    if (!is.empty() && !is.starts_with("a database")) {
+      return fail(ErrorCode::kInvalidArgument, "{} is {}", path.string(), is);
+    }
     return fail(ErrorCode::kCorrupt,
                 "{}: not an SQLite file, so not a float8 tuning database; name another file",
                 path.string());
@@ -129,14 +140,27 @@ struct TemporaryName {
   TemporaryName& operator=(const TemporaryName&) = delete;
   ~TemporaryName() {
     std::error_code ignored;
-    for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
-      fs::remove(path.string() + suffix, ignored);
+    for (const std::string_view suffix : kSuffixes) {
+      fs::remove(path.string() + std::string(suffix), ignored);
     }
   }
 };
 
+constexpr std::string_view kTemporary = ".new-";  // NAME.new-UUID, and what SQLite puts beside it
+
+// Removes what killed processes left beside the database.
+void remove_leftovers(const fs::path& path) {
+  const std::string prefix = path.filename().string() + std::string(kTemporary);
+  remove_stale_files(path.parent_path(), [&](std::string_view name) {
+    if (name.size() < prefix.size() + kUuidChars || !name.starts_with(prefix)) return false;
+    name.remove_prefix(prefix.size());
+    return validate_uuid(name.substr(0, kUuidChars)) &&
+           std::ranges::find(kSuffixes, name.substr(kUuidChars)) != kSuffixes.end();
+  });
+}
+
 Status create(const fs::path& path, const SchemaSpec& schema) {
-  const TemporaryName temporary(path.string() + ".new-" + new_uuid());
+  const TemporaryName temporary(path.string() + std::string(kTemporary) + new_uuid());
   {
     auto db = F8_TRY(Connection::open(temporary.path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
     auto transaction = F8_TRY(Transaction::begin(*db));
@@ -184,7 +208,7 @@ Status limit_size(Connection& db) {
 // A whole copy beside the file, under the first name that is free. It is linked to that name when it
 // is complete, so a half one is never taken for a backup.
 Result<fs::path> back_up(const Connection& db, const fs::path& path, int version) {
-  const TemporaryName temporary(path.string() + ".new-" + new_uuid());
+  const TemporaryName temporary(path.string() + std::string(kTemporary) + new_uuid());
   F8_TRY(db.vacuum_into(temporary.path));
   for (int i = 1;; ++i) {
     const std::string number = i == 1 ? "" : std::to_string(i);
@@ -230,9 +254,11 @@ Result<Database> open_database(const fs::path& path, OpenMode mode, const Schema
   std::error_code error;
   if (!fs::exists(path, error)) {
     if (mode != OpenMode::kCreate) {
-      return fail(ErrorCode::kNotFound,
-                  "{}: no such database; check the path, or make it with `float8-tune sweep --db`",
-                  path.string());
+      return fail(
+          ErrorCode::kNotFound,
+          "{}: no such database; check the path, or make one: `float8-tune sweep` measures, "
+          "`db import` and `db merge` take what was measured elsewhere, each with --db {}",
+          path.string(), path.string());
     }
     if (!fs::is_directory(folder, error)) {
       return fail(ErrorCode::kNotFound, "{}: the folder {} does not exist; create it first",
@@ -260,6 +286,7 @@ Result<Database> open_database(const fs::path& path, OpenMode mode, const Schema
     }
     F8_TRY(db->exec("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"));
     F8_TRY(limit_size(*db));
+    remove_leftovers(path);
   }
   if (version < schema.version) {
     if (writable) {

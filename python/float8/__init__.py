@@ -36,4 +36,4 @@ def table_info(table: str | None = None) -> str:
     from float8._library import Context
 
     with Context(table) as context:
-        return context.info()
+        return context.table_info()

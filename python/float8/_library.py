@@ -169,12 +169,14 @@ class Context:
         if table is not None:
             check(library().float8_context_load_table(handle, str(table).encode(), None))
 
-    def info(self) -> str:
+    def table_info(self) -> str:
         needed = ctypes.c_size_t()
         check(library().float8_context_info(self.handle, None, 0, ctypes.byref(needed)))
         text = ctypes.create_string_buffer(needed.value)
         check(library().float8_context_info(self.handle, text, needed.value, None))
-        return text.value.decode()
+        # The lines before are about the device, which is only there to be asked.
+        info = text.value.decode()
+        return info[info.index("tuning table:") :]
 
     def __enter__(self) -> Context:
         return self

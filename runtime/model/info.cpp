@@ -79,9 +79,10 @@ void add_launches(const Linear& linear, std::string& text) {
 std::string describe(const TuningTable& table, const DeviceInfo& device) {
   std::string origin = "loaded";
   if (tuning_db::is_builtin(table)) {
-    origin = table.device_name() == device.name
-                 ? "built-in, of this device"
-                 : "built-in, of the nearest class: none is of this device";
+    origin = device.emulated                      ? "built-in"
+             : table.device_name() == device.name ? "built-in, of this device"
+                                                  : "built-in, of the nearest class: none is of "
+                                                    "this device";
   }
   return f8::format("\ntuning table: {} kernels and {} linears measured on {}, hash {} ({})",
                     table.choices().size(), table.speedups().size(),

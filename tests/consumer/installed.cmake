@@ -1,6 +1,7 @@
 # Checks the tree installed in PREFIX: no file names a folder of the build machine (SOURCE, BUILD or the
 # prefix that it was moved from), in a RUNPATH, in a text or, where the build has no DEBUG information,
-# in any of its bytes; and the licence and every document that a public header cites are there.
+# in any of its bytes; the licence and every document that a public header cites are there; and every
+# link of a document leads to a file.
 set(folders "")
 foreach(folder ${SOURCE}/ ${BUILD}/ ${PREFIX}.first)
   string(REGEX REPLACE [[([^A-Za-z0-9/_-])]] [[\\\1]] folder "${folder}")
@@ -39,7 +40,7 @@ if(elf_count LESS 2)
 endif()
 
 set(doc ${PREFIX}/share/doc/float8)
-set(cited LICENSE)
+set(cited LICENSE README.md)
 file(GLOB headers ${PREFIX}/include/float8/*)
 foreach(header ${headers})
   file(READ ${header} text)
@@ -50,8 +51,26 @@ if(NOT cited MATCHES "docs/")
   message(FATAL_ERROR "no header under ${PREFIX}/include/float8 cites a document; is the search wrong?")
 endif()
 foreach(document ${cited})
-  string(REGEX REPLACE "^docs/" "" name "${document}")
-  if(NOT EXISTS ${doc}/${name})
-    message(FATAL_ERROR "${document} is not installed as ${doc}/${name}")
+  if(NOT EXISTS ${doc}/${document})
+    message(FATAL_ERROR "${document} is not installed as ${doc}/${document}")
   endif()
 endforeach()
+
+file(GLOB_RECURSE documents ${doc}/*.md)
+set(link_count 0)
+foreach(document ${documents})
+  get_filename_component(folder ${document} DIRECTORY)
+  file(READ ${document} text)
+  string(REGEX REPLACE "[][;]" "|" text "${text}")  # what CMake's lists would trip over
+  string(REGEX MATCHALL "[|]\\([^)#: ]+[)#]" links "${text}")
+  foreach(link ${links})
+    string(REGEX REPLACE "^..(.*).$" "\\1" target "${link}")
+    math(EXPR link_count "${link_count} + 1")
+    if(NOT EXISTS ${folder}/${target})
+      message(FATAL_ERROR "${document} has a link to ${target}, which is not installed")
+    endif()
+  endforeach()
+endforeach()
+if(link_count LESS 20)
+  message(FATAL_ERROR "only ${link_count} links are in the documents of ${doc}; is the search wrong?")
+endif()

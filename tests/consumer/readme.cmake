@@ -1,5 +1,25 @@
-# The README's C++ examples compile: the first as C++20, the second as C++17. Each is its includes, then
+# The public headers and the README's C++ examples compile without a warning: the first as C++20, the second as C++17. Each is its includes, then
 # its statements as the body of a function that has the names which the text takes for granted.
+# A designated initializer names some of a struct's fields; the others have default values.
+file(WRITE ${OUTPUT} "#include <float8/float8.h>
+#include <float8/float8.hpp>
+void example() {
+  (void)float8::Context::create(0, {.emulate = true});
+  [[maybe_unused]] const float8::LinearDesc linear{.n = 16};
+  [[maybe_unused]] const float8::QuantizerDesc quantizer{.cols = 16};
+  [[maybe_unused]] const float8::GemmDesc gemm{.n = 16};
+  [[maybe_unused]] const float8::ScalesOptions scales{.margin = 1};
+  [[maybe_unused]] const float8::ModelOptions model{.tokens = 16};
+  [[maybe_unused]] const float8::ModelLayer layer{.name = {}};
+  [[maybe_unused]] const float8::ModelVerdict verdict{.speedup = 2};
+  [[maybe_unused]] const float8::Error error{.code = FLOAT8_OK};
+  [[maybe_unused]] const float8::ForwardArgs forward{.x = nullptr};
+  [[maybe_unused]] const float8::BackwardArgs backward{.dy = nullptr};
+}
+")
+execute_process(COMMAND ${CXX} -std=c++20 -pedantic -Wall -Wextra -Werror -I${INCLUDE} -fsyntax-only
+                        ${OUTPUT} COMMAND_ERROR_IS_FATAL ANY)
+
 file(READ ${README} text)
 foreach(standard 20 17)
   string(FIND "${text}" "```cpp\n" begin)

@@ -44,6 +44,9 @@ CLI::App* add_command(CLI::App& parent, Program& program, const std::string& nam
       throw CLI::ValidationError("--db", "the name of the database is empty; give a file");
     }
     program.global.db_option = given ? "--db" : "FLOAT8_DB";
+    if (program.global.db == "-") {
+      throw CLI::ValidationError(program.global.db_option, std::string(kNoStreamDatabase));
+    }
     program.needs = needs;
     program.action = action;
   });

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "base/error.hpp"
 
@@ -34,6 +35,9 @@ struct Global {
   std::filesystem::path db;    // --db, else FLOAT8_DB, else empty: the built-in measurements alone
   std::string db_option;       // where it comes from: "--db" or "FLOAT8_DB"
 };
+inline constexpr std::string_view kNoStreamDatabase =
+    "- is standard input or output, and a database is a file; `db export -o -` and `db import -` "
+    "pass its trials through a pipe";
 
 using Action = std::function<Result<int>()>;
 enum class Needs { kNothing, kGpu };

@@ -1,6 +1,4 @@
 // db: whole databases: info, check, schema, migrate, merge, export, import.
-#include <unistd.h>
-
 #include <algorithm>
 #include <memory>
 
@@ -115,6 +113,9 @@ int report_counts(const Global& global, const Database::MergeCount& count) {
 Result<int> merge(const std::vector<fs::path>& sources, const Global& global) {
   for (const fs::path& source : sources) {  // all are sound before the first is merged
     std::error_code error;
+    if (is_standard_stream(source)) {
+      return fail(ErrorCode::kInvalidArgument, "{}", kNoStreamDatabase);
+    }
     if (fs::equivalent(source, global.db, error)) {
       return fail(ErrorCode::kInvalidArgument, "{} cannot be merged into itself", source.string());
     }
@@ -130,22 +131,15 @@ Result<int> merge(const std::vector<fs::path>& sources, const Global& global) {
   return report_counts(global, total);
 }
 
-// "-" is standard input.
-Result<std::string> read_export(const fs::path& source) {
-  if (source == "-") {
-    return read_descriptor(STDIN_FILENO, "standard input", tuning_db::kMaxImportBytes);
-  }
-  return read_file(source, tuning_db::kMaxImportBytes, Pipes::kWelcome);
-}
-
 Result<int> import_file(const fs::path& source, const Global& global) {
-  const std::string text = F8_TRY(read_export(source));  // before a database is created
+  const std::string text =
+      F8_TRY(read_input(source, tuning_db::kMaxImportBytes));  // before a database is created
   std::error_code error;
   const bool existed = global.db.empty() || fs::exists(global.db, error);
   Result<Database::MergeCount> count;
   {
     Database target = F8_TRY(open_user_database(global, OpenMode::kCreate));
-    count = target.import_jsonl(text, source == "-" ? "standard input" : source.string());
+    count = target.import_jsonl(text, input_name(source));
   }
   if (!count) {
     if (!existed) fs::remove(global.db, error);
@@ -160,23 +154,25 @@ struct ExportOptions {
 };
 
 Result<int> export_file(const ExportOptions& options, const Global& global) {
+  F8_TRY(check_output(global, "-o", options.output));
   const Database database = F8_TRY(open_for_reading(global));
+  const fs::path output = output_path(options.output);
   if (options.format == "jsonl") {
-    F8_TRY(of_option("-o", database.export_jsonl(options.output)));
+    F8_TRY(of_option("-o", database.export_jsonl(output)));
   } else if (options.format == "db") {
-    F8_TRY(of_option("-o", database.export_db(options.output)));
+    F8_TRY(of_option("-o", database.export_db(output)));
   } else {
     // The filter and the kernel choice ask this table with this --db, the built-in rows too: a
     // trainer that loads it decides alike.
     const Databases databases = F8_TRY(open_databases(global));
     const TuningTable table = F8_TRY(merged_table(databases));
-    F8_TRY(of_option("-o", write_file_atomic(options.output, table.serialize())));
+    F8_TRY(of_option("-o", write_file_atomic(output, table.serialize())));
   }
   if (global.json) {
     print_json({{"database", name_of(global)},
                 {"format", options.format},
                 {"output", options.output.string()}});
-  } else {
+  } else if (!is_standard_stream(options.output)) {
     note(global, "wrote {}", options.output.string());
   }
   return kExitOk;
@@ -200,13 +196,15 @@ void add_db(CLI::App& app, Program& program) {
   add_command(*group, program, "merge", "add the trials of other databases to --db",
               Needs::kNothing, [sources, &global] { return merge(*sources, global); })
       ->add_option("files", *sources, "databases to read")
-      ->required();
+      ->required()
+      ->type_name("FILE");
 
   auto source = std::make_shared<fs::path>();
   add_command(*group, program, "import", "add the trials of an exported file to --db",
               Needs::kNothing, [source, &global] { return import_file(*source, global); })
-      ->add_option("file", *source, "written by db export; a pipe, or - for standard input")
-      ->required();
+      ->add_option("file", *source, "the JSON lines of db export; - is standard input")
+      ->required()
+      ->type_name("FILE");
 
   auto options = std::make_shared<ExportOptions>();
   CLI::App* exporting =
@@ -216,9 +214,7 @@ void add_db(CLI::App& app, Program& program) {
       ->add_option("--format", options->format,
                    "jsonl: all rows as text; db: a compact copy; table: what a trainer loads")
       ->check(CLI::IsMember({"jsonl", "db", "table"}));
-  exporting->add_option("-o,--output", options->output, "the file to write")
-      ->required()
-      ->type_name("FILE");
+  add_output(*exporting, "-o,--output", options->output, "the file to write")->required();
 }
 
 }  // namespace f8::cli

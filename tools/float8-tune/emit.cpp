@@ -217,7 +217,7 @@ Result<int> list_kernels(const Global& global) {
 
 Result<int> emit(const Options& options, const Global& global) {
   if (options.list) return list_kernels(global);
-  if (options.cubin && options.directory.empty()) {
+  if (options.cubin && options.directory.empty()) {  // also of -o -
     return fail(ErrorCode::kInvalidArgument, "--cubin writes binary files; name a folder with -o");
   }
   const std::filesystem::path& directory = options.directory;
@@ -252,9 +252,11 @@ Result<int> emit(const Options& options, const Global& global) {
 
 void add_emit(CLI::App& app, Program& program) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      add_command(app, program, "emit", "the generated CUDA source; needs no GPU", Needs::kNothing,
-                  [options, &program] { return emit(*options, program.global); });
+  CLI::App* command = add_command(app, program, "emit", "the generated CUDA source; needs no GPU",
+                                  Needs::kNothing, [options, &program] {
+                                    if (options->directory == "-") options->directory.clear();
+                                    return emit(*options, program.global);
+                                  });
   CLI::Option* mnk = add_mnk(*command, options->mnk);
   add_recipe(*command, options->recipe);
   command->add_option("--op", options->op,
@@ -270,7 +272,9 @@ void add_emit(CLI::App& app, Program& program) {
                  "only the keys of all kernels that the recipes' plans may load")
       ->excludes(mnk)
       ->excludes(kernel);
-  command->add_option("-o,--output", options->directory, "write files to this folder")
+  command
+      ->add_option("-o,--output", options->directory,
+                   "write files to this folder; - is standard output, as without it")
       ->type_name("DIR");
   command->add_flag("--ptx", options->ptx, "PTX, by NVRTC");
   command->add_flag("--cubin", options->cubin, "the compiled kernel, by NVRTC; with -o");

@@ -80,7 +80,7 @@ struct Asker {
 struct Flip {
   char dimension;
   int64_t value;
-  double speedup;
+  SpeedupInterval speedup;
 };
 
 int64_t round_16(double value) {
@@ -103,7 +103,7 @@ Result<std::vector<Flip>> find_flips(const Asker& asker, const Subject& subject,
       const FilterDecision d =
           F8_TRY(asker.ask(other.layer, other.tokens, FilterPolicy::kMeasured));
       if (d.convert == convert) continue;
-      flips.push_back({dimension, value, d.speedup});
+      flips.push_back({dimension, value, {d.speedup, d.lo, d.hi}});
       break;
     }
   }
@@ -179,12 +179,21 @@ Json to_json(const Explanation& e) {
     json["kernels"].push_back({{"op", k.op}, {"choice", k.choice}, {"chosen_by", k.by}});
   }
   for (const Flip& f : e.flips) {
-    json["flips"].push_back({{"dimension", std::string(1, f.dimension)},
-                             {"value", f.value},
-                             {"speedup", rounded(f.speedup)}});
+    Json flip = {{"dimension", std::string(1, f.dimension)}, {"value", f.value}};
+    add_interval(flip, "speedup", f.speedup.speedup, f.speedup.lo, f.speedup.hi);
+    json["flips"].push_back(flip);
   }
   for (const auto& row : e.trials) json["trials"].push_back(trial_json(row));
   return json;
+}
+
+// A line of the answer; the labels are a column.
+void print_line(std::string_view label, std::string_view text) {
+  print(f8::format("  {:<11}  {}\n", label, text));
+}
+
+std::string speedup_text(double speedup, double lo, double hi) {
+  return f8::format("{:.3f} {}", speedup, interval_text(lo, hi, 3));
 }
 
 void print_text(const Explanation& e) {
@@ -192,20 +201,18 @@ void print_text(const Explanation& e) {
   print(f8::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
                    d.layer.out_features, d.layer.in_features, e.recipe,
                    d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
-  print(f8::format("  why        {}\n", d.reason));
-  print(f8::format(
-      "  speedup    {:.3f} [{:.3f}, {:.3f}] forward + backward, needs more than {:.3f}\n",
-      d.speedup, d.lo, d.hi, e.needed));
-  print(f8::format("  torchao    {}\n", e.torchao_reason));
-  for (const Kernel& k : e.kernels) {
-    print(f8::format("  {:<11}{} (by {})\n", k.op, k.choice, k.by));
-  }
+  print_line("why", d.reason);
+  print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
+                                   speedup_text(d.speedup, d.lo, d.hi), e.needed));
+  print_line("torchao", e.torchao_reason);
+  for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
   for (const Flip& f : e.flips) {
-    print(f8::format("  flips at   {} = {} (speedup {:.3f})\n", f.dimension, f.value, f.speedup));
+    print_line("flips at", f8::format("{} = {}, speedup {}", f.dimension, f.value,
+                                      speedup_text(f.speedup.speedup, f.speedup.lo, f.speedup.hi)));
   }
   for (const auto& row : e.trials) {
-    print(f8::format("  trial      {}  {}  {}  {}\n", row.uuid.substr(0, 8), row.problem.key(),
-                     row.device_name, row.at));
+    print_line("trial", f8::format("{}  {}  {}  {}", row.uuid.substr(0, 8), row.problem.key(),
+                                   row.device_name, row.at));
   }
 }
 

@@ -80,8 +80,8 @@ std::string report_text(const Options& options, const tuning_db::FilterResult& r
   return text + "\n  " + frame.substr(at);
 }
 
-// Writes the file that a trainer's model conversion reads.
-Status write_verdicts(const Options& options, const tuning_db::FilterResult& result) {
+// The file that a trainer's model conversion reads.
+Result<std::string> verdicts_text(const Options& options, const tuning_db::FilterResult& result) {
   FilterFile file{.recipe = options.recipe, .tokens = options.model.tokens, .decisions = {}};
   for (const tuning_db::FilterDecision& d : result.decisions) {
     file.decisions.push_back({d.layer.fqn,
@@ -92,8 +92,7 @@ Status write_verdicts(const Options& options, const tuning_db::FilterResult& res
                               d.evidence,
                               {d.speedup, d.lo, d.hi}});
   }
-  const std::string text = F8_TRY(file.serialize());
-  return write_file_atomic(options.verdicts, text);
+  return file.serialize();
 }
 
 // "layers.12.attention.wk" as "layers.*.attention.wk".
@@ -175,7 +174,36 @@ void note_experts(const tuner::Model& model, int64_t tokens, const Global& globa
   }
 }
 
+// Standard output holds one thing: the table, the JSON, or the file that is named "-".
+Status check_outputs(const Options& options, const Global& global) {
+  if (is_standard_stream(options.output) && is_standard_stream(options.verdicts)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "-o - and --verdicts - both want standard output; name a file for one of them");
+  }
+  return check_output(global, "--verdicts", options.verdicts);  // -o - is the JSON itself
+}
+
+// Prints the answer and writes the files that are asked for.
+Status show(const Options& options, const tuning_db::FilterResult& result, const Global& global) {
+  const bool is_taken = is_standard_stream(options.output) || is_standard_stream(options.verdicts);
+  std::string json;
+  if (global.json || !options.output.empty()) json = report_text(options, result);
+  if (!options.output.empty()) F8_TRY(write_output(global, "-o", options.output, json));
+  if (!options.verdicts.empty()) {
+    const std::string text = F8_TRY(of_option("--verdicts", verdicts_text(options, result)));
+    F8_TRY(write_output(global, "--verdicts", options.verdicts, text));
+  }
+  if (is_taken) return {};
+  if (global.json) {
+    print_styled(json);
+  } else {
+    print_table(options, result, stdout_color(global));
+  }
+  return {};
+}
+
 Result<int> filter(const Options& options, const Global& global) {
+  F8_TRY(check_outputs(options, global));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const tuner::Model model = F8_TRY(load(options.model));
   tuning_db::FilterOptions how;
@@ -191,21 +219,7 @@ Result<int> filter(const Options& options, const Global& global) {
   const tuning_db::Estimator estimator(table, recipe.name, options.device);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   note_experts(model, options.model.tokens, global);
-  std::string json;
-  if (global.json || !options.output.empty()) json = report_text(options, result);
-  if (!options.output.empty()) {
-    F8_TRY(of_option("-o", write_file_atomic(options.output, json)));
-    note(global, "wrote {}", options.output.string());
-  }
-  if (!options.verdicts.empty()) {
-    F8_TRY(of_option("--verdicts", write_verdicts(options, result)));
-    note(global, "wrote {}", options.verdicts.string());
-  }
-  if (global.json) {
-    print_styled(json);
-  } else {
-    print_table(options, result, stdout_color(global));
-  }
+  F8_TRY(show(options, result, global));
   return kExitOk;
 }
 
@@ -233,12 +247,10 @@ void add_filter(CLI::App& app, Program& program) {
       ->add_option("--device", options->device,
                    "only measurements of the device of this name (default: the one measured last)")
       ->type_name("NAME");
-  command
-      ->add_option("--verdicts", options->verdicts,
-                   "also write what a trainer's model conversion reads to this file")
-      ->type_name("FILE");
-  command->add_option("-o,--output", options->output, "also write the JSON to this file")
-      ->type_name("FILE");
+  add_output(*command, "--verdicts", options->verdicts,
+             "for a trainer: also write the filter file that its model conversion loads");
+  add_output(*command, "-o,--output", options->output,
+             "for people and scripts: also write what --json prints (no trainer loads it)");
 }
 
 }  // namespace f8::cli

@@ -53,6 +53,9 @@ int run(int argc, char** argv) {
       "float8-tune");
   app.set_version_flag("--version", FLOAT8_VERSION);
   app.require_subcommand(1);
+  app.footer(
+      "Where an option or argument is a FILE, - is standard input or standard output, and ./- the "
+      "file of that name; a database is always a file.");
   app.option_defaults()->always_capture_default();
   Program program;
   for (const auto add : kCommands) add(app, program);

@@ -21,6 +21,17 @@ CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& va
   return command.add_option_function<std::string>(name, parse, description)->type_name("INT");
 }
 
+CLI::Option* add_input(CLI::App& command, const std::string& name, std::filesystem::path& file,
+                       const std::string& description) {
+  return command.add_option(name, file, description + "; - is standard input")->type_name("FILE");
+}
+
+CLI::Option* add_output(CLI::App& command, const std::string& name, std::filesystem::path& file,
+                        const std::string& description) {
+  return command.add_option(name, file, description + "; - is standard output, for this alone")
+      ->type_name("FILE");
+}
+
 CLI::Option* add_recipe(CLI::App& command, std::string& recipe) {
   std::vector<std::string> names;
   for (const Recipe& builtin : builtin_recipes()) names.push_back(builtin.name);
@@ -36,6 +47,11 @@ CLI::Option* add_mnk(CLI::App& command, std::string& mnk) {
 }
 
 Result<Recipe> recipe_of(const std::string& recipe) {
+  if (recipe == bf16_recipe().name) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--recipe: in bf16 nothing is fp8, so there is nothing to tune; it is what every "
+                "recipe is compared with");
+  }
   return of_option("--recipe", find_recipe(recipe));
 }
 
@@ -67,7 +83,7 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options) {
   flags.model = command
                     .add_option("--model", options.model,
                                 f8::format("{}; or a config.json, .safetensors, *.index.json or a "
-                                           "list of layers",
+                                           "list of layers; - is standard input",
                                            fmt::join(tuner::builtin_models(), ", ")))
                     ->type_name("NAME|FILE");
   flags.tp = add_integer(command, "--tp", options.tp, "tensor-parallel ranks that share the model",

@@ -17,6 +17,12 @@ namespace f8::cli {
 CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& value,
                          const std::string& description, int64_t min = 1, int64_t max = kMaxDim);
 
+// Options that name a file: "-" is standard input, or standard output.
+CLI::Option* add_input(CLI::App& command, const std::string& name, std::filesystem::path& file,
+                       const std::string& description);
+CLI::Option* add_output(CLI::App& command, const std::string& name, std::filesystem::path& file,
+                        const std::string& description);
+
 CLI::Option* add_recipe(CLI::App& command, std::string& recipe);  // --recipe, not required
 CLI::Option* add_mnk(CLI::App& command, std::string& mnk);        // --mnk M,N,K[;...]
 
@@ -38,7 +44,7 @@ template <class T>
 }
 
 struct ModelOptions {
-  std::string model;  // a built-in name or a file
+  std::string model;  // a built-in name, a file or "-"
   int64_t tp = 1;
   int64_t tokens = 0;
 };

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "tuning_db/json/json_text.hpp"
 
@@ -124,6 +125,22 @@ Status finish_output() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return fail(ErrorCode::kIo, "cannot write standard output; free some space or redirect it");
   }
+  return {};
+}
+
+Status check_output(const Global& global, std::string_view option,
+                    const std::filesystem::path& file) {
+  if (!is_standard_stream(file) || !global.json) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{} - and --json both want standard output; name a file for {}", option, option);
+}
+
+Status write_output(const Global& global, std::string_view option,
+                    const std::filesystem::path& file, std::string_view bytes) {
+  if (const Status written = write_file_atomic(output_path(file), bytes); !written) {
+    return fail(written.error().code, "{}: {}", option, written.error().message);
+  }
+  if (!is_standard_stream(file)) note(global, "wrote {}", file.string());
   return {};
 }
 

@@ -52,6 +52,14 @@ void print_styled(std::string_view text);
 // Fails where standard output could not be written; a full disk shows here.
 [[nodiscard]] Status finish_output();
 
+// An output file that the option names. "-" is standard output, which then holds nothing else:
+// --json beside it is refused, before anything is done.
+[[nodiscard]] Status check_output(const Global& global, std::string_view option,
+                                  const std::filesystem::path& file);
+// Writes it and says so.
+[[nodiscard]] Status write_output(const Global& global, std::string_view option,
+                                  const std::filesystem::path& file, std::string_view bytes);
+
 // Prints a line on standard error, unless --quiet.
 void note_line(const Global& global, std::string_view line);
 template <class... Args>

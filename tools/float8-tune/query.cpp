@@ -20,7 +20,7 @@ using tuning_db::TrialState;
 struct Options {
   std::string mnk;
   std::string recipe;
-  std::string op = "linear";
+  std::string op;  // empty: the linear, and its three GEMMs
   int64_t limit = 5;
 };
 
@@ -145,9 +145,17 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
                    first.method_key.substr(0, 8), first.layer));
 }
 
+// The first op is what an answer is about, the others belong to it.
+Result<std::vector<Op>> ops_of(const std::string& text) {
+  if (!text.empty()) return std::vector{F8_TRY(of_option("--op", parse_op(text)))};
+  std::vector<Op> ops = {Op::kLinear};
+  for (const Gemm gemm : kGemms) ops.push_back(to_op(gemm));
+  return ops;
+}
+
 Result<int> query(const Options& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
-  const Op op = F8_TRY(of_option("--op", parse_op(options.op)));
+  const std::vector<Op> ops = F8_TRY(ops_of(options.op));
   const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
@@ -155,13 +163,17 @@ Result<int> query(const Options& options, const Global& global) {
   Json results = Json::array();
   bool missing = false;
   for (const Shape& shape : shapes) {
-    const Problem problem = F8_TRY(Problem::make(op, recipe, shape));
-    const Answer answer = F8_TRY(ask(problem, databases, table));
-    missing = missing || answer.ok.empty();
-    if (global.json) {
-      results.push_back(to_json(answer, limit));
-    } else {
-      print_answer(answer, limit, stdout_color(global));
+    for (const Op op : ops) {
+      const Problem problem = F8_TRY(Problem::make(op, recipe, shape));
+      const Answer answer = F8_TRY(ask(problem, databases, table));
+      missing = missing || answer.ok.empty();
+      if (!global.json) {
+        print_answer(answer, limit, stdout_color(global));
+      } else if (op == ops.front()) {
+        results.push_back(to_json(answer, limit));
+      } else {
+        results.back()["gemms"].push_back(to_json(answer, limit));
+      }
     }
   }
   if (global.json) print_json({{"results", results}});
@@ -182,7 +194,10 @@ void add_query(CLI::App& app, Program& program) {
                   [options, &program] { return query(*options, program.global); });
   add_mnk(*command, options->mnk)->required();
   add_recipe(*command, options->recipe)->required();
-  command->add_option("--op", options->op, "linear, output, grad_input or grad_weight");
+  command
+      ->add_option("--op", options->op,
+                   "linear, output, grad_input or grad_weight alone (default: all four)")
+      ->type_name("OP");
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
 }
 

@@ -18,7 +18,8 @@ namespace {
 constexpr SealedKind kKind = {.magic = "float8-table",
                               .version = 2,
                               .name = "tuning table",
-                              .remedy = "export it again with this one"};
+                              .remedy = "export it again with this one",
+                              .made_by = "`float8-tune db export --format table`"};
 constexpr double kMaxDistance = 3.0;
 
 std::string linear_key(const LinearSpeedup& s) {

@@ -2,6 +2,7 @@
 // but it walks the whole enclosing container at the end of each object.
 #include "tuning_db/json/json_text.hpp"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,25 +15,40 @@ using nlohmann::json;
 
 class Builder {
  public:
+  explicit Builder(const TakeMember* take = nullptr) : take_(take) {}
   [[nodiscard]] json take() { return std::move(root_); }
-  [[nodiscard]] const std::string& error() const { return error_; }
+  [[nodiscard]] Error error(std::string_view where) const {
+    if (!taken_) return taken_.error();
+    return fail(ErrorCode::kInvalidArgument, "{} {}", where, error_).error();
+  }
 
-  bool null() { return put(nullptr) != nullptr; }
-  bool boolean(bool value) { return put(value) != nullptr; }
-  bool number_integer(int64_t value) { return put(value) != nullptr; }
-  bool number_unsigned(uint64_t value) { return put(value) != nullptr; }
-  bool number_float(double value, const std::string&) { return put(value) != nullptr; }
-  bool string(std::string& value) { return put(std::move(value)) != nullptr; }
+  bool null() { return scalar(nullptr); }
+  bool boolean(bool value) { return scalar(value); }
+  bool number_integer(int64_t value) { return scalar(value); }
+  bool number_unsigned(uint64_t value) { return scalar(value); }
+  bool number_float(double value, const std::string&) { return scalar(value); }
+  bool string(std::string& value) { return scalar(std::move(value)); }
   bool binary(json::binary_t&) { return refuse("has binary data"); }
   bool start_object(size_t) { return open(json::object()); }
   bool start_array(size_t) { return open(json::array()); }
   bool end_object() { return close(); }
   bool end_array() { return close(); }
   bool key(std::string& name) {
+    if (hands_out()) {
+      hashes_.push_back(std::hash<std::string_view>()(name));
+      name_ = name;
+      member_ = &handed_;
+      return true;
+    }
     const auto [at, is_new] = open_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
     if (!is_new) return refuse(f8::format("has the key {} twice in one object", quote(name)));
     member_ = &at->second;
     return true;
+  }
+  // False where two members that were handed out may have one name: their hashes are equal.
+  [[nodiscard]] bool names_are_unique() {
+    std::ranges::sort(hashes_);
+    return std::ranges::adjacent_find(hashes_) == hashes_.end();
   }
   bool parse_error(size_t, const std::string& token, const json::exception& error) {
     // The message quotes the whole token, which may be as long as the text.
@@ -65,7 +81,14 @@ class Builder {
     if (open_.back()->is_array()) return &open_.back()->emplace_back(std::move(value));
     return &(*member_ = std::move(value));
   }
+  bool scalar(json value) {
+    if (take_ != nullptr && open_.empty()) return refuse("is not a JSON object");
+    return put(std::move(value)) != nullptr && hand_out();
+  }
   bool open(json container) {
+    if (take_ != nullptr && open_.empty() && !container.is_object()) {
+      return refuse("is not a JSON object");
+    }
     if (open_.size() >= kMaxJsonDepth) {
       return refuse(f8::format("is nested deeper than {} levels", kMaxJsonDepth));
     }
@@ -75,9 +98,24 @@ class Builder {
   }
   bool close() {
     open_.pop_back();
-    return true;
+    return open_.empty() || hand_out();
+  }
+  // True within the object whose members are handed out.
+  [[nodiscard]] bool hands_out() const { return take_ != nullptr && open_.size() == 1; }
+  // After each value: it may complete a member.
+  bool hand_out() {
+    if (!hands_out()) return true;
+    taken_ = (*take_)(name_, handed_);
+    handed_ = nullptr;
+    return taken_.has_value();
   }
 
+  const TakeMember* take_;  // null: the whole value is built
+  Status taken_;
+  json handed_;       // the member that is being built
+  std::string name_;  // its name
+  std::vector<size_t>
+      hashes_;  // of all names so far: a set of them would take longer than the rest
   json root_;
   std::vector<json*> open_;  // the containers around the next value, the innermost last
   json* member_ = nullptr;   // the place of the next value in an object
@@ -108,7 +146,14 @@ std::string without_controls(std::string json) {
 Result<json> parse_json(std::string_view text, std::string_view where) {
   Builder builder;
   if (json::sax_parse(text, &builder)) return builder.take();
-  return fail(ErrorCode::kInvalidArgument, "{} {}", where, builder.error());
+  return std::unexpected(builder.error(where));
+}
+
+Status parse_json_members(std::string_view text, std::string_view where, const TakeMember& take) {
+  Builder builder(&take);
+  if (!json::sax_parse(text, &builder)) return std::unexpected(builder.error(where));
+  if (!builder.names_are_unique()) F8_TRY(parse_json(text, where));  // it compares the names
+  return {};
 }
 
 }  // namespace f8::tuning_db

@@ -26,7 +26,7 @@ namespace float8 {
 
 struct Error {
   float8_status code = FLOAT8_INTERNAL;
-  std::string message;
+  std::string message = {};
 };
 
 // The result of a call that gives nothing back. Making one for a success allocates nothing.
@@ -156,7 +156,7 @@ using Handle = std::unique_ptr<T, Destroy<T, destroy>>;
 }  // namespace detail
 
 struct ContextOptions {
-  std::string cache_dir;  // empty: the default
+  std::string cache_dir = {};  // empty: the default
   bool serial_launch = false;
   bool check_pointers = false;
   bool emulate = false;   // a device in host memory instead of a GPU
@@ -573,26 +573,27 @@ class Scales {
 
 // A layer of a model: its desc's m_max and recipe are the model's and not looked at.
 struct ModelLayer {
-  std::string name;
-  LinearDesc desc;
+  std::string name = {};
+  LinearDesc desc = {};
 };
 
 struct ModelOptions {
   Recipe recipe = Recipe::tensorwise();
   std::int64_t tokens = 0;
-  std::vector<std::string> filter_fqns;  // "auto_filter_small_kn" switches the automatic rule on
+  // "auto_filter_small_kn" switches the automatic rule on.
+  std::vector<std::string> filter_fqns = {};
   float8_filter_policy policy = FLOAT8_FILTER_MEASURED;
   double margin = 0;  // 0: 0.02
-  std::function<bool(const std::string& name, std::int64_t n, std::int64_t k)> callback;
-  std::string verdicts;  // a filter file; empty: none
+  std::function<bool(const std::string& name, std::int64_t n, std::int64_t k)> callback = {};
+  std::string verdicts = {};  // a filter file; empty: none
   int compile_threads = 0;
 };
 
 // The decision about a layer.
 struct ModelVerdict {
-  std::string name;
-  std::string reason;
-  std::optional<Linear> linear;  // none: kept in high precision
+  std::string name = {};
+  std::string reason = {};
+  std::optional<Linear> linear = {};  // none: kept in high precision
   double speedup = 1, speedup_low = 1, speedup_high = 1;
   float8_evidence evidence = FLOAT8_EVIDENCE_RULE;
 };

@@ -11,6 +11,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FUZZ_CHECK(has_control(text) == (printable(text) != text));
   FUZZ_CHECK(quote(text).size() <= 4 * 80 + 5);
   const auto json = tuning_db::parse_json(text, "file");
+  // An object's members, taken one by one, are the same value.
+  nlohmann::json joined = nlohmann::json::object();
+  const Status taken = tuning_db::parse_json_members(
+      text, "file", [&joined](const std::string& name, const nlohmann::json& value) -> Status {
+        joined[name] = value;
+        return {};
+      });
+  FUZZ_CHECK(taken.has_value() == (json && json->is_object()));
+  FUZZ_CHECK(!taken || joined == *json);
   if (!json) {
     fuzz::check_readable(json.error().message);
     return 0;

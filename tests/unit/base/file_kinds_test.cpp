@@ -9,6 +9,8 @@
 #include <chrono>
 #include <thread>
 
+#include "base/descriptor.hpp"
+#include "base/log.hpp"
 #include "tests/unit/base/file_testing.hpp"
 
 namespace f8 {
@@ -220,7 +222,110 @@ TEST_F(FileTest, NamesOfFoldersAreRefused) {
   EXPECT_TRUE(names().empty());
 }
 
+TEST_F(FileTest, WhatAKillLeftBesideTheTargetGoesAfterADay) {
+  const fs::path folder = directory_ / "folder";
+  fs::create_directory(folder);
+  const auto age = [&](const fs::path& path, int hours) {
+    const timespec then{::time(nullptr) - hours * 3600, 0};
+    const timespec times[] = {then, then};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, AT_SYMLINK_NOFOLLOW), 0);
+  };
+  const std::vector<std::string> left = {".table.0123456789abcdef", ".table.ffffffffffffffff"};
+  const std::vector<std::string> other = {".table.0123456789abcde",  ".table.0123456789abcdef0",
+                                          ".table.0123456789ABCDEF", ".tables.0123456789abcdef",
+                                          "table.0123456789abcdef",  "x.table.0123456789abcdef"};
+  for (const std::string& name : left) ASSERT_TRUE(write_file_synced(folder / name, "half"));
+  for (const std::string& name : other) ASSERT_TRUE(write_file_synced(folder / name, "mine"));
+  const std::string recent = ".table.1123456789abcdef";
+  const std::string link = ".table.2123456789abcdef";
+  ASSERT_TRUE(write_file_synced(folder / recent, "half"));
+  fs::create_symlink("table.0123456789abcdef", folder / link);
+  for (const auto& entry : fs::directory_iterator(folder)) age(entry.path(), 25);
+  age(folder / recent, 23);
+  ASSERT_TRUE(write_file_atomic(folder / "table", "1"));
+  for (const std::string& name : left) EXPECT_FALSE(fs::exists(folder / name)) << name;
+  for (const std::string& name : other) EXPECT_TRUE(fs::exists(folder / name)) << name;
+  EXPECT_TRUE(fs::exists(folder / recent));
+  EXPECT_TRUE(fs::is_symlink(folder / link));
+}
+
 // --- reading
+
+// Collects what the log is told while it lives.
+class HeardLog {
+ public:
+  HeardLog() {
+    set_log_sink([this](LogLevel, std::string_view message) { lines_.emplace_back(message); });
+  }
+  HeardLog(const HeardLog&) = delete;
+  HeardLog& operator=(const HeardLog&) = delete;
+  ~HeardLog() { set_log_sink({}); }
+  [[nodiscard]] const std::vector<std::string>& lines() const { return lines_; }
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+// Puts a descriptor in standard input's place while it lives.
+class StandardInput {
+ public:
+  explicit StandardInput(int fd) : before_(::dup(STDIN_FILENO)) {
+    EXPECT_EQ(::dup2(fd, STDIN_FILENO), STDIN_FILENO);
+  }
+  StandardInput(const StandardInput&) = delete;
+  StandardInput& operator=(const StandardInput&) = delete;
+  ~StandardInput() {
+    ::dup2(before_, STDIN_FILENO);
+    ::close(before_);
+  }
+
+ private:
+  int before_;
+};
+
+TEST_F(FileTest, ADashIsAStandardStreamAndALongerNameAFile) {
+  EXPECT_EQ(output_path("-"), "/dev/stdout");
+  EXPECT_EQ(output_path("./-"), "./-");
+  EXPECT_EQ(input_name("-"), "standard input");
+  ASSERT_TRUE(write_file_atomic(directory_ / "-", "a file"));
+  EXPECT_EQ(read_input(directory_ / "-").value(), "a file");
+  const Descriptor file(::open((directory_ / "-").c_str(), O_RDONLY | O_CLOEXEC));
+  const StandardInput redirected(file.get());
+  EXPECT_EQ(read_input("-").value(), "a file");
+  ASSERT_EQ(::lseek(file.get(), 0, SEEK_SET), 0);
+  expect_error(read_input("-", 5), ErrorCode::kInvalidArgument,
+               "standard input is larger than 5 bytes");
+}
+
+TEST_F(FileTest, StandardInputIsNoDeviceAndNoFolder) {
+  if (!make_device(directory_ / "zero", S_IFCHR, kZero)) GTEST_SKIP() << "mknod is refused here";
+  for (const auto& [name, is] : {std::pair{"zero",
+                                           "standard input is a character device; a regular "
+                                           "file or a pipe is needed"},
+                                 {".", "standard input is a directory"}}) {
+    const Descriptor file(::open((directory_ / name).c_str(), O_RDONLY | O_CLOEXEC));
+    const StandardInput redirected(file.get());
+    expect_error(read_input("-"), ErrorCode::kInvalidArgument, is);
+  }
+}
+
+TEST_F(FileTest, AReaderOfASilentPipeSaysOnceThatItWaits) {
+  const HeardLog log;
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  std::thread writer([&] {
+    for (int i = 0; i < 2; ++i) {
+      std::this_thread::sleep_for(kSilence + std::chrono::milliseconds(200));
+      EXPECT_EQ(::write(ends[1], "x", 1), 1);
+    }
+    ::close(ends[1]);
+  });
+  EXPECT_EQ(read_descriptor(ends[0], "the pipe", 10).value(), "xx");
+  writer.join();
+  ::close(ends[0]);
+  ASSERT_EQ(log.lines().size(), 1U);
+  EXPECT_EQ(log.lines()[0], "waiting for what is written into the pipe: nothing came for 2 s");
+}
 
 TEST_F(FileTest, AReaderStopsAtItsLimit) {
   ASSERT_TRUE(write_file_atomic(directory_ / "ten", "0123456789"));
@@ -244,7 +349,9 @@ TEST_F(FileTest, ALinkToADeviceThatNeverEndsIsRefused) {
   fs::create_symlink("zero", directory_ / "link");
   for (const Pipes pipes : {Pipes::kRefused, Pipes::kWelcome}) {
     expect_error(read_file(directory_ / "link", kMaxFileBytes, pipes), ErrorCode::kInvalidArgument,
-                 "is a character device");
+                 pipes == Pipes::kRefused
+                     ? "is a character device; a regular file is needed"
+                     : "is a character device; a regular file or a pipe is needed");
   }
   expect_error(read_front(directory_ / "link", 8), ErrorCode::kInvalidArgument, "device");
 }
@@ -252,13 +359,16 @@ TEST_F(FileTest, ALinkToADeviceThatNeverEndsIsRefused) {
 TEST_F(FileTest, AFifoDoesNotMakeAReaderWait) {
   const fs::path fifo = directory_ / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const HeardLog log;
   const auto start = steady_clock::now();
-  expect_error(read_file(fifo), ErrorCode::kInvalidArgument, "is a fifo");
+  expect_error(read_file(fifo), ErrorCode::kInvalidArgument, "is a fifo; a regular file is needed");
   expect_error(read_front(fifo, 8), ErrorCode::kInvalidArgument, "is a fifo");
   EXPECT_LT(seconds_since(start), 0.5);
   expect_error(read_file(fifo, kMaxFileBytes, Pipes::kWelcome), ErrorCode::kIo,
                "nobody writes into");
   EXPECT_LT(seconds_since(start), 60);
+  ASSERT_EQ(log.lines().size(), 1U);
+  EXPECT_NE(log.lines()[0].find(fifo.string()), std::string::npos);
 }
 
 TEST_F(FileTest, APipeIsReadToItsEndAndNoFurtherThanItsLimit) {

@@ -208,6 +208,62 @@ TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
   EXPECT_TRUE(contains(text.out, "FLOAT8"));
 }
 
+TEST_F(Asking, ExplainsColumnsAreApartAndItsFlipsHaveIntervals) {
+  const Words words = {"explain", "8192,1024,4096", "--recipe", "rowwise", "--db", "my.db"};
+  const Outcome text = tool_(words);
+  std::set<size_t> columns;
+  for (const char* label :
+       {"why", "speedup", "torchao", "output", "grad_input", "grad_weight", "flips at", "trial"}) {
+    const size_t line = text.out.find(std::string("\n  ") + label + " ");
+    ASSERT_NE(line, std::string::npos) << label << text.out;
+    const size_t label_end = line + 3 + std::string_view(label).size();
+    const size_t value = text.out.find_first_not_of(' ', label_end);
+    EXPECT_GE(value - label_end, 2U) << label;
+    columns.insert(value - line);
+  }
+  EXPECT_EQ(columns.size(), 1U) << text.out;
+  const size_t flip = text.out.find("flips at");
+  const std::string line = text.out.substr(flip, text.out.find('\n', flip) - flip);
+  EXPECT_TRUE(contains(line, "[") && contains(line, "]")) << line;
+  const json flips = ask({"explain", "8192,1024,4096", "--recipe", "rowwise"})["flips"];
+  ASSERT_FALSE(flips.empty());
+  for (const json& one : flips) {
+    EXPECT_LE(one["speedup_lo"], one["speedup"]);
+    EXPECT_LE(one["speedup"], one["speedup_hi"]);
+  }
+}
+
+TEST_F(Asking, ARecipeThatIsNoneNamesThoseThatAre) {
+  const Words words = {"query", "--mnk", "8192,4096,4096", "--recipe"};
+  const auto refused = [&](const char* recipe, const Words& parts) {
+    Words all = words;
+    all.emplace_back(recipe);
+    tool_.expect_refused(1, all, parts);
+  };
+  refused("nothing", {"--recipe", "'nothing'", "rowwise"});
+  refused("bf16", {"--recipe", "bf16", "nothing is fp8"});
+}
+
+TEST_F(Asking, QueryWithoutAnOpShowsTheKernelsToo) {
+  const json answer =
+      ask({"query", "--mnk", "8192,4096,4096", "--recipe", "rowwise"})["results"][0];
+  EXPECT_EQ(answer["op"], "linear");
+  ASSERT_EQ(answer["gemms"].size(), 3U);
+  EXPECT_EQ(answer["gemms"][0]["op"], "output");
+  EXPECT_EQ(answer["gemms"][0]["best"]["config"]["config"], kFast);
+  EXPECT_EQ(answer["gemms"][2]["op"], "grad_weight");
+  EXPECT_EQ(answer["gemms"][0]["best"]["provenance"]["database"], "my.db");
+  EXPECT_EQ(answer["gemms"][2]["best"]["provenance"]["database"], "built-in");
+  const Words words = {"query", "--mnk", "8192,4096,4096", "--recipe", "rowwise", "--db", "my.db"};
+  const Outcome text = tool_(words);
+  for (const char* part : {"linear/", "output/", "grad_input/", "grad_weight/"}) {
+    EXPECT_TRUE(contains(text.out, part)) << part << text.out;
+  }
+  Words linear = words;
+  linear.insert(linear.end(), {"--op", "linear"});
+  EXPECT_FALSE(contains(tool_(linear).out, "output/"));
+}
+
 TEST_F(Asking, ExplainWhereThePeerHasNoRule) {
   const json result = ask({"explain", "8192,4096,4096", "--recipe", "rowwise_with_gw_hp"});
   EXPECT_TRUE(result["torchao"]["convert"].is_null());

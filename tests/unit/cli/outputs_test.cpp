@@ -86,6 +86,46 @@ TEST(Outputs, StandardOutputIsAFileOfThisProcess) {
   EXPECT_TRUE(text.out.starts_with("{\"float8_tuning_db\""));
 }
 
+TEST(Outputs, ADashIsStandardOutputForThatAlone) {
+  const Tool tool;
+  for (const Words& output : kOutputs) {
+    const Outcome outcome = tool(to(output, "-"));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    ASSERT_EQ(tool(to(output, "file")).code, 0);
+    EXPECT_EQ(outcome.out, read_file(tool.path() / "file").value());
+    EXPECT_FALSE(fs::exists(tool.path() / "-"));
+    ASSERT_EQ(tool(to(output, "./-")).code, 0);
+    EXPECT_TRUE(fs::remove(tool.path() / "-"));
+  }
+  EXPECT_EQ(tool(with(kFilter, {"-o", "-", "--json"})).out, tool(with(kFilter, {"--json"})).out);
+  const Words emit = {"emit", "--kernel", "amax/bf16/tensor"};
+  EXPECT_TRUE(contains(tool(emit).out, "__global__"));
+  EXPECT_EQ(tool(with(emit, {"-o", "-"})).out, tool(emit).out);
+  const Words fit = {"cost-model", "fit", "--train", "builtin", "--folds", "1"};
+  EXPECT_TRUE(tool(with(fit, {"-o", "-"})).out.starts_with("//"));
+}
+
+TEST(Outputs, TwoThatWantStandardOutputAreRefused) {
+  const Tool tool;
+  tool.expect_refused(1, with(kFilter, {"-o", "-", "--verdicts", "-"}), {"-o", "--verdicts"});
+  tool.expect_refused(1, with(kFilter, {"--verdicts", "-", "--json"}), {"--verdicts", "--json"});
+  tool.expect_refused(1, {"db", "export", "-o", "-", "--json"}, {"-o", "--json"});
+  tool.expect_refused(1, {"cost-model", "fit", "--train", "builtin", "-o", "-", "--json"},
+                      {"-o", "--json"});
+  tool.expect_refused(1, with(kFilter, {"--db", "-"}), {"--db", "database is a file"});
+  tool.expect_refused(1, {"db", "merge", "-", "--db", "new.db"}, {"database is a file"});
+  tool.expect_refused(1, {"emit", "--kernel", "amax/bf16/tensor", "--cubin", "-o", "-"},
+                      {"--cubin"});
+}
+
+TEST(Outputs, TheHelpSaysWhatADashIs) {
+  const Tool tool;
+  for (const Words& words :
+       {Words{"--help"}, {"db", "import", "--help"}, {"bench", "linear", "--help"}}) {
+    EXPECT_TRUE(contains(tool(words).out, "- is standard input")) << words.front();
+  }
+}
+
 TEST(Outputs, ADirectoryIsRefusedInOneLine) {
   const Tool tool;
   fs::create_directory(tool.path() / "folder");
@@ -120,32 +160,97 @@ TEST(Inputs, ADeepConfigurationIsRefusedInOneLine) {
 }
 
 TEST(Inputs, APipeAndStandardInputAreImported) {
-  const Tool tool;
+  Tool tool;
   ASSERT_EQ(::mkfifo((tool.path() / "fifo").c_str(), 0600), 0);
   std::thread writer([&tool] { EXPECT_EQ(tool(to(kOutputs[2], "fifo")).code, 0); });
   const auto piped = tool.json({"db", "import", "fifo", "--db", "a.db"});
   writer.join();
   EXPECT_GT(piped["added"], 100);
   ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
-  const int before = ::dup(STDIN_FILENO);
-  const int file = ::open((tool.path() / "all.jsonl").c_str(), O_RDONLY | O_CLOEXEC);
-  ASSERT_GE(::dup2(file, STDIN_FILENO), 0);
-  const auto read = tool.json({"db", "import", "-", "--db", "b.db"});
-  ::dup2(before, STDIN_FILENO);
-  ::close(file);
-  ::close(before);
-  EXPECT_EQ(read["added"], piped["added"]);
+  tool.set_input("all.jsonl");
+  EXPECT_EQ(tool.json({"db", "import", "-", "--db", "b.db"})["added"], piped["added"]);
+}
+
+TEST(Inputs, ADashIsStandardInputInEveryCommandThatReadsAFile) {
+  Tool tool;
+  ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
+  tool.write("model.json", R"([{"fqn": "a", "in_features": 4096, "out_features": 4096}])");
+  tool.write("model.safetensors",
+             safetensors(R"({"a.weight": {"dtype": "BF16", "shape": [1024, 4096]}})"));
+  tool.write("shapes.csv", "m,n,k\n16,16,17\n");
+  const auto from = [&tool](const char* input, const Words& words) {
+    tool.set_input(input);
+    return tool(words);
+  };
+  const Words model = {"--model", "-", "--recipe", "rowwise", "--tokens", "8192"};
+  for (const char* file : {"model.json", "model.safetensors"}) {
+    for (const Words& command : {Words{"filter"}, {"plan"}, {"explain", "a"}}) {
+      const Outcome outcome = from(file, with(command, model));
+      EXPECT_EQ(outcome.code, 0) << command.front() << outcome.err;
+    }
+  }
+  const Words score = {"cost-model", "score", "--json", "--train"};
+  EXPECT_EQ(from("all.jsonl", with(score, {"-"})).out, from("", with(score, {"all.jsonl"})).out);
+  const Outcome shapes = from("shapes.csv", {"bench", "matmul", "--shapes", "-"});
+  EXPECT_TRUE(contains(shapes.err, "standard input: line 2")) << shapes.err;
+  const Outcome none = from("shapes.csv", with({"filter"}, model));
+  EXPECT_TRUE(contains(none.err, "--model: standard input is not valid JSON")) << none.err;
+}
+
+TEST(Inputs, AFileOfAnotherKindIsNamed) {
+  const Tool tool;
+  ASSERT_EQ(tool(to(kOutputs[2], "all.jsonl")).code, 0);
+  ASSERT_EQ(tool(to(kOutputs[3], "a.db")).code, 0);
+  ASSERT_EQ(tool(to(kOutputs[4], "table")).code, 0);
+  ASSERT_EQ(tool(to(kOutputs[1], "verdicts")).code, 0);
+  const auto import = [](const char* file) {
+    return Words{"db", "import", file, "--db", "new.db"};
+  };
+  tool.expect_refused(1, import("a.db"), {"a.db", "is a database", "db merge"});
+  tool.expect_refused(1, import("table"), {"table", "tuning table", "db export"});
+  tool.expect_refused(1, import("verdicts"), {"verdicts", "filter file"});
+  tool.expect_refused(1, {"db", "merge", "all.jsonl", "--db", "new.db"},
+                      {"all.jsonl", "an export", "db import"});
+  tool.expect_refused(1, {"db", "info", "--db", "table"}, {"table", "tuning table"});
+  tool.expect_refused(1, {"db", "info", "--db", "gone.db"},
+                      {"gone.db", "sweep", "db import", "db merge"});
+}
+
+TEST(Inputs, ADeviceIsNamedInTheSameWordsByEveryCommand) {
+  Tool tool;
+  const std::string is = "is a character device; a regular file";
+  for (const Words& words :
+       {Words{"db", "import", "/dev/zero", "--db", "new.db"},
+        {"db", "merge", "/dev/zero", "--db", "new.db"},
+        {"db", "info", "--db", "/dev/zero"},
+        {"query", "--mnk", "16,16,16", "--recipe", "rowwise", "--db", "/dev/zero"},
+        {"filter", "--model", "/dev/zero", "--recipe", "rowwise", "--tokens", "1"},
+        {"cost-model", "score", "--train", "/dev/zero"},
+        {"bench", "linear", "--shapes", "/dev/zero"}}) {
+    tool.expect_refused(1, words, {"/dev/zero " + is});
+  }
+  tool.set_input("/dev/zero");
+  tool.expect_refused(1, {"db", "import", "-", "--db", "new.db"}, {"standard input " + is});
+  tool.expect_refused(1, {"filter", "--model", "-", "--recipe", "rowwise", "--tokens", "1"},
+                      {"standard input " + is});
 }
 
 TEST(Inputs, AFifoOrADeviceIsRefusedAndNotWaitedFor) {
   const Tool tool;
   ASSERT_EQ(::mkfifo((tool.path() / "fifo").c_str(), 0600), 0);
   std::filesystem::create_symlink("/dev/zero", tool.path() / "zero");
-  for (const char* name : {"fifo", "zero"}) {
-    tool.expect_refused(1, {"db", "import", name, "--db", "new.db"}, {name});
-    tool.expect_refused(1, {"filter", "--model", name, "--recipe", "rowwise", "--tokens", "8192"},
-                        {name});
-  }
+  const Words filter = {"--recipe", "rowwise", "--tokens", "8192"};
+  tool.expect_refused(1, {"db", "import", "zero", "--db", "new.db"}, {"zero"});
+  tool.expect_refused(1, with({"filter", "--model", "zero"}, filter), {"zero"});
+  tool.expect_refused(1, with({"filter", "--db", "fifo", "--model", "llama3-8b"}, filter),
+                      {"fifo is a fifo; a regular file is needed"});
+  const Outcome waited = tool({"db", "import", "fifo", "--db", "new.db"});
+  EXPECT_EQ(waited.code, 1);
+  EXPECT_EQ(waited.out, "");
+  EXPECT_EQ(waited.err,
+            "float8: warning: waiting for what is written into fifo: nothing came for 2 s\n"
+            "float8-tune: fifo is a fifo that nobody writes into\n");
+  EXPECT_FALSE(fs::exists(tool.path() / "new.db"));
 }
 
 TEST(Inputs, NoControlByteOfAFileNameReachesTheTerminal) {

@@ -28,6 +28,8 @@ class Tool {
     return folder_.write(name, bytes);
   }
   void set(const std::string& variable, const std::string& value) { variables_[variable] = value; }
+  // The file that standard input comes from; empty: this process's own.
+  void set_input(const std::string& name) { input_ = name; }
 
   [[nodiscard]] Outcome operator()(const std::vector<std::string>& arguments) const;
   // Expects exit code 0 and JSON on standard output.
@@ -41,6 +43,7 @@ class Tool {
   [[nodiscard]] std::map<std::string, std::string> contents() const;
   TempFolder folder_;
   std::map<std::string, std::string> variables_;
+  std::string input_;
 };
 
 [[nodiscard]] bool contains(std::string_view text, std::string_view part);

@@ -197,5 +197,38 @@ TEST(CubinCache, GetAllReportsTheFirstFailureAndKeepsTheRest) {
   EXPECT_FALSE(cache->get_all(sources, -1));
 }
 
+TEST(CubinCache, WhatACompilerThrowsIsAnErrorAndTheKernelIsTriedAgain) {
+  const TempDirectory temp;
+  const CountingCompiler compiler;
+  std::atomic<bool> throws = true;
+  auto cache = CubinCache::open(temp / "cache", [&](const KernelSource& source) -> Result<Cubin> {
+    if (throws && source.key == "test/kernel1") throw std::bad_alloc();
+    if (throws && source.key != "test/kernel0") throw std::runtime_error("broken compiler");
+    return compiler(source);
+  });
+  std::vector<KernelSource> sources;
+  for (int i = 0; i < 6; ++i) sources.push_back(test_kernel(i));
+  const auto none = cache->get_all(sources, 4);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, ErrorCode::kOutOfMemory);
+  const auto one = cache->get(sources[2]);
+  ASSERT_FALSE(one);
+  EXPECT_EQ(one.error().message, "broken compiler");
+  throws = false;
+  const auto all = cache->get_all(sources, 4);
+  ASSERT_TRUE(all) << all.error().message;
+  EXPECT_EQ(*compiler.count, 6);
+}
+
+TEST(CubinCache, WhatTheCallerOfProgressThrowsIsAnError) {
+  const TempDirectory temp;
+  auto cache = CubinCache::open(temp / "cache", CountingCompiler());
+  const std::vector<KernelSource> sources{test_kernel(0), test_kernel(1), test_kernel(2)};
+  const auto kernels =
+      cache->get_all(sources, 3, [](size_t, size_t) { throw std::runtime_error("no screen"); });
+  ASSERT_FALSE(kernels);
+  EXPECT_EQ(kernels.error().message, "no screen");
+}
+
 }  // namespace
 }  // namespace f8::codegen

@@ -113,6 +113,7 @@ TEST(FilterFile, BadFilesAreOneClearError) {
   };
   says(error("").message, "not a float8 filter file");
   says(error("{\"decisions\": []}").message, "not a float8 filter file");
+  says(error("{\"decisions\": []}").message, "`float8-tune filter --verdicts FILE` writes one");
   says(error(whole.substr(0, whole.size() / 2)).message, "truncated");
   EXPECT_EQ(error(whole.substr(0, whole.size() / 2)).code, ErrorCode::kCorrupt);
   std::string edited = whole;

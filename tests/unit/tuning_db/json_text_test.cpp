@@ -49,6 +49,46 @@ TEST(JsonText, RepeatedKeysAreRefused) {
   EXPECT_TRUE(parse_json(R"([{"a": 1}, {"a": 1}])", "f"));
 }
 
+TEST(JsonText, MembersComeOneByOne) {
+  const char* const text =
+      R"({"z": 1, "a": {"b": [{"c": []}, null], "d": {}}, "": "s", "l": [1, [2]], "n": null})";
+  nlohmann::json joined = nlohmann::json::object();
+  std::string order;
+  const auto take = [&](const std::string& name, const nlohmann::json& value) -> Status {
+    joined[name] = value;
+    order += name + ",";
+    return {};
+  };
+  ASSERT_TRUE(parse_json_members(text, "f", take));
+  EXPECT_EQ(joined, nlohmann::json::parse(text));
+  EXPECT_EQ(order, "z,a,,l,n,");
+  EXPECT_TRUE(parse_json_members("{}", "f", take));
+}
+
+TEST(JsonText, MembersHaveTheLimitsOfAWholeText) {
+  const auto error_of_members = [](std::string_view text) -> std::string {
+    const Status parsed = parse_json_members(
+        text, "f.json", [](const std::string& name, const nlohmann::json&) -> Status {
+          if (name == "bad") return fail(ErrorCode::kCorrupt, "no such thing");
+          return {};
+        });
+    EXPECT_FALSE(parsed) << text.substr(0, 80);
+    return parsed ? "" : parsed.error().message;
+  };
+  for (const char* text : {"[]", "1", "null", "\"a\"", "[{\"a\": 1}]"}) {
+    EXPECT_EQ(error_of_members(text), "f.json is not a JSON object") << text;
+  }
+  EXPECT_NE(error_of_members("").find("f.json is not valid JSON"), std::string::npos);
+  EXPECT_NE(error_of_members("{\"a\": 1").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(error_of_members(R"({"a": 1, "b": 2, "a": 3})").find("the key 'a' twice"),
+            std::string::npos);
+  EXPECT_NE(error_of_members(R"({"a": {"b": 1, "b": 2}})").find("the key 'b' twice"),
+            std::string::npos);
+  EXPECT_NE(error_of_members("{\"a\": " + std::string(80'000, '[')).find("deeper than 64"),
+            std::string::npos);
+  EXPECT_EQ(error_of_members(R"({"good": {"bad": 1}, "bad": [], "more": )"), "no such thing");
+}
+
 TEST(JsonText, MessagesAreShortAndPlain) {
   EXPECT_NE(error_of("").find("not valid JSON"), std::string::npos);
   EXPECT_NE(error_of("[1e999]").find("not valid JSON"), std::string::npos);

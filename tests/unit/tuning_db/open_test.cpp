@@ -94,6 +94,9 @@ TEST_F(OpenTest, MissingFileAndFolder) {
   const auto missing = Database::open(path_, OpenMode::kReadWrite);
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  for (const char* way : {"sweep", "db import", "db merge"}) {
+    EXPECT_NE(missing.error().message.find(way), std::string::npos) << way;
+  }
   EXPECT_FALSE(fs::exists(path_));
   const auto no_folder = Database::open(folder_ / "no" / "t.db", OpenMode::kCreate);
   ASSERT_FALSE(no_folder);
@@ -118,7 +121,43 @@ TEST_F(OpenTest, RefusesEmptyFile) {
 TEST_F(OpenTest, RefusesFolder) {
   const auto opened = Database::open(folder_.path(), OpenMode::kReadOnly);
   ASSERT_FALSE(opened);
-  EXPECT_NE(opened.error().message.find("not a regular file"), std::string::npos);
+  EXPECT_NE(opened.error().message.find("is a directory"), std::string::npos);
+}
+
+TEST_F(OpenTest, RefusesADevice) {
+  const auto opened = Database::open("/dev/zero", OpenMode::kReadWrite);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().message, "/dev/zero is a character device; a regular file is needed");
+}
+
+TEST_F(OpenTest, RefusesAnExportAndATableByTheirNames) {
+  ASSERT_TRUE(write_file_atomic(path_, "{\"float8_tuning_db\":2}\n" + std::string(200, ' ')));
+  expect_refused(ErrorCode::kInvalidArgument, "an export of a database; `float8-tune db import`");
+  ASSERT_TRUE(write_file_atomic(path_, "float8-table 2\n" + std::string(200, ' ')));
+  expect_refused(ErrorCode::kInvalidArgument, "is a tuning table, for a trainer to load");
+}
+
+TEST_F(OpenTest, RemovesWhatAKillLeftADayAgo) {
+  ASSERT_TRUE(Database::open(path_, OpenMode::kCreate));
+  const std::string uuid = "01234567-89ab-4def-8123-456789abcdef";
+  const auto write = [&](const std::string& name, int hours) {
+    const fs::path path = path_.string() + name;
+    ASSERT_TRUE(write_file_atomic(path, "half"));
+    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(hours));
+  };
+  const std::vector<std::string> left = {".new-" + uuid, ".new-" + uuid + "-journal",
+                                         ".new-" + uuid + "-wal", ".new-" + uuid + "-shm"};
+  const std::vector<std::string> other = {".new-" + uuid + "-other", ".new-", ".new-mine", "-x"};
+  for (const std::string& name : left) write(name, 25);
+  for (const std::string& name : other) write(name, 25);
+  ASSERT_TRUE(Database::open(path_, OpenMode::kReadOnly));
+  for (const std::string& name : left) EXPECT_TRUE(fs::exists(path_.string() + name)) << name;
+  write(left[1], 1);
+  ASSERT_TRUE(Database::open(path_, OpenMode::kReadWrite));
+  for (const std::string& name : left) {
+    EXPECT_EQ(fs::exists(path_.string() + name), name == left[1]) << name;
+  }
+  for (const std::string& name : other) EXPECT_TRUE(fs::exists(path_.string() + name)) << name;
 }
 
 TEST_F(OpenTest, RefusesForeignDatabase) {

@@ -4,16 +4,15 @@
 #include <algorithm>
 
 #include "base/environment.hpp"
+#include "base/file.hpp"
 
 namespace f8::cli {
 
 void declare(CLI::App& command, BenchOptions& options) {
   add_mnk(command, options.mnk);
-  command
-      .add_option("--shapes", options.shapes,
-                  "shapes from a CSV file with columns m, n and k, besides those of --mnk")
-      ->type_name("FILE");
-  command.add_option("--csv", options.csv, "also write a table to this file")->type_name("FILE");
+  add_input(command, "--shapes", options.shapes,
+            "shapes from a CSV file with columns m, n and k, besides those of --mnk");
+  add_output(command, "--csv", options.csv, "also write a table to this file");
   command.add_option("--recipe", options.recipes, "recipes, separated by commas")
       ->type_name("LIST");
   add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
@@ -85,6 +84,7 @@ Result<BenchWork> work_of(const BenchOptions& options) {
 
 Result<BenchMachine> open_bench(const BenchOptions& options, const Global& global,
                                 std::span<const std::string_view> csv_columns) {
+  F8_TRY(check_output(global, "--csv", options.csv));
   BenchMachine machine;
   machine.backend = F8_TRY(tuner::GpuBackend::create(static_cast<int>(options.device)));
   if (!options.csv.empty()) {
@@ -97,6 +97,15 @@ Result<BenchMachine> open_bench(const BenchOptions& options, const Global& globa
       *machine.backend, *machine.compiler, options.measuring,
       [progress = machine.progress.get()](const std::string& text) { progress->update(text); });
   return machine;
+}
+
+void print_results(const BenchOptions& options, const Global& global, const Json& json,
+                   const std::string& text) {
+  if (global.json) {
+    print_json(json);
+  } else if (!is_standard_stream(options.csv)) {
+    print_styled(text);
+  }
 }
 
 bool ends_shape_sweep(const Error& error, const BenchWork& work) {

@@ -3,6 +3,7 @@
 // and bench_cast.cpp measure.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,8 +19,7 @@ namespace f8::cli {
 
 struct BenchOptions {
   std::string mnk;
-  std::string shapes;  // a file
-  std::string csv;     // a file
+  std::filesystem::path shapes, csv;
   std::string recipes = "tensorwise";
   int64_t device = 0;
   tuner::BenchOptions measuring;
@@ -55,6 +55,10 @@ struct BenchMachine {
 };
 [[nodiscard]] Result<BenchMachine> open_bench(const BenchOptions& options, const Global& global,
                                               std::span<const std::string_view> csv_columns);
+
+// Prints the results: as JSON, else as text, unless --csv has standard output.
+void print_results(const BenchOptions& options, const Global& global, const Json& json,
+                   const std::string& text);
 
 // Says whether an error ends a sweep over shapes. A problem that could not be measured is one of
 // its lines, unless the device is lost or the problem is the only one.

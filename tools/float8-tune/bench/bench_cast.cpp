@@ -113,11 +113,8 @@ Result<int> bench_casts(const BenchOptions& options, const std::string& list,
     text += text_of(*bench, recipe, weights.size(), stdout_color(global));
     for (const tuner::CastRow& row : bench->rows) bad |= !row.result.timing;
   }
-  if (global.json) {
-    print_json({{"device", machine.backend->device().name}, {"results", results}});
-  } else {
-    print_styled(text);
-  }
+  print_results(options, global, {{"device", machine.backend->device().name}, {"results", results}},
+                text);
   return bad ? kExitRegression : kExitOk;
 }
 

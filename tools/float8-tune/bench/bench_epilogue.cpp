@@ -120,11 +120,8 @@ Result<int> bench_epilogue(const Options& options, const Global& global) {
       text += text_of(*bench, stdout_color(global));
     }
   }
-  if (global.json) {
-    print_json({{"device", machine.backend->device().name}, {"results", results}});
-  } else {
-    print_styled(text);
-  }
+  print_results(options, global, {{"device", machine.backend->device().name}, {"results", results}},
+                text);
   return bad ? kExitRegression : kExitOk;
 }
 

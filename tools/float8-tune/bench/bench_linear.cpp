@@ -144,12 +144,10 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
                             speedups[r]);
     all_failed += failed[r];
   }
-  if (global.json) {
-    print_json(
-        {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}});
-  } else {
-    print_styled(text + (summary.empty() ? "" : "\n" + summary));
-  }
+  print_results(
+      options, global,
+      {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}},
+      text + (summary.empty() ? "" : "\n" + summary));
   return all_failed > 0 ? kExitRegression : kExitOk;
 }
 

@@ -176,12 +176,10 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
                             sweep.without_baseline, work.shapes.size());
     }
   }
-  if (global.json) {
-    print_json(
-        {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}});
-  } else {
-    print_styled(text + (summary.empty() ? "" : "\n" + summary));
-  }
+  print_results(
+      options, global,
+      {{"device", machine.backend->device().name}, {"results", results}, {"summary", summaries}},
+      text + (summary.empty() ? "" : "\n" + summary));
   return bad ? kExitRegression : kExitOk;
 }
 

@@ -19,7 +19,8 @@ struct Options {
   int64_t folds = 5;
 };
 
-// Reads one source: "builtin", a database, or a .jsonl file of `db export`.
+// Reads one source: "builtin", a database, or a .jsonl file of `db export`, which "-" reads from
+// standard input.
 Result<std::vector<MeasuredGemm>> gemms_in(const std::string& source) {
   if (source.empty()) {
     return fail(ErrorCode::kInvalidArgument,
@@ -29,7 +30,7 @@ Result<std::vector<MeasuredGemm>> gemms_in(const std::string& source) {
     const tuning_db::Database database = F8_TRY(tuning_db::Database::builtin());
     return tuner::measured_gemms(database);
   }
-  if (!source.ends_with(".jsonl")) {
+  if (!source.ends_with(".jsonl") && !is_standard_stream(source)) {
     const tuning_db::Database database =
         F8_TRY(tuning_db::Database::open(source, tuning_db::OpenMode::kReadOnly));
     return tuner::measured_gemms(database);
@@ -39,7 +40,8 @@ Result<std::vector<MeasuredGemm>> gemms_in(const std::string& source) {
   auto gemms = [&]() -> Result<std::vector<MeasuredGemm>> {
     tuning_db::Database database =
         F8_TRY(tuning_db::Database::open(folder / "t.f8db", tuning_db::OpenMode::kCreate));
-    F8_TRY(database.import_jsonl(source));
+    const std::string text = F8_TRY(read_input(source, tuning_db::kMaxImportBytes));
+    F8_TRY(database.import_jsonl(text, input_name(source)));
     return tuner::measured_gemms(database);
   }();
   std::error_code ignored;
@@ -124,6 +126,7 @@ Result<int> score(const Options& options, const Global& global) {
 }
 
 Result<int> fit(const Options& options, const Global& global) {
+  F8_TRY(check_output(global, "-o", options.output));
   const auto train = F8_TRY(gemms_of("--train", options.train));
   std::vector<MeasuredGemm> test;
   if (!options.test.empty()) {
@@ -139,21 +142,21 @@ Result<int> fit(const Options& options, const Global& global) {
                tuner::cross_validate(train, start, static_cast<int>(options.folds)));
   }
   if (!test.empty()) report.add("held out", tuner::regret(test, model));
-  report.show(global);
   const std::string source = tuner::constants_source(model);
+  if (!is_standard_stream(options.output)) report.show(global);
   if (options.output.empty()) {
     if (!global.json) print("\n" + source);
     return kExitOk;
   }
-  F8_TRY(of_option("-o", write_file_atomic(options.output, source)));
-  note(global, "wrote {}", options.output.string());
+  F8_TRY(write_output(global, "-o", options.output, source));
   return kExitOk;
 }
 
 void declare(CLI::App& command, Options& options) {
   command
       .add_option("--train", options.train,
-                  "what it is fitted to: builtin, databases, .jsonl exports, separated by commas")
+                  "what it is fitted to: builtin, databases, .jsonl exports, separated by commas; "
+                  "- is an export on standard input")
       ->type_name("LIST");
   command
       .add_option("--test", options.test,
@@ -176,10 +179,8 @@ void add_cost_model(CLI::App& app, Program& program) {
       add_command(*group, program, "fit", "fit its constants to measurements", Needs::kNothing,
                   [fitted, &program] { return fit(*fitted, program.global); });
   declare(*command, *fitted);
-  command
-      ->add_option("-o,--output", fitted->output,
-                   "write the source here (runtime/gemm/cost_model_constants.cpp)")
-      ->type_name("FILE");
+  add_output(*command, "-o,--output", fitted->output,
+             "write the source here (runtime/gemm/cost_model_constants.cpp)");
   add_integer(*command, "--folds", fitted->folds,
               "parts of which each is held out in turn; 1: no cross-validation", 1, 100);
 }

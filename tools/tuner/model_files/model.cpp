@@ -54,7 +54,12 @@ Result<std::vector<NamedLinear>> parse_file(const fs::path& path) {
   if (path.extension() == ".safetensors") {
     return linears(F8_TRY(read_safetensors(path)), path.string());
   }
-  return parse_model_json(F8_TRY(read_file(path, kMaxFileBytes, Pipes::kWelcome)), path);
+  const std::string text = F8_TRY(read_input(path));
+  const std::string name = input_name(path);
+  // A pipe has no ending. The highest byte of a header's length is 0, and no JSON has one there.
+  if (text.size() > 8 && text[7] == '\0')
+    return linears(F8_TRY(parse_safetensors(text, name)), name);
+  return parse_model_json(text, name);
 }
 
 enum class Split { kColumn, kRow, kNone };
@@ -96,13 +101,14 @@ Result<Model> load_model(std::string_view name_or_path) {
   if (const auto architecture = find_architecture(name_or_path)) {
     return Model{std::string(name_or_path), linears(*architecture)};
   }
+  const fs::path path(name_or_path);
   std::error_code error;
-  if (!fs::exists(fs::path(name_or_path), error)) {
+  if (!is_standard_stream(path) && !fs::exists(path, error)) {
     return fail(ErrorCode::kNotFound, "{} is no file and no built-in model; built in are {}",
                 quote(name_or_path), fmt::join(builtin_models(), ", "));
   }
-  std::vector<NamedLinear> layers = F8_TRY(parse_file(fs::path(name_or_path)));
-  return Model{std::string(name_or_path), std::move(layers)};
+  std::vector<NamedLinear> layers = F8_TRY(parse_file(path));
+  return Model{input_name(path), std::move(layers)};
 }
 
 Status shard(Model& model, int64_t tp) {

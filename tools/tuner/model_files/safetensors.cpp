@@ -78,13 +78,9 @@ bool is_linear(const TensorShape& tensor) {
 Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::string_view where) {
   const uint64_t length = F8_TRY(header_length(bytes.substr(0, 8), bytes.size(), where));
   const std::string what = f8::format("the header of {}", where);
-  const auto header = F8_TRY(tuning_db::parse_json(bytes.substr(8, length), what));
-  if (!header.is_object()) {
-    return fail(ErrorCode::kCorrupt, "{} is not a JSON object", what);
-  }
   std::vector<TensorShape> tensors;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
+  const auto take = [&](const std::string& name, const nlohmann::json& entry) -> Status {
+    if (name == "__metadata__") return {};
     if (has_control(name)) {
       return fail(ErrorCode::kCorrupt, "{}: the name {} of a tensor has control characters", what,
                   quote(name));
@@ -103,7 +99,9 @@ Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::
       tensor.shape.push_back(extent.get<int64_t>());
     }
     tensors.push_back(std::move(tensor));
-  }
+    return {};
+  };
+  F8_TRY(tuning_db::parse_json_members(bytes.substr(8, length), what, take));
   return tensors;
 }
 
@@ -132,7 +130,9 @@ Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::
     return fail(ErrorCode::kInvalidArgument,
                 "{} has no linear layer: no 2-D tensor whose name ends in .weight", where);
   }
-  std::ranges::sort(out, natural_less, &NamedLinear::fqn);
+  if (!std::ranges::is_sorted(out, natural_less, &NamedLinear::fqn)) {
+    std::ranges::sort(out, natural_less, &NamedLinear::fqn);
+  }
   return out;
 }
 

@@ -1,5 +1,8 @@
 #include "tools/tuner/search/shape_sweep.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -85,10 +88,10 @@ Result<std::vector<Shape>> parse_shape_table(std::string_view csv) {
 }
 
 Result<std::vector<Shape>> read_shape_table(const std::filesystem::path& path) {
-  const std::string text = F8_TRY(read_file(path));
+  const std::string text = F8_TRY(read_input(path));
   auto shapes = parse_shape_table(text);
   if (!shapes) {
-    return fail(shapes.error().code, "{}: {}", path.string(), shapes.error().message);
+    return fail(shapes.error().code, "{}: {}", input_name(path), shapes.error().message);
   }
   return shapes;
 }
@@ -114,8 +117,13 @@ Result<CsvFile> CsvFile::create(const std::filesystem::path& path,
   CsvFile file;
   file.path_ = path;
   file.columns_ = columns.size();
-  file.out_.open(path, std::ios::binary | std::ios::trunc);
-  if (!file.out_) return fail(ErrorCode::kIo, "{}: cannot be created", path.string());
+  file.out_ =
+      Descriptor(is_standard_stream(path)
+                     ? ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)
+                     : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file.out_.is_open()) {
+    return fail(ErrorCode::kIo, "cannot create {}: {}", path.string(), errno_text());
+  }
   const std::vector<std::string> names(columns.begin(), columns.end());
   F8_TRY(file.add(names));
   return file;
@@ -131,11 +139,7 @@ Status CsvFile::add(std::span<const std::string> fields) {
   for (size_t i = 0; i < fields.size(); ++i) {
     line += f8::format("{}{}", i == 0 ? "" : ",", csv_field(fields[i]));
   }
-  out_ << line << '\n' << std::flush;
-  if (!out_) {
-    return fail(ErrorCode::kIo, "{}: cannot be written; is the disk full?", path_.string());
-  }
-  return {};
+  return write_all(out_.get(), path_.string(), line + '\n');
 }
 
 }  // namespace f8::tuner

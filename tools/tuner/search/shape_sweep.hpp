@@ -6,12 +6,12 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/descriptor.hpp"
 #include "base/error.hpp"
 #include "recipes/problem.hpp"
 
@@ -19,6 +19,7 @@ namespace f8::tuner {
 
 // The error names the line and the column.
 [[nodiscard]] Result<std::vector<Shape>> parse_shape_table(std::string_view csv);
+// "-" is standard input.
 [[nodiscard]] Result<std::vector<Shape>> read_shape_table(const std::filesystem::path& path);
 
 // One problem's ratio, above 1 where ours is faster.
@@ -36,7 +37,8 @@ struct ShapeSummary {
 // All fields are zero where there are no ratios.
 [[nodiscard]] ShapeSummary summarize(std::span<const ShapeRatio> ratios);
 
-// A CSV file that is written line by line, so that it holds what was measured before a crash.
+// A CSV file that is written line by line, so that it holds what was measured before a crash. "-"
+// is standard output.
 class CsvFile {
  public:
   CsvFile() = default;  // writes nothing
@@ -47,7 +49,7 @@ class CsvFile {
 
  private:
   std::filesystem::path path_;
-  std::ofstream out_;
+  Descriptor out_;
   size_t columns_ = 0;
 };
 

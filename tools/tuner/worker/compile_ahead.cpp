@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/without_exceptions.hpp"
+
 namespace f8::tuner {
 
 using namespace std::chrono_literals;
@@ -42,10 +44,10 @@ void CompileAhead::work() {
     queue_.pop_front();
     const codegen::KernelSpec spec = entries_.at(key).spec;
     lock.unlock();
-    auto result = [&]() -> Result<CubinPtr> {
+    auto result = without_exceptions([&]() -> Result<CubinPtr> {
       const codegen::KernelSource source = F8_TRY(codegen::emit(spec));
       return cache_.get(source);
-    }();
+    });
     lock.lock();
     entries_.at(key).result = std::make_unique<Result<CubinPtr>>(std::move(result));
     ++done_;

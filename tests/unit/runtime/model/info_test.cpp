@@ -100,6 +100,15 @@ TEST(Info, ListsTheLaunches) {
   EXPECT_TRUE(says(text, "; bias gradient; "));
 }
 
+TEST(Info, SaysWhetherTheBuiltInTableIsOfTheDevice) {
+  FakeCuda cuda;
+  const auto context = cuda.context();
+  const auto emulated = Context::create(0, {.emulate = true}).value();
+  context->state().table = emulated->table();
+  EXPECT_TRUE(says(describe(*context), "(built-in, of the nearest class: none is of this device)"));
+  EXPECT_TRUE(describe(*emulated).ends_with("(built-in)"));  // it is no GPU to compare with
+}
+
 TEST(Info, FillsTheCallersBuffer) {
   FakeCuda cuda;
   float8_context context{cuda.context()};

@@ -1,6 +1,8 @@
 #include "tools/tuner/search/shape_sweep.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 
@@ -59,6 +61,16 @@ TEST(CsvFile, QuotesWhatItMustAndIsThereAtOnce) {
   EXPECT_FALSE(file->add(std::array<std::string, 1>{"one"}));
   EXPECT_FALSE(CsvFile::create(folder / "nowhere" / "t.csv", kColumns));
   EXPECT_TRUE(CsvFile().add(std::array<std::string, 1>{"one"})) << "none was asked for";
+  {  // what standard output held before stays
+    const Descriptor target(::open((folder / "out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    ASSERT_EQ(::write(target.get(), "head\n", 5), 5);
+    const Descriptor before(::dup(STDOUT_FILENO));
+    ASSERT_EQ(::dup2(target.get(), STDOUT_FILENO), STDOUT_FILENO);
+    const auto streamed = CsvFile::create("-", kColumns);
+    ::dup2(before.get(), STDOUT_FILENO);
+    ASSERT_TRUE(streamed) << streamed.error().message;
+  }
+  EXPECT_EQ(read_file(folder / "out").value(), "head\na,b,c\n");
   std::error_code ignored;
   fs::remove_all(folder, ignored);
 }
