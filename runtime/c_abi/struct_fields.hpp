@@ -38,9 +38,9 @@ struct StructFields;
 template <>
 struct StructFields<float8_context_options> {
   using S = float8_context_options;
-  static constexpr auto kAll = lay_out(&S::struct_size, &S::cache_dir, &S::serial_launch,
-                                       &S::check_pointers, &S::emulate, &S::no_table,
-                                       &S::moves_saved, &S::reserved);
+  static constexpr auto kAll =
+      lay_out(&S::struct_size, &S::cache_dir, &S::serial_launch, &S::check_pointers, &S::emulate,
+              &S::no_table, &S::moves_saved, &S::reserved);
 };
 
 template <>
@@ -102,7 +102,7 @@ struct StructFields<float8_quantizer_desc> {
   using S = float8_quantizer_desc;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::rows_max, &S::cols, &S::operand, &S::dtype, &S::recipe,
-              &S::custom_recipe, &S::non_finite, &S::count, &S::no_transpose, &S::reserved);
+              &S::custom_recipe, &S::non_finite, &S::count, &S::no_transpose, &S::over_ranks);
 };
 
 template <>
@@ -111,7 +111,7 @@ struct StructFields<float8_quantize_args> {
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
               &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks,
-              &S::transposed);
+              &S::transposed, &S::amax, &S::row_amax);
 };
 
 template <>

@@ -20,7 +20,6 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     F8_TRY(need(context, "context"));
     float8_quantizer_desc known;
     F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
-    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
     F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
     F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_HOLD));
     f8::runtime::QuantizerDesc converted;
@@ -33,6 +32,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.non_finite = non_finite_of(known.non_finite);
     converted.count = known.count != 0;
     converted.transposed = known.no_transpose == 0;
+    converted.over_ranks = known.over_ranks != 0;
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};
@@ -53,6 +53,14 @@ size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer) {
 
 size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer) {
   return quantizer == nullptr ? 0 : quantizer->quantizer->workspace_bytes();
+}
+
+size_t float8_quantizer_amax_words(const float8_quantizer* quantizer) {
+  return quantizer == nullptr ? 0 : static_cast<size_t>(quantizer->quantizer->amax_words());
+}
+
+size_t float8_quantizer_row_amax_words(const float8_quantizer* quantizer) {
+  return quantizer == nullptr ? 0 : static_cast<size_t>(quantizer->quantizer->row_amax_words());
 }
 
 float8_status float8_quantizer_view(const float8_quantizer* quantizer, const void* tensor,
@@ -79,6 +87,16 @@ float8_status float8_quantize(const float8_quantizer* quantizer, const float8_qu
     const auto reduce =
         F8_TRY(amax_reducer(plan.context(), "float8_quantize_args.ranks", known.ranks, reduces));
     return plan.run(known, workspace, stream, reduce);
+  });
+}
+
+float8_status float8_quantize_amax(const float8_quantizer* quantizer,
+                                   const float8_quantize_args* args, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(quantizer, "quantizer"));
+    float8_quantize_args known;
+    F8_TRY(read_struct(args, "float8_quantize_args", known));
+    return quantizer->quantizer->find_amax(known, stream);
   });
 }
 

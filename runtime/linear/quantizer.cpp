@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "recipes/fp8_layout.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/linear/plan_casts.hpp"
 
@@ -14,6 +15,7 @@ constexpr const char* kArgs = "float8_quantize_args";
 LinearDesc linear_of(const QuantizerDesc& desc) {
   constexpr int64_t kAny = 16;
   LinearDesc linear;
+  const int64_t weight_rows = desc.over_ranks ? padded(desc.rows) : desc.rows;
   linear.recipe = desc.recipe;
   linear.tensor_dtype = desc.dtype;
   linear.non_finite = desc.non_finite;
@@ -23,13 +25,17 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
       linear.shape = {desc.rows, kAny, desc.cols};
       break;
     case Tensor::kWeight:
-      linear.shape = {1, desc.rows, desc.cols};
+      linear.shape = {1, weight_rows, desc.cols};
       break;
     case Tensor::kGradOutput:
       linear.shape = {desc.rows, desc.cols, kAny};
       break;
   }
   return linear;
+}
+
+Ref counters_of(Tensor operand) {
+  return Ref(Slot::kCounters) + 2 * static_cast<size_t>(operand) * sizeof(CastCounters);
 }
 
 CopySet copies_of(const QuantizerDesc& desc) {
@@ -59,7 +65,19 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   }
   quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
                                         desc.operand, desc.transposed);
-  F8_TRY(quantizer->plan_launches());
+  if (!desc.over_ranks) {
+    F8_TRY(quantizer->plan_launches());
+    return std::shared_ptr<const Quantizer>(std::move(quantizer));
+  }
+  if (quantizer->is_delayed()) {
+    return fail(ErrorCode::kUnsupported,
+                "recipe {} has delayed scaling, whose amaxes float8_scales_sync reduces; "
+                "float8_quantizer_desc.over_ranks is for dynamic scaling",
+                desc.recipe.name);
+  }
+  quantizer->layout_.workspace_bytes = 0;
+  quantizer->shards_ = F8_TRY(
+      ShardCasts::plan(*context, kernels.passes(copies_of(desc), false), desc.rows, desc.cols));
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }
 
@@ -93,7 +111,7 @@ Status Quantizer::plan_launches() {
 }
 
 Status Quantizer::check_rows(const char* name, int64_t rows) const {
-  const bool weight = desc_.operand == Tensor::kWeight;
+  const bool weight = desc_.operand == Tensor::kWeight && !desc_.over_ranks;
   if (rows >= 0 && rows <= desc_.rows && (!weight || rows == desc_.rows)) [[likely]] {
     return {};
   }
@@ -117,11 +135,41 @@ Result<float8_tensor> Quantizer::view(const void* tensor, const void* transposed
   return tensor_view(layout_.refs, call, rows, desc_.cols, kernels_.of(desc_.operand));
 }
 
+// Checks the words of a call of `name`, which casts with them or finds them.
+Status Quantizer::check_amax(const char* name, const QuantizeCall& call, bool cast) const {
+  if (!desc_.over_ranks) {
+    if (cast && call.amax == nullptr && call.row_amax == nullptr) [[likely]] {
+      return {};
+    }
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: the quantizer finds its maxima itself; set float8_quantizer_desc.over_ranks "
+                "to find, reduce and use them in several calls",
+                name);
+  }
+  for (const auto& [field, words, count] : {std::tuple{"amax", call.amax, amax_words()},
+                                            {"row_amax", call.row_amax, row_amax_words()}}) {
+    if ((words == nullptr) == (count == 0)) continue;
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.{} is {}; the quantizer is over ranks and has {} "
+                "of these words, which float8_quantize_amax finds",
+                kArgs, field, words == nullptr ? "NULL" : "given", count);
+  }
+  return {};
+}
+
+void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const {
+  memory.add("amax", call.amax, sizeof(uint32_t) * static_cast<size_t>(amax_words()), access,
+             alignof(uint32_t));
+  memory.add("row_amax", call.row_amax, sizeof(uint32_t) * static_cast<size_t>(row_amax_words()),
+             access, alignof(uint32_t));
+}
+
 Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream stream) const {
   for (const auto& [name, pointer] :
        {std::pair<const char*, const void*>{"float8_quantize_args.x", call.x},
         {"float8_quantize_args.tensor", call.tensor},
         {"workspace of float8_quantize", workspace}}) {
+    if (pointer == workspace && layout_.workspace_bytes == 0) continue;
     if (pointer == nullptr) [[unlikely]] {
       return fail(ErrorCode::kInvalidArgument, "{} is NULL", name);
     }
@@ -147,6 +195,7 @@ Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream 
   memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
+  add_amax(memory, call, Access::kRead);
   memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
   memory.add_beside("float8_scale_slots (amax)", amax, slots * sizeof(uint32_t), Access::kWrite,
                     alignof(uint32_t));
@@ -161,6 +210,7 @@ Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream 
 Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
                       AmaxReducer reduce) const {
   F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
+  F8_TRY(check_amax("float8_quantize", call, true));
   if (call.rows == 0) return {};
   F8_TRY(check(call, workspace, stream));
   const Context::State& state = context_->state();
@@ -173,16 +223,50 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   to.reduce = reduce;
   to.set(Slot::kX, call.x, call.ld_x);
   set_copies(call.tensor, call.transposed, to);
+  to.set(Slot::kCounters, call.counters);
+  if (desc_.over_ranks) return shards_.cast(state, shard(call, to), stream);
   to.set(Slot::kWorkspace, workspace);
   to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
   to.set(Slot::kScale, to.scales.scale);
-  to.set(Slot::kCounters, call.counters);
   CallKind kind = 0;
   if (call.first_step != 0 && !kernels_.slots.empty()) {
     kind = kFirstStep;
     if (call.ranks != nullptr && call.evaluate == 0) kind |= kOverRanks;
   }
   return runtime::run(launches_[kind], state, to, stream);
+}
+
+// The shard of a call with what its casts write, and its words.
+QuantizeOperand Quantizer::shard(const QuantizeCall& call, const CallArguments& at) const {
+  const TensorBuffers& buffers = layout_.tensors.of(desc_.operand);
+  QuantizeOperand shard{.x = call.x, .rows = call.rows, .cols = desc_.cols, .ld = call.ld_x};
+  shard.row_amax = call.row_amax;
+  shard.col_amax = call.amax;
+  shard.q = at.at<uint8_t>(buffers.q);
+  shard.qt = at.at<uint8_t>(buffers.qt);
+  shard.inv_row = at.at<float>(buffers.q_scale);
+  shard.inv_col = at.at<float>(buffers.qt_scale);
+  shard.counters = at.at<kernels::CastCounters>(counters_of(desc_.operand));
+  return shard;
+}
+
+Status Quantizer::find_amax(const QuantizeCall& call, Stream stream) const {
+  constexpr const char* kCall = "float8_quantize_amax";
+  F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
+  F8_TRY(check_amax(kCall, call, false));
+  if (call.x == nullptr && call.rows > 0) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}.x is NULL", kArgs);
+  }
+  CallMemory memory(kArgs);
+  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
+  add_amax(memory, call, Access::kWrite);
+  F8_TRY(memory.check_alignment(kCall));
+  F8_TRY(memory.check_overlaps(kCall));
+  F8_TRY(memory.check_device(kCall, *context_, stream));
+  const Context::State& state = context_->state();
+  const ScopedContext current(state.driver, state.primary);
+  F8_TRY(current.status());
+  return shards_.find(state, shard(call, {}), stream);
 }
 
 Result<TensorGemm> TensorGemm::plan(const std::shared_ptr<Context>& context,

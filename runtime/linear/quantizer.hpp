@@ -8,6 +8,7 @@
 
 #include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/launches.hpp"
+#include "runtime/linear/shard_casts.hpp"
 
 namespace f8::runtime {
 
@@ -19,7 +20,8 @@ struct QuantizerDesc {
   Dtype dtype = Dtype::kBf16;
   NonFinite non_finite = NonFinite::kPropagate;
   bool count = false;
-  bool transposed = true;  // false: qt is not made
+  bool transposed = true;   // false: qt is not made
+  bool over_ranks = false;  // calls cast shards, of up to `rows` rows
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -39,6 +41,12 @@ class Quantizer {
   // True where the recipe has delayed scaling, so that calls need scale slots.
   [[nodiscard]] bool is_delayed() const { return !kernels_.slots.empty(); }
 
+  // The words that calls of a quantizer over ranks take (shard_casts.hpp), else 0.
+  [[nodiscard]] int64_t amax_words() const { return shards_.amax_words(); }
+  [[nodiscard]] int64_t row_amax_words() const { return shards_.row_amax_words(); }
+  // Finds the maxima of a shard: writes amax and row_amax of the call, and reads its x.
+  [[nodiscard]] Status find_amax(const QuantizeCall& call, Stream stream) const;
+
   // The view of what a run with these rows leaves in `tensor` and `transposed`.
   [[nodiscard]] Result<float8_tensor> view(const void* tensor, const void* transposed,
                                            int64_t rows) const;
@@ -54,12 +62,16 @@ class Quantizer {
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check(const QuantizeCall& call, const void* workspace, Stream stream) const;
+  [[nodiscard]] Status check_amax(const char* name, const QuantizeCall& call, bool cast) const;
+  void add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const;
+  [[nodiscard]] QuantizeOperand shard(const QuantizeCall& call, const CallArguments& at) const;
 
   std::shared_ptr<Context> context_;
   QuantizerDesc desc_;
   LinearKernels kernels_;
   QuantizerLayout layout_;
   std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
+  ShardCasts shards_;                   // in their place, with desc.over_ranks
 };
 
 struct TensorGemmDesc {

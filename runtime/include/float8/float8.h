@@ -319,7 +319,11 @@ typedef struct float8_quantizer_desc {
   int32_t non_finite;                 /* a float8_non_finite for dynamic scales */
   int32_t count;                      /* nonzero: casts add to the counters of a call */
   int32_t no_transpose;               /* nonzero: qt is not made, since there is no backward */
-  int32_t reserved;                   /* 0 */
+  /* Nonzero: ranks hold the tensor by rows, and each casts its shard to the bits of the whole
+   * tensor's cast, in two calls: see float8_quantize_amax. A shard has 0 to rows_max rows, also of a
+   * weight. If blocks of 128 rows have a scale, all shards but the last have rows_max rows, and that
+   * is a multiple of 128. Not for delayed scaling, whose amaxes float8_scales_sync reduces. */
+  int32_t over_ranks;
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -336,6 +340,11 @@ FLOAT8_API size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantize
 FLOAT8_API size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer);
 /* Returns the bytes of scratch that a call needs, 0 for NULL (convention 6). */
 FLOAT8_API size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer);
+/* With over_ranks, return how many words a call takes in float8_quantize_args.amax, the maxima that
+ * span ranks, and in row_amax, the maxima of the shard's own rows. Either may be 0, and without
+ * over_ranks both are. */
+FLOAT8_API size_t float8_quantizer_amax_words(const float8_quantizer* quantizer);
+FLOAT8_API size_t float8_quantizer_row_amax_words(const float8_quantizer* quantizer);
 /* Fills *out with the view of the tensor that a call with `rows` rows leaves in `tensor` and
  * `transposed`. If `transposed` is NULL, qt follows q in `tensor`; if `tensor` is, the view has no q.
  * The caller sets out->struct_size. It enqueues nothing. */
@@ -537,12 +546,29 @@ typedef struct float8_quantize_args {
   /* float8_quantizer_transposed_bytes(), written: qt and its scales, if they are not to follow q in
    * `tensor`, which then has the other bytes of float8_quantizer_tensor_bytes(). NULL: they follow. */
   void* transposed FLOAT8_ZERO;
+  /* With over_ranks: float8_quantizer_amax_words() and float8_quantizer_row_amax_words() words of
+   * device memory, which float8_quantize_amax writes and float8_quantize reads. NULL: there are none. */
+  uint32_t* amax FLOAT8_ZERO;
+  uint32_t* row_amax FLOAT8_ZERO;
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */
 FLOAT8_API float8_status float8_quantize(const float8_quantizer* quantizer,
                                          const float8_quantize_args* args, void* workspace,
                                          float8_stream stream);
+/* Finds the maxima of a shard, each the bits of |x| as fp32, of a quantizer over ranks:
+ *
+ *     float8_quantize_amax(quantizer, &args, stream);         // x and rows, amax and row_amax
+ *     float8_amax_sync(args.amax, words, communicator, stream);
+ *     float8_quantize(quantizer, &args, NULL, stream);
+ *
+ * The shards' q under each other and their qt side by side are the copies of the whole tensor, bit
+ * for bit. Words of several tensors that follow each other are reduced in one float8_amax_sync. A
+ * shard of 0 rows has words too, all 0. Nothing here waits for the device, and all of it may be
+ * captured in a CUDA graph. */
+FLOAT8_API float8_status float8_quantize_amax(const float8_quantizer* quantizer,
+                                              const float8_quantize_args* args,
+                                              float8_stream stream);
 
 /* One of the three GEMMs of a linear. */
 typedef enum float8_gemm_kind {

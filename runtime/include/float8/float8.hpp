@@ -349,7 +349,8 @@ struct QuantizerDesc {
   float8_dtype dtype = FLOAT8_BF16;
   float8_non_finite non_finite = FLOAT8_PROPAGATE;
   bool count = false;
-  bool transposed = true;  // false: there is no backward, and qt is not made
+  bool transposed = true;   // false: there is no backward, and qt is not made
+  bool over_ranks = false;  // ranks hold the tensor by rows; run() follows find_amax()
 };
 
 // The casts of an operand apart from a linear. Copies are the same quantizer.
@@ -369,6 +370,7 @@ class Quantizer {
     c.non_finite = desc.non_finite;
     c.count = desc.count ? 1 : 0;
     c.no_transpose = desc.transposed ? 0 : 1;
+    c.over_ranks = desc.over_ranks ? 1 : 0;
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -387,6 +389,17 @@ class Quantizer {
   Status run(QuantizeArgs args, void* workspace, float8_stream stream) const {
     if (args.rows == -1) args.rows = rows_max_;
     return Status(float8_quantize(handle_.get(), &args, workspace, stream));
+  }
+  // The words of QuantizeArgs::amax, whose maxima over ranks run() casts with, and of row_amax.
+  [[nodiscard]] std::size_t amax_words() const {
+    return float8_quantizer_amax_words(handle_.get());
+  }
+  [[nodiscard]] std::size_t row_amax_words() const {
+    return float8_quantizer_row_amax_words(handle_.get());
+  }
+  Status find_amax(QuantizeArgs args, float8_stream stream) const {
+    if (args.rows == -1) args.rows = rows_max_;
+    return Status(float8_quantize_amax(handle_.get(), &args, stream));
   }
   // The view of what a run with these rows leaves in `tensor`, and in `transposed` if it has one.
   [[nodiscard]] Result<Tensor> view(const void* tensor, std::int64_t rows,

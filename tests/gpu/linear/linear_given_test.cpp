@@ -1,5 +1,6 @@
 // Tensors in fp8 that a caller holds: casts and GEMMs apart from a linear give a linear's bits, and
 // linears take and share what was cast.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -253,6 +254,81 @@ TEST_P(TensorTest, LinearsShareAnInput) {
   for (size_t j = 0; j < sum.size(); ++j) {
     const auto value = std::bit_cast<float>(uint32_t{together[j]} << 16);
     ASSERT_NEAR(value, sum[j], 0.03F * std::abs(sum[j]) + 0.1F) << j;
+  }
+}
+
+// Ranks hold the weight by rows; here one device has all of their shards, and the host takes the
+// maxima of their words.
+TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
+  QuantizerDesc desc;
+  desc.operand = Tensor::kWeight;
+  desc.recipe = find_recipe(GetParam()).value();
+  if (desc.recipe.name == "delayed") return;
+  desc.rows = desc.recipe.name == "blockwise" ? 128 : 96;
+  desc.cols = kShape.k;
+  desc.over_ranks = true;
+  const auto planned = Quantizer::plan(context_, desc);
+  F8_ASSERT_OK(planned);
+  const Quantizer& shards = **planned;
+  const auto linear = plan(describe(GetParam(), kShape));
+  const auto whole = quantized(Tensor::kWeight);
+  ASSERT_TRUE(linear && whole);
+  const Tensors t(context(), *linear, kRows, 15);
+  F8_ASSERT_OK(whole->run(t.device_w, kShape.n, t.slots));
+  const float8_tensor all = whole->view(kShape.n);
+  const auto q_of_all =
+      copy_bytes(context(), all.q, all.q_inverse_scale, kShape.n, kShape.k, all.ld_q, 1);
+  const auto qt_of_all =
+      copy_bytes(context(), all.qt, all.qt_inverse_scale, kShape.k, kShape.n, all.ld_qt, 1);
+
+  const auto words = static_cast<size_t>(shards.amax_words());
+  DeviceBuffer amax(context(), std::max<size_t>(words, 1) * sizeof(uint32_t));
+  DeviceBuffer row_amax(context(), static_cast<size_t>(desc.rows) * sizeof(uint32_t));
+  DeviceBuffer tensor(context(), shards.tensor_bytes());
+  const auto call = [&](int64_t first) {
+    QuantizeCall args;
+    args.x = t.device_w.as<uint8_t>() + first * kShape.k * 2;
+    args.rows = std::min(desc.rows, kShape.n - first);
+    args.tensor = tensor.as();
+    if (words > 0) args.amax = amax.as<uint32_t>();
+    if (shards.row_amax_words() > 0) args.row_amax = row_amax.as<uint32_t>();
+    return args;
+  };
+  std::vector<uint32_t> most(std::max<size_t>(words, 1));
+  for (int64_t first = 0; first < kShape.n; first += desc.rows) {
+    amax.poison();
+    F8_ASSERT_OK(shards.find_amax(call(first), nullptr));
+    const auto own = amax.download<uint32_t>();
+    for (size_t i = 0; i < words; ++i) most[i] = std::max(most[i], own[i]);
+  }
+  for (int64_t first = 0; first < kShape.n; first += desc.rows) {
+    SCOPED_TRACE(first);
+    tensor.poison();
+    const QuantizeCall args = call(first);
+    F8_ASSERT_OK(shards.find_amax(args, nullptr));
+    amax.upload(most.data(), most.size() * sizeof(uint32_t));
+    F8_ASSERT_OK(shards.run(args, nullptr, nullptr));
+    const float8_tensor shard = shards.view(tensor.as(), nullptr, args.rows).value();
+    const auto q = copy_bytes(context(), shard.q, shard.q_inverse_scale, shard.rows, shard.cols,
+                              shard.ld_q, 1);
+    const auto qt = copy_bytes(context(), shard.qt, shard.qt_inverse_scale, shard.cols, shard.rows,
+                               shard.ld_qt, 1);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      ASSERT_EQ(q[static_cast<size_t>(row)], q_of_all[static_cast<size_t>(first + row)]) << row;
+    }
+    for (int64_t row = 0; row < kShape.k; ++row) {
+      const auto& wide = qt_of_all[static_cast<size_t>(row)];
+      const std::vector<uint8_t> part(wide.begin() + first, wide.begin() + first + args.rows);
+      ASSERT_EQ(qt[static_cast<size_t>(row)], part) << row;
+    }
+    // Both begin with the scale of the first row, column or block.
+    if (first == 0) {
+      EXPECT_EQ(q.back(), q_of_all.back());
+      EXPECT_EQ(qt.back(), qt_of_all.back());
+    }
+    EXPECT_TRUE(tensor.guards_are_whole());
+    EXPECT_TRUE(amax.guards_are_whole());
+    EXPECT_TRUE(row_amax.guards_are_whole());
   }
 }
 
