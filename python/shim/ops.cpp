@@ -7,6 +7,14 @@
 //     is false. An input has any rank; a weight is in x's type. Not for delayed scaling.
 //   quantize_into(x, q!, qt!, config, operand)
 //     The same over copies that quantize gave.
+//   quantize_amax(x, config, operand, rows_max) -> (amax, row_amax)
+//     The maxima of a shard of up to rows_max rows, as int32 words: those whose maxima over ranks
+//     quantize_shard takes, and those of the shard's own rows.
+//   quantize_shard(x, amax, row_amax, config, operand, rows_max) -> (q, qt)
+//     The shard's copies, with scales of the whole tensor.
+//   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks)
+//     -> (q_pitch, q_scales, scales_in_qt, qt_pitch, qt_scales)
+//     Where the copies and their inverse scales lie in q and qt (CopyLayout).
 //   linear_forward(x, x_q?, x_qt?, weight, w_q?, w_qt?, bias?, scales?, config, layout, save)
 //     -> (y, saved)
 //     y = x weight^T + bias. x has any rank, weight is [N][K] and may be in another type than x,
@@ -168,7 +176,9 @@ struct Cast {
   Matrix rows;
   QuantizerKey key;
 
-  Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed)
+  // `shard_rows`: the most rows of a shard, 0 where x is a whole tensor.
+  Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed,
+       int64_t shard_rows = 0)
       : place(place_of(x, Config(config_bits))), rows(as_matrix(x)) {
     if (operand < FLOAT8_INPUT || operand > FLOAT8_GRAD_OUTPUT) {
       throw std::invalid_argument("float8: operand " + std::to_string(operand) +
@@ -176,14 +186,25 @@ struct Cast {
     }
     key = Call::key_of(Config(config_bits), place, static_cast<float8_operand>(operand), rows.rows,
                        rows.cols, dtype_of(x), transposed);
+    if (shard_rows == 0) return;
+    key.over_ranks = true;
+    key.rows_max = shard_rows;
   }
 
-  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
-    const Workspace workspace(place, quantizer.workspace_bytes);
+  [[nodiscard]] float8_quantize_args args() const {
     float8_quantize_args args;
     args.x = rows.data;
     args.ld_x = rows.stride;
     args.rows = rows.rows;
+    return args;
+  }
+
+  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
+    run(quantizer, q, qt, args());
+  }
+  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt,
+           float8_quantize_args args) const {
+    const Workspace workspace(place, quantizer.workspace_bytes);
     args.tensor = q.mutable_data_ptr();
     args.transposed = quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
     check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
@@ -226,6 +247,50 @@ void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t c
   cast.run(quantizer, q, qt);
 }
 
+uint32_t* words_of(const Tensor& words, int64_t count) {
+  return count == 0 ? nullptr : static_cast<uint32_t*>(words.mutable_data_ptr());
+}
+
+std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
+                                         int64_t rows_max) {
+  const Cast cast(x, config, operand, true, rows_max);
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  const auto empty_words = [&](int64_t count) {
+    return empty(std::span(&count, 1), aoti_torch_dtype_int32(), cast.place.device);
+  };
+  Tensor amax = empty_words(quantizer.amax_words);
+  Tensor row_amax = empty_words(quantizer.row_amax_words);
+  float8_quantize_args args = cast.args();
+  args.amax = words_of(amax, quantizer.amax_words);
+  args.row_amax = words_of(row_amax, quantizer.row_amax_words);
+  check(float8_quantize_amax(quantizer.quantizer, &args, cast.place.stream));
+  return {amax, row_amax};
+}
+
+std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
+                                          const Tensor& row_amax, int64_t config, int64_t operand,
+                                          int64_t rows_max) {
+  const Cast cast(x, config, operand, true, rows_max);
+  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
+  for (const auto& [words, count] :
+       {std::pair{&amax, quantizer.amax_words}, {&row_amax, quantizer.row_amax_words}}) {
+    const Device device = device_of(*words);
+    if (words->numel() != count || dtype_of(*words) != aoti_torch_dtype_int32() ||
+        !words->is_contiguous() || device.type != cast.place.device.type ||
+        device.index != cast.place.device.index) {
+      throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
+                                  " words that quantize_amax gives");
+    }
+  }
+  Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), cast.place.device);
+  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), cast.place.device);
+  float8_quantize_args args = cast.args();
+  args.amax = words_of(amax, quantizer.amax_words);
+  args.row_amax = words_of(row_amax, quantizer.row_amax_words);
+  cast.run(quantizer, q, qt, args);
+  return {q, qt};
+}
+
 std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<Tensor>& x_q,
                                           const std::optional<Tensor>& x_qt, const Tensor& weight,
                                           const std::optional<Tensor>& w_q,
@@ -252,12 +317,15 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<T
   const Plan& plan = call.plan(rows.rows);
   const size_t saved_bytes = save ? plan.saved_bytes(x_given, w_given) : 0;
   Tensor saved = empty_bytes(static_cast<int64_t>(saved_bytes), call.place.device);
-  const Matrix w = as_matrix(to_dtype(weight, call.dtype));
   float8_forward_args args;
   args.x = rows.data;
   args.ld_x = rows.stride;
-  args.w = w.data;
-  args.ld_w = w.stride;
+  Matrix w;
+  if (!w_q || w_q->numel() == 0) {
+    w = as_matrix(to_dtype(weight, call.dtype));
+    args.w = w.data;
+    args.ld_w = w.stride;
+  }
   args.y = y.mutable_data_ptr();
   args.m = rows.rows;
   Tensor typed_bias;
@@ -362,6 +430,20 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
   return {bytes.q, bytes.qt};
 }
 
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_op(
+    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
+    bool over_ranks) {
+  const QuantizerKey key{.config = Config(config).without_bias(),
+                         .rows_max = rows_max,
+                         .cols = cols,
+                         .device = -1,
+                         .operand = static_cast<int8_t>(operand),
+                         .transposed = transposed,
+                         .over_ranks = over_ranks};
+  const CopyLayout at = copy_layout(key, rows);
+  return {at.q_pitch, at.q_scales, at.scales_in_qt ? 1 : 0, at.qt_pitch, at.qt_scales};
+}
+
 void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
              int64_t m, int64_t config, bool apart) {
   if (n.size() != k.size() || m < 1) {
@@ -424,6 +506,8 @@ void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize", TORCH_BOX(&quantize));
   library.impl("quantize_into", TORCH_BOX(&quantize_into));
+  library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
+  library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
   library.impl("capture_id", TORCH_BOX(&capture_id_op));
@@ -441,6 +525,13 @@ STABLE_TORCH_LIBRARY(float8, library) {
   library.def("quantize(Tensor x, int config, int operand, bool transposed) -> (Tensor, Tensor)");
   library.def(
       "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()");
+  library.def("quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)");
+  library.def(
+      "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "
+      "rows_max) -> (Tensor, Tensor)");
+  library.def(
+      "copy_layout(int rows_max, int rows, int cols, int config, int operand, bool transposed, "
+      "bool over_ranks) -> (int, int, int, int, int)");
   library.def(
       "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
       "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save) -> (Tensor, Tensor)");
@@ -473,5 +564,6 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
 STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
   library.impl("quantized_bytes", TORCH_BOX(&float8_torch::quantized_bytes_op));
+  library.impl("copy_layout", TORCH_BOX(&float8_torch::copy_layout_op));
   library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
 }

@@ -36,8 +36,9 @@ struct Hash {
     return mix(shape, pair_of(key.device, key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
+    const int64_t flags = (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
     return mix(mix(key.config, pair_of(key.rows_max, key.cols)),
-               pair_of(key.device, key.operand << 9 | key.dtype << 1 | (key.transposed ? 1 : 0)));
+               pair_of(key.device, key.operand << 10 | key.dtype << 2 | flags));
   }
 };
 
@@ -133,6 +134,7 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.operand = key.operand;
   desc.dtype = key.dtype;
   desc.no_transpose = !key.transposed;
+  desc.over_ranks = key.over_ranks;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
@@ -141,6 +143,8 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   made->workspace_bytes = float8_quantizer_workspace_bytes(made->quantizer);
   made->qt_bytes = float8_quantizer_transposed_bytes(made->quantizer);
   made->q_bytes = float8_quantizer_tensor_bytes(made->quantizer) - made->qt_bytes;
+  made->amax_words = static_cast<int64_t>(float8_quantizer_amax_words(made->quantizer));
+  made->row_amax_words = static_cast<int64_t>(float8_quantizer_row_amax_words(made->quantizer));
   return made;
 }
 
@@ -254,6 +258,31 @@ QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_
                          .transposed = transposed};
   const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
   return {static_cast<int64_t>(quantizer.q_bytes), static_cast<int64_t>(quantizer.qt_bytes)};
+}
+
+CopyLayout copy_layout(const QuantizerKey& key, int64_t rows) {
+  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
+  // A view only adds to addresses.
+  const uintptr_t q = uintptr_t{1} << 32;
+  const uintptr_t qt = uintptr_t{1} << 48;
+  float8_tensor view = {};
+  view.struct_size = sizeof view;
+  check(float8_quantizer_view(quantizer.quantizer, reinterpret_cast<const void*>(q),
+                              reinterpret_cast<const void*>(qt), rows, &view));
+  const auto from = [](const void* at, uintptr_t base) {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) - base);
+  };
+  CopyLayout layout;
+  if (view.q != nullptr) {
+    layout.q_pitch = view.ld_q;
+    layout.scales_in_qt = reinterpret_cast<uintptr_t>(view.q_inverse_scale) >= qt;
+    layout.q_scales = from(view.q_inverse_scale, layout.scales_in_qt ? qt : q);
+  }
+  if (view.qt != nullptr) {
+    layout.qt_pitch = view.ld_qt;
+    layout.qt_scales = from(view.qt_inverse_scale, qt);
+  }
+  return layout;
 }
 
 }  // namespace float8_torch

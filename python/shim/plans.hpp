@@ -51,6 +51,7 @@ struct QuantizerKey {
   int8_t operand = 0;  // a float8_operand
   int8_t dtype = 0;
   bool transposed = false;  // qt is made too
+  bool over_ranks = false;  // calls cast shards of up to rows_max rows
   bool operator==(const QuantizerKey&) const = default;
 };
 
@@ -59,6 +60,8 @@ struct Quantizer {
   size_t workspace_bytes = 0;
   size_t q_bytes = 0;
   size_t qt_bytes = 0;
+  int64_t amax_words = 0;
+  int64_t row_amax_words = 0;
 };
 
 // The device and its stream that a call's work goes to.
@@ -97,5 +100,16 @@ struct QuantizedBytes {
 };
 [[nodiscard]] QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config,
                                              int64_t operand, bool transposed);
+
+// Where the copies of a quantizer lie in their buffers, in bytes. `scales_in_qt`: q's inverse scale
+// is in qt's buffer. A copy that is not made has a pitch of 0.
+struct CopyLayout {
+  int64_t q_pitch = 0;
+  int64_t q_scales = 0;
+  bool scales_in_qt = false;
+  int64_t qt_pitch = 0;
+  int64_t qt_scales = 0;
+};
+[[nodiscard]] CopyLayout copy_layout(const QuantizerKey& key, int64_t rows);
 
 }  // namespace float8_torch
