@@ -12,6 +12,8 @@
 //     quantize_shard takes, and those of the shard's own rows.
 //   quantize_shard(x, amax, row_amax, config, operand, rows_max) -> (q, qt)
 //     The shard's copies, with scales of the whole tensor.
+//   amax_words(rows_max, cols, config, operand)
+//     The sizes of amax and row_amax.
 //   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks)
 //     -> (q_pitch, q_scales, scales_in_qt, qt_pitch, qt_scales)
 //     Where the copies and their inverse scales lie in q and qt (CopyLayout).
@@ -49,6 +51,7 @@
 #include <tuple>
 #include <vector>
 
+#include "python/shim/casts.hpp"
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
 #include "python/shim/plans.hpp"
@@ -126,20 +129,8 @@ struct Call {
 
   [[nodiscard]] QuantizerKey quantizer_key(float8_operand operand, int64_t rows,
                                            bool transposed) const {
-    return key_of(config, place, operand, rows, operand == FLOAT8_GRAD_OUTPUT ? n : k, dtype,
-                  transposed);
-  }
-
-  [[nodiscard]] static QuantizerKey key_of(Config config, const Place& place,
-                                           float8_operand operand, int64_t rows, int64_t cols,
-                                           int32_t dtype, bool transposed) {
-    return {.config = config.without_bias(),
-            .rows_max = operand == FLOAT8_WEIGHT ? rows : kRows * row_blocks(rows),
-            .cols = cols,
-            .device = place.key(),
-            .operand = static_cast<int8_t>(operand),
-            .dtype = static_cast<int8_t>(element_type(dtype, "x")),
-            .transposed = transposed};
+    return cast_key(config, place, operand, rows, operand == FLOAT8_GRAD_OUTPUT ? n : k, dtype,
+                    transposed);
   }
 
   [[nodiscard]] const void* bytes_of(const std::optional<Tensor>& copy, size_t bytes) const {
@@ -168,127 +159,6 @@ int64_t empty_saved_bytes(const Call& call, bool x_given, bool w_given) {
     return saved_bytes(m, call.n, call.k, call.config, x_given, w_given);
   };
   return 2 * of(kRows) - of(2 * kRows);
-}
-
-// The cast of an operand that an op names.
-struct Cast {
-  Place place;
-  Matrix rows;
-  QuantizerKey key;
-
-  // `shard_rows`: the most rows of a shard, 0 where x is a whole tensor.
-  Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed,
-       int64_t shard_rows = 0)
-      : place(place_of(x, Config(config_bits))), rows(as_matrix(x)) {
-    if (operand < FLOAT8_INPUT || operand > FLOAT8_GRAD_OUTPUT) {
-      throw std::invalid_argument("float8: operand " + std::to_string(operand) +
-                                  " is not 0 (input), 1 (weight) or 2 (grad_output)");
-    }
-    key = Call::key_of(Config(config_bits), place, static_cast<float8_operand>(operand), rows.rows,
-                       rows.cols, dtype_of(x), transposed);
-    if (shard_rows == 0) return;
-    key.over_ranks = true;
-    key.rows_max = shard_rows;
-  }
-
-  [[nodiscard]] float8_quantize_args args() const {
-    float8_quantize_args args;
-    args.x = rows.data;
-    args.ld_x = rows.stride;
-    args.rows = rows.rows;
-    return args;
-  }
-
-  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
-    run(quantizer, q, qt, args());
-  }
-  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt,
-           float8_quantize_args args) const {
-    const Workspace workspace(place, quantizer.workspace_bytes);
-    args.tensor = q.mutable_data_ptr();
-    args.transposed = quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
-    check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
-  }
-};
-
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
-                                    bool transposed) {
-  const Cast cast(x, config, operand, transposed);
-  const Device device = cast.place.device;
-  if (cast.rows.rows == 0) {
-    const auto of = [&](int64_t rows) {
-      return quantized_bytes(rows, cast.rows.cols, Config(config), operand, transposed);
-    };
-    const QuantizedBytes one = of(kRows);
-    const QuantizedBytes two = of(2 * kRows);
-    return {empty_bytes(2 * one.q - two.q, device), empty_bytes(2 * one.qt - two.qt, device)};
-  }
-  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
-  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
-  cast.run(quantizer, q, qt);
-  return {q, qt};
-}
-
-void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
-                   int64_t operand) {
-  const Cast cast(x, config, operand, true);
-  if (cast.rows.rows == 0) return;
-  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  for (const auto& [copy, bytes] : {std::pair{&q, quantizer.q_bytes}, {&qt, quantizer.qt_bytes}}) {
-    const Device device = device_of(*copy);
-    if (static_cast<size_t>(copy->numel()) != bytes || device.type != cast.place.device.type ||
-        device.index != cast.place.device.index) {
-      throw std::invalid_argument("float8: a copy in fp8 has " + std::to_string(copy->numel()) +
-                                  " bytes, or is on another device; it needs " +
-                                  std::to_string(bytes) + ", as quantize gives them");
-    }
-  }
-  cast.run(quantizer, q, qt);
-}
-
-uint32_t* words_of(const Tensor& words, int64_t count) {
-  return count == 0 ? nullptr : static_cast<uint32_t*>(words.mutable_data_ptr());
-}
-
-std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
-                                         int64_t rows_max) {
-  const Cast cast(x, config, operand, true, rows_max);
-  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  const auto empty_words = [&](int64_t count) {
-    return empty(std::span(&count, 1), aoti_torch_dtype_int32(), cast.place.device);
-  };
-  Tensor amax = empty_words(quantizer.amax_words);
-  Tensor row_amax = empty_words(quantizer.row_amax_words);
-  float8_quantize_args args = cast.args();
-  args.amax = words_of(amax, quantizer.amax_words);
-  args.row_amax = words_of(row_amax, quantizer.row_amax_words);
-  check(float8_quantize_amax(quantizer.quantizer, &args, cast.place.stream));
-  return {amax, row_amax};
-}
-
-std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
-                                          const Tensor& row_amax, int64_t config, int64_t operand,
-                                          int64_t rows_max) {
-  const Cast cast(x, config, operand, true, rows_max);
-  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  for (const auto& [words, count] :
-       {std::pair{&amax, quantizer.amax_words}, {&row_amax, quantizer.row_amax_words}}) {
-    const Device device = device_of(*words);
-    if (words->numel() != count || dtype_of(*words) != aoti_torch_dtype_int32() ||
-        !words->is_contiguous() || device.type != cast.place.device.type ||
-        device.index != cast.place.device.index) {
-      throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
-                                  " words that quantize_amax gives");
-    }
-  }
-  Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), cast.place.device);
-  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), cast.place.device);
-  float8_quantize_args args = cast.args();
-  args.amax = words_of(amax, quantizer.amax_words);
-  args.row_amax = words_of(row_amax, quantizer.row_amax_words);
-  cast.run(quantizer, q, qt, args);
-  return {q, qt};
 }
 
 std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<Tensor>& x_q,
@@ -430,16 +300,29 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
   return {bytes.q, bytes.qt};
 }
 
+QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
+  return {.config = Config(config).without_bias(),
+          .rows_max = rows_max,
+          .cols = cols,
+          .device = -1,
+          .operand = static_cast<int8_t>(operand),
+          .transposed = true,
+          .over_ranks = true};
+}
+
+std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
+                                        int64_t operand) {
+  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
+  return {quantizer.amax_words, quantizer.row_amax_words};
+}
+
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_op(
     int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
     bool over_ranks) {
-  const QuantizerKey key{.config = Config(config).without_bias(),
-                         .rows_max = rows_max,
-                         .cols = cols,
-                         .device = -1,
-                         .operand = static_cast<int8_t>(operand),
-                         .transposed = transposed,
-                         .over_ranks = over_ranks};
+  QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+  key.transposed = transposed;
+  key.over_ranks = over_ranks;
   const CopyLayout at = copy_layout(key, rows);
   return {at.q_pitch, at.q_scales, at.scales_in_qt ? 1 : 0, at.qt_pitch, at.qt_scales};
 }
@@ -465,8 +348,7 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
   for (const int64_t cols : k) {
     for (const bool transposed : {false, true}) {
       (void)quantizer_for(
-          Call::key_of(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed),
-          place);
+          cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed), place);
     }
   }
 }
@@ -529,6 +411,7 @@ STABLE_TORCH_LIBRARY(float8, library) {
   library.def(
       "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "
       "rows_max) -> (Tensor, Tensor)");
+  library.def("amax_words(int rows_max, int cols, int config, int operand) -> (int, int)");
   library.def(
       "copy_layout(int rows_max, int rows, int cols, int config, int operand, bool transposed, "
       "bool over_ranks) -> (int, int, int, int, int)");
@@ -564,6 +447,7 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
 STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
   library.impl("quantized_bytes", TORCH_BOX(&float8_torch::quantized_bytes_op));
+  library.impl("amax_words", TORCH_BOX(&float8_torch::amax_words));
   library.impl("copy_layout", TORCH_BOX(&float8_torch::copy_layout_op));
   library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
 }

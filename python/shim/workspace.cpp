@@ -56,6 +56,7 @@ Tensor allocate(const Place& place, size_t bytes) {
 }  // namespace
 
 Workspace::Workspace(const Place& place, size_t bytes) {
+  if (bytes == 0) return;
   if (place.capturing) {
     // The graph's pool may give this memory to others between calls, so the reserved bytes are
     // cleared, which makes it a new workspace (float8.h, convention 6).

@@ -10,6 +10,7 @@ from __future__ import annotations
 from float8.torch import functional
 from float8.torch.convert import LinearConfig, convert_to_float8_training
 from float8.torch.filters import module_filter, verdicts
+from float8.torch.fsdp import precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.linear import Float8Linear, prepare
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
 from float8.torch.weight_casts import WeightCasts, cache_weight_casts
@@ -23,6 +24,7 @@ __all__ = [
     "convert_to_float8_training",
     "functional",
     "module_filter",
+    "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",
     "sync_float8_amax_and_scale_history",
     "verdicts",

@@ -21,6 +21,8 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 
 quantize = torch.ops.float8.quantize.default
 quantize_into = torch.ops.float8.quantize_into.default
+quantize_amax = torch.ops.float8.quantize_amax.default
+quantize_shard = torch.ops.float8.quantize_shard.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
@@ -71,6 +73,28 @@ def _fake_quantize_into(
     x: torch.Tensor, q: torch.Tensor, qt: torch.Tensor, config: int, operand: int
 ) -> None:
     pass
+
+
+@torch.library.register_fake("float8::quantize_amax")  # type: ignore[untyped-decorator]
+def _fake_quantize_amax(
+    x: torch.Tensor, config: int, operand: int, rows_max: int
+) -> tuple[torch.Tensor, ...]:
+    sizes = torch.ops.float8.amax_words(rows_max, int(x.shape[-1]), config, operand)
+    return tuple(x.new_empty((size,), dtype=torch.int32) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_shard")  # type: ignore[untyped-decorator]
+def _fake_quantize_shard(
+    x: torch.Tensor,
+    amax: torch.Tensor,
+    row_amax: torch.Tensor,
+    config: int,
+    operand: int,
+    rows_max: int,
+) -> tuple[torch.Tensor, ...]:
+    rows = -(-rows_max // 16) * 16
+    sizes = torch.ops.float8.quantized_bytes(rows, int(x.shape[-1]), config, operand, True)
+    return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
 
 
 @torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]

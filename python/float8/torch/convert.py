@@ -29,6 +29,7 @@ class LinearConfig:
     recompute: bool = False
     saturate: bool = False
     pad_inner_dim: bool = False
+    enable_fsdp_float8_all_gather: bool = False
     history: int = 16
     margin: int = 0
 

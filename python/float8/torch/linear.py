@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.recipes import Recipe
-from float8.torch import _ops
+from float8.torch import _ops, fsdp
 from float8.torch.scales import ScaleState
 from float8.torch.weight_casts import WeightCast
+from float8.torch.weight_gather import WeightGather
 
 
 class Float8Linear(nn.Linear):
@@ -32,6 +33,8 @@ class Float8Linear(nn.Linear):
     saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's
         largest value; else results are NaN.
     pad_inner_dim: in_features may be any number; x and the weight are padded with zeros.
+    enable_fsdp_float8_all_gather: `fully_shard` gathers the weight in fp8 (fsdp.py). The weight
+        becomes a new parameter with the same memory, so create the optimizer afterwards.
 
     The first call with a shape compiles its kernels and keeps them in a cache on disk.
     """
@@ -39,6 +42,7 @@ class Float8Linear(nn.Linear):
     recipe: Recipe
     shares_input: bool  # other linears read the same x, which was seen in an earlier step
     _weight_cast: WeightCast | None
+    _weight_gather: WeightGather | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
 
@@ -55,13 +59,19 @@ class Float8Linear(nn.Linear):
         recompute: bool = False,
         saturate: bool = False,
         pad_inner_dim: bool = False,
+        enable_fsdp_float8_all_gather: bool = False,
     ) -> None:
         check_sizes("Float8Linear", in_features, out_features, pad_inner_dim)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self._set_options(recipe, emulate, recompute, saturate)
+        self._set_options(recipe, emulate, recompute, saturate, enable_fsdp_float8_all_gather)
 
     def _set_options(
-        self, recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool
+        self,
+        recipe: str | Recipe,
+        emulate: bool,
+        recompute: bool,
+        saturate: bool,
+        enable_fsdp_float8_all_gather: bool,
     ) -> None:
         self._padding = -self.in_features % 16
         self._scales = None
@@ -70,10 +80,15 @@ class Float8Linear(nn.Linear):
         self._layout = 0
         self.shares_input = False
         self._weight_cast = None
+        self._weight_gather = None
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
         self.saturate = saturate
+        self.enable_fsdp_float8_all_gather = enable_fsdp_float8_all_gather
+        if enable_fsdp_float8_all_gather:
+            fsdp.check_recipe(self.recipe, self._padding)
+            self.weight = fsdp.sharded_parameter(self.weight)
         self._pack()
 
     def _pack(self) -> None:
@@ -98,6 +113,7 @@ class Float8Linear(nn.Linear):
         recompute: bool = False,
         saturate: bool = False,
         pad_inner_dim: bool = False,
+        enable_fsdp_float8_all_gather: bool = False,
     ) -> Float8Linear:
         """Returns a Float8Linear that has the linear's own parameters, hooks and attributes."""
         check_sizes(type(linear).__name__, linear.in_features, linear.out_features, pad_inner_dim)
@@ -107,7 +123,7 @@ class Float8Linear(nn.Linear):
             name: copy.copy(value) if isinstance(value, dict) else value
             for name, value in linear.__dict__.items()
         }
-        converted._set_options(recipe, emulate, recompute, saturate)
+        converted._set_options(recipe, emulate, recompute, saturate, enable_fsdp_float8_all_gather)
         return converted
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -138,7 +154,8 @@ class Float8Linear(nn.Linear):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weight_cast": None}  # a copy has weights of its own
+        # A copy has weights of its own.
+        return {**self.__dict__, "_weight_cast": None, "_weight_gather": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -1,0 +1,255 @@
+"""FSDP2 (`fully_shard`) with weights that are gathered in fp8: 1 byte an element.
+
+A Float8Linear with `enable_fsdp_float8_all_gather` has a ShardedWeight for its weight, which
+`fully_shard` shards as any other. FSDP asks the shard for what it gathers (fsdp_pre_all_gather) and
+gives it what came from all ranks (fsdp_post_all_gather): q in forward, qt in backward. What the
+linear sees while its weight is gathered is a GatheredWeight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import _composable_state
+from torch.distributed.tensor import DTensor
+
+from float8.recipes import Recipe
+from float8.torch import _ops
+from float8.torch.weight_gather import COPIES, WeightGather, cast_shards
+
+
+class ShardedWeight(torch.Tensor):
+    """A weight, or a rank's shard of one, in high precision, whose gathers are in fp8."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with _no_dispatch():
+            out = func(*args, **(kwargs or {}))
+        if func not in _KEEPING:
+            return out
+        if isinstance(out, Tensor):
+            return _as_sharded(out)
+        return type(out)(_as_sharded(each) for each in out)
+
+    def plain(self) -> Tensor:
+        """Returns the same memory as a plain tensor."""
+        with _no_dispatch():
+            return self.detach()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saves a plain tensor: a checkpoint has the weight in high precision, and no class."""
+        return self.plain().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            copied = _as_sharded(self.plain().clone())
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def fsdp_pre_all_gather(
+        self,
+        mesh: Any,
+        outer_size: torch.Size,
+        outer_stride: tuple[int, ...],
+        module: nn.Module,
+        mp_policy: Any,
+    ) -> tuple[tuple[Tensor, ...], tuple[WeightGather, tuple[str, ...]]]:
+        gather = _gather_of(module)
+        if gather.both is None:
+            gather.dtype = mp_policy.param_dtype or self.dtype
+        # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
+        weight = module.weight
+        assert isinstance(weight, DTensor)
+        if gather.both is None or not gather.is_current(weight):
+            cast_shards([(gather, weight)])
+        names = _wanted(gather, module)
+        return tuple(gather.shard(name) for name in names), (gather, names)
+
+    def fsdp_post_all_gather(
+        self,
+        all_gather_outputs: tuple[Tensor, ...],
+        metadata: tuple[WeightGather, tuple[str, ...]],
+        param_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        gather, names = metadata
+        gather.set_copies(dict(zip(names, all_gather_outputs, strict=True)))
+        for data in all_gather_outputs:  # FSDP allocates it again before its next gather
+            data.untyped_storage().resize_(0)
+        if out is not None:
+            return None
+        return GatheredWeight(gather, param_dtype), gather.buffers
+
+
+def _as_sharded(tensor: Tensor) -> Tensor:
+    if type(tensor) is not torch.Tensor:
+        return tensor
+    return torch.Tensor._make_subclass(ShardedWeight, tensor)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _no_dispatch() -> Iterator[None]:
+    guard = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del guard
+
+
+# FSDP shards and pads with these ops, and modules are moved and copied with them.
+_KEEPING = frozenset(
+    (
+        torch.ops.aten._pin_memory.default,
+        torch.ops.aten._to_copy.default,
+        torch.ops.aten.alias.default,
+        torch.ops.aten.as_strided.default,
+        torch.ops.aten.clone.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_zeros.default,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.split.Tensor,
+        torch.ops.aten.view.default,
+    )
+)
+
+
+class GatheredWeight(torch.Tensor):
+    """The whole weight, which has no values but its copies in fp8; what linears and autograd see."""
+
+    gather: WeightGather
+
+    @staticmethod
+    def __new__(cls, gather: WeightGather, dtype: torch.dtype) -> GatheredWeight:
+        weight: GatheredWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, gather.size, dtype=dtype, device=gather.device
+        )
+        weight.gather = gather
+        return weight
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _ALIASES:
+            return GatheredWeight(args[0].gather, args[0].dtype)
+        if func is torch.ops.aten.zeros_like.default:
+            return torch.zeros(args[0].shape, dtype=args[0].dtype, device=args[0].device)
+        if func not in _COPY_READ:
+            raise NotImplementedError(
+                f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
+                "values in high precision; only the linear it belongs to can use it"
+            )
+        weight_at, copy_at, name = _COPY_READ[func]
+        args = list(args)
+        weight = args[weight_at]
+        args[copy_at] = weight.gather.copy(name, args[0].dtype)
+        # An element of its type in the weight's shape: nobody reads it.
+        element = torch.zeros((), dtype=weight.dtype, device=weight.device)
+        args[weight_at] = element.expand(weight.shape)
+        return func(*args, **(kwargs or {}))
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
+
+
+_ALIASES = (
+    torch.ops.aten.alias.default,
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.view.default,
+)
+# The arguments of a linear that are its weight and the copy that it reads, and which copy.
+_COPY_READ = {_ops.linear_forward: (3, 4, "q"), _ops.linear_backward: (4, 5, "qt")}
+
+
+def check_recipe(recipe: Recipe, padding: int) -> None:
+    """Raises where a weight of that recipe has no fp8 copies that ranks could gather."""
+    if recipe.delayed or not (recipe.output.b.fp8 and recipe.grad_input.b.fp8):
+        raise ValueError(
+            "float8: enable_fsdp_float8_all_gather is for dynamic scaling with the weight in fp8 in "
+            f"output and grad_input; recipe {recipe.name or 'custom'} is none"
+        )
+    if padding:
+        raise ValueError(
+            "float8: enable_fsdp_float8_all_gather is for in_features in whole 16s, since the shards "
+            "are not padded"
+        )
+
+
+def sharded_parameter(weight: nn.Parameter) -> nn.Parameter:
+    """Returns a parameter with the weight's own memory, which is gathered in fp8."""
+    if isinstance(weight, ShardedWeight) or type(weight.data) is not torch.Tensor:
+        return weight
+    return nn.Parameter(_as_sharded(weight.data), weight.requires_grad)
+
+
+def _gather_of(layer: Any) -> WeightGather:
+    if layer._weight_gather is None:
+        layer._weight_gather = WeightGather(layer, layer.weight.dtype)
+    return layer._weight_gather  # type: ignore[no-any-return]
+
+
+def _wanted(gather: WeightGather, module: nn.Module) -> tuple[str, ...]:
+    """Returns the copies that this gather is for.
+
+    FSDP keeps the number of tensors of the first gather, so that it is decided once: both copies
+    where the weight stays gathered between forward and backward, or where nobody knows.
+    """
+    if gather.fsdp_group is None:
+        gather.fsdp_group = _param_group(module)
+    group = gather.fsdp_group
+    if gather.both is None:
+        gather.both = gather.ranks > 1 and (group is None or not group._reshard_after_forward)
+    if gather.both:
+        return COPIES
+    state = None if group is None else group._training_state.name
+    return ("qt",) if state == "PRE_BACKWARD" else ("q",)
+
+
+def _param_group(module: nn.Module) -> Any:
+    """Returns FSDP's group that a linear's weight is in, None where it is not found."""
+    for reference in list(_composable_state._module_state_mapping.values()):
+        state = reference() if callable(reference) else reference
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        for each in groups:
+            for param in getattr(each, "fsdp_params", ()):
+                if param._module_info.module is module:
+                    return each
+    return None
+
+
+@torch.no_grad()
+def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
+    """Casts the sharded weights of the Float8Linear layers below `module`, for the next step.
+
+    Call it after the optimizer's step, on all ranks. It finds the maxima of all shards, reduces them
+    in one all-reduce, and casts the shards with the scales of the whole weights; forward and backward
+    then only gather. Without it each weight does the same in its first gather after a change, with
+    collectives of its own, to the same bits.
+    """
+    groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
+    for layer in module.modules():
+        weight = getattr(layer, "_parameters", {}).get("weight")
+        if (
+            hasattr(layer, "_weight_gather")
+            and isinstance(weight, DTensor)
+            and isinstance(weight._local_tensor, ShardedWeight)
+        ):
+            gather = _gather_of(layer)
+            groups.setdefault(gather.group, []).append((gather, weight))
+    for weights in groups.values():
+        cast_shards(weights)

@@ -1,0 +1,271 @@
+"""The weight of one linear that ranks hold by rows, in fp8: its shards, and the copies of the whole.
+
+Every rank casts its shard with the scales of the whole weight. What ranks gather is bytes without
+gaps: of q [rows][K], and of qt [K][rows], with as many rows as the first rank has. Scales are known
+on every rank before, so they do not travel with a gather.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor, Shard
+
+from float8 import recipes
+from float8.recipes import Granularity
+from float8.torch import _ops
+
+if TYPE_CHECKING:
+    from float8.torch.linear import Float8Linear
+
+COPIES = ("q", "qt")
+# The second name is that of PyTorch before 2.13.
+_all_gather = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+_BLOCK = 128  # rows and columns of a block with one scale
+
+
+class WeightGather:
+    """A linear's shard in fp8, and the copies of its whole weight while they are needed."""
+
+    def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
+        weight = layer.weight
+        assert isinstance(weight, DTensor)
+        dims = [i for i, at in enumerate(weight.placements) if isinstance(at, Shard)]
+        if len(dims) != 1 or weight.placements[dims[0]].dim != 0:
+            raise ValueError(
+                f"float8: a weight is sharded as {weight.placements}; the fp8 all-gather is for "
+                "weights that fully_shard alone shards, by rows"
+            )
+        self.group = weight.device_mesh.get_group(dims[0])
+        self.size = weight.shape
+        self.dtype = dtype  # of x
+        self.device = weight._local_tensor.device
+        self.ranks = self.group.size()
+        n, self.cols = map(int, weight.shape)
+        self.rows = -(-n // self.ranks)  # of a shard without padding
+        self.own_rows = int(weight._local_tensor.shape[0])
+        self.both: bool | None = None  # every gather is of both copies
+        self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
+        self.buffers: list[Tensor] = []  # of the whole weight; FSDP frees them
+        self._config = layer._config & ~recipes.BIAS
+        self._granularity = {
+            "q": layer.recipe.output.b.granularity,
+            "qt": layer.recipe.grad_input.b.granularity,
+        }
+        self._shards: dict[str, Tensor] = {}
+        self._scales: dict[str, Tensor] = {}
+        self._copies: dict[str, Tensor] = {}
+        self._seen: tuple[Any, ...] | None = None
+        self._weight: DTensor
+
+    # The shard
+
+    def is_current(self, weight: DTensor) -> bool:
+        """Tells whether the shard in fp8 was cast from these values."""
+        return self._seen is not None and self._seen == _version(weight)
+
+    def shard(self, name: str) -> Tensor:
+        """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
+        return self._shards[name].view(self.rows, self.cols)
+
+    def _operand(self, weight: DTensor) -> Tensor:
+        local: Any = weight._local_tensor
+        plain: Tensor = local.plain().to(self.dtype)
+        # A rank without rows has the scales too.
+        return plain if self.own_rows > 0 else plain.new_zeros((1, self.cols))
+
+    def find_amax(self, weight: DTensor) -> tuple[Tensor, Tensor]:
+        amax, row_amax = _ops.quantize_amax(
+            self._operand(weight), self._config, _ops.WEIGHT, self.rows
+        )
+        return amax, row_amax
+
+    def cast(self, weight: DTensor, amax: Tensor, row_amax: Tensor) -> Tensor:
+        """Casts the shard with the maxima over ranks; returns its scales, for `set_scales`."""
+        operand = self._operand(weight)
+        q, qt = _ops.quantize_shard(operand, amax, row_amax, self._config, _ops.WEIGHT, self.rows)
+        rows = operand.shape[0]
+        at = _layout(self.rows, rows, self.cols, self._config, True, True)
+        self._shards = {
+            "q": _packed(q, rows, self.cols, at.q_pitch, self.rows, self.cols),
+            "qt": _packed(qt, self.cols, rows, at.qt_pitch, self.cols, self.rows),
+        }
+        q_scales = (qt if at.scales_in_qt else q)[at.q_scales :].view(torch.float32)
+        qt_scales = qt[at.qt_scales :].view(torch.float32)
+        own = [self._own_q_scales(q_scales, rows), self._own_qt_scales(qt_scales, rows)]
+        self._seen, self._weight = _version(weight), weight
+        self._copies = {}
+        return torch.cat(own)
+
+    def _own_q_scales(self, scales: Tensor, rows: int) -> Tensor:
+        granularity = self._granularity["q"]
+        if granularity is Granularity.TENSOR:
+            self._scales["q"] = scales[:1]
+            return scales[:0]
+        pitch = 1 if granularity is Granularity.AXIS else _padded4(_blocks(self.cols))
+        lines = rows if granularity is Granularity.AXIS else _blocks(rows)
+        most = self.rows if granularity is Granularity.AXIS else _blocks(self.rows)
+        own = scales.new_ones(most * pitch)  # rows that are only padding have the scale 1
+        own[: lines * pitch] = scales[: lines * pitch]
+        return own
+
+    def _own_qt_scales(self, scales: Tensor, rows: int) -> Tensor:
+        granularity = self._granularity["qt"]
+        if granularity is not Granularity.BLOCK_128X128:
+            count = 1 if granularity is Granularity.TENSOR else self.cols
+            self._scales["qt"] = scales[:count]
+            return scales[:0]
+        down = _blocks(self.cols)
+        own = scales.new_ones((down, _blocks(self.rows)))
+        pitch = _padded4(_blocks(rows))
+        own[:, : _blocks(rows)] = scales[: down * pitch].view(down, pitch)[:, : _blocks(rows)]
+        return own.flatten()
+
+    def set_scales(self, gathered: Tensor) -> None:
+        """Takes what `cast` returned on every rank, a row each."""
+        n = self.size[0]
+        if self._granularity["q"] is Granularity.AXIS:
+            self._scales["q"] = gathered[:, : self.rows].reshape(-1)[:n]
+        elif self._granularity["q"] is Granularity.BLOCK_128X128:
+            pitch = _padded4(_blocks(self.cols))
+            count = _blocks(self.rows) * pitch
+            self._scales["q"] = gathered[:, :count].reshape(-1)[: _blocks(n) * pitch]
+        if self._granularity["qt"] is Granularity.BLOCK_128X128:
+            down, across = _blocks(self.cols), _blocks(self.rows)
+            own = gathered[:, -down * across :].view(-1, down, across)
+            whole = own.new_ones((down, _padded4(_blocks(n))))
+            whole[:, : _blocks(n)] = own.transpose(0, 1).reshape(down, -1)[:, : _blocks(n)]
+            self._scales["qt"] = whole.flatten()
+
+    # The copies of the whole weight
+
+    def set_copies(self, gathered: dict[str, Tensor]) -> None:
+        """Takes gathers of some of the copies; the others are gathered where they are asked for."""
+        self._copies = {}
+        self.buffers.clear()
+        for name, data in gathered.items():
+            self._set(name, data)
+
+    def copy(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns a copy of the whole weight as the linears take it, for an x of that type.
+
+        Where FSDP did not gather it (the forward that activation checkpointing runs again), it is
+        gathered here.
+        """
+        if dtype != self.dtype:
+            self.dtype = dtype
+            cast_shards([(self, self._weight)])
+        found = self._copies.get(name)
+        if found is None or found.untyped_storage().size() == 0:
+            shard = self._shards[name].flatten()
+            data = shard.new_empty(self.ranks * shard.numel())
+            _all_gather(data, shard, group=self.group)
+            found = self._set(name, data)
+        return found
+
+    def _set(self, name: str, data: Tensor) -> Tensor:
+        n = int(self.size[0])
+        q_bytes, qt_bytes = torch.ops.float8.quantized_bytes(
+            n, self.cols, self._config, _ops.WEIGHT, name == "qt"
+        )
+        at = _layout(n, n, self.cols, self._config, name == "qt", False)
+        if name == "q":
+            out = data.new_empty(q_bytes)
+            rows = out[: n * at.q_pitch].view(n, at.q_pitch)[:, : self.cols]
+            rows.copy_(data.view(-1, self.cols)[:n])
+        else:
+            out = data.new_empty(qt_bytes)
+            rows = out[: self.cols * at.qt_pitch].view(self.cols, at.qt_pitch)
+            parts = data.view(self.ranks, self.cols, self.rows)
+            whole, rest = divmod(n, self.rows)
+            full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))
+            full.copy_(parts[:whole].transpose(0, 1))
+            if rest:
+                rows[:, whole * self.rows : n].copy_(parts[whole, :, :rest])
+        scales = self._scales[name].view(torch.uint8)
+        begin = at.q_scales if name == "q" else at.qt_scales
+        out[begin : begin + scales.numel()].copy_(scales)
+        self._copies[name] = out
+        self.buffers.append(out)
+        return out
+
+
+@torch.no_grad()
+def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
+    """Casts the shards of weights on all ranks of their group.
+
+    The maxima of all weights are reduced in one all-reduce, and their scales gathered in one
+    all-gather; nothing waits for the device. All ranks call it with the same weights in the same
+    order.
+    """
+    if not weights:
+        return
+    group = weights[0][0].group
+    found = [gather.find_amax(weight) for gather, weight in weights]
+    # A NaN is the largest word, so it wins on every rank.
+    words = torch.cat([amax for amax, _ in found])
+    if words.numel() > 0:
+        distributed.all_reduce(words, distributed.ReduceOp.MAX, group=group)
+    own = []
+    for (gather, weight), (_, row_amax), reduced in zip(
+        weights, found, words.split([amax.numel() for amax, _ in found]), strict=True
+    ):
+        own.append(gather.cast(weight, reduced, row_amax))
+    sizes = [scales.numel() for scales in own]
+    if sum(sizes) == 0:
+        return
+    scales = torch.cat(own)
+    everyone = scales.new_empty(group.size() * scales.numel())
+    _all_gather(everyone, scales, group=group)
+    parts = everyone.view(group.size(), -1).split(sizes, dim=1)
+    for (gather, _), part in zip(weights, parts, strict=True):
+        gather.set_scales(part)
+
+
+def _version(weight: DTensor) -> tuple[Any, ...]:
+    """Returns what changes with a weight on every rank: FSDP may move the shards of some alone."""
+    local = weight._local_tensor
+    return id(weight), weight._version, id(local), local._version
+
+
+def _packed(
+    copy: Tensor, lines: int, length: int, pitch: int, most_lines: int, most_length: int
+) -> Tensor:
+    """Returns a copy's lines without gaps, and with zeros where another shard has more."""
+    data = copy[: lines * pitch]
+    if pitch == most_length and lines == most_lines:
+        return data
+    out = data.new_zeros((most_lines, most_length))
+    out[:lines, :length] = data.view(lines, pitch)[:, :length]
+    return out
+
+
+class _Layout:
+    """Where copies and inverse scales lie in their buffers, in bytes (python/shim/plans.hpp)."""
+
+    def __init__(self, values: tuple[int, ...]) -> None:
+        self.q_pitch, self.q_scales, in_qt, self.qt_pitch, self.qt_scales = values
+        self.scales_in_qt = bool(in_qt)
+
+
+@functools.cache
+def _layout(
+    rows_max: int, rows: int, cols: int, config: int, transposed: bool, over_ranks: bool
+) -> _Layout:
+    return _Layout(
+        torch.ops.float8.copy_layout(
+            rows_max, rows, cols, config, _ops.WEIGHT, transposed, over_ranks
+        )
+    )
+
+
+def _blocks(extent: int) -> int:
+    return -(-extent // _BLOCK)
+
+
+def _padded4(scales: int) -> int:
+    return -(-scales // 4) * 4

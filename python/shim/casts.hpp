@@ -1,0 +1,24 @@
+// The ops that cast an operand apart from a linear (ops.cpp says what they do).
+#pragma once
+
+#include <tuple>
+
+#include "python/shim/plans.hpp"
+
+namespace float8_torch {
+
+// The quantizer of an operand with so many rows, whose type has this code of PyTorch's.
+[[nodiscard]] QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
+                                    int64_t rows, int64_t cols, int32_t dtype, bool transposed);
+
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
+                                    bool transposed);
+void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
+                   int64_t operand);
+std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
+                                         int64_t rows_max);
+std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
+                                          const Tensor& row_amax, int64_t config, int64_t operand,
+                                          int64_t rows_max);
+
+}  // namespace float8_torch
