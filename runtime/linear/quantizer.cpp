@@ -18,6 +18,7 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
   const int64_t weight_rows = desc.over_ranks ? padded(desc.rows) : desc.rows;
   linear.recipe = desc.recipe;
   linear.tensor_dtype = desc.dtype;
+  linear.grad_weight_dtype = desc.dtype;
   linear.non_finite = desc.non_finite;
   linear.count = desc.count;
   switch (desc.operand) {

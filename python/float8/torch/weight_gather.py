@@ -56,6 +56,12 @@ class WeightGather:
             "q": layer.recipe.output.b.granularity,
             "qt": layer.recipe.grad_input.b.granularity,
         }
+        blocks = Granularity.BLOCK_128X128 in self._granularity.values()
+        if blocks and self.ranks > 1 and self.rows % _BLOCK != 0:
+            raise ValueError(
+                f"float8: {self.ranks} ranks hold {self.rows} rows each of a weight of {n} rows, which "
+                "cuts its blocks of 128 rows; leave enable_fsdp_float8_all_gather out for this layer"
+            )
         self._shards: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}

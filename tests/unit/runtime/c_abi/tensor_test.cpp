@@ -347,6 +347,20 @@ TEST_P(ShardedWeight, WhatIsNotFiniteReachesTheShardsThatItReachesUnsharded) {
   }
 }
 
+TEST_P(ShardedWeight, MayBeOfAnyType) {
+  for (const float8_dtype dtype : {FLOAT8_F32, FLOAT8_F16}) {
+    for (const bool over_ranks : {false, true}) {
+      EXPECT_TRUE(float8::Quantizer::plan(context_, {.operand = FLOAT8_WEIGHT,
+                                                     .rows_max = 128,
+                                                     .cols = kCols,
+                                                     .recipe = float8::Recipe::named(GetParam()),
+                                                     .dtype = dtype,
+                                                     .over_ranks = over_ranks}))
+          << float8_last_error();
+    }
+  }
+}
+
 TEST_P(ShardedWeight, ItsWordsAreThoseThatSpanRanks) {
   const float8::Quantizer quantizer = of_rows(128, true);
   const std::string_view recipe = GetParam();

@@ -1,0 +1,286 @@
+"""FSDP2 with weights gathered in fp8: the bits of gathers in high precision, at 1 byte an element.
+
+Ranks are processes on the emulated device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+import float8.torch as f8
+from float8.torch.fsdp import GatheredWeight
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+
+
+def _start(rank: int, main: Callable[..., None], world: int, store: str, *args: Any) -> None:
+    distributed.init_process_group("gloo", f"file://{store}", world_size=world, rank=rank)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (world,))
+    main(mesh, rank, world, *args)
+    distributed.destroy_process_group()
+    # A thread of the gloo backend that still runs aborts a process that tears itself down.
+    os._exit(0)
+
+
+def _spawn(main: Callable[..., None], world: int, tmp_path: Any, *args: Any) -> None:
+    arguments = (main, world, str(tmp_path / "store"), *args)
+    torch.multiprocessing.spawn(_start, arguments, nprocs=world)
+
+
+class Checkpointed(nn.Sequential):
+    """Layers whose forward is run again in backward."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def _mlp(recipe: str, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential) -> Any:
+    torch.manual_seed(0)
+    model = kind(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, rows, bias=False))
+    config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=gather)
+    return f8.convert_to_float8_training(model, config=config)
+
+
+def _shard(model: nn.Sequential, mesh: Any, **options: Any) -> nn.Sequential:
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def _rows(recipe: str, world: int) -> int:
+    """Returns a number of rows that `world` ranks do not share evenly, where they may."""
+    return 128 * world if recipe == "blockwise" else {2: 80, 3: 112}[world]
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    y = model(x)
+    y.square().mean().backward()
+    optimizer.step()
+    return y.detach()  # type: ignore[no-any-return]
+
+
+def _expect_equal_steps(models: list[Any], x: torch.Tensor) -> None:
+    """Trains both models, with scales made after the step, then in the next gather."""
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
+    for step in range(3):
+        ys = [_step(m, o, x) for m, o in zip(models, optimizers, strict=True)]
+        assert torch.equal(*ys)
+        for own, other in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(own.to_local(), other.to_local())
+        if step == 0:
+            f8.precompute_float8_dynamic_scale_for_fsdp(models[0])
+
+
+def _equal(mesh: Any, rank: int, world: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(world, 16, 64)[rank]
+    for recipe in RECIPES:
+        rows = _rows(recipe, world)
+        models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
+        if "mp_policy" not in options:
+            single = _mlp(recipe, rows, False)
+            assert torch.equal(models[0](x), single(x))
+        _expect_equal_steps(models, x)
+        seen: list[Any] = []
+        hook = models[0][0].register_forward_hook(lambda layer, *_: seen.append(layer.weight))  # noqa: B023
+        models[0](x)
+        hook.remove()
+        assert isinstance(seen[0], GatheredWeight)
+
+
+_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    (
+        (2, {"reshard_after_forward": True}),
+        (2, {"reshard_after_forward": False, "mp_policy": _BF16}),
+        (3, {"reshard_after_forward": True, "mp_policy": _BF16}),
+        (3, {"reshard_after_forward": False}),
+    ),
+)
+def test_the_bits_of_a_gather_in_high_precision(
+    world: int, options: dict[str, Any], tmp_path: Any
+) -> None:
+    _spawn(_equal, world, tmp_path, options)
+
+
+def _checkpointed(mesh: Any, rank: int, world: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(world, 16, 64)[rank]
+    for recipe in ("tensorwise", "rowwise"):
+        models = [
+            _shard(_mlp(recipe, 80, gather, Checkpointed), mesh, reshard_after_forward=True)
+            for gather in (True, False)
+        ]
+        _expect_equal_steps(models, x)
+
+
+def test_activation_checkpointing(tmp_path: Any) -> None:
+    _spawn(_checkpointed, 2, tmp_path)
+
+
+class Traffic:
+    """Counts the bytes that a rank gives to all-gathers, and the all-reduces."""
+
+    def __init__(self) -> None:
+        self.gathered: list[tuple[torch.dtype, int]] = []
+        self.reduced = 0
+        group = distributed.ProcessGroup
+        self._patch(group, "_allgather_base", self._gather)
+        self._patch(group, "allreduce", self._reduce)
+
+    def _patch(self, group: Any, name: str, count: Callable[..., None]) -> None:
+        original = getattr(group, name)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            count(*args)
+            return original(*args, **kwargs)
+
+        setattr(group, name, counting)
+
+    def _gather(self, group: Any, output: Any, input: torch.Tensor, *_: Any) -> None:
+        self.gathered.append((input.dtype, input.numel() * input.element_size()))
+
+    def _reduce(self, *_: Any) -> None:
+        self.reduced += 1
+
+    def of(self, call: Callable[[], object]) -> tuple[dict[torch.dtype, int], int]:
+        """Returns the bytes by type, and the all-reduces, of a call."""
+        self.gathered, self.reduced = [], 0
+        call()
+        total: dict[torch.dtype, int] = {}
+        for dtype, size in self.gathered:
+            total[dtype] = total.get(dtype, 0) + size
+        return total, self.reduced
+
+
+def _bytes(mesh: Any, rank: int, world: int, reshard: bool) -> None:
+    x = torch.randn(16, 64)
+    traffic = Traffic()
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
+        model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.Linear(128, 96, bias=False))
+        config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=True)
+        f8.convert_to_float8_training(model, config=config)
+        for layer in model:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _step(model, optimizer, x)
+        scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))  # noqa: B023
+        rows = 0 if recipe == "tensorwise" else (128 + 96) // world
+        assert scales == ({torch.float32: 4 * rows} if rows else {})
+        assert reduced == 1
+        step, reduced = traffic.of(lambda: _step(model, optimizer, x))  # noqa: B023
+        elements = (64 * 128 + 128 * 96) // world
+        assert step == {torch.uint8: 2 * elements}  # q and qt
+        assert reduced == 0
+
+
+@pytest.mark.parametrize("reshard", (True, False))
+def test_a_byte_an_element_and_direction(reshard: bool, tmp_path: Any) -> None:
+    _spawn(_bytes, 2, tmp_path, reshard)
+
+
+def _not_a_number(mesh: Any, rank: int, world: int) -> None:
+    x = torch.randn(16, 64)
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
+        models = [_shard(_mlp(recipe, 80, gather), mesh) for gather in (True, False)]
+        results = []
+        for model in models:
+            with torch.no_grad():
+                if rank == world - 1:
+                    model[2].weight.to_local()[3, 5] = torch.nan
+            hidden = torch.randn(16, 80, generator=torch.Generator().manual_seed(2))
+            hidden.requires_grad_()
+            y = model[2](hidden)
+            y.square().sum().backward()
+            results.append((y.detach(), hidden.grad))
+            assert y.isnan().any()
+        for own, other in zip(*results, strict=True):
+            assert torch.equal(own.isnan(), other.isnan())
+            assert torch.equal(own.nan_to_num(), other.nan_to_num())
+        if recipe == "tensorwise":
+            assert results[0][0].isnan().all()
+
+
+def test_a_nan_on_one_rank_reaches_all(tmp_path: Any) -> None:
+    _spawn(_not_a_number, 2, tmp_path)
+
+
+def _saving(mesh: Any, rank: int, world: int, folder: str) -> None:
+    """Saves after a step, changes the weights, and takes them back."""
+    x = torch.randn(16, 64)
+    model = _shard(_mlp("rowwise", 80, True), mesh)
+    _step(model, torch.optim.SGD(model.parameters(), lr=0.1), x)
+    expected = model(x)
+    state = {"model": get_model_state_dict(model)}
+    dcp.save(state, checkpoint_id=folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    assert not torch.equal(model(x), expected)
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    assert torch.equal(model(x), expected)
+    if rank == 0:
+        torch.save(expected.detach(), f"{folder}/expected.pt")
+        torch.save(x, f"{folder}/x.pt")
+    distributed.barrier()
+
+
+def test_the_state_dict_is_in_high_precision(tmp_path: Any) -> None:
+    folder = tmp_path / "checkpoint"
+    torch.manual_seed(3)
+    _spawn(_saving, 2, tmp_path, str(folder))
+    plain = nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 80, bias=False))
+    state = {"model": plain.state_dict()}
+    dcp.load(state, checkpoint_id=str(folder), no_dist=True)
+    plain.load_state_dict(state["model"])
+    f8.convert_to_float8_training(plain, config=f8.LinearConfig("rowwise", emulate=True))
+    x = torch.load(folder / "x.pt")
+    assert torch.equal(plain(x), torch.load(folder / "expected.pt"))
+
+
+def _misuse(mesh: Any, rank: int, world: int) -> None:
+    model = _shard(_mlp("rowwise", 80, True), mesh)
+    model[0].register_forward_hook(lambda layer, *_: layer.weight + 1)
+    with pytest.raises(NotImplementedError, match="no values in high precision"):
+        model(torch.randn(16, 64))
+    blocks = _shard(_mlp("blockwise", 80, True), mesh)
+    with pytest.raises(ValueError, match="2 ranks hold 40 rows each of a weight of 80 rows"):
+        blocks(torch.randn(16, 64))
+
+
+def test_what_cannot_be_is_an_error(tmp_path: Any) -> None:
+    for recipe in ("delayed", "bf16"):
+        with pytest.raises(ValueError, match="enable_fsdp_float8_all_gather is for dynamic"):
+            _mlp(recipe, 80, True)
+    config = f8.LinearConfig(
+        "rowwise", emulate=True, pad_inner_dim=True, enable_fsdp_float8_all_gather=True
+    )
+    with pytest.raises(ValueError, match="whole 16s"):
+        f8.convert_to_float8_training(nn.Sequential(nn.Linear(40, 64)), config=config)
+    _spawn(_misuse, 2, tmp_path)
+
+
+def test_without_fsdp_nothing_changes() -> None:
+    models = [_mlp("rowwise", 80, gather) for gather in (True, False)]
+    x = torch.randn(16, 64)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
+    for _ in range(2):
+        ys = [_step(m, o, x) for m, o in zip(models, optimizers, strict=True)]
+        assert torch.equal(*ys)
+        assert type(ys[0]) is torch.Tensor
