@@ -22,6 +22,7 @@ from float8.torchao import (
     ScalingGranularity,
     ScalingType,
 )
+from float8.torch.fsdp import ShardedWeight
 
 
 @pytest.mark.parametrize("name", list(Float8LinearRecipeName))
@@ -120,9 +121,10 @@ def test_contradictions_of_a_cast() -> None:
         Float8LinearConfig.from_recipe_name("rowwisee")
 
 
-def test_what_has_no_effect_says_so() -> None:
-    with pytest.warns(UserWarning, match="enable_fsdp_float8_all_gather has no effect"):
-        Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+def test_fp8_all_gathers_are_the_linears() -> None:
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    model = torchao.convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)), config=config)
+    assert isinstance(model[0].weight, ShardedWeight)
 
 
 def test_convert(device: str) -> None:

@@ -25,10 +25,10 @@ from float8.torch.weight_gather import COPIES, WeightGather, cast_shards
 class ShardedWeight(torch.Tensor):
     """A weight, or a rank's shard of one, in high precision, whose gathers are in fp8."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with _no_dispatch():
@@ -46,7 +46,7 @@ class ShardedWeight(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saves a plain tensor: a checkpoint has the weight in high precision, and no class."""
-        return self.plain().__reduce_ex__(protocol)
+        return self.plain().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
@@ -94,12 +94,12 @@ class ShardedWeight(torch.Tensor):
 def _as_sharded(tensor: Tensor) -> Tensor:
     if type(tensor) is not torch.Tensor:
         return tensor
-    return torch.Tensor._make_subclass(ShardedWeight, tensor)  # type: ignore[attr-defined]
+    return torch.Tensor._make_subclass(ShardedWeight, tensor)
 
 
 @contextlib.contextmanager
 def _no_dispatch() -> Iterator[None]:
-    guard = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
+    guard = torch._C._DisableTorchDispatch()
     try:
         yield
     finally:
@@ -128,22 +128,22 @@ _KEEPING = frozenset(
 class GatheredWeight(torch.Tensor):
     """The whole weight, which has no values but its copies in fp8; what linears and autograd see."""
 
-    gather: WeightGather
+    copies: WeightGather
 
     @staticmethod
     def __new__(cls, gather: WeightGather, dtype: torch.dtype) -> GatheredWeight:
-        weight: GatheredWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        weight: GatheredWeight = torch.Tensor._make_wrapper_subclass(
             cls, gather.size, dtype=dtype, device=gather.device
         )
-        weight.gather = gather
+        weight.copies = gather
         return weight
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _ALIASES:
-            return GatheredWeight(args[0].gather, args[0].dtype)
+            return GatheredWeight(args[0].copies, args[0].dtype)
         if func is torch.ops.aten.zeros_like.default:
             return torch.zeros(args[0].shape, dtype=args[0].dtype, device=args[0].device)
         if func not in _COPY_READ:
@@ -154,7 +154,7 @@ class GatheredWeight(torch.Tensor):
         weight_at, copy_at, name = _COPY_READ[func]
         args = list(args)
         weight = args[weight_at]
-        args[copy_at] = weight.gather.copy(name, args[0].dtype)
+        args[copy_at] = weight.copies.copy(name, args[0].dtype)
         # An element of its type in the weight's shape: nobody reads it.
         element = torch.zeros((), dtype=weight.dtype, device=weight.device)
         args[weight_at] = element.expand(weight.shape)
@@ -188,7 +188,7 @@ def check_recipe(recipe: Recipe, padding: int) -> None:
         )
 
 
-def sharded_parameter(weight: nn.Parameter) -> nn.Parameter:
+def sharded_parameter(weight: Any) -> nn.Parameter:
     """Returns a parameter with the weight's own memory, which is gathered in fp8."""
     if isinstance(weight, ShardedWeight) or type(weight.data) is not torch.Tensor:
         return weight

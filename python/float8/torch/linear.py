@@ -88,7 +88,7 @@ class Float8Linear(nn.Linear):
         self.enable_fsdp_float8_all_gather = enable_fsdp_float8_all_gather
         if enable_fsdp_float8_all_gather:
             fsdp.check_recipe(self.recipe, self._padding)
-            self.weight = fsdp.sharded_parameter(self.weight)
+            self._parameters["weight"] = fsdp.sharded_parameter(self._parameters["weight"])
         self._pack()
 
     def _pack(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import warnings
 from typing import Literal
 
 import torch
@@ -144,8 +143,7 @@ class Float8LinearConfig:
 
     cast_config_*: the cast of a tensor for `output`, and that for the gradient which it takes part
         in where it is another.
-    enable_fsdp_float8_all_gather: accepted; weights are still gathered in their own type, to the
-        same results, and a warning says so.
+    enable_fsdp_float8_all_gather: `fully_shard` gathers the weights in fp8.
     pad_inner_dim: in_features that are no multiple of 16 are padded with zeros.
     emulate: compute on the CPU.
     force_recompute_fp8_weight_in_bwd: nothing is kept in fp8 between forward and backward.
@@ -186,11 +184,6 @@ class Float8LinearConfig:
                 self.cast_config_weight.scaling_granularity is ScalingGranularity.TENSORWISE,
                 "enable_fsdp_float8_all_gather needs a tensorwise weight, got "
                 f"{self.cast_config_weight.scaling_granularity}",
-            )
-            warnings.warn(
-                "float8: enable_fsdp_float8_all_gather has no effect yet: weights are gathered in "
-                "their own type, to the same results",
-                stacklevel=3,
             )
         try:
             resolve_recipe(self.recipe())
@@ -247,6 +240,7 @@ class Float8LinearConfig:
             emulate=self.emulate,
             recompute=self.force_recompute_fp8_weight_in_bwd,
             pad_inner_dim=self.pad_inner_dim,
+            enable_fsdp_float8_all_gather=self.enable_fsdp_float8_all_gather,
             history=self.delayed_scaling_config.history_len,
         )
 

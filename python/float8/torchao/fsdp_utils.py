@@ -1,18 +1,20 @@
-"""FSDP2 with torchao's names. Weights are gathered in their own type, and cast where they are used."""
+"""FSDP2 with torchao's names: fp8 all-gathers of weights."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-from torch import nn
+from float8.torch.fsdp import precompute_float8_dynamic_scale_for_fsdp
 
-
-def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
-    """Does nothing: the linears scale the gathered weight, to the same results."""
+__all__ = [
+    "WeightWithDynamicFloat8CastTensor",
+    "not_yet",
+    "precompute_float8_dynamic_scale_for_fsdp",
+]
 
 
 class WeightWithDynamicFloat8CastTensor:
-    """A weight that is gathered in fp8, which this version does not have."""
+    """torchao's weight that is gathered in fp8. Here it is float8.torch.fsdp.ShardedWeight."""
 
     def __init__(self, *_: object) -> None:
         not_yet("WeightWithDynamicFloat8CastTensor")
