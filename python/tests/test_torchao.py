@@ -14,6 +14,7 @@ from torch import nn
 
 import float8
 from float8 import torchao
+from float8.torch.fsdp import ShardedWeight
 from float8.torchao import (
     CastConfig,
     Float8GemmConfig,
@@ -22,7 +23,6 @@ from float8.torchao import (
     ScalingGranularity,
     ScalingType,
 )
-from float8.torch.fsdp import ShardedWeight
 
 
 @pytest.mark.parametrize("name", list(Float8LinearRecipeName))

@@ -188,7 +188,7 @@ def check_recipe(recipe: Recipe, padding: int) -> None:
         )
 
 
-def sharded_parameter(weight: Any) -> nn.Parameter:
+def sharded_parameter(weight: Any) -> Any:
     """Returns a parameter with the weight's own memory, which is gathered in fp8."""
     if isinstance(weight, ShardedWeight) or type(weight.data) is not torch.Tensor:
         return weight

@@ -34,8 +34,11 @@ class WeightGather:
     def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
         weight = layer.weight
         assert isinstance(weight, DTensor)
-        dims = [i for i, at in enumerate(weight.placements) if isinstance(at, Shard)]
-        if len(dims) != 1 or weight.placements[dims[0]].dim != 0:
+        # FSDP x TP has a subclass of Shard here.
+        dims = [i for i, at in enumerate(weight.placements) if type(at) is Shard and at.dim == 0]
+        if len(dims) != 1 or any(
+            not (at.is_replicate() or at == Shard(0)) for at in weight.placements
+        ):
             raise ValueError(
                 f"float8: a weight is sharded as {weight.placements}; the fp8 all-gather is for "
                 "weights that fully_shard alone shards, by rows"
@@ -103,7 +106,8 @@ class WeightGather:
         q_scales = (qt if at.scales_in_qt else q)[at.q_scales :].view(torch.float32)
         qt_scales = qt[at.qt_scales :].view(torch.float32)
         own = [self._own_q_scales(q_scales, rows), self._own_qt_scales(qt_scales, rows)]
-        self._seen, self._weight = _version(weight), weight
+        # The references keep the ids of _version from being used again.
+        self._seen, self._weight, self._local = _version(weight), weight, weight._local_tensor
         self._copies = {}
         return torch.cat(own)
 
@@ -188,7 +192,7 @@ class WeightGather:
             rows = out[: self.cols * at.qt_pitch].view(self.cols, at.qt_pitch)
             parts = data.view(self.ranks, self.cols, self.rows)
             whole, rest = divmod(n, self.rows)
-            full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))
+            full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))  # type: ignore[no-untyped-call]
             full.copy_(parts[:whole].transpose(0, 1))
             if rest:
                 rows[:, whole * self.rows : n].copy_(parts[whole, :, :rest])
@@ -217,8 +221,9 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     if words.numel() > 0:
         distributed.all_reduce(words, distributed.ReduceOp.MAX, group=group)
     own = []
+    counts = [amax.numel() for amax, _ in found]
     for (gather, weight), (_, row_amax), reduced in zip(
-        weights, found, words.split([amax.numel() for amax, _ in found]), strict=True
+        weights, found, torch.split(words, counts), strict=True
     ):
         own.append(gather.cast(weight, reduced, row_amax))
     sizes = [scales.numel() for scales in own]
@@ -227,7 +232,7 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     scales = torch.cat(own)
     everyone = scales.new_empty(group.size() * scales.numel())
     _all_gather(everyone, scales, group=group)
-    parts = everyone.view(group.size(), -1).split(sizes, dim=1)
+    parts = torch.split(everyone.view(group.size(), -1), sizes, dim=1)
     for (gather, _), part in zip(weights, parts, strict=True):
         gather.set_scales(part)
 
