@@ -116,7 +116,7 @@ def test_the_bits_of_a_gather_in_high_precision(world: int, tmp_path: Any) -> No
     _spawn(_equal, world, tmp_path)
 
 
-def _checkpointed(mesh: Any, rank: int, world: int) -> None:
+def _composed(mesh: Any, rank: int, world: int) -> None:
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
     for recipe in ("tensorwise", "rowwise"):
@@ -125,10 +125,27 @@ def _checkpointed(mesh: Any, rank: int, world: int) -> None:
             for gather in (True, False)
         ]
         _expect_equal_steps(models, x)
+    compiled = []
+    for gather in (True, False):
+        block = _mlp("rowwise", 80, gather)
+        block.compile(backend="aot_eager")
+        compiled.append(fully_shard(nn.Sequential(fully_shard(block, mesh=mesh)), mesh=mesh))
+    _expect_equal_steps(compiled, x)
 
 
-def test_activation_checkpointing(tmp_path: Any) -> None:
-    _spawn(_checkpointed, 2, tmp_path)
+def test_activation_checkpointing_and_compile(tmp_path: Any) -> None:
+    _spawn(_composed, 2, tmp_path)
+
+
+def _replicated(_: Any, rank: int, world: int) -> None:
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
+    torch.manual_seed(1)
+    x = torch.randn(world, 16, 64)[rank]
+    _expect_equal_steps([_shard(_mlp("rowwise", 80, gather), mesh) for gather in (True, False)], x)
+
+
+def test_shards_that_are_replicated(tmp_path: Any) -> None:
+    _spawn(_replicated, 4, tmp_path)
 
 
 class Traffic:
