@@ -217,14 +217,16 @@ tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {
 }
 
 runtime::DeviceInfo h100() {
-  runtime::DeviceInfo device{{.name = "NVIDIA H100 80GB HBM3",
-                              .cc = 90,
-                              .sm_count = 132,
-                              .l2_bytes = 50 << 20,
-                              .mem_bytes = int64_t{80} << 30,
-                              .mem_clock_mhz = 2619,
-                              .sm_clock_max_mhz = 1980,
-                              .power_limit_w = 700}};
+  runtime::DeviceInfo device;
+  static_cast<DeviceClass&>(device) = {.name = "NVIDIA H100 80GB HBM3",
+                                       .cc = 90,
+                                       .sm_count = 132,
+                                       .l2_bytes = 50 << 20,
+                                       .mem_bytes = int64_t{80} << 30,
+                                       .mem_clock_mhz = 2619,
+                                       .sm_clock_max_mhz = 1980,
+                                       .power_limit_w = 700,
+                                       .mig = false};
   device.driver_version = 13000;
   return device;
 }
