@@ -32,7 +32,7 @@ struct Copies {
 // those of w go into a weight cache, from master_dtype and under a noop_flag where the linear has
 // one.
 using CopySet = unsigned;
-inline constexpr CopySet kXq = 1, kXqt = 2, kWq = 4, kWqt = 8, kDyq = 16, kDyqt = 32,
+inline constexpr CopySet kXqt = 1, kWqt = 2, kXq = 4, kWq = 8, kDyq = 16, kDyqt = 32,
                          kCacheWeight = 64;
 
 // One cast of a tensor, which writes one copy or both.

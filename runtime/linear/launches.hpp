@@ -1,19 +1,19 @@
 // The launches of a call of a linear as data. A plan makes a list of them for every kind of call,
-// once (plan_launches.hpp); a call walks its list and patches in what it was given: pointers, row
-// strides and m. So forward(), forward_steps() and the linear's description show the same launches.
+// once (plan_launches.hpp); a call finds the range of its m and walks it, patching in what it was
+// given: pointers, row strides and m. So forward(), forward_steps() and the linear's description
+// show the same launches.
 //
-//   list     := launch ...       in stream order
-//   launch   := kind, kernel, the m that it is for, operands
-//   operand  := refs and extents
-//   ref      := slot + offset    a slot is an argument of the call: a tensor or a buffer
+//   list     := range ...         by m; what is launched depends on m by a few limits alone
+//   range    := up_to_m, launch ...                                        in stream order
+//   launch   := one of the structs below, and what it is called
+//   ref      := slot + offset     a slot is an argument of the call: a tensor or a buffer
 //
 // A slot may as well hold a tensor that is cast already, or one that several linears share.
 #pragma once
 
 #include <cstdint>
-#include <limits>
-#include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
@@ -24,69 +24,127 @@
 
 namespace f8::runtime {
 
+// A call on its way to the stream.
+struct LaunchTarget {
+  const Context::State& context;
+  const CallArguments& call;
+  Stream stream;
+};
+
 // A matrix that a launch reads, and where what it makes of it goes: QuantizeOperand's fields.
 struct CastOperand {
   Ref x = {};
   int64_t rows = 0;  // 0: the call's m
   int64_t cols = 0;
-  int64_t tile_amax_up_to_m = 0;  // up to this m its rows and columns leave per-tile amax partials
   Ref partials = {}, tile_amax = {}, row_amax = {}, col_amax = {};
   Ref q = {}, qt = {}, scale = {}, inv_row = {}, inv_col = {};
   Ref delayed = {}, recorded_amax = {}, counters = {};
 
-  [[nodiscard]] int64_t rows_at(int64_t m) const { return rows == 0 ? m : rows; }
   [[nodiscard]] QuantizeOperand at(const CallArguments& call) const;
 };
-// The blocks that cast these operands at this m.
-[[nodiscard]] int64_t tiles_of(const std::vector<CastOperand>& operands, int64_t m);
+
+// What grows with the m of a call: blocks, or bytes.
+template <class T, int64_t kStep>
+struct ByRows {
+  T fixed = 0, of_step = 0;
+  [[nodiscard]] T at(int64_t m) const {
+    return fixed + of_step * static_cast<T>(ceil_div(m, kStep));
+  }
+};
+
+// Sets `count` words to `value`, and with `and_m` as many more as m.
+struct SetWords {
+  Ref words = {};
+  int64_t count = 0;
+  uint32_t value = 0;
+  bool and_m = false;
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
+};
+
+// Reduces amaxes over ranks.
+struct ReduceAmax {
+  Ref amax;
+  size_t count;
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
+};
+
+// Makes the scales of `count` slots from their amaxes.
+struct FirstScales {
+  const Kernel* kernel;
+  Ref amax;
+  size_t count;
+  bool hold;
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
+};
+
+// Finds the operands' maxima, casts them, or does both, as the kernel's spec says.
+struct CastLaunch {
+  const Kernel* kernel;
+  std::vector<CastOperand> operands;
+  Ref sync = {};
+  Ref sums = {};  // of the columns of dy
+  // It is overlapped with the launch before by programmatic dependent launch.
+  bool overlapped = false;
+  ByRows<int32_t, kernels::kCastTile> neighbour = {};  // the blocks of the other of such two
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
+};
+
+// Sums the columns of dy.
+struct ColumnSums {
+  const Kernel* kernel;
+  Ref sums;
+  int64_t cols;
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
+};
+
+// Makes the gradient of a bias from these sums; of an empty batch it is zero.
+struct BiasGrad {
+  const Kernel* kernel;
+  Ref sums;
+  int64_t cols;
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
+};
 
 struct GemmOperands {
   Ref a = {}, b = {}, d = {}, inv_scale_a = {}, inv_scale_b = {}, bias = {};
+  [[nodiscard]] GemmCall at(const CallArguments& call) const;
+};
+
+struct GemmLaunch {
+  const GemmPlan* plan;
+  Ref workspace;
+  GemmOperands operands;
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
+};
+
+struct GroupedGemmLaunch {
+  const GroupedGemm* plan;
+  GemmOperands first, second;
+  [[nodiscard]] Status run(const LaunchTarget& target) const;
 };
 
 struct Launch {
-  enum class Kind : uint8_t {
-    kSetWords,     // sets `count` words at `out` to `value`; `count_m`: and as many more as m
-    kZeroRows,     // zeroes `count` rows of `row_bytes` at `out`
-    kAmax,         // finds the operands' maxima
-    kCast,         // casts the operands
-    kQuantize,     // does both in one launch
-    kReduceAmax,   // reduces `count` words at `out` over ranks
-    kFirstScales,  // makes the scales of `count` slots from the maxima at `out`
-    kColumnSums,   // sums the operand's columns into `sums`
-    kBiasGrad,     // sums `sums`, of `count` columns, into `out`
-    kGemm,         // multiplies gemms[0]
-    kGroupedGemm   // multiplies both gemms
-  };
-  Kind kind;
-  std::string name = {};           // "amax x,w", "cast x,w", "gemm output", ...
-  const Kernel* kernel = nullptr;  // of kinds that launch one of the linear's own
-  double bytes_per_element = 0;    // that a memory-bound launch moves, by elements of its operands
-  int64_t above_m = 0;             // it is of calls with above_m < m <= up_to_m
-  int64_t up_to_m = std::numeric_limits<int64_t>::max();
-  // Up to this m it is overlapped with the launch before it by programmatic dependent launch,
-  // unless that one is with its own predecessor.
-  int64_t overlaps_up_to_m = 0;
-  std::vector<CastOperand> operands = {};
-  Ref out = {}, sums = {}, workspace = {};
-  int64_t count = 0;
-  bool count_m = false;
-  uint32_t value = 0;
-  size_t row_bytes = 0, element_bytes = 0;
-  bool hold = false;
-  std::vector<GemmOperands> gemms = {};
-  const GemmPlan* gemm = nullptr;
-  const GroupedGemm* grouped = nullptr;
+  std::variant<CastLaunch, GemmLaunch, GroupedGemmLaunch, SetWords, ColumnSums, BiasGrad,
+               ReduceAmax, FirstScales>
+      work;
+  std::string name;              // "amax x,w", "cast x,w", "gemm output", ...
+  ByRows<double, 1> bytes = {};  // that it moves; 0 where memory is not its bound
 
-  [[nodiscard]] bool applies(int64_t m) const { return above_m < m && m <= up_to_m; }
-  [[nodiscard]] double bytes_moved(int64_t m) const;  // 0 where memory is not its bound
-  // Launches it alone, or overlapped with a neighbour of so many blocks.
-  [[nodiscard]] Status run(const Context::State& context, const CallArguments& call, Stream stream,
-                           bool overlapped = false, int64_t overlapped_blocks = 0) const;
+  [[nodiscard]] Status run(const LaunchTarget& target) const {
+    return std::visit([&](const auto& launch) { return launch.run(target); }, work);
+  }
 };
-using LaunchList = std::vector<Launch>;
 
-// Launches what of the list is for the call's m, in order.
+// The launches of calls whose m is at most up_to_m, and more than that of the range before.
+struct LaunchRange {
+  int64_t up_to_m = 0;
+  std::vector<Launch> launches = {};
+  bool has_sums = false;  // a cast of dy leaves column sums
+};
+using LaunchList = std::vector<LaunchRange>;
+
+[[nodiscard]] const std::vector<Launch>& launches_at(const LaunchList& list, int64_t m);
+// Launches what the list has for the call's m.
 [[nodiscard]] Status run(const LaunchList& list, const Context::State& context,
                          const CallArguments& call, Stream stream);
 

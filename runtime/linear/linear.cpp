@@ -145,14 +145,18 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call, void*
   }
   CallArguments arguments;
   std::vector<Step> steps;
-  for (const Launch& launch : bind(call, workspace, arguments)) {
-    if (!launch.applies(arguments.m)) continue;
-    const auto run = [this, &launch, arguments](Stream stream) -> Status {
+  const LaunchList& list = bind(call, workspace, arguments);
+  for (Launch launch : launches_at(list, arguments.m)) {
+    if (auto* cast = std::get_if<CastLaunch>(&launch.work)) {
+      cast->overlapped = false;
+      cast->neighbour = {};
+    }
+    const auto run = [this, launch, arguments](Stream stream) -> Status {
       const ScopedContext current(*driver, primary);
       F8_TRY(current.status());
-      return launch.run(context->state(), arguments, stream);
+      return launch.run({context->state(), arguments, stream});
     };
-    steps.push_back({launch.name, run, launch.bytes_moved(arguments.m)});
+    steps.push_back({launch.name, run, launch.bytes.at(arguments.m)});
   }
   return steps;
 }

@@ -8,14 +8,12 @@ namespace f8::runtime {
 namespace {
 
 using codegen::ScaleMode;
-using Kind = Launch::Kind;
 
 // `recorded`: where the amaxes of delayed scaling go.
 CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref recorded) {
   const codegen::CastSpec& cast = fused.cast;
   CastOperand operand{.x = at.x, .rows = at.rows, .cols = at.cols};
   operand.partials = has_scale(cast, ScaleMode::kAxis) ? at.amax : at.partials;
-  operand.tile_amax = at.tile_amax;
   operand.row_amax = at.row_amax;
   operand.col_amax = at.col_amax;
   operand.q = at.q;
@@ -32,34 +30,36 @@ CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref re
   return operand;
 }
 
+// The tiles and the bytes of casts, of which each element takes `bytes`.
+ByRows<int32_t, kernels::kCastTile> tiles_of(std::span<const CastOperand> operands) {
+  ByRows<int32_t, kernels::kCastTile> tiles;
+  for (const CastOperand& x : operands) {
+    (x.rows == 0 ? tiles.of_step : tiles.fixed) +=
+        static_cast<int32_t>(cast_tiles(std::max<int64_t>(x.rows, 1), x.cols));
+  }
+  return tiles;
+}
+ByRows<double, 1> bytes_of(std::span<const CastOperand> operands, double bytes) {
+  ByRows<double, 1> all;
+  for (const CastOperand& x : operands) {
+    (x.rows == 0 ? all.of_step : all.fixed) +=
+        static_cast<double>(std::max<int64_t>(x.rows, 1) * x.cols) * bytes;
+  }
+  return all;
+}
+
 }  // namespace
 
 CastOperand cache_operand(const LinearLayout& layout, const FusedCast& cast) {
   return cast_operand(cast, layout.cache, Slot::kAmax);
 }
 
-Launch clear_amax(Ref begin, Ref end, std::optional<int64_t> rows) {
+SetWords clear_amax(Ref begin, Ref end, std::optional<int64_t> rows) {
   const auto words = static_cast<int64_t>((end.offset() - begin.offset()) / sizeof(uint32_t));
-  return {.kind = Kind::kSetWords,
-          .name = "clear amax",
-          .out = begin,
-          .count = words + rows.value_or(0),
-          .count_m = rows == 0};
+  return {.words = begin, .count = words + rows.value_or(0), .and_m = rows == 0};
 }
 
-// The largest m of a call for which `holds`, which then holds for every smaller one; 0: none.
-template <class Holds>
-int64_t CastPlanner::largest_m(Holds&& holds) const {
-  int64_t below = 0;
-  int64_t above = m_max_ + 1;
-  while (above - below > 1) {
-    const int64_t middle = below + (above - below) / 2;
-    (holds(middle) ? below : above) = middle;
-  }
-  return below;
-}
-
-Result<std::vector<CastPlanner::Pass>> CastPlanner::passes(CopySet copies, bool first_step) {
+Result<std::span<const CastPlanner::Pass>> CastPlanner::load(CopySet copies, bool first_step) {
   const auto [at, is_new] = passes_.try_emplace({copies, first_step});
   if (!is_new) return at->second;
   const ContextOptions& options = context_.options();
@@ -77,143 +77,148 @@ Result<std::vector<CastPlanner::Pass>> CastPlanner::passes(CopySet copies, bool 
   return at->second;
 }
 
-void CastPlanner::set_operands(Pass& pass, const CastSection& section) const {
-  const Ref recorded = section.recording ? shared_.first : Slot::kAmax;
-  for (const FusedCast& fused : pass.spec.casts) {
-    CastOperand operand = cast_operand(fused, section.tensors.of(fused.tensor), recorded);
-    if (section.recording) operand.counters = {};
-    if (const auto amax = amax_before(fused.cast)) {
-      operand.tile_amax_up_to_m = largest_m(
-          [&](int64_t m) { return fits_tile_amax(*amax, operand.rows_at(m), operand.cols); });
-    }
-    pass.operands.push_back(operand);
-  }
-}
-
-// The largest m for which a pass goes as `launches` says, or in fewer launches.
-int64_t CastPlanner::largest_m(const Pass& pass, Launches launches) const {
-  if (pass.quantize == nullptr) return 0;
-  return largest_m([&](int64_t m) {
+// A pass may overlap the one before it where both have one launch each, of different tensors; and,
+// where blocks wait for each other, are so small that all are resident.
+std::vector<CastPlanner::Choice> CastPlanner::choose(std::span<const Pass> passes,
+                                                     const CallTensors& tensors, int64_t m) const {
+  const int sm_count = context_.device().sm_count;
+  std::vector<Choice> all;
+  bool single_before = false;
+  bool waits_before = false;
+  int64_t tiles_before = 0;
+  for (size_t i = 0; i < passes.size(); ++i) {
+    const KernelPass& spec = passes[i].spec;
+    Choice choice;
+    bool apart = true;  // from the tensors of the pass before
+    int64_t tiles = 0;
     std::vector<QuantizeOperand> sizes;
-    for (const CastOperand& x : pass.operands) {
-      sizes.push_back({.rows = x.rows_at(m), .cols = x.cols});
+    for (const FusedCast& cast : spec.casts) {
+      const TensorBuffers& at = tensors.of(cast.tensor);
+      const int64_t rows = at.rows == 0 ? m : at.rows;
+      if (spec.amax && fits_tile_amax(*spec.amax, rows, at.cols)) {
+        choice.tile_amaxes |= 1U << sizes.size();
+      }
+      sizes.push_back({.rows = rows, .cols = at.cols});
+      tiles += cast_tiles(rows, at.cols);
+      apart = apart && (i == 0 || std::ranges::count(passes[i - 1].spec.casts, cast.tensor,
+                                                     &FusedCast::tensor) == 0);
     }
-    return quantize_launches(*pass.spec.one_launch, context_.device().sm_count, sizes) <= launches;
-  });
+    if (passes[i].quantize != nullptr) {
+      choice.launches = quantize_launches(*spec.one_launch, sm_count, sizes);
+    }
+    const bool single = !spec.amax || choice.launches == Launches::kOne;
+    const bool waits = spec.amax && !codegen::scales_rows_alone(spec.cast);
+    choice.overlapped =
+        i > 0 && !all.back().overlapped && single_before && single && apart &&
+        ((!waits_before && !waits) || tiles_before + tiles <= resident_quantize_blocks(sm_count));
+    single_before = single;
+    waits_before = waits;
+    tiles_before = tiles;
+    all.push_back(choice);
+  }
+  return all;
 }
 
-// Up to which m a pass may overlap the one before it: one launch each, of different tensors; and
-// where blocks wait for each other, so small that all are resident.
-int64_t CastPlanner::overlaps_up_to(const Pass& before, const Pass& pass) const {
-  for (const FusedCast& cast : pass.spec.casts) {
-    if (std::ranges::count(before.spec.casts, cast.tensor, &FusedCast::tensor) > 0) return 0;
+void CastPlanner::add(LaunchRange& range, const CastSection& section, std::span<const Pass> passes,
+                      std::span<const Choice> choices) const {
+  bool cleared = false;
+  std::vector<CastOperand> before;
+  for (size_t i = 0; i < passes.size(); ++i) {
+    const Pass& pass = passes[i];
+    const KernelPass& spec = pass.spec;
+    std::vector<CastOperand> operands;
+    for (const FusedCast& fused : spec.casts) {
+      const TensorBuffers& at = section.tensors.of(fused.tensor);
+      CastOperand operand =
+          cast_operand(fused, at, section.recording ? shared_.first : Slot::kAmax);
+      if (section.recording) operand.counters = {};
+      if ((choices[i].tile_amaxes >> operands.size() & 1) != 0) operand.tile_amax = at.tile_amax;
+      operands.push_back(operand);
+    }
+    const auto read = static_cast<double>(size_bytes(spec.cast.in));
+    const double moved = read + (spec.cast.q ? 1 : 0) + (spec.cast.qt ? 1 : 0);
+    const auto launch = [&](const Kernel* kernel, std::string name, double bytes,
+                            std::vector<CastOperand> some) -> CastLaunch& {
+      const auto all = bytes_of(some, bytes);
+      range.launches.push_back(
+          {CastLaunch{.kernel = kernel, .operands = std::move(some), .sync = shared_.sync},
+           std::move(name), all});
+      return std::get<CastLaunch>(range.launches.back().work);
+    };
+    switch (choices[i].launches) {
+      case Launches::kOne:
+        launch(pass.quantize, spec.quantize_name, moved, operands);
+        break;
+      case Launches::kOneEach:
+        for (size_t v = 0; v < operands.size(); ++v) {
+          launch(pass.quantize, spec.casts[v].quantize_name, moved, {operands[v]});
+        }
+        break;
+      case Launches::kTwo: {
+        const bool raises = spec.amax && (spec.amax->row || spec.amax->col) &&
+                            choices[i].tile_amaxes != (1U << operands.size()) - 1;
+        if (raises && !cleared) {
+          range.launches.push_back({section.clear, "clear amax"});
+          cleared = true;
+        }
+        if (spec.amax) launch(pass.amax, spec.amax_name, read, operands);
+        const bool sums = section.sums && !section.recording && pass.summing != nullptr;
+        CastLaunch& cast = launch(sums ? pass.summing : pass.cast, spec.cast_name, moved, operands);
+        if (sums) cast.sums = shared_.sums;
+        range.has_sums = range.has_sums || sums;
+      }
+    }
+    if (choices[i].overlapped) {
+      auto& own = std::get<CastLaunch>(range.launches.back().work);
+      auto& other = std::get<CastLaunch>(range.launches.end()[-2].work);
+      own.overlapped = true;
+      own.neighbour = tiles_of(before);
+      other.neighbour = tiles_of(operands);
+    }
+    before = std::move(operands);
   }
-  int64_t m = m_max_;
-  bool waits = false;
-  for (const Pass* each : {&before, &pass}) {
-    if (!each->spec.amax) continue;
-    m = std::min(m, each->one_launch_up_to_m);
-    waits = waits || !codegen::scales_rows_alone(each->spec.cast);
-  }
-  const int64_t resident = resident_quantize_blocks(context_.device().sm_count);
-  return !waits ? m
-                : std::min(m, largest_m([&](int64_t at) {
-                             return tiles_of(before.operands, at) + tiles_of(pass.operands, at) <=
-                                    resident;
-                           }));
-}
-
-// The clear of the amax buffer before a launch that raises words of it, for the m for which no
-// launch before has had it cleared.
-void CastPlanner::add_clear(CastSection& section, const Pass& pass, int64_t above_m) const {
-  if (!pass.spec.amax->row && !pass.spec.amax->col) return;
-  Launch& clear = section.clear;
-  clear.above_m = std::max(
-      above_m,
-      std::ranges::min(pass.operands, {}, &CastOperand::tile_amax_up_to_m).tile_amax_up_to_m);
-  clear.up_to_m = section.cleared_above_m;
-  if (clear.above_m >= clear.up_to_m) return;
-  section.cleared_above_m = clear.above_m;
-  section.list.push_back(clear);
-}
-
-void CastPlanner::add_pass(CastSection& section, Pass& pass, const Pass* before) const {
-  const KernelPass& spec = pass.spec;
-  set_operands(pass, section);
-  const int64_t one = pass.one_launch_up_to_m = largest_m(pass, Launches::kOne);
-  const int64_t each = largest_m(pass, Launches::kOneEach);
-  const int64_t overlaps = before == nullptr ? 0 : overlaps_up_to(*before, pass);
-  const auto read = static_cast<double>(size_bytes(spec.cast.in));
-  const double moved = read + (spec.cast.q ? 1 : 0) + (spec.cast.qt ? 1 : 0);
-  Launch quantize{.kind = Kind::kQuantize, .name = spec.quantize_name, .kernel = pass.quantize};
-  quantize.bytes_per_element = moved;
-  quantize.up_to_m = one;
-  quantize.overlaps_up_to_m = overlaps;
-  quantize.operands = pass.operands;
-  quantize.workspace = shared_.sync;
-  if (one > 0) section.list.push_back(quantize);
-  for (size_t i = 0; each > one && i < pass.operands.size(); ++i) {
-    quantize.name = spec.casts[i].quantize_name;
-    quantize.above_m = one;
-    quantize.up_to_m = each;
-    quantize.overlaps_up_to_m = 0;
-    quantize.operands = {pass.operands[i]};
-    section.list.push_back(quantize);
-  }
-  if (each == m_max_) return;
-  if (spec.amax) {
-    add_clear(section, pass, each);
-    Launch amax{.kind = Kind::kAmax, .name = spec.amax_name, .kernel = pass.amax};
-    amax.bytes_per_element = read;
-    amax.above_m = each;
-    amax.operands = pass.operands;
-    section.list.push_back(std::move(amax));
-  }
-  Launch cast{.kind = Kind::kCast, .name = spec.cast_name, .kernel = pass.cast};
-  cast.bytes_per_element = moved;
-  cast.above_m = each;
-  if (!spec.amax) cast.overlaps_up_to_m = overlaps;
-  cast.operands = pass.operands;
-  if (section.sums && pass.summing != nullptr) {
-    cast.kernel = pass.summing;
-    cast.sums = shared_.sums;
-    section.summed_above_m = each;
-  }
-  section.list.push_back(std::move(cast));
-}
-
-Status CastPlanner::add_passes(CastSection& section, CopySet copies, bool first_step) {
-  section.cleared_above_m = section.summed_above_m = m_max_;
-  std::vector<Pass> all = F8_TRY(passes(copies, first_step));
-  for (size_t i = 0; i < all.size(); ++i) {
-    add_pass(section, all[i], i == 0 ? nullptr : &all[i - 1]);
-  }
-  return {};
 }
 
 // A first step over ranks runs the casts of later steps: first for the maxima that they record,
 // then with the scales of these over all ranks.
-Status CastPlanner::add(CastSection& section, CopySet copies, CallKind kind) {
-  if ((kind & kOverRanks) == 0) return add_passes(section, copies, (kind & kFirstStep) != 0);
-  Launch first{.kind = Kind::kSetWords, .name = "clear amax"};
-  first.out = shared_.first;
-  const auto slots = static_cast<int64_t>(kernels_.slots.size());
-  first.count = static_cast<int64_t>(kFirstWords) * slots;
-  section.list.push_back(first);
+Status CastPlanner::add_first_step(LaunchRange& range, const CastSection& section,
+                                   std::span<const Pass> passes,
+                                   std::span<const Choice> choices) const {
+  const size_t slots = kernels_.slots.size();
+  const SetWords clear{.words = shared_.first, .count = static_cast<int64_t>(kFirstWords * slots)};
+  range.launches.push_back({clear, "clear amax"});
   CastSection recording = section;
   recording.recording = true;
-  recording.sums = false;
-  F8_TRY(add_passes(recording, copies, false));
-  first.kind = Kind::kReduceAmax;
-  first.name = "reduce amax";
-  first.count = slots;
-  section.list.push_back(first);
-  first.kind = Kind::kFirstScales;
-  first.name = "first scales";
-  first.kernel = F8_TRY(context_.kernel(codegen::ScaleUpdateSpec{}));
-  first.hold = kernels_.hold;
-  section.list.push_back(first);
-  return add_passes(section, copies, false);
+  add(range, recording, passes, choices);
+  range.launches.push_back({ReduceAmax{shared_.first, slots}, "reduce amax"});
+  const Kernel* kernel = F8_TRY(context_.kernel(codegen::ScaleUpdateSpec{}));
+  range.launches.push_back(
+      {FirstScales{kernel, shared_.first, slots, kernels_.hold}, "first scales"});
+  add(range, section, passes, choices);
+  return {};
+}
+
+Result<LaunchList> CastPlanner::plan(const CastSection& section, CopySet copies, CallKind kind) {
+  const bool over_ranks = (kind & kOverRanks) != 0;
+  const auto passes = F8_TRY(load(copies, (kind & kFirstStep) != 0 && !over_ranks));
+  LaunchList list(1);
+  while (list.back().up_to_m < m_max_) {
+    LaunchRange range;
+    int64_t same = list.back().up_to_m + 1;
+    const auto choices = choose(passes, section.tensors, same);
+    for (int64_t other = m_max_ + 1; other - same > 1;) {
+      const int64_t middle = same + (other - same) / 2;
+      (choose(passes, section.tensors, middle) == choices ? same : other) = middle;
+    }
+    range.up_to_m = same;
+    if (over_ranks) {
+      F8_TRY(add_first_step(range, section, passes, choices));
+    } else {
+      add(range, section, passes, choices);
+    }
+    list.push_back(std::move(range));
+  }
+  return list;
 }
 
 }  // namespace f8::runtime

@@ -360,17 +360,11 @@ const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
   to.set(Slot::kDw, call.dw, call.ld_dw);
   to.set(Slot::kDb, call.db);
   const CallKind given = bind_inputs(call, to);
-  const bool dw = call.dw != nullptr;
-  if (call.m == 0) {
-    return launches
-        .empty_backward[(dw && call.accumulate == 0 ? kEmptyDw : 0) |
-                        (call.db != nullptr && call.accumulate_bias == 0 ? kEmptyDb : 0)];
-  }
   if ((given & kGivenX) == 0) bind_refs(layout.backward_x, Slot::kInputQ, to);
   if ((given & kGivenW) == 0) bind_refs(layout.backward_w, Slot::kWeightQ, to);
   CallKind kind = 0;
   if (call.dx != nullptr) kind |= kBackwardDx | (call.accumulate_dx != 0 ? kBackwardAddDx : 0);
-  if (dw) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAddDw : 0);
+  if (call.dw != nullptr) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAddDw : 0);
   if (call.db != nullptr) kind |= kBackwardDb;
   if (kind == 0) return launches.backward[0];
   if (desc.recompute) kind |= given;
