@@ -5,6 +5,24 @@
 #include "runtime/quantize/bias_grad.hpp"
 
 namespace f8::runtime {
+namespace {
+
+// A launch's operands with the call's pointers; nothing is written but these.
+class Operands {
+ public:
+  Operands(const std::vector<CastOperand>& from, const CallArguments& call) : count_(from.size()) {
+    for (size_t i = 0; i < count_; ++i) std::construct_at(&list_[i], from[i].at(call));
+  }
+  operator std::span<const QuantizeOperand>() const { return {list_, count_}; }  // NOLINT
+
+ private:
+  union {
+    QuantizeOperand list_[kernels::kMaxTensors];
+  };
+  size_t count_;
+};
+
+}  // namespace
 
 QuantizeOperand CastOperand::at(const CallArguments& call) const {
   return {.x = call.at<void>(x),
@@ -33,7 +51,7 @@ GemmCall GemmOperands::at(const CallArguments& call) const {
           .inv_scale_a = call.at<float>(inv_scale_a),
           .inv_scale_b = call.at<float>(inv_scale_b),
           .m = call.m,
-          .bias = call.at<void>(bias),
+          .bias = call.at<void>(Slot::kBias),
           .ld_a = call.stride(a),
           .ld_b = call.stride(b),
           .ld_d = call.stride(d)};
@@ -59,9 +77,7 @@ Status CastLaunch::run(const LaunchTarget& to) const {
   const Driver& driver = context.driver;
   const bool programmatic = context.options.programmatic_launch;
   const int sm_count = context.info.sm_count;
-  std::array<QuantizeOperand, kernels::kMaxTensors> list;
-  for (size_t i = 0; i < operands.size(); ++i) list[i] = operands[i].at(call);
-  const std::span<const QuantizeOperand> all(list.data(), operands.size());
+  const Operands all(operands, call);
   const auto* noop_flag = call.at<uint32_t>(Slot::kNoopFlag);
   if (const auto* amax = std::get_if<codegen::AmaxSpec>(&kernel->spec)) {
     auto args = amax_args(*amax, sm_count, all);
@@ -108,16 +124,16 @@ Status GroupedGemmLaunch::run(const LaunchTarget& to) const {
   return plan->run(first.at(to.call), second.at(to.call), to.stream);
 }
 
-const std::vector<Launch>& launches_at(const LaunchList& list, int64_t m) {
+const LaunchRange& range_at(const LaunchList& list, int64_t m) {
   auto range = list.begin();
   while (range->up_to_m < m) ++range;
-  return range->launches;
+  return *range;
 }
 
 Status run(const LaunchList& list, const Context::State& context, const CallArguments& call,
            Stream stream) {
   const LaunchTarget target{context, call, stream};
-  for (const Launch& launch : launches_at(list, call.m)) F8_TRY(launch.run(target));
+  for (const Launch& launch : range_at(list, call.m).launches) F8_TRY(run(launch, target));
   return {};
 }
 

@@ -106,7 +106,7 @@ struct BiasGrad {
 };
 
 struct GemmOperands {
-  Ref a = {}, b = {}, d = {}, inv_scale_a = {}, inv_scale_b = {}, bias = {};
+  Ref a = {}, b = {}, d = {}, inv_scale_a = {}, inv_scale_b = {};
   [[nodiscard]] GemmCall at(const CallArguments& call) const;
 };
 
@@ -123,27 +123,33 @@ struct GroupedGemmLaunch {
   [[nodiscard]] Status run(const LaunchTarget& target) const;
 };
 
-struct Launch {
-  std::variant<CastLaunch, GemmLaunch, GroupedGemmLaunch, SetWords, ColumnSums, BiasGrad,
-               ReduceAmax, FirstScales>
-      work;
+using Launch = std::variant<CastLaunch, GemmLaunch, GroupedGemmLaunch, SetWords, ColumnSums,
+                            BiasGrad, ReduceAmax, FirstScales>;
+[[nodiscard]] inline Status run(const Launch& launch, const LaunchTarget& target) {
+  return std::visit([&](const auto& of_kind) { return of_kind.run(target); }, launch);
+}
+
+// What a call has no use for.
+struct LaunchLabel {
   std::string name;              // "amax x,w", "cast x,w", "gemm output", ...
   ByRows<double, 1> bytes = {};  // that it moves; 0 where memory is not its bound
-
-  [[nodiscard]] Status run(const LaunchTarget& target) const {
-    return std::visit([&](const auto& launch) { return launch.run(target); }, work);
-  }
 };
 
 // The launches of calls whose m is at most up_to_m, and more than that of the range before.
 struct LaunchRange {
   int64_t up_to_m = 0;
-  std::vector<Launch> launches = {};
   bool has_sums = false;  // a cast of dy leaves column sums
+  std::vector<Launch> launches = {};
+  std::vector<LaunchLabel> labels = {};  // beside them
+
+  void add(Launch launch, std::string name, ByRows<double, 1> bytes = {}) {
+    launches.push_back(std::move(launch));
+    labels.push_back({std::move(name), bytes});
+  }
 };
 using LaunchList = std::vector<LaunchRange>;
 
-[[nodiscard]] const std::vector<Launch>& launches_at(const LaunchList& list, int64_t m);
+[[nodiscard]] const LaunchRange& range_at(const LaunchList& list, int64_t m);
 // Launches what the list has for the call's m.
 [[nodiscard]] Status run(const LaunchList& list, const Context::State& context,
                          const CallArguments& call, Stream stream);

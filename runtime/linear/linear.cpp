@@ -146,17 +146,19 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call, void*
   CallArguments arguments;
   std::vector<Step> steps;
   const LaunchList& list = bind(call, workspace, arguments);
-  for (Launch launch : launches_at(list, arguments.m)) {
-    if (auto* cast = std::get_if<CastLaunch>(&launch.work)) {
+  const LaunchRange& range = range_at(list, arguments.m);
+  for (size_t i = 0; i < range.launches.size(); ++i) {
+    Launch launch = range.launches[i];
+    if (auto* cast = std::get_if<CastLaunch>(&launch)) {
       cast->overlapped = false;
       cast->neighbour = {};
     }
     const auto run = [this, launch, arguments](Stream stream) -> Status {
       const ScopedContext current(*driver, primary);
       F8_TRY(current.status());
-      return launch.run({context->state(), arguments, stream});
+      return runtime::run(launch, {context->state(), arguments, stream});
     };
-    steps.push_back({launch.name, run, launch.bytes.at(arguments.m)});
+    steps.push_back({range.labels[i].name, run, range.labels[i].bytes.at(arguments.m)});
   }
   return steps;
 }

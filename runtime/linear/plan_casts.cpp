@@ -140,10 +140,9 @@ void CastPlanner::add(LaunchRange& range, const CastSection& section, std::span<
     const auto launch = [&](const Kernel* kernel, std::string name, double bytes,
                             std::vector<CastOperand> some) -> CastLaunch& {
       const auto all = bytes_of(some, bytes);
-      range.launches.push_back(
-          {CastLaunch{.kernel = kernel, .operands = std::move(some), .sync = shared_.sync},
-           std::move(name), all});
-      return std::get<CastLaunch>(range.launches.back().work);
+      range.add(CastLaunch{.kernel = kernel, .operands = std::move(some), .sync = shared_.sync},
+                std::move(name), all);
+      return std::get<CastLaunch>(range.launches.back());
     };
     switch (choices[i].launches) {
       case Launches::kOne:
@@ -158,7 +157,7 @@ void CastPlanner::add(LaunchRange& range, const CastSection& section, std::span<
         const bool raises = spec.amax && (spec.amax->row || spec.amax->col) &&
                             choices[i].tile_amaxes != (1U << operands.size()) - 1;
         if (raises && !cleared) {
-          range.launches.push_back({section.clear, "clear amax"});
+          range.add(section.clear, "clear amax");
           cleared = true;
         }
         if (spec.amax) launch(pass.amax, spec.amax_name, read, operands);
@@ -169,8 +168,8 @@ void CastPlanner::add(LaunchRange& range, const CastSection& section, std::span<
       }
     }
     if (choices[i].overlapped) {
-      auto& own = std::get<CastLaunch>(range.launches.back().work);
-      auto& other = std::get<CastLaunch>(range.launches.end()[-2].work);
+      auto& own = std::get<CastLaunch>(range.launches.back());
+      auto& other = std::get<CastLaunch>(range.launches.end()[-2]);
       own.overlapped = true;
       own.neighbour = tiles_of(before);
       other.neighbour = tiles_of(operands);
@@ -186,14 +185,13 @@ Status CastPlanner::add_first_step(LaunchRange& range, const CastSection& sectio
                                    std::span<const Choice> choices) const {
   const size_t slots = kernels_.slots.size();
   const SetWords clear{.words = shared_.first, .count = static_cast<int64_t>(kFirstWords * slots)};
-  range.launches.push_back({clear, "clear amax"});
+  range.add(clear, "clear amax");
   CastSection recording = section;
   recording.recording = true;
   add(range, recording, passes, choices);
-  range.launches.push_back({ReduceAmax{shared_.first, slots}, "reduce amax"});
+  range.add(ReduceAmax{shared_.first, slots}, "reduce amax");
   const Kernel* kernel = F8_TRY(context_.kernel(codegen::ScaleUpdateSpec{}));
-  range.launches.push_back(
-      {FirstScales{kernel, shared_.first, slots, kernels_.hold}, "first scales"});
+  range.add(FirstScales{kernel, shared_.first, slots, kernels_.hold}, "first scales");
   add(range, section, passes, choices);
   return {};
 }

@@ -61,7 +61,7 @@ class LaunchPlanner {
     LaunchList list =
         F8_TRY(casts_.plan({.tensors = layout_.forward, .clear = clear_amax(first, x.row_amax, 0)},
                            kernels_.forward_copies(saved, kind & (kGivenX | kGivenW)), kind));
-    GemmOperands operands{.a = Slot::kX, .b = Slot::kW, .d = Slot::kY, .bias = Slot::kBias};
+    GemmOperands operands{.a = Slot::kX, .b = Slot::kW, .d = Slot::kY};
     if (is_fp8(Gemm::kOutput)) {
       const Fp8Refs a =
           (kind & kGivenX) != 0 ? kGivenXRefs : fp8_refs(kernels_.of(Tensor::kInput), x, saved);
@@ -73,8 +73,7 @@ class LaunchPlanner {
       operands.inv_scale_b = b.q_inverse;
     }
     for (LaunchRange& range : list) {
-      range.launches.push_back(
-          {GemmLaunch{gemm(Gemm::kOutput), layout_.forward_gemm, operands}, "gemm output"});
+      range.add(GemmLaunch{gemm(Gemm::kOutput), layout_.forward_gemm, operands}, "gemm output");
     }
     return list;
   }
@@ -103,10 +102,10 @@ class LaunchPlanner {
       const Kernel* sums = F8_TRY(context_.kernel(codegen::ColumnSumsSpec{kernels_.tensor_dtype}));
       const auto bytes =
           static_cast<double>(n) * static_cast<double>(size_bytes(kernels_.tensor_dtype));
-      range.launches.push_back({ColumnSums{sums, layout_.sums, n}, "sum dy", {.of_step = bytes}});
+      range.add(ColumnSums{sums, layout_.sums, n}, "sum dy", {.of_step = bytes});
     }
     const Kernel* kernel = F8_TRY(context_.kernel(*kernels_.bias_grad));
-    range.launches.push_back({BiasGrad{kernel, layout_.sums, n}, "bias gradient"});
+    range.add(BiasGrad{kernel, layout_.sums, n}, "bias gradient");
     return {};
   }
 
@@ -134,18 +133,17 @@ class LaunchPlanner {
     constexpr CallKind kBoth = kBackwardDx | kBackwardDw;
     if ((kind & kBoth) == kBoth && !add_dx && !add_dw && gemms_.gradients != nullptr &&
         range.up_to_m > 0) {
-      range.launches.push_back(
-          {GroupedGemmLaunch{gemms_.gradients.get(), input, weight}, "gemm gradients"});
+      range.add(GroupedGemmLaunch{gemms_.gradients.get(), input, weight}, "gemm gradients");
       return;
     }
     const Ref workspace = layout_.backward_gemm;
     if ((kind & kBackwardDx) != 0) {
       const GemmPlan* plan = add_dx ? gemms_.add_grad_input.get() : gemm(Gemm::kGradInput);
-      range.launches.push_back({GemmLaunch{plan, workspace, input}, "gemm grad_input"});
+      range.add(GemmLaunch{plan, workspace, input}, "gemm grad_input");
     }
     if ((kind & kBackwardDw) != 0) {
       const GemmPlan* plan = add_dw ? gemms_.add_grad_weight.get() : gemm(Gemm::kGradWeight);
-      range.launches.push_back({GemmLaunch{plan, workspace, weight}, "gemm grad_weight"});
+      range.add(GemmLaunch{plan, workspace, weight}, "gemm grad_weight");
     }
   }
 
@@ -157,7 +155,7 @@ class LaunchPlanner {
         kernels_.cache_copies(), kind));
     if ((kind & kWeightFlag) != 0) {
       for (LaunchRange& range : list) {
-        range.launches.push_back({SetWords{Slot::kNoopFlag, 1, 1}, "set valid"});
+        range.add(SetWords{Slot::kNoopFlag, 1, 1}, "set valid");
       }
     }
     return list;
