@@ -20,7 +20,6 @@ bool one_cast(const CastSetting& q, const CastSetting& qt) {
   return q.dtype == qt.dtype && q.pow2 == qt.pow2 && (!tensor_twice || q.scaling == qt.scaling);
 }
 
-// The name of a launch's operand: "x", or "x.q" where the tensor's copies are cast apart.
 std::string operand_name(const FusedCast& cast, const std::vector<FusedCast>& all) {
   const auto of_tensor = std::ranges::count(all, cast.tensor, &FusedCast::tensor);
   return f8::format("{}{}", kTensorNames[static_cast<size_t>(cast.tensor)],
@@ -102,15 +101,10 @@ class Planner {
   }
 
   static void complete(KernelPass& pass, const std::vector<FusedCast>& all) {
-    std::string names;
     for (FusedCast& cast : pass.casts) {
-      const std::string name = operand_name(cast, all);
-      cast.quantize_name = "quantize " + name;
-      names += (names.empty() ? "" : ",") + name;
+      cast.operand = operand_name(cast, all);
+      pass.operands += (pass.operands.empty() ? "" : ",") + cast.operand;
     }
-    pass.amax_name = "amax " + names;
-    pass.cast_name = "cast " + names;
-    pass.quantize_name = "quantize " + names;
     pass.amax = amax_before(pass.cast);
     if (pass.amax && can_be_one_launch(pass.cast)) {
       pass.one_launch = pass.cast;
@@ -252,15 +246,14 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
 
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
-    kernels.gemms[static_cast<size_t>(gemm)] = F8_TRY(gemm_desc(desc, gemm));
+    GemmDesc out = F8_TRY(gemm_desc(desc, gemm));
+    kernels.gemms[static_cast<size_t>(gemm)] = out;
+    out.add = true;
+    if (gemm == Gemm::kGradInput ? desc.accumulate_grad_input
+                                 : gemm == Gemm::kGradWeight && desc.accumulate_grad_weight) {
+      kernels.adding[static_cast<size_t>(gemm)] = out;
+    }
   }
-  const auto adding = [&](Gemm gemm) {
-    std::optional<GemmDesc> add = kernels.gemms[static_cast<size_t>(gemm)];
-    if (add) add->add = true;
-    return add;
-  };
-  if (desc.accumulate_grad_input) kernels.add_grad_input = adding(Gemm::kGradInput);
-  if (desc.accumulate_grad_weight) kernels.add_grad_weight = adding(Gemm::kGradWeight);
   return kernels;
 }
 
@@ -315,10 +308,11 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
   };
   for (const auto& [when, passes] : all_passes(kernels)) {
     for (const KernelPass& pass : passes) {
-      if (pass.amax) add(pass.amax_name + when, *pass.amax);
-      add(pass.cast_name + when, pass.cast);
-      if (pass.summing) add(pass.cast_name + ", summing" + when, *pass.summing);
-      if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
+      const std::string what = pass.operands + when;
+      if (pass.amax) add("amax " + what, *pass.amax);
+      add("cast " + what, pass.cast);
+      if (pass.summing) add("cast " + pass.operands + ", summing" + when, *pass.summing);
+      if (pass.one_launch) add("quantize " + what, *pass.one_launch);
     }
   }
   if (!kernels.slots.empty()) {
@@ -351,11 +345,12 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
   const auto choice_of = [&](const GemmDesc& gemm) {
     return linear_choice(desc, gemm, table, sm_count);
   };
-  for (const auto* gemm : {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2],
-                           &kernels.add_grad_input, &kernels.add_grad_weight}) {
-    if (!*gemm) continue;
-    const GemmChoice choice = F8_TRY(choice_of(**gemm));
-    if (choice.provider == Provider::kGenerated) add(gemm_spec(**gemm, choice.config));
+  for (const auto* gemms : {&kernels.gemms, &kernels.adding}) {
+    for (const std::optional<GemmDesc>& gemm : *gemms) {
+      if (!gemm) continue;
+      const GemmChoice choice = F8_TRY(choice_of(*gemm));
+      if (choice.provider == Provider::kGenerated) add(gemm_spec(*gemm, choice.config));
+    }
   }
   if (const auto& input = kernels.gemms[1], &weight = kernels.gemms[2]; input && weight) {
     const GemmChoice choice = F8_TRY(choice_of(*input));

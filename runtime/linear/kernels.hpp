@@ -39,16 +39,14 @@ inline constexpr CopySet kXqt = 1, kWqt = 2, kXq = 4, kWq = 8, kDyq = 16, kDyqt 
 struct FusedCast {
   Tensor tensor = Tensor::kInput;
   codegen::CastSpec cast;
-  int slot = -1;                   // of the linear's delayed scales
-  std::string quantize_name = {};  // of its launch alone: "quantize x"
+  int slot = -1;             // of the linear's delayed scales
+  std::string operand = {};  // "x", or "x.q" where the tensor's copies are cast apart
 };
 
 // Fused casts by one kernel: a cast launch, after an amax launch where the cast needs it; or both
 // in one launch, of all matrices or of each (quantize_launches).
 struct KernelPass {
-  std::string amax_name;      // "amax x,w"
-  std::string cast_name;      // "cast x,w"
-  std::string quantize_name;  // "quantize x,w"
+  std::string operands;  // "x,w"
   std::optional<codegen::CastSpec> one_launch;
   std::optional<codegen::CastSpec> summing;  // of dy alone: the cast that also leaves column sums
   std::optional<codegen::AmaxSpec> amax;
@@ -64,10 +62,10 @@ struct LinearKernels {
   bool count = false;
   bool weight_flag = false;
   std::optional<codegen::BiasGradSpec> bias_grad;
-  std::array<Copies, 3> copies;                  // indexed by Tensor
-  std::vector<DelayedSlot> slots;                // of delayed scaling; empty: the recipe has none
-  std::array<std::optional<GemmDesc>, 3> gemms;  // indexed by Gemm; none: not wanted
-  std::optional<GemmDesc> add_grad_input, add_grad_weight;  // add to the gradient that is there
+  std::array<Copies, 3> copies;                   // indexed by Tensor
+  std::vector<DelayedSlot> slots;                 // of delayed scaling; empty: the recipe has none
+  std::array<std::optional<GemmDesc>, 3> gemms;   // indexed by Gemm; none: not wanted
+  std::array<std::optional<GemmDesc>, 3> adding;  // those that add to the gradient that is there
 
   [[nodiscard]] const Copies& of(Tensor tensor) const {
     return copies[static_cast<size_t>(tensor)];

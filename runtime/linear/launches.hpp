@@ -5,20 +5,21 @@
 //
 //   list     := range ...         by m; what is launched depends on m by a few limits alone
 //   range    := up_to_m, launch ...                                        in stream order
-//   launch   := one of the structs below, and what it is called
+//   launch   := a function of the call, and what it is called
 //   ref      := slot + offset     a slot is an argument of the call: a tensor or a buffer
 //
 // A slot may as well hold a tensor that is cast already, or one that several linears share.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "codegen/kernels/kernel_args.cuh"
+#include "recipes/fp8_layout.hpp"
 #include "runtime/device/context_state.hpp"
-#include "runtime/gemm/gemm.hpp"
+#include "runtime/device/memory.hpp"
 #include "runtime/linear/call_arguments.hpp"
 #include "runtime/quantize/quantize.hpp"
 
@@ -29,7 +30,9 @@ struct LaunchTarget {
   const Context::State& context;
   const CallArguments& call;
   Stream stream;
+  bool in_order = true;  // false: one launch alone, which overlaps no other
 };
+using Launch = std::function<Status(const LaunchTarget&)>;
 
 // A matrix that a launch reads, and where what it makes of it goes: QuantizeOperand's fields.
 struct CastOperand {
@@ -58,76 +61,11 @@ struct SetWords {
   int64_t count = 0;
   uint32_t value = 0;
   bool and_m = false;
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
+  Status operator()(const LaunchTarget& to) const {
+    return set_words(to.context.driver, to.call.at<uint32_t>(words), value,
+                     static_cast<size_t>(count + (and_m ? to.call.m : 0)), to.stream);
+  }
 };
-
-// Reduces amaxes over ranks.
-struct ReduceAmax {
-  Ref amax;
-  size_t count;
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
-};
-
-// Makes the scales of `count` slots from their amaxes.
-struct FirstScales {
-  const Kernel* kernel;
-  Ref amax;
-  size_t count;
-  bool hold;
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
-};
-
-// Finds the operands' maxima, casts them, or does both, as the kernel's spec says.
-struct CastLaunch {
-  const Kernel* kernel;
-  std::vector<CastOperand> operands;
-  Ref sync = {};
-  Ref sums = {};  // of the columns of dy
-  // It is overlapped with the launch before by programmatic dependent launch.
-  bool overlapped = false;
-  ByRows<int32_t, kernels::kCastTile> neighbour = {};  // the blocks of the other of such two
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
-};
-
-// Sums the columns of dy.
-struct ColumnSums {
-  const Kernel* kernel;
-  Ref sums;
-  int64_t cols;
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
-};
-
-// Makes the gradient of a bias from these sums; of an empty batch it is zero.
-struct BiasGrad {
-  const Kernel* kernel;
-  Ref sums;
-  int64_t cols;
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
-};
-
-struct GemmOperands {
-  Ref a = {}, b = {}, d = {}, inv_scale_a = {}, inv_scale_b = {};
-  [[nodiscard]] GemmCall at(const CallArguments& call) const;
-};
-
-struct GemmLaunch {
-  const GemmPlan* plan;
-  Ref workspace;
-  GemmOperands operands;
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
-};
-
-struct GroupedGemmLaunch {
-  const GroupedGemm* plan;
-  GemmOperands first, second;
-  [[nodiscard]] Status run(const LaunchTarget& target) const;
-};
-
-using Launch = std::variant<CastLaunch, GemmLaunch, GroupedGemmLaunch, SetWords, ColumnSums,
-                            BiasGrad, ReduceAmax, FirstScales>;
-[[nodiscard]] inline Status run(const Launch& launch, const LaunchTarget& target) {
-  return std::visit([&](const auto& of_kind) { return of_kind.run(target); }, launch);
-}
 
 // What a call has no use for.
 struct LaunchLabel {
@@ -142,7 +80,7 @@ struct LaunchRange {
   std::vector<Launch> launches = {};
   std::vector<LaunchLabel> labels = {};  // beside them
 
-  void add(Launch launch, std::string name, ByRows<double, 1> bytes = {}) {
+  void add(std::string name, Launch launch, ByRows<double, 1> bytes = {}) {
     launches.push_back(std::move(launch));
     labels.push_back({std::move(name), bytes});
   }

@@ -56,22 +56,25 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   LinearGemms& gemms = state->gemms;
   for (size_t i = 0; i < kernels.gemms.size(); ++i) {
     F8_TRY(plan_gemm(kernels.gemms[i], gemms.all[i]));
+    F8_TRY(plan_gemm(kernels.adding[i], gemms.adding[i]));
   }
-  F8_TRY(plan_gemm(kernels.add_grad_input, gemms.add_grad_input));
-  F8_TRY(plan_gemm(kernels.add_grad_weight, gemms.add_grad_weight));
   const auto& [output, input, weight] = gemms.all;
   if (input != nullptr && weight != nullptr &&
       GroupedGemm::fits(input->desc(), input->choice(), weight->desc(), weight->choice())) {
     gemms.gradients =
         F8_TRY(GroupedGemm::create(context, input->desc(), weight->desc(), input->choice()));
   }
-  const auto gemm_bytes = [](const GemmPlanPtr& gemm) {
-    return gemm == nullptr ? 0 : gemm->workspace_bytes();
+  const auto gemm_bytes = [&](Gemm gemm) {
+    size_t most = 0;
+    for (const auto* plans : {&gemms.all, &gemms.adding}) {
+      const GemmPlanPtr& plan = (*plans)[static_cast<size_t>(gemm)];
+      if (plan != nullptr) most = std::max(most, plan->workspace_bytes());
+    }
+    return most;
   };
-  state->layout = linear_layout(
-      desc.shape, kernels, sm_count, gemm_bytes(output),
-      std::max({gemm_bytes(input), gemm_bytes(weight), gemm_bytes(gemms.add_grad_input),
-                gemm_bytes(gemms.add_grad_weight)}));
+  state->layout =
+      linear_layout(desc.shape, kernels, sm_count, gemm_bytes(Gemm::kOutput),
+                    std::max(gemm_bytes(Gemm::kGradInput), gemm_bytes(Gemm::kGradWeight)));
   state->launches = F8_TRY(plan_launches(context, desc, kernels, gemms, state->layout));
   return std::shared_ptr<const Linear>(new Linear(std::move(state)));
 }
@@ -148,15 +151,10 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call, void*
   const LaunchList& list = bind(call, workspace, arguments);
   const LaunchRange& range = range_at(list, arguments.m);
   for (size_t i = 0; i < range.launches.size(); ++i) {
-    Launch launch = range.launches[i];
-    if (auto* cast = std::get_if<CastLaunch>(&launch)) {
-      cast->overlapped = false;
-      cast->neighbour = {};
-    }
-    const auto run = [this, launch, arguments](Stream stream) -> Status {
+    const auto run = [this, &launch = range.launches[i], arguments](Stream stream) -> Status {
       const ScopedContext current(*driver, primary);
       F8_TRY(current.status());
-      return runtime::run(launch, {context->state(), arguments, stream});
+      return launch({context->state(), arguments, stream, false});
     };
     steps.push_back({range.labels[i].name, run, range.labels[i].bytes.at(arguments.m)});
   }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "runtime/device/memory.hpp"
-
 namespace f8::runtime {
 namespace {
 
@@ -30,9 +28,11 @@ CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref re
   return operand;
 }
 
+using Tiles = ByRows<int32_t, kernels::kCastTile>;
+
 // The tiles and the bytes of casts, of which each element takes `bytes`.
-ByRows<int32_t, kernels::kCastTile> tiles_of(std::span<const CastOperand> operands) {
-  ByRows<int32_t, kernels::kCastTile> tiles;
+Tiles tiles_of(std::span<const CastOperand> operands) {
+  Tiles tiles;
   for (const CastOperand& x : operands) {
     (x.rows == 0 ? tiles.of_step : tiles.fixed) +=
         static_cast<int32_t>(cast_tiles(std::max<int64_t>(x.rows, 1), x.cols));
@@ -46,6 +46,57 @@ ByRows<double, 1> bytes_of(std::span<const CastOperand> operands, double bytes) 
         static_cast<double>(std::max<int64_t>(x.rows, 1) * x.cols) * bytes;
   }
   return all;
+}
+
+// A launch's operands with the call's pointers; nothing is written but these.
+class Operands {
+ public:
+  Operands(const std::vector<CastOperand>& from, const CallArguments& call) : count_(from.size()) {
+    for (size_t i = 0; i < count_; ++i) std::construct_at(&list_[i], from[i].at(call));
+  }
+  operator std::span<const QuantizeOperand>() const { return {list_, count_}; }  // NOLINT
+
+ private:
+  union {
+    QuantizeOperand list_[kernels::kMaxTensors];
+  };
+  size_t count_;
+};
+
+// Finds the operands' maxima, casts them, or does both, as the kernel's spec says.
+struct CastLaunch {
+  const Kernel* kernel;
+  std::vector<CastOperand> operands;
+  Ref sync = {};
+  Ref sums = {};  // of the columns of dy
+  // It is overlapped with the launch before by programmatic dependent launch.
+  bool overlapped = false;
+  Tiles neighbour = {};  // the blocks of the other of such two
+  Status operator()(const LaunchTarget& to) const;
+};
+
+Status CastLaunch::operator()(const LaunchTarget& to) const {
+  const auto& [context, call, stream, in_order] = to;
+  const bool overlaps = overlapped && in_order;
+  const Driver& driver = context.driver;
+  const bool programmatic = context.options.programmatic_launch;
+  const int sm_count = context.info.sm_count;
+  const Operands all(operands, call);
+  const auto* noop_flag = call.at<uint32_t>(Slot::kNoopFlag);
+  if (const auto* amax = std::get_if<codegen::AmaxSpec>(&kernel->spec)) {
+    auto args = amax_args(*amax, sm_count, all);
+    args.noop_flag = noop_flag;
+    return launch_amax(driver, *kernel, args, programmatic, stream);
+  }
+  const auto& spec = std::get<codegen::CastSpec>(kernel->spec);
+  auto* words = call.at<uint8_t>(sync + (overlaps ? second_sync(sm_count) : 0));
+  auto args = quantize_args(spec, sm_count, all, words);
+  args.cast.noop_flag = noop_flag;
+  args.cast.overlap = overlaps ? 1 : 0;
+  args.cast.sums = call.at<float>(sums);
+  const int64_t beside = in_order ? neighbour.at(call.m) : 0;
+  return spec.one_launch ? launch_quantize(driver, *kernel, args, programmatic, stream, beside)
+                         : launch_cast(driver, *kernel, args.cast, programmatic, stream, beside);
 }
 
 }  // namespace
@@ -119,62 +170,62 @@ std::vector<CastPlanner::Choice> CastPlanner::choose(std::span<const Pass> passe
   return all;
 }
 
+std::vector<CastOperand> CastPlanner::operands(const CastSection& section, const Pass& pass,
+                                               const Choice& choice) const {
+  std::vector<CastOperand> all;
+  for (const FusedCast& fused : pass.spec.casts) {
+    const TensorBuffers& at = section.tensors.of(fused.tensor);
+    CastOperand operand = cast_operand(fused, at, section.recording ? shared_.first : Slot::kAmax);
+    if (section.recording) operand.counters = {};
+    if ((choice.tile_amaxes >> all.size() & 1) != 0) operand.tile_amax = at.tile_amax;
+    all.push_back(operand);
+  }
+  return all;
+}
+
 void CastPlanner::add(LaunchRange& range, const CastSection& section, std::span<const Pass> passes,
                       std::span<const Choice> choices) const {
   bool cleared = false;
-  std::vector<CastOperand> before;
   for (size_t i = 0; i < passes.size(); ++i) {
-    const Pass& pass = passes[i];
-    const KernelPass& spec = pass.spec;
-    std::vector<CastOperand> operands;
-    for (const FusedCast& fused : spec.casts) {
-      const TensorBuffers& at = section.tensors.of(fused.tensor);
-      CastOperand operand =
-          cast_operand(fused, at, section.recording ? shared_.first : Slot::kAmax);
-      if (section.recording) operand.counters = {};
-      if ((choices[i].tile_amaxes >> operands.size() & 1) != 0) operand.tile_amax = at.tile_amax;
-      operands.push_back(operand);
+    const auto& [spec, amax, cast, quantize, summing] = passes[i];
+    CastLaunch launch{.kernel = quantize,
+                      .operands = operands(section, passes[i], choices[i]),
+                      .sync = shared_.sync,
+                      .overlapped = choices[i].overlapped};
+    const bool overlaps_next = i + 1 < passes.size() && choices[i + 1].overlapped;
+    if (const size_t other = launch.overlapped ? i - 1 : i + 1;
+        launch.overlapped || overlaps_next) {
+      launch.neighbour = tiles_of(operands(section, passes[other], choices[other]));
     }
     const auto read = static_cast<double>(size_bytes(spec.cast.in));
     const double moved = read + (spec.cast.q ? 1 : 0) + (spec.cast.qt ? 1 : 0);
-    const auto launch = [&](const Kernel* kernel, std::string name, double bytes,
-                            std::vector<CastOperand> some) -> CastLaunch& {
-      const auto all = bytes_of(some, bytes);
-      range.add(CastLaunch{.kernel = kernel, .operands = std::move(some), .sync = shared_.sync},
-                std::move(name), all);
-      return std::get<CastLaunch>(range.launches.back());
-    };
+    const auto all = launch.operands;
     switch (choices[i].launches) {
       case Launches::kOne:
-        launch(pass.quantize, spec.quantize_name, moved, operands);
+        range.add("quantize " + spec.operands, launch, bytes_of(all, moved));
         break;
       case Launches::kOneEach:
-        for (size_t v = 0; v < operands.size(); ++v) {
-          launch(pass.quantize, spec.casts[v].quantize_name, moved, {operands[v]});
+        for (size_t v = 0; v < all.size(); ++v) {
+          launch.operands = {all[v]};
+          range.add("quantize " + spec.casts[v].operand, launch, bytes_of(launch.operands, moved));
         }
         break;
-      case Launches::kTwo: {
-        const bool raises = spec.amax && (spec.amax->row || spec.amax->col) &&
-                            choices[i].tile_amaxes != (1U << operands.size()) - 1;
-        if (raises && !cleared) {
-          range.add(section.clear, "clear amax");
-          cleared = true;
+      case Launches::kTwo:
+        if (amax != nullptr) {
+          const bool raises = (spec.amax->row || spec.amax->col) &&
+                              choices[i].tile_amaxes != (1U << all.size()) - 1;
+          if (raises && !std::exchange(cleared, true)) range.add("clear amax", section.clear);
+          launch.kernel = amax;
+          range.add("amax " + spec.operands, launch, bytes_of(all, read));
         }
-        if (spec.amax) launch(pass.amax, spec.amax_name, read, operands);
-        const bool sums = section.sums && !section.recording && pass.summing != nullptr;
-        CastLaunch& cast = launch(sums ? pass.summing : pass.cast, spec.cast_name, moved, operands);
-        if (sums) cast.sums = shared_.sums;
-        range.has_sums = range.has_sums || sums;
-      }
+        launch.kernel = cast;
+        if (section.sums && summing != nullptr) {
+          launch.kernel = summing;
+          launch.sums = shared_.sums;
+          range.has_sums = true;
+        }
+        range.add("cast " + spec.operands, launch, bytes_of(all, moved));
     }
-    if (choices[i].overlapped) {
-      auto& own = std::get<CastLaunch>(range.launches.back());
-      auto& other = std::get<CastLaunch>(range.launches.end()[-2]);
-      own.overlapped = true;
-      own.neighbour = tiles_of(before);
-      other.neighbour = tiles_of(operands);
-    }
-    before = std::move(operands);
   }
 }
 
@@ -183,15 +234,20 @@ void CastPlanner::add(LaunchRange& range, const CastSection& section, std::span<
 Status CastPlanner::add_first_step(LaunchRange& range, const CastSection& section,
                                    std::span<const Pass> passes,
                                    std::span<const Choice> choices) const {
-  const size_t slots = kernels_.slots.size();
-  const SetWords clear{.words = shared_.first, .count = static_cast<int64_t>(kFirstWords * slots)};
-  range.add(clear, "clear amax");
-  CastSection recording = section;
-  recording.recording = true;
-  add(range, recording, passes, choices);
-  range.add(ReduceAmax{shared_.first, slots}, "reduce amax");
+  const size_t count = kernels_.slots.size();
+  const Ref at = shared_.first;
+  range.add("clear amax", SetWords{at, static_cast<int64_t>(kFirstWords * count)});
+  add(range, {.tensors = section.tensors, .clear = section.clear, .recording = true}, passes,
+      choices);
+  range.add("reduce amax", [at, count](const LaunchTarget& to) {
+    return to.call.reduce(to.call.at<uint32_t>(at), count, to.call.ranks, to.stream);
+  });
   const Kernel* kernel = F8_TRY(context_.kernel(codegen::ScaleUpdateSpec{}));
-  range.add(FirstScales{kernel, shared_.first, slots, kernels_.hold}, "first scales");
+  range.add("first scales", [kernel, at, count, hold = kernels_.hold](const LaunchTarget& to) {
+    auto* amax = to.call.at<uint32_t>(at);
+    const auto args = first_scale_args(amax, amax + count, count, to.call.scales, hold);
+    return launch_scale_update(to.context, *kernel, args, to.stream);
+  });
   add(range, section, passes, choices);
   return {};
 }

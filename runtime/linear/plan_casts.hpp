@@ -53,6 +53,8 @@ class CastPlanner {
   [[nodiscard]] Result<std::span<const Pass>> load(CopySet copies, bool first_step);
   [[nodiscard]] std::vector<Choice> choose(std::span<const Pass> passes, const CallTensors& tensors,
                                            int64_t m) const;
+  [[nodiscard]] std::vector<CastOperand> operands(const CastSection& section, const Pass& pass,
+                                                  const Choice& choice) const;
   void add(LaunchRange& range, const CastSection& section, std::span<const Pass> passes,
            std::span<const Choice> choices) const;
   [[nodiscard]] Status add_first_step(LaunchRange& range, const CastSection& section,

@@ -9,8 +9,7 @@
 namespace f8::runtime {
 
 struct LinearGemms {
-  std::array<GemmPlanPtr, 3> all;  // indexed by Gemm; null: not wanted
-  GemmPlanPtr add_grad_input, add_grad_weight;
+  std::array<GemmPlanPtr, 3> all, adding;        // indexed by Gemm; null: not wanted
   std::shared_ptr<const GroupedGemm> gradients;  // both in one launch, where their choices allow it
 };
 

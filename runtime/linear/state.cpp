@@ -122,12 +122,12 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   F8_TRY(check_m("float8_backward_args.m", call.m, desc.shape.m));
   const bool dx = call.dx != nullptr;
   const bool dw = call.dw != nullptr;
-  if (dw && call.accumulate != 0 && gemms.add_grad_weight == nullptr) [[unlikely]] {
+  if (dw && call.accumulate != 0 && gemms.adding[2] == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.accumulate is set, the plan has no GEMM "
                 "that adds; set float8_linear_desc.accumulate_grad_weight");
   }
-  if (dx && call.accumulate_dx != 0 && gemms.add_grad_input == nullptr) [[unlikely]] {
+  if (dx && call.accumulate_dx != 0 && gemms.adding[1] == nullptr) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "float8_backward_args.accumulate_dx is set, the plan has no GEMM that adds; set "
                 "float8_linear_desc.accumulate_grad_input");
