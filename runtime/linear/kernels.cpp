@@ -53,20 +53,6 @@ class Planner {
     return passes;
   }
 
-  // The slots come tensor by tensor, q's before qt's.
-  static std::vector<DelayedSlot> slots(const LinearKernels& kernels) {
-    std::vector<DelayedSlot> slots;
-    for (const Copies& copies : kernels.copies) {
-      const size_t begin = slots.size();
-      for (const auto* copy : {&copies.q, &copies.qt}) {
-        if (!*copy || (*copy)->scaling != Scaling::kDelayed) continue;
-        const DelayedSlot slot{(*copy)->dtype, (*copy)->pow2};
-        if (slots.size() == begin || slots.back() != slot) slots.push_back(slot);
-      }
-    }
-    return slots;
-  }
-
  private:
   // Appends the casts that write these copies of a tensor.
   void add(std::vector<FusedCast>& all, Tensor tensor, bool want_q, bool want_qt, Dtype in) const {
@@ -134,16 +120,28 @@ class Planner {
   }
 
   int slot_of(Tensor tensor, const CastSetting& setting) const {
-    LinearKernels before;
-    for (size_t i = 0; i < static_cast<size_t>(tensor); ++i) before.copies[i] = kernels_.copies[i];
-    const size_t begin = slots(before).size();
-    const DelayedSlot slot{setting.dtype, setting.pow2};
-    return static_cast<int>(begin + (kernels_.slots[begin] == slot ? 0 : 1));
+    const size_t first = kernels_.first_slot[static_cast<size_t>(tensor)];
+    return static_cast<int>(first) +
+           (kernels_.slots[first] == DelayedSlot{setting.dtype, setting.pow2} ? 0 : 1);
   }
 
   const LinearKernels& kernels_;
   bool first_;
 };
+
+// The slots come tensor by tensor, q's before qt's.
+void add_slots(LinearKernels& kernels) {
+  for (size_t tensor = 0; tensor < kernels.copies.size(); ++tensor) {
+    const size_t first = kernels.first_slot[tensor] = kernels.slots.size();
+    for (const auto* copy : {&kernels.copies[tensor].q, &kernels.copies[tensor].qt}) {
+      if (!*copy || (*copy)->scaling != Scaling::kDelayed) continue;
+      const DelayedSlot slot{(*copy)->dtype, (*copy)->pow2};
+      if (kernels.slots.size() == first || kernels.slots.back() != slot) {
+        kernels.slots.push_back(slot);
+      }
+    }
+  }
+}
 
 Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
   const GemmSetting& setting = desc.recipe.at(gemm);
@@ -242,7 +240,7 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
     kernels.copies[1].qt = copy_of(grad_input, grad_input.b);
     kernels.copies[2].q = copy_of(grad_input, grad_input.a);
   }
-  kernels.slots = Planner::slots(kernels);
+  add_slots(kernels);
 
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;

@@ -64,6 +64,7 @@ struct LinearKernels {
   std::optional<codegen::BiasGradSpec> bias_grad;
   std::array<Copies, 3> copies;                   // indexed by Tensor
   std::vector<DelayedSlot> slots;                 // of delayed scaling; empty: the recipe has none
+  std::array<size_t, 3> first_slot = {};          // of each tensor
   std::array<std::optional<GemmDesc>, 3> gemms;   // indexed by Gemm; none: not wanted
   std::array<std::optional<GemmDesc>, 3> adding;  // those that add to the gradient that is there
 

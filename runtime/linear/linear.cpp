@@ -86,27 +86,28 @@ size_t Linear::saved_bytes(bool w_tensor, bool x_tensor) const {
   return state_->layout.saved_bytes_of(x_tensor, w_tensor);
 }
 
-float8_tensor Linear::saved_x(const void* saved, int64_t m) const {
+float8_tensor Linear::State::view(Tensor tensor, const Fp8Refs& refs, Slot slot, const void* buffer,
+                                  int64_t rows) const {
   CallArguments call;
-  call.set(Slot::kSaved, saved);
-  const LinearLayout& layout = state_->layout;
-  return tensor_view({.qt = layout.backward_x.qt, .qt_inverse = layout.backward_x.qt_inverse}, call,
-                     m, desc().shape.k, state_->kernels.of(Tensor::kInput));
+  call.set(slot, buffer);
+  return tensor_view(refs, call, rows, desc.shape.k, kernels.of(tensor));
+}
+
+float8_tensor Linear::saved_x(const void* saved, int64_t m) const {
+  const Fp8Refs& x = state_->layout.backward_x;
+  return state_->view(Tensor::kInput, {.qt = x.qt, .qt_inverse = x.qt_inverse}, Slot::kSaved, saved,
+                      m);
 }
 
 float8_tensor Linear::saved_w(const void* saved) const {
-  CallArguments call;
-  call.set(Slot::kSaved, saved);
-  const LinearLayout& layout = state_->layout;
-  return tensor_view({.qt = layout.backward_w.qt, .qt_inverse = layout.backward_w.qt_inverse}, call,
-                     desc().shape.n, desc().shape.k, state_->kernels.of(Tensor::kWeight));
+  const Fp8Refs& w = state_->layout.backward_w;
+  return state_->view(Tensor::kWeight, {.qt = w.qt, .qt_inverse = w.qt_inverse}, Slot::kSaved,
+                      saved, desc().shape.n);
 }
 
 float8_tensor Linear::cached_w(const void* cache) const {
-  CallArguments call;
-  call.set(Slot::kTensor, cache);
-  return tensor_view(state_->layout.cached_w, call, desc().shape.n, desc().shape.k,
-                     state_->kernels.of(Tensor::kWeight));
+  return state_->view(Tensor::kWeight, state_->layout.cached_w, Slot::kTensor, cache,
+                      desc().shape.n);
 }
 
 size_t Linear::weight_cache_bytes() const {

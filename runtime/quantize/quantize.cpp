@@ -17,12 +17,6 @@ constexpr int64_t kBlocksPerSm = 6;
 // words of an amax buffer.
 constexpr int64_t kMaxTileAmaxPeers = 80;
 
-template <class Args>
-int64_t grid(const Args& args) {
-  const auto& last = args.tensors[args.count - 1];
-  return int64_t{last.first_block} + last.blocks;
-}
-
 int64_t pairs_of_tiles(int64_t rows, int64_t cols) {
   return kernels::pairs_of_tiles(ceil_div(cols, kernels::kCastTile),
                                  ceil_div(rows, kernels::kCastTile));
@@ -199,20 +193,6 @@ kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
   return {.cast = cast_args(spec, sm_count, operands), .sync = static_cast<kernels::u64*>(sync)};
 }
 
-template <class Args>
-Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
-                   Stream stream) {
-  void* parameters[] = {const_cast<Args*>(&args)};
-  return launch(driver, kernel, grid(args), parameters, programmatic, stream);
-}
-
-template <class Args>
-Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
-                   Stream stream, int64_t overlapped_blocks) {
-  void* parameters[] = {const_cast<Args*>(&args)};
-  return launch(driver, kernel, grid(args), parameters, programmatic, stream, overlapped_blocks);
-}
-
 template kernels::AmaxArgs amax_args(const codegen::AmaxSpec&, int,
                                      std::span<const QuantizeOperand>);
 template kernels::AmaxListArgs amax_args(const codegen::AmaxSpec&, int,
@@ -221,26 +201,17 @@ template kernels::CastArgs cast_args(const codegen::CastSpec&, int,
                                      std::span<const QuantizeOperand>);
 template kernels::CastListArgs cast_args(const codegen::CastSpec&, int,
                                          std::span<const QuantizeOperand>);
-template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxArgs&, bool, Stream);
-template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxListArgs&, bool,
-                            Stream);
-template Status launch_cast(const Driver&, const Kernel&, const kernels::CastArgs&, bool, Stream,
-                            int64_t);
-template Status launch_cast(const Driver&, const Kernel&, const kernels::CastListArgs&, bool,
-                            Stream, int64_t);
-
 Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream,
                        int64_t overlapped_blocks) {
-  void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
-  int64_t blocks = grid(args.cast);
+  int64_t blocks = blocks_of(args.cast);
   if (kernel.cooperative && blocks > resident_quantize_blocks(kernel.resident_clusters)) {
     blocks = 0;
     for (int32_t i = 0; i < args.cast.count; ++i) {
       blocks += pairs_of_tiles(args.cast.tensors[i].rows, args.cast.tensors[i].cols);
     }
   }
-  return launch(driver, kernel, blocks, parameters, programmatic, stream, overlapped_blocks);
+  return launch_with(args, driver, kernel, blocks, programmatic, stream, overlapped_blocks);
 }
 
 }  // namespace f8::runtime

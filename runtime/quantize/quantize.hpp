@@ -86,14 +86,24 @@ template <class Args = kernels::CastArgs>
                                                   std::span<const QuantizeOperand> operands,
                                                   void* sync);
 
+template <class Args>
+[[nodiscard]] int64_t blocks_of(const Args& args) {
+  const auto& last = args.tensors[args.count - 1];
+  return int64_t{last.first_block} + last.blocks;
+}
+template <class Args>
+[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
+                                 bool programmatic, Stream stream) {
+  return launch_with(args, driver, kernel, blocks_of(args), programmatic, stream);
+}
 // If `args.overlap` is set, or will be in the next launch, `overlapped_blocks` are the other's
 // blocks.
 template <class Args>
-[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
-                                 bool programmatic, Stream stream);
-template <class Args>
 [[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args,
-                                 bool programmatic, Stream stream, int64_t overlapped_blocks = 0);
+                                 bool programmatic, Stream stream, int64_t overlapped_blocks = 0) {
+  return launch_with(args, driver, kernel, blocks_of(args), programmatic, stream,
+                     overlapped_blocks);
+}
 [[nodiscard]] Status launch_quantize(const Driver& driver, const Kernel& kernel,
                                      const kernels::QuantizeArgs& args, bool programmatic,
                                      Stream stream, int64_t overlapped_blocks = 0);
