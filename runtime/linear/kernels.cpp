@@ -20,14 +20,6 @@ bool one_cast(const CastSetting& q, const CastSetting& qt) {
   return q.dtype == qt.dtype && q.pow2 == qt.pow2 && (!tensor_twice || q.scaling == qt.scaling);
 }
 
-std::string operand_name(const FusedCast& cast, const std::vector<FusedCast>& all) {
-  const auto of_tensor = std::ranges::count(all, cast.tensor, &FusedCast::tensor);
-  return f8::format("{}{}", kTensorNames[static_cast<size_t>(cast.tensor)],
-                    of_tensor == 1 ? ""
-                    : cast.cast.q  ? ".q"
-                                   : ".qt");
-}
-
 class Planner {
  public:
   Planner(const LinearKernels& kernels, bool first) : kernels_(kernels), first_(first) {}
@@ -86,9 +78,13 @@ class Planner {
     return passes;
   }
 
+  // Names the operands: "x", or "x.q" where the tensor's copies are cast apart.
   static void complete(KernelPass& pass, const std::vector<FusedCast>& all) {
     for (FusedCast& cast : pass.casts) {
-      cast.operand = operand_name(cast, all);
+      cast.operand = kTensorNames[static_cast<size_t>(cast.tensor)];
+      if (std::ranges::count(all, cast.tensor, &FusedCast::tensor) > 1) {
+        cast.operand += cast.cast.q ? ".q" : ".qt";
+      }
       pass.operands += (pass.operands.empty() ? "" : ",") + cast.operand;
     }
     pass.amax = amax_before(pass.cast);
@@ -188,20 +184,6 @@ std::optional<CastSetting> copy_of(const GemmSetting& gemm, const CastSetting& o
 }
 
 }  // namespace
-
-codegen::ScaleMode scale_mode(Granularity granularity) {
-  switch (granularity) {
-    case Granularity::kTensor:
-      return ScaleMode::kTensor;
-    case Granularity::kAxis:
-      return ScaleMode::kAxis;
-    case Granularity::kBlock1x128:
-      return ScaleMode::kBlock1x128;
-    case Granularity::kBlock128x128:
-      return ScaleMode::kBlock128x128;
-  }
-  return ScaleMode::kTensor;
-}
 
 bool Copies::share_scale() const {
   return q && qt && one_cast(*q, *qt) && q->granularity == Granularity::kTensor &&

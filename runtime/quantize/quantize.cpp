@@ -30,14 +30,29 @@ int32_t partials_in_launch(const QuantizeOperand& x, double elements, int sm_cou
                   std::max(static_cast<int32_t>(share), 1));
 }
 
-}  // namespace
-
 double elements_of(std::span<const QuantizeOperand> operands) {
   double elements = 0;
-  for (const QuantizeOperand& x : operands)
+  for (const QuantizeOperand& x : operands) {
     elements += static_cast<double>(x.rows) * static_cast<double>(x.cols);
+  }
   return elements;
 }
+
+// Sets what amax and cast kernels have in common; `first` becomes the next matrix's first block.
+template <class Tensor>
+void set_matrix(Tensor& to, const QuantizeOperand& from, int64_t blocks, int32_t& first) {
+  to.x = from.x;
+  to.ld = from.ld == 0 ? from.cols : from.ld;
+  to.rows = static_cast<int32_t>(from.rows);
+  to.cols = static_cast<int32_t>(from.cols);
+  to.row_amax = from.row_amax;
+  to.col_amax = from.col_amax;
+  to.first_block = first;
+  to.blocks = static_cast<int32_t>(blocks);
+  first += to.blocks;
+}
+
+}  // namespace
 
 int32_t amax_partials(int64_t rows, int64_t cols, int sm_count) {
   const int64_t wanted = ceil_div(rows * cols, kElementsPerBlock);
@@ -88,11 +103,6 @@ size_t tile_amax_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols
   return static_cast<size_t>(across * down * kernels::kTileAmaxSize) * sizeof(kernels::u16);
 }
 
-bool raises_amax(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand> operands) {
-  return (spec.row || spec.col) &&
-         std::ranges::any_of(operands, [](const auto& x) { return x.tile_amax == nullptr; });
-}
-
 size_t second_sync(int sm_count) {
   return static_cast<size_t>(
       kernels::quantize_sync_bytes(resident_quantize_blocks(sm_count) * kernels::kMaxTilesOfBlock));
@@ -128,18 +138,12 @@ Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
   for (size_t i = 0; i < operands.size(); ++i) {
     const QuantizeOperand& from = operands[i];
     kernels::AmaxTensor& to = args.tensors[i];
-    to.x = from.x;
-    to.ld = from.ld == 0 ? from.cols : from.ld;
-    to.rows = static_cast<int32_t>(from.rows);
-    to.cols = static_cast<int32_t>(from.cols);
     to.partials = from.partials;
     to.tile_amax = from.tile_amax;
-    to.row_amax = from.row_amax;
-    to.col_amax = from.col_amax;
-    to.first_block = first;
-    to.blocks = spec.row || spec.col ? static_cast<int32_t>(cast_tiles(from.rows, from.cols))
-                                     : partials_in_launch(from, elements, sm_count);
-    first += to.blocks;
+    set_matrix(to, from,
+               spec.row || spec.col ? cast_tiles(from.rows, from.cols)
+                                    : partials_in_launch(from, elements, sm_count),
+               first);
   }
   return args;
 }
@@ -155,35 +159,27 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
   for (size_t i = 0; i < operands.size(); ++i) {
     const QuantizeOperand& from = operands[i];
     kernels::CastTensor& to = args.tensors[i];
-    to.x = from.x;
-    to.ld = from.ld == 0 ? from.cols : from.ld;
-    to.rows = static_cast<int32_t>(from.rows);
-    to.cols = static_cast<int32_t>(from.cols);
     to.q = spec.q ? from.q : nullptr;
     to.ld_q = row_pitch(from.cols);
     to.qt = spec.qt ? from.qt : nullptr;
     to.ld_qt = row_pitch(from.rows);
     if (amax && amax->tensor) {
       to.partials = from.partials;
+      to.partial_count = amax->row || amax->col ? 1 : partials_in_launch(from, elements, sm_count);
     } else {
       to.tile_amax = from.tile_amax;
     }
-    to.partial_count = !amax || !amax->tensor   ? 0
-                       : amax->row || amax->col ? 1
-                                                : partials_in_launch(from, elements, sm_count);
-    to.row_amax = from.row_amax;
-    to.col_amax = from.col_amax;
     to.delayed = from.delayed;
     to.amax = from.recorded_amax;
     to.scale = from.scale;
     to.inv_scale_row = from.inv_row;
     to.inv_scale_col = from.inv_col;
     args.counters[i] = from.counters;
-    to.first_block = first;
-    to.blocks = static_cast<int32_t>(spec.one_launch && codegen::scales_rows_alone(spec)
-                                         ? kernels::blocks_of_rows(from.rows, from.cols)
-                                         : cast_tiles(from.rows, from.cols));
-    first += to.blocks;
+    set_matrix(to, from,
+               spec.one_launch && codegen::scales_rows_alone(spec)
+                   ? kernels::blocks_of_rows(from.rows, from.cols)
+                   : cast_tiles(from.rows, from.cols),
+               first);
   }
   return args;
 }

@@ -54,9 +54,6 @@ enum class Launches { kOne, kOneEach, kTwo };
 [[nodiscard]] bool fits_tile_amax(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
 // The bytes of these for a matrix with up to `rows` rows: 0 where fits_tile_amax() never holds.
 [[nodiscard]] size_t tile_amax_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
-// Tells whether an amax launch raises words of an amax buffer, to be cleared before it.
-[[nodiscard]] bool raises_amax(const codegen::AmaxSpec& spec,
-                               std::span<const QuantizeOperand> operands);
 
 // The bytes that one-launch kernels keep in a workspace: for as many tiles as may fit and, from
 // second_sync() on, for a launch beside another, both with one tile a block at most.
@@ -69,7 +66,6 @@ enum class Launches { kOne, kOneEach, kTwo };
 // Blocks, and so partial maxima, of a tensor amax of a matrix alone in its launch. Beside others it
 // has its share of them by size, and a matrix with fewer rows has no more.
 [[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count);
-[[nodiscard]] double elements_of(std::span<const QuantizeOperand> operands);
 // Tiles of the row, column and cast kernels.
 [[nodiscard]] int64_t cast_tiles(int64_t rows, int64_t cols);
 
