@@ -384,13 +384,13 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
 #define F8_ENDS(type, field, bytes)                                                    \
   EXPECT_EQ(offsetof(type, field) + sizeof(std::declval<type>().field), sizeof(type)); \
   EXPECT_EQ(sizeof(type), bytes)
-  F8_ENDS(float8_context_options, no_table, 32U);
+  F8_ENDS(float8_context_options, reserved, 40U);
   F8_ENDS(float8_cast_setting, pow2, 16U);
   F8_ENDS(float8_gemm_setting, fast, 36U);
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_tensor, qt_setting, 104U);
   F8_ENDS(float8_quantizer_desc, reserved, 64U);
-  F8_ENDS(float8_quantize_args, ranks, 112U);
+  F8_ENDS(float8_quantize_args, transposed, 120U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace_bytes, 56U);
   F8_ENDS(float8_linear_desc, sm_limit, 104U);
