@@ -12,7 +12,7 @@ namespace {
 
 // The keys that the columns behind the first make.
 Result<std::string> device_key(const Statement& s) {
-  return F8_TRY(read_device(s, 1)).key();
+  return key(F8_TRY(read_device(s, 1)));
 }
 
 Result<std::string> toolchain_key(const Statement& s) {

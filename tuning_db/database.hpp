@@ -22,19 +22,8 @@ namespace f8::tuning_db {
 inline constexpr size_t kMaxImportBytes = size_t{1} << 30;  // of an exported file
 inline constexpr int kSchemaVersion = 3;
 
-// The class of device that a lookup matches. key() hashes all fields.
-struct DeviceClass {
-  std::string name;
-  int cc = 0;
-  int sm_count = 0;
-  int64_t l2_bytes = 0;
-  int64_t mem_bytes = 0;
-  int mem_clock_mhz = 0;
-  int sm_clock_max_mhz = 0;
-  int power_limit_w = 0;
-  bool mig = false;
-  [[nodiscard]] std::string key() const;
-};
+// The hash of all fields of a class.
+[[nodiscard]] std::string key(const DeviceClass& device);
 
 struct Toolchain {
   std::string driver, cuda_runtime, nvrtc, cublaslt, nccl, tool_version, git_sha;

@@ -223,7 +223,7 @@ void parse_device(Reader& read, Snapshot& snapshot) {
   DeviceClass d;
   fields_of_device(d, read);
   if (has_control(d.name)) read.complain("name", "has control characters");
-  check_key(read, "device", d.key());
+  check_key(read, "device", key(d));
   check_valid(read, "device", d);
   snapshot.devices.push_back(std::move(d));
 }
@@ -330,7 +330,7 @@ Status check_header(const Json& json, std::string_view name, size_t line) {
 }  // namespace
 
 std::string to_json_line(const DeviceClass& device) {
-  Json json{{"device", device.key()}};
+  Json json{{"device", key(device)}};
   fields_of_device(device, Writer{json});
   return dump(json);
 }

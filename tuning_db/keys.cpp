@@ -47,9 +47,9 @@ Result<std::string> canonical_json(std::string_view text) {
   return dump(F8_TRY(parse_json(text, quote(text))));
 }
 
-std::string DeviceClass::key() const {
-  return hash_fields({"device", name, cc, sm_count, l2_bytes, mem_bytes, mem_clock_mhz,
-                      sm_clock_max_mhz, power_limit_w, mig});
+std::string key(const DeviceClass& d) {
+  return hash_fields({"device", d.name, d.cc, d.sm_count, d.l2_bytes, d.mem_bytes, d.mem_clock_mhz,
+                      d.sm_clock_max_mhz, d.power_limit_w, d.mig});
 }
 
 std::string Toolchain::key() const {

@@ -139,7 +139,7 @@ Result<int64_t> KeyedRows::find_or_insert(std::string_view find, std::string_vie
 
 Result<int64_t> KeyedRows::device_class(const DeviceClass& d) {
   F8_TRY(validate(d));
-  return find_or_insert("SELECT id FROM device_class WHERE key = ?", d.key(),
+  return find_or_insert("SELECT id FROM device_class WHERE key = ?", key(d),
                         "INSERT INTO device_class (key, name, cc, sm_count, l2_bytes, mem_bytes, "
                         "mem_clock_mhz, sm_clock_max_mhz, power_limit_w, mig) "
                         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -54,7 +54,7 @@ class Inserter {
 
   Result<Database::MergeCount> insert() {
     for (const DeviceClass& d : snapshot_.devices) {
-      devices_[d.key()] = F8_TRY(rows_.device_class(d));
+      devices_[key(d)] = F8_TRY(rows_.device_class(d));
     }
     for (const Toolchain& t : snapshot_.toolchains) {
       toolchains_[t.key()] = F8_TRY(rows_.toolchain(t));
@@ -163,7 +163,7 @@ Result<RunRecord> read_run(const Statement& s, Provenance& provenance) {
                 .argv = s.text(1),
                 .started_at = s.text(2),
                 .seed = static_cast<uint64_t>(s.integer(3)),
-                .device_key = device.key(),
+                .device_key = key(device),
                 .unit_hash = s.text(4),
                 .toolchain_key = toolchain.key(),
                 .method_key = method.key()};

@@ -168,7 +168,7 @@ Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device
   };
   F8_TRY(differs("device", d.name, device.name));
   F8_TRY(differs("power limit (W)", d.power_limit_w, device.power_limit_w));
-  F8_TRY(differs("device class", d.key(), device.key()));
+  F8_TRY(differs("device class", key(d), key(device)));
   F8_TRY(differs("GPU (hash of its UUID)", s.text(rest + 2), hash_unit(unit_uuid)));
   F8_TRY(differs("driver", t.driver, toolchain.driver));
   F8_TRY(differs("NVRTC", t.nvrtc, toolchain.nvrtc));

@@ -24,16 +24,9 @@ std::unexpected<Error> too_many(const std::string& layer, size_t most, std::stri
       layer, most, what);
 }
 
-TableDevice table_device(const DeviceClass& d) {
-  return {.name = printable(d.name),
-          .cc = d.cc,
-          .sm_count = d.sm_count,
-          .l2_bytes = d.l2_bytes,
-          .mem_bytes = d.mem_bytes,
-          .mem_clock_mhz = d.mem_clock_mhz,
-          .sm_clock_max_mhz = d.sm_clock_max_mhz,
-          .power_limit_w = d.power_limit_w,
-          .mig = d.mig};
+DeviceClass table_device(DeviceClass device) {
+  device.name = printable(device.name);
+  return device;
 }
 
 // The label of a database without its folder: folders of one machine say nothing to others.
@@ -111,7 +104,7 @@ Status add_linears(const Database& db, const std::string& recipe, TuningTable& t
   std::map<std::pair<Shape, size_t>, std::pair<const TrialRow*, LinearSpeedup>> best;
   for (const TrialRow& row : rows) {
     auto speedup = to_speedup(row, baselines);
-    const auto device = std::ranges::find_if(table.devices, [&](const TableDevice& d) {
+    const auto device = std::ranges::find_if(table.devices, [&](const DeviceClass& d) {
       return d.is_same_class(table_device(row.device));
     });
     if (!speedup || device == table.devices.end()) continue;
@@ -199,11 +192,11 @@ Result<TuningTable> Database::table(TablePart part) const {
   const std::vector<DeviceClass> known = F8_TRY(devices());
   if (known.empty()) return table;
   for (const DeviceClass& d : known) {
-    const TableDevice device = table_device(d);
+    const DeviceClass device = table_device(d);
     if (table.devices.size() == kMaxDevices) {
       return too_many(state_->layer, kMaxDevices, "device classes");
     }
-    const auto same = [&](const TableDevice& other) { return other.is_same_class(device); };
+    const auto same = [&](const DeviceClass& other) { return other.is_same_class(device); };
     if (std::ranges::none_of(table.devices, same)) table.devices.push_back(device);
   }
   table.sources.push_back(source_of(state_->layer));
@@ -222,7 +215,7 @@ Result<TuningTable> Database::table(TablePart part) const {
       "WHERE d.key = ? AND (c.impl IN ('generated', 'cublaslt', 'float8') OR "
       "(c.impl = 'bf16_cublaslt' AND p.a_dtype = 'bf16')) AND t.state = 'ok' "
       "AND m.fidelity = 'final' ORDER BY p.op = 'linear' DESC, p.key, t.median_ns, t.uuid"));
-  s.bind(known.front().key());
+  s.bind(key(known.front()));
   std::vector<IdentifiedRow> rows;
   while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
   F8_TRY(add_kernels(newest(std::move(rows)), table));

@@ -78,7 +78,9 @@ def main() -> int:
             )
         except Exception as error:
             failures[variant.name] = common.reason(error)
-        print(f"  {variant.name}: measured", file=sys.stderr, flush=True)
+            continue
+        peak = figures[variant.name]["peak"] / GIB
+        print(f"  {variant.name}: {peak:.2f} GiB", file=sys.stderr, flush=True)
     base = figures.get(variants[0].name)
     rows = []
     for name, own in figures.items():

@@ -74,17 +74,17 @@ Status CallMemory::check_alignment(const char* call) const {
       return fail(ErrorCode::kInvalidArgument, "{}: {} is not aligned to {} bytes", call,
                   name_of(region), region.alignment);
     }
-    if (region.ld == 0) continue;
+    if (!region.strided) continue;
     const size_t element = size_bytes(region.type);
     const auto cols = static_cast<int64_t>(region.row / element);
-    if (is_row_stride(region.ld, cols, region.type)) [[likely]] {
+    if (is_row_stride(region.ld(), cols, region.type)) [[likely]] {
       continue;
     }
     return fail(ErrorCode::kInvalidArgument,
                 "{}: {} is {}; rows of {} {} elements lie at least as many apart, a multiple of {} "
                 "elements "
                 "(16 bytes); 0 if they are dense",
-                call, name_of(region, "ld_"), region.ld, cols, to_string(region.type),
+                call, name_of(region, "ld_"), region.ld(), cols, to_string(region.type),
                 16 / element);
   }
   return {};

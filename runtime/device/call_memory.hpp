@@ -22,19 +22,21 @@ enum class Access : uint8_t {
 
 // A region is rows of bytes, `pitch` apart.
 struct Region {
-  const char* args;  // the struct whose field it is, or null
-  const char* name;
   uintptr_t begin;
   uintptr_t end;
-  size_t rows;
   size_t row;
   size_t pitch;
+  const char* args;  // the struct whose field it is, or null
+  const char* name;
+  uint32_t alignment;  // a power of two
   Access access;
-  size_t alignment;  // a power of two
-  int64_t ld;        // as the caller gave it
-  Dtype type;        // of rows
+  bool strided;  // with the caller's stride
+  Dtype type;    // of rows
 
   [[nodiscard]] size_t bytes() const { return end - begin; }
+  [[nodiscard]] int64_t ld() const {  // as the caller gave it
+    return strided ? static_cast<int64_t>(pitch) / static_cast<int64_t>(size_bytes(type)) : 0;
+  }
 };
 // Its name in messages: "float8_forward_args.x" (with a prefix "float8_forward_args.ld_x"), or
 // "workspace".
@@ -48,19 +50,19 @@ class CallMemory {
   explicit CallMemory(const char* args = nullptr) : args_(args) {}
 
   // A null `at` adds nothing. `ld` is a row stride in elements as in the calls; 0 is dense.
-  void add(const char* name, const void* at, size_t bytes, Access access, size_t alignment = 16) {
-    add(args_, name, at, 1, bytes, bytes, access, alignment, 0, {});
+  void add(const char* name, const void* at, size_t bytes, Access access, uint32_t alignment = 16) {
+    add(args_, name, at, 1, bytes, bytes, access, alignment, false, {});
   }
   // Memory that is no field of the struct.
   void add_beside(const char* name, const void* at, size_t bytes, Access access,
-                  size_t alignment = 16) {
-    add(nullptr, name, at, 1, bytes, bytes, access, alignment, 0, {});
+                  uint32_t alignment = 16) {
+    add(nullptr, name, at, 1, bytes, bytes, access, alignment, false, {});
   }
   void add_rows(const char* name, const void* at, int64_t rows, int64_t cols, int64_t ld,
                 Dtype type, Access access) {
     const size_t row = static_cast<size_t>(cols) * size_bytes(type);
     add(args_, name, at, static_cast<size_t>(rows), row,
-        ld == 0 ? row : static_cast<size_t>(ld) * size_bytes(type), access, 16, ld, type);
+        ld == 0 ? row : static_cast<size_t>(ld) * size_bytes(type), access, 16, ld != 0, type);
   }
   [[nodiscard]] std::span<const Region> regions() const { return {regions_.data(), count_}; }
   // The errors (kInvalidArgument) name the call and the tensors.
@@ -71,11 +73,11 @@ class CallMemory {
 
  private:
   void add(const char* args, const char* name, const void* at, size_t rows, size_t row,
-           size_t pitch, Access access, size_t alignment, int64_t ld, Dtype type) {
+           size_t pitch, Access access, uint32_t alignment, bool strided, Dtype type) {
     if (at == nullptr || rows == 0 || row == 0) return;
     const auto begin = reinterpret_cast<uintptr_t>(at);
     const uintptr_t end = begin + (rows - 1) * pitch + row;
-    regions_[count_++] = {args, name, begin, end, rows, row, pitch, access, alignment, ld, type};
+    regions_[count_++] = {begin, end, row, pitch, args, name, alignment, access, strided, type};
   }
 
   const char* args_;

@@ -110,18 +110,6 @@ Result<std::unique_ptr<const Kernel>> load(Context::State& state, const codegen:
   return kernel;
 }
 
-TableDevice table_device(const DeviceInfo& info) {
-  return {.name = info.name,
-          .cc = info.cc,
-          .sm_count = info.sm_count,
-          .l2_bytes = static_cast<int64_t>(info.l2_bytes),
-          .mem_bytes = static_cast<int64_t>(info.mem_bytes),
-          .mem_clock_mhz = info.mem_clock_mhz,
-          .sm_clock_max_mhz = info.sm_clock_max_mhz,
-          .power_limit_w = info.power_limit_w,
-          .mig = info.mig};
-}
-
 }  // namespace
 
 Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -143,7 +131,7 @@ Result<std::shared_ptr<Context>> Context::create(int device, const ContextOption
     state->cache = F8_TRY(codegen::CubinCache::open(
         options.cache_dir.empty() ? environment().cache_dir : options.cache_dir));
   }
-  if (options.builtin_table) state->table = tuning_db::builtin_table(table_device(info));
+  if (options.builtin_table) state->table = tuning_db::builtin_table(info);
   state->info = std::move(info);
   state->options = options;
   state->records.moves_saved = options.moves_saved;

@@ -58,7 +58,9 @@ Result<DeviceInfo> device_info(const Driver& driver, int ordinal) {
   CUuuid uuid{};
   F8_TRY(cuda->check(cuda->device_get_uuid(&uuid, device), "cuDeviceGetUuid"));
   info.uuid = hex(uuid.bytes, sizeof uuid.bytes);
-  F8_TRY(cuda->check(cuda->device_total_mem(&info.mem_bytes, device), "cuDeviceTotalMem"));
+  size_t mem_bytes = 0;
+  F8_TRY(cuda->check(cuda->device_total_mem(&mem_bytes, device), "cuDeviceTotalMem"));
+  info.mem_bytes = static_cast<int64_t>(mem_bytes);
   F8_TRY(cuda->check(cuda->driver_get_version(&info.driver_version), "cuDriverGetVersion"));
 
   const auto attribute = [&](CUdevice_attribute which) -> Result<int> {
@@ -69,7 +71,7 @@ Result<DeviceInfo> device_info(const Driver& driver, int ordinal) {
   info.cc = 10 * F8_TRY(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)) +
             F8_TRY(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
   info.sm_count = F8_TRY(attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT));
-  info.l2_bytes = static_cast<size_t>(F8_TRY(attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)));
+  info.l2_bytes = F8_TRY(attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE));
   info.mem_clock_mhz = F8_TRY(attribute(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)) / 1000;
   info.sm_clock_max_mhz = F8_TRY(attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE)) / 1000;
 

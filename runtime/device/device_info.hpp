@@ -1,27 +1,19 @@
-// The properties of a CUDA device: the fields that tell measurements apart.
+// The properties of a CUDA device: its class, which tells measurements apart, and the device itself.
 #pragma once
 
-#include <cstddef>
 #include <string>
 
 #include "base/error.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace f8::runtime {
 
 struct Driver;
 
-struct DeviceInfo {
+// `cc` is 90 on Hopper; the power limit is 0 where NVML does not say.
+struct DeviceInfo : DeviceClass {
   int ordinal = 0;
-  std::string name;
-  std::string uuid;  // hex
-  int cc = 0;        // 90
-  int sm_count = 0;
-  size_t l2_bytes = 0;
-  size_t mem_bytes = 0;
-  int mem_clock_mhz = 0;
-  int sm_clock_max_mhz = 0;
-  int power_limit_w = 0;  // 0 where NVML does not say
-  bool mig = false;
+  std::string uuid;        // hex
   bool emulated = false;   // host memory, no GPU: see ContextOptions::emulate
   int driver_version = 0;  // as cuDriverGetVersion gives it: 13000
 };

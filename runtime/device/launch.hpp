@@ -17,5 +17,13 @@ namespace f8::runtime {
 [[nodiscard]] Status launch(const Driver& driver, const Kernel& kernel, int64_t blocks,
                             void** parameters, bool programmatic, Stream stream,
                             int64_t blocks_beside = 0);
+// Launches a kernel whose only parameter is `args`.
+template <class Args>
+[[nodiscard]] Status launch_with(const Args& args, const Driver& driver, const Kernel& kernel,
+                                 int64_t blocks, bool programmatic, Stream stream,
+                                 int64_t blocks_beside = 0) {
+  void* parameters[] = {const_cast<Args*>(&args)};
+  return launch(driver, kernel, blocks, parameters, programmatic, stream, blocks_beside);
+}
 
 }  // namespace f8::runtime

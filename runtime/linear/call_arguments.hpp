@@ -12,13 +12,14 @@ namespace f8::runtime {
 
 enum class Slot : uint8_t {
   kNone,  // its refs are null
-  kX,
+  kX,     // from here to kStrided their rows may be further apart than they are long
   kW,
   kY,
-  kBias,
   kDy,
   kDx,
   kDw,
+  kStrided,
+  kBias = kStrided,
   kDb,
   kSaved,
   kTensor,      // the copies of a tensor that a cast fills, such as a weight cache
@@ -65,18 +66,23 @@ class Ref {
 // The arguments of one call.
 struct CallArguments {
   std::array<void*, static_cast<size_t>(Slot::kCount)> pointer = {};
-  std::array<int64_t, static_cast<size_t>(Slot::kCount)> ld = {};  // of tensors; 0: dense
+  std::array<int64_t, static_cast<size_t>(Slot::kStrided)> ld = {};  // 0: dense
   int64_t m = 0;
   bool accumulate_bias = false;
   ScaleSlots scales = {};
   float8_nccl_comm ranks = nullptr;
   AmaxReducer reduce = nullptr;
 
-  void set(Slot slot, const void* to, int64_t stride = 0) {
+  void set(Slot slot, const void* to) {
     pointer[static_cast<size_t>(slot)] = const_cast<void*>(to);
+  }
+  void set(Slot slot, const void* to, int64_t stride) {
+    set(slot, to);
     ld[static_cast<size_t>(slot)] = stride;
   }
-  [[nodiscard]] int64_t stride(Ref ref) const { return ld[ref.slot()]; }
+  [[nodiscard]] int64_t stride(Ref ref) const {
+    return ref.slot() < ld.size() ? ld[ref.slot()] : 0;
+  }
   template <class T>
   [[nodiscard]] T* at(Ref ref) const {
     auto* base = static_cast<uint8_t*>(pointer[ref.slot()]);

@@ -20,15 +20,6 @@ bool one_cast(const CastSetting& q, const CastSetting& qt) {
   return q.dtype == qt.dtype && q.pow2 == qt.pow2 && (!tensor_twice || q.scaling == qt.scaling);
 }
 
-// The name of a launch's operand: "x", or "x.q" where the tensor's copies are cast apart.
-std::string operand_name(const FusedCast& cast, const std::vector<FusedCast>& all) {
-  const auto of_tensor = std::ranges::count(all, cast.tensor, &FusedCast::tensor);
-  return f8::format("{}{}", kTensorNames[static_cast<size_t>(cast.tensor)],
-                    of_tensor == 1 ? ""
-                    : cast.cast.q  ? ".q"
-                                   : ".qt");
-}
-
 class Planner {
  public:
   Planner(const LinearKernels& kernels, bool first) : kernels_(kernels), first_(first) {}
@@ -52,20 +43,6 @@ class Planner {
       summing->summing->sums = true;
     }
     return passes;
-  }
-
-  // The slots come tensor by tensor, q's before qt's.
-  static std::vector<DelayedSlot> slots(const LinearKernels& kernels) {
-    std::vector<DelayedSlot> slots;
-    for (const Copies& copies : kernels.copies) {
-      const size_t begin = slots.size();
-      for (const auto* copy : {&copies.q, &copies.qt}) {
-        if (!*copy || (*copy)->scaling != Scaling::kDelayed) continue;
-        const DelayedSlot slot{(*copy)->dtype, (*copy)->pow2};
-        if (slots.size() == begin || slots.back() != slot) slots.push_back(slot);
-      }
-    }
-    return slots;
   }
 
  private:
@@ -101,16 +78,15 @@ class Planner {
     return passes;
   }
 
+  // Names the operands: "x", or "x.q" where the tensor's copies are cast apart.
   static void complete(KernelPass& pass, const std::vector<FusedCast>& all) {
-    std::string names;
     for (FusedCast& cast : pass.casts) {
-      const std::string name = operand_name(cast, all);
-      cast.quantize_name = "quantize " + name;
-      names += (names.empty() ? "" : ",") + name;
+      cast.operand = kTensorNames[static_cast<size_t>(cast.tensor)];
+      if (std::ranges::count(all, cast.tensor, &FusedCast::tensor) > 1) {
+        cast.operand += cast.cast.q ? ".q" : ".qt";
+      }
+      pass.operands += (pass.operands.empty() ? "" : ",") + cast.operand;
     }
-    pass.amax_name = "amax " + names;
-    pass.cast_name = "cast " + names;
-    pass.quantize_name = "quantize " + names;
     pass.amax = amax_before(pass.cast);
     if (pass.amax && can_be_one_launch(pass.cast)) {
       pass.one_launch = pass.cast;
@@ -140,16 +116,28 @@ class Planner {
   }
 
   int slot_of(Tensor tensor, const CastSetting& setting) const {
-    LinearKernels before;
-    for (size_t i = 0; i < static_cast<size_t>(tensor); ++i) before.copies[i] = kernels_.copies[i];
-    const size_t begin = slots(before).size();
-    const DelayedSlot slot{setting.dtype, setting.pow2};
-    return static_cast<int>(begin + (kernels_.slots[begin] == slot ? 0 : 1));
+    const size_t first = kernels_.first_slot[static_cast<size_t>(tensor)];
+    return static_cast<int>(first) +
+           (kernels_.slots[first] == DelayedSlot{setting.dtype, setting.pow2} ? 0 : 1);
   }
 
   const LinearKernels& kernels_;
   bool first_;
 };
+
+// The slots come tensor by tensor, q's before qt's.
+void add_slots(LinearKernels& kernels) {
+  for (size_t tensor = 0; tensor < kernels.copies.size(); ++tensor) {
+    const size_t first = kernels.first_slot[tensor] = kernels.slots.size();
+    for (const auto* copy : {&kernels.copies[tensor].q, &kernels.copies[tensor].qt}) {
+      if (!*copy || (*copy)->scaling != Scaling::kDelayed) continue;
+      const DelayedSlot slot{(*copy)->dtype, (*copy)->pow2};
+      if (kernels.slots.size() == first || kernels.slots.back() != slot) {
+        kernels.slots.push_back(slot);
+      }
+    }
+  }
+}
 
 Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
   const GemmSetting& setting = desc.recipe.at(gemm);
@@ -197,20 +185,6 @@ std::optional<CastSetting> copy_of(const GemmSetting& gemm, const CastSetting& o
 
 }  // namespace
 
-codegen::ScaleMode scale_mode(Granularity granularity) {
-  switch (granularity) {
-    case Granularity::kTensor:
-      return ScaleMode::kTensor;
-    case Granularity::kAxis:
-      return ScaleMode::kAxis;
-    case Granularity::kBlock1x128:
-      return ScaleMode::kBlock1x128;
-    case Granularity::kBlock128x128:
-      return ScaleMode::kBlock128x128;
-  }
-  return ScaleMode::kTensor;
-}
-
 bool Copies::share_scale() const {
   return q && qt && one_cast(*q, *qt) && q->granularity == Granularity::kTensor &&
          qt->granularity == Granularity::kTensor;
@@ -248,19 +222,18 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
     kernels.copies[1].qt = copy_of(grad_input, grad_input.b);
     kernels.copies[2].q = copy_of(grad_input, grad_input.a);
   }
-  kernels.slots = Planner::slots(kernels);
+  add_slots(kernels);
 
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
-    kernels.gemms[static_cast<size_t>(gemm)] = F8_TRY(gemm_desc(desc, gemm));
+    GemmDesc out = F8_TRY(gemm_desc(desc, gemm));
+    kernels.gemms[static_cast<size_t>(gemm)] = out;
+    out.add = true;
+    if (gemm == Gemm::kGradInput ? desc.accumulate_grad_input
+                                 : gemm == Gemm::kGradWeight && desc.accumulate_grad_weight) {
+      kernels.adding[static_cast<size_t>(gemm)] = out;
+    }
   }
-  const auto adding = [&](Gemm gemm) {
-    std::optional<GemmDesc> add = kernels.gemms[static_cast<size_t>(gemm)];
-    if (add) add->add = true;
-    return add;
-  };
-  if (desc.accumulate_grad_input) kernels.add_grad_input = adding(Gemm::kGradInput);
-  if (desc.accumulate_grad_weight) kernels.add_grad_weight = adding(Gemm::kGradWeight);
   return kernels;
 }
 
@@ -315,10 +288,11 @@ std::vector<NamedSpec> quantize_kernels(const LinearKernels& kernels) {
   };
   for (const auto& [when, passes] : all_passes(kernels)) {
     for (const KernelPass& pass : passes) {
-      if (pass.amax) add(pass.amax_name + when, *pass.amax);
-      add(pass.cast_name + when, pass.cast);
-      if (pass.summing) add(pass.cast_name + ", summing" + when, *pass.summing);
-      if (pass.one_launch) add(pass.quantize_name + when, *pass.one_launch);
+      const std::string what = pass.operands + when;
+      if (pass.amax) add("amax " + what, *pass.amax);
+      add("cast " + what, pass.cast);
+      if (pass.summing) add("cast " + pass.operands + ", summing" + when, *pass.summing);
+      if (pass.one_launch) add("quantize " + what, *pass.one_launch);
     }
   }
   if (!kernels.slots.empty()) {
@@ -351,11 +325,12 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
   const auto choice_of = [&](const GemmDesc& gemm) {
     return linear_choice(desc, gemm, table, sm_count);
   };
-  for (const auto* gemm : {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2],
-                           &kernels.add_grad_input, &kernels.add_grad_weight}) {
-    if (!*gemm) continue;
-    const GemmChoice choice = F8_TRY(choice_of(**gemm));
-    if (choice.provider == Provider::kGenerated) add(gemm_spec(**gemm, choice.config));
+  for (const auto* gemms : {&kernels.gemms, &kernels.adding}) {
+    for (const std::optional<GemmDesc>& gemm : *gemms) {
+      if (!gemm) continue;
+      const GemmChoice choice = F8_TRY(choice_of(*gemm));
+      if (choice.provider == Provider::kGenerated) add(gemm_spec(*gemm, choice.config));
+    }
   }
   if (const auto& input = kernels.gemms[1], &weight = kernels.gemms[2]; input && weight) {
     const GemmChoice choice = F8_TRY(choice_of(*input));

@@ -32,23 +32,21 @@ struct Copies {
 // those of w go into a weight cache, from master_dtype and under a noop_flag where the linear has
 // one.
 using CopySet = unsigned;
-inline constexpr CopySet kXq = 1, kXqt = 2, kWq = 4, kWqt = 8, kDyq = 16, kDyqt = 32,
+inline constexpr CopySet kXqt = 1, kWqt = 2, kXq = 4, kWq = 8, kDyq = 16, kDyqt = 32,
                          kCacheWeight = 64;
 
 // One cast of a tensor, which writes one copy or both.
 struct FusedCast {
   Tensor tensor = Tensor::kInput;
   codegen::CastSpec cast;
-  int slot = -1;                   // of the linear's delayed scales
-  std::string quantize_name = {};  // of its launch alone: "quantize x"
+  int slot = -1;             // of the linear's delayed scales
+  std::string operand = {};  // "x", or "x.q" where the tensor's copies are cast apart
 };
 
 // Fused casts by one kernel: a cast launch, after an amax launch where the cast needs it; or both
 // in one launch, of all matrices or of each (quantize_launches).
 struct KernelPass {
-  std::string amax_name;      // "amax x,w"
-  std::string cast_name;      // "cast x,w"
-  std::string quantize_name;  // "quantize x,w"
+  std::string operands;  // "x,w"
   std::optional<codegen::CastSpec> one_launch;
   std::optional<codegen::CastSpec> summing;  // of dy alone: the cast that also leaves column sums
   std::optional<codegen::AmaxSpec> amax;
@@ -64,10 +62,11 @@ struct LinearKernels {
   bool count = false;
   bool weight_flag = false;
   std::optional<codegen::BiasGradSpec> bias_grad;
-  std::array<Copies, 3> copies;                  // indexed by Tensor
-  std::vector<DelayedSlot> slots;                // of delayed scaling; empty: the recipe has none
-  std::array<std::optional<GemmDesc>, 3> gemms;  // indexed by Gemm; none: not wanted
-  std::optional<GemmDesc> add_grad_input, add_grad_weight;  // add to the gradient that is there
+  std::array<Copies, 3> copies;                   // indexed by Tensor
+  std::vector<DelayedSlot> slots;                 // of delayed scaling; empty: the recipe has none
+  std::array<size_t, 3> first_slot = {};          // of each tensor
+  std::array<std::optional<GemmDesc>, 3> gemms;   // indexed by Gemm; none: not wanted
+  std::array<std::optional<GemmDesc>, 3> adding;  // those that add to the gradient that is there
 
   [[nodiscard]] const Copies& of(Tensor tensor) const {
     return copies[static_cast<size_t>(tensor)];
@@ -90,7 +89,14 @@ struct CallPasses {
 };
 [[nodiscard]] std::vector<CallPasses> all_passes(const LinearKernels& kernels);
 
-[[nodiscard]] codegen::ScaleMode scale_mode(Granularity granularity);
+// Scale modes are granularities of the same names, in the same order.
+[[nodiscard]] constexpr codegen::ScaleMode scale_mode(Granularity granularity) {
+  return static_cast<codegen::ScaleMode>(granularity);
+}
+static_assert(scale_mode(Granularity::kTensor) == codegen::ScaleMode::kTensor &&
+              scale_mode(Granularity::kAxis) == codegen::ScaleMode::kAxis &&
+              scale_mode(Granularity::kBlock1x128) == codegen::ScaleMode::kBlock1x128 &&
+              scale_mode(Granularity::kBlock128x128) == codegen::ScaleMode::kBlock128x128);
 
 // kUnsupported names the recipe and what this version cannot do.
 [[nodiscard]] Result<LinearKernels> linear_kernels(const LinearDesc& desc);

@@ -56,22 +56,25 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   LinearGemms& gemms = state->gemms;
   for (size_t i = 0; i < kernels.gemms.size(); ++i) {
     F8_TRY(plan_gemm(kernels.gemms[i], gemms.all[i]));
+    F8_TRY(plan_gemm(kernels.adding[i], gemms.adding[i]));
   }
-  F8_TRY(plan_gemm(kernels.add_grad_input, gemms.add_grad_input));
-  F8_TRY(plan_gemm(kernels.add_grad_weight, gemms.add_grad_weight));
   const auto& [output, input, weight] = gemms.all;
   if (input != nullptr && weight != nullptr &&
       GroupedGemm::fits(input->desc(), input->choice(), weight->desc(), weight->choice())) {
     gemms.gradients =
         F8_TRY(GroupedGemm::create(context, input->desc(), weight->desc(), input->choice()));
   }
-  const auto gemm_bytes = [](const GemmPlanPtr& gemm) {
-    return gemm == nullptr ? 0 : gemm->workspace_bytes();
+  const auto gemm_bytes = [&](Gemm gemm) {
+    size_t most = 0;
+    for (const auto* plans : {&gemms.all, &gemms.adding}) {
+      const GemmPlanPtr& plan = (*plans)[static_cast<size_t>(gemm)];
+      if (plan != nullptr) most = std::max(most, plan->workspace_bytes());
+    }
+    return most;
   };
-  state->layout = linear_layout(
-      desc.shape, kernels, sm_count, gemm_bytes(output),
-      std::max({gemm_bytes(input), gemm_bytes(weight), gemm_bytes(gemms.add_grad_input),
-                gemm_bytes(gemms.add_grad_weight)}));
+  state->layout =
+      linear_layout(desc.shape, kernels, sm_count, gemm_bytes(Gemm::kOutput),
+                    std::max(gemm_bytes(Gemm::kGradInput), gemm_bytes(Gemm::kGradWeight)));
   state->launches = F8_TRY(plan_launches(context, desc, kernels, gemms, state->layout));
   return std::shared_ptr<const Linear>(new Linear(std::move(state)));
 }
@@ -83,27 +86,28 @@ size_t Linear::saved_bytes(bool w_tensor, bool x_tensor) const {
   return state_->layout.saved_bytes_of(x_tensor, w_tensor);
 }
 
-float8_tensor Linear::saved_x(const void* saved, int64_t m) const {
+float8_tensor Linear::State::view(Tensor tensor, const Fp8Refs& refs, Slot slot, const void* buffer,
+                                  int64_t rows) const {
   CallArguments call;
-  call.set(Slot::kSaved, saved);
-  const LinearLayout& layout = state_->layout;
-  return tensor_view({.qt = layout.backward_x.qt, .qt_inverse = layout.backward_x.qt_inverse}, call,
-                     m, desc().shape.k, state_->kernels.of(Tensor::kInput));
+  call.set(slot, buffer);
+  return tensor_view(refs, call, rows, desc.shape.k, kernels.of(tensor));
+}
+
+float8_tensor Linear::saved_x(const void* saved, int64_t m) const {
+  const Fp8Refs& x = state_->layout.backward_x;
+  return state_->view(Tensor::kInput, {.qt = x.qt, .qt_inverse = x.qt_inverse}, Slot::kSaved, saved,
+                      m);
 }
 
 float8_tensor Linear::saved_w(const void* saved) const {
-  CallArguments call;
-  call.set(Slot::kSaved, saved);
-  const LinearLayout& layout = state_->layout;
-  return tensor_view({.qt = layout.backward_w.qt, .qt_inverse = layout.backward_w.qt_inverse}, call,
-                     desc().shape.n, desc().shape.k, state_->kernels.of(Tensor::kWeight));
+  const Fp8Refs& w = state_->layout.backward_w;
+  return state_->view(Tensor::kWeight, {.qt = w.qt, .qt_inverse = w.qt_inverse}, Slot::kSaved,
+                      saved, desc().shape.n);
 }
 
 float8_tensor Linear::cached_w(const void* cache) const {
-  CallArguments call;
-  call.set(Slot::kTensor, cache);
-  return tensor_view(state_->layout.cached_w, call, desc().shape.n, desc().shape.k,
-                     state_->kernels.of(Tensor::kWeight));
+  return state_->view(Tensor::kWeight, state_->layout.cached_w, Slot::kTensor, cache,
+                      desc().shape.n);
 }
 
 size_t Linear::weight_cache_bytes() const {
@@ -145,14 +149,15 @@ std::vector<Step> Linear::State::steps(const char* name, const Call& call, void*
   }
   CallArguments arguments;
   std::vector<Step> steps;
-  for (const Launch& launch : bind(call, workspace, arguments)) {
-    if (!launch.applies(arguments.m)) continue;
-    const auto run = [this, &launch, arguments](Stream stream) -> Status {
+  const LaunchList& list = bind(call, workspace, arguments);
+  const LaunchRange& range = range_at(list, arguments.m);
+  for (size_t i = 0; i < range.launches.size(); ++i) {
+    const auto run = [this, &launch = range.launches[i], arguments](Stream stream) -> Status {
       const ScopedContext current(*driver, primary);
       F8_TRY(current.status());
-      return launch.run(context->state(), arguments, stream);
+      return launch({context->state(), arguments, stream, false});
     };
-    steps.push_back({launch.name, run, launch.bytes_moved(arguments.m)});
+    steps.push_back({range.labels[i].name, run, range.labels[i].bytes.at(arguments.m)});
   }
   return steps;
 }

@@ -1,22 +1,38 @@
 // Listing the launches of each kind of call: its casts, then the sums and GEMMs that read them.
 #include "runtime/linear/plan_launches.hpp"
 
+#include <tuple>
+
 #include "runtime/linear/plan_casts.hpp"
+#include "runtime/quantize/bias_grad.hpp"
 
 namespace f8::runtime {
 namespace {
-
-using Kind = Launch::Kind;
-
-// The tensors that a kind of call is given in fp8, as LinearKernels knows them.
-CopySet given_copies(CallKind kind) {
-  return ((kind & kGivenX) != 0 ? kXq : 0) | ((kind & kGivenW) != 0 ? kWq : 0);
-}
 
 constexpr Fp8Refs kGivenXRefs{Slot::kInputQ, Slot::kInputQInverse, Slot::kInputQt,
                               Slot::kInputQtInverse};
 constexpr Fp8Refs kGivenWRefs{Slot::kWeightQ, Slot::kWeightQInverse, Slot::kWeightQt,
                               Slot::kWeightQtInverse};
+
+constexpr CallKind kGiven = kGivenX | kGivenW;
+
+struct GemmOperands {
+  Ref a = {}, b = {}, d = {}, inv_scale_a = {}, inv_scale_b = {};
+
+  // Operands in fp8 lie in buffers, which have no stride of the call's.
+  [[nodiscard]] GemmCall at(const CallArguments& call) const {
+    return {.a = call.at<void>(a),
+            .b = call.at<void>(b),
+            .d = call.at<void>(d),
+            .inv_scale_a = call.at<float>(inv_scale_a),
+            .inv_scale_b = call.at<float>(inv_scale_b),
+            .m = call.m,
+            .bias = call.at<void>(Slot::kBias),
+            .ld_a = call.stride(a),
+            .ld_b = call.stride(b),
+            .ld_d = call.stride(d)};
+  }
+};
 
 class LaunchPlanner {
  public:
@@ -37,7 +53,6 @@ class LaunchPlanner {
     for (CallKind kind = 0; kind < kBackwardKinds; ++kind) {
       if (is_step(kind) && is_backward(kind)) all.backward[kind] = F8_TRY(backward(kind));
     }
-    for (CallKind kind = 0; kind < kEmptyKinds; ++kind) all.empty_backward[kind] = empty(kind);
     for (CallKind kind = 0; kind < kWeightKinds; ++kind) {
       if (is_step(kind)) all.cast_weight[kind] = F8_TRY(cast_weight(kind));
     }
@@ -53,166 +68,144 @@ class LaunchPlanner {
     const bool dx = (kind & kBackwardDx) != 0;
     const bool dw = (kind & kBackwardDw) != 0;
     return (!dx || desc_.needs_grad_input) && ((kind & kBackwardDb) == 0 || desc_.bias_grad) &&
-           ((kind & kBackwardAddDx) == 0 || (dx && gemms_.add_grad_input != nullptr)) &&
-           ((kind & kBackwardAddDw) == 0 || (dw && gemms_.add_grad_weight != nullptr)) &&
-           ((kind & (kGivenX | kGivenW)) == 0 || desc_.recompute);
+           ((kind & kBackwardAddDx) == 0 || (dx && plan(Gemm::kGradInput, true) != nullptr)) &&
+           ((kind & kBackwardAddDw) == 0 || (dw && plan(Gemm::kGradWeight, true) != nullptr)) &&
+           ((kind & kGiven) == 0 || desc_.recompute);
   }
-  [[nodiscard]] const GemmPlan* gemm(Gemm which) const {
-    return gemms_.all[static_cast<size_t>(which)].get();
+  [[nodiscard]] const GemmPlan* plan(Gemm gemm, bool add) const {
+    return (add ? gemms_.adding : gemms_.all)[static_cast<size_t>(gemm)].get();
   }
-  [[nodiscard]] bool is_fp8(Gemm which) const { return desc_.recipe.at(which).is_fp8(); }
-  [[nodiscard]] Fp8Refs refs(Tensor tensor, const TensorBuffers& at, bool with_qt) const {
-    return fp8_refs(kernels_.of(tensor), at, with_qt);
+  [[nodiscard]] bool is_fp8(Gemm gemm) const { return desc_.recipe.at(gemm).is_fp8(); }
+
+  // In high precision a GEMM reads the tensors themselves, else these copies of them.
+  [[nodiscard]] GemmOperands operands(Gemm gemm, const Fp8Refs& a, const Fp8Refs& b) const {
+    constexpr GemmOperands kTensors[] = {{Slot::kX, Slot::kW, Slot::kY},
+                                         {Slot::kDy, Slot::kW, Slot::kDx},
+                                         {Slot::kDy, Slot::kX, Slot::kDw}};
+    GemmOperands out = kTensors[static_cast<size_t>(gemm)];
+    if (!is_fp8(gemm)) return out;
+    std::tie(out.a, out.inv_scale_a) =
+        gemm == Gemm::kGradWeight ? std::pair(a.qt, a.qt_inverse) : std::pair(a.q, a.q_inverse);
+    std::tie(out.b, out.inv_scale_b) =
+        gemm == Gemm::kOutput ? std::pair(b.q, b.q_inverse) : std::pair(b.qt, b.qt_inverse);
+    return out;
+  }
+
+  void add_gemm(LaunchRange& range, Gemm gemm, bool add, Ref workspace,
+                const GemmOperands& operands) const {
+    range.add(f8::format("gemm {}", to_string(gemm)),
+              [plan = plan(gemm, add), workspace, operands](const LaunchTarget& to) {
+                return plan->run(operands.at(to.call), to.call.at<void>(workspace), to.stream);
+              });
   }
 
   Result<LaunchList> forward(CallKind kind) {
     const bool saved = (kind & kForwardSaved) != 0;
     const auto& [x, w, none] = layout_.forward;
     const Ref first = (kind & kGivenW) != 0 ? x.col_amax : w.row_amax;
-    LaunchList list;
-    CastSection section{
-        .list = list, .tensors = layout_.forward, .clear = clear_amax(first, x.row_amax, 0)};
-    F8_TRY(casts_.add(section, kernels_.forward_copies(saved, given_copies(kind)), kind));
-
-    GemmOperands operands{.a = Slot::kX, .b = Slot::kW, .d = Slot::kY, .bias = Slot::kBias};
-    if (is_fp8(Gemm::kOutput)) {
-      const Fp8Refs a = (kind & kGivenX) != 0 ? kGivenXRefs : refs(Tensor::kInput, x, saved);
-      const Fp8Refs b = (kind & kGivenW) != 0 ? kGivenWRefs : refs(Tensor::kWeight, w, saved);
-      operands.a = a.q;
-      operands.b = b.q;
-      operands.inv_scale_a = a.q_inverse;
-      operands.inv_scale_b = b.q_inverse;
+    LaunchList list =
+        F8_TRY(casts_.plan({.tensors = layout_.forward, .clear = clear_amax(first, x.row_amax, 0)},
+                           kernels_.forward_copies(saved, kind & kGiven), kind));
+    const auto refs = [&](Tensor tensor, const TensorBuffers& at) {
+      return fp8_refs(kernels_.of(tensor), at, saved);
+    };
+    const GemmOperands operands =
+        this->operands(Gemm::kOutput, (kind & kGivenX) != 0 ? kGivenXRefs : refs(Tensor::kInput, x),
+                       (kind & kGivenW) != 0 ? kGivenWRefs : refs(Tensor::kWeight, w));
+    for (LaunchRange& range : list) {
+      add_gemm(range, Gemm::kOutput, false, layout_.forward_gemm, operands);
     }
-    list.push_back({.kind = Kind::kGemm,
-                    .name = "gemm output",
-                    .workspace = layout_.forward_gemm,
-                    .gemms = {operands},
-                    .gemm = gemm(Gemm::kOutput)});
     return list;
   }
 
   Result<LaunchList> backward(CallKind kind) {
-    const bool dx = (kind & kBackwardDx) != 0;
-    const bool dw = (kind & kBackwardDw) != 0;
     const bool db = (kind & kBackwardDb) != 0;
     // A gradient in high precision reads dy itself.
-    const bool q = dx && is_fp8(Gemm::kGradInput);
-    const bool qt = dw && is_fp8(Gemm::kGradWeight);
-    LaunchList list;
-    CastSection section{.list = list,
-                        .tensors = layout_.backward,
-                        .clear = clear_amax(layout_.amax, layout_.backward.dy.row_amax, 0),
-                        .sums = db,
-                        .summed_above_m = desc_.shape.m};
-    if (q || qt) {
-      F8_TRY(casts_.add(section, kernels_.backward_copies(q, qt, given_copies(kind)), kind));
+    const bool q = (kind & kBackwardDx) != 0 && is_fp8(Gemm::kGradInput);
+    const bool qt = (kind & kBackwardDw) != 0 && is_fp8(Gemm::kGradWeight);
+    const TensorBuffers& dy = layout_.backward.dy;
+    LaunchList list =
+        F8_TRY(casts_.plan({.tensors = layout_.backward,
+                            .clear = clear_amax(layout_.amax, dy.row_amax, 0),
+                            .sums = db},
+                           kernels_.backward_copies(q, qt, kind & kGiven), q || qt ? kind : 0));
+    for (LaunchRange& range : list) {
+      if (db) F8_TRY(add_bias_gradient(range));
+      add_gradients(range, kind, fp8_refs(kernels_.of(Tensor::kGradOutput), dy, qt));
     }
-    if (db) F8_TRY(add_bias_gradient(list, section.summed_above_m));
-    add_gradients(list, kind);
     return list;
   }
 
-  // `summed_above_m`: for larger m a cast has left the column sums.
-  Status add_bias_gradient(LaunchList& list, int64_t summed_above_m) {
-    list.push_back(
-        {.kind = Kind::kColumnSums,
-         .name = "sum dy",
-         .kernel = F8_TRY(context_.kernel(codegen::ColumnSumsSpec{kernels_.tensor_dtype})),
-         .bytes_per_element = static_cast<double>(size_bytes(kernels_.tensor_dtype)),
-         .up_to_m = summed_above_m,
-         .operands = {{.x = Slot::kDy, .cols = desc_.shape.n}},
-         .sums = layout_.sums});
-    list.push_back({.kind = Kind::kBiasGrad,
-                    .name = "bias gradient",
-                    .kernel = F8_TRY(context_.kernel(*kernels_.bias_grad)),
-                    .out = Slot::kDb,
-                    .sums = layout_.sums,
-                    .count = desc_.shape.n});
+  // The gradient of an empty batch is zero.
+  Status add_bias_gradient(LaunchRange& range) {
+    const int64_t n = desc_.shape.n;
+    const Ref sums = layout_.sums;
+    if (range.up_to_m == 0) {
+      const size_t bytes = static_cast<size_t>(n) * size_bytes(desc_.bias_grad_dtype);
+      range.add("clear db", [bytes](const LaunchTarget& to) -> Status {
+        if (to.call.accumulate_bias) return {};
+        return zero(to.context.driver, to.context.primary, to.call.at<void>(Slot::kDb), 1, bytes,
+                    bytes, to.stream);
+      });
+      return {};
+    }
+    if (!range.has_sums) {
+      const Kernel* kernel =
+          F8_TRY(context_.kernel(codegen::ColumnSumsSpec{kernels_.tensor_dtype}));
+      const auto add_sums = [kernel, sums, n](const LaunchTarget& to) {
+        const auto& [context, call, stream, in_order] = to;
+        const auto args = column_sums_args(call.at<void>(Slot::kDy), call.stride(Slot::kDy), call.m,
+                                           n, call.at<float>(sums));
+        return launch_column_sums(context.driver, *kernel, args,
+                                  context.options.programmatic_launch, stream);
+      };
+      const auto row = static_cast<double>(n) * static_cast<double>(size_bytes(desc_.tensor_dtype));
+      range.add("sum dy", add_sums, {.of_step = row});
+    }
+    const Kernel* kernel = F8_TRY(context_.kernel(*kernels_.bias_grad));
+    range.add("bias gradient", [kernel, sums, n](const LaunchTarget& to) {
+      const auto& [context, call, stream, in_order] = to;
+      const auto args = bias_grad_args(call.at<float>(sums), call.m, n, call.at<void>(Slot::kDb),
+                                       call.accumulate_bias);
+      return launch_bias_grad(context.driver, *kernel, args, context.options.programmatic_launch,
+                              stream);
+    });
     return {};
   }
 
   // What is read of x and w is bound by the call: its tensors, a cache, `saved`, or the copies that
   // are made again.
-  void add_gradients(LaunchList& list, CallKind kind) const {
-    const bool dx = (kind & kBackwardDx) != 0;
-    const bool dw = (kind & kBackwardDw) != 0;
-    const bool add_dx = (kind & kBackwardAddDx) != 0;
-    const bool add_dw = (kind & kBackwardAddDw) != 0;
-    const bool with_qt = dw && is_fp8(Gemm::kGradWeight);
-    const Fp8Refs dy = refs(Tensor::kGradOutput, layout_.backward.dy, with_qt);
-    GemmOperands input{.a = Slot::kDy, .b = Slot::kW, .d = Slot::kDx};
-    if (is_fp8(Gemm::kGradInput)) {
-      input.a = dy.q;
-      input.b = kGivenWRefs.qt;
-      input.inv_scale_a = dy.q_inverse;
-      input.inv_scale_b = kGivenWRefs.qt_inverse;
-    }
-    GemmOperands weight{.a = Slot::kDy, .b = Slot::kX, .d = Slot::kDw};
-    if (is_fp8(Gemm::kGradWeight)) {
-      weight.a = dy.qt;
-      weight.b = kGivenXRefs.qt;
-      weight.inv_scale_a = dy.qt_inverse;
-      weight.inv_scale_b = kGivenXRefs.qt_inverse;
-    }
-    if (dx && dw && !add_dx && !add_dw && gemms_.gradients != nullptr) {
-      list.push_back({.kind = Kind::kGroupedGemm,
-                      .name = "gemm gradients",
-                      .gemms = {input, weight},
-                      .grouped = gemms_.gradients.get()});
+  void add_gradients(LaunchRange& range, CallKind kind, const Fp8Refs& dy) const {
+    const GemmOperands input = operands(Gemm::kGradInput, dy, kGivenWRefs);
+    const GemmOperands weight = operands(Gemm::kGradWeight, dy, kGivenXRefs);
+    constexpr CallKind kDx = kBackwardDx, kDw = kBackwardDw;
+    const CallKind how = kind & (kDx | kDw | kBackwardAddDx | kBackwardAddDw);
+    if (how == (kDx | kDw) && gemms_.gradients != nullptr && range.up_to_m > 0) {
+      range.add("gemm gradients",
+                [plan = gemms_.gradients.get(), input, weight](const LaunchTarget& to) {
+                  return plan->run(input.at(to.call), weight.at(to.call), to.stream);
+                });
       return;
     }
-    if (dx) {
-      list.push_back({.kind = Kind::kGemm,
-                      .name = "gemm grad_input",
-                      .workspace = layout_.backward_gemm,
-                      .gemms = {input},
-                      .gemm = add_dx ? gemms_.add_grad_input.get() : gemm(Gemm::kGradInput)});
+    const Ref workspace = layout_.backward_gemm;
+    if ((kind & kDx) != 0) {
+      add_gemm(range, Gemm::kGradInput, (kind & kBackwardAddDx) != 0, workspace, input);
     }
-    if (dw) {
-      list.push_back({.kind = Kind::kGemm,
-                      .name = "gemm grad_weight",
-                      .workspace = layout_.backward_gemm,
-                      .gemms = {weight},
-                      .gemm = add_dw ? gemms_.add_grad_weight.get() : gemm(Gemm::kGradWeight)});
+    if ((kind & kDw) != 0) {
+      add_gemm(range, Gemm::kGradWeight, (kind & kBackwardAddDw) != 0, workspace, weight);
     }
-  }
-
-  // The gradients of the parameters of an empty batch are zero.
-  [[nodiscard]] LaunchList empty(CallKind kind) const {
-    const auto zero = [](const char* name, Slot out, int64_t rows, int64_t cols, Dtype type) {
-      return Launch{.kind = Kind::kZeroRows,
-                    .name = name,
-                    .above_m = -1,
-                    .out = out,
-                    .count = rows,
-                    .row_bytes = static_cast<size_t>(cols) * size_bytes(type),
-                    .element_bytes = size_bytes(type)};
-    };
-    const auto [m, n, k] = desc_.shape;
-    LaunchList list;
-    if ((kind & kEmptyDw) != 0) {
-      list.push_back(zero("clear dw", Slot::kDw, n, k, desc_.grad_weight_dtype));
-    }
-    if ((kind & kEmptyDb) != 0) {
-      list.push_back(zero("clear db", Slot::kDb, 1, n, desc_.bias_grad_dtype));
-    }
-    return list;
   }
 
   Result<LaunchList> cast_weight(CallKind kind) {
     const CallTensors tensors{.w = layout_.cache};
-    LaunchList list;
-    CastSection section{
-        .list = list,
-        .tensors = tensors,
-        .clear = clear_amax(layout_.cache.row_amax, layout_.forward.x.col_amax, std::nullopt)};
-    F8_TRY(casts_.add(section, kernels_.cache_copies(), kind));
+    const Ref end = layout_.forward.x.col_amax;
+    LaunchList list = F8_TRY(casts_.plan(
+        {.tensors = tensors, .clear = clear_amax(layout_.cache.row_amax, end, std::nullopt)},
+        kernels_.cache_copies(), kind));
     if ((kind & kWeightFlag) != 0) {
-      list.push_back({.kind = Kind::kSetWords,
-                      .name = "set valid",
-                      .out = Slot::kNoopFlag,
-                      .count = 1,
-                      .value = 1});
+      for (LaunchRange& range : list) {
+        range.add("set valid", SetWords{Slot::kNoopFlag, 1, 1});
+      }
     }
     return list;
   }

@@ -9,8 +9,7 @@
 namespace f8::runtime {
 
 struct LinearGemms {
-  std::array<GemmPlanPtr, 3> all;  // indexed by Gemm; null: not wanted
-  GemmPlanPtr add_grad_input, add_grad_weight;
+  std::array<GemmPlanPtr, 3> all, adding;        // indexed by Gemm; null: not wanted
   std::shared_ptr<const GroupedGemm> gradients;  // both in one launch, where their choices allow it
 };
 
@@ -20,7 +19,7 @@ inline constexpr CallKind kFirstStep = 1;  // delayed scales are taken from the 
 inline constexpr CallKind kOverRanks = 2;  // with kFirstStep: over the tensors of all ranks
 
 // x and w are given in fp8; in backward these bits are set where it recomputes alone.
-inline constexpr CallKind kGivenX = 4, kGivenW = 8;
+inline constexpr CallKind kGivenX = kXq, kGivenW = kWq;
 
 inline constexpr CallKind kForwardSaved = 16;
 inline constexpr size_t kForwardKinds = 32;
@@ -29,17 +28,12 @@ inline constexpr CallKind kBackwardDx = 16, kBackwardDw = 32, kBackwardDb = 64;
 inline constexpr CallKind kBackwardAddDx = 128, kBackwardAddDw = 256;  // with those
 inline constexpr size_t kBackwardKinds = 512;
 
-// Backward of an empty batch: which gradients become zero.
-inline constexpr CallKind kEmptyDw = 1, kEmptyDb = 2;
-inline constexpr size_t kEmptyKinds = 4;
-
 inline constexpr CallKind kWeightFlag = 4;
 inline constexpr size_t kWeightKinds = 8;
 
 struct LinearLaunches {
   std::array<LaunchList, kForwardKinds> forward;
   std::array<LaunchList, kBackwardKinds> backward;
-  std::array<LaunchList, kEmptyKinds> empty_backward;
   std::array<LaunchList, kWeightKinds> cast_weight;
 };
 

@@ -103,10 +103,9 @@ Status Quantizer::plan_launches() {
   for (CallKind kind = 0; kind < launches_.size(); ++kind) {
     const bool first = (kind & kFirstStep) != 0;
     if ((kind != 0 && !first) || (first && kernels_.slots.empty())) continue;
-    CastSection section{.list = launches_[kind],
-                        .tensors = layout_.tensors,
-                        .clear = clear_amax(at.col_amax, at.row_amax, at.rows)};
-    F8_TRY(casts.add(section, copies_of(desc_), kind));
+    const CastSection section{.tensors = layout_.tensors,
+                              .clear = clear_amax(at.col_amax, at.row_amax, at.rows)};
+    launches_[kind] = F8_TRY(casts.plan(section, copies_of(desc_), kind));
   }
   return {};
 }

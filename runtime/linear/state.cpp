@@ -15,6 +15,14 @@ Status check_given(const char* name, const void* pointer) {
   return {};
 }
 
+// Refuses what the plan was not made for.
+Status refuse_if(bool bad, const char* why) {
+  if (bad) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "{}", why);
+  }
+  return {};
+}
+
 Status check_m(const char* name, int64_t m, int64_t planned) {
   if (m < 0 || m > planned) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument, "{} is {}, the plan was made for 0 to {}", name, m,
@@ -107,11 +115,9 @@ Status Linear::State::check(const ForwardCall& call, const void* workspace) cons
   if (is_fp8(Gemm::kOutput)) F8_TRY(check_tensors(call, true));
   F8_TRY(check_given("float8_forward_args.y", call.y));
   if (desc.bias) F8_TRY(check_given("float8_forward_args.bias", call.bias));
-  if (!desc.bias && call.bias != nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_forward_args.bias is given, the plan has none; set "
-                "float8_linear_desc.bias");
-  }
+  F8_TRY(refuse_if(!desc.bias && call.bias != nullptr,
+                   "float8_forward_args.bias is given, the plan has none; set "
+                   "float8_linear_desc.bias"));
   F8_TRY(check_scales(call));
   F8_TRY(check_counters(call));
   F8_TRY(check_given("workspace of float8_linear_forward", workspace));
@@ -122,26 +128,19 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   F8_TRY(check_m("float8_backward_args.m", call.m, desc.shape.m));
   const bool dx = call.dx != nullptr;
   const bool dw = call.dw != nullptr;
-  if (dw && call.accumulate != 0 && gemms.add_grad_weight == nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_backward_args.accumulate is set, the plan has no GEMM "
-                "that adds; set float8_linear_desc.accumulate_grad_weight");
-  }
-  if (dx && call.accumulate_dx != 0 && gemms.add_grad_input == nullptr) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_backward_args.accumulate_dx is set, the plan has no GEMM that adds; set "
-                "float8_linear_desc.accumulate_grad_input");
-  }
-  if (dx && !desc.needs_grad_input) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_backward_args.dx is given, the plan was made with "
-                "float8_linear_desc.no_grad_input");
-  }
-  if (call.db != nullptr && !desc.bias_grad) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_backward_args.db is given, the plan has no gradient "
-                "of a bias; set float8_linear_desc.bias_grad");
-  }
+  F8_TRY(refuse_if(dw && call.accumulate != 0 && !desc.accumulate_grad_weight,
+                   "float8_backward_args.accumulate is set, the plan has no GEMM that adds; set "
+                   "float8_linear_desc.accumulate_grad_weight"));
+  F8_TRY(refuse_if(
+      dx && call.accumulate_dx != 0 && !(desc.accumulate_grad_input && desc.needs_grad_input),
+      "float8_backward_args.accumulate_dx is set, the plan has no GEMM that adds; set "
+      "float8_linear_desc.accumulate_grad_input"));
+  F8_TRY(refuse_if(dx && !desc.needs_grad_input,
+                   "float8_backward_args.dx is given, the plan was made with "
+                   "float8_linear_desc.no_grad_input"));
+  F8_TRY(refuse_if(call.db != nullptr && !desc.bias_grad,
+                   "float8_backward_args.db is given, the plan has no gradient of a bias; set "
+                   "float8_linear_desc.bias_grad"));
   if (!dx && !dw && call.db == nullptr) return {};
   if (call.m == 0) return memory(call, nullptr).check_alignment("float8_linear_backward");
   F8_TRY(check_given("float8_backward_args.dy", call.dy));
@@ -178,11 +177,9 @@ Status Linear::State::check(const WeightCall& call) const {
   F8_TRY(check_given("float8_weight_args.w", call.w));
   F8_TRY(check_given("float8_weight_args.cache", call.cache));
   F8_TRY(check_counters(call));
-  if (call.valid != nullptr && !desc.weight_flag) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument,
-                "float8_weight_args.valid is given, the plan's casts look at no flag; set "
-                "float8_linear_desc.weight_flag");
-  }
+  F8_TRY(refuse_if(call.valid != nullptr && !desc.weight_flag,
+                   "float8_weight_args.valid is given, the plan's casts look at no flag; set "
+                   "float8_linear_desc.weight_flag"));
   return check_scales(call);
 }
 
@@ -360,17 +357,11 @@ const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
   to.set(Slot::kDw, call.dw, call.ld_dw);
   to.set(Slot::kDb, call.db);
   const CallKind given = bind_inputs(call, to);
-  const bool dw = call.dw != nullptr;
-  if (call.m == 0) {
-    return launches
-        .empty_backward[(dw && call.accumulate == 0 ? kEmptyDw : 0) |
-                        (call.db != nullptr && call.accumulate_bias == 0 ? kEmptyDb : 0)];
-  }
   if ((given & kGivenX) == 0) bind_refs(layout.backward_x, Slot::kInputQ, to);
   if ((given & kGivenW) == 0) bind_refs(layout.backward_w, Slot::kWeightQ, to);
   CallKind kind = 0;
   if (call.dx != nullptr) kind |= kBackwardDx | (call.accumulate_dx != 0 ? kBackwardAddDx : 0);
-  if (dw) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAddDw : 0);
+  if (call.dw != nullptr) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAddDw : 0);
   if (call.db != nullptr) kind |= kBackwardDb;
   if (kind == 0) return launches.backward[0];
   if (desc.recompute) kind |= given;

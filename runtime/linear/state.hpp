@@ -58,6 +58,10 @@ struct Linear::State {
     return memory(call, workspace).check_device(name, *context, stream);
   }
 
+  // Gives the view of a tensor's copies in a buffer that has `slot` in calls.
+  [[nodiscard]] float8_tensor view(Tensor tensor, const Fp8Refs& refs, Slot slot,
+                                   const void* buffer, int64_t rows) const;
+
   // The launches of a call, and what it gives to them.
   const LaunchList& bind(const ForwardCall& call, void* workspace, CallArguments& to) const;
   const LaunchList& bind(const BackwardCall& call, void* workspace, CallArguments& to) const;

@@ -133,24 +133,17 @@ Status WeightCasts::check(const WeightCalls& calls, const WeightCall& common, vo
       good.error().message = f8::format("args[{}]: {}", i, good.error().message);
       return good;
     }
-    if (call.valid != common.valid) [[unlikely]] {
+    const auto is_common = [&](bool same, const char* field, const char* why) -> Status {
+      if (same) [[likely]] {
+        return {};
+      }
       return fail(ErrorCode::kInvalidArgument,
-                  "float8_weight_casts_run: args[{}].valid is not args[0]'s; one flag is for all "
-                  "weights",
-                  i);
-    }
-    if ((call.first_step != 0) != (common.first_step != 0)) [[unlikely]] {
-      return fail(ErrorCode::kInvalidArgument,
-                  "float8_weight_casts_run: args[{}].first_step is not args[0]'s; a step is the "
-                  "first one for all",
-                  i);
-    }
-    if (call.ranks != common.ranks) [[unlikely]] {
-      return fail(ErrorCode::kInvalidArgument,
-                  "float8_weight_casts_run: args[{}].ranks is not args[0]'s; all are reduced at "
-                  "once",
-                  i);
-    }
+                  "float8_weight_casts_run: args[{}].{} is not args[0]'s; {}", i, field, why);
+    };
+    F8_TRY(is_common(call.valid == common.valid, "valid", "one flag is for all weights"));
+    F8_TRY(is_common((call.first_step != 0) == (common.first_step != 0), "first_step",
+                     "a step is the first one for all"));
+    F8_TRY(is_common(call.ranks == common.ranks, "ranks", "all are reduced at once"));
     // Each call was compared with what all of them share.
     for (const Region& region : memory.regions()) {
       const bool shared = region.begin == reinterpret_cast<uintptr_t>(workspace) ||

@@ -30,15 +30,13 @@ kernels::BiasGradArgs bias_grad_args(const float* sums, int64_t rows, int64_t co
 
 Status launch_column_sums(const Driver& driver, const Kernel& kernel,
                           const kernels::ColumnSumsArgs& args, bool programmatic, Stream stream) {
-  void* parameters[] = {const_cast<kernels::ColumnSumsArgs*>(&args)};
-  return launch(driver, kernel, cast_tiles(args.rows, args.cols), parameters, programmatic, stream);
+  return launch_with(args, driver, kernel, cast_tiles(args.rows, args.cols), programmatic, stream);
 }
 
 Status launch_bias_grad(const Driver& driver, const Kernel& kernel,
                         const kernels::BiasGradArgs& args, bool programmatic, Stream stream) {
-  void* parameters[] = {const_cast<kernels::BiasGradArgs*>(&args)};
-  return launch(driver, kernel, ceil_div(args.cols, kernels::kBiasColumns), parameters,
-                programmatic, stream);
+  return launch_with(args, driver, kernel, ceil_div(args.cols, kernels::kBiasColumns), programmatic,
+                     stream);
 }
 
 }  // namespace f8::runtime

@@ -169,20 +169,18 @@ Status DelayedScales::find_inf(const void* state, float* found_inf, Stream strea
   const Context::State& own = context_->state();
   const ScopedContext current(own.driver, own.primary);
   F8_TRY(current.status());
-  kernels::FoundInfArgs args{.amax = amaxes(const_cast<void*>(state)),
-                             .found_inf = found_inf,
-                             .count = static_cast<int32_t>(slots_.size()),
-                             .padding = 0};
-  void* parameters[] = {&args};
-  return launch(own.driver, *found_inf_kernel_, ceil_div(args.count, kUpdateThreads), parameters,
-                own.options.programmatic_launch, stream);
+  const kernels::FoundInfArgs args{.amax = amaxes(const_cast<void*>(state)),
+                                   .found_inf = found_inf,
+                                   .count = static_cast<int32_t>(slots_.size()),
+                                   .padding = 0};
+  return launch_with(args, own.driver, *found_inf_kernel_, ceil_div(args.count, kUpdateThreads),
+                     own.options.programmatic_launch, stream);
 }
 
 Status launch_scale_update(const Context::State& context, const Kernel& kernel,
-                           kernels::ScaleUpdateArgs args, Stream stream) {
-  void* parameters[] = {&args};
-  return launch(context.driver, kernel, ceil_div(args.count, kUpdateThreads), parameters,
-                context.options.programmatic_launch, stream);
+                           const kernels::ScaleUpdateArgs& args, Stream stream) {
+  return launch_with(args, context.driver, kernel, ceil_div(args.count, kUpdateThreads),
+                     context.options.programmatic_launch, stream);
 }
 
 kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch, size_t count,

@@ -49,7 +49,7 @@ using AmaxReducer = Status (*)(uint32_t* amax_bits, size_t count, float8_nccl_co
 
 // Launches one update of scales, as DelayedScales::update() does.
 [[nodiscard]] Status launch_scale_update(const Context::State& context, const Kernel& kernel,
-                                         kernels::ScaleUpdateArgs args, Stream stream);
+                                         const kernels::ScaleUpdateArgs& args, Stream stream);
 // The arguments for a first step over ranks: the scales of `count` slots come from the amaxes of
 // that step alone, as in dynamic scaling. `scratch` has 2 * count words.
 [[nodiscard]] kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch,

@@ -17,12 +17,6 @@ constexpr int64_t kBlocksPerSm = 6;
 // words of an amax buffer.
 constexpr int64_t kMaxTileAmaxPeers = 80;
 
-template <class Args>
-int64_t grid(const Args& args) {
-  const auto& last = args.tensors[args.count - 1];
-  return int64_t{last.first_block} + last.blocks;
-}
-
 int64_t pairs_of_tiles(int64_t rows, int64_t cols) {
   return kernels::pairs_of_tiles(ceil_div(cols, kernels::kCastTile),
                                  ceil_div(rows, kernels::kCastTile));
@@ -36,14 +30,29 @@ int32_t partials_in_launch(const QuantizeOperand& x, double elements, int sm_cou
                   std::max(static_cast<int32_t>(share), 1));
 }
 
-}  // namespace
-
 double elements_of(std::span<const QuantizeOperand> operands) {
   double elements = 0;
-  for (const QuantizeOperand& x : operands)
+  for (const QuantizeOperand& x : operands) {
     elements += static_cast<double>(x.rows) * static_cast<double>(x.cols);
+  }
   return elements;
 }
+
+// Sets what amax and cast kernels have in common; `first` becomes the next matrix's first block.
+template <class Tensor>
+void set_matrix(Tensor& to, const QuantizeOperand& from, int64_t blocks, int32_t& first) {
+  to.x = from.x;
+  to.ld = from.ld == 0 ? from.cols : from.ld;
+  to.rows = static_cast<int32_t>(from.rows);
+  to.cols = static_cast<int32_t>(from.cols);
+  to.row_amax = from.row_amax;
+  to.col_amax = from.col_amax;
+  to.first_block = first;
+  to.blocks = static_cast<int32_t>(blocks);
+  first += to.blocks;
+}
+
+}  // namespace
 
 int32_t amax_partials(int64_t rows, int64_t cols, int sm_count) {
   const int64_t wanted = ceil_div(rows * cols, kElementsPerBlock);
@@ -94,11 +103,6 @@ size_t tile_amax_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols
   return static_cast<size_t>(across * down * kernels::kTileAmaxSize) * sizeof(kernels::u16);
 }
 
-bool raises_amax(const codegen::AmaxSpec& spec, std::span<const QuantizeOperand> operands) {
-  return (spec.row || spec.col) &&
-         std::ranges::any_of(operands, [](const auto& x) { return x.tile_amax == nullptr; });
-}
-
 size_t second_sync(int sm_count) {
   return static_cast<size_t>(
       kernels::quantize_sync_bytes(resident_quantize_blocks(sm_count) * kernels::kMaxTilesOfBlock));
@@ -134,18 +138,12 @@ Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
   for (size_t i = 0; i < operands.size(); ++i) {
     const QuantizeOperand& from = operands[i];
     kernels::AmaxTensor& to = args.tensors[i];
-    to.x = from.x;
-    to.ld = from.ld == 0 ? from.cols : from.ld;
-    to.rows = static_cast<int32_t>(from.rows);
-    to.cols = static_cast<int32_t>(from.cols);
     to.partials = from.partials;
     to.tile_amax = from.tile_amax;
-    to.row_amax = from.row_amax;
-    to.col_amax = from.col_amax;
-    to.first_block = first;
-    to.blocks = spec.row || spec.col ? static_cast<int32_t>(cast_tiles(from.rows, from.cols))
-                                     : partials_in_launch(from, elements, sm_count);
-    first += to.blocks;
+    set_matrix(to, from,
+               spec.row || spec.col ? cast_tiles(from.rows, from.cols)
+                                    : partials_in_launch(from, elements, sm_count),
+               first);
   }
   return args;
 }
@@ -161,35 +159,27 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
   for (size_t i = 0; i < operands.size(); ++i) {
     const QuantizeOperand& from = operands[i];
     kernels::CastTensor& to = args.tensors[i];
-    to.x = from.x;
-    to.ld = from.ld == 0 ? from.cols : from.ld;
-    to.rows = static_cast<int32_t>(from.rows);
-    to.cols = static_cast<int32_t>(from.cols);
     to.q = spec.q ? from.q : nullptr;
     to.ld_q = row_pitch(from.cols);
     to.qt = spec.qt ? from.qt : nullptr;
     to.ld_qt = row_pitch(from.rows);
     if (amax && amax->tensor) {
       to.partials = from.partials;
+      to.partial_count = amax->row || amax->col ? 1 : partials_in_launch(from, elements, sm_count);
     } else {
       to.tile_amax = from.tile_amax;
     }
-    to.partial_count = !amax || !amax->tensor   ? 0
-                       : amax->row || amax->col ? 1
-                                                : partials_in_launch(from, elements, sm_count);
-    to.row_amax = from.row_amax;
-    to.col_amax = from.col_amax;
     to.delayed = from.delayed;
     to.amax = from.recorded_amax;
     to.scale = from.scale;
     to.inv_scale_row = from.inv_row;
     to.inv_scale_col = from.inv_col;
     args.counters[i] = from.counters;
-    to.first_block = first;
-    to.blocks = static_cast<int32_t>(spec.one_launch && codegen::scales_rows_alone(spec)
-                                         ? kernels::blocks_of_rows(from.rows, from.cols)
-                                         : cast_tiles(from.rows, from.cols));
-    first += to.blocks;
+    set_matrix(to, from,
+               spec.one_launch && codegen::scales_rows_alone(spec)
+                   ? kernels::blocks_of_rows(from.rows, from.cols)
+                   : cast_tiles(from.rows, from.cols),
+               first);
   }
   return args;
 }
@@ -197,20 +187,6 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
 kernels::QuantizeArgs quantize_args(const codegen::CastSpec& spec, int sm_count,
                                     std::span<const QuantizeOperand> operands, void* sync) {
   return {.cast = cast_args(spec, sm_count, operands), .sync = static_cast<kernels::u64*>(sync)};
-}
-
-template <class Args>
-Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
-                   Stream stream) {
-  void* parameters[] = {const_cast<Args*>(&args)};
-  return launch(driver, kernel, grid(args), parameters, programmatic, stream);
-}
-
-template <class Args>
-Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args, bool programmatic,
-                   Stream stream, int64_t overlapped_blocks) {
-  void* parameters[] = {const_cast<Args*>(&args)};
-  return launch(driver, kernel, grid(args), parameters, programmatic, stream, overlapped_blocks);
 }
 
 template kernels::AmaxArgs amax_args(const codegen::AmaxSpec&, int,
@@ -221,26 +197,17 @@ template kernels::CastArgs cast_args(const codegen::CastSpec&, int,
                                      std::span<const QuantizeOperand>);
 template kernels::CastListArgs cast_args(const codegen::CastSpec&, int,
                                          std::span<const QuantizeOperand>);
-template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxArgs&, bool, Stream);
-template Status launch_amax(const Driver&, const Kernel&, const kernels::AmaxListArgs&, bool,
-                            Stream);
-template Status launch_cast(const Driver&, const Kernel&, const kernels::CastArgs&, bool, Stream,
-                            int64_t);
-template Status launch_cast(const Driver&, const Kernel&, const kernels::CastListArgs&, bool,
-                            Stream, int64_t);
-
 Status launch_quantize(const Driver& driver, const Kernel& kernel,
                        const kernels::QuantizeArgs& args, bool programmatic, Stream stream,
                        int64_t overlapped_blocks) {
-  void* parameters[] = {const_cast<kernels::QuantizeArgs*>(&args)};
-  int64_t blocks = grid(args.cast);
+  int64_t blocks = blocks_of(args.cast);
   if (kernel.cooperative && blocks > resident_quantize_blocks(kernel.resident_clusters)) {
     blocks = 0;
     for (int32_t i = 0; i < args.cast.count; ++i) {
       blocks += pairs_of_tiles(args.cast.tensors[i].rows, args.cast.tensors[i].cols);
     }
   }
-  return launch(driver, kernel, blocks, parameters, programmatic, stream, overlapped_blocks);
+  return launch_with(args, driver, kernel, blocks, programmatic, stream, overlapped_blocks);
 }
 
 }  // namespace f8::runtime

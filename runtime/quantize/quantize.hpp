@@ -54,9 +54,6 @@ enum class Launches { kOne, kOneEach, kTwo };
 [[nodiscard]] bool fits_tile_amax(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
 // The bytes of these for a matrix with up to `rows` rows: 0 where fits_tile_amax() never holds.
 [[nodiscard]] size_t tile_amax_bytes(const codegen::AmaxSpec& spec, int64_t rows, int64_t cols);
-// Tells whether an amax launch raises words of an amax buffer, to be cleared before it.
-[[nodiscard]] bool raises_amax(const codegen::AmaxSpec& spec,
-                               std::span<const QuantizeOperand> operands);
 
 // The bytes that one-launch kernels keep in a workspace: for as many tiles as may fit and, from
 // second_sync() on, for a launch beside another, both with one tile a block at most.
@@ -69,7 +66,6 @@ enum class Launches { kOne, kOneEach, kTwo };
 // Blocks, and so partial maxima, of a tensor amax of a matrix alone in its launch. Beside others it
 // has its share of them by size, and a matrix with fewer rows has no more.
 [[nodiscard]] int32_t amax_partials(int64_t rows, int64_t cols, int sm_count);
-[[nodiscard]] double elements_of(std::span<const QuantizeOperand> operands);
 // Tiles of the row, column and cast kernels.
 [[nodiscard]] int64_t cast_tiles(int64_t rows, int64_t cols);
 
@@ -86,14 +82,24 @@ template <class Args = kernels::CastArgs>
                                                   std::span<const QuantizeOperand> operands,
                                                   void* sync);
 
+template <class Args>
+[[nodiscard]] int64_t blocks_of(const Args& args) {
+  const auto& last = args.tensors[args.count - 1];
+  return int64_t{last.first_block} + last.blocks;
+}
+template <class Args>
+[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
+                                 bool programmatic, Stream stream) {
+  return launch_with(args, driver, kernel, blocks_of(args), programmatic, stream);
+}
 // If `args.overlap` is set, or will be in the next launch, `overlapped_blocks` are the other's
 // blocks.
 template <class Args>
-[[nodiscard]] Status launch_amax(const Driver& driver, const Kernel& kernel, const Args& args,
-                                 bool programmatic, Stream stream);
-template <class Args>
 [[nodiscard]] Status launch_cast(const Driver& driver, const Kernel& kernel, const Args& args,
-                                 bool programmatic, Stream stream, int64_t overlapped_blocks = 0);
+                                 bool programmatic, Stream stream, int64_t overlapped_blocks = 0) {
+  return launch_with(args, driver, kernel, blocks_of(args), programmatic, stream,
+                     overlapped_blocks);
+}
 [[nodiscard]] Status launch_quantize(const Driver& driver, const Kernel& kernel,
                                      const kernels::QuantizeArgs& args, bool programmatic,
                                      Stream stream, int64_t overlapped_blocks = 0);

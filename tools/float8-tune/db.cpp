@@ -38,7 +38,7 @@ Result<int> info(const Global& global) {
                {"kernels", table.choices().size()},
                {"linears", table.speedups().size()},
                {"table_hash", hash}};
-  for (const tuning_db::DeviceClass& d : devices) {
+  for (const DeviceClass& d : devices) {
     json["devices"].push_back({{"name", d.name},
                                {"cc", d.cc},
                                {"sm_count", d.sm_count},
@@ -60,7 +60,7 @@ Result<int> info(const Global& global) {
   print(f8::format("{}: schema {}, {} kernels and {} linears in its table ({})\n", name_of(global),
                    tuning_db::kSchemaVersion, table.choices().size(), table.speedups().size(),
                    hash));
-  for (const tuning_db::DeviceClass& d : devices) {
+  for (const DeviceClass& d : devices) {
     print(f8::format("  device {}, {} SMs, {} W\n", d.name, d.sm_count, d.power_limit_w));
   }
   for (const tuning_db::RunInfo& run : runs) {

@@ -61,7 +61,7 @@ void look_at_gpu(Report& report, int ordinal) {
          {"power_limit_w", info->power_limit_w},
          {"mig", info->mig},
          {"driver_cuda", tuner::cuda_version_text(info->driver_version)},
-         {"class", tuner::device_class(*info).key()}};
+         {"class", tuning_db::key(*info)}};
   report.add("GPU", hopper,
              f8::format("{}, compute capability {}.{}, {} SMs, {:.0f} GiB{}{}", info->name,
                         info->cc / 10, info->cc % 10, info->sm_count,

@@ -39,7 +39,7 @@ void add_candidates(codegen::GemmSpec spec, Keys& keys) {
 void add_gemms(const runtime::LinearKernels& kernels, Keys& keys) {
   std::vector<runtime::GemmDesc> gemms;
   for (const auto* gemm :
-       {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2], &kernels.add_grad_weight}) {
+       {&kernels.gemms[0], &kernels.gemms[1], &kernels.gemms[2], &kernels.adding[2]}) {
     if (*gemm && is_fp8((*gemm)->a)) gemms.push_back(**gemm);
   }
   for (const runtime::GemmDesc& gemm : gemms) {

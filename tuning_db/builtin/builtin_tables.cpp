@@ -27,7 +27,7 @@ std::span<const TuningTable> builtin_tables() {
   return tables;
 }
 
-std::shared_ptr<const TuningTable> builtin_table(const TableDevice& device) {
+std::shared_ptr<const TuningTable> builtin_table(const DeviceClass& device) {
   return {std::shared_ptr<void>(), nearest_table(builtin_tables(), device)};
 }
 

@@ -12,7 +12,7 @@ namespace f8::tuning_db {
 // Read once, at the first call; thread-safe.
 [[nodiscard]] std::span<const TuningTable> builtin_tables();
 // The nearest_table of them; null where there is none.
-[[nodiscard]] std::shared_ptr<const TuningTable> builtin_table(const TableDevice& device);
+[[nodiscard]] std::shared_ptr<const TuningTable> builtin_table(const DeviceClass& device);
 [[nodiscard]] bool is_builtin(const TuningTable& table);
 
 }  // namespace f8::tuning_db

@@ -32,7 +32,7 @@ std::optional<Estimate> Estimator::estimate(Shape shape) const {
 
 std::string Estimator::describe_source(const Estimate& estimate) const {
   const LinearSpeedup& row = *estimate.rows.front();
-  const TableDevice& device = table_.devices[row.device];
+  const DeviceClass& device = table_.devices[row.device];
   return f8::format("({}, {} W; {}; {})", device.name, device.power_limit_w, row.date,
                     table_.sources[row.source]);
 }

@@ -26,7 +26,7 @@ std::string linear_key(const LinearSpeedup& s) {
   return f8::format("{} {} {}", s.recipe, to_string(s.shape), s.device);
 }
 
-std::string record(const TableDevice& d) {
+std::string record(const DeviceClass& d) {
   return f8::format("device {} {} {} {} {} {} {} {} {}\n", d.cc, d.sm_count, d.l2_bytes,
                     d.mem_bytes, d.mem_clock_mhz, d.sm_clock_max_mhz, d.power_limit_w,
                     d.mig ? 1 : 0, d.name);
@@ -45,7 +45,7 @@ std::string record(const LinearSpeedup& s) {
 // All that the hash covers.
 std::string body(const TuningTable& table) {
   std::string text = first_line(kKind);
-  for (const TableDevice& device : table.devices) text += record(device);
+  for (const DeviceClass& device : table.devices) text += record(device);
   for (const std::string& source : table.sources) text += f8::format("source {}\n", source);
   for (const KernelChoice& choice : table.choices()) text += record(choice);
   for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
@@ -168,10 +168,10 @@ Result<LinearSpeedup> parse_speedup(std::string_view line, const TuningTable& ta
   return s;
 }
 
-Result<TableDevice> parse_device(std::string_view line) {
+Result<DeviceClass> parse_device(std::string_view line) {
   if (std::ranges::count(line, ' ') < 9) return fail(ErrorCode::kCorrupt, "a device has 10 fields");
   take_until(line, ' ');
-  TableDevice d;
+  DeviceClass d;
   const auto number = [&line](const char* field, auto& value) -> Status {
     value =
         F8_TRY(parse_count<std::remove_reference_t<decltype(value)>>(field, take_until(line, ' ')));
@@ -226,7 +226,7 @@ double distance(Shape a, Shape b) {
   return apart(a.m, b.m) + apart(a.n, b.n) + apart(a.k, b.k);
 }
 
-double distance(const TableDevice& a, const TableDevice& b) {
+double distance(const DeviceClass& a, const DeviceClass& b) {
   double sum = 0;
   for (const auto& [x, y] :
        {std::pair(a.sm_count, b.sm_count), std::pair(a.mem_clock_mhz, b.mem_clock_mhz),
@@ -282,8 +282,8 @@ void TuningTable::add_behind(const TuningTable& other) {
     return items.size() - 1;
   };
   std::vector<size_t> own_device, own_source;
-  for (const TableDevice& device : other.devices) {
-    own_device.push_back(index_in(devices, device, [](const TableDevice& a, const TableDevice& b) {
+  for (const DeviceClass& device : other.devices) {
+    own_device.push_back(index_in(devices, device, [](const DeviceClass& a, const DeviceClass& b) {
       return a.is_same_class(b);
     }));
   }
@@ -351,12 +351,12 @@ Result<TuningTable> TuningTable::parse(std::string_view text) {
   return table;
 }
 
-const TuningTable* nearest_table(std::span<const TuningTable> tables, const TableDevice& device) {
+const TuningTable* nearest_table(std::span<const TuningTable> tables, const DeviceClass& device) {
   const TuningTable* nearest = nullptr;
   std::pair<bool, double> least;  // another name, distance
   for (const TuningTable& table : tables) {
     if (table.devices.empty() || table.devices.front().cc != device.cc) continue;
-    const TableDevice& measured = table.devices.front();
+    const DeviceClass& measured = table.devices.front();
     const std::pair here(measured.name != device.name, distance(measured, device));
     if (nearest != nullptr && here >= least) continue;
     least = here;

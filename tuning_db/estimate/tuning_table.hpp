@@ -31,7 +31,7 @@ enum class Provider : uint8_t { kGenerated, kCublasLt };
 [[nodiscard]] std::string_view to_string(Provider p);
 
 // A class of GPU. 0 stands for what is not known.
-struct TableDevice {
+struct DeviceClass {
   std::string name;
   int cc = 0;
   int sm_count = 0;
@@ -41,10 +41,10 @@ struct TableDevice {
   int sm_clock_max_mhz = 0;
   int power_limit_w = 0;
   bool mig = false;
-  bool operator==(const TableDevice&) const = default;
+  bool operator==(const DeviceClass&) const = default;
   // Two classes are told apart by these fields: among the others, the memory that a driver reports
   // differs by a little from release to release.
-  [[nodiscard]] bool is_same_class(const TableDevice& other) const {
+  [[nodiscard]] bool is_same_class(const DeviceClass& other) const {
     return name == other.name && power_limit_w == other.power_limit_w && mig == other.mig;
   }
 };
@@ -76,7 +76,7 @@ class TuningTable {
  public:
   // The classes that were measured, in the order in which they are asked. Kernels come from the
   // first one.
-  std::vector<TableDevice> devices;
+  std::vector<DeviceClass> devices;
   std::vector<std::string> sources;  // "built-in", or a database's file name
 
   // The entry of the same problem (or recipe, shape and device), if there is one, is replaced.
@@ -111,6 +111,6 @@ class TuningTable {
 // nearest class of the same compute capability (by the sum of |log2| of the ratios of SMs, L2,
 // clocks and power, of what both know). Null where there is none of its compute capability.
 [[nodiscard]] const TuningTable* nearest_table(std::span<const TuningTable> tables,
-                                               const TableDevice& device);
+                                               const DeviceClass& device);
 
 }  // namespace f8

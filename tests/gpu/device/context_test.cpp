@@ -14,8 +14,8 @@ TEST_F(ContextTest, DeviceInfoIsPlausible) {
   EXPECT_FALSE(device.name.empty());
   EXPECT_EQ(device.uuid.size(), 32U);
   EXPECT_GE(device.sm_count, 10);
-  EXPECT_GE(device.l2_bytes, size_t{1} << 20);
-  EXPECT_GE(device.mem_bytes, size_t{1} << 30);
+  EXPECT_GE(device.l2_bytes, int64_t{1} << 20);
+  EXPECT_GE(device.mem_bytes, int64_t{1} << 30);
   EXPECT_GT(device.mem_clock_mhz, 100);
   EXPECT_GT(device.sm_clock_max_mhz, 100);
   EXPECT_GE(device.driver_version, 13000);

@@ -103,13 +103,12 @@ Status open_run(Job& job, const Global& global, const runtime::DeviceInfo& devic
       nvml ? nvml->driver_version() : "", device.driver_version, FLOAT8_VERSION);
   const tuning_db::Method method = tuner::sweep_method(job.request.options);
   if (!job.run_uuid.empty()) {
-    return job.db->verify_run(job.run_uuid, tuner::device_class(device), device.uuid, toolchain,
-                              method);
+    return job.db->verify_run(job.run_uuid, device, device.uuid, toolchain, method);
   }
   if (!job.db) job.db = F8_TRY(tuning_db::Database::open(global.db, tuning_db::OpenMode::kCreate));
-  const tuning_db::RunInfo run = F8_TRY(
-      job.db->begin_run(canonical(job.args, job.request), job.request.seed,
-                        tuner::device_class(device), device.uuid, toolchain, method, plan.trials));
+  const tuning_db::RunInfo run =
+      F8_TRY(job.db->begin_run(canonical(job.args, job.request), job.request.seed, device,
+                               device.uuid, toolchain, method, plan.trials));
   job.run_uuid = run.uuid;
   return {};
 }

@@ -217,30 +217,18 @@ tuning_db::LinearKernels linear_kernels(const LinearChoices& choices) {
 }
 
 runtime::DeviceInfo h100() {
-  return {.ordinal = 0,
-          .name = "NVIDIA H100 80GB HBM3",
-          .uuid = "",
-          .cc = 90,
-          .sm_count = 132,
-          .l2_bytes = 50 << 20,
-          .mem_bytes = size_t{80} << 30,
-          .mem_clock_mhz = 2619,
-          .sm_clock_max_mhz = 1980,
-          .power_limit_w = 700,
-          .mig = false,
-          .driver_version = 13000};
-}
-
-tuning_db::DeviceClass device_class(const runtime::DeviceInfo& device) {
-  return {.name = device.name,
-          .cc = device.cc,
-          .sm_count = device.sm_count,
-          .l2_bytes = static_cast<int64_t>(device.l2_bytes),
-          .mem_bytes = static_cast<int64_t>(device.mem_bytes),
-          .mem_clock_mhz = device.mem_clock_mhz,
-          .sm_clock_max_mhz = device.sm_clock_max_mhz,
-          .power_limit_w = device.power_limit_w,
-          .mig = device.mig};
+  runtime::DeviceInfo device;
+  static_cast<DeviceClass&>(device) = {.name = "NVIDIA H100 80GB HBM3",
+                                       .cc = 90,
+                                       .sm_count = 132,
+                                       .l2_bytes = 50 << 20,
+                                       .mem_bytes = int64_t{80} << 30,
+                                       .mem_clock_mhz = 2619,
+                                       .sm_clock_max_mhz = 1980,
+                                       .power_limit_w = 700,
+                                       .mig = false};
+  device.driver_version = 13000;
+  return device;
 }
 
 }  // namespace f8::tuner

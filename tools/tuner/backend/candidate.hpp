@@ -95,6 +95,5 @@ using LinearChoices = std::array<runtime::GemmChoice, 3>;  // indexed by Gemm
 
 // The device that plans are made for where there is none: an H100 SXM with 80 GB.
 [[nodiscard]] runtime::DeviceInfo h100();
-[[nodiscard]] tuning_db::DeviceClass device_class(const runtime::DeviceInfo& device);
 
 }  // namespace f8::tuner

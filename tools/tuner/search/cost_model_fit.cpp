@@ -207,16 +207,16 @@ struct Regrets {
 }  // namespace
 
 Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database) {
-  const std::vector<tuning_db::DeviceClass> devices = F8_TRY(database.devices());
+  const std::vector<DeviceClass> devices = F8_TRY(database.devices());
   std::map<std::string, MeasuredGemm> gemms;  // by identity
   if (devices.empty()) return std::vector<MeasuredGemm>{};
-  const std::string device = devices.front().key();
+  const std::string device = tuning_db::key(devices.front());
   for (const auto impl : {tuning_db::Impl::kGenerated, tuning_db::Impl::kCublasLt}) {
     for (const tuning_db::TrialRow& row : F8_TRY(database.gemms(impl))) {
       const auto ns = time_of(row.result);
       const auto candidate = from_row(row.candidate);
       const auto family = gemm_spec(row.problem);
-      if (!ns || !candidate || !family || row.device.key() != device) continue;
+      if (!ns || !candidate || !family || tuning_db::key(row.device) != device) continue;
       MeasuredGemm& gemm = gemms[gemm_identity(row.problem, false)];
       if (candidate->impl == Impl::kCublasLt) {
         gemm.library_ns = gemm.library_ns > 0 ? std::min(gemm.library_ns, *ns) : *ns;

@@ -204,18 +204,20 @@ Json to_json(const runtime::DeviceInfo& d) {
 
 Result<runtime::DeviceInfo> parse_device(const Json& json) {
   return guarded("device", [&]() -> Result<runtime::DeviceInfo> {
-    return runtime::DeviceInfo{.ordinal = json.at("ordinal").get<int>(),
-                               .name = json.at("name").get<std::string>(),
-                               .uuid = json.at("uuid").get<std::string>(),
-                               .cc = json.at("cc").get<int>(),
-                               .sm_count = json.at("sm_count").get<int>(),
-                               .l2_bytes = json.at("l2_bytes").get<size_t>(),
-                               .mem_bytes = json.at("mem_bytes").get<size_t>(),
-                               .mem_clock_mhz = json.at("mem_clock_mhz").get<int>(),
-                               .sm_clock_max_mhz = json.at("sm_clock_max_mhz").get<int>(),
-                               .power_limit_w = json.at("power_limit_w").get<int>(),
-                               .mig = json.at("mig").get<bool>(),
-                               .driver_version = json.at("driver_version").get<int>()};
+    runtime::DeviceInfo device;
+    static_cast<DeviceClass&>(device) = {.name = json.at("name").get<std::string>(),
+                                         .cc = json.at("cc").get<int>(),
+                                         .sm_count = json.at("sm_count").get<int>(),
+                                         .l2_bytes = json.at("l2_bytes").get<int64_t>(),
+                                         .mem_bytes = json.at("mem_bytes").get<int64_t>(),
+                                         .mem_clock_mhz = json.at("mem_clock_mhz").get<int>(),
+                                         .sm_clock_max_mhz = json.at("sm_clock_max_mhz").get<int>(),
+                                         .power_limit_w = json.at("power_limit_w").get<int>(),
+                                         .mig = json.at("mig").get<bool>()};
+    device.ordinal = json.at("ordinal").get<int>();
+    device.uuid = json.at("uuid").get<std::string>();
+    device.driver_version = json.at("driver_version").get<int>();
+    return device;
   });
 }
 

@@ -14,7 +14,7 @@ using testing::says;
 
 Region region(uintptr_t begin, size_t rows, size_t row, size_t pitch) {
   const size_t bytes = rows == 0 || row == 0 ? 0 : (rows - 1) * pitch + row;
-  return {nullptr, "", begin, begin + bytes, rows, row, pitch, Access::kRead, 1, 0, {}};
+  return {begin, begin + bytes, row, pitch, nullptr, "", 1, Access::kRead, false, {}};
 }
 
 void expect_overlap(const Region& a, const Region& b, bool expected) {
@@ -36,8 +36,8 @@ TEST(Overlap, OfEveryTwoColumnsOfABuffer) {
   constexpr size_t kPitch = 12;
   const auto bytes = [](const Region& r) {
     std::vector<bool> touched(200);
-    for (size_t row = 0; row < r.rows; ++row) {
-      for (size_t i = 0; i < r.row; ++i) touched[r.begin + row * r.pitch + i] = true;
+    for (uintptr_t row = r.begin; row < r.end; row += r.pitch) {
+      for (size_t i = 0; i < r.row; ++i) touched[row + i] = true;
     }
     return touched;
   };

@@ -87,7 +87,7 @@ TEST(Device, CountAndInfo) {
   EXPECT_EQ(info.uuid, "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
   EXPECT_EQ(info.cc, 90);
   EXPECT_EQ(info.sm_count, 132);
-  EXPECT_EQ(info.l2_bytes, size_t{50} << 20);
+  EXPECT_EQ(info.l2_bytes, int64_t{50} << 20);
   EXPECT_EQ(info.mem_clock_mhz, 2619);
   EXPECT_EQ(info.sm_clock_max_mhz, 1980);
   EXPECT_EQ(info.driver_version, 13000);

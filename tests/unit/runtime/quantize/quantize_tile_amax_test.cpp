@@ -145,7 +145,6 @@ class QuantizeTileAmaxTest : public ::testing::TestWithParam<const char*> {
     const QuantizeOperand operands[] = {items[0]->operand(first_by_tile_amax),
                                         items[1]->operand(second_by_tile_amax)};
     const auto amax = amax_before(spec_).value();
-    EXPECT_EQ(raises_amax(amax, operands), !first_by_tile_amax || !second_by_tile_amax);
     const Driver& driver = context_->state().driver;
     ASSERT_TRUE(launch_amax(driver, *context_->kernel(amax).value(), amax_args(amax, 132, operands),
                             true, nullptr));

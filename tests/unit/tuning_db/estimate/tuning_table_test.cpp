@@ -16,7 +16,7 @@ KernelChoice choice(Op op, Shape shape, const char* config = "128x256s4c2x1w2g8"
   return {problem(op, shape), Provider::kGenerated, config, median_ns};
 }
 
-TableDevice h100(int power_limit_w = 700) {
+DeviceClass h100(int power_limit_w = 700) {
   return {.name = "NVIDIA H100 80GB HBM3",
           .cc = 90,
           .sm_count = 132,
@@ -134,7 +134,7 @@ TEST(TuningTable, WhatLiesBehindFillsTheGaps) {
   table.add(choice(Op::kOutput, {8192, 4096, 4096}, "64x256s4c1x1w1g8", 900));
   table.add({"rowwise", {8192, 1024, 4096}, 1.1, 1.0, 1.2, 1e6});
   table.add_behind(example());
-  EXPECT_EQ(table.devices, (std::vector<TableDevice>{h100(500), h100()})) << "the own one first";
+  EXPECT_EQ(table.devices, (std::vector<DeviceClass>{h100(500), h100()})) << "the own one first";
   EXPECT_EQ(table.sources, (std::vector<std::string>{"my sweep.f8db", "built-in"}));
   EXPECT_EQ(table.choices().size(), 3U);
   EXPECT_EQ(table.find(problem(Op::kOutput, {8192, 4096, 4096}))->median_ns, 900);
@@ -150,27 +150,27 @@ TEST(TuningTable, WhatLiesBehindFillsTheGaps) {
 }
 
 TEST(TuningTable, TheNearestClassIsTaken) {
-  const auto of = [](TableDevice device) {
+  const auto of = [](DeviceClass device) {
     TuningTable table;
     table.devices = {std::move(device)};
     return table;
   };
-  TableDevice pcie = h100(350);
+  DeviceClass pcie = h100(350);
   pcie.name = "NVIDIA H100 PCIe";
   pcie.sm_count = 114;
   pcie.mem_clock_mhz = 1593;
-  TableDevice next = h100();
+  DeviceClass next = h100();
   next.name = "NVIDIA B200";
   next.cc = 100;
   const std::vector<TuningTable> tables = {of(h100()), of(pcie), of(next), TuningTable{}};
-  const auto nearest = [&](const TableDevice& device) {
+  const auto nearest = [&](const DeviceClass& device) {
     const TuningTable* table = nearest_table(tables, device);
     return table == nullptr ? std::string_view("none") : table->device_name();
   };
   EXPECT_EQ(nearest(h100()), "NVIDIA H100 80GB HBM3");
   EXPECT_EQ(nearest(h100(350)), "NVIDIA H100 80GB HBM3") << "the name comes first";
   EXPECT_EQ(nearest(pcie), "NVIDIA H100 PCIe");
-  TableDevice h200 = h100();
+  DeviceClass h200 = h100();
   h200.name = "NVIDIA H200";
   h200.mem_clock_mhz = 3201;
   EXPECT_EQ(nearest(h200), "NVIDIA H100 80GB HBM3");
