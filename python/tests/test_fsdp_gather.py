@@ -24,18 +24,30 @@ from float8.torch.fsdp import GatheredWeight
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
-def _start(rank: int, main: Callable[..., None], world: int, store: str, *args: Any) -> None:
+_device = "cpu"  # of a rank
+
+
+def _start(
+    rank: int, main: Callable[..., None], world: int, store: str, device: str, *args: Any
+) -> None:
+    global _device
+    _device = device
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", f"file://{store}", world_size=world, rank=rank)
-    mesh = distributed.device_mesh.init_device_mesh("cpu", (world,))
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    distributed.init_process_group(backend, f"file://{store}", world_size=world, rank=rank)
+    mesh = distributed.device_mesh.init_device_mesh(device, (world,))
     main(mesh, rank, world, *args)
     distributed.destroy_process_group()
     # A thread of the gloo backend that still runs aborts a process that tears itself down.
     os._exit(0)
 
 
-def _spawn(main: Callable[..., None], world: int, tmp_path: Any, *args: Any) -> None:
-    arguments = (main, world, str(tmp_path / "store"), *args)
+def _spawn(
+    main: Callable[..., None], world: int, tmp_path: Any, *args: Any, device: str = "cpu"
+) -> None:
+    arguments = (main, world, str(tmp_path / "store"), device, *args)
     torch.multiprocessing.spawn(_start, arguments, nprocs=world)
 
 
@@ -49,8 +61,9 @@ class Checkpointed(nn.Sequential):
 def _mlp(recipe: str, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential) -> Any:
     torch.manual_seed(0)
     model = kind(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, rows, bias=False))
-    config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=gather)
-    return f8.convert_to_float8_training(model, config=config)
+    emulate = _device == "cpu"
+    config = f8.LinearConfig(recipe, emulate=emulate, enable_fsdp_float8_all_gather=gather)
+    return f8.convert_to_float8_training(model.to(_device), config=config)
 
 
 def _shard(model: nn.Sequential, mesh: Any, **options: Any) -> nn.Sequential:
@@ -95,7 +108,7 @@ def _equal(mesh: Any, rank: int, world: int) -> None:
 def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> None:
     world = mesh.size()
     torch.manual_seed(1)
-    x = torch.randn(world, 16, 64)[rank]
+    x = torch.randn(world, 16, 64)[rank].to(_device)
     rows = _rows(recipe, world)
     models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
     if "mp_policy" not in options:
@@ -114,6 +127,12 @@ def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> 
 @pytest.mark.parametrize("world", (2, 3))
 def test_the_bits_of_a_gather_in_high_precision(world: int, tmp_path: Any) -> None:
     _spawn(_equal, world, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_bits_of_a_gather_in_high_precision_on_gpus(tmp_path: Any) -> None:
+    _spawn(_equal, 2, tmp_path, device="cuda")
 
 
 def _composed(mesh: Any, rank: int, world: int) -> None:
