@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import _composable_state
-from torch.distributed.tensor import DTensor
 
 from float8.recipes import Recipe
 from float8.torch import _ops
 from float8.torch.weight_gather import COPIES, WeightGather, cast_shards
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class ShardedWeight(torch.Tensor):
@@ -67,8 +68,7 @@ class ShardedWeight(torch.Tensor):
         if gather.both is None:
             gather.dtype = mp_policy.param_dtype or self.dtype
         # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
-        weight = module.weight
-        assert isinstance(weight, DTensor)
+        weight: Any = module.weight
         if gather.both is None or not gather.is_current(weight):
             cast_shards([(gather, weight)])
         names = _wanted(gather, module)
@@ -220,6 +220,8 @@ def _wanted(gather: WeightGather, module: nn.Module) -> tuple[str, ...]:
 
 def _param_group(module: nn.Module) -> Any:
     """Returns FSDP's group that a linear's weight is in, None where it is not found."""
+    from torch.distributed import _composable_state
+
     for reference in list(_composable_state._module_state_mapping.values()):
         state = reference() if callable(reference) else reference
         groups = getattr(state, "_fsdp_param_groups", None)
@@ -243,11 +245,9 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     """
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
     for layer in module.modules():
-        weight = getattr(layer, "_parameters", {}).get("weight")
-        if (
-            hasattr(layer, "_weight_gather")
-            and isinstance(weight, DTensor)
-            and isinstance(weight._local_tensor, ShardedWeight)
+        weight: Any = layer._parameters.get("weight")
+        if hasattr(layer, "_weight_gather") and isinstance(
+            getattr(weight, "_local_tensor", None), ShardedWeight
         ):
             gather = _gather_of(layer)
             groups.setdefault(gather.group, []).append((gather, weight))

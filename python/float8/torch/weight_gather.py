@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor, Shard
 
 from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from float8.torch.linear import Float8Linear
 
 COPIES = ("q", "qt")
-# The second name is that of PyTorch before 2.13.
-_all_gather = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
 _BLOCK = 128  # rows and columns of a block with one scale
 
 
@@ -32,6 +31,8 @@ class WeightGather:
     """A linear's shard in fp8, and the copies of its whole weight while they are needed."""
 
     def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
+        from torch.distributed.tensor import DTensor, Shard  # takes a while to load
+
         weight = layer.weight
         assert isinstance(weight, DTensor)
         # FSDP x TP has a subclass of Shard here.
@@ -235,6 +236,12 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     parts = torch.split(everyone.view(group.size(), -1), sizes, dim=1)
     for (gather, _), part in zip(weights, parts, strict=True):
         gather.set_scales(part)
+
+
+def _all_gather(output: Tensor, input: Tensor, group: Any) -> None:
+    name = "all_gather_single"  # PyTorch before 2.13 has the other name
+    call = getattr(distributed, name, None) or distributed.all_gather_into_tensor
+    call(output, input, group=group)
 
 
 def _version(weight: DTensor) -> tuple[Any, ...]:
