@@ -47,7 +47,7 @@ struct Snapshot {
 [[nodiscard]] std::string to_json_line(const TrialRecord& trial);
 // The JSON within the records, which a database file may hold in any form, can be written again.
 [[nodiscard]] Status check_json(const Snapshot& snapshot);
-// What a file of float8 is that begins so, and which command takes it, for messages: "an export of
+// Names a file of float8 that begins so, and the command that takes it, for messages: "an export of
 // a database; ...". Empty for any other.
 [[nodiscard]] std::string_view known_as(std::string_view begin);
 // `name` stands in errors, with the line's number.

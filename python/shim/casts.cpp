@@ -93,9 +93,7 @@ void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t c
   if (cast.rows.rows == 0) return;
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   for (const auto& [copy, bytes] : {std::pair{&q, quantizer.q_bytes}, {&qt, quantizer.qt_bytes}}) {
-    const Device device = device_of(*copy);
-    if (static_cast<size_t>(copy->numel()) != bytes || device.type != cast.place.device.type ||
-        device.index != cast.place.device.index) {
+    if (static_cast<size_t>(copy->numel()) != bytes || device_of(*copy) != cast.place.device) {
       throw std::invalid_argument("float8: a copy in fp8 has " + std::to_string(copy->numel()) +
                                   " bytes, or is on another device; it needs " +
                                   std::to_string(bytes) + ", as quantize gives them");
@@ -127,10 +125,8 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   for (const auto& [words, count] :
        {std::pair{&amax, quantizer.amax_words}, {&row_amax, quantizer.row_amax_words}}) {
-    const Device device = device_of(*words);
     if (words->numel() != count || dtype_of(*words) != aoti_torch_dtype_int32() ||
-        !words->is_contiguous() || device.type != cast.place.device.type ||
-        device.index != cast.place.device.index) {
+        !words->is_contiguous() || device_of(*words) != cast.place.device) {
       throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
                                   " words that quantize_amax gives");
     }

@@ -106,8 +106,7 @@ struct Call {
   }
 
   void check_device(const Tensor& tensor, const char* name) const {
-    const Device device = device_of(tensor);
-    if (device.type != place.device.type || device.index != place.device.index) {
+    if (device_of(tensor) != place.device) {
       throw std::invalid_argument(std::string("float8: ") + name +
                                   " is on another device than the rows that it meets");
     }

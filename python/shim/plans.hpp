@@ -101,7 +101,7 @@ struct QuantizedBytes {
 [[nodiscard]] QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config,
                                              int64_t operand, bool transposed);
 
-// Where the copies of a quantizer lie in their buffers, in bytes. `scales_in_qt`: q's inverse scale
+// The places of a quantizer's copies in their buffers, in bytes. `scales_in_qt`: q's inverse scale
 // is in qt's buffer. A copy that is not made has a pitch of 0.
 struct CopyLayout {
   int64_t q_pitch = 0;

@@ -16,6 +16,7 @@ using torch::stable::Tensor;
 struct Device {
   int32_t type = 0;
   int32_t index = 0;
+  bool operator==(const Device&) const = default;
   [[nodiscard]] bool is_cuda() const { return type == aoti_torch_device_type_cuda(); }
 };
 

@@ -182,7 +182,7 @@ def run_python(code: str) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
 
 
-# What accelerate 1.15 asks of torchao: its version, its config, and the conversion of all linears
+# accelerate 1.15 asks this of torchao: its version, its config, and the conversion of all linears
 # but the first and the last one.
 ACCELERATE_MODEL = """
 import importlib.metadata, importlib.util

@@ -46,7 +46,7 @@ struct CastOperand {
   [[nodiscard]] QuantizeOperand at(const CallArguments& call) const;
 };
 
-// What grows with the m of a call: blocks, or bytes.
+// A number of blocks or bytes that grows with the m of a call.
 template <class T, int64_t kStep>
 struct ByRows {
   T fixed = 0, of_step = 0;
@@ -67,7 +67,7 @@ struct SetWords {
   }
 };
 
-// What a call has no use for.
+// The parts of a launch that calls have no use for.
 struct LaunchLabel {
   std::string name;              // "amax x,w", "cast x,w", "gemm output", ...
   ByRows<double, 1> bytes = {};  // that it moves; 0 where memory is not its bound

@@ -237,7 +237,7 @@ class ShardedWeight : public TensorAbi, public ::testing::WithParamInterface<con
     return out;
   }
 
-  // What float8_amax_sync does between ranks of several processes.
+  // It does what float8_amax_sync does between ranks of several processes.
   static void reduce(std::vector<Rank>& ranks) {
     std::vector<uint32_t> most(ranks.front().amax.size());
     for (const Rank& rank : ranks) {
