@@ -8,11 +8,14 @@ on every rank before, so they do not travel with a gather.
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
+from torch._subclasses.fake_tensor import is_fake
 
 from float8 import recipes
 from float8.recipes import Granularity
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
 
 COPIES = ("q", "qt")
+_gathers: weakref.WeakValueDictionary[int, WeightGather] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _BLOCK = 128  # rows and columns of a block with one scale
 
 
@@ -71,6 +76,9 @@ class WeightGather:
         self._copies: dict[str, Tensor] = {}
         self._seen: tuple[Any, ...] | None = None
         self._weight: DTensor
+        number = next(_numbers)
+        self.key = torch.tensor(number)
+        _gathers[number] = self
 
     # The shard
 
@@ -287,3 +295,66 @@ def _blocks(extent: int) -> int:
 
 def _padded4(scales: int) -> int:
     return -(-scales // 4) * 4
+
+
+# The ops of a linear whose weight is gathered. They take the key of its WeightGather in a tensor on
+# the host, which torch.compile passes on: one graph serves the layers of many blocks.
+_library = torch.library.Library("float8", "FRAGMENT")
+_library.define(
+    "gathered_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor gather, int n, ScalarType dtype, "
+    "Tensor? bias, int config, bool save) -> (Tensor, Tensor)"
+)
+_library.define(
+    "gathered_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor gather, "
+    "int[] shape, ScalarType dtype, int config, int wanted) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns an element in the weight's shape: nobody reads it."""
+    return like.new_zeros((), dtype=dtype).expand(shape)
+
+
+def _copy(gather: Tensor, name: str, like: Tensor) -> Tensor:
+    # A fake tensor has a value of some copy in an operator's fake kernel, and nobody reads it.
+    return like if is_fake(gather) else _gathers[int(gather)].copy(name, like.dtype)
+
+
+def _forward(
+    x: Tensor,
+    x_q: Tensor | None,
+    x_qt: Tensor | None,
+    gather: Tensor,
+    n: int,
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    config: int,
+    save: bool,
+) -> Any:
+    weight = _weight(x, (n, x.shape[-1]), dtype)
+    w_q = _copy(gather, "q", x)
+    return _ops.linear_forward(x, x_q, x_qt, weight, w_q, None, bias, None, config, 0, save)
+
+
+def _backward(
+    dy: Tensor,
+    saved: Tensor,
+    x: Tensor | None,
+    x_qt: Tensor | None,
+    gather: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    config: int,
+    wanted: int,
+) -> Any:
+    weight = _weight(dy, shape, dtype)
+    w_qt = _copy(gather, "qt", dy)
+    return _ops.linear_backward(dy, saved, x, x_qt, weight, w_qt, None, config, 0, wanted)
+
+
+for name, call in (("gathered_forward", _forward), ("gathered_backward", _backward)):
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, call, key)
+    torch.library.register_fake(f"float8::{name}", call)
+gathered_forward = torch.ops.float8.gathered_forward.default
+gathered_backward = torch.ops.float8.gathered_backward.default
