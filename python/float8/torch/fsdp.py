@@ -171,7 +171,7 @@ class GatheredWeight(torch.Tensor):
         weight = next(arg for arg in args if isinstance(arg, GatheredWeight))
         if func in _ALIASES:
             alias = GatheredWeight(weight.key, weight.shape, weight.dtype, weight.device)
-            return return_and_correct_aliasing(func, args, kwargs or {}, alias)
+            return return_and_correct_aliasing(func, args, kwargs or {}, alias)  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.zeros_like.default:
             return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         if func is _ops.linear_forward:

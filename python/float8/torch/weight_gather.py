@@ -90,21 +90,19 @@ class WeightGather:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         return self._shards[name].view(self.rows, self.cols)
 
-    def _operand(self, weight: DTensor) -> Tensor:
+    def operand(self, weight: DTensor) -> Tensor:
+        """Returns the shard in the type that FSDP gathers without us."""
         local: Any = weight._local_tensor
         plain: Tensor = local.plain().to(self.dtype)
         # A rank without rows has the scales too.
         return plain if self.own_rows > 0 else plain.new_zeros((1, self.cols))
 
-    def find_amax(self, weight: DTensor) -> tuple[Tensor, Tensor]:
-        amax, row_amax = _ops.quantize_amax(
-            self._operand(weight), self._config, _ops.WEIGHT, self.rows
-        )
+    def find_amax(self, operand: Tensor) -> tuple[Tensor, Tensor]:
+        amax, row_amax = _ops.quantize_amax(operand, self._config, _ops.WEIGHT, self.rows)
         return amax, row_amax
 
-    def cast(self, weight: DTensor, amax: Tensor, row_amax: Tensor) -> Tensor:
+    def cast(self, weight: DTensor, operand: Tensor, amax: Tensor, row_amax: Tensor) -> Tensor:
         """Casts the shard with the maxima over ranks; returns its scales, for `set_scales`."""
-        operand = self._operand(weight)
         q, qt = _ops.quantize_shard(operand, amax, row_amax, self._config, _ops.WEIGHT, self.rows)
         rows = operand.shape[0]
         at = _layout(self.rows, rows, self.cols, self._config, True, True)
@@ -195,16 +193,16 @@ class WeightGather:
         if name == "q":
             out = data.new_empty(q_bytes)
             rows = out[: n * at.q_pitch].view(n, at.q_pitch)[:, : self.cols]
-            rows.copy_(data.view(-1, self.cols)[:n])
+            _copy(rows, data.view(-1, self.cols)[:n])
         else:
             out = data.new_empty(qt_bytes)
             rows = out[: self.cols * at.qt_pitch].view(self.cols, at.qt_pitch)
             parts = data.view(self.ranks, self.cols, self.rows)
             whole, rest = divmod(n, self.rows)
             full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))  # type: ignore[no-untyped-call]
-            full.copy_(parts[:whole].transpose(0, 1))
+            _copy(full, parts[:whole].transpose(0, 1))
             if rest:
-                rows[:, whole * self.rows : n].copy_(parts[whole, :, :rest])
+                _copy(rows[:, whole * self.rows : n], parts[whole, :, :rest])
         scales = self._scales[name].view(torch.uint8)
         begin = at.q_scales if name == "q" else at.qt_scales
         out[begin : begin + scales.numel()].copy_(scales)
@@ -224,17 +222,18 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     if not weights:
         return
     group = weights[0][0].group
-    found = [gather.find_amax(weight) for gather, weight in weights]
+    operands = [gather.operand(weight) for gather, weight in weights]
+    found = [gather.find_amax(x) for (gather, _), x in zip(weights, operands, strict=True)]
     # A NaN is the largest word, so it wins on every rank.
     words = torch.cat([amax for amax, _ in found])
     if words.numel() > 0:
         distributed.all_reduce(words, distributed.ReduceOp.MAX, group=group)
     own = []
     counts = [amax.numel() for amax, _ in found]
-    for (gather, weight), (_, row_amax), reduced in zip(
-        weights, found, torch.split(words, counts), strict=True
+    for (gather, weight), x, (_, row_amax), reduced in zip(
+        weights, operands, found, torch.split(words, counts), strict=True
     ):
-        own.append(gather.cast(weight, reduced, row_amax))
+        own.append(gather.cast(weight, x, reduced, row_amax))
     sizes = [scales.numel() for scales in own]
     if sum(sizes) == 0:
         return
@@ -289,6 +288,15 @@ def _layout(
     )
 
 
+def _copy(to: Tensor, of: Tensor) -> None:
+    """Copies bytes; 16 at once where rows are whole 16s, which takes a quarter of the time."""
+    if to.shape[-1] % 16 == 0 and all(
+        stride % 16 == 0 for x in (to, of) for stride in x.stride()[:-1]
+    ):
+        to, of = to.view(torch.complex128), of.view(torch.complex128)
+    to.copy_(of)
+
+
 def _blocks(extent: int) -> int:
     return -(-extent // _BLOCK)
 
@@ -299,14 +307,15 @@ def _padded4(scales: int) -> int:
 
 # The ops of a linear whose weight is gathered. They take the key of its WeightGather in a tensor on
 # the host, which torch.compile passes on: one graph serves the layers of many blocks.
-_library = torch.library.Library("float8", "FRAGMENT")
-_library.define(
-    "gathered_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor gather, int n, ScalarType dtype, "
-    "Tensor? bias, int config, bool save) -> (Tensor, Tensor)"
+torch.library.define(
+    "float8::gathered_forward",
+    "(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor gather, int n, ScalarType dtype, Tensor? bias, "
+    "int config, bool save) -> (Tensor, Tensor)",
 )
-_library.define(
-    "gathered_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor gather, "
-    "int[] shape, ScalarType dtype, int config, int wanted) -> (Tensor, Tensor, Tensor)"
+torch.library.define(
+    "float8::gathered_backward",
+    "(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor gather, int[] shape, "
+    "ScalarType dtype, int config, int wanted) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -315,7 +324,7 @@ def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return like.new_zeros((), dtype=dtype).expand(shape)
 
 
-def _copy(gather: Tensor, name: str, like: Tensor) -> Tensor:
+def _gathered(gather: Tensor, name: str, like: Tensor) -> Tensor:
     # A fake tensor has a value of some copy in an operator's fake kernel, and nobody reads it.
     return like if is_fake(gather) else _gathers[int(gather)].copy(name, like.dtype)
 
@@ -332,7 +341,7 @@ def _forward(
     save: bool,
 ) -> Any:
     weight = _weight(x, (n, x.shape[-1]), dtype)
-    w_q = _copy(gather, "q", x)
+    w_q = _gathered(gather, "q", x)
     return _ops.linear_forward(x, x_q, x_qt, weight, w_q, None, bias, None, config, 0, save)
 
 
@@ -348,13 +357,12 @@ def _backward(
     wanted: int,
 ) -> Any:
     weight = _weight(dy, shape, dtype)
-    w_qt = _copy(gather, "qt", dy)
+    w_qt = _gathered(gather, "qt", dy)
     return _ops.linear_backward(dy, saved, x, x_qt, weight, w_qt, None, config, 0, wanted)
 
 
 for name, call in (("gathered_forward", _forward), ("gathered_backward", _backward)):
-    for key in ("CPU", "CUDA"):
-        _library.impl(name, call, key)
+    torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
     torch.library.register_fake(f"float8::{name}", call)
 gathered_forward = torch.ops.float8.gathered_forward.default
 gathered_backward = torch.ops.float8.gathered_backward.default
