@@ -110,7 +110,8 @@ def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> 
     world = mesh.size()
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank].to(_device)
-    rows = _rows(recipe, world)
+    # Rows in whole 128s are read as they are gathered.
+    rows = _rows(recipe, world) if options["reshard_after_forward"] else 128 * world
     models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
     if "mp_policy" not in options:
         single = _mlp(recipe, rows, False)

@@ -91,12 +91,10 @@ class ShardedWeight(torch.Tensor):
     ) -> tuple[Tensor, list[Tensor]] | None:
         gather, names = metadata
         gather.set_copies(dict(zip(names, all_gather_outputs, strict=True)))
-        for data in all_gather_outputs:  # FSDP allocates it again before its next gather
-            data.untyped_storage().resize_(0)
         if out is not None:
             return None
         weight = GatheredWeight(gather.key, gather.size, param_dtype, gather.device)
-        return weight, gather.buffers
+        return weight, []  # FSDP frees what it gathered itself
 
 
 def _as_sharded(tensor: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -30,6 +30,7 @@ COPIES = ("q", "qt")
 _gathers: weakref.WeakValueDictionary[int, WeightGather] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _BLOCK = 128  # rows and columns of a block with one scale
+_STEP = 128  # elements that a GEMM sums in a step; copies have rows of whole ones
 
 
 class WeightGather:
@@ -59,7 +60,6 @@ class WeightGather:
         self.own_rows = int(weight._local_tensor.shape[0])
         self.both: bool | None = None  # every gather is of both copies
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
-        self.buffers: list[Tensor] = []  # of the whole weight; FSDP frees them
         self._config = layer._config & ~recipes.BIAS
         self._granularity = {
             "q": layer.recipe.output.b.granularity,
@@ -146,11 +146,11 @@ class WeightGather:
         """Takes what `cast` returned on every rank, a row each."""
         n = self.size[0]
         if self._granularity["q"] is Granularity.AXIS:
-            self._scales["q"] = gathered[:, : self.rows].reshape(-1)[:n]
+            self._scales["q"] = _aligned(gathered[:, : self.rows].reshape(-1)[:n])
         elif self._granularity["q"] is Granularity.BLOCK_128X128:
             pitch = _padded4(_blocks(self.cols))
             count = _blocks(self.rows) * pitch
-            self._scales["q"] = gathered[:, :count].reshape(-1)[: _blocks(n) * pitch]
+            self._scales["q"] = _aligned(gathered[:, :count].reshape(-1)[: _blocks(n) * pitch])
         if self._granularity["qt"] is Granularity.BLOCK_128X128:
             down, across = _blocks(self.cols), _blocks(self.rows)
             own = gathered[:, -down * across :].view(-1, down, across)
@@ -162,13 +162,39 @@ class WeightGather:
 
     def set_copies(self, gathered: dict[str, Tensor]) -> None:
         """Takes gathers of some of the copies; the others are gathered where they are asked for."""
-        self._copies = {}
-        self.buffers.clear()
-        for name, data in gathered.items():
-            self._set(name, data)
+        self._copies = {name: data.view(-1) for name, data in gathered.items()}
 
-    def copy(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns a copy of the whole weight as the linears take it, for an x of that type.
+    def q(self, dtype: torch.dtype) -> GatheredCopy:
+        """Returns q for an x of that type."""
+        data = self._gathered("q", dtype)
+        if self.cols % _STEP == 0:
+            return GatheredCopy(data[: self.size.numel()], self._scales["q"])
+        n = int(self.size[0])
+        at, bytes = self._whole("q")
+        out = data.new_empty(bytes)
+        _copy(out[: n * at.q_pitch].view(n, -1)[:, : self.cols], data.view(-1, self.cols)[:n])
+        return _with_scales(out, at.q_scales, self._scales["q"])
+
+    def qt(self, dtype: torch.dtype, reads_shards: Callable[[], bool]) -> GatheredCopy:
+        """Returns qt for a dy of that type. `reads_shards`: whether a GEMM takes it as it lies."""
+        data = self._gathered("qt", dtype)
+        n = int(self.size[0])
+        in_steps = n == self.rows * self.ranks and self.rows % _STEP == 0
+        if in_steps and (self.ranks == 1 or reads_shards()):
+            return GatheredCopy(data, self._scales["qt"], self.ranks)
+        at, bytes = self._whole("qt")
+        out = data.new_empty(bytes)
+        rows = out[: self.cols * at.qt_pitch].view(self.cols, -1)
+        shards = data.view(self.ranks, self.cols, self.rows)
+        whole, rest = divmod(n, self.rows)
+        full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))  # type: ignore[no-untyped-call]
+        _copy(full, shards[:whole].transpose(0, 1))
+        if rest:
+            _copy(rows[:, whole * self.rows : n], shards[whole, :, :rest])
+        return _with_scales(out, at.qt_scales, self._scales["qt"])
+
+    def _gathered(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns what all ranks' shards of a copy are, one after the other.
 
         Where FSDP did not gather it (the forward that activation checkpointing runs again), it is
         gathered here.
@@ -179,36 +205,30 @@ class WeightGather:
         found = self._copies.get(name)
         if found is None or found.untyped_storage().size() == 0:
             shard = self._shards[name].flatten()
-            data = shard.new_empty(self.ranks * shard.numel())
-            _all_gather(data, shard, group=self.group)
-            found = self._set(name, data)
+            found = self._copies[name] = shard.new_empty(self.ranks * shard.numel())
+            _all_gather(found, shard, group=self.group)
         return found
 
-    def _set(self, name: str, data: Tensor) -> Tensor:
+    def _whole(self, name: str) -> tuple[_Layout, int]:
+        """Returns the layout and the bytes of a copy of the whole weight."""
         n = int(self.size[0])
-        q_bytes, qt_bytes = torch.ops.float8.quantized_bytes(
-            n, self.cols, self._config, _ops.WEIGHT, name == "qt"
-        )
-        at = _layout(n, n, self.cols, self._config, name == "qt", False)
-        if name == "q":
-            out = data.new_empty(q_bytes)
-            rows = out[: n * at.q_pitch].view(n, at.q_pitch)[:, : self.cols]
-            _copy(rows, data.view(-1, self.cols)[:n])
-        else:
-            out = data.new_empty(qt_bytes)
-            rows = out[: self.cols * at.qt_pitch].view(self.cols, at.qt_pitch)
-            parts = data.view(self.ranks, self.cols, self.rows)
-            whole, rest = divmod(n, self.rows)
-            full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))  # type: ignore[no-untyped-call]
-            _copy(full, parts[:whole].transpose(0, 1))
-            if rest:
-                _copy(rows[:, whole * self.rows : n], parts[whole, :, :rest])
-        scales = self._scales[name].view(torch.uint8)
-        begin = at.q_scales if name == "q" else at.qt_scales
-        out[begin : begin + scales.numel()].copy_(scales)
-        self._copies[name] = out
-        self.buffers.append(out)
-        return out
+        of = (n, self.cols, self._config)
+        bytes = torch.ops.float8.quantized_bytes(*of, _ops.WEIGHT, name == "qt")
+        return _layout(n, *of, name == "qt", False), bytes[COPIES.index(name)]
+
+
+class GatheredCopy(NamedTuple):
+    """A copy of the whole weight, as the linears' ops take it."""
+
+    data: Tensor
+    scales: Tensor | None  # None: they are in `data`
+    shards: int = 1
+
+
+def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:
+    data = scales.view(torch.uint8)
+    out[begin : begin + data.numel()].copy_(data)
+    return GatheredCopy(out, None)
 
 
 @torch.no_grad()
@@ -269,6 +289,10 @@ def _packed(
     return out
 
 
+def _aligned(scales: Tensor) -> Tensor:
+    return scales if scales.data_ptr() % 16 == 0 else scales.clone()
+
+
 class _Layout:
     """Where copies and inverse scales lie in their buffers, in bytes (python/shim/plans.hpp)."""
 
@@ -324,11 +348,6 @@ def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return like.new_zeros((), dtype=dtype).expand(shape)
 
 
-def _gathered(gather: Tensor, name: str, like: Tensor) -> Tensor:
-    # A fake tensor has a value of some copy in an operator's fake kernel, and nobody reads it.
-    return like if is_fake(gather) else _gathers[int(gather)].copy(name, like.dtype)
-
-
 def _forward(
     x: Tensor,
     x_q: Tensor | None,
@@ -341,8 +360,10 @@ def _forward(
     save: bool,
 ) -> Any:
     weight = _weight(x, (n, x.shape[-1]), dtype)
-    w_q = _gathered(gather, "q", x)
-    return _ops.linear_forward(x, x_q, x_qt, weight, w_q, None, bias, None, config, 0, save)
+    q = GatheredCopy(x, None) if is_fake(gather) else _gathers[int(gather)].q(x.dtype)
+    return _ops.linear_forward(
+        x, x_q, x_qt, weight, q.data, None, bias, None, config, 0, save, q.scales
+    )
 
 
 def _backward(
@@ -357,8 +378,15 @@ def _backward(
     wanted: int,
 ) -> Any:
     weight = _weight(dy, shape, dtype)
-    w_qt = _gathered(gather, "qt", dy)
-    return _ops.linear_backward(dy, saved, x, x_qt, weight, w_qt, None, config, 0, wanted)
+    if is_fake(gather):
+        qt = GatheredCopy(dy, None)
+    else:
+        qt = _gathers[int(gather)].qt(
+            dy.dtype, lambda: torch.ops.float8.reads_shards(dy, weight, config)
+        )
+    return _ops.linear_backward(
+        dy, saved, x, x_qt, weight, qt.data, None, config, 0, wanted, qt.scales, qt.shards
+    )
 
 
 for name, call in (("gathered_forward", _forward), ("gathered_backward", _backward)):
