@@ -307,7 +307,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     args.x = inputs.data;
     args.ld_x = inputs.stride;
   }
-  if (call.config.reads_weight()) {
+  if (call.config.reads_weight() && (!w_qt || w_qt->numel() == 0)) {
     w = as_matrix(to_dtype(weight, call.dtype));
     args.w = w.data;
     args.ld_w = w.stride;
