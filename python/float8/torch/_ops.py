@@ -242,9 +242,12 @@ class LinearFunction(torch.autograd.Function):
             SharedInput.latest = None
         saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
-        if torch.compiler.is_compiling() and ctx.recasts_x and want_weight:
-            # The linears of one x cast it once here too.
-            _, x_qt = quantize(x, ctx.config & ~recipes.BIAS, INPUT, True)
+        if torch.compiler.is_compiling() and x is not None and want_weight:
+            # AOTAutograd does not keep an x between forward and backward that it can compute again,
+            # unless an op reads it that it cannot fuse; Inductor leaves the clone out.
+            x = x.clone()
+            if ctx.recasts_x:  # the linears of one x cast it once here too
+                x, x_qt = None, quantize(x, ctx.config & ~recipes.BIAS, INPUT, True)[1]
         dx, dw, db = linear_backward(
             dy,
             saved,
