@@ -35,7 +35,8 @@ class Config {
   [[nodiscard]] bool reads_x() const { return bit(7); }
   [[nodiscard]] bool reads_weight() const { return bit(8); }
   [[nodiscard]] bool bias() const { return bit(9); }
-  [[nodiscard]] uint64_t without_bias() const { return bits_ & ~(uint64_t{1} << 9); }
+  // The bits that casts and scales depend on.
+  [[nodiscard]] uint64_t of_casts() const { return bits_ & ~uint64_t{0b111'1010'0000}; }
   [[nodiscard]] uint64_t bits() const { return bits_; }
 
   // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the

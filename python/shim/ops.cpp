@@ -336,7 +336,7 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
 }
 
 QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
-  return {.config = Config(config).without_bias(),
+  return {.config = Config(config).of_casts(),
           .rows_max = rows_max,
           .cols = cols,
           .device = -1,
