@@ -13,7 +13,7 @@
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 
 struct float8_context {
   std::shared_ptr<f8::runtime::Context> context;

@@ -43,7 +43,4 @@ struct LinearLaunches {
                                                    const LinearGemms& gemms,
                                                    const LinearLayout& layout);
 
-// The operand of a cast of the weight into a weight cache.
-[[nodiscard]] CastOperand cache_operand(const LinearLayout& layout, const FusedCast& cast);
-
 }  // namespace f8::runtime
