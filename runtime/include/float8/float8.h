@@ -117,6 +117,7 @@ typedef struct float8_linear float8_linear;
 typedef struct float8_scales float8_scales;
 typedef struct float8_weight_casts float8_weight_casts;
 typedef struct float8_quantizer float8_quantizer;
+typedef struct float8_quantizer_list float8_quantizer_list;
 typedef struct float8_gemm_plan float8_gemm_plan;
 
 /* Returns the status's name in words ("invalid argument"), never NULL. */
@@ -569,6 +570,29 @@ FLOAT8_API float8_status float8_quantize(const float8_quantizer* quantizer,
 FLOAT8_API float8_status float8_quantize_amax(const float8_quantizer* quantizer,
                                               const float8_quantize_args* args,
                                               float8_stream stream);
+
+/* Plans the same casts for many tensors in few launches, to the same bits: tensors that are cast
+ * alike (operand, dtype, setting) share launches, whatever their shapes. The quantizers belong to
+ * `context` and are kept alive; one may be listed several times. On failure *out is NULL. */
+FLOAT8_API float8_status float8_quantizer_list_plan(float8_context* context,
+                                                    const float8_quantizer* const* quantizers,
+                                                    size_t count, float8_quantizer_list** out);
+FLOAT8_API void float8_quantizer_list_destroy(float8_quantizer_list* list);
+FLOAT8_API size_t float8_quantizer_list_workspace_bytes(const float8_quantizer_list* list);
+/* `args` is an array of `count` structs, one for each quantizer of the plan in order, each with
+ * rows of its own; a tensor of 0 rows is left out. first_step and evaluate are the same in all of
+ * them, and so is `ranks` (one all-reduce for all). What one tensor's cast writes overlaps nothing
+ * of another's; the scale slots and the counters of two tensors are the same ones or apart. In a
+ * first step over ranks two tensors of one operand need scale slots of their own. */
+FLOAT8_API float8_status float8_quantize_list(const float8_quantizer_list* list,
+                                              const float8_quantize_args* args, size_t count,
+                                              void* workspace, float8_stream stream);
+/* Finds the maxima of the shards of all quantizers over ranks, and passes over the others. Where the
+ * words of `amax`, and those of `row_amax`, follow each other in the order of the list, one memset
+ * clears them, and one float8_amax_sync reduces all of `amax`. */
+FLOAT8_API float8_status float8_quantize_list_amax(const float8_quantizer_list* list,
+                                                   const float8_quantize_args* args, size_t count,
+                                                   float8_stream stream);
 
 /* One of the three GEMMs of a linear. */
 typedef enum float8_gemm_kind {

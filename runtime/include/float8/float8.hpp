@@ -410,6 +410,7 @@ class Quantizer {
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return out;
   }
+  [[nodiscard]] std::int64_t rows_max() const { return rows_max_; }
   [[nodiscard]] const float8_quantizer* get() const { return handle_.get(); }
 
  private:
@@ -417,6 +418,46 @@ class Quantizer {
       : handle_(handle, float8_quantizer_destroy), rows_max_(rows_max) {}
   std::shared_ptr<const float8_quantizer> handle_;
   std::int64_t rows_max_;
+};
+
+// The casts of many tensors in few launches.
+class QuantizerList {
+ public:
+  static Result<QuantizerList> plan(const Context& context,
+                                    const std::vector<Quantizer>& quantizers) {
+    std::vector<const float8_quantizer*> handles;
+    for (const Quantizer& quantizer : quantizers) handles.push_back(quantizer.get());
+    float8_quantizer_list* handle = nullptr;
+    const float8_status status =
+        float8_quantizer_list_plan(context.get(), handles.data(), handles.size(), &handle);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return QuantizerList(handle, quantizers);
+  }
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return float8_quantizer_list_workspace_bytes(handle_.get());
+  }
+  Status run(std::vector<QuantizeArgs> args, void* workspace, float8_stream stream) const {
+    set_rows(args);
+    return Status(float8_quantize_list(handle_.get(), args.data(), args.size(), workspace, stream));
+  }
+  Status find_amax(std::vector<QuantizeArgs> args, float8_stream stream) const {
+    set_rows(args);
+    return Status(float8_quantize_list_amax(handle_.get(), args.data(), args.size(), stream));
+  }
+  [[nodiscard]] const float8_quantizer_list* get() const { return handle_.get(); }
+
+ private:
+  QuantizerList(float8_quantizer_list* handle, const std::vector<Quantizer>& quantizers)
+      : handle_(handle) {
+    for (const Quantizer& quantizer : quantizers) rows_max_.push_back(quantizer.rows_max());
+  }
+  void set_rows(std::vector<QuantizeArgs>& args) const {
+    for (std::size_t i = 0; i < args.size() && i < rows_max_.size(); ++i) {
+      if (args[i].rows == -1) args[i].rows = rows_max_[i];
+    }
+  }
+  detail::Handle<float8_quantizer_list, float8_quantizer_list_destroy> handle_;
+  std::vector<std::int64_t> rows_max_;
 };
 
 struct GemmDesc {
