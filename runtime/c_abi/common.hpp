@@ -13,6 +13,7 @@
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
+#include "runtime/lists/linear_group.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/lists/weight_casts.hpp"
 
@@ -36,6 +37,10 @@ struct float8_quantizer {
 struct float8_quantizer_list {
   f8::runtime::QuantizerList casts;
   std::vector<std::shared_ptr<const f8::runtime::Quantizer>> quantizers;
+};
+
+struct float8_linear_group {
+  std::shared_ptr<const f8::runtime::LinearGroup> group;
 };
 
 struct float8_gemm_plan {

@@ -122,9 +122,16 @@ Result<CastList> CastList::plan(const std::shared_ptr<Context>& context,
   return list;
 }
 
-size_t CastList::launches() const {
+size_t CastList::launches(int64_t m) const {
   size_t count = 0;
-  for (const Group& group : groups_) count += group.list.launches();
+  for (const Group& group : groups_) {
+    Operands operands;
+    for (size_t i = 0; i < group.members.size(); ++i) {
+      const CastOperand& operand = group.members[i].operand;
+      operands[i] = {.rows = operand.rows == 0 ? m : operand.rows, .cols = operand.cols};
+    }
+    count += group.list.launches(std::span(operands.data(), group.members.size()));
+  }
   return count;
 }
 

@@ -67,8 +67,9 @@ class CastList {
 
   // A workspace begins with the reserved bytes (layout.hpp), unless there is none.
   [[nodiscard]] size_t workspace_bytes() const { return workspace_bytes_; }
-  // The launches of kernels that cast all tensors in a step that is not the first one.
-  [[nodiscard]] size_t launches() const;
+  // The launches of kernels that cast all tensors, those without a fixed size with m rows, in a step
+  // that is not the first one.
+  [[nodiscard]] size_t launches(int64_t m) const;
   // Casts the tensors. Of those over ranks it reads the maxima, of others it finds them.
   [[nodiscard]] Status run(const Bind& bind, const Call& call) const;
   // Finds the maxima of the shards.

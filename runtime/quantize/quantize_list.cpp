@@ -203,12 +203,21 @@ size_t QuantizeList::take_group(const Run& run, size_t group, Group& out) const 
   return count;
 }
 
-bool QuantizeList::is_one_launch(const Run& run, std::span<const QuantizeOperand> group) const {
-  if (one_launch_kernel_ == nullptr || run.sync == nullptr) return false;
-  if (group.size() > static_cast<size_t>(kernels::kMaxTensors)) return false;
+bool QuantizeList::is_one_launch(const Run& run) const {
+  if (one_launch_kernel_ == nullptr || run.sync == nullptr || groups() != 1) return false;
+  Group group;
+  const std::span<const QuantizeOperand> all(group.data(), take_group(run, 0, group));
+  if (all.size() > static_cast<size_t>(kernels::kMaxTensors)) return false;
   const auto& spec = std::get<codegen::CastSpec>(one_launch_kernel_->spec);
   if (codegen::is_cooperative(spec) && !context_->options().cooperative_launch) return false;
-  return quantize_launches(spec, context_->device().sm_count, group) == Launches::kOne;
+  return quantize_launches(spec, context_->device().sm_count, all) == Launches::kOne;
+}
+
+size_t QuantizeList::launches(std::span<const QuantizeOperand> operands) const {
+  const auto has_rows = [](const QuantizeOperand& x) { return x.rows > 0; };
+  if (std::ranges::none_of(operands, has_rows)) return 0;
+  int any = 0;
+  return is_one_launch({.operands = operands, .sync = &any}) ? 1 : launches();
 }
 
 template <class AmaxArgs, class CastArgs>
@@ -245,14 +254,13 @@ Status QuantizeList::start(const Run& run) const {
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  if (Group group; run.finds && run.casts && groups() == 1) {
+  if (run.finds && run.casts && is_one_launch(run)) {
+    Group group;
     const std::span<const QuantizeOperand> all(group.data(), take_group(run, 0, group));
-    if (is_one_launch(run, all)) {
-      const auto& spec = std::get<codegen::CastSpec>(one_launch_kernel_->spec);
-      const auto args = quantize_args(spec, context_->device().sm_count, all, run.sync);
-      return launch_quantize(state.driver, *one_launch_kernel_, args,
-                             context_->options().programmatic_launch, run.stream);
-    }
+    const auto& spec = std::get<codegen::CastSpec>(one_launch_kernel_->spec);
+    const auto args = quantize_args(spec, context_->device().sm_count, all, run.sync);
+    return launch_quantize(state.driver, *one_launch_kernel_, args,
+                           context_->options().programmatic_launch, run.stream);
   }
   const auto raises_words = [&](const QuantizeOperand& x) {
     return x.rows > 0 && !has_tile_amax(x);

@@ -46,8 +46,10 @@ class QuantizeList {
       const codegen::CastSpec& cast, size_t count, const ListOptions& options = {});
 
   [[nodiscard]] const std::vector<MatrixSize>& sizes() const { return sizes_; }
-  // The kernel launches of a run in which all matrices have rows and no one-launch kernel serves.
+  // The most kernel launches of a run.
   [[nodiscard]] size_t launches() const;
+  // Those of a run with matrices of these sizes that is given `sync`.
+  [[nodiscard]] size_t launches(std::span<const QuantizeOperand> operands) const;
   [[nodiscard]] size_t workspace_bytes() const { return static_cast<size_t>(words_) * 4; }
   // The operands are those of the planned matrices in order, with up to their rows. A list without
   // given_maxima overwrites partials, tile_amax, row_amax and col_amax. Work is enqueued on
@@ -81,7 +83,7 @@ class QuantizeList {
   template <class AmaxArgs, class CastArgs>
   [[nodiscard]] Status run_groups(const Run& run) const;
   [[nodiscard]] size_t take_group(const Run& run, size_t group, Group& out) const;
-  [[nodiscard]] bool is_one_launch(const Run& run, std::span<const QuantizeOperand> group) const;
+  [[nodiscard]] bool is_one_launch(const Run& run) const;
   [[nodiscard]] Status check(const Run& run) const;
   [[nodiscard]] bool has_tile_amax(const QuantizeOperand& x) const;
   [[nodiscard]] size_t groups() const;
