@@ -99,9 +99,7 @@ class Float8Linear(nn.Linear):
             saturate=self.saturate,
             bias=self.bias is not None,
         )
-        self._may_share = (
-            self.recipe.output.a.fp8 and not self.recipe.delayed and not self.recompute
-        )
+        self._may_share = self.recipe.output.a.fp8 and not self.recipe.delayed
 
     @classmethod
     def from_float(
