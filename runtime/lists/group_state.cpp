@@ -184,6 +184,7 @@ void LinearGroup::State::bind(const LinearGroupCall& call, size_t i, void* works
   bind_refs(fp8_refs(kernels.of(Tensor::kInput), buffers.forward.x, with_qt), Slot::kInputQ, to);
   if (of.w_tensor != nullptr) {
     bind_tensor(*of.w_tensor, Slot::kWeightQ, to);
+    to.weight_shards = std::max<int64_t>(of.w_tensor->qt_shards, 1);
   } else if (of.weight_cache != nullptr) {
     to.set(Slot::kTensor, of.weight_cache);
     bind_refs(linear(i).layout.cached_w, Slot::kWeightQ, to);
