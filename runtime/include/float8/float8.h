@@ -22,10 +22,10 @@
  * AND THEN. For gradient accumulation, cast the weights once (the weight cache) and set accumulate.
  * For delayed scaling, keep one scale state for all linears, synchronise it once a step and put it
  * into checkpoints. Where several linears read one x, such as Q, K and V, run them as a group
- * (float8_linear_group_plan). Casts of many tensors share launches (float8_quantizer_list_plan), also
- * of shards that ranks hold. float8_recipe describes a recipe of your own, float8_cast_counters tells what
- * casts lose, float8_linear_info tells what a linear runs and why, and
- * float8_context_options.emulate runs everything without a GPU.
+ * (float8_linear_group_plan). Casts of many tensors share launches (float8_quantizer_list_plan),
+ * also those of shards that ranks hold. float8_recipe describes a recipe of your own,
+ * float8_cast_counters tells what casts lose, float8_linear_info tells what a linear runs and why,
+ * and float8_context_options.emulate runs everything without a GPU.
  *
  * CONVENTIONS
  *  1. Every function that can fail returns a float8_status; FLOAT8_OK is 0. float8_last_error()
@@ -544,7 +544,8 @@ FLOAT8_API float8_status float8_linear_cached_weight(const float8_linear* linear
  *
  *     const float8_linear* qkv[3] = {q, k, v};
  *     float8_linear_group_plan(context, qkv, 3, &group);
- *     // allocate float8_linear_group_workspace_bytes(group) and float8_linear_group_saved_bytes(group)
+ *     // allocate float8_linear_group_workspace_bytes(group) as workspace
+ *     // and float8_linear_group_saved_bytes(group, 0) as saved
  *     float8_grouped_linear_args each[3] = {{.struct_size = sizeof *each, .w = wq, .y = yq}, ...};
  *     float8_linear_group_args args = {.struct_size = sizeof args, .x = x, .saved = saved, .m = m,
  *                                      .linears = each, .count = 3};
@@ -556,17 +557,18 @@ FLOAT8_API float8_status float8_linear_cached_weight(const float8_linear* linear
 /* The most linears of a group. */
 #define FLOAT8_GROUP_LINEARS 16
 
-/* Groups 1 to FLOAT8_GROUP_LINEARS linears of `context`, which are kept alive. They have one m_max, k,
- * tensor_dtype, non_finite, count and no_grad_input, and recipes that cast x alike; none has
+/* Groups 1 to FLOAT8_GROUP_LINEARS linears of `context`, which are kept alive. They have one m_max,
+ * k, tensor_dtype, non_finite, count and no_grad_input, and recipes that cast x alike; none has
  * recompute. All but the first have accumulate_grad_input, unless they have no_grad_input. With
- * delayed scaling, x has the scale of the first linear: its slots are read and record the amax of x,
- * and the slots that the other linears have for x stay unused. On failure *out is NULL. */
+ * delayed scaling, x has the scale of the first linear: its slots are read and record the amax of
+ * x, and the slots that the other linears have for x stay unused. The workspace holds the copies of
+ * all dy at once. On failure *out is NULL. */
 FLOAT8_API float8_status float8_linear_group_plan(float8_context* context,
                                                   const float8_linear* const* linears, size_t count,
                                                   float8_linear_group** out);
 FLOAT8_API void float8_linear_group_destroy(float8_linear_group* group);
-/* These are as for one linear. `weights` nonzero: calls are given all weights in fp8, by weight caches
- * or w_tensor. */
+/* These are as for one linear. `weights` nonzero: calls are given all weights in fp8, by weight
+ * caches or w_tensor. */
 FLOAT8_API size_t float8_linear_group_workspace_bytes(const float8_linear_group* group);
 FLOAT8_API size_t float8_linear_group_saved_bytes(const float8_linear_group* group,
                                                   int32_t weights);
@@ -689,9 +691,9 @@ FLOAT8_API size_t float8_quantizer_list_workspace_bytes(const float8_quantizer_l
 FLOAT8_API float8_status float8_quantize_list(const float8_quantizer_list* list,
                                               const float8_quantize_args* args, size_t count,
                                               void* workspace, float8_stream stream);
-/* Finds the maxima of the shards of all quantizers over ranks, and passes over the others. Where the
- * words of `amax`, and those of `row_amax`, follow each other in the order of the list, one memset
- * clears them, and one float8_amax_sync reduces all of `amax`. */
+/* Finds the maxima of the shards of all quantizers over ranks, and passes over the others. Where
+ * the words of `amax`, and those of `row_amax`, follow each other in the order of the list, one
+ * memset clears them, and one float8_amax_sync reduces all of `amax`. */
 FLOAT8_API float8_status float8_quantize_list_amax(const float8_quantizer_list* list,
                                                    const float8_quantize_args* args, size_t count,
                                                    float8_stream stream);
