@@ -12,8 +12,7 @@
 //     quantize_shard takes, and those of the shard's own rows.
 //   quantize_shard(x, amax, row_amax, config, operand, rows_max) -> (q, qt)
 //     The shard's copies, with scales of the whole tensor.
-//   quantize_amax_list(x[], config[], operand, rows_max[]) -> (amax, row_amax)
-//   quantize_shard_list(x[], amax, row_amax, config[], operand, rows_max[]) -> (q, qt, q, qt, ...)
+//   quantize_amax_list, quantize_shard_list
 //     The same for the shards of many tensors, whose words follow each other, in few launches.
 //   amax_words(rows_max, cols, config, operand)
 //     The sizes of amax and row_amax.
