@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops
+from float8.torch import _ops, agreement, collectives
+from float8.torch.collectives import Operation
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -51,7 +52,15 @@ class WeightGather:
         self.ranks = self.group.size()
         n, self.cols = map(int, weight.shape)
         self.rows = -(-n // self.ranks)  # of a shard without padding
-        self.own_rows = int(weight._local_tensor.shape[0])
+        self._own_shape = tuple(map(int, weight._local_tensor.shape))
+        self.own_rows = self._own_shape[0]
+        self.name = f"a weight of [{n}, {self.cols}]"  # the layer's, once somebody knows it
+        self.agreed = False  # the ranks have compared it
+        self._what = agreement.describe(layer)
+        self.operations = {
+            names: Operation("FSDP's all-gather of " + " and ".join(names), lambda: (self.name,))
+            for names in (("q",), ("qt",), COPIES)
+        }
         self.both: bool | None = None  # every gather is of both copies
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
         self.buffers: list[Tensor] = []  # of the whole weight; FSDP frees them
@@ -78,9 +87,22 @@ class WeightGather:
         """Tells whether the shard in fp8 was cast from these values."""
         return self._seen is not None and self._seen == _version(weight)
 
+    def forget(self) -> None:
+        """Makes the next gather cast the shard again."""
+        self._seen = None
+
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         return self._shards[name].view(self.rows, self.cols)
+
+    def facts(self) -> str:
+        """Returns what all ranks of the group have in common, and what is wrong on this one."""
+        rank, n = self.group.rank(), int(self.size[0])
+        rows = max(0, min(self.rows, n - rank * self.rows))
+        wrong = ""
+        if self._own_shape != (rows, self.cols):
+            wrong = f", and a shard of {list(self._own_shape)} in the place of {[rows, self.cols]}"
+        return f"{self._what}, {self.ranks} shards of {self.rows} rows, x in {self.dtype}{wrong}"
 
     def _operand(self, weight: DTensor) -> Tensor:
         local: Any = weight._local_tensor
@@ -174,7 +196,8 @@ class WeightGather:
         if found is None or found.untyped_storage().size() == 0:
             shard = self._shards[name].flatten()
             data = shard.new_empty(self.ranks * shard.numel())
-            _all_gather(data, shard, group=self.group)
+            operation = Operation(f"the all-gather of {name}", lambda: (self.name,))
+            collectives.all_gather(data, shard, self.group, operation)
             found = self._set(name, data)
         return found
 
@@ -211,16 +234,21 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
 
     The maxima of all weights are reduced in one all-reduce, and their scales gathered in one
     all-gather; nothing waits for the device. All ranks call it with the same weights in the same
-    order.
+    order, which the first call with a weight checks.
     """
     if not weights:
         return
     group = weights[0][0].group
+
+    def names() -> list[str]:
+        return [gather.name for gather, _ in weights]
+
+    _compare([gather for gather, _ in weights])
     found = [gather.find_amax(weight) for gather, weight in weights]
     # A NaN is the largest word, so it wins on every rank.
     words = torch.cat([amax for amax, _ in found])
     if words.numel() > 0:
-        distributed.all_reduce(words, distributed.ReduceOp.MAX, group=group)
+        collectives.all_reduce_max(words, group, Operation("the amax all-reduce", names))
     own = []
     counts = [amax.numel() for amax, _ in found]
     for (gather, weight), (_, row_amax), reduced in zip(
@@ -232,16 +260,26 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
         return
     scales = torch.cat(own)
     everyone = scales.new_empty(group.size() * scales.numel())
-    _all_gather(everyone, scales, group=group)
+    try:
+        collectives.all_gather(everyone, scales, group, Operation("the scales' all-gather", names))
+    except collectives.DistributedError:
+        for gather, _ in weights:
+            gather.forget()
+        raise
     parts = torch.split(everyone.view(group.size(), -1), sizes, dim=1)
     for (gather, _), part in zip(weights, parts, strict=True):
         gather.set_scales(part)
 
 
-def _all_gather(output: Tensor, input: Tensor, group: Any) -> None:
-    name = "all_gather_single"  # PyTorch before 2.13 has the other name
-    call = getattr(distributed, name, None) or distributed.all_gather_into_tensor
-    call(output, input, group=group)
+def _compare(gathers: Sequence[WeightGather]) -> None:
+    """Raises on all ranks where they have not the same weights; each weight is compared once."""
+    new = [gather for gather in gathers if not gather.agreed]
+    if not new:
+        return
+    layers = {f"{i}: {gather.name}": gather.facts() for i, gather in enumerate(new)}
+    agreement.agree_once(new[0].group, {"layers": layers}, new[0].device)
+    for gather in new:
+        gather.agreed = True
 
 
 def _version(weight: DTensor) -> tuple[Any, ...]:
