@@ -23,13 +23,15 @@ import torch
 from torch import Tensor, distributed, nn
 
 from float8 import _library
-from float8.torch import _ops, collectives
+from float8.torch import collectives
 from float8.torch.collectives import DistributedError, Operation
 
 # What a rank has: by topic a text, or texts by name.
 Facts = dict[str, str | dict[str, str]]
 
-_MAGIC = 0xF8A62EE  # the first word of a rank that is in this comparison, and in no other collective
+_MAGIC = (
+    0xF8A62EE  # the first word of a rank that is in this comparison, and in no other collective
+)
 _EMULATED = -1
 
 _REMEDY = {

@@ -4,8 +4,10 @@ A collective that fails raises DistributedError. Ranks that fail say so in the s
 groups, under the keys below, and read there what the others say; nothing is written on the way.
 
     float8/first_failure    JSON failure of the first rank that failed
-    float8/failed/RANK      JSON failure: {"count", "operation", "error"}
-    float8/beat/RANK        JSON beat: {"count", "operation", "beat"}; only under watch() (watch.py)
+    float8/failed/RANK      JSON failure: {"count", "operation", "error", "rank", "cause"}
+    float8/beat/RANK        JSON beat: {"count", "operation", "beat"}; only under watch()
+
+A cause is "collective", "raised" where the rank's program raised the error, or "hung".
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, distributed
 
 _FIRST_FAILURE = "float8/first_failure"
-_GRACE = 3.0  # seconds between the failures of ranks that fail for one reason
+_GRACE = 3.0  # seconds, at most, between the failures of ranks that fail for one reason
 _SLICE = 0.5  # seconds of a wait, after which a rank looks for failures of others
 
 
@@ -75,6 +77,8 @@ class _Progress:
         self.count = 0
         self.operation = Operation("start")
         self.timeout = 60.0  # seconds
+        self.rank = -1  # and the store, of the latest default process group
+        self.store: Any = None
 
     def begin(self, operation: Operation) -> None:
         self.operation = operation
@@ -122,13 +126,14 @@ def broadcast(tensor: Tensor, group: Any, operation: Operation) -> None:
 def _run(call: Callable[[bool], Any], tensor: Tensor, group: Any, operation: Operation) -> None:
     progress.begin(operation)
     start = time.monotonic()
+    ranks = ranks_of(group)
     try:
         # On a GPU the host waits for nothing; NCCL's watchdog and watch() notice a hang.
         work = call(not tensor.is_cuda)
         if work is not None and not tensor.is_cuda:
             _wait(work, start + progress.timeout)
     except Exception as error:
-        raise failed(operation, error, ranks_of(group), time.monotonic() - start) from error
+        raise failed(operation, error, ranks, time.monotonic() - start) from error
 
 
 def _wait(work: Any, deadline: float) -> None:
@@ -157,31 +162,29 @@ def ranks_of(group: Any) -> list[int]:
 
 
 def own_rank() -> int:
-    """Returns this process's rank, -1 without process groups."""
-    return distributed.get_rank() if distributed.is_initialized() else -1
+    """Returns this process's rank, -1 without process groups; it stays when they are destroyed."""
+    if distributed.is_initialized():
+        progress.rank = distributed.get_rank()
+    return progress.rank
 
 
 def store_or_none() -> Any:
-    """Returns the store of the default process group, None where there is none."""
-    try:
-        return distributed.distributed_c10d._get_default_store()
-    except (ValueError, KeyError):
-        return None
+    """Returns the store of the default process group, also of a destroyed one; None without."""
+    if distributed.is_initialized():
+        progress.store = distributed.distributed_c10d._get_default_store()
+    return progress.store
 
 
 # Failures
 
 
-def post_failure(error: BaseException, store: Any = None, raised: bool = False) -> None:
-    """Says in the store that this rank has failed; a store that is gone is no error.
-
-    raised: the error is this rank's own, and not that of a collective.
-    """
+def post_failure(error: BaseException, cause: str, store: Any = None) -> None:
+    """Says in the store that this rank has failed; a store that is gone is no error."""
     store = store or store_or_none()
     if store is None:
         return
     text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    report = progress.report(error=text, rank=own_rank(), raised=raised)
+    report = progress.report(error=text, rank=own_rank(), cause=cause)
     try:
         store.set(f"float8/failed/{own_rank()}", report)
         store.compare_set(_FIRST_FAILURE, "", report)
@@ -214,7 +217,7 @@ def failed(
 ) -> DistributedError:
     """Returns the error of a collective that failed, after asking the store about the others."""
     rank = own_rank()
-    post_failure(error)
+    post_failure(error, "collective")
     missing, words = absent(ranks)
     message = (
         f"float8: rank {rank}: {operation} failed after {seconds:.1f} s"
@@ -245,7 +248,7 @@ def absent(ranks: Sequence[int], store: Any = None) -> tuple[list[int], str]:
 
 def _absent(store: Any, others: list[int]) -> tuple[list[int], str]:
     before = {rank: _read(store, f"float8/beat/{rank}") for rank in others}
-    deadline = time.monotonic() + min(_GRACE, progress.timeout)
+    deadline = time.monotonic() + max(_GRACE, len(others) / 500)
     reports: dict[int, dict[str, Any]] = {}
     while len(reports) < len(others) and time.monotonic() < deadline:
         for rank in others:
@@ -253,9 +256,9 @@ def _absent(store: Any, others: list[int]) -> tuple[list[int], str]:
             if report is not None:
                 reports[rank] = report
         time.sleep(0.05)
-    raised = [rank for rank, report in reports.items() if report.get("raised")]
-    if raised:
-        return raised, "; ".join(f"rank {rank} raised {reports[rank]['error']}" for rank in raised)
+    own = [rank for rank, report in reports.items() if report["cause"] != "collective"]
+    if own:
+        return own, "; ".join(_own_failure(rank, reports[rank]) for rank in own)
     silent = [rank for rank in others if rank not in reports]
     if silent:
         return silent, "; ".join(_silence(store, rank, before[rank]) for rank in silent)
@@ -263,6 +266,12 @@ def _absent(store: Any, others: list[int]) -> tuple[list[int], str]:
     return behind, "; ".join(
         f"rank {rank} is behind, in {reports[rank]['operation']}" for rank in behind
     )
+
+
+def _own_failure(rank: int, report: dict[str, Any]) -> str:
+    if report["cause"] == "hung":
+        return f"rank {rank} did not come: it hung in {report['operation']}"
+    return f"rank {rank} raised {report['error']}"
 
 
 def _silence(store: Any, rank: int, before: dict[str, Any] | None) -> str:

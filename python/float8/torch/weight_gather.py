@@ -57,7 +57,7 @@ class WeightGather:
         self.name = f"a weight of [{n}, {self.cols}]"  # the layer's, once somebody knows it
         self.agreed = False  # the ranks have compared it
         self._what = agreement.describe(layer)
-        self.operations = {
+        self.operations: dict[tuple[str, ...], Operation] = {
             names: Operation("FSDP's all-gather of " + " and ".join(names), lambda: (self.name,))
             for names in (("q",), ("qt",), COPIES)
         }

@@ -1,0 +1,149 @@
+"""Ranks that fail: the others end in time with an error that names the rank, and the next run goes on.
+
+Ranks are processes on the emulated device.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import time
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from torch import distributed, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import float8.torch as f8
+
+TIMEOUT = 4.0
+STEPS = 4
+
+
+def _model(mesh: Any, recipe: str, rows: int = 96) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, 64))
+    config = f8.LinearConfig(
+        recipe, emulate=True, history=2, enable_fsdp_float8_all_gather=recipe != "delayed"
+    )
+    f8.convert_to_float8_training(model, config=config)
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _step(model: Any, optimizer: Any, step: int, rank: int, in_backward: Any = None) -> float:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+    loss = model(x).square().mean()
+    if in_backward is not None:
+        loss.register_hook(in_backward)
+    loss.backward()
+    f8.sync_float8_amax_and_scale_history(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    return loss.item()
+
+
+def _latest(folder: pathlib.Path) -> int:
+    """Returns the number of the steps that the latest whole checkpoint has seen."""
+    return max((int(each.name) for each in folder.glob("[0-9]*")), default=0)
+
+
+def _save(folder: pathlib.Path, step: int, model: Any, optimizer: Any, rank: int) -> None:
+    own, steps = get_state_dict(model, optimizer)
+    dcp.save({"model": own, "optimizer": steps}, checkpoint_id=str(folder / f"new{step}"))
+    distributed.barrier()
+    if rank == 0:
+        (folder / f"new{step}").rename(folder / str(step))
+
+
+def _load(folder: pathlib.Path, model: Any, optimizer: Any) -> int:
+    step = _latest(folder)
+    if step > 0:
+        own, steps = get_state_dict(model, optimizer)
+        state = {"model": own, "optimizer": steps}
+        dcp.load(state, checkpoint_id=str(folder / str(step)))
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+    return step
+
+
+def train(
+    mesh: Any, rank: int, folder: str, recipe: str, fault: str = "", at: int = 2
+) -> list[float]:
+    """Trains from the latest checkpoint on; rank 1 has the fault in a step."""
+    model = _model(mesh, recipe)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    path = pathlib.Path(folder)
+    losses = []
+    scales = None
+    try:
+        with f8.watch(model, timeout=TIMEOUT):
+            for step in range(_load(path, model, optimizer), STEPS):
+                if hasattr(model, "float8_scales"):
+                    scales = model.float8_scales.state.clone()
+                has_fault = rank == 1 and step == at
+                losses.append(
+                    _step(model, optimizer, step, rank, FAULTS[fault] if has_fault else None)
+                )
+                _save(path, step + 1, model, optimizer, rank)
+    except f8.DistributedError:
+        assert _latest(path) == at
+        assert scales is None or torch.equal(model.float8_scales.state, scales)
+        raise
+    return losses
+
+
+def _kill(_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hang(_: Any) -> None:
+    time.sleep(600)
+
+
+def _raise(_: Any) -> None:
+    raise ZeroDivisionError("no data")
+
+
+FAULTS = {"": None, "kill": _kill, "hang": _hang, "raise": _raise}
+
+
+def _main(mesh: Any, rank: int, world: int, *args: Any) -> list[float]:
+    return train(mesh, rank, *args)
+
+
+@pytest.mark.parametrize(
+    ("world", "recipe", "fault", "words"),
+    (
+        (2, "rowwise", "kill", ("rank 1 did not come", "killed")),
+        (3, "delayed", "kill", ("rank 1 did not come", "killed")),
+        (4, "rowwise", "hang", ("rank 1 did not come: it hung in FSDP's all-gather of q of 2",)),
+        (3, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",)),
+    ),
+)
+def test_the_others_name_the_rank_and_the_next_run_goes_on(
+    world: int, recipe: str, fault: str, words: tuple[str, ...], tmp_path: Any
+) -> None:
+    folder = tmp_path / "faulty"
+    (tmp_path / "whole").mkdir()
+    folder.mkdir()
+    expected = ranks.spawn(_main, world, tmp_path, str(tmp_path / "whole"), recipe)
+    outcomes = ranks.run(_main, world, tmp_path, str(folder), recipe, fault, timeout=TIMEOUT)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.seconds < 3 * TIMEOUT + 8, outcome
+        if rank == 1:
+            assert outcome.exit_code != 0
+            continue
+        assert outcome.error.startswith(f"DistributedError: float8: rank {rank}: "), outcome.trace
+        assert all(each in outcome.error for each in words), outcome.error
+        assert outcome.fields["ranks"] == (1,)
+    resumed = ranks.spawn(_main, world, tmp_path, str(folder), recipe)
+    assert resumed == [losses[2:] for losses in expected]
