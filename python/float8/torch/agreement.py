@@ -72,7 +72,7 @@ def agree(
         try:
             changed = [_load(device, text) for device in devices]
         except (ValueError, RuntimeError, OSError) as error:
-            complaint = str(error)
+            complaint = str(error).removeprefix("float8: ")
         else:
             facts["plans"] = next((each for each in changed if each), "")
     if complaint is not None:
@@ -221,7 +221,10 @@ def _load(device: int, text: bytes) -> str:
         file.write(text)
         file.flush()
         load = _library.library().float8_context_load_table
-        _library.check(load(_context(device), file.name.encode(), None))
+        try:
+            _library.check(load(_context(device), file.name.encode(), None))
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(str(error).replace(file.name, "the given file")) from None
     plans = len(torch.ops.float8.plans(device))
     if plans == 0 or table_hash(device) == before:
         return ""

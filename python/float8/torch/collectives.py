@@ -198,8 +198,12 @@ def first_failure(store: Any) -> dict[str, Any] | None:
 
 
 def forget_failure(store: Any) -> None:
-    """Removes what earlier process groups left in a store that is used again."""
-    for key in (_FIRST_FAILURE, f"float8/failed/{own_rank()}"):
+    """Removes what this rank left in a store that earlier process groups used."""
+    first = first_failure(store)
+    keys = [f"float8/failed/{own_rank()}"]
+    if first is not None and first["rank"] == own_rank():
+        keys.append(_FIRST_FAILURE)
+    for key in keys:
         if store.check([key]):
             store.delete_key(key)
 

@@ -69,6 +69,7 @@ class Watch:
     def __enter__(self) -> Watch:
         _count_optimizer_steps()
         self._changed = time.monotonic()
+        self._stop.clear()
         self._timeout_before, progress.timeout = progress.timeout, self._timeout
         store = collectives.store_or_none()
         if store is not None and distributed.get_world_size() > 1:
