@@ -63,11 +63,11 @@ def _differing(mesh: Any, rank: int, world: int, table: str, bad: str) -> None:
     _expect("it has [112, 64]", last, lambda: f8.agree(shape))
     missing = nn.ModuleList(_model() for _ in range(1 if own else 2))
     _expect("layers: '1.0': it has none", last, lambda: f8.agree(missing))
-    for name in ("_version", "_build", "_device_class"):
+    for name, topic in (("_version", "version"), ("_build", "build"), ("_device_class", "device")):
         with pytest.MonkeyPatch.context() as patch:
             if own:
                 patch.setattr(agreement, name, lambda *_: "another")
-            _expect("it has another, and rank 0 has", last, f8.agree)
+            _expect(f"rank {last} differs in {topic}: it has ", last, f8.agree)
     # The first rank's file counts, whatever the others have, and they load its contents.
     with pytest.raises(f8.DistributedError, match="No such file"):
         f8.agree(table="/nowhere")
