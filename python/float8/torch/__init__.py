@@ -16,6 +16,7 @@ from float8.torch.fsdp import precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.linear import Float8Linear, prepare
 from float8.torch.rank_watch import Watch, watch
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
+from float8.torch.verify import verify_distributed
 from float8.torch.weight_casts import WeightCasts, cache_weight_casts
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "prepare",
     "sync_float8_amax_and_scale_history",
     "verdicts",
+    "verify_distributed",
     "watch",
 ]

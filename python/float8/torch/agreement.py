@@ -242,26 +242,45 @@ def compare(facts: Facts, group: Any) -> None:
     operation = Operation(
         "the comparison of ranks", lambda: tuple(layers) if isinstance(layers, dict) else ()
     )
-    message = json.dumps(facts, sort_keys=True).encode()
+    text = json.dumps(facts, sort_keys=True)
+    ranks = collectives.ranks_of(group)
+    words = _headers(text, group, operation)
+    if all(each == words[0] for each in words):
+        return
+    all_facts = [json.loads(each) for each in _bodies(text, words, group, operation)]
+    differing, found = difference(ranks, all_facts)
+    raise _error(operation, found, differing)
+
+
+def gather_texts(text: str, group: Any, operation: Operation) -> list[str]:
+    """Returns the texts of all ranks of the group, which are gathered where they differ."""
+    words = _headers(text, group, operation)
+    if all(each == words[0] for each in words):
+        return [text] * len(words)
+    return _bodies(text, words, group, operation)
+
+
+def _headers(text: str, group: Any, operation: Operation) -> list[list[int]]:
+    """Gathers a magic number, the size of each rank's text, and its hash."""
+    message = text.encode()
     digest = int.from_bytes(hashlib.sha256(message).digest()[:8], "big", signed=True)
     device = collectives.device_of(group)
     own = torch.tensor([_MAGIC, len(message), digest], device=device)
-    words = _gathered(own, group, operation).tolist()
+    words: list[list[int]] = _gathered(own, group, operation).tolist()
     ranks = collectives.ranks_of(group)
     lost = [rank for rank, each in zip(ranks, words, strict=True) if each[0] != _MAGIC]
     if lost:
         raise _error(operation, f"ranks {lost} are in another operation", lost)
-    if all(each == words[0] for each in words):
-        return
-    data = torch.zeros(max(each[1] for each in words), dtype=torch.uint8, device=device)
+    return words
+
+
+def _bodies(text: str, words: list[list[int]], group: Any, operation: Operation) -> list[str]:
+    message = text.encode()
+    size = max(each[1] for each in words)
+    data = torch.zeros(size, dtype=torch.uint8, device=collectives.device_of(group))
     data[: len(message)].copy_(_bytes(message))
-    all_data = _gathered(data, group, operation)
-    all_facts = [
-        json.loads(bytes(row[: each[1]].tolist()))
-        for row, each in zip(all_data, words, strict=True)
-    ]
-    differing, text = difference(ranks, all_facts)
-    raise _error(operation, text, differing)
+    rows = _gathered(data, group, operation).cpu()
+    return [bytes(row[: each[1]].tolist()).decode() for row, each in zip(rows, words, strict=True)]
 
 
 def _gathered(own: Tensor, group: Any, operation: Operation) -> Tensor:

@@ -205,6 +205,38 @@ def _gather_of(layer: Any) -> WeightGather:
     return layer._weight_gather  # type: ignore[no-any-return]
 
 
+def gather_of(layer: Any, weight: DTensor) -> WeightGather:
+    """Returns the gather of a layer whose weight is a shard now."""
+    assert weight is layer.weight
+    return _gather_of(layer)
+
+
+def is_sharded_by_fsdp(layer: nn.Module) -> bool:
+    """Tells whether a layer's weight is one of FSDP's."""
+    return _param_group(layer)[0] is not None
+
+
+@contextlib.contextmanager
+def unsharded(layer: Any) -> Iterator[Tensor | None]:
+    """Gathers the weight of a layer as FSDP does before forward, None before FSDP's first forward.
+
+    Whether a weight stays gathered after forward is not known before that.
+    """
+    group, name = _param_group(layer)
+    if group is None or name is None:
+        yield None
+        return
+    if group.is_unsharded:
+        yield layer.weight
+        return
+    group.unshard()
+    group.wait_for_unshard()
+    try:
+        yield layer.weight
+    finally:
+        group.reshard()
+
+
 def _wanted(gather: WeightGather) -> tuple[str, ...]:
     """Returns the copies that this gather is for.
 

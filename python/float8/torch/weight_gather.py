@@ -201,6 +201,12 @@ class WeightGather:
             found = self._set(name, data)
         return found
 
+    def parts(self, name: str, copy: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the elements and the scales of a copy of the whole weight."""
+        n = int(self.size[0])
+        at = _layout(n, n, self.cols, self._config, name == "qt", False)
+        return at.parts(name, copy, copy, n, self.cols, self._granularity[name])
+
     def _set(self, name: str, data: Tensor) -> Tensor:
         n = int(self.size[0])
         q_bytes, qt_bytes = torch.ops.float8.quantized_bytes(
@@ -306,6 +312,47 @@ class _Layout:
     def __init__(self, values: tuple[int, ...]) -> None:
         self.q_pitch, self.q_scales, in_qt, self.qt_pitch, self.qt_scales = values
         self.scales_in_qt = bool(in_qt)
+
+    def parts(
+        self,
+        name: str,
+        copy: Tensor,
+        with_scales: Tensor,
+        rows: int,
+        cols: int,
+        granularity: Granularity,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns a copy's elements and scales, without the bytes between them.
+
+        with_scales: the copy that has the scales, which is qt for q where `scales_in_qt`.
+        """
+        if name == "q":
+            lines, length, pitch, begin = rows, cols, self.q_pitch, self.q_scales
+        else:
+            lines, length, pitch, begin = cols, rows, self.qt_pitch, self.qt_scales
+        data = copy[: lines * pitch].view(lines, pitch)[:, :length]
+        scales = with_scales[begin:].view(torch.float32)
+        if granularity is not Granularity.BLOCK_128X128:
+            return data, scales[: 1 if granularity is Granularity.TENSOR else lines]
+        down, across = _blocks(lines), _blocks(length)
+        of_blocks = scales[: down * _padded4(across)].view(down, -1)
+        return data, of_blocks[:, :across]
+
+
+def plain_parts(
+    copies: tuple[Tensor, Tensor], rows: int, layer: Float8Linear
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the elements and scales of both copies of a weight, as `quantize` gives them."""
+    q, qt = copies
+    cols = layer.in_features + layer._padding
+    at = _layout(rows, rows, cols, layer._config & ~recipes.BIAS, True, False)
+    parts = {}
+    if q.numel() > 0 and at.q_pitch > 0:
+        scales = qt if at.scales_in_qt else q
+        parts["q"] = at.parts("q", q, scales, rows, cols, layer.recipe.output.b.granularity)
+    if qt.numel() > 0 and at.qt_pitch > 0:
+        parts["qt"] = at.parts("qt", qt, qt, rows, cols, layer.recipe.grad_input.b.granularity)
+    return parts
 
 
 @functools.cache
