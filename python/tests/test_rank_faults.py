@@ -5,9 +5,12 @@ Ranks are processes on the emulated device.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -20,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 import float8.torch as f8
+from float8.torch import collectives
 
 TIMEOUT = 4.0
 STEPS = 4
@@ -113,7 +117,12 @@ def _raise(_: Any) -> None:
     raise ZeroDivisionError("no data")
 
 
-FAULTS = {"": None, "kill": _kill, "hang": _hang, "raise": _raise}
+def _die_once(_: Any) -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        _kill(None)
+
+
+FAULTS = {"": None, "kill": _kill, "hang": _hang, "raise": _raise, "die once": _die_once}
 
 
 def _main(mesh: Any, rank: int, world: int, *args: Any) -> list[float]:
@@ -147,3 +156,114 @@ def test_the_others_name_the_rank_and_the_next_run_goes_on(
         assert outcome.fields["ranks"] == (1,)
     resumed = ranks.spawn(_main, world, tmp_path, str(folder), recipe)
     assert resumed == [losses[2:] for losses in expected]
+
+
+def _without_watch(mesh: Any, rank: int, world: int) -> None:
+    model = _model(mesh, "rowwise")
+    f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().mul_(2)
+    before = [layer._weight_gather._seen for layer in (model[0], model[2])]
+    collectives.progress.timeout = 1.0
+    if rank == 1:
+        time.sleep(6)
+        return
+    try:
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    finally:
+        # The copies are those of the weights before.
+        assert before == [layer._weight_gather._seen for layer in (model[0], model[2])]
+
+
+def test_a_collective_of_float8_ends_in_time_without_a_watch(tmp_path: Any) -> None:
+    first, second, third = ranks.run(_without_watch, 3, tmp_path)
+    for outcome in (first, third):
+        assert (
+            "the amax all-reduce of 0 and 1 more failed after 1.0 s: rank 1 did not come"
+            in outcome.error
+        )
+        assert outcome.fields["operation"] == "the amax all-reduce"
+        assert outcome.fields["layers"] == ("0", "2")
+        assert outcome.fields["ranks"] == (1,)
+        assert outcome.seconds < 6
+    assert second.exit_code == 0
+
+
+def _destroyed(mesh: Any, rank: int, world: int) -> None:
+    model = _model(mesh, "delayed")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(model, optimizer, 0, rank)
+    before = model.float8_scales.state.clone()
+    model(torch.randn(16, 64))
+    if rank == 1:
+        distributed.destroy_process_group()
+    try:
+        f8.sync_float8_amax_and_scale_history(model)
+    except f8.DistributedError:
+        assert torch.equal(model.float8_scales.state, before)
+        raise
+
+
+def test_a_group_that_is_destroyed_from_outside(tmp_path: Any) -> None:
+    for rank, outcome in enumerate(ranks.run(_destroyed, 2, tmp_path)):
+        words = f"float8: rank {rank}: the amax all-reduce of delayed scaling failed"
+        assert words in outcome.error, outcome.trace
+        assert outcome.seconds < 30
+
+
+def _store_gone(mesh: Any, rank: int, world: int) -> None:
+    model = _model(mesh, "rowwise")
+    with f8.watch(model, timeout=TIMEOUT):
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        if rank == 0:
+            _kill(None)
+        model(torch.randn(16, 64)).sum().backward()
+
+
+def test_the_rank_that_keeps_the_store_is_killed(tmp_path: Any) -> None:
+    first, second = ranks.run(_store_gone, 2, tmp_path, init="tcp", timeout=TIMEOUT)
+    assert first.killed
+    assert "the process that keeps it, rank 0's, has ended" in second.error, second.error
+    assert second.fields["ranks"] == (0,)
+
+
+def _not_a_number(mesh: Any, rank: int, world: int, saturate: bool) -> list[Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64))
+    config = f8.LinearConfig("delayed", emulate=True, history=2, saturate=saturate)
+    fully_shard(f8.convert_to_float8_training(model, config=config), mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    states = []
+    for step in range(3):
+        x = torch.randn(16, 64)
+        if step == 1 and rank == 1:
+            x[3, 5] = torch.nan
+        with f8.watch(model, timeout=60):
+            model(x).square().mean().backward()
+            f8.sync_float8_amax_and_scale_history(model)
+            optimizer.zero_grad()
+        states.append(model.float8_scales.state.tolist())
+    return states
+
+
+@pytest.mark.parametrize("saturate", (False, True))
+def test_a_nan_on_one_rank_gives_equal_scales(saturate: bool, tmp_path: Any) -> None:
+    first, second, third = ranks.spawn(_not_a_number, 3, tmp_path, saturate)
+    assert first == second == third
+
+
+def test_torchrun_restarts_and_the_run_goes_on(tmp_path: Any) -> None:
+    (tmp_path / "whole").mkdir()
+    expected = ranks.spawn(_main, 2, tmp_path, str(tmp_path / "whole"), "rowwise")
+    program = pathlib.Path(__file__).with_name("elastic_training.py")
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    command += ("--max-restarts=1", "--monitor-interval=0.1", str(program), str(tmp_path))
+    # A store that outlives the processes keeps the addresses of those that died.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    ended = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    losses = [json.loads((tmp_path / f"losses{rank}").read_text()) for rank in range(2)]
+    assert losses == [each[2:] for each in expected]

@@ -127,6 +127,8 @@ def _run(call: Callable[[bool], Any], tensor: Tensor, group: Any, operation: Ope
     progress.begin(operation)
     start = time.monotonic()
     ranks = ranks_of(group)
+    own_rank()  # it is remembered for the time after the groups, as is the store
+    store_or_none()
     try:
         # On a GPU the host waits for nothing; NCCL's watchdog and watch() notice a hang.
         work = call(not tensor.is_cuda)
@@ -149,8 +151,10 @@ def _wait(work: Any, deadline: float) -> None:
                 return
             if left <= 0:
                 raise TimeoutError(f"it took more than {progress.timeout:g} s") from None
-            if store is not None and store.check([_FIRST_FAILURE]):
-                raise RuntimeError("another rank failed") from None
+            first = None if store is None else first_failure(store)
+            if first is not None:
+                text = f"rank {first['rank']} failed in {first['operation']}: {first['error']}"
+                raise RuntimeError(text) from None
 
 
 def ranks_of(group: Any) -> list[int]:

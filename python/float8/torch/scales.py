@@ -102,22 +102,26 @@ class ScaleState(nn.Module):
 
     def sync(self, group: Any = None) -> None:
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
-        if distributed.is_available() and distributed.is_initialized():
-            group = group or distributed.group.WORLD
-            if not self._agreed:
-                what = f"{self.linears} linears, config {self.config:#x}, layout {self.layout:#x}"
-                agreement.agree_once(group, {"scales": what}, self.state.device)
-                self._agreed = True
-            operation = Operation("the amax all-reduce of delayed scaling")
-            try:
-                # Bits of |x| order like the numbers, and NaN comes last.
-                collectives.all_reduce_max(self._amaxes(), group, operation)
-            except collectives.DistributedError:
-                self.discard_step()
-                raise
+        # Process groups that are gone after a step with them would give each rank scales of its own.
+        if distributed.is_available() and (distributed.is_initialized() or self._agreed):
+            self._reduce(group or distributed.group.WORLD)
         torch.ops.float8.scales_sync(self.state, self.config, self.layout)
         self._is_first = False
         self._steps_before_sync = None
+
+    def _reduce(self, group: Any) -> None:
+        """Reduces the amaxes over the ranks of the group."""
+        if not self._agreed:
+            what = f"{self.linears} linears, config {self.config:#x}, layout {self.layout:#x}"
+            agreement.agree_once(group, {"scales": what}, self.state.device)
+            self._agreed = True
+        operation = Operation("the amax all-reduce of delayed scaling")
+        try:
+            # Bits of |x| order like the numbers, and NaN comes last.
+            collectives.all_reduce_max(self._amaxes(), group, operation)
+        except collectives.DistributedError:
+            self.discard_step()
+            raise
 
     def _amaxes(self) -> torch.Tensor:
         """Returns the amaxes since the latest sync, which lie in front."""
