@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 import float8.torch as f8
 from float8.torch import collectives
 
-TIMEOUT = 4.0
+TIMEOUT = 3.0
 STEPS = 4
 
 
@@ -86,6 +86,7 @@ def train(
     model = _model(mesh, recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     path = pathlib.Path(folder)
+    collectives._GRACE = 2.0
     losses = []
     scales = None
     try:
@@ -132,7 +133,6 @@ def _main(mesh: Any, rank: int, world: int, *args: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("world", "recipe", "fault", "words"),
     (
-        (2, "rowwise", "kill", ("rank 1 did not come", "killed")),
         (3, "delayed", "kill", ("rank 1 did not come", "killed")),
         (4, "rowwise", "hang", ("rank 1 did not come: it hung in FSDP's all-gather of q of 2",)),
         (3, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",)),
@@ -166,8 +166,9 @@ def _without_watch(mesh: Any, rank: int, world: int) -> None:
             parameter.to_local().mul_(2)
     before = [layer._weight_gather._seen for layer in (model[0], model[2])]
     collectives.progress.timeout = 1.0
+    collectives._GRACE = 1.0
     if rank == 1:
-        time.sleep(6)
+        time.sleep(4)
         return
     try:
         f8.precompute_float8_dynamic_scale_for_fsdp(model)
@@ -186,7 +187,7 @@ def test_a_collective_of_float8_ends_in_time_without_a_watch(tmp_path: Any) -> N
         assert outcome.fields["operation"] == "the amax all-reduce"
         assert outcome.fields["layers"] == ("0", "2")
         assert outcome.fields["ranks"] == (1,)
-        assert outcome.seconds < 6
+        assert outcome.seconds < 4
     assert second.exit_code == 0
 
 

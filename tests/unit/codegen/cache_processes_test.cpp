@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -13,6 +16,19 @@
 
 #include "codegen/cubin_cache.hpp"
 #include "tests/unit/codegen/cache_testing.hpp"
+
+namespace {
+
+int lock_error = 0;  // what flock fails with, as on a file system without locks; 0: it locks
+
+}  // namespace
+
+// Calls of this program reach this definition before that of libc.
+extern "C" int flock(int file, int operation) noexcept {
+  if (lock_error == 0) return static_cast<int>(::syscall(SYS_flock, file, operation));
+  errno = lock_error;
+  return -1;
+}
 
 namespace f8::codegen {
 namespace {
@@ -175,6 +191,37 @@ TEST_F(CacheProcesses, AnOddLockStopsNobody) {
     EXPECT_EQ(cache->not_stored().kernels, 0u);
   }
   EXPECT_TRUE(log.warnings().empty()) << log.warnings()[0];
+}
+
+// Both are past the lock before either has stored, so both compile; the second finds the first's entry.
+TEST_F(CacheProcesses, AFileSystemWithoutLocksOnlyCompilesMore) {
+  for (const int error : {ENOLCK, ENOSYS, EOPNOTSUPP}) {
+    const Bell compiling;
+    const Bell stored;
+    const auto rank = [&](auto&& wait) {
+      return std::make_unique<Child>([&directory = directory_, &compiling, error, wait] {
+        lock_error = error;
+        return get_kernel(directory, [&](const KernelSource& source) -> Result<Cubin> {
+          compiling.ring();
+          wait();
+          return test_cubin(source);
+        });
+      });
+    };
+    const auto first = rank([&] { (void)stored.rung_within(kLong); });
+    ASSERT_TRUE(compiling.rung_within(kLong));
+    const auto second = rank([] {});
+    EXPECT_EQ(second->verdict(), "");
+    stored.ring();
+    EXPECT_EQ(first->verdict(), "");
+    EXPECT_EQ(compiling.count(), 1) << "of the second";
+    const CapturedLog log;
+    const CountingCompiler compiler;
+    EXPECT_TRUE((*CubinCache::open(directory_, compiler)->get(test_kernel()))->from_cache);
+    EXPECT_EQ(*compiler.count, 0);
+    EXPECT_TRUE(log.warnings().empty()) << log.warnings()[0];
+    fs::remove_all(directory_);
+  }
 }
 
 TEST_F(CacheProcesses, AFailedCompileIsTriedByTheNext) {
