@@ -3,14 +3,17 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <new>
 #include <optional>
 #include <thread>
 
@@ -110,6 +113,41 @@ TEST_F(CacheProcesses, CompileAKernelOnce) {
   }
   for (const auto& rank : ranks) EXPECT_EQ(rank->verdict(), "");
   EXPECT_EQ(compiled.count(), 1);
+}
+
+// Each rank's first compile ends when two ranks compile, which never is where all wait for one.
+TEST_F(CacheProcesses, ShareOutTheKernelsOfAModel) {
+  constexpr int kModel = 12;
+  const Bell compiled;
+  void* const shared = ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  auto* const compiling = new (shared) std::atomic<int>(0);
+  std::vector<KernelSource> model;
+  for (int i = 0; i < kModel; ++i) model.push_back(test_kernel(i));
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.push_back(std::make_unique<Child>([&]() -> std::string {
+      bool is_first = true;
+      const auto compiler = [&](const KernelSource& source) -> Result<Cubin> {
+        compiled.ring();
+        if (is_first) ++*compiling;
+        is_first = false;
+        for (int waits = 0; *compiling < 2; ++waits) {
+          if (waits == 2000) return fail(ErrorCode::kInternal, "the others wait for this rank");
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        return test_cubin(source);
+      };
+      auto cache = CubinCache::open(directory_, compiler);
+      if (!cache) return cache.error().message;
+      const auto kernels = cache->get_all(model, 1);
+      return kernels ? "" : kernels.error().message;
+    }));
+  }
+  for (const auto& rank : ranks) EXPECT_EQ(rank->verdict(), "");
+  EXPECT_EQ(compiled.count(), kModel);
+  ::munmap(shared, sizeof(std::atomic<int>));
 }
 
 TEST_F(CacheProcesses, AKilledCompilerFreesTheNext) {
