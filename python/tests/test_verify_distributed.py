@@ -178,3 +178,41 @@ def test_one_process() -> None:
     rowwise[0].weight.data.mul_(2)
     with pytest.raises(f8.DistributedError, match="layer '0': q is not that of one device"):
         f8.verify_distributed(rowwise)
+
+
+def _parallel(_: Any, rank: int, world: int) -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = distributed.device_mesh.init_device_mesh(
+        ranks.device, (world // 2, 2), mesh_dim_names=("data", "tensor")
+    )
+    for recipe in ("tensorwise", "rowwise", "delayed"):
+        model = _model(recipe, False, 128)
+        plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+        parallelize_module(model, mesh["tensor"], plan)
+        if world == 4:
+            _shard(model, mesh["data"])
+        _step(model, torch.optim.SGD(model.parameters(), lr=0.1), rank // 2)
+        report = f8.verify_distributed(model)
+        assert report.ok, report
+        columns, rows = (layer.tensors for layer in report.layers)
+        assert columns["y"].bits, report
+        assert columns["dw"].bits, report
+        assert rows["dx"].bits, report
+        assert rows["dw"].bits, report
+        assert columns["dx"].db > 100, report  # sums of two ranks in float32
+        assert rows["y"].db > 100, report
+    if world == 2:
+        # A scale that is not the whole weight's.
+        model = _model("tensorwise", False)
+        parallelize_module(model, mesh["tensor"], plan)
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        if rank == 1:
+            model[0].weight._local_tensor.data.mul_(4)
+        _find(model, "layer '0': y is not that of one device", 0)
+
+
+@pytest.mark.parametrize("world", (2, 4))
+def test_tensor_parallel_linears(world: int, tmp_path: Any) -> None:
+    pytest.importorskip("float8.torch.tensor_parallel")
+    ranks.spawn(_parallel, world, tmp_path)

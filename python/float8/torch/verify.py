@@ -22,7 +22,9 @@ _REMEDY = {
     "on all ranks",
     "q": "the weight was changed after its cast, through .data, or on some ranks alone; call "
     "float8.torch.precompute_float8_dynamic_scale_for_fsdp(model) after what changes it",
-    "y": "report it with the table of this check: equal operands gave other results",
+    "y": "a rank cast with another scale, as after a change of its weight through .data; after "
+    "float8.torch.precompute_float8_dynamic_scale_for_fsdp(model) it is a defect to report, with the "
+    "table of this check",
 }
 _REMEDY.update(qt=_REMEDY["q"], dx=_REMEDY["y"], dw=_REMEDY["y"], db=_REMEDY["y"])
 
@@ -55,6 +57,8 @@ class Report:
             f"{self.ranks} ranks, tuning table {self.table}, {self.plans} plans; bits: equal, dB: sums "
             f"in another order, at least {THRESHOLD_DB:.0f}"
         )
+        if skipped := sum(bool(layer.skipped) for layer in self.layers):
+            lines.append(f"{skipped} layers were not compared")
         return "\n".join(lines + self.differences)
 
 

@@ -76,8 +76,13 @@ class LayerCheck:
             elif fsdp.is_sharded_by_fsdp(layer):
                 how = "gathers"
                 with fsdp.unsharded(layer) as unsharded:
-                    if unsharded is None:
+                    if unsharded is None and sum(each.is_shard() for each in placements) > 1:
                         skipped = "FSDP has not gathered it yet; run a step before"
+                    elif unsharded is None:
+                        self._plain(weight.full_tensor().detach(), _whole(weight))
+                    elif hasattr(unsharded, "placements"):
+                        how = f"gathers, {unsharded.placements[0]}"
+                        self._parallel(unsharded)
                     else:
                         whole = _whole(weight).to(unsharded.dtype)
                         self._plain(unsharded.detach(), whole)
