@@ -31,9 +31,12 @@ STEPS = 4
 
 def _model(mesh: Any, recipe: str, rows: int = 96) -> Any:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, 64))
+    model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, 64)).to(ranks.device)
     config = f8.LinearConfig(
-        recipe, emulate=True, history=2, enable_fsdp_float8_all_gather=recipe != "delayed"
+        recipe,
+        emulate=ranks.device == "cpu",
+        history=2,
+        enable_fsdp_float8_all_gather=recipe != "delayed",
     )
     f8.convert_to_float8_training(model, config=config)
     for layer in (model[0], model[2]):
@@ -211,6 +214,58 @@ def test_a_group_that_is_destroyed_from_outside(tmp_path: Any) -> None:
         words = f"float8: rank {rank}: the amax all-reduce of delayed scaling failed"
         assert words in outcome.error, outcome.trace
         assert outcome.seconds < 30
+
+
+def _stuck(mesh: Any, rank: int, world: int, folder: str) -> None:
+    """Rank 1 hangs, and the timeout of the process groups is far away."""
+    with pathlib.Path(folder, f"stderr{rank}").open("w") as file:
+        os.dup2(file.fileno(), 2)
+    model = _model(mesh, "rowwise")
+    collectives._GRACE = 1.0
+    with f8.watch(model, timeout=2.0):
+        loss = model(torch.randn(16, 64).to(ranks.device)).square().mean()
+        if rank == 1:
+            loss.register_hook(_hang)
+        loss.backward()
+        loss.item()
+        if ranks.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def _expect_ends(outcomes: list[ranks.Outcome], folder: Any) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.seconds < 30, outcome
+        words = (folder / f"stderr{rank}").read_text()
+        assert f"float8: rank {rank}: FSDP's all-gather of q" in words, words
+        assert "the process groups are aborted" in words
+        if rank != 1:
+            assert "rank 1 did not come: it hung in FSDP's all-gather of q of 2" in words
+
+
+def test_a_process_that_is_stuck_ends(tmp_path: Any) -> None:
+    outcomes = ranks.run(_stuck, 2, tmp_path, str(tmp_path), timeout=100)
+    assert [outcome.exit_code for outcome in outcomes] == [75, 75]
+    _expect_ends(outcomes, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_process_that_is_stuck_in_nccl_ends(tmp_path: Any) -> None:
+    outcomes = ranks.run(_stuck, 2, tmp_path, str(tmp_path), on="cuda", timeout=100)
+    assert all(outcome.exit_code != 0 for outcome in outcomes), outcomes
+    _expect_ends(outcomes, tmp_path)
+
+
+def test_one_process_needs_no_ranks() -> None:
+    before = collectives.progress.timeout
+    with f8.watch(timeout=1) as watching:
+        watching.mark("nothing")
+        assert collectives.progress.timeout == 1
+    assert collectives.progress.timeout == before
+    with pytest.raises(ZeroDivisionError), f8.watch(nn.Linear(1, 1)):
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="more than 0"):
+        f8.watch(timeout=0)
 
 
 def _store_gone(mesh: Any, rank: int, world: int) -> None:

@@ -7,7 +7,9 @@ groups, under the keys below, and read there what the others say; nothing is wri
     float8/failed/RANK      JSON failure: {"count", "operation", "error", "rank", "cause"}
     float8/beat/RANK        JSON beat: {"count", "operation", "beat"}; only under watch()
 
-A cause is "collective", "raised" where the rank's program raised the error, or "hung".
+A cause is "collective", "raised" where the rank's program raised the error, or "stalled" where its
+watch saw no progress. `count` is that of operations, which all ranks have in the same order: the rank
+with the smallest one is behind.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self.count = 0
+        self.marks = 0  # of progress that other ranks need not have
         self.operation = Operation("start")
         self.timeout = 60.0  # seconds
         self.rank = -1  # and the store, of the latest default process group
@@ -126,7 +129,6 @@ def broadcast(tensor: Tensor, group: Any, operation: Operation) -> None:
 def _run(call: Callable[[bool], Any], tensor: Tensor, group: Any, operation: Operation) -> None:
     progress.begin(operation)
     start = time.monotonic()
-    ranks = ranks_of(group)
     own_rank()  # it is remembered for the time after the groups, as is the store
     store_or_none()
     try:
@@ -135,7 +137,7 @@ def _run(call: Callable[[bool], Any], tensor: Tensor, group: Any, operation: Ope
         if work is not None and not tensor.is_cuda:
             _wait(work, start + progress.timeout)
     except Exception as error:
-        raise failed(operation, error, ranks, time.monotonic() - start) from error
+        raise failed(operation, error, ranks_of(group), time.monotonic() - start) from error
 
 
 def _wait(work: Any, deadline: float) -> None:
@@ -264,22 +266,20 @@ def _absent(store: Any, others: list[int]) -> tuple[list[int], str]:
             if report is not None:
                 reports[rank] = report
         time.sleep(0.05)
-    own = [rank for rank, report in reports.items() if report["cause"] != "collective"]
-    if own:
-        return own, "; ".join(_own_failure(rank, reports[rank]) for rank in own)
+    raised = [rank for rank, report in reports.items() if report["cause"] == "raised"]
+    if raised:
+        return raised, "; ".join(f"rank {rank} raised {reports[rank]['error']}" for rank in raised)
     silent = [rank for rank in others if rank not in reports]
     if silent:
         return silent, "; ".join(_silence(store, rank, before[rank]) for rank in silent)
     behind = [rank for rank in others if reports[rank]["count"] < progress.count]
-    return behind, "; ".join(
-        f"rank {rank} is behind, in {reports[rank]['operation']}" for rank in behind
-    )
+    return behind, "; ".join(_delay(rank, reports[rank]) for rank in behind)
 
 
-def _own_failure(rank: int, report: dict[str, Any]) -> str:
-    if report["cause"] == "hung":
+def _delay(rank: int, report: dict[str, Any]) -> str:
+    if report["cause"] == "stalled":
         return f"rank {rank} did not come: it hung in {report['operation']}"
-    return f"rank {rank} raised {report['error']}"
+    return f"rank {rank} is behind, in {report['operation']}"
 
 
 def _silence(store: Any, rank: int, before: dict[str, Any] | None) -> str:

@@ -64,7 +64,8 @@ class Watch:
 
     def mark(self, what: str) -> None:
         """Tells that this rank is getting on, and with what."""
-        progress.begin(Operation(what))
+        progress.operation = Operation(what)
+        progress.marks += 1
 
     def __enter__(self) -> Watch:
         _count_optimizer_steps()
@@ -126,10 +127,10 @@ class Watch:
         return min(max(self._timeout / 8, 0.05), max(1.0, len(self._ranks) / 1000))
 
     def _run(self) -> None:
-        count, beats = progress.count, 0
+        seen, beats = (progress.count, progress.marks), 0
         while not self._stop.wait(self._interval):
-            if count != progress.count:
-                count, self._changed = progress.count, time.monotonic()
+            if seen != (progress.count, progress.marks):
+                seen, self._changed = (progress.count, progress.marks), time.monotonic()
             beats += 1
             still = time.monotonic() - self._changed
             try:
@@ -138,7 +139,7 @@ class Watch:
             except RuntimeError:
                 reason = "the store of the process groups is gone" if still > 1 else ""
             if reason:
-                self._trip(reason, count)
+                self._trip(reason, seen)
                 return
 
     def _reason(self, still: float) -> str:
@@ -154,16 +155,16 @@ class Watch:
     def _grace(self) -> float:
         return min(5.0, self._timeout / 2)
 
-    def _trip(self, reason: str, count: int) -> None:
+    def _trip(self, reason: str, seen: tuple[int, int]) -> None:
         stuck = progress.operation
-        ranks, words = collectives.absent(self._ranks, self._store)
+        collectives.post_failure(TimeoutError(reason), "stalled", self._store)
+        _, words = collectives.absent(self._ranks, self._store)
         self._say(
             f"{stuck}: {reason}{'; ' + words if words else ''}; the process groups are aborted"
         )
-        if not ranks:  # all others failed, and for no other reason
-            collectives.post_failure(TimeoutError(reason), "hung", self._store)
         _abort()
-        if self._stop.wait(self._grace()) or progress.count != count or not self._end_process:
+        came_back = self._stop.wait(self._grace()) or seen != (progress.count, progress.marks)
+        if came_back or not self._end_process:
             return
         self._say(f"the main thread did not come back from {stuck}; the process ends")
         os._exit(EXIT_STATUS)
