@@ -5,7 +5,7 @@ groups, under the keys below, and read there what the others say; nothing is wri
 
     float8/first_failure    JSON failure of the first rank that failed
     float8/failed/RANK      JSON failure: {"count", "operation", "error", "rank", "cause"}
-    float8/beat/RANK        JSON beat: {"count", "operation", "beat"}; only under watch()
+    float8/heartbeat/RANK   JSON {"count", "operation", "heartbeat"}; only under watch()
 
 A cause is "collective", "raised" where the rank's program raised the error, or "stalled" where its
 watch saw no progress. `count` is that of operations, which all ranks have in the same order: the rank
@@ -257,7 +257,7 @@ def absent(ranks: Sequence[int], store: Any = None) -> tuple[list[int], str]:
 
 
 def _absent(store: Any, others: list[int]) -> tuple[list[int], str]:
-    before = {rank: _read(store, f"float8/beat/{rank}") for rank in others}
+    before = {rank: _read(store, f"float8/heartbeat/{rank}") for rank in others}
     deadline = time.monotonic() + max(_GRACE, len(others) / 500)
     reports: dict[int, dict[str, Any]] = {}
     while len(reports) < len(others) and time.monotonic() < deadline:
@@ -285,8 +285,8 @@ def _delay(rank: int, report: dict[str, Any]) -> str:
 def _silence(store: Any, rank: int, before: dict[str, Any] | None) -> str:
     if before is None:
         return f"rank {rank} did not come and says nothing: it was killed, or hangs"
-    now = _read(store, f"float8/beat/{rank}") or before
-    alive = now["beat"] != before["beat"]
+    now = _read(store, f"float8/heartbeat/{rank}") or before
+    alive = now["heartbeat"] != before["heartbeat"]
     state = "lives and hangs" if alive else "gives no sign of life, so it was killed or stopped"
     return f"rank {rank} did not come: it {state}; its last operation was {now['operation']}"
 

@@ -40,9 +40,9 @@ def watch(
       torchrun can start all ranks again.
 
     model: its scale states of delayed scaling forget the step that failed.
-    timeout: longer than the longest phase without progress, such as saving a checkpoint or an
-        evaluation; `mark` tells of progress there. It is also the timeout of float8's own
-        collectives where the host waits for them.
+    timeout: longer than the longest phase without progress, such as saving a checkpoint, an
+        evaluation or the compilation of the first step; `mark` tells of progress there. It is also
+        the timeout of float8's own collectives where the host waits for them.
     end_process: False leaves a process alone that does not come back.
     """
     return Watch(model, timeout, end_process)
@@ -72,8 +72,8 @@ class Watch:
         self._changed = time.monotonic()
         self._stop.clear()
         self._timeout_before, progress.timeout = progress.timeout, self._timeout
-        store = collectives.store_or_none()
-        if store is not None and distributed.get_world_size() > 1:
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            store = collectives.store_or_none()
             self._ranks = list(range(distributed.get_world_size()))
             self._rank = distributed.get_rank()
             # A get of the main thread would keep the thread out of a store that both use.
@@ -123,18 +123,20 @@ class Watch:
 
     @property
     def _interval(self) -> float:
-        # Ten thousand ranks would keep a store busy with a beat a second each.
+        # Ten thousand ranks would keep a store busy with a heartbeat a second each.
         return min(max(self._timeout / 8, 0.05), max(1.0, len(self._ranks) / 1000))
 
     def _run(self) -> None:
-        seen, beats = (progress.count, progress.marks), 0
+        seen, heartbeats = (progress.count, progress.marks), 0
         while not self._stop.wait(self._interval):
             if seen != (progress.count, progress.marks):
                 seen, self._changed = (progress.count, progress.marks), time.monotonic()
-            beats += 1
+            heartbeats += 1
             still = time.monotonic() - self._changed
             try:
-                self._store.set(f"float8/beat/{self._rank}", progress.report(beat=beats))
+                self._store.set(
+                    f"float8/heartbeat/{self._rank}", progress.report(heartbeat=heartbeats)
+                )
                 reason = self._reason(still)
             except RuntimeError:
                 reason = "the store of the process groups is gone" if still > 1 else ""
