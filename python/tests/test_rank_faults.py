@@ -26,7 +26,7 @@ import float8.torch as f8
 from float8.torch import collectives
 
 TIMEOUT = 3.0
-STEPS = 4
+STEPS = 3
 
 
 def _model(mesh: Any, recipe: str, rows: int = 96) -> Any:
@@ -83,7 +83,7 @@ def _load(folder: pathlib.Path, model: Any, optimizer: Any) -> int:
 
 
 def train(
-    mesh: Any, rank: int, folder: str, recipe: str, fault: str = "", at: int = 2
+    mesh: Any, rank: int, folder: str, recipe: str, fault: str = "", at: int = 1
 ) -> list[float]:
     """Trains from the latest checkpoint on; rank 1 has the fault in a step."""
     model = _model(mesh, recipe)
@@ -137,6 +137,7 @@ def _main(mesh: Any, rank: int, world: int, *args: Any) -> list[float]:
     ("world", "recipe", "fault", "words"),
     (
         (3, "delayed", "kill", ("rank 1 did not come", "killed")),
+        (2, "delayed", "hang", ("rank 1 did not come: it hung in", "1 collective behind")),
         (4, "rowwise", "hang", ("rank 1 did not come: it hung in FSDP's all-gather of q of 2",)),
         (3, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",)),
     ),
@@ -158,7 +159,7 @@ def test_the_others_name_the_rank_and_the_next_run_goes_on(
         assert all(each in outcome.error for each in words), outcome.error
         assert outcome.fields["ranks"] == (1,)
     resumed = ranks.spawn(_main, world, tmp_path, str(folder), recipe)
-    assert resumed == [losses[2:] for losses in expected]
+    assert resumed == [losses[1:] for losses in expected]
 
 
 def _without_watch(mesh: Any, rank: int, world: int) -> None:
@@ -171,7 +172,7 @@ def _without_watch(mesh: Any, rank: int, world: int) -> None:
     collectives.progress.timeout = 1.0
     collectives._GRACE = 1.0
     if rank == 1:
-        time.sleep(4)
+        time.sleep(6)
         return
     try:
         f8.precompute_float8_dynamic_scale_for_fsdp(model)
@@ -190,7 +191,7 @@ def test_a_collective_of_float8_ends_in_time_without_a_watch(tmp_path: Any) -> N
         assert outcome.fields["operation"] == "the amax all-reduce"
         assert outcome.fields["layers"] == ("0", "2")
         assert outcome.fields["ranks"] == (1,)
-        assert outcome.seconds < 4
+        assert outcome.seconds < 6
     assert second.exit_code == 0
 
 
@@ -322,4 +323,4 @@ def test_torchrun_restarts_and_the_run_goes_on(tmp_path: Any) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     losses = [json.loads((tmp_path / f"losses{rank}").read_text()) for rank in range(2)]
-    assert losses == [each[2:] for each in expected]
+    assert losses == [each[1:] for each in expected]

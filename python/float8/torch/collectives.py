@@ -4,12 +4,13 @@ A collective that fails raises DistributedError. Ranks that fail say so in the s
 groups, under the keys below, and read there what the others say; nothing is written on the way.
 
     float8/first_failure    JSON failure of the first rank that failed
-    float8/failed/RANK      JSON failure: {"count", "operation", "error", "rank", "cause"}
-    float8/heartbeat/RANK   JSON {"count", "operation", "heartbeat"}; only under watch()
+    float8/failed/RANK      JSON failure: {state, "error", "rank", "cause"}
+    float8/heartbeat/RANK   JSON {state, "heartbeat"}; only under watch()
 
-A cause is "collective", "raised" where the rank's program raised the error, or "stalled" where its
-watch saw no progress. `count` is that of operations, which all ranks have in the same order: the rank
-with the smallest one is behind.
+state := "count", "sequence", "operation". A cause is "collective", "raised" where the rank's program
+raised the error, or "stalled" where its watch saw no progress. All ranks have operations in the same
+order, and so have the ranks of a process group its collectives, whose numbers are `sequence`: of ranks
+that stand still, the one with the smallest numbers is behind.
 """
 
 from __future__ import annotations
@@ -87,8 +88,23 @@ class _Progress:
         self.operation = operation
         self.count += 1
 
+    def sequence(self) -> dict[str, int]:
+        """Returns the number of collectives that each process group has begun."""
+        if not distributed.is_initialized():
+            return {}
+        groups: list[Any] = list(distributed.distributed_c10d._world.pg_map)
+        try:
+            return {each.group_name: each._get_sequence_number_for_group() for each in groups}
+        except RuntimeError:  # a backend that does not count
+            return {}
+
+    def seen(self) -> tuple[int, int, int]:
+        """Returns what changes with all progress."""
+        return self.count, self.marks, sum(self.sequence().values())
+
     def report(self, **more: Any) -> str:
-        return json.dumps({"count": self.count, "operation": str(self.operation), **more})
+        state = {"count": self.count, "sequence": self.sequence(), "operation": str(self.operation)}
+        return json.dumps({**state, **more})
 
 
 progress = _Progress()
@@ -272,14 +288,26 @@ def _absent(store: Any, others: list[int]) -> tuple[list[int], str]:
     silent = [rank for rank in others if rank not in reports]
     if silent:
         return silent, "; ".join(_silence(store, rank, before[rank]) for rank in silent)
-    behind = [rank for rank in others if reports[rank]["count"] < progress.count]
-    return behind, "; ".join(_delay(rank, reports[rank]) for rank in behind)
+    own = progress.sequence()
+    delays = {rank: _delay(report, own) for rank, report in reports.items()}
+    least = min(delays.values())
+    behind = [rank for rank, delay in delays.items() if delay == least < (progress.count, 0)]
+    return behind, "; ".join(_behind(rank, reports[rank], delays[rank][1]) for rank in behind)
 
 
-def _delay(rank: int, report: dict[str, Any]) -> str:
+def _delay(report: dict[str, Any], own: dict[str, int]) -> tuple[int, int]:
+    """Returns a rank's operations, and how many collectives it is ahead in the groups of both."""
+    sequence = report["sequence"]
+    return report["count"], sum(sequence[name] - own[name] for name in sequence.keys() & own.keys())
+
+
+def _behind(rank: int, report: dict[str, Any], collectives: int) -> str:
+    more = (
+        f", {-collectives} collective{'s' * (collectives < -1)} behind" if collectives < 0 else ""
+    )
     if report["cause"] == "stalled":
-        return f"rank {rank} did not come: it hung in {report['operation']}"
-    return f"rank {rank} is behind, in {report['operation']}"
+        return f"rank {rank} did not come: it hung in {report['operation']}{more}"
+    return f"rank {rank} is behind, in {report['operation']}{more}"
 
 
 def _silence(store: Any, rank: int, before: dict[str, Any] | None) -> str:
@@ -288,7 +316,7 @@ def _silence(store: Any, rank: int, before: dict[str, Any] | None) -> str:
     now = _read(store, f"float8/heartbeat/{rank}") or before
     alive = now["heartbeat"] != before["heartbeat"]
     state = "lives and hangs" if alive else "gives no sign of life, so it was killed or stopped"
-    return f"rank {rank} did not come: it {state}; its last operation was {now['operation']}"
+    return f"rank {rank} did not come: it {state}; it was last seen in {now['operation']}"
 
 
 def is_failure_of_a_collective(error: BaseException) -> bool:

@@ -28,9 +28,9 @@ def watch(
         with float8.torch.watch(model, timeout=60):
             for batch in batches: ...
 
-    Steps of optimizers, float8's collectives and FSDP's gathers in fp8 are progress. A thread tells
-    the store of the process groups about it, every few seconds, and looks whether another rank has
-    failed. Nothing is added to the step but counting.
+    Collectives and steps of optimizers are progress. A thread tells the store of the process groups
+    about it, every few seconds, and looks whether another rank has failed. Nothing is added to the
+    step but counting.
 
     - A collective that fails, float8's or another, becomes a DistributedError which names the ranks
       that did not come. What a rank raises otherwise leaves as it is, and the others get to know it.
@@ -127,10 +127,10 @@ class Watch:
         return min(max(self._timeout / 8, 0.05), max(1.0, len(self._ranks) / 1000))
 
     def _run(self) -> None:
-        seen, heartbeats = (progress.count, progress.marks), 0
+        seen, heartbeats = progress.seen(), 0
         while not self._stop.wait(self._interval):
-            if seen != (progress.count, progress.marks):
-                seen, self._changed = (progress.count, progress.marks), time.monotonic()
+            if seen != (now := progress.seen()):
+                seen, self._changed = now, time.monotonic()
             heartbeats += 1
             still = time.monotonic() - self._changed
             try:
@@ -157,7 +157,7 @@ class Watch:
     def _grace(self) -> float:
         return min(5.0, self._timeout / 2)
 
-    def _trip(self, reason: str, seen: tuple[int, int]) -> None:
+    def _trip(self, reason: str, seen: tuple[int, int, int]) -> None:
         stuck = progress.operation
         collectives.post_failure(TimeoutError(reason), "stalled", self._store)
         _, words = collectives.absent(self._ranks, self._store)
@@ -165,7 +165,7 @@ class Watch:
             f"{stuck}: {reason}{'; ' + words if words else ''}; the process groups are aborted"
         )
         _abort()
-        came_back = self._stop.wait(self._grace()) or seen != (progress.count, progress.marks)
+        came_back = self._stop.wait(self._grace()) or seen != progress.seen()
         if came_back or not self._end_process:
             return
         self._say(f"the main thread did not come back from {stuck}; the process ends")
