@@ -61,6 +61,7 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._ranks: list[int] = []
         self._changed = 0.0  # when progress was seen last
+        self._tripped: DistributedError | None = None  # why the process groups were aborted
 
     def mark(self, what: str) -> None:
         """Tells that this rank is getting on, and with what."""
@@ -71,6 +72,7 @@ class Watch:
         _count_optimizer_steps()
         self._changed = time.monotonic()
         self._stop.clear()
+        self._tripped = None
         self._timeout_before, progress.timeout = progress.timeout, self._timeout
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             store = collectives.store_or_none()
@@ -84,11 +86,13 @@ class Watch:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self.close()
-            return
         try:
-            self._leave(error)
+            if self._tripped is not None:
+                # What ran on after the groups were aborted may have read half of a gather.
+                self._discard_step()
+                raise self._tripped from error
+            if error is not None:
+                self._leave(error)
         finally:
             self.close()
 
@@ -160,9 +164,15 @@ class Watch:
     def _trip(self, reason: str, seen: tuple[int, int, int]) -> None:
         stuck = progress.operation
         collectives.post_failure(TimeoutError(reason), "stalled", self._store)
-        _, words = collectives.absent(self._ranks, self._store)
-        self._say(
-            f"{stuck}: {reason}{'; ' + words if words else ''}; the process groups are aborted"
+        ranks, words = collectives.absent(self._ranks, self._store)
+        text = f"{stuck}: {reason}{'; ' + words if words else ''}; the process groups are aborted"
+        self._say(text)
+        self._tripped = DistributedError(
+            f"float8: rank {self._rank}: {text}",
+            operation=stuck.name,
+            rank=self._rank,
+            ranks=ranks,
+            layers=stuck.layers(),
         )
         _abort()
         came_back = self._stop.wait(self._grace()) or seen != progress.seen()
