@@ -133,22 +133,24 @@ def _main(mesh: Any, rank: int, world: int, *args: Any) -> list[float]:
     return train(mesh, rank, *args)
 
 
+HUNG = "rank 1 did not come: it hung in "
+
+
 @pytest.mark.parametrize(
-    ("world", "recipe", "fault", "words"),
+    ("world", "recipe", "fault", "words", "resumes"),
     (
-        (3, "delayed", "kill", ("rank 1 did not come", "killed")),
-        (2, "delayed", "hang", ("rank 1 did not come: it hung in", "1 collective behind")),
-        (4, "rowwise", "hang", ("rank 1 did not come: it hung in FSDP's all-gather of q of 2",)),
-        (3, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",)),
+        (3, "delayed", "kill", ("rank 1 did not come", "killed"), True),
+        (2, "delayed", "hang", (HUNG, "1 collective behind"), False),
+        (4, "rowwise", "hang", (HUNG + "FSDP's all-gather of q of 2",), True),
+        (3, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",), False),
     ),
 )
 def test_the_others_name_the_rank_and_the_next_run_goes_on(
-    world: int, recipe: str, fault: str, words: tuple[str, ...], tmp_path: Any
+    world: int, recipe: str, fault: str, words: tuple[str, ...], resumes: bool, tmp_path: Any
 ) -> None:
-    folder = tmp_path / "faulty"
-    (tmp_path / "whole").mkdir()
+    whole, folder = tmp_path / "whole", tmp_path / "faulty"
+    whole.mkdir()
     folder.mkdir()
-    expected = ranks.spawn(_main, world, tmp_path, str(tmp_path / "whole"), recipe)
     outcomes = ranks.run(_main, world, tmp_path, str(folder), recipe, fault, timeout=TIMEOUT)
     for rank, outcome in enumerate(outcomes):
         assert outcome.seconds < 3 * TIMEOUT + 8, outcome
@@ -158,8 +160,10 @@ def test_the_others_name_the_rank_and_the_next_run_goes_on(
         assert outcome.error.startswith(f"DistributedError: float8: rank {rank}: "), outcome.trace
         assert all(each in outcome.error for each in words), outcome.error
         assert outcome.fields["ranks"] == (1,)
-    resumed = ranks.spawn(_main, world, tmp_path, str(folder), recipe)
-    assert resumed == [losses[1:] for losses in expected]
+    if resumes:
+        resumed = ranks.spawn(_main, world, tmp_path, str(folder), recipe)
+        expected = ranks.spawn(_main, world, tmp_path, str(whole), recipe)
+        assert resumed == [losses[1:] for losses in expected]
 
 
 def _without_watch(mesh: Any, rank: int, world: int) -> None:
@@ -169,10 +173,10 @@ def _without_watch(mesh: Any, rank: int, world: int) -> None:
         for parameter in model.parameters():
             parameter.to_local().mul_(2)
     before = [layer._weight_gather._seen for layer in (model[0], model[2])]
-    collectives.progress.timeout = 1.0
-    collectives._GRACE = 1.0
+    collectives.progress.timeout = 0.5
+    collectives._GRACE = 0.5
     if rank == 1:
-        time.sleep(6)
+        time.sleep(4)
         return
     try:
         f8.precompute_float8_dynamic_scale_for_fsdp(model)
@@ -184,20 +188,18 @@ def _without_watch(mesh: Any, rank: int, world: int) -> None:
 def test_a_collective_of_float8_ends_in_time_without_a_watch(tmp_path: Any) -> None:
     first, second, third = ranks.run(_without_watch, 3, tmp_path)
     for outcome in (first, third):
-        assert (
-            "the amax all-reduce of 0 and 1 more failed after 1.0 s: rank 1 did not come"
-            in outcome.error
-        )
+        assert "the amax all-reduce of 0 and 1 more failed after" in outcome.error
+        assert "rank 1 did not come and says nothing" in outcome.error
         assert outcome.fields["operation"] == "the amax all-reduce"
         assert outcome.fields["layers"] == ("0", "2")
         assert outcome.fields["ranks"] == (1,)
-        assert outcome.seconds < 6
+        assert outcome.seconds < 4
     assert second.exit_code == 0
 
 
 def _late(mesh: Any, rank: int, world: int) -> list[int]:
     words = torch.tensor([rank, 5 - rank], dtype=torch.int32)
-    time.sleep(1.5 * rank)
+    time.sleep(1.2 * rank)
     collectives.all_reduce_max(words, mesh.get_group(), collectives.Operation("a test"))
     return words.tolist()  # type: ignore[no-any-return]
 
