@@ -64,7 +64,7 @@ class ShardedWeight(torch.Tensor):
         module: nn.Module,
         mp_policy: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[WeightGather, tuple[str, ...]]]:
-        gather = _gather_of(module)
+        gather = gather_of(module)
         if gather.fsdp_group is None:
             gather.fsdp_group, name = _param_group(module)
             gather.name = name or gather.name
@@ -199,16 +199,11 @@ def sharded_parameter(weight: Any) -> Any:
     return nn.Parameter(_as_sharded(weight.data), weight.requires_grad)
 
 
-def _gather_of(layer: Any) -> WeightGather:
+def gather_of(layer: Any) -> WeightGather:
+    """Returns the gather of a layer whose weight is a shard now."""
     if layer._weight_gather is None:
         layer._weight_gather = WeightGather(layer, layer.weight.dtype)
     return layer._weight_gather  # type: ignore[no-any-return]
-
-
-def gather_of(layer: Any, weight: DTensor) -> WeightGather:
-    """Returns the gather of a layer whose weight is a shard now."""
-    assert weight is layer.weight
-    return _gather_of(layer)
 
 
 def is_sharded_by_fsdp(layer: nn.Module) -> bool:
@@ -283,7 +278,7 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
         if hasattr(layer, "_weight_gather") and isinstance(
             getattr(weight, "_local_tensor", None), ShardedWeight
         ):
-            gather = _gather_of(layer)
+            gather = gather_of(layer)
             gather.name = name or gather.name
             groups.setdefault(gather.group, []).append((gather, weight))
     for weights in groups.values():

@@ -120,7 +120,7 @@ class LayerCheck:
     def _gathered(self, weight: Any) -> None:
         """Compares the copies that ranks gather in fp8, and the linear with them."""
         layer = self._layer
-        gather = fsdp.gather_of(layer, weight)
+        gather = fsdp.gather_of(layer)
         if not gather.is_current(weight):
             cast_shards([(gather, weight)])
         whole = _whole(weight).to(gather.dtype)
@@ -141,7 +141,7 @@ class LayerCheck:
         """Compares forward and backward with the weight of the ranks, and with the whole one."""
         results = []
         for each in (weight, whole):
-            x, dy, bias = self._operands(dtype, distributed_seed=True)
+            x, dy, bias = self._operands(dtype, own_batch=True)
             each = each.detach().requires_grad_()
             with _cloned_scales(self._layer) as scales:
                 y = self._linear(x, each, bias, scales)
@@ -161,12 +161,12 @@ class LayerCheck:
         return _ops.linear(x, weight, bias, layer._config, scales, layer._layout)
 
     def _operands(
-        self, dtype: torch.dtype, distributed_seed: bool
+        self, dtype: torch.dtype, own_batch: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns x, dy and the bias; each rank has its own x where they share a batch."""
+        """Returns x, dy and the bias; x and dy are of this rank alone, or the same on all."""
         layer = self._layer
         device = layer.weight.device
-        rank = max(0, collectives.own_rank()) if distributed_seed else 0
+        rank = max(0, collectives.own_rank()) if own_batch else 0
         random = torch.Generator(device).manual_seed(0xF8 + rank)
 
         def normal(columns: int) -> Tensor:
@@ -186,7 +186,7 @@ class LayerCheck:
         layer = self._layer
         whole = _whole(weight)
         self.digest = _digest(whole)
-        x, dy, bias = self._operands(self._dtype or whole.dtype, distributed_seed=False)
+        x, dy, bias = self._operands(self._dtype or whole.dtype, own_batch=False)
         with _cloned_scales(layer) as scales:
             y = self._linear(x, whole.requires_grad_(), bias, scales)
             wanted = [x, whole] + ([] if bias is None else [bias])
