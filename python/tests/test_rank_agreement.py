@@ -52,7 +52,8 @@ def _expect(words: str, rank: int, call: Any) -> None:
 def _differing(mesh: Any, rank: int, world: int, table: str, bad: str) -> None:
     last = world - 1
     own = rank == last
-    builtin = f8.agree(_model())
+    equal = _model()
+    builtin = f8.agree(equal)
     recipe = _model("tensorwise" if own else "rowwise")
     _expect(
         f"rank {last} differs in layers: '0': it has [96, 64] tensorwise",
@@ -67,20 +68,20 @@ def _differing(mesh: Any, rank: int, world: int, table: str, bad: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if own:
                 patch.setattr(agreement, name, lambda *_: "another")
-            _expect(f"rank {last} differs in {topic}: it has ", last, f8.agree)
+            _expect(f"rank {last} differs in {topic}: it has ", last, lambda: f8.agree(equal))
     # The first rank's file counts, whatever the others have, and they load its contents.
     with pytest.raises(f8.DistributedError, match="No such file"):
-        f8.agree(table="/nowhere")
+        f8.agree(equal, table="/nowhere")
     with pytest.raises(f8.DistributedError, match="the given file: not a float8 tuning table"):
-        f8.agree(table=bad)
-    assert f8.agree() == builtin
-    loaded = f8.agree(table=table if rank == 0 else None)
+        f8.agree(equal, table=bad)
+    assert f8.agree(equal) == builtin
+    loaded = f8.agree(equal, table=table if rank == 0 else None)
     assert loaded != builtin
     assert agreement.table_hash(-1) == loaded
-    assert f8.agree(group=distributed.new_group(list(range(world)))) == loaded
+    assert f8.agree(equal, group=distributed.new_group(list(range(world)))) == loaded
     # A table that is in use already does not change what was planned.
     _model()(torch.randn(4, 64))
-    assert f8.agree(table=table) == loaded
+    assert f8.agree(equal, table=table) == loaded
     state = _model("delayed", history=8 if own else 16)
     _expect("scale state", last, lambda: f8.agree(state))
 
@@ -92,10 +93,13 @@ def test_what_differs_is_one_error_on_all_ranks(table: str, tmp_path: Any) -> No
 
 
 def _planned(mesh: Any, rank: int, world: int, table: str) -> None:
+    model = _model()
     if rank == 1:
-        _model()(torch.randn(4, 64))
+        model(torch.randn(4, 64))
     _expect(
-        "rank 1 differs in plans: it has 2 linears were planned", 1, lambda: f8.agree(table=table)
+        "rank 1 differs in plans: it has 2 linears that were planned",
+        1,
+        lambda: f8.agree(model, table=table),
     )
 
 
@@ -105,10 +109,11 @@ def test_a_table_comes_before_the_first_step(table: str, tmp_path: Any) -> None:
 
 def _alone(mesh: Any, rank: int, world: int, table: str) -> None:
     distributed.destroy_process_group()
-    before = f8.agree()
-    assert f8.agree(table=table) != before
+    equal = _model()
+    before = f8.agree(equal)
+    assert f8.agree(equal, table=table) != before
     with pytest.raises(ValueError, match=r"table: .*No such file"):
-        f8.agree(table="/nowhere")
+        f8.agree(equal, table="/nowhere")
 
 
 def test_without_process_groups_it_loads_the_table(table: str, tmp_path: Any) -> None:

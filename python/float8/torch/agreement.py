@@ -228,7 +228,7 @@ def _load(device: int, text: bytes) -> str:
     plans = len(torch.ops.float8.plans(device))
     if plans == 0 or table_hash(device) == before:
         return ""
-    return f"{plans} linears were planned with table {before} already"
+    return f"{plans} linears that were planned with table {before}"
 
 
 # The comparison
