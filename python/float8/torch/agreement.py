@@ -60,8 +60,8 @@ def agree(
     table: the tuning table of the group's first rank, a file; all ranks load its contents, and need
         no such file. Where that rank has None, the table in use stays.
 
-    Ranks may be started by torchrun, MPI or by hand. Raises DistributedError on every rank, which
-    names the rank that differs and what differs. FSDP with fp8 gathers compares without a call.
+    Raises DistributedError on every rank, which names the rank that differs and what differs. FSDP
+    with fp8 gathers, and delayed scaling, compare without a call.
     """
     collectives.progress.begin(Operation("agree"))
     devices = _devices(model)
