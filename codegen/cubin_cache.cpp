@@ -1,5 +1,7 @@
 #include "codegen/cubin_cache.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -206,6 +208,18 @@ Result<SharedCubin> CubinCache::get(const KernelSource& source) {
   return kernel;
 }
 
+namespace {
+
+// The kernel that a process begins with. Ranks that want the same kernels begin far from each other,
+// so that they share out the compiling instead of waiting for one of them.
+size_t first_of(size_t kernels) {
+  constexpr uint64_t kGoldenRatio = 0x9e3779b97f4a7c15u;
+  const uint64_t spread = static_cast<uint64_t>(::getpid()) * kGoldenRatio >> 32;
+  return static_cast<size_t>(spread * kernels >> 32);
+}
+
+}  // namespace
+
 Result<std::vector<SharedCubin>> CubinCache::get_all(
     std::span<const KernelSource> sources, int threads,
     const std::function<void(size_t, size_t)>& progress) {
@@ -217,8 +231,10 @@ Result<std::vector<SharedCubin>> CubinCache::get_all(
   std::atomic<size_t> next = 0;
   std::mutex progress_mutex;
   size_t done = 0;
+  const size_t first = first_of(sources.size());
   const auto work = [&] {
-    for (size_t i = next++; i < sources.size(); i = next++) {
+    for (size_t n = next++; n < sources.size(); n = next++) {
+      const size_t i = (first + n) % sources.size();
       results[i] = without_exceptions([&] { return get(sources[i]); });
       const Status told = without_exceptions([&]() -> Status {
         const std::lock_guard lock(progress_mutex);

@@ -47,7 +47,7 @@ class CubinCache {
   // and processes that want the same kernel at once compile it once.
   [[nodiscard]] Result<std::shared_ptr<const Cubin>> get(const KernelSource& source);
   // Returns all of them, compiled in parallel on `threads` (0: all cores); `progress(done, total)`
-  // is called after each.
+  // is called after each. Processes that want the same kernels share out the compiling.
   [[nodiscard]] Result<std::vector<std::shared_ptr<const Cubin>>> get_all(
       std::span<const KernelSource> sources, int threads = 0,
       const std::function<void(size_t, size_t)>& progress = nullptr);

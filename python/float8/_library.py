@@ -135,7 +135,17 @@ def library() -> ctypes.CDLL:
         ctypes.c_size_t,
         ctypes.c_void_p,
     ]
+    loaded.float8_linear_info.argtypes = loaded.float8_context_info.argtypes
     return loaded
+
+
+def info(describe: Any, handle: Any) -> str:
+    """Returns the text of float8_context_info or float8_linear_info."""
+    needed = ctypes.c_size_t()
+    check(describe(handle, None, 0, ctypes.byref(needed)))
+    text = ctypes.create_string_buffer(needed.value)
+    check(describe(handle, text, needed.value, None))
+    return text.value.decode()
 
 
 _INVALID_ARGUMENT = 1
@@ -170,13 +180,9 @@ class Context:
             check(library().float8_context_load_table(handle, str(table).encode(), None))
 
     def table_info(self) -> str:
-        needed = ctypes.c_size_t()
-        check(library().float8_context_info(self.handle, None, 0, ctypes.byref(needed)))
-        text = ctypes.create_string_buffer(needed.value)
-        check(library().float8_context_info(self.handle, text, needed.value, None))
         # The lines before are about the device, which is only there to be asked.
-        info = text.value.decode()
-        return info[info.index("tuning table:") :]
+        text = info(library().float8_context_info, self.handle)
+        return text[text.index("tuning table:") :]
 
     def __enter__(self) -> Context:
         return self

@@ -40,6 +40,9 @@
 //     device, and whose weight has the weight's type; with `apart` of the casts of x too.
 //   capture_id(x)
 //     A number of the CUDA graph that x's current stream is captured into, 0 where it is not.
+//   context(device), plans(device)
+//     The float8_context and the float8_linear handles of a device, -1 for the emulated one, as
+//     integers: the package calls the rest of the C ABI through ctypes.
 //   scales_bytes(config, layout), scales_init(state), scales_set_first(state, first),
 //   scales_is_first(state), scales_sync(state)
 //     The size of a scale state and its first contents, which an emulated config gives on the CPU;
@@ -395,6 +398,18 @@ int64_t capture_id_op(const Tensor& x) {
   return device.is_cuda() ? static_cast<int64_t>(capture_id(current_stream(device.index))) : 0;
 }
 
+int64_t context_op(int64_t device) {
+  return reinterpret_cast<intptr_t>(context_of(static_cast<int32_t>(device)));
+}
+
+std::vector<int64_t> plans_op(int64_t device) {
+  std::vector<int64_t> handles;
+  for (const float8_linear* plan : all_plans(static_cast<int32_t>(device))) {
+    handles.push_back(reinterpret_cast<intptr_t>(plan));
+  }
+  return handles;
+}
+
 Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
   return Scales(state, layout, Config(config), place_of(state, Config(config)));
 }
@@ -479,6 +494,8 @@ STABLE_TORCH_LIBRARY(float8, library) {
       "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool "
       "apart) -> ()");
   library.def("capture_id(Tensor x) -> int");
+  library.def("context(int device) -> int");
+  library.def("plans(int device) -> int[]");
   library.def("scales_bytes(int config, int layout) -> int");
   library.def("scales_init(Tensor(a!) state, int config, int layout) -> ()");
   library.def("scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()");
@@ -500,4 +517,6 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("amax_words", TORCH_BOX(&float8_torch::amax_words));
   library.impl("copy_layout", TORCH_BOX(&float8_torch::copy_layout_op));
   library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
+  library.impl("context", TORCH_BOX(&float8_torch::context_op));
+  library.impl("plans", TORCH_BOX(&float8_torch::plans_op));
 }

@@ -72,6 +72,12 @@ class Registry {
     return *values_.emplace(key, std::move(value)).first->second;
   }
 
+  template <class Visit>
+  void for_each(const Visit& visit) {
+    const std::shared_lock lock(mutex_);
+    for (const auto& [key, value] : values_) visit(key, *value);
+  }
+
  private:
   const Value* find(const Key& key) {
     const std::shared_lock lock(mutex_);
@@ -92,6 +98,11 @@ struct AnyPlans {
 
 AnyPlans& any_plans() {
   static auto* const all = new AnyPlans;
+  return *all;
+}
+
+Registry<PlanKey, Plan>& plans() {
+  static auto* const all = new Registry<PlanKey, Plan>;
   return *all;
 }
 
@@ -197,8 +208,7 @@ Place place_of(const Tensor& tensor, Config config) {
 }
 
 const Plan& plan_for(const PlanKey& key, const Place& place) {
-  static auto* const plans = new Registry<PlanKey, Plan>;
-  return plans->get(
+  return plans().get(
       key, place, [&] { return make_plan(key); },
       [&] {
         return "the linear of M up to " + std::to_string(key.m_max) + ", N " +
@@ -267,6 +277,14 @@ const float8_linear* any_plan(uint64_t config, int32_t device) {
   const std::lock_guard lock(any.mutex);
   const auto found = any.plans.find({config, device});
   return found == any.plans.end() ? nullptr : found->second;
+}
+
+std::vector<const float8_linear*> all_plans(int32_t device) {
+  std::vector<const float8_linear*> found;
+  plans().for_each([&](const PlanKey& key, const Plan& plan) {
+    if (key.device == device) found.push_back(plan.linear);
+  });
+  return found;
 }
 
 int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given,

@@ -97,6 +97,9 @@ void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 // Any plan of that recipe on the device, null where no call has made one. `config` is Config::of_casts().
 [[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
 
+// All plans on the device (-1: emulated) so far.
+[[nodiscard]] std::vector<const float8_linear*> all_plans(int32_t device);
+
 // The context of a place, made where there is none.
 [[nodiscard]] float8_context* context_of(int32_t device);
 

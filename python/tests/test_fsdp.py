@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import pytest
+import ranks
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -16,9 +16,7 @@ from torch.distributed.fsdp import fully_shard
 import float8.torch as f8
 
 
-def _rank(rank: int, store: str, recipe: str) -> None:
-    distributed.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
-    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))  # also beside a GPU
+def _rank(mesh: Any, rank: int, world: int, recipe: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
     f8.convert_to_float8_training(model, config=f8.LinearConfig(recipe, emulate=True))
@@ -37,14 +35,11 @@ def _rank(rank: int, store: str, recipe: str) -> None:
             optimizer.zero_grad()
     for sharded, whole in zip(model.parameters(), single.parameters(), strict=True):
         assert torch.equal(sharded.full_tensor(), whole)
-    distributed.destroy_process_group()
-    # A thread of the gloo backend that still runs aborts a process that tears itself down.
-    os._exit(0)
 
 
 @pytest.mark.parametrize("recipe", ("tensorwise", "rowwise"))
 def test_fsdp2(recipe: str, tmp_path: Any) -> None:
-    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"), recipe), nprocs=2)
+    ranks.spawn(_rank, 2, tmp_path, recipe)
 
 
 def _mlp(recipe: str) -> nn.Sequential:
@@ -53,10 +48,8 @@ def _mlp(recipe: str) -> nn.Sequential:
     return model
 
 
-def _saving_rank(rank: int, store: str, folder: str, recipe: str) -> None:
+def _saving_rank(mesh: Any, rank: int, world: int, folder: str, recipe: str) -> None:
     """Trains a step, saves, and loads again into a model of other weights."""
-    distributed.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
-    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
     models = []
     for seed in range(2):
         torch.manual_seed(seed)
@@ -72,15 +65,13 @@ def _saving_rank(rank: int, store: str, folder: str, recipe: str) -> None:
     for own, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(own.full_tensor(), other.full_tensor())
     assert torch.equal(models[0](x), models[1](x))
-    distributed.destroy_process_group()
-    os._exit(0)
 
 
 @pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
 def test_distributed_checkpoint(recipe: str, tmp_path: Any) -> None:
     """What two ranks save is loaded by two ranks, and by plain linears of one process."""
     folder = str(tmp_path / "checkpoint")
-    torch.multiprocessing.spawn(_saving_rank, (str(tmp_path / "store"), folder, recipe), nprocs=2)
+    ranks.spawn(_saving_rank, 2, tmp_path, folder, recipe)
     torch.manual_seed(0)
     expected = _mlp(recipe)
     plain = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))

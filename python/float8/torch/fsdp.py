@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
-from float8.torch import _ops
+from float8.torch import _ops, collectives
 from float8.torch.weight_gather import (
     COPIES,
     WeightGather,
@@ -71,14 +71,18 @@ class ShardedWeight(torch.Tensor):
         module: nn.Module,
         mp_policy: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[WeightGather, tuple[str, ...]]]:
-        gather = _gather_of(module)
+        gather = gather_of(module)
+        if gather.fsdp_group is None:
+            gather.fsdp_group, name = _param_group(module)
+            gather.name = name or gather.name
         if gather.both is None:
             gather.dtype = mp_policy.param_dtype or self.dtype
         # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
         weight: Any = module.weight
         if gather.both is None or not gather.is_current(weight):
             cast_shards([(gather, weight)])
-        names = _wanted(gather, module)
+        names = _wanted(gather)
+        collectives.progress.begin(gather.operations[names])
         return tuple(gather.shard(name) for name in names), (gather, names)
 
     def fsdp_post_all_gather(
@@ -220,20 +224,45 @@ def sharded_parameter(weight: Any) -> Any:
     return nn.Parameter(_as_sharded(weight.data), weight.requires_grad)
 
 
-def _gather_of(layer: Any) -> WeightGather:
+def gather_of(layer: Any) -> WeightGather:
+    """Returns the gather of a layer whose weight is a shard now."""
     if layer._weight_gather is None:
         layer._weight_gather = WeightGather(layer, layer.weight.dtype)
     return layer._weight_gather  # type: ignore[no-any-return]
 
 
-def _wanted(gather: WeightGather, module: nn.Module) -> tuple[str, ...]:
+def is_sharded_by_fsdp(layer: nn.Module) -> bool:
+    """Tells whether a layer's weight is one of FSDP's."""
+    return _param_group(layer)[0] is not None
+
+
+@contextlib.contextmanager
+def unsharded(layer: Any) -> Iterator[Tensor | None]:
+    """Gathers the weight of a layer as FSDP does before forward, None before FSDP's first forward.
+
+    Whether a weight stays gathered after forward is not known before that.
+    """
+    group, name = _param_group(layer)
+    if group is None or name is None:
+        yield None
+        return
+    if group.is_unsharded:
+        yield layer.weight
+        return
+    group.unshard()
+    group.wait_for_unshard()
+    try:
+        yield layer.weight
+    finally:
+        group.reshard()
+
+
+def _wanted(gather: WeightGather) -> tuple[str, ...]:
     """Returns the copies that this gather is for.
 
     FSDP keeps the number of tensors of the first gather, so that it is decided once: both copies
     where the weight stays gathered between forward and backward, or where nobody knows.
     """
-    if gather.fsdp_group is None:
-        gather.fsdp_group = _param_group(module)
     group = gather.fsdp_group
     if gather.both is None:
         gather.both = gather.ranks > 1 and (group is None or not group._reshard_after_forward)
@@ -243,8 +272,8 @@ def _wanted(gather: WeightGather, module: nn.Module) -> tuple[str, ...]:
     return ("qt",) if state == "PRE_BACKWARD" else ("q",)
 
 
-def _param_group(module: nn.Module) -> Any:
-    """Returns FSDP's group that a linear's weight is in, None where it is not found."""
+def _param_group(module: nn.Module) -> tuple[Any, str | None]:
+    """Returns FSDP's group that a linear's weight is in, and the linear's name, where it finds them."""
     from torch.distributed import _composable_state
 
     for reference in list(_composable_state._module_state_mapping.values()):
@@ -255,8 +284,8 @@ def _param_group(module: nn.Module) -> Any:
         for each in groups:
             for param in getattr(each, "fsdp_params", ()):
                 if param._module_info.module is module:
-                    return each
-    return None
+                    return each, (param._param_fqn or "").removesuffix(".weight") or None
+    return None, None
 
 
 @torch.no_grad()
@@ -269,12 +298,13 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     collectives of its own, to the same bits.
     """
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
-    for layer in module.modules():
+    for name, layer in module.named_modules():
         weight: Any = layer._parameters.get("weight")
         if hasattr(layer, "_weight_gather") and isinstance(
             getattr(weight, "_local_tensor", None), ShardedWeight
         ):
-            gather = _gather_of(layer)
+            gather = gather_of(layer)
+            gather.name = name or gather.name
             groups.setdefault(gather.group, []).append((gather, weight))
     for weights in groups.values():
         cast_shards(weights)

@@ -17,7 +17,8 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import _ops  # noqa: F401  # it loads the ops
+from float8.torch import agreement, collectives
+from float8.torch.collectives import Operation
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
@@ -64,6 +65,7 @@ class ScaleState(nn.Module):
         self.register_buffer("state", initial.to(first.weight.device, copy=True))
         self._attached: weakref.WeakSet[Float8Linear] = weakref.WeakSet()
         self._is_first = True
+        self._agreed = False  # the ranks have compared it
         self._steps_before_sync: int | None = 0  # None: it has been synchronised
         _watch(self)
         for index, linear in enumerate(linears):
@@ -100,13 +102,34 @@ class ScaleState(nn.Module):
 
     def sync(self, group: Any = None) -> None:
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
-        if distributed.is_available() and distributed.is_initialized():
-            # The amaxes lie in front. Bits of |x| order like the numbers, and NaN comes last.
-            amaxes = self.state[: 4 * self.slots * self.linears].view(torch.int32)
-            distributed.all_reduce(amaxes, distributed.ReduceOp.MAX, group=group)
+        # Process groups that are gone after a step with them would give each rank scales of its own.
+        if distributed.is_available() and (distributed.is_initialized() or self._agreed):
+            self._reduce(group or distributed.group.WORLD)
         torch.ops.float8.scales_sync(self.state, self.config, self.layout)
         self._is_first = False
         self._steps_before_sync = None
+
+    def _reduce(self, group: Any) -> None:
+        """Reduces the amaxes over the ranks of the group."""
+        if not self._agreed:
+            what = f"{self.linears} linears, config {self.config:#x}, layout {self.layout:#x}"
+            agreement.agree_once(group, {"scales": what}, self.state.device)
+            self._agreed = True
+        operation = Operation("the amax all-reduce of delayed scaling")
+        try:
+            # Bits of |x| order like the numbers, and NaN comes last.
+            collectives.all_reduce_max(self._amaxes(), group, operation)
+        except collectives.DistributedError:
+            self.discard_step()
+            raise
+
+    def _amaxes(self) -> torch.Tensor:
+        """Returns the amaxes since the latest sync, which lie in front."""
+        return self.state[: 4 * self.slots * self.linears].view(torch.int32)
+
+    def discard_step(self) -> None:
+        """Forgets a step that failed: the state is that after the latest sync."""
+        self._amaxes().zero_()
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Warns where the weights are updated for the second time, and the scales never were."""

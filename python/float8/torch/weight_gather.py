@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops
+from float8.torch import _ops, agreement, collectives
+from float8.torch.collectives import Operation
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -57,7 +58,15 @@ class WeightGather:
         self.ranks = self.group.size()
         n, self.cols = map(int, weight.shape)
         self.rows = -(-n // self.ranks)  # of a shard without padding
-        self.own_rows = int(weight._local_tensor.shape[0])
+        self._own_shape = tuple(map(int, weight._local_tensor.shape))
+        self.own_rows = self._own_shape[0]
+        self.name = f"a weight of [{n}, {self.cols}]"  # the layer's, once somebody knows it
+        self.agreed = False  # the ranks have compared it
+        self._what = agreement.describe(layer)
+        self.operations: dict[tuple[str, ...], Operation] = {
+            names: Operation("FSDP's all-gather of " + " and ".join(names), lambda: (self.name,))
+            for names in (("q",), ("qt",), COPIES)
+        }
         self.both: bool | None = None  # every gather is of both copies
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
         self._config = layer._config & ~recipes.BIAS
@@ -86,9 +95,22 @@ class WeightGather:
         """Tells whether the shard in fp8 was cast from these values."""
         return self._seen is not None and self._seen == _version(weight)
 
+    def forget(self) -> None:
+        """Makes the next gather cast the shard again."""
+        self._seen = None
+
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         return self._shards[name].view(self.rows, self.cols)
+
+    def facts(self) -> str:
+        """Returns what all ranks of the group have in common, and what is wrong on this one."""
+        rank, n = self.group.rank(), int(self.size[0])
+        rows = max(0, min(self.rows, n - rank * self.rows))
+        wrong = ""
+        if self._own_shape != (rows, self.cols):
+            wrong = f", and a shard of {list(self._own_shape)} in the place of {[rows, self.cols]}"
+        return f"{self._what}, {self.ranks} shards of {self.rows} rows, x in {self.dtype}{wrong}"
 
     def operand(self, weight: DTensor) -> Tensor:
         """Returns the shard in the type that FSDP gathers without us."""
@@ -201,8 +223,28 @@ class WeightGather:
         if found is None or found.untyped_storage().size() == 0:
             shard = self._shards[name].flatten()
             found = self._copies[name] = shard.new_empty(self.ranks * shard.numel())
-            _all_gather(found, shard, group=self.group)
+            operation = Operation(f"the all-gather of {name}", lambda: (self.name,))
+            collectives.all_gather(found, shard, self.group, operation)
         return found
+
+    def parts(self, name: str) -> tuple[Tensor, Tensor]:
+        """Returns the elements and the scales of a copy of the whole weight, as they were gathered."""
+        n = int(self.size[0])
+        data, scales = self._gathered(name, self.dtype), self._scales[name]
+        if name == "q":
+            elements, lines, length = data.view(-1, self.cols)[:n], n, self.cols
+        else:
+            shards = data.view(self.ranks, self.cols, self.rows).transpose(0, 1)
+            elements, lines, length = shards.reshape(self.cols, -1)[:, :n], self.cols, n
+        if self._granularity[name] is not Granularity.BLOCK_128X128:
+            return elements, scales
+        return elements, scales.view(_blocks(lines), -1)[:, : _blocks(length)]
+
+    def expected_parts(self, name: str, copy: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the same of a copy that `quantize` made of the whole weight alone."""
+        n = int(self.size[0])
+        at = _layout(n, n, self.cols, self._config, name == "qt", False)
+        return at.parts(name, copy, copy, n, self.cols, self._granularity[name])
 
     def _whole(self, name: str) -> tuple[_Layout, int]:
         """Returns the layout and the bytes of a copy of the whole weight."""
@@ -232,18 +274,23 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
 
     Few launches find the maxima of all weights and cast them. The maxima are reduced in one
     all-reduce, and the scales gathered in one all-gather; nothing waits for the device. All ranks
-    call it with the same weights in the same order.
+    call it with the same weights in the same order, which the first call with a weight checks.
     """
     if not weights:
         return
     group = weights[0][0].group
+
+    def names() -> list[str]:
+        return [gather.name for gather, _ in weights]
+
+    _compare([gather for gather, _ in weights])
     operands = [gather.operand(weight) for gather, weight in weights]
     configs = [gather._config for gather, _ in weights]
     rows = [gather.rows for gather, _ in weights]
     # A NaN is the largest word, so it wins on every rank.
     words, row_words = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows)
     if words.numel() > 0:
-        distributed.all_reduce(words, distributed.ReduceOp.MAX, group=group)
+        collectives.all_reduce_max(words, group, Operation("the amax all-reduce", names))
     copies = _ops.quantize_shard_list(operands, words, row_words, configs, _ops.WEIGHT, rows)
     own = [
         gather.set_shard(weight, q, qt)
@@ -254,16 +301,26 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
         return
     scales = torch.cat(own)
     everyone = scales.new_empty(group.size() * scales.numel())
-    _all_gather(everyone, scales, group=group)
+    try:
+        collectives.all_gather(everyone, scales, group, Operation("the scales' all-gather", names))
+    except collectives.DistributedError:
+        for gather, _ in weights:
+            gather.forget()
+        raise
     parts = torch.split(everyone.view(group.size(), -1), sizes, dim=1)
     for (gather, _), part in zip(weights, parts, strict=True):
         gather.set_scales(part)
 
 
-def _all_gather(output: Tensor, input: Tensor, group: Any) -> None:
-    name = "all_gather_single"  # PyTorch before 2.13 has the other name
-    call = getattr(distributed, name, None) or distributed.all_gather_into_tensor
-    call(output, input, group=group)
+def _compare(gathers: Sequence[WeightGather]) -> None:
+    """Raises on all ranks where they have not the same weights; each weight is compared once."""
+    new = [gather for gather in gathers if not gather.agreed]
+    if not new:
+        return
+    layers = {f"{i}: {gather.name}": gather.facts() for i, gather in enumerate(new)}
+    agreement.agree_once(new[0].group, {"layers": layers}, new[0].device)
+    for gather in new:
+        gather.agreed = True
 
 
 def _version(weight: DTensor) -> tuple[Any, ...]:
@@ -294,6 +351,47 @@ class _Layout:
     def __init__(self, values: tuple[int, ...]) -> None:
         self.q_pitch, self.q_scales, in_qt, self.qt_pitch, self.qt_scales = values
         self.scales_in_qt = bool(in_qt)
+
+    def parts(
+        self,
+        name: str,
+        copy: Tensor,
+        with_scales: Tensor,
+        rows: int,
+        cols: int,
+        granularity: Granularity,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns a copy's elements and scales, without the bytes between them.
+
+        with_scales: the copy that has the scales, which is qt for q where `scales_in_qt`.
+        """
+        if name == "q":
+            lines, length, pitch, begin = rows, cols, self.q_pitch, self.q_scales
+        else:
+            lines, length, pitch, begin = cols, rows, self.qt_pitch, self.qt_scales
+        data = copy[: lines * pitch].view(lines, pitch)[:, :length]
+        scales = with_scales[begin:].view(torch.float32)
+        if granularity is not Granularity.BLOCK_128X128:
+            return data, scales[: 1 if granularity is Granularity.TENSOR else lines]
+        down, across = _blocks(lines), _blocks(length)
+        of_blocks = scales[: down * _padded4(across)].view(down, -1)
+        return data, of_blocks[:, :across]
+
+
+def plain_parts(
+    copies: tuple[Tensor, Tensor], rows: int, layer: Float8Linear
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the elements and scales of both copies of a weight, as `quantize` gives them."""
+    q, qt = copies
+    cols = layer.in_features + layer._padding
+    at = _layout(rows, rows, cols, layer._config & ~recipes.BIAS, True, False)
+    parts = {}
+    if q.numel() > 0 and at.q_pitch > 0:
+        scales = qt if at.scales_in_qt else q
+        parts["q"] = at.parts("q", q, scales, rows, cols, layer.recipe.output.b.granularity)
+    if qt.numel() > 0 and at.qt_pitch > 0:
+        parts["qt"] = at.parts("qt", qt, qt, rows, cols, layer.recipe.grad_input.b.granularity)
+    return parts
 
 
 @functools.cache

@@ -2,17 +2,36 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <new>
 #include <optional>
 #include <thread>
 
 #include "codegen/cubin_cache.hpp"
 #include "tests/unit/codegen/cache_testing.hpp"
+
+namespace {
+
+int lock_error = 0;  // what flock fails with, as on a file system without locks; 0: it locks
+
+}  // namespace
+
+// Calls of this program reach this definition before that of libc.
+extern "C" int flock(int file, int operation) noexcept {
+  if (lock_error == 0) return static_cast<int>(::syscall(SYS_flock, file, operation));
+  errno = lock_error;
+  return -1;
+}
 
 namespace f8::codegen {
 namespace {
@@ -96,6 +115,41 @@ TEST_F(CacheProcesses, CompileAKernelOnce) {
   EXPECT_EQ(compiled.count(), 1);
 }
 
+// Each rank's first compile ends when two ranks compile, which never is where all wait for one.
+TEST_F(CacheProcesses, ShareOutTheKernelsOfAModel) {
+  constexpr int kModel = 12;
+  const Bell compiled;
+  void* const shared = ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  auto* const compiling = new (shared) std::atomic<int>(0);
+  std::vector<KernelSource> model;
+  for (int i = 0; i < kModel; ++i) model.push_back(test_kernel(i));
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.push_back(std::make_unique<Child>([&]() -> std::string {
+      bool is_first = true;
+      const auto compiler = [&](const KernelSource& source) -> Result<Cubin> {
+        compiled.ring();
+        if (is_first) ++*compiling;
+        is_first = false;
+        for (int waits = 0; *compiling < 2; ++waits) {
+          if (waits == 2000) return fail(ErrorCode::kInternal, "the others wait for this rank");
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        return test_cubin(source);
+      };
+      auto cache = CubinCache::open(directory_, compiler);
+      if (!cache) return cache.error().message;
+      const auto kernels = cache->get_all(model, 1);
+      return kernels ? "" : kernels.error().message;
+    }));
+  }
+  for (const auto& rank : ranks) EXPECT_EQ(rank->verdict(), "");
+  EXPECT_EQ(compiled.count(), kModel);
+  ::munmap(shared, sizeof(std::atomic<int>));
+}
+
 TEST_F(CacheProcesses, AKilledCompilerFreesTheNext) {
   const Bell first_compiles;
   const Bell second_compiles;
@@ -175,6 +229,37 @@ TEST_F(CacheProcesses, AnOddLockStopsNobody) {
     EXPECT_EQ(cache->not_stored().kernels, 0u);
   }
   EXPECT_TRUE(log.warnings().empty()) << log.warnings()[0];
+}
+
+// Both are past the lock before either has stored, so both compile; the second finds the first's entry.
+TEST_F(CacheProcesses, AFileSystemWithoutLocksOnlyCompilesMore) {
+  for (const int error : {ENOLCK, ENOSYS, EOPNOTSUPP}) {
+    const Bell compiling;
+    const Bell stored;
+    const auto rank = [&](auto&& wait) {
+      return std::make_unique<Child>([&directory = directory_, &compiling, error, wait] {
+        lock_error = error;
+        return get_kernel(directory, [&](const KernelSource& source) -> Result<Cubin> {
+          compiling.ring();
+          wait();
+          return test_cubin(source);
+        });
+      });
+    };
+    const auto first = rank([&] { (void)stored.rung_within(kLong); });
+    ASSERT_TRUE(compiling.rung_within(kLong));
+    const auto second = rank([] {});
+    EXPECT_EQ(second->verdict(), "");
+    stored.ring();
+    EXPECT_EQ(first->verdict(), "");
+    EXPECT_EQ(compiling.count(), 1) << "of the second";
+    const CapturedLog log;
+    const CountingCompiler compiler;
+    EXPECT_TRUE((*CubinCache::open(directory_, compiler)->get(test_kernel()))->from_cache);
+    EXPECT_EQ(*compiler.count, 0);
+    EXPECT_TRUE(log.warnings().empty()) << log.warnings()[0];
+    fs::remove_all(directory_);
+  }
 }
 
 TEST_F(CacheProcesses, AFailedCompileIsTriedByTheNext) {

@@ -1,0 +1,285 @@
+"""One layer of a sharded model beside the same layer of one device, in the memory of one layer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from float8 import recipes
+from float8.torch import _ops, collectives, fsdp
+from float8.torch.collectives import Operation
+from float8.torch.linear import Float8Linear
+from float8.torch.scales import PART_BYTES
+from float8.torch.weight_gather import cast_shards, plain_parts
+
+# Sums in another order differ by rounding, 50 dB and more in bfloat16. One operand that was cast
+# with another scale costs more: two such casts agree to about 30 dB.
+THRESHOLD_DB = 40.0
+TENSORS = ("w", "q", "qt", "y", "dx", "dw", "db")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A tensor of the sharded model beside that of the whole one."""
+
+    bits: bool
+    db: float = math.inf  # the signal to noise ratio
+    where: str = ""  # the first element that differs
+    allowed: bool = True
+
+    def __str__(self) -> str:
+        if self.bits:
+            return "bits"
+        return f"{self.db:.0f} dB" if self.allowed else f"DIFFERS, {self.db:.0f} dB"
+
+
+@dataclasses.dataclass
+class Layer:
+    """A layer of a report."""
+
+    name: str
+    shape: str
+    weight: str  # how ranks hold it
+    tensors: dict[str, Comparison]
+    skipped: str = ""  # why it was not compared
+
+
+class LayerCheck:
+    """The comparisons of one layer."""
+
+    def __init__(self, name: str, layer: Float8Linear, tokens: int, dtype: Any) -> None:
+        self._name = name
+        self._layer = layer
+        self._tokens = tokens
+        self._dtype = dtype
+        self._found: dict[str, Comparison] = {}
+        self.digest = ""
+
+    def run(self) -> Layer:
+        layer = self._layer
+        weight: Any = layer.weight
+        placements = getattr(weight, "placements", None)
+        how, skipped = "replicated", ""
+        with torch.enable_grad():
+            if placements is None:
+                self._plain(weight.detach(), weight.detach())
+            elif isinstance(weight._local_tensor, fsdp.ShardedWeight):
+                how = "fp8 gathers"
+                self._gathered(weight)
+            elif fsdp.is_sharded_by_fsdp(layer):
+                how = "gathers"
+                with fsdp.unsharded(layer) as unsharded:
+                    if unsharded is None and sum(each.is_shard() for each in placements) > 1:
+                        skipped = "FSDP has not gathered it yet; run a step before"
+                    elif unsharded is None:
+                        self._plain(weight.full_tensor().detach(), _whole(weight))
+                    elif hasattr(unsharded, "placements"):
+                        how = f"gathers, {unsharded.placements[0]}"
+                        self._parallel(unsharded)
+                    else:
+                        whole = _whole(weight).to(unsharded.dtype)
+                        self._plain(unsharded.detach(), whole)
+            elif weight.device_mesh.ndim == 1 and not placements[0].is_replicate():
+                how = str(placements[0])
+                self._parallel(weight)
+            else:
+                skipped = f"placements {placements}"
+        shape = f"[{layer.out_features}, {layer.in_features}]"
+        return Layer(self._name, shape, how, self._found, skipped)
+
+    def _compare(self, name: str, own: Tensor, expected: Tensor, exact: bool = True) -> None:
+        found = _comparison(own, expected, exact)
+        before = self._found.get(name)
+        if before is None or before.allowed:
+            self._found[name] = found if before is None or not found.bits else before
+
+    def _compare_parts(self, name: str, own: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+        for a, b in zip(own, expected, strict=True):
+            self._compare(name, a, b)
+
+    def _plain(self, weight: Tensor, whole: Tensor) -> None:
+        """Compares a weight in high precision, and the linear with it."""
+        self.digest = _digest(whole)
+        self._compare("w", weight, whole)
+        layer = self._layer
+        cast = layer._weight_cast
+        if cast is not None and cast._seen == cast._state(layer):
+            fresh = _ops.quantize(cast._operand(layer), cast._config, _ops.WEIGHT, True)
+            expected = plain_parts(fresh, layer.out_features, layer)
+            for name, parts in plain_parts(cast.copies, layer.out_features, layer).items():
+                self._compare_parts(name, parts, expected[name])
+        self._run_both(weight, whole, self._dtype or whole.dtype)
+
+    def _gathered(self, weight: Any) -> None:
+        """Compares the copies that ranks gather in fp8, and the linear with them."""
+        layer = self._layer
+        gather = fsdp.gather_of(layer)
+        if not gather.is_current(weight):
+            cast_shards([(gather, weight)])
+        whole = _whole(weight).to(gather.dtype)
+        self.digest = _digest(whole)
+        dtype = gather.dtype
+        with fsdp.unsharded(layer) as gathered:
+            if gathered is None:
+                gathered = fsdp.GatheredWeight(gather.key, gather.size, dtype, gather.device)
+            gathered = gathered.detach().requires_grad_()
+            config = layer._config & ~recipes.BIAS
+            for name, transposed in (("q", False), ("qt", True)):
+                expected = _ops.quantize(whole, config, _ops.WEIGHT, transposed)[transposed]
+                self._compare_parts(name, gather.parts(name), gather.expected_parts(name, expected))
+            self._run_both(gathered, whole, dtype)
+
+    def _run_both(self, weight: Tensor, whole: Tensor, dtype: torch.dtype) -> None:
+        """Compares forward and backward with the weight of the ranks, and with the whole one."""
+        results = []
+        for each in (weight, whole):
+            x, dy, bias = self._operands(dtype, own_batch=True)
+            each = each.detach().requires_grad_()
+            with _cloned_scales(self._layer) as scales:
+                y = self._linear(x, each, bias, scales)
+                wanted = [x, each] + ([] if bias is None else [bias])
+                grads = torch.autograd.grad(y, wanted, dy)
+            results.append((y.detach(), *grads))
+        for name, own, expected in zip(TENSORS[3:], *results, strict=False):
+            self._compare(name, own, expected)
+
+    def _linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None
+    ) -> Tensor:
+        layer = self._layer
+        if layer._padding:
+            pad = (0, layer._padding)
+            x, weight = functional.pad(x, pad), functional.pad(weight, pad)
+        return _ops.linear(x, weight, bias, layer._config, scales, layer._layout)
+
+    def _operands(
+        self, dtype: torch.dtype, own_batch: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns x, dy and the bias; x and dy are of this rank alone, or the same on all."""
+        layer = self._layer
+        device = layer.weight.device
+        rank = max(0, collectives.own_rank()) if own_batch else 0
+        random = torch.Generator(device).manual_seed(0xF8 + rank)
+
+        def normal(columns: int) -> Tensor:
+            size = (self._tokens, columns)
+            return torch.randn(size, generator=random, device=device).to(dtype)
+
+        x = normal(layer.in_features).requires_grad_()
+        bias: Any = layer.bias
+        if bias is not None:
+            bias = _whole(bias).detach().clone().requires_grad_()
+        return x, normal(layer.out_features), bias
+
+    def _parallel(self, weight: Any) -> None:
+        """Compares a linear that tensor parallelism shares, whose forward takes DTensors."""
+        from torch.distributed.tensor import DTensor, Replicate
+
+        layer = self._layer
+        whole = _whole(weight)
+        self.digest = _digest(whole)
+        x, dy, bias = self._operands(self._dtype or whole.dtype, own_batch=False)
+        with _cloned_scales(layer) as scales:
+            y = self._linear(x, whole.requires_grad_(), bias, scales)
+            wanted = [x, whole] + ([] if bias is None else [bias])
+            expected = (y.detach(), *torch.autograd.grad(y, wanted, dy))
+        mesh = weight.device_mesh
+        shared = DTensor.from_local(x.detach(), mesh, [Replicate()], run_check=False)
+        shared.requires_grad_()
+        with _cloned_scales(layer, attach=True):
+            result: Any = layer.forward(shared)
+            local = result.redistribute(mesh, [Replicate()]).to_local()
+            parameters: list[Any] = [shared, weight] + ([] if bias is None else [layer.bias])
+            grads: Any = torch.autograd.grad(local, parameters, dy)
+        own = [local.detach(), *(each.full_tensor() for each in grads)]
+        for name, a, b in zip(TENSORS[3:], own, expected, strict=False):
+            self._compare(name, a, b, exact=False)
+
+
+def _whole(tensor: Any) -> Tensor:
+    """Gathers a parameter in high precision, without the code that is under test."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is None:
+        return tensor.detach()  # type: ignore[no-any-return]
+    plain = local.plain() if isinstance(local, fsdp.ShardedWeight) else local.detach()
+    for at, dim in zip(
+        reversed(tensor.placements), reversed(range(len(tensor.placements))), strict=True
+    ):
+        if at.is_shard():
+            plain = _concatenated(plain, at.dim, tensor.device_mesh.get_group(dim))
+    return plain.clone() if plain is local else plain
+
+
+def _concatenated(shard: Tensor, dim: int, group: Any) -> Tensor:
+    """Gathers shards that need not be equally large."""
+    operation = Operation("the gather of a whole weight")
+    ranks = group.size()
+    size = torch.tensor([shard.shape[dim]], device=shard.device)
+    sizes = size.new_empty(ranks)
+    collectives.all_gather(sizes, size, group, operation)
+    extents = sizes.tolist()
+    lines = shard.movedim(dim, 0)
+    padded = lines.new_zeros((max(extents), *lines.shape[1:]))
+    padded[: lines.shape[0]] = lines
+    everyone = padded.new_empty((ranks * padded.shape[0], *padded.shape[1:]))
+    collectives.all_gather(everyone, padded, group, operation)
+    parts = [p[:n] for p, n in zip(everyone.chunk(ranks), extents, strict=True)]
+    return torch.cat(parts).movedim(0, dim).contiguous()
+
+
+@contextlib.contextmanager
+def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor | None]:
+    """Gives a layer's part of a copy of its scale state, which a call may change."""
+    state = layer._scales
+    if state is None:
+        yield None
+        return
+    clone = state.state.clone()
+    config, layout = state.config, state.layout
+    torch.ops.float8.scales_set_first(clone, config, layout, state._is_first)
+    begin = layer._scale_index * PART_BYTES
+    own = clone[begin : begin + PART_BYTES]
+    before = layer._scale_view
+    if attach:
+        layer._scale_view = own
+    try:
+        yield own
+    finally:
+        layer._scale_view = before
+        # Another tensor may get the memory.
+        torch.ops.float8.scales_set_first(clone, config, layout, False)
+
+
+def _comparison(own: Tensor, expected: Tensor, exact: bool) -> Comparison:
+    own, expected = own.detach().contiguous(), expected.detach().contiguous()
+    if own.shape != expected.shape or own.dtype != expected.dtype:
+        where = f": it is {own.dtype} of {list(own.shape)}, not {expected.dtype} of {list(expected.shape)}"
+        return Comparison(False, -math.inf, where, False)
+    unequal = own.view(torch.uint8) != expected.view(torch.uint8)
+    if not bool(unequal.any()):
+        return Comparison(True)
+    at = int(unequal.flatten().nonzero()[0]) // own.element_size()
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), own.shape)]
+    if own.dtype == torch.uint8:
+        own, expected = own.view(torch.float8_e4m3fn), expected.view(torch.float8_e4m3fn)
+    signal = expected.float().square().sum()
+    noise = (own.float() - expected.float()).square().sum()
+    db = float(10 * torch.log10(signal / noise))
+    return Comparison(False, db, f" at {index}", not exact and db >= THRESHOLD_DB)
+
+
+def _digest(tensor: Tensor) -> str:
+    """Returns a hash of a tensor's bits, which is computed where it is."""
+    words = tensor.detach().contiguous().view(torch.uint8).view(-1)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for index, part in enumerate(torch.split(words, 1 << 22)):
+        weights = torch.arange(part.numel(), device=part.device) * 0x9E3779B1 + 2 * index + 1
+        total += ((part.long() + 1) * (weights ^ (weights >> 15))).sum() * (2 * index + 1)
+    return f"{int(total) & (1 << 64) - 1:016x}"

@@ -1,0 +1,143 @@
+"""Ranks as processes of this machine, on the emulated device or on GPUs.
+
+The processes of emulated ranks are forked by a server that has imported PyTorch once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import multiprocessing
+import os
+import pathlib
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+
+device = "cpu"  # of a rank
+_PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "float8.torch"]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a rank ended."""
+
+    exit_code: int | None
+    seconds: float
+    value: Any = None  # what its main returned
+    error: str = ""  # the type and the words of what it raised
+    trace: str = ""
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)  # of what it raised
+
+    @property
+    def killed(self) -> bool:
+        return self.exit_code == -signal.SIGKILL
+
+
+def _start(
+    rank: int,
+    main: Callable[..., Any],
+    world: int,
+    folder: str,
+    on: str,
+    timeout: float,
+    init: str,
+    args: tuple[Any, ...],
+) -> None:
+    global device
+    device = on
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if on == "cuda":
+        torch.cuda.set_device(rank)
+    outcome: dict[str, Any] = {}
+    start = time.monotonic()
+    try:
+        distributed.init_process_group(
+            "nccl" if on == "cuda" else "gloo",
+            init,
+            world_size=world,
+            rank=rank,
+            timeout=datetime.timedelta(seconds=timeout),
+        )
+        mesh = distributed.device_mesh.init_device_mesh(on, (world,))
+        start = time.monotonic()
+        outcome["value"] = main(mesh, rank, world, *args)
+    except BaseException as error:
+        outcome["error"] = f"{type(error).__name__}: {error}"
+        outcome["trace"] = traceback.format_exc()
+        outcome["fields"] = {k: v for k, v in vars(error).items() if not k.startswith("_")}
+    outcome["seconds"] = time.monotonic() - start
+    pathlib.Path(folder, f"outcome{rank}").write_bytes(pickle.dumps(outcome))
+    if not outcome.get("error") and distributed.is_initialized():
+        distributed.destroy_process_group()
+    # A thread of the gloo backend that still runs aborts a process that tears itself down.
+    os._exit(1 if outcome.get("error") else 0)
+
+
+def run(
+    main: Callable[..., Any],
+    world: int,
+    folder: Any,
+    *args: Any,
+    on: str = "cpu",
+    timeout: float = 60,
+    init: str = "file",
+) -> list[Outcome]:
+    """Runs main(mesh, rank, world, *args) in processes that end by themselves, or after 2 minutes.
+
+    timeout: that of the process groups. init: "file", or "tcp" for a store that rank 0 keeps.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn" if on == "cuda" else "forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    where = f"file://{folder / f'store{time.monotonic_ns()}'}"
+    if init == "tcp":
+        where = f"tcp://127.0.0.1:{_free_port()}"
+    processes = [
+        context.Process(
+            target=_start, args=(rank, main, world, str(folder), on, timeout, where, args)
+        )
+        for rank in range(world)
+    ]
+    start = time.monotonic()
+    for process in processes:
+        process.start()
+    outcomes = []
+    for rank, process in enumerate(processes):
+        process.join(max(0.1, start + 120 - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        outcome = Outcome(process.exitcode, time.monotonic() - start)
+        file = folder / f"outcome{rank}"
+        if file.exists():
+            outcome = dataclasses.replace(outcome, **pickle.loads(file.read_bytes()))
+            file.unlink()
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def spawn(
+    main: Callable[..., Any], world: int, folder: Any, *args: Any, device: str = "cpu"
+) -> list[Any]:
+    """Runs ranks that all end well, and returns what they returned."""
+    outcomes = run(main, world, folder, *args, on=device)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.exit_code == 0, f"rank {rank}: {outcome.trace or outcome}"
+    return [outcome.value for outcome in outcomes]

@@ -1,0 +1,188 @@
+"""Ranks that agree: what differs on one of them is one error on all, before the first step.
+
+Ranks are processes on the emulated device.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+import float8.torch as f8
+from float8.torch import agreement, collectives
+
+SAMPLE = pathlib.Path(__file__).parents[2] / "tests/unit/tuning_db/data/v1.jsonl"
+
+
+def _model(recipe: str = "rowwise", rows: int = 96, gather: bool = False, **options: Any) -> Any:
+    model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, 64))
+    config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=gather, **options)
+    return f8.convert_to_float8_training(model, config=config)
+
+
+def _tune(*arguments: str) -> None:
+    code = "from float8._tune import main; main()"
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tuning table that has more than the built-in one."""
+    folder = tmp_path_factory.mktemp("table")
+    _tune("db", "import", str(SAMPLE), "--db", str(folder / "db"))
+    _tune("db", "export", "--db", str(folder / "db"), "--format", "table", "-o", f"{folder}/table")
+    return str(folder / "table")
+
+
+def _expect(words: str, rank: int, call: Any) -> None:
+    with pytest.raises(f8.DistributedError) as caught:
+        call()
+    assert words in str(caught.value), caught.value
+    assert caught.value.ranks == (rank,)
+
+
+def _differing(mesh: Any, rank: int, world: int, table: str, bad: str) -> None:
+    last = world - 1
+    own = rank == last
+    equal = _model()
+    builtin = f8.agree(equal)
+    recipe = _model("tensorwise" if own else "rowwise")
+    _expect(
+        f"rank {last} differs in layers: '0': it has [96, 64] tensorwise",
+        last,
+        lambda: f8.agree(recipe),
+    )
+    shape = _model(rows=112 if own else 96)
+    _expect("it has [112, 64]", last, lambda: f8.agree(shape))
+    missing = nn.ModuleList(_model() for _ in range(1 if own else 2))
+    _expect("layers: '1.0': it has none", last, lambda: f8.agree(missing))
+    for name, topic in (("_version", "version"), ("_build", "build"), ("_device_class", "device")):
+        with pytest.MonkeyPatch.context() as patch:
+            if own:
+                patch.setattr(agreement, name, lambda *_: "another")
+            _expect(f"rank {last} differs in {topic}: it has ", last, lambda: f8.agree(equal))
+    # The first rank's file counts, whatever the others have, and they load its contents.
+    with pytest.raises(f8.DistributedError, match="No such file"):
+        f8.agree(equal, table="/nowhere")
+    with pytest.raises(f8.DistributedError, match="the given file: not a float8 tuning table"):
+        f8.agree(equal, table=bad)
+    assert f8.agree(equal) == builtin
+    loaded = f8.agree(equal, table=table if rank == 0 else None)
+    assert loaded != builtin
+    assert agreement.table_hash(-1) == loaded
+    assert f8.agree(equal, group=distributed.new_group(list(range(world)))) == loaded
+    # A table that is in use already does not change what was planned.
+    _model()(torch.randn(4, 64))
+    assert f8.agree(equal, table=table) == loaded
+    state = _model("delayed", history=8 if own else 16)
+    _expect("scale state", last, lambda: f8.agree(state))
+
+
+def test_what_differs_is_one_error_on_all_ranks(table: str, tmp_path: Any) -> None:
+    bad = tmp_path / "bad"
+    bad.write_text("junk\n")
+    ranks.spawn(_differing, 3, tmp_path, table, str(bad))
+
+
+def _planned(mesh: Any, rank: int, world: int, table: str) -> None:
+    model = _model()
+    if rank == 1:
+        model(torch.randn(4, 64))
+    _expect(
+        "rank 1 differs in plans: it has 2 linears that were planned",
+        1,
+        lambda: f8.agree(model, table=table),
+    )
+
+
+def test_a_table_comes_before_the_first_step(table: str, tmp_path: Any) -> None:
+    ranks.spawn(_planned, 3, tmp_path, table)
+
+
+def _alone(mesh: Any, rank: int, world: int, table: str) -> None:
+    distributed.destroy_process_group()
+    equal = _model()
+    before = f8.agree(equal)
+    assert f8.agree(equal, table=table) != before
+    with pytest.raises(ValueError, match=r"table: .*No such file"):
+        f8.agree(equal, table="/nowhere")
+
+
+def test_without_process_groups_it_loads_the_table(table: str, tmp_path: Any) -> None:
+    ranks.spawn(_alone, 1, tmp_path, table)
+
+
+def _first_gather(mesh: Any, rank: int, world: int, what: str) -> None:
+    def shard(model: Any) -> Any:
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    own = rank == 1
+    x = torch.randn(8, 64)
+    if what == "recipe":
+        model = shard(_model("rowwise_with_gw_hp" if own else "rowwise", gather=True))
+        _expect("it has [96, 64] rowwise_with_gw_hp", 1, lambda: model(x))
+    elif what == "shape":
+        model = shard(_model(rows=128 if own else 96, gather=True))
+        _expect("it has [128, 64] rowwise", 1, lambda: model(x))
+        _expect(
+            "it has [128, 64] rowwise",
+            1,
+            lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model),
+        )
+    elif what == "shard":
+        model = shard(_model(gather=True))
+        if own:
+            local = model[2].weight._local_tensor
+            model[2].weight._local_tensor = local[:8]
+        call = lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model)  # noqa: E731
+        _expect(f"and a shard of [8, 96] in the place of [{64 // world}, 96]", 1, call)
+    else:
+        model = shard(_model("delayed", history=4 if own else 8))
+        model(x).sum().backward()
+        _expect("rank 1 differs in scales", 1, lambda: f8.sync_float8_amax_and_scale_history(model))
+
+
+@pytest.mark.parametrize("what", ("recipe", "shape", "shard", "scales"))
+def test_the_first_gather_compares(what: str, tmp_path: Any) -> None:
+    ranks.spawn(_first_gather, 4 if what == "shard" else 3, tmp_path, what)
+
+
+def _gathers(mesh: Any, rank: int, world: int) -> None:
+    """Counts the comparisons of a training: one a weight, and none after the first step."""
+    counted: list[tuple[int, bool]] = []
+    original = agreement.compare
+
+    def compare(facts: Any, group: Any) -> None:
+        counted.append((len(facts["layers"]), "build" in facts))
+        original(facts, group)
+
+    agreement.compare = compare
+    for _ in range(2):
+        model = fully_shard(_model(gather=True), mesh=mesh)
+        for _ in range(2):
+            f8.precompute_float8_dynamic_scale_for_fsdp(model)
+            model(torch.randn(8, 64)).sum().backward()
+    # The first one of a group also compares the package.
+    assert counted == [(2, True), (2, False)]
+    assert collectives.progress.count > 4
+
+
+def test_weights_are_compared_once(tmp_path: Any) -> None:
+    ranks.spawn(_gathers, 2, tmp_path)
+
+
+def test_most_ranks_are_right() -> None:
+    facts = [{"build": "a"}, {"build": "b"}, {"build": "b"}, {"build": "c"}]
+    differing, words = agreement.difference([4, 5, 6, 7], facts)
+    assert differing == [4, 7]
+    assert "rank 4 differs (as do ranks [7]) in build: it has a, and rank 5 has b" in words

@@ -1,0 +1,339 @@
+"""Ranks that fail: the others end in time with an error that names the rank, and the next run goes on.
+
+Ranks are processes on the emulated device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from torch import distributed, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import float8.torch as f8
+from float8.torch import collectives
+
+TIMEOUT = 3.0
+STEPS = 3
+
+
+def _model(mesh: Any, recipe: str, rows: int = 96) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, 64)).to(ranks.device)
+    config = f8.LinearConfig(
+        recipe,
+        emulate=ranks.device == "cpu",
+        history=2,
+        enable_fsdp_float8_all_gather=recipe != "delayed",
+    )
+    f8.convert_to_float8_training(model, config=config)
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _step(model: Any, optimizer: Any, step: int, rank: int, in_backward: Any = None) -> float:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+    loss = model(x).square().mean()
+    if in_backward is not None:
+        loss.register_hook(in_backward)
+    loss.backward()
+    f8.sync_float8_amax_and_scale_history(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    return loss.item()
+
+
+def _latest(folder: pathlib.Path) -> int:
+    """Returns the number of the steps that the latest whole checkpoint has seen."""
+    return max((int(each.name) for each in folder.glob("[0-9]*")), default=0)
+
+
+def _save(folder: pathlib.Path, step: int, model: Any, optimizer: Any, rank: int) -> None:
+    own, steps = get_state_dict(model, optimizer)
+    dcp.save({"model": own, "optimizer": steps}, checkpoint_id=str(folder / f"new{step}"))
+    distributed.barrier()
+    if rank == 0:
+        (folder / f"new{step}").rename(folder / str(step))
+
+
+def _load(folder: pathlib.Path, model: Any, optimizer: Any) -> int:
+    step = _latest(folder)
+    if step > 0:
+        own, steps = get_state_dict(model, optimizer)
+        state = {"model": own, "optimizer": steps}
+        dcp.load(state, checkpoint_id=str(folder / str(step)))
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+    return step
+
+
+def train(
+    mesh: Any, rank: int, folder: str, recipe: str, fault: str = "", at: int = 1
+) -> list[float]:
+    """Trains from the latest checkpoint on; rank 1 has the fault in a step."""
+    model = _model(mesh, recipe)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    path = pathlib.Path(folder)
+    collectives._GRACE = 2.0
+    losses = []
+    scales = None
+    try:
+        with f8.watch(model, timeout=TIMEOUT):
+            for step in range(_load(path, model, optimizer), STEPS):
+                if hasattr(model, "float8_scales"):
+                    scales = model.float8_scales.state.clone()
+                has_fault = rank == 1 and step == at
+                losses.append(
+                    _step(model, optimizer, step, rank, FAULTS[fault] if has_fault else None)
+                )
+                _save(path, step + 1, model, optimizer, rank)
+    except f8.DistributedError:
+        assert _latest(path) == at
+        assert scales is None or torch.equal(model.float8_scales.state, scales)
+        raise
+    return losses
+
+
+def _kill(_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hang(_: Any) -> None:
+    time.sleep(600)
+
+
+def _raise(_: Any) -> None:
+    raise ZeroDivisionError("no data")
+
+
+def _die_once(_: Any) -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        _kill(None)
+
+
+FAULTS = {"": None, "kill": _kill, "hang": _hang, "raise": _raise, "die once": _die_once}
+
+
+def _main(mesh: Any, rank: int, world: int, *args: Any) -> list[float]:
+    return train(mesh, rank, *args)
+
+
+HUNG = "rank 1 did not come: it hung in "
+
+
+@pytest.mark.parametrize(
+    ("world", "recipe", "fault", "words", "resumes"),
+    (
+        (3, "delayed", "kill", ("rank 1 did not come", "killed"), True),
+        (2, "delayed", "hang", (HUNG, "1 collective behind"), False),
+        (4, "rowwise", "hang", (HUNG + "FSDP's all-gather of q of 2",), True),
+        (3, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",), False),
+    ),
+)
+def test_the_others_name_the_rank_and_the_next_run_goes_on(
+    world: int, recipe: str, fault: str, words: tuple[str, ...], resumes: bool, tmp_path: Any
+) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "faulty"
+    whole.mkdir()
+    folder.mkdir()
+    outcomes = ranks.run(_main, world, tmp_path, str(folder), recipe, fault, timeout=TIMEOUT)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.seconds < 3 * TIMEOUT + 8, outcome
+        if rank == 1:
+            assert outcome.exit_code != 0
+            continue
+        assert outcome.error.startswith(f"DistributedError: float8: rank {rank}: "), outcome.trace
+        assert all(each in outcome.error for each in words), outcome.error
+        assert outcome.fields["ranks"] == (1,)
+    if resumes:
+        resumed = ranks.spawn(_main, world, tmp_path, str(folder), recipe)
+        expected = ranks.spawn(_main, world, tmp_path, str(whole), recipe)
+        assert resumed == [losses[1:] for losses in expected]
+
+
+def _without_watch(mesh: Any, rank: int, world: int) -> None:
+    model = _model(mesh, "rowwise")
+    f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().mul_(2)
+    before = [layer._weight_gather._seen for layer in (model[0], model[2])]
+    collectives.progress.timeout = 0.5
+    collectives._GRACE = 0.5
+    if rank == 1:
+        time.sleep(4)
+        return
+    try:
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    finally:
+        # The copies are those of the weights before.
+        assert before == [layer._weight_gather._seen for layer in (model[0], model[2])]
+
+
+def test_a_collective_of_float8_ends_in_time_without_a_watch(tmp_path: Any) -> None:
+    first, second, third = ranks.run(_without_watch, 3, tmp_path)
+    for outcome in (first, third):
+        assert "the amax all-reduce of 0 and 1 more failed after" in outcome.error
+        assert "rank 1 did not come and says nothing" in outcome.error
+        assert outcome.fields["operation"] == "the amax all-reduce"
+        assert outcome.fields["layers"] == ("0", "2")
+        assert outcome.fields["ranks"] == (1,)
+        assert outcome.seconds < 4
+    assert second.exit_code == 0
+
+
+def _late(mesh: Any, rank: int, world: int) -> list[int]:
+    words = torch.tensor([rank, 5 - rank], dtype=torch.int32)
+    time.sleep(1.2 * rank)
+    collectives.all_reduce_max(words, mesh.get_group(), collectives.Operation("a test"))
+    return words.tolist()  # type: ignore[no-any-return]
+
+
+def test_a_rank_that_is_late_is_waited_for(tmp_path: Any) -> None:
+    assert ranks.spawn(_late, 2, tmp_path) == [[1, 5], [1, 5]]
+
+
+def _destroyed(mesh: Any, rank: int, world: int) -> None:
+    model = _model(mesh, "delayed")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(model, optimizer, 0, rank)
+    before = model.float8_scales.state.clone()
+    model(torch.randn(16, 64))
+    if rank == 1:
+        distributed.destroy_process_group()
+    try:
+        f8.sync_float8_amax_and_scale_history(model)
+    except f8.DistributedError:
+        assert torch.equal(model.float8_scales.state, before)
+        raise
+
+
+def test_a_group_that_is_destroyed_from_outside(tmp_path: Any) -> None:
+    for rank, outcome in enumerate(ranks.run(_destroyed, 2, tmp_path)):
+        words = f"float8: rank {rank}: the amax all-reduce of delayed scaling failed"
+        assert words in outcome.error, outcome.trace
+        assert outcome.seconds < 30
+
+
+def _stuck(mesh: Any, rank: int, world: int, folder: str) -> None:
+    """Rank 1 hangs, and the timeout of the process groups is far away."""
+    with pathlib.Path(folder, f"stderr{rank}").open("w") as file:
+        os.dup2(file.fileno(), 2)
+    model = _model(mesh, "rowwise")
+    collectives._GRACE = 1.0
+    with f8.watch(model, timeout=2.0):
+        loss = model(torch.randn(16, 64).to(ranks.device)).square().mean()
+        if rank == 1:
+            loss.register_hook(_hang)
+        loss.backward()
+        loss.item()
+        if ranks.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def _expect_ends(outcomes: list[ranks.Outcome], folder: Any) -> None:
+    assert outcomes[0].exit_code != 0, outcomes
+    assert outcomes[1].exit_code == 75, outcomes
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.seconds < 30, outcome
+        words = (folder / f"stderr{rank}").read_text()
+        assert f"float8: rank {rank}: FSDP's all-gather of q" in words, words
+        assert "the process groups are aborted" in words
+        if rank != 1:
+            assert "rank 1 did not come: it hung in FSDP's all-gather of q of 2" in words
+
+
+def test_a_process_that_is_stuck_ends(tmp_path: Any) -> None:
+    outcomes = ranks.run(_stuck, 2, tmp_path, str(tmp_path), timeout=100)
+    _expect_ends(outcomes, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_process_that_is_stuck_in_nccl_ends(tmp_path: Any) -> None:
+    outcomes = ranks.run(_stuck, 2, tmp_path, str(tmp_path), on="cuda", timeout=100)
+    _expect_ends(outcomes, tmp_path)
+
+
+def test_one_process_needs_no_ranks() -> None:
+    before = collectives.progress.timeout
+    with f8.watch(timeout=1) as watching:
+        watching.mark("nothing")
+        assert collectives.progress.timeout == 1
+    assert collectives.progress.timeout == before
+    with pytest.raises(ZeroDivisionError), f8.watch(nn.Linear(1, 1)):
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="more than 0"):
+        f8.watch(timeout=0)
+
+
+def _store_gone(mesh: Any, rank: int, world: int) -> None:
+    model = _model(mesh, "rowwise")
+    with f8.watch(model, timeout=TIMEOUT):
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        if rank == 0:
+            _kill(None)
+        model(torch.randn(16, 64)).sum().backward()
+
+
+def test_the_rank_that_keeps_the_store_is_killed(tmp_path: Any) -> None:
+    first, second = ranks.run(_store_gone, 2, tmp_path, init="tcp", timeout=TIMEOUT)
+    assert first.killed
+    assert "the process that keeps it, rank 0's, has ended" in second.error, second.error
+    assert second.fields["ranks"] == (0,)
+
+
+def _not_a_number(mesh: Any, rank: int, world: int, saturate: bool) -> list[Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64))
+    config = f8.LinearConfig("delayed", emulate=True, history=2, saturate=saturate)
+    fully_shard(f8.convert_to_float8_training(model, config=config), mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    states = []
+    for step in range(3):
+        x = torch.randn(16, 64)
+        if step == 1 and rank == 1:
+            x[3, 5] = torch.nan
+        with f8.watch(model, timeout=60):
+            model(x).square().mean().backward()
+            f8.sync_float8_amax_and_scale_history(model)
+            optimizer.zero_grad()
+        states.append(model.float8_scales.state.tolist())
+    return states
+
+
+@pytest.mark.parametrize("saturate", (False, True))
+def test_a_nan_on_one_rank_gives_equal_scales(saturate: bool, tmp_path: Any) -> None:
+    first, second, third = ranks.spawn(_not_a_number, 3, tmp_path, saturate)
+    assert first == second == third
+
+
+def test_torchrun_restarts_and_the_run_goes_on(tmp_path: Any) -> None:
+    (tmp_path / "whole").mkdir()
+    expected = ranks.spawn(_main, 2, tmp_path, str(tmp_path / "whole"), "rowwise")
+    program = pathlib.Path(__file__).with_name("elastic_training.py")
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    command += ("--max-restarts=1", "--monitor-interval=0.1", str(program), str(tmp_path))
+    # A store that outlives the processes keeps the addresses of those that died.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    ended = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    losses = [json.loads((tmp_path / f"losses{rank}").read_text()) for rank in range(2)]
+    assert losses == [each[1:] for each in expected]

@@ -1,0 +1,218 @@
+"""verify_distributed: it finds what is planted, finds nothing else, and leaves no trace.
+
+Ranks are processes on the emulated device.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import float8.torch as f8
+from float8.torch import agreement
+
+
+def _model(recipe: str, gather: bool, rows: int = 96) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, rows, bias=False))
+    config = f8.LinearConfig(
+        recipe, emulate=ranks.device == "cpu", enable_fsdp_float8_all_gather=gather
+    )
+    return f8.convert_to_float8_training(model.to(ranks.device), config=config)
+
+
+def _shard(model: Any, mesh: Any, **options: Any) -> Any:
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def _step(model: Any, optimizer: Any, rank: int) -> None:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(rank)).to(ranks.device)
+    model(x).square().mean().backward()
+    f8.sync_float8_amax_and_scale_history(model)
+    optimizer.step()
+
+
+def _state(model: Any) -> list[torch.Tensor]:
+    """Returns everything that a check must leave as it is."""
+    tensors = [torch.get_rng_state()]
+    for parameter in model.parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        grad = parameter.grad
+        tensors += [local.detach(), torch.zeros(0) if grad is None else grad.to_local()]
+    tensors += list(model.buffers())
+    return [copy.deepcopy(each.detach()).cpu() for each in tensors]
+
+
+def _right(mesh: Any, rank: int, world: int) -> None:
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for recipe, gather, options in (
+        ("tensorwise", True, {}),
+        ("rowwise", True, {"mp_policy": bf16}),
+        ("rowwise_with_gw_hp", True, {"reshard_after_forward": False}),
+        ("blockwise", True, {}),
+        ("rowwise", False, {}),
+        ("delayed", False, {}),
+    ):
+        rows = 128 * world if recipe == "blockwise" else 96
+        model = _shard(_model(recipe, gather, rows), mesh, **options)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        reference = _shard(_model(recipe, gather, rows), mesh, **options)
+        other = torch.optim.AdamW(reference.parameters(), lr=1e-2)
+        before_first = f8.verify_distributed(model)
+        assert before_first.ok
+        for _ in range(2):
+            _step(model, optimizer, rank)
+            _step(reference, other, rank)
+            before = _state(model)
+            report = f8.verify_distributed(model, tokens=32)
+            assert all(torch.equal(a, b) for a, b in zip(before, _state(model), strict=True))
+            assert report.ok, report
+            for layer in report.layers:
+                names = {"q", "qt"} if gather else {"w"}
+                names |= {"y", "dx", "dw"} | ({"db"} if layer.name == "0" else set())
+                assert set(layer.tensors) == names, report
+                assert all(each.bits for each in layer.tensors.values()), report
+        # A model that was looked at trains as one that was not.
+        for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+            assert torch.equal(a.to_local(), b.to_local())
+    assert "layer  shape" in str(report)
+    assert "bits" in str(report)
+
+
+@pytest.mark.parametrize("world", (2, 3))
+def test_right_models_have_equal_bits(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_right, world, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_right_models_have_equal_bits_on_gpus(tmp_path: Any) -> None:
+    ranks.spawn(_right, 2, tmp_path, device="cuda")
+
+
+def _find(model: Any, words: str, culprit: int) -> None:
+    with pytest.raises(f8.DistributedError) as caught:
+        f8.verify_distributed(model)
+    assert words in str(caught.value), caught.value
+    assert culprit in caught.value.ranks
+    report = f8.verify_distributed(model, raise_on_difference=False)
+    assert not report.ok
+    assert words in str(report), report
+
+
+def _wrong(mesh: Any, rank: int, world: int) -> None:
+    last = world - 1
+    # A shard that is changed behind the back of autograd is cast no more.
+    model = _shard(_model("rowwise", True), mesh)
+    f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    assert f8.verify_distributed(model).ok
+    if rank == last:
+        model[2].weight._local_tensor.data[0, 0] += 8
+    _find(model, "layer '2': q is not that of one device at [", last)
+    # HSDP whose replicas have other weights.
+    if world == 4:
+        replicated = distributed.device_mesh.init_device_mesh(
+            "cpu", (2, 2), mesh_dim_names=("replica", "shard")
+        )
+        model = _shard(_model("tensorwise", True), replicated)
+        with torch.no_grad():
+            model[0].weight.to_local().add_(rank // 2)
+        _find(model, "layer '0': w is not that of the others", 2)
+    # Plain copies that are not equal.
+    model = _model("rowwise", False)
+    assert f8.verify_distributed(model).ok
+    with torch.no_grad():
+        model[0].weight[1, 2] += rank == last
+    _find(model, f"rank {last}: layer '0': w is not that of the others", last)
+    # Another table, whose kernels may be others.
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == last:
+            patch.setattr(agreement, "table_hash", lambda _: "another")
+        _find(_model("rowwise", False), f"rank {last} differs in table", last)
+
+
+@pytest.mark.parametrize("world", (2, 4))
+def test_what_is_planted_is_found_on_all_ranks(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_wrong, world, tmp_path)
+
+
+def _kernels(mesh: Any, rank: int, world: int) -> None:
+    from float8.torch import verify
+
+    original = verify._plans
+
+    def plans(device: int) -> dict[str, str]:
+        return {
+            key: "other kernels" if rank == 1 else text for key, text in original(device).items()
+        }
+
+    verify._plans = plans
+    _find(
+        _model("rowwise", False),
+        "rank 1: the kernels of linear m up to 512, n 96, k 64: recipe rowwise",
+        1,
+    )
+
+
+def test_other_kernels_are_found(tmp_path: Any) -> None:
+    ranks.spawn(_kernels, 3, tmp_path)
+
+
+def test_one_process() -> None:
+    model = _model("delayed", False)
+    _step(model, torch.optim.SGD(model.parameters(), lr=0.1), 0)
+    report = f8.verify_distributed(model)
+    assert report.ok
+    assert report.ranks == 1
+    f8.cache_weight_casts(rowwise := _model("rowwise", False))
+    report = f8.verify_distributed(rowwise)
+    assert all(layer.tensors["q"].bits and layer.tensors["qt"].bits for layer in report.layers)
+    rowwise[0].weight.data.mul_(2)
+    with pytest.raises(f8.DistributedError, match="layer '0': q is not that of one device"):
+        f8.verify_distributed(rowwise)
+
+
+def _parallel(_: Any, rank: int, world: int) -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = distributed.device_mesh.init_device_mesh(
+        ranks.device, (world // 2, 2), mesh_dim_names=("data", "tensor")
+    )
+    for recipe in ("tensorwise", "rowwise", "delayed"):
+        model = _model(recipe, False, 128)
+        plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+        parallelize_module(model, mesh["tensor"], plan)
+        if world == 4:
+            _shard(model, mesh["data"])
+        _step(model, torch.optim.SGD(model.parameters(), lr=0.1), rank // 2)
+        report = f8.verify_distributed(model)
+        assert report.ok, report
+        columns, rows = (layer.tensors for layer in report.layers)
+        assert columns["y"].bits, report
+        assert columns["dw"].bits, report
+        assert rows["dx"].bits, report
+        assert rows["dw"].bits, report
+        assert columns["dx"].db > 100, report  # sums of two ranks in float32
+        assert rows["y"].db > 100, report
+    if world == 2:
+        # A scale that is not the whole weight's.
+        model = _model("tensorwise", False)
+        parallelize_module(model, mesh["tensor"], plan)
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        if rank == 1:
+            model[0].weight._local_tensor.data.mul_(4)
+        _find(model, "layer '0': y is not that of one device", 0)
+
+
+@pytest.mark.parametrize("world", (2, 4))
+def test_tensor_parallel_linears(world: int, tmp_path: Any) -> None:
+    pytest.importorskip("float8.torch.tensor_parallel")
+    ranks.spawn(_parallel, world, tmp_path)
