@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "python/shim/errors.hpp"
+#include "python/shim/scales.hpp"
 #include "python/shim/workspace.hpp"
 
 namespace float8_torch {
@@ -39,6 +40,27 @@ struct Cast {
     return args;
   }
 
+  // The slots of a scale state are those of any linear of the recipe.
+  void set_scales(float8_quantize_args& args, const Tensor& state, int64_t layout,
+                  bool evaluate) const {
+    const Config config(key.config);
+    const Scales scales(state, layout, config, place);
+    const float8_linear* linear = any_plan(key.config, key.device);
+    if (linear == nullptr) {
+      const PlanKey any{.config = key.config,
+                        .m_max = kRows,
+                        .n = rows.cols,
+                        .k = rows.cols,
+                        .device = key.device,
+                        .tensor_dtype = key.dtype,
+                        .grad_dtype = key.dtype};
+      linear = plan_for(any, place).linear;
+    }
+    args.scales = scales.slots(linear);
+    args.first_step = scales.first_step();
+    args.evaluate = evaluate;
+  }
+
   void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
     run(quantizer, q, qt, args());
   }
@@ -69,7 +91,8 @@ QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
 }
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
-                                    bool transposed) {
+                                    bool transposed, const std::optional<Tensor>& scales,
+                                    int64_t layout, bool evaluate) {
   const Cast cast(x, config, operand, transposed);
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
@@ -83,7 +106,9 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
-  cast.run(quantizer, q, qt);
+  float8_quantize_args args = cast.args();
+  if (scales) cast.set_scales(args, *scales, layout, evaluate);
+  cast.run(quantizer, q, qt, args);
   return {q, qt};
 }
 

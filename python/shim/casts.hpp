@@ -1,6 +1,7 @@
 // The ops that cast an operand apart from a linear (ops.cpp says what they do).
 #pragma once
 
+#include <optional>
 #include <tuple>
 
 #include "python/shim/plans.hpp"
@@ -12,7 +13,8 @@ namespace float8_torch {
                                     int64_t rows, int64_t cols, int32_t dtype, bool transposed);
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
-                                    bool transposed);
+                                    bool transposed, const std::optional<Tensor>& scales,
+                                    int64_t layout, bool evaluate);
 void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
                    int64_t operand);
 std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,

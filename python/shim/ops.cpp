@@ -1,10 +1,11 @@
 // The ops of torch.ops.float8, registered with PyTorch's stable ABI. They are functional: every
 // tensor that they return is new, but for quantize_into and the calls of scales. python/float8/torch/_ops.py has their fake kernels and gradients.
 //
-//   quantize(x, config, operand, transposed) -> (q, qt)
+//   quantize(x, config, operand, transposed, scales?, layout, evaluate) -> (q, qt)
 //     The copies of an operand in fp8 (a float8_operand), as bytes: q as it lies and qt transposed,
 //     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
-//     is false. An input has any rank; a weight is in x's type. Not for delayed scaling.
+//     is false. An input has any rank; a weight is in x's type. Delayed scaling needs the linear's
+//     part of a scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
 //   quantize_into(x, q!, qt!, config, operand)
 //     The same over copies that quantize gave.
 //   quantize_amax(x, config, operand, rows_max) -> (amax, row_amax)
@@ -29,6 +30,10 @@
 //     -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
 //     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's.
+//   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate)
+//     d = a b^T + bias, or d += where `accumulate` is set: one of a linear's GEMMs
+//     (float8_gemm_kind), which sums over `contracted` elements. a and b are bytes, a row of which
+//     has a multiple of 128 and zeros behind its elements, with the inverse scales of float8_tensor.
 //   saved_bytes(m, n, k, config, x_given, w_given), quantized_bytes(rows, cols, config, operand,
 //   transposed)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
@@ -54,6 +59,7 @@
 #include "python/shim/casts.hpp"
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
+#include "python/shim/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
 #include "python/shim/tensors.hpp"
@@ -389,6 +395,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize_into", TORCH_BOX(&quantize_into));
   library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
+  library.impl("gemm_into", TORCH_BOX(&gemm_into));
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
   library.impl("capture_id", TORCH_BOX(&capture_id_op));
@@ -403,7 +410,9 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
 }  // namespace float8_torch
 
 STABLE_TORCH_LIBRARY(float8, library) {
-  library.def("quantize(Tensor x, int config, int operand, bool transposed) -> (Tensor, Tensor)");
+  library.def(
+      "quantize(Tensor x, int config, int operand, bool transposed, Tensor? scales=None, int "
+      "layout=0, bool evaluate=False) -> (Tensor, Tensor)");
   library.def(
       "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()");
   library.def("quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)");
@@ -420,6 +429,9 @@ STABLE_TORCH_LIBRARY(float8, library) {
   library.def(
       "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor weight, Tensor? "
       "w_qt, Tensor? scales, int config, int layout, int wanted) -> (Tensor, Tensor, Tensor)");
+  library.def(
+      "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? bias, "
+      "int contracted, int config, int gemm, bool accumulate) -> ()");
   library.def("saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int");
   library.def(
       "quantized_bytes(int rows, int cols, int config, int operand, bool "

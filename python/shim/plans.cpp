@@ -40,6 +40,12 @@ struct Hash {
     return mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                pair_of(key.device, key.operand << 10 | key.dtype << 2 | flags));
   }
+  size_t operator()(const GemmKey& key) const {
+    const int64_t flags = (key.bias ? 2 : 0) | (key.accumulate ? 1 : 0);
+    const uint64_t shape =
+        mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
+    return mix(shape, pair_of(key.device, key.kind << 10 | key.dtype << 2 | flags));
+  }
 };
 
 // Values that are made at the first use of their key, one at a time, and kept.
@@ -148,6 +154,27 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   return made;
 }
 
+std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
+  float8_linear_desc recipe = {};
+  float8_recipe custom;
+  Config(key.config).set_recipe(recipe, custom);
+  float8_gemm_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.m_max = key.m_max;
+  desc.n = key.n;
+  desc.k = key.k;
+  desc.gemm = key.kind;
+  desc.d_dtype = key.dtype;
+  desc.recipe = recipe.recipe;
+  desc.custom_recipe = recipe.custom_recipe;
+  desc.bias = key.bias;
+  desc.accumulate = key.accumulate;
+  auto made = std::make_unique<GemmPlan>();
+  check(float8_gemm_plan_create(context_of(key.device), &desc, &made->plan));
+  made->workspace_bytes = float8_gemm_workspace_bytes(made->plan);
+  return made;
+}
+
 }  // namespace
 
 float8_context* context_of(int32_t device) {
@@ -202,6 +229,16 @@ const Quantizer& quantizer_for(const QuantizerKey& key, const Place& place) {
       [&] {
         return "the cast of " + std::to_string(key.rows_max) + " rows of " +
                std::to_string(key.cols);
+      });
+}
+
+const GemmPlan& gemm_for(const GemmKey& key, const Place& place) {
+  static auto* const gemms = new Registry<GemmKey, GemmPlan>;
+  return gemms->get(
+      key, place, [&] { return make_gemm(key); },
+      [&] {
+        return "GEMM " + std::to_string(key.kind) + " of M up to " + std::to_string(key.m_max) +
+               ", N " + std::to_string(key.n) + ", K " + std::to_string(key.k);
       });
 }
 
