@@ -7,6 +7,8 @@ float8.torch.convert_to_float8_training(model, config="rowwise")
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from float8.torch import functional
 from float8.torch.convert import LinearConfig, convert_to_float8_training
 from float8.torch.filters import module_filter, verdicts
@@ -15,9 +17,19 @@ from float8.torch.linear import Float8Linear, prepare
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
 from float8.torch.weight_casts import WeightCasts, cache_weight_casts
 
+if TYPE_CHECKING:
+    from float8.torch.parallel_styles import (
+        Float8ColwiseParallel,
+        Float8RowwiseParallel,
+        PrepareFloat8ModuleInput,
+    )
+
 __all__ = [
+    "Float8ColwiseParallel",
     "Float8Linear",
+    "Float8RowwiseParallel",
     "LinearConfig",
+    "PrepareFloat8ModuleInput",
     "WeightCasts",
     "attach_scales",
     "cache_weight_casts",
@@ -29,3 +41,11 @@ __all__ = [
     "sync_float8_amax_and_scale_history",
     "verdicts",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Float8ColwiseParallel", "Float8RowwiseParallel", "PrepareFloat8ModuleInput"):
+        from float8.torch import parallel_styles  # it loads DTensor, which takes a while
+
+        return getattr(parallel_styles, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

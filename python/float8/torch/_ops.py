@@ -23,6 +23,7 @@ quantize = torch.ops.float8.quantize.default
 quantize_into = torch.ops.float8.quantize_into.default
 quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
+gemm_into = torch.ops.float8.gemm_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
@@ -56,7 +57,13 @@ def _blocks(x: torch.Tensor) -> int:
 
 @torch.library.register_fake("float8::quantize")  # type: ignore[untyped-decorator]
 def _fake_quantize(
-    x: torch.Tensor, config: int, operand: int, transposed: bool
+    x: torch.Tensor,
+    config: int,
+    operand: int,
+    transposed: bool,
+    scales: torch.Tensor | None = None,
+    layout: int = 0,
+    evaluate: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     if operand == WEIGHT:
         rows, cols = map(int, x.shape)
@@ -95,6 +102,11 @@ def _fake_quantize_shard(
     rows = -(-rows_max // 16) * 16
     sizes = torch.ops.float8.quantized_bytes(rows, int(x.shape[-1]), config, operand, True)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::gemm_into")  # type: ignore[untyped-decorator]
+def _fake_gemm_into(*_: Any) -> None:
+    pass
 
 
 @torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]

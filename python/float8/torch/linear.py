@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from float8.torch import _ops, fsdp
 from float8.torch.scales import ScaleState
 from float8.torch.weight_casts import WeightCast
 from float8.torch.weight_gather import WeightGather
+
+if TYPE_CHECKING:
+    from float8.torch.sharded_operands import Sharing
 
 
 class Float8Linear(nn.Linear):
@@ -45,6 +48,11 @@ class Float8Linear(nn.Linear):
     _weight_gather: WeightGather | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
+    # With tensor parallelism (tensor_parallel.py):
+    _sharing: tuple[Any, int, Sharing] | None
+    _weight_words: tuple[Any, tuple[torch.Tensor, torch.Tensor]] | None
+    _output_dim: int | None  # of y, which ranks share by tokens
+    _layer_name: str  # in the model that was converted
 
     def __init__(
         self,
@@ -81,6 +89,10 @@ class Float8Linear(nn.Linear):
         self.shares_input = False
         self._weight_cast = None
         self._weight_gather = None
+        self._sharing = None
+        self._weight_words = None
+        self._output_dim = None
+        self._layer_name = ""
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
@@ -135,6 +147,10 @@ class Float8Linear(nn.Linear):
         weight: torch.Tensor | None = self._parameters.get("weight")
         if weight is None:
             weight = self.weight
+        if type(weight) is not nn.Parameter and hasattr(weight, "_local_tensor"):
+            from float8.torch import tensor_parallel  # it takes a while to load
+
+            return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
             pad = (0, self._padding)
@@ -154,8 +170,9 @@ class Float8Linear(nn.Linear):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has weights of its own.
-        return {**self.__dict__, "_weight_cast": None, "_weight_gather": None}
+        # A copy has weights of its own, and a mesh cannot be copied.
+        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_weight_words")
+        return {**self.__dict__, **dict.fromkeys(of_weight)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

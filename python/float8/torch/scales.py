@@ -17,13 +17,41 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import _ops  # noqa: F401  # it loads the ops
+from float8.torch import _ops
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
 
 NAME = "float8_scales"
 PART_BYTES = 16
+
+
+# A tensor parallel first step finds the amaxes of whole tensors apart from the casts. As in
+# linear_forward, that the state changes is not declared.
+_library = torch.library.Library("float8", "FRAGMENT")
+_library.define("record_amax(Tensor amax, Tensor scales, int operand) -> Tensor")
+
+
+@torch.library.impl(_library, "record_amax", "CompositeExplicitAutograd")  # type: ignore[untyped-decorator]
+def _record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
+    word = 3 * (scales.storage_offset() // PART_BYTES) + operand
+    recorded = torch.empty(0, dtype=torch.int32, device=scales.device)
+    recorded.set_(scales.untyped_storage(), word, (1,))  # type: ignore[call-overload]
+    torch.maximum(recorded, amax, out=recorded)
+    return amax.clone()
+
+
+@torch.library.register_fake("float8::record_amax")  # type: ignore[untyped-decorator]
+def _fake_record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
+    return torch.empty_like(amax)
+
+
+def record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
+    """Raises the amax of an operand in a linear's part of a scale state; returns the amax.
+
+    All operands of the linear have delayed scaling.
+    """
+    return torch.ops.float8.record_amax.default(amax, scales, operand)  # type: ignore[no-any-return]
 
 
 @functools.cache
