@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,11 +13,9 @@ from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, fsdp
 from float8.torch.scales import ScaleState
+from float8.torch.sharded_operands import Sharing, rules_of
 from float8.torch.weight_casts import WeightCast
 from float8.torch.weight_gather import WeightGather
-
-if TYPE_CHECKING:
-    from float8.torch.sharded_operands import Sharing
 
 
 class Float8Linear(nn.Linear):
@@ -111,6 +109,7 @@ class Float8Linear(nn.Linear):
             saturate=self.saturate,
             bias=self.bias is not None,
         )
+        self._rules = rules_of(self.recipe, self.emulate, self.saturate)
         self._may_share = (
             self.recipe.output.a.fp8 and not self.recipe.delayed and not self.recompute
         )

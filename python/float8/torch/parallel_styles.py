@@ -30,8 +30,10 @@ class Float8ColwiseParallel(ColwiseParallel):
         return _as_dtensor(inputs[0], device_mesh, input_layouts)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _check(self, module, 0, device_mesh)
-        return super()._apply(module, device_mesh)
+        linear = _check(self, module, 0, device_mesh)
+        applied = super()._apply(module, device_mesh)
+        tensor_parallel.sharing_of(linear, linear.weight)
+        return applied
 
 
 class Float8RowwiseParallel(RowwiseParallel):
@@ -41,7 +43,9 @@ class Float8RowwiseParallel(RowwiseParallel):
         linear = _check(self, module, 1, device_mesh)
         (layout,) = self.output_layouts
         linear._output_dim = layout.dim if isinstance(layout, ShardPlacement) else None
-        return super()._apply(module, device_mesh)
+        applied = super()._apply(module, device_mesh)
+        tensor_parallel.sharing_of(linear, linear.weight)
+        return applied
 
 
 class PrepareFloat8ModuleInput(PrepareModuleInput):

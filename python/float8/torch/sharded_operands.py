@@ -40,17 +40,15 @@ Copies = tuple[Copy | None, Copy | None]  # q and qt
 
 
 @dataclasses.dataclass(frozen=True)
-class Sharing:
-    """How a linear's operands are cast, and the ranks that share them."""
+class Rules:
+    """How a recipe casts the operands of a linear."""
 
     config: int  # of dynamic scaling, without a bias
     delayed: int  # the config of delayed scaling, 0 where scaling is dynamic
     high_precision: int  # the config of GEMMs that are not in fp8
     granularities: tuple[tuple[int, int], ...]  # of q and qt, for each operand
     one_copy: tuple[bool, ...]  # of each operand: qt is q transposed
-    group: str
-    ranks: int
-    rank: int
+    mixed: bool  # some casts are delayed and others are not
 
     def is_fp8(self, gemm: int) -> bool:
         """Tells whether a GEMM is in fp8."""
@@ -62,26 +60,19 @@ class Sharing:
         return any(each > Granularity.AXIS for pair in self.granularities for each in pair)
 
 
-def sharing_of(
-    recipe: Recipe, *, emulate: bool, saturate: bool, group: str, ranks: int, rank: int
-) -> Sharing:
-    """Returns how ranks share the operands of linears with that recipe (ValueError)."""
+@functools.cache
+def rules_of(recipe: Recipe, emulate: bool, saturate: bool) -> Rules:
     operands = (
         (recipe.output.a, recipe.grad_weight.b),
         (recipe.output.b, recipe.grad_input.b),
         (recipe.grad_input.a, recipe.grad_weight.a),
     )
     casts = [cast for pair in operands for cast in pair]
-    if recipe.delayed and any(cast.scaling != Scaling.DELAYED for cast in casts):
-        raise ValueError(
-            "float8: tensor parallelism is for delayed scaling of all operands, or of none; a "
-            "custom recipe mixes it with other casts"
-        )
 
     def pack(recipe: Recipe) -> int:
         return recipes.pack(recipe, emulate=emulate, saturate=saturate)
 
-    return Sharing(
+    return Rules(
         config=pack(_with_dynamic_scaling(recipe)),
         delayed=pack(recipe) if recipe.delayed else 0,
         high_precision=pack(Recipe.named("bf16")),
@@ -89,10 +80,18 @@ def sharing_of(
         one_copy=tuple(
             q == qt and q.fp8 and q.granularity is Granularity.TENSOR for q, qt in operands
         ),
-        group=group,
-        ranks=ranks,
-        rank=rank,
+        mixed=recipe.delayed and any(cast.scaling != Scaling.DELAYED for cast in casts),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """The ranks that share a linear's operands, and how they cast them."""
+
+    rules: Rules
+    group: str
+    ranks: int
+    rank: int
 
 
 def _granularity(cast: Cast) -> int:
@@ -142,17 +141,17 @@ def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) ->
     found = iter(find_words(unknown, to) if slot is None or first else ())
     copies: list[Copies] = []
     for share in shares:
-        if to.granularities[share.operand] == (HIGH_PRECISION, HIGH_PRECISION):
+        if to.rules.granularities[share.operand] == (HIGH_PRECISION, HIGH_PRECISION):
             copies.append((None, None))
         elif slot is not None and not first:
-            config = to.delayed
+            config = to.rules.delayed
             buffers = _ops.quantize(
                 share.tensor, config, share.operand, save, slot.scales, slot.layout, not save
             )
             copies.append(_copies(buffers, share, config, save, False))
         elif not first and not spans_ranks(share, to):
-            buffers = _ops.quantize(share.tensor, to.config, share.operand, save)
-            copies.append(_copies(buffers, share, to.config, save, False))
+            buffers = _ops.quantize(share.tensor, to.rules.config, share.operand, save)
+            copies.append(_copies(buffers, share, to.rules.config, save, False))
         else:
             words = share.words or next(found)
             copies.append(_cast_with(words, share, to, slot if save else None))
@@ -161,7 +160,7 @@ def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) ->
 
 def spans_ranks(share: Share, to: Sharing) -> bool:
     """Tells whether a scale of the share depends on what other ranks have."""
-    q, qt = to.granularities[share.operand]
+    q, qt = to.rules.granularities[share.operand]
     if share.dim is None:
         return False
     return Granularity.TENSOR in (q, qt) or (qt if share.dim == 0 else q) == Granularity.AXIS
@@ -172,9 +171,9 @@ def find_words(shares: Sequence[Share], to: Sharing) -> list[tuple[Tensor, Tenso
     own, parts = [], []
     for share in shares:
         amax, row_amax = _ops.quantize_amax(
-            share.tensor, to.config, share.operand, share.tensor.shape[0]
+            share.tensor, to.rules.config, share.operand, share.tensor.shape[0]
         )
-        q, qt = to.granularities[share.operand]
+        q, qt = to.rules.granularities[share.operand]
         # The words of amax are the columns', then the tensor's.
         columns = amax.numel() - (Granularity.TENSOR in (q, qt))
         own.append((amax[:columns], amax[columns:], row_amax))
@@ -210,15 +209,19 @@ def _cast_with(
     if slot is not None:  # the result is the argument, so that the call stays in a compiled graph
         amax = record_amax(amax, slot.scales, share.operand)
     buffers = _ops.quantize_shard(
-        share.tensor, amax, row_amax, to.config, share.operand, share.tensor.shape[0]
+        share.tensor, amax, row_amax, to.rules.config, share.operand, share.tensor.shape[0]
     )
-    return _copies(buffers, share, to.config, True, True)
+    return _copies(buffers, share, to.rules.config, True, True)
 
 
-@functools.cache
+_cached_layout = functools.cache(torch.ops.float8.copy_layout.default)
+
+
 def _layout(*key: int) -> tuple[int, ...]:
-    layout: tuple[int, ...] = torch.ops.float8.copy_layout(*key)
-    return layout
+    # torch.compile does not look into caches.
+    compiling = torch.compiler.is_compiling()
+    find = torch.ops.float8.copy_layout.default if compiling else _cached_layout
+    return find(*key)  # type: ignore[no-any-return]
 
 
 def _copies(
@@ -273,7 +276,7 @@ class Shard(NamedTuple):
 
 def start_gather_q(q: Copy, shard: Shard, to: Sharing) -> Started:
     """Starts to gather q, 1 byte an element, and the scales that other ranks lack."""
-    granularity = to.granularities[shard.operand][0]
+    granularity = to.rules.granularities[shard.operand][0]
     data = start_gather(q.data[:, : shard.cols], to)
     if granularity == Granularity.TENSOR:
         return data, None
@@ -289,7 +292,7 @@ def finish_gather_q(started: Started, own: Copy, shard: Shard, to: Sharing) -> C
     scales = own.scales
     if started[1] is not None:
         scales = wait(started[1])
-        if to.granularities[shard.operand][0] == Granularity.AXIS:
+        if to.rules.granularities[shard.operand][0] == Granularity.AXIS:
             scales = whole_rows(scales.view(-1, 1), shard.outer, to).flatten()
         else:
             parts = scales.view(to.ranks, _blocks(shard.cols), -1)[:, :, : shard.rows]
@@ -300,7 +303,7 @@ def finish_gather_q(started: Started, own: Copy, shard: Shard, to: Sharing) -> C
 def start_gather_qt(qt: Copy, shard: Shard, to: Sharing) -> Started:
     """Starts to gather qt; a scale of a line is that of the whole operand already."""
     data = start_gather(qt.data[:, : shard.rows], to)
-    if to.granularities[shard.operand][1] in (Granularity.TENSOR, Granularity.AXIS):
+    if to.rules.granularities[shard.operand][1] in (Granularity.TENSOR, Granularity.AXIS):
         return data, None
     return data, start_gather(qt.scales[: _blocks(shard.rows) * _in_4s(shard.cols)], to)
 
@@ -318,7 +321,7 @@ def finish_gather_qt(started: Started, own: Copy, shard: Shard, to: Sharing) -> 
 def gather_both(q: Copy, qt: Copy, shard: Shard, to: Sharing) -> tuple[Copy, Copy]:
     """Returns q and qt of the whole operand; qt is made of q where it has the same bytes."""
     started = start_gather_q(q, shard, to)
-    if to.one_copy[shard.operand]:
+    if to.rules.one_copy[shard.operand]:
         whole = finish_gather_q(started, q, shard, to)
         return whole, Copy(_pitched(whole.data[:, : shard.cols].t()), whole.scales)
     started_qt = start_gather_qt(qt, shard, to)
@@ -350,7 +353,7 @@ def _whole_lines(parts: Tensor, outer: int, multiple: int) -> Tensor:
 
 def check_runs(run: int, operand: int, to: Sharing) -> None:
     """Raises where the run of rows that a rank has cuts blocks of rows that have one scale."""
-    qt = to.granularities[operand][1]
+    qt = to.rules.granularities[operand][1]
     if qt == Granularity.BLOCK_128X128 or (qt == Granularity.BLOCK_1X128 and run % BLOCK != 0):
         raise ValueError(
             f"float8: {to.ranks} ranks have {run} tokens of a sequence each, which cuts the blocks "
@@ -379,5 +382,5 @@ def gemm(
 ) -> Tensor:
     """Returns a b^T + bias in the type of `like`."""
     d = like.new_empty((a.data.shape[0], b.data.shape[0]))
-    _ops.gemm_into(*a, *b, d, bias, contracted, to.config, kind, False)
+    _ops.gemm_into(*a, *b, d, bias, contracted, to.rules.config, kind, False)
     return d

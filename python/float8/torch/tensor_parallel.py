@@ -65,7 +65,7 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
         if not at.is_shard(last):
             input = input.redistribute(mesh, [ShardPlacement(last)])
         x = input.to_local()
-    elif isinstance(at, ShardPlacement) and at.dim < last and to.is_fp8(operands.OUTPUT):
+    elif isinstance(at, ShardPlacement) and at.dim < last and to.rules.is_fp8(operands.OUTPUT):
         x, x_dim = input.to_local(), at.dim
         _check_tokens(input.shape[x_dim], to)
     else:
@@ -109,7 +109,7 @@ def _local_linear(
         weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, _weight_words(layer, x.dtype)
     )
     whole, x_copies, w_copies = _copies(source, x, share, save, slot, call)
-    shard = x.detach() if call.x_dim is not None and not call.to.is_fp8(2) else None
+    shard = x.detach() if call.x_dim is not None and not call.to.rules.is_fp8(2) else None
     tensors = (*_flat(x_copies), *_flat(w_copies))
     if save:
         return _Linear.apply(whole, weight, bias, shard, scales, call, *tensors)  # type: ignore[no-any-return]
@@ -125,10 +125,30 @@ def _pair(data: Tensor | None, scales: Tensor | None) -> Copy | None:
 
 
 class _Latest:
-    """The latest x that was cast, for the next linear that reads it (query, key and value)."""
+    """What a linear left for the next one, outside of compiled graphs."""
 
-    x: ClassVar[tuple[Any, ...] | None] = None  # source, key, and what _copies returns of x
-    qt: ClassVar[tuple[Tensor, Copy] | None] = None  # a rank's bytes of qt, and the whole
+    x: ClassVar[tuple[Any, ...] | None] = None  # an x, a key, and its copies
+    qt: ClassVar[tuple[Tensor, Copy] | None] = None  # this rank's bytes of qt, and the whole
+
+
+def _find_left(source: Any, key: Any) -> Any:
+    """Returns the copies that another linear left of this x, None where there are none."""
+    if torch.compiler.is_compiling():
+        left = getattr(source, "_float8_copies", None)
+    else:
+        left = _Latest.x
+        left = left[1:] if left is not None and left[0]() is source else None
+    return left[1:] if left is not None and key is not None and left[0] == key else None
+
+
+def _leave(source: Any, key: Any, *copies: Any) -> None:
+    # An attribute would keep them as long as x lives, which is longer than others read it.
+    if key is None:
+        return
+    if torch.compiler.is_compiling():
+        source._float8_copies = (key, *copies)
+    else:
+        _Latest.x = (weakref.ref(source), key, *copies)
 
 
 def _copies(
@@ -136,17 +156,15 @@ def _copies(
 ) -> tuple[Tensor, operands.Copies, operands.Copies]:
     """Returns what the linear sees as x, and the copies of x and of the weight.
 
-    Where ranks share x by tokens, this is a tensor of the whole x's shape without values, and q is
-    the whole x's.
+    Where ranks share x by tokens, it sees a tensor of the whole x's shape without values, and q is
+    the whole x's. The first linear that reads an x leaves its copies there for the others (query, key
+    and value), but for delayed scaling, where each linear records amaxes of its own.
     """
     to = call.to
-    key = None
-    if not torch.compiler.is_compiling() and slot is None and not source.is_inference():
-        key = (source._version, x.dtype, call, save, _ops._place(x))
-        latest = _Latest.x
-        if latest is not None and latest[0]() is source and latest[1] == key:
-            (w_copies,) = operands.cast([w_share], to, save, slot)
-            return latest[2], latest[3], w_copies
+    key = _sharing_key(source, x, save, call) if slot is None else None
+    if (left := _find_left(source, key)) is not None:
+        (w_copies,) = operands.cast([w_share], to, save, slot)
+        return left[0], left[1], w_copies
     x_share_dim = 1 if call.dim == 1 else (None if call.x_dim is None else 0)
     x_share = Share(_rows(x.detach()), _ops.INPUT, x_share_dim)
     (q, qt), w_copies = operands.cast([x_share, w_share], to, save, slot)
@@ -158,9 +176,16 @@ def _copies(
         started = operands.start_gather_q(q, shard, to)
         whole = _WholeInput.apply(x, call.x_dim, to)
         q = operands.finish_gather_q(started, q, shard, to)
-    if key is not None:
-        _Latest.x = (weakref.ref(source), key, whole, (q, qt))
+    _leave(source, key, whole, (q, qt))
     return whole, (q, qt), w_copies
+
+
+def _sharing_key(source: Any, x: Tensor, save: bool, call: Call) -> tuple[Any, ...] | None:
+    """Returns what must be equal for linears that share the copies of x, None where none does."""
+    own = (x.dtype, save, call)
+    if torch.compiler.is_compiling():
+        return own
+    return None if source.is_inference() else (*own, source._version, _ops._place(x))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -204,7 +229,7 @@ def _forward(
     to = call.to
     if call.dim == 1 and to.rank != 0:
         bias = None  # one rank adds it to its partial sums
-    if to.is_fp8(operands.OUTPUT):
+    if to.rules.is_fp8(operands.OUTPUT):
         xq, wq = _pair(*tensors[0:2]), _pair(*tensors[4:6])
         assert xq is not None and wq is not None
         typed = None if bias is None else bias.to(x.dtype)
@@ -223,7 +248,7 @@ def _forward(
 
 def _reading(to: Sharing, read: int) -> int:
     """Returns the config of a GEMM in high precision whose backward reads so much."""
-    return to.high_precision & ~(recipes.READS_X | recipes.READS_WEIGHT) | read
+    return to.rules.high_precision & ~(recipes.READS_X | recipes.READS_WEIGHT) | read
 
 
 class _Linear(torch.autograd.Function):
@@ -242,7 +267,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.call = call
         ctx.x_shape = x.shape
-        reads_x = not call.to.is_fp8(operands.GRAD_WEIGHT)
+        reads_x = not call.to.rules.is_fp8(operands.GRAD_WEIGHT)
         kept = (x if shard is None else shard) if reads_x else None
         ctx.save_for_backward(weight, kept, scales, *tensors[2:4], *tensors[6:8])
         return _forward(x, weight, bias, call, *tensors)
@@ -255,7 +280,7 @@ class _Linear(torch.autograd.Function):
         weight, x, scales, *saved = ctx.saved_tensors
         xqt, wqt = _pair(*saved[:2]), _pair(*saved[2:])
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
-        fp8 = to.is_fp8(operands.GRAD_INPUT), to.is_fp8(operands.GRAD_WEIGHT)
+        fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
         finish_x = _gather_x(x, xqt, ctx.x_shape, call) if want_weight else None
         db = None
         if call.y_dim is not None and not all(fp8):
@@ -362,13 +387,8 @@ def sharing_of(layer: Float8Linear, weight: Any) -> tuple[int, Sharing]:
         )
     dim = placements[0].dim
     check(layer, dim, mesh.size())
-    to = operands.sharing_of(
-        layer.recipe,
-        emulate=layer.emulate,
-        saturate=layer.saturate,
-        group=mesh.get_group().group_name,
-        ranks=mesh.size(),
-        rank=mesh.get_local_rank(),
+    to = Sharing(
+        layer._rules, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank()
     )
     layer._sharing = ((mesh, placements, layer._config), dim, to)
     return dim, to
@@ -380,14 +400,18 @@ def check(layer: Float8Linear, dim: int, ranks: int) -> None:
     extent, what = (
         (layer.out_features, "out_features") if dim == 0 else (layer.in_features, "in_features")
     )
-    casts = [cast for _, gemm in layer.recipe.gemms() for cast in (gemm.a, gemm.b) if cast.fp8]
-    blocks = any(cast.granularity > recipes.Granularity.AXIS for cast in casts)
+    blocks = layer._rules.has_blocks
     multiple = operands.BLOCK if blocks else 16
     if extent % (ranks * multiple) != 0 or layer._padding:
         why = "whole blocks of 128" if blocks else "multiples of 16"
         raise ValueError(
             f"float8: {name} has {what} {extent}, which {ranks} ranks cannot share in {why}; leave "
             "it out of the parallelize plan, or out of the conversion"
+        )
+    if layer._rules.mixed:
+        raise ValueError(
+            f"float8: {name} has a custom recipe with delayed and other casts; tensor parallelism is "
+            "for delayed scaling of all operands, or of none"
         )
     for option in ("recompute", "enable_fsdp_float8_all_gather"):
         if getattr(layer, option):
@@ -430,7 +454,7 @@ def find_weight_words(layers: list[Float8Linear]) -> None:
             continue
         dim, to = sharing_of(layer, weight)
         share = Share(weight._local_tensor.detach(), _ops.WEIGHT, dim)
-        if not to.delayed and operands.spans_ranks(share, to):
+        if not to.rules.delayed and operands.spans_ranks(share, to):
             groups.setdefault(to, []).append((layer, share))
     for to, own in groups.items():
         found = operands.find_words([share for _, share in own], to)
