@@ -190,12 +190,14 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
     as long as the slowest kernel. A CUDA graph may be captured without a step before it then, but
     for delayed scaling.
 
+    Layers that tensor parallelism shares are left to their first calls.
+
     tokens: the rows of x in a call (batch size times sequence length).
     dtype: x's; None: the weights', or autocast's where it is on.
     """
     groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
     for layer in module.modules():
-        if isinstance(layer, Float8Linear):
+        if isinstance(layer, Float8Linear) and layer._sharing is None:
             weight = layer.weight
             device = weight.device.type
             type_of_x = dtype or (

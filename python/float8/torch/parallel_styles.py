@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,

@@ -17,7 +17,7 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _ops  # noqa: F401  # it loads the ops
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
@@ -28,11 +28,11 @@ PART_BYTES = 16
 
 # A tensor parallel first step finds the amaxes of whole tensors apart from the casts. As in
 # linear_forward, that the state changes is not declared.
-_library = torch.library.Library("float8", "FRAGMENT")
+_library: Any = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("record_amax(Tensor amax, Tensor scales, int operand) -> Tensor")
 
 
-@torch.library.impl(_library, "record_amax", "CompositeExplicitAutograd")  # type: ignore[untyped-decorator]
+@torch.library.impl(_library, "record_amax", "CompositeExplicitAutograd")
 def _record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
     word = 3 * (scales.storage_offset() // PART_BYTES) + operand
     recorded = torch.empty(0, dtype=torch.int32, device=scales.device)
@@ -131,10 +131,36 @@ class ScaleState(nn.Module):
         if distributed.is_available() and distributed.is_initialized():
             # The amaxes lie in front. Bits of |x| order like the numbers, and NaN comes last.
             amaxes = self.state[: 4 * self.slots * self.linears].view(torch.int32)
-            distributed.all_reduce(amaxes, distributed.ReduceOp.MAX, group=group)
+            # Where ranks share the weights, a scale is that of all of their parts.
+            for each in (group, *(self._weight_groups() if group is not None else ())):
+                distributed.all_reduce(amaxes, distributed.ReduceOp.MAX, group=each)
+        if self._is_first:
+            self._plan_shared_linear()
         torch.ops.float8.scales_sync(self.state, self.config, self.layout)
         self._is_first = False
         self._steps_before_sync = None
+
+    def _weight_groups(self) -> list[Any]:
+        """Returns the groups whose ranks share weights, in the same order on all ranks."""
+        meshes: list[Any] = []
+        for linear in sorted(self._attached, key=lambda linear: linear._scale_index):
+            weight: Any = linear._parameters.get("weight")
+            if (mesh := getattr(weight, "device_mesh", None)) is not None and mesh not in meshes:
+                meshes.append(mesh)
+        return [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
+
+    def _plan_shared_linear(self) -> None:
+        """Makes a plan for the shim, which ends no step of a recipe without any.
+
+        A tensor parallel linear has casts and GEMMs apart, and no plan.
+        """
+        for linear in self._attached:
+            if linear._sharing is not None:
+                local: Any = linear.weight
+                local = local._local_tensor
+                n, k = local.shape
+                torch.ops.float8.prepare(local[:0], local[:0], [n], [k], 1, self.config, False)
+                return
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Warns where the weights are updated for the second time, and the scales never were."""

@@ -26,7 +26,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.torch import _ops
 from float8.torch import sharded_operands as operands
-from float8.torch.sharded_operands import Copy, Share, Shard, Sharing, Slot
+from float8.torch.sharded_operands import Copy, Shard, Share, Sharing, Slot
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
@@ -41,6 +41,12 @@ class Call(NamedTuple):
     y_dim: int | None  # of y, likewise
     layout: int  # of the scale state, with delayed scaling
     first: bool  # its first step
+    recompute: bool  # backward casts x and the weight again
+
+    @property
+    def x_share_dim(self) -> int | None:
+        """The dimension of the matrix x that ranks share."""
+        return 1 if self.dim == 1 else None if self.x_dim is None else 0
 
 
 def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
@@ -81,7 +87,7 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             y_dim = None
     scales = layer._scale_view
     first = layer._scales is not None and layer._scales._is_first
-    call = Call(to, dim, x_dim, y_dim, layer._layout, first)
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute)
     bias: Any = layer.bias
     local_bias = None if bias is None else bias.to_local()
     y = _local_linear(layer, source, x, weight.to_local(), local_bias, scales, call)
@@ -104,23 +110,26 @@ def _local_linear(
     save = torch.is_grad_enabled() and (
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     )
-    slot = None if scales is None else Slot(scales, call.layout, call.first)
-    share = Share(
-        weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, _weight_words(layer, x.dtype)
-    )
+    slot = _slot(scales, call)
+    share = Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, _weight_words(layer, x.dtype))
     whole, x_copies, w_copies = _copies(source, x, share, save, slot, call)
-    shard = x.detach() if call.x_dim is not None and not call.to.rules.is_fp8(2) else None
+    shard = x.detach() if call.x_dim is not None and _keeps_x(call) else None
     tensors = (*_flat(x_copies), *_flat(w_copies))
     if save:
-        return _Linear.apply(whole, weight, bias, shard, scales, call, *tensors)  # type: ignore[no-any-return]
+        y: Tensor = _apply(whole, weight, bias, shard, scales, call, *tensors)
+        return y
     return _forward(whole, weight, bias, call, *tensors)
+
+
+def _keeps_x(call: Call) -> bool:
+    return call.recompute or not call.to.rules.is_fp8(operands.GRAD_WEIGHT)
 
 
 def _flat(copies: operands.Copies) -> tuple[Tensor | None, ...]:
     return tuple(part for copy in copies for part in (copy or (None, None)))
 
 
-def _pair(data: Tensor | None, scales: Tensor | None) -> Copy | None:
+def _pair(data: Tensor | None, scales: Tensor | None) -> Any:
     return None if data is None or scales is None else Copy(data, scales)
 
 
@@ -165,8 +174,7 @@ def _copies(
     if (left := _find_left(source, key)) is not None:
         (w_copies,) = operands.cast([w_share], to, save, slot)
         return left[0], left[1], w_copies
-    x_share_dim = 1 if call.dim == 1 else (None if call.x_dim is None else 0)
-    x_share = Share(_rows(x.detach()), _ops.INPUT, x_share_dim)
+    x_share = Share(_rows(x.detach()), _ops.INPUT, call.x_share_dim)
     (q, qt), w_copies = operands.cast([x_share, w_share], to, save, slot)
     whole = x
     if call.x_dim is not None:
@@ -174,7 +182,7 @@ def _copies(
         operands.check_runs(shard.rows // shard.outer, _ops.INPUT, to)
         assert q is not None
         started = operands.start_gather_q(q, shard, to)
-        whole = _WholeInput.apply(x, call.x_dim, to)
+        whole = _whole_input(x, call.x_dim, to)
         q = operands.finish_gather_q(started, q, shard, to)
     _leave(source, key, whole, (q, qt))
     return whole, (q, qt), w_copies
@@ -214,6 +222,9 @@ class _WholeInput(torch.autograd.Function):
         return _reduce_scatter(_rows(dx), ctx.outer, ctx.to).view(ctx.shape), None, None
 
 
+_whole_input: Any = _WholeInput.apply
+
+
 def _reduce_scatter(whole: Tensor, outer: int, to: Sharing) -> Tensor:
     """Returns this rank's rows of the sum over ranks, in the tensor's type."""
     rows = operands.shared_rows(whole, outer, to)
@@ -231,7 +242,6 @@ def _forward(
         bias = None  # one rank adds it to its partial sums
     if to.rules.is_fp8(operands.OUTPUT):
         xq, wq = _pair(*tensors[0:2]), _pair(*tensors[4:6])
-        assert xq is not None and wq is not None
         typed = None if bias is None else bias.to(x.dtype)
         y = operands.gemm(operands.OUTPUT, xq, wq, x.shape[-1], x, to, typed)
     else:
@@ -267,9 +277,9 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.call = call
         ctx.x_shape = x.shape
-        reads_x = not call.to.rules.is_fp8(operands.GRAD_WEIGHT)
-        kept = (x if shard is None else shard) if reads_x else None
-        ctx.save_for_backward(weight, kept, scales, *tensors[2:4], *tensors[6:8])
+        kept = (x if shard is None else shard) if _keeps_x(call) else None
+        saved = (None,) * 4 if call.recompute else (*tensors[2:4], *tensors[6:8])
+        ctx.save_for_backward(weight, kept, scales, *saved)
         return _forward(x, weight, bias, call, *tensors)
 
     @staticmethod
@@ -279,6 +289,8 @@ class _Linear(torch.autograd.Function):
         call, to = ctx.call, ctx.call.to
         weight, x, scales, *saved = ctx.saved_tensors
         xqt, wqt = _pair(*saved[:2]), _pair(*saved[2:])
+        if call.recompute:
+            xqt, wqt = _cast_again(x, weight, scales, call)
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
         finish_x = _gather_x(x, xqt, ctx.x_shape, call) if want_weight else None
@@ -288,7 +300,10 @@ class _Linear(torch.autograd.Function):
         by_tokens = call.y_dim is not None and all(fp8)
         if want_bias:
             db = _bias_grad(dy, weight, by_tokens, to)
-        dyq, dyqt = _cast_grad(dy, scales, by_tokens, call) if any(fp8) else (None, None)
+        dyq: Any = None
+        dyqt: Any = None
+        if any(fp8):
+            dyq, dyqt = _cast_grad(dy, scales, by_tokens, call)
         dx = dw = None
         if want_x and fp8[0]:
             dx = operands.gemm(operands.GRAD_INPUT, dyq, wqt, weight.shape[0], dy, to, None)
@@ -303,6 +318,9 @@ class _Linear(torch.autograd.Function):
                 dw = _hp_backward(dy, x, weight, recipes.READS_X, 2, to)[1]
         dx = None if dx is None else dx.view(ctx.x_shape)
         return dx, dw, db, *(None,) * 11
+
+
+_apply: Any = _Linear.apply
 
 
 def _hp_backward(
@@ -324,12 +342,24 @@ def _bias_grad(dy: Tensor, weight: Tensor, by_tokens: bool, to: Sharing) -> Tens
     return sums.to(weight.dtype)
 
 
+def _slot(scales: Tensor | None, call: Call) -> Slot | None:
+    return None if scales is None else Slot(scales, call.layout, call.first)
+
+
+def _cast_again(x: Tensor, weight: Tensor, scales: Tensor | None, call: Call) -> list[Any]:
+    """Returns qt of x and of the weight, as forward had them."""
+    shares = [
+        Share(_rows(x.detach()), _ops.INPUT, call.x_share_dim),
+        Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim),
+    ]
+    return [qt for _, qt in operands.cast(shares, call.to, True, _slot(scales, call))]
+
+
 def _cast_grad(dy: Tensor, scales: Tensor | None, by_tokens: bool, call: Call) -> Any:
     """Returns q and qt of dy: of this rank's columns, or of all columns and tokens."""
-    slot = None if scales is None else Slot(scales, call.layout, call.first)
     dim = 1 if call.dim == 0 else (0 if by_tokens else None)
     share = Share(_rows(dy), _ops.GRAD_OUTPUT, dim)
-    ((q, qt),) = operands.cast([share], call.to, True, slot)
+    ((q, qt),) = operands.cast([share], call.to, True, _slot(scales, call))
     if not by_tokens:
         return q, qt
     assert call.y_dim is not None and q is not None and qt is not None
@@ -351,7 +381,8 @@ def _gather_x(x: Tensor | None, qt: Copy | None, whole_shape: torch.Size, call: 
     to, dim = call.to, call.x_dim
     if dim is None:
         return lambda: (qt, x)
-    if x is not None:
+    if not to.rules.is_fp8(operands.GRAD_WEIGHT):
+        assert x is not None
         return lambda: (None, _whole_hp(x, dim, to))
     assert qt is not None
     latest = None if torch.compiler.is_compiling() else _Latest.qt
@@ -387,9 +418,7 @@ def sharing_of(layer: Float8Linear, weight: Any) -> tuple[int, Sharing]:
         )
     dim = placements[0].dim
     check(layer, dim, mesh.size())
-    to = Sharing(
-        layer._rules, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank()
-    )
+    to = Sharing(layer._rules, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
     layer._sharing = ((mesh, placements, layer._config), dim, to)
     return dim, to
 
@@ -413,12 +442,11 @@ def check(layer: Float8Linear, dim: int, ranks: int) -> None:
             f"float8: {name} has a custom recipe with delayed and other casts; tensor parallelism is "
             "for delayed scaling of all operands, or of none"
         )
-    for option in ("recompute", "enable_fsdp_float8_all_gather"):
-        if getattr(layer, option):
-            raise ValueError(
-                f"float8: {name} has {option}, which tensor parallelism does not have; convert the "
-                "model without it"
-            )
+    if layer.enable_fsdp_float8_all_gather:
+        raise ValueError(
+            f"float8: {name} has enable_fsdp_float8_all_gather, which is for weights that "
+            "fully_shard alone shards; convert the model without it"
+        )
 
 
 def _check_tokens(tokens: int, to: Sharing) -> None:
