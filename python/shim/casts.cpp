@@ -67,8 +67,9 @@ struct Cast {
   void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt,
            float8_quantize_args args) const {
     const Workspace workspace(place, quantizer.workspace_bytes);
-    args.tensor = q.mutable_data_ptr();
-    args.transposed = quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
+    const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
+    args.tensor = (has_q ? q : qt).mutable_data_ptr();
+    args.transposed = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
     check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
   }
 };

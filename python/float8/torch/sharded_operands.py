@@ -141,7 +141,8 @@ def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) ->
     found = iter(find_words(unknown, to) if slot is None or first else ())
     copies: list[Copies] = []
     for share in shares:
-        if to.rules.granularities[share.operand] == (HIGH_PRECISION, HIGH_PRECISION):
+        needed = to.rules.granularities[share.operand][: 2 if save else 1]
+        if all(granularity == HIGH_PRECISION for granularity in needed):
             copies.append((None, None))
         elif slot is not None and not first:
             config = to.rules.delayed
