@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from parallel_models import Mlp, block, block_plan, train
 from reference import agree, sqnr
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -34,20 +36,6 @@ CUSTOM = (
     float8.Recipe(GEMM(HIGH, HIGH), GEMM(E5M2, ROWS), GEMM(ROWS, E5M2)),
 )
 RECIPES = (*float8.recipes.NAMES, *CUSTOM)
-
-
-class Mlp(nn.Module):
-    """Two linears that read one x, and one that reads what they make of it."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(dim, hidden)
-        self.up = nn.Linear(dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, dim)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = nn.functional.silu(self.gate(x)) * self.up(x)
-        return self.down(hidden)  # type: ignore[no-any-return]
 
 
 def _mlp(recipe: Any, dim: int, hidden: int, dtype: Any, **options: Any) -> Any:
@@ -173,9 +161,133 @@ def _odd_sizes(mesh: Any, rank: int, world: int) -> None:
             _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32)
     for recipe in ("tensorwise", "rowwise"):
         for by_tokens in (False, True):
-            _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32, recompute=True)
-            _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32, plain=True)
+            options = {"recompute": True} if by_tokens else {"plain": True}
+            _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32, **options)
 
 
 def test_odd_sizes_and_three_ranks(tmp_path: Any) -> None:
     ranks.spawn(_odd_sizes, 3, tmp_path)
+
+
+def _batches(steps: int, count: int, tokens: int = 32) -> list[list[torch.Tensor]]:
+    torch.manual_seed(2)
+    return [
+        [torch.randn(2, tokens, 64).to(ranks.device) for _ in range(count)] for _ in range(steps)
+    ]
+
+
+def _summed(losses: list[float]) -> list[float]:
+    total = torch.tensor(losses, dtype=torch.float64, device=ranks.device)
+    distributed.all_reduce(total)
+    return total.tolist()  # type: ignore[no-any-return]
+
+
+def _expect_losses(losses: list[float], expected: list[float]) -> None:
+    """Partial sums in another order change a loss by less; other scales by more."""
+    for own, single in zip(losses, expected, strict=True):
+        assert own == pytest.approx(single, rel=2e-3 if ranks.device == "cuda" else 3e-6)
+
+
+def _trains(mesh: Any, rank: int, world: int) -> None:
+    batches = _batches(20, 1)
+    for recipe, by_tokens in (
+        ("tensorwise", True),
+        ("rowwise", True),
+        ("rowwise_with_gw_hp", False),
+        ("delayed", True),
+    ):
+        expected = train(block(recipe), batches)
+        model = parallelize_module(block(recipe), mesh, block_plan(by_tokens))
+        if by_tokens:
+            losses = _summed(train(model, batches, lambda x: x.chunk(world, 1)[rank]))
+        else:
+            losses = train(model, batches)
+        _expect_losses(losses, expected)
+
+
+def test_a_block_trains_as_on_one_device(tmp_path: Any) -> None:
+    ranks.spawn(_trains, 2, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_block_trains_on_gpus(tmp_path: Any) -> None:
+    ranks.spawn(_trains, 2, tmp_path, device="cuda")
+
+
+def _with_fsdp(_: Any, rank: int, world: int) -> None:
+    mesh = distributed.device_mesh.init_device_mesh(
+        ranks.device, (2, 2), mesh_dim_names=("data", "tensor")
+    )
+    replica, own = mesh["data"].get_local_rank(), mesh["tensor"].get_local_rank()
+    batches = _batches(3, 2)
+    for recipe, by_tokens in (("tensorwise", False), ("rowwise", True), ("delayed", True)):
+        expected = train(block(recipe), batches)
+        model = parallelize_module(block(recipe), mesh["tensor"], block_plan(by_tokens))
+        fully_shard(model, mesh=mesh["data"])
+        part = (lambda x: x.chunk(2, 1)[own]) if by_tokens else (lambda x: x)
+        losses = train(model, [[batch[replica]] for batch in batches], part)
+        equal = 2 if by_tokens else 4  # ranks whose parts make one loss are 2 or 1
+        _expect_losses([total / equal for total in _summed(losses)], expected)
+
+
+def test_with_fsdp_on_another_dimension_of_the_mesh(tmp_path: Any) -> None:
+    ranks.spawn(_with_fsdp, 4, tmp_path)
+
+
+def _collectives(call: Any) -> list[tuple[str, torch.dtype, int]]:
+    with ranks.Collectives() as seen:
+        call()
+    return sorted(seen.calls, key=str)
+
+
+def _wire(mesh: Any, rank: int, world: int) -> None:
+    """One gather of x serves both linears that read it, and everything is 1 byte an element."""
+    u8, f32, i32, bf16 = torch.uint8, torch.float32, torch.int32, torch.bfloat16
+    tokens, dim, hidden = 32, 128, 256  # a rank's
+    gather, reduce, scatter = "all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"
+    bytes_of_x, rows = tokens * dim, 2 * tokens  # rows: of the whole x
+    grads = [
+        (scatter, bf16, 2 * rows * dim),  # dx, once
+        (gather, u8, bytes_of_x),  # qt of x, once
+        (gather, u8, bytes_of_x),  # q of dy
+    ]
+    for recipe, forward, backward in (
+        (
+            "rowwise",
+            # The scales of the rows of x; maxima of its columns; maxima of the rows of down's x.
+            [(gather, f32, 4 * tokens), (reduce, i32, 4 * dim), (reduce, i32, 4 * rows)],
+            # qt of dy, and its scales; maxima: of dy's columns, and of the rows of two other dy.
+            [
+                (gather, u8, bytes_of_x),
+                (gather, f32, 4 * tokens),
+                (reduce, i32, 4 * dim),
+                (reduce, i32, 4 * rows),
+                (reduce, i32, 4 * rows),
+            ],
+        ),
+        ("tensorwise", [(reduce, i32, 4)] * 2, [(reduce, i32, 4)] * 3),
+    ):
+        model = parallelize_module(_mlp(recipe, dim, hidden, bf16), mesh, _plan(True))
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        x = torch.randn(2, tokens // 2, dim, dtype=bf16, requires_grad=True)
+        y: list[torch.Tensor] = []
+        calls = _collectives(lambda: y.append(model["mlp"](x)))  # noqa: B023
+        shared = [(gather, u8, bytes_of_x), (scatter, bf16, 2 * rows * dim)]
+        assert calls == sorted([*shared, *forward], key=str)
+        bias = [(reduce, f32, 4 * dim)]
+        calls = _collectives(lambda: y[0].backward(torch.randn_like(y[0])))  # noqa: B023
+        assert calls == sorted([*grads, *bias, *backward], key=str)
+        with torch.no_grad():
+            model["mlp"].up.weight.mul_(2)
+        again = _collectives(lambda: model["mlp"](x))  # noqa: B023
+        words = 4 * (dim if recipe == "rowwise" else 1)  # of the weight that changed
+        assert again == sorted([*calls_of(shared, forward), (reduce, i32, words)], key=str)
+
+
+def calls_of(*lists: list[Any]) -> list[Any]:
+    return [call for each in lists for call in each]
+
+
+def test_bytes_on_the_wire(tmp_path: Any) -> None:
+    ranks.spawn(_wire, 2, tmp_path)
