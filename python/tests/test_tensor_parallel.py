@@ -11,20 +11,32 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from parallel_models import Mlp, block, block_plan, train
 from reference import agree, sqnr
 from torch import distributed, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 import float8
 import float8.torch as f8
+import float8.torchao
+from float8.torch import sharded_operands as operands
+from float8.torch.sharded_operands import Copy, Sharing, rules_of
 
 ROWS = float8.Cast(granularity=float8.Granularity.AXIS)
 E5M2 = float8.Cast(format=float8.Format.E5M2)
@@ -94,7 +106,7 @@ def _expect_equal(own: Step, single: Step, rank: int, world: int, by_tokens: boo
         else:
             assert agree(own.grads[name], grad), (name, sqnr(own.grads[name], grad))
     for summed, expected in sums:
-        least = 40 if summed.dtype == torch.bfloat16 or summed.is_cuda else 100
+        least = 40 if own.y.dtype == torch.bfloat16 or summed.is_cuda else 100
         assert sqnr(summed, expected) > least, sqnr(summed, expected)
 
 
@@ -282,12 +294,263 @@ def _wire(mesh: Any, rank: int, world: int) -> None:
             model["mlp"].up.weight.mul_(2)
         again = _collectives(lambda: model["mlp"](x))  # noqa: B023
         words = 4 * (dim if recipe == "rowwise" else 1)  # of the weight that changed
-        assert again == sorted([*calls_of(shared, forward), (reduce, i32, words)], key=str)
-
-
-def calls_of(*lists: list[Any]) -> list[Any]:
-    return [call for each in lists for call in each]
+        assert again == sorted([*shared, *forward, (reduce, i32, words)], key=str)
 
 
 def test_bytes_on_the_wire(tmp_path: Any) -> None:
     ranks.spawn(_wire, 2, tmp_path)
+
+
+def _composed(mesh: Any, rank: int, world: int) -> None:
+    """Compiled, checkpointed and autocast blocks give what eager ones give."""
+    for recipe in ("rowwise", "delayed"):
+        _expect_compiled(mesh, recipe)
+    _expect_checkpointed(mesh)
+    _expect_autocast(mesh, rank, world)
+    _expect_state(mesh)
+    _torchao_example(mesh, rank, world)
+
+
+def _pair(recipe: Any, mesh: Any) -> Any:
+    return tuple(
+        parallelize_module(_mlp(recipe, 64, 128, torch.bfloat16), mesh, _plan(True))
+        for _ in range(2)
+    )
+
+
+def _expect_equal_steps(eager: Any, other: Any, run: Any) -> None:
+    for _ in range(2):
+        x = torch.randn(2, 8, 64, dtype=torch.bfloat16)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        ys = eager["mlp"](inputs[0]), run(inputs[1])
+        dy = torch.randn_like(ys[0])
+        for y in ys:
+            y.backward(dy)
+        assert torch.equal(*ys)
+        assert torch.equal(inputs[0].grad, inputs[1].grad)
+        for own, single in zip(other.parameters(), eager.parameters(), strict=True):
+            assert torch.equal(own.grad.full_tensor(), single.grad.full_tensor())
+        for model in (eager, other):
+            f8.sync_float8_amax_and_scale_history(model)
+            model.zero_grad()
+
+
+def _expect_compiled(mesh: Any, recipe: str) -> None:
+    """Also the compiled linears of one x share its gather."""
+    graphs: list[Any] = []
+
+    def note(graph: Any, _: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return make_boxed_func(graph)
+
+    eager, model = _pair(recipe, mesh)
+    backend = aot_autograd(
+        fw_compiler=note, bw_compiler=note, partition_fn=min_cut_rematerialization_partition
+    )
+    run = torch.compile(lambda x: model["mlp"](x), backend=backend, fullgraph=True)
+    _expect_equal_steps(eager, model, run)
+    if recipe == "rowwise":
+        calls = [name for graph in graphs for name in graph]
+        gathers = [name for name in calls if "all_gather" in name]
+        assert len(gathers) == 6  # q, qt and scales of x and of dy
+        assert len([name for name in calls if "reduce_scatter" in name]) == 2  # y and dx
+
+
+def _expect_checkpointed(mesh: Any) -> None:
+    eager, model = _pair("rowwise", mesh)
+    _expect_equal_steps(eager, model, lambda x: checkpoint(model["mlp"], x, use_reentrant=False))
+
+
+def _expect_autocast(mesh: Any, rank: int, world: int) -> None:
+    """The weights are float32, and x becomes bfloat16."""
+    single = _mlp("rowwise", 64, 128, torch.float32)
+    model = parallelize_module(copy.deepcopy(single), mesh, _plan(True))
+    f8.precompute_float8_dynamic_scale_for_fsdp(model)
+    x, dy = torch.randn(2, 16, 64), torch.randn(2, 16, 64).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        shards = [each.chunk(world, 1)[rank] for each in (x, dy)]
+        own, whole = Step(model, *shards), Step(single, x, dy)
+    assert own.grads["mlp.up.weight"].dtype == torch.float32
+    _expect_equal(own, whole, rank, world, True)
+
+
+def _expect_state(mesh: Any) -> None:
+    """The state dict is that of nn.Linear, in both directions."""
+    model, other = _pair("rowwise", mesh)
+    options = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(model, options=options)
+    plain = nn.ModuleDict({"mlp": Mlp(64, 128)}).bfloat16()
+    plain.load_state_dict(state)
+    with torch.no_grad():
+        plain["mlp"].up.weight.mul_(2)
+    set_model_state_dict(other, plain.state_dict(), options=options)
+    assert torch.equal(other["mlp"].up.weight.full_tensor(), plain["mlp"].up.weight)
+    assert not torch.equal(other["mlp"].up.weight.full_tensor(), state["mlp.up.weight"])
+
+
+def _torchao_example(mesh: Any, rank: int, world: int) -> None:
+    """A program that uses torchao's names, with the one line that changes its imports."""
+    float8.torchao.install()
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_tensor_parallel import (
+        Float8ColwiseParallel,
+        Float8RowwiseParallel,
+        PrepareFloat8ModuleInput,
+    )
+
+    config = Float8LinearConfig(emulate=True)
+    whole = convert_to_float8_training(nn.ModuleDict({"ffn": Mlp(32, 64)}), config=config)
+    inputs = torch.rand(2, 16 * world, 32)
+    distributed.broadcast(inputs, 0)
+    expected = whole["ffn"](inputs)
+    expected.sum().backward()
+    plan = {
+        "ffn.gate": Float8ColwiseParallel(),
+        "ffn.up": Float8ColwiseParallel(),
+        "ffn.down": Float8RowwiseParallel(),
+    }
+    tensor = parallelize_module(copy.deepcopy(whole), mesh, plan)
+    tensor_y = tensor["ffn"](inputs)
+    torch.testing.assert_close(tensor_y, expected)
+    for name in (None, "up"):
+        plan["ffn"] = PrepareFloat8ModuleInput(
+            input_layouts=Shard(1),
+            desired_input_layouts=Replicate(),
+            fwd_config_submodule_fqn=name,
+        )
+        plan["ffn.down"] = Float8RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
+        sequence = parallelize_module(copy.deepcopy(whole), mesh, plan)
+        sequence.zero_grad()
+        y = sequence["ffn"](distribute_tensor(inputs, mesh, [Shard(1)]))
+        y.sum().backward()
+        torch.testing.assert_close(y.full_tensor(), expected)
+        for own, single in zip(sequence.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(own.grad.full_tensor(), single.grad)
+
+
+def test_what_it_is_composed_with(tmp_path: Any) -> None:
+    ranks.spawn(_composed, 2, tmp_path)
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """A mesh of two ranks, of which this process is one; nothing is sent."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield distributed.device_mesh.init_device_mesh("cpu", (2,))
+    distributed.destroy_process_group()
+
+
+def _converted(recipe: Any = "rowwise", dim: int = 64, hidden: int = 128, **options: Any) -> Any:
+    config = f8.LinearConfig(recipe, emulate=True, **options)
+    return f8.convert_to_float8_training(nn.ModuleDict({"mlp": Mlp(dim, hidden)}), config=config)
+
+
+def test_what_cannot_be_is_an_error_that_names_the_layer(mesh: Any) -> None:
+    plan = _plan(True)
+    for model, words in (
+        (_converted(hidden=48), r"layer 'mlp.gate' has out_features 48, which 2 ranks"),
+        (_converted("blockwise", hidden=128), r"out_features 128, which 2 ranks .* blocks of 128"),
+        (_converted(enable_fsdp_float8_all_gather=True), "enable_fsdp_float8_all_gather"),
+        (nn.ModuleDict({"mlp": Mlp(64, 128)}), "for a Float8Linear, not a Linear"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parallelize_module(model, mesh, plan)
+    rows = {"mlp.down": f8.Float8RowwiseParallel()}
+    with pytest.raises(ValueError, match=r"layer 'mlp.down' has in_features 48, which 2 ranks"):
+        parallelize_module(_converted(hidden=48), mesh, rows)
+    for module, name, words in (
+        (Mlp(64, 64), None, "Mlp has no submodule that is one"),
+        (_converted(), "mlp", "'mlp' is none"),
+    ):
+        style = f8.PrepareFloat8ModuleInput(fwd_config_submodule_fqn=name)
+        with pytest.raises(ValueError, match=words):
+            parallelize_module(module, mesh, style)
+    padded = f8.Float8Linear(40, 64, emulate=True, pad_inner_dim=True)
+    with pytest.raises(ValueError, match="a Float8Linear has in_features 40"):
+        parallelize_module(padded, mesh, f8.Float8RowwiseParallel())
+    with pytest.raises(ValueError, match="float8_dtype"):
+        f8.PrepareFloat8ModuleInput(float8_dtype=torch.float8_e5m2)
+    delayed = float8.Cast(float8.Scaling.DELAYED)
+    mixed = float8.Recipe(GEMM(delayed, delayed), GEMM(ROWS, ROWS), GEMM(ROWS, ROWS))
+    with pytest.raises(ValueError, match="delayed and other casts"):
+        parallelize_module(_converted(mixed), mesh, plan)
+
+
+def test_calls_that_cannot_be_are_errors(mesh: Any) -> None:
+    model = parallelize_module(_converted(), mesh, _plan(True))
+    with pytest.raises(ValueError, match="cannot share a sequence of 15 evenly"):
+        x = distribute_tensor(torch.randn(2, 15, 64), mesh, [Shard(1)])
+        model["mlp"](x)
+    plain = _converted(hidden=48)  # PyTorch's styles take any size
+    parallelize_module(plain, mesh, _plan(False, plain=True))
+    with pytest.raises(ValueError, match=r"layer 'mlp.gate' has out_features 48"):
+        plain["mlp"](torch.randn(2, 16, 64))
+    linear = nn.Sequential(_converted()["mlp"].up)
+    distribute_module(linear, mesh)
+    with pytest.raises(ValueError, match="placements"):
+        linear(distribute_tensor(torch.randn(2, 16, 64), mesh, [Replicate()]))
+    with pytest.raises(ValueError, match="the weight is a DTensor and x is not"):
+        parallelize_module(_converted()["mlp"].up, mesh, f8.Float8ColwiseParallel()).forward(
+            torch.randn(2, 16, 64)
+        )
+    blocks = parallelize_module(_converted("blockwise", 256, 256), mesh, _plan(True))
+    with pytest.raises(ValueError, match="16 tokens of a sequence each, which cuts the blocks"):
+        blocks["mlp"](torch.randn(2, 16, 256))
+    assert model["mlp"](torch.randn(2, 0, 64)).shape == (2, 0, 64)
+
+
+def _config(recipe: Any) -> int:
+    return float8.recipes.pack(float8.Recipe.named(recipe), emulate=True)
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "blockwise", "delayed"))
+def test_one_gemm_of_operands_in_fp8(recipe: str) -> None:
+    """The GEMMs of operands that were cast apart are those of a linear."""
+    torch.manual_seed(0)
+    to = Sharing(rules_of(float8.Recipe.named(recipe), True, False), "", 1, 0)
+    x, w, dy = torch.randn(48, 64), torch.randn(80, 64), torch.randn(48, 80)
+    shares = [operands.Share(each, i, None) for i, each in enumerate((x, w, dy))]
+    (xq, xqt), (wq, wqt), (dyq, dyqt) = operands.cast(shares, to, True, None)
+    bias = torch.randn(80)
+    y = operands.gemm(operands.OUTPUT, xq, wq, 64, x, to, bias)
+    dx = operands.gemm(operands.GRAD_INPUT, dyq, wqt, 80, x, to, None)
+    dw = operands.gemm(operands.GRAD_WEIGHT, dyqt, xqt, 48, x, to, None)
+    for each in (x, w):
+        each.requires_grad_()
+    dynamic = "tensorwise" if recipe == "delayed" else recipe
+    expected = f8.functional.linear(x, w, bias, recipe=dynamic, emulate=True)
+    expected.backward(dy)
+    assert torch.equal(y, expected)
+    assert torch.equal(dx, x.grad)
+    assert torch.equal(dw, w.grad)
+    torch.ops.float8.gemm_into(*dyqt, *xqt, dw, None, 48, _config(dynamic), 2, True)
+    assert torch.equal(dw, 2 * w.grad)
+    with pytest.raises(ValueError, match="a of the GEMM is not 48 rows of 128 bytes"):
+        operands.gemm(operands.OUTPUT, Copy(xq.data[:, :64], xq.scales), wq, 64, x, to, None)
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp"))
+def test_shards_by_columns_have_the_whole_tensors_scales(recipe: str) -> None:
+    """Maxima of rows and of the tensor are reduced between two calls, as for shards by rows."""
+    torch.manual_seed(0)
+    whole = torch.randn(48, 128).bfloat16()
+    shards = [each.contiguous() for each in whole.chunk(2, 1)]
+    config = _config(recipe)
+    for operand in range(3):
+        q, qt = torch.ops.float8.quantize(whole, config, operand, True)
+        found = [torch.ops.float8.quantize_amax(each, config, operand, 48) for each in shards]
+        columns = 64 if found[0][0].numel() >= 64 else 0
+        tensor = torch.maximum(*(amax[columns:] for amax, _ in found))
+        rows = torch.maximum(*(row_amax for _, row_amax in found))
+        rows_max = 48 if operand == 1 else 512
+        at = torch.ops.float8.copy_layout(rows_max, 48, 128, config, operand, True, False)
+        own = torch.ops.float8.copy_layout(48, 48, 64, config, operand, True, True)
+        for i, (shard, (amax, _)) in enumerate(zip(shards, found, strict=True)):
+            words = torch.cat((amax[:columns], tensor))
+            sq, sqt = torch.ops.float8.quantize_shard(shard, words, rows, config, operand, 48)
+            if at[0]:
+                expected = q[: 48 * at[0]].view(48, at[0])[:, 64 * i : 64 * (i + 1)]
+                assert torch.equal(sq[: 48 * own[0]].view(48, own[0])[:, :64], expected)
+            if at[3]:
+                expected = qt[: 128 * at[3]].view(128, at[3])[64 * i : 64 * (i + 1), :48]
+                assert torch.equal(sqt[: 64 * own[3]].view(64, own[3])[:, :48], expected)

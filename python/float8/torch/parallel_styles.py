@@ -94,6 +94,8 @@ class PrepareFloat8ModuleInput(PrepareModuleInput):
         x = _as_dtensor(input, mesh, (input_layout,))
         (at,) = x.placements
         if isinstance(at, ShardPlacement) and at.dim < x.dim() - 1:
+            if torch.compiler.is_compiling():
+                setattr(x, tensor_parallel.LEFT, [])
             return x
         return x.redistribute(placements=(desired_layout,))
 
@@ -101,10 +103,10 @@ class PrepareFloat8ModuleInput(PrepareModuleInput):
         name = self.fwd_config_submodule_fqn
         found = module.modules() if name is None else (module.get_submodule(name),)
         if not any(isinstance(each, Float8Linear) for each in found):
-            where = "no submodule" if name is None else f"submodule {name!r}, which"
+            kind = type(module).__name__
+            fault = f"{kind} has no submodule that is one" if name is None else f"{name!r} is none"
             raise ValueError(
-                f"float8: PrepareFloat8ModuleInput is for a module with Float8Linear layers; "
-                f"{type(module).__name__} has {where} is one"
+                f"float8: PrepareFloat8ModuleInput is for a module with a Float8Linear; {fault}"
             )
         return super()._apply(module, device_mesh)
 

@@ -61,8 +61,6 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             "float8: the weight is a DTensor and x is not; parallelize the layer with a style that "
             "makes x a DTensor, such as ColwiseParallel"
         )
-    if input.numel() == 0:
-        return functional.linear(input, weight, layer.bias)
     mesh = weight.device_mesh
     last = input.dim() - 1
     x_dim = None
@@ -107,6 +105,8 @@ def _local_linear(
     call: Call,
 ) -> Tensor:
     """Computes this rank's part of y from its parts of x and the weight."""
+    if x.numel() == 0:
+        return _empty(x, weight, bias, call)
     save = torch.is_grad_enabled() and (
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     )
@@ -119,6 +119,16 @@ def _local_linear(
         y: Tensor = _apply(whole, weight, bias, shard, scales, call, *tensors)
         return y
     return _forward(whole, weight, bias, call, *tensors)
+
+
+def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    y = functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    shape = list(y.shape)
+    if call.x_dim is not None:
+        shape[call.x_dim] *= call.to.ranks
+    if call.y_dim is not None:
+        shape[call.y_dim] //= call.to.ranks
+    return y.reshape(shape)
 
 
 def _keeps_x(call: Call) -> bool:
@@ -140,10 +150,14 @@ class _Latest:
     qt: ClassVar[tuple[Tensor, Copy] | None] = None  # this rank's bytes of qt, and the whole
 
 
+# A compiled graph keeps the same in a list that PrepareFloat8ModuleInput makes in every call.
+LEFT = "_float8_copies"
+
+
 def _find_left(source: Any, key: Any) -> Any:
     """Returns the copies that another linear left of this x, None where there are none."""
     if torch.compiler.is_compiling():
-        left = getattr(source, "_float8_copies", None)
+        left = next(iter(getattr(source, LEFT, ())), None)
     else:
         left = _Latest.x
         left = left[1:] if left is not None and left[0]() is source else None
@@ -151,13 +165,12 @@ def _find_left(source: Any, key: Any) -> Any:
 
 
 def _leave(source: Any, key: Any, *copies: Any) -> None:
-    # An attribute would keep them as long as x lives, which is longer than others read it.
     if key is None:
         return
-    if torch.compiler.is_compiling():
-        source._float8_copies = (key, *copies)
-    else:
+    if not torch.compiler.is_compiling():
         _Latest.x = (weakref.ref(source), key, *copies)
+    elif (left := getattr(source, LEFT, None)) is not None:
+        left.append((key, *copies))
 
 
 def _copies(
@@ -184,6 +197,8 @@ def _copies(
         started = operands.start_gather_q(q, shard, to)
         whole = _whole_input(x, call.x_dim, to)
         q = operands.finish_gather_q(started, q, shard, to)
+        if qt is not None:  # it is gathered in backward, without its padding
+            qt = Copy(qt.data[:, : shard.rows].contiguous(), qt.scales)
     _leave(source, key, whole, (q, qt))
     return whole, (q, qt), w_copies
 
