@@ -6,11 +6,11 @@ Ranks are processes on the emulated device.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ranks
 import torch
 from torch import distributed, nn
 from torch.distributed import checkpoint as dcp
@@ -24,33 +24,6 @@ from float8.torch.fsdp import GatheredWeight
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 
 
-_device = "cpu"  # of a rank
-
-
-def _start(
-    rank: int, main: Callable[..., None], world: int, store: str, device: str, *args: Any
-) -> None:
-    global _device
-    _device = device
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if device == "cuda" else "gloo"
-    distributed.init_process_group(backend, f"file://{store}", world_size=world, rank=rank)
-    mesh = distributed.device_mesh.init_device_mesh(device, (world,))
-    main(mesh, rank, world, *args)
-    distributed.destroy_process_group()
-    # A thread of the gloo backend that still runs aborts a process that tears itself down.
-    os._exit(0)
-
-
-def _spawn(
-    main: Callable[..., None], world: int, tmp_path: Any, *args: Any, device: str = "cpu"
-) -> None:
-    arguments = (main, world, str(tmp_path / "store"), device, *args)
-    torch.multiprocessing.spawn(_start, arguments, nprocs=world)
-
-
 class Checkpointed(nn.Sequential):
     """Layers whose forward is run again in backward."""
 
@@ -61,9 +34,9 @@ class Checkpointed(nn.Sequential):
 def _mlp(recipe: str, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential) -> Any:
     torch.manual_seed(0)
     model = kind(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, rows, bias=False))
-    emulate = _device == "cpu"
+    emulate = ranks.device == "cpu"
     config = f8.LinearConfig(recipe, emulate=emulate, enable_fsdp_float8_all_gather=gather)
-    return f8.convert_to_float8_training(model.to(_device), config=config)
+    return f8.convert_to_float8_training(model.to(ranks.device), config=config)
 
 
 def _shard(model: nn.Sequential, mesh: Any, **options: Any) -> nn.Sequential:
@@ -108,7 +81,7 @@ def _equal(mesh: Any, rank: int, world: int) -> None:
 def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> None:
     world = mesh.size()
     torch.manual_seed(1)
-    x = torch.randn(world, 16, 64)[rank].to(_device)
+    x = torch.randn(world, 16, 64)[rank].to(ranks.device)
     rows = _rows(recipe, world)
     models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
     if "mp_policy" not in options:
@@ -126,13 +99,13 @@ def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("world", (2, 3))
 def test_the_bits_of_a_gather_in_high_precision(world: int, tmp_path: Any) -> None:
-    _spawn(_equal, world, tmp_path)
+    ranks.spawn(_equal, world, tmp_path)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_the_bits_of_a_gather_in_high_precision_on_gpus(tmp_path: Any) -> None:
-    _spawn(_equal, 2, tmp_path, device="cuda")
+    ranks.spawn(_equal, 2, tmp_path, device="cuda")
 
 
 def _composed(mesh: Any, rank: int, world: int) -> None:
@@ -153,7 +126,7 @@ def _composed(mesh: Any, rank: int, world: int) -> None:
 
 
 def test_activation_checkpointing_and_compile(tmp_path: Any) -> None:
-    _spawn(_composed, 2, tmp_path)
+    ranks.spawn(_composed, 2, tmp_path)
 
 
 def _replicated(_: Any, rank: int, world: int) -> None:
@@ -164,7 +137,7 @@ def _replicated(_: Any, rank: int, world: int) -> None:
 
 
 def test_shards_that_are_replicated(tmp_path: Any) -> None:
-    _spawn(_replicated, 4, tmp_path)
+    ranks.spawn(_replicated, 4, tmp_path)
 
 
 class Traffic:
@@ -226,7 +199,7 @@ def _bytes(mesh: Any, rank: int, world: int) -> None:
 
 
 def test_a_byte_an_element_and_direction(tmp_path: Any) -> None:
-    _spawn(_bytes, 2, tmp_path)
+    ranks.spawn(_bytes, 2, tmp_path)
 
 
 def _not_a_number(mesh: Any, rank: int, world: int) -> None:
@@ -251,7 +224,7 @@ def _not_a_number(mesh: Any, rank: int, world: int) -> None:
 
 
 def test_a_nan_on_one_rank_reaches_all(tmp_path: Any) -> None:
-    _spawn(_not_a_number, 2, tmp_path)
+    ranks.spawn(_not_a_number, 2, tmp_path)
 
 
 def _saving(mesh: Any, rank: int, world: int, folder: str) -> None:
@@ -278,7 +251,7 @@ def _saving(mesh: Any, rank: int, world: int, folder: str) -> None:
 def test_the_state_dict_is_in_high_precision(tmp_path: Any) -> None:
     folder = tmp_path / "checkpoint"
     torch.manual_seed(3)
-    _spawn(_saving, 2, tmp_path, str(folder))
+    ranks.spawn(_saving, 2, tmp_path, str(folder))
     plain = nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 80, bias=False))
     state = {"model": plain.state_dict()}
     dcp.load(state, checkpoint_id=str(folder), no_dist=True)
@@ -307,7 +280,7 @@ def test_what_cannot_be_is_an_error(tmp_path: Any) -> None:
     )
     with pytest.raises(ValueError, match="whole 16s"):
         f8.convert_to_float8_training(nn.Sequential(nn.Linear(40, 64)), config=config)
-    _spawn(_misuse, 2, tmp_path)
+    ranks.spawn(_misuse, 2, tmp_path)
 
 
 def test_without_fsdp_nothing_changes() -> None:
