@@ -78,6 +78,16 @@ uint32_t* words_of(const Tensor& words, int64_t count) {
   return count == 0 ? nullptr : static_cast<uint32_t*>(words.mutable_data_ptr());
 }
 
+QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
+  return {.config = Config(config).without_bias(),
+          .rows_max = rows_max,
+          .cols = cols,
+          .device = -1,
+          .operand = static_cast<int8_t>(operand),
+          .transposed = true,
+          .over_ranks = true};
+}
+
 }  // namespace
 
 QuantizerKey cast_key(Config config, const Place& place, float8_operand operand, int64_t rows,
@@ -164,6 +174,23 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
   args.row_amax = words_of(row_amax, quantizer.row_amax_words);
   cast.run(quantizer, q, qt, args);
   return {q, qt};
+}
+
+std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
+                                        int64_t operand) {
+  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
+  return {quantizer.amax_words, quantizer.row_amax_words};
+}
+
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
+    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
+    bool over_ranks) {
+  QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+  key.transposed = transposed;
+  key.over_ranks = over_ranks;
+  const CopyLayout at = copy_layout(key, rows);
+  return {at.q_pitch, at.q_scales, at.scales_in_qt ? 1 : 0, at.qt_pitch, at.qt_scales};
 }
 
 }  // namespace float8_torch

@@ -22,5 +22,10 @@ std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_
 std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           const Tensor& row_amax, int64_t config, int64_t operand,
                                           int64_t rows_max);
+std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
+                                        int64_t operand);
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
+    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
+    bool over_ranks);
 
 }  // namespace float8_torch

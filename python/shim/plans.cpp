@@ -33,7 +33,8 @@ struct Hash {
   size_t operator()(const PlanKey& key) const {
     const uint64_t shape =
         mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
-    return mix(shape, pair_of(key.device, key.tensor_dtype << 8 | key.grad_dtype));
+    return mix(shape, pair_of(key.device, (key.weight_shards ? 1 << 16 : 0) |
+                                              key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
     const int64_t flags = (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
@@ -107,6 +108,7 @@ float8_linear_desc layer_desc(const PlanKey& key) {
   desc.bias_grad_dtype = key.grad_dtype;
   desc.recompute = config.recompute();
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  desc.weight_shards = key.weight_shards;
   return desc;
 }
 
@@ -116,7 +118,9 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   desc.m_max = key.m_max;
   Config(key.config).set_recipe(desc, custom);
   auto plan = std::make_unique<Plan>();
-  check(float8_linear_plan(context_of(key.device), &desc, &plan->linear));
+  const float8_status status = float8_linear_plan(context_of(key.device), &desc, &plan->linear);
+  if (key.weight_shards && status == FLOAT8_UNSUPPORTED) return plan;
+  check(status);
   plan->workspace_bytes = float8_linear_workspace_bytes(plan->linear);
   for (int given = 0; given < 4; ++given) {
     plan->saved[static_cast<size_t>(given)] =

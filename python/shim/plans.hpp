@@ -27,12 +27,13 @@ struct PlanKey {
   int64_t k = 0;
   int32_t device = 0;  // -1: emulated
   int8_t tensor_dtype = 0;
-  int8_t grad_dtype = 0;  // of dw and db
+  int8_t grad_dtype = 0;       // of dw and db
+  bool weight_shards = false;  // qt of the weight may lie in shards
   bool operator==(const PlanKey&) const = default;
 };
 
 struct Plan {
-  float8_linear* linear = nullptr;
+  float8_linear* linear = nullptr;  // null: weight_shards is asked for, and cannot be
   size_t workspace_bytes = 0;
 
   // The bytes of `saved` of a call that is given x, or the weight, in fp8.

@@ -122,6 +122,7 @@ def _fake_forward(
     config: int,
     layout: int,
     save: bool,
+    w_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = weight.shape
     if x.shape[-1] != k:
@@ -150,6 +151,8 @@ def _fake_backward(
     config: int,
     layout: int,
     wanted: int,
+    w_scales: torch.Tensor | None = None,
+    w_shards: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n, k = weight.shape
     dx = dy.new_empty((*dy.shape[:-1], k) if wanted & 1 else (0,))
