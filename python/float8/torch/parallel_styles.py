@@ -1,5 +1,7 @@
-"""torchao's styles of tensor parallelism, for `parallelize_module`. They say layouts alone: the
-linears do the rest (tensor_parallel.py)."""
+"""torchao's styles of tensor parallelism, for `parallelize_module`.
+
+They say layouts alone: the linears do the rest (tensor_parallel.py).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from float8.torch import tensor_parallel
 from float8.torch.linear import Float8Linear
+from float8.torch.sharded_linear import LEFT
 
 
 class Float8ColwiseParallel(ColwiseParallel):
@@ -95,7 +98,7 @@ class PrepareFloat8ModuleInput(PrepareModuleInput):
         (at,) = x.placements
         if isinstance(at, ShardPlacement) and at.dim < x.dim() - 1:
             if torch.compiler.is_compiling():
-                setattr(x, tensor_parallel.LEFT, [])
+                setattr(x, LEFT, [])
             return x
         return x.redistribute(placements=(desired_layout,))
 
