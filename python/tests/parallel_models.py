@@ -75,10 +75,15 @@ def block_plan(by_tokens: bool) -> dict[str, Any]:
     return plan
 
 
-def train(model: Any, batches: list[list[torch.Tensor]], part: Any = lambda x: x) -> list[float]:
+def train(
+    model: Any,
+    batches: list[list[torch.Tensor]],
+    part: Any = lambda x: x,
+    group: Any = None,
+) -> list[float]:
     """Trains on batches of micro-batches [B, S, dim]; returns this rank's part of the losses.
 
-    part: takes this rank's tokens.
+    part: takes this rank's tokens. group: the replicas, where it is not all ranks.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
@@ -89,7 +94,7 @@ def train(model: Any, batches: list[list[torch.Tensor]], part: Any = lambda x: x
             loss = (model(own) - target).square().sum() / (x.numel() * len(micro_batches))
             loss.backward()
             total += loss.item()
-        f8.sync_float8_amax_and_scale_history(model)
+        f8.sync_float8_amax_and_scale_history(model, group=group)
         optimizer.step()
         optimizer.zero_grad()
         f8.precompute_float8_dynamic_scale_for_fsdp(model)

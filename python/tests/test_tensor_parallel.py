@@ -171,10 +171,33 @@ def _odd_sizes(mesh: Any, rank: int, world: int) -> None:
             continue
         for by_tokens in (False, True):
             _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32)
-    for recipe in ("tensorwise", "rowwise"):
-        for by_tokens in (False, True):
-            options = {"recompute": True} if by_tokens else {"plain": True}
-            _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32, **options)
+    for by_tokens in (False, True):
+        _compare(mesh, rank, "tensorwise", by_tokens, sizes, torch.float32, recompute=True)
+        _compare(mesh, rank, "rowwise", by_tokens, sizes, torch.float32, plain=True)
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
+        _expect_nan(mesh, rank, recipe, sizes)
+
+
+def _expect_nan(mesh: Any, rank: int, recipe: str, sizes: tuple[int, int, int]) -> None:
+    """A NaN that one rank has reaches what it reaches on one device."""
+    dim, hidden, tokens = sizes
+    single = _mlp(recipe, dim, hidden, torch.float32)
+    model = parallelize_module(copy.deepcopy(single), mesh, _plan(True))
+    x, dy = torch.randn(2, tokens, dim), torch.randn(2, tokens, dim)
+    distributed.broadcast(x, 0)
+    distributed.broadcast(dy, 0)
+    x[1, -1, 7] = torch.nan
+    own, whole = (
+        Step(each, *parts)
+        for each, parts in (
+            (model, [each.chunk(mesh.size(), 1)[rank] for each in (x, dy)]),
+            (single, [x, dy]),
+        )
+    )
+    assert torch.equal(own.y.isnan(), whole.y.chunk(mesh.size(), 1)[rank].isnan())
+    assert torch.equal(own.dx.isnan(), whole.dx.chunk(mesh.size(), 1)[rank].isnan())
+    for name, grad in whole.grads.items():
+        assert torch.equal(own.grads[name].isnan(), grad.isnan())
 
 
 def test_odd_sizes_and_three_ranks(tmp_path: Any) -> None:
@@ -238,7 +261,8 @@ def _with_fsdp(_: Any, rank: int, world: int) -> None:
         model = parallelize_module(block(recipe), mesh["tensor"], block_plan(by_tokens))
         fully_shard(model, mesh=mesh["data"])
         part = (lambda x: x.chunk(2, 1)[own]) if by_tokens else (lambda x: x)
-        losses = train(model, [[batch[replica]] for batch in batches], part)
+        replicas = mesh["data"].get_group()
+        losses = train(model, [[batch[replica]] for batch in batches], part, replicas)
         equal = 2 if by_tokens else 4  # ranks whose parts make one loss are 2 or 1
         _expect_losses([total / equal for total in _summed(losses)], expected)
 
