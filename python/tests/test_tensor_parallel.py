@@ -517,10 +517,22 @@ def test_calls_that_cannot_be_are_errors(mesh: Any) -> None:
         parallelize_module(_converted()["mlp"].up, mesh, f8.Float8ColwiseParallel()).forward(
             torch.randn(2, 16, 64)
         )
+    with pytest.raises(ValueError, match=r"x is on .* and the weight on"):
+        other = distributed.device_mesh.init_device_mesh("cpu", (1, 2))
+        model["mlp"].up(distribute_tensor(torch.randn(2, 16, 64), other, [Replicate()] * 2))
     blocks = parallelize_module(_converted("blockwise", 256, 256), mesh, _plan(True))
     with pytest.raises(ValueError, match="16 tokens of a sequence each, which cuts the blocks"):
         blocks["mlp"](torch.randn(2, 16, 256))
     assert model["mlp"](torch.randn(2, 0, 64)).shape == (2, 0, 64)
+
+
+def test_another_recipe_keeps_the_plan(mesh: Any) -> None:
+    model = parallelize_module(_converted(), mesh, _plan(True))
+    f8.convert_to_float8_training(model, config=f8.LinearConfig("tensorwise", emulate=True))
+    with ranks.Collectives() as seen:
+        y = model["mlp"](torch.randn(2, 16, 64))
+    assert y.shape == (2, 16, 64)
+    assert [dtype for name, dtype, _ in seen.calls if "gather" in name] == [torch.uint8]
 
 
 def _config(recipe: Any) -> int:
@@ -549,6 +561,8 @@ def test_one_gemm_of_operands_in_fp8(recipe: str) -> None:
     assert torch.equal(dw, w.grad)
     torch.ops.float8.gemm_into(*dyqt, *xqt, dw, None, 48, _config(dynamic), 2, True)
     assert torch.equal(dw, 2 * w.grad)
+    arguments = (*dyqt, *xqt, dw, None, 48, _config(dynamic), 2, False)
+    torch.library.opcheck(torch.ops.float8.gemm_into.default, arguments)
     with pytest.raises(ValueError, match="a of the GEMM is not 48 rows of 128 bytes"):
         operands.gemm(operands.OUTPUT, Copy(xq.data[:, :64], xq.scales), wq, 64, x, to, None)
 

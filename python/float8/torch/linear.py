@@ -37,6 +37,9 @@ class Float8Linear(nn.Linear):
     enable_fsdp_float8_all_gather: `fully_shard` gathers the weight in fp8 (fsdp.py). The weight
         becomes a new parameter with the same memory, so create the optimizer afterwards.
 
+    The weight may be a DTensor that ranks share by rows or by columns (tensor_parallel.py); x and y are
+    DTensors then.
+
     The first call with a shape compiles its kernels and keeps them in a cache on disk.
     """
 
@@ -89,8 +92,9 @@ class Float8Linear(nn.Linear):
         self._weight_gather = None
         self._sharing = None
         self._weight_words = None
-        self._output_dim = None
-        self._layer_name = ""
+        # Another recipe leaves the place in a model, and in a parallelize plan, as it was.
+        self._output_dim = self.__dict__.get("_output_dim")
+        self._layer_name = self.__dict__.get("_layer_name", "")
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute

@@ -132,7 +132,7 @@ class ScaleState(nn.Module):
             # The amaxes lie in front. Bits of |x| order like the numbers, and NaN comes last.
             amaxes = self.state[: 4 * self.slots * self.linears].view(torch.int32)
             # Where ranks share the weights, a scale is that of all of their parts.
-            for each in (group, *(self._weight_groups() if group is not None else ())):
+            for each in (group, *(self._tensor_groups() if group is not None else ())):
                 distributed.all_reduce(amaxes, distributed.ReduceOp.MAX, group=each)
         if self._is_first:
             self._plan_shared_linear()
@@ -140,14 +140,15 @@ class ScaleState(nn.Module):
         self._is_first = False
         self._steps_before_sync = None
 
-    def _weight_groups(self) -> list[Any]:
+    def _tensor_groups(self) -> list[Any]:
         """Returns the groups whose ranks share weights, in the same order on all ranks."""
-        meshes: list[Any] = []
+        groups: list[Any] = []
         for linear in sorted(self._attached, key=lambda linear: linear._scale_index):
-            weight: Any = linear._parameters.get("weight")
-            if (mesh := getattr(weight, "device_mesh", None)) is not None and mesh not in meshes:
-                meshes.append(mesh)
-        return [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
+            if linear._sharing is not None:
+                mesh = linear._sharing[0][0]
+                if (group := mesh.get_group()) not in groups:
+                    groups.append(group)
+        return groups
 
     def _plan_shared_linear(self) -> None:
         """Makes a plan for the shim, which ends no step of a recipe without any.

@@ -36,6 +36,8 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             "makes x a DTensor, such as ColwiseParallel"
         )
     mesh = weight.device_mesh
+    if input.device_mesh != mesh:
+        raise ValueError(f"float8: x is on {input.device_mesh}, and the weight on {mesh}")
     last = input.dim() - 1
     x_dim = None
     at = input.placements[0]
