@@ -106,7 +106,8 @@ def _expect_equal(own: Step, single: Step, rank: int, world: int, by_tokens: boo
         else:
             assert agree(own.grads[name], grad), (name, sqnr(own.grads[name], grad))
     for summed, expected in sums:
-        least = 40 if own.y.dtype == torch.bfloat16 or summed.is_cuda else 100
+        # Plans of a GPU have sums in other orders, as `agree` says.
+        least = 36 if summed.is_cuda else 40 if own.y.dtype == torch.bfloat16 else 100
         assert sqnr(summed, expected) > least, sqnr(summed, expected)
 
 
@@ -142,7 +143,7 @@ def _compare(
     with torch.no_grad():
         y, expected = model["mlp"](shards[0]), single["mlp"](x)
         expected = expected.chunk(world, 1)[rank] if by_tokens else expected
-        assert sqnr(y, expected) > 40
+        assert sqnr(y, expected) > 36
 
 
 def _every_recipe(mesh: Any, rank: int, world: int) -> None:
@@ -157,10 +158,45 @@ def test_every_recipe_computes_what_one_device_computes(tmp_path: Any) -> None:
     ranks.spawn(_every_recipe, 2, tmp_path)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_every_recipe_on_gpus(tmp_path: Any) -> None:
-    ranks.spawn(_every_recipe, 2, tmp_path, device="cuda")
+def _captured(mesh: Any, rank: int, world: int) -> None:
+    """A step that is captured in a CUDA graph gives what it gave before."""
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"):
+        model = _mlp(recipe, 128 * world, 128 * world, torch.bfloat16)
+        parallelize_module(model, mesh, _plan(True))
+        x = torch.randn(2, 128, 128 * world, device="cuda", dtype=torch.bfloat16)
+        dy = torch.randn_like(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            steps = [Step(model, x, dy) for _ in range(2)]
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model["mlp"](x)
+            y.backward(dy)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, steps[1].y)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(_whole(parameter.grad), steps[1].grads[name])
+
+
+def _gpus(world: int) -> Any:
+    few = torch.cuda.device_count() < world
+    return pytest.mark.skipif(few, reason=f"needs {world} GPUs")
+
+
+GPUS = [pytest.param(world, marks=(pytest.mark.gpu, _gpus(world))) for world in (1, 2)]
+
+
+@pytest.mark.parametrize("world", GPUS)
+def test_every_recipe_on_gpus(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_every_recipe, world, tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize("world", GPUS)
+def test_a_captured_step_on_gpus(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_captured, world, tmp_path, device="cuda")
 
 
 def _odd_sizes(mesh: Any, rank: int, world: int) -> None:
@@ -244,10 +280,9 @@ def test_a_block_trains_as_on_one_device(tmp_path: Any) -> None:
     ranks.spawn(_trains, 2, tmp_path)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_block_trains_on_gpus(tmp_path: Any) -> None:
-    ranks.spawn(_trains, 2, tmp_path, device="cuda")
+@pytest.mark.parametrize("world", GPUS)
+def test_a_block_trains_on_gpus(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_trains, world, tmp_path, device="cuda")
 
 
 def _with_fsdp(_: Any, rank: int, world: int) -> None:
