@@ -49,9 +49,10 @@ def gathers(variant: Sharded, n: int, k: int, device: str) -> dict[str, Callable
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(k, n, bias=False, device=device, dtype=torch.bfloat16))
     variant.convert(model, device == "cpu")
-    layer = fully_shard(model[0])
+    layer = fully_shard(model[0], reshard_after_forward=True)
     variant.after_step(model)
     state = layer._get_fsdp_state()
+    state._lazy_init()
     groups = getattr(state, "_fsdp_param_groups", None)
     group = groups[0] if groups else state._fsdp_param_group
     dy = torch.empty(8192 if device == "cuda" else 32, n, dtype=torch.bfloat16, device=device)

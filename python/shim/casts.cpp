@@ -79,7 +79,7 @@ uint32_t* words_of(const Tensor& words, int64_t count) {
 }
 
 QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
-  return {.config = Config(config).without_bias(),
+  return {.config = Config(config).of_casts(),
           .rows_max = rows_max,
           .cols = cols,
           .device = -1,
@@ -92,7 +92,7 @@ QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64
 
 QuantizerKey cast_key(Config config, const Place& place, float8_operand operand, int64_t rows,
                       int64_t cols, int32_t dtype, bool transposed) {
-  return {.config = config.without_bias(),
+  return {.config = config.of_casts(),
           .rows_max = operand == FLOAT8_WEIGHT ? rows : kRows * row_blocks(rows),
           .cols = cols,
           .device = place.key(),

@@ -115,7 +115,7 @@ void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const T
   if (d.size(0) == 0) return;
   const bool weight = kind == FLOAT8_GRAD_WEIGHT;
   const int64_t m = weight ? contracted : d.size(0);
-  const GemmKey key{.config = bits.without_bias(),
+  const GemmKey key{.config = bits.of_casts(),
                     .m_max = kRows * std::max<int64_t>(row_blocks(m), 1),
                     .n = kind == FLOAT8_OUTPUT       ? d.size(1)
                          : kind == FLOAT8_GRAD_INPUT ? contracted

@@ -301,7 +301,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   args.w_tensor = w_scales ? call.gathered(false, w_qt.value(), *w_scales, w_shards, w_view)
                            : call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
   Matrix inputs, w;
-  if (call.config.reads_x()) {
+  if (call.config.reads_x() && want_dw && (!x_qt || x_qt->numel() == 0)) {
     if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
     call.check_device(*x, "x");
     inputs = as_matrix(to_dtype(*x, call.dtype));
@@ -313,7 +313,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     args.x = inputs.data;
     args.ld_x = inputs.stride;
   }
-  if (call.config.reads_weight()) {
+  if (call.config.reads_weight() && (!w_qt || w_qt->numel() == 0)) {
     w = as_matrix(to_dtype(weight, call.dtype));
     args.w = w.data;
     args.ld_w = w.stride;

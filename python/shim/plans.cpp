@@ -128,7 +128,7 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   }
   AnyPlans& any = any_plans();
   const std::lock_guard lock(any.mutex);
-  any.plans.emplace(std::pair(Config(key.config).without_bias(), key.device), plan->linear);
+  any.plans.emplace(std::pair(Config(key.config).of_casts(), key.device), plan->linear);
   return plan;
 }
 
@@ -291,7 +291,7 @@ int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given
 
 QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_t operand,
                                bool transposed) {
-  const QuantizerKey key{.config = config.without_bias(),
+  const QuantizerKey key{.config = config.of_casts(),
                          .rows_max = rows,
                          .cols = cols,
                          .device = kEmulated,

@@ -45,7 +45,7 @@ struct Plan {
 
 // The casts of an operand apart from a linear.
 struct QuantizerKey {
-  uint64_t config = 0;  // without a bias
+  uint64_t config = 0;  // Config::of_casts()
   int64_t rows_max = 0;
   int64_t cols = 0;
   int32_t device = 0;  // -1: emulated
@@ -67,7 +67,7 @@ struct Quantizer {
 
 // One GEMM over operands in fp8.
 struct GemmKey {
-  uint64_t config = 0;  // without a bias
+  uint64_t config = 0;  // Config::of_casts()
   int64_t m_max = 0;
   int64_t n = 0;
   int64_t k = 0;
@@ -106,7 +106,7 @@ struct Place {
 // side, each once.
 void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 
-// Any plan of that recipe on the device, null where no call has made one. `config` has no bias.
+// Any plan of that recipe on the device, null where no call has made one. `config` is Config::of_casts().
 [[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
 
 // The context of a place, made where there is none.

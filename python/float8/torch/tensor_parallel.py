@@ -61,7 +61,7 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             y_dim = None
     scales = layer._scale_view
     first = layer._scales is not None and layer._scales._is_first
-    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute)
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True)
     bias: Any = layer.bias
     local_bias = None if bias is None else bias.to_local()
     words = _weight_words(layer, x.dtype)
