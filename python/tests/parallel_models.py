@@ -8,7 +8,12 @@ import ranks
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import SequenceParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 from torch.nn import functional
 
 import float8.torch as f8
@@ -52,6 +57,30 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
+
+
+def mlp(recipe: Any, dim: int, hidden: int, dtype: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"mlp": Mlp(dim, hidden)}).to(ranks.device, dtype)
+    config = f8.LinearConfig(recipe, emulate=ranks.device == "cpu", **options)
+    return f8.convert_to_float8_training(model, config=config)
+
+
+def mlp_plan(by_tokens: bool, plain: bool = False) -> dict[str, Any]:
+    """Returns the plan of an Mlp, with our styles or PyTorch's."""
+    column = ColwiseParallel if plain else f8.Float8ColwiseParallel
+    row = RowwiseParallel if plain else f8.Float8RowwiseParallel
+    prepare = PrepareModuleInput if plain else f8.PrepareFloat8ModuleInput
+    plan = {
+        "mlp.gate": column(),
+        "mlp.up": column(),
+        "mlp.down": row(output_layouts=Shard(1) if by_tokens else Replicate()),
+    }
+    if by_tokens:
+        plan["mlp"] = prepare(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    else:
+        plan["mlp"] = prepare(input_layouts=Replicate(), desired_input_layouts=Replicate())
+    return plan
 
 
 def block(recipe: Any) -> Any:
