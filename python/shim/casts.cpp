@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "python/shim/errors.hpp"
+#include "python/shim/scales.hpp"
 #include "python/shim/workspace.hpp"
 
 namespace float8_torch {
@@ -40,14 +41,36 @@ struct Cast {
     return args;
   }
 
+  // The slots of a scale state are those of any linear of the recipe.
+  void set_scales(float8_quantize_args& args, const Tensor& state, int64_t layout,
+                  bool evaluate) const {
+    const Config config(key.config);
+    const Scales scales(state, layout, config, place);
+    const float8_linear* linear = any_plan(key.config, key.device);
+    if (linear == nullptr) {
+      const PlanKey any{.config = key.config,
+                        .m_max = kRows,
+                        .n = rows.cols,
+                        .k = rows.cols,
+                        .device = key.device,
+                        .tensor_dtype = key.dtype,
+                        .grad_dtype = key.dtype};
+      linear = plan_for(any, place).linear;
+    }
+    args.scales = scales.slots(linear);
+    args.first_step = scales.first_step();
+    args.evaluate = evaluate;
+  }
+
   void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
     run(quantizer, q, qt, args());
   }
   void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt,
            float8_quantize_args args) const {
     const Workspace workspace(place, quantizer.workspace_bytes);
-    args.tensor = q.mutable_data_ptr();
-    args.transposed = quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
+    const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
+    args.tensor = (has_q ? q : qt).mutable_data_ptr();
+    args.transposed = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
     check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
   }
 };
@@ -114,6 +137,16 @@ uint32_t* words_of(const Tensor& words, int64_t count) {
   return count == 0 ? nullptr : static_cast<uint32_t*>(words.mutable_data_ptr());
 }
 
+QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
+  return {.config = Config(config).of_casts(),
+          .rows_max = rows_max,
+          .cols = cols,
+          .device = -1,
+          .operand = static_cast<int8_t>(operand),
+          .transposed = true,
+          .over_ranks = true};
+}
+
 }  // namespace
 
 QuantizerKey cast_key(Config config, const Place& place, float8_operand operand, int64_t rows,
@@ -128,7 +161,8 @@ QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
 }
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
-                                    bool transposed) {
+                                    bool transposed, const std::optional<Tensor>& scales,
+                                    int64_t layout, bool evaluate) {
   const Cast cast(x, config, operand, transposed);
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
@@ -142,7 +176,9 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), device);
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
-  cast.run(quantizer, q, qt);
+  float8_quantize_args args = cast.args();
+  if (scales) cast.set_scales(args, *scales, layout, evaluate);
+  cast.run(quantizer, q, qt, args);
   return {q, qt};
 }
 
@@ -225,6 +261,23 @@ std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& ama
   check(float8_quantize_list(shards.list(), shards.args.data(), shards.args.size(), nullptr,
                              shards.place().stream));
   return copies;
+}
+
+std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
+                                        int64_t operand) {
+  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
+  return {quantizer.amax_words, quantizer.row_amax_words};
+}
+
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
+    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
+    bool over_ranks) {
+  QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+  key.transposed = transposed;
+  key.over_ranks = over_ranks;
+  const CopyLayout at = copy_layout(key, rows);
+  return {at.q_pitch, at.q_scales, at.scales_in_qt ? 1 : 0, at.qt_pitch, at.qt_scales};
 }
 
 }  // namespace float8_torch

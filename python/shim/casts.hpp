@@ -1,6 +1,7 @@
 // The ops that cast an operand apart from a linear (ops.cpp says what they do).
 #pragma once
 
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace float8_torch {
                                     int64_t rows, int64_t cols, int32_t dtype, bool transposed);
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
-                                    bool transposed);
+                                    bool transposed, const std::optional<Tensor>& scales,
+                                    int64_t layout, bool evaluate);
 void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
                    int64_t operand);
 std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
@@ -21,6 +23,11 @@ std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_
 std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           const Tensor& row_amax, int64_t config, int64_t operand,
                                           int64_t rows_max);
+std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
+                                        int64_t operand);
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
+    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
+    bool over_ranks);
 
 // The same for the shards of many tensors, in few launches.
 std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector<int64_t> config,

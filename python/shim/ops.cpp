@@ -1,10 +1,11 @@
 // The ops of torch.ops.float8, registered with PyTorch's stable ABI. They are functional: every
 // tensor that they return is new, but for quantize_into and the calls of scales. python/float8/torch/_ops.py has their fake kernels and gradients.
 //
-//   quantize(x, config, operand, transposed) -> (q, qt)
+//   quantize(x, config, operand, transposed, scales?, layout, evaluate) -> (q, qt)
 //     The copies of an operand in fp8 (a float8_operand), as bytes: q as it lies and qt transposed,
 //     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
-//     is false. An input has any rank; a weight is in x's type. Not for delayed scaling.
+//     is false. An input has any rank; a weight is in x's type. Delayed scaling needs the linear's
+//     part of a scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
 //   quantize_into(x, q!, qt!, config, operand)
 //     The same over copies that quantize gave.
 //   quantize_amax(x, config, operand, rows_max) -> (amax, row_amax)
@@ -31,6 +32,10 @@
 //     -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
 //     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's.
+//   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate)
+//     d = a b^T + bias, or d += where `accumulate` is set: one of a linear's GEMMs
+//     (float8_gemm_kind), which sums over `contracted` elements. a and b are bytes, a row of which
+//     has a multiple of 128 and zeros behind its elements, with the inverse scales of float8_tensor.
 //   saved_bytes(m, n, k, config, x_given, w_given), quantized_bytes(rows, cols, config, operand,
 //   transposed)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
@@ -59,6 +64,7 @@
 #include "python/shim/casts.hpp"
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
+#include "python/shim/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
 #include "python/shim/tensors.hpp"
@@ -340,33 +346,6 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
   return {bytes.q, bytes.qt};
 }
 
-QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
-  return {.config = Config(config).of_casts(),
-          .rows_max = rows_max,
-          .cols = cols,
-          .device = -1,
-          .operand = static_cast<int8_t>(operand),
-          .transposed = true,
-          .over_ranks = true};
-}
-
-std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
-                                        int64_t operand) {
-  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
-  const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
-  return {quantizer.amax_words, quantizer.row_amax_words};
-}
-
-std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_op(
-    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
-    bool over_ranks) {
-  QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
-  key.transposed = transposed;
-  key.over_ranks = over_ranks;
-  const CopyLayout at = copy_layout(key, rows);
-  return {at.q_pitch, at.q_scales, at.scales_in_qt ? 1 : 0, at.qt_pitch, at.qt_scales};
-}
-
 void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
              int64_t m, int64_t config, bool apart) {
   if (n.size() != k.size() || m < 1) {
@@ -444,6 +423,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
   library.impl("quantize_amax_list", TORCH_BOX(&quantize_amax_list));
   library.impl("quantize_shard_list", TORCH_BOX(&quantize_shard_list));
+  library.impl("gemm_into", TORCH_BOX(&gemm_into));
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
   library.impl("reads_shards", TORCH_BOX(&reads_shards));
@@ -459,7 +439,9 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
 }  // namespace float8_torch
 
 STABLE_TORCH_LIBRARY(float8, library) {
-  library.def("quantize(Tensor x, int config, int operand, bool transposed) -> (Tensor, Tensor)");
+  library.def(
+      "quantize(Tensor x, int config, int operand, bool transposed, Tensor? scales=None, int "
+      "layout=0, bool evaluate=False) -> (Tensor, Tensor)");
   library.def(
       "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()");
   library.def("quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)");
@@ -486,6 +468,9 @@ STABLE_TORCH_LIBRARY(float8, library) {
       "w_shards=1) -> (Tensor, Tensor, "
       "Tensor)");
   library.def("reads_shards(Tensor dy, Tensor weight, int config) -> bool");
+  library.def(
+      "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? bias, "
+      "int contracted, int config, int gemm, bool accumulate) -> ()");
   library.def("saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int");
   library.def(
       "quantized_bytes(int rows, int cols, int config, int operand, bool "
@@ -515,7 +500,7 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
   library.impl("quantized_bytes", TORCH_BOX(&float8_torch::quantized_bytes_op));
   library.impl("amax_words", TORCH_BOX(&float8_torch::amax_words));
-  library.impl("copy_layout", TORCH_BOX(&float8_torch::copy_layout_op));
+  library.impl("copy_layout", TORCH_BOX(&float8_torch::copy_layout_of));
   library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
   library.impl("context", TORCH_BOX(&float8_torch::context_op));
   library.impl("plans", TORCH_BOX(&float8_torch::plans_op));

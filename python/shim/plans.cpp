@@ -48,6 +48,12 @@ struct Hash {
     }
     return hash;
   }
+  size_t operator()(const GemmKey& key) const {
+    const int64_t flags = (key.bias ? 2 : 0) | (key.accumulate ? 1 : 0);
+    const uint64_t shape =
+        mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
+    return mix(shape, pair_of(key.device, key.kind << 10 | key.dtype << 2 | flags));
+  }
 };
 
 // Values that are made at the first use of their key, one at a time, and kept.
@@ -170,6 +176,27 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   return made;
 }
 
+std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
+  float8_linear_desc recipe = {};
+  float8_recipe custom;
+  Config(key.config).set_recipe(recipe, custom);
+  float8_gemm_desc desc = {};
+  desc.struct_size = sizeof desc;
+  desc.m_max = key.m_max;
+  desc.n = key.n;
+  desc.k = key.k;
+  desc.gemm = key.kind;
+  desc.d_dtype = key.dtype;
+  desc.recipe = recipe.recipe;
+  desc.custom_recipe = recipe.custom_recipe;
+  desc.bias = key.bias;
+  desc.accumulate = key.accumulate;
+  auto made = std::make_unique<GemmPlan>();
+  check(float8_gemm_plan_create(context_of(key.device), &desc, &made->plan));
+  made->workspace_bytes = float8_gemm_workspace_bytes(made->plan);
+  return made;
+}
+
 }  // namespace
 
 float8_context* context_of(int32_t device) {
@@ -241,6 +268,16 @@ const QuantizerList& quantizer_list_for(const std::vector<const Quantizer*>& qua
   return lists->get(quantizers, place, make, [&] {
     return "the list of the casts of " + std::to_string(quantizers.size()) + " tensors";
   });
+}
+
+const GemmPlan& gemm_for(const GemmKey& key, const Place& place) {
+  static auto* const gemms = new Registry<GemmKey, GemmPlan>;
+  return gemms->get(
+      key, place, [&] { return make_gemm(key); },
+      [&] {
+        return "GEMM " + std::to_string(key.kind) + " of M up to " + std::to_string(key.m_max) +
+               ", N " + std::to_string(key.n) + ", K " + std::to_string(key.k);
+      });
 }
 
 void plan_all(const std::vector<PlanKey>& keys, const Place& place) {

@@ -71,6 +71,25 @@ struct QuantizerList {
   size_t workspace_bytes = 0;
 };
 
+// One GEMM over operands in fp8.
+struct GemmKey {
+  uint64_t config = 0;  // Config::of_casts()
+  int64_t m_max = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int32_t device = 0;  // -1: emulated
+  int8_t kind = 0;     // a float8_gemm_kind
+  int8_t dtype = 0;    // of d
+  bool bias = false;
+  bool accumulate = false;
+  bool operator==(const GemmKey&) const = default;
+};
+
+struct GemmPlan {
+  float8_gemm_plan* plan = nullptr;
+  size_t workspace_bytes = 0;
+};
+
 // The device and its stream that a call's work goes to.
 struct Place {
   Device device = {};
@@ -89,6 +108,7 @@ struct Place {
 [[nodiscard]] const Quantizer& quantizer_for(const QuantizerKey& key, const Place& place);
 [[nodiscard]] const QuantizerList& quantizer_list_for(
     const std::vector<const Quantizer*>& quantizers, const Place& place);
+[[nodiscard]] const GemmPlan& gemm_for(const GemmKey& key, const Place& place);
 
 // Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
 // side, each once.

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.utils._python_dispatch import TorchDispatchMode
 
 device = "cpu"  # of a rank
 _PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "float8.torch"]
@@ -141,3 +142,20 @@ def spawn(
     for rank, outcome in enumerate(outcomes):
         assert outcome.exit_code == 0, f"rank {rank}: {outcome.trace or outcome}"
     return [outcome.value for outcome in outcomes]
+
+
+class Collectives(TorchDispatchMode):
+    """Lists the functional collectives that are called: name, element type, bytes given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, torch.dtype, int]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace == "_c10d_functional" and "wait" not in func.__name__:
+            given = args[0]
+            size = given.numel() * given.element_size()
+            self.calls.append((func._opname, given.dtype, size))
+        return func(*args, **(kwargs or {}))

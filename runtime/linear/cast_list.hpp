@@ -10,6 +10,8 @@
 //                                           needs is not there
 //   Slot::kRowAmax   := rows                of the shard, and so of the tensor
 //
+// Ranks that hold the tensor by columns reduce row_amax and the tensor's word instead.
+//
 // All are the bits of |x| as fp32. Maxima of blocks are found by the cast, since a shard has whole
 // blocks.
 #pragma once

@@ -7,6 +7,8 @@ float8.torch.convert_to_float8_training(model, config="rowwise")
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from float8.torch import functional
 from float8.torch.agreement import agree
 from float8.torch.collectives import DistributedError
@@ -19,10 +21,20 @@ from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_histor
 from float8.torch.verify import verify_distributed
 from float8.torch.weight_casts import WeightCasts, cache_weight_casts
 
+if TYPE_CHECKING:
+    from float8.torch.parallel_styles import (
+        Float8ColwiseParallel,
+        Float8RowwiseParallel,
+        PrepareFloat8ModuleInput,
+    )
+
 __all__ = [
     "DistributedError",
+    "Float8ColwiseParallel",
     "Float8Linear",
+    "Float8RowwiseParallel",
     "LinearConfig",
+    "PrepareFloat8ModuleInput",
     "Watch",
     "WeightCasts",
     "agree",
@@ -38,3 +50,11 @@ __all__ = [
     "verify_distributed",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Float8ColwiseParallel", "Float8RowwiseParallel", "PrepareFloat8ModuleInput"):
+        from float8.torch import parallel_styles  # it loads DTensor, which takes a while
+
+        return getattr(parallel_styles, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,7 @@ quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
 quantize_amax_list = torch.ops.float8.quantize_amax_list.default
 quantize_shard_list = torch.ops.float8.quantize_shard_list.default
+gemm_into = torch.ops.float8.gemm_into.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
@@ -58,7 +59,13 @@ def _blocks(x: torch.Tensor) -> int:
 
 @torch.library.register_fake("float8::quantize")  # type: ignore[untyped-decorator]
 def _fake_quantize(
-    x: torch.Tensor, config: int, operand: int, transposed: bool
+    x: torch.Tensor,
+    config: int,
+    operand: int,
+    transposed: bool,
+    scales: torch.Tensor | None = None,
+    layout: int = 0,
+    evaluate: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     if operand == WEIGHT:
         rows, cols = map(int, x.shape)
@@ -125,6 +132,11 @@ def _fake_quantize_shard_list(
     for each, bits, rows in zip(x, config, rows_max, strict=True):
         copies += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
     return copies
+
+
+@torch.library.register_fake("float8::gemm_into")  # type: ignore[untyped-decorator]
+def _fake_gemm_into(*_: Any) -> None:
+    pass
 
 
 @torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]

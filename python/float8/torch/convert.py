@@ -285,6 +285,9 @@ def is_convertible(module: nn.Module) -> bool:
 
 def _make(make: Make, linear: nn.Linear, name: str) -> nn.Linear:
     try:
-        return make(linear)
+        made = make(linear)
+        if isinstance(made, Float8Linear):
+            made._layer_name = name
+        return made
     except ValueError as error:
         raise ValueError(f"{error} (layer {name or 'root'!r})") from None

@@ -308,3 +308,8 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
             groups.setdefault(gather.group, []).append((gather, weight))
     for weights in groups.values():
         cast_shards(weights)
+    shared: list[Any] = [m for m in module.modules() if getattr(m, "_sharing", None)]
+    if shared:
+        from float8.torch import tensor_parallel
+
+        tensor_parallel.find_weight_words(shared)

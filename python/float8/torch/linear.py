@@ -13,6 +13,7 @@ from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, fsdp
 from float8.torch.scales import ScaleState
+from float8.torch.sharded_operands import Sharing, rules_of
 from float8.torch.weight_casts import WeightCast
 from float8.torch.weight_gather import WeightGather
 
@@ -37,6 +38,9 @@ class Float8Linear(nn.Linear):
     enable_fsdp_float8_all_gather: `fully_shard` gathers the weight in fp8 (fsdp.py). The weight
         becomes a new parameter with the same memory, so create the optimizer afterwards.
 
+    The weight may be a DTensor that ranks share by rows or by columns (tensor_parallel.py); x and y are
+    DTensors then.
+
     The first call with a shape compiles its kernels and keeps them in a cache on disk.
     """
 
@@ -46,6 +50,11 @@ class Float8Linear(nn.Linear):
     _weight_gather: WeightGather | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
+    # With tensor parallelism (tensor_parallel.py):
+    _sharing: tuple[Any, int, Sharing] | None
+    _weight_words: tuple[Any, tuple[torch.Tensor, torch.Tensor]] | None
+    _output_dim: int | None  # of y, which ranks share by tokens
+    _layer_name: str  # in the model that was converted
 
     def __init__(
         self,
@@ -82,6 +91,11 @@ class Float8Linear(nn.Linear):
         self.shares_input = False
         self._weight_cast = None
         self._weight_gather = None
+        self._sharing = None
+        self._weight_words = None
+        # Another recipe leaves the place in a model, and in a parallelize plan, as it was.
+        self._output_dim = self.__dict__.get("_output_dim")
+        self._layer_name = self.__dict__.get("_layer_name", "")
         self.recipe = resolve_recipe(recipe)
         self.emulate = emulate
         self.recompute = recompute
@@ -93,6 +107,7 @@ class Float8Linear(nn.Linear):
         self._pack()
 
     def _pack(self) -> None:
+        self._rules = rules_of(self.recipe, self.emulate, self.saturate)
         self._config, self._compiled_config = (
             recipes.pack(
                 self.recipe,
@@ -137,6 +152,10 @@ class Float8Linear(nn.Linear):
         weight: torch.Tensor | None = self._parameters.get("weight")
         if weight is None:
             weight = self.weight
+        if type(weight) is not nn.Parameter and hasattr(weight, "_local_tensor"):
+            from float8.torch import tensor_parallel  # it takes a while to load
+
+            return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
             pad = (0, self._padding)
@@ -156,8 +175,9 @@ class Float8Linear(nn.Linear):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has weights of its own.
-        return {**self.__dict__, "_weight_cast": None, "_weight_gather": None}
+        # A copy has weights of its own, and a mesh cannot be copied.
+        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_weight_words")
+        return {**self.__dict__, **dict.fromkeys(of_weight)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -176,12 +196,14 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
     as long as the slowest kernel. A CUDA graph may be captured without a step before it then, but
     for delayed scaling.
 
+    Layers that tensor parallelism shares are left to their first calls.
+
     tokens: the rows of x in a call (batch size times sequence length).
     dtype: x's; None: the weights', or autocast's where it is on.
     """
     groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
     for layer in module.modules():
-        if isinstance(layer, Float8Linear):
+        if isinstance(layer, Float8Linear) and layer._sharing is None:
             weight = layer.weight
             device = weight.device.type
             type_of_x = dtype or (

@@ -27,6 +27,34 @@ NAME = "float8_scales"
 PART_BYTES = 16
 
 
+# A tensor parallel first step finds the amaxes of whole tensors apart from the casts. As in
+# linear_forward, that the state changes is not declared.
+_library: Any = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("record_amax(Tensor amax, Tensor scales, int operand) -> Tensor")
+
+
+@torch.library.impl(_library, "record_amax", "CompositeExplicitAutograd")
+def _record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
+    word = 3 * (scales.storage_offset() // PART_BYTES) + operand
+    recorded = torch.empty(0, dtype=torch.int32, device=scales.device)
+    recorded.set_(scales.untyped_storage(), word, (1,))  # type: ignore[call-overload]
+    torch.maximum(recorded, amax, out=recorded)
+    return amax.clone()
+
+
+@torch.library.register_fake("float8::record_amax")  # type: ignore[untyped-decorator]
+def _fake_record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
+    return torch.empty_like(amax)
+
+
+def record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
+    """Raises the amax of an operand in a linear's part of a scale state; returns the amax.
+
+    All operands of the linear have delayed scaling.
+    """
+    return torch.ops.float8.record_amax.default(amax, scales, operand)  # type: ignore[no-any-return]
+
+
 @functools.cache
 def _initial(config: int, layout: int) -> torch.Tensor:
     """The contents of a state before its first step, on the CPU."""
@@ -104,21 +132,28 @@ class ScaleState(nn.Module):
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
         # Process groups that are gone after a step with them would give each rank scales of its own.
         if distributed.is_available() and (distributed.is_initialized() or self._agreed):
-            self._reduce(group or distributed.group.WORLD)
+            self._reduce(group)
+        if self._is_first:
+            self._plan_shared_linear()
         torch.ops.float8.scales_sync(self.state, self.config, self.layout)
         self._is_first = False
         self._steps_before_sync = None
 
     def _reduce(self, group: Any) -> None:
-        """Reduces the amaxes over the ranks of the group."""
+        """Reduces the amaxes over the ranks of the group, and over those that share weights."""
+        groups = [group or distributed.group.WORLD]
         if not self._agreed:
             what = f"{self.linears} linears, config {self.config:#x}, layout {self.layout:#x}"
-            agreement.agree_once(group, {"scales": what}, self.state.device)
+            agreement.agree_once(groups[0], {"scales": what}, self.state.device)
             self._agreed = True
+        if group is not None:
+            # Where ranks share the weights, a scale is that of all of their parts.
+            groups += self._tensor_groups()
         operation = Operation("the amax all-reduce of delayed scaling")
         try:
             # Bits of |x| order like the numbers, and NaN comes last.
-            collectives.all_reduce_max(self._amaxes(), group, operation)
+            for each in groups:
+                collectives.all_reduce_max(self._amaxes(), each, operation)
         except collectives.DistributedError:
             self.discard_step()
             raise
@@ -130,6 +165,29 @@ class ScaleState(nn.Module):
     def discard_step(self) -> None:
         """Forgets a step that failed: the state is that after the latest sync."""
         self._amaxes().zero_()
+
+    def _tensor_groups(self) -> list[Any]:
+        """Returns the groups whose ranks share weights, in the same order on all ranks."""
+        groups: list[Any] = []
+        for linear in sorted(self._attached, key=lambda linear: linear._scale_index):
+            if linear._sharing is not None:
+                mesh = linear._sharing[0][0]
+                if (group := mesh.get_group()) not in groups:
+                    groups.append(group)
+        return groups
+
+    def _plan_shared_linear(self) -> None:
+        """Makes a plan for the shim, which ends no step of a recipe without any.
+
+        A tensor parallel linear has casts and GEMMs apart, and no plan.
+        """
+        for linear in self._attached:
+            if linear._sharing is not None:
+                local: Any = linear.weight
+                local = local._local_tensor
+                n, k = local.shape
+                torch.ops.float8.prepare(local[:0], local[:0], [n], [k], 1, self.config, False)
+                return
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Warns where the weights are updated for the second time, and the scales never were."""

@@ -1,20 +1,11 @@
-"""torchao's styles of tensor parallelism, which this version refuses when they are made."""
+"""torchao's styles of tensor parallelism."""
 
 from __future__ import annotations
 
-from float8.torchao.fsdp_utils import not_yet
+from float8.torch.parallel_styles import (
+    Float8ColwiseParallel,
+    Float8RowwiseParallel,
+    PrepareFloat8ModuleInput,
+)
 
-
-class Float8ColwiseParallel:
-    def __init__(self, *_: object, **__: object) -> None:
-        not_yet("Float8ColwiseParallel")
-
-
-class Float8RowwiseParallel:
-    def __init__(self, *_: object, **__: object) -> None:
-        not_yet("Float8RowwiseParallel")
-
-
-class PrepareFloat8ModuleInput:
-    def __init__(self, *_: object, **__: object) -> None:
-        not_yet("PrepareFloat8ModuleInput")
+__all__ = ["Float8ColwiseParallel", "Float8RowwiseParallel", "PrepareFloat8ModuleInput"]

@@ -329,7 +329,8 @@ typedef struct float8_quantizer_desc {
   /* Nonzero: ranks hold the tensor by rows, and each casts its shard to the bits of the whole
    * tensor's cast, in two calls: see float8_quantize_amax. A shard has 0 to rows_max rows, also of a
    * weight. If blocks of 128 rows have a scale, all shards but the last have rows_max rows, and that
-   * is a multiple of 128. Not for delayed scaling, whose amaxes float8_scales_sync reduces. */
+   * is a multiple of 128. Not for delayed scaling, whose amaxes float8_scales_sync reduces. Ranks may
+   * hold the tensor by columns too: see float8_quantize_amax. */
   int32_t over_ranks;
 } float8_quantizer_desc;
 
@@ -670,7 +671,11 @@ FLOAT8_API float8_status float8_quantize(const float8_quantizer* quantizer,
  * The shards' q under each other and their qt side by side are the copies of the whole tensor, bit
  * for bit. Words of several tensors that follow each other are reduced in one float8_amax_sync. A
  * shard of 0 rows has words too, all 0. Nothing here waits for the device, and all of it may be
- * captured in a CUDA graph. */
+ * captured in a CUDA graph.
+ *
+ * Where ranks hold the tensor by columns, other words span ranks: row_amax, if q has FLOAT8_AXIS, and
+ * the tensor's word, which is the last one of amax if a copy has FLOAT8_TENSOR. The words of columns
+ * stay as they are. q lie side by side then, and qt under each other. */
 FLOAT8_API float8_status float8_quantize_amax(const float8_quantizer* quantizer,
                                               const float8_quantize_args* args,
                                               float8_stream stream);

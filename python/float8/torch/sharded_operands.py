@@ -1,0 +1,387 @@
+"""Operands of a linear that ranks share: casts with the whole tensor's scales, and gathers in fp8.
+
+Every rank casts what it has. The maxima that span ranks are reduced first, so that bytes and scales
+are those of the whole tensor's cast.
+
+ranks share    rows have maxima   columns have maxima   a tensor has its maximum
+rows           of their own       over ranks            over ranks
+columns        over ranks         of their own          over ranks
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from float8 import recipes
+from float8.recipes import Cast, Granularity, Recipe, Scaling
+from float8.torch import _ops
+from float8.torch.scales import record_amax
+
+HIGH_PRECISION = -1  # in the place of a Granularity
+BLOCK = 128  # elements of a block with one scale; the pitch of a copy's lines is a multiple of it
+OUTPUT, GRAD_INPUT, GRAD_WEIGHT = range(3)  # float8_gemm_kind of float8.h
+
+
+class Copy(NamedTuple):
+    """A copy in fp8: bytes [lines][pitch] with zeros behind a line, and its inverse scales."""
+
+    data: Tensor
+    scales: Tensor
+
+
+Copies = tuple[Copy | None, Copy | None]  # q and qt
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """How a recipe casts the operands of a linear."""
+
+    config: int  # of dynamic scaling, without a bias
+    delayed: int  # the config of delayed scaling, 0 where scaling is dynamic
+    high_precision: int  # the config of GEMMs that are not in fp8
+    granularities: tuple[tuple[int, int], ...]  # of q and qt, for each operand
+    one_copy: tuple[bool, ...]  # of each operand: qt is q transposed
+    mixed: bool  # some casts are delayed and others are not
+
+    def is_fp8(self, gemm: int) -> bool:
+        """Tells whether a GEMM is in fp8."""
+        q, qt = self.granularities[_ops.INPUT if gemm == OUTPUT else _ops.GRAD_OUTPUT]
+        return (qt if gemm == GRAD_WEIGHT else q) != HIGH_PRECISION
+
+    @property
+    def has_blocks(self) -> bool:
+        return any(each > Granularity.AXIS for pair in self.granularities for each in pair)
+
+
+@functools.cache
+def rules_of(recipe: Recipe, emulate: bool, saturate: bool) -> Rules:
+    operands = (
+        (recipe.output.a, recipe.grad_weight.b),
+        (recipe.output.b, recipe.grad_input.b),
+        (recipe.grad_input.a, recipe.grad_weight.a),
+    )
+    casts = [cast for pair in operands for cast in pair]
+
+    def pack(recipe: Recipe) -> int:
+        return recipes.pack(recipe, emulate=emulate, saturate=saturate)
+
+    return Rules(
+        config=pack(_with_dynamic_scaling(recipe)),
+        delayed=pack(recipe) if recipe.delayed else 0,
+        high_precision=pack(Recipe.named("bf16")),
+        granularities=tuple((_granularity(q), _granularity(qt)) for q, qt in operands),
+        one_copy=tuple(
+            q == qt and q.fp8 and q.granularity is Granularity.TENSOR for q, qt in operands
+        ),
+        mixed=recipe.delayed and any(cast.scaling != Scaling.DELAYED for cast in casts),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """The ranks that share a linear's operands, and how they cast them."""
+
+    rules: Rules
+    group: str
+    ranks: int
+    rank: int
+
+
+def _granularity(cast: Cast) -> int:
+    return int(cast.granularity) if cast.fp8 else HIGH_PRECISION
+
+
+def _with_dynamic_scaling(recipe: Recipe) -> Recipe:
+    def dynamic(cast: Cast) -> Cast:
+        return dataclasses.replace(cast, scaling=Scaling.DYNAMIC) if cast.fp8 else cast
+
+    gemms = {
+        name: dataclasses.replace(gemm, a=dynamic(gemm.a), b=dynamic(gemm.b))
+        for name, gemm in recipe.gemms()
+    }
+    return Recipe(**gemms)
+
+
+# Casts
+
+
+class Share(NamedTuple):
+    """What this rank has of an operand."""
+
+    tensor: Tensor  # [rows][cols]
+    operand: int
+    dim: int | None  # the dimension that ranks share; None: every rank has the whole tensor
+    words: tuple[Tensor, Tensor] | None = None  # amax and row_amax over ranks, if they are known
+
+
+class Slot(NamedTuple):
+    """A linear's part of a scale state, with delayed scaling."""
+
+    scales: Tensor
+    layout: int
+    first: bool  # the first step, which scales dynamically
+
+
+def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) -> list[Copies]:
+    """Casts operands with the scales of the whole tensors; one all-reduce at most.
+
+    save: there is a backward, which needs qt; delayed scaling records the amaxes.
+    """
+    first = slot is not None and slot.first
+    unknown = [
+        share for share in shares if share.words is None and (first or spans_ranks(share, to))
+    ]
+    found = iter(find_words(unknown, to) if slot is None or first else ())
+    copies: list[Copies] = []
+    for share in shares:
+        needed = to.rules.granularities[share.operand][: 2 if save else 1]
+        if all(granularity == HIGH_PRECISION for granularity in needed):
+            copies.append((None, None))
+        elif slot is not None and not first:
+            config = to.rules.delayed
+            buffers = _ops.quantize(
+                share.tensor, config, share.operand, save, slot.scales, slot.layout, not save
+            )
+            copies.append(_copies(buffers, share, config, save, False))
+        elif not first and not spans_ranks(share, to):
+            buffers = _ops.quantize(share.tensor, to.rules.config, share.operand, save)
+            copies.append(_copies(buffers, share, to.rules.config, save, False))
+        else:
+            words = share.words or next(found)
+            copies.append(_cast_with(words, share, to, slot if save else None))
+    return copies
+
+
+def spans_ranks(share: Share, to: Sharing) -> bool:
+    """Tells whether a scale of the share depends on what other ranks have."""
+    q, qt = to.rules.granularities[share.operand]
+    if share.dim is None:
+        return False
+    return Granularity.TENSOR in (q, qt) or (qt if share.dim == 0 else q) == Granularity.AXIS
+
+
+def find_words(shares: Sequence[Share], to: Sharing) -> list[tuple[Tensor, Tensor]]:
+    """Returns the maxima of the whole tensors, in one all-reduce: amax and row_amax of each."""
+    own, parts = [], []
+    for share in shares:
+        amax, row_amax = _ops.quantize_amax(
+            share.tensor, to.rules.config, share.operand, share.tensor.shape[0]
+        )
+        q, qt = to.rules.granularities[share.operand]
+        # The words of amax are the columns', then the tensor's.
+        columns = amax.numel() - (Granularity.TENSOR in (q, qt))
+        own.append((amax[:columns], amax[columns:], row_amax))
+        if share.dim is not None:
+            parts.append(amax[columns:])
+            parts.append(amax[:columns] if share.dim == 0 else row_amax[: _rows_in_use(share, q)])
+    sizes = [part.numel() for part in parts]
+    if sum(sizes) > 0:
+        # A NaN is the largest word, so it wins on every rank.
+        reduced = wait(_c10d.all_reduce(torch.cat(parts), "max", to.group))
+        parts = list(torch.split(reduced, sizes))
+    result, whole = [], iter(parts)
+    for share, (columns_amax, tensor_amax, row_amax) in zip(shares, own, strict=True):
+        if share.dim is not None:
+            tensor_amax = next(whole)
+            if share.dim == 0:
+                columns_amax = next(whole)
+            else:
+                row_amax = torch.cat((over_ranks := next(whole), row_amax[over_ranks.numel() :]))
+        result.append((torch.cat((columns_amax, tensor_amax)), row_amax))
+    return result
+
+
+def _rows_in_use(share: Share, q: int) -> int:
+    """Returns how many words of row_amax a scale comes from: of a tensor alone they are scratch."""
+    return share.tensor.shape[0] if q == Granularity.AXIS else 0
+
+
+def _cast_with(
+    words: tuple[Tensor, Tensor], share: Share, to: Sharing, slot: Slot | None
+) -> Copies:
+    amax, row_amax = words
+    if slot is not None:  # the result is the argument, so that the call stays in a compiled graph
+        amax = record_amax(amax, slot.scales, share.operand)
+    buffers = _ops.quantize_shard(
+        share.tensor, amax, row_amax, to.rules.config, share.operand, share.tensor.shape[0]
+    )
+    return _copies(buffers, share, to.rules.config, True, True)
+
+
+_cached_layout = functools.cache(torch.ops.float8.copy_layout.default)
+
+
+def _layout(*key: int) -> tuple[int, ...]:
+    # torch.compile does not look into caches.
+    compiling = torch.compiler.is_compiling()
+    find = torch.ops.float8.copy_layout.default if compiling else _cached_layout
+    return find(*key)  # type: ignore[no-any-return]
+
+
+def _copies(
+    buffers: tuple[Tensor, Tensor], share: Share, config: int, transposed: bool, over_ranks: bool
+) -> Copies:
+    """Returns the parts of the buffers that a cast filled."""
+    q, qt = buffers
+    rows, cols = map(int, share.tensor.shape)
+    most = rows if over_ranks or share.operand == _ops.WEIGHT else -(-rows // _ops.ROWS) * _ops.ROWS
+    layout = _layout(most, rows, cols, config, share.operand, transposed, over_ranks)
+    q_pitch, q_scales, in_qt, qt_pitch, qt_scales = layout
+    copies: list[Copy | None] = [None, None]
+    if q_pitch:
+        scales = (qt if in_qt else q)[q_scales:].view(torch.float32)
+        copies[0] = Copy(q[: rows * q_pitch].view(rows, q_pitch), scales)
+    if qt_pitch and transposed:
+        scales = qt[qt_scales:].view(torch.float32)
+        copies[1] = Copy(qt[: cols * qt_pitch].view(cols, qt_pitch), scales)
+    return copies[0], copies[1]
+
+
+# Gathers of what ranks have by rows
+
+_c10d = torch.ops._c10d_functional
+
+
+def wait(tensor: Tensor) -> Tensor:
+    """Returns the result of a collective."""
+    return _c10d.wait_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def start_gather(own: Tensor, to: Sharing) -> Tensor:
+    """Starts to gather what lies in memory of all ranks, one after the other."""
+    return _c10d.all_gather_into_tensor(own.contiguous().flatten(), to.ranks, to.group)  # type: ignore[no-any-return]
+
+
+Started = tuple[Tensor, Tensor | None]  # bytes and scales on their way
+
+
+class Shard(NamedTuple):
+    """The rows of an operand that a rank has.
+
+    outer: they are so many runs, and the other ranks' lie between two of them. Those of x [B, S, K]
+        whose S is shared are B runs.
+    """
+
+    operand: int
+    rows: int
+    cols: int
+    outer: int
+
+
+def start_gather_q(q: Copy, shard: Shard, to: Sharing) -> Started:
+    """Starts to gather q, 1 byte an element, and the scales that other ranks lack."""
+    granularity = to.rules.granularities[shard.operand][0]
+    data = start_gather(q.data[:, : shard.cols], to)
+    if granularity == Granularity.TENSOR:
+        return data, None
+    count = shard.rows
+    if granularity == Granularity.BLOCK_1X128:
+        count = _blocks(shard.cols) * _in_4s(shard.rows)
+    return data, start_gather(q.scales[:count], to)
+
+
+def finish_gather_q(started: Started, own: Copy, shard: Shard, to: Sharing) -> Copy:
+    """Returns q of the whole operand."""
+    data = whole_rows(wait(started[0]).view(-1, shard.cols), shard.outer, to)
+    scales = own.scales
+    if started[1] is not None:
+        scales = wait(started[1])
+        if to.rules.granularities[shard.operand][0] == Granularity.AXIS:
+            scales = whole_rows(scales.view(-1, 1), shard.outer, to).flatten()
+        else:
+            parts = scales.view(to.ranks, _blocks(shard.cols), -1)[:, :, : shard.rows]
+            scales = _whole_lines(parts, shard.outer, 4).flatten()
+    return Copy(_pitched(data), scales)
+
+
+def start_gather_qt(qt: Copy, shard: Shard, to: Sharing) -> Started:
+    """Starts to gather qt; a scale of a line is that of the whole operand already."""
+    data = start_gather(qt.data[:, : shard.rows], to)
+    if to.rules.granularities[shard.operand][1] in (Granularity.TENSOR, Granularity.AXIS):
+        return data, None
+    return data, start_gather(qt.scales[: _blocks(shard.rows) * _in_4s(shard.cols)], to)
+
+
+def finish_gather_qt(started: Started, own: Copy, shard: Shard, to: Sharing) -> Copy:
+    """Returns qt of the whole operand."""
+    parts = wait(started[0]).view(to.ranks, shard.cols, shard.rows)
+    scales = own.scales
+    if started[1] is not None:
+        scales = wait(started[1]).view(-1, _in_4s(shard.cols))
+        scales = whole_rows(scales, shard.outer, to).flatten()
+    return Copy(_whole_lines(parts, shard.outer, BLOCK), scales)
+
+
+def gather_both(q: Copy, qt: Copy, shard: Shard, to: Sharing) -> tuple[Copy, Copy]:
+    """Returns q and qt of the whole operand; qt is made of q where it has the same bytes."""
+    started = start_gather_q(q, shard, to)
+    if to.rules.one_copy[shard.operand]:
+        whole = finish_gather_q(started, q, shard, to)
+        return whole, Copy(_pitched(whole.data[:, : shard.cols].t()), whole.scales)
+    started_qt = start_gather_qt(qt, shard, to)
+    return (
+        finish_gather_q(started, q, shard, to),
+        finish_gather_qt(started_qt, qt, shard, to),
+    )
+
+
+def whole_rows(gathered: Tensor, outer: int, to: Sharing) -> Tensor:
+    """Returns the rows of all ranks in the whole tensor's order; `outer` as in Shard."""
+    runs = gathered.view(to.ranks, outer, -1, gathered.shape[1])
+    return runs.transpose(0, 1).reshape(gathered.shape)
+
+
+def shared_rows(whole: Tensor, outer: int, to: Sharing) -> Tensor:
+    """Returns rows with each rank's own next to each other: the inverse of whole_rows."""
+    runs = whole.view(outer, to.ranks, -1, whole.shape[1])
+    return runs.transpose(0, 1).reshape(whole.shape)
+
+
+def _whole_lines(parts: Tensor, outer: int, multiple: int) -> Tensor:
+    """Returns the lines of [ranks][lines][rows] side by side, padded, in the whole tensor's order."""
+    ranks, lines, rows = parts.shape
+    runs = parts.reshape(ranks, lines, outer, rows // outer)
+    whole = runs.permute(1, 2, 0, 3).reshape(lines, ranks * rows)
+    return pad(whole, (0, -whole.shape[1] % multiple)).contiguous()
+
+
+def check_runs(run: int, operand: int, to: Sharing) -> None:
+    """Raises where the run of rows that a rank has cuts blocks of rows that have one scale."""
+    qt = to.rules.granularities[operand][1]
+    if qt == Granularity.BLOCK_128X128 or (qt == Granularity.BLOCK_1X128 and run % BLOCK != 0):
+        raise ValueError(
+            f"float8: {to.ranks} ranks have {run} tokens of a sequence each, which cuts the blocks "
+            f"of {BLOCK} rows that have one scale; share whole blocks, or leave sequence "
+            "parallelism out"
+        )
+
+
+def _pitched(data: Tensor) -> Tensor:
+    return pad(data, (0, -data.shape[1] % BLOCK)).contiguous()
+
+
+def _blocks(extent: int) -> int:
+    return -(-extent // BLOCK)
+
+
+def _in_4s(scales: int) -> int:
+    return -(-scales // 4) * 4
+
+
+# GEMMs
+
+
+def gemm(
+    kind: int, a: Copy, b: Copy, contracted: int, like: Tensor, to: Sharing, bias: Tensor | None
+) -> Tensor:
+    """Returns a b^T + bias in the type of `like`."""
+    d = like.new_empty((a.data.shape[0], b.data.shape[0]))
+    _ops.gemm_into(*a, *b, d, bias, contracted, to.rules.config, kind, False)
+    return d

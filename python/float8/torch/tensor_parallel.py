@@ -1,0 +1,157 @@
+"""Tensor and sequence parallelism: Float8Linear layers whose weight is a DTensor that ranks share.
+
+The weight is shared by rows (Shard(0), column-wise parallel) or by columns (Shard(1), row-wise
+parallel). This is the layers' side: placements, checks, and maxima of weights that are found once a
+step. sharded_linear.py computes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import Shard as ShardPlacement
+
+from float8.torch import _ops, sharded_linear
+from float8.torch import sharded_operands as operands
+from float8.torch.sharded_linear import Call
+from float8.torch.sharded_operands import Share, Sharing
+
+if TYPE_CHECKING:
+    from float8.torch.linear import Float8Linear
+
+
+def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
+    """Computes a Float8Linear whose weight is a DTensor.
+
+    source: the DTensor that the layer was called with, before any change of type.
+    """
+    weight: Any = layer.weight
+    dim, to = sharing_of(layer, weight)
+    if not isinstance(input, DTensor):
+        raise ValueError(
+            "float8: the weight is a DTensor and x is not; parallelize the layer with a style that "
+            "makes x a DTensor, such as ColwiseParallel"
+        )
+    mesh = weight.device_mesh
+    if input.device_mesh != mesh:
+        raise ValueError(f"float8: x is on {input.device_mesh}, and the weight on {mesh}")
+    last = input.dim() - 1
+    x_dim = None
+    at = input.placements[0]
+    if dim == 1:
+        if not at.is_shard(last):
+            input = input.redistribute(mesh, [ShardPlacement(last)])
+        x = input.to_local()
+    elif isinstance(at, ShardPlacement) and at.dim < last and to.rules.is_fp8(operands.OUTPUT):
+        x, x_dim = input.to_local(), at.dim
+        _check_tokens(input.shape[x_dim], to)
+    else:
+        if not at.is_replicate():
+            input = input.redistribute(mesh, [Replicate()])
+        x = input.to_local(grad_placements=[Partial()])
+    y_dim = layer._output_dim if dim == 1 else None
+    if y_dim is not None:
+        y_dim %= input.dim()
+        if y_dim < last:
+            _check_tokens(input.shape[y_dim], to)
+        else:
+            y_dim = None
+    scales = layer._scale_view
+    first = layer._scales is not None and layer._scales._is_first
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True)
+    bias: Any = layer.bias
+    local_bias = None if bias is None else bias.to_local()
+    words = _weight_words(layer, x.dtype)
+    y = sharded_linear.linear(source, x, weight.to_local(), local_bias, scales, words, call)
+    if dim == 0:
+        return DTensor.from_local(y, mesh, [ShardPlacement(last)], run_check=False)
+    out = Partial() if y_dim is None else ShardPlacement(y_dim)
+    return DTensor.from_local(y, mesh, [out], run_check=False)
+
+
+def sharing_of(layer: Float8Linear, weight: Any) -> tuple[int, Sharing]:
+    """Returns the weight's dimension that ranks share, and how (ValueError)."""
+    mesh, placements = weight.device_mesh, weight.placements
+    known = layer._sharing
+    if known is not None and known[0] == (mesh, placements, layer._config):
+        return known[1], known[2]
+    if len(placements) != 1 or not (placements[0].is_shard(0) or placements[0].is_shard(1)):
+        raise ValueError(
+            f"float8: a weight is a DTensor with placements {placements}; a linear in fp8 has "
+            "Shard(0) or Shard(1) on one dimension of a mesh"
+        )
+    dim = placements[0].dim
+    check(layer, dim, mesh.size())
+    to = Sharing(layer._rules, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
+    layer._sharing = ((mesh, placements, layer._config), dim, to)
+    return dim, to
+
+
+def check(layer: Float8Linear, dim: int, ranks: int) -> None:
+    """Raises ValueError, with the layer's name, where ranks cannot share its weight."""
+    name = f"layer {layer._layer_name!r}" if layer._layer_name else "a Float8Linear"
+    extent, what = (
+        (layer.out_features, "out_features") if dim == 0 else (layer.in_features, "in_features")
+    )
+    blocks = layer._rules.has_blocks
+    multiple = operands.BLOCK if blocks else 16
+    if extent % (ranks * multiple) != 0 or layer._padding:
+        why = "whole blocks of 128" if blocks else "multiples of 16"
+        raise ValueError(
+            f"float8: {name} has {what} {extent}, which {ranks} ranks cannot share in {why}; leave "
+            "it out of the parallelize plan, or out of the conversion"
+        )
+    if layer._rules.mixed:
+        raise ValueError(
+            f"float8: {name} has a custom recipe with delayed and other casts; tensor parallelism is "
+            "for delayed scaling of all operands, or of none"
+        )
+    if layer.enable_fsdp_float8_all_gather:
+        raise ValueError(
+            f"float8: {name} has enable_fsdp_float8_all_gather, which is for weights that "
+            "fully_shard alone shards; convert the model without it"
+        )
+
+
+def _check_tokens(tokens: int, to: Sharing) -> None:
+    if tokens % to.ranks != 0:
+        raise ValueError(
+            f"float8: {to.ranks} ranks cannot share a sequence of {tokens} evenly; pad it"
+        )
+
+
+def _version(weight: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+    local = weight._local_tensor
+    return id(weight), weight._version, id(local), local._version, dtype
+
+
+def _weight_words(layer: Float8Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Returns the maxima that `find_weight_words` left, None where the weight has changed since."""
+    known = layer._weight_words
+    if known is None or torch.compiler.is_compiling():
+        return None
+    return known[1] if known[0] == _version(layer.weight, dtype) else None
+
+
+@torch.no_grad()
+def find_weight_words(layers: list[Float8Linear]) -> None:
+    """Finds the maxima of the layers' weights over ranks, in one all-reduce for each group.
+
+    A weight that FSDP shards too is left to its forwards, which find them with those of x.
+    """
+    groups: dict[Sharing, list[tuple[Float8Linear, Share]]] = {}
+    for layer in layers:
+        weight: Any = layer.weight
+        if len(weight.placements) != 1:
+            continue
+        dim, to = sharing_of(layer, weight)
+        share = Share(weight._local_tensor.detach(), _ops.WEIGHT, dim)
+        if not to.rules.delayed and operands.spans_ranks(share, to):
+            groups.setdefault(to, []).append((layer, share))
+    for to, own in groups.items():
+        found = operands.find_words([share for _, share in own], to)
+        for (layer, _), words in zip(own, found, strict=True):
+            layer._weight_words = (_version(layer.weight, layer.weight.dtype), words)

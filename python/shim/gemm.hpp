@@ -1,0 +1,14 @@
+// The op that multiplies two operands in fp8 (ops.cpp says what it does).
+#pragma once
+
+#include <optional>
+
+#include "python/shim/tensors.hpp"
+
+namespace float8_torch {
+
+void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
+               const Tensor& d, const std::optional<Tensor>& bias, int64_t contracted,
+               int64_t config, int64_t kind, bool accumulate);
+
+}  // namespace float8_torch

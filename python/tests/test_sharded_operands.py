@@ -1,0 +1,161 @@
+"""Tensor parallelism without ranks: what it refuses, its casts, and one GEMM of operands in fp8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from parallel_models import Mlp, mlp_plan
+from reference import agree
+from torch import distributed, nn
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import float8
+import float8.torch as f8
+from float8.torch import sharded_operands as operands
+from float8.torch.sharded_operands import Copy, Sharing, rules_of
+
+GEMM = float8.recipes.Gemm
+ROWS = float8.Cast(granularity=float8.Granularity.AXIS)
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """A mesh of two ranks, of which this process is one; nothing is sent."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield distributed.device_mesh.init_device_mesh("cpu", (2,))
+    distributed.destroy_process_group()
+
+
+def _converted(recipe: Any = "rowwise", dim: int = 64, hidden: int = 128, **options: Any) -> Any:
+    config = f8.LinearConfig(recipe, emulate=True, **options)
+    return f8.convert_to_float8_training(nn.ModuleDict({"mlp": Mlp(dim, hidden)}), config=config)
+
+
+def test_what_cannot_be_is_an_error_that_names_the_layer(mesh: Any) -> None:
+    plan = mlp_plan(True)
+    for model, words in (
+        (_converted(hidden=48), r"layer 'mlp.gate' has out_features 48, which 2 ranks"),
+        (_converted("blockwise", hidden=128), r"out_features 128, which 2 ranks .* blocks of 128"),
+        (_converted(enable_fsdp_float8_all_gather=True), "enable_fsdp_float8_all_gather"),
+        (nn.ModuleDict({"mlp": Mlp(64, 128)}), "for a Float8Linear, not a Linear"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parallelize_module(model, mesh, plan)
+    rows = {"mlp.down": f8.Float8RowwiseParallel()}
+    with pytest.raises(ValueError, match=r"layer 'mlp.down' has in_features 48, which 2 ranks"):
+        parallelize_module(_converted(hidden=48), mesh, rows)
+    for module, name, words in (
+        (Mlp(64, 64), None, "Mlp has no submodule that is one"),
+        (_converted(), "mlp", "'mlp' is none"),
+    ):
+        style = f8.PrepareFloat8ModuleInput(fwd_config_submodule_fqn=name)
+        with pytest.raises(ValueError, match=words):
+            parallelize_module(module, mesh, style)
+    padded = f8.Float8Linear(40, 64, emulate=True, pad_inner_dim=True)
+    with pytest.raises(ValueError, match="a Float8Linear has in_features 40"):
+        parallelize_module(padded, mesh, f8.Float8RowwiseParallel())
+    with pytest.raises(ValueError, match="float8_dtype"):
+        f8.PrepareFloat8ModuleInput(float8_dtype=torch.float8_e5m2)
+    delayed = float8.Cast(float8.Scaling.DELAYED)
+    mixed = float8.Recipe(GEMM(delayed, delayed), GEMM(ROWS, ROWS), GEMM(ROWS, ROWS))
+    with pytest.raises(ValueError, match="delayed and other casts"):
+        parallelize_module(_converted(mixed), mesh, plan)
+
+
+def test_calls_that_cannot_be_are_errors(mesh: Any) -> None:
+    model = parallelize_module(_converted(), mesh, mlp_plan(True))
+    with pytest.raises(ValueError, match="cannot share a sequence of 15 evenly"):
+        x = distribute_tensor(torch.randn(2, 15, 64), mesh, [Shard(1)])
+        model["mlp"](x)
+    plain = _converted(hidden=48)  # PyTorch's styles take any size
+    parallelize_module(plain, mesh, mlp_plan(False, plain=True))
+    with pytest.raises(ValueError, match=r"layer 'mlp.gate' has out_features 48"):
+        plain["mlp"](torch.randn(2, 16, 64))
+    linear = nn.Sequential(_converted()["mlp"].up)
+    distribute_module(linear, mesh)
+    with pytest.raises(ValueError, match="placements"):
+        linear(distribute_tensor(torch.randn(2, 16, 64), mesh, [Replicate()]))
+    with pytest.raises(ValueError, match="the weight is a DTensor and x is not"):
+        parallelize_module(_converted()["mlp"].up, mesh, f8.Float8ColwiseParallel()).forward(
+            torch.randn(2, 16, 64)
+        )
+    with pytest.raises(ValueError, match=r"x is on .* and the weight on"):
+        other = distributed.device_mesh.init_device_mesh("cpu", (1, 2))
+        model["mlp"].up(distribute_tensor(torch.randn(2, 16, 64), other, [Replicate()] * 2))
+    blocks = parallelize_module(_converted("blockwise", 256, 256), mesh, mlp_plan(True))
+    with pytest.raises(ValueError, match="16 tokens of a sequence each, which cuts the blocks"):
+        blocks["mlp"](torch.randn(2, 16, 256))
+    assert model["mlp"](torch.randn(2, 0, 64)).shape == (2, 0, 64)
+
+
+def test_another_recipe_keeps_themlp_plan(mesh: Any) -> None:
+    model = parallelize_module(_converted(), mesh, mlp_plan(True))
+    f8.convert_to_float8_training(model, config=f8.LinearConfig("tensorwise", emulate=True))
+    with ranks.Collectives() as seen:
+        y = model["mlp"](torch.randn(2, 16, 64))
+    assert y.shape == (2, 16, 64)
+    assert [dtype for name, dtype, _ in seen.calls if "gather" in name] == [torch.uint8]
+
+
+def _config(recipe: Any, device: str) -> int:
+    return float8.recipes.pack(float8.Recipe.named(recipe), emulate=device == "cpu")
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "blockwise", "delayed"))
+def test_one_gemm_of_operands_in_fp8(recipe: str, device: str) -> None:
+    """The GEMMs of operands that were cast apart are those of a linear."""
+    torch.manual_seed(0)
+    to = Sharing(rules_of(float8.Recipe.named(recipe), device == "cpu", False), "", 1, 0)
+    x, w, dy = (torch.randn(size).to(device) for size in ((48, 64), (80, 64), (48, 80)))
+    shares = [operands.Share(each, i, None) for i, each in enumerate((x, w, dy))]
+    (xq, xqt), (wq, wqt), (dyq, dyqt) = operands.cast(shares, to, True, None)
+    bias = torch.randn(80).to(device)
+    y = operands.gemm(operands.OUTPUT, xq, wq, 64, x, to, bias)
+    dx = operands.gemm(operands.GRAD_INPUT, dyq, wqt, 80, x, to, None)
+    dw = operands.gemm(operands.GRAD_WEIGHT, dyqt, xqt, 48, x, to, None)
+    for each in (x, w):
+        each.requires_grad_()
+    dynamic = "tensorwise" if recipe == "delayed" else recipe
+    expected = f8.functional.linear(x, w, bias, recipe=dynamic, emulate=device == "cpu")
+    expected.backward(dy)
+    assert agree(y, expected.detach())
+    assert agree(dx, x.grad)
+    assert agree(dw, w.grad)
+    torch.ops.float8.gemm_into(*dyqt, *xqt, dw, None, 48, _config(dynamic, device), 2, True)
+    assert agree(dw, 2 * w.grad)
+    arguments = (*dyqt, *xqt, dw, None, 48, _config(dynamic, device), 2, False)
+    torch.library.opcheck(torch.ops.float8.gemm_into.default, arguments)
+    with pytest.raises(ValueError, match="a of the GEMM is not 48 rows of 128 bytes"):
+        operands.gemm(operands.OUTPUT, Copy(xq.data[:, :64], xq.scales), wq, 64, x, to, None)
+
+
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "rowwise_with_gw_hp"))
+def test_shards_by_columns_have_the_whole_tensors_scales(recipe: str, device: str) -> None:
+    """Maxima of rows and of the tensor are reduced between two calls, as for shards by rows."""
+    torch.manual_seed(0)
+    whole = torch.randn(48, 128).bfloat16().to(device)
+    shards = [each.contiguous() for each in whole.chunk(2, 1)]
+    config = _config(recipe, device)
+    for operand in range(3):
+        q, qt = torch.ops.float8.quantize(whole, config, operand, True)
+        found = [torch.ops.float8.quantize_amax(each, config, operand, 48) for each in shards]
+        columns = 64 if found[0][0].numel() >= 64 else 0
+        tensor = torch.maximum(*(amax[columns:] for amax, _ in found))
+        rows = torch.maximum(*(row_amax for _, row_amax in found))
+        rows_max = 48 if operand == 1 else 512
+        at = torch.ops.float8.copy_layout(rows_max, 48, 128, config, operand, True, False)
+        own = torch.ops.float8.copy_layout(48, 48, 64, config, operand, True, True)
+        for i, (shard, (amax, _)) in enumerate(zip(shards, found, strict=True)):
+            words = torch.cat((amax[:columns], tensor))
+            sq, sqt = torch.ops.float8.quantize_shard(shard, words, rows, config, operand, 48)
+            if at[0]:
+                expected = q[: 48 * at[0]].view(48, at[0])[:, 64 * i : 64 * (i + 1)]
+                assert torch.equal(sq[: 48 * own[0]].view(48, own[0])[:, :64], expected)
+            if at[3]:
+                expected = qt[: 128 * at[3]].view(128, at[3])[64 * i : 64 * (i + 1), :48]
+                assert torch.equal(sqt[: 64 * own[3]].view(64, own[3])[:, :48], expected)
