@@ -48,7 +48,7 @@ ROOMS = {
     "runtime/quantize": {"device", "quantize"},
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
     "runtime/model": {"device", "gemm", "quantize", "linear", "model"},
-    "runtime/distributed": {"device", "distributed"},
+    "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {"device", "gemm", "quantize", "linear", "model", "distributed", "c_abi"},
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},
