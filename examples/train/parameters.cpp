@@ -21,10 +21,15 @@ void fill_uniform(std::span<float> values, double deviation, uint64_t seed, uint
 
 }  // namespace
 
-Parameters::Parameters(const TrainConfig& config) {
-  const auto add = [this](std::string name, int64_t n, int64_t k, double factor) {
-    linears.push_back({std::move(name), n, k, count, factor / std::sqrt(static_cast<double>(k))});
-    count += n * k;
+Parameters::Parameters(const TrainConfig& config, int ranks) {
+  const auto add = [&](std::string name, int64_t n, int64_t k, double factor) {
+    linears.push_back({.name = std::move(name),
+                       .n = n,
+                       .k = k,
+                       .rows = n / ranks,
+                       .offset = count,
+                       .deviation = factor / std::sqrt(static_cast<double>(k))});
+    count += n / ranks * k;
   };
   // The blocks together add as much to the residual stream, however many there are.
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(config.layers));
@@ -47,7 +52,7 @@ std::vector<float> Parameters::initial(const TrainConfig& config) const {
                  deviation, config.seed, static_cast<uint64_t>(first));
   };
   for (const LinearShape& linear : linears) {
-    fill(linear.offset, linear.n * linear.k, linear.deviation);
+    fill(linear.offset, linear.rows * linear.k, linear.deviation);
   }
   fill(embedding, gain - embedding, kEmbeddingDeviation);
   return values;

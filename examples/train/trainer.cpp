@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
+#include <mutex>
+#include <thread>
 
 #include "error.hpp"
 #include "model.hpp"
@@ -12,12 +15,14 @@ namespace {
 
 class Trainer {
  public:
-  Trainer(Backend& backend, const TrainConfig& config, const Text& text, const RunOptions& options)
+  Trainer(Backend& backend, const TrainConfig& config, const Rank& rank, const Text& text,
+          const RunOptions& options)
       : backend_(backend),
         config_(config),
         options_(options),
+        reports_(rank.index == 0),
         run_name_(identity(config, text.hash)),
-        model_(backend, config, text.bytes) {}
+        model_(backend, config, rank, text.bytes) {}
 
   RunResult run() {
     curve_.name = config_.recipe;
@@ -76,7 +81,7 @@ class Trainer {
     }
     curve_.ms.resize(curve_.loss.size(), static_cast<float>(ms()));
     add_learning_rates();
-    if (options_.progress) options_.progress(curve_);
+    if (options_.progress && reports_) options_.progress(curve_);
   }
 
   void add_learning_rates() {
@@ -91,7 +96,7 @@ class Trainer {
     checkpoint.run = run_name_;
     checkpoint.loss = curve_.loss;
     checkpoint.ms = curve_.ms;
-    save(options_.checkpoint, checkpoint);
+    if (reports_) save(options_.checkpoint, checkpoint);
   }
 
   [[nodiscard]] double tokens_per_second() {
@@ -104,6 +109,7 @@ class Trainer {
   Backend& backend_;
   const TrainConfig& config_;
   const RunOptions& options_;
+  bool reports_;  // the first rank does
   std::string run_name_;
   std::vector<StepScalars> schedule_ = make_schedule(config_, AdamConfig{});
   Model model_;
@@ -116,7 +122,48 @@ class Trainer {
 RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
                 const RunOptions& options) {
   validate(config);
-  return Trainer(backend, config, text, options).run();
+  if (config.fsdp != 1) {
+    fail(FLOAT8_INVALID_ARGUMENT, "%ld ranks have a backend each", config.fsdp);
+  }
+  return Trainer(backend, config, Rank{}, text, options).run();
+}
+
+RunResult train_on_ranks(const std::function<std::unique_ptr<Backend>(int rank)>& make_backend,
+                         const TrainConfig& config, const Text& text, const RunOptions& options) {
+  validate(config);
+  if (config.fsdp == 1) return train(*make_backend(0), config, text, options);
+  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<const float8::Context*> contexts;
+  for (int rank = 0; rank < config.fsdp; ++rank) {
+    backends.push_back(make_backend(rank));
+    contexts.push_back(&backends.back()->context());
+  }
+  auto communicators = float8::Communicator::create(contexts).value();
+  RunResult result;
+  std::exception_ptr first_error;
+  std::mutex mutex;
+  const auto run = [&](size_t index) {
+    Backend& backend = *backends[index];
+    try {
+      backend.attach();
+      backend.set_communicator(&communicators[index]);
+      const Rank rank{static_cast<int>(index), static_cast<int>(config.fsdp),
+                      &communicators[index]};
+      RunResult own = Trainer(backend, config, rank, text, options).run();
+      if (index == 0) result = std::move(own);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!first_error) first_error = std::current_exception();
+      communicators[index].abort();
+    }
+    backend.set_communicator(nullptr);
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (size_t index = 0; index < backends.size(); ++index) threads.emplace_back(run, index);
+  }
+  if (first_error) std::rethrow_exception(first_error);
+  return result;
 }
 
 }  // namespace train
