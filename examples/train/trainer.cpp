@@ -117,6 +117,28 @@ class Trainer {
   std::vector<double> timed_;  // milliseconds of a step, at each look
 };
 
+// Runs a body for each rank, on a thread of its own. Where one throws, it leaves the others, and the
+// first error is thrown.
+void on_threads(std::vector<float8::Communicator>& ranks, const std::function<void(size_t)>& body) {
+  std::exception_ptr first_error;
+  std::mutex mutex;
+  {
+    std::vector<std::jthread> threads;
+    for (size_t index = 0; index < ranks.size(); ++index) {
+      threads.emplace_back([&, index] {
+        try {
+          body(index);
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (!first_error) first_error = std::current_exception();
+          ranks[index].abort();
+        }
+      });
+    }
+  }
+  if (first_error) std::rethrow_exception(first_error);
+}
+
 }  // namespace
 
 RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
@@ -138,31 +160,22 @@ RunResult train_on_ranks(const std::function<std::unique_ptr<Backend>(int rank)>
     backends.push_back(make_backend(rank));
     contexts.push_back(&backends.back()->context());
   }
-  auto communicators = float8::Communicator::create(contexts).value();
+  std::vector<float8::Communicator> communicators = float8::Communicator::create(contexts).value();
+  std::vector<std::unique_ptr<Trainer>> trainers(backends.size());
+  // All memory is taken before any rank waits for another on its device.
+  on_threads(communicators, [&](size_t index) {
+    backends[index]->attach();
+    backends[index]->set_communicator(&communicators[index]);
+    const Rank rank{static_cast<int>(index), static_cast<int>(config.fsdp), &communicators[index]};
+    trainers[index] = std::make_unique<Trainer>(*backends[index], config, rank, text, options);
+  });
   RunResult result;
-  std::exception_ptr first_error;
-  std::mutex mutex;
-  const auto run = [&](size_t index) {
-    Backend& backend = *backends[index];
-    try {
-      backend.attach();
-      backend.set_communicator(&communicators[index]);
-      const Rank rank{static_cast<int>(index), static_cast<int>(config.fsdp),
-                      &communicators[index]};
-      RunResult own = Trainer(backend, config, rank, text, options).run();
-      if (index == 0) result = std::move(own);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!first_error) first_error = std::current_exception();
-      communicators[index].abort();
-    }
-    backend.set_communicator(nullptr);
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (size_t index = 0; index < backends.size(); ++index) threads.emplace_back(run, index);
-  }
-  if (first_error) std::rethrow_exception(first_error);
+  on_threads(communicators, [&](size_t index) {
+    backends[index]->attach();
+    RunResult own = trainers[index]->run();
+    if (index == 0) result = std::move(own);
+  });
+  for (const auto& backend : backends) backend->set_communicator(nullptr);
   return result;
 }
 

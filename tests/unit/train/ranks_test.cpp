@@ -1,0 +1,155 @@
+// Training on several ranks, each an emulated device and a thread.
+#include <cmath>
+
+#include "examples/train/checkpoint.hpp"
+#include "examples/train/trainer.hpp"
+#include "train_test.hpp"
+
+namespace train {
+namespace {
+
+TrainConfig tiny(const std::string& recipe, int64_t fsdp, int64_t micro_batches) {
+  TrainConfig config;
+  config.recipe = recipe;
+  // Blocks of 128 rows are not cut.
+  config.hidden = recipe == "blockwise" ? 256 : 64;
+  config.ffn = recipe == "blockwise" ? 256 : 128;
+  config.layers = 2;
+  config.context = 4;
+  config.tokens = 128;
+  config.steps = 6;
+  config.lr = 1e-2;
+  config.fsdp = fsdp;
+  config.micro_batches = micro_batches;
+  return config;
+}
+
+Text sample_text() {
+  Text text;
+  for (int i = 0; i < 200; ++i) text.bytes += "the quick brown fox jumps over the lazy dog. ";
+  text.hash = "fixed";
+  return text;
+}
+
+std::vector<float> losses(const TrainConfig& config, const RunOptions& options = {}) {
+  return train_on_ranks([](int rank) { return make_host_backend(rank); }, config, sample_text(),
+                        options)
+      .curve.loss;
+}
+
+class Fsdp : public ::testing::TestWithParam<std::string> {
+ protected:
+  // The losses and the weights of a run.
+  std::pair<std::vector<float>, std::vector<float>> run(int64_t fsdp, int64_t micro_batches) {
+    const TrainConfig config = tiny(GetParam(), fsdp, micro_batches);
+    RunOptions options;
+    options.checkpoint = folder_ / format("%ld-%ld", fsdp, micro_batches);
+    options.save_every = config.steps;
+    std::vector<float> curve = losses(config, options);
+    return {curve, load(options.checkpoint, identity(config, "fixed")).master};
+  }
+  TemporaryFolder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, Fsdp, ::testing::ValuesIn(recipe_names()),
+                         [](const auto& recipe) { return recipe.param; });
+
+// Delayed scales are those of all ranks' activations, and so of no micro-batch.
+class FsdpBits : public Fsdp {};
+INSTANTIATE_TEST_SUITE_P(Recipes, FsdpBits,
+                         ::testing::Values("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp",
+                                           "blockwise"),
+                         [](const auto& recipe) { return recipe.param; });
+
+TEST_P(FsdpBits, AreThoseOfMicroBatchesOnOneDevice) {
+  for (const int64_t ranks : {2, 4}) {
+    if (GetParam() == "blockwise" && ranks == 4) continue;
+    const auto [loss, master] = run(ranks, 1);
+    const auto [expected_loss, expected_master] = run(1, ranks);
+    EXPECT_EQ(loss, expected_loss) << ranks;
+    EXPECT_EQ(master, expected_master) << ranks;
+  }
+}
+
+TEST_P(Fsdp, IsCloseToOneDevice) {
+  const auto [loss, master] = run(2, 1);
+  const auto [expected_loss, expected_master] = run(1, 1);
+  // A delayed scale is that of the whole tensor, so nothing but sums differ.
+  const double tolerance = GetParam() == "delayed" ? 1e-3 : 0.02;
+  for (size_t i = 0; i < loss.size(); ++i) {
+    EXPECT_NEAR(loss[i] / expected_loss[i], 1, tolerance) << i;
+  }
+  EXPECT_EQ(master.size(), expected_master.size());
+}
+
+TEST_P(Fsdp, MicroBatchesOfRanksAddUp) {
+  const std::vector<float> one = losses(tiny(GetParam(), 1, 4));
+  const std::vector<float> two = losses(tiny(GetParam(), 2, 2));
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(two[i] / one[i], 1, 0.02) << i;
+}
+
+TEST_P(Fsdp, ResumesOnAnyNumberOfRanks) {
+  const TrainConfig two = tiny(GetParam(), 2, 1);
+  const std::vector<float> whole = losses(two);
+  RunOptions half;
+  half.checkpoint = folder_ / "half";
+  half.save_every = 3;
+  half.stop_after = 4;
+  losses(two, half);
+  RunOptions rest;
+  rest.resume = folder_ / "half";
+  EXPECT_EQ(losses(two, rest), whole);
+  const std::vector<float> alone = losses(tiny(GetParam(), 1, 2), rest);
+  if (GetParam() == "delayed") {
+    ASSERT_EQ(alone.size(), whole.size());
+    for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(alone[i] / whole[i], 1, 0.02) << i;
+  } else {
+    EXPECT_EQ(alone, whole);
+  }
+}
+
+TEST(FsdpFailures, ARankThatFailsStopsAllWithItsError) {
+  const TemporaryFolder folder;
+  RunOptions options;
+  options.checkpoint = folder / "missing" / "a";  // rank 0 alone writes it
+  options.save_every = 2;
+  const float8::Error error = error_of([&] { losses(tiny("rowwise", 4, 1), options); });
+  EXPECT_EQ(error.code, FLOAT8_IO);
+  EXPECT_NE(error.message.find("missing"), std::string::npos) << error.message;
+}
+
+TEST(FsdpFailures, ALossThatIsNotFiniteOnOneRankIsOneError) {
+  const TemporaryFolder folder;
+  TrainConfig config = tiny("rowwise", 2, 1);
+  RunOptions options;
+  options.checkpoint = folder / "a";
+  options.save_every = 1;
+  options.stop_after = 1;
+  losses(config, options);
+  Checkpoint checkpoint = load(folder / "a", identity(config, "fixed"));
+  // A row that the second rank alone holds: the amax over ranks takes it to all.
+  checkpoint.master[static_cast<size_t>((config.ffn - 1) * config.hidden)] = NAN;
+  save(folder / "a", checkpoint);
+  RunOptions resumed;
+  resumed.resume = folder / "a";
+  const float8::Error error = error_of([&] { losses(config, resumed); });
+  EXPECT_NE(error.message.find("step 2 is not finite"), std::string::npos) << error.message;
+}
+
+TEST(FsdpFailures, ShardsThatCutBlocksAreRefused) {
+  TrainConfig config = tiny("blockwise", 2, 1);
+  config.hidden = config.ffn = 128;
+  const float8::Error error = error_of([&] { losses(config); });
+  EXPECT_EQ(error.code, FLOAT8_UNSUPPORTED);
+  EXPECT_NE(error.message.find("shards of 64 rows cut the blocks"), std::string::npos)
+      << error.message;
+}
+
+TEST(FsdpFailures, ABackendAloneIsOneRank) {
+  const float8::Error error = error_of([&] {
+    static_cast<void>(train(*make_host_backend(), tiny("bf16", 2, 1), sample_text(), {}));
+  });
+  EXPECT_EQ(error.code, FLOAT8_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace train
