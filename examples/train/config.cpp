@@ -46,7 +46,12 @@ void validate(const TrainConfig& config) {
   in_range("tokens", config.tokens, 16, 1 << 20, 16);
   in_range("micro-batches", config.micro_batches, 1, 1024, 1);
   in_range("fsdp", config.fsdp, 1, kMostRanks, 1);
-  if (config.hidden % config.fsdp != 0 || config.ffn % config.fsdp != 0 ||
+  in_range("tp", config.tp, 1, kMostRanks / config.fsdp, 1);
+  if (config.ffn % (16 * config.tp) != 0) {
+    fail(FLOAT8_INVALID_ARGUMENT, "--tp is %ld; it divides --ffn (%ld) into multiples of 16",
+         config.tp, config.ffn);
+  }
+  if (config.hidden % config.fsdp != 0 || config.ffn % (config.fsdp * config.tp) != 0 ||
       kBytes % config.fsdp != 0 || config.tokens % (16 * config.fsdp * config.micro_batches) != 0) {
     fail(FLOAT8_INVALID_ARGUMENT,
          "--fsdp is %ld and --micro-batches %ld; the first divides --hidden (%ld), --ffn (%ld) and "

@@ -22,11 +22,13 @@ struct TrainConfig {
   int64_t tokens = 8192;      // predictions of a step
   int64_t micro_batches = 1;  // of each rank, whose gradients are added up
   int64_t fsdp = 1;           // ranks that share the weights out, and the tokens
+  int64_t tp = 1;             // ranks that share out the inner width of a block
   int64_t steps = 2000;
   uint32_t seed = 1;
   // The highest rate; it is reached in a hundred steps and falls in a cosine to a tenth of it.
   double lr = 3e-4;
 
+  [[nodiscard]] int64_t ranks() const { return fsdp * tp; }
   // Predictions of one forward.
   [[nodiscard]] int64_t batch_tokens() const { return tokens / (fsdp * micro_batches); }
 };

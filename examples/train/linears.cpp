@@ -40,12 +40,12 @@ int64_t most_of_a_rank(const Parameters& parameters) {
 
 }  // namespace
 
-Linears::Linears(Backend& backend, const TrainConfig& config, const Rank& rank,
+Linears::Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks,
                  const Parameters& parameters, const u16* weights, float* grads)
     : backend_(backend),
-      rank_(rank),
+      ranks_(ranks),
       parameters_(parameters),
-      grad_sum_(backend, rank, config.micro_batches, most_of_a_rank(parameters)) {
+      grad_sum_(backend, ranks_.fsdp, config.micro_batches, most_of_a_rank(parameters)) {
   const float8::Context& context = backend.context();
   const float8::Model model = convert(context, config, parameters);
   for (size_t i = 0; i < parameters.linears.size(); ++i) {
@@ -55,12 +55,12 @@ Linears::Linears(Backend& backend, const TrainConfig& config, const Rank& rank,
     layers_.push_back(
         Layer{.linear = *linear, .w = weights + shape.offset, .dw = grads + shape.offset});
   }
-  if (!rank.is_alone()) shards_.emplace(backend, rank, parameters, weights);
+  if (!ranks.world.is_alone()) shards_.emplace(backend, ranks_, parameters, weights);
   allocate();
   if (shards_) allocate_shards(config.recipe);
-  if (!rank.is_alone() || config.micro_batches > 1) {
+  if (!ranks.world.is_alone() || config.micro_batches > 1) {
     dw_ = static_cast<float*>(backend.allocate(
-        static_cast<size_t>(most_of_a_rank(parameters) * rank.count) * sizeof(float)));
+        static_cast<size_t>(most_of_a_rank(parameters) * ranks.world.count) * sizeof(float)));
   }
 }
 
@@ -125,7 +125,7 @@ void Linears::forward(size_t index, const void* x, void* y, bool first_step) {
   args.weight_cache = layer.cache;
   args.scales = layer.slots;
   args.first_step = first_step;
-  args.ranks = rank_.handle();
+  args.ranks = ranks_.world.handle();
   if (shards_) {
     args.w_tensor = shards_->gather(index, false);
     args.w = shards_->gather_bf16(index);
@@ -147,7 +147,7 @@ void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bo
   args.weight_cache = layer.cache;
   args.scales = layer.slots;
   args.first_step = first_step;
-  args.ranks = rank_.handle();
+  args.ranks = ranks_.world.handle();
   if (shards_) {
     args.w_tensor = shards_->gather(index, true);
     args.w = shards_->gather_bf16(index);
@@ -157,7 +157,7 @@ void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bo
 }
 
 void Linears::update_scales() {
-  check(scales_->sync(scale_state_, rank_.handle(), backend_.stream()));
+  check(scales_->sync(scale_state_, ranks_.world.handle(), backend_.stream()));
 }
 
 std::vector<unsigned char> Linears::scale_state() const {

@@ -13,7 +13,7 @@ class Linears {
  public:
   // `weights` is the bf16 copy of the rank's parameters and `grads` their fp32 gradients; both stay in
   // use.
-  Linears(Backend& backend, const TrainConfig& config, const Rank& rank,
+  Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks,
           const Parameters& parameters, const u16* weights, float* grads);
 
   // Begins a step: makes fp8 copies of the weights as they are now. The first step of all has no
@@ -23,7 +23,7 @@ class Linears {
   // x is the forward's. The weight's gradient is overwritten by micro-batch 0; the others add to it.
   void backward(size_t index, const void* dy, const void* x, void* dx, bool first_step,
                 int64_t batch);
-  // Memory of the largest whole gradient of several ranks, free between two calls.
+  // Memory of the largest whole gradient of all ranks, free between two calls.
   [[nodiscard]] float* gradient_scratch() const { return dw_; }
   // Comes between backward and the optimizer.
   void update_scales();
@@ -46,7 +46,7 @@ class Linears {
   void allocate_shards(const std::string& recipe);
 
   Backend& backend_;
-  const Rank& rank_;
+  const Ranks& ranks_;
   const Parameters& parameters_;
   GradSum grad_sum_;
   std::optional<Shards> shards_;  // of several ranks

@@ -36,7 +36,7 @@ void run(const Options& options) {
   for (const TrainConfig& config : options.runs) {
     const auto make_backend = [&](int rank) {
       auto backend = options.emulate
-                         ? make_host_backend(rank)
+                         ? make_host_backend(rank % 8)
                          : make_gpu_backend(options.device + rank, config.hidden, config.context);
       if (!options.table.empty()) {
         static_cast<void>(backend->context().load_table(options.table.string()).value());

@@ -11,6 +11,9 @@ namespace {
 // Sums of squares of a linear's gradient, and of those of embeddings and gains.
 constexpr i32 kChunks = kBytes;  // which every number of ranks divides
 constexpr i32 kSmallChunks = 64;
+int64_t square_sum_count(const Parameters& parameters) {
+  return kChunks * static_cast<int64_t>(parameters.linears.size()) + kSmallChunks;
+}
 
 // Allocates `count` elements, zeroed.
 template <class T>
@@ -32,15 +35,15 @@ std::vector<T> download(Backend& backend, const T* from, int64_t count) {
 
 }  // namespace
 
-Model::Model(Backend& backend, const TrainConfig& config, const Rank& rank, std::string_view text)
+Model::Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, std::string_view text)
     : backend_(backend),
       config_(config),
-      rank_(rank),
+      ranks_(ranks),
       whole_parameters_(config),
-      parameters_(config, rank.count),
-      grad_sum_(backend, rank_, 1, 0) {
+      parameters_(config, ranks.fsdp.count, ranks.tp.count),
+      grad_sum_(backend, ranks_.fsdp, 1, 0) {
   allocate(text);
-  linears_.emplace(backend, config_, rank_, parameters_, copy_, grad_);
+  linears_.emplace(backend, config_, ranks_, parameters_, copy_, grad_);
   Checkpoint start;
   start.master = whole_parameters_.initial(config);
   start.m.resize(start.master.size());
@@ -51,7 +54,7 @@ Model::Model(Backend& backend, const TrainConfig& config, const Rank& rank, std:
 void Model::allocate(std::string_view text) {
   const int64_t tokens = config_.batch_tokens();
   const int64_t stream = tokens * config_.hidden;
-  const int64_t inner = tokens * config_.ffn;
+  const int64_t inner = tokens * config_.ffn / config_.tp;
   text_bytes_ = static_cast<u32>(text.size());
   take(backend_, text_bytes_, text_);
   backend_.upload(text_, text.data(), text.size());
@@ -79,9 +82,8 @@ void Model::allocate(std::string_view text) {
   take(backend_, tokens * kBytes, dlogits_);
   take(backend_, config_.tokens, losses_);
   take(backend_, backend_.share_count() * config_.hidden, partials_);
-  take(backend_, kChunks * static_cast<int64_t>(parameters_.linears.size()) + kSmallChunks,
-       squares_);
-  if (!rank_.is_alone() || config_.micro_batches > 1) {
+  take(backend_, config_.tp * square_sum_count(parameters_), squares_);
+  if (!ranks_.fsdp.is_alone() || config_.micro_batches > 1) {
     take(backend_, parameters_.count - parameters_.embedding, small_);
   }
 }
@@ -97,7 +99,7 @@ void Model::step(bool first_step) {
 }
 
 void Model::forward(int64_t batch, bool first_step) {
-  const int64_t share = rank_.index * config_.micro_batches + batch;
+  const int64_t share = ranks_.fsdp.index * config_.micro_batches + batch;
   const auto step_tokens = static_cast<i32>(config_.tokens);
   const auto tokens = static_cast<i32>(config_.batch_tokens());
   const auto context = static_cast<i32>(config_.context);
@@ -131,8 +133,9 @@ void Model::forward(int64_t batch, bool first_step) {
                  .width = width});
     if (i + 1 == saved_.size()) break;
     linears_->forward(2 * i, here.n, here.u, first_step);
-    backend_.launch(GeluArgs{.u = here.u, .a = here.a, .count = tokens * config_.ffn});
+    backend_.launch(GeluArgs{.u = here.u, .a = here.a, .count = tokens * config_.ffn / config_.tp});
     linears_->forward(2 * i + 1, here.a, y_, first_step);
+    sum_over_tp(y_);
   }
   linears_->forward(2 * (saved_.size() - 1), saved_.back().n, logits_, first_step);
   backend_.launch(LossArgs{.logits = logits_,
@@ -174,8 +177,10 @@ void Model::backward(int64_t batch, bool first_step) {
   for (size_t i = head; i-- > 0;) {
     const Saved& here = saved_[i];
     linears_->backward(2 * i + 1, dh_, here.a, da_, first_step, batch);
-    backend_.launch(GeluGradArgs{.u = here.u, .da = da_, .du = da_, .count = tokens * config_.ffn});
+    backend_.launch(GeluGradArgs{
+        .u = here.u, .da = da_, .du = da_, .count = tokens * config_.ffn / config_.tp});
     linears_->backward(2 * i, da_, here.n, y_, first_step, batch);
+    sum_over_tp(y_);
     norm_grad(i, dh_, small);
   }
   backend_.launch(EmbedGradArgs{.dh = dh_,
@@ -187,53 +192,71 @@ void Model::backward(int64_t batch, bool first_step) {
   grad_sum_.add(small_grad, small_, parameters_.count - parameters_.embedding, false, batch);
 }
 
+void Model::sum_over_tp(u16* activations) {
+  if (ranks_.tp.is_alone()) return;
+  check(ranks_.tp.communicator->all_reduce(
+      activations, activations, static_cast<size_t>(config_.batch_tokens() * config_.hidden),
+      FLOAT8_BF16, backend_.stream()));
+}
+
 // Each linear's gradient has kChunks sums of squares, one for each chunk of its rows, in the order
 // [chunk][linear]; a rank has the chunks of its rows, so the sums are the same bits on any number of
-// ranks.
+// FSDP ranks. Those of all ranks of tensor parallelism follow each other; what these have alike counts
+// on the first one, and is 0 on the others.
 void Model::square_sums() {
   const auto linears = static_cast<int64_t>(parameters_.linears.size());
-  const int64_t chunks = kChunks / rank_.count;
-  float* const own = squares_ + rank_.index * chunks * linears;
+  const int64_t chunks = kChunks / ranks_.fsdp.count;
+  float* const all = squares_ + ranks_.tp.index * square_sum_count(parameters_);
+  float* const own = all + ranks_.fsdp.index * chunks * linears;
   for (int64_t i = 0; i < linears; ++i) {
     const LinearShape& shape = parameters_.linears[static_cast<size_t>(i)];
+    if (shape.split == Split::kNone && ranks_.tp.index > 0) continue;
     backend_.launch(SquareSumArgs{.x = grad_ + shape.offset,
                                   .partials = own + i,
                                   .count = shape.rows * shape.k,
                                   .blocks = static_cast<i32>(chunks),
                                   .stride = static_cast<i32>(linears)});
   }
-  backend_.launch(SquareSumArgs{.x = grad_ + parameters_.embedding,
-                                .partials = squares_ + kChunks * linears,
-                                .count = parameters_.count - parameters_.embedding,
-                                .blocks = kSmallChunks});
-  if (rank_.is_alone()) return;
-  check(rank_.communicator->all_gather(own, squares_, static_cast<size_t>(chunks * linears),
-                                       FLOAT8_F32, backend_.stream()));
+  if (ranks_.tp.index == 0) {
+    backend_.launch(SquareSumArgs{.x = grad_ + parameters_.embedding,
+                                  .partials = all + kChunks * linears,
+                                  .count = parameters_.count - parameters_.embedding,
+                                  .blocks = kSmallChunks});
+  }
+  if (!ranks_.fsdp.is_alone()) {
+    check(ranks_.fsdp.communicator->all_gather(own, all, static_cast<size_t>(chunks * linears),
+                                               FLOAT8_F32, backend_.stream()));
+  }
+  if (!ranks_.tp.is_alone()) {
+    check(ranks_.tp.communicator->all_gather(all, squares_,
+                                             static_cast<size_t>(square_sum_count(parameters_)),
+                                             FLOAT8_F32, backend_.stream()));
+  }
 }
 
 void Model::optimize() {
   square_sums();
-  backend_.launch(AdamArgs{
-      .master = master_,
-      .m = m_,
-      .v = v_,
-      .grad = grad_,
-      .copy = copy_,
-      .count = parameters_.count,
-      .decayed = parameters_.decayed,
-      .partials = squares_,
-      .partial_count = static_cast<i32>(kChunks * parameters_.linears.size()) + kSmallChunks,
-      .schedule = schedule_,
-      .step = step_,
-      .max_norm = adam_.max_norm,
-      .beta1 = adam_.beta1,
-      .beta2 = adam_.beta2,
-      .epsilon = adam_.epsilon,
-      .weight_decay = adam_.weight_decay});
-  if (!rank_.is_alone()) {
-    const int64_t own = config_.tokens / rank_.count;
-    check(rank_.communicator->all_gather(losses_ + rank_.index * own, losses_,
-                                         static_cast<size_t>(own), FLOAT8_F32, backend_.stream()));
+  backend_.launch(
+      AdamArgs{.master = master_,
+               .m = m_,
+               .v = v_,
+               .grad = grad_,
+               .copy = copy_,
+               .count = parameters_.count,
+               .decayed = parameters_.decayed,
+               .partials = squares_,
+               .partial_count = static_cast<i32>(config_.tp * square_sum_count(parameters_)),
+               .schedule = schedule_,
+               .step = step_,
+               .max_norm = adam_.max_norm,
+               .beta1 = adam_.beta1,
+               .beta2 = adam_.beta2,
+               .epsilon = adam_.epsilon,
+               .weight_decay = adam_.weight_decay});
+  if (const Rank& fsdp = ranks_.fsdp; !fsdp.is_alone()) {
+    const int64_t own = config_.tokens / fsdp.count;
+    check(fsdp.communicator->all_gather(losses_ + fsdp.index * own, losses_,
+                                        static_cast<size_t>(own), FLOAT8_F32, backend_.stream()));
   }
   backend_.launch(FinishArgs{.losses = losses_,
                              .curve = curve_,
@@ -247,20 +270,39 @@ std::vector<float> Model::losses(int64_t first, int64_t last) const {
 
 // Gathers an array over the parameters of all ranks.
 std::vector<float> Model::whole(const float* shards) const {
-  if (rank_.is_alone()) return download(backend_, shards, parameters_.count);
+  if (ranks_.world.is_alone()) return download(backend_, shards, parameters_.count);
   std::vector<float> out(static_cast<size_t>(whole_parameters_.count));
   for (size_t i = 0; i < parameters_.linears.size(); ++i) {
     const LinearShape& shape = parameters_.linears[i];
+    const LinearShape& whole_shape = whole_parameters_.linears[i];
+    const int64_t part = shape.n * shape.k;  // of tensor parallelism
+    const int parts = shape.split == Split::kNone ? 1 : ranks_.tp.count;
     float* const all = linears_->gradient_scratch();
-    check(rank_.communicator->all_gather(shards + shape.offset, all,
-                                         static_cast<size_t>(shape.rows * shape.k), FLOAT8_F32,
-                                         backend_.stream()));
-    backend_.download(out.data() + whole_parameters_.linears[i].offset, all,
-                      static_cast<size_t>(shape.n * shape.k) * sizeof(float));
+    float* const own = all + (parts == 1 ? 0 : ranks_.tp.index * part);
+    gather(ranks_.fsdp, shards + shape.offset, own, shape.rows * shape.k);
+    if (parts > 1) gather(ranks_.tp, own, all, part);
+    const std::vector<float> values = download(backend_, all, parts * part);
+    for (int64_t row = 0; row < parts * shape.n; ++row) {
+      const int64_t at = shape.split == Split::kColumns
+                             ? row % shape.n * whole_shape.k + row / shape.n * shape.k
+                             : row * shape.k;
+      std::copy_n(values.begin() + row * shape.k, shape.k, out.begin() + whole_shape.offset + at);
+    }
   }
   backend_.download(out.data() + whole_parameters_.embedding, shards + parameters_.embedding,
                     static_cast<size_t>(parameters_.count - parameters_.embedding) * sizeof(float));
   return out;
+}
+
+// Gathers `count` elements of each rank of a group; one rank's are copied.
+void Model::gather(const Rank& group, const float* from, float* to, int64_t count) const {
+  if (!group.is_alone()) {
+    check(group.communicator->all_gather(from, to, static_cast<size_t>(count), FLOAT8_F32,
+                                         backend_.stream()));
+  } else if (from != to) {
+    const std::vector<float> values = download(backend_, from, count);
+    upload<float>(backend_, to, values);
+  }
 }
 
 // Gives this rank's part of such an array.
@@ -268,9 +310,14 @@ std::vector<float> Model::shard(const std::vector<float>& whole) const {
   std::vector<float> out;
   for (size_t i = 0; i < parameters_.linears.size(); ++i) {
     const LinearShape& shape = parameters_.linears[i];
-    const auto first =
-        whole.begin() + whole_parameters_.linears[i].offset + rank_.index * shape.rows * shape.k;
-    out.insert(out.end(), first, first + shape.rows * shape.k);
+    const LinearShape& whole_shape = whole_parameters_.linears[i];
+    const int64_t first_row = (shape.split == Split::kRows ? ranks_.tp.index * shape.n : 0) +
+                              ranks_.fsdp.index * shape.rows;
+    const int64_t column = shape.split == Split::kColumns ? ranks_.tp.index * shape.k : 0;
+    for (int64_t row = first_row; row < first_row + shape.rows; ++row) {
+      const auto from = whole.begin() + whole_shape.offset + row * whole_shape.k + column;
+      out.insert(out.end(), from, from + shape.k);
+    }
   }
   out.insert(out.end(), whole.begin() + whole_parameters_.embedding, whole.end());
   return out;

@@ -2,8 +2,10 @@
 // stream h; each of L blocks adds down(gelu(up(norm(h)))); the head gives the next byte's logits.
 // Activations are bf16, gradients of weights and the weights' masters fp32.
 //
-// A step's tokens are those of all ranks and micro-batches: micro-batch b of rank r takes the share
+// A step's tokens are those of all ranks and micro-batches: micro-batch b of FSDP rank r takes the share
 // r * micro_batches + b. A rank holds equal rows of each linear's weight, and all embeddings and gains.
+// With tensor parallelism it has a part of the inner width of each block: up is column-wise, so its
+// input's gradient is summed over ranks, and down is row-wise, so its output is.
 //
 // All memory is taken when the model is made, and a step is a fixed sequence of launches, so that
 // it can be recorded once and repeated.
@@ -16,8 +18,8 @@ namespace train {
 
 class Model {
  public:
-  // Copies `text`. The backend and the rank's communicator outlive the model.
-  Model(Backend& backend, const TrainConfig& config, const Rank& rank, std::string_view text);
+  // Copies `text`. The backend and the communicators outlive the model.
+  Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, std::string_view text);
 
   // Enqueues one step: sample, forward, backward, scales, optimizer.
   void step(bool first_step);
@@ -45,14 +47,17 @@ class Model {
   void forward(int64_t batch, bool first_step);
   void backward(int64_t batch, bool first_step);
   void norm_grad(size_t index, const u16* d_residual, float* small);
+  // Sums bf16 activations over the ranks of tensor parallelism, in place.
+  void sum_over_tp(u16* activations);
   void square_sums();
   void optimize();
+  void gather(const Rank& group, const float* from, float* to, int64_t count) const;
   [[nodiscard]] std::vector<float> whole(const float* shards) const;
   [[nodiscard]] std::vector<float> shard(const std::vector<float>& whole) const;
 
   Backend& backend_;
   TrainConfig config_;
-  Rank rank_;
+  Ranks ranks_;
   Parameters whole_parameters_;
   Parameters parameters_;  // of this rank
   GradSum grad_sum_;

@@ -21,23 +21,27 @@ void fill_uniform(std::span<float> values, double deviation, uint64_t seed, uint
 
 }  // namespace
 
-Parameters::Parameters(const TrainConfig& config, int ranks) {
-  const auto add = [&](std::string name, int64_t n, int64_t k, double factor) {
+Parameters::Parameters(const TrainConfig& config, int fsdp, int tp) {
+  const auto add = [&](std::string name, Split split, int64_t n, int64_t k, double factor) {
+    const double deviation = factor / std::sqrt(static_cast<double>(k));
+    if (split == Split::kRows) n /= tp;
+    if (split == Split::kColumns) k /= tp;
     linears.push_back({.name = std::move(name),
+                       .split = split,
                        .n = n,
                        .k = k,
-                       .rows = n / ranks,
+                       .rows = n / fsdp,
                        .offset = count,
-                       .deviation = factor / std::sqrt(static_cast<double>(k))});
-    count += n / ranks * k;
+                       .deviation = deviation});
+    count += n / fsdp * k;
   };
   // The blocks together add as much to the residual stream, however many there are.
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (int64_t i = 0; i < config.layers; ++i) {
-    add(format("block.%ld.up", i), config.ffn, config.hidden, 1);
-    add(format("block.%ld.down", i), config.hidden, config.ffn, residual_gain);
+    add(format("block.%ld.up", i), Split::kRows, config.ffn, config.hidden, 1);
+    add(format("block.%ld.down", i), Split::kColumns, config.hidden, config.ffn, residual_gain);
   }
-  add("head", kBytes, config.hidden, 0.5);
+  add("head", Split::kNone, kBytes, config.hidden, 0.5);
   decayed = count;
   embedding = count;
   count += kBytes * config.hidden;

@@ -15,8 +15,12 @@
 
 namespace train {
 
+// How the ranks of tensor parallelism share a weight out.
+enum class Split { kNone, kRows, kColumns };
+
 struct LinearShape {
   std::string name;  // "block.3.up"
+  Split split = Split::kNone;
   int64_t n = 0;
   int64_t k = 0;
   int64_t rows = 0;      // of n that a rank has
@@ -31,9 +35,9 @@ struct Parameters {
   int64_t gain = 0;
   int64_t count = 0;
 
-  // Those of one of `ranks` ranks, which have equal parts of the rows of every linear, and all of
-  // the rest.
-  explicit Parameters(const TrainConfig& config, int ranks = 1);
+  // Those of one of fsdp * tp ranks. n and k are those of its tensor-parallel part, of which it has
+  // an equal part of the rows; of embeddings and gains it has all.
+  explicit Parameters(const TrainConfig& config, int fsdp = 1, int tp = 1);
   [[nodiscard]] std::vector<float> initial(const TrainConfig& config) const;
 };
 

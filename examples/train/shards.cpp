@@ -20,8 +20,9 @@ float8::Quantizer quantizer(const float8::Context& context, const std::string& r
 
 }  // namespace
 
-Shards::Shards(Backend& backend, const Rank& rank, const Parameters& parameters, const u16* weights)
-    : backend_(backend), rank_(rank), parameters_(parameters), weights_(weights) {
+Shards::Shards(Backend& backend, const Ranks& ranks, const Parameters& parameters,
+               const u16* weights)
+    : backend_(backend), ranks_(ranks), parameters_(parameters), weights_(weights) {
   casts_.resize(parameters.linears.size());
 }
 
@@ -37,6 +38,35 @@ void Shards::add_cast(size_t index, const std::string& recipe, const float8::Sca
            .qt = {}};
 }
 
+// A tensor's one maximum does, and those of columns if all parts have these columns.
+bool Shards::spans_tp(size_t index) const {
+  const Split split = parameters_.linears[index].split;
+  return split == Split::kRows ||
+         (split == Split::kColumns && casts_[index]->quantizer.amax_words() == 1);
+}
+
+void Shards::allocate_amax() {
+  for (size_t i = 0; i < casts_.size(); ++i) {
+    if (!casts_[i]) continue;
+    const size_t words = casts_[i]->quantizer.amax_words();
+    amax_words_ += words;
+    if (spans_tp(i)) tp_words_ += words;
+  }
+  amax_ = static_cast<u32*>(backend_.allocate(amax_words_ * sizeof(u32)));
+  u32* spanning = amax_;
+  u32* other = amax_ + tp_words_;
+  for (size_t i = 0; i < casts_.size(); ++i) {
+    if (!casts_[i]) continue;
+    Cast& cast = *casts_[i];
+    u32*& next = spans_tp(i) ? spanning : other;
+    if (cast.quantizer.amax_words() > 0) cast.amax = next;
+    next += cast.quantizer.amax_words();
+    if (const size_t words = cast.quantizer.row_amax_words(); words > 0) {
+      cast.row_amax = static_cast<u32*>(backend_.allocate(words * sizeof(u32)));
+    }
+  }
+}
+
 void Shards::allocate() {
   size_t q_bytes = 0;
   size_t qt_bytes = 0;
@@ -50,32 +80,25 @@ void Shards::allocate() {
     const float8::Quantizer& whole = casts_[i]->whole_quantizer;
     q_bytes = std::max(q_bytes, whole.tensor_bytes() - whole.transposed_bytes());
     qt_bytes = std::max(qt_bytes, whole.transposed_bytes());
-    amax_words_ += casts_[i]->quantizer.amax_words();
   }
   q_ = backend_.allocate(q_bytes);
   qt_ = backend_.allocate(qt_bytes);
   bf16_ = backend_.allocate(bf16_bytes);
-  amax_ = static_cast<u32*>(backend_.allocate(amax_words_ * sizeof(u32)));
+  allocate_amax();
   size_t workspace_bytes = 0;
   size_t gather_bytes = 0;
-  u32* amax = amax_;
   for (size_t i = 0; i < casts_.size(); ++i) {
     if (!casts_[i]) continue;
     Cast& cast = *casts_[i];
     const LinearShape& shape = parameters_.linears[i];
-    if (cast.quantizer.amax_words() > 0) cast.amax = amax;
-    amax += cast.quantizer.amax_words();
-    if (const size_t words = cast.quantizer.row_amax_words(); words > 0) {
-      cast.row_amax = static_cast<u32*>(backend_.allocate(words * sizeof(u32)));
-    }
     cast.tensor = backend_.allocate(cast.quantizer.tensor_bytes());
     cast.shard = cast.quantizer.view(cast.tensor, shape.rows).value();
     cast.q = cast.qt = cast.whole_quantizer.view(q_, shape.n, qt_).value();
     cast.q.qt = cast.qt.q = nullptr;
     workspace_bytes = std::max(workspace_bytes, cast.quantizer.workspace_bytes());
     for (const float8::Tensor* whole : {&cast.q, &cast.qt}) {
-      gather_bytes =
-          std::max(gather_bytes, float8_gather_workspace_bytes(whole, shape.rows, rank_.count));
+      gather_bytes = std::max(gather_bytes,
+                              float8_gather_workspace_bytes(whole, shape.rows, ranks_.fsdp.count));
     }
   }
   workspace_ = backend_.allocate(workspace_bytes);
@@ -92,7 +115,7 @@ float8::QuantizeArgs Shards::args_of(size_t index, bool first_step) const {
   if (cast.slots != nullptr) {
     args.scales = *cast.slots;
     args.first_step = first_step;
-    args.ranks = rank_.handle();
+    args.ranks = ranks_.world.handle();
   }
   return args;
 }
@@ -107,7 +130,12 @@ void Shards::cast(bool first_step) {
     each([&](const Cast& cast, const float8::QuantizeArgs& args) {
       return cast.quantizer.find_amax(args, backend_.stream());
     });
-    check(rank_.communicator->sync_amax(amax_, amax_words_, backend_.stream()));
+    const auto reduce = [&](const Rank& group, size_t words) {
+      if (group.is_alone() || words == 0) return;
+      check(group.communicator->sync_amax(amax_, words, backend_.stream()));
+    };
+    reduce(ranks_.fsdp, amax_words_);
+    reduce(ranks_.tp, tp_words_);
   }
   each([&](const Cast& cast, const float8::QuantizeArgs& args) {
     return cast.quantizer.run(args, workspace_, backend_.stream());
@@ -117,21 +145,23 @@ void Shards::cast(bool first_step) {
 const float8::Tensor* Shards::gather(size_t index, bool backward) {
   if (!casts_[index]) return nullptr;
   const Cast& cast = *casts_[index];
+  if (ranks_.fsdp.is_alone()) return &cast.shard;
   float8::GatherArgs args;
   args.shard = &cast.shard;
   args.whole = backward ? &cast.qt : &cast.q;
   args.shard_rows = parameters_.linears[index].rows;
-  check(rank_.communicator->gather_tensor(backend_.context(), args, gather_workspace_,
-                                          backend_.stream()));
+  check(ranks_.fsdp.communicator->gather_tensor(backend_.context(), args, gather_workspace_,
+                                                backend_.stream()));
   return args.whole;
 }
 
 const void* Shards::gather_bf16(size_t index) {
   if (casts_[index]) return nullptr;
   const LinearShape& shape = parameters_.linears[index];
-  check(rank_.communicator->all_gather(weights_ + shape.offset, bf16_,
-                                       static_cast<size_t>(shape.rows * shape.k), FLOAT8_BF16,
-                                       backend_.stream()));
+  if (ranks_.fsdp.is_alone()) return weights_ + shape.offset;
+  check(ranks_.fsdp.communicator->all_gather(weights_ + shape.offset, bf16_,
+                                             static_cast<size_t>(shape.rows * shape.k), FLOAT8_BF16,
+                                             backend_.stream()));
   return bf16_;
 }
 

@@ -28,7 +28,7 @@ struct RunResult {
 [[nodiscard]] RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
                               const RunOptions& options);
 
-// Trains on config.fsdp ranks, a thread and a backend each, which `make_backend` gives by rank. The
+// Trains on config.ranks() ranks, a thread and a backend each, which `make_backend` gives by rank. The
 // result is rank 0's, which reports and saves. Where a rank fails, all of them stop, and its error is
 // thrown.
 [[nodiscard]] RunResult train_on_ranks(
