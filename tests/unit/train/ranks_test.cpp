@@ -8,12 +8,12 @@
 namespace train {
 namespace {
 
-TrainConfig tiny(const std::string& recipe, int64_t fsdp, int64_t micro_batches) {
+TrainConfig tiny(const std::string& recipe, int64_t fsdp, int64_t micro_batches, int64_t tp = 1) {
   TrainConfig config;
   config.recipe = recipe;
   // Blocks of 128 rows are not cut.
   config.hidden = recipe == "blockwise" ? 256 : 64;
-  config.ffn = recipe == "blockwise" ? 256 : 128;
+  config.ffn = recipe == "blockwise" ? 256 * tp : 128;
   config.layers = 2;
   config.context = 4;
   config.tokens = 128;
@@ -21,6 +21,7 @@ TrainConfig tiny(const std::string& recipe, int64_t fsdp, int64_t micro_batches)
   config.lr = 1e-2;
   config.fsdp = fsdp;
   config.micro_batches = micro_batches;
+  config.tp = tp;
   return config;
 }
 
@@ -40,10 +41,11 @@ std::vector<float> losses(const TrainConfig& config, const RunOptions& options =
 class Fsdp : public ::testing::TestWithParam<std::string> {
  protected:
   // The losses and the weights of a run.
-  std::pair<std::vector<float>, std::vector<float>> run(int64_t fsdp, int64_t micro_batches) {
-    const TrainConfig config = tiny(GetParam(), fsdp, micro_batches);
+  std::pair<std::vector<float>, std::vector<float>> run(int64_t fsdp, int64_t micro_batches,
+                                                        int64_t tp = 1) {
+    const TrainConfig config = tiny(GetParam(), fsdp, micro_batches, tp);
     RunOptions options;
-    options.checkpoint = folder_ / format("%ld-%ld", fsdp, micro_batches);
+    options.checkpoint = folder_ / format("%ld-%ld-%ld", fsdp, micro_batches, tp);
     options.save_every = config.steps;
     std::vector<float> curve = losses(config, options);
     return {curve, load(options.checkpoint, identity(config, "fixed")).master};
@@ -68,6 +70,42 @@ TEST_P(FsdpBits, AreThoseOfMicroBatchesOnOneDevice) {
     EXPECT_EQ(loss, expected_loss) << ranks;
     EXPECT_EQ(master, expected_master) << ranks;
   }
+}
+
+TEST_P(FsdpBits, AreThoseOfMicroBatchesUnderTensorParallelism) {
+  const auto [loss, master] = run(2, 1, 2);
+  const auto [expected_loss, expected_master] = run(1, 2, 2);
+  // One scale of a weight spans all ranks; that is the same where FSDP does not share it out.
+  EXPECT_EQ(loss, expected_loss);
+  EXPECT_EQ(master, expected_master);
+}
+
+TEST_P(Fsdp, TensorParallelismIsCloseToOneDevice) {
+  for (const int64_t tp : {2, 4}) {
+    TrainConfig config = tiny(GetParam(), 1, 1, tp);
+    const std::vector<float> loss = losses(config);
+    config.tp = 1;
+    const std::vector<float> expected = losses(config);
+    EXPECT_NE(loss, expected) << "partial sums are rounded";
+    for (size_t i = 0; i < loss.size(); ++i) EXPECT_NEAR(loss[i] / expected[i], 1, 0.02) << i;
+  }
+}
+
+TEST_P(Fsdp, TensorParallelRunsResumeOnAnyNumberOfRanks) {
+  TrainConfig config = tiny(GetParam(), 2, 1, 2);
+  const std::vector<float> whole = losses(config);
+  RunOptions half;
+  half.checkpoint = folder_ / "half";
+  half.save_every = 3;
+  half.stop_after = 3;
+  losses(config, half);
+  RunOptions rest;
+  rest.resume = folder_ / "half";
+  EXPECT_EQ(losses(config, rest), whole);
+  config.tp = config.fsdp = 1;
+  const std::vector<float> alone = losses(config, rest);
+  ASSERT_EQ(alone.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(alone[i] / whole[i], 1, 0.02) << i;
 }
 
 TEST_P(Fsdp, IsCloseToOneDevice) {
