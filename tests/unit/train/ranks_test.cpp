@@ -155,6 +155,49 @@ TEST(FsdpFailures, ARankThatFailsStopsAllWithItsError) {
   EXPECT_NE(error.message.find("missing"), std::string::npos) << error.message;
 }
 
+// A rank whose device fails at its n-th kernel.
+class FailingBackend final : public Backend {
+ public:
+  explicit FailingBackend(int rank) : backend_(make_host_backend(rank)) {}
+  void* allocate(size_t bytes) override { return backend_->allocate(bytes); }
+  void upload(void* to, const void* from, size_t bytes) override {
+    backend_->upload(to, from, bytes);
+  }
+  void download(void* to, const void* from, size_t bytes) override {
+    backend_->download(to, from, bytes);
+  }
+  void launch(const KernelCall& call) override {
+    if (++launches_ == 100) fail(FLOAT8_CUDA, "the device of a rank is lost");
+    backend_->launch(call);
+  }
+  int share_count() const override { return backend_->share_count(); }
+  float8::Context& context() override { return backend_->context(); }
+  float8_stream stream() override { return backend_->stream(); }
+  void attach() override { backend_->attach(); }
+  void set_communicator(const float8::Communicator* communicator) override {
+    backend_->set_communicator(communicator);
+  }
+  void record(const std::function<void()>& step) override { backend_->record(step); }
+  double repeat(int64_t times) override { return backend_->repeat(times); }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  int launches_ = 0;
+};
+
+TEST(FsdpFailures, ARankThatStopsDoesNotHangTheOthers) {
+  for (const int64_t tp : {1, 2}) {
+    const TrainConfig config = tiny("rowwise", 2, 1, tp);
+    const auto make_backend = [&](int rank) -> std::unique_ptr<Backend> {
+      if (rank == config.ranks() - 1) return std::make_unique<FailingBackend>(rank);
+      return make_host_backend(rank);
+    };
+    const float8::Error error = error_of(
+        [&] { static_cast<void>(train_on_ranks(make_backend, config, sample_text(), {})); });
+    EXPECT_EQ(error.message, "the device of a rank is lost");
+  }
+}
+
 TEST(FsdpFailures, ALossThatIsNotFiniteOnOneRankIsOneError) {
   const TemporaryFolder folder;
   TrainConfig config = tiny("rowwise", 2, 1);
