@@ -32,6 +32,8 @@ class DeviceRank {
   [[nodiscard]] int index() const { return index_; }
   [[nodiscard]] const float8::Context& context() const { return context_; }
   [[nodiscard]] const std::string& table_hash() const { return table_hash_; }
+  [[nodiscard]] const runtime::Driver& driver() const { return *driver_; }
+  [[nodiscard]] CUcontext primary() const { return primary_; }
   [[nodiscard]] float8_stream stream() const { return stream_; }
   [[nodiscard]] float8::Communicator& communicator() { return *communicator_; }
   void join(float8::Communicator communicator) { communicator_.emplace(std::move(communicator)); }
