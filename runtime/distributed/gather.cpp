@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "recipes/fp8_layout.hpp"
+#include "recipes/problem.hpp"
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
@@ -234,6 +235,24 @@ class Gather {
 };
 
 // --- checks
+Status check_sizes(const GatherCall& call) {
+  for (const auto& [name, size] : {std::pair{"shard_rows", call.shard_rows},
+                                   {"shard.rows", call.shard.rows},
+                                   {"whole.rows", call.whole.rows},
+                                   {"whole.cols", call.whole.cols}}) {
+    if (size >= 0 && size <= kMaxDim) continue;
+    return fail(ErrorCode::kInvalidArgument, "{}.{} is {}; it is 0 to {}", kArgs, name, size,
+                kMaxDim);
+  }
+  for (const auto& [name, setting] :
+       {std::pair{"q_setting", call.whole.q_setting}, {"qt_setting", call.whole.qt_setting}}) {
+    if (setting.granularity >= 0 && setting.granularity <= FLOAT8_BLOCK_128X128) continue;
+    return fail(ErrorCode::kInvalidArgument, "{}.whole.{}.granularity is {}; see float8.h", kArgs,
+                name, setting.granularity);
+  }
+  return {};
+}
+
 Status check_split(const GatherCall& call, const Split& split, int rank, const Parts& parts) {
   if (split.rows > split.each * split.ranks) {
     return fail(ErrorCode::kInvalidArgument,
@@ -313,6 +332,9 @@ Status check_memory(const Parts& parts, const Split& split, int rank, const Gath
 }  // namespace
 
 size_t gather_workspace_bytes(const float8_tensor& whole, int64_t shard_rows, int ranks) {
+  const bool known =
+      check_sizes({.shard = whole, .whole = whole, .shard_rows = shard_rows}) && ranks >= 1;
+  if (!known) return 0;
   const Split split{.rows = whole.rows, .each = shard_rows, .ranks = ranks};
   const Parts parts(whole, whole);
   size_t bytes = 0;
@@ -322,11 +344,7 @@ size_t gather_workspace_bytes(const float8_tensor& whole, int64_t shard_rows, in
 
 Status gather(Context& context, const GatherCall& call, void* workspace, size_t workspace_bytes,
               Stream stream) {
-  if (call.shard_rows < 0 || call.whole.rows < 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: shard_rows is {} and whole has {} rows; neither is negative", kArgs,
-                call.shard_rows, call.whole.rows);
-  }
+  F8_TRY(check_sizes(call));
   const Nccl& nccl = *F8_TRY(nccl_of(call.communicator));
   int rank = 0;
   Split split{.rows = call.whole.rows, .each = call.shard_rows};

@@ -962,7 +962,7 @@ FLOAT8_API float8_status float8_gather_tensor(float8_context* context,
                                               const float8_gather_args* args, void* workspace,
                                               float8_stream stream);
 /* Returns the bytes of workspace of float8_gather_tensor with this view of the whole tensor, 0 for
- * NULL. */
+ * what is none. */
 FLOAT8_API size_t float8_gather_workspace_bytes(const float8_tensor* whole, int64_t shard_rows,
                                                 int32_t ranks);
 

@@ -406,6 +406,9 @@ TEST(Gathers, MisuseIsOneClearError) {
   refused([](Args& a, Tensor&, Tensor&) { a.shard_rows = 16; },
           "shard_rows is 16: 1 ranks have 16 rows at most, and whole has 32");
   refused([](Args& a, Tensor&, Tensor&) { a.shard_rows = -1; }, "shard_rows is -1");
+  refused([](Args&, Tensor&, Tensor& w) { w.rows = int64_t{1} << 62; }, "whole.rows is 4611686");
+  refused([](Args&, Tensor&, Tensor& w) { w.qt_setting.granularity = 4; },
+          "whole.qt_setting.granularity is 4");
   refused([](Args&, Tensor& s, Tensor&) { s.rows = 16; },
           "shard has 16 rows; rank 0 of 1 has 32 of the 32 rows of whole");
   refused([](Args&, Tensor& s, Tensor&) { s.cols = 48; }, "shard has 48 columns, whole has 64");
