@@ -48,7 +48,7 @@ TEST_F(GpuRanks, ShardedLinearsAreThoseOfOneDevice) {
            {std::pair<int64_t, int64_t>{1024, 512}, {400, 144}, {4096, 2048}}) {
         SCOPED_TRACE(f8::format("{} {}x{} on {}", recipe, n, k, count));
         const auto findings = verify_sharded(
-            ranks, {.recipe = recipe, .tokens = 512, .n = n, .k = k, .one_order = count == 2});
+            ranks, {.recipe = recipe, .shape = {512, n, k}, .one_order = count == 2});
         ASSERT_TRUE(findings) << findings.error().message;
         for (const Finding& finding : *findings) {
           EXPECT_TRUE(finding.is_good()) << finding.check << ": " << finding.different

@@ -38,9 +38,10 @@
  *     it is on the context's device and aligned to 16 bytes. Tensors are row-major; their rows are
  *     dense or a stride apart (ld_x and the like). float8 allocates none but for its kernels.
  *  5. Work is enqueued on the given stream. No function waits for it but those that save and load a
- *     scale state. Forward, backward, casts of weights and float8_scales_sync do not allocate, lock
- *     or read files, and may be captured in a CUDA graph. Small tensors are cast by a cooperative
- *     launch, which starts when all of its blocks fit beside what runs on other streams.
+ *     scale state, and float8_comm_wait. Forward, backward, casts of weights, float8_scales_sync and
+ *     float8_gather_tensor do not allocate, lock or read files, and may be captured in a CUDA graph.
+ *     Small tensors are cast by a cooperative launch, which starts when all of its blocks fit beside
+ *     what runs on other streams.
  *  6. Handles may be used by several threads at once. A scale state belongs to one stream at a
  *     time. Calls that are in flight at the same time need workspaces of their own; linears and
  *     weight casts may share one workspace on one stream. Between calls a workspace is free for

@@ -201,11 +201,11 @@ Result<int> verify_dist(const Options& options, const Global& global) {
     for (const std::string& recipe : recipes) {
       progress.update(f8::format("{} {}x{} on {} ranks", recipe, shape.n, shape.k, count));
       const ShardedProblem problem{.recipe = recipe,
-                                   .tokens = options.tokens,
-                                   .n = shape.n,
-                                   .k = shape.k,
+                                   .shape = {options.tokens, shape.n, shape.k},
                                    // Emulated ranks add in their order, and two ranks have one.
-                                   .one_order = options.emulate || count <= 2};
+                                   .one_order = options.emulate || count <= 2,
+                                   // An emulated GEMM adds up K in order.
+                                   .one_kernel = options.emulate};
       report.cases.push_back({recipe, shape, F8_TRY(verify_sharded(ranks, problem))});
     }
   }
