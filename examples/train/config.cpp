@@ -11,6 +11,7 @@ namespace train {
 namespace {
 
 constexpr int64_t kWarmUpSteps = 100;
+constexpr int64_t kMostRanks = 64;
 
 void in_range(const char* option, int64_t value, int64_t least, int64_t most, int64_t multiple) {
   if (value >= least && value <= most && value % multiple == 0) return;
@@ -43,6 +44,20 @@ void validate(const TrainConfig& config) {
   in_range("layers", config.layers, 1, 256, 1);
   in_range("context", config.context, 1, 256, 1);
   in_range("tokens", config.tokens, 16, 1 << 20, 16);
+  in_range("micro-batches", config.micro_batches, 1, 1024, 1);
+  in_range("fsdp", config.fsdp, 1, kMostRanks, 1);
+  in_range("tp", config.tp, 1, kMostRanks / config.fsdp, 1);
+  if (config.ffn % (16 * config.tp) != 0) {
+    fail(FLOAT8_INVALID_ARGUMENT, "--tp is %ld; it divides --ffn (%ld) into multiples of 16",
+         config.tp, config.ffn);
+  }
+  if (config.hidden % config.fsdp != 0 || config.ffn % (config.fsdp * config.tp) != 0 ||
+      kBytes % config.fsdp != 0 || config.tokens % (16 * config.fsdp * config.micro_batches) != 0) {
+    fail(FLOAT8_INVALID_ARGUMENT,
+         "--fsdp is %ld and --micro-batches %ld; the first divides --hidden (%ld), --ffn (%ld) and "
+         "%d, and together they divide --tokens (%ld) into multiples of 16",
+         config.fsdp, config.micro_batches, config.hidden, config.ffn, kBytes, config.tokens);
+  }
   in_range("steps", config.steps, 1, 10'000'000, 1);
   if (config.hidden % config.context != 0 || config.hidden / config.context % 8 != 0 ||
       config.hidden / config.context > 2048) {

@@ -9,7 +9,7 @@ namespace {
 
 float8::LinearDesc desc_of(const TrainConfig& config, const LinearShape& shape) {
   float8::LinearDesc desc;
-  desc.m_max = config.tokens;
+  desc.m_max = config.batch_tokens();
   desc.n = shape.n;
   desc.k = shape.k;
   desc.recipe = float8::Recipe::bf16();
@@ -26,17 +26,26 @@ float8::Model convert(const float8::Context& context, const TrainConfig& config,
   }
   float8::ModelOptions options;
   options.recipe = float8::Recipe::named(config.recipe);
-  options.tokens = config.tokens;
+  options.tokens = config.batch_tokens();
   // The head stays in bf16: it is a hundredth of the work, and its output decides the loss.
   options.filter_fqns = {"head"};
   return float8::Model::plan(context, layers, options).value();
 }
 
+int64_t most_of_a_rank(const Parameters& parameters) {
+  int64_t most = 0;
+  for (const LinearShape& shape : parameters.linears) most = std::max(most, shape.rows * shape.k);
+  return most;
+}
+
 }  // namespace
 
-Linears::Linears(Backend& backend, const TrainConfig& config, const Parameters& parameters,
-                 const u16* weights, float* grads)
-    : backend_(backend) {
+Linears::Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks,
+                 const Parameters& parameters, const u16* weights, float* grads)
+    : backend_(backend),
+      ranks_(ranks),
+      parameters_(parameters),
+      grad_sum_(backend, ranks_.fsdp, config.micro_batches, most_of_a_rank(parameters)) {
   const float8::Context& context = backend.context();
   const float8::Model model = convert(context, config, parameters);
   for (size_t i = 0; i < parameters.linears.size(); ++i) {
@@ -46,7 +55,13 @@ Linears::Linears(Backend& backend, const TrainConfig& config, const Parameters& 
     layers_.push_back(
         Layer{.linear = *linear, .w = weights + shape.offset, .dw = grads + shape.offset});
   }
+  if (!ranks.world.is_alone()) shards_.emplace(backend, ranks_, parameters, weights);
   allocate();
+  if (shards_) allocate_shards(config.recipe);
+  if (!ranks.world.is_alone() || config.micro_batches > 1) {
+    dw_ = static_cast<float*>(backend.allocate(
+        static_cast<size_t>(most_of_a_rank(parameters) * ranks.world.count) * sizeof(float)));
+  }
 }
 
 void Linears::allocate() {
@@ -57,13 +72,13 @@ void Linears::allocate() {
     handles.push_back(layer.linear.get());
     workspace_bytes = std::max(workspace_bytes, layer.linear.workspace_bytes());
     const bool cast = layer.linear.weight_cache_bytes() > 0;
-    if (cast) layer.cache = backend_.allocate(layer.linear.weight_cache_bytes());
+    if (cast && !shards_) layer.cache = backend_.allocate(layer.linear.weight_cache_bytes());
     if (const size_t bytes = layer.linear.saved_bytes(cast); bytes > 0) {
       layer.saved = backend_.allocate(bytes);
     }
     any_cast = any_cast || cast;
   }
-  if (any_cast) {
+  if (any_cast && !shards_) {
     casts_ = float8::WeightCasts::plan(backend_.context(), handles).value();
     workspace_bytes = std::max(workspace_bytes, casts_->workspace_bytes());
   }
@@ -77,7 +92,16 @@ void Linears::allocate() {
   }
 }
 
+void Linears::allocate_shards(const std::string& recipe) {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i].linear.weight_cache_bytes() == 0) continue;
+    shards_->add_cast(i, recipe, scale_state_ == nullptr ? nullptr : &layers_[i].slots);
+  }
+  shards_->allocate();
+}
+
 void Linears::cast_weights(bool first_step) {
+  if (shards_) shards_->cast(first_step);
   if (!casts_) return;
   std::vector<float8::WeightArgs> all;
   for (const Layer& layer : layers_) {
@@ -101,26 +125,39 @@ void Linears::forward(size_t index, const void* x, void* y, bool first_step) {
   args.weight_cache = layer.cache;
   args.scales = layer.slots;
   args.first_step = first_step;
+  args.ranks = ranks_.world.handle();
+  if (shards_) {
+    args.w_tensor = shards_->gather(index, false);
+    args.w = shards_->gather_bf16(index);
+  }
   check(layer.linear.forward(args, workspace_, backend_.stream()));
 }
 
-void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bool first_step) {
+void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bool first_step,
+                       int64_t batch) {
   const Layer& layer = layers_[index];
+  const LinearShape& shape = parameters_.linears[index];
   float8::BackwardArgs args;
   args.dy = dy;
   args.saved = layer.saved;
   args.dx = dx;
-  args.dw = layer.dw;
+  args.dw = grad_sum_.target(layer.dw, dw_, batch);
   args.x = x;
   args.w = layer.w;
   args.weight_cache = layer.cache;
   args.scales = layer.slots;
   args.first_step = first_step;
+  args.ranks = ranks_.world.handle();
+  if (shards_) {
+    args.w_tensor = shards_->gather(index, true);
+    args.w = shards_->gather_bf16(index);
+  }
   check(layer.linear.backward(args, workspace_, backend_.stream()));
+  grad_sum_.add(layer.dw, dw_, shape.rows * shape.k, true, batch);
 }
 
 void Linears::update_scales() {
-  check(scales_->sync(scale_state_, nullptr, backend_.stream()));
+  check(scales_->sync(scale_state_, ranks_.world.handle(), backend_.stream()));
 }
 
 std::vector<unsigned char> Linears::scale_state() const {

@@ -4,24 +4,27 @@
 
 #include <optional>
 
-#include "device/backend.hpp"
-#include "parameters.hpp"
+#include "grad_sum.hpp"
+#include "shards.hpp"
 
 namespace train {
 
 class Linears {
  public:
-  // `weights` is the bf16 copy of all parameters and `grads` their fp32 gradients; both stay in
+  // `weights` is the bf16 copy of the rank's parameters and `grads` their fp32 gradients; both stay in
   // use.
-  Linears(Backend& backend, const TrainConfig& config, const Parameters& parameters,
-          const u16* weights, float* grads);
+  Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks,
+          const Parameters& parameters, const u16* weights, float* grads);
 
   // Begins a step: makes fp8 copies of the weights as they are now. The first step of all has no
   // scales of earlier ones.
   void cast_weights(bool first_step);
   void forward(size_t index, const void* x, void* y, bool first_step);
-  // x is the forward's; the weight's gradient is overwritten.
-  void backward(size_t index, const void* dy, const void* x, void* dx, bool first_step);
+  // x is the forward's. The weight's gradient is overwritten by micro-batch 0; the others add to it.
+  void backward(size_t index, const void* dy, const void* x, void* dx, bool first_step,
+                int64_t batch);
+  // Memory of the largest whole gradient of all ranks, free between two calls.
+  [[nodiscard]] float* gradient_scratch() const { return dw_; }
   // Comes between backward and the optimizer.
   void update_scales();
 
@@ -40,12 +43,18 @@ class Linears {
     float8::ScaleSlots slots = {};
   };
   void allocate();
+  void allocate_shards(const std::string& recipe);
 
   Backend& backend_;
+  const Ranks& ranks_;
+  const Parameters& parameters_;
+  GradSum grad_sum_;
+  std::optional<Shards> shards_;  // of several ranks
   std::vector<Layer> layers_;
   std::optional<float8::WeightCasts> casts_;  // none where no weight is cast
   std::optional<float8::Scales> scales_;
   void* scale_state_ = nullptr;
+  float* dw_ = nullptr;        // a whole weight's gradient that is not its sum yet
   void* workspace_ = nullptr;  // serves one call at a time
 };
 

@@ -34,18 +34,21 @@ void run(const Options& options) {
               text.hash.c_str());
   std::vector<RunResult> runs;
   for (const TrainConfig& config : options.runs) {
-    const auto backend = options.emulate
-                             ? make_host_backend()
-                             : make_gpu_backend(options.device, config.hidden, config.context);
-    if (!options.table.empty()) {
-      static_cast<void>(backend->context().load_table(options.table.string()).value());
-    }
+    const auto make_backend = [&](int rank) {
+      auto backend = options.emulate
+                         ? make_host_backend(rank % 8)
+                         : make_gpu_backend(options.device + rank, config.hidden, config.context);
+      if (!options.table.empty()) {
+        static_cast<void>(backend->context().load_table(options.table.string()).value());
+      }
+      return backend;
+    };
     RunOptions run_options;
     run_options.checkpoint = options.out / (config.recipe + ".checkpoint");
     run_options.save_every = options.save_every;
     run_options.resume = options.resume;
     run_options.progress = print_progress;
-    runs.push_back(train(*backend, config, text, run_options));
+    runs.push_back(train_on_ranks(make_backend, config, text, run_options));
     write_report(options.out, runs);
   }
   std::printf("\n%s\nwritten to %s\n", summary(runs).c_str(), options.out.c_str());

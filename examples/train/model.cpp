@@ -3,9 +3,17 @@
 #include <algorithm>
 
 #include "device/bf16.hpp"
+#include "error.hpp"
 
 namespace train {
 namespace {
+
+// Sums of squares of a linear's gradient, and of those of embeddings and gains.
+constexpr i32 kChunks = kBytes;  // which every number of ranks divides
+constexpr i32 kSmallChunks = 64;
+int64_t square_sum_count(const Parameters& parameters) {
+  return kChunks * static_cast<int64_t>(parameters.linears.size()) + kSmallChunks;
+}
 
 // Allocates `count` elements, zeroed.
 template <class T>
@@ -27,20 +35,26 @@ std::vector<T> download(Backend& backend, const T* from, int64_t count) {
 
 }  // namespace
 
-Model::Model(Backend& backend, const TrainConfig& config, std::string_view text)
-    : backend_(backend), config_(config), parameters_(config) {
+Model::Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, std::string_view text)
+    : backend_(backend),
+      config_(config),
+      ranks_(ranks),
+      whole_parameters_(config),
+      parameters_(config, ranks.fsdp.count, ranks.tp.count),
+      grad_sum_(backend, ranks_.fsdp, 1, 0) {
   allocate(text);
-  linears_.emplace(backend, config, parameters_, copy_, grad_);
+  linears_.emplace(backend, config_, ranks_, parameters_, copy_, grad_);
   Checkpoint start;
-  start.master = parameters_.initial(config);
+  start.master = whole_parameters_.initial(config);
   start.m.resize(start.master.size());
   start.v.resize(start.master.size());
   set_state(start);
 }
 
 void Model::allocate(std::string_view text) {
-  const int64_t stream = config_.tokens * config_.hidden;
-  const int64_t inner = config_.tokens * config_.ffn;
+  const int64_t tokens = config_.batch_tokens();
+  const int64_t stream = tokens * config_.hidden;
+  const int64_t inner = tokens * config_.ffn / config_.tp;
   text_bytes_ = static_cast<u32>(text.size());
   take(backend_, text_bytes_, text_);
   backend_.upload(text_, text.data(), text.size());
@@ -50,13 +64,13 @@ void Model::allocate(std::string_view text) {
   take(backend_, config_.steps, curve_);
   for (float** array : {&master_, &m_, &v_, &grad_}) take(backend_, parameters_.count, *array);
   take(backend_, parameters_.count, copy_);
-  take(backend_, config_.tokens * config_.context, slots_);
-  take(backend_, config_.tokens, targets_);
+  take(backend_, tokens * config_.context, slots_);
+  take(backend_, tokens, targets_);
   saved_.resize(static_cast<size_t>(config_.layers) + 1);
   for (Saved& saved : saved_) {
     take(backend_, stream, saved.h);
     take(backend_, stream, saved.n);
-    take(backend_, config_.tokens, saved.inv_rms);
+    take(backend_, tokens, saved.inv_rms);
     if (&saved == &saved_.back()) continue;
     take(backend_, inner, saved.u);
     take(backend_, inner, saved.a);
@@ -64,24 +78,32 @@ void Model::allocate(std::string_view text) {
   take(backend_, stream, y_);
   take(backend_, stream, dh_);
   take(backend_, inner, da_);
-  take(backend_, config_.tokens * kBytes, logits_);
-  take(backend_, config_.tokens * kBytes, dlogits_);
+  take(backend_, tokens * kBytes, logits_);
+  take(backend_, tokens * kBytes, dlogits_);
   take(backend_, config_.tokens, losses_);
   take(backend_, backend_.share_count() * config_.hidden, partials_);
+  take(backend_, config_.tp * square_sum_count(parameters_), squares_);
+  if (!ranks_.fsdp.is_alone() || config_.micro_batches > 1) {
+    take(backend_, parameters_.count - parameters_.embedding, small_);
+  }
 }
 
 void Model::step(bool first_step) {
-  forward(first_step);
-  backward(first_step);
+  linears_->cast_weights(first_step);
+  for (int64_t batch = 0; batch < config_.micro_batches; ++batch) {
+    forward(batch, first_step);
+    backward(batch, first_step);
+  }
   linears_->update_scales();
   optimize();
 }
 
-void Model::forward(bool first_step) {
-  const auto tokens = static_cast<i32>(config_.tokens);
+void Model::forward(int64_t batch, bool first_step) {
+  const int64_t share = ranks_.fsdp.index * config_.micro_batches + batch;
+  const auto step_tokens = static_cast<i32>(config_.tokens);
+  const auto tokens = static_cast<i32>(config_.batch_tokens());
   const auto context = static_cast<i32>(config_.context);
   const auto width = static_cast<i32>(config_.hidden);
-  linears_->cast_weights(first_step);
   backend_.launch(SampleArgs{.text = text_,
                              .text_bytes = text_bytes_,
                              .seed = config_.seed,
@@ -89,7 +111,9 @@ void Model::forward(bool first_step) {
                              .slots = slots_,
                              .targets = targets_,
                              .tokens = tokens,
-                             .context = context});
+                             .context = context,
+                             .first = static_cast<i32>(share) * tokens,
+                             .step_tokens = step_tokens});
   backend_.launch(EmbedArgs{.table = copy_ + parameters_.embedding,
                             .slots = slots_,
                             .h = saved_[0].h,
@@ -109,20 +133,22 @@ void Model::forward(bool first_step) {
                  .width = width});
     if (i + 1 == saved_.size()) break;
     linears_->forward(2 * i, here.n, here.u, first_step);
-    backend_.launch(GeluArgs{.u = here.u, .a = here.a, .count = config_.tokens * config_.ffn});
+    backend_.launch(GeluArgs{.u = here.u, .a = here.a, .count = tokens * config_.ffn / config_.tp});
     linears_->forward(2 * i + 1, here.a, y_, first_step);
+    sum_over_tp(y_);
   }
   linears_->forward(2 * (saved_.size() - 1), saved_.back().n, logits_, first_step);
   backend_.launch(LossArgs{.logits = logits_,
                            .targets = targets_,
                            .dlogits = dlogits_,
-                           .losses = losses_,
-                           .tokens = tokens});
+                           .losses = losses_ + share * tokens,
+                           .tokens = tokens,
+                           .step_tokens = step_tokens});
 }
 
 // Takes the gradient behind norm `index` from y_, and leaves that of the residual stream before it
-// in dh_.
-void Model::norm_grad(size_t index, const u16* d_residual) {
+// in dh_. The gain's own goes to `small`, the gradients of embeddings and gains.
+void Model::norm_grad(size_t index, const u16* d_residual, float* small) {
   const int64_t gain = parameters_.gain + static_cast<int64_t>(index) * config_.hidden;
   const auto width = static_cast<i32>(config_.hidden);
   backend_.launch(NormGradArgs{.dn = y_,
@@ -133,52 +159,105 @@ void Model::norm_grad(size_t index, const u16* d_residual) {
                                .dh = dh_,
                                .partials = partials_,
                                .blocks = backend_.share_count(),
-                               .tokens = static_cast<i32>(config_.tokens),
+                               .tokens = static_cast<i32>(config_.batch_tokens()),
                                .width = width});
-  backend_.launch(SumRowsArgs{
-      .partials = partials_, .out = grad_ + gain, .rows = backend_.share_count(), .width = width});
+  backend_.launch(SumRowsArgs{.partials = partials_,
+                              .out = small + (gain - parameters_.embedding),
+                              .rows = backend_.share_count(),
+                              .width = width});
 }
 
-void Model::backward(bool first_step) {
+void Model::backward(int64_t batch, bool first_step) {
   const size_t head = saved_.size() - 1;
-  linears_->backward(2 * head, dlogits_, saved_[head].n, y_, first_step);
-  norm_grad(head, nullptr);
+  float* const small_grad = grad_ + parameters_.embedding;
+  float* const small = grad_sum_.target(small_grad, small_, batch);
+  const int64_t tokens = config_.batch_tokens();
+  linears_->backward(2 * head, dlogits_, saved_[head].n, y_, first_step, batch);
+  norm_grad(head, nullptr, small);
   for (size_t i = head; i-- > 0;) {
     const Saved& here = saved_[i];
-    linears_->backward(2 * i + 1, dh_, here.a, da_, first_step);
-    backend_.launch(
-        GeluGradArgs{.u = here.u, .da = da_, .du = da_, .count = config_.tokens * config_.ffn});
-    linears_->backward(2 * i, da_, here.n, y_, first_step);
-    norm_grad(i, dh_);
+    linears_->backward(2 * i + 1, dh_, here.a, da_, first_step, batch);
+    backend_.launch(GeluGradArgs{
+        .u = here.u, .da = da_, .du = da_, .count = tokens * config_.ffn / config_.tp});
+    linears_->backward(2 * i, da_, here.n, y_, first_step, batch);
+    sum_over_tp(y_);
+    norm_grad(i, dh_, small);
   }
   backend_.launch(EmbedGradArgs{.dh = dh_,
                                 .slots = slots_,
-                                .dtable = grad_ + parameters_.embedding,
-                                .tokens = static_cast<i32>(config_.tokens),
+                                .dtable = small,
+                                .tokens = static_cast<i32>(tokens),
                                 .context = static_cast<i32>(config_.context),
                                 .width = static_cast<i32>(config_.hidden)});
+  grad_sum_.add(small_grad, small_, parameters_.count - parameters_.embedding, false, batch);
+}
+
+void Model::sum_over_tp(u16* activations) {
+  if (ranks_.tp.is_alone()) return;
+  check(ranks_.tp.communicator->all_reduce(
+      activations, activations, static_cast<size_t>(config_.batch_tokens() * config_.hidden),
+      FLOAT8_BF16, backend_.stream()));
+}
+
+// Each linear's gradient has kChunks sums of squares, one for each chunk of its rows, in the order
+// [chunk][linear]; a rank has the chunks of its rows, so the sums are the same bits on any number of
+// FSDP ranks. Those of all ranks of tensor parallelism follow each other; what these have alike counts
+// on the first one, and is 0 on the others.
+void Model::square_sums() {
+  const auto linears = static_cast<int64_t>(parameters_.linears.size());
+  const int64_t chunks = kChunks / ranks_.fsdp.count;
+  float* const all = squares_ + ranks_.tp.index * square_sum_count(parameters_);
+  float* const own = all + ranks_.fsdp.index * chunks * linears;
+  for (int64_t i = 0; i < linears; ++i) {
+    const LinearShape& shape = parameters_.linears[static_cast<size_t>(i)];
+    if (shape.split == Split::kNone && ranks_.tp.index > 0) continue;
+    backend_.launch(SquareSumArgs{.x = grad_ + shape.offset,
+                                  .partials = own + i,
+                                  .count = shape.rows * shape.k,
+                                  .blocks = static_cast<i32>(chunks),
+                                  .stride = static_cast<i32>(linears)});
+  }
+  if (ranks_.tp.index == 0) {
+    backend_.launch(SquareSumArgs{.x = grad_ + parameters_.embedding,
+                                  .partials = all + kChunks * linears,
+                                  .count = parameters_.count - parameters_.embedding,
+                                  .blocks = kSmallChunks});
+  }
+  if (!ranks_.fsdp.is_alone()) {
+    check(ranks_.fsdp.communicator->all_gather(own, all, static_cast<size_t>(chunks * linears),
+                                               FLOAT8_F32, backend_.stream()));
+  }
+  if (!ranks_.tp.is_alone()) {
+    check(ranks_.tp.communicator->all_gather(all, squares_,
+                                             static_cast<size_t>(square_sum_count(parameters_)),
+                                             FLOAT8_F32, backend_.stream()));
+  }
 }
 
 void Model::optimize() {
-  const i32 shares = 4 * backend_.share_count();
-  backend_.launch(SquareSumArgs{
-      .x = grad_, .partials = partials_, .count = parameters_.count, .blocks = shares});
-  backend_.launch(AdamArgs{.master = master_,
-                           .m = m_,
-                           .v = v_,
-                           .grad = grad_,
-                           .copy = copy_,
-                           .count = parameters_.count,
-                           .decayed = parameters_.decayed,
-                           .partials = partials_,
-                           .partial_count = shares,
-                           .schedule = schedule_,
-                           .step = step_,
-                           .max_norm = adam_.max_norm,
-                           .beta1 = adam_.beta1,
-                           .beta2 = adam_.beta2,
-                           .epsilon = adam_.epsilon,
-                           .weight_decay = adam_.weight_decay});
+  square_sums();
+  backend_.launch(
+      AdamArgs{.master = master_,
+               .m = m_,
+               .v = v_,
+               .grad = grad_,
+               .copy = copy_,
+               .count = parameters_.count,
+               .decayed = parameters_.decayed,
+               .partials = squares_,
+               .partial_count = static_cast<i32>(config_.tp * square_sum_count(parameters_)),
+               .schedule = schedule_,
+               .step = step_,
+               .max_norm = adam_.max_norm,
+               .beta1 = adam_.beta1,
+               .beta2 = adam_.beta2,
+               .epsilon = adam_.epsilon,
+               .weight_decay = adam_.weight_decay});
+  if (const Rank& fsdp = ranks_.fsdp; !fsdp.is_alone()) {
+    const int64_t own = config_.tokens / fsdp.count;
+    check(fsdp.communicator->all_gather(losses_ + fsdp.index * own, losses_,
+                                        static_cast<size_t>(own), FLOAT8_F32, backend_.stream()));
+  }
   backend_.launch(FinishArgs{.losses = losses_,
                              .curve = curve_,
                              .step = step_,
@@ -189,21 +268,77 @@ std::vector<float> Model::losses(int64_t first, int64_t last) const {
   return download(backend_, curve_ + first, last - first);
 }
 
+// Gathers an array over the parameters of all ranks.
+std::vector<float> Model::whole(const float* shards) const {
+  if (ranks_.world.is_alone()) return download(backend_, shards, parameters_.count);
+  std::vector<float> out(static_cast<size_t>(whole_parameters_.count));
+  for (size_t i = 0; i < parameters_.linears.size(); ++i) {
+    const LinearShape& shape = parameters_.linears[i];
+    const LinearShape& whole_shape = whole_parameters_.linears[i];
+    const int64_t part = shape.n * shape.k;  // of tensor parallelism
+    const int parts = shape.split == Split::kNone ? 1 : ranks_.tp.count;
+    float* const all = linears_->gradient_scratch();
+    float* const own = all + (parts == 1 ? 0 : ranks_.tp.index * part);
+    gather(ranks_.fsdp, shards + shape.offset, own, shape.rows * shape.k);
+    if (parts > 1) gather(ranks_.tp, own, all, part);
+    const std::vector<float> values = download(backend_, all, parts * part);
+    for (int64_t row = 0; row < parts * shape.n; ++row) {
+      const int64_t at = shape.split == Split::kColumns
+                             ? row % shape.n * whole_shape.k + row / shape.n * shape.k
+                             : row * shape.k;
+      std::copy_n(values.begin() + row * shape.k, shape.k, out.begin() + whole_shape.offset + at);
+    }
+  }
+  backend_.download(out.data() + whole_parameters_.embedding, shards + parameters_.embedding,
+                    static_cast<size_t>(parameters_.count - parameters_.embedding) * sizeof(float));
+  return out;
+}
+
+// Gathers `count` elements of each rank of a group; one rank's are copied.
+void Model::gather(const Rank& group, const float* from, float* to, int64_t count) const {
+  if (!group.is_alone()) {
+    check(group.communicator->all_gather(from, to, static_cast<size_t>(count), FLOAT8_F32,
+                                         backend_.stream()));
+  } else if (from != to) {
+    const std::vector<float> values = download(backend_, from, count);
+    upload<float>(backend_, to, values);
+  }
+}
+
+// Gives this rank's part of such an array.
+std::vector<float> Model::shard(const std::vector<float>& whole) const {
+  std::vector<float> out;
+  for (size_t i = 0; i < parameters_.linears.size(); ++i) {
+    const LinearShape& shape = parameters_.linears[i];
+    const LinearShape& whole_shape = whole_parameters_.linears[i];
+    const int64_t first_row = (shape.split == Split::kRows ? ranks_.tp.index * shape.n : 0) +
+                              ranks_.fsdp.index * shape.rows;
+    const int64_t column = shape.split == Split::kColumns ? ranks_.tp.index * shape.k : 0;
+    for (int64_t row = first_row; row < first_row + shape.rows; ++row) {
+      const auto from = whole.begin() + whole_shape.offset + row * whole_shape.k + column;
+      out.insert(out.end(), from, from + shape.k);
+    }
+  }
+  out.insert(out.end(), whole.begin() + whole_parameters_.embedding, whole.end());
+  return out;
+}
+
 Checkpoint Model::state() const {
   Checkpoint checkpoint;
-  checkpoint.master = download(backend_, master_, parameters_.count);
-  checkpoint.m = download(backend_, m_, parameters_.count);
-  checkpoint.v = download(backend_, v_, parameters_.count);
+  checkpoint.master = whole(master_);
+  checkpoint.m = whole(m_);
+  checkpoint.v = whole(v_);
   checkpoint.scales = linears_->scale_state();
   return checkpoint;
 }
 
 void Model::set_state(const Checkpoint& checkpoint) {
-  std::vector<u16> copy(checkpoint.master.size());
-  std::ranges::transform(checkpoint.master, copy.begin(), encode_bf16);
-  upload<float>(backend_, master_, checkpoint.master);
-  upload<float>(backend_, m_, checkpoint.m);
-  upload<float>(backend_, v_, checkpoint.v);
+  const std::vector<float> master = shard(checkpoint.master);
+  std::vector<u16> copy(master.size());
+  std::ranges::transform(master, copy.begin(), encode_bf16);
+  upload<float>(backend_, master_, master);
+  upload<float>(backend_, m_, shard(checkpoint.m));
+  upload<float>(backend_, v_, shard(checkpoint.v));
   upload<u16>(backend_, copy_, copy);
   linears_->set_scale_state(checkpoint.scales);
   const u32 step = static_cast<u32>(checkpoint.loss.size());

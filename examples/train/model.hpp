@@ -2,6 +2,11 @@
 // stream h; each of L blocks adds down(gelu(up(norm(h)))); the head gives the next byte's logits.
 // Activations are bf16, gradients of weights and the weights' masters fp32.
 //
+// A step's tokens are those of all ranks and micro-batches: micro-batch b of FSDP rank r takes the share
+// r * micro_batches + b. A rank holds equal rows of each linear's weight, and all embeddings and gains.
+// With tensor parallelism it has a part of the inner width of each block: up is column-wise, so its
+// input's gradient is summed over ranks, and down is row-wise, so its output is.
+//
 // All memory is taken when the model is made, and a step is a fixed sequence of launches, so that
 // it can be recorded once and repeated.
 #pragma once
@@ -13,15 +18,16 @@ namespace train {
 
 class Model {
  public:
-  // Copies `text`. The backend outlives the model.
-  Model(Backend& backend, const TrainConfig& config, std::string_view text);
+  // Copies `text`. The backend and the communicators outlive the model.
+  Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, std::string_view text);
 
   // Enqueues one step: sample, forward, backward, scales, optimizer.
   void step(bool first_step);
   // The losses of steps [first, last), which are done.
   [[nodiscard]] std::vector<float> losses(int64_t first, int64_t last) const;
 
-  // Holds weights, moments and scales; the caller adds what it knows of the run.
+  // Holds weights, moments and scales of all ranks; the caller adds what it knows of the run. All ranks
+  // call it.
   [[nodiscard]] Checkpoint state() const;
   // The next step is the one after checkpoint.loss.size().
   void set_state(const Checkpoint& checkpoint);
@@ -37,14 +43,24 @@ class Model {
   };
 
   void allocate(std::string_view text);
-  void forward(bool first_step);
-  void backward(bool first_step);
-  void norm_grad(size_t index, const u16* d_residual);
+  // Of a micro-batch.
+  void forward(int64_t batch, bool first_step);
+  void backward(int64_t batch, bool first_step);
+  void norm_grad(size_t index, const u16* d_residual, float* small);
+  // Sums bf16 activations over the ranks of tensor parallelism, in place.
+  void sum_over_tp(u16* activations);
+  void square_sums();
   void optimize();
+  void gather(const Rank& group, const float* from, float* to, int64_t count) const;
+  [[nodiscard]] std::vector<float> whole(const float* shards) const;
+  [[nodiscard]] std::vector<float> shard(const std::vector<float>& whole) const;
 
   Backend& backend_;
   TrainConfig config_;
-  Parameters parameters_;
+  Ranks ranks_;
+  Parameters whole_parameters_;
+  Parameters parameters_;  // of this rank
+  GradSum grad_sum_;
   AdamConfig adam_;
   std::optional<Linears> linears_;
 
@@ -66,8 +82,10 @@ class Model {
   u16* da_ = nullptr;
   u16* logits_ = nullptr;
   u16* dlogits_ = nullptr;
-  float* losses_ = nullptr;    // [tokens]
+  float* losses_ = nullptr;    // [tokens], of all ranks
   float* partials_ = nullptr;  // of one sum at a time
+  float* squares_ = nullptr;   // of the gradient's norm
+  float* small_ = nullptr;     // gradients of embeddings and gains that are not summed yet
 };
 
 }  // namespace train

@@ -54,6 +54,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   app.add_option("--layers", config.layers, "Blocks");
   app.add_option("--context", config.context, "Bytes that a prediction sees");
   app.add_option("--tokens", config.tokens, "Predictions of a step");
+  app.add_option("--micro-batches", config.micro_batches,
+                 "Parts of a rank's predictions, one after another, whose gradients are added up");
+  app.add_option("--fsdp", config.fsdp,
+                 "Ranks that share out weights and predictions, a GPU each from --device on");
+  app.add_option("--tp", config.tp,
+                 "Ranks that share out the inner width of every block; with --fsdp, a product");
   app.add_option("--seed", config.seed, "Of the initial weights and of the order of the data");
   app.add_option("--lr", config.lr, "The highest learning rate");
   app.add_option("--data", options.data,

@@ -21,18 +21,27 @@ void fill_uniform(std::span<float> values, double deviation, uint64_t seed, uint
 
 }  // namespace
 
-Parameters::Parameters(const TrainConfig& config) {
-  const auto add = [this](std::string name, int64_t n, int64_t k, double factor) {
-    linears.push_back({std::move(name), n, k, count, factor / std::sqrt(static_cast<double>(k))});
-    count += n * k;
+Parameters::Parameters(const TrainConfig& config, int fsdp, int tp) {
+  const auto add = [&](std::string name, Split split, int64_t n, int64_t k, double factor) {
+    const double deviation = factor / std::sqrt(static_cast<double>(k));
+    if (split == Split::kRows) n /= tp;
+    if (split == Split::kColumns) k /= tp;
+    linears.push_back({.name = std::move(name),
+                       .split = split,
+                       .n = n,
+                       .k = k,
+                       .rows = n / fsdp,
+                       .offset = count,
+                       .deviation = deviation});
+    count += n / fsdp * k;
   };
   // The blocks together add as much to the residual stream, however many there are.
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (int64_t i = 0; i < config.layers; ++i) {
-    add(format("block.%ld.up", i), config.ffn, config.hidden, 1);
-    add(format("block.%ld.down", i), config.hidden, config.ffn, residual_gain);
+    add(format("block.%ld.up", i), Split::kRows, config.ffn, config.hidden, 1);
+    add(format("block.%ld.down", i), Split::kColumns, config.hidden, config.ffn, residual_gain);
   }
-  add("head", kBytes, config.hidden, 0.5);
+  add("head", Split::kNone, kBytes, config.hidden, 0.5);
   decayed = count;
   embedding = count;
   count += kBytes * config.hidden;
@@ -47,7 +56,7 @@ std::vector<float> Parameters::initial(const TrainConfig& config) const {
                  deviation, config.seed, static_cast<uint64_t>(first));
   };
   for (const LinearShape& linear : linears) {
-    fill(linear.offset, linear.n * linear.k, linear.deviation);
+    fill(linear.offset, linear.rows * linear.k, linear.deviation);
   }
   fill(embedding, gain - embedding, kEmbeddingDeviation);
   return values;

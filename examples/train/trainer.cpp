@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
+#include <mutex>
+#include <thread>
 
 #include "error.hpp"
 #include "model.hpp"
@@ -12,12 +15,14 @@ namespace {
 
 class Trainer {
  public:
-  Trainer(Backend& backend, const TrainConfig& config, const Text& text, const RunOptions& options)
+  Trainer(Backend& backend, const TrainConfig& config, const Ranks& ranks, const Text& text,
+          const RunOptions& options)
       : backend_(backend),
         config_(config),
         options_(options),
+        reports_(ranks.world.index == 0),
         run_name_(identity(config, text.hash)),
-        model_(backend, config, text.bytes) {}
+        model_(backend, config, ranks, text.bytes) {}
 
   RunResult run() {
     curve_.name = config_.recipe;
@@ -76,7 +81,7 @@ class Trainer {
     }
     curve_.ms.resize(curve_.loss.size(), static_cast<float>(ms()));
     add_learning_rates();
-    if (options_.progress) options_.progress(curve_);
+    if (options_.progress && reports_) options_.progress(curve_);
   }
 
   void add_learning_rates() {
@@ -91,7 +96,7 @@ class Trainer {
     checkpoint.run = run_name_;
     checkpoint.loss = curve_.loss;
     checkpoint.ms = curve_.ms;
-    save(options_.checkpoint, checkpoint);
+    if (reports_) save(options_.checkpoint, checkpoint);
   }
 
   [[nodiscard]] double tokens_per_second() {
@@ -104,6 +109,7 @@ class Trainer {
   Backend& backend_;
   const TrainConfig& config_;
   const RunOptions& options_;
+  bool reports_;  // the first rank does
   std::string run_name_;
   std::vector<StepScalars> schedule_ = make_schedule(config_, AdamConfig{});
   Model model_;
@@ -111,12 +117,111 @@ class Trainer {
   std::vector<double> timed_;  // milliseconds of a step, at each look
 };
 
+using Communicators = std::vector<float8::Communicator>;
+
+// The communicators of a run, by the ranks of the world. A group that is the world, or one rank, has
+// none of its own.
+class Groups {
+ public:
+  Groups(const TrainConfig& config, const std::vector<std::unique_ptr<Backend>>& backends)
+      : fsdp_(static_cast<int>(config.fsdp)), tp_(static_cast<int>(config.tp)) {
+    world_ = create(backends, 0, 1, fsdp_ * tp_);
+    if (fsdp_ == 1 || tp_ == 1) return;
+    for (int t = 0; t < tp_; ++t) of_fsdp_.push_back(create(backends, t, tp_, fsdp_));
+    for (int f = 0; f < fsdp_; ++f) of_tp_.push_back(create(backends, f * tp_, 1, tp_));
+  }
+  [[nodiscard]] Ranks ranks(size_t index) {
+    const int f = static_cast<int>(index) / tp_;
+    const int t = static_cast<int>(index) % tp_;
+    const auto world = Rank{static_cast<int>(index), fsdp_ * tp_, &world_[index]};
+    if (tp_ == 1) return {.world = world, .fsdp = world, .tp = {}};
+    if (fsdp_ == 1) return {.world = world, .fsdp = {}, .tp = world};
+    return {.world = world,
+            .fsdp = {f, fsdp_, &of_fsdp_[static_cast<size_t>(t)][static_cast<size_t>(f)]},
+            .tp = {t, tp_, &of_tp_[static_cast<size_t>(f)][static_cast<size_t>(t)]}};
+  }
+  // After a failure of a rank: the others stop waiting for it.
+  void abort(size_t index) {
+    world_[index].abort();
+    const size_t f = index / static_cast<size_t>(tp_);
+    const size_t t = index % static_cast<size_t>(tp_);
+    if (!of_fsdp_.empty()) of_fsdp_[t][f].abort();
+    if (!of_tp_.empty()) of_tp_[f][t].abort();
+  }
+
+ private:
+  static Communicators create(const std::vector<std::unique_ptr<Backend>>& backends, int first,
+                              int step, int count) {
+    std::vector<const float8::Context*> contexts;
+    for (int i = 0; i < count; ++i) {
+      contexts.push_back(&backends[static_cast<size_t>(first + i * step)]->context());
+    }
+    return float8::Communicator::create(contexts).value();
+  }
+
+  int fsdp_;
+  int tp_;
+  Communicators world_;
+  std::vector<Communicators> of_fsdp_;  // by tensor-parallel rank
+  std::vector<Communicators> of_tp_;    // by FSDP rank
+};
+
+// Runs a body for each rank, on a thread of its own. Where one throws, it leaves the others, and the
+// first error is thrown.
+void on_threads(Groups& groups, size_t count, const std::function<void(size_t)>& body) {
+  std::exception_ptr first_error;
+  std::mutex mutex;
+  {
+    std::vector<std::jthread> threads;
+    for (size_t index = 0; index < count; ++index) {
+      threads.emplace_back([&, index] {
+        try {
+          body(index);
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (!first_error) first_error = std::current_exception();
+          groups.abort(index);
+        }
+      });
+    }
+  }
+  if (first_error) std::rethrow_exception(first_error);
+}
+
 }  // namespace
 
 RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
                 const RunOptions& options) {
   validate(config);
-  return Trainer(backend, config, text, options).run();
+  if (config.ranks() != 1) {
+    fail(FLOAT8_INVALID_ARGUMENT, "%ld ranks have a backend each", config.ranks());
+  }
+  return Trainer(backend, config, Ranks{}, text, options).run();
+}
+
+RunResult train_on_ranks(const std::function<std::unique_ptr<Backend>(int rank)>& make_backend,
+                         const TrainConfig& config, const Text& text, const RunOptions& options) {
+  validate(config);
+  if (config.ranks() == 1) return train(*make_backend(0), config, text, options);
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int rank = 0; rank < config.ranks(); ++rank) backends.push_back(make_backend(rank));
+  Groups groups(config, backends);
+  std::vector<std::unique_ptr<Trainer>> trainers(backends.size());
+  // All memory is taken before any rank waits for another on its device.
+  on_threads(groups, backends.size(), [&](size_t index) {
+    const Ranks ranks = groups.ranks(index);
+    backends[index]->attach();
+    backends[index]->set_communicator(ranks.world.communicator);
+    trainers[index] = std::make_unique<Trainer>(*backends[index], config, ranks, text, options);
+  });
+  RunResult result;
+  on_threads(groups, backends.size(), [&](size_t index) {
+    backends[index]->attach();
+    RunResult own = trainers[index]->run();
+    if (index == 0) result = std::move(own);
+  });
+  for (const auto& backend : backends) backend->set_communicator(nullptr);
+  return result;
 }
 
 }  // namespace train

@@ -28,4 +28,11 @@ struct RunResult {
 [[nodiscard]] RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
                               const RunOptions& options);
 
+// Trains on config.ranks() ranks, a thread and a backend each, which `make_backend` gives by rank. The
+// result is rank 0's, which reports and saves. Where a rank fails, all of them stop, and its error is
+// thrown.
+[[nodiscard]] RunResult train_on_ranks(
+    const std::function<std::unique_ptr<Backend>(int rank)>& make_backend,
+    const TrainConfig& config, const Text& text, const RunOptions& options);
+
 }  // namespace train

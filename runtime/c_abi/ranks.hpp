@@ -1,5 +1,5 @@
-// The reduction over ranks that a call needs: NCCL's, and none on an emulated device, whose pointers
-// are host memory and whose communicator nobody made for it.
+// The reduction over ranks that a call needs. A communicator is of the call's kind of device, else the
+// call is refused.
 #pragma once
 
 #include "runtime/c_abi/common.hpp"

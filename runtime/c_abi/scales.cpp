@@ -1,8 +1,7 @@
-// The state of delayed scaling, and amaxes over ranks.
+// The state of delayed scaling.
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/ranks.hpp"
-#include "runtime/distributed/scale_sync.hpp"
 #include "runtime/model/scale_checkpoint.hpp"
 
 using namespace f8::c_abi;
@@ -178,9 +177,4 @@ float8_status float8_scales_load_file(const float8_scales* scales, void* state, 
     if (!loaded) loaded.error().message = f8::format("{}: {}", path, loaded.error().message);
     return loaded;
   });
-}
-
-float8_status float8_amax_sync(uint32_t* amax_bits, size_t count, float8_nccl_comm communicator,
-                               float8_stream stream) {
-  return guarded([&] { return f8::runtime::sync_amax(amax_bits, count, communicator, stream); });
 }

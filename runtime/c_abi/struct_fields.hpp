@@ -149,6 +149,13 @@ struct StructFields<float8_gemm_args> {
 };
 
 template <>
+struct StructFields<float8_gather_args> {
+  using S = float8_gather_args;
+  static constexpr auto kAll = lay_out(&S::struct_size, &S::shard, &S::whole, &S::shard_rows,
+                                       &S::communicator, &S::workspace_bytes);
+};
+
+template <>
 struct StructFields<float8_scales_desc> {
   using S = float8_scales_desc;
   static constexpr auto kAll = lay_out(&S::struct_size, &S::linears, &S::count, &S::history,

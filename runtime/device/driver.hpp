@@ -45,6 +45,7 @@ namespace f8::runtime {
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                        \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                        \
   X(memcpy_dtod_async, cuMemcpyDtoDAsync)                        \
+  X(memcpy_2d_async, cuMemcpy2DAsync)                            \
   X(memset_d8, cuMemsetD8)                                       \
   X(memset_d8_async, cuMemsetD8Async)                            \
   X(memset_d32_async, cuMemsetD32Async)                          \
@@ -52,6 +53,7 @@ namespace f8::runtime {
   X(stream_create, cuStreamCreate)                               \
   X(stream_destroy, cuStreamDestroy)                             \
   X(stream_synchronize, cuStreamSynchronize)                     \
+  X(stream_query, cuStreamQuery)                                 \
   X(stream_get_ctx, cuStreamGetCtx)                              \
   X(stream_wait_event, cuStreamWaitEvent)                        \
   X(stream_begin_capture, cuStreamBeginCapture)                  \

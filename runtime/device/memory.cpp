@@ -16,6 +16,27 @@ Status set_words(const Driver& driver, uint32_t* words, uint32_t value, size_t c
       "cuMemsetD32Async");
 }
 
+Status copy_lines(const Driver& driver, void* to, size_t to_pitch, const void* from,
+                  size_t from_pitch, size_t width, size_t lines, Stream stream) {
+  const auto to_at = reinterpret_cast<CUdeviceptr>(to);
+  const auto from_at = reinterpret_cast<CUdeviceptr>(from);
+  if (width == 0 || lines == 0) return {};
+  if (lines == 1 || (to_pitch == width && from_pitch == width)) {
+    return driver.check(driver.memcpy_dtod_async(to_at, from_at, width * lines, stream),
+                        "cuMemcpyDtoDAsync");
+  }
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = from_at;
+  copy.srcPitch = from_pitch;
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = to_at;
+  copy.dstPitch = to_pitch;
+  copy.WidthInBytes = width;
+  copy.Height = lines;
+  return driver.check(driver.memcpy_2d_async(&copy, stream), "cuMemcpy2DAsync");
+}
+
 Status zero(const Driver& driver, CUcontext primary, void* d, int64_t rows, size_t row_bytes,
             size_t pitch_bytes, Stream stream) {
   const ScopedContext current(driver, primary);

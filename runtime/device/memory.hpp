@@ -38,6 +38,9 @@ class Arena {
 // Sets 32-bit words in stream order.
 [[nodiscard]] Status set_words(const Driver& driver, uint32_t* words, uint32_t value, size_t count,
                                Stream stream);
+// Copies lines of `width` bytes, a pitch apart on each side, in stream order.
+[[nodiscard]] Status copy_lines(const Driver& driver, void* to, size_t to_pitch, const void* from,
+                                size_t from_pitch, size_t width, size_t lines, Stream stream);
 // Sets rows to zero in stream order.
 [[nodiscard]] Status zero(const Driver& driver, CUcontext primary, void* d, int64_t rows,
                           size_t row_bytes, size_t pitch_bytes, Stream stream);

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "base/dynlib.hpp"
+#include "runtime/distributed/emulated_ranks.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -28,6 +29,11 @@ Result<const Nccl*> nccl() {
   return &*loaded;
 }
 
+Result<const Nccl*> nccl_of(const ncclComm* communicator) {
+  if (is_emulated(communicator)) return &emulated_nccl();
+  return nccl();
+}
+
 void set_nccl_for_testing(const Nccl* table) {
   g_injected.store(table, std::memory_order_release);
 }
@@ -36,8 +42,8 @@ Status Nccl::check(ncclResult_t result, const char* call) const {
   if (result == ncclSuccess) return {};
   const ErrorCode code =
       result == ncclInvalidArgument ? ErrorCode::kInvalidArgument : ErrorCode::kCuda;
-  return fail(code, "{}: {} (code {}); NCCL_DEBUG=WARN says more", call, get_error_string(result),
-              static_cast<int>(result));
+  return fail(code, "{}: {} (code {}){}", call, get_error_string(result), static_cast<int>(result),
+              hint);
 }
 
 }  // namespace f8::runtime

@@ -12,7 +12,7 @@ Status sync_amax(uint32_t* amax_bits, size_t count, ncclComm* communicator, CUst
     return fail(ErrorCode::kInvalidArgument, "float8_amax_sync: amax_bits is NULL, count is {}",
                 count);
   }
-  const Nccl* library = F8_TRY(nccl());
+  const Nccl* library = F8_TRY(nccl_of(communicator));
   return library->check(
       library->all_reduce(amax_bits, amax_bits, count, ncclUint32, ncclMax, communicator, stream),
       "ncclAllReduce");

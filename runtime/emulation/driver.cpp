@@ -325,6 +325,15 @@ CUresult memcpy_dtoh_async(void* to, CUdeviceptr from, size_t bytes, CUstream st
 CUresult memcpy_dtod_async(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return copy(host(to), host(from), bytes, stream);
 }
+CUresult memcpy_2d_async(const CUDA_MEMCPY2D* copy, CUstream stream) {
+  return enqueue(stream, [c = *copy] {
+    for (size_t line = 0; line < c.Height; ++line) {
+      std::memmove(host(c.dstDevice + line * c.dstPitch), host(c.srcDevice + line * c.srcPitch),
+                   c.WidthInBytes);
+    }
+    return CUDA_SUCCESS;
+  });
+}
 CUresult memset_d8_async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
   return enqueue(stream, [=] {
     if (count > 0) std::memset(host(to), value, count);
@@ -384,6 +393,7 @@ Driver make_table() {
   table.memcpy_htod_async = memcpy_htod_async;
   table.memcpy_dtoh_async = memcpy_dtoh_async;
   table.memcpy_dtod_async = memcpy_dtod_async;
+  table.memcpy_2d_async = memcpy_2d_async;
   table.memset_d8 = memset_d8;
   table.memset_d8_async = memset_d8_async;
   table.memset_d32_async = memset_d32_async;

@@ -237,6 +237,7 @@ void fill_stream_functions(Driver& table) {
   table.stream_create = stream_create;
   table.stream_destroy = stream_destroy;
   table.stream_synchronize = synchronize;
+  table.stream_query = synchronize;
   table.stream_wait_event = wait_event;
   table.stream_begin_capture = begin_capture;
   table.stream_end_capture = end_capture;

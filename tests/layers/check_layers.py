@@ -50,7 +50,7 @@ ROOMS = {
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
     "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
     "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
-    "runtime/distributed": {"device", "distributed"},
+    "runtime/distributed": {"device", "emulation", "distributed"},
     "runtime/c_abi": {
         "device", "gemm", "quantize", "linear", "lists", "model", "distributed", "c_abi"
     },

@@ -18,7 +18,7 @@ namespace train {
 
 using KernelCall =
     std::variant<SampleArgs, EmbedArgs, EmbedGradArgs, NormArgs, NormGradArgs, SumRowsArgs,
-                 GeluArgs, GeluGradArgs, LossArgs, SquareSumArgs, AdamArgs, FinishArgs>;
+                 GeluArgs, GeluGradArgs, LossArgs, SquareSumArgs, AdamArgs, FinishArgs, AddArgs>;
 
 class Backend {
  public:
@@ -40,6 +40,11 @@ class Backend {
   [[nodiscard]] virtual float8::Context& context() = 0;
   [[nodiscard]] virtual float8_stream stream() = 0;
 
+  // Makes the calling thread the one that uses the backend.
+  virtual void attach() = 0;
+  // Waits are then for the ranks of `communicator` too, and end in an error where one is gone.
+  virtual void set_communicator(const float8::Communicator* communicator) = 0;
+
   // Keeps `step` for repeat(). The GPU records it here, with all addresses and launches that `step`
   // makes, and runs nothing.
   virtual void record(const std::function<void()>& step) = 0;
@@ -49,6 +54,7 @@ class Backend {
 
 // A GPU's backend is made for a model of this width and context.
 [[nodiscard]] std::unique_ptr<Backend> make_gpu_backend(int device, int64_t width, int64_t context);
-[[nodiscard]] std::unique_ptr<Backend> make_host_backend();
+// `device` is 0 to 7: an emulated one.
+[[nodiscard]] std::unique_ptr<Backend> make_host_backend(int device = 0);
 
 }  // namespace train

@@ -6,6 +6,7 @@
 #include "device/backend.hpp"
 #include "device/cuda_driver.hpp"
 #include "device/kernels.hpp"
+#include "error.hpp"
 
 namespace train {
 namespace {
@@ -36,6 +37,7 @@ struct Blocks {
   int64_t operator()(const SquareSumArgs& a) const { return a.blocks; }
   int64_t operator()(const AdamArgs& a) const { return walk(a.count / 4); }
   int64_t operator()(const FinishArgs&) const { return 1; }
+  int64_t operator()(const AddArgs& a) const { return walk(a.count / 4); }
 };
 
 class GpuBackend final : public Backend {
@@ -43,10 +45,9 @@ class GpuBackend final : public Backend {
   GpuBackend(int device, int64_t width, int64_t context)
       : context_(float8::Context::create(device).value()), width_(width) {
     const Cubin& kernels = compiled_kernels(width, context);
-    CUcontext primary = nullptr;
     check(cuda_.cuDeviceGet(&device_, device), "cuDeviceGet");
-    check(cuda_.cuDevicePrimaryCtxRetain(&primary, device_), "cuDevicePrimaryCtxRetain");
-    check(cuda_.cuCtxSetCurrent(primary), "cuCtxSetCurrent");
+    check(cuda_.cuDevicePrimaryCtxRetain(&primary_, device_), "cuDevicePrimaryCtxRetain");
+    attach();
     check(cuda_.cuDeviceGetAttribute(&sm_count_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_),
           "cuDeviceGetAttribute");
     check(cuda_.cuModuleLoadData(&module_, kernels.image.data()), "cuModuleLoadData");
@@ -104,6 +105,10 @@ class GpuBackend final : public Backend {
   float8::Context& context() override { return context_; }
   float8_stream stream() override { return stream_; }
 
+  void attach() final { check(cuda_.cuCtxSetCurrent(primary_), "cuCtxSetCurrent"); }
+  void set_communicator(const float8::Communicator* communicator) override {
+    communicator_ = communicator;
+  }
   void record(const std::function<void()>& step) override {
     if (graph_ != nullptr) cuda_.cuGraphExecDestroy(std::exchange(graph_, nullptr));
     check(cuda_.cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
@@ -127,7 +132,7 @@ class GpuBackend final : public Backend {
       check(cuda_.cuGraphLaunch(graph_, stream_), "cuGraphLaunch");
     }
     check(cuda_.cuEventRecord(events_[1], stream_), "cuEventRecord");
-    synchronize();
+    synchronize(times);
     float ms = 0;
     check(cuda_.cuEventElapsedTime(&ms, events_[0], events_[1]), "cuEventElapsedTime");
     return double{ms};
@@ -135,18 +140,27 @@ class GpuBackend final : public Backend {
 
  private:
   void check(CUresult result, const char* call) const { cuda_.check(result, call); }
-  void synchronize() { check(cuda_.cuStreamSynchronize(stream_), "cuStreamSynchronize"); }
+  void synchronize(int64_t steps = 1) {
+    if (communicator_ != nullptr) {
+      const auto most = static_cast<int>(std::min<int64_t>(steps * kStepTimeoutMs, 1 << 30));
+      train::check(communicator_->wait(context_, "a step of training", stream_, most));
+    }
+    check(cuda_.cuStreamSynchronize(stream_), "cuStreamSynchronize");
+  }
 
+  static constexpr int64_t kStepTimeoutMs = 60'000;  // after which a rank counts as gone
   float8::Context context_;  // comes first, for it says clearly that there is no GPU
   Driver cuda_;
   int64_t width_;
   CUdevice device_ = 0;
+  CUcontext primary_ = nullptr;
   int sm_count_ = 0;
   CUmodule module_ = nullptr;
   std::array<CUfunction, kKernelNames.size()> functions_{};
   CUstream stream_ = nullptr;
   std::array<CUevent, 2> events_{};
   CUgraphExec graph_ = nullptr;
+  const float8::Communicator* communicator_ = nullptr;
   std::vector<CUdeviceptr> memory_;
 };
 

@@ -15,14 +15,15 @@ namespace {
 
 constexpr std::align_val_t kAlignment{256};
 
-float8::Context emulated_context() {
+float8::Context emulated_context(int device) {
   float8::ContextOptions options;
   options.emulate = true;
-  return float8::Context::create(0, options).value();
+  return float8::Context::create(device, options).value();
 }
 
 class HostBackend final : public Backend {
  public:
+  explicit HostBackend(int device) : context_(emulated_context(device)) {}
   void* allocate(size_t bytes) override {
     void* memory = ::operator new(std::max<size_t>(bytes, 1), kAlignment, std::nothrow);
     if (memory == nullptr) {
@@ -42,6 +43,9 @@ class HostBackend final : public Backend {
   float8::Context& context() override { return context_; }
   float8_stream stream() override { return nullptr; }
 
+  void attach() override {}
+  // A call that ranks make together is done when it returns.
+  void set_communicator(const float8::Communicator*) override {}
   void record(const std::function<void()>& step) override { step_ = step; }
   double repeat(int64_t times) override {
     const auto start = std::chrono::steady_clock::now();
@@ -54,15 +58,15 @@ class HostBackend final : public Backend {
   struct Free {
     void operator()(void* memory) const { ::operator delete(memory, kAlignment); }
   };
-  float8::Context context_ = emulated_context();
+  float8::Context context_;
   std::vector<std::unique_ptr<void, Free>> memory_;
   std::function<void()> step_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_host_backend() {
-  return std::make_unique<HostBackend>();
+std::unique_ptr<Backend> make_host_backend(int device) {
+  return std::make_unique<HostBackend>(device);
 }
 
 }  // namespace train

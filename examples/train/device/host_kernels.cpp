@@ -21,8 +21,9 @@ float gelu_sigmoid(float u) {
 void run(const SampleArgs& args) {
   const u32 places = args.text_bytes - static_cast<u32>(args.context);
   for (i32 token = 0; token < args.tokens; ++token) {
-    const u64 counter =
-        static_cast<u64>(*args.step) * static_cast<u64>(args.tokens) + static_cast<u64>(token);
+    const i32 step_tokens = args.step_tokens == 0 ? args.tokens : args.step_tokens;
+    const u64 counter = static_cast<u64>(*args.step) * static_cast<u64>(step_tokens) +
+                        static_cast<u64>(args.first + token);
     const u64 random = mix((static_cast<u64>(args.seed) << 40) + counter + 1);
     const u8* at = args.text + args.context + ((random * places) >> 32);
     args.targets[token] = *at;
@@ -126,6 +127,8 @@ void run(const GeluGradArgs& args) {
 
 void run(const LossArgs& args) {
   float x[kBytes];
+  const auto step_tokens =
+      static_cast<float>(args.step_tokens == 0 ? args.tokens : args.step_tokens);
   for (i32 token = 0; token < args.tokens; ++token) {
     const i64 first = i64{token} * kBytes;
     for (i32 i = 0; i < kBytes; ++i) x[i] = decode_bf16(args.logits[first + i]);
@@ -136,14 +139,23 @@ void run(const LossArgs& args) {
     args.losses[token] = std::log(sum) - wanted;
     for (i32 i = 0; i < kBytes; ++i) {
       const float hit = i == args.targets[token] ? 1.0F : 0.0F;
-      args.dlogits[first + i] = encode_bf16((x[i] / sum - hit) / static_cast<float>(args.tokens));
+      args.dlogits[first + i] = encode_bf16((x[i] / sum - hit) / step_tokens);
     }
   }
 }
 
 void run(const SquareSumArgs& args) {
-  std::fill_n(args.partials, args.blocks, 0.0F);
-  for (i64 i = 0; i < args.count; ++i) args.partials[i / 4 % args.blocks] += args.x[i] * args.x[i];
+  const i64 chunk = (args.count / 4 + args.blocks - 1) / args.blocks * 4;
+  for (i64 block = 0; block < args.blocks; ++block) {
+    float sum = 0;
+    const i64 end = std::min(chunk * (block + 1), args.count);
+    for (i64 i = chunk * block; i < end; ++i) sum += args.x[i] * args.x[i];
+    args.partials[block * args.stride] = sum;
+  }
+}
+
+void run(const AddArgs& args) {
+  for (i64 i = 0; i < args.count; ++i) args.to[i] += args.from[i];
 }
 
 void run(const AdamArgs& args) {

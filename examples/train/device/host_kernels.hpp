@@ -19,5 +19,6 @@ void run(const LossArgs& args);
 void run(const SquareSumArgs& args);
 void run(const AdamArgs& args);
 void run(const FinishArgs& args);
+void run(const AddArgs& args);
 
 }  // namespace train::host

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -110,6 +111,8 @@ Cubin compile(int64_t width, int64_t context) {
 }  // namespace
 
 const Cubin& compiled_kernels(int64_t width, int64_t context) {
+  static std::mutex mutex;  // ranks ask for them at the same time
+  const std::lock_guard lock(mutex);
   static std::map<std::pair<int64_t, int64_t>, Cubin> cubins;
   const auto found = cubins.find({width, context});
   if (found != cubins.end()) return found->second;

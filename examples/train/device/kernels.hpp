@@ -10,9 +10,9 @@ namespace train {
 
 // The order is that of KernelCall's alternatives (backend.hpp).
 inline constexpr std::array kKernelNames = {
-    "train_sample",    "train_embed",      "train_embed_grad", "train_norm",
-    "train_norm_grad", "train_sum_rows",   "train_gelu",       "train_gelu_grad",
-    "train_loss",      "train_square_sum", "train_adamw",      "train_finish"};
+    "train_sample",   "train_embed",  "train_embed_grad", "train_norm", "train_norm_grad",
+    "train_sum_rows", "train_gelu",   "train_gelu_grad",  "train_loss", "train_square_sum",
+    "train_adamw",    "train_finish", "train_add"};
 
 // Threads of a block; the norm of a narrow model takes fewer.
 inline constexpr int kThreads = 256;

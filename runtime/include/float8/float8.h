@@ -39,9 +39,10 @@
  *     it is on the context's device and aligned to 16 bytes. Tensors are row-major; their rows are
  *     dense or a stride apart (ld_x and the like). float8 allocates none but for its kernels.
  *  5. Work is enqueued on the given stream. No function waits for it but those that save and load a
- *     scale state. Forward, backward, casts of weights and float8_scales_sync do not allocate, lock
- *     or read files, and may be captured in a CUDA graph. Small tensors are cast by a cooperative
- *     launch, which starts when all of its blocks fit beside what runs on other streams.
+ *     scale state, and float8_comm_wait. Forward, backward, casts of weights, float8_scales_sync and
+ *     float8_gather_tensor do not allocate, lock or read files, and may be captured in a CUDA graph.
+ *     Small tensors are cast by a cooperative launch, which starts when all of its blocks fit beside
+ *     what runs on other streams.
  *  6. Handles may be used by several threads at once. A scale state belongs to one stream at a
  *     time. Calls that are in flight at the same time need workspaces of their own; linears and
  *     weight casts may share one workspace on one stream. Between calls a workspace is free for
@@ -152,9 +153,9 @@ typedef struct float8_context_options {
   /* Nonzero replaces the GPU by a slow device in host memory, for tests of a program on a machine
    * without a GPU. Pointers to tensors are then host pointers, streams are NULL, and every call has
    * done its work when it returns; results are those of an H100 up to the order of sums. It needs
-   * no driver, compiler or cache, and `device` is 0 to 7. It is in no communicator: a call that
-   * would reduce over ranks is refused, and NCCL is never called. It remembers earlier calls as with
-   * check_pointers. It is never chosen unless asked for. */
+   * no driver, compiler or cache, and `device` is 0 to 7. Its communicators are float8_comms_create's,
+   * whose ranks are threads; one of NCCL is refused, and NCCL is never called. It remembers earlier
+   * calls as with check_pointers. It is never chosen unless asked for. */
   int32_t emulate;
   /* 0: the context begins with the built-in tuning table of this device, else with that of the
    * nearest class of device; float8_context_info says which. Nonzero: it has none until one is
@@ -1029,13 +1030,87 @@ FLOAT8_API size_t float8_model_converted_count(const float8_model* model);
 /* Returns the largest workspace of its linears, which may share one on a stream; 0 for NULL. */
 FLOAT8_API size_t float8_model_workspace_bytes(const float8_model* model);
 
-/* ---- several devices ---- */
+/* ---- several devices ----
+ *
+ * Ranks hold the parts of a model or of its inputs, one device each. The calls below enqueue on a
+ * stream, wait for nothing and may be captured in a CUDA graph, except where they say so. All ranks
+ * of a communicator make the same calls in the same order. Which calls make a sharded layer:
+ *
+ *   weight, sharded by rows (FSDP)       float8_quantize_amax, float8_amax_sync and float8_quantize once
+ *                                        a step; float8_gather_tensor of q before a forward and of qt
+ *                                        before a backward, for w_tensor; float8_reduce_scatter of dw
+ *   column-wise (tensor parallel)        w is sharded by rows of N, and x is gathered where the
+ *                                        sequence is sharded (float8_gather_tensor, for x_tensor); the
+ *                                        ranks' dx are summed: float8_reduce_scatter or float8_all_reduce
+ *   row-wise (tensor parallel)           w and x are sharded by columns of K; the ranks' y are summed,
+ *                                        and dy is gathered where the sequence is sharded
+ *
+ * docs/distributed.md says which results are those of one device bit for bit. */
+
+/* Makes a communicator for each of `count` contexts of this process, for a program that drives all
+ * its devices itself, with a thread for each rank: out[r] is rank r's, on the device of contexts[r].
+ * An ncclComm_t of the caller's own serves every call as well. On failure all of `out` are NULL.
+ *
+ * Contexts of emulated devices, of which several may have one ordinal, get communicators in host
+ * memory. A call on one of them returns when all ranks have made it, and reductions add in the order
+ * of ranks. Calls that do not fit each other, a rank that does not come within `timeout_ms` (0: 60 s)
+ * and a rank that has left are an error of the others, which names the operation and the rank. */
+FLOAT8_API float8_status float8_comms_create(float8_context* const* contexts, size_t count,
+                                             int32_t timeout_ms, float8_nccl_comm* out);
+/* Destroys one of them, when its work is done. */
+FLOAT8_API void float8_comm_destroy(float8_nccl_comm communicator);
+/* Destroys it and ends what other ranks wait for, after a failure. They get an error; with NCCL,
+ * float8_comm_wait tells them. */
+FLOAT8_API void float8_comm_abort(float8_nccl_comm communicator);
+/* Waits until `stream` has done its work, and fails (FLOAT8_CUDA) where an operation of `communicator`
+ * failed, or where it is not done within `timeout_ms` (0: 60 s), as when a rank has died or makes
+ * other calls. The message has `operation`, such as "step 12", and the rank. After a failure the
+ * communicator is to be aborted. */
+FLOAT8_API float8_status float8_comm_wait(float8_context* context, float8_nccl_comm communicator,
+                                          const char* operation, int32_t timeout_ms,
+                                          float8_stream stream);
 
 /* Replaces `count` amaxes in device memory, each the bits of |x| as fp32, by their maxima over the
- * ranks of `communicator`, in one all-reduce on `stream`; NaN wins. All ranks give the same count.
- * The call has no context: it calls NCCL also beside emulated devices. */
+ * ranks of `communicator`, in one all-reduce on `stream`; NaN wins. All ranks give the same count. */
 FLOAT8_API float8_status float8_amax_sync(uint32_t* amax_bits, size_t count,
                                           float8_nccl_comm communicator, float8_stream stream);
+
+typedef struct float8_gather_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_gather_args));
+  /* This rank's rows, as float8_quantize of a quantizer with over_ranks left them. */
+  const float8_tensor* shard FLOAT8_ZERO;
+  /* The whole tensor, whose memory is written: a float8_quantizer_view of a quantizer of all rows. A
+   * copy that is NULL in this view is not gathered. */
+  const float8_tensor* whole FLOAT8_ZERO;
+  /* The rows of each shard. The last shards may have less, down to 0: rank r has the rows from
+   * r * shard_rows on. Where blocks of 128 rows have a scale it is a multiple of 128. */
+  int64_t shard_rows FLOAT8_ZERO;
+  float8_nccl_comm communicator FLOAT8_ZERO;
+  size_t workspace_bytes FLOAT8_ZERO; /* checked if given; 0: not checked */
+} float8_gather_args;
+
+/* Gathers a tensor in fp8 from its shards, one byte an element, with its inverse scales: q under each
+ * other, qt side by side. The copies are those of the whole tensor's cast, bit for bit. q and scales
+ * of shards of equal rows arrive in place; other parts take the workspace and one copy on the device. */
+FLOAT8_API float8_status float8_gather_tensor(float8_context* context,
+                                              const float8_gather_args* args, void* workspace,
+                                              float8_stream stream);
+/* Returns the bytes of workspace of float8_gather_tensor with this view of the whole tensor, 0 for
+ * what is none. */
+FLOAT8_API size_t float8_gather_workspace_bytes(const float8_tensor* whole, int64_t shard_rows,
+                                                int32_t ranks);
+
+/* Collectives of high-precision tensors; `dtype` is a float8_dtype. They are NCCL's, and those of
+ * emulated devices. Reductions are sums. `count` is that of `to` in a scatter and that of `from` else.
+ * float8_all_reduce may work in place, float8_all_gather with `from` at the rank's part of `to`, and
+ * float8_reduce_scatter with `to` at the rank's part of `from`. */
+FLOAT8_API float8_status float8_all_gather(const void* from, void* to, size_t count, int32_t dtype,
+                                           float8_nccl_comm communicator, float8_stream stream);
+FLOAT8_API float8_status float8_reduce_scatter(const void* from, void* to, size_t count,
+                                               int32_t dtype, float8_nccl_comm communicator,
+                                               float8_stream stream);
+FLOAT8_API float8_status float8_all_reduce(const void* from, void* to, size_t count, int32_t dtype,
+                                           float8_nccl_comm communicator, float8_stream stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

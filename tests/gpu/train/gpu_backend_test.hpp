@@ -8,14 +8,15 @@
 namespace train {
 
 // Gives null where the test is skipped, or has failed.
-inline std::unique_ptr<Backend> gpu_backend_or_skip(int64_t width, int64_t context) {
+inline std::unique_ptr<Backend> gpu_backend_or_skip(int64_t width, int64_t context,
+                                                    int device = 0) {
   std::unique_ptr<Backend> backend;
   [&] {
     try {
-      backend = make_gpu_backend(0, width, context);
+      backend = make_gpu_backend(device, width, context);
     } catch (const float8::Exception& error) {
       if (error.code() == FLOAT8_ENVIRONMENT || error.code() == FLOAT8_UNSUPPORTED) {
-        GTEST_SKIP() << "no Hopper GPU: " << error.what();
+        GTEST_SKIP() << "no Hopper GPU " << device << ": " << error.what();
       }
       FAIL() << error.what();
     }

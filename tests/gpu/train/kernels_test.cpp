@@ -242,6 +242,37 @@ TEST_P(TrainKernels, Loss) {
   expect_equal(step, 0, "step");
 }
 
+// What several ranks and micro-batches add: shares of a step, sums of parts.
+TEST_P(TrainKernels, SharesOfAStep) {
+  const auto text = bytes(100'003);
+  const auto step = mirrored(std::vector<u32>{3});
+  const auto slots = output<u8>(static_cast<size_t>(size().context * size().tokens));
+  const auto targets = output<u8>(static_cast<size_t>(size().tokens));
+  launch([&](bool gpu) {
+    return SampleArgs{text.on(gpu),    100'003U, 5U,        step.on(gpu), slots.on(gpu),
+                      targets.on(gpu), tokens(), context(), tokens(),     4 * tokens()};
+  });
+  expect_equal(slots, 0, "slots");
+  expect_equal(targets, 0, "targets");
+  const auto logits = bf16(static_cast<size_t>(tokens() * kBytes), 3);
+  const auto dlogits = output<u16>(logits.start.size());
+  const auto losses = output<float>(targets.start.size());
+  launch([&](bool gpu) {
+    return LossArgs{logits.on(gpu), targets.on(gpu), dlogits.on(gpu),
+                    losses.on(gpu), tokens(),        4 * tokens()};
+  });
+  expect_equal(dlogits, kBf16, "dlogits");
+
+  const auto from = f32(static_cast<size_t>(kBytes * width()), 0, 1);
+  const auto to = f32(from.start.size(), 0, 1);
+  const auto squares = mirrored(std::vector<float>(128, -1.0F));
+  const auto count = static_cast<i64>(from.start.size());
+  launch([&](bool gpu) { return AddArgs{from.on(gpu), to.on(gpu), count}; });
+  launch([&](bool gpu) { return SquareSumArgs{to.on(gpu), squares.on(gpu), count, 64, 2}; });
+  expect_equal(to, 0, "to");
+  expect_equal(squares, 1e-4, "squares");
+}
+
 TEST_P(TrainKernels, AdamW) {
   const size_t count = static_cast<size_t>(kBytes * width()) + 4;
   const auto master = f32(count, 0, 1);

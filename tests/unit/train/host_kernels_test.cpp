@@ -277,6 +277,58 @@ TEST(HostKernels, ASmallGradientIsNotClipped) {
   EXPECT_EQ(m[0], 0.5F);
 }
 
+// A rank's chunks are those of one device, at their places among all sums.
+TEST(HostKernels, SquaresOfPartsAreThoseOfTheWhole) {
+  std::vector<float> grad(64);
+  for (size_t i = 0; i < grad.size(); ++i) grad[i] = 0.1F * static_cast<float>(i + 1);
+  std::vector<float> whole(8), parts(8, -1.0F);
+  host::run(SquareSumArgs{grad.data(), whole.data(), 64, 8});
+  host::run(SquareSumArgs{grad.data(), parts.data(), 32, 4});
+  host::run(SquareSumArgs{grad.data() + 32, parts.data() + 4, 32, 4});
+  EXPECT_EQ(parts, whole);
+  std::vector<float> apart(16, -1.0F);
+  host::run(SquareSumArgs{grad.data(), apart.data() + 1, 64, 8, 2});
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(apart[2 * i + 1], whole[i]);
+    EXPECT_EQ(apart[2 * i], -1.0F);
+  }
+}
+
+TEST(HostKernels, AddAddsInPlace) {
+  const std::vector<float> from = {1, 2, 3, 4};
+  std::vector<float> to = {10, 20, 30, 40};
+  host::run(AddArgs{from.data(), to.data(), 4});
+  EXPECT_EQ(to, (std::vector<float>{11, 22, 33, 44}));
+}
+
+// Shares of a step take the samples of the whole step, and the gradient of its mean.
+TEST(HostKernels, SharesOfAStepAreTheWhole) {
+  constexpr i32 kTokens = 32, kContext = 2;
+  std::vector<u8> text(1000);
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<u8>(i * 7 + i / 256);
+  const u32 step = 3;
+  const auto sample = [&](i32 tokens, i32 first) {
+    std::vector<u8> slots(static_cast<size_t>(kContext * tokens));
+    std::vector<u8> targets(static_cast<size_t>(tokens));
+    host::run(SampleArgs{text.data(), 1000, 1, &step, slots.data(), targets.data(), tokens,
+                         kContext, first, kTokens});
+    return targets;
+  };
+  std::vector<u8> shares = sample(16, 0);
+  const std::vector<u8> second = sample(16, 16);
+  shares.insert(shares.end(), second.begin(), second.end());
+  EXPECT_EQ(shares, sample(kTokens, 0));
+
+  const std::vector<u16> logits(static_cast<size_t>(16 * kBytes), encode_bf16(0.5F));
+  std::vector<u16> share(logits.size()), alone(logits.size());
+  std::vector<float> losses(16);
+  host::run(LossArgs{logits.data(), shares.data(), share.data(), losses.data(), 16, kTokens});
+  host::run(LossArgs{logits.data(), shares.data(), alone.data(), losses.data(), 16});
+  for (size_t i = 0; i < share.size(); ++i) {
+    ASSERT_EQ(decode_bf16(share[i]) * 2, decode_bf16(alone[i])) << i;
+  }
+}
+
 TEST(HostKernels, AStepEndsWithItsMeanLoss) {
   const std::vector<float> losses = {1, 2, 3, 6};
   std::vector<float> curve(3, -1.0F);

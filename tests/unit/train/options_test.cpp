@@ -56,11 +56,16 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"--recipe", "bf16", "--recipes", "rowwise"}, "both"},
         BadLine{{"--recipes", "all", "--resume", "x"}, "--resume"},
         BadLine{{"--hidden", "100"}, "--hidden"}, BadLine{{"--hidden", "16384"}, "--hidden"},
-        BadLine{{"--ffn", "8"}, "--ffn"}, BadLine{{"--layers", "0"}, "--layers"},
-        BadLine{{"--context", "24"}, "--context"}, BadLine{{"--tokens", "100"}, "--tokens"},
-        BadLine{{"--steps", "-1"}, "--steps"}, BadLine{{"--lr", "0"}, "--lr"},
-        BadLine{{"--lr", "nan"}, "--lr"}, BadLine{{"--save-every", "-2"}, "--save-every"},
-        BadLine{{"--steps", "many"}, "--steps"}, BadLine{{"--unknown"}, "--unknown"}));
+        BadLine{{"--fsdp", "3"}, "--fsdp is 3"}, BadLine{{"--fsdp", "0"}, "--fsdp is 0"},
+        BadLine{{"--tp", "3"}, "--tp is 3"}, BadLine{{"--tp", "0"}, "--tp is 0"},
+        BadLine{{"--tp", "64", "--fsdp", "2"}, "--tp is 64"},
+        BadLine{{"--fsdp", "2", "--tokens", "48"}, "--tokens (48)"},
+        BadLine{{"--micro-batches", "0"}, "--micro-batches is 0"}, BadLine{{"--ffn", "8"}, "--ffn"},
+        BadLine{{"--layers", "0"}, "--layers"}, BadLine{{"--context", "24"}, "--context"},
+        BadLine{{"--tokens", "100"}, "--tokens"}, BadLine{{"--steps", "-1"}, "--steps"},
+        BadLine{{"--lr", "0"}, "--lr"}, BadLine{{"--lr", "nan"}, "--lr"},
+        BadLine{{"--save-every", "-2"}, "--save-every"}, BadLine{{"--steps", "many"}, "--steps"},
+        BadLine{{"--unknown"}, "--unknown"}));
 
 TEST(TrainConfigs, ScheduleWarmsUpAndCools) {
   const TrainConfig config;

@@ -8,16 +8,29 @@ namespace train {
 extern "C" __global__ void __launch_bounds__(kThreads) train_square_sum(const SquareSumArgs args) {
   __shared__ BlockSum<kThreads, 1> block_sum;
   const float4* x = reinterpret_cast<const float4*>(args.x);
-  const i64 step = static_cast<i64>(gridDim.x) * kThreads;
+  const i64 chunk = (args.count / 4 + gridDim.x - 1) / gridDim.x;
+  const i64 first = chunk * blockIdx.x;
+  const i64 end = first + chunk < args.count / 4 ? first + chunk : args.count / 4;
   float sum[1] = {};
 #pragma unroll 8
-  for (i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; i < args.count / 4;
-       i += step) {
+  for (i64 i = first + threadIdx.x; i < end; i += kThreads) {
     const float4 v = x[i];
     sum[0] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
   }
   block_sum.run(sum, 0);
-  if (threadIdx.x == 0) args.partials[blockIdx.x] = sum[0];
+  if (threadIdx.x == 0) args.partials[static_cast<i64>(blockIdx.x) * args.stride] = sum[0];
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) train_add(const AddArgs args) {
+  const float4* from = reinterpret_cast<const float4*>(args.from);
+  float4* to = reinterpret_cast<float4*>(args.to);
+  const i64 step = static_cast<i64>(gridDim.x) * kThreads;
+  for (i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; i < args.count / 4;
+       i += step) {
+    const float4 a = to[i];
+    const float4 b = from[i];
+    to[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+  }
 }
 
 struct AdamStep {

@@ -41,7 +41,8 @@ struct StepScalars {
   float unused;
 };
 
-// Takes `tokens` places of the text at random: the byte there, and the bytes before it.
+// Takes `tokens` places of the text at random: the byte there, and the bytes before it. They are
+// those from `first` on of the step's, which other calls or ranks take the rest of.
 struct SampleArgs {
   const u8* text;
   u32 text_bytes;  // more than context
@@ -51,6 +52,8 @@ struct SampleArgs {
   u8* targets;  // [tokens]
   i32 tokens;
   i32 context;
+  i32 first = 0;
+  i32 step_tokens = 0;  // 0: tokens
 };
 
 // h[t] = the slots' embeddings side by side.
@@ -120,20 +123,23 @@ struct GeluGradArgs {
   i64 count;
 };
 
-// Gives the cross entropy of each token in nats, and the gradient of its mean over the tokens.
+// Gives the cross entropy of each token in nats, and the gradient of its mean over the step's tokens.
 struct LossArgs {
   const u16* logits;  // [tokens][kBytes]
   const u8* targets;
   u16* dlogits;
   float* losses;  // [tokens]
   i32 tokens;
+  i32 step_tokens = 0;  // those of the mean; 0: tokens
 };
 
+// partials[b * stride] = sum of squares of chunk b of x, which is cut into `blocks` chunks.
 struct SquareSumArgs {
   const float* x;
-  float* partials;  // [blocks]
-  i64 count;        // a multiple of 4
+  float* partials;
+  i64 count;  // a multiple of 4
   i32 blocks;
+  i32 stride = 1;
 };
 
 // Clips the gradient to a norm, takes one AdamW step, and leaves a bf16 copy of the weights.
@@ -154,6 +160,13 @@ struct AdamArgs {
   float beta2;
   float epsilon;
   float weight_decay;
+};
+
+// to += from.
+struct AddArgs {
+  const float* from;
+  float* to;
+  i64 count;  // a multiple of 4
 };
 
 // curve[step] = mean of losses; then the step ends.

@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_loss(const LossArgs
   sum = warp_sum(sum);
   wanted = warp_sum(wanted);
   if (lane == 0) args.losses[token] = logf(sum) - wanted;
-  const float mean = 1.0F / static_cast<float>(args.tokens);
+  const float mean =
+      1.0F / static_cast<float>(args.step_tokens == 0 ? args.tokens : args.step_tokens);
 #pragma unroll
   for (i32 j = 0; j < 8; ++j) x.v[j] = (x.v[j] / sum - (j == target ? 1.0F : 0.0F)) * mean;
   x.store(args.dlogits + at);

@@ -12,7 +12,9 @@ inline constexpr i32 kLanes = kSlotWidth / 8;         // threads that cover them
 extern "C" __global__ void __launch_bounds__(kThreads) train_sample(const SampleArgs args) {
   const i32 token = static_cast<i32>(blockIdx.x * kThreads + threadIdx.x);
   if (token >= args.tokens) return;
-  const u64 counter = static_cast<u64>(*args.step) * static_cast<u64>(args.tokens) + token;
+  const i32 step_tokens = args.step_tokens == 0 ? args.tokens : args.step_tokens;
+  const u64 counter =
+      static_cast<u64>(*args.step) * static_cast<u64>(step_tokens) + (args.first + token);
   const u64 random = mix((static_cast<u64>(args.seed) << 40) + counter + 1);
   const u32 places = args.text_bytes - static_cast<u32>(kContext);
   const u8* at = args.text + kContext + ((random * places) >> 32);

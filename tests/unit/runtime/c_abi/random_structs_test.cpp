@@ -311,6 +311,36 @@ class RandomStructs : public ::testing::Test {
                 float8_linear_group_backward(group_, &group, workspace(), nullptr));
   }
 
+  // One rank's, so that no thread waits for another.
+  void gathers() {
+    float8_tensor shard{}, whole{};
+    for (float8_tensor* view : {&shard, &whole}) {
+      const size_t first = view == &shard ? 1 : 5;
+      view->rows = kM;
+      view->cols = kK;
+      view->ld_q = view->ld_qt = 128;
+      view->q_setting.granularity = view->qt_setting.granularity = FLOAT8_AXIS;
+      mutate(*view);
+      keep_small({&view->rows, &view->cols, &view->ld_q, &view->ld_qt});
+      view->q = pointer(slice(first));
+      view->qt = pointer(slice(first + 1));
+      view->q_inverse_scale = static_cast<const float*>(pointer(slice(first + 2)));
+      view->qt_inverse_scale = static_cast<const float*>(pointer(slice(first + 3)));
+    }
+    float8_gather_args args{};
+    args.shard_rows = kM;
+    mutate(args);
+    if (!rarely()) args.workspace_bytes = 0;
+    args.shard = rarely() && rarely() ? nullptr : &shard;
+    args.whole = rarely() && rarely() ? nullptr : &whole;
+    args.communicator = rarely() && rarely() ? reinterpret_cast<float8_nccl_comm>(uintptr_t{16})
+                                             : ranks_.front().get();
+    const size_t bytes =
+        float8_gather_workspace_bytes(args.whole, args.shard_rows, rarely() ? 0 : 1);
+    if (bytes > kSlice) return;
+    expect_told("gather", float8_gather_tensor(context_.get(), &args, pointer(slice(0)), nullptr));
+  }
+
   RandomStructs() {
     const float8::QuantizerDesc of_x{
         .rows_max = kM, .cols = kK, .recipe = float8::Recipe::delayed()};
@@ -359,6 +389,7 @@ class RandomStructs : public ::testing::Test {
   float8_weight_casts* casts_ = nullptr;
   float8_quantizer_list* list_ = nullptr;
   float8_linear_group* group_ = nullptr;
+  std::vector<float8::Communicator> ranks_ = float8::Communicator::create({&context_}).value();
   std::map<std::string, int> good_, bad_;
 };
 
@@ -367,15 +398,17 @@ TEST_F(RandomStructs, EveryCallReturnsAStatus) {
   for (uint64_t i = 0; i < rounds && !HasFailure(); ++i) {
     calls();
     lists();
+    gathers();
     if (i % 4 == 0) contexts();
     if (i % 8 == 0) plans();
     if (i % 8 == 4) models();
     if (HasFailure())
       f8::print(stderr, "round {} of seed {}\n", i, setting("FLOAT8_CAMPAIGN_SEED", 18));
   }
-  for (const char* call : {"context", "linear_plan", "scales_plan", "model_plan", "model_verdict",
-                           "forward", "backward", "cast_weight", "weight_casts_run",
-                           "quantize_list", "group_forward", "group_backward", "scales_sync"}) {
+  for (const char* call :
+       {"context", "linear_plan", "scales_plan", "model_plan", "model_verdict", "forward",
+        "backward", "cast_weight", "weight_casts_run", "quantize_list", "group_forward",
+        "group_backward", "scales_sync", "gather"}) {
     EXPECT_GT(good_[call], 0) << call;
     EXPECT_GT(bad_[call], 0) << call;
     RecordProperty(call, f8::format("{} good, {} bad", good_[call], bad_[call]));

@@ -198,8 +198,8 @@ TEST_F(SkippedSteps, EvaluationOverRanksReducesNothing) {
   EXPECT_EQ(bytes(state_), state);
 }
 
-// An emulated device's memory is the host's: no communicator was made for it, and NCCL is not
-// called with it, whatever the caller passes.
+// An emulated device's memory is the host's: a communicator of NCCL was not made for it, and NCCL is
+// not called with it, whatever the caller passes.
 TEST_F(SkippedSteps, AnEmulatedDeviceNeverCallsNccl) {
   static int calls = 0;
   Nccl table{};
@@ -213,7 +213,7 @@ TEST_F(SkippedSteps, AnEmulatedDeviceNeverCallsNccl) {
   auto* const ranks = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
   const auto refused = [](const float8::Status& status) {
     EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT);
-    EXPECT_NE(status.message().find("an emulated device is in no communicator"), std::string::npos)
+    EXPECT_NE(status.message().find("is NCCL's, and the device is emulated"), std::string::npos)
         << status.message();
   };
   float8::ForwardArgs forward = forward_args();

@@ -1,0 +1,453 @@
+// Ranks as threads over emulated devices, through the public header: gathers of tensors in fp8 give
+// the bits of one device's cast, and ranks that do not fit each other get one clear error.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <float8/float8.hpp>
+#include <limits>
+#include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "runtime/device/emulated_driver.hpp"
+
+namespace {
+
+constexpr int kPatience = 300;  // milliseconds, of tests in which a rank does not come
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<void, Free>;
+Memory memory(size_t bytes) {
+  Memory out(std::aligned_alloc(256, (bytes + 256) / 256 * 256));
+  std::memset(out.get(), 0xff, bytes);
+  return out;
+}
+
+// Values of a bf16 matrix, each of its row's and its column's magnitude.
+std::vector<uint16_t> random_bf16(int64_t rows, int64_t cols, unsigned seed) {
+  std::vector<uint16_t> out;
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const float value = normal(generator) * static_cast<float>(1 + i / cols % 7 + i % cols % 5);
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    out.push_back(static_cast<uint16_t>(bits >> 16));
+  }
+  return out;
+}
+
+// Ranks on devices of their own; a failed call gives the rank's error.
+class Ranks {
+ public:
+  explicit Ranks(int count, int timeout_ms = 0) {
+    float8::ContextOptions options;
+    options.emulate = true;
+    std::vector<const float8::Context*> pointers;
+    for (int rank = 0; rank < count; ++rank) {
+      contexts.push_back(float8::Context::create(rank % 8, options).value());
+    }
+    for (const auto& context : contexts) pointers.push_back(&context);
+    communicators = float8::Communicator::create(pointers, timeout_ms).value();
+  }
+  template <class Body>
+  void run(const Body& body) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < contexts.size(); ++rank) {
+      threads.emplace_back([&, rank] { body(static_cast<int>(rank)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  [[nodiscard]] const float8::Context& context(int rank) const {
+    return contexts[static_cast<size_t>(rank)];
+  }
+  [[nodiscard]] float8::Communicator& communicator(int rank) {
+    return communicators[static_cast<size_t>(rank)];
+  }
+  std::vector<float8::Context> contexts;
+  std::vector<float8::Communicator> communicators;
+};
+
+// A tensor's copies in one buffer, by a quantizer of its own.
+struct Copies {
+  float8::Quantizer quantizer;
+  Memory buffer;
+  float8::Tensor view;
+
+  Copies(const float8::Context& context, const float8::QuantizerDesc& desc, int64_t rows)
+      : quantizer(float8::Quantizer::plan(context, desc).value()),
+        buffer(memory(quantizer.tensor_bytes())),
+        view(quantizer.view(buffer.get(), rows).value()) {}
+};
+
+struct Case {
+  std::string recipe;
+  float8_operand operand;
+  int64_t rows, cols, shard_rows;
+};
+
+std::vector<uint8_t> lines(const void* from, int64_t count, int64_t width, int64_t pitch) {
+  std::vector<uint8_t> out;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* line = static_cast<const uint8_t*>(from) + i * pitch;
+    out.insert(out.end(), line, line + width);
+  }
+  return out;
+}
+
+std::vector<uint8_t> scales(const float8_cast_setting& setting, const float* from, int64_t rows,
+                            int64_t cols) {
+  const auto blocks = [](int64_t count) { return (count + 127) / 128; };
+  const auto in_4s = [](int64_t count) { return (count + 3) / 4 * 4; };
+  int64_t count = 1;
+  if (setting.granularity == FLOAT8_AXIS) count = rows;
+  if (setting.granularity == FLOAT8_BLOCK_1X128) count = blocks(cols) * in_4s(rows);
+  if (setting.granularity == FLOAT8_BLOCK_128X128) count = blocks(rows) * in_4s(blocks(cols));
+  return lines(from, 1, count * 4, 0);
+}
+
+void expect_equal(const float8::Tensor& a, const float8::Tensor& b) {
+  const auto in_16s = [](int64_t count) { return (count + 15) / 16 * 16; };
+  EXPECT_EQ(a.q == nullptr, b.q == nullptr);
+  EXPECT_EQ(a.qt == nullptr, b.qt == nullptr);
+  if (a.q != nullptr) {
+    EXPECT_TRUE(lines(a.q, a.rows, in_16s(a.cols), a.ld_q) ==
+                lines(b.q, b.rows, in_16s(b.cols), b.ld_q))
+        << "q";
+    EXPECT_TRUE(scales(a.q_setting, a.q_inverse_scale, a.rows, a.cols) ==
+                scales(b.q_setting, b.q_inverse_scale, b.rows, b.cols))
+        << "scales of q";
+  }
+  if (a.qt == nullptr) return;
+  EXPECT_TRUE(lines(a.qt, a.cols, in_16s(a.rows), a.ld_qt) ==
+              lines(b.qt, b.cols, in_16s(b.rows), b.ld_qt))
+      << "qt";
+  EXPECT_TRUE(scales(a.qt_setting, a.qt_inverse_scale, a.cols, a.rows) ==
+              scales(b.qt_setting, b.qt_inverse_scale, b.cols, b.rows))
+      << "scales of qt";
+}
+
+float8::QuantizerDesc desc_of(const Case& c, int64_t rows, bool over_ranks) {
+  float8::QuantizerDesc desc;
+  desc.operand = c.operand;
+  desc.rows_max = rows;
+  desc.cols = c.cols;
+  desc.recipe = float8::Recipe::named(c.recipe);
+  desc.over_ranks = over_ranks;
+  return desc;
+}
+
+// One rank's part of a sharded cast and gather: what a trainer does with a weight.
+void cast_and_gather(Ranks& ranks, int rank, const Case& c, const uint16_t* x,
+                     const float8::Tensor& whole, float8_stream stream = nullptr) {
+  const float8::Communicator& communicator = ranks.communicator(rank);
+  const int64_t first = std::min(c.rows, rank * c.shard_rows);
+  const int64_t rows = std::min(c.shard_rows, c.rows - first);
+  Copies shard(ranks.context(rank), desc_of(c, c.shard_rows, true), rows);
+  std::vector<uint32_t> amax(shard.quantizer.amax_words());
+  std::vector<uint32_t> row_amax(shard.quantizer.row_amax_words());
+  float8::QuantizeArgs args;
+  args.x = x + first * c.cols;
+  args.tensor = shard.buffer.get();
+  args.rows = rows;
+  args.amax = amax.empty() ? nullptr : amax.data();
+  args.row_amax = row_amax.empty() ? nullptr : row_amax.data();
+  float8::Status status = shard.quantizer.find_amax(args, stream);
+  ASSERT_TRUE(status) << status.message();
+  if (!amax.empty()) status = communicator.sync_amax(amax.data(), amax.size(), stream);
+  ASSERT_TRUE(status) << status.message();
+  status = shard.quantizer.run(args, nullptr, stream);
+  ASSERT_TRUE(status) << status.message();
+  const size_t bytes = float8_gather_workspace_bytes(&whole, c.shard_rows,
+                                                     static_cast<int32_t>(ranks.contexts.size()));
+  const Memory workspace = memory(bytes);
+  float8::GatherArgs gather;
+  gather.shard = &shard.view;
+  gather.whole = &whole;
+  gather.shard_rows = c.shard_rows;
+  gather.workspace_bytes = bytes;
+  status = communicator.gather_tensor(ranks.context(rank), gather, workspace.get(), stream);
+  ASSERT_TRUE(status) << status.message();
+}
+
+// All ranks get the copies of one device's cast.
+void expect_the_whole(const Case& c, int count, const std::vector<uint16_t>& x) {
+  SCOPED_TRACE(c.recipe + ", " + std::to_string(c.rows) + " rows in shards of " +
+               std::to_string(c.shard_rows) + " over " + std::to_string(count));
+  Ranks ranks(count);
+  const Copies one(ranks.context(0), desc_of(c, c.rows, false), c.rows);
+  const Memory workspace = memory(one.quantizer.workspace_bytes());
+  std::memset(workspace.get(), 0, one.quantizer.workspace_bytes());
+  float8::QuantizeArgs args;
+  args.x = x.data();
+  args.tensor = one.buffer.get();
+  args.rows = c.rows;
+  const float8::Status status = one.quantizer.run(args, workspace.get(), nullptr);
+  ASSERT_TRUE(status) << status.message();
+  for (const int copies : {3, 1, 2}) {  // q and qt, q, qt
+    if (copies == 2 && one.view.qt == nullptr) continue;
+    ranks.run([&](int rank) {
+      Copies whole(ranks.context(rank), desc_of(c, c.rows, false), c.rows);
+      float8::Tensor expected = one.view;
+      if ((copies & 1) == 0) whole.view.q = expected.q = nullptr;
+      if ((copies & 2) == 0) whole.view.qt = expected.qt = nullptr;
+      cast_and_gather(ranks, rank, c, x.data(), whole.view);
+      expect_equal(whole.view, expected);
+    });
+  }
+}
+
+class Gather : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Recipes, Gather,
+                         ::testing::Values("tensorwise", "rowwise", "rowwise_with_gw_hp",
+                                           "blockwise"),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(Gather, OfAWeightIsOneDevicesCast) {
+  constexpr int64_t kCols = 144;
+  const bool blocks = std::string_view(GetParam()) == "blockwise";
+  for (const int count : {1, 2, 3, 4}) {
+    const int64_t each = blocks ? 128 : 48;
+    for (const int64_t rows : {each * count, each * count - 32, each * (count - 1) + 16}) {
+      const Case c{GetParam(), FLOAT8_WEIGHT, rows, kCols, each};
+      expect_the_whole(c, count, random_bf16(rows, kCols, 5));
+    }
+  }
+}
+
+TEST_P(Gather, LeavesOutEmptyShards) {
+  const bool blocks = std::string_view(GetParam()) == "blockwise";
+  const int64_t each = blocks ? 128 : 32;
+  expect_the_whole({GetParam(), FLOAT8_WEIGHT, each + 16, 64, each}, 4,
+                   random_bf16(each + 16, 64, 6));
+}
+
+TEST_P(Gather, OfActivationsTakesAnyRows) {
+  const bool blocks = std::string_view(GetParam()) == "blockwise";
+  for (const int64_t each : blocks ? std::vector<int64_t>{128} : std::vector<int64_t>{25, 40}) {
+    for (const float8_operand operand : {FLOAT8_INPUT, FLOAT8_GRAD_OUTPUT}) {
+      const int64_t rows = 3 * each - 7;
+      expect_the_whole({GetParam(), operand, rows, 272, each}, 3, random_bf16(rows, 272, 7));
+    }
+  }
+}
+
+TEST_P(Gather, ANanOnOneRankHasItsEffectOnAll) {
+  const bool blocks = std::string_view(GetParam()) == "blockwise";
+  const int64_t each = blocks ? 128 : 32;
+  std::vector<uint16_t> w = random_bf16(3 * each, 64, 8);
+  w[static_cast<size_t>((2 * each + 1) * 64 + 3)] = 0x7fc0;  // NaN, on the last rank
+  w[5] = 0x7f80;                                             // infinity, on the first
+  expect_the_whole({GetParam(), FLOAT8_WEIGHT, 3 * each, 64, each}, 3, w);
+}
+
+TEST(Ranks, ReduceInTheirOrder) {
+  Ranks ranks(3);
+  // In another order the sums round to other numbers.
+  const std::vector<std::vector<float>> values = {
+      {1.0F, 1e8F, 3.0F}, {1e8F, 1.0F, -5.0F}, {-1e8F, -1e8F, 0.25F}};
+  const std::vector<float> sums = {(1.0F + 1e8F) + -1e8F, (1e8F + 1.0F) + -1e8F, -1.75F};
+  ranks.run([&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    const float8::Communicator& communicator = ranks.communicator(rank);
+    std::vector<float> all(3);
+    ASSERT_TRUE(communicator.all_reduce(values[r].data(), all.data(), 3, FLOAT8_F32, nullptr));
+    EXPECT_EQ(all, sums);
+    std::vector<float> own = values[r];
+    ASSERT_TRUE(communicator.reduce_scatter(own.data(), own.data() + r, 1, FLOAT8_F32, nullptr));
+    EXPECT_EQ(own[r], sums[r]);
+    std::vector<float> gathered(3);
+    gathered[r] = static_cast<float>(rank);
+    ASSERT_TRUE(
+        communicator.all_gather(gathered.data() + r, gathered.data(), 1, FLOAT8_F32, nullptr));
+    EXPECT_EQ(gathered, (std::vector<float>{0, 1, 2}));
+    // 1 + 2^-8 is no bf16: each addition rounds.
+    const std::vector<uint16_t> half = {static_cast<uint16_t>(rank == 0 ? 0x3f80 : 0x3b80)};
+    std::vector<uint16_t> sum(1);
+    ASSERT_TRUE(communicator.all_reduce(half.data(), sum.data(), 1, FLOAT8_BF16, nullptr));
+    EXPECT_EQ(sum[0], 0x3f80);
+  });
+}
+
+// What is the same of all ranks' errors: all but the call that failed.
+std::string without_call(const std::string& error) {
+  return error.substr(error.find(": ") + 2);
+}
+
+// Every rank's error is one line.
+std::vector<std::string> errors(Ranks& ranks, const std::function<float8::Status(int)>& call) {
+  std::vector<std::string> out(ranks.contexts.size());
+  ranks.run([&](int rank) { out[static_cast<size_t>(rank)] = call(rank).message(); });
+  return out;
+}
+
+TEST(Ranks, WithAnotherShapeAreOneError) {
+  Ranks ranks(3);
+  std::vector<float> from(8), to(24);
+  const auto all = errors(ranks, [&](int rank) {
+    std::vector<float> mine(24);
+    return ranks.communicator(rank).all_gather(from.data(), mine.data(), rank == 1 ? 4 : 8,
+                                               FLOAT8_F32, nullptr);
+  });
+  for (const std::string& error : all) {
+    EXPECT_NE(error.find("operation 0 of the communicator"), std::string::npos) << error;
+    EXPECT_NE(error.find("ncclAllGather of 4 elements"), std::string::npos) << error;
+    EXPECT_NE(error.find("ncclAllGather of 8 elements"), std::string::npos) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+    EXPECT_EQ(error, all[0]);
+  }
+  // The communicator is of no use any more, and says why.
+  EXPECT_EQ(without_call(ranks.communicator(0).sync_amax(nullptr, 0, nullptr).message()),
+            without_call(all[0]));
+}
+
+TEST(Ranks, WithAnotherOperationAreOneError) {
+  Ranks ranks(2);
+  std::vector<float> from(8);
+  const auto all = errors(ranks, [&](int rank) {
+    std::vector<float> to(16);
+    return rank == 0
+               ? ranks.communicator(0).all_gather(from.data(), to.data(), 8, FLOAT8_F32, nullptr)
+               : ranks.communicator(1).all_reduce(from.data(), to.data(), 8, FLOAT8_F32, nullptr);
+  });
+  EXPECT_NE(all[0].find("ncclAllReduce"), std::string::npos) << all[0];
+  EXPECT_NE(all[0].find("ncclAllGather"), std::string::npos) << all[0];
+  EXPECT_EQ(without_call(all[0]), without_call(all[1]));
+}
+
+TEST(Ranks, ThatDoNotComeAreAnErrorNotAHang) {
+  Ranks ranks(3, kPatience);
+  std::vector<uint32_t> words(5);
+  const auto all = errors(ranks, [&](int rank) {
+    if (rank == 2) return float8::Status();
+    std::vector<uint32_t> mine(5);
+    return ranks.communicator(rank).sync_amax(mine.data(), 5, nullptr);
+  });
+  EXPECT_EQ(all[2], "");
+  EXPECT_EQ(all[0], all[1]);
+  EXPECT_NE(all[0].find("operation 0 of the communicator, ncclAllReduce of 5 elements of 4 bytes "
+                        "(max): rank 2 did not come within 300 ms"),
+            std::string::npos)
+      << all[0];
+  // The late rank sees it too.
+  EXPECT_EQ(ranks.communicator(2).sync_amax(words.data(), 5, nullptr).message(), all[0]);
+}
+
+TEST(Ranks, ThatLeaveAreAnErrorAtOnce) {
+  for (const bool aborts : {false, true}) {
+    Ranks ranks(2, 60'000);
+    std::vector<uint32_t> words(5);
+    const auto all = errors(ranks, [&](int rank) {
+      if (rank == 0) return ranks.communicator(0).sync_amax(words.data(), 5, nullptr);
+      if (aborts) {
+        ranks.communicator(1).abort();
+      } else {
+        float8_comm_destroy(ranks.communicator(1).get());
+      }
+      return float8::Status();
+    });
+    EXPECT_NE(all[0].find(aborts ? "rank 1 has aborted the communicator"
+                                 : "rank 1 has left the communicator"),
+              std::string::npos)
+        << all[0];
+    if (aborts) {
+      EXPECT_NE(ranks.communicator(0)
+                    .wait(ranks.context(0), "step 7", nullptr)
+                    .message()
+                    .find("step 7: rank 0 of 2: another rank failed"),
+                std::string::npos);
+    }
+  }
+}
+
+TEST(Ranks, OfTwoKindsAreRefused) {
+  Ranks ranks(1);
+  float8::ForwardArgs unused;
+  float8_tensor view{};
+  view.struct_size = sizeof view;
+  float8::GatherArgs args;
+  args.shard = args.whole = &view;
+  args.communicator = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
+  EXPECT_EQ(float8_gather_tensor(ranks.context(0).get(), &args, nullptr, nullptr),
+            FLOAT8_INVALID_ARGUMENT);
+  EXPECT_NE(std::string_view(float8_last_error())
+                .find("float8_gather_args.communicator is NCCL's, and the device is emulated"),
+            std::string_view::npos)
+      << float8_last_error();
+}
+
+TEST(Gathers, MisuseIsOneClearError) {
+  Ranks ranks(1);
+  const Case c{"rowwise", FLOAT8_WEIGHT, 32, 64, 32};
+  const auto refused = [&](auto change, std::string_view words) {
+    Copies shard(ranks.context(0), desc_of(c, 32, true), 32);
+    Copies whole(ranks.context(0), desc_of(c, 32, false), 32);
+    float8::GatherArgs args;
+    args.shard = &shard.view;
+    args.whole = &whole.view;
+    args.shard_rows = 32;
+    change(args, shard.view, whole.view);
+    const Memory workspace = memory(1 << 16);
+    const float8::Status status =
+        ranks.communicator(0).gather_tensor(ranks.context(0), args, workspace.get(), nullptr);
+    EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT) << words;
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+  };
+  using Args = float8::GatherArgs;
+  using Tensor = float8::Tensor;
+  refused([](Args& a, Tensor&, Tensor&) { a.shard = nullptr; }, "float8_gather_args.shard is NULL");
+  refused([](Args& a, Tensor&, Tensor&) { a.shard_rows = 16; },
+          "shard_rows is 16: 1 ranks have 16 rows at most, and whole has 32");
+  refused([](Args& a, Tensor&, Tensor&) { a.shard_rows = -1; }, "shard_rows is -1");
+  refused([](Args&, Tensor&, Tensor& w) { w.rows = int64_t{1} << 62; }, "whole.rows is 4611686");
+  refused([](Args&, Tensor&, Tensor& w) { w.qt_setting.granularity = 4; },
+          "whole.qt_setting.granularity is 4");
+  refused([](Args&, Tensor& s, Tensor&) { s.rows = 16; },
+          "shard has 16 rows; rank 0 of 1 has 32 of the 32 rows of whole");
+  refused([](Args&, Tensor& s, Tensor&) { s.cols = 48; }, "shard has 48 columns, whole has 64");
+  refused([](Args&, Tensor& s, Tensor&) { s.q = nullptr; },
+          "float8_gather_args.shard.q is NULL; whole has this copy");
+  refused([](Args&, Tensor&, Tensor& w) { w.q = w.qt = nullptr; }, "neither q nor qt");
+  refused([](Args&, Tensor& s, Tensor&) { s.qt_setting.granularity = FLOAT8_TENSOR; },
+          "the settings or the row strides of qt of shard and whole differ");
+  refused([](Args&, Tensor& s, Tensor& w) { w.q = s.q; }, "overlap");
+  refused([](Args& a, Tensor&, Tensor&) { a.workspace_bytes = 1; }, "workspace_bytes is 1");
+}
+
+// A graph of a step's gathers is launched by each rank.
+TEST(Gathers, AreCapturedInAGraph) {
+  const f8::runtime::Driver& driver = f8::runtime::emulation::driver();
+  const Case c{"rowwise", FLOAT8_WEIGHT, 80, 64, 48};
+  const std::vector<uint16_t> x = random_bf16(c.rows, c.cols, 9);
+  Ranks ranks(2);
+  ranks.run([&](int rank) {
+    const float8::Communicator& communicator = ranks.communicator(rank);
+    CUstream stream = nullptr;
+    ASSERT_EQ(driver.stream_create(&stream, 0), CUDA_SUCCESS);
+    std::vector<float> sum = {1.0F + static_cast<float>(rank)};
+    ASSERT_EQ(driver.stream_begin_capture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+              CUDA_SUCCESS);
+    ASSERT_TRUE(communicator.all_reduce(sum.data(), sum.data(), 1, FLOAT8_F32, stream));
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    ASSERT_EQ(driver.stream_end_capture(stream, &graph), CUDA_SUCCESS);
+    EXPECT_EQ(sum[0], 1.0F + static_cast<float>(rank)) << "nothing ran yet";
+    ASSERT_EQ(driver.graph_instantiate(&exec, graph, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver.graph_launch(exec, stream), CUDA_SUCCESS);
+    EXPECT_EQ(sum[0], 3.0F);
+    ASSERT_EQ(driver.graph_launch(exec, stream), CUDA_SUCCESS);
+    EXPECT_EQ(sum[0], 6.0F);
+    driver.graph_exec_destroy(exec);
+    driver.graph_destroy(graph);
+    driver.stream_destroy(stream);
+  });
+}
+
+}  // namespace

@@ -1,0 +1,34 @@
+#include "tools/float8-tune/dist/finding.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace f8::cli {
+
+double sqnr_db(const std::vector<float>& expected, const std::vector<float>& got) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (expected.size() != got.size()) return -kInfinity;
+  double signal = 0;
+  double noise = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double difference = double{expected[i]} - double{got[i]};
+    signal += double{expected[i]} * double{expected[i]};
+    noise += difference * difference;
+  }
+  if (std::isnan(signal) || std::isnan(noise)) return -kInfinity;
+  return noise == 0 ? kInfinity : 10 * std::log10(signal / noise);
+}
+
+Finding equal_bits(std::string check, const Bytes& expected, const Bytes& got) {
+  return {.check = std::move(check), .different = different(expected, got)};
+}
+
+Finding close_by(std::string check, const Bytes& expected, const Bytes& got, Dtype type,
+                 double needed_db) {
+  return {.check = std::move(check),
+          .bits = false,
+          .sqnr_db = sqnr_db(decode(expected, type), decode(got, type)),
+          .needed_db = needed_db};
+}
+
+}  // namespace f8::cli
