@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "python/shim/errors.hpp"
 #include "python/shim/workspace.hpp"
@@ -50,6 +51,64 @@ struct Cast {
     check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
   }
 };
+
+// The casts of the shards of many tensors.
+struct ShardList {
+  std::vector<Cast> casts;
+  std::vector<const Quantizer*> quantizers;
+  std::vector<float8_quantize_args> args;
+  int64_t amax_words = 0;
+  int64_t row_amax_words = 0;
+
+  ShardList(const std::vector<Tensor>& x, const std::vector<int64_t>& config, int64_t operand,
+            const std::vector<int64_t>& rows_max) {
+    if (x.empty() || config.size() != x.size() || rows_max.size() != x.size()) {
+      throw std::invalid_argument(
+          "float8: a list of shards has at least one, each with a config and the most rows");
+    }
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (rows_max[i] < 1) throw std::invalid_argument("float8: a shard has at least one row");
+      const Cast& cast = casts.emplace_back(x[i], config[i], operand, true, rows_max[i]);
+      if (cast.place.key() != place().key()) {
+        throw std::invalid_argument("float8: the shards of a list are on different devices");
+      }
+      const Quantizer& quantizer = *quantizers.emplace_back(&quantizer_for(cast.key, cast.place));
+      args.push_back(cast.args());
+      amax_words += quantizer.amax_words;
+      row_amax_words += quantizer.row_amax_words;
+    }
+  }
+
+  [[nodiscard]] const Place& place() const { return casts.front().place; }
+  [[nodiscard]] const float8_quantizer_list* list() const {
+    return quantizer_list_for(quantizers, place()).list;
+  }
+  // The words of all shards follow each other.
+  void set_words(const Tensor& amax, const Tensor& row_amax) {
+    auto* at = static_cast<uint32_t*>(amax.mutable_data_ptr());
+    auto* row_at = static_cast<uint32_t*>(row_amax.mutable_data_ptr());
+    for (size_t i = 0; i < args.size(); ++i) {
+      const Quantizer& quantizer = *quantizers[i];
+      if (quantizer.amax_words > 0) args[i].amax = at;
+      if (quantizer.row_amax_words > 0) args[i].row_amax = row_at;
+      at += quantizer.amax_words;
+      row_at += quantizer.row_amax_words;
+    }
+  }
+};
+
+void check_words(const Tensor& words, int64_t count, const Device& device) {
+  if (words.numel() == count && dtype_of(words) == aoti_torch_dtype_int32() &&
+      words.is_contiguous() && device_of(words) == device) {
+    return;
+  }
+  throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
+                              " words that quantize_amax gives");
+}
+
+Tensor empty_words(int64_t count, const Device& device) {
+  return empty(std::span(&count, 1), aoti_torch_dtype_int32(), device);
+}
 
 uint32_t* words_of(const Tensor& words, int64_t count) {
   return count == 0 ? nullptr : static_cast<uint32_t*>(words.mutable_data_ptr());
@@ -106,11 +165,8 @@ std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_
                                          int64_t rows_max) {
   const Cast cast(x, config, operand, true, rows_max);
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  const auto empty_words = [&](int64_t count) {
-    return empty(std::span(&count, 1), aoti_torch_dtype_int32(), cast.place.device);
-  };
-  Tensor amax = empty_words(quantizer.amax_words);
-  Tensor row_amax = empty_words(quantizer.row_amax_words);
+  Tensor amax = empty_words(quantizer.amax_words, cast.place.device);
+  Tensor row_amax = empty_words(quantizer.row_amax_words, cast.place.device);
   float8_quantize_args args = cast.args();
   args.amax = words_of(amax, quantizer.amax_words);
   args.row_amax = words_of(row_amax, quantizer.row_amax_words);
@@ -123,14 +179,8 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           int64_t rows_max) {
   const Cast cast(x, config, operand, true, rows_max);
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  for (const auto& [words, count] :
-       {std::pair{&amax, quantizer.amax_words}, {&row_amax, quantizer.row_amax_words}}) {
-    if (words->numel() != count || dtype_of(*words) != aoti_torch_dtype_int32() ||
-        !words->is_contiguous() || device_of(*words) != cast.place.device) {
-      throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
-                                  " words that quantize_amax gives");
-    }
-  }
+  check_words(amax, quantizer.amax_words, cast.place.device);
+  check_words(row_amax, quantizer.row_amax_words, cast.place.device);
   Tensor q = empty_bytes(static_cast<int64_t>(quantizer.q_bytes), cast.place.device);
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), cast.place.device);
   float8_quantize_args args = cast.args();
@@ -138,6 +188,43 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
   args.row_amax = words_of(row_amax, quantizer.row_amax_words);
   cast.run(quantizer, q, qt, args);
   return {q, qt};
+}
+
+std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector<int64_t> config,
+                                              int64_t operand, std::vector<int64_t> rows_max) {
+  ShardList shards(x, config, operand, rows_max);
+  Tensor amax = empty_words(shards.amax_words, shards.place().device);
+  Tensor row_amax = empty_words(shards.row_amax_words, shards.place().device);
+  shards.set_words(amax, row_amax);
+  check(float8_quantize_list_amax(shards.list(), shards.args.data(), shards.args.size(),
+                                  shards.place().stream));
+  return {amax, row_amax};
+}
+
+std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
+                                        const Tensor& row_amax, std::vector<int64_t> config,
+                                        int64_t operand, std::vector<int64_t> rows_max) {
+  ShardList shards(x, config, operand, rows_max);
+  const Device device = shards.place().device;
+  check_words(amax, shards.amax_words, device);
+  check_words(row_amax, shards.row_amax_words, device);
+  shards.set_words(amax, row_amax);
+  std::vector<Tensor> copies;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const Quantizer& quantizer = *shards.quantizers[i];
+    for (const size_t bytes : {quantizer.q_bytes, quantizer.qt_bytes}) {
+      copies.push_back(empty_bytes(static_cast<int64_t>(bytes), device));
+    }
+    const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
+    shards.args[i].tensor = copies[2 * i + (has_q ? 0 : 1)].mutable_data_ptr();
+    if (has_q && quantizer.qt_bytes > 0) {
+      shards.args[i].transposed = copies[2 * i + 1].mutable_data_ptr();
+    }
+  }
+  // A shard's maxima lie with the caller, so its cast needs no workspace.
+  check(float8_quantize_list(shards.list(), shards.args.data(), shards.args.size(), nullptr,
+                             shards.place().stream));
+  return copies;
 }
 
 }  // namespace float8_torch

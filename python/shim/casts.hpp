@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tuple>
+#include <vector>
 
 #include "python/shim/plans.hpp"
 
@@ -20,5 +21,12 @@ std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_
 std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           const Tensor& row_amax, int64_t config, int64_t operand,
                                           int64_t rows_max);
+
+// The same for the shards of many tensors, in few launches.
+std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector<int64_t> config,
+                                              int64_t operand, std::vector<int64_t> rows_max);
+std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
+                                        const Tensor& row_amax, std::vector<int64_t> config,
+                                        int64_t operand, std::vector<int64_t> rows_max);
 
 }  // namespace float8_torch

@@ -12,6 +12,8 @@
 //     quantize_shard takes, and those of the shard's own rows.
 //   quantize_shard(x, amax, row_amax, config, operand, rows_max) -> (q, qt)
 //     The shard's copies, with scales of the whole tensor.
+//   quantize_amax_list, quantize_shard_list
+//     The same for the shards of many tensors, whose words follow each other, in few launches.
 //   amax_words(rows_max, cols, config, operand)
 //     The sizes of amax and row_amax.
 //   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks)
@@ -440,6 +442,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize_into", TORCH_BOX(&quantize_into));
   library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
+  library.impl("quantize_amax_list", TORCH_BOX(&quantize_amax_list));
+  library.impl("quantize_shard_list", TORCH_BOX(&quantize_shard_list));
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
   library.impl("reads_shards", TORCH_BOX(&reads_shards));
@@ -462,6 +466,12 @@ STABLE_TORCH_LIBRARY(float8, library) {
   library.def(
       "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "
       "rows_max) -> (Tensor, Tensor)");
+  library.def(
+      "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max) -> (Tensor, "
+      "Tensor)");
+  library.def(
+      "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
+      "int[] rows_max) -> Tensor[]");
   library.def("amax_words(int rows_max, int cols, int config, int operand) -> (int, int)");
   library.def(
       "copy_layout(int rows_max, int rows, int cols, int config, int operand, bool transposed, "

@@ -41,6 +41,13 @@ struct Hash {
     return mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                pair_of(key.device, key.operand << 10 | key.dtype << 2 | flags));
   }
+  size_t operator()(const std::vector<const Quantizer*>& key) const {
+    uint64_t hash = key.size();
+    for (const Quantizer* quantizer : key) {
+      hash = mix(hash, reinterpret_cast<uintptr_t>(quantizer));
+    }
+    return hash;
+  }
 };
 
 // Values that are made at the first use of their key, one at a time, and kept.
@@ -217,6 +224,23 @@ const Quantizer& quantizer_for(const QuantizerKey& key, const Place& place) {
         return "the cast of " + std::to_string(key.rows_max) + " rows of " +
                std::to_string(key.cols);
       });
+}
+
+const QuantizerList& quantizer_list_for(const std::vector<const Quantizer*>& quantizers,
+                                        const Place& place) {
+  static auto* const lists = new Registry<std::vector<const Quantizer*>, QuantizerList>;
+  const auto make = [&] {
+    std::vector<const float8_quantizer*> handles;
+    for (const Quantizer* quantizer : quantizers) handles.push_back(quantizer->quantizer);
+    auto made = std::make_unique<QuantizerList>();
+    check(float8_quantizer_list_plan(context_of(place.key()), handles.data(), handles.size(),
+                                     &made->list));
+    made->workspace_bytes = float8_quantizer_list_workspace_bytes(made->list);
+    return made;
+  };
+  return lists->get(quantizers, place, make, [&] {
+    return "the list of the casts of " + std::to_string(quantizers.size()) + " tensors";
+  });
 }
 
 void plan_all(const std::vector<PlanKey>& keys, const Place& place) {

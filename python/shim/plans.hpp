@@ -65,6 +65,12 @@ struct Quantizer {
   int64_t row_amax_words = 0;
 };
 
+// The casts of many operands in few launches.
+struct QuantizerList {
+  float8_quantizer_list* list = nullptr;
+  size_t workspace_bytes = 0;
+};
+
 // The device and its stream that a call's work goes to.
 struct Place {
   Device device = {};
@@ -81,6 +87,8 @@ struct Place {
 // The plan, made where there is none. The reference is good for ever.
 [[nodiscard]] const Plan& plan_for(const PlanKey& key, const Place& place);
 [[nodiscard]] const Quantizer& quantizer_for(const QuantizerKey& key, const Place& place);
+[[nodiscard]] const QuantizerList& quantizer_list_for(
+    const std::vector<const Quantizer*>& quantizers, const Place& place);
 
 // Makes the plans of these keys, which differ in n and k alone. Their kernels are compiled side by
 // side, each once.

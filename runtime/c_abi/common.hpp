@@ -13,7 +13,9 @@
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
 #include "runtime/linear/quantizer.hpp"
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/linear_group.hpp"
+#include "runtime/lists/quantizer_list.hpp"
+#include "runtime/lists/weight_casts.hpp"
 
 struct float8_context {
   std::shared_ptr<f8::runtime::Context> context;
@@ -30,6 +32,15 @@ struct float8_weight_casts {
 
 struct float8_quantizer {
   std::shared_ptr<const f8::runtime::Quantizer> quantizer;
+};
+
+struct float8_quantizer_list {
+  f8::runtime::QuantizerList casts;
+  std::vector<std::shared_ptr<const f8::runtime::Quantizer>> quantizers;
+};
+
+struct float8_linear_group {
+  std::shared_ptr<const f8::runtime::LinearGroup> group;
 };
 
 struct float8_gemm_plan {
@@ -97,6 +108,17 @@ Status read_struct(const T* from, const char* name, T& out) {
     }
   }
   return {};
+}
+
+// Reads a struct of a caller's array, all of which have the struct_size of the first.
+template <class T>
+Status read_element(const T* from, const T* first, const char* name, T& out) {
+  F8_TRY(read_struct(from, name, out));
+  if (from->struct_size == first->struct_size) [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument, "{}: struct_size is {}, that of args[0] is {}", name,
+              from->struct_size, first->struct_size);
 }
 
 // Writes to the caller's struct what it has room for.

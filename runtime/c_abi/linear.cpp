@@ -14,13 +14,8 @@ namespace {
 // The caller's args as this version knows them, checked for what no plan has to say.
 f8::Status read_args(const float8_weight_args* args, const float8_weight_args* as,
                      size_t cache_bytes, float8_weight_args& known) {
-  F8_TRY(read_struct(args, "float8_weight_args", known));
+  F8_TRY(read_element(args, as, "float8_weight_args", known));
   F8_TRY(need_zero("float8_weight_args.reserved", known.reserved));
-  if (args->struct_size != as->struct_size) [[unlikely]] {
-    return f8::fail(ErrorCode::kInvalidArgument,
-                    "float8_weight_args: struct_size is {}, that of args[0] is {}",
-                    args->struct_size, as->struct_size);
-  }
   return check_bytes("float8_weight_args", "cache_bytes", known.cache_bytes, cache_bytes);
 }
 

@@ -12,6 +12,44 @@ static_assert(static_cast<int>(f8::Gemm::kOutput) == FLOAT8_OUTPUT &&
               static_cast<int>(f8::Gemm::kGradInput) == FLOAT8_GRAD_INPUT &&
               static_cast<int>(f8::Gemm::kGradWeight) == FLOAT8_GRAD_WEIGHT);
 
+namespace {
+
+// Checks the sizes that a call gives, and finds its reduction over ranks.
+f8::Result<f8::runtime::AmaxReducer> open_call(const f8::runtime::Quantizer& plan,
+                                               const float8_quantize_args& known,
+                                               size_t workspace_bytes) {
+  F8_TRY(check_bytes("float8_quantize_args", "workspace_bytes", known.workspace_bytes,
+                     workspace_bytes));
+  F8_TRY(check_bytes(
+      "float8_quantize_args", "tensor_bytes", known.tensor_bytes,
+      plan.tensor_bytes() - (known.transposed == nullptr ? 0 : plan.transposed_bytes())));
+  const bool reduces = known.first_step != 0 && known.evaluate == 0 && plan.is_delayed();
+  return amax_reducer(plan.context(), "float8_quantize_args.ranks", known.ranks, reduces);
+}
+
+// Checks the args of a list's call for what no plan has to say.
+f8::Result<f8::runtime::AmaxReducer> open_list(const float8_quantizer_list& list,
+                                               const f8::runtime::QuantizeCalls& calls) {
+  f8::runtime::AmaxReducer reduce = nullptr;
+  for (size_t i = 0; i < std::min(calls.count, list.quantizers.size()); ++i) {
+    const auto check = [&]() -> f8::Status {
+      float8_quantize_args known;
+      F8_TRY(read_element(calls.given(i), calls.first, "float8_quantize_args", known));
+      const auto found =
+          F8_TRY(open_call(*list.quantizers[i], known, list.casts.workspace_bytes()));
+      if (found != nullptr) reduce = found;
+      return {};
+    };
+    if (f8::Status good = check(); !good) [[unlikely]] {
+      good.error().message = f8::format("args[{}]: {}", i, good.error().message);
+      return std::unexpected(std::move(good).error());
+    }
+  }
+  return reduce;
+}
+
+}  // namespace
+
 float8_status float8_quantizer_plan(float8_context* context, const float8_quantizer_desc* desc,
                                     float8_quantizer** out) {
   return guarded([&]() -> f8::Status {
@@ -78,14 +116,7 @@ float8_status float8_quantize(const float8_quantizer* quantizer, const float8_qu
     float8_quantize_args known;
     F8_TRY(read_struct(args, "float8_quantize_args", known));
     const f8::runtime::Quantizer& plan = *quantizer->quantizer;
-    F8_TRY(check_bytes("float8_quantize_args", "workspace_bytes", known.workspace_bytes,
-                       plan.workspace_bytes()));
-    F8_TRY(check_bytes(
-        "float8_quantize_args", "tensor_bytes", known.tensor_bytes,
-        plan.tensor_bytes() - (known.transposed == nullptr ? 0 : plan.transposed_bytes())));
-    const bool reduces = known.first_step != 0 && known.evaluate == 0 && plan.is_delayed();
-    const auto reduce =
-        F8_TRY(amax_reducer(plan.context(), "float8_quantize_args.ranks", known.ranks, reduces));
+    const auto reduce = F8_TRY(open_call(plan, known, plan.workspace_bytes()));
     return plan.run(known, workspace, stream, reduce);
   });
 }
@@ -97,6 +128,56 @@ float8_status float8_quantize_amax(const float8_quantizer* quantizer,
     float8_quantize_args known;
     F8_TRY(read_struct(args, "float8_quantize_args", known));
     return quantizer->quantizer->find_amax(known, stream);
+  });
+}
+
+float8_status float8_quantizer_list_plan(float8_context* context,
+                                         const float8_quantizer* const* quantizers, size_t count,
+                                         float8_quantizer_list** out) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(out, "out"));
+    *out = nullptr;
+    F8_TRY(need(context, "context"));
+    if (count > 0) F8_TRY(need(quantizers, "quantizers"));
+    std::vector<std::shared_ptr<const f8::runtime::Quantizer>> list;
+    for (size_t i = 0; i < count; ++i) {
+      list.push_back(quantizers[i] == nullptr ? nullptr : quantizers[i]->quantizer);
+    }
+    auto casts = F8_TRY(f8::runtime::QuantizerList::plan(context->context, list));
+    *out = new float8_quantizer_list{std::move(casts), std::move(list)};
+    return {};
+  });
+}
+
+void float8_quantizer_list_destroy(float8_quantizer_list* list) {
+  delete list;
+}
+
+size_t float8_quantizer_list_workspace_bytes(const float8_quantizer_list* list) {
+  return list == nullptr ? 0 : list->casts.workspace_bytes();
+}
+
+float8_status float8_quantize_list(const float8_quantizer_list* list,
+                                   const float8_quantize_args* args, size_t count, void* workspace,
+                                   float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(list, "list"));
+    if (count > 0) F8_TRY(need(args, "args"));
+    const f8::runtime::QuantizeCalls calls{count, args};
+    const auto reduce = F8_TRY(open_list(*list, calls));
+    return list->casts.run(calls, workspace, stream, reduce);
+  });
+}
+
+float8_status float8_quantize_list_amax(const float8_quantizer_list* list,
+                                        const float8_quantize_args* args, size_t count,
+                                        float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(list, "list"));
+    if (count > 0) F8_TRY(need(args, "args"));
+    const f8::runtime::QuantizeCalls calls{count, args};
+    F8_TRY(open_list(*list, calls));
+    return list->casts.find_amax(calls, stream);
   });
 }
 

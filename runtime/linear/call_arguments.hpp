@@ -34,8 +34,15 @@ enum class Slot : uint8_t {
   kWeightQInverse,
   kWeightQt,
   kWeightQtInverse,
-  kAmax,   // ScaleSlots::amax
-  kScale,  // ScaleSlots::scale
+  // Likewise of dy, where the linears of a group share the launches of its casts.
+  kGradOutputQ,
+  kGradOutputQInverse,
+  kGradOutputQt,
+  kGradOutputQtInverse,
+  kRankAmax,  // of a shard: the words that ranks reduce
+  kRowAmax,   // and those of its own rows
+  kAmax,      // ScaleSlots::amax
+  kScale,     // ScaleSlots::scale
   kCounters,
   kNoopFlag,
   kCount

@@ -38,8 +38,12 @@ bool may_raise_amax(const std::vector<CallPasses>& calls) {
 // Hands out parts of a buffer of the call, with what a linear's tensors need there.
 class Buffer {
  public:
-  Buffer(Slot slot, const LinearKernels& kernels, const std::vector<CallPasses>& calls, Shape shape)
-      : slot_(slot), kernels_(kernels), calls_(calls), m_(shape.m) {}
+  // The parts begin `begin` bytes behind the start of the call's buffer.
+  Buffer(Slot slot, const LinearKernels& kernels, const std::vector<CallPasses>& calls, Shape shape,
+         size_t begin = 0)
+      : slot_(slot), kernels_(kernels), calls_(calls), m_(shape.m) {
+    arena_.take(begin);
+  }
 
   Ref take(size_t bytes) { return {slot_, arena_.take(bytes)}; }
   [[nodiscard]] Ref end() const { return {slot_, arena_.size()}; }
@@ -216,6 +220,74 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   layout.backward_w = fp8_refs(kernels.of(Tensor::kWeight), layout.backward.w);
 
   layout.workspace_bytes = std::max(forward.size(), backward.size());
+  return layout;
+}
+
+GroupLayout group_layout(int64_t m, std::span<const GroupedLinear> linears, int sm_count,
+                         size_t casts, size_t gemm_forward, size_t gemm_backward) {
+  GroupLayout layout;
+  const auto& [kernels, shape] = linears.front();
+  const std::vector<CallPasses> calls = all_passes(kernels);
+  const auto buffer = [&](size_t i, Slot slot, size_t begin) {
+    return Buffer(slot, linears[i].kernels, calls, {m, linears[i].shape.n, shape.k}, begin);
+  };
+  layout.members.resize(linears.size());
+  LinearLayout& first = layout.members.front();
+
+  TensorBuffers x = {.x = Slot::kX, .cols = shape.k};
+  Buffer front = buffer(0, Slot::kWorkspace, 0);
+  first.sync = front.take(quantize_sync_bytes(sm_count));
+  first.first = front.take(kWord * kFirstWords * kernels.slots.size());
+  first.amax = front.end();
+  AmaxWords words(first.amax);
+  x.col_amax = words.take(x.cols);
+  x.amax = words.take(AmaxWords::kTensor);
+  x.row_amax = words.take(m);
+  (void)front.take(may_raise_amax(calls) ? words.bytes() : 0);
+  front.take_partial_maxima(Tensor::kInput, x, sm_count);
+  const size_t begin = std::max(front.size(), casts);
+
+  Buffer saved = buffer(0, Slot::kSaved, 0);
+  saved.take_qt(Tensor::kInput, x);
+  layout.saved_input_bytes = layout.saved_bytes = saved.size();
+  Buffer forward = buffer(0, Slot::kWorkspace, begin);
+  forward.take_q(Tensor::kInput, x);
+  size_t forward_bytes = forward.size();
+  size_t backward_bytes = begin;
+  size_t sums = 0;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    LinearLayout& member = layout.members[i];
+    const int64_t n = linears[i].shape.n;
+    member.sync = first.sync;
+    member.first = first.first;
+    member.amax = first.amax;
+    TensorBuffers w = {.x = Slot::kW, .rows = n, .cols = shape.k};
+    TensorBuffers dy = {.x = Slot::kDy, .cols = n};
+    Buffer of_w = buffer(i, Slot::kWorkspace, forward_bytes);
+    of_w.take_q(Tensor::kWeight, w);
+    forward_bytes = of_w.size();
+    Buffer of_saved = buffer(i, Slot::kSaved, layout.saved_bytes);
+    of_saved.take_qt(Tensor::kWeight, w);
+    layout.saved_bytes = of_saved.size();
+    Buffer of_dy = buffer(i, Slot::kWorkspace, backward_bytes);
+    of_dy.take_q(Tensor::kGradOutput, dy);
+    of_dy.take_qt(Tensor::kGradOutput, dy);
+    backward_bytes = of_dy.size();
+    if (linears[i].kernels.bias_grad) sums = std::max(sums, column_sums_bytes(m, n));
+    member.forward = {.x = x, .w = w, .dy = {}};
+    member.backward = {.x = x, .w = w, .dy = dy};
+    member.backward_x = fp8_refs(linears[i].kernels.of(Tensor::kInput), x);
+    member.backward_w = fp8_refs(linears[i].kernels.of(Tensor::kWeight), w);
+  }
+  // The linears run one after the other, so they share the rest.
+  for (LinearLayout& member : layout.members) {
+    member.forward_gemm = {Slot::kWorkspace, forward_bytes};
+    member.sums = {Slot::kWorkspace, backward_bytes};
+    member.backward_gemm = {Slot::kWorkspace,
+                            buffer(0, Slot::kWorkspace, backward_bytes + sums).size()};
+  }
+  layout.workspace_bytes =
+      std::max(forward_bytes + gemm_forward, first.backward_gemm.offset() + gemm_backward);
   return layout;
 }
 

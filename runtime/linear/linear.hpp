@@ -120,6 +120,7 @@ class Linear {
   [[nodiscard]] const GemmChoice& choice(Gemm gemm) const;
 
  private:
+  friend class LinearGroup;
   friend class WeightCasts;
   struct State;
   explicit Linear(std::unique_ptr<State> state);

@@ -7,27 +7,6 @@ namespace {
 
 using codegen::ScaleMode;
 
-// `recorded`: where the amaxes of delayed scaling go.
-CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref recorded) {
-  const codegen::CastSpec& cast = fused.cast;
-  CastOperand operand{.x = at.x, .rows = at.rows, .cols = at.cols};
-  operand.partials = has_scale(cast, ScaleMode::kAxis) ? at.amax : at.partials;
-  operand.row_amax = at.row_amax;
-  operand.col_amax = at.col_amax;
-  operand.q = at.q;
-  operand.qt = at.qt;
-  operand.scale = cast.qt && cast.scale_qt == ScaleMode::kTensor ? at.qt_scale : at.q_scale;
-  operand.inv_row = at.q_scale;
-  operand.inv_col = at.qt_scale;
-  if (fused.slot >= 0) {
-    operand.delayed = word_at(Slot::kScale, fused.slot * kernels::kScaleStride);
-    operand.recorded_amax = word_at(recorded, fused.slot);
-  }
-  operand.counters =
-      Ref(Slot::kCounters) + 2 * static_cast<size_t>(fused.tensor) * sizeof(kernels::CastCounters);
-  return operand;
-}
-
 using Tiles = ByRows<int32_t, kernels::kCastTile>;
 
 // The tiles and the bytes of casts, of which each element takes `bytes`.
@@ -101,8 +80,24 @@ Status CastLaunch::operator()(const LaunchTarget& to) const {
 
 }  // namespace
 
-CastOperand cache_operand(const LinearLayout& layout, const FusedCast& cast) {
-  return cast_operand(cast, layout.cache, Slot::kAmax);
+CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref recorded) {
+  const codegen::CastSpec& cast = fused.cast;
+  CastOperand operand{.x = at.x, .rows = at.rows, .cols = at.cols};
+  operand.partials = has_scale(cast, ScaleMode::kAxis) ? at.amax : at.partials;
+  operand.row_amax = at.row_amax;
+  operand.col_amax = at.col_amax;
+  operand.q = at.q;
+  operand.qt = at.qt;
+  operand.scale = cast.qt && cast.scale_qt == ScaleMode::kTensor ? at.qt_scale : at.q_scale;
+  operand.inv_row = at.q_scale;
+  operand.inv_col = at.qt_scale;
+  if (fused.slot >= 0) {
+    operand.delayed = word_at(Slot::kScale, fused.slot * kernels::kScaleStride);
+    operand.recorded_amax = word_at(recorded, fused.slot);
+  }
+  operand.counters =
+      Ref(Slot::kCounters) + 2 * static_cast<size_t>(fused.tensor) * sizeof(kernels::CastCounters);
+  return operand;
 }
 
 SetWords clear_amax(Ref begin, Ref end, std::optional<int64_t> rows) {

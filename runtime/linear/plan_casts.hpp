@@ -10,6 +10,11 @@
 
 namespace f8::runtime {
 
+// The operand of a cast of a tensor with these buffers. `recorded` is where the amaxes of delayed
+// scaling go.
+[[nodiscard]] CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at,
+                                       Ref recorded);
+
 // The clear of the words of an amax buffer from `begin` to `end`, and of one for each of `rows`
 // more (0: the call's m; none: nothing more).
 [[nodiscard]] SetWords clear_amax(Ref begin, Ref end, std::optional<int64_t> rows);

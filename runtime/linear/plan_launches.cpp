@@ -14,6 +14,9 @@ constexpr Fp8Refs kGivenXRefs{Slot::kInputQ, Slot::kInputQInverse, Slot::kInputQ
 constexpr Fp8Refs kGivenWRefs{Slot::kWeightQ, Slot::kWeightQInverse, Slot::kWeightQt,
                               Slot::kWeightQtInverse};
 
+constexpr Fp8Refs kGivenDyRefs{Slot::kGradOutputQ, Slot::kGradOutputQInverse, Slot::kGradOutputQt,
+                               Slot::kGradOutputQtInverse};
+
 constexpr CallKind kGiven = kGivenX | kGivenW;
 
 struct GemmOperands {
@@ -61,6 +64,37 @@ class LaunchPlanner {
     return all;
   }
 
+  Result<LaunchList> forward(CallKind kind) {
+    const bool saved = (kind & kForwardSaved) != 0;
+    const auto& [x, w, none] = layout_.forward;
+    const Ref first = (kind & kGivenW) != 0 ? x.col_amax : w.row_amax;
+    LaunchList list =
+        F8_TRY(casts_.plan({.tensors = layout_.forward, .clear = clear_amax(first, x.row_amax, 0)},
+                           kernels_.forward_copies(saved, kind & kGiven), kind));
+    const auto refs = [&](Tensor tensor, const TensorBuffers& at) {
+      return fp8_refs(kernels_.of(tensor), at, saved);
+    };
+    const GemmOperands operands =
+        this->operands(Gemm::kOutput, (kind & kGivenX) != 0 ? kGivenXRefs : refs(Tensor::kInput, x),
+                       (kind & kGivenW) != 0 ? kGivenWRefs : refs(Tensor::kWeight, w));
+    for (LaunchRange& range : list) {
+      add_gemm(range, Gemm::kOutput, false, layout_.forward_gemm, operands);
+    }
+    return list;
+  }
+
+  Result<LaunchList> gradients(CallKind kind) {
+    LaunchList list;
+    if (!is_backward(kind)) return list;
+    for (const int64_t up_to_m : {int64_t{0}, desc_.shape.m}) {
+      LaunchRange& range = list.emplace_back();
+      range.up_to_m = up_to_m;
+      if ((kind & kBackwardDb) != 0) F8_TRY(add_bias_gradient(range));
+      add_gradients(range, kind, kGivenDyRefs);
+    }
+    return list;
+  }
+
  private:
   [[nodiscard]] bool is_step(CallKind kind) const {
     if ((kind & kOverRanks) != 0 && (kind & kFirstStep) == 0) return false;
@@ -99,25 +133,6 @@ class LaunchPlanner {
               [plan = plan(gemm, add), workspace, operands](const LaunchTarget& to) {
                 return plan->run(operands.at(to.call), to.call.at<void>(workspace), to.stream);
               });
-  }
-
-  Result<LaunchList> forward(CallKind kind) {
-    const bool saved = (kind & kForwardSaved) != 0;
-    const auto& [x, w, none] = layout_.forward;
-    const Ref first = (kind & kGivenW) != 0 ? x.col_amax : w.row_amax;
-    LaunchList list =
-        F8_TRY(casts_.plan({.tensors = layout_.forward, .clear = clear_amax(first, x.row_amax, 0)},
-                           kernels_.forward_copies(saved, kind & kGiven), kind));
-    const auto refs = [&](Tensor tensor, const TensorBuffers& at) {
-      return fp8_refs(kernels_.of(tensor), at, saved);
-    };
-    const GemmOperands operands =
-        this->operands(Gemm::kOutput, (kind & kGivenX) != 0 ? kGivenXRefs : refs(Tensor::kInput, x),
-                       (kind & kGivenW) != 0 ? kGivenWRefs : refs(Tensor::kWeight, w));
-    for (LaunchRange& range : list) {
-      add_gemm(range, Gemm::kOutput, false, layout_.forward_gemm, operands);
-    }
-    return list;
   }
 
   Result<LaunchList> backward(CallKind kind) {
@@ -227,6 +242,18 @@ Result<LinearLaunches> plan_launches(const std::shared_ptr<Context>& context,
                                      const LinearDesc& desc, const LinearKernels& kernels,
                                      const LinearGemms& gemms, const LinearLayout& layout) {
   return LaunchPlanner(*context, desc, kernels, gemms, layout).plan();
+}
+
+Result<LaunchList> plan_forward(const std::shared_ptr<Context>& context, const LinearDesc& desc,
+                                const LinearKernels& kernels, const LinearGemms& gemms,
+                                const LinearLayout& layout, CallKind kind) {
+  return LaunchPlanner(*context, desc, kernels, gemms, layout).forward(kind);
+}
+
+Result<LaunchList> plan_gradients(const std::shared_ptr<Context>& context, const LinearDesc& desc,
+                                  const LinearKernels& kernels, const LinearGemms& gemms,
+                                  const LinearLayout& layout, CallKind kind) {
+  return LaunchPlanner(*context, desc, kernels, gemms, layout).gradients(kind);
 }
 
 }  // namespace f8::runtime

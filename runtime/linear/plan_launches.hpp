@@ -43,7 +43,17 @@ struct LinearLaunches {
                                                    const LinearGemms& gemms,
                                                    const LinearLayout& layout);
 
-// The operand of a cast of the weight into a weight cache.
-[[nodiscard]] CastOperand cache_operand(const LinearLayout& layout, const FusedCast& cast);
+// Lists the launches of one kind of forward.
+[[nodiscard]] Result<LaunchList> plan_forward(const std::shared_ptr<Context>& context,
+                                              const LinearDesc& desc, const LinearKernels& kernels,
+                                              const LinearGemms& gemms, const LinearLayout& layout,
+                                              CallKind kind);
+// Lists the launches of a backward that is given dy in fp8, in Slot::kGradOutputQ and those behind
+// it: its bits are those of kBackwardKinds. A kind that the linear does not have gives no list.
+[[nodiscard]] Result<LaunchList> plan_gradients(const std::shared_ptr<Context>& context,
+                                                const LinearDesc& desc,
+                                                const LinearKernels& kernels,
+                                                const LinearGemms& gemms,
+                                                const LinearLayout& layout, CallKind kind);
 
 }  // namespace f8::runtime

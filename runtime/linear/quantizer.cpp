@@ -1,5 +1,6 @@
 #include "runtime/linear/quantizer.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "recipes/fp8_layout.hpp"
@@ -35,8 +36,14 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
   return linear;
 }
 
-Ref counters_of(Tensor operand) {
-  return Ref(Slot::kCounters) + 2 * static_cast<size_t>(operand) * sizeof(CastCounters);
+bool has_blocks_of_rows(const codegen::CastSpec& cast) {
+  return (cast.q && cast.scale_q == codegen::ScaleMode::kBlock128x128) ||
+         (cast.qt && codegen::is_block(cast.scale_qt));
+}
+
+// The call takes its first scales from all ranks' tensors, and so writes them.
+bool over_ranks(const QuantizeCall& call) {
+  return call.first_step != 0 && call.ranks != nullptr && call.evaluate == 0;
 }
 
 CopySet copies_of(const QuantizerDesc& desc) {
@@ -66,20 +73,40 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   }
   quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
                                         desc.operand, desc.transposed);
-  if (!desc.over_ranks) {
-    F8_TRY(quantizer->plan_launches());
-    return std::shared_ptr<const Quantizer>(std::move(quantizer));
-  }
-  if (quantizer->is_delayed()) {
+  F8_TRY(desc.over_ranks ? quantizer->plan_shards() : quantizer->plan_launches());
+  return std::shared_ptr<const Quantizer>(std::move(quantizer));
+}
+
+Status Quantizer::plan_shards() {
+  if (is_delayed()) {
     return fail(ErrorCode::kUnsupported,
                 "recipe {} has delayed scaling, whose amaxes float8_scales_sync reduces; "
                 "float8_quantizer_desc.over_ranks is for dynamic scaling",
-                desc.recipe.name);
+                desc_.recipe.name);
   }
-  quantizer->layout_.workspace_bytes = 0;
-  quantizer->shards_ = F8_TRY(
-      ShardCasts::plan(*context, kernels.passes(copies_of(desc), false), desc.rows, desc.cols));
-  return std::shared_ptr<const Quantizer>(std::move(quantizer));
+  const std::vector<KernelPass> passes = kernels_.passes(copies_of(desc_), false);
+  const auto cuts_blocks = [](const KernelPass& pass) { return has_blocks_of_rows(pass.cast); };
+  if (desc_.rows % kernels::kCastTile != 0 && std::ranges::any_of(passes, cuts_blocks)) {
+    return fail(ErrorCode::kUnsupported,
+                "shards of {} rows cut the blocks of 128 rows that have a scale; give shards "
+                "whole blocks: all but the last have the quantizer's rows_max",
+                desc_.rows);
+  }
+  words_ = shard_words(passes, desc_.rows, desc_.cols);
+  place_shard_words(words_, layout_.tensors.of(desc_.operand));
+  layout_.workspace_bytes = 0;
+  const ListedTensor tensor = listed();
+  shards_ = F8_TRY(CastList::plan(context_, std::span(&tensor, 1)));
+  return {};
+}
+
+ListedTensor Quantizer::listed() const {
+  return {.kernels = kernels_,
+          .tensor = desc_.operand,
+          .copies = copies_of(desc_),
+          .at = layout_.tensors.of(desc_.operand),
+          .rows_max = desc_.rows,
+          .over_ranks = desc_.over_ranks};
 }
 
 std::vector<codegen::KernelSpec> Quantizer::kernel_specs() const {
@@ -164,14 +191,14 @@ void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access ac
              access, alignof(uint32_t));
 }
 
-Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream stream) const {
-  for (const auto& [name, pointer] :
-       {std::pair<const char*, const void*>{"float8_quantize_args.x", call.x},
-        {"float8_quantize_args.tensor", call.tensor},
-        {"workspace of float8_quantize", workspace}}) {
-    if (pointer == workspace && layout_.workspace_bytes == 0) continue;
+Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
+  F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
+  F8_TRY(check_amax(name, call, true));
+  if (call.rows == 0) return {};
+  for (const auto& [field, pointer] :
+       {std::pair<const char*, const void*>{"x", call.x}, {"tensor", call.tensor}}) {
     if (pointer == nullptr) [[unlikely]] {
-      return fail(ErrorCode::kInvalidArgument, "{} is NULL", name);
+      return fail(ErrorCode::kInvalidArgument, "{}.{} is NULL", kArgs, field);
     }
   }
   if (call.counters != nullptr && !desc_.count) [[unlikely]] {
@@ -181,13 +208,18 @@ Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream 
                 kArgs);
   }
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
-  const bool over_ranks = call.first_step != 0 && call.ranks != nullptr && call.evaluate == 0;
-  const size_t slots = kernels_.slots.size();
-  if (slots > 0 && (amax == nullptr || scale == nullptr)) [[unlikely]] {
+  if (is_delayed() && (amax == nullptr || scale == nullptr || (over_ranks(call) && !format)))
+      [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument,
                 "{}.scales is empty; recipe {} has delayed scaling, see float8_scales_slots", kArgs,
                 desc_.recipe.name);
   }
+  return {};
+}
+
+CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
+  const auto [amax, scale, format] = ScaleSlots::of(call.scales);
+  const size_t slots = kernels_.slots.size();
   CallMemory memory(kArgs);
   memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
   memory.add("tensor", call.tensor, call.transposed == nullptr ? tensor_bytes() : layout_.q_bytes,
@@ -196,77 +228,87 @@ Status Quantizer::check(const QuantizeCall& call, const void* workspace, Stream 
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
   add_amax(memory, call, Access::kRead);
-  memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
   memory.add_beside("float8_scale_slots (amax)", amax, slots * sizeof(uint32_t), Access::kWrite,
                     alignof(uint32_t));
   memory.add_beside("float8_scale_slots (scale)", scale,
                     slots * kernels::kScaleStride * sizeof(float),
-                    over_ranks ? Access::kWrite : Access::kRead, alignof(float));
-  F8_TRY(memory.check_alignment("float8_quantize"));
-  F8_TRY(memory.check_overlaps("float8_quantize"));
-  return memory.check_device("float8_quantize", *context_, stream);
+                    over_ranks(call) ? Access::kWrite : Access::kRead, alignof(float));
+  return memory;
+}
+
+void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
+  to.m = desc_.operand == Tensor::kWeight && !desc_.over_ranks ? 1 : call.rows;
+  to.scales = ScaleSlots::of(call.scales);
+  to.ranks = call.ranks;
+  to.set(Slot::kX, call.x, call.ld_x);
+  set_copies(call.tensor, call.transposed, to);
+  to.set(Slot::kCounters, call.counters);
+  to.set(Slot::kRankAmax, call.amax);
+  to.set(Slot::kRowAmax, call.row_amax);
+  to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
+  to.set(Slot::kScale, to.scales.scale);
 }
 
 Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
                       AmaxReducer reduce) const {
-  F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
-  F8_TRY(check_amax("float8_quantize", call, true));
+  constexpr const char* kCall = "float8_quantize";
+  F8_TRY(check_cast(kCall, call));
   if (call.rows == 0) return {};
-  F8_TRY(check(call, workspace, stream));
-  const Context::State& state = context_->state();
-  const ScopedContext current(state.driver, state.primary);
-  F8_TRY(current.status());
-  CallArguments to;
-  to.m = desc_.operand == Tensor::kWeight ? 1 : call.rows;
-  to.scales = ScaleSlots::of(call.scales);
-  to.ranks = call.ranks;
-  to.reduce = reduce;
-  to.set(Slot::kX, call.x, call.ld_x);
-  set_copies(call.tensor, call.transposed, to);
-  to.set(Slot::kCounters, call.counters);
-  if (desc_.over_ranks) return shards_.cast(state, shard(call, to), stream);
-  to.set(Slot::kWorkspace, workspace);
-  to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
-  to.set(Slot::kScale, to.scales.scale);
-  CallKind kind = 0;
-  if (call.first_step != 0 && !kernels_.slots.empty()) {
-    kind = kFirstStep;
-    if (call.ranks != nullptr && call.evaluate == 0) kind |= kOverRanks;
+  if (workspace == nullptr && layout_.workspace_bytes > 0) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument, "workspace of {} is NULL", kCall);
   }
-  return runtime::run(launches_[kind], state, to, stream);
-}
-
-// The shard of a call with what its casts write, and its words.
-QuantizeOperand Quantizer::shard(const QuantizeCall& call, const CallArguments& at) const {
-  const TensorBuffers& buffers = layout_.tensors.of(desc_.operand);
-  QuantizeOperand shard{.x = call.x, .rows = call.rows, .cols = desc_.cols, .ld = call.ld_x};
-  shard.row_amax = call.row_amax;
-  shard.col_amax = call.amax;
-  shard.q = at.at<uint8_t>(buffers.q);
-  shard.qt = at.at<uint8_t>(buffers.qt);
-  shard.inv_row = at.at<float>(buffers.q_scale);
-  shard.inv_col = at.at<float>(buffers.qt_scale);
-  shard.counters = at.at<kernels::CastCounters>(counters_of(desc_.operand));
-  return shard;
-}
-
-Status Quantizer::find_amax(const QuantizeCall& call, Stream stream) const {
-  constexpr const char* kCall = "float8_quantize_amax";
-  F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
-  F8_TRY(check_amax(kCall, call, false));
-  if (call.x == nullptr && call.rows > 0) [[unlikely]] {
-    return fail(ErrorCode::kInvalidArgument, "{}.x is NULL", kArgs);
-  }
-  CallMemory memory(kArgs);
-  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
-  add_amax(memory, call, Access::kWrite);
+  CallMemory memory = cast_memory(call);
+  memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
   F8_TRY(memory.check_alignment(kCall));
   F8_TRY(memory.check_overlaps(kCall));
   F8_TRY(memory.check_device(kCall, *context_, stream));
   const Context::State& state = context_->state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
-  return shards_.find(state, shard(call, {}), stream);
+  if (shards_) {
+    const auto bind_call = [&](size_t, CallArguments& to) {
+      bind(call, to);
+      return true;
+    };
+    return shards_->run(std::cref(bind_call), {.stream = stream});
+  }
+  CallArguments to;
+  to.reduce = reduce;
+  to.set(Slot::kWorkspace, workspace);
+  bind(call, to);
+  CallKind kind = 0;
+  if (call.first_step != 0 && is_delayed()) {
+    kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
+  }
+  return runtime::run(launches_[kind], state, to, stream);
+}
+
+Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
+  F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
+  F8_TRY(check_amax(name, call, false));
+  if (call.x != nullptr || call.rows == 0) return {};
+  return fail(ErrorCode::kInvalidArgument, "{}.x is NULL", kArgs);
+}
+
+CallMemory Quantizer::find_memory(const QuantizeCall& call) const {
+  CallMemory memory(kArgs);
+  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
+  add_amax(memory, call, Access::kWrite);
+  return memory;
+}
+
+Status Quantizer::find_amax(const QuantizeCall& call, Stream stream) const {
+  constexpr const char* kCall = "float8_quantize_amax";
+  F8_TRY(check_find(kCall, call));
+  const CallMemory memory = find_memory(call);
+  F8_TRY(memory.check_alignment(kCall));
+  F8_TRY(memory.check_overlaps(kCall));
+  F8_TRY(memory.check_device(kCall, *context_, stream));
+  const auto bind_call = [&](size_t, CallArguments& to) {
+    bind(call, to);
+    return true;
+  };
+  return shards_->find(std::cref(bind_call), stream);
 }
 
 Result<TensorGemm> TensorGemm::plan(const std::shared_ptr<Context>& context,

@@ -5,10 +5,11 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 
+#include "runtime/linear/cast_list.hpp"
 #include "runtime/linear/fp8_tensor.hpp"
-#include "runtime/linear/launches.hpp"
-#include "runtime/linear/shard_casts.hpp"
+#include "runtime/linear/plan_launches.hpp"
 
 namespace f8::runtime {
 
@@ -41,9 +42,9 @@ class Quantizer {
   // True where the recipe has delayed scaling, so that calls need scale slots.
   [[nodiscard]] bool is_delayed() const { return !kernels_.slots.empty(); }
 
-  // The words that calls of a quantizer over ranks take (shard_casts.hpp), else 0.
-  [[nodiscard]] int64_t amax_words() const { return shards_.amax_words(); }
-  [[nodiscard]] int64_t row_amax_words() const { return shards_.row_amax_words(); }
+  // The words that calls of a quantizer over ranks take (cast_list.hpp), else 0.
+  [[nodiscard]] int64_t amax_words() const { return words_.over_ranks; }
+  [[nodiscard]] int64_t row_amax_words() const { return words_.rows; }
   // Finds the maxima of a shard: writes amax and row_amax of the call, and reads its x.
   [[nodiscard]] Status find_amax(const QuantizeCall& call, Stream stream) const;
 
@@ -54,24 +55,35 @@ class Quantizer {
                            AmaxReducer reduce = nullptr) const;
 
  private:
+  friend class QuantizerList;
+
   Quantizer(std::shared_ptr<Context> context, QuantizerDesc desc)
       : context_(std::move(context)), desc_(std::move(desc)) {}
   [[nodiscard]] std::vector<codegen::KernelSpec> kernel_specs() const;
   [[nodiscard]] Status plan_launches();
+  [[nodiscard]] Status plan_shards();
+  // What a list's plan reads of the tensors that calls cast.
+  [[nodiscard]] ListedTensor listed() const;
   // qt follows q where it has no place of its own.
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
+  void bind(const QuantizeCall& call, CallArguments& to) const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
-  [[nodiscard]] Status check(const QuantizeCall& call, const void* workspace, Stream stream) const;
+  // Check all of a call but its memory. `name` is the function of the C interface.
+  [[nodiscard]] Status check_cast(const char* name, const QuantizeCall& call) const;
+  [[nodiscard]] Status check_find(const char* name, const QuantizeCall& call) const;
   [[nodiscard]] Status check_amax(const char* name, const QuantizeCall& call, bool cast) const;
+  // List the memory that a call touches.
+  [[nodiscard]] CallMemory cast_memory(const QuantizeCall& call) const;
+  [[nodiscard]] CallMemory find_memory(const QuantizeCall& call) const;
   void add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const;
-  [[nodiscard]] QuantizeOperand shard(const QuantizeCall& call, const CallArguments& at) const;
 
   std::shared_ptr<Context> context_;
   QuantizerDesc desc_;
   LinearKernels kernels_;
   QuantizerLayout layout_;
   std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
-  ShardCasts shards_;                   // in their place, with desc.over_ranks
+  ShardWords words_;
+  std::optional<CastList> shards_;  // of the tensor alone, in place of launches_: over ranks
 };
 
 struct TensorGemmDesc {

@@ -103,7 +103,7 @@ Status Linear::State::check_tensors(const Call& call, bool q) const {
   return {};
 }
 
-Status Linear::State::check(const ForwardCall& call, const void* workspace) const {
+Status Linear::State::check_arguments(const ForwardCall& call) const {
   F8_TRY(check_m("float8_forward_args.m", call.m, desc.shape.m));
   if (call.m == 0) return {};
   if (call.x_tensor == nullptr || !is_fp8(Gemm::kOutput)) {
@@ -119,12 +119,17 @@ Status Linear::State::check(const ForwardCall& call, const void* workspace) cons
                    "float8_forward_args.bias is given, the plan has none; set "
                    "float8_linear_desc.bias"));
   F8_TRY(check_scales(call));
-  F8_TRY(check_counters(call));
+  return check_counters(call);
+}
+
+Status Linear::State::check(const ForwardCall& call, const void* workspace) const {
+  F8_TRY(check_arguments(call));
+  if (call.m == 0) return {};
   F8_TRY(check_given("workspace of float8_linear_forward", workspace));
   return check_memory("float8_linear_forward", memory(call, workspace));
 }
 
-Status Linear::State::check(const BackwardCall& call, const void* workspace) const {
+Status Linear::State::check_arguments(const BackwardCall& call) const {
   F8_TRY(check_m("float8_backward_args.m", call.m, desc.shape.m));
   const bool dx = call.dx != nullptr;
   const bool dw = call.dw != nullptr;
@@ -141,8 +146,7 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   F8_TRY(refuse_if(call.db != nullptr && !desc.bias_grad,
                    "float8_backward_args.db is given, the plan has no gradient of a bias; set "
                    "float8_linear_desc.bias_grad"));
-  if (!dx && !dw && call.db == nullptr) return {};
-  if (call.m == 0) return memory(call, nullptr).check_alignment("float8_linear_backward");
+  if (call.m == 0 || (!dx && !dw && call.db == nullptr)) return {};
   F8_TRY(check_given("float8_backward_args.dy", call.dy));
   // A gradient needs a copy of the weight or of the input that no cache has.
   const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && !has_weight(call);
@@ -168,7 +172,13 @@ Status Linear::State::check(const BackwardCall& call, const void* workspace) con
   }
   F8_TRY(check_tensors(call, false));
   F8_TRY(check_scales(call));
-  F8_TRY(check_counters(call));
+  return check_counters(call);
+}
+
+Status Linear::State::check(const BackwardCall& call, const void* workspace) const {
+  F8_TRY(check_arguments(call));
+  if (call.dx == nullptr && call.dw == nullptr && call.db == nullptr) return {};
+  if (call.m == 0) return memory(call, nullptr).check_alignment("float8_linear_backward");
   F8_TRY(check_given("workspace of float8_linear_backward", workspace));
   return check_memory("float8_linear_backward", memory(call, workspace));
 }
@@ -235,6 +245,9 @@ Status Linear::State::check_fresh_scales(const Call& call) const {
               "it in all calls of the first step",
               args_name(call));
 }
+
+template Status Linear::State::check_fresh_scales(const ForwardCall& call) const;
+template Status Linear::State::check_fresh_scales(const BackwardCall& call) const;
 
 template <class Call>
 CallMemory Linear::State::common_memory(const Call& call, const void* workspace) const {

@@ -21,6 +21,9 @@ struct Linear::State {
 
   [[nodiscard]] bool is_fp8(Gemm g) const { return desc.recipe.at(g).is_fp8(); }
 
+  // Check all of a call but its memory.
+  [[nodiscard]] Status check_arguments(const ForwardCall& call) const;
+  [[nodiscard]] Status check_arguments(const BackwardCall& call) const;
   [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const WeightCall& call) const;

@@ -47,6 +47,9 @@ static void train(float8_context* context, const char* recipe) {
   float8_linear* linear = NULL;
   float8_scales* scales = NULL;
   float8_weight_casts* casts = NULL;
+  float8_linear_group* group = NULL;
+  float8_grouped_linear_args member = {.struct_size = sizeof member};
+  float8_linear_group_args together = {.struct_size = sizeof together, .m = M, .count = 1};
   const float8_linear* list[1];
   float8_linear_desc desc = {.struct_size = sizeof desc, .m_max = M, .n = N, .k = K};
   float8_scales_desc scales_desc = {.struct_size = sizeof scales_desc, .count = 1};
@@ -65,6 +68,7 @@ static void train(float8_context* context, const char* recipe) {
   scales_desc.linears = list;
   OK(float8_scales_plan(context, &scales_desc, &scales));
   OK(float8_weight_casts_plan(context, list, 1, &casts));
+  OK(float8_linear_group_plan(context, list, 1, &group));
   workspace =
       buffer(float8_linear_workspace_bytes(linear) + float8_weight_casts_workspace_bytes(casts));
   saved = buffer(float8_linear_saved_bytes(linear));
@@ -106,6 +110,24 @@ static void train(float8_context* context, const char* recipe) {
          FLOAT8_CORRUPT);
   forward.y = x;
   EXPECT(float8_linear_forward(linear, &forward, workspace, NULL) == FLOAT8_INVALID_ARGUMENT);
+  free(workspace), free(saved);
+  workspace = buffer(float8_linear_group_workspace_bytes(group));
+  saved = buffer(float8_linear_group_saved_bytes(group, 0));
+  member.w = w;
+  member.y = y;
+  member.dy = dy;
+  member.dw = dw;
+  member.scales = weight.scales;
+  together.x = x;
+  together.saved = saved;
+  together.dx = dx;
+  together.linears = &member;
+  OK(float8_linear_group_forward(group, &together, workspace, NULL));
+  OK(float8_linear_group_backward(group, &together, workspace, NULL));
+  EXPECT(all(y, M * N, 0x4200));
+  EXPECT(all(dx, M * K, 0x4240));
+  EXPECT(all(dw, N * K, 0x4180));
+  float8_linear_group_destroy(group);
   float8_weight_casts_destroy(casts);
   float8_scales_destroy(scales);
   float8_linear_destroy(linear);

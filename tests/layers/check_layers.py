@@ -10,7 +10,8 @@
 
 Inside runtime/ the rooms have one direction too:
 
-    device <- emulation      device <- gemm, quantize <- linear <- model      all <- c_abi
+    device <- emulation      device <- gemm, quantize <- linear <- lists <- model
+    all <- c_abi
 
 and those of tools/tuner/, over the files that lie in it itself:
 
@@ -47,9 +48,12 @@ ROOMS = {
     "runtime/gemm": {"device", "emulation", "gemm"},  # emulation: what stands for cuBLASLt there
     "runtime/quantize": {"device", "quantize"},
     "runtime/linear": {"device", "gemm", "quantize", "linear"},
-    "runtime/model": {"device", "gemm", "quantize", "linear", "model"},
+    "runtime/lists": {"device", "gemm", "quantize", "linear", "lists"},
+    "runtime/model": {"device", "gemm", "quantize", "linear", "lists", "model"},
     "runtime/distributed": {"device", "distributed"},
-    "runtime/c_abi": {"device", "gemm", "quantize", "linear", "model", "distributed", "c_abi"},
+    "runtime/c_abi": {
+        "device", "gemm", "quantize", "linear", "lists", "model", "distributed", "c_abi"
+    },
     "tools/tuner": {"tuner"},
     "tools/tuner/model_files": {"tuner", "model_files"},
     "tools/tuner/backend": {"tuner", "backend"},
@@ -212,6 +216,7 @@ def self_test():
         ("runtime/device/x.hpp", '#include "runtime/gemm/gemm.hpp"\n'),
         ("runtime/quantize/x.cpp", '#include "runtime/gemm/gemm.hpp"\n'),
         ("runtime/linear/x.cpp", '#include "runtime/model/info.hpp"\n'),
+        ("runtime/linear/x.cpp", '#include "runtime/lists/weight_casts.hpp"\n'),
         ("runtime/include/float8/x.h", "#include <cuda.h>\n"),
         ("runtime/include/float8/x.hpp", '#include "base/error.hpp"\n'),
         ("runtime/device/x.cpp", '#include "tuning_db/database.hpp"\n'),

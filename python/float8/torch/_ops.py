@@ -23,6 +23,8 @@ quantize = torch.ops.float8.quantize.default
 quantize_into = torch.ops.float8.quantize_into.default
 quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
+quantize_amax_list = torch.ops.float8.quantize_amax_list.default
+quantize_shard_list = torch.ops.float8.quantize_shard_list.default
 linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
@@ -95,6 +97,34 @@ def _fake_quantize_shard(
     rows = -(-rows_max // 16) * 16
     sizes = torch.ops.float8.quantized_bytes(rows, int(x.shape[-1]), config, operand, True)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_amax_list")  # type: ignore[untyped-decorator]
+def _fake_quantize_amax_list(
+    x: list[torch.Tensor], config: list[int], operand: int, rows_max: list[int]
+) -> tuple[torch.Tensor, ...]:
+    words = [
+        torch.ops.float8.amax_words(rows, int(each.shape[-1]), bits, operand)
+        for each, bits, rows in zip(x, config, rows_max, strict=True)
+    ]
+    return tuple(
+        x[0].new_empty((sum(sizes),), dtype=torch.int32) for sizes in zip(*words, strict=True)
+    )
+
+
+@torch.library.register_fake("float8::quantize_shard_list")  # type: ignore[untyped-decorator]
+def _fake_quantize_shard_list(
+    x: list[torch.Tensor],
+    amax: torch.Tensor,
+    row_amax: torch.Tensor,
+    config: list[int],
+    operand: int,
+    rows_max: list[int],
+) -> list[torch.Tensor]:
+    copies: list[torch.Tensor] = []
+    for each, bits, rows in zip(x, config, rows_max, strict=True):
+        copies += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
+    return copies
 
 
 @torch.library.register_fake("float8::linear_forward")  # type: ignore[untyped-decorator]

@@ -119,14 +119,9 @@ class WeightGather:
         # A rank without rows has the scales too.
         return plain if self.own_rows > 0 else plain.new_zeros((1, self.cols))
 
-    def find_amax(self, operand: Tensor) -> tuple[Tensor, Tensor]:
-        amax, row_amax = _ops.quantize_amax(operand, self._config, _ops.WEIGHT, self.rows)
-        return amax, row_amax
-
-    def cast(self, weight: DTensor, operand: Tensor, amax: Tensor, row_amax: Tensor) -> Tensor:
-        """Casts the shard with the maxima over ranks; returns its scales, for `set_scales`."""
-        q, qt = _ops.quantize_shard(operand, amax, row_amax, self._config, _ops.WEIGHT, self.rows)
-        rows = operand.shape[0]
+    def set_shard(self, weight: DTensor, q: Tensor, qt: Tensor) -> Tensor:
+        """Takes the shard's copies; returns its scales, for `set_scales`."""
+        rows = max(self.own_rows, 1)  # of the operand
         at = _layout(self.rows, rows, self.cols, self._config, True, True)
         self._shards = {
             "q": _packed(q, rows, self.cols, at.q_pitch, self.rows, self.cols),
@@ -277,9 +272,9 @@ def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:
 def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     """Casts the shards of weights on all ranks of their group.
 
-    The maxima of all weights are reduced in one all-reduce, and their scales gathered in one
-    all-gather; nothing waits for the device. All ranks call it with the same weights in the same
-    order, which the first call with a weight checks.
+    Few launches find the maxima of all weights and cast them. The maxima are reduced in one
+    all-reduce, and the scales gathered in one all-gather; nothing waits for the device. All ranks
+    call it with the same weights in the same order, which the first call with a weight checks.
     """
     if not weights:
         return
@@ -290,17 +285,17 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
 
     _compare([gather for gather, _ in weights])
     operands = [gather.operand(weight) for gather, weight in weights]
-    found = [gather.find_amax(x) for (gather, _), x in zip(weights, operands, strict=True)]
+    configs = [gather._config for gather, _ in weights]
+    rows = [gather.rows for gather, _ in weights]
     # A NaN is the largest word, so it wins on every rank.
-    words = torch.cat([amax for amax, _ in found])
+    words, row_words = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows)
     if words.numel() > 0:
         collectives.all_reduce_max(words, group, Operation("the amax all-reduce", names))
-    own = []
-    counts = [amax.numel() for amax, _ in found]
-    for (gather, weight), x, (_, row_amax), reduced in zip(
-        weights, operands, found, torch.split(words, counts), strict=True
-    ):
-        own.append(gather.cast(weight, x, reduced, row_amax))
+    copies = _ops.quantize_shard_list(operands, words, row_words, configs, _ops.WEIGHT, rows)
+    own = [
+        gather.set_shard(weight, q, qt)
+        for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
+    ]
     sizes = [scales.numel() for scales in own]
     if sum(sizes) == 0:
         return

@@ -5,7 +5,7 @@
 #include <bit>
 #include <thread>
 
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {

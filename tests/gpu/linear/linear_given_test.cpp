@@ -4,8 +4,8 @@
 #include <bit>
 #include <cmath>
 
-#include "runtime/device/context_state.hpp"
 #include "runtime/linear/quantizer.hpp"
+#include "tests/gpu/fp8_copies.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {
@@ -101,28 +101,6 @@ TEST_P(TensorTest, GivenOperandsGiveTheSameWhereALinearRecomputes) {
   desc.recompute = true;
   expect_the_same(desc, true, false);
   expect_the_same(desc, true, true);
-}
-
-// Reads one copy of a view: its rows, without what lies between them, and its scales.
-std::vector<std::vector<uint8_t>> copy_bytes(Context& context, const void* data,
-                                             const float* inverse, int64_t rows, int64_t cols,
-                                             int64_t ld, int64_t scales) {
-  const Driver& driver = context.state().driver;
-  const auto read = [&](const void* from, size_t bytes) {
-    std::vector<uint8_t> to(bytes);
-    EXPECT_EQ(driver.memcpy_dtoh(to.data(), reinterpret_cast<CUdeviceptr>(from), bytes),
-              CUDA_SUCCESS);
-    return to;
-  };
-  EXPECT_EQ(driver.ctx_synchronize(), CUDA_SUCCESS);
-  std::vector<std::vector<uint8_t>> out;
-  const std::vector<uint8_t> all = read(data, static_cast<size_t>(rows * ld));
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto row = all.begin() + r * ld;
-    out.emplace_back(row, row + cols);
-  }
-  out.push_back(read(inverse, static_cast<size_t>(scales) * sizeof(float)));
-  return out;
 }
 
 TEST_P(TensorTest, SavedAndCachedCopiesAreTheQuantizers) {

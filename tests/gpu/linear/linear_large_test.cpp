@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "runtime/linear/kernels.hpp"
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 #include "tests/gpu/gemm_operands.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 #include "tests/gpu/quantize/scale_layout.hpp"

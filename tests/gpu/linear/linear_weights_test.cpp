@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 #include "tests/gpu/linear_tensors.hpp"
 
 namespace f8::runtime::gpu {

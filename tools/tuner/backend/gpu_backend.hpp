@@ -10,7 +10,7 @@
 #include <map>
 #include <memory>
 
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 #include "runtime/model/model_plan.hpp"
 #include "tools/tuner/backend/backend.hpp"
 #include "tools/tuner/backend/nvml.hpp"

@@ -3,47 +3,24 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <float8/float8.hpp>
-#include <memory>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/unit/runtime/c_abi/emulated_memory.hpp"
+
 namespace {
+
+using float8::testing::emulated;
+using float8::testing::Memory;
+using float8::testing::memory;
+using float8::testing::random_bf16;
 
 constexpr int64_t kM = 48, kN = 64, kK = 32;
 
-// Memory for an emulated device, which takes the host's.
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<void, Free>;
-Memory memory(size_t bytes) {
-  return Memory(std::aligned_alloc(256, (bytes + 256) / 256 * 256));
-}
-Memory random_bf16(int64_t count, unsigned seed) {
-  Memory out = memory(static_cast<size_t>(count) * 2);
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = normal(generator);
-    uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    static_cast<uint16_t*>(out.get())[i] = static_cast<uint16_t>(bits >> 16);
-  }
-  return out;
-}
-
 class TensorAbi : public ::testing::Test {
  protected:
-  static float8::Context emulated() {
-    float8::ContextOptions options;
-    options.emulate = true;
-    return float8::Context::create(0, options).value();
-  }
   float8::Quantizer quantizer(float8_operand operand, int64_t rows, int64_t cols) const {
     return float8::Quantizer::plan(context_, {.operand = operand,
                                               .rows_max = rows,

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "runtime/linear/kernels.hpp"
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/intercept.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"

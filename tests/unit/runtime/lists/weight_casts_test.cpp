@@ -1,5 +1,5 @@
 // All weights of a model at once: the same caches as linear by linear.
-#include "runtime/linear/weight_casts.hpp"
+#include "runtime/lists/weight_casts.hpp"
 
 #include <algorithm>
 #include <atomic>

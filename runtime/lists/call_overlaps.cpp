@@ -1,4 +1,4 @@
-#include "runtime/linear/call_overlaps.hpp"
+#include "runtime/lists/call_overlaps.hpp"
 
 #include <algorithm>
 #include <numeric>

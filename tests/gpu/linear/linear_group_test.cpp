@@ -1,0 +1,147 @@
+// Groups of linears of one x: the bits of the linears one by one, with an x that is cast once.
+#include "runtime/lists/linear_group.hpp"
+
+#include <array>
+
+#include "runtime/linear/quantizer.hpp"
+#include "tests/gpu/linear_tensors.hpp"
+
+namespace f8::runtime::gpu {
+namespace {
+
+class GroupTest : public RecipeTest {
+ protected:
+  static constexpr size_t kLinears = 3;
+  static constexpr std::array<int64_t, kLinears> kN = {208, 64, 80};
+  static constexpr int64_t kMost = 320, kK = 592;
+
+  struct Group {
+    std::vector<std::shared_ptr<const Linear>> linears;
+    std::shared_ptr<const LinearGroup> plan;
+    std::shared_ptr<const Quantizer> x;
+  };
+  Group group(bool bias) {
+    Group out;
+    for (const int64_t n : kN) {
+      LinearDesc desc = describe(GetParam(), {kMost, n, kK});
+      desc.accumulate_grad_input = true;
+      desc.bias_grad = bias;
+      desc.bias_grad_dtype = Dtype::kF32;
+      out.linears.push_back(plan(desc));
+    }
+    out.plan = LinearGroup::plan(context_, out.linears).value();
+    QuantizerDesc of_x;
+    of_x.rows = kMost;
+    of_x.cols = kK;
+    of_x.recipe = find_recipe(GetParam()).value();
+    out.x = Quantizer::plan(context_, of_x).value();
+    return out;
+  }
+  static GroupedLinearCall member(const Tensors& t, const DeviceBuffer& db, const void* cache) {
+    GroupedLinearCall call;
+    call.w = t.device_w.as();
+    call.y = t.y.as();
+    call.dy = t.device_dy.as();
+    call.dw = t.dw.as();
+    if (db.bytes() > 0) call.db = db.as();
+    call.weight_cache = cache;
+    call.scales = t.slots;
+    return call;
+  }
+
+  void expect_the_same(int64_t m, bool cached, bool bias) {
+    SCOPED_TRACE(::testing::Message() << "m " << m << ", cached " << cached << ", bias " << bias);
+    const Group of = group(bias);
+    std::vector<std::unique_ptr<Tensors>> tensors;
+    std::vector<std::unique_ptr<DeviceBuffer>> caches, biases;
+    for (size_t i = 0; i < kLinears; ++i) {
+      const Linear& linear = *of.linears[i];
+      Tensors& t = *tensors.emplace_back(std::make_unique<Tensors>(context(), linear, m, 20 + i));
+      biases.push_back(
+          std::make_unique<DeviceBuffer>(context(), bias ? static_cast<size_t>(kN[i]) * 4 : 0));
+      DeviceBuffer& cache = *caches.emplace_back(
+          std::make_unique<DeviceBuffer>(context(), linear.weight_cache_bytes()));
+      F8_ASSERT_OK(linear.cast_weight(
+          {.w = t.device_w.as(), .cache = cache.as(), .scales = t.slots, .first_step = 1},
+          t.workspace.as(), nullptr));
+    }
+    const Tensors& first = *tensors.front();
+    const auto given = [&](size_t i) { return cached ? caches[i]->as() : nullptr; };
+    DeviceBuffer dx(context(), static_cast<size_t>(m * kK) * 2);
+    const auto results_of_all = [&] {
+      Bits all = {dx.download<uint8_t>()};
+      for (size_t i = 0; i < kLinears; ++i) {
+        all.push_back(tensors[i]->y.download<uint8_t>());
+        all.push_back(tensors[i]->dw.download<uint8_t>());
+        all.push_back(biases[i]->download<uint8_t>());
+        tensors[i]->expect_whole_guards();
+        tensors[i]->poison_results();
+        biases[i]->poison();
+      }
+      EXPECT_TRUE(dx.guards_are_whole());
+      dx.poison();
+      return all;
+    };
+
+    const DeviceBuffer tensor(context(), of.x->tensor_bytes());
+    const DeviceBuffer scratch(context(), of.x->workspace_bytes());
+    F8_ASSERT_OK(of.x->run({.x = first.device_x.as(),
+                            .tensor = tensor.as(),
+                            .rows = m,
+                            .scales = first.slots,
+                            .first_step = 1},
+                           scratch.as(), nullptr));
+    const float8_tensor x = of.x->view(tensor.as(), nullptr, m).value();
+    for (size_t i = 0; i < kLinears; ++i) {
+      ForwardCall forward = tensors[i]->forward();
+      forward.x = first.device_x.as();
+      forward.x_tensor = &x;
+      forward.weight_cache = given(i);
+      F8_ASSERT_OK(of.linears[i]->forward(forward, tensors[i]->workspace.as(), nullptr));
+      BackwardCall backward = tensors[i]->backward();
+      backward.x = first.device_x.as();
+      backward.x_tensor = &x;
+      backward.weight_cache = given(i);
+      backward.dx = dx.as();
+      backward.accumulate_dx = i > 0 ? 1 : 0;
+      if (bias) backward.db = biases[i]->as();
+      F8_ASSERT_OK(of.linears[i]->backward(backward, tensors[i]->workspace.as(), nullptr));
+    }
+    const Bits one_by_one = results_of_all();
+
+    const DeviceBuffer workspace(context(), of.plan->workspace_bytes());
+    const DeviceBuffer saved(context(), of.plan->saved_bytes(cached));
+    std::array<GroupedLinearCall, kLinears> members;
+    for (size_t i = 0; i < kLinears; ++i) members[i] = member(*tensors[i], *biases[i], given(i));
+    LinearGroupCall call;
+    call.x = first.device_x.as();
+    call.saved = saved.as();
+    call.dx = dx.as();
+    call.m = m;
+    call.linears = members.data();
+    call.count = kLinears;
+    call.first_step = 1;
+    F8_ASSERT_OK(of.plan->forward(call, workspace.as(), nullptr));
+    F8_ASSERT_OK(of.plan->backward(call, workspace.as(), nullptr));
+    EXPECT_EQ(results_of_all(), one_by_one);
+    EXPECT_TRUE(workspace.guards_are_whole());
+    EXPECT_TRUE(saved.guards_are_whole());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Recipes, GroupTest, ::testing::ValuesIn(kRecipes),
+                         [](const auto& suite) { return std::string(suite.param); });
+
+TEST_P(GroupTest, HasTheBitsOfItsLinearsOneByOne) {
+  for (const int64_t m : {int64_t{1}, int64_t{300}, kMost}) expect_the_same(m, false, false);
+}
+
+TEST_P(GroupTest, TakesWeightsInFp8) {
+  expect_the_same(300, true, false);
+}
+
+TEST_P(GroupTest, FindsTheGradientsOfBiases) {
+  expect_the_same(300, false, true);
+}
+
+}  // namespace
+}  // namespace f8::runtime::gpu

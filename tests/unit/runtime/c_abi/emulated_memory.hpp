@@ -1,0 +1,39 @@
+// An emulated device for tests through the public header, and tensors in its memory.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <float8/float8.hpp>
+#include <memory>
+#include <random>
+
+namespace float8::testing {
+
+inline float8::Context emulated() {
+  float8::ContextOptions options;
+  options.emulate = true;
+  return float8::Context::create(0, options).value();
+}
+
+// Memory for an emulated device, which takes the host's.
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<void, Free>;
+inline Memory memory(size_t bytes) {
+  return Memory(std::aligned_alloc(256, (bytes + 256) / 256 * 256));
+}
+inline Memory random_bf16(int64_t count, unsigned seed) {
+  Memory out = memory(static_cast<size_t>(count) * 2);
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = normal(generator);
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    static_cast<uint16_t*>(out.get())[i] = static_cast<uint16_t>(bits >> 16);
+  }
+  return out;
+}
+
+}  // namespace float8::testing

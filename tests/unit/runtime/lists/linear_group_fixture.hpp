@@ -1,0 +1,300 @@
+// Three linears of one x, their tensors, and their calls as a group and one by one.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <functional>
+
+#include "runtime/linear/quantizer.hpp"
+#include "runtime/lists/linear_group.hpp"
+#include "tests/unit/runtime/fake_cublaslt.hpp"
+#include "tests/unit/runtime/linear_fixture.hpp"
+
+namespace f8::runtime::testing {
+
+inline constexpr int64_t kM = 160, kK = 144;
+inline constexpr std::array<int64_t, 3> kN = {96, 32, 48};  // Q, K and V
+inline constexpr int64_t kAllN = 176;
+
+inline std::vector<uint8_t> bytes(Buffer& buffer) {
+  return {buffer.data(), buffer.data() + buffer.bytes()};
+}
+
+inline Recipe recipe_of(std::string_view name) {
+  return name == "bf16" ? bf16_recipe() : find_recipe(name).value();
+}
+
+// The weights that a caller gives in fp8.
+enum class Weights { kCast, kCached, kMixed };
+
+struct Trio {
+  Trio(FakeCuda& cuda, const char* recipe_name, bool bias, NonFinite non_finite)
+      : context(cuda.context()), recipe(recipe_of(recipe_name)) {
+    std::vector<DelayedSlot> slots;
+    for (const int64_t n : kN) {
+      LinearDesc desc;
+      desc.shape = {kM, n, kK};
+      desc.recipe = recipe;
+      desc.accumulate_grad_input = desc.accumulate_grad_weight = true;
+      desc.bias = desc.bias_grad = bias;
+      desc.bias_grad_dtype = Dtype::kF32;
+      desc.non_finite = non_finite;
+      linears.push_back(Linear::plan(context, desc).value());
+      first_slot.push_back(slots.size());
+      const auto& of = linears.back()->scale_slots();
+      slots.insert(slots.end(), of.begin(), of.end());
+    }
+    delayed = DelayedScales::plan(context, slots).value();
+    group = LinearGroup::plan(context, linears).value();
+    QuantizerDesc of_x{.operand = Tensor::kInput, .rows = kM, .cols = kK, .recipe = recipe};
+    of_x.non_finite = non_finite;
+    if (auto planned = Quantizer::plan(context, of_x)) quantizer = *planned;
+  }
+
+  std::shared_ptr<Context> context;
+  Recipe recipe;
+  std::vector<std::shared_ptr<const Linear>> linears;
+  std::vector<size_t> first_slot;
+  std::optional<DelayedScales> delayed;
+  std::shared_ptr<const LinearGroup> group;
+  std::shared_ptr<const Quantizer> quantizer;  // of x; null: the recipe makes no copy of it
+};
+
+// One way of computing, with everything that it writes.
+struct Tensors {
+  Tensors(const Trio& trio, uint64_t seed)
+      : x(reference::random_matrix(kM, kK, seed, reference::Distribution::kOutliers)),
+        dy(reference::random_matrix(kM, kAllN, seed + 1)),
+        y(static_cast<size_t>(kM * kAllN) * 2),
+        dx(static_cast<size_t>(kM * kK) * 2),
+        state(trio.delayed->bytes()) {
+    if (trio.delayed->bytes() > 0) {
+      EXPECT_TRUE(trio.delayed->init(state.data(), nullptr));
+    }
+    for (size_t i = 0; i < kN.size(); ++i) {
+      w.emplace_back(reference::random_matrix(kN[i], kK, seed + 10 + i));
+      bias.emplace_back(reference::random_matrix(1, kN[i], seed + 20 + i));
+      dw.emplace_back(static_cast<size_t>(kN[i] * kK) * 2);
+      db.emplace_back(static_cast<size_t>(kN[i]) * 4);
+      cache.emplace_back(trio.linears[i]->weight_cache_bytes());
+    }
+  }
+  [[nodiscard]] std::vector<std::vector<uint8_t>> written() {
+    std::vector<std::vector<uint8_t>> out = {bytes(y), bytes(dx), bytes(state)};
+    for (auto* of : {&dw, &db, &cache}) {
+      for (Buffer& buffer : *of) {
+        EXPECT_TRUE(buffer.guard_is_whole());
+        out.push_back(bytes(buffer));
+      }
+    }
+    EXPECT_TRUE(y.guard_is_whole());
+    EXPECT_TRUE(dx.guard_is_whole());
+    return out;
+  }
+
+  Buffer x, dy, y, dx, state;
+  std::vector<Buffer> w, bias, dw, db, cache;
+};
+
+inline constexpr std::array kWritten = {"y",     "dx",       "state",    "dw[0]",
+                                        "dw[1]", "dw[2]",    "db[0]",    "db[1]",
+                                        "db[2]", "cache[0]", "cache[1]", "cache[2]"};
+
+struct GroupStep {
+  int64_t m = kM;
+  Weights weights = Weights::kCast;
+  bool saved = true;
+  bool first_step = true;
+  bool evaluate = false;
+  bool dx = true, dw = true;
+  bool accumulate = false;  // into what is there
+  float8_nccl_comm ranks = nullptr;
+
+  [[nodiscard]] bool has_cache(size_t i) const {
+    return weights == Weights::kCached || (weights == Weights::kMixed && i == 1);
+  }
+  [[nodiscard]] bool wants_dw(size_t i) const {
+    return dw && (weights != Weights::kMixed || i != 2);
+  }
+};
+
+inline int reductions = 0;
+
+// Another rank has tensors whose maxima are 3.
+inline Status reduce_with_three(uint32_t* amax_bits, size_t count, float8_nccl_comm /*ranks*/,
+                                Stream /*stream*/) {
+  ++reductions;
+  for (size_t i = 0; i < count; ++i) {
+    if (amax_bits[i] == 0) continue;  // of a tensor that the call does not cast
+    amax_bits[i] = std::max(amax_bits[i], std::bit_cast<uint32_t>(3.0F));
+  }
+  return {};
+}
+
+class LinearGroupTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static int64_t column(size_t i) {
+    int64_t at = 0;
+    for (size_t j = 0; j < i; ++j) at += kN[j];
+    return at * 2;
+  }
+  static ScaleSlots slots(const Trio& trio, Tensors& to, size_t i) {
+    if (trio.delayed->count() == 0) return {};
+    return trio.delayed->slots(to.state.data(), trio.first_slot[i]);
+  }
+  static void cast_weights(const Trio& trio, Tensors& to, const GroupStep& step) {
+    for (size_t i = 0; i < kN.size(); ++i) {
+      const Linear& linear = *trio.linears[i];
+      if (!step.has_cache(i) || linear.weight_cache_bytes() == 0) continue;
+      Buffer workspace(linear.workspace_bytes());
+      zero(workspace);
+      ASSERT_TRUE(linear.cast_weight({.w = to.w[i].data(),
+                                      .cache = to.cache[i].data(),
+                                      .scales = slots(trio, to, i),
+                                      .first_step = step.first_step,
+                                      .ranks = step.ranks},
+                                     workspace.data(), nullptr, reduce_with_three));
+    }
+  }
+  static void zero(Buffer& buffer) { std::fill_n(buffer.data(), buffer.bytes(), uint8_t{0}); }
+  static const void* cache_of(const Trio& trio, Tensors& to, const GroupStep& step, size_t i) {
+    return step.has_cache(i) && trio.linears[i]->weight_cache_bytes() > 0 ? to.cache[i].data()
+                                                                          : nullptr;
+  }
+
+  static std::array<GroupedLinearCall, 3> members(const Trio& trio, Tensors& to,
+                                                  const GroupStep& step) {
+    std::array<GroupedLinearCall, 3> out;
+    for (size_t i = 0; i < kN.size(); ++i) {
+      const LinearDesc& desc = trio.linears[i]->desc();
+      out[i] = {.w = to.w[i].data(),
+                .y = to.y.data() + column(i),
+                .dy = to.dy.data() + column(i),
+                .dw = step.wants_dw(i) ? to.dw[i].data() : nullptr,
+                .ld_y = kAllN,
+                .ld_dy = kAllN,
+                .bias = desc.bias ? to.bias[i].data() : nullptr,
+                .db = desc.bias_grad ? to.db[i].data() : nullptr,
+                .weight_cache = cache_of(trio, to, step, i),
+                .scales = slots(trio, to, i),
+                .accumulate = step.accumulate,
+                .accumulate_bias = step.accumulate};
+    }
+    return out;
+  }
+  static void run_group(const Trio& trio, Tensors& to, const GroupStep& step) {
+    cast_weights(trio, to, step);
+    Buffer workspace(trio.group->workspace_bytes());
+    zero(workspace);
+    Buffer saved(trio.group->saved_bytes(step.weights == Weights::kCached));
+    const auto linears = members(trio, to, step);
+    const LinearGroupCall call{.x = to.x.data(),
+                               .saved = step.saved ? saved.data() : nullptr,
+                               .dx = step.dx ? to.dx.data() : nullptr,
+                               .m = step.m,
+                               .linears = linears.data(),
+                               .count = linears.size(),
+                               .accumulate_dx = step.accumulate,
+                               .first_step = step.first_step,
+                               .evaluate = step.evaluate,
+                               .ranks = step.ranks};
+    const Status forward = trio.group->forward(call, workspace.data(), nullptr, reduce_with_three);
+    ASSERT_TRUE(forward) << forward.error().message;
+    EXPECT_TRUE(saved.guard_is_whole());
+    if (step.saved) {
+      LinearGroupCall again = call;
+      again.evaluate = 0;
+      const Status backward =
+          trio.group->backward(again, workspace.data(), nullptr, reduce_with_three);
+      ASSERT_TRUE(backward) << backward.error().message;
+    }
+    EXPECT_TRUE(workspace.guard_is_whole());
+  }
+
+  // The linears one by one, with an x that is cast once.
+  static void run_alone(const Trio& trio, Tensors& to, const GroupStep& step) {
+    cast_weights(trio, to, step);
+    Buffer x_bytes(trio.quantizer == nullptr ? 0 : trio.quantizer->tensor_bytes());
+    float8_tensor x{};
+    if (trio.quantizer != nullptr) {
+      Buffer scratch(trio.quantizer->workspace_bytes());
+      zero(scratch);
+      ASSERT_TRUE(trio.quantizer->run({.x = to.x.data(),
+                                       .tensor = x_bytes.data(),
+                                       .rows = step.m,
+                                       .scales = slots(trio, to, 0),
+                                       .first_step = step.first_step,
+                                       .evaluate = step.evaluate},
+                                      scratch.data(), nullptr));
+      x = trio.quantizer->view(x_bytes.data(), nullptr, step.m).value();
+    }
+    const float8_tensor* x_tensor = trio.quantizer == nullptr ? nullptr : &x;
+    const auto linears = members(trio, to, step);
+    std::vector<Buffer> saved;
+    for (size_t i = 0; i < kN.size(); ++i) {
+      const Linear& linear = *trio.linears[i];
+      const GroupedLinearCall& of = linears[i];
+      saved.emplace_back(linear.saved_bytes());
+      Buffer workspace(linear.workspace_bytes());
+      zero(workspace);
+      const Status good = linear.forward({.x = to.x.data(),
+                                          .w = of.w,
+                                          .y = of.y,
+                                          .saved = step.saved ? saved.back().data() : nullptr,
+                                          .m = step.m,
+                                          .ld_y = of.ld_y,
+                                          .bias = of.bias,
+                                          .weight_cache = of.weight_cache,
+                                          .scales = of.scales,
+                                          .first_step = step.first_step,
+                                          .ranks = step.ranks,
+                                          .evaluate = step.evaluate,
+                                          .x_tensor = x_tensor},
+                                         workspace.data(), nullptr, reduce_with_three);
+      ASSERT_TRUE(good) << good.error().message;
+    }
+    for (size_t i = 0; i < kN.size() && step.saved; ++i) {
+      const Linear& linear = *trio.linears[i];
+      const GroupedLinearCall& of = linears[i];
+      Buffer workspace(linear.workspace_bytes());
+      zero(workspace);
+      const Status good = linear.backward({.dy = of.dy,
+                                           .saved = saved[i].data(),
+                                           .dx = step.dx ? to.dx.data() : nullptr,
+                                           .dw = of.dw,
+                                           .m = step.m,
+                                           .ld_dy = of.ld_dy,
+                                           .x = to.x.data(),
+                                           .w = of.w,
+                                           .weight_cache = of.weight_cache,
+                                           .scales = of.scales,
+                                           .first_step = step.first_step,
+                                           .accumulate = of.accumulate,
+                                           .db = of.db,
+                                           .accumulate_bias = of.accumulate_bias,
+                                           .ranks = step.ranks,
+                                           .x_tensor = x_tensor,
+                                           .accumulate_dx = i > 0 || step.accumulate},
+                                          workspace.data(), nullptr, reduce_with_three);
+      ASSERT_TRUE(good) << good.error().message;
+    }
+  }
+
+  static void expect_equal(Tensors& together, Tensors& alone) {
+    const auto ours = together.written();
+    const auto expected = alone.written();
+    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i] == expected[i]) << kWritten[i];
+  }
+  void expect_the_same(const Trio& trio, Tensors& together, Tensors& alone, const GroupStep& step) {
+    run_group(trio, together, step);
+    run_alone(trio, alone, step);
+    expect_equal(together, alone);
+    ASSERT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
+  }
+
+  FakeCuda cuda_;
+  FakeCublasLt library_;
+};
+
+}  // namespace f8::runtime::testing
