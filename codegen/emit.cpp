@@ -243,7 +243,7 @@ struct StubOf {
         constant("kProblems", s.problems) + constant("kConsumerRegisters", registers.consumer) +
         constant("kProducerRegisters", registers.producer) +
         constant("Scale", "kScale", scale_name(s.scale)) + "  // main loop\n" +
-        constant("kFast", s.fast) + constant("kMmaN", mma.n) +
+        constant("kShards", s.shards) + constant("kFast", s.fast) + constant("kMmaN", mma.n) +
         constant("kPromotionAccumulators", mma.promotion_accumulators) +
         mma_function(s.a, s.b, mma.n) + "  // epilogue\n" +
         constant("kFloatOutput", s.d == Dtype::kF32) + constant("kHalfOutput", s.d == Dtype::kF16) +

@@ -90,8 +90,9 @@ struct KeyOf {
     return text;
   }
   std::string operator()(const GemmSpec& s) const {
-    const std::string extras = f8::format("{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "",
-                                          s.amax ? "+amax" : "", s.pow2 ? "+pow2" : "");
+    const std::string extras =
+        f8::format("{}{}{}{}{}", s.bias ? "+bias" : "", s.add ? "+add" : "", s.amax ? "+amax" : "",
+                   s.pow2 ? "+pow2" : "", s.shards ? "+shards" : "");
     return f8::format("gemm{}/{}.{}.{}/{}/{}/{}{}{}", s.problems == 2 ? "2" : "", to_string(s.a),
                       to_string(s.b), to_string(s.d), to_string(s.scale),
                       s.fast ? "fast" : "precise", tile_key(s.config), extras.empty() ? "" : "/",
@@ -208,9 +209,10 @@ Result<KernelSpec> parse_gemm_spec(std::string_view rest, int problems) {
   s.add = take(rest, "+add");
   s.amax = take(rest, "+amax");
   s.pow2 = take(rest, "+pow2");
+  s.shards = take(rest, "+shards");
   if (!rest.empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} after the tile: expected +bias, +add, +amax, +pow2", quote(rest));
+                "{} after the tile: expected +bias, +add, +amax, +pow2, +shards", quote(rest));
   }
   return s;
 }
@@ -300,6 +302,8 @@ struct Validate {
       return bad("each CTA of a split-K cluster must write a multiple of 32 columns");
     }
     if (s.problems < 1 || s.problems > 2) return bad("one or two problems a launch");
+    // Columns behind n are not zeros then.
+    if (s.shards && s.amax) return bad("an amax is of a b in one piece");
     if (c.tile_m / c.cluster_n % 8 != 0 || c.tile_n / c.cluster_m % 8 != 0) {
       return bad("each CTA of a cluster must copy a multiple of 8 rows");
     }

@@ -15,7 +15,7 @@
 //             accum    := "fast" | "precise"
 //             tile     := tile_m "x" tile_n "s" stages "c" cluster_m "x" cluster_n ["k" split_k]
 //                         "w" warpgroups ["p"]
-//             epilogue := ["+bias"] ["+add"] ["+amax"] ["+pow2"]
+//             epilogue := ["+bias"] ["+add"] ["+amax"] ["+pow2"] ["+shards"]
 //             "gemm2/" is a grouped GEMM of two problems
 //   update := "scale_update"
 //   found  := "found_inf"
@@ -98,11 +98,12 @@ struct GemmSpec {
   Dtype d = Dtype::kBf16;  // bf16, f16 or f32
   ScaleMode scale = ScaleMode::kTensor;
   bool fast = true;
-  bool bias = false;  // d += bias[n], of d's type
-  bool add = false;   // d += what d held before (beta = 1)
-  bool amax = false;  // leaves max |d|, before the rounding to d's type
-  bool pow2 = false;  // scales are powers of two, which the generator uses where that is faster
-  int problems = 1;   // 2: a grouped GEMM, one launch for two problems of these types ("gemm2/")
+  bool bias = false;    // d += bias[n], of d's type
+  bool add = false;     // d += what d held before (beta = 1)
+  bool amax = false;    // leaves max |d|, before the rounding to d's type
+  bool pow2 = false;    // scales are powers of two, which the generator uses where that is faster
+  bool shards = false;  // b may lie in shards of K, [shards][n][K / shards], as ranks gather it
+  int problems = 1;     // 2: a grouped GEMM, one launch for two problems of these types ("gemm2/")
   GemmConfig config = {};
   bool operator==(const GemmSpec&) const = default;
 };

@@ -38,16 +38,18 @@ class Variant:
     library: str  # bf16, torchao or float8
     recipe: str = ""
     compiled: bool = True
+    recompute: bool | None = None  # Float8Linear's
 
     @property
     def name(self) -> str:
         words = {"bf16": "bf16", "torchao": f"torchao-{self.recipe}", "float8": self.recipe}
-        return words[self.library] + ("" if self.compiled else "-eager")
+        name = words[self.library] + ("-keep" if self.recompute is False else "")
+        return name + ("" if self.compiled else "-eager")
 
     def convert(self, model: nn.Module, emulate: bool) -> nn.Module:
         """Returns the model with the variant's linears, which share the parameters."""
         if self.library == "float8":
-            config = f8.LinearConfig(recipe=self.recipe, emulate=emulate)
+            config = f8.LinearConfig(recipe=self.recipe, emulate=emulate, recompute=self.recompute)
             return f8.convert_to_float8_training(model, config=config)
         if self.library == "torchao":
             import torchao.float8 as torchao
@@ -73,12 +75,14 @@ class Variant:
             f8.sync_float8_amax_and_scale_history(model)
 
 
-def variants(eager: bool = True) -> dict[str, Variant]:
+def variants(eager: bool = True, keep: bool = False) -> dict[str, Variant]:
     """Returns all variants by name, compiled ones and then eager ones, with bf16 first."""
     of_a_kind = [("bf16", ""), *(("torchao", recipe) for recipe in TORCHAO_RECIPES)]
     of_a_kind += [("float8", recipe) for recipe in RECIPES]
     kinds = (True, False) if eager else (True,)
     every = [Variant(*names, compiled=kind) for kind in kinds for names in of_a_kind]
+    if keep:
+        every += [Variant("float8", recipe, recompute=False) for recipe in RECIPES]
     return {variant.name: variant for variant in every}
 
 

@@ -46,7 +46,7 @@ def make_step(
 
 
 def main() -> int:
-    known = common.variants()
+    known = common.variants(keep=True)
     parser = common.parser(__doc__, known)
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=0, help="default 8192")

@@ -98,8 +98,17 @@ struct GemmMainloop {
       const i32 row_a = tile.row + static_cast<i32>(schedule.rank_n * kRowsA);
       load_part<Config::kClusterN>(a, map_a, full, mask_a, k, row_a);
       const u32 b = shared.b(pipeline.stage) + schedule.rank_m * kRowsB * kStageK;
-      const i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
-      load_part<Config::kClusterM>(b, map_b, full, mask_b, k, row_b);
+      i32 row_b = tile.column + static_cast<i32>(schedule.rank_m * kRowsB);
+      i32 k_b = k;
+      // The shards' rows follow each other. Rows behind n, of columns that nobody writes, are then
+      // those of the next shard.
+      if constexpr (Config::kShards) {
+        const GemmProblem& problem = schedule.args.problems[tile.problem];
+        const u32 shard = k_block / problem.shard_blocks;
+        k_b -= static_cast<i32>(shard * problem.shard_blocks * kStageK);
+        row_b += static_cast<i32>(shard * problem.n);
+      }
+      load_part<Config::kClusterM>(b, map_b, full, mask_b, k_b, row_b);
       if constexpr (Scales::kUsed && !Scales::kOwnWarp)
         scales.load(shared.scales_a(pipeline.stage), k_block, full);
     }

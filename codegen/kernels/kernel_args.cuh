@@ -216,7 +216,7 @@ struct GemmProblem {
   u32 k;
   u32 stride_a;
   u32 stride_b;
-  u32 padding;
+  u32 shard_blocks;  // of kStageK in a shard of b; all of K where b is one
 };
 
 inline constexpr i32 kStageK = 128;  // of a stage: bytes, which are elements

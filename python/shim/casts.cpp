@@ -59,7 +59,7 @@ uint32_t* words_of(const Tensor& words, int64_t count) {
 
 QuantizerKey cast_key(Config config, const Place& place, float8_operand operand, int64_t rows,
                       int64_t cols, int32_t dtype, bool transposed) {
-  return {.config = config.without_bias(),
+  return {.config = config.of_casts(),
           .rows_max = operand == FLOAT8_WEIGHT ? rows : kRows * row_blocks(rows),
           .cols = cols,
           .device = place.key(),

@@ -1,5 +1,5 @@
 // The options of a linear as one integer: an op's argument that torch.compile keeps as a constant,
-// that means the same in every process, and that costs nothing to pass. float8/_config.py packs it.
+// that means the same in every process, and that costs nothing to pass. float8/recipes.py packs it.
 //
 //   bits 0-3    a named recipe (kRecipeNames), 0: the custom settings of bits 16 to 54
 //   bit 4       the device is emulated: tensors are on the CPU
@@ -8,6 +8,7 @@
 //   bit 7       backward reads x
 //   bit 8       backward reads the weight
 //   bit 9       the linear has a bias
+//   bit 10      backward casts x again, for Python alone
 //   bits 16-51  six cast settings of six bits, in the order of float8_recipe:
 //               scaling (2), granularity (2), format (1), pow2 (1)
 //   bits 52-54  fast accumulation of output, grad_input, grad_weight
@@ -34,7 +35,8 @@ class Config {
   [[nodiscard]] bool reads_x() const { return bit(7); }
   [[nodiscard]] bool reads_weight() const { return bit(8); }
   [[nodiscard]] bool bias() const { return bit(9); }
-  [[nodiscard]] uint64_t without_bias() const { return bits_ & ~(uint64_t{1} << 9); }
+  // The bits that casts and scales depend on.
+  [[nodiscard]] uint64_t of_casts() const { return bits_ & ~uint64_t{0b111'1010'0000}; }
   [[nodiscard]] uint64_t bits() const { return bits_; }
 
   // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the

@@ -94,14 +94,15 @@ struct Call {
     k = weight.size(1);
   }
 
-  [[nodiscard]] const Plan& plan(int64_t m) const {
+  [[nodiscard]] const Plan& plan(int64_t m, bool weight_shards = false) const {
     const PlanKey key{.config = config.bits(),
                       .m_max = kRows * row_blocks(m),
                       .n = n,
                       .k = k,
                       .device = place.key(),
                       .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
-                      .grad_dtype = static_cast<int8_t>(element_type(weight_dtype, "weight"))};
+                      .grad_dtype = static_cast<int8_t>(element_type(weight_dtype, "weight")),
+                      .weight_shards = weight_shards};
     return plan_for(key, place);
   }
 
@@ -123,6 +124,31 @@ struct Call {
     view = {};
     view.struct_size = sizeof view;
     check(float8_quantizer_view(quantizer.quantizer, at_q, at_qt, rows, &view));
+    return &view;
+  }
+
+  // The view of the weight's copy whose elements follow each other in `data`, in so many shards, and
+  // whose inverse scales lie apart.
+  [[nodiscard]] const float8_tensor* gathered(bool q, const Tensor& data, const Tensor& scales,
+                                              int64_t shards, float8_tensor& view) const {
+    check_device(data, "the weight in fp8");
+    check_device(scales, "the weight's scales");
+    if (data.numel() != n * k) {
+      throw std::invalid_argument("float8: a gathered copy of a weight " + shape_text(n, k) +
+                                  " has " + std::to_string(data.numel()) + " bytes");
+    }
+    const Quantizer& quantizer = quantizer_for(quantizer_key(FLOAT8_WEIGHT, n, true), place);
+    view = {};
+    view.struct_size = sizeof view;
+    const void* const at = data.mutable_data_ptr();
+    check(float8_quantizer_view(quantizer.quantizer, at, at, n, &view));
+    const auto* const inverse = static_cast<const float*>(scales.mutable_data_ptr());
+    view.q = q ? at : nullptr;
+    view.qt = q ? nullptr : at;
+    (q ? view.q_inverse_scale : view.qt_inverse_scale) = inverse;
+    view.ld_q = k;
+    view.ld_qt = n / shards;
+    view.qt_shards = shards;
     return &view;
   }
 
@@ -160,13 +186,11 @@ int64_t empty_saved_bytes(const Call& call, bool x_given, bool w_given) {
   return 2 * of(kRows) - of(2 * kRows);
 }
 
-std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<Tensor>& x_q,
-                                          const std::optional<Tensor>& x_qt, const Tensor& weight,
-                                          const std::optional<Tensor>& w_q,
-                                          const std::optional<Tensor>& w_qt,
-                                          const std::optional<Tensor>& bias,
-                                          const std::optional<Tensor>& scales, int64_t config,
-                                          int64_t layout, bool save) {
+std::tuple<Tensor, Tensor> linear_forward(
+    const Tensor& x, const std::optional<Tensor>& x_q, const std::optional<Tensor>& x_qt,
+    const Tensor& weight, const std::optional<Tensor>& w_q, const std::optional<Tensor>& w_qt,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& scales, int64_t config,
+    int64_t layout, bool save, const std::optional<Tensor>& w_scales) {
   const Call call(x, weight, config);
   const Matrix rows = as_matrix(x);
   if (rows.cols != call.k) {
@@ -213,7 +237,8 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<T
   }
   float8_tensor x_view, w_view;
   args.x_tensor = call.given(FLOAT8_INPUT, x_q, x_qt, rows.rows, x_view);
-  args.w_tensor = call.given(FLOAT8_WEIGHT, w_q, w_qt, call.n, w_view);
+  args.w_tensor = w_scales ? call.gathered(true, w_q.value(), *w_scales, 1, w_view)
+                           : call.given(FLOAT8_WEIGHT, w_q, w_qt, call.n, w_view);
   args.evaluate = !save;
   if (scales) call.set_scales(args, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
@@ -224,7 +249,8 @@ std::tuple<Tensor, Tensor> linear_forward(const Tensor& x, const std::optional<T
 std::tuple<Tensor, Tensor, Tensor> linear_backward(
     const Tensor& dy, const Tensor& saved, const std::optional<Tensor>& x,
     const std::optional<Tensor>& x_qt, const Tensor& weight, const std::optional<Tensor>& w_qt,
-    const std::optional<Tensor>& scales, int64_t config, int64_t layout, int64_t wanted) {
+    const std::optional<Tensor>& scales, int64_t config, int64_t layout, int64_t wanted,
+    const std::optional<Tensor>& w_scales, int64_t w_shards) {
   const Call call(dy, weight, config);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
@@ -248,7 +274,10 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     torch::stable::zero_(db);
     return {dx, dw, db};
   }
-  const Plan& plan = call.plan(rows.rows);
+  const Plan& plan = call.plan(rows.rows, w_shards > 1);
+  if (plan.linear == nullptr) {
+    throw std::invalid_argument("float8: the kernel of this linear's grad_input reads no shards");
+  }
   float8_backward_args args;
   args.dy = rows.data;
   args.ld_dy = rows.stride;
@@ -263,9 +292,10 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   }
   float8_tensor x_view, w_view;
   args.x_tensor = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view);
-  args.w_tensor = call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
+  args.w_tensor = w_scales ? call.gathered(false, w_qt.value(), *w_scales, w_shards, w_view)
+                           : call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
   Matrix inputs, w;
-  if (call.config.reads_x()) {
+  if (call.config.reads_x() && want_dw && (!x_qt || x_qt->numel() == 0)) {
     if (!x) throw std::invalid_argument("float8: this recipe's backward reads x");
     call.check_device(*x, "x");
     inputs = as_matrix(to_dtype(*x, call.dtype));
@@ -277,7 +307,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     args.x = inputs.data;
     args.ld_x = inputs.stride;
   }
-  if (call.config.reads_weight()) {
+  if (call.config.reads_weight() && (!w_qt || w_qt->numel() == 0)) {
     w = as_matrix(to_dtype(weight, call.dtype));
     args.w = w.data;
     args.ld_w = w.stride;
@@ -286,6 +316,12 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   const Workspace workspace(call.place, plan.workspace_bytes);
   check(float8_linear_backward(plan.linear, &args, workspace.data(), call.place.stream));
   return {dx, dw, db};
+}
+
+bool reads_shards(const Tensor& dy, const Tensor& weight, int64_t config) {
+  const Call call(dy, weight, config);
+  const int64_t rows = as_matrix(dy).rows;
+  return rows > 0 && call.plan(rows, true).linear != nullptr;
 }
 
 int64_t saved_bytes_op(int64_t m, int64_t n, int64_t k, int64_t config, bool x_given,
@@ -300,7 +336,7 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
 }
 
 QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
-  return {.config = Config(config).without_bias(),
+  return {.config = Config(config).of_casts(),
           .rows_max = rows_max,
           .cols = cols,
           .device = -1,
@@ -391,6 +427,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
   library.impl("linear_forward", TORCH_BOX(&linear_forward));
   library.impl("linear_backward", TORCH_BOX(&linear_backward));
+  library.impl("reads_shards", TORCH_BOX(&reads_shards));
   library.impl("capture_id", TORCH_BOX(&capture_id_op));
   library.impl("prepare", TORCH_BOX(&prepare));
   library.impl("scales_init", TORCH_BOX(&scales_init));
@@ -416,10 +453,14 @@ STABLE_TORCH_LIBRARY(float8, library) {
       "bool over_ranks) -> (int, int, int, int, int)");
   library.def(
       "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
-      "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save) -> (Tensor, Tensor)");
+      "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save, Tensor? "
+      "w_scales=None) -> (Tensor, Tensor)");
   library.def(
       "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor weight, Tensor? "
-      "w_qt, Tensor? scales, int config, int layout, int wanted) -> (Tensor, Tensor, Tensor)");
+      "w_qt, Tensor? scales, int config, int layout, int wanted, Tensor? w_scales=None, int "
+      "w_shards=1) -> (Tensor, Tensor, "
+      "Tensor)");
+  library.def("reads_shards(Tensor dy, Tensor weight, int config) -> bool");
   library.def("saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int");
   library.def(
       "quantized_bytes(int rows, int cols, int config, int operand, bool "

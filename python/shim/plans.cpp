@@ -33,7 +33,8 @@ struct Hash {
   size_t operator()(const PlanKey& key) const {
     const uint64_t shape =
         mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
-    return mix(shape, pair_of(key.device, key.tensor_dtype << 8 | key.grad_dtype));
+    return mix(shape, pair_of(key.device, (key.weight_shards ? 1 << 16 : 0) |
+                                              key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
     const int64_t flags = (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
@@ -101,6 +102,7 @@ float8_linear_desc layer_desc(const PlanKey& key) {
   desc.bias_grad_dtype = key.grad_dtype;
   desc.recompute = config.recompute();
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
+  desc.weight_shards = key.weight_shards;
   return desc;
 }
 
@@ -110,7 +112,9 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   desc.m_max = key.m_max;
   Config(key.config).set_recipe(desc, custom);
   auto plan = std::make_unique<Plan>();
-  check(float8_linear_plan(context_of(key.device), &desc, &plan->linear));
+  const float8_status status = float8_linear_plan(context_of(key.device), &desc, &plan->linear);
+  if (key.weight_shards && status == FLOAT8_UNSUPPORTED) return plan;
+  check(status);
   plan->workspace_bytes = float8_linear_workspace_bytes(plan->linear);
   for (int given = 0; given < 4; ++given) {
     plan->saved[static_cast<size_t>(given)] =
@@ -118,7 +122,7 @@ std::unique_ptr<Plan> make_plan(const PlanKey& key) {
   }
   AnyPlans& any = any_plans();
   const std::lock_guard lock(any.mutex);
-  any.plans.emplace(std::pair(Config(key.config).without_bias(), key.device), plan->linear);
+  any.plans.emplace(std::pair(Config(key.config).of_casts(), key.device), plan->linear);
   return plan;
 }
 
@@ -250,7 +254,7 @@ int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given
 
 QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_t operand,
                                bool transposed) {
-  const QuantizerKey key{.config = config.without_bias(),
+  const QuantizerKey key{.config = config.of_casts(),
                          .rows_max = rows,
                          .cols = cols,
                          .device = kEmulated,

@@ -27,12 +27,13 @@ struct PlanKey {
   int64_t k = 0;
   int32_t device = 0;  // -1: emulated
   int8_t tensor_dtype = 0;
-  int8_t grad_dtype = 0;  // of dw and db
+  int8_t grad_dtype = 0;       // of dw and db
+  bool weight_shards = false;  // qt of the weight may lie in shards
   bool operator==(const PlanKey&) const = default;
 };
 
 struct Plan {
-  float8_linear* linear = nullptr;
+  float8_linear* linear = nullptr;  // null: weight_shards is asked for, and cannot be
   size_t workspace_bytes = 0;
 
   // The bytes of `saved` of a call that is given x, or the weight, in fp8.
@@ -44,7 +45,7 @@ struct Plan {
 
 // The casts of an operand apart from a linear.
 struct QuantizerKey {
-  uint64_t config = 0;  // without a bias
+  uint64_t config = 0;  // Config::of_casts()
   int64_t rows_max = 0;
   int64_t cols = 0;
   int32_t device = 0;  // -1: emulated
@@ -85,7 +86,7 @@ struct Place {
 // side, each once.
 void plan_all(const std::vector<PlanKey>& keys, const Place& place);
 
-// Any plan of that recipe on the device, null where no call has made one. `config` has no bias.
+// Any plan of that recipe on the device, null where no call has made one. `config` is Config::of_casts().
 [[nodiscard]] const float8_linear* any_plan(uint64_t config, int32_t device);
 
 // The context of a place, made where there is none.

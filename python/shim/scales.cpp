@@ -48,7 +48,7 @@ float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
 }  // namespace
 
 Scales::Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place)
-    : place_(place), config_(config.without_bias()), layout_(layout) {
+    : place_(place), config_(config.of_casts()), layout_(layout) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes_));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset_));
   state_ = static_cast<char*>(tensor.mutable_data_ptr()) - offset_;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import socket
 from typing import Any
 
 import programs
@@ -44,6 +45,18 @@ def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
             median, low, high, ratio, _first = map(float, rows[name])
             assert low <= median <= high and ratio > 0
             assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
+
+
+def test_fsdp_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    options = ("--variants", "rowwise-gather", "--blocks", "1", "--rounds", "2", "--steps", "1")
+    assert not programs.run("benchmarks/distributed/fsdp_step.py", "--emulate", *options)
+    rows = table(capsys.readouterr().out, "variant")
+    assert positive(rows["bf16"]) and positive(rows["rowwise-gather"])
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:

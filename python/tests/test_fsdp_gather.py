@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -109,7 +110,8 @@ def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> 
     world = mesh.size()
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank].to(_device)
-    rows = _rows(recipe, world)
+    # Rows in whole 128s are read as they are gathered.
+    rows = _rows(recipe, world) if options["reshard_after_forward"] else 128 * world
     models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
     if "mp_policy" not in options:
         single = _mlp(recipe, rows, False)
@@ -144,12 +146,28 @@ def _composed(mesh: Any, rank: int, world: int) -> None:
             for gather in (True, False)
         ]
         _expect_equal_steps(models, x)
-    compiled = []
-    for gather in (True, False):
-        block = _mlp("rowwise", 80, gather)
-        block.compile(backend="aot_eager")
-        compiled.append(fully_shard(nn.Sequential(fully_shard(block, mesh=mesh)), mesh=mesh))
-    _expect_equal_steps(compiled, x)
+    for kind in (nn.Sequential, Checkpointed):
+        models = [_compiled(mesh, gather, kind) for gather in (True, False)]
+        _expect_equal_steps(models, torch.randn(world, 16, 80)[rank])
+        own, other = (model.counter.frame_count for model in models)
+        assert own == other, (own, other)
+
+
+def _compiled(mesh: Any, gather: bool, kind: type[nn.Sequential]) -> nn.Module:
+    """Returns two blocks that share one graph."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    blocks = []
+    counter = CompileCounterWithBackend("aot_eager")
+    for _ in range(2):
+        block = kind(nn.Linear(80, 80), nn.GELU(), nn.Linear(80, 80, bias=False))
+        config = f8.LinearConfig("rowwise", emulate=True, enable_fsdp_float8_all_gather=gather)
+        f8.convert_to_float8_training(block, config=config)
+        block.compile(fullgraph=True, backend=counter)
+        blocks.append(fully_shard(block, mesh=mesh))
+    model = fully_shard(nn.Sequential(*blocks), mesh=mesh)
+    model.counter = counter
+    return model
 
 
 def test_activation_checkpointing_and_compile(tmp_path: Any) -> None:

@@ -93,11 +93,12 @@ def test_x_is_cast_once(recipe: str, model: nn.Module, x: torch.Tensor, config: 
     assert equal(first, second)
 
 
+@pytest.mark.parametrize("recompute", (False, True))
 @pytest.mark.parametrize("recipe", DYNAMIC)
 def test_compiled_casts_are_merged(
-    recipe: str, model: nn.Module, x: torch.Tensor, config: Config
+    recipe: str, recompute: bool, model: nn.Module, x: torch.Tensor, config: Config
 ) -> None:
-    f8.convert_to_float8_training(model, config=config(recipe))
+    f8.convert_to_float8_training(model, config=config(recipe, recompute=recompute))
     eager = step(model, x)
     graphs: list[torch.fx.GraphModule] = []
 
@@ -107,13 +108,47 @@ def test_compiled_casts_are_merged(
 
     backend = aot_autograd(
         fw_compiler=make_boxed_compiler(keep),
-        bw_compiler=make_boxed_compiler(lambda graph, inputs: graph),
+        bw_compiler=make_boxed_compiler(keep),
         partition_fn=min_cut_rematerialization_partition,  # inductor's
     )
     compiled = torch.compile(copy.deepcopy(model), backend=backend)
     assert equal(eager, step(compiled, x))
-    casts = [node for node in graphs[0].graph.nodes if node.target is _ops.quantize]
-    assert len(casts) == 2  # x, and what the last linear reads
+    casts = [[node.target for node in graph.graph.nodes].count(_ops.quantize) for graph in graphs]
+    # x, and what the last linear reads.
+    assert casts == [2, 2 if recompute and recipe != "rowwise_with_gw_hp" else 0]
+
+
+def test_a_compiled_recompute_keeps_less(device: str, config: Config) -> None:
+    """What pointwise ops compute is not kept between forward and backward, nor are fp8 copies."""
+
+    def kept(recompute: bool) -> int:
+        torch._dynamo.reset()
+        model = nn.ModuleList(nn.Linear(64, 256, bias=False) for _ in range(2))
+        model.append(nn.Linear(256, 64, bias=False))
+        model.to(device, torch.bfloat16)
+        f8.convert_to_float8_training(model, config=config("rowwise", recompute=recompute))
+        graphs: list[torch.fx.GraphModule] = []
+
+        def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph
+
+        backend = aot_autograd(
+            fw_compiler=make_boxed_compiler(keep),
+            bw_compiler=make_boxed_compiler(keep),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        x = torch.randn(512, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+        call = torch.compile(
+            lambda x: model[2](nn.functional.silu(model[0](x)) * model[1](x)), backend=backend
+        )
+        call(x).sum().backward()
+        (output,) = (node for node in graphs[0].graph.nodes if node.op == "output")
+        values = [node.meta["val"] for node in output.args[0] if node.op != "placeholder"]
+        return sum(value.numel() * value.element_size() for value in values)
+
+    # Without: qt of x and of silu * up; with: neither.
+    assert kept(False) - kept(True) >= 512 * (64 + 256)
 
 
 def test_delayed_scaling_has_an_amax_for_each_linear(

@@ -57,7 +57,8 @@ struct StructFields<float8_linear_desc> {
       lay_out(&S::struct_size, &S::m_max, &S::n, &S::k, &S::recipe, &S::grad_weight_dtype, &S::bias,
               &S::accumulate_grad_weight, &S::no_grad_input, &S::custom_recipe, &S::tensor_dtype,
               &S::recompute, &S::f32_master_weight, &S::bias_grad, &S::bias_grad_dtype,
-              &S::non_finite, &S::count, &S::weight_flag, &S::accumulate_grad_input, &S::sm_limit);
+              &S::non_finite, &S::count, &S::weight_flag, &S::accumulate_grad_input, &S::sm_limit,
+              &S::weight_shards, &S::reserved);
 };
 
 template <>
@@ -92,9 +93,9 @@ struct StructFields<float8_weight_args> {
 template <>
 struct StructFields<float8_tensor> {
   using S = float8_tensor;
-  static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::rows, &S::cols, &S::q, &S::qt, &S::q_inverse_scale,
-              &S::qt_inverse_scale, &S::ld_q, &S::ld_qt, &S::q_setting, &S::qt_setting);
+  static constexpr auto kAll = lay_out(&S::struct_size, &S::rows, &S::cols, &S::q, &S::qt,
+                                       &S::q_inverse_scale, &S::qt_inverse_scale, &S::ld_q,
+                                       &S::ld_qt, &S::q_setting, &S::qt_setting, &S::qt_shards);
 };
 
 template <>

@@ -1,6 +1,7 @@
 #include "runtime/device/tensor_map.hpp"
 
 #include "codegen/kernels/kernel_args.cuh"
+#include "recipes/fp8_layout.hpp"
 
 namespace f8::runtime {
 namespace {
@@ -45,16 +46,17 @@ Status encode(const Driver& driver, const Plane& plane, const char* name, CUtens
 }  // namespace
 
 Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec, Shape shape,
-                        int64_t ld, int64_t ld_d, const void* a, const void* b, void* d,
+                        int64_t shards, int64_t ld_d, const void* a, const void* b, void* d,
                         GemmMaps& out) {
   const codegen::GemmConfig& config = spec.config;
+  const int64_t shard_k = shape.k / shards;
   F8_TRY(encode(driver,
-                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m, ld,
-                 static_cast<uint32_t>(config.tile_m / config.cluster_n)},
+                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(a), shape.k, shape.m,
+                 row_pitch(shape.k), static_cast<uint32_t>(config.tile_m / config.cluster_n)},
                 "a", out.a));
   F8_TRY(encode(driver,
-                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shape.k, shape.n, ld,
-                 static_cast<uint32_t>(config.tile_n / config.cluster_m)},
+                {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, const_cast<void*>(b), shard_k, shape.n * shards,
+                 row_pitch(shard_k), static_cast<uint32_t>(config.tile_n / config.cluster_m)},
                 "b", out.b));
   const auto d_bytes = static_cast<uint32_t>(size_bytes(spec.d));
   return encode(driver,

@@ -3,7 +3,7 @@
 //
 //   a   uint8, {k, m}, box {128, tile_m / cluster_n}: a CTA copies its share of the a tile and
 //   multicasts it
-//   b   uint8, {k, n}, box {128, tile_n / cluster_m}
+//   b   uint8, {k, n}, box {128, tile_n / cluster_m}; in shards {k / shards, shards n}
 //   d   box {32 or 64, 64}: codegen::out_row_bytes() wide
 // The swizzle of each is as wide as its box: 128 bytes, or 64 for d. Reads outside of a tensor give
 // zero, writes outside are dropped.
@@ -21,9 +21,9 @@ struct GemmMaps {
   CUtensorMap d;
 };
 
-// `shape` is the GEMM's own; rows of a and b are `ld` bytes apart, those of d `ld_d` elements.
+// `shape` is the GEMM's own; b lies in `shards`; rows of d are `ld_d` elements apart.
 [[nodiscard]] Status encode_gemm_maps(const Driver& driver, const codegen::GemmSpec& spec,
-                                      Shape shape, int64_t ld, int64_t ld_d, const void* a,
+                                      Shape shape, int64_t shards, int64_t ld_d, const void* a,
                                       const void* b, void* d, GemmMaps& out);
 
 }  // namespace f8::runtime

@@ -51,7 +51,15 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
     if (map.base == nullptr || !is_aligned(map.base)) fault("{}: misaligned or null", name);
   };
   check("a", a, args.k, args.m, spec.a, config.tile_m / config.cluster_n, 128, 128);
-  check("b", b, args.k, args.n, spec.b, config.tile_n / config.cluster_m, 128, 128);
+  // Without shards K is one.
+  const unsigned blocks = (args.k + kernels::kStageK - 1) / kernels::kStageK;
+  const unsigned shards = args.shard_blocks == 0 ? 0 : blocks / args.shard_blocks;
+  if (shards == 0 || shards * args.shard_blocks != blocks || (shards > 1 && !spec.shards)) {
+    fault("b: shards of {} of {} blocks", args.shard_blocks, blocks);
+    return;
+  }
+  check("b", b, args.k / shards, args.n * shards, spec.b, config.tile_n / config.cluster_m, 128,
+        128);
   check("d", d, args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16);
   const bool block = codegen::is_block(spec.scale);
   if (args.inv_scale_a == nullptr || args.inv_scale_b == nullptr) fault("inverse scales are null");
@@ -67,7 +75,8 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
        .n = args.n,
        .k = args.k,
        .a = {a.base, spec.a, static_cast<int64_t>(a.ld_bytes), 1},
-       .b = {b.base, spec.b, static_cast<int64_t>(b.ld_bytes), 1},
+       .b = {b.base, spec.b, static_cast<int64_t>(b.ld_bytes), 1, args.k / shards,
+             static_cast<int64_t>(args.n * b.ld_bytes)},
        .scale_a = {args.inv_scale_a, block ? ScaleMode::kBlock1x128 : spec.scale, args.stride_a},
        .scale_b = {args.inv_scale_b, spec.scale, args.stride_b},
        .d = d.base,

@@ -30,7 +30,9 @@ std::vector<double> slice(const Elements& from, int64_t rows, int64_t first, int
   out.reserve(static_cast<size_t>(rows * columns));
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t k = first; k < first + columns; ++k) {
-      const int64_t at = i * from.row_stride + k * from.column_stride;
+      const int64_t shard = from.shard_k == 0 ? 0 : k / from.shard_k;
+      const int64_t at = shard * from.shard_stride + i * from.row_stride +
+                         (k - shard * from.shard_k) * from.column_stride;
       const float value =
           is_fp8(from.type) ? values[bytes[at]] : load_element(from.base, at, from.type);
       out.push_back(static_cast<double>(value));

@@ -15,6 +15,9 @@ struct Elements {
   Dtype type = Dtype::kBf16;
   int64_t row_stride = 0;
   int64_t column_stride = 1;
+  // Element (i, k) of K in shards lies in the shard k / shard_k, which begin shard_stride apart.
+  int64_t shard_k = 0;  // 0: one piece
+  int64_t shard_stride = 0;
 };
 
 // Inverse scales as kernels::GemmProblem has them; null: 1.

@@ -224,6 +224,13 @@ class CublasLtGemm final : public GemmPlan {
 }  // namespace
 
 Status check_cublaslt(const GemmDesc& desc) {
+  if (desc.shards) {
+    return fail(
+        ErrorCode::kUnsupported,
+        "gemm {}: cuBLASLt, which is the choice for {}, reads no operand in shards; give it "
+        "the whole of it in one piece",
+        to_string(desc.gemm), to_string(desc.shape));
+  }
   if (desc.amax || desc.scalar_a != desc.scalar_b) {
     return fail(ErrorCode::kUnsupported, "gemm {}: cuBLASLt has no {}; choose a generated kernel",
                 to_string(desc.gemm),

@@ -17,6 +17,7 @@ codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& con
                          .bias = desc.bias,
                          .add = desc.add,
                          .amax = desc.amax,
+                         .shards = desc.shards,
                          .config = config};
   spec.pow2 = desc.pow2 && takes_pow2(spec);
   return spec;

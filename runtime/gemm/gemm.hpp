@@ -30,11 +30,12 @@ struct GemmDesc {
   bool fast = false;
   bool scalar_a = false;  // with scale axis: a has one scale for all of its rows
   bool scalar_b = false;
-  bool bias = false;  // d += bias[n], of d's type
-  bool add = false;   // d += what d held
-  bool amax = false;  // leaves max |d|
-  bool pow2 = false;  // all scales are powers of two
-  int sm_limit = 0;   // the most SMs that it takes; 0: all
+  bool bias = false;    // d += bias[n], of d's type
+  bool add = false;     // d += what d held
+  bool amax = false;    // leaves max |d|
+  bool pow2 = false;    // all scales are powers of two
+  bool shards = false;  // a call's b may lie in shards: [shards][n][K / shards], generated alone
+  int sm_limit = 0;     // the most SMs that it takes; 0: all
 };
 
 struct GemmChoice {
@@ -65,6 +66,7 @@ struct GemmCall {
   int64_t ld_a = 0;
   int64_t ld_b = 0;
   int64_t ld_d = 0;
+  int64_t shards = 1;  // of b, each of whole 128s of K
 };
 
 class GemmPlan {

@@ -24,7 +24,8 @@ kernels::GemmProblem problem(const GemmDesc& desc, Shape own, const GemmCall& ca
           .k = static_cast<kernels::u32>(own.k),
           .stride_a = static_cast<kernels::u32>(strides.a),
           .stride_b = static_cast<kernels::u32>(strides.b),
-          .padding = 0};
+          .shard_blocks =
+              static_cast<kernels::u32>(ceil_div(own.k / call.shards, int64_t{kernels::kStageK}))};
 }
 
 // Persistent clusters take work tiles of cluster_m x cluster_n tiles in turn, so more clusters than
@@ -68,6 +69,12 @@ bool overlaps_previous(const Kernel& kernel, const codegen::GemmConfig& config, 
   return work_tiles <= waves * kernel.resident_clusters;
 }
 
+// A kernel that reads b in shards reads one in one piece too.
+bool same_kernel(codegen::GemmSpec first, codegen::GemmSpec second) {
+  first.shards = second.shards = first.shards || second.shards;
+  return first == second;
+}
+
 struct Launcher {
   std::shared_ptr<Context> context;
   const Kernel& kernel;
@@ -87,8 +94,8 @@ struct Launcher {
     for (size_t i = 0; i < kCount; ++i) {
       const GemmCall& call = *calls[i];
       const Shape own = gemm_shape(call_shape(*descs[i], call), descs[i]->gemm);
-      F8_TRY(encode_gemm_maps(driver, spec, own, row_pitch(own.k),
-                              call.ld_d == 0 ? own.n : call.ld_d, call.a, call.b, call.d, maps[i]));
+      F8_TRY(encode_gemm_maps(driver, spec, own, call.shards, call.ld_d == 0 ? own.n : call.ld_d,
+                              call.a, call.b, call.d, maps[i]));
       args.problems[i] = problem(*descs[i], own, call);
       tile_counts[i] = work_tiles(spec.config, own);
       ks[i] = own.k;
@@ -170,7 +177,8 @@ bool GroupedGemm::fits(const GemmDesc& first, const GemmChoice& first_choice,
                        const GemmDesc& second, const GemmChoice& second_choice) {
   return first_choice.provider == Provider::kGenerated &&
          second_choice.provider == Provider::kGenerated && is_fp8(first.a) && is_fp8(second.a) &&
-         gemm_spec(first, first_choice.config) == gemm_spec(second, second_choice.config) &&
+         same_kernel(gemm_spec(first, first_choice.config),
+                     gemm_spec(second, second_choice.config)) &&
          codegen::validate(spec(first, first_choice)).has_value();
 }
 
@@ -188,7 +196,9 @@ Result<std::shared_ptr<const GroupedGemm>> GroupedGemm::create(
                 "gemm {} and {}: one launch computes two GEMMs of the same types alone",
                 to_string(first.gemm), to_string(second.gemm));
   }
-  const Kernel* kernel = F8_TRY(context->kernel(spec(first, choice)));
+  GemmDesc both = first;
+  both.shards = first.shards || second.shards;
+  const Kernel* kernel = F8_TRY(context->kernel(spec(both, choice)));
   return std::make_shared<const GeneratedGroupedGemm>(context, first, second, *kernel);
 }
 

@@ -89,6 +89,15 @@ Status validate(const GemmDesc& desc, const GemmCall& call, const void* workspac
     return invalid(
         "inv_scale_a or inv_scale_b is not aligned to 16 bytes, as block scales must be");
   }
+  if (call.shards != 1) [[unlikely]] {
+    const int64_t k = gemm_shape(call_shape(desc, call), desc.gemm).k;
+    if (!desc.shards) return invalid("b lies in shards, and the plan reads one piece");
+    if (call.shards < 1 || k % (call.shards * kernels::kStageK) != 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "gemm {}: b lies in {} shards of K {}; each has whole {}s of it",
+                  to_string(desc.gemm), call.shards, k, kernels::kStageK);
+    }
+  }
   if (desc.bias) {
     if (call.bias == nullptr) return invalid("bias is null; the plan adds one");
     if (!is_aligned(call.bias)) return invalid("bias is not aligned to 16 bytes");

@@ -1,5 +1,6 @@
 #include "runtime/linear/fp8_tensor.hpp"
 
+#include <algorithm>
 #include <array>
 
 #include "recipes/fp8_layout.hpp"
@@ -14,19 +15,25 @@ struct Copy {
   const char* scale_name;
   const void* data;
   const float* inverse;
-  int64_t rows, cols, ld;
+  int64_t rows, cols, ld, shards;
   const float8_cast_setting& setting;
   const std::optional<CastSetting>& wanted;
 };
 
 Copy copy_of(const float8_tensor& tensor, const Copies& copies, bool q) {
   if (q) {
-    return {"q",         "q_inverse_scale", tensor.q,    tensor.q_inverse_scale,
-            tensor.rows, tensor.cols,       tensor.ld_q, tensor.q_setting,
-            copies.q};
+    return {"q",         "q_inverse_scale", tensor.q, tensor.q_inverse_scale, tensor.rows,
+            tensor.cols, tensor.ld_q,       1,        tensor.q_setting,       copies.q};
   }
-  return {"qt",        "qt_inverse_scale", tensor.qt,    tensor.qt_inverse_scale,
-          tensor.cols, tensor.rows,        tensor.ld_qt, tensor.qt_setting,
+  return {"qt",
+          "qt_inverse_scale",
+          tensor.qt,
+          tensor.qt_inverse_scale,
+          tensor.cols,
+          tensor.rows,
+          tensor.ld_qt,
+          std::max<int64_t>(tensor.qt_shards, 1),
+          tensor.qt_setting,
           copies.qt};
 }
 
@@ -77,7 +84,7 @@ float8_tensor tensor_view(const Fp8Refs& refs, const CallArguments& call, int64_
 }
 
 Status check_tensor(const char* args, const char* name, const float8_tensor& tensor, int64_t rows,
-                    int64_t cols, const Copies& copies, bool q) {
+                    int64_t cols, const Copies& copies, bool q, bool shards) {
   if (tensor.rows != rows || tensor.cols != cols) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument, "{}.{} is a tensor of {} x {}, the call needs {} x {}",
                 args, name, tensor.rows, tensor.cols, rows, cols);
@@ -98,6 +105,22 @@ Status check_tensor(const char* args, const char* name, const float8_tensor& ten
     return fail(ErrorCode::kInvalidArgument,
                 "{}.{}.{}_setting is {}; the recipe's is {}: quantize it under the linear's recipe",
                 args, name, copy.name, in_words(copy.setting), in_words(wanted));
+  }
+  if (copy.shards > 1) {
+    constexpr int64_t kWhole = 128;  // of a GEMM's step
+    if (!shards) [[unlikely]] {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "{}.{}.qt_shards is {}; only w_tensor of a linear with weight_shards lies in shards",
+          args, name, copy.shards);
+    }
+    if (copy.cols % (copy.shards * kWhole) != 0 || copy.ld != copy.cols / copy.shards) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}.{} has {} rows in {} qt_shards, {} apart; a shard has whole 128s of them, "
+                  "without gaps",
+                  args, name, copy.cols, copy.shards, copy.ld);
+    }
+    return {};
   }
   if (copy.ld != row_pitch(copy.cols)) [[unlikely]] {
     return fail(ErrorCode::kInvalidArgument, "{}.{}.ld_{} is {}; rows of {} elements lie {} apart",

@@ -15,9 +15,10 @@ namespace f8::runtime {
                                         int64_t rows, int64_t cols, const Copies& copies);
 
 // Checks that a tensor of `args` has this shape and the copy that is read (q, else qt), made as the
-// recipe says.
+// recipe says. `shards`: qt may lie in shards.
 [[nodiscard]] Status check_tensor(const char* args, const char* name, const float8_tensor& tensor,
-                                  int64_t rows, int64_t cols, const Copies& copies, bool q);
+                                  int64_t rows, int64_t cols, const Copies& copies, bool q,
+                                  bool shards = false);
 // Lists the memory of that copy.
 void add_tensor(CallMemory& memory, const char* name, const float8_tensor& tensor,
                 const Copies& copies, bool q);

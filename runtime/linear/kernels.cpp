@@ -227,6 +227,7 @@ Result<LinearKernels> linear_kernels(const LinearDesc& desc) {
   for (const Gemm gemm : kGemms) {
     if (gemm == Gemm::kGradInput && !desc.needs_grad_input) continue;
     GemmDesc out = F8_TRY(gemm_desc(desc, gemm));
+    out.shards = gemm == Gemm::kGradInput && desc.weight_shards && is_fp8(out.b);
     kernels.gemms[static_cast<size_t>(gemm)] = out;
     out.add = true;
     if (gemm == Gemm::kGradInput ? desc.accumulate_grad_input
@@ -334,6 +335,7 @@ Result<std::vector<codegen::KernelSpec>> linear_kernel_specs(const LinearDesc& d
   }
   if (const auto& input = kernels.gemms[1], &weight = kernels.gemms[2]; input && weight) {
     const GemmChoice choice = F8_TRY(choice_of(*input));
+    // Of the two the first may read shards, which makes the kernel.
     if (GroupedGemm::fits(*input, choice, *weight, F8_TRY(choice_of(*weight)))) {
       add(GroupedGemm::spec(*input, choice));
     }

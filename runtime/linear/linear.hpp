@@ -57,6 +57,7 @@ struct LinearDesc {
   bool count = false;
   // cast_weight heeds WeightCall::valid; small weights are then cast in two launches.
   bool weight_flag = false;
+  bool weight_shards = false;  // qt of w_tensor may lie in shards: float8_tensor::qt_shards
   bool operator==(const LinearDesc&) const = default;
 };
 

@@ -18,6 +18,7 @@ constexpr CallKind kGiven = kGivenX | kGivenW;
 
 struct GemmOperands {
   Ref a = {}, b = {}, d = {}, inv_scale_a = {}, inv_scale_b = {};
+  bool shards = false;  // b is the weight's qt, in as many shards as the call has
 
   // Operands in fp8 lie in buffers, which have no stride of the call's.
   [[nodiscard]] GemmCall at(const CallArguments& call) const {
@@ -30,7 +31,8 @@ struct GemmOperands {
             .bias = call.at<void>(Slot::kBias),
             .ld_a = call.stride(a),
             .ld_b = call.stride(b),
-            .ld_d = call.stride(d)};
+            .ld_d = call.stride(d),
+            .shards = shards ? call.weight_shards : 1};
   }
 };
 
@@ -176,7 +178,8 @@ class LaunchPlanner {
   // What is read of x and w is bound by the call: its tensors, a cache, `saved`, or the copies that
   // are made again.
   void add_gradients(LaunchRange& range, CallKind kind, const Fp8Refs& dy) const {
-    const GemmOperands input = operands(Gemm::kGradInput, dy, kGivenWRefs);
+    GemmOperands input = operands(Gemm::kGradInput, dy, kGivenWRefs);
+    input.shards = desc_.weight_shards;
     const GemmOperands weight = operands(Gemm::kGradWeight, dy, kGivenXRefs);
     constexpr CallKind kDx = kBackwardDx, kDw = kBackwardDw;
     const CallKind how = kind & (kDx | kDw | kBackwardAddDx | kBackwardAddDw);

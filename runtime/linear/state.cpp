@@ -98,7 +98,7 @@ Status Linear::State::check_tensors(const Call& call, bool q) const {
   }
   if (call.w_tensor != nullptr) {
     F8_TRY(check_tensor(args_name(call), "w_tensor", *call.w_tensor, n, k,
-                        kernels.of(Tensor::kWeight), q));
+                        kernels.of(Tensor::kWeight), q, desc.weight_shards));
   }
   return {};
 }
@@ -326,6 +326,7 @@ CallKind Linear::State::bind_inputs(const Call& call, CallArguments& to) const {
   if (call.w_tensor != nullptr) {
     kind |= kGivenW;
     bind_tensor(*call.w_tensor, Slot::kWeightQ, to);
+    to.weight_shards = std::max<int64_t>(call.w_tensor->qt_shards, 1);
   } else if (call.weight_cache != nullptr) {
     kind |= kGivenW;
     to.set(Slot::kTensor, call.weight_cache);

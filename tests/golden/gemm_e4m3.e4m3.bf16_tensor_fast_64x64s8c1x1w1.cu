@@ -17,6 +17,7 @@ struct Config {
   static constexpr int kProducerRegisters = 0;
   static constexpr Scale kScale = Scale::kTensor;
   // main loop
+  static constexpr bool kShards = false;
   static constexpr bool kFast = true;
   static constexpr int kMmaN = 64;
   static constexpr int kPromotionAccumulators = 0;

@@ -17,6 +17,7 @@ struct Config {
   static constexpr int kProducerRegisters = 40;
   static constexpr Scale kScale = Scale::kAxis;
   // main loop
+  static constexpr bool kShards = false;
   static constexpr bool kFast = false;
   static constexpr int kMmaN = 128;
   static constexpr int kPromotionAccumulators = 1;

@@ -42,7 +42,7 @@ class Float8Linear(_Float8Linear, Module):  # type: ignore[misc]
     class Config(Linear.Config):  # type: ignore[misc]
         recipe: str = "rowwise"
         emulate: bool = False
-        recompute: bool = False
+        recompute: bool | None = None
         saturate: bool = False
 
     def __init__(self, config: Config) -> None:
@@ -71,7 +71,7 @@ def _linears(
     recipe: str = "rowwise",
     tokens: int | None = None,
     emulate: bool = False,
-    recompute: bool = False,
+    recompute: bool | None = None,
     saturate: bool = False,
 ) -> Any:
     """Returns the Config of a Float8Linear in the place of one of torchtitan's Linear.

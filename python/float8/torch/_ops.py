@@ -110,6 +110,7 @@ def _fake_forward(
     config: int,
     layout: int,
     save: bool,
+    w_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = weight.shape
     if x.shape[-1] != k:
@@ -138,6 +139,8 @@ def _fake_backward(
     config: int,
     layout: int,
     wanted: int,
+    w_scales: torch.Tensor | None = None,
+    w_shards: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n, k = weight.shape
     dx = dy.new_empty((*dy.shape[:-1], k) if wanted & 1 else (0,))
@@ -201,6 +204,7 @@ def _share(
 def _quantize_input(
     x: torch.Tensor, config: int, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    save = save and not config & recipes.RECOMPUTE
     q, qt = quantize(x.detach(), config, INPUT, save)
     return q, qt if save else None
 
@@ -229,6 +233,7 @@ class LinearFunction(torch.autograd.Function):
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         ctx.config = config
         ctx.layout = layout
+        ctx.recasts_x = x_q is not None and config & recipes.RECASTS_X
         return y  # type: ignore[no-any-return]
 
     @staticmethod
@@ -237,6 +242,12 @@ class LinearFunction(torch.autograd.Function):
             SharedInput.latest = None
         saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
+        if torch.compiler.is_compiling() and x is not None and want_weight:
+            # AOTAutograd does not keep an x between forward and backward that it can compute again,
+            # unless an op reads it that it cannot fuse; Inductor leaves the clone out.
+            x = x.clone()
+            if ctx.recasts_x:  # the linears of one x cast it once here too
+                x, x_qt = None, quantize(x, ctx.config & ~recipes.BIAS, INPUT, True)[1]
         dx, dw, db = linear_backward(
             dy,
             saved,

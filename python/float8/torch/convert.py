@@ -26,7 +26,7 @@ class LinearConfig:
 
     recipe: str | Recipe = "tensorwise"
     emulate: bool = False
-    recompute: bool = False
+    recompute: bool | None = None
     saturate: bool = False
     pad_inner_dim: bool = False
     enable_fsdp_float8_all_gather: bool = False

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
 from float8.torch import _ops
-from float8.torch.weight_gather import COPIES, WeightGather, cast_shards
+from float8.torch.weight_gather import (
+    COPIES,
+    WeightGather,
+    cast_shards,
+    gathered_backward,
+    gathered_forward,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -84,11 +91,10 @@ class ShardedWeight(torch.Tensor):
     ) -> tuple[Tensor, list[Tensor]] | None:
         gather, names = metadata
         gather.set_copies(dict(zip(names, all_gather_outputs, strict=True)))
-        for data in all_gather_outputs:  # FSDP allocates it again before its next gather
-            data.untyped_storage().resize_(0)
         if out is not None:
             return None
-        return GatheredWeight(gather, param_dtype), gather.buffers
+        weight = GatheredWeight(gather.key, gather.size, param_dtype, gather.device)
+        return weight, []  # FSDP frees what it gathered itself
 
 
 def _as_sharded(tensor: Tensor) -> Tensor:
@@ -126,39 +132,60 @@ _KEEPING = frozenset(
 
 
 class GatheredWeight(torch.Tensor):
-    """The whole weight, which has no values but its copies in fp8; what linears and autograd see."""
+    """The whole weight, which has no values but its copies in fp8; what linears and autograd see.
 
-    copies: WeightGather
+    Its only tensor is the key of its WeightGather, so that torch.compile traces it, and one graph
+    serves the layers of many blocks.
+    """
+
+    key: Tensor
 
     @staticmethod
-    def __new__(cls, gather: WeightGather, dtype: torch.dtype) -> GatheredWeight:
+    def __new__(
+        cls, key: Tensor, size: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> GatheredWeight:
         weight: GatheredWeight = torch.Tensor._make_wrapper_subclass(
-            cls, gather.size, dtype=dtype, device=gather.device
+            cls, size, dtype=dtype, device=device
         )
-        weight.copies = gather
+        weight.key = key
         return weight
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[torch.dtype, torch.device]]:
+        return ["key"], (self.dtype, self.device)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor],
+        context: tuple[torch.dtype, torch.device],
+        outer_size: torch.Size,
+        outer_stride: tuple[int, ...],
+    ) -> GatheredWeight:
+        return GatheredWeight(inner["key"], outer_size, *context)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        weight = next(arg for arg in args if isinstance(arg, GatheredWeight))
         if func in _ALIASES:
-            return GatheredWeight(args[0].copies, args[0].dtype)
+            alias = GatheredWeight(weight.key, weight.shape, weight.dtype, weight.device)
+            return return_and_correct_aliasing(func, args, kwargs or {}, alias)  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.zeros_like.default:
-            return torch.zeros(args[0].shape, dtype=args[0].dtype, device=args[0].device)
-        if func not in _COPY_READ:
-            raise NotImplementedError(
-                f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
-                "values in high precision; only the linear it belongs to can use it"
+            return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+        if func is _ops.linear_forward:
+            x, x_q, x_qt, _, _, _, bias, _, config, _, save = args
+            n = weight.shape[0]
+            return gathered_forward(x, x_q, x_qt, weight.key, n, weight.dtype, bias, config, save)
+        if func is _ops.linear_backward:
+            dy, saved, x, x_qt, _, _, _, config, _, wanted = args
+            shape = list(weight.shape)
+            return gathered_backward(
+                dy, saved, x, x_qt, weight.key, shape, weight.dtype, config, wanted
             )
-        weight_at, copy_at, name = _COPY_READ[func]
-        args = list(args)
-        weight = args[weight_at]
-        args[copy_at] = weight.copies.copy(name, args[0].dtype)
-        # An element of its type in the weight's shape: nobody reads it.
-        element = torch.zeros((), dtype=weight.dtype, device=weight.device)
-        args[weight_at] = element.expand(weight.shape)
-        return func(*args, **(kwargs or {}))
+        raise NotImplementedError(
+            f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
+            "values in high precision; only the linear it belongs to can use it"
+        )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
@@ -170,8 +197,6 @@ _ALIASES = (
     torch.ops.aten.detach.default,
     torch.ops.aten.view.default,
 )
-# The arguments of a linear that are its weight and the copy that it reads, and which copy.
-_COPY_READ = {_ops.linear_forward: (3, 4, "q"), _ops.linear_backward: (4, 5, "qt")}
 
 
 def check_recipe(recipe: Recipe, padding: int) -> None:

@@ -19,7 +19,7 @@ def linear(
     *,
     recipe: str | Recipe = "tensorwise",
     emulate: bool = False,
-    recompute: bool = False,
+    recompute: bool | None = None,
     saturate: bool = False,
 ) -> torch.Tensor:
     """Returns x weight^T + bias with fp8 GEMMs: torch.nn.functional.linear under a recipe.
@@ -35,7 +35,8 @@ def linear(
     The result is [..., out_features] in x's type; gradients have the types of x, weight and bias.
     Raises ValueError for a shape, type, device or recipe that cannot be.
     """
-    return apply(x, weight, bias, pack(recipe, emulate, recompute, saturate))
+    again = torch.compiler.is_compiling() if recompute is None else recompute
+    return apply(x, weight, bias, pack(recipe, emulate, again, saturate))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -29,7 +29,8 @@ class Float8Linear(nn.Linear):
     recipe: a name of `float8.recipes.NAMES` or a `float8.Recipe`. With delayed scaling, give the
         model's layers their scale state by `attach_scales`; a conversion does it.
     emulate: compute on the CPU, for tests; tensors are then CPU tensors. It is slow.
-    recompute: keep nothing in fp8 between forward and backward, but x, and cast again.
+    recompute: keep nothing in fp8 between forward and backward, but x, and cast again. None: in
+        graphs of torch.compile, which keep nothing that is cheaply computed again.
     saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's
         largest value; else results are NaN.
     pad_inner_dim: in_features may be any number; x and the weight are padded with zeros.
@@ -56,7 +57,7 @@ class Float8Linear(nn.Linear):
         *,
         recipe: str | Recipe = "tensorwise",
         emulate: bool = False,
-        recompute: bool = False,
+        recompute: bool | None = None,
         saturate: bool = False,
         pad_inner_dim: bool = False,
         enable_fsdp_float8_all_gather: bool = False,
@@ -69,7 +70,7 @@ class Float8Linear(nn.Linear):
         self,
         recipe: str | Recipe,
         emulate: bool,
-        recompute: bool,
+        recompute: bool | None,
         saturate: bool,
         enable_fsdp_float8_all_gather: bool,
     ) -> None:
@@ -92,16 +93,17 @@ class Float8Linear(nn.Linear):
         self._pack()
 
     def _pack(self) -> None:
-        self._config = recipes.pack(
-            self.recipe,
-            emulate=self.emulate,
-            recompute=self.recompute,
-            saturate=self.saturate,
-            bias=self.bias is not None,
+        self._config, self._compiled_config = (
+            recipes.pack(
+                self.recipe,
+                emulate=self.emulate,
+                recompute=recompute,
+                saturate=self.saturate,
+                bias=self.bias is not None,
+            )
+            for recompute in (self.recompute is True, self.recompute is not False)
         )
-        self._may_share = (
-            self.recipe.output.a.fp8 and not self.recipe.delayed and not self.recompute
-        )
+        self._may_share = self.recipe.output.a.fp8 and not self.recipe.delayed
 
     @classmethod
     def from_float(
@@ -110,7 +112,7 @@ class Float8Linear(nn.Linear):
         *,
         recipe: str | Recipe = "tensorwise",
         emulate: bool = False,
-        recompute: bool = False,
+        recompute: bool | None = None,
         saturate: bool = False,
         pad_inner_dim: bool = False,
         enable_fsdp_float8_all_gather: bool = False,
@@ -145,7 +147,7 @@ class Float8Linear(nn.Linear):
             input,
             weight,
             bias,
-            self._config,
+            self._compiled_config if torch.compiler.is_compiling() else self._config,
             self._scale_view,
             self._layout,
             self if self._may_share else None,
@@ -187,9 +189,10 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
                 if torch.is_autocast_enabled(device)
                 else weight.dtype
             )
-            key = (layer._config, type_of_x, weight.dtype, weight.device, layer._may_share)
             size = (layer.out_features, layer.in_features + layer._padding)
-            groups.setdefault(key, {})[size] = layer
+            for config in {layer._config, layer._compiled_config}:
+                key = (config, type_of_x, weight.dtype, weight.device, layer._may_share)
+                groups.setdefault(key, {})[size] = layer
     for (config, type_of_x, type_of_weight, device, apart), sizes in groups.items():
         x = torch.empty(0, dtype=type_of_x, device=device)
         weight = torch.empty(0, dtype=type_of_weight, device=device)

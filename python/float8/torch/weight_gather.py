@@ -8,11 +8,14 @@ on every rank before, so they do not travel with a gather.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
+from torch._subclasses.fake_tensor import is_fake
 
 from float8 import recipes
 from float8.recipes import Granularity
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
 
 COPIES = ("q", "qt")
+_gathers: weakref.WeakValueDictionary[int, WeightGather] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _BLOCK = 128  # rows and columns of a block with one scale
+_STEP = 128  # elements that a GEMM sums in a step; copies have rows of whole ones
 
 
 class WeightGather:
@@ -54,7 +60,6 @@ class WeightGather:
         self.own_rows = int(weight._local_tensor.shape[0])
         self.both: bool | None = None  # every gather is of both copies
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
-        self.buffers: list[Tensor] = []  # of the whole weight; FSDP frees them
         self._config = layer._config & ~recipes.BIAS
         self._granularity = {
             "q": layer.recipe.output.b.granularity,
@@ -71,6 +76,9 @@ class WeightGather:
         self._copies: dict[str, Tensor] = {}
         self._seen: tuple[Any, ...] | None = None
         self._weight: DTensor
+        number = next(_numbers)
+        self.key = torch.tensor(number)
+        _gathers[number] = self
 
     # The shard
 
@@ -82,21 +90,19 @@ class WeightGather:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         return self._shards[name].view(self.rows, self.cols)
 
-    def _operand(self, weight: DTensor) -> Tensor:
+    def operand(self, weight: DTensor) -> Tensor:
+        """Returns the shard in the type that FSDP gathers without us."""
         local: Any = weight._local_tensor
         plain: Tensor = local.plain().to(self.dtype)
         # A rank without rows has the scales too.
         return plain if self.own_rows > 0 else plain.new_zeros((1, self.cols))
 
-    def find_amax(self, weight: DTensor) -> tuple[Tensor, Tensor]:
-        amax, row_amax = _ops.quantize_amax(
-            self._operand(weight), self._config, _ops.WEIGHT, self.rows
-        )
+    def find_amax(self, operand: Tensor) -> tuple[Tensor, Tensor]:
+        amax, row_amax = _ops.quantize_amax(operand, self._config, _ops.WEIGHT, self.rows)
         return amax, row_amax
 
-    def cast(self, weight: DTensor, amax: Tensor, row_amax: Tensor) -> Tensor:
+    def cast(self, weight: DTensor, operand: Tensor, amax: Tensor, row_amax: Tensor) -> Tensor:
         """Casts the shard with the maxima over ranks; returns its scales, for `set_scales`."""
-        operand = self._operand(weight)
         q, qt = _ops.quantize_shard(operand, amax, row_amax, self._config, _ops.WEIGHT, self.rows)
         rows = operand.shape[0]
         at = _layout(self.rows, rows, self.cols, self._config, True, True)
@@ -140,11 +146,11 @@ class WeightGather:
         """Takes what `cast` returned on every rank, a row each."""
         n = self.size[0]
         if self._granularity["q"] is Granularity.AXIS:
-            self._scales["q"] = gathered[:, : self.rows].reshape(-1)[:n]
+            self._scales["q"] = _aligned(gathered[:, : self.rows].reshape(-1)[:n])
         elif self._granularity["q"] is Granularity.BLOCK_128X128:
             pitch = _padded4(_blocks(self.cols))
             count = _blocks(self.rows) * pitch
-            self._scales["q"] = gathered[:, :count].reshape(-1)[: _blocks(n) * pitch]
+            self._scales["q"] = _aligned(gathered[:, :count].reshape(-1)[: _blocks(n) * pitch])
         if self._granularity["qt"] is Granularity.BLOCK_128X128:
             down, across = _blocks(self.cols), _blocks(self.rows)
             own = gathered[:, -down * across :].view(-1, down, across)
@@ -156,13 +162,39 @@ class WeightGather:
 
     def set_copies(self, gathered: dict[str, Tensor]) -> None:
         """Takes gathers of some of the copies; the others are gathered where they are asked for."""
-        self._copies = {}
-        self.buffers.clear()
-        for name, data in gathered.items():
-            self._set(name, data)
+        self._copies = {name: data.view(-1) for name, data in gathered.items()}
 
-    def copy(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns a copy of the whole weight as the linears take it, for an x of that type.
+    def q(self, dtype: torch.dtype) -> GatheredCopy:
+        """Returns q for an x of that type."""
+        data = self._gathered("q", dtype)
+        if self.cols % _STEP == 0:
+            return GatheredCopy(data[: self.size.numel()], self._scales["q"])
+        n = int(self.size[0])
+        at, bytes = self._whole("q")
+        out = data.new_empty(bytes)
+        _copy(out[: n * at.q_pitch].view(n, -1)[:, : self.cols], data.view(-1, self.cols)[:n])
+        return _with_scales(out, at.q_scales, self._scales["q"])
+
+    def qt(self, dtype: torch.dtype, reads_shards: Callable[[], bool]) -> GatheredCopy:
+        """Returns qt for a dy of that type. `reads_shards`: whether a GEMM takes it as it lies."""
+        data = self._gathered("qt", dtype)
+        n = int(self.size[0])
+        in_steps = n == self.rows * self.ranks and self.rows % _STEP == 0
+        if in_steps and (self.ranks == 1 or reads_shards()):
+            return GatheredCopy(data, self._scales["qt"], self.ranks)
+        at, bytes = self._whole("qt")
+        out = data.new_empty(bytes)
+        rows = out[: self.cols * at.qt_pitch].view(self.cols, -1)
+        shards = data.view(self.ranks, self.cols, self.rows)
+        whole, rest = divmod(n, self.rows)
+        full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))  # type: ignore[no-untyped-call]
+        _copy(full, shards[:whole].transpose(0, 1))
+        if rest:
+            _copy(rows[:, whole * self.rows : n], shards[whole, :, :rest])
+        return _with_scales(out, at.qt_scales, self._scales["qt"])
+
+    def _gathered(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns what all ranks' shards of a copy are, one after the other.
 
         Where FSDP did not gather it (the forward that activation checkpointing runs again), it is
         gathered here.
@@ -173,36 +205,30 @@ class WeightGather:
         found = self._copies.get(name)
         if found is None or found.untyped_storage().size() == 0:
             shard = self._shards[name].flatten()
-            data = shard.new_empty(self.ranks * shard.numel())
-            _all_gather(data, shard, group=self.group)
-            found = self._set(name, data)
+            found = self._copies[name] = shard.new_empty(self.ranks * shard.numel())
+            _all_gather(found, shard, group=self.group)
         return found
 
-    def _set(self, name: str, data: Tensor) -> Tensor:
+    def _whole(self, name: str) -> tuple[_Layout, int]:
+        """Returns the layout and the bytes of a copy of the whole weight."""
         n = int(self.size[0])
-        q_bytes, qt_bytes = torch.ops.float8.quantized_bytes(
-            n, self.cols, self._config, _ops.WEIGHT, name == "qt"
-        )
-        at = _layout(n, n, self.cols, self._config, name == "qt", False)
-        if name == "q":
-            out = data.new_empty(q_bytes)
-            rows = out[: n * at.q_pitch].view(n, at.q_pitch)[:, : self.cols]
-            rows.copy_(data.view(-1, self.cols)[:n])
-        else:
-            out = data.new_empty(qt_bytes)
-            rows = out[: self.cols * at.qt_pitch].view(self.cols, at.qt_pitch)
-            parts = data.view(self.ranks, self.cols, self.rows)
-            whole, rest = divmod(n, self.rows)
-            full = rows[:, : whole * self.rows].unflatten(1, (whole, self.rows))  # type: ignore[no-untyped-call]
-            full.copy_(parts[:whole].transpose(0, 1))
-            if rest:
-                rows[:, whole * self.rows : n].copy_(parts[whole, :, :rest])
-        scales = self._scales[name].view(torch.uint8)
-        begin = at.q_scales if name == "q" else at.qt_scales
-        out[begin : begin + scales.numel()].copy_(scales)
-        self._copies[name] = out
-        self.buffers.append(out)
-        return out
+        of = (n, self.cols, self._config)
+        bytes = torch.ops.float8.quantized_bytes(*of, _ops.WEIGHT, name == "qt")
+        return _layout(n, *of, name == "qt", False), bytes[COPIES.index(name)]
+
+
+class GatheredCopy(NamedTuple):
+    """A copy of the whole weight, as the linears' ops take it."""
+
+    data: Tensor
+    scales: Tensor | None  # None: they are in `data`
+    shards: int = 1
+
+
+def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:
+    data = scales.view(torch.uint8)
+    out[begin : begin + data.numel()].copy_(data)
+    return GatheredCopy(out, None)
 
 
 @torch.no_grad()
@@ -216,17 +242,18 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     if not weights:
         return
     group = weights[0][0].group
-    found = [gather.find_amax(weight) for gather, weight in weights]
+    operands = [gather.operand(weight) for gather, weight in weights]
+    found = [gather.find_amax(x) for (gather, _), x in zip(weights, operands, strict=True)]
     # A NaN is the largest word, so it wins on every rank.
     words = torch.cat([amax for amax, _ in found])
     if words.numel() > 0:
         distributed.all_reduce(words, distributed.ReduceOp.MAX, group=group)
     own = []
     counts = [amax.numel() for amax, _ in found]
-    for (gather, weight), (_, row_amax), reduced in zip(
-        weights, found, torch.split(words, counts), strict=True
+    for (gather, weight), x, (_, row_amax), reduced in zip(
+        weights, operands, found, torch.split(words, counts), strict=True
     ):
-        own.append(gather.cast(weight, reduced, row_amax))
+        own.append(gather.cast(weight, x, reduced, row_amax))
     sizes = [scales.numel() for scales in own]
     if sum(sizes) == 0:
         return
@@ -262,6 +289,10 @@ def _packed(
     return out
 
 
+def _aligned(scales: Tensor) -> Tensor:
+    return scales if scales.data_ptr() % 16 == 0 else scales.clone()
+
+
 class _Layout:
     """Where copies and inverse scales lie in their buffers, in bytes (python/shim/plans.hpp)."""
 
@@ -281,9 +312,85 @@ def _layout(
     )
 
 
+def _copy(to: Tensor, of: Tensor) -> None:
+    """Copies bytes; 16 at once where rows are whole 16s, which takes a quarter of the time."""
+    if to.shape[-1] % 16 == 0 and all(
+        stride % 16 == 0 for x in (to, of) for stride in x.stride()[:-1]
+    ):
+        to, of = to.view(torch.complex128), of.view(torch.complex128)
+    to.copy_(of)
+
+
 def _blocks(extent: int) -> int:
     return -(-extent // _BLOCK)
 
 
 def _padded4(scales: int) -> int:
     return -(-scales // 4) * 4
+
+
+# The ops of a linear whose weight is gathered. They take the key of its WeightGather in a tensor on
+# the host, which torch.compile passes on: one graph serves the layers of many blocks.
+torch.library.define(
+    "float8::gathered_forward",
+    "(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor gather, int n, ScalarType dtype, Tensor? bias, "
+    "int config, bool save) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "float8::gathered_backward",
+    "(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor gather, int[] shape, "
+    "ScalarType dtype, int config, int wanted) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns an element in the weight's shape: nobody reads it."""
+    return like.new_zeros((), dtype=dtype).expand(shape)
+
+
+def _forward(
+    x: Tensor,
+    x_q: Tensor | None,
+    x_qt: Tensor | None,
+    gather: Tensor,
+    n: int,
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    config: int,
+    save: bool,
+) -> Any:
+    weight = _weight(x, (n, x.shape[-1]), dtype)
+    q = GatheredCopy(x, None) if is_fake(gather) else _gathers[int(gather)].q(x.dtype)
+    return _ops.linear_forward(
+        x, x_q, x_qt, weight, q.data, None, bias, None, config, 0, save, q.scales
+    )
+
+
+def _backward(
+    dy: Tensor,
+    saved: Tensor,
+    x: Tensor | None,
+    x_qt: Tensor | None,
+    gather: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    config: int,
+    wanted: int,
+) -> Any:
+    weight = _weight(dy, shape, dtype)
+    if is_fake(gather):
+        qt = GatheredCopy(dy, None)
+    else:
+        qt = _gathers[int(gather)].qt(
+            dy.dtype, lambda: torch.ops.float8.reads_shards(dy, weight, config)
+        )
+    return _ops.linear_backward(
+        dy, saved, x, x_qt, weight, qt.data, None, config, 0, wanted, qt.scales, qt.shards
+    )
+
+
+for name, call in (("gathered_forward", _forward), ("gathered_backward", _backward)):
+    torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
+    torch.library.register_fake(f"float8::{name}", call)
+gathered_forward = torch.ops.float8.gathered_forward.default
+gathered_backward = torch.ops.float8.gathered_backward.default

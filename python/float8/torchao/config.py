@@ -238,7 +238,7 @@ class Float8LinearConfig:
         return LinearConfig(
             recipe=self.recipe(),
             emulate=self.emulate,
-            recompute=self.force_recompute_fp8_weight_in_bwd,
+            recompute=self.force_recompute_fp8_weight_in_bwd or None,
             pad_inner_dim=self.pad_inner_dim,
             enable_fsdp_float8_all_gather=self.enable_fsdp_float8_all_gather,
             history=self.delayed_scaling_config.history_len,

@@ -300,6 +300,10 @@ typedef struct float8_tensor {
   int64_t ld_qt FLOAT8_ZERO; /* rows in whole 128s */
   float8_cast_setting q_setting FLOAT8_ZERO;
   float8_cast_setting qt_setting FLOAT8_ZERO;
+  /* More than 1: qt lies as ranks gather it, in [qt_shards][cols][rows / qt_shards] without gaps: each
+   * rank's rows, in whole 128s. ld_qt is then rows / qt_shards. The inverse scales are those of the
+   * whole. See float8_linear_desc.weight_shards. 0 and 1: one piece. */
+  int64_t qt_shards FLOAT8_ZERO;
 } float8_tensor;
 
 /* An operand of a linear. With the recipe it decides which copies are made of a tensor. */
@@ -384,6 +388,10 @@ typedef struct float8_linear_desc {
   /* The most SMs that a GEMM takes, for work that runs beside it, such as communication; 0: all.
    * Where it is set, the cost model chooses the GEMMs' kernels. */
   int32_t sm_limit;
+  /* Nonzero: qt of a w_tensor may lie in shards, which grad_input reads in place. FLOAT8_UNSUPPORTED
+   * where cuBLASLt is the choice for grad_input, since it reads one piece. */
+  int32_t weight_shards;
+  int32_t reserved; /* 0 */
 } float8_linear_desc;
 
 /* Chooses, compiles and loads the linear's kernels. That takes seconds for the first linear of a

@@ -236,6 +236,7 @@ struct LinearDesc {
   bool weight_flag = false;
   bool accumulate_grad_input = false;
   std::int32_t sm_limit = 0;
+  bool weight_shards = false;
 
   // All but the recipe.
   [[nodiscard]] float8_linear_desc c() const {
@@ -258,6 +259,7 @@ struct LinearDesc {
     c.weight_flag = weight_flag ? 1 : 0;
     c.accumulate_grad_input = accumulate_grad_input ? 1 : 0;
     c.sm_limit = sm_limit;
+    c.weight_shards = weight_shards ? 1 : 0;
     return c;
   }
 };

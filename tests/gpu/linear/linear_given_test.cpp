@@ -332,6 +332,78 @@ TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
   }
 }
 
+// The weight's qt in shards, as ranks gather it, gives the bits of one piece: in a GEMM of its own, in
+// a grouped one, and where the last tile of its columns reaches beyond them.
+TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
+  constexpr Shape kWide{320, 512, 592};
+  LinearDesc desc = describe(GetParam(), kWide);
+  const GemmChoice choice =
+      parse_choice(Provider::kGenerated, "128x128s4c2x1w2g8").value();  // of both gradients
+  desc.choices = {std::nullopt, choice, choice};
+  if (!desc.recipe.at(Gemm::kGradWeight).is_fp8()) desc.choices[2] = std::nullopt;
+  const auto plain = plan(desc);
+  desc.weight_shards = true;
+  const auto linear = plan(desc);
+  const auto w = quantized(Tensor::kWeight, true, kWide);
+  ASSERT_TRUE(plain && linear && w);
+  Tensors t(context(), *plain, kRows, 25);
+  F8_ASSERT_OK(w->run(t.device_w, kWide.n, t.slots));
+  const float8_tensor whole = w->view(kWide.n);
+  const auto rows =
+      copy_bytes(context(), whole.qt, whole.qt_inverse_scale, kWide.k, kWide.n, whole.ld_qt, 1);
+  const auto results_of = [&](const Linear& of, const float8_tensor& given, bool dx_alone) {
+    t.poison_results();
+    const DeviceBuffer saved(context(), of.saved_bytes(true));
+    ForwardCall forward = t.forward();
+    forward.saved = saved.as();
+    forward.w_tensor = &whole;
+    EXPECT_TRUE(of.forward(forward, t.workspace.as(), nullptr));
+    BackwardCall backward = t.backward();
+    backward.saved = saved.as();
+    backward.w_tensor = &given;
+    if (dx_alone) backward.dw = nullptr;
+    const Status done = of.backward(backward, t.workspace.as(), nullptr);
+    EXPECT_TRUE(done) << (done ? "" : done.error().message);
+    return results(t);
+  };
+  for (const int64_t count : {2, 4}) {
+    SCOPED_TRACE(count);
+    const int64_t own = kWide.n / count;
+    std::vector<uint8_t> shards;
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t k = 0; k < kWide.k; ++k) {
+        const auto from = rows[static_cast<size_t>(k)].begin() + i * own;
+        shards.insert(shards.end(), from, from + own);
+      }
+    }
+    DeviceBuffer gathered(context(), shards.size());
+    gathered.upload(shards.data(), shards.size());
+    float8_tensor given = whole;
+    given.q = nullptr;
+    given.qt = gathered.as();
+    given.qt_shards = count;
+    given.ld_qt = own;
+    for (const bool dx_alone : {false, true}) {
+      EXPECT_EQ(results_of(*linear, given, dx_alone), results_of(*plain, whole, dx_alone));
+      EXPECT_EQ(results_of(*linear, whole, dx_alone), results_of(*plain, whole, dx_alone));
+    }
+    const auto expect_refused = [&](const Linear& by, const char* words) {
+      const DeviceBuffer saved(context(), by.saved_bytes(true));
+      BackwardCall backward = t.backward();
+      backward.saved = saved.as();
+      backward.w_tensor = &given;
+      const Status status = by.backward(backward, t.workspace.as(), nullptr);
+      ASSERT_FALSE(status);
+      EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
+    };
+    expect_refused(*plain, "only w_tensor of a linear with weight_shards");
+    given.ld_qt = kWide.n;
+    expect_refused(*linear, "whole 128s");
+  }
+  desc.choices[1] = parse_choice(Provider::kCublasLt, "h0").value();
+  EXPECT_FALSE(Linear::plan(context_, desc));
+}
+
 TEST_P(TensorTest, WhatDoesNotFitIsNamed) {
   const auto linear = plan(describe(GetParam(), kShape));
   ASSERT_NE(linear, nullptr);

@@ -193,7 +193,10 @@ std::set<std::string> tunable_kernels() {
     }
   }
   for (const char* tile : {"128x256s4c2x1w2", "256x128s4c2x1w2"}) {
-    keys.insert(f8::format("gemm2/e4m3.e4m3.bf16/axis/precise/{}/+pow2", tile));
+    for (const char* options : {"+pow2", "+pow2+shards"}) {
+      keys.insert(f8::format("gemm2/e4m3.e4m3.bf16/axis/precise/{}/{}", tile, options));
+    }
+    keys.insert(f8::format("gemm/e4m3.e4m3.bf16/tensor/fast/{}/+shards", tile));
   }
   // One of each remaining mix of types and results.
   for (const char* types :

@@ -44,6 +44,7 @@ TEST(KernelSpec, KeysRoundTrip) {
            "gemm/e5m2.e4m3.f32/axis/precise/128x128s6c1x2w2p",
            "gemm/e4m3.e4m3.bf16/axis/fast/128x192s4c2x1w2/+add+pow2",
            "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2",
+           "gemm2/e4m3.e4m3.bf16/axis/precise/256x128s4c2x1w2/+pow2+shards",
        }) {
     const auto spec = parse_kernel_spec(text);
     ASSERT_TRUE(spec) << text << ": " << spec.error().message;
@@ -106,6 +107,7 @@ TEST(KernelSpec, MalformedKeysNameThemselves) {
            "gemm/e4m3.e4m3.bf16/axis/fast/128x192s4c2x1w2/+bias+pow2",
            "gemm/e4m3.e4m3.f32/axis/fast/128x192s4c2x1w2/+pow2",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x192s4c2x1w2/+pow2",
+           "gemm/e4m3.e4m3.bf16/tensor/fast/128x192s4c2x1w2/+amax+shards",
        }) {
     const auto spec = parse_kernel_spec(text);
     ASSERT_FALSE(spec) << text;

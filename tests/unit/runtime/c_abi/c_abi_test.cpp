@@ -388,12 +388,12 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_cast_setting, pow2, 16U);
   F8_ENDS(float8_gemm_setting, fast, 36U);
   F8_ENDS(float8_recipe, reserved, 128U);
-  F8_ENDS(float8_tensor, qt_setting, 104U);
+  F8_ENDS(float8_tensor, qt_shards, 112U);
   F8_ENDS(float8_quantizer_desc, over_ranks, 64U);
   F8_ENDS(float8_quantize_args, row_amax, 136U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace_bytes, 56U);
-  F8_ENDS(float8_linear_desc, sm_limit, 104U);
+  F8_ENDS(float8_linear_desc, reserved, 112U);
   F8_ENDS(float8_forward_args, w_tensor, 192U);
   F8_ENDS(float8_backward_args, reserved_2, 232U);
   F8_ENDS(float8_weight_args, ranks, 112U);
