@@ -418,7 +418,73 @@ TEST(Gathers, MisuseIsOneClearError) {
   refused([](Args&, Tensor& s, Tensor&) { s.qt_setting.granularity = FLOAT8_TENSOR; },
           "the settings or the row strides of qt of shard and whole differ");
   refused([](Args&, Tensor& s, Tensor& w) { w.q = s.q; }, "overlap");
+  refused(
+      [](Args&, Tensor&, Tensor& w) {
+        w.qt_shards = 2;
+        w.ld_qt = 128;
+      },
+      "whole.qt_shards is 2; 1 ranks have 32 rows each, of 32");
   refused([](Args& a, Tensor&, Tensor&) { a.workspace_bytes = 1; }, "workspace_bytes is 1");
+}
+
+// A qt that stays as it arrives takes no workspace, and a linear reads it to the same bits.
+TEST(Gathers, OfAQtInShardsTakesNoWorkspace) {
+  const Case c{"rowwise", FLOAT8_WEIGHT, 256, 64, 128};
+  constexpr int64_t kM = 32;
+  const std::vector<uint16_t> w = random_bf16(c.rows, c.cols, 10);
+  const std::vector<uint16_t> x = random_bf16(kM, c.cols, 11), dy = random_bf16(kM, c.rows, 12);
+  Ranks ranks(2);
+  // The dx of a linear with the weight's copies in this view.
+  const auto dx_of = [&](int rank, const float8::Tensor& q, const float8::Tensor& qt) {
+    float8::LinearDesc desc;
+    desc.m_max = kM;
+    desc.n = c.rows;
+    desc.k = c.cols;
+    desc.recipe = float8::Recipe::rowwise();
+    desc.weight_shards = true;
+    const auto linear = float8::Linear::plan(ranks.context(rank), desc).value();
+    const Memory workspace = memory(linear.workspace_bytes());
+    std::memset(workspace.get(), 0, linear.workspace_bytes());
+    const Memory saved = memory(linear.saved_bytes());
+    const Memory x_copy = memory(x.size() * 2), dy_copy = memory(dy.size() * 2);
+    std::memcpy(x_copy.get(), x.data(), x.size() * 2);
+    std::memcpy(dy_copy.get(), dy.data(), dy.size() * 2);
+    const Memory y = memory(dy.size() * 2), dx = memory(x.size() * 2);
+    float8::ForwardArgs forward;
+    forward.x = x_copy.get();
+    forward.y = y.get();
+    forward.saved = saved.get();
+    forward.w_tensor = &q;
+    float8::Status status = linear.forward(forward, workspace.get(), nullptr);
+    EXPECT_TRUE(status) << status.message();
+    float8::BackwardArgs backward;
+    backward.dy = dy_copy.get();
+    backward.saved = saved.get();
+    backward.w_tensor = &qt;
+    backward.dx = dx.get();
+    status = linear.backward(backward, workspace.get(), nullptr);
+    EXPECT_TRUE(status) << status.message();
+    return lines(dx.get(), 1, static_cast<int64_t>(x.size()) * 2, 0);
+  };
+  ranks.run([&](int rank) {
+    Copies whole(ranks.context(rank), desc_of(c, c.rows, false), c.rows);
+    cast_and_gather(ranks, rank, c, w.data(), whole.view);
+    Copies in_shards(ranks.context(rank), desc_of(c, c.rows, false), c.rows);
+    float8::Tensor view = in_shards.view;
+    view.qt_shards = 2;
+    view.ld_qt = c.shard_rows;
+    EXPECT_EQ(float8_gather_workspace_bytes(&view, c.shard_rows, 2), 0U);
+    cast_and_gather(ranks, rank, c, w.data(), view);
+    EXPECT_EQ(dx_of(rank, whole.view, view), dx_of(rank, whole.view, whole.view));
+    for (int64_t col = 0; col < c.cols; ++col) {
+      for (int64_t row = 0; row < c.rows; ++row) {
+        const int64_t at =
+            row / c.shard_rows * c.shard_rows * c.cols + col * c.shard_rows + row % c.shard_rows;
+        ASSERT_EQ(static_cast<const uint8_t*>(view.qt)[at],
+                  static_cast<const uint8_t*>(whole.view.qt)[col * whole.view.ld_qt + row]);
+      }
+    }
+  });
 }
 
 // A graph of a step's gathers is launched by each rank.
