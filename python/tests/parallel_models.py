@@ -114,7 +114,8 @@ def train(
 
     part: takes this rank's tokens. group: the replicas, where it is not all ranks.
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    # Some parameters are DTensors and some are not.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
     losses = []
     for micro_batches in batches:
         total = 0.0

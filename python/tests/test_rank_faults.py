@@ -235,6 +235,7 @@ def _stuck(mesh: Any, rank: int, world: int, folder: str) -> None:
     with pathlib.Path(folder, f"stderr{rank}").open("w") as file:
         os.dup2(file.fileno(), 2)
     model = _model(mesh, "rowwise")
+    model(torch.randn(16, 64).to(ranks.device)).sum().backward()  # compiles kernels on a GPU
     collectives._GRACE = 1.0
     with f8.watch(model, timeout=2.0):
         loss = model(torch.randn(16, 64).to(ranks.device)).square().mean()

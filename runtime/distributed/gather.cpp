@@ -118,11 +118,15 @@ struct Parts {
     }
     if (whole.qt != nullptr) {
       Part& qt = add("qt", shard.qt, whole.qt);
-      qt.unit = 1;
-      qt.lines = whole.cols;
-      qt.from_pitch = row_pitch(shard.rows);
-      qt.to_pitch = row_pitch(whole.rows);
-      qt.to_width = padded(whole.rows);
+      if (whole.qt_shards > 1) {
+        qt.unit = whole.cols;
+      } else {
+        qt.unit = 1;
+        qt.lines = whole.cols;
+        qt.from_pitch = row_pitch(shard.rows);
+        qt.to_pitch = row_pitch(whole.rows);
+        qt.to_width = padded(whole.rows);
+      }
       // Copies that share a tensor's scale have it once.
       if (whole.q != nullptr && whole.q_inverse_scale == whole.qt_inverse_scale) return;
       describe_scales(add("qt_inverse_scale", shard.qt_inverse_scale, whole.qt_inverse_scale),
@@ -239,7 +243,8 @@ Status check_sizes(const GatherCall& call) {
   for (const auto& [name, size] : {std::pair{"shard_rows", call.shard_rows},
                                    {"shard.rows", call.shard.rows},
                                    {"whole.rows", call.whole.rows},
-                                   {"whole.cols", call.whole.cols}}) {
+                                   {"whole.cols", call.whole.cols},
+                                   {"whole.qt_shards", call.whole.qt_shards}}) {
     if (size >= 0 && size <= kMaxDim) continue;
     return fail(ErrorCode::kInvalidArgument, "{}.{} is {}; it is 0 to {}", kArgs, name, size,
                 kMaxDim);
@@ -264,6 +269,14 @@ Status check_split(const GatherCall& call, const Split& split, int rank, const P
                 "{}.shard has {} rows; rank {} of {} has {} of the {} rows of whole, where "
                 "shard_rows is {}",
                 kArgs, call.shard.rows, rank, split.ranks, split.of(rank), split.rows, split.each);
+  }
+  const int64_t shards = call.whole.qt == nullptr ? 0 : call.whole.qt_shards;
+  if (shards > 1 && (shards != split.ranks || !split.is_even() || split.each % kBlock != 0)) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}.whole.qt_shards is {}; {} ranks have {} rows each, of {}: it is their number where "
+        "they have equal rows, a multiple of 128",
+        kArgs, shards, split.ranks, split.each, split.rows);
   }
   if (parts.has_blocks_of_rows() && split.ranks > 1 && split.each % kBlock != 0) {
     return fail(ErrorCode::kInvalidArgument,
@@ -301,7 +314,7 @@ Status check_copies(const GatherCall& call, const Parts& parts) {
   const bool qt_fits =
       whole.qt == nullptr || shard.rows == 0 ||
       (equal(shard.qt_setting, whole.qt_setting) && shard.ld_qt == row_pitch(shard.rows) &&
-       whole.ld_qt == row_pitch(whole.rows));
+       whole.ld_qt == row_pitch(whole.rows / std::max<int64_t>(whole.qt_shards, 1)));
   if (q_fits && qt_fits) return {};
   return fail(ErrorCode::kInvalidArgument,
               "{}: the settings or the row strides of {} of shard and whole differ; make both "

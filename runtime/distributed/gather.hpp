@@ -1,6 +1,6 @@
 // The gather of a tensor in fp8 that ranks hold by rows, into the copies that GEMMs read, one byte an
 // element on the wire and the inverse scales with it. q of the shards lies under each other in the
-// whole tensor and qt side by side.
+// whole tensor and qt side by side, or as it arrives (float8_tensor.qt_shards).
 //
 //   workspace := part*             of those that do not arrive in place
 //   part      := slot[ranks]       [lines][shard's width], dense, in whole 16 bytes

@@ -1080,7 +1080,9 @@ typedef struct float8_gather_args {
   /* This rank's rows, as float8_quantize of a quantizer with over_ranks left them. */
   const float8_tensor* shard FLOAT8_ZERO;
   /* The whole tensor, whose memory is written: a float8_quantizer_view of a quantizer of all rows. A
-   * copy that is NULL in this view is not gathered. */
+   * copy that is NULL in this view is not gathered. Where its qt_shards is the number of ranks, qt stays
+   * as it arrives, which takes no workspace and no copy; then the shards have equal rows in whole
+   * 128s. */
   const float8_tensor* whole FLOAT8_ZERO;
   /* The rows of each shard. The last shards may have less, down to 0: rank r has the rows from
    * r * shard_rows on. Where blocks of 128 rows have a scale it is a multiple of 128. */
@@ -1090,7 +1092,7 @@ typedef struct float8_gather_args {
 } float8_gather_args;
 
 /* Gathers a tensor in fp8 from its shards, one byte an element, with its inverse scales: q under each
- * other, qt side by side. The copies are those of the whole tensor's cast, bit for bit. q and scales
+ * other, qt side by side or in shards. The copies are those of the whole tensor's cast, bit for bit. q and scales
  * of shards of equal rows arrive in place; other parts take the workspace and one copy on the device. */
 FLOAT8_API float8_status float8_gather_tensor(float8_context* context,
                                               const float8_gather_args* args, void* workspace,

@@ -1,24 +1,20 @@
-// Ranks as threads over emulated devices, through the public header: gathers of tensors in fp8 give
-// the bits of one device's cast, and ranks that do not fit each other get one clear error.
+// Gathers of tensors in fp8 over emulated ranks, through the public header, give the bits of one
+// device's cast.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <float8/float8.hpp>
-#include <limits>
 #include <random>
 #include <string>
 #include <string_view>
-#include <thread>
-#include <tuple>
 #include <vector>
 
-#include "runtime/device/emulated_driver.hpp"
+#include "tests/unit/runtime/c_abi/emulated_ranks.hpp"
 
 namespace {
 
-constexpr int kPatience = 300;  // milliseconds, of tests in which a rank does not come
+using f8::testing::Ranks;
 
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
@@ -43,37 +39,6 @@ std::vector<uint16_t> random_bf16(int64_t rows, int64_t cols, unsigned seed) {
   }
   return out;
 }
-
-// Ranks on devices of their own; a failed call gives the rank's error.
-class Ranks {
- public:
-  explicit Ranks(int count, int timeout_ms = 0) {
-    float8::ContextOptions options;
-    options.emulate = true;
-    std::vector<const float8::Context*> pointers;
-    for (int rank = 0; rank < count; ++rank) {
-      contexts.push_back(float8::Context::create(rank % 8, options).value());
-    }
-    for (const auto& context : contexts) pointers.push_back(&context);
-    communicators = float8::Communicator::create(pointers, timeout_ms).value();
-  }
-  template <class Body>
-  void run(const Body& body) {
-    std::vector<std::thread> threads;
-    for (size_t rank = 0; rank < contexts.size(); ++rank) {
-      threads.emplace_back([&, rank] { body(static_cast<int>(rank)); });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-  [[nodiscard]] const float8::Context& context(int rank) const {
-    return contexts[static_cast<size_t>(rank)];
-  }
-  [[nodiscard]] float8::Communicator& communicator(int rank) {
-    return communicators[static_cast<size_t>(rank)];
-  }
-  std::vector<float8::Context> contexts;
-  std::vector<float8::Communicator> communicators;
-};
 
 // A tensor's copies in one buffer, by a quantizer of its own.
 struct Copies {
@@ -248,141 +213,6 @@ TEST_P(Gather, ANanOnOneRankHasItsEffectOnAll) {
   expect_the_whole({GetParam(), FLOAT8_WEIGHT, 3 * each, 64, each}, 3, w);
 }
 
-TEST(Ranks, ReduceInTheirOrder) {
-  Ranks ranks(3);
-  // In another order the sums round to other numbers.
-  const std::vector<std::vector<float>> values = {
-      {1.0F, 1e8F, 3.0F}, {1e8F, 1.0F, -5.0F}, {-1e8F, -1e8F, 0.25F}};
-  const std::vector<float> sums = {(1.0F + 1e8F) + -1e8F, (1e8F + 1.0F) + -1e8F, -1.75F};
-  ranks.run([&](int rank) {
-    const auto r = static_cast<size_t>(rank);
-    const float8::Communicator& communicator = ranks.communicator(rank);
-    std::vector<float> all(3);
-    ASSERT_TRUE(communicator.all_reduce(values[r].data(), all.data(), 3, FLOAT8_F32, nullptr));
-    EXPECT_EQ(all, sums);
-    std::vector<float> own = values[r];
-    ASSERT_TRUE(communicator.reduce_scatter(own.data(), own.data() + r, 1, FLOAT8_F32, nullptr));
-    EXPECT_EQ(own[r], sums[r]);
-    std::vector<float> gathered(3);
-    gathered[r] = static_cast<float>(rank);
-    ASSERT_TRUE(
-        communicator.all_gather(gathered.data() + r, gathered.data(), 1, FLOAT8_F32, nullptr));
-    EXPECT_EQ(gathered, (std::vector<float>{0, 1, 2}));
-    // 1 + 2^-8 is no bf16: each addition rounds.
-    const std::vector<uint16_t> half = {static_cast<uint16_t>(rank == 0 ? 0x3f80 : 0x3b80)};
-    std::vector<uint16_t> sum(1);
-    ASSERT_TRUE(communicator.all_reduce(half.data(), sum.data(), 1, FLOAT8_BF16, nullptr));
-    EXPECT_EQ(sum[0], 0x3f80);
-  });
-}
-
-// What is the same of all ranks' errors: all but the call that failed.
-std::string without_call(const std::string& error) {
-  return error.substr(error.find(": ") + 2);
-}
-
-// Every rank's error is one line.
-std::vector<std::string> errors(Ranks& ranks, const std::function<float8::Status(int)>& call) {
-  std::vector<std::string> out(ranks.contexts.size());
-  ranks.run([&](int rank) { out[static_cast<size_t>(rank)] = call(rank).message(); });
-  return out;
-}
-
-TEST(Ranks, WithAnotherShapeAreOneError) {
-  Ranks ranks(3);
-  std::vector<float> from(8), to(24);
-  const auto all = errors(ranks, [&](int rank) {
-    std::vector<float> mine(24);
-    return ranks.communicator(rank).all_gather(from.data(), mine.data(), rank == 1 ? 4 : 8,
-                                               FLOAT8_F32, nullptr);
-  });
-  for (const std::string& error : all) {
-    EXPECT_NE(error.find("operation 0 of the communicator"), std::string::npos) << error;
-    EXPECT_NE(error.find("ncclAllGather of 4 elements"), std::string::npos) << error;
-    EXPECT_NE(error.find("ncclAllGather of 8 elements"), std::string::npos) << error;
-    EXPECT_EQ(error.find('\n'), std::string::npos);
-    EXPECT_EQ(error, all[0]);
-  }
-  // The communicator is of no use any more, and says why.
-  EXPECT_EQ(without_call(ranks.communicator(0).sync_amax(nullptr, 0, nullptr).message()),
-            without_call(all[0]));
-}
-
-TEST(Ranks, WithAnotherOperationAreOneError) {
-  Ranks ranks(2);
-  std::vector<float> from(8);
-  const auto all = errors(ranks, [&](int rank) {
-    std::vector<float> to(16);
-    return rank == 0
-               ? ranks.communicator(0).all_gather(from.data(), to.data(), 8, FLOAT8_F32, nullptr)
-               : ranks.communicator(1).all_reduce(from.data(), to.data(), 8, FLOAT8_F32, nullptr);
-  });
-  EXPECT_NE(all[0].find("ncclAllReduce"), std::string::npos) << all[0];
-  EXPECT_NE(all[0].find("ncclAllGather"), std::string::npos) << all[0];
-  EXPECT_EQ(without_call(all[0]), without_call(all[1]));
-}
-
-TEST(Ranks, ThatDoNotComeAreAnErrorNotAHang) {
-  Ranks ranks(3, kPatience);
-  std::vector<uint32_t> words(5);
-  const auto all = errors(ranks, [&](int rank) {
-    if (rank == 2) return float8::Status();
-    std::vector<uint32_t> mine(5);
-    return ranks.communicator(rank).sync_amax(mine.data(), 5, nullptr);
-  });
-  EXPECT_EQ(all[2], "");
-  EXPECT_EQ(all[0], all[1]);
-  EXPECT_NE(all[0].find("operation 0 of the communicator, ncclAllReduce of 5 elements of 4 bytes "
-                        "(max): rank 2 did not come within 300 ms"),
-            std::string::npos)
-      << all[0];
-  // The late rank sees it too.
-  EXPECT_EQ(ranks.communicator(2).sync_amax(words.data(), 5, nullptr).message(), all[0]);
-}
-
-TEST(Ranks, ThatLeaveAreAnErrorAtOnce) {
-  for (const bool aborts : {false, true}) {
-    Ranks ranks(2, 60'000);
-    std::vector<uint32_t> words(5);
-    const auto all = errors(ranks, [&](int rank) {
-      if (rank == 0) return ranks.communicator(0).sync_amax(words.data(), 5, nullptr);
-      if (aborts) {
-        ranks.communicator(1).abort();
-      } else {
-        float8_comm_destroy(ranks.communicator(1).get());
-      }
-      return float8::Status();
-    });
-    EXPECT_NE(all[0].find(aborts ? "rank 1 has aborted the communicator"
-                                 : "rank 1 has left the communicator"),
-              std::string::npos)
-        << all[0];
-    if (aborts) {
-      EXPECT_NE(ranks.communicator(0)
-                    .wait(ranks.context(0), "step 7", nullptr)
-                    .message()
-                    .find("step 7: rank 0 of 2: another rank failed"),
-                std::string::npos);
-    }
-  }
-}
-
-TEST(Ranks, OfTwoKindsAreRefused) {
-  Ranks ranks(1);
-  float8::ForwardArgs unused;
-  float8_tensor view{};
-  view.struct_size = sizeof view;
-  float8::GatherArgs args;
-  args.shard = args.whole = &view;
-  args.communicator = reinterpret_cast<float8_nccl_comm>(uintptr_t{16});
-  EXPECT_EQ(float8_gather_tensor(ranks.context(0).get(), &args, nullptr, nullptr),
-            FLOAT8_INVALID_ARGUMENT);
-  EXPECT_NE(std::string_view(float8_last_error())
-                .find("float8_gather_args.communicator is NCCL's, and the device is emulated"),
-            std::string_view::npos)
-      << float8_last_error();
-}
-
 TEST(Gathers, MisuseIsOneClearError) {
   Ranks ranks(1);
   const Case c{"rowwise", FLOAT8_WEIGHT, 32, 64, 32};
@@ -418,35 +248,72 @@ TEST(Gathers, MisuseIsOneClearError) {
   refused([](Args&, Tensor& s, Tensor&) { s.qt_setting.granularity = FLOAT8_TENSOR; },
           "the settings or the row strides of qt of shard and whole differ");
   refused([](Args&, Tensor& s, Tensor& w) { w.q = s.q; }, "overlap");
+  refused(
+      [](Args&, Tensor&, Tensor& w) {
+        w.qt_shards = 2;
+        w.ld_qt = 128;
+      },
+      "whole.qt_shards is 2; 1 ranks have 32 rows each, of 32");
   refused([](Args& a, Tensor&, Tensor&) { a.workspace_bytes = 1; }, "workspace_bytes is 1");
 }
 
-// A graph of a step's gathers is launched by each rank.
-TEST(Gathers, AreCapturedInAGraph) {
-  const f8::runtime::Driver& driver = f8::runtime::emulation::driver();
-  const Case c{"rowwise", FLOAT8_WEIGHT, 80, 64, 48};
-  const std::vector<uint16_t> x = random_bf16(c.rows, c.cols, 9);
+// A qt that stays as it arrives takes no workspace, and a linear reads it to the same bits.
+TEST(Gathers, OfAQtInShardsTakesNoWorkspace) {
+  const Case c{"rowwise", FLOAT8_WEIGHT, 256, 64, 128};
+  constexpr int64_t kM = 32;
+  const std::vector<uint16_t> w = random_bf16(c.rows, c.cols, 10);
+  const std::vector<uint16_t> x = random_bf16(kM, c.cols, 11), dy = random_bf16(kM, c.rows, 12);
   Ranks ranks(2);
+  // The dx of a linear with the weight's copies in this view.
+  const auto dx_of = [&](int rank, const float8::Tensor& q, const float8::Tensor& qt) {
+    float8::LinearDesc desc;
+    desc.m_max = kM;
+    desc.n = c.rows;
+    desc.k = c.cols;
+    desc.recipe = float8::Recipe::rowwise();
+    desc.weight_shards = true;
+    const auto linear = float8::Linear::plan(ranks.context(rank), desc).value();
+    const Memory workspace = memory(linear.workspace_bytes());
+    std::memset(workspace.get(), 0, linear.workspace_bytes());
+    const Memory saved = memory(linear.saved_bytes());
+    const Memory x_copy = memory(x.size() * 2), dy_copy = memory(dy.size() * 2);
+    std::memcpy(x_copy.get(), x.data(), x.size() * 2);
+    std::memcpy(dy_copy.get(), dy.data(), dy.size() * 2);
+    const Memory y = memory(dy.size() * 2), dx = memory(x.size() * 2);
+    float8::ForwardArgs forward;
+    forward.x = x_copy.get();
+    forward.y = y.get();
+    forward.saved = saved.get();
+    forward.w_tensor = &q;
+    float8::Status status = linear.forward(forward, workspace.get(), nullptr);
+    EXPECT_TRUE(status) << status.message();
+    float8::BackwardArgs backward;
+    backward.dy = dy_copy.get();
+    backward.saved = saved.get();
+    backward.w_tensor = &qt;
+    backward.dx = dx.get();
+    status = linear.backward(backward, workspace.get(), nullptr);
+    EXPECT_TRUE(status) << status.message();
+    return lines(dx.get(), 1, static_cast<int64_t>(x.size()) * 2, 0);
+  };
   ranks.run([&](int rank) {
-    const float8::Communicator& communicator = ranks.communicator(rank);
-    CUstream stream = nullptr;
-    ASSERT_EQ(driver.stream_create(&stream, 0), CUDA_SUCCESS);
-    std::vector<float> sum = {1.0F + static_cast<float>(rank)};
-    ASSERT_EQ(driver.stream_begin_capture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
-              CUDA_SUCCESS);
-    ASSERT_TRUE(communicator.all_reduce(sum.data(), sum.data(), 1, FLOAT8_F32, stream));
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    ASSERT_EQ(driver.stream_end_capture(stream, &graph), CUDA_SUCCESS);
-    EXPECT_EQ(sum[0], 1.0F + static_cast<float>(rank)) << "nothing ran yet";
-    ASSERT_EQ(driver.graph_instantiate(&exec, graph, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver.graph_launch(exec, stream), CUDA_SUCCESS);
-    EXPECT_EQ(sum[0], 3.0F);
-    ASSERT_EQ(driver.graph_launch(exec, stream), CUDA_SUCCESS);
-    EXPECT_EQ(sum[0], 6.0F);
-    driver.graph_exec_destroy(exec);
-    driver.graph_destroy(graph);
-    driver.stream_destroy(stream);
+    Copies whole(ranks.context(rank), desc_of(c, c.rows, false), c.rows);
+    cast_and_gather(ranks, rank, c, w.data(), whole.view);
+    Copies in_shards(ranks.context(rank), desc_of(c, c.rows, false), c.rows);
+    float8::Tensor view = in_shards.view;
+    view.qt_shards = 2;
+    view.ld_qt = c.shard_rows;
+    EXPECT_EQ(float8_gather_workspace_bytes(&view, c.shard_rows, 2), 0U);
+    cast_and_gather(ranks, rank, c, w.data(), view);
+    EXPECT_EQ(dx_of(rank, whole.view, view), dx_of(rank, whole.view, whole.view));
+    for (int64_t col = 0; col < c.cols; ++col) {
+      for (int64_t row = 0; row < c.rows; ++row) {
+        const int64_t at =
+            row / c.shard_rows * c.shard_rows * c.cols + col * c.shard_rows + row % c.shard_rows;
+        ASSERT_EQ(static_cast<const uint8_t*>(view.qt)[at],
+                  static_cast<const uint8_t*>(whole.view.qt)[col * whole.view.ld_qt + row]);
+      }
+    }
   });
 }
 
