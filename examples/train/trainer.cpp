@@ -188,6 +188,14 @@ void on_threads(Groups& groups, size_t count, const std::function<void(size_t)>&
   if (first_error) std::rethrow_exception(first_error);
 }
 
+// Takes the communicators from the backends before they are destroyed, also where a rank throws.
+struct WithoutCommunicators {
+  const std::vector<std::unique_ptr<Backend>>& backends;
+  ~WithoutCommunicators() {
+    for (const auto& backend : backends) backend->set_communicator(nullptr);
+  }
+};
+
 }  // namespace
 
 RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
@@ -206,6 +214,7 @@ RunResult train_on_ranks(const std::function<std::unique_ptr<Backend>(int rank)>
   std::vector<std::unique_ptr<Backend>> backends;
   for (int rank = 0; rank < config.ranks(); ++rank) backends.push_back(make_backend(rank));
   Groups groups(config, backends);
+  const WithoutCommunicators leaving{backends};
   std::vector<std::unique_ptr<Trainer>> trainers(backends.size());
   // All memory is taken before any rank waits for another on its device.
   on_threads(groups, backends.size(), [&](size_t index) {
@@ -220,7 +229,6 @@ RunResult train_on_ranks(const std::function<std::unique_ptr<Backend>(int rank)>
     RunResult own = trainers[index]->run();
     if (index == 0) result = std::move(own);
   });
-  for (const auto& backend : backends) backend->set_communicator(nullptr);
   return result;
 }
 

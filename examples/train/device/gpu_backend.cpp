@@ -63,7 +63,7 @@ class GpuBackend final : public Backend {
   // After a lost CUDA context every call fails and nothing is left to free: no result matters.
   ~GpuBackend() override {
     cuda_.cuStreamSynchronize(stream_);
-    if (graph_ != nullptr) cuda_.cuGraphExecDestroy(graph_);
+    drop_graph();
     for (CUevent event : events_) cuda_.cuEventDestroy(event);
     for (CUdeviceptr memory : memory_) cuda_.cuMemFree(memory);
     cuda_.cuStreamDestroy(stream_);
@@ -106,11 +106,14 @@ class GpuBackend final : public Backend {
   float8_stream stream() override { return stream_; }
 
   void attach() final { check(cuda_.cuCtxSetCurrent(primary_), "cuCtxSetCurrent"); }
+  // NCCL destroys no communicator while there is a graph that captured its collectives.
   void set_communicator(const float8::Communicator* communicator) override {
+    cuda_.cuCtxSetCurrent(primary_);
+    drop_graph();
     communicator_ = communicator;
   }
   void record(const std::function<void()>& step) override {
-    if (graph_ != nullptr) cuda_.cuGraphExecDestroy(std::exchange(graph_, nullptr));
+    drop_graph();
     check(cuda_.cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
           "cuStreamBeginCapture");
     CUgraph graph = nullptr;
@@ -139,6 +142,9 @@ class GpuBackend final : public Backend {
   }
 
  private:
+  void drop_graph() {
+    if (graph_ != nullptr) cuda_.cuGraphExecDestroy(std::exchange(graph_, nullptr));
+  }
   void check(CUresult result, const char* call) const { cuda_.check(result, call); }
   void synchronize(int64_t steps = 1) {
     if (communicator_ != nullptr) {

@@ -614,10 +614,11 @@ typedef struct float8_linear_group_args {
   /* An array of `count` structs, one for each linear of the plan in order. */
   const float8_grouped_linear_args* linears FLOAT8_ZERO;
   size_t count FLOAT8_ZERO;
-  int32_t accumulate_dx FLOAT8_ZERO; /* nonzero: dx +=; the first linear has accumulate_grad_input */
-  int32_t first_step FLOAT8_ZERO;    /* as in float8_forward_args, for all linears */
-  int32_t evaluate FLOAT8_ZERO;      /* as in float8_forward_args; a backward does not look at it */
-  int32_t reserved FLOAT8_ZERO; /* 0 */
+  int32_t accumulate_dx
+      FLOAT8_ZERO;                /* nonzero: dx +=; the first linear has accumulate_grad_input */
+  int32_t first_step FLOAT8_ZERO; /* as in float8_forward_args, for all linears */
+  int32_t evaluate FLOAT8_ZERO;   /* as in float8_forward_args; a backward does not look at it */
+  int32_t reserved FLOAT8_ZERO;   /* 0 */
   float8_nccl_comm ranks FLOAT8_ZERO;
   size_t workspace_bytes FLOAT8_ZERO;
   size_t saved_bytes FLOAT8_ZERO;
@@ -1057,7 +1058,8 @@ FLOAT8_API size_t float8_model_workspace_bytes(const float8_model* model);
  * and a rank that has left are an error of the others, which names the operation and the rank. */
 FLOAT8_API float8_status float8_comms_create(float8_context* const* contexts, size_t count,
                                              int32_t timeout_ms, float8_nccl_comm* out);
-/* Destroys one of them, when its work is done. */
+/* Destroys one of them, when its work is done and graphs that captured calls with it are destroyed:
+ * NCCL waits for those. */
 FLOAT8_API void float8_comm_destroy(float8_nccl_comm communicator);
 /* Destroys it and ends what other ranks wait for, after a failure. They get an error; with NCCL,
  * float8_comm_wait tells them. */
