@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "grad_sum.hpp"
-#include "shards.hpp"
+#include "ranks/grad_sum.hpp"
+#include "ranks/shards.hpp"
 
 namespace train {
 

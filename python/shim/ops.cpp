@@ -389,33 +389,6 @@ std::vector<int64_t> plans_op(int64_t device) {
   return handles;
 }
 
-Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
-  return Scales(state, layout, Config(config), place_of(state, Config(config)));
-}
-
-int64_t scales_bytes(int64_t config, int64_t layout) {
-  (void)saved_bytes(kRows, 128, 128, Config(config), false, false);  // there is a plan now
-  Place place;
-  place.emulated = true;
-  return Scales(empty_bytes(1, {}), layout, Config(config), place).bytes();
-}
-
-void scales_init(const Tensor& state, int64_t config, int64_t layout) {
-  scales_of(state, config, layout).init();
-}
-
-void scales_set_first(const Tensor& state, int64_t config, int64_t layout, bool first) {
-  scales_of(state, config, layout).set_first_step(first);
-}
-
-bool scales_is_first(const Tensor& state, int64_t config, int64_t layout) {
-  return scales_of(state, config, layout).first_step();
-}
-
-void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
-  scales_of(state, config, layout).sync();
-}
-
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize", TORCH_BOX(&quantize));
   library.impl("quantize_into", TORCH_BOX(&quantize_into));

@@ -122,4 +122,31 @@ int64_t Scales::bytes() const {
   return static_cast<int64_t>(float8_scales_bytes(handle(any_plan(config_, place_.key()))));
 }
 
+static Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
+  return Scales(state, layout, Config(config), place_of(state, Config(config)));
+}
+
+int64_t scales_bytes(int64_t config, int64_t layout) {
+  (void)saved_bytes(kRows, 128, 128, Config(config), false, false);  // there is a plan now
+  Place place;
+  place.emulated = true;
+  return Scales(empty_bytes(1, {}), layout, Config(config), place).bytes();
+}
+
+void scales_init(const Tensor& state, int64_t config, int64_t layout) {
+  scales_of(state, config, layout).init();
+}
+
+void scales_set_first(const Tensor& state, int64_t config, int64_t layout, bool first) {
+  scales_of(state, config, layout).set_first_step(first);
+}
+
+bool scales_is_first(const Tensor& state, int64_t config, int64_t layout) {
+  return scales_of(state, config, layout).first_step();
+}
+
+void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
+  scales_of(state, config, layout).sync();
+}
+
 }  // namespace float8_torch

@@ -38,4 +38,11 @@ class Scales {
   int64_t bytes_ = 0;   // of the tensor's storage
 };
 
+// The ops of a scale state (ops.cpp says what they do).
+int64_t scales_bytes(int64_t config, int64_t layout);
+void scales_init(const Tensor& state, int64_t config, int64_t layout);
+void scales_set_first(const Tensor& state, int64_t config, int64_t layout, bool first);
+bool scales_is_first(const Tensor& state, int64_t config, int64_t layout);
+void scales_sync(const Tensor& state, int64_t config, int64_t layout);
+
 }  // namespace float8_torch

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/backend.hpp"
-#include "rank.hpp"
+#include "ranks/rank.hpp"
 
 namespace train {
 

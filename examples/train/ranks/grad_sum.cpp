@@ -1,4 +1,4 @@
-#include "grad_sum.hpp"
+#include "ranks/grad_sum.hpp"
 
 #include "error.hpp"
 

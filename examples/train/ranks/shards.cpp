@@ -1,4 +1,4 @@
-#include "shards.hpp"
+#include "ranks/shards.hpp"
 
 #include <algorithm>
 

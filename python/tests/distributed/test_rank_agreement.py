@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 import float8.torch as f8
 from float8.torch import agreement, collectives
 
-SAMPLE = pathlib.Path(__file__).parents[2] / "tests/unit/tuning_db/data/v1.jsonl"
+SAMPLE = pathlib.Path(__file__).parents[3] / "tests/unit/tuning_db/data/v1.jsonl"
 
 
 def _model(recipe: str = "rowwise", rows: int = 96, gather: bool = False, **options: Any) -> Any:

@@ -12,7 +12,7 @@
 
 #include "device/backend.hpp"
 #include "parameters.hpp"
-#include "rank.hpp"
+#include "ranks/rank.hpp"
 
 namespace train {
 
