@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from functorch.compile import make_boxed_compiler, min_cut_rematerialization_par
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import float8.torch as f8
 from float8.torch import _ops
@@ -116,6 +118,38 @@ def test_compiled_casts_are_merged(
     casts = [[node.target for node in graph.graph.nodes].count(_ops.quantize) for graph in graphs]
     # x, and what the last linear reads.
     assert casts == [2, 2 if recompute and recipe != "rowwise_with_gw_hp" else 0]
+
+
+@pytest.mark.parametrize("selective", (False, True))
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_checkpointing_in_the_first_step(
+    recipe: str, selective: bool, model: nn.Module, x: torch.Tensor, config: Config
+) -> None:
+    """A forward that runs again saves what the first one did, though linears learn in between."""
+    f8.convert_to_float8_training(model, config=config(recipe))
+    expected = step(copy.deepcopy(model), x)
+    saved = [_ops.linear_forward, _ops.quantize]
+    context = functools.partial(create_selective_checkpoint_contexts, saved)
+    options = {"context_fn": context} if selective else {}
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.model, x, use_reentrant=False, **options)  # type: ignore[no-any-return]
+
+    for _ in range(2):
+        assert equal(expected, step(Checkpointed(), x))
+
+
+def test_a_second_derivative_is_an_error(x: torch.Tensor, options: dict[str, Any]) -> None:
+    layer = f8.Float8Linear(64, 32, device=x.device, dtype=x.dtype, recipe="rowwise", **options)
+    leaf = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(layer(leaf).square().sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
 
 
 def test_a_compiled_recompute_keeps_less(device: str, config: Config) -> None:

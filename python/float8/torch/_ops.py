@@ -12,6 +12,7 @@ import weakref
 from typing import Any, ClassVar
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from float8 import recipes
 
@@ -243,6 +244,15 @@ def _share(
     return latest.q, latest.qt
 
 
+def _is_checkpointed() -> bool:
+    """Tells whether activation checkpointing runs this forward, for the first time or again.
+
+    Both have to save the same tensors, so what was learned between them must not matter.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
 def _quantize_input(
     x: torch.Tensor, config: int, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -279,6 +289,7 @@ class LinearFunction(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
             SharedInput.latest = None
@@ -339,7 +350,7 @@ def linear(
     if owner is not None:
         if torch.compiler.is_compiling():
             x_q, x_qt = _quantize_input(x, config & ~recipes.BIAS, save)
-        elif source is not None and not source.is_inference():
+        elif source is not None and not source.is_inference() and not _is_checkpointed():
             x_q, x_qt = _share(owner, source, x, config, save)
     if save:
         return _apply(  # type: ignore[no-any-return]
