@@ -34,10 +34,10 @@ class LinearConfig:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.history <= 1024 or not 0 <= self.margin <= 16:
-            raise ValueError(
-                f"float8: history is {self.history}, 1 to 1024, and margin {self.margin}, 0 to 16"
-            )
+        for name, least, most in (("history", 1, 1024), ("margin", 0, 16)):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"float8: {name} is {value}; it is {least} to {most}")
 
     def linear_fields(self) -> dict[str, Any]:
         """Returns the fields that are Float8Linear's."""

@@ -77,8 +77,9 @@ class WeightGather:
         blocks = Granularity.BLOCK_128X128 in self._granularity.values()
         if blocks and self.ranks > 1 and self.rows % _BLOCK != 0:
             raise ValueError(
-                f"float8: {self.ranks} ranks hold {self.rows} rows each of a weight of {n} rows, which "
-                "cuts its blocks of 128 rows; leave enable_fsdp_float8_all_gather out for this layer"
+                f"float8: layer {layer._layer_name!r}: {self.ranks} ranks hold {self.rows} rows each of a "
+                f"weight of {n} rows, which cuts its blocks of 128 rows; convert this layer without "
+                "enable_fsdp_float8_all_gather, in a conversion with a module_filter_fn of its own"
             )
         self._shards: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}

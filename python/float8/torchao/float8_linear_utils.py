@@ -39,7 +39,8 @@ def convert_to_float8_training(
     if not isinstance(own_config, Float8LinearConfig):
         raise TypeError(
             f"float8: config is a {type(own_config).__name__}, not a Float8LinearConfig; "
-            'Float8LinearConfig.from_recipe_name("rowwise") makes one'
+            'Float8LinearConfig.from_recipe_name("rowwise") makes one, and '
+            "float8.torch.convert_to_float8_training takes names and LinearConfigs"
         )
     return convert_linears(
         module,
