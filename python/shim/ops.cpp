@@ -1,11 +1,14 @@
-// The ops of torch.ops.float8, registered with PyTorch's stable ABI. They are functional: every
-// tensor that they return is new, but for quantize_into and the calls of scales. python/float8/torch/_ops.py has their fake kernels and gradients.
+// The kernels of the ops of torch.ops.float8, registered with PyTorch's stable ABI. They are
+// functional: every tensor that they return is new, but for quantize_into, gemm_into and the calls
+// of scales. python/float8/torch/ has their schemas, fake kernels and gradients.
 //
 //   quantize(x, config, operand, transposed, scales?, layout, evaluate) -> (q, qt)
 //     The copies of an operand in fp8 (a float8_operand), as bytes: q as it lies and qt transposed,
 //     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
 //     is false. An input has any rank; a weight is in x's type. Delayed scaling needs the linear's
 //     part of a scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
+//   quantize_again(x, dy, config) -> qt
+//     An input's qt alone, in backward: that is why it takes dy, of which it reads nothing.
 //   quantize_into(x, q!, qt!, config, operand)
 //     The same over copies that quantize gave.
 //   quantize_amax(x, config, operand, rows_max) -> (amax, row_amax)
@@ -59,6 +62,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "python/shim/casts.hpp"
@@ -365,9 +369,11 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
   plan_all(keys, place);
   if (!apart) return;
   for (const int64_t cols : k) {
-    for (const bool transposed : {false, true}) {
-      (void)quantizer_for(
-          cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed), place);
+    for (const auto& [transposed, no_q] : {std::pair{false, false}, {true, false}, {true, true}}) {
+      QuantizerKey key =
+          cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed);
+      key.no_q = no_q;
+      (void)quantizer_for(key, place);
     }
   }
 }
@@ -391,6 +397,7 @@ std::vector<int64_t> plans_op(int64_t device) {
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize", TORCH_BOX(&quantize));
+  library.impl("quantize_again", TORCH_BOX(&quantize_again));
   library.impl("quantize_into", TORCH_BOX(&quantize_into));
   library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
@@ -410,56 +417,6 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
 
 }  // namespace
 }  // namespace float8_torch
-
-STABLE_TORCH_LIBRARY(float8, library) {
-  library.def(
-      "quantize(Tensor x, int config, int operand, bool transposed, Tensor? scales=None, int "
-      "layout=0, bool evaluate=False) -> (Tensor, Tensor)");
-  library.def(
-      "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()");
-  library.def("quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)");
-  library.def(
-      "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "
-      "rows_max) -> (Tensor, Tensor)");
-  library.def(
-      "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max) -> (Tensor, "
-      "Tensor)");
-  library.def(
-      "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
-      "int[] rows_max) -> Tensor[]");
-  library.def("amax_words(int rows_max, int cols, int config, int operand) -> (int, int)");
-  library.def(
-      "copy_layout(int rows_max, int rows, int cols, int config, int operand, bool transposed, "
-      "bool over_ranks) -> (int, int, int, int, int)");
-  library.def(
-      "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
-      "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save, Tensor? "
-      "w_scales=None) -> (Tensor, Tensor)");
-  library.def(
-      "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor weight, Tensor? "
-      "w_qt, Tensor? scales, int config, int layout, int wanted, Tensor? w_scales=None, int "
-      "w_shards=1) -> (Tensor, Tensor, "
-      "Tensor)");
-  library.def("reads_shards(Tensor dy, Tensor weight, int config) -> bool");
-  library.def(
-      "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? bias, "
-      "int contracted, int config, int gemm, bool accumulate) -> ()");
-  library.def("saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int");
-  library.def(
-      "quantized_bytes(int rows, int cols, int config, int operand, bool "
-      "transposed) -> (int, int)");
-  library.def(
-      "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool "
-      "apart) -> ()");
-  library.def("capture_id(Tensor x) -> int");
-  library.def("context(int device) -> int");
-  library.def("plans(int device) -> int[]");
-  library.def("scales_bytes(int config, int layout) -> int");
-  library.def("scales_init(Tensor(a!) state, int config, int layout) -> ()");
-  library.def("scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()");
-  library.def("scales_is_first(Tensor state, int config, int layout) -> bool");
-  library.def("scales_sync(Tensor(a!) state, int config, int layout) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(float8, CPU, library) {
   float8_torch::add_kernels(library);

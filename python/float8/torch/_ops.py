@@ -1,6 +1,7 @@
 """The ops of torch.ops.float8, their fake kernels, and their gradient.
 
-The kernels are in the shim (python/shim/ops.cpp), which is loaded here.
+The schemas are in _schemas.py, and the kernels in the shim (python/shim/ops.cpp), which is loaded
+here.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from float8 import recipes
+from float8.torch import _schemas as _schemas
 
 torch.ops.load_library(  # type: ignore[no-untyped-call]
     str(pathlib.Path(__file__).parent.parent / "_C.so")
 )
 
 quantize = torch.ops.float8.quantize.default
+quantize_again = torch.ops.float8.quantize_again.default
 quantize_into = torch.ops.float8.quantize_into.default
 quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
@@ -76,6 +79,12 @@ def _fake_quantize(
         parts = _quantized_bytes(int(x.shape[-1]), config, operand, transposed)
         sizes = tuple(base + step * blocks for base, step in parts)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
+
+
+@torch.library.register_fake("float8::quantize_again")  # type: ignore[untyped-decorator]
+def _fake_quantize_again(x: torch.Tensor, dy: torch.Tensor, config: int) -> torch.Tensor:
+    base, step = _quantized_bytes(int(x.shape[-1]), config, INPUT, True)[1]
+    return x.new_empty((base + step * _blocks(x),), dtype=torch.uint8)
 
 
 @torch.library.register_fake("float8::quantize_into")  # type: ignore[untyped-decorator]
@@ -299,8 +308,8 @@ class LinearFunction(torch.autograd.Function):
             # AOTAutograd does not keep an x between forward and backward that it can compute again,
             # unless an op reads it that it cannot fuse; Inductor leaves the clone out.
             x = x.clone()
-            if ctx.recasts_x:  # the linears of one x cast it once here too
-                x, x_qt = None, quantize(x, ctx.config & ~recipes.BIAS, INPUT, True)[1]
+            if ctx.recasts_x:  # apart, so that x is freed before dx and dw are there
+                x, x_qt = None, quantize_again(x, dy, ctx.config & ~recipes.BIAS)
         dx, dw, db = linear_backward(
             dy,
             saved,

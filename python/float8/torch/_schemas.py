@@ -1,0 +1,72 @@
+"""The schemas of torch.ops.float8, whose kernels python/shim/ops.cpp registers and describes.
+
+They are here and not beside the kernels, since PyTorch's stable ABI cannot give an op tags.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# Of any strides, as nn.Linear takes them. Inductor gives each of its calls of another op an x of
+# its own, in memory, if it fuses what computes x.
+_FLEXIBLE = (
+    (
+        "quantize(Tensor x, int config, int operand, bool transposed, Tensor? scales=None, int "
+        "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
+    ),
+    "quantize_again(Tensor x, Tensor dy, int config) -> Tensor",
+    (
+        "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
+        "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save, Tensor? "
+        "w_scales=None) -> (Tensor, Tensor)"
+    ),
+    (
+        "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor weight, Tensor? "
+        "w_qt, Tensor? scales, int config, int layout, int wanted, Tensor? w_scales=None, int "
+        "w_shards=1) -> (Tensor, Tensor, Tensor)"
+    ),
+)
+
+_OTHERS = (
+    "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()",
+    "quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)",
+    (
+        "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "
+        "rows_max) -> (Tensor, Tensor)"
+    ),
+    (
+        "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max) -> (Tensor, "
+        "Tensor)"
+    ),
+    (
+        "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
+        "int[] rows_max) -> Tensor[]"
+    ),
+    "amax_words(int rows_max, int cols, int config, int operand) -> (int, int)",
+    (
+        "copy_layout(int rows_max, int rows, int cols, int config, int operand, bool transposed, "
+        "bool over_ranks) -> (int, int, int, int, int)"
+    ),
+    "reads_shards(Tensor dy, Tensor weight, int config) -> bool",
+    (
+        "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? "
+        "bias, int contracted, int config, int gemm, bool accumulate) -> ()"
+    ),
+    "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
+    ("quantized_bytes(int rows, int cols, int config, int operand, bool transposed) -> (int, int)"),
+    "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool apart) -> ()",
+    "capture_id(Tensor x) -> int",
+    "context(int device) -> int",
+    "plans(int device) -> int[]",
+    "scales_bytes(int config, int layout) -> int",
+    "scales_init(Tensor(a!) state, int config, int layout) -> ()",
+    "scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()",
+    "scales_is_first(Tensor state, int config, int layout) -> bool",
+    "scales_sync(Tensor(a!) state, int config, int layout) -> ()",
+)
+
+LIBRARY = torch.library.Library("float8", "FRAGMENT")
+for _schema in _FLEXIBLE:
+    LIBRARY.define(_schema, tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag))
+for _schema in _OTHERS:
+    LIBRARY.define(_schema)
