@@ -12,6 +12,7 @@ import torch
 from functorch.compile import make_boxed_compiler, min_cut_rematerialization_partition
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -172,10 +173,14 @@ def test_a_compiled_recompute_keeps_less(device: str, config: Config) -> None:
             graphs.append(graph)
             return graph
 
+        def partition(graph: torch.fx.GraphModule, *arguments: Any, **options: Any) -> Any:
+            joint_graph_passes(graph)  # as Inductor does
+            return min_cut_rematerialization_partition(graph, *arguments, **options)
+
         backend = aot_autograd(
             fw_compiler=make_boxed_compiler(keep),
             bw_compiler=make_boxed_compiler(keep),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=partition,
         )
         x = torch.randn(512, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
         call = torch.compile(
@@ -186,6 +191,7 @@ def test_a_compiled_recompute_keeps_less(device: str, config: Config) -> None:
         values = [node.meta["val"] for node in output.args[0] if node.op != "placeholder"]
         if recompute:
             assert not any(value.dtype == torch.uint8 and value.numel() for value in values)
+            assert [value.shape for value in values].count((512, 256)) == 2  # for silu and *
         return sum(value.numel() * value.element_size() for value in values)
 
     # Without: qt of x and of silu * up; with: neither.

@@ -305,9 +305,10 @@ class LinearFunction(torch.autograd.Function):
         saved, weight, x, x_qt, w_qt, scales = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         if torch.compiler.is_compiling() and x is not None and want_weight:
-            # AOTAutograd does not keep an x between forward and backward that it can compute again,
-            # unless an op reads it that it cannot fuse; Inductor leaves the clone out.
-            x = x.clone()
+            # AOTAutograd keeps an x between forward and backward that it could compute again if an op
+            # reads it there that it cannot fuse. Conversions it can; Inductor takes out these two,
+            # one before that choice is made and the other after it, and a clone too early.
+            x = x.float().to(x.dtype)
             if ctx.recasts_x:  # apart, so that x is freed before dx and dw are there
                 x, x_qt = None, quantize_again(x, dy, ctx.config & ~recipes.BIAS)
         dx, dw, db = linear_backward(
