@@ -168,7 +168,6 @@ HOLD = 1 << 6
 READS_X = 1 << 7
 READS_WEIGHT = 1 << 8
 BIAS = 1 << 9
-RECASTS_X = 1 << 10
 
 
 def pack(
@@ -189,7 +188,6 @@ def pack(
         READS_X: recompute or not recipe.grad_weight.b.fp8,
         READS_WEIGHT: recompute or not recipe.grad_input.b.fp8,
         BIAS: bias,
-        RECASTS_X: recompute and recipe.grad_weight.b.fp8,
     }
     return bits | sum(bit for bit, is_set in flags.items() if is_set)
 

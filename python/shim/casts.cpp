@@ -182,16 +182,6 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
   return {q, qt};
 }
 
-Tensor quantize_again(const Tensor& x, const Tensor& /*dy*/, int64_t config) {
-  Cast cast(x, config, FLOAT8_INPUT, true);
-  if (cast.rows.rows == 0) return std::get<1>(quantize(x, config, FLOAT8_INPUT, true, {}, 0, false));
-  cast.key.no_q = true;
-  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), cast.place.device);
-  cast.run(quantizer, qt, qt);
-  return qt;
-}
-
 void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
                    int64_t operand) {
   const Cast cast(x, config, operand, true);

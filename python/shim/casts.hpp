@@ -16,7 +16,6 @@ namespace float8_torch {
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
                                     bool transposed, const std::optional<Tensor>& scales,
                                     int64_t layout, bool evaluate);
-[[nodiscard]] Tensor quantize_again(const Tensor& x, const Tensor& dy, int64_t config);
 void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
                    int64_t operand);
 std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,

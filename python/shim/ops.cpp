@@ -7,8 +7,6 @@
 //     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
 //     is false. An input has any rank; a weight is in x's type. Delayed scaling needs the linear's
 //     part of a scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
-//   quantize_again(x, dy, config) -> qt
-//     An input's qt alone, in backward: that is why it takes dy, of which it reads nothing.
 //   quantize_into(x, q!, qt!, config, operand)
 //     The same over copies that quantize gave.
 //   quantize_amax(x, config, operand, rows_max) -> (amax, row_amax)
@@ -62,7 +60,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "python/shim/casts.hpp"
@@ -369,11 +366,9 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
   plan_all(keys, place);
   if (!apart) return;
   for (const int64_t cols : k) {
-    for (const auto& [transposed, no_q] : {std::pair{false, false}, {true, false}, {true, true}}) {
-      QuantizerKey key =
-          cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed);
-      key.no_q = no_q;
-      (void)quantizer_for(key, place);
+    for (const bool transposed : {false, true}) {
+      (void)quantizer_for(
+          cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed), place);
     }
   }
 }
@@ -397,7 +392,6 @@ std::vector<int64_t> plans_op(int64_t device) {
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize", TORCH_BOX(&quantize));
-  library.impl("quantize_again", TORCH_BOX(&quantize_again));
   library.impl("quantize_into", TORCH_BOX(&quantize_into));
   library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));

@@ -37,10 +37,9 @@ struct Hash {
                                               key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
-    const int64_t flags =
-        (key.no_q ? 4 : 0) | (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
+    const int64_t flags = (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
     return mix(mix(key.config, pair_of(key.rows_max, key.cols)),
-               pair_of(key.device, key.operand << 10 | key.dtype << 3 | flags));
+               pair_of(key.device, key.operand << 10 | key.dtype << 2 | flags));
   }
   size_t operator()(const std::vector<const Quantizer*>& key) const {
     uint64_t hash = key.size();
@@ -164,7 +163,6 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.dtype = key.dtype;
   desc.no_transpose = !key.transposed;
   desc.over_ranks = key.over_ranks;
-  desc.no_q = key.no_q;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;

@@ -52,7 +52,6 @@ struct QuantizerKey {
   int8_t operand = 0;  // a float8_operand
   int8_t dtype = 0;
   bool transposed = false;  // qt is made too
-  bool no_q = false;        // qt alone is made
   bool over_ranks = false;  // calls cast shards of up to rows_max rows
   bool operator==(const QuantizerKey&) const = default;
 };

@@ -15,6 +15,9 @@
 namespace float8_torch {
 namespace {
 
+// Clearing takes 2 us, which a call with more than this does not notice.
+constexpr size_t kMostKept = size_t{16} << 20;
+
 struct Entry {
   std::mutex mutex;
   Tensor memory;
@@ -57,13 +60,13 @@ Tensor allocate(const Place& place, size_t bytes) {
 
 Workspace::Workspace(const Place& place, size_t bytes) {
   if (bytes == 0) return;
-  if (place.capturing) {
-    // The graph's pool may give this memory to others between calls, so the reserved bytes are
-    // cleared, which makes it a new workspace (float8.h, convention 6).
-    captured_ = empty_bytes(static_cast<int64_t>(bytes), place.device);
-    data_ = captured_.mutable_data_ptr();
-    const size_t reserved = float8_workspace_reserved_bytes(context_of(place.device.index));
-    Tensor front = captured_;
+  if (place.capturing || bytes > kMostKept) {
+    // The pool may give this memory to others between calls, so the reserved bytes are cleared,
+    // which makes it a new workspace (float8.h, convention 6).
+    own_ = empty_bytes(static_cast<int64_t>(bytes), place.device);
+    data_ = own_.mutable_data_ptr();
+    const size_t reserved = float8_workspace_reserved_bytes(context_of(place.key()));
+    Tensor front = own_;
     front = torch::stable::narrow(front, 0, 0, static_cast<int64_t>(reserved));
     torch::stable::zero_(front);
     return;

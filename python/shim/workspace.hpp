@@ -1,6 +1,7 @@
-// The scratch memory of a call. A stream of a device has one workspace, which grows and is kept; a
-// captured call takes memory of the graph's own pool, which lives and is reused as the graph's
-// other memory is.
+// The scratch memory of a call. A stream of a device has one workspace for small calls, which grows
+// and is kept. A large call takes memory of its own, which is free for tensors after it, and so does
+// a captured one: from the graph's own pool, which lives and is reused as the graph's other memory
+// is.
 #pragma once
 
 #include <mutex>
@@ -17,7 +18,7 @@ class Workspace {
 
  private:
   std::unique_lock<std::mutex> lock_;
-  Tensor captured_;
+  Tensor own_;
   void* data_ = nullptr;
 };
 

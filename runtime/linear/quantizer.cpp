@@ -49,11 +49,11 @@ bool over_ranks(const QuantizeCall& call) {
 CopySet copies_of(const QuantizerDesc& desc) {
   switch (desc.operand) {
     case Tensor::kInput:
-      return (desc.q ? kXq : 0) | (desc.transposed ? kXqt : 0);
+      return kXq | (desc.transposed ? kXqt : 0);
     case Tensor::kWeight:
-      return (desc.q ? kWq : 0) | (desc.transposed ? kWqt : 0);
+      return kWq | (desc.transposed ? kWqt : 0);
     case Tensor::kGradOutput:
-      return (desc.q ? kDyq : 0) | (desc.transposed ? kDyqt : 0);
+      return kDyq | (desc.transposed ? kDyqt : 0);
   }
   return 0;
 }
@@ -65,9 +65,8 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
   const LinearDesc linear = linear_of(desc);
   LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
-  Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
-  if (!desc.q) copies.q.reset();
-  if (!desc.transposed) copies.qt.reset();
+  if (!desc.transposed) kernels.copies[static_cast<size_t>(desc.operand)].qt.reset();
+  const Copies& copies = kernels.of(desc.operand);
   if (!copies.q && !copies.qt) {
     return fail(ErrorCode::kUnsupported, "recipe {} makes no fp8 copy of this operand",
                 desc.recipe.name);

@@ -21,7 +21,6 @@ struct QuantizerDesc {
   Dtype dtype = Dtype::kBf16;
   NonFinite non_finite = NonFinite::kPropagate;
   bool count = false;
-  bool q = true;            // false: q is not made
   bool transposed = true;   // false: qt is not made
   bool over_ranks = false;  // calls cast shards, of up to `rows` rows
 };

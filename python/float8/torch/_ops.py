@@ -23,7 +23,6 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 )
 
 quantize = torch.ops.float8.quantize.default
-quantize_again = torch.ops.float8.quantize_again.default
 quantize_into = torch.ops.float8.quantize_into.default
 quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
@@ -79,12 +78,6 @@ def _fake_quantize(
         parts = _quantized_bytes(int(x.shape[-1]), config, operand, transposed)
         sizes = tuple(base + step * blocks for base, step in parts)
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
-
-
-@torch.library.register_fake("float8::quantize_again")  # type: ignore[untyped-decorator]
-def _fake_quantize_again(x: torch.Tensor, dy: torch.Tensor, config: int) -> torch.Tensor:
-    base, step = _quantized_bytes(int(x.shape[-1]), config, INPUT, True)[1]
-    return x.new_empty((base + step * _blocks(x),), dtype=torch.uint8)
 
 
 @torch.library.register_fake("float8::quantize_into")  # type: ignore[untyped-decorator]
@@ -294,7 +287,6 @@ class LinearFunction(torch.autograd.Function):
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         ctx.config = config
         ctx.layout = layout
-        ctx.recasts_x = x_q is not None and config & recipes.RECASTS_X
         return y  # type: ignore[no-any-return]
 
     @staticmethod
@@ -309,8 +301,6 @@ class LinearFunction(torch.autograd.Function):
             # reads it there that it cannot fuse. Conversions it can; Inductor takes out these two,
             # one before that choice is made and the other after it, and a clone too early.
             x = x.float().to(x.dtype)
-            if ctx.recasts_x:  # apart, so that x is freed before dx and dw are there
-                x, x_qt = None, quantize_again(x, dy, ctx.config & ~recipes.BIAS)
         dx, dw, db = linear_backward(
             dy,
             saved,

@@ -14,7 +14,6 @@ _FLEXIBLE = (
         "quantize(Tensor x, int config, int operand, bool transposed, Tensor? scales=None, int "
         "layout=0, bool evaluate=False) -> (Tensor, Tensor)"
     ),
-    "quantize_again(Tensor x, Tensor dy, int config) -> Tensor",
     (
         "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
         "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save, Tensor? "

@@ -333,10 +333,6 @@ typedef struct float8_quantizer_desc {
    * is a multiple of 128. Not for delayed scaling, whose amaxes float8_scales_sync reduces. Ranks may
    * hold the tensor by columns too: see float8_quantize_amax. */
   int32_t over_ranks;
-  /* Nonzero: q is not made, and qt is all of the tensor: what backward reads of an x that it casts
-   * again. Not with no_transpose, nor over ranks. */
-  int32_t no_q;
-  int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -349,7 +345,7 @@ FLOAT8_API void float8_quantizer_destroy(float8_quantizer* quantizer);
 /* Returns the bytes that hold a tensor's copies and scales at any number of rows, 0 for NULL. */
 FLOAT8_API size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer);
 /* Returns qt's part of them, which may lie apart: what is needed in backward alone. 0 for NULL, and
- * where qt is not made. Without q it is all of them. */
+ * where qt is not made. */
 FLOAT8_API size_t float8_quantizer_transposed_bytes(const float8_quantizer* quantizer);
 /* Returns the bytes of scratch that a call needs, 0 for NULL (convention 6). */
 FLOAT8_API size_t float8_quantizer_workspace_bytes(const float8_quantizer* quantizer);

@@ -406,7 +406,6 @@ struct QuantizerDesc {
   bool count = false;
   bool transposed = true;   // false: there is no backward, and qt is not made
   bool over_ranks = false;  // ranks hold the tensor by rows; run() follows find_amax()
-  bool no_q = false;        // qt alone is made, which backward reads of an x that it casts again
 };
 
 // The casts of an operand apart from a linear. Copies are the same quantizer.
@@ -427,7 +426,6 @@ class Quantizer {
     c.count = desc.count ? 1 : 0;
     c.no_transpose = desc.transposed ? 0 : 1;
     c.over_ranks = desc.over_ranks ? 1 : 0;
-    c.no_q = desc.no_q ? 1 : 0;
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

@@ -112,43 +112,6 @@ TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
   EXPECT_TRUE(says("overlap")) << float8_last_error();
 }
 
-TEST_F(TensorAbi, TheTransposedCopyMayBeMadeAlone) {
-  for (const float8::Recipe& recipe : {float8::Recipe::tensorwise(), float8::Recipe::rowwise()}) {
-    const auto plan = [&](bool no_q) {
-      return float8::Quantizer::plan(context_, {.operand = FLOAT8_INPUT,
-                                                .rows_max = kM,
-                                                .cols = kK,
-                                                .recipe = recipe,
-                                                .no_q = no_q})
-          .value();
-    };
-    const float8::Quantizer both = plan(false), alone = plan(true);
-    EXPECT_EQ(alone.tensor_bytes(), both.transposed_bytes());
-    EXPECT_EQ(alone.transposed_bytes(), both.transposed_bytes());
-    const Memory tensor = memory(both.tensor_bytes()), qt = memory(alone.tensor_bytes()),
-                 workspace = memory(std::max(both.workspace_bytes(), alone.workspace_bytes()));
-    std::memset(qt.get(), 0xab, alone.tensor_bytes());
-    ASSERT_TRUE(
-        both.run({.x = x_.get(), .tensor = tensor.get(), .rows = kM}, workspace.get(), nullptr));
-    ASSERT_TRUE(
-        alone.run({.x = x_.get(), .tensor = qt.get(), .rows = kM}, workspace.get(), nullptr));
-    const float8::Tensor want = both.view(tensor.get(), kM).value();
-    const float8::Tensor have = alone.view(qt.get(), kM).value();
-    EXPECT_EQ(have.q, nullptr);
-    EXPECT_EQ(have.q_inverse_scale, nullptr);
-    ASSERT_EQ(have.ld_qt, want.ld_qt);
-    const bool one_scale = want.qt_setting.granularity == FLOAT8_TENSOR;
-    for (int64_t col = 0; col < kK; ++col) {
-      ASSERT_EQ(std::memcmp(static_cast<const char*>(want.qt) + col * want.ld_qt,
-                            static_cast<const char*>(have.qt) + col * have.ld_qt, kM),
-                0)
-          << col;
-      const int64_t scale = one_scale ? 0 : col;
-      ASSERT_EQ(want.qt_inverse_scale[scale], have.qt_inverse_scale[scale]) << col;
-    }
-  }
-}
-
 TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   float8_quantizer* out = nullptr;
   float8_quantizer_desc desc{};
@@ -159,10 +122,6 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_UNSUPPORTED);
   EXPECT_TRUE(says("makes no fp8 copy of this operand")) << float8_last_error();
   desc.recipe = "rowwise";
-  desc.no_q = desc.no_transpose = 1;
-  EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
-  EXPECT_TRUE(says("leave no_transpose and over_ranks 0")) << float8_last_error();
-  desc.no_q = desc.no_transpose = 0;
   desc.cols = 40;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("16")) << float8_last_error();
