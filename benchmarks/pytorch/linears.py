@@ -181,7 +181,7 @@ def summary(
 
 
 def main() -> int:
-    known = common.variants(eager=False)
+    known = common.variants(eager=False, keep=True)
     parser = common.parser(__doc__, known)
     parser.add_argument("--tokens", default="", help=f"default {','.join(map(str, TOKENS))}")
     parser.add_argument("--shapes", metavar="CSV", help="shapes, with columns m, n and k")
