@@ -71,6 +71,7 @@ struct Cast {
     const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
     args.tensor = (has_q ? q : qt).mutable_data_ptr();
     args.transposed = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
+    args.launch_counts = workspace.launch_counts();
     check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
   }
 };

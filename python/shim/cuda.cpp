@@ -31,7 +31,8 @@ Function* driver_function(const char* name) {
   return driver == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(driver, name));
 }
 
-constexpr int kCaptureActive = 1;  // CU_STREAM_CAPTURE_STATUS_ACTIVE
+constexpr int kCaptureActive = 1;       // CU_STREAM_CAPTURE_STATUS_ACTIVE
+constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 
 }  // namespace
 
@@ -62,6 +63,12 @@ uint64_t capture_id(float8_stream stream) {
   uint64_t id = 0;
   const bool known = get != nullptr && get(stream, &status, &id, nullptr, nullptr, nullptr) == 0;
   return known && status == kCaptureActive ? id : 0;
+}
+
+void allow_allocation_in_captures() {
+  static auto* const exchange = driver_function<int(int*)>("cuThreadExchangeStreamCaptureMode");
+  int mode = kCaptureModeRelaxed;
+  if (exchange != nullptr) exchange(&mode);
 }
 
 void load_cuda_libraries() {

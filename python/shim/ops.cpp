@@ -254,6 +254,7 @@ std::tuple<Tensor, Tensor> linear_forward(
   args.evaluate = !save;
   if (scales) call.set_scales(args, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
+  args.launch_counts = workspace.launch_counts();
   check(float8_linear_forward(plan.linear, &args, workspace.data(), call.place.stream));
   return {y, saved};
 }
@@ -326,6 +327,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   }
   if (scales) call.set_scales(args, *scales, layout, plan);
   const Workspace workspace(call.place, plan.workspace_bytes);
+  args.launch_counts = workspace.launch_counts();
   check(float8_linear_backward(plan.linear, &args, workspace.data(), call.place.stream));
   return {dx, dw, db};
 }

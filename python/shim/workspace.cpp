@@ -8,6 +8,7 @@
 #include <memory>
 #include <shared_mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "python/shim/cuda.hpp"
@@ -15,8 +16,10 @@
 namespace float8_torch {
 namespace {
 
-// Clearing takes 2 us, which a call with more than this does not notice.
+// Larger calls take so long that an allocation of their own is lost in it.
 constexpr size_t kMostKept = size_t{16} << 20;
+
+constexpr size_t kMostCaptures = 64;  // that have launch counts of their own, of 2 MB each
 
 struct Entry {
   std::mutex mutex;
@@ -39,14 +42,19 @@ Entry& entry_of(const Place& place) {
   return *entry;
 }
 
-// Memory that is kept must not come from a pool that the calling thread allocates from for a while,
-// as inductor's CUDA graphs do before they capture, so another thread takes it.
+// Memory that is kept must not come from a pool that the calling thread or a captured stream
+// allocates from for a while, as inductor's CUDA graphs do before they capture, so another thread
+// takes it: on the stream, or on the default one for a capture.
 Tensor allocate(const Place& place, size_t bytes) {
   Tensor memory;
   std::exception_ptr error;
   std::thread([&] {
     try {
-      if (!place.emulated) set_current_stream(place.device.index, place.stream);
+      if (place.capturing) {
+        allow_allocation_in_captures();
+      } else if (!place.emulated) {
+        set_current_stream(place.device.index, place.stream);
+      }
       memory = empty_bytes(static_cast<int64_t>(bytes), place.device);
     } catch (...) {
       error = std::current_exception();
@@ -56,30 +64,58 @@ Tensor allocate(const Place& place, size_t bytes) {
   return memory;
 }
 
+size_t bytes_of_counts(const Place& place) {
+  return float8_workspace_reserved_bytes(context_of(place.key()));
+}
+
+// The front becomes a new workspace's (float8.h, convention 6).
+void clear_counts(Tensor memory, const Place& place) {
+  Tensor front = torch::stable::narrow(memory, 0, 0, static_cast<int64_t>(bytes_of_counts(place)));
+  torch::stable::zero_(front);
+}
+
+// The launch counts of captured calls. A stream of a capture has some of its own, for as long as the
+// process runs, since a graph may run again at any time; the graph clears them once, where it begins.
+// Null where earlier captures have taken all that there may be.
+void* counts_of_capture(const Place& place) {
+  using Key = std::tuple<int32_t, uint64_t, float8_stream>;
+  static auto* const mutex = new std::mutex;
+  static auto* const captures = new std::map<Key, Tensor>;
+  const std::lock_guard lock(*mutex);
+  const Key key{place.key(), capture_id(place.stream), place.stream};
+  if (const auto at = captures->find(key); at != captures->end()) {
+    return at->second.mutable_data_ptr();
+  }
+  if (captures->size() == kMostCaptures) return nullptr;
+  const Tensor memory = allocate(place, bytes_of_counts(place));
+  clear_counts(memory, place);
+  return captures->emplace(key, memory).first->second.mutable_data_ptr();
+}
+
 }  // namespace
 
 Workspace::Workspace(const Place& place, size_t bytes) {
   if (bytes == 0) return;
-  if (place.capturing || bytes > kMostKept) {
-    // The pool may give this memory to others between calls, so the reserved bytes are cleared,
-    // which makes it a new workspace (float8.h, convention 6).
+  const bool is_large = bytes > kMostKept;
+  if (place.capturing || is_large) {
     own_ = empty_bytes(static_cast<int64_t>(bytes), place.device);
     data_ = own_.mutable_data_ptr();
-    const size_t reserved = float8_workspace_reserved_bytes(context_of(place.key()));
-    Tensor front = own_;
-    front = torch::stable::narrow(front, 0, 0, static_cast<int64_t>(reserved));
-    torch::stable::zero_(front);
+  }
+  if (place.capturing) {
+    counts_ = counts_of_capture(place);
+    if (counts_ == nullptr) clear_counts(own_, place);
     return;
   }
   Entry& entry = entry_of(place);
   lock_ = std::unique_lock(entry.mutex);
-  if (entry.bytes < bytes) [[unlikely]] {
+  const size_t kept = is_large ? bytes_of_counts(place) : bytes;
+  if (entry.bytes < kept) [[unlikely]] {
     entry.memory = Tensor();  // freed in stream order, and then perhaps taken again
     entry.bytes = 0;
-    entry.memory = allocate(place, bytes);
-    entry.bytes = bytes;
+    entry.memory = allocate(place, kept);
+    entry.bytes = kept;
   }
-  data_ = entry.memory.mutable_data_ptr();
+  (is_large ? counts_ : data_) = entry.memory.mutable_data_ptr();
 }
 
 }  // namespace float8_torch

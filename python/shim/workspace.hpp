@@ -1,7 +1,7 @@
 // The scratch memory of a call. A stream of a device has one workspace for small calls, which grows
 // and is kept. A large call takes memory of its own, which is free for tensors after it, and so does
 // a captured one: from the graph's own pool, which lives and is reused as the graph's other memory
-// is.
+// is. Their launch counts lie apart, in memory that nothing else uses.
 #pragma once
 
 #include <mutex>
@@ -15,11 +15,13 @@ class Workspace {
  public:
   Workspace(const Place& place, size_t bytes);
   [[nodiscard]] void* data() const { return data_; }
+  [[nodiscard]] void* launch_counts() const { return counts_; }  // null: at the front of `data`
 
  private:
   std::unique_lock<std::mutex> lock_;
   Tensor own_;
   void* data_ = nullptr;
+  void* counts_ = nullptr;
 };
 
 }  // namespace float8_torch

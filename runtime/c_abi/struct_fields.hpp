@@ -68,18 +68,18 @@ struct StructFields<float8_forward_args> {
       lay_out(&S::struct_size, &S::x, &S::w, &S::y, &S::saved, &S::m, &S::ld_x, &S::ld_w, &S::ld_y,
               &S::bias, &S::weight_cache, &S::scales, &S::first_step, &S::reserved,
               &S::workspace_bytes, &S::saved_bytes, &S::weight_cache_bytes, &S::counters, &S::ranks,
-              &S::evaluate, &S::reserved_2, &S::x_tensor, &S::w_tensor);
+              &S::evaluate, &S::reserved_2, &S::x_tensor, &S::w_tensor, &S::launch_counts);
 };
 
 template <>
 struct StructFields<float8_backward_args> {
   using S = float8_backward_args;
-  static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::dy, &S::saved, &S::dx, &S::dw, &S::m, &S::ld_dy, &S::ld_dx,
-              &S::ld_dw, &S::ld_x, &S::ld_w, &S::x, &S::w, &S::weight_cache, &S::scales,
-              &S::first_step, &S::accumulate, &S::workspace_bytes, &S::saved_bytes,
-              &S::weight_cache_bytes, &S::counters, &S::db, &S::accumulate_bias, &S::reserved,
-              &S::ranks, &S::x_tensor, &S::w_tensor, &S::accumulate_dx, &S::reserved_2);
+  static constexpr auto kAll = lay_out(
+      &S::struct_size, &S::dy, &S::saved, &S::dx, &S::dw, &S::m, &S::ld_dy, &S::ld_dx, &S::ld_dw,
+      &S::ld_x, &S::ld_w, &S::x, &S::w, &S::weight_cache, &S::scales, &S::first_step,
+      &S::accumulate, &S::workspace_bytes, &S::saved_bytes, &S::weight_cache_bytes, &S::counters,
+      &S::db, &S::accumulate_bias, &S::reserved, &S::ranks, &S::x_tensor, &S::w_tensor,
+      &S::accumulate_dx, &S::reserved_2, &S::launch_counts);
 };
 
 template <>
@@ -112,7 +112,7 @@ struct StructFields<float8_quantize_args> {
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
               &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks,
-              &S::transposed, &S::amax, &S::row_amax);
+              &S::transposed, &S::amax, &S::row_amax, &S::launch_counts);
 };
 
 template <>

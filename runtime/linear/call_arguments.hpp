@@ -25,6 +25,7 @@ enum class Slot : uint8_t {
   kTensor,      // the copies of a tensor that a cast fills, such as a weight cache
   kTransposed,  // qt of a tensor whose copies are apart
   kWorkspace,
+  kLaunchCounts,  // the reserved bytes, wherever they are
   // What the GEMMs read of x and w in fp8, wherever it is from.
   kInputQ,
   kInputQInverse,
@@ -68,6 +69,15 @@ class Ref {
 
 [[nodiscard]] inline Ref word_at(Ref words, int64_t index) {
   return words + sizeof(uint32_t) * static_cast<size_t>(index);
+}
+
+// Where a call's launch counts are: apart, if it says so, else at the front of the workspace.
+template <class Call>
+[[nodiscard]] void* launch_counts(const Call& call, void* workspace) {
+  if constexpr (requires { call.launch_counts; }) {
+    if (call.launch_counts != nullptr) return call.launch_counts;
+  }
+  return workspace;
 }
 
 // The arguments of one call.

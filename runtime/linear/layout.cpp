@@ -126,7 +126,7 @@ QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int 
   TensorBuffers& at = layout.tensors.of(tensor);
 
   Buffer workspace(Slot::kWorkspace, kernels, calls, shape);
-  layout.sync = workspace.take(quantize_sync_bytes(sm_count));
+  (void)workspace.take(quantize_sync_bytes(sm_count));
   layout.first = workspace.take(kWord * kFirstWords * kernels.slots.size());
   layout.amax = workspace.end();
   AmaxWords words(layout.amax);
@@ -157,7 +157,7 @@ LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_cou
   TensorBuffers& x = layout.forward.x = {.x = Slot::kX, .cols = k};
   TensorBuffers& w = layout.forward.w = {.x = Slot::kW, .rows = n, .cols = k};
   Buffer forward(Slot::kWorkspace, kernels, calls, shape);
-  layout.sync = forward.take(quantize_sync_bytes(sm_count));
+  (void)forward.take(quantize_sync_bytes(sm_count));
   layout.first = forward.take(kWord * kFirstWords * kernels.slots.size());
   layout.amax = forward.end();
   AmaxWords forward_words(layout.amax);

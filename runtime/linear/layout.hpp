@@ -18,6 +18,7 @@
 // sync       is the reserved bytes of the workspace (float8.h, convention 6), which belong to the
 //            one-launch kernels (quantize.cuh) of all linears. Every linear has it at the start of
 //            its workspace, and nobody else writes to it between calls, but to set all of it to 0.
+//            A call may have it elsewhere.
 // first      has kFirstWords words for each delayed scale, for a first step over ranks.
 // scales     are a tensor's scale and 1/scale, else the inverse scales as scale_floats() counts
 //            them. Two copies with one tensor scale keep it with qt, where qt is written.
@@ -70,7 +71,7 @@ struct CallTensors {
 };
 
 struct LinearLayout {
-  Ref sync;                        // at the start of both workspaces, in every linear's
+  Ref sync = Slot::kLaunchCounts;  // at the start of both workspaces, or apart
   Ref first;                       // after it in both
   Ref amax;                        // the amax buffer, after those in both
   CallTensors forward;             // of which q is in the workspace, qt in `saved`
@@ -94,7 +95,8 @@ struct LinearLayout {
 // A tensor that is cast alone: its buffers, and the bytes of the workspace and of its copies, which
 // may lie apart.
 struct QuantizerLayout {
-  Ref sync, first, amax;
+  Ref sync = Slot::kLaunchCounts;
+  Ref first, amax;
   CallTensors tensors;
   Fp8Refs refs;
   size_t workspace_bytes = 0;

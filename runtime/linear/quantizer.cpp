@@ -259,6 +259,8 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   }
   CallMemory memory = cast_memory(call);
   memory.add_beside("workspace", workspace, layout_.workspace_bytes, Access::kWrite);
+  memory.add("launch_counts", call.launch_counts, quantize_sync_bytes(context_->device().sm_count),
+             Access::kWrite);
   F8_TRY(memory.check_alignment(kCall));
   F8_TRY(memory.check_overlaps(kCall));
   F8_TRY(memory.check_device(kCall, *context_, stream));
@@ -275,6 +277,7 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   CallArguments to;
   to.reduce = reduce;
   to.set(Slot::kWorkspace, workspace);
+  to.set(Slot::kLaunchCounts, launch_counts(call, workspace));
   bind(call, to);
   CallKind kind = 0;
   if (call.first_step != 0 && is_delayed()) {

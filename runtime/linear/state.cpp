@@ -255,6 +255,10 @@ CallMemory Linear::State::common_memory(const Call& call, const void* workspace)
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
   memory.add_beside("workspace", workspace, layout.workspace_bytes, Access::kWrite);
+  if constexpr (requires { call.launch_counts; }) {
+    memory.add("launch_counts", call.launch_counts, quantize_sync_bytes(context->device().sm_count),
+               Access::kWrite);
+  }
   const size_t count = kernels.slots.size();
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
   memory.add_beside("float8_scale_slots (amax)", amax, count * sizeof(uint32_t), Access::kWrite,

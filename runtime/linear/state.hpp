@@ -91,6 +91,7 @@ struct Linear::State {
     to.scales = ScaleSlots::of(call.scales);
     to.ranks = call.ranks;
     to.set(Slot::kWorkspace, workspace);
+    to.set(Slot::kLaunchCounts, launch_counts(call, workspace));
     to.set(Slot::kAmax, to.scales.amax);
     to.set(Slot::kScale, to.scales.scale);
     to.set(Slot::kCounters, call.counters);

@@ -77,6 +77,11 @@ Status QuantizerList::check_run(const QuantizeCalls& calls, void* workspace, Str
     const Quantizer& quantizer = *quantizers_[i];
     const QuantizeCall call = calls.at(i);
     F8_TRY(in_call(i, quantizer.check_cast(kRun, call)));
+    if (call.launch_counts != nullptr) [[unlikely]] {
+      return in_call(i, fail(ErrorCode::kInvalidArgument,
+                             "float8_quantize_args.launch_counts is given; the casts of a list "
+                             "count in its workspace, so leave it NULL"));
+    }
     F8_TRY(check_common(i, (call.first_step != 0) == (common.first_step != 0), "first_step",
                         "a step is the first one for all"));
     F8_TRY(check_common(i, (call.evaluate != 0) == (common.evaluate != 0), "evaluate",

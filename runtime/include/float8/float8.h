@@ -49,8 +49,9 @@
  *     other work on the stream, except for its reserved bytes: the first
  *     float8_workspace_reserved_bytes() of it belong to float8, which counts launches there. What
  *     is in them before the first call does not matter. After it nobody else writes to them, unless
- *     to set all of them to 0 before the next call, which makes the workspace a new one. An emulated
- *     device refuses a call that needs them after somebody else wrote to them.
+ *     to set all of them to 0 before the next call, which makes the workspace a new one. They may lie
+ *     apart (launch_counts), in memory of which the same holds. An emulated device refuses a call
+ *     that needs them after somebody else wrote to them.
  *  7. M may differ from call to call, up to m_max. An M of 0 is legal: nothing is read, and a
  *     weight gradient is set to zero.
  *  8. Results are the same bits from run to run on one machine.
@@ -476,6 +477,10 @@ typedef struct float8_forward_args {
   const float8_tensor* x_tensor FLOAT8_ZERO;
   /* w in fp8, in place of a weight cache. */
   const float8_tensor* w_tensor FLOAT8_ZERO;
+  /* float8_workspace_reserved_bytes() of device memory, aligned to 16 bytes, in place of the
+   * workspace's own reserved bytes (convention 6), for a workspace that others use between calls, such
+   * as one in a CUDA graph's pool. NULL: they are at the front of the workspace. */
+  void* launch_counts FLOAT8_ZERO;
 } float8_forward_args;
 
 typedef struct float8_backward_args {
@@ -515,7 +520,8 @@ typedef struct float8_backward_args {
   const float8_tensor* w_tensor FLOAT8_ZERO;
   /* nonzero: dx += instead of dx =, as linears that share x need; see accumulate_grad_input */
   int32_t accumulate_dx FLOAT8_ZERO;
-  int32_t reserved_2 FLOAT8_ZERO; /* 0 */
+  int32_t reserved_2 FLOAT8_ZERO;  /* 0 */
+  void* launch_counts FLOAT8_ZERO; /* as in the forward */
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
@@ -658,6 +664,7 @@ typedef struct float8_quantize_args {
    * device memory, which float8_quantize_amax writes and float8_quantize reads. NULL: there are none. */
   uint32_t* amax FLOAT8_ZERO;
   uint32_t* row_amax FLOAT8_ZERO;
+  void* launch_counts FLOAT8_ZERO; /* as in float8_forward_args; not in lists */
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */

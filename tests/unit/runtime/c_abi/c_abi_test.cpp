@@ -390,14 +390,14 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_recipe, reserved, 128U);
   F8_ENDS(float8_tensor, qt_shards, 112U);
   F8_ENDS(float8_quantizer_desc, over_ranks, 64U);
-  F8_ENDS(float8_quantize_args, row_amax, 136U);
+  F8_ENDS(float8_quantize_args, launch_counts, 144U);
   F8_ENDS(float8_grouped_linear_args, accumulate_bias, 152U);
   F8_ENDS(float8_linear_group_args, saved_bytes, 112U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);
   F8_ENDS(float8_gemm_args, workspace_bytes, 56U);
   F8_ENDS(float8_linear_desc, reserved, 112U);
-  F8_ENDS(float8_forward_args, w_tensor, 192U);
-  F8_ENDS(float8_backward_args, reserved_2, 232U);
+  F8_ENDS(float8_forward_args, launch_counts, 200U);
+  F8_ENDS(float8_backward_args, launch_counts, 240U);
   F8_ENDS(float8_weight_args, ranks, 112U);
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, non_finite, 40U);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <float8/float8.hpp>
+#include <vector>
 
 #include "tests/unit/runtime/linear_fixture.hpp"
 
@@ -84,6 +85,27 @@ TEST_F(ReservedBytesOfAWorkspace, OfAContextThatIsGoneAreForgotten) {
   linear_ = plan(context_ = float8::Context::create(0, {.cache_dir = "", .emulate = true}).value());
   workspace_.data()[0] ^= 1;
   EXPECT_TRUE(forward());
+}
+
+// A workspace whose launch counts lie apart is all free between calls.
+TEST_F(ReservedBytesOfAWorkspace, MayLieApart) {
+  Buffer counts(reserved_);
+  const auto apart = [&] {
+    return linear_.forward(
+        {.x = x_.data(), .w = w_.data(), .y = y_.data(), .launch_counts = counts.data()},
+        workspace_.data(), nullptr);
+  };
+  ASSERT_TRUE(forward());
+  const std::vector<uint8_t> y(y_.data(), y_.data() + y_.bytes());
+  std::memset(counts.data(), 0, reserved_);
+  for (const int value : {7, 9}) {
+    std::memset(workspace_.data(), value, workspace_.bytes());
+    std::memset(y_.data(), value, y_.bytes());
+    ASSERT_TRUE(apart());
+    EXPECT_EQ(std::memcmp(y.data(), y_.data(), y.size()), 0);
+  }
+  counts.data()[reserved_ - 1] ^= 1;
+  expect_found(apart());
 }
 
 // Weight casts keep off them: they may share the workspace of linears.

@@ -263,6 +263,9 @@ TEST_P(QuantizerListTest, BadArgumentsLeaveNothingEnqueued) {
   refused([](Calls& c) { c[4].ld_x = 8; }, "args[4]: float8_quantize_list");
   refused([](Calls& c) { c[7].first_step = 1; }, "args[7].first_step is not args[0]'s");
   refused([](Calls& c) { c[7].evaluate = 1; }, "args[7].evaluate is not args[0]'s");
+  int64_t counts[2];
+  refused([&](Calls& c) { c[7].launch_counts = counts; },
+          "launch_counts is given; the casts of a list");
   refused([&](Calls& c) { c[6].amax = items[0]->recorded; }, "args[6]: float8_quantize_list");
   refused([&](Calls& c) { c[8].tensor = c[0].tensor; }, "overlap");
   refused([&](Calls& c) { c[8].tensor = into(c[1].x, 32); }, "float8_quantize_args.x of args[1]");
