@@ -9,7 +9,7 @@ import torch
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
-from float8.torch.linear import resolve_recipe
+from float8.torch.linear import check_switches, resolve_recipe
 
 
 def linear(
@@ -47,6 +47,7 @@ def pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -
 
 @functools.cache
 def _pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
+    check_switches(recompute=recompute, emulate=emulate, saturate=saturate)
     resolved = resolve_recipe(recipe)
     if resolved.delayed:
         raise ValueError(
