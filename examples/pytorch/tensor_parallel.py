@@ -124,8 +124,8 @@ def build(options: argparse.Namespace, device: str) -> nn.Module:
     parallelize_module(model, mesh["tensor"], ends)
     for block in model.layers:
         parallelize_module(block, mesh["tensor"], block_plan())
-        block.compile(fullgraph=True)
     f8.agree(model)  # ranks that differ are an error here, and no hang later
+    model.compile(fullgraph=True, backend=options.backend)
     return model
 
 
@@ -165,6 +165,7 @@ def main() -> None:
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument("--lr", type=float, default=1e-3, help="default 1e-3")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--emulate", action="store_true", help="on a CPU, with small sizes")
     options = parser.parse_args()
     device = "cpu" if options.emulate else "cuda"

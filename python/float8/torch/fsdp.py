@@ -236,6 +236,14 @@ def is_sharded_by_fsdp(layer: nn.Module) -> bool:
     return _param_group(layer)[0] is not None
 
 
+def gathered_dtype(layer: nn.Module) -> torch.dtype:
+    """Returns the type of a layer's weight in its forward: FSDP's param_dtype, or its own."""
+    weight: Any = layer.weight
+    group = _param_group(layer)[0] if hasattr(weight, "_local_tensor") else None
+    dtype: torch.dtype | None = None if group is None else group.mp_policy.param_dtype
+    return dtype or weight.dtype
+
+
 @contextlib.contextmanager
 def unsharded(layer: Any) -> Iterator[Tensor | None]:
     """Gathers the weight of a layer as FSDP does before forward, None before FSDP's first forward.

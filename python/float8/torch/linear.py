@@ -208,22 +208,30 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
     left.
 
     tokens: the rows of x in a call (batch size times sequence length).
-    dtype: x's; None: the weights', or autocast's where it is on.
+    dtype: x's; None: the weights', FSDP's param_dtype, or autocast's where it is on.
+
+    Raises ValueError for weights on the meta device.
     """
     notices.warn_without_linears("prepare", module)
     groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
     for layer in module.modules():
         if isinstance(layer, Float8Linear) and layer._sharing is None:
             weight = layer.weight
+            if weight.is_meta:
+                raise ValueError(
+                    f"float8: the weight of layer {layer._layer_name!r} is on the meta device, and "
+                    "plans are for a GPU: call prepare after the weights are made there"
+                )
             device = weight.device.type
+            type_of_weight = fsdp.gathered_dtype(layer)
             type_of_x = dtype or (
                 torch.get_autocast_dtype(device)
                 if torch.is_autocast_enabled(device)
-                else weight.dtype
+                else type_of_weight
             )
             size = (layer.out_features, layer.in_features + layer._padding)
             for config in {layer._config, layer._compiled_config}:
-                key = (config, type_of_x, weight.dtype, weight.device, layer._may_share)
+                key = (config, type_of_x, type_of_weight, weight.device, layer._may_share)
                 groups.setdefault(key, {})[size] = layer
     if not groups:
         notices.warn_once(

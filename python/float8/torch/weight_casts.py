@@ -109,7 +109,8 @@ def _check(layers: list[Float8Linear]) -> None:
         if type(layer.weight.data) is not torch.Tensor or layer.weight.is_meta:
             raise ValueError(
                 f"float8: a weight is a {type(layer.weight.data).__name__} on "
-                f"{layer.weight.device}; cache_weight_casts needs plain tensors with values"
+                f"{layer.weight.device}; cache_weight_casts needs plain tensors with values. "
+                "Shards of FSDP are cast once a step with enable_fsdp_float8_all_gather"
             )
 
 
