@@ -102,13 +102,6 @@ def filter_layers(
             loaded.float8_model_destroy(model)
 
 
-def list_of(names: Sequence[str]) -> list[str]:
-    """Returns the names; a text alone, whose letters would be names, is refused (TypeError)."""
-    if isinstance(names, str):
-        raise TypeError(f"float8: names is {names!r}; it is a list of names, such as [{names!r}]")
-    return list(names)
-
-
 def _verdict(model: ctypes.c_void_p, index: int, layer: Layer) -> Verdict:
     found = _library.sized(_library.ModelVerdict)
     _library.check(_library.library().float8_model_layer_verdict(model, index, ctypes.byref(found)))
@@ -123,17 +116,24 @@ def _verdict(model: ctypes.c_void_p, index: int, layer: Layer) -> Verdict:
     )
 
 
+def list_of(names: Sequence[str]) -> list[str]:
+    """Returns the names; a text alone, whose letters would be names, is refused (TypeError)."""
+    if isinstance(names, str):
+        raise TypeError(f"float8: names is {names!r}; it is a list of names, such as [{names!r}]")
+    return list(names)
+
+
+def layer_pattern(name: str) -> str:
+    """Returns "layers.12.attention.wk" as "layers.*.attention.wk"."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
 def _recipe_fields(recipe: str | Recipe) -> tuple[_library.RecipeStruct | None, bytes | None]:
     if isinstance(recipe, str):
         return None, recipe.encode()
     if recipe.name is not None:
         return None, recipe.name.encode()
     return recipe_struct(recipe), None
-
-
-def layer_pattern(name: str) -> str:
-    """Returns "layers.12.attention.wk" as "layers.*.attention.wk"."""
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def explain(verdicts: Sequence[Verdict]) -> str:
@@ -145,7 +145,8 @@ def explain(verdicts: Sequence[Verdict]) -> str:
     first: dict[tuple[str, int, int, bool, str], Verdict] = {}
     for verdict in verdicts:
         layer = verdict.layer
-        key = (layer_pattern(layer.name), layer.n, layer.k, verdict.convert, verdict.reason)
+        name = layer_pattern(layer.name)
+        key = (name, layer.n, layer.k, verdict.convert, verdict.reason)
         counts[key] = counts.get(key, 0) + 1
         first.setdefault(key, verdict)
     rows = [
