@@ -163,7 +163,7 @@ class Float8Linear(nn.Linear):
 
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         if type(weight) is fsdp.ShardedWeight:
-            _tell_of_missing_fsdp(self._layer_name, torch.compiler.is_compiling())
+            _tell_of_missing_fsdp(self._words(), torch.compiler.is_compiling())
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
             pad = (0, self._padding)
@@ -192,6 +192,9 @@ class Float8Linear(nn.Linear):
         if self._scales is not None:
             self._scales.attach(self, self._scale_index)
 
+    def _words(self) -> str:
+        return f"layer {self._layer_name!r}" if self._layer_name else "a Float8Linear"
+
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
         return text + (", emulate=True" if self.emulate else "")
@@ -219,8 +222,8 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
             weight = layer.weight
             if weight.is_meta:
                 raise ValueError(
-                    f"float8: the weight of layer {layer._layer_name!r} is on the meta device, and "
-                    "plans are for a GPU: call prepare after the weights are made there"
+                    f"float8: the weight of {layer._words()} is on the meta device, and plans are "
+                    "for a GPU: call prepare after the weights are made there"
                 )
             device = weight.device.type
             type_of_weight = fsdp.gathered_dtype(layer)
@@ -260,7 +263,7 @@ def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: b
 def _tell_of_missing_fsdp(layer: str, compiled: bool) -> None:
     """Warns of a ShardedWeight in a forward, or raises in torch.compile, which cannot trace it."""
     text = (
-        f"enable_fsdp_float8_all_gather has no effect on layer {layer!r}, which fully_shard has not "
+        f"enable_fsdp_float8_all_gather has no effect on {layer}, which fully_shard has not "
         "sharded: call fully_shard before the first forward, or convert without the option"
     )
     if compiled:
