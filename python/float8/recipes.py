@@ -12,7 +12,7 @@ import ctypes
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from float8 import _library
 
@@ -118,6 +118,14 @@ class Recipe:
         if self.name is not None:
             return self.name
         return f"custom ({'; '.join(f'{name}: {gemm}' for name, gemm in self.gemms())})"
+
+    def given_to(self, function: Callable[..., int], *args: bool) -> int:
+        """Returns function(self, *args).
+
+        torch.compile of PyTorch 2.11 takes a dataclass for the self of a constant's call, but not
+        for an argument.
+        """
+        return function(self, *args)
 
     def gemms(self) -> Iterator[tuple[str, Gemm]]:
         for field in dataclasses.fields(self):
