@@ -47,7 +47,7 @@ def _run_blocks(mesh: Any, rank: int, world: int, document: str, folder: str) ->
     names: dict[str, Any] = {"float8": float8}
     for block in _blocks(document):
         torch.manual_seed(0)
-        model = names["model"] = Transformer(64, 16, 2)
+        model = names["model"] = Transformer(64, 16, 1)
         names.update(batches=[batch] * 2, loss=lambda y: y.float().square().mean())
         before = [p.detach().clone() for p in model.parameters()]
         for old, new in _EXCHANGED.items():
