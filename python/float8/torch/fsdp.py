@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
-from float8.torch import _ops, collectives
+from float8.torch import _ops, collectives, notices
 from float8.torch.weight_gather import (
     COPIES,
     WeightGather,
@@ -236,6 +236,14 @@ def is_sharded_by_fsdp(layer: nn.Module) -> bool:
     return _param_group(layer)[0] is not None
 
 
+def gathered_dtype(layer: nn.Module) -> torch.dtype:
+    """Returns the type of a layer's weight in its forward: FSDP's param_dtype, or its own."""
+    weight: Any = layer.weight
+    group = _param_group(layer)[0] if hasattr(weight, "_local_tensor") else None
+    dtype: torch.dtype | None = None if group is None else group.mp_policy.param_dtype
+    return dtype or weight.dtype
+
+
 @contextlib.contextmanager
 def unsharded(layer: Any) -> Iterator[Tensor | None]:
     """Gathers the weight of a layer as FSDP does before forward, None before FSDP's first forward.
@@ -295,8 +303,9 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     Call it after the optimizer's step, on all ranks. It finds the maxima of all shards, reduces them
     in one all-reduce, and casts the shards with the scales of the whole weights; forward and backward
     then only gather. Without it each weight does the same in its first gather after a change, with
-    collectives of its own, to the same bits.
+    collectives of its own, to the same bits. It warns where no linear is in fp8.
     """
+    notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module)
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
     for name, layer in module.named_modules():
         weight: Any = layer._parameters.get("weight")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _ops, notices
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
@@ -109,7 +109,8 @@ def _check(layers: list[Float8Linear]) -> None:
         if type(layer.weight.data) is not torch.Tensor or layer.weight.is_meta:
             raise ValueError(
                 f"float8: a weight is a {type(layer.weight.data).__name__} on "
-                f"{layer.weight.device}; cache_weight_casts needs plain tensors with values"
+                f"{layer.weight.device}; cache_weight_casts needs plain tensors with values. "
+                "Shards of FSDP are cast once a step with enable_fsdp_float8_all_gather"
             )
 
 
@@ -131,8 +132,10 @@ def cache_weight_casts(
     dtype: x's; None: the weights'. Name autocast's where it is on. Other x do without the copies.
 
     Raises ValueError for delayed scaling, and for weights that are no plain tensors, such as
-    DTensors; no layer is changed then. Layers that have copies already get new ones.
+    DTensors; no layer is changed then. Layers that have copies already get new ones. It warns where
+    no linear is in fp8.
     """
+    notices.warn_without_linears("cache_weight_casts", module)
     casts = WeightCasts(module, dtype)
     if optimizer is not None:
         casts.update_after(optimizer)
