@@ -124,7 +124,9 @@ def comparisons(scheme: str, recipe: str, world: int) -> Iterator[Comparison]:
         yield Comparison(f"{name}, to tp of 2", own, tensor, True)
     elif scheme == "torchao" and recipe == "tensorwise":
         own = Arrangement(recipe, "torchao", data=world, micro_batches=world, gather=True)
-        yield Comparison("torchao's fsdp-gather", own, Arrangement(recipe, "torchao", micro_batches=world), False)
+        yield Comparison(
+            "torchao's fsdp-gather", own, Arrangement(recipe, "torchao", micro_batches=world), False
+        )
 
 
 def compare(comparison: Comparison, train: Trainer) -> Result:
@@ -219,8 +221,7 @@ def main() -> int:
         if options.csv:
             write_csv(options.csv, results)
     fails = any(result.fails for result in results)
-    distributed.destroy_process_group()
-    return int(fails)
+    return common.leave_ranks(device, int(fails))
 
 
 if __name__ == "__main__":

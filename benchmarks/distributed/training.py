@@ -8,6 +8,7 @@ Parameters are in bf16 while they compute, and in fp32 for the optimizer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import sys
 from typing import Any
@@ -117,7 +118,12 @@ class OrderedReduceScatter(torch.distributed.fsdp._fully_shard._fsdp_api.ReduceS
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
         ranks = group.size()
         every = input_tensor.new_empty(ranks * input_tensor.numel())
@@ -206,15 +212,20 @@ class Arrangement:
     reverse: bool = False  # the sequences of a micro-batch the other way round
 
 
+@functools.cache
+def mesh_of(device: str, tensor: int) -> Any:
+    shape = (distributed.get_world_size() // tensor, tensor)
+    return init_device_mesh(device, shape, mesh_dim_names=("data", "tensor"))
+
+
 def losses(arrangement: Arrangement, sizes: Sizes, data: Tensor, device: str) -> list[float]:
     """Trains, and returns the mean loss of all micro-batches of each step, the same on all ranks."""
     given = arrangement
-    mesh = None
-    if given.data * given.tensor > 1:
-        shape = (distributed.get_world_size() // given.tensor, given.tensor)
-        mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "tensor"))
+    mesh = mesh_of(device, given.tensor) if given.data * given.tensor > 1 else None
     llama = llama_of(sizes).to(device, torch.float32 if given.data > 1 else torch.bfloat16)
-    llama.blocks.cos, llama.blocks.sin = (each.to(device) for each in rotary(sizes.tokens, sizes.dim // sizes.heads))
+    llama.blocks.cos, llama.blocks.sin = (
+        each.to(device) for each in rotary(sizes.tokens, sizes.dim // sizes.heads)
+    )
     convert(llama, given.library, given.recipe, given.gather, device == "cpu")
     tensor_mesh = mesh["tensor"] if mesh is not None and given.tensor > 1 else None
     if tensor_mesh is not None:
