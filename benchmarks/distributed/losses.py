@@ -52,7 +52,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What two runs made of it; the noises are relative differences of losses."""
+    """What two runs made of it; the noises are relative differences of losses, 0 under `bits`."""
 
     comparison: Comparison
     own: Losses
@@ -82,10 +82,12 @@ class Result:
     def cells(self) -> list[str]:
         claim = "bits" if self.comparison.bits else "noise"
         last = (f"{self.own[-1]:.5f}", f"{self.reference[-1]:.5f}")
-        noises = (f"{each:.1e}" for each in (self.largest, self.order, self.bf16))
-        times = "-" if self.comparison.bits else f"{self.times:.1f}"
+        noises = [f"{each:.1e}" for each in (self.order, self.bf16)] + [f"{self.times:.1f}"]
+        if self.comparison.bits:
+            noises = ["-"] * len(noises)
         first = str(self.first_difference or "none")
-        return [self.comparison.name, claim + " FAILS" * self.fails, first, *noises, times, *last]
+        claim += " FAILS" * self.fails
+        return [self.comparison.name, claim, first, f"{self.largest:.1e}", *noises, *last]
 
 
 HEADER = ("variant", "claim", "first", "largest", "order", "bf16", "times", "final", "one device")
@@ -132,6 +134,8 @@ def comparisons(scheme: str, recipe: str, world: int) -> Iterator[Comparison]:
 def compare(comparison: Comparison, train: Trainer) -> Result:
     """Runs the two, and what shows the noise. `train` keeps what it has run."""
     own, reference = comparison.own, comparison.reference
+    if comparison.bits:
+        return Result(comparison, train(own), train(reference), 0.0, 0.0)
     single = dataclasses.replace(reference, tensor=1, by_tokens=False)
     order = relative(train(dataclasses.replace(single, reverse=True)), train(single))
     plain = {"recipe": "bf16", "library": "float8"}
