@@ -76,26 +76,28 @@ def linears_of(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
+def maxima(weights: list[tuple[Any, Any]]) -> torch.Tensor:
+    """Returns the words of weights' shards."""
+    operands = [gather.operand(weight) for gather, weight in weights]
+    configs = [gather._config for gather, _ in weights]
+    rows = [gather.rows for gather, _ in weights]
+    words: torch.Tensor = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows)[0]
+    return words
+
+
 class Weights:
     """The gathers of a model's weights, and parts of what training calls."""
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = [(gather_of(layer), layer.weight) for layer in linears_of(model)]
         self.group = self.weights[0][0].group
-
-    def maxima(self) -> torch.Tensor:
-        """Returns the words of all weights' shards."""
-        operands = [gather.operand(weight) for gather, weight in self.weights]
-        configs = [gather._config for gather, _ in self.weights]
-        rows = [gather.rows for gather, _ in self.weights]
-        words: torch.Tensor = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows)[0]
-        return words
+        self.sizes = [maxima([weight]).numel() for weight in self.weights]
 
     def amax(self) -> None:
-        self.reduce(self.maxima())
+        self.reduce(maxima(self.weights))
 
     def reduces(self) -> None:
-        for words in self.maxima().tensor_split(len(self.weights)):
+        for words in maxima(self.weights).split(self.sizes):
             self.reduce(words)
 
     def reduce(self, words: torch.Tensor) -> None:

@@ -126,8 +126,8 @@ class OrderedReduceScatter(torch.distributed.fsdp._fully_shard._fsdp_api.ReduceS
         async_op: bool = False,
     ) -> None:
         ranks = group.size()
-        every = input_tensor.new_empty(ranks * input_tensor.numel())
-        distributed.all_gather_into_tensor(every, input_tensor.flatten(), group=group)
+        every = input_tensor.new_empty((ranks, input_tensor.numel()))
+        distributed.all_gather(list(every), input_tensor.flatten(), group=group)
         own = every.view(ranks, ranks, -1)[:, group.rank()]
         output_tensor.copy_(own[0])
         for other in own[1:]:
