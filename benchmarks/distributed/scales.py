@@ -2,10 +2,11 @@
 """Scales of the weights of Llama-3-8B under FSDP2, between an optimizer's step and a forward.
 
     torchrun --nproc-per-node 2 scales.py [--variants LIST] [--layers 32] [--scale 1] [--rounds 9]
-        [--json FILE] [--emulate]
+        [--compute bf16] [--json FILE] [--emulate]
 
 The 7 linears of each of 32 layers have fp32 shards of random numbers, 14 GB a rank on two, so that
-no cache holds them. The variants take turns. For a recipe of float8 they are
+no cache holds them; they are cast to bf16 first, as for compute in bf16 (--compute fp32: not). The
+variants take turns. For a recipe of float8 they are
 
     NAME             what training calls: maxima, one all-reduce, and the cast to q and qt
     NAME-amax        the maxima and the one all-reduce alone
@@ -46,6 +47,7 @@ from llama import LLAMA_3_8B, Block, Shape
 LINEARS = 7  # of a block
 PAUSE = 700_000_000  # cycles of the device, longer than the host takes for any variant
 RECIPES = ("tensorwise", "rowwise")
+COMPUTE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 KINDS = ("", "-amax", "-reduces", "-singly")
 VARIANTS = (*(recipe + kind for recipe in RECIPES for kind in KINDS), "torchao", "torchao-cast")
 TINY = Shape(dim=256, hidden=512, heads=4, kv_heads=2, layers=32)
@@ -88,8 +90,10 @@ def maxima(weights: list[tuple[Any, Any]]) -> torch.Tensor:
 class Weights:
     """The gathers of a model's weights, and parts of what training calls."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, compute: torch.dtype) -> None:
         self.weights = [(gather_of(layer), layer.weight) for layer in linears_of(model)]
+        for gather, _ in self.weights:
+            gather.dtype = compute  # FSDP says so in its first forward
         self.group = self.weights[0][0].group
         self.sizes = [maxima([weight]).numel() for weight in self.weights]
 
@@ -108,9 +112,11 @@ class Weights:
             weight_gather.cast_shards([weight])
 
 
-def of_float8(recipe: str, shape: Shape, device: str) -> dict[str, Callable[[], None]]:
+def of_float8(
+    recipe: str, shape: Shape, device: str, compute: torch.dtype
+) -> dict[str, Callable[[], None]]:
     model = sharded(Sharded("float8", recipe, gather=True), shape, device)
-    weights = Weights(model)
+    weights = Weights(model, compute)
     return {
         recipe: lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model),
         f"{recipe}-amax": weights.amax,
@@ -174,6 +180,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=0, help="default 32")
     parser.add_argument("--scale", type=int, default=1, help="divides in_features and out_features")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--compute", choices=COMPUTE, default="bf16", help="type that is cast to fp8"
+    )
     options = parser.parse_args()
     options.layers = options.layers or (2 if options.emulate else 32)
     options.variants = options.variants.split(",") if options.variants else list(VARIANTS)
@@ -199,15 +208,17 @@ def main() -> int:
         if not wanted:
             continue
         try:
-            ours = library != "torchao"
-            found = of_float8(library, shape, device) if ours else of_torchao(shape, device)
+            if library == "torchao":
+                found = of_torchao(shape, device)
+            else:
+                found = of_float8(library, shape, device, COMPUTE[options.compute])
             calls.update((name, found[name]) for name in wanted)
         except ImportError as error:
             failures[library] = common.reason(error)
     times = measure(calls, options.rounds, device)
     if distributed.get_rank() == 0:
         ranks, count = distributed.get_world_size(), LINEARS * shape.layers
-        what = f"scales of {count} weights of Llama-3-8B / {options.scale}, {ranks} ranks"
+        what = f"scales of {count} weights of Llama-3-8B / {options.scale}, {options.compute}, {ranks} ranks"
         print(common.headline(what, device))
         rows = [
             [name, *(f"{statistics.median(own[kind]):.3f}" for kind in ("idle", "queued"))]
