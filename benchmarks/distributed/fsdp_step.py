@@ -46,7 +46,9 @@ class Sharded(common.Variant):
         if not self.gather:
             return super().convert(model, emulate)
         if self.library == "float8":
-            config = f8.LinearConfig(self.recipe, emulate=emulate, enable_fsdp_float8_all_gather=True)
+            config = f8.LinearConfig(
+                self.recipe, emulate=emulate, enable_fsdp_float8_all_gather=True
+            )
             return f8.convert_to_float8_training(model, config=config)
         import torchao.float8 as torchao
 

@@ -107,9 +107,7 @@ def main() -> int:
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
     chosen = common.chosen(options.variants, dict(VARIANTS))
     default = "256x128" if options.emulate else SHAPES
-    shapes = [
-        tuple(map(int, text.split("x"))) for text in (options.shapes or default).split(",")
-    ]
+    shapes = [tuple(map(int, text.split("x"))) for text in (options.shapes or default).split(",")]
     figures = []
     for n, k in shapes:
         calls = {v.name: gathers(v, n, k, device) for v in chosen}  # type: ignore[arg-type]

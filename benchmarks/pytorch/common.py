@@ -252,6 +252,17 @@ def status(failures: dict[str, str]) -> int:
     return 0 if all("not installed" in text for text in failures.values()) else 1
 
 
+def leave_ranks(device: str, status: int) -> int:
+    """Ends a rank, which all ranks do at once; returns the status."""
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    if device == "cpu":
+        # A thread of the gloo backend that still runs aborts a process that tears itself down.
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table whose first column is of words. A short row ends in words."""
     rows = list(rows)

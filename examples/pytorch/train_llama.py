@@ -2,7 +2,7 @@
 """Trains a small Llama on text files, byte by byte, with its linears in fp8.
 
     train_llama.py [FILES] [--recipe rowwise | --torchao rowwise] [--compile] [--steps 2000]
-                   [--out FOLDER] [--resume FOLDER/step-1000.pt]
+                   [--seed 0] [--out FOLDER] [--resume FOLDER/step-1000.pt]
     train_llama.py --compare RUN/steps.csv ... [--out FOLDER]
 
 Without files it trains on the sources of Python's standard library. Weights and AdamW's states are
@@ -11,6 +11,7 @@ default model has 103 million parameters. FOLDER gets steps.csv (step, loss, tok
 where matplotlib is installed, and checkpoints, from which --resume goes on as if nothing had
 happened: bit for bit on a CPU, on a GPU with --deterministic. --compare draws several runs in one
 plot, and prints a table of their final losses, means of the last 5 % of the steps, to the first's.
+Runs in folders NAME-seed1, NAME-seed2, ... are one row, with their mean and standard deviation.
 --emulate trains on a CPU: give it small sizes.
 """
 
@@ -218,11 +219,11 @@ def train(trainer: Trainer, out: pathlib.Path) -> None:
         done = trainer.step_count
         if done == options.steps or (options.save_every and done % options.save_every == 0):
             trainer.save(out / f"step-{done}.pt")
-    runs.plot([runs.Run(out.resolve().name, trainer.rows)], out / "steps.png")
+    runs.plot(runs.grouped([runs.Run(out.resolve().name, trainer.rows)]), out / "steps.png")
 
 
 def compare(paths: list[str], out: pathlib.Path) -> None:
-    found = [runs.read_csv(pathlib.Path(path)) for path in paths]
+    found = runs.grouped([runs.read_csv(pathlib.Path(path)) for path in paths])
     runs.print_comparison(found)
     runs.plot(found, out / "compare.png")
 
@@ -248,7 +249,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=positive, help="default: as many as --heads")
     parser.add_argument("--hidden", type=positive, help="of the MLP, default 3.5 times --dim")
     parser.add_argument("--lr", type=float, default=6e-4, help="the largest, default 6e-4")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches, default 0")
     parser.add_argument("--compile", action="store_true", help="torch.compile")
     parser.add_argument("--deterministic", action="store_true", help="of PyTorch's own kernels")
     parser.add_argument("--emulate", action="store_true", help="on a CPU")

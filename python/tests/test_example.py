@@ -69,9 +69,32 @@ def test_compare(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
     assert train("--compare", *files, "--out", tmp_path) is None
     output = capsys.readouterr().out
     rows = [line.split() for line in output.splitlines()]
-    assert rows[1] == ["one", "2", "2.0000", "+0.00%", "100", "1.000"]
-    assert rows[2] == ["two", "2", "2.0100", "+0.50%", "100", "1.000"]
+    assert rows[1] == ["one", "1", "2", "2.0000", "-", "+0.00%", "100", "1.000"]
+    assert rows[2] == ["two", "1", "2", "2.0100", "-", "+0.50%", "100", "1.000"]
     assert (tmp_path / "compare.png").exists() or "matplotlib is not installed" in output
+
+
+def test_seeds(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finals: dict[str, list[float]] = {}
+    folders = [(name, seed) for name in ("bf16", "rowwise") for seed in (1, 2)]
+    for name, seed in folders:
+        out = tmp_path / f"{name}-seed{seed}"
+        options = ("--recipe", name, "--seed", seed, "--steps", 3, "--out", out)
+        assert train(text, *TINY, *options) is None
+        finals.setdefault(name, []).append(losses(out)[-1])
+    files = [tmp_path / f"{name}-seed{seed}" / "steps.csv" for name, seed in folders]
+    capsys.readouterr()
+    assert train("--compare", *files, "--out", tmp_path) is None
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[:3]}
+    for name, (one, other) in finals.items():
+        assert one != other
+        assert rows[name][1:3] == ["2", "3"]
+        assert float(rows[name][3]) == pytest.approx((one + other) / 2, abs=1e-4)
+        assert float(rows[name][4]) == pytest.approx(abs(one - other) / 2**0.5, abs=1e-4)
+    longer = tmp_path / "rowwise-seed3"
+    assert train(text, *TINY, "--steps", 4, "--out", longer) is None
+    message = train("--compare", *files, longer / "steps.csv", "--out", tmp_path)
+    assert message == "train_llama: the runs of rowwise have unlike steps"
 
 
 def test_bad_input(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,10 +90,11 @@ def run(
     on: str = "cpu",
     timeout: float = 60,
     init: str = "file",
+    limit: float = 120,
 ) -> list[Outcome]:
-    """Runs main(mesh, rank, world, *args) in processes that end by themselves, or after 2 minutes.
+    """Runs main(mesh, rank, world, *args) in processes that end by themselves, or after `limit`.
 
-    timeout: that of the process groups. init: "file", or "tcp" for a store that rank 0 keeps.
+    timeout: that of the process groups, and limit: that of the processes, in seconds. init: "file", or "tcp" for a store that rank 0 keeps.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,7 @@ def run(
         process.start()
     outcomes = []
     for rank, process in enumerate(processes):
-        process.join(max(0.1, start + 120 - time.monotonic()))
+        process.join(max(0.1, start + limit - time.monotonic()))
         if process.is_alive():
             process.kill()
             process.join()
@@ -135,10 +136,15 @@ def _free_port() -> int:
 
 
 def spawn(
-    main: Callable[..., Any], world: int, folder: Any, *args: Any, device: str = "cpu"
+    main: Callable[..., Any],
+    world: int,
+    folder: Any,
+    *args: Any,
+    device: str = "cpu",
+    limit: float = 120,
 ) -> list[Any]:
     """Runs ranks that all end well, and returns what they returned."""
-    outcomes = run(main, world, folder, *args, on=device)
+    outcomes = run(main, world, folder, *args, on=device, limit=limit)
     for rank, outcome in enumerate(outcomes):
         assert outcome.exit_code == 0, f"rank {rank}: {outcome.trace or outcome}"
     return [outcome.value for outcome in outcomes]

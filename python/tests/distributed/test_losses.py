@@ -1,0 +1,174 @@
+"""Losses of sharded training, step by step: those of one device, or within the noise of sums.
+
+Ranks are processes on the emulated device, or on GPUs. The programs are those of the benchmark.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import ranks
+import torch
+
+sys.path.append(str(pathlib.Path(__file__).parents[3] / "benchmarks/distributed"))
+
+import losses
+import scales
+from training import Sizes
+
+BENCHMARKS = pathlib.Path(losses.__file__).parent
+
+SMALL = Sizes(128, 128, 2, 2, 64, batch=4, tokens=32, steps=20)
+# Ranks have whole blocks of weights; whole blocks of tokens, for tp-sp, are left to GPUs.
+BLOCKS = Sizes(256, 256, 2, 1, 32, batch=2, tokens=64, steps=20, lr=2e-3)
+ON_GPUS = Sizes(steps=20)
+MOST = 4.0  # times the noise
+SCHEMES = losses.SCHEMES[:-1]
+
+
+def _rank(
+    mesh: Any, rank: int, world: int, recipe: str, sizes: Sizes, schemes: tuple[str, ...]
+) -> list[losses.Result]:
+    losses.deterministic()
+    train = losses.trainer(sizes, ranks.device)
+    compared = (each for scheme in schemes for each in losses.comparisons(scheme, recipe, world))
+    return [losses.compare(each, train) for each in compared]
+
+
+def _expect(results: list[list[losses.Result]], sizes: Sizes, most: float = MOST) -> None:
+    first = results[0]
+    assert first and all(each == first for each in results)  # ranks report the same
+    for result in first:
+        print(*result.cells())
+        assert len(result.own) == sizes.steps
+        assert result.reference[-1] < 0.95 * result.reference[0]  # it learns
+        assert not result.fails, result
+        assert result.comparison.bits or result.times < most, result
+
+
+@pytest.mark.parametrize("recipe", losses.RECIPES)
+def test_losses_are_those_of_one_device(recipe: str, tmp_path: Any) -> None:
+    sizes, schemes = SMALL, SCHEMES
+    if recipe == "blockwise":
+        sizes, schemes = BLOCKS, SCHEMES[:3]
+    _expect(ranks.spawn(_rank, 2, tmp_path, recipe, sizes, schemes), sizes)
+
+
+@pytest.mark.parametrize(("world", "schemes"), ((3, SCHEMES[:2]), (4, SCHEMES[4:])))
+def test_more_ranks(world: int, schemes: tuple[str, ...], tmp_path: Any) -> None:
+    """Gradients are added in the order of ranks; FSDP is over pairs of tensor-parallel ranks."""
+    sizes = dataclasses.replace(SMALL, layers=1, batch=2 * world, steps=8)
+    results = ranks.spawn(_rank, world, tmp_path, "rowwise", sizes, schemes)
+    _expect(results, sizes)
+    assert sum(result.comparison.bits for result in results[0]) == 2
+
+
+def _gpus(world: int) -> Any:
+    few = torch.cuda.device_count() < world
+    marks = (pytest.mark.gpu, pytest.mark.skipif(few, reason=f"needs {world} GPUs"))
+    return pytest.param(world, marks=marks)
+
+
+@pytest.mark.parametrize("recipe", losses.RECIPES)
+@pytest.mark.parametrize("world", [_gpus(2), _gpus(4)])
+def test_losses_on_gpus(world: int, recipe: str, tmp_path: Any) -> None:
+    for schemes in (SCHEMES[:2], SCHEMES[2:4], *([SCHEMES[4:]] if world >= 4 else [])):
+        args = (recipe, ON_GPUS, schemes)
+        # The first run compiles kernels.
+        found = ranks.spawn(_rank, world, tmp_path, *args, device="cuda", limit=400)
+        _expect(found, ON_GPUS, most=2 * MOST)
+
+
+FAILING = """
+import sys, losses
+own = losses.Arrangement("bf16", reverse=True)
+claim = losses.Comparison("reverse", own, losses.Arrangement("bf16"), True)
+losses.comparisons = lambda *_: iter([claim])
+sys.exit(losses.main())
+"""
+
+
+def _program(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(BENCHMARKS), *filter(None, sys.path)))
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_bits_that_differ_are_the_exit_status() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    options = ("--emulate", "--recipes=bf16", "--schemes=fsdp", "--steps=3")
+    ended = _program("-c", FAILING, *options, RANK="0", WORLD_SIZE="1", **address)
+    assert ended.returncode == 1 and "bits FAILS" in ended.stdout, ended.stderr
+
+
+def _torchrun(program: str, *options: str) -> str:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    ended = _program(*launcher, str(BENCHMARKS / program), "--emulate", *options)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_program_of_losses(tmp_path: Any) -> None:
+    table = tmp_path / "losses.csv"
+    text = _torchrun("losses.py", "--schemes=fsdp,tp", "--recipes=bf16", f"--csv={table}")
+    rows = {line.rsplit(maxsplit=8)[0]: line.split() for line in text.splitlines()[2:]}
+    assert rows["fsdp bf16"][2:4] == ["bits", "none"]
+    assert rows["tp bf16"][2] == "noise"
+    with table.open(newline="") as file:
+        steps = list(csv.DictReader(file))
+    assert [(row["variant"], row["step"]) for row in steps] == [
+        (name, str(step)) for name in ("fsdp bf16", "tp bf16") for step in (1, 2)
+    ]
+    assert all(row["loss"] == row["reference"] for row in steps[:2])
+
+
+def test_the_program_of_scales(tmp_path: Any) -> None:
+    figures = tmp_path / "figures.json"
+    names = [name for name in scales.VARIANTS if not name.startswith("torchao")]
+    _torchrun("scales.py", "--rounds=1", f"--variants={','.join(names)}", f"--json={figures}")
+    found = json.loads(figures.read_text())
+    assert list(found["ms"]) == names and found["weights"] == 14
+    assert all(ms > 0 for own in found["ms"].values() for kind in own.values() for ms in kind)
+
+
+def _scales_rank(mesh: Any, rank: int, world: int) -> None:
+    """The parts give the scales of the whole."""
+    shape = dataclasses.replace(scales.TINY, layers=1)
+    for recipe in scales.RECIPES:
+        variant = scales.Sharded("float8", recipe, gather=True)
+        weights = scales.Weights(scales.sharded(variant, shape, "cpu"), torch.bfloat16)
+        found = []
+        for cast in (weights.singly, lambda: scales.weight_gather.cast_shards(weights.weights)):  # noqa: B023
+            cast()
+            found.append(
+                [gather.parts(name) for gather, _ in weights.weights for name in ("q", "qt")]
+            )
+        for one, other in zip(*found, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        words = scales.maxima(weights.weights)
+        before = words.clone()
+        weights.reduce(words)
+        expected = [torch.empty_like(words) for _ in range(world)]
+        torch.distributed.all_gather(expected, before)
+        assert torch.equal(words, torch.stack(expected).amax(0)) and (words > 0).all()
+
+
+def test_the_scales_of_variants(tmp_path: Any) -> None:
+    ranks.spawn(_scales_rank, 2, tmp_path)
