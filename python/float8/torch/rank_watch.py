@@ -174,7 +174,10 @@ class Watch:
             ranks=ranks,
             layers=stuck.layers(),
         )
-        _abort()
+        # An abort may itself wait for a rank that is gone.
+        aborting = threading.Thread(target=_abort, name="float8 abort", daemon=True)
+        aborting.start()
+        aborting.join(self._grace())
         came_back = self._stop.wait(self._grace()) or seen != progress.seen()
         if came_back or not self._end_process:
             return
