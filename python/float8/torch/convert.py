@@ -79,6 +79,9 @@ def convert_to_float8_training(
     policy: str = "measured",
     verdicts: Path | None = None,
     explain: bool = False,
+    fsdp: int = 1,
+    tp: int = 1,
+    hosts: int | None = None,
 ) -> nn.Module:
     """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
 
@@ -91,6 +94,8 @@ def convert_to_float8_training(
         converted where `float8.filter_layers` says that fp8 pays; names, policy and verdicts (a
         filter file) are its arguments, and need tokens.
     explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
+    fsdp, tp, hosts: the ranks that will share the model, whose wire is then in the verdicts; they
+        are arguments of `float8.filter_layers` too.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same. Subclasses of nn.Linear with a
@@ -104,7 +109,9 @@ def convert_to_float8_training(
         Float8Linear,
         resolve_config(config),
         lambda linear, options: Float8Linear.from_float(linear, **options.linear_fields()),
-        measured_filter(module_filter_fn, tokens, names, policy, verdicts, explain),
+        measured_filter(
+            module_filter_fn, tokens, names, policy, verdicts, explain, (fsdp, tp, hosts)
+        ),
     )
 
 
@@ -120,12 +127,15 @@ def measured_filter(
     policy: str,
     verdicts: Path | None,
     show: bool,
+    ranks: tuple[int, int, int | None] = (1, 1, None),
 ) -> Choose:
     """Returns the choice that these arguments of convert_to_float8_training mean."""
-    if tokens is None and (names or verdicts is not None or show or policy != "measured"):
+    fsdp, tp, hosts = ranks
+    asks = names or verdicts is not None or show or policy != "measured"
+    if tokens is None and (asks or ranks != (1, 1, None)):
         raise ValueError(
-            "float8: names, policy, verdicts and explain ask what the measurements say, which "
-            "depends on the rows of x in a call: give tokens too"
+            "float8: names, policy, verdicts, explain, fsdp, tp and hosts ask what the measurements "
+            "say, which depends on the rows of x in a call: give tokens too"
         )
 
     def choose(linears: dict[str, nn.Linear], recipe: str | Recipe) -> Collection[str]:
@@ -147,6 +157,9 @@ def measured_filter(
             policy=policy,
             verdicts=verdicts,
             device=device_of(linears.values()),
+            fsdp=fsdp,
+            tp=tp,
+            hosts=hosts,
         )
         kept = set(linears).difference(wanted)
         decided = {
