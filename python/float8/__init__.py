@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from float8._library import library as _load
-from float8.filter import Layer, Verdict, explain, filter_layers
+from float8.filter import Layer, Verdict, Wire, explain, filter_layers
 from float8.recipes import Cast, Format, Gemm, Granularity, Recipe, Scaling
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Recipe",
     "Scaling",
     "Verdict",
+    "Wire",
     "explain",
     "filter_layers",
     "table_info",

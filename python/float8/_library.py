@@ -89,6 +89,10 @@ class ModelDesc(ctypes.Structure):
         ("margin", ctypes.c_double),
         ("policy", ctypes.c_int32),
         ("compile_threads", ctypes.c_int32),
+        ("fsdp", ctypes.c_int64),
+        ("tp", ctypes.c_int64),
+        ("hosts", ctypes.c_int64),
+        ("network_gbit", ctypes.c_double),
     ]
 
 
@@ -103,6 +107,12 @@ class ModelVerdict(ctypes.Structure):
         ("speedup_high", ctypes.c_double),
         ("evidence", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        ("wire_bf16_us", ctypes.c_double),
+        ("wire_fp8_us", ctypes.c_double),
+        ("exposed_bf16_us", ctypes.c_double),
+        ("exposed_fp8_us", ctypes.c_double),
+        ("wire_is_prediction", ctypes.c_int32),
+        ("reserved_2", ctypes.c_int32),
     ]
 
 

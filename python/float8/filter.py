@@ -25,6 +25,17 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Wire:
+    """What ranks send for a layer in a step, and what of it GEMMs do not hide, in microseconds."""
+
+    bf16_us: float
+    fp8_us: float
+    bf16_exposed_us: float
+    fp8_exposed_us: float
+    is_prediction: bool  # the model was not measured on so many ranks and hosts
+
+
+@dataclasses.dataclass(frozen=True)
 class Verdict:
     """Whether a layer is converted, why, and the speedup of forward and backward with its interval."""
 
@@ -35,6 +46,7 @@ class Verdict:
     speedup: float
     speedup_low: float
     speedup_high: float
+    wire: Wire | None = None  # where ranks share the model
 
 
 def filter_layers(
@@ -48,6 +60,10 @@ def filter_layers(
     table: str | os.PathLike[str] | None = None,
     verdicts: str | os.PathLike[str] | None = None,
     device: int | None = None,
+    fsdp: int = 1,
+    tp: int = 1,
+    hosts: int | None = None,
+    network_gbit: float | None = None,
 ) -> list[Verdict]:
     """Decides for each layer whether fp8 pays.
 
@@ -60,6 +76,10 @@ def filter_layers(
     table: a table's file; None: the built-in one.
     verdicts: a filter file of `float8-tune filter --verdicts`.
     device: the CUDA device whose table answers; None needs no GPU and takes the H100's.
+    fsdp, tp: how many ranks share each weight by FSDP, and the layers by tensor parallelism, whose
+        names (wq, o_proj, ...) say how; the layers are whole. Speedups then include the wire.
+    hosts: of all fsdp * tp ranks; None: as few as have at most 8 each.
+    network_gbit: Gbit/s of each GPU's network card; None: 400.
 
     Raises ValueError that names the layer or the field.
     """
@@ -89,6 +109,10 @@ def filter_layers(
         verdicts=os.fspath(verdicts).encode() if verdicts is not None else None,
         margin=margin,
         policy=_POLICIES[policy],
+        fsdp=_ranks("fsdp", fsdp),
+        tp=_ranks("tp", tp),
+        hosts=0 if hosts is None else _ranks("hosts", hosts),
+        network_gbit=0 if network_gbit is None else network_gbit,
     )
     loaded = _library.library()
     with _library.Context(os.fspath(table) if table is not None else None, device) as context:
@@ -97,12 +121,20 @@ def filter_layers(
             loaded.float8_model_plan(context.handle, ctypes.byref(model_desc), ctypes.byref(model))
         )
         try:
-            return [_verdict(model, i, layer) for i, layer in enumerate(wanted)]
+            is_shared = fsdp * tp > 1
+            return [_verdict(model, i, layer, is_shared) for i, layer in enumerate(wanted)]
         finally:
             loaded.float8_model_destroy(model)
 
 
-def _verdict(model: ctypes.c_void_p, index: int, layer: Layer) -> Verdict:
+# 0 has a meaning of its own in the C ABI.
+def _ranks(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"float8: {name} is {value}; it must be 1 or more")
+    return value
+
+
+def _verdict(model: ctypes.c_void_p, index: int, layer: Layer, is_shared: bool) -> Verdict:
     found = _library.sized(_library.ModelVerdict)
     _library.check(_library.library().float8_model_layer_verdict(model, index, ctypes.byref(found)))
     return Verdict(
@@ -113,6 +145,15 @@ def _verdict(model: ctypes.c_void_p, index: int, layer: Layer) -> Verdict:
         speedup=found.speedup,
         speedup_low=found.speedup_low,
         speedup_high=found.speedup_high,
+        wire=Wire(
+            found.wire_bf16_us,
+            found.wire_fp8_us,
+            found.exposed_bf16_us,
+            found.exposed_fp8_us,
+            bool(found.wire_is_prediction),
+        )
+        if is_shared
+        else None,
     )
 
 
@@ -136,10 +177,26 @@ def _recipe_fields(recipe: str | Recipe) -> tuple[_library.RecipeStruct | None, 
     return recipe_struct(recipe), None
 
 
+# The columns of the table, and whether their texts are on the left.
+_COLUMNS = {
+    "layer": True,
+    "count": False,
+    "N": False,
+    "K": False,
+    "verdict": True,
+    "speedup": False,
+    "interval": False,
+    "wire us": False,
+    "exposed us": False,
+    "evidence": True,
+    "reason": True,
+}
+
+
 def explain(verdicts: Sequence[Verdict]) -> str:
     """Returns the verdicts as the table that `float8-tune filter` prints.
 
-    Layers that differ in their number alone share a row.
+    Layers that differ in their number alone share a row. N and K are those of the whole layer.
     """
     counts: dict[tuple[str, int, int, bool, str], int] = {}
     first: dict[tuple[str, int, int, bool, str], Verdict] = {}
@@ -149,30 +206,33 @@ def explain(verdicts: Sequence[Verdict]) -> str:
         key = (name, layer.n, layer.k, verdict.convert, verdict.reason)
         counts[key] = counts.get(key, 0) + 1
         first.setdefault(key, verdict)
-    rows = [
-        ("layer", "count", "N", "K", "verdict", "speedup", "interval", "evidence", "reason"),
-        *(
-            (
-                key[0],
-                str(counts[key]),
-                str(verdict.layer.n),
-                str(verdict.layer.k),
-                "float8" if verdict.convert else "keep bf16",
-                f"{verdict.speedup:.3f}",
-                f"[{verdict.speedup_low:.3f}, {verdict.speedup_high:.3f}]",
-                verdict.evidence,
-                verdict.reason,
-            )
-            for key, verdict in first.items()
-        ),
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = (True, False, False, False, True, False, False, True, True)
+    rows = [_cells(key[0], counts[key], verdict) for key, verdict in first.items()]
+    titles = list(_COLUMNS)
+    if all(verdict.wire is None for verdict in verdicts):
+        titles = [title for title in titles if not title.endswith(" us")]
+    widths = {title: max(map(len, (title, *(row[title] for row in rows)))) for title in titles}
     lines = (
         "  ".join(
-            text.ljust(width) if is_left else text.rjust(width)
-            for text, width, is_left in zip(row, widths, left, strict=True)
+            row[title].ljust(widths[title]) if _COLUMNS[title] else row[title].rjust(widths[title])
+            for title in titles
         ).rstrip()
-        for row in rows
+        for row in ({title: title for title in titles}, *rows)
     )
     return "\n".join(lines)
+
+
+def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
+    wire = verdict.wire or Wire(0, 0, 0, 0, False)
+    return {
+        "layer": name,
+        "count": str(count),
+        "N": str(verdict.layer.n),
+        "K": str(verdict.layer.k),
+        "verdict": "float8" if verdict.convert else "keep bf16",
+        "speedup": f"{verdict.speedup:.3f}",
+        "interval": f"[{verdict.speedup_low:.3f}, {verdict.speedup_high:.3f}]",
+        "wire us": f"{wire.bf16_us:.1f} -> {wire.fp8_us:.1f}",
+        "exposed us": f"{wire.bf16_exposed_us:.1f} -> {wire.fp8_exposed_us:.1f}",
+        "evidence": verdict.evidence,
+        "reason": verdict.reason,
+    }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import pathlib
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import programs
@@ -57,6 +60,32 @@ def test_fsdp_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert not programs.run("benchmarks/distributed/fsdp_step.py", "--emulate", *options)
     rows = table(capsys.readouterr().out, "variant")
     assert positive(rows["bf16"]) and positive(rows["rowwise-gather"])
+
+
+def test_wire(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "wire.csv"
+    script = programs.ROOT / "benchmarks/distributed/wire.py"
+    words = ["--emulate", "--rounds", "1", "--largest", "8192", "--csv", str(file)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(script), *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(file.open()))
+    kinds = {(row["collective"], row["dtype"]) for row in rows}
+    assert kinds == {
+        ("all_gather", "bfloat16"),
+        ("all_gather", "uint8"),
+        ("reduce_scatter", "bfloat16"),
+        ("all_reduce", "float32"),
+    }
+    assert {(row["ranks"], row["hosts"]) for row in rows} == {("2", "1")}
+    gathers = [row for row in rows if row["collective"] == "all_gather"]
+    assert [int(row["bytes"]) for row in gathers] == [4096, 4096, 8192, 8192]
+    assert all(float(row[time]) > 0 for row in rows for time in ("us", "low", "high"))
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -285,6 +285,18 @@ def test_both_filters_count(capsys: Any) -> None:
     assert "layers.0.feed_forward.w2" not in names(model)
 
 
+def test_ranks_are_in_the_verdicts(capsys: Any) -> None:
+    model = convert_to_float8_training(
+        llama(1), config="rowwise", tokens=4096, fsdp=64, tp=8, hosts=64, explain=True
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert "wire us" in lines[0] and "exposed us" in lines[0]
+    assert all("for fsdp 64 and tp 8 on 64 hosts" in line for line in lines[1:])
+    found = f8.verdicts(llama(1), "rowwise", 4096, fsdp=64, tp=8, hosts=64)
+    assert names(model) == [verdict.layer.name for verdict in found if verdict.convert]
+    assert all(verdict.wire is not None and verdict.wire.is_prediction for verdict in found)
+
+
 def test_measured_head_of_ten_outputs() -> None:
     """What fp8 cannot have is kept, where the measurements decide."""
     with torch.device("meta"):
@@ -296,7 +308,15 @@ def test_measured_head_of_ten_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ({"explain": True}, {"names": ["a"]}, {"policy": "torchao"}, {"verdicts": "file"})
+    "arguments",
+    (
+        {"explain": True},
+        {"names": ["a"]},
+        {"policy": "torchao"},
+        {"verdicts": "file"},
+        {"fsdp": 2},
+        {"hosts": 1},
+    ),
 )
 def test_verdicts_need_tokens(arguments: dict[str, Any]) -> None:
     model = Model()

@@ -135,6 +135,43 @@ def test_the_program_says_the_same(recipe: str, policy: str) -> None:
     assert [line.rstrip() for line in table.splitlines()] == explain(verdicts).splitlines()
 
 
+@pytest.mark.parametrize("recipe", ("tensorwise", "rowwise", "delayed", "blockwise"))
+def test_the_program_says_the_same_of_ranks(recipe: str) -> None:
+    printed = float8_tune(
+        *("filter", "--model", "llama3-8b", "--tokens", "2048", "--recipe", recipe),
+        *("--fsdp", "64", "--hosts", "16", "--network-gbit", "200"),
+    )
+    verdicts = filter_layers(LLAMA, recipe, 2048, fsdp=64, hosts=16, network_gbit=200)
+    table = printed.split("\n\n")[0]
+    assert [line.rstrip() for line in table.splitlines()] == explain(verdicts).splitlines()
+
+
+def test_ranks_are_in_the_verdicts() -> None:
+    layers = [Layer("layers.0.wq", 4096, 4096), Layer("layers.0.wo", 4096, 4096)]
+    for alone in filter_layers(layers, "rowwise", 8192):
+        assert alone.wire is None and alone.evidence == "measured"
+    for shared in filter_layers(layers, "rowwise", 8192, tp=4):
+        assert shared.wire is not None and shared.evidence == "modelled"
+        assert shared.wire.bf16_exposed_us == shared.wire.bf16_us > 0
+        assert "without the wire" in shared.reason
+    (many, _) = filter_layers(layers, "rowwise", 8192, fsdp=16384)
+    assert many.wire is not None and many.wire.is_prediction
+    assert "predicted for fsdp 16384 and tp 1 on 2048 hosts" in many.reason
+
+
+def test_ranks_that_cannot_be() -> None:
+    layers = [Layer("layers.0.wq", 4096, 4096)]
+    for words, ranks in (
+        ("fsdp is 0", {"fsdp": 0}),
+        ("tp 3 does not divide", {"tp": 3}),
+        ("tp 512 leaves a rank 8", {"tp": 512}),
+        ("hosts is 4.*choose 1 to 2", {"fsdp": 2, "hosts": 4}),
+        ("hosts is 0", {"hosts": 0}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            filter_layers(layers, "rowwise", 8192, **ranks)
+
+
 def test_filter_file(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "verdicts"
     float8_tune(

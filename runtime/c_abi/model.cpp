@@ -82,6 +82,13 @@ f8::Result<f8::runtime::ModelFilter> read_filter(const float8_model_desc& desc) 
   return filter;
 }
 
+f8::tuning_db::Parallelism parallelism_of(const float8_model_desc& desc) {
+  return {.fsdp = desc.fsdp == 0 ? 1 : desc.fsdp,
+          .tp = desc.tp == 0 ? 1 : desc.tp,
+          .hosts = desc.hosts,
+          .network_gbit = desc.network_gbit};
+}
+
 }  // namespace
 
 float8_status float8_model_plan(float8_context* context, const float8_model_desc* desc,
@@ -102,6 +109,7 @@ float8_status float8_model_plan(float8_context* context, const float8_model_desc
     options.tokens = known.tokens;
     options.compile_threads = known.compile_threads;
     options.filter = F8_TRY(read_filter(known));
+    options.parallel = parallelism_of(known);
     const auto layers = F8_TRY(read_layers(known));
     auto model = std::make_unique<float8_model>();
     model->plan = F8_TRY(f8::runtime::plan_model(context->context, layers, options));
@@ -133,6 +141,12 @@ float8_status float8_model_layer_verdict(const float8_model* model, size_t index
     known.speedup_low = layer.speedup.lo;
     known.speedup_high = layer.speedup.hi;
     known.evidence = static_cast<int32_t>(layer.evidence);
+    const f8::tuning_db::WireShare wire = layer.wire.value_or(f8::tuning_db::WireShare{});
+    known.wire_bf16_us = wire.bf16_us;
+    known.wire_fp8_us = wire.fp8_us;
+    known.exposed_bf16_us = wire.bf16_exposed_us;
+    known.exposed_fp8_us = wire.fp8_exposed_us;
+    known.wire_is_prediction = wire.is_prediction ? 1 : 0;
     std::memcpy(verdict, &known, std::min(verdict->struct_size, sizeof known));
     return {};
   });

@@ -171,10 +171,10 @@ struct StructFields<float8_model_layer> {
 template <>
 struct StructFields<float8_model_desc> {
   using S = float8_model_desc;
-  static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::layers, &S::count, &S::tokens, &S::recipe, &S::custom_recipe,
-              &S::filter_fqns, &S::filter_fqn_count, &S::callback, &S::callback_user, &S::verdicts,
-              &S::margin, &S::policy, &S::compile_threads);
+  static constexpr auto kAll = lay_out(
+      &S::struct_size, &S::layers, &S::count, &S::tokens, &S::recipe, &S::custom_recipe,
+      &S::filter_fqns, &S::filter_fqn_count, &S::callback, &S::callback_user, &S::verdicts,
+      &S::margin, &S::policy, &S::compile_threads, &S::fsdp, &S::tp, &S::hosts, &S::network_gbit);
 };
 
 template <>
@@ -182,7 +182,8 @@ struct StructFields<float8_model_verdict> {
   using S = float8_model_verdict;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::name, &S::reason, &S::linear, &S::speedup, &S::speedup_low,
-              &S::speedup_high, &S::evidence, &S::reserved);
+              &S::speedup_high, &S::evidence, &S::reserved, &S::wire_bf16_us, &S::wire_fp8_us,
+              &S::exposed_bf16_us, &S::exposed_fp8_us, &S::wire_is_prediction, &S::reserved_2);
 };
 
 // True where a struct of so many bytes has whole fields alone. A struct's size is a multiple of its

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/text.hpp"
+#include "recipes/tensor_parallel.hpp"
 #include "runtime/linear/kernels.hpp"
 #include "tuning_db/estimate/filter.hpp"
 
@@ -126,9 +127,23 @@ Result<std::vector<codegen::KernelSpec>> kernels_of(std::span<const ModelLinear>
   return specs;
 }
 
-}  // namespace
+// The parts that a tensor-parallel rank has of the linears.
+Result<std::vector<ModelLinear>> parts_of_rank(std::span<const ModelLinear> linears,
+                                               const ModelOptions& options) {
+  std::vector<ModelLinear> parts(linears.begin(), linears.end());
+  if (options.parallel.tp == 1) return parts;
+  std::vector<NamedLinear> layers;
+  for (const ModelLinear& linear : linears) layers.push_back(named(linear));
+  F8_TRY(shard_tensor_parallel(layers, options.parallel.tp, "the model"));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].in_features = layers[i].in_features;
+    parts[i].out_features = layers[i].out_features;
+  }
+  return parts;
+}
 
-Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> linears,
+// The verdicts on a rank's linears.
+Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> linears,
                                                   const ModelOptions& options,
                                                   const TuningTable* table) {
   const std::vector<NamedLinear> layers = F8_TRY(check(linears, options));
@@ -144,7 +159,8 @@ Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> l
                                           {.policy = filter.policy,
                                            .tokens = options.tokens,
                                            .filter_fqns = filter.names,
-                                           .margin = filter.margin},
+                                           .margin = filter.margin,
+                                           .parallel = options.parallel},
                                           estimator));
   const NameFilter names = F8_TRY(name_filter(filter.names));
   std::vector<ConvertedLinear> all;
@@ -155,6 +171,7 @@ Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> l
                         .reason = std::move(d.reason),
                         .evidence = d.evidence,
                         .speedup = {d.speedup, d.lo, d.hi},
+                        .wire = d.wire,
                         .plan = nullptr};
     if (kept_by_name_or_size(names, layers[i]).empty()) {
       if (filter.callback && !filter.callback(linears[i])) {
@@ -170,11 +187,20 @@ Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> l
   return all;
 }
 
+}  // namespace
+
+Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> linears,
+                                                  const ModelOptions& options,
+                                                  const TuningTable* table) {
+  return filter_parts(F8_TRY(parts_of_rank(linears, options)), options, table);
+}
+
 Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
-                             std::span<const ModelLinear> linears, const ModelOptions& options) {
+                             std::span<const ModelLinear> wholes, const ModelOptions& options) {
   ModelPlan model;
   const auto table = context->table();
-  model.linears = F8_TRY(filter_model(linears, options, table.get()));
+  const std::vector<ModelLinear> linears = F8_TRY(parts_of_rank(wholes, options));
+  model.linears = F8_TRY(filter_parts(linears, options, table.get()));
   const std::vector<Distinct> plans = distinct_plans(linears, options, model.linears);
   const auto specs = F8_TRY(kernels_of(linears, plans, *context));
   F8_TRY(context->compile(specs, options.compile_threads));

@@ -3,7 +3,7 @@
 //
 // A layer is asked, in this order, and the first refusal keeps it in high precision:
 //   1. names     part of its name is among the filter's
-//   2. sizes     K and N are multiples of 16
+//   2. sizes     K and N are multiples of 16; ranks that share the layer have whole blocks of it
 //   3. callback  where there is one
 //   4. verdicts  of a filter file, where there is one: what the automatic rule said elsewhere
 //   5. automatic rule, if the names hold the flag that switches it on and there is no filter file:
@@ -24,6 +24,7 @@
 #include "recipes/filter_file.hpp"
 #include "recipes/filter_rule.hpp"
 #include "runtime/linear/linear.hpp"
+#include "tuning_db/estimate/wire_cost.hpp"
 
 namespace f8::runtime {
 
@@ -49,6 +50,9 @@ struct ModelOptions {
   int64_t tokens = 0;  // M: what the automatic rule asks for, and the largest M of a call
   ModelFilter filter = {};
   int compile_threads = 0;  // 0: all cores
+  // The ranks that share the model. Its layers are given whole; with tensor parallelism verdicts
+  // and plans are of one rank's part.
+  tuning_db::Parallelism parallel = {};
 };
 
 struct ConvertedLinear {
@@ -56,9 +60,10 @@ struct ConvertedLinear {
   bool convert = false;
   std::string reason;  // one line
   Evidence evidence = Evidence::kRule;
-  SpeedupInterval speedup = {};        // of forward and backward; 1 where nothing is known
-  std::shared_ptr<const Linear> plan;  // null: kept. Layers that are alike share one
-  size_t first_slot = 0;               // of its delayed scales among the model's
+  SpeedupInterval speedup = {};  // of forward and backward; 1 where nothing is known
+  std::optional<tuning_db::WireShare> wire = {};  // where ranks share the model
+  std::shared_ptr<const Linear> plan;             // null: kept. Layers that are alike share one
+  size_t first_slot = 0;                          // of its delayed scales among the model's
 };
 
 struct ModelPlan {

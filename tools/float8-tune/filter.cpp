@@ -25,6 +25,7 @@ struct Options {
   std::string fqns;
   double margin = kFilterMargin;
   std::string device;
+  RankOptions ranks;
   std::filesystem::path output;
   std::filesystem::path verdicts;
 };
@@ -47,21 +48,37 @@ Json to_json(const tuning_db::FilterDecision& d) {
                    {"count", d.layer.count}};
   add_verdict(decision, d);
   decision["trials"] = d.trial_uuids;
+  if (d.wire) decision["wire"] = wire_json(*d.wire);
   return decision;
+}
+
+// What of the answer rests on the wire's model.
+Json ranks_json(const tuning_db::WireCost& wire) {
+  const tuning_db::RankLayout& layout = wire.layout();
+  const tuning_db::WireModel& model = wire.model();
+  return {{"fsdp", layout.fsdp.ranks},
+          {"tp", layout.tp.ranks},
+          {"hosts", layout.hosts},
+          {"network_gbit_per_s", rounded(8 * model.network.gb_per_s)},
+          {"is_prediction", wire.is_prediction()},
+          {"half_width", rounded(model.half_width(), 3)},
+          {"source", model.source},
+          {"date", model.date}};
 }
 
 // The JSON of all of it, as json_text() would write it. A model may have a million layers, so that
 // no more than one decision is kept as a value at a time.
 std::string report_text(const Options& options, const tuning_db::FilterResult& result) {
-  const Json report = {{"recipe", options.recipe},
-                       {"policy", options.policy},
-                       {"tokens", options.model.tokens},
-                       {"device", result.device},
-                       {"model", options.model.model},
-                       {"tp", options.model.tp},
-                       {"filter_fqns", options.fqns},
-                       {"decisions", Json::array()},
-                       {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
+  Json report = {{"recipe", options.recipe},
+                 {"policy", options.policy},
+                 {"tokens", options.model.tokens},
+                 {"device", result.device},
+                 {"model", options.model.model},
+                 {"tp", options.model.tp},
+                 {"filter_fqns", options.fqns},
+                 {"decisions", Json::array()},
+                 {"estimated_model_speedup", rounded(result.estimated_model_speedup)}};
+  if (result.wire) report["ranks"] = ranks_json(*result.wire);
   const std::string frame = json_text(report);
   constexpr std::string_view kEmpty = "\n  \"decisions\": []";  // no string holds a line end
   const size_t at = frame.find(kEmpty) + kEmpty.size() - 1;
@@ -134,31 +151,41 @@ std::vector<Row> rows_of(const tuning_db::FilterResult& result) {
 
 void print_table(const Options& options, const tuning_db::FilterResult& result, bool color) {
   using enum Table::Align;
-  Table table({{"layer", kLeft},
-               {"count"},
-               {"N"},
-               {"K"},
-               {"verdict", kLeft},
-               {"speedup"},
-               {"interval"},
-               {"evidence", kLeft},
-               {"reason", kLeft}});
+  std::vector<Table::Column> columns = {{"layer", kLeft},   {"count"},   {"N"},       {"K"},
+                                        {"verdict", kLeft}, {"speedup"}, {"interval"}};
+  if (result.wire) columns.insert(columns.end(), {{"wire us"}, {"exposed us"}});
+  columns.insert(columns.end(), {{"evidence", kLeft}, {"reason", kLeft}});
+  Table table(std::move(columns));
   int64_t converted = 0;
   int64_t all = 0;
   for (const Row& row : rows_of(result)) {
     const tuning_db::FilterDecision& d = *row.decision;
     all += row.count;
     if (d.convert) converted += row.count;
-    table.add({row.name, f8::format("{}", row.count), f8::format("{}", d.layer.out_features),
-               f8::format("{}", d.layer.in_features), d.convert ? "float8" : "keep bf16",
-               f8::format("{:.3f}", d.speedup), f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi),
-               std::string(to_string(d.evidence)), d.reason});
+    std::vector<std::string> cells = {row.name,
+                                      f8::format("{}", row.count),
+                                      f8::format("{}", d.layer.out_features),
+                                      f8::format("{}", d.layer.in_features),
+                                      d.convert ? "float8" : "keep bf16",
+                                      f8::format("{:.3f}", d.speedup),
+                                      f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi)};
+    if (result.wire) {
+      const tuning_db::WireShare share = d.wire.value_or(tuning_db::WireShare{});
+      cells.push_back(f8::format("{:.1f} -> {:.1f}", share.bf16_us, share.fp8_us));
+      cells.push_back(f8::format("{:.1f} -> {:.1f}", share.bf16_exposed_us, share.fp8_exposed_us));
+    }
+    cells.emplace_back(to_string(d.evidence));
+    cells.push_back(d.reason);
+    table.add(std::move(cells));
   }
   print_styled(table.text(color));
   print(f8::format(
       "\n{} of {} linears to float8 ({}, {}, M {}{}); these linears together {:.3f}x\n", converted,
       all, options.recipe, options.policy, options.model.tokens,
       result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup));
+  if (!result.wire) return;
+  print(f8::format("from bf16 to fp8 on the wire: {} ({})\n", result.wire->describe(),
+                   result.wire->model().origin()));
 }
 
 // A router sends an expert only some of the tokens; what M means for it is the caller's knowledge.
@@ -213,6 +240,8 @@ Result<int> filter(const Options& options, const Global& global) {
   how.margin = options.margin;
   // The command asks for measured verdicts; torchao's rule has its switch.
   how.automatic = how.policy == FilterPolicy::kMeasured;
+  how.parallel = parallelism_of(options.ranks, options.model.tp);
+  how.wire = F8_TRY(wire_model_of(options.ranks.wire_rows));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
@@ -247,6 +276,7 @@ void add_filter(CLI::App& app, Program& program) {
       ->add_option("--device", options->device,
                    "only measurements of the device of this name (default: the one measured last)")
       ->type_name("NAME");
+  add_ranks(*command, options->ranks);
   add_output(*command, "--verdicts", options->verdicts,
              "for a trainer: also write the filter file that its model conversion loads");
   add_output(*command, "-o,--output", options->output,

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/file.hpp"
 #include "base/text.hpp"
+#include "tools/tuner/search/wire_fit.hpp"
 
 namespace f8::cli {
 
@@ -91,6 +93,44 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options) {
   flags.tokens = add_integer(command, "--tokens", options.tokens,
                              "M: how many tokens each linear sees in a step");
   return flags;
+}
+
+CLI::Option* add_network(CLI::App& command, double& gbit) {
+  return command.add_option("--network-gbit", gbit, "Gbit/s of each GPU's network card")
+      ->default_str(f8::format("{:g}", 8 * tuning_db::WireModel::fitted().network.gb_per_s))
+      ->check(CLI::Range(1.0, 1e6))
+      ->type_name("GBIT");
+}
+
+void add_ranks(CLI::App& command, RankOptions& options) {
+  add_integer(command, "--fsdp", options.fsdp, "ranks that share each weight by FSDP", 1,
+              tuning_db::kMaxRanks);
+  add_integer(command, "--hosts", options.hosts,
+              "hosts of all fsdp * tp ranks; as few as have at most 8 each where it is not given",
+              1, tuning_db::kMaxRanks);
+  add_network(command, options.network_gbit);
+  add_wire_rows(command, options.wire_rows);
+}
+
+CLI::Option* add_wire_rows(CLI::App& command, std::filesystem::path& rows) {
+  return add_input(command, "--wire-rows", rows,
+                   "collectives measured by benchmarks/distributed/wire.py, to which the wire's "
+                   "constants are fitted instead of the built-in ones");
+}
+
+Result<tuning_db::WireModel> wire_model_of(const std::filesystem::path& rows) {
+  tuning_db::WireModel model = tuning_db::WireModel::fitted();
+  if (rows.empty()) return model;
+  const auto measured = F8_TRY(of_option("--wire-rows", tuner::read_wire_rows(rows)));
+  auto fit = F8_TRY(of_option("--wire-rows", tuner::fit_wire(measured, model)));
+  fit.model.source = input_name(rows);
+  fit.model.date.clear();
+  return fit.model;
+}
+
+tuning_db::Parallelism parallelism_of(const RankOptions& options, int64_t tp) {
+  return {
+      .fsdp = options.fsdp, .tp = tp, .hosts = options.hosts, .network_gbit = options.network_gbit};
 }
 
 Result<tuner::Model> load(const ModelOptions& options) {

@@ -10,6 +10,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/tuner/model_files/model.hpp"
 #include "tuning_db/database.hpp"
+#include "tuning_db/estimate/wire_cost.hpp"
 
 namespace f8::cli {
 
@@ -54,6 +55,20 @@ struct ModelFlags {
   CLI::Option* tokens;
 };
 ModelFlags add_model(CLI::App& command, ModelOptions& options);  // --model --tp --tokens
+// The ranks that share a model, beside --tp.
+struct RankOptions {
+  int64_t fsdp = 1;
+  int64_t hosts = 0;
+  double network_gbit = 0;
+  std::filesystem::path wire_rows;
+};
+void add_ranks(CLI::App& command, RankOptions& options);  // --fsdp --hosts ...
+CLI::Option* add_network(CLI::App& command, double& gbit);
+// The constants fitted to the rows of a file, or the built-in ones where none is named.
+CLI::Option* add_wire_rows(CLI::App& command, std::filesystem::path& rows);
+[[nodiscard]] Result<tuning_db::WireModel> wire_model_of(const std::filesystem::path& rows);
+[[nodiscard]] tuning_db::Parallelism parallelism_of(const RankOptions& options, int64_t tp);
+
 // The model, loaded and sharded.
 [[nodiscard]] Result<tuner::Model> load(const ModelOptions& options);
 

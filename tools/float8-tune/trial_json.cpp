@@ -43,6 +43,16 @@ void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
   add_interval(json, "speedup", decision.speedup, decision.lo, decision.hi);
 }
 
+Json wire_json(const tuning_db::WireShare& share) {
+  Json json = {{"bf16_us", rounded(share.bf16_us, 4)},
+               {"fp8_us", rounded(share.fp8_us, 4)},
+               {"bf16_exposed_us", rounded(share.bf16_exposed_us, 4)},
+               {"fp8_exposed_us", rounded(share.fp8_exposed_us, 4)},
+               {"compute_evidence", to_string(share.compute_evidence)}};
+  add_interval(json, "compute_speedup", share.compute.speedup, share.compute.lo, share.compute.hi);
+  return json;
+}
+
 Json trial_json(const tuning_db::TrialRow& row) {
   const tuning_db::TrialResult& result = row.result;
   const Json config = config_json(row.candidate);

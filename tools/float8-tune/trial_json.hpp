@@ -13,6 +13,8 @@ namespace f8::cli {
 [[nodiscard]] Json trial_json(const tuning_db::TrialRow& row);
 // "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds.
 void add_verdict(Json& json, const tuning_db::FilterDecision& decision);
+// What a layer sends in a step, and its speedup without that.
+[[nodiscard]] Json wire_json(const tuning_db::WireShare& share);
 // "generated 128x256s4c2x1w2g8", "cublaslt h3", "float8".
 [[nodiscard]] std::string candidate_text(const tuning_db::Candidate& candidate);
 

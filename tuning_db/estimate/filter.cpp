@@ -14,23 +14,27 @@ std::string sweep_command(std::string_view recipe, Shape s) {
                     recipe);
 }
 
-void decide_measured(FilterDecision& d, const std::optional<Estimate>& e, Shape shape,
-                     double margin, const Estimator& estimator) {
-  if (!e) {
-    d.reason = f8::format(
-        "kept in bf16: {}; measure it with `{}`",
-        estimator.empty()
-            ? f8::format("there are no measurements of recipe {}{}{}", estimator.recipe(),
-                         estimator.device().empty() ? "" : " on ", estimator.device())
-            : std::string("the measured shapes are too few to say anything of this one"),
-        sweep_command(estimator.recipe(), shape));
-    return;
-  }
-  d.evidence = e->evidence;
-  Verdict verdict = speedup_verdict({e->speedup, e->lo, e->hi}, margin,
-                                    f8::format("{} {}", e->basis, estimator.describe_source(*e)));
-  d.convert = verdict.convert;
-  d.reason = std::move(verdict.reason);
+std::string unknown_reason(Shape shape, const Estimator& estimator) {
+  return f8::format(
+      "kept in bf16: {}; measure it with `{}`",
+      estimator.empty()
+          ? f8::format("there are no measurements of recipe {}{}{}", estimator.recipe(),
+                       estimator.device().empty() ? "" : " on ", estimator.device())
+          : std::string("the measured shapes are too few to say anything of this one"),
+      sweep_command(estimator.recipe(), shape));
+}
+
+// What a verdict rests on: the rows, and the wire where there is one.
+std::string basis_of(const Estimate& e, const Estimator& estimator, const FilterDecision& d,
+                     const std::optional<WireCost>& wire) {
+  const std::string rows = f8::format("{} {}", e.basis, estimator.describe_source(e));
+  if (!wire || !d.wire) return rows;
+  const WireShare& share = *d.wire;
+  return f8::format(
+      "{:.3f} [{:.3f}, {:.3f}] without the wire, which takes {:.1f} us in bf16 and {:.1f} in fp8, "
+      "{:.1f} and {:.1f} of it exposed; {}; {}",
+      share.compute.speedup, share.compute.lo, share.compute.hi, share.bf16_us, share.fp8_us,
+      share.bf16_exposed_us, share.fp8_exposed_us, wire->describe(), rows);
 }
 
 // Many layers of a model have one shape, whose estimate is made once.
@@ -48,27 +52,55 @@ class Estimates {
   std::map<Shape, std::optional<Estimate>> known_;
 };
 
-FilterDecision decide(const NamedLinear& layer, const FilterOptions& options,
-                      const NameFilter& names, const Estimator& estimator, Estimates& estimates) {
+// The speedup of the i-th layer, if anything is known of its shape.
+void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
+              const std::optional<WireCost>& wire) {
+  if (!e) return;
+  d.bf16_ns = e->bf16_ns;
+  if (!kept_by_name_or_size({}, d.layer).empty()) return;
+  d.speedup = e->speedup;
+  d.lo = e->lo;
+  d.hi = e->hi;
+  for (const LinearSpeedup* row : e->rows) d.trial_uuids.push_back(row->trial);
+  if (!wire) return;
+  const WiredSpeedup wired = wire->speedup(i, {d.speedup, d.lo, d.hi}, e->evidence, e->bf16_ns);
+  d.speedup = wired.speedup.speedup;
+  d.lo = wired.speedup.lo;
+  d.hi = wired.speedup.hi;
+  d.bf16_ns = wired.bf16_ns;
+  d.wire = wired.share;
+}
+
+struct Question {
+  const FilterOptions& options;
+  const NameFilter& names;
+  const Estimator& estimator;
+  const std::optional<WireCost>& wire;
+};
+
+FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
+                      Estimates& estimates) {
+  const FilterOptions& options = asked.options;
   const Shape shape{options.tokens, layer.out_features, layer.in_features};
   const std::optional<Estimate>& e = estimates(shape);
-  FilterDecision d{.layer = layer, .reason = kept_by_name_or_size(names, layer)};
-  if (e) d.bf16_ns = e->bf16_ns;
-  if (e && kept_by_name_or_size({}, layer).empty()) {
-    d.speedup = e->speedup;
-    d.lo = e->lo;
-    d.hi = e->hi;
-    for (const LinearSpeedup* row : e->rows) d.trial_uuids.push_back(row->trial);
-  }
+  FilterDecision d{.layer = layer, .reason = kept_by_name_or_size(asked.names, layer)};
+  estimate(d, i, e, asked.wire);
+  if (d.reason.empty() && asked.wire) d.reason = asked.wire->kept(i);
   if (!d.reason.empty()) return d;
-  if (!names.automatic && !options.automatic) {
+  if (!asked.names.automatic && !options.automatic) {
     d.convert = true;
     d.reason = f8::format("converted: its name and sizes allow it, and {} is not among the names",
                           kAutoFlag);
-  } else if (options.policy == FilterPolicy::kMeasured) {
-    decide_measured(d, e, shape, options.margin, estimator);
+  } else if (options.policy == FilterPolicy::kTorchao) {
+    Verdict verdict = torchao_verdict(asked.estimator.recipe(), layer);
+    d.convert = verdict.convert;
+    d.reason = std::move(verdict.reason);
+  } else if (!e) {
+    d.reason = unknown_reason(shape, asked.estimator);
   } else {
-    Verdict verdict = torchao_verdict(estimator.recipe(), layer);
+    d.evidence = d.wire ? Evidence::kModelled : e->evidence;
+    Verdict verdict = speedup_verdict({d.speedup, d.lo, d.hi}, options.margin,
+                                      basis_of(*e, asked.estimator, d, asked.wire));
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
   }
@@ -111,9 +143,15 @@ Result<FilterResult> filter(std::span<const NamedLinear> layers, const FilterOpt
   }
   FilterResult result;
   result.device = estimator.device();
+  if (options.parallel.is_given()) {  // also of one rank, to check what is given
+    result.wire = F8_TRY(WireCost::create(layers, options.tokens, estimator.recipe(),
+                                          options.parallel, options.wire));
+  }
+  if (options.parallel.ranks() == 1) result.wire.reset();
   Estimates estimates(estimator);
-  for (const NamedLinear& layer : layers) {
-    result.decisions.push_back(decide(layer, options, names, estimator, estimates));
+  const Question asked{options, names, estimator, result.wire};
+  for (size_t i = 0; i < layers.size(); ++i) {
+    result.decisions.push_back(decide(layers[i], i, asked, estimates));
   }
   result.estimated_model_speedup = model_speedup(result.decisions);
   return result;

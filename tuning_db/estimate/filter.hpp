@@ -4,15 +4,18 @@
 // A layer is asked, in this order, and the first refusal keeps it in bf16:
 //   names   an entry of filter_fqns is part of its name
 //   sizes   K and N are multiples of 16
+//   ranks   where they share it and the recipe has blocks, each has whole ones
 //   rule    where the automatic rule is on
 //             measured   the lower end of the speedup exceeds 1 + margin: the row of exactly this
 //                        shape and token count; else interpolation in log2(m), log2(n), log2(k)
 //                        between measured shapes that surround it; else a model fitted to the rows
 //             torchao    torchao's fixed limits of N and K
 // A layer that nothing refused is converted. The estimated speedup of every layer comes from the
-// measurements, whatever decides.
+// measurements, whatever decides. Where ranks share the model, what they send is in it
+// (wire_cost.hpp), and it is `modelled`.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +23,7 @@
 #include "recipes/filter_rule.hpp"
 #include "recipes/recipe.hpp"
 #include "tuning_db/estimate/estimator.hpp"
+#include "tuning_db/estimate/wire_cost.hpp"
 
 namespace f8::tuning_db {
 
@@ -29,6 +33,8 @@ struct FilterOptions {
   std::vector<std::string> filter_fqns{};  // kAutoFlag among them switches the automatic rule on
   double margin = kFilterMargin;
   bool automatic = false;  // the rule is on without kAutoFlag too
+  Parallelism parallel{};  // of the ranks that share the model
+  WireModel wire = WireModel::fitted();
 };
 
 struct FilterDecision {
@@ -38,16 +44,19 @@ struct FilterDecision {
   Evidence evidence = Evidence::kRule;  // what the verdict rests on
   // Forward and backward together, if it is converted; 1 where nothing is known.
   double speedup = 1, lo = 1, hi = 1;
-  double bf16_ns = 0;  // 0: unknown
+  double bf16_ns = 0;  // with what is exposed of the wire; 0: unknown
   std::vector<std::string> trial_uuids{};
+  std::optional<WireShare> wire{};  // where ranks share the model and the speedup is known
 };
 
 struct FilterResult {
   std::string device;
   std::vector<FilterDecision> decisions;
   double estimated_model_speedup = 1;  // all these linears together, weighted by their bf16 time
+  std::optional<WireCost> wire{};      // where ranks share the model
 };
 
+// layers: with the shapes of one tensor-parallel rank (recipes/tensor_parallel.hpp).
 // kInvalidArgument names the layer or the option. The recipe is the estimator's.
 [[nodiscard]] Result<FilterResult> filter(std::span<const NamedLinear> layers,
                                           const FilterOptions& options, const Estimator& estimator);

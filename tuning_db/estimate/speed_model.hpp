@@ -6,11 +6,11 @@
 // fp8, none negative.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <span>
 
 #include "recipes/problem.hpp"
+#include "tuning_db/estimate/least_squares.hpp"
 
 namespace f8::tuning_db {
 
@@ -28,10 +28,8 @@ class SpeedModel {
   [[nodiscard]] double fp8_ns(Shape shape) const;
 
  private:
-  using Coefficients = std::array<double, 3>;  // of 1, flops, elements
-  static std::optional<Coefficients> fit_one(std::span<const TimedShape> rows,
-                                             double TimedShape::*time);
-  Coefficients bf16_{}, fp8_{};
+  static std::optional<Terms> fit_one(std::span<const TimedShape> rows, double TimedShape::*time);
+  Terms bf16_{}, fp8_{};  // coefficients of 1, flops and elements
 };
 
 }  // namespace f8::tuning_db

@@ -104,6 +104,9 @@ def convert_to_float8_training(
     policy: str | None = None,
     verdicts: Path | None = None,
     explain: bool = False,
+    fsdp: int = 1,
+    tp: int = 1,
+    hosts: int | None = None,
 ) -> nn.Module:
     """Exchanges the nn.Linear layers of `module` for Float8Linear, in place, and returns it.
 
@@ -118,6 +121,8 @@ def convert_to_float8_training(
         is part of a linear's name. The policy is "measured" unless one is given; "torchao" needs
         "auto_filter_small_kn" among the names, and a filter file has no policy beside it.
     explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
+    fsdp, tp, hosts: the ranks that will share the model, whose wire is then in the verdicts; they
+        are arguments of `float8.filter_layers` too.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same.
@@ -131,7 +136,9 @@ def convert_to_float8_training(
         Float8Linear,
         resolve_config(config),
         lambda linear, options: Float8Linear.from_float(linear, **options.linear_fields()),
-        measured_filter(module, module_filter_fn, tokens, names, policy, verdicts, explain),
+        measured_filter(
+            module, module_filter_fn, tokens, names, policy, verdicts, explain, (fsdp, tp, hosts)
+        ),
     )
 
 
@@ -148,13 +155,16 @@ def measured_filter(
     policy: str | None,
     verdicts: Path | None,
     show: bool,
+    ranks: tuple[int, int, int | None] = (1, 1, None),
 ) -> Choose:
     """Returns the choice that these arguments of convert_to_float8_training mean."""
     names = list_of(names)
-    if tokens is None and (names or verdicts is not None or show or policy is not None):
+    fsdp, tp, hosts = ranks
+    asks = names or verdicts is not None or show or policy is not None
+    if tokens is None and (asks or ranks != (1, 1, None)):
         raise ValueError(
-            "float8: names, policy, verdicts and explain ask what the measurements say, which "
-            "depends on the rows of x in a call: give tokens too"
+            "float8: names, policy, verdicts, explain, fsdp, tp and hosts ask what the measurements "
+            "say, which depends on the rows of x in a call: give tokens too"
         )
     if policy is not None and verdicts is not None:
         raise ValueError(
@@ -186,6 +196,9 @@ def measured_filter(
             policy=policy or "measured",
             verdicts=verdicts,
             device=device_of(linears.values()),
+            fsdp=fsdp,
+            tp=tp,
+            hosts=hosts,
         )
         kept = set(linears).difference(wanted)
         decided = {

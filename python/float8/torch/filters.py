@@ -29,6 +29,10 @@ def verdicts(
     table: str | os.PathLike[str] | None = None,
     verdicts: str | os.PathLike[str] | None = None,
     device: int | None = None,
+    fsdp: int = 1,
+    tp: int = 1,
+    hosts: int | None = None,
+    network_gbit: float | None = None,
 ) -> list[Verdict]:
     """Returns what float8.filter_layers says about the linears that a conversion would exchange.
 
@@ -53,6 +57,10 @@ def verdicts(
         table=table,
         verdicts=verdicts,
         device=device_of(linears.values()) if device is None else device,
+        fsdp=fsdp,
+        tp=tp,
+        hosts=hosts,
+        network_gbit=network_gbit,
     )
 
 

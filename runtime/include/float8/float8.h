@@ -944,6 +944,7 @@ FLOAT8_API float8_status float8_scales_load_file(const float8_scales* scales, vo
  * high precision:
  *   names      no entry of filter_fqns is part of its name (case matters)
  *   sizes      n and k are multiples of 16
+ *   ranks      if they share it and the recipe has blocks, each has whole ones
  *   callback   returns nonzero
  *   verdicts   a filter file, which `float8-tune filter --verdicts` writes, converts it
  *   rule       the automatic rule converts it, if "auto_filter_small_kn" is among filter_fqns
@@ -994,6 +995,14 @@ typedef struct float8_model_desc {
   double margin;
   int32_t policy;          /* a float8_filter_policy */
   int32_t compile_threads; /* how many compile kernels; 0: one for each core */
+  /* The ranks that share the model: speedups then have in them what these send (docs/distributed.md,
+   * "The cost of a wire"). 0 is 1 rank. With tp over 1 the layers are given whole, and the last part
+   * of a name (wq, o_proj, ...) says how ranks share it; sizes, callback, filter file and plans are
+   * of one rank's part. */
+  int64_t fsdp;
+  int64_t tp;
+  int64_t hosts;       /* of all fsdp * tp ranks; 0: as few as have at most 8 each */
+  double network_gbit; /* Gbit/s of each device's network card; 0: 400 */
 } float8_model_desc;
 
 typedef struct float8_model float8_model;
@@ -1027,6 +1036,14 @@ typedef struct float8_model_verdict {
   double speedup_high;
   int32_t evidence; /* a float8_evidence */
   int32_t reserved; /* 0 */
+  /* What ranks send for the layer in a step, in bf16 and in fp8, and how much of it GEMMs do not
+   * hide; 0 where no ranks share the model, or nothing is known. */
+  double wire_bf16_us;
+  double wire_fp8_us;
+  double exposed_bf16_us;
+  double exposed_fp8_us;
+  int32_t wire_is_prediction; /* 1: the model was not measured on so many ranks, hosts */
+  int32_t reserved_2;         /* 0 */
 } float8_model_verdict;
 
 /* Gives the verdict of layers[index]. The caller sets *verdict's struct_size before the call. */

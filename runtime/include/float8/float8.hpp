@@ -748,6 +748,10 @@ struct ModelOptions {
   std::function<bool(const std::string& name, std::int64_t n, std::int64_t k)> callback = {};
   std::string verdicts = {};  // a filter file; empty: none
   int compile_threads = 0;
+  // The ranks that share the model, as in float8_model_desc.
+  std::int64_t fsdp = 1, tp = 1;
+  std::int64_t hosts = 0;   // 0: as few as have at most 8 each
+  double network_gbit = 0;  // 0: 400
 };
 
 // The decision about a layer.
@@ -757,6 +761,9 @@ struct ModelVerdict {
   std::optional<Linear> linear = {};  // none: kept in high precision
   double speedup = 1, speedup_low = 1, speedup_high = 1;
   float8_evidence evidence = FLOAT8_EVIDENCE_RULE;
+  // What ranks send in a step, in bf16 and fp8, and what of it GEMMs do not hide.
+  double wire_bf16_us = 0, wire_fp8_us = 0, exposed_bf16_us = 0, exposed_fp8_us = 0;
+  bool wire_is_prediction = false;
 };
 
 class Model {
@@ -795,6 +802,10 @@ class Model {
     c.margin = options.margin;
     c.policy = options.policy;
     c.compile_threads = options.compile_threads;
+    c.fsdp = options.fsdp;
+    c.tp = options.tp;
+    c.hosts = options.hosts;
+    c.network_gbit = options.network_gbit;
     float8_model* handle = nullptr;
     const float8_status status = float8_model_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
@@ -813,7 +824,12 @@ class Model {
                          c.speedup,
                          c.speedup_low,
                          c.speedup_high,
-                         static_cast<float8_evidence>(c.evidence)};
+                         static_cast<float8_evidence>(c.evidence),
+                         c.wire_bf16_us,
+                         c.wire_fp8_us,
+                         c.exposed_bf16_us,
+                         c.exposed_fp8_us,
+                         c.wire_is_prediction != 0};
     // It is the model's, which it keeps alive.
     if (c.linear != nullptr) verdict.linear = Linear({handle_, c.linear}, tokens_);
     return verdict;

@@ -3,6 +3,7 @@
 // kernels.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <float8/float8.hpp>
 
 #include "base/file.hpp"
@@ -96,6 +97,15 @@ class OneDecision : public ::testing::Test {
       EXPECT_NEAR(verdict.speedup, d["speedup"].get<double>(), 1e-4);
       EXPECT_NEAR(verdict.speedup_low, d["speedup_lo"].get<double>(), 1e-4);
       EXPECT_NEAR(verdict.speedup_high, d["speedup_hi"].get<double>(), 1e-4);
+      if (!d.contains("wire")) continue;
+      const auto expect_us = [&](double us, const char* field) {
+        const auto printed = d["wire"][field].get<double>();
+        EXPECT_NEAR(us, printed, 1e-3 * printed) << field;
+      };
+      expect_us(verdict.wire_bf16_us, "bf16_us");
+      expect_us(verdict.wire_fp8_us, "fp8_us");
+      expect_us(verdict.exposed_bf16_us, "bf16_exposed_us");
+      expect_us(verdict.exposed_fp8_us, "fp8_exposed_us");
     }
   }
 
@@ -116,7 +126,7 @@ class OneDecision : public ::testing::Test {
               });
   }
 
-  const std::vector<NamedLinear> layers_ = grid();
+  std::vector<NamedLinear> layers_ = grid();
   std::optional<float8::Context> context_;
   Tool tool_;
 };
@@ -137,6 +147,29 @@ TEST_F(OneDecision, OverTheGridFromTheBuiltInTable) {
   // The grid holds every kind of answer.
   EXPECT_GT(converted, 100);
   EXPECT_EQ(evidences.size(), 4U);
+}
+
+// The ranks that share a model, with names that say how.
+TEST_F(OneDecision, WithTheWire) {
+  layers_ = {{"layers.0.attention.wq", 4096, 4096, 1},
+             {"layers.0.attention.wk", 4096, 1024, 1},
+             {"layers.0.feed_forward.w2", 14336, 4096, 1},
+             {"layers.0.router", 4096, 64, 1},
+             {"output", 4096, 128256, 1}};
+  tool_.write("model.json", model_file(layers_));
+  for (const Recipe& recipe : builtin_recipes()) {
+    for (const auto& [fsdp, tp, hosts] : std::vector<std::array<int64_t, 3>>{
+             {2, 1, 0}, {1, 8, 1}, {64, 8, 0}, {16384, 1, 0}, {8, 2, 16}}) {
+      Words more = {"--fsdp", std::to_string(fsdp), "--tp", std::to_string(tp)};
+      if (hosts != 0) more.insert(more.end(), {"--hosts", std::to_string(hosts)});
+      const json result = ask_tool(recipe.name, 4096, more);
+      float8::ModelOptions options = options_of(recipe.name, 4096, {"auto_filter_small_kn"});
+      options.fsdp = fsdp;
+      options.tp = tp;
+      options.hosts = hosts;
+      expect_same(result["decisions"], options);
+    }
+  }
 }
 
 TEST_F(OneDecision, UnderTorchaosRuleWithAndWithoutTheFlag) {

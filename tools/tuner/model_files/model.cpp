@@ -1,11 +1,10 @@
 #include "tools/tuner/model_files/model.hpp"
 
-#include <algorithm>
-#include <array>
 #include <set>
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "recipes/tensor_parallel.hpp"
 #include "tools/tuner/model_files/architecture.hpp"
 #include "tools/tuner/model_files/safetensors.hpp"
 #include "tools/tuner/model_files/strict_json.hpp"
@@ -62,19 +61,6 @@ Result<std::vector<NamedLinear>> parse_file(const fs::path& path) {
   return parse_model_json(text, name);
 }
 
-enum class Split { kColumn, kRow, kNone };
-
-Split split_of(std::string_view fqn) {
-  constexpr std::array<std::string_view, 14> kColumn = {
-      "wq",     "wk",     "wv",        "wqkv",    "w1",     "w3",      "q_proj",
-      "k_proj", "v_proj", "gate_proj", "up_proj", "output", "lm_head", "gate_up_proj"};
-  constexpr std::array<std::string_view, 4> kRow = {"wo", "w2", "o_proj", "down_proj"};
-  const std::string_view last = fqn.substr(fqn.rfind('.') + 1);
-  if (std::ranges::find(kColumn, last) != kColumn.end()) return Split::kColumn;
-  if (std::ranges::find(kRow, last) != kRow.end()) return Split::kRow;
-  return Split::kNone;
-}
-
 }  // namespace
 
 Result<std::vector<NamedLinear>> parse_model_json(std::string_view text, const fs::path& path) {
@@ -112,31 +98,7 @@ Result<Model> load_model(std::string_view name_or_path) {
 }
 
 Status shard(Model& model, int64_t tp) {
-  if (tp < 1) return fail(ErrorCode::kInvalidArgument, "tp is {}; it must be 1 or more", tp);
-  if (tp == 1) return {};
-  std::vector<NamedLinear> layers = model.layers;
-  bool any = false;
-  for (NamedLinear& layer : layers) {
-    const Split split = split_of(layer.fqn);
-    if (split == Split::kNone) continue;
-    any = true;
-    const bool column = split == Split::kColumn;
-    int64_t& extent = column ? layer.out_features : layer.in_features;
-    if (extent % tp != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "tp {} does not divide the {} {} of {}; choose a divisor of it", tp,
-                  column ? "out_features" : "in_features", extent, quote(layer.fqn));
-    }
-    extent /= tp;
-  }
-  if (!any) {
-    return fail(ErrorCode::kInvalidArgument,
-                "tp {}: no layer of {} has a name that says how to shard it (wq, q_proj, w1, "
-                "down_proj, ...)",
-                tp, model.name);
-  }
-  model.layers = std::move(layers);
-  return {};
+  return shard_tensor_parallel(model.layers, tp, model.name);
 }
 
 }  // namespace f8::tuner

@@ -41,9 +41,7 @@ struct Model {
 [[nodiscard]] Result<std::vector<NamedLinear>> parse_model_json(std::string_view text,
                                                                 const std::filesystem::path& path);
 
-// Makes the shapes those of one of `tp` tensor-parallel ranks. By the last part of the name,
-// column-parallel layers lose out_features (wq wk wv w1 w3, q/k/v_proj, gate_proj, up_proj, the
-// output head) and row-parallel ones in_features (wo w2 o_proj down_proj); the others stay whole.
+// Makes the shapes those of one of `tp` tensor-parallel ranks (recipes/tensor_parallel.hpp).
 [[nodiscard]] Status shard(Model& model, int64_t tp);
 
 }  // namespace f8::tuner

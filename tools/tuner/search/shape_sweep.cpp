@@ -22,16 +22,6 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
-std::vector<std::string_view> fields_of(std::string_view line) {
-  std::vector<std::string_view> fields;
-  while (true) {
-    const size_t comma = line.find(',');
-    fields.push_back(trim(line.substr(0, comma)));
-    if (comma == std::string_view::npos) return fields;
-    line.remove_prefix(comma + 1);
-  }
-}
-
 std::string csv_field(std::string_view text) {
   if (text.find_first_of(",\"\n\r") == std::string_view::npos) return std::string(text);
   std::string quoted = "\"";
@@ -44,6 +34,16 @@ std::string csv_field(std::string_view text) {
 
 }  // namespace
 
+std::vector<std::string_view> csv_fields(std::string_view line) {
+  std::vector<std::string_view> fields;
+  while (true) {
+    const size_t comma = line.find(',');
+    fields.push_back(trim(line.substr(0, comma)));
+    if (comma == std::string_view::npos) return fields;
+    line.remove_prefix(comma + 1);
+  }
+}
+
 Result<std::vector<Shape>> parse_shape_table(std::string_view csv) {
   constexpr std::array<std::string_view, 3> kNames = {"m", "n", "k"};
   std::array<size_t, 3> columns{};
@@ -53,7 +53,7 @@ Result<std::vector<Shape>> parse_shape_table(std::string_view csv) {
   for (int64_t number = 1; !csv.empty(); ++number) {
     const std::string_view line = take_until(csv, '\n');
     if (trim(line).empty()) continue;
-    const std::vector<std::string_view> fields = fields_of(line);
+    const std::vector<std::string_view> fields = csv_fields(line);
     if (!has_header) {
       for (size_t i = 0; i < kNames.size(); ++i) {
         const auto found = std::ranges::find(fields, kNames[i]);

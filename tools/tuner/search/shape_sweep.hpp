@@ -17,6 +17,9 @@
 
 namespace f8::tuner {
 
+// The fields of a line, without blanks and quotes around them.
+[[nodiscard]] std::vector<std::string_view> csv_fields(std::string_view line);
+
 // The error names the line and the column.
 [[nodiscard]] Result<std::vector<Shape>> parse_shape_table(std::string_view csv);
 // "-" is standard input.

@@ -137,6 +137,34 @@ TEST_F(CAbiModel, MeasuredVerdictsFromTheBuiltInTableOrNone) {
   EXPECT_NE(kept.reason.find("there are no measurements"), std::string::npos);
 }
 
+// With tensor parallelism the plans are of a rank's part, and verdicts have the wire.
+TEST_F(CAbiModel, RanksThatShareTheModel) {
+  float8::ModelOptions o = options();
+  o.tp = 2;
+  std::vector<std::string> asked;
+  o.callback = [&](const std::string& name, int64_t n, int64_t k) {
+    asked.push_back(f8::format("{} {} {}", name, n, k));
+    return true;
+  };
+  auto model = float8::Model::plan(context_, layers(), o);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(asked,
+            (std::vector<std::string>{"layers.0.wq 32 64", "layers.1.wq 32 64", "output 64 64"}));
+  const auto verdict = model.value().verdict(0).value();
+  EXPECT_EQ(verdict.linear->get()->linear->desc().shape, (Shape{32, 32, 64}));
+  EXPECT_GT(verdict.wire_bf16_us, 0);
+  EXPECT_EQ(verdict.wire_bf16_us, verdict.exposed_bf16_us) << "nothing hides it";
+  o.tp = 1;
+  o.callback = {};
+  const auto alone = float8::Model::plan(context_, layers(), o).value().verdict(0).value();
+  EXPECT_EQ(alone.wire_bf16_us, 0);
+  o.fsdp = 1024;
+  const auto many = float8::Model::plan(context_, layers(), o).value().verdict(0).value();
+  EXPECT_TRUE(many.wire_is_prediction);
+  EXPECT_GT(many.wire_fp8_us, 0);
+  EXPECT_NE(many.speedup, alone.speedup);
+}
+
 TEST_F(CAbiModel, ItsLinearsRun) {
   auto model = float8::Model::plan(context_, layers(), options());
   ASSERT_TRUE(model) << model.error().message;
@@ -183,6 +211,10 @@ TEST_F(CAbiModel, Misuse) {
   refused([](auto& d, auto&, auto&) { d.compile_threads = -1; }, "compile_threads is -1");
   refused([](auto& d, auto&, auto&) { d.margin = -0.5; }, "margin is -0.5");
   refused([](auto& d, auto&, auto&) { d.tokens = 0; }, "tokens is 0");
+  refused([](auto& d, auto&, auto&) { d.fsdp = -1; }, "fsdp is -1");
+  refused([](auto& d, auto&, auto&) { d.tp = 3; }, "no layer of the model has a name that says");
+  refused([](auto& d, auto&, auto&) { d.hosts = 2; }, "hosts is 2, and fsdp 1 times tp 1");
+  refused([](auto& d, auto&, auto&) { d.network_gbit = -1; }, "the network has -1 Gbit/s");
   refused([](auto& d, auto&, auto&) { d.filter_fqn_count = 1; }, "filter_fqns is NULL");
   refused([](auto&, auto& l, auto&) { l.name = nullptr; }, "layers[0]: name is NULL");
   refused([](auto&, auto& l, auto&) { l.desc = nullptr; }, "layers[0]: desc is NULL");

@@ -1,0 +1,26 @@
+// How tensor-parallel ranks share the linears of a model, by the last part of a layer's name:
+//
+//   column-wise   wq wk wv wqkv w1 w3, q/k/v_proj, gate_proj, up_proj, the output head: a rank has
+//                 out_features / tp of the weight's rows, and all of x
+//   row-wise      wo w2 o_proj down_proj: a rank has in_features / tp of the columns, and of x
+//   whole         all others: every rank has the same weight
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "recipes/problem.hpp"
+
+namespace f8 {
+
+enum class TensorSplit : uint8_t { kWhole, kColumn, kRow };
+[[nodiscard]] TensorSplit tensor_split(std::string_view fqn);
+
+// Makes the shapes those of one of `tp` ranks. The error names the layer and says what to do, and
+// the layers are then as they were.
+[[nodiscard]] Status shard_tensor_parallel(std::vector<NamedLinear>& layers, int64_t tp,
+                                           std::string_view model);
+
+}  // namespace f8
