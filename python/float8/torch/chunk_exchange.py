@@ -154,7 +154,7 @@ class PeerMemory:
     def __init__(self, process_group: Any, device: torch.device) -> None:
         self.process_group = process_group
         self.device = device
-        self.copies: Any = torch.cuda.Stream(device)
+        self.copies: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._bytes = 0
         self._memory: Any = None
         self._kept: list[Tensor] = []
@@ -272,7 +272,8 @@ def exchange_of(group: str, ranks: int, device: torch.device) -> Messages | Peer
 
     ranks: how many the caller takes the group to have (ValueError).
     """
-    process_group = distributed.distributed_c10d._resolve_process_group(group)
+    c10d: Any = distributed.distributed_c10d
+    process_group = c10d._resolve_process_group(group)
     known = _exchanges.get(group)
     if known is not None and known.process_group is process_group:
         return known

@@ -88,7 +88,8 @@ def linear(
     outputs = run(whole, weight, bias, shard, scales, call, *tensors)
     if not isinstance(outputs, tuple):
         return outputs  # type: ignore[no-any-return]
-    y, whole, *gathered = outputs
+    y: Tensor = outputs[0]
+    whole, *gathered = outputs[1:]
     q = operands.whole_q(gathered, x_copies[0], _shard_of_x(x, call), call.to)
     _leave(source, key, whole, (q, x_copies[1]))
     return y
@@ -326,29 +327,35 @@ class _Linear(torch.autograd.Function):
         weight, x, scales, *saved = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         if dy is None:  # only other linears of this x have a gradient
-            dx = None if dx_of_others is None else _scatter_dx(dx_of_others, ctx.x_shape, call)
-            return dx, *(None,) * 13
+            others = dx_of_others
+            scattered = None if others is None else _scatter_dx(others, ctx.x_shape, call)
+            return scattered, *(None,) * 13
         xqt, wqt = _pair(*saved[:2]), _pair(*saved[2:])
         if call.recompute:
             xqt, wqt = _cast_again(x, weight, scales, call)
         fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
         of_x = _GatheredX(x, xqt, ctx.x_shape, call) if want_weight else None
         scatters = call.gathers and want_x and fp8[0]
-        if of_x is not None and not scatters:
+        # In a compiled graph the gathers of all linears of one x are one collective.
+        beside = scatters and not (call.leaves and torch.compiler.is_compiling())
+        if of_x is not None and not beside:
             of_x.start()
         by_tokens = call.y_dim is not None and all(fp8)
         gemm = Gemm(operands.GRAD_INPUT, wqt, None, weight.shape[0], dy.dtype, to)
         db = _bias_grad(dy, weight, True, to) if want_bias and by_tokens else None
         dx: Any = None
+        dyq: Any = None
+        dyqt: Any = None
         if want_x and fp8[0] and call.y_dim is not None and _overlaps(_run(dy, call), dy, call):
             dx, dyqt, dy = _dx_of_gathered(gemm, dy, scales, call)
         else:
             if call.y_dim is not None and not by_tokens:
                 dy = _whole_hp(dy, call.y_dim, to)
-            dyq, dyqt = _cast_grad(dy, scales, by_tokens, call) if any(fp8) else (None, None)
+            if any(fp8):
+                dyq, dyqt = _cast_grad(dy, scales, by_tokens, call)
             if scatters:
                 outer = math.prod(ctx.x_shape[: call.x_dim])
-                own = [] if of_x is None else of_x.own
+                own = of_x.own if of_x is not None and beside else []
                 dx, gathered = gemm.scattered(dyq, outer, dx_of_others, own)
                 if of_x is not None:
                     of_x.gathered = gathered
