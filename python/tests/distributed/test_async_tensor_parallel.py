@@ -5,6 +5,7 @@ Ranks are processes on the emulated device, which exchange chunks as messages, o
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -111,6 +112,70 @@ def test_chunks_compute_what_whole_collectives_compute(world: int, tmp_path: Any
 @GPUS
 def test_chunks_on_gpus(tmp_path: Any) -> None:
     ranks.spawn(_every_recipe, 2, tmp_path, device="cuda")
+
+
+class _Stream:
+    """A stream of a device that does everything at once."""
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self) -> None: ...
+
+
+class _Files:
+    """Memory that all ranks map, as symmetric memory is; it has what an exchange calls."""
+
+    def __init__(self, folder: str, size: int, rank: int, ranks: int) -> None:
+        self.size, self.barriers = size, 0
+        distributed.barrier()
+        self.parts = [
+            torch.from_file(f"{folder}/{size}.{i}", shared=True, size=size, dtype=torch.uint8)
+            for i in range(ranks)
+        ]
+        self.parts[rank].fill_(255)
+
+    def get_buffer(self, rank: int, sizes: Any, dtype: torch.dtype, offset: int) -> torch.Tensor:
+        count = torch.Size(sizes).numel()
+        return self.parts[rank].view(dtype)[offset : offset + count].view(sizes)
+
+    def barrier(self, channel: int) -> None:
+        self.barriers += 1
+        distributed.barrier()
+
+
+class _MappedMemory(chunk_exchange.PeerMemory):
+    """Peer memory that lies in files."""
+
+    def __init__(self, process_group: Any, folder: str) -> None:
+        self.process_group = process_group
+        self.copies = _Stream()
+        self.folder = folder
+        self.files: list[_Files] = []
+
+    def reserve(self, size: int) -> Any:
+        if not self.files or self.files[-1].size < size:
+            size = -(-size // 4096) * 4096
+            group = self.process_group
+            self.files.append(_Files(self.folder, size, group.rank(), group.size()))
+        return self.files[-1]
+
+
+def _mapped(mesh: Any, rank: int, world: int, folder: str) -> None:
+    torch.cuda.current_stream = lambda *_: _Stream()  # type: ignore[assignment,return-value]
+    torch.cuda.stream = lambda _: contextlib.nullcontext()  # type: ignore[assignment,return-value]
+    memory = _MappedMemory(mesh.get_group(), folder)
+    chunk_exchange._exchanges[mesh.get_group().group_name] = memory
+    _every_recipe(mesh, rank, world)
+    assert memory.files[-1].barriers > 0
+
+
+@pytest.mark.parametrize("world", (2, 3))
+def test_copies_to_and_from_memory_of_other_ranks(world: int, tmp_path: Any) -> None:
+    """The copies that GPUs make, with the same places and the same barriers."""
+    (tmp_path / "memory").mkdir()
+    ranks.spawn(_mapped, world, tmp_path, str(tmp_path / "memory"))
 
 
 def _what_is_called(mesh: Any, rank: int, world: int) -> None:
