@@ -63,7 +63,9 @@ class _Gemm(NamedTuple):
     config: int
     kind: int
 
-    def run(self, data: Tensor, scales: Tensor, d: Tensor, accumulate: bool = False) -> None:
+    def run(
+        self, data: Tensor, scales: Tensor, d: Tensor, accumulate: bool = False, sm_limit: int = 0
+    ) -> None:
         _ops.gemm_into(
             data,
             scales,
@@ -75,6 +77,7 @@ class _Gemm(NamedTuple):
             self.config,
             self.kind,
             accumulate,
+            sm_limit,
         )
 
     def scales_of(self, scales: Tensor, rows: int, begin: int, end: int) -> Tensor:
@@ -86,6 +89,14 @@ class _Gemm(NamedTuple):
         blocks = -(-self.contracted // BLOCK)
         pitch = -(-rows // 4) * 4
         return scales[: blocks * pitch].view(blocks, pitch)[:, begin:end].flatten()
+
+
+def _sm_limit(exchange: chunk_exchange.Messages | chunk_exchange.PeerMemory, like: Tensor) -> int:
+    """Returns the most SMs of a GEMM beside which the exchange sends; 0: all."""
+    if exchange.sms == 0 or not like.is_cuda:
+        return 0
+    sms: int = torch.cuda.get_device_properties(like.device).multi_processor_count
+    return sms - exchange.sms
 
 
 def _runs(rank: int, ranks: int, rows: int, outer: int) -> Iterator[tuple[slice, slice]]:
@@ -138,17 +149,20 @@ def _gather_gemm(
     started = exchange.start(chunk_exchange.Call(own, consumed, None, a.device))
     d = a.new_empty((ranks * rows, b.shape[0]), dtype=dtype)
     gemm = _Gemm(b, b_scales, bias, granularity, contracted, config, kind)
+    limit = _sm_limit(exchange, a)
     for step in range(ranks):
         rank = started.peer(step)
         data = a
         if step > 0:
             started.wait_for(step)
+            if step == ranks - 1 and len(own) == consumed:
+                limit = 0  # everything has arrived
             data = started.gathered[0][rank].view(a.shape)
             if consumed == 2:
                 scales = started.gathered[1][rank]
         for run, whole in _runs(rank, ranks, rows, outer):
             of_run = gemm.scales_of(scales, rows, run.start, run.stop)
-            gemm.run(data[run], of_run, d[whole])
+            gemm.run(data[run], of_run, d[whole], sm_limit=limit)
         if step == 0:
             started.keep_own(own, range(0 if keep else consumed, len(own)))
     started.finish()
@@ -182,6 +196,7 @@ def _gemm_scatter(
     size = (rows * columns, dtype)
     started = exchange.start(chunk_exchange.Call(own, 0, size, a.device))
     gemm = _Gemm(b, b_scales, bias, granularity, contracted, config, kind)
+    limit = _sm_limit(exchange, a) if own else 0  # nothing has been sent
     for step in [*range(1, ranks), 0]:
         rank = started.peer(step)
         if step == 0:
@@ -192,9 +207,10 @@ def _gemm_scatter(
             of_run = gemm.scales_of(scales, all_rows, whole.start, whole.stop)
             if sums is not None:
                 chunk[run].copy_(sums[whole])
-            gemm.run(a[whole], of_run, chunk[run], sums is not None)
+            gemm.run(a[whole], of_run, chunk[run], sums is not None, limit)
         if step > 0:
             started.send(step, chunk)
+            limit = _sm_limit(exchange, a)
     started.keep_own(own, range(len(own)))
     started.finish()
     # PyTorch adds up in fp32, and rounds once.

@@ -77,7 +77,7 @@ class Started:
 class Messages:
     """Messages between the ranks of a process group, of any backend."""
 
-    takes_sms = True  # NCCL's kernels run on SMs
+    sms = 16  # that GEMMs leave to the kernels of NCCL
 
     def __init__(self, process_group: Any) -> None:
         self.process_group = process_group
@@ -149,7 +149,7 @@ class PeerMemory:
     Memory that is replaced by more is kept: work on its way and captured graphs have its address.
     """
 
-    takes_sms = False
+    sms = 0
 
     def __init__(self, process_group: Any, device: torch.device) -> None:
         self.process_group = process_group
