@@ -270,7 +270,7 @@ def _forward(
         y, _ = gemm.scattered(xq, math.prod(shape[: call.y_dim]))
         shape[call.y_dim] //= to.ranks
         return y.view(shape)
-    return _scattered(gemm(xq, x), shape, call)
+    return _scattered(gemm.of(xq, x), shape, call)
 
 
 def _scattered(y: Tensor, shape: list[int], call: Call) -> Tensor:
@@ -315,7 +315,8 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(weight, kept, scales, *saved)
         outputs = _forward(x, weight, bias, shard, scales, call, *tensors)
         if call.leaves:
-            ctx.set_materialize_grads(False)
+            if not torch.compiler.is_compiling():
+                ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*outputs[2 if ctx.needs_input_grad[0] else 1 :])
         return outputs
 
@@ -360,7 +361,7 @@ class _Linear(torch.autograd.Function):
                 if of_x is not None:
                     of_x.gathered = gathered
             elif want_x and fp8[0]:
-                dx = gemm(dyq, dy)
+                dx = gemm.of(dyq, dy)
             elif want_x:
                 dx = _hp_backward(dy, None, weight, recipes.READS_WEIGHT, 1, to)[0]
                 if call.gathers:

@@ -389,8 +389,7 @@ def _in_4s(scales: int) -> int:
 # GEMMs
 
 
-@dataclasses.dataclass(frozen=True)
-class Gemm:
+class Gemm(NamedTuple):
     """One of a linear's GEMMs with what its b is: a b^T + bias."""
 
     kind: int
@@ -400,7 +399,7 @@ class Gemm:
     dtype: torch.dtype
     to: Sharing
 
-    def __call__(self, a: Copy, like: Tensor) -> Tensor:
+    def of(self, a: Copy, like: Tensor) -> Tensor:
         return gemm(self.kind, a, self.b, self.contracted, like, self.to, self.bias)
 
     def _rest(self, outer: int) -> tuple[Any, ...]:
