@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from float8.torch import _ops, async_tensor_parallel, sharded_linear
 from float8.torch import sharded_operands as operands
-from float8.torch.sharded_linear import Call
+from float8.torch.sharded_grads import Call
 from float8.torch.sharded_operands import Share, Sharing
 
 if TYPE_CHECKING:
