@@ -5,7 +5,6 @@ gather_gemm    d = a b^T + bias, whose rows of a are shared by ranks: the GEMM o
 gemm_scatter   this rank's rows of the sum over ranks of a b^T + bias: the GEMM of its own rows runs last,
                while the others' leave. Partial sums are added in fp32, in one order on all ranks,
                and rounded once
-
 gemm_beside    one GEMM, a b^T, that is not cut
 
 All gather further tensors on the side, for a later GEMM. The results of gather_gemm are those of one
