@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from float8 import _library
-from float8.torch import collectives
+from float8.torch import async_tensor_parallel, collectives
 from float8.torch.collectives import DistributedError, Operation
 
 # What a rank has: by topic a text, or texts by name.
@@ -167,6 +167,8 @@ def describe(layer: Any) -> str:
     text = f"[{n}, {k}] {recipe} {layer.weight.dtype} config {layer._config:#x}"
     if layer.enable_fsdp_float8_all_gather:
         text += ", fp8 gathers"
+    if async_tensor_parallel.wanted(layer.async_tensor_parallel):
+        text += ", async tensor parallelism"
     if layer._layout:
         text += f", scale state {layer._layout:#x}"
     return text
