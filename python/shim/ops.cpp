@@ -33,10 +33,12 @@
 //     -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
 //     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's.
-//   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate)
+//   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate,
+//             sm_limit = 0)
 //     d = a b^T + bias, or d += where `accumulate` is set: one of a linear's GEMMs
 //     (float8_gemm_kind), which sums over `contracted` elements. a and b are bytes, a row of which
 //     has a multiple of 128 and zeros behind its elements, with the inverse scales of float8_tensor.
+//     It takes at most `sm_limit` SMs where that is not 0.
 //   saved_bytes(m, n, k, config, x_given, w_given), quantized_bytes(rows, cols, config, operand,
 //   transposed)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;

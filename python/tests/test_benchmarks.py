@@ -50,12 +50,17 @@ def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
             assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
 
 
-def test_fsdp_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_fsdp_step(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--variants", "rowwise-gather", "--blocks", "1", "--rounds", "2", "--steps", "1")
     assert not programs.run("benchmarks/distributed/fsdp_step.py", "--emulate", *options)
     rows = table(capsys.readouterr().out, "variant")
@@ -86,6 +91,14 @@ def test_wire(tmp_path: pathlib.Path) -> None:
     gathers = [row for row in rows if row["collective"] == "all_gather"]
     assert [int(row["bytes"]) for row in gathers] == [4096, 4096, 8192, 8192]
     assert all(float(row[time]) > 0 for row in rows for time in ("us", "low", "high"))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_tp_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--variants", "rowwise,rowwise-async", "--rounds", "2", "--steps", "1")
+    assert not programs.run("benchmarks/distributed/tp_pair.py", "--emulate", *options)
+    rows = table(capsys.readouterr().out, "variant")
+    assert all(positive(rows[name][:2]) for name in ("bf16", "rowwise", "rowwise-async"))
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:

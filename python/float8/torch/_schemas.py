@@ -49,7 +49,7 @@ _OTHERS = (
     "reads_shards(Tensor dy, Tensor weight, int config) -> bool",
     (
         "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? "
-        "bias, int contracted, int config, int gemm, bool accumulate) -> ()"
+        "bias, int contracted, int config, int gemm, bool accumulate, int sm_limit=0) -> ()"
     ),
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
     ("quantized_bytes(int rows, int cols, int config, int operand, bool transposed) -> (int, int)"),

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
-from float8.torch import _ops, sharded_linear
+from float8.torch import _ops, async_tensor_parallel, sharded_linear
 from float8.torch import sharded_operands as operands
-from float8.torch.sharded_linear import Call
+from float8.torch.sharded_grads import Call
 from float8.torch.sharded_operands import Share, Sharing
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             y_dim = None
     scales = layer._scale_view
     first = layer._scales is not None and layer._scales._is_first
-    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True)
+    overlap = async_tensor_parallel.wanted(layer.async_tensor_parallel)
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True, overlap)
     bias: Any = layer.bias
     local_bias = None if bias is None else bias.to_local()
     words = _weight_words(layer, x.dtype)
