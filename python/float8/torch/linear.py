@@ -278,16 +278,20 @@ def _tell_of_missing_fsdp(layer: str, compiled: bool) -> None:
     notices.warn_once("enable_fsdp_float8_all_gather", text)
 
 
-def check_switches(*, recompute: object = None, **switches: object) -> None:
+_MAY_BE_NONE = {
+    "recompute": "for True in graphs of torch.compile alone",
+    "async_tensor_parallel": "for what torch._inductor.config._micro_pipeline_tp says",
+}
+
+
+def check_switches(**switches: object) -> None:
     """Raises TypeError where an option that is on or off is something else."""
     for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"float8: {name} is {value!r}; it is True or False")
-    if recompute is not None and not isinstance(recompute, bool):
-        raise TypeError(
-            f"float8: recompute is {recompute!r}; it is True, False, or None for True in graphs of "
-            "torch.compile alone"
-        )
+        may_be_none = _MAY_BE_NONE.get(name)
+        if isinstance(value, bool) or (value is None and may_be_none):
+            continue
+        or_none = f", False, or None {may_be_none}" if may_be_none else " or False"
+        raise TypeError(f"float8: {name} is {value!r}; it is True{or_none}")
 
 
 def resolve_recipe(recipe: str | Recipe) -> Recipe:
