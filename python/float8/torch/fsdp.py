@@ -18,13 +18,16 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
 from float8.torch import _ops, collectives
+from float8.torch.shard_casts import cast_shards
 from float8.torch.weight_gather import (
     COPIES,
     WeightGather,
-    cast_shards,
     gathered_backward,
     gathered_forward,
+    gathered_gemm,
+    weight_gemm,
 )
+from float8.torch.weight_mesh import mesh_dims, param_group
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -73,8 +76,9 @@ class ShardedWeight(torch.Tensor):
     ) -> tuple[tuple[Tensor, ...], tuple[WeightGather, tuple[str, ...]]]:
         gather = gather_of(module)
         if gather.fsdp_group is None:
-            gather.fsdp_group, name = _param_group(module)
-            gather.name = name or gather.name
+            gather.fsdp_group, param = param_group(module)
+            name = getattr(param, "_param_fqn", None) or ""
+            gather.name = name.removesuffix(".weight") or gather.name
         if gather.both is None:
             gather.dtype = mp_policy.param_dtype or self.dtype
         # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
@@ -186,6 +190,10 @@ class GatheredWeight(torch.Tensor):
             return gathered_backward(
                 dy, saved, x, x_qt, weight.key, shape, weight.dtype, config, wanted
             )
+        if func is weight_gemm:
+            gemm, a, a_scales, _, bias, dtype, config = args
+            shape = list(weight.shape)
+            return gathered_gemm(gemm, a, a_scales, weight.key, shape, bias, dtype, config)
         raise NotImplementedError(
             f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
             "values in high precision; only the linear it belongs to can use it"
@@ -231,19 +239,14 @@ def gather_of(layer: Any) -> WeightGather:
     return layer._weight_gather  # type: ignore[no-any-return]
 
 
-def is_sharded_by_fsdp(layer: nn.Module) -> bool:
-    """Tells whether a layer's weight is one of FSDP's."""
-    return _param_group(layer)[0] is not None
-
-
 @contextlib.contextmanager
 def unsharded(layer: Any) -> Iterator[Tensor | None]:
     """Gathers the weight of a layer as FSDP does before forward, None before FSDP's first forward.
 
     Whether a weight stays gathered after forward is not known before that.
     """
-    group, name = _param_group(layer)
-    if group is None or name is None:
+    group, param = param_group(layer)
+    if group is None or param._param_fqn is None:
         yield None
         return
     if group.is_unsharded:
@@ -272,22 +275,6 @@ def _wanted(gather: WeightGather) -> tuple[str, ...]:
     return ("qt",) if state == "PRE_BACKWARD" else ("q",)
 
 
-def _param_group(module: nn.Module) -> tuple[Any, str | None]:
-    """Returns FSDP's group that a linear's weight is in, and the linear's name, where it finds them."""
-    from torch.distributed import _composable_state
-
-    for reference in list(_composable_state._module_state_mapping.values()):
-        state = reference() if callable(reference) else reference
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            groups = [getattr(state, "_fsdp_param_group", None)]
-        for each in groups:
-            for param in getattr(each, "fsdp_params", ()):
-                if param._module_info.module is module:
-                    return each, (param._param_fqn or "").removesuffix(".weight") or None
-    return None, None
-
-
 @torch.no_grad()
 def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     """Casts the sharded weights of the Float8Linear layers below `module`, for the next step.
@@ -299,13 +286,10 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     """
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
     for name, layer in module.named_modules():
-        weight: Any = layer._parameters.get("weight")
-        if hasattr(layer, "_weight_gather") and isinstance(
-            getattr(weight, "_local_tensor", None), ShardedWeight
-        ):
+        if gathers_in_fp8(layer):
             gather = gather_of(layer)
             gather.name = name or gather.name
-            groups.setdefault(gather.group, []).append((gather, weight))
+            groups.setdefault(gather.group, []).append((gather, layer.weight))
     for weights in groups.values():
         cast_shards(weights)
     shared: list[Any] = [m for m in module.modules() if getattr(m, "_sharing", None)]
@@ -313,3 +297,14 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
         from float8.torch import tensor_parallel
 
         tensor_parallel.find_weight_words(shared)
+
+
+def gathers_in_fp8(layer: Any) -> bool:
+    """Tells whether a layer's weight is a shard now that FSDP gathers in fp8."""
+    if not hasattr(layer, "_weight_gather"):
+        return False
+    local = getattr(layer._parameters.get("weight"), "_local_tensor", None)
+    # Tensor parallelism alone has such weights too, and gathers none.
+    return isinstance(local, ShardedWeight) and (
+        layer._weight_gather is not None or mesh_dims(layer).fsdp is not None
+    )

@@ -23,6 +23,7 @@ from float8 import recipes
 from float8.torch import _ops
 from float8.torch import sharded_operands as operands
 from float8.torch.sharded_operands import Copy, Shard, Share, Sharing, Slot
+from float8.torch.weight_gather import weight_gemm
 
 
 class Call(NamedTuple):
@@ -35,6 +36,7 @@ class Call(NamedTuple):
     layout: int  # of the scale state, with delayed scaling
     first: bool  # its first step
     recompute: bool  # backward casts x and the weight again
+    gathered: bool  # FSDP gathered the weight in fp8
 
     @property
     def x_share_dim(self) -> int | None:
@@ -63,7 +65,9 @@ def linear(
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     )
     slot = _slot(scales, call)
-    share = Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, words)
+    share = None
+    if not call.gathered:
+        share = Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, words)
     whole, x_copies, w_copies = _copies(source, x, share, save, slot, call)
     shard = x.detach() if call.x_dim is not None and _keeps_x(call) else None
     tensors = (*_flat(x_copies), *_flat(w_copies))
@@ -74,6 +78,8 @@ def linear(
 
 
 def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    if call.gathered:
+        weight = _zeros(weight)
     y = functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     shape = list(y.shape)
     if call.x_dim is not None:
@@ -81,6 +87,21 @@ def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor
     if call.y_dim is not None:
         shape[call.y_dim] //= call.to.ranks
     return y.reshape(shape)
+
+
+class _Zeros(torch.autograd.Function):
+    """Zeros in the place of a weight without values."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return torch.zeros_like(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+_zeros: Any = _Zeros.apply
 
 
 def _keeps_x(call: Call) -> bool:
@@ -126,7 +147,7 @@ def _leave(source: Any, key: Any, *copies: Any) -> None:
 
 
 def _copies(
-    source: Any, x: Tensor, w_share: Share, save: bool, slot: Slot | None, call: Call
+    source: Any, x: Tensor, w_share: Share | None, save: bool, slot: Slot | None, call: Call
 ) -> tuple[Tensor, operands.Copies, operands.Copies]:
     """Returns what the linear sees as x, and the copies of x and of the weight.
 
@@ -136,11 +157,16 @@ def _copies(
     """
     to = call.to
     key = _sharing_key(source, x, save, call) if slot is None else None
+    shares = [] if w_share is None else [w_share]
+    w_copies: operands.Copies = (None, None)
     if (left := _find_left(source, key)) is not None:
-        (w_copies,) = operands.cast([w_share], to, save, slot)
+        if shares:
+            (w_copies,) = operands.cast(shares, to, save, slot)
         return left[0], left[1], w_copies
-    x_share = Share(_rows(x.detach()), _ops.INPUT, call.x_share_dim)
-    (q, qt), w_copies = operands.cast([x_share, w_share], to, save, slot)
+    shares.insert(0, Share(_rows(x.detach()), _ops.INPUT, call.x_share_dim))
+    (q, qt), *of_weight = operands.cast(shares, to, save, slot)
+    if of_weight:
+        (w_copies,) = of_weight
     whole = x
     if call.x_dim is not None:
         shard = _shard(x.shape, call.x_dim, _ops.INPUT)
@@ -210,7 +236,7 @@ def _forward(
     if to.rules.is_fp8(operands.OUTPUT):
         xq, wq = _pair(*tensors[0:2]), _pair(*tensors[4:6])
         typed = None if bias is None else bias.to(x.dtype)
-        y = operands.gemm(operands.OUTPUT, xq, wq, x.shape[-1], x, to, typed)
+        y = _weight_gemm(operands.OUTPUT, xq, wq, weight, x, call, typed)
     else:
         config = _reading(to, 0) | (recipes.BIAS if bias is not None else 0)
         y, _ = _ops.linear_forward(
@@ -221,6 +247,16 @@ def _forward(
         y = _reduce_scatter(y, math.prod(shape[: call.y_dim]), to)
         shape[call.y_dim] //= to.ranks
     return y.view(shape)
+
+
+def _weight_gemm(
+    gemm: int, a: Copy, b: Any, weight: Tensor, like: Tensor, call: Call, bias: Tensor | None
+) -> Tensor:
+    """Multiplies with a copy of the weight, `b` or the one that FSDP gathered."""
+    if call.gathered:
+        config = call.to.rules.config
+        return weight_gemm(gemm, *a, weight, bias, like.dtype, config)  # type: ignore[no-any-return]
+    return operands.gemm(gemm, a, b, weight.shape[1 - gemm], like, call.to, bias)
 
 
 def _reading(to: Sharing, read: int) -> int:
@@ -258,6 +294,9 @@ class _Linear(torch.autograd.Function):
         xqt, wqt = _pair(*saved[:2]), _pair(*saved[2:])
         if call.recompute:
             xqt, wqt = _cast_again(x, weight, scales, call)
+        given = weight
+        if call.gathered:  # it has no values; what follows reads a shape and a type alone
+            weight = dy.new_empty((1,), dtype=weight.dtype).expand(weight.shape)
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
         finish_x = _gather_x(x, xqt, ctx.x_shape, call) if want_weight else None
@@ -273,7 +312,7 @@ class _Linear(torch.autograd.Function):
             dyq, dyqt = _cast_grad(dy, scales, by_tokens, call)
         dx = dw = None
         if want_x and fp8[0]:
-            dx = operands.gemm(operands.GRAD_INPUT, dyq, wqt, weight.shape[0], dy, to, None)
+            dx = _weight_gemm(operands.GRAD_INPUT, dyq, wqt, given, dy, call, None)
         elif want_x:
             dx = _hp_backward(dy, None, weight, recipes.READS_WEIGHT, 1, to)[0]
         if finish_x is not None:
@@ -315,11 +354,11 @@ def _slot(scales: Tensor | None, call: Call) -> Slot | None:
 
 def _cast_again(x: Tensor, weight: Tensor, scales: Tensor | None, call: Call) -> list[Any]:
     """Returns qt of x and of the weight, as forward had them."""
-    shares = [
-        Share(_rows(x.detach()), _ops.INPUT, call.x_share_dim),
-        Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim),
-    ]
-    return [qt for _, qt in operands.cast(shares, call.to, True, _slot(scales, call))]
+    shares = [Share(_rows(x.detach()), _ops.INPUT, call.x_share_dim)]
+    if not call.gathered:
+        shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
+    copies = operands.cast(shares, call.to, True, _slot(scales, call))
+    return [qt for _, qt in copies] + [None] * call.gathered
 
 
 def _cast_grad(dy: Tensor, scales: Tensor | None, by_tokens: bool, call: Call) -> Any:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from float8.torch import _ops, sharded_linear
 from float8.torch import sharded_operands as operands
+from float8.torch.fsdp import GatheredWeight
 from float8.torch.sharded_linear import Call
 from float8.torch.sharded_operands import Share, Sharing
 
@@ -61,11 +62,13 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             y_dim = None
     scales = layer._scale_view
     first = layer._scales is not None and layer._scales._is_first
-    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True)
+    local = weight.to_local()
+    gathered = isinstance(local, GatheredWeight)
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True, gathered)
     bias: Any = layer.bias
     local_bias = None if bias is None else bias.to_local()
     words = _weight_words(layer, x.dtype)
-    y = sharded_linear.linear(source, x, weight.to_local(), local_bias, scales, words, call)
+    y = sharded_linear.linear(source, x, local, local_bias, scales, words, call)
     if dim == 0:
         return DTensor.from_local(y, mesh, [ShardPlacement(last)], run_check=False)
     out = Partial() if y_dim is None else ShardPlacement(y_dim)
@@ -108,11 +111,6 @@ def check(layer: Float8Linear, dim: int, ranks: int) -> None:
         raise ValueError(
             f"float8: {name} has a custom recipe with delayed and other casts; tensor parallelism is "
             "for delayed scaling of all operands, or of none"
-        )
-    if layer.enable_fsdp_float8_all_gather:
-        raise ValueError(
-            f"float8: {name} has enable_fsdp_float8_all_gather, which is for weights that "
-            "fully_shard alone shards; convert the model without it"
         )
 
 

@@ -1,0 +1,233 @@
+"""FSDP over tensor parallel linears: weights gathered in fp8, to the bits of tensor parallelism alone.
+
+Ranks are processes on the emulated device: two replicas of two ranks that share each linear.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import ranks
+import torch
+from parallel_models import mlp, mlp_plan
+from reference import sqnr
+from test_fsdp_gather import Traffic
+from torch import distributed
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+import float8.torch as f8
+from float8.torch.fsdp import GatheredWeight
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+
+
+def _mesh(world: int) -> Any:
+    if world == 8:
+        names: tuple[str, ...] = ("replica", "shard", "tensor")
+        return distributed.device_mesh.init_device_mesh(
+            ranks.device, (2, 2, 2), mesh_dim_names=names
+        )
+    shape = (world // 2, 2)
+    return distributed.device_mesh.init_device_mesh(
+        ranks.device, shape, mesh_dim_names=("shard", "tensor")
+    )
+
+
+def _shard(model: Any, mesh: Any, **options: Any) -> Any:
+    # Linears of one group share an x, as those of tensor parallelism alone do.
+    fully_shard(model["mlp"].down, mesh=mesh, **options)
+    fully_shard(model["mlp"], mesh=mesh, **options)
+    return model
+
+
+def _sizes(recipe: str) -> tuple[int, int]:
+    """Returns in and hidden features; FSDP's shards have 24 rows where no blocks are cut."""
+    return (256, 512) if recipe == "blockwise" else (80, 96)
+
+
+class Model:
+    """An Mlp, its optimizer, and what a step gave."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        # Some parameters are DTensors of other meshes.
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    def step(self, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+        x = x.clone().requires_grad_()
+        y = self.model["mlp"](x)
+        y.backward(dy)
+        f8.sync_float8_amax_and_scale_history(self.model)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        assert x.grad is not None
+        return [y.detach(), x.grad]
+
+    def weights(self) -> list[torch.Tensor]:
+        return [_whole(each) for each in self.model.parameters()]
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor().detach() if hasattr(tensor, "full_tensor") else tensor.detach()
+
+
+def _equal(_: Any, rank: int, world: int) -> None:
+    mesh = _mesh(world)
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for index, recipe in enumerate(RECIPES):
+        by_tokens = index % 2 == 0
+        _expect_equal(mesh, recipe, by_tokens, {})
+        _expect_equal(mesh, recipe, not by_tokens, {"mp_policy": bf16})
+        _expect_equal(mesh, recipe, by_tokens, {"reshard_after_forward": False})
+
+
+def _expect_equal(mesh: Any, recipe: str, by_tokens: bool, options: dict[str, Any]) -> None:
+    """Compares steps with fp8 gathers, with others, and of tensor parallelism and one device."""
+    dtype = torch.bfloat16 if "mp_policy" in options else torch.float32
+    dim, hidden = _sizes(recipe)
+    own = mesh["tensor"].get_local_rank()
+    plain = mlp(recipe, dim, hidden, torch.float32)
+    gathers = mlp(recipe, dim, hidden, torch.float32, enable_fsdp_float8_all_gather=True)
+    models = {"single": Model(plain)}
+    for name, model in (
+        ("fp8", gathers),
+        ("hp", copy.deepcopy(plain)),
+        ("tp", copy.deepcopy(plain)),
+    ):
+        parallelize_module(model, mesh["tensor"], mlp_plan(by_tokens))
+        dp = mesh["replica", "shard"] if mesh.ndim == 3 else mesh["shard"]
+        if name != "tp":
+            _shard(model, dp, **options)
+        models[name] = Model(model)
+    torch.manual_seed(1)
+    for step in range(3):
+        # All replicas have the same tokens, so that their gradients' mean is one device's.
+        x, dy = (torch.randn(2, 256, dim) for _ in range(2))
+        x, dy = x.to(dtype), (dy / 16).to(dtype)
+        shards = [each.chunk(2, 1)[own] if by_tokens else each for each in (x, dy)]
+        found = {}
+        for name, model in models.items():
+            if name in ("single", "tp") and dtype != torch.float32:
+                continue
+            found[name] = model.step(*(shards if name != "single" else (x, dy)))
+        if step == 0:
+            f8.precompute_float8_dynamic_scale_for_fsdp(gathers)
+        for name in ("hp", "tp"):
+            for a, b in zip(found["fp8"], found.get(name, found["fp8"]), strict=True):
+                assert torch.equal(a, b), (recipe, by_tokens, options, step, name)
+        for a, b in zip(models["fp8"].weights(), models["hp"].weights(), strict=True):
+            assert torch.equal(a, b)
+        if "single" in found:
+            expected = [e.chunk(2, 1)[own] if by_tokens else e for e in found["single"]]
+            for a, b in zip(found["fp8"], expected, strict=True):
+                assert sqnr(a, b) > 60, (recipe, sqnr(a, b))
+    seen: list[Any] = []
+    hook = gathers["mlp"].up.register_forward_pre_hook(lambda layer, *_: seen.append(layer.weight))
+    with torch.no_grad():
+        gathers["mlp"](shards[0])
+    hook.remove()
+    assert isinstance(seen[0].to_local(), GatheredWeight)
+
+
+def test_the_bits_of_tensor_parallelism_alone(tmp_path: Any) -> None:
+    ranks.spawn(_equal, 4, tmp_path)
+
+
+def _replicated(_: Any, rank: int, world: int) -> None:
+    _expect_equal(_mesh(world), "rowwise", True, {})
+
+
+def test_shards_that_are_replicated(tmp_path: Any) -> None:
+    ranks.spawn(_replicated, 8, tmp_path)
+
+
+def _wire(_: Any, rank: int, world: int) -> None:
+    """A gather has a byte an element; maxima are reduced once in each group for all weights."""
+    mesh, traffic = _mesh(world), Traffic()
+    dim, hidden = 128, 256
+    elements = 3 * dim * hidden // world  # of a rank's shards
+    # Rows of the shards of gate, up and down; their scales are gathered.
+    rows = 2 * hidden // world + dim // 2
+    for recipe in RECIPES[:3]:
+        model = mlp(recipe, dim, hidden, torch.bfloat16, enable_fsdp_float8_all_gather=True)
+        parallelize_module(model, mesh["tensor"], mlp_plan(False))
+        _shard(model, mesh["shard"], reshard_after_forward=True)
+        own = Model(model)
+        x = torch.randn(2, 16, dim, dtype=torch.bfloat16)
+        own.step(x, x)
+        scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))  # noqa: B023
+        assert scales == ({} if recipe == "tensorwise" else {torch.float32: 4 * rows})
+        assert reduced == 2
+        with ranks.Collectives() as seen:
+            found, reduced = traffic.of(lambda: own.step(x, x))  # noqa: B023
+        # q and qt; FSDP gathers biases with them, twice, with 2 bytes an element.
+        biases = hidden // world + dim // 2
+        assert found == {torch.uint8: 2 * elements + 2 * 2 * biases}, found
+        # Words of weights are in no all-reduce of a step.
+        words = [size // 4 for _, dtype, size in seen.calls if dtype == torch.int32]
+        assert all(count in {1, 32} for count in words), words
+
+
+def test_bytes_on_the_wire(tmp_path: Any) -> None:
+    ranks.spawn(_wire, 4, tmp_path)
+
+
+def _not_a_number(_: Any, rank: int, world: int) -> None:
+    """A NaN in one rank's shard has the effect that it has on one device."""
+    mesh = _mesh(world)
+    own = mesh["tensor"].get_local_rank()
+    for recipe in RECIPES[:3]:
+        plain = mlp(recipe, 80, 96, torch.float32)
+        model = mlp(recipe, 80, 96, torch.float32, enable_fsdp_float8_all_gather=True)
+        parallelize_module(model, mesh["tensor"], mlp_plan(False))
+        _shard(model, mesh["shard"])
+        with torch.no_grad():
+            # The second rank of both groups has the last rows and columns.
+            plain["mlp"].down.weight[-1, -1] = torch.nan
+            plain["mlp"].up.weight[-1, -1] = torch.nan
+            if rank == world - 1:
+                model["mlp"].down.weight.to_local()[-1, -1] = torch.nan
+                model["mlp"].up.weight.to_local()[-1, -1] = torch.nan
+        torch.manual_seed(3)
+        x = torch.randn(2, 16, 80)
+        found = []
+        for each in (model, plain):
+            up: list[Any] = []
+            hook = each["mlp"].up.register_forward_hook(lambda *args: up.append(args[2]))  # noqa: B023
+            inputs = x.clone().requires_grad_()
+            y = each["mlp"](inputs)
+            hook.remove()
+            y.sum().backward()
+            found.append((up[0], y, inputs.grad))
+        (own_up, *rest), (up, *expected) = found
+        for a, b in zip((own_up, *rest), (up.chunk(2, -1)[own], *expected), strict=True):
+            assert torch.equal(a.isnan(), b.isnan()), recipe
+        assert own_up.isnan().any() == (recipe == "tensorwise" or own == 1)
+
+
+def test_a_nan_on_one_rank_reaches_what_it_reaches_on_one_device(tmp_path: Any) -> None:
+    ranks.spawn(_not_a_number, 4, tmp_path)
+
+
+def _delayed(_: Any, rank: int, world: int) -> None:
+    """FSDP's shards of a tensor parallel weight have 24 rows, which no plan of a linear takes."""
+    mesh = _mesh(world)
+    own = mesh["tensor"].get_local_rank()
+    single = mlp("delayed", 80, 96, torch.float32)
+    model = copy.deepcopy(single)
+    parallelize_module(model, mesh["tensor"], mlp_plan(True))
+    _shard(model, mesh["shard"])
+    assert model["mlp"].up.weight.to_local().shape == (24, 80)
+    models = Model(model), Model(single)
+    torch.manual_seed(1)
+    for _ in range(3):
+        x, dy = torch.randn(2, 16, 80), torch.randn(2, 16, 80)
+        found = models[0].step(*(each.chunk(2, 1)[own] for each in (x, dy)))
+        for a, b in zip(found, models[1].step(x, dy), strict=True):
+            assert sqnr(a, b.chunk(2, 1)[own]) > 60
+
+
+def test_delayed_scaling_of_shards_that_are_no_linears(tmp_path: Any) -> None:
+    ranks.spawn(_delayed, 4, tmp_path)
