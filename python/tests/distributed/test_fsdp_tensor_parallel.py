@@ -16,6 +16,7 @@ from test_fsdp_gather import Traffic
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
 from float8.torch.fsdp import GatheredWeight
@@ -50,14 +51,16 @@ def _sizes(recipe: str) -> tuple[int, int]:
 class Model:
     """An Mlp, its optimizer, and what a step gave."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, checkpointed: bool = False) -> None:
         self.model = model
+        self.checkpointed = checkpointed
         # Some parameters are DTensors of other meshes.
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
 
     def step(self, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
         x = x.clone().requires_grad_()
-        y = self.model["mlp"](x)
+        block = self.model["mlp"]
+        y = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
         y.backward(dy)
         f8.sync_float8_amax_and_scale_history(self.model)
         self.optimizer.step()
@@ -231,3 +234,41 @@ def _delayed(_: Any, rank: int, world: int) -> None:
 
 def test_delayed_scaling_of_shards_that_are_no_linears(tmp_path: Any) -> None:
     ranks.spawn(_delayed, 4, tmp_path)
+
+
+def _composed(_: Any, rank: int, world: int) -> None:
+    """Compiled and checkpointed blocks, autocast and an empty x give what they give eagerly."""
+    mesh = _mesh(world)
+    own = mesh["tensor"].get_local_rank()
+    for recipe, by_tokens in (("rowwise", True), ("tensorwise", False)):
+        torch._dynamo.reset()  # FSDP's modules are not guarded, so a graph is that of any recipe
+        models = {}
+        for name in ("eager", "compiled", "checkpointed"):
+            model = mlp(recipe, 80, 96, torch.float32, enable_fsdp_float8_all_gather=True)
+            parallelize_module(model, mesh["tensor"], mlp_plan(by_tokens))
+            block = model["mlp"]
+            if name == "compiled":
+                block.compile(fullgraph=True, backend="aot_eager")
+            fully_shard(block, mesh=mesh["shard"], reshard_after_forward=True)
+            models[name] = Model(model, checkpointed=name == "checkpointed")
+        torch.manual_seed(1)
+        for _ in range(2):
+            x, dy = torch.randn(2, 16, 80), torch.randn(2, 16, 80)
+            if by_tokens:
+                x, dy = (each.chunk(2, 1)[own] for each in (x, dy))
+            found = {name: model.step(x, dy) for name, model in models.items()}
+            for name in ("compiled", "checkpointed"):
+                for a, b in zip(found[name], found["eager"], strict=True):
+                    assert torch.equal(a, b), name
+        for name in ("compiled", "checkpointed"):
+            for a, b in zip(models[name].weights(), models["eager"].weights(), strict=True):
+                assert torch.equal(a, b), name
+        model = models["eager"].model
+        y = model["mlp"](torch.randn(2, 0, 80, requires_grad=True))
+        assert y.shape == (2, 0, 80)
+        y.sum().backward()
+        assert not model["mlp"].up.weight.grad.to_local().any()
+
+
+def test_what_it_is_composed_with(tmp_path: Any) -> None:
+    ranks.spawn(_composed, 4, tmp_path)
