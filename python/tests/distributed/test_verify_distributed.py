@@ -208,11 +208,11 @@ def _parallel(_: Any, rank: int, world: int) -> None:
         assert columns["dx"].db > 100, report  # sums of two ranks in float32
         assert rows["y"].db > 100, report
     if world == 4:
-        # A shard whose row is cast with another scale than that of the ranks beside it.
+        # Another scale on one rank, whose part of y the rank beside it reads too.
         f8.precompute_float8_dynamic_scale_for_fsdp(model)
         if rank == 3:
             model[2]._weight_gather._scales["q"].data.mul_(2)
-        _find(model, "layer '2': q is not that of one device", 3)
+        _find(model, "rank 2: layer '2': y is not that of one device", 2)
     if world == 2:
         # A scale that is not the whole weight's.
         model = _model("tensorwise", False)
