@@ -25,6 +25,8 @@ from float8.torch import sharded_operands as operands
 from float8.torch.sharded_operands import Copy, Shard, Share, Sharing, Slot
 from float8.torch.weight_gather import weight_gemm
 
+CAST, KEPT, GATHERED = range(3)
+
 
 class Call(NamedTuple):
     """What forward and backward of a linear know beside tensors."""
@@ -36,7 +38,7 @@ class Call(NamedTuple):
     layout: int  # of the scale state, with delayed scaling
     first: bool  # its first step
     recompute: bool  # backward casts x and the weight again
-    gathered: bool  # FSDP gathered the weight in fp8
+    weight: int = 0  # whose copies are: CAST here, KEPT since an earlier call, or GATHERED by FSDP
 
     @property
     def x_share_dim(self) -> int | None:
@@ -52,12 +54,13 @@ def linear(
     scales: Tensor | None,
     words: tuple[Tensor, Tensor] | None,
     call: Call,
+    copies: operands.Copies | None = None,
 ) -> Tensor:
     """Computes this rank's part of y from its parts of x and the weight.
 
     source: the tensor that the linear was called with, which other linears may read too.
     scales: the linear's part of a scale state, for delayed scaling.
-    words: the weight's maxima over ranks, where they are known.
+    words: the weight's maxima over ranks, where they are known. copies: the weight's, where it is KEPT.
     """
     if x.numel() == 0:
         return _empty(x, weight, bias, call)
@@ -66,9 +69,10 @@ def linear(
     )
     slot = _slot(scales, call)
     share = None
-    if not call.gathered:
+    if call.weight == CAST:
         share = Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, words)
     whole, x_copies, w_copies = _copies(source, x, share, save, slot, call)
+    w_copies = copies or w_copies
     shard = x.detach() if call.x_dim is not None and _keeps_x(call) else None
     tensors = (*_flat(x_copies), *_flat(w_copies))
     if save:
@@ -78,7 +82,7 @@ def linear(
 
 
 def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    if call.gathered:
+    if call.weight == GATHERED:
         weight = _zeros(weight)
     y = functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     shape = list(y.shape)
@@ -253,7 +257,7 @@ def _weight_gemm(
     gemm: int, a: Copy, b: Any, weight: Tensor, like: Tensor, call: Call, bias: Tensor | None
 ) -> Tensor:
     """Multiplies with a copy of the weight, `b` or the one that FSDP gathered."""
-    if call.gathered:
+    if call.weight == GATHERED:
         config = call.to.rules.config
         return weight_gemm(gemm, *a, weight, bias, like.dtype, config)  # type: ignore[no-any-return]
     return operands.gemm(gemm, a, b, weight.shape[1 - gemm], like, call.to, bias)
@@ -281,8 +285,10 @@ class _Linear(torch.autograd.Function):
         ctx.call = call
         ctx.x_shape = x.shape
         kept = (x if shard is None else shard) if _keeps_x(call) else None
-        saved = (None,) * 4 if call.recompute else (*tensors[2:4], *tensors[6:8])
-        ctx.save_for_backward(weight, kept, scales, *saved)
+        none = (None, None)
+        of_x = none if call.recompute else tensors[2:4]
+        of_weight = none if call.recompute and call.weight == CAST else tensors[6:8]
+        ctx.save_for_backward(weight, kept, scales, *of_x, *of_weight)
         return _forward(x, weight, bias, call, *tensors)
 
     @staticmethod
@@ -293,9 +299,10 @@ class _Linear(torch.autograd.Function):
         weight, x, scales, *saved = ctx.saved_tensors
         xqt, wqt = _pair(*saved[:2]), _pair(*saved[2:])
         if call.recompute:
-            xqt, wqt = _cast_again(x, weight, scales, call)
+            xqt, *cast = _cast_again(x, weight, scales, call)
+            wqt = cast[0] if cast else wqt
         given = weight
-        if call.gathered:  # it has no values; what follows reads a shape and a type alone
+        if call.weight == GATHERED:  # it has no values; what follows reads a shape and a type alone
             weight = dy.new_empty((1,), dtype=weight.dtype).expand(weight.shape)
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad
         fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
@@ -353,12 +360,11 @@ def _slot(scales: Tensor | None, call: Call) -> Slot | None:
 
 
 def _cast_again(x: Tensor, weight: Tensor, scales: Tensor | None, call: Call) -> list[Any]:
-    """Returns qt of x and of the weight, as forward had them."""
+    """Returns qt of x and, where forward cast the weight, of the weight."""
     shares = [Share(_rows(x.detach()), _ops.INPUT, call.x_share_dim)]
-    if not call.gathered:
+    if call.weight == CAST:
         shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
-    copies = operands.cast(shares, call.to, True, _slot(scales, call))
-    return [qt for _, qt in copies] + [None] * call.gathered
+    return [qt for _, qt in operands.cast(shares, call.to, True, _slot(scales, call))]
 
 
 def _cast_grad(dy: Tensor, scales: Tensor | None, by_tokens: bool, call: Call) -> Any:

@@ -37,6 +37,21 @@ def mesh_dims(layer: Any) -> MeshDims:
     return MeshDims(None, sharded[0]) if tensor else MeshDims(sharded[0], None)
 
 
+def size_of_rank(layer: Any) -> tuple[int, int]:
+    """Returns the size of the weight that a rank's linear has: FSDP gathers it, others keep theirs."""
+    weight = layer.weight
+    size = [layer.out_features, layer.in_features + layer._padding]
+    if hasattr(weight, "placements") and (at := mesh_dims(layer).tensor) is not None:
+        size[weight.placements[at].dim] //= weight.device_mesh.size(at)
+    return size[0], size[1]
+
+
+def dtype_of_rank(layer: Any) -> Any:
+    """Returns the type of the weight that a rank's linear has, which FSDP's policy may name."""
+    _, param = param_group(layer) if hasattr(layer.weight, "placements") else (None, None)
+    return (param is not None and param.mp_policy.param_dtype) or layer.weight.dtype
+
+
 def is_sharded_by_fsdp(layer: nn.Module) -> bool:
     """Tells whether a layer's weight is one of FSDP's."""
     return param_group(layer)[0] is not None
