@@ -93,6 +93,9 @@ class WeightGather:
         self._shards: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
+        self._in_graph = (
+            False  # a captured CUDA graph reads the shard and the scales where they are
+        )
         self._seen: tuple[Any, ...] | None = None
         self._weight: DTensor
         number = next(_numbers)
@@ -111,7 +114,16 @@ class WeightGather:
 
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._in_graph = True
         return self._shards[name].view(self.rows, self.cols)
+
+    def _take(self, to: dict[str, Tensor], name: str, new: Tensor) -> None:
+        """Keeps a shard or scales, where they were before if a graph reads them there."""
+        if self._in_graph and name in to:
+            to[name].copy_(new)
+        else:
+            to[name] = new
 
     def facts(self) -> str:
         """Returns what all ranks of the group have in common, and what is wrong on this one."""
@@ -152,10 +164,8 @@ class WeightGather:
         at = layout(self.rows, rows, self.cols, self.config, _ops.WEIGHT, True, True)
         own_q, own_qt = at.copies(q, qt, rows, self.cols)
         assert own_q is not None and own_qt is not None
-        self._shards = {
-            "q": _packed(own_q.data[:, : self.cols], self.rows, self.cols),
-            "qt": _packed(own_qt.data[:, :rows], self.cols, self.rows),
-        }
+        self._take(self._shards, "q", _packed(own_q.data[:, : self.cols], self.rows, self.cols))
+        self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
         own = [self._own_q_scales(own_q.scales, rows), self._own_qt_scales(own_qt.scales, rows)]
         # The references keep the ids of _version from being used again.
         self._seen, self._weight, self._local = _version(weight), weight, weight._local_tensor
@@ -165,7 +175,7 @@ class WeightGather:
     def _own_q_scales(self, scales: Tensor, rows: int) -> Tensor:
         granularity = self._granularity["q"]
         if granularity is Granularity.TENSOR:
-            self._scales["q"] = scales[:1]
+            self._take(self._scales, "q", scales[:1])
             return scales[:0]
         pitch = 1 if granularity is Granularity.AXIS else in_4s(blocks(self.cols))
         lines = rows if granularity is Granularity.AXIS else blocks(rows)
@@ -178,7 +188,7 @@ class WeightGather:
         granularity = self._granularity["qt"]
         if granularity is not Granularity.BLOCK_128X128:
             count = 1 if granularity is Granularity.TENSOR else self.cols
-            self._scales["qt"] = scales[:count]
+            self._take(self._scales, "qt", scales[:count])
             return scales[:0]
         down = blocks(self.cols)
         own = scales.new_ones((down, blocks(self.rows)))
@@ -190,17 +200,18 @@ class WeightGather:
         """Takes what `cast` returned on every rank, a row each."""
         n = self.size[0]
         if self._granularity["q"] is Granularity.AXIS:
-            self._scales["q"] = _aligned(gathered[:, : self.rows].reshape(-1)[:n])
+            self._take(self._scales, "q", _aligned(gathered[:, : self.rows].reshape(-1)[:n]))
         elif self._granularity["q"] is Granularity.BLOCK_128X128:
             pitch = in_4s(blocks(self.cols))
             count = blocks(self.rows) * pitch
-            self._scales["q"] = _aligned(gathered[:, :count].reshape(-1)[: blocks(n) * pitch])
+            of_blocks = gathered[:, :count].reshape(-1)[: blocks(n) * pitch]
+            self._take(self._scales, "q", _aligned(of_blocks))
         if self._granularity["qt"] is Granularity.BLOCK_128X128:
             down, across = blocks(self.cols), blocks(self.rows)
             own = gathered[:, -down * across :].view(-1, down, across)
             whole = own.new_ones((down, in_4s(blocks(n))))
             whole[:, : blocks(n)] = own.transpose(0, 1).reshape(down, -1)[:, : blocks(n)]
-            self._scales["qt"] = whole.flatten()
+            self._take(self._scales, "qt", whole.flatten())
 
     # The copies of the whole weight
 
