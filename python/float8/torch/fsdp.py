@@ -280,9 +280,10 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     """Casts the sharded weights of the Float8Linear layers below `module`, for the next step.
 
     Call it after the optimizer's step, on all ranks. It finds the maxima of all shards, reduces them
-    in one all-reduce, and casts the shards with the scales of the whole weights; forward and backward
-    then only gather. Without it each weight does the same in its first gather after a change, with
-    collectives of its own, to the same bits.
+    in one all-reduce (and one over the ranks of tensor parallelism, where there are some), and casts
+    the shards with the scales of the whole weights; forward and backward then only gather. Without it
+    each weight does the same in its first gather after a change, with collectives of its own, to the
+    same bits.
     """
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
     for name, layer in module.named_modules():

@@ -198,7 +198,8 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
     for delayed scaling.
 
     Weights that FSDP and tensor parallelism share have the plans of the part that a rank computes
-    with; with tensor parallelism the casts and, in part, the plans are left to the first calls.
+    with. Left to the first calls are, with tensor parallelism, casts and plans of single GEMMs, whose
+    kernels are these, and, with fp8 gathers, grad_input of a weight in shards.
 
     tokens: the rows of x in a call (batch size times sequence length), of all ranks that share a
         sequence.
