@@ -60,7 +60,8 @@ def _expect_equal(models: list[Any], batches: list[torch.Tensor], casts: int | N
 def _batches(recipe: str, rank: int, dtype: Any = torch.bfloat16) -> list[torch.Tensor]:
     torch.manual_seed(1)
     dim, tokens = (256, 256) if recipe == "blockwise" else (80, 16)
-    return [torch.randn(2, tokens, dim, dtype=dtype).chunk(2, 1)[rank] for _ in range(2)]
+    batches = [torch.randn(2, tokens, dim, dtype=dtype).chunk(2, 1)[rank] for _ in range(2)]
+    return [each.to(ranks.device) for each in batches]
 
 
 def _trained(mesh: Any, rank: int, world: int) -> None:
@@ -106,6 +107,12 @@ def _changed(mesh: Any, rank: int, world: int) -> None:
 @pytest.mark.parametrize("main", (_trained, _changed))
 def test_tensor_parallel_weights(main: Any, tmp_path: Any) -> None:
     ranks.spawn(main, 2, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensor_parallel_weights_on_gpus(tmp_path: Any) -> None:
+    ranks.spawn(_trained, 2, tmp_path, device="cuda")
 
 
 def _gathered(_: Any, rank: int, world: int) -> None:
