@@ -90,7 +90,7 @@ float8_recipe settings_of(Config config) {
 
 void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                const Tensor& d, const std::optional<Tensor>& bias, int64_t contracted,
-               int64_t config, int64_t kind, bool accumulate) {
+               int64_t config, int64_t kind, bool accumulate, int64_t sm_limit) {
   if (kind < FLOAT8_OUTPUT || kind > FLOAT8_GRAD_WEIGHT || d.dim() != 2 || !d.is_contiguous()) {
     throw std::invalid_argument(
         "float8: gemm_into needs a contiguous d of two dimensions, and 0 (output), 1 (grad_input) "
@@ -125,7 +125,8 @@ void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const T
                     .kind = static_cast<int8_t>(kind),
                     .dtype = static_cast<int8_t>(element_type(dtype_of(d), "d")),
                     .bias = bias.has_value(),
-                    .accumulate = accumulate};
+                    .accumulate = accumulate,
+                    .sm_limit = static_cast<int16_t>(std::clamp<int64_t>(sm_limit, 0, INT16_MAX))};
   const GemmPlan& plan = gemm_for(key, place);
   const float8_tensor a_view = left.view(weight);
   const float8_tensor b_view = right.view(kind != FLOAT8_OUTPUT);

@@ -9,6 +9,6 @@ namespace float8_torch {
 
 void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                const Tensor& d, const std::optional<Tensor>& bias, int64_t contracted,
-               int64_t config, int64_t kind, bool accumulate);
+               int64_t config, int64_t kind, bool accumulate, int64_t sm_limit);
 
 }  // namespace float8_torch

@@ -32,10 +32,12 @@
 //     -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
 //     db have the weight's. x is read where the config says so. x_qt and w_qt are the forward's.
-//   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate)
+//   gemm_into(a, a_scales, b, b_scales, d!, bias?, contracted, config, gemm, accumulate,
+//             sm_limit = 0)
 //     d = a b^T + bias, or d += where `accumulate` is set: one of a linear's GEMMs
 //     (float8_gemm_kind), which sums over `contracted` elements. a and b are bytes, a row of which
 //     has a multiple of 128 and zeros behind its elements, with the inverse scales of float8_tensor.
+//     It takes at most `sm_limit` SMs where that is not 0.
 //   saved_bytes(m, n, k, config, x_given, w_given), quantized_bytes(rows, cols, config, operand,
 //   transposed)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
@@ -443,7 +445,7 @@ STABLE_TORCH_LIBRARY(float8, library) {
   library.def("reads_shards(Tensor dy, Tensor weight, int config) -> bool");
   library.def(
       "gemm_into(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor(a!) d, Tensor? bias, "
-      "int contracted, int config, int gemm, bool accumulate) -> ()");
+      "int contracted, int config, int gemm, bool accumulate, int sm_limit=0) -> ()");
   library.def("saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int");
   library.def(
       "quantized_bytes(int rows, int cols, int config, int operand, bool "

@@ -52,7 +52,8 @@ struct Hash {
     const int64_t flags = (key.bias ? 2 : 0) | (key.accumulate ? 1 : 0);
     const uint64_t shape =
         mix(mix(key.config, static_cast<uint64_t>(key.m_max)), pair_of(key.n, key.k));
-    return mix(shape, pair_of(key.device, key.kind << 10 | key.dtype << 2 | flags));
+    return mix(shape,
+               pair_of(key.device, key.sm_limit << 12 | key.kind << 10 | key.dtype << 2 | flags));
   }
 };
 
@@ -191,6 +192,7 @@ std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
   desc.custom_recipe = recipe.custom_recipe;
   desc.bias = key.bias;
   desc.accumulate = key.accumulate;
+  desc.sm_limit = key.sm_limit;
   auto made = std::make_unique<GemmPlan>();
   check(float8_gemm_plan_create(context_of(key.device), &desc, &made->plan));
   made->workspace_bytes = float8_gemm_workspace_bytes(made->plan);

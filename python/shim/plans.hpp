@@ -82,6 +82,7 @@ struct GemmKey {
   int8_t dtype = 0;    // of d
   bool bias = false;
   bool accumulate = false;
+  int16_t sm_limit = 0;  // the most SMs that it takes; 0: all
   bool operator==(const GemmKey&) const = default;
 };
 

@@ -30,6 +30,7 @@ class LinearConfig:
     saturate: bool = False
     pad_inner_dim: bool = False
     enable_fsdp_float8_all_gather: bool = False
+    async_tensor_parallel: bool | None = None
     history: int = 16
     margin: int = 0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
@@ -23,8 +24,10 @@ from float8.torch.weight_gather import (
     COPIES,
     WeightGather,
     gathered_backward,
+    gathered_copy,
     gathered_forward,
     gathered_gemm,
+    weight_copy,
     weight_gemm,
 )
 from float8.torch.weight_mesh import mesh_dims, param_group
@@ -194,6 +197,11 @@ class GatheredWeight(torch.Tensor):
             gemm, a, a_scales, _, bias, dtype, config = args
             shape = list(weight.shape)
             return gathered_gemm(gemm, a, a_scales, weight.key, shape, bias, dtype, config)
+        if func is weight_copy:
+            gemm, like, _, dtype, granularity = args
+            shape = list(weight.shape)
+            clone = type(weight.key) is not torch.Tensor or is_fake(weight.key)
+            return gathered_copy(gemm, like, weight.key, shape, dtype, granularity, clone)
         raise NotImplementedError(
             f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
             "values in high precision; only the linear it belongs to can use it"

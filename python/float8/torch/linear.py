@@ -38,6 +38,9 @@ class Float8Linear(nn.Linear):
     pad_inner_dim: in_features may be any number; x and the weight are padded with zeros.
     enable_fsdp_float8_all_gather: `fully_shard` gathers the weight in fp8 (fsdp.py). The weight
         becomes a new parameter with the same memory, so create the optimizer afterwards.
+    async_tensor_parallel: with tensor and sequence parallelism, GEMMs run by chunks beside the
+        communication of the others (async_tensor_parallel.py). None: where torch.compile would do
+        so, as `torch._inductor.config._micro_pipeline_tp` says.
 
     The weight may be a DTensor that ranks share by rows or by columns (tensor_parallel.py); x and y are
     DTensors then.
@@ -71,10 +74,12 @@ class Float8Linear(nn.Linear):
         saturate: bool = False,
         pad_inner_dim: bool = False,
         enable_fsdp_float8_all_gather: bool = False,
+        async_tensor_parallel: bool | None = None,
     ) -> None:
         check_sizes("Float8Linear", in_features, out_features, pad_inner_dim)
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set_options(recipe, emulate, recompute, saturate, enable_fsdp_float8_all_gather)
+        self.async_tensor_parallel = async_tensor_parallel
 
     def _set_options(
         self,
@@ -132,6 +137,7 @@ class Float8Linear(nn.Linear):
         saturate: bool = False,
         pad_inner_dim: bool = False,
         enable_fsdp_float8_all_gather: bool = False,
+        async_tensor_parallel: bool | None = None,
     ) -> Float8Linear:
         """Returns a Float8Linear that has the linear's own parameters, hooks and attributes."""
         check_sizes(type(linear).__name__, linear.in_features, linear.out_features, pad_inner_dim)
@@ -142,6 +148,7 @@ class Float8Linear(nn.Linear):
             for name, value in linear.__dict__.items()
         }
         converted._set_options(recipe, emulate, recompute, saturate, enable_fsdp_float8_all_gather)
+        converted.async_tensor_parallel = async_tensor_parallel
         return converted
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from float8 import recipes
 from float8.recipes import Cast, Granularity, Recipe, Scaling
-from float8.torch import _ops
+from float8.torch import _ops, async_tensor_parallel
 from float8.torch.copy_layout import BLOCK as BLOCK
 from float8.torch.copy_layout import Copies as Copies
 from float8.torch.copy_layout import Copy as Copy
@@ -235,7 +235,12 @@ def start_gather(own: Tensor, to: Sharing) -> Tensor:
     return _c10d.all_gather_into_tensor(own.contiguous().flatten(), to.ranks, to.group)  # type: ignore[no-any-return]
 
 
-Started = tuple[Tensor, Tensor | None]  # bytes and scales on their way
+def start_gathers(own: Sequence[Tensor], to: Sharing) -> list[Tensor]:
+    return [start_gather(each, to) for each in own]
+
+
+def wait_all(started: Sequence[Tensor]) -> list[Tensor]:
+    return [wait(each) for each in started]
 
 
 class Shard(NamedTuple):
@@ -251,60 +256,64 @@ class Shard(NamedTuple):
     outer: int
 
 
-def start_gather_q(q: Copy, shard: Shard, to: Sharing) -> Started:
-    """Starts to gather q, 1 byte an element, and the scales that other ranks lack."""
+def parts_of_q(q: Copy, shard: Shard, to: Sharing) -> list[Tensor]:
+    """Returns what to gather of q: 1 byte an element, and the scales that other ranks lack."""
     granularity = to.rules.granularities[shard.operand][0]
-    data = start_gather(q.data[:, : shard.cols], to)
     if granularity == Granularity.TENSOR:
-        return data, None
+        return [q.data]
     count = shard.rows
     if granularity == Granularity.BLOCK_1X128:
         count = _blocks(shard.cols) * _in_4s(shard.rows)
-    return data, start_gather(q.scales[:count], to)
+    return [q.data, q.scales[:count]]
 
 
-def finish_gather_q(started: Started, own: Copy, shard: Shard, to: Sharing) -> Copy:
-    """Returns q of the whole operand."""
-    data = whole_rows(wait(started[0]).view(-1, shard.cols), shard.outer, to)
+def whole_q(gathered: Sequence[Tensor], own: Copy, shard: Shard, to: Sharing) -> Copy:
+    """Returns q of the whole operand, from its parts of all ranks."""
+    data = whole_rows(gathered[0].view(-1, own.data.shape[1]), shard.outer, to)
     scales = own.scales
-    if started[1] is not None:
-        scales = wait(started[1])
+    if len(gathered) > 1:
+        scales = gathered[1]
         if to.rules.granularities[shard.operand][0] == Granularity.AXIS:
             scales = whole_rows(scales.view(-1, 1), shard.outer, to).flatten()
         else:
             parts = scales.view(to.ranks, _blocks(shard.cols), -1)[:, :, : shard.rows]
             scales = _whole_lines(parts, shard.outer, 4).flatten()
-    return Copy(_pitched(data), scales)
+    return Copy(data, scales)
 
 
-def start_gather_qt(qt: Copy, shard: Shard, to: Sharing) -> Started:
-    """Starts to gather qt; a scale of a line is that of the whole operand already."""
-    data = start_gather(qt.data[:, : shard.rows], to)
+def parts_of_qt(qt: Copy, shard: Shard, to: Sharing) -> list[Tensor]:
+    """Returns what to gather of qt; a scale of a line is that of the whole operand already."""
+    data = qt.data[:, : shard.rows].contiguous()
     if to.rules.granularities[shard.operand][1] in (Granularity.TENSOR, Granularity.AXIS):
-        return data, None
-    return data, start_gather(qt.scales[: _blocks(shard.rows) * _in_4s(shard.cols)], to)
+        return [data]
+    return [data, qt.scales[: _blocks(shard.rows) * _in_4s(shard.cols)]]
 
 
-def finish_gather_qt(started: Started, own: Copy, shard: Shard, to: Sharing) -> Copy:
-    """Returns qt of the whole operand."""
-    parts = wait(started[0]).view(to.ranks, shard.cols, shard.rows)
+def whole_qt(gathered: Sequence[Tensor], own: Copy, shard: Shard, to: Sharing) -> Copy:
+    """Returns qt of the whole operand, from its parts of all ranks."""
+    parts = gathered[0].view(to.ranks, shard.cols, shard.rows)
     scales = own.scales
-    if started[1] is not None:
-        scales = wait(started[1]).view(-1, _in_4s(shard.cols))
+    if len(gathered) > 1:
+        scales = gathered[1].view(-1, _in_4s(shard.cols))
         scales = whole_rows(scales, shard.outer, to).flatten()
     return Copy(_whole_lines(parts, shard.outer, BLOCK), scales)
 
 
+def transposed(q: Copy, shard: Shard) -> Copy:
+    """Returns qt of an operand whose q has the same bytes."""
+    return Copy(_padded(q.data[:, : shard.cols].t().contiguous(), BLOCK), q.scales)
+
+
 def gather_both(q: Copy, qt: Copy, shard: Shard, to: Sharing) -> tuple[Copy, Copy]:
     """Returns q and qt of the whole operand; qt is made of q where it has the same bytes."""
-    started = start_gather_q(q, shard, to)
+    started = start_gathers(parts_of_q(q, shard, to), to)
     if to.rules.one_copy[shard.operand]:
-        whole = finish_gather_q(started, q, shard, to)
-        return whole, Copy(_pitched(whole.data[:, : shard.cols].t()), whole.scales)
-    started_qt = start_gather_qt(qt, shard, to)
+        whole = whole_q(wait_all(started), q, shard, to)
+        return whole, transposed(whole, shard)
+    started_qt = start_gathers(parts_of_qt(qt, shard, to), to)
     return (
-        finish_gather_q(started, q, shard, to),
-        finish_gather_qt(started_qt, qt, shard, to),
+        whole_q(wait_all(started), q, shard, to),
+        whole_qt(wait_all(started_qt), qt, shard, to),
     )
 
 
@@ -325,7 +334,7 @@ def _whole_lines(parts: Tensor, outer: int, multiple: int) -> Tensor:
     ranks, lines, rows = parts.shape
     runs = parts.reshape(ranks, lines, outer, rows // outer)
     whole = runs.permute(1, 2, 0, 3).reshape(lines, ranks * rows)
-    return pad(whole, (0, -whole.shape[1] % multiple)).contiguous()
+    return _padded(whole, multiple)
 
 
 def check_runs(run: int, operand: int, to: Sharing) -> None:
@@ -339,11 +348,64 @@ def check_runs(run: int, operand: int, to: Sharing) -> None:
         )
 
 
-def _pitched(data: Tensor) -> Tensor:
-    return pad(data, (0, -data.shape[1] % BLOCK)).contiguous()
+def _padded(lines: Tensor, multiple: int) -> Tensor:
+    """Returns lines that are filled up with zeros; those that are full are not copied, as pad does."""
+    missing = -lines.shape[1] % multiple
+    return lines if missing == 0 else pad(lines, (0, missing))
 
 
 # GEMMs
+
+
+class Gemm(NamedTuple):
+    """One of a linear's GEMMs with what its b is: a b^T + bias."""
+
+    kind: int
+    b: Copy
+    bias: Tensor | None
+    contracted: int
+    dtype: torch.dtype
+    to: Sharing
+
+    def of(self, a: Copy, like: Tensor) -> Tensor:
+        return gemm(self.kind, a, self.b, self.contracted, like, self.to, self.bias)
+
+    def _rest(self, outer: int) -> tuple[Any, ...]:
+        operand = _ops.INPUT if self.kind == OUTPUT else _ops.GRAD_OUTPUT
+        rules = self.to.rules
+        granularity = int(rules.granularities[operand][0])
+        how = (outer, self.dtype, granularity, self.contracted, rules.config, self.kind)
+        return *how, self.to.group, self.to.ranks
+
+    def of_gathered(
+        self, a: Copy, shard: Shard, beside: Sequence[Tensor] = (), keep: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns the result for the a of all ranks, whose rows arrive by chunks, and what it gathered.
+
+        beside: what else to gather. keep: the parts of a are wanted too.
+        """
+        own = parts_of_q(a, shard, self.to)
+        return async_tensor_parallel.gather_gemm(  # type: ignore[no-any-return]
+            [*own, *beside],
+            a.scales,
+            *self.b,
+            self.bias,
+            len(own),
+            keep,
+            *self._rest(shard.outer),
+        )
+
+    def scattered(
+        self, a: Copy, outer: int, sums: Tensor | None = None, beside: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns this rank's rows of the sum over ranks, and what it gathered.
+
+        sums: partial sums to add. beside: what to gather.
+        """
+        sums = None if sums is None else sums.reshape(a.data.shape[0], -1)
+        return async_tensor_parallel.gemm_scatter(  # type: ignore[no-any-return]
+            *a, *self.b, self.bias, sums, list(beside), *self._rest(outer)
+        )
 
 
 def gemm(

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
-from float8.torch import _ops, sharded_linear
+from float8.torch import _ops, async_tensor_parallel, sharded_linear
 from float8.torch import sharded_operands as operands
 from float8.torch.fsdp import GatheredWeight
-from float8.torch.sharded_linear import CAST, GATHERED, KEPT, Call
+from float8.torch.sharded_grads import CAST, GATHERED, KEPT, Call
 from float8.torch.sharded_operands import Share, Sharing
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
     cast: Any = layer._weight_cast
     copies = None if cast is None else cast.of(layer, x.dtype)
     origin = GATHERED if isinstance(local, GatheredWeight) else CAST if copies is None else KEPT
-    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True, origin)
+    overlap = async_tensor_parallel.wanted(layer.async_tensor_parallel)
+    recompute = layer.recompute is True
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, recompute, overlap, weight=origin)
     bias: Any = layer.bias
     local_bias = None if bias is None else bias.to_local()
     words = _weight_words(layer, x.dtype)

@@ -395,6 +395,19 @@ torch.library.define(
 )
 
 
+# The copy for such a GEMM, where it is one of chunks. It is a clone in compiled graphs, which may write
+# over a result that they have read. Nothing is read of `like`, which orders the ops of a graph.
+torch.library.define(
+    "float8::weight_copy",
+    "(int gemm, Tensor like, Tensor weight, ScalarType dtype, int granularity) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "float8::gathered_copy",
+    "(int gemm, Tensor like, Tensor gather, int[] shape, ScalarType dtype, int granularity, "
+    "bool clone) -> (Tensor, Tensor)",
+)
+
+
 def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Returns an element in the weight's shape: nobody reads it."""
     return like.new_zeros((), dtype=dtype).expand(shape)
@@ -459,7 +472,29 @@ def _gemm(
     return d
 
 
+def _copy_of(
+    gemm: int,
+    like: Tensor,
+    gather: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    granularity: int,
+    clone: bool,
+) -> tuple[Tensor, Tensor]:
+    lines, length = shape[gemm], shape[1 - gemm]
+    count = {Granularity.TENSOR: 1, Granularity.AXIS: lines}.get(
+        Granularity(granularity), blocks(lines) * in_4s(blocks(length))
+    )
+    if is_fake(gather):
+        data = like.new_empty((lines, BLOCK * blocks(length)), dtype=torch.uint8)
+        return data, like.new_empty((count,), dtype=torch.float32)
+    copy = _gathers[int(gather)].copy(COPIES[gemm], dtype)
+    data, scales = copy.data, copy.scales[:count]
+    return (data.clone(), scales.clone()) if clone else (data, scales)
+
+
 for name, call in (
+    ("gathered_copy", _copy_of),
     ("gathered_forward", _forward),
     ("gathered_backward", _backward),
     ("gathered_gemm", _gemm),
@@ -469,4 +504,6 @@ for name, call in (
 gathered_forward = torch.ops.float8.gathered_forward.default
 gathered_backward = torch.ops.float8.gathered_backward.default
 gathered_gemm = torch.ops.float8.gathered_gemm.default
+gathered_copy = torch.ops.float8.gathered_copy.default
 weight_gemm = torch.ops.float8.weight_gemm.default
+weight_copy = torch.ops.float8.weight_copy.default

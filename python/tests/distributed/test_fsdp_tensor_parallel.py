@@ -324,3 +324,38 @@ def _composed(_: Any, rank: int, world: int) -> None:
 
 def test_what_it_is_composed_with(tmp_path: Any) -> None:
     ranks.spawn(_composed, 4, tmp_path)
+
+
+def _overlapped(_: Any, rank: int, world: int) -> None:
+    """Async tensor parallelism reads gathered weights too, eagerly and compiled."""
+    mesh = _mesh(world)
+    own = mesh["tensor"].get_local_rank()
+    for recipe in RECIPES:
+        dim, hidden = _sizes(recipe)
+        models = {}
+        for name, options in (
+            ("fp8", {"enable_fsdp_float8_all_gather": True}),
+            ("compiled", {"enable_fsdp_float8_all_gather": True}),
+            ("hp", {}),
+        ):
+            torch._dynamo.reset()
+            model = mlp(recipe, dim, hidden, torch.float32, async_tensor_parallel=True, **options)
+            parallelize_module(model, mesh["tensor"], mlp_plan(True))
+            if name == "compiled":
+                model["mlp"].compile(fullgraph=True, backend="aot_eager")
+            fully_shard(model["mlp"], mesh=mesh["shard"], reshard_after_forward=True)
+            models[name] = Model(model)
+        torch.manual_seed(1)
+        for _ in range(2):
+            x, dy = (torch.randn(2, 256, dim).chunk(2, 1)[own] for _ in range(2))
+            found = {name: model.step(x, dy) for name, model in models.items()}
+            for name in ("fp8", "compiled"):
+                for a, b in zip(found[name], found["hp"], strict=True):
+                    assert torch.equal(a, b), (recipe, name)
+        for name in ("fp8", "compiled"):
+            for a, b in zip(models[name].weights(), models["hp"].weights(), strict=True):
+                assert torch.equal(a, b), (recipe, name)
+
+
+def test_async_tensor_parallelism(tmp_path: Any) -> None:
+    ranks.spawn(_overlapped, 4, tmp_path)

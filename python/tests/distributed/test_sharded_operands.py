@@ -127,6 +127,9 @@ def test_one_gemm_of_operands_in_fp8(recipe: str, device: str) -> None:
     assert agree(dw, w.grad)
     torch.ops.float8.gemm_into(*dyqt, *xqt, dw, None, 48, _config(dynamic, device), 2, True)
     assert agree(dw, 2 * w.grad)
+    few = torch.zeros_like(dw)
+    torch.ops.float8.gemm_into(*dyqt, *xqt, few, None, 48, _config(dynamic, device), 2, False, 16)
+    assert agree(few, w.grad)
     arguments = (*dyqt, *xqt, dw, None, 48, _config(dynamic, device), 2, False)
     torch.library.opcheck(torch.ops.float8.gemm_into.default, arguments)
     with pytest.raises(ValueError, match="a of the GEMM is not 48 rows of 128 bytes"):
