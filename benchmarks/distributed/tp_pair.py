@@ -228,7 +228,6 @@ def main() -> int:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
     mesh = init_device_mesh(device, (distributed.get_world_size(),))
-    enable_micro_pipelining(mesh)
     steps: dict[str, Callable[[], None]] = {}
     failures: dict[str, str] = {}
     for variant in common.chosen(options.variants, dict(known)):
@@ -237,6 +236,8 @@ def main() -> int:
             continue  # the ops are for GPUs
         passes = variant.overlapped and variant.library == "torchao" and device == "cuda"
         torch._inductor.config._micro_pipeline_tp = passes
+        if passes:
+            enable_micro_pipelining(mesh)
         try:
             step = step_of(variant, options, mesh, device)
             for _ in range(3):

@@ -47,16 +47,29 @@ def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
             assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
 
 
-def test_fsdp_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_fsdp_step(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--variants", "rowwise-gather", "--blocks", "1", "--rounds", "2", "--steps", "1")
     assert not programs.run("benchmarks/distributed/fsdp_step.py", "--emulate", *options)
     rows = table(capsys.readouterr().out, "variant")
     assert positive(rows["bf16"]) and positive(rows["rowwise-gather"])
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_tp_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--variants", "rowwise,rowwise-async", "--rounds", "2", "--steps", "1")
+    assert not programs.run("benchmarks/distributed/tp_pair.py", "--emulate", *options)
+    rows = table(capsys.readouterr().out, "variant")
+    assert all(positive(rows[name][:2]) for name in ("bf16", "rowwise", "rowwise-async"))
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:

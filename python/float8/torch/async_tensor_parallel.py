@@ -6,7 +6,9 @@ gemm_scatter   this rank's rows of the sum over ranks of a b^T + bias: the GEMM 
                while the others' leave. Partial sums are added in fp32, in one order on all ranks,
                and rounded once
 
-Both gather further tensors on the side, for a later GEMM. The results of gather_gemm are those of one
+gemm_beside    one GEMM, a b^T, that is not cut
+
+All gather further tensors on the side, for a later GEMM. The results of gather_gemm are those of one
 GEMM over all rows.
 
 Ranks share the rows of a matrix in `outer` runs each: those of x [B, S, K] whose S is shared are B runs.
@@ -119,6 +121,11 @@ torch.library.define(
     "SymInt outer, ScalarType dtype, int granularity, SymInt contracted, int config, int kind, "
     "str group, int ranks) -> (Tensor, Tensor[])",
 )
+torch.library.define(
+    "float8::gemm_beside",
+    "(Tensor a, Tensor scales, Tensor b, Tensor b_scales, Tensor[] own, ScalarType dtype, "
+    "SymInt contracted, int config, int kind, str group, int ranks) -> (Tensor, Tensor[])",
+)
 
 
 def _gather_gemm(
@@ -217,6 +224,30 @@ def _gemm_scatter(
     return started.slots.sum(0).view(rows, columns), started.gathered
 
 
+def _gemm_beside(
+    a: Tensor,
+    scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    own: Sequence[Tensor],
+    dtype: torch.dtype,
+    contracted: int,
+    config: int,
+    kind: int,
+    group: str,
+    ranks: int,
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns a b^T, and what was gathered beside it."""
+    exchange = chunk_exchange.exchange_of(group, ranks, a.device)
+    started = exchange.start(chunk_exchange.Call(own, 0, None, a.device))
+    d = a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+    gemm = _Gemm(b, b_scales, None, Granularity.TENSOR, contracted, config, kind)
+    gemm.run(a, scales, d, sm_limit=_sm_limit(exchange, a))
+    started.keep_own(own, range(len(own)))
+    started.finish()
+    return d, started.gathered
+
+
 def _fake_gathered(own: Sequence[Tensor], ranks: int) -> list[Tensor]:
     return [each.new_empty((ranks, each.numel())) for each in own]
 
@@ -255,11 +286,25 @@ def _fake_gemm_scatter(
     return total, _fake_gathered(own, ranks)
 
 
+def _fake_gemm_beside(
+    a: Tensor,
+    scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    own: Sequence[Tensor],
+    dtype: torch.dtype,
+    *others: Any,
+) -> tuple[Tensor, list[Tensor]]:
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype), _fake_gathered(own, others[-1])
+
+
 for name, call, fake in (
     ("gather_gemm", _gather_gemm, _fake_gather_gemm),
     ("gemm_scatter", _gemm_scatter, _fake_gemm_scatter),
+    ("gemm_beside", _gemm_beside, _fake_gemm_beside),
 ):
     torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
     torch.library.register_fake(f"float8::{name}", fake)
 gather_gemm = torch.ops.float8.gather_gemm.default
 gemm_scatter = torch.ops.float8.gemm_scatter.default
+gemm_beside = torch.ops.float8.gemm_beside.default

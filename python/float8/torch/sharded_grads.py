@@ -48,7 +48,8 @@ class Latest:
     """What a linear left for the next one, outside of compiled graphs."""
 
     x: ClassVar[tuple[Any, ...] | None] = None  # an x, a key, and its copies
-    qt: ClassVar[tuple[Tensor, Copy] | None] = None  # this rank's bytes of qt, and the whole
+    # What this rank has of an x for grad_weight, its version, and that of all ranks.
+    x_grad: ClassVar[tuple[Tensor, int, Any] | None] = None
 
 
 def rows_of(x: Tensor) -> Tensor:
@@ -188,8 +189,10 @@ def scatter_dx(dx: Tensor, x_shape: Sequence[int], call: Call) -> Tensor:
 class GatheredX:
     """What grad_weight needs of x: qt of all tokens, or all of x in high precision.
 
-    own: what this rank has of it. Its gather is started here, or runs beside that of another GEMM,
-        which sets `gathered`.
+    own: what this rank has of it. Its gather is started here, or runs beside the GEMM of dx, whose
+        caller sets `gathered`.
+    beside: that is how it should be gathered. In a compiled graph the gathers of all linears of one x
+        are one collective.
     """
 
     def __init__(self, x: Tensor | None, qt: Copy | None, shape: Sequence[int], call: Call) -> None:
@@ -199,25 +202,40 @@ class GatheredX:
         self.gathered: list[Tensor] = []
         self.started: list[Tensor] = []
         self.tokens = math.prod(shape[:-1]) * (call.to.ranks if call.gathers else 1)
+        self.beside = False
         if self.dim is None:
             return
         own = list(shape)
         own[self.dim] //= 1 if call.gathers else call.to.ranks
         self.shape = torch.Size(own)
         self.shard = _shard(self.shape, self.dim, _ops.INPUT)
+        self.known = self._latest()
+        if self.known is not None:
+            return
         if not call.to.rules.is_fp8(operands.GRAD_WEIGHT):
             assert x is not None
             self.own = [x.contiguous()]
-        elif self._latest() is None:
+        else:
             assert qt is not None
             self.own = operands.parts_of_qt(qt, self.shard, call.to)
+        shared = torch.compiler.is_compiling() and (call.leaves or not call.gathers)
+        run = self.shard.rows // self.shard.outer
+        self.beside = not shared and overlaps(run, self.own[0], call)
 
-    def _latest(self) -> Copy | None:
-        """Returns the whole qt that another linear of this x has gathered."""
-        latest = None if torch.compiler.is_compiling() else Latest.qt
-        if latest is None or self.qt is None or latest[0].data_ptr() != self.qt.data.data_ptr():
+    def _own(self) -> Any:
+        """Returns this rank's tensor, by which linears of one x know each other."""
+        fp8 = self.to.rules.is_fp8(operands.GRAD_WEIGHT)
+        return self.qt.data if fp8 and self.qt is not None else self.x
+
+    def _latest(self) -> Any:
+        """Returns what another linear of this x has gathered."""
+        latest = None if torch.compiler.is_compiling() else Latest.x_grad
+        if latest is None:
             return None
-        return latest[1]
+        own, version, whole = latest
+        found = self._own()
+        same = own.data_ptr() == found.data_ptr() and version == found._version
+        return whole if same and own.shape == found.shape else None
 
     def start(self) -> None:
         self.started = operands.start_gathers(self.own, self.to)
@@ -226,13 +244,16 @@ class GatheredX:
         """Returns qt and x of all tokens, of which one is None."""
         if self.dim is None:
             return self.qt, self.x
-        gathered = operands.wait_all(self.started) if self.started else self.gathered
-        if not self.to.rules.is_fp8(operands.GRAD_WEIGHT):
-            return None, _in_order(gathered[0], self.shape, self.dim, self.to)
-        if not gathered:
-            return self._latest(), None
-        assert self.qt is not None
-        whole = operands.whole_qt(gathered, self.qt, self.shard, self.to)
-        if not torch.compiler.is_compiling():
-            Latest.qt = (self.qt.data, whole)
-        return whole, None
+        whole = self.known
+        fp8 = self.to.rules.is_fp8(operands.GRAD_WEIGHT)
+        if whole is None:
+            gathered = operands.wait_all(self.started) if self.started else self.gathered
+            if fp8:
+                assert self.qt is not None
+                whole = operands.whole_qt(gathered, self.qt, self.shard, self.to)
+            else:
+                whole = _in_order(gathered[0], self.shape, self.dim, self.to)
+            if not torch.compiler.is_compiling():
+                own = self._own()
+                Latest.x_grad = (own, own._version, whole)
+        return (whole, None) if fp8 else (None, whole)

@@ -194,7 +194,7 @@ class _WholeInput(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> Any:
         if not torch.compiler.is_compiling():
-            grads.Latest.qt = None
+            grads.Latest.x_grad = None
         return (
             grads.reduce_scatter(grads.rows_of(dx), ctx.outer, ctx.to).view(ctx.shape),
             None,
@@ -316,8 +316,7 @@ class _Linear(torch.autograd.Function):
         fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
         of_x = grads.GatheredX(x, xqt, ctx.x_shape, call) if want_weight else None
         scatters = call.gathers and want_x and fp8[0]
-        # In a compiled graph the gathers of all linears of one x are one collective.
-        beside = scatters and not (call.leaves and torch.compiler.is_compiling())
+        beside = of_x is not None and of_x.beside and want_x and fp8[0]
         if of_x is not None and not beside:
             of_x.start()
         by_tokens = call.y_dim is not None and all(fp8)
@@ -338,12 +337,13 @@ class _Linear(torch.autograd.Function):
                 dy = grads.whole_hp(dy, call.y_dim, to)
             if any(fp8):
                 dyq, dyqt = grads.cast_grad(dy, scales, by_tokens, call)
+            own = of_x.own if of_x is not None and beside else []
+            gathered: list[Tensor] = []
             if scatters:
                 outer = math.prod(ctx.x_shape[: call.x_dim])
-                own = of_x.own if of_x is not None and beside else []
                 dx, gathered = gemm.scattered(dyq, outer, dx_of_others, own)
-                if of_x is not None:
-                    of_x.gathered = gathered
+            elif own:
+                dx, gathered = gemm.beside(dyq, own)
             elif want_x and fp8[0]:
                 if call.weight == GATHERED and not call.overlap:
                     config = to.rules.config
@@ -357,6 +357,8 @@ class _Linear(torch.autograd.Function):
                         dx if dx_of_others is None else dx + dx_of_others.view(dx.shape)
                     )
                     dx = grads.scatter_dx(dx, ctx.x_shape, call)
+            if of_x is not None and beside:
+                of_x.gathered = gathered
         if want_bias and not by_tokens:
             db = grads.bias_grad(dy, weight, False, to)
         dw = None
@@ -367,7 +369,7 @@ class _Linear(torch.autograd.Function):
             else:
                 dw = grads.hp_backward(dy, x, weight, recipes.READS_X, 2, to)[1]
         if call.gathers and not torch.compiler.is_compiling():
-            grads.Latest.qt = None  # the other linears of this x came before
+            grads.Latest.x_grad = None  # the other linears of this x came before
         dx = None if dx is None else dx.view(ctx.x_shape)
         return dx, dw, db, *(None,) * 11
 

@@ -395,6 +395,21 @@ class Gemm(NamedTuple):
             *self._rest(shard.outer),
         )
 
+    def beside(self, a: Copy, own: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Returns the result, and what was gathered meanwhile."""
+        to = self.to
+        return async_tensor_parallel.gemm_beside(  # type: ignore[no-any-return]
+            *a,
+            *self.b,
+            list(own),
+            self.dtype,
+            self.contracted,
+            to.rules.config,
+            self.kind,
+            to.group,
+            to.ranks,
+        )
+
     def scattered(
         self, a: Copy, outer: int, sums: Tensor | None = None, beside: Sequence[Tensor] = ()
     ) -> tuple[Tensor, list[Tensor]]:
