@@ -89,7 +89,8 @@ def of_a_layer(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def make_round(variant: common.Variant, operands: Operands, emulate: bool) -> Callable[[], None]:
     """Returns forward and backward of all sets, as a CUDA graph where there is a device."""
     layers = variant.convert(operands.linears(), emulate)
-    f8.prepare(layers, len(operands.dy[0]))  # kernels are compiled side by side
+    if variant.library == "float8":
+        f8.prepare(layers, len(operands.dy[0]))  # kernels are compiled side by side
     call = variant.callable(of_a_layer, emulate)
 
     def once() -> None:
@@ -105,7 +106,7 @@ def make_round(variant: common.Variant, operands: Operands, emulate: bool) -> Ca
     with torch.cuda.stream(side):
         for _ in range(3):
             once()
-            f8.sync_float8_amax_and_scale_history(layers)
+            variant.end_of_step(layers)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -116,7 +116,8 @@ class Trainer:
             group["lr"] = self.learning_rate(index)
         loss = self.loss_of(*self.corpus.next(self.device))
         loss.backward()
-        f8.sync_float8_amax_and_scale_history(self.model)  # for the recipe delayed
+        if self.options.recipe == "delayed":
+            f8.sync_float8_amax_and_scale_history(self.model)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

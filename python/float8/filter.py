@@ -66,7 +66,7 @@ def filter_layers(
     if policy not in _POLICIES:
         raise ValueError(f"float8: policy is {policy!r}; it is one of {', '.join(_POLICIES)}")
     wanted = list(layers)
-    fqns = list(names)
+    fqns = list_of(names)
     if policy == "measured" and verdicts is None and AUTO_FILTER not in fqns:
         fqns.append(AUTO_FILTER)
     custom, recipe_name = _recipe_fields(recipe)
@@ -116,6 +116,18 @@ def _verdict(model: ctypes.c_void_p, index: int, layer: Layer) -> Verdict:
     )
 
 
+def list_of(names: Sequence[str]) -> list[str]:
+    """Returns the names; a text alone, whose letters would be names, is refused (TypeError)."""
+    if isinstance(names, str):
+        raise TypeError(f"float8: names is {names!r}; it is a list of names, such as [{names!r}]")
+    return list(names)
+
+
+def layer_pattern(name: str) -> str:
+    """Returns "layers.12.attention.wk" as "layers.*.attention.wk"."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
 def _recipe_fields(recipe: str | Recipe) -> tuple[_library.RecipeStruct | None, bytes | None]:
     if isinstance(recipe, str):
         return None, recipe.encode()
@@ -133,7 +145,7 @@ def explain(verdicts: Sequence[Verdict]) -> str:
     first: dict[tuple[str, int, int, bool, str], Verdict] = {}
     for verdict in verdicts:
         layer = verdict.layer
-        name = ".".join("*" if part.isdecimal() else part for part in layer.name.split("."))
+        name = layer_pattern(layer.name)
         key = (name, layer.n, layer.k, verdict.convert, verdict.reason)
         counts[key] = counts.get(key, 0) + 1
         first.setdefault(key, verdict)

@@ -12,7 +12,7 @@ import ctypes
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from float8 import _library
 
@@ -55,6 +55,12 @@ class Cast:
     def fp8(self) -> bool:
         return self.scaling != Scaling.HIGH_PRECISION
 
+    def __str__(self) -> str:
+        if not self.fp8:
+            return "high precision"
+        parts = (self.scaling.name, self.granularity.name, self.format.name)
+        return " ".join(part.lower() for part in parts) + " pow2" * self.pow2
+
 
 @dataclasses.dataclass(frozen=True)
 class Gemm:
@@ -63,6 +69,9 @@ class Gemm:
     a: Cast = Cast()
     b: Cast = Cast()
     fast: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.a} by {self.b}{', fast' * self.fast}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +112,20 @@ class Recipe:
         return any(
             cast.scaling == Scaling.DELAYED for _, gemm in self.gemms() for cast in (gemm.a, gemm.b)
         )
+
+    def __str__(self) -> str:
+        """The name, or the settings in words; other settings have other words."""
+        if self.name is not None:
+            return self.name
+        return f"custom ({'; '.join(f'{name}: {gemm}' for name, gemm in self.gemms())})"
+
+    def given_to(self, function: Callable[..., int], *args: bool) -> int:
+        """Returns function(self, *args).
+
+        torch.compile of PyTorch 2.11 takes a dataclass for the self of a constant's call, but not
+        for an argument.
+        """
+        return function(self, *args)
 
     def gemms(self) -> Iterator[tuple[str, Gemm]]:
         for field in dataclasses.fields(self):

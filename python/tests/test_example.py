@@ -1,8 +1,11 @@
-"""examples/pytorch/train_llama.py: it learns, it resumes bit for bit, its errors are words."""
+"""examples/pytorch: train_llama.py learns, it resumes bit for bit, its errors are words."""
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
 
 import programs
 import pytest
@@ -93,3 +96,27 @@ def test_bad_input(text: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
         assert words in message and "\n" not in message
     assert train(text, *TINY, "--recipe", "rowise") == 2
     assert "invalid choice: 'rowise'" in capsys.readouterr().err
+
+
+def _torchrun(count: int, *arguments: object) -> list[float]:
+    """Returns the losses that examples/pytorch/tensor_parallel.py prints on so many ranks."""
+    script = programs.ROOT / "examples/pytorch/tensor_parallel.py"
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    ended = subprocess.run(
+        [*command, f"--nproc-per-node={count}", str(script), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [float(line.split()[-1]) for line in ended.stdout.splitlines() if line[:4] == "step"]
+
+
+def test_tensor_parallel() -> None:
+    """Two ranks learn what one does; their sums have another order."""
+    sizes = {"dim": 64, "head": 16, "layers": 1, "seq": 32, "batch": 4, "steps": 6, "lr": 0.01}
+    options = ("--emulate", "--backend=aot_eager", *(f"--{n}={v}" for n, v in sizes.items()))
+    two, one = (_torchrun(count, *options) for count in (2, 1))
+    assert len(two) == 6 and two[-1] < two[0] - 0.5
+    assert two == pytest.approx(one, abs=0.05)

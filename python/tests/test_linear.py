@@ -298,6 +298,8 @@ def test_prepare(device: str, mlp: Any, config: Any) -> None:
         f8.prepare(model, 0)
     with pytest.raises(ValueError, match="neither bfloat16"):
         f8.prepare(model, 700, dtype=torch.float64)
+    with pytest.raises(ValueError, match="layer '0' is on the meta device"):
+        f8.prepare(model.to("meta"), 700)
 
 
 def test_threads(device: str, options: Options) -> None:

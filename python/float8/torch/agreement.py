@@ -163,13 +163,18 @@ def _is_float8(module: nn.Module) -> bool:
 def describe(layer: Any) -> str:
     """Returns what a layer has in common on all ranks, in words."""
     n, k = layer.weight.shape
-    recipe = layer.recipe.name or "custom"
-    text = f"[{n}, {k}] {recipe} {layer.weight.dtype} config {layer._config:#x}"
+    dtype = str(layer.weight.dtype).removeprefix("torch.")
+    words = [f"[{n}, {k}] {layer.recipe} in {dtype}"]
+    words += [name for name in ("emulate", "saturate") if getattr(layer, name)]
+    if layer.recompute is not None:
+        words.append(f"recompute={layer.recompute}")
+    if layer.bias is not None:
+        words.append("bias")
     if layer.enable_fsdp_float8_all_gather:
-        text += ", fp8 gathers"
-    if layer._layout:
-        text += f", scale state {layer._layout:#x}"
-    return text
+        words.append("fp8 gathers")
+    if layer._scales is not None:
+        words.append(f"a scale state of {layer._scales.words()}")
+    return ", ".join(words)
 
 
 def _layers(model: nn.Module) -> dict[str, str]:

@@ -306,7 +306,7 @@ def _behind(rank: int, report: dict[str, Any], collectives: int) -> str:
         f", {-collectives} collective{'s' * (collectives < -1)} behind" if collectives < 0 else ""
     )
     if report["cause"] == "stalled":
-        return f"rank {rank} did not come: it hung in {report['operation']}{more}"
+        return f"rank {rank} did not come: it was last seen in {report['operation']}{more}"
     return f"rank {rank} is behind, in {report['operation']}{more}"
 
 

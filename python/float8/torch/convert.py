@@ -9,20 +9,34 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from float8.filter import Layer, Verdict, explain, filter_layers
+from float8.filter import (
+    AUTO_FILTER,
+    Layer,
+    Verdict,
+    explain,
+    filter_layers,
+    layer_pattern,
+    list_of,
+)
 from float8.recipes import Recipe
-from float8.torch.linear import Float8Linear, resolve_recipe
+from float8.torch import fsdp
+from float8.torch.linear import Float8Linear, check_switches, resolve_recipe
 from float8.torch.scales import attach_scales, drop_unused_states, refuse_second_state
 
 ModuleFilter = Callable[[nn.Module, str], bool]
 Path = str | os.PathLike[str]
 
-_OF_SCALES = ("history", "margin")
+_OF_SCALES = {"history": (1, 1024), "margin": (0, 16)}
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearConfig:
-    """The options of Float8Linear, which describes them, and of attach_scales."""
+    """The options of Float8Linear, which describes them, and of attach_scales.
+
+    history and margin are of delayed scaling, and stay as they are with another recipe.
+
+    Raises ValueError or TypeError for what no linear can have.
+    """
 
     recipe: str | Recipe = "tensorwise"
     emulate: bool = False
@@ -35,10 +49,21 @@ class LinearConfig:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, most in (("history", 1, 1024), ("margin", 0, 16)):
+        recipe = resolve_recipe(self.recipe)
+        switches = self.linear_fields()
+        del switches["recipe"]
+        check_switches(**switches)
+        for name, (least, most) in _OF_SCALES.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise ValueError(f"float8: {name} is {value}; it is {least} to {most}")
+            if not isinstance(value, int) or not least <= value <= most:
+                raise ValueError(f"float8: {name} is {value!r}; it is {least} to {most}")
+            if value != getattr(LinearConfig, name) and not recipe.delayed:
+                raise ValueError(
+                    f"float8: {name} is {value}, and recipe {recipe.name or 'custom'} has no "
+                    f"delayed scaling to use it; leave {name} out, or choose the recipe delayed"
+                )
+        if self.enable_fsdp_float8_all_gather:
+            fsdp.check_recipe(recipe, padding=0)
 
     def linear_fields(self) -> dict[str, Any]:
         """Returns the fields that are Float8Linear's."""
@@ -77,7 +102,7 @@ def convert_to_float8_training(
     config: Config = None,
     tokens: int | None = None,
     names: Sequence[str] = (),
-    policy: str = "measured",
+    policy: str | None = None,
     verdicts: Path | None = None,
     explain: bool = False,
 ) -> nn.Module:
@@ -89,13 +114,15 @@ def convert_to_float8_training(
         returns False. None converts every linear.
     config: a recipe's name, a `Recipe`, a `LinearConfig` or torchao's `Float8LinearConfig`.
     tokens: the rows of x in a call. Where it is given, the layers that pass module_filter_fn are
-        converted where `float8.filter_layers` says that fp8 pays; names, policy and verdicts (a
-        filter file) are its arguments, and need tokens.
+        converted where `float8.filter_layers` says that fp8 pays.
+    names, policy, verdicts: arguments of `float8.filter_layers`, which need tokens. Each of the names
+        is part of a linear's name. The policy is "measured" unless one is given; "torchao" needs
+        "auto_filter_small_kn" among the names, and a filter file has no policy beside it.
     explain: print these verdicts, as the table that `float8-tune filter` prints; it needs tokens.
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
-    delayed scaling and its cached weight casts begin anew, unless its options are the same. Subclasses of nn.Linear with a
-    forward of their own are left as they are.
+    delayed scaling and its cached weight casts begin anew, unless its options are the same.
+    Subclasses of nn.Linear with a forward of their own are left as they are.
 
     Raises ValueError that names a layer which fp8 cannot have, or an argument; the model is then as
     it was.
@@ -105,7 +132,7 @@ def convert_to_float8_training(
         Float8Linear,
         resolve_config(config),
         lambda linear, options: Float8Linear.from_float(linear, **options.linear_fields()),
-        measured_filter(module_filter_fn, tokens, names, policy, verdicts, explain),
+        measured_filter(module, module_filter_fn, tokens, names, policy, verdicts, explain),
     )
 
 
@@ -115,18 +142,29 @@ Choose = Callable[[dict[str, nn.Linear], str | Recipe], Collection[str]]
 
 
 def measured_filter(
+    module: nn.Module,
     module_filter_fn: ModuleFilter | None,
     tokens: int | None,
     names: Sequence[str],
-    policy: str,
+    policy: str | None,
     verdicts: Path | None,
     show: bool,
 ) -> Choose:
     """Returns the choice that these arguments of convert_to_float8_training mean."""
-    if tokens is None and (names or verdicts is not None or show or policy != "measured"):
+    names = list_of(names)
+    if tokens is None and (names or verdicts is not None or show or policy is not None):
         raise ValueError(
             "float8: names, policy, verdicts and explain ask what the measurements say, which "
             "depends on the rows of x in a call: give tokens too"
+        )
+    if policy is not None and verdicts is not None:
+        raise ValueError(
+            "float8: the filter file of `verdicts` decides already; give it or a policy, not both"
+        )
+    if policy == "torchao" and AUTO_FILTER not in names:
+        raise ValueError(
+            f'float8: policy "torchao" has its limits where "{AUTO_FILTER}" is among the names, and '
+            "without it decides nothing; add it to names, or leave tokens and policy out"
         )
 
     def choose(linears: dict[str, nn.Linear], recipe: str | Recipe) -> Collection[str]:
@@ -137,6 +175,7 @@ def measured_filter(
         ]
         if tokens is None or not linears:
             return wanted
+        check_names(module, names)
         found = filter_layers(
             [
                 Layer(name or "root", linear.in_features, linear.out_features)
@@ -145,7 +184,7 @@ def measured_filter(
             recipe,
             tokens,
             names=names,
-            policy=policy,
+            policy=policy or "measured",
             verdicts=verdicts,
             device=device_of(linears.values()),
         )
@@ -159,6 +198,19 @@ def measured_filter(
         return [name for name, verdict in decided.items() if verdict.convert]
 
     return choose
+
+
+def check_names(module: nn.Module, names: Sequence[str]) -> None:
+    """Raises ValueError, with names that there are, where one is part of no linear's name."""
+    own = [name or "root" for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    for name in names:
+        if name != AUTO_FILTER and not any(name in each for each in own):
+            kinds = list(dict.fromkeys(layer_pattern(each) for each in own))
+            shown = ", ".join(repr(kind) for kind in kinds[:8]) + (", ..." if kinds[8:] else "")
+            raise ValueError(
+                f"float8: names: {name!r} is part of no linear's name, so it keeps no layer in bf16; "
+                f"the model has {shown}: mend the name, or leave it out"
+            )
 
 
 def _kept(verdict: Verdict) -> Verdict:

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from float8.filter import Layer, Verdict, filter_layers
-from float8.recipes import Recipe
-from float8.torch.convert import ModuleFilter
+from float8.filter import Layer, Verdict, filter_layers, list_of
+from float8.torch.convert import (
+    Config,
+    ModuleFilter,
+    check_names,
+    device_of,
+    is_convertible,
+    resolve_config,
+)
 
 
 def verdicts(
     model: nn.Module,
-    recipe: str | Recipe,
+    config: Config,
     tokens: int,
     *,
     names: Sequence[str] = (),
@@ -24,22 +30,29 @@ def verdicts(
     verdicts: str | os.PathLike[str] | None = None,
     device: int | None = None,
 ) -> list[Verdict]:
-    """Returns what float8.filter_layers says about the nn.Linear layers of a model."""
-    layers = [
-        Layer(name, module.in_features, module.out_features)
+    """Returns what float8.filter_layers says about the linears that a conversion would exchange.
+
+    config: as for convert_to_float8_training; its recipe counts.
+    names: each is part of a linear's name (ValueError).
+    device: the CUDA device whose table answers; None: that of the weights, and the H100's where they
+        are on none.
+    """
+    linears = {
+        name or "root": module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
+        if isinstance(module, nn.Linear) and is_convertible(module)
+    }
+    check_names(model, list_of(names))
     return filter_layers(
-        layers,
-        recipe,
+        [Layer(name, own.in_features, own.out_features) for name, own in linears.items()],
+        resolve_config(config).recipe,
         tokens,
         names=names,
         policy=policy,
         margin=margin,
         table=table,
         verdicts=verdicts,
-        device=device,
+        device=device_of(linears.values()) if device is None else device,
     )
 
 
@@ -50,4 +63,4 @@ def module_filter(found: Sequence[Verdict]) -> ModuleFilter:
     convert_to_float8_training(model, module_filter_fn=module_filter(found), config="rowwise")
     """
     wanted = {verdict.layer.name for verdict in found if verdict.convert}
-    return lambda _, name: name in wanted
+    return lambda _, name: (name or "root") in wanted

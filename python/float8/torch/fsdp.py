@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
-from float8.torch import _ops, collectives
+from float8.torch import _ops, collectives, notices
 from float8.torch.shard_casts import cast_shards
 from float8.torch.weight_gather import (
     COPIES,
@@ -291,8 +291,9 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     in one all-reduce (and one over the ranks of tensor parallelism, where there are some), and casts
     the shards with the scales of the whole weights; forward and backward then only gather. Without it
     each weight does the same in its first gather after a change, with collectives of its own, to the
-    same bits.
+    same bits. It warns where no linear is in fp8.
     """
+    notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module)
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
     for name, layer in module.named_modules():
         if gathers_in_fp8(layer):

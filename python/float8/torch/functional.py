@@ -9,7 +9,7 @@ import torch
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops
-from float8.torch.linear import resolve_recipe
+from float8.torch.linear import check_switches, resolve_recipe
 
 
 def linear(
@@ -39,14 +39,26 @@ def linear(
     return apply(x, weight, bias, pack(recipe, emulate, again, saturate))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
     """Returns the config of a recipe and its options, which `apply` takes."""
-    return _pack(recipe, emulate, recompute, saturate)
+    if isinstance(recipe, Recipe):
+        return recipe.given_to(_pack, emulate, recompute, saturate)
+    config: int = _pack(recipe, emulate, recompute, saturate)
+    return config
+
+
+# In graphs of torch.compile the config is a constant.
+torch.compiler.assume_constant_result(Recipe.given_to)  # type: ignore[no-untyped-call]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
+    return _packed(recipe, emulate, recompute, saturate)
 
 
 @functools.cache
-def _pack(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
+def _packed(recipe: str | Recipe, emulate: bool, recompute: bool, saturate: bool) -> int:
+    check_switches(recompute=recompute, emulate=emulate, saturate=saturate)
     resolved = resolve_recipe(recipe)
     if resolved.delayed:
         raise ValueError(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.recipes import Recipe
-from float8.torch import _ops, fsdp
+from float8.torch import _ops, fsdp, notices
 from float8.torch.scales import ScaleState
 from float8.torch.sharded_operands import Sharing, rules_of
 from float8.torch.weight_casts import WeightCast
@@ -99,6 +99,12 @@ class Float8Linear(nn.Linear):
         self._weight_gather = None
         self._sharing = None
         self._weight_words = None
+        check_switches(
+            recompute=recompute,
+            emulate=emulate,
+            saturate=saturate,
+            enable_fsdp_float8_all_gather=enable_fsdp_float8_all_gather,
+        )
         # Another recipe leaves the place in a model, and in a parallelize plan, as it was.
         self._output_dim = self.__dict__.get("_output_dim")
         self._layer_name = self.__dict__.get("_layer_name", "")
@@ -164,6 +170,8 @@ class Float8Linear(nn.Linear):
             from float8.torch import tensor_parallel  # it takes a while to load
 
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
+        if type(weight) is fsdp.ShardedWeight:
+            _tell_of_missing_fsdp(self._words(), torch.compiler.is_compiling())
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
             pad = (0, self._padding)
@@ -192,6 +200,9 @@ class Float8Linear(nn.Linear):
         if self._scales is not None:
             self._scales.attach(self, self._scale_index)
 
+    def _words(self) -> str:
+        return f"layer {self._layer_name!r}" if self._layer_name else "a Float8Linear"
+
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
         return text + (", emulate=True" if self.emulate else "")
@@ -211,10 +222,18 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
     tokens: the rows of x in a call (batch size times sequence length), of all ranks that share a
         sequence.
     dtype: x's; None: the weights' (FSDP's param_dtype), or autocast's where it is on.
+
+    Raises ValueError for weights on the meta device.
     """
+    notices.warn_without_linears("prepare", module)
     groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
     for layer in module.modules():
         if isinstance(layer, Float8Linear):
+            if layer.weight.is_meta:
+                raise ValueError(
+                    f"float8: the weight of {layer._words()} is on the meta device, and plans are "
+                    "for a GPU: call prepare after the weights are made there"
+                )
             device = layer.weight.device.type
             type_of_weight = dtype_of_rank(layer)
             type_of_x = dtype or (
@@ -242,9 +261,42 @@ def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: b
         )
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _tell_of_missing_fsdp(layer: str, compiled: bool) -> None:
+    """Warns of a ShardedWeight in a forward, or raises in torch.compile, which cannot trace it."""
+    text = (
+        f"enable_fsdp_float8_all_gather has no effect on {layer}, which fully_shard has not "
+        "sharded: call fully_shard before the first forward, or convert without the option"
+    )
+    if compiled:
+        raise ValueError(f"float8: {text}")
+    notices.warn_once("enable_fsdp_float8_all_gather", text)
+
+
+def check_switches(
+    *, recompute: object = None, async_tensor_parallel: object = None, **switches: object
+) -> None:
+    """Raises TypeError where an option that is on or off is something else."""
+    if async_tensor_parallel is not None:
+        switches["async_tensor_parallel"] = async_tensor_parallel
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"float8: {name} is {value!r}; it is True or False")
+    if recompute is not None and not isinstance(recompute, bool):
+        raise TypeError(
+            f"float8: recompute is {recompute!r}; it is True, False, or None for True in graphs of "
+            "torch.compile alone"
+        )
+
+
 def resolve_recipe(recipe: str | Recipe) -> Recipe:
     """Returns a recipe that a Float8Linear can have, by name or as it is."""
     if isinstance(recipe, str):
         recipe = Recipe.named(recipe)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"float8: recipe is a {type(recipe).__name__}; it is a float8.Recipe or one of "
+            f"{', '.join(recipes.NAMES)}"
+        )
     recipes.validate(recipe)
     return recipe

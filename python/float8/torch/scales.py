@@ -17,7 +17,7 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import agreement, collectives
+from float8.torch import agreement, collectives, notices
 from float8.torch.collectives import Operation
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class ScaleState(nn.Module):
         delayed = recipes.Scaling.DELAYED
         self.slots = sum(any(cast.scaling == delayed for cast in own) for own in tensors)
         self.linears = len(linears)
+        self.recipe = str(first.recipe)
         self.history = history
         initial = _initial(self.config, self.layout)
         self.register_buffer("state", initial.to(first.weight.device, copy=True))
@@ -99,6 +100,13 @@ class ScaleState(nn.Module):
         for index, linear in enumerate(linears):
             self.attach(linear, index)
         self._refresh()
+
+    def words(self) -> str:
+        """Returns what the state has in common on all ranks."""
+        return (
+            f"{self.linears} linears of recipe {self.recipe}, history {self.history}, margin "
+            f"{self.layout >> 48}{', saturate' * bool(self.config & recipes.HOLD)}"
+        )
 
     def attach(self, linear: Float8Linear, index: int) -> None:
         """Gives a linear its part of the state, and keeps it there when the state moves."""
@@ -143,8 +151,7 @@ class ScaleState(nn.Module):
         """Reduces the amaxes over the ranks of the group, and over those that share weights."""
         groups = [group or distributed.group.WORLD]
         if not self._agreed:
-            what = f"{self.linears} linears, config {self.config:#x}, layout {self.layout:#x}"
-            agreement.agree_once(groups[0], {"scales": what}, self.state.device)
+            agreement.agree_once(groups[0], {"scales": self.words()}, self.state.device)
             self._agreed = True
         if group is not None:
             # Where ranks share the weights, a scale is that of all of their parts.
@@ -350,8 +357,9 @@ def sync_float8_amax_and_scale_history(module: nn.Module, *, group: Any = None) 
 
     The amaxes of all layers below `module` are reduced over the ranks of `group` (None: all) in one
     all-reduce, and give the scales of the next step. It may be captured in a CUDA graph from the
-    second step on. Without delayed scaling it does nothing.
+    second step on. Without delayed scaling it does nothing, and warns where no linear is in fp8.
     """
+    notices.warn_without_linears("sync_float8_amax_and_scale_history", module)
     for state in module.modules():
         if isinstance(state, ScaleState):
             state.sync(group)

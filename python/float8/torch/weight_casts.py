@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops
+from float8.torch import _ops, notices
 from float8.torch.weight_mesh import mesh_dims
 
 if TYPE_CHECKING:
@@ -178,8 +178,9 @@ def cache_weight_casts(
 
     Raises ValueError for delayed scaling, for weights that FSDP gathers in high precision, and for
     other weights that are no plain tensors; no layer is changed then. Layers that have copies already
-    get new ones.
+    get new ones. It warns where no linear is in fp8.
     """
+    notices.warn_without_linears("cache_weight_casts", module)
     casts = WeightCasts(module, dtype)
     if optimizer is not None:
         casts.update_after(optimizer)

@@ -235,13 +235,15 @@ class Float8LinearConfig:
         return Recipe(**gemms)
 
     def linear_config(self) -> LinearConfig:
+        recipe = self.recipe()
         return LinearConfig(
-            recipe=self.recipe(),
-            emulate=self.emulate,
-            recompute=self.force_recompute_fp8_weight_in_bwd or None,
-            pad_inner_dim=self.pad_inner_dim,
-            enable_fsdp_float8_all_gather=self.enable_fsdp_float8_all_gather,
-            history=self.delayed_scaling_config.history_len,
+            recipe=recipe,
+            emulate=bool(self.emulate),
+            recompute=bool(self.force_recompute_fp8_weight_in_bwd) or None,
+            pad_inner_dim=bool(self.pad_inner_dim),
+            enable_fsdp_float8_all_gather=bool(self.enable_fsdp_float8_all_gather),
+            # torchao allows a history without delayed scaling, which nothing reads.
+            history=self.delayed_scaling_config.history_len if recipe.delayed else 16,
         )
 
     @staticmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from float8.torch import scales
+from float8.torch import notices, scales
 from float8.torch.convert import (
     ModuleFilter,
     Path,
@@ -17,6 +18,8 @@ from float8.torch.convert import (
 from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
 
+_log = logging.getLogger(__name__)
+
 
 def convert_to_float8_training(
     module: nn.Module,
@@ -25,7 +28,7 @@ def convert_to_float8_training(
     config: Float8LinearConfig | None = None,
     tokens: int | None = None,
     names: Sequence[str] = (),
-    policy: str = "measured",
+    policy: str | None = None,
     verdicts: Path | None = None,
     explain: bool = False,
 ) -> nn.Module:
@@ -47,7 +50,7 @@ def convert_to_float8_training(
         Float8Linear,
         own_config.linear_config(),
         lambda linear, _: Float8Linear.from_float(linear, config=own_config),
-        measured_filter(module_filter_fn, tokens, names, policy, verdicts, explain),
+        measured_filter(module, module_filter_fn, tokens, names, policy, verdicts, explain),
     )
 
 
@@ -72,9 +75,12 @@ def swap_linear_layers(
 def sync_float8_amax_and_scale_history(model: nn.Module, fp8_layers: object = None) -> None:
     """Ends a step of delayed scaling, between backward and the optimizer's step.
 
-    fp8_layers is not needed, and not read.
+    fp8_layers is not needed, and not read. Where no linear is in fp8 it only logs so, as torchao's.
     """
-    scales.sync_float8_amax_and_scale_history(model)
+    if notices.has_linears(model):
+        scales.sync_float8_amax_and_scale_history(model)
+    else:
+        _log.warning("float8: sync_float8_amax_and_scale_history %s", notices.nothing_done(model))
 
 
 def _auto_filter_for_recipe(

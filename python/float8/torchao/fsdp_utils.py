@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from float8.torch.fsdp import precompute_float8_dynamic_scale_for_fsdp
+from torch import nn
+
+from float8.torch import fsdp, notices
 
 __all__ = [
     "WeightWithDynamicFloat8CastTensor",
     "not_yet",
     "precompute_float8_dynamic_scale_for_fsdp",
 ]
+
+
+def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
+    """Casts the sharded weights, after the optimizer's step. Without Float8Linear it does nothing."""
+    if notices.has_linears(module):
+        fsdp.precompute_float8_dynamic_scale_for_fsdp(module)
 
 
 class WeightWithDynamicFloat8CastTensor:

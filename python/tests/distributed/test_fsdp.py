@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import float8.torch as f8
 
@@ -80,3 +80,22 @@ def test_distributed_checkpoint(recipe: str, tmp_path: Any) -> None:
     plain.load_state_dict(state["model"])
     for own, other in zip(plain.parameters(), expected.parameters(), strict=True):
         assert torch.equal(own, other)
+
+
+def _preparing_rank(mesh: Any, rank: int, world: int) -> None:
+    """A step of FSDP in bfloat16 needs the plans that `prepare` made, and no other."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    model = _mlp("rowwise")
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    f8.prepare(model, 32)
+    plans = len(torch.ops.float8.plans(-1))
+    model(torch.randn(32, 64)).sum().backward()
+    assert len(torch.ops.float8.plans(-1)) == plans > 0
+    with pytest.raises(ValueError, match="gathers the weight of layer '0' in high precision"):
+        f8.cache_weight_casts(model)
+
+
+def test_plans_are_made_ahead(tmp_path: Any) -> None:
+    ranks.spawn(_preparing_rank, 2, tmp_path)

@@ -16,13 +16,14 @@ import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
+import float8
 import float8.torch as f8
 from float8.torch import agreement, collectives
 
 SAMPLE = pathlib.Path(__file__).parents[3] / "tests/unit/tuning_db/data/v1.jsonl"
 
 
-def _model(recipe: str = "rowwise", rows: int = 96, gather: bool = False, **options: Any) -> Any:
+def _model(recipe: Any = "rowwise", rows: int = 96, gather: bool = False, **options: Any) -> Any:
     model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, 64))
     config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=gather, **options)
     return f8.convert_to_float8_training(model, config=config)
@@ -83,7 +84,24 @@ def _differing(mesh: Any, rank: int, world: int, table: str, bad: str) -> None:
     _model()(torch.randn(4, 64))
     assert f8.agree(equal, table=table) == loaded
     state = _model("delayed", history=8 if own else 16)
-    _expect("scale state", last, lambda: f8.agree(state))
+    words = f"a scale state of 2 linears of recipe delayed, history {8 if own else 16}, margin 0"
+    with pytest.raises(f8.DistributedError) as caught:
+        f8.agree(state)
+    assert words in str(caught.value), caught.value
+    # Options are in words, and those of a recipe of one's own too.
+    options = _model("rowwise", saturate=own, recompute=True if own else None)
+    _expect(
+        "it has [96, 64] rowwise in float32, emulate, saturate, recompute=True",
+        last,
+        lambda: f8.agree(options),
+    )
+    off = float8.Cast(pow2=own)
+    custom = _model(float8.Recipe(output=float8.Gemm(off, off)))
+    _expect(
+        "custom (output: dynamic tensor e4m3 pow2 by dynamic tensor e4m3 pow2;",
+        last,
+        lambda: f8.agree(custom),
+    )
 
 
 def test_what_differs_is_one_error_on_all_ranks(table: str, tmp_path: Any) -> None:
@@ -149,7 +167,8 @@ def _first_gather(mesh: Any, rank: int, world: int, what: str) -> None:
     else:
         model = shard(_model("delayed", history=4 if own else 8))
         model(x).sum().backward()
-        _expect("rank 1 differs in scales", 1, lambda: f8.sync_float8_amax_and_scale_history(model))
+        words = "rank 1 differs in scales: it has 2 linears of recipe delayed, history 4, margin 0"
+        _expect(words, 1, lambda: f8.sync_float8_amax_and_scale_history(model))
 
 
 @pytest.mark.parametrize("what", ("recipe", "shape", "shard", "scales"))

@@ -1,0 +1,73 @@
+"""Calls and options that do nothing say so, once, where torchao's say nothing but in its log."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import float8.torch as f8
+from float8 import torchao
+from float8.torch import notices
+
+CALLS: dict[str, Callable[[nn.Module], Any]] = {
+    "prepare": lambda model: f8.prepare(model, 64),
+    "cache_weight_casts": f8.cache_weight_casts,
+    "sync_float8_amax_and_scale_history": f8.sync_float8_amax_and_scale_history,
+    "precompute_float8_dynamic_scale_for_fsdp": f8.precompute_float8_dynamic_scale_for_fsdp,
+}
+
+
+@pytest.fixture(autouse=True)
+def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_told", set())
+
+
+def told(call: Callable[[], Any]) -> list[Any]:
+    """Returns the warnings of float8 while a call runs twice, each of which Python would show."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+        call()
+    return [each for each in found if str(each.message).startswith("float8: ")]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_model_that_was_not_converted(name: str, mlp: Any, config: Any) -> None:
+    model = mlp()
+    (warning,) = told(lambda: CALLS[name](model))
+    assert str(warning.message).startswith(f"float8: {name} did nothing, for Sequential has no")
+    assert "convert the model before with convert_to_float8_training" in str(warning.message)
+    assert warning.filename == __file__
+    f8.convert_to_float8_training(model, config=config("rowwise"))
+    assert told(lambda: CALLS[name](model)) == []
+
+
+def test_torchao_says_so_in_its_log_alone(mlp: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert told(lambda: torchao.sync_float8_amax_and_scale_history(mlp())) == []
+        assert len(caplog.records) == 2
+        assert "did nothing, for Sequential has no Float8Linear" in caplog.text
+        caplog.clear()
+        assert told(lambda: torchao.precompute_float8_dynamic_scale_for_fsdp(mlp())) == []
+        assert caplog.records == []
+
+
+def test_fp8_gathers_without_fully_shard(device: str, mlp: Any, config: Any) -> None:
+    model = mlp(torch.float32)
+    gathers = config("rowwise", enable_fsdp_float8_all_gather=True)
+    f8.convert_to_float8_training(model, config=gathers)
+    x = torch.randn(8, 64, device=device)
+    (warning,) = told(lambda: model(x).sum().backward())
+    assert "no effect on layer '0', which fully_shard has not sharded" in str(warning.message)
+    assert warning.filename == __file__
+    # torch.compile cannot trace such a weight, and says why.
+    compiled = torch.compile(model, backend="aot_eager")
+    with pytest.raises(Exception, match="call fully_shard before the first forward"):
+        compiled(x)
+    torch.compiler.reset()
