@@ -150,7 +150,8 @@ def find_weight_words(layers: Sequence[Float8Linear], dtype: torch.dtype | None 
     """
     groups: dict[Sharing, list[tuple[Float8Linear, Share]]] = {}
     for layer in layers:
-        if len(layer.weight.placements) != 1:  # type: ignore[attr-defined]
+        weight: Any = layer.weight
+        if len(weight.placements) != 1 or isinstance(weight._local_tensor, GatheredWeight):
             continue
         to, share = _share_of(layer, dtype)
         if not to.rules.delayed and operands.spans_ranks(share, to):

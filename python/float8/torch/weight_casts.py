@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops, notices
-from float8.torch.weight_mesh import mesh_dims
+from float8.torch.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
+from float8.torch.weight_mesh import is_sharded_by_fsdp, mesh_dims
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
@@ -96,8 +97,6 @@ class WeightCasts:
         Where ranks share weights, all of them call it: their maxima take one all-reduce a group.
         """
         if self._gathers:
-            from float8.torch.fsdp import precompute_float8_dynamic_scale_for_fsdp
-
             precompute_float8_dynamic_scale_for_fsdp(self._module)
         if self._shared:
             from float8.torch import tensor_parallel
@@ -132,22 +131,19 @@ def _kind(layer: Float8Linear) -> str:
             "float8: weights with delayed scaling are cast in every forward, which records "
             "their amaxes; cache_weight_casts is for dynamic scaling"
         )
-    if hasattr(weight, "placements") and not weight.is_meta:
-        from float8.torch.fsdp import gathers_in_fp8
-
-        if gathers_in_fp8(layer):
-            return "gathered"
-        dims = mesh_dims(layer)
-        if dims.fsdp is not None:
-            raise ValueError(
-                f"float8: fully_shard gathers the weight of layer {layer._layer_name!r} in high "
-                "precision in every forward, so that no copy stays; with "
-                "enable_fsdp_float8_all_gather its shards are cast once a step"
-            )
-        if dims.tensor is not None:
+    if layer._weight_gather is not None or gathers_in_fp8(layer):
+        return "gathered"
+    if is_sharded_by_fsdp(layer):
+        raise ValueError(
+            f"float8: fully_shard gathers the weight of layer {layer._layer_name!r} in high "
+            "precision in every forward, so that no copy stays; with "
+            "enable_fsdp_float8_all_gather its shards are cast once a step"
+        )
+    if not weight.is_meta:
+        if hasattr(weight, "placements") and mesh_dims(layer).tensor is not None:
             return "shared"
-    elif type(weight.data) is torch.Tensor and not weight.is_meta:
-        return "plain"
+        if type(weight.data) is torch.Tensor:
+            return "plain"
     raise ValueError(
         f"float8: a weight is a {type(weight.data).__name__} on {weight.device}; "
         "cache_weight_casts needs plain tensors with values, or what FSDP or tensor parallelism makes "

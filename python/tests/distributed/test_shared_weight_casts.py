@@ -138,6 +138,10 @@ def _gathered(_: Any, rank: int, world: int) -> None:
             # The first forward has no shards' casts; the optimizer's step makes those of the next.
             assert (counted.count == 0) == (step > 0)
             optimizer.step()
+        with torch.no_grad():
+            plain["mlp"](model["mlp"](x))  # the weights stay gathered
+        f8.cache_weight_casts(model)
+        assert model["mlp"].up._weight_cast is None
         with pytest.raises(ValueError, match=r"'mlp\.gate' in high precision in every forward"):
             f8.cache_weight_casts(plain)
 
