@@ -192,11 +192,17 @@ def enable_micro_pipelining(mesh: Any) -> None:
 
 def exposed_ms(step: Callable[[], None], steps: int = 3) -> float:
     """Returns the ms of a step in which no kernel computes."""
+    distributed.barrier()
+    common.wait()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         for _ in range(steps):
             step()
         common.wait()
-    events = [each for each in trace.events() if each.device_type == DeviceType.CUDA]
+    events = [
+        each
+        for each in trace.events()
+        if each.device_type == DeviceType.CUDA and not each.is_user_annotation
+    ]
     begin = min(each.time_range.start for each in events)
     whole = max(each.time_range.end for each in events) - begin
     computed, until = 0.0, begin

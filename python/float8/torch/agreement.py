@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from float8 import _library
-from float8.torch import collectives
+from float8.torch import async_tensor_parallel, collectives
 from float8.torch.collectives import DistributedError, Operation
 
 # What a rank has: by topic a text, or texts by name.
@@ -172,6 +172,8 @@ def describe(layer: Any) -> str:
         words.append("bias")
     if layer.enable_fsdp_float8_all_gather:
         words.append("fp8 gathers")
+    if async_tensor_parallel.wanted(layer.async_tensor_parallel):
+        words.append("async tensor parallelism")
     if layer._scales is not None:
         words.append(f"a scale state of {layer._scales.words()}")
     return ", ".join(words)

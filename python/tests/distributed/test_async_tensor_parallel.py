@@ -19,6 +19,7 @@ from torch import distributed
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import float8
 import float8.torch as f8
@@ -253,6 +254,36 @@ def _partial_use(mesh: Any, rank: int, world: int) -> None:
 
 def test_partial_use(tmp_path: Any) -> None:
     ranks.spawn(_partial_use, 2, tmp_path)
+
+
+def _composed(_: Any, rank: int, world: int) -> None:
+    """Groups that are a part of all ranks; activation checkpointing."""
+    mesh = distributed.device_mesh.init_device_mesh(
+        ranks.device, (2, 2), mesh_dim_names=("data", "tensor")
+    )["tensor"]
+    for recipe in ("rowwise", "rowwise_with_gw_hp", "delayed"):
+        plain, overlapped = _models(recipe, mesh, (64, 96), torch.bfloat16)
+        torch.manual_seed(1 + rank)
+        for _ in range(2):
+            x, dy = (torch.randn(2, 16, 64).to(ranks.device, torch.bfloat16) for _ in range(2))
+            expected, own = _step(plain, x, dy), _step(overlapped, x, dy)
+            _expect_equal(expected, own, 2)
+            if recipe == "delayed":
+                continue  # one more step has other scales
+            again = _step(
+                overlapped,
+                x,
+                dy,
+                lambda x: checkpoint(overlapped["mlp"], x, use_reentrant=False),  # noqa: B023
+            )
+            assert torch.equal(again["y"], own["y"])
+            assert torch.equal(again["dx"], own["dx"])
+            for name, grad in again["own"].items():
+                assert torch.equal(grad, own["own"][name]), name
+
+
+def test_what_it_is_composed_with(tmp_path: Any) -> None:
+    ranks.spawn(_composed, 4, tmp_path)
 
 
 def _compiled(mesh: Any, rank: int, world: int) -> None:

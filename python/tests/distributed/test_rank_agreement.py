@@ -63,6 +63,8 @@ def _differing(mesh: Any, rank: int, world: int, table: str, bad: str) -> None:
     )
     shape = _model(rows=112 if own else 96)
     _expect("it has [112, 64]", last, lambda: f8.agree(shape))
+    overlapped = _model(async_tensor_parallel=own)
+    _expect("async tensor parallelism", last, lambda: f8.agree(overlapped))
     missing = nn.ModuleList(_model() for _ in range(1 if own else 2))
     _expect("layers: '1.0': it has none", last, lambda: f8.agree(missing))
     for name, topic in (("_version", "version"), ("_build", "build"), ("_device_class", "device")):
