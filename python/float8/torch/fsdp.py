@@ -14,17 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
 from float8.torch import _ops, collectives, notices
+from float8.torch.shard_casts import cast_shards
 from float8.torch.weight_gather import (
     COPIES,
     WeightGather,
-    cast_shards,
     gathered_backward,
+    gathered_copy,
     gathered_forward,
+    gathered_gemm,
+    weight_copy,
+    weight_gemm,
 )
+from float8.torch.weight_mesh import mesh_dims, param_group
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -73,8 +79,9 @@ class ShardedWeight(torch.Tensor):
     ) -> tuple[tuple[Tensor, ...], tuple[WeightGather, tuple[str, ...]]]:
         gather = gather_of(module)
         if gather.fsdp_group is None:
-            gather.fsdp_group, name = _param_group(module)
-            gather.name = name or gather.name
+            gather.fsdp_group, param = param_group(module)
+            name = getattr(param, "_param_fqn", None) or ""
+            gather.name = name.removesuffix(".weight") or gather.name
         if gather.both is None:
             gather.dtype = mp_policy.param_dtype or self.dtype
         # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
@@ -186,6 +193,15 @@ class GatheredWeight(torch.Tensor):
             return gathered_backward(
                 dy, saved, x, x_qt, weight.key, shape, weight.dtype, config, wanted
             )
+        if func is weight_gemm:
+            gemm, a, a_scales, _, bias, dtype, config = args
+            shape = list(weight.shape)
+            return gathered_gemm(gemm, a, a_scales, weight.key, shape, bias, dtype, config)
+        if func is weight_copy:
+            gemm, like, _, dtype, granularity = args
+            shape = list(weight.shape)
+            clone = type(weight.key) is not torch.Tensor or is_fake(weight.key)
+            return gathered_copy(gemm, like, weight.key, shape, dtype, granularity, clone)
         raise NotImplementedError(
             f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
             "values in high precision; only the linear it belongs to can use it"
@@ -231,27 +247,14 @@ def gather_of(layer: Any) -> WeightGather:
     return layer._weight_gather  # type: ignore[no-any-return]
 
 
-def is_sharded_by_fsdp(layer: nn.Module) -> bool:
-    """Tells whether a layer's weight is one of FSDP's."""
-    return _param_group(layer)[0] is not None
-
-
-def gathered_dtype(layer: nn.Module) -> torch.dtype:
-    """Returns the type of a layer's weight in its forward: FSDP's param_dtype, or its own."""
-    weight: Any = layer.weight
-    group = _param_group(layer)[0] if hasattr(weight, "_local_tensor") else None
-    dtype: torch.dtype | None = None if group is None else group.mp_policy.param_dtype
-    return dtype or weight.dtype
-
-
 @contextlib.contextmanager
 def unsharded(layer: Any) -> Iterator[Tensor | None]:
     """Gathers the weight of a layer as FSDP does before forward, None before FSDP's first forward.
 
     Whether a weight stays gathered after forward is not known before that.
     """
-    group, name = _param_group(layer)
-    if group is None or name is None:
+    group, param = param_group(layer)
+    if group is None or param._param_fqn is None:
         yield None
         return
     if group.is_unsharded:
@@ -280,41 +283,23 @@ def _wanted(gather: WeightGather) -> tuple[str, ...]:
     return ("qt",) if state == "PRE_BACKWARD" else ("q",)
 
 
-def _param_group(module: nn.Module) -> tuple[Any, str | None]:
-    """Returns FSDP's group that a linear's weight is in, and the linear's name, where it finds them."""
-    from torch.distributed import _composable_state
-
-    for reference in list(_composable_state._module_state_mapping.values()):
-        state = reference() if callable(reference) else reference
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            groups = [getattr(state, "_fsdp_param_group", None)]
-        for each in groups:
-            for param in getattr(each, "fsdp_params", ()):
-                if param._module_info.module is module:
-                    return each, (param._param_fqn or "").removesuffix(".weight") or None
-    return None, None
-
-
 @torch.no_grad()
 def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     """Casts the sharded weights of the Float8Linear layers below `module`, for the next step.
 
     Call it after the optimizer's step, on all ranks. It finds the maxima of all shards, reduces them
-    in one all-reduce, and casts the shards with the scales of the whole weights; forward and backward
-    then only gather. Without it each weight does the same in its first gather after a change, with
-    collectives of its own, to the same bits. It warns where no linear is in fp8.
+    in one all-reduce (and one over the ranks of tensor parallelism, where there are some), and casts
+    the shards with the scales of the whole weights; forward and backward then only gather. Without it
+    each weight does the same in its first gather after a change, with collectives of its own, to the
+    same bits. It warns where no linear is in fp8.
     """
     notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module)
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
     for name, layer in module.named_modules():
-        weight: Any = layer._parameters.get("weight")
-        if hasattr(layer, "_weight_gather") and isinstance(
-            getattr(weight, "_local_tensor", None), ShardedWeight
-        ):
+        if gathers_in_fp8(layer):
             gather = gather_of(layer)
             gather.name = name or gather.name
-            groups.setdefault(gather.group, []).append((gather, weight))
+            groups.setdefault(gather.group, []).append((gather, layer.weight))
     for weights in groups.values():
         cast_shards(weights)
     shared: list[Any] = [m for m in module.modules() if getattr(m, "_sharing", None)]
@@ -322,3 +307,14 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
         from float8.torch import tensor_parallel
 
         tensor_parallel.find_weight_words(shared)
+
+
+def gathers_in_fp8(layer: Any) -> bool:
+    """Tells whether a layer's weight is a shard now that FSDP gathers in fp8."""
+    if not hasattr(layer, "_weight_gather"):
+        return False
+    local = getattr(layer._parameters.get("weight"), "_local_tensor", None)
+    # Tensor parallelism alone has such weights too, and gathers none.
+    return isinstance(local, ShardedWeight) and (
+        layer._weight_gather is not None or mesh_dims(layer).fsdp is not None
+    )

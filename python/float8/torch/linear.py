@@ -16,6 +16,7 @@ from float8.torch.scales import ScaleState
 from float8.torch.sharded_operands import Sharing, rules_of
 from float8.torch.weight_casts import WeightCast
 from float8.torch.weight_gather import WeightGather
+from float8.torch.weight_mesh import dtype_of_rank, size_of_rank
 
 
 class Float8Linear(nn.Linear):
@@ -214,41 +215,35 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
     as long as the slowest kernel. A CUDA graph may be captured without a step before it then, but
     for delayed scaling.
 
-    Layers that tensor parallelism shares are left to their first calls. It warns where no layer is
-    left.
+    Weights that FSDP and tensor parallelism share have the plans of the part that a rank computes
+    with. Left to the first calls are, with tensor parallelism, casts and plans of single GEMMs, whose
+    kernels are these, and, with fp8 gathers, grad_input of a weight in shards.
 
-    tokens: the rows of x in a call (batch size times sequence length).
-    dtype: x's; None: the weights', FSDP's param_dtype, or autocast's where it is on.
+    tokens: the rows of x in a call (batch size times sequence length), of all ranks that share a
+        sequence.
+    dtype: x's; None: the weights' (FSDP's param_dtype), or autocast's where it is on.
 
     Raises ValueError for weights on the meta device.
     """
     notices.warn_without_linears("prepare", module)
     groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
     for layer in module.modules():
-        if isinstance(layer, Float8Linear) and layer._sharing is None:
-            weight = layer.weight
-            if weight.is_meta:
+        if isinstance(layer, Float8Linear):
+            if layer.weight.is_meta:
                 raise ValueError(
                     f"float8: the weight of {layer._words()} is on the meta device, and plans are "
                     "for a GPU: call prepare after the weights are made there"
                 )
-            device = weight.device.type
-            type_of_weight = fsdp.gathered_dtype(layer)
+            device = layer.weight.device.type
+            type_of_weight = dtype_of_rank(layer)
             type_of_x = dtype or (
                 torch.get_autocast_dtype(device)
                 if torch.is_autocast_enabled(device)
                 else type_of_weight
             )
-            size = (layer.out_features, layer.in_features + layer._padding)
             for config in {layer._config, layer._compiled_config}:
-                key = (config, type_of_x, type_of_weight, weight.device, layer._may_share)
-                groups.setdefault(key, {})[size] = layer
-    if not groups:
-        notices.warn_once(
-            "prepare",
-            "prepare did nothing, for tensor parallelism shares all Float8Linear layers, which make "
-            "their plans in their first calls: leave the call out",
-        )
+                key = (config, type_of_x, type_of_weight, layer.weight.device, layer._may_share)
+                groups.setdefault(key, {})[size_of_rank(layer)] = layer
     for (config, type_of_x, type_of_weight, device, apart), sizes in groups.items():
         x = torch.empty(0, dtype=type_of_x, device=device)
         weight = torch.empty(0, dtype=type_of_weight, device=device)

@@ -186,14 +186,19 @@ class ScaleState(nn.Module):
     def _plan_shared_linear(self) -> None:
         """Makes a plan for the shim, which ends no step of a recipe without any.
 
-        A tensor parallel linear has casts and GEMMs apart, and no plan.
+        A tensor parallel linear has casts and GEMMs apart, and no plan. Its shape is a rank's part of
+        the weight, of which FSDP may shard the rows again, into any number.
         """
         for linear in self._attached:
             if linear._sharing is not None:
-                local: Any = linear.weight
-                local = local._local_tensor
-                n, k = local.shape
-                torch.ops.float8.prepare(local[:0], local[:0], [n], [k], 1, self.config, False)
+                _, dim, to = linear._sharing
+                size = [linear.out_features, linear.in_features]
+                size[dim] //= to.ranks
+                weight: Any = linear.weight
+                like = weight._local_tensor[:0]
+                torch.ops.float8.prepare(
+                    like, like, *([each] for each in size), 1, self.config, False
+                )
                 return
 
     def count_step(self, optimizer: torch.optim.Optimizer) -> None:

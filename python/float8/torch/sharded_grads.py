@@ -16,6 +16,9 @@ from float8 import recipes
 from float8.torch import _ops, async_tensor_parallel
 from float8.torch import sharded_operands as operands
 from float8.torch.sharded_operands import Copy, Gemm, Shard, Share, Sharing, Slot
+from float8.torch.weight_gather import weight_copy
+
+CAST, KEPT, GATHERED = range(3)
 
 
 class Call(NamedTuple):
@@ -31,6 +34,9 @@ class Call(NamedTuple):
     overlap: bool = False  # communication runs beside GEMMs (async_tensor_parallel.py)
     gathers: bool = False  # forward gathers x of all ranks by chunks, and backward scatters dx
     leaves: bool = False  # it leaves what it gathered to other linears, which read `whole`
+    weight: int = (
+        CAST  # whose copies are: cast here, KEPT since an earlier call, or GATHERED by FSDP
+    )
 
     @property
     def x_share_dim(self) -> int | None:
@@ -85,6 +91,12 @@ def reading(to: Sharing, read: int) -> int:
     return to.rules.high_precision & ~(recipes.READS_X | recipes.READS_WEIGHT) | read
 
 
+def gathered_copy(gemm: int, like: Tensor, weight: Tensor, call: Call) -> Copy:
+    """Returns the copy of a weight that FSDP gathered; a gradient comes after what it is `like`."""
+    granularity = call.to.rules.granularities[_ops.WEIGHT][gemm]
+    return Copy(*weight_copy(gemm, like, weight, like.dtype, granularity))
+
+
 def hp_backward(
     dy: Tensor, x: Tensor | None, weight: Tensor, reads: int, wanted: int, to: Sharing
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,11 +121,10 @@ def slot_of(scales: Tensor | None, call: Call) -> Slot | None:
 
 
 def cast_again(x: Tensor, weight: Tensor, scales: Tensor | None, call: Call) -> list[Any]:
-    """Returns qt of x and of the weight, as forward had them."""
-    shares = [
-        Share(rows_of(x.detach()), _ops.INPUT, call.x_share_dim),
-        Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim),
-    ]
+    """Returns qt of x and, where forward cast the weight, of the weight."""
+    shares = [Share(rows_of(x.detach()), _ops.INPUT, call.x_share_dim)]
+    if call.weight == CAST:
+        shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
     return [qt for _, qt in operands.cast(shares, call.to, True, slot_of(scales, call))]
 
 

@@ -23,8 +23,9 @@ from float8 import recipes
 from float8.torch import _ops
 from float8.torch import sharded_grads as grads
 from float8.torch import sharded_operands as operands
-from float8.torch.sharded_grads import Call
+from float8.torch.sharded_grads import CAST, GATHERED, Call
 from float8.torch.sharded_operands import Copy, Gemm, Share, Sharing
+from float8.torch.weight_gather import weight_gemm
 
 
 def linear(
@@ -35,12 +36,13 @@ def linear(
     scales: Tensor | None,
     words: tuple[Tensor, Tensor] | None,
     call: Call,
+    copies: operands.Copies | None = None,
 ) -> Tensor:
     """Computes this rank's part of y from its parts of x and the weight.
 
     source: the tensor that the linear was called with, which other linears may read too.
     scales: the linear's part of a scale state, for delayed scaling.
-    words: the weight's maxima over ranks, where they are known.
+    words: the weight's maxima over ranks, where they are known. copies: the weight's, where it is KEPT.
     """
     if x.numel() == 0:
         return _empty(x, weight, bias, call)
@@ -48,13 +50,15 @@ def linear(
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     )
     slot = grads.slot_of(scales, call)
-    share = Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, words)
+    shares = []
+    if call.weight == CAST:
+        shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, words))
     key = _sharing_key(source, x, save, call) if slot is None else None
     if (left := _find_left(source, key)) is not None:
-        (whole, x_copies), (w_copies,) = left, operands.cast([share], call.to, save, slot)
+        (whole, x_copies), of_weight = left, operands.cast(shares, call.to, save, slot)
     else:
         x_share = Share(grads.rows_of(x.detach()), _ops.INPUT, call.x_share_dim)
-        x_copies, w_copies = operands.cast([x_share, share], call.to, save, slot)
+        x_copies, *of_weight = operands.cast([x_share, *shares], call.to, save, slot)
         whole = x
         if call.x_dim is not None:
             x_copies = _trimmed(x_copies, x_share.tensor.shape[0])
@@ -64,6 +68,7 @@ def linear(
         if not call.gathers:
             _leave(source, key, whole, x_copies)
     shard = x.detach() if call.x_dim is not None and _keeps_x(call) else None
+    w_copies = of_weight[0] if of_weight else copies or (None, None)
     tensors = (*_flat(x_copies), *_flat(w_copies))
     run = _apply if save else _forward
     outputs = run(whole, weight, bias, shard, scales, call, *tensors)
@@ -77,6 +82,8 @@ def linear(
 
 
 def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    if call.weight == GATHERED:
+        weight = _zeros(weight)
     y = functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     shape = list(y.shape)
     if call.x_dim is not None:
@@ -84,6 +91,21 @@ def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor
     if call.y_dim is not None:
         shape[call.y_dim] //= call.to.ranks
     return y.reshape(shape)
+
+
+class _Zeros(torch.autograd.Function):
+    """Zeros in the place of a weight without values."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return torch.zeros_like(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+_zeros: Any = _Zeros.apply
 
 
 def _keeps_x(call: Call) -> bool:
@@ -205,6 +227,11 @@ def _forward(
         return _scattered(y, shape, call)
     xq, wq = _pair(*tensors[0:2]), _pair(*tensors[4:6])
     bias = None if bias is None else bias.to(x.dtype)
+    if call.weight == GATHERED:
+        if not call.overlap:
+            y = weight_gemm(operands.OUTPUT, *xq, weight, bias, x.dtype, to.rules.config)
+            return _scattered(y, shape, call)
+        wq = grads.gathered_copy(operands.OUTPUT, x, weight, call)
     gemm = Gemm(operands.OUTPUT, wq, bias, x.shape[-1], x.dtype, to)
     if call.gathers:
         assert call.x_dim is not None
@@ -254,8 +281,10 @@ class _Linear(torch.autograd.Function):
         ctx.call = call
         ctx.x_shape = x.shape
         kept = (x if shard is None else shard) if _keeps_x(call) else None
-        saved = (None,) * 4 if call.recompute else (*tensors[2:4], *tensors[6:8])
-        ctx.save_for_backward(weight, kept, scales, *saved)
+        none = (None, None)
+        of_x = none if call.recompute else tensors[2:4]
+        of_weight = none if call.recompute and call.weight == CAST else tensors[6:8]
+        ctx.save_for_backward(weight, kept, scales, *of_x, *of_weight)
         outputs = _forward(x, weight, bias, shard, scales, call, *tensors)
         if call.leaves:
             if not torch.compiler.is_compiling():
@@ -276,7 +305,14 @@ class _Linear(torch.autograd.Function):
             return scattered, *(None,) * 13
         xqt, wqt = _pair(*saved[:2]), _pair(*saved[2:])
         if call.recompute:
-            xqt, wqt = grads.cast_again(x, weight, scales, call)
+            xqt, *cast = grads.cast_again(x, weight, scales, call)
+            wqt = cast[0] if cast else wqt
+        given = weight
+        if call.weight == GATHERED:
+            if call.overlap and want_x:
+                wqt = grads.gathered_copy(operands.GRAD_INPUT, dy, weight, call)
+            # It has no values; what follows reads a shape and a type alone.
+            weight = dy.new_empty((1,), dtype=weight.dtype).expand(weight.shape)
         fp8 = to.rules.is_fp8(operands.GRAD_INPUT), to.rules.is_fp8(operands.GRAD_WEIGHT)
         of_x = grads.GatheredX(x, xqt, ctx.x_shape, call) if want_weight else None
         scatters = call.gathers and want_x and fp8[0]
@@ -309,7 +345,11 @@ class _Linear(torch.autograd.Function):
             elif own:
                 dx, gathered = gemm.beside(dyq, own)
             elif want_x and fp8[0]:
-                dx = gemm.of(dyq, dy)
+                if call.weight == GATHERED and not call.overlap:
+                    config = to.rules.config
+                    dx = weight_gemm(operands.GRAD_INPUT, *dyq, given, None, dy.dtype, config)
+                else:
+                    dx = gemm.of(dyq, dy)
             elif want_x:
                 dx = grads.hp_backward(dy, None, weight, recipes.READS_WEIGHT, 1, to)[0]
                 if call.gathers:

@@ -22,21 +22,16 @@ from torch.nn.functional import pad
 from float8 import recipes
 from float8.recipes import Cast, Granularity, Recipe, Scaling
 from float8.torch import _ops, async_tensor_parallel
+from float8.torch.copy_layout import BLOCK as BLOCK
+from float8.torch.copy_layout import Copies as Copies
+from float8.torch.copy_layout import Copy as Copy
+from float8.torch.copy_layout import blocks as _blocks
+from float8.torch.copy_layout import in_4s as _in_4s
+from float8.torch.copy_layout import layout
 from float8.torch.scales import record_amax
 
 HIGH_PRECISION = -1  # in the place of a Granularity
-BLOCK = 128  # elements of a block with one scale; the pitch of a copy's lines is a multiple of it
 OUTPUT, GRAD_INPUT, GRAD_WEIGHT = range(3)  # float8_gemm_kind of float8.h
-
-
-class Copy(NamedTuple):
-    """A copy in fp8: bytes [lines][pitch] with zeros behind a line, and its inverse scales."""
-
-    data: Tensor
-    scales: Tensor
-
-
-Copies = tuple[Copy | None, Copy | None]  # q and qt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,33 +210,14 @@ def _cast_with(
     return _copies(buffers, share, to.rules.config, True, True)
 
 
-_cached_layout = functools.cache(torch.ops.float8.copy_layout.default)
-
-
-def _layout(*key: int) -> tuple[int, ...]:
-    # torch.compile does not look into caches.
-    compiling = torch.compiler.is_compiling()
-    find = torch.ops.float8.copy_layout.default if compiling else _cached_layout
-    return find(*key)  # type: ignore[no-any-return]
-
-
 def _copies(
     buffers: tuple[Tensor, Tensor], share: Share, config: int, transposed: bool, over_ranks: bool
 ) -> Copies:
     """Returns the parts of the buffers that a cast filled."""
-    q, qt = buffers
     rows, cols = map(int, share.tensor.shape)
     most = rows if over_ranks or share.operand == _ops.WEIGHT else -(-rows // _ops.ROWS) * _ops.ROWS
-    layout = _layout(most, rows, cols, config, share.operand, transposed, over_ranks)
-    q_pitch, q_scales, in_qt, qt_pitch, qt_scales = layout
-    copies: list[Copy | None] = [None, None]
-    if q_pitch:
-        scales = (qt if in_qt else q)[q_scales:].view(torch.float32)
-        copies[0] = Copy(q[: rows * q_pitch].view(rows, q_pitch), scales)
-    if qt_pitch and transposed:
-        scales = qt[qt_scales:].view(torch.float32)
-        copies[1] = Copy(qt[: cols * qt_pitch].view(cols, qt_pitch), scales)
-    return copies[0], copies[1]
+    at = layout(most, rows, cols, config, share.operand, transposed, over_ranks)
+    return at.copies(*buffers, rows, cols)
 
 
 # Gathers of what ranks have by rows
@@ -376,14 +352,6 @@ def _padded(lines: Tensor, multiple: int) -> Tensor:
     """Returns lines that are filled up with zeros; those that are full are not copied, as pad does."""
     missing = -lines.shape[1] % multiple
     return lines if missing == 0 else pad(lines, (0, missing))
-
-
-def _blocks(extent: int) -> int:
-    return -(-extent // BLOCK)
-
-
-def _in_4s(scales: int) -> int:
-    return -(-scales // 4) * 4
 
 
 # GEMMs

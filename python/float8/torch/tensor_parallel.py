@@ -7,6 +7,7 @@ step. sharded_linear.py computes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from float8.torch import _ops, async_tensor_parallel, sharded_linear
 from float8.torch import sharded_operands as operands
-from float8.torch.sharded_grads import Call
+from float8.torch.fsdp import GatheredWeight
+from float8.torch.sharded_grads import CAST, GATHERED, KEPT, Call
 from float8.torch.sharded_operands import Share, Sharing
 
 if TYPE_CHECKING:
@@ -61,12 +63,17 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             y_dim = None
     scales = layer._scale_view
     first = layer._scales is not None and layer._scales._is_first
+    local = weight.to_local()
+    cast: Any = layer._weight_cast
+    copies = None if cast is None else cast.of(layer, x.dtype)
+    origin = GATHERED if isinstance(local, GatheredWeight) else CAST if copies is None else KEPT
     overlap = async_tensor_parallel.wanted(layer.async_tensor_parallel)
-    call = Call(to, dim, x_dim, y_dim, layer._layout, first, layer.recompute is True, overlap)
+    recompute = layer.recompute is True
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, recompute, overlap, weight=origin)
     bias: Any = layer.bias
     local_bias = None if bias is None else bias.to_local()
     words = _weight_words(layer, x.dtype)
-    y = sharded_linear.linear(source, x, weight.to_local(), local_bias, scales, words, call)
+    y = sharded_linear.linear(source, x, local, local_bias, scales, words, call, copies)
     if dim == 0:
         return DTensor.from_local(y, mesh, [ShardPlacement(last)], run_check=False)
     out = Partial() if y_dim is None else ShardPlacement(y_dim)
@@ -110,11 +117,6 @@ def check(layer: Float8Linear, dim: int, ranks: int) -> None:
             f"float8: {name} has a custom recipe with delayed and other casts; tensor parallelism is "
             "for delayed scaling of all operands, or of none"
         )
-    if layer.enable_fsdp_float8_all_gather:
-        raise ValueError(
-            f"float8: {name} has enable_fsdp_float8_all_gather, which is for weights that "
-            "fully_shard alone shards; convert the model without it"
-        )
 
 
 def _check_tokens(tokens: int, to: Sharing) -> None:
@@ -138,21 +140,66 @@ def _weight_words(layer: Float8Linear, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 @torch.no_grad()
-def find_weight_words(layers: list[Float8Linear]) -> None:
+def find_weight_words(layers: Sequence[Float8Linear], dtype: torch.dtype | None = None) -> None:
     """Finds the maxima of the layers' weights over ranks, in one all-reduce for each group.
 
-    A weight that FSDP shards too is left to its forwards, which find them with those of x.
+    A weight that FSDP shards too is left out: its maxima are found with its casts, or its forwards
+    find them with those of x.
+
+    dtype: x's; None: the weights'.
     """
     groups: dict[Sharing, list[tuple[Float8Linear, Share]]] = {}
     for layer in layers:
         weight: Any = layer.weight
-        if len(weight.placements) != 1:
+        if len(weight.placements) != 1 or isinstance(weight._local_tensor, GatheredWeight):
             continue
-        dim, to = sharing_of(layer, weight)
-        share = Share(weight._local_tensor.detach(), _ops.WEIGHT, dim)
+        to, share = _share_of(layer, dtype)
         if not to.rules.delayed and operands.spans_ranks(share, to):
             groups.setdefault(to, []).append((layer, share))
     for to, own in groups.items():
         found = operands.find_words([share for _, share in own], to)
-        for (layer, _), words in zip(own, found, strict=True):
-            layer._weight_words = (_version(layer.weight, layer.weight.dtype), words)
+        for (layer, share), words in zip(own, found, strict=True):
+            layer._weight_words = (_version(layer.weight, share.tensor.dtype), words)
+
+
+def _share_of(layer: Float8Linear, dtype: torch.dtype | None) -> tuple[Sharing, Share]:
+    weight: Any = layer.weight
+    dim, to = sharing_of(layer, weight)
+    local = weight._local_tensor.detach()
+    return to, Share(local.to(dtype or local.dtype), _ops.WEIGHT, dim)
+
+
+class SharedWeightCast:
+    """The fp8 copies of what this rank has of a weight, which stay where they are."""
+
+    def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.copies = self._cast(layer)
+        for part in self._parts(self.copies):
+            torch._dynamo.mark_static_address(part, guard=False)
+
+    def of(self, layer: Float8Linear, dtype: torch.dtype) -> operands.Copies | None:
+        """Returns the copies for an x of that type, None where they are of another one."""
+        if dtype != self.dtype:
+            return None
+        if not torch.compiler.is_compiling() and self._seen != _version(layer.weight, dtype):
+            self.update(layer)
+        return self.copies
+
+    @torch.no_grad()
+    def update(self, layer: Float8Linear) -> None:
+        """Casts the weight again."""
+        torch._foreach_copy_(self._parts(self.copies), self._parts(self._cast(layer)))
+
+    @torch.no_grad()
+    def _cast(self, layer: Float8Linear) -> operands.Copies:
+        to, share = _share_of(layer, self.dtype)
+        share = share._replace(words=_weight_words(layer, self.dtype))
+        (copies,) = operands.cast([share], to, True, None)
+        # The reference keeps the ids of _version from being used again.
+        self._seen, self._weight = _version(layer.weight, self.dtype), layer.weight
+        return copies
+
+    @staticmethod
+    def _parts(copies: operands.Copies) -> list[Tensor]:
+        return [part for copy in copies if copy is not None for part in copy]

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from float8 import recipes
 from float8.torch import _ops, collectives, fsdp
 from float8.torch.collectives import Operation
 from float8.torch.linear import Float8Linear
 from float8.torch.scales import PART_BYTES
-from float8.torch.weight_gather import cast_shards, plain_parts
+from float8.torch.shard_casts import cast_shards
+from float8.torch.weight_gather import plain_parts
+from float8.torch.weight_mesh import is_sharded_by_fsdp
 
 # Sums in another order differ by rounding, 50 dB and more in bfloat16. One operand that was cast
 # with another scale costs more: two such casts agree to about 30 dB.
@@ -73,22 +74,22 @@ class LayerCheck:
             elif isinstance(weight._local_tensor, fsdp.ShardedWeight):
                 how = "fp8 gathers"
                 self._gathered(weight)
-            elif fsdp.is_sharded_by_fsdp(layer):
+            elif is_sharded_by_fsdp(layer):
                 how = "gathers"
                 with fsdp.unsharded(layer) as unsharded:
-                    if unsharded is None and sum(each.is_shard() for each in placements) > 1:
+                    if unsharded is None and sum(not at.is_replicate() for at in placements) > 1:
                         skipped = "FSDP has not gathered it yet; run a step before"
                     elif unsharded is None:
                         self._plain(weight.full_tensor().detach(), _whole(weight))
                     elif hasattr(unsharded, "placements"):
                         how = f"gathers, {unsharded.placements[0]}"
-                        self._parallel(unsharded)
+                        self._parallel(unsharded, _whole(unsharded))
                     else:
                         whole = _whole(weight).to(unsharded.dtype)
                         self._plain(unsharded.detach(), whole)
             elif weight.device_mesh.ndim == 1 and not placements[0].is_replicate():
                 how = str(placements[0])
-                self._parallel(weight)
+                self._parallel(weight, _whole(weight))
             else:
                 skipped = f"placements {placements}"
         shape = f"[{layer.out_features}, {layer.in_features}]"
@@ -123,18 +124,20 @@ class LayerCheck:
         gather = fsdp.gather_of(layer)
         if not gather.is_current(weight):
             cast_shards([(gather, weight)])
-        whole = _whole(weight).to(gather.dtype)
-        self.digest = _digest(whole)
         dtype = gather.dtype
+        whole = _whole(weight).to(dtype)
+        self.digest = _digest(whole)
         with fsdp.unsharded(layer) as gathered:
+            copies = _ops.quantize(whole, gather.config, _ops.WEIGHT, True)
+            for name, expected in plain_parts(copies, layer.out_features, layer).items():
+                self._compare_parts(name, gather.parts(name), gather.own_parts(name, expected))
+            if gather.tensor_dim is not None:
+                if gathered is not None:  # before FSDP's first forward no linear can have it
+                    self._parallel(gathered, whole)
+                return
             if gathered is None:
                 gathered = fsdp.GatheredWeight(gather.key, gather.size, dtype, gather.device)
-            gathered = gathered.detach().requires_grad_()
-            config = layer._config & ~recipes.BIAS
-            for name, transposed in (("q", False), ("qt", True)):
-                expected = _ops.quantize(whole, config, _ops.WEIGHT, transposed)[transposed]
-                self._compare_parts(name, gather.parts(name), gather.expected_parts(name, expected))
-            self._run_both(gathered, whole, dtype)
+            self._run_both(gathered.detach().requires_grad_(), whole, dtype)
 
     def _run_both(self, weight: Tensor, whole: Tensor, dtype: torch.dtype) -> None:
         """Compares forward and backward with the weight of the ranks, and with the whole one."""
@@ -178,12 +181,11 @@ class LayerCheck:
             bias = _whole(bias).detach().clone().requires_grad_()
         return x, normal(layer.out_features), bias
 
-    def _parallel(self, weight: Any) -> None:
+    def _parallel(self, weight: Any, whole: Tensor) -> None:
         """Compares a linear that tensor parallelism shares, whose forward takes DTensors."""
         from torch.distributed.tensor import DTensor, Replicate
 
         layer = self._layer
-        whole = _whole(weight)
         self.digest = _digest(whole)
         x, dy, bias = self._operands(self._dtype or whole.dtype, own_batch=False)
         with _cloned_scales(layer) as scales:
@@ -209,10 +211,9 @@ def _whole(tensor: Any) -> Tensor:
     if local is None:
         return tensor.detach()  # type: ignore[no-any-return]
     plain = local.plain() if isinstance(local, fsdp.ShardedWeight) else local.detach()
-    for at, dim in zip(
-        reversed(tensor.placements), reversed(range(len(tensor.placements))), strict=True
-    ):
-        if at.is_shard():
+    # FSDP's dimensions come first, and it shards what a rank of tensor parallelism has.
+    for dim, at in enumerate(tensor.placements):
+        if not at.is_replicate():
             plain = _concatenated(plain, at.dim, tensor.device_mesh.get_group(dim))
     return plain.clone() if plain is local else plain
 

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from float8 import recipes
 from float8.torch import _ops, notices
+from float8.torch.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
+from float8.torch.weight_mesh import is_sharded_by_fsdp, mesh_dims
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
@@ -63,14 +65,26 @@ class WeightCasts:
     def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
         from float8.torch.linear import Float8Linear
 
-        self._layers = [
+        self._module, self._dtype = module, dtype
+        layers = [
             layer
             for layer in module.modules()
             if isinstance(layer, Float8Linear)
             and (layer.recipe.output.b.fp8 or layer.recipe.grad_input.b.fp8)
         ]
-        _check(self._layers)
-        casts = [WeightCast(layer, dtype or layer.weight.dtype) for layer in self._layers]
+        kinds = [_kind(layer) for layer in layers]
+        # FSDP's gathers in fp8 keep the shards' casts themselves.
+        self._gathers = "gathered" in kinds
+        self._layers = [x for x, kind in zip(layers, kinds, strict=True) if kind == "plain"]
+        self._shared = [x for x, kind in zip(layers, kinds, strict=True) if kind == "shared"]
+        casts: list[Any] = [WeightCast(x, dtype or x.weight.dtype) for x in self._layers]
+        if self._shared:
+            from float8.torch import tensor_parallel  # it takes a while to load
+
+            tensor_parallel.find_weight_words(self._shared, dtype)
+            make = tensor_parallel.SharedWeightCast
+            casts += [make(x, dtype or x.weight.dtype) for x in self._shared]
+        self._layers += self._shared
         for layer, cast in zip(self._layers, casts, strict=True):
             layer._weight_cast = cast
         self._hooks: list[Any] = [
@@ -78,7 +92,16 @@ class WeightCasts:
         ]
 
     def update(self) -> None:
-        """Casts all weights again, on the current stream. A CUDA graph may capture it."""
+        """Casts all weights again, on the current stream. A CUDA graph may capture it.
+
+        Where ranks share weights, all of them call it: their maxima take one all-reduce a group.
+        """
+        if self._gathers:
+            precompute_float8_dynamic_scale_for_fsdp(self._module)
+        if self._shared:
+            from float8.torch import tensor_parallel
+
+            tensor_parallel.find_weight_words(self._shared, self._dtype)
         for layer in self._layers:
             if layer._weight_cast is not None:
                 layer._weight_cast.update(layer)
@@ -93,25 +116,39 @@ class WeightCasts:
             layer._weight_cast = None
         for hook in self._hooks:
             hook.remove()
-        self._layers, self._hooks = [], []
+        self._layers, self._shared, self._hooks = [], [], []
+        self._gathers = False
 
     def _loaded(self, *_: Any) -> None:
         self.update()
 
 
-def _check(layers: list[Float8Linear]) -> None:
-    for layer in layers:
-        if layer.recipe.delayed:
-            raise ValueError(
-                "float8: weights with delayed scaling are cast in every forward, which records "
-                "their amaxes; cache_weight_casts is for dynamic scaling"
-            )
-        if type(layer.weight.data) is not torch.Tensor or layer.weight.is_meta:
-            raise ValueError(
-                f"float8: a weight is a {type(layer.weight.data).__name__} on "
-                f"{layer.weight.device}; cache_weight_casts needs plain tensors with values. "
-                "Shards of FSDP are cast once a step with enable_fsdp_float8_all_gather"
-            )
+def _kind(layer: Float8Linear) -> str:
+    """Returns who has the weight: "plain", "shared" by tensor parallelism or "gathered" by FSDP."""
+    weight: Any = layer.weight
+    if layer.recipe.delayed:
+        raise ValueError(
+            "float8: weights with delayed scaling are cast in every forward, which records "
+            "their amaxes; cache_weight_casts is for dynamic scaling"
+        )
+    if layer._weight_gather is not None or gathers_in_fp8(layer):
+        return "gathered"
+    if is_sharded_by_fsdp(layer):
+        raise ValueError(
+            f"float8: fully_shard gathers the weight of layer {layer._layer_name!r} in high "
+            "precision in every forward, so that no copy stays; with "
+            "enable_fsdp_float8_all_gather its shards are cast once a step"
+        )
+    if not weight.is_meta:
+        if hasattr(weight, "placements") and mesh_dims(layer).tensor is not None:
+            return "shared"
+        if type(weight.data) is torch.Tensor:
+            return "plain"
+    raise ValueError(
+        f"float8: a weight is a {type(weight.data).__name__} on {weight.device}; "
+        "cache_weight_casts needs plain tensors with values, or what FSDP or tensor parallelism makes "
+        "of them"
+    )
 
 
 def cache_weight_casts(
@@ -131,9 +168,13 @@ def cache_weight_casts(
         compiled forward and a CUDA graph do not look, and need the `update`.
     dtype: x's; None: the weights'. Name autocast's where it is on. Other x do without the copies.
 
-    Raises ValueError for delayed scaling, and for weights that are no plain tensors, such as
-    DTensors; no layer is changed then. Layers that have copies already get new ones. It warns where
-    no linear is in fp8.
+    Ranks of tensor parallelism keep the copies of their parts. FSDP's gathers in fp8 keep none beside
+    the shards' casts, which a forward makes where none are of this weight: for them `update` is
+    precompute_float8_dynamic_scale_for_fsdp, and micro-batches cast nothing without this call too.
+
+    Raises ValueError for delayed scaling, for weights that FSDP gathers in high precision, and for
+    other weights that are no plain tensors; no layer is changed then. Layers that have copies already
+    get new ones. It warns where no linear is in fp8.
     """
     notices.warn_without_linears("cache_weight_casts", module)
     casts = WeightCasts(module, dtype)

@@ -1,13 +1,15 @@
 """The weight of one linear that ranks hold by rows, in fp8: its shards, and the copies of the whole.
 
-Every rank casts its shard with the scales of the whole weight. What ranks gather is bytes without
-gaps: of q [rows][K], and of qt [K][rows], with as many rows as the first rank has. Scales are known
-on every rank before, so they do not travel with a gather.
+Every rank casts its shard with the scales of the whole weight (shard_casts.py). What ranks gather is
+bytes without gaps: of q [rows][K], and of qt [K][rows], with as many rows as the first rank has.
+Scales are known on every rank before, so they do not travel with a gather.
+
+Where tensor parallelism shares the weight too, "the whole" is what a rank of it has: FSDP's shards
+are of that, and so are its gathers. Scales are those of all of the weight.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +23,8 @@ from float8 import recipes
 from float8.recipes import Granularity
 from float8.torch import _ops, agreement, collectives
 from float8.torch.collectives import Operation
+from float8.torch.copy_layout import BLOCK, Copy, Layout, blocks, in_4s, layout
+from float8.torch.weight_mesh import mesh_dims
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
 COPIES = ("q", "qt")
 _gathers: weakref.WeakValueDictionary[int, WeightGather] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-_BLOCK = 128  # rows and columns of a block with one scale
 _STEP = 128  # elements that a GEMM sums in a step; copies have rows of whole ones
 
 
@@ -38,25 +41,30 @@ class WeightGather:
     """A linear's shard in fp8, and the copies of its whole weight while they are needed."""
 
     def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
-        from torch.distributed.tensor import DTensor, Shard  # takes a while to load
-
-        weight = layer.weight
-        assert isinstance(weight, DTensor)
-        # FSDP x TP has a subclass of Shard here.
-        dims = [i for i, at in enumerate(weight.placements) if type(at) is Shard and at.dim == 0]
-        if len(dims) != 1 or any(
-            not (at.is_replicate() or at == Shard(0)) for at in weight.placements
-        ):
+        weight: Any = layer.weight
+        mesh, placements = weight.device_mesh, weight.placements
+        dims = mesh_dims(layer)
+        if dims.fsdp is None or placements[dims.fsdp].dim != 0:
             raise ValueError(
-                f"float8: a weight is sharded as {weight.placements}; the fp8 all-gather is for "
-                "weights that fully_shard alone shards, by rows"
+                f"float8: a weight is sharded as {placements}; the fp8 all-gather is for weights "
+                "that fully_shard shards by rows"
             )
-        self.group = weight.device_mesh.get_group(dims[0])
-        self.size = weight.shape
+        self.group = mesh.get_group(dims.fsdp)
+        size = list(map(int, weight.shape))
+        self.tensor_group: Any = None  # that of tensor parallelism
+        self.tensor_dim: int | None = None
+        if dims.tensor is not None:
+            from float8.torch import tensor_parallel
+
+            self.tensor_group = mesh.get_group(dims.tensor)
+            self.tensor_dim = placements[dims.tensor].dim
+            tensor_parallel.check(layer, self.tensor_dim, self.tensor_group.size())
+            size[self.tensor_dim] //= self.tensor_group.size()
+        self.size = torch.Size(size)
         self.dtype = dtype  # of x
         self.device = weight._local_tensor.device
         self.ranks = self.group.size()
-        n, self.cols = map(int, weight.shape)
+        n, self.cols = size
         self.rows = -(-n // self.ranks)  # of a shard without padding
         self._own_shape = tuple(map(int, weight._local_tensor.shape))
         self.own_rows = self._own_shape[0]
@@ -69,21 +77,25 @@ class WeightGather:
         }
         self.both: bool | None = None  # every gather is of both copies
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
-        self._config = layer._config & ~recipes.BIAS
+        self.config = layer._config & ~recipes.BIAS
         self._granularity = {
             "q": layer.recipe.output.b.granularity,
             "qt": layer.recipe.grad_input.b.granularity,
         }
-        blocks = Granularity.BLOCK_128X128 in self._granularity.values()
-        if blocks and self.ranks > 1 and self.rows % _BLOCK != 0:
+        in_blocks = Granularity.BLOCK_128X128 in self._granularity.values()
+        if in_blocks and self.ranks > 1 and self.rows % BLOCK != 0:
             raise ValueError(
                 f"float8: layer {layer._layer_name!r}: {self.ranks} ranks hold {self.rows} rows each of a "
                 f"weight of {n} rows, which cuts its blocks of 128 rows; convert this layer without "
                 "enable_fsdp_float8_all_gather, in a conversion with a module_filter_fn of its own"
             )
+        self.words = torch.ops.float8.amax_words(self.rows, self.cols, self.config, _ops.WEIGHT)
         self._shards: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
+        self._in_graph = (
+            False  # a captured CUDA graph reads the shard and the scales where they are
+        )
         self._seen: tuple[Any, ...] | None = None
         self._weight: DTensor
         number = next(_numbers)
@@ -102,7 +114,16 @@ class WeightGather:
 
     def shard(self, name: str) -> Tensor:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._in_graph = True
         return self._shards[name].view(self.rows, self.cols)
+
+    def _take(self, to: dict[str, Tensor], name: str, new: Tensor) -> None:
+        """Keeps a shard or scales, where they were before if a graph reads them there."""
+        if self._in_graph and name in to:
+            to[name].copy_(new)
+        else:
+            to[name] = new
 
     def facts(self) -> str:
         """Returns what all ranks of the group have in common, and what is wrong on this one."""
@@ -111,26 +132,41 @@ class WeightGather:
         wrong = ""
         if self._own_shape != (rows, self.cols):
             wrong = f", and a shard of {list(self._own_shape)} in the place of {[rows, self.cols]}"
-        return f"{self._what}, {self.ranks} shards of {self.rows} rows, x in {self.dtype}{wrong}"
+        shared = (
+            "" if self.tensor_dim is None else f", Shard({self.tensor_dim}) of tensor parallelism"
+        )
+        return (
+            f"{self._what}{shared}, {self.ranks} shards of {self.rows} rows, x in "
+            f"{self.dtype}{wrong}"
+        )
 
-    def operand(self, weight: DTensor) -> Tensor:
-        """Returns the shard in the type that FSDP gathers without us."""
+    def source(self, weight: DTensor) -> Tensor:
+        """Returns the shard in high precision."""
         local: Any = weight._local_tensor
-        plain: Tensor = local.plain().to(self.dtype)
+        plain: Tensor = local.plain()
         # A rank without rows has the scales too.
         return plain if self.own_rows > 0 else plain.new_zeros((1, self.cols))
+
+    def words_of_tensor_ranks(self, amax: Tensor, row_amax: Tensor) -> list[Tensor]:
+        """Returns the words of the shard's maxima that span the ranks of tensor parallelism."""
+        if self.tensor_dim is None:
+            return []
+        if self.tensor_dim == 0:
+            return [amax]
+        # The words of columns come first, then the tensor's. The rows are those of all of these ranks.
+        columns = amax.numel() - (Granularity.TENSOR in self._granularity.values())
+        rows = self.rows if self._granularity["q"] is Granularity.AXIS else 0
+        return [amax[columns:], row_amax[:rows]]
 
     def set_shard(self, weight: DTensor, q: Tensor, qt: Tensor) -> Tensor:
         """Takes the shard's copies; returns its scales, for `set_scales`."""
         rows = max(self.own_rows, 1)  # of the operand
-        at = _layout(self.rows, rows, self.cols, self._config, True, True)
-        self._shards = {
-            "q": _packed(q, rows, self.cols, at.q_pitch, self.rows, self.cols),
-            "qt": _packed(qt, self.cols, rows, at.qt_pitch, self.cols, self.rows),
-        }
-        q_scales = (qt if at.scales_in_qt else q)[at.q_scales :].view(torch.float32)
-        qt_scales = qt[at.qt_scales :].view(torch.float32)
-        own = [self._own_q_scales(q_scales, rows), self._own_qt_scales(qt_scales, rows)]
+        at = layout(self.rows, rows, self.cols, self.config, _ops.WEIGHT, True, True)
+        own_q, own_qt = at.copies(q, qt, rows, self.cols)
+        assert own_q is not None and own_qt is not None
+        self._take(self._shards, "q", _packed(own_q.data[:, : self.cols], self.rows, self.cols))
+        self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
+        own = [self._own_q_scales(own_q.scales, rows), self._own_qt_scales(own_qt.scales, rows)]
         # The references keep the ids of _version from being used again.
         self._seen, self._weight, self._local = _version(weight), weight, weight._local_tensor
         self._copies = {}
@@ -139,11 +175,11 @@ class WeightGather:
     def _own_q_scales(self, scales: Tensor, rows: int) -> Tensor:
         granularity = self._granularity["q"]
         if granularity is Granularity.TENSOR:
-            self._scales["q"] = scales[:1]
+            self._take(self._scales, "q", scales[:1])
             return scales[:0]
-        pitch = 1 if granularity is Granularity.AXIS else _padded4(_blocks(self.cols))
-        lines = rows if granularity is Granularity.AXIS else _blocks(rows)
-        most = self.rows if granularity is Granularity.AXIS else _blocks(self.rows)
+        pitch = 1 if granularity is Granularity.AXIS else in_4s(blocks(self.cols))
+        lines = rows if granularity is Granularity.AXIS else blocks(rows)
+        most = self.rows if granularity is Granularity.AXIS else blocks(self.rows)
         own = scales.new_ones(most * pitch)  # rows that are only padding have the scale 1
         own[: lines * pitch] = scales[: lines * pitch]
         return own
@@ -152,29 +188,30 @@ class WeightGather:
         granularity = self._granularity["qt"]
         if granularity is not Granularity.BLOCK_128X128:
             count = 1 if granularity is Granularity.TENSOR else self.cols
-            self._scales["qt"] = scales[:count]
+            self._take(self._scales, "qt", scales[:count])
             return scales[:0]
-        down = _blocks(self.cols)
-        own = scales.new_ones((down, _blocks(self.rows)))
-        pitch = _padded4(_blocks(rows))
-        own[:, : _blocks(rows)] = scales[: down * pitch].view(down, pitch)[:, : _blocks(rows)]
+        down = blocks(self.cols)
+        own = scales.new_ones((down, blocks(self.rows)))
+        pitch = in_4s(blocks(rows))
+        own[:, : blocks(rows)] = scales[: down * pitch].view(down, pitch)[:, : blocks(rows)]
         return own.flatten()
 
     def set_scales(self, gathered: Tensor) -> None:
         """Takes what `cast` returned on every rank, a row each."""
         n = self.size[0]
         if self._granularity["q"] is Granularity.AXIS:
-            self._scales["q"] = _aligned(gathered[:, : self.rows].reshape(-1)[:n])
+            self._take(self._scales, "q", _aligned(gathered[:, : self.rows].reshape(-1)[:n]))
         elif self._granularity["q"] is Granularity.BLOCK_128X128:
-            pitch = _padded4(_blocks(self.cols))
-            count = _blocks(self.rows) * pitch
-            self._scales["q"] = _aligned(gathered[:, :count].reshape(-1)[: _blocks(n) * pitch])
+            pitch = in_4s(blocks(self.cols))
+            count = blocks(self.rows) * pitch
+            of_blocks = gathered[:, :count].reshape(-1)[: blocks(n) * pitch]
+            self._take(self._scales, "q", _aligned(of_blocks))
         if self._granularity["qt"] is Granularity.BLOCK_128X128:
-            down, across = _blocks(self.cols), _blocks(self.rows)
+            down, across = blocks(self.cols), blocks(self.rows)
             own = gathered[:, -down * across :].view(-1, down, across)
-            whole = own.new_ones((down, _padded4(_blocks(n))))
-            whole[:, : _blocks(n)] = own.transpose(0, 1).reshape(down, -1)[:, : _blocks(n)]
-            self._scales["qt"] = whole.flatten()
+            whole = own.new_ones((down, in_4s(blocks(n))))
+            whole[:, : blocks(n)] = own.transpose(0, 1).reshape(down, -1)[:, : blocks(n)]
+            self._take(self._scales, "qt", whole.flatten())
 
     # The copies of the whole weight
 
@@ -187,21 +224,19 @@ class WeightGather:
         data = self._gathered("q", dtype)
         if self.cols % _STEP == 0:
             return GatheredCopy(data[: self.size.numel()], self._scales["q"])
-        n = int(self.size[0])
-        at, bytes = self._whole("q")
-        out = data.new_empty(bytes)
+        n = self.size[0]
+        at, out = self._buffer("q", data)
         _copy(out[: n * at.q_pitch].view(n, -1)[:, : self.cols], data.view(-1, self.cols)[:n])
         return _with_scales(out, at.q_scales, self._scales["q"])
 
     def qt(self, dtype: torch.dtype, reads_shards: Callable[[], bool]) -> GatheredCopy:
         """Returns qt for a dy of that type. `reads_shards`: whether a GEMM takes it as it lies."""
         data = self._gathered("qt", dtype)
-        n = int(self.size[0])
+        n = self.size[0]
         in_steps = n == self.rows * self.ranks and self.rows % _STEP == 0
         if in_steps and (self.ranks == 1 or reads_shards()):
             return GatheredCopy(data, self._scales["qt"], self.ranks)
-        at, bytes = self._whole("qt")
-        out = data.new_empty(bytes)
+        at, out = self._buffer("qt", data)
         rows = out[: self.cols * at.qt_pitch].view(self.cols, -1)
         shards = data.view(self.ranks, self.cols, self.rows)
         whole, rest = divmod(n, self.rows)
@@ -211,6 +246,17 @@ class WeightGather:
             _copy(rows[:, whole * self.rows : n], shards[whole, :, :rest])
         return _with_scales(out, at.qt_scales, self._scales["qt"])
 
+    def copy(self, name: str, dtype: torch.dtype) -> Copy:
+        """Returns a copy as a GEMM apart from a linear takes it."""
+        found = self.q(dtype) if name == "q" else self.qt(dtype, lambda: False)
+        data, scales = found.data, found.scales
+        lines = self.size[COPIES.index(name)]
+        if scales is None:
+            at = self._layout(name)
+            pitch, begin = (at.q_pitch, at.q_scales) if name == "q" else (at.qt_pitch, at.qt_scales)
+            data, scales = data[: lines * pitch], data[begin:].view(torch.float32)
+        return Copy(data.view(lines, -1), scales)
+
     def _gathered(self, name: str, dtype: torch.dtype) -> Tensor:
         """Returns what all ranks' shards of a copy are, one after the other.
 
@@ -219,6 +265,8 @@ class WeightGather:
         """
         if dtype != self.dtype:
             self.dtype = dtype
+            from float8.torch.shard_casts import cast_shards
+
             cast_shards([(self, self._weight)])
         found = self._copies.get(name)
         if found is None or found.untyped_storage().size() == 0:
@@ -228,31 +276,40 @@ class WeightGather:
             collectives.all_gather(found, shard, self.group, operation)
         return found
 
-    def parts(self, name: str) -> tuple[Tensor, Tensor]:
+    def parts(self, name: str) -> Copy:
         """Returns the elements and the scales of a copy of the whole weight, as they were gathered."""
-        n = int(self.size[0])
-        data, scales = self._gathered(name, self.dtype), self._scales[name]
+        n = self.size[0]
+        data = self._gathered(name, self.dtype)
         if name == "q":
-            elements, lines, length = data.view(-1, self.cols)[:n], n, self.cols
+            elements, lines, length = data.view(-1, self.cols), n, self.cols
         else:
             shards = data.view(self.ranks, self.cols, self.rows).transpose(0, 1)
-            elements, lines, length = shards.reshape(self.cols, -1)[:, :n], self.cols, n
-        if self._granularity[name] is not Granularity.BLOCK_128X128:
-            return elements, scales
-        return elements, scales.view(_blocks(lines), -1)[:, : _blocks(length)]
+            elements, lines, length = shards.reshape(self.cols, -1), self.cols, n
+        return Copy(elements, self._scales[name]).trimmed(lines, length, self._granularity[name])
 
-    def expected_parts(self, name: str, copy: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the same of a copy that `quantize` made of the whole weight alone."""
-        n = int(self.size[0])
-        at = _layout(n, n, self.cols, self._config, name == "qt", False)
-        return at.parts(name, copy, copy, n, self.cols, self._granularity[name])
+    def own_parts(self, name: str, parts: Copy) -> Copy:
+        """Returns what this rank of tensor parallelism has of a copy of all of the weight."""
+        if self.tensor_dim is None:
+            return parts
+        axis = self.tensor_dim if name == "q" else 1 - self.tensor_dim
+        ranks, rank = self.tensor_group.size(), self.tensor_group.rank()
+        scales = parts.scales
+        granularity = self._granularity[name]
+        if granularity is Granularity.BLOCK_128X128 or (
+            granularity is Granularity.AXIS and axis == 0
+        ):
+            scales = scales.chunk(ranks, axis)[rank]
+        return Copy(parts.data.chunk(ranks, axis)[rank], scales)
 
-    def _whole(self, name: str) -> tuple[_Layout, int]:
-        """Returns the layout and the bytes of a copy of the whole weight."""
-        n = int(self.size[0])
-        of = (n, self.cols, self._config)
-        bytes = torch.ops.float8.quantized_bytes(*of, _ops.WEIGHT, name == "qt")
-        return _layout(n, *of, name == "qt", False), bytes[COPIES.index(name)]
+    def _layout(self, name: str) -> Layout:
+        """Returns the layout of a copy of the whole weight."""
+        n, cols = self.size
+        return layout(n, n, cols, self.config, _ops.WEIGHT, name == "qt", False)
+
+    def _buffer(self, name: str, like: Tensor) -> tuple[Layout, Tensor]:
+        """Returns the same, and a buffer for the copy."""
+        sizes = torch.ops.float8.quantized_bytes(*self.size, self.config, _ops.WEIGHT, name == "qt")
+        return self._layout(name), like.new_empty(sizes[COPIES.index(name)])
 
 
 class GatheredCopy(NamedTuple):
@@ -269,76 +326,18 @@ def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:
     return GatheredCopy(out, None)
 
 
-@torch.no_grad()
-def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
-    """Casts the shards of weights on all ranks of their group.
-
-    Few launches find the maxima of all weights and cast them. The maxima are reduced in one
-    all-reduce, and the scales gathered in one all-gather; nothing waits for the device. All ranks
-    call it with the same weights in the same order, which the first call with a weight checks.
-    """
-    if not weights:
-        return
-    group = weights[0][0].group
-
-    def names() -> list[str]:
-        return [gather.name for gather, _ in weights]
-
-    _compare([gather for gather, _ in weights])
-    operands = [gather.operand(weight) for gather, weight in weights]
-    configs = [gather._config for gather, _ in weights]
-    rows = [gather.rows for gather, _ in weights]
-    # A NaN is the largest word, so it wins on every rank.
-    words, row_words = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows)
-    if words.numel() > 0:
-        collectives.all_reduce_max(words, group, Operation("the amax all-reduce", names))
-    copies = _ops.quantize_shard_list(operands, words, row_words, configs, _ops.WEIGHT, rows)
-    own = [
-        gather.set_shard(weight, q, qt)
-        for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
-    ]
-    sizes = [scales.numel() for scales in own]
-    if sum(sizes) == 0:
-        return
-    scales = torch.cat(own)
-    everyone = scales.new_empty(group.size() * scales.numel())
-    try:
-        collectives.all_gather(everyone, scales, group, Operation("the scales' all-gather", names))
-    except collectives.DistributedError:
-        for gather, _ in weights:
-            gather.forget()
-        raise
-    parts = torch.split(everyone.view(group.size(), -1), sizes, dim=1)
-    for (gather, _), part in zip(weights, parts, strict=True):
-        gather.set_scales(part)
-
-
-def _compare(gathers: Sequence[WeightGather]) -> None:
-    """Raises on all ranks where they have not the same weights; each weight is compared once."""
-    new = [gather for gather in gathers if not gather.agreed]
-    if not new:
-        return
-    layers = {f"{i}: {gather.name}": gather.facts() for i, gather in enumerate(new)}
-    agreement.agree_once(new[0].group, {"layers": layers}, new[0].device)
-    for gather in new:
-        gather.agreed = True
-
-
 def _version(weight: DTensor) -> tuple[Any, ...]:
     """Returns what changes with a weight on every rank: FSDP may move the shards of some alone."""
     local = weight._local_tensor
     return id(weight), weight._version, id(local), local._version
 
 
-def _packed(
-    copy: Tensor, lines: int, length: int, pitch: int, most_lines: int, most_length: int
-) -> Tensor:
+def _packed(lines: Tensor, most_lines: int, most_length: int) -> Tensor:
     """Returns a copy's lines without gaps, and with zeros where another shard has more."""
-    data = copy[: lines * pitch]
-    if pitch == most_length and lines == most_lines:
-        return data
-    out = data.new_zeros((most_lines, most_length))
-    out[:lines, :length] = data.view(lines, pitch)[:, :length]
+    if lines.is_contiguous() and lines.shape == (most_lines, most_length):
+        return lines
+    out = lines.new_zeros((most_lines, most_length))
+    out[: lines.shape[0], : lines.shape[1]] = lines
     return out
 
 
@@ -346,64 +345,17 @@ def _aligned(scales: Tensor) -> Tensor:
     return scales if scales.data_ptr() % 16 == 0 else scales.clone()
 
 
-class _Layout:
-    """Where copies and inverse scales lie in their buffers, in bytes (python/shim/plans.hpp)."""
-
-    def __init__(self, values: tuple[int, ...]) -> None:
-        self.q_pitch, self.q_scales, in_qt, self.qt_pitch, self.qt_scales = values
-        self.scales_in_qt = bool(in_qt)
-
-    def parts(
-        self,
-        name: str,
-        copy: Tensor,
-        with_scales: Tensor,
-        rows: int,
-        cols: int,
-        granularity: Granularity,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns a copy's elements and scales, without the bytes between them.
-
-        with_scales: the copy that has the scales, which is qt for q where `scales_in_qt`.
-        """
-        if name == "q":
-            lines, length, pitch, begin = rows, cols, self.q_pitch, self.q_scales
-        else:
-            lines, length, pitch, begin = cols, rows, self.qt_pitch, self.qt_scales
-        data = copy[: lines * pitch].view(lines, pitch)[:, :length]
-        scales = with_scales[begin:].view(torch.float32)
-        if granularity is not Granularity.BLOCK_128X128:
-            return data, scales[: 1 if granularity is Granularity.TENSOR else lines]
-        down, across = _blocks(lines), _blocks(length)
-        of_blocks = scales[: down * _padded4(across)].view(down, -1)
-        return data, of_blocks[:, :across]
-
-
-def plain_parts(
-    copies: tuple[Tensor, Tensor], rows: int, layer: Float8Linear
-) -> dict[str, tuple[Tensor, Tensor]]:
+def plain_parts(copies: tuple[Tensor, Tensor], rows: int, layer: Float8Linear) -> dict[str, Copy]:
     """Returns the elements and scales of both copies of a weight, as `quantize` gives them."""
-    q, qt = copies
     cols = layer.in_features + layer._padding
-    at = _layout(rows, rows, cols, layer._config & ~recipes.BIAS, True, False)
+    at = layout(rows, rows, cols, layer._config & ~recipes.BIAS, _ops.WEIGHT, True, False)
+    q, qt = at.copies(*copies, rows, cols)
     parts = {}
-    if q.numel() > 0 and at.q_pitch > 0:
-        scales = qt if at.scales_in_qt else q
-        parts["q"] = at.parts("q", q, scales, rows, cols, layer.recipe.output.b.granularity)
-    if qt.numel() > 0 and at.qt_pitch > 0:
-        parts["qt"] = at.parts("qt", qt, qt, rows, cols, layer.recipe.grad_input.b.granularity)
+    if q is not None:
+        parts["q"] = q.trimmed(rows, cols, layer.recipe.output.b.granularity)
+    if qt is not None:
+        parts["qt"] = qt.trimmed(cols, rows, layer.recipe.grad_input.b.granularity)
     return parts
-
-
-@functools.cache
-def _layout(
-    rows_max: int, rows: int, cols: int, config: int, transposed: bool, over_ranks: bool
-) -> _Layout:
-    return _Layout(
-        torch.ops.float8.copy_layout(
-            rows_max, rows, cols, config, _ops.WEIGHT, transposed, over_ranks
-        )
-    )
 
 
 def _copy(to: Tensor, of: Tensor) -> None:
@@ -413,14 +365,6 @@ def _copy(to: Tensor, of: Tensor) -> None:
     ):
         to, of = to.view(torch.complex128), of.view(torch.complex128)
     to.copy_(of)
-
-
-def _blocks(extent: int) -> int:
-    return -(-extent // _BLOCK)
-
-
-def _padded4(scales: int) -> int:
-    return -(-scales // 4) * 4
 
 
 # The ops of a linear whose weight is gathered. They take the key of its WeightGather in a tensor on
@@ -434,6 +378,33 @@ torch.library.define(
     "float8::gathered_backward",
     "(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor gather, int[] shape, "
     "ScalarType dtype, int config, int wanted) -> (Tensor, Tensor, Tensor)",
+)
+
+
+# One GEMM with a copy of the gathered weight: q for `output`, qt for `grad_input`. weight_gemm takes
+# the weight itself, which is a GatheredWeight (fsdp.py).
+torch.library.define(
+    "float8::weight_gemm",
+    "(int gemm, Tensor a, Tensor a_scales, Tensor weight, Tensor? bias, ScalarType dtype, "
+    "int config) -> Tensor",
+)
+torch.library.define(
+    "float8::gathered_gemm",
+    "(int gemm, Tensor a, Tensor a_scales, Tensor gather, int[] shape, Tensor? bias, "
+    "ScalarType dtype, int config) -> Tensor",
+)
+
+
+# The copy for such a GEMM, where it is one of chunks. It is a clone in compiled graphs, which may write
+# over a result that they have read. Nothing is read of `like`, which orders the ops of a graph.
+torch.library.define(
+    "float8::weight_copy",
+    "(int gemm, Tensor like, Tensor weight, ScalarType dtype, int granularity) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "float8::gathered_copy",
+    "(int gemm, Tensor like, Tensor gather, int[] shape, ScalarType dtype, int granularity, "
+    "bool clone) -> (Tensor, Tensor)",
 )
 
 
@@ -483,8 +454,56 @@ def _backward(
     )
 
 
-for name, call in (("gathered_forward", _forward), ("gathered_backward", _backward)):
+def _gemm(
+    gemm: int,
+    a: Tensor,
+    a_scales: Tensor,
+    gather: Tensor,
+    shape: Sequence[int],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    config: int,
+) -> Tensor:
+    contracted, columns = shape[1 - gemm], shape[gemm]
+    d = a.new_empty((a.shape[0], columns), dtype=dtype)
+    if not is_fake(gather):
+        b = _gathers[int(gather)].copy(COPIES[gemm], dtype)
+        _ops.gemm_into(a, a_scales, *b, d, bias, contracted, config, gemm, False)
+    return d
+
+
+def _copy_of(
+    gemm: int,
+    like: Tensor,
+    gather: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    granularity: int,
+    clone: bool,
+) -> tuple[Tensor, Tensor]:
+    lines, length = shape[gemm], shape[1 - gemm]
+    count = {Granularity.TENSOR: 1, Granularity.AXIS: lines}.get(
+        Granularity(granularity), blocks(lines) * in_4s(blocks(length))
+    )
+    if is_fake(gather):
+        data = like.new_empty((lines, BLOCK * blocks(length)), dtype=torch.uint8)
+        return data, like.new_empty((count,), dtype=torch.float32)
+    copy = _gathers[int(gather)].copy(COPIES[gemm], dtype)
+    data, scales = copy.data, copy.scales[:count]
+    return (data.clone(), scales.clone()) if clone else (data, scales)
+
+
+for name, call in (
+    ("gathered_copy", _copy_of),
+    ("gathered_forward", _forward),
+    ("gathered_backward", _backward),
+    ("gathered_gemm", _gemm),
+):
     torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
     torch.library.register_fake(f"float8::{name}", call)
 gathered_forward = torch.ops.float8.gathered_forward.default
 gathered_backward = torch.ops.float8.gathered_backward.default
+gathered_gemm = torch.ops.float8.gathered_gemm.default
+gathered_copy = torch.ops.float8.gathered_copy.default
+weight_gemm = torch.ops.float8.weight_gemm.default
+weight_copy = torch.ops.float8.weight_copy.default

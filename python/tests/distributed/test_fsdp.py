@@ -12,7 +12,6 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import parallelize_module
 
 import float8.torch as f8
 
@@ -94,21 +93,9 @@ def _preparing_rank(mesh: Any, rank: int, world: int) -> None:
     plans = len(torch.ops.float8.plans(-1))
     model(torch.randn(32, 64)).sum().backward()
     assert len(torch.ops.float8.plans(-1)) == plans > 0
-    with pytest.raises(ValueError, match=r"a weight is a DTensor.*plain tensors with values"):
+    with pytest.raises(ValueError, match="gathers the weight of layer '0' in high precision"):
         f8.cache_weight_casts(model)
 
 
 def test_plans_are_made_ahead(tmp_path: Any) -> None:
     ranks.spawn(_preparing_rank, 2, tmp_path)
-
-
-def _alone(mesh: Any, rank: int, world: int) -> None:
-    """Layers of tensor parallelism alone are left to their first calls, and the call says so."""
-    layer = f8.Float8Linear(64, 64, recipe="rowwise", emulate=True)
-    model = parallelize_module(nn.Sequential(layer), mesh, {"0": f8.Float8ColwiseParallel()})
-    with pytest.warns(UserWarning, match="tensor parallelism shares all Float8Linear layers"):
-        f8.prepare(model, 32)
-
-
-def test_layers_of_tensor_parallelism_are_not_prepared(tmp_path: Any) -> None:
-    ranks.spawn(_alone, 2, tmp_path)

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
+from float8.torch import _ops, shard_casts
 from float8.torch.fsdp import GatheredWeight
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
@@ -218,6 +219,32 @@ def _bytes(mesh: Any, rank: int, world: int) -> None:
 
 def test_a_byte_an_element_and_direction(tmp_path: Any) -> None:
     ranks.spawn(_bytes, 2, tmp_path)
+
+
+def _in_pieces(mesh: Any, rank: int, world: int) -> None:
+    """Shards in float32 and in bf16, which are rounded to bf16 before they are cast, one at a time."""
+    original, sizes = _ops.quantize_shard_list, []
+
+    def cast(x: list[torch.Tensor], *args: Any) -> Any:
+        sizes.append([each.numel() for each in x])
+        assert all(each.dtype == torch.bfloat16 for each in x)
+        return original(x, *args)
+
+    shard_casts._PIECE = 64 * 64
+    _ops.quantize_shard_list = cast
+    torch.manual_seed(1)
+    x = torch.randn(world, 16, 64)[rank]
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for recipe in RECIPES:
+        models = [_mlp(recipe, _rows(recipe, world), gather) for gather in (True, False)]
+        for model in models:
+            model[2].bfloat16()
+        _expect_equal_steps([_shard(model, mesh, mp_policy=bf16) for model in models], x)
+    assert max(map(len, sizes)) == 1, sizes
+
+
+def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:
+    ranks.spawn(_in_pieces, 2, tmp_path)
 
 
 def _not_a_number(mesh: Any, rank: int, world: int) -> None:

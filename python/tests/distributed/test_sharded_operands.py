@@ -41,7 +41,6 @@ def test_what_cannot_be_is_an_error_that_names_the_layer(mesh: Any) -> None:
     for model, words in (
         (_converted(hidden=48), r"layer 'mlp.gate' has out_features 48, which 2 ranks"),
         (_converted("blockwise", hidden=128), r"out_features 128, which 2 ranks .* blocks of 128"),
-        (_converted(enable_fsdp_float8_all_gather=True), "enable_fsdp_float8_all_gather"),
         (nn.ModuleDict({"mlp": Mlp(64, 128)}), "for a Float8Linear, not a Linear"),
     ):
         with pytest.raises(ValueError, match=words):

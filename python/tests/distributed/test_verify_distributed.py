@@ -186,8 +186,11 @@ def _parallel(_: Any, rank: int, world: int) -> None:
     mesh = distributed.device_mesh.init_device_mesh(
         ranks.device, (world // 2, 2), mesh_dim_names=("data", "tensor")
     )
-    for recipe in ("tensorwise", "rowwise", "delayed"):
-        model = _model(recipe, False, 128)
+    cases = [("tensorwise", False), ("rowwise", False), ("delayed", False)]
+    if world == 4:
+        cases += [(recipe, True) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+    for recipe, gather in cases:
+        model = _model(recipe, gather, 128)
         plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
         parallelize_module(model, mesh["tensor"], plan)
         if world == 4:
@@ -195,6 +198,8 @@ def _parallel(_: Any, rank: int, world: int) -> None:
         _step(model, torch.optim.SGD(model.parameters(), lr=0.1), rank // 2)
         report = f8.verify_distributed(model)
         assert report.ok, report
+        for layer in report.layers:
+            assert ("q" in layer.tensors) is gather, report
         columns, rows = (layer.tensors for layer in report.layers)
         assert columns["y"].bits, report
         assert columns["dw"].bits, report
@@ -202,6 +207,12 @@ def _parallel(_: Any, rank: int, world: int) -> None:
         assert rows["dw"].bits, report
         assert columns["dx"].db > 100, report  # sums of two ranks in float32
         assert rows["y"].db > 100, report
+    if world == 4:
+        # Another scale on one rank, whose part of y the rank beside it reads too.
+        f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        if rank == 3:
+            model[2]._weight_gather._scales["q"].data.mul_(2)
+        _find(model, "rank 2: layer '2': y is not that of one device", 2)
     if world == 2:
         # A scale that is not the whole weight's.
         model = _model("tensorwise", False)

@@ -1,0 +1,177 @@
+"""The casts of FSDP's shards of many weights, once a step, with the scales of the whole weights.
+
+The maxima of all weights are reduced in one all-reduce for each group of ranks that shares them:
+FSDP's, and that of tensor parallelism. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from float8.torch import _ops, agreement, collectives
+from float8.torch.collectives import Operation
+from float8.torch.weight_gather import WeightGather
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_PIECE = 1 << 27  # elements of weights that are cast at once
+
+
+@torch.no_grad()
+def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
+    """Casts the shards of weights on all ranks of their groups; FSDP's is the same for all weights.
+
+    Few launches find the maxima of all weights and cast them, and one all-gather has all scales. All
+    ranks call it with the same weights in the same order, which the first call with a weight checks.
+    """
+    if not weights:
+        return
+    gathers = [gather for gather, _ in weights]
+    sources = [gather.source(weight) for gather, weight in weights]
+    _compare(gathers)
+    amax, row_amax = _find_words(gathers, sources)
+    own = []
+    for piece in _pieces(sources):
+        own += _cast(
+            weights[piece],
+            sources[piece],
+            amax[_slice(piece, [gather.words[0] for gather in gathers])],
+            row_amax[_slice(piece, [gather.words[1] for gather in gathers])],
+        )
+    _gather_scales(gathers, own)
+
+
+def _names(gathers: Sequence[WeightGather]) -> Callable[[], list[str]]:
+    return lambda: [gather.name for gather in gathers]
+
+
+def _of_tensor_groups(gathers: Sequence[WeightGather]) -> dict[Any, list[int]]:
+    """Returns the groups of tensor parallelism, and the indices of their weights."""
+    groups: dict[Any, list[int]] = {}
+    for i, gather in enumerate(gathers):
+        if gather.tensor_group is not None:
+            groups.setdefault(gather.tensor_group, []).append(i)
+    return groups
+
+
+def _compare(gathers: Sequence[WeightGather]) -> None:
+    """Raises on all ranks where they have not the same weights; each weight is compared once."""
+    new = [gather for gather in gathers if not gather.agreed]
+    if not new:
+        return
+    groups = {new[0].group: range(len(new)), **_of_tensor_groups(new)}
+    for group, indices in groups.items():
+        layers = {f"{i}: {new[i].name}": new[i].facts() for i in indices}
+        agreement.agree_once(group, {"layers": layers}, new[0].device)
+    for gather in new:
+        gather.agreed = True
+
+
+def _find_words(
+    gathers: Sequence[WeightGather], sources: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns the maxima of the whole weights, those of all weights one after the other."""
+    configs = [gather.config for gather in gathers]
+    rows = [gather.rows for gather in gathers]
+    amax, row_amax = _ops.quantize_amax_list(sources, configs, _ops.WEIGHT, rows)
+    parts = list(
+        zip(
+            torch.split(amax, [gather.words[0] for gather in gathers]),
+            torch.split(row_amax, [gather.words[1] for gather in gathers]),
+            strict=True,
+        )
+    )
+    # A weight is rounded to x's type before it is cast, and its maximum is the rounded one.
+    types = {(source.dtype, gather.dtype) for source, gather in zip(sources, gathers, strict=True)}
+    if len(types) == 1:
+        _round((amax, row_amax), sources[0], gathers[0])
+    else:
+        for words, source, gather in zip(parts, sources, gathers, strict=True):
+            _round(words, source, gather)
+    # A NaN is the largest word, so it wins on every rank.
+    if amax.numel() > 0:
+        operation = Operation("the amax all-reduce", _names(gathers))
+        collectives.all_reduce_max(amax, gathers[0].group, operation)
+    for group, indices in _of_tensor_groups(gathers).items():
+        shared = [w for i in indices for w in gathers[i].words_of_tensor_ranks(*parts[i])]
+        shared = [words for words in shared if words.numel() > 0]
+        if shared:
+            own = [gathers[i] for i in indices]
+            operation = Operation("the amax all-reduce of tensor parallel weights", _names(own))
+            reduced = torch.cat(shared)
+            collectives.all_reduce_max(reduced, group, operation)
+            torch._foreach_copy_(shared, torch.split(reduced, [each.numel() for each in shared]))
+    return amax, row_amax
+
+
+def _round(words: Sequence[Tensor], source: Tensor, gather: WeightGather) -> None:
+    """Rounds maxima, which are bits of float32, to x's type."""
+    if source.dtype != gather.dtype:
+        for each in words:
+            values = each.view(torch.float32)
+            values.copy_(values.to(gather.dtype))
+
+
+def _pieces(sources: Sequence[Tensor]) -> Iterator[slice]:
+    """Yields runs of the weights: what a cast needs for a moment does not grow with the model."""
+    begin = size = 0
+    for i, source in enumerate(sources):
+        if i > begin and size + source.numel() > _PIECE:
+            yield slice(begin, i)
+            begin, size = i, 0
+        size += source.numel()
+    yield slice(begin, len(sources))
+
+
+def _slice(piece: slice, counts: Sequence[int]) -> slice:
+    """Returns where the words of a piece are."""
+    begin = sum(counts[: piece.start])
+    return slice(begin, begin + sum(counts[piece]))
+
+
+def _cast(
+    weights: Sequence[tuple[WeightGather, DTensor]],
+    sources: Sequence[Tensor],
+    amax: Tensor,
+    row_amax: Tensor,
+) -> list[Tensor]:
+    """Casts some of the shards; returns the scales that other ranks lack, of each."""
+    gathers = [gather for gather, _ in weights]
+    operands = [
+        source if source.dtype == gather.dtype else torch.empty_like(source, dtype=gather.dtype)
+        for source, gather in zip(sources, gathers, strict=True)
+    ]
+    rounded = [i for i, source in enumerate(sources) if operands[i] is not source]
+    if rounded:
+        torch._foreach_copy_([operands[i] for i in rounded], [sources[i] for i in rounded])
+    configs = [gather.config for gather in gathers]
+    rows = [gather.rows for gather in gathers]
+    copies = _ops.quantize_shard_list(operands, amax, row_amax, configs, _ops.WEIGHT, rows)
+    return [
+        gather.set_shard(weight, q, qt)
+        for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
+    ]
+
+
+def _gather_scales(gathers: Sequence[WeightGather], own: Sequence[Tensor]) -> None:
+    sizes = [scales.numel() for scales in own]
+    if sum(sizes) == 0:
+        return
+    group = gathers[0].group
+    scales = torch.cat(list(own))
+    everyone = scales.new_empty(group.size() * scales.numel())
+    operation = Operation("the scales' all-gather", _names(gathers))
+    try:
+        collectives.all_gather(everyone, scales, group, operation)
+    except collectives.DistributedError:
+        for gather in gathers:
+            gather.forget()
+        raise
+    parts = torch.split(everyone.view(group.size(), -1), sizes, dim=1)
+    for gather, part in zip(gathers, parts, strict=True):
+        gather.set_scales(part)

@@ -1,0 +1,74 @@
+"""Who shares a layer's weight over which ranks: FSDP, tensor parallelism, or both."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+
+class MeshDims(NamedTuple):
+    """Dimensions of the weight's mesh."""
+
+    fsdp: int | None
+    tensor: int | None
+
+
+def mesh_dims(layer: Any) -> MeshDims:
+    """Returns the dimensions that FSDP and tensor parallelism share a layer's DTensor weight over.
+
+    FSDP shards what a rank of tensor parallelism has, and puts its dimensions in front.
+    """
+    weight = layer.weight
+    sharded = [i for i, at in enumerate(weight.placements) if not at.is_replicate()]
+    if len(sharded) > 2:
+        raise ValueError(
+            f"float8: layer {layer._layer_name!r} has a weight with placements {weight.placements}; "
+            "fully_shard and tensor parallelism share it over one dimension of a mesh each"
+        )
+    if len(sharded) == 2:
+        return MeshDims(*sharded)
+    if not sharded:
+        return MeshDims(None, None)
+    if layer._sharing is not None:
+        tensor = weight.device_mesh.get_group(sharded[0]) is layer._sharing[0][0].get_group()
+    else:
+        tensor = not is_sharded_by_fsdp(layer)
+    return MeshDims(None, sharded[0]) if tensor else MeshDims(sharded[0], None)
+
+
+def size_of_rank(layer: Any) -> tuple[int, int]:
+    """Returns the size of the weight that a rank's linear has: FSDP gathers it, others keep theirs."""
+    weight = layer.weight
+    size = [layer.out_features, layer.in_features + layer._padding]
+    if hasattr(weight, "placements") and (at := mesh_dims(layer).tensor) is not None:
+        size[weight.placements[at].dim] //= weight.device_mesh.size(at)
+    return size[0], size[1]
+
+
+def dtype_of_rank(layer: Any) -> Any:
+    """Returns the type of the weight that a rank's linear has, which FSDP's policy may name."""
+    _, param = param_group(layer) if hasattr(layer.weight, "placements") else (None, None)
+    return (param is not None and param.mp_policy.param_dtype) or layer.weight.dtype
+
+
+def is_sharded_by_fsdp(layer: nn.Module) -> bool:
+    """Tells whether a layer's weight is one of FSDP's."""
+    return param_group(layer)[0] is not None
+
+
+def param_group(module: nn.Module) -> tuple[Any, Any]:
+    """Returns FSDP's group that a linear's weight is in, and FSDP's parameter, None for none."""
+    from torch.distributed import _composable_state
+
+    for reference in list(_composable_state._module_state_mapping.values()):
+        state = reference() if callable(reference) else reference
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        for each in groups:
+            for param in getattr(each, "fsdp_params", ()):
+                info = param._module_info
+                if info.module is module and info.param_name == "weight":
+                    return each, param
+    return None, None
