@@ -64,8 +64,9 @@ _OTHERS = (
     "scales_sync(Tensor(a!) state, int config, int layout) -> ()",
 )
 
-LIBRARY = torch.library.Library("float8", "FRAGMENT")
+LIBRARY = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]
+_TAGS = (torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag)
 for _schema in _FLEXIBLE:
-    LIBRARY.define(_schema, tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag))
+    LIBRARY.define(_schema, tags=_TAGS)  # type: ignore[no-untyped-call]
 for _schema in _OTHERS:
-    LIBRARY.define(_schema)
+    LIBRARY.define(_schema)  # type: ignore[no-untyped-call]

@@ -94,7 +94,8 @@ def run(
 ) -> list[Outcome]:
     """Runs main(mesh, rank, world, *args) in processes that end by themselves, or after `limit`.
 
-    timeout: that of the process groups, and limit: that of the processes, in seconds. init: "file", or "tcp" for a store that rank 0 keeps.
+    timeout: that of the process groups, and limit: that of the processes, in seconds.
+    init: "file", or "tcp" for a store that rank 0 keeps.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -194,7 +194,7 @@ def test_on_gpus(main: Any, world: int, tmp_path: Any) -> None:
 @pytest.mark.parametrize("world", GPUS[1:])
 def test_a_whole_step_on_gpus(world: int, tmp_path: Any) -> None:
     """PyTorch does not promise that FSDP2 can be captured, so plain linears go first."""
-    plain = ranks.run(_whole_step, world, tmp_path, None, on="cuda")
+    plain = ranks.run(_whole_step, world, tmp_path, None, on="cuda", timeout=20, limit=40)
     for outcome in plain:
         if outcome.exit_code != 0:
             pytest.skip(f"torch {torch.__version__} does not capture FSDP2: {outcome.error}")
