@@ -35,8 +35,9 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 import float8.torch as f8
-from float8.torch import _ops, collectives, weight_gather
+from float8.torch import _ops, weight_gather
 from float8.torch.fsdp import gather_of
+from float8.torch.ranks import collectives
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from float8.torch import functional
-from float8.torch.agreement import agree
-from float8.torch.collectives import DistributedError
 from float8.torch.convert import LinearConfig, convert_to_float8_training
 from float8.torch.filters import module_filter, verdicts
 from float8.torch.fsdp import precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.linear import Float8Linear, prepare
-from float8.torch.rank_watch import Watch, watch
+from float8.torch.ranks.agreement import agree
+from float8.torch.ranks.collectives import DistributedError
+from float8.torch.ranks.rank_watch import Watch, watch
+from float8.torch.ranks.verify import verify_distributed
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
-from float8.torch.verify import verify_distributed
 from float8.torch.weight_casts import WeightCasts, cache_weight_casts
 
 if TYPE_CHECKING:

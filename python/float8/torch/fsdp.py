@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Recipe
-from float8.torch import _ops, collectives, notices
+from float8.torch import _ops, notices
+from float8.torch.ranks import collectives
 from float8.torch.shard_casts import cast_shards
 from float8.torch.weight_gather import (
     COPIES,

@@ -17,8 +17,9 @@ from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from float8 import recipes
-from float8.torch import agreement, collectives, notices
-from float8.torch.collectives import Operation
+from float8.torch import notices
+from float8.torch.ranks import agreement, collectives
+from float8.torch.ranks.collectives import Operation
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear

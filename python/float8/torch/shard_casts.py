@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from float8.torch import _ops, agreement, collectives
-from float8.torch.collectives import Operation
+from float8.torch import _ops
+from float8.torch.ranks import agreement, collectives
+from float8.torch.ranks.collectives import Operation
 from float8.torch.weight_gather import WeightGather
 
 if TYPE_CHECKING:

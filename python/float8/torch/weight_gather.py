@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import is_fake
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops, agreement, collectives
-from float8.torch.collectives import Operation
+from float8.torch import _ops
 from float8.torch.copy_layout import BLOCK, Copy, Layout, blocks, in_4s, layout
+from float8.torch.ranks import agreement, collectives
+from float8.torch.ranks.collectives import Operation
 from float8.torch.weight_mesh import mesh_dims
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 import float8
 import float8.torch as f8
-from float8.torch import agreement, collectives
+from float8.torch.ranks import agreement, collectives
 
 SAMPLE = pathlib.Path(__file__).parents[3] / "tests/unit/tuning_db/data/v1.jsonl"
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 import float8.torch as f8
-from float8.torch import collectives
+from float8.torch.ranks import collectives
 
 TIMEOUT = 3.0
 STEPS = 3

@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import float8.torch as f8
-from float8.torch import _ops, verify
+from float8.torch import _ops
+from float8.torch.ranks import verify
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 

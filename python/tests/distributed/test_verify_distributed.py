@@ -15,7 +15,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import float8.torch as f8
-from float8.torch import agreement
+from float8.torch.ranks import agreement
 
 
 def _model(recipe: str, gather: bool, rows: int = 96) -> Any:
@@ -145,7 +145,7 @@ def test_what_is_planted_is_found_on_all_ranks(world: int, tmp_path: Any) -> Non
 
 
 def _kernels(mesh: Any, rank: int, world: int) -> None:
-    from float8.torch import verify
+    from float8.torch.ranks import verify
 
     original = verify._plans
 

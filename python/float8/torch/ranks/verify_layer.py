@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from float8.torch import _ops, collectives, fsdp
-from float8.torch.collectives import Operation
+from float8.torch import _ops, fsdp
 from float8.torch.linear import Float8Linear
+from float8.torch.ranks import collectives
+from float8.torch.ranks.collectives import Operation
 from float8.torch.scales import PART_BYTES
 from float8.torch.shard_casts import cast_shards
 from float8.torch.weight_gather import plain_parts

@@ -13,8 +13,8 @@ import torch
 from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from float8.torch import collectives
-from float8.torch.collectives import DistributedError, Operation, progress
+from float8.torch.ranks import collectives
+from float8.torch.ranks.collectives import DistributedError, Operation, progress
 from float8.torch.scales import ScaleState
 
 EXIT_STATUS = 75  # of a process that a watch ends

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from float8 import _library
-from float8.torch import async_tensor_parallel, collectives
-from float8.torch.collectives import DistributedError, Operation
+from float8.torch import async_tensor_parallel
+from float8.torch.ranks import collectives
+from float8.torch.ranks.collectives import DistributedError, Operation
 
 # What a rank has: by topic a text, or texts by name.
 Facts = dict[str, str | dict[str, str]]
