@@ -185,7 +185,7 @@ def sample(call: Callable[[], object], calls: int) -> float:
 def interleaved(
     steps: Mapping[str, Callable[[], object]], limit_s: float, sample_ms: float, least: int = 5
 ) -> dict[str, list[float]]:
-    """Samples of each step in ms, in rounds over all steps, until the time is spent.
+    """Samples of each step in ms, in rounds over all steps, until the time is spent or Ctrl-C.
 
     limit_s: of all rounds; at least so many rounds are made, and one where it is 0.
     sample_ms: about how long a sample takes.
@@ -197,8 +197,14 @@ def interleaved(
     begin = time.perf_counter()
     rounds = 0
     while rounds < least or time.perf_counter() - begin < limit_s:
-        for name, step in steps.items():
-            times[name].append(sample(step, calls[name]))
+        try:
+            of_round = {name: sample(step, calls[name]) for name, step in steps.items()}
+        except KeyboardInterrupt:  # the rounds before are measured
+            if rounds == 0:
+                raise
+            break
+        for name, ms in of_round.items():
+            times[name].append(ms)
         rounds += 1
     return times
 
