@@ -5,7 +5,7 @@
         [--compute bf16] [--json FILE] [--emulate]
 
 The 7 linears of each of 32 layers have fp32 shards of random numbers, 14 GB a rank on two, so that
-no cache holds them; they are cast to bf16 first, as for compute in bf16 (--compute fp32: not). The
+no cache holds them; casts round them to bf16 first, as for compute in bf16 (--compute fp32: not). The
 variants take turns. For a recipe of float8 they are
 
     NAME             what training calls: maxima, one all-reduce, and the cast to q and qt
@@ -35,7 +35,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 import float8.torch as f8
-from float8.torch import _ops, weight_gather
+from float8.torch import _ops, shard_casts
 from float8.torch.fsdp import gather_of
 from float8.torch.ranks import collectives
 
@@ -81,10 +81,10 @@ def linears_of(model: nn.Module) -> list[Any]:
 
 def maxima(weights: list[tuple[Any, Any]]) -> torch.Tensor:
     """Returns the words of weights' shards."""
-    operands = [gather.operand(weight) for gather, weight in weights]
-    configs = [gather._config for gather, _ in weights]
+    sources = [gather.source(weight) for gather, weight in weights]
+    configs = [gather.config for gather, _ in weights]
     rows = [gather.rows for gather, _ in weights]
-    words: torch.Tensor = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows)[0]
+    words: torch.Tensor = _ops.quantize_amax_list(sources, configs, _ops.WEIGHT, rows)[0]
     return words
 
 
@@ -110,7 +110,7 @@ class Weights:
 
     def singly(self) -> None:
         for weight in self.weights:
-            weight_gather.cast_shards([weight])
+            shard_casts.cast_shards([weight])
 
 
 def of_float8(

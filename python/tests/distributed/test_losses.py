@@ -155,7 +155,7 @@ def _scales_rank(mesh: Any, rank: int, world: int) -> None:
         variant = scales.Sharded("float8", recipe, gather=True)
         weights = scales.Weights(scales.sharded(variant, shape, "cpu"), torch.bfloat16)
         found = []
-        for cast in (weights.singly, lambda: scales.weight_gather.cast_shards(weights.weights)):  # noqa: B023
+        for cast in (weights.singly, lambda: scales.shard_casts.cast_shards(weights.weights)):  # noqa: B023
             cast()
             found.append(
                 [gather.parts(name) for gather, _ in weights.weights for name in ("q", "qt")]
