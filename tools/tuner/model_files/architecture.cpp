@@ -5,7 +5,6 @@
 #include <string>
 
 #include "base/text.hpp"
-#include "tools/tuner/model_files/strict_json.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -31,11 +30,9 @@ constexpr std::array kBuiltins = {
     Builtin{"mixtral-8x7b", {4096, 14336, 32, 8, 128, 32, 32000, 8, kHf}},
 };
 
-// Model types whose layers are those that linears() lists.
-constexpr std::array<std::string_view, 8> kModelTypes = {
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral"};
+using Layers = std::vector<NamedLinear>;
 
-void add_dense(std::vector<NamedLinear>& out, const std::string& prefix, const Architecture& a) {
+void add_dense(Layers& out, const std::string& prefix, const Architecture& a) {
   const bool titan = a.naming == kTitan;
   const std::string ffn = prefix + (titan ? "feed_forward." : "mlp.");
   out.push_back({ffn + (titan ? "w1" : "gate_proj"), a.hidden, a.intermediate});
@@ -43,19 +40,72 @@ void add_dense(std::vector<NamedLinear>& out, const std::string& prefix, const A
   out.push_back({ffn + (titan ? "w2" : "down_proj"), a.intermediate, a.hidden});
 }
 
-void add_experts(std::vector<NamedLinear>& out, const std::string& prefix, const Architecture& a) {
-  const std::string moe = prefix + "block_sparse_moe.";
+void add_experts(Layers& out, const std::string& prefix, const Architecture& a, bool merge) {
+  const bool mixtral = a.moe_names == MoeNames::kMixtral;
+  const std::string moe = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
   out.push_back({moe + "gate", a.hidden, a.experts});
-  const auto add = [&](const std::string& expert, int64_t count) {
-    out.push_back({expert + "w1", a.hidden, a.intermediate, count});
-    out.push_back({expert + "w3", a.hidden, a.intermediate, count});
-    out.push_back({expert + "w2", a.intermediate, a.hidden, count});
+  const auto add = [&](const std::string& expert, int64_t extent, int64_t count) {
+    out.push_back({expert + (mixtral ? "w1" : "gate_proj"), a.hidden, extent, count});
+    out.push_back({expert + (mixtral ? "w3" : "up_proj"), a.hidden, extent, count});
+    out.push_back({expert + (mixtral ? "w2" : "down_proj"), extent, a.hidden, count});
   };
-  if (a.layers * a.experts > kMostNamedExperts) {
-    add(moe + "experts.*.", a.experts);
-    return;
+  const int64_t extent = a.expert_intermediate > 0 ? a.expert_intermediate : a.intermediate;
+  if (merge) {
+    add(moe + "experts.*.", extent, a.experts);
+  } else {
+    for (int64_t e = 0; e < a.experts; ++e) add(f8::format("{}experts.{}.", moe, e), extent, 1);
   }
-  for (int64_t e = 0; e < a.experts; ++e) add(f8::format("{}experts.{}.", moe, e), 1);
+  if (a.shared_intermediate > 0) add(moe + "shared_experts.", a.shared_intermediate, 1);
+}
+
+void add_attention(Layers& out, const std::string& prefix, const Architecture& a) {
+  const bool titan = a.naming == kTitan;
+  const std::string attention = prefix + (titan ? "attention." : "self_attn.");
+  const int64_t q = a.heads * a.head_dim;
+  const int64_t kv = a.kv_heads * a.head_dim;
+  out.push_back({attention + (titan ? "wq" : "q_proj"), a.hidden, q});
+  out.push_back({attention + (titan ? "wk" : "k_proj"), a.hidden, kv});
+  out.push_back({attention + (titan ? "wv" : "v_proj"), a.hidden, kv});
+  out.push_back({attention + (titan ? "wo" : "o_proj"), q, a.hidden});
+}
+
+void add_latent_attention(Layers& out, const std::string& prefix, const Architecture& a) {
+  const std::string attention = prefix + "self_attn.";
+  const LatentAttention& l = a.latent;
+  const int64_t q = a.heads * (l.nope_dim + l.rope_dim);
+  if (l.q_rank > 0) {
+    out.push_back({attention + "q_a_proj", a.hidden, l.q_rank});
+    out.push_back({attention + "q_b_proj", l.q_rank, q});
+  } else {
+    out.push_back({attention + "q_proj", a.hidden, q});
+  }
+  out.push_back({attention + "kv_a_proj_with_mqa", a.hidden, l.kv_rank + l.rope_dim});
+  out.push_back({attention + "kv_b_proj", l.kv_rank, a.heads * (l.nope_dim + l.value_dim)});
+  out.push_back({attention + "o_proj", a.heads * l.value_dim, a.hidden});
+}
+
+void add_gpt2_block(Layers& out, const std::string& prefix, const Architecture& a) {
+  out.push_back({prefix + "attn.c_attn", a.hidden, 3 * a.hidden});
+  out.push_back({prefix + "attn.c_proj", a.hidden, a.hidden});
+  out.push_back({prefix + "mlp.c_fc", a.hidden, a.intermediate});
+  out.push_back({prefix + "mlp.c_proj", a.intermediate, a.hidden});
+}
+
+bool has_experts(const Architecture& a, int64_t layer) {
+  return a.experts > 0 && layer >= a.first_moe_layer &&
+         (layer + a.moe_layer_shift) % a.moe_layer_step == 0;
+}
+
+std::string block_prefix(const Architecture& a, int64_t layer) {
+  switch (a.naming) {
+    case Naming::kTorchtitan:
+      return f8::format("layers.{}.", layer);
+    case Naming::kGpt2:
+      return f8::format("transformer.h.{}.", layer);
+    case Naming::kHuggingFace:
+      break;
+  }
+  return f8::format("{}model.layers.{}.", a.prefix, layer);
 }
 
 }  // namespace
@@ -72,70 +122,32 @@ std::optional<Architecture> find_architecture(std::string_view name) {
   return found->architecture;
 }
 
-Result<Architecture> parse_config(const nlohmann::json& config, std::string_view where) {
-  if (const auto type = config.find("model_type"); type != config.end()) {
-    if (!type->is_string() ||
-        std::ranges::find(kModelTypes, type->get<std::string_view>()) == kModelTypes.end()) {
-      return fail(ErrorCode::kUnsupported,
-                  "{}: model_type {} is not one whose layers are known ({}); give the model's "
-                  ".safetensors file, its *.index.json, or a list of layers",
-                  where, quote(type->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)),
-                  fmt::join(kModelTypes, ", "));
-    }
-  }
-  constexpr int64_t kMostLayers = 4096;
-  constexpr int64_t kMostHeads = 1 << 16;
-  Architecture a;
-  a.hidden = F8_TRY(integer_field(config, "hidden_size", where, 1, kMaxDim));
-  a.intermediate = F8_TRY(integer_field(config, "intermediate_size", where, 1, kMaxDim));
-  a.heads = F8_TRY(integer_field(config, "num_attention_heads", where, 1, kMostHeads));
-  a.kv_heads =
-      F8_TRY(integer_field_or(config, "num_key_value_heads", where, 1, kMostHeads, a.heads));
-  a.layers = F8_TRY(integer_field(config, "num_hidden_layers", where, 1, kMostLayers));
-  a.vocab = F8_TRY(integer_field(config, "vocab_size", where, 1, kMaxDim));
-  a.experts = F8_TRY(integer_field_or(config, "num_local_experts", where, 1, 512, 0));
-  a.head_dim = F8_TRY(integer_field_or(config, "head_dim", where, 1, kMostHeads, 0));
-  if (a.head_dim == 0) {
-    if (a.hidden % a.heads != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{}: hidden_size {} is no multiple of num_attention_heads {}; correct one of "
-                  "them or add head_dim",
-                  where, a.hidden, a.heads);
-    }
-    a.head_dim = a.hidden / a.heads;
-  }
-  if (a.heads % a.kv_heads != 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: num_attention_heads {} is no multiple of num_key_value_heads {}", where,
-                a.heads, a.kv_heads);
-  }
-  if (a.heads * a.head_dim > kMaxDim) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: num_attention_heads {} times head_dim {} is more than {}", where, a.heads,
-                a.head_dim, kMaxDim);
-  }
-  return a;
-}
-
 std::vector<NamedLinear> linears(const Architecture& a) {
-  const bool titan = a.naming == kTitan;
-  std::vector<NamedLinear> out;
+  int64_t experts = 0;
+  for (int64_t i = 0; i < a.layers; ++i) experts += has_experts(a, i) ? a.experts : 0;
+  const bool merge = experts > kMostNamedExperts;
+  Layers out;
   for (int64_t i = 0; i < a.layers; ++i) {
-    const std::string prefix = f8::format("{}layers.{}.", titan ? "" : "model.", i);
-    const std::string attention = prefix + (titan ? "attention." : "self_attn.");
-    const int64_t q = a.heads * a.head_dim;
-    const int64_t kv = a.kv_heads * a.head_dim;
-    out.push_back({attention + (titan ? "wq" : "q_proj"), a.hidden, q});
-    out.push_back({attention + (titan ? "wk" : "k_proj"), a.hidden, kv});
-    out.push_back({attention + (titan ? "wv" : "v_proj"), a.hidden, kv});
-    out.push_back({attention + (titan ? "wo" : "o_proj"), q, a.hidden});
-    if (a.experts > 0) {
-      add_experts(out, prefix, a);
+    const std::string prefix = block_prefix(a, i);
+    if (a.naming == Naming::kGpt2) {
+      add_gpt2_block(out, prefix, a);
+      continue;
+    }
+    if (a.latent.kv_rank > 0) {
+      add_latent_attention(out, prefix, a);
+    } else {
+      add_attention(out, prefix, a);
+    }
+    if (has_experts(a, i)) {
+      add_experts(out, prefix, a, merge);
     } else {
       add_dense(out, prefix, a);
     }
   }
-  out.push_back({titan ? "output" : "lm_head", a.hidden, a.vocab});
+  if (!a.tied_head) {
+    const bool titan = a.naming == kTitan;
+    out.push_back({titan ? "output" : f8::format("{}lm_head", a.prefix), a.hidden, a.vocab});
+  }
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "recipes/tensor_parallel.hpp"
 #include "tools/tuner/model_files/architecture.hpp"
+#include "tools/tuner/model_files/config.hpp"
 #include "tools/tuner/model_files/safetensors.hpp"
 #include "tools/tuner/model_files/strict_json.hpp"
 #include "tuning_db/json/json_text.hpp"

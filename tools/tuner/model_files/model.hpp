@@ -2,9 +2,7 @@
 //
 //   built-in name     llama2-7b|13b|70b  llama3-8b|70b|405b  mistral-7b  qwen2.5-7b|72b
 //                     mixtral-8x7b
-//   config.json       Hugging Face: model_type llama, mistral, qwen2, mixtral or alike; reads
-//                     hidden_size, intermediate_size, num_attention_heads, num_key_value_heads,
-//                     head_dim, num_hidden_layers, vocab_size, num_local_experts
+//   config.json       Hugging Face: one of the families that config.hpp lists
 //   *.safetensors     the header alone; 2-D weights, without embeddings and norms
 //   *.index.json      Hugging Face's index of shards, which are in the same folder
 //   list              [{"fqn": TEXT, "in_features": INT, "out_features": INT, "count": INT = 1},

@@ -10,7 +10,7 @@ Result<int64_t> integer_field(const json& object, std::string_view field, std::s
                               int64_t min, int64_t max) {
   const auto found = object.find(field);
   if (found == object.end()) {
-    return fail(ErrorCode::kInvalidArgument, "{} has no field \"{}\"", where, field);
+    return fail(ErrorCode::kInvalidArgument, "{} has no field \"{}\"; add it", where, field);
   }
   const bool fits = found->is_number_integer() &&
                     (!found->is_number_unsigned() ||

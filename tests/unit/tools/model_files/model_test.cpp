@@ -158,7 +158,7 @@ TEST(Config, BadFieldsAreNamed) {
   EXPECT_ERROR(with(R"(heads": 8)", R"(heads": 5)"), "num_key_value_heads 5");
   EXPECT_ERROR(with("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 1000000"),
                "num_hidden_layers", "4096");
-  EXPECT_ERROR(with("\"mistral\"", "\"gpt2\""), "gpt2", "safetensors");
+  EXPECT_ERROR(with("\"mistral\"", "\"bert\""), "bert", "safetensors");
   EXPECT_ERROR(with("\"mistral\"", "7"), "model_type", "7");
 }
 

@@ -1,0 +1,311 @@
+// The configurations of published models give the linears of their state dicts. The linears and
+// what is none of them (embeddings, norms, biases, a vision tower) are all of a model's parameters.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "tools/tuner/model_files/model.hpp"
+
+namespace f8::tuner {
+namespace {
+
+struct Published {
+  const char* name;
+  const char* config;
+  int64_t parameters;  // of the state dict
+  int64_t others;      // those that are no linear's weight
+  int64_t linears;
+};
+
+constexpr int64_t norms(int64_t layers, int64_t hidden, int64_t per_layer = 2) {
+  return (per_layer * layers + 1) * hidden;
+}
+
+// SigLIP of 27 layers at 896 pixels, and the projector to the language model.
+constexpr int64_t vision(int64_t hidden) {
+  return 416'866'032 + 1152 * hidden + 1152;
+}
+
+constexpr int64_t gpt2_others(int64_t layers, int64_t hidden) {
+  return (50257 + 1024) * hidden + layers * 13 * hidden + 2 * hidden;
+}
+
+const Published kPublished[] = {
+    {"Llama-3 8B", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+      "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+      "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256,
+      "rope_theta": 500000.0, "tie_word_embeddings": false})",
+     8'030'261'248, 128256 * 4096 + norms(32, 4096), 32 * 7 + 1},
+    {"Llama-3 70B", R"({"model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+      "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80,
+      "vocab_size": 128256, "tie_word_embeddings": false})",
+     70'553'706'496, 128256LL * 8192 + norms(80, 8192), 80 * 7 + 1},
+    {"Llama-3.1 405B", R"({"model_type": "llama", "hidden_size": 16384, "mlp_bias": false,
+      "intermediate_size": 53248, "num_attention_heads": 128, "num_key_value_heads": 8,
+      "num_hidden_layers": 126, "vocab_size": 128256, "tie_word_embeddings": false})",
+     405'853'388'800, 128256LL * 16384 + norms(126, 16384), 126 * 7 + 1},
+    {"Llama-3.2 1B", R"({"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+      "head_dim": 64, "num_attention_heads": 32, "num_key_value_heads": 8,
+      "num_hidden_layers": 16, "vocab_size": 128256, "tie_word_embeddings": true})",
+     1'235'814'400, 128256 * 2048 + norms(16, 2048), 16 * 7},
+    {"Llama-3.2 3B", R"({"model_type": "llama", "hidden_size": 3072, "intermediate_size": 8192,
+      "head_dim": 128, "num_attention_heads": 24, "num_key_value_heads": 8,
+      "num_hidden_layers": 28, "vocab_size": 128256, "tie_word_embeddings": true})",
+     3'212'749'824, 128256 * 3072 + norms(28, 3072), 28 * 7},
+    {"Mistral 7B", R"({"model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32,
+      "sliding_window": 4096, "vocab_size": 32000, "tie_word_embeddings": false})",
+     7'241'732'096, 32000 * 4096 + norms(32, 4096), 32 * 7 + 1},
+    {"Mistral Nemo 12B", R"({"model_type": "mistral", "hidden_size": 5120, "head_dim": 128,
+      "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+      "num_hidden_layers": 40, "sliding_window": null, "vocab_size": 131072,
+      "tie_word_embeddings": false})",
+     12'247'782'400, 131072 * 5120 + norms(40, 5120), 40 * 7 + 1},
+    {"Qwen2.5 7B", R"({"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
+      "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28,
+      "max_window_layers": 28, "vocab_size": 152064, "tie_word_embeddings": false})",
+     7'615'616'512, 152064 * 3584 + norms(28, 3584) + 28 * (3584 + 2 * 512), 28 * 7 + 1},
+    {"Qwen2.5 72B", R"({"model_type": "qwen2", "hidden_size": 8192, "intermediate_size": 29568,
+      "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80,
+      "vocab_size": 152064, "tie_word_embeddings": false})",
+     72'706'203'648, 152064LL * 8192 + norms(80, 8192) + 80 * (8192 + 2 * 1024), 80 * 7 + 1},
+    {"Qwen3 8B", R"({"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
+      "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8,
+      "num_hidden_layers": 36, "vocab_size": 151936, "tie_word_embeddings": false})",
+     8'190'735'360, 151936 * 4096 + norms(36, 4096) + 36 * 2 * 128, 36 * 7 + 1},
+    {"Qwen3 32B", R"({"model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600,
+      "head_dim": 128, "num_attention_heads": 64, "num_key_value_heads": 8,
+      "num_hidden_layers": 64, "vocab_size": 151936, "tie_word_embeddings": false})",
+     32'762'123'264, 151936 * 5120 + norms(64, 5120) + 64 * 2 * 128, 64 * 7 + 1},
+    {"Qwen3 30B-A3B", R"({"model_type": "qwen3_moe", "hidden_size": 2048,
+      "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+      "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 128,
+      "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 48,
+      "vocab_size": 151936, "tie_word_embeddings": false})",
+     30'532'122'624, 151936 * 2048 + norms(48, 2048) + 48 * 2 * 128, 48 * (4 + 1 + 128 * 3) + 1},
+    {"Qwen3 235B-A22B", R"({"model_type": "qwen3_moe", "hidden_size": 4096,
+      "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128,
+      "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 128,
+      "num_attention_heads": 64, "num_key_value_heads": 4, "num_hidden_layers": 94,
+      "vocab_size": 151936, "tie_word_embeddings": false})",
+     235'093'634'560, 151936 * 4096 + norms(94, 4096) + 94 * 2 * 128, 94 * (4 + 1 + 128 * 3) + 1},
+    {"Mixtral 8x7B", R"({"model_type": "mixtral", "hidden_size": 4096,
+      "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32,
+      "vocab_size": 32000, "tie_word_embeddings": false})",
+     46'702'792'704, 32000 * 4096 + norms(32, 4096), 32 * (4 + 1 + 8 * 3) + 1},
+    {"Mixtral 8x22B", R"({"model_type": "mixtral", "hidden_size": 6144,
+      "intermediate_size": 16384, "num_local_experts": 8, "num_experts_per_tok": 2,
+      "num_attention_heads": 48, "num_key_value_heads": 8, "num_hidden_layers": 56,
+      "vocab_size": 32768, "tie_word_embeddings": false})",
+     140'630'071'296, 32768 * 6144 + norms(56, 6144), 56 * (4 + 1 + 8 * 3) + 1},
+    {"Gemma 2 9B", R"({"model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336,
+      "head_dim": 256, "num_attention_heads": 16, "num_key_value_heads": 8,
+      "num_hidden_layers": 42, "query_pre_attn_scalar": 256, "vocab_size": 256000})",
+     9'241'705'984, 256000 * 3584 + norms(42, 3584, 4), 42 * 7},
+    {"Gemma 2 27B", R"({"model_type": "gemma2", "hidden_size": 4608, "intermediate_size": 36864,
+      "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16,
+      "num_hidden_layers": 46, "query_pre_attn_scalar": 144, "vocab_size": 256000})",
+     27'227'128'320, 256000 * 4608 + norms(46, 4608, 4), 46 * 7},
+    {"Gemma 3 12B", R"({"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": {
+      "model_type": "gemma3_text", "hidden_size": 3840, "intermediate_size": 15360,
+      "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 48},
+      "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152,
+      "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27}})",
+     12'187'325'040, 262208 * 3840 + norms(48, 3840, 4) + 48 * 2 * 256 + vision(3840), 48 * 7},
+    {"Gemma 3 27B", R"({"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": {
+      "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504,
+      "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16,
+      "num_hidden_layers": 62, "query_pre_attn_scalar": 168},
+      "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152,
+      "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27}})",
+     27'432'406'640, 262208 * 5376 + norms(62, 5376, 4) + 62 * 2 * 128 + vision(5376), 62 * 7},
+    {"DeepSeek-V3", R"({"model_type": "deepseek_v3", "hidden_size": 7168,
+      "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+      "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+      "moe_layer_freq": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+      "qk_rope_head_dim": 64, "v_head_dim": 128, "num_attention_heads": 128,
+      "num_key_value_heads": 128, "num_hidden_layers": 61, "num_nextn_predict_layers": 1,
+      "vocab_size": 129280, "tie_word_embeddings": false})",
+     671'026'419'200, 129280 * 7168 + norms(61, 7168) + 61 * (1536 + 512) + 58 * 256,
+     61 * 5 + 3 * 3 + 58 * (1 + 256 * 3 + 3) + 1},
+    {"GPT-2", R"({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12,
+      "n_ctx": 1024, "n_positions": 1024, "vocab_size": 50257})",
+     124'439'808, gpt2_others(12, 768), 12 * 4},
+    {"GPT-2 XL", R"({"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48,
+      "n_inner": null, "n_ctx": 1024, "n_positions": 1024, "vocab_size": 50257})",
+     1'557'611'200, gpt2_others(48, 1600), 48 * 4},
+};
+
+const Published& published(std::string_view name) {
+  return *std::ranges::find(kPublished, name, &Published::name);
+}
+
+Result<std::vector<NamedLinear>> parse(std::string_view config) {
+  return parse_model_json(config, "config.json");
+}
+
+// The layers whose names begin with `prefix`, without it: name -> {N, K}, as a weight's shape.
+using Shapes = std::map<std::string, std::pair<int64_t, int64_t>>;
+Shapes shapes(std::string_view name, std::string_view prefix) {
+  Shapes found;
+  const std::vector<NamedLinear> layers = parse(published(name).config).value();
+  for (const NamedLinear& layer : layers) {
+    if (!layer.fqn.starts_with(prefix)) continue;
+    found[layer.fqn.substr(prefix.size())] = {layer.out_features, layer.in_features};
+  }
+  return found;
+}
+
+TEST(PublishedConfig, LinearsAndTheRestAreAllParameters) {
+  for (const Published& model : kPublished) {
+    int64_t parameters = model.others;
+    int64_t linears = 0;
+    const std::vector<NamedLinear> layers = parse(model.config).value();
+    for (const NamedLinear& layer : layers) {
+      parameters += layer.in_features * layer.out_features * layer.count;
+      linears += layer.count;
+    }
+    EXPECT_EQ(parameters, model.parameters) << model.name;
+    EXPECT_EQ(linears, model.linears) << model.name;
+  }
+}
+
+TEST(PublishedConfig, TheHeadIsAbsentWhereItIsTheEmbedding) {
+  EXPECT_EQ(shapes("Llama-3 8B", "lm_head"), (Shapes{{"", {128256, 4096}}}));
+  EXPECT_EQ(shapes("Qwen3 8B", "lm_head"), (Shapes{{"", {151936, 4096}}}));
+  for (const char* name : {"Llama-3.2 1B", "Gemma 2 9B", "GPT-2"}) {
+    EXPECT_EQ(shapes(name, "lm_head"), Shapes{}) << name;
+  }
+  EXPECT_EQ(shapes("Gemma 3 12B", "language_model.lm_head"), Shapes{});
+}
+
+TEST(PublishedConfig, HeadDimensionsAreTheFamilys) {
+  EXPECT_EQ(shapes("Mistral Nemo 12B", "model.layers.39.self_attn."),
+            (Shapes{{"q_proj", {4096, 5120}},
+                    {"k_proj", {1024, 5120}},
+                    {"v_proj", {1024, 5120}},
+                    {"o_proj", {5120, 4096}}}));
+  EXPECT_EQ(shapes("Gemma 3 12B", "language_model.model.layers.47."),
+            (Shapes{{"self_attn.q_proj", {4096, 3840}},
+                    {"self_attn.k_proj", {2048, 3840}},
+                    {"self_attn.v_proj", {2048, 3840}},
+                    {"self_attn.o_proj", {3840, 4096}},
+                    {"mlp.gate_proj", {15360, 3840}},
+                    {"mlp.up_proj", {15360, 3840}},
+                    {"mlp.down_proj", {3840, 15360}}}));
+}
+
+TEST(PublishedConfig, ExpertsOfQwenHaveTheirOwnWidth) {
+  EXPECT_EQ(shapes("Qwen3 30B-A3B", "model.layers.47."),
+            (Shapes{{"self_attn.q_proj", {4096, 2048}},
+                    {"self_attn.k_proj", {512, 2048}},
+                    {"self_attn.v_proj", {512, 2048}},
+                    {"self_attn.o_proj", {2048, 4096}},
+                    {"mlp.gate", {128, 2048}},
+                    {"mlp.experts.*.gate_proj", {768, 2048}},
+                    {"mlp.experts.*.up_proj", {768, 2048}},
+                    {"mlp.experts.*.down_proj", {2048, 768}}}));
+}
+
+TEST(PublishedConfig, DeepSeekHasLatentAttentionAndSharedExperts) {
+  const Shapes attention = {{"q_a_proj", {1536, 7168}},
+                            {"q_b_proj", {24576, 1536}},
+                            {"kv_a_proj_with_mqa", {576, 7168}},
+                            {"kv_b_proj", {32768, 512}},
+                            {"o_proj", {7168, 16384}}};
+  EXPECT_EQ(shapes("DeepSeek-V3", "model.layers.0.self_attn."), attention);
+  EXPECT_EQ(shapes("DeepSeek-V3", "model.layers.60.self_attn."), attention);
+  EXPECT_EQ(shapes("DeepSeek-V3", "model.layers.2.mlp."), (Shapes{{"gate_proj", {18432, 7168}},
+                                                                  {"up_proj", {18432, 7168}},
+                                                                  {"down_proj", {7168, 18432}}}));
+  EXPECT_EQ(shapes("DeepSeek-V3", "model.layers.3.mlp."),
+            (Shapes{{"gate", {256, 7168}},
+                    {"experts.*.gate_proj", {2048, 7168}},
+                    {"experts.*.up_proj", {2048, 7168}},
+                    {"experts.*.down_proj", {7168, 2048}},
+                    {"shared_experts.gate_proj", {2048, 7168}},
+                    {"shared_experts.up_proj", {2048, 7168}},
+                    {"shared_experts.down_proj", {7168, 2048}}}));
+  Model model{"DeepSeek-V3", parse(published("DeepSeek-V3").config).value()};
+  ASSERT_TRUE(shard(model, 8));
+  EXPECT_EQ(model.layers[1], (NamedLinear{"model.layers.0.self_attn.q_b_proj", 1536, 3072}));
+  EXPECT_EQ(model.layers[3], (NamedLinear{"model.layers.0.self_attn.kv_b_proj", 512, 4096}));
+  EXPECT_EQ(model.layers[4], (NamedLinear{"model.layers.0.self_attn.o_proj", 2048, 7168}));
+}
+
+// Conv1D holds its weight as [in_features, out_features].
+TEST(PublishedConfig, Gpt2HasFourLinearsPerBlock) {
+  EXPECT_EQ(shapes("GPT-2", "transformer.h.11."), (Shapes{{"attn.c_attn", {2304, 768}},
+                                                          {"attn.c_proj", {768, 768}},
+                                                          {"mlp.c_fc", {3072, 768}},
+                                                          {"mlp.c_proj", {768, 3072}}}));
+}
+
+// What reading the configuration of `name` says once `from` is `to`.
+std::string error_with(std::string_view name, std::string_view from, std::string_view to) {
+  std::string text = published(name).config;
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  const auto layers = parse(text.replace(at, from.size(), to));
+  EXPECT_FALSE(layers.has_value()) << name << ": " << to;
+  return layers ? "" : layers.error().message;
+}
+
+TEST(PublishedConfig, AMissingFieldIsNamed) {
+  const std::pair<const char*, const char*> kNeeded[] = {{"Mixtral 8x7B", "num_local_experts"},
+                                                         {"Qwen3 30B-A3B", "num_experts"},
+                                                         {"Qwen3 30B-A3B", "moe_intermediate_size"},
+                                                         {"DeepSeek-V3", "kv_lora_rank"},
+                                                         {"DeepSeek-V3", "qk_rope_head_dim"},
+                                                         {"DeepSeek-V3", "v_head_dim"},
+                                                         {"DeepSeek-V3", "n_routed_experts"},
+                                                         {"DeepSeek-V3", "first_k_dense_replace"},
+                                                         {"GPT-2", "n_embd"},
+                                                         {"GPT-2", "n_head"},
+                                                         {"Gemma 3 12B", "text_config"},
+                                                         {"Gemma 2 9B", "vocab_size"}};
+  for (const auto& [model, field] : kNeeded) {
+    const std::string quoted = "\"" + std::string(field) + "\"";
+    const std::string message = error_with(model, quoted, "\"other\"");
+    EXPECT_NE(message.find(quoted), std::string::npos) << message;
+    EXPECT_NE(message.find("add it"), std::string::npos) << message;
+  }
+  EXPECT_NE(error_with("Gemma 3 12B", "\"hidden_size\"", "\"other\"").find("text_config"),
+            std::string::npos);
+}
+
+TEST(PublishedConfig, AContradictionNamesItsFields) {
+  const auto expect = [](const std::string& message, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  expect(error_with("Mixtral 8x7B", "per_tok\": 2", "per_tok\": 9"),
+         {"num_experts_per_tok 9", "8 experts"});
+  expect(error_with("DeepSeek-V3", "replace\": 3", "replace\": 62"),
+         {"first_k_dense_replace 62", "num_hidden_layers 61"});
+  expect(error_with("GPT-2", "n_head\": 12", "n_head\": 11"), {"n_embd 768", "n_head 11"});
+  expect(error_with("Qwen3 30B-A3B", "[]", "[0]"), {"mlp_only_layers", "index.json"});
+  expect(error_with("Llama-3 8B", "embeddings\": false", "embeddings\": 1"),
+         {"tie_word_embeddings", "true or false"});
+  expect(error_with("DeepSeek-V3", "shared_experts\": 1", "shared_experts\": -1"),
+         {"n_shared_experts", "-1"});
+}
+
+TEST(Config, SparseStepsLeaveDenseLayersBetween) {
+  std::string text = published("Qwen3 30B-A3B").config;
+  text.replace(text.find("step\": 1"), 8, "step\": 2");
+  const std::vector<NamedLinear> layers = parse(text).value();
+  const auto has = [&](std::string_view fqn) {
+    return std::ranges::find(layers, fqn, &NamedLinear::fqn) != layers.end();
+  };
+  EXPECT_TRUE(has("model.layers.0.mlp.gate_proj"));
+  EXPECT_FALSE(has("model.layers.0.mlp.gate"));
+  EXPECT_TRUE(has("model.layers.1.mlp.gate"));
+  EXPECT_FALSE(has("model.layers.1.mlp.gate_proj"));
+  EXPECT_TRUE(has("model.layers.1.mlp.experts.127.down_proj"));  // 24 * 128 have names
+}
+
+}  // namespace
+}  // namespace f8::tuner
