@@ -10,7 +10,7 @@ That is so where sums are in the same order: under FSDP the gradients of 2 ranks
 and those of more are with `-ordered`, which adds them in the order of the ranks.
 
 The other rows claim `noise`: their sums are in another order. What that alone does to losses is in
-two columns: `order` has one device whose batches have their sequences in reverse, and `bf16` has
+two columns: `order` has one device whose sums are rounded as those of ranks are, and `bf16` has
 bf16 under the same scheme. `times` is the row's largest relative difference over the larger one.
 """
 
@@ -57,7 +57,7 @@ class Result:
     comparison: Comparison
     own: Losses
     reference: Losses
-    order: float  # noise of one device in another order
+    order: float  # noise of one device that rounds sums as ranks do
     bf16: float  # noise of bf16 under the same scheme
 
     @property
@@ -137,7 +137,9 @@ def compare(comparison: Comparison, train: Trainer) -> Result:
     if comparison.bits:
         return Result(comparison, train(own), train(reference), 0.0, 0.0)
     single = dataclasses.replace(reference, tensor=1, by_tokens=False)
-    order = relative(train(dataclasses.replace(single, reverse=True)), train(single))
+    order = relative(
+        train(dataclasses.replace(single, partial_sums=max(2, own.tensor))), train(single)
+    )
     plain = {"recipe": "bf16", "library": "float8"}
     bf16 = relative(
         train(dataclasses.replace(own, **plain, gather=False)),  # type: ignore[arg-type]

@@ -160,6 +160,35 @@ def share_by_tensors(llama: Llama, mesh: Any, by_tokens: bool, ours: bool) -> No
         parallelize_module(block, mesh, plan)
 
 
+def add_up_partial_sums(llama: Llama, count: int) -> None:
+    """Rounds what tensor parallelism reduces over ranks, as a sum of `count` tensors is rounded."""
+    random = torch.Generator(next(llama.parameters()).device).manual_seed(23)
+
+    def rounded(whole: Tensor) -> Tensor:
+        with torch.no_grad():
+            parts = torch.randn(
+                (count - 1, *whole.shape), generator=random, device=whole.device, dtype=whole.dtype
+            )
+            parts *= whole.std() / count**0.5
+            last = whole - parts.sum(0)
+        for part in parts:
+            last = last + part
+        return whole + (last - whole).detach()
+
+    def of_outputs(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+        return rounded(y)
+
+    def of_gradients(_: nn.Module, __: Any, y: Tensor) -> None:
+        if y.requires_grad:
+            y.register_hook(rounded)
+
+    for block in llama.blocks.blocks:
+        for name in ("o", "down"):
+            getattr(block, name).register_forward_hook(of_outputs)
+        for name in ("attention_norm", "mlp_norm"):
+            getattr(block, name).register_forward_hook(of_gradients)
+
+
 class Masters:
     """Parameters in bf16 with masters in fp32, and the sum of the gradients of micro-batches."""
 
@@ -209,7 +238,7 @@ class Arrangement:
     gather: bool = False  # of weights in fp8
     ordered: bool = False  # sums of gradients
     micro_batches: int = 1  # of a step
-    reverse: bool = False  # the sequences of a micro-batch the other way round
+    partial_sums: int = 1  # on one device: as many as ranks of tensor parallelism would add up
 
 
 @functools.cache
@@ -227,6 +256,8 @@ def losses(arrangement: Arrangement, sizes: Sizes, data: Tensor, device: str) ->
         each.to(device) for each in rotary(sizes.tokens, sizes.dim // sizes.heads)
     )
     convert(llama, given.library, given.recipe, given.gather, device == "cpu")
+    if given.partial_sums > 1:
+        add_up_partial_sums(llama, given.partial_sums)
     tensor_mesh = mesh["tensor"] if mesh is not None and given.tensor > 1 else None
     if tensor_mesh is not None:
         share_by_tensors(llama, tensor_mesh, given.by_tokens, given.recipe != "bf16")
@@ -248,8 +279,8 @@ def losses(arrangement: Arrangement, sizes: Sizes, data: Tensor, device: str) ->
             parts = batch.chunk(given.micro_batches)
             own = torch.zeros(given.micro_batches, device=device)
             for index in mine:
-                part = parts[index].flip(0) if given.reverse else parts[index]
-                loss = model(*(half.to(device) for half in (part[:, :-1], part[:, 1:])))
+                part = parts[index].to(device)
+                loss = model(part[:, :-1], part[:, 1:])
                 loss.backward()
                 own[index] = loss.detach()
                 if masters is not None:

@@ -79,7 +79,19 @@ def _start(
     # The gloo backend's threads run on while its groups are torn down, and corrupt the heap at times.
     if on == "cuda" and not outcome.get("error") and distributed.is_initialized():
         distributed.destroy_process_group()
+    if not outcome.get("error"):
+        _wait_for_all(pathlib.Path(folder), rank, world)
     os._exit(1 if outcome.get("error") else 0)
+
+
+def _wait_for_all(folder: pathlib.Path, rank: int, world: int) -> None:
+    """Waits for ranks that may still read what this one sent: its end would reset the connection."""
+    (folder / f"ended{rank}").touch()
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        if all((folder / f"ended{each}").exists() for each in range(world)):
+            return
+        time.sleep(0.01)
 
 
 def run(
@@ -99,6 +111,8 @@ def run(
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(world):
+        (folder / f"ended{rank}").unlink(missing_ok=True)
     context = multiprocessing.get_context("spawn" if on == "cuda" else "forkserver")
     context.set_forkserver_preload(_PRELOAD)
     where = f"file://{folder / f'store{time.monotonic_ns()}'}"

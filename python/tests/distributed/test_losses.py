@@ -31,7 +31,7 @@ SMALL = Sizes(128, 128, 2, 2, 64, batch=4, tokens=32, steps=20)
 # Ranks have whole blocks of weights; whole blocks of tokens, for tp-sp, are left to GPUs.
 BLOCKS = Sizes(256, 256, 2, 1, 32, batch=2, tokens=64, steps=20, lr=2e-3)
 ON_GPUS = Sizes(steps=20)
-MOST = 4.0  # times the noise
+MOST = 3.0  # times the noise
 SCHEMES = losses.SCHEMES[:-1]
 
 
@@ -44,7 +44,7 @@ def _rank(
     return [losses.compare(each, train) for each in compared]
 
 
-def _expect(results: list[list[losses.Result]], sizes: Sizes, most: float = MOST) -> None:
+def _expect(results: list[list[losses.Result]], sizes: Sizes) -> None:
     first = results[0]
     assert first and all(each == first for each in results)  # ranks report the same
     for result in first:
@@ -52,7 +52,7 @@ def _expect(results: list[list[losses.Result]], sizes: Sizes, most: float = MOST
         assert len(result.own) == sizes.steps
         assert result.reference[-1] < 0.95 * result.reference[0]  # it learns
         assert not result.fails, result
-        assert result.comparison.bits or result.times < most, result
+        assert result.comparison.bits or result.times < MOST, result
 
 
 @pytest.mark.parametrize("recipe", losses.RECIPES)
@@ -85,12 +85,12 @@ def test_losses_on_gpus(world: int, recipe: str, tmp_path: Any) -> None:
         args = (recipe, ON_GPUS, schemes)
         # The first run compiles kernels.
         found = ranks.spawn(_rank, world, tmp_path, *args, device="cuda", limit=400)
-        _expect(found, ON_GPUS, most=2 * MOST)
+        _expect(found, ON_GPUS)
 
 
 FAILING = """
 import sys, losses
-own = losses.Arrangement("bf16", reverse=True)
+own = losses.Arrangement("bf16", partial_sums=2)
 claim = losses.Comparison("reverse", own, losses.Arrangement("bf16"), True)
 losses.comparisons = lambda *_: iter([claim])
 sys.exit(losses.main())

@@ -5,6 +5,7 @@ Ranks are processes on the emulated device.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pathlib
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 import float8.torch as f8
-from float8.torch.ranks import collectives
+from float8.torch.ranks import collectives, rank_watch
 
 TIMEOUT = 3.0
 STEPS = 3
@@ -277,6 +278,20 @@ def test_a_process_that_is_stuck_ends(tmp_path: Any) -> None:
 def test_a_process_that_is_stuck_in_nccl_ends(tmp_path: Any) -> None:
     outcomes = ranks.run(_stuck, 2, tmp_path, str(tmp_path), on="cuda", timeout=100)
     _expect_ends(outcomes, tmp_path)
+
+
+def _stuck_with_the_lock(mesh: Any, rank: int, world: int, folder: str) -> None:
+    rank_watch._abort = lambda: ctypes.PyDLL(None).sleep(600)
+    _stuck(mesh, rank, world, folder)
+
+
+def test_a_process_whose_interpreter_is_stuck_ends(tmp_path: Any) -> None:
+    for outcome in ranks.run(_stuck_with_the_lock, 2, tmp_path, str(tmp_path), timeout=100):
+        assert outcome.exit_code == 1 and outcome.seconds < 30
+    for rank in range(2):
+        words = (tmp_path / f"stderr{rank}").read_text()
+        assert "the process groups are aborted" in words
+        assert "_stuck_with_the_lock" in words and "most recent call first" in words
 
 
 def test_one_process_needs_no_ranks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import sys
@@ -18,6 +19,7 @@ from float8.torch.ranks.collectives import DistributedError, Operation, progress
 from float8.torch.scales import ScaleState
 
 EXIT_STATUS = 75  # of a process that a watch ends
+_STDERR = 2  # the interpreter's own file may be a test's
 
 
 def watch(
@@ -37,7 +39,8 @@ def watch(
     - A rank without progress for `timeout` seconds, or for a few seconds after another one failed,
       prints who is behind on stderr and aborts its process groups. NCCL's kernels end then; where
       the main thread still does not come back, the process ends with status 75, so that
-      torchrun can start all ranks again.
+      torchrun can start all ranks again; with status 1 and the stacks of its threads where the
+      interpreter's lock is not given up.
 
     model: its scale states of delayed scaling forget the step that failed.
     timeout: longer than the longest phase without progress, such as saving a checkpoint, an
@@ -174,25 +177,45 @@ class Watch:
             ranks=ranks,
             layers=stuck.layers(),
         )
+        if self._end_process:
+            # What aborts may keep the interpreter's lock, and this thread from going on.
+            faulthandler.dump_traceback_later(3 * self._grace() + 2, exit=True, file=_STDERR)
         # An abort may itself wait for a rank that is gone.
         aborting = threading.Thread(target=_abort, name="float8 abort", daemon=True)
         aborting.start()
         aborting.join(self._grace())
-        came_back = self._stop.wait(self._grace()) or seen != progress.seen()
-        if came_back or not self._end_process:
-            return
-        self._say(f"the main thread did not come back from {stuck}; the process ends")
-        os._exit(EXIT_STATUS)
+        self._wait_for_main_thread(seen, stuck)
+
+    def _wait_for_main_thread(self, seen: Any, stuck: Operation) -> None:
+        """Ends the process where the main thread does not leave the context."""
+        wait = self._grace()
+        while self._end_process and not self._stop.wait(wait):
+            before, seen = seen, progress.seen()
+            if before == seen:
+                self._say(f"the main thread did not come back from {stuck}; the process ends")
+                os._exit(EXIT_STATUS)
+            wait = self._timeout  # it did come back, and may be stuck in something else
+            faulthandler.dump_traceback_later(2 * wait, exit=True, file=_STDERR)
+        faulthandler.cancel_dump_traceback_later()
 
     def _say(self, text: str) -> None:
         print(f"float8: rank {self._rank}: {text}", file=sys.stderr, flush=True)
 
 
 def _abort() -> None:
-    """Ends what NCCL runs on the device; gloo has nothing to end."""
+    """Ends what NCCL runs on the device; gloo has nothing to end.
+
+    The groups stay: c10d's own function of this name destroys them, which waits for their threads
+    and keeps the interpreter's lock all the while.
+    """
     try:
         if "nccl" in distributed.get_backend_config():
-            distributed.distributed_c10d._abort_process_group()
+            groups = [each for each in distributed.distributed_c10d._world.pg_names if each]
+            nccl: Any = distributed.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
+            nccl._group_start()
+            for group in sorted(groups, key=lambda each: str(each.group_name), reverse=True):
+                group.abort()
+            nccl._group_end()
     except (RuntimeError, ValueError) as error:
         print(f"float8: the process groups could not be aborted: {error}", file=sys.stderr)
 
