@@ -128,6 +128,8 @@ def fused_step(
     model: Any, x: Tensor, dy: Tensor, group: str, rank: int, ranks: int
 ) -> Callable[[], None]:
     """Returns a step of the two linears in bf16, whose weights are cut as the styles cut them."""
+    import torch.distributed._symmetric_memory  # defines the ops
+
     weights = [
         layer.weight.detach().chunk(ranks, dim)[rank].contiguous().requires_grad_()
         for dim, layer in enumerate(model)
