@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import os
 import pathlib
 import statistics
@@ -128,7 +129,7 @@ def fused_step(
     model: Any, x: Tensor, dy: Tensor, group: str, rank: int, ranks: int
 ) -> Callable[[], None]:
     """Returns a step of the two linears in bf16, whose weights are cut as the styles cut them."""
-    import torch.distributed._symmetric_memory  # defines the ops
+    importlib.import_module("torch.distributed._symmetric_memory")  # defines the ops
 
     weights = [
         layer.weight.detach().chunk(ranks, dim)[rank].contiguous().requires_grad_()
