@@ -186,13 +186,15 @@ class Database {
                                                       Impl impl = Impl::kFloat8) const;
   // All terminal rows of one implementation's GEMMs, by problem key, best first.
   [[nodiscard]] Result<std::vector<TrialRow>> gemms(Impl impl) const;
-  // Plain data for the estimator and the runtime: for every GEMM, on the device of the newest run,
-  // the kernel that the fastest linear of its recipe and shape took where that was measured with
-  // it, else the fastest by itself; and the speedup of every linear on every device, the newest
-  // run's device first. Linears alone are a fraction of the work.
+  // Plain data for the estimator and the runtime: for every GEMM, on the first device that it was
+  // measured on, the kernel that the fastest linear of its recipe and shape took where that was
+  // measured with it, else the fastest by itself; and the speedup of every linear on every device.
+  // Linears alone are a fraction of the work.
   enum class TablePart { kAll, kLinears };
-  [[nodiscard]] Result<TuningTable> table(TablePart part = TablePart::kAll) const;
-  [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;  // newest run first
+  [[nodiscard]] Result<TuningTable> table(TablePart part = TablePart::kAll,
+                                          const DeviceClass* asked = nullptr) const;
+  // The one nearest to `asked` first; of equals, and where it is null, the one of the newest run.
+  [[nodiscard]] Result<std::vector<DeviceClass>> devices(const DeviceClass* asked = nullptr) const;
 
   // --- whole files
   struct MergeCount {

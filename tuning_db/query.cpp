@@ -62,7 +62,7 @@ Result<std::vector<TrialRow>> Database::linears(std::string_view recipe, Impl im
   return fastest_of_newest(std::move(rows));
 }
 
-Result<std::vector<DeviceClass>> Database::devices() const {
+Result<std::vector<DeviceClass>> Database::devices(const DeviceClass* asked) const {
   auto s = F8_TRY(state_->db->prepare(
       f8::format("SELECT {} FROM device_class d JOIN device_unit u ON u.class_id = d.id "
                  "JOIN run r ON r.unit_id = u.id "
@@ -74,6 +74,7 @@ Result<std::vector<DeviceClass>> Database::devices() const {
     if (!device) return bad_row(state_->layer, "device class", s.view(0), device.error());
     devices.push_back(*std::move(device));
   }
+  if (asked != nullptr) sort_by_nearness(devices, *asked);
   return devices;
 }
 

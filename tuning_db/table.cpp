@@ -187,9 +187,9 @@ Status add_kernels(const std::vector<IdentifiedRow>& rows, TuningTable& table) {
 
 }  // namespace
 
-Result<TuningTable> Database::table(TablePart part) const {
+Result<TuningTable> Database::table(TablePart part, const DeviceClass* asked) const {
   TuningTable table;
-  const std::vector<DeviceClass> known = F8_TRY(devices());
+  const std::vector<DeviceClass> known = F8_TRY(devices(asked));
   if (known.empty()) return table;
   for (const DeviceClass& d : known) {
     const DeviceClass device = table_device(d);
@@ -210,15 +210,20 @@ Result<TuningTable> Database::table(TablePart part) const {
 
   // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Linears
   // come before the GEMMs that ask what they took.
-  auto s = F8_TRY(state_->db->prepare(
-      select_rows() +
-      "WHERE d.key = ? AND (c.impl IN ('generated', 'cublaslt', 'float8') OR "
-      "(c.impl = 'bf16_cublaslt' AND p.a_dtype = 'bf16')) AND t.state = 'ok' "
-      "AND m.fidelity = 'final' ORDER BY p.op = 'linear' DESC, p.key, t.median_ns, t.uuid"));
-  s.bind(key(known.front()));
-  std::vector<IdentifiedRow> rows;
-  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
-  F8_TRY(add_kernels(newest(std::move(rows)), table));
+  for (const DeviceClass& device : known) {
+    auto s = F8_TRY(state_->db->prepare(
+        select_rows() +
+        "WHERE d.key = ? AND (c.impl IN ('generated', 'cublaslt', 'float8') OR "
+        "(c.impl = 'bf16_cublaslt' AND p.a_dtype = 'bf16')) AND t.state = 'ok' "
+        "AND m.fidelity = 'final' ORDER BY p.op = 'linear' DESC, p.key, t.median_ns, t.uuid"));
+    s.bind(key(device));
+    std::vector<IdentifiedRow> rows;
+    while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)));
+    TuningTable own;
+    F8_TRY(add_kernels(newest(std::move(rows)), own));
+    table.add_behind(own);
+  }
+  if (table.choices().size() > kMaxRows) return too_many(state_->layer, kMaxRows, "kernels");
   return table;
 }
 

@@ -43,22 +43,47 @@ Problem table_problem(const GemmDesc& desc) {
   return problem;
 }
 
-// Gives the row of exactly this GEMM under any of its recipes, else of one near it; null: the table
-// has none that the provider can compute.
-const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc, Dtype result) {
+// Results of as many bytes take as long.
+std::vector<Dtype> table_results(Dtype result) {
+  if (result == Dtype::kF16) return {Dtype::kF16, Dtype::kBf16};
+  return {result};
+}
+
+// Gives the row of exactly this GEMM under any of its recipes; null: the table has none that the
+// provider can compute.
+const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc) {
   Problem problem = table_problem(desc);
-  problem.d = result;
-  const KernelChoice* near = nullptr;
-  for (const char* recipe : table_recipes(desc)) {
-    problem.recipe = recipe;
-    const KernelChoice* found = table.find(problem);
-    const bool library = found != nullptr && found->provider == Provider::kCublasLt;
-    if (found == nullptr || (library && !library_can(desc))) continue;
-    if (!is_fp8(desc.a) && !library) continue;
-    if (found->problem.shape == problem.shape) return found;
-    if (near == nullptr) near = found;
+  for (const Dtype result : table_results(desc.d)) {
+    problem.d = result;
+    for (const char* recipe : table_recipes(desc)) {
+      problem.recipe = recipe;
+      const KernelChoice* found = table.find(problem);
+      const bool library = found != nullptr && found->provider == Provider::kCublasLt;
+      if (found == nullptr || (library && !library_can(desc))) continue;
+      if (is_fp8(desc.a) || library) return found;
+    }
   }
-  return near;
+  return nullptr;
+}
+
+// Generated kernels that won at the measured shapes nearest to this one.
+std::vector<NearbyWinner> nearby_winners(const TuningTable& table, const GemmDesc& desc) {
+  Problem problem = table_problem(desc);
+  std::vector<NearbyWinner> winners;
+  for (const Dtype result : table_results(desc.d)) {
+    problem.d = result;
+    for (const char* recipe : table_recipes(desc)) {
+      problem.recipe = recipe;
+      for (const auto& [choice, octaves] : table.neighbours(problem, 2 * kMostNearby)) {
+        const auto parsed = parse_choice(choice->provider, choice->config);
+        if (!parsed || parsed->provider != Provider::kGenerated) continue;
+        winners.push_back({parsed->config, octaves});
+        if (winners.size() == kMostNearby) return winners;
+      }
+      if (!winners.empty()) return winners;
+    }
+  }
+  return winners;
 }
 
 // The scales of a recipe's GEMM in the kernel's words; all of them for a recipe that is not built in.
@@ -103,7 +128,7 @@ Status check_choice(const KernelChoice& row) {
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {
   F8_TRY(validate(desc));
   const char* without =
-      table == nullptr ? "there is no tuning table" : "the tuning table has no row near this shape";
+      table == nullptr ? "there is no tuning table" : "the tuning table has no row of this shape";
   if (desc.sm_limit > 0) {
     // Rows are measured with all SMs.
     without = "its SMs are limited";
@@ -111,16 +136,11 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
     sm_count = std::min(sm_count, desc.sm_limit);
   }
   if (table != nullptr) {
-    const KernelChoice* found = find_choice(*table, desc, desc.d);
-    // Results of as many bytes take as long.
-    if (found == nullptr && desc.d == Dtype::kF16) found = find_choice(*table, desc, Dtype::kBf16);
-    if (found != nullptr) {
+    if (const KernelChoice* found = find_choice(*table, desc)) {
       GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
-      // cuBLASLt numbers its suggestions afresh for every shape and type.
-      if (found->problem.shape != desc.shape || found->problem.d != desc.d) choice.heuristic = 0;
-      choice.why = found->problem.shape == desc.shape
-                       ? "the tuning table's row of this shape"
-                       : f8::format("the tuning table's nearest row, {}", found->problem.key());
+      // cuBLASLt numbers its suggestions afresh for every type.
+      if (found->problem.d != desc.d) choice.heuristic = 0;
+      choice.why = "the tuning table's row of this shape";
       if (choice.provider != Provider::kGenerated) return choice;
       // The row's kernel had no bias and no amax, which take room.
       const auto fitting = codegen::with_fitting_stages(gemm_spec(desc, choice.config));
@@ -137,9 +157,15 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
     choice.why = f8::format("{}, and high precision is left to cuBLASLt", without);
     return choice;
   }
-  choice.why = f8::format("by the cost model: {}", without);
-  choice.config =
-      F8_TRY(cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count));
+  std::vector<NearbyWinner> nearby;
+  if (table != nullptr) nearby = nearby_winners(*table, desc);
+  choice.neighbours = static_cast<int>(nearby.size());
+  choice.why = nearby.empty()
+                   ? f8::format("by the cost model: {}", without)
+                   : f8::format("by the cost model and the {} nearest rows of the tuning table: {}",
+                                nearby.size(), without);
+  choice.config = F8_TRY(
+      cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count, nearby));
   return choice;
 }
 

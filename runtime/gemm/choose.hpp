@@ -1,5 +1,5 @@
-// The choice of a GEMM's kernel: by the tuning table's row of this shape, else by its nearest row,
-// else by the cost model. Deterministic; no GPU needed.
+// The choice of a GEMM's kernel: by the tuning table's row of this shape, else by the cost model and
+// the kernels of the rows nearest to it. Deterministic; no GPU needed.
 #pragma once
 
 #include "runtime/gemm/gemm.hpp"

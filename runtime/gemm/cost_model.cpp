@@ -9,6 +9,10 @@ namespace {
 
 constexpr double kMacsPerClock = 4096;  // fp8 multiply-adds of one SM's tensor cores
 constexpr double kBlock = 128;          // elements of K in a stage
+constexpr double kVote = 0.12;          // of all nearby winners together, in log time
+constexpr double kNearest = 0.05;       // octaves squared: a nearer winner has no larger weight
+constexpr double kNoVote =
+    0.5;  // the weight of "the model is right", of a winner's 1.2 octaves away
 
 double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
   const codegen::GemmConfig& config = spec.config;
@@ -23,6 +27,19 @@ double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
 
 double ceil_div(double a, double b) {
   return std::ceil(a / b);
+}
+
+// The share of the votes for this candidate. Its stages are what fits beside an epilogue.
+double share_of_votes(codegen::GemmConfig candidate, std::span<const NearbyWinner> nearby) {
+  double all = kNoVote;
+  double own = 0;
+  for (const NearbyWinner& winner : nearby) {
+    const double weight = 1 / (winner.octaves * winner.octaves + kNearest);
+    all += weight;
+    candidate.stages = winner.config.stages;
+    if (candidate == winner.config) own += weight;
+  }
+  return own / all;
 }
 
 }  // namespace
@@ -67,8 +84,14 @@ double predicted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count
   return waves * (blocks * block + epilogue) + model.launch + model.cluster_skew * (cluster - 1);
 }
 
+double voted_clocks(const codegen::GemmSpec& spec, Shape shape, int sm_count,
+                    std::span<const NearbyWinner> nearby, const CostModel& model) {
+  return std::exp(-kVote * share_of_votes(spec.config, nearby)) *
+         predicted_clocks(spec, shape, sm_count, model);
+}
+
 Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape shape,
-                                            int sm_count) {
+                                            int sm_count, std::span<const NearbyWinner> nearby) {
   const std::vector<codegen::GemmConfig> candidates = codegen::gemm_candidates(spec);
   if (candidates.empty()) {
     return fail(ErrorCode::kUnsupported, "no generated kernel multiplies {} by {} into {}",
@@ -85,8 +108,8 @@ Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape
   for (const codegen::GemmConfig& config : candidates) {
     codegen::GemmSpec candidate = spec;
     candidate.config = config;
-    ranked.push_back({predicted_clocks(candidate, shape, sm_count), config.tile_m * config.tile_n,
-                      codegen::key(config), config});
+    ranked.push_back({voted_clocks(candidate, shape, sm_count, nearby),
+                      config.tile_m * config.tile_n, codegen::key(config), config});
   }
   const auto better = [](const Ranked& x, const Ranked& y) {
     if (x.clocks != y.clocks) return x.clocks < y.clocks;

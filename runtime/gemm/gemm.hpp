@@ -43,7 +43,9 @@ struct GemmChoice {
   codegen::GemmConfig config;  // generated
   int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
   bool operator==(const GemmChoice&) const = default;
-  std::string why = {};  // in words, where choose_gemm chose it
+  // Where choose_gemm chose it: why, in words, and how many rows near this shape had a vote.
+  std::string why = {};
+  int neighbours = 0;
 };
 // The generated kernel for a GEMM of fp8 operands.
 [[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);

@@ -68,6 +68,7 @@ void add_explain(CLI::App& app, Program& program);
 void add_emit(CLI::App& app, Program& program);
 void add_prewarm(CLI::App& app, Program& program);
 void add_cost_model(CLI::App& app, Program& program);
+void add_estimate(CLI::App& app, Program& program);
 void add_wire(CLI::App& app, Program& program);
 void add_verify_dist(CLI::App& app, Program& program);  // in dist/
 void add_db(CLI::App& app, Program& program);

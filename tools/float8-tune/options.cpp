@@ -5,7 +5,9 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "runtime/device/device_info.hpp"
 #include "tools/tuner/search/wire_fit.hpp"
+#include "tuning_db/estimate/builtin_tables.hpp"
 
 namespace f8::cli {
 
@@ -163,10 +165,30 @@ Result<Databases> open_databases(const Global& global) {
   return databases;
 }
 
+const DeviceClass* Databases::asked(const tuning_db::Database& database) const {
+  return &database == &owned.back() ? &builtin_device() : this_gpu();
+}
+
+const DeviceClass* this_gpu() {
+  static const Result<runtime::DeviceInfo> found = [] -> Result<runtime::DeviceInfo> {
+    if (F8_TRY(runtime::device_count()) == 0) return fail(ErrorCode::kEnvironment, "no GPU");
+    return runtime::device_info(0);
+  }();
+  return found ? &*found : nullptr;
+}
+
+const DeviceClass& builtin_device() {
+  static const DeviceClass first = [] {
+    const auto tables = tuning_db::builtin_tables();
+    return tables.empty() ? DeviceClass{} : tables.front().devices.front();
+  }();
+  return this_gpu() != nullptr ? *this_gpu() : first;
+}
+
 Result<TuningTable> merged_table(const Databases& databases, tuning_db::Database::TablePart part) {
   TuningTable merged;
   for (const tuning_db::Database& database : databases.owned) {
-    merged.add_behind(F8_TRY(database.table(part)));
+    merged.add_behind(F8_TRY(database.table(part, databases.asked(database))));
   }
   return merged;
 }

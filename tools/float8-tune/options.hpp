@@ -81,9 +81,17 @@ CLI::Option* add_wire_rows(CLI::App& command, std::filesystem::path& rows);
 struct Databases {
   std::vector<tuning_db::Database> owned;
   [[nodiscard]] std::vector<const tuning_db::Database*> pointers() const;
+  // The device whose rows of this one come first; null: those measured last.
+  [[nodiscard]] const DeviceClass* asked(const tuning_db::Database& database) const;
 };
 [[nodiscard]] Result<Databases> open_databases(const Global& global);
-// One table of all of them: the user's rows, and behind them the built-in ones.
+// This machine's first GPU; null where there is none.
+[[nodiscard]] const DeviceClass* this_gpu();
+// Whose built-in measurements are asked first: this machine's GPU; where there is none, the device
+// that the library takes for an emulated one.
+[[nodiscard]] const DeviceClass& builtin_device();
+// One table of all of them: the user's rows, and behind them the built-in ones. Of each, the rows of
+// the device nearest to this machine's GPU come first; where there is none, those measured last.
 [[nodiscard]] Result<TuningTable> merged_table(
     const Databases& databases,
     tuning_db::Database::TablePart part = tuning_db::Database::TablePart::kAll);

@@ -38,9 +38,10 @@ bool is_bf16(const TrialRow& row) {
 }
 
 // The best kernel of a GEMM is the one that its fastest linear took, as in the table.
-Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database) {
+Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database,
+                                const DeviceClass* asked) {
   if (answer.problem.op == Op::kLinear) return {};
-  const TuningTable table = F8_TRY(database.table());
+  const TuningTable table = F8_TRY(database.table(tuning_db::Database::TablePart::kAll, asked));
   const auto chosen = std::ranges::find(table.choices(), answer.problem, &KernelChoice::problem);
   if (chosen == table.choices().end()) return {};
   const std::string text = f8::format("{} {}", to_string(chosen->provider), chosen->config);
@@ -52,15 +53,36 @@ Status put_linears_choice_first(Answer& answer, const tuning_db::Database& datab
   return {};
 }
 
+bool is_timed(const TrialRow& row) {
+  return row.result.state == TrialState::kOk && row.result.timing.has_value() &&
+         row.fidelity == "final";
+}
+
+// The key of the first of these devices on which one of the rows was timed; empty: none was.
+std::string first_device(const std::vector<TrialRow>& rows,
+                         const std::vector<DeviceClass>& devices) {
+  for (const DeviceClass& device : devices) {
+    const std::string key = tuning_db::key(device);
+    const bool found = std::ranges::any_of(rows, [&](const TrialRow& row) {
+      return is_timed(row) && tuning_db::key(row.device) == key;
+    });
+    if (found) return key;
+  }
+  return "";
+}
+
 Result<Answer> ask(const Problem& problem, const Databases& databases, const TuningTable& table) {
   Answer answer;
   answer.problem = problem;
   for (const tuning_db::Database& database : databases.owned) {
     std::vector<TrialRow> rows = F8_TRY(database.trials(problem));
+    const DeviceClass* asked = databases.asked(database);
+    const std::string device = first_device(rows, F8_TRY(database.devices(asked)));
     std::set<std::string> candidates;
     for (TrialRow& row : rows) {
-      const bool timed = row.result.state == TrialState::kOk && row.result.timing.has_value();
-      if (!timed || row.fidelity != "final") {
+      if (!device.empty() && tuning_db::key(row.device) != device) {
+        ++answer.states["on another device"];
+      } else if (!is_timed(row)) {
         const std::string state = row.result.state == TrialState::kOk
                                       ? "screened"
                                       : std::string(to_string(row.result.state));
@@ -70,11 +92,11 @@ Result<Answer> ask(const Problem& problem, const Databases& databases, const Tun
       }
     }
     if (answer.ok.empty()) continue;
-    F8_TRY(put_linears_choice_first(answer, database));
+    F8_TRY(put_linears_choice_first(answer, database, asked));
     return answer;
   }
   if (problem.op != Op::kLinear) {
-    if (const KernelChoice* found = table.find(problem)) answer.neighbour = *found;
+    for (const auto& [choice, octaves] : table.neighbours(problem, 1)) answer.neighbour = *choice;
   }
   return answer;
 }

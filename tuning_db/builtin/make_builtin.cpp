@@ -35,17 +35,21 @@ f8::Result<std::string> table_text(const Database& db) {
 }
 
 std::string source_of(const std::vector<std::string>& tables) {
-  std::string literals;
-  for (const std::string& table : tables) literals += f8::format("R\"table({})table\",\n", table);
+  std::string literals, views;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    literals += f8::format("constexpr char kTable{}[] = R\"table({})table\";\n", i, tables[i]);
+    // The compiler counts the characters of a literal only up to a limit.
+    views += f8::format("    std::string_view(kTable{0}, sizeof kTable{0} - 1),\n", i);
+  }
   return f8::format(
       "// Made by the build: the tables of tuning_db/data.\n"
       "#include <array>\n#include <span>\n#include <string_view>\n\n"
       "namespace f8::tuning_db::text {{\n"
-      "namespace {{\nconstexpr std::array<std::string_view, {}> kTables = {{{{\n{}}}}};\n}}\n"
+      "namespace {{\n{}constexpr std::array<std::string_view, {}> kTables = {{{{\n{}}}}};\n}}\n"
       "extern const std::span<const std::string_view> builtin_tables;\n"
       "constinit const std::span<const std::string_view> builtin_tables = kTables;\n"
       "}}  // namespace f8::tuning_db::text\n",
-      tables.size(), literals);
+      literals, tables.size(), views);
 }
 
 f8::Status make(const fs::path& output, const fs::path& source, std::span<char* const> files) {

@@ -11,7 +11,8 @@ namespace f8::tuning_db {
 
 // Read once, at the first call; thread-safe.
 [[nodiscard]] std::span<const TuningTable> builtin_tables();
-// The nearest_table of them; null where there is none.
+// The nearest_table of them, and behind it the others of its compute capability; null where there
+// is none.
 [[nodiscard]] std::shared_ptr<const TuningTable> builtin_table(const DeviceClass& device);
 [[nodiscard]] bool is_builtin(const TuningTable& table);
 

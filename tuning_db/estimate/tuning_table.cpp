@@ -20,7 +20,6 @@ constexpr SealedKind kKind = {.magic = "float8-table",
                               .name = "tuning table",
                               .remedy = "export it again with this one",
                               .made_by = "`float8-tune db export --format table`"};
-constexpr double kMaxDistance = 3.0;
 
 std::string linear_key(const LinearSpeedup& s) {
   return f8::format("{} {} {}", s.recipe, to_string(s.shape), s.device);
@@ -219,13 +218,6 @@ double log_ratio(double x, double y) {
   return std::abs(std::log2(x / y));
 }
 
-double distance(Shape a, Shape b) {
-  const auto apart = [](int64_t x, int64_t y) {
-    return log_ratio(static_cast<double>(x), static_cast<double>(y));
-  };
-  return apart(a.m, b.m) + apart(a.n, b.n) + apart(a.k, b.k);
-}
-
 double distance(const DeviceClass& a, const DeviceClass& b) {
   double sum = 0;
   for (const auto& [x, y] :
@@ -238,9 +230,18 @@ double distance(const DeviceClass& a, const DeviceClass& b) {
   return sum;
 }
 
+// Another name, and the distance.
+std::pair<bool, double> farness(const DeviceClass& a, const DeviceClass& b) {
+  return {a.name != b.name, distance(a, b)};
+}
+
 bool same_but_shape(const Problem& a, const Problem& b) {
   return a.op == b.op && a.recipe == b.recipe && a.a == b.a && a.b == b.b && a.d == b.d &&
          a.fast == b.fast;
+}
+
+std::string key_of(const KernelChoice& choice) {
+  return choice.problem.key();
 }
 
 // Keeps `items` sorted by key; an item with a known key takes the old one's place.
@@ -262,7 +263,7 @@ std::string_view to_string(Provider p) {
 }
 
 void TuningTable::add(KernelChoice choice) {
-  insert_sorted(choices_, std::move(choice), [](const KernelChoice& c) { return c.problem.key(); });
+  insert_sorted(choices_, std::move(choice), key_of);
 }
 
 void TuningTable::add(LinearSpeedup speedup) {
@@ -271,8 +272,9 @@ void TuningTable::add(LinearSpeedup speedup) {
 
 void TuningTable::add_behind(const TuningTable& other) {
   for (const KernelChoice& choice : other.choices_) {
-    const auto known = std::ranges::find(choices_, choice.problem, &KernelChoice::problem);
-    if (known == choices_.end()) add(choice);
+    const std::string key = choice.problem.key();
+    const auto at = std::ranges::lower_bound(choices_, key, {}, key_of);
+    if (at == choices_.end() || at->problem != choice.problem) choices_.insert(at, choice);
   }
   const auto index_in = [](auto& items, const auto& item, const auto& same) {
     const auto found =
@@ -305,18 +307,30 @@ std::string_view TuningTable::device_name() const {
   return devices.empty() ? std::string_view() : devices.front().name;
 }
 
+double octaves_between(Shape a, Shape b) {
+  const auto apart = [](int64_t x, int64_t y) {
+    return log_ratio(static_cast<double>(x), static_cast<double>(y));
+  };
+  return std::hypot(apart(a.m, b.m), apart(a.n, b.n), apart(a.k, b.k));
+}
+
 const KernelChoice* TuningTable::find(const Problem& problem) const {
-  const KernelChoice* nearest = nullptr;
-  double least = std::numeric_limits<double>::infinity();
+  const auto found = std::ranges::find_if(choices_, [&](const KernelChoice& choice) {
+    return choice.problem.shape == problem.shape && same_but_shape(choice.problem, problem);
+  });
+  return found == choices_.end() ? nullptr : &*found;
+}
+
+std::vector<TuningTable::Neighbour> TuningTable::neighbours(const Problem& problem,
+                                                            size_t most) const {
+  std::vector<Neighbour> found;
   for (const KernelChoice& choice : choices_) {
-    if (choice.problem == problem) return &choice;
-    if (!same_but_shape(choice.problem, problem)) continue;
-    const double d = distance(choice.problem.shape, problem.shape);
-    if (d > kMaxDistance || d >= least) continue;
-    least = d;
-    nearest = &choice;
+    if (choice.problem.shape == problem.shape || !same_but_shape(choice.problem, problem)) continue;
+    found.push_back({&choice, octaves_between(choice.problem.shape, problem.shape)});
   }
-  return nearest;
+  std::ranges::stable_sort(found, {}, &Neighbour::octaves);
+  found.resize(std::min(found.size(), most));
+  return found;
 }
 
 std::string TuningTable::serialize() const {
@@ -351,13 +365,16 @@ Result<TuningTable> TuningTable::parse(std::string_view text) {
   return table;
 }
 
+void sort_by_nearness(std::vector<DeviceClass>& devices, const DeviceClass& asked) {
+  std::ranges::stable_sort(devices, {}, [&](const DeviceClass& d) { return farness(d, asked); });
+}
+
 const TuningTable* nearest_table(std::span<const TuningTable> tables, const DeviceClass& device) {
   const TuningTable* nearest = nullptr;
-  std::pair<bool, double> least;  // another name, distance
+  std::pair<bool, double> least;
   for (const TuningTable& table : tables) {
     if (table.devices.empty() || table.devices.front().cc != device.cc) continue;
-    const DeviceClass& measured = table.devices.front();
-    const std::pair here(measured.name != device.name, distance(measured, device));
+    const auto here = farness(table.devices.front(), device);
     if (nearest != nullptr && here >= least) continue;
     least = here;
     nearest = &table;

@@ -72,6 +72,9 @@ struct LinearSpeedup {
   bool operator==(const LinearSpeedup&) const = default;
 };
 
+// How far apart two shapes are: the root of the sum of squares of log2 of the ratios of m, n and k.
+[[nodiscard]] double octaves_between(Shape a, Shape b);
+
 class TuningTable {
  public:
   // The classes that were measured, in the order in which they are asked. Kernels come from the
@@ -91,10 +94,15 @@ class TuningTable {
   // The name of the first device; empty where there is none.
   [[nodiscard]] std::string_view device_name() const;
 
-  // The choice for exactly this problem, else for the same op, recipe, types and accumulation at
-  // the nearest shape (by the sum of |log2| of the ratios of m, n and k; at most 3; the first of
-  // equals), else nothing: the cost model decides.
+  // The choice for this op, recipe, shape, types and accumulation; null where there is none.
   [[nodiscard]] const KernelChoice* find(const Problem& problem) const;
+  // A choice for the same op, recipe, types and accumulation at another shape, so far away.
+  struct Neighbour {
+    const KernelChoice* choice = nullptr;
+    double octaves = 0;
+  };
+  // At most so many, the nearest first; equals are in the table's order.
+  [[nodiscard]] std::vector<Neighbour> neighbours(const Problem& problem, size_t most) const;
 
   [[nodiscard]] std::string serialize() const;
   // Accepts what serialize() writes and nothing else; kUnsupported for another version, kCorrupt
@@ -107,9 +115,12 @@ class TuningTable {
   std::vector<LinearSpeedup> speedups_;
 };
 
-// The table for a device: one that was measured on a device of this name, else the one of the
-// nearest class of the same compute capability (by the sum of |log2| of the ratios of SMs, L2,
-// clocks and power, of what both know). Null where there is none of its compute capability.
+// Those of this name first, then by how far away they are: the sum of |log2| of the ratios of SMs,
+// L2, clocks and power, of what both know. Equals keep their order.
+void sort_by_nearness(std::vector<DeviceClass>& devices, const DeviceClass& asked);
+
+// The table whose first device is the nearest one of the same compute capability; null where there
+// is none of its compute capability.
 [[nodiscard]] const TuningTable* nearest_table(std::span<const TuningTable> tables,
                                                const DeviceClass& device);
 

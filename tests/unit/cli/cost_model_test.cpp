@@ -7,8 +7,8 @@
 namespace f8::testing {
 namespace {
 
-const std::string kFittedTo = FLOAT8_SOURCE_DIR "/tuning_db/data/exhaustive/fitted_to.jsonl";
-const std::string kHeldOut = FLOAT8_SOURCE_DIR "/tuning_db/data/exhaustive/held_out.jsonl";
+const std::string kFittedTo = FLOAT8_DATA_DIR "/fitted_to.jsonl";
+const std::string kHeldOut = FLOAT8_DATA_DIR "/held_out.jsonl";
 
 // Layers that the constants have not seen, every configuration of which was timed.
 TEST(CostModelCommand, TheBuiltInConstantsChooseWellForLayersHeldOut) {

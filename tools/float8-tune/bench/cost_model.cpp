@@ -117,6 +117,8 @@ Result<int> score(const Options& options, const Global& global) {
   const auto train = F8_TRY(gemms_of("--train", options.train));
   Report report;
   report.add("fitted to", tuner::regret(train, runtime::CostModel::fitted()));
+  report.add("and rows of other layers",
+             tuner::regret_with_neighbours(train, runtime::CostModel::fitted()));
   if (!options.test.empty()) {
     const auto test = unseen(F8_TRY(gemms_of("--test", options.test)), train);
     report.add("held out", tuner::regret(test, runtime::CostModel::fitted()));

@@ -102,7 +102,7 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   request.record_pruned = !args.no_pruned_rows;
   request.recipes = F8_TRY(recipes_of(args.recipes));
   const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
-  request.prior = F8_TRY(builtin.table());
+  request.prior = F8_TRY(builtin.table(tuning_db::Database::TablePart::kAll, &builtin_device()));
   if (args.mnk.empty() && args.model.model.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "no shapes: give --mnk M,N,K[;...], or --model with --tokens");

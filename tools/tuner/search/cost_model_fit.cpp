@@ -155,13 +155,14 @@ class Objective {
 };
 
 // The configuration that the model takes; equals are ranked as cheapest_config ranks them.
-const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model) {
+const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model,
+                          std::span<const runtime::NearbyWinner> nearby = {}) {
   const TimedConfig* best = nullptr;
   double best_clocks = 0;
   codegen::GemmSpec spec = gemm.family;
   for (const TimedConfig& timed : gemm.timed) {
     spec.config = timed.config;
-    const double clocks = runtime::predicted_clocks(spec, gemm.shape, gemm.sm_count, model);
+    const double clocks = runtime::voted_clocks(spec, gemm.shape, gemm.sm_count, nearby, model);
     const auto rank = [](const codegen::GemmConfig& c) {
       return std::tuple(-c.tile_m * c.tile_n, c.raster_group, codegen::key(c));
     };
@@ -174,14 +175,37 @@ const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model) {
   return *best;
 }
 
+const TimedConfig& fastest(const MeasuredGemm& gemm) {
+  return *std::ranges::min_element(gemm.timed, {}, &TimedConfig::ns);
+}
+
+// Of the other layers' GEMMs of this kind.
+std::vector<runtime::NearbyWinner> winners_near(const MeasuredGemm& gemm,
+                                                const std::vector<MeasuredGemm>& gemms) {
+  const auto op = [](const MeasuredGemm& g) { return g.problem.substr(0, g.problem.find('/')); };
+  std::vector<runtime::NearbyWinner> winners;
+  for (const MeasuredGemm& other : gemms) {
+    const bool same_layer = other.linear.n == gemm.linear.n && other.linear.k == gemm.linear.k;
+    if (same_layer || other.device != gemm.device || other.family != gemm.family ||
+        op(other) != op(gemm)) {
+      continue;
+    }
+    winners.push_back({fastest(other).config, octaves_between(other.linear, gemm.linear)});
+  }
+  std::ranges::stable_sort(winners, {}, &runtime::NearbyWinner::octaves);
+  winners.resize(std::min(winners.size(), runtime::kMostNearby));
+  return winners;
+}
+
 struct Regrets {
   std::vector<double> generated, any;
   double worst = -1;
   std::string worst_of;
 
-  void add(const MeasuredGemm& gemm, const CostModel& model) {
-    const double chosen = choose(gemm, model).ns;
-    const double best = std::ranges::min_element(gemm.timed, {}, &TimedConfig::ns)->ns;
+  void add(const MeasuredGemm& gemm, const CostModel& model,
+           std::span<const runtime::NearbyWinner> nearby = {}) {
+    const double chosen = choose(gemm, model, nearby).ns;
+    const double best = fastest(gemm).ns;
     generated.push_back(chosen / best - 1);
     if (gemm.library_ns > 0) any.push_back(chosen / std::min(best, gemm.library_ns) - 1);
     if (generated.back() > worst) {
@@ -207,17 +231,15 @@ struct Regrets {
 }  // namespace
 
 Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database) {
-  const std::vector<DeviceClass> devices = F8_TRY(database.devices());
-  std::map<std::string, MeasuredGemm> gemms;  // by identity
-  if (devices.empty()) return std::vector<MeasuredGemm>{};
-  const std::string device = tuning_db::key(devices.front());
+  std::map<std::string, MeasuredGemm> gemms;  // by device and identity
   for (const auto impl : {tuning_db::Impl::kGenerated, tuning_db::Impl::kCublasLt}) {
     for (const tuning_db::TrialRow& row : F8_TRY(database.gemms(impl))) {
       const auto ns = time_of(row.result);
       const auto candidate = from_row(row.candidate);
       const auto family = gemm_spec(row.problem);
-      if (!ns || !candidate || !family || tuning_db::key(row.device) != device) continue;
-      MeasuredGemm& gemm = gemms[gemm_identity(row.problem, false)];
+      if (!ns || !candidate || !family) continue;
+      const std::string device = tuning_db::key(row.device);
+      MeasuredGemm& gemm = gemms[device + gemm_identity(row.problem, false)];
       if (candidate->impl == Impl::kCublasLt) {
         gemm.library_ns = gemm.library_ns > 0 ? std::min(gemm.library_ns, *ns) : *ns;
         continue;
@@ -226,6 +248,7 @@ Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& data
       if (!config) continue;
       if (gemm.problem.empty()) {
         gemm.problem = row.problem.key();
+        gemm.device = device;
         gemm.family = *family;
         gemm.shape = gemm_shape(row.problem.shape, static_cast<Gemm>(row.problem.op));
         gemm.linear = row.problem.shape;
@@ -249,6 +272,12 @@ Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& data
 Regret regret(const std::vector<MeasuredGemm>& gemms, const CostModel& model) {
   Regrets regrets;
   for (const MeasuredGemm& gemm : gemms) regrets.add(gemm, model);
+  return regrets.regret();
+}
+
+Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms, const CostModel& model) {
+  Regrets regrets;
+  for (const MeasuredGemm& gemm : gemms) regrets.add(gemm, model, winners_near(gemm, gemms));
   return regrets.regret();
 }
 

@@ -20,6 +20,7 @@ struct TimedConfig {
 };
 struct MeasuredGemm {
   std::string problem;  // its key
+  std::string device;   // the key of its class
   codegen::GemmSpec family;
   Shape shape;   // the GEMM's own m, n and k
   Shape linear;  // the linear's
@@ -27,8 +28,8 @@ struct MeasuredGemm {
   std::vector<TimedConfig> timed;  // at least two
   double library_ns = 0;           // cuBLASLt's fastest; 0: not measured
 };
-// The GEMMs of a database in which generated configurations were timed, on the device of its newest
-// run; each once, however many linears have it. A screening's time counts where a row has no other.
+// The GEMMs of a database in which generated configurations were timed, for each device; each once,
+// however many linears have it. A screening's time counts where a row has no other.
 [[nodiscard]] Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database);
 
 struct Regret {
@@ -40,6 +41,10 @@ struct Regret {
 };
 [[nodiscard]] Regret regret(const std::vector<MeasuredGemm>& gemms,
                             const runtime::CostModel& model);
+
+// The same where the winners of other layers (n, k) have a vote, as the rows of a tuning table do.
+[[nodiscard]] Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms,
+                                            const runtime::CostModel& model);
 
 struct FitOptions {
   double first_step = 0.25;  // relative

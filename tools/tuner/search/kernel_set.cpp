@@ -40,8 +40,10 @@ Result<ChosenGemm> choose_gemm(const Recipe& recipe, Gemm gemm, Shape linear,
   chosen.choice = F8_TRY(runtime::choose_gemm(table, chosen.desc, kH100SmCount));
   if (table == nullptr) return chosen;
   const Problem problem = F8_TRY(Problem::make(to_op(gemm), recipe, linear));
-  if (const KernelChoice* found = table->find(problem)) {
-    chosen.by = found->problem.shape == linear ? ChosenBy::kMeasured : ChosenBy::kNeighbour;
+  if (table->find(problem) != nullptr) {
+    chosen.by = ChosenBy::kMeasured;
+  } else if (chosen.choice.neighbours > 0) {
+    chosen.by = ChosenBy::kNeighbour;
   }
   return chosen;
 }

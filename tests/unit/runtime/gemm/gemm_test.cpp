@@ -5,6 +5,7 @@
 
 #include "recipes/reference.hpp"
 #include "runtime/device/context_state.hpp"
+#include "runtime/gemm/cost_model.hpp"
 #include "tests/fp8_rows.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
@@ -73,8 +74,49 @@ TEST_F(GemmTest, AHeuristicIsGoodForItsOwnShapeAlone) {
   EXPECT_EQ(config_text(GemmPlan::choose(*context_, desc_).value()), "h5");
   desc_.shape.m = 4096;
   const GemmChoice neighbour = GemmPlan::choose(*context_, desc_).value();
-  EXPECT_EQ(neighbour.provider, Provider::kCublasLt);
-  EXPECT_EQ(config_text(neighbour), "h0");
+  EXPECT_EQ(neighbour.provider, Provider::kGenerated);
+  EXPECT_EQ(neighbour.neighbours, 0);
+}
+
+TEST_F(GemmTest, KernelsOfNearbyShapesHaveAVote) {
+  const auto choose = [&](const TuningTable& table) {
+    context_->set_table(table);
+    return GemmPlan::choose(*context_, desc_).value();
+  };
+  const std::string alone = config_text(choose({}));
+  // The second best by the model, and one that does not suit the shape.
+  const codegen::GemmSpec spec = gemm_spec(desc_, {});
+  const auto clocks = [&](const codegen::GemmConfig& config) {
+    return predicted_clocks(gemm_spec(desc_, config), gemm_shape(desc_.shape, desc_.gemm), 132);
+  };
+  auto candidates = codegen::gemm_candidates(spec);
+  std::ranges::sort(candidates, {}, clocks);
+  const auto other = *std::ranges::find_if(
+      candidates, [&](const auto& config) { return codegen::key(config) != alone; });
+  const std::string worst = codegen::key(candidates.back());
+  ASSERT_LT(clocks(other), 1.1 * clocks(candidates.front()));
+  ASSERT_GT(clocks(candidates.back()), 1.2 * clocks(candidates.front()));
+
+  Shape near = desc_.shape;
+  near.m += near.m / 8;
+  const auto table_of = [&](const std::string& config, Shape shape) {
+    TuningTable table;
+    table.add(row(Gemm::kOutput, shape, Provider::kGenerated, config.c_str()));
+    return table;
+  };
+  const GemmChoice voted = choose(table_of(codegen::key(other), near));
+  EXPECT_EQ(config_text(voted), codegen::key(other));
+  EXPECT_EQ(voted.neighbours, 1);
+  EXPECT_NE(voted.why.find("the 1 nearest rows"), std::string::npos) << voted.why;
+  EXPECT_EQ(config_text(choose(table_of(worst, near))), alone);
+  // Two of three votes decide between candidates that the model takes for alike.
+  TuningTable three = table_of(codegen::key(other), near);
+  near.m += near.m / 8;
+  three.add(row(Gemm::kOutput, near, Provider::kGenerated, codegen::key(other).c_str()));
+  near.m += near.m / 8;
+  three.add(row(Gemm::kOutput, near, Provider::kGenerated, alone.c_str()));
+  EXPECT_EQ(config_text(choose(three)), codegen::key(other));
+  EXPECT_EQ(choose(three).neighbours, 3);
 }
 
 TEST_F(GemmTest, ATableOfAnotherGemmIsNotUsed) {

@@ -180,7 +180,7 @@ TEST(TuningTable, TheNearestClassIsTaken) {
   EXPECT_EQ(nearest_table({}, h100()), nullptr);
 }
 
-TEST(TuningTable, FindsTheExactProblemElseTheNearest) {
+TEST(TuningTable, FindsTheExactProblemAndThoseNearIt) {
   TuningTable table;
   table.add(choice(Op::kOutput, {4096, 4096, 4096}, "near"));
   table.add(choice(Op::kOutput, {8192, 4096, 4096}, "exact"));
@@ -189,25 +189,32 @@ TEST(TuningTable, FindsTheExactProblemElseTheNearest) {
     const KernelChoice* found = table.find(p);
     return found == nullptr ? std::string("none") : found->config;
   };
+  const auto neighbours = [&table](const Problem& p, size_t most = 8) {
+    std::string names;
+    for (const auto& [near, octaves] : table.neighbours(p, most)) {
+      names += f8::format("{} {:.2f} ", near->config, octaves);
+    }
+    return names;
+  };
   EXPECT_EQ(config(problem(Op::kOutput, {8192, 4096, 4096})), "exact");
-  EXPECT_EQ(config(problem(Op::kOutput, {16384, 4096, 4096})), "exact");
-  EXPECT_EQ(config(problem(Op::kOutput, {2048, 4096, 4096})), "near");
-  EXPECT_EQ(config(problem(Op::kOutput, {5000, 4096, 4096})), "near");
-  EXPECT_EQ(config(problem(Op::kOutput, {7000, 4096, 4096})), "exact");
-  // The distance is a sum: 1 + 1 + 1 is as far as it goes.
-  EXPECT_EQ(config(problem(Op::kOutput, {2048, 2048, 8192})), "near");
-  EXPECT_EQ(config(problem(Op::kOutput, {2048, 1024, 8192})), "none");
-  EXPECT_EQ(config(problem(Op::kOutput, {512, 4096, 4096})), "near");
-  EXPECT_EQ(config(problem(Op::kOutput, {511, 4096, 4096})), "none");
+  EXPECT_EQ(config(problem(Op::kOutput, {16384, 4096, 4096})), "none");
+  EXPECT_EQ(neighbours(problem(Op::kOutput, {8192, 4096, 4096})), "near 1.00 ");
+  EXPECT_EQ(neighbours(problem(Op::kOutput, {16384, 4096, 4096})), "exact 1.00 near 2.00 ");
+  EXPECT_EQ(neighbours(problem(Op::kOutput, {16384, 4096, 4096}), 1), "exact 1.00 ");
+  EXPECT_EQ(neighbours(problem(Op::kOutput, {2048, 2048, 8192})), "near 1.73 exact 2.45 ");
   // Another recipe, type or accumulation is another kernel; a bias is not.
-  EXPECT_EQ(config(problem(Op::kOutput, {8192, 4096, 4096}, "rowwise")), "none");
-  EXPECT_EQ(config(problem(Op::kGradWeight, {8192, 4096, 4096})), "none");
   Problem other = problem(Op::kOutput, {8192, 4096, 4096});
+  const auto expect_unknown = [&](const Problem& p) {
+    EXPECT_EQ(config(p), "none") << p.key();
+    EXPECT_EQ(neighbours(p), "") << p.key();
+  };
+  expect_unknown(problem(Op::kOutput, {8192, 4096, 4096}, "rowwise"));
+  expect_unknown(problem(Op::kGradWeight, {8192, 4096, 4096}));
   other.d = Dtype::kF32;
-  EXPECT_EQ(config(other), "none");
+  expect_unknown(other);
   other = problem(Op::kOutput, {8192, 4096, 4096});
   other.fast = false;
-  EXPECT_EQ(config(other), "none");
+  expect_unknown(other);
   other = problem(Op::kOutput, {8192, 4096, 4096});
   other.bias = true;
   EXPECT_EQ(config(other), "exact");

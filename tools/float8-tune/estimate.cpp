@@ -1,0 +1,133 @@
+// estimate: how good the estimates of shapes that nobody measured are, beside shapes that somebody
+// did. It needs no GPU.
+#include <memory>
+
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tuning_db/estimate/estimate_score.hpp"
+
+namespace f8::cli {
+namespace {
+
+using tuning_db::EstimateScore;
+using tuning_db::ScoredEstimate;
+
+struct Options {
+  std::string recipes = "tensorwise,rowwise,rowwise_with_gw_hp,delayed,blockwise";
+  std::string device;
+  std::filesystem::path truth;
+  double margin = kFilterMargin;
+};
+
+std::string percent(double share) {
+  return f8::format("{:.1f} %", 100 * share);
+}
+
+double share(size_t part, size_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+class Report {
+ public:
+  void add(const std::string& recipe, const EstimateScore& s) {
+    json_.push_back({{"recipe", recipe},
+                     {"linears", s.shapes},
+                     {"coverage", rounded(share(s.held, s.shapes), 4)},
+                     {"decided", s.decided},
+                     {"right", rounded(share(s.right, s.decided), 4)},
+                     {"bias", rounded(s.bias, 4)},
+                     {"rms", rounded(s.rms, 4)},
+                     {"half_width", rounded(s.half_width, 4)},
+                     {"regret", rounded(s.regrets.measured, 4)},
+                     {"regret_torchao", rounded(s.regrets.torchao, 4)},
+                     {"regret_convert_all", rounded(s.regrets.convert_all, 4)},
+                     {"regret_keep_all", rounded(s.regrets.keep_all, 4)}});
+    table_.add({recipe, std::to_string(s.shapes), percent(share(s.held, s.shapes)),
+                percent(s.half_width), percent(s.rms), percent(s.bias), std::to_string(s.decided),
+                percent(share(s.right, s.decided)), percent(s.regrets.measured),
+                percent(s.regrets.torchao), percent(s.regrets.convert_all),
+                percent(s.regrets.keep_all)});
+  }
+  void show(const Global& global) const {
+    if (global.json) {
+      print_json({{"estimates", json_}});
+    } else {
+      print_styled(table_.text(stdout_color(global)));
+    }
+  }
+
+ private:
+  Json json_ = Json::array();
+  Table table_{{{"recipe", Table::Align::kLeft},
+                {"linears"},
+                {"coverage"},
+                {"half width"},
+                {"rms"},
+                {"bias"},
+                {"decided"},
+                {"right"},
+                {"regret"},
+                {"torchao's"},
+                {"of all"},
+                {"of none"}}};
+};
+
+Result<int> score(const Options& options, const Global& global) {
+  const Databases databases = F8_TRY(open_databases(global));
+  const TuningTable table =
+      F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
+  TuningTable truth;
+  if (!options.truth.empty()) {
+    const auto database = F8_TRY(of_option(
+        "--truth", tuning_db::Database::open(options.truth, tuning_db::OpenMode::kReadOnly)));
+    truth = F8_TRY(database.table(tuning_db::Database::TablePart::kLinears));
+  }
+  Report report;
+  std::vector<ScoredEstimate> all;
+  for (const std::string& name : items_of(options.recipes)) {
+    const Recipe recipe = F8_TRY(recipe_of(name));
+    auto found = options.truth.empty()
+                     ? tuning_db::leave_layers_out(table, recipe.name, options.device)
+                     : tuning_db::estimate_unknown(table, truth, recipe.name, options.device);
+    if (found.empty()) continue;
+    report.add(recipe.name, tuning_db::score_estimates(found, options.margin));
+    std::ranges::move(found, std::back_inserter(all));
+  }
+  if (all.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "no measured linear that the others say anything of{}; measure some with "
+                "`float8-tune sweep`, or name a device that `float8-tune db info` lists",
+                options.device.empty() ? "" : " on " + options.device);
+  }
+  report.add("all", tuning_db::score_estimates(all, options.margin));
+  report.show(global);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_estimate(CLI::App& app, Program& program) {
+  CLI::App* group =
+      add_group(app, "estimate", "the estimates of linears that nobody measured: score");
+  auto options = std::make_shared<Options>();
+  CLI::App* command = add_command(
+      *group, program, "score",
+      "how often intervals hold the truth, and what wrong verdicts cost beside torchao's rule",
+      Needs::kNothing, [options, &program] { return score(*options, program.global); });
+  command->add_option("--recipe", options->recipes, "recipes, separated by commas")
+      ->type_name("LIST");
+  command
+      ->add_option("--device", options->device,
+                   "only measurements of the device of this name (default: the one measured last)")
+      ->type_name("NAME");
+  command
+      ->add_option("--truth", options->truth,
+                   "a database whose linears are estimated where --db has no row of them; without "
+                   "it each layer (N, K) of --db is left out in turn")
+      ->type_name("FILE");
+  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
+      ->check(CLI::Range(0.0, 10.0));
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,52 @@
+// Estimates beside measurements of shapes that the estimator did not know: how often the interval
+// holds the truth, whether the verdict is the truth's, and what wrong verdicts cost.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tuning_db/estimate/estimator.hpp"
+
+namespace f8::tuning_db {
+
+// A measured linear, and what was estimated for its shape without it.
+struct ScoredEstimate {
+  LinearSpeedup truth;
+  Estimate estimate;
+};
+
+// Leaves out each (n, k) of the first device's rows in turn, with all its m, and estimates its
+// linears from the others. device: only rows of devices of this name; empty: all.
+[[nodiscard]] std::vector<ScoredEstimate> leave_layers_out(const TuningTable& table,
+                                                           std::string_view recipe,
+                                                           std::string_view device = {});
+// Estimates the linears of `truth` that the table has no row of.
+[[nodiscard]] std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table,
+                                                           const TuningTable& truth,
+                                                           std::string_view recipe,
+                                                           std::string_view device = {});
+
+// What a set of decisions loses to the right ones: the time of all linears, forward and backward,
+// over the time with each of them as it is faster, less one.
+struct DecisionRegrets {
+  double measured = 0;  // of the verdicts: convert where the interval's lower end pays
+  double torchao = 0;   // of torchao's rule; where it has none, of converting all
+  double convert_all = 0;
+  double keep_all = 0;
+};
+
+struct EstimateScore {
+  size_t shapes = 0;
+  size_t held = 0;        // whose interval holds the measured speedup
+  size_t decided = 0;     // whose interval is on one side of 1 + margin
+  size_t right = 0;       // of the decided ones, whose verdict is the measured speedup's
+  double bias = 0;        // mean of log(estimate / truth)
+  double rms = 0;         // root of the mean of its square
+  double half_width = 0;  // mean of log(hi / lo) / 2
+  DecisionRegrets regrets;
+};
+[[nodiscard]] EstimateScore score_estimates(std::span<const ScoredEstimate> estimates,
+                                            double margin);
+
+}  // namespace f8::tuning_db
