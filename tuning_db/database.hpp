@@ -193,6 +193,7 @@ class Database {
   enum class TablePart { kAll, kLinears };
   [[nodiscard]] Result<TuningTable> table(TablePart part = TablePart::kAll) const;
   [[nodiscard]] Result<std::vector<DeviceClass>> devices() const;  // newest run first
+  [[nodiscard]] Result<std::vector<Method>> methods() const;       // by key
 
   // --- whole files
   struct MergeCount {
