@@ -13,6 +13,8 @@
 namespace f8::cli {
 namespace {
 
+constexpr size_t kMaxDecisions = 1000;  // rows of the page's table
+
 struct Options {
   ModelOptions model;
   std::string recipe;
@@ -54,15 +56,20 @@ Result<report::ModelDecision> decide(const Options& options, const Recipe& recip
                 .rows = {}}};
   int64_t converted = 0;
   int64_t all = 0;
-  for (const DecisionRow& row : decision_rows(result)) {
+  const std::vector<DecisionRow> rows = decision_rows(result);
+  for (const DecisionRow& row : rows) {
     const tuning_db::FilterDecision& d = *row.decision;
     all += row.count;
     converted += d.convert ? row.count : 0;
+    if (decision.table.rows.size() == kMaxDecisions) continue;
     decision.table.rows.push_back(
-        {row.name, f8::format("{}", row.count), f8::format("{}", d.layer.out_features),
-         f8::format("{}", d.layer.in_features), d.convert ? "float8" : "keep bf16",
-         f8::format("{:.3f}", d.speedup), interval_text(d.lo, d.hi, 3),
+        {row.name, d.convert ? "float8" : "keep bf16", f8::format("{:.3f}", d.speedup),
+         interval_text(d.lo, d.hi, 3), f8::format("{}", row.count),
+         f8::format("{}", d.layer.out_features), f8::format("{}", d.layer.in_features),
          std::string(to_string(d.evidence)), d.reason});
+  }
+  if (rows.size() > kMaxDecisions) {
+    decision.table.caption += f8::format(", the first {} of {} rows", kMaxDecisions, rows.size());
   }
   decision.summary = f8::format(
       "{} of {} linears to float8: recipe {}, M {}{}{}. These linears together are {:.3f} times as "

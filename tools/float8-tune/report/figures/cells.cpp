@@ -8,7 +8,7 @@
 namespace f8::report {
 namespace {
 
-constexpr double kCellWidth = 54;
+constexpr double kCellWidth = 58;
 constexpr double kCellHeight = 34;
 constexpr double kTop = 8;
 
@@ -17,9 +17,9 @@ struct Band {
   const char* style;
   const char* text;
 };
-constexpr Band kBands[] = {{0, "n4", "<0.7"},    {0.7, "n3", "0.7"}, {0.8, "n2", "0.8"},
-                           {0.9, "n1", "0.9"},   {1.0, "p1", "1.0"}, {1.15, "p2", "1.15"},
-                           {1.35, "p3", "1.35"}, {1.6, "p4", "≥1.6"}};
+constexpr Band kBands[] = {{0, "n4", "<0.7"},    {0.7, "n3", "0.7"},   {0.8, "n2", "0.8"},
+                           {0.9, "n1", "0.9"},   {0.995, "even", "1"}, {1.005, "p1", "1.01"},
+                           {1.15, "p2", "1.15"}, {1.35, "p3", "1.35"}, {1.6, "p4", "≥1.6"}};
 
 // One step from a cell.
 struct Step {
@@ -123,7 +123,7 @@ void draw_grid(Figure& figure, const Grid& grid, const std::vector<GridLine>& li
   const size_t columns = grid.columns.size();
   size_t longest = 0;
   for (const std::string& label : grid.rows) longest = std::max(longest, label.size());
-  const double left = (grid.row_label.empty() ? 8 : 24) + 8 * static_cast<double>(longest);
+  const double left = (grid.row_label.empty() ? 8 : 30) + 8 * static_cast<double>(longest);
   const double right = left + kCellWidth * static_cast<double>(columns);
   const double bottom = kTop + kCellHeight * static_cast<double>(rows);
   for (size_t row = 0; row < rows; ++row) {

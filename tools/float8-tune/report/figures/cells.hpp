@@ -33,7 +33,8 @@ using Inside = std::function<std::optional<bool>(size_t row, size_t column)>;
 [[nodiscard]] std::vector<Segment> border(size_t rows, size_t columns, const Inside& inside,
                                           double inset_x = 0, double inset_y = 0);
 
-// The class of figure.css for a ratio: "n1" to "n4" below 1, "p1" to "p4" from 1 on.
+// The class of figure.css for a ratio: "n4" to "n1" below 1, "even" where two
+// digits say 1.00, "p1" to "p4" above.
 [[nodiscard]] std::string ratio_style(double ratio);
 
 struct GridLine {

@@ -30,6 +30,20 @@ std::string svg(const Figure& figure, std::string_view attributes, std::string_v
       escape(figure.title), figure.name, escape(figure.description), style, figure.body);
 }
 
+bool is_decade(double tick) {
+  const double exponent = std::log10(tick);
+  return std::abs(exponent - std::round(exponent)) < 1e-6;
+}
+
+// True if the numbers of a logarithmic axis would touch, so that only its decades have one.
+bool has_sparse_labels(const Axis& axis, double room_px) {
+  if (!axis.is_log()) return false;
+  for (size_t i = 1; i < axis.ticks().size(); ++i) {
+    if (std::abs(axis.at(axis.ticks()[i]) - axis.at(axis.ticks()[i - 1])) < room_px) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void name_figures(std::vector<Figure>& figures) {
@@ -125,7 +139,7 @@ Axis::Axis(double lo, double hi, bool is_log, double from_px, double to_px)
     const double rough = (hi_ - lo_) / 5;
     const double decade = std::pow(10, std::floor(std::log10(rough)));
     double step = decade * 10;
-    for (const double factor : {5.0, 2.0, 1.0}) {
+    for (const double factor : {5.0, 2.5, 2.0, 1.0}) {
       if (decade * factor >= rough) step = decade * factor;
     }
     for (double tick = std::floor(lo_ / step); tick <= std::ceil(hi_ / step) + 0.5; ++tick) {
@@ -153,19 +167,17 @@ void draw_frame(Drawing& drawing, const Axis& x, const Axis& y, const Labels& la
   const double right = x.to_px();
   const double bottom = y.from_px();
   const double top = y.to_px();
-  double last = left - 100;
+  const bool x_sparse = has_sparse_labels(x, 34);
   for (const double tick : x.ticks()) {
     drawing.line(x.at(tick), top, x.at(tick), bottom, "grid");
-    if (x.at(tick) - last < 34) continue;  // the numbers would touch
-    last = x.at(tick);
-    drawing.text(last, bottom + 17, number(tick) + labels.x_suffix, kMiddle);
+    if (x_sparse && !is_decade(tick)) continue;
+    drawing.text(x.at(tick), bottom + 17, number(tick) + labels.x_suffix, kMiddle);
   }
-  last = bottom + 100;
+  const bool y_sparse = has_sparse_labels(y, 15);
   for (const double tick : y.ticks()) {
     drawing.line(left, y.at(tick), right, y.at(tick), "grid");
-    if (last - y.at(tick) < 15) continue;
-    last = y.at(tick);
-    drawing.text(left - 6, last + 4, number(tick) + labels.y_suffix, kEnd);
+    if (y_sparse && !is_decade(tick)) continue;
+    drawing.text(left - 6, y.at(tick) + 4, number(tick) + labels.y_suffix, kEnd);
   }
   drawing.text((left + right) / 2, bottom + 36, labels.x, kMiddle);
   drawing.vertical_text(13, (top + bottom) / 2, labels.y);

@@ -55,6 +55,7 @@ class Axis {
   Axis(double lo, double hi, bool is_log, double from_px, double to_px);
   [[nodiscard]] double at(double value) const;  // clamped into the axis
   [[nodiscard]] const std::vector<double>& ticks() const { return ticks_; }
+  [[nodiscard]] bool is_log() const { return is_log_; }
   [[nodiscard]] double lo() const { return lo_; }
   [[nodiscard]] double hi() const { return hi_; }
   [[nodiscard]] double from_px() const { return from_px_; }
@@ -65,6 +66,10 @@ class Axis {
   bool is_log_;
   std::vector<double> ticks_;
 };
+// The plots share a width, so that a phone shows their text at nearly its size.
+inline constexpr double kPlotWidth = 420;
+inline constexpr double kRight = 394;  // where their horizontal axes end
+
 // The frame of a plot with grid lines, ticks and labels. `suffix` follows the numbers of an axis.
 struct Labels {
   std::string x, y;

@@ -155,7 +155,7 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
       .recipe = recipe,
       .title = f8::format("Roofline of {}", recipe),
       .description = {},
-      .width = 480,
+      .width = kPlotWidth,
       .height = 330,
       .table = {.caption = f8::format("GEMMs of {} on the roofline", recipe),
                 .columns = {"GEMM", "type", "FLOP/byte", "TFLOP/s", "of the roof", "SM MHz"},
@@ -169,7 +169,7 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
     y_lo = std::min(y_lo, p.tflops);
     y_hi = std::max(y_hi, p.tflops);
   }
-  const Axis x(x_lo, x_hi, true, 62, 470);
+  const Axis x(x_lo, x_hi, true, 62, kRight);
   const Axis y(y_lo / 1.5, y_hi * 1.2, true, 262, 10);
   Drawing drawing;
   draw_frame(drawing, x, y, {.x = "FLOP per byte of operands and result", .y = "TFLOP/s"});
@@ -196,8 +196,8 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
   }
   drawing.marker(Drawing::Marker::kCircle, 70, 318, "series0");
   drawing.text(80, 322, "fp8, fastest kernel of a GEMM", Drawing::Anchor::kStart, "small");
-  drawing.marker(Drawing::Marker::kSquare, 280, 318, "series1");
-  drawing.text(290, 322, "bf16, cuBLASLt", Drawing::Anchor::kStart, "small");
+  drawing.marker(Drawing::Marker::kSquare, 270, 318, "series1");
+  drawing.text(280, 322, "bf16, cuBLASLt", Drawing::Anchor::kStart, "small");
   figure.body = drawing.body();
   figure.description =
       f8::format("Each GEMM's rate over its arithmetic intensity, on {}. ", figure.device);
@@ -223,7 +223,7 @@ std::optional<Figure> time_by_part(const Measurements& measurements, size_t devi
                 .m = m,
                 .title = f8::format("A linear's time at M {}: {}", m, recipe),
                 .description = {},
-                .width = 480,
+                .width = kPlotWidth,
                 .table = {.caption = f8::format("Time by part, M {}, recipe {}", m, recipe),
                           .columns = {"N", "K", "type", "us"},
                           .rows = {},
@@ -237,7 +237,7 @@ std::optional<Figure> time_by_part(const Measurements& measurements, size_t devi
     rests.push_back(std::max(0.0, *linear->fp8.rest_ns()) / linear->fp8.ns);
   }
   const double bottom = 24 + 40.0 * static_cast<double>(linears.size());
-  const Axis x(0, most, false, 112, 466);
+  const Axis x(0, most, false, 112, kRight);
   Drawing drawing;
   for (const double tick : x.ticks()) {
     drawing.line(x.at(tick), 8, x.at(tick), bottom, "grid");
@@ -264,24 +264,23 @@ std::optional<Figure> time_by_part(const Measurements& measurements, size_t devi
     }
     top += 40;
   }
-  drawing.text(289, bottom + 36, "of the bf16 linear's time", Drawing::Anchor::kMiddle);
-  drawing.text(106, bottom + 17, "N x K", Drawing::Anchor::kEnd);
-  double at = 8;
-  for (const auto& part : kParts) {
-    drawing.rect(at, bottom + 48, 32, 16, f8::format("cell {}", part.style));
-    drawing.text(at + 16, bottom + 60, part.letter, Drawing::Anchor::kMiddle,
-                 f8::format("small on-{}", part.style));
-    drawing.text(at + 37, bottom + 60, part.name, Drawing::Anchor::kStart, "small");
-    at += 56 + 5.6 * static_cast<double>(std::string_view(part.name).size());
+  drawing.text((112 + kRight) / 2, bottom + 36, "of the bf16 linear's time",
+               Drawing::Anchor::kMiddle);
+  for (size_t i = 0; i < std::size(kParts); ++i) {
+    const double at = i % 2 == 0 ? 8 : 210;
+    const double y = bottom + (i < 2 ? 48 : 70);
+    drawing.rect(at, y, 32, 16, f8::format("cell {}", kParts[i].style));
+    drawing.text(at + 16, y + 12, kParts[i].letter, Drawing::Anchor::kMiddle,
+                 f8::format("small on-{}", kParts[i].style));
+    drawing.text(at + 38, y + 12, kParts[i].name, Drawing::Anchor::kStart, "small");
   }
-  figure.height = bottom + 72;
+  figure.height = bottom + 92;
   figure.body = drawing.body();
   figure.description = f8::format(
-      "Forward and backward in float8 (upper bar) and bf16 (lower bar), on {}. A GEMM's part is "
-      "its "
-      "time alone; the rest is amax, casts and gaps between kernels, {} of a float8 linear in the "
-      "median. Where neighbours overlap, the parts add up to more than the linear takes.",
-      figure.device, percent(tuner::median(rests)));
+      "N x K, and the times in float8 : bf16. The upper bar is float8, the lower one bf16. Amax, "
+      "casts "
+      "and gaps are {} of a float8 linear in the median, on {}.",
+      percent(tuner::median(rests)), figure.device);
   return figure;
 }
 
@@ -349,7 +348,9 @@ std::optional<Figure> generated_against_library(const Measurements& measurements
   figure.description = f8::format(
       "cuBLASLt's fastest suggestion over the fastest generated kernel, on {}: above 1 the "
       "generated "
-      "one is faster. It is at least as fast in {} of {} GEMMs; the geometric mean is {:.3f}.{}",
+      "one is faster. It is at least as fast in {} of {} GEMMs; the geometric mean is {:.3f}. A "
+      "cell is "
+      "empty where not both have a time within the target interval.{}",
       figure.device, at_least, logs.size(), std::exp(tuner::mean(logs)),
       is_cut ? " Only the largest layers are shown." : "");
   return figure;

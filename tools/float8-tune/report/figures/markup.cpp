@@ -4,6 +4,11 @@
 #include "base/text.hpp"
 
 namespace f8::report {
+namespace {
+
+constexpr size_t kLong = 60;  // longer cells may be broken
+
+}  // namespace
 
 std::string escape(std::string_view text) {
   const std::string shown = printable(text);
@@ -63,8 +68,10 @@ std::string html(const DataTable& table) {
   for (const auto& row : table.rows) {
     out += "<tr>";
     for (size_t i = 0; i < row.size(); ++i) {
-      out += i < table.heads ? f8::format("<th scope=\"row\">{}</th>", escape(row[i]))
-                             : f8::format("<td>{}</td>", escape(row[i]));
+      out += i < table.heads
+                 ? f8::format("<th scope=\"row\">{}</th>", escape(row[i]))
+                 : f8::format("<td{}>{}</td>", row[i].size() > kLong ? " class=\"long\"" : "",
+                              escape(row[i]));
     }
     out += "</tr>\n";
   }

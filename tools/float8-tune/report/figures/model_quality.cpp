@@ -97,17 +97,17 @@ std::optional<Figure> regret_curve(const Measurements& measurements) {
   Figure figure{.kind = "regret",
                 .title = "Regret of the cost model's choices",
                 .description = {},
-                .width = 480,
+                .width = kPlotWidth,
                 .height = 320,
                 .table = {.caption = "Regret of the cost model's choices, by share of the GEMMs",
                           .columns = {"share of GEMMs", "generated kernels", "or cuBLASLt"},
                           .rows = {}}};
   const double most = tuner::percentile(regrets.generated, 0.99);
-  const Axis x(0, std::clamp(100 * most, 1.0, 40.0), false, 62, 466);
+  const Axis x(0, std::clamp(100 * most, 1.0, 40.0), false, 62, kRight);
   const Axis y(0, 100, false, 252, 10);
   Drawing drawing;
   draw_frame(drawing, x, y,
-             {.x = "slower than the fastest that was timed, at most",
+             {.x = "slower than the fastest, at most",
               .y = "share of GEMMs",
               .x_suffix = " %",
               .y_suffix = " %"});
@@ -116,8 +116,8 @@ std::optional<Figure> regret_curve(const Measurements& measurements) {
   drawing.text(106, 310, "among generated kernels", Drawing::Anchor::kStart, "small");
   if (!regrets.any.empty()) {
     drawing.path(steps(regrets.any, x, y), "curve dashed series1");
-    drawing.line(276, 306, 306, 306, "curve dashed series1");
-    drawing.text(312, 310, "or cuBLASLt's", Drawing::Anchor::kStart, "small");
+    drawing.line(262, 306, 292, 306, "curve dashed series1");
+    drawing.text(298, 310, "or cuBLASLt's", Drawing::Anchor::kStart, "small");
   }
   for (const double share : {0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0}) {
     figure.table.rows.push_back(
@@ -154,13 +154,13 @@ std::optional<Figure> predicted_times(const Measurements& measurements, size_t d
                 .recipe = recipe,
                 .title = f8::format("Predicted and measured times: {}", recipe),
                 .description = {},
-                .width = 480,
+                .width = kPlotWidth,
                 .height = 320,
                 .table = {.caption = f8::format("Fastest generated kernels of {}", recipe),
                           .columns = {"GEMM", "kernel", "predicted us", "measured us",
                                       "measured / predicted"},
                           .rows = {}}};
-  const Axis x(lo, hi, true, 62, 466);
+  const Axis x(lo, hi, true, 62, kRight);
   const Axis y(lo, hi, true, 252, 10);
   Drawing drawing;
   draw_frame(drawing, x, y, {.x = "predicted us", .y = "measured us"});
@@ -206,7 +206,7 @@ std::optional<Figure> interval_coverage(const Measurements& measurements, size_t
       .recipe = recipe,
       .title = f8::format("Estimates of speedups that were held out: {}", recipe),
       .description = {},
-      .width = 480,
+      .width = kPlotWidth,
       .height = 320,
       .table = {.caption = f8::format("Held-out speedups of {}", recipe),
                 .columns = {"M", "N", "K", "measured", "estimate", "interval", "in the interval"},
@@ -217,7 +217,7 @@ std::optional<Figure> interval_coverage(const Measurements& measurements, size_t
     lo = std::min({lo, row.measured, row.predicted.speedup});
     hi = std::max({hi, row.measured, row.predicted.speedup});
   }
-  const Axis x(lo, hi, false, 62, 466);
+  const Axis x(lo, hi, false, 62, kRight);
   const Axis y(lo, hi, false, 252, 10);
   Drawing drawing;
   draw_frame(drawing, x, y, {.x = "measured speedup", .y = "estimated speedup"});

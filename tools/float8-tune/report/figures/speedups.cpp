@@ -164,9 +164,10 @@ Figure speedup_map(const Measurements& measurements, const SpeedupGrid& grid) {
                      5});
   }
   figure.description = f8::format(
-      "Forward and backward of a linear in bf16 over float8, on {}. {} of {} measured shapes are "
-      "at least as fast in float8. Numbers with ~ are estimates between measured shapes.{}{}",
-      device, faster, measured,
+      "{} of {} measured shapes are at least as fast in float8, on {}. Numbers with ~ are "
+      "estimates "
+      "for shapes that were not measured.{}{}",
+      faster, measured, device,
       torchao_has_rule(grid.recipe) ? "" : " torchao has no rule for this recipe.",
       grid.is_cut ? " Only the K and N with most measurements are shown." : "");
   draw_grid(figure, drawn, lines);
