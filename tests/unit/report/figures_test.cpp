@@ -297,6 +297,15 @@ TEST(ModelQuality, HeldOutRowsAreNotSeen) {
   }
 }
 
+TEST(ModelQuality, OfManyLayersASampleIsHeldOut) {
+  const TuningTable table =
+      table_with("rowwise", db::measured_shapes(), [](Shape) { return 1.3; });  // 10 layers of 3 M
+  EXPECT_EQ(held_out(table, 0, "rowwise", 8 * 10 * 30).size(), 3u * 8);
+  const std::vector<HeldOut> rows = held_out(table, 0, "rowwise", 1);
+  EXPECT_EQ(rows.size(), 3u * kLeastHeldOut);
+  EXPECT_EQ(rows.back().shape.n, 28672) << "the sample goes to the end";
+}
+
 TEST(ModelQuality, APolicysRegretIsTheTimeThatItLoses) {
   // The first is twice as fast in float8 and predicted so; the second is half as fast, and the
   // prediction is wrong. torchao's rule keeps both: K is 1024.

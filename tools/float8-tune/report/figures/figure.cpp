@@ -61,8 +61,14 @@ void name_figures(std::vector<Figure>& figures) {
   }
 }
 
+bool is_wide(const Figure& figure) {
+  return figure.width > 1.25 * kPlotWidth;
+}
+
 std::string inline_svg(const Figure& figure) {
-  return svg(figure, f8::format("style=\"max-width:{}px\" ", px(1.3 * figure.width)), "");
+  const std::string least =
+      is_wide(figure) ? f8::format("; min-width: {}px", px(0.85 * figure.width)) : std::string();
+  return svg(figure, f8::format("style=\"max-width: {}px{}\" ", px(1.3 * figure.width), least), "");
 }
 
 std::string svg_file(const Figure& figure) {

@@ -26,6 +26,8 @@ struct Figure {
 };
 // Gives each figure a name of its kind, device, recipe and m that no other one has.
 void name_figures(std::vector<Figure>& figures);
+// A figure that would be illegible if it were as narrow as others; the page lets it scroll.
+[[nodiscard]] bool is_wide(const Figure& figure);
 [[nodiscard]] std::string inline_svg(const Figure& figure);
 [[nodiscard]] std::string svg_file(const Figure& figure);  // with its style, for use by itself
 

@@ -28,8 +28,14 @@ struct HeldOut {
     return measured >= predicted.lo && measured <= predicted.hi;
   }
 };
+// An estimator takes a time that grows with rows and with layers (N, K), and each layer needs its
+// own, so that a large table has a sample of its layers held out, evenly through their order: as many
+// as `effort` allows, and at least kLeastHeldOut.
+inline constexpr size_t kLeastHeldOut = 5;
+inline constexpr size_t kHeldOutEffort = 20'000'000;  // some seconds
 [[nodiscard]] std::vector<HeldOut> held_out(const TuningTable& table, size_t device,
-                                            const std::string& recipe);
+                                            const std::string& recipe,
+                                            size_t effort = kHeldOutEffort);
 
 // What policies cost on measured linears: the sum of their times over that of the best choice of
 // each, less one.

@@ -81,6 +81,7 @@ std::string article(const Figure& figure) {
   std::string out = "<article data-figure=\"" + figure.kind + "\"";
   if (!figure.device.empty()) out += " data-device=\"" + escape(figure.device) + "\"";
   if (!figure.recipe.empty()) out += " data-recipe=\"" + escape(figure.recipe) + "\"";
+  if (is_wide(figure)) out += " class=\"wide\"";
   if (figure.m > 0) out += f8::format(" data-m=\"{}\"", figure.m);
   const std::string title = escape(figure.title);
   out += f8::format(" id=\"{}\"><h3>{}</h3>\n<p>{}</p>\n", figure.name, title,
@@ -89,7 +90,11 @@ std::string article(const Figure& figure) {
       "<div class=\"scroll tall\" tabindex=\"0\" role=\"region\" aria-label=\"Numbers: {}\">",
       title);
   if (figure.body.empty()) return out + scroll + html(figure.table) + "</div></article>\n";
-  out += "<div class=\"scroll\">" + inline_svg(figure) + "</div>\n";
+  out += is_wide(figure)
+             ? f8::format("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">",
+                          title)
+             : std::string("<div>");
+  out += inline_svg(figure) + "</div>\n";
   return out + "<details><summary>Numbers<span class=\"of\"> of this figure</span></summary>" +
          scroll + html(figure.table) + "</div></details></article>\n";
 }
