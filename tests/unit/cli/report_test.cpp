@@ -102,6 +102,20 @@ TEST(Report, HasTheDecisionOfFilter) {
     }
     EXPECT_TRUE(contains(page, reason)) << reason;
   }
+  // A row's cells are below their heads.
+  EXPECT_TRUE(contains(page,
+                       "<th scope=\"col\">layer</th><th scope=\"col\">verdict</th>"
+                       "<th scope=\"col\">speedup</th><th scope=\"col\">interval</th>"
+                       "<th scope=\"col\">count</th><th scope=\"col\">N</th>"
+                       "<th scope=\"col\">K</th>"));
+  const json& wk = decisions[1];
+  EXPECT_EQ(wk["fqn"], "layers.0.attention.wk");
+  EXPECT_TRUE(contains(
+      page,
+      f8::format("<th scope=\"row\">layers.*.attention.wk</th><td>{}</td><td>{:.3f}</td>"
+                 "<td>[{:.3f}, {:.3f}]</td><td>32</td><td>1024</td><td>4096</td>",
+                 wk["convert"].get<bool>() ? "float8" : "keep bf16", wk["speedup"].get<double>(),
+                 wk["speedup_lo"].get<double>(), wk["speedup_hi"].get<double>())));
   EXPECT_TRUE(contains(page, "llama3-8b: which linears to convert"));
   EXPECT_TRUE(contains(page, "<option value=\"rowwise\" selected=\"selected\">"));
 }
@@ -133,6 +147,7 @@ TEST(Report, AUsersDatabaseIsBeforeTheBuiltInOne) {
   const std::string page = read_file(tool.path() / "a.html").value();
   EXPECT_TRUE(contains(page, "Speedup at M 777: rowwise"));
   EXPECT_TRUE(contains(page, "Speedup at M 8192: rowwise")) << "the built-in rows are behind";
+  EXPECT_TRUE(contains(page, "<option value=\"rowwise\" selected=\"selected\">")) << "its recipe";
   EXPECT_TRUE(contains(page, "mine.db"));
   EXPECT_FALSE(contains(page, tool.path().string())) << "no folder of the user's is named";
 }

@@ -51,7 +51,7 @@ Result<report::ModelDecision> decide(const Options& options, const Recipe& recip
       .title = f8::format("{}: which linears to convert", fs::path(name).filename().string()),
       .summary = {},
       .table = {.caption = f8::format("Decisions at M {}, recipe {}", how.tokens, recipe.name),
-                .columns = {"layer", "count", "N", "K", "verdict", "speedup", "interval",
+                .columns = {"layer", "verdict", "speedup", "interval", "count", "N", "K",
                             "evidence", "reason"},
                 .rows = {}}};
   int64_t converted = 0;

@@ -113,6 +113,17 @@ std::string select(std::string_view name, std::string_view label,
   return out + "</select></div>\n";
 }
 
+// The recipe of which the first database, which is the user's where there is one, has most rows.
+std::string main_recipe(const Measurements& measurements) {
+  const std::vector<std::string> recipes = measurements.recipes();
+  const auto rows = [&measurements](const std::string& recipe) {
+    return std::ranges::count_if(measurements.table.speedups(), [&](const LinearSpeedup& row) {
+      return row.source == 0 && row.recipe == recipe;
+    });
+  };
+  return *std::ranges::max_element(recipes, {}, rows);
+}
+
 std::string controls(const Page& page, const Measurements& measurements) {
   std::vector<std::string> devices;
   std::set<int64_t> ms;
@@ -125,7 +136,7 @@ std::string controls(const Page& page, const Measurements& measurements) {
   std::vector<std::string> tokens;
   for (const int64_t m : ms) tokens.push_back(f8::format("{}", m));
   const std::vector<std::string> recipes = measurements.recipes();
-  const std::string recipe = page.recipe.empty() ? recipes.front() : page.recipe;
+  const std::string recipe = page.recipe.empty() ? main_recipe(measurements) : page.recipe;
   return "<div id=\"controls\" role=\"group\" aria-label=\"Which figures to show\" "
          "hidden=\"hidden\">\n" +
          select("device", "Device", devices, devices.empty() ? "" : devices.front()) +
