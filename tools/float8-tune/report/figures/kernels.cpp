@@ -63,6 +63,39 @@ void draw_roof(Drawing& drawing, const Axis& x, const Axis& y, double flops, dou
   drawing.text(x.at(x.hi()) - 4, y.at(tflops) - 5, label, Drawing::Anchor::kEnd, "small");
 }
 
+// The share of its roof that a GEMM reaches.
+double share_of(const Point& p, const Roofs& roofs) {
+  const double peak = p.bf16 ? roofs.bf16_flops : roofs.fp8_flops;
+  return p.tflops * 1e12 / std::min(peak, p.intensity * roofs.bytes);
+}
+
+std::vector<std::string> numbers_of(const Point& p, const std::optional<Roofs>& roofs) {
+  return {name_of(p.times->problem),
+          p.bf16 ? "bf16" : "fp8",
+          f8::format("{:.0f}", p.intensity),
+          f8::format("{:.0f}", p.tflops),
+          roofs ? percent(share_of(p, *roofs)) : "-",
+          p.kernel->sm_mhz ? f8::format("{:.0f}", *p.kernel->sm_mhz) : "-"};
+}
+
+std::string words_on_roofs(const std::vector<Point>& points, const std::optional<Roofs>& roofs,
+                           double sm_mhz, int max_mhz) {
+  if (!roofs) {
+    return f8::format("The settled clock is {:.0f} MHz; the roofs of this device are not known.",
+                      sm_mhz);
+  }
+  std::vector<double> shares;
+  for (const Point& p : points) {
+    if (!p.bf16) shares.push_back(share_of(p, *roofs));
+  }
+  return f8::format(
+      "The roofs are those at the settled clock, {:.0f} MHz (the median while fp8 kernels ran; the "
+      "device's maximum is {} MHz), and {:.0f} GB/s of memory. The median fp8 GEMM reaches {} of "
+      "its "
+      "roof.",
+      sm_mhz, max_mhz, roofs->bytes / 1e9, percent(tuner::median(shares)));
+}
+
 // The parts of a linear's time, as they are drawn from left to right.
 constexpr struct {
   const char *name, *letter, *style;
@@ -109,6 +142,26 @@ void draw_bar(Drawing& drawing, const Axis& x, double y, const LinearTimes::Side
                    f8::format("small on-{}", kParts[i].style));
     }
   }
+}
+
+void draw_part_legend(Drawing& drawing, double top) {
+  for (size_t i = 0; i < std::size(kParts); ++i) {
+    const double at = i % 2 == 0 ? 8 : 210;
+    const double y = top + (i < 2 ? 0 : 22);
+    drawing.rect(at, y, 32, 16, f8::format("cell {}", kParts[i].style));
+    drawing.text(at + 16, y + 12, kParts[i].letter, Drawing::Anchor::kMiddle,
+                 f8::format("small on-{}", kParts[i].style));
+    drawing.text(at + 38, y + 12, kParts[i].name, Drawing::Anchor::kStart, "small");
+  }
+}
+
+std::vector<std::string> numbers_of(Shape shape, const char* type, const LinearTimes::Side& side) {
+  std::vector<std::string> row = {f8::format("{}", shape.n), f8::format("{}", shape.k), type,
+                                  microseconds(side.ns)};
+  const std::vector<double> parts = parts_of(side);
+  for (const double part : parts) row.push_back(microseconds(part));
+  row.push_back(percent(parts.back() / side.ns));
+  return row;
 }
 
 }  // namespace
@@ -179,20 +232,12 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
     draw_roof(drawing, x, y, roofs->bf16_flops, roofs->bytes, "series1",
               f8::format("bf16 {:.0f}", roofs->bf16_flops / 1e12));
   }
-  std::vector<double> shares;
   for (const Point& p : points) {
-    const double roof =
-        roofs ? std::min(p.bf16 ? roofs->bf16_flops : roofs->fp8_flops, p.intensity * roofs->bytes)
-              : 0;
-    if (roofs && !p.bf16) shares.push_back(p.tflops * 1e12 / roof);
     drawing.marker(p.bf16 ? Drawing::Marker::kSquare : Drawing::Marker::kCircle, x.at(p.intensity),
                    y.at(p.tflops), p.bf16 ? "series1" : "series0",
                    f8::format("{} {}: {:.0f} TFLOP/s, {}", p.bf16 ? "bf16" : "fp8",
                               name_of(p.times->problem), p.tflops, p.kernel->name));
-    figure.table.rows.push_back({name_of(p.times->problem), p.bf16 ? "bf16" : "fp8",
-                                 f8::format("{:.0f}", p.intensity), f8::format("{:.0f}", p.tflops),
-                                 roofs ? percent(p.tflops * 1e12 / roof) : "-",
-                                 p.kernel->sm_mhz ? f8::format("{:.0f}", *p.kernel->sm_mhz) : "-"});
+    figure.table.rows.push_back(numbers_of(p, roofs));
   }
   drawing.marker(Drawing::Marker::kCircle, 70, 318, "series0");
   drawing.text(80, 322, "fp8, fastest kernel of a GEMM", Drawing::Anchor::kStart, "small");
@@ -200,16 +245,8 @@ std::optional<Figure> roofline(const Measurements& measurements, size_t device,
   drawing.text(280, 322, "bf16, cuBLASLt", Drawing::Anchor::kStart, "small");
   figure.body = drawing.body();
   figure.description =
-      f8::format("Each GEMM's rate over its arithmetic intensity, on {}. ", figure.device);
-  figure.description +=
-      roofs ? f8::format(
-                  "The roofs are those at the settled clock, {:.0f} MHz (the median while fp8 "
-                  "kernels ran; the device's maximum is {} MHz), and {:.0f} GB/s of memory. "
-                  "The median fp8 GEMM reaches {} of its roof.",
-                  *clock, hardware.sm_clock_max_mhz, roofs->bytes / 1e9,
-                  shares.empty() ? "-" : percent(tuner::median(shares)))
-            : f8::format("The settled clock is {:.0f} MHz; the roofs of this device are not known.",
-                         *clock);
+      f8::format("Each GEMM's rate over its arithmetic intensity, on {}. {}", figure.device,
+                 words_on_roofs(points, roofs, *clock, hardware.sm_clock_max_mhz));
   return figure;
 }
 
@@ -253,27 +290,13 @@ std::optional<Figure> time_by_part(const Measurements& measurements, size_t devi
         Drawing::Anchor::kEnd, "small");
     draw_bar(drawing, x, top, linear->fp8, linear->bf16.ns);
     draw_bar(drawing, x, top + 16, linear->bf16, linear->bf16.ns);
-    for (const bool bf16 : {false, true}) {
-      const LinearTimes::Side& side = bf16 ? linear->bf16 : linear->fp8;
-      std::vector<std::string> row = {f8::format("{}", linear->shape.n),
-                                      f8::format("{}", linear->shape.k), bf16 ? "bf16" : "float8",
-                                      microseconds(side.ns)};
-      for (const double part : parts_of(side)) row.push_back(microseconds(part));
-      row.push_back(percent(std::max(0.0, *side.rest_ns()) / side.ns));
-      figure.table.rows.push_back(std::move(row));
-    }
+    figure.table.rows.push_back(numbers_of(linear->shape, "float8", linear->fp8));
+    figure.table.rows.push_back(numbers_of(linear->shape, "bf16", linear->bf16));
     top += 40;
   }
   drawing.text((112 + kRight) / 2, bottom + 36, "of the bf16 linear's time",
                Drawing::Anchor::kMiddle);
-  for (size_t i = 0; i < std::size(kParts); ++i) {
-    const double at = i % 2 == 0 ? 8 : 210;
-    const double y = bottom + (i < 2 ? 48 : 70);
-    drawing.rect(at, y, 32, 16, f8::format("cell {}", kParts[i].style));
-    drawing.text(at + 16, y + 12, kParts[i].letter, Drawing::Anchor::kMiddle,
-                 f8::format("small on-{}", kParts[i].style));
-    drawing.text(at + 38, y + 12, kParts[i].name, Drawing::Anchor::kStart, "small");
-  }
+  draw_part_legend(drawing, bottom + 48);
   figure.height = bottom + 92;
   figure.body = drawing.body();
   figure.description = f8::format(

@@ -6,7 +6,7 @@
 namespace f8::report {
 namespace {
 
-constexpr size_t kLong = 60;  // longer cells may be broken
+constexpr size_t kLong = 60;  // longer cells of a table may be broken
 
 }  // namespace
 
