@@ -38,7 +38,7 @@ const Section kSections[] = {
      "The cost model chooses a kernel where nothing was measured; the estimator says the speedup "
      "of a "
      "shape that was not measured.",
-     {"regret", "policy", "coverage", "prediction"}}};
+     {"regret", "coverage", "prediction", "policy"}}};
 
 DataTable policy_table(const std::vector<std::pair<std::string, PolicyRegrets>>& rows) {
   DataTable table{.caption = "Time lost against the best choice",
@@ -81,7 +81,7 @@ std::string article(const Figure& figure) {
   std::string out = "<article data-figure=\"" + figure.kind + "\"";
   if (!figure.device.empty()) out += " data-device=\"" + escape(figure.device) + "\"";
   if (!figure.recipe.empty()) out += " data-recipe=\"" + escape(figure.recipe) + "\"";
-  if (is_wide(figure)) out += " class=\"wide\"";
+  if (is_wide(figure) || figure.body.empty()) out += " class=\"wide\"";
   if (figure.m > 0) out += f8::format(" data-m=\"{}\"", figure.m);
   const std::string title = escape(figure.title);
   out += f8::format(" id=\"{}\"><h3>{}</h3>\n<p>{}</p>\n", figure.name, title,
