@@ -6,6 +6,7 @@
 The browser is FLOAT8_CHROMIUM, or the first of the usual names; where there is none the test says so
 and is skipped (exit code 77).
 """
+
 import os
 import pathlib
 import re
@@ -37,20 +38,27 @@ def look(browser, page, width, dark):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     if dark:
         flags.append("--blink-settings=preferredColorScheme=0")
-    dump = subprocess.run([browser, *flags, "--virtual-time-budget=4000", "--dump-dom", page.as_uri()],
-                          capture_output=True, text=True, timeout=100, check=True).stdout
+    dump = subprocess.run(
+        [browser, *flags, "--virtual-time-budget=4000", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    ).stdout
     return re.search(r"<title>(.*?)</title>", dump).group(1)
 
 
 def main(tool):
-    browser = os.environ.get("FLOAT8_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    browser = os.environ.get("FLOAT8_CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), None
+    )
     if browser is None:
         print(f"skipped: no browser ({', '.join(NAMES)}); name one in FLOAT8_CHROMIUM")
         return 77
     with tempfile.TemporaryDirectory() as name:
         page = pathlib.Path(name) / "page.html"
-        subprocess.run([tool, "report", "--quiet", "-o", page, "--model", "llama3-8b", "--tokens",
-                        "8192", "--recipe", "rowwise"], check=True)
+        model = "--model llama3-8b --tokens 8192 --recipe rowwise".split()
+        subprocess.run([tool, "report", "--quiet", "-o", page, *model], check=True)
         text = page.read_text(encoding="utf-8")
         page.write_text(text.replace("</body>", PROBE), encoding="utf-8")
         total = text.count("<article")

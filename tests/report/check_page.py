@@ -7,25 +7,30 @@ with a screen reader, relies on.
 A figure has a role, a title, a description and a table with the same numbers; every control has a
 label; every reference names one element; nothing is fetched; text has the contrast of WCAG's AA.
 """
+
 import html.parser
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
 SVG = "{http://www.w3.org/2000/svg}"
 FETCHES = ("src", "srcset", "href", "xlink:href", "action", "poster", "data")
-HOSTILE = ('[{"fqn": "</script><svg onload=alert(1)>&amp;", "in_features": 4096, "out_features": 1024},'
-           ' {"fqn": "\\"\'\\ufffe", "in_features": 4096, "out_features": 4096}]')
+HOSTILE = (
+    '[{"fqn": "</script><svg onload=alert(1)>&amp;", "in_features": 4096, "out_features": 1024},'
+    ' {"fqn": "\\"\'\\ufffe", "in_features": 4096, "out_features": 4096}]'
+)
 
 
 def check_svg(root, where):
     """The description of one drawing, inline or in a file."""
     assert root.get("role") == "img", where
-    names = [root.find(name) if root.tag == "svg" else root.find(SVG + name)
-             for name in ("title", "desc")]
+    names = [
+        root.find(name) if root.tag == "svg" else root.find(SVG + name)
+        for name in ("title", "desc")
+    ]
     assert all(name is not None and name.text.strip() for name in names), where
     assert root.get("aria-labelledby").split() == [name.get("id") for name in names], where
     assert re.fullmatch(r"0 0 [\d.]+ [\d.]+", root.get("viewBox")), where
@@ -52,7 +57,9 @@ def check_structure(page):
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(b <= a + 1 for a, b in zip(levels, levels[1:])), "a heading skips a level"
     assert page.get("lang") == "en" and page.find("head/title").text
-    assert "hidden" in page.find(".//*[@id='controls']").attrib, "only the script shows the controls"
+    assert "hidden" in page.find(".//*[@id='controls']").attrib, (
+        "only the script shows the controls"
+    )
     assert not [e for e in page.iter("article") if "hidden" in e.attrib]
 
 
@@ -72,8 +79,8 @@ def check_tables(page):
 
 
 def luminance(color):
-    channels = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055)**2.4 for c in channels)
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 
@@ -84,8 +91,10 @@ def contrast(a, b):
 
 def check_contrast(style):
     """Text on every cell and lines on the paper, in the light, the dark and the printed scheme."""
-    schemes = [dict(re.findall(r"--(\w+): (#\w{6})", block))
-               for block in re.findall(r":root \{(.*?)\}", style, re.S)]
+    schemes = [
+        dict(re.findall(r"--(\w+): (#\w{6})", block))
+        for block in re.findall(r":root \{(.*?)\}", style, re.S)
+    ]
     assert len(schemes) == 3 and len({frozenset(s) for s in schemes}) == 1
     for scheme in schemes:
         for name, color in scheme.items():
@@ -112,9 +121,8 @@ def main(tool):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "model.json").write_text(HOSTILE)
-        subprocess.run([tool, "report", "--quiet", "-o", "page.html", "--svg", "svg", "--model",
-                        "model.json", "--tokens", "8192", "--recipe", "rowwise"],
-                       cwd=folder, check=True)
+        what = "-o page.html --svg svg --model model.json --tokens 8192 --recipe rowwise".split()
+        subprocess.run([tool, "report", "--quiet", *what], cwd=folder, check=True)
         text = (folder / "page.html").read_text(encoding="utf-8")
         page = ElementTree.fromstring(text)
         check_structure(page)
