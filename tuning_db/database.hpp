@@ -195,6 +195,7 @@ class Database {
                                           const DeviceClass* asked = nullptr) const;
   // The one nearest to `asked` first; of equals, and where it is null, the one of the newest run.
   [[nodiscard]] Result<std::vector<DeviceClass>> devices(const DeviceClass* asked = nullptr) const;
+  [[nodiscard]] Result<std::vector<Method>> methods() const;  // by key
 
   // --- whole files
   struct MergeCount {

@@ -78,4 +78,11 @@ Result<std::vector<DeviceClass>> Database::devices(const DeviceClass* asked) con
   return devices;
 }
 
+Result<std::vector<Method>> Database::methods() const {
+  auto s = F8_TRY(state_->db->prepare("SELECT fidelity, spec FROM method ORDER BY key"));
+  std::vector<Method> methods;
+  while (F8_TRY(s.step())) methods.push_back({std::string(s.view(0)), std::string(s.view(1))});
+  return methods;
+}
+
 }  // namespace f8::tuning_db

@@ -64,6 +64,7 @@ void add_bench(CLI::App& app, Program& program);
 void add_query(CLI::App& app, Program& program);
 void add_filter(CLI::App& app, Program& program);
 void add_thresholds(CLI::App& app, Program& program);
+void add_report(CLI::App& app, Program& program);  // in report/
 void add_explain(CLI::App& app, Program& program);
 void add_emit(CLI::App& app, Program& program);
 void add_prewarm(CLI::App& app, Program& program);

@@ -2,15 +2,14 @@
 #include "tuning_db/estimate/filter.hpp"
 
 #include <algorithm>
-#include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
 
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "recipes/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/decision_rows.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/trial_json.hpp"
@@ -112,43 +111,6 @@ Result<std::string> verdicts_text(const Options& options, const tuning_db::Filte
   return file.serialize();
 }
 
-// "layers.12.attention.wk" as "layers.*.attention.wk".
-std::string pattern_of(std::string_view fqn) {
-  std::string pattern;
-  while (true) {
-    const size_t dot = fqn.find('.');
-    const std::string_view part = fqn.substr(0, dot);
-    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
-    pattern += number ? "*" : std::string(part);
-    if (dot == std::string_view::npos) return pattern;
-    pattern += '.';
-    fqn.remove_prefix(dot + 1);
-  }
-}
-
-// Layers that differ in their number alone share a row.
-struct Row {
-  std::string name;
-  const tuning_db::FilterDecision* decision;
-  int64_t count;
-};
-
-std::vector<Row> rows_of(const tuning_db::FilterResult& result) {
-  std::vector<Row> rows;
-  std::map<std::tuple<std::string, int64_t, int64_t, bool, std::string_view>, size_t> known;
-  for (const tuning_db::FilterDecision& d : result.decisions) {
-    const std::string name = pattern_of(d.layer.fqn);
-    const auto [at, is_new] = known.try_emplace(
-        {name, d.layer.in_features, d.layer.out_features, d.convert, d.reason}, rows.size());
-    if (is_new) {
-      rows.push_back({name, &d, d.layer.count});
-    } else {
-      rows[at->second].count += d.layer.count;
-    }
-  }
-  return rows;
-}
-
 void print_table(const Options& options, const tuning_db::FilterResult& result, bool color) {
   using enum Table::Align;
   std::vector<Table::Column> columns = {{"layer", kLeft},   {"count"},   {"N"},       {"K"},
@@ -158,7 +120,7 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
   Table table(std::move(columns));
   int64_t converted = 0;
   int64_t all = 0;
-  for (const Row& row : rows_of(result)) {
+  for (const DecisionRow& row : decision_rows(result)) {
     const tuning_db::FilterDecision& d = *row.decision;
     all += row.count;
     if (d.convert) converted += row.count;

@@ -8,17 +8,17 @@
 namespace f8::cli {
 namespace {
 
-constexpr auto kCommands = {add_doctor,   add_bench, add_plan,        add_sweep,
-                            add_resume,   add_query, add_filter,      add_thresholds,
-                            add_explain,  add_emit,  add_prewarm,     add_cost_model,
-                            add_estimate, add_wire,  add_verify_dist, add_db};
+constexpr auto kCommands = {add_doctor,      add_bench,   add_plan,       add_sweep,    add_resume,
+                            add_query,       add_filter,  add_thresholds, add_explain,  add_report,
+                            add_emit,        add_prewarm, add_cost_model, add_estimate, add_wire,
+                            add_verify_dist, add_db};
 
 constexpr std::string_view kWithoutGpu =
-    "doctor, plan, query, filter, thresholds, explain, emit, prewarm, cost-model, estimate, wire "
-    "and db "
+    "doctor, plan, query, filter, thresholds, explain, report, emit, prewarm, cost-model, "
+    "estimate, wire and db "
     "work without a GPU, and verify-dist with --emulate";
 
-int report(const Program& program, const Error& error) {
+int report_error(const Program& program, const Error& error) {
   if (error.code == ErrorCode::kEnvironment && program.needs == Needs::kGpu) {
     print_error(f8::format("{}; {}", error.message, kWithoutGpu));
   } else {
@@ -72,8 +72,9 @@ int run(int argc, char** argv) {
     return kExitUsage;
   }
   const Result<int> code = program.action();
-  if (!code) return report(program, code.error());
-  if (const Status written = finish_output(); !written) return report(program, written.error());
+  if (!code) return report_error(program, code.error());
+  if (const Status written = finish_output(); !written)
+    return report_error(program, written.error());
   return *code;
 }
 

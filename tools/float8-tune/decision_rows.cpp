@@ -1,0 +1,42 @@
+#include "tools/float8-tune/decision_rows.hpp"
+
+#include <map>
+#include <string_view>
+#include <tuple>
+
+namespace f8::cli {
+namespace {
+
+// "layers.12.attention.wk" as "layers.*.attention.wk".
+std::string pattern_of(std::string_view fqn) {
+  std::string pattern;
+  while (true) {
+    const size_t dot = fqn.find('.');
+    const std::string_view part = fqn.substr(0, dot);
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
+    pattern += number ? "*" : std::string(part);
+    if (dot == std::string_view::npos) return pattern;
+    pattern += '.';
+    fqn.remove_prefix(dot + 1);
+  }
+}
+
+}  // namespace
+
+std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result) {
+  std::vector<DecisionRow> rows;
+  std::map<std::tuple<std::string, int64_t, int64_t, bool, std::string_view>, size_t> known;
+  for (const tuning_db::FilterDecision& d : result.decisions) {
+    const std::string name = pattern_of(d.layer.fqn);
+    const auto [at, is_new] = known.try_emplace(
+        {name, d.layer.in_features, d.layer.out_features, d.convert, d.reason}, rows.size());
+    if (is_new) {
+      rows.push_back({name, &d, d.layer.count});
+    } else {
+      rows[at->second].count += d.layer.count;
+    }
+  }
+  return rows;
+}
+
+}  // namespace f8::cli

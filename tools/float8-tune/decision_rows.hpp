@@ -1,0 +1,20 @@
+// A model's decisions as rows for people: layers that differ in their number alone share a row.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tuning_db/estimate/filter.hpp"
+
+namespace f8::cli {
+
+struct DecisionRow {
+  std::string name;  // "layers.*.attention.wk"
+  const tuning_db::FilterDecision* decision;
+  int64_t count;
+};
+// The rows point into the result.
+[[nodiscard]] std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result);
+
+}  // namespace f8::cli

@@ -1,0 +1,192 @@
+#include "tools/float8-tune/report/figures/figure.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/format.hpp"
+#include "tools/float8-tune/report/figures/text.hpp"
+
+namespace f8::report {
+namespace {
+
+// Tenths of a pixel, without zeros that say nothing.
+std::string px(double value) {
+  std::string text = f8::format("{:.1f}", value);
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
+  return text;
+}
+
+std::string number(double value) {
+  if (std::abs(value) >= 10'000) return f8::format("{:g}k", value / 1000);
+  return f8::format("{:.6g}", value);
+}
+
+std::string svg(const Figure& figure, std::string_view attributes, std::string_view style) {
+  return f8::format(
+      "<svg {}viewBox=\"0 0 {} {}\" role=\"img\" class=\"figure\" aria-labelledby=\"{}-t {}-d\">"
+      "<title id=\"{}-t\">{}</title><desc id=\"{}-d\">{}</desc>{}\n{}</svg>",
+      attributes, px(figure.width), px(figure.height), figure.name, figure.name, figure.name,
+      escape(figure.title), figure.name, escape(figure.description), style, figure.body);
+}
+
+bool is_decade(double tick) {
+  const double exponent = std::log10(tick);
+  return std::abs(exponent - std::round(exponent)) < 1e-6;
+}
+
+// True if the numbers of a logarithmic axis would touch, so that only its decades have one.
+bool has_sparse_labels(const Axis& axis, double room_px) {
+  if (!axis.is_log()) return false;
+  for (size_t i = 1; i < axis.ticks().size(); ++i) {
+    if (std::abs(axis.at(axis.ticks()[i]) - axis.at(axis.ticks()[i - 1])) < room_px) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void name_figures(std::vector<Figure>& figures) {
+  std::set<std::string> taken;
+  for (Figure& figure : figures) {
+    std::string name = figure.kind;
+    for (const std::string& part : {figure.device, figure.recipe}) {
+      if (!part.empty()) name += f8::format("-{}", slug(part));
+    }
+    if (figure.m > 0) name += f8::format("-m{}", figure.m);
+    figure.name = name;
+    for (int i = 2; !taken.insert(figure.name).second; ++i) {
+      figure.name = f8::format("{}-{}", name, i);
+    }
+  }
+}
+
+bool is_wide(const Figure& figure) {
+  return figure.width > 1.25 * kPlotWidth;
+}
+
+std::string inline_svg(const Figure& figure) {
+  const std::string least =
+      is_wide(figure) ? f8::format("; min-width: {}px", px(0.85 * figure.width)) : std::string();
+  return svg(figure, f8::format("style=\"max-width: {}px{}\" ", px(1.3 * figure.width), least), "");
+}
+
+std::string svg_file(const Figure& figure) {
+  const std::string attributes =
+      f8::format("xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" ",
+                 px(figure.width), px(figure.height));
+  return svg(figure, attributes, f8::format("<style>\n{}</style>", text::figure_css)) + "\n";
+}
+
+void Drawing::rect(double x, double y, double width, double height, std::string_view style) {
+  body_ += f8::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" class=\"{}\"/>\n", px(x),
+                      px(y), px(width), px(height), style);
+}
+
+void Drawing::line(double x1, double y1, double x2, double y2, std::string_view style) {
+  body_ += f8::format("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" class=\"{}\"/>\n", px(x1),
+                      px(y1), px(x2), px(y2), style);
+}
+
+void Drawing::text(double x, double y, std::string_view text, Anchor anchor,
+                   std::string_view style) {
+  constexpr std::string_view kAnchors[] = {"", "mid", "end"};
+  const std::string_view align = kAnchors[static_cast<size_t>(anchor)];
+  const char* space = align.empty() || style.empty() ? "" : " ";
+  std::string attribute;
+  if (!align.empty() || !style.empty()) {
+    attribute = f8::format(" class=\"{}{}{}\"", align, space, style);
+  }
+  body_ +=
+      f8::format("<text x=\"{}\" y=\"{}\"{}>{}</text>\n", px(x), px(y), attribute, escape(text));
+}
+
+void Drawing::vertical_text(double x, double y, std::string_view text) {
+  body_ += f8::format("<text transform=\"translate({} {}) rotate(-90)\" class=\"mid\">{}</text>\n",
+                      px(x), px(y), escape(text));
+}
+
+void Drawing::path(std::string_view d, std::string_view style) {
+  body_ += f8::format("<path d=\"{}\" class=\"{}\"/>\n", d, style);
+}
+
+void Drawing::marker(Marker marker, double x, double y, std::string_view style,
+                     std::string_view tip) {
+  std::string d;
+  switch (marker) {
+    case Marker::kCircle:
+      d = f8::format("M{} {}a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", px(x - 3), px(y));
+      break;
+    case Marker::kSquare:
+      d = f8::format("M{} {}h5v5h-5z", px(x - 2.5), px(y - 2.5));
+      break;
+    case Marker::kTriangle:
+      d = f8::format("M{} {}l3.5 6h-7z", px(x), px(y - 3.5));
+      break;
+    case Marker::kCross:
+      d = f8::format("M{} {}l7 7m0-7l-7 7", px(x - 3.5), px(y - 3.5));
+      break;
+  }
+  body_ += f8::format("<path d=\"{}\" class=\"{}\"", d, style);
+  body_ += tip.empty() ? "/>\n" : f8::format("><title>{}</title></path>\n", escape(tip));
+}
+
+Axis::Axis(double lo, double hi, bool is_log, double from_px, double to_px)
+    : lo_(lo), hi_(hi), from_px_(from_px), to_px_(to_px), is_log_(is_log) {
+  if (is_log) {
+    lo_ = std::max(lo_, 1e-9);
+    hi_ = std::max(hi_, lo_ * 2);
+    for (double decade = std::pow(10, std::floor(std::log10(lo_))); decade < hi_ * 10;
+         decade *= 10) {
+      for (const double step : {1.0, 2.0, 5.0}) ticks_.push_back(decade * step);
+    }
+  } else {
+    if (hi_ <= lo_) hi_ = lo_ + 1;
+    const double rough = (hi_ - lo_) / 5;
+    const double decade = std::pow(10, std::floor(std::log10(rough)));
+    double step = decade * 10;
+    for (const double factor : {5.0, 2.5, 2.0, 1.0}) {
+      if (decade * factor >= rough) step = decade * factor;
+    }
+    for (double tick = std::floor(lo_ / step); tick <= std::ceil(hi_ / step) + 0.5; ++tick) {
+      ticks_.push_back(tick * step);
+    }
+  }
+  // The last tick at or below the values, and the first one at or above them, are the ends.
+  const auto above = std::ranges::find_if(ticks_, [&](double t) { return t > lo_ * (1 + 1e-9); });
+  if (above != ticks_.begin()) ticks_.erase(ticks_.begin(), above - 1);
+  const auto end = std::ranges::find_if(ticks_, [&](double t) { return t >= hi_ * (1 - 1e-9); });
+  if (end != ticks_.end()) ticks_.erase(end + 1, ticks_.end());
+  lo_ = ticks_.front();
+  hi_ = ticks_.back();
+}
+
+double Axis::at(double value) const {
+  const double v = std::clamp(value, lo_, hi_);
+  const double share = is_log_ ? std::log(v / lo_) / std::log(hi_ / lo_) : (v - lo_) / (hi_ - lo_);
+  return from_px_ + share * (to_px_ - from_px_);
+}
+
+void draw_frame(Drawing& drawing, const Axis& x, const Axis& y, const Labels& labels) {
+  using enum Drawing::Anchor;
+  const double left = x.from_px();
+  const double right = x.to_px();
+  const double bottom = y.from_px();
+  const double top = y.to_px();
+  const bool x_sparse = has_sparse_labels(x, 34);
+  for (const double tick : x.ticks()) {
+    drawing.line(x.at(tick), top, x.at(tick), bottom, "grid");
+    if (x_sparse && !is_decade(tick)) continue;
+    drawing.text(x.at(tick), bottom + 17, number(tick) + labels.x_suffix, kMiddle);
+  }
+  const bool y_sparse = has_sparse_labels(y, 15);
+  for (const double tick : y.ticks()) {
+    drawing.line(left, y.at(tick), right, y.at(tick), "grid");
+    if (y_sparse && !is_decade(tick)) continue;
+    drawing.text(left - 6, y.at(tick) + 4, number(tick) + labels.y_suffix, kEnd);
+  }
+  drawing.text((left + right) / 2, bottom + 36, labels.x, kMiddle);
+  drawing.vertical_text(13, (top + bottom) / 2, labels.y);
+}
+
+}  // namespace f8::report

@@ -1,0 +1,200 @@
+// report: one page of figures about what the databases hold. Everything is made in memory and
+// checked before the first file is written; an SVG folder is filled under another name first.
+#include <memory>
+
+#include "base/file.hpp"
+#include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/decision_rows.hpp"
+#include "tools/float8-tune/options.hpp"
+#include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/report/figures/page.hpp"
+#include "tuning_db/estimate/filter.hpp"
+
+namespace f8::cli {
+namespace {
+
+constexpr size_t kMaxDecisions = 1000;  // rows of the page's table
+
+struct Options {
+  ModelOptions model;
+  std::string recipe;
+  std::filesystem::path output = "report.html";
+  std::filesystem::path svg;
+};
+
+// A report of a database that has nothing to show would show the built-in measurements alone.
+Status check_user_database(const Global& global, const Databases& databases) {
+  if (global.db.empty()) return {};
+  const tuning_db::Database& database = databases.owned.front();
+  const TuningTable table = F8_TRY(database.table(tuning_db::Database::TablePart::kLinears));
+  if (!table.speedups().empty()) return {};
+  const bool is_empty = F8_TRY(database.runs()).empty();
+  return fail(ErrorCode::kNotFound,
+              "{}: {} {}; measure some with `float8-tune sweep --db {}`, or leave {} out for the "
+              "built-in measurements",
+              global.db_option, global.db.string(),
+              is_empty ? "is empty: it has no trials" : "has no measured linear",
+              global.db.string(), global.db_option);
+}
+
+Result<report::ModelDecision> decide(const Options& options, const Recipe& recipe,
+                                     const TuningTable& table) {
+  const tuner::Model model = F8_TRY(load(options.model));
+  tuning_db::FilterOptions how;
+  how.tokens = options.model.tokens;
+  how.automatic = true;
+  const tuning_db::Estimator estimator(table, recipe.name);
+  const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
+  const std::string name =
+      is_standard_stream(options.model.model) ? "a model from standard input" : options.model.model;
+  report::ModelDecision decision{
+      .title = f8::format("{}: which linears to convert", fs::path(name).filename().string()),
+      .summary = {},
+      .table = {.caption = f8::format("Decisions at M {}, recipe {}", how.tokens, recipe.name),
+                .columns = {"layer", "verdict", "speedup", "interval", "count", "N", "K",
+                            "evidence", "reason"},
+                .rows = {}}};
+  int64_t converted = 0;
+  int64_t all = 0;
+  const std::vector<DecisionRow> rows = decision_rows(result);
+  for (const DecisionRow& row : rows) {
+    const tuning_db::FilterDecision& d = *row.decision;
+    all += row.count;
+    converted += d.convert ? row.count : 0;
+    if (decision.table.rows.size() == kMaxDecisions) continue;
+    decision.table.rows.push_back(
+        {row.name, d.convert ? "float8" : "keep bf16", f8::format("{:.3f}", d.speedup),
+         interval_text(d.lo, d.hi, 3), f8::format("{}", row.count),
+         f8::format("{}", d.layer.out_features), f8::format("{}", d.layer.in_features),
+         std::string(to_string(d.evidence)), d.reason});
+  }
+  if (rows.size() > kMaxDecisions) {
+    decision.table.caption += f8::format(", the first {} of {} rows", kMaxDecisions, rows.size());
+  }
+  decision.summary = f8::format(
+      "{} of {} linears to float8: recipe {}, M {}{}{}. These linears together are {:.3f} times as "
+      "fast as in bf16. float8-tune filter writes the same decision for a trainer.",
+      converted, all, recipe.name, how.tokens,
+      options.model.tp > 1 ? f8::format(", {} tensor-parallel ranks", options.model.tp) : "",
+      result.device.empty() ? "" : ", " + result.device, result.estimated_model_speedup);
+  return decision;
+}
+
+// The files of a folder that appear together: they are written into another folder beside it. If
+// anything fails, what is there stays.
+class FileSet {
+ public:
+  FileSet() = default;
+  FileSet(const FileSet&) = delete;
+  FileSet& operator=(const FileSet&) = delete;
+  ~FileSet() {
+    std::error_code ignored;
+    if (!staging_.empty()) fs::remove_all(staging_, ignored);
+  }
+
+  Status stage(const fs::path& folder, const std::vector<report::Figure>& figures) {
+    std::error_code error;
+    folder_ = fs::absolute(folder, error).lexically_normal();
+    if (!folder_.has_filename()) folder_ = folder_.parent_path();
+    if (fs::exists(folder_, error) && !fs::is_directory(folder_, error)) {
+      return fail(ErrorCode::kInvalidArgument, "{} is no directory; name a folder for the files",
+                  folder.string());
+    }
+    staging_ = F8_TRY(make_temp_directory(folder_.parent_path(), ".float8-report-"));
+    for (const report::Figure& figure : figures) {
+      if (figure.body.empty()) continue;
+      names_.push_back(figure.name + ".svg");
+      F8_TRY(write_file_atomic(staging_ / names_.back(), report::svg_file(figure)));
+    }
+    return {};
+  }
+
+  Status publish() {
+    std::error_code error;
+    fs::create_directory(folder_, error);
+    for (const std::string& name : names_) {
+      if (!error) fs::rename(staging_ / name, folder_ / name, error);
+    }
+    if (!error) return {};
+    return fail(ErrorCode::kIo, "cannot write into {}: {}", folder_.string(), error.message());
+  }
+  [[nodiscard]] size_t size() const { return names_.size(); }
+
+ private:
+  fs::path folder_, staging_;
+  std::vector<std::string> names_;
+};
+
+Json to_json(const Options& options, const std::vector<report::Figure>& figures, size_t bytes) {
+  Json json = {{"output", options.output.string()}, {"bytes", bytes}, {"figures", Json::array()}};
+  for (const report::Figure& figure : figures) {
+    Json one = {{"name", figure.name},
+                {"title", figure.title},
+                {"description", figure.description},
+                {"device", figure.device},
+                {"recipe", figure.recipe},
+                {"m", figure.m == 0 ? Json() : Json(figure.m)}};
+    if (!options.svg.empty() && !figure.body.empty()) {
+      one["svg"] = (options.svg / (figure.name + ".svg")).string();
+    }
+    json["figures"].push_back(std::move(one));
+  }
+  return json;
+}
+
+Result<int> make_report(const Options& options, const Global& global) {
+  F8_TRY(check_output(global, "-o", options.output));
+  if (is_standard_stream(options.svg)) {
+    return fail(ErrorCode::kInvalidArgument, "--svg: - is no folder; name one");
+  }
+  const Databases databases = F8_TRY(open_databases(global));
+  F8_TRY(check_user_database(global, databases));
+  TuningTable table = F8_TRY(merged_table(databases));
+  if (table.speedups().empty()) {
+    return fail(ErrorCode::kNotFound,
+                "the built-in measurements have no linear; give a database with --db");
+  }
+  report::Page page{.version = FLOAT8_VERSION, .figures = {}, .model = {}, .recipe = {}};
+  if (!options.model.model.empty()) {
+    const Recipe recipe = F8_TRY(recipe_of(options.recipe));
+    page.model = F8_TRY(decide(options, recipe, table));
+    page.recipe = recipe.name;
+  }
+  std::vector<report::NamedDatabase> named;
+  for (const tuning_db::Database* database : databases.pointers()) {
+    const bool is_users = named.empty() && !global.db.empty();
+    named.push_back({is_users ? global.db.filename().string() : "built-in", database});
+  }
+  const report::Measurements measurements = F8_TRY(report::collect(named, std::move(table)));
+  page.figures = report::all_figures(measurements);
+  const std::string html = report::page_html(page, measurements);
+  FileSet files;
+  if (!options.svg.empty()) {
+    F8_TRY(of_option("--svg", files.stage(options.svg, page.figures)));
+  }
+  F8_TRY(write_output(global, "-o", options.output, html));
+  if (!options.svg.empty()) {
+    F8_TRY(of_option("--svg", files.publish()));
+    note(global, "wrote {} figures into {}", files.size(), options.svg.string());
+  }
+  if (global.json) print_json(to_json(options, page.figures, html.size()));
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Program& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = add_command(
+      app, program, "report", "one page with figures of what the databases hold", Needs::kNothing,
+      [options, &program] { return make_report(*options, program.global); });
+  add_output(*command, "-o,--output", options->output, "the page, one file of HTML");
+  command->add_option("--svg", options->svg, "also write each figure as an SVG file")
+      ->type_name("DIR");
+  const ModelFlags flags = add_model(*command, options->model);
+  CLI::Option* recipe = add_recipe(*command, options->recipe);
+  flags.model->needs(flags.tokens)->needs(recipe);
+  for (CLI::Option* option : {flags.tokens, flags.tp, recipe}) option->needs(flags.model);
+}
+
+}  // namespace f8::cli
