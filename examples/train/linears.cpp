@@ -32,9 +32,24 @@ float8::Model convert(const float8::Context& context, const TrainConfig& config,
   return float8::Model::plan(context, layers, options).value();
 }
 
+// Plans a converted linear again so that grad_input reads a gathered qt as it lies; null where the choice
+// for grad_input is cuBLASLt, which does not.
+std::optional<float8::Linear> plan_for_shards(const float8::Context& context,
+                                              const TrainConfig& config, const LinearShape& shape) {
+  float8::LinearDesc desc = desc_of(config, shape);
+  desc.recipe = float8::Recipe::named(config.recipe);
+  desc.weight_shards = true;
+  auto linear = float8::Linear::plan(context, desc);
+  if (linear) return std::move(linear).value();
+  if (linear.error().code != FLOAT8_UNSUPPORTED) throw float8::Exception(linear.error());
+  return std::nullopt;
+}
+
 int64_t most_of_a_rank(const Parameters& parameters) {
   int64_t most = 0;
-  for (const LinearShape& shape : parameters.linears) most = std::max(most, shape.rows * shape.k);
+  for (const LinearShape& shape : parameters.linears) {
+    most = std::max(most, shape.shard_rows * shape.k);
+  }
   return most;
 }
 
@@ -52,8 +67,14 @@ Linears::Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks
     const LinearShape& shape = parameters.linears[i];
     auto linear = model.verdict(i).value().linear;
     if (!linear) linear = float8::Linear::plan(context, desc_of(config, shape)).value();
-    layers_.push_back(
-        Layer{.linear = *linear, .w = weights + shape.offset, .dw = grads + shape.offset});
+    const bool may_lie_in_shards =
+        linear->weight_cache_bytes() > 0 && lies_in_shards(shape, ranks.fsdp);
+    const auto for_shards =
+        may_lie_in_shards ? plan_for_shards(context, config, shape) : std::nullopt;
+    layers_.push_back(Layer{.linear = for_shards.value_or(*linear),
+                            .w = weights + shape.offset,
+                            .dw = grads + shape.offset,
+                            .in_shards = for_shards.has_value()});
   }
   if (!ranks.world.is_alone()) shards_.emplace(backend, ranks_, parameters, weights);
   allocate();
@@ -95,7 +116,8 @@ void Linears::allocate() {
 void Linears::allocate_shards(const std::string& recipe) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (layers_[i].linear.weight_cache_bytes() == 0) continue;
-    shards_->add_cast(i, recipe, scale_state_ == nullptr ? nullptr : &layers_[i].slots);
+    shards_->add_cast(i, recipe, scale_state_ == nullptr ? nullptr : &layers_[i].slots,
+                      layers_[i].in_shards);
   }
   shards_->allocate();
 }
@@ -153,7 +175,7 @@ void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bo
     args.w = shards_->gather_bf16(index);
   }
   check(layer.linear.backward(args, workspace_, backend_.stream()));
-  grad_sum_.add(layer.dw, dw_, shape.rows * shape.k, true, batch);
+  grad_sum_.add(layer.dw, dw_, shape.shard_rows * shape.k, true, batch);
 }
 
 void Linears::update_scales() {

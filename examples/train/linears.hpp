@@ -38,6 +38,7 @@ class Linears {
     float8::Linear linear;
     const u16* w;
     float* dw;
+    bool in_shards;  // backward reads a gathered qt as it lies
     void* saved = nullptr;
     void* cache = nullptr;  // null where the weight is never cast
     float8::ScaleSlots slots = {};

@@ -3,7 +3,7 @@
 // Activations are bf16, gradients of weights and the weights' masters fp32.
 //
 // A step's tokens are those of all ranks and micro-batches: micro-batch b of FSDP rank r takes the share
-// r * micro_batches + b. A rank holds equal rows of each linear's weight, and all embeddings and gains.
+// r * micro_batches + b. An FSDP rank holds rows of each linear's weight, and all embeddings and gains.
 // With tensor parallelism it has a part of the inner width of each block: up is column-wise, so its
 // input's gradient is summed over ranks, and down is row-wise, so its output is.
 //
@@ -49,6 +49,7 @@ class Model {
   void norm_grad(size_t index, const u16* d_residual, float* small);
   // Sums bf16 activations over the ranks of tensor parallelism, in place.
   void sum_over_tp(u16* activations);
+  [[nodiscard]] int64_t square_count() const;
   void square_sums();
   void optimize();
   void gather(const Rank& group, const float* from, float* to, int64_t count) const;
@@ -82,10 +83,11 @@ class Model {
   u16* da_ = nullptr;
   u16* logits_ = nullptr;
   u16* dlogits_ = nullptr;
-  float* losses_ = nullptr;    // [tokens], of all ranks
-  float* partials_ = nullptr;  // of one sum at a time
-  float* squares_ = nullptr;   // of the gradient's norm
-  float* small_ = nullptr;     // gradients of embeddings and gains that are not summed yet
+  float* losses_ = nullptr;       // [tokens], of all ranks
+  float* partials_ = nullptr;     // of one sum at a time
+  float* own_squares_ = nullptr;  // of this rank's gradients
+  float* squares_ = nullptr;      // of all gradients
+  float* small_ = nullptr;        // gradients of embeddings and gains that are not summed yet
 };
 
 }  // namespace train
