@@ -13,10 +13,10 @@ TrainConfig tiny(const std::string& recipe, int64_t fsdp, int64_t micro_batches,
   config.recipe = recipe;
   // Blocks of 128 rows are not cut.
   config.hidden = recipe == "blockwise" ? 256 : 64;
-  config.ffn = recipe == "blockwise" ? 256 * tp : 128;
+  config.ffn = recipe == "blockwise" ? 256 * tp : tp == 3 ? 192 : 128;
   config.layers = 2;
   config.context = 4;
-  config.tokens = 128;
+  config.tokens = 192;
   config.steps = 6;
   config.lr = 1e-2;
   config.fsdp = fsdp;
@@ -63,8 +63,9 @@ INSTANTIATE_TEST_SUITE_P(Recipes, FsdpBits,
                          [](const auto& recipe) { return recipe.param; });
 
 TEST_P(FsdpBits, AreThoseOfMicroBatchesOnOneDevice) {
-  for (const int64_t ranks : {2, 4}) {
-    if (GetParam() == "blockwise" && ranks == 4) continue;
+  // Three ranks hold 48, 48 and 32 of 128 rows, and 32, 32 and none of 64. Under blockwise, two ranks of
+  // four hold none.
+  for (const int64_t ranks : {2, 3, 4}) {
     const auto [loss, master] = run(ranks, 1);
     const auto [expected_loss, expected_master] = run(1, ranks);
     EXPECT_EQ(loss, expected_loss) << ranks;
@@ -73,21 +74,24 @@ TEST_P(FsdpBits, AreThoseOfMicroBatchesOnOneDevice) {
 }
 
 TEST_P(FsdpBits, AreThoseOfMicroBatchesUnderTensorParallelism) {
-  const auto [loss, master] = run(2, 1, 2);
-  const auto [expected_loss, expected_master] = run(1, 2, 2);
-  // One scale of a weight spans all ranks; that is the same where FSDP does not share it out.
-  EXPECT_EQ(loss, expected_loss);
-  EXPECT_EQ(master, expected_master);
+  for (const int64_t ranks : {2, 3}) {
+    const auto [loss, master] = run(ranks, 1, 2);
+    const auto [expected_loss, expected_master] = run(1, ranks, 2);
+    // One scale of a weight spans all ranks; that is the same where FSDP does not share it out.
+    EXPECT_EQ(loss, expected_loss) << ranks;
+    EXPECT_EQ(master, expected_master) << ranks;
+  }
 }
 
 TEST_P(Fsdp, TensorParallelismIsCloseToOneDevice) {
-  for (const int64_t tp : {2, 4}) {
+  for (const int64_t tp : {2, 3, 4}) {
     TrainConfig config = tiny(GetParam(), 1, 1, tp);
+    config.lr = 3e-3;  // so that rounding does not grow much in a few steps
     const std::vector<float> loss = losses(config);
     config.tp = 1;
     const std::vector<float> expected = losses(config);
     EXPECT_NE(loss, expected) << "partial sums are rounded";
-    for (size_t i = 0; i < loss.size(); ++i) EXPECT_NEAR(loss[i] / expected[i], 1, 0.02) << i;
+    for (size_t i = 0; i < loss.size(); ++i) EXPECT_NEAR(loss[i] / expected[i], 1, 0.01) << i;
   }
 }
 
@@ -214,15 +218,6 @@ TEST(FsdpFailures, ALossThatIsNotFiniteOnOneRankIsOneError) {
   resumed.resume = folder / "a";
   const float8::Error error = error_of([&] { losses(config, resumed); });
   EXPECT_NE(error.message.find("step 2 is not finite"), std::string::npos) << error.message;
-}
-
-TEST(FsdpFailures, ShardsThatCutBlocksAreRefused) {
-  TrainConfig config = tiny("blockwise", 2, 1);
-  config.hidden = config.ffn = 128;
-  const float8::Error error = error_of([&] { losses(config); });
-  EXPECT_EQ(error.code, FLOAT8_UNSUPPORTED);
-  EXPECT_NE(error.message.find("shards of 64 rows cut the blocks"), std::string::npos)
-      << error.message;
 }
 
 TEST(FsdpFailures, ABackendAloneIsOneRank) {
