@@ -645,7 +645,7 @@ typedef struct float8_quantize_args {
   const void* x FLOAT8_ZERO; /* [rows][cols] */
   void* tensor
       FLOAT8_ZERO; /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
-  /* 0 to rows_max, of a weight rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
+  /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
   int64_t rows FLOAT8_DEFAULT(-1);
   int64_t ld_x FLOAT8_ZERO;
   /* Needed if the operand has delayed scaling: those of a linear with this recipe, whose scale is
