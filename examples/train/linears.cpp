@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "files.hpp"
 
 namespace train {
 namespace {
@@ -176,6 +177,10 @@ void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bo
   }
   check(layer.linear.backward(args, workspace_, backend_.stream()));
   grad_sum_.add(layer.dw, dw_, shape.shard_rows * shape.k, true, batch);
+}
+
+std::string Linears::plan_hash(size_t index) const {
+  return hash_hex(layers_[index].linear.info().value());
 }
 
 void Linears::update_scales() {

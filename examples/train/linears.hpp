@@ -23,6 +23,8 @@ class Linears {
   // x is the forward's. The weight's gradient is overwritten by micro-batch 0; the others add to it.
   void backward(size_t index, const void* dy, const void* x, void* dx, bool first_step,
                 int64_t batch);
+  // A hash of what a linear runs, which its plan says in words.
+  [[nodiscard]] std::string plan_hash(size_t index) const;
   // Memory of the largest whole gradient of all ranks, free between two calls.
   [[nodiscard]] float* gradient_scratch() const { return dw_; }
   // Comes between backward and the optimizer.

@@ -9,6 +9,15 @@ namespace train {
 namespace {
 
 constexpr i32 kSmallChunks = 64;  // of the gradients of embeddings and gains
+constexpr size_t kRunFacts = 7;
+
+// What follows `words`, up to one of `ends`.
+std::string text_after(const std::string& text, std::string_view words, const char* ends) {
+  const size_t at = text.find(words);
+  if (at == std::string::npos) return "none";
+  const size_t begin = at + words.size();
+  return text.substr(begin, text.find_first_of(ends, begin) - begin);
+}
 
 // Allocates `count` elements, zeroed.
 template <class T>
@@ -36,7 +45,9 @@ Model::Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, st
       ranks_(ranks),
       whole_parameters_(config),
       parameters_(config, ranks.fsdp, ranks.tp.count),
-      grad_sum_(backend, ranks_.fsdp, 1, 0) {
+      grad_sum_(backend, ranks_.fsdp, 1, 0),
+      run_agreement_(backend, ranks_.world, kRunFacts),
+      plan_agreement_(backend, ranks_.world, parameters_.linears.size()) {
   allocate(text);
   linears_.emplace(backend, config_, ranks_, parameters_, copy_, grad_);
   Checkpoint start;
@@ -83,6 +94,32 @@ void Model::allocate(std::string_view text) {
   if (!ranks_.fsdp.is_alone() || config_.micro_batches > 1) {
     take(backend_, parameters_.count - parameters_.embedding, small_);
   }
+}
+
+void Model::agree(const std::string& run) const {
+  const std::string info = backend_.context().info().value();
+  const std::string same_options = "give all ranks the same options";
+  run_agreement_.compare({
+      {"version", float8_version(), "use one build on all ranks"},
+      {"device", text_after(info, ": ", "\n"), "use devices of one class"},
+      {"table", text_after(info, ", hash ", " \n"), "give all ranks one tuning table with --table"},
+      {"recipe", config_.recipe, same_options},
+      {"shape",
+       format("hidden %ld, ffn %ld, layers %ld, context %ld, tokens %ld", config_.hidden,
+              config_.ffn, config_.layers, config_.context, config_.tokens),
+       same_options},
+      {"ranks",
+       format("fsdp %ld, tp %ld, micro-batches %ld", config_.fsdp, config_.tp,
+              config_.micro_batches),
+       same_options},
+      {"run", run, "give all ranks the same options and text"},
+  });
+  std::vector<Fact> plans;
+  for (size_t i = 0; i < parameters_.linears.size(); ++i) {
+    plans.push_back({"kernels of " + parameters_.linears[i].name, linears_->plan_hash(i),
+                     "give all ranks one tuning table with --table"});
+  }
+  plan_agreement_.compare(plans);
 }
 
 void Model::step(bool first_step) {

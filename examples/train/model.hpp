@@ -13,6 +13,7 @@
 
 #include "checkpoint.hpp"
 #include "linears.hpp"
+#include "ranks/agreement.hpp"
 
 namespace train {
 
@@ -21,6 +22,9 @@ class Model {
   // Copies `text`. The backend and the communicators outlive the model.
   Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, std::string_view text);
 
+  // Throws the same error on all ranks where they would train another model, or by other kernels. All
+  // ranks call it before the first step; `run` is the identity of theirs.
+  void agree(const std::string& run) const;
   // Enqueues one step: sample, forward, backward, scales, optimizer.
   void step(bool first_step);
   // The losses of steps [first, last), which are done.
@@ -62,6 +66,7 @@ class Model {
   Parameters whole_parameters_;
   Parameters parameters_;  // of this rank
   GradSum grad_sum_;
+  Agreement run_agreement_, plan_agreement_;
   AdamConfig adam_;
   std::optional<Linears> linears_;
 

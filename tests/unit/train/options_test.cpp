@@ -64,6 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"--layers", "0"}, "--layers"}, BadLine{{"--context", "24"}, "--context"},
         BadLine{{"--tokens", "100"}, "--tokens"}, BadLine{{"--steps", "-1"}, "--steps"},
         BadLine{{"--lr", "0"}, "--lr"}, BadLine{{"--lr", "nan"}, "--lr"},
+        BadLine{{"--timeout", "0"}, "--timeout is 0"},
         BadLine{{"--save-every", "-2"}, "--save-every"}, BadLine{{"--steps", "many"}, "--steps"},
         BadLine{{"--unknown"}, "--unknown"}));
 
