@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "ranks/column_wise_grads.hpp"
 #include "ranks/grad_sum.hpp"
 #include "ranks/shards.hpp"
 
@@ -44,9 +45,14 @@ class Linears {
     void* saved = nullptr;
     void* cache = nullptr;  // null where the weight is never cast
     float8::ScaleSlots slots = {};
+    // Of tensor parallelism, where scales span its ranks.
+    std::unique_ptr<ColumnActivation> x;       // of a row-wise linear
+    std::shared_ptr<ColumnWiseGrads> grads;    // one for all column-wise linears, which are alike
+    const float8::Tensor* x_tensor = nullptr;  // the latest forward's
   };
   void allocate();
   void allocate_shards(const std::string& recipe);
+  void allocate_columns(const TrainConfig& config);
 
   Backend& backend_;
   const Ranks& ranks_;

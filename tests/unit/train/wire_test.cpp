@@ -151,15 +151,16 @@ TEST_P(Wire, HasOneReductionOfAllMaxima) {
   EXPECT_EQ(sent.words, 2 * words);
 }
 
-// FSDP's reduction, and that of tensor parallelism: the words of columns that all of its ranks hold, and
-// those of rows that they hold parts of.
+// FSDP's reduction of weights, and that of tensor parallelism: the words of columns that all of its ranks
+// hold, and those of rows that they hold parts of. Then one of a word a token for x of down, and one for
+// dy of up.
 TEST(WireOfTwoGroups, HasOneReductionForEach) {
   const TrainConfig config = wide("rowwise", 2, 2);
   count_a_step(config);
-  EXPECT_EQ(sent.reductions, 4 * 2);
+  EXPECT_EQ(sent.reductions, 4 * (2 + 2));
   const int64_t over_fsdp = config.hidden + config.ffn / 2;
   const int64_t over_tp = config.hidden + config.hidden / 2;
-  EXPECT_EQ(sent.words, 4 * (over_fsdp + over_tp));
+  EXPECT_EQ(sent.words, 4 * (over_fsdp + over_tp + 2 * config.batch_tokens()));
 }
 
 }  // namespace
