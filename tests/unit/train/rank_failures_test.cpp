@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "examples/train/checkpoint.hpp"
+#include "forwarding_backend.hpp"
 #include "tiny_ranks.hpp"
 #include "tuning_db/estimate/tuning_table.hpp"
 
@@ -14,33 +15,17 @@ namespace train {
 namespace {
 
 // A rank that does something of its own before each of its kernels.
-class ActingBackend final : public Backend {
+class ActingBackend final : public ForwardingBackend {
  public:
   using Act = std::function<void(const KernelCall& call)>;
-  ActingBackend(int rank, Act act) : backend_(make_host_backend(rank)), act_(std::move(act)) {}
-  void* allocate(size_t bytes) override { return backend_->allocate(bytes); }
-  void upload(void* to, const void* from, size_t bytes) override {
-    backend_->upload(to, from, bytes);
-  }
-  void download(void* to, const void* from, size_t bytes) override {
-    backend_->download(to, from, bytes);
-  }
+  ActingBackend(int rank, Act act)
+      : ForwardingBackend(make_host_backend(rank)), act_(std::move(act)) {}
   void launch(const KernelCall& call) override {
     act_(call);
-    backend_->launch(call);
+    ForwardingBackend::launch(call);
   }
-  int share_count() const override { return backend_->share_count(); }
-  float8::Context& context() override { return backend_->context(); }
-  float8_stream stream() override { return backend_->stream(); }
-  void attach() override { backend_->attach(); }
-  void set_communicator(const float8::Communicator* communicator, int timeout_ms) override {
-    backend_->set_communicator(communicator, timeout_ms);
-  }
-  void record(const std::function<void()>& step) override { backend_->record(step); }
-  double repeat(int64_t times) override { return backend_->repeat(times); }
 
  private:
-  std::unique_ptr<Backend> backend_;
   Act act_;
 };
 
