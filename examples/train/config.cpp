@@ -47,9 +47,11 @@ void validate(const TrainConfig& config) {
   in_range("micro-batches", config.micro_batches, 1, 1024, 1);
   in_range("fsdp", config.fsdp, 1, kMostRanks, 1);
   in_range("tp", config.tp, 1, kMostRanks / config.fsdp, 1);
-  if (config.ffn % (16 * config.tp) != 0) {
-    fail(FLOAT8_INVALID_ARGUMENT, "--tp is %ld; it divides --ffn (%ld) into multiples of 16",
-         config.tp, config.ffn);
+  // Blocks that have a scale are not cut.
+  const int64_t unit = config.recipe == "blockwise" && config.tp > 1 ? 128 : 16;
+  if (config.ffn % (unit * config.tp) != 0) {
+    fail(FLOAT8_INVALID_ARGUMENT, "--tp is %ld; it divides --ffn (%ld) into multiples of %ld%s",
+         config.tp, config.ffn, unit, unit == 16 ? "" : " under blockwise");
   }
   if (config.tokens % (16 * config.fsdp * config.micro_batches) != 0) {
     fail(FLOAT8_INVALID_ARGUMENT,

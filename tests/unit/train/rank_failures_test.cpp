@@ -177,6 +177,57 @@ TEST_F(RankFailures, ARankWithAnotherTableIsOneError) {
   EXPECT_TRUE(found.message.starts_with(words)) << found.message;
 }
 
+// A shard that its own rank is refused: the other ranks hear that it has gone.
+TEST(ShardFailures, AShardOfAWrongSizeIsOneErrorOfItsRank) {
+  constexpr int kRanks = 3;
+  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<const float8::Context*> contexts;
+  for (int rank = 0; rank < kRanks; ++rank) backends.push_back(make_host_backend(rank));
+  for (const auto& backend : backends) contexts.push_back(&backend->context());
+  auto communicators = float8::Communicator::create(contexts).value();
+  std::vector<std::string> errors(kRanks);
+  const auto body = [&](size_t rank) {
+    Backend& backend = *backends[rank];
+    const auto plan = [&](int64_t rows, bool over_ranks) {
+      float8::QuantizerDesc desc;
+      desc.operand = FLOAT8_WEIGHT;
+      desc.rows_max = rows;
+      desc.cols = 64;
+      desc.recipe = float8::Recipe::rowwise();
+      desc.over_ranks = over_ranks;
+      return float8::Quantizer::plan(backend.context(), desc).value();
+    };
+    const float8::Quantizer shard = plan(32, true), whole = plan(96, false);
+    const auto memory = [&](const float8::Quantizer& quantizer) {
+      return backend.allocate(quantizer.tensor_bytes());
+    };
+    const float8::Tensor from = shard.view(memory(shard), rank == 1 ? 16 : 32).value();
+    const float8::Tensor to = whole.view(memory(whole), 96).value();
+    float8::GatherArgs args;
+    args.shard = &from;
+    args.whole = &to;
+    args.shard_rows = 32;
+    void* const workspace =
+        backend.allocate(float8_gather_workspace_bytes(&to, args.shard_rows, kRanks));
+    const float8::Status status =
+        communicators[rank].gather_tensor(backend.context(), args, workspace, nullptr);
+    errors[rank] = status.message();
+    if (!status) communicators[rank].abort();
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (size_t rank = 0; rank < kRanks; ++rank) threads.emplace_back(body, rank);
+  }
+  EXPECT_EQ(errors[1],
+            "float8_gather_args.shard has 16 rows; rank 1 of 3 has 32 of the 96 rows of whole, "
+            "where shard_rows is 32");
+  for (const size_t rank : {size_t{0}, size_t{2}}) {
+    EXPECT_NE(errors[rank].find(" has aborted the communicator"), std::string::npos)
+        << errors[rank];
+    EXPECT_TRUE(errors[rank].starts_with("ncclGroupEnd: ")) << errors[rank];
+  }
+}
+
 TEST_F(RankFailures, ABackendAloneIsOneRank) {
   const float8::Error found = error_of([&] {
     static_cast<void>(train(*make_host_backend(), tiny("bf16", 2, 1), sample_text(), {}));
