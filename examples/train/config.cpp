@@ -47,16 +47,17 @@ void validate(const TrainConfig& config) {
   in_range("micro-batches", config.micro_batches, 1, 1024, 1);
   in_range("fsdp", config.fsdp, 1, kMostRanks, 1);
   in_range("tp", config.tp, 1, kMostRanks / config.fsdp, 1);
-  if (config.ffn % (16 * config.tp) != 0) {
-    fail(FLOAT8_INVALID_ARGUMENT, "--tp is %ld; it divides --ffn (%ld) into multiples of 16",
-         config.tp, config.ffn);
+  // Blocks that have a scale are not cut.
+  const int64_t unit = config.recipe == "blockwise" && config.tp > 1 ? 128 : 16;
+  if (config.ffn % (unit * config.tp) != 0) {
+    fail(FLOAT8_INVALID_ARGUMENT, "--tp is %ld; it divides --ffn (%ld) into multiples of %ld%s",
+         config.tp, config.ffn, unit, unit == 16 ? "" : " under blockwise");
   }
-  if (config.hidden % config.fsdp != 0 || config.ffn % (config.fsdp * config.tp) != 0 ||
-      kBytes % config.fsdp != 0 || config.tokens % (16 * config.fsdp * config.micro_batches) != 0) {
+  if (config.tokens % (16 * config.fsdp * config.micro_batches) != 0) {
     fail(FLOAT8_INVALID_ARGUMENT,
-         "--fsdp is %ld and --micro-batches %ld; the first divides --hidden (%ld), --ffn (%ld) and "
-         "%d, and together they divide --tokens (%ld) into multiples of 16",
-         config.fsdp, config.micro_batches, config.hidden, config.ffn, kBytes, config.tokens);
+         "--fsdp is %ld and --micro-batches %ld; together they divide --tokens (%ld) into "
+         "multiples of 16",
+         config.fsdp, config.micro_batches, config.tokens);
   }
   in_range("steps", config.steps, 1, 10'000'000, 1);
   if (config.hidden % config.context != 0 || config.hidden / config.context % 8 != 0 ||

@@ -33,6 +33,14 @@ void fail(float8_status code, const char* format, ...) {
   throw float8::Exception(std::move(error));
 }
 
+void fail_on_all(float8_status code, const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  float8::Error error{code, format_list(format, arguments)};
+  va_end(arguments);
+  throw CommonException(std::move(error));
+}
+
 void check(const float8::Status& status) {
   if (!status) throw float8::Exception({status.code(), status.message()});
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "files.hpp"
 
 namespace train {
 namespace {
@@ -32,9 +33,37 @@ float8::Model convert(const float8::Context& context, const TrainConfig& config,
   return float8::Model::plan(context, layers, options).value();
 }
 
+// Plans a converted linear again so that grad_input reads a gathered qt as it lies; null where the choice
+// for grad_input is cuBLASLt, which does not.
+std::optional<float8::Linear> plan_for_shards(const float8::Context& context,
+                                              const TrainConfig& config, const LinearShape& shape) {
+  float8::LinearDesc desc = desc_of(config, shape);
+  desc.recipe = float8::Recipe::named(config.recipe);
+  desc.weight_shards = true;
+  auto linear = float8::Linear::plan(context, desc);
+  if (linear) return std::move(linear).value();
+  if (linear.error().code != FLOAT8_UNSUPPORTED) throw float8::Exception(linear.error());
+  return std::nullopt;
+}
+
+// Whether the scales of a tensor that ranks hold columns of span them: those of its rows, or the one.
+bool spans_columns(const float8_cast_setting& setting) {
+  return setting.scaling == FLOAT8_DYNAMIC &&
+         (setting.granularity == FLOAT8_TENSOR || setting.granularity == FLOAT8_AXIS);
+}
+
+// The same of x or dy of a linear that tensor parallelism splits.
+bool has_columns_over_ranks(const TrainConfig& config, const LinearShape& shape) {
+  if (config.tp == 1 || shape.split == Split::kNone) return false;
+  const auto settings = float8::Recipe::named(config.recipe).settings().value();
+  return spans_columns(shape.split == Split::kRows ? settings.grad_input.a : settings.output.a);
+}
+
 int64_t most_of_a_rank(const Parameters& parameters) {
   int64_t most = 0;
-  for (const LinearShape& shape : parameters.linears) most = std::max(most, shape.rows * shape.k);
+  for (const LinearShape& shape : parameters.linears) {
+    most = std::max(most, shape.shard_rows * shape.k);
+  }
   return most;
 }
 
@@ -52,12 +81,23 @@ Linears::Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks
     const LinearShape& shape = parameters.linears[i];
     auto linear = model.verdict(i).value().linear;
     if (!linear) linear = float8::Linear::plan(context, desc_of(config, shape)).value();
-    layers_.push_back(
-        Layer{.linear = *linear, .w = weights + shape.offset, .dw = grads + shape.offset});
+    // A GEMM that is called by itself reads one piece.
+    const bool gemm_alone = shape.split == Split::kRows && has_columns_over_ranks(config, shape);
+    const bool may_lie_in_shards =
+        linear->weight_cache_bytes() > 0 && lies_in_shards(shape, ranks.fsdp) && !gemm_alone;
+    const auto for_shards =
+        may_lie_in_shards ? plan_for_shards(context, config, shape) : std::nullopt;
+    layers_.push_back(Layer{.linear = for_shards.value_or(*linear),
+                            .w = weights + shape.offset,
+                            .dw = grads + shape.offset,
+                            .in_shards = for_shards.has_value(),
+                            .x = nullptr,
+                            .grads = nullptr});
   }
   if (!ranks.world.is_alone()) shards_.emplace(backend, ranks_, parameters, weights);
   allocate();
   if (shards_) allocate_shards(config.recipe);
+  allocate_columns(config);
   if (!ranks.world.is_alone() || config.micro_batches > 1) {
     dw_ = static_cast<float*>(backend.allocate(
         static_cast<size_t>(most_of_a_rank(parameters) * ranks.world.count) * sizeof(float)));
@@ -95,9 +135,29 @@ void Linears::allocate() {
 void Linears::allocate_shards(const std::string& recipe) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (layers_[i].linear.weight_cache_bytes() == 0) continue;
-    shards_->add_cast(i, recipe, scale_state_ == nullptr ? nullptr : &layers_[i].slots);
+    shards_->add_cast(i, recipe, scale_state_ == nullptr ? nullptr : &layers_[i].slots,
+                      layers_[i].in_shards);
   }
   shards_->allocate();
+}
+
+void Linears::allocate_columns(const TrainConfig& config) {
+  std::shared_ptr<ColumnWiseGrads> grads;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const LinearShape& shape = parameters_.linears[i];
+    const float8::LinearDesc desc = desc_of(config, shape);
+    Layer& layer = layers_[i];
+    if (layer.linear.weight_cache_bytes() == 0 || !has_columns_over_ranks(config, shape)) continue;
+    if (shape.split == Split::kColumns) {
+      layer.x = std::make_unique<ColumnActivation>(backend_, ranks_.tp, config.recipe, FLOAT8_INPUT,
+                                                   desc.m_max, desc.k);
+      continue;
+    }
+    if (!grads) {
+      grads = std::make_shared<ColumnWiseGrads>(backend_, ranks_.tp, desc, config.recipe);
+    }
+    layer.grads = grads;
+  }
 }
 
 void Linears::cast_weights(bool first_step) {
@@ -116,7 +176,7 @@ void Linears::cast_weights(bool first_step) {
 }
 
 void Linears::forward(size_t index, const void* x, void* y, bool first_step) {
-  const Layer& layer = layers_[index];
+  Layer& layer = layers_[index];
   float8::ForwardArgs args;
   args.x = x;
   args.w = layer.w;
@@ -130,6 +190,7 @@ void Linears::forward(size_t index, const void* x, void* y, bool first_step) {
     args.w_tensor = shards_->gather(index, false);
     args.w = shards_->gather_bf16(index);
   }
+  if (layer.x) args.x_tensor = layer.x_tensor = layer.x->cast(x);
   check(layer.linear.forward(args, workspace_, backend_.stream()));
 }
 
@@ -152,8 +213,17 @@ void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bo
     args.w_tensor = shards_->gather(index, true);
     args.w = shards_->gather_bf16(index);
   }
-  check(layer.linear.backward(args, workspace_, backend_.stream()));
-  grad_sum_.add(layer.dw, dw_, shape.rows * shape.k, true, batch);
+  args.x_tensor = layer.x_tensor;
+  if (layer.grads) {
+    layer.grads->run(layer.linear, args, workspace_);
+  } else {
+    check(layer.linear.backward(args, workspace_, backend_.stream()));
+  }
+  grad_sum_.add(layer.dw, dw_, shape.shard_rows * shape.k, true, batch);
+}
+
+std::string Linears::plan_hash(size_t index) const {
+  return hash_hex(layers_[index].linear.info().value());
 }
 
 void Linears::update_scales() {

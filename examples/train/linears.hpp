@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "ranks/column_wise_grads.hpp"
 #include "ranks/grad_sum.hpp"
 #include "ranks/shards.hpp"
 
@@ -23,6 +24,8 @@ class Linears {
   // x is the forward's. The weight's gradient is overwritten by micro-batch 0; the others add to it.
   void backward(size_t index, const void* dy, const void* x, void* dx, bool first_step,
                 int64_t batch);
+  // A hash of what a linear runs, which its plan says in words.
+  [[nodiscard]] std::string plan_hash(size_t index) const;
   // Memory of the largest whole gradient of all ranks, free between two calls.
   [[nodiscard]] float* gradient_scratch() const { return dw_; }
   // Comes between backward and the optimizer.
@@ -38,12 +41,18 @@ class Linears {
     float8::Linear linear;
     const u16* w;
     float* dw;
+    bool in_shards;  // backward reads a gathered qt as it lies
     void* saved = nullptr;
     void* cache = nullptr;  // null where the weight is never cast
     float8::ScaleSlots slots = {};
+    // Of tensor parallelism, where scales span its ranks.
+    std::unique_ptr<ColumnActivation> x;       // of a row-wise linear
+    std::shared_ptr<ColumnWiseGrads> grads;    // one for all column-wise linears, which are alike
+    const float8::Tensor* x_tensor = nullptr;  // the latest forward's
   };
   void allocate();
   void allocate_shards(const std::string& recipe);
+  void allocate_columns(const TrainConfig& config);
 
   Backend& backend_;
   const Ranks& ranks_;

@@ -47,6 +47,7 @@ void run(const Options& options) {
     run_options.checkpoint = options.out / (config.recipe + ".checkpoint");
     run_options.save_every = options.save_every;
     run_options.resume = options.resume;
+    run_options.rank_timeout_ms = options.timeout_s * 1000;
     run_options.progress = print_progress;
     runs.push_back(train_on_ranks(make_backend, config, text, run_options));
     write_report(options.out, runs);

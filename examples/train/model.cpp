@@ -8,11 +8,15 @@
 namespace train {
 namespace {
 
-// Sums of squares of a linear's gradient, and of those of embeddings and gains.
-constexpr i32 kChunks = kBytes;  // which every number of ranks divides
-constexpr i32 kSmallChunks = 64;
-int64_t square_sum_count(const Parameters& parameters) {
-  return kChunks * static_cast<int64_t>(parameters.linears.size()) + kSmallChunks;
+constexpr i32 kSmallChunks = 64;  // of the gradients of embeddings and gains
+constexpr size_t kRunFacts = 7;
+
+// What follows `words`, up to one of `ends`.
+std::string text_after(const std::string& text, std::string_view words, const char* ends) {
+  const size_t at = text.find(words);
+  if (at == std::string::npos) return "none";
+  const size_t begin = at + words.size();
+  return text.substr(begin, text.find_first_of(ends, begin) - begin);
 }
 
 // Allocates `count` elements, zeroed.
@@ -40,8 +44,10 @@ Model::Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, st
       config_(config),
       ranks_(ranks),
       whole_parameters_(config),
-      parameters_(config, ranks.fsdp.count, ranks.tp.count),
-      grad_sum_(backend, ranks_.fsdp, 1, 0) {
+      parameters_(config, ranks.fsdp, ranks.tp.count),
+      grad_sum_(backend, ranks_.fsdp, 1, 0),
+      run_agreement_(backend, ranks_.world, kRunFacts),
+      plan_agreement_(backend, ranks_.world, parameters_.linears.size()) {
   allocate(text);
   linears_.emplace(backend, config_, ranks_, parameters_, copy_, grad_);
   Checkpoint start;
@@ -82,10 +88,38 @@ void Model::allocate(std::string_view text) {
   take(backend_, tokens * kBytes, dlogits_);
   take(backend_, config_.tokens, losses_);
   take(backend_, backend_.share_count() * config_.hidden, partials_);
-  take(backend_, config_.tp * square_sum_count(parameters_), squares_);
+  take(backend_, square_count(), own_squares_);
+  squares_ = own_squares_;
+  if (!ranks_.world.is_alone()) take(backend_, square_count(), squares_);
   if (!ranks_.fsdp.is_alone() || config_.micro_batches > 1) {
     take(backend_, parameters_.count - parameters_.embedding, small_);
   }
+}
+
+void Model::agree(const std::string& run) const {
+  const std::string info = backend_.context().info().value();
+  const std::string same_options = "give all ranks the same options";
+  run_agreement_.compare({
+      {"version", float8_version(), "use one build on all ranks"},
+      {"device", text_after(info, ": ", "\n"), "use devices of one class"},
+      {"table", text_after(info, ", hash ", " \n"), "give all ranks one tuning table with --table"},
+      {"recipe", config_.recipe, same_options},
+      {"shape",
+       format("hidden %ld, ffn %ld, layers %ld, context %ld, tokens %ld", config_.hidden,
+              config_.ffn, config_.layers, config_.context, config_.tokens),
+       same_options},
+      {"ranks",
+       format("fsdp %ld, tp %ld, micro-batches %ld", config_.fsdp, config_.tp,
+              config_.micro_batches),
+       same_options},
+      {"run", run, "give all ranks the same options and text"},
+  });
+  std::vector<Fact> plans;
+  for (size_t i = 0; i < parameters_.linears.size(); ++i) {
+    plans.push_back({"kernels of " + parameters_.linears[i].name, linears_->plan_hash(i),
+                     "give all ranks one tuning table with --table"});
+  }
+  plan_agreement_.compare(plans);
 }
 
 void Model::step(bool first_step) {
@@ -199,60 +233,52 @@ void Model::sum_over_tp(u16* activations) {
       FLOAT8_BF16, backend_.stream()));
 }
 
-// Each linear's gradient has kChunks sums of squares, one for each chunk of its rows, in the order
-// [chunk][linear]; a rank has the chunks of its rows, so the sums are the same bits on any number of
-// FSDP ranks. Those of all ranks of tensor parallelism follow each other; what these have alike counts
-// on the first one, and is 0 on the others.
+int64_t Model::square_count() const {
+  return config_.tp * parameters_.chunks + kSmallChunks;
+}
+
+// Each chunk of rows of a linear's gradient has a sum of squares. A rank has those of its rows and 0 for
+// all others, so that a sum over ranks adds nothing but zeros: the sums are the same bits on any number
+// of FSDP ranks. What ranks of tensor parallelism have alike counts on the first one.
 void Model::square_sums() {
-  const auto linears = static_cast<int64_t>(parameters_.linears.size());
-  const int64_t chunks = kChunks / ranks_.fsdp.count;
-  float* const all = squares_ + ranks_.tp.index * square_sum_count(parameters_);
-  float* const own = all + ranks_.fsdp.index * chunks * linears;
-  for (int64_t i = 0; i < linears; ++i) {
-    const LinearShape& shape = parameters_.linears[static_cast<size_t>(i)];
-    if (shape.split == Split::kNone && ranks_.tp.index > 0) continue;
+  for (const LinearShape& shape : parameters_.linears) {
+    if (shape.rows == 0 || (shape.split == Split::kNone && ranks_.tp.index > 0)) continue;
+    const int64_t chunk = ranks_.tp.index * parameters_.chunks + shape.first_chunk +
+                          shape.first_row(ranks_.fsdp) / shape.chunk_rows;
     backend_.launch(SquareSumArgs{.x = grad_ + shape.offset,
-                                  .partials = own + i,
+                                  .partials = own_squares_ + chunk,
                                   .count = shape.rows * shape.k,
-                                  .blocks = static_cast<i32>(chunks),
-                                  .stride = static_cast<i32>(linears)});
+                                  .blocks = static_cast<i32>(shape.rows / shape.chunk_rows)});
   }
-  if (ranks_.tp.index == 0) {
+  if (ranks_.world.index == 0) {
     backend_.launch(SquareSumArgs{.x = grad_ + parameters_.embedding,
-                                  .partials = all + kChunks * linears,
+                                  .partials = own_squares_ + config_.tp * parameters_.chunks,
                                   .count = parameters_.count - parameters_.embedding,
                                   .blocks = kSmallChunks});
   }
-  if (!ranks_.fsdp.is_alone()) {
-    check(ranks_.fsdp.communicator->all_gather(own, all, static_cast<size_t>(chunks * linears),
-                                               FLOAT8_F32, backend_.stream()));
-  }
-  if (!ranks_.tp.is_alone()) {
-    check(ranks_.tp.communicator->all_gather(all, squares_,
-                                             static_cast<size_t>(square_sum_count(parameters_)),
-                                             FLOAT8_F32, backend_.stream()));
-  }
+  if (ranks_.world.is_alone()) return;
+  check(ranks_.world.communicator->all_reduce(
+      own_squares_, squares_, static_cast<size_t>(square_count()), FLOAT8_F32, backend_.stream()));
 }
 
 void Model::optimize() {
   square_sums();
-  backend_.launch(
-      AdamArgs{.master = master_,
-               .m = m_,
-               .v = v_,
-               .grad = grad_,
-               .copy = copy_,
-               .count = parameters_.count,
-               .decayed = parameters_.decayed,
-               .partials = squares_,
-               .partial_count = static_cast<i32>(config_.tp * square_sum_count(parameters_)),
-               .schedule = schedule_,
-               .step = step_,
-               .max_norm = adam_.max_norm,
-               .beta1 = adam_.beta1,
-               .beta2 = adam_.beta2,
-               .epsilon = adam_.epsilon,
-               .weight_decay = adam_.weight_decay});
+  backend_.launch(AdamArgs{.master = master_,
+                           .m = m_,
+                           .v = v_,
+                           .grad = grad_,
+                           .copy = copy_,
+                           .count = parameters_.count,
+                           .decayed = parameters_.decayed,
+                           .partials = squares_,
+                           .partial_count = static_cast<i32>(square_count()),
+                           .schedule = schedule_,
+                           .step = step_,
+                           .max_norm = adam_.max_norm,
+                           .beta1 = adam_.beta1,
+                           .beta2 = adam_.beta2,
+                           .epsilon = adam_.epsilon,
+                           .weight_decay = adam_.weight_decay});
   if (const Rank& fsdp = ranks_.fsdp; !fsdp.is_alone()) {
     const int64_t own = config_.tokens / fsdp.count;
     check(fsdp.communicator->all_gather(losses_ + fsdp.index * own, losses_,
@@ -275,18 +301,19 @@ std::vector<float> Model::whole(const float* shards) const {
   for (size_t i = 0; i < parameters_.linears.size(); ++i) {
     const LinearShape& shape = parameters_.linears[i];
     const LinearShape& whole_shape = whole_parameters_.linears[i];
-    const int64_t part = shape.n * shape.k;  // of tensor parallelism
+    const int64_t part = ranks_.fsdp.count * shape.shard_rows * shape.k;  // of tensor parallelism
     const int parts = shape.split == Split::kNone ? 1 : ranks_.tp.count;
     float* const all = linears_->gradient_scratch();
     float* const own = all + (parts == 1 ? 0 : ranks_.tp.index * part);
-    gather(ranks_.fsdp, shards + shape.offset, own, shape.rows * shape.k);
+    gather(ranks_.fsdp, shards + shape.offset, own, shape.shard_rows * shape.k);
     if (parts > 1) gather(ranks_.tp, own, all, part);
     const std::vector<float> values = download(backend_, all, parts * part);
     for (int64_t row = 0; row < parts * shape.n; ++row) {
-      const int64_t at = shape.split == Split::kColumns
-                             ? row % shape.n * whole_shape.k + row / shape.n * shape.k
-                             : row * shape.k;
-      std::copy_n(values.begin() + row * shape.k, shape.k, out.begin() + whole_shape.offset + at);
+      const int64_t p = row / shape.n, row_of_part = row % shape.n;
+      const int64_t at = shape.split == Split::kColumns ? row_of_part * whole_shape.k + p * shape.k
+                                                        : row * shape.k;
+      std::copy_n(values.begin() + p * part + row_of_part * shape.k, shape.k,
+                  out.begin() + whole_shape.offset + at);
     }
   }
   backend_.download(out.data() + whole_parameters_.embedding, shards + parameters_.embedding,
@@ -312,12 +339,13 @@ std::vector<float> Model::shard(const std::vector<float>& whole) const {
     const LinearShape& shape = parameters_.linears[i];
     const LinearShape& whole_shape = whole_parameters_.linears[i];
     const int64_t first_row = (shape.split == Split::kRows ? ranks_.tp.index * shape.n : 0) +
-                              ranks_.fsdp.index * shape.rows;
+                              shape.first_row(ranks_.fsdp);
     const int64_t column = shape.split == Split::kColumns ? ranks_.tp.index * shape.k : 0;
     for (int64_t row = first_row; row < first_row + shape.rows; ++row) {
       const auto from = whole.begin() + whole_shape.offset + row * whole_shape.k + column;
       out.insert(out.end(), from, from + shape.k);
     }
+    out.resize(static_cast<size_t>(shape.offset + shape.shard_rows * shape.k));
   }
   out.insert(out.end(), whole.begin() + whole_parameters_.embedding, whole.end());
   return out;

@@ -3,7 +3,7 @@
 // Activations are bf16, gradients of weights and the weights' masters fp32.
 //
 // A step's tokens are those of all ranks and micro-batches: micro-batch b of FSDP rank r takes the share
-// r * micro_batches + b. A rank holds equal rows of each linear's weight, and all embeddings and gains.
+// r * micro_batches + b. An FSDP rank holds rows of each linear's weight, and all embeddings and gains.
 // With tensor parallelism it has a part of the inner width of each block: up is column-wise, so its
 // input's gradient is summed over ranks, and down is row-wise, so its output is.
 //
@@ -13,6 +13,7 @@
 
 #include "checkpoint.hpp"
 #include "linears.hpp"
+#include "ranks/agreement.hpp"
 
 namespace train {
 
@@ -21,6 +22,9 @@ class Model {
   // Copies `text`. The backend and the communicators outlive the model.
   Model(Backend& backend, const TrainConfig& config, const Ranks& ranks, std::string_view text);
 
+  // Throws the same error on all ranks where they would train another model, or by other kernels. All
+  // ranks call it before the first step; `run` is the identity of theirs.
+  void agree(const std::string& run) const;
   // Enqueues one step: sample, forward, backward, scales, optimizer.
   void step(bool first_step);
   // The losses of steps [first, last), which are done.
@@ -49,6 +53,7 @@ class Model {
   void norm_grad(size_t index, const u16* d_residual, float* small);
   // Sums bf16 activations over the ranks of tensor parallelism, in place.
   void sum_over_tp(u16* activations);
+  [[nodiscard]] int64_t square_count() const;
   void square_sums();
   void optimize();
   void gather(const Rank& group, const float* from, float* to, int64_t count) const;
@@ -61,6 +66,7 @@ class Model {
   Parameters whole_parameters_;
   Parameters parameters_;  // of this rank
   GradSum grad_sum_;
+  Agreement run_agreement_, plan_agreement_;
   AdamConfig adam_;
   std::optional<Linears> linears_;
 
@@ -82,10 +88,11 @@ class Model {
   u16* da_ = nullptr;
   u16* logits_ = nullptr;
   u16* dlogits_ = nullptr;
-  float* losses_ = nullptr;    // [tokens], of all ranks
-  float* partials_ = nullptr;  // of one sum at a time
-  float* squares_ = nullptr;   // of the gradient's norm
-  float* small_ = nullptr;     // gradients of embeddings and gains that are not summed yet
+  float* losses_ = nullptr;       // [tokens], of all ranks
+  float* partials_ = nullptr;     // of one sum at a time
+  float* own_squares_ = nullptr;  // of this rank's gradients
+  float* squares_ = nullptr;      // of all gradients
+  float* small_ = nullptr;        // gradients of embeddings and gains that are not summed yet
 };
 
 }  // namespace train

@@ -27,6 +27,9 @@ void check(const Options& options, bool recipe_and_recipes) {
          "--resume goes on with one run, and --recipes asks for %zu; use --recipe",
          options.runs.size());
   }
+  if (options.timeout_s < 1 || options.timeout_s > 86'400) {
+    fail(FLOAT8_INVALID_ARGUMENT, "--timeout is %d; it is 1 to 86400 seconds", options.timeout_s);
+  }
   if (options.save_every < 0) {
     fail(FLOAT8_INVALID_ARGUMENT, "--save-every is %ld; it is a number of steps, 0: never",
          options.save_every);
@@ -60,6 +63,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
                  "Ranks that share out weights and predictions, a GPU each from --device on");
   app.add_option("--tp", config.tp,
                  "Ranks that share out the inner width of every block; with --fsdp, a product");
+  app.add_option("--timeout", options.timeout_s,
+                 "Seconds after which a rank that does not come is an error");
   app.add_option("--seed", config.seed, "Of the initial weights and of the order of the data");
   app.add_option("--lr", config.lr, "The highest learning rate");
   app.add_option("--data", options.data,

@@ -17,6 +17,7 @@ struct Options {
   std::filesystem::path table;  // a table of kernel choices; empty: the cost model chooses
   std::filesystem::path resume;
   int64_t save_every = 0;
+  int timeout_s = 60;  // after which a rank that does not come counts as gone
   int device = 0;
   bool emulate = false;
 };

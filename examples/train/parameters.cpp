@@ -19,21 +19,42 @@ void fill_uniform(std::span<float> values, double deviation, uint64_t seed, uint
   }
 }
 
+// The rows whose squares one sum has: a part of n that no number of ranks cuts, 256 parts at most where
+// n is a power of two.
+int64_t rows_of_chunk(int64_t n) {
+  int64_t rows = 16;
+  while (n / rows > 256 && n % (2 * rows) == 0) rows *= 2;
+  return rows;
+}
+
+// The rows of each shard but the last ones: whole chunks, and whole blocks that have a scale.
+int64_t rows_of_shard(const TrainConfig& config, int64_t n, int64_t ranks) {
+  if (ranks == 1) return n;
+  const int64_t unit = std::max<int64_t>(rows_of_chunk(n), config.recipe == "blockwise" ? 128 : 16);
+  const int64_t units = (n + unit - 1) / unit;
+  return (units + ranks - 1) / ranks * unit;
+}
+
 }  // namespace
 
-Parameters::Parameters(const TrainConfig& config, int fsdp, int tp) {
+Parameters::Parameters(const TrainConfig& config, const Rank& fsdp, int tp) {
   const auto add = [&](std::string name, Split split, int64_t n, int64_t k, double factor) {
     const double deviation = factor / std::sqrt(static_cast<double>(k));
     if (split == Split::kRows) n /= tp;
     if (split == Split::kColumns) k /= tp;
+    const int64_t each = rows_of_shard(config, n, fsdp.count);
     linears.push_back({.name = std::move(name),
                        .split = split,
                        .n = n,
                        .k = k,
-                       .rows = n / fsdp,
+                       .shard_rows = each,
+                       .rows = std::clamp<int64_t>(n - fsdp.index * each, 0, each),
                        .offset = count,
+                       .chunk_rows = rows_of_chunk(n),
+                       .first_chunk = chunks,
                        .deviation = deviation});
-    count += n / fsdp * k;
+    count += each * k;
+    chunks += n / rows_of_chunk(n);
   };
   // The blocks together add as much to the residual stream, however many there are.
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(config.layers));

@@ -3,7 +3,7 @@
 // moments and the bf16 copy have this layout.
 //
 //   weights   := block[layers] head embedding gain
-//   block     := up[ffn][hidden] down[hidden][ffn]     of each the rows of the rank
+//   block     := up[ffn][hidden] down[hidden][ffn]     of each the shard of the rank
 //   head      := [kBytes][hidden]                      likewise
 //   embedding := [context][kBytes][hidden / context]
 //   gain      := [layers + 1][hidden]      of the norm before each block and before the head
@@ -12,6 +12,7 @@
 #include <span>
 
 #include "config.hpp"
+#include "ranks/rank.hpp"
 
 namespace train {
 
@@ -23,9 +24,16 @@ struct LinearShape {
   Split split = Split::kNone;
   int64_t n = 0;
   int64_t k = 0;
-  int64_t rows = 0;      // of n that a rank has
-  int64_t offset = 0;    // where its weight begins
-  double deviation = 0;  // of its initial weights
+  // FSDP rank r has the rows of n from r * shard_rows on, in an array of shard_rows. The last ranks may
+  // have fewer of them, or none; nobody reads what is behind them.
+  int64_t shard_rows = 0;
+  int64_t rows = 0;         // this rank's
+  int64_t offset = 0;       // where its weight begins
+  int64_t chunk_rows = 0;   // rows whose squares one sum has; a shard has whole chunks
+  int64_t first_chunk = 0;  // of n's, among all chunks
+  double deviation = 0;     // of its initial weights
+
+  [[nodiscard]] int64_t first_row(const Rank& fsdp) const { return fsdp.index * shard_rows; }
 };
 
 struct Parameters {
@@ -34,10 +42,11 @@ struct Parameters {
   int64_t embedding = 0;
   int64_t gain = 0;
   int64_t count = 0;
+  int64_t chunks = 0;
 
-  // Those of one of fsdp * tp ranks. n and k are those of its tensor-parallel part, of which it has
-  // an equal part of the rows; of embeddings and gains it has all.
-  explicit Parameters(const TrainConfig& config, int fsdp = 1, int tp = 1);
+  // Those of a rank. n and k are those of its tensor-parallel part, whose rows the FSDP ranks share
+  // out; of embeddings and gains it has all.
+  explicit Parameters(const TrainConfig& config, const Rank& fsdp = {}, int tp = 1);
   [[nodiscard]] std::vector<float> initial(const TrainConfig& config) const;
 };
 

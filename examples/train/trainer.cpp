@@ -27,20 +27,29 @@ class Trainer {
   RunResult run() {
     curve_.name = config_.recipe;
     curve_.tokens_per_step = config_.tokens;
+    operation_ = "the comparison of ranks";
+    model_.agree(run_name_);
     if (!options_.resume.empty()) resume();
     const int64_t last =
         options_.stop_after > 0 ? std::min(options_.stop_after, config_.steps) : config_.steps;
     // Delayed scaling has no scales yet in the first step, so its launches are others.
     if (done() == 0 && last > 0) first_step();
-    if (done() < last) backend_.record([this] { model_.step(false); });
+    if (done() < last) {
+      operation_ = "the recording of a step";
+      backend_.record([this] { model_.step(false); });
+    }
     while (done() < last) some_steps(last);
     return RunResult{.curve = std::move(curve_), .tokens_per_second = tokens_per_second()};
   }
+
+  // What it is doing, in words.
+  [[nodiscard]] const std::string& operation() const { return operation_; }
 
  private:
   [[nodiscard]] int64_t done() const { return static_cast<int64_t>(curve_.loss.size()); }
 
   void resume() {
+    operation_ = "loading the checkpoint";
     const Checkpoint checkpoint = load(options_.resume, run_name_);
     model_.set_state(checkpoint);
     curve_.loss = checkpoint.loss;
@@ -49,6 +58,7 @@ class Trainer {
   }
 
   void first_step() {
+    operation_ = "step 1";
     const auto start = std::chrono::steady_clock::now();
     model_.step(true);
     collect(1, [&] {
@@ -63,6 +73,8 @@ class Trainer {
     if (options_.save_every > 0) {
       steps = std::min(steps, options_.save_every - done() % options_.save_every);
     }
+    operation_ = steps == 1 ? format("step %ld", done() + 1)
+                            : format("steps %ld to %ld", done() + 1, done() + steps);
     const double ms = backend_.repeat(steps);
     timed_.push_back(ms / static_cast<double>(steps));
     collect(steps, [&] { return timed_.back(); });
@@ -75,8 +87,9 @@ class Trainer {
     for (const float loss : losses) {
       curve_.loss.push_back(loss);
       if (!std::isfinite(loss)) {
-        fail(FLOAT8_INVALID_ARGUMENT, "%s: the loss of step %ld is not finite; try a smaller --lr",
-             config_.recipe.c_str(), done());
+        fail_on_all(FLOAT8_INVALID_ARGUMENT,
+                    "%s: the loss of step %ld is not finite; try a smaller --lr",
+                    config_.recipe.c_str(), done());
       }
     }
     curve_.ms.resize(curve_.loss.size(), static_cast<float>(ms()));
@@ -90,9 +103,18 @@ class Trainer {
     }
   }
 
-  void save_when_due() const {
+  // A step whose gradient was not finite has spoilt the weights, and is not saved.
+  void save_when_due() {
     if (options_.save_every == 0 || done() % options_.save_every != 0) return;
+    operation_ = format("the checkpoint of step %ld", done());
     Checkpoint checkpoint = model_.state();
+    const auto is_finite = [](float value) { return std::isfinite(value); };
+    if (!std::ranges::all_of(checkpoint.master, is_finite)) {
+      fail_on_all(FLOAT8_INVALID_ARGUMENT,
+                  "%s: the weights behind step %ld are not finite, and are not saved; resume from "
+                  "the checkpoint before, with a smaller --lr",
+                  config_.recipe.c_str(), done());
+    }
     checkpoint.run = run_name_;
     checkpoint.loss = curve_.loss;
     checkpoint.ms = curve_.ms;
@@ -111,6 +133,7 @@ class Trainer {
   const RunOptions& options_;
   bool reports_;  // the first rank does
   std::string run_name_;
+  std::string operation_;
   std::vector<StepScalars> schedule_ = make_schedule(config_, AdamConfig{});
   Model model_;
   Curve curve_;
@@ -123,8 +146,11 @@ using Communicators = std::vector<float8::Communicator>;
 // none of its own.
 class Groups {
  public:
-  Groups(const TrainConfig& config, const std::vector<std::unique_ptr<Backend>>& backends)
-      : fsdp_(static_cast<int>(config.fsdp)), tp_(static_cast<int>(config.tp)) {
+  Groups(const TrainConfig& config, int timeout_ms,
+         const std::vector<std::unique_ptr<Backend>>& backends)
+      : fsdp_(static_cast<int>(config.fsdp)),
+        tp_(static_cast<int>(config.tp)),
+        timeout_ms_(timeout_ms) {
     world_ = create(backends, 0, 1, fsdp_ * tp_);
     if (fsdp_ == 1 || tp_ == 1) return;
     for (int t = 0; t < tp_; ++t) of_fsdp_.push_back(create(backends, t, tp_, fsdp_));
@@ -150,17 +176,18 @@ class Groups {
   }
 
  private:
-  static Communicators create(const std::vector<std::unique_ptr<Backend>>& backends, int first,
-                              int step, int count) {
+  Communicators create(const std::vector<std::unique_ptr<Backend>>& backends, int first, int step,
+                       int count) const {
     std::vector<const float8::Context*> contexts;
     for (int i = 0; i < count; ++i) {
       contexts.push_back(&backends[static_cast<size_t>(first + i * step)]->context());
     }
-    return float8::Communicator::create(contexts).value();
+    return float8::Communicator::create(contexts, timeout_ms_).value();
   }
 
   int fsdp_;
   int tp_;
+  int timeout_ms_;
   Communicators world_;
   std::vector<Communicators> of_fsdp_;  // by tensor-parallel rank
   std::vector<Communicators> of_tp_;    // by FSDP rank
@@ -188,11 +215,24 @@ void on_threads(Groups& groups, size_t count, const std::function<void(size_t)>&
   if (first_error) std::rethrow_exception(first_error);
 }
 
+// Runs `body` of a rank, whose error then says which rank it is and what it did.
+void of_rank(size_t rank, const std::function<void()>& body,
+             const std::function<std::string()>& operation) {
+  try {
+    body();
+  } catch (const CommonException&) {
+    throw;
+  } catch (const float8::Exception& error) {
+    throw float8::Exception(
+        {error.code(), format("rank %zu: %s failed: %s", rank, operation().c_str(), error.what())});
+  }
+}
+
 // Takes the communicators from the backends before they are destroyed, also where a rank throws.
 struct WithoutCommunicators {
   const std::vector<std::unique_ptr<Backend>>& backends;
   ~WithoutCommunicators() {
-    for (const auto& backend : backends) backend->set_communicator(nullptr);
+    for (const auto& backend : backends) backend->set_communicator(nullptr, 0);
   }
 };
 
@@ -207,27 +247,47 @@ RunResult train(Backend& backend, const TrainConfig& config, const Text& text,
   return Trainer(backend, config, Ranks{}, text, options).run();
 }
 
-RunResult train_on_ranks(const std::function<std::unique_ptr<Backend>(int rank)>& make_backend,
-                         const TrainConfig& config, const Text& text, const RunOptions& options) {
+RunResult train_on_ranks(const MakeBackend& make_backend, const TrainConfig& config,
+                         const Text& text, const RunOptions& options) {
   validate(config);
-  if (config.ranks() == 1) return train(*make_backend(0), config, text, options);
+  return train_on_ranks(make_backend, std::vector(static_cast<size_t>(config.ranks()), config),
+                        text, options);
+}
+
+RunResult train_on_ranks(const MakeBackend& make_backend, const std::vector<TrainConfig>& configs,
+                         const Text& text, const RunOptions& options) {
+  for (const TrainConfig& config : configs) validate(config);
+  if (configs.empty() || configs.size() != static_cast<size_t>(configs.front().ranks())) {
+    fail(FLOAT8_INVALID_ARGUMENT, "%zu configurations; each rank has one", configs.size());
+  }
+  if (configs.size() == 1) return train(*make_backend(0), configs.front(), text, options);
   std::vector<std::unique_ptr<Backend>> backends;
-  for (int rank = 0; rank < config.ranks(); ++rank) backends.push_back(make_backend(rank));
-  Groups groups(config, backends);
+  for (size_t rank = 0; rank < configs.size(); ++rank) {
+    backends.push_back(make_backend(static_cast<int>(rank)));
+  }
+  Groups groups(configs.front(), options.rank_timeout_ms, backends);
   const WithoutCommunicators leaving{backends};
   std::vector<std::unique_ptr<Trainer>> trainers(backends.size());
   // All memory is taken before any rank waits for another on its device.
   on_threads(groups, backends.size(), [&](size_t index) {
-    const Ranks ranks = groups.ranks(index);
-    backends[index]->attach();
-    backends[index]->set_communicator(ranks.world.communicator);
-    trainers[index] = std::make_unique<Trainer>(*backends[index], config, ranks, text, options);
+    const auto body = [&] {
+      const Ranks ranks = groups.ranks(index);
+      backends[index]->attach();
+      backends[index]->set_communicator(ranks.world.communicator, options.rank_timeout_ms);
+      trainers[index] =
+          std::make_unique<Trainer>(*backends[index], configs[index], ranks, text, options);
+    };
+    of_rank(index, body, [] { return std::string("planning"); });
   });
   RunResult result;
   on_threads(groups, backends.size(), [&](size_t index) {
-    backends[index]->attach();
-    RunResult own = trainers[index]->run();
-    if (index == 0) result = std::move(own);
+    Trainer& trainer = *trainers[index];
+    const auto body = [&] {
+      backends[index]->attach();
+      RunResult own = trainer.run();
+      if (index == 0) result = std::move(own);
+    };
+    of_rank(index, body, [&] { return trainer.operation(); });
   });
   return result;
 }

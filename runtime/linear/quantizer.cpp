@@ -139,11 +139,11 @@ Status Quantizer::plan_launches() {
 
 Status Quantizer::check_rows(const char* name, int64_t rows) const {
   const bool weight = desc_.operand == Tensor::kWeight && !desc_.over_ranks;
-  if (rows >= 0 && rows <= desc_.rows && (!weight || rows == desc_.rows)) [[likely]] {
+  if (rows >= 0 && rows <= desc_.rows && (!weight || rows == 0 || rows == desc_.rows)) [[likely]] {
     return {};
   }
   return fail(ErrorCode::kInvalidArgument, "{} is {}, the quantizer was planned for {}{}", name,
-              rows, weight ? "" : "0 to ", desc_.rows);
+              rows, weight ? "0 or " : "0 to ", desc_.rows);
 }
 
 void Quantizer::set_copies(const void* tensor, const void* transposed, CallArguments& to) const {

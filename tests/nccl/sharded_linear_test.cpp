@@ -43,7 +43,8 @@ TEST_F(GpuRanks, ShardedLinearsAreThoseOfOneDevice) {
   for (int count = 2; count <= devices_; count *= 2) {
     const DeviceRanks ranks = make(count);
     ASSERT_FALSE(ranks.empty());
-    for (const char* recipe : {"tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"}) {
+    for (const char* recipe :
+         {"tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"}) {
       for (const auto& [n, k] :
            {std::pair<int64_t, int64_t>{1024, 512}, {400, 144}, {4096, 2048}}) {
         SCOPED_TRACE(f8::format("{} {}x{} on {}", recipe, n, k, count));
@@ -53,6 +54,7 @@ TEST_F(GpuRanks, ShardedLinearsAreThoseOfOneDevice) {
         for (const Finding& finding : *findings) {
           EXPECT_TRUE(finding.is_good()) << finding.check << ": " << finding.different
                                          << " differ, " << finding.sqnr_db << " dB";
+          EXPECT_TRUE(finding.notes.empty()) << finding.notes.front();
         }
       }
     }

@@ -42,8 +42,9 @@ class Backend {
 
   // Makes the calling thread the one that uses the backend.
   virtual void attach() = 0;
-  // Waits are then for the ranks of `communicator` too, and end in an error where one is gone.
-  virtual void set_communicator(const float8::Communicator* communicator) = 0;
+  // Waits are then for the ranks of `communicator` too, and end in an error where one is gone, or does
+  // not come for `timeout_ms` (0: 60 s).
+  virtual void set_communicator(const float8::Communicator* communicator, int timeout_ms) = 0;
 
   // Keeps `step` for repeat(). The GPU records it here, with all addresses and launches that `step`
   // makes, and runs nothing.

@@ -107,10 +107,11 @@ class GpuBackend final : public Backend {
 
   void attach() final { check(cuda_.cuCtxSetCurrent(primary_), "cuCtxSetCurrent"); }
   // NCCL destroys no communicator while there is a graph that captured its collectives.
-  void set_communicator(const float8::Communicator* communicator) override {
+  void set_communicator(const float8::Communicator* communicator, int timeout_ms) override {
     cuda_.cuCtxSetCurrent(primary_);
     drop_graph();
     communicator_ = communicator;
+    step_timeout_ms_ = timeout_ms > 0 ? timeout_ms : kStepTimeoutMs;
   }
   void record(const std::function<void()>& step) override {
     drop_graph();
@@ -148,7 +149,7 @@ class GpuBackend final : public Backend {
   void check(CUresult result, const char* call) const { cuda_.check(result, call); }
   void synchronize(int64_t steps = 1) {
     if (communicator_ != nullptr) {
-      const auto most = static_cast<int>(std::min<int64_t>(steps * kStepTimeoutMs, 1 << 30));
+      const auto most = static_cast<int>(std::min<int64_t>(steps * step_timeout_ms_, 1 << 30));
       train::check(communicator_->wait(context_, "a step of training", stream_, most));
     }
     check(cuda_.cuStreamSynchronize(stream_), "cuStreamSynchronize");
@@ -167,6 +168,7 @@ class GpuBackend final : public Backend {
   std::array<CUevent, 2> events_{};
   CUgraphExec graph_ = nullptr;
   const float8::Communicator* communicator_ = nullptr;
+  int64_t step_timeout_ms_ = kStepTimeoutMs;
   std::vector<CUdeviceptr> memory_;
 };
 

@@ -45,7 +45,7 @@ class HostBackend final : public Backend {
 
   void attach() override {}
   // A call that ranks make together is done when it returns.
-  void set_communicator(const float8::Communicator*) override {}
+  void set_communicator(const float8::Communicator*, int) override {}
   void record(const std::function<void()>& step) override { step_ = step; }
   double repeat(int64_t times) override {
     const auto start = std::chrono::steady_clock::now();

@@ -150,7 +150,7 @@ void run(const SquareSumArgs& args) {
     float sum = 0;
     const i64 end = std::min(chunk * (block + 1), args.count);
     for (i64 i = chunk * block; i < end; ++i) sum += args.x[i] * args.x[i];
-    args.partials[block * args.stride] = sum;
+    args.partials[block] = sum;
   }
 }
 

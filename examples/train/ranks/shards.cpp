@@ -7,6 +7,8 @@
 namespace train {
 namespace {
 
+constexpr int64_t kBlock = 128;
+
 float8::Quantizer quantizer(const float8::Context& context, const std::string& recipe, int64_t rows,
                             int64_t cols, bool delayed) {
   float8::QuantizerDesc desc;
@@ -20,61 +22,79 @@ float8::Quantizer quantizer(const float8::Context& context, const std::string& r
 
 }  // namespace
 
+bool lies_in_shards(const LinearShape& shape, const Rank& fsdp) {
+  return fsdp.count > 1 && shape.n == fsdp.count * shape.shard_rows &&
+         shape.shard_rows % kBlock == 0;
+}
+
 Shards::Shards(Backend& backend, const Ranks& ranks, const Parameters& parameters,
                const u16* weights)
     : backend_(backend), ranks_(ranks), parameters_(parameters), weights_(weights) {
   casts_.resize(parameters.linears.size());
 }
 
-void Shards::add_cast(size_t index, const std::string& recipe, const float8::ScaleSlots* slots) {
+void Shards::add_cast(size_t index, const std::string& recipe, const float8::ScaleSlots* slots,
+                      bool in_shards) {
   const LinearShape& shape = parameters_.linears[index];
   const bool delayed = slots != nullptr;
+  // A weight without over_ranks has all of its planned rows, or none.
+  const int64_t rows = delayed && shape.rows > 0 ? shape.rows : shape.shard_rows;
   casts_[index] =
-      Cast{.quantizer = quantizer(backend_.context(), recipe, shape.rows, shape.k, delayed),
+      Cast{.quantizer = quantizer(backend_.context(), recipe, rows, shape.k, delayed),
            .whole_quantizer = quantizer(backend_.context(), recipe, shape.n, shape.k, delayed),
            .slots = slots,
+           .in_shards = in_shards,
            .shard = {},
            .q = {},
            .qt = {}};
 }
 
 // A tensor's one maximum does, and those of columns if all parts have these columns.
-bool Shards::spans_tp(size_t index) const {
+bool Shards::amax_spans_tp(size_t index) const {
   const Split split = parameters_.linears[index].split;
   return split == Split::kRows ||
          (split == Split::kColumns && casts_[index]->quantizer.amax_words() == 1);
 }
 
-void Shards::allocate_amax() {
-  for (size_t i = 0; i < casts_.size(); ++i) {
-    if (!casts_[i]) continue;
-    const size_t words = casts_[i]->quantizer.amax_words();
-    amax_words_ += words;
-    if (spans_tp(i)) tp_words_ += words;
+bool Shards::rows_span_tp(size_t index) const {
+  return parameters_.linears[index].split == Split::kColumns;
+}
+
+// The words of all weights lie by the groups over which they are reduced, so that each group reduces one
+// run of them: FSDP the first two kinds, tensor parallelism the second and third.
+void Shards::allocate_words() {
+  for (const size_t i : listed_) {
+    const float8::Quantizer& plan = casts_[i]->quantizer;
+    (amax_spans_tp(i) ? count_.both : count_.fsdp) += plan.amax_words();
+    (rows_span_tp(i) ? count_.tp : count_.none) += plan.row_amax_words();
   }
-  amax_ = static_cast<u32*>(backend_.allocate(amax_words_ * sizeof(u32)));
-  u32* spanning = amax_;
-  u32* other = amax_ + tp_words_;
-  for (size_t i = 0; i < casts_.size(); ++i) {
-    if (!casts_[i]) continue;
+  const size_t all = count_.fsdp + count_.both + count_.tp + count_.none;
+  words_ = static_cast<u32*>(backend_.allocate(all * sizeof(u32)));
+  u32* fsdp = words_;
+  u32* both = fsdp + count_.fsdp;
+  u32* tp = both + count_.both;
+  u32* none = tp + count_.tp;
+  const auto take = [](u32*& from, size_t words) {
+    u32* const taken = words == 0 ? nullptr : from;
+    from += words;
+    return taken;
+  };
+  for (const size_t i : listed_) {
     Cast& cast = *casts_[i];
-    u32*& next = spans_tp(i) ? spanning : other;
-    if (cast.quantizer.amax_words() > 0) cast.amax = next;
-    next += cast.quantizer.amax_words();
-    if (const size_t words = cast.quantizer.row_amax_words(); words > 0) {
-      cast.row_amax = static_cast<u32*>(backend_.allocate(words * sizeof(u32)));
-    }
+    cast.amax = take(amax_spans_tp(i) ? both : fsdp, cast.quantizer.amax_words());
+    cast.row_amax = take(rows_span_tp(i) ? tp : none, cast.quantizer.row_amax_words());
   }
 }
 
-void Shards::allocate() {
+void Shards::allocate_gathers() {
   size_t q_bytes = 0;
   size_t qt_bytes = 0;
-  size_t bf16_bytes = 0;
+  size_t bf16_elements = 0;
   for (size_t i = 0; i < casts_.size(); ++i) {
     const LinearShape& shape = parameters_.linears[i];
     if (!casts_[i]) {
-      bf16_bytes = std::max(bf16_bytes, static_cast<size_t>(shape.n * shape.k) * sizeof(u16));
+      const int64_t all = shape.shard_rows * ranks_.fsdp.count * shape.k;
+      bf16_elements = std::max(bf16_elements, static_cast<size_t>(all));
       continue;
     }
     const float8::Quantizer& whole = casts_[i]->whole_quantizer;
@@ -83,63 +103,86 @@ void Shards::allocate() {
   }
   q_ = backend_.allocate(q_bytes);
   qt_ = backend_.allocate(qt_bytes);
-  bf16_ = backend_.allocate(bf16_bytes);
-  allocate_amax();
-  size_t workspace_bytes = 0;
-  size_t gather_bytes = 0;
-  for (size_t i = 0; i < casts_.size(); ++i) {
-    if (!casts_[i]) continue;
-    Cast& cast = *casts_[i];
-    const LinearShape& shape = parameters_.linears[i];
-    cast.tensor = backend_.allocate(cast.quantizer.tensor_bytes());
-    cast.shard = cast.quantizer.view(cast.tensor, shape.rows).value();
-    cast.q = cast.qt = cast.whole_quantizer.view(q_, shape.n, qt_).value();
-    cast.q.qt = cast.qt.q = nullptr;
-    workspace_bytes = std::max(workspace_bytes, cast.quantizer.workspace_bytes());
-    for (const float8::Tensor* whole : {&cast.q, &cast.qt}) {
-      gather_bytes = std::max(gather_bytes,
-                              float8_gather_workspace_bytes(whole, shape.rows, ranks_.fsdp.count));
+  bf16_ = backend_.allocate(bf16_elements * sizeof(u16));
+}
+
+void Shards::view_copies(size_t index) {
+  Cast& cast = *casts_[index];
+  const LinearShape& shape = parameters_.linears[index];
+  cast.tensor = backend_.allocate(cast.quantizer.tensor_bytes());
+  cast.shard.cols = shape.k;
+  if (shape.rows > 0) cast.shard = cast.quantizer.view(cast.tensor, shape.rows).value();
+  cast.q = cast.qt = cast.whole_quantizer.view(q_, shape.n, qt_).value();
+  cast.q.qt = cast.qt.q = nullptr;
+  if (!cast.in_shards) return;
+  cast.qt.qt_shards = ranks_.fsdp.count;
+  cast.qt.ld_qt = shape.shard_rows;
+}
+
+void Shards::allocate() {
+  // Words that span fewer ranks come first in the list, so that they follow each other in its order.
+  for (const bool columns : {true, false}) {
+    for (size_t i = 0; i < casts_.size(); ++i) {
+      if (casts_[i] && rows_span_tp(i) == columns) listed_.push_back(i);
     }
   }
-  workspace_ = backend_.allocate(workspace_bytes);
+  allocate_gathers();
+  if (listed_.empty()) return;
+  allocate_words();
+  std::vector<float8::Quantizer> quantizers;
+  size_t gather_bytes = 0;
+  for (const size_t i : listed_) {
+    view_copies(i);
+    const Cast& cast = *casts_[i];
+    quantizers.push_back(cast.quantizer);
+    for (const float8::Tensor* whole : {&cast.q, &cast.qt}) {
+      const int64_t rows = parameters_.linears[i].shard_rows;
+      gather_bytes =
+          std::max(gather_bytes, float8_gather_workspace_bytes(whole, rows, ranks_.fsdp.count));
+    }
+  }
+  list_ = float8::QuantizerList::plan(backend_.context(), quantizers).value();
+  workspace_ = backend_.allocate(list_->workspace_bytes());
   gather_workspace_ = backend_.allocate(gather_bytes);
 }
 
-float8::QuantizeArgs Shards::args_of(size_t index, bool first_step) const {
-  const Cast& cast = *casts_[index];
-  float8::QuantizeArgs args;
-  args.x = weights_ + parameters_.linears[index].offset;
-  args.tensor = cast.tensor;
-  args.amax = cast.amax;
-  args.row_amax = cast.row_amax;
-  if (cast.slots != nullptr) {
-    args.scales = *cast.slots;
-    args.first_step = first_step;
-    args.ranks = ranks_.world.handle();
+std::vector<float8::QuantizeArgs> Shards::args(bool first_step) const {
+  std::vector<float8::QuantizeArgs> all;
+  for (const size_t i : listed_) {
+    const Cast& cast = *casts_[i];
+    float8::QuantizeArgs args;
+    args.x = weights_ + parameters_.linears[i].offset;
+    args.tensor = cast.tensor;
+    args.rows = parameters_.linears[i].rows;
+    args.amax = cast.amax;
+    args.row_amax = cast.row_amax;
+    if (cast.slots != nullptr) {
+      args.scales = *cast.slots;
+      args.first_step = first_step;
+      args.ranks = ranks_.world.handle();
+    }
+    all.push_back(args);
   }
-  return args;
+  return all;
+}
+
+void Shards::reduce_words() {
+  const auto reduce = [&](const Rank& group, u32* from, size_t words) {
+    if (group.is_alone() || words == 0) return;
+    check(group.communicator->sync_amax(from, words, backend_.stream()));
+  };
+  reduce(ranks_.fsdp, words_, count_.fsdp + count_.both);
+  reduce(ranks_.tp, words_ + count_.fsdp, count_.both + count_.tp);
 }
 
 void Shards::cast(bool first_step) {
-  const auto each = [&](const auto& run) {
-    for (size_t i = 0; i < casts_.size(); ++i) {
-      if (casts_[i]) check(run(*casts_[i], args_of(i, first_step)));
-    }
-  };
-  if (amax_words_ > 0) {
-    each([&](const Cast& cast, const float8::QuantizeArgs& args) {
-      return cast.quantizer.find_amax(args, backend_.stream());
-    });
-    const auto reduce = [&](const Rank& group, size_t words) {
-      if (group.is_alone() || words == 0) return;
-      check(group.communicator->sync_amax(amax_, words, backend_.stream()));
-    };
-    reduce(ranks_.fsdp, amax_words_);
-    reduce(ranks_.tp, tp_words_);
+  if (!list_) return;
+  const std::vector<float8::QuantizeArgs> all = args(first_step);
+  if (casts_[listed_.front()]->slots == nullptr) {
+    check(list_->find_amax(all, backend_.stream()));
+    reduce_words();
   }
-  each([&](const Cast& cast, const float8::QuantizeArgs& args) {
-    return cast.quantizer.run(args, workspace_, backend_.stream());
-  });
+  check(list_->run(all, workspace_, backend_.stream()));
 }
 
 const float8::Tensor* Shards::gather(size_t index, bool backward) {
@@ -149,7 +192,7 @@ const float8::Tensor* Shards::gather(size_t index, bool backward) {
   float8::GatherArgs args;
   args.shard = &cast.shard;
   args.whole = backward ? &cast.qt : &cast.q;
-  args.shard_rows = parameters_.linears[index].rows;
+  args.shard_rows = parameters_.linears[index].shard_rows;
   check(ranks_.fsdp.communicator->gather_tensor(backend_.context(), args, gather_workspace_,
                                                 backend_.stream()));
   return args.whole;
@@ -160,8 +203,8 @@ const void* Shards::gather_bf16(size_t index) {
   const LinearShape& shape = parameters_.linears[index];
   if (ranks_.fsdp.is_alone()) return weights_ + shape.offset;
   check(ranks_.fsdp.communicator->all_gather(weights_ + shape.offset, bf16_,
-                                             static_cast<size_t>(shape.rows * shape.k), FLOAT8_BF16,
-                                             backend_.stream()));
+                                             static_cast<size_t>(shape.shard_rows * shape.k),
+                                             FLOAT8_BF16, backend_.stream()));
   return bf16_;
 }
 

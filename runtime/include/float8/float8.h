@@ -645,7 +645,7 @@ typedef struct float8_quantize_args {
   const void* x FLOAT8_ZERO; /* [rows][cols] */
   void* tensor
       FLOAT8_ZERO; /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
-  /* 0 to rows_max, of a weight rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
+  /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
   int64_t rows FLOAT8_DEFAULT(-1);
   int64_t ld_x FLOAT8_ZERO;
   /* Needed if the operand has delayed scaling: those of a linear with this recipe, whose scale is
@@ -1061,14 +1061,16 @@ FLOAT8_API size_t float8_model_workspace_bytes(const float8_model* model);
  * stream, wait for nothing and may be captured in a CUDA graph, except where they say so. All ranks
  * of a communicator make the same calls in the same order. Which calls make a sharded layer:
  *
- *   weight, sharded by rows (FSDP)       float8_quantize_amax, float8_amax_sync and float8_quantize once
- *                                        a step; float8_gather_tensor of q before a forward and of qt
- *                                        before a backward, for w_tensor; float8_reduce_scatter of dw
+ *   weight, sharded by rows (FSDP)       float8_quantize_list_amax, float8_amax_sync and
+ *                                        float8_quantize_list of all weights once a step;
+ *                                        float8_gather_tensor of q before a forward and of qt before a
+ *                                        backward, for w_tensor; float8_reduce_scatter of dw
  *   column-wise (tensor parallel)        w is sharded by rows of N, and x is gathered where the
- *                                        sequence is sharded (float8_gather_tensor, for x_tensor); the
- *                                        ranks' dx are summed: float8_reduce_scatter or float8_all_reduce
- *   row-wise (tensor parallel)           w and x are sharded by columns of K; the ranks' y are summed,
- *                                        and dy is gathered where the sequence is sharded
+ *                                        sequence is sharded (float8_gather_tensor, for x_tensor); dy is
+ *                                        cast by columns, for float8_gemm; the ranks' dx are summed:
+ *                                        float8_reduce_scatter or float8_all_reduce
+ *   row-wise (tensor parallel)           w and x are sharded by columns of K, and cast so; the ranks' y
+ *                                        are summed, and dy is gathered where the sequence is sharded
  *
  * docs/distributed.md says which results are those of one device bit for bit. */
 

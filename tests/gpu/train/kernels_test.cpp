@@ -268,7 +268,7 @@ TEST_P(TrainKernels, SharesOfAStep) {
   const auto squares = mirrored(std::vector<float>(128, -1.0F));
   const auto count = static_cast<i64>(from.start.size());
   launch([&](bool gpu) { return AddArgs{from.on(gpu), to.on(gpu), count}; });
-  launch([&](bool gpu) { return SquareSumArgs{to.on(gpu), squares.on(gpu), count, 64, 2}; });
+  launch([&](bool gpu) { return SquareSumArgs{to.on(gpu), squares.on(gpu), count, 128}; });
   expect_equal(to, 0, "to");
   expect_equal(squares, 1e-4, "squares");
 }

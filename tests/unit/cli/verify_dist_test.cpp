@@ -20,7 +20,7 @@ Words operator+(Words a, const Words& b) {
 
 const Words kTwo = {"verify-dist", "--emulate", "--ranks", "2"};
 
-const std::set<std::string> kSharded = {"kernels", "copies",  "y",        "dx",
+const std::set<std::string> kSharded = {"kernels", "scales",  "copies",   "y",       "dx",
                                         "dw",      "batch y", "batch dx", "batch dw"};
 const std::set<std::string> kAll = [] {
   std::set<std::string> all = kSharded;
@@ -49,11 +49,13 @@ TEST(VerifyDist, FindsShardedLinearsEqual) {
       if (check["check"] == "batch y" && check["recipe"] == "rowwise") {
         EXPECT_TRUE(check["sqnr_db"].is_null()) << "rows have scales of their own";
       }
-      if (check["check"] == "column dw" && check["recipe"] == "rowwise") {
+      const std::string name = check["check"];
+      if (name == "column y" || name == "column dw" || name == "row dx" || name == "row dw") {
         EXPECT_EQ(check["rule"], "bits");
       }
     }
-    EXPECT_EQ(recipes.size(), 4U);
+    EXPECT_EQ(result["differences"].size(), 0U);
+    EXPECT_EQ(recipes.size(), 5U);
     // Three ranks share no tensor-parallel width here.
     EXPECT_EQ(checks, std::string_view(ranks) == "3" ? kSharded : kAll) << ranks;
   }
@@ -78,8 +80,9 @@ TEST(VerifyDist, ARankWithAnotherTableIsADifference) {
   EXPECT_EQ(tool(words + Words{"--table", "one"}).code, 0);
   const Outcome outcome = tool(words + Words{"--table", "one", "--table", "two"});
   EXPECT_EQ(outcome.code, 3);
-  EXPECT_TRUE(contains(outcome.out, "the ranks' tuning tables are DIFFERENT")) << outcome.out;
-  EXPECT_TRUE(contains(outcome.out, "rank 1 has the tuning table " + other.hash())) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out,
+                       "rank 1 differs in table: it has " + other.hash() + ", and rank 0 has "))
+      << outcome.out;
 }
 
 // A table that would choose other kernels shows in the kernels too.
@@ -105,6 +108,13 @@ TEST(VerifyDist, ARankWithOtherKernelsIsADifference) {
   const json& kernels = result["checks"][0];
   EXPECT_EQ(kernels["check"], "kernels");
   EXPECT_EQ(kernels["different"], 1);
+  const json& lines = result["differences"];
+  ASSERT_EQ(lines.size(), 2U) << lines;
+  const std::string line = lines[1];
+  EXPECT_TRUE(
+      contains(line, "rowwise 512x256: rank 1 differs in kernels: it has generated " + another))
+      << line;
+  EXPECT_TRUE(contains(line, ", and rank 0 has generated " + config)) << line;
 }
 
 TEST(VerifyDist, BadInputIsOneLine) {
@@ -122,7 +132,6 @@ TEST(VerifyDist, BadInputIsOneLine) {
   refuse(kTwo + Words{"--shape", "512x256\nx"}, {"--shape"});
   refuse(kTwo + Words{"--recipe", "fp4"}, {"--recipe", "fp4"});
   refuse(kTwo + Words{"--recipe", "bf16"}, {"--recipe", "bf16"});
-  refuse(kTwo + Words{"--recipe", "delayed"}, {"--recipe", "delayed"});
   refuse(kTwo + Words{"--tokens", "33"}, {"--tokens is 33"});
   refuse(kTwo + Words{"--table", "gone"}, {"gone"});
   tool.write("damaged", "no table");

@@ -58,12 +58,15 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"--hidden", "100"}, "--hidden"}, BadLine{{"--hidden", "16384"}, "--hidden"},
         BadLine{{"--fsdp", "3"}, "--fsdp is 3"}, BadLine{{"--fsdp", "0"}, "--fsdp is 0"},
         BadLine{{"--tp", "3"}, "--tp is 3"}, BadLine{{"--tp", "0"}, "--tp is 0"},
+        BadLine{{"--recipe", "blockwise", "--tp", "2", "--ffn", "320"},
+                "into multiples of 128 under blockwise"},
         BadLine{{"--tp", "64", "--fsdp", "2"}, "--tp is 64"},
         BadLine{{"--fsdp", "2", "--tokens", "48"}, "--tokens (48)"},
         BadLine{{"--micro-batches", "0"}, "--micro-batches is 0"}, BadLine{{"--ffn", "8"}, "--ffn"},
         BadLine{{"--layers", "0"}, "--layers"}, BadLine{{"--context", "24"}, "--context"},
         BadLine{{"--tokens", "100"}, "--tokens"}, BadLine{{"--steps", "-1"}, "--steps"},
         BadLine{{"--lr", "0"}, "--lr"}, BadLine{{"--lr", "nan"}, "--lr"},
+        BadLine{{"--timeout", "0"}, "--timeout is 0"},
         BadLine{{"--save-every", "-2"}, "--save-every"}, BadLine{{"--steps", "many"}, "--steps"},
         BadLine{{"--unknown"}, "--unknown"}));
 

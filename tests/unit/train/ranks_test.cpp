@@ -2,41 +2,10 @@
 #include <cmath>
 
 #include "examples/train/checkpoint.hpp"
-#include "examples/train/trainer.hpp"
-#include "train_test.hpp"
+#include "tiny_ranks.hpp"
 
 namespace train {
 namespace {
-
-TrainConfig tiny(const std::string& recipe, int64_t fsdp, int64_t micro_batches, int64_t tp = 1) {
-  TrainConfig config;
-  config.recipe = recipe;
-  // Blocks of 128 rows are not cut.
-  config.hidden = recipe == "blockwise" ? 256 : 64;
-  config.ffn = recipe == "blockwise" ? 256 * tp : 128;
-  config.layers = 2;
-  config.context = 4;
-  config.tokens = 128;
-  config.steps = 6;
-  config.lr = 1e-2;
-  config.fsdp = fsdp;
-  config.micro_batches = micro_batches;
-  config.tp = tp;
-  return config;
-}
-
-Text sample_text() {
-  Text text;
-  for (int i = 0; i < 200; ++i) text.bytes += "the quick brown fox jumps over the lazy dog. ";
-  text.hash = "fixed";
-  return text;
-}
-
-std::vector<float> losses(const TrainConfig& config, const RunOptions& options = {}) {
-  return train_on_ranks([](int rank) { return make_host_backend(rank); }, config, sample_text(),
-                        options)
-      .curve.loss;
-}
 
 class Fsdp : public ::testing::TestWithParam<std::string> {
  protected:
@@ -63,8 +32,9 @@ INSTANTIATE_TEST_SUITE_P(Recipes, FsdpBits,
                          [](const auto& recipe) { return recipe.param; });
 
 TEST_P(FsdpBits, AreThoseOfMicroBatchesOnOneDevice) {
-  for (const int64_t ranks : {2, 4}) {
-    if (GetParam() == "blockwise" && ranks == 4) continue;
+  // Three ranks hold 48, 48 and 32 of 128 rows, and 32, 32 and none of 64. Under blockwise, two ranks of
+  // four hold none.
+  for (const int64_t ranks : {2, 3, 4}) {
     const auto [loss, master] = run(ranks, 1);
     const auto [expected_loss, expected_master] = run(1, ranks);
     EXPECT_EQ(loss, expected_loss) << ranks;
@@ -73,21 +43,24 @@ TEST_P(FsdpBits, AreThoseOfMicroBatchesOnOneDevice) {
 }
 
 TEST_P(FsdpBits, AreThoseOfMicroBatchesUnderTensorParallelism) {
-  const auto [loss, master] = run(2, 1, 2);
-  const auto [expected_loss, expected_master] = run(1, 2, 2);
-  // One scale of a weight spans all ranks; that is the same where FSDP does not share it out.
-  EXPECT_EQ(loss, expected_loss);
-  EXPECT_EQ(master, expected_master);
+  for (const int64_t ranks : {2, 3}) {
+    const auto [loss, master] = run(ranks, 1, 2);
+    const auto [expected_loss, expected_master] = run(1, ranks, 2);
+    // One scale of a weight spans all ranks; that is the same where FSDP does not share it out.
+    EXPECT_EQ(loss, expected_loss) << ranks;
+    EXPECT_EQ(master, expected_master) << ranks;
+  }
 }
 
 TEST_P(Fsdp, TensorParallelismIsCloseToOneDevice) {
-  for (const int64_t tp : {2, 4}) {
+  for (const int64_t tp : {2, 3, 4}) {
     TrainConfig config = tiny(GetParam(), 1, 1, tp);
+    config.lr = 3e-3;  // so that rounding does not grow much in a few steps
     const std::vector<float> loss = losses(config);
     config.tp = 1;
     const std::vector<float> expected = losses(config);
     EXPECT_NE(loss, expected) << "partial sums are rounded";
-    for (size_t i = 0; i < loss.size(); ++i) EXPECT_NEAR(loss[i] / expected[i], 1, 0.02) << i;
+    for (size_t i = 0; i < loss.size(); ++i) EXPECT_NEAR(loss[i] / expected[i], 1, 0.01) << i;
   }
 }
 
@@ -109,7 +82,7 @@ TEST_P(Fsdp, TensorParallelRunsResumeOnAnyNumberOfRanks) {
 }
 
 TEST_P(Fsdp, IsCloseToOneDevice) {
-  const auto [loss, master] = run(2, 1);
+  const auto [loss, master] = run(3, 1);
   const auto [expected_loss, expected_master] = run(1, 1);
   // A delayed scale is that of the whole tensor, so nothing but sums differ.
   const double tolerance = GetParam() == "delayed" ? 1e-3 : 0.02;
@@ -143,93 +116,6 @@ TEST_P(Fsdp, ResumesOnAnyNumberOfRanks) {
   } else {
     EXPECT_EQ(alone, whole);
   }
-}
-
-TEST(FsdpFailures, ARankThatFailsStopsAllWithItsError) {
-  const TemporaryFolder folder;
-  RunOptions options;
-  options.checkpoint = folder / "missing" / "a";  // rank 0 alone writes it
-  options.save_every = 2;
-  const float8::Error error = error_of([&] { losses(tiny("rowwise", 4, 1), options); });
-  EXPECT_EQ(error.code, FLOAT8_IO);
-  EXPECT_NE(error.message.find("missing"), std::string::npos) << error.message;
-}
-
-// A rank whose device fails at its n-th kernel.
-class FailingBackend final : public Backend {
- public:
-  explicit FailingBackend(int rank) : backend_(make_host_backend(rank)) {}
-  void* allocate(size_t bytes) override { return backend_->allocate(bytes); }
-  void upload(void* to, const void* from, size_t bytes) override {
-    backend_->upload(to, from, bytes);
-  }
-  void download(void* to, const void* from, size_t bytes) override {
-    backend_->download(to, from, bytes);
-  }
-  void launch(const KernelCall& call) override {
-    if (++launches_ == 100) fail(FLOAT8_CUDA, "the device of a rank is lost");
-    backend_->launch(call);
-  }
-  int share_count() const override { return backend_->share_count(); }
-  float8::Context& context() override { return backend_->context(); }
-  float8_stream stream() override { return backend_->stream(); }
-  void attach() override { backend_->attach(); }
-  void set_communicator(const float8::Communicator* communicator) override {
-    backend_->set_communicator(communicator);
-  }
-  void record(const std::function<void()>& step) override { backend_->record(step); }
-  double repeat(int64_t times) override { return backend_->repeat(times); }
-
- private:
-  std::unique_ptr<Backend> backend_;
-  int launches_ = 0;
-};
-
-TEST(FsdpFailures, ARankThatStopsDoesNotHangTheOthers) {
-  for (const int64_t tp : {1, 2}) {
-    const TrainConfig config = tiny("rowwise", 2, 1, tp);
-    const auto make_backend = [&](int rank) -> std::unique_ptr<Backend> {
-      if (rank == config.ranks() - 1) return std::make_unique<FailingBackend>(rank);
-      return make_host_backend(rank);
-    };
-    const float8::Error error = error_of(
-        [&] { static_cast<void>(train_on_ranks(make_backend, config, sample_text(), {})); });
-    EXPECT_EQ(error.message, "the device of a rank is lost");
-  }
-}
-
-TEST(FsdpFailures, ALossThatIsNotFiniteOnOneRankIsOneError) {
-  const TemporaryFolder folder;
-  TrainConfig config = tiny("rowwise", 2, 1);
-  RunOptions options;
-  options.checkpoint = folder / "a";
-  options.save_every = 1;
-  options.stop_after = 1;
-  losses(config, options);
-  Checkpoint checkpoint = load(folder / "a", identity(config, "fixed"));
-  // A row that the second rank alone holds: the amax over ranks takes it to all.
-  checkpoint.master[static_cast<size_t>((config.ffn - 1) * config.hidden)] = NAN;
-  save(folder / "a", checkpoint);
-  RunOptions resumed;
-  resumed.resume = folder / "a";
-  const float8::Error error = error_of([&] { losses(config, resumed); });
-  EXPECT_NE(error.message.find("step 2 is not finite"), std::string::npos) << error.message;
-}
-
-TEST(FsdpFailures, ShardsThatCutBlocksAreRefused) {
-  TrainConfig config = tiny("blockwise", 2, 1);
-  config.hidden = config.ffn = 128;
-  const float8::Error error = error_of([&] { losses(config); });
-  EXPECT_EQ(error.code, FLOAT8_UNSUPPORTED);
-  EXPECT_NE(error.message.find("shards of 64 rows cut the blocks"), std::string::npos)
-      << error.message;
-}
-
-TEST(FsdpFailures, ABackendAloneIsOneRank) {
-  const float8::Error error = error_of([&] {
-    static_cast<void>(train(*make_host_backend(), tiny("bf16", 2, 1), sample_text(), {}));
-  });
-  EXPECT_EQ(error.code, FLOAT8_INVALID_ARGUMENT);
 }
 
 }  // namespace

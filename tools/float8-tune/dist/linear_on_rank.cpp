@@ -36,6 +36,10 @@ std::vector<float> decode(const Bytes& bytes, Dtype type) {
   return out;
 }
 
+void append(Bytes& to, const Bytes& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
 size_t different(const Bytes& a, const Bytes& b) {
   size_t count = a.size() > b.size() ? a.size() - b.size() : b.size() - a.size();
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) count += a[i] != b[i] ? 1 : 0;
@@ -47,7 +51,7 @@ Inputs::Inputs(const Shape& shape)
       w(values(shape.n * shape.k, 2)),
       dy(values(shape.m * shape.n, 3)) {}
 
-Status LinearOnRank::plan(const uint16_t* x, const uint16_t* dy) {
+Status LinearOnRank::plan(const uint16_t* x, const uint16_t* dy, bool shards) {
   const auto [m, n, k] = shape_;
   float8::LinearDesc desc;
   desc.m_max = m;
@@ -55,7 +59,14 @@ Status LinearOnRank::plan(const uint16_t* x, const uint16_t* dy) {
   desc.k = k;
   desc.recipe = float8::Recipe::named(recipe_);
   desc.grad_weight_dtype = FLOAT8_F32;
-  linear_.emplace(F8_TRY(of_call(float8::Linear::plan(rank_.context(), desc))));
+  desc.weight_shards = shards;
+  auto linear = of_call(float8::Linear::plan(rank_.context(), desc));
+  reads_shards_ = shards && linear;
+  if (!linear && shards && linear.error().code == ErrorCode::kUnsupported) {
+    desc.weight_shards = false;
+    linear = of_call(float8::Linear::plan(rank_.context(), desc));
+  }
+  linear_.emplace(F8_TRY(std::move(linear)));
   x_ = F8_TRY(rank_.upload(x, size_of(m * k, 2)));
   dy_ = F8_TRY(rank_.upload(dy, size_of(m * n, 2)));
   y_ = F8_TRY(rank_.allocate(size_of(m * n, 2)));
@@ -64,6 +75,27 @@ Status LinearOnRank::plan(const uint16_t* x, const uint16_t* dy) {
   saved_ = F8_TRY(rank_.allocate(linear_->saved_bytes()));
   workspace_ = F8_TRY(rank_.allocate(linear_->workspace_bytes()));
   return {};
+}
+
+Status LinearOnRank::plan_scales() {
+  scales_.emplace(F8_TRY(of_call(float8::Scales::plan(rank_.context(), {linear_->get()}))));
+  if (scales_->bytes() == 0) {
+    scales_.reset();
+    return {};
+  }
+  state_ = F8_TRY(rank_.allocate(scales_->bytes()));
+  F8_TRY(of_call(scales_->init(state_, rank_.stream())));
+  slots_ = F8_TRY(of_call(scales_->slots(state_, 0)));
+  return {};
+}
+
+Status LinearOnRank::sync_scales(float8_nccl_comm ranks) {
+  return of_call(scales_->sync(state_, ranks, rank_.stream()));
+}
+
+Result<Bytes> LinearOnRank::scale_state() {
+  if (!scales_) return Bytes();
+  return of_call(scales_->save(state_, rank_.stream()));
 }
 
 Status LinearOnRank::forward(const void* w, const float8::Tensor* w_tensor,
@@ -75,11 +107,14 @@ Status LinearOnRank::forward(const void* w, const float8::Tensor* w_tensor,
   args.w_tensor = w_tensor;
   args.y = y_;
   args.saved = saved_;
+  args.scales = slots_;
+  args.first_step = first_step_;
+  args.ranks = first_ranks_;
   return of_call(linear_->forward(args, workspace_, rank_.stream()));
 }
 
 Status LinearOnRank::backward(const void* w, const float8::Tensor* w_tensor,
-                              const float8::Tensor* x_tensor) {
+                              const float8::Tensor* x_tensor, bool dx) {
   float8::BackwardArgs args;
   args.dy = dy_;
   args.saved = saved_;
@@ -87,8 +122,11 @@ Status LinearOnRank::backward(const void* w, const float8::Tensor* w_tensor,
   args.w = w;
   args.x_tensor = x_tensor;
   args.w_tensor = w_tensor;
-  args.dx = dx_;
+  args.dx = dx ? dx_ : nullptr;
   args.dw = dw_;
+  args.scales = slots_;
+  args.first_step = first_step_;
+  args.ranks = first_ranks_;
   return of_call(linear_->backward(args, workspace_, rank_.stream()));
 }
 
@@ -104,6 +142,8 @@ Result<Results> run_whole(DeviceRank& rank, const std::string& recipe, const Sha
                           const Inputs& inputs) {
   LinearOnRank linear(rank, recipe, shape, shape.n);
   F8_TRY(linear.plan(inputs.x.data(), inputs.dy.data()));
+  F8_TRY(linear.plan_scales());
+  linear.set_first_step(true, nullptr);
   void* const w = F8_TRY(rank.upload(inputs.w.data(), inputs.w.size() * 2));
   F8_TRY(linear.forward(w, nullptr));
   F8_TRY(linear.backward(w, nullptr));
@@ -113,27 +153,27 @@ Result<Results> run_whole(DeviceRank& rank, const std::string& recipe, const Sha
 }
 
 Status TensorOnRank::plan(DeviceRank& rank, const std::string& recipe, float8_operand operand,
-                          int64_t rows_max, int64_t rows, int64_t cols, bool over_ranks) {
+                          int64_t rows_max, int64_t rows, int64_t cols, Held held) {
   rank_ = &rank;
-  over_ranks_ = over_ranks;
-  rows_max_ = rows_max;
+  held_ = held;
   float8::QuantizerDesc desc;
   desc.operand = operand;
   desc.rows_max = rows_max;
   desc.cols = cols;
   desc.recipe = float8::Recipe::named(recipe);
-  desc.over_ranks = over_ranks;
+  desc.over_ranks = held != Held::kAll;
   quantizer_.emplace(F8_TRY(of_call(float8::Quantizer::plan(rank.context(), desc))));
+  list_.emplace(F8_TRY(of_call(float8::QuantizerList::plan(rank.context(), {*quantizer_}))));
   args_.tensor = F8_TRY(rank.allocate(quantizer_->tensor_bytes()));
   args_.rows = rows;
-  view_ = F8_TRY(of_call(quantizer_->view(args_.tensor, rows)));
-  workspace_ = F8_TRY(rank.allocate(quantizer_->workspace_bytes()));
-  if (const size_t words = quantizer_->amax_words(); words > 0) {
-    args_.amax = static_cast<uint32_t*>(F8_TRY(rank.allocate(words * sizeof(uint32_t))));
-  }
-  if (const size_t words = quantizer_->row_amax_words(); words > 0) {
-    args_.row_amax = static_cast<uint32_t*>(F8_TRY(rank.allocate(words * sizeof(uint32_t))));
-  }
+  view_.cols = cols;
+  if (rows > 0) view_ = F8_TRY(of_call(quantizer_->view(args_.tensor, rows)));
+  workspace_ = F8_TRY(rank.allocate(list_->workspace_bytes()));
+  const size_t words = quantizer_->amax_words(), row_words = quantizer_->row_amax_words();
+  auto* const all =
+      static_cast<uint32_t*>(F8_TRY(rank.allocate((words + row_words) * sizeof(uint32_t))));
+  if (words > 0) args_.amax = all;
+  if (row_words > 0) args_.row_amax = all + words;
   return {};
 }
 
@@ -142,20 +182,42 @@ Status TensorOnRank::upload(const uint16_t* from) {
   return {};
 }
 
-Status TensorOnRank::cast() {
+Status TensorOnRank::cast(const float8::ScaleSlots& slots) {
   const float8_stream stream = rank_->stream();
-  if (over_ranks_) {
-    F8_TRY(of_call(quantizer_->find_amax(args_, stream)));
-    if (const size_t words = quantizer_->amax_words(); words > 0) {
-      F8_TRY(of_call(rank_->communicator().sync_amax(args_.amax, words, stream)));
-    }
+  args_.scales = slots;
+  if (held_ != Held::kAll) {
+    F8_TRY(of_call(list_->find_amax({args_}, stream)));
+    F8_TRY(reduce_amax());
   }
-  return of_call(quantizer_->run(args_, over_ranks_ ? nullptr : workspace_, stream));
+  return of_call(list_->run({args_}, workspace_, stream));
 }
 
-Status TensorOnRank::take_workspace(const float8::Tensor& whole, int ranks) {
+// Of rows, the words of columns and of the tensor span ranks; of columns, the tensor's, which is the last
+// one, and those of rows, which follow.
+Status TensorOnRank::reduce_amax() {
+  const auto is_one = [](const void* copy, const float8_cast_setting& setting) {
+    return copy != nullptr && setting.granularity == FLOAT8_TENSOR;
+  };
+  size_t first = 0, end = quantizer_->amax_words();
+  if (held_ == Held::kColumns) {
+    const bool one = is_one(view_.q, view_.q_setting) || is_one(view_.qt, view_.qt_setting);
+    first = one ? end - 1 : end;
+    end += quantizer_->row_amax_words();
+  }
+  if (first == end) return {};
+  uint32_t* const words = args_.amax != nullptr ? args_.amax : args_.row_amax;
+  return of_call(rank_->communicator().sync_amax(words + first, end - first, rank_->stream()));
+}
+
+void TensorOnRank::lie_in_shards(int ranks, int64_t shard_rows) {
+  view_.qt_shards = ranks;
+  view_.ld_qt = shard_rows;
+}
+
+Status TensorOnRank::take_workspace(const float8::Tensor& whole, int64_t shard_rows, int ranks) {
+  shard_rows_ = shard_rows;
   gather_workspace_ =
-      F8_TRY(rank_->allocate(float8_gather_workspace_bytes(&whole, rows_max_, ranks)));
+      F8_TRY(rank_->allocate(float8_gather_workspace_bytes(&whole, shard_rows, ranks)));
   return {};
 }
 
@@ -163,7 +225,7 @@ Status TensorOnRank::gather(const float8::Tensor& whole) {
   float8::GatherArgs args;
   args.shard = &view_;
   args.whole = &whole;
-  args.shard_rows = rows_max_;
+  args.shard_rows = shard_rows_;
   return of_call(rank_->communicator().gather_tensor(rank_->context(), args, gather_workspace_,
                                                      rank_->stream()));
 }
@@ -189,9 +251,42 @@ Result<Bytes> TensorOnRank::bytes() {
   };
   F8_TRY(add(tensor.q, tensor.rows, tensor.cols, tensor.ld_q));
   F8_TRY(scales(tensor.q_inverse_scale, tensor.q_setting, tensor.rows, tensor.cols));
-  F8_TRY(add(tensor.qt, tensor.cols, tensor.rows, tensor.ld_qt));
+  if (tensor.qt_shards > 1) {
+    const Bytes all = F8_TRY(rank_->download(tensor.qt, size_of(tensor.rows * tensor.cols, 1)));
+    for (int64_t col = 0; col < tensor.cols; ++col) {
+      for (int64_t shard = 0; shard < tensor.qt_shards; ++shard) {
+        const auto from = all.begin() + (shard * tensor.cols + col) * tensor.ld_qt;
+        out.insert(out.end(), from, from + tensor.ld_qt);
+      }
+    }
+  } else {
+    F8_TRY(add(tensor.qt, tensor.cols, tensor.rows, tensor.ld_qt));
+  }
   F8_TRY(scales(tensor.qt_inverse_scale, tensor.qt_setting, tensor.cols, tensor.rows));
   return out;
+}
+
+Status GemmOnRank::plan(DeviceRank& rank, const std::string& recipe, float8_gemm_kind kind,
+                        const Shape& shape, float8_dtype d) {
+  rank_ = &rank;
+  float8::GemmDesc desc;
+  desc.gemm = kind;
+  desc.m_max = shape.m;
+  desc.n = shape.n;
+  desc.k = shape.k;
+  desc.recipe = float8::Recipe::named(recipe);
+  desc.d_dtype = d;
+  gemm_.emplace(F8_TRY(of_call(float8::Gemm::plan(rank.context(), desc))));
+  workspace_ = F8_TRY(rank.allocate(gemm_->workspace_bytes()));
+  return {};
+}
+
+Status GemmOnRank::run(const float8::Tensor& a, const float8::Tensor& b, void* d) {
+  float8::GemmArgs args;
+  args.a = &a;
+  args.b = &b;
+  args.d = d;
+  return of_call(gemm_->run(args, workspace_, rank_->stream()));
 }
 
 }  // namespace f8::cli

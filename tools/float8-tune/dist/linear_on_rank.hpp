@@ -16,6 +16,7 @@ namespace f8::cli {
 using Bytes = std::vector<unsigned char>;
 
 [[nodiscard]] std::vector<float> decode(const Bytes& bytes, Dtype type);
+void append(Bytes& to, const Bytes& from);
 // How many bytes differ.
 [[nodiscard]] size_t different(const Bytes& a, const Bytes& b);
 
@@ -35,13 +36,29 @@ class LinearOnRank {
   LinearOnRank(DeviceRank& rank, std::string recipe, const Shape& shape, int64_t dw_rows)
       : rank_(rank), recipe_(std::move(recipe)), shape_(shape), dw_rows_(dw_rows) {}
 
-  // Takes all memory that it needs.
-  [[nodiscard]] Status plan(const uint16_t* x, const uint16_t* dy);
+  // Takes all memory that it needs. With `shards` it reads a qt of the weight in shards, unless
+  // cuBLASLt is the choice for grad_input; reads_shards() tells.
+  [[nodiscard]] Status plan(const uint16_t* x, const uint16_t* dy, bool shards = false);
+  [[nodiscard]] bool reads_shards() const { return reads_shards_; }
+  // With delayed scaling a linear has a scale state of its own, or one that another linear has.
+  [[nodiscard]] Status plan_scales();
+  [[nodiscard]] const float8::ScaleSlots& slots() const { return slots_; }
+  void use_slots(const float8::ScaleSlots& slots) { slots_ = slots; }
+  [[nodiscard]] Status sync_scales(float8_nccl_comm ranks);
+  // The state as it is saved; empty without delayed scaling.
+  [[nodiscard]] Result<Bytes> scale_state();
+  // The next calls are of a first step over these ranks, or of a later one.
+  void set_first_step(bool first, float8_nccl_comm ranks) {
+    first_step_ = first;
+    first_ranks_ = ranks;
+  }
+
   // With the weight or its fp8 copies, and with x_tensor or the x of plan().
   [[nodiscard]] Status forward(const void* w, const float8::Tensor* w_tensor,
                                const float8::Tensor* x_tensor = nullptr);
+  // Without `dx` it computes dw alone.
   [[nodiscard]] Status backward(const void* w, const float8::Tensor* w_tensor,
-                                const float8::Tensor* x_tensor = nullptr);
+                                const float8::Tensor* x_tensor = nullptr, bool dx = true);
   // Waits for the stream.
   [[nodiscard]] Result<Results> results();
   [[nodiscard]] void* y() const { return y_; }
@@ -55,6 +72,12 @@ class LinearOnRank {
   Shape shape_;
   int64_t dw_rows_;
   std::optional<float8::Linear> linear_;
+  bool reads_shards_ = false;
+  std::optional<float8::Scales> scales_;
+  void* state_ = nullptr;
+  float8::ScaleSlots slots_{};
+  bool first_step_ = false;
+  float8_nccl_comm first_ranks_ = nullptr;
   void *x_ = nullptr, *dy_ = nullptr, *y_ = nullptr, *dx_ = nullptr, *dw_ = nullptr;
   void *saved_ = nullptr, *workspace_ = nullptr;
 };
@@ -63,31 +86,52 @@ class LinearOnRank {
 [[nodiscard]] Result<Results> run_whole(DeviceRank& rank, const std::string& recipe,
                                         const Shape& shape, const Inputs& inputs);
 
-// A tensor in fp8: a rank's shard, or a whole one, cast here or gathered.
+// What a rank holds of a tensor.
+enum class Held { kAll, kRows, kColumns };
+
+// A tensor in fp8: a rank's part, or a whole one, cast here or gathered.
 class TensorOnRank {
  public:
-  // Takes all memory that it needs. A shard has rows_max rows at most.
+  // Takes all memory that it needs. A part has rows_max rows at most.
   [[nodiscard]] Status plan(DeviceRank& rank, const std::string& recipe, float8_operand operand,
-                            int64_t rows_max, int64_t rows, int64_t cols, bool over_ranks);
-  // Casts what `from` has in bf16 in host memory, of a shard over all ranks.
+                            int64_t rows_max, int64_t rows, int64_t cols, Held held);
+  // Casts what `from` has in bf16 in host memory, with the scales of the whole tensor. `slots` are those
+  // of delayed scaling.
   [[nodiscard]] Status upload(const uint16_t* from);
-  [[nodiscard]] Status cast();
-  // Fills `whole`, a view of a tensor of all rows, from the ranks' shards.
-  [[nodiscard]] Status take_workspace(const float8::Tensor& whole, int ranks);
+  [[nodiscard]] Status cast(const float8::ScaleSlots& slots = {});
+  // A gathered qt stays as it arrives, in shards of shard_rows.
+  void lie_in_shards(int ranks, int64_t shard_rows);
+  // Fills `whole`, a view of a tensor of all rows, from the ranks' shards of shard_rows.
+  [[nodiscard]] Status take_workspace(const float8::Tensor& whole, int64_t shard_rows, int ranks);
   [[nodiscard]] Status gather(const float8::Tensor& whole);
   [[nodiscard]] const float8::Tensor& view() const { return view_; }
   // The defined bytes of the copies and their scales. Waits for the stream.
   [[nodiscard]] Result<Bytes> bytes();
 
  private:
+  [[nodiscard]] Status reduce_amax();
   DeviceRank* rank_ = nullptr;
   std::optional<float8::Quantizer> quantizer_;
+  std::optional<float8::QuantizerList> list_;  // of this tensor alone
   float8::Tensor view_;
   float8::QuantizeArgs args_;
-  bool over_ranks_ = false;
-  int64_t rows_max_ = 0;
+  Held held_ = Held::kAll;
+  int64_t shard_rows_ = 0;
   void* workspace_ = nullptr;  // of a cast
   void* gather_workspace_ = nullptr;
+};
+
+// One GEMM of a linear, of tensors in fp8.
+class GemmOnRank {
+ public:
+  [[nodiscard]] Status plan(DeviceRank& rank, const std::string& recipe, float8_gemm_kind kind,
+                            const Shape& shape, float8_dtype d);
+  [[nodiscard]] Status run(const float8::Tensor& a, const float8::Tensor& b, void* d);
+
+ private:
+  DeviceRank* rank_ = nullptr;
+  std::optional<float8::Gemm> gemm_;
+  void* workspace_ = nullptr;
 };
 
 }  // namespace f8::cli

@@ -2,6 +2,7 @@
 // (FSDP) and takes a share of the tokens:
 //
 //   kernels  what the ranks' linears run, in words: equal
+//   scales   of delayed scaling, behind a step of all ranks: equal
 //   copies   the gathered fp8 copies of the weight, beside a cast of the whole weight: bits
 //   y, dx    of a rank's tokens with the gathered copies, beside the linear with the whole weight: bits
 //   dw       the reduce-scattered sum of the ranks' gradients, beside their sum in the ranks' order:

@@ -34,6 +34,13 @@ struct Pair {
   Results got, expected;
 };
 
+// An activation in fp8: by tokens it is cast as a shard and gathered, by columns each rank has its own.
+struct Activation {
+  float8_operand operand;
+  int64_t cols;  // of the rank
+  TensorOnRank shard, all;
+};
+
 // One rank of a column-wise (`columns`) or row-wise linear.
 class RankTp {
  public:
@@ -47,44 +54,57 @@ class RankTp {
         columns_(columns),
         local_{problem.shape.m, problem.shape.n / (columns ? ranks : 1),
                problem.shape.k / (columns ? 1 : ranks)},
-        linear_(rank, problem.recipe, local_, local_.n) {}
+        linear_(rank, problem.recipe, local_, local_.n),
+        delayed_(problem.recipe == "delayed"),
+        has_fp8_grad_weight_(problem.recipe != "rowwise_with_gw_hp"),
+        x_{FLOAT8_INPUT, local_.k, {}, {}},
+        dy_{FLOAT8_GRAD_OUTPUT, local_.n, {}, {}} {}
 
+  // Takes all memory: no rank waits for another on its device yet.
   Status prepare() {
     const auto [m, n, k] = p_.shape;
     const int64_t r = rank_.index();
-    const Block all_rows{0, m, columns_ ? r * local_.n : r * local_.k,
-                         columns_ ? local_.n : local_.k};
-    if (columns_) {
-      F8_TRY(linear_.plan(inputs_.x.data(), part(inputs_.dy, n, all_rows).data()));
-      const int64_t rows = m / ranks_;
-      F8_TRY(x_shard_.plan(rank_, p_.recipe, FLOAT8_INPUT, rows, rows, k, true));
-      F8_TRY(x_shard_.upload(inputs_.x.data() + r * rows * k));
-      F8_TRY(x_.plan(rank_, p_.recipe, FLOAT8_INPUT, m, m, k, false));
-      F8_TRY(x_shard_.take_workspace(x_.view(), ranks_));
-      F8_TRY(w_.plan(rank_, p_.recipe, FLOAT8_WEIGHT, local_.n, local_.n, k, true));
-      F8_TRY(w_.upload(inputs_.w.data() + r * local_.n * k));
-      sum_elements_ = rows * k;
-    } else {
-      F8_TRY(linear_.plan(part(inputs_.x, k, all_rows).data(), inputs_.dy.data()));
-      const Block w_columns{0, n, r * local_.k, local_.k};
-      w_high_precision_ = F8_TRY(rank_.upload(part(inputs_.w, k, w_columns).data(),
-                                              static_cast<size_t>(n * local_.k) * 2));
-      sum_elements_ = m / ranks_ * n;
-    }
+    const Block columns{0, m, columns_ ? r * local_.n : r * local_.k,
+                        columns_ ? local_.n : local_.k};
+    const std::vector<uint16_t> x = columns_ ? inputs_.x : part(inputs_.x, k, columns);
+    const std::vector<uint16_t> dy = columns_ ? part(inputs_.dy, n, columns) : inputs_.dy;
+    const Block of_w =
+        columns_ ? Block{r * local_.n, local_.n, 0, k} : Block{0, n, r * local_.k, local_.k};
+    const std::vector<uint16_t> w = part(inputs_.w, k, of_w);
+    F8_TRY(linear_.plan(x.data(), dy.data()));
+    F8_TRY(linear_.plan_scales());
+    sum_elements_ = m / ranks_ * (columns_ ? k : n);
     sum_ = F8_TRY(rank_.allocate(static_cast<size_t>(sum_elements_) * 2));
-    return {};
+    if (delayed_) {
+      w_high_precision_ = F8_TRY(rank_.upload(w.data(), w.size() * 2));
+      return {};
+    }
+    F8_TRY(w_.plan(rank_, p_.recipe, FLOAT8_WEIGHT, local_.n, local_.n, local_.k,
+                   columns_ ? Held::kRows : Held::kColumns));
+    F8_TRY(w_.upload(w.data()));
+    F8_TRY(plan_activation(by_tokens(), columns_ ? inputs_.x : inputs_.dy));
+    F8_TRY(plan_activation(by_columns(), columns_ ? dy : x));
+    F8_TRY(grad_input_.plan(rank_, p_.recipe, FLOAT8_GRAD_INPUT, local_, FLOAT8_BF16));
+    if (!has_fp8_grad_weight_) return {};
+    return grad_weight_.plan(rank_, p_.recipe, FLOAT8_GRAD_WEIGHT, local_, FLOAT8_F32);
   }
 
   Status run() {
-    if (columns_) {
-      F8_TRY(x_shard_.cast());
-      F8_TRY(x_shard_.gather(x_.view()));
-      F8_TRY(w_.cast());
-      F8_TRY(linear_.forward(nullptr, &w_.view(), &x_.view()));
-      F8_TRY(linear_.backward(nullptr, &w_.view(), &x_.view()));
-    } else {
+    if (delayed_) {
+      // A first step has the scales of all ranks' tensors.
+      linear_.set_first_step(true, rank_.communicator().get());
       F8_TRY(linear_.forward(w_high_precision_, nullptr));
       F8_TRY(linear_.backward(w_high_precision_, nullptr));
+    } else {
+      F8_TRY(w_.cast());
+      F8_TRY(by_tokens().shard.cast());
+      F8_TRY(by_tokens().shard.gather(by_tokens().all.view()));
+      F8_TRY(by_columns().all.cast());
+      const float8::Tensor &x = x_.all.view(), &w = w_.view(), &dy = dy_.all.view();
+      F8_TRY(linear_.forward(nullptr, &w, &x));
+      F8_TRY(grad_input_.run(dy, w, linear_.dx()));
+      F8_TRY(has_fp8_grad_weight_ ? grad_weight_.run(dy, x, linear_.dw())
+                                  : linear_.backward(nullptr, &w, &x, false));
     }
     F8_TRY(of_call(rank_.communicator().reduce_scatter(columns_ ? linear_.dx() : linear_.y(), sum_,
                                                        static_cast<size_t>(sum_elements_),
@@ -96,6 +116,21 @@ class RankTp {
   Pair outcome;
 
  private:
+  Activation& by_tokens() { return columns_ ? x_ : dy_; }
+  Activation& by_columns() { return columns_ ? dy_ : x_; }
+  // `values` are all tokens, of this rank's columns.
+  Status plan_activation(Activation& activation, const std::vector<uint16_t>& values) {
+    const bool tokens = &activation == &by_tokens();
+    const auto& [operand, cols, shard, all] = activation;
+    const int64_t m = p_.shape.m;
+    F8_TRY(activation.all.plan(rank_, p_.recipe, operand, m, m, cols,
+                               tokens ? Held::kAll : Held::kColumns));
+    if (!tokens) return activation.all.upload(values.data());
+    const int64_t rows = m / ranks_;
+    F8_TRY(activation.shard.plan(rank_, p_.recipe, operand, rows, rows, cols, Held::kRows));
+    F8_TRY(activation.shard.upload(values.data() + rank_.index() * rows * cols));
+    return activation.shard.take_workspace(activation.all.view(), rows, ranks_);
+  }
   Status take_results() {
     const auto [m, n, k] = p_.shape;
     const int64_t r = rank_.index(), rows = m / ranks_;
@@ -124,14 +159,17 @@ class RankTp {
   bool columns_;
   Shape local_;
   LinearOnRank linear_;
-  TensorOnRank x_shard_, x_, w_;
+  bool delayed_, has_fp8_grad_weight_;
+  Activation x_, dy_;
+  TensorOnRank w_;
+  GemmOnRank grad_input_, grad_weight_;
   void* w_high_precision_ = nullptr;
   void* sum_ = nullptr;
   int64_t sum_elements_ = 0;
 };
 
-Result<Pair> run_all(const DeviceRanks& ranks, const ShardedProblem& problem, const Inputs& inputs,
-                     const Results& whole, bool columns) {
+Result<std::vector<Pair>> run_all(const DeviceRanks& ranks, const ShardedProblem& problem,
+                                  const Inputs& inputs, const Results& whole, bool columns) {
   std::vector<std::unique_ptr<RankTp>> runs;
   for (const auto& rank : ranks) {
     runs.push_back(std::make_unique<RankTp>(*rank, problem, inputs, whole,
@@ -142,16 +180,8 @@ Result<Pair> run_all(const DeviceRanks& ranks, const ShardedProblem& problem, co
   };
   F8_TRY(run_ranks(ranks, [&](DeviceRank& rank) { return run_of(rank).prepare(); }));
   F8_TRY(run_ranks(ranks, [&](DeviceRank& rank) { return run_of(rank).run(); }));
-  Pair out;
-  for (const auto& run : runs) {
-    for (const auto field : {&Results::y, &Results::dx, &Results::dw}) {
-      for (const auto side : {&Pair::got, &Pair::expected}) {
-        const Bytes& from = run->outcome.*side.*field;
-        Bytes& to = out.*side.*field;
-        to.insert(to.end(), from.begin(), from.end());
-      }
-    }
-  }
+  std::vector<Pair> out;
+  for (const auto& run : runs) out.push_back(std::move(run->outcome));
   for (const auto& rank : ranks) rank->release();
   return out;
 }
@@ -171,12 +201,18 @@ Result<std::vector<Finding>> verify_tensor_parallel(const DeviceRanks& ranks,
   std::vector<Finding> out;
   if (!is_shared_equally(problem, static_cast<int64_t>(ranks.size()))) return out;
   for (const bool columns : {true, false}) {
-    const Pair all = F8_TRY(run_all(ranks, problem, inputs, whole, columns));
-    const auto add = [&](const char* name, const Bytes Results::*field, Dtype type, bool is_part) {
+    const std::vector<Pair> all = F8_TRY(run_all(ranks, problem, inputs, whole, columns));
+    const auto add = [&](const char* name, Bytes Results::*field, Dtype type, bool is_part) {
       const std::string check = f8::format("{} {}", columns ? "column" : "row", name);
-      const bool bits = is_part && problem.one_kernel && problem.recipe == "rowwise";
-      out.push_back(bits ? equal_bits(check, all.expected.*field, all.got.*field)
-                         : close_by(check, all.expected.*field, all.got.*field, type, kCastDb));
+      Finding bits{.check = check, .notes = {}};
+      Bytes expected, got;
+      for (size_t r = 0; r < all.size(); ++r) {
+        add_bits(bits, static_cast<int>(r), all[r].expected.*field, all[r].got.*field);
+        append(expected, all[r].expected.*field);
+        append(got, all[r].got.*field);
+      }
+      out.push_back(is_part && problem.one_kernel ? bits
+                                                  : close_by(check, expected, got, type, kSumDb));
     };
     add("y", &Results::y, Dtype::kBf16, columns);
     add("dx", &Results::dx, Dtype::kBf16, !columns);

@@ -1,12 +1,13 @@
 // A linear over tensor-parallel ranks, beside one device's:
 //
 //   column   w is sharded by rows of N. x is sharded by the sequence, cast over ranks and gathered in
-//            fp8; the ranks' dx are summed and scattered.
-//   row      w and x are sharded by columns of K; the ranks' y are summed and scattered.
+//            fp8; dy by columns; the ranks' dx are summed and scattered.
+//   row      w and x are sharded by columns of K, and dy by the sequence; the ranks' y are summed and
+//            scattered.
 //
-// y and dw of the first, and dx and dw of the second, are parts of one device's results: bits where a
-// part of a GEMM adds up K in the same order and scales are those of rows and columns. Sums over ranks
-// are SQNR. A shape that the ranks do not share equally has no checks.
+// All scales are those of whole tensors. y and dw of the first, and dx and dw of the second, are parts of
+// one device's results: bits where a part of a GEMM adds up K in the same order. Sums over ranks are SQNR.
+// A shape that the ranks do not share equally has no checks.
 #pragma once
 
 #include "tools/float8-tune/dist/sharded_linear.hpp"

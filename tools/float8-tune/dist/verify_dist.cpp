@@ -20,7 +20,7 @@ struct Options {
   std::string gpus;
   bool emulate = false;
   int64_t ranks = 2;
-  std::string recipes = "tensorwise,rowwise,rowwise_with_gw_hp,blockwise";
+  std::string recipes = "tensorwise,rowwise,rowwise_with_gw_hp,delayed,blockwise";
   std::vector<std::string> shapes = {"512x256", "384x512"};
   int64_t tokens = 256;
   int64_t timeout_s = 60;
@@ -80,17 +80,6 @@ Result<std::vector<int>> devices_of(const Options& options) {
   return devices;
 }
 
-// The recipes whose weights are cast with scales of their own.
-Result<std::vector<std::string>> recipes_to_verify(const std::string& list) {
-  const std::vector<std::string> names = F8_TRY(recipes_of(list));
-  if (std::ranges::find(names, "delayed") != names.end()) {
-    return fail(ErrorCode::kInvalidArgument,
-                "--recipe: delayed scales are known before the cast, and nothing of a weight is "
-                "reduced; verify tensorwise, which gathers the same");
-  }
-  return names;
-}
-
 struct Case {
   std::string recipe;
   WeightShape shape;
@@ -101,6 +90,26 @@ struct Report {
   bool one_table = true;
   std::vector<std::string> tables;  // the hash of each rank's
   std::vector<Case> cases;
+
+  // A line for each difference.
+  [[nodiscard]] std::vector<std::string> differences() const {
+    std::vector<std::string> lines;
+    for (size_t rank = 1; rank < tables.size(); ++rank) {
+      if (tables[rank] == tables.front()) continue;
+      lines.push_back(
+          f8::format("rank {} differs in table: it has {}, and rank 0 has {}; give all ranks one "
+                     "tuning table with --table",
+                     rank, tables[rank], tables.front()));
+    }
+    for (const Case& c : cases) {
+      for (const Finding& f : c.findings) {
+        for (const std::string& note : f.notes) {
+          lines.push_back(f8::format("{} {}x{}: {}", c.recipe, c.shape.n, c.shape.k, note));
+        }
+      }
+    }
+    return lines;
+  }
 
   [[nodiscard]] bool is_good() const {
     return one_table && std::ranges::all_of(cases, [](const Case& c) {
@@ -131,6 +140,7 @@ Json to_json(const Report& report, const Options& options, const std::vector<int
                                 {"ok", f.is_good()}});
     }
   }
+  json["differences"] = report.differences();
   json["ok"] = report.is_good();
   return json;
 }
@@ -156,12 +166,8 @@ void print_text(const Report& report, bool color) {
   print_styled(table.text(color));
   if (report.one_table) {
     print(f8::format("all ranks have the tuning table {}\n", report.tables.front()));
-    return;
   }
-  for (size_t rank = 0; rank < report.tables.size(); ++rank) {
-    print(f8::format("rank {} has the tuning table {}\n", rank, report.tables[rank]));
-  }
-  print("the ranks' tuning tables are DIFFERENT; load rank 0's on all of them\n");
+  for (const std::string& line : report.differences()) print(line + "\n");
 }
 
 Result<DeviceRanks> make_ranks(const Options& options, const std::vector<int>& devices) {
@@ -184,7 +190,7 @@ Result<DeviceRanks> make_ranks(const Options& options, const std::vector<int>& d
 
 Result<int> verify_dist(const Options& options, const Global& global) {
   const std::vector<int> devices = F8_TRY(devices_of(options));
-  const std::vector<std::string> recipes = F8_TRY(recipes_to_verify(options.recipes));
+  const std::vector<std::string> recipes = F8_TRY(recipes_of(options.recipes));
   std::vector<WeightShape> shapes;
   for (const std::string& shape : options.shapes) shapes.push_back(F8_TRY(parse_shape(shape)));
   const auto count = static_cast<int64_t>(devices.size());
@@ -230,9 +236,7 @@ void add_verify_dist(CLI::App& app, Program& program) {
   command->add_flag("--emulate", options->emulate, "ranks are emulated devices, without a GPU");
   add_integer(*command, "--ranks", options->ranks, "how many emulated ranks there are", 1,
               kMostRanks);
-  command
-      ->add_option("--recipe", options->recipes,
-                   "one or several, separated by commas; all but delayed")
+  command->add_option("--recipe", options->recipes, "one or several, separated by commas")
       ->type_name("RECIPE,...");
   command->add_option("--shape", options->shapes, "weights: out_features x in_features")
       ->type_name("NxK");

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) train_square_sum(const Sq
     sum[0] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
   }
   block_sum.run(sum, 0);
-  if (threadIdx.x == 0) args.partials[static_cast<i64>(blockIdx.x) * args.stride] = sum[0];
+  if (threadIdx.x == 0) args.partials[blockIdx.x] = sum[0];
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) train_add(const AddArgs args) {

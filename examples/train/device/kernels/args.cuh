@@ -133,13 +133,12 @@ struct LossArgs {
   i32 step_tokens = 0;  // those of the mean; 0: tokens
 };
 
-// partials[b * stride] = sum of squares of chunk b of x, which is cut into `blocks` chunks.
+// partials[b] = sum of squares of chunk b of x, which is cut into `blocks` chunks.
 struct SquareSumArgs {
   const float* x;
   float* partials;
   i64 count;  // a multiple of 4
   i32 blocks;
-  i32 stride = 1;
 };
 
 // Clips the gradient to a norm, takes one AdamW step, and leaves a bf16 copy of the weights.

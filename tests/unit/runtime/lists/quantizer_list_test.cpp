@@ -87,6 +87,7 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
     add(desc(Tensor::kGradOutput, 129, 272), 129);
     add(desc(Tensor::kGradOutput, 77, 64), 31);
     add(desc(Tensor::kWeight, 16, 400), 16);
+    add(desc(Tensor::kWeight, 32, 16), 0);  // as of a rank without rows
     QuantizerDesc forward_alone = desc(Tensor::kInput, 90, 80);
     forward_alone.transposed = false;
     add(forward_alone, 55);
@@ -255,7 +256,7 @@ TEST_P(QuantizerListTest, BadArgumentsLeaveNothingEnqueued) {
   const auto into = [](const void* at, size_t by) {
     return const_cast<uint8_t*>(static_cast<const uint8_t*>(at)) + by;
   };
-  refused([](Calls& c) { c.pop_back(); }, "10 quantizers were planned, 9 args are given");
+  refused([](Calls& c) { c.pop_back(); }, "11 quantizers were planned, 10 args are given");
   refused([](Calls& c) { c[5].x = nullptr; }, "args[5]: float8_quantize_args.x is NULL");
   refused([](Calls& c) { c[9].tensor = nullptr; }, "args[9]: float8_quantize_args.tensor is NULL");
   refused([](Calls& c) { c[3].rows = 301; }, "args[3]: float8_quantize_args.rows is 301");
