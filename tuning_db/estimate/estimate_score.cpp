@@ -39,13 +39,20 @@ class Times {
 }  // namespace
 
 std::vector<ScoredEstimate> leave_layers_out(const TuningTable& table, std::string_view recipe,
-                                             std::string_view device) {
+                                             std::string_view device, size_t effort) {
   std::vector<ScoredEstimate> scored;
   const Estimator all(table, recipe, device);
   if (all.empty()) return scored;
   std::set<std::pair<int64_t, int64_t>> layers;
   for (const LinearSpeedup& row : all.first().points()) layers.insert({row.shape.n, row.shape.k});
+  const size_t rows = all.first().points().size();
+  const size_t most = std::max(kLeastLeftOut, effort / (layers.size() * rows));
+  size_t index = 0;
   for (const auto& [n, k] : layers) {
+    // Of n layers the i-th is taken where i * most / n passes a whole number.
+    const size_t i = index++;
+    const size_t count = layers.size();
+    if (most < count && (i + 1) * most / count == i * most / count) continue;
     const TuningTable rest = without(table, [&](const LinearSpeedup& row) {
       return row.recipe != recipe || (row.shape.n == n && row.shape.k == k);
     });
@@ -80,9 +87,10 @@ EstimateScore score_estimates(std::span<const ScoredEstimate> estimates, double 
   EstimateScore score;
   score.shapes = estimates.size();
   Times measured, torchao, converted, kept;
-  for (const auto& [truth, estimate] : estimates) {
+  for (const ScoredEstimate& scored : estimates) {
+    const auto& [truth, estimate] = scored;
     const bool converts = estimate.lo > 1 + margin;
-    score.held += estimate.lo <= truth.speedup && truth.speedup <= estimate.hi ? 1 : 0;
+    score.held += scored.is_held() ? 1 : 0;
     if (converts || estimate.hi < 1 + margin) {
       ++score.decided;
       score.right += converts == (truth.speedup > 1 + margin) ? 1 : 0;

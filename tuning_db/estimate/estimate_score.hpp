@@ -14,13 +14,22 @@ namespace f8::tuning_db {
 struct ScoredEstimate {
   LinearSpeedup truth;
   Estimate estimate;
+  [[nodiscard]] bool is_held() const {
+    return estimate.lo <= truth.speedup && truth.speedup <= estimate.hi;
+  }
 };
 
 // Leaves out each (n, k) of the first device's rows in turn, with all its m, and estimates its
-// linears from the others. device: only rows of devices of this name; empty: all.
+// linears from the others. device: only rows of devices of this name; empty: all. An estimator takes
+// a time that grows with rows and layers, and each layer needs its own, so that of a large table a
+// sample is left out, evenly through its order: as many as `effort` allows, rows times layers, and at
+// least kLeastLeftOut.
+inline constexpr size_t kLeastLeftOut = 5;
+inline constexpr size_t kLeaveOutEffort = 20'000'000;  // some seconds
 [[nodiscard]] std::vector<ScoredEstimate> leave_layers_out(const TuningTable& table,
                                                            std::string_view recipe,
-                                                           std::string_view device = {});
+                                                           std::string_view device = {},
+                                                           size_t effort = kLeaveOutEffort);
 // Estimates the linears of `truth` that the table has no row of.
 [[nodiscard]] std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table,
                                                            const TuningTable& truth,

@@ -283,44 +283,6 @@ TEST(ModelQuality, RegretIsWhatTheChoiceCostsMore) {
   EXPECT_NEAR(regrets.any[0], 1, 1e-9);
 }
 
-TEST(ModelQuality, HeldOutRowsAreNotSeen) {
-  const auto speedup = [](Shape s) { return s.n == 4096 && s.k == 4096 ? 3.0 : 1.3; };
-  const TuningTable table = table_with("rowwise", db::measured_shapes(), speedup);
-  const std::vector<HeldOut> rows = held_out(table, 0, "rowwise");
-  ASSERT_EQ(rows.size(), db::measured_shapes().size());
-  for (const HeldOut& row : rows) {
-    EXPECT_DOUBLE_EQ(row.measured, speedup(row.shape));
-    if (row.measured == 3.0) {
-      EXPECT_LT(row.predicted.speedup, 2) << "the others say 1.3";
-      EXPECT_FALSE(row.is_covered());
-    }
-  }
-}
-
-TEST(ModelQuality, OfManyLayersASampleIsHeldOut) {
-  const TuningTable table =
-      table_with("rowwise", db::measured_shapes(), [](Shape) { return 1.3; });  // 10 layers of 3 M
-  EXPECT_EQ(held_out(table, 0, "rowwise", 8 * 10 * 30).size(), 3u * 8);
-  const std::vector<HeldOut> rows = held_out(table, 0, "rowwise", 1);
-  EXPECT_EQ(rows.size(), 3u * kLeastHeldOut);
-  EXPECT_EQ(rows.back().shape.n, 28672) << "the sample goes to the end";
-}
-
-TEST(ModelQuality, APolicysRegretIsTheTimeThatItLoses) {
-  // The first is twice as fast in float8 and predicted so; the second is half as fast, and the
-  // prediction is wrong. torchao's rule keeps both: K is 1024.
-  const std::vector<HeldOut> rows = {{{1, 4096, 1024}, 2.0, 200, {1.9, 1.8, 2.0}},
-                                     {{1, 4096, 1024}, 0.5, 100, {1.5, 1.4, 1.6}}};
-  const PolicyRegrets regrets = policy_regrets(rows, "rowwise");
-  EXPECT_EQ(regrets.linears, 2u);
-  EXPECT_DOUBLE_EQ(regrets.measured, (100 + 200) / 200.0 - 1);
-  EXPECT_DOUBLE_EQ(regrets.convert_all, (100 + 200) / 200.0 - 1);
-  EXPECT_DOUBLE_EQ(regrets.keep_all, (200 + 100) / 200.0 - 1);
-  EXPECT_DOUBLE_EQ(regrets.torchao, (200 + 100) / 200.0 - 1);
-  EXPECT_DOUBLE_EQ(policy_regrets({rows[0]}, "rowwise").measured, 0);
-  EXPECT_DOUBLE_EQ(policy_regrets({rows[0]}, "delayed").torchao, 0) << "no rule converts all";
-}
-
 TEST(Page, NamesOfDevicesAreEscaped) {
   TuningTable table = table_with("rowwise", square({1024, 4096}, 8192), small_loses);
   table.devices[0].name = "<script>alert(1)</script> & \"co\"";

@@ -19,8 +19,8 @@ struct TimedConfig {
   double ns = 0;
 };
 struct MeasuredGemm {
-  std::string problem;  // its key
-  std::string device;   // the key of its class
+  std::string problem;      // its key
+  std::string device = {};  // the key of its class
   codegen::GemmSpec family;
   Shape shape;   // the GEMM's own m, n and k
   Shape linear;  // the linear's

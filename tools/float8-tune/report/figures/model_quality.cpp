@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <utility>
 
 #include "tools/float8-tune/report/figures/speedups.hpp"
 #include "tools/tuner/statistics.hpp"
-#include "tuning_db/estimate/estimator.hpp"
 
 namespace f8::report {
+
+using tuning_db::ScoredEstimate;
+
 namespace {
 
 // The share of values at or below each, as a line of steps.
@@ -41,63 +42,6 @@ ChoiceRegrets choice_regrets(const std::vector<tuner::MeasuredGemm>& gemms) {
   std::ranges::sort(regrets.generated);
   std::ranges::sort(regrets.any);
   return regrets;
-}
-
-std::vector<HeldOut> held_out(const TuningTable& all, size_t device, const std::string& recipe,
-                              size_t effort) {
-  const TuningTable table = table_of(all, device, recipe);
-  std::map<std::pair<int64_t, int64_t>, std::vector<const LinearSpeedup*>> columns;
-  for (const LinearSpeedup& row : table.speedups()) {
-    columns[{row.shape.n, row.shape.k}].push_back(&row);
-  }
-  std::vector<HeldOut> result;
-  const size_t each = std::max<size_t>(1, columns.size() * table.speedups().size());
-  const size_t most = std::max(kLeastHeldOut, effort / each);
-  size_t index = 0;
-  for (const auto& [layer, rows] : columns) {
-    // Of n layers the i-th is taken where i * most / n passes a whole number.
-    const size_t i = index++;
-    if (most < columns.size() && (i + 1) * most / columns.size() == i * most / columns.size()) {
-      continue;
-    }
-    TuningTable others;
-    others.devices = table.devices;
-    others.sources = table.sources;
-    for (const LinearSpeedup& row : table.speedups()) {
-      if (std::pair(row.shape.n, row.shape.k) != layer) others.add(row);
-    }
-    const tuning_db::Estimator estimator(others, recipe);
-    for (const LinearSpeedup* row : rows) {
-      const auto estimate = estimator.estimate(row->shape);
-      if (!estimate) continue;
-      result.push_back({row->shape,
-                        row->speedup,
-                        row->bf16_ns,
-                        {estimate->speedup, estimate->lo, estimate->hi}});
-    }
-  }
-  return result;
-}
-
-PolicyRegrets policy_regrets(const std::vector<HeldOut>& rows, const std::string& recipe) {
-  PolicyRegrets sums;
-  double best = 0;
-  for (const HeldOut& row : rows) {
-    const double fp8_ns = row.bf16_ns / row.measured;
-    const auto time = [&](bool convert) { return convert ? fp8_ns : row.bf16_ns; };
-    best += std::min(fp8_ns, row.bf16_ns);
-    sums.measured += time(speedup_verdict(row.predicted, kFilterMargin, "").convert);
-    sums.torchao += time(!torchao_has_rule(recipe) ||
-                         torchao_verdict(recipe, {"", row.shape.k, row.shape.n}).convert);
-    sums.convert_all += fp8_ns;
-    sums.keep_all += row.bf16_ns;
-  }
-  if (best <= 0) return {};
-  return {.measured = sums.measured / best - 1,
-          .torchao = sums.torchao / best - 1,
-          .convert_all = sums.convert_all / best - 1,
-          .keep_all = sums.keep_all / best - 1,
-          .linears = rows.size()};
 }
 
 std::optional<Figure> regret_curve(const Measurements& measurements) {
@@ -207,7 +151,7 @@ std::optional<Figure> predicted_times(const Measurements& measurements, size_t d
 
 std::optional<Figure> interval_coverage(const Measurements& measurements, size_t device,
                                         const std::string& recipe,
-                                        const std::vector<HeldOut>& rows) {
+                                        const std::vector<ScoredEstimate>& rows) {
   if (rows.size() < 2) return std::nullopt;
   Figure figure{
       .kind = "coverage",
@@ -222,9 +166,9 @@ std::optional<Figure> interval_coverage(const Measurements& measurements, size_t
                 .rows = {},
                 .heads = 3}};
   double lo = 10, hi = 0;
-  for (const HeldOut& row : rows) {
-    lo = std::min({lo, row.measured, row.predicted.speedup});
-    hi = std::max({hi, row.measured, row.predicted.speedup});
+  for (const auto& [truth, estimate] : rows) {
+    lo = std::min({lo, truth.speedup, estimate.speedup});
+    hi = std::max({hi, truth.speedup, estimate.speedup});
   }
   const Axis x(lo, hi, false, 62, kRight);
   const Axis y(lo, hi, false, 252, 10);
@@ -232,20 +176,20 @@ std::optional<Figure> interval_coverage(const Measurements& measurements, size_t
   draw_frame(drawing, x, y, {.x = "measured speedup", .y = "estimated speedup"});
   draw_diagonal(drawing, x, y);
   size_t covered = 0;
-  for (const HeldOut& row : rows) {
-    const bool in = row.is_covered();
+  for (const ScoredEstimate& row : rows) {
+    const auto& [truth, estimate] = row;
+    const bool in = row.is_held();
     covered += in ? 1 : 0;
     const char* style = in ? "series0" : "series1";
-    const double at = x.at(row.measured);
-    drawing.line(at, y.at(row.predicted.lo), at, y.at(row.predicted.hi),
-                 f8::format("whisker {}", style));
+    const double at = x.at(truth.speedup);
+    drawing.line(at, y.at(estimate.lo), at, y.at(estimate.hi), f8::format("whisker {}", style));
     drawing.marker(in ? Drawing::Marker::kCircle : Drawing::Marker::kCross, at,
-                   y.at(row.predicted.speedup), style, to_string(row.shape));
-    figure.table.rows.push_back({f8::format("{}", row.shape.m), f8::format("{}", row.shape.n),
-                                 f8::format("{}", row.shape.k), f8::format("{:.3f}", row.measured),
-                                 f8::format("{:.3f}", row.predicted.speedup),
-                                 f8::format("[{:.3f}, {:.3f}]", row.predicted.lo, row.predicted.hi),
-                                 in ? "yes" : "no"});
+                   y.at(estimate.speedup), style, to_string(truth.shape));
+    figure.table.rows.push_back(
+        {f8::format("{}", truth.shape.m), f8::format("{}", truth.shape.n),
+         f8::format("{}", truth.shape.k), f8::format("{:.3f}", truth.speedup),
+         f8::format("{:.3f}", estimate.speedup),
+         f8::format("[{:.3f}, {:.3f}]", estimate.lo, estimate.hi), in ? "yes" : "no"});
   }
   drawing.marker(Drawing::Marker::kCircle, 70, 306, "series0");
   drawing.text(79, 310, "inside its interval", Drawing::Anchor::kStart, "small");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "recipes/filter_rule.hpp"
 #include "tools/float8-tune/report/figures/kernels.hpp"
 #include "tools/float8-tune/report/figures/model_quality.hpp"
 #include "tools/float8-tune/report/figures/speedups.hpp"
@@ -10,6 +11,8 @@
 
 namespace f8::report {
 namespace {
+
+using tuning_db::EstimateScore;
 
 struct Section {
   const char *id, *title, *words;
@@ -40,12 +43,13 @@ const Section kSections[] = {
      "shape that was not measured.",
      {"regret", "coverage", "prediction", "policy"}}};
 
-DataTable policy_table(const std::vector<std::pair<std::string, PolicyRegrets>>& rows) {
+DataTable policy_table(const std::vector<std::pair<std::string, EstimateScore>>& rows) {
   DataTable table{.caption = "Time lost against the best choice",
                   .columns = {"recipe", "linears", "filter", "torchao", "all float8", "all bf16"},
                   .rows = {}};
-  for (const auto& [recipe, regrets] : rows) {
-    table.rows.push_back({recipe, f8::format("{}", regrets.linears), percent(regrets.measured),
+  for (const auto& [recipe, score] : rows) {
+    const tuning_db::DecisionRegrets& regrets = score.regrets;
+    table.rows.push_back({recipe, f8::format("{}", score.shapes), percent(regrets.measured),
                           torchao_has_rule(recipe) ? percent(regrets.torchao) : "no rule",
                           percent(regrets.convert_all), percent(regrets.keep_all)});
   }
@@ -191,13 +195,16 @@ std::vector<Figure> all_figures(const Measurements& measurements) {
     all.add(generated_against_library(measurements, grid.device, grid.recipe, grid.m));
   }
   for (size_t device = 0; device < measurements.table.devices.size(); ++device) {
-    std::vector<std::pair<std::string, PolicyRegrets>> policies;
+    std::vector<std::pair<std::string, EstimateScore>> policies;
     for (const std::string& recipe : measurements.recipes()) {
-      const std::vector<HeldOut> rows = held_out(measurements.table, device, recipe);
+      const auto rows =
+          tuning_db::leave_layers_out(table_of(measurements.table, device, recipe), recipe);
       all.add(roofline(measurements, device, recipe));
       all.add(predicted_times(measurements, device, recipe));
       all.add(interval_coverage(measurements, device, recipe, rows));
-      if (!rows.empty()) policies.emplace_back(recipe, policy_regrets(rows, recipe));
+      if (!rows.empty()) {
+        policies.emplace_back(recipe, tuning_db::score_estimates(rows, kFilterMargin));
+      }
     }
     if (policies.empty()) continue;
     all.add(Figure{

@@ -1,0 +1,106 @@
+// Estimates of shapes that were left out, and what verdicts by them cost.
+#include "tuning_db/estimate/estimate_score.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/tuning_db/measured_shapes.hpp"
+
+namespace f8::tuning_db {
+namespace {
+
+// Ten layers under three M each.
+template <class Speedup>
+TuningTable table_with(const Speedup& speedup, const char* device = "A") {
+  TuningTable table;
+  table.devices = {{.name = device, .cc = 90}};
+  table.sources = {"test"};
+  for (const Shape shape : measured_shapes()) {
+    const double s = speedup(shape);
+    table.add({.recipe = "rowwise",
+               .shape = shape,
+               .speedup = s,
+               .lo = 0.99 * s,
+               .hi = 1.01 * s,
+               .bf16_ns = 6e-3 * static_cast<double>(shape.m * shape.n * shape.k) / 600});
+  }
+  return table;
+}
+
+TEST(EstimateScore, ALayerThatIsLeftOutIsNotSeen) {
+  const auto speedup = [](Shape s) { return s.n == 4096 && s.k == 4096 ? 3.0 : 1.3; };
+  const auto found = leave_layers_out(table_with(speedup), "rowwise");
+  ASSERT_EQ(found.size(), measured_shapes().size());
+  for (const ScoredEstimate& one : found) {
+    EXPECT_DOUBLE_EQ(one.truth.speedup, speedup(one.truth.shape));
+    EXPECT_NE(one.estimate.evidence, Evidence::kMeasured);
+    if (one.truth.speedup == 3.0) {
+      EXPECT_LT(one.estimate.speedup, 2) << "the others say 1.3";
+      EXPECT_FALSE(one.is_held());
+    }
+  }
+  EXPECT_TRUE(leave_layers_out(table_with(speedup), "tensorwise").empty());
+  EXPECT_TRUE(leave_layers_out(table_with(speedup), "rowwise", "B").empty());
+}
+
+TEST(EstimateScore, OfManyLayersASampleIsLeftOut) {
+  const TuningTable table = table_with([](Shape) { return 1.3; });
+  EXPECT_EQ(leave_layers_out(table, "rowwise", {}, 8 * 10 * 30).size(), 3u * 8);
+  const auto few = leave_layers_out(table, "rowwise", {}, 1);
+  EXPECT_EQ(few.size(), 3 * kLeastLeftOut);
+  EXPECT_EQ(few.back().truth.shape.n, 28672) << "the sample goes to the end";
+}
+
+TEST(EstimateScore, OfATruthTheUnknownShapesAreEstimated) {
+  const TuningTable table = table_with([](Shape) { return 1.3; });
+  TuningTable truth = table;
+  EXPECT_TRUE(estimate_unknown(table, truth, "rowwise").empty());
+  truth.add({.recipe = "rowwise",
+             .shape = {8192, 3072, 4096},
+             .speedup = 1.4,
+             .lo = 1.39,
+             .hi = 1.41,
+             .bf16_ns = 1e6});
+  const auto found = estimate_unknown(table, truth, "rowwise");
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].truth.shape, (Shape{8192, 3072, 4096}));
+  EXPECT_NEAR(found[0].estimate.speedup, 1.3, 0.02);
+  EXPECT_TRUE(estimate_unknown({}, truth, "rowwise").empty());
+}
+
+ScoredEstimate scored(double truth, double bf16_ns, SpeedupInterval said,
+                      const char* recipe = "rowwise") {
+  ScoredEstimate one;
+  one.truth = {.recipe = recipe, .shape = {1, 4096, 1024}, .speedup = truth, .bf16_ns = bf16_ns};
+  one.estimate.speedup = said.speedup;
+  one.estimate.lo = said.lo;
+  one.estimate.hi = said.hi;
+  return one;
+}
+
+TEST(EstimateScore, WrongVerdictsCostTheTimeThatTheyLose) {
+  // The first is twice as fast in fp8 and said to be; the second is half as fast, and the estimate is
+  // wrong. torchao's rule keeps both: K is 1024.
+  const std::vector<ScoredEstimate> both = {scored(2.0, 200, {1.9, 1.8, 2.0}),
+                                            scored(0.5, 100, {1.5, 1.4, 1.6})};
+  const EstimateScore score = score_estimates(both, 0.02);
+  EXPECT_EQ(score.shapes, 2u);
+  EXPECT_EQ(score.held, 1u);
+  EXPECT_EQ(score.decided, 2u);
+  EXPECT_EQ(score.right, 1u);
+  EXPECT_NEAR(score.bias, (std::log(1.9 / 2) + std::log(3)) / 2, 1e-12);
+  EXPECT_DOUBLE_EQ(score.regrets.measured, (100 + 200) / 200.0 - 1);
+  EXPECT_DOUBLE_EQ(score.regrets.convert_all, (100 + 200) / 200.0 - 1);
+  EXPECT_DOUBLE_EQ(score.regrets.keep_all, (200 + 100) / 200.0 - 1);
+  EXPECT_DOUBLE_EQ(score.regrets.torchao, (200 + 100) / 200.0 - 1);
+  EXPECT_DOUBLE_EQ(score_estimates({&both[0], 1}, 0.02).regrets.measured, 0);
+  // Without a rule torchao converts all. An interval around 1 + margin decides nothing, and keeps.
+  const std::vector<ScoredEstimate> open = {scored(1.1, 110, {1.05, 0.9, 1.2}, "delayed")};
+  const EstimateScore undecided = score_estimates(open, 0.02);
+  EXPECT_EQ(undecided.decided, 0u);
+  EXPECT_NEAR(undecided.regrets.measured, 0.1, 1e-12);
+  EXPECT_DOUBLE_EQ(undecided.regrets.torchao, 0);
+  EXPECT_EQ(score_estimates({}, 0.02).shapes, 0u);
+}
+
+}  // namespace
+}  // namespace f8::tuning_db
