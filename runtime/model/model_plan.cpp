@@ -145,7 +145,8 @@ Result<std::vector<ModelLinear>> parts_of_rank(std::span<const ModelLinear> line
 // The verdicts on a rank's linears.
 Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> linears,
                                                   const ModelOptions& options,
-                                                  const TuningTable* table) {
+                                                  const TuningTable* table,
+                                                  const DeviceClass* device) {
   const std::vector<NamedLinear> layers = F8_TRY(check(linears, options));
   const ModelFilter& filter = options.filter;
   std::optional<FilterIndex> verdicts;
@@ -154,7 +155,8 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
     verdicts.emplace(*filter.verdicts);
   }
   const TuningTable none;
-  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe.name);
+  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe.name, {},
+                                       device);
   auto decided = F8_TRY(tuning_db::filter(layers,
                                           {.policy = filter.policy,
                                            .tokens = options.tokens,
@@ -191,8 +193,9 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
 
 Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> linears,
                                                   const ModelOptions& options,
-                                                  const TuningTable* table) {
-  return filter_parts(F8_TRY(parts_of_rank(linears, options)), options, table);
+                                                  const TuningTable* table,
+                                                  const DeviceClass* device) {
+  return filter_parts(F8_TRY(parts_of_rank(linears, options)), options, table, device);
 }
 
 Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
@@ -200,7 +203,9 @@ Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
   ModelPlan model;
   const auto table = context->table();
   const std::vector<ModelLinear> linears = F8_TRY(parts_of_rank(wholes, options));
-  model.linears = F8_TRY(filter_parts(linears, options, table.get()));
+  // An emulated device is asked for the device that was measured first.
+  const DeviceClass* device = context->device().emulated ? nullptr : &context->device();
+  model.linears = F8_TRY(filter_parts(linears, options, table.get(), device));
   const std::vector<Distinct> plans = distinct_plans(linears, options, model.linears);
   const auto specs = F8_TRY(kernels_of(linears, plans, *context));
   F8_TRY(context->compile(specs, options.compile_threads));

@@ -75,9 +75,11 @@ struct ModelPlan {
   size_t workspace_bytes = 0;      // the largest of the plans: calls in turn may share one
 };
 
-// The verdicts alone: no kernel is compiled. kInvalidArgument names the layer or the option.
+// The verdicts alone: no kernel is compiled. kInvalidArgument names the layer or the option. device:
+// the one that is asked about; null: the one that the table asks first.
 [[nodiscard]] Result<std::vector<ConvertedLinear>> filter_model(
-    std::span<const ModelLinear> linears, const ModelOptions& options, const TuningTable* table);
+    std::span<const ModelLinear> linears, const ModelOptions& options, const TuningTable* table,
+    const DeviceClass* device = nullptr);
 
 // An error of a plan names the layer.
 [[nodiscard]] Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,

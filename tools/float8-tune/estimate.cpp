@@ -17,6 +17,7 @@ struct Options {
   std::string recipes = "tensorwise,rowwise,rowwise_with_gw_hp,delayed,blockwise";
   std::string device;
   std::filesystem::path truth;
+  bool elsewhere = false;
   double margin = kFilterMargin;
 };
 
@@ -87,7 +88,8 @@ Result<int> score(const Options& options, const Global& global) {
   std::vector<ScoredEstimate> all;
   for (const std::string& name : items_of(options.recipes)) {
     const Recipe recipe = F8_TRY(recipe_of(name));
-    auto found = options.truth.empty()
+    auto found = options.elsewhere ? tuning_db::leave_device_out(table, recipe.name, options.device)
+                 : options.truth.empty()
                      ? tuning_db::leave_layers_out(table, recipe.name, options.device)
                      : tuning_db::estimate_unknown(table, truth, recipe.name, options.device);
     if (found.empty()) continue;
@@ -121,11 +123,15 @@ void add_estimate(CLI::App& app, Program& program) {
       ->add_option("--device", options->device,
                    "only measurements of the device of this name (default: the one measured last)")
       ->type_name("NAME");
+  CLI::Option* elsewhere =
+      command->add_flag("--elsewhere", options->elsewhere,
+                        "estimate the device's linears from those of other devices");
   command
       ->add_option("--truth", options->truth,
                    "a database whose linears are estimated where --db has no row of them; without "
                    "it each layer (N, K) of --db is left out in turn")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->excludes(elsewhere);
   command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
       ->check(CLI::Range(0.0, 10.0));
 }

@@ -221,7 +221,7 @@ Result<int> explain(const Options& options, const Global& global) {
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  const tuning_db::Estimator estimator(table, recipe.name);
+  const tuning_db::Estimator estimator(table, recipe.name, {}, this_gpu());
   const Asker asker = {estimator, options.margin};
   Explanation e;
   e.tokens = subject.tokens;

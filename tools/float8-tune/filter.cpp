@@ -207,7 +207,8 @@ Result<int> filter(const Options& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  const tuning_db::Estimator estimator(table, recipe.name, options.device);
+  const tuning_db::Estimator estimator(table, recipe.name, options.device,
+                                       options.device.empty() ? this_gpu() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   note_experts(model, options.model.tokens, global);
   F8_TRY(show(options, result, global));

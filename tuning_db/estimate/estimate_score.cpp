@@ -68,6 +68,25 @@ std::vector<ScoredEstimate> leave_layers_out(const TuningTable& table, std::stri
   return scored;
 }
 
+std::vector<ScoredEstimate> leave_device_out(const TuningTable& table, std::string_view recipe,
+                                             std::string_view device) {
+  std::vector<ScoredEstimate> scored;
+  const Estimator all(table, recipe, device);
+  if (all.empty()) return scored;
+  const size_t own = all.first().points().front().device;
+  const TuningTable rest = without(table, [&](const LinearSpeedup& row) {
+    return row.recipe != recipe || table.devices[row.device].name == table.devices[own].name;
+  });
+  const Estimator estimator(rest, recipe, {}, &table.devices[own]);
+  for (const LinearSpeedup& row : all.first().points()) {
+    if (auto estimate = estimator.estimate(row.shape)) {
+      estimate->rows.clear();
+      scored.push_back({row, *std::move(estimate)});
+    }
+  }
+  return scored;
+}
+
 std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table, const TuningTable& truth,
                                              std::string_view recipe, std::string_view device) {
   std::vector<ScoredEstimate> scored;

@@ -30,6 +30,11 @@ inline constexpr size_t kLeaveOutEffort = 20'000'000;  // some seconds
                                                            std::string_view recipe,
                                                            std::string_view device = {},
                                                            size_t effort = kLeaveOutEffort);
+// Estimates the linears of the table's devices of this name (empty: of its first one) from the rows
+// of all others.
+[[nodiscard]] std::vector<ScoredEstimate> leave_device_out(const TuningTable& table,
+                                                           std::string_view recipe,
+                                                           std::string_view device = {});
 // Estimates the linears of `truth` that the table has no row of.
 [[nodiscard]] std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table,
                                                            const TuningTable& truth,

@@ -1,9 +1,25 @@
 // Rows to surfaces: see estimator.hpp.
 #include "tuning_db/estimate/estimator.hpp"
 
+#include <cmath>
+
 namespace f8::tuning_db {
 
-Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::string_view device)
+namespace {
+
+// Both errors are independent, so that their squares add up.
+void widen(Estimate& e, double error) {
+  const double lo = std::hypot(std::log(e.speedup / e.lo), error);
+  const double hi = std::hypot(std::log(e.hi / e.speedup), error);
+  const auto rounded = [](double v) { return std::round(v * 1e4) / 1e4; };
+  e.lo = rounded(e.speedup * std::exp(-lo));
+  e.hi = rounded(e.speedup * std::exp(hi));
+}
+
+}  // namespace
+
+Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::string_view device,
+                     const DeviceClass* here)
     : table_(table), recipe_(recipe), device_(device) {
   for (size_t i = 0; i < table.devices.size(); ++i) {
     if (!device.empty() && table.devices[i].name != device) continue;
@@ -12,7 +28,10 @@ Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::str
       if (row.device == i && row.recipe == recipe) rows.push_back(row);
     }
     if (rows.empty()) continue;
-    if (surfaces_.empty()) device_ = table.devices[i].name;
+    if (surfaces_.empty()) {
+      device_ = table.devices[i].name;
+      here_ = here == nullptr ? table.devices[i] : *here;
+    }
     surfaces_.push_back(std::make_unique<const Surface>(std::move(rows)));
   }
 }
@@ -21,9 +40,12 @@ std::optional<Estimate> Estimator::estimate(Shape shape) const {
   for (const auto& surface : surfaces_) {
     auto e = surface->estimate(shape);
     if (!e) continue;
-    if (surface != surfaces_.front()) {
+    const DeviceClass& measured = table_.devices[surface->points().front().device];
+    if (!measured.is_same_class(here_)) {
+      widen(*e, kBetweenDevices);
       e->evidence = Evidence::kModelled;
-      e->basis = "on another device than the first: " + e->basis;
+      e->basis = f8::format("on another device, give or take {:.0f} %: {}",
+                            100 * std::expm1(kBetweenDevices), e->basis);
     }
     return e;
   }

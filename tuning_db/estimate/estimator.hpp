@@ -2,7 +2,8 @@
 // the table's devices in their order.
 //
 // The first device is the table's first one with rows of the recipe. The others answer only where
-// it cannot, and only as `modelled`.
+// it cannot. What was measured on another device than the one asked about is `modelled`, and its
+// interval is widened by what H100 and H200 differ by.
 #pragma once
 
 #include <memory>
@@ -15,10 +16,16 @@
 
 namespace f8::tuning_db {
 
+// 95 % of the log speedups of 85 linears differ by no more between H100 and H200, interval widened:
+// `float8-tune estimate score --elsewhere`.
+inline constexpr double kBetweenDevices = 0.085;
+
 class Estimator {
  public:
   // The table must outlive the estimator. device: only rows of devices of this name; empty: all.
-  Estimator(const TuningTable& table, std::string_view recipe, std::string_view device = {});
+  // here: the device that is asked about; null: the first one.
+  Estimator(const TuningTable& table, std::string_view recipe, std::string_view device = {},
+            const DeviceClass* here = nullptr);
   [[nodiscard]] bool empty() const { return surfaces_.empty(); }
   [[nodiscard]] const std::string& recipe() const { return recipe_; }
   // The name of the device that is asked first; without rows the one that was asked for.
@@ -33,6 +40,7 @@ class Estimator {
   const TuningTable& table_;
   std::string recipe_, device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
+  DeviceClass here_;
 };
 
 }  // namespace f8::tuning_db

@@ -67,6 +67,40 @@ TEST(EstimateScore, OfATruthTheUnknownShapesAreEstimated) {
   EXPECT_TRUE(estimate_unknown({}, truth, "rowwise").empty());
 }
 
+// What was measured elsewhere is worth less.
+TEST(EstimateScore, RowsOfAnotherDeviceHaveAWiderInterval) {
+  TuningTable table = table_with([](Shape) { return 1.3; });
+  const Shape shape = {8192, 4096, 4096};
+  const DeviceClass here = {.name = "B", .cc = 90};
+  const Estimator own(table, "rowwise");
+  const Estimator elsewhere(table, "rowwise", {}, &here);
+  const Estimate measured = own.estimate(shape).value();
+  const Estimate widened = elsewhere.estimate(shape).value();
+  EXPECT_EQ(measured.evidence, Evidence::kMeasured);
+  EXPECT_EQ(widened.evidence, Evidence::kModelled);
+  EXPECT_DOUBLE_EQ(widened.speedup, 1.3);
+  const double half = std::hypot(std::log(1 / 0.99), kBetweenDevices);
+  EXPECT_NEAR(widened.lo, 1.3 * std::exp(-half), 1e-3);
+  EXPECT_GT(widened.hi, 1.3 * std::exp(kBetweenDevices));
+  EXPECT_TRUE(widened.basis.starts_with("on another device, give or take 9 %")) << widened.basis;
+  // Its own rows are asked first, and alone have the narrow interval.
+  table.devices.push_back(here);
+  table.add({.recipe = "rowwise",
+             .shape = shape,
+             .speedup = 1.36,
+             .lo = 1.35,
+             .hi = 1.37,
+             .bf16_ns = 1e6,
+             .device = 1});
+  const Estimator both(table, "rowwise", "B");
+  EXPECT_EQ(both.estimate(shape)->speedup, 1.36);
+  const auto found = leave_device_out(table, "rowwise", "B");
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_DOUBLE_EQ(found[0].estimate.speedup, 1.3);
+  EXPECT_TRUE(found[0].is_held());
+  EXPECT_TRUE(leave_device_out(table, "delayed", "B").empty());
+}
+
 ScoredEstimate scored(double truth, double bf16_ns, SpeedupInterval said,
                       const char* recipe = "rowwise") {
   ScoredEstimate one;
