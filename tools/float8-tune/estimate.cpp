@@ -120,8 +120,9 @@ void add_estimate(CLI::App& app, Program& program) {
   command->add_option("--recipe", options->recipes, "recipes, separated by commas")
       ->type_name("LIST");
   command
-      ->add_option("--device", options->device,
-                   "only measurements of the device of this name (default: the one measured last)")
+      ->add_option(
+          "--device", options->device,
+          "only measurements of the device of this name (default: of this machine's GPU first)")
       ->type_name("NAME");
   CLI::Option* elsewhere =
       command->add_flag("--elsewhere", options->elsewhere,

@@ -236,8 +236,9 @@ void add_filter(CLI::App& app, Program& program) {
   command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
       ->check(CLI::Range(0.0, 10.0));
   command
-      ->add_option("--device", options->device,
-                   "only measurements of the device of this name (default: the one measured last)")
+      ->add_option(
+          "--device", options->device,
+          "only measurements of the device of this name (default: of this machine's GPU first)")
       ->type_name("NAME");
   add_ranks(*command, options->ranks);
   add_output(*command, "--verdicts", options->verdicts,
