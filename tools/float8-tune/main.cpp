@@ -11,11 +11,11 @@ namespace {
 constexpr auto kCommands = {add_doctor,  add_bench,       add_plan,    add_sweep,
                             add_resume,  add_query,       add_filter,  add_thresholds,
                             add_explain, add_emit,        add_prewarm, add_cost_model,
-                            add_wire,    add_verify_dist, add_db};
+                            add_wire,    add_verify_dist, add_db,      add_compare};
 
 constexpr std::string_view kWithoutGpu =
-    "doctor, plan, query, filter, thresholds, explain, emit, prewarm, cost-model, wire and db "
-    "work without a GPU, and verify-dist with --emulate";
+    "doctor, plan, query, filter, thresholds, explain, compare, emit, prewarm, cost-model, wire "
+    "and db work without a GPU, and verify-dist with --emulate";
 
 int report(const Program& program, const Error& error) {
   if (error.code == ErrorCode::kEnvironment && program.needs == Needs::kGpu) {
