@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -186,6 +187,9 @@ class Database {
                                                       Impl impl = Impl::kFloat8) const;
   // All terminal rows of one implementation's GEMMs, by problem key, best first.
   [[nodiscard]] Result<std::vector<TrialRow>> gemms(Impl impl) const;
+  // All rows of final methods that came to a time, by recipe, op, n, k, m, problem key and uuid.
+  [[nodiscard]] Result<std::vector<TrialRow>> timed() const;
+  [[nodiscard]] Result<std::map<std::string, Method>> methods() const;  // by key
   // Plain data for the estimator and the runtime: for every GEMM, on the first device that it was
   // measured on, the kernel that the fastest linear of its recipe and shape took where that was
   // measured with it, else the fastest by itself; and the speedup of every linear on every device.
@@ -195,7 +199,6 @@ class Database {
                                           const DeviceClass* asked = nullptr) const;
   // The one nearest to `asked` first; of equals, and where it is null, the one of the newest run.
   [[nodiscard]] Result<std::vector<DeviceClass>> devices(const DeviceClass* asked = nullptr) const;
-  [[nodiscard]] Result<std::vector<Method>> methods() const;  // by key
 
   // --- whole files
   struct MergeCount {
@@ -203,8 +206,9 @@ class Database {
   };
   [[nodiscard]] Result<MergeCount> merge_from(
       const std::filesystem::path& other);  // idempotent, order-free
-  [[nodiscard]] Status export_jsonl(
-      const std::filesystem::path& path) const;  // sorted: equal data, equal bytes
+  // Finished trials and what they refer to, sorted: equal data, equal bytes.
+  [[nodiscard]] Result<std::string> to_jsonl() const;
+  [[nodiscard]] Status export_jsonl(const std::filesystem::path& path) const;
   // A file of at most kMaxImportBytes, or a pipe.
   [[nodiscard]] Result<MergeCount> import_jsonl(const std::filesystem::path& path);
   // `name` stands for the text in errors.

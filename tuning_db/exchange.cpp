@@ -26,7 +26,7 @@ Result<Database::MergeCount> Database::merge_from(const fs::path& other) {
   return insert_snapshot(*state_->db, snapshot);
 }
 
-Status Database::export_jsonl(const fs::path& path) const {
+Result<std::string> Database::to_jsonl() const {
   const Snapshot snapshot = F8_TRY(snapshot_of(*state_->db));
   std::string text = "{\"float8_tuning_db\":2}\n";
   const auto append = [&text](const auto& records) {
@@ -37,7 +37,11 @@ Status Database::export_jsonl(const fs::path& path) const {
   append(snapshot.methods);
   append(snapshot.runs);
   append(snapshot.trials);
-  return write_file_atomic(path, text);
+  return text;
+}
+
+Status Database::export_jsonl(const fs::path& path) const {
+  return write_file_atomic(path, F8_TRY(to_jsonl()));
 }
 
 Result<Database::MergeCount> Database::import_jsonl(const fs::path& path) {

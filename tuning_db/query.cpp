@@ -62,6 +62,23 @@ Result<std::vector<TrialRow>> Database::linears(std::string_view recipe, Impl im
   return fastest_of_newest(std::move(rows));
 }
 
+Result<std::vector<TrialRow>> Database::timed() const {
+  auto s = F8_TRY(state_->db->prepare(
+      select_rows() +
+      "WHERE t.state IN ('ok', 'noisy') AND t.median_ns IS NOT NULL AND m.fidelity = 'final' "
+      "ORDER BY p.recipe, p.op, p.n, p.k, p.m, p.key, t.uuid"));
+  std::vector<TrialRow> rows;
+  while (F8_TRY(s.step())) rows.push_back(F8_TRY(read_row(s, state_->layer)).row);
+  return rows;
+}
+
+Result<std::map<std::string, Method>> Database::methods() const {
+  auto s = F8_TRY(state_->db->prepare("SELECT key, fidelity, spec FROM method"));
+  std::map<std::string, Method> methods;
+  while (F8_TRY(s.step())) methods[s.text(0)] = {s.text(1), s.text(2)};
+  return methods;
+}
+
 Result<std::vector<DeviceClass>> Database::devices(const DeviceClass* asked) const {
   auto s = F8_TRY(state_->db->prepare(
       f8::format("SELECT {} FROM device_class d JOIN device_unit u ON u.class_id = d.id "
@@ -76,13 +93,6 @@ Result<std::vector<DeviceClass>> Database::devices(const DeviceClass* asked) con
   }
   if (asked != nullptr) sort_by_nearness(devices, *asked);
   return devices;
-}
-
-Result<std::vector<Method>> Database::methods() const {
-  auto s = F8_TRY(state_->db->prepare("SELECT fidelity, spec FROM method ORDER BY key"));
-  std::vector<Method> methods;
-  while (F8_TRY(s.step())) methods.push_back({std::string(s.view(0)), std::string(s.view(1))});
-  return methods;
 }
 
 }  // namespace f8::tuning_db

@@ -72,6 +72,8 @@ void add_cost_model(CLI::App& app, Program& program);
 void add_estimate(CLI::App& app, Program& program);
 void add_wire(CLI::App& app, Program& program);
 void add_verify_dist(CLI::App& app, Program& program);  // in dist/
+void add_compare(CLI::App& app, Program& program);
 void add_db(CLI::App& app, Program& program);
+void add_db_diff(CLI::App& group, Program& program);  // a command of db
 
 }  // namespace f8::cli

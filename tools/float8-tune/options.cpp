@@ -150,6 +150,17 @@ Result<tuning_db::Database> open_user_database(const Global& global, tuning_db::
   return of_option(global.db_option, tuning_db::Database::open(global.db, mode));
 }
 
+Result<tuning_db::Database> open_named_database(const std::filesystem::path& file) {
+  std::error_code error;
+  if (file == "built-in" && !std::filesystem::exists(file, error)) {
+    return tuning_db::Database::builtin();
+  }
+  if (is_standard_stream(file)) {
+    return fail(ErrorCode::kInvalidArgument, "{}", kNoStreamDatabase);
+  }
+  return tuning_db::Database::open(file, tuning_db::OpenMode::kReadOnly);
+}
+
 std::vector<const tuning_db::Database*> Databases::pointers() const {
   std::vector<const tuning_db::Database*> all;
   for (const tuning_db::Database& database : owned) all.push_back(&database);

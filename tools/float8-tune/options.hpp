@@ -76,6 +76,10 @@ CLI::Option* add_wire_rows(CLI::App& command, std::filesystem::path& rows);
 [[nodiscard]] Result<tuning_db::Database> open_user_database(const Global& global,
                                                              tuning_db::OpenMode mode);
 
+// A database that an argument names, for reading. "built-in" is the one that ships, unless there is
+// a file of that name.
+[[nodiscard]] Result<tuning_db::Database> open_named_database(const std::filesystem::path& file);
+
 // The databases that answer a question, in the order in which they are asked: the user's, the
 // built-in.
 struct Databases {

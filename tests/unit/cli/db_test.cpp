@@ -59,6 +59,41 @@ TEST(Db, MergeIsIdempotentAndRefusesItself) {
   tool.expect_refused(1, {"db", "merge", "a.db", "--db", "a.db"}, {"a.db", "itself"});
 }
 
+TEST(Db, DiffOfTwoFiles) {
+  const Tool tool;
+  make_database(tool, "a.db", 4096);
+  make_database(tool, "b.db", 8192);
+  const json same = tool.json({"db", "diff", "a.db", "a.db"});
+  EXPECT_EQ(same["equal"], true);
+  EXPECT_EQ(same["kinds"]["trial"]["in_a"], 2);
+  const json other = tool.json({"db", "diff", "a.db", "b.db"});
+  EXPECT_EQ(other["equal"], false);
+  EXPECT_TRUE(other["kinds"]["device"]["only_a"].empty());
+  EXPECT_EQ(other["kinds"]["run"]["only_a"].size(), 1U);
+  EXPECT_EQ(other["kinds"]["trial"]["only_b"].size(), 2U);
+  EXPECT_EQ(other["kinds"]["problem"]["only_b"][0]["key"],
+            "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n8192k4096/b0f1");
+  EXPECT_EQ(other["kinds"]["decision"]["only_b"][0]["text"], "generated 128x256s4c2x1w2g8");
+  const Outcome text = tool({"db", "diff", "a.db", "b.db", "--limit", "1"});
+  EXPECT_EQ(text.code, 0);
+  EXPECT_TRUE(
+      text.out.starts_with("A a.db\nB b.db\n"
+                           "kind       in A  in B  only in A  only in B  changed\n"
+                           "device        1     1          0          0        0\n"
+                           "toolchain     1     1          0          0        0\n"
+                           "method        1     1          0          0        0\n"
+                           "run           1     1          1          1        0\n"
+                           "problem       1     1          1          1        0\n"
+                           "trial         2     2          2          2        0\n"
+                           "decision      1     1          1          1        0\n"))
+      << text.out;
+  EXPECT_TRUE(contains(text.out, "\nonly in B: trial\n"));
+  EXPECT_TRUE(contains(text.out, "  and 1 more; --limit shows them\n"));
+  EXPECT_TRUE(contains(tool({"db", "diff", "--help"}).out, "Example: float8-tune db diff"));
+  tool.expect_refused(1, {"db", "diff", "a.db", "none.db"}, {"none.db"});
+  tool.expect_refused(1, {"db", "diff", "a.db", "-"}, {"db export -o -"});
+}
+
 TEST(Db, OneBadSourceMergesNothing) {
   const Tool tool;
   make_database(tool, "a.db", 4096);

@@ -24,6 +24,8 @@ const std::vector<Words> kCommands = {
     {"prewarm", "--model", "llama3-8b", "--recipe", "rowwise", "--tokens", "8192", "--db",
      "hostile.db"},
     {"resume", "--db", "hostile.db"},
+    {"compare", "built-in", "hostile.db"},
+    {"db", "diff", "hostile.db", "built-in"},
     {"db", "info", "--db", "hostile.db"},
     {"db", "check", "--db", "hostile.db"},
     {"db", "migrate", "--db", "hostile.db"},

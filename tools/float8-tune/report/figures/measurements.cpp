@@ -73,9 +73,7 @@ class Collector {
     for (tuning_db::RunInfo& run : F8_TRY(database.runs())) {
       result_.runs.push_back({source_, std::move(run)});
     }
-    for (tuning_db::Method& method : F8_TRY(database.methods())) {
-      methods_.try_emplace(method.key(), std::move(method));
-    }
+    methods_.merge(F8_TRY(database.methods()));
     return {};
   }
 

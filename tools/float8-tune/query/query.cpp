@@ -9,6 +9,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/query/query_map.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 
 namespace f8::cli {
@@ -22,6 +23,7 @@ struct Options {
   std::string recipe;
   std::string op;  // empty: the linear, and its three GEMMs
   int64_t limit = 5;
+  bool map = false;
 };
 
 struct Answer {
@@ -181,6 +183,7 @@ Result<int> query(const Options& options, const Global& global) {
   const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
+  if (options.map) return print_map(shapes, recipe, table, global);
   const auto limit = static_cast<size_t>(options.limit);
   Json results = Json::array();
   bool missing = false;
@@ -221,6 +224,10 @@ void add_query(CLI::App& app, Program& program) {
                    "linear, output, grad_input or grad_weight alone (default: all four)")
       ->type_name("OP");
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
+  command->add_flag("--map", options->map,
+                    "a heat map of the linear's speedup over all N and K of --mnk, for one M");
+  command->footer(
+      "Example: float8-tune query --map --mnk 8192,1024:16384:x2,1024:16384:x2 --recipe rowwise");
 }
 
 }  // namespace f8::cli

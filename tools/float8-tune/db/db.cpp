@@ -1,4 +1,4 @@
-// db: whole databases: info, check, schema, migrate, merge, export, import.
+// db: whole databases: info, check, schema, migrate, merge, export, import; diff is in db_diff.cpp.
 #include <algorithm>
 #include <memory>
 
@@ -215,6 +215,7 @@ void add_db(CLI::App& app, Program& program) {
                    "jsonl: all rows as text; db: a compact copy; table: what a trainer loads")
       ->check(CLI::IsMember({"jsonl", "db", "table"}));
   add_output(*exporting, "-o,--output", options->output, "the file to write")->required();
+  add_db_diff(*group, program);
 }
 
 }  // namespace f8::cli
