@@ -114,8 +114,11 @@ Verdict speedup_verdict(const SpeedupInterval& interval, double margin, std::str
   const char* words = convert              ? "converted"
                       : interval.hi > need ? "ambiguous, kept in bf16"
                                            : "kept in bf16";
-  return {convert, f8::format("{}: speedup {:.3f} [{:.3f}, {:.3f}], need > {:.4g}; {}", words,
-                              interval.speedup, interval.lo, interval.hi, need, basis)};
+  const std::string sure = convert ? f8::format("at least {:.3f}", interval.lo)
+                           : interval.hi > need
+                               ? f8::format("{:.3f} to {:.3f}", interval.lo, interval.hi)
+                               : f8::format("at most {:.3f}", interval.hi);
+  return {convert, f8::format("{}: {}, need > {:.4g}; {}", words, sure, need, basis)};
 }
 
 Status check_filter(std::span<const NamedLinear> layers, int64_t tokens, double margin) {

@@ -171,6 +171,9 @@ Json to_json(const Explanation& e) {
                {"k", d.layer.in_features},
                {"recipe", e.recipe}};
   add_verdict(json, d);
+  json["interval_terms"] = {{"rows", rounded(d.terms.rows, 4)},
+                            {"shape", rounded(d.terms.shape, 4)},
+                            {"device", rounded(d.terms.device, 4)}};
   json["needed"] = rounded(e.needed);
   json["torchao"] = {{"convert", e.torchao_converts ? Json(*e.torchao_converts) : Json()},
                      {"reason", e.torchao_reason}};
@@ -196,6 +199,15 @@ std::string speedup_text(double speedup, double lo, double hi) {
   return f8::format("{:.3f} {}", speedup, interval_text(lo, hi, 3));
 }
 
+// By how much each cause may make the speedup wrong; they do not add up, their squares do.
+std::string terms_text(const tuning_db::IntervalTerms& terms) {
+  const auto percent = [](double log) { return f8::format("{:.1f} %", 100 * std::expm1(log)); };
+  std::string text = "give or take " + percent(terms.rows) + " of the rows";
+  if (terms.shape > 0) text += ", " + percent(terms.shape) + " since they are of other shapes";
+  if (terms.device > 0) text += ", " + percent(terms.device) + " since of another device";
+  return text;
+}
+
 void print_text(const Explanation& e) {
   const FilterDecision& d = e.decision;
   print(f8::format("{}  m={} n={} k={}  {}  ->  {}  (evidence: {})\n", d.layer.fqn, e.tokens,
@@ -204,6 +216,7 @@ void print_text(const Explanation& e) {
   print_line("why", d.reason);
   print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
                                    speedup_text(d.speedup, d.lo, d.hi), e.needed));
+  print_line("interval", terms_text(d.terms));
   print_line("torchao", e.torchao_reason);
   for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
   for (const Flip& f : e.flips) {
@@ -211,8 +224,11 @@ void print_text(const Explanation& e) {
                                       speedup_text(f.speedup.speedup, f.speedup.lo, f.speedup.hi)));
   }
   for (const auto& row : e.trials) {
-    print_line("trial", f8::format("{}  {}  {}  {}", row.uuid.substr(0, 8), row.problem.key(),
-                                   row.device_name, row.at));
+    const auto& ratio = row.result.ratio;
+    print_line("trial", f8::format("{}  {}  {}, {}{}", row.uuid.substr(0, 8), row.problem.key(),
+                                   row.device_name, row.at.substr(0, 10),
+                                   ratio ? ", " + speedup_text(ratio->ratio, ratio->lo, ratio->hi)
+                                         : std::string()));
   }
 }
 

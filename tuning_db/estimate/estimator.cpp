@@ -43,6 +43,7 @@ std::optional<Estimate> Estimator::estimate(Shape shape) const {
     const DeviceClass& measured = table_.devices[surface->points().front().device];
     if (!measured.is_same_class(here_)) {
       widen(*e, kBetweenDevices);
+      e->terms.device = kBetweenDevices;
       e->evidence = Evidence::kModelled;
       e->basis = f8::format("on another device, give or take {:.0f} %: {}",
                             100 * std::expm1(kBetweenDevices), e->basis);
@@ -50,13 +51,6 @@ std::optional<Estimate> Estimator::estimate(Shape shape) const {
     return e;
   }
   return std::nullopt;
-}
-
-std::string Estimator::describe_source(const Estimate& estimate) const {
-  const LinearSpeedup& row = *estimate.rows.front();
-  const DeviceClass& device = table_.devices[row.device];
-  return f8::format("({}, {} W; {}; {})", device.name, device.power_limit_w, row.date,
-                    table_.sources[row.source]);
 }
 
 }  // namespace f8::tuning_db

@@ -33,8 +33,6 @@ class Estimator {
   [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }  // not empty()
   // Returns nothing if the rows are too few to say anything of this shape.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
-  // Names where an estimate's first row comes from: "(DEVICE, POWER; DATE; SOURCE)".
-  [[nodiscard]] std::string describe_source(const Estimate& estimate) const;
 
  private:
   const TuningTable& table_;

@@ -25,16 +25,15 @@ std::string unknown_reason(Shape shape, const Estimator& estimator) {
 }
 
 // What a verdict rests on: the rows, and the wire where there is one.
-std::string basis_of(const Estimate& e, const Estimator& estimator, const FilterDecision& d,
+std::string basis_of(const Estimate& e, const FilterDecision& d,
                      const std::optional<WireCost>& wire) {
-  const std::string rows = f8::format("{} {}", e.basis, estimator.describe_source(e));
-  if (!wire || !d.wire) return rows;
+  if (!wire || !d.wire) return e.basis;
   const WireShare& share = *d.wire;
   return f8::format(
       "{:.3f} [{:.3f}, {:.3f}] without the wire, which takes {:.1f} us in bf16 and {:.1f} in fp8, "
       "{:.1f} and {:.1f} of it exposed; {}; {}",
       share.compute.speedup, share.compute.lo, share.compute.hi, share.bf16_us, share.fp8_us,
-      share.bf16_exposed_us, share.fp8_exposed_us, wire->describe(), rows);
+      share.bf16_exposed_us, share.fp8_exposed_us, wire->describe(), e.basis);
 }
 
 // Many layers of a model have one shape, whose estimate is made once.
@@ -61,6 +60,7 @@ void estimate(FilterDecision& d, size_t i, const std::optional<Estimate>& e,
   d.speedup = e->speedup;
   d.lo = e->lo;
   d.hi = e->hi;
+  d.terms = e->terms;
   for (const LinearSpeedup* row : e->rows) d.trial_uuids.push_back(row->trial);
   if (!wire) return;
   const WiredSpeedup wired = wire->speedup(i, {d.speedup, d.lo, d.hi}, e->evidence, e->bf16_ns);
@@ -99,8 +99,8 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
     d.reason = unknown_reason(shape, asked.estimator);
   } else {
     d.evidence = d.wire ? Evidence::kModelled : e->evidence;
-    Verdict verdict = speedup_verdict({d.speedup, d.lo, d.hi}, options.margin,
-                                      basis_of(*e, asked.estimator, d, asked.wire));
+    Verdict verdict =
+        speedup_verdict({d.speedup, d.lo, d.hi}, options.margin, basis_of(*e, d, asked.wire));
     d.convert = verdict.convert;
     d.reason = std::move(verdict.reason);
   }

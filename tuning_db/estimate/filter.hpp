@@ -44,7 +44,8 @@ struct FilterDecision {
   Evidence evidence = Evidence::kRule;  // what the verdict rests on
   // Forward and backward together, if it is converted; 1 where nothing is known.
   double speedup = 1, lo = 1, hi = 1;
-  double bf16_ns = 0;  // with what is exposed of the wire; 0: unknown
+  IntervalTerms terms{};  // of the interval without the wire; zeros where nothing is known
+  double bf16_ns = 0;     // with what is exposed of the wire; 0: unknown
   std::vector<std::string> trial_uuids{};
   std::optional<WireShare> wire{};  // where ranks share the model and the speedup is known
 };

@@ -39,11 +39,6 @@ double rms(const std::vector<double>& errors) {
   return std::sqrt(sum / static_cast<double>(errors.size()));
 }
 
-std::string quote(const LinearSpeedup& p) {
-  return f8::format("m={} n={} k={} ({:.3f} [{:.3f}, {:.3f}])", p.shape.m, p.shape.n, p.shape.k,
-                    p.speedup, p.lo, p.hi);
-}
-
 }  // namespace
 
 bool Surface::Column::covers(int64_t m) const {
@@ -82,9 +77,9 @@ std::optional<Estimate> Surface::estimate(Shape shape) const {
                       .lo = p->lo,
                       .hi = p->hi,
                       .bf16_ns = p->bf16_ns,
-                      .basis = f8::format(
-                          "measured at m={} n={} k={}, bf16 {:.1f} us, float8 {:.1f} us", shape.m,
-                          shape.n, shape.k, p->bf16_ns / 1e3, p->bf16_ns / p->speedup / 1e3),
+                      .terms = {.rows = std::log(p->hi / p->lo) / 2},
+                      .basis = f8::format("measured, bf16 {:.1f} us, float8 {:.1f} us",
+                                          p->bf16_ns / 1e3, p->bf16_ns / p->speedup / 1e3),
                       .rows = {p}};
     }
     return along_m(column, shape.m);
@@ -115,6 +110,7 @@ Surface::Value Surface::at(const Column& column, int64_t m) const {
           .log_lo = line(&LinearSpeedup::lo) - sag,
           .log_hi = line(&LinearSpeedup::hi) + sag,
           .log_bf16 = line(&LinearSpeedup::bf16_ns),
+          .sag = sag,
           .m = m,
           .below = below,
           .above = above};
@@ -122,13 +118,16 @@ Surface::Value Surface::at(const Column& column, int64_t m) const {
 
 Estimate Surface::along_m(const Column& column, int64_t m) const {
   const Value v = at(column, m);
-  return {.evidence = Evidence::kInterpolated,
-          .speedup = rounded(std::exp(v.log_speedup)),
-          .lo = rounded(std::exp(v.log_lo)),
-          .hi = rounded(std::exp(v.log_hi)),
-          .bf16_ns = std::exp(v.log_bf16),
-          .basis = f8::format("interpolated between {} and {}", quote(*v.below), quote(*v.above)),
-          .rows = {v.below, v.above}};
+  return {
+      .evidence = Evidence::kInterpolated,
+      .speedup = rounded(std::exp(v.log_speedup)),
+      .lo = rounded(std::exp(v.log_lo)),
+      .hi = rounded(std::exp(v.log_hi)),
+      .bf16_ns = std::exp(v.log_bf16),
+      .terms = {.rows = (v.log_hi - v.log_lo) / 2 - v.sag, .shape = v.sag},
+      .basis = f8::format("interpolated between M {} ({:.3f}) and {} ({:.3f})", v.below->shape.m,
+                          v.below->speedup, v.above->shape.m, v.above->speedup),
+      .rows = {v.below, v.above}};
 }
 
 std::optional<SpeedModel> Surface::fit_without(const Column* left_out) const {
@@ -217,27 +216,22 @@ std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
              .lo = rounded(std::exp(prediction->log_speedup - prediction->half_lo - error)),
              .hi = rounded(std::exp(prediction->log_speedup + prediction->half_hi + error)),
              .bf16_ns = std::exp(prediction->log_bf16),
+             .terms = {.rows = (prediction->half_lo + prediction->half_hi) / 2, .shape = error},
              .basis = {},
              .rows = {}};
-  std::string names;
   for (const Column* column : prediction->nearest) {
     const Value v = at(*column, shape.m);
     const auto* nearest = std::abs(log2_of(v.below->shape.m) - log2_of(v.m)) <=
                                   std::abs(log2_of(v.above->shape.m) - log2_of(v.m))
                               ? v.below
                               : v.above;
-    names += (names.empty() ? "" : ", ") + quote(*nearest);
     e.rows.push_back(nearest);
   }
   const double off = 100 * (std::exp(error) - 1);
-  e.basis = inside ? f8::format(
-                         "interpolated from {} measured (n, k) around it, give or take {:.0f} %; "
-                         "nearest {}",
-                         columns_.size(), off, names)
-                   : f8::format(
-                         "modelled, outside the {} measured shapes, give or take {:.0f} %; "
-                         "nearest {}",
-                         points_.size(), off, names);
+  e.basis = inside ? f8::format("interpolated between {} measured (n, k), give or take {:.0f} %",
+                                columns_.size(), off)
+                   : f8::format("outside the {} measured shapes, give or take {:.0f} %",
+                                points_.size(), off);
   return e;
 }
 

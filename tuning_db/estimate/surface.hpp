@@ -26,11 +26,19 @@
 
 namespace f8::tuning_db {
 
+// What an interval is made of: how far off the log speedup is in 5 cases of 100, by each cause.
+struct IntervalTerms {
+  double rows = 0;    // the rows' own intervals
+  double shape = 0;   // they are of other shapes
+  double device = 0;  // and of another device
+};
+
 struct Estimate {
   Evidence evidence = Evidence::kMeasured;
   double speedup = 1, lo = 1, hi = 1;
   double bf16_ns = 0;
-  std::string basis;                       // the rows it rests on, as a part of a sentence
+  IntervalTerms terms;
+  std::string basis;                       // what it rests on, as a part of a sentence
   std::vector<const LinearSpeedup*> rows;  // the surface's
 };
 
@@ -52,7 +60,8 @@ class Surface {
   };
   struct Value {  // of a column at an m
     double log_speedup = 0, log_lo = 0, log_hi = 0, log_bf16 = 0;
-    int64_t m = 0;  // where it was taken: m clamped into the column's range
+    double sag = 0;  // of the interval: what a chord may miss
+    int64_t m = 0;   // where it was taken: m clamped into the column's range
     const LinearSpeedup* below = nullptr;
     const LinearSpeedup* above = nullptr;
   };

@@ -145,10 +145,10 @@ TEST_F(Wire, FilterShowsWireAndExposedBesideTheVerdict) {
   EXPECT_EQ(
       text,
       R"(layer                     count     N     K  verdict  speedup        interval           wire us        exposed us  evidence  reason
-layers.*.attention.wq         1  4096  4096  float8     1.307  [1.307, 1.307]  3265.7 -> 2497.8  2922.1 -> 2291.4  modelled  converted: speedup 1.307 [1.307, 1.307], need > 1.02; 1.500 [1.495, 1.505]
-layers.*.attention.wk         1  1024  4096  float8     1.279  [1.279, 1.279]    816.4 -> 638.3    730.5 -> 558.1  modelled  converted: speedup 1.279 [1.279, 1.279], need > 1.02; 1.000 [0.995, 1.005]
-layers.*.feed_forward.w2      1  4096  8192  float8     1.312  [1.312, 1.312]  6531.5 -> 4977.1  5844.3 -> 4564.2  modelled  converted: speedup 1.312 [1.312, 1.312], need > 1.02; 1.500 [1.495, 1.505]
-output                        1  8192  4096  float8     1.303  [1.303, 1.303]  6681.5 -> 5127.1  5994.3 -> 4714.2  modelled  converted: speedup 1.303 [1.303, 1.303], need > 1.02; 1.500 [1.495, 1.505]
+layers.*.attention.wq         1  4096  4096  float8     1.307  [1.307, 1.307]  3265.7 -> 2497.8  2922.1 -> 2291.4  modelled  converted: at least 1.307, need > 1.02; 1.500 [1.495, 1.505]
+layers.*.attention.wk         1  1024  4096  float8     1.279  [1.279, 1.279]    816.4 -> 638.3    730.5 -> 558.1  modelled  converted: at least 1.279, need > 1.02; 1.000 [0.995, 1.005]
+layers.*.feed_forward.w2      1  4096  8192  float8     1.312  [1.312, 1.312]  6531.5 -> 4977.1  5844.3 -> 4564.2  modelled  converted: at least 1.312, need > 1.02; 1.500 [1.495, 1.505]
+output                        1  8192  4096  float8     1.303  [1.303, 1.303]  6681.5 -> 5127.1  5994.3 -> 4714.2  modelled  converted: at least 1.303, need > 1.02; 1.500 [1.495, 1.505]
 
 4 of 4 linears to float8 (tensorwise, measured, M 2048, NVIDIA H100 80GB HBM3); these linears together 1.306x
 from bf16 to fp8 on the wire: predicted for fsdp 16 and tp 1 on 16 hosts, wire times within 0 % (rows.csv)

@@ -74,14 +74,15 @@ TEST_F(FilterTest, AMeasuredShapeIsItsRow) {
   const auto rows = db.trials(linear({8192, 4096, 4096})).value();
   EXPECT_EQ(yes.trial_uuids[0],
             rows[0].candidate.impl == Impl::kFloat8 ? rows[0].uuid : rows[1].uuid);
-  for (const char* part :
-       {"converted: speedup 1.500 [1.495, 1.505], need > 1.02;", "measured at m=8192 n=4096 k=4096",
-        "NVIDIA H100 80GB HBM3, 700 W", "t.db"}) {
-    EXPECT_NE(yes.reason.find(part), std::string::npos) << yes.reason;
-  }
+  EXPECT_TRUE(yes.reason.starts_with("converted: at least 1.495, need > 1.02; measured, bf16 "))
+      << yes.reason;
+  EXPECT_LT(yes.reason.size(), 100u) << yes.reason;
+  EXPECT_NEAR(yes.terms.rows, std::log(1.505 / 1.495) / 2, 1e-9);
+  EXPECT_EQ(yes.terms.shape, 0);
+  EXPECT_EQ(yes.terms.device, 0);
   const FilterDecision no = decide(db, {8192, 1024, 4096});
   EXPECT_FALSE(no.convert);
-  EXPECT_NE(no.reason.find("kept in bf16: speedup 0.900"), std::string::npos) << no.reason;
+  EXPECT_NE(no.reason.find("kept in bf16: at most 0.9"), std::string::npos) << no.reason;
 }
 
 TEST_F(FilterTest, ConvertsOnlyAboveTheMarginForCertain) {
@@ -113,9 +114,9 @@ TEST_F(FilterTest, BetweenTwoTokenCountsOfAShape) {
   EXPECT_GT(d.hi, d.speedup);
   EXPECT_LT(d.hi - d.lo, 0.02);  // no curvature was seen, so hardly wider than the rows'
   EXPECT_EQ(d.trial_uuids.size(), 2U);
-  EXPECT_NE(d.reason.find("interpolated between m=2048 n=4096 k=4096 (1.100"), std::string::npos)
+  EXPECT_NE(d.reason.find("interpolated between M 2048 (1.100) and 8192 (1.331)"),
+            std::string::npos)
       << d.reason;
-  EXPECT_NE(d.reason.find("m=8192"), std::string::npos);
 }
 
 TEST_F(FilterTest, ASaturatingCurveStaysInsideItsInterval) {

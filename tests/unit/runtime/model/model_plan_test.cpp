@@ -111,12 +111,10 @@ TEST(FilterModel, TheTablesSpeedupDecides) {
   EXPECT_EQ(fast.evidence, Evidence::kMeasured);
   EXPECT_EQ(fast.speedup, (SpeedupInterval{1.3, 1.25, 1.35}));
   EXPECT_EQ(fast.reason,
-            "converted: speedup 1.300 [1.250, 1.350], need > 1.02; measured at m=8192 n=4096 "
-            "k=4096, bf16 2000.0 us, float8 1538.5 us (NVIDIA H100 80GB HBM3, 700 W; 2026-11-22; "
-            "built-in)");
+            "converted: at least 1.250, need > 1.02; measured, bf16 2000.0 us, float8 1538.5 us");
   const ConvertedLinear slow = decide(options, layer("b", 4096, 1024), &table);
   EXPECT_FALSE(slow.convert);
-  EXPECT_NE(slow.reason.find("speedup 0.900 [0.850, 0.950], need > 1.02"), std::string::npos);
+  EXPECT_NE(slow.reason.find("at most 0.950, need > 1.02"), std::string::npos);
   EXPECT_NE(decide(options, layer("c", 4096, 2048), &table).reason.find("ambiguous"),
             std::string::npos);
   options.filter.margin = 0.005;
@@ -132,7 +130,7 @@ TEST(FilterModel, BetweenMeasuredShapesTheIntervalIsWider) {
   EXPECT_EQ(between.evidence, Evidence::kInterpolated);
   EXPECT_NEAR(between.speedup.speedup, std::sqrt(1.3 * 1.1), 1e-3);
   EXPECT_LT(between.speedup.lo, std::sqrt(1.25 * 1.09) - 0.01);
-  EXPECT_NE(between.reason.find("interpolated between m=2048"), std::string::npos);
+  EXPECT_NE(between.reason.find("interpolated between M 2048 (1.100)"), std::string::npos);
   // Four rows are too few for a model of other shapes.
   const ConvertedLinear far = decide(options, layer("e", 28672, 28672), &table);
   EXPECT_FALSE(far.convert);
