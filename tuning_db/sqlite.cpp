@@ -218,6 +218,8 @@ Status Connection::configure() {
 Result<std::unique_ptr<Connection>> Connection::open_bytes(std::span<const unsigned char> bytes,
                                                            std::string label) {
   auto connection = F8_TRY(open_empty(std::move(label)));
+  // Sorting needs no file: where none can be written, the built-in database still answers.
+  F8_TRY(connection->exec("PRAGMA temp_store=MEMORY"));
   // READONLY: SQLite does not write to the bytes, though its signature says it may.
   const auto size = static_cast<sqlite3_int64>(bytes.size());
   const int code =

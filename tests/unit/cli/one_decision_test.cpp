@@ -12,6 +12,7 @@
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 #include "tools/tuner/search/kernel_set.hpp"
+#include "tuning_db/estimate/builtin_tables.hpp"
 
 namespace f8::testing {
 namespace {
@@ -203,7 +204,7 @@ TEST_F(OneDecision, FromADatabaseOfTheUsersExportedAsATable) {
   // The user's row counts, not the built-in one.
   const json rowwise = ask_tool("rowwise", 8192, {"--db", "my.db"})["decisions"];
   EXPECT_EQ(rowwise[17]["speedup"], 1.9) << rowwise[17].dump();
-  EXPECT_TRUE(contains(rowwise[17]["reason"].get<std::string>(), "; my.db)"));
+  EXPECT_EQ(rowwise[17]["evidence"], "measured");
 }
 
 // A filter file stands for the rule, so the flag may stand beside it; it keeps all that the tool said.
@@ -228,7 +229,11 @@ TEST_F(OneDecision, FromAFilterFileWithAndWithoutTheFlag) {
 TEST_F(OneDecision, KernelsAreThoseOfTheDatabasesTable) {
   namespace rt = runtime;
   const auto context = rt::Context::create(0, {.emulate = true}).value();
-  const TuningTable table = tuning_db::Database::builtin().value().table().value();
+  const TuningTable table = tuning_db::Database::builtin()
+                                .value()
+                                .table(tuning_db::Database::TablePart::kAll,
+                                       &tuning_db::builtin_tables().front().devices.front())
+                                .value();
   for (const Recipe& recipe : builtin_recipes()) {
     for (const Shape shape :
          {Shape{8192, 4096, 4096}, Shape{2048, 1024, 8192}, Shape{16384, 28672, 8192},

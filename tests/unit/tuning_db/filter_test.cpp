@@ -140,7 +140,7 @@ TEST_F(FilterTest, UnseenWeightsAreInterpolatedOrModelled) {
   const FilterDecision inside = decide(db, {8192, 6144, 6144});
   EXPECT_EQ(inside.evidence, Evidence::kInterpolated);
   EXPECT_LT(inside.lo, inside.speedup);
-  EXPECT_NE(inside.reason.find("nearest"), std::string::npos);
+  EXPECT_NE(inside.reason.find("measured (n, k), give or take"), std::string::npos);
   EXPECT_EQ(inside.trial_uuids.size(), 3U);
   for (const Shape s : {Shape{8192, 128, 128}, Shape{64, 4096, 4096}, Shape{65'536, 4096, 4096},
                         Shape{8192, 131'072, 16'384}}) {
@@ -148,7 +148,7 @@ TEST_F(FilterTest, UnseenWeightsAreInterpolatedOrModelled) {
     EXPECT_EQ(outside.evidence, Evidence::kModelled);
     EXPECT_LT(outside.lo, outside.speedup);
     EXPECT_GT(outside.hi, outside.speedup);
-    EXPECT_NE(outside.reason.find("modelled"), std::string::npos);
+    EXPECT_NE(outside.reason.find("measured shapes, give or take"), std::string::npos);
   }
   // Farther away the interval is wider.
   const auto width = [&](int64_t m) {
@@ -214,10 +214,8 @@ TEST_F(FilterTest, RowsOfTheUserWin) {
   const FilterResult r =
       run({{"a", 4096, 4096, 1}, {"b", 8192, 8192, 1}, {"c", 4608, 4608, 1}}, 8192, dbs);
   EXPECT_EQ(r.decisions[0].speedup, 0.95);
-  EXPECT_NE(r.decisions[0].reason.find("user.db"), std::string::npos);
   EXPECT_EQ(r.decisions[1].speedup, 1.5);
   EXPECT_EQ(r.decisions[1].evidence, Evidence::kMeasured);
-  EXPECT_NE(r.decisions[1].reason.find("builtin.db"), std::string::npos);
   const Database* only_builtin[] = {&builtin};
   EXPECT_EQ(run({{"a", 4096, 4096, 1}}, 8192, only_builtin).decisions[0].speedup, 1.5);
   // The interpolation sees the user's row too.

@@ -248,9 +248,18 @@ TEST_F(QueryTest, TheTableHasTheLinearsOfEveryDevice) {
 
 // The library carries what the built-in database says.
 TEST(Builtin, ItsTableIsTheOneThatTheRuntimeCarries) {
-  TuningTable table = Database::builtin().value().table().value();
-  ASSERT_EQ(builtin_tables().size(), 1U);
-  EXPECT_EQ(builtin_tables()[0].serialize(), table.serialize());
+  const Database database = Database::builtin().value();
+  ASSERT_EQ(builtin_tables().size(), 2U);
+  EXPECT_EQ(builtin_tables()[0].device_name(), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(builtin_tables()[1].device_name(), "NVIDIA H200");
+  for (const TuningTable& own : builtin_tables()) {
+    const DeviceClass& device = own.devices.front();
+    const TuningTable table = database.table(Database::TablePart::kAll, &device).value();
+    EXPECT_EQ(table.devices.size(), 2U);
+    EXPECT_EQ(table.devices.front(), device) << "its own rows come first";
+    EXPECT_EQ(builtin_table(device)->serialize(), table.serialize());
+    EXPECT_GT(table.choices().size(), own.choices().size()) << "others fill the gaps";
+  }
 }
 
 TEST(Builtin, OpensForReading) {
