@@ -3,7 +3,8 @@
 //   built-in name     llama2-7b|13b|70b  llama3-8b|70b|405b  mistral-7b  qwen2.5-7b|72b
 //                     mixtral-8x7b
 //   config.json       Hugging Face: one of the families that config.hpp lists
-//   *.safetensors     the header alone; 2-D weights, without embeddings and norms
+//   *.safetensors     the header alone; 2-D weights, without embeddings and norms; a bias tells
+//                     which size is out_features
 //   *.index.json      Hugging Face's index of shards, which are in the same folder
 //   list              [{"fqn": TEXT, "in_features": INT, "out_features": INT, "count": INT = 1},
 //                      ...]

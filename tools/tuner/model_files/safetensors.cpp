@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/file.hpp"
 #include "base/text.hpp"
@@ -73,6 +74,18 @@ bool is_linear(const TensorShape& tensor) {
   });
 }
 
+// By the name of the layer. A bias has out_features elements, which tells the weights of GPT-2, that
+// lie as [in_features, out_features], from those of all others.
+std::map<std::string, int64_t> lengths_of_biases(const std::vector<TensorShape>& tensors) {
+  constexpr std::string_view kBias = ".bias";
+  std::map<std::string, int64_t> lengths;
+  for (const TensorShape& tensor : tensors) {
+    if (!tensor.name.ends_with(kBias) || tensor.shape.size() != 1) continue;
+    lengths[tensor.name.substr(0, tensor.name.size() - kBias.size())] = tensor.shape[0];
+  }
+  return lengths;
+}
+
 }  // namespace
 
 Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::string_view where) {
@@ -114,6 +127,7 @@ Result<std::vector<TensorShape>> read_safetensors(const fs::path& path) {
 
 Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::string_view where) {
   std::vector<NamedLinear> out;
+  const std::map<std::string, int64_t> biases = lengths_of_biases(tensors);
   for (TensorShape& tensor : tensors) {
     if (!is_linear(tensor)) continue;
     for (const int64_t extent : tensor.shape) {
@@ -124,7 +138,10 @@ Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::
       }
     }
     tensor.name.resize(tensor.name.size() - std::string_view(".weight").size());
-    out.push_back({std::move(tensor.name), tensor.shape[1], tensor.shape[0]});
+    auto [n, k] = std::pair(tensor.shape[0], tensor.shape[1]);
+    const auto bias = biases.find(tensor.name);
+    if (bias != biases.end() && bias->second == k && bias->second != n) std::swap(n, k);
+    out.push_back({std::move(tensor.name), k, n});
   }
   if (out.empty()) {
     return fail(ErrorCode::kInvalidArgument,

@@ -46,6 +46,28 @@ TEST(Safetensors, LinearsAreTheTwoDimensionalWeights) {
                                                     {"model.layers.10.mlp.up_proj", 64, 256}}));
 }
 
+// GPT-2 keeps [in_features, out_features]; of a square weight it makes no difference.
+TEST(Safetensors, ABiasTellsWhichSizeIsOutFeatures) {
+  const auto found = linears({{"h.0.attn.c_attn.weight", {768, 2304}},
+                              {"h.0.attn.c_attn.bias", {2304}},
+                              {"h.0.attn.c_proj.weight", {768, 768}},
+                              {"h.0.attn.c_proj.bias", {768}},
+                              {"h.0.attn.bias", {1, 1, 1024, 1024}},
+                              {"h.0.mlp.c_fc.weight", {768, 3072}},
+                              {"h.0.mlp.c_fc.bias", {3072}},
+                              {"other.q.weight", {256, 768}},
+                              {"other.q.bias", {256}},
+                              {"other.k.weight", {256, 768}}},
+                             "f")
+                         .value();
+  const std::vector<NamedLinear> expected = {{"h.0.attn.c_attn", 768, 2304},
+                                             {"h.0.attn.c_proj", 768, 768},
+                                             {"h.0.mlp.c_fc", 768, 3072},
+                                             {"other.k", 768, 256},
+                                             {"other.q", 768, 256}};
+  EXPECT_EQ(found, expected);
+}
+
 TEST(Safetensors, DataIsNotRead) {
   const TempFolder folder;
   const std::string path = folder.write("big.safetensors", safetensors(kHeader));
