@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import faulthandler
 import multiprocessing
 import os
 import pathlib
@@ -53,6 +54,8 @@ def _start(
 ) -> None:
     global device
     device = on
+    stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
+    faulthandler.register(signal.SIGUSR1, stacks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if on == "cuda":
@@ -130,16 +133,27 @@ def run(
     outcomes = []
     for rank, process in enumerate(processes):
         process.join(max(0.1, start + limit - time.monotonic()))
+        outcome = Outcome(None, 0)
         if process.is_alive():
+            outcome.trace = _stacks(process.pid, folder / f"stacks{rank}")
             process.kill()
             process.join()
-        outcome = Outcome(process.exitcode, time.monotonic() - start)
+        outcome.exit_code, outcome.seconds = process.exitcode, time.monotonic() - start
         file = folder / f"outcome{rank}"
         if file.exists():
             outcome = dataclasses.replace(outcome, **pickle.loads(file.read_bytes()))
             file.unlink()
         outcomes.append(outcome)
     return outcomes
+
+
+def _stacks(process: int | None, file: pathlib.Path) -> str:
+    """Returns where a process that does not end is."""
+    assert process is not None
+    if file.exists():
+        os.kill(process, signal.SIGUSR1)
+        time.sleep(0.2)
+    return "did not end; its stacks:\n" + (file.read_text() if file.exists() else "none")
 
 
 def _free_port() -> int:
@@ -160,8 +174,12 @@ def spawn(
 ) -> list[Any]:
     """Runs ranks that all end well, and returns what they returned."""
     outcomes = run(main, world, folder, *args, on=device, limit=limit)
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.exit_code == 0, f"rank {rank}: {outcome.trace or outcome}"
+    failed = [
+        f"rank {rank}: exit code {outcome.exit_code}\n{outcome.trace}"
+        for rank, outcome in enumerate(outcomes)
+        if outcome.exit_code != 0
+    ]
+    assert not failed, "\n".join(failed)
     return [outcome.value for outcome in outcomes]
 
 
