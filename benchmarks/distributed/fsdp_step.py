@@ -77,8 +77,7 @@ def variants(compiled: bool) -> dict[str, Sharded]:
     ]
     for recipe in common.RECIPES:
         every.append(Sharded("float8", recipe, compiled))
-        if recipe != "delayed":
-            every.append(Sharded("float8", recipe, compiled, gather=True))
+        every.append(Sharded("float8", recipe, compiled, gather=True))
     return {variant.name: variant for variant in every}
 
 

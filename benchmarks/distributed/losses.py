@@ -101,10 +101,9 @@ def relative(own: Losses, other: Losses) -> float:
 def comparisons(scheme: str, recipe: str, world: int) -> Iterator[Comparison]:
     """Yields what is to be compared of a scheme on so many ranks, which may be nothing."""
     name = f"{scheme} {recipe}"
-    dynamic = recipe not in ("bf16", "delayed")
     if scheme in ("fsdp", "fsdp-gather"):
         gather = scheme == "fsdp-gather"
-        if gather and not dynamic:
+        if gather and recipe == "bf16":
             return
         own = Arrangement(recipe, data=world, micro_batches=world, gather=gather)
         single = Arrangement(recipe, micro_batches=world)

@@ -76,11 +76,47 @@ struct Cast {
   }
 };
 
-// The casts of the shards of many tensors.
-struct ShardList {
+// The casts of many tensors of one device.
+struct CastList {
   std::vector<Cast> casts;
   std::vector<const Quantizer*> quantizers;
   std::vector<float8_quantize_args> args;
+
+  // `shard_rows` as in Cast.
+  void add(const Tensor& x, int64_t config, int64_t operand, int64_t shard_rows = 0) {
+    const Cast& cast = casts.emplace_back(x, config, operand, true, shard_rows);
+    if (cast.place.key() != place().key()) {
+      throw std::invalid_argument("float8: the tensors of a list are on different devices");
+    }
+    quantizers.push_back(&quantizer_for(cast.key, cast.place));
+    args.push_back(cast.args());
+  }
+
+  [[nodiscard]] const Place& place() const { return casts.front().place; }
+
+  std::vector<Tensor> run() {
+    std::vector<Tensor> copies;
+    for (size_t i = 0; i < args.size(); ++i) {
+      const Quantizer& quantizer = *quantizers[i];
+      for (const size_t bytes : {quantizer.q_bytes, quantizer.qt_bytes}) {
+        copies.push_back(empty_bytes(static_cast<int64_t>(bytes), place().device));
+      }
+      const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
+      args[i].tensor = copies[2 * i + (has_q ? 0 : 1)].mutable_data_ptr();
+      if (has_q && quantizer.qt_bytes > 0) {
+        args[i].transposed = copies[2 * i + 1].mutable_data_ptr();
+      }
+    }
+    const QuantizerList& list = quantizer_list_for(quantizers, place());
+    const Workspace workspace(place(), list.workspace_bytes, Counts::kInFront);
+    check(float8_quantize_list(list.list, args.data(), args.size(), workspace.data(),
+                               place().stream));
+    return copies;
+  }
+};
+
+// The casts of the shards of many tensors.
+struct ShardList : CastList {
   int64_t amax_words = 0;
   int64_t row_amax_words = 0;
 
@@ -92,21 +128,12 @@ struct ShardList {
     }
     for (size_t i = 0; i < x.size(); ++i) {
       if (rows_max[i] < 1) throw std::invalid_argument("float8: a shard has at least one row");
-      const Cast& cast = casts.emplace_back(x[i], config[i], operand, true, rows_max[i]);
-      if (cast.place.key() != place().key()) {
-        throw std::invalid_argument("float8: the shards of a list are on different devices");
-      }
-      const Quantizer& quantizer = *quantizers.emplace_back(&quantizer_for(cast.key, cast.place));
-      args.push_back(cast.args());
-      amax_words += quantizer.amax_words;
-      row_amax_words += quantizer.row_amax_words;
+      add(x[i], config[i], operand, rows_max[i]);
+      amax_words += quantizers.back()->amax_words;
+      row_amax_words += quantizers.back()->row_amax_words;
     }
   }
 
-  [[nodiscard]] const Place& place() const { return casts.front().place; }
-  [[nodiscard]] const float8_quantizer_list* list() const {
-    return quantizer_list_for(quantizers, place()).list;
-  }
   // The words of all shards follow each other.
   void set_words(const Tensor& amax, const Tensor& row_amax) {
     auto* at = static_cast<uint32_t*>(amax.mutable_data_ptr());
@@ -233,7 +260,8 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
   Tensor amax = empty_words(shards.amax_words, shards.place().device);
   Tensor row_amax = empty_words(shards.row_amax_words, shards.place().device);
   shards.set_words(amax, row_amax);
-  check(float8_quantize_list_amax(shards.list(), shards.args.data(), shards.args.size(),
+  const QuantizerList& list = quantizer_list_for(shards.quantizers, shards.place());
+  check(float8_quantize_list_amax(list.list, shards.args.data(), shards.args.size(),
                                   shards.place().stream));
   return {amax, row_amax};
 }
@@ -246,22 +274,21 @@ std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& ama
   check_words(amax, shards.amax_words, device);
   check_words(row_amax, shards.row_amax_words, device);
   shards.set_words(amax, row_amax);
-  std::vector<Tensor> copies;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const Quantizer& quantizer = *shards.quantizers[i];
-    for (const size_t bytes : {quantizer.q_bytes, quantizer.qt_bytes}) {
-      copies.push_back(empty_bytes(static_cast<int64_t>(bytes), device));
-    }
-    const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
-    shards.args[i].tensor = copies[2 * i + (has_q ? 0 : 1)].mutable_data_ptr();
-    if (has_q && quantizer.qt_bytes > 0) {
-      shards.args[i].transposed = copies[2 * i + 1].mutable_data_ptr();
-    }
+  return shards.run();
+}
+
+std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t operand,
+                                  std::vector<Tensor> scales, int64_t layout) {
+  if (x.empty() || scales.size() != x.size()) {
+    throw std::invalid_argument(
+        "float8: a list of casts has at least one tensor, each with its part of a scale state");
   }
-  // A shard's maxima lie with the caller, so its cast needs no workspace.
-  check(float8_quantize_list(shards.list(), shards.args.data(), shards.args.size(), nullptr,
-                             shards.place().stream));
-  return copies;
+  CastList list;
+  for (size_t i = 0; i < x.size(); ++i) {
+    list.add(x[i], config, operand);
+    list.casts[i].set_scales(list.args[i], scales[i], layout, false);
+  }
+  return list.run();
 }
 
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,

@@ -35,5 +35,7 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
 std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
                                         const Tensor& row_amax, std::vector<int64_t> config,
                                         int64_t operand, std::vector<int64_t> rows_max);
+std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t operand,
+                                  std::vector<Tensor> scales, int64_t layout);
 
 }  // namespace float8_torch

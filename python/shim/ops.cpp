@@ -9,6 +9,8 @@
 //     part of a scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
 //   quantize_into(x, q!, qt!, config, operand)
 //     The same over copies that quantize gave.
+//   quantize_list(x[], config, operand, scales[], layout)
+//     The copies of many tensors with delayed scaling, q and qt of each, in few launches.
 //   quantize_amax(x, config, operand, rows_max) -> (amax, row_amax)
 //     The maxima of a shard of up to rows_max rows, as int32 words: those whose maxima over ranks
 //     quantize_shard takes, and those of the shard's own rows.
@@ -399,6 +401,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize_into", TORCH_BOX(&quantize_into));
   library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
+  library.impl("quantize_list", TORCH_BOX(&quantize_list));
   library.impl("quantize_amax_list", TORCH_BOX(&quantize_amax_list));
   library.impl("quantize_shard_list", TORCH_BOX(&quantize_shard_list));
   library.impl("gemm_into", TORCH_BOX(&gemm_into));

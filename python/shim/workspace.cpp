@@ -96,12 +96,16 @@ void* counts_of_capture(const Place& place) {
 
 }  // namespace
 
-Workspace::Workspace(const Place& place, size_t bytes) {
+Workspace::Workspace(const Place& place, size_t bytes, Counts counts) {
   if (bytes == 0) return;
   const bool is_large = bytes > kMostKept;
   if (place.capturing || is_large) {
     own_ = empty_bytes(static_cast<int64_t>(bytes), place.device);
     data_ = own_.mutable_data_ptr();
+    if (counts == Counts::kInFront) {
+      clear_counts(own_, place);
+      return;
+    }
   }
   if (place.capturing) {
     counts_ = counts_of_capture(place);

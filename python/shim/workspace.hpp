@@ -10,10 +10,13 @@
 
 namespace float8_torch {
 
+// Where the launch counts of a call may lie. Calls of lists have theirs at the front.
+enum class Counts { kAnywhere, kInFront };
+
 // Holds the workspace for one call: the launches of two threads on one stream do not interleave.
 class Workspace {
  public:
-  Workspace(const Place& place, size_t bytes);
+  Workspace(const Place& place, size_t bytes, Counts counts = Counts::kAnywhere);
   [[nodiscard]] void* data() const { return data_; }
   [[nodiscard]] void* launch_counts() const { return counts_; }  // null: at the front of `data`
 

@@ -30,8 +30,8 @@ from float8.torch import Float8Linear
         ({"recipe": "delayed", "history": 0}, "history is 0; it is 1 to 1024"),
         ({"recipe": "delayed", "history": "8"}, "history is '8'; it is 1 to 1024"),
         (
-            {"recipe": "delayed", "enable_fsdp_float8_all_gather": True},
-            "enable_fsdp_float8_all_gather is for dynamic scaling",
+            {"recipe": "bf16", "enable_fsdp_float8_all_gather": True},
+            "enable_fsdp_float8_all_gather is for recipes with the weight in fp8",
         ),
     ),
 )

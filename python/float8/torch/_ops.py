@@ -24,6 +24,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 
 quantize = torch.ops.float8.quantize.default
 quantize_into = torch.ops.float8.quantize_into.default
+quantize_list = torch.ops.float8.quantize_list.default
 quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
 quantize_amax_list = torch.ops.float8.quantize_amax_list.default
@@ -135,6 +136,13 @@ def _fake_quantize_shard_list(
     for each, bits, rows in zip(x, config, rows_max, strict=True):
         copies += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
     return copies
+
+
+@torch.library.register_fake("float8::quantize_list")  # type: ignore[untyped-decorator]
+def _fake_quantize_list(
+    x: list[torch.Tensor], config: int, operand: int, scales: list[torch.Tensor], layout: int
+) -> list[torch.Tensor]:
+    return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
 
 
 @torch.library.register_fake("float8::gemm_into")  # type: ignore[untyped-decorator]

@@ -28,6 +28,7 @@ _FLEXIBLE = (
 
 _OTHERS = (
     "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()",
+    ("quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout) -> Tensor[]"),
     "quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)",
     (
         "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "

@@ -17,13 +17,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from float8.recipes import Recipe
+from float8.recipes import Recipe, Scaling
 from float8.torch import _ops, notices
-from float8.torch.ranks import collectives
-from float8.torch.shard_casts import cast_shards
-from float8.torch.weight_gather import (
-    COPIES,
-    WeightGather,
+from float8.torch.gathered_ops import (
     gathered_backward,
     gathered_copy,
     gathered_forward,
@@ -31,6 +27,9 @@ from float8.torch.weight_gather import (
     weight_copy,
     weight_gemm,
 )
+from float8.torch.ranks import collectives
+from float8.torch.shard_casts import cast_shards
+from float8.torch.weight_gather import COPIES, WeightGather
 from float8.torch.weight_mesh import mesh_dims, param_group
 
 if TYPE_CHECKING:
@@ -185,15 +184,12 @@ class GatheredWeight(torch.Tensor):
         if func is torch.ops.aten.zeros_like.default:
             return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         if func is _ops.linear_forward:
-            x, x_q, x_qt, _, _, _, bias, _, config, _, save = args
-            n = weight.shape[0]
-            return gathered_forward(x, x_q, x_qt, weight.key, n, weight.dtype, bias, config, save)
+            x, x_q, x_qt, _, _, _, *rest = args
+            return gathered_forward(x, x_q, x_qt, weight.key, weight.shape[0], weight.dtype, *rest)
         if func is _ops.linear_backward:
-            dy, saved, x, x_qt, _, _, _, config, _, wanted = args
+            dy, saved, x, x_qt, _, _, *rest = args
             shape = list(weight.shape)
-            return gathered_backward(
-                dy, saved, x, x_qt, weight.key, shape, weight.dtype, config, wanted
-            )
+            return gathered_backward(dy, saved, x, x_qt, weight.key, shape, weight.dtype, *rest)
         if func is weight_gemm:
             gemm, a, a_scales, _, bias, dtype, config = args
             shape = list(weight.shape)
@@ -222,10 +218,16 @@ _ALIASES = (
 
 def check_recipe(recipe: Recipe, padding: int) -> None:
     """Raises where a weight of that recipe has no fp8 copies that ranks could gather."""
-    if recipe.delayed or not (recipe.output.b.fp8 and recipe.grad_input.b.fp8):
+    if not (recipe.output.b.fp8 and recipe.grad_input.b.fp8):
         raise ValueError(
-            "float8: enable_fsdp_float8_all_gather is for dynamic scaling with the weight in fp8 in "
-            f"output and grad_input; recipe {recipe.name or 'custom'} is none"
+            "float8: enable_fsdp_float8_all_gather is for recipes with the weight in fp8 in output and "
+            f"grad_input; recipe {recipe.name or 'custom'} is none"
+        )
+    casts = {cast.scaling for _, gemm in recipe.gemms() for cast in (gemm.a, gemm.b)}
+    if recipe.delayed and casts != {Scaling.DELAYED}:
+        raise ValueError(
+            "float8: enable_fsdp_float8_all_gather is for delayed scaling of all operands, or of none; "
+            f"recipe {recipe.name or 'custom'} has both"
         )
     if padding:
         raise ValueError(

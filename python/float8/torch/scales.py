@@ -94,7 +94,8 @@ class ScaleState(nn.Module):
         initial = _initial(self.config, self.layout)
         self.register_buffer("state", initial.to(first.weight.device, copy=True))
         self._attached: weakref.WeakSet[Float8Linear] = weakref.WeakSet()
-        self._is_first = True
+        self.is_first = True  # no scales are known yet
+        self.generation = 0  # of the scales; what was cast with others is to be cast again
         self._agreed = False  # the ranks have compared it
         self._steps_before_sync: int | None = 0  # None: it has been synchronised
         _watch(self)
@@ -126,12 +127,13 @@ class ScaleState(nn.Module):
         return view
 
     def _refresh(self) -> None:
-        """Tells linears and the shim where the state is now."""
+        """Tells linears and the shim where the state is now; it may be another one."""
+        self.generation += 1
         for linear in self._attached:
             linear._scale_view = self._view(linear._scale_index)
         # A model that is made on the CPU, to be moved, has no device yet.
         if self.state.is_cuda or (self.state.is_cpu and self.config & recipes.EMULATE):
-            torch.ops.float8.scales_set_first(self.state, self.config, self.layout, self._is_first)
+            torch.ops.float8.scales_set_first(self.state, self.config, self.layout, self.is_first)
 
     def forward(self, input: Any) -> Any:
         """Returns its input: an nn.Sequential runs all of its children."""
@@ -142,10 +144,11 @@ class ScaleState(nn.Module):
         # Process groups that are gone after a step with them would give each rank scales of its own.
         if distributed.is_available() and (distributed.is_initialized() or self._agreed):
             self._reduce(group)
-        if self._is_first:
+        if self.is_first:
             self._plan_shared_linear()
         torch.ops.float8.scales_sync(self.state, self.config, self.layout)
-        self._is_first = False
+        self.is_first = False
+        self.generation += 1
         self._steps_before_sync = None
 
     def _reduce(self, group: Any) -> None:
@@ -161,18 +164,19 @@ class ScaleState(nn.Module):
         try:
             # Bits of |x| order like the numbers, and NaN comes last.
             for each in groups:
-                collectives.all_reduce_max(self._amaxes(), each, operation)
+                collectives.all_reduce_max(self.amaxes(), each, operation)
         except collectives.DistributedError:
             self.discard_step()
             raise
 
-    def _amaxes(self) -> torch.Tensor:
+    def amaxes(self) -> torch.Tensor:
         """Returns the amaxes since the latest sync, which lie in front."""
         return self.state[: 4 * self.slots * self.linears].view(torch.int32)
 
     def discard_step(self) -> None:
         """Forgets a step that failed: the state is that after the latest sync."""
-        self._amaxes().zero_()
+        self.amaxes().zero_()
+        self.generation += 1  # the casts of sharded weights have recorded amaxes
 
     def _tensor_groups(self) -> list[Any]:
         """Returns the groups whose ranks share weights, in the same order on all ranks."""
@@ -234,7 +238,7 @@ class ScaleState(nn.Module):
         if loaded is None:
             if not self.state.is_meta:
                 self.state.copy_(_initial(self.config, self.layout))
-            self._is_first = True
+            self.is_first = True
             self._refresh()
             return
         if complaint := self._complaint(loaded):
@@ -243,7 +247,10 @@ class ScaleState(nn.Module):
             return
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if not self.state.is_meta:
-            self._is_first = torch.equal(self.state.cpu(), _initial(self.config, self.layout))
+            # A state of a first step has amaxes.
+            own, initial = self.state.cpu(), _initial(self.config, self.layout)
+            amaxes = 4 * self.slots * self.linears
+            self.is_first = torch.equal(own[amaxes:], initial[amaxes:])
         self._refresh()
 
     def _complaint(self, loaded: torch.Tensor) -> str | None:

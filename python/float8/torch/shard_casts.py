@@ -1,7 +1,8 @@
 """The casts of FSDP's shards of many weights, once a step, with the scales of the whole weights.
 
 The maxima of all weights are reduced in one all-reduce for each group of ranks that shares them:
-FSDP's, and that of tensor parallelism. Nothing waits for the device.
+FSDP's, and that of tensor parallelism. Delayed scaling has scales after its first step, and needs
+none. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from torch import Tensor
 from float8.torch import _ops
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
+from float8.torch.scales import record_amax
 from float8.torch.weight_gather import WeightGather
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+    from float8.torch.scales import ScaleState
+
+_ROWS = 16  # a weight that is cast as a whole has multiples of so many rows
 _PIECE = 1 << 27  # elements of weights that are cast at once
 
 
@@ -32,9 +37,39 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     """
     if not weights:
         return
+    _compare([gather for gather, _ in weights])
+    delayed: dict[ScaleState, list[tuple[WeightGather, DTensor]]] = {}
+    dynamic = []
+    for gather, weight in weights:
+        if gather.scales is not None and not gather.scales.is_first:
+            delayed.setdefault(gather.scales, []).append((gather, weight))
+        else:
+            dynamic.append((gather, weight))
+    for scales, own in delayed.items():
+        _cast_delayed(own, scales)
+    if dynamic:
+        _cast_dynamic(dynamic)
+
+
+def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: ScaleState) -> None:
+    """Casts shards with the scales of earlier steps, and records their amaxes."""
+    sources = [gather.source(weight) for gather, weight in weights]
+    for piece in _pieces(sources):
+        gathers = [gather for gather, _ in weights[piece]]
+        operands = _rounded(sources[piece], gathers, _ROWS)
+        views = [gather.scale_view for gather in gathers]
+        config = gathers[0].config
+        copies = _ops.quantize_list(operands, config, _ops.WEIGHT, views, scales.layout)
+        for (gather, weight), operand, q, qt in zip(
+            weights[piece], operands, copies[::2], copies[1::2], strict=True
+        ):
+            gather.set_shard(weight, q, qt, operand.shape[0])
+
+
+def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
+    """Casts shards with scales of the weights' maxima."""
     gathers = [gather for gather, _ in weights]
     sources = [gather.source(weight) for gather, weight in weights]
-    _compare(gathers)
     amax, row_amax = _find_words(gathers, sources)
     own = []
     for piece in _pieces(sources):
@@ -77,7 +112,7 @@ def _find_words(
     gathers: Sequence[WeightGather], sources: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Returns the maxima of the whole weights, those of all weights one after the other."""
-    configs = [gather.config for gather in gathers]
+    configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
     amax, row_amax = _ops.quantize_amax_list(sources, configs, _ops.WEIGHT, rows)
     parts = list(
@@ -107,6 +142,9 @@ def _find_words(
             reduced = torch.cat(shared)
             collectives.all_reduce_max(reduced, group, operation)
             torch._foreach_copy_(shared, torch.split(reduced, [each.numel() for each in shared]))
+    for (own_amax, _), gather in zip(parts, gathers, strict=True):
+        if gather.scales is not None:  # the first step of delayed scaling
+            record_amax(own_amax, gather.scale_view, _ops.WEIGHT)
     return amax, row_amax
 
 
@@ -143,20 +181,37 @@ def _cast(
 ) -> list[Tensor]:
     """Casts some of the shards; returns the scales that other ranks lack, of each."""
     gathers = [gather for gather, _ in weights]
-    operands = [
-        source if source.dtype == gather.dtype else torch.empty_like(source, dtype=gather.dtype)
-        for source, gather in zip(sources, gathers, strict=True)
-    ]
-    rounded = [i for i, source in enumerate(sources) if operands[i] is not source]
-    if rounded:
-        torch._foreach_copy_([operands[i] for i in rounded], [sources[i] for i in rounded])
-    configs = [gather.config for gather in gathers]
+    operands = _rounded(sources, gathers)
+    configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
     copies = _ops.quantize_shard_list(operands, amax, row_amax, configs, _ops.WEIGHT, rows)
     return [
         gather.set_shard(weight, q, qt)
         for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
     ]
+
+
+def _rounded(
+    sources: Sequence[Tensor], gathers: Sequence[WeightGather], multiple: int = 1
+) -> list[Tensor]:
+    """Returns shards in x's type, with zeros behind them up to whole multiples of rows."""
+    operands: list[Tensor] = []
+    to: list[Tensor] = []
+    of: list[Tensor] = []
+    for source, gather in zip(sources, gathers, strict=True):
+        rows, cols = source.shape
+        missing = -rows % multiple
+        if source.dtype == gather.dtype and not missing:
+            operands.append(source)
+            continue
+        operand = source.new_empty((rows + missing, cols), dtype=gather.dtype)
+        operand[rows:].zero_()
+        operands.append(operand)
+        to.append(operand[:rows])
+        of.append(source)
+    if to:
+        torch._foreach_copy_(to, of)
+    return operands
 
 
 def _gather_scales(gathers: Sequence[WeightGather], own: Sequence[Tensor]) -> None:

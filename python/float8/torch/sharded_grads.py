@@ -15,8 +15,8 @@ from torch import Tensor
 from float8 import recipes
 from float8.torch import _ops, async_tensor_parallel
 from float8.torch import sharded_operands as operands
+from float8.torch.gathered_ops import weight_copy
 from float8.torch.sharded_operands import Copy, Gemm, Shard, Share, Sharing, Slot
-from float8.torch.weight_gather import weight_copy
 
 CAST, KEPT, GATHERED = range(3)
 

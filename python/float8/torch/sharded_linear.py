@@ -23,9 +23,9 @@ from float8 import recipes
 from float8.torch import _ops
 from float8.torch import sharded_grads as grads
 from float8.torch import sharded_operands as operands
+from float8.torch.gathered_ops import weight_gemm
 from float8.torch.sharded_grads import CAST, GATHERED, Call
 from float8.torch.sharded_operands import Copy, Gemm, Share, Sharing
-from float8.torch.weight_gather import weight_gemm
 
 
 def linear(

@@ -62,7 +62,7 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
         else:
             y_dim = None
     scales = layer._scale_view
-    first = layer._scales is not None and layer._scales._is_first
+    first = layer._scales is not None and layer._scales.is_first
     local = weight.to_local()
     cast: Any = layer._weight_cast
     copies = None if cast is None else cast.of(layer, x.dtype)

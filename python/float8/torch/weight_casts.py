@@ -126,13 +126,13 @@ class WeightCasts:
 def _kind(layer: Float8Linear) -> str:
     """Returns who has the weight: "plain", "shared" by tensor parallelism or "gathered" by FSDP."""
     weight: Any = layer.weight
+    if layer._weight_gather is not None or gathers_in_fp8(layer):
+        return "gathered"
     if layer.recipe.delayed:
         raise ValueError(
             "float8: weights with delayed scaling are cast in every forward, which records "
             "their amaxes; cache_weight_casts is for dynamic scaling"
         )
-    if layer._weight_gather is not None or gathers_in_fp8(layer):
-        return "gathered"
     if is_sharded_by_fsdp(layer):
         raise ValueError(
             f"float8: fully_shard gathers the weight of layer {layer._layer_name!r} in high "

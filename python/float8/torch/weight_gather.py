@@ -2,7 +2,8 @@
 
 Every rank casts its shard with the scales of the whole weight (shard_casts.py). What ranks gather is
 bytes without gaps: of q [rows][K], and of qt [K][rows], with as many rows as the first rank has.
-Scales are known on every rank before, so they do not travel with a gather.
+Scales are known on every rank before, so they do not travel with a gather. With delayed scaling a
+cast takes its scale from the scale state, after a first step, and records the shard's amax there.
 
 Where tensor parallelism shares the weight too, "the whole" is what a rank of it has: FSDP's shards
 are of that, and so are its gathers. Scales are those of all of the weight.
@@ -12,12 +13,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from float8 import recipes
 from float8.recipes import Granularity
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from float8.torch.linear import Float8Linear
+    from float8.torch.scales import ScaleState
 
 COPIES = ("q", "qt")
 _gathers: weakref.WeakValueDictionary[int, WeightGather] = weakref.WeakValueDictionary()
@@ -79,6 +80,8 @@ class WeightGather:
         self.both: bool | None = None  # every gather is of both copies
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
         self.config = layer._config & ~recipes.BIAS
+        self.dynamic_config = layer._rules.config if layer._rules.delayed else self.config
+        self._layer = weakref.ref(layer)
         self._granularity = {
             "q": layer.recipe.output.b.granularity,
             "qt": layer.recipe.grad_input.b.granularity,
@@ -90,7 +93,9 @@ class WeightGather:
                 f"weight of {n} rows, which cuts its blocks of 128 rows; convert this layer without "
                 "enable_fsdp_float8_all_gather, in a conversion with a module_filter_fn of its own"
             )
-        self.words = torch.ops.float8.amax_words(self.rows, self.cols, self.config, _ops.WEIGHT)
+        self.words = torch.ops.float8.amax_words(
+            self.rows, self.cols, self.dynamic_config, _ops.WEIGHT
+        )
         self._shards: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
@@ -107,7 +112,26 @@ class WeightGather:
 
     def is_current(self, weight: DTensor) -> bool:
         """Tells whether the shard in fp8 was cast from these values."""
-        return self._seen is not None and self._seen == _version(weight)
+        return self._seen is not None and self._seen == self._version(weight)
+
+    def _version(self, weight: DTensor) -> tuple[Any, ...]:
+        """Returns what changes with a weight on every rank: FSDP may move the shards of some alone."""
+        local = weight._local_tensor
+        scales = 0 if self.scales is None else self.scales.generation
+        return id(weight), weight._version, id(local), local._version, scales
+
+    @property
+    def scales(self) -> ScaleState | None:
+        """Returns the scale state of delayed scaling."""
+        layer = self._layer()
+        return None if layer is None else layer._scales
+
+    @property
+    def scale_view(self) -> Tensor:
+        """Returns the linear's part of the scale state."""
+        layer = self._layer()
+        assert layer is not None and layer._scale_view is not None
+        return layer._scale_view
 
     def forget(self) -> None:
         """Makes the next gather cast the shard again."""
@@ -159,17 +183,25 @@ class WeightGather:
         rows = self.rows if self._granularity["q"] is Granularity.AXIS else 0
         return [amax[columns:], row_amax[:rows]]
 
-    def set_shard(self, weight: DTensor, q: Tensor, qt: Tensor) -> Tensor:
-        """Takes the shard's copies; returns its scales, for `set_scales`."""
+    def set_shard(self, weight: DTensor, q: Tensor, qt: Tensor, padded_rows: int = 0) -> Tensor:
+        """Takes the shard's copies; returns its scales, for `set_scales`.
+
+        padded_rows: those of what was cast as if it were the whole weight.
+        """
         rows = max(self.own_rows, 1)  # of the operand
-        at = layout(self.rows, rows, self.cols, self.config, _ops.WEIGHT, True, True)
-        own_q, own_qt = at.copies(q, qt, rows, self.cols)
+        if padded_rows:
+            of_cast = (padded_rows, padded_rows, self.cols, self.config)
+        else:
+            of_cast = (self.rows, rows, self.cols, self.dynamic_config)
+        at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0)
+        own_q, own_qt = at.copies(q, qt, padded_rows or rows, self.cols)
         assert own_q is not None and own_qt is not None
-        self._take(self._shards, "q", _packed(own_q.data[:, : self.cols], self.rows, self.cols))
+        self._take(self._shards, "q", _packed(own_q.data[:rows, : self.cols], self.rows, self.cols))
         self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
         own = [self._own_q_scales(own_q.scales, rows), self._own_qt_scales(own_qt.scales, rows)]
         # The references keep the ids of _version from being used again.
-        self._seen, self._weight, self._local = _version(weight), weight, weight._local_tensor
+        self._weight, self._local = weight, weight._local_tensor
+        self._seen = self._version(weight)
         self._copies = {}
         return torch.cat(own)
 
@@ -313,6 +345,11 @@ class WeightGather:
         return self._layout(name), like.new_empty(sizes[COPIES.index(name)])
 
 
+def gather_at(key: Tensor) -> WeightGather:
+    """Returns the gather that an op is told."""
+    return _gathers[int(key)]
+
+
 class GatheredCopy(NamedTuple):
     """A copy of the whole weight, as the linears' ops take it."""
 
@@ -325,12 +362,6 @@ def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:
     data = scales.view(torch.uint8)
     out[begin : begin + data.numel()].copy_(data)
     return GatheredCopy(out, None)
-
-
-def _version(weight: DTensor) -> tuple[Any, ...]:
-    """Returns what changes with a weight on every rank: FSDP may move the shards of some alone."""
-    local = weight._local_tensor
-    return id(weight), weight._version, id(local), local._version
 
 
 def _packed(lines: Tensor, most_lines: int, most_length: int) -> Tensor:
@@ -366,145 +397,3 @@ def _copy(to: Tensor, of: Tensor) -> None:
     ):
         to, of = to.view(torch.complex128), of.view(torch.complex128)
     to.copy_(of)
-
-
-# The ops of a linear whose weight is gathered. They take the key of its WeightGather in a tensor on
-# the host, which torch.compile passes on: one graph serves the layers of many blocks.
-torch.library.define(
-    "float8::gathered_forward",
-    "(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor gather, int n, ScalarType dtype, Tensor? bias, "
-    "int config, bool save) -> (Tensor, Tensor)",
-)
-torch.library.define(
-    "float8::gathered_backward",
-    "(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor gather, int[] shape, "
-    "ScalarType dtype, int config, int wanted) -> (Tensor, Tensor, Tensor)",
-)
-
-
-# One GEMM with a copy of the gathered weight: q for `output`, qt for `grad_input`. weight_gemm takes
-# the weight itself, which is a GatheredWeight (fsdp.py).
-torch.library.define(
-    "float8::weight_gemm",
-    "(int gemm, Tensor a, Tensor a_scales, Tensor weight, Tensor? bias, ScalarType dtype, "
-    "int config) -> Tensor",
-)
-torch.library.define(
-    "float8::gathered_gemm",
-    "(int gemm, Tensor a, Tensor a_scales, Tensor gather, int[] shape, Tensor? bias, "
-    "ScalarType dtype, int config) -> Tensor",
-)
-
-
-# The copy for such a GEMM, where it is one of chunks. It is a clone in compiled graphs, which may write
-# over a result that they have read. Nothing is read of `like`, which orders the ops of a graph.
-torch.library.define(
-    "float8::weight_copy",
-    "(int gemm, Tensor like, Tensor weight, ScalarType dtype, int granularity) -> (Tensor, Tensor)",
-)
-torch.library.define(
-    "float8::gathered_copy",
-    "(int gemm, Tensor like, Tensor gather, int[] shape, ScalarType dtype, int granularity, "
-    "bool clone) -> (Tensor, Tensor)",
-)
-
-
-def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns an element in the weight's shape: nobody reads it."""
-    return like.new_zeros((), dtype=dtype).expand(shape)
-
-
-def _forward(
-    x: Tensor,
-    x_q: Tensor | None,
-    x_qt: Tensor | None,
-    gather: Tensor,
-    n: int,
-    dtype: torch.dtype,
-    bias: Tensor | None,
-    config: int,
-    save: bool,
-) -> Any:
-    weight = _weight(x, (n, x.shape[-1]), dtype)
-    q = GatheredCopy(x, None) if is_fake(gather) else _gathers[int(gather)].q(x.dtype)
-    return _ops.linear_forward(
-        x, x_q, x_qt, weight, q.data, None, bias, None, config, 0, save, q.scales
-    )
-
-
-def _backward(
-    dy: Tensor,
-    saved: Tensor,
-    x: Tensor | None,
-    x_qt: Tensor | None,
-    gather: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    config: int,
-    wanted: int,
-) -> Any:
-    weight = _weight(dy, shape, dtype)
-    if is_fake(gather):
-        qt = GatheredCopy(dy, None)
-    else:
-        qt = _gathers[int(gather)].qt(
-            dy.dtype, lambda: torch.ops.float8.reads_shards(dy, weight, config)
-        )
-    return _ops.linear_backward(
-        dy, saved, x, x_qt, weight, qt.data, None, config, 0, wanted, qt.scales, qt.shards
-    )
-
-
-def _gemm(
-    gemm: int,
-    a: Tensor,
-    a_scales: Tensor,
-    gather: Tensor,
-    shape: Sequence[int],
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    config: int,
-) -> Tensor:
-    contracted, columns = shape[1 - gemm], shape[gemm]
-    d = a.new_empty((a.shape[0], columns), dtype=dtype)
-    if not is_fake(gather):
-        b = _gathers[int(gather)].copy(COPIES[gemm], dtype)
-        _ops.gemm_into(a, a_scales, *b, d, bias, contracted, config, gemm, False)
-    return d
-
-
-def _copy_of(
-    gemm: int,
-    like: Tensor,
-    gather: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    granularity: int,
-    clone: bool,
-) -> tuple[Tensor, Tensor]:
-    lines, length = shape[gemm], shape[1 - gemm]
-    count = {Granularity.TENSOR: 1, Granularity.AXIS: lines}.get(
-        Granularity(granularity), blocks(lines) * in_4s(blocks(length))
-    )
-    if is_fake(gather):
-        data = like.new_empty((lines, BLOCK * blocks(length)), dtype=torch.uint8)
-        return data, like.new_empty((count,), dtype=torch.float32)
-    copy = _gathers[int(gather)].copy(COPIES[gemm], dtype)
-    data, scales = copy.data, copy.scales[:count]
-    return (data.clone(), scales.clone()) if clone else (data, scales)
-
-
-for name, call in (
-    ("gathered_copy", _copy_of),
-    ("gathered_forward", _forward),
-    ("gathered_backward", _backward),
-    ("gathered_gemm", _gemm),
-):
-    torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
-    torch.library.register_fake(f"float8::{name}", call)
-gathered_forward = torch.ops.float8.gathered_forward.default
-gathered_backward = torch.ops.float8.gathered_backward.default
-gathered_gemm = torch.ops.float8.gathered_gemm.default
-gathered_copy = torch.ops.float8.gathered_copy.default
-weight_gemm = torch.ops.float8.weight_gemm.default
-weight_copy = torch.ops.float8.weight_copy.default

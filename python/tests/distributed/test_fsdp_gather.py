@@ -5,6 +5,7 @@ Ranks are processes on the emulated device.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +21,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import float8.torch as f8
+from float8 import recipes
 from float8.torch import _ops, shard_casts
 from float8.torch.fsdp import GatheredWeight
 
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+DYNAMIC = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+RECIPES = (*DYNAMIC, "delayed")
 
 
 class Checkpointed(nn.Sequential):
@@ -56,6 +59,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -
     optimizer.zero_grad()
     y = model(x)
     y.square().mean().backward()
+    f8.sync_float8_amax_and_scale_history(model)
     optimizer.step()
     return y.detach()  # type: ignore[no-any-return]
 
@@ -159,6 +163,38 @@ def test_shards_that_are_replicated(tmp_path: Any) -> None:
     ranks.spawn(_replicated, 4, tmp_path)
 
 
+def _failed(mesh: Any, rank: int, world: int) -> None:
+    """Delayed scaling goes on after a step that fails, an evaluation and a checkpoint."""
+    torch.manual_seed(1)
+    x = torch.randn(world, 16, 64)[rank]
+    models = [_shard(_mlp("delayed", 80, gather), mesh) for gather in (True, False)]
+    _expect_equal_steps(models, x)
+    amaxes = []
+    for model in models:
+        scales = model.float8_scales
+        model(2 * x).sum().backward()  # a step that fails: its amaxes are forgotten
+        scales.discard_step()
+        with torch.no_grad():
+            model(4 * x)
+        model(x)
+        amaxes.append(scales.amaxes().clone())
+    whole = amaxes[1].clone()
+    distributed.all_reduce(amaxes[0], distributed.ReduceOp.MAX)
+    distributed.all_reduce(whole, distributed.ReduceOp.MAX)
+    assert torch.equal(amaxes[0], whole)
+    assert amaxes[0].count_nonzero() == 4  # of x and w
+    _expect_equal_steps(models, x)
+    for model in models:  # scales of before the first step, with the weights of now
+        state = model.state_dict()
+        del state["float8_scales.state"]
+        model.load_state_dict(state, strict=False)
+    _expect_equal_steps(models, x)
+
+
+def test_delayed_scaling_after_a_step_that_fails(tmp_path: Any) -> None:
+    ranks.spawn(_failed, 2, tmp_path)
+
+
 class Traffic:
     """Counts the bytes that a rank gives to all-gathers, and the all-reduces."""
 
@@ -198,7 +234,8 @@ class Traffic:
 def _bytes(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(16, 64)
     traffic = Traffic()
-    for recipe, reshard in itertools.product(RECIPES[:3], (True, False)):
+    recipes = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed")
+    for recipe, reshard in itertools.product(recipes, (True, False)):
         model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.Linear(128, 96, bias=False))
         config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=True)
         f8.convert_to_float8_training(model, config=config)
@@ -208,13 +245,13 @@ def _bytes(mesh: Any, rank: int, world: int) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         _step(model, optimizer, x)
         scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))  # noqa: B023
-        rows = 0 if recipe == "tensorwise" else (128 + 96) // world
-        assert scales == ({torch.float32: 4 * rows} if rows else {})
-        assert reduced == 1
+        by_rows = recipe.startswith("rowwise")
+        assert scales == ({torch.float32: 4 * (128 + 96) // world} if by_rows else {})
+        assert reduced == (recipe != "delayed")  # whose scales are known
         step, reduced = traffic.of(lambda: _step(model, optimizer, x))  # noqa: B023
         elements = (64 * 128 + 128 * 96) // world
         assert step == {torch.uint8: 2 * elements}, step  # q and qt
-        assert reduced == 0
+        assert reduced == (recipe == "delayed")  # all amaxes
 
 
 def test_a_byte_an_element_and_direction(tmp_path: Any) -> None:
@@ -248,7 +285,7 @@ def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:
 
 
 def _not_a_number(mesh: Any, rank: int, world: int) -> None:
-    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"):
         models = [_shard(_mlp(recipe, 80, gather), mesh) for gather in (True, False)]
         results = []
         for model in models:
@@ -264,7 +301,7 @@ def _not_a_number(mesh: Any, rank: int, world: int) -> None:
         for own, other in zip(*results, strict=True):
             assert torch.equal(own.isnan(), other.isnan())
             assert torch.equal(own.nan_to_num(), other.nan_to_num())
-        if recipe == "tensorwise":
+        if recipe in ("tensorwise", "delayed"):  # which is in its first step
             assert results[0][0].isnan().all()
 
 
@@ -317,9 +354,12 @@ def _misuse(mesh: Any, rank: int, world: int) -> None:
 
 
 def test_what_cannot_be_is_an_error(tmp_path: Any) -> None:
-    for recipe in ("delayed", "bf16"):
-        with pytest.raises(ValueError, match="enable_fsdp_float8_all_gather is for dynamic"):
-            _mlp(recipe, 80, True)
+    with pytest.raises(ValueError, match="is for recipes with the weight in fp8"):
+        _mlp("bf16", 80, True)
+    mixed = recipes.Recipe.named("delayed")
+    dynamic = recipes.Recipe.named("tensorwise").grad_weight
+    with pytest.raises(ValueError, match="is for delayed scaling of all operands, or of none"):
+        _mlp(dataclasses.replace(mixed, grad_weight=dynamic), 80, True)
     config = f8.LinearConfig(
         "rowwise", emulate=True, pad_inner_dim=True, enable_fsdp_float8_all_gather=True
     )

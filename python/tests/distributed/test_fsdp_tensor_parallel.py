@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import float8.torch as f8
 from float8.torch.fsdp import GatheredWeight
 
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "delayed")
 
 
 def _mesh(world: int, tensor: int = 2) -> Any:

@@ -60,6 +60,7 @@ def _right(mesh: Any, rank: int, world: int) -> None:
         ("blockwise", True, {}),
         ("rowwise", False, {}),
         ("delayed", False, {}),
+        ("delayed", True, {}),
     ):
         rows = 128 * world if recipe == "blockwise" else 96
         model = _shard(_model(recipe, gather, rows), mesh, **options)
@@ -188,7 +189,8 @@ def _parallel(_: Any, rank: int, world: int) -> None:
     )
     cases = [("tensorwise", False), ("rowwise", False), ("delayed", False)]
     if world == 4:
-        cases += [(recipe, True) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+        gathered = ("delayed", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+        cases += [(recipe, True) for recipe in gathered]
     for recipe, gather in cases:
         model = _model(recipe, gather, 128)
         plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}

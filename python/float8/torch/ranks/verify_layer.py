@@ -18,7 +18,7 @@ from float8.torch.ranks import collectives
 from float8.torch.ranks.collectives import Operation
 from float8.torch.scales import PART_BYTES
 from float8.torch.shard_casts import cast_shards
-from float8.torch.weight_gather import plain_parts
+from float8.torch.weight_gather import WeightGather, plain_parts
 from float8.torch.weight_mesh import is_sharded_by_fsdp
 
 # Sums in another order differ by rounding, 50 dB and more in bfloat16. One operand that was cast
@@ -123,13 +123,14 @@ class LayerCheck:
         """Compares the copies that ranks gather in fp8, and the linear with them."""
         layer = self._layer
         gather = fsdp.gather_of(layer)
-        if not gather.is_current(weight):
-            cast_shards([(gather, weight)])
         dtype = gather.dtype
         whole = _whole(weight).to(dtype)
         self.digest = _digest(whole)
-        with fsdp.unsharded(layer) as gathered:
-            copies = _ops.quantize(whole, gather.config, _ops.WEIGHT, True)
+        with _cast(gather, weight), fsdp.unsharded(layer) as gathered:
+            with _cloned_scales(layer) as scales:
+                copies = _ops.quantize(
+                    whole, gather.config, _ops.WEIGHT, True, scales, layer._layout, True
+                )
             for name, expected in plain_parts(copies, layer.out_features, layer).items():
                 self._compare_parts(name, gather.parts(name), gather.own_parts(name, expected))
             if gather.tensor_dim is not None:
@@ -237,6 +238,23 @@ def _concatenated(shard: Tensor, dim: int, group: Any) -> Tensor:
 
 
 @contextlib.contextmanager
+def _cast(gather: WeightGather, weight: Any) -> Iterator[None]:
+    """Casts a weight where no step has. Delayed scaling forgets it, with the amax of the cast."""
+    if gather.is_current(weight):
+        yield
+        return
+    amaxes = None if gather.scales is None else gather.scales.amaxes()
+    before = None if amaxes is None else amaxes.clone()
+    cast_shards([(gather, weight)])
+    try:
+        yield
+    finally:
+        if amaxes is not None and before is not None:
+            amaxes.copy_(before)
+            gather.forget()
+
+
+@contextlib.contextmanager
 def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor | None]:
     """Gives a layer's part of a copy of its scale state, which a call may change."""
     state = layer._scales
@@ -245,7 +263,7 @@ def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor
         return
     clone = state.state.clone()
     config, layout = state.config, state.layout
-    torch.ops.float8.scales_set_first(clone, config, layout, state._is_first)
+    torch.ops.float8.scales_set_first(clone, config, layout, state.is_first)
     begin = layer._scale_index * PART_BYTES
     own = clone[begin : begin + PART_BYTES]
     before = layer._scale_view
