@@ -26,6 +26,7 @@ Environment read_environment() {
   env.db = variable("FLOAT8_DB");
   env.log_level = variable("FLOAT8_LOG");
   if (env.log_level.empty()) env.log_level = "warning";
+  env.tune = variable("FLOAT8_TUNE");
   return env;
 }
 

@@ -45,6 +45,8 @@
 //   transposed)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
 //     others have the size of the next multiple.
+//   tune_on_first_use(milliseconds, database)
+//     As in float8_context_options, for GPUs on which nothing was planned.
 //   prepare(x, weight, n, k, m, config, apart)
 //     Makes the plans of linears of these sizes for calls of up to M rows, whose x has x's type and
 //     device, and whose weight has the weight's type; with `apart` of the casts of x too.
@@ -431,6 +433,7 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
   library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
   library.impl("quantized_bytes", TORCH_BOX(&float8_torch::quantized_bytes_op));
   library.impl("amax_words", TORCH_BOX(&float8_torch::amax_words));
+  library.impl("tune_on_first_use", TORCH_BOX(&float8_torch::tune_on_first_use));
   library.impl("copy_layout", TORCH_BOX(&float8_torch::copy_layout_of));
   library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
   library.impl("context", TORCH_BOX(&float8_torch::context_op));

@@ -201,17 +201,46 @@ std::unique_ptr<GemmPlan> make_gemm(const GemmKey& key) {
 
 }  // namespace
 
+// The contexts of devices, and how those of GPUs tune.
+struct Contexts {
+  std::mutex mutex;
+  std::map<int32_t, float8_context*> all;
+  int32_t tune_ms = 0;
+  std::string database;
+};
+
+static Contexts& contexts() {
+  static auto* const contexts = new Contexts;
+  return *contexts;
+}
+
+void tune_on_first_use(int64_t milliseconds, std::string database) {
+  Contexts& known = contexts();
+  const std::lock_guard lock(known.mutex);
+  for (const auto& [device, context] : known.all) {
+    if (device == kEmulated || context == nullptr) continue;
+    throw std::runtime_error(
+        "float8: tune_on_first_use comes too late, a linear was planned on a GPU; call it before "
+        "the first one");
+  }
+  known.tune_ms = static_cast<int32_t>(milliseconds);
+  known.database = std::move(database);
+}
+
 float8_context* context_of(int32_t device) {
-  static std::mutex* const mutex = new std::mutex;
-  static auto* const contexts = new std::map<int32_t, float8_context*>;
-  const std::lock_guard lock(*mutex);
-  float8_context*& context = (*contexts)[device];
+  Contexts& known = contexts();
+  const std::lock_guard lock(known.mutex);
+  float8_context*& context = known.all[device];
   if (context == nullptr) {
     float8_context_options options = {};
     options.struct_size = sizeof options;
     options.emulate = device == kEmulated;
     options.moves_saved = 1;  // saved_tensors_hooks may
-    if (device != kEmulated) load_cuda_libraries();
+    if (device != kEmulated) {
+      load_cuda_libraries();
+      options.tune_on_first_use = known.tune_ms;
+      options.database = known.database.empty() ? nullptr : known.database.c_str();
+    }
     check(float8_context_create(device == kEmulated ? 0 : device, &options, &context));
   }
   return context;

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
+import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -301,3 +305,38 @@ def test_two_devices(config: Any) -> None:
     x = torch.randn(32, 64, dtype=torch.bfloat16, device="cuda:0")
     expected = layer(x).cpu()
     assert torch.equal(layer.to("cuda:1")(x.to("cuda:1")).cpu(), expected)
+
+
+_FIRST_USE = """
+import sys, time, torch, float8.torch as f8
+f8.tune_on_first_use(10, database=sys.argv[1])
+layer = f8.Float8Linear(1104, 1360, dtype=torch.bfloat16, device="cuda", recipe="rowwise")
+begin = time.monotonic()
+layer(torch.randn(512, 1104, dtype=torch.bfloat16, device="cuda")).sum().backward()
+torch.cuda.synchronize()
+print(time.monotonic() - begin)
+try:
+    f8.tune_on_first_use(1, database=sys.argv[1])
+except RuntimeError as error:
+    assert "too late" in str(error), error
+else:
+    raise AssertionError("it was not refused")
+"""
+
+
+def test_tuning_at_first_use(tmp_path: Any) -> None:
+    database = tmp_path / "t.f8db"
+    seconds, texts = [], []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _FIRST_USE, str(database)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        seconds.append(float(done.stdout))
+        texts.append(done.stderr)
+    assert database.exists() and "untuned" not in texts[0], texts
+    assert seconds[1] < seconds[0], (seconds, texts)
+    program = pathlib.Path(f8.__file__).parents[1] / "bin" / "float8-tune"
+    asked = ["query", "--mnk", "512,1360,1104", "--recipe", "rowwise", "--db", str(database)]
+    found = subprocess.run([str(program), *asked, "--json"], capture_output=True, text=True)
+    assert json.loads(found.stdout), found.stderr

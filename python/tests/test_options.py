@@ -158,3 +158,17 @@ def test_verdicts_take_a_config(device: str) -> None:
     assert found[0].layer.name == "root" and found[0].convert
     layer = f8.convert_to_float8_training(linear, config="rowwise", module_filter_fn=keep)
     assert isinstance(layer, Float8Linear)
+
+
+def test_tuning_at_first_use_is_checked(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.delenv("FLOAT8_DB", raising=False)
+    with pytest.raises(ValueError, match="takes seconds, got -1"):
+        f8.tune_on_first_use(-1, database=tmp_path / "t.f8db")
+    with pytest.raises(ValueError, match="needs a database"):
+        f8.tune_on_first_use(10)
+    f8.tune_on_first_use(10, database=tmp_path / "t.f8db")
+    # An emulated device is not measured.
+    layer = f8.Float8Linear(64, 80, recipe="rowwise", emulate=True)
+    layer(torch.randn(16, 64)).sum().backward()
+    assert not list(tmp_path.iterdir())
+    f8.tune_on_first_use(0)

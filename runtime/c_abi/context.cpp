@@ -1,6 +1,7 @@
 // Contexts.
 #include <charconv>
 
+#include "base/environment.hpp"
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/gemm/choose.hpp"
@@ -11,16 +12,17 @@ using namespace f8::c_abi;
 
 namespace {
 
-// A row whose kernel cannot be compiled is found here, and not when a layer that it is for is
-// planned.
-f8::Status check_rows(const f8::TuningTable& table, std::string_view text) {
-  for (const f8::KernelChoice& row : table.choices()) {
-    const f8::Status good = f8::runtime::check_choice(row);
-    if (good) continue;
-    const size_t at = text.find(f8::format("\nkernel {} ", row.problem.key()));
-    const auto lines_before = std::ranges::count(text.substr(0, at + 1), '\n');
-    return f8::fail(f8::ErrorCode::kCorrupt, "tuning table, line {}: {}", lines_before + 1,
-                    good.error().message);
+f8::Status check_tuning(f8::runtime::ContextOptions& options) {
+  if (options.tune_on_first_use < 0) {
+    return f8::fail(f8::ErrorCode::kInvalidArgument,
+                    "float8_context_options.tune_on_first_use is {}; it is milliseconds, or 0",
+                    options.tune_on_first_use);
+  }
+  if (options.database.empty()) options.database = f8::environment().db;
+  if (options.tune_on_first_use > 0 && options.database.empty()) {
+    return f8::fail(f8::ErrorCode::kInvalidArgument,
+                    "float8_context_options.tune_on_first_use needs a database that keeps what is "
+                    "measured; set database, or FLOAT8_DB");
   }
   return {};
 }
@@ -42,7 +44,9 @@ float8_status float8_context_create(int device, const float8_context_options* op
       converted.emulate = known.emulate != 0;
       converted.builtin_table = known.no_table == 0;
       converted.moves_saved = known.moves_saved != 0;
-      F8_TRY(need_zero("float8_context_options.reserved", known.reserved));
+      converted.tune_on_first_use = known.tune_on_first_use;
+      if (known.database != nullptr) converted.database = known.database;
+      F8_TRY(check_tuning(converted));
     }
     auto context = F8_TRY(f8::runtime::Context::create(device, converted));
     *out = new float8_context{std::move(context)};
@@ -59,11 +63,8 @@ float8_status float8_context_load_table(float8_context* context, const char* pat
     F8_TRY(need(context, "context"));
     F8_TRY(need(path, "path"));
     const std::string text = F8_TRY(f8::read_file(path));
-    auto table = f8::TuningTable::parse(text);
+    auto table = f8::runtime::parse_table(text);
     if (!table) return f8::fail(table.error().code, "{}: {}", path, table.error().message);
-    if (const f8::Status good = check_rows(*table, text); !good) {
-      return f8::fail(good.error().code, "{}: {}", path, good.error().message);
-    }
     const std::string digits = table->hash().substr(0, 16);
     uint64_t value = 0;
     std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);

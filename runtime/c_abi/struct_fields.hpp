@@ -40,7 +40,7 @@ struct StructFields<float8_context_options> {
   using S = float8_context_options;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::cache_dir, &S::serial_launch, &S::check_pointers, &S::emulate,
-              &S::no_table, &S::moves_saved, &S::reserved);
+              &S::no_table, &S::moves_saved, &S::tune_on_first_use, &S::database);
 };
 
 template <>

@@ -33,6 +33,10 @@ struct ContextOptions {
   // or cache: device pointers are host pointers, launches compute on the CPU before they return.
   // Plans are an H100's. For tests of what is built on the runtime; it is slow.
   bool emulate = false;
+  // Not 0: the most milliseconds that a shape is measured for when it is planned first, on a device
+  // that it was not measured on. `database` is the user's, and keeps the rows.
+  int tune_on_first_use = 0;
+  std::filesystem::path database = {};
 };
 
 // A loaded kernel.

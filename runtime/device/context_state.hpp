@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,14 @@
 #include "runtime/device/driver.hpp"
 
 namespace f8::runtime {
+
+// What tuning at first use has done (runtime/linear/first_use.hpp).
+struct FirstUse {
+  std::mutex mutex;
+  std::set<std::string> tried;
+  int measured = 0;
+  std::string failure;  // the latest
+};
 
 struct Context::State {
   explicit State(const Driver& cuda) : driver(cuda) {}
@@ -37,6 +46,8 @@ struct Context::State {
 
   mutable std::mutex table_mutex;
   std::shared_ptr<const TuningTable> table;
+
+  FirstUse first_use;
 
   // Calls keep records where pointers are checked or the device is emulated, and only there.
   [[nodiscard]] bool keeps_records() const { return options.check_pointers || options.emulate; }

@@ -1,5 +1,6 @@
 #include "runtime/gemm/choose.hpp"
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <vector>
@@ -106,8 +107,6 @@ std::vector<codegen::ScaleMode> scale_modes(const Problem& problem) {
   return {axis ? kAxis : kTensor};
 }
 
-}  // namespace
-
 Status check_choice(const KernelChoice& row) {
   const GemmChoice choice = F8_TRY(parse_choice(row.provider, row.config));
   if (choice.provider != Provider::kGenerated) return {};
@@ -123,6 +122,21 @@ Status check_choice(const KernelChoice& row) {
     if (checked) return {};
   }
   return checked;
+}
+
+}  // namespace
+
+Result<TuningTable> parse_table(std::string_view text) {
+  TuningTable table = F8_TRY(TuningTable::parse(text));
+  for (const KernelChoice& row : table.choices()) {
+    const Status good = check_choice(row);
+    if (good) continue;
+    const size_t at = text.find(f8::format("\nkernel {} ", row.problem.key()));
+    const auto lines_before = std::ranges::count(text.substr(0, at + 1), '\n');
+    return fail(ErrorCode::kCorrupt, "tuning table, line {}: {}", lines_before + 1,
+                good.error().message);
+  }
+  return table;
 }
 
 Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, int sm_count) {

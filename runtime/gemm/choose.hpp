@@ -11,8 +11,8 @@ namespace f8::runtime {
 [[nodiscard]] Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc,
                                              int sm_count);
 
-// Checks that a row's configuration is one that can be compiled for the row's own GEMM. Reading a
-// table checks its grammar alone.
-[[nodiscard]] Status check_choice(const KernelChoice& row);
+// Reads a table, and checks that each row's configuration is one that can be compiled for the row's
+// own GEMM: an error names the line (kCorrupt), and no layer finds it later.
+[[nodiscard]] Result<TuningTable> parse_table(std::string_view text);
 
 }  // namespace f8::runtime

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "runtime/device/memory.hpp"
+#include "runtime/linear/first_use.hpp"
 #include "runtime/linear/fp8_tensor.hpp"
 #include "runtime/linear/state.hpp"
 
@@ -41,6 +42,7 @@ Result<std::shared_ptr<const Linear>> Linear::plan(const std::shared_ptr<Context
   state->primary = context->state().primary;
   const int sm_count = context->device().sm_count;
 
+  tune_first_use(*context, desc.recipe, desc.shape);
   // Compiled side by side, so that what follows only loads.
   const auto table = context->table();
   const auto specs = F8_TRY(linear_kernel_specs(desc, table.get(), sm_count));

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "runtime/linear/first_use.hpp"
 #include "tuning_db/estimate/builtin_tables.hpp"
 
 namespace f8::runtime {
@@ -103,8 +104,9 @@ std::string describe(const Context& context) {
                                                  : "one after the other",
                      options.cooperative_launch ? "small tensors are cast in one"
                                                 : "amax and cast are always two");
-  if (table == nullptr) return text + "\ntuning table: none; the cost model chooses the kernels";
-  return text + describe(*table, device);
+  text += table == nullptr ? "\ntuning table: none; the cost model chooses the kernels"
+                           : describe(*table, device);
+  return text + describe_first_use(context);
 }
 
 std::string describe(const Linear& linear) {

@@ -6,6 +6,7 @@
 
 #include "base/text.hpp"
 #include "recipes/tensor_parallel.hpp"
+#include "runtime/linear/first_use.hpp"
 #include "runtime/linear/kernels.hpp"
 #include "tuning_db/estimate/filter.hpp"
 
@@ -201,8 +202,15 @@ Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> l
 Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
                              std::span<const ModelLinear> wholes, const ModelOptions& options) {
   ModelPlan model;
-  const auto table = context->table();
   const std::vector<ModelLinear> linears = F8_TRY(parts_of_rank(wholes, options));
+  // Verdicts need the measurements too.
+  const NameFilter names = F8_TRY(name_filter(options.filter.names));
+  for (const ModelLinear& linear : linears) {
+    if (!kept_by_name_or_size(names, named(linear)).empty()) continue;
+    tune_first_use(*context, options.recipe,
+                   {options.tokens, linear.out_features, linear.in_features});
+  }
+  const auto table = context->table();
   // An emulated device is asked for the device that was measured first.
   const DeviceClass* device = context->device().emulated ? nullptr : &context->device();
   model.linears = F8_TRY(filter_parts(linears, options, table.get(), device));

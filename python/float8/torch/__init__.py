@@ -19,6 +19,7 @@ from float8.torch.ranks.collectives import DistributedError
 from float8.torch.ranks.rank_watch import Watch, watch
 from float8.torch.ranks.verify import verify_distributed
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
+from float8.torch.tuning import tune_on_first_use
 from float8.torch.weight_casts import WeightCasts, cache_weight_casts
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "precompute_float8_dynamic_scale_for_fsdp",
     "prepare",
     "sync_float8_amax_and_scale_history",
+    "tune_on_first_use",
     "verdicts",
     "verify_distributed",
     "watch",

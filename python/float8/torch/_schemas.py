@@ -62,6 +62,7 @@ _OTHERS = (
     "scales_init(Tensor(a!) state, int config, int layout) -> ()",
     "scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()",
     "scales_is_first(Tensor state, int config, int layout) -> bool",
+    "tune_on_first_use(int milliseconds, str database) -> ()",
     "scales_sync(Tensor(a!) state, int config, int layout) -> ()",
 )
 

@@ -165,7 +165,17 @@ typedef struct float8_context_options {
   /* Nonzero: the program may copy `saved` to other memory between forward and backward, as frameworks
    * do that offload activations. Then the context remembers no forward by its `saved`. */
   int32_t moves_saved;
-  int32_t reserved; /* 0 */
+  /* Not 0: a linear of a built-in recipe that is planned on a device where its shape was not measured
+   * (its n and k, and an m within a factor of 2) is measured first, for at most so many milliseconds:
+   * some 10,000 are worth while. float8-tune does it in a process of its own, which takes memory of
+   * the device for a while, and the call that plans waits. The program lies in ../bin beside the
+   * library, else in PATH; FLOAT8_TUNE names another. What fails is a warning in the log, and the
+   * linear is planned as without. Ranks of a host take turns; give ranks of several hosts one table
+   * instead (float8_context_load_table), for their kernels would differ. */
+  int32_t tune_on_first_use;
+  /* The user's database, which keeps what is measured; the first such linear takes what it has from
+   * it. NULL means $FLOAT8_DB; FLOAT8_INVALID_ARGUMENT where that is not set and tune_on_first_use is. */
+  const char* database;
 } float8_context_options;
 
 /* `device` is the CUDA ordinal; `options` may be NULL. The call returns FLOAT8_ENVIRONMENT if there

@@ -162,6 +162,8 @@ struct ContextOptions {
   bool emulate = false;   // a device in host memory instead of a GPU
   bool no_table = false;  // without the built-in tuning table
   bool moves_saved = false;
+  int tune_on_first_use = 0;  // milliseconds a shape
+  std::string database = {};  // empty: $FLOAT8_DB
 };
 
 class Context {
@@ -175,6 +177,8 @@ class Context {
     c.emulate = options.emulate ? 1 : 0;
     c.no_table = options.no_table ? 1 : 0;
     c.moves_saved = options.moves_saved ? 1 : 0;
+    c.tune_on_first_use = options.tune_on_first_use;
+    c.database = options.database.empty() ? nullptr : options.database.c_str();
     float8_context* handle = nullptr;
     const float8_status status = float8_context_create(device, &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

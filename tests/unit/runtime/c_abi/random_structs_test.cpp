@@ -92,6 +92,8 @@ class RandomStructs : public ::testing::Test {
     options.emulate = 1;  // the machine may have a GPU
     options.struct_size = std::max(options.struct_size, offsetof(float8_context_options, no_table));
     options.cache_dir = rarely() ? "" : nullptr;
+    options.tune_on_first_use = rarely() ? static_cast<int32_t>(random_()) : 0;
+    options.database = rarely() ? "" : nullptr;
     float8_context* context = nullptr;
     const int device = rarely() ? static_cast<int>(random_()) : 0;
     const float8_status status = float8_context_create(device, &options, &context);
