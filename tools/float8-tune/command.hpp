@@ -74,6 +74,8 @@ void add_wire(CLI::App& app, Program& program);
 void add_verify_dist(CLI::App& app, Program& program);  // in dist/
 void add_compare(CLI::App& app, Program& program);
 void add_db(CLI::App& app, Program& program);
+void add_completion(CLI::App& app, Program& program);  // in shell/
+void add_man(CLI::App& app, Program& program);         // in shell/
 void add_db_diff(CLI::App& group, Program& program);  // a command of db
 
 }  // namespace f8::cli
