@@ -264,13 +264,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
         if options.compare:
+            options.out.mkdir(parents=True, exist_ok=True)
             compare(options.compare, options.out)
             return
         trainer = Trainer(options)
         if options.resume:
             trainer.load(options.resume)
+        options.out.mkdir(parents=True, exist_ok=True)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"train_llama: {error}")
     millions = sum(p.numel() for p in trainer.model.parameters()) / 1e6

@@ -85,7 +85,9 @@ def filter_layers(
     """
     if policy not in _POLICIES:
         raise ValueError(f"float8: policy is {policy!r}; it is one of {', '.join(_POLICIES)}")
-    wanted = list(layers)
+    wanted = _list_of_layers(layers)
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        raise TypeError(f"float8: tokens is {tokens!r}; it is the number of rows of x in a call")
     fqns = list_of(names)
     if policy == "measured" and verdicts is None and AUTO_FILTER not in fqns:
         fqns.append(AUTO_FILTER)
@@ -162,6 +164,17 @@ def list_of(names: Sequence[str]) -> list[str]:
     if isinstance(names, str):
         raise TypeError(f"float8: names is {names!r}; it is a list of names, such as [{names!r}]")
     return list(names)
+
+
+def _list_of_layers(layers: Iterable[Layer]) -> list[Layer]:
+    """Returns the layers; what is none is refused (TypeError)."""
+    items = [] if isinstance(layers, str) else list(layers)
+    if isinstance(layers, str) or not all(isinstance(each, Layer) for each in items):
+        raise TypeError(
+            "float8: layers is not a list of float8.Layer; filter_layers takes layers, a recipe and "
+            "tokens, in this order"
+        )
+    return items
 
 
 def layer_pattern(name: str) -> str:

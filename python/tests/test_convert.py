@@ -144,7 +144,7 @@ def test_subclass_with_its_own_forward_is_left() -> None:
 
     model = nn.Sequential(Lora(64, 64), Named(64, 64), nn.MultiheadAttention(64, 4))
     convert_to_float8_training(model)
-    assert names(model) == ["1", "2.out_proj"]
+    assert names(model) == ["1"]  # MultiheadAttention reads the weight of its out_proj itself
 
 
 def test_hooks_and_mode_stay(device: str, config: Any) -> None:
@@ -177,7 +177,7 @@ def test_pad_inner_dim(device: str, config: Any) -> None:
 
 
 def test_config_of_another_kind() -> None:
-    with pytest.raises(TypeError, match="config is a int"):
+    with pytest.raises(TypeError, match="config is 3, of type"):
         convert_to_float8_training(Model(), config=3)  # type: ignore[arg-type]
 
 
@@ -244,8 +244,9 @@ def test_explain_prints_the_program_s_table(policy: str, capsys: Any) -> None:
         llama(), config="rowwise", tokens=4096, names=names_kept, policy=policy, explain=True
     )
     table = [line.rstrip() for line in printed.split("\n\n")[0].splitlines()]
-    assert capsys.readouterr().out.splitlines() == table
     found = names(model)
+    last = f"{len(found)} of 225 linears to float8 (M 4096)"
+    assert capsys.readouterr().out.splitlines() == [*table, "", last]
     rows = [line.split() for line in table if line.startswith("layers.*.")]
     for name, count in ((row[0], int(row[1])) for row in rows if row[4] == "float8"):
         suffix = name.removeprefix("layers.*.")
@@ -291,7 +292,7 @@ def test_ranks_are_in_the_verdicts(capsys: Any) -> None:
     )
     lines = capsys.readouterr().out.splitlines()
     assert "wire us" in lines[0] and "exposed us" in lines[0]
-    assert all("for fsdp 64 and tp 8 on 64 hosts" in line for line in lines[1:])
+    assert all("for fsdp 64 and tp 8 on 64 hosts" in line for line in lines[1:-2])
     found = f8.verdicts(llama(1), "rowwise", 4096, fsdp=64, tp=8, hosts=64)
     assert names(model) == [verdict.layer.name for verdict in found if verdict.convert]
     assert all(verdict.wire is not None and verdict.wire.is_prediction for verdict in found)

@@ -71,3 +71,19 @@ def test_fp8_gathers_without_fully_shard(device: str, mlp: Any, config: Any) -> 
     with pytest.raises(Exception, match="call fully_shard before the first forward"):
         compiled(x)
     torch.compiler.reset()
+
+
+def test_a_conversion_of_nothing() -> None:
+    def converts_nothing() -> None:
+        f8.convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)), module_filter_fn=_no)
+
+    (warning,) = told(converts_nothing)
+    assert "converted nothing in Sequential: no linear passed the filter" in str(warning.message)
+    assert warning.filename == __file__
+    notices._told.clear()
+    (warning,) = told(lambda: torchao.convert_to_float8_training(nn.GELU()))
+    assert "converted nothing in GELU: it has no nn.Linear" in str(warning.message)
+
+
+def _no(*_: object) -> bool:
+    return False

@@ -172,3 +172,19 @@ def test_tuning_at_first_use_is_checked(tmp_path: Any, monkeypatch: Any) -> None
     layer(torch.randn(16, 64)).sum().backward()
     assert not list(tmp_path.iterdir())
     f8.tune_on_first_use(0)
+
+
+def test_arguments_of_other_types() -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    with pytest.raises(TypeError, match="tokens is '8k'; it is the number of rows"):
+        f8.convert_to_float8_training(model, tokens="8k")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="config is 3, of type"):
+        f8.convert_to_float8_training(model, config=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="x is a NoneType"):
+        f8.Float8Linear(64, 64, emulate=True)(None)
+    layer = float8.Layer("a", 64, 64)
+    for layers, tokens in (("rowwise", 1), ([("a", 64, 64)], 1), ([layer], "1")):
+        with pytest.raises(TypeError, match=r"float8.Layer|number of rows"):
+            float8.filter_layers(layers, "rowwise", tokens)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the model has '0'"):
+        f8.convert_to_float8_training(model, tokens=64, names=["outptu"])

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import float8
+import float8.torch
 from float8 import torchao
 from float8.torch.fsdp import ShardedWeight
 from float8.torchao import (
@@ -227,6 +228,29 @@ def test_install() -> None:
     )
 
 
+def test_install_that_comes_late(tmp_path: Any) -> None:
+    folder = tmp_path / "torchao" / "float8"
+    folder.mkdir(parents=True)
+    (tmp_path / "torchao" / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    run_python(
+        f"""
+        import sys, warnings
+        sys.path.insert(0, {str(tmp_path)!r})
+        import torchao.float8
+        import float8.torchao
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            float8.torchao.install()
+            float8.torchao.install()
+        (warning,) = found
+        assert "comes after an import of torchao.float8" in str(warning.message), warning
+        import torchao.float8
+        assert torchao.float8.install is float8.torchao.install
+        """
+    )
+
+
 def test_install_beside_a_torchao(tmp_path: Any) -> None:
     """What this package does not have is found in the torchao that is installed."""
     folder = tmp_path / "torchao" / "float8"
@@ -253,7 +277,33 @@ def test_install_beside_a_torchao(tmp_path: Any) -> None:
 
 
 def test_what_is_no_module_or_config_is_named() -> None:
-    with pytest.raises(TypeError, match="not a Float8LinearConfig"):
+    with pytest.raises(TypeError, match=r"it is a float8.torchao.Float8LinearConfig"):
         torchao.convert_to_float8_training(nn.Linear(64, 64), config="rowwise")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is converted, not a int"):
         torchao.convert_to_float8_training(3)  # type: ignore[arg-type]
+
+
+def _of_torchao(name: str, base: type) -> Any:
+    """Returns a class as torchao's own package has it."""
+    return type(name, (base,), {"__module__": "torchao.float8.module"})
+
+
+def test_what_is_of_the_other_package() -> None:
+    config = _of_torchao("Float8LinearConfig", object)()
+    for convert in (torchao.convert_to_float8_training, float8.torch.convert_to_float8_training):
+        with pytest.raises(TypeError, match=r"torchao's own Float8LinearConfig .*float8.torchao"):
+            convert(nn.Sequential(nn.Linear(64, 64)), config=config)
+    model = nn.Sequential(_of_torchao("Float8Linear", nn.Linear)(64, 64), nn.Linear(64, 64))
+    with pytest.raises(ValueError, match="layer '0' is torchao's Float8Linear already"):
+        torchao.convert_to_float8_training(model)
+    assert type(model[1]) is nn.Linear
+
+
+def test_torchao_s_rules_by_their_names() -> None:
+    from float8.torchao import float8_linear_utils as utils
+
+    layer = nn.Linear(4096, 2048, device="meta")
+    assert not utils._auto_filter_for_rowwise(layer, "a", [])
+    assert utils._auto_filter_for_tensorwise(layer, "a", [])
+    assert not utils._auto_filter_for_tensorwise(layer, "a.b", ["b"])
+    assert not utils._auto_filter_for_tensorwise(nn.GELU(), "a", [])

@@ -166,19 +166,22 @@ void look_at_databases(Report& report, const Global& global) {
     for (const auto& run : *runs) {
       if (run.done < run.planned && run.state != "imported") ++resumable;
     }
+    std::vector<std::string> devices;
+    for (const DeviceClass& device : table->devices) devices.push_back(device.name);
     json = {{"path", where},
             {"ok", true},
             {"runs", runs->size()},
             {"resumable", resumable},
             {"kernels", table->choices().size()},
             {"linears", table->speedups().size()},
-            {"device", table->device_name()}};
+            {"device", table->device_name()},
+            {"devices", devices}};
     report.add(
         name, true,
         f8::format("{}: {} runs{}, {} GEMMs and {} linears decided{}", where, runs->size(),
                    resumable > 0 ? f8::format(" ({} to resume)", resumable) : "",
                    table->choices().size(), table->speedups().size(),
-                   table->device_name().empty() ? "" : f8::format(" on {}", table->device_name())));
+                   devices.empty() ? "" : f8::format(", of {}", fmt::join(devices, " and "))));
   };
   describe("built-in database", "builtin", tuning_db::Database::builtin(), "built-in");
   if (global.db.empty()) {

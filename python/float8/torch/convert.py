@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from float8.filter import (
     AUTO_FILTER,
@@ -19,7 +20,7 @@ from float8.filter import (
     list_of,
 )
 from float8.recipes import Recipe
-from float8.torch import fsdp
+from float8.torch import fsdp, notices
 from float8.torch.linear import Float8Linear, check_switches, resolve_recipe
 from float8.torch.scales import attach_scales, drop_unused_states, refuse_second_state
 
@@ -90,9 +91,19 @@ def resolve_config(config: Config) -> LinearConfig:
         return LinearConfig(recipe=config)
     if isinstance(config, HasLinearConfig):
         return config.linear_config()
-    raise TypeError(
-        f"float8: config is a {type(config).__name__}; it is a recipe, its name or a config"
-    )
+    raise TypeError(f"float8: {wrong_config(config)}; it is a recipe, its name or a LinearConfig")
+
+
+def wrong_config(config: object) -> str:
+    """Returns the words about a config that is none."""
+    kind = type(config)
+    words = f"config is {config!r:.60}, of type {kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.partition(".")[0] == "torchao":
+        words = (
+            f"config is torchao's own {kind.__name__} ({kind.__module__}): import it from "
+            "float8.torchao, as convert_to_float8_training is"
+        )
+    return words
 
 
 def convert_to_float8_training(
@@ -127,7 +138,8 @@ def convert_to_float8_training(
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same.
-    Subclasses of nn.Linear with a forward of their own are left as they are.
+    Subclasses of nn.Linear with a forward of their own are left as they are, and so is the out_proj
+    of nn.MultiheadAttention, which is not called. A call that converts nothing warns.
 
     Raises ValueError that names a layer which fp8 cannot have, or an argument; the model is then as
     it was.
@@ -161,6 +173,8 @@ def measured_filter(
     """Returns the choice that these arguments of convert_to_float8_training mean."""
     names = list_of(names)
     fsdp, tp, hosts = ranks
+    if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool)):
+        raise TypeError(f"float8: tokens is {tokens!r}; it is the number of rows of x in a call")
     asks = names or verdicts is not None or show or policy is not None
     if tokens is None and (asks or ranks != (1, 1, None)):
         raise ValueError(
@@ -208,6 +222,8 @@ def measured_filter(
         }
         if show:
             print(explain(list(decided.values())))
+            converted = sum(verdict.convert for verdict in decided.values())
+            print(f"\n{converted} of {len(decided)} linears to float8 (M {tokens})")
         return [name for name, verdict in decided.items() if verdict.convert]
 
     return choose
@@ -218,7 +234,8 @@ def check_names(module: nn.Module, names: Sequence[str]) -> None:
     own = [name or "root" for name, m in module.named_modules() if isinstance(m, nn.Linear)]
     for name in names:
         if name != AUTO_FILTER and not any(name in each for each in own):
-            kinds = list(dict.fromkeys(layer_pattern(each) for each in own))
+            patterns = ((layer_pattern(each), each) for each in own)
+            kinds = list(dict.fromkeys(each if kind == "*" else kind for kind, each in patterns))
             shown = ", ".join(repr(kind) for kind in kinds[:8]) + (", ..." if kinds[8:] else "")
             raise ValueError(
                 f"float8: names: {name!r} is part of no linear's name, so it keeps no layer in bf16; "
@@ -252,6 +269,7 @@ def convert_linears(
 ) -> nn.Module:
     """Exchanges linears for those of `kind` that `make` makes; the rest is as above."""
     delayed = resolve_recipe(options.recipe).delayed
+    _refuse_torchao(module)
 
     def check(replaced: Collection[nn.Module]) -> None:
         if delayed and replaced:
@@ -261,13 +279,33 @@ def convert_linears(
         attach_scales(converted, history=options.history, margin=options.margin)
         drop_unused_states(converted)
 
-    return swap_linears(
+    converted = swap_linears(
         module,
         lambda linear: linear if _has(linear, kind, options) else make(linear, options),
         lambda linears: choose(linears, options.recipe),
         check,
         finish,
     )
+    if not notices.has_linears(converted):
+        some = any(is_convertible(each) for each in converted.modules())
+        why = "no linear passed the filter" if some else "it has no nn.Linear"
+        notices.warn_once(
+            "convert",
+            f"convert_to_float8_training converted nothing in {type(module).__name__}: {why}; with "
+            "tokens, explain=True prints the verdicts",
+        )
+    return converted
+
+
+def _refuse_torchao(module: object) -> None:
+    """Raises where torchao has converted the model already."""
+    for name, each in module.named_modules() if isinstance(module, nn.Module) else ():
+        kind = type(each)
+        if kind.__name__ == "Float8Linear" and kind.__module__.partition(".")[0] == "torchao":
+            raise ValueError(
+                f"float8: layer {name or 'root'!r} is torchao's Float8Linear already: convert the "
+                "model with one of the two, before torchao's call where it is this one"
+            )
 
 
 def _has(linear: nn.Linear, kind: type[Float8Linear], options: LinearConfig) -> bool:
@@ -342,10 +380,14 @@ def _swap_root(
 
 
 def is_convertible(module: nn.Module) -> bool:
-    """Tells whether a module is a linear without a forward of its own."""
-    return isinstance(module, nn.Linear) and type(module).forward in (
-        nn.Linear.forward,
-        Float8Linear.forward,
+    """Tells whether a module is a linear without a forward of its own, and is called.
+
+    nn.MultiheadAttention reads the weight of its out_proj itself.
+    """
+    return (
+        isinstance(module, nn.Linear)
+        and not isinstance(module, NonDynamicallyQuantizableLinear)
+        and type(module).forward in (nn.Linear.forward, Float8Linear.forward)
     )
 
 

@@ -158,6 +158,8 @@ class Float8Linear(nn.Linear):
         return converted
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not isinstance(input, torch.Tensor):
+            raise TypeError(f"float8: x is a {type(input).__name__}; it is a torch.Tensor")
         source = input
         device = "cuda" if input.is_cuda else input.device.type
         if not input.is_meta and torch.is_autocast_enabled(device):

@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import types
+import warnings
 from collections.abc import Iterable
 
 _MODULES = (
@@ -59,13 +60,20 @@ def install() -> None:
     """Makes `torchao.float8` mean this package, in this process.
 
     Call it before anything imports torchao.float8: names that were imported earlier keep their
-    meaning. The rest of an installed torchao is as before, also what else lies in its folder
+    meaning, and a call that comes later warns. The rest of an installed torchao is as before, also what else lies in its folder
     float8. Where torchao is not installed, an empty one takes its place, of version 0.6.1: trainers
     that ask for a version, such as accelerate, train with it, and those that look for torchao's
     quantization ask for a later one.
     """
     import float8.torchao as ours
 
+    before = sys.modules.get("torchao.float8")
+    if before is not None and getattr(before, "install", None) is not ours.install:
+        warnings.warn(
+            "float8: float8.torchao.install() comes after an import of torchao.float8: names that "
+            "were imported before it are still torchao's; call it first",
+            stacklevel=2,
+        )
     spec = importlib.util.find_spec("torchao")
     if spec is None:
         empty = types.ModuleType("torchao", "An empty torchao, made by float8.torchao.install().")
@@ -78,6 +86,7 @@ def install() -> None:
     facade = types.ModuleType("torchao.float8", ours.__doc__)
     facade.__dict__.update({name: getattr(ours, name) for name in dir(ours) if name[:2] != "__"})
     # What this package does not have is found in the installed torchao.
+    facade.__file__ = ours.__file__
     facade.__path__ = [os.path.join(folder, "float8") for folder in folders]
     facade.__getattr__ = _find_elsewhere  # type: ignore[method-assign]
     facade.__spec__ = importlib.machinery.ModuleSpec("torchao.float8", None, is_package=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ from float8.torch.convert import (
     convert_linears,
     measured_filter,
     swap_linears,
+    wrong_config,
 )
 from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
@@ -41,7 +43,7 @@ def convert_to_float8_training(
     own_config = config or Float8LinearConfig()
     if not isinstance(own_config, Float8LinearConfig):
         raise TypeError(
-            f"float8: config is a {type(own_config).__name__}, not a Float8LinearConfig; "
+            f"float8: {wrong_config(own_config)}; it is a float8.torchao.Float8LinearConfig: "
             'Float8LinearConfig.from_recipe_name("rowwise") makes one, and '
             "float8.torch.convert_to_float8_training takes names and LinearConfigs"
         )
@@ -96,17 +98,32 @@ def _auto_filter_for_recipe(
         raise NotImplementedError(
             f"float8: torchao has no rule for {name.value}; float8.filter_layers has a measured one"
         )
-    fqns = tuple(filter_fqns)
+    tensorwise = name is Float8LinearRecipeName.TENSORWISE
+    rule = _auto_filter_for_tensorwise if tensorwise else _auto_filter_for_rowwise
+    return functools.partial(rule, filter_fqns=tuple(filter_fqns))
 
-    def keep_small(n: int, k: int) -> bool:
-        if name is Float8LinearRecipeName.TENSORWISE:
-            return k <= 4096 and n <= 1024
-        return n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
 
-    def convert(module: nn.Module, fqn: str) -> bool:
-        if not isinstance(module, nn.Linear) or any(part in fqn for part in fqns):
-            return False
-        n, k = module.weight.shape
-        return n % 16 == 0 and k % 16 == 0 and not keep_small(n, k)
+def _auto_filter_for_rowwise(mod: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> bool:
+    """torchao's rule for rowwise scaling: tells whether a linear is converted."""
+    sizes = _sizes(mod, fqn, filter_fqns)
+    if sizes is None:
+        return False
+    n, k = sizes
+    return not (n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048))
 
-    return convert
+
+def _auto_filter_for_tensorwise(mod: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> bool:
+    """torchao's rule for tensorwise scaling: tells whether a linear is converted."""
+    sizes = _sizes(mod, fqn, filter_fqns)
+    if sizes is None:
+        return False
+    n, k = sizes
+    return not (k <= 4096 and n <= 1024)
+
+
+def _sizes(module: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> tuple[int, int] | None:
+    """Returns N and K of a linear that fp8 can have and no name keeps, else None."""
+    if not isinstance(module, nn.Linear) or any(part in fqn for part in filter_fqns):
+        return None
+    n, k = module.weight.shape
+    return (n, k) if n % 16 == 0 and k % 16 == 0 else None

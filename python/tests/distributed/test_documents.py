@@ -1,6 +1,6 @@
 """The Python blocks of the documents run as they are, on two ranks of the emulated device.
 
-A block sees `model`, a small transformer, `batches` and `loss`; what a GPU has is exchanged for what
+A block sees `model`, a small transformer, `optimizer`, `batches` and `loss`; what a GPU has is exchanged for what
 the emulated device has.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from typing import Any
 
 import programs
@@ -21,7 +22,7 @@ from torch import distributed
 import float8
 import float8.torch as f8
 
-BLOCKS = {"README.md": 1, "docs/pytorch.md": 6, "docs/distributed.md": 7}
+BLOCKS = {"README.md": 1, "docs/pytorch.md": 8, "docs/distributed.md": 7}
 _EXCHANGED = {
     'config="rowwise"': 'config=float8.torch.LinearConfig("rowwise", emulate=True)',
     'LinearConfig("rowwise", enable': 'LinearConfig("rowwise", emulate=True, enable',
@@ -33,7 +34,8 @@ _EXCHANGED = {
 
 def _blocks(document: str) -> list[str]:
     text = (programs.ROOT / document).read_text()
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    found = re.findall(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in found]
 
 
 def _run_blocks(mesh: Any, rank: int, world: int, document: str, folder: str) -> int:
@@ -49,6 +51,7 @@ def _run_blocks(mesh: Any, rank: int, world: int, document: str, folder: str) ->
         torch.manual_seed(0)
         model = names["model"] = Transformer(64, 16, 1)
         names.update(batches=[batch] * 2, loss=lambda y: y.float().square().mean())
+        names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
         before = [p.detach().clone() for p in model.parameters()]
         for old, new in _EXCHANGED.items():
             block = block.replace(old, new)
