@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <memory>
@@ -70,7 +71,8 @@ size_t bytes_of_counts(const Place& place) {
 
 // The front becomes a new workspace's (float8.h, convention 6).
 void clear_counts(Tensor memory, const Place& place) {
-  Tensor front = torch::stable::narrow(memory, 0, 0, static_cast<int64_t>(bytes_of_counts(place)));
+  const auto counts = static_cast<int64_t>(bytes_of_counts(place));
+  Tensor front = torch::stable::narrow(memory, 0, 0, std::min(counts, memory.numel()));
   torch::stable::zero_(front);
 }
 
@@ -114,6 +116,8 @@ Workspace::Workspace(const Place& place, size_t bytes) {
     entry.bytes = 0;
     entry.memory = allocate(place, kept);
     entry.bytes = kept;
+    // The allocator may give an earlier workspace's memory, to which others have written since.
+    clear_counts(entry.memory, place);
   }
   (is_large ? counts_ : data_) = entry.memory.mutable_data_ptr();
 }

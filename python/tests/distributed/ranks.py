@@ -79,15 +79,15 @@ def _start(
     # The gloo backend's threads run on while its groups are torn down, and corrupt the heap at times.
     if on == "cuda" and not outcome.get("error") and distributed.is_initialized():
         distributed.destroy_process_group()
+    pathlib.Path(folder, f"ended{rank}").touch()
     if not outcome.get("error"):
-        _wait_for_all(pathlib.Path(folder), rank, world)
+        _wait_for_all(pathlib.Path(folder), world)
     os._exit(1 if outcome.get("error") else 0)
 
 
-def _wait_for_all(folder: pathlib.Path, rank: int, world: int) -> None:
+def _wait_for_all(folder: pathlib.Path, world: int) -> None:
     """Waits for ranks that may still read what this one sent: its end would reset the connection."""
-    (folder / f"ended{rank}").touch()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 2  # for one that was killed
     while time.monotonic() < until:
         if all((folder / f"ended{each}").exists() for each in range(world)):
             return
