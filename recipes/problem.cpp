@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <set>
 
 #include "base/text.hpp"
@@ -293,6 +294,12 @@ Result<std::vector<Shape>> parse_shapes(std::string_view text) {
   }
   drop_repeated(shapes);
   return shapes;
+}
+
+int64_t tokens_of(const NamedLinear& layer, int64_t tokens) {
+  if (layer.tokens_share == 1) return tokens;
+  return std::max(int64_t{1}, static_cast<int64_t>(
+                                  std::llround(layer.tokens_share * static_cast<double>(tokens))));
 }
 
 }  // namespace f8

@@ -81,7 +81,12 @@ struct NamedLinear {
   int64_t in_features = 0;   // K
   int64_t out_features = 0;  // N
   int64_t count = 1;         // identical layers this entry stands for
+  // The share of a step's tokens that it sees, which a router makes less than 1: top_k / experts.
+  double tokens_share = 1;
   bool operator==(const NamedLinear&) const = default;
 };
+
+// M of this linear, where a step has so many tokens: rounded to the nearest, and at least 1.
+[[nodiscard]] int64_t tokens_of(const NamedLinear& layer, int64_t tokens);
 
 }  // namespace f8

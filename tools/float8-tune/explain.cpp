@@ -53,7 +53,8 @@ Result<Subject> find_subject(const Options& options) {
   const tuner::Model model = F8_TRY(load(options.model));
   for (const NamedLinear& layer : model.layers) {
     if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject)) {
-      return Subject{layer, options.model.tokens};
+      return Subject{{layer.fqn, layer.in_features, layer.out_features, layer.count},
+                     tokens_of(layer, options.model.tokens)};
     }
   }
   return fail(ErrorCode::kNotFound, "{} has no linear named {}; its names are such as {}",

@@ -40,11 +40,12 @@ Result<std::vector<std::string>> split_names(const std::string& text) {
   return names;
 }
 
-Json to_json(const tuning_db::FilterDecision& d) {
+Json to_json(const tuning_db::FilterDecision& d, int64_t tokens) {
   Json decision = {{"fqn", d.layer.fqn},
                    {"in_features", d.layer.in_features},
                    {"out_features", d.layer.out_features},
-                   {"count", d.layer.count}};
+                   {"count", d.layer.count},
+                   {"tokens", tokens_of(d.layer, tokens)}};
   add_verdict(decision, d);
   decision["trials"] = d.trial_uuids;
   if (d.wire) decision["wire"] = wire_json(*d.wire);
@@ -85,7 +86,7 @@ std::string report_text(const Options& options, const tuning_db::FilterResult& r
   const char* separator = "\n    ";
   for (const tuning_db::FilterDecision& d : result.decisions) {
     text += std::exchange(separator, ",\n    ");
-    const std::string one = json_text(to_json(d));
+    const std::string one = json_text(to_json(d, options.model.tokens));
     std::string_view lines = std::string_view(one).substr(0, one.size() - 1);
     text += take_until(lines, '\n');
     while (!lines.empty()) {
@@ -115,6 +116,10 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
   using enum Table::Align;
   std::vector<Table::Column> columns = {{"layer", kLeft},   {"count"},   {"N"},       {"K"},
                                         {"verdict", kLeft}, {"speedup"}, {"interval"}};
+  // Experts see a part of the tokens.
+  const bool of_experts = std::ranges::any_of(
+      result.decisions, [](const auto& d) { return d.layer.tokens_share != 1; });
+  if (of_experts) columns.insert(columns.begin() + 2, {"M"});
   if (result.wire) columns.insert(columns.end(), {{"wire us"}, {"exposed us"}});
   columns.insert(columns.end(), {{"evidence", kLeft}, {"reason", kLeft}});
   Table table(std::move(columns));
@@ -131,6 +136,9 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
                                       d.convert ? "float8" : "keep bf16",
                                       f8::format("{:.3f}", d.speedup),
                                       f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi)};
+    if (of_experts) {
+      cells.insert(cells.begin() + 2, f8::format("{}", tokens_of(d.layer, options.model.tokens)));
+    }
     if (result.wire) {
       const tuning_db::WireShare share = d.wire.value_or(tuning_db::WireShare{});
       cells.push_back(f8::format("{:.1f} -> {:.1f}", share.bf16_us, share.fp8_us));
@@ -148,19 +156,6 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
   if (!result.wire) return;
   print(f8::format("from bf16 to fp8 on the wire: {} ({})\n", result.wire->describe(),
                    result.wire->model().origin()));
-}
-
-// A router sends an expert only some of the tokens; what M means for it is the caller's knowledge.
-void note_experts(const tuner::Model& model, int64_t tokens, const Global& global) {
-  const auto is_expert = [](const NamedLinear& layer) {
-    return layer.fqn.find(".experts.") != std::string::npos;
-  };
-  if (std::ranges::any_of(model.layers, is_expert)) {
-    note(global,
-         "M is {} for the experts too; a balanced router gives an expert tokens * top_k / experts: "
-         "ask for them with that --tokens",
-         tokens);
-  }
 }
 
 // Standard output holds one thing: the table, the JSON, or the file that is named "-".
@@ -210,7 +205,6 @@ Result<int> filter(const Options& options, const Global& global) {
   const tuning_db::Estimator estimator(table, recipe.name, options.device,
                                        options.device.empty() ? this_gpu() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
-  note_experts(model, options.model.tokens, global);
   F8_TRY(show(options, result, global));
   return kExitOk;
 }

@@ -67,7 +67,7 @@ Result<Plan> make_plan(const Recipe& recipe, const tuner::Model& model, int64_t 
                        const TuningTable& table) {
   Plan plan;
   for (const NamedLinear& layer : model.layers) {
-    const Shape shape = {tokens, layer.out_features, layer.in_features};
+    const Shape shape = {tokens_of(layer, tokens), layer.out_features, layer.in_features};
     if (validate_shape(shape)) {
       plan.shapes.insert(shape);
     } else {

@@ -81,7 +81,7 @@ struct Question {
 FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
                       Estimates& estimates) {
   const FilterOptions& options = asked.options;
-  const Shape shape{options.tokens, layer.out_features, layer.in_features};
+  const Shape shape{tokens_of(layer, options.tokens), layer.out_features, layer.in_features};
   const std::optional<Estimate>& e = estimates(shape);
   FilterDecision d{.layer = layer, .reason = kept_by_name_or_size(asked.names, layer)};
   estimate(d, i, e, asked.wire);
@@ -111,7 +111,7 @@ FilterDecision decide(const NamedLinear& layer, size_t i, const Question& asked,
 double model_speedup(const std::vector<FilterDecision>& decisions) {
   const auto flops = [](const FilterDecision& d) {
     return static_cast<double>(d.layer.in_features) * static_cast<double>(d.layer.out_features) *
-           static_cast<double>(d.layer.count);
+           static_cast<double>(d.layer.count) * d.layer.tokens_share;
   };
   double known_ns = 0;
   double known_flops = 0;

@@ -240,7 +240,8 @@ void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens,
           slice, column ? "out_features" : "in_features", kBlock);
     }
     const double share = column ? 1 / readers[reader(layer)] : 1;
-    const double moved = elements(tokens, column ? layer.in_features : layer.out_features);
+    const int64_t m = tokens_of(layer, tokens);
+    const double moved = elements(m, column ? layer.in_features : layer.out_features);
     const double reduced = share * us(Collective::kReduceScatter, moved * kOutputBytes);
     for (const auto& [sent, traffic] :
          {std::pair(&layers_[i].bf16, &kBf16), {&layers_[i].fp8, &fp8}}) {
@@ -256,7 +257,7 @@ void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens,
             us(Collective::kAllReduce, bytes_of(traffic->dy_by_tokens, layer.out_features));
       }
       // dy of a column-wise linear, and x of a row-wise one.
-      sent->alone += us(Collective::kAllReduce, bytes_of(traffic->by_columns, tokens));
+      sent->alone += us(Collective::kAllReduce, bytes_of(traffic->by_columns, m));
     }
   }
 }

@@ -51,7 +51,7 @@ Result<report::ModelDecision> decide(const Options& options, const Recipe& recip
       .title = f8::format("{}: which linears to convert", fs::path(name).filename().string()),
       .summary = {},
       .table = {.caption = f8::format("Decisions at M {}, recipe {}", how.tokens, recipe.name),
-                .columns = {"layer", "verdict", "speedup", "interval", "count", "N", "K",
+                .columns = {"layer", "verdict", "speedup", "interval", "count", "M", "N", "K",
                             "evidence", "reason"},
                 .rows = {}}};
   int64_t converted = 0;
@@ -65,8 +65,8 @@ Result<report::ModelDecision> decide(const Options& options, const Recipe& recip
     decision.table.rows.push_back(
         {row.name, d.convert ? "float8" : "keep bf16", f8::format("{:.3f}", d.speedup),
          interval_text(d.lo, d.hi, 3), f8::format("{}", row.count),
-         f8::format("{}", d.layer.out_features), f8::format("{}", d.layer.in_features),
-         std::string(to_string(d.evidence)), d.reason});
+         f8::format("{}", tokens_of(d.layer, how.tokens)), f8::format("{}", d.layer.out_features),
+         f8::format("{}", d.layer.in_features), std::string(to_string(d.evidence)), d.reason});
   }
   if (rows.size() > kMaxDecisions) {
     decision.table.caption += f8::format(", the first {} of {} rows", kMaxDecisions, rows.size());

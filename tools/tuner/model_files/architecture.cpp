@@ -16,7 +16,7 @@ struct Builtin {
 
 constexpr Naming kTitan = Naming::kTorchtitan;
 constexpr Naming kHf = Naming::kHuggingFace;
-// hidden, intermediate, heads, kv_heads, head_dim, layers, vocab, experts, naming
+// hidden, intermediate, heads, kv_heads, head_dim, layers, vocab, experts, naming, top_k
 constexpr std::array kBuiltins = {
     Builtin{"llama2-7b", {4096, 11008, 32, 32, 128, 32, 32000, 0, kTitan}},
     Builtin{"llama2-13b", {5120, 13824, 40, 40, 128, 40, 32000, 0, kTitan}},
@@ -27,7 +27,7 @@ constexpr std::array kBuiltins = {
     Builtin{"mistral-7b", {4096, 14336, 32, 8, 128, 32, 32000, 0, kHf}},
     Builtin{"qwen2.5-7b", {3584, 18944, 28, 4, 128, 28, 152064, 0, kHf}},
     Builtin{"qwen2.5-72b", {8192, 29568, 64, 8, 128, 80, 152064, 0, kHf}},
-    Builtin{"mixtral-8x7b", {4096, 14336, 32, 8, 128, 32, 32000, 8, kHf}},
+    Builtin{"mixtral-8x7b", {4096, 14336, 32, 8, 128, 32, 32000, 8, kHf, 2}},
 };
 
 using Layers = std::vector<NamedLinear>;
@@ -44,18 +44,20 @@ void add_experts(Layers& out, const std::string& prefix, const Architecture& a, 
   const bool mixtral = a.moe_names == MoeNames::kMixtral;
   const std::string moe = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
   out.push_back({moe + "gate", a.hidden, a.experts});
-  const auto add = [&](const std::string& expert, int64_t extent, int64_t count) {
-    out.push_back({expert + (mixtral ? "w1" : "gate_proj"), a.hidden, extent, count});
-    out.push_back({expert + (mixtral ? "w3" : "up_proj"), a.hidden, extent, count});
-    out.push_back({expert + (mixtral ? "w2" : "down_proj"), extent, a.hidden, count});
+  const double routed = static_cast<double>(a.top_k) / static_cast<double>(a.experts);
+  const auto add = [&](const std::string& expert, int64_t extent, int64_t count, double share) {
+    out.push_back({expert + (mixtral ? "w1" : "gate_proj"), a.hidden, extent, count, share});
+    out.push_back({expert + (mixtral ? "w3" : "up_proj"), a.hidden, extent, count, share});
+    out.push_back({expert + (mixtral ? "w2" : "down_proj"), extent, a.hidden, count, share});
   };
   const int64_t extent = a.expert_intermediate > 0 ? a.expert_intermediate : a.intermediate;
   if (merge) {
-    add(moe + "experts.*.", extent, a.experts);
+    add(moe + "experts.*.", extent, a.experts, routed);
   } else {
-    for (int64_t e = 0; e < a.experts; ++e) add(f8::format("{}experts.{}.", moe, e), extent, 1);
+    for (int64_t e = 0; e < a.experts; ++e)
+      add(f8::format("{}experts.{}.", moe, e), extent, 1, routed);
   }
-  if (a.shared_intermediate > 0) add(moe + "shared_experts.", a.shared_intermediate, 1);
+  if (a.shared_intermediate > 0) add(moe + "shared_experts.", a.shared_intermediate, 1, 1);
 }
 
 void add_attention(Layers& out, const std::string& prefix, const Architecture& a) {

@@ -35,6 +35,7 @@ struct Architecture {
   int64_t vocab = 0;
   int64_t experts = 0;  // 0: one dense feed-forward
   Naming naming = Naming::kHuggingFace;
+  int64_t top_k = 1;  // experts that a token is sent to
 
   MoeNames moe_names = MoeNames::kMixtral;
   int64_t expert_intermediate = 0;  // 0: intermediate

@@ -166,12 +166,13 @@ Status read_experts(Architecture& a, const json& config, std::string_view where,
                   where, shared, a.expert_intermediate, kMaxDim);
     }
   }
-  const int64_t top_k =
-      F8_TRY(integer_field_or(config, "num_experts_per_tok", where, 1, kMaxDim, 1));
-  if (top_k > a.experts) {
+  a.top_k =
+      F8_TRY(integer_field_or(config, "num_experts_per_tok", where, 1, kMaxDim,
+                              experts == Experts::kMixtral ? std::min<int64_t>(2, a.experts) : 1));
+  if (a.top_k > a.experts) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: num_experts_per_tok {} is more than the {} experts; correct one of them",
-                where, top_k, a.experts);
+                where, a.top_k, a.experts);
   }
   return {};
 }

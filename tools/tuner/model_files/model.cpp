@@ -41,6 +41,16 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
     layer.in_features = F8_TRY(integer_field(list[i], "in_features", entry, 1, kMaxDim));
     layer.out_features = F8_TRY(integer_field(list[i], "out_features", entry, 1, kMaxDim));
     layer.count = F8_TRY(integer_field_or(list[i], "count", entry, 1, kMaxDim, 1));
+    if (const auto share = list[i].find("tokens_share"); share != list[i].end()) {
+      if (!share->is_number() || !(share->get<double>() > 0 && share->get<double>() <= 1)) {
+        return fail(
+            ErrorCode::kInvalidArgument,
+            "{}: \"tokens_share\" is {}; it is the share of the tokens that the layer sees, "
+            "more than 0 and at most 1",
+            entry, share->dump());
+      }
+      layer.tokens_share = share->get<double>();
+    }
     if (!names.insert(layer.fqn).second) {
       return fail(ErrorCode::kInvalidArgument, "{}: the layer {} is listed twice; use count", entry,
                   quote(layer.fqn));

@@ -6,14 +6,14 @@
 //   *.safetensors     the header alone; 2-D weights, without embeddings and norms; a bias tells
 //                     which size is out_features
 //   *.index.json      Hugging Face's index of shards, which are in the same folder
-//   list              [{"fqn": TEXT, "in_features": INT, "out_features": INT, "count": INT = 1},
-//                      ...]
+//   list              [{"fqn": TEXT, "in_features": INT, "out_features": INT, "count": INT = 1,
+//                       "tokens_share": NUMBER = 1}, ...]
 //
 // Every layer is one entry under its full name, because filters speak of names. Each expert's
 // linear is an entry of its own, but in a model of many experts those of a layer, which are alike,
-// are one entry with a count (architecture.hpp). The M that a command is given is the number of tokens that each
-// linear sees. A balanced router sends an expert tokens * top_k / experts of them, so give that M
-// to judge the experts and the full number to judge the rest.
+// are one entry with a count (architecture.hpp). The M that a command is given is the number of
+// tokens of a step. A balanced router sends an expert tokens * top_k / experts of them, which is its
+// linears' M (tokens_of in recipes/problem.hpp); shared experts and the rest see all.
 #pragma once
 
 #include <cstdint>
