@@ -125,6 +125,35 @@ TEST_F(Asking, FilterTableGroupsTheLayers) {
   EXPECT_TRUE(contains(outcome.out, "of 225 linears"));
 }
 
+TEST_F(Asking, FilterGivesExpertsTheirOwnTokens) {
+  const Words words = {"filter",   "--model", "mixtral-8x7b", "--tokens", "8192",
+                       "--recipe", "rowwise", "--db",         "my.db"};
+  const json answer = tool_.json(words);
+  EXPECT_EQ(answer["tokens"], 8192);
+  for (const json& d : answer["decisions"]) {
+    const bool expert = contains(d["fqn"].get<std::string>(), ".experts.");
+    EXPECT_EQ(d["tokens"], expert ? 2048 : 8192) << d["fqn"];  // two of eight experts
+  }
+  // A row of 2,048 tokens is what a list with that number of tokens has.
+  (void)tool_.write("expert.json",
+                    R"([{"fqn": "w1", "in_features": 4096, "out_features": 14336}])");
+  const json alone = tool_.json({"filter", "--model", "expert.json", "--tokens", "2048", "--recipe",
+                                 "rowwise", "--db", "my.db"})["decisions"][0];
+  const auto w1 = std::ranges::find_if(answer["decisions"], [](const json& d) {
+    return contains(d["fqn"].get<std::string>(), "experts.0.w1");
+  });
+  ASSERT_NE(w1, answer["decisions"].end());
+  for (const char* field : {"speedup", "speedup_lo", "speedup_hi", "convert", "evidence"}) {
+    EXPECT_EQ((*w1)[field], alone[field]) << field;
+  }
+  const std::string table = tool_(words).out;
+  EXPECT_TRUE(contains(table.substr(0, table.find('\n')), "  M  "));
+  EXPECT_FALSE(
+      contains(tool_({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise"})
+                   .out.substr(0, 60),
+               "  M  "));
+}
+
 TEST_F(Asking, FilterByNamesAndByThePeersRule) {
   const auto converted = [&](const Words& more) {
     Words words = {"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise"};

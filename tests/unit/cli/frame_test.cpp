@@ -73,11 +73,11 @@ TEST(Frame, NoEscapesInAPipeUnlessAsked) {
 
 TEST(Frame, QuietSilencesNotesAndNotErrors) {
   const Tool tool;
-  const Words words = {"filter",  "--model",  "mixtral-8x7b", "--recipe",
-                       "rowwise", "--tokens", "8192"};
+  const Words words = {"filter",   "--model", "mixtral-8x7b", "--recipe",     "rowwise",
+                       "--tokens", "8192",    "--verdicts",   "verdicts.json"};
   Words quiet = words;
   quiet.emplace_back("--quiet");
-  EXPECT_TRUE(contains(tool(words).err, "experts"));
+  EXPECT_TRUE(contains(tool(words).err, "verdicts.json"));
   EXPECT_EQ(tool(quiet).err, "");
   EXPECT_EQ(tool(words).out, tool(quiet).out);
   tool.expect_refused(

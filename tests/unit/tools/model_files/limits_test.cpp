@@ -73,8 +73,8 @@ TEST(ModelLimits, ManyExpertsAreOneEntryWithACount) {
   int64_t linears = 0;
   for (const NamedLinear& layer : many.layers) linears += layer.count;
   EXPECT_EQ(linears, 4096 * (4 + 1 + 512 * 3) + 1);
-  EXPECT_EQ(many.layers[5],
-            (NamedLinear{"model.layers.0.block_sparse_moe.experts.*.w1", 4096, 14336, 512}));
+  EXPECT_EQ(many.layers[5], (NamedLinear{"model.layers.0.block_sparse_moe.experts.*.w1", 4096,
+                                         14336, 512, 2.0 / 512}));  // Mixtral's own top-k
   const auto size_of = [&](int64_t layers, int64_t experts) {
     return load_model(folder.write("c.json", config(layers, experts))).value().layers.size();
   };

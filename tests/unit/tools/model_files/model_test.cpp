@@ -82,6 +82,11 @@ TEST(BuiltinModels, MixtralListsEveryExpert) {
   EXPECT_EQ(model.layers.size(), 32U * (4 + 1 + 8 * 3) + 1);
   expect_layer(model, "model.layers.3.block_sparse_moe.gate", 4096, 8);
   expect_layer(model, "model.layers.3.block_sparse_moe.experts.7.w2", 14336, 4096);
+  const NamedLinear& expert = *find(model, "model.layers.3.block_sparse_moe.experts.7.w2");
+  EXPECT_EQ(tokens_of(expert, 8192), 2048);  // 2 of 8
+  EXPECT_EQ(tokens_of(expert, 1), 1);
+  EXPECT_EQ(tokens_of(expert, 1001), 250);
+  EXPECT_EQ(tokens_of(*find(model, "model.layers.3.block_sparse_moe.gate"), 8192), 8192);
 }
 
 TEST(BuiltinModels, NamesAreUnique) {
@@ -170,6 +175,22 @@ TEST(List, IsTakenAsItStands) {
                           .value();
   EXPECT_EQ(model.layers,
             (std::vector<NamedLinear>{{"a", 4096, 1024, 3}, {"b", 1, int64_t{1} << 30, 1}}));
+}
+
+TEST(List, HasSharesOfTheTokens) {
+  const TempFolder folder;
+  const auto load = [&](std::string_view share) {
+    return load_model(folder.write(
+        "layers.json",
+        f8::format(R"([{{"fqn": "a", "in_features": 16, "out_features": 16, "tokens_share": {}}}])",
+                   share)));
+  };
+  EXPECT_EQ(load("0.25").value().layers[0].tokens_share, 0.25);
+  EXPECT_EQ(load("1").value().layers[0].tokens_share, 1);
+  for (const char* share : {"0", "-0.5", "1.5", "\"half\"", "null", "true", "[1]"}) {
+    EXPECT_ERROR(load(share), "layers.json", "entry 0", "tokens_share",
+                 "more than 0 and at most 1");
+  }
 }
 
 TEST(List, BadEntriesAreNamed) {

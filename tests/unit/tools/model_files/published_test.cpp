@@ -208,6 +208,11 @@ TEST(PublishedConfig, ExpertsOfQwenHaveTheirOwnWidth) {
                     {"mlp.experts.*.gate_proj", {768, 2048}},
                     {"mlp.experts.*.up_proj", {768, 2048}},
                     {"mlp.experts.*.down_proj", {2048, 768}}}));
+  const std::vector<NamedLinear> layers = parse(published("Qwen3 30B-A3B").config).value();
+  for (const NamedLinear& layer : layers) {  // 8 of 128
+    const bool routed = layer.fqn.find(".experts.") != std::string::npos;
+    EXPECT_EQ(tokens_of(layer, 8192), routed ? 512 : 8192) << layer.fqn;
+  }
 }
 
 TEST(PublishedConfig, DeepSeekHasLatentAttentionAndSharedExperts) {
@@ -230,6 +235,10 @@ TEST(PublishedConfig, DeepSeekHasLatentAttentionAndSharedExperts) {
                     {"shared_experts.up_proj", {2048, 7168}},
                     {"shared_experts.down_proj", {7168, 2048}}}));
   Model model{"DeepSeek-V3", parse(published("DeepSeek-V3").config).value()};
+  for (const NamedLinear& layer : model.layers) {  // 8 of 256, and the shared expert sees all
+    const bool routed = layer.fqn.find(".experts.") != std::string::npos;
+    EXPECT_EQ(tokens_of(layer, 32768), routed ? 1024 : 32768) << layer.fqn;
+  }
   ASSERT_TRUE(shard(model, 8));
   EXPECT_EQ(model.layers[1], (NamedLinear{"model.layers.0.self_attn.q_b_proj", 1536, 3072}));
   EXPECT_EQ(model.layers[3], (NamedLinear{"model.layers.0.self_attn.kv_b_proj", 512, 4096}));
