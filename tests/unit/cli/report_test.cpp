@@ -106,14 +106,15 @@ TEST(Report, HasTheDecisionOfFilter) {
   EXPECT_TRUE(contains(page,
                        "<th scope=\"col\">layer</th><th scope=\"col\">verdict</th>"
                        "<th scope=\"col\">speedup</th><th scope=\"col\">interval</th>"
-                       "<th scope=\"col\">count</th><th scope=\"col\">N</th>"
+                       "<th scope=\"col\">count</th><th scope=\"col\">M</th>"
+                       "<th scope=\"col\">N</th>"
                        "<th scope=\"col\">K</th>"));
   const json& wk = decisions[1];
   EXPECT_EQ(wk["fqn"], "layers.0.attention.wk");
   EXPECT_TRUE(contains(
       page,
       f8::format("<th scope=\"row\">layers.*.attention.wk</th><td>{}</td><td>{:.3f}</td>"
-                 "<td>[{:.3f}, {:.3f}]</td><td>32</td><td>1024</td><td>4096</td>",
+                 "<td>[{:.3f}, {:.3f}]</td><td>32</td><td>2048</td><td>1024</td><td>4096</td>",
                  wk["convert"].get<bool>() ? "float8" : "keep bf16", wk["speedup"].get<double>(),
                  wk["speedup_lo"].get<double>(), wk["speedup_hi"].get<double>())));
   EXPECT_TRUE(contains(page, "llama3-8b: which linears to convert"));

@@ -28,6 +28,7 @@ struct Options {
   SweepArgs args;
   std::string budget;
   std::string run;  // resume
+  std::string progress = "auto";
   double trial_timeout_s = 30;
   int64_t device = 0;
   int64_t threads = 0;
@@ -163,7 +164,7 @@ Result<int> measure(const Global& global, const Options& options) {
   note(global, "run {} on {}: {} linears, {} trials, about {}", job.run_uuid, device.name,
        plan.linears.size(), plan.trials.size(), clock_text(plan.predicted_s));
 
-  SweepReporter reporter(global);
+  SweepReporter reporter(progress_mode(options.progress, global));
   tuner::Sweep sweep(
       *job.db, worker, compiler, job.request,
       {.finished = [&](const auto& trial, const auto& result,
@@ -187,6 +188,13 @@ void declare_running(CLI::App& command, Options& options) {
                   "seconds without a sign of life after which a measurement is given up")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
+  command
+      .add_option(
+          "--progress", options.progress,
+          "on standard error: a line with the time that is left (rewritten on a terminal, "
+          "else every 10 s), JSON events, or nothing; auto is json beside --json, else line")
+      ->check(CLI::IsMember({"auto", "line", "json", "none"}))
+      ->type_name("HOW");
   add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
   add_integer(command, "--threads", options.threads, "threads that compile kernels; 0: all cores",
               0, 1024);

@@ -12,7 +12,7 @@ namespace {
 
 using tuning_db::TrialState;
 
-constexpr double kHeartbeatS = 8;
+constexpr double kHeartbeatS = 10;
 constexpr double kRewriteS = 0.2;
 
 int64_t count_of(const tuner::SweepProgress& progress, std::initializer_list<TrialState> states) {
@@ -34,16 +34,16 @@ struct Counts {
         failed(p.done - ok - pruned - noisy) {}
 };
 
-std::string terminal_text(const tuner::SweepProgress& p) {
+std::string progress_text(const tuner::SweepProgress& p) {
   const Counts n(p);
-  std::string text = f8::format("\r{}/{} · {} ok · {} pruned", p.done, p.trials, n.ok, n.pruned);
+  std::string text = f8::format("{}/{} · {} ok · {} pruned", p.done, p.trials, n.ok, n.pruned);
   if (n.noisy > 0) text += f8::format(" · {} noisy", n.noisy);
   if (n.failed > 0) text += f8::format(" · {} failed", n.failed);
   if (p.best_speedup > 0) text += f8::format(" · best {:.2f}x", p.best_speedup);
   if (p.kernels_compiled < p.kernels_wanted) {
     text += f8::format(" · {}/{} kernels", p.kernels_compiled, p.kernels_wanted);
   }
-  return text + f8::format(" · {} · ETA {}\x1b[K", clock_text(p.elapsed_s), clock_text(p.eta_s));
+  return text + f8::format(" · {} · ETA {}", clock_text(p.elapsed_s), clock_text(p.eta_s));
 }
 
 Json progress_json(const tuner::SweepProgress& p) {
@@ -144,9 +144,15 @@ std::string clock_text(double s) {
   return whole >= 60 ? f8::format("{}m{:02}", whole / 60, whole % 60) : f8::format("{}s", whole);
 }
 
+ProgressMode progress_mode(std::string_view text, const Global& global) {
+  if (global.quiet || text == "none") return ProgressMode::kNone;
+  if (text == "json" || (text == "auto" && global.json)) return ProgressMode::kJson;
+  return ProgressMode::kLine;
+}
+
 void SweepReporter::finished(const tuning_db::TrialKey& trial, const tuning_db::TrialResult& result,
                              const tuner::SweepProgress& progress) {
-  if (global_.quiet || terminal_ || result.state == TrialState::kPruned) return;
+  if (mode_ != ProgressMode::kJson || result.state == TrialState::kPruned) return;
   Json event = {{"event", "cell"},
                 {"problem", trial.problem.key()},
                 {"candidate", candidate_text(trial.candidate)},
@@ -160,22 +166,27 @@ void SweepReporter::finished(const tuning_db::TrialKey& trial, const tuning_db::
 }
 
 void SweepReporter::tick(const tuner::SweepProgress& progress) {
-  if (global_.quiet || tuner::steady_s() - last_s_ < (terminal_ ? kRewriteS : kHeartbeatS)) return;
-  if (!terminal_) return line(progress_json(progress).dump());
-  const std::string text = terminal_text(progress);
-  std::fwrite(text.data(), 1, text.size(), stderr);
+  if (mode_ == ProgressMode::kNone) return;
+  const bool rewrites = terminal_ && mode_ == ProgressMode::kLine;
+  const double now = tuner::steady_s();
+  if (!last_s_ && !rewrites) last_s_ = now;  // a short sweep needs no heartbeat
+  if (last_s_ && now - *last_s_ < (rewrites ? kRewriteS : kHeartbeatS)) return;
+  if (mode_ == ProgressMode::kJson) return line(progress_json(progress).dump());
+  if (!rewrites) return line(progress_text(progress));
+  const std::string text = "\r" + progress_text(progress) + "\x1b[K";
+  std::fwrite(text.data(), 1, text.size(), out_);
   shown_ = true;
-  last_s_ = tuner::steady_s();
+  last_s_ = now;
 }
 
 void SweepReporter::clear() {
-  if (shown_) std::fputs("\r\x1b[K", stderr);
+  if (shown_) std::fputs("\r\x1b[K", out_);
   shown_ = false;
 }
 
 void SweepReporter::line(std::string text) {
   text += '\n';
-  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fwrite(text.data(), 1, text.size(), out_);
   last_s_ = tuner::steady_s();
 }
 

@@ -1,18 +1,27 @@
 // The output of a sweep. Standard error carries progress: on a terminal one line that is rewritten,
-// else one JSON object a line for each measured trial, and a heartbeat at most ten seconds apart.
-// Standard output carries the results.
+// else such a line at most every ten seconds; or, where it is asked for, a JSON object a line for each
+// measured trial and for each heartbeat. Standard output carries the results.
 #pragma once
 
+#include <cstdio>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "tools/float8-tune/output.hpp"
 #include "tools/tuner/search/sweep.hpp"
 
 namespace f8::cli {
 
+enum class ProgressMode { kLine, kJson, kNone };
+// auto, line, json or none; "auto" is json beside --json.
+[[nodiscard]] ProgressMode progress_mode(std::string_view text, const Global& global);
+
 class SweepReporter {
  public:
-  explicit SweepReporter(const Global& global) : global_(global), terminal_(stderr_is_terminal()) {}
+  explicit SweepReporter(ProgressMode mode, std::FILE* out = stderr,
+                         bool terminal = stderr_is_terminal())
+      : mode_(mode), out_(out), terminal_(terminal) {}
 
   void finished(const tuning_db::TrialKey& trial, const tuning_db::TrialResult& result,
                 const tuner::SweepProgress& progress);
@@ -22,10 +31,11 @@ class SweepReporter {
  private:
   void line(std::string text);
 
-  const Global& global_;
+  ProgressMode mode_;
+  std::FILE* out_;
   bool terminal_;
   bool shown_ = false;
-  double last_s_ = 0;
+  std::optional<double> last_s_;
 };
 
 [[nodiscard]] std::string clock_text(double s);  // "45s", "3m05"
