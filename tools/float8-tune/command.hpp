@@ -76,6 +76,7 @@ void add_compare(CLI::App& app, Program& program);
 void add_db(CLI::App& app, Program& program);
 void add_completion(CLI::App& app, Program& program);  // in shell/
 void add_man(CLI::App& app, Program& program);         // in shell/
-void add_db_diff(CLI::App& group, Program& program);  // a command of db
+void add_examples(CLI::App& app);                      // to the commands, of which all are there
+void add_db_diff(CLI::App& group, Program& program);   // a command of db
 
 }  // namespace f8::cli

@@ -61,6 +61,7 @@ int run(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   Program program;
   for (const auto add : kCommands) add(app, program);
+  add_examples(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

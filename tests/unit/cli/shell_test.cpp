@@ -1,11 +1,14 @@
 // Completions and the manual page, which are made of the command line's own tree.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 
 #include "tests/unit/cli/run_tool.hpp"
+#include "tests/unit/tuning_db/sample.hpp"
 
 namespace f8::testing {
 namespace {
@@ -111,6 +114,68 @@ TEST(ManualPage, IsWellFormedAndHasEveryCommand) {
   const Shell checked = shell("groff -man -ww -Tascii -z " + file);
   EXPECT_EQ(checked.code, 0);
   EXPECT_EQ(checked.out, "");
+}
+
+// The example lines of every command's --help.
+std::vector<std::string> examples(const Tool& tool) {
+  std::vector<std::string> lines;
+  bool inside = false;
+  std::istringstream page(tool({"man"}).out);
+  for (std::string line; std::getline(page, line);) {
+    inside = line == "Examples:" || (inside && line.starts_with("  "));
+    if (!inside || line == "Examples:") continue;
+    std::string text = line.substr(2);
+    for (size_t at = 0; (at = text.find("\\-", at)) != std::string::npos;) text.erase(at, 1);
+    lines.push_back(text);
+  }
+  return lines;
+}
+
+TEST(Examples, WorkAsTheyStand) {
+  const Tool tool;
+  {
+    namespace db = tuning_db;
+    auto tuned = db::Database::open(tool.path() / "tuned.f8db", db::OpenMode::kCreate).value();
+    db::sweep_linears(
+        tuned, "rowwise", db::measured_shapes(), [](Shape) { return 1e6; },
+        [](Shape) { return 1.3; });
+  }
+  for (const char* copy : {"before.f8db", "after.f8db"}) {
+    const std::string out = copy;
+    ASSERT_EQ(tool({"db", "export", "--db", "tuned.f8db", "--format", "db", "-o", out}).code, 0);
+  }
+  ASSERT_EQ(tool({"db", "export", "--db", "tuned.f8db", "-o", "tuned.jsonl"}).code, 0);
+  const std::string folder = std::filesystem::path(FLOAT8_TUNE).parent_path();
+  // These want a GPU, or compile for a minute.
+  const std::vector<std::string> left = {"bench ",   "sweep ", "resume ", "verify-dist --gpus",
+                                         "prewarm ", "man "};
+  size_t ran = 0;
+  for (const std::string& line : examples(tool)) {
+    const auto starts = [&](const std::string& command) {
+      return contains(line, "float8-tune " + command);
+    };
+    if (std::ranges::any_of(left, starts)) continue;
+    const Shell done = shell("cd " + tool.path().string() + " && PATH=" + folder +
+                             ":$PATH bash -c '" + line + " > out.txt'");
+    EXPECT_EQ(done.code, 0) << line << "\n" << done.out;
+    ++ran;
+  }
+  EXPECT_GE(ran, 25U);
+}
+
+TEST(Examples, AreInEveryCommandsHelp) {
+  const Tool tool;
+  const std::string page = tool({"man"}).out;
+  size_t commands = 0;
+  for (size_t at = page.find("\n.SS "); at != std::string::npos; at = page.find("\n.SS ", at + 1)) {
+    const size_t end = std::min(page.find("\n.SS ", at + 1), page.find("\n.SH ", at + 1));
+    const std::string part = page.substr(at, end - at);
+    if (!contains(part, "\n.TP\n")) continue;                  // a group of commands
+    if (contains(part, "float8\\-tune wire fit\n")) continue;  // its rows come from GPUs
+    EXPECT_TRUE(contains(part, "\nExamples:\n  ")) << part.substr(0, 40);
+    ++commands;
+  }
+  EXPECT_GE(commands, 25U);
 }
 
 }  // namespace

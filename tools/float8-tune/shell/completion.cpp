@@ -159,7 +159,7 @@ std::string fish(const CommandWords& root) {
 void add_completion(CLI::App& app, Program& program) {
   CLI::App* command =
       app.add_subcommand("completion", "print a script that completes the command line in a shell");
-  command->footer("Example: source <(float8-tune completion bash)");
+  command->footer("Examples:\n  source <(float8-tune completion bash)");
   auto shell = std::make_shared<std::string>();
   command->add_option("shell", *shell, "bash, zsh or fish")
       ->required()

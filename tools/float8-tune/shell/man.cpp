@@ -85,7 +85,7 @@ std::string page(const CommandWords& root) {
 
 void add_man(CLI::App& app, Program& program) {
   CLI::App* command = app.add_subcommand("man", "print the manual page");
-  command->footer("Example: float8-tune man | man -l -");
+  command->footer("Examples:\n  float8-tune man | man -l -");
   command->callback([&app, &program] {
     program.action = [&app]() -> Result<int> {
       print(page(command_words(app)));

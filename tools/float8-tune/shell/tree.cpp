@@ -60,9 +60,14 @@ CommandWords command_words(const CLI::App& app, const std::string& path) {
                    .options = {},
                    .arguments = {},
                    .commands = {}};
-  // A command that has none of its own has its group's.
-  const CLI::App* group = app.get_parent();
-  if (group == nullptr || group->get_footer() != app.get_footer()) out.footer = app.get_footer();
+  // The program's own footer stands below all others.
+  const CLI::App* root = &app;
+  while (root->get_parent() != nullptr) root = root->get_parent();
+  out.footer = app.get_footer();
+  if (root != &app && out.footer.ends_with(root->get_footer())) {
+    out.footer.resize(out.footer.size() - root->get_footer().size());
+  }
+  while (out.footer.ends_with('\n')) out.footer.pop_back();
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) continue;  // hidden
     OptionWords words = words_of(*option);

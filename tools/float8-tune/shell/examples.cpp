@@ -1,0 +1,84 @@
+// The examples that --help and the manual page end with. A test runs all that need no GPU.
+#include "base/format.hpp"
+#include "tools/float8-tune/command.hpp"
+
+namespace f8::cli {
+namespace {
+
+struct Example {
+  const char* command;
+  const char* text;  // a line each
+};
+
+constexpr Example kExamples[] = {
+    {"doctor", "float8-tune doctor"},
+    {"bench matmul", "float8-tune bench matmul --mnk 8192,4096,4096 --recipe rowwise"},
+    {"bench linear", "float8-tune bench linear --mnk 8192,4096,4096 --recipe tensorwise,rowwise"},
+    {"bench epilogue", "float8-tune bench epilogue --mnk 8192,4096,4096 --epilogue bias,amax"},
+    {"bench cast", "float8-tune bench cast --mnk 8192,4096,4096 --recipe rowwise"},
+    {"plan", "float8-tune plan --model llama3-8b --tokens 8192 --recipe rowwise"},
+    {"sweep",
+     "float8-tune sweep --mnk 8192,4096,4096 --recipe rowwise --db tuned.f8db\n"
+     "float8-tune sweep --model llama3-8b --tokens 8192 --budget 10m --db tuned.f8db"},
+    {"resume", "float8-tune resume --db tuned.f8db"},
+    {"query",
+     "float8-tune query --mnk 8192,4096,4096 --recipe rowwise\n"
+     "float8-tune query --mnk 8192,4096,4096 --recipe rowwise --op output"},
+    {"filter",
+     "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise\n"
+     "float8-tune filter --model mixtral-8x7b --tp 2 --tokens 8192 --recipe tensorwise "
+     "--verdicts verdicts.json"},
+    {"thresholds", "float8-tune thresholds --recipe rowwise"},
+    {"explain", "float8-tune explain 8192,1024,4096 --recipe rowwise"},
+    {"compare", "float8-tune compare before.f8db after.f8db"},
+    {"report", "float8-tune report -o report.html"},
+    {"emit",
+     "float8-tune emit --mnk 4096,4096,4096 --recipe rowwise\n"
+     "float8-tune emit --list"},
+    {"prewarm", "float8-tune prewarm --model llama3-8b --recipe rowwise --tokens 8192"},
+    {"cost-model score", "float8-tune cost-model score"},
+    {"cost-model fit", "float8-tune cost-model fit --folds 3 -o constants.cpp"},
+    {"estimate score", "float8-tune estimate score"},
+    {"wire predict", "float8-tune wire predict --weight 14336,4096 --ranks 8,64"},
+    {"verify-dist",
+     "float8-tune verify-dist --gpus 0,1\n"
+     "float8-tune verify-dist --emulate --ranks 2 --recipe rowwise"},
+    {"db info", "float8-tune db info"},
+    {"db check", "float8-tune db check --db tuned.f8db"},
+    {"db schema", "float8-tune db schema"},
+    {"db migrate", "float8-tune db migrate --db tuned.f8db"},
+    {"db merge", "float8-tune db merge before.f8db after.f8db --db all.f8db"},
+    {"db export",
+     "float8-tune db export --db tuned.f8db -o tuned.jsonl\n"
+     "float8-tune db export --db tuned.f8db --format table -o tuned.table"},
+    {"db import", "float8-tune db import tuned.jsonl --db all.f8db"},
+    {"db diff", "float8-tune db diff before.f8db after.f8db"},
+};
+
+CLI::App* find(CLI::App& app, std::string_view path) {
+  CLI::App* command = &app;
+  while (!path.empty()) {
+    const size_t end = path.find(' ');
+    command = command->get_subcommand(std::string(path.substr(0, end)));
+    path = end == std::string_view::npos ? "" : path.substr(end + 1);
+  }
+  return command;
+}
+
+}  // namespace
+
+void add_examples(CLI::App& app) {
+  for (const Example& example : kExamples) {
+    CLI::App* command = find(app, example.command);
+    std::string text = "Examples:\n";
+    std::string_view rest = example.text;
+    while (!rest.empty()) {
+      const size_t end = rest.find('\n');
+      text += f8::format("  {}\n", rest.substr(0, end));
+      rest = end == std::string_view::npos ? "" : rest.substr(end + 1);
+    }
+    command->footer(text + "\n" + app.get_footer());
+  }
+}
+
+}  // namespace f8::cli
