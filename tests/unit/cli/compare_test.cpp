@@ -145,7 +145,7 @@ TEST(CompareCommand, DevicesAndPowerLimits) {
 TEST(CompareCommand, HelpHasAnExampleAndTheExitCodes) {
   const Tool tool;
   const Outcome help = tool({"compare", "--help"});
-  EXPECT_TRUE(contains(help.out, "Example: float8-tune compare before.db after.db"));
+  EXPECT_TRUE(contains(help.out, "Examples:\n  float8-tune compare before.f8db after.f8db"));
   EXPECT_TRUE(contains(help.out, "Exit code: 3 with any SLOWER"));
 }
 

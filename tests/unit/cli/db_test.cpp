@@ -89,7 +89,7 @@ TEST(Db, DiffOfTwoFiles) {
       << text.out;
   EXPECT_TRUE(contains(text.out, "\nonly in B: trial\n"));
   EXPECT_TRUE(contains(text.out, "  and 1 more; --limit shows them\n"));
-  EXPECT_TRUE(contains(tool({"db", "diff", "--help"}).out, "Example: float8-tune db diff"));
+  EXPECT_TRUE(contains(tool({"db", "diff", "--help"}).out, "Examples:\n  float8-tune db diff"));
   tool.expect_refused(1, {"db", "diff", "a.db", "none.db"}, {"none.db"});
   tool.expect_refused(1, {"db", "diff", "a.db", "-"}, {"db export -o -"});
 }

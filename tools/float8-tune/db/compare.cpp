@@ -296,8 +296,7 @@ void add_compare(CLI::App& app, Program& program) {
   add_output(*command, "--csv", options->csv, "also write the rows as CSV");
   command->footer(
       "A problem's verdict is FASTER, SLOWER or SAME where the whole interval of the ratio says "
-      "so, else AMBIGUOUS with the reason. Exit code: 3 with any SLOWER, 1 for bad input, else 0.\n"
-      "Example: float8-tune compare before.db after.db --op linear --threshold 0.03");
+      "so, else AMBIGUOUS with the reason. Exit code: 3 with any SLOWER, 1 for bad input, else 0.");
 }
 
 }  // namespace f8::cli

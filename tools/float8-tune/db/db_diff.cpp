@@ -101,7 +101,7 @@ void add_db_diff(CLI::App& group, Program& program) {
               1'000'000);
   command->footer(
       "A decision is the kernel that a database chooses for a GEMM. `float8-tune compare` "
-      "compares the times.\nExample: float8-tune db diff before.db after.db --limit 20");
+      "compares the times.");
 }
 
 }  // namespace f8::cli

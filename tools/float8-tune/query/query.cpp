@@ -226,8 +226,6 @@ void add_query(CLI::App& app, Program& program) {
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
   command->add_flag("--map", options->map,
                     "a heat map of the linear's speedup over all N and K of --mnk, for one M");
-  command->footer(
-      "Example: float8-tune query --map --mnk 8192,1024:16384:x2,1024:16384:x2 --recipe rowwise");
 }
 
 }  // namespace f8::cli

@@ -23,14 +23,16 @@ constexpr Example kExamples[] = {
     {"resume", "float8-tune resume --db tuned.f8db"},
     {"query",
      "float8-tune query --mnk 8192,4096,4096 --recipe rowwise\n"
-     "float8-tune query --mnk 8192,4096,4096 --recipe rowwise --op output"},
+     "float8-tune query --map --mnk 8192,1024:16384:x2,1024:16384:x2 --recipe rowwise"},
     {"filter",
      "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise\n"
      "float8-tune filter --model mixtral-8x7b --tp 2 --tokens 8192 --recipe tensorwise "
      "--verdicts verdicts.json"},
     {"thresholds", "float8-tune thresholds --recipe rowwise"},
     {"explain", "float8-tune explain 8192,1024,4096 --recipe rowwise"},
-    {"compare", "float8-tune compare before.f8db after.f8db"},
+    {"compare",
+     "float8-tune compare before.f8db after.f8db\n"
+     "float8-tune compare before.f8db after.f8db --op linear --threshold 0.03"},
     {"report", "float8-tune report -o report.html"},
     {"emit",
      "float8-tune emit --mnk 4096,4096,4096 --recipe rowwise\n"
@@ -52,7 +54,7 @@ constexpr Example kExamples[] = {
      "float8-tune db export --db tuned.f8db -o tuned.jsonl\n"
      "float8-tune db export --db tuned.f8db --format table -o tuned.table"},
     {"db import", "float8-tune db import tuned.jsonl --db all.f8db"},
-    {"db diff", "float8-tune db diff before.f8db after.f8db"},
+    {"db diff", "float8-tune db diff before.f8db after.f8db --limit 20"},
 };
 
 CLI::App* find(CLI::App& app, std::string_view path) {
@@ -70,7 +72,10 @@ CLI::App* find(CLI::App& app, std::string_view path) {
 void add_examples(CLI::App& app) {
   for (const Example& example : kExamples) {
     CLI::App* command = find(app, example.command);
-    std::string text = "Examples:\n";
+    // A command's own footer stands before its examples; without one it has the program's.
+    const std::string& own = command->get_footer();
+    std::string text = own == app.get_footer() ? "" : own + "\n\n";
+    text += "Examples:\n";
     std::string_view rest = example.text;
     while (!rest.empty()) {
       const size_t end = rest.find('\n');
