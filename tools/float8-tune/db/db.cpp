@@ -1,9 +1,11 @@
-// db: whole databases: info, check, schema, migrate, merge, export, import; diff is in db_diff.cpp.
+// db: whole databases: info, check, schema, migrate, merge, export, import; diff is in db_diff.cpp
+// and gc in db_gc.cpp.
 #include <algorithm>
 #include <memory>
 
 #include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/db/db_gc.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 
@@ -216,6 +218,7 @@ void add_db(CLI::App& app, Program& program) {
       ->check(CLI::IsMember({"jsonl", "db", "table"}));
   add_output(*exporting, "-o,--output", options->output, "the file to write")->required();
   add_db_diff(*group, program);
+  add_db_gc(*group, program);
 }
 
 }  // namespace f8::cli

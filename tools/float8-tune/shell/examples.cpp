@@ -55,6 +55,9 @@ constexpr Example kExamples[] = {
      "float8-tune db export --db tuned.f8db --format table -o tuned.table"},
     {"db import", "float8-tune db import tuned.jsonl --db all.f8db"},
     {"db diff", "float8-tune db diff before.f8db after.f8db --limit 20"},
+    {"db gc",
+     "float8-tune db gc --toolchains-but 2 --older-than 90d --dry-run --db tuned.f8db\n"
+     "float8-tune db gc --toolchains-but 2 --older-than 90d --db tuned.f8db"},
 };
 
 CLI::App* find(CLI::App& app, std::string_view path) {

@@ -183,14 +183,14 @@ Result<double> parse_duration_s(std::string_view text) {
   double unit = 1;
   if (!digits.empty()) {
     const char last = digits.back();
-    if (last == 's' || last == 'm' || last == 'h') {
-      unit = last == 's' ? 1 : last == 'm' ? 60 : 3600;
+    if (last == 's' || last == 'm' || last == 'h' || last == 'd') {
+      unit = last == 's' ? 1 : last == 'm' ? 60 : last == 'h' ? 3600 : 86'400;
       digits.remove_suffix(1);
     }
   }
   const auto value = parse_number(digits);
   if (!value || *value == 0) {
-    return fail(ErrorCode::kInvalidArgument, "{} is no duration; write 90s, 10m or 1h",
+    return fail(ErrorCode::kInvalidArgument, "{} is no duration; write 90s, 10m, 1h or 2d",
                 quote(text));
   }
   return *value * unit;
