@@ -92,6 +92,11 @@ Result<std::vector<Item>> items_of_shape(const Options& options, const Global& g
       return fail(ErrorCode::kInvalidArgument, "--config is of a GEMM; --op {} takes none",
                   options.op);
     }
+    if (!global.db.empty() && global.db_option == "--db") {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--db chooses the kernel of a GEMM; --op {} has none to choose, leave it out",
+                  options.op);
+    }
     return cast_items(recipe, options.op);
   }
   const Result<Op> parsed = parse_op(options.op);
@@ -266,12 +271,14 @@ void add_emit(CLI::App& app, Program& program) {
   CLI::Option* kernel =
       command->add_option("--kernel", options->kernel, "a kernel by its key, instead of a shape")
           ->type_name("KEY")
-          ->excludes(mnk);
+          ->excludes(mnk)
+          ->excludes(command->get_option("--db"));
   command
       ->add_flag("--list", options->list,
                  "only the keys of all kernels that the recipes' plans may load")
       ->excludes(mnk)
-      ->excludes(kernel);
+      ->excludes(kernel)
+      ->excludes(command->get_option("--db"));
   command
       ->add_option("-o,--output", options->directory,
                    "write files to this folder; - is standard output, as without it")

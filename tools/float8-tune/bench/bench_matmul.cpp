@@ -1,6 +1,7 @@
 // bench matmul compares the best generated kernel of each shape with cuBLASLt's best, its first
 // suggestion and bf16, in one group; over many shapes it sums up the ratios.
 #include "tools/float8-tune/bench/bench.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -191,6 +192,8 @@ void add_bench_matmul(CLI::App& group, Program& program) {
       add_command(group, program, "matmul", "scaled matmuls against cuBLASLt", Needs::kGpu,
                   [matmul, &program] { return bench_matmul(*matmul, program.global); });
   declare_matmul(*command, *matmul);
+  refuse_db(*command,
+            "bench matmul measures all candidates itself; `float8-tune query` asks a database");
   command->add_option("--config", matmul->config, "this generated kernel, not the best of them")
       ->type_name("CONFIG");
 }

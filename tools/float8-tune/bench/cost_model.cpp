@@ -4,6 +4,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 #include "tools/tuner/search/cost_model_fit.hpp"
 
 namespace f8::cli {
@@ -155,6 +156,7 @@ Result<int> fit(const Options& options, const Global& global) {
 }
 
 void declare(CLI::App& command, Options& options) {
+  refuse_db(command, "cost-model reads the databases that --train and --test name");
   command
       .add_option("--train", options.train,
                   "what it is fitted to: builtin, databases, .jsonl exports, separated by commas; "

@@ -8,6 +8,7 @@
 #include "tools/float8-tune/db/db_gc.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -189,8 +190,9 @@ void add_db(CLI::App& app, Program& program) {
               [&global] { return info(global); });
   add_command(*group, program, "check", "integrity of the file", Needs::kNothing,
               [&global] { return check(global); });
-  add_command(*group, program, "schema", "print schema.sql", Needs::kNothing,
-              [&global] { return schema(global); });
+  refuse_db(*add_command(*group, program, "schema", "print schema.sql", Needs::kNothing,
+                         [&global] { return schema(global); }),
+            "the schema is this version's; `float8-tune db check` compares a file's with it");
   add_command(*group, program, "migrate", "bring a file to this version's schema", Needs::kNothing,
               [&global] { return migrate(global); });
 

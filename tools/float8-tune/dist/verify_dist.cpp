@@ -10,6 +10,7 @@
 #include "tools/float8-tune/dist/sharded_linear.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -232,6 +233,8 @@ void add_verify_dist(CLI::App& app, Program& program) {
       app, program, "verify-dist",
       "whether linears sharded over ranks compute what one device does; 3: they do not",
       Needs::kGpu, [options, &program] { return verify_dist(*options, program.global); });
+  refuse_db(*command,
+            "verify-dist takes --table FILE, which `float8-tune db export --format table` writes");
   command->add_option("--gpus", options->gpus, "the ranks' CUDA ordinals")->type_name("INT,...");
   command->add_flag("--emulate", options->emulate, "ranks are emulated devices, without a GPU");
   add_integer(*command, "--ranks", options->ranks, "how many emulated ranks there are", 1,

@@ -32,7 +32,7 @@ constexpr Example kExamples[] = {
     {"explain", "float8-tune explain 8192,1024,4096 --recipe rowwise"},
     {"compare",
      "float8-tune compare before.f8db after.f8db\n"
-     "float8-tune compare before.f8db after.f8db --op linear --threshold 0.03"},
+     "float8-tune compare before.f8db after.f8db --op linear --threshold 0.03 --strict"},
     {"report", "float8-tune report -o report.html"},
     {"emit",
      "float8-tune emit --mnk 4096,4096,4096 --recipe rowwise\n"
