@@ -7,6 +7,7 @@
 
 #include "recipes/filter_rule.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tuning_db/estimate/estimator.hpp"
 
 namespace f8::cli {
@@ -111,8 +112,9 @@ Result<int> print_map(const std::vector<Shape>& shapes, const Recipe& recipe,
   const tuning_db::Estimator estimator(table, recipe.name, {}, this_gpu());
   if (estimator.empty()) {
     return fail(ErrorCode::kNotFound,
-                "there are no measurements of recipe {}; on a GPU: float8-tune sweep --recipe {}",
-                recipe.name, recipe.name);
+                "there are no measurements of recipe {}; on a GPU: float8-tune sweep --mnk M,N,K "
+                "--recipe {} --db {}",
+                recipe.name, recipe.name, database_to_write(global));
   }
   const Map map = F8_TRY(map_of(shapes, estimator));
   if (global.json) {

@@ -6,6 +6,7 @@
 
 #include "base/text.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tuning_db/json/json_text.hpp"
 
 namespace f8::cli {
@@ -65,6 +66,7 @@ void declare(CLI::App& command, SweepArgs& args) {
   add_mnk(command, args.mnk);
   add_model(command, args.model);
   command.add_option("--recipe", args.recipes, "recipes, separated by commas")->type_name("LIST");
+  add_problem(command, {.mnk = &args.mnk, .recipe = &args.recipes});
   command
       .add_option("--max-ci", args.max_ci,
                   "a linear's ratio is measured until the half-width of its interval is below")
