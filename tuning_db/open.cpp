@@ -51,7 +51,8 @@ Status refuse_odd_files(const fs::path& path) {
     struct stat info {};
     if (::stat(name.c_str(), &info) != 0) {
       if (errno == ENOENT && !suffix.empty()) continue;
-      return fail(ErrorCode::kIo, "{}: cannot open it: {}", name, std::strerror(errno));
+      return fail(ErrorCode::kIo, "{}: cannot open it: {}; name another, or see to its permissions",
+                  name, std::strerror(errno));
     }
     F8_TRY(check_kind(info.st_mode, name, Pipes::kRefused));
     const auto size = static_cast<uint64_t>(info.st_size);
@@ -69,7 +70,8 @@ Result<Header> read_header(const fs::path& path) {
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (!in) {
-    return fail(ErrorCode::kIo, "{}: cannot open it: {}", path.string(), std::strerror(errno));
+    return fail(ErrorCode::kIo, "{}: cannot open it: {}; name another, or see to its permissions",
+                path.string(), std::strerror(errno));
   }
   in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   if (in.gcount() == 0) {
@@ -171,7 +173,8 @@ Status create(const fs::path& path, const SchemaSpec& schema) {
   if (::link(temporary.path.c_str(), path.c_str()) == 0 || errno == EEXIST) return {};
   // Some file systems have no hard links; there the last of two creators wins, both empty.
   if (::rename(temporary.path.c_str(), path.c_str()) == 0) return {};
-  return fail(ErrorCode::kIo, "{}: cannot create it: {}", path.string(), std::strerror(errno));
+  return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
+              path.string(), std::strerror(errno));
 }
 
 Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
@@ -231,7 +234,8 @@ Result<fs::path> back_up(const Connection& db, const fs::path& path, std::string
     if (errno == EEXIST) continue;
     // Some file systems have no hard links.
     if (!fs::exists(backup) && ::rename(temporary.path.c_str(), backup.c_str()) == 0) return backup;
-    return fail(ErrorCode::kIo, "{}: cannot create it: {}", backup.string(), std::strerror(errno));
+    return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
+                backup.string(), std::strerror(errno));
   }
 }
 

@@ -342,11 +342,14 @@ std::unexpected<Error> Connection::failure(int code) const {
                   "{}: the database is damaged ({}); restore a copy, or measure into a new file",
                   label_, said);
     case SQLITE_NOMEM:
-      return fail(ErrorCode::kOutOfMemory, "{}: out of memory", label_);
+      return fail(ErrorCode::kOutOfMemory,
+                  "{}: out of memory; close other programs, or keep it in several databases",
+                  label_);
     case SQLITE_CONSTRAINT:
       return fail(ErrorCode::kInvalidArgument, "{}: a row was refused ({})", label_, said);
     default:
-      return fail(ErrorCode::kInternal, "{}: SQLite error {} ({})", label_, code, said);
+      return fail(ErrorCode::kInternal, "{}: SQLite error {} ({}); please report it", label_, code,
+                  said);
   }
 }
 

@@ -90,8 +90,8 @@ Result<std::vector<Item>> items_of_shape(const Options& options, const Global& g
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   if (casts) {
     if (!options.config.empty()) {
-      return fail(ErrorCode::kInvalidArgument, "--config is of a GEMM; --op {} takes none",
-                  options.op);
+      return fail(ErrorCode::kInvalidArgument,
+                  "--config is of a GEMM; --op {} takes none, leave it out", options.op);
     }
     if (!global.db.empty() && global.db_option == "--db") {
       return fail(ErrorCode::kInvalidArgument,
@@ -202,8 +202,8 @@ Status write_files(const std::filesystem::path& directory, const std::vector<Out
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) {
-    return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}", directory.string(),
-                error.message());
+    return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}; name another",
+                directory.string(), error.message());
   }
   for (const Output& output : outputs) {
     F8_TRY(of_option("-o", write_file_atomic(directory / output.name, output.bytes)));

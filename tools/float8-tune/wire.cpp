@@ -207,7 +207,8 @@ Result<int> predict(const PredictCommand& options, const Global& global) {
   F8_TRY(check_output(global, "--csv", options.csv));
   const std::vector<std::string> sizes = items_of(options.weight);
   if (sizes.size() != 2) {
-    return fail(ErrorCode::kInvalidArgument, "--weight: {} is not N,K", quote(options.weight));
+    return fail(ErrorCode::kInvalidArgument, "--weight: {} is not N,K, such as 4096,4096",
+                quote(options.weight));
   }
   const auto n = static_cast<double>(F8_TRY(integer_of("--weight", sizes[0], kMaxDim)));
   const auto k = static_cast<double>(F8_TRY(integer_of("--weight", sizes[1], kMaxDim)));

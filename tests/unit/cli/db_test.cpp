@@ -56,7 +56,8 @@ TEST(Db, MergeIsIdempotentAndRefusesItself) {
   EXPECT_EQ(second["added"], 0);
   EXPECT_EQ(second["known"], 4);
   EXPECT_EQ(tool.json({"db", "info", "--db", "all.db"})["kernels"], 2);
-  tool.expect_refused(1, {"db", "merge", "a.db", "--db", "a.db"}, {"a.db", "itself"});
+  tool.expect_refused(1, {"db", "merge", "a.db", "--db", "a.db"},
+                      {"a.db", "itself", "another --db"});
 }
 
 TEST(Db, DiffOfTwoFiles) {

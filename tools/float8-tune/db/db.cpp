@@ -120,7 +120,9 @@ Result<int> merge(const std::vector<fs::path>& sources, const Global& global) {
       return fail(ErrorCode::kInvalidArgument, "{}", kNoStreamDatabase);
     }
     if (fs::equivalent(source, global.db, error)) {
-      return fail(ErrorCode::kInvalidArgument, "{} cannot be merged into itself", source.string());
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} cannot be merged into itself; leave it out, or name another --db",
+                  source.string());
     }
     F8_TRY(Database::open(source, OpenMode::kReadOnly));
   }

@@ -39,7 +39,8 @@ Result<Map> map_of(const std::vector<Shape>& shapes, const tuning_db::Estimator&
   }
   if (map.n.size() * map.k.size() > kMaxCells) {
     return fail(ErrorCode::kInvalidArgument,
-                "--mnk: a map of {} x {} cells is too large to read; {} cells are the most",
+                "--mnk: a map of {} x {} cells is too large to read; {} cells are the most; narrow "
+                "its ranges",
                 map.n.size(), map.k.size(), kMaxCells);
   }
   for (const int64_t n : map.n) {

@@ -126,8 +126,11 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
       if (validate_shape(shape)) add(shape);  // others stay bf16 under every policy
     }
     if (request.shapes.empty()) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "--model {}: no linear has sizes that are multiples of 16", args.model.model);
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "--model {}: no linear has sizes that are multiples of 16, so none can be float8 and "
+          "there is nothing to measure; name another model or --tp",
+          args.model.model);
     }
   }
   return request;
