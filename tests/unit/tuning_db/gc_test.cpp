@@ -235,7 +235,7 @@ TEST_F(GcTest, TheSpaceIsGivenBack) {
   }
   const GcReport report = take(collect_garbage(path_, {.toolchains_but = 1}));
   EXPECT_EQ(counts_of(report).at("superseded_trials"), 500);
-  EXPECT_LT(report.bytes_after, report.bytes_before * 2 / 3);
+  EXPECT_LT(report.bytes_after, report.bytes_before * 3 / 4);
   EXPECT_EQ(report.bytes_after, static_cast<int64_t>(fs::file_size(path_)));
   EXPECT_EQ(scalar("PRAGMA freelist_count"), 0);
 }
@@ -258,8 +258,8 @@ TEST_F(GcTest, TheBackupIsTheDatabaseAsItWas) {
 
 TEST_F(GcTest, AnActiveRunOrAnotherConnectionIsRefused) {
   make_history();
-  {
-    const Database reader = take(Database::open(path_, OpenMode::kReadOnly));
+  for (const OpenMode mode : {OpenMode::kReadOnly, OpenMode::kReadWrite}) {
+    const Database other = take(Database::open(path_, mode));
     expect_refused({.toolchains_but = 1}, {"t.db", "has it open", "try again"});
     EXPECT_TRUE(collect_garbage(path_, {.toolchains_but = 1, .dry_run = true}));
   }

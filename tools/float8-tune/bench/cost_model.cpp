@@ -94,9 +94,12 @@ class Report {
                 percent(regret.worst), percent(regret.median_to_any), percent(regret.p95_to_any),
                 regret.worst_of});
   }
-  void show(const Global& global) const {
+  // With --json the source of the constants, where there is one, is a field.
+  void show(const Global& global, const std::string& source = "") const {
     if (global.json) {
-      print_json({{"regret", json_}});
+      Json json = {{"regret", json_}};
+      if (!source.empty()) json["source"] = source;
+      print_json(json);
     } else {
       print_styled(table_.text(stdout_color(global)));
     }
@@ -146,7 +149,9 @@ Result<int> fit(const Options& options, const Global& global) {
   }
   if (!test.empty()) report.add("held out", tuner::regret(test, model));
   const std::string source = tuner::constants_source(model);
-  if (!is_standard_stream(options.output)) report.show(global);
+  if (!is_standard_stream(options.output)) {
+    report.show(global, options.output.empty() ? source : "");
+  }
   if (options.output.empty()) {
     if (!global.json) print("\n" + source);
     return kExitOk;

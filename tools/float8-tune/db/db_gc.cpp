@@ -108,16 +108,18 @@ void add_db_gc(CLI::App& group, Program& program) {
       group, program, "gc", "remove what nobody can use from --db and give its space back",
       Needs::kNothing, [options, &program] { return gc(*options, program.global); });
   add_integer(*command, "--toolchains-but", options->toolchains_but,
-              "also superseded trials of all but the N newest toolchains of each device class", 1,
-              1'000'000)
+              "also remove superseded trials, but for the N newest toolchains of each device class",
+              1, 1'000'000)
       ->type_name("N");
   command
-      ->add_option("--older-than", options->older_than,
-                   "also superseded trials of this age; with --toolchains-but, of both")
+      ->add_option(
+          "--older-than", options->older_than,
+          "also remove superseded trials older than this, e.g. 90d; with --toolchains-but, those "
+          "that meet both")
       ->type_name("AGE");
   command->add_flag("--include-current", options->include_current,
-                    "of these trials, also the ones that count now: the best, and what decisions "
-                    "rest on");
+                    "of these trials, also those that count now: the best, and what decisions rest "
+                    "on");
   command->add_flag("--dry-run", options->dry_run,
                     "print what would be removed, and change nothing");
   command->add_flag("--no-backup", options->no_backup,
