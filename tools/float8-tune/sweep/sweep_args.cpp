@@ -75,6 +75,7 @@ void declare(CLI::App& command, SweepArgs& args) {
   command.add_flag("--exhaustive", args.exhaustive,
                    "measure every configuration to the end: what searches and the cost model are "
                    "judged by");
+  add_conditions(command, args.options.conditions);
   for (const Number& number : kNumbers) {
     command.add_option(number.name, args.options.*number.value, number.description)
         ->check(CLI::PositiveNumber)
@@ -141,6 +142,11 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
                                    args.max_ci, "--seed",     std::to_string(args.seed)};
   if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
   if (args.exhaustive) argv.push_back("--exhaustive");
+  const tuner::Conditions& conditions = args.options.conditions;
+  if (conditions.l2 == tuner::L2State::kHot) argv.push_back("--hot");
+  if (conditions.clock == tuner::ClockPolicy::kLocked) {
+    argv.insert(argv.end(), {"--clock", "locked"});
+  }
   for (const Number& number : kNumbers) {
     argv.push_back(number.name);
     argv.push_back(f8::format("{}", args.options.*number.value));

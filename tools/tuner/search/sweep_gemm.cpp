@@ -117,7 +117,8 @@ Status Sweep::screen(GemmTuning& tuning) {
       .batch_us = options.batch_us,
       .stop = {.target = kAnyWidth, .min_s = all_s, .max_s = all_s, .min_blocks = 1},
       .warm_s = options.warm_s,
-      .seed = next_seed()};
+      .seed = next_seed(),
+      .conditions = options.conditions};
   for (const Entrant& entrant : tuning.entrants) group.candidates.push_back(entrant.candidate);
   const std::vector<TrialResult> results = F8_TRY(measure(group));
   for (size_t i = 0; i < results.size(); ++i) {
@@ -184,7 +185,8 @@ Status Sweep::compare(GemmTuning& tuning) {
       .batch_us = options.batch_us,
       .stop = {.target = options.gemm_max_ci, .min_s = all_s / 2, .max_s = all_s, .min_blocks = 5},
       .warm_s = options.warm_s,
-      .seed = next_seed()};
+      .seed = next_seed(),
+      .conditions = options.conditions};
   for (const size_t i : tuning.finalists) {
     F8_TRY(db_.start_trial(*tuning.entrants[i].trial));
     group.candidates.push_back(tuning.entrants[i].candidate);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/tuner/measure/interleaved_group.hpp"
 #include "tools/tuner/search/gemm_candidates.hpp"
 #include "tools/tuner/search/linear_search.hpp"
 
@@ -34,6 +35,8 @@ struct SweepOptions {
   double linear_ms = 25;  // the share of each
   double linear_within =
       1.04;  // kernels up to this much slower than their GEMM's fastest take part
+
+  Conditions conditions{};
 
   [[nodiscard]] LinearSearchOptions linear_search() const {
     return {.most = linears, .within = linear_within, .ms = linear_ms};
@@ -80,6 +83,8 @@ using CountHeuristics = std::function<Result<int>(const Problem& gemm, bool bf16
                                            const runtime::DeviceInfo& device,
                                            const CountHeuristics& count);
 
+// A hot method is of screening fidelity: its rows are kept and shown, and decide nothing, since
+// training does not find its operands in L2.
 [[nodiscard]] tuning_db::Method sweep_method(const SweepOptions& options);
 
 }  // namespace f8::tuner
