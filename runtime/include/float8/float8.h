@@ -981,8 +981,9 @@ typedef int32_t (*float8_filter_callback)(void* user, const char* name, int64_t 
 typedef struct float8_model_layer {
   size_t struct_size;
   const char* name; /* unique in the model */
-  /* It has n, k and what else a plan asks for. Its m_max, recipe and custom_recipe must be 0 or
-   * NULL: the model has them. */
+  /* It has n, k and what else a plan asks for. Its m_max is 0, for the model's tokens, or the layer's
+   * own M: an expert of a mixture sees fewer. Its recipe and custom_recipe must be NULL: the model
+   * has them. */
   const float8_linear_desc* desc;
 } float8_model_layer;
 
