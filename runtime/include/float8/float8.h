@@ -532,6 +532,10 @@ typedef struct float8_backward_args {
   int32_t accumulate_dx FLOAT8_ZERO;
   int32_t reserved_2 FLOAT8_ZERO;  /* 0 */
   void* launch_counts FLOAT8_ZERO; /* as in the forward */
+  /* dy in fp8, as a float8_quantizer of FLOAT8_GRAD_OUTPUT casts it: q is read for dx, qt for dw. No
+   * cast is made, and dy is read by db and by gradients in high precision alone; else it may be NULL.
+   * With recompute, x and the weight are given in fp8 too. */
+  const float8_tensor* dy_tensor FLOAT8_ZERO;
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
