@@ -4,109 +4,12 @@
 #include <bit>
 #include <cmath>
 
-#include "runtime/linear/quantizer.hpp"
 #include "tests/gpu/fp8_copies.hpp"
-#include "tests/gpu/linear_tensors.hpp"
+#include "tests/gpu/linear/given_fixture.hpp"
 
 namespace f8::runtime::gpu {
 namespace {
 
-// A quantizer with the buffers of one tensor.
-struct Quantized {
-  Quantized(const Context& context, std::shared_ptr<const Quantizer> plan)
-      : quantizer(std::move(plan)),
-        tensor(context, quantizer->tensor_bytes()),
-        workspace(context, quantizer->workspace_bytes()) {
-    tensor.poison();
-    workspace.poison();
-  }
-  [[nodiscard]] Status run(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
-    return quantizer->run(
-        {.x = x.as(), .tensor = tensor.as(), .rows = rows, .scales = slots, .first_step = 1},
-        workspace.as(), nullptr);
-  }
-  [[nodiscard]] float8_tensor view(int64_t rows) const {
-    return quantizer->view(tensor.as(), nullptr, rows).value();
-  }
-
-  std::shared_ptr<const Quantizer> quantizer;
-  DeviceBuffer tensor, workspace;
-};
-
-class TensorTest : public RecipeTest {
- protected:
-  static constexpr int64_t kRows = 300;
-  static constexpr Shape kShape{320, 208, 592};  // m is more than the rows
-
-  std::unique_ptr<Quantized> quantized(Tensor operand, bool transposed = true,
-                                       Shape shape = kShape) {
-    QuantizerDesc desc;
-    desc.operand = operand;
-    desc.rows = operand == Tensor::kWeight ? shape.n : shape.m;
-    desc.cols = operand == Tensor::kGradOutput ? shape.n : shape.k;
-    desc.recipe = find_recipe(GetParam()).value();
-    desc.transposed = transposed;
-    auto quantizer = Quantizer::plan(context_, desc);
-    EXPECT_TRUE(quantizer) << (quantizer ? "" : quantizer.error().message);
-    return quantizer ? std::make_unique<Quantized>(context(), *quantizer) : nullptr;
-  }
-
-  // Calls whose operands are given in fp8 give the bits of calls that cast them. dy itself is given
-  // where something reads it.
-  void expect_the_same(const LinearDesc& desc, bool give_x, bool give_w, bool give_dy = false) {
-    SCOPED_TRACE(::testing::Message() << "x " << give_x << ", w " << give_w << ", dy " << give_dy);
-    const auto linear = plan(desc);
-    ASSERT_NE(linear, nullptr);
-    Tensors t(context(), *linear, kRows, 5);
-    F8_ASSERT_OK(run(*linear, t));
-    const Bits plain = results(t);
-    DeviceBuffer db(context(), static_cast<size_t>(kShape.n) * 2);
-    const auto bias_gradient = [&](BackwardCall backward) {
-      db.poison();
-      if (desc.bias_grad) backward.db = db.as();
-      const Status done = linear->backward(backward, t.workspace.as(), nullptr);
-      EXPECT_TRUE(done) << (done ? "" : done.error().message);
-      return db.download<uint16_t>();
-    };
-    const auto plain_db = bias_gradient(t.backward());
-    const auto x = quantized(Tensor::kInput);
-    const auto w = quantized(Tensor::kWeight);
-    ASSERT_TRUE(x && w);
-    F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
-    F8_ASSERT_OK(w->run(t.device_w, kShape.n, t.slots));
-    const float8_tensor x_tensor = x->view(kRows);
-    const float8_tensor w_tensor = w->view(kShape.n);
-    t.poison_results();
-    const DeviceBuffer saved(context(), linear->saved_bytes(give_w, give_x));
-
-    ForwardCall forward = t.forward();
-    forward.saved = saved.as();
-    if (give_x) forward.x_tensor = &x_tensor;
-    if (give_w) forward.w_tensor = &w_tensor;
-    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
-    BackwardCall backward = t.backward();
-    backward.saved = saved.as();
-    backward.x_tensor = forward.x_tensor;
-    backward.w_tensor = forward.w_tensor;
-    const auto dy = quantized(Tensor::kGradOutput);
-    ASSERT_NE(dy, nullptr);
-    F8_ASSERT_OK(dy->run(t.device_dy, kRows, t.slots));
-    const float8_tensor dy_tensor = dy->view(kRows);
-    if (give_dy) {
-      const bool all_fp8 =
-          desc.recipe.at(Gemm::kGradInput).is_fp8() && desc.recipe.at(Gemm::kGradWeight).is_fp8();
-      backward.dy_tensor = &dy_tensor;
-      if (all_fp8 && !desc.bias_grad) backward.dy = nullptr;
-    }
-    EXPECT_EQ(bias_gradient(backward), plain_db);
-    EXPECT_EQ(results(t), plain);
-    EXPECT_TRUE(dy->tensor.guards_are_whole());
-    EXPECT_TRUE(saved.guards_are_whole());
-    EXPECT_TRUE(x->tensor.guards_are_whole());
-    EXPECT_TRUE(x->workspace.guards_are_whole());
-    t.expect_whole_guards();
-  }
-};
 INSTANTIATE_TEST_SUITE_P(Recipes, TensorTest, ::testing::ValuesIn(kRecipes),
                          [](const auto& suite) { return std::string(suite.param); });
 
@@ -122,61 +25,6 @@ TEST_P(TensorTest, GivenOperandsGiveTheSameWhereALinearRecomputes) {
   desc.recompute = true;
   expect_the_same(desc, true, false);
   expect_the_same(desc, true, true);
-}
-
-TEST_P(TensorTest, AGivenGradOutputGivesTheSame) {
-  LinearDesc desc = describe(GetParam(), kShape);
-  expect_the_same(desc, false, false, true);
-  expect_the_same(desc, true, true, true);
-  desc.bias_grad = true;
-  expect_the_same(desc, false, false, true);
-  desc.bias_grad = false;
-  desc.recompute = true;
-  expect_the_same(desc, true, true, true);
-}
-
-// Each gradient reads its own copy of dy, adds where it is asked to, and is 0 of an empty batch.
-TEST_P(TensorTest, AGivenGradOutputOfOneGradient) {
-  LinearDesc desc = describe(GetParam(), kShape);
-  desc.accumulate_grad_input = desc.accumulate_grad_weight = true;
-  const auto linear = plan(desc);
-  ASSERT_NE(linear, nullptr);
-  Tensors t(context(), *linear, kRows, 17);
-  const auto dy = quantized(Tensor::kGradOutput);
-  ASSERT_NE(dy, nullptr);
-  F8_ASSERT_OK(linear->forward(t.forward(), t.workspace.as(), nullptr));
-  F8_ASSERT_OK(dy->run(t.device_dy, kRows, t.slots));
-  const float8_tensor whole = dy->view(kRows);
-  for (const bool add : {false, true}) {
-    for (const bool dx : {true, false}) {
-      SCOPED_TRACE(::testing::Message() << "dx " << dx << ", add " << add);
-      const auto run_with = [&](const float8_tensor* tensor) {
-        t.poison_results();
-        BackwardCall backward = t.backward();
-        (dx ? backward.dw : backward.dx) = nullptr;
-        // What is added to is there first.
-        EXPECT_TRUE(linear->backward(backward, t.workspace.as(), nullptr));
-        backward.accumulate = dx || !add ? 0 : 1;
-        backward.accumulate_dx = dx && add ? 1 : 0;
-        backward.dy_tensor = tensor;
-        const Status done = linear->backward(backward, t.workspace.as(), nullptr);
-        EXPECT_TRUE(done) << (done ? "" : done.error().message);
-        return results(t);
-      };
-      float8_tensor half = whole;
-      (dx ? half.qt : half.q) = nullptr;
-      EXPECT_EQ(run_with(&half), run_with(nullptr));
-    }
-  }
-  BackwardCall empty = t.backward();
-  const float8_tensor none = dy->view(0);
-  empty.m = 0;
-  empty.saved = nullptr;
-  empty.dy_tensor = &none;
-  t.poison_results();
-  F8_ASSERT_OK(linear->backward(empty, t.workspace.as(), nullptr));
-  const auto zeros = t.dw.download<uint8_t>();
-  EXPECT_TRUE(std::ranges::all_of(zeros, [](uint8_t byte) { return byte == 0; }));
 }
 
 TEST_P(TensorTest, SavedAndCachedCopiesAreTheQuantizers) {
@@ -456,47 +304,6 @@ TEST_P(TensorTest, AGatheredWeightIsReadInPlace) {
   }
   desc.choices[1] = parse_choice(Provider::kCublasLt, "h0").value();
   EXPECT_FALSE(Linear::plan(context_, desc));
-}
-
-TEST_P(TensorTest, AGradOutputThatDoesNotFitIsNamed) {
-  LinearDesc desc = describe(GetParam(), kShape);
-  desc.bias_grad = true;
-  const auto linear = plan(desc);
-  desc.recompute = true;
-  const auto recomputes = plan(desc);
-  ASSERT_TRUE(linear && recomputes);
-  const Tensors t(context(), *linear, kRows, 19);
-  const auto dy = quantized(Tensor::kGradOutput);
-  ASSERT_NE(dy, nullptr);
-  const float8_tensor good = dy->view(kRows);
-  const auto refused = [&](const Linear& by, const float8_tensor& view, std::string_view words,
-                           auto change) {
-    BackwardCall backward = t.backward();
-    backward.dy_tensor = &view;
-    change(backward);
-    const Status status = by.backward(backward, t.workspace.as(), nullptr);
-    ASSERT_FALSE(status) << words;
-    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
-  };
-  const auto as_it_is = [](BackwardCall&) {};
-  refused(*linear, dy->view(kRows - 1), "dy_tensor is a tensor of 299 x 208, the call needs 300",
-          as_it_is);
-  float8_tensor view = good;
-  view.q = nullptr;
-  refused(*linear, view, "dy_tensor.q is NULL", as_it_is);
-  view = good;
-  view.q_setting.format ^= 1;
-  refused(*linear, view, "dy_tensor.q_setting is", as_it_is);
-  view = good;
-  view.q = t.dx.as();
-  refused(*linear, view, "overlap", as_it_is);
-  const DeviceBuffer db(context(), static_cast<size_t>(kShape.n) * 2);
-  refused(*linear, good, "dy is NULL; beside dy_tensor", [&](BackwardCall& c) {
-    c.dy = nullptr;
-    c.db = db.as();
-  });
-  refused(*recomputes, good, "give x_tensor and w_tensor too", as_it_is);
 }
 
 TEST_P(TensorTest, WhatDoesNotFitIsNamed) {
