@@ -75,15 +75,19 @@ void declare(CLI::App& command, SweepArgs& args) {
   command.add_flag("--exhaustive", args.exhaustive,
                    "measure every configuration to the end: what searches and the cost model are "
                    "judged by");
-  add_conditions(command, args.options.conditions);
+  declare(command, args.options);
+}
+
+void declare(CLI::App& command, tuner::SweepOptions& options) {
+  add_conditions(command, options.conditions);
   for (const Number& number : kNumbers) {
-    command.add_option(number.name, args.options.*number.value, number.description)
+    command.add_option(number.name, options.*number.value, number.description)
         ->check(CLI::PositiveNumber)
         ->type_name("NUMBER")
         ->group("Measuring");
   }
   for (const Count& count : kCounts) {
-    command.add_option(count.name, args.options.*count.value, count.description)
+    command.add_option(count.name, options.*count.value, count.description)
         ->check(CLI::Range(0, 1000))
         ->type_name("COUNT")
         ->group("Measuring");

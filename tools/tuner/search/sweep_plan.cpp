@@ -11,9 +11,6 @@
 namespace f8::tuner {
 namespace {
 
-// Planning, loading, checking and capturing one candidate, which comes on top of timing it.
-constexpr double kCandidateS = 0.008;
-
 // The hashes of kernels' sources; each is emitted once.
 class SourceHashes {
  public:

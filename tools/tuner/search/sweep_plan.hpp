@@ -43,6 +43,9 @@ struct SweepOptions {
   }
 };
 
+// Planning, loading, checking and capturing one candidate, which comes on top of timing it.
+inline constexpr double kCandidateS = 0.008;
+
 struct SweepRequest {
   std::vector<Shape> shapes;
   std::vector<std::string> recipes;
