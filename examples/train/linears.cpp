@@ -81,10 +81,8 @@ Linears::Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks
     const LinearShape& shape = parameters.linears[i];
     auto linear = model.verdict(i).value().linear;
     if (!linear) linear = float8::Linear::plan(context, desc_of(config, shape)).value();
-    // A GEMM that is called by itself reads one piece.
-    const bool gemm_alone = shape.split == Split::kRows && has_columns_over_ranks(config, shape);
     const bool may_lie_in_shards =
-        linear->weight_cache_bytes() > 0 && lies_in_shards(shape, ranks.fsdp) && !gemm_alone;
+        linear->weight_cache_bytes() > 0 && lies_in_shards(shape, ranks.fsdp);
     const auto for_shards =
         may_lie_in_shards ? plan_for_shards(context, config, shape) : std::nullopt;
     layers_.push_back(Layer{.linear = for_shards.value_or(*linear),
@@ -92,7 +90,7 @@ Linears::Linears(Backend& backend, const TrainConfig& config, const Ranks& ranks
                             .dw = grads + shape.offset,
                             .in_shards = for_shards.has_value(),
                             .x = nullptr,
-                            .grads = nullptr});
+                            .dy = nullptr});
   }
   if (!ranks.world.is_alone()) shards_.emplace(backend, ranks_, parameters, weights);
   allocate();
@@ -142,7 +140,7 @@ void Linears::allocate_shards(const std::string& recipe) {
 }
 
 void Linears::allocate_columns(const TrainConfig& config) {
-  std::shared_ptr<ColumnWiseGrads> grads;
+  std::shared_ptr<ColumnActivation> dy;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const LinearShape& shape = parameters_.linears[i];
     const float8::LinearDesc desc = desc_of(config, shape);
@@ -153,10 +151,11 @@ void Linears::allocate_columns(const TrainConfig& config) {
                                                    desc.m_max, desc.k);
       continue;
     }
-    if (!grads) {
-      grads = std::make_shared<ColumnWiseGrads>(backend_, ranks_.tp, desc, config.recipe);
+    if (!dy) {
+      dy = std::make_shared<ColumnActivation>(backend_, ranks_.tp, config.recipe,
+                                              FLOAT8_GRAD_OUTPUT, desc.m_max, desc.n);
     }
-    layer.grads = grads;
+    layer.dy = dy;
   }
 }
 
@@ -214,11 +213,8 @@ void Linears::backward(size_t index, const void* dy, const void* x, void* dx, bo
     args.w = shards_->gather_bf16(index);
   }
   args.x_tensor = layer.x_tensor;
-  if (layer.grads) {
-    layer.grads->run(layer.linear, args, workspace_);
-  } else {
-    check(layer.linear.backward(args, workspace_, backend_.stream()));
-  }
+  if (layer.dy) args.dy_tensor = layer.dy->cast(dy);
+  check(layer.linear.backward(args, workspace_, backend_.stream()));
   grad_sum_.add(layer.dw, dw_, shape.shard_rows * shape.k, true, batch);
 }
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "ranks/column_wise_grads.hpp"
+#include "ranks/column_activation.hpp"
 #include "ranks/grad_sum.hpp"
 #include "ranks/shards.hpp"
 
@@ -47,7 +47,7 @@ class Linears {
     float8::ScaleSlots slots = {};
     // Of tensor parallelism, where scales span its ranks.
     std::unique_ptr<ColumnActivation> x;       // of a row-wise linear
-    std::shared_ptr<ColumnWiseGrads> grads;    // one for all column-wise linears, which are alike
+    std::shared_ptr<ColumnActivation> dy;      // one for all column-wise linears, which are alike
     const float8::Tensor* x_tensor = nullptr;  // the latest forward's
   };
   void allocate();

@@ -17,11 +17,14 @@ AUTO_FILTER = "auto_filter_small_kn"
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A linear of a model: its name, in_features (k) and out_features (n)."""
+    """A linear of a model: its name, in_features (k), out_features (n) and, where they are its own,
+    the rows of x in a call: an expert of a mixture sees fewer than the rest of the model.
+    """
 
     name: str
     k: int
     n: int
+    tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Verdict:
     speedup_low: float
     speedup_high: float
     wire: Wire | None = None  # where ranks share the model
+    tokens: int | None = None  # the rows of x that it was judged by
 
 
 def filter_layers(
@@ -68,7 +72,7 @@ def filter_layers(
     """Decides for each layer whether fp8 pays.
 
     layers: unique names.
-    tokens: the rows of x in a call.
+    tokens: the rows of x in a call, of layers that do not say their own.
     names: parts of names that keep a layer in high precision. "auto_filter_small_kn" among them
         switches the policy's rule on, as for torchao; the policy "measured" has it on anyway.
     policy: "measured" compares speedups of the tuning table with 1 + margin; "torchao" has
@@ -86,13 +90,20 @@ def filter_layers(
     if policy not in _POLICIES:
         raise ValueError(f"float8: policy is {policy!r}; it is one of {', '.join(_POLICIES)}")
     wanted = _list_of_layers(layers)
-    if not isinstance(tokens, int) or isinstance(tokens, bool):
-        raise TypeError(f"float8: tokens is {tokens!r}; it is the number of rows of x in a call")
+    check_tokens("tokens", tokens)
     fqns = list_of(names)
     if policy == "measured" and verdicts is None and AUTO_FILTER not in fqns:
         fqns.append(AUTO_FILTER)
     custom, recipe_name = _recipe_fields(recipe)
-    descs = [_library.sized(_library.LinearDesc, n=layer.n, k=layer.k) for layer in wanted]
+    descs = [
+        _library.sized(
+            _library.LinearDesc,
+            n=layer.n,
+            k=layer.k,
+            m_max=0 if layer.tokens is None else layer.tokens,
+        )
+        for layer in wanted
+    ]
     items = (_library.ModelLayer * len(wanted))(
         *(
             _library.sized(_library.ModelLayer, name=layer.name.encode(), desc=ctypes.pointer(desc))
@@ -124,7 +135,11 @@ def filter_layers(
         )
         try:
             is_shared = fsdp * tp > 1
-            return [_verdict(model, i, layer, is_shared) for i, layer in enumerate(wanted)]
+            found = [_verdict(model, i, layer, is_shared) for i, layer in enumerate(wanted)]
+            return [
+                dataclasses.replace(verdict, tokens=layer.tokens or tokens)
+                for verdict, layer in zip(found, wanted, strict=True)
+            ]
         finally:
             loaded.float8_model_destroy(model)
 
@@ -166,9 +181,20 @@ def list_of(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
+def check_tokens(what: str, tokens: object) -> None:
+    """Raises TypeError or ValueError where `tokens` is no number of rows."""
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        raise TypeError(f"float8: {what} is {tokens!r}; it is the number of rows of x in a call")
+    if tokens < 1:
+        raise ValueError(f"float8: {what} is {tokens}; it must be 1 or more")
+
+
 def _list_of_layers(layers: Iterable[Layer]) -> list[Layer]:
     """Returns the layers; what is none is refused (TypeError)."""
     items = [] if isinstance(layers, str) else list(layers)
+    for layer in items:
+        if isinstance(layer, Layer) and layer.tokens is not None:
+            check_tokens(f"the tokens of {layer.name}", layer.tokens)
     if isinstance(layers, str) or not all(isinstance(each, Layer) for each in items):
         raise TypeError(
             "float8: layers is not a list of float8.Layer; filter_layers takes layers, a recipe and "
@@ -194,6 +220,7 @@ def _recipe_fields(recipe: str | Recipe) -> tuple[_library.RecipeStruct | None, 
 _COLUMNS = {
     "layer": True,
     "count": False,
+    "M": False,
     "N": False,
     "K": False,
     "verdict": True,
@@ -209,18 +236,24 @@ _COLUMNS = {
 def explain(verdicts: Sequence[Verdict]) -> str:
     """Returns the verdicts as the table that `float8-tune filter` prints.
 
-    Layers that differ in their number alone share a row. N and K are those of the whole layer.
+    Layers that differ in their number alone share a row. N and K are those of the whole layer; M is
+    there where layers differ in it.
     """
-    counts: dict[tuple[str, int, int, bool, str], int] = {}
-    first: dict[tuple[str, int, int, bool, str], Verdict] = {}
+    counts: dict[tuple[object, ...], int] = {}
+    first: dict[tuple[object, ...], Verdict] = {}
     for verdict in verdicts:
         layer = verdict.layer
         name = layer_pattern(layer.name)
-        key = (name, layer.n, layer.k, verdict.convert, verdict.reason)
+        key = (name, verdict.tokens, layer.n, layer.k, verdict.convert, verdict.reason)
         counts[key] = counts.get(key, 0) + 1
         first.setdefault(key, verdict)
-    rows = [_cells(key[0], counts[key], verdict) for key, verdict in first.items()]
+    rows = [
+        _cells(layer_pattern(verdict.layer.name), counts[key], verdict)
+        for key, verdict in first.items()
+    ]
     titles = list(_COLUMNS)
+    if len({verdict.tokens for verdict in verdicts}) < 2:
+        titles.remove("M")
     if all(verdict.wire is None for verdict in verdicts):
         titles = [title for title in titles if not title.endswith(" us")]
     widths = {title: max(map(len, (title, *(row[title] for row in rows)))) for title in titles}
@@ -239,6 +272,7 @@ def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
     return {
         "layer": name,
         "count": str(count),
+        "M": str(verdict.tokens or ""),
         "N": str(verdict.layer.n),
         "K": str(verdict.layer.k),
         "verdict": "float8" if verdict.convert else "keep bf16",

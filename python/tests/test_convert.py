@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import re
 import subprocess
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 
 import float8
 import float8.torch as f8
+from float8.filter import layer_pattern
 from float8.torch import Float8Linear, convert_to_float8_training
 
 
@@ -254,6 +257,56 @@ def test_explain_prints_the_program_s_table(policy: str, capsys: Any) -> None:
     assert found and len(found) == sum(int(row[1]) for row in rows if row[4] == "float8")
 
 
+def mixtral(layers: int = 32) -> nn.Module:
+    def block() -> nn.Module:
+        attention = {"q_proj": 4096, "k_proj": 1024, "v_proj": 1024, "o_proj": 4096}
+        experts = (
+            nn.ModuleDict(
+                {
+                    "w1": nn.Linear(4096, 14336),
+                    "w2": nn.Linear(14336, 4096),
+                    "w3": nn.Linear(4096, 14336),
+                }
+            )
+            for _ in range(8)
+        )
+        moe = {"gate": nn.Linear(4096, 8), "experts": nn.ModuleList(experts)}
+        return nn.ModuleDict(
+            {
+                "self_attn": nn.ModuleDict({k: nn.Linear(4096, n) for k, n in attention.items()}),
+                "block_sparse_moe": nn.ModuleDict(moe),
+            }
+        )
+
+    with torch.device("meta"):
+        inner = nn.ModuleDict({"layers": nn.ModuleList(block() for _ in range(layers))})
+        return nn.ModuleDict({"model": inner, "lm_head": nn.Linear(4096, 32000)})
+
+
+def test_experts_are_judged_by_their_own_tokens(capsys: Any) -> None:
+    program = ("filter", "--model", "mixtral-8x7b", "--tokens", "8192", "--recipe", "rowwise")
+    listed = json.loads(float8_tune(*program, "--json"))["decisions"]
+    kinds = {layer_pattern(line["fqn"]): line for line in listed}
+    tokens_of = {"experts": 2048}
+    found = f8.verdicts(mixtral(1), "rowwise", 8192, tokens_of=tokens_of)
+    assert {verdict.tokens for verdict in found} == {2048, 8192}
+    for verdict in found:
+        line = kinds[layer_pattern(verdict.layer.name)]
+        assert (verdict.tokens, verdict.convert) == (line["tokens"], line["convert"])
+        assert verdict.speedup == pytest.approx(line["speedup"], rel=1e-3)
+    model = convert_to_float8_training(
+        mixtral(1), config="rowwise", tokens=8192, tokens_of=tokens_of, explain=True
+    )
+    table = capsys.readouterr().out
+    assert table.split()[:4] == ["layer", "count", "M", "N"]
+    assert re.search(r"experts\.\*\.w2 +8 +2048 ", table)
+    assert names(model) == [verdict.layer.name for verdict in found if verdict.convert]
+    with pytest.raises(ValueError, match="tokens_of: 'expert_mlp' is part of no linear's name"):
+        f8.verdicts(mixtral(1), "rowwise", 8192, tokens_of={"expert_mlp": 2048})
+    with pytest.raises(ValueError, match=r"tokens of model.layers.0.block_sparse_moe.* is 0"):
+        f8.verdicts(mixtral(1), "rowwise", 8192, tokens_of={"experts": 0})
+
+
 def test_filter_file(tmp_path: Any, capsys: Any) -> None:
     file = tmp_path / "verdicts"
     float8_tune(
@@ -317,6 +370,7 @@ def test_measured_head_of_ten_outputs() -> None:
         {"verdicts": "file"},
         {"fsdp": 2},
         {"hosts": 1},
+        {"tokens_of": {"a": 8}},
     ),
 )
 def test_verdicts_need_tokens(arguments: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ f8::Status read_args(const float8_weight_args* args, const float8_weight_args* a
 
 // The caller's tensors in fp8 as this version knows them.
 struct HeldTensors {
-  float8_tensor x, w;
+  float8_tensor x, w, dy;
 };
 
 // The reduction of a call: a first step takes the scales of delayed operands from all ranks.
@@ -41,6 +41,9 @@ f8::Status open_call(const char* type, const float8_linear* linear, const Args* 
   F8_TRY(read_struct(args, type, known));
   F8_TRY(read_tensor("x_tensor", known.x_tensor, held.x));
   F8_TRY(read_tensor("w_tensor", known.w_tensor, held.w));
+  if constexpr (requires { known.dy_tensor; }) {
+    F8_TRY(read_tensor("dy_tensor", known.dy_tensor, held.dy));
+  }
   if (known.reserved != 0) [[unlikely]] {
     return f8::fail(ErrorCode::kInvalidArgument, "{}.reserved is {}; it must be 0", type,
                     known.reserved);

@@ -25,16 +25,17 @@ f8::Result<f8::runtime::ModelLinear> read_layer(const float8_model_layer& layer,
   }
   float8_linear_desc desc;
   F8_TRY(read_struct(known.desc, "float8_linear_desc", desc));
-  if (desc.m_max != 0 || desc.recipe != nullptr || desc.custom_recipe != nullptr) {
+  if (desc.recipe != nullptr || desc.custom_recipe != nullptr) {
     return f8::fail(ErrorCode::kInvalidArgument,
-                    "layer {}: m_max, recipe and custom_recipe of its desc are the model's to say; "
-                    "leave them 0 and NULL",
+                    "layer {}: recipe and custom_recipe of its desc are the model's to say; leave "
+                    "them NULL",
                     f8::quote(known.name));
   }
   return f8::runtime::ModelLinear{.name = known.name,
                                   .in_features = desc.k,
                                   .out_features = desc.n,
-                                  .desc = F8_TRY(linear_options(desc))};
+                                  .desc = F8_TRY(linear_options(desc)),
+                                  .tokens = desc.m_max};
 }
 
 // Reads the layers in their own version of the struct, whose size the first one tells.

@@ -79,7 +79,7 @@ struct StructFields<float8_backward_args> {
       &S::ld_x, &S::ld_w, &S::x, &S::w, &S::weight_cache, &S::scales, &S::first_step,
       &S::accumulate, &S::workspace_bytes, &S::saved_bytes, &S::weight_cache_bytes, &S::counters,
       &S::db, &S::accumulate_bias, &S::reserved, &S::ranks, &S::x_tensor, &S::w_tensor,
-      &S::accumulate_dx, &S::reserved_2, &S::launch_counts);
+      &S::accumulate_dx, &S::reserved_2, &S::launch_counts, &S::dy_tensor);
 };
 
 template <>

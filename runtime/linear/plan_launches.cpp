@@ -58,6 +58,9 @@ class LaunchPlanner {
     for (CallKind kind = 0; kind < kBackwardKinds; ++kind) {
       if (is_step(kind) && is_backward(kind)) all.backward[kind] = F8_TRY(backward(kind));
     }
+    for (CallKind kind = 0; kind < kGradientKinds; ++kind) {
+      all.gradients[kind] = F8_TRY(gradients(kind << kGradientShift));
+    }
     for (CallKind kind = 0; kind < kWeightKinds; ++kind) {
       if (is_step(kind)) all.cast_weight[kind] = F8_TRY(cast_weight(kind));
     }

@@ -28,12 +28,18 @@ inline constexpr CallKind kBackwardDx = 16, kBackwardDw = 32, kBackwardDb = 64;
 inline constexpr CallKind kBackwardAddDx = 128, kBackwardAddDw = 256;  // with those
 inline constexpr size_t kBackwardKinds = 512;
 
+// The kinds of a backward that is given dy in fp8, without the bits that decide about casts.
+inline constexpr CallKind kGradientShift = 4;
+inline constexpr size_t kGradientKinds = kBackwardKinds >> kGradientShift;
+static_assert(kBackwardDx == 1U << kGradientShift);
+
 inline constexpr CallKind kWeightFlag = 4;
 inline constexpr size_t kWeightKinds = 8;
 
 struct LinearLaunches {
   std::array<LaunchList, kForwardKinds> forward;
   std::array<LaunchList, kBackwardKinds> backward;
+  std::array<LaunchList, kGradientKinds> gradients;  // plan_gradients() by kind
   std::array<LaunchList, kWeightKinds> cast_weight;
 };
 

@@ -84,6 +84,19 @@ Status Linear::State::check_scales(const Call& call) const {
   return {};
 }
 
+// The backward reads dy itself.
+bool Linear::State::reads_dy(const BackwardCall& call) const {
+  return call.dy_tensor == nullptr || call.db != nullptr ||
+         (call.dx != nullptr && !is_fp8(Gemm::kGradInput)) ||
+         (call.dw != nullptr && !is_fp8(Gemm::kGradWeight));
+}
+
+Linear::State::DyCopies Linear::State::copies_of_dy(const BackwardCall& call) const {
+  if (call.dy_tensor == nullptr) return {};
+  return {.q = call.dx != nullptr && is_fp8(Gemm::kGradInput),
+          .qt = call.dw != nullptr && is_fp8(Gemm::kGradWeight)};
+}
+
 // Checks the tensors that a call is given in fp8, whose copies it reads: q in forward, else qt.
 template <class Call>
 Status Linear::State::check_tensors(const Call& call, bool q) const {
@@ -147,10 +160,20 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
                    "float8_backward_args.db is given, the plan has no gradient of a bias; set "
                    "float8_linear_desc.bias_grad"));
   if (call.m == 0 || (!dx && !dw && call.db == nullptr)) return {};
-  F8_TRY(check_given("float8_backward_args.dy", call.dy));
+  if (reads_dy(call) && call.dy_tensor != nullptr && call.dy == nullptr) [[unlikely]] {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "float8_backward_args.dy is NULL; beside dy_tensor, db and gradients in high precision "
+        "are computed from it");
+  }
+  if (call.dy_tensor == nullptr) F8_TRY(check_given("float8_backward_args.dy", call.dy));
   // A gradient needs a copy of the weight or of the input that no cache has.
   const bool casts_weight = dx && is_fp8(Gemm::kGradInput) && !has_weight(call);
   const bool casts_input = dw && is_fp8(Gemm::kGradWeight) && call.x_tensor == nullptr;
+  F8_TRY(
+      refuse_if(call.dy_tensor != nullptr && desc.recompute && (casts_weight || casts_input),
+                "float8_backward_args.dy_tensor is given, and float8_linear_desc.recompute casts "
+                "again beside dy; give x_tensor and w_tensor too, or dy alone"));
   if (!desc.recompute && (casts_weight || casts_input)) {
     F8_TRY(check_given("float8_backward_args.saved", call.saved));
   }
@@ -171,6 +194,12 @@ Status Linear::State::check_arguments(const BackwardCall& call) const {
     F8_TRY(check_source("float8_backward_args.x", call.x, Gemm::kGradWeight));
   }
   F8_TRY(check_tensors(call, false));
+  const auto [q, qt] = copies_of_dy(call);
+  for (const bool copy : {true, false}) {
+    if (!(copy ? q : qt)) continue;
+    F8_TRY(check_tensor(args_name(call), "dy_tensor", *call.dy_tensor, call.m, desc.shape.n,
+                        kernels.of(Tensor::kGradOutput), copy));
+  }
   F8_TRY(check_scales(call));
   return check_counters(call);
 }
@@ -307,7 +336,12 @@ CallMemory Linear::State::memory(const BackwardCall& call, const void* workspace
   const bool reads_input = call.dw != nullptr && ((desc.recompute && call.x_tensor == nullptr) ||
                                                   !is_fp8(Gemm::kGradWeight));
   CallMemory memory = common_memory(call, workspace);
-  memory.add_rows("dy", call.dy, m, n, call.ld_dy, type, Access::kRead);
+  memory.add_rows("dy", call.dy, m, n, call.ld_dy, type,
+                  reads_dy(call) ? Access::kRead : Access::kNone);
+  const auto [q, qt] = copies_of_dy(call);
+  const Copies& copies = kernels.of(Tensor::kGradOutput);
+  if (q) add_tensor(memory, "dy_tensor", *call.dy_tensor, copies, true);
+  if (qt) add_tensor(memory, "dy_tensor", *call.dy_tensor, copies, false);
   memory.add_rows("dx", call.dx, m, k, call.ld_dx, type, Access::kWrite);
   memory.add_rows("dw", call.dw, n, k, call.ld_dw, desc.grad_weight_dtype, Access::kWrite);
   memory.add_rows("db", call.db, 1, n, 0, desc.bias_grad_dtype, Access::kWrite);
@@ -382,6 +416,10 @@ const LaunchList& Linear::State::bind(const BackwardCall& call, void* workspace,
   if (call.dw != nullptr) kind |= kBackwardDw | (call.accumulate != 0 ? kBackwardAddDw : 0);
   if (call.db != nullptr) kind |= kBackwardDb;
   if (kind == 0) return launches.backward[0];
+  if (call.dy_tensor != nullptr) {
+    bind_tensor(*call.dy_tensor, Slot::kGradOutputQ, to);
+    return launches.gradients[kind >> kGradientShift];
+  }
   if (desc.recompute) kind |= given;
   return launches.backward[kind | step_kind(call.first_step != 0, to)];
 }

@@ -24,6 +24,12 @@ struct Linear::State {
   // Check all of a call but its memory.
   [[nodiscard]] Status check_arguments(const ForwardCall& call) const;
   [[nodiscard]] Status check_arguments(const BackwardCall& call) const;
+  [[nodiscard]] bool reads_dy(const BackwardCall& call) const;
+  // The copies of dy_tensor that a backward reads.
+  struct DyCopies {
+    bool q = false, qt = false;
+  };
+  [[nodiscard]] DyCopies copies_of_dy(const BackwardCall& call) const;
   [[nodiscard]] Status check(const ForwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const BackwardCall& call, const void* workspace) const;
   [[nodiscard]] Status check(const WeightCall& call) const;

@@ -14,11 +14,6 @@
 
 namespace f8::runtime {
 
-// The kinds of backward without the bits that decide about its casts.
-inline constexpr CallKind kGradientShift = 4;
-inline constexpr size_t kGradientKinds = kBackwardKinds >> kGradientShift;
-static_assert(kBackwardDx == 1U << kGradientShift);
-
 // The copies of dy that a linear's gradients read: an index of lists of casts.
 inline constexpr unsigned kReadsQ = 1, kReadsQt = 2;
 

@@ -13,8 +13,17 @@
 namespace f8::runtime {
 namespace {
 
-NamedLinear named(const ModelLinear& linear) {
-  return {linear.name, linear.in_features, linear.out_features, 1};
+int64_t tokens_of(const ModelLinear& linear, const ModelOptions& options) {
+  return linear.tokens == 0 ? options.tokens : linear.tokens;
+}
+
+NamedLinear named(const ModelLinear& linear, const ModelOptions& options) {
+  return {.fqn = linear.name,
+          .in_features = linear.in_features,
+          .out_features = linear.out_features,
+          .count = 1,
+          .tokens_share = static_cast<double>(tokens_of(linear, options)) /
+                          static_cast<double>(options.tokens)};
 }
 
 Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
@@ -35,7 +44,11 @@ Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
                   "layer {}: its desc has a shape or a recipe; both are the model's to say",
                   quote(linear.name));
     }
-    layers.push_back(named(linear));
+    if (linear.tokens < 0) {
+      return fail(ErrorCode::kInvalidArgument, "layer {}: {} tokens; it is 1 or more, or the model's",
+                  quote(linear.name), linear.tokens);
+    }
+    layers.push_back(named(linear, options));
   }
   return layers;
 }
@@ -72,7 +85,7 @@ Status take_verdict(const FilterIndex& file, const ModelLinear& linear, Converte
 
 LinearDesc desc_of(const ModelLinear& linear, const ModelOptions& options) {
   LinearDesc desc = linear.desc;
-  desc.shape = {options.tokens, linear.out_features, linear.in_features};
+  desc.shape = {tokens_of(linear, options), linear.out_features, linear.in_features};
   desc.recipe = options.recipe;
   return desc;
 }
@@ -134,7 +147,7 @@ Result<std::vector<ModelLinear>> parts_of_rank(std::span<const ModelLinear> line
   std::vector<ModelLinear> parts(linears.begin(), linears.end());
   if (options.parallel.tp == 1) return parts;
   std::vector<NamedLinear> layers;
-  for (const ModelLinear& linear : linears) layers.push_back(named(linear));
+  for (const ModelLinear& linear : linears) layers.push_back(named(linear, options));
   F8_TRY(shard_tensor_parallel(layers, options.parallel.tp, "the model"));
   for (size_t i = 0; i < parts.size(); ++i) {
     parts[i].in_features = layers[i].in_features;
@@ -206,9 +219,9 @@ Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
   // Verdicts need the measurements too.
   const NameFilter names = F8_TRY(name_filter(options.filter.names));
   for (const ModelLinear& linear : linears) {
-    if (!kept_by_name_or_size(names, named(linear)).empty()) continue;
+    if (!kept_by_name_or_size(names, named(linear, options)).empty()) continue;
     tune_first_use(*context, options.recipe,
-                   {options.tokens, linear.out_features, linear.in_features});
+                   {tokens_of(linear, options), linear.out_features, linear.in_features});
   }
   const auto table = context->table();
   // An emulated device is asked for the device that was measured first.

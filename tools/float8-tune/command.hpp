@@ -69,6 +69,7 @@ void add_explain(CLI::App& app, Program& program);
 void add_emit(CLI::App& app, Program& program);
 void add_prewarm(CLI::App& app, Program& program);
 void add_cost_model(CLI::App& app, Program& program);
+void add_replay(CLI::App& app, Program& program);  // in bench/
 void add_estimate(CLI::App& app, Program& program);
 void add_wire(CLI::App& app, Program& program);
 void add_verify_dist(CLI::App& app, Program& program);  // in dist/

@@ -100,6 +100,24 @@ ModelFlags add_model(CLI::App& command, ModelOptions& options) {
   return flags;
 }
 
+void add_conditions(CLI::App& command, tuner::Conditions& conditions) {
+  command.add_flag_function(
+      "--hot", [&](int64_t) { conditions.l2 = tuner::L2State::kHot; },
+      "repeat one operand set, which stays in L2 as far as it fits; such times decide nothing");
+  command
+      .add_option_function<std::string>(
+          "--clock",
+          [&](const std::string& policy) {
+            conditions.clock =
+                policy == "locked" ? tuner::ClockPolicy::kLocked : tuner::ClockPolicy::kSteady;
+          },
+          "steady: the SM clock that the device holds under this load; locked: a measurement in "
+          "which it moves is noisy (the clock is locked from outside)")
+      ->default_str("steady")
+      ->check(CLI::IsMember({"steady", "locked"}))
+      ->type_name("POLICY");
+}
+
 CLI::Option* add_network(CLI::App& command, double& gbit) {
   return command.add_option("--network-gbit", gbit, "Gbit/s of each GPU's network card")
       ->default_str(f8::format("{:g}", 8 * tuning_db::WireModel::fitted().network.gb_per_s))

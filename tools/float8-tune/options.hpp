@@ -8,6 +8,7 @@
 
 #include "recipes/problem.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/tuner/measure/interleaved_group.hpp"
 #include "tools/tuner/model_files/model.hpp"
 #include "tuning_db/database.hpp"
 #include "tuning_db/estimate/wire_cost.hpp"
@@ -43,6 +44,9 @@ template <class T>
   if (!done) return fail(done.error().code, "{}: {}", option, done.error().message);
   return done;
 }
+
+// --hot and --clock: what a measurement is for.
+void add_conditions(CLI::App& command, tuner::Conditions& conditions);
 
 struct ModelOptions {
   std::string model;  // a built-in name, a file or "-"

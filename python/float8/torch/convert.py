@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -14,6 +14,7 @@ from float8.filter import (
     AUTO_FILTER,
     Layer,
     Verdict,
+    check_tokens,
     explain,
     filter_layers,
     layer_pattern,
@@ -112,6 +113,7 @@ def convert_to_float8_training(
     module_filter_fn: ModuleFilter | None = None,
     config: Config = None,
     tokens: int | None = None,
+    tokens_of: Mapping[str, int] | None = None,
     names: Sequence[str] = (),
     policy: str | None = None,
     verdicts: Path | None = None,
@@ -129,6 +131,8 @@ def convert_to_float8_training(
     config: a recipe's name, a `Recipe`, a `LinearConfig` or torchao's `Float8LinearConfig`.
     tokens: the rows of x in a call. Where it is given, the layers that pass module_filter_fn are
         converted where `float8.filter_layers` says that fp8 pays.
+    tokens_of: the rows of the layers whose names have one of these parts, where they differ from
+        `tokens`: {"experts": 2048}.
     names, policy, verdicts: arguments of `float8.filter_layers`, which need tokens. Each of the names
         is part of a linear's name. The policy is "measured" unless one is given; "torchao" needs
         "auto_filter_small_kn" among the names, and a filter file has no policy beside it.
@@ -150,7 +154,15 @@ def convert_to_float8_training(
         resolve_config(config),
         lambda linear, options: Float8Linear.from_float(linear, **options.linear_fields()),
         measured_filter(
-            module, module_filter_fn, tokens, names, policy, verdicts, explain, (fsdp, tp, hosts)
+            module,
+            module_filter_fn,
+            tokens,
+            names,
+            policy,
+            verdicts,
+            explain,
+            (fsdp, tp, hosts),
+            tokens_of,
         ),
     )
 
@@ -169,17 +181,18 @@ def measured_filter(
     verdicts: Path | None,
     show: bool,
     ranks: tuple[int, int, int | None] = (1, 1, None),
+    tokens_of: Mapping[str, int] | None = None,
 ) -> Choose:
     """Returns the choice that these arguments of convert_to_float8_training mean."""
     names = list_of(names)
     fsdp, tp, hosts = ranks
-    if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool)):
-        raise TypeError(f"float8: tokens is {tokens!r}; it is the number of rows of x in a call")
-    asks = names or verdicts is not None or show or policy is not None
+    if tokens is not None:
+        check_tokens("tokens", tokens)
+    asks = names or verdicts is not None or show or policy is not None or tokens_of
     if tokens is None and (asks or ranks != (1, 1, None)):
         raise ValueError(
-            "float8: names, policy, verdicts, explain, fsdp, tp and hosts ask what the measurements "
-            "say, which depends on the rows of x in a call: give tokens too"
+            "float8: names, policy, verdicts, explain, tokens_of, fsdp, tp and hosts ask what the "
+            "measurements say, which depends on the rows of x in a call: give tokens too"
         )
     if policy is not None and verdicts is not None:
         raise ValueError(
@@ -201,10 +214,7 @@ def measured_filter(
             return wanted
         check_names(module, names)
         found = filter_layers(
-            [
-                Layer(name or "root", linear.in_features, linear.out_features)
-                for name, linear in linears.items()
-            ],
+            layers_of(module, linears, tokens_of),
             recipe,
             tokens,
             names=names,
@@ -229,7 +239,28 @@ def measured_filter(
     return choose
 
 
-def check_names(module: nn.Module, names: Sequence[str]) -> None:
+def layers_of(
+    module: nn.Module, linears: dict[str, nn.Linear], tokens_of: Mapping[str, int] | None
+) -> list[Layer]:
+    """Returns the linears as layers, with the tokens of the first part that their names have."""
+    own = dict(tokens_of or {})
+    check_names(module, list(own), "tokens_of: {!r} is part of no linear's name")
+    return [
+        Layer(
+            name or "root",
+            linear.in_features,
+            linear.out_features,
+            next((rows for part, rows in own.items() if part in (name or "root")), None),
+        )
+        for name, linear in linears.items()
+    ]
+
+
+def check_names(
+    module: nn.Module,
+    names: Sequence[str],
+    wrong: str = "names: {!r} is part of no linear's name, so it keeps no layer in bf16",
+) -> None:
     """Raises ValueError, with names that there are, where one is part of no linear's name."""
     own = [name or "root" for name, m in module.named_modules() if isinstance(m, nn.Linear)]
     for name in names:
@@ -238,8 +269,7 @@ def check_names(module: nn.Module, names: Sequence[str]) -> None:
             kinds = list(dict.fromkeys(each if kind == "*" else kind for kind, each in patterns))
             shown = ", ".join(repr(kind) for kind in kinds[:8]) + (", ..." if kinds[8:] else "")
             raise ValueError(
-                f"float8: names: {name!r} is part of no linear's name, so it keeps no layer in bf16; "
-                f"the model has {shown}: mend the name, or leave it out"
+                f"float8: {wrong.format(name)}; the model has {shown}: mend the name, or leave it out"
             )
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from float8.filter import Layer, Verdict, filter_layers, list_of
+from float8.filter import Verdict, filter_layers, list_of
 from float8.torch.convert import (
     Config,
     ModuleFilter,
     check_names,
     device_of,
     is_convertible,
+    layers_of,
     resolve_config,
 )
 
@@ -23,6 +24,7 @@ def verdicts(
     config: Config,
     tokens: int,
     *,
+    tokens_of: Mapping[str, int] | None = None,
     names: Sequence[str] = (),
     policy: str = "measured",
     margin: float = 0.02,
@@ -37,6 +39,7 @@ def verdicts(
     """Returns what float8.filter_layers says about the linears that a conversion would exchange.
 
     config: as for convert_to_float8_training; its recipe counts.
+    tokens_of: as there.
     names: each is part of a linear's name (ValueError).
     device: the CUDA device whose table answers; None: that of the weights, and the H100's where they
         are on none.
@@ -48,7 +51,7 @@ def verdicts(
     }
     check_names(model, list_of(names))
     return filter_layers(
-        [Layer(name, own.in_features, own.out_features) for name, own in linears.items()],
+        layers_of(model, linears, tokens_of),
         resolve_config(config).recipe,
         tokens,
         names=names,

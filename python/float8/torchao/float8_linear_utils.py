@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
@@ -29,6 +29,7 @@ def convert_to_float8_training(
     module_filter_fn: ModuleFilter | None = None,
     config: Float8LinearConfig | None = None,
     tokens: int | None = None,
+    tokens_of: Mapping[str, int] | None = None,
     names: Sequence[str] = (),
     policy: str | None = None,
     verdicts: Path | None = None,
@@ -38,7 +39,7 @@ def convert_to_float8_training(
 
     Where `module` is an nn.Linear itself, the Float8Linear is returned. A failure leaves the model
     as it was. float8.torch.convert_to_float8_training has the details, also of the arguments that
-    torchao lacks: tokens, names, policy, verdicts and explain.
+    torchao lacks: tokens, tokens_of, names, policy, verdicts and explain.
     """
     own_config = config or Float8LinearConfig()
     if not isinstance(own_config, Float8LinearConfig):
@@ -52,7 +53,16 @@ def convert_to_float8_training(
         Float8Linear,
         own_config.linear_config(),
         lambda linear, _: Float8Linear.from_float(linear, config=own_config),
-        measured_filter(module, module_filter_fn, tokens, names, policy, verdicts, explain),
+        measured_filter(
+            module,
+            module_filter_fn,
+            tokens,
+            names,
+            policy,
+            verdicts,
+            explain,
+            tokens_of=tokens_of,
+        ),
     )
 
 

@@ -532,6 +532,10 @@ typedef struct float8_backward_args {
   int32_t accumulate_dx FLOAT8_ZERO;
   int32_t reserved_2 FLOAT8_ZERO;  /* 0 */
   void* launch_counts FLOAT8_ZERO; /* as in the forward */
+  /* dy in fp8, as a float8_quantizer of FLOAT8_GRAD_OUTPUT casts it: q is read for dx, qt for dw. No
+   * cast is made, and dy is read by db and by gradients in high precision alone; else it may be NULL.
+   * With recompute, x and the weight are given in fp8 too. */
+  const float8_tensor* dy_tensor FLOAT8_ZERO;
 } float8_backward_args;
 
 /* `workspace` is float8_linear_workspace_bytes() of device memory. */
@@ -981,8 +985,9 @@ typedef int32_t (*float8_filter_callback)(void* user, const char* name, int64_t 
 typedef struct float8_model_layer {
   size_t struct_size;
   const char* name; /* unique in the model */
-  /* It has n, k and what else a plan asks for. Its m_max, recipe and custom_recipe must be 0 or
-   * NULL: the model has them. */
+  /* It has n, k and what else a plan asks for. Its m_max is 0, for the model's tokens, or the layer's
+   * own M: an expert of a mixture sees fewer. Its recipe and custom_recipe must be NULL: the model
+   * has them. */
   const float8_linear_desc* desc;
 } float8_model_layer;
 

@@ -739,7 +739,7 @@ class Communicator {
 
 struct ModelLayer {
   std::string name = {};
-  LinearDesc desc = {};
+  LinearDesc desc = {};  // an m_max of 0 is the model's tokens
 };
 
 struct ModelOptions {
@@ -778,10 +778,7 @@ class Model {
     if (!recipe) return recipe.error();
     const float8_recipe& settings = recipe.value();
     std::vector<float8_linear_desc> descs;
-    for (const ModelLayer& layer : layers) {
-      descs.push_back(layer.desc.c());
-      descs.back().m_max = 0;
-    }
+    for (const ModelLayer& layer : layers) descs.push_back(layer.desc.c());
     std::vector<float8_model_layer> all;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       all.push_back({sizeof(float8_model_layer), layers[i].name.c_str(), &descs[i]});

@@ -4,88 +4,12 @@
 #include <bit>
 #include <cmath>
 
-#include "runtime/linear/quantizer.hpp"
 #include "tests/gpu/fp8_copies.hpp"
-#include "tests/gpu/linear_tensors.hpp"
+#include "tests/gpu/linear/given_fixture.hpp"
 
 namespace f8::runtime::gpu {
 namespace {
 
-// A quantizer with the buffers of one tensor.
-struct Quantized {
-  Quantized(const Context& context, std::shared_ptr<const Quantizer> plan)
-      : quantizer(std::move(plan)),
-        tensor(context, quantizer->tensor_bytes()),
-        workspace(context, quantizer->workspace_bytes()) {
-    tensor.poison();
-    workspace.poison();
-  }
-  [[nodiscard]] Status run(const DeviceBuffer& x, int64_t rows, ScaleSlots slots) const {
-    return quantizer->run(
-        {.x = x.as(), .tensor = tensor.as(), .rows = rows, .scales = slots, .first_step = 1},
-        workspace.as(), nullptr);
-  }
-  [[nodiscard]] float8_tensor view(int64_t rows) const {
-    return quantizer->view(tensor.as(), nullptr, rows).value();
-  }
-
-  std::shared_ptr<const Quantizer> quantizer;
-  DeviceBuffer tensor, workspace;
-};
-
-class TensorTest : public RecipeTest {
- protected:
-  static constexpr int64_t kRows = 300;
-  static constexpr Shape kShape{320, 208, 592};  // m is more than the rows
-
-  std::unique_ptr<Quantized> quantized(Tensor operand, bool transposed = true,
-                                       Shape shape = kShape) {
-    QuantizerDesc desc;
-    desc.operand = operand;
-    desc.rows = operand == Tensor::kWeight ? shape.n : shape.m;
-    desc.cols = operand == Tensor::kGradOutput ? shape.n : shape.k;
-    desc.recipe = find_recipe(GetParam()).value();
-    desc.transposed = transposed;
-    auto quantizer = Quantizer::plan(context_, desc);
-    EXPECT_TRUE(quantizer) << (quantizer ? "" : quantizer.error().message);
-    return quantizer ? std::make_unique<Quantized>(context(), *quantizer) : nullptr;
-  }
-
-  // Calls whose operands are given in fp8 give the bits of calls that cast them.
-  void expect_the_same(const LinearDesc& desc, bool give_x, bool give_w) {
-    SCOPED_TRACE(::testing::Message() << "x " << give_x << ", w " << give_w);
-    const auto linear = plan(desc);
-    ASSERT_NE(linear, nullptr);
-    Tensors t(context(), *linear, kRows, 5);
-    F8_ASSERT_OK(run(*linear, t));
-    const Bits plain = results(t);
-    const auto x = quantized(Tensor::kInput);
-    const auto w = quantized(Tensor::kWeight);
-    ASSERT_TRUE(x && w);
-    F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
-    F8_ASSERT_OK(w->run(t.device_w, kShape.n, t.slots));
-    const float8_tensor x_tensor = x->view(kRows);
-    const float8_tensor w_tensor = w->view(kShape.n);
-    t.poison_results();
-    const DeviceBuffer saved(context(), linear->saved_bytes(give_w, give_x));
-
-    ForwardCall forward = t.forward();
-    forward.saved = saved.as();
-    if (give_x) forward.x_tensor = &x_tensor;
-    if (give_w) forward.w_tensor = &w_tensor;
-    F8_ASSERT_OK(linear->forward(forward, t.workspace.as(), nullptr));
-    BackwardCall backward = t.backward();
-    backward.saved = saved.as();
-    backward.x_tensor = forward.x_tensor;
-    backward.w_tensor = forward.w_tensor;
-    F8_ASSERT_OK(linear->backward(backward, t.workspace.as(), nullptr));
-    EXPECT_EQ(results(t), plain);
-    EXPECT_TRUE(saved.guards_are_whole());
-    EXPECT_TRUE(x->tensor.guards_are_whole());
-    EXPECT_TRUE(x->workspace.guards_are_whole());
-    t.expect_whole_guards();
-  }
-};
 INSTANTIATE_TEST_SUITE_P(Recipes, TensorTest, ::testing::ValuesIn(kRecipes),
                          [](const auto& suite) { return std::string(suite.param); });
 

@@ -269,9 +269,9 @@ TEST(ModelQuality, RegretIsWhatTheChoiceCostsMore) {
     gemm.timed.push_back({config, runtime::predicted_clocks(spec, gemm.shape, 132)});
   }
   const auto best = std::ranges::min_element(gemm.timed, {}, &tuner::TimedConfig::ns);
-  gemm.library_ns = best->ns / 2;
+  gemm.library = {{"h0", best->ns / 2}};
   tuner::MeasuredGemm slower = gemm;  // the choice takes a quarter more than another one
-  slower.library_ns = 0;
+  slower.library.clear();
   for (tuner::TimedConfig& timed : slower.timed) {
     timed.ns = timed.config == best->config ? 125 : 100;
   }

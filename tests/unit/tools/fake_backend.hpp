@@ -41,7 +41,9 @@ struct FakeMachine {
   std::function<double(double now_s)> sm_mhz = [](double) { return 1700.0; };
   double noise = 0.002;    // relative standard deviation of a batch
   double block_noise = 0;  // the same of everything that is timed together
+  int samples = 1;         // of the device's state at each call
   int heuristics = 2;
+  double hot_factor = 1;       // a time with hot operands over one with cold
   double estimate_factor = 1;  // how much slower a single launch is than one in a batch
   uint64_t seed = 7;
   double real_sleep_s = 0;  // real time that a timing call takes
@@ -56,8 +58,9 @@ class FakeBackend final : public Backend {
 
   const runtime::DeviceInfo& device() const override { return device_; }
   Result<int> heuristics(const Problem&, bool) override { return machine_.heuristics; }
-  Status open(const Problem& problem) override {
+  Status open(const Problem& problem, L2State l2) override {
     problem_ = problem;
+    opened.push_back(l2);
     candidates_.clear();
     launches_.clear();
     return {};
@@ -118,8 +121,9 @@ class FakeBackend final : public Backend {
         std::abort();
       }
       timed.insert(at(candidate).config);
-      const double ns =
-          machine_.ns(problem_, at(candidate), now_s_) * block * (1 + machine_.noise * normal());
+      const double hot = opened.back() == L2State::kHot ? machine_.hot_factor : 1;
+      const double ns = machine_.ns(problem_, at(candidate), now_s_) * hot * block *
+                        (1 + machine_.noise * normal());
       times.push_back(ns);
       now_s_ += ns * 1e-9 * launches_[static_cast<size_t>(candidate)];
     }
@@ -127,7 +131,7 @@ class FakeBackend final : public Backend {
   }
   DeviceState sample() override {
     DeviceState state;
-    state.samples = 1;
+    state.samples = machine_.samples;
     state.sm_mhz_mean = state.sm_mhz_min = machine_.sm_mhz(now_s_);
     state.power_w = 650;
     state.temp_c = 60;
@@ -143,6 +147,7 @@ class FakeBackend final : public Backend {
 
   int time_calls = 0;
   std::set<std::string> timed;  // configs
+  std::vector<L2State> opened;  // by call of open()
 
  private:
   [[nodiscard]] const Candidate& at(int candidate) const {

@@ -17,6 +17,7 @@ void declare(CLI::App& command, BenchOptions& options) {
   command.add_option("--recipe", options.recipes, "recipes, separated by commas")
       ->type_name("LIST");
   add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
+  add_conditions(command, options.measuring.conditions);
   command.add_option("--seconds", options.measuring.final_s, "longest time of a comparison")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
@@ -107,10 +108,14 @@ Result<BenchMachine> open_bench(const BenchOptions& options, const Global& globa
 
 void print_results(const BenchOptions& options, const Global& global, const Json& json,
                    const std::string& text) {
+  const bool hot = options.measuring.conditions.l2 == tuner::L2State::kHot;
   if (global.json) {
-    print_json(json);
+    Json with_conditions = json;
+    with_conditions["l2"] = hot ? "hot" : "cold";
+    print_json(with_conditions);
   } else if (!is_standard_stream(options.csv)) {
-    print_styled(text);
+    print_styled(text +
+                 (hot ? "\nOperands stay in L2 (--hot), as they do not in training.\n" : ""));
   }
 }
 

@@ -40,6 +40,7 @@ constexpr Example kExamples[] = {
      "float8-tune emit --list"},
     {"prewarm", "float8-tune prewarm --model llama3-8b --recipe rowwise --tokens 8192"},
     {"cost-model score", "float8-tune cost-model score"},
+    {"replay", "float8-tune replay --set exhaustive.jsonl --recipe rowwise"},
     {"cost-model fit", "float8-tune cost-model fit --folds 3 -o constants.cpp"},
     {"estimate score", "float8-tune estimate score"},
     {"wire predict", "float8-tune wire predict --weight 14336,4096 --ranks 8,64"},

@@ -91,7 +91,8 @@ Result<tuner::SweepPlan> plan_with(tuner::Worker& worker, const tuner::SweepRequ
             count.error().code == ErrorCode::kEnvironment) {
           return count;
         }
-        note(global, "{}: without cuBLASLt: {}", problem.key(), count.error().message);
+        note(global, "{}: generated kernels alone take part, without cuBLASLt: {}", problem.key(),
+             count.error().message);
         return 0;
       });
 }

@@ -77,14 +77,19 @@ void declare(CLI::App& command, SweepArgs& args) {
   command.add_flag("--exhaustive", args.exhaustive,
                    "measure every configuration to the end: what searches and the cost model are "
                    "judged by");
+  declare(command, args.options);
+}
+
+void declare(CLI::App& command, tuner::SweepOptions& options) {
+  add_conditions(command, options.conditions);
   for (const Number& number : kNumbers) {
-    command.add_option(number.name, args.options.*number.value, number.description)
+    command.add_option(number.name, options.*number.value, number.description)
         ->check(CLI::PositiveNumber)
         ->type_name("NUMBER")
         ->group("Measuring");
   }
   for (const Count& count : kCounts) {
-    command.add_option(count.name, args.options.*count.value, count.description)
+    command.add_option(count.name, options.*count.value, count.description)
         ->check(CLI::Range(0, 1000))
         ->type_name("COUNT")
         ->group("Measuring");
@@ -146,6 +151,11 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
                                    args.max_ci, "--seed",     std::to_string(args.seed)};
   if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
   if (args.exhaustive) argv.push_back("--exhaustive");
+  const tuner::Conditions& conditions = args.options.conditions;
+  if (conditions.l2 == tuner::L2State::kHot) argv.push_back("--hot");
+  if (conditions.clock == tuner::ClockPolicy::kLocked) {
+    argv.insert(argv.end(), {"--clock", "locked"});
+  }
   for (const Number& number : kNumbers) {
     argv.push_back(number.name);
     argv.push_back(f8::format("{}", args.options.*number.value));

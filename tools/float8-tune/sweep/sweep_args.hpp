@@ -23,6 +23,7 @@ struct SweepArgs {
 };
 
 void declare(CLI::App& command, SweepArgs& args);
+void declare(CLI::App& command, tuner::SweepOptions& options);  // the figures of the method alone
 [[nodiscard]] Result<tuner::SweepRequest> request_of(const SweepArgs& args);
 [[nodiscard]] std::vector<std::string> canonical(const SweepArgs& args,
                                                  const tuner::SweepRequest& request);

@@ -50,6 +50,10 @@ struct DeviceState {
   uint64_t events = 0;
 };
 
+// What a launch finds in the L2 cache. Cold is training's state: many operand sets take turns, so
+// that none of them stays in L2. Hot repeats one set, which stays in L2 as far as it fits.
+enum class L2State { kCold, kHot };
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -59,7 +63,7 @@ class Backend {
   [[nodiscard]] virtual Result<int> heuristics(const Problem& gemm, bool bf16) = 0;
 
   // Lays out operand sets for a GEMM or a linear, and forgets the candidates of the problem before.
-  [[nodiscard]] virtual Status open(const Problem& problem) = 0;
+  [[nodiscard]] virtual Status open(const Problem& problem, L2State l2) = 0;
   // Plans and loads a candidate; nothing of it has run when this returns.
   [[nodiscard]] virtual Result<Built> add(const Candidate& candidate) = 0;
   // Runs a candidate once and compares sampled results with fp64.

@@ -80,7 +80,8 @@ Pool& GpuBackend::pool(const CastSetting* cast) {
 // takes.
 Result<int> GpuBackend::fit_sets(double footprint, double set_bytes) {
   const double l2 = static_cast<double>(device().l2_bytes);
-  const double wanted = std::clamp(std::ceil(2 * l2 / footprint), 2.0, 1.0 * options_.max_sets);
+  const double cold = std::clamp(std::ceil(2 * l2 / footprint), 2.0, 1.0 * options_.max_sets);
+  const double wanted = l2_ == L2State::kHot ? 1 : cold;
   const double fitting = std::floor(static_cast<double>(budget_) / set_bytes);
   if (fitting < 1) {
     return fail(ErrorCode::kOutOfMemory,
@@ -118,13 +119,14 @@ void GpuBackend::forget() {
   scales_.rewind();
 }
 
-Status GpuBackend::open(const Problem& problem) {
+Status GpuBackend::open(const Problem& problem, L2State l2) {
   const Result<Recipe> recipe = find_recipe(problem.recipe);
   if (!recipe) return std::unexpected(recipe.error());
   F8_TRY(driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
   forget();
   problem_ = problem;
   recipe_ = *recipe;
+  l2_ = l2;
   const Status opened = problem.op == Op::kLinear ? open_linear() : open_gemm();
   if (!opened) return triage(opened.error());
   return {};

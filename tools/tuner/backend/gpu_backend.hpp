@@ -1,9 +1,9 @@
 // The backend of a real device.
 //
-// Operand sets rotate: there are at least two, and so many that two L2 caches do not hold them. A
-// timed batch is a CUDA graph of launches that take the sets in turn; where one launch is a batch,
-// the batches take the sets in turn. Events lie between batches, which run back to back, so the
-// device never idles inside a block.
+// Operand sets rotate: there are at least two, and so many that two L2 caches do not hold them
+// (L2State::kHot: there is one). A timed batch is a CUDA graph of launches that take the sets in
+// turn; where one launch is a batch, the batches take the sets in turn. Events lie between batches,
+// which run back to back, so the device never idles inside a block.
 #pragma once
 
 #include <functional>
@@ -36,7 +36,7 @@ class GpuBackend final : public Backend {
 
   const runtime::DeviceInfo& device() const override { return context_->device(); }
   Result<int> heuristics(const Problem& gemm, bool bf16) override;
-  Status open(const Problem& problem) override;
+  Status open(const Problem& problem, L2State l2 = L2State::kCold) override;
   Result<Built> add(const Candidate& candidate) override;
   Result<Check> verify(int candidate) override;
   Result<double> estimate_ns(int candidate) override;
@@ -48,7 +48,8 @@ class GpuBackend final : public Backend {
 
   // Opens the weights of a model's linears instead of a problem, for candidates that cast them.
   [[nodiscard]] Status open_weights(const Recipe& recipe,
-                                    std::span<const runtime::MatrixSize> weights);
+                                    std::span<const runtime::MatrixSize> weights,
+                                    L2State l2 = L2State::kCold);
   // Adds each launch of a float8 linear as a candidate of its own, in order of launching.
   struct Part {
     std::string name;
@@ -174,6 +175,7 @@ class GpuBackend final : public Backend {
   Problem problem_;
   Recipe recipe_;
   Shape gemm_;  // the open GEMM's own m, n and k
+  L2State l2_ = L2State::kCold;
   int sets_ = 0;
   std::vector<GemmSet> fp8_sets_, bf16_sets_;
   std::vector<CUdeviceptr> outputs_;

@@ -13,12 +13,13 @@ constexpr uint8_t kPoison = 0xff;           // a NaN in both formats
 
 }  // namespace
 
-Status GpuBackend::open_weights(const Recipe& recipe,
-                                std::span<const runtime::MatrixSize> weights) {
+Status GpuBackend::open_weights(const Recipe& recipe, std::span<const runtime::MatrixSize> weights,
+                                L2State l2) {
   F8_TRY(driver_.check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
   forget();
   problem_ = {};
   recipe_ = recipe;
+  l2_ = l2;
   if (const Status laid_out = lay_out_weights(recipe, weights); !laid_out) {
     weights_.reset();
     return triage(laid_out.error());
@@ -44,7 +45,8 @@ Status GpuBackend::lay_out_weights(const Recipe& recipe,
     inputs += suballocation_bytes(static_cast<size_t>(n * k) * size_bytes(Dtype::kBf16));
     copies += suballocation_bytes(linear.plan->weight_cache_bytes());
     if (linear.plan->weight_cache_bytes() == 0) {
-      return fail(ErrorCode::kUnsupported, "{}: the recipe {} casts no weight", linear.name,
+      return fail(ErrorCode::kUnsupported,
+                  "{}: the recipe {} casts no weight; name another --recipe", linear.name,
                   recipe.name);
     }
   }

@@ -1,6 +1,7 @@
 #include "tools/tuner/measure/block_loop.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace f8::tuner {
 namespace {
@@ -10,6 +11,7 @@ using tuning_db::TrialState;
 constexpr double kCoolS = 0.5;
 constexpr int kMostDroppedInARow = 6;
 constexpr int kCheckResamples = 200;  // for the stop rule; the final interval takes them all
+constexpr double kSameMhz = 1;        // NVML gives whole MHz; its steps are 15
 constexpr double kAlwaysKept = 0.02;  // a candidate no slower than this stays in a screening
 
 }  // namespace
@@ -57,8 +59,13 @@ Status BlockLoop::run() {
       continue;
     }
     record(round);
+    watch_clock(round.device);
+    if (!clock_moved_.empty()) break;
     if (const auto* screening = std::get_if<Screening>(&group_.purpose)) drop_slow(*screening);
     stop = check_stop();
+  }
+  if (group_.conditions.clock == ClockPolicy::kLocked && !locked_mhz_) {
+    clock_moved_ = "--clock locked: NVML gives no SM clock here; measure with --clock steady";
   }
   for (Member& member : members_) {
     if (member.timed) finish(member);
@@ -83,6 +90,22 @@ bool BlockLoop::is_throttled(const Round& round) {
   dropped_in_a_row_ = throttled ? dropped_in_a_row_ + 1 : 0;
   dropped_ += throttled ? 1 : 0;
   return throttled;
+}
+
+// Under a locked clock every sample shows the clock of the first one.
+void BlockLoop::watch_clock(const DeviceState& device) {
+  if (group_.conditions.clock != ClockPolicy::kLocked || device.samples == 0) return;
+  if (!locked_mhz_) locked_mhz_ = device.sm_mhz_mean;
+  const double low = std::min(device.sm_mhz_min, device.sm_mhz_mean);
+  const double furthest = std::abs(low - *locked_mhz_) > std::abs(device.sm_mhz_mean - *locked_mhz_)
+                              ? low
+                              : device.sm_mhz_mean;
+  if (std::abs(furthest - *locked_mhz_) < kSameMhz) return;
+  const uint64_t events = device.events & ~kEventIdle;
+  clock_moved_ = f8::format(
+      "--clock locked: the SM clock went from {:.0f} to {:.0f} MHz{}; lock it lower from outside "
+      "(nvidia-smi --lock-gpu-clocks), or measure with --clock steady",
+      *locked_mhz_, furthest, events == 0 ? "" : " (" + describe_events(events) + ")");
 }
 
 void BlockLoop::quarantine(const DeviceState& device) {
@@ -185,8 +208,9 @@ void BlockLoop::judge(Member& member, double half_width) const {
                                 .min_blocks = std::min(group_.stop.min_blocks, blocks_)},
                                backend_.now_s() - start_s_,
                                static_cast<int>(member.outcome.blocks.size()), half_width);
-  member.outcome.result.state = own.noisy ? TrialState::kNoisy : TrialState::kOk;
-  member.outcome.result.reason = own.unmet;
+  const bool moved = !clock_moved_.empty();
+  member.outcome.result.state = moved || own.noisy ? TrialState::kNoisy : TrialState::kOk;
+  member.outcome.result.reason = moved ? clock_moved_ : own.unmet;
 }
 
 const Member* BlockLoop::front_runner() const {

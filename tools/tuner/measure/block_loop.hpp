@@ -2,6 +2,8 @@
 #pragma once
 
 #include <limits>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "tools/tuner/measure/interleaved_group.hpp"
@@ -46,6 +48,7 @@ class BlockLoop {
   };
   [[nodiscard]] Result<Round> time_round();
   [[nodiscard]] bool is_throttled(const Round& round);
+  void watch_clock(const DeviceState& device);
   void quarantine(const DeviceState& device);
   void record(const Round& round);
   void drop_slow(const Screening& screening);
@@ -65,7 +68,9 @@ class BlockLoop {
   int blocks_ = 0;
   int dropped_ = 0;
   int dropped_in_a_row_ = 0;
-  int next_check_ = 0;  // the block after which the stop rule is looked at again
+  int next_check_ = 0;                // the block after which the stop rule is looked at again
+  std::optional<double> locked_mhz_;  // the clock of the first blocks, under ClockPolicy::kLocked
+  std::string clock_moved_;           // how it moved; empty: it did not
 };
 
 }  // namespace f8::tuner

@@ -49,6 +49,18 @@ struct Screening {
 };
 using Purpose = std::variant<Times, Ratios, Screening>;
 
+// The SM clock that a measurement takes place at. Steady: whatever the device runs at under this
+// load; a power cap is kept, as training meets it too. Locked: the clock was fixed from outside, and
+// a measurement in which it moves is noisy.
+enum class ClockPolicy { kSteady, kLocked };
+
+// The state of the machine that times are for. They are part of a method: times of unlike
+// conditions are not compared.
+struct Conditions {
+  L2State l2 = L2State::kCold;
+  ClockPolicy clock = ClockPolicy::kSteady;
+};
+
 struct InterleavedGroup {
   Problem problem;
   std::vector<Candidate> candidates;
@@ -57,6 +69,7 @@ struct InterleavedGroup {
   StopRule stop;          // about the widest interval of a ratio, else about the fastest median's
   double warm_s = 3;      // longest warm-up of a thermal block
   uint64_t seed = 0;
+  Conditions conditions{};
 };
 
 struct CandidateOutcome {

@@ -119,7 +119,7 @@ Status Measurer::settle(int candidate) {
 Result<std::vector<CandidateOutcome>> Measurer::run(const InterleavedGroup& group,
                                                     const CandidateListener& listener) {
   if (listener) listener(-1);
-  F8_TRY(backend_.open(group.problem));
+  F8_TRY(backend_.open(group.problem, group.conditions.l2));
   return run_opened(group, listener);
 }
 

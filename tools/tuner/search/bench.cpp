@@ -108,7 +108,8 @@ Result<Bench::Screened> Bench::screen(const Problem& gemm, std::vector<Candidate
        .batch_us = 200,
        .stop = {.target = kAnyWidth, .min_s = share_s, .max_s = share_s, .min_blocks = 1},
        .warm_s = options_.warm_s,
-       .seed = options_.seed}));
+       .seed = options_.seed,
+       .conditions = options_.conditions}));
   return screened;
 }
 
@@ -122,7 +123,8 @@ InterleavedGroup Bench::final_group(const Problem& problem, double max_s) const 
                    .max_s = max_s,
                    .min_blocks = 8},
           .warm_s = options_.warm_s,
-          .seed = options_.seed};
+          .seed = options_.seed,
+          .conditions = options_.conditions};
 }
 
 Result<Bench::Screened> Bench::screen_fp8(const Problem& gemm) {
@@ -403,7 +405,7 @@ Result<CastBench> Bench::casts(const Recipe& recipe,
   bench.bytes = F8_TRY(cast_bytes(recipe, weights));
   bench.copy_bytes = backend_.copy_traffic();
   progress_(f8::format("casting {} weights, {}", weights.size(), recipe.name));
-  F8_TRY(backend_.open_weights(recipe, weights));
+  F8_TRY(backend_.open_weights(recipe, weights, options_.conditions.l2));
   InterleavedGroup group = final_group({}, 2 * options_.final_s);
   for (const Impl impl : {Impl::kCastEach, Impl::kCastList, Impl::kCopy}) {
     group.candidates.push_back({.impl = impl});

@@ -25,6 +25,7 @@ struct BenchOptions {
   bool reuse_weights = false;  // the fp8 copies of a linear's weight are made once, before
   double warm_s = 3;
   uint64_t seed = 1;
+  Conditions conditions{};
 };
 
 // One kernel of the comparison.

@@ -154,9 +154,10 @@ class Objective {
   std::vector<double> start_list_;
 };
 
-// The configuration that the model takes; equals are ranked as cheapest_config ranks them.
+}  // namespace
+
 const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model,
-                          std::span<const runtime::NearbyWinner> nearby = {}) {
+                          std::span<const runtime::NearbyWinner> nearby) {
   const TimedConfig* best = nullptr;
   double best_clocks = 0;
   codegen::GemmSpec spec = gemm.family;
@@ -175,11 +176,14 @@ const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model,
   return *best;
 }
 
-const TimedConfig& fastest(const MeasuredGemm& gemm) {
+static const TimedConfig& fastest(const MeasuredGemm& gemm) {
   return *std::ranges::min_element(gemm.timed, {}, &TimedConfig::ns);
 }
 
-// Of the other layers' GEMMs of this kind.
+double MeasuredGemm::library_ns() const {
+  return library.empty() ? 0 : std::ranges::min(library, {}, &TimedHeuristic::ns).ns;
+}
+
 std::vector<runtime::NearbyWinner> winners_near(const MeasuredGemm& gemm,
                                                 const std::vector<MeasuredGemm>& gemms) {
   const auto op = [](const MeasuredGemm& g) { return g.problem.substr(0, g.problem.find('/')); };
@@ -197,6 +201,8 @@ std::vector<runtime::NearbyWinner> winners_near(const MeasuredGemm& gemm,
   return winners;
 }
 
+namespace {
+
 struct Regrets {
   std::vector<double> generated, any;
   double worst = -1;
@@ -207,7 +213,9 @@ struct Regrets {
     const double chosen = choose(gemm, model, nearby).ns;
     const double best = fastest(gemm).ns;
     generated.push_back(chosen / best - 1);
-    if (gemm.library_ns > 0) any.push_back(chosen / std::min(best, gemm.library_ns) - 1);
+    if (const double library = gemm.library_ns(); library > 0) {
+      any.push_back(chosen / std::min(best, library) - 1);
+    }
     if (generated.back() > worst) {
       worst = generated.back();
       worst_of = gemm.problem;
@@ -230,6 +238,25 @@ struct Regrets {
 
 }  // namespace
 
+// Adds a candidate's time; of several the least counts, and a screening's where there is no other.
+static void add(std::vector<TimedConfig>& all, const TimedConfig& timed) {
+  const auto known = std::ranges::find(all, timed.config, &TimedConfig::config);
+  if (known == all.end()) {
+    all.push_back(timed);
+  } else if (timed.to_the_end && (!known->to_the_end || timed.ns < known->ns)) {
+    *known = timed;
+  }
+}
+
+static void add(std::vector<TimedHeuristic>& all, const TimedHeuristic& timed) {
+  const auto known = std::ranges::find(all, timed.config, &TimedHeuristic::config);
+  if (known == all.end()) {
+    all.push_back(timed);
+  } else if (timed.ns < known->ns) {
+    *known = timed;
+  }
+}
+
 Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& database) {
   std::map<std::string, MeasuredGemm> gemms;  // by device and identity
   for (const auto impl : {tuning_db::Impl::kGenerated, tuning_db::Impl::kCublasLt}) {
@@ -240,8 +267,9 @@ Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& data
       if (!ns || !candidate || !family) continue;
       const std::string device = tuning_db::key(row.device);
       MeasuredGemm& gemm = gemms[device + gemm_identity(row.problem, false)];
+      const double mad_ns = row.result.timing ? row.result.timing->mad_ns : 0;
       if (candidate->impl == Impl::kCublasLt) {
-        gemm.library_ns = gemm.library_ns > 0 ? std::min(gemm.library_ns, *ns) : *ns;
+        add(gemm.library, {candidate->config, *ns, mad_ns});
         continue;
       }
       const auto config = codegen::parse_gemm_config(candidate->config);
@@ -249,17 +277,13 @@ Result<std::vector<MeasuredGemm>> measured_gemms(const tuning_db::Database& data
       if (gemm.problem.empty()) {
         gemm.problem = row.problem.key();
         gemm.device = device;
+        gemm.device_class = row.device;
         gemm.family = *family;
         gemm.shape = gemm_shape(row.problem.shape, static_cast<Gemm>(row.problem.op));
         gemm.linear = row.problem.shape;
         gemm.sm_count = row.device.sm_count;
       }
-      const auto known = std::ranges::find(gemm.timed, *config, &TimedConfig::config);
-      if (known == gemm.timed.end()) {
-        gemm.timed.push_back({*config, *ns});
-      } else if (row.result.timing) {
-        known->ns = std::min(known->ns, *ns);
-      }
+      add(gemm.timed, {*config, *ns, mad_ns, row.result.timing.has_value()});
     }
   }
   std::vector<MeasuredGemm> result;
@@ -312,8 +336,9 @@ CostModel fit(const std::vector<MeasuredGemm>& gemms, const CostModel& given,
   return to_model(list, start);
 }
 
-Regret cross_validate(const std::vector<MeasuredGemm>& gemms, const CostModel& start, int folds,
-                      const FitOptions& options) {
+std::vector<CostModel> held_out_models(const std::vector<MeasuredGemm>& gemms,
+                                       const CostModel& start, int folds,
+                                       const FitOptions& options) {
   // A layer's GEMMs under several M go to one fold, because they say too much about each other.
   std::map<std::pair<int64_t, int64_t>, int> fold_of;
   for (const MeasuredGemm& gemm : gemms) {
@@ -321,21 +346,29 @@ Regret cross_validate(const std::vector<MeasuredGemm>& gemms, const CostModel& s
   }
   int next = 0;
   for (auto& [layer, fold] : fold_of) fold = next++ % folds;
-  Regrets regrets;
+  std::vector<CostModel> models(gemms.size());
   for (int fold = 0; fold < folds; ++fold) {
     std::vector<MeasuredGemm> seen;
-    std::vector<const MeasuredGemm*> held_out;
-    for (const MeasuredGemm& gemm : gemms) {
-      if (fold_of.at({gemm.linear.n, gemm.linear.k}) == fold) {
-        held_out.push_back(&gemm);
+    std::vector<size_t> held_out;
+    for (size_t i = 0; i < gemms.size(); ++i) {
+      if (fold_of.at({gemms[i].linear.n, gemms[i].linear.k}) == fold) {
+        held_out.push_back(i);
       } else {
-        seen.push_back(gemm);
+        seen.push_back(gemms[i]);
       }
     }
     if (held_out.empty()) continue;
     const CostModel model = fit(seen, start, options);
-    for (const MeasuredGemm* gemm : held_out) regrets.add(*gemm, model);
+    for (const size_t i : held_out) models[i] = model;
   }
+  return models;
+}
+
+Regret cross_validate(const std::vector<MeasuredGemm>& gemms, const CostModel& start, int folds,
+                      const FitOptions& options) {
+  const std::vector<CostModel> models = held_out_models(gemms, start, folds, options);
+  Regrets regrets;
+  for (size_t i = 0; i < gemms.size(); ++i) regrets.add(gemms[i], models[i]);
   return regrets.regret();
 }
 

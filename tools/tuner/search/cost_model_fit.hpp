@@ -6,6 +6,7 @@
 // with ever smaller steps, which is deterministic, needs no derivative and takes some seconds.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,16 +18,25 @@ namespace f8::tuner {
 struct TimedConfig {
   codegen::GemmConfig config;
   double ns = 0;
+  double mad_ns = 0;       // median absolute deviation of its batches
+  bool to_the_end = true;  // false: a screening's time
+};
+struct TimedHeuristic {  // of cuBLASLt
+  std::string config;
+  double ns = 0;
+  double mad_ns = 0;
 };
 struct MeasuredGemm {
   std::string problem;      // its key
   std::string device = {};  // the key of its class
+  DeviceClass device_class = {};
   codegen::GemmSpec family;
   Shape shape;   // the GEMM's own m, n and k
   Shape linear;  // the linear's
   int sm_count = 0;
   std::vector<TimedConfig> timed;  // at least two
-  double library_ns = 0;           // cuBLASLt's fastest; 0: not measured
+  std::vector<TimedHeuristic> library = {};
+  [[nodiscard]] double library_ns() const;  // the fastest; 0: not measured
 };
 // The GEMMs of a database in which generated configurations were timed, for each device; each once,
 // however many linears have it. A screening's time counts where a row has no other.
@@ -41,6 +51,14 @@ struct Regret {
 };
 [[nodiscard]] Regret regret(const std::vector<MeasuredGemm>& gemms,
                             const runtime::CostModel& model);
+
+// The configuration that the model takes of those timed; equals are ranked as cheapest_config ranks
+// them.
+[[nodiscard]] const TimedConfig& choose(const MeasuredGemm& gemm, const runtime::CostModel& model,
+                                        std::span<const runtime::NearbyWinner> nearby = {});
+// The winners of other layers' (n, k) GEMMs of this kind, the nearest first.
+[[nodiscard]] std::vector<runtime::NearbyWinner> winners_near(
+    const MeasuredGemm& gemm, const std::vector<MeasuredGemm>& gemms);
 
 // The same where the winners of other layers (n, k) have a vote, as the rows of a tuning table do.
 [[nodiscard]] Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms,
@@ -57,7 +75,11 @@ struct FitOptions {
                                      const FitOptions& options = {});
 
 // Each of `folds` parts of the (n, k) is held out in turn, and the constants are fitted to the
-// others: the regret of all GEMMs under constants that have not seen their layer.
+// others: a model for each GEMM that has not seen its layer.
+[[nodiscard]] std::vector<runtime::CostModel> held_out_models(
+    const std::vector<MeasuredGemm>& gemms, const runtime::CostModel& start, int folds,
+    const FitOptions& options = {});
+// The regret of all GEMMs under these.
 [[nodiscard]] Regret cross_validate(const std::vector<MeasuredGemm>& gemms,
                                     const runtime::CostModel& start, int folds,
                                     const FitOptions& options = {});

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/gemm/choose.hpp"
-#include "runtime/gemm/cost_model.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -17,7 +16,8 @@ constexpr double kSettledClock = 0.75;
 Result<std::vector<Generated>> generated_candidates(const Problem& problem,
                                                     const runtime::DeviceInfo& device, int keep,
                                                     std::span<const runtime::GemmChoice> also,
-                                                    const Epilogue& epilogue) {
+                                                    const Epilogue& epilogue,
+                                                    const runtime::CostModel& model) {
   const codegen::GemmSpec family = F8_TRY(gemm_spec(problem, epilogue));
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
   const double ghz = kSettledClock * std::max(device.sm_clock_max_mhz, 1) / 1e3;
@@ -25,7 +25,7 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
   for (const codegen::GemmConfig& config : codegen::gemm_candidates(family)) {
     codegen::GemmSpec spec = family;
     spec.config = config;
-    const double clocks = runtime::predicted_clocks(spec, own, device.sm_count);
+    const double clocks = runtime::predicted_clocks(spec, own, device.sm_count, model);
     candidates.push_back({.spec = spec, .predicted_ns = clocks / ghz, .pruned = {}});
   }
   std::ranges::stable_sort(candidates, [&](const Generated& x, const Generated& y) {

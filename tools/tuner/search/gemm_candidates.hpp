@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/gemm/cost_model.hpp"
 #include "tools/tuner/backend/candidate.hpp"
 
 namespace f8::tuner {
@@ -20,7 +21,8 @@ struct Generated {
 // those of `also` that are generated.
 [[nodiscard]] Result<std::vector<Generated>> generated_candidates(
     const Problem& problem, const runtime::DeviceInfo& device, int keep,
-    std::span<const runtime::GemmChoice> also = {}, const Epilogue& epilogue = {});
+    std::span<const runtime::GemmChoice> also = {}, const Epilogue& epilogue = {},
+    const runtime::CostModel& model = runtime::CostModel::fitted());
 
 // The choices that a plan makes without a search, each once: the cost model's and the table's.
 [[nodiscard]] Result<std::vector<runtime::GemmChoice>> prior_choices(

@@ -1,7 +1,7 @@
 // The tuning of one GEMM: all candidates are screened together, then the best are compared.
 #include <algorithm>
-#include <set>
 
+#include "tools/tuner/search/gemm_search.hpp"
 #include "tools/tuner/search/sweep.hpp"
 
 namespace f8::tuner {
@@ -108,16 +108,8 @@ Result<TrialResult> Sweep::look_at(const PlannedGemm& gemm, const Candidate& can
 }
 
 Status Sweep::screen(GemmTuning& tuning) {
-  const SweepOptions& options = request_.options;
-  const double all_s = options.screen_ms / 1e3 * static_cast<double>(tuning.entrants.size());
-  InterleavedGroup group{
-      .problem = tuning.gemm.problem,
-      .candidates = {},
-      .purpose = Screening{.drop_above = options.screen_drop},
-      .batch_us = options.batch_us,
-      .stop = {.target = kAnyWidth, .min_s = all_s, .max_s = all_s, .min_blocks = 1},
-      .warm_s = options.warm_s,
-      .seed = next_seed()};
+  InterleavedGroup group =
+      screening_group(tuning.gemm.problem, request_.options, tuning.entrants.size(), next_seed());
   for (const Entrant& entrant : tuning.entrants) group.candidates.push_back(entrant.candidate);
   const std::vector<TrialResult> results = F8_TRY(measure(group));
   for (size_t i = 0; i < results.size(); ++i) {
@@ -127,33 +119,23 @@ Status Sweep::screen(GemmTuning& tuning) {
   return {};
 }
 
-// The fastest of the screening go on, and with them the fastest of each kind, so that the row of
-// the library's best is as good as the one of ours. What a plan takes without a search goes on
-// where it is within reach.
 void Sweep::choose_finalists(GemmTuning& tuning) const {
-  const auto ns = [&](size_t i) { return tuning.entrants[i].result.timing->median_ns; };
-  std::vector<size_t> ranked;
-  for (size_t i = 0; i < tuning.entrants.size(); ++i) {
-    if (tuning.entrants[i].result.is_timed()) ranked.push_back(i);
-  }
-  if (ranked.empty()) return;
-  std::ranges::stable_sort(ranked, {}, ns);
-  tuning.best_ns = ns(ranked.front());
+  std::vector<ScreenedCandidate> screened;
+  double known_ns = 0;
+  const auto take = [&](double ns) { known_ns = known_ns > 0 ? std::min(known_ns, ns) : ns; };
   for (const auto& [key, known] : tuning.known) {
-    if (!known.result.is_timed()) continue;
-    tuning.best_ns = std::min(tuning.best_ns, known.result.timing->median_ns);
+    if (known.result.is_timed()) take(known.result.timing->median_ns);
   }
-  std::set<Impl> kinds;
-  for (const size_t i : ranked) {
-    const Candidate& candidate = tuning.entrants[i].candidate;
-    const bool first_of_kind = kinds.insert(candidate.impl).second;
-    const bool prior = ns(i) <= tuning.best_ns * request_.options.linear_within &&
-                       std::ranges::any_of(tuning.gemm.prior, [&](const auto& choice) {
-                         return to_candidate(choice) == candidate;
-                       });
-    const bool places_left = static_cast<int>(tuning.finalists.size()) < request_.options.finalists;
-    if (places_left || first_of_kind || prior) tuning.finalists.push_back(i);
+  for (const Entrant& entrant : tuning.entrants) {
+    std::optional<double> ns;
+    if (entrant.result.is_timed()) ns = entrant.result.timing->median_ns;
+    screened.push_back({entrant.candidate, ns});
   }
+  tuning.finalists =
+      tuner::choose_finalists(screened, tuning.gemm.prior, request_.options, known_ns);
+  if (tuning.finalists.empty()) return;
+  take(*screened[tuning.finalists.front()].ns);
+  tuning.best_ns = known_ns;
 }
 
 // Records the candidates that leave after the screening.
@@ -175,16 +157,8 @@ Status Sweep::prune(GemmTuning& tuning) {
 // Measures the finalists against each other.
 Status Sweep::compare(GemmTuning& tuning) {
   if (tuning.finalists.empty()) return {};
-  const SweepOptions& options = request_.options;
-  const double all_s = options.final_ms / 1e3 * static_cast<double>(tuning.finalists.size());
-  InterleavedGroup group{
-      .problem = tuning.gemm.problem,
-      .candidates = {},
-      .purpose = Times{},
-      .batch_us = options.batch_us,
-      .stop = {.target = options.gemm_max_ci, .min_s = all_s / 2, .max_s = all_s, .min_blocks = 5},
-      .warm_s = options.warm_s,
-      .seed = next_seed()};
+  InterleavedGroup group =
+      final_group(tuning.gemm.problem, request_.options, tuning.finalists.size(), next_seed());
   for (const size_t i : tuning.finalists) {
     F8_TRY(db_.start_trial(*tuning.entrants[i].trial));
     group.candidates.push_back(tuning.entrants[i].candidate);

@@ -69,7 +69,8 @@ Result<LinearSearch> Sweep::search(const PlannedLinear& linear, const LinearKern
                         .batch_us = request_.options.linear_batch_us,
                         .stop = {},
                         .warm_s = request_.options.warm_s,
-                        .seed = next_seed()},
+                        .seed = next_seed(),
+                        .conditions = request_.options.conditions},
                        kernels.shortlists, request_.options.linear_search(),
                        [this](const InterleavedGroup& group) { return measure(group); });
 }
@@ -113,7 +114,8 @@ Status Sweep::measure_linear(const PlannedLinear& linear, const Pending& pending
                                   .max_s = options.linear_max_ms / 1e3,
                                   .min_blocks = 6},
                          .warm_s = options.warm_s,
-                         .seed = 0};
+                         .seed = 0,
+                         .conditions = options.conditions};
   if (complete) {
     found = F8_TRY(search(linear, kernels));
     group.candidates.push_back({.impl = Impl::kFloat8, .config = choices_text(found.choices)});

@@ -11,9 +11,6 @@
 namespace f8::tuner {
 namespace {
 
-// Planning, loading, checking and capturing one candidate, which comes on top of timing it.
-constexpr double kCandidateS = 0.008;
-
 // The hashes of kernels' sources; each is emitted once.
 class SourceHashes {
  public:
@@ -141,15 +138,19 @@ class Planner {
 }  // namespace
 
 tuning_db::Method sweep_method(const SweepOptions& options) {
+  const bool hot = options.conditions.l2 == L2State::kHot;
+  const bool locked = options.conditions.clock == ClockPolicy::kLocked;
   // The text is the method's key in the databases: new words would be a new method.
   const nlohmann::json spec = {
       {"name", "final-v1"},
       {"verify", "sampled elements against fp64, before timing"},
       {"fill", "uniform [-1,1] through the recipe's cast"},
-      {"rotate", ">= 2 x L2 and >= 2 operand sets"},
+      {"rotate", hot ? "one operand set, which stays in L2 as far as it fits"
+                     : ">= 2 x L2 and >= 2 operand sets"},
       {"interleave", "random order and its reverse in every block; ABBA against the bf16 twin"},
       {"interval", "95 %, bootstrap over blocks"},
-      {"clock", "steady: a power cap is kept, thermal and hardware slowdowns are dropped"},
+      {"clock", locked ? "locked: a measurement in which the SM clock moves is noisy"
+                       : "steady: a power cap is kept, thermal and hardware slowdowns are dropped"},
       {"warm_s", options.warm_s},
       {"batch_us", options.batch_us},
       {"screen",
@@ -167,7 +168,7 @@ tuning_db::Method sweep_method(const SweepOptions& options) {
         {"combinations", options.linears},
         {"combination_ms", options.linear_ms},
         {"within", options.linear_within}}}};
-  return {.fidelity = "final", .spec = spec.dump()};
+  return {.fidelity = hot ? "screen" : "final", .spec = spec.dump()};
 }
 
 Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceInfo& device,

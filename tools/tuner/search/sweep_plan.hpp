@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/tuner/measure/interleaved_group.hpp"
 #include "tools/tuner/search/gemm_candidates.hpp"
 #include "tools/tuner/search/linear_search.hpp"
 
@@ -35,10 +36,15 @@ struct SweepOptions {
   double linear_within =
       1.04;  // kernels up to this much slower than their GEMM's fastest take part
 
+  Conditions conditions{};
+
   [[nodiscard]] LinearSearchOptions linear_search() const {
     return {.most = linears, .within = linear_within, .ms = linear_ms};
   }
 };
+
+// Planning, loading, checking and capturing one candidate, which comes on top of timing it.
+inline constexpr double kCandidateS = 0.008;
 
 struct SweepRequest {
   std::vector<Shape> shapes;
@@ -80,6 +86,8 @@ using CountHeuristics = std::function<Result<int>(const Problem& gemm, bool bf16
                                            const runtime::DeviceInfo& device,
                                            const CountHeuristics& count);
 
+// A hot method is of screening fidelity: its rows are kept and shown, and decide nothing, since
+// training does not find its operands in L2.
 [[nodiscard]] tuning_db::Method sweep_method(const SweepOptions& options);
 
 }  // namespace f8::tuner

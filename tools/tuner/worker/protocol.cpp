@@ -83,7 +83,9 @@ Json to_json(const InterleavedGroup& group) {
                {"max_s", group.stop.max_s},
                {"min_blocks", group.stop.min_blocks},
                {"warm_s", group.warm_s},
-               {"seed", group.seed}};
+               {"seed", group.seed},
+               {"hot", group.conditions.l2 == L2State::kHot},
+               {"locked", group.conditions.clock == ClockPolicy::kLocked}};
   if (const auto* ratios = std::get_if<Ratios>(&group.purpose)) {
     json["reference"] = ratios->reference;
   } else if (const auto* screening = std::get_if<Screening>(&group.purpose)) {
@@ -130,6 +132,8 @@ Result<InterleavedGroup> parse_group(const Json& json) {
     group.stop.min_blocks = json.at("min_blocks").get<int>();
     group.warm_s = json.at("warm_s").get<double>();
     group.seed = json.at("seed").get<uint64_t>();
+    if (json.at("hot").get<bool>()) group.conditions.l2 = L2State::kHot;
+    if (json.at("locked").get<bool>()) group.conditions.clock = ClockPolicy::kLocked;
     return group;
   });
 }

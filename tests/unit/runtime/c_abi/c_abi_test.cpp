@@ -397,7 +397,7 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_gemm_args, workspace_bytes, 56U);
   F8_ENDS(float8_linear_desc, reserved, 112U);
   F8_ENDS(float8_forward_args, launch_counts, 200U);
-  F8_ENDS(float8_backward_args, launch_counts, 240U);
+  F8_ENDS(float8_backward_args, dy_tensor, 248U);
   F8_ENDS(float8_weight_args, ranks, 112U);
   F8_ENDS(float8_cast_counters, non_finite, 40U);
   F8_ENDS(float8_scales_desc, non_finite, 40U);

@@ -165,6 +165,20 @@ TEST_F(CAbiModel, RanksThatShareTheModel) {
   EXPECT_NE(many.speedup, alone.speedup);
 }
 
+// Experts of a mixture see fewer rows than the other layers.
+TEST_F(CAbiModel, ALayerMayHaveItsOwnTokens) {
+  auto all = layers();
+  all[1].desc.m_max = 16;
+  const auto model = float8::Model::plan(context_, all, options());
+  ASSERT_TRUE(model) << model.error().message;
+  const auto m_max = [&](size_t i) {
+    return model.value().verdict(i).value().linear->get()->linear->desc().shape.m;
+  };
+  EXPECT_EQ(m_max(0), 32);
+  EXPECT_EQ(m_max(1), 16) << "not one plan with the layer that is alike but for M";
+  EXPECT_EQ(m_max(2), 32);
+}
+
 TEST_F(CAbiModel, ItsLinearsRun) {
   auto model = float8::Model::plan(context_, layers(), options());
   ASSERT_TRUE(model) << model.error().message;
@@ -219,7 +233,8 @@ TEST_F(CAbiModel, Misuse) {
   refused([](auto&, auto& l, auto&) { l.name = nullptr; }, "layers[0]: name is NULL");
   refused([](auto&, auto& l, auto&) { l.desc = nullptr; }, "layers[0]: desc is NULL");
   refused([](auto&, auto& l, auto&) { l.struct_size = 0; }, "struct_size is 0");
-  refused([](auto&, auto&, auto& d) { d.m_max = 32; }, "layer 'w': m_max, recipe");
+  refused([](auto&, auto&, auto& d) { d.recipe = "rowwise"; }, "layer 'w': recipe");
+  refused([](auto&, auto&, auto& d) { d.m_max = -1; }, "layer 'w': -1 tokens");
   refused([](auto&, auto&, auto& d) { d.tensor_dtype = 9; }, "tensor_dtype is 9");
   refused([](auto&, auto&, auto& d) { d.k = 0; }, "in_features 0");
   EXPECT_EQ(float8_model_plan(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);

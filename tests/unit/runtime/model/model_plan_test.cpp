@@ -121,6 +121,19 @@ TEST(FilterModel, TheTablesSpeedupDecides) {
   EXPECT_TRUE(decide(options, layer("c", 4096, 2048), &table).convert);
 }
 
+TEST(FilterModel, ALayerIsJudgedByItsOwnTokens) {
+  const TuningTable table = measured_table();
+  ModelOptions options = options_of("rowwise", {"auto_filter_small_kn"});
+  options.tokens = 8192;
+  ModelLinear expert = layer("experts.0.w1", 4096, 4096);
+  expert.tokens = 2048;
+  EXPECT_EQ(decide(options, expert, &table).speedup, (SpeedupInterval{1.1, 1.09, 1.11}));
+  expert.tokens = -1;
+  const auto refused = filter_model(std::span(&expert, 1), options, &table);
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(says(refused.error(), "layer 'experts.0.w1': -1 tokens")) << refused.error().message;
+}
+
 // A neighbour's interval is no interval of this shape: it is widened.
 TEST(FilterModel, BetweenMeasuredShapesTheIntervalIsWider) {
   const TuningTable table = measured_table();

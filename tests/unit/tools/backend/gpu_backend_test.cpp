@@ -205,6 +205,22 @@ TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
   EXPECT_EQ(g.graphs, 4);
 }
 
+TEST_F(GpuBackendTest, HotLaunchesRepeatOneSet) {
+  const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
+  ASSERT_TRUE(backend_->open(p, L2State::kHot));
+  EXPECT_EQ(backend_->sets(), 1);
+  const auto built = backend_->add(generated(p));
+  ASSERT_TRUE(built);
+  EXPECT_TRUE(backend_->verify(built->id)->right);
+  ASSERT_TRUE(backend_->set_batch(built->id, 4));
+  ASSERT_TRUE(backend_->set_batch(built->id, 1));
+  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{4, 1})) << "there are no sets to take turns";
+  ASSERT_TRUE(backend_->open(problem(Op::kLinear, "tensorwise", {64, 48, 80}), L2State::kHot));
+  EXPECT_EQ(backend_->sets(), 1);
+  ASSERT_TRUE(backend_->open(p));
+  EXPECT_EQ(backend_->sets(), 3) << "the next problem is cold again";
+}
+
 TEST_F(GpuBackendTest, ARefusedCallConcernsItsCandidateALostDeviceAll) {
   const Problem p = problem(Op::kOutput, "tensorwise", {64, 48, 80});
   ASSERT_TRUE(backend_->open(p));

@@ -97,6 +97,69 @@ TEST(Measurer, SaysNoisyAndWhy) {
   EXPECT_TRUE(result.timing);
 }
 
+TEST(Measurer, TheOperandSetsAreAsTheGroupSays) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  FakeBackend backend(machine);
+  InterleavedGroup group = pair_group();
+  ASSERT_TRUE(Measurer(backend).run(group));
+  group.conditions.l2 = L2State::kHot;
+  ASSERT_TRUE(Measurer(backend).run(group));
+  EXPECT_EQ(backend.opened, (std::vector<L2State>{L2State::kCold, L2State::kHot}));
+}
+
+TEST(Measurer, ALockedClockThatMovesIsNoisyAndSaysSo) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  // One step of the clock, long after the warm-up.
+  machine.sm_mhz = [](double now) { return now < 0.8 ? 1500.0 : 1485.0; };
+  machine.events = [](double now) { return now < 0.8 ? kEventIdle : kEventSwPowerCap; };
+  machine.noise = 0.05;
+  InterleavedGroup group = pair_group();
+  FakeBackend steady(machine);
+  EXPECT_EQ(Measurer(steady).run(group)->front().result.reason.find("locked"), std::string::npos);
+
+  group.conditions.clock = ClockPolicy::kLocked;
+  FakeBackend locked(machine);
+  const auto outcomes = Measurer(locked).run(group);
+  ASSERT_TRUE(outcomes);
+  for (const CandidateOutcome& outcome : *outcomes) {
+    EXPECT_EQ(outcome.result.state, TrialState::kNoisy);
+    EXPECT_NE(outcome.result.reason.find("from 1500 to 1485 MHz"), std::string::npos)
+        << outcome.result.reason;
+    EXPECT_NE(outcome.result.reason.find(describe_events(kEventSwPowerCap)), std::string::npos)
+        << outcome.result.reason;
+    EXPECT_TRUE(outcome.result.timing);
+  }
+  EXPECT_LT(locked.now_s(), 0.9) << "what is noisy anyway is measured no longer";
+}
+
+TEST(Measurer, ALockedClockThatStaysIsMeasuredAsAlways) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  machine.sm_mhz = [](double) { return 1500.0; };
+  InterleavedGroup group = pair_group();
+  group.conditions.clock = ClockPolicy::kLocked;
+  FakeBackend backend(machine);
+  const auto outcomes = Measurer(backend).run(group);
+  ASSERT_TRUE(outcomes);
+  EXPECT_EQ(outcomes->front().result.state, TrialState::kOk) << outcomes->front().result.reason;
+}
+
+TEST(Measurer, ALockedClockThatNobodySeesIsNoisy) {
+  FakeMachine machine;
+  machine.ns = fast_and_slow;
+  machine.samples = 0;
+  InterleavedGroup group = pair_group();
+  group.conditions.clock = ClockPolicy::kLocked;
+  FakeBackend backend(machine);
+  const auto outcomes = Measurer(backend).run(group);
+  ASSERT_TRUE(outcomes);
+  EXPECT_EQ(outcomes->front().result.state, TrialState::kNoisy);
+  EXPECT_NE(outcomes->front().result.reason.find("no SM clock"), std::string::npos)
+      << outcomes->front().result.reason;
+}
+
 TEST(Measurer, StopsEarlyWhenQuiet) {
   FakeMachine quiet;
   quiet.ns = fast_and_slow;

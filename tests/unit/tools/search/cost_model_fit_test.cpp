@@ -44,7 +44,7 @@ TEST(CostModelFit, TheBuiltInMeasurementsAreRead) {
     EXPECT_GE(one.timed.size(), 2u) << one.problem;
     // cuBLASLt has no kernel for one operand scaled by rows and the other by one scale.
     const bool mixed = one.problem.starts_with("grad_input/rowwise_with_gw_hp/");
-    EXPECT_EQ(one.library_ns > 0, !mixed) << one.problem;
+    EXPECT_EQ(one.library_ns() > 0, !mixed) << one.problem;
     EXPECT_EQ(one.sm_count, 132);
   }
 }
@@ -107,7 +107,7 @@ TEST(CostModelFit, RegretIsWhatAChoiceCosts) {
     timed.ns = same_tile ? 1.25 * best : best;
   }
   EXPECT_NEAR(regret({one}, CostModel::fitted()).worst, 0.25, 1e-9);
-  one.library_ns = best / 2;
+  one.library = {{"h0", best / 2}};
   const Regret all = regret({one}, CostModel::fitted());
   EXPECT_NEAR(all.worst, 0.25, 1e-9);
   EXPECT_NEAR(all.median_to_any, 1.5, 1e-9);

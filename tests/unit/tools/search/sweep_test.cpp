@@ -200,5 +200,35 @@ TEST_F(SweepTest, ANoisyLinearIsTriedAgainAndSaysSo) {
   EXPECT_TRUE(open().linears("tensorwise").value().empty()) << "noisy rows decide nothing";
 }
 
+TEST_F(SweepTest, HotTimesAreKeptAndDecideNothing) {
+  machine_.hot_factor = 0.5;
+  ASSERT_TRUE(sweep_all());
+  const auto decided = open().linears("tensorwise").value();
+  ASSERT_EQ(decided.size(), request_.shapes.size());
+  const double cold_ns = rows(problem(Op::kLinear), "float8").at(0).result.timing->median_ns;
+
+  request_.options.conditions.l2 = L2State::kHot;
+  ASSERT_NE(sweep_method(request_.options).key(), sweep_method({}).key());
+  ASSERT_TRUE(sweep_all());
+  const auto both = rows(problem(Op::kLinear), "float8");
+  ASSERT_EQ(both.size(), 2u);
+  const auto hot =
+      std::ranges::find_if(both, [](const TrialRow& row) { return row.fidelity == "screen"; });
+  ASSERT_NE(hot, both.end());
+  EXPECT_NEAR(hot->result.timing->median_ns / cold_ns, 0.5, 0.02);
+  const auto after = open().linears("tensorwise").value();
+  ASSERT_EQ(after.size(), decided.size());
+  EXPECT_EQ(after[0].uuid, decided[0].uuid) << "a hot row took the cold one's place";
+}
+
+TEST_F(SweepTest, TheMethodOfALockedClockIsAnother) {
+  SweepOptions options;
+  const auto steady = sweep_method(options);
+  options.conditions.clock = ClockPolicy::kLocked;
+  const auto locked = sweep_method(options);
+  EXPECT_NE(locked.key(), steady.key());
+  EXPECT_EQ(locked.fidelity, "final");
+}
+
 }  // namespace
 }  // namespace f8::tuner

@@ -50,6 +50,21 @@ TEST(Worker, SendsWhatTheMeasurerMeasures) {
   EXPECT_EQ(worker.starts(), 1);
 }
 
+TEST(Worker, MeasuresUnderTheConditionsOfTheGroup) {
+  FakeMachine machine;
+  machine.hot_factor = 0.5;
+  machine.samples = 0;
+  Worker worker(spawn_fake(machine), {});
+  InterleavedGroup group = group_of({"a", "b"});
+  const auto cold = worker.measure(group);
+  group.conditions = {.l2 = L2State::kHot, .clock = ClockPolicy::kLocked};
+  const auto hot = worker.measure(group);
+  ASSERT_TRUE(cold && hot);
+  EXPECT_NEAR(hot->results[0].timing->median_ns / cold->results[0].timing->median_ns, 0.5, 0.01);
+  EXPECT_NE(hot->results[0].reason.find("no SM clock"), std::string::npos)
+      << hot->results[0].reason;
+}
+
 TEST(Worker, ACrashNamesTheCandidateThatWasRunning) {
   Worker worker(spawn_fake(with_misbehaviour("b", Misbehaviour::kAbort)), {});
   const auto reply = worker.measure(group_of({"a", "b", "c"}));

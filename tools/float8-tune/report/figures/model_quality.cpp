@@ -37,7 +37,7 @@ ChoiceRegrets choice_regrets(const std::vector<tuner::MeasuredGemm>& gemms) {
   for (const tuner::MeasuredGemm& gemm : gemms) {
     const tuner::Regret one = tuner::regret({gemm}, runtime::CostModel::fitted());
     regrets.generated.push_back(one.median);
-    if (gemm.library_ns > 0) regrets.any.push_back(one.median_to_any);
+    if (gemm.library_ns() > 0) regrets.any.push_back(one.median_to_any);
   }
   std::ranges::sort(regrets.generated);
   std::ranges::sort(regrets.any);

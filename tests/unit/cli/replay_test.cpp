@@ -1,0 +1,60 @@
+// The command replay, on stored exhaustive sweeps.
+#include <gtest/gtest.h>
+
+#include "tests/unit/cli/run_tool.hpp"
+
+namespace f8::testing {
+namespace {
+
+const std::string kSet = FLOAT8_DATA_DIR "/fitted_to.jsonl," FLOAT8_DATA_DIR "/held_out.jsonl";
+
+// What the sweep's own search loses, on layers that the cost model has not seen.
+TEST(Replay, TheSearchLosesLittleOnStoredSweeps) {
+  const Tool tool;
+  const auto rows = tool.json({"replay", "--set", kSet, "--recipe", "tensorwise,rowwise", "--seeds",
+                               "1", "--json"})["strategies"];
+  std::map<std::string, nlohmann::json> of;
+  for (const auto& row : rows) {
+    if (row["recipe"] == "all") of[row["strategy"]] = row;
+  }
+  ASSERT_EQ(of.size(), 5U);
+  EXPECT_GE(of["auto"]["shapes"], 12);
+  EXPECT_LE(of["auto"]["regret_median"], 0.01);
+  EXPECT_LE(of["auto"]["regret_p95"], 0.03);
+  EXPECT_GE(of["auto"]["exhaustive_over_gpu_s"], 3);
+  EXPECT_LE(of["halving"]["regret_p95"], of["auto"]["regret_p95"]);
+  EXPECT_EQ(of["untuned"]["gpu_s"], 0);
+  EXPECT_GT(of["untuned"]["regret_p95"], of["auto"]["regret_p95"]);
+  EXPECT_EQ(of["exhaustive"]["exhaustive_over_gpu_s"], 1);
+}
+
+TEST(Replay, TheMethodsFiguresAndACurveMayBeGiven) {
+  const Tool tool;
+  const std::string set = FLOAT8_DATA_DIR "/held_out.jsonl";
+  const auto rows = tool.json({"replay", "--set", set, "--recipe", "rowwise", "--strategy", "auto",
+                               "--curve", "--heuristics", "1", "--json"})["strategies"];
+  std::vector<double> measured;
+  for (const auto& row : rows) {
+    if (row["recipe"] == "rowwise" && row["strategy"] != "auto") {
+      measured.push_back(row["candidates_per_gemm"]);
+    }
+  }
+  ASSERT_EQ(measured.size(), 6U);
+  EXPECT_TRUE(std::ranges::is_sorted(measured));
+  EXPECT_LE(measured.front(), 4);
+  EXPECT_TRUE(contains(tool({"replay", "--set", set, "--strategy", "auto"}).out, "GPU s"));
+}
+
+TEST(Replay, SaysWhatItCannotReplay) {
+  const Tool tool;
+  tool.expect_refused(1, {"replay"}, {"--set", "sweep --exhaustive"});
+  tool.expect_refused(1, {"replay", "--set", "nothing.jsonl"}, {"--set", "nothing.jsonl"});
+  tool.expect_refused(1, {"replay", "--set", "builtin"}, {"--set", "80 %", "sweep --exhaustive"});
+  const std::string set = FLOAT8_DATA_DIR "/held_out.jsonl";
+  tool.expect_refused(1, {"replay", "--set", set, "--strategy", "genetic"},
+                      {"--strategy", "genetic", "halving"});
+  tool.expect_refused(1, {"replay", "--set", set, "--recipe", "delayed"}, {"--recipe delayed"});
+}
+
+}  // namespace
+}  // namespace f8::testing

@@ -1,0 +1,248 @@
+#include "tools/tuner/search/replay.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <numbers>
+
+#include "tools/tuner/measure/measurer.hpp"
+#include "tools/tuner/search/gemm_search.hpp"
+
+namespace f8::tuner {
+namespace {
+
+constexpr int kAll = 1000;            // more than there are
+constexpr double kLaunchAlone = 1.2;  // a launch by itself takes so much longer than one of a batch
+constexpr double kMadToSigma = 1.4826;  // of a normal distribution
+constexpr double kLeastNoise = 0.001;
+
+struct Stored {
+  double ns = 0;
+  double noise = 0;  // relative standard deviation of a batch
+};
+using StoredTimes = std::map<std::string, Stored>;  // by candidate
+
+std::string key_of(const Candidate& candidate) {
+  return impl_text(candidate) + " " + candidate.config;
+}
+
+// Answers with stored times. Batches vary as the stored ones did.
+class ReplayBackend final : public Backend {
+ public:
+  ReplayBackend(const StoredTimes& times, const runtime::DeviceInfo& device, uint64_t seed)
+      : times_(times), device_(device), random_(seed) {}
+
+  const runtime::DeviceInfo& device() const override { return device_; }
+  Result<int> heuristics(const Problem&, bool) override { return 0; }
+  Status open(const Problem&, L2State) override {
+    open_.clear();
+    return {};
+  }
+  Result<Built> add(const Candidate& candidate) override {
+    const auto found = times_.find(key_of(candidate));
+    if (found == times_.end()) return fail(ErrorCode::kUnsupported, "it is not in the set");
+    open_.push_back({found->second, 1});
+    now_s_ += kCandidateS;
+    Built built;
+    built.id = static_cast<int>(open_.size()) - 1;
+    return built;
+  }
+  Result<Check> verify(int) override { return Check{}; }
+  Result<double> estimate_ns(int candidate) override { return at(candidate).ns * kLaunchAlone; }
+  Status set_batch(int candidate, int launches) override {
+    open_[static_cast<size_t>(candidate)].launches = launches;
+    return {};
+  }
+  Result<std::vector<double>> time(std::span<const int> order) override {
+    std::vector<double> times;
+    for (const int candidate : order) {
+      const Stored& stored = at(candidate);
+      times.push_back(stored.ns * std::max(0.5, 1 + stored.noise * normal()));
+      now_s_ += times.back() * 1e-9 * open_[static_cast<size_t>(candidate)].launches;
+    }
+    return times;
+  }
+  DeviceState sample() override { return {}; }
+  double now_s() const override { return now_s_; }
+  void sleep_s(double seconds) override { now_s_ += seconds; }
+
+ private:
+  struct Open {
+    Stored stored;
+    int launches = 1;
+  };
+  [[nodiscard]] const Stored& at(int candidate) const {
+    return open_[static_cast<size_t>(candidate)].stored;
+  }
+  double normal() {
+    const double u = 1 - random_.uniform();
+    return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * random_.uniform());
+  }
+
+  const StoredTimes& times_;
+  runtime::DeviceInfo device_;
+  Random random_;
+  std::vector<Open> open_;
+  double now_s_ = 0;
+};
+
+runtime::DeviceInfo device_of(const MeasuredGemm& gemm) {
+  runtime::DeviceInfo device;
+  static_cast<DeviceClass&>(device) = gemm.device_class;
+  return device;
+}
+
+StoredTimes stored_times(const MeasuredGemm& gemm) {
+  StoredTimes times;
+  const auto add = [&](const Candidate& candidate, double ns, double mad_ns) {
+    times[key_of(candidate)] = {ns, std::max(kLeastNoise, kMadToSigma * mad_ns / ns)};
+  };
+  for (const TimedConfig& timed : gemm.timed) {
+    add({.impl = Impl::kGenerated, .config = codegen::key(timed.config)}, timed.ns, timed.mad_ns);
+  }
+  for (const TimedHeuristic& timed : gemm.library) {
+    add({.impl = Impl::kCublasLt, .config = timed.config}, timed.ns, timed.mad_ns);
+  }
+  return times;
+}
+
+runtime::GemmChoice generated_choice(const codegen::GemmConfig& config) {
+  runtime::GemmChoice choice;
+  choice.provider = Provider::kGenerated;
+  choice.config = config;
+  return choice;
+}
+
+// What a plan takes without a search: by the model alone, and with the rows of other layers.
+std::array<runtime::GemmChoice, 2> prior_of(const ExhaustiveGemm& gemm) {
+  return {generated_choice(choose(gemm.measured, gemm.model, gemm.nearby).config),
+          generated_choice(choose(gemm.measured, gemm.model).config)};
+}
+
+// The candidates that a sweep measures, as far as they are stored.
+Result<std::vector<Candidate>> candidates_of(const ExhaustiveGemm& gemm, const Problem& problem,
+                                             const SweepOptions& options,
+                                             std::span<const runtime::GemmChoice> prior,
+                                             const StoredTimes& times) {
+  std::vector<Candidate> candidates;
+  const auto add = [&](Candidate candidate) {
+    if (times.contains(key_of(candidate))) candidates.push_back(std::move(candidate));
+  };
+  for (const Generated& generated : F8_TRY(generated_candidates(
+           problem, device_of(gemm.measured), options.keep, prior, {}, gemm.model))) {
+    if (!generated.pruned.empty()) continue;
+    add({.impl = Impl::kGenerated, .config = codegen::key(generated.spec.config)});
+  }
+  for (int i = 0; i < options.heuristics; ++i) {
+    add({.impl = Impl::kCublasLt, .config = f8::format("h{}", i)});
+  }
+  return candidates;
+}
+
+Result<std::vector<std::optional<double>>> times_of(Measurer& measurer, InterleavedGroup group,
+                                                    std::vector<Candidate> candidates) {
+  group.candidates = std::move(candidates);
+  std::vector<std::optional<double>> times;
+  for (const CandidateOutcome& outcome : F8_TRY(measurer.run(group))) {
+    const auto& timing = outcome.result.timing;
+    times.push_back(timing ? std::optional(timing->median_ns) : std::nullopt);
+  }
+  return times;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += f8::format("{}{}", text.empty() ? "" : ", ", name);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> strategy_names() {
+  return {"untuned", "auto", "halving", "topk", "exhaustive"};
+}
+
+Result<Strategy> find_strategy(std::string_view name, const SweepOptions& options) {
+  Strategy strategy{.name = std::string(name), .options = options};
+  if (name == "auto") return strategy;
+  if (name == "untuned") {
+    strategy.measures = false;
+    return strategy;
+  }
+  if (name == "halving") {
+    strategy.options.keep = kAll;
+    return strategy;
+  }
+  if (name == "topk") {
+    strategy.options.finalists = kAll;
+    strategy.options.screen_ms = 1;
+    return strategy;
+  }
+  if (name == "exhaustive") {
+    strategy.options.keep = strategy.options.finalists = kAll;
+    strategy.options.screen_ms = 1;
+    return strategy;
+  }
+  return fail(ErrorCode::kInvalidArgument, "no strategy {}; there are {}", quote(name),
+              listed(strategy_names()));
+}
+
+Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms, int folds) {
+  ExhaustiveSet set;
+  std::vector<MeasuredGemm> whole;
+  for (MeasuredGemm gemm : gemms) {
+    std::erase_if(gemm.timed, [](const TimedConfig& timed) { return !timed.to_the_end; });
+    const std::vector<codegen::GemmConfig> legal = codegen::gemm_candidates(gemm.family);
+    const auto measured = std::ranges::count_if(legal, [&](const codegen::GemmConfig& config) {
+      return std::ranges::find(gemm.timed, config, &TimedConfig::config) != gemm.timed.end();
+    });
+    if (static_cast<double>(measured) >= kExhaustiveShare * static_cast<double>(legal.size())) {
+      whole.push_back(std::move(gemm));
+    } else {
+      ++set.left_out;
+    }
+  }
+  const std::vector<runtime::CostModel> models =
+      held_out_models(whole, runtime::CostModel::fitted(), folds);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    set.gemms.push_back({whole[i], models[i], winners_near(whole[i], whole)});
+  }
+  return set;
+}
+
+Result<ReplayedSearch> replay(const ExhaustiveGemm& gemm, const Strategy& strategy, uint64_t seed) {
+  const Problem problem = F8_TRY(Problem::parse(gemm.measured.problem));
+  const StoredTimes times = stored_times(gemm.measured);
+  double best_ns = times.begin()->second.ns;
+  for (const auto& [key, stored] : times) best_ns = std::min(best_ns, stored.ns);
+  const auto prior = prior_of(gemm);
+  if (!strategy.measures) {
+    return ReplayedSearch{.regret = times.at(key_of(to_candidate(prior.front()))).ns / best_ns - 1};
+  }
+  SweepOptions options = strategy.options;
+  options.warm_s = 0;  // a sweep's GEMMs follow each other, so that the device is warm
+  const auto candidates = F8_TRY(candidates_of(gemm, problem, options, prior, times));
+  ReplayBackend backend(times, device_of(gemm.measured), seed);
+  Measurer measurer(backend);
+  const auto screened_ns = F8_TRY(
+      times_of(measurer, screening_group(problem, options, candidates.size(), seed), candidates));
+  std::vector<ScreenedCandidate> screened;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    screened.push_back({candidates[i], screened_ns[i]});
+  }
+  std::vector<Candidate> finalists;
+  for (const size_t i : choose_finalists(screened, prior, options, 0)) {
+    finalists.push_back(candidates[i]);
+  }
+  const auto final_ns = F8_TRY(
+      times_of(measurer, final_group(problem, options, finalists.size(), seed + 1), finalists));
+  const auto fastest = std::ranges::min_element(
+      final_ns, [](const auto& a, const auto& b) { return a && (!b || *a < *b); });
+  const Candidate& chosen = finalists[static_cast<size_t>(fastest - final_ns.begin())];
+  return ReplayedSearch{.regret = times.at(key_of(chosen)).ns / best_ns - 1,
+                        .gpu_s = backend.now_s(),
+                        .candidates = static_cast<int>(candidates.size())};
+}
+
+}  // namespace f8::tuner

@@ -1,0 +1,51 @@
+// Replays the search of GEMMs on stored times: the very rungs of a sweep, on a backend that answers
+// with the times of an exhaustive sweep, their noise, and a clock that runs as fast as they say. So
+// a strategy's choice is known against the best there is, and what it would cost.
+//
+// The cost model that ranks the configurations has not seen the layer (n, k) of the GEMM, and so
+// haven't the winners nearby that have a vote. Whole linears are not replayed: their times are
+// stored for one choice of kernels alone.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/tuner/search/cost_model_fit.hpp"
+#include "tools/tuner/search/sweep_plan.hpp"
+
+namespace f8::tuner {
+
+// A way to search, as figures of the sweep's method.
+struct Strategy {
+  std::string name;
+  SweepOptions options;
+  bool measures = true;  // false: the choice without a search
+};
+// The strategy of this name: "untuned", "auto", "halving", "topk", "exhaustive".
+[[nodiscard]] Result<Strategy> find_strategy(std::string_view name, const SweepOptions& options);
+[[nodiscard]] std::vector<std::string> strategy_names();
+
+// A GEMM of which (nearly) every configuration of today's generator was measured to the end.
+struct ExhaustiveGemm {
+  MeasuredGemm measured;
+  runtime::CostModel model;                        // that has not seen its layer
+  std::vector<runtime::NearbyWinner> nearby = {};  // of other layers
+};
+struct ExhaustiveSet {
+  std::vector<ExhaustiveGemm> gemms;
+  size_t left_out = 0;  // GEMMs with too few configurations
+};
+// A set is what was measured of at least this share of the configurations.
+inline constexpr double kExhaustiveShare = 0.8;
+[[nodiscard]] Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms,
+                                                   int folds);
+
+struct ReplayedSearch {
+  double regret = 0;  // the time of what was chosen over the best's, less one
+  double gpu_s = 0;
+  int candidates = 0;  // that were measured
+};
+[[nodiscard]] Result<ReplayedSearch> replay(const ExhaustiveGemm& gemm, const Strategy& strategy,
+                                            uint64_t seed);
+
+}  // namespace f8::tuner
