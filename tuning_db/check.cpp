@@ -80,8 +80,10 @@ Status Database::check() const {
   F8_TRY(verify_checksums(db));
   auto foreign = F8_TRY(db.prepare("PRAGMA foreign_key_check"));
   if (F8_TRY(foreign.step())) {
-    return fail(ErrorCode::kCorrupt, "{}: row {} of table {} refers to no row of {}", db.label(),
-                foreign.integer(1), foreign.text(0), foreign.text(2));
+    return fail(
+        ErrorCode::kCorrupt,
+        "{}: row {} of table {} refers to no row of {}; restore a copy, or measure into a new file",
+        db.label(), foreign.integer(1), foreign.text(0), foreign.text(2));
   }
   F8_TRY(check_keys(db, "device_class", f8::format("{} FROM device_class d", kDeviceColumns),
                     device_key));

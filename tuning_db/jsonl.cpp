@@ -317,9 +317,11 @@ void parse_record(const Json& json, Reader& read, Snapshot& snapshot) {
 Status check_header(const Json& json, std::string_view name, size_t line) {
   const auto format = json.find("float8_tuning_db");
   if (format == json.end() || !format->is_number_integer()) {
-    return fail(ErrorCode::kCorrupt,
-                "{}:{}: not a float8 tuning export (its first line is {{\"float8_tuning_db\":{}}})",
-                name, line, kFormat);
+    return fail(
+        ErrorCode::kCorrupt,
+        "{}:{}: not a float8 tuning export (its first line is {{\"float8_tuning_db\":{}}}); "
+        "`float8-tune db export` writes one",
+        name, line, kFormat);
   }
   if (*format >= kOldestFormat && *format <= kFormat) return {};
   return fail(ErrorCode::kUnsupported,
@@ -425,11 +427,14 @@ Result<Snapshot> parse_jsonl(std::string_view text, std::string_view name) {
     Reader read(json);
     parse_record(json, read, snapshot);
     if (!read.error().empty()) {
-      return fail(ErrorCode::kCorrupt, "{}:{}: {}", name, line, read.error());
+      return fail(ErrorCode::kCorrupt, "{}:{}: {}; export the database again", name, line,
+                  read.error());
     }
   }
   if (!has_header) {
-    return fail(ErrorCode::kCorrupt, "{}: no records, not even the header of an export", name);
+    return fail(ErrorCode::kCorrupt,
+                "{}: no records, not even the header of an export; export the database again",
+                name);
   }
   return snapshot;
 }

@@ -51,7 +51,8 @@ Status refuse_odd_files(const fs::path& path) {
     struct stat info {};
     if (::stat(name.c_str(), &info) != 0) {
       if (errno == ENOENT && !suffix.empty()) continue;
-      return fail(ErrorCode::kIo, "{}: cannot open it: {}", name, std::strerror(errno));
+      return fail(ErrorCode::kIo, "{}: cannot open it: {}; name another, or see to its permissions",
+                  name, std::strerror(errno));
     }
     F8_TRY(check_kind(info.st_mode, name, Pipes::kRefused));
     const auto size = static_cast<uint64_t>(info.st_size);
@@ -69,7 +70,8 @@ Result<Header> read_header(const fs::path& path) {
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (!in) {
-    return fail(ErrorCode::kIo, "{}: cannot open it: {}", path.string(), std::strerror(errno));
+    return fail(ErrorCode::kIo, "{}: cannot open it: {}; name another, or see to its permissions",
+                path.string(), std::strerror(errno));
   }
   in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   if (in.gcount() == 0) {
@@ -171,7 +173,8 @@ Status create(const fs::path& path, const SchemaSpec& schema) {
   if (::link(temporary.path.c_str(), path.c_str()) == 0 || errno == EEXIST) return {};
   // Some file systems have no hard links; there the last of two creators wins, both empty.
   if (::rename(temporary.path.c_str(), path.c_str()) == 0) return {};
-  return fail(ErrorCode::kIo, "{}: cannot create it: {}", path.string(), std::strerror(errno));
+  return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
+              path.string(), std::strerror(errno));
 }
 
 Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
@@ -205,25 +208,9 @@ Status limit_size(Connection& db) {
       f8::format("PRAGMA max_page_count = {}", static_cast<int64_t>(kMaxFileBytes) / page_bytes));
 }
 
-// A whole copy beside the file, under the first name that is free. It is linked to that name when it
-// is complete, so a half one is never taken for a backup.
-Result<fs::path> back_up(const Connection& db, const fs::path& path, int version) {
-  const TemporaryName temporary(path.string() + std::string(kTemporary) + new_uuid());
-  F8_TRY(db.vacuum_into(temporary.path));
-  for (int i = 1;; ++i) {
-    const std::string number = i == 1 ? "" : std::to_string(i);
-    const fs::path name = path.string() + f8::format(".v{}.backup{}", version, number);
-    if (::link(temporary.path.c_str(), name.c_str()) == 0) return name;
-    if (errno == EEXIST) continue;
-    // Some file systems have no hard links.
-    if (!fs::exists(name) && ::rename(temporary.path.c_str(), name.c_str()) == 0) return name;
-    return fail(ErrorCode::kIo, "{}: cannot create it: {}", name.string(), std::strerror(errno));
-  }
-}
-
 Status backup_and_migrate(Connection& db, const fs::path& path, int version,
                           const SchemaSpec& schema) {
-  const Result<fs::path> backup = back_up(db, path, version);
+  const Result<fs::path> backup = back_up(db, path, f8::format("v{}", version));
   if (!backup) {
     return fail(backup.error().code, "cannot back up before migrating, nothing was changed: {}",
                 backup.error().message);
@@ -235,6 +222,22 @@ Status backup_and_migrate(Connection& db, const fs::path& path, int version,
 }
 
 }  // namespace
+
+// The copy is linked to its name when it is complete, so a half one is never taken for a backup.
+Result<fs::path> back_up(const Connection& db, const fs::path& path, std::string_view name) {
+  const TemporaryName temporary(path.string() + std::string(kTemporary) + new_uuid());
+  F8_TRY(db.vacuum_into(temporary.path));
+  for (int i = 1;; ++i) {
+    const std::string number = i == 1 ? "" : std::to_string(i);
+    const fs::path backup = path.string() + f8::format(".{}.backup{}", name, number);
+    if (::link(temporary.path.c_str(), backup.c_str()) == 0) return backup;
+    if (errno == EEXIST) continue;
+    // Some file systems have no hard links.
+    if (!fs::exists(backup) && ::rename(temporary.path.c_str(), backup.c_str()) == 0) return backup;
+    return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
+                backup.string(), std::strerror(errno));
+  }
+}
 
 Database Database::State::wrap(State state) {
   return Database(std::make_unique<State>(std::move(state)));

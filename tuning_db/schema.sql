@@ -162,6 +162,7 @@ WHEN OLD.state NOT IN ('planned', 'running') AND OLD.checksum = NEW.checksum
 BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never changed');
 END;
+-- `float8-tune db gc` switches triggers off for its own connection.
 CREATE TRIGGER trial_is_kept BEFORE DELETE ON trial WHEN OLD.state NOT IN ('planned', 'running')
 BEGIN
   SELECT RAISE(ABORT, 'a finished trial is never deleted');

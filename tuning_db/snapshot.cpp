@@ -76,7 +76,9 @@ class Inserter {
                                std::string_view from) {
     const auto found = ids.find(key);
     if (found != ids.end()) return found->second;
-    return fail(ErrorCode::kCorrupt, "{} refers to {} {}, which has no record", from, kind, key);
+    return fail(ErrorCode::kCorrupt,
+                "{} refers to {} {}, which has no record; export the database again", from, kind,
+                key);
   }
 
   Status insert(const RunRecord& r) {

@@ -284,6 +284,23 @@ int64_t Connection::last_id() const {
   return sqlite3_last_insert_rowid(db_);
 }
 
+Status Connection::enable_triggers(bool enabled) {
+  const int code = sqlite3_db_config(db_, SQLITE_DBCONFIG_ENABLE_TRIGGER, int{enabled}, nullptr);
+  if (code != SQLITE_OK) return failure(code);
+  return {};
+}
+
+Status Connection::require_sole_user() {
+  // A connection holds a lock as long as it is open, and leaving WAL takes all of them at once.
+  const Status alone = exec("PRAGMA journal_mode=DELETE");
+  if (!alone && (sqlite3_errcode(db_) & 0xff) == SQLITE_BUSY) {
+    return fail(ErrorCode::kIo, "{}: another process has it open; try again when that has ended",
+                label_);
+  }
+  F8_TRY(alone);
+  return exec("PRAGMA journal_mode=WAL");
+}
+
 std::unexpected<Error> Connection::failure(int code) const {
   // SQLite's words may quote the file's.
   const std::string said = quote(db_ == nullptr ? sqlite3_errstr(code) : sqlite3_errmsg(db_));
@@ -325,11 +342,14 @@ std::unexpected<Error> Connection::failure(int code) const {
                   "{}: the database is damaged ({}); restore a copy, or measure into a new file",
                   label_, said);
     case SQLITE_NOMEM:
-      return fail(ErrorCode::kOutOfMemory, "{}: out of memory", label_);
+      return fail(ErrorCode::kOutOfMemory,
+                  "{}: out of memory; close other programs, or keep it in several databases",
+                  label_);
     case SQLITE_CONSTRAINT:
       return fail(ErrorCode::kInvalidArgument, "{}: a row was refused ({})", label_, said);
     default:
-      return fail(ErrorCode::kInternal, "{}: SQLite error {} ({})", label_, code, said);
+      return fail(ErrorCode::kInternal, "{}: SQLite error {} ({}); please report it", label_, code,
+                  said);
   }
 }
 

@@ -114,6 +114,10 @@ class Connection {
   [[nodiscard]] bool is_read_only() const;  // SQLite opens a write-protected file so
   [[nodiscard]] int64_t changes() const;    // of the last statement
   [[nodiscard]] int64_t last_id() const;
+  // Triggers of this connection alone; other connections, and the file, keep theirs.
+  [[nodiscard]] Status enable_triggers(bool enabled);
+  // Refuses a file that another connection has open, as a reader or a writer.
+  [[nodiscard]] Status require_sole_user();
   // Writes a compact copy to `path`, which must not exist.
   [[nodiscard]] Status vacuum_into(const std::filesystem::path& path) const;
   // The time that each execution of a statement may take from now on.

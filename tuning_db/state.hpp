@@ -16,6 +16,8 @@ struct Database::State {
   bool writable = false;
 
   static Database wrap(State state);
+  // The state of a database, for the parts of tuning_db that are no members of it.
+  static State& of(Database& database) { return *database.state_; }
   [[nodiscard]] Status require_writable() const;
 };
 
@@ -52,6 +54,11 @@ enum class Constraints { kIgnored, kChecked };
 
 [[nodiscard]] Result<Database> open_database(const std::filesystem::path& path, OpenMode mode,
                                              const SchemaSpec& schema);
+
+// A whole copy beside the file, FILE.NAME.backup or, where there is one, FILE.NAME.backup2 and so on.
+[[nodiscard]] Result<std::filesystem::path> back_up(const Connection& db,
+                                                    const std::filesystem::path& path,
+                                                    std::string_view name);
 
 // Brings the open database to schema.version: all steps in one transaction.
 [[nodiscard]] Status migrate(Connection& db, int from, const SchemaSpec& schema);

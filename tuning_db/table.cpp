@@ -121,7 +121,8 @@ Status add_linears(const Database& db, const std::string& recipe, TuningTable& t
 // --- kernels
 
 // A candidate's JSON as a kernel: a GEMM configuration, or "h3" for a heuristic.
-Result<LinearKernel> table_kernel(const Candidate& c) {
+Result<LinearKernel> table_kernel(const TrialRow& row) {
+  const Candidate& c = row.candidate;
   const auto json = parse_json(c.config, "it").value_or(nullptr);
   const bool generated = c.impl == Impl::kGenerated;
   if (json.is_object()) {
@@ -133,9 +134,12 @@ Result<LinearKernel> table_kernel(const Candidate& c) {
       return parse_linear_kernel(f8::format("cublaslt:h{}", found->get<int64_t>()));
     }
   }
-  return fail(ErrorCode::kCorrupt, "candidate {} has the configuration {}; expected {}",
-              to_string(c.impl), quote(c.config),
-              generated ? R"({"config":"..."})" : R"({"heuristic":N})");
+  return fail(
+      ErrorCode::kCorrupt,
+      "{}: candidate {} has the configuration {}, expected {}; restore a copy, or measure into "
+      "a new file",
+      row.layer, to_string(c.impl), quote(c.config),
+      generated ? R"({"config":"..."})" : R"({"heuristic":N})");
 }
 
 // The fastest linears that name their kernels, by recipe and shape.
@@ -151,12 +155,12 @@ Result<KernelChoice> choose_kernel(RowIterator first, RowIterator last,
                       .provider = {},
                       .config = {},
                       .median_ns = first->row.result.timing->median_ns};
-  LinearKernel kernel = F8_TRY(table_kernel(first->row.candidate));
+  LinearKernel kernel = F8_TRY(table_kernel(first->row));
   const auto linear = linears.find({problem.recipe, problem.shape});
   if (linear != linears.end() && linear->second->is_comparable(*first)) {
     kernel = linear->second->row.result.kernels->at(static_cast<size_t>(problem.op));
     for (auto own = first; own != last; ++own) {
-      if (F8_TRY(table_kernel(own->row.candidate)) != kernel) continue;
+      if (F8_TRY(table_kernel(own->row)) != kernel) continue;
       choice.median_ns = own->row.result.timing->median_ns;
       break;
     }

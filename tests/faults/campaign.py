@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from programs import ColdCache, Export, ExportDatabase, Import, Prewarm, SaveScales, Verdicts
+from programs import Collect, ColdCache, Export, ExportDatabase, Import, Prewarm, SaveScales, Verdicts
 from scenario import Failed, Programs
 
 
@@ -51,6 +51,7 @@ def main():
     seed = int(os.environ.get("FLOAT8_CAMPAIGN_SEED", "18"))
     programs = Programs(options.tool, options.save_scales, options.libraries)
     scenarios = [Prewarm(programs), Import(programs, True), Import(programs, False),
+                 Collect(programs),
                  Export(programs, "jsonl"), Export(programs, "table"), ExportDatabase(programs, "db"),
                  Verdicts(programs), SaveScales(programs)]
     scenarios = [s for s in scenarios if options.only is None or options.only in s.name]

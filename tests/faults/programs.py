@@ -201,6 +201,18 @@ class Import(Scenario):
         return self.rows(self.programs, path)
 
 
+class Collect(Import):
+    """Rows are removed from a database: all of them or none. A backup is as an export is, so none is made."""
+
+    def __init__(self, programs):
+        super().__init__(programs, exists=True)
+        self.name = "db gc"
+
+    def argv(self, folder):
+        return [self.programs.tool, "db", "gc", "--older-than", "1s", "--include-current", "--no-backup", "--db",
+                folder / "work" / "user.db"]
+
+
 class ColdCache:
     """Processes that fill one cold cache together compile each kernel once."""
 

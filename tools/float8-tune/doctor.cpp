@@ -84,9 +84,10 @@ void look_at_gpu(Report& report, int ordinal) {
   gpu["other_compute_processes"] = others;
   const bool unfit = (now.events & tuner::kDropEvents) != 0;
   report.add("clocks", !unfit,
-             f8::format("SM {:.0f} of {} MHz, {:.0f} W of {} W, {:.0f} C, held back by: {}",
+             f8::format("SM {:.0f} of {} MHz, {:.0f} W of {} W, {:.0f} C, held back by: {}{}",
                         now.sm_mhz, info->sm_clock_max_mhz, now.power_w, info->power_limit_w,
-                        now.temp_c, tuner::describe_events(now.events)));
+                        now.temp_c, tuner::describe_events(now.events),
+                        unfit ? "; see to its cooling and power before you measure" : ""));
   if (others > 0) {
     report.add(
         "other users", false,

@@ -11,6 +11,7 @@
 #include "tools/float8-tune/kernel_list.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tools/tuner/search/kernel_set.hpp"
 
 namespace f8::cli {
@@ -48,7 +49,7 @@ Result<Item> gemm_item(const Options& options, const Recipe& recipe, Gemm gemm, 
   item.chosen_by = to_string(chosen.by);
   codegen::GemmSpec spec = chosen.spec();
   if (!options.config.empty()) {
-    spec.config = F8_TRY(of_option("--config", codegen::parse_gemm_config(options.config)));
+    spec.config = F8_TRY(of_option("--config", parse_config(options.config)));
     F8_TRY(of_option("--config", codegen::validate(spec)));
     item.chosen_by = "option";
   }
@@ -89,7 +90,12 @@ Result<std::vector<Item>> items_of_shape(const Options& options, const Global& g
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   if (casts) {
     if (!options.config.empty()) {
-      return fail(ErrorCode::kInvalidArgument, "--config is of a GEMM; --op {} takes none",
+      return fail(ErrorCode::kInvalidArgument,
+                  "--config is of a GEMM; --op {} takes none, leave it out", options.op);
+    }
+    if (!global.db.empty() && global.db_option == "--db") {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--db chooses the kernel of a GEMM; --op {} has none to choose, leave it out",
                   options.op);
     }
     return cast_items(recipe, options.op);
@@ -196,8 +202,8 @@ Status write_files(const std::filesystem::path& directory, const std::vector<Out
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) {
-    return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}", directory.string(),
-                error.message());
+    return fail(ErrorCode::kIo, "-o: cannot create the folder {}: {}; name another",
+                directory.string(), error.message());
   }
   for (const Output& output : outputs) {
     F8_TRY(of_option("-o", write_file_atomic(directory / output.name, output.bytes)));
@@ -263,15 +269,21 @@ void add_emit(CLI::App& app, Program& program) {
                       "output, grad_input, grad_weight, amax, cast, or linear: all of them");
   command->add_option("--config", options->config, "of the GEMM, as 128x256s4c2x1w2g8")
       ->type_name("CONFIG");
+  CLI::Option* problem =
+      add_problem(*command, {.mnk = &options->mnk, .recipe = &options->recipe, .op = &options->op});
   CLI::Option* kernel =
       command->add_option("--kernel", options->kernel, "a kernel by its key, instead of a shape")
           ->type_name("KEY")
-          ->excludes(mnk);
+          ->excludes(mnk)
+          ->excludes(problem)
+          ->excludes(command->get_option("--db"));
   command
       ->add_flag("--list", options->list,
                  "only the keys of all kernels that the recipes' plans may load")
       ->excludes(mnk)
-      ->excludes(kernel);
+      ->excludes(problem)
+      ->excludes(kernel)
+      ->excludes(command->get_option("--db"));
   command
       ->add_option("-o,--output", options->directory,
                    "write files to this folder; - is standard output, as without it")

@@ -10,6 +10,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/search/kernel_set.hpp"
 #include "tuning_db/estimate/filter.hpp"
@@ -32,12 +33,33 @@ struct Subject {
 };
 
 bool looks_like_shape(const std::string& text) {
-  return text.find(',') != std::string::npos;
+  return text.find(',') != std::string::npos || parse_dims(text);
+}
+
+// A problem key as the subject stands for its linear and its recipe.
+Result<Options> resolved(Options options) {
+  if (options.model.model.empty() && options.subject.find('/') != std::string::npos) {
+    const Problem problem = F8_TRY(parse_problem(options.subject));
+    if (!options.recipe.empty() && options.recipe != problem.recipe) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "--recipe is {}, and the problem is of recipe {}; leave --recipe out",
+                  options.recipe, problem.recipe);
+    }
+    options.subject = to_string(problem.shape);
+    options.recipe = problem.recipe;
+  }
+  if (options.recipe.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--recipe is required, unless the subject is a problem key");
+  }
+  return options;
 }
 
 Result<Subject> find_subject(const Options& options) {
   if (looks_like_shape(options.subject)) {
-    const auto shapes = F8_TRY(of_option("shape", parse_shapes(options.subject)));
+    const auto dims = parse_dims(options.subject);
+    const auto shapes =
+        dims ? std::vector{*dims} : F8_TRY(of_option("shape", parse_shapes(options.subject)));
     if (shapes.size() != 1) {
       return fail(ErrorCode::kInvalidArgument, "{} names {} shapes; explain takes one",
                   quote(options.subject), shapes.size());
@@ -47,12 +69,14 @@ Result<Subject> find_subject(const Options& options) {
   }
   if (options.model.model.empty() || options.model.tokens == 0) {
     return fail(ErrorCode::kInvalidArgument,
-                "to explain the layer {} give --model and --tokens, or give a shape M,N,K",
+                "to explain the layer {} give --model and --tokens, or give a shape M,N,K or a "
+                "problem key",
                 quote(options.subject));
   }
   const tuner::Model model = F8_TRY(load(options.model));
   for (const NamedLinear& layer : model.layers) {
-    if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject)) {
+    if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject) ||
+        fits_pattern(options.subject, layer.fqn)) {
       return Subject{{layer.fqn, layer.in_features, layer.out_features, layer.count},
                      tokens_of(layer, options.model.tokens)};
     }
@@ -233,7 +257,8 @@ void print_text(const Explanation& e) {
   }
 }
 
-Result<int> explain(const Options& options, const Global& global) {
+Result<int> explain(const Options& given, const Global& global) {
+  const Options options = F8_TRY(resolved(given));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
@@ -269,11 +294,13 @@ void add_explain(CLI::App& app, Program& program) {
   CLI::App* command =
       add_command(app, program, "explain", "why a layer is converted or kept", Needs::kNothing,
                   [options, &program] { return explain(*options, program.global); });
-  command->add_option("subject", options->subject, "a layer's name, or M,N,K")
+  command
+      ->add_option("subject", options->subject,
+                   "a layer's name, M,N,K, or a problem as query and compare print it")
       ->required()
-      ->type_name("FQN|M,N,K");
+      ->type_name("FQN|M,N,K|KEY");
   add_model(*command, options->model);
-  add_recipe(*command, options->recipe)->required();
+  add_recipe(*command, options->recipe);
   command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
       ->check(CLI::Range(0.0, 10.0));
 }

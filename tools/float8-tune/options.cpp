@@ -45,8 +45,10 @@ CLI::Option* add_recipe(CLI::App& command, std::string& recipe) {
 
 CLI::Option* add_mnk(CLI::App& command, std::string& mnk) {
   return command
-      .add_option("--mnk", mnk,
-                  "tokens, out_features, in_features; several with ';', ranges as 1024:16384:x2")
+      .add_option(
+          "--mnk", mnk,
+          "tokens, out_features, in_features; several with ';', ranges as 1024:16384:x2; or "
+          "one shape as errors print it, m8192n4096k4096")
       ->type_name("M,N,K");
 }
 
@@ -79,6 +81,7 @@ Result<std::vector<std::string>> recipes_of(const std::string& list) {
 }
 
 Result<std::vector<Shape>> shapes_of(const std::string& mnk) {
+  if (mnk.starts_with('m')) return std::vector{F8_TRY(of_option("--mnk", parse_dims(mnk)))};
   return of_option("--mnk", parse_shapes(mnk));
 }
 

@@ -77,7 +77,7 @@ Result<Plan> make_plan(const Recipe& recipe, const tuner::Model& model, int64_t 
   if (plan.shapes.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "--model: no layer of {} can be float8: in_features and out_features must be "
-                "multiples of 16",
+                "multiples of 16, so there is nothing to compile",
                 model.name);
   }
   const std::vector<tuner::NamedKernel> casts = F8_TRY(tuner::cast_kernels(recipe));
@@ -204,8 +204,10 @@ Result<int> prewarm(const Options& options, const Global& global) {
     print_table(outcome, stdout_color(global));
   }
   if (outcome.not_stored.kernels > 0) {
-    print_error(f8::format("{} of {} kernels are not in the cache: {}", outcome.not_stored.kernels,
-                           outcome.cubins.size(), outcome.not_stored.reason));
+    print_error(
+        f8::format("{} of {} kernels are not in the cache: {}; mend that and run it again, or "
+                   "name another folder with --cache-dir",
+                   outcome.not_stored.kernels, outcome.cubins.size(), outcome.not_stored.reason));
     return exit_code(ErrorCode::kIo);
   }
   return kExitOk;

@@ -4,6 +4,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tuning_db/estimate/filter.hpp"
 
 namespace f8::cli {
@@ -78,7 +79,11 @@ Result<int> thresholds(const Options& options, const Global& global) {
                    texts.empty() ? "it has no rule for this recipe"
                                  : f8::format("{}", fmt::join(texts, ", or "))));
   if (found.empty()) {
-    note(global, "no measured linear of recipe {}; run float8-tune sweep on a GPU", recipe.name);
+    note(
+        global,
+        "no measured linear of recipe {}; on a GPU: float8-tune sweep --mnk M,N,K --recipe {} --db "
+        "{}",
+        recipe.name, recipe.name, database_to_write(global));
   }
   return kExitOk;
 }

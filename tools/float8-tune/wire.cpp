@@ -10,6 +10,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 #include "tools/tuner/search/shape_sweep.hpp"
 #include "tools/tuner/search/wire_fit.hpp"
 
@@ -206,7 +207,8 @@ Result<int> predict(const PredictCommand& options, const Global& global) {
   F8_TRY(check_output(global, "--csv", options.csv));
   const std::vector<std::string> sizes = items_of(options.weight);
   if (sizes.size() != 2) {
-    return fail(ErrorCode::kInvalidArgument, "--weight: {} is not N,K", quote(options.weight));
+    return fail(ErrorCode::kInvalidArgument, "--weight: {} is not N,K, such as 4096,4096",
+                quote(options.weight));
   }
   const auto n = static_cast<double>(F8_TRY(integer_of("--weight", sizes[0], kMaxDim)));
   const auto k = static_cast<double>(F8_TRY(integer_of("--weight", sizes[1], kMaxDim)));
@@ -246,6 +248,7 @@ void add_wire(CLI::App& app, Program& program) {
   CLI::App* predicted = add_command(
       *group, program, "predict", "what gathers of a weight and the all-reduce of amaxes take",
       Needs::kNothing, [asked, &program] { return predict(*asked, program.global); });
+  refuse_db(*predicted, "no database holds collectives; --wire-rows names a file of them");
   predicted->add_option("--weight", asked->weight, "out_features and in_features")
       ->type_name("N,K");
   predicted->add_option("--ranks", asked->ranks, "how many ranks share it")->type_name("LIST");
@@ -262,6 +265,7 @@ void add_wire(CLI::App& app, Program& program) {
   CLI::App* command =
       add_command(*group, program, "fit", "fit the constants to measured collectives",
                   Needs::kNothing, [fitted, &program] { return fit(*fitted, program.global); });
+  refuse_db(*command, "no database holds collectives; --rows names a file of them");
   add_input(*command, "--rows", fitted->rows,
             "CSV of benchmarks/distributed/wire.py: ranks, bytes, us, and collective and hosts")
       ->required();

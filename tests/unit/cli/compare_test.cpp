@@ -142,6 +142,28 @@ TEST(CompareCommand, DevicesAndPowerLimits) {
   EXPECT_EQ(across["counts"]["FASTER"], 2);
 }
 
+// Under --strict a gate fails that decided nothing, and only then.
+TEST(CompareCommand, StrictFailsWhereAllAreAmbiguous) {
+  const Tool tool;
+  make_database(tool, "a.db", 1);
+  make_database(tool, "capped.db", 1, db::final_method(), db::h100(500));
+  EXPECT_EQ(tool({"compare", "a.db", "capped.db"}).code, 0);
+  const Outcome strict = tool({"compare", "a.db", "capped.db", "--strict"});
+  EXPECT_EQ(strict.code, 3);
+  EXPECT_TRUE(contains(strict.out, "3 AMBIGUOUS"));
+  EXPECT_EQ(strict.err,
+            "--strict: all 3 problems are AMBIGUOUS (the first: other power limits: 700 W and 500 "
+            "W); sweep both sides again under equal conditions, or raise --threshold\n");
+  const Outcome data = tool({"compare", "a.db", "capped.db", "--strict", "--json", "--quiet"});
+  EXPECT_EQ(data.code, 3);
+  EXPECT_EQ(data.err, "");
+  EXPECT_EQ(data.json()["undecided"], true);
+  // One that is decided is enough.
+  make_database(tool, "b.db", 1);
+  EXPECT_EQ(tool({"compare", "a.db", "b.db", "--strict"}).code, 0);
+  EXPECT_EQ(tool.json({"compare", "a.db", "b.db", "--strict"})["undecided"], false);
+}
+
 TEST(CompareCommand, HelpHasAnExampleAndTheExitCodes) {
   const Tool tool;
   const Outcome help = tool({"compare", "--help"});

@@ -34,6 +34,8 @@ TEST(CostModelCommand, WritesTheConstantsThatItFitted) {
   ASSERT_TRUE(source) << source.error().message;
   EXPECT_TRUE(contains(*source, "CostModel::fitted()"));
   EXPECT_TRUE(contains(*source, ".port_bytes_per_clock = "));
+  EXPECT_EQ(tool.json({"cost-model", "fit", "--train", kHeldOut, "--folds", "1"})["source"],
+            *source);
 }
 
 TEST(CostModelCommand, SaysWhatItCannotFitTo) {

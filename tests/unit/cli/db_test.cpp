@@ -56,7 +56,8 @@ TEST(Db, MergeIsIdempotentAndRefusesItself) {
   EXPECT_EQ(second["added"], 0);
   EXPECT_EQ(second["known"], 4);
   EXPECT_EQ(tool.json({"db", "info", "--db", "all.db"})["kernels"], 2);
-  tool.expect_refused(1, {"db", "merge", "a.db", "--db", "a.db"}, {"a.db", "itself"});
+  tool.expect_refused(1, {"db", "merge", "a.db", "--db", "a.db"},
+                      {"a.db", "itself", "another --db"});
 }
 
 TEST(Db, DiffOfTwoFiles) {
@@ -92,6 +93,68 @@ TEST(Db, DiffOfTwoFiles) {
   EXPECT_TRUE(contains(tool({"db", "diff", "--help"}).out, "Examples:\n  float8-tune db diff"));
   tool.expect_refused(1, {"db", "diff", "a.db", "none.db"}, {"none.db"});
   tool.expect_refused(1, {"db", "diff", "a.db", "-"}, {"db export -o -"});
+}
+
+// Measured twice, so that the first two trials are superseded.
+void make_superseded(const Tool& tool, const char* name) {
+  namespace db = tuning_db;
+  make_database(tool, name, 4096);
+  auto database = db::Database::open(tool.path() / name, db::OpenMode::kReadWrite).value();
+  const Problem gemm = db::gemm(8192, 4096, 4096);
+  db::sweep(
+      database, {{gemm, db::generated("128x256s4c2x1w2g8")}, {gemm, db::heuristic(0)}},
+      [](const db::TrialKey&) { return db::timed(90); }, db::h100(), db::toolchain("newer"));
+}
+
+TEST(Db, GcOfSupersededTrials) {
+  const Tool tool;
+  make_superseded(tool, "a.db");
+  const Outcome nothing = tool({"db", "gc", "--db", "a.db"});
+  EXPECT_EQ(nothing.out,
+            "a.db: nothing to remove; --toolchains-but N and --older-than 90d ask for superseded "
+            "trials too\n");
+  const std::string hash = tool.json({"db", "info", "--db", "a.db"})["table_hash"];
+  const std::string before = read_file(tool.path() / "a.db").value();
+  const json said = tool.json({"db", "gc", "--db", "a.db", "--toolchains-but", "1", "--dry-run"});
+  EXPECT_EQ(said["removed"]["superseded_trials"], 2);
+  EXPECT_FALSE(said.contains("backup"));
+  EXPECT_EQ(read_file(tool.path() / "a.db").value(), before);
+  const Outcome done = tool({"db", "gc", "--db", "a.db", "--toolchains-but", "1"});
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_TRUE(
+      done.out.starts_with("removed               rows\n"
+                           "trials of screenings     0\n"
+                           "superseded trials        2\n"
+                           "runs                     1\n"
+                           "problems                 0\n"
+                           "candidates               0\n"
+                           "toolchains               1\n"))
+      << done.out;
+  EXPECT_TRUE(contains(done.out, f8::format("a.db: {} bytes, ", before.size())));
+  EXPECT_TRUE(contains(done.err, "a.db.gc.backup"));
+  EXPECT_EQ(tool.json({"db", "info", "--db", "a.db"})["table_hash"], hash);
+  EXPECT_EQ(tool.json({"db", "info", "--db", "a.db"})["runs"].size(), 1U);
+  EXPECT_EQ(tool.json({"db", "info", "--db", "a.db.gc.backup"})["runs"].size(), 2U);
+}
+
+TEST(Db, GcRefusesWhatItCannotDo) {
+  const Tool tool;
+  make_superseded(tool, "a.db");
+  const auto refuse = [&](std::vector<std::string> words, const std::vector<std::string>& parts) {
+    words.insert(words.begin(), {"db", "gc", "--db", "a.db"});
+    tool.expect_refused(1, words, parts);
+  };
+  refuse({"--older-than", "90"}, {"--older-than", "90d"});
+  refuse({"--older-than", "soon"}, {"--older-than", "soon", "2d"});
+  refuse({"--older-than", "9999999d"}, {"--older-than", "90d"});
+  refuse({"--toolchains-but", "0"}, {"--toolchains-but"});
+  refuse({"--include-current"}, {"--include-current", "--older-than"});
+  tool.expect_refused(1, {"db", "gc"}, {"--db FILE"});
+  tool.expect_refused(1, {"db", "gc", "--db", "none.db"}, {"--db", "none.db"});
+  const auto reader =
+      tuning_db::Database::open(tool.path() / "a.db", tuning_db::OpenMode::kReadOnly);
+  ASSERT_TRUE(reader);
+  refuse({"--toolchains-but", "1"}, {"--db", "a.db", "another process", "try again"});
 }
 
 TEST(Db, OneBadSourceMergesNothing) {

@@ -164,6 +164,31 @@ TEST(Examples, WorkAsTheyStand) {
   EXPECT_GE(ran, 25U);
 }
 
+// A database that cannot be opened is an error of every command: none takes --db without effect.
+TEST(Examples, RefuseADatabaseThatIsMissing) {
+  const Tool tool;
+  const std::string folder = std::filesystem::path(FLOAT8_TUNE).parent_path();
+  // These want a GPU, or make the database, or say that it is missing.
+  const std::vector<std::string> left = {"bench linear", "bench cast", "sweep ",
+                                         "db merge",     "db import",  "doctor"};
+  size_t ran = 0;
+  for (const std::string& line : examples(tool)) {
+    const auto starts = [&](const std::string& command) {
+      return contains(line, "float8-tune " + command);
+    };
+    if (std::ranges::any_of(left, starts) || contains(line, "--db") || contains(line, "|") ||
+        contains(line, "source <")) {
+      continue;
+    }
+    const Shell done = shell("cd " + tool.path().string() + " && PATH=" + folder + ":$PATH " +
+                             line + " --db missing.f8db");
+    EXPECT_NE(done.code, 0) << line;
+    EXPECT_TRUE(contains(done.out, "--db")) << line << "\n" << done.out;
+    ++ran;
+  }
+  EXPECT_GE(ran, 20U);
+}
+
 TEST(Examples, AreInEveryCommandsHelp) {
   const Tool tool;
   const std::string page = tool({"man"}).out;

@@ -125,14 +125,14 @@ TEST(VerifyDist, BadInputIsOneLine) {
   refuse({"verify-dist"}, {"--gpus 0,1", "--emulate --ranks 2"});
   refuse(kTwo + Words{"--gpus", "0,1"}, {"--emulate and --gpus"});
   refuse({"verify-dist", "--gpus", "0,x"}, {"--gpus", "'x'"});
-  refuse({"verify-dist", "--gpus", "0,1,0"}, {"--gpus", "0 is there twice"});
+  refuse({"verify-dist", "--gpus", "0,1,0"}, {"--gpus", "0 is there twice", "name each once"});
   refuse({"verify-dist", "--emulate", "--ranks", "9"}, {"--ranks", "'9'", "1 to 8"});
   refuse(kTwo + Words{"--shape", "512"}, {"--shape", "'512'", "NxK"});
   refuse(kTwo + Words{"--shape", "512x250"}, {"--shape", "'512x250'", "multiples of 16"});
   refuse(kTwo + Words{"--shape", "512x256\nx"}, {"--shape"});
   refuse(kTwo + Words{"--recipe", "fp4"}, {"--recipe", "fp4"});
   refuse(kTwo + Words{"--recipe", "bf16"}, {"--recipe", "bf16"});
-  refuse(kTwo + Words{"--tokens", "33"}, {"--tokens is 33"});
+  refuse(kTwo + Words{"--tokens", "33"}, {"--tokens is 33", "a multiple of 2"});
   refuse(kTwo + Words{"--table", "gone"}, {"gone"});
   tool.write("damaged", "no table");
   refuse(kTwo + Words{"--table", "damaged"}, {"damaged"});

@@ -226,7 +226,7 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   std::string dangling = good;
   const size_t device = dangling.find("{\"cc\"");
   dangling.erase(device, dangling.find('\n', device) - device + 1);
-  refused(dangling, "has no record");
+  refused(dangling, "has no record; export the database again");
 }
 
 TEST_F(ExchangeTest, ExportIsAtomic) {

@@ -5,6 +5,7 @@
 
 #include "base/environment.hpp"
 #include "base/file.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 
 namespace f8::cli {
 
@@ -41,6 +42,11 @@ void declare_matmul(CLI::App& command, MatmulOptions& options) {
   CLI::Option* fast =
       command.add_flag("--fast", options.fast, "accumulate in the tensor core all the way");
   command.add_flag("--precise", options.precise, "promote to fp32 every 128 of K")->excludes(fast);
+  add_problem(command, {.mnk = &options.mnk,
+                        .recipe = &options.recipes,
+                        .op = &options.op,
+                        .fast = &options.fast,
+                        .precise = &options.precise});
 }
 
 Result<Op> op_of(const MatmulOptions& options) {

@@ -1,6 +1,7 @@
 // bench epilogue says what a bias, an amax of the result and the addition to what the result held
 // cost a generated GEMM, against the fastest plain one of the same group.
 #include "tools/float8-tune/bench/bench.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -133,6 +134,8 @@ void add_bench_epilogue(CLI::App& group, Program& program) {
       group, program, "epilogue", "what a bias, an amax and an addition cost a matmul", Needs::kGpu,
       [options, &program] { return bench_epilogue(*options, program.global); });
   declare_matmul(*command, *options);
+  refuse_db(*command,
+            "bench epilogue measures all candidates itself; `float8-tune query` asks a database");
   command->add_option("--type", options->type, "type of the result: bf16, f16 or f32")
       ->type_name("TYPE");
   command

@@ -2,6 +2,7 @@
 // over many shapes it sums up the speedups. bench cast without --list compares the linear's amax
 // and cast kernels with a copy.
 #include "tools/float8-tune/bench/bench.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 
 namespace f8::cli {
 namespace {
@@ -159,6 +160,7 @@ void add_bench_linear(CLI::App& group, Program& program) {
       add_command(group, program, "linear", "forward and backward against bf16", Needs::kGpu,
                   [linear, &program] { return bench_linear(*linear, program.global, false); });
   declare(*command, *linear);
+  add_problem(*command, {.mnk = &linear->mnk, .recipe = &linear->recipes});
   command->add_flag("--no-tune", linear->no_tune,
                     "take kernels from the database or the cost model, look for none");
 
@@ -173,6 +175,7 @@ void add_bench_linear(CLI::App& group, Program& program) {
                                             : bench_linear(*cast, program.global, true);
                         });
   declare(*command, *cast);
+  add_problem(*command, {.mnk = &cast->mnk, .recipe = &cast->recipes});
   command
       ->add_option(
           "--list", cast->list,

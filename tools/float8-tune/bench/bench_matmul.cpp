@@ -1,6 +1,8 @@
 // bench matmul compares the best generated kernel of each shape with cuBLASLt's best, its first
 // suggestion and bf16, in one group; over many shapes it sums up the ratios.
 #include "tools/float8-tune/bench/bench.hpp"
+#include "tools/float8-tune/problem_option.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -114,7 +116,7 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
   const Op op = F8_TRY(op_of(options));
   std::optional<codegen::GemmConfig> config;
   if (!options.config.empty()) {
-    config = F8_TRY(of_option("--config", codegen::parse_gemm_config(options.config)));
+    config = F8_TRY(of_option("--config", parse_config(options.config)));
   }
   BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
   Json results = Json::array();
@@ -191,6 +193,8 @@ void add_bench_matmul(CLI::App& group, Program& program) {
       add_command(group, program, "matmul", "scaled matmuls against cuBLASLt", Needs::kGpu,
                   [matmul, &program] { return bench_matmul(*matmul, program.global); });
   declare_matmul(*command, *matmul);
+  refuse_db(*command,
+            "bench matmul measures all candidates itself; `float8-tune query` asks a database");
   command->add_option("--config", matmul->config, "this generated kernel, not the best of them")
       ->type_name("CONFIG");
 }

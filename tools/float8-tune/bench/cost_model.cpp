@@ -5,6 +5,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -47,9 +48,12 @@ class Report {
                 percent(regret.worst), percent(regret.median_to_any), percent(regret.p95_to_any),
                 regret.worst_of});
   }
-  void show(const Global& global) const {
+  // With --json the source of the constants, where there is one, is a field.
+  void show(const Global& global, const std::string& source = "") const {
     if (global.json) {
-      print_json({{"regret", json_}});
+      Json json = {{"regret", json_}};
+      if (!source.empty()) json["source"] = source;
+      print_json(json);
     } else {
       print_styled(table_.text(stdout_color(global)));
     }
@@ -99,7 +103,9 @@ Result<int> fit(const Options& options, const Global& global) {
   }
   if (!test.empty()) report.add("held out", tuner::regret(test, model));
   const std::string source = tuner::constants_source(model);
-  if (!is_standard_stream(options.output)) report.show(global);
+  if (!is_standard_stream(options.output)) {
+    report.show(global, options.output.empty() ? source : "");
+  }
   if (options.output.empty()) {
     if (!global.json) print("\n" + source);
     return kExitOk;
@@ -109,6 +115,7 @@ Result<int> fit(const Options& options, const Global& global) {
 }
 
 void declare(CLI::App& command, Options& options) {
+  refuse_db(command, "cost-model reads the databases that --train and --test name");
   command
       .add_option("--train", options.train,
                   "what it is fitted to: builtin, databases, .jsonl exports, separated by commas; "

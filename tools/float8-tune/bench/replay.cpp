@@ -10,6 +10,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 #include "tools/float8-tune/sweep/sweep_args.hpp"
 #include "tools/tuner/statistics.hpp"
 

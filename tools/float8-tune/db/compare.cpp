@@ -10,6 +10,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 #include "tools/tuner/search/shape_sweep.hpp"
 
@@ -38,6 +39,7 @@ struct Options {
   std::string by = "time";
   double threshold = 0.02;
   bool all = false;
+  bool strict = false;
   fs::path csv;
 };
 
@@ -130,11 +132,17 @@ Json keys_json(const std::vector<TrialRow>& rows) {
   return keys;
 }
 
+// Under --strict a comparison that decides nothing fails.
+bool is_undecided(const CompareResult& result) {
+  return result.count(Outcome::kAmbiguous) == result.compared.size();
+}
+
 Json to_json(const CompareResult& result, const Options& options) {
   Json json = {{"a", options.a.file.string()},
                {"b", options.b.file.string()},
                {"by", options.by},
                {"threshold", options.threshold},
+               {"undecided", is_undecided(result)},
                {"geometric_mean", rounded(result.geometric_mean)},
                {"counts", Json::object()},
                {"results", Json::array()},
@@ -230,6 +238,17 @@ Status write_csv(const fs::path& path, const CompareResult& result, Quantity qua
   return {};
 }
 
+int verdict_of(const CompareResult& result, const Options& options, const Global& global) {
+  if (result.count(Outcome::kSlower) > 0) return kExitRegression;
+  if (!options.strict || !is_undecided(result)) return kExitOk;
+  note(
+      global,
+      "--strict: all {} problems are AMBIGUOUS (the first: {}); sweep both sides again under equal "
+      "conditions, or raise --threshold",
+      result.compared.size(), result.compared.front().reason);
+  return kExitRegression;
+}
+
 Result<int> compare(const Options& options, const Global& global) {
   if (!options.op.empty()) F8_TRY(of_option("--op", parse_op(options.op)));
   if (!options.recipe.empty()) F8_TRY(recipe_of(options.recipe));
@@ -251,7 +270,7 @@ Result<int> compare(const Options& options, const Global& global) {
     print_text(result, options, how.quantity, stdout_color(global));
   }
   if (!result.unlike.empty()) note_line(global, F8_TRY(unlike_text(result, a, b)));
-  return result.count(Outcome::kSlower) > 0 ? kExitRegression : kExitOk;
+  return verdict_of(result, options, global);
 }
 
 void add_side(CLI::App& command, SideOptions& side, const std::string& letter) {
@@ -274,6 +293,7 @@ void add_compare(CLI::App& app, Program& program) {
   CLI::App* command = add_command(
       app, program, "compare", "is B faster than A, problem by problem? exit code 3 if slower",
       Needs::kNothing, [options, &program] { return compare(*options, program.global); });
+  refuse_db(*command, "compare takes both databases as arguments: `float8-tune compare A B`");
   command->add_option("a", options->a.file, "the database before; built-in is the one that ships")
       ->required()
       ->type_name("FILE");
@@ -293,10 +313,14 @@ void add_compare(CLI::App& app, Program& program) {
                    "what differs by less than this part is the SAME")
       ->check(CLI::Range(0.0, 1.0));
   command->add_flag("--all", options->all, "list the problems that are the SAME too");
+  command->add_flag("--strict", options->strict,
+                    "fail too where all are AMBIGUOUS: a gate that decided nothing");
   add_output(*command, "--csv", options->csv, "also write the rows as CSV");
   command->footer(
       "A problem's verdict is FASTER, SLOWER or SAME where the whole interval of the ratio says "
-      "so, else AMBIGUOUS with the reason. Exit code: 3 with any SLOWER, 1 for bad input, else 0.");
+      "so, else AMBIGUOUS with the reason. Exit code: 3 with any SLOWER, and under --strict where "
+      "all are "
+      "AMBIGUOUS; 1 for bad input, else 0.");
 }
 
 }  // namespace f8::cli

@@ -1,11 +1,14 @@
-// db: whole databases: info, check, schema, migrate, merge, export, import; diff is in db_diff.cpp.
+// db: whole databases: info, check, schema, migrate, merge, export, import; diff is in db_diff.cpp
+// and gc in db_gc.cpp.
 #include <algorithm>
 #include <memory>
 
 #include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/db/db_gc.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -117,7 +120,9 @@ Result<int> merge(const std::vector<fs::path>& sources, const Global& global) {
       return fail(ErrorCode::kInvalidArgument, "{}", kNoStreamDatabase);
     }
     if (fs::equivalent(source, global.db, error)) {
-      return fail(ErrorCode::kInvalidArgument, "{} cannot be merged into itself", source.string());
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} cannot be merged into itself; leave it out, or name another --db",
+                  source.string());
     }
     F8_TRY(Database::open(source, OpenMode::kReadOnly));
   }
@@ -187,8 +192,9 @@ void add_db(CLI::App& app, Program& program) {
               [&global] { return info(global); });
   add_command(*group, program, "check", "integrity of the file", Needs::kNothing,
               [&global] { return check(global); });
-  add_command(*group, program, "schema", "print schema.sql", Needs::kNothing,
-              [&global] { return schema(global); });
+  refuse_db(*add_command(*group, program, "schema", "print schema.sql", Needs::kNothing,
+                         [&global] { return schema(global); }),
+            "the schema is this version's; `float8-tune db check` compares a file's with it");
   add_command(*group, program, "migrate", "bring a file to this version's schema", Needs::kNothing,
               [&global] { return migrate(global); });
 
@@ -216,6 +222,7 @@ void add_db(CLI::App& app, Program& program) {
       ->check(CLI::IsMember({"jsonl", "db", "table"}));
   add_output(*exporting, "-o,--output", options->output, "the file to write")->required();
   add_db_diff(*group, program);
+  add_db_gc(*group, program);
 }
 
 }  // namespace f8::cli

@@ -4,6 +4,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 #include "tuning_db/compare/diff.hpp"
 
 namespace f8::cli {
@@ -93,6 +94,7 @@ void add_db_diff(CLI::App& group, Program& program) {
   CLI::App* command =
       add_command(group, program, "diff", "what one database has and another has not",
                   Needs::kNothing, [options, &program] { return diff(*options, program.global); });
+  refuse_db(*command, "diff takes both databases as arguments: `float8-tune db diff A B`");
   command->add_option("a", options->a, "a database; built-in is the one that ships")
       ->required()
       ->type_name("FILE");

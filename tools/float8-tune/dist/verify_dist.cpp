@@ -10,6 +10,7 @@
 #include "tools/float8-tune/dist/sharded_linear.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/refuse_db.hpp"
 
 namespace f8::cli {
 namespace {
@@ -69,12 +70,12 @@ Result<std::vector<int>> devices_of(const Options& options) {
   for (const std::string& item : items_of(options.gpus)) {
     const int64_t device = F8_TRY(of_option("--gpus", parse_integer(item, 1023)));
     if (std::ranges::find(devices, device) != devices.end()) {
-      return fail(ErrorCode::kInvalidArgument, "--gpus: {} is there twice", device);
+      return fail(ErrorCode::kInvalidArgument, "--gpus: {} is there twice; name each once", device);
     }
     devices.push_back(static_cast<int>(device));
   }
   if (devices.size() > kMostRanks) {
-    return fail(ErrorCode::kInvalidArgument, "--gpus: {} devices; {} at most", devices.size(),
+    return fail(ErrorCode::kInvalidArgument, "--gpus: {} devices; name {} at most", devices.size(),
                 kMostRanks);
   }
   return devices;
@@ -195,8 +196,9 @@ Result<int> verify_dist(const Options& options, const Global& global) {
   for (const std::string& shape : options.shapes) shapes.push_back(F8_TRY(parse_shape(shape)));
   const auto count = static_cast<int64_t>(devices.size());
   if (options.tokens % count != 0) {
-    return fail(ErrorCode::kInvalidArgument, "--tokens is {}, which {} ranks do not share equally",
-                options.tokens, count);
+    return fail(ErrorCode::kInvalidArgument,
+                "--tokens is {}, which {} ranks do not share equally; give a multiple of {}",
+                options.tokens, count, count);
   }
   const DeviceRanks ranks = F8_TRY(make_ranks(options, devices));
   Report report;
@@ -232,6 +234,8 @@ void add_verify_dist(CLI::App& app, Program& program) {
       app, program, "verify-dist",
       "whether linears sharded over ranks compute what one device does; 3: they do not",
       Needs::kGpu, [options, &program] { return verify_dist(*options, program.global); });
+  refuse_db(*command,
+            "verify-dist takes --table FILE, which `float8-tune db export --format table` writes");
   command->add_option("--gpus", options->gpus, "the ranks' CUDA ordinals")->type_name("INT,...");
   command->add_flag("--emulate", options->emulate, "ranks are emulated devices, without a GPU");
   add_integer(*command, "--ranks", options->ranks, "how many emulated ranks there are", 1,

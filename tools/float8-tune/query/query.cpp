@@ -2,6 +2,7 @@
 // number comes from. The first database that has measured the problem answers, the user's before
 // the built-in.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <set>
@@ -9,6 +10,7 @@
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tools/float8-tune/query/query_map.hpp"
 #include "tools/float8-tune/trial_json.hpp"
 
@@ -31,6 +33,7 @@ struct Answer {
   std::vector<TrialRow> ok;               // best first, one a candidate
   bool by_linear = false;                 // the first is what the fastest linear took
   std::map<std::string, int64_t> states;  // how many of the other rows are in each state
+  std::vector<TrialRow> failed;           // of these, the ones that ended in an error
   std::optional<KernelChoice> neighbour;  // where this shape was not measured
 };
 
@@ -58,6 +61,13 @@ Status put_linears_choice_first(Answer& answer, const tuning_db::Database& datab
 bool is_timed(const TrialRow& row) {
   return row.result.state == TrialState::kOk && row.result.timing.has_value() &&
          row.fidelity == "final";
+}
+
+bool has_failed(const TrialRow& row) {
+  constexpr std::array kFailures = {TrialState::kCompileError, TrialState::kLaunchError,
+                                    TrialState::kWrong, TrialState::kTimeout,
+                                    TrialState::kQuarantined};
+  return std::ranges::find(kFailures, row.result.state) != kFailures.end();
 }
 
 // The key of the first of these devices on which one of the rows was timed; empty: none was.
@@ -89,6 +99,7 @@ Result<Answer> ask(const Problem& problem, const Databases& databases, const Tun
                                       ? "screened"
                                       : std::string(to_string(row.result.state));
         ++answer.states[state];
+        if (has_failed(row)) answer.failed.push_back(std::move(row));
       } else if (candidates.insert(candidate_text(row.candidate)).second) {
         answer.ok.push_back(std::move(row));
       }
@@ -122,6 +133,10 @@ Json to_json(const Answer& answer, size_t limit) {
   }
   json["other_trials"] = Json::object();
   for (const auto& [state, count] : answer.states) json["other_trials"][state] = count;
+  json["failed"] = Json::array();
+  for (const TrialRow& row : answer.failed) {
+    if (json["failed"].size() < limit) json["failed"].push_back(trial_json(row));
+  }
   if (answer.neighbour) {
     json["nearest_measured"] = {{"problem", answer.neighbour->problem.key()},
                                 {"impl", to_string(answer.neighbour->provider)},
@@ -131,11 +146,23 @@ Json to_json(const Answer& answer, size_t limit) {
   return json;
 }
 
+void print_failed(const Answer& answer, size_t limit) {
+  for (size_t i = 0; i < answer.failed.size() && i < limit; ++i) {
+    const TrialRow& row = answer.failed[i];
+    print(f8::format("  failed: {}: {}: {}\n", candidate_text(row.candidate),
+                     tuning_db::to_string(row.result.state), row.result.reason));
+  }
+  if (answer.failed.size() > limit) {
+    print(f8::format("  {} more failed; --limit shows them\n", answer.failed.size() - limit));
+  }
+}
+
 void print_answer(const Answer& answer, size_t limit, bool color) {
   using enum Table::Align;
   print(answer.problem.key() + "\n");
   if (answer.ok.empty()) {
     print("  not measured\n");
+    print_failed(answer, limit);
     if (answer.neighbour) {
       print(f8::format("  nearest: {}  {} {}  {}\n", answer.neighbour->problem.key(),
                        to_string(answer.neighbour->provider), answer.neighbour->config,
@@ -164,6 +191,7 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
   }
   print_styled(table.text(color));
   if (answer.by_linear) print("  the first is what the fastest linear of this shape took\n");
+  print_failed(answer, limit);
   const TrialRow& first = answer.ok.front();
   print(f8::format("  {}; {}; method {}; {}\n", first.device_name, first.toolchain,
                    first.method_key.substr(0, 8), first.layer));
@@ -178,6 +206,7 @@ Result<std::vector<Op>> ops_of(const std::string& text) {
 }
 
 Result<int> query(const Options& options, const Global& global) {
+  F8_TRY(require_problem(options.mnk, options.recipe));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const std::vector<Op> ops = F8_TRY(ops_of(options.op));
   const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
@@ -204,8 +233,9 @@ Result<int> query(const Options& options, const Global& global) {
   if (global.json) print_json({{"results", results}});
   if (missing) {
     note(global,
-         "not everything here was measured; on a GPU: float8-tune sweep --mnk \"{}\" --recipe {}",
-         options.mnk, recipe.name);
+         "not everything here was measured; on a GPU: float8-tune sweep --mnk \"{}\" --recipe {} "
+         "--db {}",
+         options.mnk, recipe.name, database_to_write(global));
   }
   return kExitOk;
 }
@@ -217,12 +247,13 @@ void add_query(CLI::App& app, Program& program) {
   CLI::App* command =
       add_command(app, program, "query", "the best known kernel for a shape", Needs::kNothing,
                   [options, &program] { return query(*options, program.global); });
-  add_mnk(*command, options->mnk)->required();
-  add_recipe(*command, options->recipe)->required();
+  add_mnk(*command, options->mnk);
+  add_recipe(*command, options->recipe);
   command
       ->add_option("--op", options->op,
                    "linear, output, grad_input or grad_weight alone (default: all four)")
       ->type_name("OP");
+  add_problem(*command, {.mnk = &options->mnk, .recipe = &options->recipe, .op = &options->op});
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
   command->add_flag("--map", options->map,
                     "a heat map of the linear's speedup over all N and K of --mnk, for one M");

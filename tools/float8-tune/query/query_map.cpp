@@ -7,6 +7,7 @@
 
 #include "recipes/filter_rule.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tuning_db/estimate/estimator.hpp"
 
 namespace f8::cli {
@@ -38,7 +39,8 @@ Result<Map> map_of(const std::vector<Shape>& shapes, const tuning_db::Estimator&
   }
   if (map.n.size() * map.k.size() > kMaxCells) {
     return fail(ErrorCode::kInvalidArgument,
-                "--mnk: a map of {} x {} cells is too large to read; {} cells are the most",
+                "--mnk: a map of {} x {} cells is too large to read; {} cells are the most; narrow "
+                "its ranges",
                 map.n.size(), map.k.size(), kMaxCells);
   }
   for (const int64_t n : map.n) {
@@ -111,8 +113,9 @@ Result<int> print_map(const std::vector<Shape>& shapes, const Recipe& recipe,
   const tuning_db::Estimator estimator(table, recipe.name, {}, this_gpu());
   if (estimator.empty()) {
     return fail(ErrorCode::kNotFound,
-                "there are no measurements of recipe {}; on a GPU: float8-tune sweep --recipe {}",
-                recipe.name, recipe.name);
+                "there are no measurements of recipe {}; on a GPU: float8-tune sweep --mnk M,N,K "
+                "--recipe {} --db {}",
+                recipe.name, recipe.name, database_to_write(global));
   }
   const Map map = F8_TRY(map_of(shapes, estimator));
   if (global.json) {

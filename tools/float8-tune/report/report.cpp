@@ -116,7 +116,8 @@ class FileSet {
       if (!error) fs::rename(staging_ / name, folder_ / name, error);
     }
     if (!error) return {};
-    return fail(ErrorCode::kIo, "cannot write into {}: {}", folder_.string(), error.message());
+    return fail(ErrorCode::kIo, "cannot write into {}: {}; name another folder", folder_.string(),
+                error.message());
   }
   [[nodiscard]] size_t size() const { return names_.size(); }
 

@@ -23,6 +23,7 @@ constexpr Example kExamples[] = {
     {"resume", "float8-tune resume --db tuned.f8db"},
     {"query",
      "float8-tune query --mnk 8192,4096,4096 --recipe rowwise\n"
+     "float8-tune query --problem linear/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1\n"
      "float8-tune query --map --mnk 8192,1024:16384:x2,1024:16384:x2 --recipe rowwise"},
     {"filter",
      "float8-tune filter --model llama3-8b --tokens 8192 --recipe rowwise\n"
@@ -32,7 +33,7 @@ constexpr Example kExamples[] = {
     {"explain", "float8-tune explain 8192,1024,4096 --recipe rowwise"},
     {"compare",
      "float8-tune compare before.f8db after.f8db\n"
-     "float8-tune compare before.f8db after.f8db --op linear --threshold 0.03"},
+     "float8-tune compare before.f8db after.f8db --op linear --threshold 0.03 --strict"},
     {"report", "float8-tune report -o report.html"},
     {"emit",
      "float8-tune emit --mnk 4096,4096,4096 --recipe rowwise\n"
@@ -56,6 +57,9 @@ constexpr Example kExamples[] = {
      "float8-tune db export --db tuned.f8db --format table -o tuned.table"},
     {"db import", "float8-tune db import tuned.jsonl --db all.f8db"},
     {"db diff", "float8-tune db diff before.f8db after.f8db --limit 20"},
+    {"db gc",
+     "float8-tune db gc --toolchains-but 2 --older-than 90d --dry-run --db tuned.f8db\n"
+     "float8-tune db gc --toolchains-but 2 --older-than 90d --db tuned.f8db"},
 };
 
 CLI::App* find(CLI::App& app, std::string_view path) {

@@ -86,7 +86,7 @@ void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& kno
     library += gemm.fp8_heuristics + gemm.bf16_heuristics;
   }
   const Shape s = linear.problem.shape;
-  table.add({std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), linear.problem.recipe,
+  table.add({f8::format("{},{},{}", s.m, s.n, s.k), linear.problem.recipe,
              std::to_string(generated), std::to_string(pruned), std::to_string(library),
              std::to_string(known.ok), f8::format("{:.1f} s", linear.predicted_s)});
 }
@@ -114,9 +114,7 @@ Result<int> run(const Options& options, const Global& global) {
         return request.options.heuristics;
       }));
   Json linears = Json::array();
-  Table table({{"m"},
-               {"n"},
-               {"k"},
+  Table table({{"m,n,k", Table::Align::kLeft},
                {"recipe", Table::Align::kLeft},
                {"generated"},
                {"pruned"},

@@ -53,8 +53,8 @@ Result<tuning_db::RunInfo> find_run(const Global& global, const tuning_db::Datab
     if (found) return std::move(run);
   }
   return fail(ErrorCode::kNotFound, "{}: {}", global.db.string(),
-              wanted.empty() ? "no run with missing trials; nothing to resume"
-                             : f8::format("no run {}", wanted));
+              wanted.empty() ? "no run with missing trials; `float8-tune sweep` begins one"
+                             : f8::format("no run {}; `float8-tune db info` lists them", wanted));
 }
 
 // Says everything that can be wrong with the input before the device is touched.

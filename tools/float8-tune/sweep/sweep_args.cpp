@@ -6,6 +6,7 @@
 
 #include "base/text.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/problem_option.hpp"
 #include "tuning_db/json/json_text.hpp"
 
 namespace f8::cli {
@@ -65,6 +66,7 @@ void declare(CLI::App& command, SweepArgs& args) {
   add_mnk(command, args.mnk);
   add_model(command, args.model);
   command.add_option("--recipe", args.recipes, "recipes, separated by commas")->type_name("LIST");
+  add_problem(command, {.mnk = &args.mnk, .recipe = &args.recipes});
   command
       .add_option("--max-ci", args.max_ci,
                   "a linear's ratio is measured until the half-width of its interval is below")
@@ -140,8 +142,11 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
       if (validate_shape(shape)) add(shape);  // others stay bf16 under every policy
     }
     if (request.shapes.empty()) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "--model {}: no linear has sizes that are multiples of 16", args.model.model);
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "--model {}: no linear has sizes that are multiples of 16, so none can be float8 and "
+          "there is nothing to measure; name another model or --tp",
+          args.model.model);
     }
   }
   return request;
@@ -205,14 +210,14 @@ Result<double> parse_duration_s(std::string_view text) {
   double unit = 1;
   if (!digits.empty()) {
     const char last = digits.back();
-    if (last == 's' || last == 'm' || last == 'h') {
-      unit = last == 's' ? 1 : last == 'm' ? 60 : 3600;
+    if (last == 's' || last == 'm' || last == 'h' || last == 'd') {
+      unit = last == 's' ? 1 : last == 'm' ? 60 : last == 'h' ? 3600 : 86'400;
       digits.remove_suffix(1);
     }
   }
   const auto value = parse_number(digits);
   if (!value || *value == 0) {
-    return fail(ErrorCode::kInvalidArgument, "{} is no duration; write 90s, 10m or 1h",
+    return fail(ErrorCode::kInvalidArgument, "{} is no duration; write 90s, 10m, 1h or 2d",
                 quote(text));
   }
   return *value * unit;

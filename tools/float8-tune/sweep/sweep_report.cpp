@@ -77,9 +77,7 @@ Json result_json(const tuner::LinearResult& result) {
 
 std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
   using enum Table::Align;
-  Table table({{"m"},
-               {"n"},
-               {"k"},
+  Table table({{"m,n,k", kLeft},
                {"recipe", kLeft},
                {"fp8 us"},
                {"bf16 us"},
@@ -96,8 +94,8 @@ std::string result_table(const tuner::SweepOutcome& outcome, bool color) {
       return r.timing ? f8::format("{:.1f}", r.timing->median_ns / 1e3) : "-";
     };
     const auto& ratio = row->float8.ratio;
-    table.add({std::to_string(row->problem.shape.m), std::to_string(row->problem.shape.n),
-               std::to_string(row->problem.shape.k), row->problem.recipe, us(row->float8),
+    const Shape s = row->problem.shape;
+    table.add({f8::format("{},{},{}", s.m, s.n, s.k), row->problem.recipe, us(row->float8),
                us(row->bf16), ratio ? f8::format("{:.3f}", ratio->ratio) : "-",
                ratio ? interval_text(ratio->lo, ratio->hi, 3) : "-",
                std::string(tuning_db::to_string(row->float8.state))});
@@ -202,7 +200,11 @@ void print_outcome(const Global& global, const std::string& run_uuid,
       count_of(progress, {TrialState::kLaunchError, TrialState::kTimeout, TrialState::kWrong,
                           TrialState::kCompileError, TrialState::kQuarantined});
   if (failed > 0) {
-    note(global, "{} trials failed; `float8-tune query` on their shape shows why", failed);
+    note(
+        global,
+        "{} trials failed; `float8-tune query --mnk M,N,K --recipe R --db {}` on their shapes says "
+        "why",
+        failed, global.db.string());
   }
   if (const int64_t noisy = count_of(progress, {TrialState::kNoisy}); noisy > 0) {
     note(global, "{} trials are noisy; sweep them again with a larger --linear-max-ms", noisy);

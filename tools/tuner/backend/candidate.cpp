@@ -109,7 +109,8 @@ Result<LinearChoices> parse_choices(std::string_view text) {
 
 Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epilogue& epilogue) {
   if (problem.op == Op::kLinear) {
-    return fail(ErrorCode::kUnsupported, "{} is three GEMMs", problem.key());
+    return fail(ErrorCode::kUnsupported, "{} is three GEMMs; name one of them with --op",
+                problem.key());
   }
   const auto gemm = static_cast<Gemm>(problem.op);
   if (bf16) {
@@ -123,8 +124,10 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epi
   }
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   if (!recipe.at(gemm).is_fp8()) {
-    return fail(ErrorCode::kUnsupported, "{}: recipe {} keeps this GEMM in bf16", problem.key(),
-                recipe.name);
+    return fail(ErrorCode::kUnsupported,
+                "{}: recipe {} keeps this GEMM in bf16, so there is no fp8 kernel to measure; name "
+                "another --op or --recipe",
+                problem.key(), recipe.name);
   }
   // The linear's own description of the GEMM.
   const runtime::LinearKernels kernels =
@@ -204,7 +207,8 @@ Result<Candidate> from_row(const tuning_db::Candidate& row) {
       return parse_candidate(impl, f8::format("h{}", json["heuristic"].get<int64_t>()));
     }
   }
-  return fail(ErrorCode::kCorrupt, "candidate {} {}: not a configuration that this version knows",
+  return fail(ErrorCode::kCorrupt,
+              "candidate {} {}: not a configuration that this version knows; begin a new sweep",
               impl, quote(row.config));
 }
 

@@ -28,7 +28,9 @@ Result<NvmlDevice> NvmlDevice::open(const std::string& uuid) {
                                       uuid.substr(12, 4), uuid.substr(16, 4), uuid.substr(20));
   runtime::NvmlHandle handle = nullptr;
   if (const int status = nvml->by_uuid(text.c_str(), &handle); status != kNvmlSuccess) {
-    return fail(ErrorCode::kEnvironment, "nvmlDeviceGetHandleByUUID({}): error {}", text, status);
+    return fail(ErrorCode::kEnvironment,
+                "nvmlDeviceGetHandleByUUID({}): error {}; see whether nvidia-smi -L lists it", text,
+                status);
   }
   return NvmlDevice(*nvml, handle);
 }

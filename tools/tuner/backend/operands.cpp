@@ -46,8 +46,9 @@ Result<DeviceBuffer> DeviceBuffer::allocate(const runtime::Driver& driver, size_
   if (const Status allocated =
           driver.check(driver.mem_alloc(&buffer.address_, bytes), "cuMemAlloc");
       !allocated) {
-    return fail(allocated.error().code, "{} MiB of device memory for {}: {}", bytes >> 20, what,
-                allocated.error().message);
+    return fail(allocated.error().code,
+                "{} MiB of device memory for {}: {}; use a smaller M, or free the GPU", bytes >> 20,
+                what, allocated.error().message);
   }
   buffer.driver_ = &driver;
   buffer.bytes_ = bytes;

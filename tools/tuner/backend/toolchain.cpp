@@ -18,7 +18,7 @@ Result<std::string> nccl_version() {
   F8_TRY(library.resolve("ncclGetVersion", get_version));
   int version = 0;
   if (const int status = get_version(&version); status != 0) {
-    return fail(ErrorCode::kEnvironment, "ncclGetVersion: error {}", status);
+    return fail(ErrorCode::kEnvironment, "ncclGetVersion: error {}; install NCCL again", status);
   }
   return f8::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }

@@ -31,12 +31,14 @@ Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view w
     }
     const auto fqn = list[i].find("fqn");
     if (fqn == list[i].end() || !fqn->is_string() || fqn->get_ref<const std::string&>().empty()) {
-      return fail(ErrorCode::kInvalidArgument, "{} has no \"fqn\", the layer's name", entry);
+      return fail(ErrorCode::kInvalidArgument, "{} has no \"fqn\", the layer's name; add it",
+                  entry);
     }
     NamedLinear layer;
     layer.fqn = fqn->get<std::string>();
     if (has_control(layer.fqn)) {
-      return fail(ErrorCode::kInvalidArgument, "{}: \"fqn\" has control characters", entry);
+      return fail(ErrorCode::kInvalidArgument, "{}: \"fqn\" has control characters; leave them out",
+                  entry);
     }
     layer.in_features = F8_TRY(integer_field(list[i], "in_features", entry, 1, kMaxDim));
     layer.out_features = F8_TRY(integer_field(list[i], "out_features", entry, 1, kMaxDim));

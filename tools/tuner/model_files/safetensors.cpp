@@ -28,10 +28,10 @@ Result<uint64_t> header_length(std::string_view prefix, uint64_t file_size,
     length |= static_cast<uint64_t>(static_cast<unsigned char>(prefix[i])) << (8 * i);
   }
   if (length > kMaxHeader || length < 2) {
-    return fail(
-        ErrorCode::kCorrupt,
-        "{} is not a safetensors file: its header would be {} bytes long (allowed: 2 to {})", where,
-        length, kMaxHeader);
+    return fail(ErrorCode::kCorrupt,
+                "{} is not a safetensors file: its header would be {} bytes long (allowed: 2 to "
+                "{}); download it again",
+                where, length, kMaxHeader);
   }
   if (file_size - 8 < length) {
     return fail(ErrorCode::kCorrupt,
@@ -95,18 +95,21 @@ Result<std::vector<TensorShape>> parse_safetensors(std::string_view bytes, std::
   const auto take = [&](const std::string& name, const nlohmann::json& entry) -> Status {
     if (name == "__metadata__") return {};
     if (has_control(name)) {
-      return fail(ErrorCode::kCorrupt, "{}: the name {} of a tensor has control characters", what,
+      return fail(ErrorCode::kCorrupt,
+                  "{}: the name {} of a tensor has control characters; download it again", what,
                   quote(name));
     }
     const auto shape = entry.is_object() ? entry.find("shape") : entry.end();
     if (!entry.is_object() || shape == entry.end() || !shape->is_array() ||
         !entry.contains("dtype")) {
-      return fail(ErrorCode::kCorrupt, "{}: tensor {} has no dtype and shape", what, quote(name));
+      return fail(ErrorCode::kCorrupt, "{}: tensor {} has no dtype and shape; download it again",
+                  what, quote(name));
     }
     TensorShape tensor{name, {}};
     for (const auto& extent : *shape) {
       if (!extent.is_number_unsigned() || extent.get<uint64_t>() > INT64_MAX) {
-        return fail(ErrorCode::kCorrupt, "{}: the shape of tensor {} is no list of sizes", what,
+        return fail(ErrorCode::kCorrupt,
+                    "{}: the shape of tensor {} is no list of sizes; download it again", what,
                     quote(name));
       }
       tensor.shape.push_back(extent.get<int64_t>());
@@ -144,8 +147,11 @@ Result<std::vector<NamedLinear>> linears(std::vector<TensorShape> tensors, std::
     out.push_back({std::move(tensor.name), k, n});
   }
   if (out.empty()) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{} has no linear layer: no 2-D tensor whose name ends in .weight", where);
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{} has no linear layer: no 2-D tensor whose name ends in .weight; name a file of the "
+        "model, or a list of layers",
+        where);
   }
   if (!std::ranges::is_sorted(out, natural_less, &NamedLinear::fqn)) {
     std::ranges::sort(out, natural_less, &NamedLinear::fqn);
@@ -158,19 +164,21 @@ Result<std::vector<TensorShape>> read_index(const fs::path& path, const nlohmann
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (!index.is_object() || map == index.end() || !map->is_object() || map->empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} has no \"weight_map\" with the shard of each tensor", where);
+                "{} has no \"weight_map\" with the shard of each tensor; download it again", where);
   }
   std::map<std::string, std::set<std::string>> shards;
   for (const auto& [tensor, shard] : map->items()) {
     if (!shard.is_string()) {
-      return fail(ErrorCode::kInvalidArgument, "{}: the shard of {} is not a file name", where,
+      return fail(ErrorCode::kInvalidArgument,
+                  "{}: the shard of {} is not a file name; download it again", where,
                   quote(tensor));
     }
     const auto name = shard.get<std::string>();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos) {
       return fail(ErrorCode::kInvalidArgument,
-                  "{}: the shard {} is not the name of a file beside it", where, quote(name));
+                  "{}: the shard {} is not the name of a file beside it; download it again", where,
+                  quote(name));
     }
     shards[name].insert(tensor);
   }
@@ -184,7 +192,8 @@ Result<std::vector<TensorShape>> read_index(const fs::path& path, const nlohmann
       if (wanted.erase(tensor.name) == 1) all.push_back(std::move(tensor));
     }
     if (!wanted.empty()) {
-      return fail(ErrorCode::kCorrupt, "{} says that {} is in {}, which does not hold it", where,
+      return fail(ErrorCode::kCorrupt,
+                  "{} says that {} is in {}, which does not hold it; download both again", where,
                   quote(*wanted.begin()), quote(shard));
     }
   }

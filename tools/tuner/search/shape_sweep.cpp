@@ -83,7 +83,9 @@ Result<std::vector<Shape>> parse_shape_table(std::string_view csv) {
     }
     if (seen.insert(shape).second) shapes.push_back(shape);
   }
-  if (shapes.empty()) return fail(ErrorCode::kInvalidArgument, "no shapes");
+  if (shapes.empty())
+    return fail(ErrorCode::kInvalidArgument,
+                "no shapes below the line of names; add some, such as 8192,4096,4096");
   return shapes;
 }
 
@@ -122,7 +124,8 @@ Result<CsvFile> CsvFile::create(const std::filesystem::path& path,
                      ? ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)
                      : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.out_.is_open()) {
-    return fail(ErrorCode::kIo, "cannot create {}: {}", path.string(), errno_text());
+    return fail(ErrorCode::kIo, "cannot create {}: {}; name another file", path.string(),
+                errno_text());
   }
   const std::vector<std::string> names(columns.begin(), columns.end());
   F8_TRY(file.add(names));

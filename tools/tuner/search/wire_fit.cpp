@@ -71,7 +71,8 @@ class Columns {
           F8_TRY(number(4, field(4), 1, static_cast<double>(row.group.ranks), true)));
     }
     if (row.group.ranks % row.group.hosts != 0) {
-      return fail(ErrorCode::kInvalidArgument, "{} hosts do not divide {} ranks", row.group.hosts,
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} hosts do not divide {} ranks; correct one of them", row.group.hosts,
                   row.group.ranks);
     }
     return row;

@@ -27,8 +27,10 @@ TEST(ShapeTable, WhatIsNoneIsSaidWithItsLine) {
     const auto shapes = parse_shape_table(text);
     return shapes ? std::string() : shapes.error().message;
   };
-  EXPECT_EQ(message(""), "no shapes");
-  EXPECT_EQ(message("m,n,k\n"), "no shapes");
+  constexpr const char* kNoShapes =
+      "no shapes below the line of names; add some, such as 8192,4096,4096";
+  EXPECT_EQ(message(""), kNoShapes);
+  EXPECT_EQ(message("m,n,k\n"), kNoShapes);
   EXPECT_TRUE(message("m,n\n1,16\n").starts_with("line 1: no column k;"));
   EXPECT_TRUE(message("8192,4096,4096\n").starts_with("line 1: no column m;"));
   EXPECT_EQ(message("m,n,k\n16,16,16\n16,16\n"), "line 3: column k is '', no whole number");

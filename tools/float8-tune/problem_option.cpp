@@ -1,0 +1,65 @@
+#include "tools/float8-tune/problem_option.hpp"
+
+#include "base/text.hpp"
+#include "recipes/recipe.hpp"
+#include "tools/float8-tune/options.hpp"
+
+namespace f8::cli {
+
+Result<Problem> parse_problem(std::string_view key, bool any_accumulation) {
+  const Problem problem = F8_TRY(Problem::parse(key));
+  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+  Problem own = F8_TRY(Problem::make(problem.op, recipe, problem.shape));
+  if (any_accumulation) own.fast = problem.fast;
+  if (own == problem) return problem;
+  return fail(ErrorCode::kInvalidArgument, "problem {} is not what recipe {} has there; give {}",
+              quote(key), recipe.name, own.key());
+}
+
+CLI::Option* add_problem(CLI::App& command, const ProblemOptions& options) {
+  const auto parse = [options](const std::string& key) {
+    const auto problem = parse_problem(key, options.fast != nullptr);
+    if (!problem) throw CLI::ValidationError("--problem", problem.error().message);
+    const Shape s = problem->shape;
+    *options.mnk = f8::format("{},{},{}", s.m, s.n, s.k);
+    *options.recipe = problem->recipe;
+    if (options.op != nullptr) *options.op = to_string(problem->op);
+    if (options.fast == nullptr) return;
+    *options.fast = problem->fast;
+    *options.precise = !problem->fast;
+  };
+  CLI::Option* option = command
+                            .add_option_function<std::string>(
+                                "--problem", parse,
+                                "a problem as query, compare and bench print it, instead of --mnk")
+                            ->type_name("KEY");
+  for (const char* other : {"--mnk", "--recipe", "--op", "--fast", "--precise"}) {
+    if (CLI::Option* own = command.get_option_no_throw(other)) option->excludes(own);
+  }
+  return option;
+}
+
+Status require_problem(const std::string& mnk, const std::string& recipe) {
+  if (!mnk.empty() && !recipe.empty()) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{} is required: give --mnk M,N,K and --recipe, or --problem KEY",
+              mnk.empty() ? "--mnk" : "--recipe");
+}
+
+std::string database_to_write(const Global& global) {
+  return global.db.empty() ? "tuned.f8db" : global.db.string();
+}
+
+Result<codegen::GemmConfig> parse_config(std::string_view text) {
+  for (const std::string_view provider : {"generated ", "generated:"}) {
+    if (text.starts_with(provider)) return codegen::parse_gemm_config(text.substr(provider.size()));
+  }
+  if (text.starts_with("cublaslt")) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{} is a kernel of the library; give a generated one, as 128x256s4c2x1w2g8",
+                quote(text));
+  }
+  return codegen::parse_gemm_config(text);
+}
+
+}  // namespace f8::cli
