@@ -45,8 +45,9 @@ Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
                   quote(linear.name));
     }
     if (linear.tokens < 0) {
-      return fail(ErrorCode::kInvalidArgument, "layer {}: {} tokens; it is 1 or more, or the model's",
-                  quote(linear.name), linear.tokens);
+      return fail(ErrorCode::kInvalidArgument,
+                  "layer {}: {} tokens; it is 1 or more, or the model's", quote(linear.name),
+                  linear.tokens);
     }
     layers.push_back(named(linear, options));
   }

@@ -22,7 +22,7 @@ using tuner::Strategy;
 
 struct Options {
   std::string sets;
-  std::string strategies = "untuned,topk,auto,halving,exhaustive";
+  std::string strategies = "untuned,race,auto,topk,halving,exhaustive";
   std::string recipes;
   bool curve = false;
   int64_t seeds = 5;
@@ -218,9 +218,7 @@ void add_replay(CLI::App& app, Program& program) {
       ->type_name("LIST");
   command
       ->add_option("--strategy", options->strategies,
-                   "untuned: the choice without a search; topk: the cost model's best, measured to "
-                   "the end; auto: as sweep does, those screened; halving: all screened; "
-                   "exhaustive: all to the end")
+                   "untuned: the choice without a search; " + std::string(kStrategiesText))
       ->type_name("LIST");
   command->add_flag("--curve", options->curve,
                     "auto with 1, 2, 4, ... configurations too: regret against GPU time");

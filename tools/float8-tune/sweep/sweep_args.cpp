@@ -77,6 +77,17 @@ void declare(CLI::App& command, SweepArgs& args) {
   command.add_flag("--exhaustive", args.exhaustive,
                    "measure every configuration to the end: what searches and the cost model are "
                    "judged by");
+  // Declared before the figures, which thereby overrule those of a strategy.
+  command
+      .add_option_function<std::string>(
+          "--strategy",
+          [&args](const std::string& name) {
+            (void)tuner::apply_strategy(name, args.options);  // known: see the check
+          },
+          "how a GEMM's kernel is looked for: " + std::string(kStrategiesText))
+      ->default_str("auto")
+      ->check(CLI::IsMember(tuner::kStrategies))
+      ->type_name("STRATEGY");
   declare(command, args.options);
 }
 
@@ -151,6 +162,7 @@ std::vector<std::string> canonical(const SweepArgs& args, const tuner::SweepRequ
                                    args.max_ci, "--seed",     std::to_string(args.seed)};
   if (args.no_pruned_rows) argv.push_back("--no-pruned-rows");
   if (args.exhaustive) argv.push_back("--exhaustive");
+  if (args.options.race) argv.insert(argv.end(), {"--strategy", "race"});
   const tuner::Conditions& conditions = args.options.conditions;
   if (conditions.l2 == tuner::L2State::kHot) argv.push_back("--hot");
   if (conditions.clock == tuner::ClockPolicy::kLocked) {

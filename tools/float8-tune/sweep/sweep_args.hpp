@@ -22,6 +22,11 @@ struct SweepArgs {
   tuner::SweepOptions options;
 };
 
+inline constexpr std::string_view kStrategiesText =
+    "auto: the cost model's best, screened together, then the best of those compared; halving: all "
+    "screened; topk: the cost model's best, compared; race: few screened, which decides; "
+    "exhaustive: all compared";
+
 void declare(CLI::App& command, SweepArgs& args);
 void declare(CLI::App& command, tuner::SweepOptions& options);  // the figures of the method alone
 [[nodiscard]] Result<tuner::SweepRequest> request_of(const SweepArgs& args);

@@ -10,6 +10,10 @@
 
 namespace f8::tuner {
 
+// Whether so many candidates are screened. Where all of them would go on, the final is enough.
+[[nodiscard]] inline bool is_screened(size_t candidates, const SweepOptions& options) {
+  return options.race || candidates > static_cast<size_t>(options.finalists);
+}
 // Both without candidates; the times depend on how many there will be.
 [[nodiscard]] InterleavedGroup screening_group(const Problem& gemm, const SweepOptions& options,
                                                size_t candidates, uint64_t seed);

@@ -12,7 +12,6 @@
 namespace f8::tuner {
 namespace {
 
-constexpr int kAll = 1000;            // more than there are
 constexpr double kLaunchAlone = 1.2;  // a launch by itself takes so much longer than one of a batch
 constexpr double kMadToSigma = 1.4826;  // of a normal distribution
 constexpr double kLeastNoise = 0.001;
@@ -151,41 +150,16 @@ Result<std::vector<std::optional<double>>> times_of(Measurer& measurer, Interlea
   return times;
 }
 
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += f8::format("{}{}", text.empty() ? "" : ", ", name);
-  return text;
-}
-
 }  // namespace
-
-std::vector<std::string> strategy_names() {
-  return {"untuned", "auto", "halving", "topk", "exhaustive"};
-}
 
 Result<Strategy> find_strategy(std::string_view name, const SweepOptions& options) {
   Strategy strategy{.name = std::string(name), .options = options};
-  if (name == "auto") return strategy;
-  if (name == "untuned") {
+  if (name == kUntuned) {
     strategy.measures = false;
-    return strategy;
+  } else {
+    F8_TRY(apply_strategy(name, strategy.options));
   }
-  if (name == "halving") {
-    strategy.options.keep = kAll;
-    return strategy;
-  }
-  if (name == "topk") {
-    strategy.options.finalists = kAll;
-    strategy.options.screen_ms = 1;
-    return strategy;
-  }
-  if (name == "exhaustive") {
-    strategy.options.keep = strategy.options.finalists = kAll;
-    strategy.options.screen_ms = 1;
-    return strategy;
-  }
-  return fail(ErrorCode::kInvalidArgument, "no strategy {}; there are {}", quote(name),
-              listed(strategy_names()));
+  return strategy;
 }
 
 Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms, int folds) {
@@ -225,21 +199,27 @@ Result<ReplayedSearch> replay(const ExhaustiveGemm& gemm, const Strategy& strate
   const auto candidates = F8_TRY(candidates_of(gemm, problem, options, prior, times));
   ReplayBackend backend(times, device_of(gemm.measured), seed);
   Measurer measurer(backend);
-  const auto screened_ns = F8_TRY(
-      times_of(measurer, screening_group(problem, options, candidates.size(), seed), candidates));
-  std::vector<ScreenedCandidate> screened;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    screened.push_back({candidates[i], screened_ns[i]});
+  std::vector<Candidate> finalists = candidates;
+  if (is_screened(candidates.size(), options)) {
+    finalists.clear();
+    const auto screened_ns = F8_TRY(
+        times_of(measurer, screening_group(problem, options, candidates.size(), seed), candidates));
+    std::vector<ScreenedCandidate> screened;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      screened.push_back({candidates[i], screened_ns[i]});
+    }
+    for (const size_t i : choose_finalists(screened, prior, options, 0)) {
+      finalists.push_back(candidates[i]);
+    }
   }
-  std::vector<Candidate> finalists;
-  for (const size_t i : choose_finalists(screened, prior, options, 0)) {
-    finalists.push_back(candidates[i]);
+  Candidate chosen = finalists.front();  // of a race: the fastest
+  if (!options.race) {
+    const auto final_ns = F8_TRY(
+        times_of(measurer, final_group(problem, options, finalists.size(), seed + 1), finalists));
+    const auto fastest = std::ranges::min_element(
+        final_ns, [](const auto& a, const auto& b) { return a && (!b || *a < *b); });
+    chosen = finalists[static_cast<size_t>(fastest - final_ns.begin())];
   }
-  const auto final_ns = F8_TRY(
-      times_of(measurer, final_group(problem, options, finalists.size(), seed + 1), finalists));
-  const auto fastest = std::ranges::min_element(
-      final_ns, [](const auto& a, const auto& b) { return a && (!b || *a < *b); });
-  const Candidate& chosen = finalists[static_cast<size_t>(fastest - final_ns.begin())];
   return ReplayedSearch{.regret = times.at(key_of(chosen)).ns / best_ns - 1,
                         .gpu_s = backend.now_s(),
                         .candidates = static_cast<int>(candidates.size())};

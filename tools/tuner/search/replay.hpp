@@ -21,9 +21,9 @@ struct Strategy {
   SweepOptions options;
   bool measures = true;  // false: the choice without a search
 };
-// The strategy of this name: "untuned", "auto", "halving", "topk", "exhaustive".
+// A strategy of apply_strategy(), or "untuned".
 [[nodiscard]] Result<Strategy> find_strategy(std::string_view name, const SweepOptions& options);
-[[nodiscard]] std::vector<std::string> strategy_names();
+inline constexpr std::string_view kUntuned = "untuned";
 
 // A GEMM of which (nearly) every configuration of today's generator was measured to the end.
 struct ExhaustiveGemm {

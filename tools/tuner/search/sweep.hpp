@@ -120,6 +120,7 @@ class Sweep {
   void choose_finalists(GemmTuning& tuning) const;
   [[nodiscard]] Status prune(GemmTuning& tuning);
   [[nodiscard]] Status compare(GemmTuning& tuning);
+  [[nodiscard]] Status end_race(GemmTuning& tuning);
   [[nodiscard]] Status settle(GemmTuning& tuning, const tuning_db::PendingTrial& trial,
                               const tuning_db::TrialResult& result);
 

@@ -1,5 +1,7 @@
 // The tuning of one GEMM: all candidates are screened together, then the best are compared.
 #include <algorithm>
+#include <numeric>
+#include <optional>
 
 #include "tools/tuner/search/gemm_search.hpp"
 #include "tools/tuner/search/sweep.hpp"
@@ -34,10 +36,25 @@ Status Sweep::tune_gemm(const PlannedGemm& gemm, bool bf16, const Pending& pendi
   if (tuning.entrants.empty()) return {};
   progress_.doing = f8::format("{}{}", gemm.problem.key(), bf16 ? " bf16" : "");
   (void)tick();
-  F8_TRY(screen(tuning));
-  choose_finalists(tuning);
-  F8_TRY(prune(tuning));
-  return compare(tuning);
+  if (is_screened(tuning.entrants.size(), request_.options)) {
+    F8_TRY(screen(tuning));
+    choose_finalists(tuning);
+    F8_TRY(prune(tuning));
+  } else {
+    tuning.finalists.resize(tuning.entrants.size());
+    std::iota(tuning.finalists.begin(), tuning.finalists.end(), size_t{0});
+  }
+  return request_.options.race ? end_race(tuning) : compare(tuning);
+}
+
+// Records the finalists with the screening's times.
+Status Sweep::end_race(GemmTuning& tuning) {
+  for (const size_t i : tuning.finalists) {
+    const Entrant& finalist = tuning.entrants[i];
+    F8_TRY(db_.start_trial(*finalist.trial));
+    F8_TRY(settle(tuning, *finalist.trial, finalist.result));
+  }
+  return {};
 }
 
 Status Sweep::settle(GemmTuning& tuning, const tuning_db::PendingTrial& trial,

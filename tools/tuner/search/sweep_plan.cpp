@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/hash.hpp"
+#include "base/text.hpp"
 #include "codegen/emit.hpp"
 
 namespace f8::tuner {
@@ -137,11 +138,39 @@ class Planner {
 
 }  // namespace
 
+Status apply_strategy(std::string_view name, SweepOptions& options) {
+  constexpr int kAll = 1000;  // more than there are
+  const SweepOptions defaults;
+  const auto suggest = [&](auto SweepOptions::*figure, auto value) {
+    if (options.*figure == defaults.*figure) options.*figure = value;
+  };
+  if (name == "auto") return {};
+  if (name == "halving") {
+    options.keep = kAll;
+  } else if (name == "topk") {
+    options.finalists = kAll;
+  } else if (name == "race") {
+    options.race = true;
+    suggest(&SweepOptions::keep, 4);
+    suggest(&SweepOptions::heuristics, 4);
+    suggest(&SweepOptions::screen_ms, 3.0);
+  } else if (name == "exhaustive") {
+    options.keep = options.finalists = kAll;
+  } else {
+    std::string names;
+    for (const std::string_view known : kStrategies) {
+      names += f8::format("{}{}", names.empty() ? "" : ", ", known);
+    }
+    return fail(ErrorCode::kInvalidArgument, "no strategy {}; there are {}", quote(name), names);
+  }
+  return {};
+}
+
 tuning_db::Method sweep_method(const SweepOptions& options) {
   const bool hot = options.conditions.l2 == L2State::kHot;
   const bool locked = options.conditions.clock == ClockPolicy::kLocked;
   // The text is the method's key in the databases: new words would be a new method.
-  const nlohmann::json spec = {
+  nlohmann::json spec = {
       {"name", "final-v1"},
       {"verify", "sampled elements against fp64, before timing"},
       {"fill", "uniform [-1,1] through the recipe's cast"},
@@ -168,6 +197,7 @@ tuning_db::Method sweep_method(const SweepOptions& options) {
         {"combinations", options.linears},
         {"combination_ms", options.linear_ms},
         {"within", options.linear_within}}}};
+  if (options.race) spec["search"] = "race: the screening's times are final";
   return {.fidelity = hot ? "screen" : "final", .spec = spec.dump()};
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tools/tuner/measure/interleaved_group.hpp"
@@ -30,6 +31,7 @@ struct SweepOptions {
   int keep = 8;           // generated configurations that are measured
   int heuristics = 8;     // suggestions of cuBLASLt that are measured
   int finalists = 3;      // candidates in a GEMM's final
+  bool race = false;      // the screening's times are final
   int retry_noisy = 1;    // a noisy linear is measured again, each time twice as long
   int linears = 8;        // kernel combinations timed as whole linears; 1: no search
   double linear_ms = 25;  // the share of each
@@ -42,6 +44,17 @@ struct SweepOptions {
     return {.most = linears, .within = linear_within, .ms = linear_ms};
   }
 };
+
+// Sets the figures that make a strategy of searching a GEMM; those of a race where they are the
+// defaults:
+//   auto        the cost model's best are screened together, and the best of those compared
+//   halving     all configurations are screened
+//   topk        the cost model's best are compared, without a screening
+//   race        few are screened, and the screening decides
+//   exhaustive  all are compared
+[[nodiscard]] Status apply_strategy(std::string_view name, SweepOptions& options);
+inline constexpr std::array<std::string_view, 5> kStrategies = {"auto", "halving", "topk", "race",
+                                                                "exhaustive"};
 
 // Planning, loading, checking and capturing one candidate, which comes on top of timing it.
 inline constexpr double kCandidateS = 0.008;

@@ -200,6 +200,32 @@ TEST_F(SweepTest, ANoisyLinearIsTriedAgainAndSaysSo) {
   EXPECT_TRUE(open().linears("tensorwise").value().empty()) << "noisy rows decide nothing";
 }
 
+TEST_F(SweepTest, ARaceEndsWithTheScreening) {
+  int finals = 0;
+  request_.options.race = true;
+  ASSERT_NE(sweep_method(request_.options).key(), sweep_method({}).key());
+  ASSERT_TRUE(sweep_all());
+  const auto output = rows(problem(Op::kOutput));
+  for (const TrialRow& row : output) {
+    if (row.result.state != TrialState::kOk) continue;
+    EXPECT_TRUE(row.result.timing) << row.candidate.config;
+    ++finals;
+  }
+  EXPECT_GE(finals, request_.options.finalists);
+  EXPECT_EQ(output.front().candidate.impl, tuning_db::Impl::kGenerated);
+  EXPECT_EQ(open().linears("tensorwise").value().size(), request_.shapes.size());
+}
+
+// Nobody is screened where all would go on.
+TEST_F(SweepTest, AStrategyMayDoWithoutAScreening) {
+  ASSERT_TRUE(apply_strategy("topk", request_.options));
+  ASSERT_TRUE(sweep_all());
+  for (const TrialRow& row : rows(problem(Op::kOutput))) {
+    EXPECT_FALSE(row.result.screened_ns) << row.candidate.config;
+    EXPECT_EQ(row.result.state, TrialState::kOk) << row.candidate.config;
+  }
+}
+
 TEST_F(SweepTest, HotTimesAreKeptAndDecideNothing) {
   machine_.hot_factor = 0.5;
   ASSERT_TRUE(sweep_all());
