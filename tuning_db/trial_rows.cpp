@@ -8,12 +8,6 @@
 namespace f8::tuning_db {
 namespace {
 
-std::string describe(const Toolchain& t) {
-  return f8::format("driver {}, CUDA {}, NVRTC {}, cuBLASLt {}, float8 {} ({}{})", t.driver,
-                    t.cuda_runtime, t.nvrtc, t.cublaslt, t.tool_version, t.git_sha,
-                    t.git_dirty ? ", modified" : "");
-}
-
 Result<IdentifiedRow> read_values(const Statement& s) {
   constexpr int kDevice = 14;
   constexpr int kToolchain = kDevice + kDeviceColumnCount;
@@ -43,6 +37,12 @@ Result<IdentifiedRow> read_values(const Statement& s) {
 }
 
 }  // namespace
+
+std::string describe(const Toolchain& t) {
+  return f8::format("driver {}, CUDA {}, NVRTC {}, cuBLASLt {}, float8 {} ({}{})", t.driver,
+                    t.cuda_runtime, t.nvrtc, t.cublaslt, t.tool_version, t.git_sha,
+                    t.git_dirty ? ", modified" : "");
+}
 
 std::string select_rows() {
   return f8::format(

@@ -19,6 +19,9 @@ struct IdentifiedRow {
   }
 };
 
+// For people: "driver 580.65.06, CUDA 13.0, ...".
+[[nodiscard]] std::string describe(const Toolchain& toolchain);
+
 // SELECT ... FROM trial t JOIN run r, problem p, candidate c, device_unit u, device_class d,
 // toolchain tc, method m: the columns that read_row expects.
 [[nodiscard]] std::string select_rows();

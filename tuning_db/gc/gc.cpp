@@ -66,10 +66,12 @@ constexpr std::string_view kScreenings =
     "JOIN method m ON m.id = r.method_id "
     "WHERE m.fidelity = 'screen' AND r.state IN ('done', 'imported'))";
 
-std::string superseded(const GcOptions& options) {
+// FROM trial t ..., which leaves the superseded ones.
+std::string from_superseded(const GcOptions& options) {
   std::string sql =
-      "DELETE FROM trial WHERE id IN (SELECT t.id FROM trial t JOIN run r ON r.id = t.run_id "
-      "JOIN device_unit u ON u.id = r.unit_id WHERE true";
+      "FROM trial t JOIN run r ON r.id = t.run_id JOIN device_unit u ON u.id = r.unit_id "
+      "JOIN device_class d ON d.id = u.class_id JOIN toolchain tc ON tc.id = r.toolchain_id "
+      "WHERE true";
   if (options.toolchains_but) {
     sql += f8::format(
         " AND (u.class_id, r.toolchain_id) NOT IN (SELECT class_id, toolchain_id FROM "
@@ -89,7 +91,19 @@ std::string superseded(const GcOptions& options) {
         "c.class_id = u.class_id AND c.toolchain_id = r.toolchain_id AND c.method_id = "
         "r.method_id)";
   }
-  return sql + ")";
+  return sql;
+}
+
+Status list_superseded(const Connection& db, const GcOptions& options, GcReport& report) {
+  auto select =
+      F8_TRY(db.prepare(f8::format("SELECT d.name, count(*), {} {} GROUP BY d.id, tc.id "
+                                   "ORDER BY d.name, min(r.started_at), tc.key",
+                                   kToolchainColumns, from_superseded(options))));
+  while (F8_TRY(select.step())) {
+    report.superseded.push_back(
+        {select.text(0), describe(F8_TRY(read_toolchain(select, 2))), select.integer(1)});
+  }
+  return {};
 }
 
 // A table orders its devices by their newest runs, so these stay where current trials do.
@@ -102,6 +116,10 @@ std::string empty_runs(const GcOptions& options) {
          "FROM run JOIN device_unit ON device_unit.id = unit_id) WHERE place = 1)";
 }
 
+bool removes_superseded(const GcOptions& options) {
+  return options.toolchains_but || options.older_than;
+}
+
 struct Deletion {
   std::string_view kind;
   std::string sql;
@@ -110,8 +128,9 @@ struct Deletion {
 // In this order, each leaves the next what nothing refers to any more.
 std::vector<Deletion> deletions(const GcOptions& options) {
   std::vector<Deletion> all = {{"trials_of_screenings", std::string(kScreenings)}};
-  if (options.toolchains_but || options.older_than) {
-    all.push_back({"superseded_trials", superseded(options)});
+  if (removes_superseded(options)) {
+    all.push_back({"superseded_trials",
+                   "DELETE FROM trial WHERE id IN (SELECT t.id " + from_superseded(options) + ")"});
   }
   all.push_back({"runs", empty_runs(options)});
   struct Orphans {
@@ -136,6 +155,7 @@ Status remove_rows(Connection& db, const GcOptions& options, GcReport& report) {
   auto transaction = F8_TRY(Transaction::begin(db));
   F8_TRY(refuse_active_run(db));
   F8_TRY(note_current(db));
+  if (removes_superseded(options)) F8_TRY(list_superseded(db, options, report));
   // Without it each candidate's foreign keys would be looked for in all trials.
   F8_TRY(db.exec("CREATE INDEX trial_candidate ON trial (candidate_id)"));
   for (const Deletion& deletion : deletions(options)) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -27,8 +28,15 @@ struct GcOptions {
   bool back_up = true;
 };
 
+// Superseded trials of one device and toolchain.
+struct GcToolchain {
+  std::string device, toolchain;  // for people
+  int64_t trials = 0;
+};
+
 struct GcReport {
   std::vector<std::pair<std::string_view, int64_t>> removed;  // rows by kind
+  std::vector<GcToolchain> superseded;                        // what these trials were
   int64_t bytes_before = 0, bytes_after = 0;
   std::filesystem::path backup;  // empty where none was made
   [[nodiscard]] bool is_empty() const;

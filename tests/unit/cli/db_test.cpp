@@ -117,6 +117,7 @@ TEST(Db, GcOfSupersededTrials) {
   const std::string before = read_file(tool.path() / "a.db").value();
   const json said = tool.json({"db", "gc", "--db", "a.db", "--toolchains-but", "1", "--dry-run"});
   EXPECT_EQ(said["removed"]["superseded_trials"], 2);
+  EXPECT_EQ(said["superseded"][0]["trials"], 2);
   EXPECT_FALSE(said.contains("backup"));
   EXPECT_EQ(read_file(tool.path() / "a.db").value(), before);
   const Outcome done = tool({"db", "gc", "--db", "a.db", "--toolchains-but", "1"});
@@ -131,6 +132,8 @@ TEST(Db, GcOfSupersededTrials) {
                            "toolchains               1\n"))
       << done.out;
   EXPECT_TRUE(contains(done.out, f8::format("a.db: {} bytes, ", before.size())));
+  EXPECT_TRUE(
+      contains(done.out, "superseded: 2 trials of NVIDIA H100 80GB HBM3, driver 580.65.06, CUDA "));
   EXPECT_TRUE(contains(done.err, "a.db.gc.backup"));
   EXPECT_EQ(tool.json({"db", "info", "--db", "a.db"})["table_hash"], hash);
   EXPECT_EQ(tool.json({"db", "info", "--db", "a.db"})["runs"].size(), 1U);

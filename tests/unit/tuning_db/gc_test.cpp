@@ -120,6 +120,11 @@ TEST_F(GcTest, SupersededToolchainsGoWhereAskedAndWhatCountsStays) {
   const GcReport one = take(collect_garbage(path_, {.toolchains_but = 2}));
   // The oldest toolchain's trial of the problem that no other measured counts now.
   EXPECT_EQ(counts_of(one), (Counts{{"superseded_trials", 2}}));
+  ASSERT_EQ(one.superseded.size(), 1U);
+  EXPECT_EQ(one.superseded[0].device, h100().name);
+  EXPECT_EQ(one.superseded[0].toolchain,
+            "driver 580.65.06, CUDA 13.0, NVRTC 13.0.48, cuBLASLt 13.0.2, float8 0.1.0 (aaaaaaa)");
+  EXPECT_EQ(one.superseded[0].trials, 2);
   EXPECT_EQ(table(), before);
   const GcReport two = take(collect_garbage(path_, {.toolchains_but = 1}));
   EXPECT_EQ(counts_of(two), (Counts{{"superseded_trials", 2}, {"runs", 1}, {"toolchains", 1}}));

@@ -59,6 +59,11 @@ Json to_json(const GcReport& report, const GcOptions& options, const Global& glo
                {"bytes_before", report.bytes_before},
                {"bytes_after", report.bytes_after}};
   for (const auto& [kind, rows] : report.removed) json["removed"][std::string(kind)] = rows;
+  json["superseded"] = Json::array();
+  for (const tuning_db::GcToolchain& of : report.superseded) {
+    json["superseded"].push_back(
+        {{"device", of.device}, {"toolchain", of.toolchain}, {"trials", of.trials}});
+  }
   if (!report.backup.empty()) json["backup"] = report.backup.string();
   return json;
 }
@@ -79,6 +84,9 @@ void print_text(const GcReport& report, const GcOptions& options, const Global& 
     table.add({words, f8::format("{}", rows)});
   }
   print_styled(table.text(stdout_color(global)));
+  for (const tuning_db::GcToolchain& of : report.superseded) {
+    print(f8::format("superseded: {} trials of {}, {}\n", of.trials, of.device, of.toolchain));
+  }
   print(f8::format("{}: {} bytes, {} after\n", global.db.string(), report.bytes_before,
                    report.bytes_after));
 }
