@@ -70,6 +70,7 @@ void add_emit(CLI::App& app, Program& program);
 void add_prewarm(CLI::App& app, Program& program);
 void add_cost_model(CLI::App& app, Program& program);
 void add_replay(CLI::App& app, Program& program);  // in bench/
+void add_profile(CLI::App& app, Program& program);
 void add_estimate(CLI::App& app, Program& program);
 void add_wire(CLI::App& app, Program& program);
 void add_verify_dist(CLI::App& app, Program& program);  // in dist/

@@ -9,14 +9,14 @@ namespace f8::cli {
 namespace {
 
 constexpr auto kCommands = {
-    add_doctor,  add_bench,      add_plan,    add_sweep,    add_resume, add_query,
-    add_filter,  add_thresholds, add_explain, add_compare,  add_report, add_emit,
-    add_prewarm, add_cost_model, add_replay,  add_estimate, add_wire,   add_verify_dist,
-    add_db,      add_completion, add_man};
+    add_doctor,      add_bench,      add_plan,       add_sweep,   add_resume,   add_query,
+    add_filter,      add_thresholds, add_explain,    add_compare, add_report,   add_emit,
+    add_prewarm,     add_cost_model, add_replay,     add_profile, add_estimate, add_wire,
+    add_verify_dist, add_db,         add_completion, add_man};
 
 constexpr std::string_view kWithoutGpu =
     "doctor, plan, query, filter, thresholds, explain, compare, report, emit, prewarm, cost-model, "
-    "replay, estimate, wire and db work without a GPU, and verify-dist with --emulate";
+    "replay, profile, estimate, wire and db work without a GPU, and verify-dist with --emulate";
 
 int report_error(const Program& program, const Error& error) {
   if (error.code == ErrorCode::kEnvironment && program.needs == Needs::kGpu) {

@@ -42,6 +42,8 @@ constexpr Example kExamples[] = {
     {"cost-model score", "float8-tune cost-model score"},
     {"replay", "float8-tune replay --set exhaustive.jsonl --recipe rowwise"},
     {"cost-model fit", "float8-tune cost-model fit --folds 3 -o constants.cpp"},
+    {"profile show", "float8-tune profile show"},
+    {"profile fit", "float8-tune profile fit -o device_profiles.cpp"},
     {"estimate score", "float8-tune estimate score"},
     {"wire predict", "float8-tune wire predict --weight 14336,4096 --ranks 8,64"},
     {"verify-dist",

@@ -3,16 +3,9 @@
 #include <algorithm>
 
 #include "runtime/gemm/choose.hpp"
+#include "tools/tuner/search/device_profile.hpp"
 
 namespace f8::tuner {
-namespace {
-
-// The clock that the SMs settle at under a GEMM's load, as a share of their maximum. Ranking needs
-// the order of magnitude alone.
-constexpr double kSettledClock = 0.75;
-
-}  // namespace
-
 Result<std::vector<Generated>> generated_candidates(const Problem& problem,
                                                     const runtime::DeviceInfo& device, int keep,
                                                     std::span<const runtime::GemmChoice> also,
@@ -20,7 +13,7 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
                                                     const runtime::CostModel& model) {
   const codegen::GemmSpec family = F8_TRY(gemm_spec(problem, epilogue));
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
-  const double ghz = kSettledClock * std::max(device.sm_clock_max_mhz, 1) / 1e3;
+  const double ghz = profile_of(device).settled * std::max(device.sm_clock_max_mhz, 1) / 1e3;
   std::vector<Generated> candidates;
   for (const codegen::GemmConfig& config : codegen::gemm_candidates(family)) {
     codegen::GemmSpec spec = family;
@@ -63,17 +56,6 @@ Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,
     if (std::ranges::none_of(choices, same)) choices.push_back(choice);
   }
   return choices;
-}
-
-double rough_linear_ns(Shape shape, bool fp8) {
-  const auto m = static_cast<double>(shape.m);
-  const auto n = static_cast<double>(shape.n);
-  const auto k = static_cast<double>(shape.k);
-  const double flops = 6 * m * n * k;
-  const double bytes = 2 * (m * k + n * k + m * n) * 2;
-  const double launches = fp8 ? 9 : 3;
-  return flops / (fp8 ? 1.2e15 : 0.68e15) * 1e9 + (fp8 ? 2 * bytes / 2.5e12 * 1e9 : 0) +
-         launches * 3e3;
 }
 
 }  // namespace f8::tuner

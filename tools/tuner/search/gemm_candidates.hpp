@@ -28,8 +28,4 @@ struct Generated {
 [[nodiscard]] Result<std::vector<runtime::GemmChoice>> prior_choices(
     const Problem& problem, const runtime::DeviceInfo& device, const TuningTable& table);
 
-// A rough time of a linear's forward and backward at the rates that an H100 sustains, for
-// predicting how long a sweep takes.
-[[nodiscard]] double rough_linear_ns(Shape shape, bool fp8);
-
 }  // namespace f8::tuner

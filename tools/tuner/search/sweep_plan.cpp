@@ -8,6 +8,7 @@
 #include "base/hash.hpp"
 #include "base/text.hpp"
 #include "codegen/emit.hpp"
+#include "tools/tuner/search/device_profile.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -28,10 +29,6 @@ class SourceHashes {
   std::map<std::string, std::string> known_;
 };
 
-double rough_gemm_s(const Problem& problem, bool bf16) {
-  return problem.flops() / (bf16 ? 0.65e15 : 1.1e15) + 4e-6;
-}
-
 double screen_s(const SweepOptions& options, int candidates, double one_s) {
   // A candidate takes at least two batches, whatever its share.
   return candidates * (std::max(options.screen_ms / 1e3, 2 * one_s) + 2 * one_s + kCandidateS);
@@ -41,7 +38,11 @@ class Planner {
  public:
   Planner(const SweepRequest& request, const runtime::DeviceInfo& device,
           const CountHeuristics& count)
-      : request_(request), options_(request.options), device_(device), count_(count) {}
+      : request_(request),
+        options_(request.options),
+        device_(device),
+        profile_(profile_of(device)),
+        count_(count) {}
 
   Status add(const Recipe& recipe, Shape shape) {
     PlannedLinear linear;
@@ -110,14 +111,15 @@ class Planner {
         gemm.generated, [](const Generated& candidate) { return candidate.pruned.empty(); });
     const int candidates =
         bf16 ? gemm.bf16_heuristics : gemm.fp8_heuristics + static_cast<int>(kept);
-    const double one_s = rough_gemm_s(gemm.problem, bf16);
+    const double one_s = profile_.gemm_ns(gemm.problem.flops(), !bf16) / 1e9;
     return screen_s(options_, candidates, one_s) +
            std::min(options_.finalists, candidates) *
                (std::max(options_.final_ms / 1e3, 10 * one_s) + kCandidateS);
   }
 
   double linear_s(Shape shape) const {
-    const double pair_s = (rough_linear_ns(shape, true) + rough_linear_ns(shape, false)) / 1e9;
+    const double pair_s =
+        (profile_.linear_ns(shape, true) + profile_.linear_ns(shape, false)) / 1e9;
     double all_s = std::max(2 * options_.linear_min_ms / 1e3, 12 * pair_s) + 3 * pair_s + 0.05;
     if (options_.linears > 1) {  // the two rungs of whole linears
       all_s +=
@@ -129,6 +131,7 @@ class Planner {
   const SweepRequest& request_;
   const SweepOptions& options_;
   const runtime::DeviceInfo& device_;
+  const DeviceProfile& profile_;
   const CountHeuristics& count_;
   SweepPlan plan_;
   SourceHashes hashes_;

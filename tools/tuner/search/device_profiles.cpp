@@ -1,0 +1,36 @@
+// Written by `float8-tune profile fit`; see docs/method.md.
+#include "tools/tuner/search/device_profile.hpp"
+
+namespace f8::tuner {
+
+std::span<const DeviceProfile> device_profiles() {
+  static const std::vector<DeviceProfile> kProfiles = {
+      {.name = "NVIDIA H100 80GB HBM3",
+       .settled = 0.680,
+       .fp8_tflops = 1266,
+       .bf16_tflops = 686,
+       .cast_gb_per_s = 2810,
+       .memory_gb_per_s = 208510,
+       .launch_us = 0.96,
+       .bf16_launch_us = 2.81,
+       .error_median = 0.033,
+       .error_p95 = 0.137,
+       .rows = 298,
+       .measured = "2026-11-22"},
+      {.name = "NVIDIA H200",
+       .settled = 0.720,
+       .fp8_tflops = 1246,
+       .bf16_tflops = 669,
+       .cast_gb_per_s = 3307,
+       .memory_gb_per_s = 1000000000,
+       .launch_us = 0.94,
+       .bf16_launch_us = 2.53,
+       .error_median = 0.030,
+       .error_p95 = 0.133,
+       .rows = 1278,
+       .measured = "2026-11-23"},
+  };
+  return kProfiles;
+}
+
+}  // namespace f8::tuner
