@@ -104,7 +104,8 @@ TEST_F(FitTest, TooFewShapesAreAnErrorThatSaysHowMany) {
   const auto few = fit_profiles(filled(device_profiles().front(), {{1024, 1024, 1024}}));
   ASSERT_FALSE(few);
   EXPECT_EQ(few.error().code, ErrorCode::kInvalidArgument);
-  for (const char* words : {"fp8 linears of 1 shapes are too few", "needs 12", "float8-tune sweep"}) {
+  for (const char* words :
+       {"fp8 linears of 1 shapes are too few", "needs 12", "float8-tune sweep"}) {
     EXPECT_NE(few.error().message.find(words), std::string::npos) << few.error().message;
   }
   Database empty = Database::open(folder_ / "e.f8db", tuning_db::OpenMode::kCreate).value();
