@@ -13,6 +13,7 @@
 #include "tools/tuner/backend/candidate.hpp"
 #include "tools/tuner/backend/nvml.hpp"
 #include "tools/tuner/backend/toolchain.hpp"
+#include "tools/tuner/search/device_profile.hpp"
 
 namespace f8::cli {
 namespace {
@@ -61,12 +62,17 @@ void look_at_gpu(Report& report, int ordinal) {
          {"power_limit_w", info->power_limit_w},
          {"mig", info->mig},
          {"driver_cuda", tuner::cuda_version_text(info->driver_version)},
-         {"class", tuning_db::key(*info)}};
+         {"class", tuning_db::key(*info)},
+         {"profile", tuner::profile_of(*info).name}};
   report.add("GPU", hopper,
              f8::format("{}, compute capability {}.{}, {} SMs, {:.0f} GiB{}{}", info->name,
                         info->cc / 10, info->cc % 10, info->sm_count,
                         static_cast<double>(info->mem_bytes) / 0x1p30, info->mig ? ", MIG" : "",
                         hopper ? "" : "; the kernels need a Hopper GPU (compute capability 9.0)"));
+  if (const tuner::DeviceProfile& profile = tuner::profile_of(*info); profile.name != info->name) {
+    report.add("profile", true,
+               f8::format("none of this device: times are predicted by that of {}", profile.name));
+  }
   const auto nvml = tuner::NvmlDevice::open(info->uuid);
   if (!nvml) {
     gpu["nvml"] = nvml.error().message;
