@@ -227,7 +227,7 @@ void add_replay(CLI::App& app, Program& program) {
   add_integer(*command, "--seeds", options->seeds, "how often each search is repeated", 1, 1000);
   add_integer(*command, "--folds", options->folds,
               "parts of the layers; the cost model is fitted to the others", 2, 100);
-  declare(*command, options->measuring);
+  declare_figures(*command, options->measuring, true);
 }
 
 }  // namespace f8::cli

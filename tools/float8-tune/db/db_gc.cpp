@@ -133,7 +133,8 @@ void add_db_gc(CLI::App& group, Program& program) {
   command->add_flag("--no-backup", options->no_backup,
                     "no copy of the database as it was, FILE.gc.backup");
   command->footer(
-      "Always removed: the trials of screenings whose run is finished, runs without trials, and "
+      "Always removed: the trials of screenings and of sweep --hot whose run is finished, runs "
+      "without trials, and "
       "the problems, candidates, toolchains, methods and devices that nothing refers to.");
 }
 

@@ -25,11 +25,13 @@ struct Number {
   const char* name;
   double tuner::SweepOptions::*value;
   const char* description;
+  bool of_gemms = true;  // false: of whole linears, or of a device
 };
 struct Count {
   const char* name;
   int tuner::SweepOptions::*value;
   const char* description;
+  bool of_gemms = true;  // false: of whole linears, or of a device
 };
 constexpr Number kNumbers[] = {
     {"--screen-ms", &tuner::SweepOptions::screen_ms, "a candidate's share of its GEMM's screening"},
@@ -39,25 +41,25 @@ constexpr Number kNumbers[] = {
     {"--gemm-max-ci", &tuner::SweepOptions::gemm_max_ci,
      "a finalist with a wider interval is noisy (a fraction)"},
     {"--linear-min-ms", &tuner::SweepOptions::linear_min_ms,
-     "at least so long for a linear and its bf16 baseline"},
+     "at least so long for a linear and its bf16 baseline", false},
     {"--linear-max-ms", &tuner::SweepOptions::linear_max_ms,
-     "at most so long for a linear and its bf16 baseline"},
+     "at most so long for a linear and its bf16 baseline", false},
     {"--linear-ms", &tuner::SweepOptions::linear_ms,
-     "the share of each combination of kernels that is timed as a whole linear"},
+     "the share of each combination of kernels that is timed as a whole linear", false},
     {"--linear-within", &tuner::SweepOptions::linear_within,
      "kernels this much slower than their GEMM's fastest take part in whole linears"},
     {"--batch-us", &tuner::SweepOptions::batch_us, "least length of a GEMM's timed batch"},
     {"--linear-batch-us", &tuner::SweepOptions::linear_batch_us,
-     "least length of a linear's timed batch"},
-    {"--warm-s", &tuner::SweepOptions::warm_s, "longest warm-up of a thermal block"},
+     "least length of a linear's timed batch", false},
+    {"--warm-s", &tuner::SweepOptions::warm_s, "longest warm-up of a thermal block", false},
 };
 constexpr Count kCounts[] = {
     {"--keep", &tuner::SweepOptions::keep, "generated configurations measured for each GEMM"},
     {"--heuristics", &tuner::SweepOptions::heuristics, "suggestions of cuBLASLt measured"},
     {"--finalists", &tuner::SweepOptions::finalists, "candidates in a GEMM's final"},
     {"--linears", &tuner::SweepOptions::linears,
-     "combinations of kernels that are timed as whole linears"},
-    {"--retry-noisy", &tuner::SweepOptions::retry_noisy, "more attempts at a noisy linear"},
+     "combinations of kernels that are timed as whole linears", false},
+    {"--retry-noisy", &tuner::SweepOptions::retry_noisy, "more attempts at a noisy linear", false},
 };
 
 }  // namespace
@@ -88,18 +90,20 @@ void declare(CLI::App& command, SweepArgs& args) {
       ->default_str("auto")
       ->check(CLI::IsMember(tuner::kStrategies))
       ->type_name("STRATEGY");
-  declare(command, args.options);
+  add_conditions(command, args.options.conditions);
+  declare_figures(command, args.options, false);
 }
 
-void declare(CLI::App& command, tuner::SweepOptions& options) {
-  add_conditions(command, options.conditions);
+void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms_alone) {
   for (const Number& number : kNumbers) {
+    if (gemms_alone && !number.of_gemms) continue;
     command.add_option(number.name, options.*number.value, number.description)
         ->check(CLI::PositiveNumber)
         ->type_name("NUMBER")
         ->group("Measuring");
   }
   for (const Count& count : kCounts) {
+    if (gemms_alone && !count.of_gemms) continue;
     command.add_option(count.name, options.*count.value, count.description)
         ->check(CLI::Range(0, 1000))
         ->type_name("COUNT")

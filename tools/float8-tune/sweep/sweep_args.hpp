@@ -28,7 +28,8 @@ inline constexpr std::string_view kStrategiesText =
     "exhaustive: all compared";
 
 void declare(CLI::App& command, SweepArgs& args);
-void declare(CLI::App& command, tuner::SweepOptions& options);  // the figures of the method alone
+// The method's figures: all of them, or those of the search of a GEMM.
+void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms_alone);
 [[nodiscard]] Result<tuner::SweepRequest> request_of(const SweepArgs& args);
 [[nodiscard]] std::vector<std::string> canonical(const SweepArgs& args,
                                                  const tuner::SweepRequest& request);
