@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "tuning_db/database.hpp"
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 namespace f8::tuning_db {
 

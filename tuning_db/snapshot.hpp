@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tuning_db/database.hpp"
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 namespace f8::tuning_db {
 

@@ -2,7 +2,7 @@
 // Every public call is one transaction, so kill -9 loses at most the trial that was being measured.
 #include <set>
 
-#include "tuning_db/owner.hpp"
+#include "tuning_db/file/owner.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 #include "tuning_db/validate.hpp"

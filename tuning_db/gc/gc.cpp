@@ -9,7 +9,7 @@
 #include <array>
 #include <string>
 
-#include "tuning_db/owner.hpp"
+#include "tuning_db/file/owner.hpp"
 #include "tuning_db/state.hpp"
 #include "tuning_db/trial_rows.hpp"
 

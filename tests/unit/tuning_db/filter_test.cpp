@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "sample.hpp"
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 namespace f8::tuning_db {
 namespace {

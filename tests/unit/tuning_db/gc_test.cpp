@@ -13,7 +13,7 @@
 #include "campaign.hpp"
 #include "hostile.hpp"
 #include "sample.hpp"
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 namespace f8::tuning_db {
 namespace {

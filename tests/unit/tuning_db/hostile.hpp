@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "sample.hpp"
-#include "tuning_db/checksum.hpp"
+#include "tuning_db/file/checksum.hpp"
 
 namespace f8::tuning_db {
 

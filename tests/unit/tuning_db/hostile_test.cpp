@@ -11,7 +11,7 @@
 #include "base/text.hpp"
 #include "campaign.hpp"
 #include "sample.hpp"
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 namespace f8::tuning_db {
 namespace {

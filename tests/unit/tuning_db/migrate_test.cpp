@@ -5,8 +5,8 @@
 
 #include "base/log.hpp"
 #include "sample.hpp"
+#include "tuning_db/file/sqlite.hpp"
 #include "tuning_db/rows.hpp"
-#include "tuning_db/sqlite.hpp"
 #include "tuning_db/state.hpp"
 
 namespace f8::tuning_db {

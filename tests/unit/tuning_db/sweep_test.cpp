@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "sample.hpp"
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 namespace f8::tuning_db {
 namespace {

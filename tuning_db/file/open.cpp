@@ -16,7 +16,7 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
-#include "tuning_db/checksum.hpp"
+#include "tuning_db/file/checksum.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/snapshot.hpp"
 #include "tuning_db/state.hpp"

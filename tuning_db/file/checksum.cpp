@@ -1,5 +1,5 @@
 // Row checksums: see checksum.hpp.
-#include "tuning_db/checksum.hpp"
+#include "tuning_db/file/checksum.hpp"
 
 #include <algorithm>
 #include <array>

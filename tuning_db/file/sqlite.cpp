@@ -1,5 +1,5 @@
 // SQLite with errors as values: see sqlite.hpp.
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 #include <array>
 #include <bit>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/text.hpp"
-#include "tuning_db/checksum.hpp"
+#include "tuning_db/file/checksum.hpp"
 
 namespace f8::tuning_db {
 namespace {

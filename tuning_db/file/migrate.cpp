@@ -2,7 +2,7 @@
 // steps run in one transaction, after open.cpp has put a backup beside the file.
 #include <array>
 
-#include "tuning_db/checksum.hpp"
+#include "tuning_db/file/checksum.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/state.hpp"
 

@@ -4,7 +4,7 @@
 // it too.
 #pragma once
 
-#include "tuning_db/sqlite.hpp"
+#include "tuning_db/file/sqlite.hpp"
 
 namespace f8::tuning_db {
 

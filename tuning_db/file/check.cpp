@@ -1,7 +1,7 @@
 // Database::check: the file's pages, rows and references are sound, every key is the key of its
 // row, and every row can be read.
 #include "base/text.hpp"
-#include "tuning_db/checksum.hpp"
+#include "tuning_db/file/checksum.hpp"
 #include "tuning_db/rows.hpp"
 #include "tuning_db/snapshot.hpp"
 #include "tuning_db/state.hpp"

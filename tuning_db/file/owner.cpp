@@ -1,5 +1,5 @@
 // Process identity from /proc: see owner.hpp.
-#include "tuning_db/owner.hpp"
+#include "tuning_db/file/owner.hpp"
 
 #include <unistd.h>
 
