@@ -165,7 +165,7 @@ class Database {
   // returned. Refused while another living process of this machine measures the run.
   [[nodiscard]] Result<std::vector<PendingTrial>> resume_run(std::string_view run_uuid);
   // A run is measured on one device with one toolchain and method: call before resume_run. The
-  // error names the first field that differs.
+  // error names the first field that differs. An empty unit_uuid is any unit of the class.
   [[nodiscard]] Status verify_run(std::string_view run_uuid, const DeviceClass& device,
                                   std::string_view unit_uuid, const Toolchain& toolchain,
                                   const Method& method) const;

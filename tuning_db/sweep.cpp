@@ -169,7 +169,12 @@ Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device
   F8_TRY(differs("device", d.name, device.name));
   F8_TRY(differs("power limit (W)", d.power_limit_w, device.power_limit_w));
   F8_TRY(differs("device class", key(d), key(device)));
-  F8_TRY(differs("GPU (hash of its UUID)", s.text(rest + 2), hash_unit(unit_uuid)));
+  if (!unit_uuid.empty() && s.text(rest + 2) != hash_unit(unit_uuid)) {
+    return fail(ErrorCode::kInvalidArgument,
+                "run {} began on another GPU of this class, and a run is of one GPU; `sweep "
+                "--missing` with the run's shapes measures here what the database lacks",
+                run_uuid);
+  }
   F8_TRY(differs("driver", t.driver, toolchain.driver));
   F8_TRY(differs("NVRTC", t.nvrtc, toolchain.nvrtc));
   F8_TRY(differs("cuBLASLt", t.cublaslt, toolchain.cublaslt));

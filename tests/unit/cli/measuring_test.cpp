@@ -114,6 +114,14 @@ TEST(Plan, AndSweepRefuseBadInputAndWriteNothing) {
   }
   tool.expect_refused(1, {"sweep", "--mnk", "64,64,64", "--budget", "soon", "--db", "x.f8db"},
                       {"--budget", "soon"});
+  const auto on = [](const char* gpus) {
+    return std::vector<std::string>{"sweep", "--mnk", "64,64,64", "--gpus", gpus, "--db", "x.f8db"};
+  };
+  tool.expect_refused(1, on("0,1,0"), {"--gpus", "GPU 0", "twice"});
+  tool.expect_refused(1, on("0,one"), {"--gpus", "'one'", "all"});
+  tool.expect_refused(1, on("0,"), {"--gpus", "''"});
+  tool.expect_refused(1, on("-1"), {"--gpus", "'-1'"});
+  tool.expect_refused(1, {"resume", "--gpus", "0,1", "--db", "x.f8db"}, {"x.f8db", "--missing"});
   tool.expect_refused(1, {"sweep", "--mnk", "64,64,64"}, {"--db"});
   const std::string broken = tool.write("broken.f8db", "this is no database");
   tool.expect_refused(1, {"sweep", "--mnk", "64,64,64", "--db", broken}, {"broken.f8db"});

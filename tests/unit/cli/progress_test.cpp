@@ -1,5 +1,6 @@
 // What a sweep says of its progress: a line for people, JSON where it is asked for.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -66,6 +67,36 @@ TEST(Progress, JsonEventsWhereTheyAreAskedFor) {
     EXPECT_EQ(event["event"], "cell");
     EXPECT_EQ(event["cells"], 960);
   }
+}
+
+TEST(Progress, EachOfSeveralGpusHasALine) {
+  tuner::GpusProgress progress{.total = half_done(), .gpus = {}};
+  tuner::SweepProgress busy;
+  busy.done = 300;
+  busy.doing = "output/rowwise";
+  progress.gpus.push_back({.index = 0, .progress = busy, .lost = {}});
+  progress.gpus.push_back({.index = 3, .progress = {}, .lost = "it fell off the bus"});
+  const auto ticked = [&](ProgressMode mode, double pause_s) {
+    char* text = nullptr;
+    size_t size = 0;
+    std::FILE* out = ::open_memstream(&text, &size);
+    SweepReporter reporter(mode, out, true);
+    reporter.tick(progress);
+    ::usleep(static_cast<useconds_t>(pause_s * 1e6));
+    reporter.tick(progress);
+    reporter.clear();
+    std::fclose(out);
+    std::string all(text, size);
+    std::free(text);
+    return all;
+  };
+  const std::string lines =
+      "GPU 0 · 300 trials · output/rowwise\x1b[K\n"
+      "GPU 3 · lost: it fell off the bus\x1b[K\n"
+      "445/960 · 412 ok · 31 pruned · 2 failed · best 1.42x · 1m01 · ETA 3m10\x1b[K";
+  EXPECT_EQ(ticked(ProgressMode::kLine, 0.3),
+            "\r" + lines + "\x1b[2A\r" + lines + "\x1b[2A\r\x1b[J");
+  EXPECT_EQ(ticked(ProgressMode::kNone, 0), "");
 }
 
 TEST(Progress, AutoIsJsonBesideJson) {

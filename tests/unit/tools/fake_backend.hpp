@@ -47,13 +47,16 @@ struct FakeMachine {
   double estimate_factor = 1;  // how much slower a single launch is than one in a batch
   uint64_t seed = 7;
   double real_sleep_s = 0;  // real time that a timing call takes
+  char unit = '0';          // its UUID is of this digit alone
+  int power_limit_w = 700;
 };
 
 class FakeBackend final : public Backend {
  public:
   explicit FakeBackend(FakeMachine machine) : machine_(std::move(machine)), random_(machine_.seed) {
     device_ = h100();
-    device_.uuid = std::string(32, '0');
+    device_.uuid = std::string(32, machine_.unit);
+    device_.power_limit_w = machine_.power_limit_w;
   }
 
   const runtime::DeviceInfo& device() const override { return device_; }

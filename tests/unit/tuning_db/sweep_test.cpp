@@ -206,7 +206,9 @@ TEST_F(SweepTest, ARunKeepsItsDeviceToolchainAndMethod) {
     EXPECT_NE(status.error().message.find(field), std::string::npos) << status.error().message;
   };
   differs(db_.verify_run(run.uuid, h100(500), "GPU-1", toolchain(), final_method()), "power limit");
-  differs(db_.verify_run(run.uuid, h100(), "GPU-2", toolchain(), final_method()), "GPU");
+  differs(db_.verify_run(run.uuid, h100(), "GPU-2", toolchain(), final_method()),
+          "sweep --missing");
+  EXPECT_TRUE(db_.verify_run(run.uuid, h100(), "", toolchain(), final_method()));
   differs(db_.verify_run(run.uuid, h100(), "GPU-1", toolchain("fff"), final_method()), "revision");
   differs(db_.verify_run(run.uuid, h100(), "GPU-1", toolchain(), {"screen", "{}"}), "method");
 }

@@ -19,8 +19,11 @@ constexpr Example kExamples[] = {
     {"plan", "float8-tune plan --model llama3-8b --tokens 8192 --recipe rowwise"},
     {"sweep",
      "float8-tune sweep --mnk 8192,4096,4096 --recipe rowwise --db tuned.f8db\n"
-     "float8-tune sweep --model llama3-8b --tokens 8192 --budget 10m --db tuned.f8db"},
-    {"resume", "float8-tune resume --db tuned.f8db"},
+     "float8-tune sweep --model llama3-8b --tokens 8192 --budget 10m --db tuned.f8db\n"
+     "float8-tune sweep --model llama3-8b --tokens 8192 --missing --gpus all --db tuned.f8db"},
+    {"resume",
+     "float8-tune resume --db tuned.f8db\n"
+     "float8-tune resume --gpus 0,2 --db tuned.f8db"},
     {"query",
      "float8-tune query --mnk 8192,4096,4096 --recipe rowwise\n"
      "float8-tune query --problem linear/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1\n"

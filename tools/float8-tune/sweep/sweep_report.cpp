@@ -62,6 +62,23 @@ Json progress_json(const tuner::SweepProgress& p) {
           {"eta_s", rounded(p.eta_s, 3)}};
 }
 
+std::string gpu_text(const tuner::GpuProgress& gpu) {
+  if (!gpu.lost.empty()) return f8::format("GPU {} · lost: {}", gpu.index, gpu.lost);
+  return f8::format("GPU {} · {} trials · {}", gpu.index, gpu.progress.done, gpu.progress.doing);
+}
+
+Json gpu_json(const tuner::GpuProgress& gpu) {
+  Json json = {{"gpu", gpu.index}, {"done", gpu.progress.done}, {"doing", gpu.progress.doing}};
+  if (!gpu.lost.empty()) json["lost"] = gpu.lost;
+  return json;
+}
+
+Json gpus_json(std::span<const tuner::GpuProgress> gpus) {
+  Json json = Json::array();
+  for (const tuner::GpuProgress& gpu : gpus) json.push_back(gpu_json(gpu));
+  return json;
+}
+
 Json result_json(const tuner::LinearResult& result) {
   const Shape shape = result.problem.shape;
   Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", result.problem.recipe}};
@@ -109,6 +126,8 @@ std::string_view to_string(tuner::SweepEnd end) {
       return "done";
     case tuner::SweepEnd::kBudget:
       return "budget";
+    case tuner::SweepEnd::kDeviceLost:
+      return "device_lost";
     case tuner::SweepEnd::kInterrupted:
       break;
   }
@@ -149,7 +168,7 @@ ProgressMode progress_mode(std::string_view text, const Global& global) {
 }
 
 void SweepReporter::finished(const tuning_db::TrialKey& trial, const tuning_db::TrialResult& result,
-                             const tuner::SweepProgress& progress) {
+                             const tuner::SweepProgress& progress, std::optional<int> gpu) {
   if (mode_ != ProgressMode::kJson || result.state == TrialState::kPruned) return;
   Json event = {{"event", "cell"},
                 {"problem", trial.problem.key()},
@@ -158,28 +177,52 @@ void SweepReporter::finished(const tuning_db::TrialKey& trial, const tuning_db::
   if (result.timing) event["us"] = rounded(result.timing->median_ns / 1e3);
   if (result.ratio) event["speedup"] = rounded(result.ratio->ratio, 4);
   if (!result.reason.empty()) event["reason"] = result.reason;
+  if (gpu) event["gpu"] = *gpu;
   event["done"] = progress.done;
   event["cells"] = progress.trials;
   line(tuning_db::without_controls(event.dump(-1, ' ', false, Json::error_handler_t::replace)));
 }
 
-void SweepReporter::tick(const tuner::SweepProgress& progress) {
-  if (mode_ == ProgressMode::kNone) return;
-  const bool rewrites = terminal_ && mode_ == ProgressMode::kLine;
+bool SweepReporter::is_due() {
+  if (mode_ == ProgressMode::kNone) return false;
   const double now = tuner::steady_s();
-  if (!last_s_ && !rewrites) last_s_ = now;  // a short sweep needs no heartbeat
-  if (last_s_ && now - *last_s_ < (rewrites ? kRewriteS : kHeartbeatS)) return;
+  if (!last_s_ && !rewrites()) last_s_ = now;  // a short sweep needs no heartbeat
+  return !last_s_ || now - *last_s_ >= (rewrites() ? kRewriteS : kHeartbeatS);
+}
+
+void SweepReporter::tick(const tuner::SweepProgress& progress) {
+  if (!is_due()) return;
   if (mode_ == ProgressMode::kJson) return line(progress_json(progress).dump());
-  if (!rewrites) return line(progress_text(progress));
-  const std::string text = "\r" + progress_text(progress) + "\x1b[K";
+  if (!rewrites()) return line(progress_text(progress));
+  rewrite({progress_text(progress)});
+}
+
+void SweepReporter::tick(const tuner::GpusProgress& progress) {
+  if (!is_due()) return;
+  if (mode_ == ProgressMode::kJson) {
+    Json event = progress_json(progress.total);
+    event["gpus"] = gpus_json(progress.gpus);
+    return line(event.dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+  std::vector<std::string> lines;
+  for (const tuner::GpuProgress& gpu : progress.gpus) lines.push_back(printable(gpu_text(gpu)));
+  lines.push_back(progress_text(progress.total));
+  if (rewrites()) return rewrite(lines);
+  for (std::string& text : lines) line(std::move(text));
+}
+
+void SweepReporter::rewrite(const std::vector<std::string>& lines) {
+  std::string text = shown_ > 1 ? f8::format("\x1b[{}A\r", shown_ - 1) : "\r";
+  for (size_t i = 0; i < lines.size(); ++i) text += (i > 0 ? "\n" : "") + lines[i] + "\x1b[K";
   std::fwrite(text.data(), 1, text.size(), out_);
-  shown_ = true;
-  last_s_ = now;
+  shown_ = lines.size();
+  last_s_ = tuner::steady_s();
 }
 
 void SweepReporter::clear() {
-  if (shown_) std::fputs("\r\x1b[K", out_);
-  shown_ = false;
+  if (shown_ > 1) std::fputs(f8::format("\x1b[{}A\r\x1b[J", shown_ - 1).c_str(), out_);
+  if (shown_ == 1) std::fputs("\r\x1b[K", out_);
+  shown_ = 0;
 }
 
 void SweepReporter::line(std::string text) {
@@ -189,10 +232,13 @@ void SweepReporter::line(std::string text) {
 }
 
 void print_outcome(const Global& global, const std::string& run_uuid,
-                   const runtime::DeviceInfo& device, const tuner::SweepOutcome& outcome) {
+                   const runtime::DeviceInfo& device, const tuner::SweepOutcome& outcome,
+                   std::span<const tuner::GpuProgress> gpus) {
   const tuner::SweepProgress& progress = outcome.progress;
   if (global.json) {
-    print_json(outcome_json(run_uuid, device, outcome));
+    Json json = outcome_json(run_uuid, device, outcome);
+    if (!gpus.empty()) json["gpus"] = gpus_json(gpus);
+    print_json(json);
   } else {
     print_styled(result_table(outcome, stdout_color(global)));
   }
@@ -208,6 +254,13 @@ void print_outcome(const Global& global, const std::string& run_uuid,
   }
   if (const int64_t noisy = count_of(progress, {TrialState::kNoisy}); noisy > 0) {
     note(global, "{} trials are noisy; sweep them again with a larger --linear-max-ms", noisy);
+  }
+  for (const tuner::GpuProgress& gpu : gpus) {
+    if (gpu.lost.empty()) continue;
+    note(global,
+         "GPU {} was lost: {}; what it finished is kept, and the others took over the rest. See "
+         "`nvidia-smi -i {}`, or leave it out of --gpus",
+         gpu.index, gpu.lost, gpu.index);
   }
   if (outcome.end != tuner::SweepEnd::kDone) {
     note(global, "{} of {} trials are missing; `float8-tune resume {} --db {}` measures them",

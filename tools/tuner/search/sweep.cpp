@@ -81,8 +81,21 @@ TrialResult Sweep::blame(const Problem& problem, const Candidate& candidate,
           .reason = failure.reason};
 }
 
+Result<WorkerReply> Sweep::ask(const InterleavedGroup& group) {
+  WorkerReply reply = F8_TRY(worker_.measure(group));
+  if (reply.failure && reply.failure->kind == WorkerFailure::Kind::kKilled) {
+    reply = F8_TRY(worker_.measure(group));
+  }
+  failures_in_a_row_ = reply.failure ? failures_in_a_row_ + 1 : 0;
+  if (hooks_.failures_of_device > 0 && failures_in_a_row_ >= hooks_.failures_of_device) {
+    return fail(ErrorCode::kEnvironment, "{} measurements in a row failed, the last one: {}",
+                failures_in_a_row_, reply.failure->reason);
+  }
+  return reply;
+}
+
 Result<TrialResult> Sweep::measure_alone(const InterleavedGroup& group, size_t index) {
-  WorkerReply reply = F8_TRY(worker_.measure(part_of(group, {index})));
+  WorkerReply reply = F8_TRY(ask(part_of(group, {index})));
   if (reply.failure) return blame(group.problem, group.candidates[index], *reply.failure);
   return std::move(reply.results.front());
 }
@@ -94,7 +107,7 @@ Result<std::vector<TrialResult>> Sweep::measure(const InterleavedGroup& group) {
   std::vector<size_t> left(group.candidates.size());
   std::iota(left.begin(), left.end(), size_t{0});
   while (!left.empty()) {
-    WorkerReply reply = F8_TRY(worker_.measure(part_of(group, left)));
+    WorkerReply reply = F8_TRY(ask(part_of(group, left)));
     if (!reply.failure) {
       for (size_t i = 0; i < left.size(); ++i) results[left[i]] = std::move(reply.results[i]);
       break;
@@ -181,7 +194,14 @@ Status Sweep::measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& 
   };
   double left_s = plan.predicted_s;
   double done_s = 0;
-  for (const PlannedLinear& linear : plan.linears) {
+  size_t in_order = 0;
+  const auto next = [&]() -> std::optional<size_t> {
+    if (hooks_.next) return hooks_.next();
+    return in_order < plan.linears.size() ? std::optional(in_order++) : std::nullopt;
+  };
+  while (const std::optional<size_t> index = next()) {
+    const PlannedLinear& linear = plan.linears[*index];
+    const size_t measured_before = outcome.linears.size();
     bool worked = F8_TRY(measure_gemms(linear, should_end));
     if (outcome.end != SweepEnd::kDone) return {};
     if (const auto found = pending_.find(linear.problem.key()); found != pending_.end()) {
@@ -193,6 +213,10 @@ Status Sweep::measure_all(const SweepPlan& plan, double budget_s, SweepOutcome& 
     if (worked) done_s += linear.predicted_s;
     const double elapsed = steady_s() - start_s_;
     progress_.eta_s = done_s > 0 ? left_s * elapsed / done_s : left_s;
+    if (hooks_.measured) {
+      const bool added = outcome.linears.size() > measured_before;
+      hooks_.measured(*index, added ? &outcome.linears.back() : nullptr);
+    }
   }
   return {};
 }

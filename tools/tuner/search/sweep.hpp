@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "tools/tuner/search/sweep_plan.hpp"
@@ -29,6 +30,11 @@ struct SweepProgress {
   int worker_starts = 0;
 };
 
+struct LinearResult {
+  Problem problem;
+  tuning_db::TrialResult float8, bf16;
+};
+
 struct SweepHooks {
   // Called when a trial has its terminal state.
   std::function<void(const tuning_db::TrialKey&, const tuning_db::TrialResult&,
@@ -36,14 +42,15 @@ struct SweepHooks {
       finished;
   std::function<void(const SweepProgress&)> tick;  // a few times a second
   std::function<int()> interrupts;  // signals so far; 1: end after this group, 2: now
+  // The number in the plan of the linear to measure next. Unset: all, in the plan's order.
+  std::function<std::optional<size_t>()> next{};
+  // Called when a linear and its GEMMs are measured; null where nothing of the linear was missing.
+  std::function<void(size_t linear, const LinearResult*)> measured{};
+  // So many failures of the worker in a row are the device's, and end the sweep; 0: never.
+  int failures_of_device = 0;
 };
 
-enum class SweepEnd { kDone, kBudget, kInterrupted };
-
-struct LinearResult {
-  Problem problem;
-  tuning_db::TrialResult float8, bf16;
-};
+enum class SweepEnd { kDone, kBudget, kInterrupted, kDeviceLost };
 
 struct SweepOutcome {
   SweepEnd end = SweepEnd::kDone;
@@ -103,6 +110,9 @@ class Sweep {
   [[nodiscard]] Result<std::vector<tuning_db::TrialResult>> measure(const InterleavedGroup& group);
   [[nodiscard]] Result<tuning_db::TrialResult> measure_alone(const InterleavedGroup& group,
                                                              size_t index);
+  // Asks the worker, and once more where something killed it. An error where it is the device that
+  // fails.
+  [[nodiscard]] Result<WorkerReply> ask(const InterleavedGroup& group);
   [[nodiscard]] tuning_db::TrialResult blame(const Problem& problem, const Candidate& candidate,
                                              const WorkerFailure& failure);
   [[nodiscard]] Status finish(const tuning_db::PendingTrial& trial,
@@ -144,6 +154,7 @@ class Sweep {
   std::map<std::string, int> worker_failures_;  // by the candidate that was running
   SweepProgress progress_;
   uint64_t draws_ = 0;
+  int failures_in_a_row_ = 0;
   double start_s_ = 0;
 };
 

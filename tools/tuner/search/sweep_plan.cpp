@@ -47,6 +47,7 @@ class Planner {
   Status add(const Recipe& recipe, Shape shape) {
     PlannedLinear linear;
     linear.problem = F8_TRY(Problem::make(Op::kLinear, recipe, shape));
+    if (request_.skipped.contains(linear.problem.key())) return {};
     for (const Gemm g : kGemms) {
       PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
       gemm = F8_TRY(plan_gemm(recipe, g, shape));

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,6 +70,7 @@ struct SweepRequest {
   // lose to none. It is not the one of the database that the sweep fills: a resumed run must find
   // the same choices.
   TuningTable prior;
+  std::set<std::string> skipped;  // the linears, by problem key, that are not to be measured
 };
 
 struct PlannedGemm {

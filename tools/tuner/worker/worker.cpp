@@ -219,14 +219,28 @@ std::string Worker::reap() {
   return f8::format("exited with status {}", WEXITSTATUS(status));
 }
 
+WorkerReply Worker::gone(int candidate) {
+  const std::string how = reap();
+  const bool killed = how.starts_with(f8::format("ended by signal {} ", SIGKILL));
+  return failed(killed ? WorkerFailure::Kind::kKilled : WorkerFailure::Kind::kCrash, candidate,
+                "the worker process " + how);
+}
+
 void Worker::stop() {
   if (child_.pid >= 0) (void)reap();
 }
 
-Status Worker::start() {
+Status Worker::launch() {
   if (child_.pid >= 0) return {};
   child_ = F8_TRY(spawn_());
+  ready_ = false;
   ++starts_;
+  return {};
+}
+
+Status Worker::start() {
+  F8_TRY(launch());
+  if (ready_) return {};
   const Line line = read_line(options_.start_timeout_s);
   if (line.kind == Line::Kind::kInterrupted) {
     stop();
@@ -252,6 +266,7 @@ Status Worker::start() {
                 json->value("message", "a worker did not start"));
   }
   device_ = F8_TRY(parse_device(json->value("device", Json::object())));
+  ready_ = true;
   return {};
 }
 
@@ -276,8 +291,7 @@ Result<int> Worker::heuristics(const Problem& gemm, bool bf16) {
 
 Result<WorkerReply> Worker::measure(const InterleavedGroup& group) {
   F8_TRY(start());
-  if (!send(one_line(to_json(group))))
-    return failed(WorkerFailure::Kind::kCrash, -1, "the worker process " + reap());
+  if (!send(one_line(to_json(group)))) return gone(-1);
   int candidate = -1;
   while (true) {
     const Line line = read_line(options_.trial_timeout_s);
@@ -291,7 +305,7 @@ Result<WorkerReply> Worker::measure(const InterleavedGroup& group) {
                       f8::format("no sign of life for {:.3g} s; the worker process was ended",
                                  options_.trial_timeout_s));
       case Line::Kind::kEnd:
-        return failed(WorkerFailure::Kind::kCrash, candidate, "the worker process " + reap());
+        return gone(candidate);
       case Line::Kind::kText:
         break;
     }

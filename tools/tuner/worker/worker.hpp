@@ -42,7 +42,8 @@ struct WorkerOptions {
 
 // Why a group has no outcomes.
 struct WorkerFailure {
-  enum class Kind { kCrash, kTimeout };
+  // kKilled: by SIGKILL, which is no kernel's doing.
+  enum class Kind { kCrash, kTimeout, kKilled };
   Kind kind = Kind::kCrash;
   int candidate = -1;  // the one that was running; -1: none alone
   std::string reason;
@@ -72,6 +73,8 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  // Starts a worker where none runs, and does not wait for it: start() does.
+  [[nodiscard]] Status launch();
   // Starts a worker where none runs.
   [[nodiscard]] Status start();
   [[nodiscard]] const runtime::DeviceInfo& device() const { return device_; }
@@ -88,11 +91,13 @@ class Worker {
   };
   [[nodiscard]] Line read_line(double timeout_s);
   [[nodiscard]] bool send(const std::string& line);
-  [[nodiscard]] std::string reap();  // ends the child and says how it ended
+  [[nodiscard]] std::string reap();               // ends the child and says how it ended
+  [[nodiscard]] WorkerReply gone(int candidate);  // of a child that ended by itself
 
   Spawn spawn_;
   WorkerOptions options_;
   Child child_;
+  bool ready_ = false;  // the child has said hello
   LineBuffer lines_;
   runtime::DeviceInfo device_;
   int starts_ = 0;

@@ -79,6 +79,21 @@ TEST_F(SweepTest, ACrashCostsOneCellAndTheSecondQuarantines) {
   EXPECT_EQ(outcome->progress.done, outcome->progress.trials);
 }
 
+TEST_F(SweepTest, AWorkerThatIsKilledCostsNoTrial) {
+  machine_.misbehaviour = [killed = directory_ / "killed"](const Problem& p, const Candidate&) {
+    if (p.op == Op::kGradInput && !std::filesystem::exists(killed)) {
+      std::ofstream(killed) << "once";
+      ::kill(::getpid(), SIGKILL);
+    }
+    return Misbehaviour::kNone;
+  };
+  const auto outcome = sweep_all();
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(workers_, 2);
+  EXPECT_FALSE(outcome->progress.states.contains(TrialState::kLaunchError));
+  EXPECT_EQ(outcome->progress.done, outcome->progress.trials);
+}
+
 TEST_F(SweepTest, AWorkerFailureInTheTimingIsFoundByMeasuringEachAlone) {
   machine_.misbehaviour = [](const Problem& p, const Candidate& s) {
     return p.op == Op::kGradInput && s.impl == Impl::kCublasLt && s.config == "h1"

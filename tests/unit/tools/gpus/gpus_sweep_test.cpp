@@ -1,0 +1,192 @@
+// Sweeps on several GPUs, of which some die, and sweeps that end early and are resumed.
+#include "tests/unit/tools/gpus/gpus_fixture.hpp"
+#include "tools/tuner/clock.hpp"
+#include "tools/tuner/search/measured.hpp"
+
+namespace f8::tuner {
+namespace {
+
+TEST_F(GpusTest, TwoAndFourGpusMeasureEachCellOnce) {
+  for (const size_t count : {size_t{2}, size_t{4}}) {
+    const auto outcome = sweep_on(count);
+    ASSERT_TRUE(outcome) << outcome.error().message;
+    EXPECT_EQ(outcome->total.end, SweepEnd::kDone);
+    EXPECT_EQ(outcome->total.progress.done, outcome->total.progress.trials);
+    EXPECT_EQ(outcome->total.linears.size(), plan().linears.size());
+    expect_complete();
+    EXPECT_EQ(stored().size(), planned().size());
+    EXPECT_EQ(open().runs()->size(), count);
+    for (const GpuProgress& gpu : outcome->gpus) EXPECT_GT(gpu.progress.done, 0);
+    std::filesystem::remove(path());
+  }
+}
+
+TEST_F(GpusTest, TwoGpusMeasureTwiceAsManyTrialsASecond) {
+  // No two of these linears have a GEMM in common, which one GPU alone would measure once.
+  request_.shapes = {{256, 512, 384}, {768, 1024, 640}, {1280, 1536, 896}, {1792, 2048, 1152}};
+  request_.recipes = {"tensorwise"};
+  machine_.real_sleep_s = 0.001;
+  const auto rate = [&](size_t count) {
+    const auto outcome = sweep_on(count);
+    EXPECT_TRUE(outcome);
+    std::filesystem::remove(path());
+    const SweepProgress& progress = outcome->total.progress;
+    return static_cast<double>(progress.done) / progress.elapsed_s;
+  };
+  const double one = rate(1);
+  const double speedup = rate(2) / one;
+  RecordProperty("speedup", std::to_string(speedup));
+  EXPECT_GT(speedup, 1.6);  // 1.9 and more where the machine has nothing else to do
+}
+
+TEST_F(GpusTest, AGpuThatDiesLosesNothing) {
+  for (const size_t count : {size_t{2}, size_t{4}}) {
+    broken_ = {};
+    break_after(1, 9);
+    const auto outcome = sweep_on(count);
+    ASSERT_TRUE(outcome) << outcome.error().message;
+    EXPECT_EQ(outcome->total.end, SweepEnd::kDone);
+    EXPECT_EQ(outcome->gpus[1].lost, "the GPU has fallen off the bus");
+    EXPECT_EQ(outcome->gpus[0].lost, "");
+    EXPECT_EQ(outcome->total.progress.done, outcome->total.progress.trials);
+    expect_complete();
+    EXPECT_GE(stored().size(), planned().size());
+    EXPECT_EQ(open().runs()->size(), count) << "what the lost one finished is there";
+    std::filesystem::remove(path());
+  }
+}
+
+TEST_F(GpusTest, AGpuThatFailsEveryMeasurementIsLostAndNoLinearWithIt) {
+  sticky_[1] = true;
+  const auto outcome = sweep_on(2);
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->total.end, SweepEnd::kDone);
+  EXPECT_NE(outcome->gpus[1].lost.find("6 measurements in a row failed"), std::string::npos)
+      << outcome->gpus[1].lost;
+  expect_complete();
+}
+
+TEST_F(GpusTest, WhenAllDieTheSweepCanBeResumed) {
+  gpus_hooks_.finished = [&, seen = 0](int, const auto&, const auto&, const auto&) mutable {
+    if (++seen != 80) return;
+    const std::lock_guard lock(mutex_);
+    broken_ = {true, true, true, true};
+    for (const pid_t pid : {pids_[0], pids_[1]}) ::kill(pid, SIGKILL);
+  };
+  const auto outcome = sweep_on(2);
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->total.end, SweepEnd::kDeviceLost);
+  const size_t kept = stored().size();
+  EXPECT_GE(kept, 80u) << "finished trials are in the database";
+  EXPECT_EQ(idle_shards(path())->size(), 2u);
+  broken_ = {};
+  gpus_hooks_ = {};
+  const auto rest = sweep_on(2);
+  ASSERT_TRUE(rest) << rest.error().message;
+  EXPECT_EQ(rest->total.end, SweepEnd::kDone);
+  EXPECT_LT(wanted_, plan().linears.size());
+  expect_complete();
+}
+
+TEST_F(GpusTest, ABudgetHoldsForAllAndAnotherGpuGoesOn) {
+  machine_.real_sleep_s = 0.01;
+  const double start = steady_s();
+  const auto outcome = sweep_on(2, 0.6);
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->total.end, SweepEnd::kBudget);
+  EXPECT_LT(steady_s() - start, 10);
+  EXPECT_LT(outcome->total.progress.done, outcome->total.progress.trials);
+  machine_.real_sleep_s = 0;
+  units_[0] = '9';
+  const auto rest = sweep_on(1);
+  ASSERT_TRUE(rest) << rest.error().message;
+  EXPECT_EQ(rest->total.end, SweepEnd::kDone);
+  EXPECT_EQ(rest->total.progress.done, rest->total.progress.trials);
+  expect_complete();
+  EXPECT_EQ(open().runs()->size(), 3u);
+}
+
+TEST_F(GpusTest, AnInterruptEndsAllAndIsResumed) {
+  std::atomic<int> signals = 0;
+  gpus_hooks_.interrupts = [&] { return signals.load(); };
+  gpus_hooks_.finished = [&](int, const auto&, const auto&, const auto& total) {
+    if (total.done == 25) signals = 1;
+  };
+  const auto outcome = sweep_on(4);
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->total.end, SweepEnd::kInterrupted);
+  EXPECT_GE(stored().size(), 25u);
+  for (const GpuProgress& gpu : outcome->gpus) EXPECT_EQ(gpu.lost, "");
+  gpus_hooks_ = {};
+  const auto rest = sweep_on(4);
+  ASSERT_TRUE(rest) << rest.error().message;
+  EXPECT_EQ(rest->total.end, SweepEnd::kDone);
+  EXPECT_EQ(rest->total.progress.done, rest->total.progress.trials);
+  expect_complete();
+}
+
+TEST_F(GpusTest, Kill9ThenResumeGivesTheCellsOfAnUninterruptedSweep) {
+  machine_.real_sleep_s = 0.004;
+  int killed = 0;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(sweep_on(2) ? 0 : 1);
+    ::usleep(static_cast<useconds_t>(400'000 + 150'000 * attempt));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    killed += WIFSIGNALED(status) ? 1 : 0;
+  }
+  EXPECT_GE(killed, 1) << "the sweep was over before the first kill";
+  machine_.real_sleep_s = 0;
+  const auto rest = sweep_on(2);
+  ASSERT_TRUE(rest) << rest.error().message;
+  EXPECT_EQ(rest->total.end, SweepEnd::kDone);
+  expect_complete();
+}
+
+TEST_F(GpusTest, GpusOfTwoClassesAndOneTwiceAreRefused) {
+  power_limits_[1] = 500;
+  const auto classes = sweep_on(2);
+  ASSERT_FALSE(classes);
+  EXPECT_NE(classes.error().message.find("GPU 1 (NVIDIA H100 80GB HBM3, 500 W) is of another"),
+            std::string::npos)
+      << classes.error().message;
+  power_limits_[1] = 700;
+  units_[1] = units_[0];
+  const auto twice = sweep_on(2);
+  ASSERT_FALSE(twice);
+  EXPECT_EQ(twice.error().message, "GPU 0 and GPU 1 are one device");
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(GpusTest, WhatAnotherUnitMeasuredIsNotMissing) {
+  const std::vector<Shape> all = request_.shapes;
+  request_.shapes.resize(2);
+  ASSERT_TRUE(sweep_on(1));
+  request_.shapes = all;
+  const Database db = open();
+  const std::vector<const Database*> databases = {&db};
+  const auto measured = measured_linears(databases, request_, h100(), toolchain());
+  ASSERT_TRUE(measured) << measured.error().message;
+  EXPECT_EQ(measured->size(), 4u);
+  tuning_db::Toolchain newer = toolchain();
+  newer.driver = "590";
+  EXPECT_TRUE(measured_linears(databases, request_, h100(), newer)->empty());
+  runtime::DeviceInfo capped = h100();
+  capped.power_limit_w = 500;
+  EXPECT_TRUE(measured_linears(databases, request_, capped, toolchain())->empty());
+  SweepRequest other = request_;
+  other.options.final_ms *= 2;
+  EXPECT_TRUE(measured_linears(databases, other, h100(), toolchain())->empty());
+  request_.skipped = *measured;
+  EXPECT_EQ(plan().linears.size(), 4u);
+  units_[0] = '9';
+  ASSERT_TRUE(sweep_on(1));
+  request_.skipped.clear();
+  expect_complete();
+  EXPECT_EQ(stored().size(), planned().size()) << "no cell twice";
+}
+
+}  // namespace
+}  // namespace f8::tuner

@@ -1,0 +1,142 @@
+#include "tools/float8-tune/sweep/sweep_job.hpp"
+
+#include <array>
+#include <atomic>
+#include <csignal>
+
+#include "tools/float8-tune/sweep/sweep_report.hpp"
+#include "tools/tuner/backend/nvml.hpp"
+#include "tools/tuner/backend/toolchain.hpp"
+#include "tools/tuner/search/kernel_set.hpp"
+#include "tools/tuner/search/measured.hpp"
+
+namespace f8::cli {
+namespace {
+
+std::atomic<int> g_signals = 0;
+
+void on_signal(int) {
+  ++g_signals;
+}
+
+// The run to resume: the one that is named, else the last one with missing trials.
+Result<tuning_db::RunInfo> find_run(const Global& global, const tuning_db::Database& db,
+                                    const std::string& wanted) {
+  for (tuning_db::RunInfo& run : F8_TRY(db.runs())) {
+    const bool found = wanted.empty() ? run.done < run.planned && run.state != "imported"
+                                      : run.uuid.starts_with(wanted);
+    if (found) return std::move(run);
+  }
+  return fail(ErrorCode::kNotFound, "{}: {}", global.db.string(),
+              wanted.empty() ? "no run with missing trials; `float8-tune sweep` begins one"
+                             : f8::format("no run {}; `float8-tune db info` lists them", wanted));
+}
+
+}  // namespace
+
+// Says everything that can be wrong with the input before the device is touched.
+Result<SweepJob> job_of(const Global& global, const SweepCommand& options) {
+  const bool resume = options.is_resume();
+  if (global.db.empty() && !options.dry_run) {
+    return fail(ErrorCode::kInvalidArgument,
+                "a sweep needs a database to write to: give --db FILE, or set FLOAT8_DB");
+  }
+  SweepJob job{.args = options.args, .request = {}, .db = {}, .run_uuid = {}};
+  std::error_code unreadable;
+  if (resume) {
+    job.db = F8_TRY(tuning_db::Database::open(global.db, tuning_db::OpenMode::kReadWrite));
+    const tuning_db::RunInfo run = F8_TRY(find_run(global, *job.db, options.run));
+    job.run_uuid = run.uuid;
+    job.args = F8_TRY(parse_canonical(run.argv));
+  }
+  job.request = F8_TRY(request_of(job.args));
+  if (!resume && std::filesystem::exists(global.db, unreadable)) {
+    job.db = F8_TRY(tuning_db::Database::open(global.db, options.dry_run
+                                                             ? tuning_db::OpenMode::kReadOnly
+                                                             : tuning_db::OpenMode::kReadWrite));
+  }
+  return job;
+}
+
+Result<double> budget_of(const SweepCommand& command) {
+  if (command.budget.empty()) return 0.0;
+  return of_option("--budget", parse_duration_s(command.budget));
+}
+
+Result<tuner::SweepPlan> plan_with(tuner::Worker& worker, const tuner::SweepRequest& request,
+                                   const Global& global) {
+  return tuner::plan_sweep(
+      request, worker.device(), [&](const Problem& problem, bool bf16) -> Result<int> {
+        const Result<int> count = worker.heuristics(problem, bf16);
+        if (count || count.error().code == ErrorCode::kInterrupted ||
+            count.error().code == ErrorCode::kEnvironment) {
+          return count;
+        }
+        note(global, "{}: generated kernels alone take part, without cuBLASLt: {}", problem.key(),
+             count.error().message);
+        return 0;
+      });
+}
+
+tuning_db::Toolchain toolchain_of(const runtime::DeviceInfo& device) {
+  const auto nvml = tuner::NvmlDevice::open(device.uuid);
+  return tuner::current_toolchain(nvml ? nvml->driver_version() : "", device.driver_version,
+                                  FLOAT8_VERSION);
+}
+
+Status leave_out_measured(SweepJob& job, const SweepCommand& command, const Global& global,
+                          const runtime::DeviceInfo& device) {
+  const tuning_db::Database builtin = F8_TRY(tuning_db::Database::builtin());
+  std::vector<const tuning_db::Database*> databases = {&builtin};
+  if (job.db) databases.push_back(&*job.db);
+  std::set<std::string> measured =
+      F8_TRY(tuner::measured_linears(databases, job.request, device, toolchain_of(device)));
+  if (!measured.empty()) {
+    note(global,
+         "{} of {} linears were measured before, by this toolchain and method on this class of "
+         "GPU; {}",
+         measured.size(), job.request.shapes.size() * job.request.recipes.size(),
+         command.missing ? "they are left out" : "--missing leaves them out");
+  }
+  if (command.missing) job.request.skipped = std::move(measured);
+  return {};
+}
+
+void print_dry_run(const tuner::SweepPlan& plan) {
+  print(f8::format("{} linears, {} trials, {} configurations pruned by the model, about {}\n",
+                   plan.linears.size(), plan.trials.size(), plan.pruned,
+                   clock_text(plan.predicted_s)));
+}
+
+Status want_casts(tuner::CompileAhead& compiler, const tuner::SweepRequest& request) {
+  for (const std::string& name : request.recipes) {
+    const Recipe recipe = F8_TRY(find_recipe(name));
+    for (const auto& kernel : F8_TRY(tuner::cast_kernels(recipe))) compiler.want(kernel.spec);
+  }
+  return {};
+}
+
+int exit_code(tuner::SweepEnd end) {
+  switch (end) {
+    case tuner::SweepEnd::kDone:
+      return kExitOk;
+    case tuner::SweepEnd::kBudget:
+    case tuner::SweepEnd::kDeviceLost:
+      return kExitIncomplete;
+    case tuner::SweepEnd::kInterrupted:
+      break;
+  }
+  return kExitInterrupted;
+}
+
+void catch_signals() {
+  g_signals = 0;
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+}
+
+int signals() {
+  return g_signals.load();
+}
+
+}  // namespace f8::cli

@@ -1,0 +1,38 @@
+// The shards of a sweep on several GPUs: databases beside the one that the sweep fills, one for each
+// GPU, named after it with a hash of the GPU's UUID. They are merged when the sweep ends, and removed
+// when nothing is missing; what a killed sweep leaves, the next one merges.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tools/tuner/search/sweep_plan.hpp"
+#include "tuning_db/database.hpp"
+
+namespace f8::tuner {
+
+[[nodiscard]] std::filesystem::path shard_path(const std::filesystem::path& database,
+                                               std::string_view unit_uuid);
+
+struct Shard {
+  std::filesystem::path path;
+  tuning_db::Database db;
+  tuning_db::RunInfo run;  // its newest
+};
+// Those beside the database that no living process measures into. The newest run comes first.
+[[nodiscard]] Result<std::vector<Shard>> idle_shards(const std::filesystem::path& database);
+
+// The linears that a run planned, by problem key. It is this process's afterwards.
+struct ShardLinears {
+  std::set<std::string> missing, measured;
+};
+[[nodiscard]] Result<ShardLinears> linears_of(Shard& shard, const SweepPlan& plan);
+
+// Adds the finished trials of the files to the database.
+[[nodiscard]] Status merge_shards(tuning_db::Database& database,
+                                  const std::vector<std::filesystem::path>& shards);
+// Removes the files and what SQLite keeps beside them.
+void remove_shards(const std::vector<std::filesystem::path>& shards);
+
+}  // namespace f8::tuner
