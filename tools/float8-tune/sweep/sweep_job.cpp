@@ -28,8 +28,8 @@ Result<tuning_db::RunInfo> find_run(const Global& global, const tuning_db::Datab
     if (found) return std::move(run);
   }
   return fail(ErrorCode::kNotFound, "{}: {}", global.db.string(),
-              wanted.empty() ? "no run with missing trials; nothing to resume"
-                             : f8::format("no run {}", wanted));
+              wanted.empty() ? "no run with missing trials; `float8-tune sweep` begins one"
+                             : f8::format("no run {}; `float8-tune db info` lists them", wanted));
 }
 
 }  // namespace
@@ -72,7 +72,8 @@ Result<tuner::SweepPlan> plan_with(tuner::Worker& worker, const tuner::SweepRequ
             count.error().code == ErrorCode::kEnvironment) {
           return count;
         }
-        note(global, "{}: without cuBLASLt: {}", problem.key(), count.error().message);
+        note(global, "{}: generated kernels alone take part, without cuBLASLt: {}", problem.key(),
+             count.error().message);
         return 0;
       });
 }
