@@ -121,6 +121,7 @@ TEST(Plan, AndSweepRefuseBadInputAndWriteNothing) {
   tool.expect_refused(1, on("0,one"), {"--gpus", "'one'", "all"});
   tool.expect_refused(1, on("0,"), {"--gpus", "''"});
   tool.expect_refused(1, on("-1"), {"--gpus", "'-1'"});
+  tool.expect_refused(1, {"resume", "--gpus", "0,1"}, {"--db"});
   tool.expect_refused(1, {"resume", "--gpus", "0,1", "--db", "x.f8db"}, {"x.f8db", "--missing"});
   tool.expect_refused(1, {"sweep", "--mnk", "64,64,64"}, {"--db"});
   const std::string broken = tool.write("broken.f8db", "this is no database");

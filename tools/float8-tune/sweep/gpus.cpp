@@ -72,6 +72,10 @@ Result<Request> request_for(const Global& global, const SweepCommand& command) {
     request.argv = canonical(request.job.args, request.job.request);
     return request;
   }
+  if (global.db.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "resume needs the database of the run: give --db FILE, or set FLOAT8_DB");
+  }
   std::vector<tuner::Shard> idle = F8_TRY(tuner::idle_shards(global.db));
   request.shards = tuner::shards_of_run(std::move(idle), command.run);
   if (request.shards.empty()) {
