@@ -15,7 +15,7 @@ Inside runtime/ the rooms have one direction too:
 
 and those of tools/tuner/, over the files that lie in it itself:
 
-    model_files      backend <- measure <- worker <- search
+    model_files      backend <- measure <- worker <- search <- gpus
 
 A path in quotes is the project's, from the root (device templates and tests may also name a file
 beside them, and an example names its own files as it finds them); angle brackets are the system's.
@@ -60,6 +60,7 @@ ROOMS = {
     "tools/tuner/measure": {"tuner", "backend", "measure"},
     "tools/tuner/worker": {"tuner", "backend", "measure", "worker"},
     "tools/tuner/search": {"tuner", "backend", "measure", "worker", "search"},
+    "tools/tuner/gpus": {"tuner", "backend", "measure", "worker", "search", "gpus"},
 }
 HAS_ROOMS = {"runtime", "tools/tuner"}
 CUDA = re.compile(r"(cuda|cublas|nvrtc|nccl|nvml|nvtx|driver_types|vector_types|crt/)")

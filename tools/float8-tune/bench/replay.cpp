@@ -185,13 +185,16 @@ Result<int> run(const Options& options, const Global& global) {
   const tuner::ExhaustiveSet set = F8_TRY(set_of(options));
   const Strategy exhaustive = F8_TRY(tuner::find_strategy("exhaustive", options.measuring));
   std::vector<std::map<Group, Scores>> scores;
+  Progress progress(global);
   for (const Strategy& strategy : strategies) {
+    progress.update(f8::format("replaying {} on {} GEMMs", strategy.name, set.gemms.size()));
     scores.push_back(F8_TRY(replay(set, strategy, options.seeds)));
   }
   const auto known = std::ranges::find(strategies, exhaustive.name, &Strategy::name);
   const std::map<Group, Scores> all = known == strategies.end()
                                           ? F8_TRY(replay(set, exhaustive, 1))
                                           : scores[static_cast<size_t>(known - strategies.begin())];
+  progress.clear();
   Report report;
   for (const auto& [group, of_exhaustive] : all) {
     for (size_t i = 0; i < strategies.size(); ++i) {
