@@ -144,6 +144,8 @@ Result<bool> resumes_on_gpus(const Global& global, const SweepCommand& command) 
 
 Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
   const double budget_s = F8_TRY(budget_of(command));
+  Descriptor lock;
+  if (!command.dry_run && !global.db.empty()) lock = F8_TRY(tuner::lock_shards(global.db));
   Request request = F8_TRY(request_for(global, command));
   SweepJob& job = request.job;
   catch_signals();

@@ -1,6 +1,11 @@
 #include "tools/tuner/gpus/shards.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "base/hash.hpp"
 
@@ -19,6 +24,23 @@ fs::path shard_path(const fs::path& database, std::string_view unit_uuid) {
   fs::path path = database;
   path += f8::format("{}{}", kInfix, hash_hex(unit_uuid).substr(0, kDigits));
   return path;
+}
+
+Result<Descriptor> lock_shards(const fs::path& database) {
+  const std::string name = database.string() + ".gpus";
+  Descriptor lock(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!lock.is_open()) {
+    return fail(ErrorCode::kIo, "cannot open {}: {}; the sweep's shards lie beside its database",
+                name, std::strerror(errno));
+  }
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: another sweep on several GPUs writes to it; wait for that one, or give this one "
+        "a --db of its own and `db merge` them",
+        database.string());
+  }
+  return lock;
 }
 
 Result<std::vector<Shard>> idle_shards(const fs::path& database) {

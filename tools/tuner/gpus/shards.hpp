@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.hpp"
 #include "tools/tuner/search/sweep_plan.hpp"
 #include "tuning_db/database.hpp"
 
@@ -14,6 +15,11 @@ namespace f8::tuner {
 
 [[nodiscard]] std::filesystem::path shard_path(const std::filesystem::path& database,
                                                std::string_view unit_uuid);
+
+// Taken for as long as shards of a database are made, filled or merged: what is idle is then nobody's.
+// It ends with the process. kInvalidArgument: another process has it. A file system without locks
+// gives one that keeps nobody out.
+[[nodiscard]] Result<Descriptor> lock_shards(const std::filesystem::path& database);
 
 struct Shard {
   std::filesystem::path path;
