@@ -169,6 +169,10 @@ class Database {
   [[nodiscard]] Status verify_run(std::string_view run_uuid, const DeviceClass& device,
                                   std::string_view unit_uuid, const Toolchain& toolchain,
                                   const Method& method) const;
+  // Whether a run's times are those of this class of device, method, code generator, NVRTC and
+  // cuBLASLt: another unit, driver or revision of float8 measures the same.
+  [[nodiscard]] Result<bool> is_comparable(std::string_view run_uuid, const DeviceClass& device,
+                                           const Toolchain& toolchain, const Method& method) const;
   [[nodiscard]] Status start_trial(const PendingTrial& trial);  // planned -> running
   [[nodiscard]] Status finish_trial(const PendingTrial& trial, const TrialResult& result);
   // state: done, interrupted or crashed; `done` with trials left is recorded as interrupted. A trial

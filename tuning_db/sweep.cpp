@@ -54,6 +54,29 @@ Result<PendingTrial> read_pending(const Statement& s) {
                       .attempt = static_cast<int>(s.integer(2))};
 }
 
+struct RunOrigin {
+  DeviceClass device;
+  Toolchain toolchain;
+  Method method;
+  std::string unit_hash;
+};
+
+Result<RunOrigin> origin_of(const Connection& db, std::string_view uuid) {
+  F8_TRY(find_run(db, uuid));
+  auto s = F8_TRY(db.prepare(
+      f8::format("SELECT {}, {}, m.fidelity, m.spec, u.uuid_hash FROM run r "
+                 "JOIN device_unit u ON u.id = r.unit_id JOIN device_class d ON d.id = u.class_id "
+                 "JOIN toolchain tc ON tc.id = r.toolchain_id JOIN method m ON m.id = r.method_id "
+                 "WHERE r.uuid = ?",
+                 kDeviceColumns, kToolchainColumns)));
+  F8_TRY(s.bind(uuid).step());
+  const int rest = kDeviceColumnCount + kToolchainColumnCount;
+  return RunOrigin{.device = F8_TRY(read_device(s, 0)),
+                   .toolchain = F8_TRY(read_toolchain(s, kDeviceColumnCount)),
+                   .method = {s.text(rest), s.text(rest + 1)},
+                   .unit_hash = s.text(rest + 2)};
+}
+
 }  // namespace
 
 Result<RunInfo> Database::begin_run(const std::vector<std::string>& argv, uint64_t seed,
@@ -147,19 +170,7 @@ Result<std::vector<PendingTrial>> Database::resume_run(std::string_view run_uuid
 Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device,
                             std::string_view unit_uuid, const Toolchain& toolchain,
                             const Method& method) const {
-  const Connection& db = *state_->db;
-  F8_TRY(find_run(db, run_uuid));
-  auto s = F8_TRY(db.prepare(
-      f8::format("SELECT {}, {}, m.fidelity, m.spec, u.uuid_hash FROM run r "
-                 "JOIN device_unit u ON u.id = r.unit_id JOIN device_class d ON d.id = u.class_id "
-                 "JOIN toolchain tc ON tc.id = r.toolchain_id JOIN method m ON m.id = r.method_id "
-                 "WHERE r.uuid = ?",
-                 kDeviceColumns, kToolchainColumns)));
-  F8_TRY(s.bind(run_uuid).step());
-  const DeviceClass d = F8_TRY(read_device(s, 0));
-  const Toolchain t = F8_TRY(read_toolchain(s, kDeviceColumnCount));
-  const int rest = kDeviceColumnCount + kToolchainColumnCount;
-  const Method m{s.text(rest), s.text(rest + 1)};
+  const auto [d, t, m, unit] = F8_TRY(origin_of(*state_->db, run_uuid));
   const auto differs = [&](std::string_view field, const auto& was, const auto& is) -> Status {
     if (was == is) return {};
     return fail(ErrorCode::kInvalidArgument,
@@ -169,7 +180,7 @@ Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device
   F8_TRY(differs("device", d.name, device.name));
   F8_TRY(differs("power limit (W)", d.power_limit_w, device.power_limit_w));
   F8_TRY(differs("device class", key(d), key(device)));
-  if (!unit_uuid.empty() && s.text(rest + 2) != hash_unit(unit_uuid)) {
+  if (!unit_uuid.empty() && unit != hash_unit(unit_uuid)) {
     return fail(ErrorCode::kInvalidArgument,
                 "run {} began on another GPU of this class, and a run is of one GPU; `sweep "
                 "--missing` with the run's shapes measures here what the database lacks",
@@ -181,6 +192,13 @@ Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device
   F8_TRY(differs("float8 revision", t.git_sha, toolchain.git_sha));
   F8_TRY(differs("toolchain", t.key(), toolchain.key()));
   return differs("method", m.key(), method.key());
+}
+
+Result<bool> Database::is_comparable(std::string_view run_uuid, const DeviceClass& device,
+                                     const Toolchain& toolchain, const Method& method) const {
+  const auto [d, t, m, unit] = F8_TRY(origin_of(*state_->db, run_uuid));
+  return d.is_same_class(device) && t.codegen_abi == toolchain.codegen_abi &&
+         t.nvrtc == toolchain.nvrtc && t.cublaslt == toolchain.cublaslt && m.key() == method.key();
 }
 
 Status Database::start_trial(const PendingTrial& trial) {

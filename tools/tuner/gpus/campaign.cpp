@@ -32,13 +32,14 @@ Status Campaign::add(const fs::path& database, Gpu& gpu, const CampaignIdentity&
                      const SweepPlan& plan) {
   const runtime::DeviceInfo& device = gpu.worker.device();
   const fs::path path = shard_path(database, device.uuid);
-  std::error_code unreadable;
-  if (fs::exists(path, unreadable)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "GPU {} is being measured into {} by another process; wait for it or stop it",
-                gpu.index, database.string());
-  }
+  // A process that ended between making its shard and beginning its run leaves one without a run.
   gpu.shard = F8_TRY(Database::open(path, OpenMode::kCreate));
+  if (!F8_TRY(gpu.shard->runs()).empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "GPU {}: {} holds what another sweep measured on it; resume that one first, or let "
+                "`sweep --missing` take it over",
+                gpu.index, path.string());
+  }
   paths_.push_back(path);
   gpu.run_uuid =
       F8_TRY(gpu.shard->begin_run(identity.argv, identity.seed, device, device.uuid,

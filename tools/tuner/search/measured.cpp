@@ -1,6 +1,5 @@
 #include "tools/tuner/search/measured.hpp"
 
-#include <algorithm>
 #include <map>
 
 namespace f8::tuner {
@@ -14,21 +13,24 @@ Result<std::set<std::string>> measured_linears(
   std::set<std::string> measured;
   for (const tuning_db::Database* db : databases) {
     std::map<std::string, bool> runs;  // whether a run's rows count
-    const auto counts = [&](const TrialRow& row) {
+    const auto counts = [&](const TrialRow& row) -> Result<bool> {
       if (row.candidate.impl != tuning_db::Impl::kFloat8 ||
           row.result.state != tuning_db::TrialState::kOk) {
         return false;
       }
       const auto [run, added] = runs.try_emplace(row.run_uuid, false);
-      if (added)
-        run->second = db->verify_run(row.run_uuid, device, "", toolchain, method).has_value();
+      if (added) {
+        run->second = F8_TRY(db->is_comparable(row.run_uuid, device, toolchain, method));
+      }
       return run->second;
     };
     for (const Shape shape : request.shapes) {
       for (const std::string& name : request.recipes) {
         const Recipe recipe = F8_TRY(find_recipe(name));
         const Problem linear = F8_TRY(Problem::make(Op::kLinear, recipe, shape));
-        if (std::ranges::any_of(F8_TRY(db->trials(linear)), counts)) measured.insert(linear.key());
+        for (const TrialRow& row : F8_TRY(db->trials(linear))) {
+          if (F8_TRY(counts(row))) measured.insert(linear.key());
+        }
       }
     }
   }

@@ -102,6 +102,8 @@ TEST_F(GpusTest, ABudgetHoldsForAllAndAnotherGpuGoesOn) {
   EXPECT_LT(outcome->total.progress.done, outcome->total.progress.trials);
   machine_.real_sleep_s = 0;
   units_[0] = '9';
+  // A process that was killed before its run began left a shard without one.
+  ASSERT_TRUE(Database::open(shard_path(path(), std::string(32, '9')), OpenMode::kCreate));
   const auto rest = sweep_on(1);
   ASSERT_TRUE(rest) << rest.error().message;
   EXPECT_EQ(rest->total.end, SweepEnd::kDone);
@@ -194,7 +196,14 @@ TEST_F(GpusTest, WhatAnotherUnitMeasuredIsNotMissing) {
   EXPECT_EQ(measured->size(), 4u);
   tuning_db::Toolchain newer = toolchain();
   newer.driver = "590";
+  newer.git_sha = "1";
+  EXPECT_EQ(measured_linears(databases, request_, h100(), newer)->size(), 4u)
+      << "another revision with the same generator";
+  ++newer.codegen_abi;
   EXPECT_TRUE(measured_linears(databases, request_, h100(), newer)->empty());
+  tuning_db::Toolchain library = toolchain();
+  library.cublaslt = "14";
+  EXPECT_TRUE(measured_linears(databases, request_, h100(), library)->empty());
   runtime::DeviceInfo capped = h100();
   capped.power_limit_w = 500;
   EXPECT_TRUE(measured_linears(databases, request_, capped, toolchain())->empty());
