@@ -15,6 +15,7 @@ import pickle
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,10 @@ class Outcome:
     def killed(self) -> bool:
         return self.exit_code == -signal.SIGKILL
 
+    @property
+    def by_signal(self) -> bool:
+        return self.exit_code is not None and self.exit_code < 0
+
 
 def _start(
     rank: int,
@@ -56,6 +61,7 @@ def _start(
     device = on
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)
+    faulthandler.enable(stacks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if on == "cuda":
@@ -143,6 +149,9 @@ def run(
         if file.exists():
             outcome = dataclasses.replace(outcome, **pickle.loads(file.read_bytes()))
             file.unlink()
+        elif outcome.by_signal and not outcome.trace:
+            stacks = folder / f"stacks{rank}"
+            outcome.trace = stacks.read_text() if stacks.exists() else ""
         outcomes.append(outcome)
     return outcomes
 
@@ -171,9 +180,18 @@ def spawn(
     *args: Any,
     device: str = "cpu",
     limit: float = 120,
+    repeat: bool = False,
 ) -> list[Any]:
-    """Runs ranks that all end well, and returns what they returned."""
+    """Runs ranks that all end well, and returns what they returned.
+
+    repeat: where a signal ends a rank, warn and run all of them once more.
+    """
     outcomes = run(main, world, folder, *args, on=device, limit=limit)
+    killed = [rank for rank, outcome in enumerate(outcomes) if outcome.by_signal]
+    if repeat and killed:
+        traces = "\n".join(outcomes[rank].trace for rank in killed)
+        warnings.warn(f"signals ended the ranks {killed}, which run again:\n{traces}", stacklevel=2)
+        outcomes = run(main, world, folder, *args, on=device, limit=limit)
     failed = [
         f"rank {rank}: exit code {outcome.exit_code}\n{outcome.trace}"
         for rank, outcome in enumerate(outcomes)

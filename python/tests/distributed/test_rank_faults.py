@@ -361,3 +361,19 @@ def test_torchrun_restarts_and_the_run_goes_on(tmp_path: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     losses = [json.loads((tmp_path / f"losses{rank}").read_text()) for rank in range(2)]
     assert losses == [each[1:] for each in expected]
+
+
+def _aborts_once(_: Any, rank: int, world: int, folder: str) -> int:
+    mark = pathlib.Path(folder, "aborted")
+    if rank == 1 and not mark.exists():
+        mark.touch()
+        os.abort()
+    return rank
+
+
+def test_a_rank_that_a_signal_ends_is_told_and_repeated_where_asked(tmp_path: Any) -> None:
+    with pytest.warns(UserWarning, match=r"signals ended the ranks \[1\].*(?s:.*)_aborts_once"):
+        assert ranks.spawn(_aborts_once, 2, tmp_path, str(tmp_path), repeat=True) == [0, 1]
+    (tmp_path / "aborted").unlink()
+    with pytest.raises(AssertionError, match="rank 1: exit code -6"):
+        ranks.spawn(_aborts_once, 2, tmp_path, str(tmp_path))
