@@ -144,13 +144,13 @@ Result<bool> resumes_on_gpus(const Global& global, const SweepCommand& command) 
 
 Result<int> measure_on_gpus(const Global& global, const SweepCommand& command) {
   const double budget_s = F8_TRY(budget_of(command));
-  Descriptor lock;
-  if (!command.dry_run && !global.db.empty()) lock = F8_TRY(tuner::lock_shards(global.db));
   Request request = F8_TRY(request_for(global, command));
   SweepJob& job = request.job;
   catch_signals();
   const std::vector<int> devices = F8_TRY(devices_of(global, command));
   Gpus gpus = F8_TRY(start(devices, command));
+  Descriptor lock;  // only now: what is refused writes nothing
+  if (!command.dry_run) lock = F8_TRY(tuner::lock_shards(global.db));
   tuner::Worker& first = gpus.front()->worker;
   tuner::CompileAhead compiler(F8_TRY(codegen::CubinCache::open(environment().cache_dir)),
                                static_cast<int>(command.threads));
