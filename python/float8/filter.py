@@ -135,11 +135,7 @@ def filter_layers(
         )
         try:
             is_shared = fsdp * tp > 1
-            found = [_verdict(model, i, layer, is_shared) for i, layer in enumerate(wanted)]
-            return [
-                dataclasses.replace(verdict, tokens=layer.tokens or tokens)
-                for verdict, layer in zip(found, wanted, strict=True)
-            ]
+            return [_verdict(model, i, layer, tokens, is_shared) for i, layer in enumerate(wanted)]
         finally:
             loaded.float8_model_destroy(model)
 
@@ -151,7 +147,9 @@ def _ranks(name: str, value: int) -> int:
     return value
 
 
-def _verdict(model: ctypes.c_void_p, index: int, layer: Layer, is_shared: bool) -> Verdict:
+def _verdict(
+    model: ctypes.c_void_p, index: int, layer: Layer, tokens: int, is_shared: bool
+) -> Verdict:
     found = _library.sized(_library.ModelVerdict)
     _library.check(_library.library().float8_model_layer_verdict(model, index, ctypes.byref(found)))
     return Verdict(
@@ -171,6 +169,7 @@ def _verdict(model: ctypes.c_void_p, index: int, layer: Layer, is_shared: bool) 
         )
         if is_shared
         else None,
+        tokens=layer.tokens or tokens,
     )
 
 

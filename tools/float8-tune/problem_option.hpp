@@ -1,5 +1,5 @@
-// What the program prints can be given to it again: a problem by its key, a generated kernel by the
-// text of a candidate.
+// The program takes what it prints: a problem by its key, a generated kernel by the text of a
+// candidate.
 #pragma once
 
 #include <string>

@@ -40,7 +40,7 @@ TEST_P(GradOutputTest, AGivenGradOutputOfOneGradient) {
         t.poison_results();
         BackwardCall backward = t.backward();
         (dx ? backward.dw : backward.dx) = nullptr;
-        // What is added to is there first.
+        // The first call leaves what the second one adds to.
         EXPECT_TRUE(linear->backward(backward, t.workspace.as(), nullptr));
         backward.accumulate = dx || !add ? 0 : 1;
         backward.accumulate_dx = dx && add ? 1 : 0;

@@ -8,7 +8,7 @@ namespace {
 
 const std::string kSet = FLOAT8_DATA_DIR "/fitted_to.jsonl," FLOAT8_DATA_DIR "/held_out.jsonl";
 
-// What the sweep's own search loses, on layers that the cost model has not seen.
+// The sweep's own search loses little on layers that the cost model has not seen.
 TEST(Replay, TheSearchLosesLittleOnStoredSweeps) {
   const Tool tool;
   const auto rows =

@@ -1,4 +1,4 @@
-// What the program prints can be pasted into its options: the same problem, the same kernel.
+// The program takes what it prints: the same problem, the same kernel.
 #include <gtest/gtest.h>
 
 #include <sstream>

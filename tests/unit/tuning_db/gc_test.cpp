@@ -170,7 +170,7 @@ TEST_F(GcTest, EachDeviceClassHasItsNewestToolchains) {
   EXPECT_EQ(counts_of(report), (Counts{{"superseded_trials", 1}, {"runs", 1}}));
 }
 
-// What the table says never depends on a collection, whatever was measured when.
+// The table says the same before and after a collection, whatever was measured when.
 TEST_F(GcTest, TheTableIsTheSameOfAnyHistory) {
   std::mt19937 random(20261123);
   const auto pick = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
@@ -251,7 +251,7 @@ TEST_F(GcTest, TheBackupIsTheDatabaseAsItWas) {
   const GcReport report = take(collect_garbage(path_, {.toolchains_but = 2}));
   EXPECT_EQ(report.backup, folder_ / "t.db.gc.backup");
   EXPECT_EQ(take(take(Database::open(report.backup, OpenMode::kReadOnly)).to_jsonl()), before);
-  // Where nothing is removed none is made, and an earlier one is kept.
+  // No backup is made where nothing is removed, and an earlier one is kept.
   EXPECT_TRUE(take(collect_garbage(path_, {.toolchains_but = 2})).backup.empty());
   EXPECT_EQ(take(collect_garbage(path_, {.toolchains_but = 1})).backup,
             folder_ / "t.db.gc.backup2");

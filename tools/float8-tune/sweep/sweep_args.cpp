@@ -117,8 +117,7 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   request.options.max_ci = F8_TRY(of_option("--max-ci", parse_fraction(args.max_ci)));
   request.seed = static_cast<uint64_t>(args.seed);
   if (args.exhaustive) {
-    constexpr int kAll = 1000;  // more than there are
-    request.options.keep = request.options.finalists = kAll;
+    F8_TRY(tuner::apply_strategy("exhaustive", request.options));
     request.options.screen_ms = 1;
   }
   request.record_pruned = !args.no_pruned_rows;

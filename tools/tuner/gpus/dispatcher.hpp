@@ -1,4 +1,4 @@
-// Deals the linears of a plan to the GPUs that measure them, so that all end at about the same time.
+// Assigns the linears of a plan to the GPUs that measure them, so that all end at about the same time.
 // Linears of one shape go to one GPU, which measures their common bf16 GEMMs once; the groups that
 // are predicted to take longest go first. Where no group is left, a GPU takes from the one with the
 // most left. A linear is with one GPU alone, since its candidates are compared with each other.
@@ -18,23 +18,23 @@
 
 namespace f8::tuner {
 
-// A linear under which so many GPUs were lost is dealt no more.
+// A linear under which so many GPUs were lost is assigned no more.
 inline constexpr int kLossesToGiveUp = 2;
 
 class Dispatcher {
  public:
-  // Deals the linears of `plan` whose problem keys are in `wanted`.
+  // Assigns the linears of `plan` whose problem keys are in `wanted`.
   Dispatcher(const SweepPlan& plan, const std::set<std::string>& wanted, size_t gpus);
 
-  // The plan's linears in the order in which they are dealt.
+  // The plan's linears in the order in which they are assigned.
   [[nodiscard]] std::vector<size_t> order() const;
-  // The next linear of a GPU. It waits where all are dealt and not all are measured, since another
+  // The next linear of a GPU. It waits where all are assigned and not all are measured, since another
   // GPU may be lost. Nothing: all are measured or given up, or `ended` says true.
   [[nodiscard]] std::optional<size_t> next(size_t gpu, const std::function<bool()>& ended);
-  // The linear that the GPU was dealt is measured. Failed ones are dealt again if the GPU is lost
+  // The linear that the GPU was assigned is measured. Failed ones are assigned again if the GPU is lost
   // before it measures another well.
   void measured(size_t gpu, bool failed);
-  // Other GPUs take over what this one was dealt. Returns the failed ones, which it had measured.
+  // Other GPUs take over what this one was assigned. Returns the failed ones, which it had measured.
   std::vector<size_t> lose(size_t gpu);
 
   struct Left {

@@ -96,11 +96,10 @@ bool BlockLoop::is_throttled(const Round& round) {
 void BlockLoop::watch_clock(const DeviceState& device) {
   if (group_.conditions.clock != ClockPolicy::kLocked || device.samples == 0) return;
   if (!locked_mhz_) locked_mhz_ = device.sm_mhz_mean;
-  const double low = std::min(device.sm_mhz_min, device.sm_mhz_mean);
-  const double furthest = std::abs(low - *locked_mhz_) > std::abs(device.sm_mhz_mean - *locked_mhz_)
-                              ? low
-                              : device.sm_mhz_mean;
-  if (std::abs(furthest - *locked_mhz_) < kSameMhz) return;
+  const auto moved = [&](double mhz) { return std::abs(mhz - *locked_mhz_); };
+  const double furthest = std::max(device.sm_mhz_min, device.sm_mhz_mean,
+                                   [&](double a, double b) { return moved(a) < moved(b); });
+  if (moved(furthest) < kSameMhz) return;
   const uint64_t events = device.events & ~kEventIdle;
   clock_moved_ = f8::format(
       "--clock locked: the SM clock went from {:.0f} to {:.0f} MHz{}; lock it lower from outside "

@@ -8,6 +8,7 @@
 
 #include "tools/tuner/measure/measurer.hpp"
 #include "tools/tuner/search/gemm_search.hpp"
+#include "tools/tuner/search/sweep.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -37,10 +38,6 @@ runtime::CostModel unfitted() {
           .tiles = {}};
 }
 
-std::string key_of(const Candidate& candidate) {
-  return impl_text(candidate) + " " + candidate.config;
-}
-
 // Answers with stored times. Batches vary as the stored ones did.
 class ReplayBackend final : public Backend {
  public:
@@ -54,7 +51,7 @@ class ReplayBackend final : public Backend {
     return {};
   }
   Result<Built> add(const Candidate& candidate) override {
-    const auto found = times_.find(key_of(candidate));
+    const auto found = times_.find(candidate_key(candidate));
     if (found == times_.end()) return fail(ErrorCode::kUnsupported, "it is not in the set");
     open_.push_back({found->second, 1});
     now_s_ += kCandidateS;
@@ -110,7 +107,7 @@ runtime::DeviceInfo device_of(const MeasuredGemm& gemm) {
 StoredTimes stored_times(const MeasuredGemm& gemm) {
   StoredTimes times;
   const auto add = [&](const Candidate& candidate, double ns, double mad_ns) {
-    times[key_of(candidate)] = {ns, std::max(kLeastNoise, kMadToSigma * mad_ns / ns)};
+    times[candidate_key(candidate)] = {ns, std::max(kLeastNoise, kMadToSigma * mad_ns / ns)};
   };
   for (const TimedConfig& timed : gemm.timed) {
     add({.impl = Impl::kGenerated, .config = codegen::key(timed.config)}, timed.ns, timed.mad_ns);
@@ -141,7 +138,7 @@ Result<std::vector<Candidate>> candidates_of(const ExhaustiveGemm& gemm, const P
                                              const StoredTimes& times) {
   std::vector<Candidate> candidates;
   const auto add = [&](Candidate candidate) {
-    if (times.contains(key_of(candidate))) candidates.push_back(std::move(candidate));
+    if (times.contains(candidate_key(candidate))) candidates.push_back(std::move(candidate));
   };
   for (const Generated& generated : F8_TRY(generated_candidates(
            problem, device_of(gemm.measured), options.keep, prior, {}, gemm.model))) {
@@ -206,7 +203,8 @@ Result<ReplayedSearch> replay(const ExhaustiveGemm& gemm, const Strategy& strate
   for (const auto& [key, stored] : times) best_ns = std::min(best_ns, stored.ns);
   const auto prior = prior_of(gemm);
   if (!strategy.measures) {
-    return ReplayedSearch{.regret = times.at(key_of(to_candidate(prior.front()))).ns / best_ns - 1};
+    return ReplayedSearch{
+        .regret = times.at(candidate_key(to_candidate(prior.front()))).ns / best_ns - 1};
   }
   SweepOptions options = strategy.options;
   options.warm_s = 0;  // a sweep's GEMMs follow each other, so that the device is warm
@@ -234,7 +232,7 @@ Result<ReplayedSearch> replay(const ExhaustiveGemm& gemm, const Strategy& strate
         final_ns, [](const auto& a, const auto& b) { return a && (!b || *a < *b); });
     chosen = finalists[static_cast<size_t>(fastest - final_ns.begin())];
   }
-  return ReplayedSearch{.regret = times.at(key_of(chosen)).ns / best_ns - 1,
+  return ReplayedSearch{.regret = times.at(candidate_key(chosen)).ns / best_ns - 1,
                         .gpu_s = backend.now_s(),
                         .candidates = static_cast<int>(candidates.size())};
 }

@@ -161,11 +161,8 @@ Status apply_strategy(std::string_view name, SweepOptions& options) {
   } else if (name == "exhaustive") {
     options.keep = options.finalists = kAll;
   } else {
-    std::string names;
-    for (const std::string_view known : kStrategies) {
-      names += f8::format("{}{}", names.empty() ? "" : ", ", known);
-    }
-    return fail(ErrorCode::kInvalidArgument, "no strategy {}; there are {}", quote(name), names);
+    return fail(ErrorCode::kInvalidArgument, "no strategy {}; there are {}", quote(name),
+                fmt::join(kStrategies, ", "));
   }
   return {};
 }

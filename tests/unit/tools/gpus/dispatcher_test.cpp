@@ -53,12 +53,12 @@ TEST_F(DispatcherTest, TheOthersTakeOverWhatALostGpuHad) {
   EXPECT_EQ(dispatcher.next(0, ended), 3u);
   EXPECT_EQ(dispatcher.lose(0), std::vector<size_t>{2});
   EXPECT_EQ(dispatcher.left().linears, 4u);
-  std::set<size_t> dealt;
+  std::set<size_t> assigned;
   while (const auto linear = dispatcher.next(1, ended)) {
-    dealt.insert(*linear);
+    assigned.insert(*linear);
     dispatcher.measured(1, false);
   }
-  EXPECT_EQ(dealt, (std::set<size_t>{0, 1, 2, 3}));
+  EXPECT_EQ(assigned, (std::set<size_t>{0, 1, 2, 3}));
   EXPECT_EQ(dispatcher.left().linears, 0u);
 }
 

@@ -75,18 +75,6 @@ class GpusTest : public SweepTest {
     F8_TRY(campaign.end(gpus, db, outcome.total.end == SweepEnd::kDone));
     return outcome;
   }
-  static tuning_db::Toolchain toolchain() {
-    return {.driver = "580",
-            .cuda_runtime = "13.0",
-            .nvrtc = "13.0",
-            .cublaslt = "13.0",
-            .nccl = "none",
-            .tool_version = "0",
-            .git_sha = "0",
-            .git_dirty = false,
-            .codegen_abi = 1};
-  }
-
   static std::string cell(const TrialRow& row) {
     return row.problem.key() + " " + row.candidate.key();
   }

@@ -85,18 +85,20 @@ class SweepTest : public ::testing::Test {
                       [&](const Problem&, bool) -> Result<int> { return machine_.heuristics; })
         .value();
   }
+  static tuning_db::Toolchain toolchain() {
+    return {.driver = "580",
+            .cuda_runtime = "13.0",
+            .nvrtc = "13.0",
+            .cublaslt = "13.0",
+            .nccl = "none",
+            .tool_version = "0",
+            .git_sha = "0",
+            .git_dirty = false,
+            .codegen_abi = 1};
+  }
   std::string begin(Database& db) {
     const auto run = db.begin_run({"sweep"}, request_.seed, h100(), std::string(32, '0'),
-                                  {.driver = "580",
-                                   .cuda_runtime = "13.0",
-                                   .nvrtc = "13.0",
-                                   .cublaslt = "13.0",
-                                   .nccl = "none",
-                                   .tool_version = "0",
-                                   .git_sha = "0",
-                                   .git_dirty = false,
-                                   .codegen_abi = 1},
-                                  sweep_method(request_.options), plan().trials);
+                                  toolchain(), sweep_method(request_.options), plan().trials);
     EXPECT_TRUE(run) << run.error().message;
     return run->uuid;
   }
