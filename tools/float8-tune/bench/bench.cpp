@@ -176,6 +176,21 @@ Json summary_json(std::span<const tuner::ShapeRatio> ratios) {
           {"at_least_0.95", s.at_least_095}};
 }
 
+std::string slowdown_text(const std::string& what, std::span<const tuner::ShapeRatio> ratios) {
+  const tuner::ShapeSlowdown s = tuner::slowdown(ratios);
+  return f8::format("{}: median {:.3f} of {}, 95th percentile {:.3f}, worst {:.3f} ({})\n", what,
+                    s.median, ratios.size(), s.p95, s.worst, s.worst_of);
+}
+
+Json slowdown_json(std::span<const tuner::ShapeRatio> ratios) {
+  const tuner::ShapeSlowdown s = tuner::slowdown(ratios);
+  return {{"count", ratios.size()},
+          {"median", rounded(s.median, 5)},
+          {"p95", rounded(s.p95, 5)},
+          {"worst", rounded(s.worst, 5)},
+          {"worst_of", s.worst_of}};
+}
+
 std::string csv_number(double value) {
   return f8::format("{}", rounded(value));
 }

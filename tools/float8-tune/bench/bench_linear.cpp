@@ -12,10 +12,27 @@ struct Options : BenchOptions {
   std::optional<std::string> list;  // the weights of bench cast
 };
 
-constexpr std::array<std::string_view, 18> kColumns = {
-    "problem",    "m",          "n",       "k",           "recipe",       "fp8_us",
-    "fp8_lo",     "fp8_hi",     "bf16_us", "bf16_lo",     "bf16_hi",      "speedup",
-    "speedup_lo", "speedup_hi", "state",   "fp8_kernels", "bf16_kernels", "linears_searched"};
+constexpr std::array<std::string_view, 21> kColumns = {"problem",
+                                                       "m",
+                                                       "n",
+                                                       "k",
+                                                       "recipe",
+                                                       "fp8_us",
+                                                       "fp8_lo",
+                                                       "fp8_hi",
+                                                       "bf16_us",
+                                                       "bf16_lo",
+                                                       "bf16_hi",
+                                                       "speedup",
+                                                       "speedup_lo",
+                                                       "speedup_hi",
+                                                       "state",
+                                                       "fp8_kernels",
+                                                       "bf16_kernels",
+                                                       "linears_searched",
+                                                       "untuned_over_fastest",
+                                                       "untuned_lo",
+                                                       "untuned_hi"};
 
 Json to_json(const tuner::LinearBench& bench) {
   const Shape shape = bench.problem.shape;
@@ -35,6 +52,10 @@ Json to_json(const tuner::LinearBench& bench) {
   if (bench.linears > 0) {
     row["linears_searched"] = bench.linears;
     row["fastest_kernels_over_best"] = rounded(bench.over_first, 4);
+  }
+  if (const auto& untuned = bench.untuned) {
+    add_interval(row, "untuned_over_fastest", untuned->ratio, untuned->ci.lo, untuned->ci.hi, 5);
+    row["untuned_kernels"] = tuner::choices_text(bench.untuned_choices);
   }
   if (bench.float8.sm_mhz_mean) row["sm_mhz"] = rounded(*bench.float8.sm_mhz_mean, 4);
   if (bench.float8.power_w) row["power_w"] = rounded(*bench.float8.power_w, 4);
@@ -73,6 +94,10 @@ std::string text_of(const tuner::LinearBench& bench, bool casts, bool color) {
     text += f8::format("the fastest of {} linears; that of the fastest kernels takes {:.3f}x\n",
                        bench.linears, bench.over_first);
   }
+  if (const auto& untuned = bench.untuned) {
+    text += f8::format("without a search it takes {:.3f}x [{:.3f}, {:.3f}]\n", untuned->ratio,
+                       untuned->ci.lo, untuned->ci.hi);
+  }
   if (bench.copy_gb_per_s) {
     text += f8::format("a copy on the device, read and write: {:.0f} GB/s\n", *bench.copy_gb_per_s);
   }
@@ -85,16 +110,30 @@ Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
     return result.timing ? csv_number((*result.timing).*ns / 1e3) : "";
   };
   const auto& ratio = bench.float8.ratio;
+  const auto& untuned = bench.untuned;
   using Timing = tuning_db::Timing;
   return csv.add(std::array<std::string, kColumns.size()>{
-      bench.problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k),
-      bench.problem.recipe, time(bench.float8, &Timing::median_ns),
-      time(bench.float8, &Timing::ci_lo_ns), time(bench.float8, &Timing::ci_hi_ns),
-      time(bench.bf16, &Timing::median_ns), time(bench.bf16, &Timing::ci_lo_ns),
-      time(bench.bf16, &Timing::ci_hi_ns), ratio ? csv_number(ratio->ratio) : "",
-      ratio ? csv_number(ratio->lo) : "", ratio ? csv_number(ratio->hi) : "",
-      std::string(tuning_db::to_string(bench.float8.state)), tuner::choices_text(bench.choices),
-      tuner::choices_text(bench.bf16_choices), std::to_string(bench.linears)});
+      bench.problem.key(),
+      std::to_string(s.m),
+      std::to_string(s.n),
+      std::to_string(s.k),
+      bench.problem.recipe,
+      time(bench.float8, &Timing::median_ns),
+      time(bench.float8, &Timing::ci_lo_ns),
+      time(bench.float8, &Timing::ci_hi_ns),
+      time(bench.bf16, &Timing::median_ns),
+      time(bench.bf16, &Timing::ci_lo_ns),
+      time(bench.bf16, &Timing::ci_hi_ns),
+      ratio ? csv_number(ratio->ratio) : "",
+      ratio ? csv_number(ratio->lo) : "",
+      ratio ? csv_number(ratio->hi) : "",
+      std::string(tuning_db::to_string(bench.float8.state)),
+      tuner::choices_text(bench.choices),
+      tuner::choices_text(bench.bf16_choices),
+      std::to_string(bench.linears),
+      untuned ? csv_number(untuned->ratio) : "",
+      untuned ? csv_number(untuned->ci.lo) : "",
+      untuned ? csv_number(untuned->ci.hi) : ""});
 }
 
 Result<int> bench_linear(const Options& options, const Global& global, bool casts) {
@@ -106,6 +145,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
   Json results = Json::array();
   std::string text;
   std::vector<std::vector<tuner::ShapeRatio>> speedups(work.recipes.size());
+  std::vector<std::vector<tuner::ShapeRatio>> untuned(work.recipes.size());
   std::vector<int> failed(work.recipes.size());
   for (const Shape shape : work.shapes) {
     for (size_t r = 0; r < work.recipes.size(); ++r) {
@@ -130,6 +170,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
       if (bench->float8.ratio) {
         speedups[r].push_back({problem.key(), bench->float8.ratio->ratio});
       }
+      if (bench->untuned) untuned[r].push_back({problem.key(), bench->untuned->ratio});
     }
   }
   Json summaries = Json::array();
@@ -139,10 +180,16 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
     Json one = summary_json(speedups[r]);
     one["recipe"] = work.recipes[r].name;
     one["failed"] = failed[r];
+    if (!untuned[r].empty()) one["untuned_over_fastest"] = slowdown_json(untuned[r]);
     summaries.push_back(one);
     summary += summary_text(f8::format("{}, speedup over bf16{}", work.recipes[r].name,
                                        options.measuring.reuse_weights ? ", weights reused" : ""),
                             speedups[r]);
+    if (untuned[r].size() > 1) {
+      summary += slowdown_text(
+          f8::format("{}, time without a search over the fastest", work.recipes[r].name),
+          untuned[r]);
+    }
     all_failed += failed[r];
   }
   print_results(

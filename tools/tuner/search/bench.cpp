@@ -335,6 +335,16 @@ Result<KernelShortlist> Bench::shortlist(const Problem& gemm, bool is_fp8) {
   return shortlist;
 }
 
+// The kernels of a plan, from the context's table or the cost model.
+Result<LinearChoices> Bench::planned_choices(const Problem& problem) {
+  const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
+  const auto plan = F8_TRY(runtime::Linear::plan(
+      backend_.context(), {.shape = problem.shape, .recipe = recipe, .choices = {}}));
+  LinearChoices choices;
+  for (const Gemm g : kGemms) choices[static_cast<size_t>(g)] = plan->choice(g);
+  return choices;
+}
+
 // Looks for the kernels of the fastest linear.
 Status Bench::search_kernels(LinearBench& bench) {
   const Problem& problem = bench.problem;
@@ -374,19 +384,22 @@ Result<LinearBench> Bench::linear(const Problem& problem, bool tune, bool with_c
       choice = F8_TRY(to_choice(bf16.candidates[ranked.front()]));
     }
   }
-  if (tune) {
-    F8_TRY(search_kernels(bench));
-  } else {
-    const auto plan = F8_TRY(runtime::Linear::plan(
-        backend_.context(), {.shape = problem.shape, .recipe = recipe, .choices = {}}));
-    for (const Gemm g : kGemms) bench.choices[static_cast<size_t>(g)] = plan->choice(g);
-  }
+  bench.untuned_choices = bench.choices = F8_TRY(planned_choices(problem));
+  if (tune) F8_TRY(search_kernels(bench));
   progress_(f8::format("timing {} against bf16", problem.key()));
   InterleavedGroup group = final_group(problem, 2 * options_.final_s);
   group.candidates = {{.impl = linear_impl(), .config = choices_text(bench.choices)},
                       {.impl = Impl::kBf16, .config = choices_text(bench.bf16_choices)}};
+  const std::string untuned = choices_text(bench.untuned_choices);
+  if (untuned != group.candidates.front().config) {
+    group.candidates.push_back({.impl = linear_impl(), .config = untuned});
+  }
   group.purpose = Ratios{.reference = 1};
   std::vector<CandidateOutcome> outcomes = F8_TRY(measurer_.run(group));
+  if (tune) {
+    bench.untuned =
+        ratio_in_blocks(outcomes.front(), outcomes[outcomes.size() > 2 ? 2 : 0], options_.seed);
+  }
   bench.float8 = std::move(outcomes[0].result);
   bench.bf16 = std::move(outcomes[1].result);
   if (!bench.float8.is_timed()) {

@@ -84,6 +84,10 @@ struct LinearBench {
   LinearChoices choices{}, bf16_choices{};
   int linears = 0;  // combinations of kernels that were timed; 0: the choices were not searched
   double over_first = 1;  // the time of the fastest kernels' linear over the fastest linear's
+  LinearChoices untuned_choices{};  // a plan's, from the table or the cost model
+  // The time of the linear of these over the fastest one's, 1 where they are the same; none without
+  // a search.
+  std::optional<PairedRatio> untuned{};
   tuning_db::TrialResult float8{}, bf16{};
   std::vector<KernelShare> kernels{};
   std::optional<double> copy_gb_per_s{};  // the ceiling, measured beside the casts
@@ -151,6 +155,7 @@ class Bench {
     return options_.reuse_weights ? Impl::kFloat8Reused : Impl::kFloat8;
   }
   [[nodiscard]] Result<KernelShortlist> shortlist(const Problem& gemm, bool is_fp8);
+  [[nodiscard]] Result<LinearChoices> planned_choices(const Problem& problem);
   [[nodiscard]] Status search_kernels(LinearBench& bench);
   [[nodiscard]] Result<std::vector<KernelShare>> shares(int candidate);
   [[nodiscard]] Result<double> copy_gb_per_s();

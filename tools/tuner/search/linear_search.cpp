@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <optional>
 
 namespace f8::tuner {
@@ -58,6 +60,44 @@ LinearChoices join(const std::vector<LinearChoices>& variants,
   return joined;
 }
 
+// The linear of the p-th prior choices, or the last where a GEMM has fewer; a GEMM without any takes
+// its fastest kernel.
+LinearChoices prior_linear(const KernelShortlists& shortlists, size_t p) {
+  LinearChoices choices;
+  for (size_t i = 0; i < shortlists.size(); ++i) {
+    const auto& prior = shortlists[i].prior;
+    choices[i] =
+        prior.empty() ? shortlists[i].timed.front().choice : prior[std::min(p, prior.size() - 1)];
+  }
+  return choices;
+}
+
+// The times of linears by their text. A linear of a later rung has its time there.
+class LinearTimes {
+ public:
+  void add(const LinearChoices& choices, const std::optional<double>& ns, int rung) {
+    if (ns) times_[choices_text(choices)][static_cast<size_t>(rung)] = ns;
+  }
+  // How much longer `slower` takes than `best`, from the last rung that has both; where none has,
+  // from the last that each has.
+  [[nodiscard]] std::optional<double> over(const LinearChoices& slower,
+                                           const LinearChoices& best) const {
+    const auto a = times_.find(choices_text(slower));
+    const auto b = times_.find(choices_text(best));
+    if (a == times_.end() || b == times_.end()) return std::nullopt;
+    for (size_t rung = kRungs; rung-- > 0;) {
+      if (a->second[rung] && b->second[rung]) return *a->second[rung] / *b->second[rung];
+    }
+    return last(a->second) / last(b->second);
+  }
+
+ private:
+  static constexpr size_t kRungs = 2;
+  using Rungs = std::array<std::optional<double>, kRungs>;
+  static double last(const Rungs& rungs) { return rungs[1] ? *rungs[1] : *rungs[0]; }
+  std::map<std::string, Rungs> times_;
+};
+
 }  // namespace
 
 std::vector<LinearChoices> linear_variants(const KernelShortlists& shortlists,
@@ -80,13 +120,7 @@ std::vector<LinearChoices> linear_variants(const KernelShortlists& shortlists,
     priors = std::max(priors, shortlists[i].prior.size());
   }
   add(fastest);
-  for (size_t p = 0; p < priors; ++p) {
-    LinearChoices prior = fastest;
-    for (size_t i = 0; i < shortlists.size(); ++i) {
-      if (p < shortlists[i].prior.size()) prior[i] = shortlists[i].prior[p];
-    }
-    add(prior);
-  }
+  for (size_t p = 0; p < priors; ++p) add(prior_linear(shortlists, p));
   for (const runtime::GemmChoice& shared : shared_by_gradients(shortlists)) {
     LinearChoices together = fastest;
     together[static_cast<size_t>(Gemm::kGradInput)] = shared;
@@ -110,6 +144,8 @@ Result<LinearSearch> search_linear(InterleavedGroup group, const KernelShortlist
                                    Impl impl) {
   std::vector<LinearChoices> variants = linear_variants(shortlists, options);
   LinearSearch found{.choices = variants.front()};
+  constexpr size_t kLast = std::numeric_limits<size_t>::max();
+  const LinearChoices untuned = prior_linear(shortlists, kLast);
   if (variants.size() == 1) return found;
 
   const auto time = [&](const std::vector<LinearChoices>& linears,
@@ -150,22 +186,20 @@ Result<LinearSearch> search_linear(InterleavedGroup group, const KernelShortlist
     finalists.push_back(joined);
     ++found.timed;
   }
+  LinearTimes times;
+  for (size_t i = 0; i < variants.size(); ++i) times.add(variants[i], first[i], 0);
   found.choices = finalists.front();
-  if (first.front()) found.over_first = *first.front() / *first[ranked.front()];
-  if (finalists.size() == 1) return found;
-
-  const std::vector<std::optional<double>> second = F8_TRY(time(finalists, 2 * options.ms));
-  const auto faster = [](const std::optional<double>& a, const std::optional<double>& b) {
-    return a && (!b || *a < *b);
-  };
-  const auto best = std::ranges::min_element(second, faster);
-  if (!*best) return found;
-  found.choices = finalists[static_cast<size_t>(best - second.begin())];
-  if (ranked.front() == 0 && second.front()) {
-    found.over_first = *second.front() / **best;
-  } else if (first.front()) {
-    found.over_first = *first.front() / **best;
+  if (finalists.size() > 1) {
+    const std::vector<std::optional<double>> second = F8_TRY(time(finalists, 2 * options.ms));
+    for (size_t i = 0; i < finalists.size(); ++i) times.add(finalists[i], second[i], 1);
+    const auto faster = [](const std::optional<double>& a, const std::optional<double>& b) {
+      return a && (!b || *a < *b);
+    };
+    const auto best = std::ranges::min_element(second, faster);
+    if (*best) found.choices = finalists[static_cast<size_t>(best - second.begin())];
   }
+  found.over_first = times.over(variants.front(), found.choices).value_or(1);
+  found.over_untuned = times.over(untuned, found.choices);
   return found;
 }
 

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,8 @@ struct KernelShortlist {
 };
 using KernelShortlists = std::array<KernelShortlist, 3>;  // indexed by Gemm
 
-// The linears to time, each combination once, in this order: all fastest; all prior choices; both
+// The linears to time, each combination once, in this order: all fastest; all prior choices, the
+// last of which are those of a plan without a search; both
 // gradients by one configuration, so that one launch computes them; and for each GEMM its next
 // kernels within reach, with the fastest of the others.
 [[nodiscard]] std::vector<LinearChoices> linear_variants(const KernelShortlists& shortlists,
@@ -45,6 +47,9 @@ struct LinearSearch {
   LinearChoices choices;
   int timed = 0;          // how many linears were timed; 0: there was no choice
   double over_first = 1;  // the time of the linear of the fastest kernels over the best one's
+  // The time of the linear of a plan without a search over the best one's; none where it was not
+  // timed.
+  std::optional<double> over_untuned{};
 };
 using MeasureGroup =
     std::function<Result<std::vector<tuning_db::TrialResult>>(const InterleavedGroup&)>;

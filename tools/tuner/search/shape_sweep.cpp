@@ -11,6 +11,7 @@
 
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "tools/tuner/statistics.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -112,6 +113,16 @@ ShapeSummary summarize(std::span<const ShapeRatio> ratios) {
   }
   summary.geometric_mean = std::exp(logs / summary.count);
   return summary;
+}
+
+ShapeSlowdown slowdown(std::span<const ShapeRatio> ratios) {
+  std::vector<double> all;
+  for (const ShapeRatio& one : ratios) all.push_back(one.ratio);
+  const auto worst = std::ranges::max_element(ratios, {}, &ShapeRatio::ratio);
+  return {.median = median(all),
+          .p95 = percentile(all, 0.95),
+          .worst = worst->ratio,
+          .worst_of = worst->problem};
 }
 
 Result<CsvFile> CsvFile::create(const std::filesystem::path& path,

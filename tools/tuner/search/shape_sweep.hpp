@@ -40,6 +40,14 @@ struct ShapeSummary {
 // All fields are zero where there are no ratios.
 [[nodiscard]] ShapeSummary summarize(std::span<const ShapeRatio> ratios);
 
+// Of ratios above 1 where something is slower.
+struct ShapeSlowdown {
+  double median = 0, p95 = 0, worst = 0;
+  std::string worst_of;
+};
+// There must be ratios.
+[[nodiscard]] ShapeSlowdown slowdown(std::span<const ShapeRatio> ratios);
+
 // A CSV file that is written line by line, so that it holds what was measured before a crash. "-"
 // is standard output.
 class CsvFile {

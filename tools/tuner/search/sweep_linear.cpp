@@ -17,6 +17,9 @@ void describe(LinearResult& linear, const LinearSearch& search, const LinearChoi
       linear.float8.reason +=
           f8::format("{}the fastest of {} linears, that of the fastest kernels takes {:.3f}x",
                      linear.float8.reason.empty() ? "" : "; ", search.timed, search.over_first);
+      if (search.over_untuned) {
+        linear.float8.reason += f8::format(", that of no search {:.3f}x", *search.over_untuned);
+      }
     }
     linear.float8.kernels = linear_kernels(search.choices);
   }

@@ -114,9 +114,13 @@ TEST_F(BenchTest, ALinearIsSearchedOrChosen) {
   ASSERT_TRUE(searched) << searched.error().message;
   EXPECT_GT(searched->linears, 1);
   EXPECT_GT(searched->kernels.size(), 3u);
+  ASSERT_TRUE(searched->untuned);
+  EXPECT_NEAR(searched->untuned->ratio, 1, 1e-6) << "every launch takes the same here";
   const auto chosen = bench_->linear(p, false, false);
   ASSERT_TRUE(chosen) << chosen.error().message;
   EXPECT_EQ(chosen->linears, 0);
+  EXPECT_FALSE(chosen->untuned) << "nothing was searched";
+  EXPECT_EQ(choices_text(chosen->choices), choices_text(searched->untuned_choices));
   for (const Gemm gemm : kGemms) {
     const auto prior =
         prior_choices(problem(to_op(gemm), "tensorwise", p.shape), h100(), {}).value();

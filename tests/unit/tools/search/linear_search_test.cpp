@@ -111,6 +111,7 @@ TEST(LinearSearch, TheFastestLinearWinsWhateverItsKernelsTakeAlone) {
   EXPECT_EQ(text(found.choices), "010");
   EXPECT_EQ(found.timed, 4);
   EXPECT_NEAR(found.over_first, 1000.0 / 950, 0.01);
+  EXPECT_NEAR(found.over_untuned.value(), 1000.0 / 950, 0.01) << "there is no prior: the fastest";
   ASSERT_EQ(machine.groups.size(), 2u);
   EXPECT_EQ(machine.groups[1].size(), 2u);
 }
@@ -118,7 +119,22 @@ TEST(LinearSearch, TheFastestLinearWinsWhateverItsKernelsTakeAlone) {
 TEST(LinearSearch, ThePriorIsAmongThem) {
   FakeLinears machine;  // only all three together are good: no single change leads there
   machine.ns = [](const std::string& d) { return d == "555" ? 900e3 : 1000e3; };
-  EXPECT_EQ(text(machine.search(shortlists_of(1, {5, 5, 5})).choices), "555");
+  const LinearSearch found = machine.search(shortlists_of(1, {5, 5, 5}));
+  EXPECT_EQ(text(found.choices), "555");
+  EXPECT_EQ(found.over_untuned, 1.0);
+}
+
+// A plan takes the last prior choice of each GEMM, of which one may have fewer than another.
+TEST(LinearSearch, WhatAPlanTakesWithoutASearchIsAmongThem) {
+  FakeLinears machine;
+  machine.ns = [](const std::string& d) { return d == "667" ? 1100e3 : 1000e3; };
+  KernelShortlists shortlists = shortlists_of(2, {5, 6, 7});
+  shortlists[0].prior.push_back(library(6));
+  EXPECT_EQ(texts(linear_variants(shortlists, {.most = 3})),
+            (std::vector<std::string>{"000", "567", "667"}));
+  EXPECT_NEAR(machine.search(shortlists).over_untuned.value(), 1.1, 0.01);
+  shortlists[0].prior.back() = library(4);
+  EXPECT_FALSE(machine.search(shortlists, {.most = 2}).over_untuned) << "it was not timed";
 }
 
 TEST(LinearSearch, ChangesThatHelpAreJoined) {

@@ -53,6 +53,15 @@ TEST(ShapeSweep, SumsUpRatios) {
   EXPECT_EQ(summarize({}).geometric_mean, 0);
 }
 
+TEST(ShapeSweep, SumsUpSlowdowns) {
+  const std::vector<ShapeRatio> ratios = {{"a", 1.1}, {"b", 1.0}, {"c", 1.02}};
+  const ShapeSlowdown s = slowdown(ratios);
+  EXPECT_EQ(s.median, 1.02);
+  EXPECT_NEAR(s.p95, 1.092, 1e-12);
+  EXPECT_EQ(s.worst, 1.1);
+  EXPECT_EQ(s.worst_of, "a");
+}
+
 TEST(CsvFile, QuotesWhatItMustAndIsThereAtOnce) {
   const fs::path folder = make_temp_directory(fs::temp_directory_path(), "shape-sweep").value();
   constexpr std::array<std::string_view, 3> kColumns = {"a", "b", "c"};
