@@ -91,8 +91,10 @@ std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table, const Tun
                                              std::string_view recipe, std::string_view device) {
   std::vector<ScoredEstimate> scored;
   const Estimator known(truth, recipe, device);
-  const Estimator estimator(table, recipe, device);
-  if (known.empty() || estimator.empty()) return scored;
+  if (known.empty()) return scored;
+  const Estimator estimator(table, recipe, device,
+                            &truth.devices[known.first().points().front().device]);
+  if (estimator.empty()) return scored;
   for (const LinearSpeedup& row : known.first().points()) {
     auto estimate = estimator.estimate(row.shape);
     if (!estimate || estimate->evidence == Evidence::kMeasured) continue;

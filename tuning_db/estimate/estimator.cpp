@@ -1,6 +1,7 @@
 // Rows to surfaces: see estimator.hpp.
 #include "tuning_db/estimate/estimator.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace f8::tuning_db {
@@ -37,8 +38,11 @@ Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::str
 }
 
 std::optional<Estimate> Estimator::estimate(Shape shape) const {
+  double miss = 0;
+  for (const auto& surface : surfaces_) miss = std::max(miss, surface->miss(shape).value_or(0));
+  std::optional<Estimate> narrowest;
   for (const auto& surface : surfaces_) {
-    auto e = surface->estimate(shape);
+    auto e = surface->estimate(shape, miss);
     if (!e) continue;
     const DeviceClass& measured = table_.devices[surface->points().front().device];
     if (!measured.is_same_class(here_)) {
@@ -47,10 +51,12 @@ std::optional<Estimate> Estimator::estimate(Shape shape) const {
       e->evidence = Evidence::kModelled;
       e->basis = f8::format("on another device, give or take {:.0f} %: {}",
                             100 * std::expm1(kBetweenDevices), e->basis);
+    } else if (e->evidence == Evidence::kMeasured) {
+      return e;
     }
-    return e;
+    if (!narrowest || e->hi / e->lo < narrowest->hi / narrowest->lo) narrowest = std::move(e);
   }
-  return std::nullopt;
+  return narrowest;
 }
 
 }  // namespace f8::tuning_db

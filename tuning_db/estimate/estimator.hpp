@@ -1,9 +1,10 @@
 // An estimator answers for a recipe's linears from a tuning table: it asks the speed surfaces of
-// the table's devices in their order.
+// the table's devices.
 //
-// The first device is the table's first one with rows of the recipe. The others answer only where
-// it cannot. What was measured on another device than the one asked about is `modelled`, and its
-// interval is widened by what H100 and H200 differ by.
+// A row of the device asked about answers; else the surface with the narrowest interval does, the
+// first of equals. What was measured on another device than the one asked about is `modelled`, and
+// its interval is widened by what H100 and H200 differ by. A device with few rows has seen few
+// predictions go wrong, so those of all devices count.
 #pragma once
 
 #include <memory>
@@ -28,7 +29,7 @@ class Estimator {
             const DeviceClass* here = nullptr);
   [[nodiscard]] bool empty() const { return surfaces_.empty(); }
   [[nodiscard]] const std::string& recipe() const { return recipe_; }
-  // The name of the device that is asked first; without rows the one that was asked for.
+  // The name of the table's first device with rows of the recipe; without rows the one that was asked for.
   [[nodiscard]] const std::string& device() const { return device_; }
   [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }  // not empty()
   // Returns nothing if the rows are too few to say anything of this shape.

@@ -10,8 +10,7 @@ namespace f8::tuning_db {
 namespace {
 
 std::string sweep_command(std::string_view recipe, Shape s) {
-  return f8::format("float8-tune sweep --mnk {},{},{} --recipe {} --op linear", s.m, s.n, s.k,
-                    recipe);
+  return f8::format("float8-tune sweep --mnk {},{},{} --recipe {}", s.m, s.n, s.k, recipe);
 }
 
 std::string unknown_reason(Shape shape, const Estimator& estimator) {

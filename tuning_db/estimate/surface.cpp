@@ -3,21 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
-
-#include "tuning_db/estimate/hull.hpp"
 
 namespace f8::tuning_db {
 namespace {
 
-// The curvature if no (n, k) has three rows: 5 % of error in the middle of two octaves.
-constexpr double kUnknownCurvature = 0.05;
-// Three rows give the mean curvature between them; in one gap it may be this much more.
-constexpr double kCurvatureMargin = 1.5;
+// All columns bend alike in the mean; this one may by so much more or less.
+constexpr double kBendMargin = 0.5;
+// How far a walk leaves its rows if no (n, k) has three: what the built-in tables have.
+constexpr double kUnknownWalk = 0.03;
 // The weight of "the model is right here" is that of a row this many octaves away.
 constexpr double kPriorOctaves = 2;
-// Normal errors stay within two standard deviations 95 times in 100.
-constexpr double kSigmas = 2;
+// 95 of 100 errors are within so many standard deviations where some ten errors tell the deviation.
+constexpr double kSigmas = 2.2;
+// An error of a log speedup that says nothing is known: a factor of more than two.
+constexpr double kUnknown = 1;
 constexpr size_t kMinErrors = 3;
 constexpr size_t kNamedNeighbours = 3;
 // Leaving out every column in turn takes columns times rows; of a table beyond this, which is ten
@@ -26,6 +25,15 @@ constexpr size_t kMostWork = size_t{1} << 22;
 
 double log2_of(int64_t v) {
   return std::log2(static_cast<double>(v));
+}
+
+// The log speedup of the model; without one nothing is known of it.
+double trend(const SpeedModel* model, Shape shape) {
+  return model == nullptr ? 0 : std::log(model->bf16_ns(shape) / model->fp8_ns(shape));
+}
+
+double size_of(Shape shape) {
+  return log2_of(shape.m) + log2_of(shape.n) + log2_of(shape.k);
 }
 
 // Printed and compared on many machines, whose last bits of exp and log differ.
@@ -62,14 +70,13 @@ Surface::Surface(std::vector<LinearSpeedup> points) : points_(std::move(points))
     m_max_ = std::max(m_max_, p.shape.m);
   }
   model_ = fit_without(nullptr);
-  measure_curvature();
-  leave_one_out();
-  leave_ends_out();
+  leave_rows_out();
+  leave_columns_out();
 }
 
-std::optional<Estimate> Surface::estimate(Shape shape) const {
+std::optional<Estimate> Surface::estimate(Shape shape, double least_miss) const {
   for (const Column& column : columns_) {
-    if (column.n != shape.n || column.k != shape.k || !column.covers(shape.m)) continue;
+    if (!column.is_of(shape) || !column.covers(shape.m)) continue;
     for (const LinearSpeedup* p : column.points) {
       if (p->shape.m != shape.m) continue;
       return Estimate{.evidence = Evidence::kMeasured,
@@ -84,7 +91,7 @@ std::optional<Estimate> Surface::estimate(Shape shape) const {
     }
     return along_m(column, shape.m);
   }
-  return from_neighbours(shape);
+  return from_neighbours(shape, least_miss);
 }
 
 Surface::Value Surface::at(const Column& column, int64_t m) const {
@@ -104,13 +111,13 @@ Surface::Value Surface::at(const Column& column, int64_t m) const {
   const auto line = [&](double LinearSpeedup::*field) {
     return (1 - t) * std::log(below->*field) + t * std::log(above->*field);
   };
-  // The largest error of a chord of a curve with this second derivative.
-  const double sag = curvature_ / 2 * t * (1 - t) * span * span;
-  return {.log_speedup = line(&LinearSpeedup::speedup),
-          .log_lo = line(&LinearSpeedup::lo) - sag,
-          .log_hi = line(&LinearSpeedup::hi) + sag,
+  const double bend = bulge_ * span * span * t * (1 - t);
+  const double off = kSigmas * walk_ * std::sqrt(span * t * (1 - t)) + kBendMargin * std::abs(bend);
+  return {.log_speedup = line(&LinearSpeedup::speedup) + bend,
+          .log_lo = line(&LinearSpeedup::lo) + bend - off,
+          .log_hi = line(&LinearSpeedup::hi) + bend + off,
           .log_bf16 = line(&LinearSpeedup::bf16_ns),
-          .sag = sag,
+          .off = off,
           .m = m,
           .below = below,
           .above = above};
@@ -124,7 +131,7 @@ Estimate Surface::along_m(const Column& column, int64_t m) const {
       .lo = rounded(std::exp(v.log_lo)),
       .hi = rounded(std::exp(v.log_hi)),
       .bf16_ns = std::exp(v.log_bf16),
-      .terms = {.rows = (v.log_hi - v.log_lo) / 2 - v.sag, .shape = v.sag},
+      .terms = {.rows = (v.log_hi - v.log_lo) / 2 - v.off, .shape = v.off},
       .basis = f8::format("interpolated between M {} ({:.3f}) and {} ({:.3f})", v.below->shape.m,
                           v.below->speedup, v.above->shape.m, v.above->speedup),
       .rows = {v.below, v.above}};
@@ -145,9 +152,6 @@ std::optional<Surface::Prediction> Surface::predict(Shape shape, const SpeedMode
                                                     const Column* left_out) const {
   const double x = log2_of(shape.k);
   const double y = log2_of(shape.n);
-  const auto trend = [model](Shape s) {
-    return model == nullptr ? 0 : std::log(model->bf16_ns(s) / model->fp8_ns(s));
-  };
   const auto trend_bf16 = [model](Shape s) {
     return model == nullptr ? std::log(s.m) + std::log(s.n) + std::log(s.k)
                             : std::log(model->bf16_ns(s));
@@ -159,13 +163,13 @@ std::optional<Surface::Prediction> Surface::predict(Shape shape, const SpeedMode
   Prediction sum;
   for (const Column& column : columns_) {
     if (&column == left_out || (model == nullptr && !column.covers(shape.m))) continue;
-    const double distance = std::hypot(column.x - x, column.y - y);
-    // The column itself outweighs everything.
-    const double weight = 1 / std::max(distance * distance, 1e-9);
     const Value v = at(column, shape.m);
+    const double distance = std::hypot(column.x - x, column.y - y, log2_of(shape.m) - log2_of(v.m));
+    // A row of the shape itself outweighs everything.
+    const double weight = 1 / std::max(distance * distance, 1e-9);
     const Shape taken{v.m, column.n, column.k};
     weights += weight;
-    sum.log_speedup += weight * (v.log_speedup - trend(taken));
+    sum.log_speedup += weight * (v.log_speedup - trend(model, taken));
     sum.half_lo += weight * (v.log_speedup - v.log_lo);
     sum.half_hi += weight * (v.log_hi - v.log_speedup);
     sum.log_bf16 += weight * (v.log_bf16 - trend_bf16(taken));
@@ -173,44 +177,48 @@ std::optional<Surface::Prediction> Surface::predict(Shape shape, const SpeedMode
   }
   if (by_distance.empty()) return std::nullopt;
   std::ranges::stable_sort(by_distance, {}, &std::pair<double, const Column*>::first);
+  sum.distance = by_distance.front().first;
   by_distance.resize(std::min(by_distance.size(), kNamedNeighbours));
   for (const auto& [distance, column] : by_distance) sum.nearest.push_back(column);
-  sum.log_speedup = sum.log_speedup / (weights + prior) + trend(shape);
+  sum.log_speedup = sum.log_speedup / (weights + prior) + trend(model, shape);
   sum.half_lo /= weights;
   sum.half_hi /= weights;
   sum.log_bf16 = sum.log_bf16 / weights + trend_bf16(shape);
   return sum;
 }
 
-double Surface::hull_distance(Shape shape, const Column* left_out) const {
-  std::vector<Point2> hull;
-  for (const Column& column : columns_) {
-    if (&column != left_out && column.covers(shape.m)) hull.push_back({column.x, column.y});
+std::optional<double> Surface::miss(Shape shape) const {
+  if (misses_.size() < kMinErrors) return std::nullopt;
+  const double m = log2_of(shape.m);
+  const double size = size_of(shape);
+  double squares = 0;
+  double weights = 0;
+  for (const Miss& miss : misses_) {
+    const double apart = std::hypot(miss.m - m, miss.size - size);
+    const double weight = std::pow(apart * apart + 1, -2);
+    squares += weight * miss.error * miss.error;
+    weights += weight;
   }
-  return distance_to_hull(std::move(hull), {log2_of(shape.k), log2_of(shape.n)});
+  return std::sqrt(squares / weights);
 }
 
-double Surface::error_of(Shape shape, bool inside) const {
-  if (inside) return kSigmas * inside_rms_.value_or(*everywhere_rms_);
-  const int64_t m = std::clamp(shape.m, m_min_, m_max_);
+double Surface::error_of(Shape shape, double miss, double distance) const {
+  const double beyond = std::max(0.0, distance - reach_);
+  const double error = std::min(kUnknown, miss * (1 + beyond * beyond));
   for (const Column& column : columns_) {
-    if (column.n != shape.n || column.k != shape.k || !per_octave_rms_) continue;
-    return kSigmas * *per_octave_rms_ * std::abs(log2_of(shape.m) - log2_of(at(column, m).m));
+    if (!column.is_of(shape)) continue;
+    return kSigmas * std::min(error, walk_ * std::sqrt(distance));
   }
-  // Against the hull at the nearest m that was measured.
-  const double sideways = hull_distance({m, shape.n, shape.k}, nullptr);
-  const double octaves =
-      std::hypot(std::isfinite(sideways) ? sideways : 1.0, log2_of(shape.m) - log2_of(m));
-  return kSigmas * *everywhere_rms_ * (1 + octaves);
+  return kSigmas * error;
 }
 
-std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
+std::optional<Estimate> Surface::from_neighbours(Shape shape, double least_miss) const {
   const auto prediction = predict(shape, model_ ? &*model_ : nullptr, nullptr);
-  if (!prediction || !everywhere_rms_) return std::nullopt;
-  const bool m_inside = m_min_ <= shape.m && shape.m <= m_max_;
-  const bool inside = m_inside && hull_distance(shape, nullptr) == 0;
+  const auto own_miss = miss(shape);
+  if (!prediction || !own_miss) return std::nullopt;
+  const bool inside = m_min_ <= shape.m && shape.m <= m_max_ && prediction->distance <= reach_;
   if (!inside && !model_) return std::nullopt;
-  const double error = error_of(shape, inside);
+  const double error = error_of(shape, std::max(*own_miss, least_miss), prediction->distance);
   Estimate e{.evidence = inside ? Evidence::kInterpolated : Evidence::kModelled,
              .speedup = rounded(std::exp(prediction->log_speedup)),
              .lo = rounded(std::exp(prediction->log_speedup - prediction->half_lo - error)),
@@ -235,29 +243,42 @@ std::optional<Estimate> Surface::from_neighbours(Shape shape) const {
   return e;
 }
 
-void Surface::measure_curvature() {
-  std::vector<double> seen;
+// Each row between two others of its column, against the line through these: how much columns bend
+// in the mean, and how far rows are from that.
+void Surface::leave_rows_out() {
+  struct Middle {
+    double above_line, span, t;
+    [[nodiscard]] double bend() const { return span * span * t * (1 - t); }
+  };
+  std::vector<Middle> middles;
+  double product = 0;
+  double squares = 0;
   for (const Column& column : columns_) {
     for (size_t i = 1; i + 1 < column.points.size(); ++i) {
       const LinearSpeedup& a = *column.points[i - 1];
       const LinearSpeedup& b = *column.points[i];
       const LinearSpeedup& c = *column.points[i + 1];
-      const double ab = log2_of(b.shape.m) - log2_of(a.shape.m);
-      const double bc = log2_of(c.shape.m) - log2_of(b.shape.m);
-      const double slope_ab = std::log(b.speedup / a.speedup) / ab;
-      const double slope_bc = std::log(c.speedup / b.speedup) / bc;
-      seen.push_back(2 * std::abs(slope_bc - slope_ab) / (ab + bc));
+      const double span = log2_of(c.shape.m) - log2_of(a.shape.m);
+      const double t = (log2_of(b.shape.m) - log2_of(a.shape.m)) / span;
+      const double line = (1 - t) * std::log(a.speedup) + t * std::log(c.speedup);
+      middles.push_back({std::log(b.speedup) - line, span, t});
+      product += middles.back().above_line * middles.back().bend();
+      squares += middles.back().bend() * middles.back().bend();
     }
   }
-  curvature_ = kUnknownCurvature;
-  if (seen.empty()) return;
-  // Nine of ten are no more curved.
-  std::ranges::sort(seen);
-  curvature_ = kCurvatureMargin * seen[(seen.size() - 1) * 9 / 10];
+  walk_ = kUnknownWalk;
+  if (middles.size() < kMinErrors) return;
+  bulge_ = product / squares;
+  std::vector<double> walks;
+  for (const Middle& middle : middles) {
+    walks.push_back((middle.above_line - bulge_ * middle.bend()) /
+                    std::sqrt(middle.span * middle.t * (1 - middle.t)));
+  }
+  walk_ = rms(walks);
 }
 
-void Surface::leave_one_out() {
-  std::vector<double> inside, everywhere;
+void Surface::leave_columns_out() {
+  std::vector<double> distances;
   const size_t step = 1 + columns_.size() * points_.size() / kMostWork;
   for (size_t i = 0; i < columns_.size(); i += step) {
     const Column& column = columns_[i];
@@ -266,30 +287,15 @@ void Surface::leave_one_out() {
     for (const LinearSpeedup* p : column.points) {
       const auto predicted = predict(p->shape, model ? &*model : nullptr, &column);
       if (!predicted) continue;
-      const double error = predicted->log_speedup - std::log(p->speedup);
-      everywhere.push_back(error);
-      if (hull_distance(p->shape, &column) == 0) inside.push_back(error);
+      misses_.push_back({.m = log2_of(p->shape.m),
+                         .size = size_of(p->shape),
+                         .error = predicted->log_speedup - std::log(p->speedup)});
+      distances.push_back(predicted->distance);
     }
   }
-  if (everywhere.size() >= kMinErrors) everywhere_rms_ = rms(everywhere);
-  if (inside.size() >= kMinErrors) inside_rms_ = rms(inside);
-}
-
-void Surface::leave_ends_out() {
-  if (!model_) return;
-  const auto residual = [this](const LinearSpeedup& p) {
-    return std::log(p.speedup) - std::log(model_->bf16_ns(p.shape) / model_->fp8_ns(p.shape));
-  };
-  std::vector<double> errors;
-  for (const Column& column : columns_) {
-    for (size_t i = 1; i < column.points.size(); ++i) {
-      if (i != 1 && i + 1 != column.points.size()) continue;
-      const LinearSpeedup& a = *column.points[i - 1];
-      const LinearSpeedup& b = *column.points[i];
-      errors.push_back((residual(b) - residual(a)) / (log2_of(b.shape.m) - log2_of(a.shape.m)));
-    }
-  }
-  if (errors.size() >= kMinErrors) per_octave_rms_ = rms(errors);
+  if (distances.empty()) return;
+  std::ranges::sort(distances);
+  reach_ = distances[(distances.size() - 1) * 19 / 20];
 }
 
 }  // namespace f8::tuning_db

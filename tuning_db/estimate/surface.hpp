@@ -2,17 +2,18 @@
 // device. It works in logarithms throughout: log speedup over log2 m, log2 n, log2 k.
 //
 //   measured       the shape is a row
-//   along m        its (n, k) has rows on both sides of m: a straight line in log2 m; the interval
-//                  is widened by the curvature seen where three rows of one (n, k) are known
-//   neighbours     m is inside, and (log2 k, log2 n) in the convex hull of the measured ones: a
-//                  physical model fitted to all rows, plus its residuals at the measured (n, k),
-//                  weighted by inverse square distance
-//   outside        the same, with an interval that grows with the distance; the weights include one
-//                  of residual 0, so far away the model alone remains
+//   along m        its (n, k) has rows on both sides of m: a line in log2 m, which bends as those of
+//                  all (n, k) do in the mean. Speedups jump where a wave of tiles begins, so they
+//                  leave it as a random walk does: by the root of the distance from the rows. How
+//                  far is seen where a row lies between two others of its (n, k)
+//   neighbours     a physical model fitted to all rows, plus its residuals at the measured (n, k),
+//                  weighted by inverse square distance; the weights include one of residual 0, so
+//                  far away the model alone remains
 //
-// The last two take their interval from leaving out each (n, k) in turn, fitting again and looking
-// how far off the prediction is. Where only m is outside, and rows of this (n, k) are known, it
-// comes from leaving out each column's first and last m instead.
+// The last one takes its interval from leaving out each (n, k) in turn, fitting again and looking
+// how far off the prediction is: small linears and small m are off further, so errors count by how
+// alike m and m * n * k are. A shape that is further from the rows than those left out were is
+// outside, and the interval grows with the distance beyond that.
 #pragma once
 
 #include <map>
@@ -47,8 +48,12 @@ class Surface {
   explicit Surface(std::vector<LinearSpeedup> points);  // shapes are distinct
   Surface(const Surface&) = delete;
   Surface& operator=(const Surface&) = delete;
-  // Returns nothing if the rows are too few to say anything of this shape.
-  [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
+  // Returns nothing if the rows are too few to say anything of this shape. least_miss: how far off
+  // predictions of such shapes are known to be from elsewhere.
+  [[nodiscard]] std::optional<Estimate> estimate(Shape shape, double least_miss = 0) const;
+  // How far off predictions from rows of other (n, k) are at shapes like this one, as the standard
+  // deviation of the log speedup; nothing where too few were tried.
+  [[nodiscard]] std::optional<double> miss(Shape shape) const;
   [[nodiscard]] const std::vector<LinearSpeedup>& points() const { return points_; }
 
  private:
@@ -57,38 +62,44 @@ class Surface {
     double x = 0, y = 0;                       // log2 k, log2 n
     std::vector<const LinearSpeedup*> points;  // by m
     [[nodiscard]] bool covers(int64_t m) const;
+    [[nodiscard]] bool is_of(Shape shape) const { return n == shape.n && k == shape.k; }
   };
   struct Value {  // of a column at an m
     double log_speedup = 0, log_lo = 0, log_hi = 0, log_bf16 = 0;
-    double sag = 0;  // of the interval: what a chord may miss
+    double off = 0;  // of the interval: how far from the rows' line the speedup may be
     int64_t m = 0;   // where it was taken: m clamped into the column's range
     const LinearSpeedup* below = nullptr;
     const LinearSpeedup* above = nullptr;
   };
   struct Prediction {
     double log_speedup = 0, half_lo = 0, half_hi = 0, log_bf16 = 0;
+    double distance = 0;  // octaves to the nearest row
     std::vector<const Column*> nearest;
+  };
+  // A row that was predicted without its column.
+  struct Miss {
+    double m = 0, size = 0;  // log2 of m and of m * n * k
+    double error = 0;        // of the log speedup
   };
 
   [[nodiscard]] Value at(const Column& column, int64_t m) const;
   [[nodiscard]] std::optional<SpeedModel> fit_without(const Column* left_out) const;
   [[nodiscard]] std::optional<Prediction> predict(Shape shape, const SpeedModel* model,
                                                   const Column* left_out) const;
-  // How much the log speedup of an estimate may be off, beyond the rows' own intervals.
-  [[nodiscard]] double error_of(Shape shape, bool inside) const;
-  [[nodiscard]] double hull_distance(Shape shape, const Column* left_out) const;
+  // How much the log speedup of a prediction may be off, beyond the rows' own intervals.
+  [[nodiscard]] double error_of(Shape shape, double miss, double distance) const;
   [[nodiscard]] Estimate along_m(const Column& column, int64_t m) const;
-  [[nodiscard]] std::optional<Estimate> from_neighbours(Shape shape) const;
-  void measure_curvature();
-  void leave_one_out();
-  void leave_ends_out();
+  [[nodiscard]] std::optional<Estimate> from_neighbours(Shape shape, double least_miss) const;
+  void leave_rows_out();
+  void leave_columns_out();
 
   std::vector<LinearSpeedup> points_;
   std::vector<Column> columns_;
   std::optional<SpeedModel> model_;
-  double curvature_ = 0;  // |d2 log speedup / d (log2 m)^2|, of the rows
-  std::optional<double> inside_rms_, everywhere_rms_;  // of leave-one-out, in log speedup
-  std::optional<double> per_octave_rms_;  // of predicting a column's end from the row beside it
+  double bulge_ = 0;  // above a line between two rows, over span * span * t * (1 - t), in the mean
+  double walk_ = 0;   // how far the log speedup leaves a column's rows within an octave
+  std::vector<Miss> misses_;
+  double reach_ = 0;  // so far from the nearest row were 19 of 20 of those left out
   int64_t m_min_ = 0, m_max_ = 0;
 };
 

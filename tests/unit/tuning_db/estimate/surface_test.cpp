@@ -9,7 +9,6 @@
 #include <random>
 
 #include "tests/unit/tuning_db/measured_shapes.hpp"
-#include "tuning_db/estimate/hull.hpp"
 
 namespace f8::tuning_db {
 namespace {
@@ -207,20 +206,6 @@ TEST(SpeedModel, FewRowsAreNoModel) {
   EXPECT_FALSE(SpeedModel::fit({}));
   const std::vector<TimedShape> five(5, {{8192, 4096, 4096}, 2e6, 1e6});
   EXPECT_FALSE(SpeedModel::fit(five));
-}
-
-TEST(Hull, DistanceOutside) {
-  const std::vector<Point2> square = {{0, 0}, {2, 0}, {2, 2}, {0, 2}, {1, 1}};
-  EXPECT_EQ(distance_to_hull(square, {1, 1.5}), 0);
-  EXPECT_EQ(distance_to_hull(square, {2, 1}), 0);
-  EXPECT_EQ(distance_to_hull(square, {0, 0}), 0);
-  EXPECT_DOUBLE_EQ(distance_to_hull(square, {5, 1}), 3);
-  EXPECT_DOUBLE_EQ(distance_to_hull(square, {5, 6}), 5);
-  EXPECT_EQ(distance_to_hull({{0, 0}, {1, 1}, {2, 2}}, {1.5, 1.5}), 0);
-  EXPECT_DOUBLE_EQ(distance_to_hull({{0, 0}, {1, 0}, {2, 0}}, {1, 1}), 1);
-  EXPECT_EQ(distance_to_hull({{1, 1}}, {1, 1}), 0);
-  EXPECT_DOUBLE_EQ(distance_to_hull({{1, 1}}, {1, 3}), 2);
-  EXPECT_TRUE(std::isinf(distance_to_hull({}, {0, 0})));
 }
 
 }  // namespace
