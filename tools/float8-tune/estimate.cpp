@@ -2,9 +2,12 @@
 // did. It needs no GPU.
 #include <memory>
 
+#include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
+#include "tools/float8-tune/source.hpp"
+#include "tools/tuner/search/shape_sweep.hpp"
 #include "tuning_db/estimate/estimate_score.hpp"
 
 namespace f8::cli {
@@ -16,10 +19,24 @@ using tuning_db::ScoredEstimate;
 struct Options {
   std::string recipes = "tensorwise,rowwise,rowwise_with_gw_hp,delayed,blockwise";
   std::string device;
-  std::filesystem::path truth;
+  std::string truth;
+  std::filesystem::path csv;
   bool elsewhere = false;
   double margin = kFilterMargin;
 };
+
+constexpr std::array<std::string_view, 10> kColumns = {
+    "m",        "n",           "k",           "recipe",   "speedup",
+    "estimate", "estimate_lo", "estimate_hi", "evidence", "basis"};
+
+Status add_csv(tuner::CsvFile& csv, const ScoredEstimate& scored) {
+  const auto number = [](double value) { return f8::format("{}", rounded(value)); };
+  const auto& [truth, estimate] = scored;
+  return csv.add(std::array<std::string, kColumns.size()>{
+      std::to_string(truth.shape.m), std::to_string(truth.shape.n), std::to_string(truth.shape.k),
+      truth.recipe, number(truth.speedup), number(estimate.speedup), number(estimate.lo),
+      number(estimate.hi), std::string(to_string(estimate.evidence)), estimate.basis});
+}
 
 std::string percent(double share) {
   return f8::format("{:.1f} %", 100 * share);
@@ -80,11 +97,18 @@ Result<int> score(const Options& options, const Global& global) {
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
   TuningTable truth;
   if (!options.truth.empty()) {
-    const auto database = F8_TRY(of_option(
-        "--truth", tuning_db::Database::open(options.truth, tuning_db::OpenMode::kReadOnly)));
-    truth = F8_TRY(database.table(tuning_db::Database::TablePart::kLinears));
+    const auto read = [&truth](const tuning_db::Database& database) -> Status {
+      truth = F8_TRY(database.table(tuning_db::Database::TablePart::kLinears));
+      return {};
+    };
+    F8_TRY(of_option("--truth", read_source(options.truth, read)));
   }
   Report report;
+  tuner::CsvFile csv;
+  if (!options.csv.empty()) {
+    F8_TRY(check_output(global, "--csv", options.csv));
+    csv = F8_TRY(of_option("--csv", tuner::CsvFile::create(options.csv, kColumns)));
+  }
   std::vector<ScoredEstimate> all;
   for (const std::string& name : items_of(options.recipes)) {
     const Recipe recipe = F8_TRY(recipe_of(name));
@@ -94,6 +118,7 @@ Result<int> score(const Options& options, const Global& global) {
                      : tuning_db::estimate_unknown(table, truth, recipe.name, options.device);
     if (found.empty()) continue;
     report.add(recipe.name, tuning_db::score_estimates(found, options.margin));
+    for (const ScoredEstimate& one : found) F8_TRY(of_option("--csv", add_csv(csv, one)));
     std::ranges::move(found, std::back_inserter(all));
   }
   if (all.empty()) {
@@ -103,7 +128,7 @@ Result<int> score(const Options& options, const Global& global) {
                 options.device.empty() ? "" : " on " + options.device);
   }
   report.add("all", tuning_db::score_estimates(all, options.margin));
-  report.show(global);
+  if (!is_standard_stream(options.csv)) report.show(global);
   return kExitOk;
 }
 
@@ -128,11 +153,14 @@ void add_estimate(CLI::App& app, Program& program) {
       command->add_flag("--elsewhere", options->elsewhere,
                         "estimate the device's linears from those of other devices");
   command
-      ->add_option("--truth", options->truth,
-                   "a database whose linears are estimated where --db has no row of them; without "
-                   "it each layer (N, K) of --db is left out in turn")
+      ->add_option(
+          "--truth", options->truth,
+          "a database or a .jsonl export whose linears are estimated where --db has no row "
+          "of them; without it each layer (N, K) of --db is left out in turn")
       ->type_name("FILE")
       ->excludes(elsewhere);
+  add_output(*command, "--csv", options->csv,
+             "also write each linear and its estimate to this file");
   command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
       ->check(CLI::Range(0.0, 10.0));
 }

@@ -48,7 +48,7 @@ class Report {
                 percent(regret.worst), percent(regret.median_to_any), percent(regret.p95_to_any),
                 regret.worst_of});
   }
-  // With --json the source of the constants, where there is one, is a field.
+  // The JSON has the source of the constants as a field, where there is one.
   void show(const Global& global, const std::string& source = "") const {
     if (global.json) {
       Json json = {{"regret", json_}};
@@ -74,12 +74,14 @@ class Report {
 Result<int> score(const Options& options, const Global& global) {
   const auto train = F8_TRY(gemms_of("--train", options.train));
   Report report;
-  report.add("fitted to", tuner::regret(train, runtime::CostModel::fitted()));
-  report.add("and rows of other layers",
-             tuner::regret_with_neighbours(train, runtime::CostModel::fitted()));
+  const runtime::CostModel& model = runtime::CostModel::fitted();
+  report.add("fitted to", tuner::regret(train, model));
+  report.add("and rows of other layers", tuner::regret_with_neighbours(train, train, model));
   if (!options.test.empty()) {
     const auto test = unseen(F8_TRY(gemms_of("--test", options.test)), train);
-    report.add("held out", tuner::regret(test, runtime::CostModel::fitted()));
+    report.add("held out", tuner::regret(test, model));
+    report.add("held out, and rows of the others",
+               tuner::regret_with_neighbours(test, train, model));
   }
   report.show(global);
   return kExitOk;

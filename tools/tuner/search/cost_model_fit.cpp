@@ -299,9 +299,10 @@ Regret regret(const std::vector<MeasuredGemm>& gemms, const CostModel& model) {
   return regrets.regret();
 }
 
-Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms, const CostModel& model) {
+Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms,
+                              const std::vector<MeasuredGemm>& known, const CostModel& model) {
   Regrets regrets;
-  for (const MeasuredGemm& gemm : gemms) regrets.add(gemm, model, winners_near(gemm, gemms));
+  for (const MeasuredGemm& gemm : gemms) regrets.add(gemm, model, winners_near(gemm, known));
   return regrets.regret();
 }
 

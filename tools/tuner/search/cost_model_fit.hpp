@@ -60,8 +60,10 @@ struct Regret {
 [[nodiscard]] std::vector<runtime::NearbyWinner> winners_near(
     const MeasuredGemm& gemm, const std::vector<MeasuredGemm>& gemms);
 
-// The same where the winners of other layers (n, k) have a vote, as the rows of a tuning table do.
+// The same where the winners of `known` in other layers (n, k) have a vote, as the rows of a tuning
+// table do.
 [[nodiscard]] Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms,
+                                            const std::vector<MeasuredGemm>& known,
                                             const runtime::CostModel& model);
 
 struct FitOptions {
