@@ -286,9 +286,9 @@ def test_conversion_asks_the_table_of_the_device(config: Any, capsys: Any) -> No
     model = torch.nn.Sequential(linear, torch.nn.Linear(64, 64, device="cuda"))
     f8.convert_to_float8_training(model, config=config("rowwise"), tokens=8192, explain=True)
     assert [type(m).__name__ for m in model] == ["Float8Linear", "Linear"]
+    table = f8.verdicts(torch.nn.Sequential(linear, model[1]), "rowwise", 8192, device=0)
     assert capsys.readouterr().out == (
-        f8_explain(f8.verdicts(torch.nn.Sequential(linear, model[1]), "rowwise", 8192, device=0))
-        + "\n"
+        f"{f8_explain(table)}\n\n1 of 2 linears to float8 (M 8192)\n"
     )
 
 
