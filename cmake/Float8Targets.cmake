@@ -2,8 +2,9 @@
 #
 #   float8_add_library(NAME [ROOMS ...] LINK ...)
 #     The folder's *.cpp, and those of its subfolders ROOMS, as the static layer library f8_<NAME>.
-#   float8_add_test(NAME FOLDER ... [ROOMS ...] LINK ... LABELS ...)
-#     A folder's *.cpp, and those of its subfolders ROOMS, as a GoogleTest program that ctest knows.
+#   float8_add_test(NAME FOLDER ... [ROOMS ...] [SHARDS N] LINK ... LABELS ...)
+#     A folder's *.cpp, and those of its subfolders ROOMS, as a GoogleTest program that ctest knows;
+#     with SHARDS as N tests of ctest, NAME_0 and so on, which run side by side.
 add_library(float8_options INTERFACE)
 # A newer compiler's new warnings must not stop a project that only uses float8.
 option(FLOAT8_WERROR "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
@@ -42,7 +43,7 @@ function(float8_add_library name)
 endfunction()
 
 function(float8_add_test name)
-  cmake_parse_arguments(ARG "" "FOLDER" "ROOMS;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "FOLDER;SHARDS" "ROOMS;LINK;LABELS" ${ARGN})
   float8_glob_rooms(sources "${CMAKE_CURRENT_SOURCE_DIR}/${ARG_FOLDER}" ${ARG_ROOMS})
   if(NOT sources)
     return()
@@ -51,8 +52,20 @@ function(float8_add_test name)
   target_link_libraries(${name} PRIVATE float8_options ${ARG_LINK} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE FLOAT8_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_compile_options(${name} PRIVATE ${FLOAT8_COLD_CODE})
-  add_test(NAME ${name} COMMAND ${name})
+  set(tests ${name})
+  if(ARG_SHARDS)
+    math(EXPR last "${ARG_SHARDS} - 1")
+    set(tests)
+    foreach(shard RANGE ${last})
+      list(APPEND tests ${name}_${shard})
+      add_test(NAME ${name}_${shard} COMMAND ${name})
+      set_tests_properties(${name}_${shard} PROPERTIES
+        ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard}")
+    endforeach()
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+  endif()
   # A program all of whose tests skipped is listed as skipped, not as passed.
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${FLOAT8_TEST_TIMEOUT}
+  set_tests_properties(${tests} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${FLOAT8_TEST_TIMEOUT}
     SKIP_REGULAR_EXPRESSION "\\[  PASSED  \\] 0 tests")
 endfunction()
