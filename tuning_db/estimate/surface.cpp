@@ -170,8 +170,8 @@ std::optional<Surface::Prediction> Surface::predict(Shape shape, const SpeedMode
     const Shape taken{v.m, column.n, column.k};
     weights += weight;
     sum.log_speedup += weight * (v.log_speedup - trend(model, taken));
-    sum.half_lo += weight * (v.log_speedup - v.log_lo);
-    sum.half_hi += weight * (v.log_hi - v.log_speedup);
+    sum.half_lo += weight * (v.log_speedup - v.log_lo - v.off);
+    sum.half_hi += weight * (v.log_hi - v.log_speedup - v.off);
     sum.log_bf16 += weight * (v.log_bf16 - trend_bf16(taken));
     by_distance.emplace_back(distance, &column);
   }
