@@ -16,15 +16,16 @@ import sys
 import tempfile
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-# Reports what a reader would see, after choosing all recipes.
+# Reports what a reader would see at first, and after choosing all figures.
 PROBE = """<script>
 addEventListener("load", function () {
   const visible = () => Array.from(document.querySelectorAll("article"))
     .filter((a) => a.getBoundingClientRect().height > 0).length;
   const first = visible();
-  const select = document.getElementById("choose-recipe");
-  select.value = "";
-  select.dispatchEvent(new Event("change"));
+  for (const select of document.querySelectorAll("#controls select")) {
+    select.value = "";
+    select.dispatchEvent(new Event("change"));
+  }
   const wide = document.documentElement.scrollWidth > innerWidth;
   const text = document.querySelector("article svg text").getBoundingClientRect().height;
   document.title = [first, visible(), document.querySelectorAll("article").length, wide,
@@ -34,7 +35,7 @@ addEventListener("load", function () {
 
 
 def look(browser, page, width, dark):
-    """What the probe reports: figures shown at first and of all recipes, and the layout."""
+    """What the probe reports: figures shown at first and after choosing all, and the layout."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     if dark:
         flags.append("--blink-settings=preferredColorScheme=0")
@@ -67,7 +68,7 @@ def main(tool):
                 seen = look(browser, page, width, dark)
                 print(f"{width} px, {'dark' if dark else 'light'}: {seen}")
                 first, every, there, is_wide, is_legible, *color = seen.split(" ", 5)
-                assert 5 <= int(first) < total, "the script chooses one recipe"
+                assert 5 <= int(first) < total, "the script chooses one device and recipe"
                 assert int(every) == int(there) == total, "and shows all where it is asked to"
                 assert is_wide == "false", "the page is wider than the window"
                 assert is_legible == "true", "the figures' text is too small"

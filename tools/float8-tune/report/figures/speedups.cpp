@@ -1,6 +1,7 @@
 #include "tools/float8-tune/report/figures/speedups.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -40,7 +41,11 @@ SpeedupCell cell_of(const Estimator& estimator, Shape shape) {
 void add_grids(size_t device, const TuningTable& table, const Estimator& estimator,
                std::vector<SpeedupGrid>& grids) {
   std::map<int64_t, size_t> ms;
-  for (const LinearSpeedup& row : table.speedups()) ++ms[row.shape.m];
+  for (const LinearSpeedup& row : table.speedups()) {
+    ms[row.shape.m] += table.sources[row.source] == "built-in" ? 1 : kMinLinears;
+  }
+  const auto is_grid = [](const auto& one) { return one.second >= kMinLinears; };
+  if (std::ranges::any_of(ms, is_grid)) std::erase_if(ms, std::not_fn(is_grid));
   for (const int64_t m : most_frequent(ms, kMaxTokens)) {
     std::map<int64_t, size_t> ks, ns;
     for (const LinearSpeedup& row : table.speedups()) {

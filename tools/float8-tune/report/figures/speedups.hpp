@@ -12,6 +12,8 @@ namespace f8::report {
 
 inline constexpr size_t kMaxAxis = 24;    // values of K or N in a grid: those with most rows
 inline constexpr size_t kMaxTokens = 12;  // grids of one device and recipe, likewise
+// An M with fewer built-in linears, and none of the user's, is no grid, unless none has so many.
+inline constexpr size_t kMinLinears = 3;
 
 struct SpeedupCell {
   bool is_known = false;
