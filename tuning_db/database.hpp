@@ -169,7 +169,7 @@ class Database {
   [[nodiscard]] Status verify_run(std::string_view run_uuid, const DeviceClass& device,
                                   std::string_view unit_uuid, const Toolchain& toolchain,
                                   const Method& method) const;
-  // Whether a run's times are those of this class of device, method, code generator, NVRTC and
+  // Says whether a run's times are those of this class of device, method, code generator, NVRTC and
   // cuBLASLt: another unit, driver or revision of float8 measures the same.
   [[nodiscard]] Result<bool> is_comparable(std::string_view run_uuid, const DeviceClass& device,
                                            const Toolchain& toolchain, const Method& method) const;

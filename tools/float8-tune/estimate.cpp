@@ -30,12 +30,12 @@ constexpr std::array<std::string_view, 10> kColumns = {
     "estimate", "estimate_lo", "estimate_hi", "evidence", "basis"};
 
 Status add_csv(tuner::CsvFile& csv, const ScoredEstimate& scored) {
-  const auto number = [](double value) { return f8::format("{}", rounded(value)); };
   const auto& [truth, estimate] = scored;
   return csv.add(std::array<std::string, kColumns.size()>{
       std::to_string(truth.shape.m), std::to_string(truth.shape.n), std::to_string(truth.shape.k),
-      truth.recipe, number(truth.speedup), number(estimate.speedup), number(estimate.lo),
-      number(estimate.hi), std::string(to_string(estimate.evidence)), estimate.basis});
+      truth.recipe, csv_number(truth.speedup), csv_number(estimate.speedup),
+      csv_number(estimate.lo), csv_number(estimate.hi), std::string(to_string(estimate.evidence)),
+      estimate.basis});
 }
 
 std::string percent(double share) {

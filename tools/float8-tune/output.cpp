@@ -51,6 +51,10 @@ double rounded(double value, int digits) {
   return std::stod(f8::format("{:.{}g}", value, digits));
 }
 
+std::string csv_number(double value) {
+  return f8::format("{}", rounded(value));
+}
+
 void add_interval(Json& json, const std::string& name, double value, double lo, double hi,
                   int digits) {
   json[name] = rounded(value, digits);

@@ -20,6 +20,8 @@ using Json = nlohmann::ordered_json;
 void print_json(const Json& value);
 // Rounded to `digits` significant digits: printed numbers carry no noise of the last bits.
 [[nodiscard]] double rounded(double value, int digits = 6);
+// A number as a CSV field: six significant digits.
+[[nodiscard]] std::string csv_number(double value);
 // Adds a value and the ends of its interval, rounded: NAME, NAME_lo and NAME_hi.
 void add_interval(Json& json, const std::string& name, double value, double lo, double hi,
                   int digits = 6);

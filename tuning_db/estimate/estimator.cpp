@@ -38,11 +38,20 @@ Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::str
 }
 
 std::optional<Estimate> Estimator::estimate(Shape shape) const {
-  double miss = 0;
-  for (const auto& surface : surfaces_) miss = std::max(miss, surface->miss(shape).value_or(0));
+  std::optional<double> miss;  // of all surfaces
+  const auto most_missed = [&] {
+    if (!miss) {
+      miss = 0;
+      for (const auto& surface : surfaces_) {
+        miss = std::max(*miss, surface->miss(shape).value_or(0));
+      }
+    }
+    return *miss;
+  };
   std::optional<Estimate> narrowest;
   for (const auto& surface : surfaces_) {
-    auto e = surface->estimate(shape, miss);
+    auto e = surface->from_column(shape);
+    if (!e) e = surface->from_neighbours(shape, most_missed());
     if (!e) continue;
     const DeviceClass& measured = table_.devices[surface->points().front().device];
     if (!measured.is_same_class(here_)) {

@@ -74,7 +74,12 @@ Surface::Surface(std::vector<LinearSpeedup> points) : points_(std::move(points))
   leave_columns_out();
 }
 
-std::optional<Estimate> Surface::estimate(Shape shape, double least_miss) const {
+std::optional<Estimate> Surface::estimate(Shape shape) const {
+  auto known = from_column(shape);
+  return known ? known : from_neighbours(shape, miss(shape).value_or(0));
+}
+
+std::optional<Estimate> Surface::from_column(Shape shape) const {
   for (const Column& column : columns_) {
     if (!column.is_of(shape) || !column.covers(shape.m)) continue;
     for (const LinearSpeedup* p : column.points) {
@@ -91,7 +96,7 @@ std::optional<Estimate> Surface::estimate(Shape shape, double least_miss) const 
     }
     return along_m(column, shape.m);
   }
-  return from_neighbours(shape, least_miss);
+  return std::nullopt;
 }
 
 Surface::Value Surface::at(const Column& column, int64_t m) const {
@@ -212,13 +217,12 @@ double Surface::error_of(Shape shape, double miss, double distance) const {
   return kSigmas * error;
 }
 
-std::optional<Estimate> Surface::from_neighbours(Shape shape, double least_miss) const {
+std::optional<Estimate> Surface::from_neighbours(Shape shape, double miss) const {
   const auto prediction = predict(shape, model_ ? &*model_ : nullptr, nullptr);
-  const auto own_miss = miss(shape);
-  if (!prediction || !own_miss) return std::nullopt;
+  if (!prediction || misses_.size() < kMinErrors) return std::nullopt;
   const bool inside = m_min_ <= shape.m && shape.m <= m_max_ && prediction->distance <= reach_;
   if (!inside && !model_) return std::nullopt;
-  const double error = error_of(shape, std::max(*own_miss, least_miss), prediction->distance);
+  const double error = error_of(shape, miss, prediction->distance);
   Estimate e{.evidence = inside ? Evidence::kInterpolated : Evidence::kModelled,
              .speedup = rounded(std::exp(prediction->log_speedup)),
              .lo = rounded(std::exp(prediction->log_speedup - prediction->half_lo - error)),

@@ -48,9 +48,12 @@ class Surface {
   explicit Surface(std::vector<LinearSpeedup> points);  // shapes are distinct
   Surface(const Surface&) = delete;
   Surface& operator=(const Surface&) = delete;
-  // Returns nothing if the rows are too few to say anything of this shape. least_miss: how far off
-  // predictions of such shapes are known to be from elsewhere.
-  [[nodiscard]] std::optional<Estimate> estimate(Shape shape, double least_miss = 0) const;
+  // Returns nothing if the rows are too few to say anything of this shape.
+  [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
+  // The two parts of it: what the rows of this (n, k) say, and a prediction from all rows, which is
+  // off by `miss` where they are near.
+  [[nodiscard]] std::optional<Estimate> from_column(Shape shape) const;
+  [[nodiscard]] std::optional<Estimate> from_neighbours(Shape shape, double miss) const;
   // How far off predictions from rows of other (n, k) are at shapes like this one, as the standard
   // deviation of the log speedup; nothing where too few were tried.
   [[nodiscard]] std::optional<double> miss(Shape shape) const;
@@ -89,7 +92,6 @@ class Surface {
   // How much the log speedup of a prediction may be off, beyond the rows' own intervals.
   [[nodiscard]] double error_of(Shape shape, double miss, double distance) const;
   [[nodiscard]] Estimate along_m(const Column& column, int64_t m) const;
-  [[nodiscard]] std::optional<Estimate> from_neighbours(Shape shape, double least_miss) const;
   void leave_rows_out();
   void leave_columns_out();
 

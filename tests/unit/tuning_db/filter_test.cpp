@@ -112,8 +112,8 @@ TEST_F(FilterTest, BetweenTwoTokenCountsOfAShape) {
   EXPECT_NEAR(d.speedup, 1.21, 1e-3);
   EXPECT_LT(d.lo, d.speedup);
   EXPECT_GT(d.hi, d.speedup);
-  EXPECT_LT(d.hi - d.lo,
-            0.02);  // no row leaves the line between others, so hardly wider than the rows'
+  // No row leaves the line between others, so the interval is hardly wider than the rows'.
+  EXPECT_LT(d.hi - d.lo, 0.02);
   EXPECT_EQ(d.trial_uuids.size(), 2U);
   EXPECT_NE(d.reason.find("interpolated between M 2048 (1.100) and 8192 (1.331)"),
             std::string::npos)

@@ -191,10 +191,6 @@ Json slowdown_json(std::span<const tuner::ShapeRatio> ratios) {
           {"worst_of", s.worst_of}};
 }
 
-std::string csv_number(double value) {
-  return f8::format("{}", rounded(value));
-}
-
 void add_bench(CLI::App& app, Program& program) {
   CLI::App* group =
       add_group(app, "bench", "measure kernels and linears against cuBLASLt and bf16");

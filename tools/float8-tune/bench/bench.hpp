@@ -75,12 +75,10 @@ void add_us(Json& json, const tuning_db::TrialResult& result);
 [[nodiscard]] std::string summary_text(const std::string& what,
                                        std::span<const tuner::ShapeRatio> ratios);
 [[nodiscard]] Json summary_json(std::span<const tuner::ShapeRatio> ratios);
-// Of ratios above 1 where something is slower: median, 95th percentile, worst.
+// The median, 95th percentile and worst of ratios that are above 1 where something is slower.
 [[nodiscard]] std::string slowdown_text(const std::string& what,
                                         std::span<const tuner::ShapeRatio> ratios);
 [[nodiscard]] Json slowdown_json(std::span<const tuner::ShapeRatio> ratios);
-// A number as a CSV field: six significant digits.
-[[nodiscard]] std::string csv_number(double value);
 
 // Runs bench cast on a list of weights (weight_list.hpp).
 [[nodiscard]] Result<int> bench_casts(const BenchOptions& options, const std::string& list,

@@ -144,8 +144,6 @@ Result<LinearSearch> search_linear(InterleavedGroup group, const KernelShortlist
                                    Impl impl) {
   std::vector<LinearChoices> variants = linear_variants(shortlists, options);
   LinearSearch found{.choices = variants.front()};
-  constexpr size_t kLast = std::numeric_limits<size_t>::max();
-  const LinearChoices untuned = prior_linear(shortlists, kLast);
   if (variants.size() == 1) return found;
 
   const auto time = [&](const std::vector<LinearChoices>& linears,
@@ -199,7 +197,8 @@ Result<LinearSearch> search_linear(InterleavedGroup group, const KernelShortlist
     if (*best) found.choices = finalists[static_cast<size_t>(best - second.begin())];
   }
   found.over_first = times.over(variants.front(), found.choices).value_or(1);
-  found.over_untuned = times.over(untuned, found.choices);
+  constexpr size_t kLast = std::numeric_limits<size_t>::max();
+  found.over_untuned = times.over(prior_linear(shortlists, kLast), found.choices);
   return found;
 }
 

@@ -37,9 +37,9 @@ struct KernelShortlist {
 using KernelShortlists = std::array<KernelShortlist, 3>;  // indexed by Gemm
 
 // The linears to time, each combination once, in this order: all fastest; all prior choices, the
-// last of which are those of a plan without a search; both
-// gradients by one configuration, so that one launch computes them; and for each GEMM its next
-// kernels within reach, with the fastest of the others.
+// last of which are those of a plan without a search; both gradients by one configuration, so that
+// one launch computes them; and for each GEMM its next kernels within reach, with the fastest of
+// the others.
 [[nodiscard]] std::vector<LinearChoices> linear_variants(const KernelShortlists& shortlists,
                                                          const LinearSearchOptions& options);
 
@@ -48,7 +48,7 @@ struct LinearSearch {
   int timed = 0;          // how many linears were timed; 0: there was no choice
   double over_first = 1;  // the time of the linear of the fastest kernels over the best one's
   // The time of the linear of a plan without a search over the best one's; none where it was not
-  // timed.
+  // timed. A GEMM without prior choices, as those in bf16, has its fastest kernel there.
   std::optional<double> over_untuned{};
 };
 using MeasureGroup =

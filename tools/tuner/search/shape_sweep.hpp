@@ -40,7 +40,7 @@ struct ShapeSummary {
 // All fields are zero where there are no ratios.
 [[nodiscard]] ShapeSummary summarize(std::span<const ShapeRatio> ratios);
 
-// Of ratios above 1 where something is slower.
+// What ratios say that are above 1 where something is slower.
 struct ShapeSlowdown {
   double median = 0, p95 = 0, worst = 0;
   std::string worst_of;
