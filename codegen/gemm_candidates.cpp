@@ -22,8 +22,8 @@ struct Tile {
 };
 
 // These are the tiles and clusters that won somewhere when all were measured (docs/kernels.md), the
-// small tiles and split-K clusters that small results need, and widths in between, with which some
-// results are whole waves of tiles where the others leave half a wave empty. The raster group
+// small tiles, split-K and clusters of four that small results need, and sizes in between, with which
+// some results are whole waves of tiles where the others leave half a wave empty. The raster group
 // matters where operands come from L2 fast enough only if the SMs of a GPC share them, most for
 // single CTAs of small tiles: 16 of them as a square read the least.
 const Tile kTiles[] = {
@@ -33,14 +33,20 @@ const Tile kTiles[] = {
     {128, 160, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}}},
     {128, 192, 2, true, {{1, 1, 1, 8}, {2, 1, 1, 8}, {1, 2}}},
     {128, 160, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
-    {128, 192, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
+    {128, 192, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2, 4}}},
     {128, 224, 2, false, {{1, 1}, {2, 1}, {1, 2}}},
-    {128, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2, 4}}},
+    {192, 128, 3, false, {{1, 1, 1, 4}, {1, 2}}},
+    {192, 160, 3, false, {{1, 2}}},
+    {192, 96, 3, false, {{1, 2}}},
+    {128, 128, 2, false, {{1, 1}, {2, 1}, {1, 2}, {1, 1, 2, 4}, {2, 2}}},
+    {128, 96, 2, false, {{1, 2}}},
+    {128, 96, 2, true, {{1, 1, 1, 4}}},
     {64, 128, 2, true, {{1, 1, 1, 4}, {1, 2}}},
     {64, 256, 2, true, {{1, 1}}},
     {64, 256, 1, false, {{1, 1}}},
-    {64, 128, 1, false, {{1, 1, 1, 4}, {2, 1}, {1, 2}, {1, 1, 2, 4}}},
-    {64, 64, 1, false, {{1, 1}}},
+    {64, 192, 1, false, {{1, 1, 1, 4}}},
+    {64, 128, 1, false, {{1, 1, 1, 4}, {2, 1}, {1, 2}, {1, 1, 2, 4}, {1, 4}, {2, 2}}},
+    {64, 64, 1, false, {{1, 1}, {1, 1, 2, 4}}},
 };
 constexpr int kMostStages = 8;
 constexpr int kLarge = 128 * 192;               // elements of a tile

@@ -90,7 +90,9 @@ struct Gemm {
       typename Traits::Accumulators acc;
       Mainloop::compute_tile(acc, shared, schedule, pipeline, warpgroup, tile);
       const typename Mainloop::TileSums sums{acc};
-      const float tile_scale = scale[Config::kProblems > 1 ? tile.problem : 0];
+      // An index would put both into local memory, whose loads wait behind the operands'.
+      float tile_scale = scale[0];
+      if (Config::kProblems > 1 && tile.problem > 0) tile_scale = scale[Config::kProblems - 1];
       if constexpr (Config::kSplitK == 1) {
         Epilogue::store_tile(sums, shared, maps, schedule, warpgroup, tile, tile_scale,
                              operands_phase, out_buffer, amax);

@@ -106,6 +106,7 @@ Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape
   std::vector<Ranked> ranked;
   ranked.reserve(candidates.size());
   for (const codegen::GemmConfig& config : candidates) {
+    if (config.cluster_m * config.cluster_n * config.split_k > std::max(1, sm_count)) continue;
     codegen::GemmSpec candidate = spec;
     candidate.config = config;
     ranked.push_back({voted_clocks(candidate, shape, sm_count, nearby),

@@ -52,7 +52,7 @@ TEST(Replay, SaysWhatItCannotReplay) {
   const Tool tool;
   tool.expect_refused(1, {"replay"}, {"--set", "sweep --exhaustive"});
   tool.expect_refused(1, {"replay", "--set", "nothing.jsonl"}, {"--set", "nothing.jsonl"});
-  tool.expect_refused(1, {"replay", "--set", "builtin"}, {"--set", "80 %", "sweep --exhaustive"});
+  tool.expect_refused(1, {"replay", "--set", "builtin"}, {"--set", "70 %", "sweep --exhaustive"});
   const std::string set = FLOAT8_DATA_DIR "/held_out.jsonl";
   tool.expect_refused(1, {"replay", "--set", set, "--strategy", "genetic"},
                       {"--strategy", "genetic", "halving"});

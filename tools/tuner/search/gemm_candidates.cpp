@@ -6,16 +6,15 @@
 #include "tools/tuner/search/device_profile.hpp"
 
 namespace f8::tuner {
-Result<std::vector<Generated>> generated_candidates(const Problem& problem,
-                                                    const runtime::DeviceInfo& device, int keep,
-                                                    std::span<const runtime::GemmChoice> also,
-                                                    const Epilogue& epilogue,
-                                                    const runtime::CostModel& model) {
-  const codegen::GemmSpec family = F8_TRY(gemm_spec(problem, epilogue));
-  const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
+
+std::vector<Generated> in_order(const codegen::GemmSpec& family, Shape own,
+                                std::span<const codegen::GemmConfig> configs,
+                                const runtime::DeviceInfo& device, int keep,
+                                std::span<const runtime::GemmChoice> also,
+                                const runtime::CostModel& model) {
   const double ghz = profile_of(device).settled * std::max(device.sm_clock_max_mhz, 1) / 1e3;
   std::vector<Generated> candidates;
-  for (const codegen::GemmConfig& config : codegen::gemm_candidates(family)) {
+  for (const codegen::GemmConfig& config : configs) {
     codegen::GemmSpec spec = family;
     spec.config = config;
     const double clocks = runtime::predicted_clocks(spec, own, device.sm_count, model);
@@ -41,6 +40,15 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
   }
   std::ranges::stable_partition(candidates, [](const Generated& c) { return c.pruned.empty(); });
   return candidates;
+}
+
+Result<std::vector<Generated>> generated_candidates(const Problem& problem,
+                                                    const runtime::DeviceInfo& device, int keep,
+                                                    std::span<const runtime::GemmChoice> also,
+                                                    const Epilogue& epilogue) {
+  const codegen::GemmSpec family = F8_TRY(gemm_spec(problem, epilogue));
+  const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
+  return in_order(family, own, codegen::gemm_candidates(family), device, keep, also);
 }
 
 Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,

@@ -17,12 +17,16 @@ struct Generated {
   double predicted_ns = 0;
   std::string pruned;  // why it is not measured; empty: it is
 };
-// The configurations in the cost model's order, best first. The first `keep` are measured, and
-// those of `also` that are generated.
+// Configurations in the cost model's order, best first. The first `keep` are measured, and those of
+// `also` that are generated.
+[[nodiscard]] std::vector<Generated> in_order(
+    const codegen::GemmSpec& family, Shape own, std::span<const codegen::GemmConfig> configs,
+    const runtime::DeviceInfo& device, int keep, std::span<const runtime::GemmChoice> also,
+    const runtime::CostModel& model = runtime::CostModel::fitted());
+// All that there are of a GEMM.
 [[nodiscard]] Result<std::vector<Generated>> generated_candidates(
     const Problem& problem, const runtime::DeviceInfo& device, int keep,
-    std::span<const runtime::GemmChoice> also = {}, const Epilogue& epilogue = {},
-    const runtime::CostModel& model = runtime::CostModel::fitted());
+    std::span<const runtime::GemmChoice> also = {}, const Epilogue& epilogue = {});
 
 // The choices that a plan makes without a search, each once: the cost model's and the table's.
 [[nodiscard]] Result<std::vector<runtime::GemmChoice>> prior_choices(

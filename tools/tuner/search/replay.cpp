@@ -131,22 +131,23 @@ std::array<runtime::GemmChoice, 2> prior_of(const ExhaustiveGemm& gemm) {
           generated_choice(choose(gemm.measured, gemm.model).config)};
 }
 
-// The candidates that a sweep measures, as far as they are stored.
-Result<std::vector<Candidate>> candidates_of(const ExhaustiveGemm& gemm, const Problem& problem,
-                                             const SweepOptions& options,
-                                             std::span<const runtime::GemmChoice> prior,
-                                             const StoredTimes& times) {
+// The candidates that a sweep measures if those stored are all that there are.
+std::vector<Candidate> candidates_of(const ExhaustiveGemm& gemm, const SweepOptions& options,
+                                     std::span<const runtime::GemmChoice> prior,
+                                     const StoredTimes& times) {
+  const MeasuredGemm& measured = gemm.measured;
+  std::vector<codegen::GemmConfig> stored;
+  for (const TimedConfig& timed : measured.timed) stored.push_back(timed.config);
   std::vector<Candidate> candidates;
-  const auto add = [&](Candidate candidate) {
-    if (times.contains(candidate_key(candidate))) candidates.push_back(std::move(candidate));
-  };
-  for (const Generated& generated : F8_TRY(generated_candidates(
-           problem, device_of(gemm.measured), options.keep, prior, {}, gemm.model))) {
+  for (const Generated& generated :
+       in_order(measured.family, measured.shape, stored, device_of(measured), options.keep, prior,
+                gemm.model)) {
     if (!generated.pruned.empty()) continue;
-    add({.impl = Impl::kGenerated, .config = codegen::key(generated.spec.config)});
+    candidates.push_back({.impl = Impl::kGenerated, .config = codegen::key(generated.spec.config)});
   }
   for (int i = 0; i < options.heuristics; ++i) {
-    add({.impl = Impl::kCublasLt, .config = f8::format("h{}", i)});
+    Candidate suggestion = {.impl = Impl::kCublasLt, .config = f8::format("h{}", i)};
+    if (times.contains(candidate_key(suggestion))) candidates.push_back(std::move(suggestion));
   }
   return candidates;
 }
@@ -208,7 +209,7 @@ Result<ReplayedSearch> replay(const ExhaustiveGemm& gemm, const Strategy& strate
   }
   SweepOptions options = strategy.options;
   options.warm_s = 0;  // a sweep's GEMMs follow each other, so that the device is warm
-  const auto candidates = F8_TRY(candidates_of(gemm, problem, options, prior, times));
+  const auto candidates = candidates_of(gemm, options, prior, times);
   ReplayBackend backend(times, device_of(gemm.measured), seed);
   Measurer measurer(backend);
   std::vector<Candidate> finalists = candidates;

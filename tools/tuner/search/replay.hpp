@@ -35,8 +35,9 @@ struct ExhaustiveSet {
   std::vector<ExhaustiveGemm> gemms;
   size_t left_out = 0;  // GEMMs with too few configurations
 };
-// A set is what was measured of at least this share of the configurations.
-inline constexpr double kExhaustiveShare = 0.8;
+// A set is what was measured of at least this share of the configurations, so that it stays one when
+// some join them.
+inline constexpr double kExhaustiveShare = 0.7;
 [[nodiscard]] Result<ExhaustiveSet> exhaustive_set(const std::vector<MeasuredGemm>& gemms,
                                                    int folds);
 

@@ -82,8 +82,13 @@ TEST(CostModel, SameAnswerEveryTime) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(cheapest(shape), first);
 }
 
-TEST(CostModel, ASmallerDeviceIsStillServed) {
-  EXPECT_TRUE(cheapest_config({}, {4096, 4096, 4096}, 1));
+TEST(CostModel, ASmallerDeviceIsServedByClustersThatItHolds) {
+  for (const Shape shape : {Shape{4096, 4096, 4096}, {64, 512, 8192}, {512, 512, 4096}}) {
+    for (const int sms : {1, 2, 3}) {
+      const auto config = cheapest_config({}, shape, sms).value();
+      EXPECT_LE(config.cluster_m * config.cluster_n * config.split_k, sms);
+    }
+  }
 }
 
 }  // namespace
