@@ -31,6 +31,7 @@ struct Toolchain {
   bool git_dirty = false;
   int codegen_abi = 0;
   [[nodiscard]] std::string key() const;
+  [[nodiscard]] ToolchainVersions versions() const { return {codegen_abi, nvrtc, cublaslt}; }
 };
 
 struct Method {
@@ -139,6 +140,7 @@ struct TrialRow {
   TrialResult result;
   std::string device_name, toolchain, method_key, fidelity, at;
   DeviceClass device;
+  ToolchainVersions versions;
 };
 
 enum class OpenMode { kReadOnly, kReadWrite, kCreate };

@@ -87,6 +87,21 @@ std::optional<LinearSpeedup> to_speedup(const TrialRow& row, const Baselines& ba
   return s;
 }
 
+// A linear of the table to be, and what made its kernels.
+struct FoundLinear {
+  LinearSpeedup speedup;
+  ToolchainVersions toolchain;
+};
+
+// Versions as words, as the text of a table has them.
+ToolchainVersions table_versions(ToolchainVersions versions) {
+  for (std::string* version : {&versions.nvrtc, &versions.cublaslt}) {
+    *version = printable(*version);
+    std::ranges::replace(*version, ' ', '_');
+  }
+  return versions;
+}
+
 // Orders two rows of one shape and class: one without a bias comes first, then the newer one.
 bool is_better(const TrialRow& a, const TrialRow& b) {
   if (a.problem.bias != b.problem.bias) return !a.problem.bias;
@@ -94,10 +109,11 @@ bool is_better(const TrialRow& a, const TrialRow& b) {
   return a.uuid < b.uuid;
 }
 
-Status add_linears(const Database& db, const std::string& recipe, TuningTable& table) {
+Status find_linears(const Database& db, const std::string& recipe, const TuningTable& table,
+                    std::vector<FoundLinear>& found) {
   const std::vector<TrialRow> rows = F8_TRY(db.linears(recipe));
   const std::vector<TrialRow> bf16 = F8_TRY(db.linears(recipe, Impl::kBf16));
-  if (table.speedups().size() + rows.size() > kMaxRows) {
+  if (found.size() + rows.size() > kMaxRows) {
     return too_many(rows.front().layer, kMaxRows, "linears");
   }
   const Baselines baselines(bf16);
@@ -114,8 +130,25 @@ Status add_linears(const Database& db, const std::string& recipe, TuningTable& t
     known = &row;
     value = *std::move(speedup);
   }
-  for (auto& [key, row] : best) table.add(std::move(row.second));
+  for (auto& [key, row] : best) {
+    found.push_back({std::move(row.second), table_versions(row.first->versions)});
+  }
   return {};
+}
+
+// Adds them, with a source for each toolchain.
+void add_linears(std::vector<FoundLinear> found, const std::string& source, TuningTable& table) {
+  std::vector<ToolchainVersions> toolchains;
+  for (const FoundLinear& linear : found) toolchains.push_back(linear.toolchain);
+  std::ranges::sort(toolchains);
+  toolchains.erase(std::unique(toolchains.begin(), toolchains.end()), toolchains.end());
+  for (const ToolchainVersions& toolchain : toolchains)
+    table.sources.push_back({source, toolchain});
+  for (FoundLinear& linear : found) {
+    const auto at = std::ranges::find(toolchains, linear.toolchain);
+    linear.speedup.source = static_cast<size_t>(at - toolchains.begin());
+    table.add(std::move(linear.speedup));
+  }
 }
 
 // --- kernels
@@ -203,13 +236,14 @@ Result<TuningTable> Database::table(TablePart part, const DeviceClass* asked) co
     const auto same = [&](const DeviceClass& other) { return other.is_same_class(device); };
     if (std::ranges::none_of(table.devices, same)) table.devices.push_back(device);
   }
-  table.sources.push_back(source_of(state_->layer));
+  std::vector<FoundLinear> linears;
   auto recipes =
       F8_TRY(state_->db->prepare("SELECT DISTINCT recipe FROM problem WHERE op = 'linear'"));
   for (size_t count = 0; F8_TRY(recipes.step()); ++count) {
     if (count == kMaxRecipes) return too_many(state_->layer, kMaxRecipes, "recipes");
-    F8_TRY(add_linears(*this, recipes.text(0), table));
+    F8_TRY(find_linears(*this, recipes.text(0), table, linears));
   }
+  add_linears(std::move(linears), source_of(state_->layer), table);
   if (part == TablePart::kLinears) return table;
 
   // A GEMM that its recipe keeps in bf16 has cuBLASLt's bf16 rows for candidates. Linears

@@ -28,7 +28,9 @@ Result<IdentifiedRow> read_values(const Statement& s) {
   row.fidelity = s.text(13);
   row.device = F8_TRY(read_device(s, kDevice));
   row.device_name = row.device.name;
-  row.toolchain = describe(F8_TRY(read_toolchain(s, kToolchain)));
+  const Toolchain toolchain = F8_TRY(read_toolchain(s, kToolchain));
+  row.toolchain = describe(toolchain);
+  row.versions = toolchain.versions();
   row.result = F8_TRY(read_result(s, kResult, state));
   F8_TRY(validate_uuid(row.uuid));
   F8_TRY(validate_uuid(row.run_uuid));

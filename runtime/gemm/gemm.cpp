@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "codegen/nvrtc.hpp"
 #include "runtime/gemm/choose.hpp"
 #include "runtime/gemm/cublaslt.hpp"
 #include "runtime/gemm/emulated.hpp"
@@ -46,6 +47,13 @@ Result<GemmChoice> parse_choice(Provider provider, std::string_view config) {
                 "cublaslt config \"{}\": expected h and a number, as h0", config);
   }
   return choice;
+}
+
+ToolchainVersions toolchain_versions() {
+  const auto nvrtc = codegen::nvrtc_version();
+  return {.generator = codegen::kGeneratorVersion,
+          .nvrtc = nvrtc ? f8::format("{}.{}", nvrtc->major, nvrtc->minor) : "none",
+          .cublaslt = cublaslt_version().value_or("none")};
 }
 
 Result<GemmChoice> GemmPlan::choose(Context& context, const GemmDesc& desc) {

@@ -161,7 +161,7 @@ Result<std::vector<ModelLinear>> parts_of_rank(std::span<const ModelLinear> line
 Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> linears,
                                                   const ModelOptions& options,
                                                   const TuningTable* table,
-                                                  const DeviceClass* device) {
+                                                  const tuning_db::Machine* here) {
   const std::vector<NamedLinear> layers = F8_TRY(check(linears, options));
   const ModelFilter& filter = options.filter;
   std::optional<FilterIndex> verdicts;
@@ -171,7 +171,7 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
   }
   const TuningTable none;
   const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe.name, {},
-                                       device);
+                                       here);
   auto decided = F8_TRY(tuning_db::filter(layers,
                                           {.policy = filter.policy,
                                            .tokens = options.tokens,
@@ -209,8 +209,8 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
 Result<std::vector<ConvertedLinear>> filter_model(std::span<const ModelLinear> linears,
                                                   const ModelOptions& options,
                                                   const TuningTable* table,
-                                                  const DeviceClass* device) {
-  return filter_parts(F8_TRY(parts_of_rank(linears, options)), options, table, device);
+                                                  const tuning_db::Machine* here) {
+  return filter_parts(F8_TRY(parts_of_rank(linears, options)), options, table, here);
 }
 
 Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
@@ -226,8 +226,9 @@ Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,
   }
   const auto table = context->table();
   // An emulated device is asked for the device that was measured first.
-  const DeviceClass* device = context->device().emulated ? nullptr : &context->device();
-  model.linears = F8_TRY(filter_parts(linears, options, table.get(), device));
+  std::optional<tuning_db::Machine> here;
+  if (!context->device().emulated) here = {context->device(), toolchain_versions()};
+  model.linears = F8_TRY(filter_parts(linears, options, table.get(), here ? &*here : nullptr));
   const std::vector<Distinct> plans = distinct_plans(linears, options, model.linears);
   const auto specs = F8_TRY(kernels_of(linears, plans, *context));
   F8_TRY(context->compile(specs, options.compile_threads));

@@ -24,6 +24,7 @@
 #include "recipes/filter_file.hpp"
 #include "recipes/filter_rule.hpp"
 #include "runtime/linear/linear.hpp"
+#include "tuning_db/estimate/estimator.hpp"
 #include "tuning_db/estimate/wire_cost.hpp"
 
 namespace f8::runtime {
@@ -76,11 +77,11 @@ struct ModelPlan {
   size_t workspace_bytes = 0;      // the largest of the plans: calls in turn may share one
 };
 
-// The verdicts alone: no kernel is compiled. kInvalidArgument names the layer or the option. device:
-// the one that is asked about; null: the one that the table asks first.
+// The verdicts alone: no kernel is compiled. kInvalidArgument names the layer or the option. here:
+// the machine that is asked about; null: the device that the table asks first.
 [[nodiscard]] Result<std::vector<ConvertedLinear>> filter_model(
     std::span<const ModelLinear> linears, const ModelOptions& options, const TuningTable* table,
-    const DeviceClass* device = nullptr);
+    const tuning_db::Machine* here = nullptr);
 
 // An error of a plan names the layer.
 [[nodiscard]] Result<ModelPlan> plan_model(const std::shared_ptr<Context>& context,

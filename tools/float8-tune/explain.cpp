@@ -198,7 +198,8 @@ Json to_json(const Explanation& e) {
   add_verdict(json, d);
   json["interval_terms"] = {{"rows", rounded(d.terms.rows, 4)},
                             {"shape", rounded(d.terms.shape, 4)},
-                            {"device", rounded(d.terms.device, 4)}};
+                            {"device", rounded(d.terms.device, 4)},
+                            {"toolchain", rounded(d.terms.toolchain, 4)}};
   json["needed"] = rounded(e.needed);
   json["torchao"] = {{"convert", e.torchao_converts ? Json(*e.torchao_converts) : Json()},
                      {"reason", e.torchao_reason}};
@@ -230,6 +231,7 @@ std::string terms_text(const tuning_db::IntervalTerms& terms) {
   std::string text = "give or take " + percent(terms.rows) + " of the rows";
   if (terms.shape > 0) text += ", " + percent(terms.shape) + " since they are of other shapes";
   if (terms.device > 0) text += ", " + percent(terms.device) + " since of another device";
+  if (terms.toolchain > 0) text += ", " + percent(terms.toolchain) + " since by another toolchain";
   return text;
 }
 
@@ -263,7 +265,7 @@ Result<int> explain(const Options& given, const Global& global) {
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  const tuning_db::Estimator estimator(table, recipe.name, {}, this_gpu());
+  const tuning_db::Estimator estimator(table, recipe.name, {}, this_machine());
   const Asker asker = {estimator, options.margin};
   Explanation e;
   e.tokens = subject.tokens;

@@ -203,7 +203,7 @@ Result<int> filter(const Options& options, const Global& global) {
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
   const tuning_db::Estimator estimator(table, recipe.name, options.device,
-                                       options.device.empty() ? this_gpu() : nullptr);
+                                       options.device.empty() ? this_machine() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   F8_TRY(show(options, result, global));
   return kExitOk;

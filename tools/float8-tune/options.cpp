@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "runtime/device/device_info.hpp"
+#include "runtime/gemm/gemm.hpp"
 #include "tools/tuner/search/wire_fit.hpp"
 #include "tuning_db/estimate/builtin_tables.hpp"
 
@@ -207,6 +209,15 @@ const DeviceClass* this_gpu() {
     return runtime::device_info(0);
   }();
   return found ? &*found : nullptr;
+}
+
+const tuning_db::Machine* this_machine() {
+  static const std::optional<tuning_db::Machine> here = [] {
+    std::optional<tuning_db::Machine> found;
+    if (this_gpu() != nullptr) found = {*this_gpu(), runtime::toolchain_versions()};
+    return found;
+  }();
+  return here ? &*here : nullptr;
 }
 
 const DeviceClass& builtin_device() {

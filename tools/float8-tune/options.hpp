@@ -11,6 +11,7 @@
 #include "tools/tuner/measure/interleaved_group.hpp"
 #include "tools/tuner/model_files/model.hpp"
 #include "tuning_db/database.hpp"
+#include "tuning_db/estimate/estimator.hpp"
 #include "tuning_db/estimate/wire_cost.hpp"
 
 namespace f8::cli {
@@ -95,6 +96,8 @@ struct Databases {
 [[nodiscard]] Result<Databases> open_databases(const Global& global);
 // This machine's first GPU; null where there is none.
 [[nodiscard]] const DeviceClass* this_gpu();
+// That GPU and the toolchain beside it; null where there is none.
+[[nodiscard]] const tuning_db::Machine* this_machine();
 // Whose built-in measurements are asked first: this machine's GPU; where there is none, the device
 // that the library takes for an emulated one.
 [[nodiscard]] const DeviceClass& builtin_device();

@@ -30,7 +30,7 @@ f8::Result<Database> import_all(const fs::path& path, std::span<char* const> fil
 
 f8::Result<std::string> table_text(const Database& db) {
   f8::TuningTable table = F8_TRY(db.table());
-  for (std::string& source : table.sources) source = "built-in";
+  for (f8::TableSource& source : table.sources) source.name = "built-in";
   return table.serialize();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -77,7 +78,8 @@ std::vector<ScoredEstimate> leave_device_out(const TuningTable& table, std::stri
   const TuningTable rest = without(table, [&](const LinearSpeedup& row) {
     return row.recipe != recipe || table.devices[row.device].name == table.devices[own].name;
   });
-  const Estimator estimator(rest, recipe, {}, &table.devices[own]);
+  const Machine here = {table.devices[own]};
+  const Estimator estimator(rest, recipe, {}, &here);
   for (const LinearSpeedup& row : all.first().points()) {
     if (auto estimate = estimator.estimate(row.shape)) {
       estimate->rows.clear();
@@ -92,14 +94,21 @@ std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table, const Tun
   std::vector<ScoredEstimate> scored;
   const Estimator known(truth, recipe, device);
   if (known.empty()) return scored;
-  const Estimator estimator(table, recipe, device,
-                            &truth.devices[known.first().points().front().device]);
-  if (estimator.empty()) return scored;
-  for (const LinearSpeedup& row : known.first().points()) {
-    auto estimate = estimator.estimate(row.shape);
-    if (!estimate || estimate->evidence == Evidence::kMeasured) continue;
-    estimate->rows.clear();
-    scored.push_back({row, *std::move(estimate)});
+  Machine here = {truth.devices[known.first().points().front().device]};
+  // An estimator for each toolchain, which takes a second or two.
+  for (size_t source = 0; source < truth.sources.size(); ++source) {
+    std::optional<Estimator> estimator;
+    for (const LinearSpeedup& row : known.first().points()) {
+      if (row.source != source) continue;
+      if (!estimator) {
+        here.toolchain = truth.sources[source].toolchain;
+        estimator.emplace(table, recipe, device, &here);
+      }
+      auto estimate = estimator->estimate(row.shape);
+      if (!estimate || estimate->evidence == Evidence::kMeasured) continue;
+      estimate->rows.clear();
+      scored.push_back({row, *std::move(estimate)});
+    }
   }
   return scored;
 }

@@ -35,7 +35,7 @@ inline constexpr size_t kLeaveOutEffort = 20'000'000;  // some seconds
 [[nodiscard]] std::vector<ScoredEstimate> leave_device_out(const TuningTable& table,
                                                            std::string_view recipe,
                                                            std::string_view device = {});
-// Estimates the linears of `truth` that the table has no row of.
+// Estimates the linears of `truth` that the table has no row of, or none by their toolchain.
 [[nodiscard]] std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table,
                                                            const TuningTable& truth,
                                                            std::string_view recipe,

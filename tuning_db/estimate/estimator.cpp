@@ -20,7 +20,7 @@ void widen(Estimate& e, double error) {
 }  // namespace
 
 Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::string_view device,
-                     const DeviceClass* here)
+                     const Machine* here)
     : table_(table), recipe_(recipe), device_(device) {
   for (size_t i = 0; i < table.devices.size(); ++i) {
     if (!device.empty() && table.devices[i].name != device) continue;
@@ -31,10 +31,20 @@ Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::str
     if (rows.empty()) continue;
     if (surfaces_.empty()) {
       device_ = table.devices[i].name;
-      here_ = here == nullptr ? table.devices[i] : *here;
+      here_ = here == nullptr ? Machine{table.devices[i]} : *here;
     }
     surfaces_.push_back(std::make_unique<const Surface>(std::move(rows)));
   }
+}
+
+// The first of the estimate's rows by another toolchain than the one here; null: there is none.
+const ToolchainVersions* Estimator::other_toolchain(const Estimate& e) const {
+  if (!here_.toolchain.is_known()) return nullptr;
+  for (const LinearSpeedup* row : e.rows) {
+    const ToolchainVersions& measured = table_.sources[row->source].toolchain;
+    if (measured.is_known() && measured != here_.toolchain) return &measured;
+  }
+  return nullptr;
 }
 
 std::optional<Estimate> Estimator::estimate(Shape shape) const {
@@ -53,16 +63,20 @@ std::optional<Estimate> Estimator::estimate(Shape shape) const {
     auto e = surface->from_column(shape);
     if (!e) e = surface->from_neighbours(shape, most_missed());
     if (!e) continue;
-    const DeviceClass& measured = table_.devices[surface->points().front().device];
-    if (!measured.is_same_class(here_)) {
-      widen(*e, kBetweenDevices);
-      e->terms.device = kBetweenDevices;
+    const auto is_from = [&e](double& term, double error, const std::string& where) {
+      widen(*e, error);
+      term = error;
       e->evidence = Evidence::kModelled;
-      e->basis = f8::format("on another device, give or take {:.0f} %: {}",
-                            100 * std::expm1(kBetweenDevices), e->basis);
-    } else if (e->evidence == Evidence::kMeasured) {
-      return e;
+      e->basis =
+          f8::format("{}, give or take {:.0f} %: {}", where, 100 * std::expm1(error), e->basis);
+    };
+    if (const ToolchainVersions* other = other_toolchain(*e)) {
+      is_from(e->terms.toolchain, kBetweenToolchains, "by another toolchain, " + to_string(*other));
     }
+    if (!table_.devices[surface->points().front().device].is_same_class(here_.device)) {
+      is_from(e->terms.device, kBetweenDevices, "on another device");
+    }
+    if (e->evidence == Evidence::kMeasured) return e;
     if (!narrowest || e->hi / e->lo < narrowest->hi / narrowest->lo) narrowest = std::move(e);
   }
   return narrowest;

@@ -2,9 +2,10 @@
 // the table's devices.
 //
 // A row of the device asked about answers; else the surface with the narrowest interval does, the
-// first of equals. What was measured on another device than the one asked about is `modelled`, and
-// its interval is widened by what H100 and H200 differ by. A device with few rows has seen few
-// predictions go wrong, so those of all devices count.
+// first of equals. What was measured on another device than the one asked about, or by another
+// toolchain, is `modelled`, and its interval is widened by what two devices or two toolchains
+// differed by. A device with few rows has seen few predictions go wrong, so those of all devices
+// count.
 #pragma once
 
 #include <memory>
@@ -21,12 +22,22 @@ namespace f8::tuning_db {
 // `float8-tune estimate score --elsewhere`.
 inline constexpr double kBetweenDevices = 0.085;
 
+// The same for linears of one device by toolchains that differ in NVRTC, cuBLASLt or both:
+// `float8-tune estimate score --truth`, see docs/database.md.
+inline constexpr double kBetweenToolchains = 0.03;
+
+// Where a linear is going to run.
+struct Machine {
+  DeviceClass device;
+  ToolchainVersions toolchain = {};  // not known: taken for that of the rows
+};
+
 class Estimator {
  public:
   // The table must outlive the estimator. device: only rows of devices of this name; empty: all.
-  // here: the device that is asked about; null: the first one.
+  // here: the machine that is asked about; null: the first device with its rows' toolchains.
   Estimator(const TuningTable& table, std::string_view recipe, std::string_view device = {},
-            const DeviceClass* here = nullptr);
+            const Machine* here = nullptr);
   [[nodiscard]] bool empty() const { return surfaces_.empty(); }
   [[nodiscard]] const std::string& recipe() const { return recipe_; }
   // The name of the table's first device with rows of the recipe; without rows the one that was asked for.
@@ -36,10 +47,12 @@ class Estimator {
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
 
  private:
+  [[nodiscard]] const ToolchainVersions* other_toolchain(const Estimate& e) const;
+
   const TuningTable& table_;
   std::string recipe_, device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
-  DeviceClass here_;
+  Machine here_;
 };
 
 }  // namespace f8::tuning_db

@@ -29,9 +29,10 @@ namespace f8::tuning_db {
 
 // What an interval is made of: how far off the log speedup is in 5 cases of 100, by each cause.
 struct IntervalTerms {
-  double rows = 0;    // the rows' own intervals
-  double shape = 0;   // they are of other shapes
-  double device = 0;  // and of another device
+  double rows = 0;       // the rows' own intervals
+  double shape = 0;      // they are of other shapes
+  double device = 0;     // of another device
+  double toolchain = 0;  // and by another toolchain
 };
 
 struct Estimate {

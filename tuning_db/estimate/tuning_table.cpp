@@ -16,10 +16,12 @@ namespace f8 {
 namespace {
 
 constexpr SealedKind kKind = {.magic = "float8-table",
-                              .version = 2,
+                              .version = 3,
                               .name = "tuning table",
                               .remedy = "export it again with this one",
                               .made_by = "`float8-tune db export --format table`"};
+
+constexpr std::string_view kNoWord = "-";
 
 std::string linear_key(const LinearSpeedup& s) {
   return f8::format("{} {} {}", s.recipe, to_string(s.shape), s.device);
@@ -29,6 +31,15 @@ std::string record(const DeviceClass& d) {
   return f8::format("device {} {} {} {} {} {} {} {} {}\n", d.cc, d.sm_count, d.l2_bytes,
                     d.mem_bytes, d.mem_clock_mhz, d.sm_clock_max_mhz, d.power_limit_w,
                     d.mig ? 1 : 0, d.name);
+}
+
+std::string word(std::string_view text) {
+  return std::string(text.empty() ? kNoWord : text);
+}
+
+std::string record(const TableSource& s) {
+  return f8::format("source {} {} {} {}\n", s.toolchain.generator, word(s.toolchain.nvrtc),
+                    word(s.toolchain.cublaslt), s.name);
 }
 
 std::string record(const KernelChoice& c) {
@@ -45,7 +56,7 @@ std::string record(const LinearSpeedup& s) {
 std::string body(const TuningTable& table) {
   std::string text = first_line(kKind);
   for (const DeviceClass& device : table.devices) text += record(device);
-  for (const std::string& source : table.sources) text += f8::format("source {}\n", source);
+  for (const TableSource& source : table.sources) text += record(source);
   for (const KernelChoice& choice : table.choices()) text += record(choice);
   for (const LinearSpeedup& speedup : table.speedups()) text += record(speedup);
   return text;
@@ -189,6 +200,22 @@ Result<DeviceClass> parse_device(std::string_view line) {
   return d;
 }
 
+Result<TableSource> parse_source(std::string_view line) {
+  if (std::ranges::count(line, ' ') < 4) return fail(ErrorCode::kCorrupt, "a source has 5 fields");
+  take_until(line, ' ');
+  TableSource s;
+  s.toolchain.generator = F8_TRY(parse_count<int>("generator", take_until(line, ' ')));
+  for (auto& [field, version] :
+       {std::pair("NVRTC", &s.toolchain.nvrtc), std::pair("cuBLASLt", &s.toolchain.cublaslt)}) {
+    const std::string_view text = take_until(line, ' ');
+    if (!is_name(text)) return fail(ErrorCode::kCorrupt, "{} {} is no word", field, quote(text));
+    if (text != kNoWord) *version = text;
+  }
+  s.name = line;
+  if (!is_name(s.name)) return fail(ErrorCode::kCorrupt, "source {} is no name", quote(s.name));
+  return s;
+}
+
 // Devices and sources come before the rows that count them.
 Status parse_record(std::string_view line, TuningTable& table) {
   const bool has_rows = !table.choices().empty() || !table.speedups().empty();
@@ -197,9 +224,7 @@ Status parse_record(std::string_view line, TuningTable& table) {
     return {};
   }
   if (line.starts_with("source ") && !has_rows) {
-    take_until(line, ' ');
-    if (!is_name(line)) return fail(ErrorCode::kCorrupt, "source {} is no name", quote(line));
-    table.sources.emplace_back(line);
+    table.sources.push_back(F8_TRY(parse_source(line)));
     return {};
   }
   if (line.starts_with("kernel ")) {
@@ -262,6 +287,11 @@ std::string_view to_string(Provider p) {
   return p == Provider::kGenerated ? "generated" : "cublaslt";
 }
 
+std::string to_string(const ToolchainVersions& versions) {
+  return f8::format("NVRTC {}, cuBLASLt {}, generator {}", word(versions.nvrtc),
+                    word(versions.cublaslt), versions.generator);
+}
+
 void TuningTable::add(KernelChoice choice) {
   insert_sorted(choices_, std::move(choice), key_of);
 }
@@ -289,7 +319,7 @@ void TuningTable::add_behind(const TuningTable& other) {
       return a.is_same_class(b);
     }));
   }
-  for (const std::string& source : other.sources) {
+  for (const TableSource& source : other.sources) {
     own_source.push_back(index_in(sources, source, std::equal_to<>()));
   }
   for (LinearSpeedup speedup : other.speedups_) {

@@ -2,18 +2,19 @@
 // reads without SQLite. A trainer's rank 0 loads and broadcasts it; all ranks compare one hash.
 //
 // File grammar (UTF-8, one record a line, sorted, so equal tables are equal bytes):
-//   table    := "float8-table 2" LF { device } { source } { kernel } { linear } "end " HASH LF
+//   table    := "float8-table 3" LF { device } { source } { kernel } { linear } "end " HASH LF
 //   device   := "device " CC " " SM_COUNT " " L2_BYTES " " MEM_BYTES " " MEM_CLOCK_MHZ " "
 //               SM_CLOCK_MAX_MHZ " " POWER_LIMIT_W " " MIG " " NAME LF
-//   source   := "source " NAME LF
+//   source   := "source " GENERATOR " " NVRTC " " CUBLASLT " " NAME LF
 //   kernel   := "kernel " problem-key " " provider " " config " " MEDIAN_NS LF
 //   provider := "generated" | "cublaslt"
 //   config   := GEMM config text, or "h" INT for a cuBLASLt heuristic
 //   linear   := "linear " recipe " m" INT "n" INT "k" INT " " DEVICE " " SPEEDUP " " LO " " HI " "
 //               BF16_NS " " SOURCE " " DATE " " TRIAL LF
 //   HASH     := hash_hex of all bytes before the word "end"
-// DEVICE and SOURCE count the records of that kind from 0. DATE is year-month-day, TRIAL the
-// trial's uuid. Times and speedups are positive, finite and the shortest that read back the same.
+// DEVICE and SOURCE count the records of that kind from 0. The versions of a source are "0 - -" where
+// they are not known. DATE is year-month-day, TRIAL the trial's uuid. Times and speedups are
+// positive, finite and the shortest that read back the same.
 #pragma once
 
 #include <optional>
@@ -49,6 +50,23 @@ struct DeviceClass {
   }
 };
 
+// The versions of what makes the kernels of a linear: float8's generator, NVRTC, and cuBLASLt, which
+// also multiplies in bf16. The driver is none of them, since it runs binaries as they are.
+struct ToolchainVersions {
+  int generator = 0;
+  std::string nvrtc, cublaslt;  // words: "13.0", "13.1.0"
+  auto operator<=>(const ToolchainVersions&) const = default;
+  [[nodiscard]] bool is_known() const { return *this != ToolchainVersions{}; }
+};
+[[nodiscard]] std::string to_string(const ToolchainVersions& versions);  // "NVRTC 13.0, ..."
+
+// Where measurements come from: "built-in" or a database's file name, and what they were made by.
+struct TableSource {
+  std::string name;
+  ToolchainVersions toolchain = {};
+  bool operator==(const TableSource&) const = default;
+};
+
 struct KernelChoice {
   Problem problem;  // op is a GEMM
   Provider provider = Provider::kGenerated;
@@ -80,7 +98,7 @@ class TuningTable {
   // The classes that were measured, in the order in which they are asked. Kernels come from the
   // first one.
   std::vector<DeviceClass> devices;
-  std::vector<std::string> sources;  // "built-in", or a database's file name
+  std::vector<TableSource> sources;
 
   // The entry of the same problem (or recipe, shape and device), if there is one, is replaced.
   void add(KernelChoice choice);

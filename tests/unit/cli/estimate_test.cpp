@@ -1,6 +1,7 @@
 // The command estimate score, on linears that the built-in tables have no row of.
 #include <gtest/gtest.h>
 
+#include "base/file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 
 namespace f8::testing {
@@ -31,13 +32,34 @@ TEST(EstimateScore, IntervalsHoldTheTruthOfLayersLeftOut) {
   }
 }
 
+// The same twelve layers, by the same GPU, with another NVRTC and with another cuBLASLt.
+TEST(EstimateScore, IntervalsHoldWhatOtherToolchainsReach) {
+  const Tool tool;
+  for (const char* file : {"/h200_nvrtc_13_5.jsonl", "/h200_cublaslt_13_10.jsonl"}) {
+    SCOPED_TRACE(file);
+    const std::vector<std::string> words = {
+        "estimate", "score",       "--truth", FLOAT8_DATA_DIR + std::string(file),
+        "--device", "NVIDIA H200", "--csv",   "each.csv",
+        "--json"};
+    const auto all = tool.json(words)["estimates"].back();
+    EXPECT_EQ(all["linears"], 60);
+    EXPECT_GE(all["coverage"], 0.92);
+    EXPECT_LE(all["half_width"], 0.04);
+    const std::string csv = read_file(tool.path() / "each.csv").value();
+    EXPECT_TRUE(contains(csv,
+                         "by another toolchain, NVRTC 13.0, cuBLASLt 13.1.0, generator 1, "
+                         "give or take 3 %: measured"))
+        << csv;
+  }
+}
+
 TEST(EstimateScore, WritesEachLinearAndItsEstimate) {
   const Tool tool;
   const std::string csv =
       tool({"estimate", "score", "--truth", kH200, "--recipe", "rowwise", "--csv", "-"}).out;
   EXPECT_TRUE(csv.starts_with("m,n,k,recipe,speedup,estimate,estimate_lo,estimate_hi,evidence,"))
       << csv;
-  EXPECT_EQ(std::ranges::count(csv, '\n'), 47) << "46 linears";
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 49) << "48 linears";
   EXPECT_TRUE(contains(csv, "\n2048,2880,2880,rowwise,")) << csv;
 }
 

@@ -74,7 +74,7 @@ TEST(VerifyDist, ARankWithAnotherTableIsADifference) {
   const Tool tool;
   ASSERT_EQ(tool({"db", "export", "--format", "table", "-o", "one"}).code, 0);
   TuningTable other = TuningTable::parse(*read_file(tool.path() / "one")).value();
-  other.sources.front() = "another";
+  other.sources.front().name = "another";
   tool.write("two", other.serialize());
   const Words words = kTwo + Words{"--recipe", "rowwise", "--shape", "512x256"};
   EXPECT_EQ(tool(words + Words{"--table", "one"}).code, 0);

@@ -26,7 +26,7 @@ TuningTable table_with(const std::string& recipe, const std::vector<Shape>& shap
                        const std::function<double(Shape)>& speedup, int power_limit_w = 700) {
   TuningTable table;
   table.devices = {db::h100(power_limit_w)};
-  table.sources = {"my.db"};
+  table.sources = {{"my.db"}};
   for (const Shape& s : shapes) {
     const double value = speedup(s);
     const double bf16_ns = 10'000 + static_cast<double>(s.m) * static_cast<double>(s.n) *

@@ -165,7 +165,7 @@ TEST_F(RankFailures, RanksThatDifferAreOneErrorBeforeTheFirstStep) {
 TEST_F(RankFailures, ARankWithAnotherTableIsOneError) {
   const std::filesystem::path table = folder_ / "table";
   f8::TuningTable other;
-  other.sources = {"another"};
+  other.sources = {{"another"}};
   std::ofstream(table) << other.serialize();
   const auto make = [&](int rank) {
     auto backend = make_host_backend(rank);

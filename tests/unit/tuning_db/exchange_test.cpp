@@ -202,7 +202,7 @@ TEST_F(ExchangeTest, BadTextIsRefusedByLineAndNothingIsAdded) {
   refused("hello\n", ":1: not a JSON object");
   refused("[]\n", ":1: not a JSON object");
   refused(std::string("SQLite format 3\0 ...", 20), "is a database; `float8-tune db merge`");
-  refused("float8-table 2\n", "is a tuning table, for a trainer to load; it has no trials");
+  refused("float8-table 3\n", "is a tuning table, for a trainer to load; it has no trials");
   refused("float8-filter 2\n", "is a filter file, for a trainer to load");
   refused("{\"x\":1}\n", "not a float8 tuning export");
   refused("{\"float8_tuning_db\":3}\n", "format is 3, this program knows 2");

@@ -133,7 +133,7 @@ TEST_F(OpenTest, RefusesADevice) {
 TEST_F(OpenTest, RefusesAnExportAndATableByTheirNames) {
   ASSERT_TRUE(write_file_atomic(path_, "{\"float8_tuning_db\":2}\n" + std::string(200, ' ')));
   expect_refused(ErrorCode::kInvalidArgument, "an export of a database; `float8-tune db import`");
-  ASSERT_TRUE(write_file_atomic(path_, "float8-table 2\n" + std::string(200, ' ')));
+  ASSERT_TRUE(write_file_atomic(path_, "float8-table 3\n" + std::string(200, ' ')));
   expect_refused(ErrorCode::kInvalidArgument, "is a tuning table, for a trainer to load");
 }
 

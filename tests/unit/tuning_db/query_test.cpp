@@ -115,7 +115,7 @@ TEST_F(QueryTest, TableTakesTheFastestOfAllImplementations) {
   const LinearSpeedup& speedup = table.speedups()[0];
   EXPECT_EQ(speedup.lo, 1.245);
   EXPECT_EQ(speedup.bf16_ns, 1e6);
-  EXPECT_EQ(table.sources.at(speedup.source), "t.db") << "without its folder";
+  EXPECT_EQ(table.sources.at(speedup.source).name, "t.db") << "without its folder";
   const TrialRow row = take(db_.linears("tensorwise")).at(0);
   EXPECT_EQ(speedup.trial, row.uuid);
   EXPECT_EQ(speedup.date, row.at.substr(0, 10));

@@ -110,7 +110,7 @@ void print_text(const Map& map, const Recipe& recipe, const tuning_db::Estimator
 
 Result<int> print_map(const std::vector<Shape>& shapes, const Recipe& recipe,
                       const TuningTable& table, const Global& global) {
-  const tuning_db::Estimator estimator(table, recipe.name, {}, this_gpu());
+  const tuning_db::Estimator estimator(table, recipe.name, {}, this_machine());
   if (estimator.empty()) {
     return fail(ErrorCode::kNotFound,
                 "there are no measurements of recipe {}; on a GPU: float8-tune sweep --mnk M,N,K "

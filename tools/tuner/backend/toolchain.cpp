@@ -1,8 +1,6 @@
 #include "tools/tuner/backend/toolchain.hpp"
 
 #include "base/dynlib.hpp"
-#include "codegen/emit.hpp"
-#include "codegen/nvrtc.hpp"
 #include "runtime/gemm/gemm.hpp"
 
 namespace f8::tuner {
@@ -25,17 +23,17 @@ Result<std::string> nccl_version() {
 
 tuning_db::Toolchain current_toolchain(std::string driver, int driver_cuda_version,
                                        std::string tool_version) {
-  const auto nvrtc = codegen::nvrtc_version();
+  const ToolchainVersions versions = runtime::toolchain_versions();
   return {.driver =
               driver.empty() ? "CUDA " + cuda_version_text(driver_cuda_version) : std::move(driver),
           .cuda_runtime = cuda_version_text(driver_cuda_version),
-          .nvrtc = nvrtc ? f8::format("{}.{}", nvrtc->major, nvrtc->minor) : "none",
-          .cublaslt = runtime::cublaslt_version().value_or("none"),
+          .nvrtc = versions.nvrtc,
+          .cublaslt = versions.cublaslt,
           .nccl = nccl_version().value_or("none"),
           .tool_version = std::move(tool_version),
           .git_sha = kGitSha,
           .git_dirty = kGitDirty,
-          .codegen_abi = codegen::kGeneratorVersion};
+          .codegen_abi = versions.generator};
 }
 
 }  // namespace f8::tuner

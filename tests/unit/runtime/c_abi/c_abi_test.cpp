@@ -281,7 +281,7 @@ TEST_F(CAbi, LoadsTables) {
   const std::string path = directory_.path() + "/table";
   TuningTable table;
   table.devices = {{.name = "Fake H100"}};
-  table.sources = {"made"};
+  table.sources = {{"made"}};
   table.add(LinearSpeedup{"rowwise", {kM, kN, kK}, 1.2, 1.1, 1.3, 1e6});
   std::ofstream(path) << table.serialize();
   const auto first = ctx.load_table(path);
@@ -304,7 +304,7 @@ TEST_F(CAbi, RefusesTablesWithKernelsThatCannotBeCompiled) {
   const std::string path = directory_.path() + "/table";
   TuningTable good;
   good.devices = {{.name = "Fake H100"}};
-  good.sources = {"made"};
+  good.sources = {{"made"}};
   const auto row = [](const char* key, const char* config, Provider provider) {
     return KernelChoice{Problem::parse(key).value(), provider, config, 1000};
   };

@@ -61,7 +61,7 @@ class FirstUse : public ::testing::Test {
   [[nodiscard]] static std::string table(const Context& context, Shape shape = kShape) {
     TuningTable table;
     table.devices = {context.device()};
-    table.sources = {"t.f8db"};
+    table.sources = {{"t.f8db"}};
     table.add(LinearSpeedup{.recipe = "rowwise",
                             .shape = shape,
                             .speedup = 1.5,
@@ -140,7 +140,7 @@ TEST_F(FirstUse, ASpentBudgetKeepsWhatThereIs) {
 TEST_F(FirstUse, ADamagedTableLeavesTheContextsOwn) {
   const auto context = this->context();
   const std::string before = context->table()->hash();
-  write(file(), "float8-table 2\nsomething\n");
+  write(file(), "float8-table 3\nsomething\n");
   (void)why(context);
   EXPECT_EQ(context->table()->hash(), before);
   ASSERT_EQ(warnings_.size(), 1U);

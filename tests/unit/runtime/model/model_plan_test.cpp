@@ -94,7 +94,7 @@ TEST(FilterModel, TheFlagSwitchesTorchaosRuleOn) {
 TuningTable measured_table() {
   TuningTable table;
   table.devices = {{.name = "NVIDIA H100 80GB HBM3", .cc = 90, .power_limit_w = 700}};
-  table.sources = {"built-in"};
+  table.sources = {{"built-in"}};
   table.add({"rowwise", {8192, 4096, 4096}, 1.3, 1.25, 1.35, 2e6, 0, 0, "2026-11-22"});
   table.add({"rowwise", {8192, 1024, 4096}, 0.9, 0.85, 0.95, 1e6});
   table.add({"rowwise", {8192, 2048, 4096}, 1.05, 1.01, 1.1, 1e6});

@@ -13,7 +13,7 @@ template <class Speedup>
 TuningTable table_with(const Speedup& speedup, const char* device = "A") {
   TuningTable table;
   table.devices = {{.name = device, .cc = 90}};
-  table.sources = {"test"};
+  table.sources = {{"test"}};
   for (const Shape shape : measured_shapes()) {
     const double s = speedup(shape);
     table.add({.recipe = "rowwise",
@@ -71,7 +71,7 @@ TEST(EstimateScore, OfATruthTheUnknownShapesAreEstimated) {
 TEST(EstimateScore, RowsOfAnotherDeviceHaveAWiderInterval) {
   TuningTable table = table_with([](Shape) { return 1.3; });
   const Shape shape = {8192, 4096, 4096};
-  const DeviceClass here = {.name = "B", .cc = 90};
+  const Machine here = {{.name = "B", .cc = 90}};
   const Estimator own(table, "rowwise");
   const Estimator elsewhere(table, "rowwise", {}, &here);
   const Estimate measured = own.estimate(shape).value();
@@ -84,7 +84,7 @@ TEST(EstimateScore, RowsOfAnotherDeviceHaveAWiderInterval) {
   EXPECT_GT(widened.hi, 1.3 * std::exp(kBetweenDevices));
   EXPECT_TRUE(widened.basis.starts_with("on another device, give or take 9 %")) << widened.basis;
   // Its own rows are asked first, and alone have the narrow interval.
-  table.devices.push_back(here);
+  table.devices.push_back(here.device);
   table.add({.recipe = "rowwise",
              .shape = shape,
              .speedup = 1.36,
@@ -99,6 +99,42 @@ TEST(EstimateScore, RowsOfAnotherDeviceHaveAWiderInterval) {
   EXPECT_DOUBLE_EQ(found[0].estimate.speedup, 1.3);
   EXPECT_TRUE(found[0].is_held());
   EXPECT_TRUE(leave_device_out(table, "delayed", "B").empty());
+}
+
+// So is what other tools made, which is known only where both say what they are.
+TEST(EstimateScore, RowsByAnotherToolchainHaveAWiderInterval) {
+  TuningTable table = table_with([](Shape) { return 1.3; });
+  const Shape shape = {8192, 4096, 4096};
+  Machine here = {table.devices.front(), {3, "13.0", "13.1.0"}};
+  const auto estimate = [&] { return Estimator(table, "rowwise", {}, &here).estimate(shape); };
+  EXPECT_EQ(estimate()->evidence, Evidence::kMeasured) << "the rows do not say";
+  table.sources.front().toolchain = here.toolchain;
+  EXPECT_EQ(estimate()->evidence, Evidence::kMeasured);
+  EXPECT_EQ(estimate()->terms.toolchain, 0);
+
+  here.toolchain.cublaslt = "13.2.0";
+  const Estimate widened = estimate().value();
+  EXPECT_EQ(widened.evidence, Evidence::kModelled);
+  EXPECT_DOUBLE_EQ(widened.speedup, 1.3);
+  EXPECT_EQ(widened.terms.toolchain, kBetweenToolchains);
+  EXPECT_EQ(widened.terms.device, 0);
+  EXPECT_NEAR(widened.lo, 1.3 * std::exp(-std::hypot(std::log(1 / 0.99), kBetweenToolchains)),
+              1e-3);
+  EXPECT_TRUE(widened.basis.starts_with(
+      "by another toolchain, NVRTC 13.0, cuBLASLt 13.1.0, generator 3, give or take 3 %: measured"))
+      << widened.basis;
+  here.device.name = "B";
+  const Estimate both = estimate().value();
+  EXPECT_EQ(both.terms.toolchain, kBetweenToolchains);
+  EXPECT_EQ(both.terms.device, kBetweenDevices);
+  EXPECT_LT(both.lo, widened.lo);
+
+  // A truth by other tools scores the rows that the table has.
+  TuningTable truth = table;
+  truth.sources.front().toolchain.nvrtc = "13.5";
+  const auto found = estimate_unknown(table, truth, "rowwise");
+  ASSERT_EQ(found.size(), table.speedups().size());
+  EXPECT_EQ(found.front().estimate.terms.toolchain, kBetweenToolchains);
 }
 
 ScoredEstimate scored(double truth, double bf16_ns, SpeedupInterval said,

@@ -30,7 +30,7 @@ DeviceClass h100(int power_limit_w = 700) {
 TuningTable example() {
   TuningTable table;
   table.devices = {h100(), h100(500)};
-  table.sources = {"my sweep.f8db", "built-in"};
+  table.sources = {{"my sweep.f8db"}, {"built-in", {3, "13.0", "13.1.0"}}};
   table.add(choice(Op::kOutput, {8192, 4096, 4096}));
   table.add(choice(Op::kGradInput, {8192, 4096, 4096}, "128x128s6c1x2w2pg4", 0.1));
   table.add({problem(Op::kGradWeight, {8192, 4096, 4096}, "rowwise"), Provider::kCublasLt, "h3",
@@ -70,11 +70,11 @@ void expect_refused(std::string_view text, ErrorCode code, std::string_view reas
 TEST(TuningTable, GoldenText) {
   EXPECT_EQ(
       example().serialize(),
-      "float8-table 2\n"
+      "float8-table 3\n"
       "device 90 132 52428800 85017493504 2619 1980 700 0 NVIDIA H100 80GB HBM3\n"
       "device 90 132 52428800 85017493504 2619 1980 500 0 NVIDIA H100 80GB HBM3\n"
-      "source my sweep.f8db\n"
-      "source built-in\n"
+      "source 0 - - my sweep.f8db\n"
+      "source 3 13.0 13.1.0 built-in\n"
       "kernel grad_input/tensorwise/e5m2.e4m3.bf16/tn/m8192n4096k4096/b0f0 generated "
       "128x128s6c1x2w2pg4 0.1\n"
       "kernel grad_weight/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f0 cublaslt h3 123456.789\n"
@@ -130,12 +130,14 @@ TEST(TuningTable, AddReplacesTheSameProblem) {
 TEST(TuningTable, WhatLiesBehindFillsTheGaps) {
   TuningTable table;
   table.devices = {h100(500)};
-  table.sources = {"my sweep.f8db"};
+  table.sources = {{"my sweep.f8db"}};
   table.add(choice(Op::kOutput, {8192, 4096, 4096}, "64x256s4c1x1w1g8", 900));
   table.add({"rowwise", {8192, 1024, 4096}, 1.1, 1.0, 1.2, 1e6});
   table.add_behind(example());
   EXPECT_EQ(table.devices, (std::vector<DeviceClass>{h100(500), h100()})) << "the own one first";
-  EXPECT_EQ(table.sources, (std::vector<std::string>{"my sweep.f8db", "built-in"}));
+  ASSERT_EQ(table.sources.size(), 2U);
+  EXPECT_EQ(table.sources[0], (TableSource{"my sweep.f8db"})) << "without versions";
+  EXPECT_EQ(table.sources[1], example().sources[1]);
   EXPECT_EQ(table.choices().size(), 3U);
   EXPECT_EQ(table.find(problem(Op::kOutput, {8192, 4096, 4096}))->median_ns, 900);
   ASSERT_EQ(table.speedups().size(), 2U);
@@ -246,9 +248,9 @@ TEST(TuningTable, EachKindOfDamageHasItsOwnMessage) {
   const std::string text = example().serialize();
   expect_refused("", ErrorCode::kCorrupt, "not a float8 tuning table");
   expect_refused("SQLite format 3", ErrorCode::kCorrupt, "not a float8 tuning table");
-  expect_refused(resigned("float8-table 2", "float8-table 1"), ErrorCode::kUnsupported,
-                 "version '1', this float8 reads 2; export it again");
-  expect_refused(resigned("float8-table 2", "float8-table 01"), ErrorCode::kUnsupported,
+  expect_refused(resigned("float8-table 3", "float8-table 2"), ErrorCode::kUnsupported,
+                 "version '2', this float8 reads 3; export it again");
+  expect_refused(resigned("float8-table 3", "float8-table 01"), ErrorCode::kUnsupported,
                  "version '01'");
   std::string changed = text;
   changed.replace(changed.find("8 1000\n"), 6, "8 1001");
@@ -267,8 +269,13 @@ TEST(TuningTable, WellSignedNonsenseIsRefusedWithItsLine) {
   refused("device 90 ", "device -9 ", "line 2: cc '-9' is no number");
   refused("700 0 NVIDIA", "700 2 NVIDIA", "line 2: mig '2'");
   refused("700 0 NVIDIA H100 80GB HBM3", "700 0", "line 2: a device has 10 fields");
-  refused("source built-in\n", "", "line 9: source '1' is no number from 0 to 0");
-  refused("source built-in\n", "source \n", "line 5: source '' is no name");
+  refused("source 3 13.0 13.1.0 built-in\n", "", "line 9: source '1' is no number from 0 to 0");
+  refused("source 3 13.0 13.1.0 built-in\n", "source 3 13.0 13.1.0 \n",
+          "line 5: source '' is no name");
+  refused("source 3 13.0 13.1.0 built-in\n", "source 3 13.0 13.1.0\n",
+          "line 5: a source has 5 fields");
+  refused("source 3 13.0", "source x 13.0", "line 5: generator 'x' is no number");
+  refused("3 13.0 13.1.0 ", "3 13.0  ", "line 5: cuBLASLt '' is no word");
   refused("kernel grad_input", "kernal grad_input", "line 6: it is no kernel");
   refused(" generated", "  generated", "line 6: it has 6 fields, not 5");
   refused(" 0.1\n", "\n", "line 6: it has 4 fields, not 5");
@@ -292,7 +299,7 @@ TEST(TuningTable, WellSignedNonsenseIsRefusedWithItsLine) {
   refused("0.9 0.9 0.9", "0.9 0.9 0.8", "line 9: lo 0.9 is above hi 0.8");
   refused("linear rowwise m8192n1024", "linear rowwise m8192n8192", "line 10: not in sorted order");
   refused("\nlinear", "\n\nlinear", "line 9: it is no kernel");
-  refused("\nlinear", "\nsource late\nlinear", "line 9: it is no kernel");
+  refused("\nlinear", "\nsource 0 - - late\nlinear", "line 9: it is no kernel");
   // Another spelling of the same value is another hash: refused, or ranks could differ.
   refused("1000\n", "1000.0\n", "in another way");
   refused("1000\n", "1e3\n", "in another way");

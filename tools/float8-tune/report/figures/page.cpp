@@ -120,9 +120,10 @@ std::string select(std::string_view name, std::string_view label,
 // The recipe of which the first database, which is the user's where there is one, has most rows.
 std::string main_recipe(const Measurements& measurements) {
   const std::vector<std::string> recipes = measurements.recipes();
-  const auto rows = [&measurements](const std::string& recipe) {
+  const std::vector<TableSource>& sources = measurements.table.sources;
+  const auto rows = [&](const std::string& recipe) {
     return std::ranges::count_if(measurements.table.speedups(), [&](const LinearSpeedup& row) {
-      return row.source == 0 && row.recipe == recipe;
+      return sources[row.source].name == sources.front().name && row.recipe == recipe;
     });
   };
   return *std::ranges::max_element(recipes, {}, rows);
@@ -175,7 +176,9 @@ std::string summary(const Measurements& measurements) {
   std::string newest;
   for (const LinearSpeedup& row : rows) newest = std::max(newest, row.date);
   std::vector<std::string> sources;
-  for (const std::string& source : measurements.table.sources) sources.push_back(source);
+  for (const TableSource& source : measurements.table.sources) {
+    if (std::ranges::find(sources, source.name) == sources.end()) sources.push_back(source.name);
+  }
   return f8::format(
       "{} measured linears of {} recipes on {} device{}, the last of {}; {} of them are at least "
       "as "

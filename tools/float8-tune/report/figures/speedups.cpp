@@ -42,7 +42,7 @@ void add_grids(size_t device, const TuningTable& table, const Estimator& estimat
                std::vector<SpeedupGrid>& grids) {
   std::map<int64_t, size_t> ms;
   for (const LinearSpeedup& row : table.speedups()) {
-    ms[row.shape.m] += table.sources[row.source] == "built-in" ? 1 : kMinLinears;
+    ms[row.shape.m] += table.sources[row.source].name == "built-in" ? 1 : kMinLinears;
   }
   const auto is_grid = [](const auto& one) { return one.second >= kMinLinears; };
   if (std::ranges::any_of(ms, is_grid)) std::erase_if(ms, std::not_fn(is_grid));
