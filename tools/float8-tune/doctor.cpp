@@ -199,8 +199,10 @@ void look_at_databases(Report& report, const Global& global) {
   std::error_code error;
   if (!std::filesystem::exists(global.db, error)) {
     report.json["databases"]["user"] = {{"path", global.db.string()}, {"ok", true}, {"runs", 0}};
-    report.add("user database", true,
-               f8::format("{}: does not exist yet; sweep makes it", global.db.string()));
+    report.add(
+        "user database", true,
+        f8::format("{}: no such database yet; sweep makes it, what reads it stops until then",
+                   global.db.string()));
     return;
   }
   describe("user database", "user",

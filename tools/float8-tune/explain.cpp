@@ -112,24 +112,51 @@ int64_t round_16(double value) {
   return std::max<int64_t>(16, static_cast<int64_t>(std::llround(value / 16)) * 16);
 }
 
-// The nearest size, in steps of 2^(1/4) up to 16-fold either way, at which the verdict is another.
-Result<std::vector<Flip>> find_flips(const Asker& asker, const Subject& subject, bool convert) {
+int64_t& size_of(Subject& subject, char dimension) {
+  return dimension == 'm'   ? subject.tokens
+         : dimension == 'n' ? subject.layer.out_features
+                            : subject.layer.in_features;
+}
+
+// The size of a dimension nearest to the subject's at which the verdict is another: the first step of
+// 2^(1/4), up to 16-fold either way, and then halving what is between, by multiples of 16. A
+// measured size between may differ again.
+Result<std::optional<Flip>> find_flip(const Asker& asker, Subject subject, char dimension,
+                                      bool convert) {
   constexpr int kSteps = 16;
+  const int64_t own = size_of(subject, dimension);
+  const auto decide = [&](int64_t value) {
+    size_of(subject, dimension) = value;
+    return asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured);
+  };
+  for (int step = 1; step <= 2 * kSteps; ++step) {
+    const double octaves = (step % 2 == 1 ? 1 : -1) * ((step + 1) / 2) / 4.0;
+    int64_t there = std::min(round_16(static_cast<double>(own) * std::exp2(octaves)), kMaxDim);
+    FilterDecision other = F8_TRY(decide(there));
+    if (other.convert == convert) continue;
+    const double before = octaves > 0 ? octaves - 0.25 : octaves + 0.25;
+    int64_t here = round_16(static_cast<double>(own) * std::exp2(before));
+    while (std::abs(there - here) > 16) {
+      const int64_t middle = round_16(static_cast<double>(here + there) / 2);
+      if (middle == here || middle == there) break;
+      const FilterDecision d = F8_TRY(decide(middle));
+      if (d.convert == convert) {
+        here = middle;
+      } else {
+        there = middle;
+        other = d;
+      }
+    }
+    return Flip{dimension, there, {other.speedup, other.lo, other.hi}};
+  }
+  return std::nullopt;
+}
+
+Result<std::vector<Flip>> find_flips(const Asker& asker, const Subject& subject, bool convert) {
   std::vector<Flip> flips;
   for (const char dimension : {'m', 'n', 'k'}) {
-    for (int step = 1; step <= 2 * kSteps; ++step) {
-      const double exponent = (step % 2 == 1 ? 1 : -1) * ((step + 1) / 2) / 4.0;
-      const double factor = std::exp2(exponent);
-      Subject other = subject;
-      int64_t& value = dimension == 'm'   ? other.tokens
-                       : dimension == 'n' ? other.layer.out_features
-                                          : other.layer.in_features;
-      value = std::min(round_16(static_cast<double>(value) * factor), kMaxDim);
-      const FilterDecision d =
-          F8_TRY(asker.ask(other.layer, other.tokens, FilterPolicy::kMeasured));
-      if (d.convert == convert) continue;
-      flips.push_back({dimension, value, {d.speedup, d.lo, d.hi}});
-      break;
+    if (const auto flip = F8_TRY(find_flip(asker, subject, dimension, convert))) {
+      flips.push_back(*flip);
     }
   }
   return flips;

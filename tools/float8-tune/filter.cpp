@@ -186,6 +186,18 @@ Status show(const Options& options, const tuning_db::FilterResult& result, const
   return {};
 }
 
+// Without measurements every layer would stay in bf16, which a mistyped name should not do.
+Status check_device(const TuningTable& table, std::string_view name) {
+  if (name.empty() ||
+      std::ranges::find(table.devices, name, &DeviceClass::name) != table.devices.end()) {
+    return {};
+  }
+  std::vector<std::string> known;
+  for (const DeviceClass& device : table.devices) known.push_back(quote(device.name));
+  return fail(ErrorCode::kNotFound, "no measurements on {}; there are some on {}", quote(name),
+              fmt::join(known, ", "));
+}
+
 Result<int> filter(const Options& options, const Global& global) {
   F8_TRY(check_outputs(options, global));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
@@ -202,6 +214,7 @@ Result<int> filter(const Options& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
+  F8_TRY(of_option("--device", check_device(table, options.device)));
   const tuning_db::Estimator estimator(table, recipe.name, options.device,
                                        options.device.empty() ? this_machine() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
@@ -220,7 +233,10 @@ void add_filter(CLI::App& app, Program& program) {
   flags.model->required();
   flags.tokens->required();
   add_recipe(*command, options->recipe)->required();
-  command->add_option("--policy", options->policy, "measured or torchao (torchao's fixed rule)");
+  command->add_option(
+      "--policy", options->policy,
+      "measured, or torchao: its fixed rule, which auto_filter_small_kn in --filter-fqns "
+      "switches on as there");
   command
       ->add_option(
           "--filter-fqns", options->fqns,

@@ -259,7 +259,27 @@ TEST_F(Asking, ExplainsColumnsAreApartAndItsFlipsHaveIntervals) {
   for (const json& one : flips) {
     EXPECT_LE(one["speedup_lo"], one["speedup"]);
     EXPECT_LE(one["speedup"], one["speedup_hi"]);
+    // At the flip the verdict is another, one step of 16 before it is not.
+    const int64_t value = one["value"];
+    const char dimension = one["dimension"].get<std::string>()[0];
+    const auto converts = [&](int64_t at) {
+      const auto size = [&](char name, int64_t own) {
+        return std::to_string(dimension == name ? at : own);
+      };
+      return ask({"explain", size('m', 8192) + "," + size('n', 1024) + "," + size('k', 4096),
+                  "--recipe", "rowwise"})["convert"] == true;
+    };
+    const int64_t own = dimension == 'm' ? 8192 : dimension == 'n' ? 1024 : 4096;
+    EXPECT_NE(converts(value), converts(value + (value > own ? -16 : 16))) << one;
   }
+}
+
+TEST_F(Asking, AnUnknownDeviceIsAnErrorThatNamesThoseThereAre) {
+  tool_.expect_refused(1,
+                       {"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise",
+                        "--device", "H200", "-o", "rows.txt"},
+                       {"--device", "'H200'", "'NVIDIA H200'", "'NVIDIA H100 80GB HBM3'"});
+  EXPECT_FALSE(std::filesystem::exists(tool_.path() / "rows.txt"));
 }
 
 TEST_F(Asking, ARecipeThatIsNoneNamesThoseThatAre) {
