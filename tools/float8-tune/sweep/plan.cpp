@@ -19,13 +19,15 @@ struct Cached {
   std::optional<tuning_db::TrialRow> linear;  // the best float8 row
 };
 
-Result<Cached> cached(const Databases& databases, const tuner::PlannedLinear& linear) {
+Result<Cached> cached(const Databases& databases, const tuner::PlannedLinear& linear,
+                      const DeviceClass& device) {
   Cached found;
   std::vector<Problem> problems = {linear.problem};
   for (const tuner::PlannedGemm& gemm : linear.gemms) problems.push_back(gemm.problem);
   for (const tuning_db::Database* db : databases.pointers()) {
     for (const Problem& problem : problems) {
       for (const tuning_db::TrialRow& row : F8_TRY(db->trials(problem))) {
+        if (!row.device.is_same_class(device)) continue;
         const bool ok = row.result.state == tuning_db::TrialState::kOk && row.fidelity == "final";
         ++(ok ? found.ok : found.other);
         if (ok && !found.linear && row.candidate.impl == tuning_db::Impl::kFloat8) {
@@ -106,7 +108,8 @@ void print_candidates(const tuner::SweepPlan& plan) {
 Result<int> run(const Options& options, const Global& global) {
   const tuner::SweepRequest request = F8_TRY(request_of(options.args));
   const Databases databases = F8_TRY(open_databases(global));
-  const runtime::DeviceInfo device = tuner::h100();
+  runtime::DeviceInfo device = tuner::h100();
+  if (this_gpu() != nullptr) static_cast<DeviceClass&>(device) = *this_gpu();
   // Only the device knows how many suggestions cuBLASLt has, so the plan takes all that are asked
   // for.
   const tuner::SweepPlan plan =
@@ -123,7 +126,7 @@ Result<int> run(const Options& options, const Global& global) {
                {"about"}});
   int64_t cached_rows = 0;
   for (const tuner::PlannedLinear& linear : plan.linears) {
-    const Cached known = F8_TRY(cached(databases, linear));
+    const Cached known = F8_TRY(cached(databases, linear, device));
     cached_rows += known.ok;
     linears.push_back(linear_json(linear, known, options.candidates));
     add_row(table, linear, known);
@@ -139,9 +142,9 @@ Result<int> run(const Options& options, const Global& global) {
   }
   print_styled(table.text(stdout_color(global)));
   print(f8::format(
-      "\n{} linears, {} trials, about {:.0f} s of an H100. {} configurations are pruned: the cost "
-      "model puts them behind the best {} of their GEMM.\n",
-      plan.linears.size(), plan.trials.size(), plan.predicted_s, plan.pruned,
+      "\n{} linears, {} trials, about {:.0f} s on {}. {} configurations are pruned: the cost model "
+      "puts them behind the best {} of their GEMM.\n",
+      plan.linears.size(), plan.trials.size(), plan.predicted_s, device.name, plan.pruned,
       request.options.keep));
   if (options.candidates) print_candidates(plan);
   return kExitOk;
