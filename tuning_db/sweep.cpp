@@ -197,8 +197,7 @@ Status Database::verify_run(std::string_view run_uuid, const DeviceClass& device
 Result<bool> Database::is_comparable(std::string_view run_uuid, const DeviceClass& device,
                                      const Toolchain& toolchain, const Method& method) const {
   const auto [d, t, m, unit] = F8_TRY(origin_of(*state_->db, run_uuid));
-  return d.is_same_class(device) && t.codegen_abi == toolchain.codegen_abi &&
-         t.nvrtc == toolchain.nvrtc && t.cublaslt == toolchain.cublaslt && m.key() == method.key();
+  return d.is_same_class(device) && t.versions() == toolchain.versions() && m.key() == method.key();
 }
 
 Status Database::start_trial(const PendingTrial& trial) {

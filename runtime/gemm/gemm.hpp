@@ -116,7 +116,7 @@ class GroupedGemm {
 // Counts the heuristics that cuBLASLt offers for this GEMM, up to `most`.
 [[nodiscard]] Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most = 8);
 [[nodiscard]] Result<std::string> cublaslt_version();
-// What makes kernels here; "none" for a library that cannot be opened. Opens both.
+// Opens NVRTC and cuBLASLt for their versions; "none" stands for one that cannot be opened.
 [[nodiscard]] ToolchainVersions toolchain_versions();
 
 }  // namespace f8::runtime

@@ -134,11 +134,10 @@ Result<std::optional<Flip>> find_flip(const Asker& asker, Subject subject, char 
     int64_t there = std::min(round_16(static_cast<double>(own) * std::exp2(octaves)), kMaxDim);
     FilterDecision other = F8_TRY(decide(there));
     if (other.convert == convert) continue;
-    const double before = octaves > 0 ? octaves - 0.25 : octaves + 0.25;
+    const double before = octaves - std::copysign(0.25, octaves);
     int64_t here = round_16(static_cast<double>(own) * std::exp2(before));
     while (std::abs(there - here) > 16) {
       const int64_t middle = round_16(static_cast<double>(here + there) / 2);
-      if (middle == here || middle == there) break;
       const FilterDecision d = F8_TRY(decide(middle));
       if (d.convert == convert) {
         here = middle;

@@ -96,7 +96,7 @@ struct Databases {
 [[nodiscard]] Result<Databases> open_databases(const Global& global);
 // This machine's first GPU; null where there is none.
 [[nodiscard]] const DeviceClass* this_gpu();
-// That GPU and the toolchain beside it; null where there is none.
+// This machine's first GPU with its toolchain; null where there is no GPU.
 [[nodiscard]] const tuning_db::Machine* this_machine();
 // Whose built-in measurements are asked first: this machine's GPU; where there is none, the device
 // that the library takes for an emulated one.

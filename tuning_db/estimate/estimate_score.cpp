@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -94,21 +93,13 @@ std::vector<ScoredEstimate> estimate_unknown(const TuningTable& table, const Tun
   std::vector<ScoredEstimate> scored;
   const Estimator known(truth, recipe, device);
   if (known.empty()) return scored;
-  Machine here = {truth.devices[known.first().points().front().device]};
-  // An estimator for each toolchain, which takes a second or two.
-  for (size_t source = 0; source < truth.sources.size(); ++source) {
-    std::optional<Estimator> estimator;
-    for (const LinearSpeedup& row : known.first().points()) {
-      if (row.source != source) continue;
-      if (!estimator) {
-        here.toolchain = truth.sources[source].toolchain;
-        estimator.emplace(table, recipe, device, &here);
-      }
-      auto estimate = estimator->estimate(row.shape);
-      if (!estimate || estimate->evidence == Evidence::kMeasured) continue;
-      estimate->rows.clear();
-      scored.push_back({row, *std::move(estimate)});
-    }
+  const Machine here = {truth.devices[known.first().points().front().device]};
+  const Estimator estimator(table, recipe, device, &here);
+  for (const LinearSpeedup& row : known.first().points()) {
+    auto estimate = estimator.estimate(row.shape, truth.sources[row.source].toolchain);
+    if (!estimate || estimate->evidence == Evidence::kMeasured) continue;
+    estimate->rows.clear();
+    scored.push_back({row, *std::move(estimate)});
   }
   return scored;
 }

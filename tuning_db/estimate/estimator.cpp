@@ -8,13 +8,17 @@ namespace f8::tuning_db {
 
 namespace {
 
-// Both errors are independent, so that their squares add up.
-void widen(Estimate& e, double error) {
+// The rows come from elsewhere, which adds an error. Errors are independent, so that their squares
+// add up.
+void widen(Estimate& e, double IntervalTerms::*term, double error, const std::string& where) {
   const double lo = std::hypot(std::log(e.speedup / e.lo), error);
   const double hi = std::hypot(std::log(e.hi / e.speedup), error);
   const auto rounded = [](double v) { return std::round(v * 1e4) / 1e4; };
   e.lo = rounded(e.speedup * std::exp(-lo));
   e.hi = rounded(e.speedup * std::exp(hi));
+  e.terms.*term = error;
+  e.evidence = Evidence::kModelled;
+  e.basis = f8::format("{}, give or take {:.0f} %: {}", where, 100 * std::expm1(error), e.basis);
 }
 
 }  // namespace
@@ -37,17 +41,17 @@ Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::str
   }
 }
 
-// The first of the estimate's rows by another toolchain than the one here; null: there is none.
-const ToolchainVersions* Estimator::other_toolchain(const Estimate& e) const {
-  if (!here_.toolchain.is_known()) return nullptr;
+const ToolchainVersions* Estimator::other_toolchain(const Estimate& e,
+                                                    const ToolchainVersions& toolchain) const {
+  if (!toolchain.is_known()) return nullptr;
   for (const LinearSpeedup* row : e.rows) {
     const ToolchainVersions& measured = table_.sources[row->source].toolchain;
-    if (measured.is_known() && measured != here_.toolchain) return &measured;
+    if (measured.is_known() && measured != toolchain) return &measured;
   }
   return nullptr;
 }
 
-std::optional<Estimate> Estimator::estimate(Shape shape) const {
+std::optional<Estimate> Estimator::estimate(Shape shape, const ToolchainVersions& toolchain) const {
   std::optional<double> miss;  // of all surfaces
   const auto most_missed = [&] {
     if (!miss) {
@@ -63,18 +67,12 @@ std::optional<Estimate> Estimator::estimate(Shape shape) const {
     auto e = surface->from_column(shape);
     if (!e) e = surface->from_neighbours(shape, most_missed());
     if (!e) continue;
-    const auto is_from = [&e](double& term, double error, const std::string& where) {
-      widen(*e, error);
-      term = error;
-      e->evidence = Evidence::kModelled;
-      e->basis =
-          f8::format("{}, give or take {:.0f} %: {}", where, 100 * std::expm1(error), e->basis);
-    };
-    if (const ToolchainVersions* other = other_toolchain(*e)) {
-      is_from(e->terms.toolchain, kBetweenToolchains, "by another toolchain, " + to_string(*other));
+    if (const ToolchainVersions* other = other_toolchain(*e, toolchain)) {
+      widen(*e, &IntervalTerms::toolchain, kBetweenToolchains,
+            "by another toolchain, " + to_string(*other));
     }
     if (!table_.devices[surface->points().front().device].is_same_class(here_.device)) {
-      is_from(e->terms.device, kBetweenDevices, "on another device");
+      widen(*e, &IntervalTerms::device, kBetweenDevices, "on another device");
     }
     if (e->evidence == Evidence::kMeasured) return e;
     if (!narrowest || e->hi / e->lo < narrowest->hi / narrowest->lo) narrowest = std::move(e);

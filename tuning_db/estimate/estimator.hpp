@@ -26,7 +26,7 @@ inline constexpr double kBetweenDevices = 0.085;
 // `float8-tune estimate score --truth`, see docs/database.md.
 inline constexpr double kBetweenToolchains = 0.03;
 
-// Where a linear is going to run.
+// A machine is where a linear is going to run.
 struct Machine {
   DeviceClass device;
   ToolchainVersions toolchain = {};  // not known: taken for that of the rows
@@ -44,10 +44,17 @@ class Estimator {
   [[nodiscard]] const std::string& device() const { return device_; }
   [[nodiscard]] const Surface& first() const { return *surfaces_.front(); }  // not empty()
   // Returns nothing if the rows are too few to say anything of this shape.
-  [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const;
+  [[nodiscard]] std::optional<Estimate> estimate(Shape shape) const {
+    return estimate(shape, here_.toolchain);
+  }
+  // The same for another toolchain than this machine's.
+  [[nodiscard]] std::optional<Estimate> estimate(Shape shape,
+                                                 const ToolchainVersions& toolchain) const;
 
  private:
-  [[nodiscard]] const ToolchainVersions* other_toolchain(const Estimate& e) const;
+  // The first toolchain of the estimate's rows that is another one than this; null: there is none.
+  [[nodiscard]] const ToolchainVersions* other_toolchain(const Estimate& e,
+                                                         const ToolchainVersions& toolchain) const;
 
   const TuningTable& table_;
   std::string recipe_, device_;

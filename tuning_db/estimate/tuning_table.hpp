@@ -60,7 +60,7 @@ struct ToolchainVersions {
 };
 [[nodiscard]] std::string to_string(const ToolchainVersions& versions);  // "NVRTC 13.0, ..."
 
-// Where measurements come from: "built-in" or a database's file name, and what they were made by.
+// A source is "built-in" or a database's file name, and the toolchain that made its kernels.
 struct TableSource {
   std::string name;
   ToolchainVersions toolchain = {};

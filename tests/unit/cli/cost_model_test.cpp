@@ -22,7 +22,7 @@ TEST(CostModelCommand, TheBuiltInConstantsChooseWellForLayersHeldOut) {
   for (const std::string& set : {std::string("fitted to"), std::string("held out"), with_rows}) {
     EXPECT_LE(regret[set]["median"], 0.01) << set;
     EXPECT_LE(regret[set]["median_to_any"], 0.02) << set;
-    EXPECT_LE(regret[set]["p95"], 0.13) << set;
+    EXPECT_LE(regret[set]["p95"], set == "held out" ? 0.13 : 0.11) << set;
     EXPECT_LE(regret[set]["p95_to_any"], 0.17) << set;
   }
   EXPECT_GE(regret["held out"]["products"], 400);

@@ -109,7 +109,7 @@ Result<int> run(const Options& options, const Global& global) {
   const tuner::SweepRequest request = F8_TRY(request_of(options.args));
   const Databases databases = F8_TRY(open_databases(global));
   runtime::DeviceInfo device = tuner::h100();
-  if (this_gpu() != nullptr) static_cast<DeviceClass&>(device) = *this_gpu();
+  static_cast<DeviceClass&>(device) = builtin_device();
   // Only the device knows how many suggestions cuBLASLt has, so the plan takes all that are asked
   // for.
   const tuner::SweepPlan plan =
