@@ -35,12 +35,6 @@ struct Gemm {
   using Shared = GemmShared<Config>;
   using Pipeline = typename Mainloop::Pipeline;
 
-  template <class Work>
-  static F8_DEVICE void each_tile(Schedule schedule, const Work& work) {
-    WorkTile tile;
-    while (schedule.next_tile(tile)) work(tile);
-  }
-
   // The producer warpgroup: its first warp loads the operands, its second one the epilogue
   // operands, its third one may load block scales. Each has a loop of its own: in a common one the
   // compiler takes the pipeline state and the tile out of uniform registers.
@@ -49,23 +43,23 @@ struct Gemm {
     const u32 warp = __shfl_sync(0xFFFFFFFFU, threadIdx.x / 32 - Config::kWarpgroups * 4, 0);
     if (warp == 0) {
       Pipeline pipeline;
-      each_tile(schedule, [&](const WorkTile& tile) {
+      schedule.each_tile([&](const WorkTile& tile) {
         Mainloop::load_tile(maps, shared, schedule, tile, pipeline);
       });
     } else if (Traits::EpilogueOperands::kUsed && warp == 1) {
       u32 count = 0;
-      each_tile(schedule,
-                [&](const WorkTile& tile) { shared.operands.load(schedule.args, tile, count++); });
+      schedule.each_tile(
+          [&](const WorkTile& tile) { shared.operands.load(schedule.args, tile, count++); });
     } else if (Traits::BlockScales::kOwnWarp && warp == 2) {
       Pipeline pipeline;
-      each_tile(schedule, [&](const WorkTile& tile) {
+      schedule.each_tile([&](const WorkTile& tile) {
         Mainloop::load_tile_scales(shared, schedule, tile, pipeline);
       });
     }
   }
 
-  static F8_DEVICE void consumer_loop(const Maps& maps, const Shared& shared, Schedule schedule,
-                                      u32 warpgroup) {
+  static F8_DEVICE void consumer_loop(const Maps& maps, const Shared& shared,
+                                      const Schedule& schedule, u32 warpgroup) {
     Pipeline pipeline;
     u32 out_buffer = 0;      // the next one
     u32 amax = 0;            // bits of this thread's max |d|
@@ -79,12 +73,13 @@ struct Gemm {
       }
     }
     if (warpgroup == 1) Mainloop::order_arrive(warpgroup);  // the first tile is warpgroup 0's
-    WorkTile tile;
-    for (u32 count = 0; schedule.next_tile(tile); ++count) {
+    u32 count = 0;
+    schedule.each_tile([&](const WorkTile& tile) {
+      const u32 turn = count++;
       if constexpr (Config::kPingpong) {
-        if (count % Config::kWarpgroups != warpgroup) {
+        if (turn % Config::kWarpgroups != warpgroup) {
           pipeline.skip(tile.k_blocks);
-          continue;
+          return;
         }
       }
       typename Traits::Accumulators acc;
@@ -98,12 +93,12 @@ struct Gemm {
                              operands_phase, out_buffer, amax);
       } else {
         typename Traits::SplitK::template Reduced<Traits::kMmaTilesM> reduced;
-        shared.split.reduce(sums, reduced, schedule.rank_k, warpgroup, count % 2);
+        shared.split.reduce(sums, reduced, schedule.rank_k, warpgroup, turn % 2);
         Epilogue::store_tile(reduced, shared, maps, schedule, warpgroup, tile, tile_scale,
                              operands_phase, out_buffer, amax);
       }
       operands_phase ^= 1;
-    }
+    });
     if (threadIdx.x % 128 == 0) tma_store_wait();
   }
 

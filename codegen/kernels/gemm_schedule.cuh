@@ -24,46 +24,54 @@ struct GemmSchedule {
   static constexpr u32 kClusterTileN = Config::kTileN * Config::kClusterN;
 
   const GemmArgs& args;
-  u32 tiles[Config::kProblems];  // cluster tiles of each problem
-  u32 cluster, clusters, wave;
+  u32 cluster, clusters;
   u32 rank_m, rank_n, rank_k;  // of this CTA in its cluster
 
   F8_DEVICE GemmSchedule(const GemmArgs& arguments, u32 rank) : args(arguments) {
-#pragma unroll
-    for (int i = 0; i < Config::kProblems; ++i) {
-      const GemmProblem& problem = args.problems[i];
-      tiles[i] = ((problem.m + kClusterTileM - 1) / kClusterTileM) *
-                 ((problem.n + kClusterTileN - 1) / kClusterTileN);
-    }
     cluster = blockIdx.x / kClusterSize;
     if constexpr (kClusterSize == 2) cluster = args.cluster_remap[cluster];
     clusters = gridDim.x / kClusterSize;
-    wave = 0;
     rank_m = rank % Config::kClusterM;
     rank_n = Config::kSplitK > 1 ? 0 : rank / Config::kClusterM;
     rank_k = Config::kSplitK > 1 ? rank : 0;
   }
 
+  F8_DEVICE u32 cluster_tiles(u32 problem) const {
+    const GemmProblem& of = args.problems[problem];
+    return ((of.m + kClusterTileM - 1) / kClusterTileM) *
+           ((of.n + kClusterTileN - 1) / kClusterTileN);
+  }
+
   // The cluster tile of the second problem that this cluster computes in its `turn` there.
   F8_DEVICE u32 tile_of_second(u32 turn) const {
-    const u32 busy = tiles[0] % clusters;  // clusters that got one tile of the first more
+    const u32 busy = cluster_tiles(0) % clusters;  // that got one tile of the first more
     const u32 first_turns = busy > 0 ? args.tail_offset * (clusters - busy) : 0;
     if (busy == 0 || cluster < busy) return first_turns + turn * clusters + cluster;
     if (turn < args.tail_offset) return turn * (clusters - busy) + cluster - busy;
     return first_turns + (turn - args.tail_offset) * clusters + cluster;
   }
 
-  // Advances to this CTA's next tile; false when there is none.
-  F8_DEVICE bool next_tile(WorkTile& tile) {
-    u32 index = wave * clusters + cluster;
-    tile.problem = 0;
-    if (index >= tiles[0]) {
-      if constexpr (Config::kProblems == 1) return false;
-      tile.problem = Config::kProblems - 1;
-      index = tile_of_second(wave - (tiles[0] + clusters - 1 - cluster) / clusters);
-      if (index >= tiles[tile.problem]) return false;
+  // Calls work(tile) for each tile of this CTA. The problem is the counter of a loop, which the
+  // compiler keeps in a uniform register, and with it what is looked up by it: the main loop's
+  // bound, hence the ring's state and the descriptors of its MMAs.
+  template <class Work>
+  F8_DEVICE void each_tile(const Work& work) const {
+    WorkTile tile;
+#pragma unroll 1
+    for (tile.problem = 0; tile.problem < Config::kProblems; ++tile.problem) {
+      const u32 tiles = cluster_tiles(tile.problem);
+      for (u32 turn = 0;; ++turn) {
+        u32 index = turn * clusters + cluster;
+        if (Config::kProblems > 1 && tile.problem > 0) index = tile_of_second(turn);
+        if (index >= tiles) break;
+        place(tile, index);
+        work(tile);
+      }
     }
-    ++wave;
+  }
+
+  // Where the cluster tile of this index lies in d.
+  F8_DEVICE void place(WorkTile& tile, u32 index) const {
     const GemmProblem& problem = args.problems[tile.problem];
     const u32 tiles_m = (problem.m + kClusterTileM - 1) / kClusterTileM;
     const u32 tiles_n = (problem.n + kClusterTileN - 1) / kClusterTileN;
@@ -83,7 +91,6 @@ struct GemmSchedule {
       tile.k_blocks = (tile.k_blocks + Config::kSplitK - 1) / Config::kSplitK;
       tile.first_k_block = tile.k_blocks * rank_k;
     }
-    return true;
   }
 };
 
