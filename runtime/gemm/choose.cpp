@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/gemm/cost_model.hpp"
@@ -27,10 +28,10 @@ std::span<const char* const> table_recipes(const GemmDesc& desc) {
 }
 
 // cuBLASLt multiplies fp8 operands without a mix of a tensor's and rows' scales, and with biases of
-// 16 bits alone.
+// 16 bits alone; it leaves no amax.
 bool library_can(const GemmDesc& desc) {
   return !is_fp8(desc.a) ||
-         (!desc.scalar_a && !desc.scalar_b && (!desc.bias || desc.d != Dtype::kF32));
+         (!desc.scalar_a && !desc.scalar_b && !desc.amax && (!desc.bias || desc.d != Dtype::kF32));
 }
 
 Problem table_problem(const GemmDesc& desc) {
@@ -178,8 +179,15 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
                    ? f8::format("by the cost model: {}", without)
                    : f8::format("by the cost model and the {} nearest rows of the tuning table: {}",
                                 nearby.size(), without);
-  choice.config = F8_TRY(
-      cheapest_config(gemm_spec(desc, {}), gemm_shape(desc.shape, desc.gemm), sm_count, nearby));
+  const Shape own = gemm_shape(desc.shape, desc.gemm);
+  choice.config = F8_TRY(cheapest_config(gemm_spec(desc, {}), own, sm_count, nearby));
+  if (desc.sm_limit > 0 || !library_can(desc)) return choice;
+  const codegen::GemmSpec spec = gemm_spec(desc, choice.config);
+  if (prefers_library(spec, own, sm_count, voted_clocks(spec, own, sm_count, nearby))) {
+    choice.provider = Provider::kCublasLt;
+    choice.otherwise = std::exchange(choice.config, {});
+    choice.why += "; cuBLASLt's first suggestion is expected to be no slower";
+  }
   return choice;
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <numeric>
 
 namespace f8::runtime {
 namespace {
@@ -13,6 +15,17 @@ constexpr double kVote = 0.12;          // of all nearby winners together, in lo
 constexpr double kNearest = 0.05;       // octaves squared: a nearer winner has no larger weight
 constexpr double kNoVote =
     0.5;  // the weight of "the model is right", of a winner's 1.2 octaves away
+
+// cuBLASLt is taken where it is expected to be behind by less than this (log time). At the efficiency
+// of large GEMMs it has to be ahead: there both are alike, and two generated gradients can share a
+// launch and read shards. Found by leaving layers out, see docs/method.md.
+constexpr double kLibraryMargin = 0.02;
+constexpr double kLargeEfficiency = 0.75;
+
+double efficiency_of(Shape shape, int sm_count, double clocks) {
+  return static_cast<double>(shape.m) * static_cast<double>(shape.n) *
+         static_cast<double>(shape.k) / kMacsPerClock / std::max(1, sm_count) / clocks;
+}
 
 double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
   const codegen::GemmConfig& config = spec.config;
@@ -120,6 +133,30 @@ Result<codegen::GemmConfig> cheapest_config(const codegen::GemmSpec& spec, Shape
     return x.key < y.key;
   };
   return std::min_element(ranked.begin(), ranked.end(), better)->config;
+}
+
+std::array<double, CostModel::kLibraryTerms> library_terms(Shape shape, int sm_count,
+                                                           double clocks) {
+  std::array<double, CostModel::kLibraryTerms> terms = {1};
+  size_t next = 1;
+  const auto add = [&](double value, std::initializer_list<double> bends) {
+    const double x = std::log2(value);
+    terms[next++] = x - *(bends.begin() + bends.size() / 2);
+    for (const double bend : bends) terms[next++] = std::max(0.0, x - bend);
+  };
+  add(static_cast<double>(shape.m), {7, 9, 11, 13});
+  add(static_cast<double>(shape.n), {9, 11, 13});
+  add(static_cast<double>(shape.k), {8, 10, 12, 14});
+  add(efficiency_of(shape, sm_count, clocks), {-2, -1, -0.6});
+  return terms;
+}
+
+bool prefers_library(const codegen::GemmSpec& spec, Shape shape, int sm_count, double clocks,
+                     const CostModel& model) {
+  if (spec.scale != codegen::ScaleMode::kTensor) return false;
+  const auto terms = library_terms(shape, sm_count, clocks);
+  const double lag = std::inner_product(terms.begin(), terms.end(), model.library.begin(), 0.0);
+  return lag < (efficiency_of(shape, sm_count, clocks) < kLargeEfficiency ? kLibraryMargin : 0);
 }
 
 }  // namespace f8::runtime

@@ -7,6 +7,7 @@
 // why small tiles win for small problems.
 #pragma once
 
+#include <array>
 #include <span>
 #include <vector>
 
@@ -39,6 +40,10 @@ struct CostModel {
   };
   std::vector<Tile> tiles;
 
+  // The coefficients of library_terms(): what cuBLASLt's first suggestion takes under tensor scales.
+  static constexpr size_t kLibraryTerms = 19;
+  std::array<double, kLibraryTerms> library = {1};  // not fitted: far behind
+
   // The constants that `float8-tune cost-model fit` found for the built-in measurements.
   [[nodiscard]] static const CostModel& fitted();
 };
@@ -65,5 +70,16 @@ constexpr size_t kMostNearby = 8;
 [[nodiscard]] Result<codegen::GemmConfig> cheapest_config(
     const codegen::GemmSpec& spec, Shape shape, int sm_count,
     std::span<const NearbyWinner> nearby = {});
+
+// The terms of cuBLASLt's lag behind a generated kernel of so many clocks: a constant, and a line with
+// bends in each of log2 of m, of n, of k and of the efficiency, which is the share of the tensor
+// cores' rate that these clocks are.
+[[nodiscard]] std::array<double, CostModel::kLibraryTerms> library_terms(Shape shape, int sm_count,
+                                                                         double clocks);
+
+// Tells whether cuBLASLt's first suggestion is taken in place of a generated kernel of so many
+// clocks. The model is of tensor scales: under other scales generated kernels are ahead nearly always.
+[[nodiscard]] bool prefers_library(const codegen::GemmSpec& spec, Shape shape, int sm_count,
+                                   double clocks, const CostModel& model = CostModel::fitted());
 
 }  // namespace f8::runtime

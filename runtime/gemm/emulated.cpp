@@ -69,7 +69,6 @@ class LibraryGemm final : public GemmPlan {
 
 Result<GemmPlanPtr> create_emulated(const std::shared_ptr<Context>& context, const GemmDesc& desc,
                                     const GemmChoice& choice) {
-  F8_TRY(check_cublaslt(desc));
   if (choice.heuristic < 0 || choice.heuristic >= kHeuristics) {
     return fail(ErrorCode::kUnsupported,
                 "gemm {}: heuristic {} was asked for; h0 to h{} stand here", to_string(desc.gemm),

@@ -65,8 +65,13 @@ Result<std::shared_ptr<const GemmPlan>> GemmPlan::create(const std::shared_ptr<C
                                                          const GemmChoice& choice) {
   F8_TRY(validate(desc));
   if (choice.provider == Provider::kGenerated) return create_generated(context, desc, choice);
-  return context->device().emulated ? create_emulated(context, desc, choice)
-                                    : create_cublaslt(context, desc, choice);
+  F8_TRY(check_cublaslt(desc));
+  if (context->device().emulated) return create_emulated(context, desc, choice);
+  auto plan = create_cublaslt(context, desc, choice);
+  if (plan || !choice.otherwise) return plan;
+  GemmChoice generated{.config = *choice.otherwise};
+  generated.why = f8::format("{}; cuBLASLt cannot: {}", choice.why, plan.error().message);
+  return create_generated(context, desc, generated);
 }
 
 }  // namespace f8::runtime

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct GemmChoice {
   Provider provider = Provider::kGenerated;
   codegen::GemmConfig config;  // generated
   int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
+  // cublaslt by the cost model: the generated kernel where the library has none or cannot be opened.
+  std::optional<codegen::GemmConfig> otherwise = {};
   bool operator==(const GemmChoice&) const = default;
   // Where choose_gemm chose it: why, in words, and how many rows near this shape had a vote.
   std::string why = {};
@@ -76,7 +79,7 @@ class GemmPlan {
   // Takes the choice of the context's table, else the cost model's.
   [[nodiscard]] static Result<GemmChoice> choose(Context& context, const GemmDesc& desc);
   // Fails with kUnsupported where the provider cannot do it: a generated kernel has no operands in
-  // high precision, cuBLASLt no e5m2 by e5m2.
+  // high precision, cuBLASLt no e5m2 by e5m2. A choice with `otherwise` gets that kernel then.
   [[nodiscard]] static Result<std::shared_ptr<const GemmPlan>> create(
       const std::shared_ptr<Context>& context, const GemmDesc& desc, const GemmChoice& choice);
   virtual ~GemmPlan() = default;

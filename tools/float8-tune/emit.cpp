@@ -43,9 +43,11 @@ Result<Item> gemm_item(const Options& options, const Recipe& recipe, Gemm gemm, 
   Item item;
   item.role = f8::format("gemm {}", to_string(gemm));
   tuner::ChosenGemm chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, &table));
-  if (chosen.choice.provider == Provider::kCublasLt) {  // the best that can be emitted
+  // cuBLASLt's kernels cannot be emitted; the best generated one is.
+  if (chosen.choice.provider == Provider::kCublasLt && !chosen.choice.otherwise) {
     chosen = F8_TRY(tuner::choose_gemm(recipe, gemm, shape, nullptr));
   }
+  if (chosen.choice.otherwise) chosen.choice.config = *chosen.choice.otherwise;
   item.chosen_by = to_string(chosen.by);
   codegen::GemmSpec spec = chosen.spec();
   if (!options.config.empty()) {

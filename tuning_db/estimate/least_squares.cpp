@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
-#include <utility>
 
 namespace f8::tuning_db {
 namespace {
@@ -12,33 +11,13 @@ constexpr size_t kTerms = std::tuple_size_v<Terms>;
 using Matrix = std::array<Terms, kTerms>;
 
 // Solves a x = b for the chosen terms, the others 0; nothing if the matrix is singular.
-std::optional<Terms> solve(Matrix a, Terms b, unsigned chosen) {
+std::optional<Terms> solve_chosen(Matrix a, Terms b, unsigned chosen) {
   for (size_t i = 0; i < kTerms; ++i) {
     if ((chosen >> i & 1U) != 0) continue;
     for (size_t j = 0; j < kTerms; ++j) a[i][j] = a[j][i] = i == j ? 1 : 0;
     b[i] = 0;
   }
-  for (size_t i = 0; i < kTerms; ++i) {
-    size_t pivot = i;
-    for (size_t r = i + 1; r < kTerms; ++r) {
-      if (std::abs(a[r][i]) > std::abs(a[pivot][i])) pivot = r;
-    }
-    if (std::abs(a[pivot][i]) < 1e-12) return std::nullopt;
-    std::swap(a[i], a[pivot]);
-    std::swap(b[i], b[pivot]);
-    for (size_t r = i + 1; r < kTerms; ++r) {
-      const double factor = a[r][i] / a[i][i];
-      for (size_t c = i; c < kTerms; ++c) a[r][c] -= factor * a[i][c];
-      b[r] -= factor * b[i];
-    }
-  }
-  Terms x{};
-  for (size_t i = kTerms; i-- > 0;) {
-    double sum = b[i];
-    for (size_t c = i + 1; c < kTerms; ++c) sum -= a[i][c] * x[c];
-    x[i] = sum / a[i][i];
-  }
-  return x;
+  return solve(a, b);
 }
 
 }  // namespace
@@ -65,7 +44,7 @@ std::optional<Terms> fit_non_negative(std::span<const TimedTerms> rows) {
   std::optional<Terms> best;
   double best_error = 0;
   for (unsigned chosen = 1; chosen < 1U << kTerms; ++chosen) {
-    const auto x = solve(a, b, chosen);
+    const auto x = solve_chosen(a, b, chosen);
     if (!x || std::ranges::any_of(*x, [](double c) { return !(c >= 0); })) continue;
     double error = 0;
     for (const TimedTerms& row : rows) {

@@ -1,6 +1,7 @@
 #include "tools/tuner/search/cost_model_fit.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -10,6 +11,7 @@
 
 #include "tools/tuner/search/gemm_candidates.hpp"
 #include "tools/tuner/statistics.hpp"
+#include "tuning_db/estimate/least_squares.hpp"
 
 namespace f8::tuner {
 namespace {
@@ -20,6 +22,10 @@ constexpr double kTemperature = 0.015;  // a choice by chance takes predictions 
 constexpr double kTail = 0.5;           // the weight of the root mean square beside the mean
 constexpr double kShape = 0.05;         // the weight of the predictions' own errors
 constexpr double kPull = 2e-4;          // towards the start, where the GEMMs leave a constant open
+
+constexpr double kMostLag = 0.3;     // of the library (log time): more changes no choice
+constexpr double kRidge = 1;         // towards 0, where the GEMMs leave a coefficient open
+constexpr size_t kRowsPerTerm = 10;  // fewer say nothing of the library
 
 // The time that a row has: its own, or the time of the screening that it lost.
 std::optional<double> time_of(const tuning_db::TrialResult& result) {
@@ -78,7 +84,8 @@ CostModel to_model(std::span<const double> list, const CostModel& like) {
                   .pingpong_epilogue = list[kPingpong],
                   .exchange = list[8],
                   .exchange_bytes_per_clock = list[9],
-                  .tiles = like.tiles};
+                  .tiles = like.tiles,
+                  .library = like.library};
   for (size_t i = 0; i < model.tiles.size(); ++i) {
     const double* share = &list[kShares + 3 * i];
     CostModel::Tile& tile = model.tiles[i];
@@ -176,12 +183,26 @@ const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model,
   return *best;
 }
 
+bool takes_library(const MeasuredGemm& gemm, const CostModel& model,
+                   std::span<const runtime::NearbyWinner> nearby) {
+  if (gemm.suggestion_ns() == 0) return false;
+  codegen::GemmSpec spec = gemm.family;
+  spec.config = choose(gemm, model, nearby).config;
+  const double clocks = runtime::voted_clocks(spec, gemm.shape, gemm.sm_count, nearby, model);
+  return runtime::prefers_library(spec, gemm.shape, gemm.sm_count, clocks, model);
+}
+
 static const TimedConfig& fastest(const MeasuredGemm& gemm) {
   return *std::ranges::min_element(gemm.timed, {}, &TimedConfig::ns);
 }
 
 double MeasuredGemm::library_ns() const {
   return library.empty() ? 0 : std::ranges::min(library, {}, &TimedHeuristic::ns).ns;
+}
+
+double MeasuredGemm::suggestion_ns() const {
+  const auto first = std::ranges::find(library, "h0", &TimedHeuristic::config);
+  return first == library.end() ? 0 : first->ns;
 }
 
 std::vector<runtime::NearbyWinner> winners_near(const MeasuredGemm& gemm,
@@ -214,7 +235,8 @@ struct Regrets {
     const double best = fastest(gemm).ns;
     generated.push_back(chosen / best - 1);
     if (const double library = gemm.library_ns(); library > 0) {
-      any.push_back(chosen / std::min(best, library) - 1);
+      const double taken = takes_library(gemm, model, nearby) ? gemm.suggestion_ns() : chosen;
+      any.push_back(taken / std::min(best, library) - 1);
     }
     if (generated.back() > worst) {
       worst = generated.back();
@@ -306,6 +328,35 @@ Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms,
   return regrets.regret();
 }
 
+// The coefficients of the library's lag behind the model's choices, to which the rows of other layers
+// contribute as they do in a plan. The given ones stay where too few GEMMs have tensor scales.
+static void fit_library(const std::vector<MeasuredGemm>& gemms, CostModel& model) {
+  constexpr size_t kTerms = CostModel::kLibraryTerms;
+  std::array<std::array<double, kTerms>, kTerms> a{};
+  std::array<double, kTerms> b{};
+  size_t rows = 0;
+  for (const MeasuredGemm& gemm : gemms) {
+    const double library = gemm.suggestion_ns();
+    if (gemm.family.scale != codegen::ScaleMode::kTensor || library == 0) continue;
+    const auto nearby = winners_near(gemm, gemms);
+    const TimedConfig& chosen = choose(gemm, model, nearby);
+    codegen::GemmSpec spec = gemm.family;
+    spec.config = chosen.config;
+    const auto terms = runtime::library_terms(
+        gemm.shape, gemm.sm_count,
+        runtime::voted_clocks(spec, gemm.shape, gemm.sm_count, nearby, model));
+    const double lag = std::clamp(std::log(library / chosen.ns), -kMostLag, kMostLag);
+    for (size_t i = 0; i < kTerms; ++i) {
+      for (size_t j = 0; j < kTerms; ++j) a[i][j] += terms[i] * terms[j];
+      b[i] += terms[i] * lag;
+    }
+    ++rows;
+  }
+  if (rows < kRowsPerTerm * kTerms) return;
+  for (size_t i = 1; i < kTerms; ++i) a[i][i] += kRidge;  // not the constant
+  if (const auto fitted = tuning_db::solve(a, b)) model.library = *fitted;
+}
+
 CostModel fit(const std::vector<MeasuredGemm>& gemms, const CostModel& given,
               const FitOptions& options) {
   const CostModel start = with_tiles_of(gemms, given);
@@ -334,7 +385,9 @@ CostModel fit(const std::vector<MeasuredGemm>& gemms, const CostModel& given,
       }
     }
   }
-  return to_model(list, start);
+  CostModel model = to_model(list, start);
+  fit_library(gemms, model);
+  return model;
 }
 
 std::vector<CostModel> held_out_models(const std::vector<MeasuredGemm>& gemms,
@@ -380,6 +433,15 @@ std::string constants_source(const CostModel& model) {
                         tiles.empty() ? "" : ",\n                ", tile.tile_m, tile.tile_n,
                         tile.warpgroups, tile.pingpong, tile.fast, tile.precise, tile.block);
   }
+  std::string library;
+  for (size_t i = 0; i < model.library.size(); ++i) {
+    const bool new_line = i % 8 == 0 && i > 0;
+    library += f8::format("{}{:.4f}",
+                          i == 0     ? ""
+                          : new_line ? ",\n                  "
+                                     : ", ",
+                          model.library[i]);
+  }
   return f8::format(
       R"(// Written by `float8-tune cost-model fit`; see docs/method.md.
 #include "runtime/gemm/cost_model.hpp"
@@ -398,7 +460,8 @@ const CostModel& CostModel::fitted() {{
       .pingpong_epilogue = {:.3g},
       .exchange = {:.4g},
       .exchange_bytes_per_clock = {:.4g},
-      .tiles = {{{}}}}};
+      .tiles = {{{}}},
+      .library = {{{}}}}};
   return kModel;
 }}
 
@@ -406,7 +469,7 @@ const CostModel& CostModel::fitted() {{
 )",
       model.l2_bytes_per_clock, model.port_bytes_per_clock, model.store_bytes_per_clock,
       model.tile_overhead, model.latency, model.launch, model.cluster_skew, model.pingpong_epilogue,
-      model.exchange, model.exchange_bytes_per_clock, tiles);
+      model.exchange, model.exchange_bytes_per_clock, tiles, library);
 }
 
 }  // namespace f8::tuner

@@ -3,7 +3,8 @@
 // A GEMM's regret is the time of the configuration that the model chooses among those timed, over
 // the fastest one's, minus one. The fit minimises a smooth form of it, the regret that a choice by
 // chance would have if better predictions were likelier. It goes through the constants one by one
-// with ever smaller steps, which is deterministic, needs no derivative and takes some seconds.
+// with ever smaller steps, which is deterministic, needs no derivative and takes some seconds. What
+// cuBLASLt's first suggestion takes is fitted to its times after that, by ridge regression.
 #pragma once
 
 #include <span>
@@ -36,7 +37,8 @@ struct MeasuredGemm {
   int sm_count = 0;
   std::vector<TimedConfig> timed;  // at least two
   std::vector<TimedHeuristic> library = {};
-  [[nodiscard]] double library_ns() const;  // the fastest; 0: not measured
+  [[nodiscard]] double library_ns() const;     // the fastest; 0: not measured
+  [[nodiscard]] double suggestion_ns() const;  // the first suggestion; 0: not measured
 };
 // The GEMMs of a database in which generated configurations were timed, for each device; each once,
 // however many linears have it. A screening's time counts where a row has no other.
@@ -47,7 +49,7 @@ struct Regret {
   double median = 0, p95 = 0, worst = 0;
   std::string worst_of;
   // Against the fastest of generated and library, which a full search would choose.
-  double median_to_any = 0, p95_to_any = 0;
+  double median_to_any = 0, p95_to_any = 0;  // of the model's choice of the two
 };
 [[nodiscard]] Regret regret(const std::vector<MeasuredGemm>& gemms,
                             const runtime::CostModel& model);
@@ -56,6 +58,9 @@ struct Regret {
 // them.
 [[nodiscard]] const TimedConfig& choose(const MeasuredGemm& gemm, const runtime::CostModel& model,
                                         std::span<const runtime::NearbyWinner> nearby = {});
+// Tells whether the model takes cuBLASLt's first suggestion instead, which must have been timed.
+[[nodiscard]] bool takes_library(const MeasuredGemm& gemm, const runtime::CostModel& model,
+                                 std::span<const runtime::NearbyWinner> nearby = {});
 // The winners of other layers' (n, k) GEMMs of this kind, the nearest first.
 [[nodiscard]] std::vector<runtime::NearbyWinner> winners_near(
     const MeasuredGemm& gemm, const std::vector<MeasuredGemm>& gemms);

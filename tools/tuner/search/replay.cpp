@@ -118,17 +118,16 @@ StoredTimes stored_times(const MeasuredGemm& gemm) {
   return times;
 }
 
-runtime::GemmChoice generated_choice(const codegen::GemmConfig& config) {
-  runtime::GemmChoice choice;
-  choice.provider = Provider::kGenerated;
-  choice.config = config;
-  return choice;
+runtime::GemmChoice choice_of(const MeasuredGemm& gemm, const runtime::CostModel& model,
+                              std::span<const runtime::NearbyWinner> nearby) {
+  if (takes_library(gemm, model, nearby)) return {.provider = Provider::kCublasLt, .config = {}};
+  return {.provider = Provider::kGenerated, .config = choose(gemm, model, nearby).config};
 }
 
 // What a plan takes without a search: by the model alone, and with the rows of other layers.
 std::array<runtime::GemmChoice, 2> prior_of(const ExhaustiveGemm& gemm) {
-  return {generated_choice(choose(gemm.measured, gemm.model, gemm.nearby).config),
-          generated_choice(choose(gemm.measured, gemm.model).config)};
+  return {choice_of(gemm.measured, gemm.model, gemm.nearby),
+          choice_of(gemm.measured, gemm.model, {})};
 }
 
 // The candidates that a sweep measures if those stored are all that there are.

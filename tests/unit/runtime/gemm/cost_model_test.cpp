@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 namespace f8::runtime {
 namespace {
 
@@ -89,6 +91,35 @@ TEST(CostModel, ASmallerDeviceIsServedByClustersThatItHolds) {
       EXPECT_LE(config.cluster_m * config.cluster_n * config.split_k, sms);
     }
   }
+}
+
+TEST(CostModel, TheLibrarysTermsAreLinesWithBends) {
+  const Shape shape{1 << 10, 1 << 12, 1 << 9};
+  // A quarter of the tensor cores' rate.
+  const double clocks = 4.0 * (1 << 10) * (1 << 12) * (1 << 9) / 4096 / kSms;
+  const std::array<double, CostModel::kLibraryTerms> expected = {1,  -1, 3, 1, 0, 0,  1, 3, 1, 0,
+                                                                 -3, 1,  0, 0, 0, -1, 0, 0, 0};
+  const auto terms = library_terms(shape, kSms, clocks);
+  for (size_t i = 0; i < terms.size(); ++i) EXPECT_NEAR(terms[i], expected[i], 1e-9) << i;
+}
+
+TEST(CostModel, TheLibraryIsTakenWhereItIsExpectedAhead) {
+  CostModel model;
+  const codegen::GemmSpec tensor;
+  const Shape shape{4096, 4096, 4096};
+  const double ideal = 4096.0 * 4096 * 4096 / 4096 / kSms;
+  EXPECT_FALSE(prefers_library(tensor, shape, kSms, 2 * ideal, model)) << "nothing is fitted";
+  const auto prefers = [&](double lag, double efficiency, const codegen::GemmSpec& spec) {
+    model.library = {lag};
+    return prefers_library(spec, shape, kSms, ideal / efficiency, model);
+  };
+  EXPECT_TRUE(prefers(0.015, 0.5, tensor));
+  EXPECT_FALSE(prefers(0.025, 0.5, tensor));
+  EXPECT_FALSE(prefers(0.015, 0.8, tensor)) << "large GEMMs are alike";
+  EXPECT_TRUE(prefers(-0.005, 0.8, tensor));
+  codegen::GemmSpec axis;
+  axis.scale = codegen::ScaleMode::kAxis;
+  EXPECT_FALSE(prefers(-0.3, 0.5, axis));
 }
 
 }  // namespace

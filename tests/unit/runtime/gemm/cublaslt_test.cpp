@@ -170,6 +170,23 @@ TEST_F(CublasLtTest, FailuresSayWhichCall) {
       << refused.error().message;
 }
 
+// The cost model's choice, of which it knows that a generated kernel can do it too.
+TEST_F(CublasLtTest, WhatItCannotDoIsGenerated) {
+  const GemmDesc desc{.shape = {64, 48, 32}};
+  GemmChoice choice = heuristic(0);
+  choice.otherwise = codegen::parse_gemm_config("64x128s6c1x1w2pg4").value();
+  EXPECT_EQ(GemmPlan::create(context_, desc, choice).value()->choice().provider,
+            Provider::kCublasLt);
+  library_.heuristic_result = CUBLAS_STATUS_NOT_SUPPORTED;
+  const auto plan = GemmPlan::create(context_, desc, choice);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ((*plan)->choice().provider, Provider::kGenerated);
+  EXPECT_EQ(config_text((*plan)->choice()), "64x128s6c1x1w2pg4");
+  EXPECT_NE((*plan)->choice().why.find("cuBLASLt cannot"), std::string::npos);
+  choice.otherwise.reset();
+  EXPECT_EQ(GemmPlan::create(context_, desc, choice).error().code, ErrorCode::kUnsupported);
+}
+
 // A linear whose matmuls are cuBLASLt's reads what the cast kernels left, and sizes its workspace.
 TEST_F(CublasLtTest, ServesALinear) {
   LinearDesc desc;

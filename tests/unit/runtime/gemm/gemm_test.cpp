@@ -119,6 +119,31 @@ TEST_F(GemmTest, KernelsOfNearbyShapesHaveAVote) {
   EXPECT_EQ(choose(three).neighbours, 3);
 }
 
+// A few tokens of a large layer: cuBLASLt reads the weight faster.
+TEST_F(GemmTest, TheLibraryIsTakenWhereItIsExpectedAhead) {
+  desc_.shape = {16, 8192, 8192};
+  const GemmChoice library = GemmPlan::choose(*context_, desc_).value();
+  EXPECT_EQ(library.provider, Provider::kCublasLt);
+  EXPECT_EQ(config_text(library), "h0");
+  ASSERT_TRUE(library.otherwise);
+  EXPECT_NE(library.why.find("cuBLASLt's first suggestion"), std::string::npos) << library.why;
+  const auto provider = [&](auto set) {
+    GemmDesc desc = desc_;
+    set(desc);
+    return GemmPlan::choose(*context_, desc).value().provider;
+  };
+  EXPECT_EQ(provider([](GemmDesc& d) { d.sm_limit = 64; }), Provider::kGenerated);
+  EXPECT_EQ(provider([](GemmDesc& d) { d.amax = true; }), Provider::kGenerated);
+  EXPECT_EQ(provider([](GemmDesc& d) { d.scale = codegen::ScaleMode::kAxis; }),
+            Provider::kGenerated);
+  EXPECT_EQ(provider([](GemmDesc& d) { d.shape = {8192, 8192, 8192}; }), Provider::kGenerated);
+  // Shards change no choice, and a plan for them is refused as for a row of the table.
+  desc_.shards = true;
+  const GemmChoice same = GemmPlan::choose(*context_, desc_).value();
+  EXPECT_EQ(same.provider, Provider::kCublasLt);
+  EXPECT_EQ(GemmPlan::create(context_, desc_, same).error().code, ErrorCode::kUnsupported);
+}
+
 TEST_F(GemmTest, ATableOfAnotherGemmIsNotUsed) {
   TuningTable table;
   table.add(row(Gemm::kGradInput, desc_.shape, Provider::kCublasLt, "h5"));
