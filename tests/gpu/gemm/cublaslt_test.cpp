@@ -61,6 +61,35 @@ TEST_F(CublasLtTest, Fp8EveryGemmAndScaleMode) {
   }
 }
 
+// A plan is for the largest m, and cuBLASLt's suggestion was asked for that m alone.
+TEST_F(CublasLtTest, ASuggestionServesEverySmallerM) {
+  for (const Shape shape :
+       {Shape{4096, 2048, 1536}, Shape{1500, 1408, 2048}, Shape{300, 4096, 1024}}) {
+    for (const Gemm gemm : kGemms) {
+      const Dtype type_a = gemm == Gemm::kOutput ? Dtype::kE4m3 : Dtype::kE5m2;
+      const GemmDesc desc{.gemm = gemm, .shape = shape, .a = type_a, .fast = gemm == Gemm::kOutput};
+      const auto library = GemmPlan::create(context_, desc, heuristic(0));
+      F8_ASSERT_OK(library);
+      const auto generated = GemmPlan::create(
+          context_, desc, parse_choice(Provider::kGenerated, "128x128s4c1x1w2g8").value());
+      F8_ASSERT_OK(generated);
+      const DeviceBuffer workspace(context(), std::max<size_t>((*library)->workspace_bytes(), 16));
+      for (const int64_t m : {shape.m, shape.m / 2 + 1, shape.m / 3, int64_t{100}, int64_t{1}}) {
+        SCOPED_TRACE(f8::format("{} {} m={}", to_string(gemm), to_string(shape), m));
+        const Shape own = gemm_shape({m, shape.n, shape.k}, gemm);
+        const GemmOperands x(context(), own, type_a, Dtype::kE4m3, codegen::ScaleMode::kTensor, 3);
+        const DeviceBuffer d(context(), static_cast<size_t>(own.m * own.n) * 2);
+        const DeviceBuffer expected(context(), static_cast<size_t>(own.m * own.n) * 2);
+        F8_ASSERT_OK((*library)->run(x.call(d, m), workspace.as(), nullptr));
+        F8_ASSERT_OK((*generated)->run(x.call(expected, m), nullptr, nullptr));
+        const std::vector<double> reference = expected.bf16();
+        EXPECT_LE(reference::relative_error(reference, d.bf16()), kFastBound);
+        EXPECT_TRUE(workspace.guards_are_whole());
+      }
+    }
+  }
+}
+
 // The block-scaled GEMMs of cuBLASLt are right with our layout of scales: rows of a block of k side
 // by side, rows of blocks padded to a multiple of 4. It offers something for whole blocks at least.
 class CublasLtBlockTest : public CublasLtTest,

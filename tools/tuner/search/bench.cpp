@@ -327,11 +327,8 @@ Result<KernelShortlist> Bench::shortlist(const Problem& gemm, bool is_fp8) {
                 reason.empty() ? "there are no candidates" : reason);
   }
   std::ranges::stable_sort(shortlist.timed, {}, &TimedKernel::ns);
-  if (is_fp8) {
-    const auto table = backend_.context()->table();
-    shortlist.prior =
-        F8_TRY(prior_choices(gemm, backend_.device(), table ? *table : TuningTable{}));
-  }
+  const auto table = backend_.context()->table();
+  shortlist.prior = F8_TRY(prior_choices(gemm, backend_.device(), table ? *table : TuningTable{}));
   return shortlist;
 }
 

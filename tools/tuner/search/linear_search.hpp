@@ -48,7 +48,7 @@ struct LinearSearch {
   int timed = 0;          // how many linears were timed; 0: there was no choice
   double over_first = 1;  // the time of the linear of the fastest kernels over the best one's
   // The time of the linear of a plan without a search over the best one's; none where it was not
-  // timed. A GEMM without prior choices, as those in bf16, has its fastest kernel there.
+  // timed. A GEMM without prior choices has its fastest kernel there.
   std::optional<double> over_untuned{};
 };
 using MeasureGroup =

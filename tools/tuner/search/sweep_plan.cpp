@@ -73,8 +73,8 @@ class Planner {
   Result<PlannedGemm> plan_gemm(const Recipe& recipe, Gemm g, Shape shape) {
     PlannedGemm gemm;
     gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape));
+    gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior));
     if (recipe.at(g).is_fp8()) {
-      gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior));
       gemm.generated =
           F8_TRY(generated_candidates(gemm.problem, device_, options_.keep, gemm.prior));
       gemm.fp8_heuristics = F8_TRY(heuristics(gemm.problem, false));

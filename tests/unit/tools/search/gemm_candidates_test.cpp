@@ -182,7 +182,10 @@ TEST(Plan, TakesEveryRecipe) {
     for (const Gemm g : kGemms) {
       const PlannedGemm& gemm = linear.gemms[static_cast<size_t>(g)];
       EXPECT_EQ(gemm.generated.empty(), !recipe.at(g).is_fp8()) << gemm.problem.key();
-      EXPECT_EQ(gemm.prior.empty(), !recipe.at(g).is_fp8()) << gemm.problem.key();
+      ASSERT_FALSE(gemm.prior.empty()) << gemm.problem.key();
+      if (!recipe.at(g).is_fp8()) {
+        EXPECT_EQ(runtime::config_text(gemm.prior.back()), "h0");
+      }
       EXPECT_EQ(gemm.bf16_heuristics, 2);
     }
   }
