@@ -1103,12 +1103,16 @@ FLOAT8_API float8_status float8_comms_create(float8_context* const* contexts, si
  * NCCL waits for those. */
 FLOAT8_API void float8_comm_destroy(float8_nccl_comm communicator);
 /* Destroys it and ends what other ranks wait for, after a failure. They get an error; with NCCL,
- * float8_comm_wait tells them. */
+ * float8_comm_wait tells them, and names this rank if float8_comms_create made the communicator. */
 FLOAT8_API void float8_comm_abort(float8_nccl_comm communicator);
 /* Waits until `stream` has done its work, and fails (FLOAT8_CUDA) where an operation of `communicator`
  * failed, or where it is not done within `timeout_ms` (0: 60 s), as when a rank has died or makes
- * other calls. The message has `operation`, such as "step 12", and the rank. After a failure the
- * communicator is to be aborted. */
+ * other calls. The message has `operation`, such as "step 12", and this rank. Of a communicator of
+ * float8_comms_create it also names the rank that did not come and the operation that it did not come
+ * to, as far as the process has seen float8's calls on it: of graphs that are replayed it has seen
+ * their capture alone, and then names a rank that did not come to this wait. The ranks of the caller's own
+ * communicators may be other processes, of which nothing is known. After a failure the communicator is
+ * to be aborted. */
 FLOAT8_API float8_status float8_comm_wait(float8_context* context, float8_nccl_comm communicator,
                                           const char* operation, int32_t timeout_ms,
                                           float8_stream stream);
