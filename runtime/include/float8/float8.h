@@ -192,6 +192,17 @@ FLOAT8_API void float8_context_destroy(float8_context* context);
  * use stays. */
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
+/* Gives the tuning table in use as the text of a table file, so that a rank can send it to ranks that
+ * have no such file. `hash` may be NULL; else it receives 64 bits of the table's hash, 0 where there is
+ * no table, whose text is empty. The other arguments are those of float8_linear_info (below): ask for
+ * *needed first, as the text has some 100 KB. */
+FLOAT8_API float8_status float8_context_table(const float8_context* context, char* text,
+                                              size_t bytes, size_t* needed, uint64_t* hash);
+/* Does what float8_context_load_table does with the text of a table, which ends in a NUL: by MPI, or
+ * whatever a program has, all ranks get that of one rank, before they plan anything. An empty text
+ * leaves the context without a table, as no_table does. */
+FLOAT8_API float8_status float8_context_set_table(float8_context* context, const char* text,
+                                                  uint64_t* hash);
 
 /* Returns the reserved bytes at the front of every workspace of the context's linears and weight
  * casts (convention 6), 0 for NULL. */
