@@ -1,4 +1,4 @@
-// Device is just enough of the CUDA driver for an example: memory on device 0, and copies. It opens
+// Device is just enough of the CUDA driver for an example: memory on a device, and copies. It opens
 // libcuda at run time, so that the example builds without a toolkit. A trainer has its own allocator.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 class Device {
  public:
-  Device() {
+  explicit Device(int ordinal = 0) {
     void* library = dlopen("libcuda.so.1", RTLD_NOW);
     if (library == nullptr) throw std::runtime_error(dlerror());
     const auto resolve = [library](auto& function, const char* name) {
@@ -32,7 +32,7 @@ class Device {
     resolve(to_host_, "cuMemcpyDtoH_v2");
     void* context = nullptr;
     check(init(0), "cuInit");
-    check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+    check(retain(&context, ordinal), "cuDevicePrimaryCtxRetain");
     check(set_current(context), "cuCtxSetCurrent");
   }
   ~Device() {

@@ -1,9 +1,11 @@
 // Contexts.
 #include <charconv>
+#include <mutex>
 
 #include "base/environment.hpp"
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
+#include "runtime/device/context_state.hpp"
 #include "runtime/gemm/choose.hpp"
 #include "runtime/model/info.hpp"
 #include "runtime/quantize/quantize.hpp"
@@ -24,6 +26,25 @@ f8::Status check_tuning(f8::runtime::ContextOptions& options) {
                     "float8_context_options.tune_on_first_use needs a database that keeps what is "
                     "measured; set database, or FLOAT8_DB");
   }
+  return {};
+}
+
+// The first 64 bits of a table's hash; 0 for no table.
+uint64_t hash_word(const f8::TuningTable* table) {
+  if (table == nullptr) return 0;
+  const std::string digits = table->hash().substr(0, 16);
+  uint64_t value = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  return value;
+}
+
+// `name` is that of the text in messages.
+f8::Status set_table(f8::runtime::Context& context, const char* name, std::string_view text,
+                     uint64_t* hash) {
+  auto table = f8::runtime::parse_table(text);
+  if (!table) return f8::fail(table.error().code, "{}: {}", name, table.error().message);
+  context.set_table(std::move(*table));
+  if (hash != nullptr) *hash = hash_word(context.table().get());
   return {};
 }
 
@@ -63,13 +84,29 @@ float8_status float8_context_load_table(float8_context* context, const char* pat
     F8_TRY(need(context, "context"));
     F8_TRY(need(path, "path"));
     const std::string text = F8_TRY(f8::read_file(path));
-    auto table = f8::runtime::parse_table(text);
-    if (!table) return f8::fail(table.error().code, "{}: {}", path, table.error().message);
-    const std::string digits = table->hash().substr(0, 16);
-    uint64_t value = 0;
-    std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-    context->context->set_table(std::move(*table));
-    if (hash != nullptr) *hash = value;
+    return set_table(*context->context, path, text, hash);
+  });
+}
+
+float8_status float8_context_table(const float8_context* context, char* text, size_t bytes,
+                                   size_t* needed, uint64_t* hash) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(context, "context"));
+    const auto table = context->context->table();
+    if (hash != nullptr) *hash = hash_word(table.get());
+    return copy_text(table == nullptr ? "" : table->serialize(), text, bytes, needed);
+  });
+}
+
+float8_status float8_context_set_table(float8_context* context, const char* text, uint64_t* hash) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(context, "context"));
+    F8_TRY(need(text, "text"));
+    if (*text != '\0') return set_table(*context->context, "text", text, hash);
+    f8::runtime::Context::State& state = context->context->state();
+    const std::lock_guard lock(state.table_mutex);
+    state.table = nullptr;
+    if (hash != nullptr) *hash = 0;
     return {};
   });
 }

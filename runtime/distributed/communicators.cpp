@@ -5,6 +5,7 @@
 
 #include "runtime/device/context_state.hpp"
 #include "runtime/distributed/emulated_ranks.hpp"
+#include "runtime/distributed/flight_recorder.hpp"
 #include "runtime/distributed/nccl_api.hpp"
 
 namespace f8::runtime {
@@ -55,14 +56,17 @@ Result<std::vector<ncclComm*>> make_communicators(std::span<Context* const> cont
   F8_TRY(
       library.check(library.comm_init_all(out.data(), static_cast<int>(out.size()), devices.data()),
                     "ncclCommInitAll"));
+  start_recording(out);
   return out;
 }
 
 void destroy_communicator(ncclComm* communicator) {
+  stop_recording(communicator, false);
   if (const auto library = nccl_of(communicator)) (*library)->comm_destroy(communicator);
 }
 
 void abort_communicator(ncclComm* communicator) {
+  stop_recording(communicator, true);
   if (const auto library = nccl_of(communicator)) (*library)->comm_abort(communicator);
 }
 
@@ -87,6 +91,7 @@ Status wait_for_ranks(Context& context, ncclComm* communicator, const char* oper
   const Context::State& state = context.state();
   const ScopedContext current(state.driver, state.primary);
   F8_TRY(current.status());
+  const RecordedWait wait(communicator);
   const auto deadline = Clock::now() + timeout;
   for (bool first = true;; first = false) {
     const CUresult done = state.driver.stream_query(stream);
@@ -95,17 +100,20 @@ Status wait_for_ranks(Context& context, ncclComm* communicator, const char* oper
     }
     ncclResult_t failed = ncclSuccess;
     F8_TRY(library.check(library.comm_async_error(communicator, &failed), "ncclCommGetAsyncError"));
-    if (failed != ncclSuccess && failed != ncclInProgress) {
+    const bool is_wrong = failed != ncclSuccess && failed != ncclInProgress;
+    if (done == CUDA_SUCCESS && !is_wrong) return {};
+    if (const auto aborted = wait.aborted_rank()) {
+      return fail(ErrorCode::kCuda, "{}: rank {} of {}: rank {} has aborted the communicator",
+                  operation, place.rank, place.ranks, *aborted);
+    }
+    if (is_wrong) {
       return fail(ErrorCode::kCuda, "{}: rank {} of {}: another rank failed ({}, code {})",
                   operation, place.rank, place.ranks, library.get_error_string(failed),
                   static_cast<int>(failed));
     }
-    if (done == CUDA_SUCCESS) return {};
     if (!first && Clock::now() > deadline) {
-      return fail(ErrorCode::kCuda,
-                  "{}: rank {} of {} is not done after {} ms; another rank did not come, or makes "
-                  "other calls",
-                  operation, place.rank, place.ranks, timeout.count());
+      return fail(ErrorCode::kCuda, "{}: rank {} of {} is not done after {} ms; {}", operation,
+                  place.rank, place.ranks, timeout.count(), wait.diagnosis());
     }
     std::this_thread::sleep_for(kLook);
   }
@@ -117,13 +125,16 @@ Status run_collective(Collective what, const void* from, void* to, size_t count,
   const ncclDataType_t element = type_of(type);
   switch (what) {
     case Collective::kAllGather:
+      record_call(communicator, {CollectiveKind::kAllGather, count, element});
       return library.check(library.all_gather(from, to, count, element, communicator, stream),
                            "ncclAllGather");
     case Collective::kReduceScatter:
+      record_call(communicator, {CollectiveKind::kReduceScatter, count, element});
       return library.check(
           library.reduce_scatter(from, to, count, element, ncclSum, communicator, stream),
           "ncclReduceScatter");
     case Collective::kAllReduce:
+      record_call(communicator, {CollectiveKind::kAllReduce, count, element});
       return library.check(
           library.all_reduce(from, to, count, element, ncclSum, communicator, stream),
           "ncclAllReduce");

@@ -14,6 +14,7 @@
 
 #include "base/format.hpp"
 #include "recipes/dtype.hpp"
+#include "runtime/distributed/collective_call.hpp"
 #include "runtime/emulation/stream.hpp"
 
 namespace f8::runtime {
@@ -21,54 +22,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-enum class Kind { kAllReduce, kAllGather, kReduceScatter, kBroadcast };
-constexpr std::array kKindNames = {"ncclAllReduce", "ncclAllGather", "ncclReduceScatter",
-                                   "ncclBroadcast"};
-
-// What a rank asks for. `count` is as NCCL counts: of what is sent in a gather, received in a
-// scatter.
+// What a rank asks for.
 struct Operation {
-  Kind kind{};
+  CollectiveCall call;
   const void* send = nullptr;
   void* receive = nullptr;
-  size_t count = 0;
-  ncclDataType_t type = ncclUint8;
-  ncclRedOp_t op = ncclSum;
   int root = 0;
 
   [[nodiscard]] bool fits(const Operation& other) const {
-    return kind == other.kind && count == other.count && type == other.type && op == other.op &&
-           root == other.root;
+    return call == other.call && root == other.root;
   }
 };
 
-size_t element_bytes(ncclDataType_t type) {
-  switch (type) {
-    case ncclUint8:
-      return 1;
-    case ncclBfloat16:
-    case ncclFloat16:
-      return 2;
-    default:
-      return 4;
-  }
-}
-
-std::string in_words(const Operation& operation) {
-  constexpr std::array kOps = {"sum", "prod", "max", "min", "avg"};
-  const bool reduces = operation.kind == Kind::kAllReduce || operation.kind == Kind::kReduceScatter;
-  return f8::format("{} of {} elements of {} bytes{}{}{}",
-                    kKindNames[static_cast<size_t>(operation.kind)], operation.count,
-                    element_bytes(operation.type), reduces ? " (" : "",
-                    reduces ? kOps[static_cast<size_t>(operation.op)] : "", reduces ? ")" : "");
-}
-
 // Reduces `count` elements of all ranks, from element `first` of each on.
 std::vector<std::byte> reduce(std::span<const Operation> ranks, size_t first, size_t count) {
-  const Operation& any = ranks.front();
+  const CollectiveCall& any = ranks.front().call;
   const size_t bytes = element_bytes(any.type);
   std::vector<std::byte> out(count * bytes);
-  std::memcpy(out.data(), static_cast<const std::byte*>(any.send) + first * bytes, out.size());
+  std::memcpy(out.data(), static_cast<const std::byte*>(ranks.front().send) + first * bytes,
+              out.size());
   for (const Operation& rank : ranks.subspan(1)) {
     const auto* from = static_cast<const std::byte*>(rank.send) + first * bytes;
     if (any.type == ncclUint32) {
@@ -95,33 +67,33 @@ std::vector<std::byte> reduce(std::span<const Operation> ranks, size_t first, si
 }
 
 void execute(std::span<const Operation> ranks) {
-  const Operation& any = ranks.front();
+  const CollectiveCall& any = ranks.front().call;
   const size_t bytes = any.count * element_bytes(any.type);
   if (bytes == 0) return;
   const auto receive = [](const Operation& rank, size_t at, const void* from, size_t size) {
     std::memmove(static_cast<std::byte*>(rank.receive) + at, from, size);
   };
   switch (any.kind) {
-    case Kind::kAllReduce: {
+    case CollectiveKind::kAllReduce: {
       const std::vector<std::byte> sum = reduce(ranks, 0, any.count);
       for (const Operation& rank : ranks) receive(rank, 0, sum.data(), bytes);
       return;
     }
-    case Kind::kReduceScatter: {
+    case CollectiveKind::kReduceScatter: {
       const std::vector<std::byte> sum = reduce(ranks, 0, any.count * ranks.size());
       for (size_t r = 0; r < ranks.size(); ++r) {
         receive(ranks[r], 0, sum.data() + r * bytes, bytes);
       }
       return;
     }
-    case Kind::kAllGather:
+    case CollectiveKind::kAllGather:
       for (const Operation& to : ranks) {
         for (size_t r = 0; r < ranks.size(); ++r) receive(to, r * bytes, ranks[r].send, bytes);
       }
       return;
-    case Kind::kBroadcast:
+    case CollectiveKind::kBroadcast:
       for (const Operation& to : ranks) {
-        receive(to, 0, ranks[static_cast<size_t>(any.root)].send, bytes);
+        receive(to, 0, ranks[static_cast<size_t>(to.root)].send, bytes);
       }
   }
 }
@@ -143,10 +115,10 @@ class World {
     Round& round = at(number);
     for (size_t other = 0; other < next_.size(); ++other) {
       if (!round.operations[other] || round.operations[other]->fits(operation)) continue;
-      fail(
-          ncclInvalidArgument,
-          f8::format("operation {} of the communicator: rank {} calls {}, rank {} calls {}", number,
-                     rank, in_words(operation), other, in_words(*round.operations[other])));
+      fail(ncclInvalidArgument,
+           f8::format("operation {} of the communicator: rank {} calls {}, rank {} calls {}",
+                      number, rank, in_words(operation.call), other,
+                      in_words(round.operations[other]->call)));
       return number;
     }
     round.operations[static_cast<size_t>(rank)] = operation;
@@ -229,7 +201,8 @@ class World {
   }
   std::string name_of(uint64_t number) {
     for (const auto& one : at(number).operations) {
-      if (one) return f8::format("operation {} of the communicator, {}", number, in_words(*one));
+      if (one)
+        return f8::format("operation {} of the communicator, {}", number, in_words(one->call));
     }
     return f8::format("operation {} of the communicator", number);
   }
@@ -339,19 +312,21 @@ ncclResult_t enqueue(const Operation& operation, ncclComm_t communicator, cudaSt
 
 ncclResult_t all_reduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                         ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
-  return enqueue({Kind::kAllReduce, send, receive, count, type, op}, communicator, stream);
+  return enqueue({{CollectiveKind::kAllReduce, count, type, op}, send, receive}, communicator,
+                 stream);
 }
 ncclResult_t all_gather(const void* send, void* receive, size_t count, ncclDataType_t type,
                         ncclComm_t communicator, cudaStream_t stream) {
-  return enqueue({Kind::kAllGather, send, receive, count, type}, communicator, stream);
+  return enqueue({{CollectiveKind::kAllGather, count, type}, send, receive}, communicator, stream);
 }
 ncclResult_t reduce_scatter(const void* send, void* receive, size_t count, ncclDataType_t type,
                             ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
-  return enqueue({Kind::kReduceScatter, send, receive, count, type, op}, communicator, stream);
+  return enqueue({{CollectiveKind::kReduceScatter, count, type, op}, send, receive}, communicator,
+                 stream);
 }
 ncclResult_t broadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                        ncclComm_t communicator, cudaStream_t stream) {
-  return enqueue({Kind::kBroadcast, send, receive, count, type, ncclSum, root}, communicator,
+  return enqueue({{CollectiveKind::kBroadcast, count, type}, send, receive, root}, communicator,
                  stream);
 }
 ncclResult_t group_start() {

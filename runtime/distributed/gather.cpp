@@ -10,6 +10,7 @@
 #include "runtime/device/call_memory.hpp"
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/memory.hpp"
+#include "runtime/distributed/flight_recorder.hpp"
 #include "runtime/distributed/nccl_api.hpp"
 
 namespace f8::runtime {
@@ -187,16 +188,19 @@ class Gather {
   Status send(const Part& part, std::byte* slots) const {
     if (part.shared) {
       if (!has_empty_shard()) return {};
-      return nccl_.check(nccl_.broadcast(part.from, part.to, static_cast<size_t>(part.unit),
-                                         ncclUint8, 0, call_.communicator, stream_),
-                         "ncclBroadcast");
+      const auto bytes = static_cast<size_t>(part.unit);
+      record_call(call_.communicator, {CollectiveKind::kBroadcast, bytes});
+      return nccl_.check(
+          nccl_.broadcast(part.from, part.to, bytes, ncclUint8, 0, call_.communicator, stream_),
+          "ncclBroadcast");
     }
     const bool in_slots = uses_slots(part);
-    return nccl_.check(nccl_.all_gather(in_slots ? slots + slot_at(part, rank_) : part.from,
-                                        in_slots ? slots : part.to,
-                                        in_slots ? part.slot(split_) : part.width(split_.each),
-                                        ncclUint8, call_.communicator, stream_),
-                       "ncclAllGather");
+    const size_t bytes = in_slots ? part.slot(split_) : part.width(split_.each);
+    record_call(call_.communicator, {CollectiveKind::kAllGather, bytes});
+    return nccl_.check(
+        nccl_.all_gather(in_slots ? slots + slot_at(part, rank_) : part.from,
+                         in_slots ? slots : part.to, bytes, ncclUint8, call_.communicator, stream_),
+        "ncclAllGather");
   }
 
   Status unpack(const Part& part, std::byte* slots) const {

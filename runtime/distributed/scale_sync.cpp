@@ -1,5 +1,6 @@
 #include "runtime/distributed/scale_sync.hpp"
 
+#include "runtime/distributed/flight_recorder.hpp"
 #include "runtime/distributed/nccl_api.hpp"
 
 namespace f8::runtime {
@@ -13,6 +14,7 @@ Status sync_amax(uint32_t* amax_bits, size_t count, ncclComm* communicator, CUst
                 count);
   }
   const Nccl* library = F8_TRY(nccl_of(communicator));
+  record_call(communicator, {CollectiveKind::kAllReduce, count, ncclUint32, ncclMax});
   return library->check(
       library->all_reduce(amax_bits, amax_bits, count, ncclUint32, ncclMax, communicator, stream),
       "ncclAllReduce");

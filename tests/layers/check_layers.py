@@ -89,7 +89,7 @@ PUBLIC = re.compile(r"float8/float8\.h(pp)?$")
 # An example is what the author of a trainer copies: it has no header of the project but the public
 # ones, and no library but those that every trainer has.
 EXAMPLE = {
-    "<": re.compile(r"(float8/float8\.h(pp)?|[a-z_]+|dlfcn\.h|(cuda|nvrtc)[a-z_]*\.h|CLI/.*)$"),
+    "<": re.compile(r"(float8/float8\.h(pp)?|[a-z_]+|dlfcn\.h|(cuda|nvrtc|nccl|mpi)[a-z_]*\.h|CLI/.*)$"),
     '"': re.compile(r"(float8/float8\.h(pp)?|(?!float8/)([a-z0-9_]+/){0,2}[a-z0-9_]+\.[a-z]+)$"),
 }
 SOURCE = {".cpp", ".hpp", ".c", ".h", ".cuh"}
@@ -125,7 +125,7 @@ def include_findings(path, number, quote, target):
     if folder == "examples":
         if not EXAMPLE[quote].match(target) or target.split("/")[0] in MAY_INCLUDE:
             yield (f"{path}:{number}: includes {target}: an example may include float8/float8.hpp, "
-                   "float8/float8.h, its own files, the standard library, CUDA and CLI11")
+                   "float8/float8.h, its own files, the standard library, CUDA, NCCL, MPI and CLI11")
         return
     for folders, headers, why in SYSTEM_WALLS:
         if folder in folders and headers.match(target):
@@ -201,7 +201,8 @@ def self_test():
         "tools/tuner/backend/a.cpp": '#include "tools/tuner/statistics.hpp"\n',
         "tests/unit/a.cpp": '#include "a_sample.hpp"\n#include "tools/a/b.hpp"\n',
         "examples/a/b.cpp": '#include <vector>\n#include <float8/float8.hpp>\n#include "b.hpp"\n'
-                            '#include <CLI/CLI.hpp>\n#include <cuda.h>\n#include "kernels/b.cuh"\n',
+                            '#include <CLI/CLI.hpp>\n#include <cuda.h>\n#include "kernels/b.cuh"\n'
+                            '#include <mpi.h>\n#include <nccl.h>\n',
         "docs/a.md": "the work/root of $HOME/work and .../work\n",
     }
     planted = [

@@ -192,6 +192,17 @@ FLOAT8_API void float8_context_destroy(float8_context* context);
  * use stays. */
 FLOAT8_API float8_status float8_context_load_table(float8_context* context, const char* path,
                                                    uint64_t* hash);
+/* Gives the tuning table in use as the text of a table file, so that a rank can send it to ranks that
+ * have no such file. `hash` may be NULL; else it receives 64 bits of the table's hash, 0 where there is
+ * no table, whose text is empty. The other arguments are those of float8_linear_info (below): ask for
+ * *needed first, as the text has some 100 KB. */
+FLOAT8_API float8_status float8_context_table(const float8_context* context, char* text,
+                                              size_t bytes, size_t* needed, uint64_t* hash);
+/* Does what float8_context_load_table does with the text of a table, which ends in a NUL: by MPI, or
+ * whatever a program has, all ranks get that of one rank, before they plan anything. An empty text
+ * leaves the context without a table, as no_table does. */
+FLOAT8_API float8_status float8_context_set_table(float8_context* context, const char* text,
+                                                  uint64_t* hash);
 
 /* Returns the reserved bytes at the front of every workspace of the context's linears and weight
  * casts (convention 6), 0 for NULL. */
@@ -1103,12 +1114,16 @@ FLOAT8_API float8_status float8_comms_create(float8_context* const* contexts, si
  * NCCL waits for those. */
 FLOAT8_API void float8_comm_destroy(float8_nccl_comm communicator);
 /* Destroys it and ends what other ranks wait for, after a failure. They get an error; with NCCL,
- * float8_comm_wait tells them. */
+ * float8_comm_wait tells them, and names this rank if float8_comms_create made the communicator. */
 FLOAT8_API void float8_comm_abort(float8_nccl_comm communicator);
 /* Waits until `stream` has done its work, and fails (FLOAT8_CUDA) where an operation of `communicator`
  * failed, or where it is not done within `timeout_ms` (0: 60 s), as when a rank has died or makes
- * other calls. The message has `operation`, such as "step 12", and the rank. After a failure the
- * communicator is to be aborted. */
+ * other calls. The message has `operation`, such as "step 12", and this rank. Of a communicator of
+ * float8_comms_create it also names the rank that did not come and the operation that it did not come
+ * to, as far as the process has seen float8's calls on it: of graphs that are replayed it has seen
+ * their capture alone, and then names a rank that did not come to this wait. The ranks of the caller's own
+ * communicators may be other processes, of which nothing is known. After a failure the communicator is
+ * to be aborted. */
 FLOAT8_API float8_status float8_comm_wait(float8_context* context, float8_nccl_comm communicator,
                                           const char* operation, int32_t timeout_ms,
                                           float8_stream stream);

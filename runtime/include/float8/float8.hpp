@@ -191,6 +191,24 @@ class Context {
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
     return hash;
   }
+  // The tuning table in use, for ranks that are to have the same: its text, and its hash (0: none).
+  [[nodiscard]] Result<std::string> table() const {
+    return detail::text([this](char* text, std::size_t bytes, std::size_t* needed) {
+      return float8_context_table(handle_.get(), text, bytes, needed, nullptr);
+    });
+  }
+  [[nodiscard]] std::uint64_t table_hash() const {
+    std::uint64_t hash = 0;
+    float8_context_table(handle_.get(), nullptr, 0, nullptr, &hash);
+    return hash;
+  }
+  // Takes the text that table() gave on another rank; gives its hash.
+  Result<std::uint64_t> set_table(const std::string& text) {
+    std::uint64_t hash = 0;
+    const float8_status status = float8_context_set_table(handle_.get(), text.c_str(), &hash);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return hash;
+  }
   // Words of WeightArgs::valid to 0.
   Status invalidate_weights(std::uint32_t* valid, std::size_t count, float8_stream stream) const {
     return Status(float8_weights_invalidate(handle_.get(), valid, count, stream));

@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <fstream>
 
 #include "examples/train/parameters.hpp"
 #include "examples/train/trainer.hpp"
 #include "train_test.hpp"
+#include "tuning_db/estimate/tuning_table.hpp"
 
 namespace train {
 namespace {
@@ -90,16 +92,24 @@ TrainConfig wide(const std::string& recipe, int64_t fsdp, int64_t tp = 1) {
   return config;
 }
 
-// Counts what a step sends, the second one, since the first of delayed scaling reduces more.
-void count_a_step(TrainConfig config) {
+std::unique_ptr<Backend> backend_with(int rank, const std::filesystem::path& table) {
+  auto backend = make_host_backend(rank);
+  if (!table.empty()) static_cast<void>(backend->context().load_table(table.string()).value());
+  return backend;
+}
+
+// Counts what a step sends, the second one, since the first of delayed scaling reduces more. Gives the
+// losses of both.
+std::vector<float> count_a_step(TrainConfig config, const std::filesystem::path& table = {}) {
   Text text;
   text.bytes = std::string(1000, 'a');
   text.hash = "fixed";
+  std::vector<float> losses;
   const auto train_for = [&](int64_t steps) {
     config.steps = steps;
     sent.clear();
-    static_cast<void>(
-        train_on_ranks([](int rank) { return make_host_backend(rank); }, config, text, {}));
+    const auto make = [&](int rank) { return backend_with(rank, table); };
+    losses = train_on_ranks(make, config, text, {}).curve.loss;
   };
   train_for(1);
   const int64_t q = sent.q, qt = sent.qt, in_shards = sent.in_shards, bf16 = sent.bf16;
@@ -112,6 +122,7 @@ void count_a_step(TrainConfig config) {
   sent.reductions -= reductions;
   sent.words -= words;
   sent.gradients -= gradients;
+  return losses;
 }
 
 class Wire : public ::testing::TestWithParam<std::string> {};
@@ -161,6 +172,46 @@ TEST(WireOfTwoGroups, HasOneReductionForEach) {
   const int64_t over_fsdp = config.hidden + config.ffn / 2;
   const int64_t over_tp = config.hidden + config.hidden / 2;
   EXPECT_EQ(sent.words, 4 * (over_fsdp + over_tp + 2 * config.batch_tokens()));
+}
+
+// cuBLASLt reads no operand in shards: where a table names it for grad_input, that qt is gathered in one
+// piece, and the others stay as they arrive.
+TEST(WireOfALibrarysGemm, HasItsQtInOnePiece) {
+  const TrainConfig config = wide("rowwise", 2);
+  const f8::Shape up{config.batch_tokens(), config.ffn, config.hidden};
+  f8::TuningTable rows;
+  rows.devices = {{.name = "a device"}};
+  rows.sources = {{"made"}};
+  const f8::Recipe recipe = f8::find_recipe("rowwise").value();
+  rows.add(f8::KernelChoice{f8::Problem::make(f8::Op::kGradInput, recipe, up).value(),
+                            f8::Provider::kCublasLt, "h0", 1000});
+  const TemporaryFolder folder;
+  const std::filesystem::path table = folder / "table";
+  std::ofstream(table) << rows.serialize();
+
+  // The plan with weight_shards is refused, and the one without it is the library's.
+  const auto backend = backend_with(0, table);
+  float8::LinearDesc desc;
+  desc.m_max = up.m;
+  desc.n = up.n;
+  desc.k = up.k;
+  desc.recipe = float8::Recipe::rowwise();
+  desc.grad_weight_dtype = FLOAT8_F32;
+  const auto plan = float8::Linear::plan(backend->context(), desc);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_NE(plan.value().info().value().find("cublaslt h0"), std::string::npos)
+      << plan.value().info().value();
+  desc.weight_shards = true;
+  const auto refused = float8::Linear::plan(backend->context(), desc);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, FLOAT8_UNSUPPORTED);
+
+  const std::vector<float> expected = count_a_step(config);
+  const int64_t elements_of_a_weight = config.hidden * config.ffn;
+  EXPECT_EQ(sent.in_shards, 2 * 2 * elements_of_a_weight);
+  EXPECT_EQ(count_a_step(config, table), expected);
+  EXPECT_EQ(sent.qt, 2 * 2 * elements_of_a_weight);
+  EXPECT_EQ(sent.in_shards, 2 * 1 * elements_of_a_weight);
 }
 
 }  // namespace
