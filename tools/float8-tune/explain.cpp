@@ -77,8 +77,9 @@ Result<Subject> find_subject(const Options& options) {
   for (const NamedLinear& layer : model.layers) {
     if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject) ||
         fits_pattern(options.subject, layer.fqn)) {
-      return Subject{{layer.fqn, layer.in_features, layer.out_features, layer.count},
-                     tokens_of(layer, options.model.tokens)};
+      Subject subject{layer, tokens_of(layer, options.model.tokens)};
+      subject.layer.tokens_share = 1;  // its tokens are its own
+      return subject;
     }
   }
   return fail(ErrorCode::kNotFound, "{} has no linear named {}; its names are such as {}",

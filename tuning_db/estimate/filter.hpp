@@ -3,7 +3,7 @@
 //
 // A layer is asked, in this order, and the first refusal keeps it in bf16:
 //   names   an entry of filter_fqns is part of its name
-//   sizes   K and N are multiples of 16
+//   sizes   K and N are multiples of 16, also on each of the ranks that share it
 //   ranks   where they share it and the recipe has blocks, each has whole ones
 //   rule    where the automatic rule is on
 //             measured   the lower end of the speedup exceeds 1 + margin: the row of exactly this

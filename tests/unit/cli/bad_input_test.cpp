@@ -88,7 +88,7 @@ TEST_F(BadInput, Shapes) {
 
 TEST_F(BadInput, Sharding) {
   const Words tokens = {"--tokens", "8192"};
-  refuse(kFilter + tokens + Words{"--tp", "3"}, {"--tp", "3", "divide"});
+  refuse(kFilter + tokens + Words{"--tp", "5"}, {"--tp", "5", "divide"});
   refuse(kFilter + tokens + Words{"--tp", "0"}, {"--tp"});
   refuse(kFilter + tokens + Words{"--tp", "-8"}, {"--tp"});
 }

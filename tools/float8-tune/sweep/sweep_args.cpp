@@ -142,7 +142,8 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
     const tuner::Model model = F8_TRY(load(args.model));
     for (const NamedLinear& layer : model.layers) {
       const Shape shape{tokens_of(layer, args.model.tokens), layer.out_features, layer.in_features};
-      if (validate_shape(shape)) add(shape);  // others stay bf16 under every policy
+      // Others stay bf16 under every policy.
+      if (layer.kept.empty() && validate_shape(shape)) add(shape);
     }
     if (request.shapes.empty()) {
       return fail(
