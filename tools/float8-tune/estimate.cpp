@@ -161,8 +161,7 @@ void add_estimate(CLI::App& app, Program& program) {
       ->excludes(elsewhere);
   add_output(*command, "--csv", options->csv,
              "also write each linear and its estimate to this file");
-  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
-      ->check(CLI::Range(0.0, 10.0));
+  add_margin(*command, options->margin);
 }
 
 }  // namespace f8::cli

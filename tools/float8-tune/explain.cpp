@@ -330,8 +330,7 @@ void add_explain(CLI::App& app, Program& program) {
       ->type_name("FQN|M,N,K|KEY");
   add_model(*command, options->model);
   add_recipe(*command, options->recipe);
-  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
-      ->check(CLI::Range(0.0, 10.0));
+  add_margin(*command, options->margin);
 }
 
 }  // namespace f8::cli

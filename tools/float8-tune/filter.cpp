@@ -243,8 +243,7 @@ void add_filter(CLI::App& app, Program& program) {
           "keep layers whose name contains one of these; auto_filter_small_kn switches the "
           "automatic rule of torchao on")
       ->type_name("A,B,...");
-  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
-      ->check(CLI::Range(0.0, 10.0));
+  add_margin(*command, options->margin);
   command
       ->add_option(
           "--device", options->device,

@@ -96,8 +96,7 @@ void add_thresholds(CLI::App& app, Program& program) {
       app, program, "thresholds", "the sizes below which layers stay bf16, beside torchao's",
       Needs::kNothing, [options, &program] { return thresholds(*options, program.global); });
   add_recipe(*command, options->recipe)->required();
-  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
-      ->check(CLI::Range(0.0, 10.0));
+  add_margin(*command, options->margin);
 }
 
 }  // namespace f8::cli

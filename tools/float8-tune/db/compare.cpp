@@ -308,10 +308,7 @@ void add_compare(CLI::App& app, Program& program) {
                    "time of the fastest kernel, or speedup of the linears against bf16, which "
                    "depends less on the clock")
       ->check(CLI::IsMember({"time", "speedup"}));
-  command
-      ->add_option("--threshold", options->threshold,
-                   "what differs by less than this part is the SAME")
-      ->check(CLI::Range(0.0, 1.0));
+  add_share(*command, "--threshold", options->threshold, "what differs by less is the SAME");
   command->add_flag("--all", options->all, "list the problems that are the SAME too");
   command->add_flag("--strict", options->strict,
                     "fail too where all are AMBIGUOUS: a gate that decided nothing");
