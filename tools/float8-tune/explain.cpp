@@ -268,9 +268,11 @@ void print_text(const Explanation& e) {
                    d.layer.out_features, d.layer.in_features, e.recipe,
                    d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
   print_line("why", d.reason);
-  print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
-                                   speedup_text(d.speedup, d.lo, d.hi), e.needed));
-  print_line("interval", terms_text(d.terms));
+  if (d.has_estimate()) {
+    print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
+                                     speedup_text(d.speedup, d.lo, d.hi), e.needed));
+    print_line("interval", terms_text(d.terms));
+  }
   print_line("torchao", e.torchao_reason);
   for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
   for (const Flip& f : e.flips) {

@@ -129,20 +129,24 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
     const tuning_db::FilterDecision& d = *row.decision;
     all += row.count;
     if (d.convert) converted += row.count;
+    auto [speedup, interval] = speedup_cells(d);
     std::vector<std::string> cells = {row.name,
                                       f8::format("{}", row.count),
                                       f8::format("{}", d.layer.out_features),
                                       f8::format("{}", d.layer.in_features),
                                       d.convert ? "float8" : "keep bf16",
-                                      f8::format("{:.3f}", d.speedup),
-                                      f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi)};
+                                      std::move(speedup),
+                                      std::move(interval)};
     if (of_experts) {
       cells.insert(cells.begin() + 2, f8::format("{}", tokens_of(d.layer, options.model.tokens)));
     }
     if (result.wire) {
+      const auto both = [&](double bf16_us, double fp8_us) {
+        return d.wire ? f8::format("{:.1f} -> {:.1f}", bf16_us, fp8_us) : std::string("-");
+      };
       const tuning_db::WireShare share = d.wire.value_or(tuning_db::WireShare{});
-      cells.push_back(f8::format("{:.1f} -> {:.1f}", share.bf16_us, share.fp8_us));
-      cells.push_back(f8::format("{:.1f} -> {:.1f}", share.bf16_exposed_us, share.fp8_exposed_us));
+      cells.push_back(both(share.bf16_us, share.fp8_us));
+      cells.push_back(both(share.bf16_exposed_us, share.fp8_exposed_us));
     }
     cells.emplace_back(to_string(d.evidence));
     cells.push_back(d.reason);

@@ -79,6 +79,30 @@ TEST_F(Asking, FilterHasTheFieldsOfTheInterface) {
   EXPECT_EQ(result["decisions"][0]["convert"], true);
 }
 
+// A speedup of 1.000 would say that somebody knows it.
+TEST_F(Asking, FilterShowsNoSpeedupWhereNothingIsKnown) {
+  (void)tool_.write("odd.json", R"([{"fqn": "odd", "in_features": 4096, "out_features": 24},
+    {"fqn": "even", "in_features": 4096, "out_features": 4096}])");
+  const Words words = {"filter", "--model", "odd.json", "--tokens", "8192", "--recipe", "rowwise"};
+  const json result = ask(words);
+  const json& odd = result["decisions"][0];
+  EXPECT_EQ(odd["evidence"], "rule");
+  EXPECT_EQ(odd["speedup_known"], false);
+  EXPECT_EQ(odd["speedup"], 1);
+  EXPECT_EQ(result["decisions"][1]["speedup_known"], true);
+  for (const Words& more : {Words{}, {"--tp", "1", "--fsdp", "2"}}) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    const std::string table = tool_(all).out;
+    const std::string line = table.substr(table.find("\nodd"), table.find("\neven") -
+                                                                   table.find("\nodd"));
+    EXPECT_TRUE(contains(line, " -  ")) << line;
+    EXPECT_FALSE(contains(line, "1.000")) << line;
+    EXPECT_FALSE(contains(line, "->")) << line;
+  }
+  EXPECT_FALSE(contains(tool_({"explain", "8192,24,4096", "--recipe", "rowwise"}).out, "1.000"));
+}
+
 TEST_F(Asking, FilterIsByteStable) {
   const Words words = {"filter",   "--model", "mixtral-8x7b", "--tokens", "2048",
                        "--recipe", "rowwise", "--db",         "my.db",    "--json"};
