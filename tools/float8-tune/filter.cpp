@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "base/file.hpp"
@@ -38,6 +39,29 @@ Result<std::vector<std::string>> split_names(const std::string& text) {
                 "--filter-fqns has an empty name, which would match every layer; remove the comma");
   }
   return names;
+}
+
+// A name that keeps nothing is a mistyped one. The layers are shown one for each number.
+void note_idle_names(const std::vector<std::string>& names, const tuning_db::FilterResult& result,
+                     const Global& global) {
+  constexpr size_t kShown = 16;
+  std::vector<std::string> layers;
+  std::set<std::string> kinds;
+  for (const DecisionRow& row : decision_rows(result)) {
+    if (kinds.insert(row.name).second) layers.push_back(row.decision->layer.fqn);
+  }
+  const size_t more = layers.size() > kShown ? layers.size() - kShown : 0;
+  layers.resize(layers.size() - more);
+  for (const std::string& name : names) {
+    const bool keeps =
+        name == kAutoFlag || std::ranges::any_of(result.decisions, [&](const auto& d) {
+          return d.layer.fqn.find(name) != std::string::npos;
+        });
+    if (keeps) continue;
+    note(global, "--filter-fqns: {} is part of no layer's name, so it keeps none; there are {}{}",
+         quote(name), fmt::join(layers, ", "),
+         more > 0 ? f8::format(" and {} more, which the table shows", more) : "");
+  }
 }
 
 Json to_json(const tuning_db::FilterDecision& d, int64_t tokens) {
@@ -223,6 +247,7 @@ Result<int> filter(const Options& options, const Global& global) {
                                        options.device.empty() ? this_machine() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   F8_TRY(show(options, result, global));
+  note_idle_names(how.filter_fqns, result, global);
   return kExitOk;
 }
 

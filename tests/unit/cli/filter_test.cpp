@@ -200,6 +200,24 @@ TEST_F(Asking, FilterByNamesAndByThePeersRule) {
   EXPECT_EQ(converted({"--filter-fqns", "output,w2"}), (Set{"wq", "wo", "w1", "w3"}));
 }
 
+TEST_F(Asking, FilterNamesTheFilterFqnsThatKeepNothing) {
+  const Words words = {"filter",   "--model", "llama3-8b", "--tokens",
+                       "8192",     "--recipe", "rowwise",  "--filter-fqns",
+                       "output,attn.wq,Output,auto_filter_small_kn"};
+  const Outcome outcome = tool_(words);
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 2) << outcome.err;
+  for (const char* part : {"--filter-fqns: 'attn.wq' is part of no layer's name", "'Output'",
+                           "layers.0.attention.wq, layers.0.attention.wk", "w2, output"}) {
+    EXPECT_TRUE(contains(outcome.err, part)) << part << outcome.err;
+  }
+  EXPECT_FALSE(contains(outcome.err, "'output'"));
+  EXPECT_FALSE(contains(outcome.err, "auto_filter"));
+  Words quiet = words;
+  quiet.emplace_back("--quiet");
+  EXPECT_EQ(tool_(quiet).err, "");
+}
+
 TEST_F(Asking, FilterTakesEveryKindOfModelFile) {
   tool_.write("list.json", R"([{"fqn": "a", "in_features": 4096, "out_features": 1024}])");
   tool_.write("config.json", R"({"model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,
