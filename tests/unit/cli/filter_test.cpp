@@ -324,6 +324,54 @@ TEST_F(Asking, AnUnknownDeviceIsAnErrorThatNamesThoseThereAre) {
   EXPECT_FALSE(std::filesystem::exists(tool_.path() / "rows.txt"));
 }
 
+// The built-in H200 has rows of 1024 tokens, the H100 has none.
+TEST_F(Asking, RowsOfAnotherDeviceAreNamedWithTheOptionThatShowsThem) {
+  const std::string kH100 = "NVIDIA H100 80GB HBM3";
+  const std::string kH200 = "NVIDIA H200";
+  const auto query = [&](const Words& more) {
+    Words words = {"query", "--recipe", "rowwise", "--op", "linear"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const Words small = {"--mnk", "1024,1024,1024"};
+  const Words small_on_h100 = {"--mnk", "1024,1024,1024", "--device", kH100};
+  const json other = tool_.json(query(small))["results"][0];
+  EXPECT_EQ(other["best"]["provenance"]["device"], kH200);
+  EXPECT_TRUE(contains(tool_(query(small)).out,
+                       "measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'\n"));
+  const json none = tool_.json(query(small_on_h100))["results"][0];
+  EXPECT_TRUE(none["best"].is_null());
+  EXPECT_EQ(none["other_devices"], json::array({kH200}));
+  const Outcome hint = tool_(query(small_on_h100));
+  EXPECT_TRUE(contains(hint.out, "; --device 'NVIDIA H200' shows that")) << hint.out;
+  const json both = tool_.json(query({"--mnk", "8192,4096,4096", "--device", kH200}))["results"][0];
+  EXPECT_EQ(both["best"]["provenance"]["device"], kH200);
+  EXPECT_EQ(both["other_devices"], json::array({kH100}));
+  EXPECT_EQ(tool_.json({"query", "--map", "--mnk", "1024,1024,1024", "--recipe", "rowwise",
+                        "--device", kH200})["device"],
+            kH200);
+  tool_.expect_refused(1, query({"--mnk", "1024,1024,1024", "--device", "H200"}),
+                       {"--device", "'H200'", "'NVIDIA H200'"});
+
+  (void)tool_.write("m.json", R"([{"fqn": "a", "in_features": 1024, "out_features": 1024},
+    {"fqn": "b", "in_features": 1008, "out_features": 1024}])");
+  const auto filter = [&](const Words& more) {
+    Words words = {"filter", "--model", "m.json", "--tokens", "1024", "--recipe", "rowwise"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  for (const Words& more : {Words{}, {"--device", kH100}}) {
+    const Outcome outcome = tool_(filter(more));
+    EXPECT_EQ(outcome.err,
+              "1 of the 2 shapes are measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'; "
+              "--device 'NVIDIA H200' shows that\n");
+    const json decisions = tool_.json(filter(more))["decisions"];
+    EXPECT_EQ(decisions[0]["other_devices"], json::array({kH200}));
+    EXPECT_EQ(decisions[1]["other_devices"], json::array());
+  }
+  EXPECT_EQ(tool_(filter({"--device", kH200})).err, "");
+}
+
 TEST_F(Asking, ARecipeThatIsNoneNamesThoseThatAre) {
   const Words words = {"query", "--mnk", "8192,4096,4096", "--recipe"};
   const auto refused = [&](const char* recipe, const Words& parts) {
