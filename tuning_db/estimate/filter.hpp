@@ -71,6 +71,7 @@ struct FilterResult {
 struct Threshold {
   int64_t m = 0;
   int64_t k_max = 0, n_max = 0;   // 0: every measured shape is worth converting
+  int64_t kept = 0;               // measured shapes that it keeps
   int64_t agree = 0, trials = 0;  // measured trials on which this rule and the measurement agree
   int64_t torchao_agree = 0;      // where torchao has no rule for the recipe: of converting all
 };

@@ -263,6 +263,31 @@ TEST_F(Asking, Thresholds) {
   EXPECT_TRUE(contains(table.out, "N <= 1024 and K <= 4096"));
 }
 
+// The built-in H200 has many M of one shape each.
+TEST_F(Asking, ThresholdsNameTheirDeviceAndTheShapesBehindThem) {
+  EXPECT_EQ(ask({"thresholds", "--recipe", "rowwise"})["device"], "NVIDIA H100 80GB HBM3");
+  const Words words = {"thresholds", "--recipe", "rowwise", "--device", "NVIDIA H200"};
+  const json result = tool_.json(words);
+  EXPECT_EQ(result["device"], "NVIDIA H200");
+  int64_t cells = 0;
+  for (const json& t : result["thresholds"]) {
+    EXPECT_GE(t["cells"], 2) << t;
+    EXPECT_LE(t["cells_kept"], t["cells"]) << t;
+    EXPECT_EQ(t["cells_kept"] == 0, t["n_max"] == 0) << t;
+    cells += t["cells"].get<int64_t>();
+  }
+  EXPECT_GT(result["m_of_one_cell"].size(), 50U);
+  EXPECT_EQ(cells + static_cast<int64_t>(result["m_of_one_cell"].size()), result["cells"]);
+  const std::string text = tool_(words).out;
+  for (const char* part : {"shapes measured on NVIDIA H200\n", "M of one measured shape", " more\n",
+                           "where a rule keeps 1, its limits are that one shape's"}) {
+    EXPECT_TRUE(contains(text, part)) << part << text;
+  }
+  EXPECT_EQ(tool_.json({"thresholds", "--recipe", "rowwise"})["m_of_one_cell"], json::array());
+  tool_.expect_refused(1, {"thresholds", "--recipe", "rowwise", "--device", "H200"},
+                       {"--device", "'NVIDIA H200'"});
+}
+
 TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
   const json kept = ask({"explain", "layers.7.attention.wk", "--model", "llama3-8b", "--tokens",
                          "8192", "--recipe", "rowwise"});
