@@ -108,7 +108,8 @@ Result<int> thresholds(const Options& options, const Global& global) {
                f8::format("{}/{}", t.torchao_agree, t.trials)});
   }
   print_styled(table.text(stdout_color(global)));
-  print(f8::format("\n{} shapes measured on {}\n", shapes, estimator.device()));
+  print("\n");
+  if (shapes > 0) print(f8::format("{} shapes measured on {}\n", shapes, estimator.device()));
   if (std::ranges::find(found, 1, &tuning_db::Threshold::kept) != found.end()) {
     print("where a rule keeps 1, its limits are that one shape's, and no other shape supports them\n");
   }

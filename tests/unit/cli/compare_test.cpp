@@ -142,6 +142,24 @@ TEST(CompareCommand, DevicesAndPowerLimits) {
   EXPECT_EQ(across["counts"]["FASTER"], 2);
 }
 
+TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
+  const Tool tool;
+  const Words words = {"compare",    "built-in", "built-in", "--device-a",
+                       "H100",       "--device-b", "H200",   "--op",
+                       "linear"};
+  Words as_json = words;
+  as_json.emplace_back("--json");
+  const json across = tool(as_json).json();  // some are SLOWER
+  EXPECT_EQ(across["a"], "built-in");
+  EXPECT_EQ(across["a_name"], "built-in, device H100");
+  EXPECT_EQ(across["b_name"], "built-in, device H200");
+  EXPECT_TRUE(tool(words).out.starts_with("A built-in, device H100\nB built-in, device H200\n"));
+  tool.expect_refused(1,
+                      {"compare", "built-in", "built-in", "--device-a", "H100", "--device-b", "H100",
+                       "--run-b", "ffffffff"},
+                      {"--run-b", "db info"});
+}
+
 // Under --strict a gate fails that decided nothing, and only then.
 TEST(CompareCommand, StrictFailsWhereAllAreAmbiguous) {
   const Tool tool;
