@@ -45,10 +45,11 @@ std::string unfit_part(int64_t tp, int64_t whole, const char* what, std::string_
   if (whole % kAlignment != 0) {
     return f8::format("its {} {} are no multiple of {}", whole, what, kAlignment);
   }
-  if (whole % tp != 0) return f8::format("tp {} does not divide its {} {}{}", tp, whole, what, remedy);
+  if (whole % tp != 0)
+    return f8::format("tp {} does not divide its {} {}{}", tp, whole, what, remedy);
   if (whole / tp % kAlignment == 0) return {};
-  return f8::format("tp {} leaves a rank {} of its {} {}, no multiple of {}{}", tp, whole / tp, whole,
-                    what, kAlignment, remedy);
+  return f8::format("tp {} leaves a rank {} of its {} {}, no multiple of {}{}", tp, whole / tp,
+                    whole, what, kAlignment, remedy);
 }
 
 }  // namespace
@@ -94,9 +95,8 @@ Status shard_tensor_parallel(std::vector<NamedLinear>& layers, int64_t tp, std::
                 tp, model);
   }
   if (unfit == shared_layers && common > 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                "no layer of {} that ranks share can be fp8: {}{}", model, first_unfit,
-                common > 1 ? "" : "; share the model without tp");
+    return fail(ErrorCode::kInvalidArgument, "no layer of {} that ranks share can be fp8: {}{}",
+                model, first_unfit, common > 1 ? "" : "; share the model without tp");
   }
   layers = std::move(shards);
   return {};

@@ -22,8 +22,8 @@ NamedLinear named(const ModelLinear& linear, const ModelOptions& options) {
           .in_features = linear.in_features,
           .out_features = linear.out_features,
           .count = 1,
-          .tokens_share = static_cast<double>(tokens_of(linear, options)) /
-                          static_cast<double>(options.tokens),
+          .tokens_share =
+              static_cast<double>(tokens_of(linear, options)) / static_cast<double>(options.tokens),
           .kept = linear.kept};
 }
 

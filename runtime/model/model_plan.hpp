@@ -36,7 +36,7 @@ struct ModelLinear {
   int64_t out_features = 0;  // N
   // The rest that a plan asks for; its shape and recipe are the model's to say and left empty.
   LinearDesc desc = {};
-  int64_t tokens = 0;  // M where it has its own, as an expert does; 0: the model's
+  int64_t tokens = 0;     // M where it has its own, as an expert does; 0: the model's
   std::string kept = {};  // NamedLinear's, of a rank's part
 };
 

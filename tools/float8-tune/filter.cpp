@@ -249,8 +249,8 @@ Status check_outputs(const Options& options, const Global& global) {
 }
 
 // Prints the answer and writes the files that are asked for.
-Status show(const Options& options, const tuning_db::FilterResult& result,
-            const RowsByDevice& rows, const Global& global) {
+Status show(const Options& options, const tuning_db::FilterResult& result, const RowsByDevice& rows,
+            const Global& global) {
   const bool is_taken = is_standard_stream(options.output) || is_standard_stream(options.verdicts);
   std::string json;
   if (global.json || !options.output.empty()) {
@@ -290,8 +290,7 @@ Result<int> filter(const Options& options, const Global& global) {
   const tuning_db::Estimator estimator(table, recipe.name, options.device,
                                        options.device.empty() ? this_machine() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
-  const RowsByDevice rows =
-      rows_by_device(table, recipe.name, asked_device(options.device, table));
+  const RowsByDevice rows = rows_by_device(table, recipe.name, asked_device(options.device, table));
   F8_TRY(show(options, result, rows, global));
   note_other_devices(rows, result, how.tokens, global);
   note_idle_names(how.filter_fqns, result, global);

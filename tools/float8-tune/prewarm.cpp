@@ -185,8 +185,8 @@ Result<int> prewarm(const Options& options, const Global& global) {
   auto cache = F8_TRY(codegen::CubinCache::open(directory));
   outcome.cache_dir = cache.directory();
   if (const auto& skipped = outcome.plan.skipped; !skipped.empty()) {
-    note(global, "{} layers stay bf16, their sizes on a rank are no multiples of 16: {}{}", skipped.size(),
-         skipped.front(), skipped.size() > 1 ? ", ..." : "");
+    note(global, "{} layers stay bf16, their sizes on a rank are no multiples of 16: {}{}",
+         skipped.size(), skipped.front(), skipped.size() > 1 ? ", ..." : "");
   }
   Progress progress(global);
   const auto start = std::chrono::steady_clock::now();

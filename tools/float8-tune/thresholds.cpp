@@ -102,26 +102,26 @@ Result<int> thresholds(const Options& options, const Global& global) {
   for (const tuning_db::Threshold& t : found) {
     const bool none = t.n_max == 0 || t.k_max == 0;
     table.add({f8::format("{}", t.m), f8::format("{}", t.trials),
-               none ? "never" : f8::format("{}", t.n_max),
-               none ? "-" : f8::format("{}", t.k_max), f8::format("{}", t.kept),
-               f8::format("{}/{}", t.agree, t.trials),
+               none ? "never" : f8::format("{}", t.n_max), none ? "-" : f8::format("{}", t.k_max),
+               f8::format("{}", t.kept), f8::format("{}/{}", t.agree, t.trials),
                f8::format("{}/{}", t.torchao_agree, t.trials)});
   }
   print_styled(table.text(stdout_color(global)));
   print("\n");
   if (shapes > 0) print(f8::format("{} shapes measured on {}\n", shapes, estimator.device()));
   if (std::ranges::find(found, 1, &tuning_db::Threshold::kept) != found.end()) {
-    print("where a rule keeps 1, its limits are that one shape's, and no other shape supports them\n");
+    print(
+        "where a rule keeps 1, its limits are that one shape's, and no other shape supports "
+        "them\n");
   }
   if (!single.empty()) print(single_shapes_text(single) + "\n");
   std::vector<std::string> texts;
   for (const Box& box : boxes) texts.push_back(text_of(box));
-  print(f8::format("torchao keeps bf16: {}\n",
-                   texts.empty() ? "it has no rule for this recipe"
-                                 : f8::format("{}", fmt::join(texts, ", or "))));
+  print(f8::format("torchao keeps bf16: {}\n", texts.empty()
+                                                   ? "it has no rule for this recipe"
+                                                   : f8::format("{}", fmt::join(texts, ", or "))));
   if (found.empty()) {
-    note(global,
-         "{} of recipe {}{}; on a GPU: float8-tune sweep --mnk M,N,K --recipe {} --db {}",
+    note(global, "{} of recipe {}{}; on a GPU: float8-tune sweep --mnk M,N,K --recipe {} --db {}",
          single.empty() ? "no measured linear" : "no two measured linears of one M", recipe.name,
          options.device.empty() ? "" : " on " + options.device, recipe.name,
          database_to_write(global));

@@ -144,9 +144,8 @@ TEST(CompareCommand, DevicesAndPowerLimits) {
 
 TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
   const Tool tool;
-  const Words words = {"compare",    "built-in", "built-in", "--device-a",
-                       "H100",       "--device-b", "H200",   "--op",
-                       "linear"};
+  const Words words = {"compare",    "built-in", "built-in", "--device-a", "H100",
+                       "--device-b", "H200",     "--op",     "linear"};
   Words as_json = words;
   as_json.emplace_back("--json");
   const json across = tool(as_json).json();  // some are SLOWER
@@ -155,8 +154,8 @@ TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
   EXPECT_EQ(across["b_name"], "built-in, device H200");
   EXPECT_TRUE(tool(words).out.starts_with("A built-in, device H100\nB built-in, device H200\n"));
   tool.expect_refused(1,
-                      {"compare", "built-in", "built-in", "--device-a", "H100", "--device-b", "H100",
-                       "--run-b", "ffffffff"},
+                      {"compare", "built-in", "built-in", "--device-a", "H100", "--device-b",
+                       "H100", "--run-b", "ffffffff"},
                       {"--run-b", "db info"});
 }
 

@@ -94,8 +94,8 @@ TEST_F(Asking, FilterShowsNoSpeedupWhereNothingIsKnown) {
     Words all = words;
     all.insert(all.end(), more.begin(), more.end());
     const std::string table = tool_(all).out;
-    const std::string line = table.substr(table.find("\nodd"), table.find("\neven") -
-                                                                   table.find("\nodd"));
+    const std::string line =
+        table.substr(table.find("\nodd"), table.find("\neven") - table.find("\nodd"));
     EXPECT_TRUE(contains(line, " -  ")) << line;
     EXPECT_FALSE(contains(line, "1.000")) << line;
     EXPECT_FALSE(contains(line, "->")) << line;
@@ -201,9 +201,9 @@ TEST_F(Asking, FilterByNamesAndByThePeersRule) {
 }
 
 TEST_F(Asking, FilterNamesTheFilterFqnsThatKeepNothing) {
-  const Words words = {"filter",   "--model", "llama3-8b", "--tokens",
-                       "8192",     "--recipe", "rowwise",  "--filter-fqns",
-                       "output,attn.wq,Output,auto_filter_small_kn"};
+  const Words words = {"filter",   "--model",       "llama3-8b",
+                       "--tokens", "8192",          "--recipe",
+                       "rowwise",  "--filter-fqns", "output,attn.wq,Output,auto_filter_small_kn"};
   const Outcome outcome = tool_(words);
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 2) << outcome.err;

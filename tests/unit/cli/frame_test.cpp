@@ -135,8 +135,9 @@ TEST(Frame, AFullDiskIsAnErrorAndNoSilentLoss) {
 TEST(Frame, AReaderThatHasGoneIsNoFullDisk) {
   Tool tool;
   tool.lose_reader();
-  const Words filter = {"filter", "--model", "llama3-8b", "--recipe", "rowwise",
-                        "--tokens", "8192", "--json"};  // more than the buffer holds
+  const Words filter = {
+      "filter",   "--model", "llama3-8b", "--recipe", "rowwise",
+      "--tokens", "8192",    "--quiet",   "--json"};  // more than the buffer holds
   for (const Words& words : {Words{"db", "schema"}, {"--version"}, {"--help"}, filter}) {
     tool.expect_refused(1, words, {"standard output", "its reader has gone"});
     EXPECT_FALSE(contains(tool(words).err, "space"));

@@ -193,9 +193,10 @@ TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
   auto wide = decisions({"--tp", "128"});
   EXPECT_EQ(wide["layers.0.attention.wk"]["convert"], false);
   EXPECT_EQ(wide["layers.0.attention.wk"]["evidence"], "rule");
-  EXPECT_EQ(wide["layers.0.attention.wk"]["reason"],
-            "kept in bf16: tp 128 leaves a rank 8 of its 1024 out_features, no multiple of 16; a tp "
-            "that divides 16 suits all layers");
+  EXPECT_EQ(
+      wide["layers.0.attention.wk"]["reason"],
+      "kept in bf16: tp 128 leaves a rank 8 of its 1024 out_features, no multiple of 16; a tp "
+      "that divides 16 suits all layers");
   EXPECT_EQ(wide["layers.0.attention.wq"]["out_features"], 32);
   EXPECT_FALSE(contains(wide["layers.0.attention.wq"]["reason"].get<std::string>(), "leaves"));
   auto odd = decisions({"--tp", "3"});
@@ -205,8 +206,8 @@ TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
   EXPECT_EQ(odd["output"]["out_features"], 42752);
   EXPECT_FALSE(contains(odd["output"]["reason"].get<std::string>(), "does not divide"));
   // What is measured and compiled leaves them out too.
-  const json compiled = tool_.json({"plan", "--model", "llama3-8b", "--tokens", "2048", "--tp", "3",
-                                    "--recipe", "rowwise"});
+  const json compiled = tool_.json(
+      {"plan", "--model", "llama3-8b", "--tokens", "2048", "--tp", "3", "--recipe", "rowwise"});
   EXPECT_EQ(compiled["linears"].size(), 1U);
 }
 

@@ -49,8 +49,8 @@ bool is_bf16(const TrialRow& row) {
 // The best kernel of a GEMM is the one that its fastest linear took, as in the table.
 Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database) {
   if (answer.problem.op == Op::kLinear) return {};
-  const TuningTable table = F8_TRY(
-      database.table(tuning_db::Database::TablePart::kAll, &answer.ok.front().device));
+  const TuningTable table =
+      F8_TRY(database.table(tuning_db::Database::TablePart::kAll, &answer.ok.front().device));
   const auto chosen = std::ranges::find(table.choices(), answer.problem, &KernelChoice::problem);
   if (chosen == table.choices().end()) return {};
   const std::string text = f8::format("{} {}", to_string(chosen->provider), chosen->config);

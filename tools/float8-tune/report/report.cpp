@@ -65,9 +65,9 @@ Result<report::ModelDecision> decide(const Options& options, const Recipe& recip
     const auto [speedup, interval] = speedup_cells(d);
     decision.table.rows.push_back(
         {row.name, d.convert ? "float8" : "keep bf16", speedup, interval,
-         f8::format("{}", row.count),
-         f8::format("{}", tokens_of(d.layer, how.tokens)), f8::format("{}", d.layer.out_features),
-         f8::format("{}", d.layer.in_features), std::string(to_string(d.evidence)), d.reason});
+         f8::format("{}", row.count), f8::format("{}", tokens_of(d.layer, how.tokens)),
+         f8::format("{}", d.layer.out_features), f8::format("{}", d.layer.in_features),
+         std::string(to_string(d.evidence)), d.reason});
   }
   if (rows.size() > kMaxDecisions) {
     decision.table.caption += f8::format(", the first {} of {} rows", kMaxDecisions, rows.size());

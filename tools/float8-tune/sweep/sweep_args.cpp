@@ -74,9 +74,10 @@ void declare(CLI::App& command, SweepArgs& args) {
   command.add_option("--recipe", args.recipes, "recipes, separated by commas")->type_name("LIST");
   add_problem(command, {.mnk = &args.mnk, .recipe = &args.recipes});
   command
-      .add_option("--max-ci", args.max_ci,
-                  "a linear's ratio is measured until the half-width of its interval is below; 0.5%, "
-                  "or 0.005 as a fraction")
+      .add_option(
+          "--max-ci", args.max_ci,
+          "a linear's ratio is measured until the half-width of its interval is below; 0.5%, "
+          "or 0.005 as a fraction")
       ->type_name("SHARE");
   add_integer(command, "--seed", args.seed, "seed of the order of measuring", 0);
   command.add_flag("--no-pruned-rows", args.no_pruned_rows,

@@ -251,14 +251,16 @@ TEST(Shard, ColumnsLoseOutputsAndRowsInputs) {
 }
 
 TEST(Shard, KeepsTheLayersThatRanksCannotShare) {
-  Model model{"list.json",
-              {{"a.wq", 4096, 4096}, {"a.wk", 4096, 64}, {"a.dense", 64, 24}, {"lm_head", 64, 50257}}};
+  Model model{
+      "list.json",
+      {{"a.wq", 4096, 4096}, {"a.wk", 4096, 64}, {"a.dense", 64, 24}, {"lm_head", 64, 50257}}};
   ASSERT_TRUE(shard(model, 8));
   const std::vector<NamedLinear>& layers = model.layers;
   EXPECT_EQ(layers[0], (NamedLinear{"a.wq", 4096, 512}));
-  EXPECT_EQ(layers[1].kept,
-            "kept in bf16: tp 8 leaves a rank 8 of its 64 out_features, no multiple of 16; a tp that "
-            "divides 4 suits all layers");
+  EXPECT_EQ(
+      layers[1].kept,
+      "kept in bf16: tp 8 leaves a rank 8 of its 64 out_features, no multiple of 16; a tp that "
+      "divides 4 suits all layers");
   EXPECT_EQ(layers[2], (NamedLinear{"a.dense", 64, 24})) << "every rank has all of it";
   EXPECT_EQ(layers[3].kept, "kept in bf16: its 50257 out_features are no multiple of 16");
   EXPECT_EQ(layers[3].out_features, 6283) << "the largest part";
