@@ -27,9 +27,9 @@ Status check_device(const TuningTable& table, std::string_view name) {
               fmt::join(known, ", "));
 }
 
-std::string asked_device(const std::string& name, const TuningTable& table) {
+std::string asked_device(const std::string& name, std::string_view first) {
   if (!name.empty()) return name;
-  return this_gpu() != nullptr ? this_gpu()->name : std::string(table.device_name());
+  return this_gpu() != nullptr ? this_gpu()->name : std::string(first);
 }
 
 std::string elsewhere_text(const std::vector<std::string>& others, std::string_view asked) {

@@ -13,9 +13,8 @@ namespace f8::cli {
 CLI::Option* add_device(CLI::App& command, std::string& device);
 // A device that nobody measured is an error, which names those that there are. Empty: all of them.
 [[nodiscard]] Status check_device(const TuningTable& table, std::string_view name);
-// The device that an answer is about: the one that is named, else this machine's GPU, else the
-// first one of the table.
-[[nodiscard]] std::string asked_device(const std::string& name, const TuningTable& table);
+// The device that an answer is about: the one that is named, else this machine's GPU, else `first`.
+[[nodiscard]] std::string asked_device(const std::string& name, std::string_view first);
 // "measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'".
 [[nodiscard]] std::string elsewhere_text(const std::vector<std::string>& others,
                                          std::string_view asked);

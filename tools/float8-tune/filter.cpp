@@ -290,7 +290,8 @@ Result<int> filter(const Options& options, const Global& global) {
   const tuning_db::Estimator estimator(table, recipe.name, options.device,
                                        options.device.empty() ? this_machine() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
-  const RowsByDevice rows = rows_by_device(table, recipe.name, asked_device(options.device, table));
+  const RowsByDevice rows =
+      rows_by_device(table, recipe.name, asked_device(options.device, result.device));
   F8_TRY(show(options, result, rows, global));
   note_other_devices(rows, result, how.tokens, global);
   note_idle_names(how.filter_fqns, result, global);

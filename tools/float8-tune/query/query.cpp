@@ -107,7 +107,7 @@ Result<Answer> ask(const Problem& problem, const Databases& databases, const Tun
                    const std::string& name) {
   Answer answer;
   answer.problem = problem;
-  answer.asked = asked_device(name, table);
+  answer.asked = asked_device(name, table.device_name());
   for (const tuning_db::Database& database : databases.owned) {
     std::vector<TrialRow> rows = F8_TRY(database.trials(problem));
     const std::string device =
