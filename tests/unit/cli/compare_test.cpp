@@ -144,19 +144,27 @@ TEST(CompareCommand, DevicesAndPowerLimits) {
 
 TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
   const Tool tool;
-  const Words words = {"compare",    "built-in", "built-in", "--device-a", "H100",
-                       "--device-b", "H200",     "--op",     "linear"};
-  Words as_json = words;
-  as_json.emplace_back("--json");
-  const json across = tool(as_json).json();  // some are SLOWER
-  EXPECT_EQ(across["a"], "built-in");
-  EXPECT_EQ(across["a_name"], "built-in, device H100");
-  EXPECT_EQ(across["b_name"], "built-in, device H200");
-  EXPECT_TRUE(tool(words).out.starts_with("A built-in, device H100\nB built-in, device H200\n"));
-  tool.expect_refused(1,
-                      {"compare", "built-in", "built-in", "--device-a", "H100", "--device-b",
-                       "H100", "--run-b", "ffffffff"},
-                      {"--run-b", "db info"});
+  DeviceClass h200 = db::h100();
+  h200.name = "NVIDIA H200";
+  make_database(tool, "both.db", 1);
+  make_database(tool, "both.db", 0.8, db::final_method(), h200);
+  const Words devices = {"--device-a", "H100", "--device-b", "H200"};
+  const auto compared = [&](const char* file, const Words& more) {
+    Words words = {"compare", file, file};
+    words.insert(words.end(), devices.begin(), devices.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const json across = tool.json(compared("both.db", {}));
+  EXPECT_EQ(across["a"], "both.db");
+  EXPECT_EQ(across["a_name"], "both.db, device H100");
+  EXPECT_EQ(across["b_name"], "both.db, device H200");
+  EXPECT_TRUE(tool(compared("both.db", {}))
+                  .out.starts_with("A both.db, device H100\nB both.db, device H200\n"));
+  // The built-in devices were measured by unlike methods.
+  tool.expect_refused(1, compared("built-in", {"--op", "linear"}),
+                      {"in built-in, device H100", "in built-in, device H200"});
+  tool.expect_refused(1, compared("built-in", {"--run-b", "ffffffff"}), {"--run-b", "db info"});
 }
 
 // Under --strict a gate fails that decided nothing, and only then.

@@ -100,7 +100,11 @@ TEST_F(Asking, FilterShowsNoSpeedupWhereNothingIsKnown) {
     EXPECT_FALSE(contains(line, "1.000")) << line;
     EXPECT_FALSE(contains(line, "->")) << line;
   }
-  EXPECT_FALSE(contains(tool_({"explain", "8192,24,4096", "--recipe", "rowwise"}).out, "1.000"));
+  const std::string why =
+      tool_({"explain", "odd", "--model", "odd.json", "--tokens", "8192", "--recipe", "rowwise"})
+          .out;
+  EXPECT_TRUE(contains(why, "KEEP BF16") && contains(why, "not a multiple of 16")) << why;
+  EXPECT_FALSE(contains(why, "  speedup ")) << why;
 }
 
 TEST_F(Asking, FilterIsByteStable) {
