@@ -101,7 +101,7 @@ TEST_F(GpusTest, WhatFailedOnALostGpuIsMissingUntilItIsRepeated) {
     gpus_hooks_ = {};
     units_ = {'1', '2', '3', '4'};
   };
-  for (const std::string& back : {"1", "12", "2"}) {
+  for (const std::string_view back : {"1", "12", "2"}) {
     SCOPED_TRACE(back);
     reset();
     std::string failed;
