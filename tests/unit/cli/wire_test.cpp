@@ -184,13 +184,14 @@ TEST_F(Wire, FilterSaysWhatIsPredictedInJson) {
 
 // A tp that does not suit one layer decides the others.
 TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
-  const auto decisions = [&](const Words& ranks) {
+  const auto decisions = [&](const char* tp) {
     std::map<std::string, json> of;
-    const json all = tool_.json(filter(ranks));
+    const json all = tool_.json(
+        {"filter", "--model", "llama3-8b", "--tokens", "2048", "--recipe", "rowwise", "--tp", tp});
     for (const json& d : all["decisions"]) of[d["fqn"]] = d;
     return of;
   };
-  auto wide = decisions({"--tp", "128"});
+  auto wide = decisions("128");
   EXPECT_EQ(wide["layers.0.attention.wk"]["convert"], false);
   EXPECT_EQ(wide["layers.0.attention.wk"]["evidence"], "rule");
   EXPECT_EQ(
@@ -199,7 +200,7 @@ TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
       "that divides 16 suits all layers");
   EXPECT_EQ(wide["layers.0.attention.wq"]["out_features"], 32);
   EXPECT_FALSE(contains(wide["layers.0.attention.wq"]["reason"].get<std::string>(), "leaves"));
-  auto odd = decisions({"--tp", "3"});
+  auto odd = decisions("3");
   EXPECT_EQ(odd["layers.0.feed_forward.w2"]["reason"],
             "kept in bf16: tp 3 does not divide its 14336 in_features; a tp that divides 16 suits "
             "all layers");
@@ -217,7 +218,7 @@ TEST_F(Wire, FilterRefusesRanksThatCannotBe) {
   tool_.expect_refused(1, filter({"--fsdp", "4", "--hosts", "3"}), {"hosts 3", "divisor"});
   tool_.expect_refused(1, filter({"--fsdp", "0"}), {"--fsdp", "from 1 to"});
   tool_.expect_refused(1, filter({"--tp", "5"}),
-                       {"--tp", "tp 5 does not divide its", "'layers.0", "divides 16 suits all"});
+                       {"--tp", "tp 5 does not divide its", "'layers.0", "divides 64 suits all"});
   tool_.expect_refused(1, filter({"--network-gbit", "0"}), {"--network-gbit"});
 }
 
