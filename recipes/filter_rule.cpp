@@ -79,6 +79,7 @@ std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& la
       return f8::format("kept in bf16: its name holds \"{}\" of filter_fqns", name);
     }
   }
+  if (!layer.kept.empty()) return layer.kept;
   for (const auto& [what, value] : {std::pair("K (in_features)", layer.in_features),
                                     std::pair("N (out_features)", layer.out_features)}) {
     if (value % kAlignment != 0) {

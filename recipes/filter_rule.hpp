@@ -43,7 +43,7 @@ struct Verdict {
 };
 
 // Why a layer is kept whatever its speed; empty: it may be converted. K and N must be multiples of
-// 16, which fp8 tensor cores ask for.
+// 16, which fp8 tensor cores ask for, on each of the ranks that share it too.
 [[nodiscard]] std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer);
 
 // torchao's automatic rule, which it has for tensorwise and rowwise alone.

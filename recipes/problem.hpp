@@ -83,6 +83,7 @@ struct NamedLinear {
   int64_t count = 1;         // identical layers this entry stands for
   // The share of a step's tokens that it sees, which a router makes less than 1: top_k / experts.
   double tokens_share = 1;
+  std::string kept = {};  // why ranks that share it keep it in bf16; empty: they need not
   bool operator==(const NamedLinear&) const = default;
 };
 

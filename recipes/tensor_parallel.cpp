@@ -2,11 +2,57 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include "base/text.hpp"
 
 namespace f8 {
+namespace {
+
+constexpr int64_t kAlignment = 16;  // of K and N in fp8
+
+struct SharedExtent {
+  int64_t NamedLinear::*extent = nullptr;  // null: every rank has the whole layer
+  const char* what = "";
+};
+
+SharedExtent shared_extent(const NamedLinear& layer) {
+  switch (tensor_split(layer.fqn)) {
+    case TensorSplit::kColumn:
+      return {&NamedLinear::out_features, "out_features"};
+    case TensorSplit::kRow:
+      return {&NamedLinear::in_features, "in_features"};
+    case TensorSplit::kWhole:
+      break;
+  }
+  return {};
+}
+
+// A tp suits all layers that can be fp8 where it divides this; 0: there is none such.
+int64_t suitable_multiple(const std::vector<NamedLinear>& layers) {
+  int64_t common = 0;
+  for (const NamedLinear& layer : layers) {
+    const SharedExtent shared = shared_extent(layer);
+    if (shared.extent == nullptr || layer.*shared.extent % kAlignment != 0) continue;
+    common = std::gcd(common, layer.*shared.extent / kAlignment);
+  }
+  return common;
+}
+
+// Why a rank of `tp` cannot have its part of so much in fp8; empty: it can.
+std::string unfit_part(int64_t tp, int64_t whole, const char* what, std::string_view remedy) {
+  if (whole % kAlignment != 0) {
+    return f8::format("its {} {} are no multiple of {}", whole, what, kAlignment);
+  }
+  if (whole % tp != 0)
+    return f8::format("tp {} does not divide its {} {}{}", tp, whole, what, remedy);
+  if (whole / tp % kAlignment == 0) return {};
+  return f8::format("tp {} leaves a rank {} of its {} {}, no multiple of {}{}", tp, whole / tp,
+                    whole, what, kAlignment, remedy);
+}
+
+}  // namespace
 
 TensorSplit tensor_split(std::string_view fqn) {
   constexpr std::array<std::string_view, 16> kColumn = {
@@ -23,26 +69,34 @@ TensorSplit tensor_split(std::string_view fqn) {
 Status shard_tensor_parallel(std::vector<NamedLinear>& layers, int64_t tp, std::string_view model) {
   if (tp < 1) return fail(ErrorCode::kInvalidArgument, "tp is {}; it must be 1 or more", tp);
   if (tp == 1) return {};
+  const int64_t common = suitable_multiple(layers);
+  const std::string remedy =
+      common > 1 ? f8::format("; a tp that divides {} suits all layers", common) : "";
   std::vector<NamedLinear> shards = layers;
-  bool any = false;
+  size_t shared_layers = 0;
+  size_t unfit = 0;
+  std::string first_unfit;
   for (NamedLinear& layer : shards) {
-    const TensorSplit split = tensor_split(layer.fqn);
-    if (split == TensorSplit::kWhole) continue;
-    any = true;
-    const bool column = split == TensorSplit::kColumn;
-    int64_t& extent = column ? layer.out_features : layer.in_features;
-    if (extent % tp != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "tp {} does not divide the {} {} of {}; choose a divisor of it", tp,
-                  column ? "out_features" : "in_features", extent, quote(layer.fqn));
+    const SharedExtent shared = shared_extent(layer);
+    if (shared.extent == nullptr) continue;
+    ++shared_layers;
+    int64_t& extent = layer.*shared.extent;
+    const std::string why = unfit_part(tp, extent, shared.what, remedy);
+    if (!why.empty()) {
+      if (unfit++ == 0) first_unfit = f8::format("{}: {}", quote(layer.fqn), why);
+      layer.kept = f8::format("kept in bf16: {}", why);
     }
-    extent /= tp;
+    extent = extent / tp + (extent % tp != 0 ? 1 : 0);
   }
-  if (!any) {
+  if (shared_layers == 0) {
     return fail(ErrorCode::kInvalidArgument,
                 "tp {}: no layer of {} has a name that says how to shard it (wq, q_proj, w1, "
                 "down_proj, ...)",
                 tp, model);
+  }
+  if (unfit == shared_layers && common > 0) {
+    return fail(ErrorCode::kInvalidArgument, "no layer of {} that ranks share can be fp8: {}{}",
+                model, first_unfit, common > 1 ? "" : "; share the model without tp");
   }
   layers = std::move(shards);
   return {};

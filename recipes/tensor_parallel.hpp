@@ -19,8 +19,9 @@ namespace f8 {
 enum class TensorSplit : uint8_t { kWhole, kColumn, kRow };
 [[nodiscard]] TensorSplit tensor_split(std::string_view fqn);
 
-// Makes the shapes those of one of `tp` ranks. The error names the layer and says what to do, and
-// the layers are then as they were.
+// Makes the shapes those of one of `tp` ranks, of unequal parts the largest. A layer of which a rank
+// cannot have its part in fp8 is `kept`, with the reason. It is an error where that holds for all, or
+// where no name says how to share a layer; the layers are then as they were.
 [[nodiscard]] Status shard_tensor_parallel(std::vector<NamedLinear>& layers, int64_t tp,
                                            std::string_view model);
 

@@ -267,7 +267,9 @@ def explain(verdicts: Sequence[Verdict]) -> str:
 
 
 def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
-    wire = verdict.wire or Wire(0, 0, 0, 0, False)
+    bounds = (verdict.speedup_low, verdict.speedup_high)
+    known = (verdict.speedup, *bounds) != (1, 1, 1)  # 1 stands for what is not
+    wire = verdict.wire if known else None
     return {
         "layer": name,
         "count": str(count),
@@ -275,10 +277,10 @@ def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
         "N": str(verdict.layer.n),
         "K": str(verdict.layer.k),
         "verdict": "float8" if verdict.convert else "keep bf16",
-        "speedup": f"{verdict.speedup:.3f}",
-        "interval": f"[{verdict.speedup_low:.3f}, {verdict.speedup_high:.3f}]",
-        "wire us": f"{wire.bf16_us:.1f} -> {wire.fp8_us:.1f}",
-        "exposed us": f"{wire.bf16_exposed_us:.1f} -> {wire.fp8_exposed_us:.1f}",
+        "speedup": f"{verdict.speedup:.3f}" if known else "-",
+        "interval": f"[{bounds[0]:.3f}, {bounds[1]:.3f}]" if known else "-",
+        "wire us": f"{wire.bf16_us:.1f} -> {wire.fp8_us:.1f}" if wire else "-",
+        "exposed us": f"{wire.bf16_exposed_us:.1f} -> {wire.fp8_exposed_us:.1f}" if wire else "-",
         "evidence": verdict.evidence,
         "reason": verdict.reason,
     }

@@ -22,8 +22,9 @@ NamedLinear named(const ModelLinear& linear, const ModelOptions& options) {
           .in_features = linear.in_features,
           .out_features = linear.out_features,
           .count = 1,
-          .tokens_share = static_cast<double>(tokens_of(linear, options)) /
-                          static_cast<double>(options.tokens)};
+          .tokens_share =
+              static_cast<double>(tokens_of(linear, options)) / static_cast<double>(options.tokens),
+          .kept = linear.kept};
 }
 
 Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
@@ -153,6 +154,7 @@ Result<std::vector<ModelLinear>> parts_of_rank(std::span<const ModelLinear> line
   for (size_t i = 0; i < parts.size(); ++i) {
     parts[i].in_features = layers[i].in_features;
     parts[i].out_features = layers[i].out_features;
+    parts[i].kept = layers[i].kept;
   }
   return parts;
 }

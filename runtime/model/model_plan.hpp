@@ -3,7 +3,8 @@
 //
 // A layer is asked, in this order, and the first refusal keeps it in high precision:
 //   1. names     part of its name is among the filter's
-//   2. sizes     K and N are multiples of 16; ranks that share the layer have whole blocks of it
+//   2. sizes     K and N are multiples of 16, also on ranks that share the layer, which have whole
+//                blocks of it
 //   3. callback  where there is one
 //   4. verdicts  of a filter file, where there is one: what the automatic rule said elsewhere
 //   5. automatic rule, if the names hold the flag that switches it on and there is no filter file:
@@ -35,7 +36,8 @@ struct ModelLinear {
   int64_t out_features = 0;  // N
   // The rest that a plan asks for; its shape and recipe are the model's to say and left empty.
   LinearDesc desc = {};
-  int64_t tokens = 0;  // M where it has its own, as an expert does; 0: the model's
+  int64_t tokens = 0;     // M where it has its own, as an expert does; 0: the model's
+  std::string kept = {};  // NamedLinear's, of a rank's part
 };
 
 struct ModelFilter {

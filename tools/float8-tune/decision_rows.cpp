@@ -4,6 +4,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "tools/float8-tune/output.hpp"
+
 namespace f8::cli {
 namespace {
 
@@ -37,6 +39,11 @@ std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result) {
     }
   }
   return rows;
+}
+
+SpeedupCells speedup_cells(const tuning_db::FilterDecision& d) {
+  if (!d.has_estimate()) return {"-", "-"};
+  return {f8::format("{:.3f}", d.speedup), interval_text(d.lo, d.hi, 3)};
 }
 
 }  // namespace f8::cli

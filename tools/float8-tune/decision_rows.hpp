@@ -16,5 +16,10 @@ struct DecisionRow {
 };
 // The rows point into the result.
 [[nodiscard]] std::vector<DecisionRow> decision_rows(const tuning_db::FilterResult& result);
+// "1.234" and "[1.200, 1.270]"; "-" where nothing is known.
+struct SpeedupCells {
+  std::string speedup, interval;
+};
+[[nodiscard]] SpeedupCells speedup_cells(const tuning_db::FilterDecision& decision);
 
 }  // namespace f8::cli

@@ -4,6 +4,7 @@
 
 #include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/source.hpp"
@@ -144,11 +145,7 @@ void add_estimate(CLI::App& app, Program& program) {
       Needs::kNothing, [options, &program] { return score(*options, program.global); });
   command->add_option("--recipe", options->recipes, "recipes, separated by commas")
       ->type_name("LIST");
-  command
-      ->add_option(
-          "--device", options->device,
-          "only measurements of the device of this name (default: of this machine's GPU first)")
-      ->type_name("NAME");
+  add_device(*command, options->device);
   CLI::Option* elsewhere =
       command->add_flag("--elsewhere", options->elsewhere,
                         "estimate the device's linears from those of other devices");
@@ -161,8 +158,7 @@ void add_estimate(CLI::App& app, Program& program) {
       ->excludes(elsewhere);
   add_output(*command, "--csv", options->csv,
              "also write each linear and its estimate to this file");
-  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
-      ->check(CLI::Range(0.0, 10.0));
+  add_margin(*command, options->margin);
 }
 
 }  // namespace f8::cli

@@ -77,8 +77,9 @@ Result<Subject> find_subject(const Options& options) {
   for (const NamedLinear& layer : model.layers) {
     if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject) ||
         fits_pattern(options.subject, layer.fqn)) {
-      return Subject{{layer.fqn, layer.in_features, layer.out_features, layer.count},
-                     tokens_of(layer, options.model.tokens)};
+      Subject subject{layer, tokens_of(layer, options.model.tokens)};
+      subject.layer.tokens_share = 1;  // its tokens are its own
+      return subject;
     }
   }
   return fail(ErrorCode::kNotFound, "{} has no linear named {}; its names are such as {}",
@@ -267,9 +268,11 @@ void print_text(const Explanation& e) {
                    d.layer.out_features, d.layer.in_features, e.recipe,
                    d.convert ? "FLOAT8" : "KEEP BF16", to_string(d.evidence)));
   print_line("why", d.reason);
-  print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
-                                   speedup_text(d.speedup, d.lo, d.hi), e.needed));
-  print_line("interval", terms_text(d.terms));
+  if (d.has_estimate()) {
+    print_line("speedup", f8::format("{} forward + backward, needs more than {:.3f}",
+                                     speedup_text(d.speedup, d.lo, d.hi), e.needed));
+    print_line("interval", terms_text(d.terms));
+  }
   print_line("torchao", e.torchao_reason);
   for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
   for (const Flip& f : e.flips) {
@@ -329,8 +332,7 @@ void add_explain(CLI::App& app, Program& program) {
       ->type_name("FQN|M,N,K|KEY");
   add_model(*command, options->model);
   add_recipe(*command, options->recipe);
-  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
-      ->check(CLI::Range(0.0, 10.0));
+  add_margin(*command, options->margin);
 }
 
 }  // namespace f8::cli

@@ -2,7 +2,9 @@
 #include "tuning_db/estimate/filter.hpp"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "base/file.hpp"
@@ -10,6 +12,7 @@
 #include "recipes/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
 #include "tools/float8-tune/decision_rows.hpp"
+#include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/trial_json.hpp"
@@ -40,7 +43,78 @@ Result<std::vector<std::string>> split_names(const std::string& text) {
   return names;
 }
 
-Json to_json(const tuning_db::FilterDecision& d, int64_t tokens) {
+// A name that keeps nothing is a mistyped one. The layers are shown one for each number.
+void note_idle_names(const std::vector<std::string>& names, const tuning_db::FilterResult& result,
+                     const Global& global) {
+  constexpr size_t kShown = 16;
+  std::vector<std::string> layers;
+  std::set<std::string> kinds;
+  for (const DecisionRow& row : decision_rows(result)) {
+    if (kinds.insert(row.name).second) layers.push_back(row.decision->layer.fqn);
+  }
+  const size_t more = layers.size() > kShown ? layers.size() - kShown : 0;
+  layers.resize(layers.size() - more);
+  for (const std::string& name : names) {
+    const bool keeps =
+        name == kAutoFlag || std::ranges::any_of(result.decisions, [&](const auto& d) {
+          return d.layer.fqn.find(name) != std::string::npos;
+        });
+    if (keeps) continue;
+    note(global, "--filter-fqns: {} is part of no layer's name, so it keeps none; there are {}{}",
+         quote(name), fmt::join(layers, ", "),
+         more > 0 ? f8::format(" and {} more, which the table shows", more) : "");
+  }
+}
+
+// Where the rows of the decisions' shapes are from.
+struct RowsByDevice {
+  std::string asked;                                 // the device that the decisions are about
+  std::map<Shape, std::vector<std::string>> others;  // those that have a row of this shape too
+  std::set<Shape> own;                               // shapes that the asked one has
+};
+
+RowsByDevice rows_by_device(const TuningTable& table, const std::string& recipe,
+                            std::string asked) {
+  RowsByDevice rows{.asked = std::move(asked), .others = {}, .own = {}};
+  for (const LinearSpeedup& row : table.speedups()) {
+    if (row.recipe != recipe) continue;
+    const std::string& device = table.devices[row.device].name;
+    std::vector<std::string>& others = rows.others[row.shape];
+    if (device == rows.asked) {
+      rows.own.insert(row.shape);
+    } else if (std::ranges::find(others, device) == others.end()) {
+      others.push_back(device);
+    }
+  }
+  return rows;
+}
+
+Shape shape_of(const NamedLinear& layer, int64_t tokens) {
+  return {tokens_of(layer, tokens), layer.out_features, layer.in_features};
+}
+
+void note_other_devices(const RowsByDevice& rows, const tuning_db::FilterResult& result,
+                        int64_t tokens, const Global& global) {
+  std::set<Shape> shapes;
+  std::vector<std::string> devices;
+  size_t elsewhere = 0;
+  for (const tuning_db::FilterDecision& d : result.decisions) {
+    const Shape shape = shape_of(d.layer, tokens);
+    const auto others = rows.others.find(shape);
+    if (!shapes.insert(shape).second || others == rows.others.end() || rows.own.contains(shape)) {
+      continue;
+    }
+    ++elsewhere;
+    for (const std::string& device : others->second) {
+      if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
+    }
+  }
+  if (elsewhere == 0) return;
+  note(global, "{} of the {} shapes are {}", elsewhere, shapes.size(),
+       elsewhere_hint(devices, rows.asked));
+}
+
+Json to_json(const tuning_db::FilterDecision& d, int64_t tokens, const RowsByDevice& rows) {
   Json decision = {{"fqn", d.layer.fqn},
                    {"in_features", d.layer.in_features},
                    {"out_features", d.layer.out_features},
@@ -48,6 +122,8 @@ Json to_json(const tuning_db::FilterDecision& d, int64_t tokens) {
                    {"tokens", tokens_of(d.layer, tokens)}};
   add_verdict(decision, d);
   decision["trials"] = d.trial_uuids;
+  const auto others = rows.others.find(shape_of(d.layer, tokens));
+  decision["other_devices"] = others == rows.others.end() ? Json::array() : Json(others->second);
   if (d.wire) decision["wire"] = wire_json(*d.wire);
   return decision;
 }
@@ -68,7 +144,8 @@ Json ranks_json(const tuning_db::WireCost& wire) {
 
 // The JSON of all of it, as json_text() would write it. A model may have a million layers, so that
 // no more than one decision is kept as a value at a time.
-std::string report_text(const Options& options, const tuning_db::FilterResult& result) {
+std::string report_text(const Options& options, const tuning_db::FilterResult& result,
+                        const RowsByDevice& rows) {
   Json report = {{"recipe", options.recipe},
                  {"policy", options.policy},
                  {"tokens", options.model.tokens},
@@ -86,7 +163,7 @@ std::string report_text(const Options& options, const tuning_db::FilterResult& r
   const char* separator = "\n    ";
   for (const tuning_db::FilterDecision& d : result.decisions) {
     text += std::exchange(separator, ",\n    ");
-    const std::string one = json_text(to_json(d, options.model.tokens));
+    const std::string one = json_text(to_json(d, options.model.tokens, rows));
     std::string_view lines = std::string_view(one).substr(0, one.size() - 1);
     text += take_until(lines, '\n');
     while (!lines.empty()) {
@@ -129,20 +206,24 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
     const tuning_db::FilterDecision& d = *row.decision;
     all += row.count;
     if (d.convert) converted += row.count;
+    auto [speedup, interval] = speedup_cells(d);
     std::vector<std::string> cells = {row.name,
                                       f8::format("{}", row.count),
                                       f8::format("{}", d.layer.out_features),
                                       f8::format("{}", d.layer.in_features),
                                       d.convert ? "float8" : "keep bf16",
-                                      f8::format("{:.3f}", d.speedup),
-                                      f8::format("[{:.3f}, {:.3f}]", d.lo, d.hi)};
+                                      std::move(speedup),
+                                      std::move(interval)};
     if (of_experts) {
       cells.insert(cells.begin() + 2, f8::format("{}", tokens_of(d.layer, options.model.tokens)));
     }
     if (result.wire) {
+      const auto both = [&](double bf16_us, double fp8_us) {
+        return d.wire ? f8::format("{:.1f} -> {:.1f}", bf16_us, fp8_us) : std::string("-");
+      };
       const tuning_db::WireShare share = d.wire.value_or(tuning_db::WireShare{});
-      cells.push_back(f8::format("{:.1f} -> {:.1f}", share.bf16_us, share.fp8_us));
-      cells.push_back(f8::format("{:.1f} -> {:.1f}", share.bf16_exposed_us, share.fp8_exposed_us));
+      cells.push_back(both(share.bf16_us, share.fp8_us));
+      cells.push_back(both(share.bf16_exposed_us, share.fp8_exposed_us));
     }
     cells.emplace_back(to_string(d.evidence));
     cells.push_back(d.reason);
@@ -168,10 +249,13 @@ Status check_outputs(const Options& options, const Global& global) {
 }
 
 // Prints the answer and writes the files that are asked for.
-Status show(const Options& options, const tuning_db::FilterResult& result, const Global& global) {
+Status show(const Options& options, const tuning_db::FilterResult& result, const RowsByDevice& rows,
+            const Global& global) {
   const bool is_taken = is_standard_stream(options.output) || is_standard_stream(options.verdicts);
   std::string json;
-  if (global.json || !options.output.empty()) json = report_text(options, result);
+  if (global.json || !options.output.empty()) {
+    json = report_text(options, result, rows);
+  }
   if (!options.output.empty()) F8_TRY(write_output(global, "-o", options.output, json));
   if (!options.verdicts.empty()) {
     const std::string text = F8_TRY(of_option("--verdicts", verdicts_text(options, result)));
@@ -184,18 +268,6 @@ Status show(const Options& options, const tuning_db::FilterResult& result, const
     print_table(options, result, stdout_color(global));
   }
   return {};
-}
-
-// Without measurements every layer would stay in bf16, which a mistyped name should not do.
-Status check_device(const TuningTable& table, std::string_view name) {
-  if (name.empty() ||
-      std::ranges::find(table.devices, name, &DeviceClass::name) != table.devices.end()) {
-    return {};
-  }
-  std::vector<std::string> known;
-  for (const DeviceClass& device : table.devices) known.push_back(quote(device.name));
-  return fail(ErrorCode::kNotFound, "no measurements on {}; there are some on {}", quote(name),
-              fmt::join(known, ", "));
 }
 
 Result<int> filter(const Options& options, const Global& global) {
@@ -218,7 +290,11 @@ Result<int> filter(const Options& options, const Global& global) {
   const tuning_db::Estimator estimator(table, recipe.name, options.device,
                                        options.device.empty() ? this_machine() : nullptr);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
-  F8_TRY(show(options, result, global));
+  const RowsByDevice rows =
+      rows_by_device(table, recipe.name, asked_device(options.device, result.device));
+  F8_TRY(show(options, result, rows, global));
+  note_other_devices(rows, result, how.tokens, global);
+  note_idle_names(how.filter_fqns, result, global);
   return kExitOk;
 }
 
@@ -243,13 +319,8 @@ void add_filter(CLI::App& app, Program& program) {
           "keep layers whose name contains one of these; auto_filter_small_kn switches the "
           "automatic rule of torchao on")
       ->type_name("A,B,...");
-  command->add_option("--margin", options->margin, "convert above a speedup of 1 + margin")
-      ->check(CLI::Range(0.0, 10.0));
-  command
-      ->add_option(
-          "--device", options->device,
-          "only measurements of the device of this name (default: of this machine's GPU first)")
-      ->type_name("NAME");
+  add_margin(*command, options->margin);
+  add_device(*command, options->device);
   add_ranks(*command, options->ranks);
   add_output(*command, "--verdicts", options->verdicts,
              "for a trainer: also write the filter file that its model conversion loads");

@@ -1,5 +1,6 @@
 // float8-tune: measure, keep and ask. See command.hpp for how a subcommand plugs in.
 #include <exception>
+#include <sstream>
 
 #include "base/text.hpp"
 #include "tools/float8-tune/command.hpp"
@@ -62,17 +63,19 @@ int run(int argc, char** argv) {
   Program program;
   for (const auto add : kCommands) add(app, program);
   add_examples(app);
+  Result<int> code = kExitOk;
   try {
     app.parse(argc, argv);
+    code = program.action();
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
-      app.exit(error);  // --help, --version: on standard output
-      return kExitOk;
+    if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::Success)) {
+      print_error(usage_error(app, error));
+      return kExitUsage;
     }
-    print_error(usage_error(app, error));
-    return kExitUsage;
+    std::ostringstream text;  // of --help, --version
+    app.exit(error, text);
+    print_styled(text.str());
   }
-  const Result<int> code = program.action();
   if (!code) return report_error(program, code.error());
   if (const Status written = finish_output(); !written)
     return report_error(program, written.error());

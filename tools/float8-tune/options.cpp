@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <optional>
 
 #include "base/file.hpp"
@@ -25,6 +26,41 @@ CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& va
     value = parsed;
   };
   return command.add_option_function<std::string>(name, parse, description)->type_name("INT");
+}
+
+Result<double> parse_share(std::string_view text, ShareLimits limits) {
+  const std::string_view number = text.ends_with('%') ? text.substr(0, text.size() - 1) : text;
+  double value = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+  if (error != std::errc() || end != number.data() + number.size() || std::isnan(value)) {
+    return fail(ErrorCode::kInvalidArgument, "{} is no share; write 0.5%, or 0.005 as a fraction",
+                quote(text));
+  }
+  if (number.size() < text.size()) value /= 100;
+  if (value >= limits.least && value <= limits.most) return value;
+  return fail(ErrorCode::kInvalidArgument,
+              "{} is {:g}%, and it is from {:g}% to {:g}%; half a per cent is 0.5%, or 0.005 as a "
+              "fraction",
+              quote(text), 100 * value, 100 * limits.least, 100 * limits.most);
+}
+
+CLI::Option* add_share(CLI::App& command, const std::string& name, double& value,
+                       const std::string& description, ShareLimits limits) {
+  const auto parse = [&value, name, limits](const std::string& text) {
+    const auto parsed = parse_share(text, limits);
+    if (!parsed) throw CLI::ValidationError(name, parsed.error().message);
+    value = *parsed;
+  };
+  return command
+      .add_option_function<std::string>(
+          name, parse,
+          f8::format("{}; {:g}%, or {:g} as a fraction", description, 100 * value, value))
+      ->default_str(f8::format("{:g}%", 100 * value))
+      ->type_name("SHARE");
+}
+
+CLI::Option* add_margin(CLI::App& command, double& margin) {
+  return add_share(command, "--margin", margin, "convert above a speedup of 1 + margin");
 }
 
 CLI::Option* add_input(CLI::App& command, const std::string& name, std::filesystem::path& file,

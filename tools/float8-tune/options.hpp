@@ -20,6 +20,16 @@ namespace f8::cli {
 CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& value,
                          const std::string& description, int64_t min = 1, int64_t max = kMaxDim);
 
+// A share of something: "2%", or as a fraction, "0.02". A bare number is a fraction in every option.
+struct ShareLimits {
+  double least = 0;
+  double most = 1;
+};
+[[nodiscard]] Result<double> parse_share(std::string_view text, ShareLimits limits = {});
+CLI::Option* add_share(CLI::App& command, const std::string& name, double& value,
+                       const std::string& description, ShareLimits limits = {});
+CLI::Option* add_margin(CLI::App& command, double& margin);  // --margin
+
 // Options that name a file: "-" is standard input, or standard output.
 CLI::Option* add_input(CLI::App& command, const std::string& name, std::filesystem::path& file,
                        const std::string& description);

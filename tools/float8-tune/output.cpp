@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "base/file.hpp"
 #include "base/text.hpp"
@@ -17,6 +19,16 @@ namespace {
 size_t width(std::string_view text) {
   return static_cast<size_t>(std::ranges::count_if(
       text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+// Why standard output could not be written, from the first write that failed; 0: all went well.
+int output_error = 0;
+
+std::string reason_and_remedy(int error) {
+  if (error == EPIPE) {
+    return "its reader has gone before the end; let it read all, or write to a file";
+  }
+  return f8::format("{}; free some space, or redirect it", std::strerror(error));
 }
 
 void write_stderr(std::string_view text) {
@@ -113,7 +125,9 @@ void print(std::string_view text) {
 }
 
 void print_styled(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (output_error != 0) return;
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size()) output_error = errno;
 }
 
 bool stdout_color(const Global& global) {
@@ -126,10 +140,10 @@ bool stderr_is_terminal() {
 }
 
 Status finish_output() {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    return fail(ErrorCode::kIo, "cannot write standard output; free some space or redirect it");
-  }
-  return {};
+  errno = 0;
+  if (std::fflush(stdout) != 0 && output_error == 0) output_error = errno;
+  if (output_error == 0 && std::ferror(stdout) == 0) return {};
+  return fail(ErrorCode::kIo, "cannot write standard output: {}", reason_and_remedy(output_error));
 }
 
 Status check_output(const Global& global, std::string_view option,

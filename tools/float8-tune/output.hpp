@@ -51,7 +51,8 @@ void print(std::string_view text);
 void print_styled(std::string_view text);
 [[nodiscard]] bool stdout_color(const Global& global);
 [[nodiscard]] bool stderr_is_terminal();
-// Fails where standard output could not be written; a full disk shows here.
+// Fails where standard output could not be written: a full disk shows here, and a reader that has
+// gone where SIGPIPE is ignored.
 [[nodiscard]] Status finish_output();
 
 // An output file that the option names. "-" is standard output, which then holds nothing else:

@@ -36,13 +36,14 @@ constexpr Constant kConstants[] = {
 };
 
 std::string number(double value) {
-  return value >= 1e8 ? "no limit" : f8::format("{:.4g}", value);
+  return value >= tuner::kNotSeen ? "not seen" : f8::format("{:.4g}", value);
 }
 
 Json to_json(const DeviceProfile& profile) {
   Json json = {{"device", profile.name}, {"rows", profile.rows}, {"measured", profile.measured}};
   for (const Constant& constant : kConstants) {
-    json[constant.name] = rounded(profile.*constant.value, 4);
+    const double value = profile.*constant.value;
+    json[constant.name] = value >= tuner::kNotSeen ? Json() : Json(rounded(value, 4));
   }
   return json;
 }

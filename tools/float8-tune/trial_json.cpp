@@ -41,6 +41,7 @@ void add_verdict(Json& json, const tuning_db::FilterDecision& decision) {
   json["reason"] = decision.reason;
   json["evidence"] = to_string(decision.evidence);
   add_interval(json, "speedup", decision.speedup, decision.lo, decision.hi);
+  json["speedup_known"] = decision.has_estimate();
 }
 
 Json wire_json(const tuning_db::WireShare& share) {

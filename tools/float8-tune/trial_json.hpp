@@ -11,7 +11,8 @@
 namespace f8::cli {
 
 [[nodiscard]] Json trial_json(const tuning_db::TrialRow& row);
-// "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds.
+// "convert", "reason", "evidence" and the speedup with its interval, after what `json` holds. Where
+// nothing is known, "speedup_known" is false and the numbers, which scripts expect, are 1.
 void add_verdict(Json& json, const tuning_db::FilterDecision& decision);
 // What a layer sends in a step, and its speedup without that.
 [[nodiscard]] Json wire_json(const tuning_db::WireShare& share);

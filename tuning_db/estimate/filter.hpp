@@ -3,7 +3,7 @@
 //
 // A layer is asked, in this order, and the first refusal keeps it in bf16:
 //   names   an entry of filter_fqns is part of its name
-//   sizes   K and N are multiples of 16
+//   sizes   K and N are multiples of 16, also on each of the ranks that share it
 //   ranks   where they share it and the recipe has blocks, each has whole ones
 //   rule    where the automatic rule is on
 //             measured   the lower end of the speedup exceeds 1 + margin: the row of exactly this
@@ -48,6 +48,10 @@ struct FilterDecision {
   double bf16_ns = 0;     // with what is exposed of the wire; 0: unknown
   std::vector<std::string> trial_uuids{};
   std::optional<WireShare> wire{};  // where ranks share the model and the speedup is known
+  // Something is known of its speedup.
+  [[nodiscard]] bool has_estimate() const {
+    return SpeedupInterval{speedup, lo, hi} != SpeedupInterval{};
+  }
 };
 
 struct FilterResult {
@@ -67,6 +71,7 @@ struct FilterResult {
 struct Threshold {
   int64_t m = 0;
   int64_t k_max = 0, n_max = 0;   // 0: every measured shape is worth converting
+  int64_t kept = 0;               // measured shapes that it keeps
   int64_t agree = 0, trials = 0;  // measured trials on which this rule and the measurement agree
   int64_t torchao_agree = 0;      // where torchao has no rule for the recipe: of converting all
 };

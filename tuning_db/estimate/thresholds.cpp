@@ -39,6 +39,8 @@ Threshold best_rule(int64_t m, const std::vector<Measured>& trials, const std::s
       best.agree = agree;
     }
   }
+  best.kept = std::ranges::count_if(
+      trials, [&best](const Measured& c) { return c.n <= best.n_max && c.k <= best.k_max; });
   best.torchao_agree = std::ranges::count_if(trials, [&recipe](const Measured& c) {
     return c.convert == torchao_verdict(recipe, {"", c.k, c.n}).convert;
   });

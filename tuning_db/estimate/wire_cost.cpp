@@ -7,7 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/text.hpp"
 #include "recipes/tensor_parallel.hpp"
 
 namespace f8::tuning_db {
@@ -18,7 +17,6 @@ constexpr double kCastBytes = 4;  // at least: a cast reads bf16 and writes two 
 constexpr double kGradBytes = 4;
 constexpr double kOutputBytes = 2;  // y and dx
 constexpr double kWordBytes = 4;    // an amax, or a scale
-constexpr int64_t kAlignment = 16;
 constexpr int64_t kBlock = 128;
 
 // How many amaxes of an operand span the ranks that share it.
@@ -113,24 +111,6 @@ Result<int64_t> hosts_of(const Parallelism& parallel) {
   return parallel.hosts;
 }
 
-// A slice that fp8 GEMMs cannot have, of a layer which they could have whole.
-Status check_slices(std::span<const NamedLinear> layers, int64_t tp) {
-  for (const NamedLinear& layer : layers) {
-    const TensorSplit split = tensor_split(layer.fqn);
-    if (split == TensorSplit::kWhole) continue;
-    const bool column = split == TensorSplit::kColumn;
-    const int64_t slice = column ? layer.out_features : layer.in_features;
-    const int64_t whole = slice * tp;
-    if (slice % kAlignment == 0 || whole % kAlignment != 0) continue;
-    return fail(ErrorCode::kInvalidArgument,
-                "tp {} leaves a rank {} of the {} {} of {}, no multiple of {}; choose a tp that "
-                "divides {}",
-                tp, slice, whole, column ? "out_features" : "in_features", quote(layer.fqn),
-                kAlignment, whole / kAlignment);
-  }
-  return {};
-}
-
 }  // namespace
 
 Result<RankLayout> layout_ranks(const Parallelism& parallel) {
@@ -166,7 +146,6 @@ Result<WireCost> WireCost::create(std::span<const NamedLinear> layers, int64_t t
                                   WireModel model) {
   WireCost cost;
   cost.layout_ = F8_TRY(layout_ranks(parallel));
-  F8_TRY(check_slices(layers, parallel.tp));
   cost.model_ = std::move(model);
   const bool other_network = parallel.network_gbit != 0 && cost.layout_.hosts > 1;
   if (parallel.network_gbit != 0) cost.model_.network.gb_per_s = parallel.network_gbit / 8;

@@ -63,7 +63,9 @@ TEST_F(BadInput, Names) {
          {"--model", "llama4", "llama3-8b"});
   refuse(kFilter + tokens + Words{"--policy", "guess"}, {"--policy", "guess", "measured"});
   refuse(kFilter + tokens + Words{"--filter-fqns", "a,,b"}, {"--filter-fqns", "empty"});
-  refuse(kFilter + tokens + Words{"--margin", "-1"}, {"--margin"});
+  refuse(kFilter + tokens + Words{"--margin", "-1"}, {"--margin", "-100%"});
+  refuse(kFilter + tokens + Words{"--margin", "2"}, {"--margin", "'2' is 200%", "0.5%"});
+  refuse(kFilter + tokens + Words{"--margin", "two"}, {"--margin", "'two'", "0.5%"});
   refuse({"thresholds", "--recipe", "x"}, {"--recipe", "x"});
   refuse(kQuery + Words{"--mnk", "8192,4096,4096", "--op", "conv"}, {"--op", "conv", "output"});
   refuse({"query", "--mnk", "8192,4096,4096", "--recipe", ""}, {"--recipe"});
@@ -88,7 +90,7 @@ TEST_F(BadInput, Shapes) {
 
 TEST_F(BadInput, Sharding) {
   const Words tokens = {"--tokens", "8192"};
-  refuse(kFilter + tokens + Words{"--tp", "3"}, {"--tp", "3", "divide"});
+  refuse(kFilter + tokens + Words{"--tp", "5"}, {"--tp", "5", "divide"});
   refuse(kFilter + tokens + Words{"--tp", "0"}, {"--tp"});
   refuse(kFilter + tokens + Words{"--tp", "-8"}, {"--tp"});
 }

@@ -142,6 +142,31 @@ TEST(CompareCommand, DevicesAndPowerLimits) {
   EXPECT_EQ(across["counts"]["FASTER"], 2);
 }
 
+TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
+  const Tool tool;
+  DeviceClass h200 = db::h100();
+  h200.name = "NVIDIA H200";
+  make_database(tool, "both.db", 1);
+  make_database(tool, "both.db", 0.8, db::final_method(), h200);
+  const Words devices = {"--device-a", "H100", "--device-b", "H200"};
+  const auto compared = [&](const char* file, const Words& more) {
+    Words words = {"compare", file, file};
+    words.insert(words.end(), devices.begin(), devices.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const json across = tool.json(compared("both.db", {}));
+  EXPECT_EQ(across["a"], "both.db");
+  EXPECT_EQ(across["a_name"], "both.db, device H100");
+  EXPECT_EQ(across["b_name"], "both.db, device H200");
+  EXPECT_TRUE(tool(compared("both.db", {}))
+                  .out.starts_with("A both.db, device H100\nB both.db, device H200\n"));
+  // The built-in devices were measured by unlike methods.
+  tool.expect_refused(1, compared("built-in", {"--op", "linear"}),
+                      {"in built-in, device H100", "in built-in, device H200"});
+  tool.expect_refused(1, compared("built-in", {"--run-b", "ffffffff"}), {"--run-b", "db info"});
+}
+
 // Under --strict a gate fails that decided nothing, and only then.
 TEST(CompareCommand, StrictFailsWhereAllAreAmbiguous) {
   const Tool tool;

@@ -42,6 +42,18 @@ TEST(CostModelCommand, WritesTheConstantsThatItFitted) {
             *source);
 }
 
+TEST(ProfileCommand, ARateThatNoRowShowsIsNotSeen) {
+  const Tool tool;
+  const auto profiles = tool.json({"profile", "show"})["profiles"];
+  ASSERT_EQ(profiles[0]["device"], "NVIDIA H100 80GB HBM3");
+  EXPECT_TRUE(profiles[0]["memory_gb_per_s"].is_null());
+  EXPECT_NEAR(profiles[0]["cast_gb_per_s"], 2810, 100);
+  EXPECT_NEAR(profiles[1]["memory_gb_per_s"], 4819, 100);
+  const std::string text = tool({"profile", "show"}).out;
+  const std::string line = text.substr(text.find("memory_gb_per_s"));
+  EXPECT_TRUE(contains(line.substr(0, line.find('\n')), "not seen"));
+}
+
 TEST(CostModelCommand, SaysWhatItCannotFitTo) {
   const Tool tool;
   tool.expect_refused(1, {"cost-model", "score", "--train", "nothing.jsonl"},

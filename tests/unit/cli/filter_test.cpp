@@ -79,6 +79,34 @@ TEST_F(Asking, FilterHasTheFieldsOfTheInterface) {
   EXPECT_EQ(result["decisions"][0]["convert"], true);
 }
 
+// A speedup of 1.000 would say that somebody knows it.
+TEST_F(Asking, FilterShowsNoSpeedupWhereNothingIsKnown) {
+  (void)tool_.write("odd.json", R"([{"fqn": "odd", "in_features": 4096, "out_features": 24},
+    {"fqn": "even", "in_features": 4096, "out_features": 4096}])");
+  const Words words = {"filter", "--model", "odd.json", "--tokens", "8192", "--recipe", "rowwise"};
+  const json result = ask(words);
+  const json& odd = result["decisions"][0];
+  EXPECT_EQ(odd["evidence"], "rule");
+  EXPECT_EQ(odd["speedup_known"], false);
+  EXPECT_EQ(odd["speedup"], 1);
+  EXPECT_EQ(result["decisions"][1]["speedup_known"], true);
+  for (const Words& more : {Words{}, {"--tp", "1", "--fsdp", "2"}}) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    const std::string table = tool_(all).out;
+    const std::string line =
+        table.substr(table.find("\nodd"), table.find("\neven") - table.find("\nodd"));
+    EXPECT_TRUE(contains(line, " -  ")) << line;
+    EXPECT_FALSE(contains(line, "1.000")) << line;
+    EXPECT_FALSE(contains(line, "->")) << line;
+  }
+  const std::string why =
+      tool_({"explain", "odd", "--model", "odd.json", "--tokens", "8192", "--recipe", "rowwise"})
+          .out;
+  EXPECT_TRUE(contains(why, "KEEP BF16") && contains(why, "not a multiple of 16")) << why;
+  EXPECT_FALSE(contains(why, "  speedup ")) << why;
+}
+
 TEST_F(Asking, FilterIsByteStable) {
   const Words words = {"filter",   "--model", "mixtral-8x7b", "--tokens", "2048",
                        "--recipe", "rowwise", "--db",         "my.db",    "--json"};
@@ -176,6 +204,24 @@ TEST_F(Asking, FilterByNamesAndByThePeersRule) {
   EXPECT_EQ(converted({"--filter-fqns", "output,w2"}), (Set{"wq", "wo", "w1", "w3"}));
 }
 
+TEST_F(Asking, FilterNamesTheFilterFqnsThatKeepNothing) {
+  const Words words = {"filter",   "--model",       "llama3-8b",
+                       "--tokens", "8192",          "--recipe",
+                       "rowwise",  "--filter-fqns", "output,attn.wq,Output,auto_filter_small_kn"};
+  const Outcome outcome = tool_(words);
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 2) << outcome.err;
+  for (const char* part : {"--filter-fqns: 'attn.wq' is part of no layer's name", "'Output'",
+                           "layers.0.attention.wq, layers.0.attention.wk", "w2, output"}) {
+    EXPECT_TRUE(contains(outcome.err, part)) << part << outcome.err;
+  }
+  EXPECT_FALSE(contains(outcome.err, "'output'"));
+  EXPECT_FALSE(contains(outcome.err, "auto_filter"));
+  Words quiet = words;
+  quiet.emplace_back("--quiet");
+  EXPECT_EQ(tool_(quiet).err, "");
+}
+
 TEST_F(Asking, FilterTakesEveryKindOfModelFile) {
   tool_.write("list.json", R"([{"fqn": "a", "in_features": 4096, "out_features": 1024}])");
   tool_.write("config.json", R"({"model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,
@@ -219,6 +265,31 @@ TEST_F(Asking, Thresholds) {
   EXPECT_TRUE(ask({"thresholds", "--recipe", "blockwise"})["torchao_keeps_if_any"].is_null());
   const Outcome table = tool_({"thresholds", "--recipe", "tensorwise", "--db", "my.db"});
   EXPECT_TRUE(contains(table.out, "N <= 1024 and K <= 4096"));
+}
+
+// The built-in H200 has many M of one shape each.
+TEST_F(Asking, ThresholdsNameTheirDeviceAndTheShapesBehindThem) {
+  EXPECT_EQ(ask({"thresholds", "--recipe", "rowwise"})["device"], "NVIDIA H100 80GB HBM3");
+  const Words words = {"thresholds", "--recipe", "rowwise", "--device", "NVIDIA H200"};
+  const json result = tool_.json(words);
+  EXPECT_EQ(result["device"], "NVIDIA H200");
+  int64_t cells = 0;
+  for (const json& t : result["thresholds"]) {
+    EXPECT_GE(t["cells"], 2) << t;
+    EXPECT_LE(t["cells_kept"], t["cells"]) << t;
+    EXPECT_EQ(t["cells_kept"] == 0, t["n_max"] == 0) << t;
+    cells += t["cells"].get<int64_t>();
+  }
+  EXPECT_GT(result["m_of_one_cell"].size(), 50U);
+  EXPECT_EQ(cells + static_cast<int64_t>(result["m_of_one_cell"].size()), result["cells"]);
+  const std::string text = tool_(words).out;
+  for (const char* part : {"shapes measured on NVIDIA H200\n", "M of one measured shape", " more\n",
+                           "where a rule keeps 1, its limits are that one shape's"}) {
+    EXPECT_TRUE(contains(text, part)) << part << text;
+  }
+  EXPECT_EQ(tool_.json({"thresholds", "--recipe", "rowwise"})["m_of_one_cell"], json::array());
+  tool_.expect_refused(1, {"thresholds", "--recipe", "rowwise", "--device", "H200"},
+                       {"--device", "'NVIDIA H200'"});
 }
 
 TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
@@ -280,6 +351,54 @@ TEST_F(Asking, AnUnknownDeviceIsAnErrorThatNamesThoseThereAre) {
                         "--device", "H200", "-o", "rows.txt"},
                        {"--device", "'H200'", "'NVIDIA H200'", "'NVIDIA H100 80GB HBM3'"});
   EXPECT_FALSE(std::filesystem::exists(tool_.path() / "rows.txt"));
+}
+
+// The built-in H200 has rows of 1024 tokens, the H100 has none.
+TEST_F(Asking, RowsOfAnotherDeviceAreNamedWithTheOptionThatShowsThem) {
+  const std::string kH100 = "NVIDIA H100 80GB HBM3";
+  const std::string kH200 = "NVIDIA H200";
+  const auto query = [&](const Words& more) {
+    Words words = {"query", "--recipe", "rowwise", "--op", "linear"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const Words small = {"--mnk", "1024,1024,1024"};
+  const Words small_on_h100 = {"--mnk", "1024,1024,1024", "--device", kH100};
+  const json other = tool_.json(query(small))["results"][0];
+  EXPECT_EQ(other["best"]["provenance"]["device"], kH200);
+  EXPECT_TRUE(contains(tool_(query(small)).out,
+                       "measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'\n"));
+  const json none = tool_.json(query(small_on_h100))["results"][0];
+  EXPECT_TRUE(none["best"].is_null());
+  EXPECT_EQ(none["other_devices"], json::array({kH200}));
+  const Outcome hint = tool_(query(small_on_h100));
+  EXPECT_TRUE(contains(hint.out, "; --device 'NVIDIA H200' shows that")) << hint.out;
+  const json both = tool_.json(query({"--mnk", "8192,4096,4096", "--device", kH200}))["results"][0];
+  EXPECT_EQ(both["best"]["provenance"]["device"], kH200);
+  EXPECT_EQ(both["other_devices"], json::array({kH100}));
+  EXPECT_EQ(tool_.json({"query", "--map", "--mnk", "1024,1024,1024", "--recipe", "rowwise",
+                        "--device", kH200})["device"],
+            kH200);
+  tool_.expect_refused(1, query({"--mnk", "1024,1024,1024", "--device", "H200"}),
+                       {"--device", "'H200'", "'NVIDIA H200'"});
+
+  (void)tool_.write("m.json", R"([{"fqn": "a", "in_features": 1024, "out_features": 1024},
+    {"fqn": "b", "in_features": 1008, "out_features": 1024}])");
+  const auto filter = [&](const Words& more) {
+    Words words = {"filter", "--model", "m.json", "--tokens", "1024", "--recipe", "rowwise"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  for (const Words& more : {Words{}, {"--device", kH100}}) {
+    const Outcome outcome = tool_(filter(more));
+    EXPECT_EQ(outcome.err,
+              "1 of the 2 shapes are measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'; "
+              "--device 'NVIDIA H200' shows that\n");
+    const json decisions = tool_.json(filter(more))["decisions"];
+    EXPECT_EQ(decisions[0]["other_devices"], json::array({kH200}));
+    EXPECT_EQ(decisions[1]["other_devices"], json::array());
+  }
+  EXPECT_EQ(tool_(filter({"--device", kH200})).err, "");
 }
 
 TEST_F(Asking, ARecipeThatIsNoneNamesThoseThatAre) {

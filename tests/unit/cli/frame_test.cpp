@@ -132,5 +132,22 @@ TEST(Frame, AFullDiskIsAnErrorAndNoSilentLoss) {
   EXPECT_EQ(WEXITSTATUS(status), 1);
 }
 
+TEST(Frame, AReaderThatHasGoneIsNoFullDisk) {
+  Tool tool;
+  tool.lose_reader();
+  const Words filter = {
+      "filter",   "--model", "llama3-8b", "--recipe", "rowwise",
+      "--tokens", "8192",    "--quiet",   "--json"};  // more than the buffer holds
+  for (const Words& words : {Words{"db", "schema"}, {"--version"}, {"--help"}, filter}) {
+    tool.expect_refused(1, words, {"standard output", "its reader has gone"});
+    EXPECT_FALSE(contains(tool(words).err, "space"));
+  }
+  for (const char* output : {"-o", "--verdicts"}) {
+    Words words(filter.begin(), filter.end() - 1);
+    words.insert(words.end(), {output, "-"});
+    tool.expect_refused(1, words, {output, "/dev/stdout", "Broken pipe"});
+  }
+}
+
 }  // namespace
 }  // namespace f8::testing

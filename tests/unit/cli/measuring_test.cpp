@@ -100,6 +100,34 @@ TEST(Plan, TakesTheLinearsOfAModelOnce) {
   for (const Json& linear : plan["linears"]) EXPECT_EQ(linear["m"], 8192);
 }
 
+// A per cent has its sign and a bare number is a fraction, in every option.
+TEST(Plan, AndTheOthersTakeSharesInBothNotations) {
+  const Tool tool;
+  const auto same = [&](const std::vector<std::string>& words, const char* option,
+                        const char* percent, const char* fraction) {
+    const auto answer = [&](const char* share) {
+      std::vector<std::string> all = words;
+      all.insert(all.end(), {option, share, "--json"});
+      const Outcome outcome = tool(all);
+      EXPECT_EQ(outcome.code, 0) << outcome.err;
+      return outcome.out;
+    };
+    EXPECT_EQ(answer(percent), answer(fraction)) << option;
+  };
+  const std::vector<std::string> plan = {"plan", "--mnk", "1024,1024,1024"};
+  same(plan, "--max-ci", "0.5%", "0.005");
+  same(plan, "--gemm-max-ci", "1%", "0.01");
+  const std::vector<std::string> recipe = {"--recipe", "rowwise"};
+  const auto with_recipe = [&](std::vector<std::string> words) {
+    words.insert(words.end(), recipe.begin(), recipe.end());
+    return words;
+  };
+  same(with_recipe({"filter", "--model", "llama3-8b", "--tokens", "8192"}), "--margin", "12%",
+       "0.12");
+  same(with_recipe({"explain", "8192,1024,4096"}), "--margin", "12%", "0.12");
+  same(with_recipe({"thresholds"}), "--margin", "12%", "0.12");
+}
+
 TEST(Plan, AndSweepRefuseBadInputAndWriteNothing) {
   const Tool tool;
   for (const char* command : {"plan", "sweep"}) {
@@ -110,6 +138,10 @@ TEST(Plan, AndSweepRefuseBadInputAndWriteNothing) {
                         {"--recipe", "none"});
     tool.expect_refused(1, {command, "--mnk", "64,64,64", "--max-ci", "much", "--db", "x.f8db"},
                         {"--max-ci", "much"});
+    for (const char* option : {"--max-ci", "--gemm-max-ci"}) {
+      tool.expect_refused(1, {command, "--mnk", "64,64,64", option, "0.5", "--db", "x.f8db"},
+                          {option, "'0.5' is 50%", "0.0001% to 10%", "0.5%, or 0.005"});
+    }
     tool.expect_refused(1, {command, "--model", "llama3-8b", "--db", "x.f8db"}, {"--tokens"});
   }
   tool.expect_refused(1, {"sweep", "--mnk", "64,64,64", "--budget", "soon", "--db", "x.f8db"},

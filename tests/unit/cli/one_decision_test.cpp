@@ -160,7 +160,7 @@ TEST_F(OneDecision, WithTheWire) {
   tool_.write("model.json", model_file(layers_));
   for (const Recipe& recipe : builtin_recipes()) {
     for (const auto& [fsdp, tp, hosts] : std::vector<std::array<int64_t, 3>>{
-             {2, 1, 0}, {1, 8, 1}, {64, 8, 0}, {16384, 1, 0}, {8, 2, 16}}) {
+             {2, 1, 0}, {1, 8, 1}, {64, 8, 0}, {16384, 1, 0}, {8, 2, 16}, {1, 3, 1}}) {
       Words more = {"--fsdp", std::to_string(fsdp), "--tp", std::to_string(tp)};
       if (hosts != 0) more.insert(more.end(), {"--hosts", std::to_string(hosts)});
       const json result = ask_tool(recipe.name, 4096, more);

@@ -1,6 +1,10 @@
 // The command replay, on stored exhaustive sweeps.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
+#include "base/file.hpp"
+#include "base/format.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 
 namespace f8::testing {
@@ -46,6 +50,23 @@ TEST(Replay, TheMethodsFiguresAndACurveMayBeGiven) {
   EXPECT_TRUE(std::ranges::is_sorted(measured));
   EXPECT_LE(measured.front(), 4);
   EXPECT_TRUE(contains(tool({"replay", "--set", set, "--strategy", "auto"}).out, "GPU s"));
+}
+
+// The README's lines, pasted into a shell in the tree.
+TEST(Replay, TheReadmesExampleRunsAsItStands) {
+  const Tool tool;
+  const fs::path source = FLOAT8_SOURCE_DIR;
+  const std::string readme = read_file(source / "README.md").value();
+  const size_t replay = readme.find("\nfloat8-tune replay ");
+  ASSERT_NE(replay, std::string::npos);
+  const size_t begin = readme.rfind('\n', replay - 1) + 1;  // the line before says how to unpack
+  const size_t end = readme.find('\n', replay + 1);
+  fs::create_directory_symlink(source / "tuning_db", tool.path() / "tuning_db");
+  const std::string command =
+      f8::format("cd {} && PATH={}:$PATH && set -e && {{ {}\n}} > replay.txt", tool.path().string(),
+                 fs::path(FLOAT8_TUNE).parent_path().string(), readme.substr(begin, end - begin));
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  EXPECT_TRUE(contains(read_file(tool.path() / "replay.txt").value(), "exhaustive"));
 }
 
 TEST(Replay, SaysWhatItCannotReplay) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 
 #include "base/format.hpp"
 
@@ -77,6 +78,12 @@ Outcome Tool::operator()(const std::vector<std::string>& arguments) const {
     ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // the same on a machine with a GPU
     for (const auto& [name, value] : variables_) ::setenv(name.c_str(), value.c_str(), 1);
     if (::chdir(path().c_str()) != 0) ::_exit(126);
+    if (reader_is_gone_) {
+      const Pipe gone;
+      ::dup2(gone.ends[1], STDOUT_FILENO);
+      for (const int end : gone.ends) ::close(end);
+      ::signal(SIGPIPE, SIG_IGN);
+    }
     if (!input_.empty() && ::dup2(::open(input_.c_str(), O_RDONLY), STDIN_FILENO) < 0) ::_exit(126);
     ::execv(argv[0], argv.data());
     ::_exit(127);

@@ -30,6 +30,8 @@ class Tool {
   void set(const std::string& variable, const std::string& value) { variables_[variable] = value; }
   // The file that standard input comes from; empty: this process's own.
   void set_input(const std::string& name) { input_ = name; }
+  // Standard output is a pipe whose reader has gone, and SIGPIPE is ignored.
+  void lose_reader() { reader_is_gone_ = true; }
 
   [[nodiscard]] Outcome operator()(const std::vector<std::string>& arguments) const;
   // Expects exit code 0 and JSON on standard output.
@@ -44,6 +46,7 @@ class Tool {
   TempFolder folder_;
   std::map<std::string, std::string> variables_;
   std::string input_;
+  bool reader_is_gone_ = false;
 };
 
 [[nodiscard]] bool contains(std::string_view text, std::string_view part);

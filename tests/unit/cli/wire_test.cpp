@@ -1,6 +1,8 @@
 // The command wire, and filter with the wire in its verdicts, on measured rows of known constants.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "base/file.hpp"
 #include "tests/unit/cli/run_tool.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
@@ -180,14 +182,43 @@ TEST_F(Wire, FilterSaysWhatIsPredictedInJson) {
   EXPECT_EQ(two["decisions"][0]["wire"]["compute_speedup"], alone["decisions"][0]["speedup"]);
 }
 
+// A tp that does not suit one layer decides the others.
+TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
+  const auto decisions = [&](const char* tp) {
+    std::map<std::string, json> of;
+    const json all = tool_.json(
+        {"filter", "--model", "llama3-8b", "--tokens", "2048", "--recipe", "rowwise", "--tp", tp});
+    for (const json& d : all["decisions"]) of[d["fqn"]] = d;
+    return of;
+  };
+  auto wide = decisions("128");
+  EXPECT_EQ(wide["layers.0.attention.wk"]["convert"], false);
+  EXPECT_EQ(wide["layers.0.attention.wk"]["evidence"], "rule");
+  EXPECT_EQ(
+      wide["layers.0.attention.wk"]["reason"],
+      "kept in bf16: tp 128 leaves a rank 8 of its 1024 out_features, no multiple of 16; a tp "
+      "that divides 16 suits all layers");
+  EXPECT_EQ(wide["layers.0.attention.wq"]["out_features"], 32);
+  EXPECT_FALSE(contains(wide["layers.0.attention.wq"]["reason"].get<std::string>(), "leaves"));
+  auto odd = decisions("3");
+  EXPECT_EQ(odd["layers.0.feed_forward.w2"]["reason"],
+            "kept in bf16: tp 3 does not divide its 14336 in_features; a tp that divides 16 suits "
+            "all layers");
+  EXPECT_EQ(odd["output"]["out_features"], 42752);
+  EXPECT_FALSE(contains(odd["output"]["reason"].get<std::string>(), "does not divide"));
+  // What is measured and compiled leaves them out too.
+  const json compiled = tool_.json(
+      {"plan", "--model", "llama3-8b", "--tokens", "2048", "--tp", "3", "--recipe", "rowwise"});
+  EXPECT_EQ(compiled["linears"].size(), 1U);
+}
+
 TEST_F(Wire, FilterRefusesRanksThatCannotBe) {
   tool_.expect_refused(1, filter({"--fsdp", "2", "--hosts", "4"}),
                        {"hosts is 4", "2 ranks", "choose 1 to 2"});
   tool_.expect_refused(1, filter({"--fsdp", "4", "--hosts", "3"}), {"hosts 3", "divisor"});
   tool_.expect_refused(1, filter({"--fsdp", "0"}), {"--fsdp", "from 1 to"});
-  tool_.expect_refused(1, filter({"--tp", "3"}), {"--tp", "tp 3 does not divide", "'layers.0"});
-  tool_.expect_refused(1, filter({"--tp", "128"}),
-                       {"tp 128 leaves a rank 8 of the 1024 out_features", "divides 64"});
+  tool_.expect_refused(1, filter({"--tp", "5"}),
+                       {"--tp", "tp 5 does not divide its", "'layers.0", "divides 64 suits all"});
   tool_.expect_refused(1, filter({"--network-gbit", "0"}), {"--network-gbit"});
 }
 

@@ -313,17 +313,20 @@ TEST_F(FilterTest, ThresholdsOfAKnownRule) {
   ASSERT_EQ(rules.size(), 3U);
   EXPECT_EQ(rules[0].m, 2048);
   EXPECT_EQ(rules[0].agree, 10);
+  EXPECT_EQ(rules[0].kept, 10);
   EXPECT_EQ(rules[0].k_max, 14'336);
   EXPECT_EQ(rules[0].n_max, 28'672);
   EXPECT_EQ(rules[0].torchao_agree, 2);  // (4096, 1024) and (1024, 1024) of the ten
   EXPECT_EQ(rules[1].m, 8192);
   EXPECT_EQ(rules[1].k_max, 4096);
   EXPECT_EQ(rules[1].n_max, 2048);
+  EXPECT_EQ(rules[1].kept, 3);  // (4096, 1024), (2048, 2048) and (1024, 1024)
   EXPECT_EQ(rules[1].agree, 10);
   EXPECT_EQ(rules[1].trials, 10);
   EXPECT_EQ(rules[1].torchao_agree, 9);
   EXPECT_EQ(rules[2].k_max, 0);
   EXPECT_EQ(rules[2].n_max, 0);
+  EXPECT_EQ(rules[2].kept, 0);
   EXPECT_EQ(rules[2].agree, 10);
   EXPECT_EQ(rules[2].torchao_agree, 8);
   EXPECT_TRUE(thresholds(Estimator(table, "rowwise")).empty());

@@ -79,7 +79,7 @@ Result<tuner::ExhaustiveSet> set_of(const Options& options) {
   if (options.sets.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "no set: give --set the files of `float8-tune sweep --exhaustive`, databases or "
-                ".jsonl exports; float8's own are packed in tuning_db/data/exhaustive.tar.xz");
+                ".jsonl exports; `tar xf tuning_db/data/exhaustive.tar.xz` unpacks float8's own");
   }
   const auto gemms = F8_TRY(gemms_of("--set", options.sets));
   tuner::ExhaustiveSet set = F8_TRY(tuner::exhaustive_set(gemms, static_cast<int>(options.folds)));

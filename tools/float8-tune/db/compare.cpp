@@ -30,6 +30,14 @@ namespace fs = std::filesystem;
 struct SideOptions {
   fs::path file;
   tuning_db::Selection selection;
+  // The file and what is taken of it, which may be all that tells the sides apart.
+  [[nodiscard]] std::string name() const {
+    std::string text = file.string();
+    if (!selection.run.empty()) text += ", run " + selection.run;
+    if (!selection.toolchain.empty()) text += ", toolchain " + selection.toolchain;
+    if (!selection.device.empty()) text += ", device " + selection.device;
+    return text;
+  }
 };
 
 struct Options {
@@ -53,19 +61,19 @@ struct Side {
 // The rows that the options leave, of which there must be some.
 Result<Side> load_side(const SideOptions& side, const Options& options, char letter) {
   const Database database = F8_TRY(open_named_database(side.file));
-  Side loaded{side.file.string(), F8_TRY(database.timed()), F8_TRY(database.methods())};
+  Side loaded{side.name(), F8_TRY(database.timed()), F8_TRY(database.methods())};
   if (loaded.rows.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "{} has no final measurements, so there is nothing to compare; measure into it "
                 "with `float8-tune sweep --db {} ...`",
-                loaded.name, loaded.name);
+                side.file.string(), side.file.string());
   }
   std::erase_if(loaded.rows, [&](const TrialRow& row) { return !side.selection.admits(row); });
   if (loaded.rows.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "no measurement of {} has what --run-{}, --toolchain-{} and --device-{} ask; "
                 "`float8-tune db info` lists runs and devices",
-                loaded.name, letter, letter, letter);
+                side.file.string(), letter, letter, letter);
   }
   std::erase_if(loaded.rows, [&](const TrialRow& row) {
     return (!options.recipe.empty() && row.problem.recipe != options.recipe) ||
@@ -140,6 +148,8 @@ bool is_undecided(const CompareResult& result) {
 Json to_json(const CompareResult& result, const Options& options) {
   Json json = {{"a", options.a.file.string()},
                {"b", options.b.file.string()},
+               {"a_name", options.a.name()},
+               {"b_name", options.b.name()},
                {"by", options.by},
                {"threshold", options.threshold},
                {"undecided", is_undecided(result)},
@@ -200,7 +210,7 @@ void print_text(const CompareResult& result, const Options& options, Quantity qu
                f8::format("{:.3f}", c.ratio), interval_text(c.lo, c.hi, 3),
                std::string(to_string(c.outcome)), c.reason});
   }
-  print(f8::format("A {}\nB {}\n", options.a.file.string(), options.b.file.string()));
+  print(f8::format("A {}\nB {}\n", options.a.name(), options.b.name()));
   if (rows > 0) print_styled(table.text(color));
   print(f8::format(
       "{} compared: {} FASTER, {} SLOWER, {} SAME (within {:g} %), {} AMBIGUOUS; "
@@ -308,10 +318,7 @@ void add_compare(CLI::App& app, Program& program) {
                    "time of the fastest kernel, or speedup of the linears against bf16, which "
                    "depends less on the clock")
       ->check(CLI::IsMember({"time", "speedup"}));
-  command
-      ->add_option("--threshold", options->threshold,
-                   "what differs by less than this part is the SAME")
-      ->check(CLI::Range(0.0, 1.0));
+  add_share(*command, "--threshold", options->threshold, "what differs by less is the SAME");
   command->add_flag("--all", options->all, "list the problems that are the SAME too");
   command->add_flag("--strict", options->strict,
                     "fail too where all are AMBIGUOUS: a gate that decided nothing");

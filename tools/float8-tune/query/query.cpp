@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -24,6 +25,7 @@ struct Options {
   std::string mnk;
   std::string recipe;
   std::string op;  // empty: the linear, and its three GEMMs
+  std::string device;
   int64_t limit = 5;
   bool map = false;
 };
@@ -35,6 +37,8 @@ struct Answer {
   std::map<std::string, int64_t> states;  // how many of the other rows are in each state
   std::vector<TrialRow> failed;           // of these, the ones that ended in an error
   std::optional<KernelChoice> neighbour;  // where this shape was not measured
+  std::string asked;                      // the device that is asked about
+  std::vector<std::string> others;        // other devices that have timed rows of the problem
 };
 
 bool is_bf16(const TrialRow& row) {
@@ -43,10 +47,10 @@ bool is_bf16(const TrialRow& row) {
 }
 
 // The best kernel of a GEMM is the one that its fastest linear took, as in the table.
-Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database,
-                                const DeviceClass* asked) {
+Status put_linears_choice_first(Answer& answer, const tuning_db::Database& database) {
   if (answer.problem.op == Op::kLinear) return {};
-  const TuningTable table = F8_TRY(database.table(tuning_db::Database::TablePart::kAll, asked));
+  const TuningTable table =
+      F8_TRY(database.table(tuning_db::Database::TablePart::kAll, &answer.ok.front().device));
   const auto chosen = std::ranges::find(table.choices(), answer.problem, &KernelChoice::problem);
   if (chosen == table.choices().end()) return {};
   const std::string text = f8::format("{} {}", to_string(chosen->provider), chosen->config);
@@ -70,10 +74,12 @@ bool has_failed(const TrialRow& row) {
   return std::ranges::find(kFailures, row.result.state) != kFailures.end();
 }
 
-// The key of the first of these devices on which one of the rows was timed; empty: none was.
-std::string first_device(const std::vector<TrialRow>& rows,
-                         const std::vector<DeviceClass>& devices) {
+// The key of the first of these devices on which one of the rows was timed; empty: none was. Only
+// devices of this name count, where it is one.
+std::string first_device(const std::vector<TrialRow>& rows, const std::vector<DeviceClass>& devices,
+                         const std::string& name) {
   for (const DeviceClass& device : devices) {
+    if (!name.empty() && device.name != name) continue;
     const std::string key = tuning_db::key(device);
     const bool found = std::ranges::any_of(rows, [&](const TrialRow& row) {
       return is_timed(row) && tuning_db::key(row.device) == key;
@@ -83,16 +89,34 @@ std::string first_device(const std::vector<TrialRow>& rows,
   return "";
 }
 
-Result<Answer> ask(const Problem& problem, const Databases& databases, const TuningTable& table) {
+// The devices but this one on which rows of the problem were timed.
+Result<std::vector<std::string>> other_devices(const Problem& problem, const Databases& databases,
+                                               std::string_view device) {
+  std::vector<std::string> others;
+  for (const tuning_db::Database& database : databases.owned) {
+    for (const TrialRow& row : F8_TRY(database.trials(problem))) {
+      const std::string& name = row.device.name;
+      if (!is_timed(row) || name == device) continue;
+      if (std::ranges::find(others, name) == others.end()) others.push_back(name);
+    }
+  }
+  return others;
+}
+
+Result<Answer> ask(const Problem& problem, const Databases& databases, const TuningTable& table,
+                   const std::string& name) {
   Answer answer;
   answer.problem = problem;
+  answer.asked = asked_device(name, table.device_name());
   for (const tuning_db::Database& database : databases.owned) {
     std::vector<TrialRow> rows = F8_TRY(database.trials(problem));
-    const DeviceClass* asked = databases.asked(database);
-    const std::string device = first_device(rows, F8_TRY(database.devices(asked)));
+    const std::string device =
+        first_device(rows, F8_TRY(database.devices(databases.asked(database))), name);
     std::set<std::string> candidates;
     for (TrialRow& row : rows) {
-      if (!device.empty() && tuning_db::key(row.device) != device) {
+      const bool elsewhere = device.empty() ? !name.empty() && row.device.name != name
+                                            : tuning_db::key(row.device) != device;
+      if (elsewhere) {
         ++answer.states["on another device"];
       } else if (!is_timed(row)) {
         const std::string state = row.result.state == TrialState::kOk
@@ -105,9 +129,11 @@ Result<Answer> ask(const Problem& problem, const Databases& databases, const Tun
       }
     }
     if (answer.ok.empty()) continue;
-    F8_TRY(put_linears_choice_first(answer, database, asked));
+    F8_TRY(put_linears_choice_first(answer, database));
+    answer.others = F8_TRY(other_devices(problem, databases, answer.ok.front().device.name));
     return answer;
   }
+  answer.others = F8_TRY(other_devices(problem, databases, answer.asked));
   if (problem.op != Op::kLinear) {
     for (const auto& [choice, octaves] : table.neighbours(problem, 1)) answer.neighbour = *choice;
   }
@@ -131,6 +157,7 @@ Json to_json(const Answer& answer, size_t limit) {
       json["runners_up"].push_back(shown);
     }
   }
+  json["other_devices"] = answer.others;
   json["other_trials"] = Json::object();
   for (const auto& [state, count] : answer.states) json["other_trials"][state] = count;
   json["failed"] = Json::array();
@@ -161,7 +188,9 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
   using enum Table::Align;
   print(answer.problem.key() + "\n");
   if (answer.ok.empty()) {
-    print("  not measured\n");
+    print(f8::format("  {}\n", answer.others.empty()
+                                   ? "not measured"
+                                   : elsewhere_hint(answer.others, answer.asked)));
     print_failed(answer, limit);
     if (answer.neighbour) {
       print(f8::format("  nearest: {}  {} {}  {}\n", answer.neighbour->problem.key(),
@@ -169,6 +198,10 @@ void print_answer(const Answer& answer, size_t limit, bool color) {
                        microseconds(answer.neighbour->median_ns)));
     }
     return;
+  }
+  const std::string& device = answer.ok.front().device.name;
+  if (device != answer.asked) {
+    print(f8::format("  {}\n", elsewhere_text({device}, answer.asked)));
   }
   Table table({{"kernel", kLeft},
                {"median us"},
@@ -212,14 +245,15 @@ Result<int> query(const Options& options, const Global& global) {
   const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  if (options.map) return print_map(shapes, recipe, table, global);
+  F8_TRY(of_option("--device", check_device(table, options.device)));
+  if (options.map) return print_map(shapes, recipe, table, options.device, global);
   const auto limit = static_cast<size_t>(options.limit);
   Json results = Json::array();
   bool missing = false;
   for (const Shape& shape : shapes) {
     for (const Op op : ops) {
       const Problem problem = F8_TRY(Problem::make(op, recipe, shape));
-      const Answer answer = F8_TRY(ask(problem, databases, table));
+      const Answer answer = F8_TRY(ask(problem, databases, table, options.device));
       missing = missing || answer.ok.empty();
       if (!global.json) {
         print_answer(answer, limit, stdout_color(global));
@@ -254,6 +288,7 @@ void add_query(CLI::App& app, Program& program) {
                    "linear, output, grad_input or grad_weight alone (default: all four)")
       ->type_name("OP");
   add_problem(*command, {.mnk = &options->mnk, .recipe = &options->recipe, .op = &options->op});
+  add_device(*command, options->device);
   add_integer(*command, "--limit", options->limit, "how many runners-up to show", 0, 1000);
   command->add_flag("--map", options->map,
                     "a heat map of the linear's speedup over all N and K of --mnk, for one M");

@@ -109,13 +109,15 @@ void print_text(const Map& map, const Recipe& recipe, const tuning_db::Estimator
 }  // namespace
 
 Result<int> print_map(const std::vector<Shape>& shapes, const Recipe& recipe,
-                      const TuningTable& table, const Global& global) {
-  const tuning_db::Estimator estimator(table, recipe.name, {}, this_machine());
+                      const TuningTable& table, const std::string& device, const Global& global) {
+  const tuning_db::Estimator estimator(table, recipe.name, device,
+                                       device.empty() ? this_machine() : nullptr);
   if (estimator.empty()) {
-    return fail(ErrorCode::kNotFound,
-                "there are no measurements of recipe {}; on a GPU: float8-tune sweep --mnk M,N,K "
-                "--recipe {} --db {}",
-                recipe.name, recipe.name, database_to_write(global));
+    return fail(
+        ErrorCode::kNotFound,
+        "there are no measurements of recipe {}{}{}; on a GPU: float8-tune sweep --mnk M,N,K "
+        "--recipe {} --db {}",
+        recipe.name, device.empty() ? "" : " on ", device, recipe.name, database_to_write(global));
   }
   const Map map = F8_TRY(map_of(shapes, estimator));
   if (global.json) {

@@ -8,8 +8,10 @@
 
 namespace f8::cli {
 
-// Prints a heat map of all N and K that the shapes have, which must agree in M.
+// Prints a heat map of all N and K that the shapes have, which must agree in M. device: as in
+// add_device().
 [[nodiscard]] Result<int> print_map(const std::vector<Shape>& shapes, const Recipe& recipe,
-                                    const TuningTable& table, const Global& global);
+                                    const TuningTable& table, const std::string& device,
+                                    const Global& global);
 
 }  // namespace f8::cli

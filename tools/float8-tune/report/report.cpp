@@ -62,11 +62,12 @@ Result<report::ModelDecision> decide(const Options& options, const Recipe& recip
     all += row.count;
     converted += d.convert ? row.count : 0;
     if (decision.table.rows.size() == kMaxDecisions) continue;
+    const auto [speedup, interval] = speedup_cells(d);
     decision.table.rows.push_back(
-        {row.name, d.convert ? "float8" : "keep bf16", f8::format("{:.3f}", d.speedup),
-         interval_text(d.lo, d.hi, 3), f8::format("{}", row.count),
-         f8::format("{}", tokens_of(d.layer, how.tokens)), f8::format("{}", d.layer.out_features),
-         f8::format("{}", d.layer.in_features), std::string(to_string(d.evidence)), d.reason});
+        {row.name, d.convert ? "float8" : "keep bf16", speedup, interval,
+         f8::format("{}", row.count), f8::format("{}", tokens_of(d.layer, how.tokens)),
+         f8::format("{}", d.layer.out_features), f8::format("{}", d.layer.in_features),
+         std::string(to_string(d.evidence)), d.reason});
   }
   if (rows.size() > kMaxDecisions) {
     decision.table.caption += f8::format(", the first {} of {} rows", kMaxDecisions, rows.size());

@@ -21,11 +21,15 @@ std::optional<double> parse_number(std::string_view text) {
   return value;
 }
 
+// Of half-widths. One of 0 would never be reached, and wider than this one says nothing.
+constexpr ShareLimits kHalfWidths = {.least = 1e-6, .most = 0.1};
+
 struct Number {
   const char* name;
   double tuner::SweepOptions::*value;
   const char* description;
   bool of_gemms = true;  // false: of whole linears, or of a device
+  bool is_half_width = false;
 };
 struct Count {
   const char* name;
@@ -39,7 +43,7 @@ constexpr Number kNumbers[] = {
      "a candidate this much slower than the fastest leaves the screening"},
     {"--final-ms", &tuner::SweepOptions::final_ms, "a finalist's share of its GEMM's final"},
     {"--gemm-max-ci", &tuner::SweepOptions::gemm_max_ci,
-     "a finalist with a wider interval is noisy (a fraction)"},
+     "a finalist whose interval has a wider half is noisy", true, true},
     {"--linear-min-ms", &tuner::SweepOptions::linear_min_ms,
      "at least so long for a linear and its bf16 baseline", false},
     {"--linear-max-ms", &tuner::SweepOptions::linear_max_ms,
@@ -70,9 +74,11 @@ void declare(CLI::App& command, SweepArgs& args) {
   command.add_option("--recipe", args.recipes, "recipes, separated by commas")->type_name("LIST");
   add_problem(command, {.mnk = &args.mnk, .recipe = &args.recipes});
   command
-      .add_option("--max-ci", args.max_ci,
-                  "a linear's ratio is measured until the half-width of its interval is below")
-      ->type_name("PERCENT");
+      .add_option(
+          "--max-ci", args.max_ci,
+          "a linear's ratio is measured until the half-width of its interval is below; 0.5%, "
+          "or 0.005 as a fraction")
+      ->type_name("SHARE");
   add_integer(command, "--seed", args.seed, "seed of the order of measuring", 0);
   command.add_flag("--no-pruned-rows", args.no_pruned_rows,
                    "keep no row for configurations that the cost model ruled out");
@@ -97,10 +103,14 @@ void declare(CLI::App& command, SweepArgs& args) {
 void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms_alone) {
   for (const Number& number : kNumbers) {
     if (gemms_alone && !number.of_gemms) continue;
-    command.add_option(number.name, options.*number.value, number.description)
-        ->check(CLI::PositiveNumber)
-        ->type_name("NUMBER")
-        ->group("Measuring");
+    CLI::Option* option =
+        number.is_half_width
+            ? add_share(command, number.name, options.*number.value, number.description,
+                        kHalfWidths)
+            : command.add_option(number.name, options.*number.value, number.description)
+                  ->check(CLI::PositiveNumber)
+                  ->type_name("NUMBER");
+    option->group("Measuring");
   }
   for (const Count& count : kCounts) {
     if (gemms_alone && !count.of_gemms) continue;
@@ -114,7 +124,7 @@ void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms
 Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
   tuner::SweepRequest request;
   request.options = args.options;
-  request.options.max_ci = F8_TRY(of_option("--max-ci", parse_fraction(args.max_ci)));
+  request.options.max_ci = F8_TRY(of_option("--max-ci", parse_share(args.max_ci, kHalfWidths)));
   request.seed = static_cast<uint64_t>(args.seed);
   if (args.exhaustive) {
     F8_TRY(tuner::apply_strategy("exhaustive", request.options));
@@ -142,7 +152,8 @@ Result<tuner::SweepRequest> request_of(const SweepArgs& args) {
     const tuner::Model model = F8_TRY(load(args.model));
     for (const NamedLinear& layer : model.layers) {
       const Shape shape{tokens_of(layer, args.model.tokens), layer.out_features, layer.in_features};
-      if (validate_shape(shape)) add(shape);  // others stay bf16 under every policy
+      // Others stay bf16 under every policy.
+      if (layer.kept.empty() && validate_shape(shape)) add(shape);
     }
     if (request.shapes.empty()) {
       return fail(
@@ -224,15 +235,6 @@ Result<double> parse_duration_s(std::string_view text) {
                 quote(text));
   }
   return *value * unit;
-}
-
-Result<double> parse_fraction(std::string_view text) {
-  const bool percent = text.ends_with('%');
-  const auto value = parse_number(percent ? text.substr(0, text.size() - 1) : text);
-  if (!value || *value == 0 || *value > (percent ? 100 : 1)) {
-    return fail(ErrorCode::kInvalidArgument, "{} is no fraction; write 0.5% or 0.005", quote(text));
-  }
-  return percent ? *value / 100 : *value;
 }
 
 }  // namespace f8::cli

@@ -37,6 +37,5 @@ void declare_figures(CLI::App& command, tuner::SweepOptions& options, bool gemms
 [[nodiscard]] Result<SweepArgs> parse_canonical(const std::string& argv);
 
 [[nodiscard]] Result<double> parse_duration_s(std::string_view text);  // "90s", "10m", "1h", "2d"
-[[nodiscard]] Result<double> parse_fraction(std::string_view text);    // "0.5%", "0.005"
 
 }  // namespace f8::cli

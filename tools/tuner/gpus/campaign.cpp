@@ -41,6 +41,11 @@ Status Campaign::add(const fs::path& database, Gpu& gpu, const CampaignIdentity&
                 gpu.index, path.string());
   }
   paths_.push_back(path);
+  return plan_run(gpu, identity, plan);
+}
+
+Status Campaign::plan_run(Gpu& gpu, const CampaignIdentity& identity, const SweepPlan& plan) {
+  const runtime::DeviceInfo& device = gpu.worker.device();
   gpu.run_uuid =
       F8_TRY(gpu.shard->begin_run(identity.argv, identity.seed, device, device.uuid,
                                   identity.toolchain, identity.method, trials_of(plan, wanted_)))
@@ -61,6 +66,7 @@ Result<Campaign> Campaign::resume(const fs::path& database, const Gpus& gpus,
                                   const SweepPlan& plan) {
   Campaign campaign;
   std::set<std::string> measured;
+  std::set<fs::path> with_failures;
   for (Shard& shard : shards) {
     F8_TRY(shard.db.verify_run(shard.run.uuid, gpus.front()->worker.device(), "",
                                identity.toolchain, identity.method));
@@ -68,7 +74,9 @@ Result<Campaign> Campaign::resume(const fs::path& database, const Gpus& gpus,
   }
   for (Shard& shard : shards) {
     ShardLinears linears = F8_TRY(linears_of(shard, plan));
+    if (!linears.failed.empty()) with_failures.insert(shard.path);
     campaign.wanted_.merge(linears.missing);
+    campaign.wanted_.merge(linears.failed);
     measured.merge(linears.measured);
   }
   for (const std::string& key : measured) campaign.wanted_.erase(key);
@@ -81,9 +89,16 @@ Result<Campaign> Campaign::resume(const fs::path& database, const Gpus& gpus,
     }
     gpu->run_uuid = own->run.uuid;
     gpu->shard = std::move(own->db);
+    if (with_failures.contains(path)) {
+      F8_TRY(gpu->shard->end_run(gpu->run_uuid, "interrupted"));
+      F8_TRY(campaign.plan_run(*gpu, identity, plan));
+    }
     shards.erase(own);
   }
-  for (Shard& other : shards) F8_TRY(other.db.end_run(other.run.uuid, "interrupted"));
+  for (Shard& other : shards) {
+    const bool crashed = other.run.state == "crashed";
+    F8_TRY(other.db.end_run(other.run.uuid, crashed ? "crashed" : "interrupted"));
+  }
   return campaign;
 }
 

@@ -23,7 +23,8 @@ class Campaign {
   [[nodiscard]] static Result<Campaign> begin(const std::filesystem::path& database,
                                               const Gpus& gpus, const CampaignIdentity& identity,
                                               const SweepPlan& plan);
-  // Goes on with the run that the shards share. A GPU without a shard gets one.
+  // Goes on with the run that the shards share. A GPU without a shard gets one. Linears that failed
+  // on a lost GPU are missing; the GPU itself, where it is back, has a new run for them.
   [[nodiscard]] static Result<Campaign> resume(const std::filesystem::path& database,
                                                const Gpus& gpus, std::vector<Shard> shards,
                                                const CampaignIdentity& identity,
@@ -36,6 +37,8 @@ class Campaign {
  private:
   [[nodiscard]] Status add(const std::filesystem::path& database, Gpu& gpu,
                            const CampaignIdentity& identity, const SweepPlan& plan);
+  // Begins a run of what is wanted in the GPU's shard.
+  [[nodiscard]] Status plan_run(Gpu& gpu, const CampaignIdentity& identity, const SweepPlan& plan);
 
   std::set<std::string> wanted_;
   std::vector<std::filesystem::path> paths_;

@@ -119,7 +119,12 @@ void GpusSweep::measure(size_t gpu) {
   own.worker.stop();
   const std::vector<size_t> again = dispatcher_.lose(gpu);
   const std::lock_guard lock(mutex_);
-  for (const size_t linear : again) progress_.total.trials += trials_[linear];
+  for (const size_t linear : again) {
+    progress_.total.trials += trials_[linear];
+    std::erase_if(linears_, [&](const LinearResult& result) {
+      return result.problem.key() == plan_.linears[linear].problem.key();
+    });
+  }
   progress_.gpus[gpu].lost = outcome.error().message;
   progress_.total.trials += finished_[gpu];  // another GPU measures them
   finished_[gpu] = 0;

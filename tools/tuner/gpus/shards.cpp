@@ -16,8 +16,28 @@ using tuning_db::Database;
 using tuning_db::OpenMode;
 
 namespace {
+
 constexpr std::string_view kInfix = ".gpu-";
 constexpr size_t kDigits = 12;
+
+struct FinishedLinear {
+  std::string key;
+  std::string at;
+  bool timed = false;
+};
+
+// The fp8 rows of the shard's linears.
+Result<std::vector<FinishedLinear>> finished_linears(const Database& db, const SweepPlan& plan) {
+  std::vector<FinishedLinear> finished;
+  for (const PlannedLinear& linear : plan.linears) {
+    for (const tuning_db::TrialRow& row : F8_TRY(db.trials(linear.problem))) {
+      if (row.candidate.impl != tuning_db::Impl::kFloat8) continue;
+      finished.push_back({linear.problem.key(), row.at, row.result.is_timed()});
+    }
+  }
+  return finished;
+}
+
 }  // namespace
 
 fs::path shard_path(const fs::path& database, std::string_view unit_uuid) {
@@ -74,13 +94,15 @@ Result<ShardLinears> linears_of(Shard& shard, const SweepPlan& plan) {
   for (const auto& trial : F8_TRY(shard.db.resume_run(shard.run.uuid))) {
     if (trial.key.problem.op == Op::kLinear) linears.missing.insert(trial.key.problem.key());
   }
-  for (const PlannedLinear& linear : plan.linears) {
-    const std::string key = linear.problem.key();
-    if (linears.missing.contains(key)) continue;
-    const auto rows = F8_TRY(shard.db.trials(linear.problem));
-    const bool own = std::ranges::any_of(
-        rows, [&](const tuning_db::TrialRow& row) { return row.run_uuid == shard.run.uuid; });
-    if (own) linears.measured.insert(key);
+  const std::vector<FinishedLinear> finished = F8_TRY(finished_linears(shard.db, plan));
+  std::string last_timed;
+  for (const FinishedLinear& one : finished) {
+    if (one.timed) last_timed = std::max(last_timed, one.at);
+  }
+  for (const FinishedLinear& one : finished) {
+    if (linears.missing.contains(one.key)) continue;
+    const bool blames_gpu = shard.run.state == "crashed" && one.at > last_timed;
+    (blames_gpu ? linears.failed : linears.measured).insert(one.key);
   }
   return linears;
 }

@@ -29,9 +29,12 @@ struct Shard {
 // Those beside the database that no living process measures into. The newest run comes first.
 [[nodiscard]] Result<std::vector<Shard>> idle_shards(const std::filesystem::path& database);
 
-// The linears that a run planned, by problem key. It is this process's afterwards.
+// The linears of a shard, by problem key. Its newest run is this process's afterwards.
 struct ShardLinears {
   std::set<std::string> missing, measured;
+  // Of a run that crashed, those that failed after all that were timed: the fault may be the GPU's.
+  // The run has their rows, so it cannot repeat them.
+  std::set<std::string> failed;
 };
 [[nodiscard]] Result<ShardLinears> linears_of(Shard& shard, const SweepPlan& plan);
 

@@ -38,10 +38,14 @@ tuning_db::Terms terms_of(Shape shape, bool fp8) {
           1e3 * (fp8 ? kFp8Launches : kBf16Launches)};
 }
 
-double rate(double coefficient) {
-  // A term that no row needs has no limit.
-  constexpr double kUnlimited = 1e9;
-  return coefficient > 0 ? 1e3 / coefficient : kUnlimited;
+// The rate of a term, which is seen where the term is a part of the time of some row.
+double rate(const tuning_db::Terms& fitted, size_t term,
+            std::span<const std::pair<Shape, double>> rows, bool fp8) {
+  constexpr double kLeastShare = 0.01;
+  const bool seen = std::ranges::any_of(rows, [&](const auto& row) {
+    return fitted[term] * terms_of(row.first, fp8)[term] >= kLeastShare * row.second;
+  });
+  return seen ? 1e3 / fitted[term] : kNotSeen;
 }
 
 // The relative errors of the predicted times.
@@ -92,10 +96,10 @@ Result<DeviceProfile> fit(const std::string& name, const DeviceRows& rows) {
   const tuning_db::Terms bf16 = F8_TRY(fit_terms(name, rows.bf16, false));
   DeviceProfile profile{.name = name,
                         .settled = 1,
-                        .fp8_tflops = rate(fp8[0]),
-                        .bf16_tflops = rate(bf16[0]),
-                        .cast_gb_per_s = rate(fp8[1]),
-                        .memory_gb_per_s = rate(bf16[1]),
+                        .fp8_tflops = rate(fp8, 0, rows.fp8, true),
+                        .bf16_tflops = rate(bf16, 0, rows.bf16, false),
+                        .cast_gb_per_s = rate(fp8, 1, rows.fp8, true),
+                        .memory_gb_per_s = rate(bf16, 1, rows.bf16, false),
                         .launch_us = fp8[2],
                         .bf16_launch_us = bf16[2],
                         .rows = static_cast<int64_t>(rows.fp8.size() + rows.bf16.size()),

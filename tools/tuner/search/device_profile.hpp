@@ -14,6 +14,9 @@
 
 namespace f8::tuner {
 
+// Stands for a rate that no linear shows, since its term is less than a hundredth of every time.
+inline constexpr double kNotSeen = 1e9;
+
 struct DeviceProfile {
   std::string name;       // of the device class
   double settled = 0;     // the SM clock under long fp8 linears, as a share of the maximum

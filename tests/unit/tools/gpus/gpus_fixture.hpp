@@ -30,6 +30,11 @@ class GpusTest : public SweepTest {
       FakeMachine machine = machine_;
       machine.unit = units_.at(i);
       machine.power_limit_w = power_limits_.at(i);
+      if (fails_linears_.at(i)) {
+        machine.misbehaviour = [](const Problem&, const Candidate& candidate) {
+          return candidate.impl == Impl::kFloat8 ? Misbehaviour::kWrong : Misbehaviour::kNone;
+        };
+      }
       if (sticky_.at(i)) {
         machine.misbehaviour = [](const Problem&, const Candidate&) {
           return Misbehaviour::kSticky;
@@ -128,6 +133,7 @@ class GpusTest : public SweepTest {
   std::array<int, kMost> power_limits_ = {700, 700, 700, 700};
   std::array<bool, kMost> broken_{};
   std::array<bool, kMost> sticky_{};
+  std::array<bool, kMost> fails_linears_{};  // and none of their GEMMs
   std::array<pid_t, kMost> pids_{};
   GpusHooks gpus_hooks_;
   size_t wanted_ = 0;

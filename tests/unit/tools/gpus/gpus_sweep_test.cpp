@@ -92,6 +92,76 @@ TEST_F(GpusTest, WhenAllDieTheSweepCanBeResumed) {
   expect_complete();
 }
 
+// GPU 1 fails a linear and is lost, and GPU 0 is too before it repeats the linear. With 0 alone
+// another GPU goes on, with 0 and 1 the one that is back too, with 1 alone only that one.
+TEST_F(GpusTest, WhatFailedOnALostGpuIsMissingUntilItIsRepeated) {
+  const auto reset = [&] {
+    broken_ = {};
+    fails_linears_ = {};
+    gpus_hooks_ = {};
+    units_ = {'1', '2', '3', '4'};
+  };
+  for (const std::string_view back : {"1", "12", "2"}) {
+    SCOPED_TRACE(back);
+    reset();
+    std::string failed;
+    fails_linears_[1] = true;
+    gpus_hooks_.finished = [&](int gpu, const auto& trial, const auto& result, const auto&) {
+      if (gpu != 1 || trial.candidate.impl != tuning_db::Impl::kFloat8 || !failed.empty()) return;
+      EXPECT_FALSE(result.is_timed());
+      failed = trial.problem.key();
+      const std::lock_guard lock(mutex_);
+      broken_ = {true, true, true, true};
+      for (const pid_t pid : {pids_[0], pids_[1]}) ::kill(pid, SIGKILL);
+    };
+    const auto outcome = sweep_on(2);
+    ASSERT_TRUE(outcome) << outcome.error().message;
+    EXPECT_EQ(outcome->total.end, SweepEnd::kDeviceLost);
+    ASSERT_FALSE(failed.empty());
+    for (const LinearResult& linear : outcome->total.linears) {
+      EXPECT_NE(linear.problem.key(), failed) << "it is not measured";
+    }
+    // A resume that measures nothing forgets nothing.
+    reset();
+    units_[0] = '9';
+    const auto nothing = sweep_on(1, 1e-9);
+    ASSERT_TRUE(nothing) << nothing.error().message;
+    EXPECT_EQ(nothing->total.end, SweepEnd::kBudget);
+    EXPECT_GE(wanted_, 1U);
+    reset();
+    units_[0] = back[0];
+    if (back.size() > 1) units_[1] = back[1];
+    const auto rest = sweep_on(back.size());
+    ASSERT_TRUE(rest) << rest.error().message;
+    EXPECT_EQ(rest->total.end, SweepEnd::kDone);
+    expect_complete();
+    int64_t listed = 0;
+    for (const LinearResult& linear : rest->total.linears) listed += linear.problem.key() == failed;
+    EXPECT_EQ(listed, 1);
+    std::filesystem::remove(path());
+  }
+}
+
+TEST_F(GpusTest, ALinearThatIsRepeatedAfterALossIsListedOnce) {
+  fails_linears_[1] = true;
+  gpus_hooks_.finished = [&](int gpu, const auto& trial, const auto&, const auto&) {
+    if (gpu != 1 || trial.candidate.impl != tuning_db::Impl::kFloat8) return;
+    const std::lock_guard lock(mutex_);
+    broken_[1] = true;
+    ::kill(pids_[1], SIGKILL);
+  };
+  const auto outcome = sweep_on(2);
+  ASSERT_TRUE(outcome) << outcome.error().message;
+  EXPECT_EQ(outcome->total.end, SweepEnd::kDone);
+  std::set<std::string> listed;
+  for (const LinearResult& linear : outcome->total.linears) {
+    EXPECT_TRUE(listed.insert(linear.problem.key()).second) << linear.problem.key();
+    EXPECT_TRUE(linear.float8.is_timed()) << linear.problem.key();
+  }
+  EXPECT_EQ(listed.size(), plan().linears.size());
+  expect_complete();
+}
+
 TEST_F(GpusTest, ABudgetHoldsForAllAndAnotherGpuGoesOn) {
   machine_.real_sleep_s = 0.01;
   const double start = steady_s();

@@ -250,10 +250,26 @@ TEST(Shard, ColumnsLoseOutputsAndRowsInputs) {
   expect_layer(hf, "lm_head", 4096, 16000);
 }
 
+TEST(Shard, KeepsTheLayersThatRanksCannotShare) {
+  Model model{
+      "list.json",
+      {{"a.wq", 4096, 4096}, {"a.wk", 4096, 64}, {"a.dense", 64, 24}, {"lm_head", 64, 50257}}};
+  ASSERT_TRUE(shard(model, 8));
+  const std::vector<NamedLinear>& layers = model.layers;
+  EXPECT_EQ(layers[0], (NamedLinear{"a.wq", 4096, 512}));
+  EXPECT_EQ(
+      layers[1].kept,
+      "kept in bf16: tp 8 leaves a rank 8 of its 64 out_features, no multiple of 16; a tp that "
+      "divides 4 suits all layers");
+  EXPECT_EQ(layers[2], (NamedLinear{"a.dense", 64, 24})) << "every rank has all of it";
+  EXPECT_EQ(layers[3].kept, "kept in bf16: its 50257 out_features are no multiple of 16");
+  EXPECT_EQ(layers[3].out_features, 6283) << "the largest part";
+}
+
 TEST(Shard, RefusesWhatDoesNotDivideAndChangesNothing) {
   Model model = load_model("llama3-8b").value();
   const std::vector<NamedLinear> before = model.layers;
-  for (const int64_t tp : {3, 0, -1}) {
+  for (const int64_t tp : {5, 0, -1}) {
     const Status status = shard(model, tp);
     ASSERT_FALSE(status) << tp;
     EXPECT_NE(status.error().message.find(f8::format("{}", tp)), std::string::npos);

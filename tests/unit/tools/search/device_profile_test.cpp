@@ -24,6 +24,7 @@ TEST(DeviceProfile, TheBuiltInOnesAreFittedToTheBuiltInRows) {
     EXPECT_EQ((*fitted)[i].name, built_in[i].name);
     EXPECT_EQ((*fitted)[i].rows, built_in[i].rows) << "fit them again: float8-tune profile fit -o";
     EXPECT_NEAR((*fitted)[i].fp8_tflops, built_in[i].fp8_tflops, 1);
+    EXPECT_NEAR((*fitted)[i].memory_gb_per_s, built_in[i].memory_gb_per_s, 1);
     EXPECT_NEAR((*fitted)[i].settled, built_in[i].settled, 1e-3);
     EXPECT_LE(built_in[i].error_median, 0.07);
     EXPECT_LE(built_in[i].error_p95, 0.2);
@@ -98,6 +99,28 @@ TEST_F(FitTest, FindsTheRatesThatTheRowsHave) {
     EXPECT_NEAR(found.*field / (truth.*field), 1, 0.01);
   }
   EXPECT_LE(found.error_p95, 0.01);
+}
+
+// Long linears alone show no rate of the memory, whatever the fit makes of their noise.
+TEST_F(FitTest, ARateThatNoRowShowsIsNotSeen) {
+  const DeviceProfile truth{.name = "made",
+                            .settled = 1,
+                            .fp8_tflops = 900,
+                            .bf16_tflops = 600,
+                            .cast_gb_per_s = 2000,
+                            .memory_gb_per_s = 200'000,
+                            .launch_us = 1.5,
+                            .bf16_launch_us = 4};
+  std::vector<Shape> shapes;
+  for (const int64_t m : {2048, 8192, 16384}) {
+    for (const int64_t n : {1024, 8192}) {
+      for (const int64_t k : {1024, 4096}) shapes.push_back({m, n, k});
+    }
+  }
+  const auto fitted = fit_profiles(filled(truth, shapes));
+  ASSERT_TRUE(fitted) << fitted.error().message;
+  EXPECT_EQ(fitted->front().memory_gb_per_s, kNotSeen);
+  EXPECT_NEAR(fitted->front().cast_gb_per_s, 2000, 20);
 }
 
 TEST_F(FitTest, TooFewShapesAreAnErrorThatSaysHowMany) {
