@@ -6,6 +6,7 @@ Ranks are processes on the emulated device.
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import float8
 import float8.torch as f8
+from float8 import _library
 from float8.torch.ranks import agreement, collectives
 
 SAMPLE = pathlib.Path(__file__).parents[3] / "tests/unit/tuning_db/data/v1.jsonl"
@@ -110,6 +112,43 @@ def test_what_differs_is_one_error_on_all_ranks(table: str, tmp_path: Any) -> No
     bad = tmp_path / "bad"
     bad.write_text("junk\n")
     ranks.spawn(_differing, 3, tmp_path, table, str(bad))
+
+
+def _other_code(mesh: Any, rank: int, world: int, folders: dict[str, str]) -> list[str]:
+    """Rank 1 has its package in one folder after the other; returns its hashes."""
+    model = _model()
+    hashes = []
+    for name, folder in folders.items():
+        agreement._build.cache_clear()
+        if rank == 1:
+            _library.__file__ = f"{folder}/_library.py"
+        hashes.append(agreement._build())
+        if name == "copy":
+            f8.agree(model)
+        else:
+            _expect("rank 1 differs in build: it has ", 1, lambda: f8.agree(model))
+    return hashes
+
+
+def test_a_change_of_any_file_of_the_package_is_told(tmp_path: Any) -> None:
+    package = pathlib.Path(_library.__file__).parent
+    names = ("copy", "filter.py", "torch/convert.py", "torch/ranks/collectives.py")
+    names += ("torchao/config.py", "adapters/modules.py", "torch/ranks/added.py")
+    folders = {}
+    for i, name in enumerate(names):
+        folder = tmp_path / str(i)
+        # The libraries, which are large, are links.
+        shutil.copytree(package, folder, ignore=shutil.ignore_patterns("*.so*", "bin"))
+        for library in package.rglob("*.so*"):
+            (folder / library.relative_to(package)).parent.mkdir(exist_ok=True)
+            (folder / library.relative_to(package)).symlink_to(library)
+        if name != "copy":
+            with (folder / name).open("a") as file:
+                file.write("# changed\n")
+        folders[name] = str(folder)
+    own, other = ranks.spawn(_other_code, 2, tmp_path, folders)
+    assert len(set(own)) == 1
+    assert other[0] == own[0] and len(set(other)) == len(names)
 
 
 def _planned(mesh: Any, rank: int, world: int, table: str) -> None:

@@ -120,12 +120,13 @@ def _version() -> str:
 def _build() -> str:
     """Returns a hash of the package: its libraries, which have the kernels' sources, and its code."""
     folder = pathlib.Path(_library.__file__).parent
-    files = [folder / "_C.so", *folder.glob("lib/libfloat8.so.*")]
-    files += [*folder.glob("*.py"), *(folder / "torch").glob("*.py")]
+    files = [folder / "_C.so", *folder.glob("lib/libfloat8.so.*"), *folder.rglob("*.py")]
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(file.name.encode())
-        digest.update(file.read_bytes())
+        data = file.read_bytes()
+        # The size keeps apart what one file ends with and the next one begins with.
+        digest.update(f"{file.relative_to(folder).as_posix()} {len(data)}\n".encode())
+        digest.update(data)
     return digest.hexdigest()[:16]
 
 
