@@ -16,6 +16,8 @@ import ranks
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import float8
 import float8.torch as f8
@@ -239,6 +241,71 @@ def _gathers(mesh: Any, rank: int, world: int) -> None:
 
 def test_weights_are_compared_once(tmp_path: Any) -> None:
     ranks.spawn(_gathers, 2, tmp_path)
+
+
+def _tensor_parallel(mesh: Any, rank: int, world: int) -> None:
+    """Without a call of `agree`: our styles compare when they are applied, all in the first forward."""
+    last = world - 1
+    own = rank == last
+    x = torch.randn(6, 64)
+    ours = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+    plain = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    start = f"rank {last} differs in layers: '0': it has "
+    models: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"recipe": "tensorwise" if own else "rowwise"}, f"{start}[96, 64] tensorwise in float32"),
+        ({"rows": 144 if own else 96}, f"{start}[144, 64] rowwise in float32"),
+        ({"async_tensor_parallel": own}, "emulate, bias, async tensor parallelism, "),
+    )
+    for options, words in models:
+        model = _model(**options)
+        _expect(words, last, lambda: parallelize_module(model, mesh, ours))  # noqa: B023
+        # PyTorch's styles would not get through a scatter of unlike shapes.
+        model = parallelize_module(_model(**options), mesh, plain, src_data_rank=None)
+        _expect(words, last, lambda: model(x))  # noqa: B023
+    layouts = {"0": f8.Float8ColwiseParallel(input_layouts=Shard(0) if own else Replicate())}
+    words = "Float8ColwiseParallel of (Shard(dim=0),) to (Shard(dim=-1),)"
+    model = _model()
+    _expect(words, last, lambda: parallelize_module(model, mesh, layouts))
+    # What changes behind the styles, and what a layer is given, is compared in the first forward.
+    model = parallelize_module(_model(), mesh, ours)
+    model[2].async_tensor_parallel = own
+    words = f"rank {last} differs in layers: '2': it has [64, 96] rowwise in float32"
+    _expect(words, last, lambda: model(x))
+    model = parallelize_module(_model(), mesh, ours)
+    words = f"rank {last} differs in inputs: '0': it has [3, 64] in torch.float32, (Replicate(),)"
+    _expect(words, last, lambda: model(x[:3] if own else x))
+    model(x).sum().backward()
+
+
+def test_tensor_parallelism_compares(tmp_path: Any) -> None:
+    ranks.spawn(_tensor_parallel, 3, tmp_path)
+
+
+def _tensor_parallel_calls(mesh: Any, rank: int, world: int) -> None:
+    """Counts the comparisons: one a layer by a style, and one in its first forward."""
+    counted: list[tuple[Any, ...]] = []
+    original = agreement.compare
+
+    def compare(facts: Any, group: Any) -> None:
+        counted.append((*facts["layers"], "inputs" in facts, "build" in facts))
+        original(facts, group)
+
+    agreement.compare = compare
+    x = torch.randn(6, 64)
+    plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+    styles = [("0", False, True), ("2", False, False)]
+    model = parallelize_module(_model(), mesh, plan)
+    assert counted == styles  # the first one of a group also compares the package
+    for _ in range(2):
+        model(x).sum().backward()
+    assert counted == [*styles, ("0", True, False), ("2", True, False)]
+    counted.clear()
+    parallelize_module(_model(), mesh, plan)(x)
+    assert len(counted) == 4
+
+
+def test_tensor_parallelism_compares_once(tmp_path: Any) -> None:
+    ranks.spawn(_tensor_parallel_calls, 2, tmp_path)
 
 
 def test_most_ranks_are_right() -> None:

@@ -43,6 +43,7 @@ _REMEDY = {
     "plans": "call float8.torch.agree before the first step and before float8.torch.prepare",
     "layers": "build and convert the model in the same way on all ranks",
     "shards": "shard the weights with fully_shard alone",
+    "inputs": "give all ranks that share a weight the same batch",
 }
 
 
@@ -62,7 +63,7 @@ def agree(
         no such file. Where that rank has None, the table in use stays.
 
     Raises DistributedError on every rank, which names the rank that differs and what differs. FSDP
-    with fp8 gathers, and delayed scaling, compare without a call.
+    with fp8 gathers, delayed scaling and tensor parallelism compare without a call.
     """
     collectives.progress.begin(Operation("agree"))
     devices = _devices(model)
