@@ -59,6 +59,7 @@ class Float8Linear(nn.Linear):
     _weight_words: tuple[Any, tuple[torch.Tensor, torch.Tensor]] | None
     _output_dim: int | None  # of y, which ranks share by tokens
     _agreed: bool  # the ranks have compared the layer and its x
+    _operations: tuple[Any, Any] | None  # forward and backward, in words
     _layer_name: str  # in the model that was converted
 
     def __init__(
@@ -101,6 +102,7 @@ class Float8Linear(nn.Linear):
         self._sharing = None
         self._weight_words = None
         self._agreed = False
+        self._operations = None
         check_switches(
             recompute=recompute,
             emulate=emulate,
@@ -196,7 +198,7 @@ class Float8Linear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own, and a mesh cannot be copied.
-        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_weight_words")
+        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_weight_words", "_operations")
         return {**self.__dict__, **dict.fromkeys(of_weight), "_agreed": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

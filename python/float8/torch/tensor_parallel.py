@@ -16,9 +16,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
 from float8.torch import _ops, async_tensor_parallel, sharded_linear
+from float8.torch import sharded_grads as grads
 from float8.torch import sharded_operands as operands
 from float8.torch.fsdp import GatheredWeight
-from float8.torch.ranks import agreement
+from float8.torch.ranks import agreement, collectives
+from float8.torch.ranks.collectives import Operation
 from float8.torch.sharded_grads import CAST, GATHERED, KEPT, Call
 from float8.torch.sharded_operands import Share, Sharing
 
@@ -32,8 +34,10 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
     source: the DTensor that the layer was called with, before any change of type.
     """
     weight: Any = layer.weight
-    if not (torch.compiler.is_compiling() or layer._agreed):
-        compare_call(layer, input)
+    if not torch.compiler.is_compiling():
+        if not layer._agreed:
+            compare_call(layer, input)
+        _begin(layer)
     dim, to = sharing_of(layer, weight)
     if not isinstance(input, DTensor):
         raise ValueError(
@@ -81,6 +85,18 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
         return DTensor.from_local(y, mesh, [ShardPlacement(last)], run_check=False)
     out = Partial() if y_dim is None else ShardPlacement(y_dim)
     return DTensor.from_local(y, mesh, [out], run_check=False)
+
+
+def _begin(layer: Float8Linear) -> None:
+    """Says what this rank is doing, in forward, and later in backward."""
+    if layer._operations is None:
+        names = [layer._layer_name] if layer._layer_name else []
+        layer._operations = (
+            Operation("the tensor parallel forward", lambda: names),
+            Operation("the tensor parallel backward", lambda: names),
+        )
+    forward, grads.Latest.backward = layer._operations
+    collectives.progress.begin(forward)
 
 
 def compare_layer(layer: Float8Linear, mesh: Any, style: str) -> None:
