@@ -127,6 +127,32 @@ def test_every_recipe_computes_what_one_device_computes(tmp_path: Any) -> None:
     ranks.spawn(_every_recipe, 2, tmp_path)
 
 
+def _plain_styles(mesh: Any, rank: int, world: int) -> None:
+    """PyTorch's own styles on the same layers."""
+    for recipe in RECIPES:
+        blocks = recipe == "blockwise"
+        sizes = (128 * world, 128 * world, 128 * world) if blocks else (64, 96, 16 * world)
+        for by_tokens in (False, True):
+            _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32, plain=True)
+
+
+def test_plain_styles_compute_what_one_device_computes(tmp_path: Any) -> None:
+    ranks.spawn(_plain_styles, 2, tmp_path)
+
+
+def _four_ranks(mesh: Any, rank: int, world: int) -> None:
+    for index, recipe in enumerate(RECIPES):
+        blocks = recipe == "blockwise"
+        sizes = (128 * world, 128 * world, 128 * world) if blocks else (64, 128, 16 * world)
+        for by_tokens in (True,) if blocks else (False, True):
+            plain = by_tokens and index % 2 == 1
+            _compare(mesh, rank, recipe, by_tokens, sizes, torch.float32, plain=plain)
+
+
+def test_four_ranks_compute_what_one_device_computes(tmp_path: Any) -> None:
+    ranks.spawn(_four_ranks, 4, tmp_path)
+
+
 def _captured(mesh: Any, rank: int, world: int) -> None:
     """A step that is captured in a CUDA graph gives what it gave before."""
     for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"):
