@@ -15,6 +15,7 @@ import pytest
 import ranks
 import torch
 from torch import distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -301,6 +302,9 @@ def _tensor_parallel_calls(mesh: Any, rank: int, world: int) -> None:
     assert counted == [*styles, ("0", True, False), ("2", True, False)]
     counted.clear()
     parallelize_module(_model(), mesh, plan)(x)
+    assert len(counted) == 4
+    with FakeTensorMode():
+        parallelize_module(_model(), mesh, plan, src_data_rank=None)
     assert len(counted) == 4
 
 
