@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """From a sharded weight to the operand of a GEMM: bf16, torchao's fp8 gather and float8's.
 
-    torchrun --nproc-per-node 2 gather.py [--shapes NxK,...] [--rounds 5] [--json FILE] [--emulate]
+    torchrun --nproc-per-node 2 gather.py [--shapes NxK,...] [--rounds 5] [--json FILE]
+        [--profile FOLDER] [--emulate]
 
 Each weight is a linear of its own under FSDP2, which is unsharded and resharded. The times are those
 of a gather until the GEMM may start: FSDP2's copies into and out of its buffers, the wire, and what
 the library does to what came: nothing for bf16, a copy for some fp8 gathers. The columns `q` and
 `qt` are the gathers before forward and before backward. A pause on the device first lets the host
 run ahead, so that its time does not count. `ratio` is bf16's time over the mean of both gathers.
+--profile writes a trace of each gather, of rank 0.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 
 import common
-from fsdp_step import Sharded
+from fsdp_step import Sharded, profile
 
 # Llama-3-8B: q and o, k and v, gate and up, down; then those of 70B.
 SHAPES = "4096x4096,1024x4096,14336x4096,4096x14336,8192x8192,28672x8192,8192x28672"
@@ -98,6 +100,7 @@ def main() -> int:
     parser.add_argument("--shapes", default="", metavar="LIST", help=f"default: {SHAPES}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=10, help="of a sample")
+    parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
     device = common.device_of(options)
     if "RANK" not in os.environ:
@@ -117,6 +120,10 @@ def main() -> int:
                 for copy, call in both.items():
                     own = times.setdefault(name, {}).setdefault(copy, [])
                     own.append(sample(call, options.calls, device))
+        if options.profile:
+            for name, both in calls.items():
+                for copy, call in both.items():
+                    profile(options.profile, f"{n}x{k}-{name}-{copy}", call)
         medians = {
             name: {copy: statistics.median(own[1:]) for copy, own in both.items()}
             for name, both in times.items()

@@ -2,7 +2,7 @@
 """Scales of the weights of Llama-3-8B under FSDP2, between an optimizer's step and a forward.
 
     torchrun --nproc-per-node 2 scales.py [--variants LIST] [--layers 32] [--scale 1] [--rounds 9]
-        [--compute bf16] [--json FILE] [--emulate]
+        [--compute bf16] [--json FILE] [--profile FOLDER] [--emulate]
 
 The 7 linears of each of 32 layers have fp32 shards of random numbers, 14 GB a rank on two, so that
 no cache holds them; casts round them to bf16 first, as for compute in bf16 (--compute fp32: not). The
@@ -16,7 +16,8 @@ variants take turns. For a recipe of float8 they are
 `torchao` is its precompute_float8_dynamic_scale_for_fsdp, which casts nothing; `torchao-cast` has
 the cast too, which torchao makes in each gather, twice a step. `idle` is the time on the device's
 clock where the host starts with it, `queued` where the host is far ahead, so that only the
-device's work counts. Both are medians of all rounds, of rank 0.
+device's work counts. Both are medians of all rounds, of rank 0. --profile writes a trace of a call of
+each variant, of rank 0.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from float8.torch.ranks import collectives
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 
 import common
-from fsdp_step import Sharded
+from fsdp_step import Sharded, profile
 from llama import LLAMA_3_8B, Block, Shape
 
 LINEARS = 7  # of a block
@@ -184,6 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--compute", choices=COMPUTE, default="bf16", help="type that is cast to fp8"
     )
+    parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
     options.layers = options.layers or (2 if options.emulate else 32)
     options.variants = options.variants.split(",") if options.variants else list(VARIANTS)
@@ -217,6 +219,9 @@ def main() -> int:
         except ImportError as error:
             failures[library] = common.reason(error)
     times = measure(calls, options.rounds, device)
+    if options.profile:
+        for name, call in calls.items():
+            profile(options.profile, name, call)
     if distributed.get_rank() == 0:
         ranks, count = distributed.get_world_size(), LINEARS * shape.layers
         what = f"scales of {count} weights of Llama-3-8B / {options.scale}, {options.compute}, {ranks} ranks"

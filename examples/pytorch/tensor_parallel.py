@@ -2,6 +2,7 @@
 """Trains a small transformer with tensor and sequence parallelism, compiled, its linears in fp8.
 
     torchrun --nproc-per-node 2 tensor_parallel.py [--recipe rowwise] [--steps 20]
+    torchrun --nproc-per-node 2 tensor_parallel.py --loss-parallel  # no rank has whole logits
     torchrun --nproc-per-node 2 tensor_parallel.py --emulate        # on a CPU, without a GPU
 
 Every rank has a part of each linear's weight and, between the linears, its part of the sequence. All
@@ -11,6 +12,7 @@ ranks see the same batches, which are random windows of this file's bytes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 
@@ -22,6 +24,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.nn import functional
@@ -116,10 +119,13 @@ def build(options: argparse.Namespace, device: str) -> nn.Module:
     f8.convert_to_float8_training(model.layers, config=config)
 
     mesh = init_device_mesh(device, (distributed.get_world_size(),), mesh_dim_names=("tensor",))
+    head = {"output_layouts": Replicate()}
+    if options.loss_parallel:  # logits stay in parts, by the vocabulary
+        head = {"output_layouts": Shard(-1), "use_local_output": False}
     ends = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
-        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        "output": ColwiseParallel(input_layouts=Shard(1), **head),
     }
     parallelize_module(model, mesh["tensor"], ends)
     for block in model.layers:
@@ -142,8 +148,10 @@ def train(model: nn.Module, options: argparse.Namespace, device: str) -> list[fl
             tokens = text[starts + windows].to(device).long()
             with torch.autocast(device, torch.bfloat16):
                 logits = model(tokens[:, :-1])
-            loss = functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()
+            targets = tokens[:, 1:].flatten()
+            with loss_parallel() if options.loss_parallel else contextlib.nullcontext():
+                loss = functional.cross_entropy(logits.float().flatten(0, 1), targets)
+                loss.backward()
             if options.recipe == "delayed":
                 f8.sync_float8_amax_and_scale_history(model)
             optimizer.step()
@@ -166,6 +174,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument("--lr", type=float, default=1e-3, help="default 1e-3")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    parser.add_argument(
+        "--loss-parallel", action="store_true", help="leave the logits in parts of the vocabulary"
+    )
     parser.add_argument("--emulate", action="store_true", help="on a CPU, with small sizes")
     options = parser.parse_args()
     device = "cpu" if options.emulate else "cuda"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import pathlib
 import socket
 import subprocess
@@ -67,18 +68,52 @@ def test_fsdp_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert positive(rows["bf16"]) and positive(rows["rowwise-gather"])
 
 
-def test_wire(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "wire.csv"
-    script = programs.ROOT / "benchmarks/distributed/wire.py"
-    words = ["--emulate", "--rounds", "1", "--largest", "8192", "--csv", str(file)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+@pytest.mark.usefixtures("one_rank")
+def test_gather(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    options = ("--variants", "rowwise-gather", "--rounds", "1", "--profile", str(tmp_path))
+    assert not programs.run("benchmarks/distributed/gather.py", "--emulate", *options)
+    rows = table(capsys.readouterr().out, "weight")
+    assert len(rows) == 1
+    for name in ("bf16-q", "bf16-qt", "rowwise-gather-q", "rowwise-gather-qt"):
+        assert json.loads((tmp_path / f"256x128-{name}.json").read_text())["traceEvents"]
+
+
+def test_gather_bytes(tmp_path: pathlib.Path) -> None:
+    """Ours gather a byte an element, as torchao does under one recipe; its others gather two."""
+    file = tmp_path / "bytes.json"
+    _torchrun("gather_bytes.py", "--json", str(file))
+    found = json.loads(file.read_text())
+    hp = {"forward": 2.0, "backward": 2.0, "scales": 0.0}
+    q = {"forward": 1.0, "backward": 1.0, "scales": 0.0}
+    rows = {**q, "scales": 4 / 256}  # a scale for a row of 256 elements
+    blocks = {**q, "scales": (4 * 4 + 2 * 4) / (128 * 256)}  # of q, whose rows are of 4s, and of qt
+    ours = {"tensorwise": q, "delayed": q, "rowwise": rows, "rowwise_with_gw_hp": rows}
+    expected = {f"{name}-gather": each for name, each in {**ours, "blockwise": blocks}.items()}
+    theirs = {f"torchao-{name}": hp for name in ("tensorwise", "rowwise", "rowwise_with_gw_hp")}
+    theirs["torchao-tensorwise-gather"] = q
+    if HAS_TORCHAO:
+        expected.update(theirs)
+    else:
+        assert found["failures"] == dict.fromkeys(theirs, "torchao is not installed")
+    assert found["figures"] == {"bf16": hp, **expected}
+
+
+def _torchrun(program: str, *options: str) -> None:
+    script = programs.ROOT / "benchmarks/distributed" / program
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(script), *words],
+        [sys.executable, *launcher, str(script), "--emulate", *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_wire(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "wire.csv"
+    _torchrun("wire.py", "--rounds", "1", "--largest", "8192", "--csv", str(file))
     rows = list(csv.DictReader(file.open()))
     kinds = {(row["collective"], row["dtype"]) for row in rows}
     assert kinds == {

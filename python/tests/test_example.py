@@ -137,9 +137,11 @@ def _torchrun(count: int, *arguments: object) -> list[float]:
 
 
 def test_tensor_parallel() -> None:
-    """Two ranks learn what one does; their sums have another order."""
+    """Two ranks learn what one does, also without whole logits; their sums have another order."""
     sizes = {"dim": 64, "head": 16, "layers": 1, "seq": 32, "batch": 4, "steps": 6, "lr": 0.01}
     options = ("--emulate", "--backend=aot_eager", *(f"--{n}={v}" for n, v in sizes.items()))
     two, one = (_torchrun(count, *options) for count in (2, 1))
     assert len(two) == 6 and two[-1] < two[0] - 0.5
     assert two == pytest.approx(one, abs=0.05)
+    parts = _torchrun(2, *options, "--loss-parallel", "--steps=2")
+    assert parts == pytest.approx(two[:2], abs=0.01)

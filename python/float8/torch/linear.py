@@ -58,6 +58,8 @@ class Float8Linear(nn.Linear):
     _sharing: tuple[Any, int, Sharing] | None
     _weight_words: tuple[Any, tuple[torch.Tensor, torch.Tensor]] | None
     _output_dim: int | None  # of y, which ranks share by tokens
+    _agreed: bool  # the ranks have compared the layer and its x
+    _operations: tuple[Any, Any] | None  # forward and backward, in words
     _layer_name: str  # in the model that was converted
 
     def __init__(
@@ -99,6 +101,8 @@ class Float8Linear(nn.Linear):
         self._weight_gather = None
         self._sharing = None
         self._weight_words = None
+        self._agreed = False
+        self._operations = None
         check_switches(
             recompute=recompute,
             emulate=emulate,
@@ -194,8 +198,8 @@ class Float8Linear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own, and a mesh cannot be copied.
-        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_weight_words")
-        return {**self.__dict__, **dict.fromkeys(of_weight)}
+        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_weight_words", "_operations")
+        return {**self.__dict__, **dict.fromkeys(of_weight), "_agreed": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -120,10 +120,12 @@ def _as_dtensor(x: Any, mesh: DeviceMesh, layouts: Any) -> Any:
     return DTensor.from_local(x, mesh, layouts, run_check=False)
 
 
-def _check(style: object, module: nn.Module, dim: int, mesh: DeviceMesh) -> Float8Linear:
+def _check(style: Any, module: nn.Module, dim: int, mesh: DeviceMesh) -> Float8Linear:
     if not isinstance(module, Float8Linear):
         raise ValueError(
             f"float8: {type(style).__name__} is for a Float8Linear, not a {type(module).__name__}"
         )
+    layouts = f"{style.input_layouts} to {style.output_layouts}"
+    tensor_parallel.compare_layer(module, mesh, f"{type(style).__name__} of {layouts}")
     tensor_parallel.check(module, dim, mesh.size())
     return module

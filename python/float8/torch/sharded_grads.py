@@ -16,6 +16,7 @@ from float8 import recipes
 from float8.torch import _ops, async_tensor_parallel
 from float8.torch import sharded_operands as operands
 from float8.torch.gathered_ops import weight_copy
+from float8.torch.ranks.collectives import Operation
 from float8.torch.sharded_operands import Copy, Gemm, Shard, Share, Sharing, Slot
 
 CAST, KEPT, GATHERED = range(3)
@@ -50,6 +51,7 @@ class Latest:
     x: ClassVar[tuple[Any, ...] | None] = None  # an x, a key, and its copies
     # What this rank has of an x for grad_weight, its version, and that of all ranks.
     x_grad: ClassVar[tuple[Tensor, int, Any] | None] = None
+    backward: ClassVar[Operation | None] = None  # what the backward of this forward is called
 
 
 def rows_of(x: Tensor) -> Tensor:

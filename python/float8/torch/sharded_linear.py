@@ -24,6 +24,7 @@ from float8.torch import _ops
 from float8.torch import sharded_grads as grads
 from float8.torch import sharded_operands as operands
 from float8.torch.gathered_ops import weight_gemm
+from float8.torch.ranks import collectives
 from float8.torch.sharded_grads import CAST, GATHERED, Call
 from float8.torch.sharded_operands import Copy, Gemm, Share, Sharing
 
@@ -279,6 +280,7 @@ class _Linear(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> Any:
         ctx.call = call
+        ctx.operation = None if torch.compiler.is_compiling() else grads.Latest.backward
         ctx.x_shape = x.shape
         kept = (x if shard is None else shard) if _keeps_x(call) else None
         none = (None, None)
@@ -296,6 +298,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, dx_of_others: Tensor | None = None, *_: Any) -> Any:
         if not torch.compiler.is_compiling():
             grads.Latest.x = None
+        if ctx.operation is not None:
+            collectives.progress.begin(ctx.operation)
         call, to = ctx.call, ctx.call.to
         weight, x, scales, *saved = ctx.saved_tensors
         want_x, want_weight, want_bias, *_ = ctx.needs_input_grad

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
 from float8.torch import _ops, async_tensor_parallel, sharded_linear
+from float8.torch import sharded_grads as grads
 from float8.torch import sharded_operands as operands
 from float8.torch.fsdp import GatheredWeight
+from float8.torch.ranks import agreement, collectives
+from float8.torch.ranks.collectives import Operation
 from float8.torch.sharded_grads import CAST, GATHERED, KEPT, Call
 from float8.torch.sharded_operands import Share, Sharing
 
@@ -31,6 +35,10 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
     source: the DTensor that the layer was called with, before any change of type.
     """
     weight: Any = layer.weight
+    if not torch.compiler.is_compiling():
+        if not layer._agreed:
+            compare_call(layer, input)
+        _begin(layer)
     dim, to = sharing_of(layer, weight)
     if not isinstance(input, DTensor):
         raise ValueError(
@@ -78,6 +86,58 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
         return DTensor.from_local(y, mesh, [ShardPlacement(last)], run_check=False)
     out = Partial() if y_dim is None else ShardPlacement(y_dim)
     return DTensor.from_local(y, mesh, [out], run_check=False)
+
+
+def _begin(layer: Float8Linear) -> None:
+    """Says what this rank is doing, in forward, and later in backward."""
+    if layer._operations is None:
+        names = [layer._layer_name] if layer._layer_name else []
+        layer._operations = (
+            Operation("the tensor parallel forward", lambda: names),
+            Operation("the tensor parallel backward", lambda: names),
+        )
+    forward, grads.Latest.backward = layer._operations
+    collectives.progress.begin(forward)
+
+
+def compare_layer(layer: Float8Linear, mesh: Any, style: str) -> None:
+    """Raises on all ranks of the mesh where they are about to share unlike layers.
+
+    It comes before the weight is distributed, which ranks with unlike shapes would not get through.
+    """
+    if mesh.ndim == 1 and mesh.size() > 1:
+        words = f"{agreement.describe(layer)}, {style}"
+        _compare(layer, mesh, {"layers": {layer._layer_name: words}})
+
+
+def compare_call(layer: Float8Linear, x: Any) -> None:
+    """Raises on all ranks in a layer's first forward where the layer, or what it is given, differs.
+
+    It is not for graphs of torch.compile, which have no place for what the host does.
+    """
+    mesh, placements = layer.weight.device_mesh, layer.weight.placements  # type: ignore[attr-defined]
+    if mesh.ndim == 1 and mesh.size() > 1:
+        name = layer._layer_name
+        layouts = f"{placements[0]}, y by dimension {layer._output_dim}"
+        at = f", {x.placements}" if isinstance(x, DTensor) else ""
+        _compare(
+            layer,
+            mesh,
+            {
+                "layers": {name: f"{agreement.describe(layer)}, {layouts}"},
+                "inputs": {name: f"{list(x.shape)} in {x.dtype}{at}"},
+            },
+        )
+    layer._agreed = True
+
+
+def _compare(layer: Float8Linear, mesh: Any, facts: agreement.Facts) -> None:
+    if is_fake(layer.weight):
+        return  # a program that plans or counts memory runs no ranks
+    # The weight may be on the meta device still.
+    on_gpu = mesh.device_type == "cuda" and not layer.emulate
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    agreement.agree_once(mesh.get_group(), facts, device)
 
 
 def sharing_of(layer: Float8Linear, weight: Any) -> tuple[int, Sharing]:

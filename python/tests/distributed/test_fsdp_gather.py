@@ -52,7 +52,8 @@ def _shard(model: nn.Sequential, mesh: Any, **options: Any) -> nn.Sequential:
 
 def _rows(recipe: str, world: int) -> int:
     """Returns a number of rows that `world` ranks do not share evenly, where they may."""
-    return 128 * world if recipe == "blockwise" else {2: 80, 3: 112}[world]
+    # Two ranks and four share any multiple of 16 evenly; of five, the last has no rows.
+    return 128 * world if recipe == "blockwise" else {2: 80, 3: 112, 4: 80, 5: 16}[world]
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
@@ -234,9 +235,10 @@ class Traffic:
 def _bytes(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(16, 64)
     traffic = Traffic()
-    recipes = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed")
-    for recipe, reshard in itertools.product(recipes, (True, False)):
-        model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.Linear(128, 96, bias=False))
+    for recipe, reshard in itertools.product(RECIPES, (True, False)):
+        in_blocks = recipe == "blockwise"
+        hidden, out = (512, 256) if in_blocks else (128, 96)
+        model = nn.Sequential(nn.Linear(64, hidden, bias=False), nn.Linear(hidden, out, bias=False))
         config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=True)
         f8.convert_to_float8_training(model, config=config)
         for layer in model:
@@ -245,11 +247,15 @@ def _bytes(mesh: Any, rank: int, world: int) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         _step(model, optimizer, x)
         scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))  # noqa: B023
-        by_rows = recipe.startswith("rowwise")
-        assert scales == ({torch.float32: 4 * (128 + 96) // world} if by_rows else {})
-        assert reduced == (recipe != "delayed")  # whose scales are known
+        words = (hidden + out) // world if recipe.startswith("rowwise") else 0
+        if in_blocks:  # a rank's blocks of q, in rows of whole 4s, and of qt
+            down = hidden // 128 // world, out // 128 // world
+            words = down[0] * (4 + 1) + down[1] * (4 + hidden // 128)
+        assert scales == ({torch.float32: 4 * words} if words else {})
+        # Scales of delayed scaling are known, and those of whole blocks.
+        assert reduced == (recipe not in ("delayed", "blockwise"))
         step, reduced = traffic.of(lambda: _step(model, optimizer, x))  # noqa: B023
-        elements = (64 * 128 + 128 * 96) // world
+        elements = (64 * hidden + hidden * out) // world
         assert step == {torch.uint8: 2 * elements}, step  # q and qt
         assert reduced == (recipe == "delayed")  # all amaxes
 

@@ -142,7 +142,10 @@ def test_the_program_of_losses(tmp_path: Any) -> None:
 def test_the_program_of_scales(tmp_path: Any) -> None:
     figures = tmp_path / "figures.json"
     names = [name for name in scales.VARIANTS if not name.startswith("torchao")]
-    _torchrun("scales.py", "--rounds=1", f"--variants={','.join(names)}", f"--json={figures}")
+    options = (f"--variants={','.join(names)}", f"--json={figures}", f"--profile={tmp_path}")
+    _torchrun("scales.py", "--rounds=1", *options)
+    for name in names:
+        assert json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
     found = json.loads(figures.read_text())
     assert list(found["ms"]) == names and found["weights"] == 14
     assert all(ms > 0 for own in found["ms"].values() for kind in own.values() for ms in kind)

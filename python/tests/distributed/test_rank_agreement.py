@@ -6,6 +6,7 @@ Ranks are processes on the emulated device.
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -14,10 +15,14 @@ import pytest
 import ranks
 import torch
 from torch import distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import float8
 import float8.torch as f8
+from float8 import _library
 from float8.torch.ranks import agreement, collectives
 
 SAMPLE = pathlib.Path(__file__).parents[3] / "tests/unit/tuning_db/data/v1.jsonl"
@@ -112,6 +117,43 @@ def test_what_differs_is_one_error_on_all_ranks(table: str, tmp_path: Any) -> No
     ranks.spawn(_differing, 3, tmp_path, table, str(bad))
 
 
+def _other_code(mesh: Any, rank: int, world: int, folders: dict[str, str]) -> list[str]:
+    """Rank 1 has its package in one folder after the other; returns its hashes."""
+    model = _model()
+    hashes = []
+    for name, folder in folders.items():
+        agreement._build.cache_clear()
+        if rank == 1:
+            _library.__file__ = f"{folder}/_library.py"
+        hashes.append(agreement._build())
+        if name == "copy":
+            f8.agree(model)
+        else:
+            _expect("rank 1 differs in build: it has ", 1, lambda: f8.agree(model))
+    return hashes
+
+
+def test_a_change_of_any_file_of_the_package_is_told(tmp_path: Any) -> None:
+    package = pathlib.Path(_library.__file__).parent
+    names = ("copy", "filter.py", "torch/convert.py", "torch/ranks/collectives.py")
+    names += ("torchao/config.py", "adapters/modules.py", "torch/ranks/added.py")
+    folders = {}
+    for i, name in enumerate(names):
+        folder = tmp_path / str(i)
+        # The libraries, which are large, are links.
+        shutil.copytree(package, folder, ignore=shutil.ignore_patterns("*.so*", "bin"))
+        for library in package.rglob("*.so*"):
+            (folder / library.relative_to(package)).parent.mkdir(exist_ok=True)
+            (folder / library.relative_to(package)).symlink_to(library)
+        if name != "copy":
+            with (folder / name).open("a") as file:
+                file.write("# changed\n")
+        folders[name] = str(folder)
+    own, other = ranks.spawn(_other_code, 2, tmp_path, folders)
+    assert len(set(own)) == 1
+    assert other[0] == own[0] and len(set(other)) == len(names)
+
+
 def _planned(mesh: Any, rank: int, world: int, table: str) -> None:
     model = _model()
     if rank == 1:
@@ -200,6 +242,74 @@ def _gathers(mesh: Any, rank: int, world: int) -> None:
 
 def test_weights_are_compared_once(tmp_path: Any) -> None:
     ranks.spawn(_gathers, 2, tmp_path)
+
+
+def _tensor_parallel(mesh: Any, rank: int, world: int) -> None:
+    """Without a call of `agree`: our styles compare when they are applied, all in the first forward."""
+    last = world - 1
+    own = rank == last
+    x = torch.randn(6, 64)
+    ours = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+    plain = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    start = f"rank {last} differs in layers: '0': it has "
+    models: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"recipe": "tensorwise" if own else "rowwise"}, f"{start}[96, 64] tensorwise in float32"),
+        ({"rows": 144 if own else 96}, f"{start}[144, 64] rowwise in float32"),
+        ({"async_tensor_parallel": own}, "emulate, bias, async tensor parallelism, "),
+    )
+    for options, words in models:
+        model = _model(**options)
+        _expect(words, last, lambda: parallelize_module(model, mesh, ours))  # noqa: B023
+        # PyTorch's styles would not get through a scatter of unlike shapes.
+        model = parallelize_module(_model(**options), mesh, plain, src_data_rank=None)
+        _expect(words, last, lambda: model(x))  # noqa: B023
+    layouts = {"0": f8.Float8ColwiseParallel(input_layouts=Shard(0) if own else Replicate())}
+    words = "Float8ColwiseParallel of (Shard(dim=0),) to (Shard(dim=-1),)"
+    model = _model()
+    _expect(words, last, lambda: parallelize_module(model, mesh, layouts))
+    # What changes behind the styles, and what a layer is given, is compared in the first forward.
+    model = parallelize_module(_model(), mesh, ours)
+    model[2].async_tensor_parallel = own
+    words = f"rank {last} differs in layers: '2': it has [64, 96] rowwise in float32"
+    _expect(words, last, lambda: model(x))
+    model = parallelize_module(_model(), mesh, ours)
+    words = f"rank {last} differs in inputs: '0': it has [3, 64] in torch.float32, (Replicate(),)"
+    _expect(words, last, lambda: model(x[:3] if own else x))
+    model(x).sum().backward()
+
+
+def test_tensor_parallelism_compares(tmp_path: Any) -> None:
+    ranks.spawn(_tensor_parallel, 3, tmp_path)
+
+
+def _tensor_parallel_calls(mesh: Any, rank: int, world: int) -> None:
+    """Counts the comparisons: one a layer by a style, and one in its first forward."""
+    counted: list[tuple[Any, ...]] = []
+    original = agreement.compare
+
+    def compare(facts: Any, group: Any) -> None:
+        counted.append((*facts["layers"], "inputs" in facts, "build" in facts))
+        original(facts, group)
+
+    agreement.compare = compare
+    x = torch.randn(6, 64)
+    plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+    styles = [("0", False, True), ("2", False, False)]
+    model = parallelize_module(_model(), mesh, plan)
+    assert counted == styles  # the first one of a group also compares the package
+    for _ in range(2):
+        model(x).sum().backward()
+    assert counted == [*styles, ("0", True, False), ("2", True, False)]
+    counted.clear()
+    parallelize_module(_model(), mesh, plan)(x)
+    assert len(counted) == 4
+    with FakeTensorMode():
+        parallelize_module(_model(), mesh, plan, src_data_rank=None)
+    assert len(counted) == 4
+
+
+def test_tensor_parallelism_compares_once(tmp_path: Any) -> None:
+    ranks.spawn(_tensor_parallel_calls, 2, tmp_path)
 
 
 def test_most_ranks_are_right() -> None:

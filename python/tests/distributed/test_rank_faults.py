@@ -6,6 +6,7 @@ Ranks are processes on the emulated device.
 from __future__ import annotations
 
 import ctypes
+import datetime
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ from torch import distributed, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 import float8.torch as f8
 from float8.torch.ranks import collectives, rank_watch
@@ -30,19 +32,56 @@ TIMEOUT = 3.0
 STEPS = 3
 
 
-def _model(mesh: Any, recipe: str, rows: int = 96) -> Any:
+def _model(mesh: Any, recipe: str) -> Any:
+    """Returns a model that FSDP shards, or tensor parallelism, as the dimensions of the mesh say."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, 64)).to(ranks.device)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)).to(ranks.device)
+    names = mesh.mesh_dim_names or ("shard",)
     config = f8.LinearConfig(
         recipe,
         emulate=ranks.device == "cpu",
         history=2 if recipe == "delayed" else 16,
-        enable_fsdp_float8_all_gather=recipe != "delayed",
+        enable_fsdp_float8_all_gather=recipe != "delayed" and "shard" in names,
     )
     f8.convert_to_float8_training(model, config=config)
-    for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    if "tensor" in names:
+        plan = {"0": f8.Float8ColwiseParallel(), "2": f8.Float8RowwiseParallel()}
+        parallelize_module(model, mesh["tensor"], plan)
+    if "shard" in names:
+        own = mesh if mesh.ndim == 1 else mesh["shard"]
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=own)
+        fully_shard(model, mesh=own)
+    return model
+
+
+def _mesh(mesh: Any, tensor: int) -> Any:
+    """Returns the mesh of FSDP over so many ranks of tensor parallelism, or of either alone."""
+    if tensor == 1:
+        return mesh
+    if tensor == mesh.size():
+        return distributed.device_mesh.init_device_mesh(
+            ranks.device, (tensor,), mesh_dim_names=("tensor",)
+        )
+    numbers = torch.arange(mesh.size()).view(-1, tensor)
+    groups = []
+    for rows in (numbers.t(), numbers):
+        # The groups of init_device_mesh have a timeout of half an hour.
+        made = [
+            (row, distributed.new_group(row, timeout=datetime.timedelta(seconds=TIMEOUT)))
+            for row in rows.tolist()
+        ]
+        groups += [group for row, group in made if distributed.get_rank() in row]
+    return distributed.device_mesh.DeviceMesh.from_group(
+        groups, ranks.device, numbers, mesh_dim_names=("shard", "tensor")
+    )
+
+
+def _replica(mesh: Any) -> int:
+    """Returns the number of the batch that this rank has."""
+    if mesh.ndim == 2:
+        return int(mesh["shard"].get_local_rank())
+    return 0 if mesh.mesh_dim_names == ("tensor",) else int(mesh.get_local_rank())
 
 
 def _step(model: Any, optimizer: Any, step: int, rank: int, in_backward: Any = None) -> float:
@@ -84,9 +123,16 @@ def _load(folder: pathlib.Path, model: Any, optimizer: Any) -> int:
 
 
 def train(
-    mesh: Any, rank: int, folder: str, recipe: str, fault: str = "", at: int = 1
+    mesh: Any,
+    rank: int,
+    folder: str,
+    recipe: str,
+    fault: str = "",
+    at: int = 1,
+    tensor: int = 1,
 ) -> list[float]:
     """Trains from the latest checkpoint on; rank 1 has the fault in a step."""
+    mesh = _mesh(mesh, tensor)
     model = _model(mesh, recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     path = pathlib.Path(folder)
@@ -94,13 +140,16 @@ def train(
     losses = []
     scales = None
     try:
-        with f8.watch(model, timeout=TIMEOUT):
+        # A run that nothing holds up may take its time, as on a machine with other work.
+        with f8.watch(model, timeout=TIMEOUT if fault in ("kill", "hang", "raise") else 60):
             for step in range(_load(path, model, optimizer), STEPS):
                 if hasattr(model, "float8_scales"):
                     scales = model.float8_scales.state.clone()
                 has_fault = rank == 1 and step == at
                 losses.append(
-                    _step(model, optimizer, step, rank, FAULTS[fault] if has_fault else None)
+                    _step(
+                        model, optimizer, step, _replica(mesh), FAULTS[fault] if has_fault else None
+                    )
                 )
                 _save(path, step + 1, model, optimizer, rank)
     except f8.DistributedError:
@@ -135,35 +184,51 @@ def _main(mesh: Any, rank: int, world: int, *args: Any) -> list[float]:
 
 
 HUNG = "rank 1 did not come: it was last seen in "
+TENSOR_FORWARD = "the tensor parallel forward of 2"
+BACKWARD = "the tensor parallel backward of 0 failed after"
 
 
 @pytest.mark.parametrize(
-    ("world", "recipe", "fault", "words", "resumes"),
+    ("world", "tensor", "recipe", "fault", "words", "resumes"),
     (
-        (3, "delayed", "kill", ("rank 1 did not come", "killed"), True),
-        (2, "delayed", "hang", (HUNG, "1 collective behind"), False),
-        (4, "rowwise", "hang", (HUNG + "FSDP's all-gather of q of 2",), True),
-        (3, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",), False),
+        (3, 1, "delayed", "kill", ("rank 1 did not come", "killed"), True),
+        (2, 1, "delayed", "hang", (HUNG, "1 collective behind"), False),
+        (4, 1, "rowwise", "hang", (HUNG + "FSDP's all-gather of q of 2",), True),
+        (3, 1, "rowwise", "raise", ("rank 1 raised ZeroDivisionError: no data",), False),
+        (2, 2, "rowwise", "kill", (BACKWARD, "rank 1 did not come", "killed"), True),
+        (3, 3, "tensorwise", "hang", (BACKWARD, HUNG + TENSOR_FORWARD), False),
+        (4, 2, "rowwise", "kill", ("rank 1 did not come", "killed"), True),
+        (4, 2, "tensorwise", "hang", (HUNG + TENSOR_FORWARD,), False),
     ),
 )
 def test_the_others_name_the_rank_and_the_next_run_goes_on(
-    world: int, recipe: str, fault: str, words: tuple[str, ...], resumes: bool, tmp_path: Any
+    world: int,
+    tensor: int,
+    recipe: str,
+    fault: str,
+    words: tuple[str, ...],
+    resumes: bool,
+    tmp_path: Any,
 ) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "faulty"
     whole.mkdir()
     folder.mkdir()
-    outcomes = ranks.run(_main, world, tmp_path, str(folder), recipe, fault, timeout=TIMEOUT)
+    outcomes = ranks.run(
+        _main, world, tmp_path, str(folder), recipe, fault, 1, tensor, timeout=TIMEOUT
+    )
     for rank, outcome in enumerate(outcomes):
-        assert outcome.seconds < 3 * TIMEOUT + 8, outcome
         if rank == 1:
             assert outcome.exit_code != 0
             continue
+        assert outcome.seconds < 3 * TIMEOUT + 8, outcome
         assert outcome.error.startswith(f"DistributedError: float8: rank {rank}: "), outcome.trace
         assert all(each in outcome.error for each in words), outcome.error
         assert outcome.fields["ranks"] == (1,)
     if resumes:
-        resumed = ranks.spawn(_main, world, tmp_path, str(folder), recipe)
-        expected = ranks.spawn(_main, world, tmp_path, str(whole), recipe)
+        resumed, expected = (
+            ranks.spawn(_main, world, tmp_path, str(each), recipe, "", 1, tensor)
+            for each in (folder, whole)
+        )
         assert resumed == [losses[1:] for losses in expected]
 
 
@@ -229,6 +294,55 @@ def test_a_group_that_is_destroyed_from_outside(tmp_path: Any) -> None:
         words = f"float8: rank {rank}: the amax all-reduce of delayed scaling failed"
         assert words in outcome.error, outcome.trace
         assert outcome.seconds < 30
+
+
+def _aborted(*_: Any, **__: Any) -> None:
+    raise RuntimeError("NCCL communicator was aborted on rank 1.")
+
+
+def _without_groups(mesh: Any, rank: int, world: int, tensor: int, changed: bool) -> None:
+    """Rank 1 loses its process groups between two steps; gloo's go on where somebody holds them."""
+    mesh = _mesh(mesh, tensor)
+    model = _model(mesh, "rowwise")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    collectives._GRACE = 2.0
+    with f8.watch(model, timeout=TIMEOUT):
+        _step(model, optimizer, 0, _replica(mesh))
+        if changed:  # the weights have to be cast, with collectives of float8
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(2)
+        if rank == 1 and tensor > 1:
+            distributed.destroy_process_group()
+        elif rank == 1:
+            for name in ("all_gather_single", "_allgather_base", "allreduce"):
+                setattr(distributed.ProcessGroup, name, _aborted)
+        model(torch.randn(16, 64, generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "changed", "words"),
+    (
+        (1, False, "FSDP's all-gather of q of 0"),
+        (1, True, "the amax all-reduce of 0"),
+        (2, False, "the tensor parallel forward of 2"),
+        (2, True, "the tensor parallel forward of 0"),
+    ),
+)
+def test_a_rank_that_loses_its_groups(
+    tensor: int, changed: bool, words: str, tmp_path: Any
+) -> None:
+    cause = "Could not resolve the process group" if tensor > 1 else "aborted on rank 1."
+    outcomes = ranks.run(_without_groups, 2, tmp_path, tensor, changed, timeout=TIMEOUT)
+    for rank, outcome in enumerate(outcomes):
+        # The watch may come before the collective's own error.
+        start = f"DistributedError: float8: rank {rank}: {words}"
+        assert outcome.error.startswith(start), outcome.trace
+        assert "\n" not in outcome.error and cause in outcome.error
+        assert outcome.fields["operation"] in words
+        assert outcome.fields["ranks"] == ((1,) if rank == 0 else ()), outcome.error
+    state = "failed first" if tensor > 1 else "is behind"
+    assert f"rank 1 {state}, in {words}" in outcomes[0].error
 
 
 def _stuck(mesh: Any, rank: int, world: int, folder: str) -> None:

@@ -43,6 +43,7 @@ _REMEDY = {
     "plans": "call float8.torch.agree before the first step and before float8.torch.prepare",
     "layers": "build and convert the model in the same way on all ranks",
     "shards": "shard the weights with fully_shard alone",
+    "inputs": "give all ranks that share a weight the same batch",
 }
 
 
@@ -62,7 +63,7 @@ def agree(
         no such file. Where that rank has None, the table in use stays.
 
     Raises DistributedError on every rank, which names the rank that differs and what differs. FSDP
-    with fp8 gathers, and delayed scaling, compare without a call.
+    with fp8 gathers, delayed scaling and tensor parallelism compare without a call.
     """
     collectives.progress.begin(Operation("agree"))
     devices = _devices(model)
@@ -120,12 +121,13 @@ def _version() -> str:
 def _build() -> str:
     """Returns a hash of the package: its libraries, which have the kernels' sources, and its code."""
     folder = pathlib.Path(_library.__file__).parent
-    files = [folder / "_C.so", *folder.glob("lib/libfloat8.so.*")]
-    files += [*folder.glob("*.py"), *(folder / "torch").glob("*.py")]
+    files = [folder / "_C.so", *folder.glob("lib/libfloat8.so.*"), *folder.rglob("*.py")]
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(file.name.encode())
-        digest.update(file.read_bytes())
+        data = file.read_bytes()
+        # The size keeps apart what one file ends with and the next one begins with.
+        digest.update(f"{file.relative_to(folder).as_posix()} {len(data)}\n".encode())
+        digest.update(data)
     return digest.hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, distributed
@@ -244,7 +244,9 @@ def failed(
     """Returns the error of a collective that failed, after asking the store about the others."""
     rank = own_rank()
     post_failure(error, "collective")
-    missing, words = absent(ranks)
+    # A rank whose groups are gone has not waited for anybody.
+    initialized = distributed.is_initialized()
+    missing, words = absent(ranks) if initialized else ([], "its process groups are gone")
     message = (
         f"float8: rank {rank}: {operation} failed after {seconds:.1f} s"
         f"{': ' + words if words else ''}. The step is void, and its scales were not updated: end "
@@ -285,14 +287,27 @@ def _absent(store: Any, others: list[int]) -> tuple[list[int], str]:
     raised = [rank for rank, report in reports.items() if report["cause"] == "raised"]
     if raised:
         return raised, "; ".join(f"rank {rank} raised {reports[rank]['error']}" for rank in raised)
-    silent = [rank for rank in others if rank not in reports]
-    if silent:
-        return silent, "; ".join(_silence(store, rank, before[rank]) for rank in silent)
     own = progress.sequence()
+    now = {rank: _read(store, f"float8/heartbeat/{rank}") for rank in others if rank not in reports}
+    # A rank that lives and has come waits: what failed is on this side.
+    silent = [
+        rank
+        for rank, state in now.items()
+        if not (_lives(state, before[rank]) and _delay(state, own) >= (progress.count, 0))
+    ]
+    if silent:
+        return silent, "; ".join(_silence(rank, now[rank], before[rank]) for rank in silent)
     delays = {rank: _delay(report, own) for rank, report in reports.items()}
-    least = min(delays.values())
+    least = min(delays.values(), default=(progress.count, 0))
     behind = [rank for rank, delay in delays.items() if delay == least < (progress.count, 0)]
-    return behind, "; ".join(_behind(rank, reports[rank], delays[rank][1]) for rank in behind)
+    if behind:
+        return behind, "; ".join(_behind(rank, reports[rank], delays[rank][1]) for rank in behind)
+    first = first_failure(store)
+    if first is None or first["rank"] not in reports:
+        return [], ""
+    return [first["rank"]], (
+        f"rank {first['rank']} failed first, in {first['operation']}: {first['error']}"
+    )
 
 
 def _delay(report: dict[str, Any], own: dict[str, int]) -> tuple[int, int]:
@@ -307,14 +322,18 @@ def _behind(rank: int, report: dict[str, Any], collectives: int) -> str:
     )
     if report["cause"] == "stalled":
         return f"rank {rank} did not come: it was last seen in {report['operation']}{more}"
-    return f"rank {rank} is behind, in {report['operation']}{more}"
+    return f"rank {rank} is behind, in {report['operation']}{more}, and failed: {report['error']}"
 
 
-def _silence(store: Any, rank: int, before: dict[str, Any] | None) -> str:
-    if before is None:
+def _lives(now: dict[str, Any] | None, before: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    """Tells whether a rank has said since then that it lives."""
+    return now is not None and (before is None or now["heartbeat"] != before["heartbeat"])
+
+
+def _silence(rank: int, now: dict[str, Any] | None, before: dict[str, Any] | None) -> str:
+    if now is None:
         return f"rank {rank} did not come and says nothing: it was killed, or hangs"
-    now = _read(store, f"float8/heartbeat/{rank}") or before
-    alive = now["heartbeat"] != before["heartbeat"]
+    alive = _lives(now, before)
     state = "lives and hangs" if alive else "gives no sign of life, so it was killed or stopped"
     return f"rank {rank} did not come: it {state}; it was last seen in {now['operation']}"
 
