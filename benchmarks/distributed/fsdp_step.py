@@ -14,7 +14,6 @@ each variant, of rank 0.
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import statistics
 import sys
@@ -139,12 +138,7 @@ def main() -> int:
     parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
     options.tokens = options.tokens or (32 if options.emulate else 8192)
-    device = common.device_of(options)
-    if "RANK" not in os.environ:
-        sys.exit("start this with torchrun --nproc-per-node N")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    device = common.start_ranks(options)
     steps: dict[str, Callable[[], None]] = {}
     failures: dict[str, str] = {}
     with common.attention():

@@ -14,7 +14,6 @@ run ahead, so that its time does not count. `ratio` is bf16's time over the mean
 
 from __future__ import annotations
 
-import os
 import pathlib
 import statistics
 import sys
@@ -102,12 +101,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=10, help="of a sample")
     parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
-    device = common.device_of(options)
-    if "RANK" not in os.environ:
-        sys.exit("start this with torchrun --nproc-per-node N")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    device = common.start_ranks(options)
     chosen = common.chosen(options.variants, dict(VARIANTS))
     default = "256x128" if options.emulate else SHAPES
     shapes = [tuple(map(int, text.split("x"))) for text in (options.shapes or default).split(",")]

@@ -11,7 +11,6 @@ in `-gather` gathers weights in fp8; torchao has that for tensorwise alone.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -91,12 +90,7 @@ def main() -> int:
     parser = common.parser(__doc__, VARIANTS)
     parser.add_argument("--shape", default="", metavar="NxK", help="default 14336x4096")
     options = parser.parse_args()
-    device = common.device_of(options)
-    if "RANK" not in os.environ:
-        sys.exit("start this with torchrun --nproc-per-node N")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    device = common.start_ranks(options)
     shape = options.shape or ("512x256" if options.emulate else "14336x4096")
     n, k = map(int, shape.split("x"))
     wire = Wire()

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import pathlib
 import statistics
 import sys
@@ -197,12 +196,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    device = common.device_of(options)
-    if "RANK" not in os.environ:
-        sys.exit("start this with torchrun --nproc-per-node N")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    device = common.start_ranks(options)
     shape = shape_of(options)
     calls: dict[str, Callable[[], None]] = {}
     failures: dict[str, str] = {}

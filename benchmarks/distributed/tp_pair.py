@@ -230,12 +230,7 @@ def main() -> int:
     for name, size, tiny in (("tokens", 8192, 256), ("dim", 8192, 256), ("hidden", 28672, 512)):
         if not getattr(options, name):
             setattr(options, name, tiny if options.emulate else size)
-    device = common.device_of(options)
-    if "RANK" not in os.environ:
-        sys.exit("start this with torchrun --nproc-per-node N")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    device = common.start_ranks(options)
     mesh = init_device_mesh(device, (distributed.get_world_size(),))
     steps: dict[str, Callable[[], None]] = {}
     failures: dict[str, str] = {}

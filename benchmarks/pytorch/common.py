@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import float8.torch as f8
@@ -119,6 +119,17 @@ def device_of(options: Options) -> str:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         sys.exit("this needs a Hopper GPU; --emulate tries the program on a CPU")
     return "cuda"
+
+
+def start_ranks(options: Options) -> str:
+    """Joins the ranks that torchrun started, and returns the device to run on."""
+    device = device_of(options)
+    if "RANK" not in os.environ:
+        sys.exit("start this with torchrun --nproc-per-node N")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    return device
 
 
 def headline(what: str, device: str) -> str:
