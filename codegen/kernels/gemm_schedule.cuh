@@ -70,7 +70,7 @@ struct GemmSchedule {
     }
   }
 
-  // Where the cluster tile of this index lies in d.
+  // Gives the tile its place in d and its part of K; `index` is that of the cluster tile.
   F8_DEVICE void place(WorkTile& tile, u32 index) const {
     const GemmProblem& problem = args.problems[tile.problem];
     const u32 tiles_m = (problem.m + kClusterTileM - 1) / kClusterTileM;

@@ -85,7 +85,7 @@ class Memory {
   std::vector<std::unique_ptr<void, void (*)(void*)>> host_;
 };
 
-// What ranks do together.
+// The ranks, and the collectives that they call together.
 class Ranks {
  public:
   Ranks() {

@@ -26,7 +26,7 @@ CollectiveCall unpacked(uint64_t word) {
 
 enum class Presence : uint8_t { kHere, kDestroyed, kAborted };
 
-// What a rank has done, as another one reads it.
+// The calls and waits of a rank, as another rank reads them.
 struct RankState {
   uint64_t calls = 0;
   uint64_t waits = 0;
@@ -165,8 +165,7 @@ std::string diagnose(const std::vector<RankState>& ranks, size_t self) {
   }
   return f8::format(
       "all ranks have made its calls ({}) and come to this wait; a device is behind, or graphs "
-      "that "
-      "are replayed have different calls",
+      "that are replayed have different calls",
       own.calls);
 }
 

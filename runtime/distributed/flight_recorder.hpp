@@ -35,7 +35,7 @@ class RecordedWait {
   explicit RecordedWait(const ncclComm* communicator);
   // The first other rank that has aborted the communicator.
   [[nodiscard]] std::optional<int> aborted_rank() const;
-  // What the others have done that this rank waits for, in words: half of a line.
+  // Says which ranks this one waits for, and in which operation, as the end of a message.
   [[nodiscard]] std::string diagnosis() const;
 
  private:

@@ -38,7 +38,7 @@ struct Plan {
   std::vector<Wanted> kernels;  // sorted by key
   std::vector<std::string> skipped;
   std::set<Shape> shapes;
-  int64_t left_to_library = 0;  // GEMMs that the table gives to cuBLASLt
+  int64_t left_to_library = 0;  // GEMMs whose choice is cuBLASLt
 };
 
 void want(Plan& plan, const codegen::KernelSpec& spec, std::string_view role,

@@ -267,7 +267,7 @@ def _tensor_parallel(mesh: Any, rank: int, world: int) -> None:
     words = "Float8ColwiseParallel of (Shard(dim=0),) to (Shard(dim=-1),)"
     model = _model()
     _expect(words, last, lambda: parallelize_module(model, mesh, layouts))
-    # What changes behind the styles, and what a layer is given, is compared in the first forward.
+    # The first forward compares changes made behind the styles, and the x of a layer.
     model = parallelize_module(_model(), mesh, ours)
     model[2].async_tensor_parallel = own
     words = f"rank {last} differs in layers: '2': it has [64, 96] rowwise in float32"

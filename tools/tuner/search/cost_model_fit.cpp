@@ -163,14 +163,19 @@ class Objective {
 
 }  // namespace
 
+static double clocks_of(const MeasuredGemm& gemm, const TimedConfig& timed, const CostModel& model,
+                        std::span<const runtime::NearbyWinner> nearby) {
+  codegen::GemmSpec spec = gemm.family;
+  spec.config = timed.config;
+  return runtime::voted_clocks(spec, gemm.shape, gemm.sm_count, nearby, model);
+}
+
 const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model,
                           std::span<const runtime::NearbyWinner> nearby) {
   const TimedConfig* best = nullptr;
   double best_clocks = 0;
-  codegen::GemmSpec spec = gemm.family;
   for (const TimedConfig& timed : gemm.timed) {
-    spec.config = timed.config;
-    const double clocks = runtime::voted_clocks(spec, gemm.shape, gemm.sm_count, nearby, model);
+    const double clocks = clocks_of(gemm, timed, model, nearby);
     const auto rank = [](const codegen::GemmConfig& c) {
       return std::tuple(-c.tile_m * c.tile_n, c.raster_group, codegen::key(c));
     };
@@ -183,13 +188,11 @@ const TimedConfig& choose(const MeasuredGemm& gemm, const CostModel& model,
   return *best;
 }
 
-bool takes_library(const MeasuredGemm& gemm, const CostModel& model,
+bool takes_library(const MeasuredGemm& gemm, const TimedConfig& chosen, const CostModel& model,
                    std::span<const runtime::NearbyWinner> nearby) {
-  if (gemm.suggestion_ns() == 0) return false;
-  codegen::GemmSpec spec = gemm.family;
-  spec.config = choose(gemm, model, nearby).config;
-  const double clocks = runtime::voted_clocks(spec, gemm.shape, gemm.sm_count, nearby, model);
-  return runtime::prefers_library(spec, gemm.shape, gemm.sm_count, clocks, model);
+  return gemm.suggestion_ns() > 0 &&
+         runtime::prefers_library(gemm.family, gemm.shape, gemm.sm_count,
+                                  clocks_of(gemm, chosen, model, nearby), model);
 }
 
 static const TimedConfig& fastest(const MeasuredGemm& gemm) {
@@ -231,11 +234,12 @@ struct Regrets {
 
   void add(const MeasuredGemm& gemm, const CostModel& model,
            std::span<const runtime::NearbyWinner> nearby = {}) {
-    const double chosen = choose(gemm, model, nearby).ns;
+    const TimedConfig& chosen = choose(gemm, model, nearby);
     const double best = fastest(gemm).ns;
-    generated.push_back(chosen / best - 1);
+    generated.push_back(chosen.ns / best - 1);
     if (const double library = gemm.library_ns(); library > 0) {
-      const double taken = takes_library(gemm, model, nearby) ? gemm.suggestion_ns() : chosen;
+      const double taken =
+          takes_library(gemm, chosen, model, nearby) ? gemm.suggestion_ns() : chosen.ns;
       any.push_back(taken / std::min(best, library) - 1);
     }
     if (generated.back() > worst) {
@@ -340,11 +344,8 @@ static void fit_library(const std::vector<MeasuredGemm>& gemms, CostModel& model
     if (gemm.family.scale != codegen::ScaleMode::kTensor || library == 0) continue;
     const auto nearby = winners_near(gemm, gemms);
     const TimedConfig& chosen = choose(gemm, model, nearby);
-    codegen::GemmSpec spec = gemm.family;
-    spec.config = chosen.config;
-    const auto terms = runtime::library_terms(
-        gemm.shape, gemm.sm_count,
-        runtime::voted_clocks(spec, gemm.shape, gemm.sm_count, nearby, model));
+    const auto terms =
+        runtime::library_terms(gemm.shape, gemm.sm_count, clocks_of(gemm, chosen, model, nearby));
     const double lag = std::clamp(std::log(library / chosen.ns), -kMostLag, kMostLag);
     for (size_t i = 0; i < kTerms; ++i) {
       for (size_t j = 0; j < kTerms; ++j) a[i][j] += terms[i] * terms[j];

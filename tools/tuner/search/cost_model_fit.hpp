@@ -58,8 +58,10 @@ struct Regret {
 // them.
 [[nodiscard]] const TimedConfig& choose(const MeasuredGemm& gemm, const runtime::CostModel& model,
                                         std::span<const runtime::NearbyWinner> nearby = {});
-// Tells whether the model takes cuBLASLt's first suggestion instead, which must have been timed.
-[[nodiscard]] bool takes_library(const MeasuredGemm& gemm, const runtime::CostModel& model,
+// Tells whether the model takes cuBLASLt's first suggestion in place of this configuration of
+// choose(); the suggestion must have been timed.
+[[nodiscard]] bool takes_library(const MeasuredGemm& gemm, const TimedConfig& chosen,
+                                 const runtime::CostModel& model,
                                  std::span<const runtime::NearbyWinner> nearby = {});
 // The winners of other layers' (n, k) GEMMs of this kind, the nearest first.
 [[nodiscard]] std::vector<runtime::NearbyWinner> winners_near(

@@ -120,8 +120,11 @@ StoredTimes stored_times(const MeasuredGemm& gemm) {
 
 runtime::GemmChoice choice_of(const MeasuredGemm& gemm, const runtime::CostModel& model,
                               std::span<const runtime::NearbyWinner> nearby) {
-  if (takes_library(gemm, model, nearby)) return {.provider = Provider::kCublasLt, .config = {}};
-  return {.provider = Provider::kGenerated, .config = choose(gemm, model, nearby).config};
+  const TimedConfig& chosen = choose(gemm, model, nearby);
+  if (takes_library(gemm, chosen, model, nearby)) {
+    return {.provider = Provider::kCublasLt, .config = {}};
+  }
+  return {.provider = Provider::kGenerated, .config = chosen.config};
 }
 
 // What a plan takes without a search: by the model alone, and with the rows of other layers.
