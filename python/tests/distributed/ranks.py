@@ -180,15 +180,16 @@ def spawn(
     *args: Any,
     device: str = "cpu",
     limit: float = 120,
-    repeat: bool = False,
+    repeat: bool = True,
 ) -> list[Any]:
     """Runs ranks that all end well, and returns what they returned.
 
-    repeat: where a signal ends a rank, warn and run all of them once more.
+    repeat: where a signal ends an emulated rank, warn and run all of them once more. One run in a few
+    hundred ends so in a thread of the gloo backend, in whatever test, for a reason that is not known.
     """
     outcomes = run(main, world, folder, *args, on=device, limit=limit)
     killed = [rank for rank, outcome in enumerate(outcomes) if outcome.by_signal]
-    if repeat and killed:
+    if repeat and killed and device == "cpu":
         traces = "\n".join(outcomes[rank].trace for rank in killed)
         warnings.warn(f"signals ended the ranks {killed}, which run again:\n{traces}", stacklevel=2)
         outcomes = run(main, world, folder, *args, on=device, limit=limit)

@@ -163,8 +163,7 @@ def _rowwise(_: Any, rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", (6, 8))
 def test_shards_that_are_uneven_or_replicated(world: int, tmp_path: Any) -> None:
-    # One run in a hundred or so of these ends in malloc, for a reason that is not known.
-    ranks.spawn(_rowwise, world, tmp_path, repeat=True)
+    ranks.spawn(_rowwise, world, tmp_path)
 
 
 def _saved(_: Any, rank: int, world: int, folder: str) -> None:

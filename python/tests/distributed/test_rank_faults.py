@@ -485,9 +485,9 @@ def _aborts_once(_: Any, rank: int, world: int, folder: str) -> int:
     return rank
 
 
-def test_a_rank_that_a_signal_ends_is_told_and_repeated_where_asked(tmp_path: Any) -> None:
+def test_a_rank_that_a_signal_ends_is_told_and_repeated_once(tmp_path: Any) -> None:
     with pytest.warns(UserWarning, match=r"signals ended the ranks \[1\].*(?s:.*)_aborts_once"):
-        assert ranks.spawn(_aborts_once, 2, tmp_path, str(tmp_path), repeat=True) == [0, 1]
+        assert ranks.spawn(_aborts_once, 2, tmp_path, str(tmp_path)) == [0, 1]
     (tmp_path / "aborted").unlink()
     with pytest.raises(AssertionError, match="rank 1: exit code -6"):
-        ranks.spawn(_aborts_once, 2, tmp_path, str(tmp_path))
+        ranks.spawn(_aborts_once, 2, tmp_path, str(tmp_path), repeat=False)
