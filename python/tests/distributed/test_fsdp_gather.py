@@ -36,7 +36,9 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-def _mlp(recipe: str, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential) -> Any:
+def _mlp(
+    recipe: str | recipes.Recipe, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential
+) -> Any:
     torch.manual_seed(0)
     model = kind(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, rows, bias=False))
     emulate = ranks.device == "cpu"
@@ -50,9 +52,9 @@ def _shard(model: nn.Sequential, mesh: Any, **options: Any) -> nn.Sequential:
     return fully_shard(model, mesh=mesh, **options)
 
 
-def _rows(recipe: str, world: int) -> int:
-    """Returns a number of rows that `world` ranks do not share evenly, where they may."""
-    return 128 * world if recipe == "blockwise" else {2: 80, 3: 112}[world]
+def _rows(world: int) -> int:
+    """Returns a number of rows of which ranks have no whole 128s, and three not even the same."""
+    return {2: 80, 3: 112}[world]
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
@@ -89,7 +91,7 @@ def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> 
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank].to(ranks.device)
     # Rows in whole 128s are read as they are gathered.
-    rows = _rows(recipe, world) if options["reshard_after_forward"] else 128 * world
+    rows = _rows(world) if options["reshard_after_forward"] else 128 * world
     models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
     if "mp_policy" not in options:
         single = _mlp(recipe, rows, False)
@@ -115,10 +117,35 @@ def test_the_bits_of_a_gather_in_high_precision_on_gpus(tmp_path: Any) -> None:
     ranks.spawn(_equal, 2, tmp_path, device="cuda")
 
 
+def _cut_blocks(mesh: Any, rank: int, world: int) -> None:
+    """Shards that begin and end inside blocks of 128 rows; of five ranks, the last has no rows of 16."""
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    torch.manual_seed(1)
+    x = torch.randn(world, 16, 64)[rank].to(ranks.device)
+    for rows in (16,) if world == 5 else (112, 400, 1024):
+        for options in ({}, {"mp_policy": bf16, "reshard_after_forward": rows != 400}):
+            models = [
+                _shard(_mlp("blockwise", rows, gather), mesh, **options) for gather in (True, False)
+            ]
+            _expect_equal_steps(models, x)
+            assert models[0][2]._weight_gather.cuts_blocks is (rows // world % 128 != 0)
+
+
+@pytest.mark.parametrize("world", (2, 3, 5))
+def test_shards_that_cut_blocks_have_the_bits_of_the_whole(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_cut_blocks, world, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_shards_that_cut_blocks_have_the_bits_of_the_whole_on_gpus(tmp_path: Any) -> None:
+    ranks.spawn(_cut_blocks, 2, tmp_path, device="cuda")
+
+
 def _composed(mesh: Any, rank: int, world: int) -> None:
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    for recipe in ("tensorwise", "rowwise"):
+    for recipe in ("tensorwise", "rowwise", "blockwise"):
         models = [
             _shard(_mlp(recipe, 80, gather, Checkpointed), mesh, reshard_after_forward=True)
             for gather in (True, False)
@@ -234,8 +261,7 @@ class Traffic:
 def _bytes(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(16, 64)
     traffic = Traffic()
-    recipes = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed")
-    for recipe, reshard in itertools.product(recipes, (True, False)):
+    for recipe, reshard in itertools.product(RECIPES, (True, False)):
         model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.Linear(128, 96, bias=False))
         config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=True)
         f8.convert_to_float8_training(model, config=config)
@@ -273,7 +299,7 @@ def _in_pieces(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(world, 16, 64)[rank]
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for recipe in RECIPES:
-        models = [_mlp(recipe, _rows(recipe, world), gather) for gather in (True, False)]
+        models = [_mlp(recipe, _rows(world), gather) for gather in (True, False)]
         for model in models:
             model[2].bfloat16()
         _expect_equal_steps([_shard(model, mesh, mp_policy=bf16) for model in models], x)
@@ -285,7 +311,7 @@ def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:
 
 
 def _not_a_number(mesh: Any, rank: int, world: int) -> None:
-    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"):
+    for recipe in RECIPES:  # all rows are in one block of 128
         models = [_shard(_mlp(recipe, 80, gather), mesh) for gather in (True, False)]
         results = []
         for model in models:
@@ -348,7 +374,9 @@ def _misuse(mesh: Any, rank: int, world: int) -> None:
     model[0].register_forward_pre_hook(lambda layer, *_: layer.weight + 1)
     with pytest.raises(NotImplementedError, match="no values in high precision"):
         model(torch.randn(16, 64))
-    blocks = _shard(_mlp("blockwise", 80, True), mesh)
+    blockwise, rowwise = (recipes.Recipe.named(name) for name in ("blockwise", "rowwise"))
+    mixed = dataclasses.replace(blockwise, grad_input=rowwise.grad_input)
+    blocks = _shard(_mlp(mixed, 80, True), mesh)
     with pytest.raises(ValueError, match="2 ranks hold 40 rows each of a weight of 80 rows"):
         blocks(torch.randn(16, 64))
 
