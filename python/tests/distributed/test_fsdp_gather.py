@@ -388,6 +388,10 @@ def test_what_cannot_be_is_an_error(tmp_path: Any) -> None:
     dynamic = recipes.Recipe.named("tensorwise").grad_weight
     with pytest.raises(ValueError, match="is for delayed scaling of all operands, or of none"):
         _mlp(dataclasses.replace(mixed, grad_weight=dynamic), 80, True)
+    blocks = recipes.Recipe.named("blockwise")
+    by_rows = dataclasses.replace(blocks.output, b=blocks.output.a)
+    with pytest.raises(ValueError, match="custom has one for each 1x128"):
+        _mlp(dataclasses.replace(blocks, output=by_rows), 80, True)
     config = f8.LinearConfig(
         "rowwise", emulate=True, pad_inner_dim=True, enable_fsdp_float8_all_gather=True
     )
