@@ -141,7 +141,7 @@ struct StubOf {
     Stub stub{"amax.cuh", "float8_amax", {}};
     stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
                 constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
-                constant("kNoopFlag", s.noop_flag) + "};\n" +
+                constant("kBlock", s.block) + constant("kNoopFlag", s.noop_flag) + "};\n" +
                 (s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
                         : check_args<kernels::AmaxArgs>("AmaxArgs")) +
                 check_threads("kTileThreads", s) +
@@ -166,7 +166,8 @@ struct StubOf {
                 constant("kDelayed", s.delayed) + constant("kRowMajor", s.q) +
                 constant("kTransposed", s.qt) + constant("kPow2", s.pow2) +
                 constant("kSaturate", s.saturate) + constant("kCount", s.count) +
-                constant("kSums", s.sums) + constant("kNoopFlag", s.noop_flag) + "};\n";
+                constant("kSums", s.sums) + constant("kNoopFlag", s.noop_flag) +
+                constant("kShard", s.shard) + "};\n";
     stub.text += s.one_launch ? check_args<kernels::QuantizeArgs>("QuantizeArgs")
                  : s.list     ? check_args<kernels::CastListArgs>("CastListArgs")
                               : check_args<kernels::CastArgs>("CastArgs");

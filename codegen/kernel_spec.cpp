@@ -54,6 +54,7 @@ std::string tile_key(const GemmConfig& c) {
 }
 
 std::string over_text(const AmaxSpec& s) {
+  if (s.block) return "block";
   if (!s.row && !s.col) return "tensor";
   return f8::format("{}{}{}", s.row ? "row" : "", s.col ? "col" : "", s.tensor ? "+tensor" : "");
 }
@@ -71,7 +72,8 @@ std::string scale_text(const CastSpec& s) {
 // The options that may follow a cast's copies, in order.
 constexpr std::pair<std::string_view, bool CastSpec::*> kCastOptions[] = {
     {"/pow2", &CastSpec::pow2}, {"/hold", &CastSpec::saturate},  {"/count", &CastSpec::count},
-    {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::noop_flag}, {"/list", &CastSpec::list}};
+    {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::noop_flag}, {"/shard", &CastSpec::shard},
+    {"/list", &CastSpec::list}};
 
 struct KeyOf {
   std::string operator()(const AmaxSpec& s) const {
@@ -133,10 +135,12 @@ Result<KernelSpec> parse_amax(std::string_view rest) {
   s.row = axes == "row" || axes == "rowcol";
   s.col = axes == "col" || axes == "rowcol";
   s.tensor = rest == "tensor" || more == "tensor";
-  if ((!s.row && !s.col && rest != "tensor") || rest != over_text(s)) {
-    return fail(ErrorCode::kInvalidArgument,
-                "amax over {}: expected tensor, or row, col or rowcol with or without +tensor",
-                quote(rest));
+  s.block = rest == "block";
+  if ((!s.row && !s.col && !s.block && rest != "tensor") || rest != over_text(s)) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "amax over {}: expected tensor, block, or row, col or rowcol with or without +tensor",
+        quote(rest));
   }
   return s;
 }
@@ -174,8 +178,8 @@ Result<KernelSpec> parse_cast(std::string_view rest, bool one_launch) {
   // Each option comes once and in order.
   if (!options.empty() || !key(KernelSpec(s)).ends_with(all_options)) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} after the copies: expected /pow2 /hold /count /sums /flag /list, some of them "
-                "in this order",
+                "{} after the copies: expected /pow2 /hold /count /sums /flag /shard /list, some "
+                "of them in this order",
                 quote(all_options));
   }
   if (scale_text(s) != whole) {
@@ -232,8 +236,9 @@ Status check_input(Dtype in) {
 struct Validate {
   Status operator()(const AmaxSpec& s) const {
     F8_TRY(check_input(s.in));
-    if (!s.tensor && !s.row && !s.col) {
-      return fail(ErrorCode::kInvalidArgument, "an amax is over the tensor, rows or columns");
+    if (s.block ? s.tensor || s.row || s.col : !s.tensor && !s.row && !s.col) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "an amax is over the tensor, rows or columns, or over blocks alone");
     }
     return {};
   }
@@ -253,6 +258,10 @@ struct Validate {
           ErrorCode::kInvalidArgument,
           "one launch computes the amaxes of 16-bit tensors for dynamic tensor and axis scales, "
           "without /count, /sums, /flag and /list");
+    }
+    if (s.shard && !takes_shards(s)) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "a shard's given amaxes are of 128x128 blocks: all copies have their scales");
     }
     if (s.sums && s.list) {
       return fail(ErrorCode::kInvalidArgument, "sums of columns are of one matrix, not of a list");
@@ -352,9 +361,14 @@ bool has_scale(const CastSpec& spec, ScaleMode mode) {
   return (spec.q && spec.scale_q == mode) || (spec.qt && spec.scale_qt == mode);
 }
 
+bool takes_shards(const CastSpec& spec) {
+  constexpr ScaleMode kBlock = ScaleMode::kBlock128x128;
+  return (!spec.q || spec.scale_q == kBlock) && (!spec.qt || spec.scale_qt == kBlock);
+}
+
 bool can_be_one_launch(const CastSpec& spec) {
   return spec.in != Dtype::kF32 && !spec.delayed && !spec.list && !spec.count && !spec.sums &&
-         !spec.noop_flag && !has_scale(spec, ScaleMode::kBlock1x128) &&
+         !spec.noop_flag && !spec.shard && !has_scale(spec, ScaleMode::kBlock1x128) &&
          !has_scale(spec, ScaleMode::kBlock128x128);
 }
 
@@ -464,8 +478,9 @@ std::optional<AmaxSpec> amax_before(const CastSpec& spec) {
                       .tensor = !spec.delayed && has_scale(spec, ScaleMode::kTensor),
                       .row = spec.q && spec.scale_q == ScaleMode::kAxis,
                       .col = spec.qt && spec.scale_qt == ScaleMode::kAxis,
+                      .block = spec.shard,
                       .noop_flag = spec.noop_flag};
-  if (!amax.tensor && !amax.row && !amax.col) return std::nullopt;
+  if (!amax.tensor && !amax.row && !amax.col && !amax.block) return std::nullopt;
   return amax;
 }
 

@@ -4,12 +4,13 @@
 //
 // A spec has a text form, its key, which names it in golden files and in `emit --kernel`:
 //   amax   := "amax/" in "/" over ["/flag"] ["/list"]
-//             over   := "tensor" | axes ["+tensor"]
+//             over   := "tensor" | "block" | axes ["+tensor"]
 //             axes   := "row" | "col" | "rowcol"
 //   cast   := ("cast/" | "quantize/") in "." out "/" scale ["+" scale] "/" copies option*
 //             scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
 //             copies := "q" | "qt" | "q+qt"        two scales: that of q, that of qt
-//             option := "/pow2" | "/hold" | "/count" | "/sums" | "/flag" | "/list"   in this order
+//             option := "/pow2" | "/hold" | "/count" | "/sums" | "/flag" | "/shard" | "/list"
+//                                                  in this order
 //             "quantize/" is amax and cast in one launch
 //   gemm   := ("gemm/" | "gemm2/") a "." b "." d "/" scale "/" accum "/" tile ["/" epilogue]
 //             accum    := "fast" | "precise"
@@ -56,6 +57,7 @@ struct AmaxSpec {
   bool tensor = true;
   bool row = false;
   bool col = false;
+  bool block = false;      // alone: over the 128x128 blocks of a whole that x is some rows of
   bool list = false;       // takes up to kernels::kMaxListed matrices, else kMaxTensors
   bool noop_flag = false;  // does nothing where a flag says that its results are there already
   bool operator==(const AmaxSpec&) const = default;
@@ -76,6 +78,8 @@ struct CastSpec {
   bool count = false;       // adds to the copies' counters
   bool sums = false;        // leaves the sums of the columns too, as column_sums does
   bool noop_flag = false;   // as in AmaxSpec
+  // x is some rows of a whole whose 128x128 blocks it may cut: the amaxes of all blocks are given.
+  bool shard = false;
   bool operator==(const CastSpec&) const = default;
 };
 
@@ -157,9 +161,12 @@ using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, F
 // Bytes of a row of an out buffer: 128 or 64.
 [[nodiscard]] int out_row_bytes(const GemmSpec& spec);
 
-// The amax kernel that a cast needs before it; none where its scales are delayed or its blocks'
-// own.
+// The amax kernel that a cast needs before it; none where its scales are delayed or those of blocks
+// that it has whole.
 [[nodiscard]] std::optional<AmaxSpec> amax_before(const CastSpec& spec);
+// True where a cast may take some rows of a whole whose blocks it cuts: 128x128 blocks alone have
+// scales.
+[[nodiscard]] bool takes_shards(const CastSpec& spec);
 // Blocks of a one-launch cast that fit an SM at once; its registers are bounded accordingly.
 inline constexpr int kQuantizeBlocksPerSm = 4;
 // True where a cast can compute its amaxes itself.

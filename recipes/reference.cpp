@@ -72,7 +72,7 @@ std::vector<double> dequantize(const Fp8Matrix& x) {
     for (int64_t c = 0; c < x.cols; ++c, ++i) {
       // The product of 4 bits and 24 is exact.
       values[i] = static_cast<double>(decode_fp8(x.bits[i], x.dtype)) *
-                  static_cast<double>(x.inv_scales[grid.index(r, c)]);
+                  static_cast<double>(x.inv_scales[grid.index(x.first_row + r, c)]);
     }
   }
   return values;
@@ -125,6 +125,43 @@ double draw(uint64_t key, Distribution distribution) {
   return distribution == Distribution::kOutliers && (other & 0xff) == 0 ? 64.0 * normal : normal;
 }
 
+// The amaxes of x, whose first row is `first_row` of the matrix that the grid is of.
+std::vector<float> amax_in(const ScaleGrid& grid, const Matrix& x, int64_t first_row) {
+  std::vector<uint32_t> largest(static_cast<size_t>(grid.count));
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      uint32_t& most = largest[grid.index(first_row + r, c)];
+      most = std::max(most, std::bit_cast<uint32_t>(x.at(r, c)) & 0x7fffffff);
+    }
+  }
+  std::vector<float> result(largest.size());
+  std::ranges::transform(largest, result.begin(),
+                         [](uint32_t bits) { return std::bit_cast<float>(bits); });
+  return result;
+}
+
+std::vector<float> scales_of(std::span<const float> amax, Dtype dtype, bool pow2,
+                             NonFinite non_finite) {
+  std::vector<float> scales;
+  for (const float value : amax) scales.push_back(scale_from_amax(value, dtype, pow2, non_finite));
+  return scales;
+}
+
+// Likewise casts such rows, with all scales of that matrix.
+Fp8Matrix cast_rows(const Matrix& x, int64_t first_row, AmaxOver over, Dtype dtype,
+                    std::vector<float> scales) {
+  const ScaleGrid grid = scale_grid(x.rows, x.cols, over);
+  Fp8Matrix q{x.rows, x.cols, dtype, over, {}, std::move(scales), {}, first_row};
+  for (const float scale : q.scales) q.inv_scales.push_back(inverse_scale(scale));
+  q.bits.reserve(x.values.size());
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      q.bits.push_back(cast_to_fp8(x.at(r, c), q.scales[grid.index(first_row + r, c)], dtype));
+    }
+  }
+  return q;
+}
+
 }  // namespace
 
 Matrix transpose(const Matrix& x) {
@@ -136,38 +173,26 @@ Matrix transpose(const Matrix& x) {
 }
 
 std::vector<float> amax(const Matrix& x, AmaxOver over) {
-  const ScaleGrid grid = scale_grid(x.rows, x.cols, over);
-  std::vector<uint32_t> largest(static_cast<size_t>(grid.count));
-  for (int64_t r = 0; r < x.rows; ++r) {
-    for (int64_t c = 0; c < x.cols; ++c) {
-      uint32_t& most = largest[grid.index(r, c)];
-      most = std::max(most, std::bit_cast<uint32_t>(x.at(r, c)) & 0x7fffffff);
-    }
-  }
-  std::vector<float> result(largest.size());
-  std::ranges::transform(largest, result.begin(),
-                         [](uint32_t bits) { return std::bit_cast<float>(bits); });
-  return result;
+  return amax_in(scale_grid(x.rows, x.cols, over), x, 0);
+}
+
+std::vector<float> shard_amax(const Matrix& x, int64_t first_row, int64_t whole_rows) {
+  return amax_in(scale_grid(whole_rows, x.cols, AmaxOver::kBlock128x128), x, first_row);
+}
+
+Fp8Matrix cast_shard(const Matrix& x, int64_t first_row, Dtype dtype, bool pow2,
+                     std::span<const float> amax, NonFinite non_finite) {
+  std::vector<float> scales = scales_of(amax, dtype, pow2, non_finite);
+  return cast_rows(x, first_row, AmaxOver::kBlock128x128, dtype, std::move(scales));
 }
 
 Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
                          std::span<const float> amax, NonFinite non_finite) {
-  std::vector<float> scales;
-  for (const float value : amax) scales.push_back(scale_from_amax(value, dtype, pow2, non_finite));
-  return cast_with_scales(x, over, dtype, std::move(scales));
+  return cast_with_scales(x, over, dtype, scales_of(amax, dtype, pow2, non_finite));
 }
 
 Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype, std::vector<float> scales) {
-  const ScaleGrid grid = scale_grid(x.rows, x.cols, over);
-  Fp8Matrix q{x.rows, x.cols, dtype, over, {}, std::move(scales), {}};
-  for (const float scale : q.scales) q.inv_scales.push_back(inverse_scale(scale));
-  q.bits.reserve(x.values.size());
-  for (int64_t r = 0; r < x.rows; ++r) {
-    for (int64_t c = 0; c < x.cols; ++c) {
-      q.bits.push_back(cast_to_fp8(x.at(r, c), q.scales[grid.index(r, c)], dtype));
-    }
-  }
-  return q;
+  return cast_rows(x, 0, over, dtype, std::move(scales));
 }
 
 Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2, NonFinite non_finite) {
@@ -188,7 +213,7 @@ CastCounts count_cast(const Matrix& x, const Fp8Matrix& copy) {
         ++counts.non_finite;
         continue;
       }
-      const float scaled = std::fabs(value * copy.scales[grid.index(r, c)]);
+      const float scaled = std::fabs(value * copy.scales[grid.index(copy.first_row + r, c)]);
       const uint8_t bits = copy.bits[static_cast<size_t>(r * x.cols + c)];
       // This is the midpoint to the next value, if there were one; a tie goes to the even mantissa.
       counts.saturated += copy.dtype == Dtype::kE4m3 ? scaled > 464.0F : scaled >= 61440.0F;

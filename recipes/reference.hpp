@@ -45,6 +45,7 @@ struct Fp8Matrix {
   std::vector<uint8_t> bits;
   std::vector<float> scales;  // towards fp8; laid out as amax() lays it out
   std::vector<float> inv_scales;
+  int64_t first_row = 0;  // of a shard, in the whole that its scales are of
 };
 
 [[nodiscard]] Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
@@ -60,6 +61,18 @@ struct Fp8Matrix {
 // Gives the transposed copy [cols][rows]. `over` is about the result, so kRow here reduces x over
 // its rows.
 [[nodiscard]] Fp8Matrix cast_transposed(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2);
+
+// A shard is some rows of a whole tensor, as ranks hold them. Those of 128x128 blocks of the whole may
+// be cut by it. Both functions lay out as amax() does for the whole.
+//
+// Gives the amaxes of the blocks over the shard's rows alone, 0 where it has none of a block. Their
+// maxima over the shards (NaN above all) are those of the whole.
+[[nodiscard]] std::vector<float> shard_amax(const Matrix& x, int64_t first_row, int64_t whole_rows);
+// Casts the shard with the amaxes of the whole, to the bits of its rows in the whole's cast. All
+// scales of the whole are with it.
+[[nodiscard]] Fp8Matrix cast_shard(const Matrix& x, int64_t first_row, Dtype dtype, bool pow2,
+                                   std::span<const float> amax,
+                                   NonFinite non_finite = NonFinite::kPropagate);
 
 // Counts what became of the elements of x in its copy.
 struct CastCounts {

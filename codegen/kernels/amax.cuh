@@ -5,13 +5,16 @@
 // leaves the tile's amax partials in `tile_amax`, again for the reader to combine; or, where that
 // is null, it raises words that the caller zeroed, for the tensor a single one. Maxima are exact,
 // so the order of blocks does not matter.
+//
+// Of a shard, a tile's 128 rows may lie in two blocks of the whole, and the tile raises the word of
+// each.
 #pragma once
 
 #include "tile_amax.cuh"
 
 namespace f8::kernels {
 
-// Config is the stub's: kInput, kTensor, kRow, kCol, kNoopFlag.
+// Config is the stub's: kInput, kTensor, kRow, kCol, kBlock, kNoopFlag.
 template <class Config>
 struct Amax {
   using Values = Vec8<Config::kInput>;
@@ -78,6 +81,41 @@ struct Amax {
     }
   }
 
+  static F8_DEVICE void blocks_of_whole(const AmaxTensor& t, u32 block) {
+    const i32 tiles_across = (t.cols + kCastTile - 1) / kCastTile;
+    const i32 row0 = static_cast<i32>(block) / tiles_across * kCastTile;
+    const i32 tile_column = static_cast<i32>(block) % tiles_across;
+    const i32 first_row = t.shard.first + row0;
+    const i32 above = kCastTile - first_row % kCastTile;  // the tile's rows in its first block
+    ThreadFragment<Config::kInput> fragment;
+    fragment.load(t.x, t.ld, t.rows, t.cols, row0, tile_column * kCastTile);
+    Values most[2];
+    most[0].clear();
+    most[1].clear();
+#pragma unroll
+    for (int i = 0; i < kFragment; ++i) {
+      if (fragment.row - row0 + i < above) {
+        fragment.rows[i].raise(most[0]);
+      } else {
+        fragment.rows[i].raise(most[1]);
+      }
+    }
+    __shared__ u32 warps[2][kTileThreads / 32];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const u32 warp_amax = warp_max(most[b].largest_magnitude());
+      if (threadIdx.x % 32 == 0) warps[b][threadIdx.x / 32] = warp_amax;
+    }
+    __syncthreads();
+    const i32 b = static_cast<i32>(threadIdx.x);
+    if (b > 1 || (b == 1 && row0 + above >= t.rows)) return;
+    u32 amax = 0;
+#pragma unroll
+    for (int i = 0; i < kTileThreads / 32; ++i) amax = max(amax, warps[b][i]);
+    const i64 row_of_blocks = first_row / kCastTile + b;
+    atomicMax(t.block_amax + row_of_blocks * tiles_across + tile_column, Values::fp32_bits(amax));
+  }
+
   template <class Args>
   static F8_DEVICE void run(const Args& args) {
     grid_dependency_wait();
@@ -85,7 +123,9 @@ struct Amax {
     if (Config::kNoopFlag && is_noop(args.noop_flag)) return;
     const AmaxTensor& t = args.tensors[tensor_of_block(args)];
     const u32 block = blockIdx.x - static_cast<u32>(t.first_block);
-    if constexpr (Config::kRow || Config::kCol) {
+    if constexpr (Config::kBlock) {
+      blocks_of_whole(t, block);
+    } else if constexpr (Config::kRow || Config::kCol) {
       rows_and_columns(t, block);
     } else {
       tensor(t, block);

@@ -4,7 +4,10 @@
 //                 while the tensor's amax is recorded on the way
 //   axis          one for each row of the copy, from the amax kernel's words or per-tile partials
 //   block1x128    (1D) one for each row of the copy in this tile, from the tile's own amaxes
-//   block128x128  (2D) one for the tile, from its own amax
+//   block128x128  (2D) one for the tile, from its own amax; a shard's from the words of the whole
+//
+// A shard is some rows of a whole tensor, whose blocks it may cut: a tile's 128 rows may lie in two
+// of them, so each row has a scale. The first row of tiles writes the inverse scales of the whole.
 //
 // One block casts one 128 x 128 tile, each thread 8 x 8 elements. The row-major copy goes straight
 // to memory, 8 bytes a thread and 128 neighbouring ones a half-warp. The transposed one passes
@@ -34,11 +37,11 @@ F8_DEVICE u32 pack_fp8(float low, float high) {
 }
 
 // Config is the stub's: kInput, kFormat, kScaleQ, kScaleQt, kDelayed, kRowMajor, kTransposed,
-// kPow2, kSaturate, kCount, kSums, kNoopFlag.
+// kPow2, kSaturate, kCount, kSums, kNoopFlag, kShard.
 template <class Config>
 struct Cast {
   struct Scales {
-    float row[kCastTile];  // of q's rows in the tile
+    float row[kCastTile];  // of q's rows in the tile; of a shard, those of its blocks
     float column[kCastTile];
     float tensor;
     float tile;
@@ -52,7 +55,7 @@ struct Cast {
   static constexpr bool kRowBlocks = Config::kRowMajor && Config::kScaleQ == Scale::kBlock1x128;
   static constexpr bool kColumnBlocks =
       Config::kTransposed && Config::kScaleQt == Scale::kBlock1x128;
-  static constexpr bool kTileBlocks = kUses<Scale::kBlock128x128>;
+  static constexpr bool kTileBlocks = kUses<Scale::kBlock128x128> && !Config::kShard;
   static constexpr bool kRowAxis = Config::kRowMajor && Config::kScaleQ == Scale::kAxis;
   static constexpr bool kColumnAxis = Config::kTransposed && Config::kScaleQt == Scale::kAxis;
   // The amaxes may come as the amax kernel's per-tile partials.
@@ -61,7 +64,8 @@ struct Cast {
   static constexpr bool kTileAmax =
       kRowBlocks || kColumnBlocks || kTileBlocks || kDelayed || Config::kCount;
 
-  static constexpr bool kAfterAmax = (kTensorScale && !kDelayed) || kRowAxis || kColumnAxis;
+  static constexpr bool kAfterAmax =
+      (kTensorScale && !kDelayed) || kRowAxis || kColumnAxis || Config::kShard;
 
   static F8_DEVICE float to_scale(u32 amax_bits) {
     if (Config::kSaturate && amax_bits >= 0x7F800000U) return 1.0F;
@@ -70,7 +74,7 @@ struct Cast {
 
   static F8_DEVICE float row_scale(const Scales& scales, u32 row_of_tile) {
     if constexpr (Config::kScaleQ == Scale::kTensor) return scales.tensor;
-    if constexpr (Config::kScaleQ == Scale::kBlock128x128) return scales.tile;
+    if constexpr (Config::kScaleQ == Scale::kBlock128x128 && !Config::kShard) return scales.tile;
     return scales.row[row_of_tile];
   }
   static F8_DEVICE float column_scale(const Scales& scales, u32 column_of_tile) {
@@ -211,6 +215,30 @@ struct Cast {
     }
   }
 
+  // The scales of a shard's tile, from the amaxes of the whole's blocks in its column of tiles.
+  static F8_DEVICE void shard_scales(const CastTensor& t, i32 row0, i32 column0, Scales& scales) {
+    const i32 across = (t.cols + kCastTile - 1) / kCastTile;
+    const i32 down = (t.shard.whole + kCastTile - 1) / kCastTile;
+    const i32 tile_column = column0 / kCastTile;
+    const auto block_scale = [&](i32 row_of_blocks) {
+      return to_scale(load_global(t.block_amax + i64{row_of_blocks} * across + tile_column));
+    };
+    const i32 i = static_cast<i32>(threadIdx.x);
+    if (i < kCastTile && row0 + i < t.rows) {
+      scales.row[i] = block_scale((t.shard.first + row0 + i) / kCastTile);
+    }
+    if (row0 > 0) return;
+    for (i32 row = i; row < down; row += kTileThreads) {
+      const float inverted = inverse(block_scale(row));
+      if constexpr (Config::kRowMajor) {
+        publish_tile(t.inv_scale_row, row, tile_column, across, inverted);
+      }
+      if constexpr (Config::kTransposed) {
+        publish_tile(t.inv_scale_col, tile_column, row, down, inverted);
+      }
+    }
+  }
+
   static F8_DEVICE void write_vec8(u8* q, const Vec8<Config::kInput>& x, float scale) {
     u32 word[2];
 #pragma unroll
@@ -245,15 +273,28 @@ struct Cast {
     const u64 mask = inside == kFragment ? ~u64{0} : (u64{1} << (8 * inside)) - 1;
 #pragma unroll
     for (int c = 0; c < kFragment; ++c) {
-      const float scale = column_scale(scales, fragment_column * kFragment + c);
       u32 word[2];
+      if constexpr (Config::kShard) {
+        const float* const scale = scales.row + fragment_row * kFragment;
 #pragma unroll
-      for (int w = 0; w < 2; ++w) {
-        word[w] = pack_fp8<Config::kFormat>(fragment.rows[4 * w].value(c) * scale,
-                                            fragment.rows[4 * w + 1].value(c) * scale) |
-                  pack_fp8<Config::kFormat>(fragment.rows[4 * w + 2].value(c) * scale,
-                                            fragment.rows[4 * w + 3].value(c) * scale)
-                      << 16;
+        for (int w = 0; w < 2; ++w) {
+          word[w] =
+              pack_fp8<Config::kFormat>(fragment.rows[4 * w].value(c) * scale[4 * w],
+                                        fragment.rows[4 * w + 1].value(c) * scale[4 * w + 1]) |
+              pack_fp8<Config::kFormat>(fragment.rows[4 * w + 2].value(c) * scale[4 * w + 2],
+                                        fragment.rows[4 * w + 3].value(c) * scale[4 * w + 3])
+                  << 16;
+        }
+      } else {
+        const float scale = column_scale(scales, fragment_column * kFragment + c);
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+          word[w] = pack_fp8<Config::kFormat>(fragment.rows[4 * w].value(c) * scale,
+                                              fragment.rows[4 * w + 1].value(c) * scale) |
+                    pack_fp8<Config::kFormat>(fragment.rows[4 * w + 2].value(c) * scale,
+                                              fragment.rows[4 * w + 3].value(c) * scale)
+                        << 16;
+        }
       }
       const u32 position = fragment_row ^ fragment_column;
       *reinterpret_cast<uint2*>(tile + (fragment_column * kFragment + c) * kCastTile +
@@ -305,7 +346,8 @@ struct Cast {
     if constexpr (Config::kTransposed) {
       count_copy(
           t, fragment, tile_amax, first, Config::kScaleQt == Scale::kTensor, scales.tensor,
-          [&](int, int column) {
+          [&](int row, int column) {
+            if constexpr (Config::kShard) return scales.row[threadIdx.x / 16 * kFragment + row];
             return column_scale(scales, threadIdx.x % 16 * kFragment + column);
           },
           counters + 1);
@@ -342,6 +384,7 @@ struct Cast {
       if constexpr (kDelayed) delayed_scale(t, tile_amax, first, scales);
     }
     if constexpr (kTensorScale && !kDelayed) tensor_scale(t, first, scales);
+    if constexpr (Config::kShard) shard_scales(t, row0, column0, scales);
     axis_scales(t, tile, row0, column0, scales);
     __syncthreads();
     if constexpr (Config::kRowMajor) write_row_major(t, fragment, scales);

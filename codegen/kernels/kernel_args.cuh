@@ -38,6 +38,13 @@ inline constexpr i32 kTileThreads = 256;           // in blocks of as many threa
 // The amax partials of a tile: the u16 amaxes of its rows and columns (tile_amax.cuh).
 inline constexpr i32 kTileAmaxSize = 2 * kCastTile;
 
+// Where a shard's rows are in the whole tensor, whose blocks of 128x128 it may cut. What is kept of
+// blocks then is the whole's: amaxes [ceil(whole_rows/128)][ceil(cols/128)], and inverse scales.
+struct ShardRows {
+  i32 first;  // row of the whole
+  i32 whole;
+};
+
 // One matrix x[rows][cols], row stride ld elements. Every amax is kept as the bits of |x| as fp32,
 // whose integer order is the order of magnitudes with NaN above all: the maximum propagates NaN.
 struct AmaxTensor {
@@ -51,8 +58,14 @@ struct AmaxTensor {
   // Per-tile amax partials, for rows and columns of 16-bit elements without a tensor amax:
   // [tiles][kTileAmaxSize], 8-byte aligned, written and never read. Null: the words below.
   u16* tile_amax;
-  u32* row_amax;  // [rows], zeroed by the caller before the launch; raised atomically
-  u32* col_amax;  // [cols], zeroed by the caller before the launch; raised atomically
+  union {
+    u32* row_amax;    // [rows], zeroed by the caller before the launch; raised atomically
+    ShardRows shard;  // block
+  };
+  union {
+    u32* col_amax;    // [cols], zeroed by the caller before the launch; raised atomically
+    u32* block_amax;  // block: of the whole, likewise
+  };
   i32 first_block;
   i32 blocks;
 };
@@ -80,15 +93,21 @@ struct CastTensor {
     const u16* tile_amax;  // axis without a tensor amax: the amax kernel's; null: the words below
   };
   i32 partial_count;
-  const u32* row_amax;   // axis: [rows]
-  const u32* col_amax;   // axis: [cols]
+  union {
+    const u32* row_amax;  // axis: [rows]
+    ShardRows shard;      // shard
+  };
+  union {
+    const u32* col_amax;    // axis: [cols]
+    const u32* block_amax;  // shard: of the whole
+  };
   const float* delayed;  // delayed: the scale to cast with
   u32* amax;             // tensor, delayed: raised atomically to this matrix's amax, or null
   float* scale;          // tensor: scale[0] and its inverse scale[kInverse], by the first block
   // The inverse scales of q, where it has not the tensor's:
   //   axis          [rows]
   //   block1x128    [ceil(cols/128)][padded_scales(rows)]
-  //   block128x128  [ceil(rows/128)][padded_scales(ceil(cols/128))]
+  //   block128x128  [ceil(rows/128)][padded_scales(ceil(cols/128))]; shard: rows of the whole
   float* inv_scale_row;
   float* inv_scale_col;  // likewise of qt, which has cols rows and rows columns
   i32 first_block;       // one block a tile, tiles row-major

@@ -12,25 +12,34 @@
 namespace float8_torch {
 namespace {
 
+// Where a shard's rows are.
+struct ShardRows {
+  int64_t most = 0;   // rows of a shard; 0: the tensor is whole
+  int64_t whole = 0;  // rows of the whole, where shards may cut its blocks
+  int64_t first = 0;  // row of the whole, likewise
+};
+
 // The cast of an operand that an op names.
 struct Cast {
   Place place;
   Matrix rows;
   QuantizerKey key;
 
-  // `shard_rows`: the most rows of a shard, 0 where x is a whole tensor.
+  int64_t first_row;
+
   Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed,
-       int64_t shard_rows = 0)
-      : place(place_of(x, Config(config_bits))), rows(as_matrix(x)) {
+       const ShardRows& shard = {})
+      : place(place_of(x, Config(config_bits))), rows(as_matrix(x)), first_row(shard.first) {
     if (operand < FLOAT8_INPUT || operand > FLOAT8_GRAD_OUTPUT) {
       throw std::invalid_argument("float8: operand " + std::to_string(operand) +
                                   " is not 0 (input), 1 (weight) or 2 (grad_output)");
     }
     key = cast_key(Config(config_bits), place, static_cast<float8_operand>(operand), rows.rows,
                    rows.cols, dtype_of(x), transposed);
-    if (shard_rows == 0) return;
+    if (shard.most == 0) return;
     key.over_ranks = true;
-    key.rows_max = shard_rows;
+    key.rows_max = shard.most;
+    key.whole_rows = shard.whole;
   }
 
   [[nodiscard]] float8_quantize_args args() const {
@@ -38,6 +47,7 @@ struct Cast {
     args.x = rows.data;
     args.ld_x = rows.stride;
     args.rows = rows.rows;
+    args.first_row = first_row;
     return args;
   }
 
@@ -82,9 +92,8 @@ struct CastList {
   std::vector<const Quantizer*> quantizers;
   std::vector<float8_quantize_args> args;
 
-  // `shard_rows` as in Cast.
-  void add(const Tensor& x, int64_t config, int64_t operand, int64_t shard_rows = 0) {
-    const Cast& cast = casts.emplace_back(x, config, operand, true, shard_rows);
+  void add(const Tensor& x, int64_t config, int64_t operand, const ShardRows& shard = {}) {
+    const Cast& cast = casts.emplace_back(x, config, operand, true, shard);
     if (cast.place.key() != place().key()) {
       throw std::invalid_argument("float8: the tensors of a list are on different devices");
     }
@@ -121,14 +130,25 @@ struct ShardList : CastList {
   int64_t row_amax_words = 0;
 
   ShardList(const std::vector<Tensor>& x, const std::vector<int64_t>& config, int64_t operand,
-            const std::vector<int64_t>& rows_max) {
+            const std::vector<int64_t>& rows_max, const std::vector<int64_t>& whole_rows,
+            const std::vector<int64_t>& first_rows) {
     if (x.empty() || config.size() != x.size() || rows_max.size() != x.size()) {
       throw std::invalid_argument(
           "float8: a list of shards has at least one, each with a config and the most rows");
     }
+    if (whole_rows.size() != first_rows.size() ||
+        (!whole_rows.empty() && whole_rows.size() != x.size())) {
+      throw std::invalid_argument(
+          "float8: a list of shards has the rows of each whole and each first row, or none");
+    }
     for (size_t i = 0; i < x.size(); ++i) {
       if (rows_max[i] < 1) throw std::invalid_argument("float8: a shard has at least one row");
-      add(x[i], config[i], operand, rows_max[i]);
+      ShardRows shard{.most = rows_max[i]};
+      if (!whole_rows.empty()) {
+        shard.whole = whole_rows[i];
+        shard.first = first_rows[i];
+      }
+      add(x[i], config[i], operand, shard);
       amax_words += quantizers.back()->amax_words;
       row_amax_words += quantizers.back()->row_amax_words;
     }
@@ -165,14 +185,16 @@ uint32_t* words_of(const Tensor& words, int64_t count) {
   return count == 0 ? nullptr : static_cast<uint32_t*>(words.mutable_data_ptr());
 }
 
-QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand) {
+QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand,
+                           int64_t whole_rows) {
   return {.config = Config(config).of_casts(),
           .rows_max = rows_max,
           .cols = cols,
           .device = -1,
           .operand = static_cast<int8_t>(operand),
           .transposed = true,
-          .over_ranks = true};
+          .over_ranks = true,
+          .whole_rows = whole_rows};
 }
 
 }  // namespace
@@ -227,7 +249,7 @@ void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t c
 
 std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
                                          int64_t rows_max) {
-  const Cast cast(x, config, operand, true, rows_max);
+  const Cast cast(x, config, operand, true, {.most = rows_max});
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor amax = empty_words(quantizer.amax_words, cast.place.device);
   Tensor row_amax = empty_words(quantizer.row_amax_words, cast.place.device);
@@ -241,7 +263,7 @@ std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_
 std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           const Tensor& row_amax, int64_t config, int64_t operand,
                                           int64_t rows_max) {
-  const Cast cast(x, config, operand, true, rows_max);
+  const Cast cast(x, config, operand, true, {.most = rows_max});
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   check_words(amax, quantizer.amax_words, cast.place.device);
   check_words(row_amax, quantizer.row_amax_words, cast.place.device);
@@ -255,8 +277,10 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
 }
 
 std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector<int64_t> config,
-                                              int64_t operand, std::vector<int64_t> rows_max) {
-  ShardList shards(x, config, operand, rows_max);
+                                              int64_t operand, std::vector<int64_t> rows_max,
+                                              std::vector<int64_t> whole_rows,
+                                              std::vector<int64_t> first_rows) {
+  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows);
   Tensor amax = empty_words(shards.amax_words, shards.place().device);
   Tensor row_amax = empty_words(shards.row_amax_words, shards.place().device);
   shards.set_words(amax, row_amax);
@@ -268,8 +292,10 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
 
 std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
                                         const Tensor& row_amax, std::vector<int64_t> config,
-                                        int64_t operand, std::vector<int64_t> rows_max) {
-  ShardList shards(x, config, operand, rows_max);
+                                        int64_t operand, std::vector<int64_t> rows_max,
+                                        std::vector<int64_t> whole_rows,
+                                        std::vector<int64_t> first_rows) {
+  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows);
   const Device device = shards.place().device;
   check_words(amax, shards.amax_words, device);
   check_words(row_amax, shards.row_amax_words, device);
@@ -292,16 +318,16 @@ std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t
 }
 
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
-                                        int64_t operand) {
-  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+                                        int64_t operand, int64_t whole_rows) {
+  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows);
   const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
   return {quantizer.amax_words, quantizer.row_amax_words};
 }
 
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
     int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
-    bool over_ranks) {
-  QuantizerKey key = key_of_shards(rows_max, cols, config, operand);
+    bool over_ranks, int64_t whole_rows) {
+  QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows);
   key.transposed = transposed;
   key.over_ranks = over_ranks;
   const CopyLayout at = copy_layout(key, rows);

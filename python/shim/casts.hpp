@@ -24,17 +24,21 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           const Tensor& row_amax, int64_t config, int64_t operand,
                                           int64_t rows_max);
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
-                                        int64_t operand);
+                                        int64_t operand, int64_t whole_rows);
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
     int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
-    bool over_ranks);
+    bool over_ranks, int64_t whole_rows);
 
 // The same for the shards of many tensors, in few launches.
 std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector<int64_t> config,
-                                              int64_t operand, std::vector<int64_t> rows_max);
+                                              int64_t operand, std::vector<int64_t> rows_max,
+                                              std::vector<int64_t> whole_rows,
+                                              std::vector<int64_t> first_rows);
 std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
                                         const Tensor& row_amax, std::vector<int64_t> config,
-                                        int64_t operand, std::vector<int64_t> rows_max);
+                                        int64_t operand, std::vector<int64_t> rows_max,
+                                        std::vector<int64_t> whole_rows,
+                                        std::vector<int64_t> first_rows);
 std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t operand,
                                   std::vector<Tensor> scales, int64_t layout);
 

@@ -17,10 +17,12 @@
 //   quantize_shard(x, amax, row_amax, config, operand, rows_max) -> (q, qt)
 //     The shard's copies, with scales of the whole tensor.
 //   quantize_amax_list, quantize_shard_list
-//     The same for the shards of many tensors, whose words follow each other, in few launches.
-//   amax_words(rows_max, cols, config, operand)
+//     The same for the shards of many tensors, whose words follow each other, in few launches. Where
+//     rows_max cuts 128x128 blocks, each also has the rows of the whole (whole_rows) and the one of
+//     them that the shard begins with (first_rows); the scales are those of the whole then.
+//   amax_words(rows_max, cols, config, operand, whole_rows)
 //     The sizes of amax and row_amax.
-//   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks)
+//   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks, whole_rows)
 //     -> (q_pitch, q_scales, scales_in_qt, qt_pitch, qt_scales)
 //     Where the copies and their inverse scales lie in q and qt (CopyLayout).
 //   linear_forward(x, x_q?, x_qt?, weight, w_q?, w_qt?, bias?, scales?, config, layout, save)
@@ -42,9 +44,9 @@
 //     has a multiple of 128 and zeros behind its elements, with the inverse scales of float8_tensor.
 //     It takes at most `sm_limit` SMs where that is not 0.
 //   saved_bytes(m, n, k, config, x_given, w_given), quantized_bytes(rows, cols, config, operand,
-//   transposed)
+//   transposed, whole_rows)
 //     The sizes of `saved`, and of q and qt, where M and the rows of an input are multiples of 512;
-//     others have the size of the next multiple.
+//     others have the size of the next multiple. With whole_rows, those of a shard's copies.
 //   tune_on_first_use(milliseconds, database)
 //     As in float8_context_options, for GPUs on which nothing was planned.
 //   prepare(x, weight, n, k, m, config, apart)
@@ -350,8 +352,10 @@ int64_t saved_bytes_op(int64_t m, int64_t n, int64_t k, int64_t config, bool x_g
 }
 
 std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int64_t config,
-                                                int64_t operand, bool transposed) {
-  const QuantizedBytes bytes = quantized_bytes(rows, cols, Config(config), operand, transposed);
+                                                int64_t operand, bool transposed,
+                                                int64_t whole_rows) {
+  const QuantizedBytes bytes =
+      quantized_bytes(rows, cols, Config(config), operand, transposed, whole_rows);
   return {bytes.q, bytes.qt};
 }
 

@@ -38,8 +38,9 @@ struct Hash {
   }
   size_t operator()(const QuantizerKey& key) const {
     const int64_t flags = (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
-    return mix(mix(key.config, pair_of(key.rows_max, key.cols)),
-               pair_of(key.device, key.operand << 10 | key.dtype << 2 | flags));
+    const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
+                               static_cast<uint64_t>(key.whole_rows));
+    return mix(shape, pair_of(key.device, key.operand << 10 | key.dtype << 2 | flags));
   }
   size_t operator()(const std::vector<const Quantizer*>& key) const {
     uint64_t hash = key.size();
@@ -164,6 +165,7 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.dtype = key.dtype;
   desc.no_transpose = !key.transposed;
   desc.over_ranks = key.over_ranks;
+  desc.whole_rows = key.whole_rows;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
@@ -363,13 +365,15 @@ int64_t saved_bytes(int64_t m, int64_t n, int64_t k, Config config, bool x_given
 }
 
 QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_t operand,
-                               bool transposed) {
+                               bool transposed, int64_t whole_rows) {
   const QuantizerKey key{.config = config.of_casts(),
                          .rows_max = rows,
                          .cols = cols,
                          .device = kEmulated,
                          .operand = static_cast<int8_t>(operand),
-                         .transposed = transposed};
+                         .transposed = transposed,
+                         .over_ranks = whole_rows > 0,
+                         .whole_rows = whole_rows};
   const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
   return {static_cast<int64_t>(quantizer.q_bytes), static_cast<int64_t>(quantizer.qt_bytes)};
 }

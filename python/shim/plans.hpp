@@ -53,6 +53,7 @@ struct QuantizerKey {
   int8_t dtype = 0;
   bool transposed = false;  // qt is made too
   bool over_ranks = false;  // calls cast shards of up to rows_max rows
+  int64_t whole_rows = 0;   // with over_ranks: of the whole, where shards may cut its blocks
   bool operator==(const QuantizerKey&) const = default;
 };
 
@@ -133,8 +134,10 @@ struct QuantizedBytes {
   int64_t q = 0;
   int64_t qt = 0;
 };
+// `whole_rows`: those of a shard of up to `rows` rows, which may cut blocks of the whole; else 0.
 [[nodiscard]] QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config,
-                                             int64_t operand, bool transposed);
+                                             int64_t operand, bool transposed,
+                                             int64_t whole_rows = 0);
 
 // The places of a quantizer's copies in their buffers, in bytes. `scales_in_qt`: q's inverse scale
 // is in qt's buffer. A copy that is not made has a pitch of 0.

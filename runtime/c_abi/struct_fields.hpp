@@ -93,17 +93,17 @@ struct StructFields<float8_weight_args> {
 template <>
 struct StructFields<float8_tensor> {
   using S = float8_tensor;
-  static constexpr auto kAll = lay_out(&S::struct_size, &S::rows, &S::cols, &S::q, &S::qt,
-                                       &S::q_inverse_scale, &S::qt_inverse_scale, &S::ld_q,
-                                       &S::ld_qt, &S::q_setting, &S::qt_setting, &S::qt_shards);
+  static constexpr auto kAll = lay_out(
+      &S::struct_size, &S::rows, &S::cols, &S::q, &S::qt, &S::q_inverse_scale, &S::qt_inverse_scale,
+      &S::ld_q, &S::ld_qt, &S::q_setting, &S::qt_setting, &S::qt_shards, &S::whole_rows);
 };
 
 template <>
 struct StructFields<float8_quantizer_desc> {
   using S = float8_quantizer_desc;
-  static constexpr auto kAll =
-      lay_out(&S::struct_size, &S::rows_max, &S::cols, &S::operand, &S::dtype, &S::recipe,
-              &S::custom_recipe, &S::non_finite, &S::count, &S::no_transpose, &S::over_ranks);
+  static constexpr auto kAll = lay_out(&S::struct_size, &S::rows_max, &S::cols, &S::operand,
+                                       &S::dtype, &S::recipe, &S::custom_recipe, &S::non_finite,
+                                       &S::count, &S::no_transpose, &S::over_ranks, &S::whole_rows);
 };
 
 template <>
@@ -112,7 +112,7 @@ struct StructFields<float8_quantize_args> {
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::x, &S::tensor, &S::rows, &S::ld_x, &S::scales, &S::first_step,
               &S::evaluate, &S::workspace_bytes, &S::tensor_bytes, &S::counters, &S::ranks,
-              &S::transposed, &S::amax, &S::row_amax, &S::launch_counts);
+              &S::transposed, &S::amax, &S::row_amax, &S::launch_counts, &S::first_row);
 };
 
 template <>

@@ -71,6 +71,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.count = known.count != 0;
     converted.transposed = known.no_transpose == 0;
     converted.over_ranks = known.over_ranks != 0;
+    converted.whole_rows = known.whole_rows;
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};

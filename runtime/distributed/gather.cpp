@@ -38,6 +38,7 @@ struct Split {
     return std::clamp<int64_t>(rows - rank * each, 0, each);
   }
   [[nodiscard]] bool is_even() const { return rows == each * ranks; }
+  [[nodiscard]] bool cuts_blocks() const { return rows > each && each % kBlock != 0; }
 };
 
 // A copy of the tensor, or the inverse scales of one.
@@ -70,8 +71,9 @@ struct Part {
 };
 
 // Sets how a copy's inverse scales lie: of q, whose rows are the tensor's, or of qt.
+// `cuts_blocks`: shards may cut 128x128 blocks, and each has the scales of the whole.
 void describe_scales(Part& part, int32_t granularity, const float8_tensor& shard,
-                     const float8_tensor& whole, bool q) {
+                     const float8_tensor& whole, bool q, bool cuts_blocks) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(float));
   const int64_t cols = whole.cols;
   part.unit = kBytes;
@@ -92,7 +94,12 @@ void describe_scales(Part& part, int32_t granularity, const float8_tensor& shard
       return;
     case FLOAT8_BLOCK_128X128:
       part.unit_rows = kBlock;
-      if (q) {
+      if (cuts_blocks) {
+        const int64_t down = ceil_div(q ? whole.rows : cols, kBlock);
+        const int64_t across = ceil_div(q ? cols : whole.rows, kBlock);
+        part.shared = true;
+        part.unit = down * in_4s(across) * kBytes;
+      } else if (q) {
         part.unit = in_4s(ceil_div(cols, kBlock)) * kBytes;
       } else {
         part.lines = ceil_div(cols, kBlock);
@@ -109,13 +116,18 @@ void describe_scales(Part& part, int32_t granularity, const float8_tensor& shard
 struct Parts {
   std::array<Part, 4> all;
   size_t count = 0;
+  bool has_square_blocks = false;
 
-  Parts(const float8_tensor& shard, const float8_tensor& whole) {
+  Parts(const float8_tensor& shard, const float8_tensor& whole, const Split& split) {
+    const bool cuts_blocks = split.cuts_blocks();
+    has_square_blocks =
+        (whole.q != nullptr && whole.q_setting.granularity == FLOAT8_BLOCK_128X128) ||
+        (whole.qt != nullptr && whole.qt_setting.granularity == FLOAT8_BLOCK_128X128);
     if (whole.q != nullptr) {
       Part& q = add("q", shard.q, whole.q);
       q.unit = row_pitch(whole.cols);
       describe_scales(add("q_inverse_scale", shard.q_inverse_scale, whole.q_inverse_scale),
-                      whole.q_setting.granularity, shard, whole, true);
+                      whole.q_setting.granularity, shard, whole, true, cuts_blocks);
     }
     if (whole.qt != nullptr) {
       Part& qt = add("qt", shard.qt, whole.qt);
@@ -131,12 +143,14 @@ struct Parts {
       // Copies that share a tensor's scale have it once.
       if (whole.q != nullptr && whole.q_inverse_scale == whole.qt_inverse_scale) return;
       describe_scales(add("qt_inverse_scale", shard.qt_inverse_scale, whole.qt_inverse_scale),
-                      whole.qt_setting.granularity, shard, whole, false);
+                      whole.qt_setting.granularity, shard, whole, false, cuts_blocks);
     }
   }
   [[nodiscard]] std::span<const Part> parts() const { return {all.data(), count}; }
-  [[nodiscard]] bool has_blocks_of_rows() const {
-    return std::ranges::any_of(parts(), [](const Part& part) { return part.unit_rows > 1; });
+  // The scales of blocks of rows, as the shards have them: `shared`, those of the whole.
+  [[nodiscard]] bool has_blocks_of_rows(bool shared) const {
+    return std::ranges::any_of(
+        parts(), [&](const Part& part) { return part.unit_rows > 1 && part.shared == shared; });
   }
 
  private:
@@ -282,11 +296,18 @@ Status check_split(const GatherCall& call, const Split& split, int rank, const P
         "they have equal rows, a multiple of 128",
         kArgs, shards, split.ranks, split.each, split.rows);
   }
-  if (parts.has_blocks_of_rows() && split.ranks > 1 && split.each % kBlock != 0) {
+  if (split.cuts_blocks() && parts.has_blocks_of_rows(false)) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}.shard_rows is {}, which cuts the blocks of 128 rows that have a scale; it is a "
                 "multiple of 128",
                 kArgs, split.each);
+  }
+  const int64_t needed = parts.has_blocks_of_rows(true) ? split.rows : 0;
+  if (call.shard.whole_rows != needed && parts.has_square_blocks && call.shard.rows > 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.shard.whole_rows is {}; where shard_rows is {} it is {}: plan the shards' "
+                "quantizers with shard_rows as rows_max, and with the whole's rows as whole_rows",
+                kArgs, call.shard.whole_rows, split.each, needed);
   }
   return {};
 }
@@ -353,7 +374,7 @@ size_t gather_workspace_bytes(const float8_tensor& whole, int64_t shard_rows, in
       check_sizes({.shard = whole, .whole = whole, .shard_rows = shard_rows}) && ranks >= 1;
   if (!known) return 0;
   const Split split{.rows = whole.rows, .each = shard_rows, .ranks = ranks};
-  const Parts parts(whole, whole);
+  const Parts parts(whole, whole, split);
   size_t bytes = 0;
   for (const Part& part : parts.parts()) bytes += part.workspace_bytes(split);
   return bytes;
@@ -367,7 +388,7 @@ Status gather(Context& context, const GatherCall& call, void* workspace, size_t 
   Split split{.rows = call.whole.rows, .each = call.shard_rows};
   F8_TRY(nccl.check(nccl.comm_count(call.communicator, &split.ranks), "ncclCommCount"));
   F8_TRY(nccl.check(nccl.comm_user_rank(call.communicator, &rank), "ncclCommUserRank"));
-  const Parts parts(call.shard, call.whole);
+  const Parts parts(call.shard, call.whole, split);
   F8_TRY(check_copies(call, parts));
   F8_TRY(check_split(call, split, rank, parts));
   const size_t needed = gather_workspace_bytes(call.whole, split.each, split.ranks);

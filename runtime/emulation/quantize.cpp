@@ -65,6 +65,36 @@ void check_blocks(const Args& args, Dtype in, unsigned grid, Faults& faults) {
 
 }  // namespace
 
+namespace {
+
+// The words of the whole's blocks, of which a shard has some rows.
+void raise_blocks(const codegen::AmaxSpec& spec, const kernels::AmaxTensor& t) {
+  const int across = (t.cols + kCastTile - 1) / kCastTile;
+  for (int64_t r = 0; r < t.rows; ++r) {
+    for (int64_t c = 0; c < t.cols; ++c) {
+      raise(t.block_amax[(t.shard.first + r) / kCastTile * across + c / kCastTile],
+            magnitude(load_element(t.x, r * t.ld + c, spec.in)));
+    }
+  }
+}
+
+// Tells whether a launch has the words of a shard's blocks, and says if it has not.
+template <class Tensor>
+bool has_blocks(const Tensor& t, int index, Faults& faults) {
+  const size_t before = faults.size();
+  if (t.block_amax == nullptr) fault(faults, "tensor {}: no words of blocks", index);
+  if (t.shard.first < 0 || t.shard.first + t.rows > t.shard.whole) {
+    fault(faults, "tensor {}: {} rows from {} on of {}", index, t.rows, t.shard.first,
+          t.shard.whole);
+  }
+  if (static_cast<unsigned>(t.blocks) != cast_tiles(t.rows, t.cols)) {
+    fault(faults, "tensor {}: {} blocks for its tiles", index, t.blocks);
+  }
+  return faults.size() == before;
+}
+
+}  // namespace
+
 template <class Args>
 void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
   check_blocks(args, spec.in, grid, faults);
@@ -72,6 +102,11 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
   const bool axes = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
     const kernels::AmaxTensor& t = args.tensors[i];
+    if (spec.block) {
+      if (!has_blocks(t, i, faults)) return;
+      raise_blocks(spec, t);
+      continue;
+    }
     const int across = (t.cols + kCastTile - 1) / kCastTile;
     const auto tile_amax_of = [&](int64_t r, int64_t c) {
       return t.tile_amax + (r / kCastTile * across + c / kCastTile) * kernels::kTileAmaxSize;
@@ -239,6 +274,41 @@ struct Copy {
     write_inverses(copy);
     if (counters != nullptr) add_to(*counters, x, copy);
   }
+
+  // Writes the copy of a shard, with the inverse scales of the whole; `x` is as it lies.
+  void write_shard(const Matrix& x, kernels::CastCounters* counters, Faults& faults) const {
+    const int64_t ld = transposed ? t.ld_qt : t.ld_q;
+    float* inverses = transposed ? t.inv_scale_col : t.inv_scale_row;
+    uint8_t* out = transposed ? t.qt : t.q;
+    if (!aligned(out, 16) || ld < (transposed ? x.rows : x.cols) || ld % 16 != 0 ||
+        !aligned(inverses, 16)) {
+      return fault(faults, "{} of a shard: null, misaligned or rows {} apart", name(), ld);
+    }
+    const int64_t down = ceil_div(t.shard.whole, kCastTile);
+    const int64_t across = ceil_div(x.cols, kCastTile);
+    std::vector<float> amax;
+    for (int64_t i = 0; i < down * across; ++i) {
+      amax.push_back(std::bit_cast<float>(t.block_amax[i]));
+    }
+    const auto copy =
+        reference::cast_shard(x, t.shard.first, spec.out, spec.pow2, amax,
+                              spec.saturate ? NonFinite::kHold : NonFinite::kPropagate);
+    for (int64_t r = 0; r < (transposed ? ld : x.rows); ++r) {
+      for (int64_t c = 0; c < x.cols; ++c) {
+        const uint8_t bits = r < x.rows ? copy.bits[static_cast<size_t>(r * x.cols + c)] : 0;
+        out[transposed ? c * ld + r : r * ld + c] = bits;
+      }
+    }
+    const int64_t stride = kernels::padded_scales(transposed ? down : across);
+    std::fill_n(inverses, stride * (transposed ? across : down), 0.0F);
+    for (int64_t row = 0; row < down; ++row) {
+      for (int64_t column = 0; column < across; ++column) {
+        inverses[transposed ? column * stride + row : row * stride + column] =
+            copy.inv_scales[static_cast<size_t>(row * across + column)];
+      }
+    }
+    if (counters != nullptr) add_to(*counters, x, copy);
+  }
 };
 
 }  // namespace
@@ -274,6 +344,12 @@ void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Fa
     kernels::CastCounters* counters = spec.count ? args.counters[i] : nullptr;
     kernels::CastCounters* of_qt = counters == nullptr ? nullptr : counters + 1;
     if (spec.sums && args.sums != nullptr) sum_columns(x, args.sums);
+    if (spec.shard) {
+      if (!has_blocks(t, i, faults)) return;
+      if (spec.q) Copy{t, spec, spec.scale_q, false}.write_shard(x, counters, faults);
+      if (spec.qt) Copy{t, spec, spec.scale_qt, true}.write_shard(x, of_qt, faults);
+      continue;
+    }
     if (spec.q) Copy{t, spec, spec.scale_q, false}.write(x, tensor_scale, counters, faults);
     if (spec.qt)
       Copy{t, spec, spec.scale_qt, true}.write(transpose(x), tensor_scale, of_qt, faults);

@@ -85,6 +85,7 @@ struct CallArguments {
   std::array<void*, static_cast<size_t>(Slot::kCount)> pointer = {};
   std::array<int64_t, static_cast<size_t>(Slot::kStrided)> ld = {};  // 0: dense
   int64_t m = 0;
+  int64_t first_row = 0;      // of a shard, in the whole tensor
   int64_t weight_shards = 1;  // of qt
   bool accumulate_bias = false;
   ScaleSlots scales = {};

@@ -11,17 +11,21 @@
 
 namespace f8::runtime {
 
-ShardWords shard_words(std::span<const KernelPass> passes, int64_t rows, int64_t cols) {
+ShardWords shard_words(std::span<const KernelPass> passes, int64_t rows, int64_t cols,
+                       int64_t whole_rows) {
   ShardWords words;
   bool tensor = false;
   for (const KernelPass& pass : passes) {
+    if (has_scale(pass.cast, codegen::ScaleMode::kBlock128x128)) {
+      words.blocks = cast_tiles(whole_rows, cols);
+    }
     if (!pass.amax) continue;
     if (pass.amax->col) words.columns = cols;
     // A launch that finds the tensor's amax in one word finds those of rows or columns beside it.
     if (pass.amax->row || (pass.amax->tensor && !pass.amax->col)) words.rows = rows;
     tensor = tensor || pass.amax->tensor;
   }
-  words.over_ranks = words.columns + (tensor ? 1 : 0);
+  words.over_ranks = words.columns + words.blocks + (tensor ? 1 : 0);
   return words;
 }
 
@@ -29,7 +33,8 @@ void place_shard_words(const ShardWords& words, TensorBuffers& at) {
   at.rows = 0;
   at.row_amax = Slot::kRowAmax;
   at.col_amax = Slot::kRankAmax;
-  at.amax = at.partials = word_at(Slot::kRankAmax, words.columns);
+  at.block_amax = word_at(Slot::kRankAmax, words.columns);
+  at.amax = at.partials = word_at(Slot::kRankAmax, words.columns + words.blocks);
 }
 
 Result<std::vector<CastList::Group>> CastList::groups(const std::shared_ptr<Context>& context,
@@ -45,13 +50,17 @@ Result<std::vector<CastList::Group>> CastList::groups(const std::shared_ptr<Cont
     const ListedTensor& tensor = tensors[i];
     const bool first_step = first && !tensor.kernels.slots.empty();
     for (const KernelPass& pass : tensor.kernels.passes(tensor.copies, first_step)) {
+      codegen::CastSpec kernel = pass.cast;
+      kernel.shard = tensor.whole_rows > 0 && has_scale(kernel, codegen::ScaleMode::kBlock128x128);
       for (const FusedCast& cast : pass.casts) {
         if (cast.tensor != tensor.tensor) continue;
         auto alike = std::ranges::find_if(all, [&](const Alike& other) {
-          return other.cast == pass.cast && other.over_ranks == tensor.over_ranks;
+          return other.cast == kernel && other.over_ranks == tensor.over_ranks;
         });
-        if (alike == all.end()) alike = all.insert(all.end(), {pass.cast, tensor.over_ranks, {}});
-        alike->members.push_back({i, cast_operand(cast, tensor.at, Slot::kAmax)});
+        if (alike == all.end()) alike = all.insert(all.end(), {kernel, tensor.over_ranks, {}});
+        CastOperand operand = cast_operand(cast, tensor.at, Slot::kAmax);
+        operand.whole_rows = tensor.whole_rows;
+        alike->members.push_back({i, operand});
       }
     }
   }
@@ -94,7 +103,7 @@ Result<CastList> CastList::plan(const std::shared_ptr<Context>& context,
                   .hold = kernels.hold};
     if (tensor.over_ranks) {
       const auto passes = kernels.passes(tensor.copies, false);
-      listed.words = shard_words(passes, tensor.rows_max, tensor.at.cols);
+      listed.words = shard_words(passes, tensor.rows_max, tensor.at.cols, tensor.whole_rows);
     }
     list.first_count_ += kernels.slots.size();
     has_slots = has_slots || listed.slots > 0;

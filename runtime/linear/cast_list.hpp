@@ -6,14 +6,14 @@
 // call finds the shard's maxima, the caller replaces those that span ranks by their maxima over the
 // ranks, and a second call casts with them.
 //
-//   Slot::kRankAmax  := columns | tensor    of the shard, then over ranks; a part that no scale
-//                                           needs is not there
-//   Slot::kRowAmax   := rows                of the shard, and so of the tensor
+//   Slot::kRankAmax  := columns | blocks | tensor    of the shard, then over ranks; a part that no
+//                                                    scale needs is not there
+//   Slot::kRowAmax   := rows                         of the shard, and so of the tensor
 //
 // Ranks that hold the tensor by columns reduce row_amax and the tensor's word instead.
 //
-// All are the bits of |x| as fp32. Maxima of blocks are found by the cast, since a shard has whole
-// blocks.
+// All are the bits of |x| as fp32. Where a shard has whole blocks, the cast finds their maxima. Where
+// it may cut them, the words are those of all 128x128 blocks of the whole tensor.
 #pragma once
 
 #include <functional>
@@ -30,11 +30,13 @@ namespace f8::runtime {
 // The words of a shard's maxima.
 struct ShardWords {
   int64_t columns = 0;
-  int64_t over_ranks = 0;  // those of the columns, and the tensor's
+  int64_t blocks = 0;
+  int64_t over_ranks = 0;  // those of the columns and the blocks, and the tensor's
   int64_t rows = 0;
 };
-[[nodiscard]] ShardWords shard_words(std::span<const KernelPass> passes, int64_t rows,
-                                     int64_t cols);
+// `whole_rows`: those of the whole where a shard may cut blocks, else 0.
+[[nodiscard]] ShardWords shard_words(std::span<const KernelPass> passes, int64_t rows, int64_t cols,
+                                     int64_t whole_rows);
 // The places of these words in a call.
 void place_shard_words(const ShardWords& words, TensorBuffers& at);
 
@@ -46,6 +48,7 @@ struct ListedTensor {
   const TensorBuffers& at;  // its buffers in the call's arguments
   int64_t rows_max;         // the most rows of a call
   bool over_ranks = false;  // calls cast a shard
+  int64_t whole_rows = 0;   // not 0: of the whole tensor, whose blocks a shard may cut
 };
 
 class CastList {

@@ -106,6 +106,12 @@ Status check_tensor(const char* args, const char* name, const float8_tensor& ten
                 "{}.{}.{}_setting is {}; the recipe's is {}: quantize it under the linear's recipe",
                 args, name, copy.name, in_words(copy.setting), in_words(wanted));
   }
+  if (tensor.whole_rows != 0 && wanted.granularity == FLOAT8_BLOCK_128X128) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.{} is a shard of a tensor of {} rows, whose blocks it may cut; gather it with "
+                "float8_gather_tensor first",
+                args, name, tensor.whole_rows);
+  }
   if (copy.shards > 1) {
     constexpr int64_t kWhole = 128;  // of a GEMM's step
     if (!shards) [[unlikely]] {

@@ -18,7 +18,10 @@ QuantizeOperand CastOperand::at(const CallArguments& call) const {
           .inv_col = call.at<float>(inv_col),
           .delayed = call.at<float>(delayed),
           .recorded_amax = call.at<uint32_t>(recorded_amax),
-          .counters = call.at<kernels::CastCounters>(counters)};
+          .counters = call.at<kernels::CastCounters>(counters),
+          .block_amax = call.at<uint32_t>(block_amax),
+          .first_row = call.first_row,
+          .whole_rows = whole_rows};
 }
 
 const LaunchRange& range_at(const LaunchList& list, int64_t m) {

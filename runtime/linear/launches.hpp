@@ -42,6 +42,8 @@ struct CastOperand {
   Ref partials = {}, tile_amax = {}, row_amax = {}, col_amax = {};
   Ref q = {}, qt = {}, scale = {}, inv_row = {}, inv_col = {};
   Ref delayed = {}, recorded_amax = {}, counters = {};
+  Ref block_amax = {};
+  int64_t whole_rows = 0;
 
   [[nodiscard]] QuantizeOperand at(const CallArguments& call) const;
 };

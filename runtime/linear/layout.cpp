@@ -60,20 +60,31 @@ class Buffer {
                            ? kWord * static_cast<size_t>(amax_partials(rows(at), at.cols, sm_count))
                            : 0);
   }
-  void take_q(Tensor tensor, TensorBuffers& at) {
-    take_copy(kernels_.of(tensor).q, rows(at), at.cols, at.q, at.q_scale);
+  // `whole_rows` as in quantizer_layout.
+  void take_q(Tensor tensor, TensorBuffers& at, int64_t whole_rows = 0) {
+    const auto& copy = kernels_.of(tensor).q;
+    at.q = take_elements(copy, rows(at), at.cols);
+    at.q_scale = take_scales(copy, scale_rows(copy, at, whole_rows), at.cols);
   }
-  void take_qt(Tensor tensor, TensorBuffers& at) {
-    take_copy(kernels_.of(tensor).qt, at.cols, rows(at), at.qt, at.qt_scale);
+  void take_qt(Tensor tensor, TensorBuffers& at, int64_t whole_rows = 0) {
+    const auto& copy = kernels_.of(tensor).qt;
+    at.qt = take_elements(copy, at.cols, rows(at));
+    at.qt_scale = take_scales(copy, at.cols, scale_rows(copy, at, whole_rows));
   }
 
  private:
   [[nodiscard]] int64_t rows(const TensorBuffers& at) const { return at.rows == 0 ? m_ : at.rows; }
-  void take_copy(const std::optional<CastSetting>& copy, int64_t rows, int64_t cols, Ref& data,
-                 Ref& scale) {
-    data = take(copy ? fp8_copy_bytes(rows, cols) : 0);
+  [[nodiscard]] int64_t scale_rows(const std::optional<CastSetting>& copy, const TensorBuffers& at,
+                                   int64_t whole_rows) const {
+    const bool of_whole = whole_rows > 0 && copy && copy->granularity == Granularity::kBlock128x128;
+    return of_whole ? whole_rows : rows(at);
+  }
+  Ref take_elements(const std::optional<CastSetting>& copy, int64_t rows, int64_t cols) {
+    return take(copy ? fp8_copy_bytes(rows, cols) : 0);
+  }
+  Ref take_scales(const std::optional<CastSetting>& copy, int64_t rows, int64_t cols) {
     const int64_t scales = copy ? scale_floats(scale_mode(copy->granularity), rows, cols) : 0;
-    scale = take(kWord * static_cast<size_t>(scales));
+    return take(kWord * static_cast<size_t>(scales));
   }
 
   Slot slot_;
@@ -116,7 +127,7 @@ Fp8Refs fp8_refs(const Copies& copies, const TensorBuffers& at, bool with_qt) {
 }
 
 QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int sm_count,
-                                 Tensor tensor, bool with_qt) {
+                                 Tensor tensor, bool with_qt, int64_t whole_rows) {
   const auto [m, n, k] = shape;
   const std::vector<CallPasses> calls = all_passes(kernels);
   QuantizerLayout layout;
@@ -138,10 +149,10 @@ QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels, int 
   layout.workspace_bytes = workspace.size();
 
   Buffer q(Slot::kTensor, kernels, calls, shape);
-  q.take_q(tensor, at);
+  q.take_q(tensor, at, whole_rows);
   layout.q_bytes = q.size();
   Buffer qt(Slot::kTransposed, kernels, calls, shape);
-  if (with_qt) qt.take_qt(tensor, at);
+  if (with_qt) qt.take_qt(tensor, at, whole_rows);
   layout.qt_bytes = qt.size();
   layout.refs = fp8_refs(kernels.of(tensor), at, with_qt);
   return layout;

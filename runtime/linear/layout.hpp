@@ -53,6 +53,7 @@ struct TensorBuffers {
   int64_t cols = 0;
   Ref row_amax = {}, col_amax = {}, amax = {};  // in the amax buffer
   Ref tile_amax = {}, partials = {};
+  Ref block_amax = {};  // of a shard that cuts blocks
   Ref q = {}, qt = {}, q_scale = {}, qt_scale = {};
 };
 
@@ -93,7 +94,8 @@ struct LinearLayout {
 };
 
 // A tensor that is cast alone: its buffers, and the bytes of the workspace and of its copies, which
-// may lie apart.
+// may lie apart. `whole_rows` is not 0 for a shard of so many rows, which cuts blocks: scales of
+// 128x128 blocks are those of the whole then.
 struct QuantizerLayout {
   Ref sync = Slot::kLaunchCounts;
   Ref first, amax;
@@ -104,7 +106,8 @@ struct QuantizerLayout {
   size_t qt_bytes = 0;
 };
 [[nodiscard]] QuantizerLayout quantizer_layout(Shape shape, const LinearKernels& kernels,
-                                               int sm_count, Tensor tensor, bool with_qt);
+                                               int sm_count, Tensor tensor, bool with_qt,
+                                               int64_t whole_rows = 0);
 
 // `gemm_forward` and `gemm_backward` are the bytes that the GEMMs ask for.
 [[nodiscard]] LinearLayout linear_layout(Shape shape, const LinearKernels& kernels, int sm_count,

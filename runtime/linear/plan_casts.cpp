@@ -86,6 +86,7 @@ CastOperand cast_operand(const FusedCast& fused, const TensorBuffers& at, Ref re
   operand.partials = has_scale(cast, ScaleMode::kAxis) ? at.amax : at.partials;
   operand.row_amax = at.row_amax;
   operand.col_amax = at.col_amax;
+  operand.block_amax = at.block_amax;
   operand.q = at.q;
   operand.qt = at.qt;
   operand.scale = cast.qt && cast.scale_qt == ScaleMode::kTensor ? at.qt_scale : at.q_scale;

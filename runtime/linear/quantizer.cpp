@@ -36,6 +36,12 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
   return linear;
 }
 
+bool has_square_blocks(const Copies& copies) {
+  constexpr Granularity kSquare = Granularity::kBlock128x128;
+  return (copies.q && copies.q->granularity == kSquare) ||
+         (copies.qt && copies.qt->granularity == kSquare);
+}
+
 bool has_blocks_of_rows(const codegen::CastSpec& cast) {
   return (cast.q && cast.scale_q == codegen::ScaleMode::kBlock128x128) ||
          (cast.qt && codegen::is_block(cast.scale_qt));
@@ -71,10 +77,22 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
     return fail(ErrorCode::kUnsupported, "recipe {} makes no fp8 copy of this operand",
                 desc.recipe.name);
   }
+  F8_TRY(quantizer->check_whole());
+  const bool cuts_blocks = desc.whole_rows > desc.rows && desc.rows % kernels::kCastTile != 0 &&
+                           has_square_blocks(copies);
+  if (cuts_blocks) quantizer->whole_rows_ = desc.whole_rows;
   quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
-                                        desc.operand, desc.transposed);
+                                        desc.operand, desc.transposed, quantizer->whole_rows_);
   F8_TRY(desc.over_ranks ? quantizer->plan_shards() : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
+}
+
+Status Quantizer::check_whole() const {
+  const int64_t most = desc_.over_ranks ? kMaxDim : 0;
+  if (desc_.whole_rows >= 0 && desc_.whole_rows <= most) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "float8_quantizer_desc.whole_rows is {}; it is 0 to {} with over_ranks, else 0",
+              desc_.whole_rows, kMaxDim);
 }
 
 Status Quantizer::plan_shards() {
@@ -85,14 +103,17 @@ Status Quantizer::plan_shards() {
                 desc_.recipe.name);
   }
   const std::vector<KernelPass> passes = kernels_.passes(copies_of(desc_), false);
-  const auto cuts_blocks = [](const KernelPass& pass) { return has_blocks_of_rows(pass.cast); };
-  if (desc_.rows % kernels::kCastTile != 0 && std::ranges::any_of(passes, cuts_blocks)) {
+  const bool are_whole = desc_.rows % kernels::kCastTile == 0 ||
+                         (desc_.whole_rows > 0 && desc_.whole_rows <= desc_.rows);
+  for (const KernelPass& pass : passes) {
+    const bool takes_shards = codegen::takes_shards(pass.cast);
+    if (are_whole || !has_blocks_of_rows(pass.cast) || (whole_rows_ > 0 && takes_shards)) continue;
     return fail(ErrorCode::kUnsupported,
-                "shards of {} rows cut the blocks of 128 rows that have a scale; give shards "
+                "shards of {} rows cut the blocks of 128 rows that have a scale; {}give shards "
                 "whole blocks: all but the last have the quantizer's rows_max",
-                desc_.rows);
+                desc_.rows, takes_shards ? "set float8_quantizer_desc.whole_rows, or " : "");
   }
-  words_ = shard_words(passes, desc_.rows, desc_.cols);
+  words_ = shard_words(passes, desc_.rows, desc_.cols, whole_rows_);
   place_shard_words(words_, layout_.tensors.of(desc_.operand));
   layout_.workspace_bytes = 0;
   const ListedTensor tensor = listed();
@@ -106,7 +127,8 @@ ListedTensor Quantizer::listed() const {
           .copies = copies_of(desc_),
           .at = layout_.tensors.of(desc_.operand),
           .rows_max = desc_.rows,
-          .over_ranks = desc_.over_ranks};
+          .over_ranks = desc_.over_ranks,
+          .whole_rows = whole_rows_};
 }
 
 std::vector<codegen::KernelSpec> Quantizer::kernel_specs() const {
@@ -146,6 +168,18 @@ Status Quantizer::check_rows(const char* name, int64_t rows) const {
               rows, weight ? "0 or " : "0 to ", desc_.rows);
 }
 
+// Checks where the rows of a shard that may cut blocks are in the whole.
+Status Quantizer::check_first_row(const QuantizeCall& call) const {
+  if (whole_rows_ == 0 || (call.first_row >= 0 && call.first_row <= whole_rows_ - call.rows))
+      [[likely]] {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "{}.first_row is {}; a shard of {} rows is a part of the {} rows of the quantizer's "
+              "whole_rows",
+              kArgs, call.first_row, call.rows, whole_rows_);
+}
+
 void Quantizer::set_copies(const void* tensor, const void* transposed, CallArguments& to) const {
   to.set(Slot::kTensor, tensor);
   if (transposed == nullptr && tensor != nullptr) {
@@ -159,7 +193,10 @@ Result<float8_tensor> Quantizer::view(const void* tensor, const void* transposed
   F8_TRY(check_rows("rows", rows));
   CallArguments call;
   set_copies(tensor, transposed, call);
-  return tensor_view(layout_.refs, call, rows, desc_.cols, kernels_.of(desc_.operand));
+  float8_tensor view =
+      tensor_view(layout_.refs, call, rows, desc_.cols, kernels_.of(desc_.operand));
+  view.whole_rows = whole_rows_;
+  return view;
 }
 
 // Checks the words of a call of `name`, which casts with them or finds them.
@@ -194,6 +231,7 @@ void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access ac
 Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
   F8_TRY(check_amax(name, call, true));
+  F8_TRY(check_first_row(call));
   if (call.rows == 0) return {};
   for (const auto& [field, pointer] :
        {std::pair<const char*, const void*>{"x", call.x}, {"tensor", call.tensor}}) {
@@ -238,6 +276,7 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
 
 void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
   to.m = desc_.operand == Tensor::kWeight && !desc_.over_ranks ? 1 : call.rows;
+  to.first_row = call.first_row;
   to.scales = ScaleSlots::of(call.scales);
   to.ranks = call.ranks;
   to.set(Slot::kX, call.x, call.ld_x);
@@ -289,6 +328,7 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
 Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
   F8_TRY(check_amax(name, call, false));
+  F8_TRY(check_first_row(call));
   if (call.x != nullptr || call.rows == 0) return {};
   return fail(ErrorCode::kInvalidArgument, "{}.x is NULL", kArgs);
 }

@@ -23,6 +23,7 @@ struct QuantizerDesc {
   bool count = false;
   bool transposed = true;   // false: qt is not made
   bool over_ranks = false;  // calls cast shards, of up to `rows` rows
+  int64_t whole_rows = 0;   // with over_ranks: of the whole tensor; 0: shards have whole blocks
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -67,7 +68,9 @@ class Quantizer {
   // qt follows q where it has no place of its own.
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
+  [[nodiscard]] Status check_whole() const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
+  [[nodiscard]] Status check_first_row(const QuantizeCall& call) const;
   // Check all of a call but its memory. `name` is the function of the C interface.
   [[nodiscard]] Status check_cast(const char* name, const QuantizeCall& call) const;
   [[nodiscard]] Status check_find(const char* name, const QuantizeCall& call) const;
@@ -80,6 +83,7 @@ class Quantizer {
   std::shared_ptr<Context> context_;
   QuantizerDesc desc_;
   LinearKernels kernels_;
+  int64_t whole_rows_ = 0;  // not 0: of the whole tensor, whose 128x128 blocks shards may cut
   QuantizerLayout layout_;
   std::array<LaunchList, 4> launches_;  // indexed by kFirstStep and kOverRanks
   ShardWords words_;

@@ -40,13 +40,20 @@ double elements_of(std::span<const QuantizeOperand> operands) {
 
 // Sets what amax and cast kernels have in common; `first` becomes the next matrix's first block.
 template <class Tensor>
-void set_matrix(Tensor& to, const QuantizeOperand& from, int64_t blocks, int32_t& first) {
+void set_matrix(Tensor& to, const QuantizeOperand& from, bool shard, int64_t blocks,
+                int32_t& first) {
   to.x = from.x;
   to.ld = from.ld == 0 ? from.cols : from.ld;
   to.rows = static_cast<int32_t>(from.rows);
   to.cols = static_cast<int32_t>(from.cols);
-  to.row_amax = from.row_amax;
-  to.col_amax = from.col_amax;
+  if (shard) {
+    to.shard = {.first = static_cast<int32_t>(from.first_row),
+                .whole = static_cast<int32_t>(from.whole_rows)};
+    to.block_amax = from.block_amax;
+  } else {
+    to.row_amax = from.row_amax;
+    to.col_amax = from.col_amax;
+  }
   to.first_block = first;
   to.blocks = static_cast<int32_t>(blocks);
   first += to.blocks;
@@ -140,9 +147,9 @@ Args amax_args(const codegen::AmaxSpec& spec, int sm_count,
     kernels::AmaxTensor& to = args.tensors[i];
     to.partials = from.partials;
     to.tile_amax = from.tile_amax;
-    set_matrix(to, from,
-               spec.row || spec.col ? cast_tiles(from.rows, from.cols)
-                                    : partials_in_launch(from, elements, sm_count),
+    set_matrix(to, from, spec.block,
+               spec.row || spec.col || spec.block ? cast_tiles(from.rows, from.cols)
+                                                  : partials_in_launch(from, elements, sm_count),
                first);
   }
   return args;
@@ -175,7 +182,7 @@ Args cast_args(const codegen::CastSpec& spec, int sm_count,
     to.inv_scale_row = from.inv_row;
     to.inv_scale_col = from.inv_col;
     args.counters[i] = from.counters;
-    set_matrix(to, from,
+    set_matrix(to, from, spec.shard,
                spec.one_launch && codegen::scales_rows_alone(spec)
                    ? kernels::blocks_of_rows(from.rows, from.cols)
                    : cast_tiles(from.rows, from.cols),

@@ -34,6 +34,11 @@ struct QuantizeOperand {
   const float* delayed = nullptr;     // delayed: the scale to cast with
   uint32_t* recorded_amax = nullptr;  // delayed, tensor: raised to the matrix's amax, or null
   kernels::CastCounters* counters = nullptr;  // casts that count: [2], q's and qt's, or null
+  // A shard, some rows of a whole: the amaxes of the whole's 128x128 blocks, which the caller zeroes
+  // before the amax launch. Block scales are those of the whole then.
+  uint32_t* block_amax = nullptr;
+  int64_t first_row = 0;  // of the whole
+  int64_t whole_rows = 0;
 };
 
 // How matrices go through the kernels of a cast that needs amaxes: all of them by one launch of the

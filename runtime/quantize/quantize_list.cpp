@@ -150,6 +150,11 @@ Status QuantizeList::check(const Run& run) const {
                   x.cols, sizes_[i].rows, sizes_[i].cols);
     }
     if (x.rows == 0) continue;
+    if (cast_.shard && (x.first_row < 0 || x.first_row + x.rows > x.whole_rows)) [[unlikely]] {
+      return fail(ErrorCode::kInvalidArgument,
+                  "matrix {} of a list: {} rows from row {} on are none of a whole of {}", i,
+                  x.rows, x.first_row, x.whole_rows);
+    }
     struct Needed {
       const char* name;
       bool wanted;
@@ -163,7 +168,8 @@ Status QuantizeList::check(const Run& run) const {
                           {"scale", casts && uses(ScaleMode::kTensor), x.scale, 4},
                           {"inv_row", casts && vector_q, x.inv_row, 16},
                           {"inv_col", casts && vector_qt, x.inv_col, 16},
-                          {"delayed", casts && cast_.delayed, x.delayed, 4}};
+                          {"delayed", casts && cast_.delayed, x.delayed, 4},
+                          {"block_amax", cast_.shard, x.block_amax, 4}};
     for (const auto& [name, wanted, pointer, alignment] : all) {
       if (!wanted || (pointer != nullptr && is_aligned(pointer, alignment))) [[likely]] {
         continue;

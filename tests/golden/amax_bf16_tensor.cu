@@ -8,6 +8,7 @@ struct Config {
   static constexpr bool kTensor = true;
   static constexpr bool kRow = false;
   static constexpr bool kCol = false;
+  static constexpr bool kBlock = false;
   static constexpr bool kNoopFlag = false;
 };
 static_assert(sizeof(AmaxArgs) == 272, "kernel_args.cuh on the host");

@@ -8,6 +8,7 @@ struct Config {
   static constexpr bool kTensor = false;
   static constexpr bool kRow = true;
   static constexpr bool kCol = true;
+  static constexpr bool kBlock = false;
   static constexpr bool kNoopFlag = false;
 };
 static_assert(sizeof(AmaxArgs) == 272, "kernel_args.cuh on the host");

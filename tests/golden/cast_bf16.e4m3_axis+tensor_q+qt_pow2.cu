@@ -16,6 +16,7 @@ struct Config {
   static constexpr bool kCount = false;
   static constexpr bool kSums = false;
   static constexpr bool kNoopFlag = false;
+  static constexpr bool kShard = false;
 };
 static_assert(sizeof(CastArgs) == 600, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");

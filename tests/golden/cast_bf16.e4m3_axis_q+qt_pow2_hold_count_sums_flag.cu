@@ -16,6 +16,7 @@ struct Config {
   static constexpr bool kCount = true;
   static constexpr bool kSums = true;
   static constexpr bool kNoopFlag = true;
+  static constexpr bool kShard = false;
 };
 static_assert(sizeof(CastArgs) == 600, "kernel_args.cuh on the host");
 static_assert(kTileThreads == 256, "threads_per_block() on the host");

@@ -32,19 +32,24 @@ inline std::vector<std::vector<uint8_t>> copy_bytes(Context& context, const void
   return out;
 }
 
-// Reads both copies of a view with all of their scales.
+// Reads both copies of a view with all of their scales, which of a shard may be those of the whole.
 inline std::vector<std::vector<uint8_t>> copies(Context& context, const float8_tensor& view) {
   std::vector<std::vector<uint8_t>> out;
   const auto add = [&](const void* data, const float* inverse, int64_t rows, int64_t cols,
-                       int64_t ld, const float8_cast_setting& setting) {
+                       int64_t ld, const float8_cast_setting& setting, int64_t scale_rows,
+                       int64_t scale_cols) {
     if (data == nullptr || rows == 0 || cols == 0) return;
     const auto mode = scale_mode(static_cast<Granularity>(setting.granularity));
-    const int64_t scales = mode == codegen::ScaleMode::kTensor ? 1 : scale_floats(mode, rows, cols);
+    const int64_t scales =
+        mode == codegen::ScaleMode::kTensor ? 1 : scale_floats(mode, scale_rows, scale_cols);
     const auto copy = copy_bytes(context, data, inverse, rows, cols, ld, scales);
     out.insert(out.end(), copy.begin(), copy.end());
   };
-  add(view.q, view.q_inverse_scale, view.rows, view.cols, view.ld_q, view.q_setting);
-  add(view.qt, view.qt_inverse_scale, view.cols, view.rows, view.ld_qt, view.qt_setting);
+  const int64_t of_whole = view.whole_rows != 0 ? view.whole_rows : view.rows;
+  add(view.q, view.q_inverse_scale, view.rows, view.cols, view.ld_q, view.q_setting, of_whole,
+      view.cols);
+  add(view.qt, view.qt_inverse_scale, view.cols, view.rows, view.ld_qt, view.qt_setting, view.cols,
+      of_whole);
   return out;
 }
 

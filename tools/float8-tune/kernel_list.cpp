@@ -21,10 +21,20 @@ void add_casts(const runtime::LinearKernels& kernels, Keys& keys) {
     keys.insert(codegen::key(named.spec));
     const auto* cast = std::get_if<codegen::CastSpec>(&named.spec);
     if (cast == nullptr || cast->sums) continue;
+    const auto add_lists = [&](const codegen::CastSpec& of, std::initializer_list<size_t> counts) {
+      for (const size_t count : counts) {
+        for (const auto& spec : runtime::QuantizeList::kernel_specs(of, count)) {
+          keys.insert(codegen::key(spec));
+        }
+      }
+    };
     constexpr size_t kOfList = kernels::kMaxTensors + 1;
-    for (const auto& spec : runtime::QuantizeList::kernel_specs(*cast, kOfList)) {
-      keys.insert(codegen::key(spec));
-    }
+    add_lists(*cast, {kOfList});
+    // Shards that cut blocks.
+    codegen::CastSpec shard = *cast;
+    shard.shard = true;
+    const bool cuts = codegen::has_scale(shard, codegen::ScaleMode::kBlock128x128);
+    if (cuts && !shard.noop_flag && codegen::takes_shards(shard)) add_lists(shard, {1, kOfList});
   }
 }
 

@@ -10,6 +10,7 @@ import functools
 import pathlib
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -112,11 +113,17 @@ def _fake_quantize_shard(
 
 @torch.library.register_fake("float8::quantize_amax_list")  # type: ignore[untyped-decorator]
 def _fake_quantize_amax_list(
-    x: list[torch.Tensor], config: list[int], operand: int, rows_max: list[int]
+    x: list[torch.Tensor],
+    config: list[int],
+    operand: int,
+    rows_max: list[int],
+    whole_rows: Sequence[int] = (),
+    first_rows: Sequence[int] = (),
 ) -> tuple[torch.Tensor, ...]:
+    wholes = whole_rows or [0] * len(x)
     words = [
-        torch.ops.float8.amax_words(rows, int(each.shape[-1]), bits, operand)
-        for each, bits, rows in zip(x, config, rows_max, strict=True)
+        torch.ops.float8.amax_words(rows, int(each.shape[-1]), bits, operand, whole)
+        for each, bits, rows, whole in zip(x, config, rows_max, wholes, strict=True)
     ]
     return tuple(
         x[0].new_empty((sum(sizes),), dtype=torch.int32) for sizes in zip(*words, strict=True)
@@ -131,10 +138,18 @@ def _fake_quantize_shard_list(
     config: list[int],
     operand: int,
     rows_max: list[int],
+    whole_rows: Sequence[int] = (),
+    first_rows: Sequence[int] = (),
 ) -> list[torch.Tensor]:
     copies: list[torch.Tensor] = []
-    for each, bits, rows in zip(x, config, rows_max, strict=True):
-        copies += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
+    wholes = whole_rows or [0] * len(x)
+    for each, bits, rows, whole in zip(x, config, rows_max, wholes, strict=True):
+        if whole:
+            cols = int(each.shape[-1])
+            sizes = torch.ops.float8.quantized_bytes(rows, cols, bits, operand, True, whole)
+            copies += [each.new_empty((size,), dtype=torch.uint8) for size in sizes]
+        else:
+            copies += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
     return copies
 
 

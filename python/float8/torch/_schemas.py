@@ -35,17 +35,17 @@ _OTHERS = (
         "rows_max) -> (Tensor, Tensor)"
     ),
     (
-        "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max) -> (Tensor, "
-        "Tensor)"
+        "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max, int[] "
+        "whole_rows=[], int[] first_rows=[]) -> (Tensor, Tensor)"
     ),
     (
         "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
-        "int[] rows_max) -> Tensor[]"
+        "int[] rows_max, int[] whole_rows=[], int[] first_rows=[]) -> Tensor[]"
     ),
-    "amax_words(int rows_max, int cols, int config, int operand) -> (int, int)",
+    "amax_words(int rows_max, int cols, int config, int operand, int whole_rows=0) -> (int, int)",
     (
         "copy_layout(int rows_max, int rows, int cols, int config, int operand, bool transposed, "
-        "bool over_ranks) -> (int, int, int, int, int)"
+        "bool over_ranks, int whole_rows=0) -> (int, int, int, int, int)"
     ),
     "reads_shards(Tensor dy, Tensor weight, int config) -> bool",
     (
@@ -53,7 +53,10 @@ _OTHERS = (
         "bias, int contracted, int config, int gemm, bool accumulate, int sm_limit=0) -> ()"
     ),
     "saved_bytes(int m, int n, int k, int config, bool x_given, bool w_given) -> int",
-    ("quantized_bytes(int rows, int cols, int config, int operand, bool transposed) -> (int, int)"),
+    (
+        "quantized_bytes(int rows, int cols, int config, int operand, bool transposed, int "
+        "whole_rows=0) -> (int, int)"
+    ),
     "prepare(Tensor x, Tensor weight, int[] n, int[] k, int m, int config, bool apart) -> ()",
     "capture_id(Tensor x) -> int",
     "context(int device) -> int",

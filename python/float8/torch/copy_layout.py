@@ -70,9 +70,13 @@ def layout(
     operand: int,
     transposed: bool,
     over_ranks: bool,
+    whole_rows: int = 0,
 ) -> Layout:
-    """Returns the layout of a cast; `over_ranks`: of a shard of up to rows_max rows."""
-    key = (rows_max, rows, cols, config, operand, transposed, over_ranks)
+    """Returns the layout of a cast; `over_ranks`: of a shard of up to rows_max rows.
+
+    whole_rows: those of the whole, where a shard may cut 128x128 blocks; the scales are the whole's.
+    """
+    key = (rows_max, rows, cols, config, operand, transposed, over_ranks, whole_rows)
     # torch.compile does not look into caches.
     find = torch.ops.float8.copy_layout.default if torch.compiler.is_compiling() else _cached
     at = Layout(*find(*key))

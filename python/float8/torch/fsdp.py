@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from float8.recipes import Recipe, Scaling
+from float8.recipes import Granularity, Recipe, Scaling
 from float8.torch import _ops, notices
 from float8.torch.gathered_ops import (
     gathered_backward,
@@ -222,6 +222,11 @@ def check_recipe(recipe: Recipe, padding: int) -> None:
         raise ValueError(
             "float8: enable_fsdp_float8_all_gather is for recipes with the weight in fp8 in output and "
             f"grad_input; recipe {recipe.name or 'custom'} is none"
+        )
+    if Granularity.BLOCK_1X128 in (recipe.output.b.granularity, recipe.grad_input.b.granularity):
+        raise ValueError(
+            "float8: enable_fsdp_float8_all_gather is for weights with a scale for the tensor, for rows or "
+            f"for blocks of 128x128; recipe {recipe.name or 'custom'} has one for each 1x128"
         )
     casts = {cast.scaling for _, gemm in recipe.gemms() for cast in (gemm.a, gemm.b)}
     if recipe.delayed and casts != {Scaling.DELAYED}:

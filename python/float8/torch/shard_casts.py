@@ -114,7 +114,9 @@ def _find_words(
     """Returns the maxima of the whole weights, those of all weights one after the other."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
-    amax, row_amax = _ops.quantize_amax_list(sources, configs, _ops.WEIGHT, rows)
+    amax, row_amax = _ops.quantize_amax_list(
+        sources, configs, _ops.WEIGHT, rows, *_rows_in_wholes(gathers)
+    )
     parts = list(
         zip(
             torch.split(amax, [gather.words[0] for gather in gathers]),
@@ -184,11 +186,18 @@ def _cast(
     operands = _rounded(sources, gathers)
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
-    copies = _ops.quantize_shard_list(operands, amax, row_amax, configs, _ops.WEIGHT, rows)
+    copies = _ops.quantize_shard_list(
+        operands, amax, row_amax, configs, _ops.WEIGHT, rows, *_rows_in_wholes(gathers)
+    )
     return [
         gather.set_shard(weight, q, qt)
         for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
     ]
+
+
+def _rows_in_wholes(gathers: Sequence[WeightGather]) -> tuple[list[int], list[int]]:
+    """Returns the rows of the wholes and the first rows of shards that cut blocks, 0 for others."""
+    return [gather.whole_rows for gather in gathers], [gather.first_row for gather in gathers]
 
 
 def _rounded(

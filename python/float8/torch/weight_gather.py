@@ -86,15 +86,20 @@ class WeightGather:
             "q": layer.recipe.output.b.granularity,
             "qt": layer.recipe.grad_input.b.granularity,
         }
+        # Where shards cut 128x128 blocks, each rank has the maxima of all blocks, and all scales.
         in_blocks = Granularity.BLOCK_128X128 in self._granularity.values()
-        if in_blocks and self.ranks > 1 and self.rows % BLOCK != 0:
+        self.cuts_blocks = in_blocks and n > self.rows and self.rows % BLOCK != 0
+        self.whole_rows = n if in_blocks else 0
+        self.first_row = self.group.rank() * self.rows if self.own_rows > 0 else 0
+        if self.cuts_blocks and len(set(self._granularity.values())) > 1:
             raise ValueError(
                 f"float8: layer {layer._layer_name!r}: {self.ranks} ranks hold {self.rows} rows each of a "
-                f"weight of {n} rows, which cuts its blocks of 128 rows; convert this layer without "
+                f"weight of {n} rows, which cuts its blocks of 128 rows, and its other copy in fp8 has "
+                "scales of another granularity; convert this layer without "
                 "enable_fsdp_float8_all_gather, in a conversion with a module_filter_fn of its own"
             )
         self.words = torch.ops.float8.amax_words(
-            self.rows, self.cols, self.dynamic_config, _ops.WEIGHT
+            self.rows, self.cols, self.dynamic_config, _ops.WEIGHT, self.whole_rows
         )
         self._shards: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
@@ -174,8 +179,8 @@ class WeightGather:
 
     def words_of_tensor_ranks(self, amax: Tensor, row_amax: Tensor) -> list[Tensor]:
         """Returns the words of the shard's maxima that span the ranks of tensor parallelism."""
-        if self.tensor_dim is None:
-            return []
+        if self.tensor_dim is None or self.cuts_blocks:
+            return []  # ranks of tensor parallelism have whole blocks
         if self.tensor_dim == 0:
             return [amax]
         # The words of columns come first, then the tensor's. The rows are those of all of these ranks.
@@ -193,7 +198,7 @@ class WeightGather:
             of_cast = (padded_rows, padded_rows, self.cols, self.config)
         else:
             of_cast = (self.rows, rows, self.cols, self.dynamic_config)
-        at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0)
+        at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0, self.whole_rows)
         own_q, own_qt = at.copies(q, qt, padded_rows or rows, self.cols)
         assert own_q is not None and own_qt is not None
         self._take(self._shards, "q", _packed(own_q.data[:rows, : self.cols], self.rows, self.cols))
@@ -210,6 +215,10 @@ class WeightGather:
         if granularity is Granularity.TENSOR:
             self._take(self._scales, "q", scales[:1])
             return scales[:0]
+        if self.cuts_blocks:
+            count = blocks(self.size[0]) * in_4s(blocks(self.cols))
+            self._take(self._scales, "q", scales[:count].clone())
+            return scales[:0]
         pitch = 1 if granularity is Granularity.AXIS else in_4s(blocks(self.cols))
         lines = rows if granularity is Granularity.AXIS else blocks(rows)
         most = self.rows if granularity is Granularity.AXIS else blocks(self.rows)
@@ -224,6 +233,10 @@ class WeightGather:
             self._take(self._scales, "qt", scales[:count])
             return scales[:0]
         down = blocks(self.cols)
+        if self.cuts_blocks:
+            count = down * in_4s(blocks(self.size[0]))
+            self._take(self._scales, "qt", scales[:count].clone())
+            return scales[:0]
         own = scales.new_ones((down, blocks(self.rows)))
         pitch = in_4s(blocks(rows))
         own[:, : blocks(rows)] = scales[: down * pitch].view(down, pitch)[:, : blocks(rows)]
@@ -231,6 +244,8 @@ class WeightGather:
 
     def set_scales(self, gathered: Tensor) -> None:
         """Takes what `cast` returned on every rank, a row each."""
+        if self.cuts_blocks:
+            return
         n = self.size[0]
         if self._granularity["q"] is Granularity.AXIS:
             self._take(self._scales, "q", _aligned(gathered[:, : self.rows].reshape(-1)[:n]))

@@ -36,7 +36,9 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-def _mlp(recipe: str, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential) -> Any:
+def _mlp(
+    recipe: str | recipes.Recipe, rows: int, gather: bool, kind: type[nn.Sequential] = nn.Sequential
+) -> Any:
     torch.manual_seed(0)
     model = kind(nn.Linear(64, rows), nn.GELU(), nn.Linear(rows, rows, bias=False))
     emulate = ranks.device == "cpu"
@@ -50,10 +52,10 @@ def _shard(model: nn.Sequential, mesh: Any, **options: Any) -> nn.Sequential:
     return fully_shard(model, mesh=mesh, **options)
 
 
-def _rows(recipe: str, world: int) -> int:
-    """Returns a number of rows that `world` ranks do not share evenly, where they may."""
+def _rows(world: int) -> int:
+    """Returns a number of rows of which ranks have no whole 128s, and that they may not share evenly."""
     # Two ranks and four share any multiple of 16 evenly; of five, the last has no rows.
-    return 128 * world if recipe == "blockwise" else {2: 80, 3: 112, 4: 80, 5: 16}[world]
+    return {2: 80, 3: 112, 4: 80, 5: 16}[world]
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +92,7 @@ def _equal_under(mesh: Any, rank: int, recipe: str, options: dict[str, Any]) -> 
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank].to(ranks.device)
     # Rows in whole 128s are read as they are gathered.
-    rows = _rows(recipe, world) if options["reshard_after_forward"] else 128 * world
+    rows = _rows(world) if options["reshard_after_forward"] else 128 * world
     models = [_shard(_mlp(recipe, rows, gather), mesh, **options) for gather in (True, False)]
     if "mp_policy" not in options:
         single = _mlp(recipe, rows, False)
@@ -116,10 +118,35 @@ def test_the_bits_of_a_gather_in_high_precision_on_gpus(tmp_path: Any) -> None:
     ranks.spawn(_equal, 2, tmp_path, device="cuda")
 
 
+def _cut_blocks(mesh: Any, rank: int, world: int) -> None:
+    """Shards that begin and end inside blocks of 128 rows; of five ranks, the last has no rows of 16."""
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    torch.manual_seed(1)
+    x = torch.randn(world, 16, 64)[rank].to(ranks.device)
+    for rows in (16,) if world == 5 else (112, 400, 1024):
+        for options in ({}, {"mp_policy": bf16, "reshard_after_forward": rows != 400}):
+            models = [
+                _shard(_mlp("blockwise", rows, gather), mesh, **options) for gather in (True, False)
+            ]
+            _expect_equal_steps(models, x)
+            assert models[0][2]._weight_gather.cuts_blocks is (rows // world % 128 != 0)
+
+
+@pytest.mark.parametrize("world", (2, 3, 5))
+def test_shards_that_cut_blocks_have_the_bits_of_the_whole(world: int, tmp_path: Any) -> None:
+    ranks.spawn(_cut_blocks, world, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_shards_that_cut_blocks_have_the_bits_of_the_whole_on_gpus(tmp_path: Any) -> None:
+    ranks.spawn(_cut_blocks, 2, tmp_path, device="cuda")
+
+
 def _composed(mesh: Any, rank: int, world: int) -> None:
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    for recipe in ("tensorwise", "rowwise"):
+    for recipe in ("tensorwise", "rowwise", "blockwise"):
         models = [
             _shard(_mlp(recipe, 80, gather, Checkpointed), mesh, reshard_after_forward=True)
             for gather in (True, False)
@@ -235,9 +262,10 @@ class Traffic:
 def _bytes(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(16, 64)
     traffic = Traffic()
-    for recipe, reshard in itertools.product(RECIPES, (True, False)):
-        in_blocks = recipe == "blockwise"
-        hidden, out = (512, 256) if in_blocks else (128, 96)
+    # Of the larger weights ranks have whole blocks, of the others they share some.
+    for recipe, reshard, (hidden, out) in itertools.product(
+        RECIPES, (True, False), ((512, 256), (128, 96))
+    ):
         model = nn.Sequential(nn.Linear(64, hidden, bias=False), nn.Linear(hidden, out, bias=False))
         config = f8.LinearConfig(recipe, emulate=True, enable_fsdp_float8_all_gather=True)
         f8.convert_to_float8_training(model, config=config)
@@ -247,13 +275,14 @@ def _bytes(mesh: Any, rank: int, world: int) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         _step(model, optimizer, x)
         scales, reduced = traffic.of(lambda: f8.precompute_float8_dynamic_scale_for_fsdp(model))  # noqa: B023
+        whole_blocks = recipe == "blockwise" and out // world % 128 == 0
         words = (hidden + out) // world if recipe.startswith("rowwise") else 0
-        if in_blocks:  # a rank's blocks of q, in rows of whole 4s, and of qt
+        if whole_blocks:  # a rank's blocks of q, in rows of whole 4s, and of qt
             down = hidden // 128 // world, out // 128 // world
             words = down[0] * (4 + 1) + down[1] * (4 + hidden // 128)
         assert scales == ({torch.float32: 4 * words} if words else {})
         # Scales of delayed scaling are known, and those of whole blocks.
-        assert reduced == (recipe not in ("delayed", "blockwise"))
+        assert reduced == (recipe != "delayed" and not whole_blocks)
         step, reduced = traffic.of(lambda: _step(model, optimizer, x))  # noqa: B023
         elements = (64 * hidden + hidden * out) // world
         assert step == {torch.uint8: 2 * elements}, step  # q and qt
@@ -279,7 +308,7 @@ def _in_pieces(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(world, 16, 64)[rank]
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for recipe in RECIPES:
-        models = [_mlp(recipe, _rows(recipe, world), gather) for gather in (True, False)]
+        models = [_mlp(recipe, _rows(world), gather) for gather in (True, False)]
         for model in models:
             model[2].bfloat16()
         _expect_equal_steps([_shard(model, mesh, mp_policy=bf16) for model in models], x)
@@ -291,7 +320,7 @@ def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:
 
 
 def _not_a_number(mesh: Any, rank: int, world: int) -> None:
-    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"):
+    for recipe in RECIPES:  # all rows are in one block of 128
         models = [_shard(_mlp(recipe, 80, gather), mesh) for gather in (True, False)]
         results = []
         for model in models:
@@ -354,7 +383,9 @@ def _misuse(mesh: Any, rank: int, world: int) -> None:
     model[0].register_forward_pre_hook(lambda layer, *_: layer.weight + 1)
     with pytest.raises(NotImplementedError, match="no values in high precision"):
         model(torch.randn(16, 64))
-    blocks = _shard(_mlp("blockwise", 80, True), mesh)
+    blockwise, rowwise = (recipes.Recipe.named(name) for name in ("blockwise", "rowwise"))
+    mixed = dataclasses.replace(blockwise, grad_input=rowwise.grad_input)
+    blocks = _shard(_mlp(mixed, 80, True), mesh)
     with pytest.raises(ValueError, match="2 ranks hold 40 rows each of a weight of 80 rows"):
         blocks(torch.randn(16, 64))
 
@@ -366,6 +397,10 @@ def test_what_cannot_be_is_an_error(tmp_path: Any) -> None:
     dynamic = recipes.Recipe.named("tensorwise").grad_weight
     with pytest.raises(ValueError, match="is for delayed scaling of all operands, or of none"):
         _mlp(dataclasses.replace(mixed, grad_weight=dynamic), 80, True)
+    blocks = recipes.Recipe.named("blockwise")
+    by_rows = dataclasses.replace(blocks.output, b=blocks.output.a)
+    with pytest.raises(ValueError, match="custom has one for each 1x128"):
+        _mlp(dataclasses.replace(blocks, output=by_rows), 80, True)
     config = f8.LinearConfig(
         "rowwise", emulate=True, pad_inner_dim=True, enable_fsdp_float8_all_gather=True
     )

@@ -43,8 +43,8 @@ def _shard(model: Any, mesh: Any, **options: Any) -> Any:
 
 
 def _sizes(recipe: str) -> tuple[int, int]:
-    """Returns in and hidden features; FSDP's shards have 24 rows where no blocks are cut."""
-    return (256, 512) if recipe == "blockwise" else (80, 96)
+    """Returns in and hidden features; FSDP shards no whole 128s of rows."""
+    return (336, 256) if recipe == "blockwise" else (80, 96)
 
 
 class Model:

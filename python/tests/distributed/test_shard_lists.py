@@ -66,6 +66,49 @@ def test_a_list_has_the_bits_of_its_shards_one_by_one(recipe: str) -> None:
             assert torch.equal(a, b), i
 
 
+def test_shards_that_cut_blocks_have_the_bits_of_the_whole() -> None:
+    torch.manual_seed(0)
+    config = _config("blockwise")
+    whole = [torch.randn(n, k).bfloat16() for n, k in ((336, 80), (112, 272))]
+    whole[0][127, 3] = float("nan")
+    parts = [x.chunk(3) for x in whole]  # 112 rows and 38, 38, 36
+    most = [112, 38]
+    shards = [list(each) for each in zip(*parts, strict=True)]
+    places = [([336, 112], [112 * rank, 38 * rank]) for rank in range(3)]
+    find = torch.ops.float8.quantize_amax_list
+    cast = torch.ops.float8.quantize_shard_list
+    found = [
+        find(x, [config] * 2, WEIGHT, most, *place) for x, place in zip(shards, places, strict=True)
+    ]
+    assert all(row_amax.numel() == 0 for _, row_amax in found)
+    assert found[0][0].numel() == 3 * 1 + 1 * 3  # a word a block
+    amax = torch.stack([words for words, _ in found]).amax(0)
+    for i, x in enumerate(whole):
+        n, k = x.shape
+        at = torch.ops.float8.copy_layout(n, n, k, config, WEIGHT, True, False)
+        q, qt = torch.ops.float8.quantize(x, config, WEIGHT, True)
+        expected_q, expected_qt = q[: n * at[0]].view(n, -1), qt[: k * at[3]].view(k, -1)
+        for rank in range(3):
+            own = cast(
+                shards[rank], amax, found[rank][1], [config] * 2, WEIGHT, most, *places[rank]
+            )
+            rows, first = len(shards[rank][i]), places[rank][1][i]
+            key = (most[i], rows, k, config, WEIGHT, True, True, n)
+            own_at = torch.ops.float8.copy_layout(*key)
+            own_q = own[2 * i][: rows * own_at[0]].view(rows, -1)
+            own_qt = own[2 * i + 1][: k * own_at[3]].view(k, -1)
+            assert torch.equal(own_q[:, :k], expected_q[first : first + rows, :k])
+            assert torch.equal(own_qt[:, :rows], expected_qt[:, first : first + rows])
+            blocks = [-(-size // 128) for size in (n, k)]
+            for copy, begin, all_of, whole_begin, lines in (
+                (own[2 * i], own_at[1], q, at[1], blocks),
+                (own[2 * i + 1], own_at[4], qt, at[4], blocks[::-1]),
+            ):
+                size = 4 * lines[0] * (-(-lines[1] // 4) * 4)
+                ours = copy[begin : begin + size]
+                assert torch.equal(ours, all_of[whole_begin : whole_begin + size])
+
+
 def test_what_does_not_fit_is_an_error() -> None:
     config = _config("rowwise")
     x = torch.randn(16, 32).bfloat16()
@@ -78,6 +121,8 @@ def test_what_does_not_fit_is_an_error() -> None:
         (lambda: find([x], [config, config], WEIGHT, [16]), "each with a config"),
         (lambda: find([x], [config], WEIGHT, [0]), "at least one row"),
         (lambda: cast([x], amax, row_amax, [config], WEIGHT, [16]), "are not the 32 words"),
+        (lambda: find([x], [config], WEIGHT, [16], [32], []), "of each whole and each first row"),
+        (lambda: find([x], [_config("blockwise")], WEIGHT, [16]), "set .*whole_rows"),
     ):
         with pytest.raises((RuntimeError, ValueError), match=words):
             call()
@@ -96,3 +141,17 @@ def test_the_fake_kernels_give_the_sizes() -> None:
     expected = torch.ops.float8.quantize_shard_list(real, *words, [config] * 2, WEIGHT, [16, 32])
     assert (amax.shape, row_amax.shape) == (words[0].shape, words[1].shape)
     assert [copy.shape for copy in copies] == [copy.shape for copy in expected]
+
+
+def test_the_fake_kernels_give_the_sizes_of_shards_that_cut_blocks() -> None:
+    args = ([_config("blockwise")], WEIGHT, [38], [300], [76])
+    real = torch.zeros(38, 272, dtype=torch.bfloat16)
+    words = torch.ops.float8.quantize_amax_list([real], *args)
+    expected = torch.ops.float8.quantize_shard_list([real], *words, *args)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = mode.from_tensor(real)
+        found = torch.ops.float8.quantize_amax_list([fake], *args)
+        copies = torch.ops.float8.quantize_shard_list([fake], *found, *args)
+    assert [each.shape for each in (*found, *copies)] == [
+        each.shape for each in (*words, *expected)
+    ]

@@ -62,10 +62,9 @@ def _right(mesh: Any, rank: int, world: int) -> None:
         ("delayed", False, {}),
         ("delayed", True, {}),
     ):
-        rows = 128 * world if recipe == "blockwise" else 96
-        model = _shard(_model(recipe, gather, rows), mesh, **options)
+        model = _shard(_model(recipe, gather), mesh, **options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        reference = _shard(_model(recipe, gather, rows), mesh, **options)
+        reference = _shard(_model(recipe, gather), mesh, **options)
         other = torch.optim.AdamW(reference.parameters(), lr=1e-2)
         before_first = f8.verify_distributed(model)
         assert before_first.ok

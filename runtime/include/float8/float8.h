@@ -329,6 +329,9 @@ typedef struct float8_tensor {
    * rank's rows, in whole 128s. ld_qt is then rows / qt_shards. The inverse scales are those of the
    * whole. See float8_linear_desc.weight_shards. 0 and 1: one piece. */
   int64_t qt_shards FLOAT8_ZERO;
+  /* Not 0: the tensor is a shard of one with so many rows, and cuts its blocks of 128x128. The inverse
+   * scales of these are those of the whole. float8_gather_tensor takes such a shard; GEMMs do not. */
+  int64_t whole_rows FLOAT8_ZERO;
 } float8_tensor;
 
 /* An operand of a linear. With the recipe it decides which copies are made of a tensor. */
@@ -352,9 +355,16 @@ typedef struct float8_quantizer_desc {
   /* Nonzero: ranks hold the tensor by rows, and each casts its shard to the bits of the whole
    * tensor's cast, in two calls: see float8_quantize_amax. A shard has 0 to rows_max rows, also of a
    * weight. If blocks of 128 rows have a scale, all shards but the last have rows_max rows, and that
-   * is a multiple of 128. Not for delayed scaling, whose amaxes float8_scales_sync reduces. Ranks may
-   * hold the tensor by columns too: see float8_quantize_amax. */
+   * is a multiple of 128; see whole_rows for others. Not for delayed scaling, whose amaxes
+   * float8_scales_sync reduces. Ranks may hold the tensor by columns too: see float8_quantize_amax. */
   int32_t over_ranks;
+  /* With over_ranks: the rows of the whole tensor, or 0. Where it is more than rows_max, that is no
+   * multiple of 128, and a copy has FLOAT8_BLOCK_128X128, a shard may begin and end inside blocks: the
+   * maxima of all blocks of the whole are then among the words that span ranks, calls have a first_row,
+   * and each shard's cast leaves the inverse scales of the whole. Elsewhere it changes nothing.
+   * FLOAT8_UNSUPPORTED where such shards cut blocks of qt with FLOAT8_BLOCK_1X128, or where the other
+   * copy has another granularity. */
+  int64_t whole_rows;
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -690,6 +700,9 @@ typedef struct float8_quantize_args {
   uint32_t* amax FLOAT8_ZERO;
   uint32_t* row_amax FLOAT8_ZERO;
   void* launch_counts FLOAT8_ZERO; /* as in float8_forward_args; not in lists */
+  /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
+   * elsewhere it is not looked at. */
+  int64_t first_row FLOAT8_ZERO;
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */
@@ -698,7 +711,7 @@ FLOAT8_API float8_status float8_quantize(const float8_quantizer* quantizer,
                                          float8_stream stream);
 /* Finds the maxima of a shard, each the bits of |x| as fp32, of a quantizer over ranks:
  *
- *     float8_quantize_amax(quantizer, &args, stream);         // x and rows, amax and row_amax
+ *     float8_quantize_amax(quantizer, &args, stream);         // x, rows and first_row, amax and row_amax
  *     float8_amax_sync(args.amax, words, communicator, stream);
  *     float8_quantize(quantizer, &args, NULL, stream);
  *
@@ -1144,7 +1157,8 @@ typedef struct float8_gather_args {
    * 128s. */
   const float8_tensor* whole FLOAT8_ZERO;
   /* The rows of each shard. The last shards may have less, down to 0: rank r has the rows from
-   * r * shard_rows on. Where blocks of 128 rows have a scale it is a multiple of 128. */
+   * r * shard_rows on. Where FLOAT8_BLOCK_128X128 has a scale and it is no multiple of 128, the
+   * shards' quantizers have whole_rows. Where FLOAT8_BLOCK_1X128 of qt has one it is a multiple. */
   int64_t shard_rows FLOAT8_ZERO;
   float8_nccl_comm communicator FLOAT8_ZERO;
   size_t workspace_bytes FLOAT8_ZERO; /* checked if given; 0: not checked */

@@ -426,8 +426,9 @@ struct QuantizerDesc {
   float8_dtype dtype = FLOAT8_BF16;
   float8_non_finite non_finite = FLOAT8_PROPAGATE;
   bool count = false;
-  bool transposed = true;   // false: there is no backward, and qt is not made
-  bool over_ranks = false;  // ranks hold the tensor by rows; run() follows find_amax()
+  bool transposed = true;       // false: there is no backward, and qt is not made
+  bool over_ranks = false;      // ranks hold the tensor by rows; run() follows find_amax()
+  std::int64_t whole_rows = 0;  // with over_ranks: those of the whole, whose blocks shards may cut
 };
 
 // The casts of an operand apart from a linear. Copies are the same quantizer.
@@ -448,6 +449,7 @@ class Quantizer {
     c.count = desc.count ? 1 : 0;
     c.no_transpose = desc.transposed ? 0 : 1;
     c.over_ranks = desc.over_ranks ? 1 : 0;
+    c.whole_rows = desc.whole_rows;
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};

@@ -166,12 +166,9 @@ TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
   desc.operand = Tensor::kWeight;
   desc.recipe = find_recipe(GetParam()).value();
   if (desc.recipe.name == "delayed") return;
-  desc.rows = desc.recipe.name == "blockwise" ? 128 : 96;
   desc.cols = kShape.k;
   desc.over_ranks = true;
-  const auto planned = Quantizer::plan(context_, desc);
-  F8_ASSERT_OK(planned);
-  const Quantizer& shards = **planned;
+  desc.whole_rows = kShape.n;
   const auto linear = plan(describe(GetParam(), kShape));
   const auto whole = quantized(Tensor::kWeight);
   ASSERT_TRUE(linear && whole);
@@ -183,54 +180,76 @@ TEST_P(TensorTest, ShardsOverRanksHaveTheBitsOfTheWhole) {
   const auto qt_of_all =
       copy_bytes(context(), all.qt, all.qt_inverse_scale, kShape.k, kShape.n, all.ld_qt, 1);
 
-  const auto words = static_cast<size_t>(shards.amax_words());
-  DeviceBuffer amax(context(), std::max<size_t>(words, 1) * sizeof(uint32_t));
-  DeviceBuffer row_amax(context(), static_cast<size_t>(desc.rows) * sizeof(uint32_t));
-  DeviceBuffer tensor(context(), shards.tensor_bytes());
-  const auto call = [&](int64_t first) {
-    QuantizeCall args;
-    args.x = t.device_w.as<uint8_t>() + first * kShape.k * 2;
-    args.rows = std::min(desc.rows, kShape.n - first);
-    args.tensor = tensor.as();
-    if (words > 0) args.amax = amax.as<uint32_t>();
-    if (shards.row_amax_words() > 0) args.row_amax = row_amax.as<uint32_t>();
-    return args;
+  // The scales of all 128x128 blocks of the whole.
+  const auto block_scales = [&](const float8_tensor& view) {
+    constexpr auto kBlock = codegen::ScaleMode::kBlock128x128;
+    const auto read = [&](const void* data, const float* inverse, int64_t rows, int64_t cols) {
+      return copy_bytes(context(), data, inverse, 1, 1, 1, scale_floats(kBlock, rows, cols)).back();
+    };
+    return std::pair(read(view.q, view.q_inverse_scale, kShape.n, kShape.k),
+                     read(view.qt, view.qt_inverse_scale, kShape.k, kShape.n));
   };
-  std::vector<uint32_t> most(std::max<size_t>(words, 1));
-  for (int64_t first = 0; first < kShape.n; first += desc.rows) {
-    amax.poison();
-    F8_ASSERT_OK(shards.find_amax(call(first), nullptr));
-    const auto own = amax.download<uint32_t>();
-    for (size_t i = 0; i < words; ++i) most[i] = std::max(most[i], own[i]);
-  }
-  for (int64_t first = 0; first < kShape.n; first += desc.rows) {
-    SCOPED_TRACE(first);
-    tensor.poison();
-    const QuantizeCall args = call(first);
-    F8_ASSERT_OK(shards.find_amax(args, nullptr));
-    amax.upload(most.data(), most.size() * sizeof(uint32_t));
-    F8_ASSERT_OK(shards.run(args, nullptr, nullptr));
-    const float8_tensor shard = shards.view(tensor.as(), nullptr, args.rows).value();
-    const auto q = copy_bytes(context(), shard.q, shard.q_inverse_scale, shard.rows, shard.cols,
-                              shard.ld_q, 1);
-    const auto qt = copy_bytes(context(), shard.qt, shard.qt_inverse_scale, shard.cols, shard.rows,
-                               shard.ld_qt, 1);
-    for (int64_t row = 0; row < args.rows; ++row) {
-      ASSERT_EQ(q[static_cast<size_t>(row)], q_of_all[static_cast<size_t>(first + row)]) << row;
+  // Whole blocks of 128 rows, or blocks that are cut, also several times.
+  const bool blocks = desc.recipe.name == "blockwise";
+  for (const int64_t rows : blocks ? std::vector<int64_t>{128, 96, 43} : std::vector<int64_t>{96}) {
+    SCOPED_TRACE(rows);
+    desc.rows = rows;
+    const auto planned = Quantizer::plan(context_, desc);
+    F8_ASSERT_OK(planned);
+    const Quantizer& shards = **planned;
+    const auto words = static_cast<size_t>(shards.amax_words());
+    DeviceBuffer amax(context(), std::max<size_t>(words, 1) * sizeof(uint32_t));
+    DeviceBuffer row_amax(context(), static_cast<size_t>(desc.rows) * sizeof(uint32_t));
+    DeviceBuffer tensor(context(), shards.tensor_bytes());
+    const auto call = [&](int64_t first) {
+      QuantizeCall args;
+      args.x = t.device_w.as<uint8_t>() + first * kShape.k * 2;
+      args.rows = std::min(desc.rows, kShape.n - first);
+      args.first_row = first;
+      args.tensor = tensor.as();
+      if (words > 0) args.amax = amax.as<uint32_t>();
+      if (shards.row_amax_words() > 0) args.row_amax = row_amax.as<uint32_t>();
+      return args;
+    };
+    std::vector<uint32_t> most(std::max<size_t>(words, 1));
+    for (int64_t first = 0; first < kShape.n; first += desc.rows) {
+      amax.poison();
+      F8_ASSERT_OK(shards.find_amax(call(first), nullptr));
+      const auto own = amax.download<uint32_t>();
+      for (size_t i = 0; i < words; ++i) most[i] = std::max(most[i], own[i]);
     }
-    for (int64_t row = 0; row < kShape.k; ++row) {
-      const auto& wide = qt_of_all[static_cast<size_t>(row)];
-      const std::vector<uint8_t> part(wide.begin() + first, wide.begin() + first + args.rows);
-      ASSERT_EQ(qt[static_cast<size_t>(row)], part) << row;
+    for (int64_t first = 0; first < kShape.n; first += desc.rows) {
+      SCOPED_TRACE(first);
+      tensor.poison();
+      const QuantizeCall args = call(first);
+      F8_ASSERT_OK(shards.find_amax(args, nullptr));
+      amax.upload(most.data(), most.size() * sizeof(uint32_t));
+      F8_ASSERT_OK(shards.run(args, nullptr, nullptr));
+      const float8_tensor shard = shards.view(tensor.as(), nullptr, args.rows).value();
+      const auto q = copy_bytes(context(), shard.q, shard.q_inverse_scale, shard.rows, shard.cols,
+                                shard.ld_q, 1);
+      const auto qt = copy_bytes(context(), shard.qt, shard.qt_inverse_scale, shard.cols,
+                                 shard.rows, shard.ld_qt, 1);
+      for (int64_t row = 0; row < args.rows; ++row) {
+        ASSERT_EQ(q[static_cast<size_t>(row)], q_of_all[static_cast<size_t>(first + row)]) << row;
+      }
+      for (int64_t row = 0; row < kShape.k; ++row) {
+        const auto& wide = qt_of_all[static_cast<size_t>(row)];
+        const std::vector<uint8_t> part(wide.begin() + first, wide.begin() + first + args.rows);
+        ASSERT_EQ(qt[static_cast<size_t>(row)], part) << row;
+      }
+      if (shard.whole_rows != 0) {
+        EXPECT_EQ(block_scales(shard), block_scales(all));
+      }
+      // Both begin with the scale of the first row, column or block.
+      if (first == 0) {
+        EXPECT_EQ(q.back(), q_of_all.back());
+        EXPECT_EQ(qt.back(), qt_of_all.back());
+      }
+      EXPECT_TRUE(tensor.guards_are_whole());
+      EXPECT_TRUE(amax.guards_are_whole());
+      EXPECT_TRUE(row_amax.guards_are_whole());
     }
-    // Both begin with the scale of the first row, column or block.
-    if (first == 0) {
-      EXPECT_EQ(q.back(), q_of_all.back());
-      EXPECT_EQ(qt.back(), qt_of_all.back());
-    }
-    EXPECT_TRUE(tensor.guards_are_whole());
-    EXPECT_TRUE(amax.guards_are_whole());
-    EXPECT_TRUE(row_amax.guards_are_whole());
   }
 }
 

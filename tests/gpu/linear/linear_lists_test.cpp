@@ -29,6 +29,7 @@ struct Listed {
     QuantizeCall call;
     call.x = x.as();
     call.rows = rows;
+    call.first_row = first_row;
     call.tensor = tensor.as();
     call.scales = ScaleSlots{amaxes.as<uint32_t>(), scales.as<float>()};
     if (quantizer->row_amax_words() > 0) call.row_amax = row_amax.as<uint32_t>();
@@ -44,6 +45,7 @@ struct Listed {
 
   std::shared_ptr<const Quantizer> quantizer;
   int64_t rows;
+  int64_t first_row = 0;  // of a shard
   DeviceBuffer x, together, alone, row_amax, amaxes, scales;
 };
 
@@ -82,6 +84,9 @@ class ListTest : public RecipeTest {
     }
   }
 
+  // Casts the shards of weights over three ranks, of up to so many rows.
+  void expect_the_same_of_shards(int64_t most_rows);
+
   std::vector<std::unique_ptr<Listed>> all_;
 };
 INSTANTIATE_TEST_SUITE_P(Recipes, ListTest, ::testing::ValuesIn(kRecipes),
@@ -106,17 +111,17 @@ TEST_P(ListTest, AFewSmallTensorsAreCastAsOneByOne) {
 
 // Ranks hold weights by rows; one device has all of their shards. The words of all weights are in one
 // buffer, and the host takes their maxima over the ranks.
-TEST_P(ListTest, ShardsOfManyWeightsAreCastAsOneByOne) {
-  const std::string recipe = GetParam();
-  if (recipe == "delayed") return;
+void ListTest::expect_the_same_of_shards(int64_t most_rows) {
   constexpr size_t kRanks = 3;
   constexpr int64_t kWeights = 6;
-  const int64_t most_rows = recipe == "blockwise" ? 128 : 112;
   for (size_t rank = 0; rank < kRanks; ++rank) {
     for (int64_t i = 0; i < kWeights; ++i) {
+      const int64_t last = 16 * i;  // the last shards are shorter, one is empty
       QuantizerDesc of = desc(Tensor::kWeight, most_rows, 80 + 16 * i);
       of.over_ranks = true;
-      add(of, rank + 1 < kRanks ? most_rows : 16 * i);  // the last shards are shorter, one is empty
+      of.whole_rows = (int64_t{kRanks} - 1) * most_rows + last;
+      add(of, rank + 1 < kRanks ? most_rows : last);
+      all_.back()->first_row = static_cast<int64_t>(rank) * most_rows;
     }
   }
   const QuantizerList casts = list();
@@ -168,6 +173,16 @@ TEST_P(ListTest, ShardsOfManyWeightsAreCastAsOneByOne) {
     all_[i]->expect_the_same(context());
   }
   EXPECT_TRUE(together.guards_are_whole());
+}
+
+TEST_P(ListTest, ShardsOfManyWeightsAreCastAsOneByOne) {
+  const std::string recipe = GetParam();
+  if (recipe == "delayed") return;
+  expect_the_same_of_shards(recipe == "blockwise" ? 128 : 112);
+}
+
+TEST_P(ListTest, ShardsThatCutBlocksAreCastAsOneByOne) {
+  if (std::string(GetParam()) == "blockwise") expect_the_same_of_shards(112);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ const std::set<std::string> kAll = [] {
 TEST(VerifyDist, FindsShardedLinearsEqual) {
   const Tool tool;
   for (const char* ranks : {"1", "2", "3", "4"}) {
-    // 400 rows are no equal shards, and the last rank of blockwise has few or none.
+    // 400 rows are no equal shards, and ranks cut the blocks of blockwise.
     const json result = tool.json({"verify-dist", "--emulate", "--ranks", ranks, "--shape",
                                    "512x256", "--shape", "400x144", "--tokens", "192"});
     EXPECT_TRUE(result["ok"].get<bool>()) << result.dump(1);

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "recipes/scale.hpp"
 
@@ -388,6 +390,46 @@ TEST(ReferenceCounts, BeginWhereRoundingLeavesTheFormat) {
 }
 
 // A held copy is the value's own rounding; one that propagates is NaN or 0.
+// Shards that begin and end inside blocks, one of them empty, have the bits of the whole's rows.
+TEST(ReferenceCast, ShardsThatCutBlocksHaveTheBitsOfTheWhole) {
+  Matrix x = random_matrix(300, 200, 21);
+  x.values[127 * 200 + 3] = std::numeric_limits<float>::quiet_NaN();
+  x.values[255 * 200 + 150] = -std::numeric_limits<float>::infinity();
+  const Fp8Matrix whole = cast(x, AmaxOver::kBlock128x128, Dtype::kE4m3, true);
+  const auto rows_of = [&](int64_t first, int64_t rows) {
+    const auto at = x.values.begin() + first * x.cols;
+    return Matrix{rows, x.cols, {at, at + rows * x.cols}};
+  };
+  const std::vector<std::pair<int64_t, int64_t>> shards = {
+      {0, 100}, {100, 29}, {129, 0}, {129, 171}};
+  std::vector<uint32_t> most(3 * 2);
+  for (const auto& [first, rows] : shards) {
+    const std::vector<float> own = shard_amax(rows_of(first, rows), first, x.rows);
+    ASSERT_EQ(own.size(), most.size());
+    for (size_t i = 0; i < most.size(); ++i) {
+      most[i] = std::max(most[i], std::bit_cast<uint32_t>(own[i]));
+    }
+    const bool touches_last = first + rows > 256;
+    EXPECT_EQ(own[4] == 0, !touches_last);
+  }
+  std::vector<float> amax;
+  for (const uint32_t bits : most) amax.push_back(std::bit_cast<float>(bits));
+  std::vector<uint8_t> all;
+  for (const auto& [first, rows] : shards) {
+    const Matrix shard = rows_of(first, rows);
+    const Fp8Matrix q = cast_shard(shard, first, Dtype::kE4m3, true, amax);
+    all.insert(all.end(), q.bits.begin(), q.bits.end());
+    ASSERT_EQ(q.inv_scales.size(), whole.inv_scales.size());
+    for (size_t i = 0; i < q.inv_scales.size(); ++i) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(q.inv_scales[i]),
+                std::bit_cast<uint32_t>(whole.inv_scales[i]));
+    }
+    EXPECT_EQ(count_cast(shard, q).non_finite, (first <= 127 && first + rows > 127 ? 1U : 0U) +
+                                                   (first <= 255 && first + rows > 255 ? 1U : 0U));
+  }
+  EXPECT_EQ(all, whole.bits);
+}
+
 TEST(ReferenceCast, HoldsOrPropagatesWhatIsNotFinite) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const Matrix x{2, 2, {2, kInfinity, 3, -1}};

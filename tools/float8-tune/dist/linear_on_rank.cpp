@@ -153,7 +153,8 @@ Result<Results> run_whole(DeviceRank& rank, const std::string& recipe, const Sha
 }
 
 Status TensorOnRank::plan(DeviceRank& rank, const std::string& recipe, float8_operand operand,
-                          int64_t rows_max, int64_t rows, int64_t cols, Held held) {
+                          int64_t rows_max, int64_t rows, int64_t cols, Held held,
+                          int64_t whole_rows, int64_t first_row) {
   rank_ = &rank;
   held_ = held;
   float8::QuantizerDesc desc;
@@ -162,10 +163,12 @@ Status TensorOnRank::plan(DeviceRank& rank, const std::string& recipe, float8_op
   desc.cols = cols;
   desc.recipe = float8::Recipe::named(recipe);
   desc.over_ranks = held != Held::kAll;
+  desc.whole_rows = whole_rows;
   quantizer_.emplace(F8_TRY(of_call(float8::Quantizer::plan(rank.context(), desc))));
   list_.emplace(F8_TRY(of_call(float8::QuantizerList::plan(rank.context(), {*quantizer_}))));
   args_.tensor = F8_TRY(rank.allocate(quantizer_->tensor_bytes()));
   args_.rows = rows;
+  args_.first_row = first_row;
   view_.cols = cols;
   if (rows > 0) view_ = F8_TRY(of_call(quantizer_->view(args_.tensor, rows)));
   workspace_ = F8_TRY(rank.allocate(list_->workspace_bytes()));

@@ -92,9 +92,11 @@ enum class Held { kAll, kRows, kColumns };
 // A tensor in fp8: a rank's part, or a whole one, cast here or gathered.
 class TensorOnRank {
  public:
-  // Takes all memory that it needs. A part has rows_max rows at most.
+  // Takes all memory that it needs. A part has rows_max rows at most; rows of a tensor of whole_rows
+  // that may cut its blocks begin with first_row.
   [[nodiscard]] Status plan(DeviceRank& rank, const std::string& recipe, float8_operand operand,
-                            int64_t rows_max, int64_t rows, int64_t cols, Held held);
+                            int64_t rows_max, int64_t rows, int64_t cols, Held held,
+                            int64_t whole_rows = 0, int64_t first_row = 0);
   // Casts what `from` has in bf16 in host memory, with the scales of the whole tensor. `slots` are those
   // of delayed scaling.
   [[nodiscard]] Status upload(const uint16_t* from);

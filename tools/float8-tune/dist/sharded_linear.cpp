@@ -15,8 +15,7 @@ struct Rows {
   int64_t each, first, count;
 
   Rows(const ShardedProblem& p, int ranks, int rank) {
-    const int64_t unit = p.recipe == "blockwise" ? 128 : 16;
-    each = ceil_div(ceil_div(p.shape.n, ranks), unit) * unit;
+    each = ceil_div(ceil_div(p.shape.n, ranks), 16) * 16;
     first = std::min(p.shape.n, rank * each);
     count = std::min(each, p.shape.n - first);
   }
@@ -53,7 +52,7 @@ class RankRun {
     // A delayed scale is known, so each rank casts all rows of a tensor of its own.
     const bool own = delayed_ && rows_.count > 0;
     F8_TRY(shard_.plan(rank_, p_.recipe, FLOAT8_WEIGHT, own ? rows_.count : rows_.each, rows_.count,
-                       k, delayed_ ? Held::kAll : Held::kRows));
+                       k, delayed_ ? Held::kAll : Held::kRows, delayed_ ? 0 : n, rows_.first));
     F8_TRY(shard_.upload(inputs_.w.data() + rows_.first * k));
     F8_TRY(whole_.plan(rank_, p_.recipe, FLOAT8_WEIGHT, n, n, k, Held::kAll));
     F8_TRY(sharded_.plan(x, dy, ranks_ > 1 && n == rows_.each * ranks_ && rows_.each % 128 == 0));

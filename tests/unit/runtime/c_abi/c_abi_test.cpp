@@ -388,9 +388,9 @@ TEST(CAbiLayout, StructsHaveNoLooseEnds) {
   F8_ENDS(float8_cast_setting, pow2, 16U);
   F8_ENDS(float8_gemm_setting, fast, 36U);
   F8_ENDS(float8_recipe, reserved, 128U);
-  F8_ENDS(float8_tensor, qt_shards, 112U);
-  F8_ENDS(float8_quantizer_desc, over_ranks, 64U);
-  F8_ENDS(float8_quantize_args, launch_counts, 144U);
+  F8_ENDS(float8_tensor, whole_rows, 120U);
+  F8_ENDS(float8_quantizer_desc, whole_rows, 72U);
+  F8_ENDS(float8_quantize_args, first_row, 152U);
   F8_ENDS(float8_grouped_linear_args, accumulate_bias, 152U);
   F8_ENDS(float8_linear_group_args, saved_bytes, 112U);
   F8_ENDS(float8_gemm_desc, reserved, 72U);

@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/unit/runtime/c_abi/emulated_ranks.hpp"
@@ -106,6 +107,7 @@ float8::QuantizerDesc desc_of(const Case& c, int64_t rows, bool over_ranks) {
   desc.cols = c.cols;
   desc.recipe = float8::Recipe::named(c.recipe);
   desc.over_ranks = over_ranks;
+  if (over_ranks) desc.whole_rows = c.rows;
   return desc;
 }
 
@@ -122,6 +124,7 @@ void cast_and_gather(Ranks& ranks, int rank, const Case& c, const uint16_t* x,
   args.x = x + first * c.cols;
   args.tensor = shard.buffer.get();
   args.rows = rows;
+  args.first_row = first;
   args.amax = amax.empty() ? nullptr : amax.data();
   args.row_amax = row_amax.empty() ? nullptr : row_amax.data();
   float8::Status status = shard.quantizer.find_amax(args, stream);
@@ -184,6 +187,42 @@ TEST_P(Gather, OfAWeightIsOneDevicesCast) {
       const Case c{GetParam(), FLOAT8_WEIGHT, rows, kCols, each};
       expect_the_whole(c, count, random_bf16(rows, kCols, 5));
     }
+  }
+}
+
+// Shards that begin and end inside blocks of 128 rows, also several in one block.
+TEST_P(Gather, OfShardsThatCutBlocksIsOneDevicesCast) {
+  struct Split {
+    int count;
+    int64_t rows, each;
+  };
+  const std::vector<Split> splits = {{2, 208, 104}, {2, 80, 40},    {2, 272, 200},
+                                     {3, 112, 38},  {3, 1024, 342}, {4, 256, 64},
+                                     {4, 400, 131}, {4, 240, 61},   {4, 528, 133}};
+  for (const int64_t cols : {64, 144, 528}) {
+    for (const auto& [count, rows, each] : splits) {
+      expect_the_whole({GetParam(), FLOAT8_WEIGHT, rows, cols, each}, count,
+                       random_bf16(rows, cols, 13));
+    }
+  }
+}
+
+TEST_P(Gather, LeavesOutEmptyShardsThatCutBlocks) {
+  using Rows = std::pair<int64_t, int64_t>;  // of the whole and of a shard
+  for (const auto& [rows, each] :
+       {Rows{144, 65}, Rows{16, 7}, Rows{144, 143}, Rows{48, 48}, Rows{32, 77}}) {
+    expect_the_whole({GetParam(), FLOAT8_WEIGHT, rows, 64, each}, 4, random_bf16(rows, 64, 14));
+  }
+}
+
+// A NaN and an infinity in blocks of which other ranks have rows too.
+TEST_P(Gather, ANanAtASeamHasItsEffectOnAllRanks) {
+  constexpr int64_t kRows = 208, kEach = 70, kCols = 144;
+  for (const int64_t row : {int64_t{69}, int64_t{70}, int64_t{128}, int64_t{207}}) {
+    std::vector<uint16_t> w = random_bf16(kRows, kCols, 15);
+    w[static_cast<size_t>(row * kCols + 130)] = 0xffc1;  // NaN with a sign
+    w[static_cast<size_t>(kEach * kCols + 5)] = 0xff80;  // -infinity
+    expect_the_whole({GetParam(), FLOAT8_WEIGHT, kRows, kCols, kEach}, 3, w);
   }
 }
 
@@ -255,6 +294,94 @@ TEST(Gathers, MisuseIsOneClearError) {
       },
       "whole.qt_shards is 2; 1 ranks have 32 rows each, of 32");
   refused([](Args& a, Tensor&, Tensor&) { a.workspace_bytes = 1; }, "workspace_bytes is 1");
+}
+
+// Shards that cut blocks need the rows of the whole, and are no operands of a GEMM.
+TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
+  Ranks ranks(2);
+  const float8::Context& context = ranks.context(0);
+  const Case c{"blockwise", FLOAT8_WEIGHT, 192, 64, 96};
+  const auto refused = [](const auto& result, float8_status code, std::string_view words) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, code);
+    EXPECT_NE(result.error().message.find(words), std::string::npos) << result.error().message;
+  };
+  float8::QuantizerDesc desc = desc_of(c, c.shard_rows, true);
+  desc.whole_rows = 0;
+  refused(float8::Quantizer::plan(context, desc), FLOAT8_UNSUPPORTED,
+          "shards of 96 rows cut the blocks of 128 rows that have a scale; set "
+          "float8_quantizer_desc.whole_rows, or give shards whole blocks");
+  desc.operand = FLOAT8_INPUT;
+  desc.whole_rows = c.rows;
+  refused(float8::Quantizer::plan(context, desc), FLOAT8_UNSUPPORTED,
+          "shards of 96 rows cut the blocks of 128 rows that have a scale; give shards");
+  desc.over_ranks = false;
+  refused(float8::Quantizer::plan(context, desc), FLOAT8_INVALID_ARGUMENT,
+          "whole_rows is 192; it is 0 to 1073741824 with over_ranks, else 0");
+  desc.over_ranks = true;
+  desc.whole_rows = -1;
+  refused(float8::Quantizer::plan(context, desc), FLOAT8_INVALID_ARGUMENT, "whole_rows is -1");
+
+  const Copies shard(context, desc_of(c, c.shard_rows, true), c.shard_rows);
+  EXPECT_EQ(shard.quantizer.amax_words(), 2U);  // two rows of blocks, of one block
+  EXPECT_EQ(shard.quantizer.row_amax_words(), 0U);
+  EXPECT_EQ(shard.view.whole_rows, c.rows);
+  const std::vector<uint16_t> x = random_bf16(c.rows, c.cols, 16);
+  std::vector<uint32_t> amax(2);
+  float8::QuantizeArgs args;
+  args.x = x.data();
+  args.tensor = shard.buffer.get();
+  args.amax = amax.data();
+  const auto expect_refused = [](const float8::Status& status, std::string_view words) {
+    EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT);
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+  };
+  for (const int64_t first : {-1, 97}) {
+    args.first_row = first;
+    const std::string words =
+        "first_row is " + std::to_string(first) + "; a shard of 96 rows is a part of the 192 rows";
+    expect_refused(shard.quantizer.find_amax(args, nullptr), words);
+    expect_refused(shard.quantizer.run(args, nullptr, nullptr), words);
+  }
+  args.first_row = 96;
+  EXPECT_TRUE(shard.quantizer.find_amax(args, nullptr));
+  EXPECT_NE(amax[0], 0U);  // of rows 96 to 127
+  EXPECT_NE(amax[1], 0U);
+  args.first_row = 0;
+  EXPECT_TRUE(shard.quantizer.find_amax(args, nullptr));
+  EXPECT_EQ(amax[1], 0U);
+  EXPECT_TRUE(shard.quantizer.run(args, nullptr, nullptr));
+
+  float8::LinearDesc linear_desc;
+  linear_desc.m_max = 16;
+  linear_desc.n = c.shard_rows;
+  linear_desc.k = c.cols;
+  linear_desc.recipe = float8::Recipe::named("blockwise");
+  const auto linear = float8::Linear::plan(context, linear_desc).value();
+  const Memory y = memory(16 * 96 * 2), workspace = memory(linear.workspace_bytes());
+  float8::ForwardArgs forward;
+  forward.x = x.data();
+  forward.w_tensor = &shard.view;
+  forward.y = y.get();
+  expect_refused(linear.forward(forward, workspace.get(), nullptr),
+                 "w_tensor is a shard of a tensor of 192 rows, whose blocks it may cut; gather it "
+                 "with float8_gather_tensor first");
+
+  // Both ranks have shards with the scales of their own blocks, or a whole without them.
+  ranks.run([&](int rank) {
+    Copies own(ranks.context(rank), desc_of(c, c.shard_rows, true), c.shard_rows);
+    Copies whole(ranks.context(rank), desc_of(c, c.rows, false), c.rows);
+    own.view.whole_rows = 0;
+    float8::GatherArgs gather;
+    gather.shard = &own.view;
+    gather.whole = &whole.view;
+    gather.shard_rows = c.shard_rows;
+    const Memory scratch = memory(1 << 16);
+    expect_refused(
+        ranks.communicator(rank).gather_tensor(ranks.context(rank), gather, scratch.get(), nullptr),
+        "shard.whole_rows is 0; where shard_rows is 96 it is 192: plan the shards' "
+        "quantizers with shard_rows as rows_max");
+  });
 }
 
 // A qt that stays as it arrives takes no workspace, and a linear reads it to the same bits.
