@@ -64,7 +64,8 @@ TEST(ProfileCommand, ARateThatNoRowShowsIsNotSeen) {
     auto db = tuning_db::take(
         tuning_db::Database::open(tool.path() / "large.db", tuning_db::OpenMode::kCreate));
     tuning_db::sweep_linears(
-        db, "rowwise", large, [](Shape s) { return 6.0 * static_cast<double>(s.m * s.n * s.k) / 700e3; },
+        db, "rowwise", large,
+        [](Shape s) { return 6.0 * static_cast<double>(s.m * s.n * s.k) / 700e3; },
         [](Shape) { return 1.5; });
   }
   const std::vector<std::string> words = {"profile", "fit", "--db", "large.db"};
