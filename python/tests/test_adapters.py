@@ -24,7 +24,7 @@ import float8
 import float8.torch as f8
 from float8.adapters import modules
 
-if importlib.util.find_spec("torchtitan") is None:
+if not torchtitan_model.is_there():
     torchtitan_model.install()
 
 from torchtitan.config import (  # type: ignore[import-not-found]
@@ -169,13 +169,15 @@ class TestTorchtitan:
         with pytest.raises(ValueError, match=message):
             apply_overrides(OverrideConfig(imports=[entry]), trainer_config())
 
-    def test_tensor_parallel_weights_are_refused(self, monkeypatch: Any) -> None:
+    def test_parts_of_weights_without_a_placement_are_refused(self, monkeypatch: Any) -> None:
+        def shard(self: Any, dims: Any) -> None:
+            self.weight = nn.Parameter(self.weight.detach().chunk(dims)[0])
+
         layer = torchtitan.Float8Linear.Config(in_features=64, out_features=64).build()
-        monkeypatch.setattr(Module, "parallelize", lambda self, dims: None)
-        layer.parallelize(None)
-        monkeypatch.setattr(torchtitan, "DTensor", nn.Parameter)
-        with pytest.raises(NotImplementedError, match="tensor parallel"):
-            layer.parallelize(None)
+        monkeypatch.setattr(Module, "parallelize", shard)
+        layer.parallelize(1)
+        with pytest.raises(NotImplementedError, match="spmd_backend to partial_dtensor"):
+            layer.parallelize(2)
 
 
 def run_python(code: str) -> None:

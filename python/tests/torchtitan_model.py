@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -125,6 +126,11 @@ def apply_overrides(config: OverrideConfig, root: Any) -> list[str]:
         else:
             setattr(parent, key, made)
     return [fqn for fqn, *_ in claims]
+
+
+def is_there() -> bool:
+    """Tells whether `import torchtitan` finds the project's own code, or this module's."""
+    return "torchtitan" in sys.modules or importlib.util.find_spec("torchtitan") is not None
 
 
 def install() -> None:

@@ -25,6 +25,7 @@ from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.module import Module
 
 from float8.filter import Layer, filter_layers
+from float8.torch import tensor_parallel
 from float8.torch.linear import Float8Linear as _Float8Linear
 from float8.torch.linear import resolve_recipe
 
@@ -57,11 +58,19 @@ class Float8Linear(_Float8Linear, Module):  # type: ignore[misc]
         )
 
     def parallelize(self, parallel_dims: Any) -> None:
+        """Distributes the parameters as torchtitan's sharding config says.
+
+        A weight that tensor parallelism shares by rows or columns of one dimension of a mesh, as a
+        DTensor, is cast with the whole weight's scale (docs/distributed.md); others are an error.
+        """
         super().parallelize(parallel_dims)
         if isinstance(self.weight, DTensor):
+            tensor_parallel.sharing_of(self, self.weight)
+        elif self.weight.shape != (self.out_features, self.in_features):
             raise NotImplementedError(
-                "float8: a weight that tensor parallelism shards is not in this version; train with "
-                "a tensor parallel degree of 1, or leave these layers out by their names"
+                "float8: a rank has its part of a weight as a plain tensor, whose scale would not be "
+                "that of the whole weight; set parallelism.spmd_backend to partial_dtensor, train "
+                "with a tensor parallel degree of 1, or leave these layers out by their names"
             )
 
 
