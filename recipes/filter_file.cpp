@@ -95,7 +95,7 @@ bool fits_pattern(std::string_view pattern, std::string_view fqn) {
   while (!pattern.empty() && !fqn.empty()) {
     const std::string_view wanted = take_until(pattern, '.');
     const std::string_view part = take_until(fqn, '.');
-    if (wanted == "*" ? !is_number(part) : wanted != part) return false;
+    if (wanted != part && !(wanted == "*" && is_number(part))) return false;
   }
   return pattern.empty() && fqn.empty();
 }

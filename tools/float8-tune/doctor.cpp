@@ -238,8 +238,9 @@ Result<int> run(const Global& global, int ordinal) {
 
   const bool gpu = report.json["gpu"].value("usable", false);
   const bool compiles = nvrtc.has_value();
-  std::vector<std::string> works = {"query", "filter", "thresholds", "explain",
-                                    "plan",  "emit",   "db"};
+  std::vector<std::string> works = {"query",      "filter", "thresholds", "explain", "estimate",
+                                    "compare",    "report", "replay",     "plan",    "emit",
+                                    "cost-model", "wire",   "profile",    "db"};
   std::vector<std::string> missing;
   (compiles ? works : missing).push_back("prewarm");
   for (const char* command : {"sweep", "resume", "bench"}) {

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "recipes/filter_file.hpp"
 #include "tools/float8-tune/command.hpp"
+#include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
@@ -24,6 +25,7 @@ struct Options {
   std::string subject;
   ModelOptions model;
   std::string recipe;
+  std::string device;
   double margin = 0.02;
 };
 
@@ -294,7 +296,9 @@ Result<int> explain(const Options& given, const Global& global) {
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  const tuning_db::Estimator estimator(table, recipe.name, {}, this_machine());
+  F8_TRY(of_option("--device", check_device(table, options.device)));
+  const tuning_db::Estimator estimator(table, recipe.name, options.device,
+                                       options.device.empty() ? this_machine() : nullptr);
   const Asker asker = {estimator, options.margin};
   Explanation e;
   e.tokens = subject.tokens;
@@ -332,6 +336,7 @@ void add_explain(CLI::App& app, Program& program) {
       ->type_name("FQN|M,N,K|KEY");
   add_model(*command, options->model);
   add_recipe(*command, options->recipe);
+  add_device(*command, options->device);
   add_margin(*command, options->margin);
 }
 

@@ -101,7 +101,8 @@ std::string unlike_conditions(const TrialRow& a, const TrialRow& b, Quantity qua
     return f8::format("other power limits: {} W and {} W", a.device.power_limit_w,
                       b.device.power_limit_w);
   }
-  if (quantity == Quantity::kSpeedup) return {};  // both of its parts had one clock
+  // Both parts of a speedup had one clock; other devices have other clocks.
+  if (quantity == Quantity::kSpeedup || a.device.name != b.device.name) return {};
   const auto& x = a.result.sm_mhz_mean;
   const auto& y = b.result.sm_mhz_mean;
   if (x && y && std::abs(*x - *y) > kOtherClock * std::max(*x, *y)) {

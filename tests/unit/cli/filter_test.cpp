@@ -307,6 +307,19 @@ TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
   EXPECT_TRUE(contains(text.out, "FLOAT8"));
 }
 
+TEST_F(Asking, ExplainOfADeviceByItsName) {
+  const std::vector<std::string> words = {"explain", "8192,4096,14336", "--recipe", "rowwise"};
+  const json here = tool_.json(words);
+  std::vector<std::string> there = words;
+  there.insert(there.end(), {"--device", "NVIDIA H200"});
+  const json other = tool_.json(there);
+  EXPECT_EQ(here["trials"][0]["provenance"]["device"], "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(other["interval_terms"]["device"], 0);
+  EXPECT_NE(other["speedup"], here["speedup"]);
+  tool_.expect_refused(1, {"explain", "8192,4096,14336", "--recipe", "rowwise", "--device", "H200"},
+                       {"--device", "'NVIDIA H200'"});
+}
+
 TEST_F(Asking, ExplainsColumnsAreApartAndItsFlipsHaveIntervals) {
   const Words words = {"explain", "8192,1024,4096", "--recipe", "rowwise", "--db", "my.db"};
   const Outcome text = tool_(words);

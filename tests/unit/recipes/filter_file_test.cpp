@@ -41,6 +41,8 @@ TEST(FilterFile, FindsNamesBeforePatterns) {
   EXPECT_EQ(FilterIndex(file).find("layers.x.attention.wq"), nullptr);
   EXPECT_EQ(FilterIndex(file).find("layers.12.attention.wk"), nullptr);
   EXPECT_EQ(FilterIndex(file).find(""), nullptr);
+  EXPECT_TRUE(fits_pattern("layers.*.experts.*.w1", "layers.7.experts.*.w1"));
+  EXPECT_FALSE(fits_pattern("layers.*.experts.*.w1", "layers.x.experts.*.w1"));
 }
 
 TEST(FilterFile, TheIndexAnswersAsAWalkThroughTheFileDoes) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <string>
 
 #include "base/text.hpp"
@@ -43,9 +44,34 @@ constexpr std::array kFamilies = {
     Family{"gpt2", Experts::kNone, true},
 };
 
+// The family that "architectures" names, such as qwen3_moe by Qwen3MoeForCausalLM; null for none.
+const Family* family_of_class(const json& config) {
+  const auto classes = config.find("architectures");
+  if (classes == config.end() || !classes->is_array() || classes->empty() ||
+      !classes->front().is_string()) {
+    return nullptr;
+  }
+  std::string name = classes->front().get<std::string>();
+  for (const char* end : {"For", "LMHead"}) name = name.substr(0, name.find(end));
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto* found = std::ranges::find_if(kFamilies, [&](const Family& family) {
+    std::string type(family.type);
+    std::erase(type, '_');
+    return type == name;
+  });
+  return found == kFamilies.end() ? nullptr : found;
+}
+
 Result<Family> family_of(const json& config, std::string_view where) {
   const auto type = config.find("model_type");
   if (type == config.end()) {
+    if (const Family* named = family_of_class(config)) return *named;
+    for (const char* field : {"num_experts", "n_routed_experts"}) {
+      if (!config.contains(field)) continue;
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} has \"{}\" and no \"model_type\", which says what its experts are; add it",
+                  where, field);
+    }
     const bool experts = config.contains("num_local_experts");
     return Family{"llama", experts ? Experts::kMixtral : Experts::kNone};
   }

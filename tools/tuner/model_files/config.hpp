@@ -11,7 +11,8 @@
 //                               n_routed_experts and n_shared_experts of moe_intermediate_size
 //   gpt2                        n_embd, n_inner, n_head, n_layer; transformer.h.0.attn.c_attn
 //
-// A file without model_type is read as llama, or as mixtral if it has num_local_experts.
+// Without model_type "architectures" says the family; without both a file is read as llama, or as
+// mixtral if it has num_local_experts.
 // tie_word_embeddings says whether the head is the embedding; a family's default stands for it
 // where the file has none.
 #pragma once

@@ -145,6 +145,20 @@ TEST(Config, LocalExpertsAreMixtral) {
   EXPECT_EQ(model.layers, load_model("mixtral-8x7b").value().layers);
 }
 
+TEST(Config, ArchitecturesSayTheFamilyWithoutAModelType) {
+  const TempFolder folder;
+  const auto with = [&](const std::string& first) {
+    return load_model(folder.write("config.json", "{" + first + R"("hidden_size": 2048,
+      "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 2,
+      "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16,
+      "num_experts_per_tok": 8, "vocab_size": 151936})"));
+  };
+  const Model typed = with(R"("model_type": "qwen3_moe",)").value();
+  EXPECT_EQ(with(R"("architectures": ["Qwen3MoeForCausalLM"],)").value().layers, typed.layers);
+  EXPECT_ERROR(with(""), "num_experts", "model_type", "add it");
+  EXPECT_ERROR(with(R"("architectures": ["NewForCausalLM"],)"), "num_experts", "model_type");
+}
+
 TEST(Config, BadFieldsAreNamed) {
   const TempFolder folder;
   const auto with = [&](std::string_view from, std::string_view to) {

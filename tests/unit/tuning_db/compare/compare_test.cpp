@@ -99,6 +99,8 @@ TEST(Compare, AmbiguousForTheConditions) {
   b = row(200);
   b.result.sm_mhz_mean = 1400;
   EXPECT_EQ(one(a, b).reason, "other clocks: 1612 MHz and 1400 MHz");
+  b.device.name = "NVIDIA H200";  // which has clocks of its own
+  EXPECT_EQ(one(a, b).outcome, Outcome::kSlower);
   b.result.sm_mhz_mean = 1580;
   EXPECT_EQ(one(a, b).outcome, Outcome::kSlower);
 }
