@@ -70,6 +70,10 @@ TEST(Report, WritesItsFiguresAsFilesToo) {
     named.insert(file.filename().string());
     const std::string svg = read_file(tool.path() / file).value();
     EXPECT_TRUE(svg.starts_with("<svg xmlns=")) << file;
+    const std::string style = svg.substr(0, svg.find("</style>"));
+    EXPECT_FALSE(contains(style, "var(")) << "few programs but browsers know variables";
+    EXPECT_TRUE(contains(style, "svg.figure text { fill: #1a1d21; }")) << style;
+    EXPECT_TRUE(contains(style, "svg.figure text { fill: #e9ecef; }")) << style;
     // The drawing is the page's, byte for byte.
     const std::string body = svg.substr(svg.find("</style>") + 8);
     EXPECT_TRUE(contains(page, body.substr(0, body.size() - 1))) << file;

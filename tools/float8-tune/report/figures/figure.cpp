@@ -71,11 +71,43 @@ std::string inline_svg(const Figure& figure) {
   return svg(figure, f8::format("style=\"max-width: {}px{}\" ", px(1.3 * figure.width), least), "");
 }
 
+namespace {
+
+// The rules with the colours that a block of variables gives.
+std::string with_colours(std::string_view rules, std::string_view variables) {
+  constexpr std::string_view kUse = "var(";
+  std::string text;
+  for (size_t at = rules.find(kUse); at != rules.npos; at = rules.find(kUse)) {
+    text += rules.substr(0, at);
+    const size_t name = at + kUse.size();
+    const size_t end = rules.find(')', name);
+    const std::string declared = f8::format("{}: ", rules.substr(name, end - name));
+    const size_t value = variables.find(declared) + declared.size();
+    text += variables.substr(value, variables.find(';', value) - value);
+    rules.remove_prefix(end + 1);
+  }
+  return text.append(rules);
+}
+
+// The style of a figure by itself: colours in place of variables, which few programs but browsers
+// know.
+std::string style_of_file() {
+  const std::string_view css = text::figure_css;
+  const std::string_view rules = css.substr(css.find("svg.figure"));
+  std::string text = with_colours(rules, css);
+  for (const std::string_view media : {"@media (prefers-color-scheme: dark)", "@media print"}) {
+    text += f8::format("{} {{\n{}}}\n", media, with_colours(rules, css.substr(css.find(media))));
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string svg_file(const Figure& figure) {
   const std::string attributes =
       f8::format("xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" ",
                  px(figure.width), px(figure.height));
-  return svg(figure, attributes, f8::format("<style>\n{}</style>", text::figure_css)) + "\n";
+  return svg(figure, attributes, f8::format("<style>\n{}</style>", style_of_file())) + "\n";
 }
 
 void Drawing::rect(double x, double y, double width, double height, std::string_view style) {
