@@ -8,8 +8,6 @@
 namespace f8 {
 namespace {
 
-constexpr int64_t kAlignment = 16;  // K and N are multiples of it
-
 // Why torchao's rule keeps a layer in bf16; empty: it converts.
 std::string torchao_keeps(std::string_view recipe, int64_t k, int64_t n) {
   if (recipe == "rowwise") {
@@ -82,8 +80,8 @@ std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& la
   if (!layer.kept.empty()) return layer.kept;
   for (const auto& [what, value] : {std::pair("K (in_features)", layer.in_features),
                                     std::pair("N (out_features)", layer.out_features)}) {
-    if (value % kAlignment != 0) {
-      return f8::format("kept in bf16: {} {} is not a multiple of {}", what, value, kAlignment);
+    if (value % kFp8Alignment != 0) {
+      return f8::format("kept in bf16: {} {} is not a multiple of {}", what, value, kFp8Alignment);
     }
   }
   return {};

@@ -25,6 +25,8 @@ enum class Evidence : uint8_t { kMeasured, kInterpolated, kModelled, kRule };
 [[nodiscard]] std::string_view to_string(Evidence evidence);
 [[nodiscard]] Result<Evidence> parse_evidence(std::string_view text);
 
+// K and N are multiples of it, which fp8 tensor cores ask for.
+inline constexpr int64_t kFp8Alignment = 16;
 inline constexpr double kFilterMargin = 0.02;  // convert above a speedup of 1 + margin
 // Among the names, it is no name: it switches the automatic rule on.
 inline constexpr std::string_view kAutoFlag = "auto_filter_small_kn";
@@ -42,8 +44,8 @@ struct Verdict {
   std::string reason;
 };
 
-// Why a layer is kept whatever its speed; empty: it may be converted. K and N must be multiples of
-// 16, which fp8 tensor cores ask for, on each of the ranks that share it too.
+// Why a layer is kept whatever its speed; empty: it may be converted. K and N are aligned on each of
+// the ranks that share it too.
 [[nodiscard]] std::string kept_by_name_or_size(const NameFilter& filter, const NamedLinear& layer);
 
 // torchao's automatic rule, which it has for tensorwise and rowwise alone.

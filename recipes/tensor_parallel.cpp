@@ -6,11 +6,10 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "recipes/filter_rule.hpp"
 
 namespace f8 {
 namespace {
-
-constexpr int64_t kAlignment = 16;  // of K and N in fp8
 
 struct SharedExtent {
   int64_t NamedLinear::*extent = nullptr;  // null: every rank has the whole layer
@@ -34,22 +33,22 @@ int64_t suitable_multiple(const std::vector<NamedLinear>& layers) {
   int64_t common = 0;
   for (const NamedLinear& layer : layers) {
     const SharedExtent shared = shared_extent(layer);
-    if (shared.extent == nullptr || layer.*shared.extent % kAlignment != 0) continue;
-    common = std::gcd(common, layer.*shared.extent / kAlignment);
+    if (shared.extent == nullptr || layer.*shared.extent % kFp8Alignment != 0) continue;
+    common = std::gcd(common, layer.*shared.extent / kFp8Alignment);
   }
   return common;
 }
 
 // Why a rank of `tp` cannot have its part of so much in fp8; empty: it can.
 std::string unfit_part(int64_t tp, int64_t whole, const char* what, std::string_view remedy) {
-  if (whole % kAlignment != 0) {
-    return f8::format("its {} {} are no multiple of {}", whole, what, kAlignment);
+  if (whole % kFp8Alignment != 0) {
+    return f8::format("its {} {} are no multiple of {}", whole, what, kFp8Alignment);
   }
   if (whole % tp != 0)
     return f8::format("tp {} does not divide its {} {}{}", tp, whole, what, remedy);
-  if (whole / tp % kAlignment == 0) return {};
+  if (whole / tp % kFp8Alignment == 0) return {};
   return f8::format("tp {} leaves a rank {} of its {} {}, no multiple of {}{}", tp, whole / tp,
-                    whole, what, kAlignment, remedy);
+                    whole, what, kFp8Alignment, remedy);
 }
 
 }  // namespace

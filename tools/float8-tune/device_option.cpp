@@ -27,6 +27,12 @@ Status check_device(const TuningTable& table, std::string_view name) {
               fmt::join(known, ", "));
 }
 
+Result<tuning_db::Estimator> estimator_of(const TuningTable& table, std::string_view recipe,
+                                          const std::string& name) {
+  F8_TRY(of_option("--device", check_device(table, name)));
+  return tuning_db::Estimator(table, recipe, name, name.empty() ? this_machine() : nullptr);
+}
+
 std::string asked_device(const std::string& name, std::string_view first) {
   if (!name.empty()) return name;
   return this_gpu() != nullptr ? this_gpu()->name : std::string(first);

@@ -296,9 +296,7 @@ Result<int> explain(const Options& given, const Global& global) {
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  F8_TRY(of_option("--device", check_device(table, options.device)));
-  const tuning_db::Estimator estimator(table, recipe.name, options.device,
-                                       options.device.empty() ? this_machine() : nullptr);
+  const auto estimator = F8_TRY(estimator_of(table, recipe.name, options.device));
   const Asker asker = {estimator, options.margin};
   Explanation e;
   e.tokens = subject.tokens;

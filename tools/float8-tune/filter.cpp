@@ -66,7 +66,7 @@ void note_idle_names(const std::vector<std::string>& names, const tuning_db::Fil
   }
 }
 
-// Where the rows of the decisions' shapes are from.
+// The devices that have rows of the shapes that are decided.
 struct RowsByDevice {
   std::string asked;                                 // the device that the decisions are about
   std::map<Shape, std::vector<std::string>> others;  // those that have a row of this shape too
@@ -286,9 +286,7 @@ Result<int> filter(const Options& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  F8_TRY(of_option("--device", check_device(table, options.device)));
-  const tuning_db::Estimator estimator(table, recipe.name, options.device,
-                                       options.device.empty() ? this_machine() : nullptr);
+  const auto estimator = F8_TRY(estimator_of(table, recipe.name, options.device));
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
   const RowsByDevice rows =
       rows_by_device(table, recipe.name, asked_device(options.device, result.device));

@@ -1,6 +1,7 @@
 """FSDP2 with weights gathered in fp8, composed with what FSDP2 has: prefetches, types, any number of ranks.
 
-A model with fp8 gathers has the bits of its twin without. Ranks are processes on the emulated device.
+A model with fp8 gathers has the bits of the same model without them. Ranks are processes on the
+emulated device.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class Traffic:
 def _bytes(mesh: Any, rank: int, world: int) -> None:
     x = torch.randn(16, 64)
     traffic = Traffic()
-    # Of the larger weights ranks have whole blocks, of the others they share some.
+    # Ranks have whole blocks of the larger weights, and share some of the others.
     for recipe, reshard, (hidden, out) in itertools.product(
         RECIPES, (True, False), ((512, 256), (128, 96))
     ):

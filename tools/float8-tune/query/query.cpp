@@ -245,8 +245,8 @@ Result<int> query(const Options& options, const Global& global) {
   const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  F8_TRY(of_option("--device", check_device(table, options.device)));
   if (options.map) return print_map(shapes, recipe, table, options.device, global);
+  F8_TRY(of_option("--device", check_device(table, options.device)));
   const auto limit = static_cast<size_t>(options.limit);
   Json results = Json::array();
   bool missing = false;

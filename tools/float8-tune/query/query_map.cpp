@@ -6,6 +6,7 @@
 #include <set>
 
 #include "recipes/filter_rule.hpp"
+#include "tools/float8-tune/device_option.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"
 #include "tuning_db/estimate/estimator.hpp"
@@ -110,8 +111,7 @@ void print_text(const Map& map, const Recipe& recipe, const tuning_db::Estimator
 
 Result<int> print_map(const std::vector<Shape>& shapes, const Recipe& recipe,
                       const TuningTable& table, const std::string& device, const Global& global) {
-  const tuning_db::Estimator estimator(table, recipe.name, device,
-                                       device.empty() ? this_machine() : nullptr);
+  const auto estimator = F8_TRY(estimator_of(table, recipe.name, device));
   if (estimator.empty()) {
     return fail(
         ErrorCode::kNotFound,

@@ -44,35 +44,6 @@ bool has_sparse_labels(const Axis& axis, double room_px) {
   return false;
 }
 
-}  // namespace
-
-void name_figures(std::vector<Figure>& figures) {
-  std::set<std::string> taken;
-  for (Figure& figure : figures) {
-    std::string name = figure.kind;
-    for (const std::string& part : {figure.device, figure.recipe}) {
-      if (!part.empty()) name += f8::format("-{}", slug(part));
-    }
-    if (figure.m > 0) name += f8::format("-m{}", figure.m);
-    figure.name = name;
-    for (int i = 2; !taken.insert(figure.name).second; ++i) {
-      figure.name = f8::format("{}-{}", name, i);
-    }
-  }
-}
-
-bool is_wide(const Figure& figure) {
-  return figure.width > 1.25 * kPlotWidth;
-}
-
-std::string inline_svg(const Figure& figure) {
-  const std::string least =
-      is_wide(figure) ? f8::format("; min-width: {}px", px(0.85 * figure.width)) : std::string();
-  return svg(figure, f8::format("style=\"max-width: {}px{}\" ", px(1.3 * figure.width), least), "");
-}
-
-namespace {
-
 // The rules with the colours that a block of variables gives.
 std::string with_colours(std::string_view rules, std::string_view variables) {
   constexpr std::string_view kUse = "var(";
@@ -103,11 +74,37 @@ std::string style_of_file() {
 
 }  // namespace
 
+void name_figures(std::vector<Figure>& figures) {
+  std::set<std::string> taken;
+  for (Figure& figure : figures) {
+    std::string name = figure.kind;
+    for (const std::string& part : {figure.device, figure.recipe}) {
+      if (!part.empty()) name += f8::format("-{}", slug(part));
+    }
+    if (figure.m > 0) name += f8::format("-m{}", figure.m);
+    figure.name = name;
+    for (int i = 2; !taken.insert(figure.name).second; ++i) {
+      figure.name = f8::format("{}-{}", name, i);
+    }
+  }
+}
+
+bool is_wide(const Figure& figure) {
+  return figure.width > 1.25 * kPlotWidth;
+}
+
+std::string inline_svg(const Figure& figure) {
+  const std::string least =
+      is_wide(figure) ? f8::format("; min-width: {}px", px(0.85 * figure.width)) : std::string();
+  return svg(figure, f8::format("style=\"max-width: {}px{}\" ", px(1.3 * figure.width), least), "");
+}
+
 std::string svg_file(const Figure& figure) {
+  static const std::string kStyle = f8::format("<style>\n{}</style>", style_of_file());
   const std::string attributes =
       f8::format("xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" ",
                  px(figure.width), px(figure.height));
-  return svg(figure, attributes, f8::format("<style>\n{}</style>", style_of_file())) + "\n";
+  return svg(figure, attributes, kStyle) + "\n";
 }
 
 void Drawing::rect(double x, double y, double width, double height, std::string_view style) {
