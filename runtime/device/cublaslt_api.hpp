@@ -14,6 +14,7 @@ namespace f8::runtime {
   X(status_name, cublasLtGetStatusName)                     \
   X(matmul, cublasLtMatmul)                                 \
   X(algo_heuristic, cublasLtMatmulAlgoGetHeuristic)         \
+  X(algo_get, cublasLtMatmulAlgoConfigGetAttribute)         \
   X(desc_init, cublasLtMatmulDescInit_internal)             \
   X(desc_set, cublasLtMatmulDescSetAttribute)               \
   X(layout_init, cublasLtMatrixLayoutInit_internal)         \

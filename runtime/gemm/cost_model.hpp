@@ -44,6 +44,10 @@ struct CostModel {
   static constexpr size_t kLibraryTerms = 19;
   std::array<double, kLibraryTerms> library = {1};  // not fitted: far behind
 
+  // The coefficients of suggestion_terms(): a suggestion of cuBLASLt's behind its fastest.
+  static constexpr size_t kSuggestionTerms = 12;
+  std::array<double, kSuggestionTerms> suggestions = {};
+
   // The constants that `float8-tune cost-model fit` found for the built-in measurements.
   [[nodiscard]] static const CostModel& fitted();
 };

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <vector>
 
 namespace f8::runtime {
@@ -169,6 +170,89 @@ Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context
   return found;
 }
 
+// Tiles that suggestions for 16-bit operands have, in cuBLASLt's column-major order.
+#define F8_TILES(X)                                                                                \
+  X(32, 64)                                                                                        \
+  X(32, 128) X(32, 192) X(32, 256) X(32, 384) X(32, 512) X(64, 32) X(64, 64) X(64, 96) X(64, 128)  \
+      X(64, 160) X(64, 192) X(64, 224) X(64, 256) X(64, 288) X(64, 352) X(64, 384) X(64, 416)      \
+          X(64, 480) X(64, 512) X(96, 64) X(96, 128) X(96, 192) X(96, 256) X(96, 384) X(128, 32)   \
+              X(128, 64) X(128, 96) X(128, 128) X(128, 160) X(128, 192) X(128, 224) X(128, 256)    \
+                  X(128, 288) X(160, 64) X(160, 128) X(160, 192) X(160, 256) X(192, 32) X(192, 64) \
+                      X(192, 96) X(192, 128) X(192, 160) X(192, 192) X(224, 64) X(224, 128)        \
+                          X(256, 32) X(256, 64) X(256, 96) X(256, 128) X(256, 160) X(288, 64)      \
+                              X(288, 128) X(320, 64) X(320, 128) X(352, 64) X(384, 32) X(384, 64)  \
+                                  X(384, 96) X(416, 64) X(448, 64) X(480, 64) X(512, 32)           \
+                                      X(512, 64)
+#define F8_CLUSTERS(X) \
+  X(1, 1) X(2, 1) X(4, 1) X(1, 2) X(2, 2) X(4, 2) X(1, 4) X(2, 4) X(4, 4) X(8, 1) X(1, 8)
+
+struct Rectangle {
+  int rows = 0, cols = 0;
+};
+Rectangle tile_of(uint32_t id) {
+  switch (id) {
+#define F8_TILE(m, n)                  \
+  case CUBLASLT_MATMUL_TILE_##m##x##n: \
+    return {m, n};
+    F8_TILES(F8_TILE)
+#undef F8_TILE
+    default:
+      return {};
+  }
+}
+Rectangle cluster_of(uint16_t id) {
+  switch (id) {
+#define F8_CLUSTER(m, n)                     \
+  case CUBLASLT_CLUSTER_SHAPE_##m##x##n##x1: \
+    return {m, n};
+    F8_CLUSTERS(F8_CLUSTER)
+#undef F8_CLUSTER
+    default:
+      return {1, 1};
+  }
+}
+#undef F8_TILES
+#undef F8_CLUSTERS
+
+template <class T>
+Status get(const CublasLt& lib, const cublasLtMatmulAlgo_t& algo,
+           cublasLtMatmulAlgoConfigAttributes_t which, T& value) {
+  size_t written = 0;
+  return lib.check(lib.algo_get(&algo, which, &value, sizeof value, &written),
+                   "cublasLtMatmulAlgoConfigGetAttribute");
+}
+
+Result<Suggestion> describe(const CublasLt& lib, const cublasLtMatmulAlgo_t& algo) {
+  int32_t id = 0;
+  uint32_t tile = 0;
+  uint16_t cluster = 0;
+  int32_t split_k = 0;
+  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_ID, id));
+  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_TILE_ID, tile));
+  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, cluster));
+  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, split_k));
+  const Rectangle of_d = tile_of(tile);  // of d^T
+  const Rectangle ctas = cluster_of(cluster);
+  return Suggestion{.algorithm = id,
+                    .tile_m = of_d.cols,
+                    .tile_n = of_d.rows,
+                    .cluster_m = ctas.cols,
+                    .cluster_n = ctas.rows,
+                    .split_k = std::max(1, split_k)};
+}
+
+Result<Suggestions> describe(const Context& context, const CublasLt& lib, const GemmDesc& desc,
+                             std::span<const cublasLtMatmulHeuristicResult_t> found) {
+  Suggestions suggestions;
+  for (const auto& one : found) suggestions.all.push_back(F8_TRY(describe(lib, one.algo)));
+  if (found.empty()) return suggestions;
+  const int sm_count = context.device().sm_count;
+  suggestions.fastest = static_cast<int>(
+      fastest_suggestion(suggestions.all, gemm_shape(desc.shape, desc.gemm),
+                         desc.sm_limit > 0 ? std::min(sm_count, desc.sm_limit) : sm_count));
+  return suggestions;
+}
+
 class CublasLtGemm final : public GemmPlan {
  public:
   CublasLtGemm(std::shared_ptr<Context> context, const GemmDesc& desc, const GemmChoice& choice,
@@ -241,33 +325,37 @@ Status check_cublaslt(const GemmDesc& desc) {
 
 Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, const GemmDesc& desc,
                                     const GemmChoice& choice) {
-  // The search may rank a short list otherwise than the head of a long one, so the list asked for
+  // cuBLASLt may order a short list otherwise than the head of a long one, so the list asked for
   // here is as long as the tuner's.
   const auto found =
       F8_TRY(heuristics(*context, desc, std::max(choice.heuristic + 1, kHeuristics)));
+  const CublasLt& lib = *F8_TRY(cublaslt());
   if (found.empty()) {
     return fail(ErrorCode::kUnsupported,
                 "gemm {}: cuBLASLt cannot multiply {} by {} into {} with {} scales at {}",
                 to_string(desc.gemm), to_string(desc.a), to_string(desc.b), to_string(desc.d),
                 to_string(desc.scale), to_string(desc.shape));
   }
-  const auto index = static_cast<size_t>(choice.heuristic);
-  if (choice.heuristic < 0 || index >= found.size()) {
+  GemmChoice one = choice;
+  if (choice.heuristic == kFastestSuggestion) {
+    one.heuristic = F8_TRY(describe(*context, lib, desc, found)).fastest;
+  }
+  const auto index = static_cast<size_t>(one.heuristic);
+  if (one.heuristic < 0 || index >= found.size()) {
     return fail(ErrorCode::kUnsupported,
                 "gemm {}: heuristic {} was asked for; cuBLASLt offers h0 to h{} at {}",
                 to_string(desc.gemm), config_text(choice), found.size() - 1, to_string(desc.shape));
   }
-  return std::make_shared<const CublasLtGemm>(context, desc, choice, *F8_TRY(cublaslt()),
-                                              found[index]);
+  return std::make_shared<const CublasLtGemm>(context, desc, one, lib, found[index]);
 }
 
-Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most) {
+Result<Suggestions> cublaslt_suggestions(Context& context, const GemmDesc& desc) {
   F8_TRY(validate(desc));
   if (context.device().emulated) {
     return fail(ErrorCode::kUnsupported, "an emulated device has no cuBLASLt to ask");
   }
-  const auto found = F8_TRY(heuristics(context, desc, std::max(most, kHeuristics)));
-  return std::min(most, static_cast<int>(found.size()));
+  const auto found = F8_TRY(heuristics(context, desc, kHeuristics));
+  return describe(context, *F8_TRY(cublaslt()), desc, found);
 }
 
 Result<std::string> cublaslt_version() {

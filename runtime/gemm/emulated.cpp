@@ -69,12 +69,14 @@ class LibraryGemm final : public GemmPlan {
 
 Result<GemmPlanPtr> create_emulated(const std::shared_ptr<Context>& context, const GemmDesc& desc,
                                     const GemmChoice& choice) {
-  if (choice.heuristic < 0 || choice.heuristic >= kHeuristics) {
+  GemmChoice one = choice;
+  if (choice.heuristic == kFastestSuggestion) one.heuristic = 0;  // all are alike here
+  if (one.heuristic < 0 || one.heuristic >= kHeuristics) {
     return fail(ErrorCode::kUnsupported,
                 "gemm {}: heuristic {} was asked for; h0 to h{} stand here", to_string(desc.gemm),
                 config_text(choice), kHeuristics - 1);
   }
-  return std::make_shared<const LibraryGemm>(context, desc, choice);
+  return std::make_shared<const LibraryGemm>(context, desc, one);
 }
 
 }  // namespace f8::runtime

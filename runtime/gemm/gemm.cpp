@@ -25,8 +25,9 @@ codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& con
 }
 
 std::string config_text(const GemmChoice& choice) {
-  return choice.provider == Provider::kGenerated ? codegen::key(choice.config)
-                                                 : f8::format("h{}", choice.heuristic);
+  if (choice.provider == Provider::kGenerated) return codegen::key(choice.config);
+  if (choice.heuristic == kFastestSuggestion) return "ranked";
+  return f8::format("h{}", choice.heuristic);
 }
 
 Result<GemmChoice> parse_choice(Provider provider, std::string_view config) {

@@ -18,6 +18,7 @@
 
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/context.hpp"
+#include "runtime/gemm/suggestions.hpp"
 
 namespace f8::runtime {
 
@@ -39,10 +40,13 @@ struct GemmDesc {
   int sm_limit = 0;     // the most SMs that it takes; 0: all
 };
 
+// A plan takes the suggestion that the model of runtime/gemm/suggestions.hpp ranks first.
+inline constexpr int kFastestSuggestion = -1;
+
 struct GemmChoice {
   Provider provider = Provider::kGenerated;
   codegen::GemmConfig config;  // generated
-  int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first
+  int heuristic = 0;  // cublaslt: which of its suggestions, 0 the first, or kFastestSuggestion
   // cublaslt by the cost model: the generated kernel where the library has none or cannot be opened.
   std::optional<codegen::GemmConfig> otherwise = {};
   bool operator==(const GemmChoice&) const = default;
@@ -52,7 +56,8 @@ struct GemmChoice {
 };
 // The generated kernel for a GEMM of fp8 operands.
 [[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);
-// "128x256s4c2x1w2g8" or "h3": as the database and the tuning table keep it.
+// "128x256s4c2x1w2g8" or "h3", as the database and the tuning table keep it; "ranked" stands for
+// kFastestSuggestion, which they never hold.
 [[nodiscard]] std::string config_text(const GemmChoice& choice);
 [[nodiscard]] Result<GemmChoice> parse_choice(Provider provider, std::string_view config);
 
@@ -116,8 +121,13 @@ class GroupedGemm {
                                    Stream stream) const = 0;
 };
 
-// Counts the heuristics that cuBLASLt offers for this GEMM, up to `most`.
-[[nodiscard]] Result<int> cublaslt_heuristics(Context& context, const GemmDesc& desc, int most = 8);
+// The suggestions that cuBLASLt has for this GEMM, in its order, and the one that the model ranks
+// first; empty: it has no kernel.
+struct Suggestions {
+  std::vector<Suggestion> all;
+  int fastest = 0;
+};
+[[nodiscard]] Result<Suggestions> cublaslt_suggestions(Context& context, const GemmDesc& desc);
 [[nodiscard]] Result<std::string> cublaslt_version();
 // Opens NVRTC and cuBLASLt for their versions; "none" stands for one that cannot be opened.
 [[nodiscard]] ToolchainVersions toolchain_versions();

@@ -60,6 +60,7 @@ ROOMS = {
     "tools/tuner/measure": {"tuner", "backend", "measure"},
     "tools/tuner/worker": {"tuner", "backend", "measure", "worker"},
     "tools/tuner/search": {"tuner", "backend", "measure", "worker", "search"},
+    "tools/tuner/fit": {"tuner", "backend", "measure", "worker", "search", "fit"},
     "tools/tuner/gpus": {"tuner", "backend", "measure", "worker", "search", "gpus"},
 }
 HAS_ROOMS = {"runtime", "tools/tuner"}

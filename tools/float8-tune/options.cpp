@@ -9,7 +9,7 @@
 #include "base/text.hpp"
 #include "runtime/device/device_info.hpp"
 #include "runtime/gemm/gemm.hpp"
-#include "tools/tuner/search/wire_fit.hpp"
+#include "tools/tuner/fit/wire_fit.hpp"
 #include "tuning_db/estimate/builtin_tables.hpp"
 
 namespace f8::cli {

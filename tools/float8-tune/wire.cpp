@@ -11,8 +11,8 @@
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/refuse_db.hpp"
+#include "tools/tuner/fit/wire_fit.hpp"
 #include "tools/tuner/search/shape_sweep.hpp"
-#include "tools/tuner/search/wire_fit.hpp"
 
 namespace f8::cli {
 namespace {

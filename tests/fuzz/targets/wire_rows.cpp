@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "tests/fuzz/fuzz.hpp"
-#include "tools/tuner/search/wire_fit.hpp"
+#include "tools/tuner/fit/wire_fit.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace f8;

@@ -43,6 +43,43 @@ TEST(CostModelCommand, WritesTheConstantsThatItFitted) {
             *source);
 }
 
+// 2,886 weight gradients of an H100 and an H200 and, held out, those of the left-out layers.
+TEST(CostModelCommand, RanksTheSuggestionsOfCublaslt) {
+  const Tool tool;
+  const std::string train = FLOAT8_DATA_DIR "/h100.csv," FLOAT8_DATA_DIR "/h200.csv";
+  const auto fitted = tool.json({"cost-model", "fit-suggestions", "--train", train, "--test",
+                                 FLOAT8_DATA_DIR "/left_out.csv", "--json"});
+  const auto& regret = fitted["regret"];
+  EXPECT_GE(regret["cuBLASLt's first"]["gemms"], 2800);
+  EXPECT_GE(regret["cuBLASLt's first"]["p95"], 0.2);
+  for (const char* set : {"ranked first, before", "ranked first, fitted", "ranked first, 5 folds",
+                          "held out: ranked first"}) {
+    EXPECT_LE(regret[set]["mean"], 0.03) << set;
+    EXPECT_LE(regret[set]["p95"], 0.1) << set;
+  }
+  const auto built_in = read_file(FLOAT8_SOURCE_DIR "/runtime/gemm/cost_model_constants.cpp");
+  ASSERT_TRUE(built_in) << built_in.error().message;
+  const auto coefficients = [](const std::string& source) {
+    std::string text = source.substr(source.find(".suggestions"));
+    std::erase_if(text, [](char c) { return c == ' ' || c == '\n'; });
+    return text;
+  };
+  EXPECT_EQ(coefficients(fitted["source"]), coefficients(*built_in))
+      << "the built-in ones are fitted to these tables";
+}
+
+TEST(CostModelCommand, SaysWhatItCannotRank) {
+  const Tool tool;
+  tool.expect_refused(1, {"cost-model", "fit-suggestions", "--train", "nothing.csv"},
+                      {"--train", "nothing.csv"});
+  const std::string other = tool.write("other.csv", "m,n,k\n1,2,3\n");
+  tool.expect_refused(1, {"cost-model", "fit-suggestions", "--train", other, "-o", "constants.cpp"},
+                      {"--train", "other.csv", "line 1", "bench suggestions"});
+  const std::string empty = tool.write("empty.csv", "");
+  tool.expect_refused(1, {"cost-model", "fit-suggestions", "--train", empty},
+                      {"--train", "bench suggestions"});
+}
+
 TEST(ProfileCommand, ShowsTheBuiltInDevices) {
   const Tool tool;
   const auto profiles = tool.json({"profile", "show"})["profiles"];

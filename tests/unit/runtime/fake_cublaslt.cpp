@@ -159,6 +159,32 @@ cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMa
   return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t algo_get(const cublasLtMatmulAlgo_t* algo,
+                        cublasLtMatmulAlgoConfigAttributes_t which, void* value, size_t bytes,
+                        size_t* written) {
+  const auto index = static_cast<size_t>(read<Algo>(algo).index);
+  const FakeCublasLt::Attributes of =
+      index < g_fake->attributes.size() ? g_fake->attributes[index] : FakeCublasLt::Attributes{};
+  const auto give = [&](auto field) {
+    if (bytes != sizeof field) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(value, &field, bytes);
+    *written = bytes;
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  switch (which) {
+    case CUBLASLT_ALGO_CONFIG_ID:
+      return give(of.id);
+    case CUBLASLT_ALGO_CONFIG_TILE_ID:
+      return give(of.tile);
+    case CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID:
+      return give(of.cluster);
+    case CUBLASLT_ALGO_CONFIG_SPLITK_NUM:
+      return give(of.split_k);
+    default:
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
 Dtype dtype_of(cudaDataType type) {
   switch (type) {
     case CUDA_R_8F_E4M3:
@@ -246,6 +272,7 @@ FakeCublasLt::FakeCublasLt() {
   table_.status_name = status_name;
   table_.matmul = matmul;
   table_.algo_heuristic = heuristic;
+  table_.algo_get = algo_get;
   table_.desc_init = desc_init;
   table_.desc_set = desc_set;
   table_.layout_init = layout_init;

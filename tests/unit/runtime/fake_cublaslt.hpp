@@ -16,6 +16,14 @@ class FakeCublasLt {
   FakeCublasLt(const FakeCublasLt&) = delete;
   FakeCublasLt& operator=(const FakeCublasLt&) = delete;
 
+  // What a suggestion says of itself; those without are of an algorithm that nobody knows.
+  struct Attributes {
+    int32_t id = 0;
+    uint32_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED;
+    uint16_t cluster = CUBLASLT_CLUSTER_SHAPE_AUTO;
+    int32_t split_k = 1;
+  };
+  std::vector<Attributes> attributes;
   int offers = 8;  // heuristics
   size_t workspace_bytes = 1 << 20;
   cublasStatus_t heuristic_result = CUBLAS_STATUS_SUCCESS;

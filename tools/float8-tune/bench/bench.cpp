@@ -9,23 +9,27 @@
 
 namespace f8::cli {
 
-void declare(CLI::App& command, BenchOptions& options) {
+void declare_shapes(CLI::App& command, BenchOptions& options) {
   add_mnk(command, options.mnk);
   add_input(command, "--shapes", options.shapes,
             "shapes from a CSV file with columns m, n and k, besides those of --mnk");
   add_output(command, "--csv", options.csv, "also write a table to this file");
-  command.add_option("--recipe", options.recipes, "recipes, separated by commas")
-      ->type_name("LIST");
   add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
   add_conditions(command, options.measuring.conditions);
-  command.add_option("--seconds", options.measuring.final_s, "longest time of a comparison")
-      ->check(CLI::PositiveNumber)
-      ->type_name("SECONDS");
   command
       .add_option("--screen-ms", options.measuring.screen_ms,
                   "a candidate's share of the screening")
       ->check(CLI::PositiveNumber)
       ->type_name("MS");
+}
+
+void declare(CLI::App& command, BenchOptions& options) {
+  declare_shapes(command, options);
+  command.add_option("--recipe", options.recipes, "recipes, separated by commas")
+      ->type_name("LIST");
+  command.add_option("--seconds", options.measuring.final_s, "longest time of a comparison")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS");
   command
       .add_option("--keep", options.measuring.keep, "generated configurations that are screened")
       ->check(CLI::Range(1, 1000))
@@ -196,6 +200,7 @@ void add_bench(CLI::App& app, Program& program) {
       add_group(app, "bench", "measure kernels and linears against cuBLASLt and bf16");
   add_bench_matmul(*group, program);
   add_bench_epilogue(*group, program);
+  add_bench_suggestions(*group, program);
   add_bench_linear(*group, program);
 }
 

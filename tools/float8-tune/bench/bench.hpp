@@ -1,6 +1,6 @@
 // The parts that the benchmarks share: shapes from the command line or a file, the device and its
-// compilers, the table for other programs. bench_matmul.cpp, bench_epilogue.cpp, bench_linear.cpp
-// and bench_cast.cpp measure.
+// compilers, the table for other programs. bench_matmul.cpp, bench_epilogue.cpp, bench_linear.cpp,
+// bench_cast.cpp and bench_suggestions.cpp measure.
 #pragma once
 
 #include <filesystem>
@@ -24,7 +24,8 @@ struct BenchOptions {
   int64_t device = 0;
   tuner::BenchOptions measuring;
 };
-void declare(CLI::App& command, BenchOptions& options);
+void declare_shapes(CLI::App& command, BenchOptions& options);
+void declare(CLI::App& command, BenchOptions& options);  // with recipes and a search
 // The recipes that the options name.
 [[nodiscard]] Result<std::vector<Recipe>> recipes_of(const BenchOptions& options);
 
@@ -86,6 +87,7 @@ void add_us(Json& json, const tuning_db::TrialResult& result);
 
 void add_bench_matmul(CLI::App& group, Program& program);
 void add_bench_epilogue(CLI::App& group, Program& program);
+void add_bench_suggestions(CLI::App& group, Program& program);
 void add_bench_linear(CLI::App& group, Program& program);  // and bench cast
 
 }  // namespace f8::cli

@@ -6,6 +6,7 @@
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/refuse_db.hpp"
+#include "tools/tuner/fit/suggestion_fit.hpp"
 
 namespace f8::cli {
 namespace {
@@ -116,6 +117,78 @@ Result<int> fit(const Options& options, const Global& global) {
   return kExitOk;
 }
 
+struct SuggestionOptions {
+  std::string train, test;
+  std::filesystem::path output;
+  int64_t folds = 5;
+};
+
+Result<std::vector<tuner::SuggestedGemm>> suggestions_of(const char* option,
+                                                         const std::string& list) {
+  std::vector<tuner::SuggestedGemm> all;
+  for (const std::string& file : items_of(list)) {
+    const std::string text = F8_TRY(of_option(option, read_input(file)));
+    auto gemms = tuner::parse_suggestions(text);
+    if (!gemms) {
+      return fail(ErrorCode::kInvalidArgument, "{} {}: {}", option, file, gemms.error().message);
+    }
+    std::ranges::move(*gemms, std::back_inserter(all));
+  }
+  if (all.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: no measurement; `float8-tune bench suggestions --csv FILE` makes them",
+                option);
+  }
+  return all;
+}
+
+Result<int> fit_suggestions(const SuggestionOptions& options, const Global& global) {
+  F8_TRY(check_output(global, "-o", options.output));
+  const auto gemms = F8_TRY(suggestions_of("--train", options.train));
+  const runtime::CostModel& start = runtime::CostModel::fitted();
+  const runtime::CostModel model = tuner::fit_suggestions(gemms, start);
+  const int folds = static_cast<int>(options.folds);
+  std::vector<std::pair<std::string, tuner::SuggestionRegret>> rows = {
+      {"cuBLASLt's first", tuner::regret_of_first(gemms)},
+      {"ranked first, before", tuner::regret_of_ranked(gemms, start)},
+      {"ranked first, fitted", tuner::regret_of_ranked(gemms, model)},
+      {f8::format("ranked first, {} folds", folds),
+       tuner::cross_validate_suggestions(gemms, start, folds)}};
+  if (!options.test.empty()) {
+    const auto test = F8_TRY(suggestions_of("--test", options.test));
+    rows.emplace_back("held out: cuBLASLt's first", tuner::regret_of_first(test));
+    rows.emplace_back("held out: ranked first", tuner::regret_of_ranked(test, model));
+  }
+  Table table(
+      {{"slower than the fastest", Table::Align::kLeft}, {"GEMMs"}, {"mean"}, {"median"}, {"p95"}});
+  Json json = Json::object();
+  const auto percent = [](double share) { return f8::format("{:.1f} %", 100 * share); };
+  for (const auto& [what, regret] : rows) {
+    table.add({what, std::to_string(regret.gemms), percent(regret.mean), percent(regret.median),
+               percent(regret.p95)});
+    json[what] = {{"gemms", regret.gemms},
+                  {"mean", rounded(regret.mean, 4)},
+                  {"median", rounded(regret.median, 4)},
+                  {"p95", rounded(regret.p95, 4)}};
+  }
+  const std::string source = tuner::constants_source(model);
+  if (!is_standard_stream(options.output)) {
+    if (global.json) {
+      json = {{"regret", json}};
+      if (options.output.empty()) json["source"] = source;
+      print_json(json);
+    } else {
+      print_styled(table.text(stdout_color(global)));
+    }
+  }
+  if (!options.output.empty()) {
+    F8_TRY(write_output(global, "-o", options.output, source));
+  } else if (!global.json) {
+    print("\n" + source);
+  }
+  return kExitOk;
+}
+
 void declare(CLI::App& command, Options& options) {
   refuse_db(command, "cost-model reads the databases that --train and --test name");
   command
@@ -148,6 +221,23 @@ void add_cost_model(CLI::App& app, Program& program) {
              "write the source here (runtime/gemm/cost_model_constants.cpp)");
   add_integer(*command, "--folds", fitted->folds,
               "parts of which each is held out in turn; 1: no cross-validation", 1, 100);
+
+  auto ranking = std::make_shared<SuggestionOptions>();
+  command = add_command(*group, program, "fit-suggestions",
+                        "fit how cuBLASLt's suggestions are ranked", Needs::kNothing,
+                        [ranking, &program] { return fit_suggestions(*ranking, program.global); });
+  refuse_db(*command, "cost-model fit-suggestions reads the tables that --train names");
+  command
+      ->add_option("--train", ranking->train,
+                   "tables of `bench suggestions --csv`, separated by commas; - is standard input")
+      ->type_name("LIST")
+      ->required();
+  command->add_option("--test", ranking->test, "likewise; the fit is scored on these too")
+      ->type_name("LIST");
+  add_output(*command, "-o,--output", ranking->output,
+             "write the source here (runtime/gemm/cost_model_constants.cpp)");
+  add_integer(*command, "--folds", ranking->folds, "parts of which each is held out in turn", 2,
+              100);
 }
 
 }  // namespace f8::cli

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/search/cost_model_fit.hpp"
+#include "tools/tuner/fit/cost_model_fit.hpp"
 
 namespace f8::cli {
 

@@ -1,6 +1,6 @@
 // replay: what strategies of searching choose and cost, on the times of exhaustive sweeps. It needs
 // no GPU.
-#include "tools/tuner/search/replay.hpp"
+#include "tools/tuner/fit/replay.hpp"
 
 #include <algorithm>
 #include <map>

@@ -46,8 +46,8 @@ Json gemm_json(const tuner::PlannedGemm& gemm, bool candidates) {
   Json json = {{"problem", gemm.problem.key()},
                {"generated", measured},
                {"pruned", pruned},
-               {"cublaslt", gemm.fp8_heuristics},
-               {"bf16_cublaslt", gemm.bf16_heuristics}};
+               {"cublaslt", gemm.fp8_suggestions.size()},
+               {"bf16_cublaslt", gemm.bf16_suggestions.size()}};
   if (!candidates) return json;
   Json rows = Json::array();
   for (const tuner::Generated& g : gemm.generated) {
@@ -85,7 +85,7 @@ void add_row(Table& table, const tuner::PlannedLinear& linear, const Cached& kno
   int64_t library = 0;
   for (const tuner::PlannedGemm& gemm : linear.gemms) {
     for (const tuner::Generated& g : gemm.generated) ++(g.pruned.empty() ? generated : pruned);
-    library += gemm.fp8_heuristics + gemm.bf16_heuristics;
+    library += std::ssize(gemm.fp8_suggestions) + std::ssize(gemm.bf16_suggestions);
   }
   const Shape s = linear.problem.shape;
   table.add({f8::format("{},{},{}", s.m, s.n, s.k), linear.problem.recipe,
@@ -112,9 +112,9 @@ Result<int> run(const Options& options, const Global& global) {
   static_cast<DeviceClass&>(device) = builtin_device();
   // Only the device knows how many suggestions cuBLASLt has, so the plan takes all that are asked
   // for.
-  const tuner::SweepPlan plan =
-      F8_TRY(tuner::plan_sweep(request, device, [&](const Problem&, bool) -> Result<int> {
-        return request.options.heuristics;
+  const tuner::SweepPlan plan = F8_TRY(
+      tuner::plan_sweep(request, device, [&](const Problem&, bool) -> Result<tuner::Suggested> {
+        return tuner::Suggested{.count = request.options.heuristics};
       }));
   Json linears = Json::array();
   Table table({{"m,n,k", Table::Align::kLeft},

@@ -66,15 +66,15 @@ Result<double> budget_of(const SweepCommand& command) {
 Result<tuner::SweepPlan> plan_with(tuner::Worker& worker, const tuner::SweepRequest& request,
                                    const Global& global) {
   return tuner::plan_sweep(
-      request, worker.device(), [&](const Problem& problem, bool bf16) -> Result<int> {
-        const Result<int> count = worker.heuristics(problem, bf16);
-        if (count || count.error().code == ErrorCode::kInterrupted ||
-            count.error().code == ErrorCode::kEnvironment) {
-          return count;
+      request, worker.device(), [&](const Problem& problem, bool bf16) -> Result<tuner::Suggested> {
+        const auto found = worker.suggestions(problem, bf16);
+        if (found || found.error().code == ErrorCode::kInterrupted ||
+            found.error().code == ErrorCode::kEnvironment) {
+          return found;
         }
         note(global, "{}: generated kernels alone take part, without cuBLASLt: {}", problem.key(),
-             count.error().message);
-        return 0;
+             found.error().message);
+        return tuner::Suggested{};
       });
 }
 

@@ -23,6 +23,12 @@ struct Built {
   std::optional<int64_t> registers{}, smem_bytes{}, spill_bytes{};
 };
 
+// How many suggestions cuBLASLt has for a GEMM, and which of them a plan takes where it ranks them.
+struct Suggested {
+  int count = 0;
+  int ranked_first = 0;
+};
+
 struct Check {
   bool right = true;
   double rel_err = 0;
@@ -59,8 +65,8 @@ class Backend {
   virtual ~Backend() = default;
 
   [[nodiscard]] virtual const runtime::DeviceInfo& device() const = 0;
-  // How many suggestions cuBLASLt has, in the problem's fp8 types or in bf16.
-  [[nodiscard]] virtual Result<int> heuristics(const Problem& gemm, bool bf16) = 0;
+  // cuBLASLt's suggestions for the problem's fp8 types or for bf16.
+  [[nodiscard]] virtual Result<Suggested> suggestions(const Problem& gemm, bool bf16) = 0;
 
   // Lays out operand sets for a GEMM or a linear, and forgets the candidates of the problem before.
   [[nodiscard]] virtual Status open(const Problem& problem, L2State l2) = 0;

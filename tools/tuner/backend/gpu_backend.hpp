@@ -35,7 +35,7 @@ class GpuBackend final : public Backend {
   ~GpuBackend() override;
 
   const runtime::DeviceInfo& device() const override { return context_->device(); }
-  Result<int> heuristics(const Problem& gemm, bool bf16) override;
+  Result<Suggested> suggestions(const Problem& gemm, bool bf16) override;
   Status open(const Problem& problem, L2State l2 = L2State::kCold) override;
   Result<Built> add(const Candidate& candidate) override;
   Result<Check> verify(int candidate) override;

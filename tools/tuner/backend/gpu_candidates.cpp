@@ -5,11 +5,11 @@
 #include "tools/tuner/backend/gpu_backend.hpp"
 
 namespace f8::tuner {
-Result<int> GpuBackend::heuristics(const Problem& gemm, bool bf16) {
+Result<Suggested> GpuBackend::suggestions(const Problem& gemm, bool bf16) {
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
-  const Result<int> count = runtime::cublaslt_heuristics(*context_, desc);
-  if (!count) return triage(count.error());
-  return *count;
+  const auto found = runtime::cublaslt_suggestions(*context_, desc);
+  if (!found) return triage(found.error());
+  return Suggested{static_cast<int>(found->all.size()), found->fastest};
 }
 
 // Plans keep pointers into a workspace, so an earlier, smaller one stays until the problem is

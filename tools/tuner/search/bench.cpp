@@ -78,14 +78,14 @@ Result<std::vector<Candidate>> Bench::library(const Problem& gemm, Library which
   std::vector<Candidate> candidates;
   const bool bf16 = which == Library::kBf16;
   const bool one_scale = which == Library::kOneScale;
-  const Result<int> count = backend_.heuristics(one_scale ? with_one_scale(gemm) : gemm, bf16);
-  if (!count) {
-    if (bf16 || count.error().code == ErrorCode::kCuda) return std::unexpected(count.error());
-    why_none = count.error().message;
+  const auto found = backend_.suggestions(one_scale ? with_one_scale(gemm) : gemm, bf16);
+  if (!found) {
+    if (bf16 || found.error().code == ErrorCode::kCuda) return std::unexpected(found.error());
+    why_none = found.error().message;
     return candidates;
   }
-  if (*count == 0) why_none = "cuBLASLt has no kernel for these types and scales";
-  for (int i = 0; i < std::min(options_.heuristics, *count); ++i) {
+  if (found->count == 0) why_none = "cuBLASLt has no kernel for these types and scales";
+  for (int i = 0; i < std::min(options_.heuristics, found->count); ++i) {
     candidates.push_back({.impl = bf16        ? Impl::kBf16CublasLt
                                   : one_scale ? Impl::kCublasLtTensorwise
                                               : Impl::kCublasLt,
@@ -274,6 +274,35 @@ Result<EpilogueBench> Bench::epilogues(const Problem& problem,
   return bench;
 }
 
+Result<SuggestionBench> Bench::suggestions(const Problem& problem) {
+  const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, true));
+  const auto found = F8_TRY(runtime::cublaslt_suggestions(*backend_.context(), desc));
+  if (found.all.empty()) {
+    return fail(ErrorCode::kUnsupported, "{}: cuBLASLt suggests no kernel", problem.key());
+  }
+  SuggestionBench bench{.problem = problem,
+                        .suggestions = found.all,
+                        .results = {},
+                        .ranked_first = static_cast<size_t>(found.fastest)};
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < found.all.size(); ++i) {
+    candidates.push_back({.impl = Impl::kBf16CublasLt, .config = f8::format("h{}", i)});
+  }
+  progress_(f8::format("timing {} suggestions for {}", candidates.size(), problem.key()));
+  const double all_s = options_.screen_ms / 1e3 * static_cast<double>(candidates.size());
+  const auto outcomes = F8_TRY(
+      measurer_.run({.problem = problem,
+                     .candidates = candidates,
+                     .purpose = Times{},
+                     .batch_us = 200,
+                     .stop = {.target = kAnyWidth, .min_s = all_s, .max_s = all_s, .min_blocks = 3},
+                     .warm_s = options_.warm_s,
+                     .seed = options_.seed,
+                     .conditions = options_.conditions}));
+  for (const CandidateOutcome& outcome : outcomes) bench.results.push_back(outcome.result);
+  return bench;
+}
+
 // Times each launch by itself, all of them in turn. Their sum differs from the linear's time by
 // what neighbours hide of each other.
 Result<std::vector<KernelShare>> Bench::shares(int candidate) {
@@ -328,7 +357,9 @@ Result<KernelShortlist> Bench::shortlist(const Problem& gemm, bool is_fp8) {
   }
   std::ranges::stable_sort(shortlist.timed, {}, &TimedKernel::ns);
   const auto table = backend_.context()->table();
-  shortlist.prior = F8_TRY(prior_choices(gemm, backend_.device(), table ? *table : TuningTable{}));
+  const Suggested bf16 = is_fp8 ? Suggested{} : F8_TRY(backend_.suggestions(gemm, true));
+  shortlist.prior = F8_TRY(
+      prior_choices(gemm, backend_.device(), table ? *table : TuningTable{}, bf16.ranked_first));
   return shortlist;
 }
 

@@ -74,6 +74,14 @@ struct EpilogueBench {
   std::vector<EpilogueCost> costs;  // plain first; none for an epilogue without a measured kernel
 };
 
+// cuBLASLt's suggestions for a GEMM in bf16, in its order, and the one that a plan ranks first.
+struct SuggestionBench {
+  Problem problem;
+  std::vector<runtime::Suggestion> suggestions;
+  std::vector<tuning_db::TrialResult> results;  // of each
+  size_t ranked_first = 0;
+};
+
 struct KernelShare {
   std::string name;
   double ns = 0;
@@ -122,6 +130,9 @@ class Bench {
   // problem.d.
   [[nodiscard]] Result<EpilogueBench> epilogues(const Problem& problem,
                                                 std::span<const Epilogue> epilogues);
+  // Measures all of cuBLASLt's suggestions for a grad_weight in bf16, whose result is of type
+  // problem.d.
+  [[nodiscard]] Result<SuggestionBench> suggestions(const Problem& problem);
   // Kernels are looked for in this run, or without `tune` taken from the context's table or model.
   [[nodiscard]] Result<LinearBench> linear(const Problem& problem, bool tune, bool with_copy);
   [[nodiscard]] Result<CastBench> casts(const Recipe& recipe,

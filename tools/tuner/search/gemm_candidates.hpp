@@ -29,7 +29,9 @@ struct Generated {
     std::span<const runtime::GemmChoice> also = {}, const Epilogue& epilogue = {});
 
 // The choices that a plan makes without a search, each once: the cost model's and the table's.
+// `ranked_first` is the suggestion of cuBLASLt's that it takes for a GEMM in bf16 where it ranks them.
 [[nodiscard]] Result<std::vector<runtime::GemmChoice>> prior_choices(
-    const Problem& problem, const runtime::DeviceInfo& device, const TuningTable& table);
+    const Problem& problem, const runtime::DeviceInfo& device, const TuningTable& table,
+    int ranked_first);
 
 }  // namespace f8::tuner

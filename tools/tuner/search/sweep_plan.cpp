@@ -36,13 +36,12 @@ double screen_s(const SweepOptions& options, int candidates, double one_s) {
 
 class Planner {
  public:
-  Planner(const SweepRequest& request, const runtime::DeviceInfo& device,
-          const CountHeuristics& count)
+  Planner(const SweepRequest& request, const runtime::DeviceInfo& device, const AskSuggestions& ask)
       : request_(request),
         options_(request.options),
         device_(device),
         profile_(profile_of(device)),
-        count_(count) {}
+        ask_(ask) {}
 
   Status add(const Recipe& recipe, Shape shape) {
     PlannedLinear linear;
@@ -63,23 +62,34 @@ class Planner {
   SweepPlan take() { return std::move(plan_); }
 
  private:
-  Result<int> heuristics(const Problem& problem, bool bf16) {
+  Result<Suggested> suggested(const Problem& problem, bool bf16) {
     const std::string identity = gemm_identity(problem, bf16);
-    if (const auto found = counted_.find(identity); found != counted_.end()) return found->second;
-    const int found = F8_TRY(count_(problem, bf16));
-    return counted_[identity] = std::min(found, options_.heuristics);
+    if (const auto found = suggested_.find(identity); found != suggested_.end()) {
+      return found->second;
+    }
+    return suggested_[identity] = F8_TRY(ask_(problem, bf16));
+  }
+
+  // The first that cuBLASLt has, and the one that a plan takes.
+  std::vector<int> measured(const Suggested& suggested) const {
+    std::vector<int> all;
+    for (int i = 0; i < std::min(suggested.count, options_.heuristics); ++i) all.push_back(i);
+    if (!all.empty() && suggested.ranked_first > all.back()) all.back() = suggested.ranked_first;
+    return all;
   }
 
   Result<PlannedGemm> plan_gemm(const Recipe& recipe, Gemm g, Shape shape) {
     PlannedGemm gemm;
     gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape));
-    gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior));
+    const Suggested bf16 = F8_TRY(suggested(gemm.problem, true));
+    gemm.bf16_suggestions = measured(bf16);
+    gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior, bf16.ranked_first));
     if (recipe.at(g).is_fp8()) {
       gemm.generated =
           F8_TRY(generated_candidates(gemm.problem, device_, options_.keep, gemm.prior));
-      gemm.fp8_heuristics = F8_TRY(heuristics(gemm.problem, false));
+      const Suggested fp8 = F8_TRY(suggested(gemm.problem, false));
+      gemm.fp8_suggestions = measured({.count = fp8.count});
     }
-    gemm.bf16_heuristics = F8_TRY(heuristics(gemm.problem, true));
     return gemm;
   }
 
@@ -96,10 +106,10 @@ class Planner {
       add_trial(gemm.problem, {Impl::kGenerated, codegen::key(candidate.spec.config)},
                 F8_TRY(hashes_.of(candidate.spec)));
     }
-    for (int i = 0; i < gemm.fp8_heuristics; ++i) {
+    for (const int i : gemm.fp8_suggestions) {
       add_trial(gemm.problem, {Impl::kCublasLt, f8::format("h{}", i)}, "");
     }
-    for (int i = 0; i < gemm.bf16_heuristics; ++i) {
+    for (const int i : gemm.bf16_suggestions) {
       add_trial(gemm.problem, {Impl::kBf16CublasLt, f8::format("h{}", i)}, "");
     }
     return {};
@@ -110,8 +120,8 @@ class Planner {
     if (!measured_.insert(gemm_identity(gemm.problem, bf16)).second) return 0;
     const auto kept = std::ranges::count_if(
         gemm.generated, [](const Generated& candidate) { return candidate.pruned.empty(); });
-    const int candidates =
-        bf16 ? gemm.bf16_heuristics : gemm.fp8_heuristics + static_cast<int>(kept);
+    const int candidates = static_cast<int>(bf16 ? std::ssize(gemm.bf16_suggestions)
+                                                 : std::ssize(gemm.fp8_suggestions) + kept);
     const double one_s = profile_.gemm_ns(gemm.problem.flops(), !bf16) / 1e9;
     return screen_s(options_, candidates, one_s) +
            std::min(options_.finalists, candidates) *
@@ -133,11 +143,11 @@ class Planner {
   const SweepOptions& options_;
   const runtime::DeviceInfo& device_;
   const DeviceProfile& profile_;
-  const CountHeuristics& count_;
+  const AskSuggestions& ask_;
   SweepPlan plan_;
   SourceHashes hashes_;
   std::set<std::string> measured_;  // GEMM identities that an earlier linear measures
-  std::map<std::string, int> counted_;
+  std::map<std::string, Suggested> suggested_;
 };
 
 }  // namespace
@@ -203,11 +213,11 @@ tuning_db::Method sweep_method(const SweepOptions& options) {
 }
 
 Result<SweepPlan> plan_sweep(const SweepRequest& request, const runtime::DeviceInfo& device,
-                             const CountHeuristics& count) {
+                             const AskSuggestions& ask) {
   // Small before large: the first results come soon, and memory grows in few steps.
   std::vector<Shape> shapes = request.shapes;
   std::ranges::stable_sort(shapes, {}, [](Shape s) { return s.m * s.n * s.k; });
-  Planner planner(request, device, count);
+  Planner planner(request, device, ask);
   for (const Shape shape : shapes) {
     for (const std::string& name : request.recipes) {
       const Recipe recipe = F8_TRY(find_recipe(name));

@@ -76,8 +76,9 @@ struct SweepRequest {
 struct PlannedGemm {
   Problem problem;
   std::vector<Generated> generated;
-  int fp8_heuristics = 0;  // 0 where the recipe keeps this GEMM in bf16
-  int bf16_heuristics = 0;
+  // The suggestions of cuBLASLt that are measured; none in fp8 where the recipe keeps this GEMM in
+  // bf16.
+  std::vector<int> fp8_suggestions, bf16_suggestions;
   std::vector<runtime::GemmChoice> prior;  // what a plan takes without a search
 };
 
@@ -94,12 +95,11 @@ struct SweepPlan {
   double predicted_s = 0;
 };
 
-// How many suggestions cuBLASLt has for a GEMM.
-using CountHeuristics = std::function<Result<int>(const Problem& gemm, bool bf16)>;
+using AskSuggestions = std::function<Result<Suggested>(const Problem& gemm, bool bf16)>;
 
 [[nodiscard]] Result<SweepPlan> plan_sweep(const SweepRequest& request,
                                            const runtime::DeviceInfo& device,
-                                           const CountHeuristics& count);
+                                           const AskSuggestions& ask);
 
 // A hot method is of screening fidelity: its rows are kept and shown, and decide nothing, since
 // training does not find its operands in L2.

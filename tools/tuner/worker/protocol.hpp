@@ -1,14 +1,14 @@
 // The messages between a sweep and its worker process: one JSON object a line.
 //
 //   parent -> worker
-//     {"do":"heuristics","problem":KEY,"bf16":BOOL}
+//     {"do":"suggestions","problem":KEY,"bf16":BOOL}
 //     {"do":"group","problem":KEY,"candidates":[{"impl":..,"config":..}],...}
 //         The other fields are InterleavedGroup's. "reference" asks for ratios and "drop_above"
 //         for a screening; there is at most one of them.
 //   worker -> parent: every line is a sign of life
 //     {"is":"hello","device":{..}}            once, at the start
 //     {"is":"begin","candidate":INT}          what follows may take the process down
-//     {"is":"count","value":INT}              answers "heuristics"
+//     {"is":"suggestions","count":INT,"ranked_first":INT}
 //     {"is":"outcomes","results":[..]}        answers "group"
 //     {"is":"error","code":TEXT,"message":TEXT,"fatal":BOOL}   fatal: the worker ends after it
 #pragma once

@@ -83,10 +83,11 @@ Result<WorkerReply> parse_outcomes(const Json& json, size_t candidates) {
 
 Result<Json> answer(Backend& backend, Measurer& measurer, const Json& request, int out) {
   const std::string what = request.value("do", "");
-  if (what == "heuristics") {
+  if (what == "suggestions") {
     const Problem problem = F8_TRY(Problem::parse(request.value("problem", "")));
-    const int count = F8_TRY(backend.heuristics(problem, request.value("bf16", false)));
-    return Json{{"is", "count"}, {"value", count}};
+    const Suggested found = F8_TRY(backend.suggestions(problem, request.value("bf16", false)));
+    return Json{
+        {"is", "suggestions"}, {"count", found.count}, {"ranked_first", found.ranked_first}};
   }
   if (what == "group") {
     const InterleavedGroup group = F8_TRY(parse_group(request));
@@ -270,9 +271,10 @@ Status Worker::start() {
   return {};
 }
 
-Result<int> Worker::heuristics(const Problem& gemm, bool bf16) {
+Result<Suggested> Worker::suggestions(const Problem& gemm, bool bf16) {
   F8_TRY(start());
-  const bool sent = send(one_line({{"do", "heuristics"}, {"problem", gemm.key()}, {"bf16", bf16}}));
+  const bool sent =
+      send(one_line({{"do", "suggestions"}, {"problem", gemm.key()}, {"bf16", bf16}}));
   const Line line =
       sent ? read_line(options_.trial_timeout_s) : Line{.kind = Line::Kind::kEnd, .text = {}};
   if (line.kind == Line::Kind::kInterrupted) {
@@ -280,11 +282,13 @@ Result<int> Worker::heuristics(const Problem& gemm, bool bf16) {
     return fail(ErrorCode::kInterrupted, "interrupted");
   }
   if (line.kind != Line::Kind::kText) {
-    return fail(ErrorCode::kCuda, "cuBLASLt's heuristics for {}: the worker process {}", gemm.key(),
-                reap());
+    return fail(ErrorCode::kCuda, "cuBLASLt's suggestions for {}: the worker process {}",
+                gemm.key(), reap());
   }
   const Json json = F8_TRY(parse_message(line.text, "a worker's answer"));
-  if (json.value("is", "") == "count") return json.value("value", 0);
+  if (json.value("is", "") == "suggestions") {
+    return Suggested{json.value("count", 0), json.value("ranked_first", 0)};
+  }
   if (json.value("fatal", false)) stop();
   return fail(parse_error_code(json.value("code", "")), "{}", json.value("message", ""));
 }

@@ -78,7 +78,7 @@ class Worker {
   // Starts a worker where none runs.
   [[nodiscard]] Status start();
   [[nodiscard]] const runtime::DeviceInfo& device() const { return device_; }
-  [[nodiscard]] Result<int> heuristics(const Problem& gemm, bool bf16);
+  [[nodiscard]] Result<Suggested> suggestions(const Problem& gemm, bool bf16);
   // An error ends the sweep (no device, interrupted); a failure costs the candidate that it names.
   [[nodiscard]] Result<WorkerReply> measure(const InterleavedGroup& group);
   void stop();

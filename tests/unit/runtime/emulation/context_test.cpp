@@ -64,7 +64,7 @@ TEST(EmulationTest, KernelsNeedNoCompiler) {
   EXPECT_EQ(context->kernel(spec).value(), kernel);
   EXPECT_EQ(kernel->registers, 0);
   EXPECT_FALSE(context->kernel(codegen::CastSpec{.q = false, .qt = false}));
-  EXPECT_FALSE(cublaslt_heuristics(*context, {.shape = {16, 16, 16}}));
+  EXPECT_FALSE(cublaslt_suggestions(*context, {.shape = {16, 16, 16}}));
 }
 
 TEST(EmulationTest, MemoryIsCountedAndPoisoned) {

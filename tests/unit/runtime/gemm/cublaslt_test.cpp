@@ -118,16 +118,51 @@ TEST_F(CublasLtTest, Bf16DescribesTheGemm) {
   run(Gemm::kGradWeight, bits_dy, bits_x, expected->dw);
 }
 
+// Tiles and clusters are read in cuBLASLt's column-major order; d is row-major.
+TEST_F(CublasLtTest, TheRankedSuggestionIsFoundByItsAttributes) {
+  const auto attributes = [](cublasLtMatmulTile_t tile, cublasLtClusterShape_t cluster) {
+    return FakeCublasLt::Attributes{.id = kTiledAlgorithm,
+                                    .tile = static_cast<uint32_t>(tile),
+                                    .cluster = static_cast<uint16_t>(cluster)};
+  };
+  const GemmDesc desc{
+      .gemm = Gemm::kGradWeight, .shape = {64, 4096, 4096}, .a = Dtype::kBf16, .b = Dtype::kBf16};
+  library_.offers = 4;
+  library_.attributes = {attributes(CUBLASLT_MATMUL_TILE_64x64, CUBLASLT_CLUSTER_SHAPE_1x2x1),
+                         attributes(CUBLASLT_MATMUL_TILE_320x128, CUBLASLT_CLUSTER_SHAPE_2x1x1),
+                         attributes(CUBLASLT_MATMUL_TILE_8x64, CUBLASLT_CLUSTER_SHAPE_1x1x1)};
+  const Suggestions found = cublaslt_suggestions(*context_, desc).value();
+  ASSERT_EQ(found.all.size(), 4);
+  EXPECT_EQ(found.all[1], (Suggestion{.algorithm = kTiledAlgorithm,
+                                      .tile_m = 128,
+                                      .tile_n = 320,
+                                      .cluster_m = 1,
+                                      .cluster_n = 2}));
+  EXPECT_EQ(found.all[2].tile_m, 0) << "a tile that no suggestion had where the model was fitted";
+  EXPECT_EQ(found.fastest, 1);
+  const GemmChoice choice = GemmPlan::choose(*context_, desc).value();
+  EXPECT_EQ(config_text(choice), "ranked");
+  const auto plan = GemmPlan::create(context_, desc, choice);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(config_text((*plan)->choice()), "h1");
+  // Of suggestions that say nothing, cuBLASLt's own order counts.
+  library_.attributes.clear();
+  EXPECT_EQ(config_text(GemmPlan::create(context_, desc, choice).value()->choice()), "h0");
+  // The product of two vectors.
+  library_.attributes = {{.id = 24, .tile = CUBLASLT_MATMUL_TILE_64x64}, {.id = kVectorAlgorithm}};
+  EXPECT_EQ(config_text(GemmPlan::create(context_, desc, choice).value()->choice()), "h1");
+}
+
 TEST_F(CublasLtTest, CountsWhatIsOffered) {
   const GemmDesc desc{.gemm = Gemm::kOutput, .shape = {64, 64, 64}};
-  EXPECT_EQ(cublaslt_heuristics(*context_, desc).value(), 8);
-  EXPECT_EQ(cublaslt_heuristics(*context_, desc, 3).value(), 3);
+  const auto count = [&] { return cublaslt_suggestions(*context_, desc).value().all.size(); };
+  EXPECT_EQ(count(), 8);
   library_.offers = 2;
-  EXPECT_EQ(cublaslt_heuristics(*context_, desc).value(), 2);
+  EXPECT_EQ(count(), 2);
   library_.heuristic_result = CUBLAS_STATUS_NOT_SUPPORTED;
-  EXPECT_EQ(cublaslt_heuristics(*context_, desc).value(), 0);
+  EXPECT_EQ(count(), 0);
   library_.heuristic_result = CUBLAS_STATUS_ALLOC_FAILED;
-  EXPECT_EQ(cublaslt_heuristics(*context_, desc).error().code, ErrorCode::kOutOfMemory);
+  EXPECT_EQ(cublaslt_suggestions(*context_, desc).error().code, ErrorCode::kOutOfMemory);
   EXPECT_EQ(cublaslt_version().value(), "13.1.0");
 }
 

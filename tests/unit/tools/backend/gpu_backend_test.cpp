@@ -272,7 +272,7 @@ TEST_F(GpuBackendTest, WhatCannotBeIsUnsupportedNotACrash) {
   EXPECT_FALSE(backend_->add({.impl = Impl::kCublasLt, .config = "h99"}));
   EXPECT_FALSE(backend_->add({.impl = Impl::kGenerated, .config = "nonsense"}));
   EXPECT_FALSE(backend_->add({.impl = Impl::kFloat8, .config = ""})) << "no linear is open";
-  EXPECT_EQ(backend_->heuristics(p, false).value(), 8);
+  EXPECT_EQ(backend_->suggestions(p, false).value().count, 8);
 }
 
 TEST_F(GpuBackendTest, AGroupRunsFromEndToEnd) {

@@ -130,7 +130,9 @@ SweepRequest request_of(std::vector<Shape> shapes) {
 
 TEST(SweepPlan, IsTheSameEveryTime) {
   const SweepRequest request = request_of({{8192, 4096, 4096}, {2048, 1024, 4096}});
-  const CountHeuristics eight = [](const Problem&, bool) -> Result<int> { return 8; };
+  const AskSuggestions eight = [](const Problem&, bool) -> Result<Suggested> {
+    return Suggested{.count = 8};
+  };
   const SweepPlan a = plan_sweep(request, h100(), eight).value();
   const SweepPlan b = plan_sweep(request, h100(), eight).value();
   ASSERT_EQ(a.trials.size(), b.trials.size());
@@ -148,15 +150,33 @@ TEST(SweepPlan, IsTheSameEveryTime) {
 
 TEST(SweepPlan, RespectsWhatTheLibraryOffers) {
   const SweepRequest request = request_of({{256, 256, 256}});
-  const SweepPlan plan = plan_sweep(request, h100(), [](const Problem&, bool bf16) -> Result<int> {
-                           return bf16 ? 3 : 0;
-                         }).value();
+  const AskSuggestions three_in_bf16 = [](const Problem&, bool bf16) -> Result<Suggested> {
+    return Suggested{.count = bf16 ? 3 : 0};
+  };
+  const SweepPlan plan = plan_sweep(request, h100(), three_in_bf16).value();
   for (const tuning_db::TrialKey& trial : plan.trials)
     EXPECT_NE(trial.candidate.impl, tuning_db::Impl::kCublasLt);
-  const auto failing = plan_sweep(request, h100(), [](const Problem&, bool) -> Result<int> {
+  const auto failing = plan_sweep(request, h100(), [](const Problem&, bool) -> Result<Suggested> {
     return fail(ErrorCode::kCuda, "lost");
   });
   EXPECT_FALSE(failing);
+}
+
+// What a plan takes without a search is measured, however late cuBLASLt lists it.
+TEST(SweepPlan, MeasuresTheSuggestionThatRanksFirst) {
+  SweepRequest request = request_of({{256, 256, 256}});
+  request.recipes = {"rowwise_with_gw_hp"};
+  request.options.heuristics = 4;
+  const AskSuggestions sixth = [](const Problem&, bool) -> Result<Suggested> {
+    return Suggested{.count = 8, .ranked_first = 6};
+  };
+  const SweepPlan plan = plan_sweep(request, h100(), sixth).value();
+  const auto& gemms = plan.linears.front().gemms;
+  const PlannedGemm& output = gemms[static_cast<size_t>(Gemm::kOutput)];
+  const PlannedGemm& grad_weight = gemms[static_cast<size_t>(Gemm::kGradWeight)];
+  EXPECT_EQ(output.fp8_suggestions, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(grad_weight.bf16_suggestions, (std::vector<int>{0, 1, 2, 6}));
+  EXPECT_EQ(runtime::config_text(grad_weight.prior.back()), "h6");
 }
 
 TEST(SweepPlan, TheMethodIsItsFigures) {
@@ -173,8 +193,9 @@ TEST(Plan, TakesEveryRecipe) {
   SweepRequest request;
   request.shapes = {{256, 512, 256}};
   for (const Recipe& recipe : builtin_recipes()) request.recipes.push_back(recipe.name);
-  const auto plan =
-      plan_sweep(request, h100(), [](const Problem&, bool) -> Result<int> { return 2; });
+  const auto plan = plan_sweep(request, h100(), [](const Problem&, bool) -> Result<Suggested> {
+    return Suggested{2, 1};
+  });
   ASSERT_TRUE(plan) << plan.error().message;
   ASSERT_EQ(plan->linears.size(), request.recipes.size());
   for (const PlannedLinear& linear : plan->linears) {
@@ -184,9 +205,9 @@ TEST(Plan, TakesEveryRecipe) {
       EXPECT_EQ(gemm.generated.empty(), !recipe.at(g).is_fp8()) << gemm.problem.key();
       ASSERT_FALSE(gemm.prior.empty()) << gemm.problem.key();
       if (!recipe.at(g).is_fp8()) {
-        EXPECT_EQ(runtime::config_text(gemm.prior.back()), "h0");
+        EXPECT_EQ(runtime::config_text(gemm.prior.back()), g == Gemm::kGradWeight ? "h1" : "h0");
       }
-      EXPECT_EQ(gemm.bf16_heuristics, 2);
+      EXPECT_EQ(gemm.bf16_suggestions, (std::vector<int>{0, 1}));
     }
   }
 }

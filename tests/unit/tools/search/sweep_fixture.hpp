@@ -82,7 +82,9 @@ class SweepTest : public ::testing::Test {
   }
   SweepPlan plan() {
     return plan_sweep(request_, h100(),
-                      [&](const Problem&, bool) -> Result<int> { return machine_.heuristics; })
+                      [&](const Problem&, bool) -> Result<Suggested> {
+                        return Suggested{machine_.heuristics, machine_.ranked_first};
+                      })
         .value();
   }
   static tuning_db::Toolchain toolchain() {

@@ -46,7 +46,7 @@ TEST(Worker, SendsWhatTheMeasurerMeasures) {
     EXPECT_EQ(reply->results[i].state, (*expected)[i].result.state);
   }
   EXPECT_EQ(worker.device().name, "NVIDIA H100 80GB HBM3");
-  EXPECT_EQ(worker.heuristics(test_problem(), true).value(), 2);
+  EXPECT_EQ(worker.suggestions(test_problem(), true).value().count, 2);
   EXPECT_EQ(worker.starts(), 1);
 }
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/search/cost_model_fit.hpp"
+#include "tools/tuner/fit/cost_model_fit.hpp"
 #include "tuning_db/database.hpp"
 
 namespace f8::report {

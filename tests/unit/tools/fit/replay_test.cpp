@@ -1,5 +1,5 @@
 // Searches replayed on made-up times, of which the best is known.
-#include "tools/tuner/search/replay.hpp"
+#include "tools/tuner/fit/replay.hpp"
 
 #include <gtest/gtest.h>
 

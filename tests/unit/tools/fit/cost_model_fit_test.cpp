@@ -1,6 +1,6 @@
 // The cost model on the built-in measurements: how much slower its choices are, for layers that its
 // constants have seen and for layers that they have not.
-#include "tools/tuner/search/cost_model_fit.hpp"
+#include "tools/tuner/fit/cost_model_fit.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tuner/search/cost_model_fit.hpp"
+#include "tools/tuner/fit/cost_model_fit.hpp"
 #include "tools/tuner/search/sweep_plan.hpp"
 
 namespace f8::tuner {

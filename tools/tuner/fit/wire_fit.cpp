@@ -1,4 +1,4 @@
-#include "tools/tuner/search/wire_fit.hpp"
+#include "tools/tuner/fit/wire_fit.hpp"
 
 #include <algorithm>
 #include <array>

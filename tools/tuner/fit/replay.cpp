@@ -1,4 +1,4 @@
-#include "tools/tuner/search/replay.hpp"
+#include "tools/tuner/fit/replay.hpp"
 
 #include <algorithm>
 #include <array>
@@ -45,7 +45,7 @@ class ReplayBackend final : public Backend {
       : times_(times), device_(device), random_(seed) {}
 
   const runtime::DeviceInfo& device() const override { return device_; }
-  Result<int> heuristics(const Problem&, bool) override { return 0; }
+  Result<Suggested> suggestions(const Problem&, bool) override { return Suggested{}; }
   Status open(const Problem&, L2State) override {
     open_.clear();
     return {};

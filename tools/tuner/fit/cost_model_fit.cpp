@@ -1,4 +1,4 @@
-#include "tools/tuner/search/cost_model_fit.hpp"
+#include "tools/tuner/fit/cost_model_fit.hpp"
 
 #include <algorithm>
 #include <array>
@@ -85,7 +85,8 @@ CostModel to_model(std::span<const double> list, const CostModel& like) {
                   .exchange = list[8],
                   .exchange_bytes_per_clock = list[9],
                   .tiles = like.tiles,
-                  .library = like.library};
+                  .library = like.library,
+                  .suggestions = like.suggestions};
   for (size_t i = 0; i < model.tiles.size(); ++i) {
     const double* share = &list[kShares + 3 * i];
     CostModel::Tile& tile = model.tiles[i];
@@ -427,21 +428,22 @@ Regret cross_validate(const std::vector<MeasuredGemm>& gemms, const CostModel& s
   return regrets.regret();
 }
 
+// The coefficients in rows of `columns`, as clang-format lays them out `indent` from the margin.
+static std::string coefficients(std::span<const double> values, size_t columns, size_t indent) {
+  std::string text;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i > 0) text += i % columns == 0 ? ",\n" + std::string(indent, ' ') : ", ";
+    text += f8::format("{:.4f}", values[i]);
+  }
+  return text;
+}
+
 std::string constants_source(const CostModel& model) {
   std::string tiles;
   for (const CostModel::Tile& tile : model.tiles) {
     tiles += f8::format("{}{{{}, {}, {}, {}, {:.3f}, {:.3f}, {:.3f}}}",
                         tiles.empty() ? "" : ",\n                ", tile.tile_m, tile.tile_n,
                         tile.warpgroups, tile.pingpong, tile.fast, tile.precise, tile.block);
-  }
-  std::string library;
-  for (size_t i = 0; i < model.library.size(); ++i) {
-    const bool new_line = i % 8 == 0 && i > 0;
-    library += f8::format("{}{:.4f}",
-                          i == 0     ? ""
-                          : new_line ? ",\n                  "
-                                     : ", ",
-                          model.library[i]);
   }
   return f8::format(
       R"(// Written by `float8-tune cost-model fit`; see docs/method.md.
@@ -462,7 +464,8 @@ const CostModel& CostModel::fitted() {{
       .exchange = {:.4g},
       .exchange_bytes_per_clock = {:.4g},
       .tiles = {{{}}},
-      .library = {{{}}}}};
+      .library = {{{}}},
+      .suggestions = {{{}}}}};
   return kModel;
 }}
 
@@ -470,7 +473,8 @@ const CostModel& CostModel::fitted() {{
 )",
       model.l2_bytes_per_clock, model.port_bytes_per_clock, model.store_bytes_per_clock,
       model.tile_overhead, model.latency, model.launch, model.cluster_skew, model.pingpong_epilogue,
-      model.exchange, model.exchange_bytes_per_clock, tiles, library);
+      model.exchange, model.exchange_bytes_per_clock, tiles, coefficients(model.library, 8, 18),
+      coefficients(model.suggestions, 8, 22));
 }
 
 }  // namespace f8::tuner

@@ -1,5 +1,5 @@
 // The fit of the wire's constants: known ones are found again, and what rows cannot tell is said.
-#include "tools/tuner/search/wire_fit.hpp"
+#include "tools/tuner/fit/wire_fit.hpp"
 
 #include <gtest/gtest.h>
 

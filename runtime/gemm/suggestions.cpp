@@ -1,0 +1,65 @@
+#include "runtime/gemm/suggestions.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace f8::runtime {
+namespace {
+
+double above(double value, double bend) {
+  return std::max(0.0, value - bend);
+}
+
+double lag(const Suggestion& suggestion, Shape shape, int sm_count, const CostModel& model) {
+  if (suggestion.algorithm == kVectorAlgorithm) return std::numeric_limits<double>::lowest();
+  const bool ranked = suggestion.algorithm == kTiledAlgorithm && suggestion.tile_m > 0;
+  if (!ranked) return std::numeric_limits<double>::max();
+  const auto terms = suggestion_terms(suggestion, shape, sm_count);
+  return std::inner_product(terms.begin(), terms.end(), model.suggestions.begin(), 0.0);
+}
+
+}  // namespace
+
+std::array<double, CostModel::kSuggestionTerms> suggestion_terms(const Suggestion& suggestion,
+                                                                 Shape shape, int sm_count) {
+  const auto m = static_cast<double>(shape.m);
+  const auto n = static_cast<double>(shape.n);
+  const double tiles_m = std::ceil(m / suggestion.tile_m);
+  const double tiles_n = std::ceil(n / suggestion.tile_n);
+  const int cluster = suggestion.cluster_m * suggestion.cluster_n;
+  const double ctas = std::ceil(tiles_m / suggestion.cluster_m) *
+                      std::ceil(tiles_n / suggestion.cluster_n) * cluster * suggestion.split_k;
+  const double wave = std::max(1, sm_count / cluster) * cluster;
+  const double area = static_cast<double>(suggestion.tile_m) * suggestion.tile_n;
+  // What whole waves of whole tiles compute, over what is asked for.
+  const double idle = std::log(std::ceil(ctas / wave) * wave * area / suggestion.split_k / (m * n));
+  const double waves = std::log2(tiles_m * tiles_n * suggestion.split_k / std::max(1, sm_count));
+  const double log_area = std::log2(area);
+  const double aspect =
+      std::abs(std::log2(static_cast<double>(suggestion.tile_m) / suggestion.tile_n));
+  const double k = std::log2(static_cast<double>(shape.k));
+  const double split = suggestion.split_k > 1 ? 1 : 0;
+  return {idle,
+          idle * above(k, 6),
+          waves,
+          above(waves, 1),
+          above(waves, 1) * above(k, 6),
+          above(waves, 2),
+          above(log_area, 14),
+          log_area * above(k, 10),
+          above(aspect, 1),
+          above(aspect, 2) * above(k, 6),
+          split,
+          split * (k - 10)};
+}
+
+size_t fastest_suggestion(std::span<const Suggestion> suggestions, Shape shape, int sm_count,
+                          const CostModel& model) {
+  const auto lag_of = [&](const Suggestion& s) { return lag(s, shape, sm_count, model); };
+  return static_cast<size_t>(std::ranges::min_element(suggestions, {}, lag_of) -
+                             suggestions.begin());
+}
+
+}  // namespace f8::runtime
