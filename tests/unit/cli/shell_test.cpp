@@ -146,6 +146,7 @@ TEST(Examples, WorkAsTheyStand) {
   }
   ASSERT_EQ(tool({"db", "export", "--db", "tuned.f8db", "-o", "tuned.jsonl"}).code, 0);
   std::filesystem::copy(FLOAT8_DATA_DIR "/held_out.jsonl", tool.path() / "exhaustive.jsonl");
+  std::filesystem::copy(FLOAT8_DATA_DIR "/left_out.csv", tool.path() / "suggestions.csv");
   const std::string folder = std::filesystem::path(FLOAT8_TUNE).parent_path();
   // These want a GPU, or compile for a minute.
   const std::vector<std::string> left = {"bench ",   "sweep ", "resume ", "verify-dist --gpus",
