@@ -12,24 +12,37 @@ CLI::Option* add_device(CLI::App& command, std::string& device) {
   return command
       .add_option(
           "--device", device,
-          "only measurements of the device of this name (default: of this machine's GPU first)")
+          "only measurements of the device of this name, or part of one, as H200 (default: of "
+          "this machine's GPU first)")
       ->type_name("NAME");
 }
 
-Status check_device(const TuningTable& table, std::string_view name) {
-  if (name.empty() ||
-      std::ranges::find(table.devices, name, &DeviceClass::name) != table.devices.end()) {
-    return {};
-  }
+Result<std::string> device_named(std::span<const DeviceClass> devices, std::string_view part) {
   std::vector<std::string> known;
-  for (const DeviceClass& device : table.devices) known.push_back(quote(device.name));
-  return fail(ErrorCode::kNotFound, "no measurements on {}; there are some on {}", quote(name),
-              fmt::join(known, ", "));
+  std::vector<std::string> matching;
+  for (const DeviceClass& device : devices) {
+    if (device.name == part) return device.name;
+    if (std::ranges::find(known, device.name) != known.end()) continue;
+    known.push_back(device.name);
+    if (device.name.contains(part)) matching.push_back(device.name);
+  }
+  if (part.empty()) return std::string();
+  if (matching.size() == 1) return matching.front();
+  const auto quoted = [](const std::vector<std::string>& names) {
+    std::vector<std::string> all;
+    for (const std::string& name : names) all.push_back(quote(name));
+    return f8::format("{}", fmt::join(all, ", "));
+  };
+  if (matching.empty()) {
+    return fail(ErrorCode::kNotFound, "--device: no measurements on {}; there are some on {}",
+                quote(part), quoted(known));
+  }
+  return fail(ErrorCode::kInvalidArgument, "--device: {} may be {}; give more of the name",
+              quote(part), quoted(matching));
 }
 
-Result<tuning_db::Estimator> estimator_of(const TuningTable& table, std::string_view recipe,
-                                          const std::string& name) {
-  F8_TRY(of_option("--device", check_device(table, name)));
+tuning_db::Estimator estimator_of(const TuningTable& table, std::string_view recipe,
+                                  const std::string& name) {
   return tuning_db::Estimator(table, recipe, name, name.empty() ? this_machine() : nullptr);
 }
 

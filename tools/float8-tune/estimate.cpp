@@ -104,6 +104,9 @@ Result<int> score(const Options& options, const Global& global) {
     };
     F8_TRY(of_option("--truth", read_source(options.truth, read)));
   }
+  std::vector<DeviceClass> devices = table.devices;
+  devices.insert(devices.end(), truth.devices.begin(), truth.devices.end());
+  const std::string device = F8_TRY(device_named(devices, options.device));
   Report report;
   tuner::CsvFile csv;
   if (!options.csv.empty()) {
@@ -113,10 +116,10 @@ Result<int> score(const Options& options, const Global& global) {
   std::vector<ScoredEstimate> all;
   for (const std::string& name : items_of(options.recipes)) {
     const Recipe recipe = F8_TRY(recipe_of(name));
-    auto found = options.elsewhere ? tuning_db::leave_device_out(table, recipe.name, options.device)
+    auto found = options.elsewhere ? tuning_db::leave_device_out(table, recipe.name, device)
                  : options.truth.empty()
-                     ? tuning_db::leave_layers_out(table, recipe.name, options.device)
-                     : tuning_db::estimate_unknown(table, truth, recipe.name, options.device);
+                     ? tuning_db::leave_layers_out(table, recipe.name, device)
+                     : tuning_db::estimate_unknown(table, truth, recipe.name, device);
     if (found.empty()) continue;
     report.add(recipe.name, tuning_db::score_estimates(found, options.margin));
     for (const ScoredEstimate& one : found) F8_TRY(of_option("--csv", add_csv(csv, one)));
@@ -126,7 +129,7 @@ Result<int> score(const Options& options, const Global& global) {
     return fail(ErrorCode::kInvalidArgument,
                 "no measured linear that the others say anything of{}; measure some with "
                 "`float8-tune sweep`, or name a device that `float8-tune db info` lists",
-                options.device.empty() ? "" : " on " + options.device);
+                device.empty() ? "" : " on " + device);
   }
   report.add("all", tuning_db::score_estimates(all, options.margin));
   if (!is_standard_stream(options.csv)) report.show(global);

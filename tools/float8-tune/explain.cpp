@@ -296,7 +296,8 @@ Result<int> explain(const Options& given, const Global& global) {
   const Subject subject = F8_TRY(find_subject(options));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  const auto estimator = F8_TRY(estimator_of(table, recipe.name, options.device));
+  const std::string device = F8_TRY(device_named(table.devices, options.device));
+  const auto estimator = estimator_of(table, recipe.name, device);
   const Asker asker = {estimator, options.margin};
   Explanation e;
   e.tokens = subject.tokens;

@@ -286,10 +286,10 @@ Result<int> filter(const Options& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  const auto estimator = F8_TRY(estimator_of(table, recipe.name, options.device));
+  const std::string device = F8_TRY(device_named(table.devices, options.device));
+  const auto estimator = estimator_of(table, recipe.name, device);
   const auto result = F8_TRY(tuning_db::filter(model.layers, how, estimator));
-  const RowsByDevice rows =
-      rows_by_device(table, recipe.name, asked_device(options.device, result.device));
+  const RowsByDevice rows = rows_by_device(table, recipe.name, asked_device(device, result.device));
   F8_TRY(show(options, result, rows, global));
   note_other_devices(rows, result, how.tokens, global);
   note_idle_names(how.filter_fqns, result, global);

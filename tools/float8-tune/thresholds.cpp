@@ -53,8 +53,8 @@ Result<int> thresholds(const Options& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable measured =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
-  F8_TRY(of_option("--device", check_device(measured, options.device)));
-  const tuning_db::Estimator estimator(measured, recipe.name, options.device);
+  const std::string device = F8_TRY(device_named(measured.devices, options.device));
+  const tuning_db::Estimator estimator(measured, recipe.name, device);
   auto found = tuning_db::thresholds(estimator, options.margin);
   int64_t shapes = 0;
   std::vector<int64_t> single;
@@ -123,8 +123,7 @@ Result<int> thresholds(const Options& options, const Global& global) {
   if (found.empty()) {
     note(global, "{} of recipe {}{}; on a GPU: float8-tune sweep --mnk M,N,K --recipe {} --db {}",
          single.empty() ? "no measured linear" : "no two measured linears of one M", recipe.name,
-         options.device.empty() ? "" : " on " + options.device, recipe.name,
-         database_to_write(global));
+         device.empty() ? "" : " on " + device, recipe.name, database_to_write(global));
   }
   return kExitOk;
 }

@@ -161,7 +161,15 @@ void remove_leftovers(const fs::path& path) {
   });
 }
 
-Status create(const fs::path& path, const SchemaSpec& schema) {
+Status cannot_create(const fs::path& path) {
+  return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
+              path.string(), std::strerror(errno));
+}
+
+Status create(const fs::path& path, const fs::path& folder, const SchemaSpec& schema) {
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    return cannot_create(path);
+  }
   const TemporaryName temporary(path.string() + std::string(kTemporary) + new_uuid());
   {
     auto db = F8_TRY(Connection::open(temporary.path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
@@ -173,8 +181,7 @@ Status create(const fs::path& path, const SchemaSpec& schema) {
   if (::link(temporary.path.c_str(), path.c_str()) == 0 || errno == EEXIST) return {};
   // Some file systems have no hard links; there the last of two creators wins, both empty.
   if (::rename(temporary.path.c_str(), path.c_str()) == 0) return {};
-  return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
-              path.string(), std::strerror(errno));
+  return cannot_create(path);
 }
 
 Result<std::unique_ptr<Connection>> connect_to_read(const fs::path& path) {
@@ -234,8 +241,7 @@ Result<fs::path> back_up(const Connection& db, const fs::path& path, std::string
     if (errno == EEXIST) continue;
     // Some file systems have no hard links.
     if (!fs::exists(backup) && ::rename(temporary.path.c_str(), backup.c_str()) == 0) return backup;
-    return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
-                backup.string(), std::strerror(errno));
+    return std::unexpected(cannot_create(backup).error());
   }
 }
 
@@ -268,7 +274,7 @@ Result<Database> open_database(const fs::path& path, OpenMode mode, const Schema
                   path.string(), folder.string());
     }
     F8_TRY(refuse_network_fs(path, fs_magic(folder)));
-    F8_TRY(create(path, schema));
+    F8_TRY(create(path, folder, schema));
   }
   F8_TRY(judge(path, schema.version));
   if (writable) F8_TRY(refuse_network_fs(path, fs_magic(path)));

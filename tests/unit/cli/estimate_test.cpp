@@ -68,7 +68,7 @@ TEST(EstimateScore, SaysWhatItCannotScore) {
   tool.expect_refused(1, {"estimate", "score", "--truth", "nothing.jsonl"},
                       {"--truth", "nothing.jsonl"});
   tool.expect_refused(1, {"estimate", "score", "--device", "NVIDIA B300"},
-                      {"on NVIDIA B300", "float8-tune db info"});
+                      {"--device", "'NVIDIA B300'", "'NVIDIA H200'"});
 }
 
 }  // namespace

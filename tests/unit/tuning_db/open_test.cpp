@@ -247,6 +247,21 @@ TEST_F(OpenTest, ReadsInAFolderThatCannotBeWritten) {
   ASSERT_EQ(::chmod(folder_.path().c_str(), 0755), 0);
 }
 
+TEST_F(OpenTest, NothingIsCreatedInAFolderThatCannotBeWritten) {
+  ASSERT_EQ(::chmod(folder_.path().c_str(), 0555), 0);
+  const pid_t child = in_child([&] {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 3;  // root writes everywhere
+    const auto created = Database::open(path_, OpenMode::kCreate);
+    const std::string said = path_.string() + ": cannot create it: Permission denied";
+    return !created && created.error().message.starts_with(said) ? 0 : 1;
+  });
+  ASSERT_GE(child, 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
+  ASSERT_EQ(::chmod(folder_.path().c_str(), 0755), 0);
+}
+
 TEST_F(OpenTest, CreatorsInARaceAllGetTheSameDatabase) {
   std::vector<std::thread> threads;
   std::vector<std::string> errors(8);

@@ -41,8 +41,14 @@ Result<int> info(const Global& global) {
                {"kernels", table.choices().size()},
                {"linears", table.speedups().size()},
                {"table_hash", hash}};
+  const auto linears_on = [&](const DeviceClass& device) {
+    return std::ranges::count_if(table.speedups(), [&](const LinearSpeedup& linear) {
+      return table.devices[linear.device] == device;
+    });
+  };
   for (const DeviceClass& d : devices) {
     json["devices"].push_back({{"name", d.name},
+                               {"linears", linears_on(d)},
                                {"cc", d.cc},
                                {"sm_count", d.sm_count},
                                {"mem_bytes", d.mem_bytes},
@@ -64,7 +70,8 @@ Result<int> info(const Global& global) {
                    tuning_db::kSchemaVersion, table.choices().size(), table.speedups().size(),
                    hash));
   for (const DeviceClass& d : devices) {
-    print(f8::format("  device {}, {} SMs, {} W\n", d.name, d.sm_count, d.power_limit_w));
+    print(f8::format("  device {}, {} SMs, {} W: {} linears\n", d.name, d.sm_count, d.power_limit_w,
+                     linears_on(d)));
   }
   for (const tuning_db::RunInfo& run : runs) {
     print(f8::format("  run {}  {}  {}  {}/{} cells\n", run.uuid, run.started_at, run.state,

@@ -245,15 +245,15 @@ Result<int> query(const Options& options, const Global& global) {
   const std::vector<Shape> shapes = F8_TRY(shapes_of(options.mnk));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
-  if (options.map) return print_map(shapes, recipe, table, options.device, global);
-  F8_TRY(of_option("--device", check_device(table, options.device)));
+  const std::string device = F8_TRY(device_named(table.devices, options.device));
+  if (options.map) return print_map(shapes, recipe, table, device, global);
   const auto limit = static_cast<size_t>(options.limit);
   Json results = Json::array();
   bool missing = false;
   for (const Shape& shape : shapes) {
     for (const Op op : ops) {
       const Problem problem = F8_TRY(Problem::make(op, recipe, shape));
-      const Answer answer = F8_TRY(ask(problem, databases, table, options.device));
+      const Answer answer = F8_TRY(ask(problem, databases, table, device));
       missing = missing || answer.ok.empty();
       if (!global.json) {
         print_answer(answer, limit, stdout_color(global));
