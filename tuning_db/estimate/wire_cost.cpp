@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "recipes/fp8_layout.hpp"
 #include "recipes/tensor_parallel.hpp"
 
 namespace f8::tuning_db {
@@ -183,12 +184,6 @@ void WireCost::add_fsdp(std::span<const NamedLinear> layers, std::string_view re
     layers_[i].cast_saved_us = elements(layer.out_features, layer.in_features) * kCastBytes /
                                (model_.cast_gb_per_s * 1e3) *
                                (1 - 1 / static_cast<double>(group.ranks));
-    if (recipe == "blockwise" && layer.out_features % (kBlock * group.ranks) != 0) {
-      layers_[i].kept = f8::format(
-          "kept in bf16: {} ranks share the {} rows of its weight, which are no whole blocks of "
-          "{} for each",
-          group.ranks, layer.out_features, kBlock);
-    }
   }
 }
 
@@ -242,17 +237,30 @@ void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens,
 }
 
 // Once a step, for all weights; a layer has the share of its words.
+// Shards of rows that are no whole blocks: their ranks reduce the maxima of all blocks, and then each
+// has all scales.
+static bool cuts_blocks(const NamedLinear& layer, std::string_view recipe, int64_t ranks) {
+  const int64_t rows = ceil_div(layer.out_features, ranks);
+  return recipe == "blockwise" && rows < layer.out_features && rows % kBlock != 0;
+}
+
 void WireCost::add_weight_amaxes(std::span<const NamedLinear> layers, std::string_view recipe) {
   const Traffic& fp8 = traffic_of(recipe);
   const bool sharded = layout_.fsdp.ranks > 1;
   const auto words = [&](const NamedLinear& layer) {
     const TensorSplit split = layout_.tp.ranks > 1 ? tensor_split(layer.fqn) : TensorSplit::kWhole;
     if (!sharded && split == TensorSplit::kWhole) return 0.0;
+    if (cuts_blocks(layer, recipe, layout_.fsdp.ranks)) {
+      return kWordBytes *
+             elements(ceil_div(layer.out_features, kBlock), ceil_div(layer.in_features, kBlock));
+    }
     return split == TensorSplit::kRow ? bytes_of(fp8.w_row, layer.out_features)
                                       : bytes_of(fp8.w_column, layer.in_features);
   };
   const auto scales = [&](const NamedLinear& layer) {
-    return sharded && fp8.row_scales ? kWordBytes * static_cast<double>(layer.out_features) : 0;
+    const bool gathered =
+        sharded && fp8.row_scales && !cuts_blocks(layer, recipe, layout_.fsdp.ranks);
+    return gathered ? kWordBytes * static_cast<double>(layer.out_features) : 0;
   };
   const RankGroup group = sharded ? layout_.fsdp : layout_.tp;
   const auto share_out = [&](Collective collective, const auto& bytes) {

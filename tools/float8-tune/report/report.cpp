@@ -4,7 +4,7 @@
 
 #include "base/file.hpp"
 #include "tools/float8-tune/command.hpp"
-#include "tools/float8-tune/decision_rows.hpp"
+#include "tools/float8-tune/filter/decision_rows.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/report/figures/page.hpp"

@@ -155,11 +155,28 @@ TEST(WireCost, OtherRanksHostsOrNetworksThanMeasuredArePredictions) {
   EXPECT_EQ(words, "predicted for fsdp 512 and tp 8 on 512 hosts, wire times within 0 %");
 }
 
-TEST(WireCost, BlocksWantWholeBlocksOnEachRank) {
-  const WireCost c = cost("blockwise", {.fsdp = 16}, plain());
-  EXPECT_EQ(c.kept(0), "");
-  EXPECT_NE(c.kept(1).find("16 ranks share the 1024 rows"), std::string::npos) << c.kept(1);
-  EXPECT_EQ(cost("rowwise", {.fsdp = 16}, plain()).kept(1), "");
+// 16 ranks have 64 rows each of 1024, and reduce the maxima of its 8 x 32 blocks; 8 have whole blocks.
+TEST(WireCost, RanksOfFsdpThatShareBlocksReduceTheirMaxima) {
+  const std::vector<NamedLinear> one = {{"wk", 4096, 1024, 1}};
+  const auto sent = [&](const char* recipe, int64_t ranks) {
+    const WireCost c = cost(recipe, {.fsdp = ranks, .hosts = 1}, plain(), one);
+    EXPECT_EQ(c.kept(0), "");
+    return ask(c, 0, 1e6).share;
+  };
+  const auto words_us = [](double words, double ranks) {
+    return words * 4 / 100e3 * (ranks - 1) / ranks;
+  };
+  for (const int64_t ranks : {8, 16}) {
+    const double weight_us =
+        sent("tensorwise", ranks).fp8_us - 2 * words_us(1, static_cast<double>(ranks));
+    const double more_us = sent("blockwise", ranks).fp8_us - weight_us;
+    const double scales = words_us(1024, static_cast<double>(ranks));
+    const double maxima = 2 * words_us(8.0 * 32, static_cast<double>(ranks));
+    EXPECT_NEAR(more_us, ranks == 8 ? scales : maxima, 1e-6) << ranks;
+  }
+}
+
+TEST(WireCost, BlocksWantWholeBlocksOnEachRankOfTensorParallelism) {
   const std::vector<NamedLinear> slices = {{"wk", 4096, 64, 1}, {"wq", 4096, 512, 1}};
   const WireCost tp = cost("blockwise", {.tp = 8}, plain(), slices);
   EXPECT_NE(tp.kept(0).find("leaves a rank 64 of its out_features"), std::string::npos);

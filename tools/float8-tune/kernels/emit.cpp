@@ -8,7 +8,7 @@
 #include "base/file.hpp"
 #include "codegen/nvrtc.hpp"
 #include "tools/float8-tune/command.hpp"
-#include "tools/float8-tune/kernel_list.hpp"
+#include "tools/float8-tune/kernels/kernel_list.hpp"
 #include "tools/float8-tune/options.hpp"
 #include "tools/float8-tune/output.hpp"
 #include "tools/float8-tune/problem_option.hpp"

@@ -1,4 +1,4 @@
-#include "tools/float8-tune/kernel_list.hpp"
+#include "tools/float8-tune/kernels/kernel_list.hpp"
 
 #include <array>
 #include <optional>

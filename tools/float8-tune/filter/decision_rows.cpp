@@ -1,4 +1,4 @@
-#include "tools/float8-tune/decision_rows.hpp"
+#include "tools/float8-tune/filter/decision_rows.hpp"
 
 #include <map>
 #include <string_view>
