@@ -68,13 +68,6 @@ const KernelChoice* find_choice(const TuningTable& table, const GemmDesc& desc) 
   return nullptr;
 }
 
-// The suggestion of cuBLASLt's that is taken unmeasured. Its first is 6.6 % behind the fastest in the
-// mean for a grad_weight in 16 bits, where the ranked one is 2.6 %; elsewhere the first is as good.
-int unmeasured_suggestion(const GemmDesc& desc) {
-  const bool ranked = desc.gemm == Gemm::kGradWeight && size_bytes(desc.a) == 2;
-  return ranked ? kFastestSuggestion : 0;
-}
-
 // Generated kernels that won at the measured shapes nearest to this one.
 std::vector<NearbyWinner> nearby_winners(const TuningTable& table, const GemmDesc& desc) {
   Problem problem = table_problem(desc);
@@ -161,8 +154,11 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
     if (const KernelChoice* found = find_choice(*table, desc)) {
       GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
       // cuBLASLt numbers its suggestions afresh for every type.
-      if (found->problem.d != desc.d) choice.heuristic = unmeasured_suggestion(desc);
-      choice.why = "the tuning table's row of this shape";
+      const bool numbered = found->problem.d == desc.d;
+      if (!numbered) choice.heuristic = ranks_suggestions(desc) ? kRankedFirst : 0;
+      choice.why = numbered || choice.provider == Provider::kGenerated
+                       ? "the tuning table's row of this shape"
+                       : "the tuning table's row of this shape and another type of result";
       if (choice.provider != Provider::kGenerated) return choice;
       // The row's kernel had no bias and no amax, which take room.
       const auto fitting = codegen::with_fitting_stages(gemm_spec(desc, choice.config));
@@ -176,9 +172,9 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
   GemmChoice choice;
   if (!is_fp8(desc.a)) {
     choice.provider = Provider::kCublasLt;
-    choice.heuristic = unmeasured_suggestion(desc);
-    choice.why = f8::format("{}, and high precision is left to cuBLASLt's {} suggestion", without,
-                            choice.heuristic == 0 ? "first" : "best ranked");
+    choice.heuristic = ranks_suggestions(desc) ? kRankedFirst : 0;
+    choice.why = f8::format("{}, and high precision is left to cuBLASLt's suggestion {}", without,
+                            choice.heuristic == 0 ? "h0" : "that is ranked first");
     return choice;
   }
   std::vector<NearbyWinner> nearby;

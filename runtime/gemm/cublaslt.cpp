@@ -170,87 +170,78 @@ Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context
   return found;
 }
 
-// Tiles that suggestions for 16-bit operands have, in cuBLASLt's column-major order.
-#define F8_TILES(X)                                                                                \
-  X(32, 64)                                                                                        \
-  X(32, 128)                                                                                       \
-  X(32, 192)                                                                                       \
-  X(32, 256) X(32, 384) X(32, 512) X(64, 32) X(64, 64) X(64, 96) X(64, 128) X(64, 160) X(64, 192)  \
-      X(64, 224) X(64, 256) X(64, 288) X(64, 352) X(64, 384) X(64, 416) X(64, 480) X(64, 512)      \
-          X(96, 64) X(96, 128) X(96, 192) X(96, 256) X(96, 384) X(128, 32) X(128, 64) X(128, 96)   \
-              X(128, 128) X(128, 160) X(128, 192) X(128, 224) X(128, 256) X(128, 288) X(160, 64)   \
-                  X(160, 128) X(160, 192) X(160, 256) X(192, 32) X(192, 64) X(192, 96) X(192, 128) \
-                      X(192, 160) X(192, 192) X(224, 64) X(224, 128) X(256, 32) X(256, 64)         \
-                          X(256, 96) X(256, 128) X(256, 160) X(288, 64) X(288, 128) X(320, 64)     \
-                              X(320, 128) X(352, 64) X(384, 32) X(384, 64) X(384, 96) X(416, 64)   \
-                                  X(448, 64) X(480, 64) X(512, 32) X(512, 64)
-#define F8_CLUSTERS(X) \
-  X(1, 1) X(2, 1) X(4, 1) X(1, 2) X(2, 2) X(4, 2) X(1, 4) X(2, 4) X(4, 4) X(8, 1) X(1, 8)
-
+// The sizes behind the library's numbers, of d^T: the tiles that suggestions for 16-bit operands have,
+// and the clusters of CTAs.
 struct Rectangle {
-  int rows = 0, cols = 0;
+  int id = 0, rows = 0, cols = 0;
 };
-Rectangle tile_of(uint32_t id) {
-  switch (id) {
-#define F8_TILE(m, n)                  \
-  case CUBLASLT_MATMUL_TILE_##m##x##n: \
-    return {m, n};
-    F8_TILES(F8_TILE)
+#define F8_TILE(m, n)                    \
+  Rectangle {                            \
+    CUBLASLT_MATMUL_TILE_##m##x##n, m, n \
+  }
+#define F8_CLUSTER(m, n)                       \
+  Rectangle {                                  \
+    CUBLASLT_CLUSTER_SHAPE_##m##x##n##x1, m, n \
+  }
+constexpr std::array kTiles = {
+    F8_TILE(32, 64),   F8_TILE(32, 128),  F8_TILE(32, 192),  F8_TILE(32, 256),  F8_TILE(32, 384),
+    F8_TILE(32, 512),  F8_TILE(64, 32),   F8_TILE(64, 64),   F8_TILE(64, 96),   F8_TILE(64, 128),
+    F8_TILE(64, 160),  F8_TILE(64, 192),  F8_TILE(64, 224),  F8_TILE(64, 256),  F8_TILE(64, 288),
+    F8_TILE(64, 352),  F8_TILE(64, 384),  F8_TILE(64, 416),  F8_TILE(64, 480),  F8_TILE(64, 512),
+    F8_TILE(96, 64),   F8_TILE(96, 128),  F8_TILE(96, 192),  F8_TILE(96, 256),  F8_TILE(96, 384),
+    F8_TILE(128, 32),  F8_TILE(128, 64),  F8_TILE(128, 96),  F8_TILE(128, 128), F8_TILE(128, 160),
+    F8_TILE(128, 192), F8_TILE(128, 224), F8_TILE(128, 256), F8_TILE(128, 288), F8_TILE(160, 64),
+    F8_TILE(160, 128), F8_TILE(160, 192), F8_TILE(160, 256), F8_TILE(192, 32),  F8_TILE(192, 64),
+    F8_TILE(192, 96),  F8_TILE(192, 128), F8_TILE(192, 160), F8_TILE(192, 192), F8_TILE(224, 64),
+    F8_TILE(224, 128), F8_TILE(256, 32),  F8_TILE(256, 64),  F8_TILE(256, 96),  F8_TILE(256, 128),
+    F8_TILE(256, 160), F8_TILE(288, 64),  F8_TILE(288, 128), F8_TILE(320, 64),  F8_TILE(320, 128),
+    F8_TILE(352, 64),  F8_TILE(384, 32),  F8_TILE(384, 64),  F8_TILE(384, 96),  F8_TILE(416, 64),
+    F8_TILE(448, 64),  F8_TILE(480, 64),  F8_TILE(512, 32),  F8_TILE(512, 64)};
+constexpr std::array kClusters = {F8_CLUSTER(1, 1), F8_CLUSTER(2, 1), F8_CLUSTER(4, 1),
+                                  F8_CLUSTER(1, 2), F8_CLUSTER(2, 2), F8_CLUSTER(4, 2),
+                                  F8_CLUSTER(1, 4), F8_CLUSTER(2, 4), F8_CLUSTER(4, 4),
+                                  F8_CLUSTER(8, 1), F8_CLUSTER(1, 8)};
 #undef F8_TILE
-    default:
-      return {};
-  }
-}
-Rectangle cluster_of(uint16_t id) {
-  switch (id) {
-#define F8_CLUSTER(m, n)                     \
-  case CUBLASLT_CLUSTER_SHAPE_##m##x##n##x1: \
-    return {m, n};
-    F8_CLUSTERS(F8_CLUSTER)
 #undef F8_CLUSTER
-    default:
-      return {1, 1};
-  }
-}
-#undef F8_TILES
-#undef F8_CLUSTERS
 
+// Of no size where the number is not listed.
+Rectangle find(std::span<const Rectangle> all, int id) {
+  const auto found = std::ranges::find(all, id, &Rectangle::id);
+  return found == all.end() ? Rectangle{} : *found;
+}
+
+// An attribute of an algorithm; 0 where the library has none of this kind.
 template <class T>
-Status get(const CublasLt& lib, const cublasLtMatmulAlgo_t& algo,
-           cublasLtMatmulAlgoConfigAttributes_t which, T& value) {
+T attribute(const CublasLt& lib, const cublasLtMatmulAlgo_t& algo,
+            cublasLtMatmulAlgoConfigAttributes_t which) {
+  T value = 0;
   size_t written = 0;
-  return lib.check(lib.algo_get(&algo, which, &value, sizeof value, &written),
-                   "cublasLtMatmulAlgoConfigGetAttribute");
+  const cublasStatus_t status = lib.algo_get(&algo, which, &value, sizeof value, &written);
+  return status == CUBLAS_STATUS_SUCCESS ? value : T{0};
 }
 
-Result<Suggestion> describe(const CublasLt& lib, const cublasLtMatmulAlgo_t& algo) {
-  int32_t id = 0;
-  uint32_t tile = 0;
-  uint16_t cluster = 0;
-  int32_t split_k = 0;
-  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_ID, id));
-  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_TILE_ID, tile));
-  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, cluster));
-  F8_TRY(get(lib, algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, split_k));
-  const Rectangle of_d = tile_of(tile);  // of d^T
-  const Rectangle ctas = cluster_of(cluster);
-  return Suggestion{.algorithm = id,
-                    .tile_m = of_d.cols,
-                    .tile_n = of_d.rows,
-                    .cluster_m = ctas.cols,
-                    .cluster_n = ctas.rows,
-                    .split_k = std::max(1, split_k)};
+Suggestion describe(const CublasLt& lib, const cublasLtMatmulAlgo_t& algo) {
+  const auto tile_id = attribute<uint32_t>(lib, algo, CUBLASLT_ALGO_CONFIG_TILE_ID);
+  const auto cluster_id = attribute<uint16_t>(lib, algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+  const Rectangle tile = find(kTiles, static_cast<int>(tile_id));
+  const Rectangle cluster = find(kClusters, cluster_id);
+  return {.algorithm = attribute<int32_t>(lib, algo, CUBLASLT_ALGO_CONFIG_ID),
+          .tile_m = tile.cols,
+          .tile_n = tile.rows,
+          .cluster_m = cluster.cols,
+          .cluster_n = cluster.rows,
+          .split_k = std::max(1, attribute<int32_t>(lib, algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM))};
 }
 
-Result<Suggestions> describe(const Context& context, const CublasLt& lib, const GemmDesc& desc,
-                             std::span<const cublasLtMatmulHeuristicResult_t> found) {
+Suggestions describe(const Context& context, const CublasLt& lib, const GemmDesc& desc,
+                     std::span<const cublasLtMatmulHeuristicResult_t> found) {
   Suggestions suggestions;
-  for (const auto& one : found) suggestions.all.push_back(F8_TRY(describe(lib, one.algo)));
-  if (found.empty()) return suggestions;
+  for (const auto& one : found) suggestions.all.push_back(describe(lib, one.algo));
+  if (found.empty() || !ranks_suggestions(desc)) return suggestions;
   const int sm_count = context.device().sm_count;
-  suggestions.fastest = static_cast<int>(
-      fastest_suggestion(suggestions.all, gemm_shape(desc.shape, desc.gemm),
-                         desc.sm_limit > 0 ? std::min(sm_count, desc.sm_limit) : sm_count));
+  suggestions.unmeasured = static_cast<int>(
+      rank_first(suggestions.all, gemm_shape(desc.shape, desc.gemm),
+                 desc.sm_limit > 0 ? std::min(sm_count, desc.sm_limit) : sm_count));
   return suggestions;
 }
 
@@ -338,8 +329,8 @@ Result<GemmPlanPtr> create_cublaslt(const std::shared_ptr<Context>& context, con
                 to_string(desc.scale), to_string(desc.shape));
   }
   GemmChoice one = choice;
-  if (choice.heuristic == kFastestSuggestion) {
-    one.heuristic = F8_TRY(describe(*context, lib, desc, found)).fastest;
+  if (choice.heuristic == kRankedFirst) {
+    one.heuristic = describe(*context, lib, desc, found).unmeasured;
   }
   const auto index = static_cast<size_t>(one.heuristic);
   if (one.heuristic < 0 || index >= found.size()) {

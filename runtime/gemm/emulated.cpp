@@ -70,7 +70,7 @@ class LibraryGemm final : public GemmPlan {
 Result<GemmPlanPtr> create_emulated(const std::shared_ptr<Context>& context, const GemmDesc& desc,
                                     const GemmChoice& choice) {
   GemmChoice one = choice;
-  if (choice.heuristic == kFastestSuggestion) one.heuristic = 0;  // all are alike here
+  if (choice.heuristic == kRankedFirst) one.heuristic = 0;  // all are alike here
   if (one.heuristic < 0 || one.heuristic >= kHeuristics) {
     return fail(ErrorCode::kUnsupported,
                 "gemm {}: heuristic {} was asked for; h0 to h{} stand here", to_string(desc.gemm),

@@ -26,7 +26,7 @@ codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& con
 
 std::string config_text(const GemmChoice& choice) {
   if (choice.provider == Provider::kGenerated) return codegen::key(choice.config);
-  if (choice.heuristic == kFastestSuggestion) return "ranked";
+  if (choice.heuristic == kRankedFirst) return "ranked first";
   return f8::format("h{}", choice.heuristic);
 }
 

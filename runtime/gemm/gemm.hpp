@@ -41,12 +41,12 @@ struct GemmDesc {
 };
 
 // A plan takes the suggestion that the model of runtime/gemm/suggestions.hpp ranks first.
-inline constexpr int kFastestSuggestion = -1;
+inline constexpr int kRankedFirst = -1;
 
 struct GemmChoice {
   Provider provider = Provider::kGenerated;
   codegen::GemmConfig config;  // generated
-  int heuristic = 0;  // cublaslt: which of its suggestions, 0 the first, or kFastestSuggestion
+  int heuristic = 0;           // cublaslt: which of its suggestions, 0 the first, or kRankedFirst
   // cublaslt by the cost model: the generated kernel where the library has none or cannot be opened.
   std::optional<codegen::GemmConfig> otherwise = {};
   bool operator==(const GemmChoice&) const = default;
@@ -56,8 +56,8 @@ struct GemmChoice {
 };
 // The generated kernel for a GEMM of fp8 operands.
 [[nodiscard]] codegen::GemmSpec gemm_spec(const GemmDesc& desc, const codegen::GemmConfig& config);
-// "128x256s4c2x1w2g8" or "h3", as the database and the tuning table keep it; "ranked" stands for
-// kFastestSuggestion, which they never hold.
+// "128x256s4c2x1w2g8" or "h3", as the database and the tuning table keep it; "ranked first"
+// stands for kRankedFirst, which they never hold.
 [[nodiscard]] std::string config_text(const GemmChoice& choice);
 [[nodiscard]] Result<GemmChoice> parse_choice(Provider provider, std::string_view config);
 
@@ -121,11 +121,12 @@ class GroupedGemm {
                                    Stream stream) const = 0;
 };
 
-// The suggestions that cuBLASLt has for this GEMM, in its order, and the one that the model ranks
-// first; empty: it has no kernel.
+// The suggestions that cuBLASLt has for this GEMM, in its order, and the one that a plan takes where
+// none was measured: the one ranked first where it ranks them, else the library's first. Empty: it has
+// no kernel.
 struct Suggestions {
   std::vector<Suggestion> all;
-  int fastest = 0;
+  int unmeasured = 0;
 };
 [[nodiscard]] Result<Suggestions> cublaslt_suggestions(Context& context, const GemmDesc& desc);
 [[nodiscard]] Result<std::string> cublaslt_version();

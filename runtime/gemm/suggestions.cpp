@@ -14,8 +14,7 @@ double above(double value, double bend) {
 
 double lag(const Suggestion& suggestion, Shape shape, int sm_count, const CostModel& model) {
   if (suggestion.algorithm == kVectorAlgorithm) return std::numeric_limits<double>::lowest();
-  const bool ranked = suggestion.algorithm == kTiledAlgorithm && suggestion.tile_m > 0;
-  if (!ranked) return std::numeric_limits<double>::max();
+  if (!suggestion.is_ranked()) return std::numeric_limits<double>::max();
   const auto terms = suggestion_terms(suggestion, shape, sm_count);
   return std::inner_product(terms.begin(), terms.end(), model.suggestions.begin(), 0.0);
 }
@@ -35,28 +34,29 @@ std::array<double, CostModel::kSuggestionTerms> suggestion_terms(const Suggestio
   const double area = static_cast<double>(suggestion.tile_m) * suggestion.tile_n;
   // What whole waves of whole tiles compute, over what is asked for.
   const double idle = std::log(std::ceil(ctas / wave) * wave * area / suggestion.split_k / (m * n));
-  const double waves = std::log2(tiles_m * tiles_n * suggestion.split_k / std::max(1, sm_count));
+  const double log_waves =
+      std::log2(tiles_m * tiles_n * suggestion.split_k / std::max(1, sm_count));
   const double log_area = std::log2(area);
   const double aspect =
       std::abs(std::log2(static_cast<double>(suggestion.tile_m) / suggestion.tile_n));
-  const double k = std::log2(static_cast<double>(shape.k));
+  const double log_k = std::log2(static_cast<double>(shape.k));
   const double split = suggestion.split_k > 1 ? 1 : 0;
   return {idle,
-          idle * above(k, 6),
-          waves,
-          above(waves, 1),
-          above(waves, 1) * above(k, 6),
-          above(waves, 2),
+          idle * above(log_k, 6),
+          log_waves,
+          above(log_waves, 1),
+          above(log_waves, 1) * above(log_k, 6),
+          above(log_waves, 2),
           above(log_area, 14),
-          log_area * above(k, 10),
+          log_area * above(log_k, 10),
           above(aspect, 1),
-          above(aspect, 2) * above(k, 6),
+          above(aspect, 2) * above(log_k, 6),
           split,
-          split * (k - 10)};
+          split * (log_k - 10)};
 }
 
-size_t fastest_suggestion(std::span<const Suggestion> suggestions, Shape shape, int sm_count,
-                          const CostModel& model) {
+size_t rank_first(std::span<const Suggestion> suggestions, Shape shape, int sm_count,
+                  const CostModel& model) {
   const auto lag_of = [&](const Suggestion& s) { return lag(s, shape, sm_count, model); };
   return static_cast<size_t>(std::ranges::min_element(suggestions, {}, lag_of) -
                              suggestions.begin());

@@ -11,27 +11,31 @@
 
 namespace f8::runtime {
 
-// What cuBLASLt says of a suggestion. Tiles and clusters are those of the row-major d [m][n].
-struct Suggestion {
-  int algorithm = 0;           // CUBLASLT_ALGO_CONFIG_ID
-  int tile_m = 0, tile_n = 0;  // 0: a tile that is not known here
-  int cluster_m = 1, cluster_n = 1;
-  int split_k = 1;
-  bool operator==(const Suggestion&) const = default;
-};
-
-// The algorithms that are known here: Hopper's tiled GEMM, which the model ranks, and the product of
-// two vectors, which is the fastest wherever it is offered (K = 1).
+// Hopper's tiled GEMM, which the model ranks, and the product of two vectors, which is the fastest
+// wherever it is offered (K = 1).
 constexpr int kTiledAlgorithm = 66;
 constexpr int kVectorAlgorithm = 12;
 
-// The terms of the lag of a suggestion behind the fastest (log time); `shape` is the GEMM's own.
+// What cuBLASLt says of a suggestion. Tiles and clusters are those of the row-major d [m][n], and of no
+// size where they are none that is known here.
+struct Suggestion {
+  int algorithm = 0;  // CUBLASLT_ALGO_CONFIG_ID
+  int tile_m = 0, tile_n = 0;
+  int cluster_m = 0, cluster_n = 0;
+  int split_k = 1;
+  bool operator==(const Suggestion&) const = default;
+  [[nodiscard]] bool is_ranked() const {
+    return algorithm == kTiledAlgorithm && tile_m > 0 && cluster_m > 0;
+  }
+};
+
+// The terms of the lag of a ranked suggestion behind the fastest (log time); `shape` is the GEMM's own.
 [[nodiscard]] std::array<double, CostModel::kSuggestionTerms> suggestion_terms(
     const Suggestion& suggestion, Shape shape, int sm_count);
 
-// Gives the index of the suggestion with the least lag; of equals, and where nothing is known of any,
-// the first.
-[[nodiscard]] size_t fastest_suggestion(std::span<const Suggestion> suggestions, Shape shape,
-                                        int sm_count, const CostModel& model = CostModel::fitted());
+// Gives the index of the suggestion that ranks first: a product of vectors, else the one with the least
+// lag. Of equals, and where nothing is known of any, it is the first.
+[[nodiscard]] size_t rank_first(std::span<const Suggestion> suggestions, Shape shape, int sm_count,
+                                const CostModel& model = CostModel::fitted());
 
 }  // namespace f8::runtime

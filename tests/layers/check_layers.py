@@ -15,7 +15,7 @@ Inside runtime/ the rooms have one direction too:
 
 and those of tools/tuner/, over the files that lie in it itself:
 
-    model_files      backend <- measure <- worker <- search <- gpus
+    model_files      backend <- measure <- worker <- search <- fit, gpus
 
 A path in quotes is the project's, from the root (device templates and tests may also name a file
 beside them, and an example names its own files as it finds them); angle brackets are the system's.
@@ -237,6 +237,7 @@ def self_test():
         ("tools/tuner/backend/x.cpp", '#include "tools/tuner/measure/x.hpp"\n'),
         ("tools/tuner/measure/x.cpp", '#include "tools/tuner/worker/x.hpp"\n'),
         ("tools/tuner/worker/x.cpp", '#include "tools/tuner/search/x.hpp"\n'),
+        ("tools/tuner/search/x.cpp", '#include "tools/tuner/fit/x.hpp"\n'),
         ("tools/tuner/model_files/x.cpp", '#include "tools/tuner/backend/x.hpp"\n'),
         ("tools/tuner/model_files/x.cpp", '#include "runtime/gemm/gemm.hpp"\n'),
         ("tools/tuner/model_files/x.cpp", "#include <cuda.h>\n"),

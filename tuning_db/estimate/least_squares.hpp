@@ -51,4 +51,29 @@ template <size_t N>
   return x;
 }
 
+// The normal equations of a regression whose rows come one by one.
+template <size_t N>
+class NormalEquations {
+ public:
+  void add(const std::array<double, N>& terms, double value) {
+    for (size_t i = 0; i < N; ++i) {
+      for (size_t j = 0; j < N; ++j) a_[i][j] += terms[i] * terms[j];
+      b_[i] += terms[i] * value;
+    }
+    ++rows_;
+  }
+  [[nodiscard]] size_t rows() const { return rows_; }
+  // Ridge regression: coefficients are drawn towards 0 by `ridge`, those before `first` are not.
+  [[nodiscard]] std::optional<std::array<double, N>> solved(double ridge, size_t first = 0) const {
+    auto a = a_;
+    for (size_t i = first; i < N; ++i) a[i][i] += ridge;
+    return solve(a, b_);
+  }
+
+ private:
+  std::array<std::array<double, N>, N> a_{};
+  std::array<double, N> b_{};
+  size_t rows_ = 0;
+};
+
 }  // namespace f8::tuning_db

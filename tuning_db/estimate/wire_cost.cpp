@@ -60,6 +60,13 @@ double elements(int64_t rows, int64_t columns) {
   return static_cast<double>(rows) * static_cast<double>(columns);
 }
 
+// Shards of rows that are no whole blocks: their ranks reduce the maxima of all blocks, and then each
+// has all scales.
+bool cuts_blocks(const NamedLinear& layer, std::string_view recipe, int64_t ranks) {
+  const int64_t rows = ceil_div(layer.out_features, ranks);
+  return recipe == "blockwise" && rows < layer.out_features && rows % kBlock != 0;
+}
+
 // "layers.7.attention.wq" as "layers.7": what fully_shard() of a block gathers at once.
 std::string_view block_of(std::string_view fqn) {
   for (size_t begin = 0; begin < fqn.size();) {
@@ -237,13 +244,6 @@ void WireCost::add_tp(std::span<const NamedLinear> layers, int64_t tokens,
 }
 
 // Once a step, for all weights; a layer has the share of its words.
-// Shards of rows that are no whole blocks: their ranks reduce the maxima of all blocks, and then each
-// has all scales.
-static bool cuts_blocks(const NamedLinear& layer, std::string_view recipe, int64_t ranks) {
-  const int64_t rows = ceil_div(layer.out_features, ranks);
-  return recipe == "blockwise" && rows < layer.out_features && rows % kBlock != 0;
-}
-
 void WireCost::add_weight_amaxes(std::span<const NamedLinear> layers, std::string_view recipe) {
   const Traffic& fp8 = traffic_of(recipe);
   const bool sharded = layout_.fsdp.ranks > 1;

@@ -982,8 +982,8 @@ FLOAT8_API float8_status float8_scales_load_file(const float8_scales* scales, vo
  * high precision:
  *   names      no entry of filter_fqns is part of its name (case matters)
  *   sizes      n and k are multiples of 16
- *   ranks      if they share it, each has multiples of 16 too, and whole blocks if the recipe has
- *              blocks
+ *   ranks      if they share it, each has multiples of 16 too, and each rank of tensor
+ *              parallelism whole blocks if the recipe has blocks
  *   callback   returns nonzero
  *   verdicts   a filter file, which `float8-tune filter --verdicts` writes, converts it
  *   rule       the automatic rule converts it, if "auto_filter_small_kn" is among filter_fqns

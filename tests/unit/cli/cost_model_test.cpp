@@ -75,6 +75,13 @@ TEST(CostModelCommand, SaysWhatItCannotRank) {
   const std::string other = tool.write("other.csv", "m,n,k\n1,2,3\n");
   tool.expect_refused(1, {"cost-model", "fit-suggestions", "--train", other, "-o", "constants.cpp"},
                       {"--train", "other.csv", "line 1", "bench suggestions"});
+  const std::string few = tool.write(
+      "few.csv",
+      "device,sms,d,m,n,k,heuristic,algorithm,tile_m,tile_n,cluster_m,cluster_n,split_k,us\n"
+      "x,132,bf16,16,16,16,0,66,64,64,1,1,1,2\n");
+  tool.expect_refused(1, {"cost-model", "fit-suggestions", "--train", few, "-o", "constants.cpp"},
+                      {"--train", "1 ranked suggestions of 1 GEMMs", "bench suggestions"});
+  EXPECT_FALSE(std::filesystem::exists(tool.path() / "constants.cpp"));
   const std::string empty = tool.write("empty.csv", "");
   tool.expect_refused(1, {"cost-model", "fit-suggestions", "--train", empty},
                       {"--train", "bench suggestions"});

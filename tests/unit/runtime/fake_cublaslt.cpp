@@ -162,6 +162,7 @@ cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMa
 cublasStatus_t algo_get(const cublasLtMatmulAlgo_t* algo,
                         cublasLtMatmulAlgoConfigAttributes_t which, void* value, size_t bytes,
                         size_t* written) {
+  if (g_fake->attribute_result != CUBLAS_STATUS_SUCCESS) return g_fake->attribute_result;
   const auto index = static_cast<size_t>(read<Algo>(algo).index);
   const FakeCublasLt::Attributes of =
       index < g_fake->attributes.size() ? g_fake->attributes[index] : FakeCublasLt::Attributes{};

@@ -24,6 +24,7 @@ class FakeCublasLt {
     int32_t split_k = 1;
   };
   std::vector<Attributes> attributes;
+  cublasStatus_t attribute_result = CUBLAS_STATUS_SUCCESS;
   int offers = 8;  // heuristics
   size_t workspace_bytes = 1 << 20;
   cublasStatus_t heuristic_result = CUBLAS_STATUS_SUCCESS;

@@ -43,7 +43,7 @@ struct FakeMachine {
   double block_noise = 0;  // the same of everything that is timed together
   int samples = 1;         // of the device's state at each call
   int heuristics = 2;
-  int ranked_first = 0;        // of them
+  int unmeasured = 0;          // of them
   double hot_factor = 1;       // a time with hot operands over one with cold
   double estimate_factor = 1;  // how much slower a single launch is than one in a batch
   uint64_t seed = 7;
@@ -62,7 +62,7 @@ class FakeBackend final : public Backend {
 
   const runtime::DeviceInfo& device() const override { return device_; }
   Result<Suggested> suggestions(const Problem&, bool) override {
-    return Suggested{machine_.heuristics, machine_.ranked_first};
+    return Suggested{machine_.heuristics, machine_.unmeasured};
   }
   Status open(const Problem& problem, L2State l2) override {
     problem_ = problem;

@@ -9,22 +9,20 @@
 
 namespace f8::cli {
 
-void declare_shapes(CLI::App& command, BenchOptions& options) {
+void declare_shapes(CLI::App& command, BenchOptions& options, const char* screen_ms) {
   add_mnk(command, options.mnk);
   add_input(command, "--shapes", options.shapes,
             "shapes from a CSV file with columns m, n and k, besides those of --mnk");
   add_output(command, "--csv", options.csv, "also write a table to this file");
   add_integer(command, "--device", options.device, "CUDA device", 0, 1023);
   add_conditions(command, options.measuring.conditions);
-  command
-      .add_option("--screen-ms", options.measuring.screen_ms,
-                  "a candidate's share of the screening")
+  command.add_option("--screen-ms", options.measuring.screen_ms, screen_ms)
       ->check(CLI::PositiveNumber)
       ->type_name("MS");
 }
 
 void declare(CLI::App& command, BenchOptions& options) {
-  declare_shapes(command, options);
+  declare_shapes(command, options, "a candidate's share of the screening");
   command.add_option("--recipe", options.recipes, "recipes, separated by commas")
       ->type_name("LIST");
   command.add_option("--seconds", options.measuring.final_s, "longest time of a comparison")

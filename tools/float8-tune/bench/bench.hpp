@@ -24,7 +24,8 @@ struct BenchOptions {
   int64_t device = 0;
   tuner::BenchOptions measuring;
 };
-void declare_shapes(CLI::App& command, BenchOptions& options);
+// `screen_ms` is what --screen-ms says.
+void declare_shapes(CLI::App& command, BenchOptions& options, const char* screen_ms);
 void declare(CLI::App& command, BenchOptions& options);  // with recipes and a search
 // The recipes that the options name.
 [[nodiscard]] Result<std::vector<Recipe>> recipes_of(const BenchOptions& options);

@@ -44,11 +44,23 @@ Json to_json(const tuner::SuggestionBench& bench) {
                  {"tile", {s.tile_m, s.tile_n}},
                  {"cluster", {s.cluster_m, s.cluster_n}},
                  {"split_k", s.split_k},
-                 {"state", tuning_db::to_string(bench.results[i].state)}};
+                 {"state", tuning_db::to_string(bench.results[i].state)},
+                 {"reason", bench.results[i].reason}};
     add_us(json, bench.results[i]);
     suggestions.push_back(json);
   }
   return suggestions;
+}
+
+std::string state_text(const tuning_db::TrialResult& result) {
+  const std::string_view state = tuning_db::to_string(result.state);
+  return result.reason.empty() ? std::string(state) : f8::format("{}: {}", state, result.reason);
+}
+
+bool any_wrong(const tuner::SuggestionBench& bench) {
+  return std::ranges::any_of(bench.results, [](const tuning_db::TrialResult& result) {
+    return result.state == tuning_db::TrialState::kWrong;
+  });
 }
 
 std::string text_of(const tuner::SuggestionBench& bench, bool color) {
@@ -59,7 +71,8 @@ std::string text_of(const tuner::SuggestionBench& bench, bool color) {
                {"cluster", kLeft},
                {"split K"},
                {"us"},
-               {"over the fastest"}});
+               {"over the fastest"},
+               {"state", kLeft}});
   const double fastest = fastest_ns(bench);
   for (size_t i = 0; i < bench.suggestions.size(); ++i) {
     const runtime::Suggestion& s = bench.suggestions[i];
@@ -67,8 +80,9 @@ std::string text_of(const tuner::SuggestionBench& bench, bool color) {
     table.add({place_of(bench, i), std::to_string(s.algorithm),
                s.tile_m == 0 ? "-" : f8::format("{}x{}", s.tile_m, s.tile_n),
                f8::format("{}x{}", s.cluster_m, s.cluster_n), std::to_string(s.split_k),
-               timing ? f8::format("{:.2f}", timing->median_ns / 1e3) : bench.results[i].reason,
-               timing ? f8::format("{:.3f}", timing->median_ns / fastest) : "-"});
+               timing ? f8::format("{:.2f}", timing->median_ns / 1e3) : "-",
+               timing ? f8::format("{:.3f}", timing->median_ns / fastest) : "-",
+               state_text(bench.results[i])});
   }
   return f8::format("{}\n{}", bench.problem.key(), table.text(color));
 }
@@ -114,6 +128,7 @@ Result<int> bench_suggestions(const Options& options, const Global& global) {
       F8_TRY(of_option("--csv", add_csv(machine.csv, *bench, machine.backend->device())));
       json["ranked_first"] = bench->ranked_first;
       json["suggestions"] = to_json(*bench);
+      bad |= any_wrong(*bench);
       text += text_of(*bench, stdout_color(global));
     }
     results.push_back(json);
@@ -130,7 +145,7 @@ void add_bench_suggestions(CLI::App& group, Program& program) {
   CLI::App* command = add_command(
       group, program, "suggestions", "all of cuBLASLt's suggestions for a weight gradient in bf16",
       Needs::kGpu, [options, &program] { return bench_suggestions(*options, program.global); });
-  declare_shapes(*command, *options);
+  declare_shapes(*command, *options, "a suggestion's share of the measurement");
   refuse_db(*command,
             "bench suggestions measures all of them; `float8-tune query` asks a database");
   command->add_option("--type", options->type, "type of the gradient: bf16 or f32")

@@ -49,16 +49,8 @@ class Report {
                 percent(regret.worst), percent(regret.median_to_any), percent(regret.p95_to_any),
                 regret.worst_of});
   }
-  // The JSON has the source of the constants as a field, where there is one.
-  void show(const Global& global, const std::string& source = "") const {
-    if (global.json) {
-      Json json = {{"regret", json_}};
-      if (!source.empty()) json["source"] = source;
-      print_json(json);
-    } else {
-      print_styled(table_.text(stdout_color(global)));
-    }
-  }
+  [[nodiscard]] const Json& json() const { return json_; }
+  [[nodiscard]] const Table& table() const { return table_; }
 
  private:
   Json json_ = Json::object();
@@ -72,6 +64,28 @@ class Report {
                 {"worst of", Table::Align::kLeft}}};
 };
 
+// The JSON has the source of the constants as a field, where there is one.
+void show(const Json& regret, const Table& table, const Global& global,
+          const std::string& source = "") {
+  if (!global.json) return print_styled(table.text(stdout_color(global)));
+  Json json = {{"regret", regret}};
+  if (!source.empty()) json["source"] = source;
+  print_json(json);
+}
+
+// Shows what a fit found, and writes its constants to -o, or after it.
+Result<int> show_fit(const Json& regret, const Table& table, const runtime::CostModel& model,
+                     const std::filesystem::path& output, const Global& global) {
+  const std::string source = tuner::constants_source(model);
+  if (!is_standard_stream(output)) show(regret, table, global, output.empty() ? source : "");
+  if (!output.empty()) {
+    F8_TRY(write_output(global, "-o", output, source));
+  } else if (!global.json) {
+    print("\n" + source);
+  }
+  return kExitOk;
+}
+
 Result<int> score(const Options& options, const Global& global) {
   const auto train = F8_TRY(gemms_of("--train", options.train));
   Report report;
@@ -84,7 +98,7 @@ Result<int> score(const Options& options, const Global& global) {
     report.add("held out, and rows of the others",
                tuner::regret_with_neighbours(test, train, model));
   }
-  report.show(global);
+  show(report.json(), report.table(), global);
   return kExitOk;
 }
 
@@ -105,16 +119,7 @@ Result<int> fit(const Options& options, const Global& global) {
                tuner::cross_validate(train, start, static_cast<int>(options.folds)));
   }
   if (!test.empty()) report.add("held out", tuner::regret(test, model));
-  const std::string source = tuner::constants_source(model);
-  if (!is_standard_stream(options.output)) {
-    report.show(global, options.output.empty() ? source : "");
-  }
-  if (options.output.empty()) {
-    if (!global.json) print("\n" + source);
-    return kExitOk;
-  }
-  F8_TRY(write_output(global, "-o", options.output, source));
-  return kExitOk;
+  return show_fit(report.json(), report.table(), model, options.output, global);
 }
 
 struct SuggestionOptions {
@@ -146,16 +151,20 @@ Result<int> fit_suggestions(const SuggestionOptions& options, const Global& glob
   F8_TRY(check_output(global, "-o", options.output));
   const auto gemms = F8_TRY(suggestions_of("--train", options.train));
   const runtime::CostModel& start = runtime::CostModel::fitted();
-  const runtime::CostModel model = tuner::fit_suggestions(gemms, start);
+  std::vector<tuner::SuggestedGemm> test;
+  if (!options.test.empty()) {
+    test = tuner::of_other_layers(F8_TRY(suggestions_of("--test", options.test)), gemms);
+  }
+  const auto model = F8_TRY(of_option("--train", tuner::fit_suggestions(gemms, start)));
   const int folds = static_cast<int>(options.folds);
+  const auto held_out =
+      F8_TRY(of_option("--folds", tuner::cross_validate_suggestions(gemms, start, folds)));
   std::vector<std::pair<std::string, tuner::SuggestionRegret>> rows = {
       {"cuBLASLt's first", tuner::regret_of_first(gemms)},
       {"ranked first, before", tuner::regret_of_ranked(gemms, start)},
       {"ranked first, fitted", tuner::regret_of_ranked(gemms, model)},
-      {f8::format("ranked first, {} folds", folds),
-       tuner::cross_validate_suggestions(gemms, start, folds)}};
-  if (!options.test.empty()) {
-    const auto test = F8_TRY(suggestions_of("--test", options.test));
+      {f8::format("ranked first, {} folds", folds), held_out}};
+  if (!test.empty()) {
     rows.emplace_back("held out: cuBLASLt's first", tuner::regret_of_first(test));
     rows.emplace_back("held out: ranked first", tuner::regret_of_ranked(test, model));
   }
@@ -171,22 +180,7 @@ Result<int> fit_suggestions(const SuggestionOptions& options, const Global& glob
                   {"median", rounded(regret.median, 4)},
                   {"p95", rounded(regret.p95, 4)}};
   }
-  const std::string source = tuner::constants_source(model);
-  if (!is_standard_stream(options.output)) {
-    if (global.json) {
-      json = {{"regret", json}};
-      if (options.output.empty()) json["source"] = source;
-      print_json(json);
-    } else {
-      print_styled(table.text(stdout_color(global)));
-    }
-  }
-  if (!options.output.empty()) {
-    F8_TRY(write_output(global, "-o", options.output, source));
-  } else if (!global.json) {
-    print("\n" + source);
-  }
-  return kExitOk;
+  return show_fit(json, table, model, options.output, global);
 }
 
 void declare(CLI::App& command, Options& options) {
@@ -232,7 +226,9 @@ void add_cost_model(CLI::App& app, Program& program) {
                    "tables of `bench suggestions --csv`, separated by commas; - is standard input")
       ->type_name("LIST")
       ->required();
-  command->add_option("--test", ranking->test, "likewise; the fit is scored on these too")
+  command
+      ->add_option("--test", ranking->test,
+                   "likewise; of these the layers (N, K) that are not in --train")
       ->type_name("LIST");
   add_output(*command, "-o,--output", ranking->output,
              "write the source here (runtime/gemm/cost_model_constants.cpp)");

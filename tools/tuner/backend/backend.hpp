@@ -23,10 +23,10 @@ struct Built {
   std::optional<int64_t> registers{}, smem_bytes{}, spill_bytes{};
 };
 
-// How many suggestions cuBLASLt has for a GEMM, and which of them a plan takes where it ranks them.
+// How many suggestions cuBLASLt has for a GEMM, and which of them a plan takes where none was measured.
 struct Suggested {
   int count = 0;
-  int ranked_first = 0;
+  int unmeasured = 0;
 };
 
 struct Check {

@@ -9,7 +9,7 @@ Result<Suggested> GpuBackend::suggestions(const Problem& gemm, bool bf16) {
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(gemm, bf16));
   const auto found = runtime::cublaslt_suggestions(*context_, desc);
   if (!found) return triage(found.error());
-  return Suggested{static_cast<int>(found->all.size()), found->fastest};
+  return Suggested{static_cast<int>(found->all.size()), found->unmeasured};
 }
 
 // Plans keep pointers into a workspace, so an earlier, smaller one stays until the problem is

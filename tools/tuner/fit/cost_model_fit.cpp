@@ -337,9 +337,7 @@ Regret regret_with_neighbours(const std::vector<MeasuredGemm>& gemms,
 // contribute as they do in a plan. The given ones stay where too few GEMMs have tensor scales.
 static void fit_library(const std::vector<MeasuredGemm>& gemms, CostModel& model) {
   constexpr size_t kTerms = CostModel::kLibraryTerms;
-  std::array<std::array<double, kTerms>, kTerms> a{};
-  std::array<double, kTerms> b{};
-  size_t rows = 0;
+  tuning_db::NormalEquations<kTerms> equations;
   for (const MeasuredGemm& gemm : gemms) {
     const double library = gemm.suggestion_ns();
     if (gemm.family.scale != codegen::ScaleMode::kTensor || library == 0) continue;
@@ -347,16 +345,10 @@ static void fit_library(const std::vector<MeasuredGemm>& gemms, CostModel& model
     const TimedConfig& chosen = choose(gemm, model, nearby);
     const auto terms =
         runtime::library_terms(gemm.shape, gemm.sm_count, clocks_of(gemm, chosen, model, nearby));
-    const double lag = std::clamp(std::log(library / chosen.ns), -kMostLag, kMostLag);
-    for (size_t i = 0; i < kTerms; ++i) {
-      for (size_t j = 0; j < kTerms; ++j) a[i][j] += terms[i] * terms[j];
-      b[i] += terms[i] * lag;
-    }
-    ++rows;
+    equations.add(terms, std::clamp(std::log(library / chosen.ns), -kMostLag, kMostLag));
   }
-  if (rows < kRowsPerTerm * kTerms) return;
-  for (size_t i = 1; i < kTerms; ++i) a[i][i] += kRidge;  // not the constant
-  if (const auto fitted = tuning_db::solve(a, b)) model.library = *fitted;
+  if (equations.rows() < kRowsPerTerm * kTerms) return;
+  if (const auto fitted = equations.solved(kRidge, /*first=*/1)) model.library = *fitted;
 }
 
 CostModel fit(const std::vector<MeasuredGemm>& gemms, const CostModel& given,
@@ -446,7 +438,7 @@ std::string constants_source(const CostModel& model) {
                         tile.warpgroups, tile.pingpong, tile.fast, tile.precise, tile.block);
   }
   return f8::format(
-      R"(// Written by `float8-tune cost-model fit`; see docs/method.md.
+      R"(// Written by `float8-tune cost-model fit` and `fit-suggestions`; see docs/method.md.
 #include "runtime/gemm/cost_model.hpp"
 
 namespace f8::runtime {{

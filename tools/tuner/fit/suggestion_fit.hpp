@@ -16,7 +16,7 @@ struct TimedSuggestion {
   runtime::Suggestion suggestion;
   double us = 0;
 };
-// The suggestions of one linear's grad_weight, in cuBLASLt's order.
+// The suggestions of one linear's grad_weight that were timed, in cuBLASLt's order.
 struct SuggestedGemm {
   std::string device;
   int sm_count = 0;
@@ -44,13 +44,14 @@ struct SuggestionRegret {
 [[nodiscard]] SuggestionRegret regret_of_ranked(const std::vector<SuggestedGemm>& gemms,
                                                 const runtime::CostModel& model);
 
-// `start` with other coefficients; they stay as they are where there are fewer suggestions than ten
-// for each.
-[[nodiscard]] runtime::CostModel fit_suggestions(const std::vector<SuggestedGemm>& gemms,
-                                                 const runtime::CostModel& start);
+// `start` with other coefficients. There must be ten ranked suggestions for each.
+[[nodiscard]] Result<runtime::CostModel> fit_suggestions(const std::vector<SuggestedGemm>& gemms,
+                                                         const runtime::CostModel& start);
 // The regret where each of `folds` parts of the layers (n, k) is ranked by a fit to the others.
-[[nodiscard]] SuggestionRegret cross_validate_suggestions(const std::vector<SuggestedGemm>& gemms,
-                                                          const runtime::CostModel& start,
-                                                          int folds);
+[[nodiscard]] Result<SuggestionRegret> cross_validate_suggestions(
+    const std::vector<SuggestedGemm>& gemms, const runtime::CostModel& start, int folds);
+// Those of layers (n, k) that `seen` has none of.
+[[nodiscard]] std::vector<SuggestedGemm> of_other_layers(const std::vector<SuggestedGemm>& gemms,
+                                                         const std::vector<SuggestedGemm>& seen);
 
 }  // namespace f8::tuner

@@ -283,7 +283,7 @@ Result<SuggestionBench> Bench::suggestions(const Problem& problem) {
   SuggestionBench bench{.problem = problem,
                         .suggestions = found.all,
                         .results = {},
-                        .ranked_first = static_cast<size_t>(found.fastest)};
+                        .ranked_first = static_cast<size_t>(found.unmeasured)};
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < found.all.size(); ++i) {
     candidates.push_back({.impl = Impl::kBf16CublasLt, .config = f8::format("h{}", i)});
@@ -359,7 +359,7 @@ Result<KernelShortlist> Bench::shortlist(const Problem& gemm, bool is_fp8) {
   const auto table = backend_.context()->table();
   const Suggested bf16 = is_fp8 ? Suggested{} : F8_TRY(backend_.suggestions(gemm, true));
   shortlist.prior = F8_TRY(
-      prior_choices(gemm, backend_.device(), table ? *table : TuningTable{}, bf16.ranked_first));
+      prior_choices(gemm, backend_.device(), table ? *table : TuningTable{}, bf16.unmeasured));
   return shortlist;
 }
 

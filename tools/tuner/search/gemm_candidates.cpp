@@ -53,14 +53,14 @@ Result<std::vector<Generated>> generated_candidates(const Problem& problem,
 
 Result<std::vector<runtime::GemmChoice>> prior_choices(const Problem& problem,
                                                        const runtime::DeviceInfo& device,
-                                                       const TuningTable& table, int ranked_first) {
+                                                       const TuningTable& table, int unmeasured) {
   const Recipe recipe = F8_TRY(find_recipe(problem.recipe));
   const bool bf16 = !recipe.at(static_cast<Gemm>(problem.op)).is_fp8();
   const runtime::GemmDesc desc = F8_TRY(gemm_desc(problem, bf16));
   std::vector<runtime::GemmChoice> choices;
   for (const TuningTable* known : {static_cast<const TuningTable*>(nullptr), &table}) {
     runtime::GemmChoice choice = F8_TRY(runtime::choose_gemm(known, desc, device.sm_count));
-    if (choice.heuristic == runtime::kFastestSuggestion) choice.heuristic = ranked_first;
+    if (choice.heuristic == runtime::kRankedFirst) choice.heuristic = unmeasured;
     const auto same = [&](const runtime::GemmChoice& other) {
       return to_candidate(other) == to_candidate(choice);
     };

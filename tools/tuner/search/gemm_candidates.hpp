@@ -1,6 +1,6 @@
 // Which candidates the tuning of a GEMM measures: all legal generated configurations are ranked by
 // the cost model, the best are measured and the others are pruned with their bound as the reason.
-// All of cuBLASLt's suggestions are always measured, so that tuning cannot lose to the library.
+// cuBLASLt's suggestions are always measured, so that tuning cannot lose to the library.
 #pragma once
 
 #include <span>
@@ -29,9 +29,9 @@ struct Generated {
     std::span<const runtime::GemmChoice> also = {}, const Epilogue& epilogue = {});
 
 // The choices that a plan makes without a search, each once: the cost model's and the table's.
-// `ranked_first` is the suggestion of cuBLASLt's that it takes for a GEMM in bf16 where it ranks them.
+// `unmeasured` is the suggestion of cuBLASLt's that it takes for a GEMM in bf16 where it ranks them.
 [[nodiscard]] Result<std::vector<runtime::GemmChoice>> prior_choices(
     const Problem& problem, const runtime::DeviceInfo& device, const TuningTable& table,
-    int ranked_first);
+    int unmeasured);
 
 }  // namespace f8::tuner

@@ -74,7 +74,7 @@ class Planner {
   std::vector<int> measured(const Suggested& suggested) const {
     std::vector<int> all;
     for (int i = 0; i < std::min(suggested.count, options_.heuristics); ++i) all.push_back(i);
-    if (!all.empty() && suggested.ranked_first > all.back()) all.back() = suggested.ranked_first;
+    if (!all.empty() && suggested.unmeasured > all.back()) all.push_back(suggested.unmeasured);
     return all;
   }
 
@@ -83,7 +83,7 @@ class Planner {
     gemm.problem = F8_TRY(Problem::make(to_op(g), recipe, shape));
     const Suggested bf16 = F8_TRY(suggested(gemm.problem, true));
     gemm.bf16_suggestions = measured(bf16);
-    gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior, bf16.ranked_first));
+    gemm.prior = F8_TRY(prior_choices(gemm.problem, device_, request_.prior, bf16.unmeasured));
     if (recipe.at(g).is_fp8()) {
       gemm.generated =
           F8_TRY(generated_candidates(gemm.problem, device_, options_.keep, gemm.prior));

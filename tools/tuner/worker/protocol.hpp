@@ -8,7 +8,7 @@
 //   worker -> parent: every line is a sign of life
 //     {"is":"hello","device":{..}}            once, at the start
 //     {"is":"begin","candidate":INT}          what follows may take the process down
-//     {"is":"suggestions","count":INT,"ranked_first":INT}
+//     {"is":"suggestions","count":INT,"unmeasured":INT}
 //     {"is":"outcomes","results":[..]}        answers "group"
 //     {"is":"error","code":TEXT,"message":TEXT,"fatal":BOOL}   fatal: the worker ends after it
 #pragma once

@@ -86,8 +86,7 @@ Result<Json> answer(Backend& backend, Measurer& measurer, const Json& request, i
   if (what == "suggestions") {
     const Problem problem = F8_TRY(Problem::parse(request.value("problem", "")));
     const Suggested found = F8_TRY(backend.suggestions(problem, request.value("bf16", false)));
-    return Json{
-        {"is", "suggestions"}, {"count", found.count}, {"ranked_first", found.ranked_first}};
+    return Json{{"is", "suggestions"}, {"count", found.count}, {"unmeasured", found.unmeasured}};
   }
   if (what == "group") {
     const InterleavedGroup group = F8_TRY(parse_group(request));
@@ -287,7 +286,7 @@ Result<Suggested> Worker::suggestions(const Problem& gemm, bool bf16) {
   }
   const Json json = F8_TRY(parse_message(line.text, "a worker's answer"));
   if (json.value("is", "") == "suggestions") {
-    return Suggested{json.value("count", 0), json.value("ranked_first", 0)};
+    return Suggested{json.value("count", 0), json.value("unmeasured", 0)};
   }
   if (json.value("fatal", false)) stop();
   return fail(parse_error_code(json.value("code", "")), "{}", json.value("message", ""));

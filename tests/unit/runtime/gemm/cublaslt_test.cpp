@@ -139,13 +139,22 @@ TEST_F(CublasLtTest, TheRankedSuggestionIsFoundByItsAttributes) {
                                       .cluster_m = 1,
                                       .cluster_n = 2}));
   EXPECT_EQ(found.all[2].tile_m, 0) << "a tile that no suggestion had where the model was fitted";
-  EXPECT_EQ(found.fastest, 1);
+  EXPECT_EQ(found.unmeasured, 1);
   const GemmChoice choice = GemmPlan::choose(*context_, desc).value();
-  EXPECT_EQ(config_text(choice), "ranked");
+  EXPECT_EQ(config_text(choice), "ranked first");
   const auto plan = GemmPlan::create(context_, desc, choice);
   ASSERT_TRUE(plan) << plan.error().message;
   EXPECT_EQ(config_text((*plan)->choice()), "h1");
-  // Of suggestions that say nothing, cuBLASLt's own order counts.
+  // Other GEMMs are not ranked.
+  GemmDesc other = desc;
+  other.gemm = Gemm::kOutput;
+  EXPECT_EQ(cublaslt_suggestions(*context_, other).value().unmeasured, 0);
+  EXPECT_EQ(config_text(GemmPlan::choose(*context_, other).value()), "h0");
+  // Of suggestions that say nothing, or nothing that is known, cuBLASLt's own order counts.
+  library_.attribute_result = CUBLAS_STATUS_NOT_SUPPORTED;
+  EXPECT_EQ(config_text(GemmPlan::create(context_, desc, choice).value()->choice()), "h0");
+  EXPECT_EQ(cublaslt_suggestions(*context_, desc).value().all.size(), 4);
+  library_.attribute_result = CUBLAS_STATUS_SUCCESS;
   library_.attributes.clear();
   EXPECT_EQ(config_text(GemmPlan::create(context_, desc, choice).value()->choice()), "h0");
   // The product of two vectors.

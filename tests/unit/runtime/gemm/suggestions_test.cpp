@@ -21,37 +21,37 @@ Suggestion tiled(int tile_m, int tile_n, int cluster_m = 1, int cluster_n = 2, i
           .split_k = split_k};
 }
 
-size_t fastest(std::initializer_list<Suggestion> suggestions, Shape shape) {
-  return fastest_suggestion(std::span(suggestions.begin(), suggestions.size()), shape, kSms);
+size_t first(std::initializer_list<Suggestion> suggestions, Shape shape) {
+  return rank_first(std::span(suggestions.begin(), suggestions.size()), shape, kSms);
 }
 
 // 132 tiles fill one wave; 144 of them leave most of a second one idle.
 TEST(Suggestions, AWaveThatIsNearlyEmptyCosts) {
   const Shape shape = {11 * 128, 12 * 256, 4096};
-  EXPECT_EQ(fastest({tiled(128, 256), tiled(256, 128)}, shape), 0);
-  EXPECT_EQ(fastest({tiled(256, 128), tiled(128, 256)}, shape), 1);
+  EXPECT_EQ(first({tiled(128, 256), tiled(256, 128)}, shape), 0);
+  EXPECT_EQ(first({tiled(256, 128), tiled(128, 256)}, shape), 1);
 }
 
 TEST(Suggestions, OneWaveOfASmallResultIsSplitAlongALongKAlone) {
   const Shape small = {512, 512, 32768};
-  EXPECT_EQ(fastest({tiled(128, 128), tiled(128, 128, 1, 2, 8)}, small), 1);
-  EXPECT_EQ(fastest({tiled(128, 128), tiled(128, 128, 1, 2, 2)}, {4096, 4096, 64}), 0);
+  EXPECT_EQ(first({tiled(128, 128), tiled(128, 128, 1, 2, 8)}, small), 1);
+  EXPECT_EQ(first({tiled(128, 128), tiled(128, 128, 1, 2, 2)}, {4096, 4096, 64}), 0);
 }
 
 TEST(Suggestions, TheProductOfVectorsIsTaken) {
   const Suggestion vector{.algorithm = kVectorAlgorithm};
-  EXPECT_EQ(fastest({Suggestion{.algorithm = 24, .tile_m = 64, .tile_n = 64}, vector,
-                     Suggestion{.algorithm = 16}, vector},
-                    {1024, 1024, 1}),
+  EXPECT_EQ(first({Suggestion{.algorithm = 24, .tile_m = 64, .tile_n = 64}, vector,
+                   Suggestion{.algorithm = 16}, vector},
+                  {1024, 1024, 1}),
             1);
 }
 
 TEST(Suggestions, WhatIsUnknownIsLast) {
   const Suggestion other{.algorithm = 99, .tile_m = 128, .tile_n = 128};
-  const Suggestion odd{.algorithm = kTiledAlgorithm};  // its tile is none that is known
-  EXPECT_EQ(fastest({other, odd, tiled(128, 128)}, {1024, 1024, 1024}), 2);
-  EXPECT_EQ(fastest({other, odd}, {1024, 1024, 1024}), 0) << "cuBLASLt's own order";
-  EXPECT_EQ(fastest({tiled(128, 128), tiled(128, 128)}, {1024, 1024, 1024}), 0);
+  const Suggestion odd{.algorithm = kTiledAlgorithm, .tile_m = 128, .tile_n = 128};  // its cluster
+  EXPECT_EQ(first({other, odd, tiled(128, 128)}, {1024, 1024, 1024}), 2);
+  EXPECT_EQ(first({other, odd}, {1024, 1024, 1024}), 0) << "cuBLASLt's own order";
+  EXPECT_EQ(first({tiled(128, 128), tiled(128, 128)}, {1024, 1024, 1024}), 0);
 }
 
 TEST(Suggestions, TermsAreFiniteForEveryShape) {

@@ -167,15 +167,17 @@ TEST(SweepPlan, MeasuresTheSuggestionThatRanksFirst) {
   SweepRequest request = request_of({{256, 256, 256}});
   request.recipes = {"rowwise_with_gw_hp"};
   request.options.heuristics = 4;
-  const AskSuggestions sixth = [](const Problem&, bool) -> Result<Suggested> {
-    return Suggested{.count = 8, .ranked_first = 6};
+  const AskSuggestions sixth = [](const Problem& gemm, bool bf16) -> Result<Suggested> {
+    const bool ranked = bf16 && gemm.op == Op::kGradWeight;
+    return Suggested{.count = 8, .unmeasured = ranked ? 6 : 0};
   };
   const SweepPlan plan = plan_sweep(request, h100(), sixth).value();
   const auto& gemms = plan.linears.front().gemms;
   const PlannedGemm& output = gemms[static_cast<size_t>(Gemm::kOutput)];
   const PlannedGemm& grad_weight = gemms[static_cast<size_t>(Gemm::kGradWeight)];
   EXPECT_EQ(output.fp8_suggestions, (std::vector<int>{0, 1, 2, 3}));
-  EXPECT_EQ(grad_weight.bf16_suggestions, (std::vector<int>{0, 1, 2, 6}));
+  EXPECT_EQ(output.bf16_suggestions, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(grad_weight.bf16_suggestions, (std::vector<int>{0, 1, 2, 3, 6}));
   EXPECT_EQ(runtime::config_text(grad_weight.prior.back()), "h6");
 }
 

@@ -83,7 +83,7 @@ class SweepTest : public ::testing::Test {
   SweepPlan plan() {
     return plan_sweep(request_, h100(),
                       [&](const Problem&, bool) -> Result<Suggested> {
-                        return Suggested{machine_.heuristics, machine_.ranked_first};
+                        return Suggested{machine_.heuristics, machine_.unmeasured};
                       })
         .value();
   }
