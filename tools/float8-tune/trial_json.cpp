@@ -54,6 +54,19 @@ Json wire_json(const tuning_db::WireShare& share) {
   return json;
 }
 
+Json ranks_json(const tuning_db::WireCost& wire) {
+  const tuning_db::RankLayout& layout = wire.layout();
+  const tuning_db::WireModel& model = wire.model();
+  return {{"fsdp", layout.fsdp.ranks},
+          {"tp", layout.tp.ranks},
+          {"hosts", layout.hosts},
+          {"network_gbit_per_s", rounded(8 * model.network.gb_per_s)},
+          {"is_prediction", wire.is_prediction()},
+          {"half_width", rounded(model.half_width(), 3)},
+          {"source", model.source},
+          {"date", model.date}};
+}
+
 Json trial_json(const tuning_db::TrialRow& row) {
   const tuning_db::TrialResult& result = row.result;
   const Json config = config_json(row.candidate);

@@ -16,6 +16,8 @@ namespace f8::cli {
 void add_verdict(Json& json, const tuning_db::FilterDecision& decision);
 // What a layer sends in a step, and its speedup without that.
 [[nodiscard]] Json wire_json(const tuning_db::WireShare& share);
+// The ranks that share a model, and what of the answer rests on the wire's model.
+[[nodiscard]] Json ranks_json(const tuning_db::WireCost& wire);
 // "generated 128x256s4c2x1w2g8", "cublaslt h3", "float8".
 [[nodiscard]] std::string candidate_text(const tuning_db::Candidate& candidate);
 

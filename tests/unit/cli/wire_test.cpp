@@ -182,6 +182,33 @@ TEST_F(Wire, FilterSaysWhatIsPredictedInJson) {
   EXPECT_EQ(two["decisions"][0]["wire"]["compute_speedup"], alone["decisions"][0]["speedup"]);
 }
 
+// Its layers share what the whole model sends, so that one alone would be charged for all.
+TEST_F(Wire, ExplainGivesTheVerdictOfTheFilter) {
+  const auto explain = [](const std::string& layer, const Words& more) {
+    Words words = filter(more);
+    words.front() = "explain";
+    words.insert(words.begin() + 1, layer);
+    return words;
+  };
+  for (const Words& ranks : {Words{"--fsdp", "16", "--hosts", "16"}, Words{"--tp", "4"},
+                             Words{"--fsdp", "8", "--tp", "4"}}) {
+    for (const json& decision : tool_.json(filter(ranks))["decisions"]) {
+      const json one = tool_.json(explain(decision["fqn"], ranks));
+      for (const char* field :
+           {"convert", "speedup", "speedup_lo", "speedup_hi", "reason", "wire"}) {
+        EXPECT_EQ(one[field], decision[field]) << field << one.dump();
+      }
+      EXPECT_EQ(one["flips"], json::array());
+    }
+  }
+  const json one = tool_.json(explain("layers.0.attention.wk", {"--fsdp", "16", "--hosts", "16"}));
+  EXPECT_EQ(one["ranks"]["fsdp"], 16);
+  EXPECT_EQ(one["convert"], true);
+  const std::string text = tool_(explain("output", {"--fsdp", "16", "--hosts", "16"})).out;
+  EXPECT_TRUE(contains(text, "wire         predicted for fsdp 16 and tp 1 on 16 hosts")) << text;
+  EXPECT_FALSE(tool_.json(explain("output", {})).contains("ranks"));
+}
+
 // A tp that does not suit one layer decides the others.
 TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
   const auto decisions = [&](const char* tp) {

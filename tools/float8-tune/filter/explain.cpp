@@ -1,5 +1,6 @@
 // explain: why one layer is converted or kept: the measurement or the model behind the verdict, the
-// three GEMMs' kernels, what torchao's rule says, and which sizes nearby would flip it.
+// three GEMMs' kernels, what torchao's rule says, and which sizes nearby would flip it; where ranks
+// share the model, what they send for it in place of these sizes.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -24,6 +25,7 @@ using tuning_db::FilterDecision;
 struct Options {
   std::string subject;
   ModelOptions model;
+  RankOptions ranks;
   std::string recipe;
   std::string device;
   double margin = 0.02;
@@ -32,6 +34,10 @@ struct Options {
 struct Subject {
   NamedLinear layer;
   int64_t tokens = 0;
+  // The model that it is a layer of, by its place, under so many tokens; of a shape, itself.
+  std::vector<NamedLinear> model;
+  size_t place = 0;
+  int64_t model_tokens = 0;
 };
 
 bool looks_like_shape(const std::string& text) {
@@ -67,7 +73,8 @@ Result<Subject> find_subject(const Options& options) {
                   quote(options.subject), shapes.size());
     }
     const Shape s = shapes.front();
-    return Subject{{to_string(s), s.k, s.n}, s.m};
+    const NamedLinear layer = {to_string(s), s.k, s.n};
+    return Subject{layer, s.m, {layer}, 0, s.m};
   }
   if (options.model.model.empty() || options.model.tokens == 0) {
     return fail(ErrorCode::kInvalidArgument,
@@ -75,12 +82,14 @@ Result<Subject> find_subject(const Options& options) {
                 "problem key",
                 quote(options.subject));
   }
-  const tuner::Model model = F8_TRY(load(options.model));
-  for (const NamedLinear& layer : model.layers) {
+  tuner::Model model = F8_TRY(load(options.model));
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const NamedLinear& layer = model.layers[i];
     if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject) ||
         fits_pattern(options.subject, layer.fqn)) {
-      Subject subject{layer, tokens_of(layer, options.model.tokens)};
+      Subject subject{layer, tokens_of(layer, options.model.tokens), {}, i, options.model.tokens};
       subject.layer.tokens_share = 1;  // its tokens are its own
+      subject.model = std::move(model.layers);
       return subject;
     }
   }
@@ -210,7 +219,8 @@ struct Explanation {
   std::string recipe;
   double needed = 1;
   FilterDecision decision;
-  std::optional<bool> torchao_converts;  // empty: torchao has no rule for this recipe
+  std::optional<tuning_db::WireCost> wire;  // of ranks that share the model
+  std::optional<bool> torchao_converts;     // empty: torchao has no rule for this recipe
   std::string torchao_reason;
   std::vector<Kernel> kernels;
   std::vector<Flip> flips;
@@ -230,6 +240,8 @@ Json to_json(const Explanation& e) {
                             {"device", rounded(d.terms.device, 4)},
                             {"toolchain", rounded(d.terms.toolchain, 4)}};
   json["needed"] = rounded(e.needed);
+  if (d.wire) json["wire"] = wire_json(*d.wire);
+  if (e.wire) json["ranks"] = ranks_json(*e.wire);
   json["torchao"] = {{"convert", e.torchao_converts ? Json(*e.torchao_converts) : Json()},
                      {"reason", e.torchao_reason}};
   for (const char* list : {"kernels", "flips", "trials"}) json[list] = Json::array();
@@ -275,6 +287,7 @@ void print_text(const Explanation& e) {
                                      speedup_text(d.speedup, d.lo, d.hi), e.needed));
     print_line("interval", terms_text(d.terms));
   }
+  if (e.wire) print_line("wire", e.wire->describe());
   print_line("torchao", e.torchao_reason);
   for (const Kernel& k : e.kernels) print_line(k.op, f8::format("{} (by {})", k.choice, k.by));
   for (const Flip& f : e.flips) {
@@ -290,6 +303,21 @@ void print_text(const Explanation& e) {
   }
 }
 
+// The decision where ranks share the model: what they send for one layer depends on the others.
+Status decide_among_ranks(const Options& options, const Subject& subject,
+                          const tuning_db::Estimator& estimator, Explanation& e) {
+  tuning_db::FilterOptions how;
+  how.tokens = subject.model_tokens;
+  how.margin = options.margin;
+  how.automatic = true;
+  how.parallel = parallelism_of(options.ranks, options.model.tp);
+  how.wire = F8_TRY(wire_model_of(options.ranks.wire_rows));
+  auto result = F8_TRY(tuning_db::filter(subject.model, how, estimator));
+  e.decision = std::move(result.decisions[subject.place]);
+  e.wire = std::move(result.wire);
+  return {};
+}
+
 Result<int> explain(const Options& given, const Global& global) {
   const Options options = F8_TRY(resolved(given));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
@@ -303,14 +331,19 @@ Result<int> explain(const Options& given, const Global& global) {
   e.tokens = subject.tokens;
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;
-  e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured));
+  const bool among_ranks = parallelism_of(options.ranks, options.model.tp).is_given();
+  if (among_ranks) {
+    F8_TRY(decide_among_ranks(options, subject, estimator, e));
+  } else {
+    e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured));
+  }
   if (const auto torchao = asker.ask(subject.layer, subject.tokens, FilterPolicy::kTorchao)) {
     e.torchao_converts = torchao->convert;
     e.torchao_reason = torchao->reason;
   } else {
     e.torchao_reason = torchao.error().message;
   }
-  e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
+  if (!among_ranks) e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
   e.kernels = F8_TRY(kernels_of(recipe, subject, table));
   e.trials = F8_TRY(evidence_of(databases, e.decision, recipe));
   if (global.json) {
@@ -334,6 +367,7 @@ void add_explain(CLI::App& app, Program& program) {
       ->required()
       ->type_name("FQN|M,N,K|KEY");
   add_model(*command, options->model);
+  add_ranks(*command, options->ranks);
   add_recipe(*command, options->recipe);
   add_device(*command, options->device);
   add_margin(*command, options->margin);

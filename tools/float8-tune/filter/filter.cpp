@@ -128,20 +128,6 @@ Json to_json(const tuning_db::FilterDecision& d, int64_t tokens, const RowsByDev
   return decision;
 }
 
-// What of the answer rests on the wire's model.
-Json ranks_json(const tuning_db::WireCost& wire) {
-  const tuning_db::RankLayout& layout = wire.layout();
-  const tuning_db::WireModel& model = wire.model();
-  return {{"fsdp", layout.fsdp.ranks},
-          {"tp", layout.tp.ranks},
-          {"hosts", layout.hosts},
-          {"network_gbit_per_s", rounded(8 * model.network.gb_per_s)},
-          {"is_prediction", wire.is_prediction()},
-          {"half_width", rounded(model.half_width(), 3)},
-          {"source", model.source},
-          {"date", model.date}};
-}
-
 // The JSON of all of it, as json_text() would write it. A model may have a million layers, so that
 // no more than one decision is kept as a value at a time.
 std::string report_text(const Options& options, const tuning_db::FilterResult& result,
