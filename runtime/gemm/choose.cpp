@@ -148,14 +148,14 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
     // Rows are measured with all SMs.
     without = "its SMs are limited";
     table = nullptr;
-    sm_count = std::min(sm_count, desc.sm_limit);
+    sm_count = usable_sms(desc, sm_count);
   }
   if (table != nullptr) {
     if (const KernelChoice* found = find_choice(*table, desc)) {
       GemmChoice choice = F8_TRY(parse_choice(found->provider, found->config));
       // cuBLASLt numbers its suggestions afresh for every type.
       const bool numbered = found->problem.d == desc.d;
-      if (!numbered) choice.heuristic = ranks_suggestions(desc) ? kRankedFirst : 0;
+      if (!numbered) choice.heuristic = unmeasured_suggestion(desc);
       choice.why = numbered || choice.provider == Provider::kGenerated
                        ? "the tuning table's row of this shape"
                        : "the tuning table's row of this shape and another type of result";
@@ -172,7 +172,7 @@ Result<GemmChoice> choose_gemm(const TuningTable* table, const GemmDesc& desc, i
   GemmChoice choice;
   if (!is_fp8(desc.a)) {
     choice.provider = Provider::kCublasLt;
-    choice.heuristic = ranks_suggestions(desc) ? kRankedFirst : 0;
+    choice.heuristic = unmeasured_suggestion(desc);
     choice.why = f8::format("{}, and high precision is left to cuBLASLt's suggestion {}", without,
                             choice.heuristic == 0 ? "h0" : "that is ranked first");
     return choice;

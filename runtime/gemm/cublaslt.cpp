@@ -175,14 +175,12 @@ Result<std::vector<cublasLtMatmulHeuristicResult_t>> heuristics(Context& context
 struct Rectangle {
   int id = 0, rows = 0, cols = 0;
 };
-#define F8_TILE(m, n)                    \
-  Rectangle {                            \
-    CUBLASLT_MATMUL_TILE_##m##x##n, m, n \
+#define F8_SIZE(name, m, n) \
+  Rectangle {               \
+    CUBLASLT_##name, m, n   \
   }
-#define F8_CLUSTER(m, n)                       \
-  Rectangle {                                  \
-    CUBLASLT_CLUSTER_SHAPE_##m##x##n##x1, m, n \
-  }
+#define F8_TILE(m, n) F8_SIZE(MATMUL_TILE_##m##x##n, m, n)
+#define F8_CLUSTER(m, n) F8_SIZE(CLUSTER_SHAPE_##m##x##n##x1, m, n)
 constexpr std::array kTiles = {
     F8_TILE(32, 64),   F8_TILE(32, 128),  F8_TILE(32, 192),  F8_TILE(32, 256),  F8_TILE(32, 384),
     F8_TILE(32, 512),  F8_TILE(64, 32),   F8_TILE(64, 64),   F8_TILE(64, 96),   F8_TILE(64, 128),
@@ -203,8 +201,9 @@ constexpr std::array kClusters = {F8_CLUSTER(1, 1), F8_CLUSTER(2, 1), F8_CLUSTER
                                   F8_CLUSTER(8, 1), F8_CLUSTER(1, 8)};
 #undef F8_TILE
 #undef F8_CLUSTER
+#undef F8_SIZE
 
-// Of no size where the number is not listed.
+// A number that is not listed is of no size.
 Rectangle find(std::span<const Rectangle> all, int id) {
   const auto found = std::ranges::find(all, id, &Rectangle::id);
   return found == all.end() ? Rectangle{} : *found;
@@ -237,11 +236,12 @@ Suggestions describe(const Context& context, const CublasLt& lib, const GemmDesc
                      std::span<const cublasLtMatmulHeuristicResult_t> found) {
   Suggestions suggestions;
   for (const auto& one : found) suggestions.all.push_back(describe(lib, one.algo));
-  if (found.empty() || !ranks_suggestions(desc)) return suggestions;
-  const int sm_count = context.device().sm_count;
-  suggestions.unmeasured = static_cast<int>(
-      rank_first(suggestions.all, gemm_shape(desc.shape, desc.gemm),
-                 desc.sm_limit > 0 ? std::min(sm_count, desc.sm_limit) : sm_count));
+  suggestions.unmeasured = unmeasured_suggestion(desc);
+  if (suggestions.unmeasured == kRankedFirst) {
+    suggestions.unmeasured =
+        static_cast<int>(rank_first(suggestions.all, gemm_shape(desc.shape, desc.gemm),
+                                    usable_sms(desc, context.device().sm_count)));
+  }
   return suggestions;
 }
 

@@ -2,6 +2,8 @@
 // the operands, and the empty batch.
 #pragma once
 
+#include <algorithm>
+
 #include "runtime/device/context_state.hpp"
 #include "runtime/device/launch.hpp"
 #include "runtime/device/memory.hpp"
@@ -12,11 +14,16 @@ namespace f8::runtime {
 // How many suggestions cuBLASLt is always asked for, so that one index means one algorithm.
 inline constexpr int kHeuristics = 8;
 
-// Tells whether a plan ranks cuBLASLt's suggestions where none was measured: for a grad_weight in 16
-// bits, of which the library's first is 5.6 % behind the fastest in the mean, and the one ranked first
-// 2.6 % (left-out layers, docs/method.md). For other GEMMs the first is behind by 2 to 3 %.
-[[nodiscard]] inline bool ranks_suggestions(const GemmDesc& desc) {
-  return desc.gemm == Gemm::kGradWeight && size_bytes(desc.a) == 2;
+// The suggestion of cuBLASLt's that a plan takes where none was measured: of a grad_weight in 16 bits
+// the one ranked first, 2.6 % behind the fastest in the mean where the library's first is 5.6 %
+// behind (left-out layers, docs/method.md). For other GEMMs the first is behind by 2 to 3 %.
+[[nodiscard]] inline int unmeasured_suggestion(const GemmDesc& desc) {
+  return desc.gemm == Gemm::kGradWeight && size_bytes(desc.a) == 2 ? kRankedFirst : 0;
+}
+
+// How many of a device's SMs a GEMM takes.
+[[nodiscard]] inline int usable_sms(const GemmDesc& desc, int sm_count) {
+  return desc.sm_limit > 0 ? std::min(sm_count, desc.sm_limit) : sm_count;
 }
 
 // Checks that the shape is in range, that the operands are both fp8 or both of one type, and that d

@@ -32,7 +32,7 @@ std::array<double, CostModel::kSuggestionTerms> suggestion_terms(const Suggestio
                       std::ceil(tiles_n / suggestion.cluster_n) * cluster * suggestion.split_k;
   const double wave = std::max(1, sm_count / cluster) * cluster;
   const double area = static_cast<double>(suggestion.tile_m) * suggestion.tile_n;
-  // What whole waves of whole tiles compute, over what is asked for.
+  // Whole waves of whole tiles compute so much more than is asked for.
   const double idle = std::log(std::ceil(ctas / wave) * wave * area / suggestion.split_k / (m * n));
   const double log_waves =
       std::log2(tiles_m * tiles_n * suggestion.split_k / std::max(1, sm_count));

@@ -16,7 +16,7 @@ namespace f8::runtime {
 constexpr int kTiledAlgorithm = 66;
 constexpr int kVectorAlgorithm = 12;
 
-// What cuBLASLt says of a suggestion. Tiles and clusters are those of the row-major d [m][n], and of no
+// A suggestion as cuBLASLt describes it. Tiles and clusters are those of the row-major d [m][n], and of no
 // size where they are none that is known here.
 struct Suggestion {
   int algorithm = 0;  // CUBLASLT_ALGO_CONFIG_ID

@@ -8,6 +8,12 @@
 
 namespace f8::cli {
 
+static std::string quoted(const std::vector<std::string>& names) {
+  std::vector<std::string> all;
+  for (const std::string& name : names) all.push_back(quote(name));
+  return f8::format("{}", fmt::join(all, ", "));
+}
+
 CLI::Option* add_device(CLI::App& command, std::string& device) {
   return command
       .add_option(
@@ -28,11 +34,6 @@ Result<std::string> device_named(std::span<const DeviceClass> devices, std::stri
   }
   if (part.empty()) return std::string();
   if (matching.size() == 1) return matching.front();
-  const auto quoted = [](const std::vector<std::string>& names) {
-    std::vector<std::string> all;
-    for (const std::string& name : names) all.push_back(quote(name));
-    return f8::format("{}", fmt::join(all, ", "));
-  };
   if (matching.empty()) {
     return fail(ErrorCode::kNotFound, "--device: no measurements on {}; there are some on {}",
                 quote(part), quoted(known));
@@ -52,9 +53,7 @@ std::string asked_device(const std::string& name, std::string_view first) {
 }
 
 std::string elsewhere_text(const std::vector<std::string>& others, std::string_view asked) {
-  std::vector<std::string> quoted;
-  for (const std::string& other : others) quoted.push_back(quote(other));
-  return f8::format("measured on {} and not on {}", fmt::join(quoted, ", "), quote(asked));
+  return f8::format("measured on {} and not on {}", quoted(others), quote(asked));
 }
 
 std::string elsewhere_hint(const std::vector<std::string>& others, std::string_view asked) {

@@ -161,7 +161,7 @@ void remove_leftovers(const fs::path& path) {
   });
 }
 
-Status cannot_create(const fs::path& path) {
+std::unexpected<Error> cannot_create(const fs::path& path) {
   return fail(ErrorCode::kIo, "{}: cannot create it: {}; see to the permissions of its folder",
               path.string(), std::strerror(errno));
 }
@@ -241,7 +241,7 @@ Result<fs::path> back_up(const Connection& db, const fs::path& path, std::string
     if (errno == EEXIST) continue;
     // Some file systems have no hard links.
     if (!fs::exists(backup) && ::rename(temporary.path.c_str(), backup.c_str()) == 0) return backup;
-    return std::unexpected(cannot_create(backup).error());
+    return cannot_create(backup);
   }
 }
 

@@ -16,7 +16,7 @@ class FakeCublasLt {
   FakeCublasLt(const FakeCublasLt&) = delete;
   FakeCublasLt& operator=(const FakeCublasLt&) = delete;
 
-  // What a suggestion says of itself; those without are of an algorithm that nobody knows.
+  // A suggestion has these, by its place; one without is of an algorithm that nobody knows.
   struct Attributes {
     int32_t id = 0;
     uint32_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED;

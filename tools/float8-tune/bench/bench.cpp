@@ -121,9 +121,15 @@ void print_results(const BenchOptions& options, const Global& global, const Json
   }
 }
 
-bool ends_shape_sweep(const Error& error, const BenchWork& work) {
-  return work.shapes.size() * work.recipes.size() == 1 || error.code == ErrorCode::kCuda ||
-         error.code == ErrorCode::kEnvironment || error.code == ErrorCode::kInterrupted;
+Status not_measured(const Problem& problem, const Error& error, const BenchWork& work, Json& json,
+                    std::string& text) {
+  if (work.shapes.size() * work.recipes.size() == 1 || error.code == ErrorCode::kCuda ||
+      error.code == ErrorCode::kEnvironment || error.code == ErrorCode::kInterrupted) {
+    return std::unexpected(error);
+  }
+  json["error"] = error.message;
+  text += f8::format("{}\nnot measured: {}\n", problem.key(), error.message);
+  return {};
 }
 
 void add_us(Json& json, const tuning_db::TrialResult& result) {

@@ -62,9 +62,11 @@ struct BenchMachine {
 void print_results(const BenchOptions& options, const Global& global, const Json& json,
                    const std::string& text);
 
-// Says whether an error ends a sweep over shapes. A problem that could not be measured is one of
-// its lines, unless the device is lost or the problem is the only one.
-[[nodiscard]] bool ends_shape_sweep(const Error& error, const BenchWork& work);
+// A problem that could not be measured is a line of its sweep over shapes: `json` has the error, and
+// `text` says so. The error ends the sweep, and is returned, where the device is lost or the problem is
+// the only one.
+[[nodiscard]] Status not_measured(const Problem& problem, const Error& error, const BenchWork& work,
+                                  Json& json, std::string& text);
 
 // A result's median and interval, where it was timed.
 void add_us(Json& json, const tuning_db::TrialResult& result);

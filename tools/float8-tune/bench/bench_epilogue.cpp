@@ -103,9 +103,7 @@ Result<int> bench_epilogue(const Options& options, const Global& global) {
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!bench) {
-        if (ends_shape_sweep(bench.error(), work)) return std::unexpected(bench.error());
-        json["error"] = bench.error().message;
-        text += f8::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
+        F8_TRY(not_measured(problem, bench.error(), work, json, text));
         results.push_back(json);
         bad = true;
         continue;

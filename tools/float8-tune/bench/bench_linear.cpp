@@ -154,13 +154,9 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!bench) {
-        if (ends_shape_sweep(bench.error(), work)) return std::unexpected(bench.error());
-        results.push_back({{"m", shape.m},
-                           {"n", shape.n},
-                           {"k", shape.k},
-                           {"recipe", problem.recipe},
-                           {"error", bench.error().message}});
-        text += f8::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
+        Json row = {{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"recipe", problem.recipe}};
+        F8_TRY(not_measured(problem, bench.error(), work, row, text));
+        results.push_back(row);
         ++failed[r];
         continue;
       }

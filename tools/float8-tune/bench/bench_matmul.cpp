@@ -137,9 +137,7 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
       machine.progress->clear();
       text += text.empty() ? "" : "\n";
       if (!measured) {
-        if (ends_shape_sweep(measured.error(), work)) return std::unexpected(measured.error());
-        row["error"] = measured.error().message;
-        text += f8::format("{}\nnot measured: {}\n", problem.key(), measured.error().message);
+        F8_TRY(not_measured(problem, measured.error(), work, row, text));
         results.push_back(row);
         ++sweep.failed;
         bad = true;

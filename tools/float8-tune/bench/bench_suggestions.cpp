@@ -120,9 +120,7 @@ Result<int> bench_suggestions(const Options& options, const Global& global) {
     machine.progress->clear();
     text += text.empty() ? "" : "\n";
     if (!bench) {
-      if (ends_shape_sweep(bench.error(), work)) return std::unexpected(bench.error());
-      json["error"] = bench.error().message;
-      text += f8::format("{}\nnot measured: {}\n", problem.key(), bench.error().message);
+      F8_TRY(not_measured(problem, bench.error(), work, json, text));
       bad = true;
     } else {
       F8_TRY(of_option("--csv", add_csv(machine.csv, *bench, machine.backend->device())));

@@ -34,7 +34,10 @@ struct Options {
 struct Subject {
   NamedLinear layer;
   int64_t tokens = 0;
-  // The model that it is a layer of, by its place, under so many tokens; of a shape, itself.
+};
+// A layer by itself, and its place in the model that it is of; a shape is a model of one layer.
+struct Question {
+  Subject subject;
   std::vector<NamedLinear> model;
   size_t place = 0;
   int64_t model_tokens = 0;
@@ -63,7 +66,7 @@ Result<Options> resolved(Options options) {
   return options;
 }
 
-Result<Subject> find_subject(const Options& options) {
+Result<Question> find_question(const Options& options) {
   if (looks_like_shape(options.subject)) {
     const auto dims = parse_dims(options.subject);
     const auto shapes =
@@ -74,7 +77,7 @@ Result<Subject> find_subject(const Options& options) {
     }
     const Shape s = shapes.front();
     const NamedLinear layer = {to_string(s), s.k, s.n};
-    return Subject{layer, s.m, {layer}, 0, s.m};
+    return Question{{layer, s.m}, {layer}, 0, s.m};
   }
   if (options.model.model.empty() || options.model.tokens == 0) {
     return fail(ErrorCode::kInvalidArgument,
@@ -87,10 +90,9 @@ Result<Subject> find_subject(const Options& options) {
     const NamedLinear& layer = model.layers[i];
     if (layer.fqn == options.subject || fits_pattern(layer.fqn, options.subject) ||
         fits_pattern(options.subject, layer.fqn)) {
-      Subject subject{layer, tokens_of(layer, options.model.tokens), {}, i, options.model.tokens};
+      Subject subject{layer, tokens_of(layer, options.model.tokens)};
       subject.layer.tokens_share = 1;  // its tokens are its own
-      subject.model = std::move(model.layers);
-      return subject;
+      return Question{std::move(subject), std::move(model.layers), i, options.model.tokens};
     }
   }
   return fail(ErrorCode::kNotFound, "{} has no linear named {}; its names are such as {}",
@@ -100,16 +102,14 @@ Result<Subject> find_subject(const Options& options) {
 // Asks the filter for one layer of the given sizes.
 struct Asker {
   const tuning_db::Estimator& estimator;
-  double margin;
+  tuning_db::FilterOptions how;
 
   [[nodiscard]] Result<FilterDecision> ask(const NamedLinear& layer, int64_t tokens,
                                            FilterPolicy policy) const {
-    tuning_db::FilterOptions how;
-    how.policy = policy;
-    how.tokens = tokens;
-    how.margin = margin;
-    how.automatic = true;
-    auto result = F8_TRY(tuning_db::filter(std::span(&layer, 1), how, estimator));
+    tuning_db::FilterOptions options = how;
+    options.policy = policy;
+    options.tokens = tokens;
+    auto result = F8_TRY(tuning_db::filter(std::span(&layer, 1), options, estimator));
     return std::move(result.decisions.front());
   }
 };
@@ -304,16 +304,11 @@ void print_text(const Explanation& e) {
 }
 
 // The decision where ranks share the model: what they send for one layer depends on the others.
-Status decide_among_ranks(const Options& options, const Subject& subject,
+Status decide_among_ranks(const Question& question, tuning_db::FilterOptions how,
                           const tuning_db::Estimator& estimator, Explanation& e) {
-  tuning_db::FilterOptions how;
-  how.tokens = subject.model_tokens;
-  how.margin = options.margin;
-  how.automatic = true;
-  how.parallel = parallelism_of(options.ranks, options.model.tp);
-  how.wire = F8_TRY(wire_model_of(options.ranks.wire_rows));
-  auto result = F8_TRY(tuning_db::filter(subject.model, how, estimator));
-  e.decision = std::move(result.decisions[subject.place]);
+  how.tokens = question.model_tokens;
+  auto result = F8_TRY(tuning_db::filter(question.model, how, estimator));
+  e.decision = std::move(result.decisions[question.place]);
   e.wire = std::move(result.wire);
   return {};
 }
@@ -321,21 +316,27 @@ Status decide_among_ranks(const Options& options, const Subject& subject,
 Result<int> explain(const Options& given, const Global& global) {
   const Options options = F8_TRY(resolved(given));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
-  const Subject subject = F8_TRY(find_subject(options));
+  const Question question = F8_TRY(find_question(options));
+  const Subject& subject = question.subject;
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
   const std::string device = F8_TRY(device_named(table.devices, options.device));
   const auto estimator = estimator_of(table, recipe.name, device);
-  const Asker asker = {estimator, options.margin};
+  tuning_db::FilterOptions how;
+  how.margin = options.margin;
+  how.automatic = true;
+  const Asker asker = {estimator, how};
   Explanation e;
   e.tokens = subject.tokens;
   e.recipe = recipe.name;
   e.needed = 1 + options.margin;
-  const bool among_ranks = parallelism_of(options.ranks, options.model.tp).is_given();
-  if (among_ranks) {
-    F8_TRY(decide_among_ranks(options, subject, estimator, e));
+  how.parallel = parallelism_of(options.ranks, options.model.tp);
+  if (how.parallel.is_given()) {
+    how.wire = F8_TRY(wire_model_of(options.ranks.wire_rows));
+    F8_TRY(decide_among_ranks(question, how, estimator, e));
   } else {
     e.decision = F8_TRY(asker.ask(subject.layer, subject.tokens, FilterPolicy::kMeasured));
+    e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
   }
   if (const auto torchao = asker.ask(subject.layer, subject.tokens, FilterPolicy::kTorchao)) {
     e.torchao_converts = torchao->convert;
@@ -343,7 +344,6 @@ Result<int> explain(const Options& given, const Global& global) {
   } else {
     e.torchao_reason = torchao.error().message;
   }
-  if (!among_ranks) e.flips = F8_TRY(find_flips(asker, subject, e.decision.convert));
   e.kernels = F8_TRY(kernels_of(recipe, subject, table));
   e.trials = F8_TRY(evidence_of(databases, e.decision, recipe));
   if (global.json) {

@@ -100,17 +100,22 @@ Result<Bench::Screened> Bench::screen(const Problem& gemm, std::vector<Candidate
   if (screened.candidates.empty()) return screened;
   progress_(
       f8::format("screening {} {} kernels for {}", screened.candidates.size(), what, gemm.key()));
-  const double share_s = options_.screen_ms / 1e3 * static_cast<double>(screened.candidates.size());
-  screened.outcomes = F8_TRY(measurer_.run(
-      {.problem = gemm,
-       .candidates = screened.candidates,
-       .purpose = Screening{.drop_above = 1.15},
-       .batch_us = 200,
-       .stop = {.target = kAnyWidth, .min_s = share_s, .max_s = share_s, .min_blocks = 1},
-       .warm_s = options_.warm_s,
-       .seed = options_.seed,
-       .conditions = options_.conditions}));
+  screened.outcomes = F8_TRY(
+      measurer_.run(group_of_shares(gemm, screened.candidates, Screening{.drop_above = 1.15}, 1)));
   return screened;
+}
+
+InterleavedGroup Bench::group_of_shares(const Problem& problem, std::vector<Candidate> candidates,
+                                        const Purpose& purpose, int min_blocks) const {
+  const double all_s = options_.screen_ms / 1e3 * static_cast<double>(candidates.size());
+  return {.problem = problem,
+          .candidates = std::move(candidates),
+          .purpose = purpose,
+          .batch_us = 200,
+          .stop = {.target = kAnyWidth, .min_s = all_s, .max_s = all_s, .min_blocks = min_blocks},
+          .warm_s = options_.warm_s,
+          .seed = options_.seed,
+          .conditions = options_.conditions};
 }
 
 InterleavedGroup Bench::final_group(const Problem& problem, double max_s) const {
@@ -289,16 +294,8 @@ Result<SuggestionBench> Bench::suggestions(const Problem& problem) {
     candidates.push_back({.impl = Impl::kBf16CublasLt, .config = f8::format("h{}", i)});
   }
   progress_(f8::format("timing {} suggestions for {}", candidates.size(), problem.key()));
-  const double all_s = options_.screen_ms / 1e3 * static_cast<double>(candidates.size());
-  const auto outcomes = F8_TRY(
-      measurer_.run({.problem = problem,
-                     .candidates = candidates,
-                     .purpose = Times{},
-                     .batch_us = 200,
-                     .stop = {.target = kAnyWidth, .min_s = all_s, .max_s = all_s, .min_blocks = 3},
-                     .warm_s = options_.warm_s,
-                     .seed = options_.seed,
-                     .conditions = options_.conditions}));
+  const auto outcomes =
+      F8_TRY(measurer_.run(group_of_shares(problem, std::move(candidates), Times{}, 3)));
   for (const CandidateOutcome& outcome : outcomes) bench.results.push_back(outcome.result);
   return bench;
 }

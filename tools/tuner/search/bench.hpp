@@ -156,6 +156,10 @@ class Bench {
                                         const char* what);
   [[nodiscard]] Result<Screened> screen_fp8(const Problem& gemm);
   [[nodiscard]] Result<Screened> screen_bf16(const Problem& gemm);
+  // All candidates together, each for its share of the time.
+  [[nodiscard]] InterleavedGroup group_of_shares(const Problem& problem,
+                                                 std::vector<Candidate> candidates,
+                                                 const Purpose& purpose, int min_blocks) const;
   [[nodiscard]] InterleavedGroup final_group(const Problem& problem, double max_s) const;
   // Measures the rows' candidates in one group, with the first one as the reference.
   [[nodiscard]] Result<std::vector<CandidateOutcome>> compare(const Problem& gemm,

@@ -88,7 +88,7 @@ class Planner {
       gemm.generated =
           F8_TRY(generated_candidates(gemm.problem, device_, options_.keep, gemm.prior));
       const Suggested fp8 = F8_TRY(suggested(gemm.problem, false));
-      gemm.fp8_suggestions = measured({.count = fp8.count});
+      gemm.fp8_suggestions = measured(fp8);
     }
     return gemm;
   }

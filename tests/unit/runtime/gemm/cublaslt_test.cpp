@@ -150,7 +150,7 @@ TEST_F(CublasLtTest, TheRankedSuggestionIsFoundByItsAttributes) {
   other.gemm = Gemm::kOutput;
   EXPECT_EQ(cublaslt_suggestions(*context_, other).value().unmeasured, 0);
   EXPECT_EQ(config_text(GemmPlan::choose(*context_, other).value()), "h0");
-  // Of suggestions that say nothing, or nothing that is known, cuBLASLt's own order counts.
+  // cuBLASLt's own order counts where suggestions say nothing, or nothing that is known.
   library_.attribute_result = CUBLAS_STATUS_NOT_SUPPORTED;
   EXPECT_EQ(config_text(GemmPlan::create(context_, desc, choice).value()->choice()), "h0");
   EXPECT_EQ(cublaslt_suggestions(*context_, desc).value().all.size(), 4);

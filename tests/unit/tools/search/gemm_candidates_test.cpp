@@ -162,7 +162,7 @@ TEST(SweepPlan, RespectsWhatTheLibraryOffers) {
   EXPECT_FALSE(failing);
 }
 
-// What a plan takes without a search is measured, however late cuBLASLt lists it.
+// A sweep measures what a plan takes without a search, however late cuBLASLt lists it.
 TEST(SweepPlan, MeasuresTheSuggestionThatRanksFirst) {
   SweepRequest request = request_of({{256, 256, 256}});
   request.recipes = {"rowwise_with_gw_hp"};
