@@ -28,8 +28,8 @@ _FLEXIBLE = (
 
 _OTHERS = (
     (
-        "cast_weight(Tensor weight, Tensor(a!) q, Tensor(b!) qt, Tensor(c!) state, Tensor like, "
-        "int config) -> ()"
+        "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "
+        "-> ()"
     ),
     ("quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout) -> Tensor[]"),
     "quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)",

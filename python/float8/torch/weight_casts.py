@@ -1,6 +1,8 @@
 """Weights that are cast once after they change, and not in every forward.
 
-Over the micro-batches of a step the weights stay the same, so their fp8 copies may too.
+Over the micro-batches of a step the weights stay the same, so their fp8 copies may too. Nothing on the
+host tells of every change (`_version` does not of `.data`, of fused optimizers, of what a kernel
+writes), so the device compares the weights' bytes with what the copies were made from.
 """
 
 from __future__ import annotations
@@ -204,11 +206,15 @@ def cache_weight_casts(
     Forwards then read the copies instead of casting the weights, with the same results; they take 2
     bytes for each element. This is worth it where a step has several micro-batches.
 
-    optimizer: its steps end with casting all weights again. Without one, call `update` after each
-        step. In eager mode a forward also sees a weight that was changed otherwise, and casts it
-        again, unless it was changed in place through `.data`, which autograd does not see either. A
-        compiled forward and a CUDA graph do not look, and need the `update`.
-    dtype: x's; None: the weights'. Name autocast's where it is on. Other x do without the copies.
+    A copy of an older weight is never read. Every forward, also a compiled one and one in a CUDA
+    graph, reads the weight once and compares a fingerprint of its bytes on the device; it casts where
+    they changed, whoever changed them: any optimizer, `.data`, load_state_dict, a kernel. The copies
+    change in place then, so a backward whose forward came before a change reads the new weight's.
+
+    optimizer: for weights that ranks share by tensor parallelism or gather in fp8, its steps end with
+        casting them again. Plain weights need none.
+    dtype: x's; other x do without the copies. None: the copies serve x of any type, and are cast
+        again where the type is another one than in the forward before.
 
     Ranks of tensor parallelism keep the copies of their parts. FSDP's gathers in fp8 keep none beside
     the shards' casts, which a forward makes where none are of this weight: for them `update` is

@@ -40,9 +40,9 @@ std::vector<uint8_t> random_bytes(size_t count, uint64_t seed) {
 
 // A weight on the device, its fingerprint and its flag.
 struct Kept {
-  Kept(const Context& context, const Weight& of, uint64_t seed)
+  Kept(const Context& context, const Weight& of, uint64_t random)
       : weight(of),
-        image(random_bytes(of.bytes(), seed)),
+        image(random_bytes(of.bytes(), random)),
         device(context, image),
         state(context, std::vector<uint64_t>(FLOAT8_FINGERPRINT_BYTES / 8)),
         valid(context, std::vector<uint32_t>{7}) {}
