@@ -103,8 +103,8 @@ def _hooks(model: nn.Module) -> None:
 
     model.zero_grad()
     hooks = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
-    x = torch.ones(8, 64, dtype=torch.bfloat16, device=next(model.parameters()).device)
-    model(x).sum().backward()
+    x = torch.linspace(-1, 1, 512, dtype=torch.bfloat16, device=next(model.parameters()).device)
+    model(x.view(8, 64)).sum().backward()
     for hook in hooks:
         hook.remove()
 
