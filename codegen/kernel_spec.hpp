@@ -20,6 +20,7 @@
 //             "gemm2/" is a grouped GEMM of two problems
 //   update := "scale_update"
 //   found  := "found_inf"
+//   weight := "fingerprint"
 //   sums   := "column_sums/" in
 //   bias   := "bias_grad/" out
 // A GEMM's configuration, as the database and `--config` have it, adds what the launch alone needs:
@@ -122,6 +123,11 @@ struct FoundInfSpec {
   bool operator==(const FoundInfSpec&) const = default;
 };
 
+// Whether weights changed since the fingerprints that are in device memory ("fingerprint").
+struct FingerprintSpec {
+  bool operator==(const FingerprintSpec&) const = default;
+};
+
 // The gradient of a bias in two kernels, in a fixed order: the column sums of each 128 rows, and
 // the sums of those.
 struct ColumnSumsSpec {
@@ -134,7 +140,7 @@ struct BiasGradSpec {
 };
 
 using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
-                                ColumnSumsSpec, BiasGradSpec>;
+                                FingerprintSpec, ColumnSumsSpec, BiasGradSpec>;
 
 // True where a copy that the cast writes has scales of this mode.
 [[nodiscard]] bool has_scale(const CastSpec& spec, ScaleMode mode);

@@ -1,4 +1,4 @@
-// amax, cast and scale_update kernels as loops over their arguments.
+// amax, cast, scale_update and fingerprint kernels as loops over their arguments.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -6,6 +6,7 @@
 
 #include "base/format.hpp"
 #include "recipes/delayed.hpp"
+#include "recipes/fingerprint.hpp"
 #include "recipes/reference.hpp"
 #include "recipes/scale.hpp"
 #include "runtime/device/memory.hpp"
@@ -460,6 +461,36 @@ void run_found_inf(const kernels::FoundInfArgs& args, unsigned grid, Faults& fau
   }
   const std::span amaxes(args.amax, static_cast<size_t>(args.count));
   if (std::ranges::any_of(amaxes, reference::is_non_finite)) *args.found_inf = 1;
+}
+
+void run_fingerprint(const kernels::FingerprintArgs& args, unsigned grid, Faults& faults) {
+  int next = 0;
+  for (int i = 0; i < args.count; ++i) {
+    const kernels::FingerprintWeight& w = args.tensors[i];
+    if (w.first_block != next || w.blocks < 1) {
+      fault(faults, "weight {}: {} blocks from {} on", i, w.blocks, w.first_block);
+    }
+    if (!aligned(w.w, 2) || !aligned(w.state, 8) || !aligned(w.valid, 4) || w.pitch % 2 != 0 ||
+        w.row_bytes % 2 != 0 || w.rows < 1) {
+      fault(faults, "weight {}: misaligned, null or empty", i);
+    }
+    next += w.blocks;
+  }
+  if (static_cast<int>(grid) != next) fault(faults, "grid {} for {} blocks", grid, next);
+  if (!faults.empty()) return;
+  for (const kernels::FingerprintWeight& w :
+       std::span(args.tensors, static_cast<size_t>(args.count))) {
+    kernels::FingerprintState& state = *w.state;
+    if (state.sum[0] != 0 || state.sum[1] != 0 || state.blocks_done != 0) {
+      return fault(faults, "a fingerprint's memory was not zeros before its first comparison");
+    }
+    const auto [low, high] = reference::fingerprint(w.w, w.rows, static_cast<size_t>(w.row_bytes),
+                                                    static_cast<size_t>(w.pitch), w.seed);
+    if (state.value[0] == low && state.value[1] == high) continue;
+    state.value[0] = low;
+    state.value[1] = high;
+    *w.valid = 0;
+  }
 }
 
 }  // namespace f8::runtime::emulation

@@ -365,6 +365,9 @@ typedef struct float8_quantizer_desc {
    * FLOAT8_UNSUPPORTED where such shards cut blocks of qt with FLOAT8_BLOCK_1X128, or where the other
    * copy has another granularity. */
   int64_t whole_rows;
+  /* Nonzero: casts look at float8_quantize_args.valid. It is for a weight, without over_ranks. */
+  int32_t weight_flag;
+  int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -703,6 +706,8 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_ZERO;
+  /* As in float8_weight_args, with float8_quantizer_desc.weight_flag; not in lists. */
+  uint32_t* valid FLOAT8_ZERO;
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */
@@ -838,6 +843,36 @@ FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* cast
  * before the first cast. */
 FLOAT8_API float8_status float8_weights_invalidate(float8_context* context, uint32_t* valid,
                                                    size_t count, float8_stream stream);
+
+/* Finds on the device whether weights changed since the call before, whoever wrote them: it computes
+ * a fingerprint of a weight's bytes, compares it with the one that the call before left, keeps it, and
+ * sets the weight's flag to 0 where they differ; elsewhere the flag stays as it is. A guarded cast that
+ * follows on the stream then casts what changed and nothing else, also in a CUDA graph. A change is
+ * missed with a probability of about 2^-128, and one inside 16 bytes never. It reads each byte once. */
+#define FLOAT8_FINGERPRINT_BYTES 48
+typedef struct float8_fingerprint_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_fingerprint_args));
+  const void* w FLOAT8_ZERO; /* [n][k] of any sizes, aligned to its elements */
+  int64_t n FLOAT8_ZERO;
+  int64_t k FLOAT8_ZERO;
+  int64_t ld_w FLOAT8_ZERO;     /* a row stride in elements, any one that holds a row; 0: dense */
+  int32_t dtype FLOAT8_ZERO;    /* a float8_dtype, w's type */
+  int32_t reserved FLOAT8_ZERO; /* 0 */
+  /* What else the copies depend on, such as the type that w is converted to: another seed gives
+   * another fingerprint. */
+  uint64_t seed FLOAT8_ZERO;
+  /* FLOAT8_FINGERPRINT_BYTES of device memory of this weight alone, aligned to 16 bytes: zeros before
+   * the first call, and written by these calls alone. */
+  void* fingerprint FLOAT8_ZERO;
+  uint32_t* valid FLOAT8_ZERO; /* as in float8_weight_args; several weights may have one */
+} float8_fingerprint_args;
+
+/* `args` is an array of `count` structs. The first call of a context loads the kernel; call it with a
+ * count of 0 ahead of a capture. Streams may compare one weight side by side: the worst of it is a
+ * cast too many. */
+FLOAT8_API float8_status float8_weights_compare(float8_context* context,
+                                                const float8_fingerprint_args* args, size_t count,
+                                                float8_stream stream);
 
 /* ---- counters: what casts lose, read without waiting for a step ---- */
 

@@ -112,9 +112,9 @@ class LayerCheck:
         self._compare("w", weight, whole)
         layer = self._layer
         cast = layer._weight_cast
-        if cast is not None and cast._seen == cast._state(layer):
-            fresh = _ops.quantize(cast._operand(layer), cast._config, _ops.WEIGHT, True)
-            expected = plain_parts(fresh, layer.out_features, layer)
+        if cast is not None:
+            cast.update(layer)
+            expected = plain_parts(cast.fresh(layer), layer.out_features, layer)
             for name, parts in plain_parts(cast.copies, layer.out_features, layer).items():
                 self._compare_parts(name, parts, expected[name])
         self._run_both(weight, whole, self._dtype or whole.dtype)
