@@ -69,9 +69,9 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             _check_tokens(input.shape[y_dim], to)
         else:
             y_dim = None
-    scales = layer._scale_view
-    first = layer._scales is not None and layer._scales.is_first
     local = weight.to_local()
+    scales = layer.scales_on(local.device)
+    first = layer._first_step
     cast: Any = layer._weight_cast
     copies = None if cast is None else cast.of(layer, x.dtype)
     origin = GATHERED if isinstance(local, GatheredWeight) else CAST if copies is None else KEPT
