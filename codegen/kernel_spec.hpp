@@ -75,10 +75,12 @@ struct CastSpec {
   bool delayed = false;     // tensor scales are on the device already, and the amax is recorded
   bool one_launch = false;  // computes the amaxes itself, for tensor and axis scales
   bool list = false;        // as in AmaxSpec
-  bool saturate = false;    // ("/hold") an amax that is not finite gives scale 1, else NaN or 0
-  bool count = false;       // adds to the copies' counters
-  bool sums = false;        // leaves the sums of the columns too, as column_sums does
-  bool noop_flag = false;   // as in AmaxSpec
+  // ("/hold") an amax that is not finite gives scale 1, else NaN or 0; with a delayed scale
+  // infinities saturate, else they become NaN
+  bool saturate = false;
+  bool count = false;      // adds to the copies' counters
+  bool sums = false;       // leaves the sums of the columns too, as column_sums does
+  bool noop_flag = false;  // as in AmaxSpec
   // x is some rows of a whole whose 128x128 blocks it may cut: the amaxes of all blocks are given.
   bool shard = false;
   bool operator==(const CastSpec&) const = default;

@@ -60,10 +60,11 @@
 //   context(device), plans(device)
 //     The float8_context and the float8_linear handles of a device, -1 for the emulated one, as
 //     integers: the package calls the rest of the C ABI through ctypes.
-//   scales_bytes(config, layout), scales_init(state), scales_set_first(state, first),
-//   scales_is_first(state), scales_sync(state)
+//   scales_bytes(config, layout), scales_init(state), scales_set_first(state, linears[]),
+//   scales_find_first(state), scales_sync(state, found_inf?)
 //     The size of a scale state and its first contents, which an emulated config gives on the CPU;
-//     whether its next step is the first one; and the end of a step.
+//     the linears whose next step is the first one, as the caller says or as the state has them,
+//     for which the host waits; and the end of a step, which is dropped where found_inf is not 0.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -426,7 +427,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("prepare", TORCH_BOX(&prepare));
   library.impl("scales_init", TORCH_BOX(&scales_init));
   library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
-  library.impl("scales_is_first", TORCH_BOX(&scales_is_first));
+  library.impl("scales_find_first", TORCH_BOX(&scales_find_first));
   library.impl("scales_sync", TORCH_BOX(&scales_sync));
 }
 

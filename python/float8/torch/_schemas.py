@@ -66,10 +66,10 @@ _OTHERS = (
     "plans(int device) -> int[]",
     "scales_bytes(int config, int layout) -> int",
     "scales_init(Tensor(a!) state, int config, int layout) -> ()",
-    "scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()",
-    "scales_is_first(Tensor state, int config, int layout) -> bool",
+    "scales_set_first(Tensor(a!) state, int config, int layout, int[] linears) -> ()",
+    "scales_find_first(Tensor state, int config, int layout) -> int[]",
     "tune_on_first_use(int milliseconds, str database) -> ()",
-    "scales_sync(Tensor(a!) state, int config, int layout) -> ()",
+    ("scales_sync(Tensor(a!) state, int config, int layout, Tensor? found_inf=None) -> ()"),
 )
 
 LIBRARY = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]

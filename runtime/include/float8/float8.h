@@ -276,12 +276,13 @@ FLOAT8_API float8_status float8_recipe_named(const char* name, float8_recipe* re
 
 /* The effect on its scale of an amax that is not finite. */
 typedef enum float8_non_finite {
-  /* The scale is NaN or 0 and the results are NaN, so that a trainer's check sees them. A history
-   * (delayed scaling) keeps the amax until it is the oldest one, and the scale is NaN or 0 as long.
-   */
+  /* The scale is NaN or 0 and the results are NaN, so that a trainer's check sees them. A cast with
+   * a delayed scale makes infinities NaN. The step does not count in delayed scaling: the scales
+   * and histories of all operands stay as they are. */
   FLOAT8_PROPAGATE = 0,
-  /* Dynamic scales saturate: the scale is 1 and infinities become the format's largest value.
-   * Delayed scales freeze: the scale and its history stay as they are. */
+  /* Dynamic scales saturate: the scale is 1 and infinities become the format's largest value, which
+   * they do with a delayed scale too. Delayed scales freeze: the scale and the history of the
+   * operand stay as they are. */
   FLOAT8_HOLD = 1
 } float8_non_finite;
 
@@ -349,7 +350,7 @@ typedef struct float8_quantizer_desc {
   int32_t dtype;      /* a float8_dtype, the tensor's type */
   const char* recipe; /* as in float8_linear_desc */
   const float8_recipe* custom_recipe; /* as in float8_linear_desc */
-  int32_t non_finite;                 /* a float8_non_finite for dynamic scales */
+  int32_t non_finite;                 /* a float8_non_finite, for the casts */
   int32_t count;                      /* nonzero: casts add to the counters of a call */
   int32_t no_transpose;               /* nonzero: qt is not made, since there is no backward */
   /* Nonzero: ranks hold the tensor by rows, and each casts its shard to the bits of the whole
@@ -908,6 +909,11 @@ FLOAT8_API float8_status float8_counters_text(const char* name,
  *     float8_scales_slots(scales, state, 7, &args.scales);     // for the linear desc.linears[7]
  *     args.first_step = step == 0;
  *     args.ranks = communicator;       // if ranks share the work; the first step alone uses it
+ *
+ * An amax of 0 is not recorded. So behind the first step an operand may have no scale yet: a weight
+ * that begins with zeros, the gradient that comes through it, a linear that was not called, or all
+ * operands if the step was dropped. float8_scales_first_steps tells which linears have such an operand,
+ * and what they compute needs first_step again; without it they are cast with a scale of 1.
  */
 
 typedef enum float8_scale_from {
@@ -924,7 +930,7 @@ typedef struct float8_scales_desc {
   int32_t history;    /* amaxes kept of each operand, 1 to 1024; 0: 16 */
   int32_t scale_from; /* a float8_scale_from */
   int32_t margin;     /* scales are divided by 2^margin, 0 to 16 */
-  int32_t non_finite; /* a float8_non_finite */
+  int32_t non_finite; /* a float8_non_finite, for the histories; give the linears the same */
 } float8_scales_desc;
 
 /* On failure *out is NULL. */
@@ -948,11 +954,20 @@ FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* 
 FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                             float8_nccl_comm communicator, float8_stream stream);
 
+/* Sets first_step[i], for the linear desc.linears[i], to 1 if an operand of it has no scale yet, or
+ * has seen less than others and is growing from zero, else to 0. Until the next sync the calls of such
+ * linears have first_step set. `count` is that of the desc. The call copies to the host and waits for
+ * `stream`, so it does not belong into a graph: a trainer makes it behind the syncs of the first steps,
+ * until all are 0. */
+FLOAT8_API float8_status float8_scales_first_steps(const float8_scales* scales, const void* state,
+                                                   int32_t* first_step, size_t count,
+                                                   float8_stream stream);
+
 /* ---- delayed scaling: a step that meets an infinity or NaN ----
  *
- * A cast with a delayed scale saturates, so an infinity does not show in the results of its step.
- * With FLOAT8_PROPAGATE it shows in those of the next steps, until it leaves the history. A trainer
- * that can skip a step does not let it in:
+ * Such a step costs itself alone, whatever the trainer does: with FLOAT8_PROPAGATE its results are
+ * NaN, and float8_scales_sync leaves all scales and histories as they were. A trainer that leaves
+ * the weights alone in such a step need not look at results:
  *
  *     cudaMemsetAsync(found_inf, 0, sizeof(float), stream);     // found_inf is in device memory
  *     // forward and backward of all linears
@@ -962,8 +977,7 @@ FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* s
  *
  * found_inf has the meaning that it has for PyTorch's GradScaler, whose own checks may set it too.
  * Nothing here waits for the device, and all of it may be captured in a CUDA graph. If the first
- * step is skipped, the next one is the first step (first_step); a trainer that does not know in
- * time goes on without first_step, with scales of 1.
+ * step is skipped, the next one is the first step (float8_scales_first_steps).
  */
 
 /* Reduces the amaxes of the step so far over the ranks of `communicator` (NULL: there is one rank),
@@ -979,8 +993,8 @@ FLOAT8_API float8_status float8_scales_sync_unless(const float8_scales* scales, 
                                                    const float* found_inf,
                                                    float8_nccl_comm communicator,
                                                    float8_stream stream);
-/* Discards the step: its amaxes become 0, and the histories, the counts of non-finite amaxes and
- * the scales stay as they were. It takes the place of float8_scales_sync in a step that is skipped.
+/* Discards the step: its amaxes become 0, and the histories, the counts of non-finite amaxes and the
+ * scales stay as they were. It takes the place of float8_scales_sync in a step that is skipped.
  */
 FLOAT8_API float8_status float8_scales_discard(const float8_scales* scales, void* state,
                                                float8_stream stream);

@@ -645,7 +645,7 @@ class Scales {
     float8_scales* handle = nullptr;
     const float8_status status = float8_scales_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return Scales(handle);
+    return Scales(handle, linears.size());
   }
   [[nodiscard]] std::size_t bytes() const { return float8_scales_bytes(handle_.get()); }
   Status init(void* state, float8_stream stream) const {
@@ -666,6 +666,16 @@ class Scales {
   Status sync_unless(void* state, const float* found_inf, float8_nccl_comm communicator,
                      float8_stream stream) const {
     return Status(float8_scales_sync_unless(handle_.get(), state, found_inf, communicator, stream));
+  }
+  // For each linear of the list, nonzero if an operand has no scale yet, or grows from zero: its
+  // calls then have first_step. It waits for the stream.
+  [[nodiscard]] Result<std::vector<std::int32_t>> first_steps(const void* state,
+                                                              float8_stream stream) const {
+    std::vector<std::int32_t> first(count_);
+    const float8_status status =
+        float8_scales_first_steps(handle_.get(), state, first.data(), first.size(), stream);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return first;
   }
   // Sets *found_inf, in device memory, to 1 if the step recorded an amax that is not finite.
   Status found_inf(void* state, float8_nccl_comm communicator, float* found_inf,
@@ -700,8 +710,9 @@ class Scales {
   [[nodiscard]] float8_scales* get() const { return handle_.get(); }
 
  private:
-  explicit Scales(float8_scales* handle) : handle_(handle) {}
+  Scales(float8_scales* handle, std::size_t count) : handle_(handle), count_(count) {}
   detail::Handle<float8_scales, float8_scales_destroy> handle_;
+  std::size_t count_;  // of the list of linears
 };
 
 // A linear's counters in host memory, as lines for people.

@@ -263,7 +263,7 @@ def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor
         return
     clone = state.state.clone()
     config, layout = state.config, state.layout
-    torch.ops.float8.scales_set_first(clone, config, layout, state.is_first)
+    torch.ops.float8.scales_set_first(clone, config, layout, state.first)
     begin = layer._scale_index * PART_BYTES
     own = clone[begin : begin + PART_BYTES]
     before = layer._scale_view
@@ -274,7 +274,7 @@ def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor
     finally:
         layer._scale_view = before
         # Another tensor may get the memory.
-        torch.ops.float8.scales_set_first(clone, config, layout, False)
+        torch.ops.float8.scales_set_first(clone, config, layout, [])
 
 
 def _comparison(own: Tensor, expected: Tensor, exact: bool) -> Comparison:
