@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -59,16 +60,22 @@ def is_sharded_by_fsdp(layer: nn.Module) -> bool:
 
 def param_group(module: nn.Module) -> tuple[Any, Any]:
     """Returns FSDP's group that a linear's weight is in, and FSDP's parameter, None for none."""
+    for _, group, param in fsdp_params():
+        info = param._module_info
+        if info.module is module and info.param_name == "weight":
+            return group, param
+    return None, None
+
+
+def fsdp_params() -> Iterator[tuple[nn.Module, Any, Any]]:
+    """Goes through FSDP2's parameters: the module that was sharded, the group, and the parameter."""
     from torch.distributed import _composable_state
 
-    for reference in list(_composable_state._module_state_mapping.values()):
-        state = reference() if callable(reference) else reference
+    for module, reference in list(_composable_state._module_state_mapping.items()):
+        state: Any = reference() if callable(reference) else reference
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:
             groups = [getattr(state, "_fsdp_param_group", None)]
-        for each in groups:
-            for param in getattr(each, "fsdp_params", ()):
-                info = param._module_info
-                if info.module is module and info.param_name == "weight":
-                    return each, param
-    return None, None
+        for group in groups:
+            for param in getattr(group, "fsdp_params", ()):
+                yield module, group, param

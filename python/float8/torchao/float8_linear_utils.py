@@ -17,6 +17,7 @@ from float8.torch.convert import (
     swap_linears,
     wrong_config,
 )
+from float8.torch.convertible import refuse_lazy
 from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
 
@@ -135,5 +136,6 @@ def _sizes(module: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> tuple[int
     """Returns N and K of a linear that fp8 can have and no name keeps, else None."""
     if not isinstance(module, nn.Linear) or any(part in fqn for part in filter_fqns):
         return None
+    refuse_lazy(module, fqn)
     n, k = module.weight.shape
     return (n, k) if n % 16 == 0 and k % 16 == 0 else None

@@ -99,3 +99,35 @@ def _preparing_rank(mesh: Any, rank: int, world: int) -> None:
 
 def test_plans_are_made_ahead(tmp_path: Any) -> None:
     ranks.spawn(_preparing_rank, 2, tmp_path)
+
+
+def _late_rank(mesh: Any, rank: int, world: int, recipe: str, shard_layers: bool) -> None:
+    model = _mlp(recipe)
+    plain = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    config = f8.LinearConfig(recipe, emulate=True)
+    for each in (model, plain):
+        if shard_layers:
+            fully_shard(each[0], mesh=mesh)
+        fully_shard(each, mesh=mesh)
+    for each, other in ((plain, config), (model, f8.LinearConfig("tensorwise", emulate=True))):
+        before = dict(each.named_modules())
+        with pytest.raises(ValueError, match=r"layer '0' is sharded by FSDP.*before fully_shard"):
+            f8.convert_to_float8_training(each, config=other)
+        assert dict(each.named_modules()) == before
+        with pytest.raises(ValueError, match=r"layer 'root' is sharded by FSDP"):
+            f8.convert_to_float8_training(each[2], config=other)
+    f8.convert_to_float8_training(model, config=config)  # it has that config
+    model(torch.randn(16, 64)).square().mean().backward()
+    with pytest.raises(ValueError, match=r"layer '2' is sharded by FSDP"):
+        f8.convert_to_float8_training(
+            model, config="bf16", module_filter_fn=lambda _, name: name == "2"
+        )
+
+
+@pytest.mark.parametrize("shard_layers", (False, True))
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_a_conversion_after_fully_shard_is_refused(
+    recipe: str, shard_layers: bool, tmp_path: Any
+) -> None:
+    """FSDP would set weights on the linears that the conversion replaces."""
+    ranks.spawn(_late_rank, 2, tmp_path, recipe, shard_layers)
