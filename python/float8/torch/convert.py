@@ -20,7 +20,7 @@ from float8.filter import (
     list_of,
 )
 from float8.recipes import Recipe
-from float8.torch import fsdp, notices
+from float8.torch import fsdp, notices, stale_optimizers
 from float8.torch.convertible import (
     is_convertible,
     is_linear,
@@ -28,7 +28,12 @@ from float8.torch.convertible import (
     without_unusual,
 )
 from float8.torch.linear import Float8Linear, check_switches, resolve_recipe
-from float8.torch.scales import attach_scales, drop_unused_states, refuse_second_state
+from float8.torch.scales import (
+    attach_scales,
+    drop_unused_states,
+    expect_other_checkpoints,
+    refuse_second_state,
+)
 
 ModuleFilter = Callable[[nn.Module, str], bool]
 Path = str | os.PathLike[str]
@@ -321,6 +326,7 @@ def convert_linears(
     def finish(converted: nn.Module) -> None:
         attach_scales(converted, history=options.history, margin=options.margin)
         drop_unused_states(converted)
+        expect_other_checkpoints(converted)
 
     converted = swap_linears(
         module,
@@ -329,7 +335,9 @@ def convert_linears(
         check,
         finish,
     )
-    if not notices.has_linears(converted):
+    if notices.has_linears(converted):
+        stale_optimizers.watch(converted)
+    else:
         linears = [each for each in converted.modules() if is_linear(each)]
         why = "it has no nn.Linear"
         if linears:
