@@ -52,6 +52,7 @@
 //   prepare(x, weight, n, k, m, config, apart)
 //     Makes the plans of linears of these sizes for calls of up to M rows, whose x has x's type and
 //     device, and whose weight has the weight's type; with `apart` of the casts of x too.
+//   With an emulated config the tensors may be on a GPU (staging.hpp).
 //   capture_id(x)
 //     A number of the CUDA graph that x's current stream is captured into, 0 where it is not.
 //   context(device), plans(device)
@@ -76,6 +77,7 @@
 #include "python/shim/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
+#include "python/shim/staging.hpp"
 #include "python/shim/tensors.hpp"
 #include "python/shim/workspace.hpp"
 
@@ -402,24 +404,29 @@ std::vector<int64_t> plans_op(int64_t device) {
   return handles;
 }
 
+template <auto kKernel, Roles kRoles>
+void add(torch::stable::detail::StableLibrary& library, const char* name) {
+  library.impl(name, TORCH_BOX((&Staged<kKernel, kRoles>::call)));
+}
+
 void add_kernels(torch::stable::detail::StableLibrary& library) {
-  library.impl("quantize", TORCH_BOX(&quantize));
-  library.impl("quantize_into", TORCH_BOX(&quantize_into));
-  library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
-  library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
-  library.impl("quantize_list", TORCH_BOX(&quantize_list));
-  library.impl("quantize_amax_list", TORCH_BOX(&quantize_amax_list));
-  library.impl("quantize_shard_list", TORCH_BOX(&quantize_shard_list));
-  library.impl("gemm_into", TORCH_BOX(&gemm_into));
-  library.impl("linear_forward", TORCH_BOX(&linear_forward));
-  library.impl("linear_backward", TORCH_BOX(&linear_backward));
-  library.impl("reads_shards", TORCH_BOX(&reads_shards));
-  library.impl("capture_id", TORCH_BOX(&capture_id_op));
-  library.impl("prepare", TORCH_BOX(&prepare));
-  library.impl("scales_init", TORCH_BOX(&scales_init));
+  add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
+  add<&quantize_into, Roles{.config = 3, .written = 0b110}>(library, "quantize_into");
+  add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
+  add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");
+  add<&quantize_list, Roles{.config = 1, .scales = 3}>(library, "quantize_list");
+  add<&quantize_amax_list, Roles{.config = 1}>(library, "quantize_amax_list");
+  add<&quantize_shard_list, Roles{.config = 3}>(library, "quantize_shard_list");
+  add<&gemm_into, Roles{.config = 7, .written = 0b10000}>(library, "gemm_into");
+  add<&linear_forward, Roles{.config = 8, .scales = 7}>(library, "linear_forward");
+  add<&linear_backward, Roles{.config = 7, .scales = 6}>(library, "linear_backward");
+  add<&reads_shards, Roles{.config = 2}>(library, "reads_shards");
+  add<&prepare, Roles{.config = 5}>(library, "prepare");
+  add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
+  add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");
   library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
   library.impl("scales_is_first", TORCH_BOX(&scales_is_first));
-  library.impl("scales_sync", TORCH_BOX(&scales_sync));
+  library.impl("capture_id", TORCH_BOX(&capture_id_op));
 }
 
 }  // namespace

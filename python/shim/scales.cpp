@@ -85,10 +85,24 @@ float8_scale_slots Scales::slots(const float8_linear* linear) const {
   return slots;
 }
 
-bool Scales::first_step() const {
+bool is_first_step(const void* state) {
   Known& all = known();
   const std::shared_lock lock(all.mutex);
-  const bool first = all.first.contains(state_);
+  return all.first.contains(state);
+}
+
+void mark_first_step(const void* state, bool first) {
+  Known& all = known();
+  const std::unique_lock lock(all.mutex);
+  if (first) {
+    all.first.insert(state);
+  } else {
+    all.first.erase(state);
+  }
+}
+
+bool Scales::first_step() const {
+  const bool first = is_first_step(state_);
   if (first && place_.capturing) {
     throw std::runtime_error(
         "float8: a CUDA graph is being captured in the first step of delayed scaling; run a whole "
@@ -98,13 +112,7 @@ bool Scales::first_step() const {
 }
 
 void Scales::set_first_step(bool first) const {
-  Known& all = known();
-  const std::unique_lock lock(all.mutex);
-  if (first) {
-    all.first.insert(state_);
-  } else {
-    all.first.erase(state_);
-  }
+  mark_first_step(state_, first);
 }
 
 void Scales::sync() const {
@@ -126,6 +134,12 @@ static Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
   return Scales(state, layout, Config(config), place_of(state, Config(config)));
 }
 
+// These two read no memory, so an emulated device's state may be on a GPU.
+static Place place_of_flag(const Tensor& state, Config config) {
+  return config.emulate() ? Place{.device = device_of(state), .emulated = true}
+                          : place_of(state, config);
+}
+
 int64_t scales_bytes(int64_t config, int64_t layout) {
   (void)saved_bytes(kRows, 128, 128, Config(config), false, false);  // there is a plan now
   Place place;
@@ -138,11 +152,13 @@ void scales_init(const Tensor& state, int64_t config, int64_t layout) {
 }
 
 void scales_set_first(const Tensor& state, int64_t config, int64_t layout, bool first) {
-  scales_of(state, config, layout).set_first_step(first);
+  const Place place = place_of_flag(state, Config(config));
+  Scales(state, layout, Config(config), place).set_first_step(first);
 }
 
 bool scales_is_first(const Tensor& state, int64_t config, int64_t layout) {
-  return scales_of(state, config, layout).first_step();
+  const Place place = place_of_flag(state, Config(config));
+  return Scales(state, layout, Config(config), place).first_step();
 }
 
 void scales_sync(const Tensor& state, int64_t config, int64_t layout) {

@@ -38,6 +38,10 @@ class Scales {
   int64_t bytes_ = 0;   // of the tensor's storage
 };
 
+// Whether the state at this address has its first step to come.
+[[nodiscard]] bool is_first_step(const void* state);
+void mark_first_step(const void* state, bool first);
+
 // The ops of a scale state (ops.cpp says what they do).
 int64_t scales_bytes(int64_t config, int64_t layout);
 void scales_init(const Tensor& state, int64_t config, int64_t layout);
