@@ -47,6 +47,8 @@ class Config {
   // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the
   // bits name no recipe.
   void set_recipe(float8_linear_desc& desc, float8_recipe& custom) const;
+  // The recipe's settings, also where it is a named one.
+  [[nodiscard]] float8_recipe recipe() const;
 
  private:
   [[nodiscard]] bool bit(int i) const { return field(i, 1) != 0; }

@@ -97,6 +97,15 @@ Tensor empty_rows(const Tensor& of, int64_t cols, int32_t dtype, Device device) 
   return empty(wanted, dtype, device);
 }
 
+// The type in which a plan gives dw and db: the weight's. A GEMM of operands in 16 bits as they are gives
+// their type or f32, which backward then rounds.
+float8_dtype grad_type(Config config, int32_t dtype, int32_t weight_dtype) {
+  const float8_dtype weight = element_type(weight_dtype, "weight");
+  if (dtype == weight_dtype || weight == FLOAT8_F32) return weight;
+  const bool high_precision = config.recipe().grad_weight.a.scaling == FLOAT8_HIGH_PRECISION;
+  return high_precision ? FLOAT8_F32 : weight;
+}
+
 // What forward and backward of a linear have in common.
 struct Call {
   Config config;
@@ -123,7 +132,7 @@ struct Call {
                       .k = k,
                       .device = place.key(),
                       .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
-                      .grad_dtype = static_cast<int8_t>(element_type(weight_dtype, "weight")),
+                      .grad_dtype = static_cast<int8_t>(grad_type(config, dtype, weight_dtype)),
                       .weight_shards = weight_shards};
     return plan_for(key, place);
   }
@@ -286,7 +295,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   }
   const std::array<int64_t, 2> weight_size = {want_dw ? call.n : 0, want_dw ? call.k : 0};
   const int64_t bias_size = want_db ? call.n : 0;
-  const int32_t grad_dtype = dtype_of(weight);
+  const bool in_f32 = grad_type(call.config, call.dtype, call.weight_dtype) == FLOAT8_F32;
+  const int32_t grad_dtype = in_f32 ? aoti_torch_dtype_float32() : call.weight_dtype;
   const int64_t none = 0;
   Tensor dx = want_dx ? empty_rows(dy, call.k, call.dtype, device)
                       : empty(std::span(&none, 1), call.dtype, device);
@@ -295,7 +305,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   if (rows.rows == 0) {
     torch::stable::zero_(dw);
     torch::stable::zero_(db);
-    return {dx, dw, db};
+    return {dx, to_dtype(dw, call.weight_dtype), to_dtype(db, call.weight_dtype)};
   }
   const Plan& plan = call.plan(rows.rows, w_shards > 1);
   if (plan.linear == nullptr) {
@@ -339,7 +349,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   const Workspace workspace(call.place, plan.workspace_bytes);
   args.launch_counts = workspace.launch_counts();
   check(float8_linear_backward(plan.linear, &args, workspace.data(), call.place.stream));
-  return {dx, dw, db};
+  return {dx, to_dtype(dw, call.weight_dtype), to_dtype(db, call.weight_dtype)};
 }
 
 bool reads_shards(const Tensor& dy, const Tensor& weight, int64_t config) {
@@ -375,7 +385,8 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
                     .k = k[i],
                     .device = place.key(),
                     .tensor_dtype = static_cast<int8_t>(element_type(dtype_of(x), "x")),
-                    .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))});
+                    .grad_dtype = static_cast<int8_t>(
+                        grad_type(Config(config), dtype_of(x), dtype_of(weight)))});
   }
   plan_all(keys, place);
   if (!apart) return;

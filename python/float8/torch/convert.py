@@ -396,6 +396,12 @@ def swap_linears(
     linears = {name: child for name, child in module.named_modules() if is_linear(child)}
     chosen = without_unusual({name: linears[name] for name in choose(linears)})
     made = {linear: _make(make, linear, name) for name, linear in chosen.items()}
+    if isinstance(module, nn.Linear) and module in made and len(made) > 1:
+        raise ValueError(
+            "float8: the model is an nn.Linear that has others below it, of which a conversion "
+            "would change one or the other: convert the module around it, or choose with "
+            "module_filter_fn"
+        )
     replaced = [old for old, new in made.items() if new is not old]
     refuse_sharded(module, replaced)
     check(replaced)

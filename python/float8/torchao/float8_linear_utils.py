@@ -18,7 +18,7 @@ from float8.torch.convert import (
     wrong_config,
 )
 from float8.torch.convertible import refuse_lazy
-from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
+from float8.torchao.config import ConfigError, Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ def convert_to_float8_training(
             'Float8LinearConfig.from_recipe_name("rowwise") makes one, and '
             "float8.torch.convert_to_float8_training takes names and LinearConfigs"
         )
+    if isinstance(module, nn.Linear) and any(True for _ in module.children()):
+        raise ConfigError(f"float8: Does not support a root nn.Linear with children: {module}")
     return convert_linears(
         module,
         Float8Linear,
