@@ -59,8 +59,9 @@ struct Staged<kKernel, kRoles> {
   static Result call(Args... args) {
     const std::tuple<const Args&...> all{args...};
     const Config config = config_of(std::get<kRoles.config>(all));
+    if (!config.emulate()) return kKernel(std::forward<Args>(args)...);
     const Device where = device_of(first(std::get<0>(all)));
-    if (!config.emulate() || (!where.is_cuda() && !config.staged())) return kKernel(args...);
+    if (!where.is_cuda() && !config.staged()) return kKernel(std::forward<Args>(args)...);
     Staging staging(where);
     return staged(staging, all, std::index_sequence_for<Args...>());
   }
