@@ -366,7 +366,8 @@ def _refuse_torchao(module: object) -> None:
 def _has(linear: nn.Linear, kind: type[Float8Linear], options: LinearConfig) -> bool:
     """Tells whether a linear is what a conversion would make of it."""
     own = type(linear)
-    if own.__mro__[getattr(own, "_orig_cls_mro_index", 0)] is not kind:  # fully_shard makes a class
+    of_model = own.__mro__[getattr(own, "_orig_cls_mro_index", 0)]  # fully_shard makes a class
+    if of_model is not kind or not isinstance(linear, kind):
         return False
     fields = {**options.linear_fields(), "recipe": resolve_recipe(options.recipe)}
     pads = fields.pop("pad_inner_dim")

@@ -341,7 +341,7 @@ def expect_other_checkpoints(module: nn.Module) -> None:
     """Lets `module` load checkpoints with delayed scaling when it has none."""
     hooks = module._load_state_dict_pre_hooks.values()
     if all(getattr(each, "hook", each) is not _leave_out_scales for each in hooks):
-        module.register_load_state_dict_pre_hook(_leave_out_scales)
+        module.register_load_state_dict_pre_hook(_leave_out_scales)  # type: ignore[no-untyped-call]
 
 
 def _leave_out_scales(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
