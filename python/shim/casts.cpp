@@ -66,6 +66,9 @@ struct Cast {
   // The slots of a scale state are those of any linear of the recipe.
   void set_scales(float8_quantize_args& args, const Tensor& state, int64_t layout,
                   bool evaluate) const {
+    if (device_of(state) != place.device) {
+      throw std::invalid_argument("float8: the scale state is on another device than x");
+    }
     const Config config(key.config);
     const Scales scales(state, layout, config, place);
     const float8_linear* linear = any_plan(key.config, key.device);

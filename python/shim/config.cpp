@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "python/shim/errors.hpp"
+
 namespace float8_torch {
 
 void Config::set_recipe(float8_linear_desc& desc, float8_recipe& custom) const {
@@ -29,6 +31,18 @@ void Config::set_recipe(float8_linear_desc& desc, float8_recipe& custom) const {
     gemms[gemm]->fast = field(52 + gemm, 1);
   }
   desc.custom_recipe = &custom;
+}
+
+float8_recipe Config::recipe() const {
+  float8_linear_desc desc = {};
+  float8_recipe recipe = {};
+  set_recipe(desc, recipe);
+  if (desc.recipe != nullptr) {
+    recipe = {};
+    recipe.struct_size = sizeof recipe;
+    check(float8_recipe_named(desc.recipe, &recipe));
+  }
+  return recipe;
 }
 
 }  // namespace float8_torch

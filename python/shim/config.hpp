@@ -9,6 +9,7 @@
 //   bit 8       backward reads the weight
 //   bit 9       the linear has a bias
 //   bit 10      backward casts x again, for Python alone
+//   bit 11      an emulated device's tensors are staged also where they are on the CPU, for tests
 //   bits 16-51  six cast settings of six bits, in the order of float8_recipe:
 //               scaling (2), granularity (2), format (1), pow2 (1)
 //   bits 52-54  fast accumulation of output, grad_input, grad_weight
@@ -35,13 +36,19 @@ class Config {
   [[nodiscard]] bool reads_x() const { return bit(7); }
   [[nodiscard]] bool reads_weight() const { return bit(8); }
   [[nodiscard]] bool bias() const { return bit(9); }
+  [[nodiscard]] bool staged() const { return bit(11); }
+  [[nodiscard]] int64_t without_staging() const {
+    return static_cast<int64_t>(bits_ & ~(uint64_t{1} << 11));
+  }
   // The bits that casts and scales depend on.
-  [[nodiscard]] uint64_t of_casts() const { return bits_ & ~uint64_t{0b111'1010'0000}; }
+  [[nodiscard]] uint64_t of_casts() const { return bits_ & ~uint64_t{0b1111'1010'0000}; }
   [[nodiscard]] uint64_t bits() const { return bits_; }
 
   // Fills the recipe's fields of a desc; `custom` outlives the use of the desc. Throws where the
   // bits name no recipe.
   void set_recipe(float8_linear_desc& desc, float8_recipe& custom) const;
+  // The recipe's settings, also where it is a named one.
+  [[nodiscard]] float8_recipe recipe() const;
 
  private:
   [[nodiscard]] bool bit(int i) const { return field(i, 1) != 0; }

@@ -74,18 +74,6 @@ struct Operand {
   }
 };
 
-float8_recipe settings_of(Config config) {
-  float8_linear_desc desc = {};
-  float8_recipe recipe = {};
-  config.set_recipe(desc, recipe);
-  if (desc.recipe != nullptr) {
-    recipe = {};
-    recipe.struct_size = sizeof recipe;
-    check(float8_recipe_named(desc.recipe, &recipe));
-  }
-  return recipe;
-}
-
 }  // namespace
 
 void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
@@ -98,7 +86,7 @@ void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const T
   }
   const Config bits(config);
   const Place place = place_of(d, bits);
-  const float8_recipe recipe = settings_of(bits);
+  const float8_recipe recipe = bits.recipe();
   const float8_gemm_setting& setting = kind == FLOAT8_OUTPUT       ? recipe.output
                                        : kind == FLOAT8_GRAD_INPUT ? recipe.grad_input
                                                                    : recipe.grad_weight;

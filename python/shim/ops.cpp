@@ -55,6 +55,7 @@
 //   prepare(x, weight, n, k, m, config, apart)
 //     Makes the plans of linears of these sizes for calls of up to M rows, whose x has x's type and
 //     device, and whose weight has the weight's type; with `apart` of the casts of x too.
+//   With an emulated config the tensors may be on a GPU (staging.hpp).
 //   capture_id(x)
 //     A number of the CUDA graph that x's current stream is captured into, 0 where it is not.
 //   context(device), plans(device)
@@ -80,6 +81,7 @@
 #include "python/shim/gemm.hpp"
 #include "python/shim/plans.hpp"
 #include "python/shim/scales.hpp"
+#include "python/shim/staging.hpp"
 #include "python/shim/tensors.hpp"
 #include "python/shim/workspace.hpp"
 
@@ -97,6 +99,15 @@ Tensor empty_rows(const Tensor& of, int64_t cols, int32_t dtype, Device device) 
   std::vector<int64_t> wanted(sizes, sizes + of.dim());
   wanted.back() = cols;
   return empty(wanted, dtype, device);
+}
+
+// The type in which a plan gives dw and db: the weight's. A GEMM of operands in 16 bits as they are gives
+// their type or f32, which backward then rounds.
+float8_dtype grad_type(Config config, int32_t dtype, int32_t weight_dtype) {
+  const float8_dtype weight = element_type(weight_dtype, "weight");
+  if (dtype == weight_dtype || weight == FLOAT8_F32) return weight;
+  const bool high_precision = config.recipe().grad_weight.a.scaling == FLOAT8_HIGH_PRECISION;
+  return high_precision ? FLOAT8_F32 : weight;
 }
 
 // What forward and backward of a linear have in common.
@@ -125,7 +136,7 @@ struct Call {
                       .k = k,
                       .device = place.key(),
                       .tensor_dtype = static_cast<int8_t>(element_type(dtype, "x")),
-                      .grad_dtype = static_cast<int8_t>(element_type(weight_dtype, "weight")),
+                      .grad_dtype = static_cast<int8_t>(grad_type(config, dtype, weight_dtype)),
                       .weight_shards = weight_shards};
     return plan_for(key, place);
   }
@@ -293,7 +304,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   }
   const std::array<int64_t, 2> weight_size = {want_dw ? call.n : 0, want_dw ? call.k : 0};
   const int64_t bias_size = want_db ? call.n : 0;
-  const int32_t grad_dtype = dtype_of(weight);
+  const bool in_f32 = grad_type(call.config, call.dtype, call.weight_dtype) == FLOAT8_F32;
+  const int32_t grad_dtype = in_f32 ? aoti_torch_dtype_float32() : call.weight_dtype;
   const int64_t none = 0;
   Tensor dx = want_dx ? empty_rows(dy, call.k, call.dtype, device)
                       : empty(std::span(&none, 1), call.dtype, device);
@@ -302,7 +314,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   if (rows.rows == 0) {
     torch::stable::zero_(dw);
     torch::stable::zero_(db);
-    return {dx, dw, db};
+    return {dx, to_dtype(dw, call.weight_dtype), to_dtype(db, call.weight_dtype)};
   }
   const Plan& plan = call.plan(rows.rows, w_shards > 1);
   if (plan.linear == nullptr) {
@@ -346,7 +358,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   const Workspace workspace(call.place, plan.workspace_bytes);
   args.launch_counts = workspace.launch_counts();
   check(float8_linear_backward(plan.linear, &args, workspace.data(), call.place.stream));
-  return {dx, dw, db};
+  return {dx, to_dtype(dw, call.weight_dtype), to_dtype(db, call.weight_dtype)};
 }
 
 bool reads_shards(const Tensor& dy, const Tensor& weight, int64_t config) {
@@ -382,7 +394,8 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
                     .k = k[i],
                     .device = place.key(),
                     .tensor_dtype = static_cast<int8_t>(element_type(dtype_of(x), "x")),
-                    .grad_dtype = static_cast<int8_t>(element_type(dtype_of(weight), "weight"))});
+                    .grad_dtype = static_cast<int8_t>(
+                        grad_type(Config(config), dtype_of(x), dtype_of(weight)))});
   }
   plan_all(keys, place);
   if (!apart) return;
@@ -411,24 +424,31 @@ std::vector<int64_t> plans_op(int64_t device) {
   return handles;
 }
 
+template <auto kKernel, Roles kRoles>
+void add(torch::stable::detail::StableLibrary& library, const char* name) {
+  library.impl(name, TORCH_BOX((&Staged<kKernel, kRoles>::call)));
+}
+
 void add_kernels(torch::stable::detail::StableLibrary& library) {
-  library.impl("quantize", TORCH_BOX(&quantize));
-  library.impl("cast_weight", TORCH_BOX(&cast_weight));
-  library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
-  library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
-  library.impl("quantize_list", TORCH_BOX(&quantize_list));
-  library.impl("quantize_amax_list", TORCH_BOX(&quantize_amax_list));
-  library.impl("quantize_shard_list", TORCH_BOX(&quantize_shard_list));
-  library.impl("gemm_into", TORCH_BOX(&gemm_into));
-  library.impl("linear_forward", TORCH_BOX(&linear_forward));
-  library.impl("linear_backward", TORCH_BOX(&linear_backward));
-  library.impl("reads_shards", TORCH_BOX(&reads_shards));
-  library.impl("capture_id", TORCH_BOX(&capture_id_op));
-  library.impl("prepare", TORCH_BOX(&prepare));
-  library.impl("scales_init", TORCH_BOX(&scales_init));
+  add<&quantize, Roles{.config = 1, .scales = 4}>(library, "quantize");
+  add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
+  add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
+  add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");
+  add<&quantize_list, Roles{.config = 1, .scales = 3}>(library, "quantize_list");
+  add<&quantize_amax_list, Roles{.config = 1}>(library, "quantize_amax_list");
+  add<&quantize_shard_list, Roles{.config = 3}>(library, "quantize_shard_list");
+  add<&gemm_into, Roles{.config = 7, .written = 0b10000}>(library, "gemm_into");
+  // It writes kept copies of the weight, and their state.
+  add<&linear_forward, Roles{.config = 8, .written = 1U << 4 | 1U << 5 | 1U << 12, .scales = 7}>(
+      library, "linear_forward");
+  add<&linear_backward, Roles{.config = 7, .scales = 6}>(library, "linear_backward");
+  add<&reads_shards, Roles{.config = 2}>(library, "reads_shards");
+  add<&prepare, Roles{.config = 5}>(library, "prepare");
+  add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
+  add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");
   library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
   library.impl("scales_find_first", TORCH_BOX(&scales_find_first));
-  library.impl("scales_sync", TORCH_BOX(&scales_sync));
+  library.impl("capture_id", TORCH_BOX(&capture_id_op));
 }
 
 }  // namespace

@@ -255,12 +255,7 @@ float8_context* context_of(int32_t device) {
 Place place_of(const Tensor& tensor, Config config) {
   Place place{.device = device_of(tensor), .emulated = config.emulate()};
   if (place.device.is_cuda()) {
-    if (place.emulated) {
-      throw std::invalid_argument(
-          "float8: a CUDA tensor met a linear with emulate=True, which computes on the CPU; "
-          "convert "
-          "the model without emulate");
-    }
+    if (place.emulated) throw std::logic_error("float8: tensors of a GPU were not staged");
     place.stream = current_stream(place.device.index);
     place.capturing = is_capturing(place.stream);
   } else if (!place.emulated || place.device.type != aoti_torch_device_type_cpu()) {

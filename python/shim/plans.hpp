@@ -104,7 +104,7 @@ struct Place {
   [[nodiscard]] int32_t key() const { return emulated ? -1 : device.index; }
 };
 
-// Throws for a CPU tensor without an emulated config, and the other way round.
+// Throws for a CPU tensor without an emulated config. A GPU's tensors are staged before (staging.hpp).
 [[nodiscard]] Place place_of(const Tensor& tensor, Config config);
 
 // The plan, made where there is none. The reference is good for ever.

@@ -89,6 +89,17 @@ float8_scale_slots Scales::slots(const float8_linear* linear) const {
   return slots;
 }
 
+void copy_first_steps(const void* from, const void* to) {
+  Known& all = known();
+  const std::unique_lock lock(all.mutex);
+  const auto found = from == nullptr ? all.first.end() : all.first.find(from);
+  if (found == all.first.end()) {
+    all.first.erase(to);
+  } else {
+    all.first[to] = found->second;
+  }
+}
+
 bool Scales::first_step() const {
   if (exported_first_) return true;
   Known& all = known();
@@ -145,6 +156,12 @@ static Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
   return Scales(state, layout, Config(config), place_of(state, Config(config)));
 }
 
+// It reads no memory, so an emulated device's state may be on a GPU.
+static Place place_of_flag(const Tensor& state, Config config) {
+  return config.emulate() ? Place{.device = device_of(state), .emulated = true}
+                          : place_of(state, config);
+}
+
 int64_t scales_bytes(int64_t config, int64_t layout) {
   (void)saved_bytes(kRows, 128, 128, Config(config), false, false);  // there is a plan now
   Place place;
@@ -158,7 +175,8 @@ void scales_init(const Tensor& state, int64_t config, int64_t layout) {
 
 void scales_set_first(const Tensor& state, int64_t config, int64_t layout,
                       std::vector<int64_t> linears) {
-  scales_of(state, config, layout).set_first_steps(linears);
+  const Place place = place_of_flag(state, Config(config));
+  Scales(state, layout, Config(config), place).set_first_steps(linears);
 }
 
 std::vector<int64_t> scales_find_first(const Tensor& state, int64_t config, int64_t layout) {

@@ -46,6 +46,10 @@ class Scales {
   int64_t bytes_ = 0;   // of the tensor's storage
 };
 
+// Says of the state at `to` what is known of the one at `from`: which linears have their first step to
+// come; of none if `from` is null.
+void copy_first_steps(const void* from, const void* to);
+
 // The ops of a scale state (ops.cpp says what they do).
 int64_t scales_bytes(int64_t config, int64_t layout);
 void scales_init(const Tensor& state, int64_t config, int64_t layout);

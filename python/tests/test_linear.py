@@ -110,6 +110,40 @@ def test_autocast(device: str, options: Options) -> None:
     assert layer(x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("recompute", (False, True))
+@pytest.mark.parametrize("recipe", ("rowwise_with_gw_hp", "bf16"))
+@pytest.mark.parametrize(
+    ("of_weight", "of_x"), ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16))
+)
+def test_autocast_to_the_other_type_of_16_bits(
+    of_weight: torch.dtype,
+    of_x: torch.dtype,
+    recipe: str,
+    recompute: bool,
+    device: str,
+    options: Options,
+) -> None:
+    """The gradients are those of float32 weights with these values, rounded to the weight's type."""
+    layer, twin = (
+        make(device, options, recipe=recipe, recompute=recompute, dtype=dtype)
+        for dtype in (of_weight, torch.float32)
+    )
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(16, 64, dtype=of_weight, device=device)
+    dy = torch.randn(16, 32, dtype=of_x, device=device)
+    for each in (layer, twin):
+        with torch.autocast(device, dtype=of_x):
+            y = each(x)
+        assert y.dtype == of_x
+        y.backward(dy)
+    for own, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        assert own.grad is not None and other.grad is not None
+        assert own.grad.dtype == of_weight and other.grad.dtype == torch.float32
+        assert torch.equal(own.grad, other.grad.to(of_weight))
+    layer(x[:0].to(of_x)).sum().backward()
+    f8.prepare(layer, 16, dtype=of_x)
+
+
 def test_float16_autocast_and_a_grad_scaler(device: str, options: Options) -> None:
     layer = make(device, options, dtype=torch.float32)
     x = torch.randn(16, 64, device=device)

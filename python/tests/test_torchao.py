@@ -168,6 +168,38 @@ def test_measured_conversion(capsys: Any) -> None:
     assert "14336" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("config", "casts"),
+    (
+        (Float8LinearConfig(), "i:dyn_ten_e4m3,w:dyn_ten_e4m3,go:dyn_ten_e5m2"),
+        (
+            Float8LinearConfig.from_recipe_name("rowwise"),
+            "i:dyn_axs_e4m3,w:dyn_axs_e4m3,go:dyn_axs_e4m3",
+        ),
+        (
+            Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp"),
+            "i:dyn_axs_e4m3,w:dyn_axs_e4m3,go:dyn_axs_e4m3,i_gw:dis_ten_e4m3,w_gi:dyn_ten_e4m3,"
+            "go_gw:dis_ten_e4m3",
+        ),
+    ),
+)
+def test_repr_names_the_casts_as_torchao_does(config: Float8LinearConfig, casts: str) -> None:
+    layer = torchao.convert_to_float8_training(nn.Linear(32, 16), config=config)
+    assert repr(layer).endswith(f", cast_configs={casts})")
+
+
+def test_a_root_linear_with_children() -> None:
+    root = nn.Linear(16, 16)
+    root.child = nn.Sequential(nn.Linear(16, 16))
+    with pytest.raises(AssertionError, match="Does not support a root"):
+        torchao.convert_to_float8_training(root)
+    with pytest.raises(ValueError, match="that has others below it"):
+        float8.torch.convert_to_float8_training(root)
+    assert type(root.child[0]) is nn.Linear
+    float8.torch.convert_to_float8_training(root, module_filter_fn=lambda _, name: bool(name))
+    assert isinstance(root.child[0], float8.torch.Float8Linear)
+
+
 def test_layer_from_a_config() -> None:
     from float8.torchao.float8_linear import Float8Linear
 

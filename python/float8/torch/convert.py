@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from float8.filter import (
     AUTO_FILTER,
@@ -21,9 +20,20 @@ from float8.filter import (
     list_of,
 )
 from float8.recipes import Recipe
-from float8.torch import fsdp, notices
+from float8.torch import fsdp, notices, stale_optimizers
+from float8.torch.convertible import (
+    is_convertible,
+    is_linear,
+    refuse_sharded,
+    without_unusual,
+)
 from float8.torch.linear import Float8Linear, check_switches, resolve_recipe
-from float8.torch.scales import attach_scales, drop_unused_states, refuse_second_state
+from float8.torch.scales import (
+    attach_scales,
+    drop_unused_states,
+    expect_other_checkpoints,
+    refuse_second_state,
+)
 
 ModuleFilter = Callable[[nn.Module, str], bool]
 Path = str | os.PathLike[str]
@@ -142,11 +152,13 @@ def convert_to_float8_training(
 
     A Float8Linear is a linear too: it gets the new options, and keeps its parameters. Its scales of
     delayed scaling and its cached weight casts begin anew, unless its options are the same.
-    Subclasses of nn.Linear with a forward of their own are left as they are, and so is the out_proj
-    of nn.MultiheadAttention, which is not called. A call that converts nothing warns.
+    Linears that only look like one are left as they are, and a warning names them: those with a
+    forward of their own, with a parametrised, pruned, quantised or computed weight, or compiled
+    already (convertible.py). So is the out_proj of nn.MultiheadAttention, which is not called. A
+    call that converts nothing warns.
 
-    Raises ValueError that names a layer which fp8 cannot have, or an argument; the model is then as
-    it was.
+    Raises ValueError that names a layer which fp8 cannot have, an nn.LazyLinear, a layer that
+    fully_shard has, or an argument; the model is then as it was.
     """
     return convert_linears(
         module,
@@ -210,6 +222,12 @@ def measured_filter(
             for name, linear in linears.items()
             if module_filter_fn is None or module_filter_fn(linear, name)
         ]
+        left_out = [
+            name
+            for name in wanted
+            if not is_convertible(linears[name], name) and not any(part in name for part in names)
+        ]
+        linears = {name: each for name, each in linears.items() if is_convertible(each, name)}
         if tokens is None or not linears:
             return wanted
         check_names(module, names)
@@ -234,7 +252,7 @@ def measured_filter(
             print(explain(list(decided.values())))
             converted = sum(verdict.convert for verdict in decided.values())
             print(f"\n{converted} of {len(decided)} linears to float8 (M {tokens})")
-        return [name for name, verdict in decided.items() if verdict.convert]
+        return [name for name, verdict in decided.items() if verdict.convert] + left_out
 
     return choose
 
@@ -308,6 +326,7 @@ def convert_linears(
     def finish(converted: nn.Module) -> None:
         attach_scales(converted, history=options.history, margin=options.margin)
         drop_unused_states(converted)
+        expect_other_checkpoints(converted)
 
     converted = swap_linears(
         module,
@@ -316,9 +335,15 @@ def convert_linears(
         check,
         finish,
     )
-    if not notices.has_linears(converted):
-        some = any(is_convertible(each) for each in converted.modules())
-        why = "no linear passed the filter" if some else "it has no nn.Linear"
+    if notices.has_linears(converted):
+        stale_optimizers.watch(converted)
+    else:
+        linears = [each for each in converted.modules() if is_linear(each)]
+        why = "it has no nn.Linear"
+        if linears:
+            why = "no linear passed the filter"
+        if linears and not any(map(is_convertible, linears)):
+            why = "its linears are none that it takes"
         notices.warn_once(
             "convert",
             f"convert_to_float8_training converted nothing in {type(module).__name__}: {why}; with "
@@ -340,7 +365,9 @@ def _refuse_torchao(module: object) -> None:
 
 def _has(linear: nn.Linear, kind: type[Float8Linear], options: LinearConfig) -> bool:
     """Tells whether a linear is what a conversion would make of it."""
-    if type(linear) is not kind:
+    own = type(linear)
+    of_model = own.__mro__[getattr(own, "_orig_cls_mro_index", 0)]  # fully_shard makes a class
+    if of_model is not kind or not isinstance(linear, kind):
         return False
     fields = {**options.linear_fields(), "recipe": resolve_recipe(options.recipe)}
     pads = fields.pop("pad_inner_dim")
@@ -367,58 +394,34 @@ def swap_linears(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"float8: an nn.Module is converted, not a {type(module).__name__}")
-    if is_convertible(module):
-        converted = _swap_root(module, make, choose, check)
-        finish(converted)
-        return converted
-    linears = {
-        name: child
-        for name, child in module.named_modules()
-        if isinstance(child, nn.Linear) and is_convertible(child)
-    }
-    made = {linears[name]: _make(make, linears[name], name) for name in choose(linears)}
-    check([old for old, new in made.items() if new is not old])
+    linears = {name: child for name, child in module.named_modules() if is_linear(child)}
+    chosen = without_unusual({name: linears[name] for name in choose(linears)})
+    made = {linear: _make(make, linear, name) for name, linear in chosen.items()}
+    if isinstance(module, nn.Linear) and module in made and len(made) > 1:
+        raise ValueError(
+            "float8: the model is an nn.Linear that has others below it, of which a conversion "
+            "would change one or the other: convert the module around it, or choose with "
+            "module_filter_fn"
+        )
+    replaced = [old for old, new in made.items() if new is not old]
+    refuse_sharded(module, replaced)
+    check(replaced)
     places = [
         (parent._modules, name, child)
         for parent in module.modules()
         for name, child in parent._modules.items()
         if isinstance(child, nn.Linear) and child in made
     ]
+    root = made.get(module, module) if isinstance(module, nn.Linear) else module
     try:
         for children, name, old in places:
             children[name] = made[old]
-        finish(module)
+        finish(root)
     except BaseException:
         for children, name, old in places:
             children[name] = old
         raise
-    return module
-
-
-def _swap_root(
-    module: nn.Module,
-    make: Make,
-    choose: Callable[[dict[str, nn.Linear]], Collection[str]],
-    check: Callable[[Collection[nn.Module]], None],
-) -> nn.Module:
-    assert isinstance(module, nn.Linear)
-    if "" not in choose({"": module}):
-        return module
-    made = _make(make, module, "")
-    check([module] if made is not module else [])
-    return made
-
-
-def is_convertible(module: nn.Module) -> bool:
-    """Tells whether a module is a linear without a forward of its own, and is called.
-
-    nn.MultiheadAttention reads the weight of its out_proj itself.
-    """
-    return (
-        isinstance(module, nn.Linear)
-        and not isinstance(module, NonDynamicallyQuantizableLinear)
-        and type(module).forward in (nn.Linear.forward, Float8Linear.forward)
-    )
+    return root
 
 
 def _make(make: Make, linear: nn.Linear, name: str) -> nn.Linear:

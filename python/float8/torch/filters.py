@@ -13,10 +13,10 @@ from float8.torch.convert import (
     ModuleFilter,
     check_names,
     device_of,
-    is_convertible,
     layers_of,
     resolve_config,
 )
+from float8.torch.convertible import is_convertible
 
 
 def verdicts(

@@ -32,7 +32,7 @@ class Float8Linear(nn.Linear):
     in_features, out_features: multiples of 16 (ValueError).
     recipe: a name of `float8.recipes.NAMES` or a `float8.Recipe`. With delayed scaling, give the
         model's layers their scale state by `attach_scales`; a conversion does it.
-    emulate: compute on the CPU, for tests; tensors are then CPU tensors. It is slow.
+    emulate: compute on the CPU, for tests; tensors are there or on any GPU. It is slow.
     recompute: keep nothing in fp8 between forward and backward, but x, and cast again. None: in
         graphs of torch.compile, which keep nothing that is cheaply computed again.
     saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's

@@ -407,6 +407,24 @@ def drop_unused_states(module: nn.Module) -> None:
             del parent._modules[NAME]
 
 
+def expect_other_checkpoints(module: nn.Module) -> None:
+    """Lets `module` load checkpoints with delayed scaling when it has none."""
+    hooks = module._load_state_dict_pre_hooks.values()
+    if all(getattr(each, "hook", each) is not _leave_out_scales for each in hooks):
+        module.register_load_state_dict_pre_hook(_leave_out_scales)  # type: ignore[no-untyped-call]
+
+
+def _leave_out_scales(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    key = f"{prefix}{NAME}.state"
+    if key in state_dict and NAME not in module._modules:
+        del state_dict[key]  # load_state_dict has a dictionary of its own
+        notices.warn_once(
+            key,
+            f"the checkpoint has {key!r}, the scales of delayed scaling, which the model's recipe "
+            'does not use: they are left out. Convert with the recipe "delayed" to go on with them',
+        )
+
+
 def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> None:
     """Gives the Float8Linear layers with delayed scaling below `module` one scale state.
 

@@ -130,7 +130,7 @@ def _compare(layer: Float8Linear, mesh: Any, facts: agreement.Facts) -> None:
     if is_fake(layer.weight):
         return  # a program that plans or counts memory runs no ranks
     # The weight may be on the meta device still.
-    on_gpu = mesh.device_type == "cuda" and not layer.emulate
+    on_gpu = mesh.device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     agreement.agree_once(mesh.get_group(), facts, device)
 

@@ -60,33 +60,45 @@ def is_sharded_by_fsdp(layer: nn.Module) -> bool:
 
 def param_group(module: nn.Module) -> tuple[Any, Any]:
     """Returns FSDP's group that a module's weight is in, and FSDP's parameter, None for none."""
-    for state in _fsdp_states():
-        for group, param in _params(state):
-            info = param._module_info
-            if info.module is module and info.param_name == "weight":
+    for _, group, param in fsdp_params():
+        info = param._module_info
+        if info.module is module and info.param_name == "weight":
+            return group, param
+        for shared, name in zip(info.shared_modules, info.shared_param_names, strict=True):
+            if shared is module and name == "weight":
                 return group, param
-            for shared, name in zip(info.shared_modules, info.shared_param_names, strict=True):
-                if shared is module and name == "weight":
-                    return group, param
     return None, None
 
 
 def params_of_root(group: Any) -> list[tuple[Any, Any]]:
     """Returns the groups and parameters of the FSDP modules that have one root with a group's."""
-    for state in _fsdp_states():
+    for _, state in _fsdp_states():
         if any(own is group for own in _groups(state)):
             states = state._state_ctx.all_states or [state]
-            return [each for own in states for each in _params(own)]
+            return [
+                (each, param)
+                for own in states
+                for each in _groups(own)
+                for param in each.fsdp_params
+            ]
     return []
 
 
-def _fsdp_states() -> Iterator[Any]:
+def fsdp_params() -> Iterator[tuple[nn.Module, Any, Any]]:
+    """Goes through FSDP2's parameters: the module that was sharded, the group, and the parameter."""
+    for module, state in _fsdp_states():
+        for group in _groups(state):
+            for param in group.fsdp_params:
+                yield module, group, param
+
+
+def _fsdp_states() -> Iterator[tuple[nn.Module, Any]]:
     from torch.distributed import _composable_state
 
-    for reference in list(_composable_state._module_state_mapping.values()):
-        state = reference() if callable(reference) else reference
-        if state is not None and _groups(state):
-            yield state
+    for module, reference in list(_composable_state._module_state_mapping.items()):
+        state: Any = reference() if callable(reference) else reference
+        if state is not None:
+            yield module, state
 
 
 def _groups(state: Any) -> list[Any]:
@@ -94,7 +106,3 @@ def _groups(state: Any) -> list[Any]:
     if groups is None:
         groups = [getattr(state, "_fsdp_param_group", None)]
     return [group for group in groups if group is not None]
-
-
-def _params(state: Any) -> list[tuple[Any, Any]]:
-    return [(group, param) for group in _groups(state) for param in group.fsdp_params]

@@ -145,7 +145,7 @@ class Float8LinearConfig:
         in where it is another.
     enable_fsdp_float8_all_gather: `fully_shard` gathers the weights in fp8.
     pad_inner_dim: in_features that are no multiple of 16 are padded with zeros.
-    emulate: compute on the CPU.
+    emulate: compute on the CPU, wherever the tensors are.
     force_recompute_fp8_weight_in_bwd: nothing is kept in fp8 between forward and backward.
     delayed_scaling_config: the history of casts with ScalingType.DELAYED.
     """
@@ -177,7 +177,7 @@ class Float8LinearConfig:
             _require(
                 (first.scaling_type is ScalingType.DISABLED)
                 == (second.scaling_type is ScalingType.DISABLED),
-                f"the operands of {gemm} have incompatible precisions: both are DISABLED or neither",
+                f"incompatible operand precision for {gemm}: both operands are DISABLED or neither",
             )
         if self.enable_fsdp_float8_all_gather:
             _require(

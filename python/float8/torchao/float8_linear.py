@@ -30,3 +30,22 @@ class Float8Linear(_linear.Float8Linear):
         assert isinstance(converted, Float8Linear)
         converted.config = config or Float8LinearConfig()
         return converted
+
+    def extra_repr(self) -> str:
+        config = self.config
+        casts = {
+            "i": config.cast_config_input,
+            "w": config.cast_config_weight,
+            "go": config.cast_config_grad_output,
+            "i_gw": config.cast_config_input_for_grad_weight,
+            "w_gi": config.cast_config_weight_for_grad_input,
+            "go_gw": config.cast_config_grad_output_for_grad_weight,
+        }
+        # The second cast of a tensor is named where it is another than the first.
+        first = {name.partition("_")[0]: cast for name, cast in reversed(casts.items())}
+        words = ",".join(
+            f"{name}:{cast.short_str()}"
+            for name, cast in casts.items()
+            if cast is not None and (name in first or cast != first[name.partition("_")[0]])
+        )
+        return f"{super().extra_repr()}, cast_configs={words}"

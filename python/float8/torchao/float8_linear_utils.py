@@ -19,7 +19,8 @@ from float8.torch.convert import (
     swap_linears,
     wrong_config,
 )
-from float8.torchao.config import Float8LinearConfig, Float8LinearRecipeName
+from float8.torch.convertible import refuse_lazy
+from float8.torchao.config import ConfigError, Float8LinearConfig, Float8LinearRecipeName
 from float8.torchao.float8_linear import Float8Linear
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ def convert_to_float8_training(
             'Float8LinearConfig.from_recipe_name("rowwise") makes one, and '
             "float8.torch.convert_to_float8_training takes names and LinearConfigs"
         )
+    if isinstance(module, nn.Linear) and any(True for _ in module.children()):
+        raise ConfigError(f"float8: Does not support a root nn.Linear with children: {module}")
     if "torchtitan" in sys.modules:
         selective.save_linears()
     return convert_linears(
@@ -139,5 +142,6 @@ def _sizes(module: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> tuple[int
     """Returns N and K of a linear that fp8 can have and no name keeps, else None."""
     if not isinstance(module, nn.Linear) or any(part in fqn for part in filter_fqns):
         return None
+    refuse_lazy(module, fqn)
     n, k = module.weight.shape
     return (n, k) if n % 16 == 0 and k % 16 == 0 else None

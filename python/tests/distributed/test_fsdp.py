@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import float8.torch as f8
+from float8.torch import notices
 
 
 def _rank(mesh: Any, rank: int, world: int, recipe: str) -> None:
@@ -99,3 +101,63 @@ def _preparing_rank(mesh: Any, rank: int, world: int) -> None:
 
 def test_plans_are_made_ahead(tmp_path: Any) -> None:
     ranks.spawn(_preparing_rank, 2, tmp_path)
+
+
+def _late_rank(mesh: Any, rank: int, world: int, recipe: str, shard_layers: bool) -> None:
+    model = _mlp(recipe)
+    plain = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    config = f8.LinearConfig(recipe, emulate=True)
+    for each in (model, plain):
+        if shard_layers:
+            fully_shard(each[0], mesh=mesh)
+        fully_shard(each, mesh=mesh)
+    for each, other in ((plain, config), (model, f8.LinearConfig("tensorwise", emulate=True))):
+        before = dict(each.named_modules())
+        with pytest.raises(ValueError, match=r"layer '0' is sharded by FSDP.*before fully_shard"):
+            f8.convert_to_float8_training(each, config=other)
+        assert dict(each.named_modules()) == before
+        with pytest.raises(ValueError, match=r"layer 'root' is sharded by FSDP"):
+            f8.convert_to_float8_training(each[2], config=other)
+    f8.convert_to_float8_training(model, config=config)  # it has that config
+    model(torch.randn(16, 64)).square().mean().backward()
+    with pytest.raises(ValueError, match=r"layer '2' is sharded by FSDP"):
+        f8.convert_to_float8_training(
+            model, config="bf16", module_filter_fn=lambda _, name: name == "2"
+        )
+
+
+@pytest.mark.parametrize("shard_layers", (False, True))
+@pytest.mark.parametrize("recipe", ("rowwise", "delayed"))
+def test_a_conversion_after_fully_shard_is_refused(
+    recipe: str, shard_layers: bool, tmp_path: Any
+) -> None:
+    """FSDP would set weights on the linears that the conversion replaces."""
+    ranks.spawn(_late_rank, 2, tmp_path, recipe, shard_layers)
+
+
+def _optimizing_rank(mesh: Any, rank: int, world: int) -> None:
+    """An optimizer that was made before fully_shard is told of, and one that comes after is not."""
+    for before, gather in ((False, False), (False, True), (True, True), (True, False)):
+        config = f8.LinearConfig("rowwise", emulate=True, enable_fsdp_float8_all_gather=gather)
+        model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64))
+        f8.convert_to_float8_training(model, config=config)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        if not before:
+            optimizer = torch.optim.AdamW(model.parameters())
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                model(torch.randn(16, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        told = [str(each.message) for each in found if "is not trained" in str(each.message)]
+        assert len(told) == before, (before, gather, told)
+        notices._told.clear()
+        assert all("('0', '2') is not trained" in each for each in told), told
+
+
+def test_an_optimizer_that_was_made_before_fully_shard(tmp_path: Any) -> None:
+    ranks.spawn(_optimizing_rank, 2, tmp_path)

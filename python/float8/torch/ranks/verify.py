@@ -91,8 +91,9 @@ def verify_distributed(
     """
     collectives.progress.begin(Operation("verify_distributed"))
     first = next(iter(model.parameters()), None)
-    is_cuda = first is not None and first.device.type == "cuda"
-    device = torch.cuda.current_device() if is_cuda else -1
+    emulated = any(isinstance(each, Float8Linear) and each.emulate for each in model.modules())
+    on_gpu = first is not None and first.device.type == "cuda" and not emulated
+    device = torch.cuda.current_device() if on_gpu else -1
     differences: list[str] = []
     culprits: list[int] = []
     try:
