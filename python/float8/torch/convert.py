@@ -316,6 +316,7 @@ def convert_linears(
         check,
         finish,
     )
+    notices.note_conversion()
     if not notices.has_linears(converted):
         some = any(is_convertible(each) for each in converted.modules())
         why = "no linear passed the filter" if some else "it has no nn.Linear"
