@@ -21,6 +21,7 @@ from float8.torch.ranks.verify import verify_distributed
 from float8.torch.scales import attach_scales, sync_float8_amax_and_scale_history
 from float8.torch.tuning import tune_on_first_use
 from float8.torch.weight_casts import WeightCasts, cache_weight_casts
+from float8.torch.weight_changes import check_copies
 
 if TYPE_CHECKING:
     from float8.torch.parallel_styles import (
@@ -41,6 +42,7 @@ __all__ = [
     "agree",
     "attach_scales",
     "cache_weight_casts",
+    "check_copies",
     "convert_to_float8_training",
     "functional",
     "module_filter",

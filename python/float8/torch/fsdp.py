@@ -1,14 +1,20 @@
 """FSDP2 (`fully_shard`) with weights that are gathered in fp8: 1 byte an element.
 
-A Float8Linear with `enable_fsdp_float8_all_gather` has a ShardedWeight for its weight, which
-`fully_shard` shards as any other. FSDP asks the shard for what it gathers (fsdp_pre_all_gather) and
-gives it what came from all ranks (fsdp_post_all_gather): q in forward, qt in backward. What the
-linear sees while its weight is gathered is a GatheredWeight.
+A conversion leaves the weight of a Float8Linear as it is. When `fully_shard`, or the load of a
+checkpoint, gives a linear with `enable_fsdp_float8_all_gather` its shard, the DTensor stays the same
+parameter and its local tensor becomes a ShardedWeight. FSDP asks that for what it gathers
+(fsdp_pre_all_gather) and gives it what came from all ranks (fsdp_post_all_gather): q in forward, qt in
+backward. What the linear sees while its weight is gathered is a GatheredWeight.
+
+Copies of a shard that has changed, or may have, are cast again in the next forward, together with all
+others of the model that have: `weight_changes.py` says how changes are known. Backward has the copies of
+its forward.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +24,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from float8.recipes import Granularity, Recipe, Scaling
-from float8.torch import _ops, notices
+from float8.torch import _ops, notices, weight_changes
 from float8.torch.gathered_ops import (
     gathered_backward,
     gathered_copy,
@@ -29,15 +35,22 @@ from float8.torch.gathered_ops import (
 )
 from float8.torch.ranks import collectives
 from float8.torch.shard_casts import cast_shards
+from float8.torch.weight_changes import Changes
 from float8.torch.weight_gather import COPIES, WeightGather
-from float8.torch.weight_mesh import mesh_dims, param_group
+from float8.torch.weight_mesh import param_group, params_of_root
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
 class ShardedWeight(torch.Tensor):
-    """A weight, or a rank's shard of one, in high precision, whose gathers are in fp8."""
+    """A rank's shard of a weight, in high precision, whose gathers are in fp8.
+
+    It sees every op on it, and on tensors that share its memory, and counts those that may write it.
+    """
+
+    changes: Changes  # of the memory: tensors that share it have one
+    _fsdp: tuple[Any, Any] | None = None  # FSDP's group and parameter, once they are known
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -45,18 +58,28 @@ class ShardedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        _note_writes(func, args, kwargs)
         with _no_dispatch():
-            out = func(*args, **(kwargs or {}))
-        if func not in _KEEPING:
-            return out
-        if isinstance(out, Tensor):
-            return _as_sharded(out)
-        return type(out)(_as_sharded(each) for each in out)
+            out = func(*args, **kwargs)
+        if func in _KEEPING:
+            return _as_sharded(out, Changes())
+        if _is_view(func):
+            origin = next(arg for arg in args if isinstance(arg, ShardedWeight))
+            if isinstance(out, Tensor):
+                return _as_sharded(out, origin.changes)
+            return type(out)(_as_sharded(each, origin.changes) for each in out)
+        return out
 
     def plain(self) -> Tensor:
-        """Returns the same memory as a plain tensor."""
+        """Returns the same memory as a plain tensor, which is for reading."""
         with _no_dispatch():
             return self.detach()
+
+    def data_ptr(self) -> int:
+        """Returns the address, through which anything may change the weight from now on."""
+        self.changes.unknowable = True
+        return super().data_ptr()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saves a plain tensor: a checkpoint has the weight in high precision, and no class."""
@@ -64,9 +87,7 @@ class ShardedWeight(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            copied = _as_sharded(self.plain().clone())
-            is_parameter = isinstance(self, nn.Parameter)
-            memo[id(self)] = nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+            memo[id(self)] = _as_sharded(self.plain().clone(), Changes())
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def fsdp_pre_all_gather(
@@ -76,42 +97,62 @@ class ShardedWeight(torch.Tensor):
         outer_stride: tuple[int, ...],
         module: nn.Module,
         mp_policy: Any,
-    ) -> tuple[tuple[Tensor, ...], tuple[WeightGather, tuple[str, ...]]]:
+    ) -> tuple[tuple[Tensor, ...], _Gathered]:
+        if self._fsdp is None:
+            self._fsdp = param_group(module)
+        group, param = self._fsdp
+        if not _may_gather(param):
+            return (self._padded(outer_size, mesh.size(), mp_policy.param_dtype),), outer_size
         gather = gather_of(module)
-        if gather.fsdp_group is None:
-            gather.fsdp_group, param = param_group(module)
-            name = getattr(param, "_param_fqn", None) or ""
-            gather.name = name.removesuffix(".weight") or gather.name
-        if gather.both is None:
-            gather.dtype = mp_policy.param_dtype or self.dtype
+        first = gather.fsdp_group is None
+        gather.join(group, param)
+        in_backward = group._training_state.name == "PRE_BACKWARD"
         # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
-        weight: Any = module.weight
-        if gather.both is None or not gather.is_current(weight):
-            cast_shards([(gather, weight)])
-        names = _wanted(gather)
+        if first or not gather.is_cast or not (in_backward or gather.is_current(param.sharded_param)):
+            weight_changes.note_cast_in_forward()
+            _cast_changed(gather)
+        elif not in_backward:
+            gather.check(param.sharded_param)
+        gather.is_fresh = False
+        names = COPIES if gather.both else ("qt",) if in_backward else ("q",)
         collectives.progress.begin(gather.operations[names])
         return tuple(gather.shard(name) for name in names), (gather, names)
+
+    def _padded(self, size: torch.Size, ranks: int, dtype: torch.dtype | None) -> Tensor:
+        """Returns the shard as FSDP gathers it in high precision."""
+        own = self.plain()
+        out = own.new_zeros((-(-size[0] // ranks), *size[1:]), dtype=dtype or own.dtype)
+        out[: own.shape[0]] = own
+        return out
 
     def fsdp_post_all_gather(
         self,
         all_gather_outputs: tuple[Tensor, ...],
-        metadata: tuple[WeightGather, tuple[str, ...]],
+        metadata: _Gathered,
         param_dtype: torch.dtype,
         *,
         out: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]] | None:
+        # FSDP frees what it gathered itself, and fills the same memory with the next gather.
+        if isinstance(metadata, torch.Size):
+            return None if out is not None else (all_gather_outputs[0][: metadata[0]], [])
         gather, names = metadata
         gather.set_copies(dict(zip(names, all_gather_outputs, strict=True)))
         if out is not None:
             return None
-        weight = GatheredWeight(gather.key, gather.size, param_dtype, gather.device)
-        return weight, []  # FSDP frees what it gathered itself
+        return GatheredWeight(gather.key, gather.size, param_dtype, gather.device), []
 
 
-def _as_sharded(tensor: Tensor) -> Tensor:
+# What a gather is of: a WeightGather and names of copies, or in high precision the size of the whole.
+_Gathered = tuple[WeightGather, tuple[str, ...]] | torch.Size
+
+
+def _as_sharded(tensor: Tensor, changes: Changes) -> Tensor:
     if type(tensor) is not torch.Tensor:
         return tensor
-    return torch.Tensor._make_subclass(ShardedWeight, tensor)
+    sharded: ShardedWeight = torch.Tensor._make_subclass(ShardedWeight, tensor)
+    sharded.changes = changes
+    return sharded
 
 
 @contextlib.contextmanager
@@ -123,23 +164,48 @@ def _no_dispatch() -> Iterator[None]:
         del guard
 
 
-# FSDP shards and pads with these ops, and modules are moved and copied with them.
+# FSDP pads with these ops, and modules are moved and copied with them; the result is a shard too.
 _KEEPING = frozenset(
     (
         torch.ops.aten._pin_memory.default,
         torch.ops.aten._to_copy.default,
-        torch.ops.aten.alias.default,
-        torch.ops.aten.as_strided.default,
         torch.ops.aten.clone.default,
-        torch.ops.aten.detach.default,
         torch.ops.aten.empty_like.default,
         torch.ops.aten.new_empty.default,
         torch.ops.aten.new_zeros.default,
-        torch.ops.aten.slice.Tensor,
-        torch.ops.aten.split.Tensor,
-        torch.ops.aten.view.default,
     )
 )
+# The schemas of these say what an op writes. Those of c10d do not, and nobody knows of others.
+_WITH_HONEST_SCHEMAS = frozenset(("aten", "prim", "prims", "_c10d_functional", "float8"))
+
+
+@functools.cache
+def _is_view(func: Any) -> bool:
+    """Tells whether an op returns tensors that share the memory of its first tensor."""
+    infos = [each.alias_info for each in func._schema.returns]
+    return any(info is not None and not info.is_write for info in infos)
+
+
+@functools.cache
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Returns the arguments that an op may write, by their places and names."""
+    schema = func._schema
+    if schema.name == "c10d::send":
+        return ()
+    says = func.namespace in _WITH_HONEST_SCHEMAS
+    return tuple(
+        (place, each.name)
+        for place, each in enumerate(schema.arguments)
+        if not says or (each.alias_info is not None and each.alias_info.is_write)
+    )
+
+
+def _note_writes(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    for place, name in _written(func):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, ShardedWeight):
+                each.changes.note(each)
 
 
 class GatheredWeight(torch.Tensor):
@@ -241,11 +307,24 @@ def check_recipe(recipe: Recipe, padding: int) -> None:
         )
 
 
-def sharded_parameter(weight: Any) -> Any:
-    """Returns a parameter with the weight's own memory, which is gathered in fp8."""
-    if isinstance(weight, ShardedWeight) or type(weight.data) is not torch.Tensor:
-        return weight
-    return nn.Parameter(_as_sharded(weight.data), weight.requires_grad)
+def shard_in_place(layer: Any, weight: Any) -> None:
+    """Makes a layer's new DTensor weight one that FSDP gathers in fp8: the same object and memory.
+
+    FSDP is about to register the weight, or it has one of the same placements that this one replaces.
+    """
+    local = weight._local_tensor
+    if type(local) is torch.Tensor and _shards_more(layer._parameters["weight"], weight):
+        weight._local_tensor = _as_sharded(local, Changes())
+        weight_changes.watch_optimizers()
+
+
+def _shards_more(before: Any, weight: Any) -> bool:
+    """Tells whether FSDP shards a weight, whose layer had another one before."""
+    if not hasattr(before, "_local_tensor"):
+        return True
+    if isinstance(before._local_tensor, ShardedWeight):
+        return bool(weight.placements == before.placements)
+    return bool(weight.device_mesh.ndim > before.device_mesh.ndim)  # beside tensor parallelism
 
 
 def gather_of(layer: Any) -> WeightGather:
@@ -253,6 +332,42 @@ def gather_of(layer: Any) -> WeightGather:
     if layer._weight_gather is None:
         layer._weight_gather = WeightGather(layer, layer.weight.dtype)
     return layer._weight_gather  # type: ignore[no-any-return]
+
+
+def _may_gather(param: Any) -> bool:
+    """Tells whether a parameter of FSDP is gathered in fp8: other modules cannot read its copies."""
+    info = param._module_info
+    if not hasattr(info.module, "_weight_gather") or info.shared_modules:
+        modules = [info.module, *info.shared_modules]
+        names = " and ".join(getattr(m, "_layer_name", "") or type(m).__name__ for m in modules)
+        notices.warn_once(
+            f"the tied weight of {names}",
+            f"{names} have one weight, which FSDP gathers in high precision: only linears in fp8 can "
+            "read its copies in fp8",
+        )
+        return False
+    return isinstance(getattr(param.sharded_param, "_local_tensor", None), ShardedWeight)
+
+
+def _cast_changed(gather: WeightGather) -> None:
+    """Casts a shard, and all of the same model that have changed, with few collectives for all.
+
+    Those of which nobody can know are cast with their own unit, since others may run much later.
+    """
+    changed: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
+    for group, param in params_of_root(gather.fsdp_group):
+        weight = param.sharded_param
+        if not gathers_in_fp8(param._module_info.module, weight):
+            continue
+        other = gather_of(param._module_info.module)
+        first = other.fsdp_group is None
+        other.join(group, param)
+        own_unit = group is gather.fsdp_group
+        if first or (not other.is_current(weight) and (own_unit or not other.is_unknowable(weight))):
+            other.is_fresh = own_unit
+            changed.setdefault(other.group, []).append((other, weight))
+    for weights in changed.values():
+        cast_shards(weights)
 
 
 @contextlib.contextmanager
@@ -276,21 +391,6 @@ def unsharded(layer: Any) -> Iterator[Tensor | None]:
         group.reshard()
 
 
-def _wanted(gather: WeightGather) -> tuple[str, ...]:
-    """Returns the copies that this gather is for.
-
-    FSDP keeps the number of tensors of the first gather, so that it is decided once: both copies
-    where the weight stays gathered between forward and backward, or where nobody knows.
-    """
-    group = gather.fsdp_group
-    if gather.both is None:
-        gather.both = gather.ranks > 1 and (group is None or not group._reshard_after_forward)
-    if gather.both:
-        return COPIES
-    state = None if group is None else group._training_state.name
-    return ("qt",) if state == "PRE_BACKWARD" else ("q",)
-
-
 @torch.no_grad()
 def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     """Casts the sharded weights of the Float8Linear layers below `module`, for the next step.
@@ -298,8 +398,8 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     Call it after the optimizer's step, on all ranks. It finds the maxima of all shards, reduces them
     in one all-reduce (and one over the ranks of tensor parallelism, where there are some), and casts
     the shards with the scales of the whole weights; forward and backward then only gather. Without it
-    each weight does the same in its first gather after a change, with collectives of its own, to the
-    same bits. It warns where no linear is in fp8.
+    the first gather after a change does the same, for all weights that have changed, to the same bits.
+    It warns where no linear is in fp8.
     """
     notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module)
     groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
@@ -310,19 +410,17 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
             groups.setdefault(gather.group, []).append((gather, layer.weight))
     for weights in groups.values():
         cast_shards(weights)
-    shared: list[Any] = [m for m in module.modules() if getattr(m, "_sharing", None)]
-    if shared:
-        from float8.torch import tensor_parallel
-
-        tensor_parallel.find_weight_words(shared)
 
 
-def gathers_in_fp8(layer: Any) -> bool:
-    """Tells whether a layer's weight is a shard now that FSDP gathers in fp8."""
+def gathers_in_fp8(layer: Any, weight: Any = None) -> bool:
+    """Tells whether a layer's weight, as it is or as FSDP has it, is a shard that is gathered in fp8."""
     if not hasattr(layer, "_weight_gather"):
         return False
-    local = getattr(layer._parameters.get("weight"), "_local_tensor", None)
-    # Tensor parallelism alone has such weights too, and gathers none.
-    return isinstance(local, ShardedWeight) and (
-        layer._weight_gather is not None or mesh_dims(layer).fsdp is not None
-    )
+    weight = layer._parameters.get("weight") if weight is None else weight
+    if not isinstance(getattr(weight, "_local_tensor", None), ShardedWeight):
+        return False
+    if layer._weight_gather is not None:
+        return True
+    # A checkpoint may be loaded into weights that tensor parallelism alone shares.
+    group, param = param_group(layer)
+    return group is not None and _may_gather(param)

@@ -19,6 +19,9 @@ from float8.torch.weight_gather import WeightGather
 from float8.torch.weight_mesh import dtype_of_rank, size_of_rank
 
 
+_OWN_DICTIONARIES = ("_parameters", "_buffers", "_modules")
+
+
 class Float8Linear(nn.Linear):
     """A linear whose GEMMs run in fp8, in the place of nn.Linear.
 
@@ -36,8 +39,8 @@ class Float8Linear(nn.Linear):
     saturate: dynamic scales of an amax that is not finite are 1, and infinities become the format's
         largest value; else results are NaN.
     pad_inner_dim: in_features may be any number; x and the weight are padded with zeros.
-    enable_fsdp_float8_all_gather: `fully_shard` gathers the weight in fp8 (fsdp.py). The weight
-        becomes a new parameter with the same memory, so create the optimizer afterwards.
+    enable_fsdp_float8_all_gather: `fully_shard` gathers the weight in fp8 (fsdp.py). It changes nothing
+        where a weight is not sharded by it.
     async_tensor_parallel: with tensor and sequence parallelism, GEMMs run by chunks beside the
         communication of the others (async_tensor_parallel.py). None: where torch.compile would do
         so, as `torch._inductor.config._micro_pipeline_tp` says.
@@ -56,7 +59,6 @@ class Float8Linear(nn.Linear):
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
     # With tensor parallelism (tensor_parallel.py):
     _sharing: tuple[Any, int, Sharing] | None
-    _weight_words: tuple[Any, tuple[torch.Tensor, torch.Tensor]] | None
     _output_dim: int | None  # of y, which ranks share by tokens
     _agreed: bool  # the ranks have compared the layer and its x
     _operations: tuple[Any, Any] | None  # forward and backward, in words
@@ -100,7 +102,6 @@ class Float8Linear(nn.Linear):
         self._weight_cast = None
         self._weight_gather = None
         self._sharing = None
-        self._weight_words = None
         self._agreed = False
         self._operations = None
         check_switches(
@@ -119,8 +120,16 @@ class Float8Linear(nn.Linear):
         self.enable_fsdp_float8_all_gather = enable_fsdp_float8_all_gather
         if enable_fsdp_float8_all_gather:
             fsdp.check_recipe(self.recipe, self._padding)
-            self._parameters["weight"] = fsdp.sharded_parameter(self._parameters["weight"])
         self._pack()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP gives and takes the weight four times a step, so the common way is short.
+        if name == "weight" and isinstance(value, nn.Parameter) and name in self._parameters:
+            if self.enable_fsdp_float8_all_gather and hasattr(value, "_local_tensor"):
+                fsdp.shard_in_place(self, value)
+            self._parameters[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def _pack(self) -> None:
         self._rules = rules_of(self.recipe, self.emulate, self.saturate)
@@ -149,12 +158,14 @@ class Float8Linear(nn.Linear):
         enable_fsdp_float8_all_gather: bool = False,
         async_tensor_parallel: bool | None = None,
     ) -> Float8Linear:
-        """Returns a Float8Linear that has the linear's own parameters, hooks and attributes."""
+        """Returns a Float8Linear that has the linear's own parameters, hooks and attributes.
+
+        Dictionaries of hooks are shared, so that handles of the linear's hooks remove them here too.
+        """
         check_sizes(type(linear).__name__, linear.in_features, linear.out_features, pad_inner_dim)
         converted = cls.__new__(cls)
-        # nn.Module's dictionaries are copied, and what they hold is shared.
         converted.__dict__ = {
-            name: copy.copy(value) if isinstance(value, dict) else value
+            name: copy.copy(value) if name in _OWN_DICTIONARIES else value
             for name, value in linear.__dict__.items()
         }
         converted._set_options(recipe, emulate, recompute, saturate, enable_fsdp_float8_all_gather)
@@ -176,8 +187,6 @@ class Float8Linear(nn.Linear):
             from float8.torch import tensor_parallel  # it takes a while to load
 
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
-        if type(weight) is fsdp.ShardedWeight:
-            _tell_of_missing_fsdp(self._words(), torch.compiler.is_compiling())
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
             pad = (0, self._padding)
@@ -198,7 +207,7 @@ class Float8Linear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own, and a mesh cannot be copied.
-        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_weight_words", "_operations")
+        of_weight = ("_weight_cast", "_weight_gather", "_sharing", "_operations")
         return {**self.__dict__, **dict.fromkeys(of_weight), "_agreed": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -265,18 +274,6 @@ def check_sizes(name: str, in_features: int, out_features: int, pad_inner_dim: b
             "needs multiples of 16, so leave this layer out with module_filter_fn"
             + (", or pad in_features with pad_inner_dim=True" if out_features % 16 == 0 else "")
         )
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _tell_of_missing_fsdp(layer: str, compiled: bool) -> None:
-    """Warns of a ShardedWeight in a forward, or raises in torch.compile, which cannot trace it."""
-    text = (
-        f"enable_fsdp_float8_all_gather has no effect on {layer}, which fully_shard has not "
-        "sharded: call fully_shard before the first forward, or convert without the option"
-    )
-    if compiled:
-        raise ValueError(f"float8: {text}")
-    notices.warn_once("enable_fsdp_float8_all_gather", text)
 
 
 _MAY_BE_NONE = {

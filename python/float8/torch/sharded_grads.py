@@ -19,8 +19,6 @@ from float8.torch.gathered_ops import weight_copy
 from float8.torch.ranks.collectives import Operation
 from float8.torch.sharded_operands import Copy, Gemm, Shard, Share, Sharing, Slot
 
-CAST, KEPT, GATHERED = range(3)
-
 
 class Call(NamedTuple):
     """What forward and backward of a linear know beside tensors."""
@@ -35,9 +33,7 @@ class Call(NamedTuple):
     overlap: bool = False  # communication runs beside GEMMs (async_tensor_parallel.py)
     gathers: bool = False  # forward gathers x of all ranks by chunks, and backward scatters dx
     leaves: bool = False  # it leaves what it gathered to other linears, which read `whole`
-    weight: int = (
-        CAST  # whose copies are: cast here, KEPT since an earlier call, or GATHERED by FSDP
-    )
+    gathered: bool = False  # FSDP gathers the weight's copies
 
     @property
     def x_share_dim(self) -> int | None:
@@ -125,7 +121,7 @@ def slot_of(scales: Tensor | None, call: Call) -> Slot | None:
 def cast_again(x: Tensor, weight: Tensor, scales: Tensor | None, call: Call) -> list[Any]:
     """Returns qt of x and, where forward cast the weight, of the weight."""
     shares = [Share(rows_of(x.detach()), _ops.INPUT, call.x_share_dim)]
-    if call.weight == CAST:
+    if not call.gathered:
         shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
     return [qt for _, qt in operands.cast(shares, call.to, True, slot_of(scales, call))]
 

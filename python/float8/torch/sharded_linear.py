@@ -25,7 +25,7 @@ from float8.torch import sharded_grads as grads
 from float8.torch import sharded_operands as operands
 from float8.torch.gathered_ops import weight_gemm
 from float8.torch.ranks import collectives
-from float8.torch.sharded_grads import CAST, GATHERED, Call
+from float8.torch.sharded_grads import Call
 from float8.torch.sharded_operands import Copy, Gemm, Share, Sharing
 
 
@@ -35,15 +35,12 @@ def linear(
     weight: Tensor,
     bias: Tensor | None,
     scales: Tensor | None,
-    words: tuple[Tensor, Tensor] | None,
     call: Call,
-    copies: operands.Copies | None = None,
 ) -> Tensor:
     """Computes this rank's part of y from its parts of x and the weight.
 
     source: the tensor that the linear was called with, which other linears may read too.
     scales: the linear's part of a scale state, for delayed scaling.
-    words: the weight's maxima over ranks, where they are known. copies: the weight's, where it is KEPT.
     """
     if x.numel() == 0:
         return _empty(x, weight, bias, call)
@@ -52,8 +49,8 @@ def linear(
     )
     slot = grads.slot_of(scales, call)
     shares = []
-    if call.weight == CAST:
-        shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim, words))
+    if not call.gathered:
+        shares.append(Share(weight.detach().to(x.dtype), _ops.WEIGHT, call.dim))
     key = _sharing_key(source, x, save, call) if slot is None else None
     if (left := _find_left(source, key)) is not None:
         (whole, x_copies), of_weight = left, operands.cast(shares, call.to, save, slot)
@@ -69,7 +66,7 @@ def linear(
         if not call.gathers:
             _leave(source, key, whole, x_copies)
     shard = x.detach() if call.x_dim is not None and _keeps_x(call) else None
-    w_copies = of_weight[0] if of_weight else copies or (None, None)
+    w_copies = of_weight[0] if of_weight else (None, None)
     tensors = (*_flat(x_copies), *_flat(w_copies))
     run = _apply if save else _forward
     outputs = run(whole, weight, bias, shard, scales, call, *tensors)
@@ -83,7 +80,7 @@ def linear(
 
 
 def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    if call.weight == GATHERED:
+    if call.gathered:
         weight = _zeros(weight)
     y = functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     shape = list(y.shape)
@@ -228,7 +225,7 @@ def _forward(
         return _scattered(y, shape, call)
     xq, wq = _pair(*tensors[0:2]), _pair(*tensors[4:6])
     bias = None if bias is None else bias.to(x.dtype)
-    if call.weight == GATHERED:
+    if call.gathered:
         if not call.overlap:
             y = weight_gemm(operands.OUTPUT, *xq, weight, bias, x.dtype, to.rules.config)
             return _scattered(y, shape, call)
@@ -285,7 +282,7 @@ class _Linear(torch.autograd.Function):
         kept = (x if shard is None else shard) if _keeps_x(call) else None
         none = (None, None)
         of_x = none if call.recompute else tensors[2:4]
-        of_weight = none if call.recompute and call.weight == CAST else tensors[6:8]
+        of_weight = none if call.recompute and not call.gathered else tensors[6:8]
         ctx.save_for_backward(weight, kept, scales, *of_x, *of_weight)
         outputs = _forward(x, weight, bias, shard, scales, call, *tensors)
         if call.leaves:
@@ -312,7 +309,7 @@ class _Linear(torch.autograd.Function):
             xqt, *cast = grads.cast_again(x, weight, scales, call)
             wqt = cast[0] if cast else wqt
         given = weight
-        if call.weight == GATHERED:
+        if call.gathered:
             if call.overlap and want_x:
                 wqt = grads.gathered_copy(operands.GRAD_INPUT, dy, weight, call)
             # It has no values; what follows reads a shape and a type alone.
@@ -349,7 +346,7 @@ class _Linear(torch.autograd.Function):
             elif own:
                 dx, gathered = gemm.beside(dyq, own)
             elif want_x and fp8[0]:
-                if call.weight == GATHERED and not call.overlap:
+                if call.gathered and not call.overlap:
                     config = to.rules.config
                     dx = weight_gemm(operands.GRAD_INPUT, *dyq, given, None, dy.dtype, config)
                 else:

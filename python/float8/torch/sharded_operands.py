@@ -113,7 +113,6 @@ class Share(NamedTuple):
     tensor: Tensor  # [rows][cols]
     operand: int
     dim: int | None  # the dimension that ranks share; None: every rank has the whole tensor
-    words: tuple[Tensor, Tensor] | None = None  # amax and row_amax over ranks, if they are known
 
 
 class Slot(NamedTuple):
@@ -130,9 +129,7 @@ def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) ->
     save: there is a backward, which needs qt; delayed scaling records the amaxes.
     """
     first = slot is not None and slot.first
-    unknown = [
-        share for share in shares if share.words is None and (first or spans_ranks(share, to))
-    ]
+    unknown = [share for share in shares if first or spans_ranks(share, to)]
     found = iter(find_words(unknown, to) if slot is None or first else ())
     copies: list[Copies] = []
     for share in shares:
@@ -149,8 +146,7 @@ def cast(shares: Sequence[Share], to: Sharing, save: bool, slot: Slot | None) ->
             buffers = _ops.quantize(share.tensor, to.rules.config, share.operand, save)
             copies.append(_copies(buffers, share, to.rules.config, save, False))
         else:
-            words = share.words or next(found)
-            copies.append(_cast_with(words, share, to, slot if save else None))
+            copies.append(_cast_with(next(found), share, to, slot if save else None))
     return copies
 
 

@@ -1,29 +1,27 @@
 """Tensor and sequence parallelism: Float8Linear layers whose weight is a DTensor that ranks share.
 
 The weight is shared by rows (Shard(0), column-wise parallel) or by columns (Shard(1), row-wise
-parallel). This is the layers' side: placements, checks, and maxima of weights that are found once a
-step. sharded_linear.py computes.
+parallel). This is the layers' side: placements and checks. sharded_linear.py computes. Weights are cast in every
+forward, and their maxima are reduced with those of x.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
-from float8.torch import _ops, async_tensor_parallel, sharded_linear
+from float8.torch import async_tensor_parallel, sharded_linear
 from float8.torch import sharded_grads as grads
 from float8.torch import sharded_operands as operands
 from float8.torch.fsdp import GatheredWeight
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
-from float8.torch.sharded_grads import CAST, GATHERED, KEPT, Call
-from float8.torch.sharded_operands import Share, Sharing
+from float8.torch.sharded_grads import Call
+from float8.torch.sharded_operands import Sharing
 
 if TYPE_CHECKING:
     from float8.torch.linear import Float8Linear
@@ -72,16 +70,13 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
     scales = layer._scale_view
     first = layer._scales is not None and layer._scales.is_first
     local = weight.to_local()
-    cast: Any = layer._weight_cast
-    copies = None if cast is None else cast.of(layer, x.dtype)
-    origin = GATHERED if isinstance(local, GatheredWeight) else CAST if copies is None else KEPT
+    gathered = isinstance(local, GatheredWeight)
     overlap = async_tensor_parallel.wanted(layer.async_tensor_parallel)
     recompute = layer.recompute is True
-    call = Call(to, dim, x_dim, y_dim, layer._layout, first, recompute, overlap, weight=origin)
+    call = Call(to, dim, x_dim, y_dim, layer._layout, first, recompute, overlap, gathered=gathered)
     bias: Any = layer.bias
     local_bias = None if bias is None else bias.to_local()
-    words = _weight_words(layer, x.dtype)
-    y = sharded_linear.linear(source, x, local, local_bias, scales, words, call, copies)
+    y = sharded_linear.linear(source, x, local, local_bias, scales, call)
     if dim == 0:
         return DTensor.from_local(y, mesh, [ShardPlacement(last)], run_check=False)
     out = Partial() if y_dim is None else ShardPlacement(y_dim)
@@ -184,82 +179,3 @@ def _check_tokens(tokens: int, to: Sharing) -> None:
         raise ValueError(
             f"float8: {to.ranks} ranks cannot share a sequence of {tokens} evenly; pad it"
         )
-
-
-def _version(weight: Any, dtype: torch.dtype) -> tuple[Any, ...]:
-    local = weight._local_tensor
-    return id(weight), weight._version, id(local), local._version, dtype
-
-
-def _weight_words(layer: Float8Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Returns the maxima that `find_weight_words` left, None where the weight has changed since."""
-    known = layer._weight_words
-    if known is None or torch.compiler.is_compiling():
-        return None
-    return known[1] if known[0] == _version(layer.weight, dtype) else None
-
-
-@torch.no_grad()
-def find_weight_words(layers: Sequence[Float8Linear], dtype: torch.dtype | None = None) -> None:
-    """Finds the maxima of the layers' weights over ranks, in one all-reduce for each group.
-
-    A weight that FSDP shards too is left out: its maxima are found with its casts, or its forwards
-    find them with those of x.
-
-    dtype: x's; None: the weights'.
-    """
-    groups: dict[Sharing, list[tuple[Float8Linear, Share]]] = {}
-    for layer in layers:
-        weight: Any = layer.weight
-        if len(weight.placements) != 1 or isinstance(weight._local_tensor, GatheredWeight):
-            continue
-        to, share = _share_of(layer, dtype)
-        if not to.rules.delayed and operands.spans_ranks(share, to):
-            groups.setdefault(to, []).append((layer, share))
-    for to, own in groups.items():
-        found = operands.find_words([share for _, share in own], to)
-        for (layer, share), words in zip(own, found, strict=True):
-            layer._weight_words = (_version(layer.weight, share.tensor.dtype), words)
-
-
-def _share_of(layer: Float8Linear, dtype: torch.dtype | None) -> tuple[Sharing, Share]:
-    weight: Any = layer.weight
-    dim, to = sharing_of(layer, weight)
-    local = weight._local_tensor.detach()
-    return to, Share(local.to(dtype or local.dtype), _ops.WEIGHT, dim)
-
-
-class SharedWeightCast:
-    """The fp8 copies of what this rank has of a weight, which stay where they are."""
-
-    def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.copies = self._cast(layer)
-        for part in self._parts(self.copies):
-            torch._dynamo.mark_static_address(part, guard=False)
-
-    def of(self, layer: Float8Linear, dtype: torch.dtype) -> operands.Copies | None:
-        """Returns the copies for an x of that type, None where they are of another one."""
-        if dtype != self.dtype:
-            return None
-        if not torch.compiler.is_compiling() and self._seen != _version(layer.weight, dtype):
-            self.update(layer)
-        return self.copies
-
-    @torch.no_grad()
-    def update(self, layer: Float8Linear) -> None:
-        """Casts the weight again."""
-        torch._foreach_copy_(self._parts(self.copies), self._parts(self._cast(layer)))
-
-    @torch.no_grad()
-    def _cast(self, layer: Float8Linear) -> operands.Copies:
-        to, share = _share_of(layer, self.dtype)
-        share = share._replace(words=_weight_words(layer, self.dtype))
-        (copies,) = operands.cast([share], to, True, None)
-        # The reference keeps the ids of _version from being used again.
-        self._seen, self._weight = _version(layer.weight, self.dtype), layer.weight
-        return copies
-
-    @staticmethod
-    def _parts(copies: operands.Copies) -> list[Tensor]:
-        return [part for copy in copies if copy is not None for part in copy]

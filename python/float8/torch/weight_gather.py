@@ -21,10 +21,11 @@ from torch import Tensor
 
 from float8 import recipes
 from float8.recipes import Granularity
-from float8.torch import _ops
+from float8.torch import _ops, weight_changes
 from float8.torch.copy_layout import BLOCK, Copy, Layout, blocks, in_4s, layout
 from float8.torch.ranks import agreement, collectives
 from float8.torch.ranks.collectives import Operation
+from float8.torch.weight_changes import is_capturing
 from float8.torch.weight_mesh import mesh_dims
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class WeightGather:
             names: Operation("FSDP's all-gather of " + " and ".join(names), lambda: (self.name,))
             for names in (("q",), ("qt",), COPIES)
         }
-        self.both: bool | None = None  # every gather is of both copies
+        self.both = False  # every gather is of both copies
         self.fsdp_group: Any = None  # FSDP's group of parameters, once it is known
         self.config = layer._config & ~recipes.BIAS
         self.dynamic_config = layer._rules.config if layer._rules.delayed else self.config
@@ -108,6 +109,8 @@ class WeightGather:
             False  # a captured CUDA graph reads the shard and the scales where they are
         )
         self._seen: tuple[Any, ...] | None = None
+        self.is_fresh = False  # it was cast for the gather that comes next
+        self._checked: Tensor | None = None  # what was cast, where copies are checked
         self._weight: DTensor
         number = next(_numbers)
         self.key = torch.tensor(number)
@@ -115,15 +118,57 @@ class WeightGather:
 
     # The shard
 
+    def join(self, group: Any, param: Any) -> None:
+        """Takes what is known once FSDP has the weight: its group of parameters and its policy.
+
+        FSDP keeps the number of tensors of the first gather, so that it is decided once: both copies
+        where the weight stays gathered between forward and backward.
+        """
+        if self.fsdp_group is None:
+            self.fsdp_group = group
+            self.name = (param._param_fqn or "").removesuffix(".weight") or self.name
+            self.dtype = param.mp_policy.param_dtype or param.sharded_param.dtype
+            self.both = self.ranks > 1 and not group._reshard_after_forward
+
+    @property
+    def is_cast(self) -> bool:
+        """Tells whether the shard has copies, of these values or of earlier ones."""
+        return bool(self._shards)
+
     def is_current(self, weight: DTensor) -> bool:
         """Tells whether the shard in fp8 was cast from these values."""
-        return self._seen is not None and self._seen == self._version(weight)
+        if self._seen is None or self._seen != self._version(weight):
+            return False
+        return self.is_fresh or not self.is_unknowable(weight)
+
+    def is_unknowable(self, weight: DTensor) -> bool:
+        """Tells whether the weight may change without anybody seeing it."""
+        local: Any = weight._local_tensor
+        return local.changes.unknowable or weight_changes.steps_are_unknowable()
 
     def _version(self, weight: DTensor) -> tuple[Any, ...]:
-        """Returns what changes with a weight on every rank: FSDP may move the shards of some alone."""
-        local = weight._local_tensor
+        """Returns what changes with a weight on every rank: FSDP may move the shards of some alone.
+
+        A cast in a CUDA graph is made when the graph runs, and is current for the rest of the graph.
+        """
+        local: Any = weight._local_tensor
         scales = 0 if self.scales is None else self.scales.generation
-        return id(weight), weight._version, id(local), local._version, scales
+        capture = torch.ops.float8.capture_id(local.plain()) if is_capturing(local) else 0
+        return (
+            *(id(weight), weight._version, id(local), local._version),
+            *(local.changes.count, weight_changes.steps(), scales, capture),
+        )
+
+    def check(self, weight: DTensor) -> None:
+        """Raises where check_copies is on and the copies are not those of the shard."""
+        if self._checked is None or is_capturing(self._checked):
+            return
+        if not torch.equal(self._checked, self.source(weight)):
+            raise RuntimeError(
+                f"float8: the fp8 copies of {self.name} are not those of the weight, which has changed "
+                "unseen. Call precompute_float8_dynamic_scale_for_fsdp after the change, and please "
+                "report it"
+            )
 
     @property
     def scales(self) -> ScaleState | None:
@@ -208,6 +253,7 @@ class WeightGather:
         self._weight, self._local = weight, weight._local_tensor
         self._seen = self._version(weight)
         self._copies = {}
+        self._checked = self.source(weight).clone() if weight_changes.checks_copies else None
         return torch.cat(own)
 
     def _own_q_scales(self, scales: Tensor, rows: int) -> Tensor:

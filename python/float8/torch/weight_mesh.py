@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -58,17 +59,42 @@ def is_sharded_by_fsdp(layer: nn.Module) -> bool:
 
 
 def param_group(module: nn.Module) -> tuple[Any, Any]:
-    """Returns FSDP's group that a linear's weight is in, and FSDP's parameter, None for none."""
+    """Returns FSDP's group that a module's weight is in, and FSDP's parameter, None for none."""
+    for state in _fsdp_states():
+        for group, param in _params(state):
+            info = param._module_info
+            if info.module is module and info.param_name == "weight":
+                return group, param
+            for shared, name in zip(info.shared_modules, info.shared_param_names, strict=True):
+                if shared is module and name == "weight":
+                    return group, param
+    return None, None
+
+
+def params_of_root(group: Any) -> list[tuple[Any, Any]]:
+    """Returns the groups and parameters of the FSDP modules that have one root with a group's."""
+    for state in _fsdp_states():
+        if any(own is group for own in _groups(state)):
+            states = state._state_ctx.all_states or [state]
+            return [each for own in states for each in _params(own)]
+    return []
+
+
+def _fsdp_states() -> Iterator[Any]:
     from torch.distributed import _composable_state
 
     for reference in list(_composable_state._module_state_mapping.values()):
         state = reference() if callable(reference) else reference
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            groups = [getattr(state, "_fsdp_param_group", None)]
-        for each in groups:
-            for param in getattr(each, "fsdp_params", ()):
-                info = param._module_info
-                if info.module is module and info.param_name == "weight":
-                    return each, param
-    return None, None
+        if state is not None and _groups(state):
+            yield state
+
+
+def _groups(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)  # from PyTorch 2.12 on
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def _params(state: Any) -> list[tuple[Any, Any]]:
+    return [(group, param) for group in _groups(state) for param in group.fsdp_params]

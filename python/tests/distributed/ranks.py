@@ -23,6 +23,8 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import float8.torch
+
 device = "cpu"  # of a rank
 _PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "float8.torch"]
 
@@ -64,6 +66,7 @@ def _start(
     faulthandler.enable(stacks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    float8.torch.check_copies()
     if on == "cuda":
         torch.cuda.set_device(rank)
     outcome: dict[str, Any] = {}
