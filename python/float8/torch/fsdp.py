@@ -108,7 +108,11 @@ class ShardedWeight(torch.Tensor):
         gather.join(group, param)
         in_backward = group._training_state.name == "PRE_BACKWARD"
         # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
-        if first or not gather.is_cast or not (in_backward or gather.is_current(param.sharded_param)):
+        if (
+            first
+            or not gather.is_cast
+            or not (in_backward or gather.is_current(param.sharded_param))
+        ):
             weight_changes.note_cast_in_forward()
             _cast_changed(gather)
         elif not in_backward:
@@ -363,7 +367,9 @@ def _cast_changed(gather: WeightGather) -> None:
         first = other.fsdp_group is None
         other.join(group, param)
         own_unit = group is gather.fsdp_group
-        if first or (not other.is_current(weight) and (own_unit or not other.is_unknowable(weight))):
+        if first or (
+            not other.is_current(weight) and (own_unit or not other.is_unknowable(weight))
+        ):
             other.is_fresh = own_unit
             changed.setdefault(other.group, []).append((other, weight))
     for weights in changed.values():

@@ -29,7 +29,7 @@ def _torchao(device: str) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def two_devices(device: str) -> str:
     """The kind of two devices, which are two GPUs where the tests run on GPUs."""
     if device == "cuda" and torch.cuda.device_count() < 2:

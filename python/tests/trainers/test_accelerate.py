@@ -12,6 +12,7 @@ import torch
 import training
 
 import float8.torch as f8
+from float8.torch import notices
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -59,7 +60,7 @@ def accelerator_of(case: Case, device: str) -> Accelerator:
 def prepared(accelerator: Accelerator, case: Case, device: str) -> tuple[Any, Any]:
     model = training.llama(device)
     if case.checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE, **case.optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)
     if case.cache:
@@ -188,32 +189,78 @@ def test_saved_reloaded_and_generated(tmp_path: Any, device: str) -> None:
     assert (write(own) == bf16).float().mean() > 0.9
 
 
-# Cases of two ranks.
+def test_a_second_accelerator_that_takes_the_first_one_s_precision_is_warned_of(
+    device: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(notices, "_told", set())
+    train(Case(), device)
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"
+    accelerator = Accelerator(cpu=device == "cpu")
+    assert accelerator.mixed_precision == "bf16"
+    model, optimizer = prepared(accelerator, Case(), device)
+    with pytest.warns(UserWarning, match=r"PRECISION is fp8, but .*AcceleratorState._reset_state"):
+        steps(accelerator, model, optimizer, training.batches(1, device))
 
 
-def environment_of(rank: int, world: int) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29500",  # nobody listens there: the group is there already
-        OMP_NUM_THREADS="1",
-    )
+# Trainings of two ranks, which run one after another in the same processes: to start these takes longer.
+
+GATHERS = {"enable_fsdp_float8_all_gather": True}
+DDP = (Case("default"),)
+FSDP2 = (
+    Case("rowwise"),
+    Case("default"),
+    Case("default", optimizer={"fused": True}),
+    Case("tensorwise", GATHERS, optimizer={"foreach": True}, accumulate=2, checkpointing=True),
+)
 
 
-def ddp(mesh: Any, rank: int, world: int, case: Case) -> list[float]:
-    environment_of(rank, world)
+@dataclasses.dataclass
+class Result:
+    losses: list[float]
+    bf16: list[float]
+    state: dict[str, list[str]]  # the types in the full state dict, of fp8 and bf16
+    wrong: str  # what Weights.check has to say
+
+
+def fsdp2(accelerator: Accelerator, plugin: Any) -> None:
+    """Gives accelerate FSDP2 on a CPU, where it has none."""
+    if accelerator.device.type == "cpu":
+        AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
+        AcceleratorState._shared_state["fsdp_plugin"] = plugin
+    assert accelerator.is_fsdp2
+
+
+def train_rank(case: Case, rank: int) -> tuple[list[float], list[str], str]:
+    accelerator = accelerator_of(case, ranks.device)
+    if case.plugin is not None:
+        fsdp2(accelerator, case.plugin)
+    model, optimizer = prepared(accelerator, case, ranks.device)
+    weights = training.Weights(model)
+    batches = training.batches(STEPS, ranks.device, seed=rank)
+    losses = steps(accelerator, model, optimizer, batches, case.accumulate)
+    kinds = sorted({type(each).__name__ for each in accelerator.get_state_dict(model).values()})
+    try:
+        weights.check(model, LINEARS if case.fp8 else 0)
+    except AssertionError as error:
+        return losses, kinds, f"{case.fp8}: {error}"
+    return losses, kinds, ""
+
+
+def train_ranks(mesh: Any, rank: int, world: int, cases: list[Case]) -> list[Result]:
+    training.environment_of(rank, world)
+    results = []
     with training.installed(ranks.device):
-        return train(case, ranks.device, seed=rank)
+        for case in cases:
+            losses, kinds, wrong = train_rank(case, rank)
+            bf16, plain, also = train_rank(case.bf16(), rank)
+            results.append(Result(losses, bf16, {"fp8": kinds, "bf16": plain}, wrong + also))
+    return results
 
 
-def fsdp2(mesh: Any, rank: int, world: int, case: Case) -> tuple[list[float], bool]:
-    """Returns the losses, and whether the full state dict of rank 0 is one of plain tensors."""
-    environment_of(rank, world)
-    with training.installed(ranks.device):
-        case = dataclasses.replace(
+@pytest.fixture(scope="module")
+def rank_results(two_devices: str, tmp_path_factory: Any) -> Any:
+    sharded = [
+        dataclasses.replace(
             case,
             plugin=FullyShardedDataParallelPlugin(
                 fsdp_version=2,
@@ -225,47 +272,19 @@ def fsdp2(mesh: Any, rank: int, world: int, case: Case) -> tuple[list[float], bo
             ),
             checkpointing=False,
         )
-        accelerator = accelerator_of(case, ranks.device)
-        if ranks.device == "cpu":  # accelerate has FSDP for GPUs alone
-            AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
-            AcceleratorState._shared_state["fsdp_plugin"] = case.plugin
-        assert accelerator.is_fsdp2
-        model, optimizer = prepared(accelerator, case, ranks.device)
-        weights = training.Weights(model)
-        batches = training.batches(STEPS, ranks.device, seed=rank)
-        losses = steps(accelerator, model, optimizer, batches, case.accumulate)
-        weights.check(model, LINEARS if case.fp8 else 0)
-        state = accelerator.get_state_dict(model)
-        return losses, all(type(each) is torch.Tensor for each in state.values())
-
-
-@pytest.mark.filterwarnings("ignore:float8. enable_fsdp_float8_all_gather has no effect")
-def test_ddp(tmp_path: Any, two_devices: str) -> None:
-    case = Case("default")
-    (found, _), (bf16, _) = (
-        ranks.spawn(ddp, 2, tmp_path / str(own.fp8), own, device=two_devices)
-        for own in (case, case.bf16())
-    )
-    training.check_losses(found, bf16)
-
-
-GATHERS = {"enable_fsdp_float8_all_gather": True}
+        for case in FSDP2
+    ]
+    folder = tmp_path_factory.mktemp("accelerate")
+    return ranks.spawn(train_ranks, 2, folder, [*DDP, *sharded], device=two_devices)
 
 
 @pytest.mark.parametrize(
     "case",
-    (
-        Case("rowwise"),
-        Case("default"),
-        Case("default", optimizer={"fused": True}),
-        Case("tensorwise", GATHERS, optimizer={"foreach": True}, accumulate=2, checkpointing=True),
-    ),
-    ids=("bf16 gathers", "default", "fused", "accumulation"),
+    range(len(DDP) + len(FSDP2)),
+    ids=("ddp", "fsdp2", "fsdp2 default", "fsdp2 fused", "fsdp2 accumulation"),
 )
-def test_fsdp2(case: Case, tmp_path: Any, two_devices: str) -> None:
-    ((found, plain), _), ((bf16, _), _) = (
-        ranks.spawn(fsdp2, 2, tmp_path / str(own.fp8), own, device=two_devices)
-        for own in (case, case.bf16())
-    )
-    assert plain
-    training.check_losses(found, bf16)
+def test_two_ranks(case: int, rank_results: Any) -> None:
+    for each in (own[case] for own in rank_results):
+        assert not each.wrong
+        assert each.state["fp8"] == each.state["bf16"]
+        training.check_losses(each.losses, each.bf16)

@@ -128,3 +128,16 @@ def reset_accelerate() -> None:
     for name in list(os.environ):
         if name.startswith(("ACCELERATE_", "FSDP_")):
             del os.environ[name]
+
+
+def environment_of(rank: int, world: int) -> None:
+    """Sets what torchrun sets, for a rank whose process group is there already."""
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+        OMP_NUM_THREADS="1",
+    )
