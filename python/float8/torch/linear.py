@@ -18,7 +18,6 @@ from float8.torch.weight_casts import WeightCast
 from float8.torch.weight_gather import WeightGather
 from float8.torch.weight_mesh import dtype_of_rank, size_of_rank
 
-
 _OWN_DICTIONARIES = ("_parameters", "_buffers", "_modules")
 
 
