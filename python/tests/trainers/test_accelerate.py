@@ -103,7 +103,6 @@ def check(case: Case, device: str) -> None:
     training.check_losses(train(case, device), train(case.bf16(), device))
 
 
-@pytest.mark.filterwarnings("ignore:float8. enable_fsdp_float8_all_gather has no effect")
 @pytest.mark.parametrize(
     "case",
     (

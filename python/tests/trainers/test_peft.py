@@ -116,7 +116,6 @@ def test_merged_saved_and_reloaded(tmp_path: Any, device: str) -> None:
     assert difference(logits(merged, device), expected) < 0.2
 
 
-@pytest.mark.filterwarnings("ignore:float8. enable_fsdp_float8_all_gather has no effect")
 def test_trainer(tmp_path: Any, device: str) -> None:
     """The Trainer converts the adapters too, but the first linear and the last one."""
 

@@ -25,10 +25,7 @@ LINEARS = 7 * training.LAYERS - 1  # accelerate leaves the first linear and the 
 ENVIRONMENT = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "AO"}
 WITHOUT_GATHERS = {**ENVIRONMENT, "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "0"}
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:float8. enable_fsdp_float8_all_gather has no effect",
-    "ignore:.*pin_memory",
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory")
 
 
 def dataset(steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
