@@ -242,15 +242,17 @@ def test_a_torchao_that_is_not_installed_is_there_for_who_trains_with_it(tmp_pat
     """Others that look for torchao import parts that are not there, or refuse its version."""
     for package in ("accelerate", "peft"):
         (tmp_path / f"{package}.py").write_text(LOOK)
-    run_python(
-        f"""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
         import importlib.metadata, sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        import float8.torchao.installed  # calls install()
+        assert sys.argv[1:] == ["-m", "x"]
+        import float8.torchao
         import accelerate, peft
         assert accelerate.looks() == (True, "0.6.1")
         assert peft.looks() == (False, None)
-        assert "torchao" not in {{d.metadata["Name"] for d in importlib.metadata.distributions()}}
+        assert "torchao" not in {d.metadata["Name"] for d in importlib.metadata.distributions()}
         from torchao.float8.float8_linear import Float8Linear
         assert peft.looks() == (False, None)
         import torchao.float8
@@ -267,7 +269,18 @@ def test_a_torchao_that_is_not_installed_is_there_for_who_trains_with_it(tmp_pat
         else:
             raise AssertionError("torchao.quantization is there")
         """
+        )
     )
+    command = [sys.executable, "-m", "float8.torchao"]
+    subprocess.run([*command, str(program), "-m", "x"], check=True, timeout=300)
+
+
+def test_a_module_that_is_run_by_its_name(tmp_path: Any) -> None:
+    command = [sys.executable, "-m", "float8.torchao"]
+    assert subprocess.run(command, timeout=300, stderr=subprocess.PIPE).returncode == 2
+    (tmp_path / "own.py").write_text("import sys, torchao.float8\nsys.exit(len(sys.argv) + 40)\n")
+    done = subprocess.run([*command, "-m", "own", "--option"], cwd=tmp_path, timeout=300)
+    assert done.returncode == 42
 
 
 def test_fp8_that_was_asked_for_and_not_taken_is_warned_of() -> None:

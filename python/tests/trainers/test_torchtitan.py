@@ -8,7 +8,6 @@ calls them; of 0.3.0 the converter and the linears that it makes. torchtitan's T
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import pathlib
 import subprocess
 import sys
@@ -68,8 +67,6 @@ def _import_torchtitan(folder: str) -> None:
         module = types.ModuleType(name)
         module.__dict__.update({own: type(own, (), {}) for own in contents}, __path__=[])
         sys.modules[name] = module
-    # Its option --experimental.custom_import imports a module so.
-    importlib.import_module("float8.torchao.installed")
 
 
 def _job(case: Case, device: str) -> Any:
