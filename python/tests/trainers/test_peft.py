@@ -127,19 +127,21 @@ def test_trainer(tmp_path: Any, device: str) -> None:
         rows = [row for batch in _batches("cpu") for row in batch]
         trainer = Trainer(
             model=model,
-            args=TrainingArguments(
-                output_dir=str(tmp_path),
-                max_steps=STEPS,
-                per_device_train_batch_size=training.ROWS,
-                learning_rate=4 * training.LEARNING_RATE,
-                lr_scheduler_type="constant",
-                logging_steps=1,
-                save_strategy="no",
-                report_to=[],
-                disable_tqdm=True,
-                use_cpu=device == "cpu",
-                bf16=not fp8,
-                train_sampling_strategy="sequential",
+            args=training.on_one_device(
+                TrainingArguments(
+                    output_dir=str(tmp_path),
+                    max_steps=STEPS,
+                    per_device_train_batch_size=training.ROWS,
+                    learning_rate=4 * training.LEARNING_RATE,
+                    lr_scheduler_type="constant",
+                    logging_steps=1,
+                    save_strategy="no",
+                    report_to=[],
+                    disable_tqdm=True,
+                    use_cpu=device == "cpu",
+                    bf16=not fp8,
+                    train_sampling_strategy="sequential",
+                )
             ),
             train_dataset=[{"input_ids": row, "labels": row} for row in rows],
         )

@@ -50,7 +50,8 @@ def trainer(model: Any, folder: Any, device: str, **arguments: Any) -> Trainer:
         "train_sampling_strategy": "sequential",
         **arguments,
     }
-    made = Trainer(model=model, args=TrainingArguments(**fields), train_dataset=dataset())
+    own = training.on_one_device(TrainingArguments(**fields))
+    made = Trainer(model=model, args=own, train_dataset=dataset())
     made.remove_callback(PrinterCallback)
     return made
 
@@ -150,11 +151,11 @@ def train_ranks(mesh: Any, rank: int, world: int, folder: Any) -> list[list[floa
     ways: list[dict[str, Any]] = [{}]
     if ranks.device == "cuda":
         sharding = {
-            "fsdp_version": 2,
+            "version": 2,
             "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
             "cpu_ram_efficient_loading": False,
         }
-        ways.append({"fsdp": "full_shard", "fsdp_config": sharding})
+        ways.append({"fsdp": True, "fsdp_config": sharding})
     with training.installed(ranks.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for way in ways:

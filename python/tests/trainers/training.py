@@ -77,16 +77,17 @@ def batches(steps: int, device: str, seed: int = 0) -> Iterator[torch.Tensor]:
         yield rows(ROWS, 100 * seed + step).to(device)
 
 
-def local(parameter: torch.Tensor) -> torch.Tensor:
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a parameter, gathered where ranks share it, which all of them do together."""
     own = parameter.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
+    return (own.full_tensor() if isinstance(own, DTensor) else own).cpu().clone()
 
 
 class Weights:
     """Parameters as they are now, by name, to tell later which of them a training has changed."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.before = {name: local(p).cpu().clone() for name, p in model.named_parameters()}
+        self.before = {name: whole(p) for name, p in model.named_parameters()}
 
     def check(self, model: nn.Module, converted: int) -> None:
         """Asserts that a training changed what it trains, all of it, and nothing else.
@@ -99,13 +100,14 @@ class Weights:
         assert now.keys() == self.before.keys()
         weights = {id(m.weight) for m in found}
         assert weights <= {id(p) for p in now.values()}
+        after = {name: whole(p) for name, p in now.items()}
+        assert all(after[name].shape == each.shape for name, each in self.before.items())
         for wanted, what in ((True, "unchanged"), (False, "changed though frozen")):
             wrong = [
                 name
                 for name, p in now.items()
                 if p.requires_grad is wanted
-                and local(p).numel()
-                and torch.equal(local(p).cpu(), self.before[name]) is wanted
+                and torch.equal(after[name], self.before[name]) is wanted
             ]
             assert not wrong, f"{what}: {', '.join(wrong)}"
 
@@ -141,3 +143,10 @@ def environment_of(rank: int, world: int) -> None:
         MASTER_PORT="29500",
         OMP_NUM_THREADS="1",
     )
+
+
+def on_one_device(arguments: Any) -> Any:
+    """Keeps the Trainer from DataParallel, which it takes where one process sees several GPUs."""
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    return arguments
