@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -90,13 +91,13 @@ class ShardedWeight(torch.Tensor):
             memo[id(self)] = _as_sharded(self.plain().clone(), Changes())
         return memo[id(self)]  # type: ignore[no-any-return]
 
-    def fsdp_pre_all_gather(
-        self,
-        mesh: Any,
-        outer_size: torch.Size,
-        outer_stride: tuple[int, ...],
-        module: nn.Module,
-        mp_policy: Any,
+    @property
+    def fsdp_pre_all_gather(self) -> _PreAllGather:
+        """Returns what FSDP calls for the tensors that this rank gives to a gather."""
+        return _PreAllGather(self)
+
+    def _to_gather(
+        self, mesh: Any, outer_size: torch.Size, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], _Gathered]:
         if self._fsdp is None:
             self._fsdp = param_group(module)
@@ -149,6 +150,28 @@ class ShardedWeight(torch.Tensor):
 
 # What a gather is of: a WeightGather and names of copies, or in high precision the size of the whole.
 _Gathered = tuple[WeightGather, tuple[str, ...]] | torch.Size
+
+
+class _PreAllGather:
+    """fsdp_pre_all_gather of a shard. FSDP asks for its signature before each call; it is made once."""
+
+    __slots__ = ("_weight",)
+
+    def __init__(self, weight: ShardedWeight) -> None:
+        self._weight = weight
+
+    def __call__(
+        self,
+        mesh: Any,
+        outer_size: torch.Size,
+        outer_stride: tuple[int, ...],
+        module: nn.Module,
+        mp_policy: Any,
+    ) -> tuple[tuple[Tensor, ...], _Gathered]:
+        return self._weight._to_gather(mesh, outer_size, module, mp_policy)
+
+
+_PreAllGather.__signature__ = inspect.signature(_PreAllGather(None).__call__)  # type: ignore
 
 
 def _as_sharded(tensor: Tensor, changes: Changes) -> Tensor:

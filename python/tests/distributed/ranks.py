@@ -1,6 +1,6 @@
 """Ranks as processes of this machine, on the emulated device or on GPUs.
 
-The processes of emulated ranks are forked by a server that has imported PyTorch once.
+The processes are forked by a server that has imported PyTorch once, and has no CUDA context.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(world):
         (folder / f"ended{rank}").unlink(missing_ok=True)
-    context = multiprocessing.get_context("spawn" if on == "cuda" else "forkserver")
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     where = f"file://{folder / f'store{time.monotonic_ns()}'}"
     if init == "tcp":
