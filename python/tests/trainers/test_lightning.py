@@ -11,6 +11,7 @@ import ranks
 import torch
 import training
 
+import float8.torch as f8
 import float8.torchao
 
 pytest.importorskip("transformers")
@@ -32,6 +33,7 @@ class Llama(lightning.LightningModule):
     def __init__(self, device: str, recipe: str | None, fields: Any, optimizer: Any) -> None:
         super().__init__()
         self.device_kind, self.recipe, self.fields, self.options = device, recipe, fields, optimizer
+        self.precomputes = False
         self.model: Any = None
         self.losses: list[float] = []
         self.weights: Any = None
@@ -56,7 +58,12 @@ class Llama(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         options = {"lr": training.LEARNING_RATE, **self.options}
-        return torch.optim.AdamW(self.parameters(), **options)
+        optimizer = torch.optim.AdamW(self.parameters(), **options)
+        if self.precomputes:
+            optimizer.register_step_post_hook(
+                lambda *_: f8.precompute_float8_dynamic_scale_for_fsdp(self)
+            )
+        return optimizer
 
     def on_train_start(self) -> None:
         self.weights = training.Weights(self)
@@ -100,10 +107,12 @@ def train(
     optimizer: Any = None,
     accumulate: int = 1,
     rank: int = 0,
+    precomputes: bool = False,
     **options: Any,
 ) -> list[float]:
     """Trains, which checks all weights at its end, and returns the losses."""
     model = Llama(device, recipe, fields or {}, optimizer or {})
+    model.precomputes = precomputes
     own = trainer(device, accumulate_grad_batches=accumulate, **options)
     own.fit(model, loader(training.ROWS // accumulate, rank))
     assert len(model.losses) == accumulate * STEPS
@@ -138,12 +147,14 @@ def test_resume(tmp_path: Any, device: str) -> None:
 
 # Trainings of two ranks.
 
+GATHERS = {"enable_fsdp_float8_all_gather": True}
 CASES: tuple[dict[str, Any], ...] = (
     {"recipe": "rowwise"},
-    {"recipe": "tensorwise", "fields": {"enable_fsdp_float8_all_gather": True}},
+    {"recipe": "tensorwise", "fields": GATHERS},
+    {"recipe": "tensorwise", "fields": GATHERS, "precomputes": True},
     {
         "recipe": "tensorwise",
-        "fields": {"enable_fsdp_float8_all_gather": True},
+        "fields": GATHERS,
         "optimizer": {"fused": True},
         "accumulate": 2,
     },
@@ -151,13 +162,13 @@ CASES: tuple[dict[str, Any], ...] = (
 
 
 def train_ranks(mesh: Any, rank: int, world: int) -> list[list[float]]:
-    """Runs the cases by FSDP2, each in fp8 and in bf16. Lightning calls no precompute."""
+    """Runs the cases by FSDP2, each in fp8 and in bf16. Lightning itself calls no precompute."""
     training.environment_of(rank, world)
     found = []
     with training.installed(ranks.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case in CASES:
-            for own in (case, {**case, "recipe": None, "fields": {}}):
+            for own in (case, {**case, "recipe": None, "fields": {}, "precomputes": False}):
                 strategy = ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1)
                 losses = train(
                     ranks.device,

@@ -99,6 +99,22 @@ def test_training(environment: Any, arguments: Any, tmp_path: Any, device: str) 
     training.check_losses(found, train({}, tmp_path, device, **arguments))
 
 
+def test_a_model_that_the_program_converts(tmp_path: Any, device: str) -> None:
+    """For another recipe than accelerate's default; the Trainer itself trains in bf16."""
+    training.reset_accelerate()
+    model = training.llama(device)
+    f8.convert_to_float8_training(
+        model,
+        config=training.config("rowwise", device),
+        module_filter_fn=lambda _, name: name != "lm_head",
+    )
+    own = trainer(model, tmp_path, device)
+    weights = training.Weights(model)
+    own.train()
+    weights.check(model, LINEARS + 1)
+    training.check_losses(losses(own), train({}, tmp_path, device))
+
+
 def test_resume(tmp_path: Any, device: str) -> None:
     """The steps after a checkpoint are those of a training that was not interrupted."""
     saving = {"save_strategy": "steps", "save_steps": 3}
