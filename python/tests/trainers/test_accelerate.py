@@ -150,7 +150,7 @@ def test_resume(tmp_path: Any, device: str) -> None:
     weights = training.Weights(model)
     found = steps(accelerator, model, optimizer, batches[3:])
     weights.check(model, LINEARS)
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert found == pytest.approx(expected, rel=1e-2)
 
 
 def test_saved_reloaded_and_generated(tmp_path: Any, device: str) -> None:
@@ -185,7 +185,7 @@ def test_saved_reloaded_and_generated(tmp_path: Any, device: str) -> None:
         module_filter_fn=lambda _, name: name in names,
     )
     assert torch.equal(write(own), write(plain))
-    assert (write(own) == bf16).float().mean() > 0.9
+    assert (write(own) == bf16).float().mean() > 0.7
 
 
 def test_a_second_accelerator_that_takes_the_first_one_s_precision_is_warned_of(

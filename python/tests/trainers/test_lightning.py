@@ -142,7 +142,7 @@ def test_resume(tmp_path: Any, device: str) -> None:
     trainer(device, enable_checkpointing=True, callbacks=[callback]).fit(whole, same)
     resumed = Llama(device, "rowwise", {}, {})
     trainer(device).fit(resumed, same, ckpt_path=str(tmp_path / "step=3.ckpt"))
-    assert resumed.losses == pytest.approx(whole.losses[3:], rel=1e-3)
+    assert resumed.losses == pytest.approx(whole.losses[3:], rel=1e-2)
 
 
 # Trainings of two ranks.

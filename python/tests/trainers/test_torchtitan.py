@@ -27,10 +27,11 @@ STEPS = 6
 
 
 def folder_of(release: str) -> str:
-    folder = pathlib.Path(sys.prefix, f"torchtitan-{release}")
-    if not (folder / "torchtitan").exists():
-        pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")
-    return str(folder)
+    own = pathlib.Path(__file__).resolve().parents[3] / ".deps" / "python"
+    for folder in (pathlib.Path(sys.prefix), own):
+        if (folder / f"torchtitan-{release}" / "torchtitan").exists():
+            return str(folder / f"torchtitan-{release}")
+    pytest.skip(f"torchtitan {release} is not installed; scripts/python-test does it")
 
 
 class OnCpu(float8.torchao.Float8LinearConfig):

@@ -126,7 +126,7 @@ def test_resume(tmp_path: Any, device: str) -> None:
     weights = training.Weights(model)
     own.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     weights.check(model, LINEARS)
-    assert losses(own)[-3:] == pytest.approx(expected[3:], rel=1e-3)
+    assert losses(own)[-3:] == pytest.approx(expected[3:], rel=1e-2)
 
 
 def test_saved_and_reloaded(tmp_path: Any, device: str) -> None:
