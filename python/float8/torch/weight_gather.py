@@ -163,7 +163,9 @@ class WeightGather:
         """Raises where check_copies is on and the copies are not those of the shard."""
         if self._checked is None or not weight_changes.checks_copies or is_capturing(self._checked):
             return
-        if not torch.equal(self._checked, self.source(weight)):
+        # A NaN is equal to itself, by its bits.
+        own, now = (each.view(torch.uint8) for each in (self._checked, self.source(weight)))
+        if not torch.equal(own, now):
             raise RuntimeError(
                 f"float8: the fp8 copies of {self.name} are not those of the weight, which has changed "
                 "unseen. Call precompute_float8_dynamic_scale_for_fsdp after the change, and please "

@@ -249,9 +249,9 @@ def _cast(gather: WeightGather, weight: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if amaxes is not None and before is not None:
+        if gather.scales is not None and amaxes is not None and before is not None:
             amaxes.copy_(before)
-            gather.forget()
+            gather.scales.generation += 1  # other weights may have been cast with this one
 
 
 @contextlib.contextmanager
