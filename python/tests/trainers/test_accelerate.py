@@ -224,6 +224,7 @@ class Result:
 def fsdp2(accelerator: Accelerator, plugin: Any) -> None:
     """Gives accelerate FSDP2 on a CPU, where it has none."""
     if accelerator.device.type == "cpu":
+        plugin.set_mixed_precision(accelerator.mixed_precision)
         AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
         AcceleratorState._shared_state["fsdp_plugin"] = plugin
     assert accelerator.is_fsdp2
