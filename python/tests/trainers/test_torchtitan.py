@@ -48,6 +48,7 @@ class Case:
     recipe: str | None = None
     fp8: bool = True
     tensor_parallel: bool = False
+    checkpointing: bool = False  # selective, by its list of ops
     implementation: str = "fused"
     precompute: bool = True
 
@@ -90,6 +91,7 @@ def _train(case: Case, mesh: Any, rank: int, world: int) -> list[float]:
     """Trains as torchtitan's Trainer does, checks all weights, and returns the losses."""
     from torchtitan.components.optimizer import build_optimizers
     from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.activation_checkpoint import apply_ac
     from torchtitan.models.llama3.infra import parallelize
     from torchtitan.models.llama3.model.args import TransformerModelArgs
     from torchtitan.models.llama3.model.model import Transformer
@@ -112,6 +114,14 @@ def _train(case: Case, mesh: Any, rank: int, world: int) -> list[float]:
     converters = build_model_converters(job, dims)
     converters.convert(model)
     converted = 7 * sizes.n_layers if case.fp8 else 0
+    if case.checkpointing:
+        ops = parallelize._op_sac_save_list
+        assert (torch.ops.float8.gathered_forward.default in ops) or not case.fp8
+        job.activation_checkpoint.mode = "selective"
+        job.activation_checkpoint.selective_ac_option = "op"
+        apply_ac(
+            model, job.activation_checkpoint, op_sac_save_list=ops, model_compile_enabled=False
+        )
     if case.tensor_parallel:
         parallelize.apply_tp(model, mesh, False, case.fp8 and case.recipe is None)
     else:
@@ -141,6 +151,7 @@ def _train(case: Case, mesh: Any, rank: int, world: int) -> list[float]:
 CASES = {
     "gathers": Case(gathers=True),
     "gathers without precompute": Case(gathers=True, precompute=False, implementation="foreach"),
+    "checkpointing": Case(gathers=True, checkpointing=True),
     "rowwise": Case(recipe="rowwise"),
     "tensor parallel": Case(tensor_parallel=True),
 }
