@@ -72,6 +72,8 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.transposed = known.no_transpose == 0;
     converted.over_ranks = known.over_ranks != 0;
     converted.whole_rows = known.whole_rows;
+    converted.weight_flag = known.weight_flag != 0;
+    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};

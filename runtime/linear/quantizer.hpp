@@ -21,9 +21,10 @@ struct QuantizerDesc {
   Dtype dtype = Dtype::kBf16;
   NonFinite non_finite = NonFinite::kPropagate;
   bool count = false;
-  bool transposed = true;   // false: qt is not made
-  bool over_ranks = false;  // calls cast shards, of up to `rows` rows
-  int64_t whole_rows = 0;   // with over_ranks: of the whole tensor; 0: shards have whole blocks
+  bool transposed = true;    // false: qt is not made
+  bool over_ranks = false;   // calls cast shards, of up to `rows` rows
+  int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
+  bool weight_flag = false;  // casts of a weight heed QuantizeCall::valid
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -69,6 +70,7 @@ class Quantizer {
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
   [[nodiscard]] Status check_whole() const;
+  [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check_first_row(const QuantizeCall& call) const;
   // Check all of a call but its memory. `name` is the function of the C interface.

@@ -179,11 +179,19 @@ class WeightGather:
         return None if layer is None else layer._scales
 
     @property
+    def first_step(self) -> bool:
+        """Tells whether delayed scaling has no scales for the linear yet."""
+        layer = self._layer()
+        return layer is not None and layer._first_step
+
+    @property
     def scale_view(self) -> Tensor:
         """Returns the linear's part of the scale state."""
         layer = self._layer()
-        assert layer is not None and layer._scale_view is not None
-        return layer._scale_view
+        assert layer is not None
+        view = layer.scales_on(layer.weight.device)
+        assert view is not None
+        return view
 
     def forget(self) -> None:
         """Makes the next gather cast the shard again."""

@@ -175,7 +175,9 @@ def test_one_process() -> None:
     f8.cache_weight_casts(rowwise := _model("rowwise", False))
     report = f8.verify_distributed(rowwise)
     assert all(layer.tensors["q"].bits and layer.tensors["qt"].bits for layer in report.layers)
-    rowwise[0].weight.data.mul_(2)
+    rowwise[0].weight.data.mul_(2)  # which the next cast sees
+    assert f8.verify_distributed(rowwise).ok
+    rowwise[0]._weight_cast.copies[0].bitwise_xor_(1)
     with pytest.raises(f8.DistributedError, match="layer '0': q is not that of one device"):
         f8.verify_distributed(rowwise)
 
