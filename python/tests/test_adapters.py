@@ -1,6 +1,6 @@
-"""Adapters: torchtitan's overrides, accelerate's path through torchao, modules of other kinds.
+"""Adapters: torchtitan's overrides, modules of other kinds.
 
-Where a project is installed its own code runs; else a small model of its interface does
+Where torchtitan is installed its own code runs; else a small model of its interface does
 (docs/adapters.md says what was tried by hand).
 """
 
@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import pickle
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
@@ -178,103 +174,6 @@ class TestTorchtitan:
         layer.parallelize(1)
         with pytest.raises(NotImplementedError, match="spmd_backend to partial_dtensor"):
             layer.parallelize(2)
-
-
-def run_python(code: str) -> None:
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
-
-
-# accelerate 1.15 asks this of torchao: its version, its config, and the conversion of all linears
-# but the first and the last one.
-ACCELERATE_MODEL = """
-import importlib.metadata, importlib.util
-from functools import partial
-import float8.torchao
-float8.torchao.install()
-import torch
-from torch import nn
-
-def available(minimum):
-    if importlib.util.find_spec("torchao") is None:
-        return False
-    installed = importlib.metadata.version("torchao")
-    return tuple(map(int, installed.split(".")[:3])) >= minimum
-
-assert available((0, 6, 1))
-importlib.metadata.metadata("torchao")
-assert importlib.metadata.version("torch")
-assert "torchao" in {found.metadata["Name"] for found in importlib.metadata.distributions()}
-importlib.metadata.packages_distributions()
-
-def wanted(module, name, kept):
-    sizes = (module.in_features, module.out_features)
-    return all(size % 16 == 0 for size in sizes) and name not in kept
-
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
-from torchao.float8.float8_linear import Float8Linear, Float8LinearConfig as Config
-from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
-
-assert Config is Float8LinearConfig
-model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
-config = Float8LinearConfig(pad_inner_dim=True, emulate=True)
-convert_to_float8_training(model, module_filter_fn=partial(wanted, kept=["0", "3"]), config=config)
-assert [isinstance(m, Float8Linear) for m in model] == [False, True, False, False]
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    model(torch.randn(8, 64)).sum().backward()
-precompute_float8_dynamic_scale_for_fsdp(model)
-"""
-
-ACCELERATE = """
-import float8.torchao
-float8.torchao.install()
-import torch
-from torch import nn
-from accelerate import Accelerator
-from accelerate.utils import AORecipeKwargs
-from accelerate.utils.ao import has_ao_layers
-
-model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
-optimizer = torch.optim.AdamW(model.parameters())
-config = float8.torchao.Float8LinearConfig(emulate=True)
-handlers = [AORecipeKwargs(config=config)]
-accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=handlers, cpu=True)
-model, optimizer = accelerator.prepare(model, optimizer)
-assert has_ao_layers(model) and model[1].config is config
-assert type(model[0]) is type(model[3]) is nn.Linear
-before = model[1].weight.detach().clone()
-accelerator.backward(model(torch.randn(8, 64)).float().square().mean())
-optimizer.step()
-assert not torch.equal(before, model[1].weight)
-"""
-
-
-class TestAccelerate:
-    def test_model_of_the_interface(self) -> None:
-        run_python(ACCELERATE_MODEL)
-
-    def test_accelerate(self) -> None:
-        if importlib.util.find_spec("accelerate") is None:
-            pytest.skip("accelerate is not installed")
-        run_python(ACCELERATE)
-
-    def test_an_installed_torchao_keeps_its_version(self, tmp_path: Any) -> None:
-        (tmp_path / "torchao").mkdir()
-        (tmp_path / "torchao" / "__init__.py").write_text("")
-        metadata = tmp_path / "torchao-0.18.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: torchao\nVersion: 0.18.0\n"
-        )
-        run_python(
-            f"""
-            import importlib.metadata, sys
-            sys.path.insert(0, {str(tmp_path)!r})
-            import float8.torchao
-            float8.torchao.install()
-            assert importlib.metadata.version("torchao") == "0.18.0"
-            """
-        )
 
 
 # A linear as Fast-LLM has it: no nn.Linear, maybe with a transposed weight, and with a buffer that

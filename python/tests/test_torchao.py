@@ -259,6 +259,116 @@ def test_install() -> None:
     )
 
 
+LOOK = """
+import importlib.metadata, importlib.util
+
+def looks():
+    try:
+        return importlib.util.find_spec("torchao") is not None, importlib.metadata.version("torchao")
+    except importlib.metadata.PackageNotFoundError:
+        return importlib.util.find_spec("torchao") is not None, None
+"""
+
+
+def test_a_torchao_that_is_not_installed_is_there_for_who_trains_with_it(tmp_path: Any) -> None:
+    """Others that look for torchao import parts that are not there, or refuse its version."""
+    for package in ("accelerate", "peft"):
+        (tmp_path / f"{package}.py").write_text(LOOK)
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+        import importlib.metadata, sys
+        assert sys.argv[1:] == ["-m", "x"]
+        import float8.torchao
+        import accelerate, peft
+        assert accelerate.looks() == (True, "0.6.1")
+        assert peft.looks() == (False, None)
+        assert "torchao" not in {d.metadata["Name"] for d in importlib.metadata.distributions()}
+        from torchao.float8.float8_linear import Float8Linear
+        assert peft.looks() == (False, None)
+        import torchao.float8
+        import torchao
+        assert torchao.float8.Float8LinearConfig is float8.torchao.Float8LinearConfig
+        assert accelerate.looks() == (True, "0.6.1")
+        assert peft.looks()[1] is None
+        float8.torchao.install()
+        assert sum(type(f).__module__.startswith("float8") for f in sys.meta_path) == 1
+        try:
+            import torchao.quantization
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise AssertionError("torchao.quantization is there")
+        """
+        )
+    )
+    command = [sys.executable, "-m", "float8.torchao"]
+    subprocess.run([*command, str(program), "-m", "x"], check=True, timeout=300)
+
+
+def test_a_module_that_is_run_by_its_name(tmp_path: Any) -> None:
+    command = [sys.executable, "-m", "float8.torchao"]
+    assert subprocess.run(command, timeout=300, stderr=subprocess.PIPE).returncode == 2
+    (tmp_path / "own.py").write_text("import sys, torchao.float8\nsys.exit(len(sys.argv) + 40)\n")
+    done = subprocess.run([*command, "-m", "own", "--option"], cwd=tmp_path, timeout=300)
+    assert done.returncode == 42
+
+
+def test_fp8_that_was_asked_for_and_not_taken_is_warned_of() -> None:
+    """The first step of an optimizer tells, once, whether a model was converted since the asking."""
+    run_python(
+        """
+        import os, warnings
+        import float8.torch, float8.torchao
+        from float8.torch import notices
+        from float8.torchao import Float8LinearConfig, _asked
+        float8.torchao.install()
+        import torch
+        from torch import nn
+
+        def steps(variable=""):
+            os.environ["ACCELERATE_MIXED_PRECISION"] = variable
+            model = nn.Linear(16, 16)
+            model(torch.ones(1, 16)).sum().backward()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer.step()
+            optimizer.step()
+
+        def convert():
+            options = float8.torch.LinearConfig(emulate=True)
+            float8.torch.convert_to_float8_training(nn.Linear(16, 16), config=options)
+
+        def made():
+            config = Float8LinearConfig(emulate=True)
+            float8.torchao.float8_linear.Float8Linear(16, 16, config=config)
+
+        fp8 = lambda: steps("fp8")
+        variable, config = "ACCELERATE_MIXED_PRECISION is fp8", "a Float8LinearConfig was made"
+        for calls, expected in (
+            ([steps], None),
+            ([fp8], variable),
+            ([steps, fp8], variable),
+            ([convert, fp8], None),
+            ([steps, convert, fp8], None),
+            ([convert, steps, fp8], variable),
+            ([Float8LinearConfig, steps], config),
+            ([Float8LinearConfig, convert, steps], None),
+            ([made, steps], None),
+        ):
+            steps()
+            notices._told.clear()
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                for call in calls:
+                    call()
+            words = [str(each.message) for each in found]
+            assert len(words) == (expected is not None), (calls, words)
+            assert all(expected in each and "_reset_state" in each for each in words), words
+        """
+    )
+
+
 def test_install_that_comes_late(tmp_path: Any) -> None:
     folder = tmp_path / "torchao" / "float8"
     folder.mkdir(parents=True)
@@ -291,14 +401,18 @@ def test_install_beside_a_torchao(tmp_path: Any) -> None:
     )
     (folder / "__init__.py").write_text("raise RuntimeError('the other float8')\n")
     (folder / "inference.py").write_text("marker = 7\nclass Float8MMConfig: pass\n")
+    metadata = tmp_path / "torchao-0.18.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 0.18.0\n")
+    (tmp_path / "accelerate.py").write_text(LOOK)
     run_python(
         f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
         import float8.torchao
         float8.torchao.install()
-        import torchao
-        assert torchao.marker == 7
+        import accelerate, torchao
+        assert torchao.marker == 7 and accelerate.looks() == (True, "0.18.0")
         from torchao.float8 import Float8MMConfig
         assert Float8MMConfig.__module__ == "torchao.float8.inference"
         assert not hasattr(torchao.float8, "none")

@@ -335,6 +335,7 @@ def convert_linears(
         check,
         finish,
     )
+    notices.note_conversion()
     if notices.has_linears(converted):
         stale_optimizers.watch(converted)
     else:

@@ -13,9 +13,11 @@ import warnings
 import torch
 from torch import nn
 
+conversions = 0  # calls that convert a model
 _told: set[str] = set()
 _FOLDERS = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__)
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, os.path.dirname(__file__))
 )
 
 
@@ -32,6 +34,12 @@ def _level_of_program() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDERS):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def note_conversion() -> None:
+    """Counts a call that converts a model, or a layer that is made in fp8."""
+    global conversions
+    conversions += 1
 
 
 def has_linears(module: nn.Module) -> bool:

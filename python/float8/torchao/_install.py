@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import os
-import pathlib
 import sys
 import types
 import warnings
-from collections.abc import Iterable
+
+from float8.torchao import _asked, _stand_in
 
 _MODULES = (
     "config",
@@ -21,33 +20,6 @@ _MODULES = (
 )
 # Names of the installed torchao.float8, and the modules of it that have them.
 _ELSEWHERE = {"FP8Granularity": "types", "Float8MMConfig": "inference"}
-# accelerate wants 0.6.1 for fp8 training, transformers 0.15 for what the empty torchao has not.
-_VERSION = "0.6.1"
-_EVERYTHING = importlib.metadata.DistributionFinder.Context()
-
-
-class _Distribution(importlib.metadata.Distribution):
-    """The metadata of the empty torchao."""
-
-    def read_text(self, filename: str) -> str | None:
-        text = f"Metadata-Version: 2.1\nName: torchao\nVersion: {_VERSION}\n"
-        return text if filename == "METADATA" else None
-
-    def locate_file(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        return pathlib.Path(__file__).parent / path
-
-
-class _Finder(importlib.metadata.DistributionFinder):
-    """Answers importlib.metadata.version("torchao"); it finds no module."""
-
-    def find_spec(self, *_: object) -> None:
-        return None
-
-    def find_distributions(
-        self,
-        context: importlib.metadata.DistributionFinder.Context = _EVERYTHING,
-    ) -> Iterable[importlib.metadata.Distribution]:
-        return [_Distribution()] if context.name in (None, "torchao") else []
 
 
 def _find_elsewhere(name: str) -> object:
@@ -60,10 +32,10 @@ def install() -> None:
     """Makes `torchao.float8` mean this package, in this process.
 
     Call it before anything imports torchao.float8: names that were imported earlier keep their
-    meaning, and a call that comes later warns. The rest of an installed torchao is as before, also what else lies in its folder
-    float8. Where torchao is not installed, an empty one takes its place, of version 0.6.1: trainers
-    that ask for a version, such as accelerate, train with it, and those that look for torchao's
-    quantization ask for a later one.
+    meaning, and a call that comes later warns. The rest of an installed torchao is as before, also
+    what else lies in its folder float8. Where torchao is not installed, imports of torchao.float8
+    find this package, accelerate finds a torchao 0.6.1 to train with, and to all others that look
+    for torchao it is not there.
     """
     import float8.torchao as ours
 
@@ -75,12 +47,6 @@ def install() -> None:
             stacklevel=2,
         )
     spec = importlib.util.find_spec("torchao")
-    if spec is None:
-        empty = types.ModuleType("torchao", "An empty torchao, made by float8.torchao.install().")
-        empty.__path__ = []
-        empty.__spec__ = importlib.machinery.ModuleSpec("torchao", None, is_package=True)
-        sys.modules["torchao"] = empty
-        sys.meta_path.append(_Finder())
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
 
     facade = types.ModuleType("torchao.float8", ours.__doc__)
@@ -95,5 +61,9 @@ def install() -> None:
         module = importlib.import_module(f"float8.torchao.{name}")
         sys.modules[f"torchao.float8.{name}"] = module
         setattr(facade, name, module)
-    # The package's own import takes the modules above for its float8, and does not set the name.
-    importlib.import_module("torchao").float8 = facade  # type: ignore[attr-defined]
+    _asked.install()
+    if spec is None:
+        _stand_in.install()
+    else:
+        # The package's own import takes the modules above for its float8, and does not set the name.
+        importlib.import_module("torchao").float8 = facade  # type: ignore[attr-defined]

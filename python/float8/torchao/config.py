@@ -16,6 +16,7 @@ import torch
 from float8.recipes import Cast, Format, Gemm, Granularity, Recipe, Scaling
 from float8.torch.convert import LinearConfig
 from float8.torch.linear import resolve_recipe
+from float8.torchao import _asked
 
 e4m3_dtype = torch.float8_e4m3fn
 e5m2_dtype = torch.float8_e5m2
@@ -189,6 +190,7 @@ class Float8LinearConfig:
             resolve_recipe(self.recipe())
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        _asked.config_made()
 
     def _resolve(self, first: str, second: str, dtype: torch.dtype) -> None:
         """Fills in what is None: the second cast by the first one, types by the tensor's."""

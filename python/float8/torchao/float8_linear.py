@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from float8.torch import linear as _linear
+from float8.torch import notices
 from float8.torchao.config import Float8LinearConfig
 
 
@@ -20,6 +21,7 @@ class Float8Linear(_linear.Float8Linear):
         fields: dict[str, Any] = {**kwargs, **own_config.linear_config().linear_fields()}
         super().__init__(*args, **fields)
         self.config = own_config
+        notices.note_conversion()
 
     @classmethod
     def from_float(  # type: ignore[override]
