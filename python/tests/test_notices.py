@@ -58,21 +58,6 @@ def test_torchao_says_so_in_its_log_alone(mlp: Any, caplog: pytest.LogCaptureFix
         assert caplog.records == []
 
 
-def test_fp8_gathers_without_fully_shard(device: str, mlp: Any, config: Any) -> None:
-    model = mlp(torch.float32)
-    gathers = config("rowwise", enable_fsdp_float8_all_gather=True)
-    f8.convert_to_float8_training(model, config=gathers)
-    x = torch.randn(8, 64, device=device)
-    (warning,) = told(lambda: model(x).sum().backward())
-    assert "no effect on layer '0', which fully_shard has not sharded" in str(warning.message)
-    assert warning.filename == __file__
-    # torch.compile cannot trace such a weight, and says why.
-    compiled = torch.compile(model, backend="aot_eager")
-    with pytest.raises(Exception, match="call fully_shard before the first forward"):
-        compiled(x)
-    torch.compiler.reset()
-
-
 def test_a_conversion_of_nothing() -> None:
     def converts_nothing() -> None:
         f8.convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)), module_filter_fn=_no)
