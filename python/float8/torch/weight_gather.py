@@ -125,6 +125,7 @@ class WeightGather:
         where the weight stays gathered between forward and backward.
         """
         if self.fsdp_group is None:
+            self.forget()  # FSDP moves the shards of some ranks before, but all ranks cast or none
             self.fsdp_group = group
             self.name = (param._param_fqn or "").removesuffix(".weight") or self.name
             self.dtype = param.mp_policy.param_dtype or param.sharded_param.dtype

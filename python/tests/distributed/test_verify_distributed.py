@@ -115,7 +115,7 @@ def _wrong(mesh: Any, rank: int, world: int) -> None:
     f8.precompute_float8_dynamic_scale_for_fsdp(model)
     assert f8.verify_distributed(model).ok
     if rank == last:
-        model[2].weight._local_tensor.plain()[0, 0] += 8
+        model[2].weight._local_tensor.plain().data[0, 0] += 8
     _find(model, "layer '2': q is not that of one device at [", last)
     # HSDP whose replicas have other weights.
     if world == 4:
