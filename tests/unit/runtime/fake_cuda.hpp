@@ -17,6 +17,10 @@
 
 namespace f8::runtime::testing {
 
+[[nodiscard]] inline bool says(const Error& error, std::string_view part) {
+  return error.message.find(part) != std::string::npos;
+}
+
 struct FakeLaunch : emulation::Launch {
   std::string_view kernel;  // the spec's key; good for as long as the fake, whatever is unloaded
   CUstream stream = nullptr;
