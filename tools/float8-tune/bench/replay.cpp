@@ -70,7 +70,7 @@ Result<std::vector<Strategy>> strategies_of(const ReplayOptions& options) {
   return strategies;
 }
 
-std::string recipe_of(const ExhaustiveGemm& gemm) {
+std::string measured_recipe(const ExhaustiveGemm& gemm) {
   const auto problem = Problem::parse(gemm.measured.problem);
   return problem ? problem->recipe : "";
 }
@@ -93,7 +93,7 @@ Result<tuner::ExhaustiveSet> set_of(const ReplayOptions& options) {
   if (options.recipes.empty()) return set;
   const auto recipes = F8_TRY(recipes_of(options.recipes));
   std::erase_if(set.gemms, [&](const ExhaustiveGemm& gemm) {
-    return std::ranges::find(recipes, recipe_of(gemm)) == recipes.end();
+    return std::ranges::find(recipes, measured_recipe(gemm)) == recipes.end();
   });
   if (set.gemms.empty()) {
     return fail(ErrorCode::kInvalidArgument,
@@ -120,7 +120,7 @@ Result<std::map<Group, Scores>> scores_of(const tuner::ExhaustiveSet& set, const
       scores.candidates += static_cast<double>(searched.candidates) / static_cast<double>(seeds);
     }
     const std::string& device = gemm.measured.device_class.name;
-    all[{device, recipe_of(gemm)}].add(scores);
+    all[{device, measured_recipe(gemm)}].add(scores);
     all[{device, kAllRecipes}].add(scores);
   }
   return all;
