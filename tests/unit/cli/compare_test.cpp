@@ -8,7 +8,7 @@ namespace f8::testing {
 namespace {
 
 namespace db = tuning_db;
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 // Two GEMMs and a linear, with times that are multiplied by `factor`. Returns the run's uuid.
@@ -61,11 +61,11 @@ TEST(CompareCommand, JsonAndCsv) {
   const Tool tool;
   make_database(tool, "a.db", 1);
   make_database(tool, "b.db", 0.9);
-  const json faster = tool.json({"compare", "a.db", "b.db", "--csv", "rows.csv"});
+  const Json faster = tool.json({"compare", "a.db", "b.db", "--csv", "rows.csv"});
   EXPECT_EQ(faster["counts"]["FASTER"], 2);
   EXPECT_EQ(faster["counts"]["SAME"], 1);
   EXPECT_EQ(faster["results"].size(), 3U);
-  const json& one = faster["results"][0];
+  const Json& one = faster["results"][0];
   EXPECT_EQ(one["op"], "linear");
   EXPECT_EQ(one["verdict"], "FASTER");
   EXPECT_EQ(one["reason"], "");
@@ -81,7 +81,7 @@ TEST(CompareCommand, JsonAndCsv) {
   const Outcome streamed = tool({"compare", "a.db", "b.db", "--csv", "-"});
   EXPECT_EQ(streamed.out, csv);
   tool.expect_refused(1, {"compare", "a.db", "b.db", "--csv", "-", "--json"}, {"--csv"});
-  const json speedups = tool.json({"compare", "a.db", "b.db", "--by", "speedup"});
+  const Json speedups = tool.json({"compare", "a.db", "b.db", "--by", "speedup"});
   EXPECT_EQ(speedups["results"].size(), 1U);
   EXPECT_EQ(speedups["results"][0]["verdict"], "FASTER");
 }
@@ -130,14 +130,14 @@ TEST(CompareCommand, DevicesAndPowerLimits) {
   const Tool tool;
   make_database(tool, "a.db", 1);
   make_database(tool, "capped.db", 2, db::final_method(), db::h100(500));
-  const json capped = tool.json({"compare", "a.db", "capped.db"});
+  const Json capped = tool.json({"compare", "a.db", "capped.db"});
   EXPECT_EQ(capped["counts"]["AMBIGUOUS"], 3);
   EXPECT_EQ(capped["results"][0]["reason"], "other power limits: 700 W and 500 W");
   DeviceClass h200 = db::h100();
   h200.name = "NVIDIA H200";
   make_database(tool, "h200.db", 0.8, db::final_method(), h200);
   tool.expect_refused(1, {"compare", "a.db", "h200.db"}, {"--device-a", "H100", "H200"});
-  const json across =
+  const Json across =
       tool.json({"compare", "a.db", "h200.db", "--device-a", "H100", "--device-b", "H200"});
   EXPECT_EQ(across["counts"]["FASTER"], 2);
 }
@@ -155,7 +155,7 @@ TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   };
-  const json across = tool.json(compared("both.db", {}));
+  const Json across = tool.json(compared("both.db", {}));
   EXPECT_EQ(across["a"], "both.db");
   EXPECT_EQ(across["a_name"], "both.db, device H100");
   EXPECT_EQ(across["b_name"], "both.db, device H200");

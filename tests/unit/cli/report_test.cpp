@@ -10,7 +10,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 constexpr size_t kMaxPageBytes = 8'000'000;  // of the built-in measurements
@@ -58,12 +58,12 @@ TEST(Report, EqualDataGivesEqualBytes) {
 
 TEST(Report, WritesItsFiguresAsFilesToo) {
   const Tool tool;
-  const json result = tool.json({"report", "-o", "a.html", "--svg", "figures", "--quiet"});
+  const Json result = tool.json({"report", "-o", "a.html", "--svg", "figures", "--quiet"});
   EXPECT_EQ(result["output"], "a.html");
   const std::string page = read_file(tool.path() / "a.html").value();
   EXPECT_EQ(result["bytes"], page.size());
   std::set<std::string> named;
-  for (const json& figure : result["figures"]) {
+  for (const Json& figure : result["figures"]) {
     EXPECT_TRUE(contains(page, " id=\"" + figure["name"].get<std::string>() + "\""));
     if (!figure.contains("svg")) continue;
     const fs::path file = figure["svg"].get<std::string>();
@@ -93,12 +93,12 @@ TEST(Report, HasTheDecisionOfFilter) {
   const Words model = {"--model", "llama3-8b", "--tokens", "2048", "--recipe", "rowwise"};
   Words filter = {"filter"};
   filter.insert(filter.end(), model.begin(), model.end());
-  const json decisions = tool.json(filter)["decisions"];
+  const Json decisions = tool.json(filter)["decisions"];
   Words report = {"report", "-o", "-"};
   report.insert(report.end(), model.begin(), model.end());
   const std::string page = tool(report).out;
   std::set<std::string> reasons;
-  for (const json& decision : decisions) reasons.insert(decision["reason"].get<std::string>());
+  for (const Json& decision : decisions) reasons.insert(decision["reason"].get<std::string>());
   EXPECT_GE(reasons.size(), 3u);
   for (std::string reason : reasons) {
     for (size_t at = 0; (at = reason.find('>', at)) != std::string::npos; ++at) {
@@ -113,7 +113,7 @@ TEST(Report, HasTheDecisionOfFilter) {
                        "<th scope=\"col\">count</th><th scope=\"col\">M</th>"
                        "<th scope=\"col\">N</th>"
                        "<th scope=\"col\">K</th>"));
-  const json& wk = decisions[1];
+  const Json& wk = decisions[1];
   EXPECT_EQ(wk["fqn"], "layers.0.attention.wk");
   EXPECT_TRUE(contains(
       page,
@@ -148,7 +148,7 @@ TEST(Report, AUsersDatabaseIsBeforeTheBuiltInOne) {
         mine, "rowwise", {{777, 1024, 4096}, {777, 4096, 4096}}, [](Shape) { return 1e6; },
         [](Shape) { return 1.77; });
   }
-  const json result = tool.json({"report", "--db", "mine.db", "-o", "a.html", "--quiet"});
+  const Json result = tool.json({"report", "--db", "mine.db", "-o", "a.html", "--quiet"});
   const std::string page = read_file(tool.path() / "a.html").value();
   EXPECT_TRUE(contains(page, "Speedup at M 777: rowwise"));
   EXPECT_TRUE(contains(page, "Speedup at M 8192: rowwise")) << "the built-in rows are behind";

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "tests/unit/tools/gpus/gpus_fixture.hpp"
-#include "tools/tuner/clock.hpp"
 #include "tools/tuner/search/measured.hpp"
 
 namespace f8::tuner {
@@ -172,11 +171,9 @@ TEST_F(GpusTest, ALinearThatIsRepeatedAfterALossIsListedOnce) {
 
 TEST_F(GpusTest, ABudgetHoldsForAllAndAnotherGpuGoesOn) {
   machine_.real_sleep_s = 0.01;
-  const double start = steady_s();
   const auto outcome = sweep_on(2, 0.6);
   ASSERT_TRUE(outcome) << outcome.error().message;
   EXPECT_EQ(outcome->total.end, SweepEnd::kBudget);
-  EXPECT_LT(steady_s() - start, 10);
   EXPECT_LT(outcome->total.progress.done, outcome->total.progress.trials);
   machine_.real_sleep_s = 0;
   units_[0] = '9';
