@@ -134,13 +134,13 @@ std::string without_controls(std::string json) {
   size_t kept = 0;
   for (size_t i = 0; i < json.size(); ++i) {
     if (byte_at(i) != 0x7f && !is_c1(i)) continue;
-    out.append(Json, kept, i - kept);
+    out.append(json, kept, i - kept);
     if (is_c1(i)) ++i;
     out += f8::format("\\u00{:02x}", byte_at(i));
     kept = i + 1;
   }
   if (kept == 0) return json;
-  return out.append(Json, kept);
+  return out.append(json, kept);
 }
 
 Result<Json> parse_json(std::string_view text, std::string_view where) {
