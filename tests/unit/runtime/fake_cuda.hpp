@@ -17,8 +17,11 @@
 
 namespace f8::runtime::testing {
 
+[[nodiscard]] inline bool says(std::string_view message, std::string_view part) {
+  return message.find(part) != std::string_view::npos;
+}
 [[nodiscard]] inline bool says(const Error& error, std::string_view part) {
-  return error.message.find(part) != std::string::npos;
+  return says(error.message, part);
 }
 
 struct FakeLaunch : emulation::Launch {

@@ -18,11 +18,8 @@ namespace f8::runtime {
 namespace {
 
 using testing::FakeCuda;
+using testing::says;
 using testing::ScratchDirectory;
-
-bool says(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 class CAbi : public ::testing::Test {
  protected:

@@ -14,10 +14,7 @@ namespace {
 
 using testing::Buffer;
 using testing::FakeCuda;
-
-bool says(std::string_view message, std::string_view part) {
-  return message.find(part) != std::string_view::npos;
-}
+using testing::says;
 
 class CAbiScales : public ::testing::Test {
  protected:
