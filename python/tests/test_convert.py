@@ -233,7 +233,7 @@ def float8_tune(*arguments: str) -> str:
     if not program.exists():
         pytest.skip("the wheel is not installed")
     command = [str(program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout
 
 
 @pytest.mark.parametrize("policy", ("measured", "torchao"))

@@ -130,7 +130,7 @@ def _torchrun(count: int, *arguments: object) -> list[float]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert ended.returncode == 0, ended.stderr
     return [float(line.split()[-1]) for line in ended.stdout.splitlines() if line[:4] == "step"]

@@ -239,7 +239,7 @@ def test_auto_filter_without_a_rule() -> None:
 
 
 def run_python(code: str) -> None:
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=1200)
 
 
 def test_install() -> None:

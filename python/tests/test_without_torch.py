@@ -20,7 +20,7 @@ def test_import_needs_no_torch() -> None:
         "assert float8.Recipe.named('rowwise').output.fast\n"
         "assert float8.filter_layers([float8.Layer('a', 4096, 14336)], 'rowwise', 8192)[0].convert\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1200)
 
 
 def test_version_is_the_library_s() -> None:
@@ -101,7 +101,7 @@ def float8_tune(*arguments: str) -> str:
     if not program.exists():
         pytest.skip("the wheel is not installed")
     command = [str(program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout
 
 
 # The layers of a Llama-3-8B.
@@ -190,5 +190,5 @@ def test_console_script() -> None:
     program = pathlib.Path(sys.executable).parent / "float8-tune"
     if not program.exists():
         pytest.skip("the wheel is not installed")
-    result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=1200)
     assert float8.__version__ in result.stdout

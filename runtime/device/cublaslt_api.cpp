@@ -7,10 +7,10 @@
 namespace f8::runtime {
 namespace {
 
-std::atomic<const CublasLt*> g_injected{nullptr};
+std::atomic<const CublasLt*> g_injected_cublaslt{nullptr};
 std::atomic<bool> g_gone{false};
 
-Result<CublasLt> load() {
+Result<CublasLt> load_cublaslt() {
   const DynamicLibrary library = F8_TRY(DynamicLibrary::open(
       "libcublasLt.so.13", "install the CUDA 13 toolkit, or the wheel nvidia-cublas"));
   CublasLt table;
@@ -23,7 +23,7 @@ Result<CublasLt> load() {
 // This object is made after the library's own static objects, so it is destroyed before them. What
 // lives longer, such as a context in static memory, must leave the library alone.
 struct Loaded {
-  Result<CublasLt> table = load();
+  Result<CublasLt> table = load_cublaslt();
   Loaded() = default;
   ~Loaded() { g_gone.store(true, std::memory_order_release); }
   Loaded(const Loaded&) = delete;
@@ -33,7 +33,7 @@ struct Loaded {
 }  // namespace
 
 Result<const CublasLt*> cublaslt() {
-  if (const CublasLt* table = g_injected.load(std::memory_order_acquire)) return table;
+  if (const CublasLt* table = g_injected_cublaslt.load(std::memory_order_acquire)) return table;
   if (g_gone.load(std::memory_order_acquire)) {
     return fail(ErrorCode::kEnvironment, "cuBLASLt has gone: the process is ending");
   }
@@ -43,7 +43,7 @@ Result<const CublasLt*> cublaslt() {
 }
 
 void set_cublaslt_for_testing(const CublasLt* table) {
-  g_injected.store(table, std::memory_order_release);
+  g_injected_cublaslt.store(table, std::memory_order_release);
 }
 
 Status CublasLt::check(cublasStatus_t status, const char* call) const {

@@ -19,7 +19,7 @@ constexpr const char* kRemedy =
     "float8 "
     "that need no GPU (filters, queries, emitting and compiling kernels)";
 
-std::atomic<const Driver*> g_injected{nullptr};
+std::atomic<const Driver*> g_injected_driver{nullptr};
 
 Result<const Driver*> real_driver() {
   static std::mutex mutex;
@@ -89,7 +89,7 @@ Status Driver::failure(CUresult result, const char* call) const {
 }
 
 Result<const Driver*> driver() {
-  const Driver* table = g_injected.load(std::memory_order_acquire);
+  const Driver* table = g_injected_driver.load(std::memory_order_acquire);
   if (table == nullptr) table = F8_TRY(real_driver());
   const CUresult result = table->init(0);
   if (result == CUDA_ERROR_NO_DEVICE) return table;  // a driver that shows no device: count 0
@@ -98,7 +98,7 @@ Result<const Driver*> driver() {
 }
 
 void set_driver_for_testing(const Driver* table) {
-  g_injected.store(table, std::memory_order_release);
+  g_injected_driver.store(table, std::memory_order_release);
 }
 
 }  // namespace f8::runtime

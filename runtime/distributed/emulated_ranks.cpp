@@ -247,7 +247,7 @@ size_t index_of(const ncclComm* communicator) {
   return static_cast<size_t>(reinterpret_cast<const char*>(communicator) - g_handles.data());
 }
 
-Rank find(const ncclComm* communicator) {
+Rank rank_of(const ncclComm* communicator) {
   Handles& all = handles();
   const std::lock_guard lock(all.mutex);
   return all.ranks[index_of(communicator)];
@@ -300,7 +300,7 @@ ncclResult_t run(const std::vector<Pending>& pending) {
 }
 
 ncclResult_t enqueue(const Operation& operation, ncclComm_t communicator, cudaStream_t stream) {
-  Pending pending{find(communicator), operation};
+  Pending pending{rank_of(communicator), operation};
   if (pending.rank.world == nullptr) return no_communicator();
   if (emulation::capture_of(stream, pending.graph) != CUDA_SUCCESS) {
     return refuse(ncclInvalidArgument, emulation::last_refusal());
@@ -341,19 +341,19 @@ ncclResult_t group_end() {
 
 // --- communicators
 ncclResult_t comm_count(const ncclComm_t communicator, int* count) {
-  const Rank rank = find(communicator);
+  const Rank rank = rank_of(communicator);
   if (rank.world == nullptr) return no_communicator();
   *count = rank.world->ranks();
   return ncclSuccess;
 }
 ncclResult_t comm_user_rank(const ncclComm_t communicator, int* out) {
-  const Rank rank = find(communicator);
+  const Rank rank = rank_of(communicator);
   if (rank.world == nullptr) return no_communicator();
   *out = rank.rank;
   return ncclSuccess;
 }
 ncclResult_t comm_async_error(ncclComm_t communicator, ncclResult_t* out) {
-  const Rank rank = find(communicator);
+  const Rank rank = rank_of(communicator);
   if (rank.world == nullptr) return no_communicator();
   *out = rank.world->state();
   return ncclSuccess;

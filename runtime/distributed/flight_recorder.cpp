@@ -100,7 +100,7 @@ std::array<Slot, kMostRanks> g_slots;
 std::atomic<size_t> g_used{0};  // slots behind these were never used
 std::mutex g_mutex;
 
-Slot* find(const ncclComm* communicator) {
+Slot* slot_of(const ncclComm* communicator) {
   const size_t used = g_used.load(std::memory_order_acquire);
   for (size_t i = 0; i < used; ++i) {
     if (g_slots[i].communicator.load(std::memory_order_acquire) == communicator) {
@@ -187,7 +187,7 @@ void start_recording(std::span<ncclComm* const> ranks) {
 
 void stop_recording(const ncclComm* communicator, bool aborted) {
   const std::lock_guard lock(g_mutex);
-  Slot* const slot = find(communicator);
+  Slot* const slot = slot_of(communicator);
   if (slot == nullptr) return;
   slot->recorder->set_presence(slot->rank, aborted ? Presence::kAborted : Presence::kDestroyed);
   slot->communicator.store(nullptr, std::memory_order_release);
@@ -195,12 +195,12 @@ void stop_recording(const ncclComm* communicator, bool aborted) {
 }
 
 void record_call(const ncclComm* communicator, const CollectiveCall& call) {
-  if (const Slot* slot = find(communicator)) slot->recorder->add_call(slot->rank, call);
+  if (const Slot* slot = slot_of(communicator)) slot->recorder->add_call(slot->rank, call);
 }
 
 RecordedWait::RecordedWait(const ncclComm* communicator) {
   const std::lock_guard lock(g_mutex);
-  const Slot* const slot = find(communicator);
+  const Slot* const slot = slot_of(communicator);
   if (slot == nullptr) return;
   slot->recorder->add_wait(slot->rank);
   recorder_ = slot->recorder;

@@ -8,7 +8,7 @@
 namespace f8::runtime {
 namespace {
 
-std::atomic<const Nccl*> g_injected{nullptr};
+std::atomic<const Nccl*> g_injected_nccl{nullptr};
 
 Result<Nccl> load() {
   const DynamicLibrary library = F8_TRY(DynamicLibrary::open(
@@ -23,7 +23,7 @@ Result<Nccl> load() {
 }  // namespace
 
 Result<const Nccl*> nccl() {
-  if (const Nccl* table = g_injected.load(std::memory_order_acquire)) return table;
+  if (const Nccl* table = g_injected_nccl.load(std::memory_order_acquire)) return table;
   static const Result<Nccl> loaded = load();
   if (!loaded) return std::unexpected(loaded.error());
   return &*loaded;
@@ -35,7 +35,7 @@ Result<const Nccl*> nccl_of(const ncclComm* communicator) {
 }
 
 void set_nccl_for_testing(const Nccl* table) {
-  g_injected.store(table, std::memory_order_release);
+  g_injected_nccl.store(table, std::memory_order_release);
 }
 
 Status Nccl::check(ncclResult_t result, const char* call) const {

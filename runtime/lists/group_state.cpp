@@ -12,7 +12,8 @@ constexpr const char* kForward = "float8_linear_group_forward";
 constexpr const char* kBackward = "float8_linear_group_backward";
 
 bool has_all_weights(const LinearGroupCall& call) {
-  return std::all_of(call.linears, call.linears + call.count, has_weight);
+  return std::all_of(call.linears, call.linears + call.count,
+                     [](const GroupedLinearCall& linear) { return has_weight(linear); });
 }
 
 ForwardCall forward_call(const LinearGroupCall& call, size_t i) {

@@ -12,15 +12,13 @@
 namespace f8::runtime {
 namespace {
 
-constexpr size_t kWord = sizeof(uint32_t);
-
 // Calls f for each part of a state that a checkpoint keeps, with the words of the image, their
 // number, their stride in the image, and where the checkpoint has them.
 template <class Image, class Kept, class F>
 void for_each_part(const DelayedScales& scales, Image* image, Kept& kept, F&& f) {
   const ScaleLayout& layout = scales.layout();
   const size_t count = scales.count();
-  const auto at = [&](size_t offset) { return image + offset / kWord; };
+  const auto at = [&](size_t offset) { return image + offset / sizeof(uint32_t); };
   f(at(layout.amax), count, 1, kept.amax);
   f(at(layout.scale), count, kernels::kScaleStride, kept.scale);
   f(at(layout.scale) + kernels::kInverse, count, kernels::kScaleStride, kept.inverse);
@@ -71,7 +69,7 @@ Status save_state(const DelayedScales& scales, const void* state, std::span<std:
     return fail(ErrorCode::kInvalidArgument,
                 "the buffer for the scale state has {} bytes, {} are needed", out.size(), needed);
   }
-  std::vector<uint32_t> image(scales.bytes() / kWord);
+  std::vector<uint32_t> image(scales.bytes() / sizeof(uint32_t));
   if (!image.empty()) {
     const Context::State& own = scales.context()->state();
     const ScopedContext current(own.driver, own.primary);

@@ -13,7 +13,7 @@
 namespace f8::runtime {
 namespace {
 
-constexpr size_t kWord = 4;
+constexpr size_t kStateWord = 4;
 constexpr int64_t kFoundInfThreads = 256;  // kUpdateThreads of scale_update.cuh
 
 template <class T>
@@ -46,23 +46,23 @@ Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& contex
   scales.options_ = options;
   Arena arena;
   ScaleLayout& layout = scales.layout_;
-  layout.amax = arena.take(kWord * slots.size());
-  layout.scale = arena.take(kWord * kernels::kScaleStride * slots.size());
-  layout.history = arena.take(kWord * static_cast<size_t>(options.history) * slots.size());
-  layout.format = arena.take(kWord * slots.size());
-  layout.non_finite = arena.take(kWord * slots.size());
+  layout.amax = arena.take(kStateWord * slots.size());
+  layout.scale = arena.take(kStateWord * kernels::kScaleStride * slots.size());
+  layout.history = arena.take(kStateWord * static_cast<size_t>(options.history) * slots.size());
+  layout.format = arena.take(kStateWord * slots.size());
+  layout.non_finite = arena.take(kStateWord * slots.size());
   layout.bytes = arena.size();
   return scales;
 }
 
 std::vector<uint32_t> DelayedScales::initial() const {
-  std::vector<uint32_t> image(layout_.bytes / kWord);
+  std::vector<uint32_t> image(layout_.bytes / kStateWord);
   const auto one = std::bit_cast<uint32_t>(1.0F);
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const size_t scale = layout_.scale / kWord + i * kernels::kScaleStride;
+    const size_t scale = layout_.scale / kStateWord + i * kernels::kScaleStride;
     image[scale] = one;
     image[scale + kernels::kInverse] = one;
-    image[layout_.format / kWord + i] =
+    image[layout_.format / kStateWord + i] =
         (slots_[i].dtype == Dtype::kE5m2 ? kernels::kFormatE5m2 : 0) |
         (slots_[i].pow2 ? kernels::kFormatPow2 : 0);
   }
@@ -172,7 +172,7 @@ Result<std::vector<std::vector<uint32_t>>> DelayedScales::histories(const void* 
   F8_TRY(current.status());
   const auto from = reinterpret_cast<CUdeviceptr>(state) + layout_.history;
   F8_TRY(own.driver.check(
-      own.driver.memcpy_dtoh_async(words.data(), from, kWord * words.size(), stream),
+      own.driver.memcpy_dtoh_async(words.data(), from, kStateWord * words.size(), stream),
       "cuMemcpyDtoHAsync"));
   F8_TRY(own.driver.check(own.driver.stream_synchronize(stream), "cuStreamSynchronize"));
   for (size_t i = 0; i < words.size(); ++i) histories[i % slots_.size()].push_back(words[i]);

@@ -11,7 +11,7 @@ import time
 
 KINDS = ["open", "open_read", "write", "fsync", "rename", "mkdir", "truncate", "unlink", "link"]
 ACTIONS = ["fail", "short", "kill", "kill_short", "kill_after"]
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 class Failed(Exception):

@@ -43,7 +43,7 @@ def look(browser, page, width, dark):
         [browser, *flags, "--virtual-time-budget=4000", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=1000,
         check=True,
     ).stdout
     return re.search(r"<title>(.*?)</title>", dump).group(1)

@@ -25,7 +25,7 @@ struct Finding {
 };
 
 // The findings as they are printed, and the same as JSON fields.
-struct Report {
+struct DoctorReport {
   std::vector<Finding> findings;
   Json json = Json::object();
 
@@ -34,7 +34,7 @@ struct Report {
   }
 };
 
-void look_at_gpu(Report& report, int ordinal) {
+void look_at_gpu(DoctorReport& report, int ordinal) {
   Json& gpu = report.json["gpu"];
   const Result<int> count = runtime::device_count();
   if (!count) {
@@ -102,8 +102,8 @@ void look_at_gpu(Report& report, int ordinal) {
 }
 
 template <class T>
-void look_at_library(Report& report, const char* name, const char* field, const Result<T>& version,
-                     const char* without) {
+void look_at_library(DoctorReport& report, const char* name, const char* field,
+                     const Result<T>& version, const char* without) {
   if (version) {
     report.json["libraries"][field] = *version;
     report.add(name, true, *version);
@@ -113,7 +113,7 @@ void look_at_library(Report& report, const char* name, const char* field, const 
   }
 }
 
-void look_at_cache(Report& report) {
+void look_at_cache(DoctorReport& report) {
   const std::filesystem::path directory = environment().cache_dir;
   Json& cache = report.json["cache"];
   cache = {{"directory", directory.string()}};
@@ -155,7 +155,7 @@ void look_at_cache(Report& report) {
                         static_cast<double>(bytes) / 0x1p20));
 }
 
-void look_at_databases(Report& report, const Global& global) {
+void look_at_databases(DoctorReport& report, const Global& global) {
   const auto describe = [&](const char* name, const char* field,
                             const Result<tuning_db::Database>& db, const std::string& where) {
     Json& json = report.json["databases"][field];
@@ -210,7 +210,7 @@ void look_at_databases(Report& report, const Global& global) {
            global.db.string());
 }
 
-void look_at_environment(Report& report) {
+void look_at_environment(DoctorReport& report) {
   const Environment& e = environment();
   report.json["environment"] = {{"FLOAT8_CACHE_DIR", e.cache_dir.string()},
                                 {"FLOAT8_DB", e.db.string()},
@@ -221,7 +221,7 @@ void look_at_environment(Report& report) {
 }
 
 Result<int> run(const Global& global, int ordinal) {
-  Report report;
+  DoctorReport report;
   report.json["version"] = FLOAT8_VERSION;
   look_at_gpu(report, ordinal);
   const auto nvrtc = [&]() -> Result<std::string> {

@@ -35,7 +35,7 @@ constexpr Constant kConstants[] = {
     {"error_p95", "share", &DeviceProfile::error_p95, "likewise, the 95th percentile"},
 };
 
-std::string number(double value) {
+std::string rate_text(double value) {
   return value >= tuner::kNotSeen ? "not seen" : f8::format("{:.4g}", value);
 }
 
@@ -61,7 +61,8 @@ void show(std::span<const DeviceProfile> profiles, const Global& global) {
                  {"unit", Table::Align::kLeft},
                  {"meaning", Table::Align::kLeft}});
     for (const Constant& constant : kConstants) {
-      table.add({constant.name, number(profile.*constant.value), constant.unit, constant.meaning});
+      table.add(
+          {constant.name, rate_text(profile.*constant.value), constant.unit, constant.meaning});
     }
     print_styled(f8::format("{}{}: fitted to {} linears measured until {}\n{}",
                             &profile == &profiles.front() ? "" : "\n", profile.name, profile.rows,

@@ -11,7 +11,7 @@
 namespace f8::tuning_db {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 struct Record {
   std::string text;
@@ -24,14 +24,14 @@ constexpr std::string_view kKindsOfLine[] = {"trial", "run", "method", "toolchai
 constexpr std::string_view kKinds[] = {"device",  "toolchain", "method",  "run",
                                        "problem", "trial",     "decision"};
 
-std::string text_of(const json& record, const char* name) {
+std::string text_of(const Json& record, const char* name) {
   const auto at = record.find(name);
   if (at == record.end()) return "";
   return at->is_string() ? at->get<std::string>()
-                         : at->dump(-1, ' ', false, json::error_handler_t::replace);
+                         : at->dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string describe(std::string_view kind, const json& record) {
+std::string describe(std::string_view kind, const Json& record) {
   const auto text = [&record](const char* name) { return text_of(record, name); };
   if (kind == "trial") {
     return f8::format("{} {} {} {}", text("problem"), text("impl"), text("config"), text("state"));
@@ -53,7 +53,7 @@ Result<std::map<std::string_view, Records>> records_of(const Database& database)
   (void)take_until(rest, '\n');  // the header
   while (!rest.empty()) {
     const std::string_view line = take_until(rest, '\n');
-    const json record = F8_TRY(parse_json(line, "a record"));
+    const Json record = F8_TRY(parse_json(line, "a record"));
     for (const std::string_view kind : kKindsOfLine) {
       const std::string name(kind);
       if (!record.contains(name)) continue;

@@ -11,12 +11,12 @@
 namespace f8::tuning_db {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 class Builder {
  public:
   explicit Builder(const TakeMember* take = nullptr) : take_(take) {}
-  [[nodiscard]] json take() { return std::move(root_); }
+  [[nodiscard]] Json take() { return std::move(root_); }
   [[nodiscard]] Error error(std::string_view where) const {
     if (!taken_) return taken_.error();
     return fail(ErrorCode::kInvalidArgument, "{} {}", where, error_).error();
@@ -28,9 +28,9 @@ class Builder {
   bool number_unsigned(uint64_t value) { return scalar(value); }
   bool number_float(double value, const std::string&) { return scalar(value); }
   bool string(std::string& value) { return scalar(std::move(value)); }
-  bool binary(json::binary_t&) { return refuse("has binary data"); }
-  bool start_object(size_t) { return open(json::object()); }
-  bool start_array(size_t) { return open(json::array()); }
+  bool binary(Json::binary_t&) { return refuse("has binary data"); }
+  bool start_object(size_t) { return open(Json::object()); }
+  bool start_array(size_t) { return open(Json::array()); }
   bool end_object() { return close(); }
   bool end_array() { return close(); }
   bool key(std::string& name) {
@@ -40,7 +40,7 @@ class Builder {
       member_ = &handed_;
       return true;
     }
-    const auto [at, is_new] = open_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
+    const auto [at, is_new] = open_.back()->get_ref<Json::object_t&>().emplace(name, nullptr);
     if (!is_new) return refuse(f8::format("has the key {} twice in one object", quote(name)));
     member_ = &at->second;
     return true;
@@ -50,7 +50,7 @@ class Builder {
     std::ranges::sort(hashes_);
     return std::ranges::adjacent_find(hashes_) == hashes_.end();
   }
-  bool parse_error(size_t, const std::string& token, const json::exception& error) {
+  bool parse_error(size_t, const std::string& token, const Json::exception& error) {
     // The message quotes the whole token, which may be as long as the text.
     std::string_view what = error.what();
     if (const size_t end = what.find("] "); end != std::string_view::npos)
@@ -72,7 +72,7 @@ class Builder {
     return false;
   }
   // The place where the value lies now; null if it was one too many.
-  json* put(json value) {
+  Json* put(Json value) {
     if (++values_ > kMaxJsonValues) {
       refuse(f8::format("has more than {} values", kMaxJsonValues));
       return nullptr;
@@ -81,18 +81,18 @@ class Builder {
     if (open_.back()->is_array()) return &open_.back()->emplace_back(std::move(value));
     return &(*member_ = std::move(value));
   }
-  bool scalar(json value) {
+  bool scalar(Json value) {
     if (take_ != nullptr && open_.empty()) return refuse("is not a JSON object");
     return put(std::move(value)) != nullptr && hand_out();
   }
-  bool open(json container) {
+  bool open(Json container) {
     if (take_ != nullptr && open_.empty() && !container.is_object()) {
       return refuse("is not a JSON object");
     }
     if (open_.size() >= kMaxJsonDepth) {
       return refuse(f8::format("is nested deeper than {} levels", kMaxJsonDepth));
     }
-    json* const at = put(std::move(container));
+    Json* const at = put(std::move(container));
     if (at != nullptr) open_.push_back(at);
     return at != nullptr;
   }
@@ -112,13 +112,13 @@ class Builder {
 
   const TakeMember* take_;  // null: the whole value is built
   Status taken_;
-  json handed_;       // the member that is being built
+  Json handed_;       // the member that is being built
   std::string name_;  // its name
   std::vector<size_t>
       hashes_;  // of all names so far: a set of them would take longer than the rest
-  json root_;
-  std::vector<json*> open_;  // the containers around the next value, the innermost last
-  json* member_ = nullptr;   // the place of the next value in an object
+  Json root_;
+  std::vector<Json*> open_;  // the containers around the next value, the innermost last
+  Json* member_ = nullptr;   // the place of the next value in an object
   size_t values_ = 0;
   std::string error_;
 };
@@ -143,15 +143,15 @@ std::string without_controls(std::string json) {
   return out.append(json, kept);
 }
 
-Result<json> parse_json(std::string_view text, std::string_view where) {
+Result<Json> parse_json(std::string_view text, std::string_view where) {
   Builder builder;
-  if (json::sax_parse(text, &builder)) return builder.take();
+  if (Json::sax_parse(text, &builder)) return builder.take();
   return std::unexpected(builder.error(where));
 }
 
 Status parse_json_members(std::string_view text, std::string_view where, const TakeMember& take) {
   Builder builder(&take);
-  if (!json::sax_parse(text, &builder)) return std::unexpected(builder.error(where));
+  if (!Json::sax_parse(text, &builder)) return std::unexpected(builder.error(where));
   if (!builder.names_are_unique()) F8_TRY(parse_json(text, where));  // it compares the names
   return {};
 }

@@ -34,7 +34,6 @@ class Outcome:
     """How a rank ended."""
 
     exit_code: int | None
-    seconds: float
     value: Any = None  # what its main returned
     error: str = ""  # the type and the words of what it raised
     trace: str = ""
@@ -70,7 +69,6 @@ def _start(
     if on == "cuda":
         torch.cuda.set_device(rank)
     outcome: dict[str, Any] = {}
-    start = time.monotonic()
     try:
         distributed.init_process_group(
             "nccl" if on == "cuda" else "gloo",
@@ -80,13 +78,11 @@ def _start(
             timeout=datetime.timedelta(seconds=timeout),
         )
         mesh = distributed.device_mesh.init_device_mesh(on, (world,))
-        start = time.monotonic()
         outcome["value"] = main(mesh, rank, world, *args)
     except BaseException as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
         outcome["trace"] = traceback.format_exc()
         outcome["fields"] = {k: v for k, v in vars(error).items() if not k.startswith("_")}
-    outcome["seconds"] = time.monotonic() - start
     pathlib.Path(folder, f"outcome{rank}").write_bytes(pickle.dumps(outcome))
     # The gloo backend's threads run on while its groups are torn down, and corrupt the heap at times.
     if on == "cuda" and not outcome.get("error") and distributed.is_initialized():
@@ -114,7 +110,7 @@ def run(
     on: str = "cpu",
     timeout: float = 60,
     init: str = "file",
-    limit: float = 120,
+    limit: float = 1200,
 ) -> list[Outcome]:
     """Runs main(mesh, rank, world, *args) in processes that end by themselves, or after `limit`.
 
@@ -142,12 +138,12 @@ def run(
     outcomes = []
     for rank, process in enumerate(processes):
         process.join(max(0.1, start + limit - time.monotonic()))
-        outcome = Outcome(None, 0)
+        outcome = Outcome(None)
         if process.is_alive():
             outcome.trace = _stacks(process.pid, folder / f"stacks{rank}")
             process.kill()
             process.join()
-        outcome.exit_code, outcome.seconds = process.exitcode, time.monotonic() - start
+        outcome.exit_code = process.exitcode
         file = folder / f"outcome{rank}"
         if file.exists():
             outcome = dataclasses.replace(outcome, **pickle.loads(file.read_bytes()))
@@ -182,7 +178,7 @@ def spawn(
     folder: Any,
     *args: Any,
     device: str = "cpu",
-    limit: float = 120,
+    limit: float = 1200,
     repeat: bool = True,
 ) -> list[Any]:
     """Runs ranks that all end well, and returns what they returned.

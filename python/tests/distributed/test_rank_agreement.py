@@ -36,7 +36,7 @@ def _model(recipe: Any = "rowwise", rows: int = 96, gather: bool = False, **opti
 
 def _tune(*arguments: str) -> None:
     code = "from float8._tune import main; main()"
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=1200)
 
 
 @pytest.fixture(scope="module")

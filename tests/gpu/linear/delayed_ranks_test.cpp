@@ -11,7 +11,7 @@
 namespace f8::runtime::gpu {
 namespace {
 
-constexpr Shape kShape = {300, 208, 592};
+constexpr Shape kRankShape = {300, 208, 592};
 constexpr std::array<int64_t, 2> kRows = {176, 124};  // of each rank
 
 // The way in which a step casts the weight.
@@ -28,7 +28,7 @@ struct Meeting {
 struct Model {
   Model(const std::shared_ptr<Context>& on, Weights weights_of, int64_t rows)
       : context(on), weights(weights_of) {
-    LinearDesc desc = describe("delayed", kShape);
+    LinearDesc desc = describe("delayed", kRankShape);
     desc.recompute = weights == Weights::kRecomputed;
     desc.count = true;
     linear = Linear::plan(context, desc).value();
@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(By, DelayedRanks,
                                            Weights::kCachedAtOnce, Weights::kRecomputed));
 
 TEST_P(DelayedRanks, ScaleAsOneDeviceFromTheFirstStepOn) {
-  Model whole(context_, GetParam(), kShape.m);
+  Model whole(context_, GetParam(), kRankShape.m);
   Meeting meeting;
   std::array<Rank, 2> ranks{Rank{&meeting, 0, {context_, GetParam(), kRows[0]}},
                             Rank{&meeting, 1, {context_, GetParam(), kRows[1]}}};
@@ -150,8 +150,8 @@ TEST_P(DelayedRanks, ScaleAsOneDeviceFromTheFirstStepOn) {
   for (int step = 0; step < 3; ++step) {
     SCOPED_TRACE(step);
     const auto seed = static_cast<uint64_t>(100 + 10 * step);
-    reference::Matrix x = reference::random_matrix(kShape.m, kShape.k, seed);
-    reference::Matrix dy = reference::random_matrix(kShape.m, kShape.n, seed + 1);
+    reference::Matrix x = reference::random_matrix(kRankShape.m, kRankShape.k, seed);
+    reference::Matrix dy = reference::random_matrix(kRankShape.m, kRankShape.n, seed + 1);
     // The largest of x is the first rank's, that of dy the second's.
     x.values.front() = 7.5F + static_cast<float>(step);
     dy.values.back() = -9.25F;

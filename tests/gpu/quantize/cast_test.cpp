@@ -167,7 +167,7 @@ class CastTest : public GpuTestWith<codegen::CastSpec> {
   [[nodiscard]] int sms() const { return context().device().sm_count; }
 };
 
-std::vector<codegen::CastSpec> specs() {
+std::vector<codegen::CastSpec> cast_specs() {
   std::vector<codegen::CastSpec> out;
   const auto add = [&](const std::string& key) {
     out.push_back(std::get<codegen::CastSpec>(codegen::parse_kernel_spec(key).value()));
@@ -204,12 +204,12 @@ std::string name(const ::testing::TestParamInfo<codegen::CastSpec>& suite) {
       text, [](char c) { return std::isalnum(c) == 0; }, '_');
   return text;
 }
-INSTANTIATE_TEST_SUITE_P(Specs, CastTest, ::testing::ValuesIn(specs()), name);
+INSTANTIATE_TEST_SUITE_P(Specs, CastTest, ::testing::ValuesIn(cast_specs()), name);
 
 // The kernels of some tests are those that the test is about.
 template <class Predicate>
 std::vector<codegen::CastSpec> specs_with(Predicate&& predicate) {
-  std::vector<codegen::CastSpec> some = specs();
+  std::vector<codegen::CastSpec> some = cast_specs();
   std::erase_if(some, [&](const codegen::CastSpec& spec) { return !predicate(spec); });
   return some;
 }

@@ -18,12 +18,12 @@ using codegen::CastSpec;
 using reference::AmaxOver;
 using reference::Matrix;
 
-constexpr CastSpec kBlocks{.scale_q = codegen::ScaleMode::kBlock128x128,
-                           .scale_qt = codegen::ScaleMode::kBlock128x128,
-                           .shard = true};
+constexpr CastSpec kBlockCast{.scale_q = codegen::ScaleMode::kBlock128x128,
+                              .scale_qt = codegen::ScaleMode::kBlock128x128,
+                              .shard = true};
 
 CastSpec with(auto change) {
-  CastSpec spec = kBlocks;
+  CastSpec spec = kBlockCast;
   change(spec);
   return spec;
 }

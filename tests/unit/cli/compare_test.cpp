@@ -8,11 +8,11 @@ namespace f8::testing {
 namespace {
 
 namespace db = tuning_db;
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 // Two GEMMs and a linear, with times that are multiplied by `factor`. Returns the run's uuid.
-std::string make_database(const Tool& tool, const char* name, double factor,
+std::string make_compared(const Tool& tool, const char* name, double factor,
                           const db::Method& method = db::final_method(),
                           const DeviceClass& device = db::h100(), int64_t m = 8192) {
   auto database = db::Database::open(tool.path() / name, db::OpenMode::kCreate).value();
@@ -31,8 +31,8 @@ std::string make_database(const Tool& tool, const char* name, double factor,
 
 TEST(CompareCommand, GoldenText) {
   const Tool tool;
-  make_database(tool, "a.db", 1);
-  make_database(tool, "b.db", 1.1);
+  make_compared(tool, "a.db", 1);
+  make_compared(tool, "b.db", 1.1);
   const Outcome slower = tool({"compare", "a.db", "b.db"});
   EXPECT_EQ(slower.code, 3);
   EXPECT_EQ(slower.err, "");
@@ -59,13 +59,13 @@ TEST(CompareCommand, GoldenText) {
 
 TEST(CompareCommand, JsonAndCsv) {
   const Tool tool;
-  make_database(tool, "a.db", 1);
-  make_database(tool, "b.db", 0.9);
-  const json faster = tool.json({"compare", "a.db", "b.db", "--csv", "rows.csv"});
+  make_compared(tool, "a.db", 1);
+  make_compared(tool, "b.db", 0.9);
+  const Json faster = tool.json({"compare", "a.db", "b.db", "--csv", "rows.csv"});
   EXPECT_EQ(faster["counts"]["FASTER"], 2);
   EXPECT_EQ(faster["counts"]["SAME"], 1);
   EXPECT_EQ(faster["results"].size(), 3U);
-  const json& one = faster["results"][0];
+  const Json& one = faster["results"][0];
   EXPECT_EQ(one["op"], "linear");
   EXPECT_EQ(one["verdict"], "FASTER");
   EXPECT_EQ(one["reason"], "");
@@ -81,15 +81,15 @@ TEST(CompareCommand, JsonAndCsv) {
   const Outcome streamed = tool({"compare", "a.db", "b.db", "--csv", "-"});
   EXPECT_EQ(streamed.out, csv);
   tool.expect_refused(1, {"compare", "a.db", "b.db", "--csv", "-", "--json"}, {"--csv"});
-  const json speedups = tool.json({"compare", "a.db", "b.db", "--by", "speedup"});
+  const Json speedups = tool.json({"compare", "a.db", "b.db", "--by", "speedup"});
   EXPECT_EQ(speedups["results"].size(), 1U);
   EXPECT_EQ(speedups["results"][0]["verdict"], "FASTER");
 }
 
 TEST(CompareCommand, RunsOfOneDatabase) {
   const Tool tool;
-  const std::string before = make_database(tool, "a.db", 1);
-  const std::string after = make_database(tool, "a.db", 1.5);
+  const std::string before = make_compared(tool, "a.db", 1);
+  const std::string after = make_compared(tool, "a.db", 1.5);
   const Outcome outcome = tool({"compare", "a.db", "a.db", "--run-a", before, "--run-b", after});
   EXPECT_EQ(outcome.code, 3);
   EXPECT_TRUE(contains(outcome.out, "2 SLOWER"));
@@ -99,12 +99,12 @@ TEST(CompareCommand, RunsOfOneDatabase) {
 
 TEST(CompareCommand, UnlikeMethodsAreNamed) {
   const Tool tool;
-  make_database(tool, "a.db", 1);
-  make_database(tool, "b.db", 1, {"final", R"({"name":"final-v1","blocks":24})"});
+  make_compared(tool, "a.db", 1);
+  make_compared(tool, "b.db", 1, {"final", R"({"name":"final-v1","blocks":24})"});
   tool.expect_refused(1, {"compare", "a.db", "b.db"},
                       {"a.db", "b.db", "unlike methods", "blocks is 12 and 24", "sweep"});
-  make_database(tool, "b.db", 1, db::final_method(), db::h100(), 4096);
-  make_database(tool, "a.db", 1, db::final_method(), db::h100(), 4096);
+  make_compared(tool, "b.db", 1, db::final_method(), db::h100(), 4096);
+  make_compared(tool, "a.db", 1, db::final_method(), db::h100(), 4096);
   const Outcome some = tool({"compare", "a.db", "b.db"});
   EXPECT_EQ(some.code, 0);
   EXPECT_TRUE(contains(some.out, "of unlike methods 3"));
@@ -113,10 +113,10 @@ TEST(CompareCommand, UnlikeMethodsAreNamed) {
 
 TEST(CompareCommand, NothingToCompareIsOneMessage) {
   const Tool tool;
-  make_database(tool, "a.db", 1);
+  make_compared(tool, "a.db", 1);
   { ASSERT_TRUE(db::Database::open(tool.path() / "empty.db", db::OpenMode::kCreate)); }
   tool.expect_refused(1, {"compare", "a.db", "empty.db"}, {"empty.db", "no final", "sweep"});
-  make_database(tool, "b.db", 1, db::final_method(), db::h100(), 4096);
+  make_compared(tool, "b.db", 1, db::final_method(), db::h100(), 4096);
   tool.expect_refused(1, {"compare", "a.db", "b.db"}, {"no problem in common", "m4096", "m8192"});
   tool.expect_refused(1, {"compare", "a.db", "none.db"}, {"none.db"});
   tool.expect_refused(1, {"compare", "a.db", "-"}, {"db export -o -"});
@@ -128,16 +128,16 @@ TEST(CompareCommand, NothingToCompareIsOneMessage) {
 
 TEST(CompareCommand, DevicesAndPowerLimits) {
   const Tool tool;
-  make_database(tool, "a.db", 1);
-  make_database(tool, "capped.db", 2, db::final_method(), db::h100(500));
-  const json capped = tool.json({"compare", "a.db", "capped.db"});
+  make_compared(tool, "a.db", 1);
+  make_compared(tool, "capped.db", 2, db::final_method(), db::h100(500));
+  const Json capped = tool.json({"compare", "a.db", "capped.db"});
   EXPECT_EQ(capped["counts"]["AMBIGUOUS"], 3);
   EXPECT_EQ(capped["results"][0]["reason"], "other power limits: 700 W and 500 W");
   DeviceClass h200 = db::h100();
   h200.name = "NVIDIA H200";
-  make_database(tool, "h200.db", 0.8, db::final_method(), h200);
+  make_compared(tool, "h200.db", 0.8, db::final_method(), h200);
   tool.expect_refused(1, {"compare", "a.db", "h200.db"}, {"--device-a", "H100", "H200"});
-  const json across =
+  const Json across =
       tool.json({"compare", "a.db", "h200.db", "--device-a", "H100", "--device-b", "H200"});
   EXPECT_EQ(across["counts"]["FASTER"], 2);
 }
@@ -146,8 +146,8 @@ TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
   const Tool tool;
   DeviceClass h200 = db::h100();
   h200.name = "NVIDIA H200";
-  make_database(tool, "both.db", 1);
-  make_database(tool, "both.db", 0.8, db::final_method(), h200);
+  make_compared(tool, "both.db", 1);
+  make_compared(tool, "both.db", 0.8, db::final_method(), h200);
   const Words devices = {"--device-a", "H100", "--device-b", "H200"};
   const auto compared = [&](const char* file, const Words& more) {
     Words words = {"compare", file, file};
@@ -155,7 +155,7 @@ TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   };
-  const json across = tool.json(compared("both.db", {}));
+  const Json across = tool.json(compared("both.db", {}));
   EXPECT_EQ(across["a"], "both.db");
   EXPECT_EQ(across["a_name"], "both.db, device H100");
   EXPECT_EQ(across["b_name"], "both.db, device H200");
@@ -173,8 +173,8 @@ TEST(CompareCommand, TwoPartsOfOneDatabaseHaveTheirNames) {
 // Under --strict a gate fails that decided nothing, and only then.
 TEST(CompareCommand, StrictFailsWhereAllAreAmbiguous) {
   const Tool tool;
-  make_database(tool, "a.db", 1);
-  make_database(tool, "capped.db", 1, db::final_method(), db::h100(500));
+  make_compared(tool, "a.db", 1);
+  make_compared(tool, "capped.db", 1, db::final_method(), db::h100(500));
   EXPECT_EQ(tool({"compare", "a.db", "capped.db"}).code, 0);
   const Outcome strict = tool({"compare", "a.db", "capped.db", "--strict"});
   EXPECT_EQ(strict.code, 3);
@@ -187,7 +187,7 @@ TEST(CompareCommand, StrictFailsWhereAllAreAmbiguous) {
   EXPECT_EQ(data.err, "");
   EXPECT_EQ(data.json()["undecided"], true);
   // One that is decided is enough.
-  make_database(tool, "b.db", 1);
+  make_compared(tool, "b.db", 1);
   EXPECT_EQ(tool({"compare", "a.db", "b.db", "--strict"}).code, 0);
   EXPECT_EQ(tool.json({"compare", "a.db", "b.db", "--strict"})["undecided"], false);
 }

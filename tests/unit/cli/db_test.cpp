@@ -8,7 +8,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 void make_database(const Tool& tool, const char* name, int64_t n) {
   namespace db = tuning_db;
@@ -22,7 +22,7 @@ void make_database(const Tool& tool, const char* name, int64_t n) {
 
 TEST(Db, InfoCheckSchemaOfTheBuiltIn) {
   const Tool tool;
-  const json info = tool.json({"db", "info"});
+  const Json info = tool.json({"db", "info"});
   EXPECT_EQ(info["database"], "built-in");
   EXPECT_EQ(info["schema_version"], 3);
   EXPECT_EQ(tool.json({"db", "check"})["ok"], true);
@@ -34,7 +34,7 @@ TEST(Db, InfoCheckSchemaOfTheBuiltIn) {
 TEST(Db, InfoOfAFile) {
   const Tool tool;
   make_database(tool, "a.db", 4096);
-  const json info = tool.json({"db", "info", "--db", "a.db"});
+  const Json info = tool.json({"db", "info", "--db", "a.db"});
   EXPECT_EQ(info["database"], "a.db");
   EXPECT_EQ(info["kernels"], 1);
   ASSERT_EQ(info["runs"].size(), 1U);
@@ -50,9 +50,9 @@ TEST(Db, MergeIsIdempotentAndRefusesItself) {
   const Tool tool;
   make_database(tool, "a.db", 4096);
   make_database(tool, "b.db", 8192);
-  const json first = tool.json({"db", "merge", "a.db", "b.db", "--db", "all.db"});
+  const Json first = tool.json({"db", "merge", "a.db", "b.db", "--db", "all.db"});
   EXPECT_EQ(first["added"], 4);
-  const json second = tool.json({"db", "merge", "a.db", "b.db", "--db", "all.db"});
+  const Json second = tool.json({"db", "merge", "a.db", "b.db", "--db", "all.db"});
   EXPECT_EQ(second["added"], 0);
   EXPECT_EQ(second["known"], 4);
   EXPECT_EQ(tool.json({"db", "info", "--db", "all.db"})["kernels"], 2);
@@ -64,10 +64,10 @@ TEST(Db, DiffOfTwoFiles) {
   const Tool tool;
   make_database(tool, "a.db", 4096);
   make_database(tool, "b.db", 8192);
-  const json same = tool.json({"db", "diff", "a.db", "a.db"});
+  const Json same = tool.json({"db", "diff", "a.db", "a.db"});
   EXPECT_EQ(same["equal"], true);
   EXPECT_EQ(same["kinds"]["trial"]["in_a"], 2);
-  const json other = tool.json({"db", "diff", "a.db", "b.db"});
+  const Json other = tool.json({"db", "diff", "a.db", "b.db"});
   EXPECT_EQ(other["equal"], false);
   EXPECT_TRUE(other["kinds"]["device"]["only_a"].empty());
   EXPECT_EQ(other["kinds"]["run"]["only_a"].size(), 1U);
@@ -115,7 +115,7 @@ TEST(Db, GcOfSupersededTrials) {
             "trials too\n");
   const std::string hash = tool.json({"db", "info", "--db", "a.db"})["table_hash"];
   const std::string before = read_file(tool.path() / "a.db").value();
-  const json said = tool.json({"db", "gc", "--db", "a.db", "--toolchains-but", "1", "--dry-run"});
+  const Json said = tool.json({"db", "gc", "--db", "a.db", "--toolchains-but", "1", "--dry-run"});
   EXPECT_EQ(said["removed"]["superseded_trials"], 2);
   EXPECT_EQ(said["superseded"][0]["trials"], 2);
   EXPECT_FALSE(said.contains("backup"));

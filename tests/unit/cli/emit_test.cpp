@@ -12,7 +12,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 // The line of `source` that tells how to make it, as arguments.
@@ -52,8 +52,8 @@ TEST(Emit, PrintsASourceThatItsOwnCommandRecreates) {
 
 TEST(Emit, NamesTheProblem) {
   const Tool tool;
-  const json result = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", "tensorwise"});
-  const json& kernel = result["kernels"][0];
+  const Json result = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", "tensorwise"});
+  const Json& kernel = result["kernels"][0];
   EXPECT_EQ(kernel["problem"], "output/tensorwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1");
   EXPECT_TRUE(contains(kernel["source"].get<std::string>(), kernel["problem"].get<std::string>()));
   const auto config = kernel["config"].get<std::string>();
@@ -63,9 +63,9 @@ TEST(Emit, NamesTheProblem) {
 
 TEST(Emit, AGivenConfigurationIsTaken) {
   const Tool tool;
-  const json any = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", "tensorwise"});
+  const Json any = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", "tensorwise"});
   const std::string config = any["kernels"][0]["config"];
-  const json result =
+  const Json result =
       tool.json({"emit", "--mnk", "64,64,64", "--recipe", "tensorwise", "--config", config});
   EXPECT_EQ(result["kernels"][0]["config"], config);
   EXPECT_EQ(result["kernels"][0]["chosen_by"], "option");
@@ -73,10 +73,10 @@ TEST(Emit, AGivenConfigurationIsTaken) {
 
 TEST(Emit, AllKernelsOfALinearIntoAFolder) {
   const Tool tool;
-  const json result = tool.json(
+  const Json result = tool.json(
       {"emit", "--mnk", "8192,4096,4096", "--recipe", "rowwise", "--op", "linear", "-o", "out/a"});
   EXPECT_GE(result["kernels"].size(), 5U);
-  for (const json& kernel : result["kernels"]) {
+  for (const Json& kernel : result["kernels"]) {
     ASSERT_EQ(kernel["files"].size(), 1U);
     const auto text = read_file(tool.path() / kernel["files"][0].get<std::string>());
     ASSERT_TRUE(text.has_value());
@@ -88,13 +88,13 @@ TEST(Emit, AllKernelsOfALinearIntoAFolder) {
 // be missing: every kernel of a linear with a configuration that the cost model chooses is in it.
 TEST(Emit, ListsTheKernelsOfEveryRecipe) {
   const Tool tool;
-  const json listed = tool.json({"emit", "--list"});
+  const Json listed = tool.json({"emit", "--list"});
   const auto keys = listed["kernels"].get<std::set<std::string>>();
   for (const char* recipe :
        {"tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise"}) {
     const std::string op = std::string_view(recipe) == "rowwise_with_gw_hp" ? "output" : "linear";
-    const json one = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", recipe, "--op", op});
-    for (const json& kernel : one["kernels"]) {
+    const Json one = tool.json({"emit", "--mnk", "8192,4096,4096", "--recipe", recipe, "--op", op});
+    for (const Json& kernel : one["kernels"]) {
       EXPECT_TRUE(keys.contains(kernel["kernel"].get<std::string>())) << kernel["kernel"];
     }
   }
@@ -125,7 +125,7 @@ TEST(Emit, PtxAndCubinByNvrtc) {
   ASSERT_EQ(printed.code, 0) << printed.err;
   EXPECT_TRUE(contains(printed.out, ".target sm_90a"));
   EXPECT_FALSE(contains(printed.out, "__global__"));
-  const json both =
+  const Json both =
       tool.json({"emit", "--kernel", "amax/bf16/tensor", "--ptx", "--cubin", "-o", "o"});
   EXPECT_EQ(both["kernels"][0]["files"].size(), 3U);
   EXPECT_GT(both["kernels"][0]["registers"].get<int>(), 0);
@@ -146,21 +146,21 @@ TEST(Prewarm, CompilesOnceAndFindsItAgain) {
   const Outcome cold = tool(words);
   if (cold.code == 2) GTEST_SKIP() << cold.err;
   ASSERT_EQ(cold.code, 0) << cold.err;
-  const json first = cold.json();
+  const Json first = cold.json();
   EXPECT_EQ(first["shapes"], 1);
-  EXPECT_EQ(first["skipped_layers"], json::array({"odd"}));
+  EXPECT_EQ(first["skipped_layers"], Json::array({"odd"}));
   EXPECT_TRUE(contains(cold.err, "odd"));
   EXPECT_GE(first["total"].get<int>(), 5);
   EXPECT_EQ(first["compiled"], first["total"]);
   EXPECT_EQ(first["cache_dir"], (tool.path() / "cache").string());
-  for (const json& kernel : first["kernels"]) {
+  for (const Json& kernel : first["kernels"]) {
     EXPECT_GT(kernel["registers"].get<int>(), 0);
     EXPECT_EQ(kernel["spill_bytes"], 0) << kernel["kernel"];
     EXPECT_GT(kernel["compile_ms"].get<double>(), 0);
     EXPECT_EQ(kernel["from_cache"], false);
     EXPECT_FALSE(kernel["roles"].empty());
   }
-  const json second = tool(words).json();
+  const Json second = tool(words).json();
   EXPECT_EQ(second["from_cache"], first["total"]);
   EXPECT_EQ(second["compiled"], 0);
   EXPECT_EQ(second["not_stored"], 0);
@@ -183,7 +183,7 @@ TEST(Prewarm, ThatStoresNothingFailsAndSaysSo) {
   ::signal(SIGXFSZ, handler);
   if (outcome.code == 2) GTEST_SKIP() << outcome.err;
   EXPECT_EQ(outcome.code, 1);
-  const json report = outcome.json();
+  const Json report = outcome.json();
   EXPECT_GE(report["total"].get<int>(), 5);
   EXPECT_EQ(report["not_stored"], report["total"]);
   EXPECT_TRUE(contains(report["store_error"].get<std::string>(), "File too large"));

@@ -7,8 +7,8 @@
 namespace f8::testing {
 namespace {
 
-const std::string kH100 = FLOAT8_DATA_DIR "/h100_left_out.jsonl";
-const std::string kH200 = FLOAT8_DATA_DIR "/h200_left_out.jsonl";
+const std::string kH100LeftOut = FLOAT8_DATA_DIR "/h100_left_out.jsonl";
+const std::string kH200LeftOut = FLOAT8_DATA_DIR "/h200_left_out.jsonl";
 
 nlohmann::json score_of_all(const Tool& tool, const std::string& truth) {
   const auto rows = tool.json({"estimate", "score", "--truth", truth, "--json"})["estimates"];
@@ -18,7 +18,7 @@ nlohmann::json score_of_all(const Tool& tool, const std::string& truth) {
 // Odd sizes, experts, slices, 1 to 24,000 tokens: unlike what was swept.
 TEST(EstimateScore, IntervalsHoldTheTruthOfLayersLeftOut) {
   const Tool tool;
-  for (const std::string& truth : {kH100, kH200}) {
+  for (const std::string& truth : {kH100LeftOut, kH200LeftOut}) {
     SCOPED_TRACE(truth);
     const auto all = score_of_all(tool, truth);
     ASSERT_EQ(all["recipe"], "all");
@@ -56,7 +56,7 @@ TEST(EstimateScore, IntervalsHoldWhatOtherToolchainsReach) {
 TEST(EstimateScore, WritesEachLinearAndItsEstimate) {
   const Tool tool;
   const std::string csv =
-      tool({"estimate", "score", "--truth", kH200, "--recipe", "rowwise", "--csv", "-"}).out;
+      tool({"estimate", "score", "--truth", kH200LeftOut, "--recipe", "rowwise", "--csv", "-"}).out;
   EXPECT_TRUE(csv.starts_with("m,n,k,recipe,speedup,estimate,estimate_lo,estimate_hi,evidence,"))
       << csv;
   EXPECT_EQ(std::ranges::count(csv, '\n'), 49) << "48 linears";

@@ -11,7 +11,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 // Small K and N lose, large ones win; the GEMM of 8192 x 4096 x 4096 has three candidates.
@@ -41,7 +41,7 @@ class Asking : public ::testing::Test {
               });
   }
 
-  [[nodiscard]] json ask(Words words) const {
+  [[nodiscard]] Json ask(Words words) const {
     words.insert(words.end(), {"--db", "my.db"});
     return tool_.json(words);
   }
@@ -52,7 +52,7 @@ class Asking : public ::testing::Test {
 };
 
 TEST_F(Asking, FilterHasTheFieldsOfTheInterface) {
-  const json result =
+  const Json result =
       ask({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise"});
   EXPECT_EQ(result["recipe"], "rowwise");
   EXPECT_EQ(result["policy"], "measured");
@@ -61,7 +61,7 @@ TEST_F(Asking, FilterHasTheFieldsOfTheInterface) {
   EXPECT_GT(result["estimated_model_speedup"].get<double>(), 1.0);
   ASSERT_EQ(result["decisions"].size(), 225U);
   const std::set<std::string> kEvidence = {"measured", "interpolated", "modelled", "rule"};
-  for (const json& d : result["decisions"]) {
+  for (const Json& d : result["decisions"]) {
     EXPECT_TRUE(d["fqn"].is_string());
     EXPECT_GT(d["in_features"].get<int64_t>(), 0);
     EXPECT_GT(d["out_features"].get<int64_t>(), 0);
@@ -71,7 +71,7 @@ TEST_F(Asking, FilterHasTheFieldsOfTheInterface) {
     EXPECT_LE(d["speedup_lo"].get<double>(), d["speedup"].get<double>());
     EXPECT_GE(d["speedup_hi"].get<double>(), d["speedup"].get<double>());
   }
-  const json& wk = result["decisions"][1];
+  const Json& wk = result["decisions"][1];
   EXPECT_EQ(wk["fqn"], "layers.0.attention.wk");
   EXPECT_EQ(wk["convert"], false);
   EXPECT_EQ(wk["evidence"], "measured");
@@ -84,8 +84,8 @@ TEST_F(Asking, FilterShowsNoSpeedupWhereNothingIsKnown) {
   (void)tool_.write("odd.json", R"([{"fqn": "odd", "in_features": 4096, "out_features": 24},
     {"fqn": "even", "in_features": 4096, "out_features": 4096}])");
   const Words words = {"filter", "--model", "odd.json", "--tokens", "8192", "--recipe", "rowwise"};
-  const json result = ask(words);
-  const json& odd = result["decisions"][0];
+  const Json result = ask(words);
+  const Json& odd = result["decisions"][0];
   EXPECT_EQ(odd["evidence"], "rule");
   EXPECT_EQ(odd["speedup_known"], false);
   EXPECT_EQ(odd["speedup"], 1);
@@ -124,7 +124,7 @@ TEST_F(Asking, FilterWritesTheSameJsonToAFile) {
 
 // A trainer reads the same verdicts, without JSON.
 TEST_F(Asking, FilterWritesVerdictsForATrainer) {
-  const json result = ask({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe",
+  const Json result = ask({"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe",
                            "rowwise", "--filter-fqns", "output", "--verdicts", "model.filter"});
   const FilterFile file =
       FilterFile::parse(read_file(tool_.path() / "model.filter").value()).value();
@@ -132,7 +132,7 @@ TEST_F(Asking, FilterWritesVerdictsForATrainer) {
   EXPECT_EQ(file.tokens, 8192);
   ASSERT_EQ(file.decisions.size(), result["decisions"].size());
   for (size_t i = 0; i < file.decisions.size(); ++i) {
-    const json& d = result["decisions"][i];
+    const Json& d = result["decisions"][i];
     EXPECT_EQ(file.decisions[i].fqn, d["fqn"].get<std::string>());
     EXPECT_EQ(file.decisions[i].convert, d["convert"]);
     EXPECT_EQ(file.decisions[i].reason, d["reason"].get<std::string>());
@@ -156,18 +156,18 @@ TEST_F(Asking, FilterTableGroupsTheLayers) {
 TEST_F(Asking, FilterGivesExpertsTheirOwnTokens) {
   const Words words = {"filter",   "--model", "mixtral-8x7b", "--tokens", "8192",
                        "--recipe", "rowwise", "--db",         "my.db"};
-  const json answer = tool_.json(words);
+  const Json answer = tool_.json(words);
   EXPECT_EQ(answer["tokens"], 8192);
-  for (const json& d : answer["decisions"]) {
+  for (const Json& d : answer["decisions"]) {
     const bool expert = contains(d["fqn"].get<std::string>(), ".experts.");
     EXPECT_EQ(d["tokens"], expert ? 2048 : 8192) << d["fqn"];  // two of eight experts
   }
   // A row of 2,048 tokens is what a list with that number of tokens has.
   (void)tool_.write("expert.json",
                     R"([{"fqn": "w1", "in_features": 4096, "out_features": 14336}])");
-  const json alone = tool_.json({"filter", "--model", "expert.json", "--tokens", "2048", "--recipe",
+  const Json alone = tool_.json({"filter", "--model", "expert.json", "--tokens", "2048", "--recipe",
                                  "rowwise", "--db", "my.db"})["decisions"][0];
-  const auto w1 = std::ranges::find_if(answer["decisions"], [](const json& d) {
+  const auto w1 = std::ranges::find_if(answer["decisions"], [](const Json& d) {
     return contains(d["fqn"].get<std::string>(), "experts.0.w1");
   });
   ASSERT_NE(w1, answer["decisions"].end());
@@ -187,8 +187,8 @@ TEST_F(Asking, FilterByNamesAndByThePeersRule) {
     Words words = {"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise"};
     words.insert(words.end(), more.begin(), more.end());
     std::set<std::string> kinds;
-    const json result = ask(words);
-    for (const json& d : result["decisions"]) {
+    const Json result = ask(words);
+    for (const Json& d : result["decisions"]) {
       const auto fqn = d["fqn"].get<std::string>();
       if (d["convert"] == true) kinds.insert(fqn.substr(fqn.rfind('.') + 1));
     }
@@ -234,13 +234,13 @@ TEST_F(Asking, FilterTakesEveryKindOfModelFile) {
                                                    {"config.json", 8},
                                                    {"m.safetensors", 1},
                                                    {"m.safetensors.index.json", 1}}) {
-    const json result = ask({"filter", "--model", file, "--tokens", "8192", "--recipe", "rowwise"});
+    const Json result = ask({"filter", "--model", file, "--tokens", "8192", "--recipe", "rowwise"});
     EXPECT_EQ(result["decisions"].size(), layers) << file;
   }
 }
 
 TEST_F(Asking, FilterShardsTheModel) {
-  const json result = ask(
+  const Json result = ask(
       {"filter", "--model", "llama3-8b", "--tokens", "8192", "--recipe", "rowwise", "--tp", "8"});
   EXPECT_EQ(result["decisions"][0]["out_features"], 512);
   EXPECT_EQ(result["decisions"][3]["in_features"], 512);
@@ -248,15 +248,15 @@ TEST_F(Asking, FilterShardsTheModel) {
 
 TEST_F(Asking, EnvironmentNamesTheDatabaseToo) {
   tool_.set("FLOAT8_DB", "my.db");
-  const json result = tool_.json({"explain", "8192,1024,4096", "--recipe", "rowwise"});
+  const Json result = tool_.json({"explain", "8192,1024,4096", "--recipe", "rowwise"});
   EXPECT_EQ(result["evidence"], "measured");
   EXPECT_EQ(result["trials"][0]["provenance"]["database"], "my.db");
 }
 
 TEST_F(Asking, Thresholds) {
-  const json result = ask({"thresholds", "--recipe", "rowwise"});
+  const Json result = ask({"thresholds", "--recipe", "rowwise"});
   ASSERT_FALSE(result["thresholds"].empty());
-  for (const json& t : result["thresholds"]) {
+  for (const Json& t : result["thresholds"]) {
     for (const char* field : {"m", "n_max", "k_max", "cells", "agree", "torchao_agree"}) {
       EXPECT_TRUE(t[field].is_number_integer()) << field;
     }
@@ -271,10 +271,10 @@ TEST_F(Asking, Thresholds) {
 TEST_F(Asking, ThresholdsNameTheirDeviceAndTheShapesBehindThem) {
   EXPECT_EQ(ask({"thresholds", "--recipe", "rowwise"})["device"], "NVIDIA H100 80GB HBM3");
   const Words words = {"thresholds", "--recipe", "rowwise", "--device", "NVIDIA H200"};
-  const json result = tool_.json(words);
+  const Json result = tool_.json(words);
   EXPECT_EQ(result["device"], "NVIDIA H200");
   int64_t cells = 0;
-  for (const json& t : result["thresholds"]) {
+  for (const Json& t : result["thresholds"]) {
     EXPECT_GE(t["cells"], 2) << t;
     EXPECT_LE(t["cells_kept"], t["cells"]) << t;
     EXPECT_EQ(t["cells_kept"] == 0, t["n_max"] == 0) << t;
@@ -294,7 +294,7 @@ TEST_F(Asking, ThresholdsNameTheirDeviceAndTheShapesBehindThem) {
 }
 
 TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
-  const json kept = ask({"explain", "layers.7.attention.wk", "--model", "llama3-8b", "--tokens",
+  const Json kept = ask({"explain", "layers.7.attention.wk", "--model", "llama3-8b", "--tokens",
                          "8192", "--recipe", "rowwise"});
   EXPECT_EQ(kept["convert"], false);
   EXPECT_EQ(kept["evidence"], "measured");
@@ -303,7 +303,7 @@ TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
   ASSERT_FALSE(kept["trials"].empty());
   EXPECT_EQ(kept["trials"][0]["provenance"]["device"], "NVIDIA H100 80GB HBM3");
   bool wider = false;
-  for (const json& flip : kept["flips"]) wider |= flip["dimension"] == "n" && flip["value"] > 1024;
+  for (const Json& flip : kept["flips"]) wider |= flip["dimension"] == "n" && flip["value"] > 1024;
   EXPECT_TRUE(wider) << kept["flips"].dump();
   const Outcome text = tool_({"explain", "8192,8192,8192", "--recipe", "rowwise", "--db", "my.db"});
   EXPECT_TRUE(contains(text.out, "FLOAT8"));
@@ -311,10 +311,10 @@ TEST_F(Asking, ExplainSaysWhyAndWhatWouldFlipIt) {
 
 TEST_F(Asking, ExplainOfADeviceByItsName) {
   const std::vector<std::string> words = {"explain", "8192,4096,14336", "--recipe", "rowwise"};
-  const json here = tool_.json(words);
+  const Json here = tool_.json(words);
   std::vector<std::string> there = words;
   there.insert(there.end(), {"--device", "NVIDIA H200"});
-  const json other = tool_.json(there);
+  const Json other = tool_.json(there);
   EXPECT_EQ(here["trials"][0]["provenance"]["device"], "NVIDIA H100 80GB HBM3");
   EXPECT_EQ(other["interval_terms"]["device"], 0);
   EXPECT_NE(other["speedup"], here["speedup"]);
@@ -339,9 +339,9 @@ TEST_F(Asking, ExplainsColumnsAreApartAndItsFlipsHaveIntervals) {
   const size_t flip = text.out.find("flips at");
   const std::string line = text.out.substr(flip, text.out.find('\n', flip) - flip);
   EXPECT_TRUE(contains(line, "[") && contains(line, "]")) << line;
-  const json flips = ask({"explain", "8192,1024,4096", "--recipe", "rowwise"})["flips"];
+  const Json flips = ask({"explain", "8192,1024,4096", "--recipe", "rowwise"})["flips"];
   ASSERT_FALSE(flips.empty());
-  for (const json& one : flips) {
+  for (const Json& one : flips) {
     EXPECT_LE(one["speedup_lo"], one["speedup"]);
     EXPECT_LE(one["speedup"], one["speedup_hi"]);
     // At the flip the verdict is another, one step of 16 before it is not.
@@ -380,18 +380,18 @@ TEST_F(Asking, RowsOfAnotherDeviceAreNamedWithTheOptionThatShowsThem) {
   };
   const Words small = {"--mnk", "1024,1024,1024"};
   const Words small_on_h100 = {"--mnk", "1024,1024,1024", "--device", kH100};
-  const json other = tool_.json(query(small))["results"][0];
+  const Json other = tool_.json(query(small))["results"][0];
   EXPECT_EQ(other["best"]["provenance"]["device"], kH200);
   EXPECT_TRUE(contains(tool_(query(small)).out,
                        "measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'\n"));
-  const json none = tool_.json(query(small_on_h100))["results"][0];
+  const Json none = tool_.json(query(small_on_h100))["results"][0];
   EXPECT_TRUE(none["best"].is_null());
-  EXPECT_EQ(none["other_devices"], json::array({kH200}));
+  EXPECT_EQ(none["other_devices"], Json::array({kH200}));
   const Outcome hint = tool_(query(small_on_h100));
   EXPECT_TRUE(contains(hint.out, "; --device 'NVIDIA H200' shows that")) << hint.out;
-  const json both = tool_.json(query({"--mnk", "8192,4096,4096", "--device", kH200}))["results"][0];
+  const Json both = tool_.json(query({"--mnk", "8192,4096,4096", "--device", kH200}))["results"][0];
   EXPECT_EQ(both["best"]["provenance"]["device"], kH200);
-  EXPECT_EQ(both["other_devices"], json::array({kH100}));
+  EXPECT_EQ(both["other_devices"], Json::array({kH100}));
   EXPECT_EQ(tool_.json({"query", "--map", "--mnk", "1024,1024,1024", "--recipe", "rowwise",
                         "--device", kH200})["device"],
             kH200);
@@ -412,9 +412,9 @@ TEST_F(Asking, RowsOfAnotherDeviceAreNamedWithTheOptionThatShowsThem) {
     EXPECT_EQ(outcome.err,
               "1 of the 2 shapes are measured on 'NVIDIA H200' and not on 'NVIDIA H100 80GB HBM3'; "
               "--device 'NVIDIA H200' shows that\n");
-    const json decisions = tool_.json(filter(more))["decisions"];
-    EXPECT_EQ(decisions[0]["other_devices"], json::array({kH200}));
-    EXPECT_EQ(decisions[1]["other_devices"], json::array());
+    const Json decisions = tool_.json(filter(more))["decisions"];
+    EXPECT_EQ(decisions[0]["other_devices"], Json::array({kH200}));
+    EXPECT_EQ(decisions[1]["other_devices"], Json::array());
   }
   EXPECT_EQ(tool_(filter({"--device", kH200})).err, "");
 }
@@ -431,7 +431,7 @@ TEST_F(Asking, ARecipeThatIsNoneNamesThoseThatAre) {
 }
 
 TEST_F(Asking, QueryWithoutAnOpShowsTheKernelsToo) {
-  const json answer =
+  const Json answer =
       ask({"query", "--mnk", "8192,4096,4096", "--recipe", "rowwise"})["results"][0];
   EXPECT_EQ(answer["op"], "linear");
   ASSERT_EQ(answer["gemms"].size(), 3U);
@@ -451,15 +451,15 @@ TEST_F(Asking, QueryWithoutAnOpShowsTheKernelsToo) {
 }
 
 TEST_F(Asking, ExplainWhereThePeerHasNoRule) {
-  const json result = ask({"explain", "8192,4096,4096", "--recipe", "rowwise_with_gw_hp"});
+  const Json result = ask({"explain", "8192,4096,4096", "--recipe", "rowwise_with_gw_hp"});
   EXPECT_TRUE(result["torchao"]["convert"].is_null());
 }
 
 TEST_F(Asking, QueryRanksTheCandidates) {
-  const json result =
+  const Json result =
       ask({"query", "--mnk", "8192,4096,4096", "--recipe", "rowwise", "--op", "output"});
   ASSERT_EQ(result["results"].size(), 1U);
-  const json& answer = result["results"][0];
+  const Json& answer = result["results"][0];
   EXPECT_EQ(answer["best"]["impl"], "generated");
   EXPECT_EQ(answer["best"]["config"]["config"], kFast);
   EXPECT_NEAR(answer["best"]["median_us"].get<double>(), 200, 1e-6);
@@ -476,7 +476,7 @@ TEST_F(Asking, QueryRanksTheCandidates) {
 }
 
 TEST_F(Asking, QueryOfALinearAndOfSeveralShapes) {
-  const json result =
+  const Json result =
       ask({"query", "--mnk", "8192,1024,4096;16384,4096,4096", "--recipe", "rowwise"});
   ASSERT_EQ(result["results"].size(), 2U);
   EXPECT_EQ(result["results"][0]["op"], "linear");
@@ -490,7 +490,7 @@ TEST_F(Asking, QueryOfTheUnmeasuredSaysSoAndNamesTheNearest) {
   as_json.emplace_back("--json");
   const Outcome outcome = tool_(as_json);
   EXPECT_EQ(outcome.code, 0);
-  const json answer = outcome.json()["results"][0];
+  const Json answer = outcome.json()["results"][0];
   EXPECT_TRUE(answer["best"].is_null());
   EXPECT_EQ(answer["nearest_measured"]["config"], kFast);
   EXPECT_TRUE(contains(outcome.err, "sweep"));

@@ -17,7 +17,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 using Names = std::vector<std::string>;
 
@@ -35,7 +35,7 @@ std::vector<NamedLinear> grid() {
 }
 
 std::string model_file(const std::vector<NamedLinear>& layers) {
-  json list = json::array();
+  Json list = Json::array();
   for (const NamedLinear& layer : layers) {
     list.push_back({{"fqn", layer.fqn},
                     {"in_features", layer.in_features},
@@ -71,7 +71,7 @@ class OneDecision : public ::testing::Test {
     tool_.write("model.json", model_file(layers_));
   }
 
-  [[nodiscard]] json ask_tool(const std::string& recipe, int64_t tokens, const Words& more) const {
+  [[nodiscard]] Json ask_tool(const std::string& recipe, int64_t tokens, const Words& more) const {
     Words words = {"filter", "--model",  "model.json",          "--recipe",
                    recipe,   "--tokens", std::to_string(tokens)};
     words.insert(words.end(), more.begin(), more.end());
@@ -79,7 +79,7 @@ class OneDecision : public ::testing::Test {
   }
 
   // The tool's JSON has 6 digits of the interval.
-  void expect_same(const json& decisions, const float8::ModelOptions& options,
+  void expect_same(const Json& decisions, const float8::ModelOptions& options,
                    const std::string& prefix = "") const {
     const auto model = float8::Model::plan(*context_, model_layers(layers_), options);
     ASSERT_TRUE(model) << model.error().message;
@@ -87,7 +87,7 @@ class OneDecision : public ::testing::Test {
     const Names evidences = {"measured", "interpolated", "modelled", "rule"};
     for (size_t i = 0; i < layers_.size(); ++i) {
       const auto verdict = model.value().verdict(i).value();
-      const json& d = decisions[i];
+      const Json& d = decisions[i];
       SCOPED_TRACE(f8::format("{} m={} {}", options.recipe.settings().value().name, options.tokens,
                               d.dump()));
       EXPECT_EQ(verdict.name, d["fqn"].get<std::string>());
@@ -137,9 +137,9 @@ TEST_F(OneDecision, OverTheGridFromTheBuiltInTable) {
   std::set<std::string> evidences;
   for (const Recipe& recipe : builtin_recipes()) {
     for (const int64_t m : {1, 1000, 2048, 8192, 12288, 65536, 131072}) {
-      const json decisions = ask_tool(recipe.name, m, {"--filter-fqns", "head"})["decisions"];
+      const Json decisions = ask_tool(recipe.name, m, {"--filter-fqns", "head"})["decisions"];
       expect_same(decisions, options_of(recipe.name, m, {"head", "auto_filter_small_kn"}));
-      for (const json& d : decisions) {
+      for (const Json& d : decisions) {
         converted += d["convert"].get<bool>();
         evidences.insert(d["evidence"].get<std::string>());
       }
@@ -163,7 +163,7 @@ TEST_F(OneDecision, WithTheWire) {
              {2, 1, 0}, {1, 8, 1}, {64, 8, 0}, {16384, 1, 0}, {8, 2, 16}, {1, 3, 1}}) {
       Words more = {"--fsdp", std::to_string(fsdp), "--tp", std::to_string(tp)};
       if (hosts != 0) more.insert(more.end(), {"--hosts", std::to_string(hosts)});
-      const json result = ask_tool(recipe.name, 4096, more);
+      const Json result = ask_tool(recipe.name, 4096, more);
       float8::ModelOptions options = options_of(recipe.name, 4096, {"auto_filter_small_kn"});
       options.fsdp = fsdp;
       options.tp = tp;
@@ -178,7 +178,7 @@ TEST_F(OneDecision, UnderTorchaosRuleWithAndWithoutTheFlag) {
     for (const bool flag : {false, true}) {
       Names names = {"head"};
       if (flag) names.emplace_back("auto_filter_small_kn");
-      const json result = ask_tool(
+      const Json result = ask_tool(
           recipe, 8192,
           {"--policy", "torchao", "--filter-fqns", f8::format("{}", fmt::join(names, ","))});
       float8::ModelOptions options = options_of(recipe, 8192, names);
@@ -197,25 +197,25 @@ TEST_F(OneDecision, FromADatabaseOfTheUsersExportedAsATable) {
   EXPECT_EQ(f8::format("{:016x}", hash.value()), own.substr(0, 16));
   for (const char* recipe : {"rowwise", "tensorwise"}) {
     for (const int64_t m : {512, 4096, 8192, 20000}) {
-      const json result = ask_tool(recipe, m, {"--db", "my.db"});
+      const Json result = ask_tool(recipe, m, {"--db", "my.db"});
       expect_same(result["decisions"], options_of(recipe, m, {"auto_filter_small_kn"}));
     }
   }
   // The user's row counts, not the built-in one.
-  const json rowwise = ask_tool("rowwise", 8192, {"--db", "my.db"})["decisions"];
+  const Json rowwise = ask_tool("rowwise", 8192, {"--db", "my.db"})["decisions"];
   EXPECT_EQ(rowwise[17]["speedup"], 1.9) << rowwise[17].dump();
   EXPECT_EQ(rowwise[17]["evidence"], "measured");
 }
 
 // A filter file stands for the rule, so the flag may stand beside it; it keeps all that the tool said.
 TEST_F(OneDecision, FromAFilterFileWithAndWithoutTheFlag) {
-  const json result =
+  const Json result =
       ask_tool("delayed", 65536, {"--filter-fqns", "head", "--verdicts", "model.filter"});
   for (const Names& names : {Names{"head"}, Names{"head", "auto_filter_small_kn"}}) {
     float8::ModelOptions options = options_of("delayed", 65536, names);
     options.verdicts = tool_.path() / "model.filter";
-    json expected = result["decisions"];
-    for (json& d : expected) {
+    Json expected = result["decisions"];
+    for (Json& d : expected) {
       const auto fqn = d["fqn"].get<std::string>();
       const auto reason = d["reason"].get<std::string>();
       const bool by_file = fqn != "head" && fqn != "odd";

@@ -17,8 +17,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-const Words kFilter = {"filter",  "--model",  "llama3-8b", "--recipe",
-                       "rowwise", "--tokens", "8192",      "--quiet"};
+const Words kFilterRowwise = {"filter",  "--model",  "llama3-8b", "--recipe",
+                              "rowwise", "--tokens", "8192",      "--quiet"};
 
 Words with(Words words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
@@ -27,8 +27,8 @@ Words with(Words words, const Words& more) {
 
 // What each output option writes; {} stands for the path.
 const std::vector<Words> kOutputs = {
-    with(kFilter, {"-o", "{}"}),
-    with(kFilter, {"--verdicts", "{}"}),
+    with(kFilterRowwise, {"-o", "{}"}),
+    with(kFilterRowwise, {"--verdicts", "{}"}),
     {"db", "export", "-o", "{}"},
     {"db", "export", "--format", "db", "-o", "{}"},
     {"db", "export", "--format", "table", "-o", "{}"},
@@ -97,7 +97,8 @@ TEST(Outputs, ADashIsStandardOutputForThatAlone) {
     ASSERT_EQ(tool(to(output, "./-")).code, 0);
     EXPECT_TRUE(fs::remove(tool.path() / "-"));
   }
-  EXPECT_EQ(tool(with(kFilter, {"-o", "-", "--json"})).out, tool(with(kFilter, {"--json"})).out);
+  EXPECT_EQ(tool(with(kFilterRowwise, {"-o", "-", "--json"})).out,
+            tool(with(kFilterRowwise, {"--json"})).out);
   const Words emit = {"emit", "--kernel", "amax/bf16/tensor"};
   EXPECT_TRUE(contains(tool(emit).out, "__global__"));
   EXPECT_EQ(tool(with(emit, {"-o", "-"})).out, tool(emit).out);
@@ -107,12 +108,14 @@ TEST(Outputs, ADashIsStandardOutputForThatAlone) {
 
 TEST(Outputs, TwoThatWantStandardOutputAreRefused) {
   const Tool tool;
-  tool.expect_refused(1, with(kFilter, {"-o", "-", "--verdicts", "-"}), {"-o", "--verdicts"});
-  tool.expect_refused(1, with(kFilter, {"--verdicts", "-", "--json"}), {"--verdicts", "--json"});
+  tool.expect_refused(1, with(kFilterRowwise, {"-o", "-", "--verdicts", "-"}),
+                      {"-o", "--verdicts"});
+  tool.expect_refused(1, with(kFilterRowwise, {"--verdicts", "-", "--json"}),
+                      {"--verdicts", "--json"});
   tool.expect_refused(1, {"db", "export", "-o", "-", "--json"}, {"-o", "--json"});
   tool.expect_refused(1, {"cost-model", "fit", "--train", "builtin", "-o", "-", "--json"},
                       {"-o", "--json"});
-  tool.expect_refused(1, with(kFilter, {"--db", "-"}), {"--db", "database is a file"});
+  tool.expect_refused(1, with(kFilterRowwise, {"--db", "-"}), {"--db", "database is a file"});
   tool.expect_refused(1, {"db", "merge", "-", "--db", "new.db"}, {"database is a file"});
   tool.expect_refused(1, {"emit", "--kernel", "amax/bf16/tensor", "--cubin", "-o", "-"},
                       {"--cubin"});

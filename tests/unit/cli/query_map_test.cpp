@@ -6,7 +6,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 Words map_of(const std::string& mnk, const std::string& recipe = "rowwise") {
@@ -41,14 +41,14 @@ TEST(QueryMap, ColoursAreTheVerdictWhereTheyAreAllowed) {
 TEST(QueryMap, TheJsonIsWhatTheFilterEstimates) {
   const Tool tool;
   Words words = map_of("8192,1024:4096:x4,4096:4160:64");
-  const json map = tool.json(words);
+  const Json map = tool.json(words);
   EXPECT_EQ(map["m"], 8192);
   EXPECT_EQ(map["recipe"], "rowwise");
   ASSERT_EQ(map["results"].size(), 4U);
-  for (const json& cell : map["results"]) {
+  for (const Json& cell : map["results"]) {
     const std::string shape =
         "8192," + std::to_string(cell["n"].get<int>()) + "," + std::to_string(cell["k"].get<int>());
-    const json explained = tool.json({"explain", shape, "--recipe", "rowwise"});
+    const Json explained = tool.json({"explain", shape, "--recipe", "rowwise"});
     for (const char* field : {"speedup", "speedup_lo", "speedup_hi", "evidence"}) {
       EXPECT_EQ(cell[field], explained[field]) << shape << " " << field;
     }

@@ -10,7 +10,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 constexpr size_t kMaxPageBytes = 8'000'000;  // of the built-in measurements
@@ -51,19 +51,18 @@ TEST(Report, IsOnePageWithoutTheNetwork) {
 
 TEST(Report, EqualDataGivesEqualBytes) {
   const Tool tool;
-  EXPECT_EQ(tool({"report", "-o", "-"}).out, tool({"report", "-o", "-"}).out);
   ASSERT_EQ(tool({"report", "--quiet", "-o", "a.html"}).code, 0);
   EXPECT_EQ(tool({"report", "-o", "-"}).out, read_file(tool.path() / "a.html").value());
 }
 
 TEST(Report, WritesItsFiguresAsFilesToo) {
   const Tool tool;
-  const json result = tool.json({"report", "-o", "a.html", "--svg", "figures", "--quiet"});
+  const Json result = tool.json({"report", "-o", "a.html", "--svg", "figures", "--quiet"});
   EXPECT_EQ(result["output"], "a.html");
   const std::string page = read_file(tool.path() / "a.html").value();
   EXPECT_EQ(result["bytes"], page.size());
   std::set<std::string> named;
-  for (const json& figure : result["figures"]) {
+  for (const Json& figure : result["figures"]) {
     EXPECT_TRUE(contains(page, " id=\"" + figure["name"].get<std::string>() + "\""));
     if (!figure.contains("svg")) continue;
     const fs::path file = figure["svg"].get<std::string>();
@@ -93,12 +92,12 @@ TEST(Report, HasTheDecisionOfFilter) {
   const Words model = {"--model", "llama3-8b", "--tokens", "2048", "--recipe", "rowwise"};
   Words filter = {"filter"};
   filter.insert(filter.end(), model.begin(), model.end());
-  const json decisions = tool.json(filter)["decisions"];
+  const Json decisions = tool.json(filter)["decisions"];
   Words report = {"report", "-o", "-"};
   report.insert(report.end(), model.begin(), model.end());
   const std::string page = tool(report).out;
   std::set<std::string> reasons;
-  for (const json& decision : decisions) reasons.insert(decision["reason"].get<std::string>());
+  for (const Json& decision : decisions) reasons.insert(decision["reason"].get<std::string>());
   EXPECT_GE(reasons.size(), 3u);
   for (std::string reason : reasons) {
     for (size_t at = 0; (at = reason.find('>', at)) != std::string::npos; ++at) {
@@ -113,7 +112,7 @@ TEST(Report, HasTheDecisionOfFilter) {
                        "<th scope=\"col\">count</th><th scope=\"col\">M</th>"
                        "<th scope=\"col\">N</th>"
                        "<th scope=\"col\">K</th>"));
-  const json& wk = decisions[1];
+  const Json& wk = decisions[1];
   EXPECT_EQ(wk["fqn"], "layers.0.attention.wk");
   EXPECT_TRUE(contains(
       page,
@@ -148,7 +147,7 @@ TEST(Report, AUsersDatabaseIsBeforeTheBuiltInOne) {
         mine, "rowwise", {{777, 1024, 4096}, {777, 4096, 4096}}, [](Shape) { return 1e6; },
         [](Shape) { return 1.77; });
   }
-  const json result = tool.json({"report", "--db", "mine.db", "-o", "a.html", "--quiet"});
+  const Json result = tool.json({"report", "--db", "mine.db", "-o", "a.html", "--quiet"});
   const std::string page = read_file(tool.path() / "a.html").value();
   EXPECT_TRUE(contains(page, "Speedup at M 777: rowwise"));
   EXPECT_TRUE(contains(page, "Speedup at M 8192: rowwise")) << "the built-in rows are behind";
@@ -194,13 +193,12 @@ TEST(Report, LeavesNothingWhereItCannotWrite) {
   tool.write("file", "");
   fs::create_directory(tool.path() / "folder");
   tool.expect_refused(1, {"report", "-o", "folder"}, {"-o", "folder", "directory"});
-  tool.expect_refused(1, {"report", "-o", "gone/a.html"}, {"-o", "gone"});
-  tool.expect_refused(1, {"report", "--svg", "file"}, {"--svg", "file", "no directory"});
   tool.expect_refused(1, {"report", "--svg", "gone/figures"}, {"--svg", "gone"});
   // The figures are ready when the page fails: they do not appear.
   tool.expect_refused(1, {"report", "-o", "gone/a.html", "--svg", "figures"}, {"-o", "gone"});
   tool.write("old.html", "old");
-  tool.expect_refused(1, {"report", "-o", "old.html", "--svg", "file"}, {"--svg"});
+  tool.expect_refused(1, {"report", "-o", "old.html", "--svg", "file"},
+                      {"--svg", "file", "no directory"});
   EXPECT_EQ(read_file(tool.path() / "old.html").value(), "old");
 }
 

@@ -10,7 +10,7 @@ namespace f8::testing {
 namespace {
 
 namespace db = tuning_db;
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 constexpr const char* kLinear = "linear/rowwise/e4m3.e4m3.bf16/tn/m8192n4096k4096/b0f1";
@@ -133,9 +133,9 @@ TEST(RoundTrip, CompareAndCostModelPrintProblemsThatQueryTakes) {
 
 TEST(RoundTrip, AKernelIsTakenAsItIsPrinted) {
   const Tool tool;
-  const json explained = tool.json({"explain", kLinear});
+  const Json explained = tool.json({"explain", kLinear});
   size_t generated = 0;
-  for (const json& kernel : explained["kernels"]) {
+  for (const Json& kernel : explained["kernels"]) {
     const std::string text = kernel["choice"];
     const std::string op = kernel["op"];
     if (!text.starts_with("generated ")) continue;
@@ -170,7 +170,7 @@ TEST(RoundTrip, AFailedTrialSaysWhy) {
   const Words query = {"query", "--db", "a.db", "--problem", db::gemm(8192, 4096, 4096).key()};
   EXPECT_TRUE(
       contains(tool(query).out, "  failed: cublaslt h3: wrong: rel_err 0.3 is above 0.01\n"));
-  const json failed = tool.json(query)["results"][0]["failed"];
+  const Json failed = tool.json(query)["results"][0]["failed"];
   ASSERT_EQ(failed.size(), 1U);
   EXPECT_EQ(failed[0]["state"], "wrong");
   EXPECT_EQ(failed[0]["reason"], "rel_err 0.3 is above 0.01");

@@ -10,7 +10,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
 Words operator+(Words a, const Words& b) {
@@ -34,12 +34,12 @@ TEST(VerifyDist, FindsShardedLinearsEqual) {
   const Tool tool;
   for (const char* ranks : {"1", "2", "3", "4"}) {
     // 400 rows are no equal shards, and ranks cut the blocks of blockwise.
-    const json result = tool.json({"verify-dist", "--emulate", "--ranks", ranks, "--shape",
+    const Json result = tool.json({"verify-dist", "--emulate", "--ranks", ranks, "--shape",
                                    "512x256", "--shape", "400x144", "--tokens", "192"});
     EXPECT_TRUE(result["ok"].get<bool>()) << result.dump(1);
     EXPECT_EQ(result["devices"].size(), static_cast<size_t>(std::stoi(ranks)));
     std::set<std::string> recipes, checks;
-    for (const json& check : result["checks"]) {
+    for (const Json& check : result["checks"]) {
       EXPECT_TRUE(check["ok"].get<bool>()) << check;
       recipes.insert(check["recipe"]);
       checks.insert(check["check"]);
@@ -90,7 +90,7 @@ TEST(VerifyDist, ARankWithOtherKernelsIsADifference) {
   const Tool tool;
   ASSERT_EQ(tool({"db", "export", "--format", "table", "-o", "one"}).code, 0);
   TuningTable other = TuningTable::parse(*read_file(tool.path() / "one")).value();
-  const json emitted = tool.json({"emit", "--mnk", "128,512,256", "--recipe", "rowwise"});
+  const Json emitted = tool.json({"emit", "--mnk", "128,512,256", "--recipe", "rowwise"});
   const std::string config = emitted["kernels"][0]["config"];
   const std::string another =
       config.starts_with("64x64") ? "128x128s6c1x2w2pg8" : "64x64s8c1x1w1g8";
@@ -101,14 +101,14 @@ TEST(VerifyDist, ARankWithOtherKernelsIsADifference) {
   const Outcome outcome = tool(kTwo + Words{"--recipe", "rowwise", "--shape", "512x256", "--table",
                                             "one", "--table", "two", "--json"});
   EXPECT_EQ(outcome.code, 3) << outcome.err;
-  const json result = outcome.json();
+  const Json result = outcome.json();
   EXPECT_FALSE(result["ok"].get<bool>());
   EXPECT_FALSE(result["one_table"].get<bool>());
   EXPECT_NE(result["tables"][0], result["tables"][1]);
-  const json& kernels = result["checks"][0];
+  const Json& kernels = result["checks"][0];
   EXPECT_EQ(kernels["check"], "kernels");
   EXPECT_EQ(kernels["different"], 1);
-  const json& lines = result["differences"];
+  const Json& lines = result["differences"];
   ASSERT_EQ(lines.size(), 2U) << lines;
   const std::string line = lines[1];
   EXPECT_TRUE(

@@ -11,7 +11,7 @@
 namespace f8::testing {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using tuning_db::Collective;
 using tuning_db::RankGroup;
 using Words = std::vector<std::string>;
@@ -79,7 +79,7 @@ weight 14336,4096, gathered twice a step
 launch 10 us; NVLink 2 us a step, 200 GB/s; network 8 us a step, 40 GB/s a card
 rows.csv; times within 0 %
 )");
-  const json answer =
+  const Json answer =
       tool_.json({"wire", "predict", "--wire-rows", "rows.csv", "--weight", "4096,4096", "--ranks",
                   "2,64", "--words", "1", "--csv", "predictions.csv"});
   ASSERT_EQ(answer["predictions"].size(), 2U);
@@ -95,7 +95,7 @@ rows.csv; times within 0 %
 }
 
 TEST_F(Wire, BuiltInConstantsSayWhereTheyComeFrom) {
-  const json constants = tool_.json({"wire", "predict"})["constants"];
+  const Json constants = tool_.json({"wire", "predict"})["constants"];
   EXPECT_FALSE(constants["source"].get<std::string>().empty());
   EXPECT_FALSE(constants["date"].get<std::string>().empty());
   EXPECT_GT(constants["error"], 0);
@@ -103,7 +103,7 @@ TEST_F(Wire, BuiltInConstantsSayWhereTheyComeFrom) {
 }
 
 TEST_F(Wire, FitReportsTheErrorOfRowsLeftOutAndWritesTheConstants) {
-  const json fit = tool_.json({"wire", "fit", "--rows", "rows.csv", "--source", "two GPUs",
+  const Json fit = tool_.json({"wire", "fit", "--rows", "rows.csv", "--source", "two GPUs",
                                "--date", "2026-11-23", "-o", "constants.cpp"});
   EXPECT_EQ(fit["rows"], 18);
   EXPECT_EQ(fit["constants"]["nvlink_gb_per_s"], 200);
@@ -159,16 +159,16 @@ from bf16 to fp8 on the wire: predicted for fsdp 16 and tp 1 on 16 hosts, wire t
 }
 
 TEST_F(Wire, FilterSaysWhatIsPredictedInJson) {
-  const json two = tool_.json(filter({"--fsdp", "2"}));
+  const Json two = tool_.json(filter({"--fsdp", "2"}));
   EXPECT_EQ(two["ranks"]["is_prediction"], false);
   EXPECT_EQ(two["ranks"]["hosts"], 1);
-  const json many = tool_.json(filter({"--fsdp", "1024", "--tp", "4", "--network-gbit", "200"}));
+  const Json many = tool_.json(filter({"--fsdp", "1024", "--tp", "4", "--network-gbit", "200"}));
   EXPECT_EQ(many["tp"], 4);
   EXPECT_EQ(many["ranks"]["is_prediction"], true);
   EXPECT_EQ(many["ranks"]["hosts"], 512);
   EXPECT_EQ(many["ranks"]["network_gbit_per_s"], 200);
   EXPECT_EQ(many["ranks"]["source"], "rows.csv");
-  for (const json& d : many["decisions"]) {
+  for (const Json& d : many["decisions"]) {
     ASSERT_TRUE(d.contains("wire")) << d.dump();
     EXPECT_EQ(d["evidence"], "modelled");
     EXPECT_GE(d["wire"]["bf16_us"], d["wire"]["bf16_exposed_us"]);
@@ -176,7 +176,7 @@ TEST_F(Wire, FilterSaysWhatIsPredictedInJson) {
         contains(d["reason"].get<std::string>(), "predicted for fsdp 1024 and tp 4 on 512 hosts"));
   }
   EXPECT_EQ(many["decisions"][0]["out_features"], 1024);
-  const json alone = tool_.json(filter({}));
+  const Json alone = tool_.json(filter({}));
   EXPECT_FALSE(alone.contains("ranks"));
   EXPECT_FALSE(alone["decisions"][0].contains("wire"));
   EXPECT_EQ(two["decisions"][0]["wire"]["compute_speedup"], alone["decisions"][0]["speedup"]);
@@ -192,16 +192,16 @@ TEST_F(Wire, ExplainGivesTheVerdictOfTheFilter) {
   };
   for (const Words& ranks : {Words{"--fsdp", "16", "--hosts", "16"}, Words{"--tp", "4"},
                              Words{"--fsdp", "8", "--tp", "4"}}) {
-    for (const json& decision : tool_.json(filter(ranks))["decisions"]) {
-      const json one = tool_.json(explain(decision["fqn"], ranks));
+    for (const Json& decision : tool_.json(filter(ranks))["decisions"]) {
+      const Json one = tool_.json(explain(decision["fqn"], ranks));
       for (const char* field :
            {"convert", "speedup", "speedup_lo", "speedup_hi", "reason", "wire"}) {
         EXPECT_EQ(one[field], decision[field]) << field << one.dump();
       }
-      EXPECT_EQ(one["flips"], json::array());
+      EXPECT_EQ(one["flips"], Json::array());
     }
   }
-  const json one = tool_.json(explain("layers.0.attention.wk", {"--fsdp", "16", "--hosts", "16"}));
+  const Json one = tool_.json(explain("layers.0.attention.wk", {"--fsdp", "16", "--hosts", "16"}));
   EXPECT_EQ(one["ranks"]["fsdp"], 16);
   EXPECT_EQ(one["convert"], true);
   const std::string text = tool_(explain("output", {"--fsdp", "16", "--hosts", "16"})).out;
@@ -212,10 +212,10 @@ TEST_F(Wire, ExplainGivesTheVerdictOfTheFilter) {
 // A tp that does not suit one layer decides the others.
 TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
   const auto decisions = [&](const char* tp) {
-    std::map<std::string, json> of;
-    const json all = tool_.json(
+    std::map<std::string, Json> of;
+    const Json all = tool_.json(
         {"filter", "--model", "llama3-8b", "--tokens", "2048", "--recipe", "rowwise", "--tp", tp});
-    for (const json& d : all["decisions"]) of[d["fqn"]] = d;
+    for (const Json& d : all["decisions"]) of[d["fqn"]] = d;
     return of;
   };
   auto wide = decisions("128");
@@ -234,7 +234,7 @@ TEST_F(Wire, FilterKeepsTheLayersThatTensorParallelRanksCannotShare) {
   EXPECT_EQ(odd["output"]["out_features"], 42752);
   EXPECT_FALSE(contains(odd["output"]["reason"].get<std::string>(), "does not divide"));
   // What is measured and compiled leaves them out too.
-  const json compiled = tool_.json(
+  const Json compiled = tool_.json(
       {"plan", "--model", "llama3-8b", "--tokens", "2048", "--tp", "3", "--recipe", "rowwise"});
   EXPECT_EQ(compiled["linears"].size(), 1U);
 }

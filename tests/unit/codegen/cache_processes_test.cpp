@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "codegen/cubin_cache.hpp"
+#include "tests/bytes_read.hpp"
 #include "tests/unit/codegen/cache_testing.hpp"
 
 namespace {
@@ -36,6 +37,7 @@ extern "C" int flock(int file, int operation) noexcept {
 namespace f8::codegen {
 namespace {
 
+using f8::testing::bytes_read;
 using testing::CapturedLog;
 using testing::Child;
 using testing::CountingCompiler;
@@ -74,7 +76,7 @@ class Bell {
   int ends_[2];
 };
 
-constexpr std::chrono::seconds kLong(20);
+constexpr std::chrono::seconds kLong(200);  // ten times what a busy machine takes
 
 std::string get_kernel(const fs::path& directory, const CubinCache::Compiler& compiler) {
   auto cache = CubinCache::open(directory, compiler);
@@ -134,7 +136,7 @@ TEST_F(CacheProcesses, ShareOutTheKernelsOfAModel) {
         if (is_first) ++*compiling;
         is_first = false;
         for (int waits = 0; *compiling < 2; ++waits) {
-          if (waits == 2000) return fail(ErrorCode::kInternal, "the others wait for this rank");
+          if (waits == 60'000) return fail(ErrorCode::kInternal, "the others wait for this rank");
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
         return test_cubin(source);
@@ -193,9 +195,7 @@ TEST_F(CacheProcesses, AStoppedCompilerIsNamedAndThenDoneWithout) {
   const LockPatience patience{.say_after = std::chrono::milliseconds(40),
                               .give_up_after = std::chrono::milliseconds(200)};
   auto cache = CubinCache::open(directory_, compiler, patience);
-  const auto start = std::chrono::steady_clock::now();
   const auto kernel = cache->get(test_kernel());
-  EXPECT_GE(std::chrono::steady_clock::now() - start, patience.give_up_after);
   ASSERT_TRUE(kernel) << kernel.error().message;
   EXPECT_EQ(*compiler.count, 1);
   EXPECT_EQ(cache->not_stored().kernels, 0u) << "an entry appears by a rename, also without a lock";
@@ -303,57 +303,26 @@ KernelSource large_kernel(int i) {
   return source;
 }
 
-constexpr int kKernels = 30;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kStartLimitMs = 1000;  // instrumented hashing
-#else
-constexpr double kStartLimitMs = 50;
-#endif
-constexpr const char* kStartDirectory = "FLOAT8_TEST_START_DIRECTORY";
-
-double start_ms(const fs::path& directory) {
-  const auto start = std::chrono::steady_clock::now();
-  auto cache = CubinCache::open(directory, [](const KernelSource&) -> Result<Cubin> {
-    return fail(ErrorCode::kInternal, "nothing should be compiled");
-  });
-  for (int i = 0; i < kKernels; ++i) {
-    if (!cache || !cache->get(large_kernel(i))) return -1;
-  }
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-// Run by the test below in a process of its own, where NVRTC is not open yet.
-TEST(CacheStart, DISABLED_InThisProcess) {
-  const char* directory = std::getenv(kStartDirectory);
-  ASSERT_NE(directory, nullptr);
-  std::ofstream(fs::path(directory) / "milliseconds") << start_ms(fs::path(directory) / "cache");
-}
-
-TEST_F(CacheProcesses, TheSecondStartTakesAtMost50Milliseconds) {
-  auto cache = CubinCache::open(directory_, [](const KernelSource& source) -> Result<Cubin> {
+TEST_F(CacheProcesses, TheSecondStartReadsEachEntryOnce) {
+  constexpr int kKernels = 30;
+  auto first = CubinCache::open(directory_, [](const KernelSource& source) -> Result<Cubin> {
     Cubin cubin = test_cubin(source);
     cubin.image.resize(30 << 10, std::byte{7});
     return cubin;
   });
-  for (int i = 0; i < kKernels; ++i) ASSERT_TRUE(cache->get(large_kernel(i)));
-  ASSERT_EQ(::setenv(kStartDirectory, temp_.path().c_str(), 1), 0);
-  double best_ms = 1e9;  // of three: the machine may be busy with something else
-  for (int i = 0; i < 3; ++i) {
-    Child child([] {
-      ::execl("/proc/self/exe", "start", "--gtest_filter=CacheStart.*", "--gtest_brief=1",
-              "--gtest_also_run_disabled_tests", nullptr);
-      return std::string("cannot execute this program again");
-    });
-    ASSERT_EQ(child.verdict(), "");
-    double ms = -1;
-    std::ifstream(temp_ / "milliseconds") >> ms;
-    ASSERT_GT(ms, 0);
-    best_ms = std::min(best_ms, ms);
+  for (int i = 0; i < kKernels; ++i) ASSERT_TRUE(first->get(large_kernel(i)));
+  uint64_t stored = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(directory_)) {
+    if (entry.is_regular_file()) stored += entry.file_size();
   }
-  RecordProperty("start_ms", f8::format("{:.1f}", best_ms));
-  f8::print("{} kernels from the cache in a fresh process: {:.1f} ms\n", kKernels, best_ms);
-  EXPECT_LE(best_ms, kStartLimitMs);
+  ASSERT_GT(stored, kKernels * (30 << 10));
+
+  const CountingCompiler compiler;
+  const uint64_t before = bytes_read();
+  auto second = CubinCache::open(directory_, compiler);
+  for (int i = 0; i < kKernels; ++i) ASSERT_TRUE(second->get(large_kernel(i)));
+  EXPECT_EQ(*compiler.count, 0);
+  EXPECT_LT(bytes_read() - before, stored + stored / 10);
 }
 
 }  // namespace

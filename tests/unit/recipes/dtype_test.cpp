@@ -10,11 +10,10 @@
 #include <random>
 #include <vector>
 
+#include "tests/unit/recipes/infinities.hpp"
+
 namespace f8 {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Layout {
   Dtype dtype;

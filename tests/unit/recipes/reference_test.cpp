@@ -10,12 +10,11 @@
 #include <utility>
 
 #include "recipes/scale.hpp"
+#include "tests/unit/recipes/infinities.hpp"
 
 namespace f8::reference {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr AmaxOver kAll[] = {AmaxOver::kTensor, AmaxOver::kRow, AmaxOver::kColumn,
                              AmaxOver::kBlock1x128, AmaxOver::kBlock128x128};
 

@@ -7,11 +7,11 @@
 #include <limits>
 #include <random>
 
+#include "tests/unit/recipes/infinities.hpp"
+
 namespace f8 {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr Dtype kFormats[] = {Dtype::kE4m3, Dtype::kE5m2};
 
 bool is_power_of_two(float x) {

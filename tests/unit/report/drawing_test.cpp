@@ -4,18 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tests/unit/report/occurrences.hpp"
 #include "tools/float8-tune/report/figures/cells.hpp"
 #include "tools/float8-tune/report/figures/figure.hpp"
 #include "tools/float8-tune/report/figures/text.hpp"
 
 namespace f8::report {
 namespace {
-
-size_t count(std::string_view text, std::string_view part) {
-  size_t n = 0;
-  for (size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
 
 TEST(Markup, EscapesWhatXmlDoesNotAllow) {
   EXPECT_EQ(escape("<a href=\"x\">&'b'</a>"),
@@ -27,10 +22,10 @@ TEST(Markup, EscapesWhatXmlDoesNotAllow) {
 
 TEST(Markup, ATableHasHeadsForRowsAndColumns) {
   const std::string text = html({.caption = "c<", .columns = {"a", "b"}, .rows = {{"1", "<2>"}}});
-  EXPECT_EQ(count(text, "<th scope=\"col\">"), 2u);
-  EXPECT_EQ(count(text, "<th scope=\"row\">1</th>"), 1u);
-  EXPECT_EQ(count(text, "<td>&lt;2&gt;</td>"), 1u);
-  EXPECT_EQ(count(text, "<caption>c&lt;</caption>"), 1u);
+  EXPECT_EQ(occurrences(text, "<th scope=\"col\">"), 2u);
+  EXPECT_EQ(occurrences(text, "<th scope=\"row\">1</th>"), 1u);
+  EXPECT_EQ(occurrences(text, "<td>&lt;2&gt;</td>"), 1u);
+  EXPECT_EQ(occurrences(text, "<caption>c&lt;</caption>"), 1u);
 }
 
 TEST(Figures, HaveNamesThatNoOtherOneHas) {
@@ -58,14 +53,15 @@ TEST(Figures, AFileHasTheBodyOfThePageAndItsStyle) {
   const std::string page = inline_svg(figure);
   const std::string file = svg_file(figure);
   for (const std::string& text : {page, file}) {
-    EXPECT_EQ(count(text, "<title id=\"k-t\">T&lt;</title><desc id=\"k-d\">D&amp;</desc>"), 1u);
-    EXPECT_EQ(count(text, "role=\"img\""), 1u);
-    EXPECT_EQ(count(text, "aria-labelledby=\"k-t k-d\""), 1u);
-    EXPECT_EQ(count(text, "<path/>"), 1u);
+    EXPECT_EQ(occurrences(text, "<title id=\"k-t\">T&lt;</title><desc id=\"k-d\">D&amp;</desc>"),
+              1u);
+    EXPECT_EQ(occurrences(text, "role=\"img\""), 1u);
+    EXPECT_EQ(occurrences(text, "aria-labelledby=\"k-t k-d\""), 1u);
+    EXPECT_EQ(occurrences(text, "<path/>"), 1u);
   }
-  EXPECT_EQ(count(page, "http"), 0u);
-  EXPECT_EQ(count(file, "<style>"), 1u);
-  EXPECT_EQ(count(file, "var("), 0u);
+  EXPECT_EQ(occurrences(page, "http"), 0u);
+  EXPECT_EQ(occurrences(file, "<style>"), 1u);
+  EXPECT_EQ(occurrences(file, "var("), 0u);
 }
 
 TEST(Axes, EndAtRoundNumbersAroundTheValues) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "tests/unit/report/occurrences.hpp"
 #include "tests/unit/tuning_db/sample.hpp"
 #include "tools/float8-tune/report/figures/kernels.hpp"
 #include "tools/float8-tune/report/figures/model_quality.hpp"
@@ -14,12 +15,6 @@ namespace f8::report {
 namespace {
 
 namespace db = tuning_db;
-
-size_t count(std::string_view text, std::string_view part) {
-  size_t n = 0;
-  for (size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
 
 // A table of linears of one recipe on one device, with these speedups.
 TuningTable table_with(const std::string& recipe, const std::vector<Shape>& shapes,
@@ -85,15 +80,15 @@ TEST(Speedups, TheMapDrawsTheLineOfOneAndTorchaosRule) {
       of(table_with("rowwise", square({1024, 4096}, 8192), small_loses));
   const Figure map = speedup_map(measurements, speedup_grids(measurements).front());
   // The one slow cell has two neighbours; the line is in the legend once more.
-  EXPECT_EQ(count(map.body, "line-one"), 2u + 1u);
+  EXPECT_EQ(occurrences(map.body, "line-one"), 2u + 1u);
   // torchao keeps all but K = N = 4096.
-  EXPECT_EQ(count(map.body, "line-rule"), 2u + 1u);
-  EXPECT_EQ(count(map.body, ">0.90<"), 1u);
-  EXPECT_EQ(count(map.body, ">1.30<"), 3u);
+  EXPECT_EQ(occurrences(map.body, "line-rule"), 2u + 1u);
+  EXPECT_EQ(occurrences(map.body, ">0.90<"), 1u);
+  EXPECT_EQ(occurrences(map.body, ">1.30<"), 3u);
   EXPECT_EQ(map.table.rows.size(), 4u);
   const Measurements delayed = of(table_with("delayed", square({1024, 4096}, 8192), small_loses));
   const Figure without = speedup_map(delayed, speedup_grids(delayed).front());
-  EXPECT_EQ(count(without.body, "line-rule"), 0u);
+  EXPECT_EQ(occurrences(without.body, "line-rule"), 0u);
   EXPECT_NE(without.description.find("torchao has no rule"), std::string::npos);
 }
 
@@ -103,7 +98,7 @@ TEST(Speedups, WhatWasNotMeasuredIsMarkedAsAnEstimate) {
   const Measurements measurements = of(table_with("rowwise", shapes, small_loses));
   const SpeedupGrid grid = speedup_grids(measurements).front();
   EXPECT_EQ(grid.cells[1][1].evidence, Evidence::kInterpolated);
-  EXPECT_EQ(count(speedup_map(measurements, grid).body, ">~"), 1u);
+  EXPECT_EQ(occurrences(speedup_map(measurements, grid).body, ">~"), 1u);
 }
 
 TEST(Speedups, AWideGridKeepsTheSizesWithMostRows) {
@@ -218,7 +213,7 @@ TEST_F(Collected, KernelsAreComparedWithinTheToolchainMeasuredLast) {
   }
   const auto figure = generated_against_library(measurements, 0, "tensorwise", 8192);
   ASSERT_TRUE(figure);
-  EXPECT_EQ(count(figure->body, ">2.22<"), 1u) << "200 over 90 us";
+  EXPECT_EQ(occurrences(figure->body, ">2.22<"), 1u) << "200 over 90 us";
   EXPECT_EQ(figure->table.rows.size(), 3u);
   EXPECT_EQ(measurements.campaigns.size(), 2u);
 }
@@ -289,8 +284,8 @@ TEST(Page, NamesOfDevicesAreEscaped) {
   const Measurements measurements = of(std::move(table));
   Page page{.version = "1", .figures = all_figures(measurements), .model = {}, .recipe = {}};
   const std::string html = page_html(page, measurements);
-  EXPECT_EQ(count(html, "<script>"), 1u) << "its own";
-  EXPECT_GT(count(html, "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;co&quot;"), 1u);
+  EXPECT_EQ(occurrences(html, "<script>"), 1u) << "its own";
+  EXPECT_GT(occurrences(html, "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;co&quot;"), 1u);
 }
 
 TEST(Page, FewRowsGiveAPageWithoutTheFiguresThatTheyDoNotAllow) {

@@ -10,7 +10,7 @@
 namespace f8::runtime::testing {
 namespace {
 
-FakeCublasLt* g_fake = nullptr;
+FakeCublasLt* g_fake_cublaslt = nullptr;
 
 // The contents of the opaque structs here.
 struct Desc {
@@ -46,13 +46,14 @@ void write(Opaque* to, const T& value) {
 }
 
 cublasStatus_t create(cublasLtHandle_t* out) {
-  if (g_fake->create_result != CUBLAS_STATUS_SUCCESS) return g_fake->create_result;
-  ++g_fake->handles;
+  if (g_fake_cublaslt->create_result != CUBLAS_STATUS_SUCCESS)
+    return g_fake_cublaslt->create_result;
+  ++g_fake_cublaslt->handles;
   *out = reinterpret_cast<cublasLtHandle_t>(uintptr_t{1});
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t destroy(cublasLtHandle_t) {
-  --g_fake->handles;
+  --g_fake_cublaslt->handles;
   return CUBLAS_STATUS_SUCCESS;
 }
 size_t get_version() {
@@ -119,7 +120,7 @@ cublasStatus_t preference_set(cublasLtMatmulPreference_t,
                               cublasLtMatmulPreferenceAttributes_t which, const void* value,
                               size_t) {
   if (which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
-    std::memcpy(&g_fake->asked_workspace, value, sizeof g_fake->asked_workspace);
+    std::memcpy(&g_fake_cublaslt->asked_workspace, value, sizeof g_fake_cublaslt->asked_workspace);
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -144,16 +145,17 @@ cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMa
                          cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
                          cublasLtMatmulPreference_t, int most, cublasLtMatmulHeuristicResult_t* out,
                          int* count) {
-  g_fake->asked_heuristics = most;
-  if (g_fake->heuristic_result != CUBLAS_STATUS_SUCCESS) return g_fake->heuristic_result;
+  g_fake_cublaslt->asked_heuristics = most;
+  if (g_fake_cublaslt->heuristic_result != CUBLAS_STATUS_SUCCESS)
+    return g_fake_cublaslt->heuristic_result;
   if (!supported(read<Desc>(desc), read<Layout>(a), read<Layout>(b), read<Layout>(d))) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
-  *count = std::min(most, g_fake->offers);
+  *count = std::min(most, g_fake_cublaslt->offers);
   for (int i = 0; i < *count; ++i) {
     out[i] = {};
     write(&out[i].algo, Algo{i});
-    out[i].workspaceSize = g_fake->workspace_bytes;
+    out[i].workspaceSize = g_fake_cublaslt->workspace_bytes;
     out[i].state = CUBLAS_STATUS_SUCCESS;
   }
   return CUBLAS_STATUS_SUCCESS;
@@ -162,10 +164,12 @@ cublasStatus_t heuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMa
 cublasStatus_t algo_get(const cublasLtMatmulAlgo_t* algo,
                         cublasLtMatmulAlgoConfigAttributes_t which, void* value, size_t bytes,
                         size_t* written) {
-  if (g_fake->attribute_result != CUBLAS_STATUS_SUCCESS) return g_fake->attribute_result;
+  if (g_fake_cublaslt->attribute_result != CUBLAS_STATUS_SUCCESS)
+    return g_fake_cublaslt->attribute_result;
   const auto index = static_cast<size_t>(read<Algo>(algo).index);
-  const FakeCublasLt::Attributes of =
-      index < g_fake->attributes.size() ? g_fake->attributes[index] : FakeCublasLt::Attributes{};
+  const FakeCublasLt::Attributes of = index < g_fake_cublaslt->attributes.size()
+                                          ? g_fake_cublaslt->attributes[index]
+                                          : FakeCublasLt::Attributes{};
   const auto give = [&](auto field) {
     if (bytes != sizeof field) return CUBLAS_STATUS_INVALID_VALUE;
     std::memcpy(value, &field, bytes);
@@ -214,9 +218,10 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
                       cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t opaque_d,
                       const cublasLtMatmulAlgo_t* algo, void*, size_t workspace_bytes,
                       cudaStream_t) {
-  if (g_fake->matmul_result != CUBLAS_STATUS_SUCCESS) return g_fake->matmul_result;
-  if (!g_fake->computes) {
-    ++g_fake->matmuls;
+  if (g_fake_cublaslt->matmul_result != CUBLAS_STATUS_SUCCESS)
+    return g_fake_cublaslt->matmul_result;
+  if (!g_fake_cublaslt->computes) {
+    ++g_fake_cublaslt->matmuls;
     return CUBLAS_STATUS_SUCCESS;
   }
   const Desc desc = read<Desc>(opaque);
@@ -234,10 +239,10 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
       !supported(desc, la, lb, ld)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  ++g_fake->matmuls;
-  g_fake->last_algo = read<Algo>(algo).index;
-  g_fake->last_fast = desc.fast != 0;
-  g_fake->last_workspace_bytes = workspace_bytes;
+  ++g_fake_cublaslt->matmuls;
+  g_fake_cublaslt->last_algo = read<Algo>(algo).index;
+  g_fake_cublaslt->last_fast = desc.fast != 0;
+  g_fake_cublaslt->last_workspace_bytes = workspace_bytes;
   const auto scale = [](const float* values, int32_t mode, uint64_t i) {
     if (values == nullptr) return 1.0F;
     return values[mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F ? i : 0];
@@ -265,8 +270,8 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t opaque, const void*
 }  // namespace
 
 FakeCublasLt::FakeCublasLt() {
-  EXPECT_EQ(g_fake, nullptr) << "one fake at a time";
-  g_fake = this;
+  EXPECT_EQ(g_fake_cublaslt, nullptr) << "one fake at a time";
+  g_fake_cublaslt = this;
   table_.create = create;
   table_.destroy = destroy;
   table_.get_version = get_version;
@@ -284,7 +289,7 @@ FakeCublasLt::FakeCublasLt() {
 
 FakeCublasLt::~FakeCublasLt() {
   set_cublaslt_for_testing(nullptr);
-  g_fake = nullptr;
+  g_fake_cublaslt = nullptr;
 }
 
 }  // namespace f8::runtime::testing

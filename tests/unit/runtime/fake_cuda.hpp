@@ -17,6 +17,13 @@
 
 namespace f8::runtime::testing {
 
+[[nodiscard]] inline bool says(std::string_view message, std::string_view part) {
+  return message.find(part) != std::string_view::npos;
+}
+[[nodiscard]] inline bool says(const Error& error, std::string_view part) {
+  return says(error.message, part);
+}
+
 struct FakeLaunch : emulation::Launch {
   std::string_view kernel;  // the spec's key; good for as long as the fake, whatever is unloaded
   CUstream stream = nullptr;

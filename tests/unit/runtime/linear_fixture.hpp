@@ -18,10 +18,6 @@ using reference::Matrix;
 inline constexpr uint8_t kPoison = 0xff;
 inline constexpr size_t kGuard = 4096;  // a tensor put at another's end reaches no third one
 
-[[nodiscard]] inline bool says(const Error& error, std::string_view part) {
-  return error.message.find(part) != std::string::npos;
-}
-
 // 16-byte aligned bytes, poisoned, with a guard behind them.
 class Buffer {
  public:
@@ -57,6 +53,10 @@ class Buffer {
   size_t bytes_;
   std::vector<uint8_t> data_;
 };
+
+[[nodiscard]] inline std::vector<uint8_t> bytes(Buffer& buffer) {
+  return {buffer.data(), buffer.data() + buffer.bytes()};
+}
 
 // Tensors of one call and a plan for them, their rows `gap` elements more apart than long. Where
 // the recipe has delayed scaling there is a state, and calls start as a first step does.

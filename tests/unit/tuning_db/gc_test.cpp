@@ -18,8 +18,7 @@
 namespace f8::tuning_db {
 namespace {
 
-using std::chrono::hours;
-constexpr hours kDay{24};
+constexpr std::chrono::hours kDay{24};
 
 std::map<std::string, int64_t> counts_of(const GcReport& report) {
   std::map<std::string, int64_t> counts;

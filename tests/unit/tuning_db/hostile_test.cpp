@@ -70,9 +70,7 @@ TEST_F(HostileTest, FilesAndSchemasAreRefusedWhenOpened) {
     SCOPED_TRACE(hostile.name);
     make(hostile);
     for (const OpenMode mode : {OpenMode::kReadOnly, OpenMode::kReadWrite, OpenMode::kCreate}) {
-      const auto begin = std::chrono::steady_clock::now();
       expect_refused(Database::open(path_, mode), "open");
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
     }
     remove();
   }

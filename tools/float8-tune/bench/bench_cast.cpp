@@ -5,7 +5,7 @@
 namespace f8::cli {
 namespace {
 
-constexpr std::array<std::string_view, 13> kColumns = {
+constexpr std::array<std::string_view, 13> kCastColumns = {
     "recipe",   "weights", "bytes",      "cast",       "us",    "us_lo", "us_hi",
     "gb_per_s", "of_copy", "of_copy_lo", "of_copy_hi", "state", "reason"};
 
@@ -81,7 +81,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::CastBench& bench, const Recipe&
     const auto us = [&](double tuning_db::Timing::*ns) {
       return timing ? csv_number((*timing).*ns / 1e3) : "";
     };
-    F8_TRY(csv.add(std::array<std::string, kColumns.size()>{
+    F8_TRY(csv.add(std::array<std::string, kCastColumns.size()>{
         recipe.name, std::to_string(weights), csv_number(bytes_of(bench, row)), name_of(row),
         us(&tuning_db::Timing::median_ns), us(&tuning_db::Timing::ci_lo_ns),
         us(&tuning_db::Timing::ci_hi_ns),
@@ -99,7 +99,7 @@ Result<int> bench_casts(const BenchOptions& options, const std::string& list,
                         const Global& global) {
   const auto weights = F8_TRY(of_option("--list", tuner::parse_weight_list(list)));
   const std::vector<Recipe> recipes = F8_TRY(recipes_of(options));
-  BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
+  BenchMachine machine = F8_TRY(open_bench(options, global, kCastColumns));
   Json results = Json::array();
   std::string text;
   bool bad = false;

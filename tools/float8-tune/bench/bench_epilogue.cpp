@@ -6,17 +6,17 @@
 namespace f8::cli {
 namespace {
 
-struct Options : MatmulOptions {
+struct EpilogueOptions : MatmulOptions {
   std::string type = "bf16";
   std::string epilogues = "bias,amax,bias+amax,add";
 };
 
-constexpr std::array<std::string_view, 12> kColumns = {
+constexpr std::array<std::string_view, 12> kEpilogueColumns = {
     "problem",       "m",      "n",  "k",          "recipe",
     "epilogue",      "config", "us", "over_plain", "over_plain_lo",
     "over_plain_hi", "state"};
 
-Result<std::vector<tuner::Epilogue>> epilogues_of(const Options& options) {
+Result<std::vector<tuner::Epilogue>> epilogues_of(const EpilogueOptions& options) {
   std::vector<tuner::Epilogue> epilogues;
   for (const std::string& item : items_of(options.epilogues)) {
     epilogues.push_back(F8_TRY(of_option("--epilogue", tuner::parse_epilogue(item))));
@@ -24,7 +24,7 @@ Result<std::vector<tuner::Epilogue>> epilogues_of(const Options& options) {
   return epilogues;
 }
 
-Result<Dtype> type_of(const Options& options) {
+Result<Dtype> type_of(const EpilogueOptions& options) {
   const Dtype type = F8_TRY(of_option("--type", parse_dtype(options.type)));
   if (is_fp8(type)) {
     return fail(ErrorCode::kInvalidArgument, "--type {}: a result is bf16, f16 or f32",
@@ -50,7 +50,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::EpilogueBench& bench,
   const Shape s = bench.problem.shape;
   const tuner::BenchRow& row = bench.rows[cost.row];
   const auto& over = cost.over_plain;
-  return csv.add(std::array<std::string, kColumns.size()>{
+  return csv.add(std::array<std::string, kEpilogueColumns.size()>{
       bench.problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k),
       bench.problem.recipe, to_string(cost.epilogue), row.candidate.config,
       csv_number(row.result.timing->median_ns / 1e3), over ? csv_number(over->ratio) : "",
@@ -81,12 +81,12 @@ std::string text_of(const tuner::EpilogueBench& bench, bool color) {
   return f8::format("{}\n{}{}", bench.problem.key(), table.text(color), failed_text(bench.failed));
 }
 
-Result<int> bench_epilogue(const Options& options, const Global& global) {
+Result<int> bench_epilogue(const EpilogueOptions& options, const Global& global) {
   const BenchWork work = F8_TRY(work_of(options));
   const Op op = F8_TRY(op_of(options));
   const Dtype type = F8_TRY(type_of(options));
   const std::vector<tuner::Epilogue> epilogues = F8_TRY(epilogues_of(options));
-  BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
+  BenchMachine machine = F8_TRY(open_bench(options, global, kEpilogueColumns));
   Json results = Json::array();
   std::string text;
   bool bad = false;
@@ -127,7 +127,7 @@ Result<int> bench_epilogue(const Options& options, const Global& global) {
 }  // namespace
 
 void add_bench_epilogue(CLI::App& group, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EpilogueOptions>();
   CLI::App* command = add_command(
       group, program, "epilogue", "what a bias, an amax and an addition cost a matmul", Needs::kGpu,
       [options, &program] { return bench_epilogue(*options, program.global); });

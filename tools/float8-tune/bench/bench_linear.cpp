@@ -7,32 +7,32 @@
 namespace f8::cli {
 namespace {
 
-struct Options : BenchOptions {
+struct LinearBenchOptions : BenchOptions {
   bool no_tune = false;
   std::optional<std::string> list;  // the weights of bench cast
 };
 
-constexpr std::array<std::string_view, 21> kColumns = {"problem",
-                                                       "m",
-                                                       "n",
-                                                       "k",
-                                                       "recipe",
-                                                       "fp8_us",
-                                                       "fp8_lo",
-                                                       "fp8_hi",
-                                                       "bf16_us",
-                                                       "bf16_lo",
-                                                       "bf16_hi",
-                                                       "speedup",
-                                                       "speedup_lo",
-                                                       "speedup_hi",
-                                                       "state",
-                                                       "fp8_kernels",
-                                                       "bf16_kernels",
-                                                       "linears_searched",
-                                                       "untuned_over_fastest",
-                                                       "untuned_lo",
-                                                       "untuned_hi"};
+constexpr std::array<std::string_view, 21> kLinearColumns = {"problem",
+                                                             "m",
+                                                             "n",
+                                                             "k",
+                                                             "recipe",
+                                                             "fp8_us",
+                                                             "fp8_lo",
+                                                             "fp8_hi",
+                                                             "bf16_us",
+                                                             "bf16_lo",
+                                                             "bf16_hi",
+                                                             "speedup",
+                                                             "speedup_lo",
+                                                             "speedup_hi",
+                                                             "state",
+                                                             "fp8_kernels",
+                                                             "bf16_kernels",
+                                                             "linears_searched",
+                                                             "untuned_over_fastest",
+                                                             "untuned_lo",
+                                                             "untuned_hi"};
 
 Json to_json(const tuner::LinearBench& bench) {
   const Shape shape = bench.problem.shape;
@@ -112,7 +112,7 @@ Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
   const auto& ratio = bench.float8.ratio;
   const auto& untuned = bench.untuned;
   using Timing = tuning_db::Timing;
-  return csv.add(std::array<std::string, kColumns.size()>{
+  return csv.add(std::array<std::string, kLinearColumns.size()>{
       bench.problem.key(),
       std::to_string(s.m),
       std::to_string(s.n),
@@ -136,11 +136,11 @@ Status add_csv(tuner::CsvFile& csv, const tuner::LinearBench& bench) {
       untuned ? csv_number(untuned->ci.hi) : ""});
 }
 
-Result<int> bench_linear(const Options& options, const Global& global, bool casts) {
+Result<int> bench_linear(const LinearBenchOptions& options, const Global& global, bool casts) {
   const BenchWork work = F8_TRY(work_of(options));
   const Databases databases = F8_TRY(open_databases(global));
   TuningTable tuned = F8_TRY(merged_table(databases));
-  BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
+  BenchMachine machine = F8_TRY(open_bench(options, global, kLinearColumns));
   machine.backend->context()->set_table(std::move(tuned));
   Json results = Json::array();
   std::string text;
@@ -198,7 +198,7 @@ Result<int> bench_linear(const Options& options, const Global& global, bool cast
 }  // namespace
 
 void add_bench_linear(CLI::App& group, Program& program) {
-  auto linear = std::make_shared<Options>();
+  auto linear = std::make_shared<LinearBenchOptions>();
   CLI::App* command =
       add_command(group, program, "linear", "forward and backward against bf16", Needs::kGpu,
                   [linear, &program] { return bench_linear(*linear, program.global, false); });
@@ -210,7 +210,7 @@ void add_bench_linear(CLI::App& group, Program& program) {
   command->add_flag("--reuse-weights", linear->measuring.reuse_weights,
                     "gradient accumulation: the weight's fp8 copies are made once, not timed");
 
-  auto cast = std::make_shared<Options>();
+  auto cast = std::make_shared<LinearBenchOptions>();
   command = add_command(group, program, "cast",
                         "amax and cast kernels, of a linear or a list of weights, and a copy",
                         Needs::kGpu, [cast, &program] {

@@ -7,29 +7,29 @@
 namespace f8::cli {
 namespace {
 
-struct Options : MatmulOptions {
+struct MatmulBenchOptions : MatmulOptions {
   std::string config;
 };
 
-constexpr std::array<std::string_view, 19> kColumns = {"problem",
-                                                       "m",
-                                                       "n",
-                                                       "k",
-                                                       "recipe",
-                                                       "op",
-                                                       "accumulation",
-                                                       "role",
-                                                       "impl",
-                                                       "config",
-                                                       "us",
-                                                       "us_lo",
-                                                       "us_hi",
-                                                       "tflops",
-                                                       "ratio_to_cublaslt_best",
-                                                       "ratio_lo",
-                                                       "ratio_hi",
-                                                       "state",
-                                                       "reason"};
+constexpr std::array<std::string_view, 19> kMatmulColumns = {"problem",
+                                                             "m",
+                                                             "n",
+                                                             "k",
+                                                             "recipe",
+                                                             "op",
+                                                             "accumulation",
+                                                             "role",
+                                                             "impl",
+                                                             "config",
+                                                             "us",
+                                                             "us_lo",
+                                                             "us_hi",
+                                                             "tflops",
+                                                             "ratio_to_cublaslt_best",
+                                                             "ratio_lo",
+                                                             "ratio_hi",
+                                                             "state",
+                                                             "reason"};
 
 void add_timing(Json& row, const tuning_db::TrialResult& result) {
   row["state"] = tuning_db::to_string(result.state);
@@ -65,7 +65,7 @@ Status add_csv(tuner::CsvFile& csv, const Problem& problem, const tuner::BenchRo
   const auto time = [&](double tuning_db::Timing::*ns) {
     return timing ? csv_number((*timing).*ns / 1e3) : "";
   };
-  return csv.add(std::array<std::string, kColumns.size()>{
+  return csv.add(std::array<std::string, kMatmulColumns.size()>{
       problem.key(), std::to_string(s.m), std::to_string(s.n), std::to_string(s.k), problem.recipe,
       std::string(to_string(problem.op)), problem.fast ? "fast" : "precise",
       f8::format("{}", fmt::join(kernel.roles, "; ")), impl_text(kernel.candidate),
@@ -111,14 +111,14 @@ struct ShapeSweep {
   int failed = 0;
 };
 
-Result<int> bench_matmul(const Options& options, const Global& global) {
+Result<int> bench_matmul(const MatmulBenchOptions& options, const Global& global) {
   const BenchWork work = F8_TRY(work_of(options));
   const Op op = F8_TRY(op_of(options));
   std::optional<codegen::GemmConfig> config;
   if (!options.config.empty()) {
     config = F8_TRY(of_option("--config", parse_config(options.config)));
   }
-  BenchMachine machine = F8_TRY(open_bench(options, global, kColumns));
+  BenchMachine machine = F8_TRY(open_bench(options, global, kMatmulColumns));
   Json results = Json::array();
   Json summaries = Json::array();
   std::string text;
@@ -186,7 +186,7 @@ Result<int> bench_matmul(const Options& options, const Global& global) {
 }  // namespace
 
 void add_bench_matmul(CLI::App& group, Program& program) {
-  auto matmul = std::make_shared<Options>();
+  auto matmul = std::make_shared<MatmulBenchOptions>();
   CLI::App* command =
       add_command(group, program, "matmul", "scaled matmuls against cuBLASLt", Needs::kGpu,
                   [matmul, &program] { return bench_matmul(*matmul, program.global); });

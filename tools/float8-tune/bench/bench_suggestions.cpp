@@ -7,11 +7,11 @@
 namespace f8::cli {
 namespace {
 
-struct Options : BenchOptions {
+struct SuggestionBenchOptions : BenchOptions {
   std::string type = "bf16";
 };
 
-Result<Dtype> type_of(const Options& options) {
+Result<Dtype> gradient_type(const SuggestionBenchOptions& options) {
   const Dtype type = F8_TRY(of_option("--type", parse_dtype(options.type)));
   if (type != Dtype::kBf16 && type != Dtype::kF32) {
     return fail(ErrorCode::kInvalidArgument, "--type {}: the gradient is in bf16 or f32",
@@ -104,9 +104,9 @@ Status add_csv(tuner::CsvFile& csv, const tuner::SuggestionBench& bench,
   return {};
 }
 
-Result<int> bench_suggestions(const Options& options, const Global& global) {
+Result<int> bench_suggestions(const SuggestionBenchOptions& options, const Global& global) {
   const BenchWork work = F8_TRY(work_of(options));
-  const Dtype type = F8_TRY(type_of(options));
+  const Dtype type = F8_TRY(gradient_type(options));
   const Recipe recipe = F8_TRY(recipe_of("rowwise_with_gw_hp"));
   BenchMachine machine = F8_TRY(open_bench(options, global, tuner::kSuggestionColumns));
   Json results = Json::array();
@@ -139,7 +139,7 @@ Result<int> bench_suggestions(const Options& options, const Global& global) {
 }  // namespace
 
 void add_bench_suggestions(CLI::App& group, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SuggestionBenchOptions>();
   CLI::App* command = add_command(
       group, program, "suggestions", "all of cuBLASLt's suggestions for a weight gradient in bf16",
       Needs::kGpu, [options, &program] { return bench_suggestions(*options, program.global); });

@@ -14,7 +14,7 @@ namespace {
 using tuner::MeasuredGemm;
 using tuner::Regret;
 
-struct Options {
+struct CostModelOptions {
   std::string train = "builtin";
   std::string test;
   std::filesystem::path output;
@@ -34,7 +34,7 @@ std::vector<MeasuredGemm> unseen(const std::vector<MeasuredGemm>& test,
   return kept;
 }
 
-class Report {
+class CostModelReport {
  public:
   void add(const std::string& what, const Regret& regret) {
     json_[what] = {{"products", regret.gemms},
@@ -86,9 +86,9 @@ Result<int> show_fit(const Json& regret, const Table& table, const runtime::Cost
   return kExitOk;
 }
 
-Result<int> score(const Options& options, const Global& global) {
+Result<int> score(const CostModelOptions& options, const Global& global) {
   const auto train = F8_TRY(gemms_of("--train", options.train));
-  Report report;
+  CostModelReport report;
   const runtime::CostModel& model = runtime::CostModel::fitted();
   report.add("fitted to", tuner::regret(train, model));
   report.add("and rows of other layers", tuner::regret_with_neighbours(train, train, model));
@@ -102,7 +102,7 @@ Result<int> score(const Options& options, const Global& global) {
   return kExitOk;
 }
 
-Result<int> fit(const Options& options, const Global& global) {
+Result<int> fit(const CostModelOptions& options, const Global& global) {
   F8_TRY(check_output(global, "-o", options.output));
   const auto train = F8_TRY(gemms_of("--train", options.train));
   std::vector<MeasuredGemm> test;
@@ -110,7 +110,7 @@ Result<int> fit(const Options& options, const Global& global) {
     test = unseen(F8_TRY(gemms_of("--test", options.test)), train);
   }
   const runtime::CostModel& start = runtime::CostModel::fitted();
-  Report report;
+  CostModelReport report;
   report.add("before", tuner::regret(train, start));
   const runtime::CostModel model = tuner::fit(train, start);
   report.add("fitted", tuner::regret(train, model));
@@ -183,7 +183,7 @@ Result<int> fit_suggestions(const SuggestionOptions& options, const Global& glob
   return show_fit(json, table, model, options.output, global);
 }
 
-void declare(CLI::App& command, Options& options) {
+void declare(CLI::App& command, CostModelOptions& options) {
   refuse_db(command, "cost-model reads the databases that --train and --test name");
   command
       .add_option("--train", options.train,
@@ -202,11 +202,11 @@ void add_cost_model(CLI::App& app, Program& program) {
   CLI::App* group =
       add_group(app, "cost-model",
                 "the model that chooses kernels where nothing was measured: score and fit");
-  auto scored = std::make_shared<Options>();
+  auto scored = std::make_shared<CostModelOptions>();
   declare(*add_command(*group, program, "score", "how much slower its choices are", Needs::kNothing,
                        [scored, &program] { return score(*scored, program.global); }),
           *scored);
-  auto fitted = std::make_shared<Options>();
+  auto fitted = std::make_shared<CostModelOptions>();
   CLI::App* command =
       add_command(*group, program, "fit", "fit its constants to measurements", Needs::kNothing,
                   [fitted, &program] { return fit(*fitted, program.global); });

@@ -20,7 +20,7 @@ namespace {
 using tuner::ExhaustiveGemm;
 using tuner::Strategy;
 
-struct Options {
+struct ReplayOptions {
   std::string sets;
   std::string strategies = "untuned,race,auto,topk,halving,exhaustive";
   std::string recipes;
@@ -54,7 +54,7 @@ struct Group {
 };
 constexpr const char* kAllRecipes = "all";
 
-Result<std::vector<Strategy>> strategies_of(const Options& options) {
+Result<std::vector<Strategy>> strategies_of(const ReplayOptions& options) {
   std::vector<Strategy> strategies;
   for (const std::string& name : items_of(options.strategies)) {
     strategies.push_back(
@@ -70,12 +70,12 @@ Result<std::vector<Strategy>> strategies_of(const Options& options) {
   return strategies;
 }
 
-std::string recipe_of(const ExhaustiveGemm& gemm) {
+std::string measured_recipe(const ExhaustiveGemm& gemm) {
   const auto problem = Problem::parse(gemm.measured.problem);
   return problem ? problem->recipe : "";
 }
 
-Result<tuner::ExhaustiveSet> set_of(const Options& options) {
+Result<tuner::ExhaustiveSet> set_of(const ReplayOptions& options) {
   if (options.sets.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 "no set: give --set the files of `float8-tune sweep --exhaustive`, databases or "
@@ -93,7 +93,7 @@ Result<tuner::ExhaustiveSet> set_of(const Options& options) {
   if (options.recipes.empty()) return set;
   const auto recipes = F8_TRY(recipes_of(options.recipes));
   std::erase_if(set.gemms, [&](const ExhaustiveGemm& gemm) {
-    return std::ranges::find(recipes, recipe_of(gemm)) == recipes.end();
+    return std::ranges::find(recipes, measured_recipe(gemm)) == recipes.end();
   });
   if (set.gemms.empty()) {
     return fail(ErrorCode::kInvalidArgument,
@@ -104,8 +104,8 @@ Result<tuner::ExhaustiveSet> set_of(const Options& options) {
   return set;
 }
 
-Result<std::map<Group, Scores>> replay(const tuner::ExhaustiveSet& set, const Strategy& strategy,
-                                       int64_t seeds) {
+Result<std::map<Group, Scores>> scores_of(const tuner::ExhaustiveSet& set, const Strategy& strategy,
+                                          int64_t seeds) {
   std::map<Group, Scores> all;
   for (size_t i = 0; i < set.gemms.size(); ++i) {
     const ExhaustiveGemm& gemm = set.gemms[i];
@@ -120,13 +120,13 @@ Result<std::map<Group, Scores>> replay(const tuner::ExhaustiveSet& set, const St
       scores.candidates += static_cast<double>(searched.candidates) / static_cast<double>(seeds);
     }
     const std::string& device = gemm.measured.device_class.name;
-    all[{device, recipe_of(gemm)}].add(scores);
+    all[{device, measured_recipe(gemm)}].add(scores);
     all[{device, kAllRecipes}].add(scores);
   }
   return all;
 }
 
-class Report {
+class ReplayReport {
  public:
   void add(const std::string& strategy, const Group& group, const Scores& scores,
            double exhaustive_s) {
@@ -180,7 +180,7 @@ class Report {
                 {"times less than exhaustive"}}};
 };
 
-Result<int> run(const Options& options, const Global& global) {
+Result<int> replay(const ReplayOptions& options, const Global& global) {
   const std::vector<Strategy> strategies = F8_TRY(strategies_of(options));
   const tuner::ExhaustiveSet set = F8_TRY(set_of(options));
   const Strategy exhaustive = F8_TRY(tuner::find_strategy("exhaustive", options.measuring));
@@ -188,14 +188,14 @@ Result<int> run(const Options& options, const Global& global) {
   Progress progress(global);
   for (const Strategy& strategy : strategies) {
     progress.update(f8::format("replaying {} on {} GEMMs", strategy.name, set.gemms.size()));
-    scores.push_back(F8_TRY(replay(set, strategy, options.seeds)));
+    scores.push_back(F8_TRY(scores_of(set, strategy, options.seeds)));
   }
   const auto known = std::ranges::find(strategies, exhaustive.name, &Strategy::name);
   const std::map<Group, Scores> all = known == strategies.end()
-                                          ? F8_TRY(replay(set, exhaustive, 1))
+                                          ? F8_TRY(scores_of(set, exhaustive, 1))
                                           : scores[static_cast<size_t>(known - strategies.begin())];
   progress.clear();
-  Report report;
+  ReplayReport report;
   for (const auto& [group, of_exhaustive] : all) {
     for (size_t i = 0; i < strategies.size(); ++i) {
       report.add(strategies[i].name, group, scores[i].at(group), of_exhaustive.gpu_s);
@@ -208,11 +208,11 @@ Result<int> run(const Options& options, const Global& global) {
 }  // namespace
 
 void add_replay(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command =
-      add_command(app, program, "replay",
-                  "what strategies of searching choose and cost, on the times of exhaustive sweeps",
-                  Needs::kNothing, [options, &program] { return run(*options, program.global); });
+  auto options = std::make_shared<ReplayOptions>();
+  CLI::App* command = add_command(
+      app, program, "replay",
+      "what strategies of searching choose and cost, on the times of exhaustive sweeps",
+      Needs::kNothing, [options, &program] { return replay(*options, program.global); });
   refuse_db(*command, "replay reads the exhaustive sweeps that --set names");
   command
       ->add_option(

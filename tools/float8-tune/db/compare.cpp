@@ -40,7 +40,7 @@ struct SideOptions {
   }
 };
 
-struct Options {
+struct CompareCommandOptions {
   SideOptions a, b;
   std::string recipe;
   std::string op;
@@ -59,7 +59,7 @@ struct Side {
 };
 
 // The rows that the options leave, of which there must be some.
-Result<Side> load_side(const SideOptions& side, const Options& options, char letter) {
+Result<Side> load_side(const SideOptions& side, const CompareCommandOptions& options, char letter) {
   const Database database = F8_TRY(open_named_database(side.file));
   Side loaded{side.name(), F8_TRY(database.timed()), F8_TRY(database.methods())};
   if (loaded.rows.empty()) {
@@ -82,7 +82,7 @@ Result<Side> load_side(const SideOptions& side, const Options& options, char let
   return loaded;
 }
 
-Status check_sides(const Options& options) {
+Status check_sides(const CompareCommandOptions& options) {
   std::error_code error;
   const bool same =
       options.a.file == options.b.file || fs::equivalent(options.a.file, options.b.file, error);
@@ -145,7 +145,7 @@ bool is_undecided(const CompareResult& result) {
   return result.count(Outcome::kAmbiguous) == result.compared.size();
 }
 
-Json to_json(const CompareResult& result, const Options& options) {
+Json to_json(const CompareResult& result, const CompareCommandOptions& options) {
   Json json = {{"a", options.a.file.string()},
                {"b", options.b.file.string()},
                {"a_name", options.a.name()},
@@ -191,8 +191,8 @@ std::string shown(const TrialRow& row, Quantity quantity) {
                                      : f8::format("{:.3f}", row.result.ratio->ratio);
 }
 
-void print_text(const CompareResult& result, const Options& options, Quantity quantity,
-                bool color) {
+void print_text(const CompareResult& result, const CompareCommandOptions& options,
+                Quantity quantity, bool color) {
   using enum Table::Align;
   const char* unit = quantity == Quantity::kTime ? "us" : "speedup";
   Table table({{"problem", kLeft},
@@ -248,7 +248,8 @@ Status write_csv(const fs::path& path, const CompareResult& result, Quantity qua
   return {};
 }
 
-int verdict_of(const CompareResult& result, const Options& options, const Global& global) {
+int verdict_of(const CompareResult& result, const CompareCommandOptions& options,
+               const Global& global) {
   if (result.count(Outcome::kSlower) > 0) return kExitRegression;
   if (!options.strict || !is_undecided(result)) return kExitOk;
   note(
@@ -259,7 +260,7 @@ int verdict_of(const CompareResult& result, const Options& options, const Global
   return kExitRegression;
 }
 
-Result<int> compare(const Options& options, const Global& global) {
+Result<int> compare(const CompareCommandOptions& options, const Global& global) {
   if (!options.op.empty()) F8_TRY(of_option("--op", parse_op(options.op)));
   if (!options.recipe.empty()) F8_TRY(recipe_of(options.recipe));
   F8_TRY(check_output(global, "--csv", options.csv));
@@ -299,7 +300,7 @@ void add_side(CLI::App& command, SideOptions& side, const std::string& letter) {
 }  // namespace
 
 void add_compare(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompareCommandOptions>();
   CLI::App* command = add_command(
       app, program, "compare", "is B faster than A, problem by problem? exit code 3 if slower",
       Needs::kNothing, [options, &program] { return compare(*options, program.global); });

@@ -13,7 +13,7 @@ namespace {
 using tuning_db::DiffRecord;
 using tuning_db::KindDiff;
 
-struct Options {
+struct DbDiffOptions {
   std::filesystem::path a, b;
   int64_t limit = 5;
 };
@@ -26,7 +26,7 @@ Json records_json(const std::vector<DiffRecord>& records) {
   return json;
 }
 
-Json to_json(const std::vector<KindDiff>& kinds, const Options& options) {
+Json to_json(const std::vector<KindDiff>& kinds, const DbDiffOptions& options) {
   Json json = {
       {"a", options.a.string()}, {"b", options.b.string()}, {"equal", true}, {"kinds", {}}};
   for (const KindDiff& kind : kinds) {
@@ -53,7 +53,7 @@ void print_records(const std::string& title, const std::vector<DiffRecord>& reco
   }
 }
 
-void print_text(const std::vector<KindDiff>& kinds, const Options& options, bool color) {
+void print_text(const std::vector<KindDiff>& kinds, const DbDiffOptions& options, bool color) {
   Table table({{"kind", Table::Align::kLeft},
                {"in A"},
                {"in B"},
@@ -75,7 +75,7 @@ void print_text(const std::vector<KindDiff>& kinds, const Options& options, bool
   }
 }
 
-Result<int> diff(const Options& options, const Global& global) {
+Result<int> diff(const DbDiffOptions& options, const Global& global) {
   const auto a = F8_TRY(open_named_database(options.a));
   const auto b = F8_TRY(open_named_database(options.b));
   const std::vector<KindDiff> kinds = F8_TRY(tuning_db::diff(a, b));
@@ -90,7 +90,7 @@ Result<int> diff(const Options& options, const Global& global) {
 }  // namespace
 
 void add_db_diff(CLI::App& group, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DbDiffOptions>();
   CLI::App* command =
       add_command(group, program, "diff", "what one database has and another has not",
                   Needs::kNothing, [options, &program] { return diff(*options, program.global); });

@@ -15,7 +15,7 @@ namespace {
 using tuning_db::GcOptions;
 using tuning_db::GcReport;
 
-struct Options {
+struct DbGcOptions {
   int64_t toolchains_but = 0;  // 0: not asked
   std::string older_than;
   bool include_current = false;
@@ -36,7 +36,7 @@ Result<std::chrono::seconds> parse_age(std::string_view text) {
   return std::chrono::seconds(static_cast<int64_t>(seconds));
 }
 
-Result<GcOptions> gc_options(const Options& options) {
+Result<GcOptions> gc_options(const DbGcOptions& options) {
   GcOptions gc{.include_current = options.include_current,
                .dry_run = options.dry_run,
                .back_up = !options.no_backup};
@@ -91,7 +91,7 @@ void print_text(const GcReport& report, const GcOptions& options, const Global& 
                    report.bytes_after));
 }
 
-Result<int> gc(const Options& options, const Global& global) {
+Result<int> gc(const DbGcOptions& options, const Global& global) {
   const GcOptions how = F8_TRY(gc_options(options));
   if (global.db.empty()) F8_TRY(open_user_database(global, tuning_db::OpenMode::kReadOnly));
   const GcReport report =
@@ -111,7 +111,7 @@ Result<int> gc(const Options& options, const Global& global) {
 }  // namespace
 
 void add_db_gc(CLI::App& group, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DbGcOptions>();
   CLI::App* command = add_command(
       group, program, "gc", "remove what nobody can use from --db and give its space back",
       Needs::kNothing, [options, &program] { return gc(*options, program.global); });

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostRanks = 8;
 
-struct Options {
+struct VerifyDistOptions {
   std::string gpus;
   bool emulate = false;
   int64_t ranks = 2;
@@ -54,7 +54,7 @@ Result<WeightShape> parse_shape(const std::string& text) {
               quote(text));
 }
 
-Result<std::vector<int>> devices_of(const Options& options) {
+Result<std::vector<int>> devices_of(const VerifyDistOptions& options) {
   std::vector<int> devices;
   if (options.emulate) {
     if (!options.gpus.empty()) {
@@ -87,7 +87,7 @@ struct Case {
   std::vector<Finding> findings;
 };
 
-struct Report {
+struct VerifyDistReport {
   bool one_table = true;
   std::vector<std::string> tables;  // the hash of each rank's
   std::vector<Case> cases;
@@ -124,7 +124,8 @@ Json number(double value) {
   return std::isfinite(value) ? Json(rounded(value, 4)) : Json();
 }
 
-Json to_json(const Report& report, const Options& options, const std::vector<int>& devices) {
+Json to_json(const VerifyDistReport& report, const VerifyDistOptions& options,
+             const std::vector<int>& devices) {
   Json json = {{"emulated", options.emulate},   {"devices", devices},
                {"tokens", options.tokens},      {"tables", report.tables},
                {"one_table", report.one_table}, {"checks", Json::array()}};
@@ -146,7 +147,7 @@ Json to_json(const Report& report, const Options& options, const std::vector<int
   return json;
 }
 
-void print_text(const Report& report, bool color) {
+void print_text(const VerifyDistReport& report, bool color) {
   Table table({{"recipe", Table::Align::kLeft},
                {"weight"},
                {"check", Table::Align::kLeft},
@@ -171,7 +172,7 @@ void print_text(const Report& report, bool color) {
   for (const std::string& line : report.differences()) print(line + "\n");
 }
 
-Result<DeviceRanks> make_ranks(const Options& options, const std::vector<int>& devices) {
+Result<DeviceRanks> make_ranks(const VerifyDistOptions& options, const std::vector<int>& devices) {
   if (options.tables.size() > 1 && options.tables.size() != devices.size()) {
     return fail(ErrorCode::kInvalidArgument,
                 "--table is given {} times; once for all ranks, or once for each of {}",
@@ -189,7 +190,7 @@ Result<DeviceRanks> make_ranks(const Options& options, const std::vector<int>& d
   return ranks;
 }
 
-Result<int> verify_dist(const Options& options, const Global& global) {
+Result<int> verify_dist(const VerifyDistOptions& options, const Global& global) {
   const std::vector<int> devices = F8_TRY(devices_of(options));
   const std::vector<std::string> recipes = F8_TRY(recipes_of(options.recipes));
   std::vector<WeightShape> shapes;
@@ -201,7 +202,7 @@ Result<int> verify_dist(const Options& options, const Global& global) {
                 options.tokens, count, count);
   }
   const DeviceRanks ranks = F8_TRY(make_ranks(options, devices));
-  Report report;
+  VerifyDistReport report;
   for (const auto& rank : ranks) report.tables.push_back(rank->table_hash());
   report.one_table = std::ranges::count(report.tables, report.tables.front()) == count;
   Progress progress(global);
@@ -229,7 +230,7 @@ Result<int> verify_dist(const Options& options, const Global& global) {
 }  // namespace
 
 void add_verify_dist(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<VerifyDistOptions>();
   CLI::App* command = add_command(
       app, program, "verify-dist",
       "whether linears sharded over ranks compute what one device does; 3: they do not",

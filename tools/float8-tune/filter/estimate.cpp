@@ -17,7 +17,7 @@ namespace {
 using tuning_db::EstimateScore;
 using tuning_db::ScoredEstimate;
 
-struct Options {
+struct EstimateOptions {
   std::string recipes = "tensorwise,rowwise,rowwise_with_gw_hp,delayed,blockwise";
   std::string device;
   std::string truth;
@@ -26,13 +26,13 @@ struct Options {
   double margin = kFilterMargin;
 };
 
-constexpr std::array<std::string_view, 10> kColumns = {
+constexpr std::array<std::string_view, 10> kScoreColumns = {
     "m",        "n",           "k",           "recipe",   "speedup",
     "estimate", "estimate_lo", "estimate_hi", "evidence", "basis"};
 
 Status add_csv(tuner::CsvFile& csv, const ScoredEstimate& scored) {
   const auto& [truth, estimate] = scored;
-  return csv.add(std::array<std::string, kColumns.size()>{
+  return csv.add(std::array<std::string, kScoreColumns.size()>{
       std::to_string(truth.shape.m), std::to_string(truth.shape.n), std::to_string(truth.shape.k),
       truth.recipe, csv_number(truth.speedup), csv_number(estimate.speedup),
       csv_number(estimate.lo), csv_number(estimate.hi), std::string(to_string(estimate.evidence)),
@@ -47,7 +47,7 @@ double share(size_t part, size_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
-class Report {
+class EstimateReport {
  public:
   void add(const std::string& recipe, const EstimateScore& s) {
     json_.push_back({{"recipe", recipe},
@@ -92,7 +92,7 @@ class Report {
                 {"of none"}}};
 };
 
-Result<int> score(const Options& options, const Global& global) {
+Result<int> score_estimates(const EstimateOptions& options, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table =
       F8_TRY(merged_table(databases, tuning_db::Database::TablePart::kLinears));
@@ -107,11 +107,11 @@ Result<int> score(const Options& options, const Global& global) {
   std::vector<DeviceClass> devices = table.devices;
   devices.insert(devices.end(), truth.devices.begin(), truth.devices.end());
   const std::string device = F8_TRY(device_named(devices, options.device));
-  Report report;
+  EstimateReport report;
   tuner::CsvFile csv;
   if (!options.csv.empty()) {
     F8_TRY(check_output(global, "--csv", options.csv));
-    csv = F8_TRY(of_option("--csv", tuner::CsvFile::create(options.csv, kColumns)));
+    csv = F8_TRY(of_option("--csv", tuner::CsvFile::create(options.csv, kScoreColumns)));
   }
   std::vector<ScoredEstimate> all;
   for (const std::string& name : items_of(options.recipes)) {
@@ -141,11 +141,11 @@ Result<int> score(const Options& options, const Global& global) {
 void add_estimate(CLI::App& app, Program& program) {
   CLI::App* group =
       add_group(app, "estimate", "the estimates of linears that nobody measured: score");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EstimateOptions>();
   CLI::App* command = add_command(
       *group, program, "score",
       "how often intervals hold the truth, and what wrong verdicts cost beside torchao's rule",
-      Needs::kNothing, [options, &program] { return score(*options, program.global); });
+      Needs::kNothing, [options, &program] { return score_estimates(*options, program.global); });
   command->add_option("--recipe", options->recipes, "recipes, separated by commas")
       ->type_name("LIST");
   add_device(*command, options->device);

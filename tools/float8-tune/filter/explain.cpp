@@ -22,7 +22,7 @@ namespace {
 
 using tuning_db::FilterDecision;
 
-struct Options {
+struct ExplainOptions {
   std::string subject;
   ModelOptions model;
   RankOptions ranks;
@@ -48,7 +48,7 @@ bool looks_like_shape(const std::string& text) {
 }
 
 // A problem key as the subject stands for its linear and its recipe.
-Result<Options> resolved(Options options) {
+Result<ExplainOptions> resolved(ExplainOptions options) {
   if (options.model.model.empty() && options.subject.find('/') != std::string::npos) {
     const Problem problem = F8_TRY(parse_problem(options.subject));
     if (!options.recipe.empty() && options.recipe != problem.recipe) {
@@ -66,7 +66,7 @@ Result<Options> resolved(Options options) {
   return options;
 }
 
-Result<Question> find_question(const Options& options) {
+Result<Question> find_question(const ExplainOptions& options) {
   if (looks_like_shape(options.subject)) {
     const auto dims = parse_dims(options.subject);
     const auto shapes =
@@ -313,8 +313,8 @@ Status decide_among_ranks(const Question& question, tuning_db::FilterOptions how
   return {};
 }
 
-Result<int> explain(const Options& given, const Global& global) {
-  const Options options = F8_TRY(resolved(given));
+Result<int> explain(const ExplainOptions& given, const Global& global) {
+  const ExplainOptions options = F8_TRY(resolved(given));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Question question = F8_TRY(find_question(options));
   const Subject& subject = question.subject;
@@ -357,7 +357,7 @@ Result<int> explain(const Options& given, const Global& global) {
 }  // namespace
 
 void add_explain(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExplainOptions>();
   CLI::App* command =
       add_command(app, program, "explain", "why a layer is converted or kept", Needs::kNothing,
                   [options, &program] { return explain(*options, program.global); });

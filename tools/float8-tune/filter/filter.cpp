@@ -20,7 +20,7 @@
 namespace f8::cli {
 namespace {
 
-struct Options {
+struct FilterCommandOptions {
   ModelOptions model;
   std::string recipe;
   std::string policy = "measured";
@@ -130,7 +130,7 @@ Json to_json(const tuning_db::FilterDecision& d, int64_t tokens, const RowsByDev
 
 // The JSON of all of it, as json_text() would write it. A model may have a million layers, so that
 // no more than one decision is kept as a value at a time.
-std::string report_text(const Options& options, const tuning_db::FilterResult& result,
+std::string report_text(const FilterCommandOptions& options, const tuning_db::FilterResult& result,
                         const RowsByDevice& rows) {
   Json report = {{"recipe", options.recipe},
                  {"policy", options.policy},
@@ -161,7 +161,8 @@ std::string report_text(const Options& options, const tuning_db::FilterResult& r
 }
 
 // The file that a trainer's model conversion reads.
-Result<std::string> verdicts_text(const Options& options, const tuning_db::FilterResult& result) {
+Result<std::string> verdicts_text(const FilterCommandOptions& options,
+                                  const tuning_db::FilterResult& result) {
   FilterFile file{.recipe = options.recipe, .tokens = options.model.tokens, .decisions = {}};
   for (const tuning_db::FilterDecision& d : result.decisions) {
     file.decisions.push_back({d.layer.fqn,
@@ -175,7 +176,8 @@ Result<std::string> verdicts_text(const Options& options, const tuning_db::Filte
   return file.serialize();
 }
 
-void print_table(const Options& options, const tuning_db::FilterResult& result, bool color) {
+void print_table(const FilterCommandOptions& options, const tuning_db::FilterResult& result,
+                 bool color) {
   using enum Table::Align;
   std::vector<Table::Column> columns = {{"layer", kLeft},   {"count"},   {"N"},       {"K"},
                                         {"verdict", kLeft}, {"speedup"}, {"interval"}};
@@ -226,7 +228,7 @@ void print_table(const Options& options, const tuning_db::FilterResult& result, 
 }
 
 // Standard output holds one thing: the table, the JSON, or the file that is named "-".
-Status check_outputs(const Options& options, const Global& global) {
+Status check_outputs(const FilterCommandOptions& options, const Global& global) {
   if (is_standard_stream(options.output) && is_standard_stream(options.verdicts)) {
     return fail(ErrorCode::kInvalidArgument,
                 "-o - and --verdicts - both want standard output; name a file for one of them");
@@ -235,8 +237,8 @@ Status check_outputs(const Options& options, const Global& global) {
 }
 
 // Prints the answer and writes the files that are asked for.
-Status show(const Options& options, const tuning_db::FilterResult& result, const RowsByDevice& rows,
-            const Global& global) {
+Status show(const FilterCommandOptions& options, const tuning_db::FilterResult& result,
+            const RowsByDevice& rows, const Global& global) {
   const bool is_taken = is_standard_stream(options.output) || is_standard_stream(options.verdicts);
   std::string json;
   if (global.json || !options.output.empty()) {
@@ -256,7 +258,7 @@ Status show(const Options& options, const tuning_db::FilterResult& result, const
   return {};
 }
 
-Result<int> filter(const Options& options, const Global& global) {
+Result<int> filter(const FilterCommandOptions& options, const Global& global) {
   F8_TRY(check_outputs(options, global));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const tuner::Model model = F8_TRY(load(options.model));
@@ -285,7 +287,7 @@ Result<int> filter(const Options& options, const Global& global) {
 }  // namespace
 
 void add_filter(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<FilterCommandOptions>();
   CLI::App* command = add_command(app, program, "filter",
                                   "which linears of a model to convert, and why", Needs::kNothing,
                                   [options, &program] { return filter(*options, program.global); });

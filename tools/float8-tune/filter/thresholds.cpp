@@ -12,7 +12,7 @@
 namespace f8::cli {
 namespace {
 
-struct Options {
+struct ThresholdsOptions {
   std::string recipe;
   std::string device;
   double margin = 0.02;
@@ -48,7 +48,7 @@ std::string single_shapes_text(const std::vector<int64_t>& ms) {
                     shown < ms.size() ? f8::format(" and {} more", ms.size() - shown) : "");
 }
 
-Result<int> thresholds(const Options& options, const Global& global) {
+Result<int> thresholds(const ThresholdsOptions& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable measured =
@@ -131,7 +131,7 @@ Result<int> thresholds(const Options& options, const Global& global) {
 }  // namespace
 
 void add_thresholds(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ThresholdsOptions>();
   CLI::App* command = add_command(
       app, program, "thresholds", "the sizes below which layers stay bf16, beside torchao's",
       Needs::kNothing, [options, &program] { return thresholds(*options, program.global); });

@@ -21,7 +21,7 @@ using tuning_db::Collective;
 using tuning_db::RankGroup;
 using tuning_db::WireModel;
 
-std::string percent(double share) {
+std::string percent_text(double share) {
   return f8::format("{:.1f} %", 100 * share);
 }
 
@@ -97,8 +97,8 @@ Result<int> fit(const FitCommand& options, const Global& global) {
   } else if (!is_standard_stream(options.output)) {
     print(constants_text(found.model));
     print(f8::format("{} rows: error {} of those fitted to, {} of each left out, at most {} ({})\n",
-                     rows.size(), percent(found.fitted.rms), percent(found.left_out.rms),
-                     percent(found.left_out.worst), worst_of));
+                     rows.size(), percent_text(found.fitted.rms), percent_text(found.left_out.rms),
+                     percent_text(found.left_out.worst), worst_of));
   }
   if (options.output.empty()) return kExitOk;
   F8_TRY(write_output(global, "-o", options.output, tuner::wire_constants_source(found.model)));

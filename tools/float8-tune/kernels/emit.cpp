@@ -17,7 +17,7 @@
 namespace f8::cli {
 namespace {
 
-struct Options {
+struct EmitOptions {
   std::string mnk;
   std::string recipe;
   std::string op = "output";
@@ -38,7 +38,7 @@ struct Item {
   codegen::KernelSource source;
 };
 
-Result<Item> gemm_item(const Options& options, const Recipe& recipe, Gemm gemm, Shape shape,
+Result<Item> gemm_item(const EmitOptions& options, const Recipe& recipe, Gemm gemm, Shape shape,
                        const TuningTable& table) {
   Item item;
   item.role = f8::format("gemm {}", to_string(gemm));
@@ -83,7 +83,7 @@ Result<std::vector<Item>> cast_items(const Recipe& recipe, std::string_view op) 
 }
 
 // The kernels that --mnk, --recipe and --op ask for.
-Result<std::vector<Item>> items_of_shape(const Options& options, const Global& global) {
+Result<std::vector<Item>> items_of_shape(const EmitOptions& options, const Global& global) {
   const bool casts = options.op == "amax" || options.op == "cast";
   if (options.recipe.empty()) {
     return fail(ErrorCode::kInvalidArgument,
@@ -124,7 +124,7 @@ Result<std::vector<Item>> items_of_shape(const Options& options, const Global& g
   return items;
 }
 
-Result<std::vector<Item>> items_of(const Options& options, const Global& global) {
+Result<std::vector<Item>> items_of(const EmitOptions& options, const Global& global) {
   if (options.kernel.empty()) return items_of_shape(options, global);
   Item item;
   item.spec = F8_TRY(of_option("--kernel", codegen::parse_kernel_spec(options.kernel)));
@@ -160,7 +160,7 @@ struct Output {
 };
 
 // The files of one kernel; what NVRTC says goes into `json`.
-Result<std::vector<Output>> outputs_of(const Item& item, const Options& options, Json& json) {
+Result<std::vector<Output>> outputs_of(const Item& item, const EmitOptions& options, Json& json) {
   const std::string stem = file_stem(item);
   std::vector<Output> outputs;
   if (!options.directory.empty() || !options.ptx) {
@@ -223,7 +223,7 @@ Result<int> list_kernels(const Global& global) {
   return kExitOk;
 }
 
-Result<int> emit(const Options& options, const Global& global) {
+Result<int> emit(const EmitOptions& options, const Global& global) {
   if (options.list) return list_kernels(global);
   if (options.cubin && options.directory.empty()) {  // also of -o -
     return fail(ErrorCode::kInvalidArgument, "--cubin writes binary files; name a folder with -o");
@@ -259,7 +259,7 @@ Result<int> emit(const Options& options, const Global& global) {
 }  // namespace
 
 void add_emit(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EmitOptions>();
   CLI::App* command = add_command(app, program, "emit", "the generated CUDA source; needs no GPU",
                                   Needs::kNothing, [options, &program] {
                                     if (options->directory == "-") options->directory.clear();

@@ -21,7 +21,7 @@
 namespace f8::cli {
 namespace {
 
-struct Options {
+struct PrewarmOptions {
   ModelOptions model;
   std::string recipe;
   std::filesystem::path cache_dir;
@@ -106,7 +106,7 @@ struct Outcome {
   }
 };
 
-Json to_json(const Outcome& outcome, const Options& options) {
+Json to_json(const Outcome& outcome, const PrewarmOptions& options) {
   Json kernels = Json::array();
   double compile_ms = 0;
   for (size_t i = 0; i < outcome.cubins.size(); ++i) {
@@ -166,7 +166,7 @@ void print_table(const Outcome& outcome, bool color) {
                    total - outcome.from_cache(), outcome.from_cache(), outcome.wall_ms / 1e3));
 }
 
-Result<int> prewarm(const Options& options, const Global& global) {
+Result<int> prewarm(const PrewarmOptions& options, const Global& global) {
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const tuner::Model model = F8_TRY(load(options.model));
   const Databases databases = F8_TRY(open_databases(global));
@@ -216,7 +216,7 @@ Result<int> prewarm(const Options& options, const Global& global) {
 }  // namespace
 
 void add_prewarm(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PrewarmOptions>();
   options->model.tokens = 8192;
   CLI::App* command = add_command(
       app, program, "prewarm", "compile a model's kernels into the cubin cache", Needs::kNothing,

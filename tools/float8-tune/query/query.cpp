@@ -21,7 +21,7 @@ namespace {
 using tuning_db::TrialRow;
 using tuning_db::TrialState;
 
-struct Options {
+struct QueryOptions {
   std::string mnk;
   std::string recipe;
   std::string op;  // empty: the linear, and its three GEMMs
@@ -238,7 +238,7 @@ Result<std::vector<Op>> ops_of(const std::string& text) {
   return ops;
 }
 
-Result<int> query(const Options& options, const Global& global) {
+Result<int> query(const QueryOptions& options, const Global& global) {
   F8_TRY(require_problem(options.mnk, options.recipe));
   const Recipe recipe = F8_TRY(recipe_of(options.recipe));
   const std::vector<Op> ops = F8_TRY(ops_of(options.op));
@@ -277,7 +277,7 @@ Result<int> query(const Options& options, const Global& global) {
 }  // namespace
 
 void add_query(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<QueryOptions>();
   CLI::App* command =
       add_command(app, program, "query", "the best known kernel for a shape", Needs::kNothing,
                   [options, &program] { return query(*options, program.global); });

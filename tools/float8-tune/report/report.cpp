@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kMaxDecisions = 1000;  // rows of the page's table
 
-struct Options {
+struct ReportOptions {
   ModelOptions model;
   std::string recipe;
   std::filesystem::path output = "report.html";
@@ -37,7 +37,7 @@ Status check_user_database(const Global& global, const Databases& databases) {
               global.db.string(), global.db_option);
 }
 
-Result<report::ModelDecision> decide(const Options& options, const Recipe& recipe,
+Result<report::ModelDecision> decide(const ReportOptions& options, const Recipe& recipe,
                                      const TuningTable& table) {
   const tuner::Model model = F8_TRY(load(options.model));
   tuning_db::FilterOptions how;
@@ -127,7 +127,8 @@ class FileSet {
   std::vector<std::string> names_;
 };
 
-Json to_json(const Options& options, const std::vector<report::Figure>& figures, size_t bytes) {
+Json to_json(const ReportOptions& options, const std::vector<report::Figure>& figures,
+             size_t bytes) {
   Json json = {{"output", options.output.string()}, {"bytes", bytes}, {"figures", Json::array()}};
   for (const report::Figure& figure : figures) {
     Json one = {{"name", figure.name},
@@ -144,7 +145,7 @@ Json to_json(const Options& options, const std::vector<report::Figure>& figures,
   return json;
 }
 
-Result<int> make_report(const Options& options, const Global& global) {
+Result<int> make_report(const ReportOptions& options, const Global& global) {
   F8_TRY(check_output(global, "-o", options.output));
   if (is_standard_stream(options.svg)) {
     return fail(ErrorCode::kInvalidArgument, "--svg: - is no folder; name one");
@@ -186,7 +187,7 @@ Result<int> make_report(const Options& options, const Global& global) {
 }  // namespace
 
 void add_report(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReportOptions>();
   CLI::App* command = add_command(
       app, program, "report", "one page with figures of what the databases hold", Needs::kNothing,
       [options, &program] { return make_report(*options, program.global); });

@@ -9,7 +9,7 @@
 namespace f8::cli {
 namespace {
 
-struct Options {
+struct PlanOptions {
   SweepArgs args;
   bool candidates = false;
 };
@@ -105,7 +105,7 @@ void print_candidates(const tuner::SweepPlan& plan) {
   }
 }
 
-Result<int> run(const Options& options, const Global& global) {
+Result<int> run(const PlanOptions& options, const Global& global) {
   const tuner::SweepRequest request = F8_TRY(request_of(options.args));
   const Databases databases = F8_TRY(open_databases(global));
   runtime::DeviceInfo device = tuner::h100();
@@ -153,7 +153,7 @@ Result<int> run(const Options& options, const Global& global) {
 }  // namespace
 
 void add_plan(CLI::App& app, Program& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PlanOptions>();
   CLI::App* command =
       add_command(app, program, "plan", "what a sweep would measure; launches nothing",
                   Needs::kNothing, [options, &program] { return run(*options, program.global); });

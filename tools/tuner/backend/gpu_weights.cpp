@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kTokens = 16;             // no GEMM of these plans runs
 constexpr size_t kSampledBytes = 64 << 10;  // at either end of a weight's copies
-constexpr uint8_t kPoison = 0xff;           // a NaN in both formats
+constexpr uint8_t kUnwritten = 0xff;        // a NaN in both formats
 
 }  // namespace
 
@@ -146,7 +146,7 @@ Result<Check> GpuBackend::verify_casts(Timed& timed) {
   const auto& linears = weights_->model.linears;
   const auto copies_of = [&](size_t i) { return reinterpret_cast<CUdeviceptr>(calls[i].cache); };
   for (size_t i = 0; i < calls.size(); ++i) {
-    F8_TRY(driver_.check(driver_.memset_d8_async(copies_of(i), kPoison,
+    F8_TRY(driver_.check(driver_.memset_d8_async(copies_of(i), kUnwritten,
                                                  linears[i].plan->weight_cache_bytes(), stream_),
                          "cuMemsetD8Async"));
   }
@@ -165,7 +165,7 @@ Result<Check> GpuBackend::verify_casts(Timed& timed) {
     F8_TRY(driver_.check(driver_.memcpy_dtoh(to, copies_of(i), some), "cuMemcpyDtoH"));
     F8_TRY(driver_.check(driver_.memcpy_dtoh(to + some, copies_of(i) + bytes - some, some),
                          "cuMemcpyDtoH"));
-    const bool written = std::any_of(to, to + 16, [](uint8_t byte) { return byte != kPoison; });
+    const bool written = std::any_of(to, to + 16, [](uint8_t byte) { return byte != kUnwritten; });
     const bool alike = weights_->copies.empty() ||
                        std::equal(seen.begin() + static_cast<std::ptrdiff_t>(begin), seen.end(),
                                   weights_->copies.begin() + static_cast<std::ptrdiff_t>(begin));

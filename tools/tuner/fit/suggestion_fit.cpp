@@ -20,9 +20,9 @@ namespace {
 using runtime::CostModel;
 
 constexpr size_t kTerms = CostModel::kSuggestionTerms;
-constexpr double kMostLag = 0.5;  // log time: how far behind a poor one is changes no choice
-constexpr double kRidge = 1;      // towards 0, where the suggestions leave a coefficient open
-constexpr size_t kRowsPerTerm = 10;
+constexpr double kMostBehind = 0.5;     // log time: how far behind a poor one is changes no choice
+constexpr double kSuggestionRidge = 1;  // towards 0, where the suggestions leave a coefficient open
+constexpr size_t kSuggestionRows = 10;
 
 // A line of the table by the names of its columns.
 class CsvRow {
@@ -109,7 +109,7 @@ void add(const SuggestedGemm& gemm, tuning_db::NormalEquations<kTerms>& equation
   for (const TimedSuggestion& timed : gemm.timed) {
     if (!timed.suggestion.is_ranked()) continue;
     rows.emplace_back(runtime::suggestion_terms(timed.suggestion, gemm.shape(), gemm.sm_count),
-                      std::min(kMostLag, std::log(timed.us / gemm.fastest_us())));
+                      std::min(kMostBehind, std::log(timed.us / gemm.fastest_us())));
   }
   std::array<double, kTerms> mean{};
   double mean_lag = 0;
@@ -183,12 +183,12 @@ SuggestionRegret regret_of_ranked(const std::vector<SuggestedGemm>& gemms, const
 Result<CostModel> fit_suggestions(const std::vector<SuggestedGemm>& gemms, const CostModel& start) {
   tuning_db::NormalEquations<kTerms> equations;
   for (const SuggestedGemm& gemm : gemms) add(gemm, equations);
-  const auto solved = equations.solved(kRidge);
-  if (equations.rows() < kRowsPerTerm * kTerms || !solved) {
+  const auto solved = equations.solved(kSuggestionRidge);
+  if (equations.rows() < kSuggestionRows * kTerms || !solved) {
     return fail(ErrorCode::kInvalidArgument,
                 "{} ranked suggestions of {} GEMMs do not tell {} coefficients; measure {} and "
                 "more with `float8-tune bench suggestions`",
-                equations.rows(), gemms.size(), kTerms, kRowsPerTerm * kTerms);
+                equations.rows(), gemms.size(), kTerms, kSuggestionRows * kTerms);
   }
   CostModel model = start;
   model.suggestions = *solved;

@@ -11,7 +11,7 @@
 namespace f8::tuner {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr int64_t kMostLayers = 4096;
 constexpr int64_t kMostHeads = 1 << 16;
@@ -45,7 +45,7 @@ constexpr std::array kFamilies = {
 };
 
 // The family that "architectures" names, such as qwen3_moe by Qwen3MoeForCausalLM; null for none.
-const Family* family_of_class(const json& config) {
+const Family* family_of_class(const Json& config) {
   const auto classes = config.find("architectures");
   if (classes == config.end() || !classes->is_array() || classes->empty() ||
       !classes->front().is_string()) {
@@ -62,7 +62,7 @@ const Family* family_of_class(const json& config) {
   return found == kFamilies.end() ? nullptr : found;
 }
 
-Result<Family> family_of(const json& config, std::string_view where) {
+Result<Family> family_of(const Json& config, std::string_view where) {
   const auto type = config.find("model_type");
   if (type == config.end()) {
     if (const Family* named = family_of_class(config)) return *named;
@@ -87,10 +87,10 @@ Result<Family> family_of(const json& config, std::string_view where) {
   return fail(ErrorCode::kUnsupported,
               "{}: model_type {} is not one whose layers are known ({}); give the model's "
               ".safetensors file, its *.index.json, or a list of layers",
-              where, quote(type->dump(-1, ' ', true, json::error_handler_t::replace)), known);
+              where, quote(type->dump(-1, ' ', true, Json::error_handler_t::replace)), known);
 }
 
-Result<bool> bool_field_or(const json& config, std::string_view field, std::string_view where,
+Result<bool> bool_field_or(const Json& config, std::string_view field, std::string_view where,
                            bool missing) {
   const auto found = config.find(field);
   if (found == config.end() || found->is_null()) return missing;
@@ -107,7 +107,7 @@ Status check_extent(int64_t heads, int64_t dim, std::string_view dims, std::stri
               heads, dims, dim, kMaxDim);
 }
 
-Status read_attention(Architecture& a, const json& config, std::string_view where,
+Status read_attention(Architecture& a, const Json& config, std::string_view where,
                       const Family& family) {
   a.kv_heads =
       F8_TRY(integer_field_or(config, "num_key_value_heads", where, 1, kMostHeads, a.heads));
@@ -130,7 +130,7 @@ Status read_attention(Architecture& a, const json& config, std::string_view wher
   return check_extent(a.heads, a.head_dim, "head_dim", where);
 }
 
-Status read_latent_attention(Architecture& a, const json& config, std::string_view where) {
+Status read_latent_attention(Architecture& a, const Json& config, std::string_view where) {
   LatentAttention& l = a.latent;
   l.q_rank = F8_TRY(integer_field_or(config, "q_lora_rank", where, 1, kMaxDim, 0));
   l.kv_rank = F8_TRY(integer_field(config, "kv_lora_rank", where, 1, kMaxDim / 2));
@@ -142,7 +142,7 @@ Status read_latent_attention(Architecture& a, const json& config, std::string_vi
   return check_extent(a.heads, l.nope_dim + l.value_dim, "qk_nope_head_dim + v_head_dim", where);
 }
 
-Status read_qwen_experts(Architecture& a, const json& config, std::string_view where) {
+Status read_qwen_experts(Architecture& a, const Json& config, std::string_view where) {
   a.experts = F8_TRY(integer_field(config, "num_experts", where, 1, kMostExperts));
   a.moe_layer_step =
       F8_TRY(integer_field_or(config, "decoder_sparse_step", where, 1, kMostLayers, 1));
@@ -157,7 +157,7 @@ Status read_qwen_experts(Architecture& a, const json& config, std::string_view w
   return {};
 }
 
-Status read_deepseek_experts(Architecture& a, const json& config, std::string_view where) {
+Status read_deepseek_experts(Architecture& a, const Json& config, std::string_view where) {
   a.experts = F8_TRY(integer_field(config, "n_routed_experts", where, 1, kMostExperts));
   a.first_moe_layer = F8_TRY(integer_field(config, "first_k_dense_replace", where, 0, kMostLayers));
   a.moe_layer_step = F8_TRY(integer_field_or(config, "moe_layer_freq", where, 1, kMostLayers, 1));
@@ -170,7 +170,7 @@ Status read_deepseek_experts(Architecture& a, const json& config, std::string_vi
   return {};
 }
 
-Status read_experts(Architecture& a, const json& config, std::string_view where, Experts experts) {
+Status read_experts(Architecture& a, const Json& config, std::string_view where, Experts experts) {
   if (experts == Experts::kNone) return {};
   if (experts == Experts::kMixtral) {
     a.experts = F8_TRY(integer_field(config, "num_local_experts", where, 1, kMostExperts));
@@ -203,7 +203,7 @@ Status read_experts(Architecture& a, const json& config, std::string_view where,
   return {};
 }
 
-Result<Architecture> parse_gpt2(const json& config, std::string_view where) {
+Result<Architecture> parse_gpt2(const Json& config, std::string_view where) {
   Architecture a;
   a.naming = Naming::kGpt2;
   a.hidden = F8_TRY(integer_field(config, "n_embd", where, 1, kMaxDim / 4));
@@ -220,7 +220,7 @@ Result<Architecture> parse_gpt2(const json& config, std::string_view where) {
   return a;
 }
 
-Result<Architecture> parse_decoder(const json& config, std::string_view where,
+Result<Architecture> parse_decoder(const Json& config, std::string_view where,
                                    const Family& family) {
   Architecture a;
   a.hidden = F8_TRY(integer_field(config, "hidden_size", where, 1, kMaxDim));
@@ -242,7 +242,7 @@ Result<Architecture> parse_decoder(const json& config, std::string_view where,
 
 }  // namespace
 
-Result<Architecture> parse_config(const json& config, std::string_view where) {
+Result<Architecture> parse_config(const Json& config, std::string_view where) {
   Family family = F8_TRY(family_of(config, where));
   if (family.type == "gpt2") return parse_gpt2(config, where);
   if (family.type != "gemma3") return parse_decoder(config, where, family);

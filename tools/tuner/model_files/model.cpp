@@ -14,10 +14,10 @@
 namespace f8::tuner {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using tuning_db::parse_json;
 
-Result<std::vector<NamedLinear>> parse_list(const json& list, std::string_view where) {
+Result<std::vector<NamedLinear>> parse_list(const Json& list, std::string_view where) {
   if (list.empty()) {
     return fail(ErrorCode::kInvalidArgument, "{} lists no layers; add at least one", where);
   }
@@ -78,7 +78,7 @@ Result<std::vector<NamedLinear>> parse_file(const fs::path& path) {
 
 Result<std::vector<NamedLinear>> parse_model_json(std::string_view text, const fs::path& path) {
   const std::string where = path.string();
-  const json parsed = F8_TRY(parse_json(text, where));
+  const Json parsed = F8_TRY(parse_json(text, where));
   if (parsed.is_array()) return parse_list(parsed, where);
   if (parsed.is_object() && parsed.contains("weight_map")) {
     return linears(F8_TRY(read_index(path, parsed)), where);

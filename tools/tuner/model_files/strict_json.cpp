@@ -4,9 +4,9 @@
 
 namespace f8::tuner {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
-Result<int64_t> integer_field(const json& object, std::string_view field, std::string_view where,
+Result<int64_t> integer_field(const Json& object, std::string_view field, std::string_view where,
                               int64_t min, int64_t max) {
   const auto found = object.find(field);
   if (found == object.end()) {
@@ -19,7 +19,7 @@ Result<int64_t> integer_field(const json& object, std::string_view field, std::s
   if (!fits) {
     std::string shown = found->is_structured()
                             ? found->type_name()
-                            : found->dump(-1, ' ', true, json::error_handler_t::replace);
+                            : found->dump(-1, ' ', true, Json::error_handler_t::replace);
     if (shown.size() > 40) shown = shown.substr(0, 37) + "...";
     return fail(ErrorCode::kInvalidArgument,
                 "{}: \"{}\" is {}; it must be an integer from {} to {}", where, field, shown, min,
@@ -28,7 +28,7 @@ Result<int64_t> integer_field(const json& object, std::string_view field, std::s
   return found->get<int64_t>();
 }
 
-Result<int64_t> integer_field_or(const json& object, std::string_view field, std::string_view where,
+Result<int64_t> integer_field_or(const Json& object, std::string_view field, std::string_view where,
                                  int64_t min, int64_t max, int64_t missing) {
   const auto found = object.find(field);
   if (found == object.end() || found->is_null()) return missing;

@@ -11,21 +11,15 @@
 #include "recipes/reference.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/linear/kernels.hpp"
+#include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/fake_cuda.hpp"
 
 namespace f8::runtime {
 namespace {
 
 using testing::FakeCuda;
+using testing::says;
 using testing::ScratchDirectory;
-
-constexpr int64_t kM = 40;
-constexpr int64_t kN = 48;
-constexpr int64_t kK = 32;
-
-bool says(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 class CAbi : public ::testing::Test {
  protected:

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "runtime/c_abi/common.hpp"
+#include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
@@ -16,8 +17,6 @@ using testing::Buffer;
 using testing::FakeAllocation;
 using testing::FakeCuda;
 using testing::Fixture;
-
-constexpr Shape kShape = {40, 48, 32};
 
 class CAbiDriver : public ::testing::Test {
  protected:

@@ -2,7 +2,6 @@
 // device's cast.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <float8/float8.hpp>
 #include <random>
@@ -11,18 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "tests/unit/runtime/c_abi/emulated_memory.hpp"
 #include "tests/unit/runtime/c_abi/emulated_ranks.hpp"
 
 namespace {
 
 using f8::testing::Ranks;
+using float8::testing::Memory;
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<void, Free>;
-Memory memory(size_t bytes) {
-  Memory out(std::aligned_alloc(256, (bytes + 256) / 256 * 256));
+Memory poisoned(size_t bytes) {
+  Memory out = float8::testing::memory(bytes);
   std::memset(out.get(), 0xff, bytes);
   return out;
 }
@@ -49,7 +46,7 @@ struct Copies {
 
   Copies(const float8::Context& context, const float8::QuantizerDesc& desc, int64_t rows)
       : quantizer(float8::Quantizer::plan(context, desc).value()),
-        buffer(memory(quantizer.tensor_bytes())),
+        buffer(poisoned(quantizer.tensor_bytes())),
         view(quantizer.view(buffer.get(), rows).value()) {}
 };
 
@@ -135,7 +132,7 @@ void cast_and_gather(Ranks& ranks, int rank, const Case& c, const uint16_t* x,
   ASSERT_TRUE(status) << status.message();
   const size_t bytes = float8_gather_workspace_bytes(&whole, c.shard_rows,
                                                      static_cast<int32_t>(ranks.contexts.size()));
-  const Memory workspace = memory(bytes);
+  const Memory workspace = poisoned(bytes);
   float8::GatherArgs gather;
   gather.shard = &shard.view;
   gather.whole = &whole;
@@ -151,7 +148,7 @@ void expect_the_whole(const Case& c, int count, const std::vector<uint16_t>& x) 
                std::to_string(c.shard_rows) + " over " + std::to_string(count));
   Ranks ranks(count);
   const Copies one(ranks.context(0), desc_of(c, c.rows, false), c.rows);
-  const Memory workspace = memory(one.quantizer.workspace_bytes());
+  const Memory workspace = poisoned(one.quantizer.workspace_bytes());
   std::memset(workspace.get(), 0, one.quantizer.workspace_bytes());
   float8::QuantizeArgs args;
   args.x = x.data();
@@ -263,7 +260,7 @@ TEST(Gathers, MisuseIsOneClearError) {
     args.whole = &whole.view;
     args.shard_rows = 32;
     change(args, shard.view, whole.view);
-    const Memory workspace = memory(1 << 16);
+    const Memory workspace = poisoned(1 << 16);
     const float8::Status status =
         ranks.communicator(0).gather_tensor(ranks.context(0), args, workspace.get(), nullptr);
     EXPECT_EQ(status.code(), FLOAT8_INVALID_ARGUMENT) << words;
@@ -358,7 +355,7 @@ TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
   linear_desc.k = c.cols;
   linear_desc.recipe = float8::Recipe::named("blockwise");
   const auto linear = float8::Linear::plan(context, linear_desc).value();
-  const Memory y = memory(16 * 96 * 2), workspace = memory(linear.workspace_bytes());
+  const Memory y = poisoned(16 * 96 * 2), workspace = poisoned(linear.workspace_bytes());
   float8::ForwardArgs forward;
   forward.x = x.data();
   forward.w_tensor = &shard.view;
@@ -376,7 +373,7 @@ TEST(Gathers, OfShardsThatCutBlocksNeedTheWhole) {
     gather.shard = &own.view;
     gather.whole = &whole.view;
     gather.shard_rows = c.shard_rows;
-    const Memory scratch = memory(1 << 16);
+    const Memory scratch = poisoned(1 << 16);
     expect_refused(
         ranks.communicator(rank).gather_tensor(ranks.context(rank), gather, scratch.get(), nullptr),
         "shard.whole_rows is 0; where shard_rows is 96 it is 192: plan the shards' "
@@ -400,13 +397,13 @@ TEST(Gathers, OfAQtInShardsTakesNoWorkspace) {
     desc.recipe = float8::Recipe::rowwise();
     desc.weight_shards = true;
     const auto linear = float8::Linear::plan(ranks.context(rank), desc).value();
-    const Memory workspace = memory(linear.workspace_bytes());
+    const Memory workspace = poisoned(linear.workspace_bytes());
     std::memset(workspace.get(), 0, linear.workspace_bytes());
-    const Memory saved = memory(linear.saved_bytes());
-    const Memory x_copy = memory(x.size() * 2), dy_copy = memory(dy.size() * 2);
+    const Memory saved = poisoned(linear.saved_bytes());
+    const Memory x_copy = poisoned(x.size() * 2), dy_copy = poisoned(dy.size() * 2);
     std::memcpy(x_copy.get(), x.data(), x.size() * 2);
     std::memcpy(dy_copy.get(), dy.data(), dy.size() * 2);
-    const Memory y = memory(dy.size() * 2), dx = memory(x.size() * 2);
+    const Memory y = poisoned(dy.size() * 2), dx = poisoned(x.size() * 2);
     float8::ForwardArgs forward;
     forward.x = x_copy.get();
     forward.y = y.get();

@@ -5,6 +5,7 @@
 
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/recipe.hpp"
+#include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
@@ -16,8 +17,6 @@ using testing::Buffer;
 using testing::FakeCublasLt;
 using testing::FakeCuda;
 using testing::Fixture;
-
-constexpr Shape kShape = {40, 48, 32};
 
 ::testing::AssertionResult ok(float8_status status) {
   if (status == FLOAT8_OK) return ::testing::AssertionSuccess();
@@ -46,10 +45,6 @@ float8_linear_desc described() {
   desc.k = kShape.k;
   desc.recipe = "tensorwise";
   return desc;
-}
-
-std::vector<uint8_t> bytes(Buffer& buffer) {
-  return {buffer.data(), buffer.data() + buffer.bytes()};
 }
 
 class CAbiLinear : public ::testing::Test {

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "runtime/c_abi/common.hpp"
+#include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/fake_cublaslt.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
@@ -15,9 +16,7 @@ using testing::FakeCublasLt;
 using testing::FakeCuda;
 using testing::Fixture;
 
-constexpr Shape kShape = {40, 48, 32};
-
-struct Call {
+struct Args {
   float8_forward_args forward{};
   float8_backward_args backward{};
   float8_weight_args weight{};
@@ -32,13 +31,13 @@ LinearDesc described(const char* recipe) {
 
 class Misuse : public ::testing::Test {
  public:
-  [[nodiscard]] float8_status forward(const Call& call) const {
+  [[nodiscard]] float8_status forward(const Args& call) const {
     return float8_linear_forward(&linear_, &call.forward, call.workspace, nullptr);
   }
-  [[nodiscard]] float8_status backward(const Call& call) const {
+  [[nodiscard]] float8_status backward(const Args& call) const {
     return float8_linear_backward(&linear_, &call.backward, call.workspace, nullptr);
   }
-  [[nodiscard]] float8_status cast(const Call& call) const {
+  [[nodiscard]] float8_status cast(const Args& call) const {
     return float8_linear_cast_weight(&linear_, &call.weight, call.workspace, nullptr);
   }
 
@@ -46,8 +45,8 @@ class Misuse : public ::testing::Test {
   explicit Misuse(const char* recipe = "tensorwise")
       : s_(cuda_, described(recipe), kShape.m), linear_{s_.linear} {}
 
-  [[nodiscard]] Call good() {
-    Call call;
+  [[nodiscard]] Args good() {
+    Args call;
     float8_forward_args& f = call.forward;
     f.struct_size = sizeof f;
     f.x = s_.x.data();
@@ -73,15 +72,15 @@ class Misuse : public ::testing::Test {
     call.workspace = s_.workspace.data();
     return call;
   }
-  using Do = float8_status (Misuse::*)(const Call&) const;
+  using Do = float8_status (Misuse::*)(const Args&) const;
   struct Row {
     Do call;
-    std::function<void(Call&)> spoil;
+    std::function<void(Args&)> spoil;
     const char* words;
   };
   void expect_refused(const std::vector<Row>& rows) {
     for (const Row& row : rows) {
-      Call call = good();
+      Args call = good();
       ASSERT_EQ((this->*row.call)(call), FLOAT8_OK) << float8_last_error();
       const size_t launches = cuda_.launches.size();
       const int memsets = cuda_.memsets;
@@ -107,87 +106,87 @@ class Misuse : public ::testing::Test {
 TEST_F(Misuse, OfAForward) {
   constexpr Do kForward = &Misuse::forward;
   expect_refused({
-      {kForward, [](Call& c) { c.forward.struct_size = 3; }, "struct_size is 3"},
-      {kForward, [](Call& c) { c.forward.reserved = 1; }, "reserved is 1; it must be 0"},
-      {kForward, [](Call& c) { c.forward.reserved_2 = 1; }, "reserved_2 is 1; it must be 0"},
-      {kForward, [](Call& c) { c.forward.x = nullptr; }, "float8_forward_args.x is NULL"},
-      {kForward, [](Call& c) { c.forward.w = nullptr; }, "float8_forward_args.w is NULL"},
-      {kForward, [](Call& c) { c.forward.y = nullptr; }, "float8_forward_args.y is NULL"},
-      {kForward, [](Call& c) { c.forward.bias = nullptr; }, "float8_forward_args.bias is NULL"},
-      {kForward, [](Call& c) { c.workspace = nullptr; },
+      {kForward, [](Args& c) { c.forward.struct_size = 3; }, "struct_size is 3"},
+      {kForward, [](Args& c) { c.forward.reserved = 1; }, "reserved is 1; it must be 0"},
+      {kForward, [](Args& c) { c.forward.reserved_2 = 1; }, "reserved_2 is 1; it must be 0"},
+      {kForward, [](Args& c) { c.forward.x = nullptr; }, "float8_forward_args.x is NULL"},
+      {kForward, [](Args& c) { c.forward.w = nullptr; }, "float8_forward_args.w is NULL"},
+      {kForward, [](Args& c) { c.forward.y = nullptr; }, "float8_forward_args.y is NULL"},
+      {kForward, [](Args& c) { c.forward.bias = nullptr; }, "float8_forward_args.bias is NULL"},
+      {kForward, [](Args& c) { c.workspace = nullptr; },
        "workspace of float8_linear_forward is NULL"},
-      {kForward, [](Call& c) { c.forward.x = into(c.forward.x, 2); }, "x is not aligned to 16"},
-      {kForward, [](Call& c) { c.forward.w = into(c.forward.w, 8); }, "w is not aligned"},
-      {kForward, [](Call& c) { c.forward.y = into(c.forward.y, 1); }, "y is not aligned"},
-      {kForward, [](Call& c) { c.forward.bias = into(c.forward.bias, 2); }, "bias is not aligned"},
-      {kForward, [](Call& c) { c.forward.saved = into(c.forward.saved, 4); }, "saved is not"},
-      {kForward, [](Call& c) { c.workspace = into(c.workspace, 8); },
+      {kForward, [](Args& c) { c.forward.x = into(c.forward.x, 2); }, "x is not aligned to 16"},
+      {kForward, [](Args& c) { c.forward.w = into(c.forward.w, 8); }, "w is not aligned"},
+      {kForward, [](Args& c) { c.forward.y = into(c.forward.y, 1); }, "y is not aligned"},
+      {kForward, [](Args& c) { c.forward.bias = into(c.forward.bias, 2); }, "bias is not aligned"},
+      {kForward, [](Args& c) { c.forward.saved = into(c.forward.saved, 4); }, "saved is not"},
+      {kForward, [](Args& c) { c.workspace = into(c.workspace, 8); },
        "float8_linear_forward: workspace is not aligned"},
-      {kForward, [](Call& c) { c.forward.launch_counts = into(c.workspace, 8); },
+      {kForward, [](Args& c) { c.forward.launch_counts = into(c.workspace, 8); },
        "launch_counts is not aligned"},
-      {kForward, [](Call& c) { c.forward.launch_counts = c.forward.y; }, "overlap"},
-      {kForward, [](Call& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
-      {kForward, [](Call& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
-      {kForward, [](Call& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
-      {kForward, [](Call& c) { c.forward.ld_x = 31; }, "ld_x is 31"},
-      {kForward, [](Call& c) { c.forward.ld_w = 33; }, "ld_w is 33"},
-      {kForward, [](Call& c) { c.forward.ld_y = -48; }, "ld_y is -48"},
-      {kForward, [](Call& c) { c.forward.ld_y = INT64_MAX; }, "ld_y is"},
-      {kForward, [](Call& c) { c.forward.y = const_cast<void*>(c.forward.x); },
+      {kForward, [](Args& c) { c.forward.launch_counts = c.forward.y; }, "overlap"},
+      {kForward, [](Args& c) { c.forward.m = -1; }, "m is -1, the plan was made for 0 to 40"},
+      {kForward, [](Args& c) { c.forward.m = 41; }, "m is 41, the plan was made for 0 to 40"},
+      {kForward, [](Args& c) { c.forward.m = INT64_MAX; }, "the plan was made for 0 to 40"},
+      {kForward, [](Args& c) { c.forward.ld_x = 31; }, "ld_x is 31"},
+      {kForward, [](Args& c) { c.forward.ld_w = 33; }, "ld_w is 33"},
+      {kForward, [](Args& c) { c.forward.ld_y = -48; }, "ld_y is -48"},
+      {kForward, [](Args& c) { c.forward.ld_y = INT64_MAX; }, "ld_y is"},
+      {kForward, [](Args& c) { c.forward.y = const_cast<void*>(c.forward.x); },
        "float8_linear_forward: float8_forward_args.y (3840 bytes) and float8_forward_args.x (2560 "
        "bytes) overlap; float8_forward_args.y is written, give it memory of its "
        "own"},
-      {kForward, [](Call& c) { c.forward.y = into(c.forward.w, 3072 - 16); },
+      {kForward, [](Args& c) { c.forward.y = into(c.forward.w, 3072 - 16); },
        "y (3840 bytes) and float8_forward_args.w"},
-      {kForward, [](Call& c) { c.forward.saved = c.forward.y; },
+      {kForward, [](Args& c) { c.forward.saved = c.forward.y; },
        "y (3840 bytes) and float8_forward_args.saved"},
-      {kForward, [](Call& c) { c.forward.saved = into(c.workspace, 16); }, "saved"},
-      {kForward, [](Call& c) { c.workspace = const_cast<void*>(c.forward.x); }, "workspace"},
-      {kForward, [](Call& c) { c.forward.bias = into(c.forward.y, 16); },
+      {kForward, [](Args& c) { c.forward.saved = into(c.workspace, 16); }, "saved"},
+      {kForward, [](Args& c) { c.workspace = const_cast<void*>(c.forward.x); }, "workspace"},
+      {kForward, [](Args& c) { c.forward.bias = into(c.forward.y, 16); },
        "and float8_forward_args.bias (96 bytes)"},
-      {kForward, [](Call& c) { c.forward.weight_cache = c.forward.y; },
+      {kForward, [](Args& c) { c.forward.weight_cache = c.forward.y; },
        "and float8_forward_args.weight_cache"},
-      {kForward, [](Call& c) { c.forward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
-      {kForward, [](Call& c) { c.forward.saved_bytes = 1; }, "saved_bytes is 1, "},
-      {kForward, [](Call& c) { c.forward.weight_cache_bytes = 1; }, "weight_cache_bytes is 1, "},
+      {kForward, [](Args& c) { c.forward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
+      {kForward, [](Args& c) { c.forward.saved_bytes = 1; }, "saved_bytes is 1, "},
+      {kForward, [](Args& c) { c.forward.weight_cache_bytes = 1; }, "weight_cache_bytes is 1, "},
   });
 }
 
 TEST_F(Misuse, OfABackward) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
-      {kBackward, [](Call& c) { c.backward.struct_size = 0; }, "struct_size is 0"},
-      {kBackward, [](Call& c) { c.backward.dy = nullptr; }, "float8_backward_args.dy is NULL"},
-      {kBackward, [](Call& c) { c.backward.saved = nullptr; },
+      {kBackward, [](Args& c) { c.backward.struct_size = 0; }, "struct_size is 0"},
+      {kBackward, [](Args& c) { c.backward.dy = nullptr; }, "float8_backward_args.dy is NULL"},
+      {kBackward, [](Args& c) { c.backward.saved = nullptr; },
        "float8_backward_args.saved is NULL"},
-      {kBackward, [](Call& c) { c.workspace = nullptr; },
+      {kBackward, [](Args& c) { c.workspace = nullptr; },
        "workspace of float8_linear_backward is NULL"},
-      {kBackward, [](Call& c) { c.backward.dy = into(c.backward.dy, 2); }, "dy is not aligned"},
-      {kBackward, [](Call& c) { c.backward.dx = into(c.backward.dx, 2); }, "dx is not aligned"},
-      {kBackward, [](Call& c) { c.backward.dw = into(c.backward.dw, 2); }, "dw is not aligned"},
-      {kBackward, [](Call& c) { c.backward.m = 41; }, "m is 41"},
-      {kBackward, [](Call& c) { c.backward.ld_dy = 40; }, "ld_dy is 40"},
-      {kBackward, [](Call& c) { c.backward.ld_dx = 16; }, "ld_dx is 16"},
-      {kBackward, [](Call& c) { c.backward.ld_dw = 33; }, "ld_dw is 33"},
-      {kBackward, [](Call& c) { c.backward.reserved = 2; }, "reserved is 2"},
-      {kBackward, [](Call& c) { c.backward.db = c.backward.dw; }, "db is given"},
+      {kBackward, [](Args& c) { c.backward.dy = into(c.backward.dy, 2); }, "dy is not aligned"},
+      {kBackward, [](Args& c) { c.backward.dx = into(c.backward.dx, 2); }, "dx is not aligned"},
+      {kBackward, [](Args& c) { c.backward.dw = into(c.backward.dw, 2); }, "dw is not aligned"},
+      {kBackward, [](Args& c) { c.backward.m = 41; }, "m is 41"},
+      {kBackward, [](Args& c) { c.backward.ld_dy = 40; }, "ld_dy is 40"},
+      {kBackward, [](Args& c) { c.backward.ld_dx = 16; }, "ld_dx is 16"},
+      {kBackward, [](Args& c) { c.backward.ld_dw = 33; }, "ld_dw is 33"},
+      {kBackward, [](Args& c) { c.backward.reserved = 2; }, "reserved is 2"},
+      {kBackward, [](Args& c) { c.backward.db = c.backward.dw; }, "db is given"},
       {kBackward,
-       [](Call& c) { c.backward.counters = static_cast<float8_cast_counters*>(c.backward.dw); },
+       [](Args& c) { c.backward.counters = static_cast<float8_cast_counters*>(c.backward.dw); },
        "float8_backward_args.counters is given"},
-      {kBackward, [](Call& c) { c.backward.accumulate = 1; }, "accumulate is set"},
-      {kBackward, [](Call& c) { c.backward.dw = const_cast<void*>(c.backward.w); },
+      {kBackward, [](Args& c) { c.backward.accumulate = 1; }, "accumulate is set"},
+      {kBackward, [](Args& c) { c.backward.dw = const_cast<void*>(c.backward.w); },
        "dw (3072 bytes)"},
-      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.dy); },
+      {kBackward, [](Args& c) { c.backward.dx = const_cast<void*>(c.backward.dy); },
        "and float8_backward_args.dy"},
-      {kBackward, [](Call& c) { c.backward.dw = into(c.backward.dx, 2560 - 16); }, "overlap"},
-      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.saved); },
+      {kBackward, [](Args& c) { c.backward.dw = into(c.backward.dx, 2560 - 16); }, "overlap"},
+      {kBackward, [](Args& c) { c.backward.dx = const_cast<void*>(c.backward.saved); },
        "and float8_backward_args.saved"},
-      {kBackward, [](Call& c) { c.workspace = const_cast<void*>(c.backward.saved); }, "workspace"},
-      {kBackward, [](Call& c) { c.backward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
-      {kBackward, [](Call& c) { c.backward.saved_bytes = 1; }, "saved_bytes is 1, "},
+      {kBackward, [](Args& c) { c.workspace = const_cast<void*>(c.backward.saved); }, "workspace"},
+      {kBackward, [](Args& c) { c.backward.workspace_bytes = 1; }, "workspace_bytes is 1, "},
+      {kBackward, [](Args& c) { c.backward.saved_bytes = 1; }, "saved_bytes is 1, "},
   });
   // The input is not read: dx may take its place.
-  Call call = good();
+  Args call = good();
   call.backward.dx = const_cast<void*>(call.backward.x);
   EXPECT_EQ(backward(call), FLOAT8_OK) << float8_last_error();
 }
@@ -195,19 +194,19 @@ TEST_F(Misuse, OfABackward) {
 TEST_F(Misuse, OfACastOfTheWeight) {
   constexpr Do kCast = &Misuse::cast;
   expect_refused({
-      {kCast, [](Call& c) { c.weight.struct_size = 5000; }, "struct_size is 5000"},
-      {kCast, [](Call& c) { c.weight.reserved = -1; }, "reserved is -1"},
-      {kCast, [](Call& c) { c.weight.w = nullptr; }, "float8_weight_args.w is NULL"},
-      {kCast, [](Call& c) { c.weight.cache = nullptr; }, "float8_weight_args.cache is NULL"},
-      {kCast, [](Call& c) { c.workspace = nullptr; },
+      {kCast, [](Args& c) { c.weight.struct_size = 5000; }, "struct_size is 5000"},
+      {kCast, [](Args& c) { c.weight.reserved = -1; }, "reserved is -1"},
+      {kCast, [](Args& c) { c.weight.w = nullptr; }, "float8_weight_args.w is NULL"},
+      {kCast, [](Args& c) { c.weight.cache = nullptr; }, "float8_weight_args.cache is NULL"},
+      {kCast, [](Args& c) { c.workspace = nullptr; },
        "workspace of float8_linear_cast_weight is NULL"},
-      {kCast, [](Call& c) { c.weight.valid = static_cast<uint32_t*>(c.weight.cache); },
+      {kCast, [](Args& c) { c.weight.valid = static_cast<uint32_t*>(c.weight.cache); },
        "valid is given, the plan's casts look at no flag"},
-      {kCast, [](Call& c) { c.weight.ld_w = 8; }, "ld_w is 8"},
-      {kCast, [](Call& c) { c.weight.cache = const_cast<void*>(c.weight.w); }, "cache"},
-      {kCast, [](Call& c) { c.weight.cache = c.workspace; }, "overlap"},
-      {kCast, [](Call& c) { c.weight.cache_bytes = 7; }, "cache_bytes is 7, "},
-      {kCast, [](Call& c) { c.weight.workspace_bytes = 7; }, "workspace_bytes is 7, "},
+      {kCast, [](Args& c) { c.weight.ld_w = 8; }, "ld_w is 8"},
+      {kCast, [](Args& c) { c.weight.cache = const_cast<void*>(c.weight.w); }, "cache"},
+      {kCast, [](Args& c) { c.weight.cache = c.workspace; }, "overlap"},
+      {kCast, [](Args& c) { c.weight.cache_bytes = 7; }, "cache_bytes is 7, "},
+      {kCast, [](Args& c) { c.weight.workspace_bytes = 7; }, "workspace_bytes is 7, "},
   });
 }
 
@@ -218,23 +217,23 @@ class MisuseDelayed : public Misuse {
 
 TEST_F(MisuseDelayed, OfTheScales) {
   expect_refused({
-      {&Misuse::forward, [](Call& c) { c.forward.scales = {}; },
+      {&Misuse::forward, [](Args& c) { c.forward.scales = {}; },
        "float8_forward_args.scales is empty"},
-      {&Misuse::backward, [](Call& c) { c.backward.scales = {}; },
+      {&Misuse::backward, [](Args& c) { c.backward.scales = {}; },
        "float8_backward_args.scales is empty"},
-      {&Misuse::cast, [](Call& c) { c.weight.scales = {}; }, "float8_weight_args.scales is empty"},
-      {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[0] = c.forward.y; },
+      {&Misuse::cast, [](Args& c) { c.weight.scales = {}; }, "float8_weight_args.scales is empty"},
+      {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[0] = c.forward.y; },
        "float8_scale_slots (amax)"},
-      {&Misuse::forward, [](Call& c) { c.forward.scales.opaque[1] = c.forward.y; },
+      {&Misuse::forward, [](Args& c) { c.forward.scales.opaque[1] = c.forward.y; },
        "and float8_scale_slots ("},
       {&Misuse::forward,
-       [](Call& c) { c.forward.scales.opaque[0] = into(c.forward.scales.opaque[0], 2); },
+       [](Args& c) { c.forward.scales.opaque[0] = into(c.forward.scales.opaque[0], 2); },
        "float8_scale_slots (amax) is not aligned"},
       {&Misuse::backward,
-       [](Call& c) { c.backward.scales.opaque[1] = into(c.backward.scales.opaque[1], 1); },
+       [](Args& c) { c.backward.scales.opaque[1] = into(c.backward.scales.opaque[1], 1); },
        "float8_scale_slots (scale) is not aligned"},
       {&Misuse::cast,
-       [](Call& c) { c.weight.scales.opaque[0] = into(c.weight.scales.opaque[0], 6); },
+       [](Args& c) { c.weight.scales.opaque[0] = into(c.weight.scales.opaque[0], 6); },
        "float8_scale_slots (amax) is not aligned"},
   });
 }
@@ -247,16 +246,16 @@ class MisuseHighPrecision : public Misuse {
 TEST_F(MisuseHighPrecision, OfWhatBackwardReads) {
   constexpr Do kBackward = &Misuse::backward;
   expect_refused({
-      {kBackward, [](Call& c) { c.backward.x = nullptr; },
+      {kBackward, [](Args& c) { c.backward.x = nullptr; },
        "float8_backward_args.x is NULL; grad_weight is computed from"},
-      {kBackward, [](Call& c) { c.backward.x = into(c.backward.x, 8); }, "x is not aligned"},
-      {kBackward, [](Call& c) { c.backward.dx = const_cast<void*>(c.backward.x); },
+      {kBackward, [](Args& c) { c.backward.x = into(c.backward.x, 8); }, "x is not aligned"},
+      {kBackward, [](Args& c) { c.backward.dx = const_cast<void*>(c.backward.x); },
        "dx (2560 bytes) and float8_backward_args.x (2560 bytes) overlap"},
   });
 }
 
 TEST_F(Misuse, CudaErrorsReachTheCaller) {
-  const Call call = good();
+  const Args call = good();
   const auto fails = [&](CUresult& where, CUresult with, float8_status status, const char* words) {
     where = with;
     EXPECT_EQ(forward(call), status) << words;
@@ -300,7 +299,7 @@ TEST_F(Misuse, CallsAtRandom) {
   const auto flag = [&] { return static_cast<int32_t>(rarely() ? number(1) : 0); };
   int good_calls = 0;
   for (int i = 0; i < 20000; ++i) {
-    Call call = good();
+    Args call = good();
     float8_forward_args& f = call.forward;
     if (rarely()) f.struct_size = random() % 6000;
     f.x = pointer(f.x);

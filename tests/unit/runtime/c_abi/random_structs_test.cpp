@@ -18,13 +18,11 @@
 
 #include "base/format.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
+#include "tests/unit/runtime/c_abi/small_shape.hpp"
 
 namespace f8::runtime {
 namespace {
 
-constexpr int64_t kM = 40;
-constexpr int64_t kN = 48;
-constexpr int64_t kK = 32;
 constexpr int64_t kLongestStride = 256;     // kM such rows of 4 bytes are in a slice
 constexpr size_t kSlice = size_t{1} << 21;  // more than any workspace here
 constexpr size_t kSlices = 12;

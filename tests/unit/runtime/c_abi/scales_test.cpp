@@ -5,6 +5,7 @@
 
 #include "runtime/c_abi/common.hpp"
 #include "runtime/distributed/nccl_api.hpp"
+#include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/count_allocations.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
@@ -13,12 +14,7 @@ namespace {
 
 using testing::Buffer;
 using testing::FakeCuda;
-
-constexpr Shape kShape = {40, 48, 32};
-
-bool says(std::string_view message, std::string_view part) {
-  return message.find(part) != std::string_view::npos;
-}
+using testing::says;
 
 class CAbiScales : public ::testing::Test {
  protected:

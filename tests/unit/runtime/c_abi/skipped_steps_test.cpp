@@ -9,20 +9,13 @@
 #include <limits>
 
 #include "runtime/distributed/nccl_api.hpp"
+#include "tests/unit/runtime/c_abi/small_shape.hpp"
 #include "tests/unit/runtime/linear_fixture.hpp"
 
 namespace f8::runtime {
 namespace {
 
 using testing::Buffer;
-
-constexpr int64_t kM = 40;
-constexpr int64_t kN = 48;
-constexpr int64_t kK = 32;
-
-std::vector<uint8_t> bytes(Buffer& buffer) {
-  return {buffer.data(), buffer.data() + buffer.bytes()};
-}
 
 // A trainer with one linear under delayed scaling.
 class SkippedSteps : public ::testing::Test {

@@ -11,7 +11,7 @@
 namespace f8 {
 namespace {
 
-constexpr int64_t kM = 8192, kN = 512, kK = 256;
+constexpr int64_t kTokens = 8192, kOut = 512, kIn = 256;
 constexpr const char* kKey = "output/rowwise/e4m3.e4m3.bf16/tn/m8192n512k256/b0f1";
 constexpr const char* kConfig = "64x128s4c1x1w1g8";  // not what the cost model chooses
 
@@ -37,9 +37,9 @@ uint64_t hash_word(const TuningTable& from) {
 // What a linear of the table's shape says of its kernel.
 std::string kernel_of_output(const float8::Context& on) {
   float8::LinearDesc desc;
-  desc.m_max = kM;
-  desc.n = kN;
-  desc.k = kK;
+  desc.m_max = kTokens;
+  desc.n = kOut;
+  desc.k = kIn;
   desc.recipe = float8::Recipe::rowwise();
   const std::string info = float8::Linear::plan(on, desc).value().info().value();
   const size_t at = info.find("generated ");

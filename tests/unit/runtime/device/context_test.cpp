@@ -10,13 +10,10 @@ namespace f8::runtime {
 namespace {
 
 using testing::FakeCuda;
+using testing::says;
 using testing::ScratchDirectory;
 
 const codegen::KernelSpec kAmax = codegen::AmaxSpec{};
-
-bool says(const Error& error, std::string_view part) {
-  return error.message.find(part) != std::string::npos;
-}
 
 TEST(Context, RefusesAGpuThatIsNoHopper) {
   FakeCuda cuda;

@@ -15,8 +15,8 @@
 namespace f8::runtime {
 namespace {
 
-constexpr int kRanks = 4;
-constexpr int64_t kRows = 512, kCols = 256, kShard = kRows / kRanks;
+constexpr int kGathering = 4;
+constexpr int64_t kRows = 512, kCols = 256, kShard = kRows / kGathering;
 
 struct Sent {
   std::array<size_t, 8> bytes{};
@@ -36,11 +36,11 @@ ncclResult_t all_gather(const void* from, void* to, size_t count, ncclDataType_t
   return ncclSuccess;
 }
 
-Nccl table() {
+Nccl gathering_table() {
   Nccl table;
   table.all_gather = all_gather;
   table.comm_count = [](const ncclComm_t, int* out) {
-    *out = kRanks;
+    *out = kGathering;
     return ncclSuccess;
   };
   table.comm_user_rank = [](const ncclComm_t, int* out) {
@@ -95,7 +95,7 @@ class GatherCost : public ::testing::Test {
   }
 
   testing::FakeCuda cuda_;
-  Nccl table_ = table();
+  Nccl table_ = gathering_table();
   std::shared_ptr<Context> context_;
   ncclComm* communicator_ = reinterpret_cast<ncclComm*>(uintptr_t{16});
   std::array<Memory, 6> memory_;
@@ -107,9 +107,9 @@ TEST_F(GatherCost, IsOneByteAnElementInOneGroup) {
   call.whole = view(kRows, memory_[3], memory_[4], memory_[5]);
   call.shard_rows = kShard;
   call.communicator = communicator_;
-  Memory workspace = memory(gather_workspace_bytes(call.whole, kShard, kRanks));
+  Memory workspace = memory(gather_workspace_bytes(call.whole, kShard, kGathering));
   // Only qt takes the workspace.
-  EXPECT_EQ(gather_workspace_bytes(call.whole, kShard, kRanks), size_t{kRows * kCols});
+  EXPECT_EQ(gather_workspace_bytes(call.whole, kShard, kGathering), size_t{kRows * kCols});
   ASSERT_TRUE(gather(*context_, call, workspace.data(), 0, nullptr));
   EXPECT_EQ(g_sent.groups, 1);
   EXPECT_EQ(g_sent.beside_a_group, 0);
@@ -128,7 +128,7 @@ TEST_F(GatherCost, AsksNothingOfTheHost) {
   call.whole = view(kRows, memory_[3], memory_[4], memory_[5]);
   call.shard_rows = kShard;
   call.communicator = communicator_;
-  Memory workspace = memory(gather_workspace_bytes(call.whole, kShard, kRanks));
+  Memory workspace = memory(gather_workspace_bytes(call.whole, kShard, kGathering));
   testing::SystemCalls calls;
   {
     const testing::Intercept intercept;

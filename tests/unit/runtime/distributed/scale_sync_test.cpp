@@ -10,7 +10,7 @@
 namespace f8::runtime {
 namespace {
 
-struct Call {
+struct Reduced {
   const void* send;
   void* receive;
   size_t count;
@@ -18,7 +18,7 @@ struct Call {
   ncclRedOp_t op;
   cudaStream_t stream;
 };
-std::vector<Call> g_calls;
+std::vector<Reduced> g_calls;
 ncclResult_t g_result = ncclSuccess;
 
 ncclResult_t all_reduce(const void* send, void* receive, size_t count, ncclDataType_t type,

@@ -12,17 +12,17 @@ namespace {
 
 using testing::Buffer;
 
-constexpr int64_t kM = 24;
-constexpr int64_t kN = 32;
-constexpr int64_t kK = 48;
+constexpr int64_t kTokens = 24;
+constexpr int64_t kOutFeatures = 32;
+constexpr int64_t kInFeatures = 48;
 
 class ReservedBytesOfAWorkspace : public ::testing::Test {
  protected:
   static float8::Linear plan(const float8::Context& context) {
     float8::LinearDesc desc;
-    desc.m_max = kM;
-    desc.n = kN;
-    desc.k = kK;
+    desc.m_max = kTokens;
+    desc.n = kOutFeatures;
+    desc.k = kInFeatures;
     desc.recipe = float8::Recipe::rowwise();
     return float8::Linear::plan(context, desc).value();
   }
@@ -40,8 +40,9 @@ class ReservedBytesOfAWorkspace : public ::testing::Test {
 
   float8::Context context_ = float8::Context::create(0, {.cache_dir = "", .emulate = true}).value();
   float8::Linear linear_ = plan(context_);
-  Buffer x_{reference::random_matrix(kM, kK, 1)}, w_{reference::random_matrix(kN, kK, 2)};
-  Buffer y_{kM * kN * 2};
+  Buffer x_{reference::random_matrix(kTokens, kInFeatures, 1)},
+      w_{reference::random_matrix(kOutFeatures, kInFeatures, 2)};
+  Buffer y_{kTokens * kOutFeatures * 2};
   Buffer workspace_{linear_.workspace_bytes() + 4096};
   size_t reserved_ = context_.workspace_reserved_bytes();
 };

@@ -13,10 +13,7 @@ namespace f8::runtime {
 namespace {
 
 using testing::FakeCuda;
-
-bool says(const Error& error, std::string_view part) {
-  return error.message.find(part) != std::string::npos;
-}
+using testing::says;
 
 GemmChoice generated(std::string_view config) {
   return parse_choice(Provider::kGenerated, config).value();

@@ -12,7 +12,7 @@ using codegen::ScaleMode;
 using testing::FakeCuda;
 using testing::Fixture;
 
-GemmChoice generated(std::string_view config) {
+GemmChoice group_choice(std::string_view config) {
   return parse_choice(Provider::kGenerated, config).value();
 }
 
@@ -56,7 +56,7 @@ class GroupedGemmTest : public ::testing::Test {
   std::shared_ptr<const GroupedGemm> pair(Shape shape, const char* config,
                                           ScaleMode scale = ScaleMode::kTensor) {
     return GroupedGemm::create(context_, describe(Gemm::kGradInput, shape, scale),
-                               describe(Gemm::kGradWeight, shape, scale), generated(config))
+                               describe(Gemm::kGradWeight, shape, scale), group_choice(config))
         .value();
   }
   FakeCuda cuda_;
@@ -158,8 +158,8 @@ TEST_F(GroupedGemmTest, BothCallsAreChecked) {
 
 LinearDesc with_choices(const char* recipe, const char* grad_input, const char* grad_weight) {
   LinearDesc desc = testing::describe(recipe, {70, 48, 144});
-  desc.choices[1] = generated(grad_input);
-  desc.choices[2] = generated(grad_weight);
+  desc.choices[1] = group_choice(grad_input);
+  desc.choices[2] = group_choice(grad_weight);
   return desc;
 }
 

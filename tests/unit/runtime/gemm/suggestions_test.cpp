@@ -10,7 +10,7 @@
 namespace f8::runtime {
 namespace {
 
-constexpr int kSms = 132;
+constexpr int kH100Sms = 132;
 
 Suggestion tiled(int tile_m, int tile_n, int cluster_m = 1, int cluster_n = 2, int split_k = 1) {
   return {.algorithm = kTiledAlgorithm,
@@ -22,7 +22,7 @@ Suggestion tiled(int tile_m, int tile_n, int cluster_m = 1, int cluster_n = 2, i
 }
 
 size_t first(std::initializer_list<Suggestion> suggestions, Shape shape) {
-  return rank_first(std::span(suggestions.begin(), suggestions.size()), shape, kSms);
+  return rank_first(std::span(suggestions.begin(), suggestions.size()), shape, kH100Sms);
 }
 
 // 132 tiles fill one wave; 144 of them leave most of a second one idle.

@@ -16,7 +16,7 @@
 namespace f8::runtime {
 namespace {
 
-constexpr Shape kShape = {512, 80, 64};
+constexpr Shape kLinearShape = {512, 80, 64};
 
 // Linears of an emulated device; fake_tune.sh is float8-tune.
 class FirstUse : public ::testing::Test {
@@ -58,7 +58,7 @@ class FirstUse : public ::testing::Test {
   }
 
   // A table of a device of this context that has measured the linear, with a kernel of its own.
-  [[nodiscard]] static std::string table(const Context& context, Shape shape = kShape) {
+  [[nodiscard]] static std::string table(const Context& context, Shape shape = kLinearShape) {
     TuningTable table;
     table.devices = {context.device()};
     table.sources = {{"t.f8db"}};
@@ -78,7 +78,7 @@ class FirstUse : public ::testing::Test {
   }
 
   [[nodiscard]] static std::string why(const std::shared_ptr<Context>& context,
-                                       Shape shape = kShape, const char* recipe = "rowwise") {
+                                       Shape shape = kLinearShape, const char* recipe = "rowwise") {
     return Linear::plan(context, testing::describe(recipe, shape))
         .value()
         ->choice(Gemm::kOutput)
@@ -149,7 +149,7 @@ TEST_F(FirstUse, ADamagedTableLeavesTheContextsOwn) {
 
 TEST_F(FirstUse, OtherRecipesAndContextsAreLeftAlone) {
   const auto context = this->context();
-  LinearDesc custom = testing::describe("rowwise", kShape);
+  LinearDesc custom = testing::describe("rowwise", kLinearShape);
   custom.recipe.name = "custom";
   ASSERT_TRUE(Linear::plan(context, custom));
   (void)why(this->context(0));

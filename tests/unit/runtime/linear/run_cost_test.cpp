@@ -25,13 +25,13 @@ const Driver* g_below = nullptr;  // where counted calls go on to
 bool g_idle = false;              // launches and memsets do nothing
 
 #define F8_ENUMERATE(field, function) k_##field,
-enum Call { F8_DRIVER_FUNCTIONS(F8_ENUMERATE) kCalls };
+enum CallId { F8_DRIVER_FUNCTIONS(F8_ENUMERATE) kCalls };
 #undef F8_ENUMERATE
 std::array<int, kCalls> g_counts;
 
-template <Call kCall, auto kField>
+template <CallId kCall, auto kField>
 struct Counted;
-template <Call kCall, class... Args, CUresult (*Driver::*kField)(Args...)>
+template <CallId kCall, class... Args, CUresult (*Driver::*kField)(Args...)>
 struct Counted<kCall, kField> {
   static CUresult call(Args... args) {
     ++g_counts[kCall];

@@ -17,10 +17,6 @@ inline constexpr int64_t kM = 160, kK = 144;
 inline constexpr std::array<int64_t, 3> kN = {96, 32, 48};  // Q, K and V
 inline constexpr int64_t kAllN = 176;
 
-inline std::vector<uint8_t> bytes(Buffer& buffer) {
-  return {buffer.data(), buffer.data() + buffer.bytes()};
-}
-
 inline Recipe recipe_of(std::string_view name) {
   return name == "bf16" ? bf16_recipe() : find_recipe(name).value();
 }

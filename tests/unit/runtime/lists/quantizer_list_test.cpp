@@ -18,14 +18,10 @@ using testing::FakeCuda;
 using testing::kPoison;
 using testing::says;
 
-std::vector<uint8_t> bytes(Buffer& buffer) {
-  return {buffer.data(), buffer.data() + buffer.bytes()};
-}
-
 // A quantizer, a tensor of up to its rows, and everything that a cast of it writes.
-struct Item {
-  Item(const std::shared_ptr<Context>& context, const QuantizerDesc& desc, int64_t rows_of_call,
-       uint64_t seed)
+struct Quantized {
+  Quantized(const std::shared_ptr<Context>& context, const QuantizerDesc& desc,
+            int64_t rows_of_call, uint64_t seed)
       : quantizer(Quantizer::plan(context, desc).value()),
         rows(rows_of_call),
         x(reference::random_matrix(std::max<int64_t>(rows, 1), desc.cols, seed), desc.dtype),
@@ -63,7 +59,7 @@ struct Item {
   uint32_t recorded[8] = {};
   float scale[4 * kernels::kScaleStride] = {};
 };
-using Items = std::vector<std::unique_ptr<Item>>;
+using Items = std::vector<std::unique_ptr<Quantized>>;
 
 class QuantizerListTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -78,7 +74,7 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
   Items mixed() const {
     Items items;
     const auto add = [&](QuantizerDesc of, int64_t rows) {
-      items.push_back(std::make_unique<Item>(context_, of, rows, items.size()));
+      items.push_back(std::make_unique<Quantized>(context_, of, rows, items.size()));
     };
     add(desc(Tensor::kInput, 200, 144), 133);
     add(desc(Tensor::kWeight, 160, 48), 160);
@@ -124,7 +120,7 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(list.run(array(calls_of(together, first_step)), workspace.data(), nullptr));
     EXPECT_TRUE(workspace.guard_is_whole());
     for (size_t i = 0; i < together.size(); ++i) {
-      Item& item = *alone[i];
+      Quantized& item = *alone[i];
       Buffer scratch(item.quantizer->workspace_bytes());
       std::fill_n(scratch.data(), std::min(scratch.bytes(), reserved_), uint8_t{0});
       ASSERT_TRUE(item.quantizer->run(item.call(first_step), scratch.data(), nullptr));
@@ -186,8 +182,8 @@ TEST_P(QuantizerListTest, RowsMayDifferFromRunToRun) {
 TEST_P(QuantizerListTest, OnePairOfLaunchesForManyTensors) {
   Items items;
   for (int64_t i = 0; i < 29; ++i) {
-    items.push_back(std::make_unique<Item>(context_, desc(Tensor::kInput, 16 + i, 16 * (1 + i % 5)),
-                                           16 + i, i));
+    items.push_back(std::make_unique<Quantized>(
+        context_, desc(Tensor::kInput, 16 + i, 16 * (1 + i % 5)), 16 + i, i));
   }
   const QuantizerList list = list_of(context_, items);
   Buffer workspace(list.workspace_bytes());
@@ -345,7 +341,7 @@ TEST_P(ShardListTest, TheSameAsOneByOne) {
           const auto [most, count] = shard(rows, ranks, rank);
           QuantizerDesc of = desc(operand, most, cols);
           of.over_ranks = true;
-          items.push_back(std::make_unique<Item>(context_, of, count, i));
+          items.push_back(std::make_unique<Quantized>(context_, of, count, i));
           if (count == 0) continue;
           Buffer whole = matrix(i);
           std::copy_n(whole.data() + rank * most * cols * 2, count * cols * 2,
@@ -390,8 +386,8 @@ TEST_P(ShardListTest, TheSameAsOneByOne) {
       const auto count = static_cast<size_t>(alone[0][i]->quantizer->amax_words());
       for (size_t w = 0; w < count; ++w) {
         uint32_t most = 0;
-        for (auto& items : alone) most = std::max(most, Item::words(items[i]->amax)[w]);
-        for (auto& items : alone) Item::words(items[i]->amax)[w] = most;
+        for (auto& items : alone) most = std::max(most, Quantized::words(items[i]->amax)[w]);
+        for (auto& items : alone) Quantized::words(items[i]->amax)[w] = most;
       }
     }
     for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -399,11 +395,11 @@ TEST_P(ShardListTest, TheSameAsOneByOne) {
       ASSERT_TRUE(list(rank).run(array(calls(rank)), nullptr, nullptr));
       size_t at = 0;
       for (size_t i = 0; i < kWholes.size(); ++i) {
-        Item& one = *alone[index][i];
+        Quantized& one = *alone[index][i];
         const auto count = static_cast<size_t>(one.quantizer->amax_words());
         EXPECT_TRUE(std::equal(words[index].begin() + static_cast<std::ptrdiff_t>(at),
                                words[index].begin() + static_cast<std::ptrdiff_t>(at + count),
-                               Item::words(one.amax)));
+                               Quantized::words(one.amax)));
         at += count;
         ASSERT_TRUE(one.quantizer->run(one.call(), nullptr, nullptr));
         EXPECT_EQ(together[index][i]->written(), one.written()) << i;
@@ -419,7 +415,7 @@ TEST_P(ShardListTest, OneAmaxLaunchAndOneCastLaunch) {
   for (int64_t i = 0; i < 20; ++i) {
     QuantizerDesc of = desc(Tensor::kWeight, 128, 16 * (1 + i % 5));
     of.over_ranks = true;
-    items.push_back(std::make_unique<Item>(context_, of, i == 4 ? 0 : 128 - i, i));
+    items.push_back(std::make_unique<Quantized>(context_, of, i == 4 ? 0 : 128 - i, i));
     amax.resize(amax.size() + static_cast<size_t>(items.back()->quantizer->amax_words()));
     row_amax.resize(row_amax.size() +
                     static_cast<size_t>(items.back()->quantizer->row_amax_words()));
@@ -451,7 +447,7 @@ TEST_P(ShardListTest, ShardsOfTwoTensorsMayNotShareWords) {
   for (size_t i = 0; i < 2; ++i) {
     QuantizerDesc of = desc(Tensor::kWeight, 64, 32);
     of.over_ranks = true;
-    items.push_back(std::make_unique<Item>(context_, of, 64, i));
+    items.push_back(std::make_unique<Quantized>(context_, of, 64, i));
   }
   const QuantizerList list = list_of(context_, items);
   auto calls = calls_of(items);

@@ -19,10 +19,6 @@ using testing::FakeCuda;
 using testing::Fixture;
 using testing::says;
 
-std::vector<uint8_t> bytes(Buffer& buffer) {
-  return {buffer.data(), buffer.data() + buffer.bytes()};
-}
-
 class WeightCastsTest : public ::testing::Test {
  protected:
   // Linears of one context, of many shapes.

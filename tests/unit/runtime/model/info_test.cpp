@@ -15,7 +15,7 @@ namespace {
 using testing::FakeCublasLt;
 using testing::FakeCuda;
 
-constexpr Shape kShape = {256, 48, 32};
+constexpr Shape kLinear = {256, 48, 32};
 
 ::testing::AssertionResult says(const std::string& text, std::string_view part) {
   if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
@@ -30,7 +30,7 @@ TEST(Info, SaysWhyEachKernelWasChosen) {
   FakeCuda cuda;
   FakeCublasLt library;
   const auto context = cuda.context();
-  LinearDesc desc = testing::describe("rowwise_with_gw_hp", kShape);
+  LinearDesc desc = testing::describe("rowwise_with_gw_hp", kLinear);
   std::string text = info(context, desc);
   EXPECT_TRUE(says(text, "recipe rowwise_with_gw_hp, tensors bf16, dw bf16"));
   EXPECT_TRUE(says(text, "output       e4m3 (a scale a row, power of two) by e4m3"));
@@ -43,12 +43,12 @@ TEST(Info, SaysWhyEachKernelWasChosen) {
   table.devices = {{.name = "Fake H100"}};
   const GemmChoice measured = choose_gemm(nullptr,
                                           {.gemm = Gemm::kOutput,
-                                           .shape = kShape,
+                                           .shape = kLinear,
                                            .scale = codegen::ScaleMode::kAxis,
                                            .fast = true},
                                           132)
                                   .value();
-  table.add({Problem::make(Op::kOutput, desc.recipe, kShape).value(), Provider::kGenerated,
+  table.add({Problem::make(Op::kOutput, desc.recipe, kLinear).value(), Provider::kGenerated,
              config_text(measured), 1000});
   table.add({Problem::make(Op::kGradWeight, desc.recipe, {512, 48, 32}).value(),
              Provider::kCublasLt, "h2", 1000});
@@ -74,7 +74,7 @@ TEST(Info, ListsTheLaunches) {
   EXPECT_TRUE(says(text, "forward              quantize x; quantize w; gemm output\n"));
   EXPECT_TRUE(says(text, "forward with cache   quantize x; gemm output\n"));
   EXPECT_TRUE(says(text, "cast of the weight   quantize w\n"));
-  desc.shape = kShape;
+  desc.shape = kLinear;
   EXPECT_TRUE(says(info(context, desc), "forward              quantize x,w; gemm output\n"));
   desc.recipe = find_recipe("delayed").value();
   desc.bias = desc.accumulate_grad_weight = true;
@@ -112,7 +112,7 @@ TEST(Info, FillsTheCallersBuffer) {
   FakeCuda cuda;
   float8_context context{cuda.context()};
   const float8_linear linear{
-      Linear::plan(context.context, testing::describe("rowwise", kShape)).value()};
+      Linear::plan(context.context, testing::describe("rowwise", kLinear)).value()};
   const std::string all = describe(*linear.linear);
   size_t needed = 0;
   ASSERT_EQ(float8_linear_info(&linear, nullptr, 0, &needed), FLOAT8_OK);

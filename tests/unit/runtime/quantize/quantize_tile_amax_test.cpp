@@ -90,8 +90,8 @@ TEST(TakesLines, ThereIsRoomForEveryNumberOfRowsUpToThePlanned) {
 }
 
 // A matrix, the buffers that a cast writes for it, and poisoned buffers for its amaxes.
-struct Item {
-  Item(const codegen::CastSpec& spec, int64_t rows, int64_t cols, uint64_t seed)
+struct TileItem {
+  TileItem(const codegen::CastSpec& spec, int64_t rows, int64_t cols, uint64_t seed)
       : matrix(reference::random_matrix(rows, cols, seed)),
         x(matrix),
         q(fp8_copy_bytes(rows, cols)),
@@ -137,9 +137,10 @@ struct Item {
 class QuantizeTileAmaxTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { ASSERT_TRUE(context_->make_current()); }
-  using Pair = std::array<std::unique_ptr<Item>, 2>;
+  using Pair = std::array<std::unique_ptr<TileItem>, 2>;
   Pair pair() {
-    return {std::make_unique<Item>(spec_, 300, 272, 1), std::make_unique<Item>(spec_, 129, 400, 2)};
+    return {std::make_unique<TileItem>(spec_, 300, 272, 1),
+            std::make_unique<TileItem>(spec_, 129, 400, 2)};
   }
   void two_launches(Pair& items, bool first_by_tile_amax, bool second_by_tile_amax) {
     const QuantizeOperand operands[] = {items[0]->operand(first_by_tile_amax),

@@ -34,7 +34,7 @@ struct Fakes {
   double clock_ms = 0;
   std::map<CUevent, double> recorded;
 };
-inline Fakes g;
+inline Fakes g_fakes;
 inline FakeCuda* g_cuda = nullptr;
 inline FakeCublasLt* g_library = nullptr;
 
@@ -44,25 +44,25 @@ inline size_t launched() {
 
 inline runtime::Driver complete(const runtime::Driver& table) {
   runtime::Driver d = table;
-  d.ctx_synchronize = [] { return g.sync_result; };
+  d.ctx_synchronize = [] { return g_fakes.sync_result; };
   d.mem_get_info = [](size_t* free_bytes, size_t* total) {
     *free_bytes = *total = size_t{1} << 30;
     return CUDA_SUCCESS;
   };
   d.mem_alloc = [](CUdeviceptr* out, size_t bytes) {
-    if (g.alloc_result != CUDA_SUCCESS) return g.alloc_result;
-    ++g.allocations;
+    if (g_fakes.alloc_result != CUDA_SUCCESS) return g_fakes.alloc_result;
+    ++g_fakes.allocations;
     *out = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
     return CUDA_SUCCESS;
   };
   d.mem_free = [](CUdeviceptr at) {
-    ++g.frees;
+    ++g_fakes.frees;
     std::free(reinterpret_cast<void*>(at));
     return CUDA_SUCCESS;
   };
   d.memcpy_htod = [](CUdeviceptr to, const void* from, size_t bytes) {
     std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-    if (g.one_scale && bytes <= 8192) {
+    if (g_fakes.one_scale && bytes <= 8192) {
       auto* scales = reinterpret_cast<float*>(to);
       std::fill_n(scales, bytes / sizeof(float), scales[0]);
     }
@@ -70,7 +70,8 @@ inline runtime::Driver complete(const runtime::Driver& table) {
   };
   d.memcpy_dtoh = [](void* to, CUdeviceptr from, size_t bytes) {
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    if (g.change_copy > 0 && --g.change_copy == 0) static_cast<uint8_t*>(to)[bytes - 1] ^= 1;
+    if (g_fakes.change_copy > 0 && --g_fakes.change_copy == 0)
+      static_cast<uint8_t*>(to)[bytes - 1] ^= 1;
     return CUDA_SUCCESS;
   };
   d.memcpy_dtod_async = [](CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
@@ -86,32 +87,32 @@ inline runtime::Driver complete(const runtime::Driver& table) {
     return CUDA_SUCCESS;
   };
   d.stream_destroy = [](CUstream) { return CUDA_SUCCESS; };
-  d.stream_synchronize = [](CUstream) { return g.sync_result; };
+  d.stream_synchronize = [](CUstream) { return g_fakes.sync_result; };
   d.stream_begin_capture = [](CUstream, CUstreamCaptureMode) {
-    ++g.captures;
-    g.launches_before = launched();
+    ++g_fakes.captures;
+    g_fakes.launches_before = launched();
     return CUDA_SUCCESS;
   };
   d.stream_end_capture = [](CUstream, CUgraph* out) {
-    g.launches_of_graph.push_back(launched() - g.launches_before);
-    *out = reinterpret_cast<CUgraph>(g.launches_of_graph.size());
-    return g.capture_result;
+    g_fakes.launches_of_graph.push_back(launched() - g_fakes.launches_before);
+    *out = reinterpret_cast<CUgraph>(g_fakes.launches_of_graph.size());
+    return g_fakes.capture_result;
   };
   d.graph_instantiate = [](CUgraphExec* out, CUgraph graph, unsigned long long) {
-    ++g.graphs;
+    ++g_fakes.graphs;
     *out = reinterpret_cast<CUgraphExec>(graph);
     return CUDA_SUCCESS;
   };
   d.graph_destroy = [](CUgraph) { return CUDA_SUCCESS; };
   d.graph_exec_destroy = [](CUgraphExec) {
-    --g.graphs;
+    --g_fakes.graphs;
     return CUDA_SUCCESS;
   };
   // A launch of a graph takes a hundredth of a millisecond.
   d.graph_launch = [](CUgraphExec graph, CUstream) {
-    ++g.graph_launches;
-    g.clock_ms +=
-        0.01 * static_cast<double>(g.launches_of_graph[reinterpret_cast<size_t>(graph) - 1]);
+    ++g_fakes.graph_launches;
+    g_fakes.clock_ms +=
+        0.01 * static_cast<double>(g_fakes.launches_of_graph[reinterpret_cast<size_t>(graph) - 1]);
     return CUDA_SUCCESS;
   };
   d.event_create = [](CUevent* out, unsigned) {
@@ -121,12 +122,12 @@ inline runtime::Driver complete(const runtime::Driver& table) {
   };
   d.event_destroy = [](CUevent) { return CUDA_SUCCESS; };
   d.event_record = [](CUevent event, CUstream) {
-    g.recorded[event] = g.clock_ms + 0.01 * static_cast<double>(launched());
+    g_fakes.recorded[event] = g_fakes.clock_ms + 0.01 * static_cast<double>(launched());
     return CUDA_SUCCESS;
   };
-  d.event_synchronize = [](CUevent) { return g.sync_result; };
+  d.event_synchronize = [](CUevent) { return g_fakes.sync_result; };
   d.event_elapsed_time = [](float* ms, CUevent from, CUevent to) {
-    *ms = static_cast<float>(g.recorded[to] - g.recorded[from]);
+    *ms = static_cast<float>(g_fakes.recorded[to] - g_fakes.recorded[from]);
     return CUDA_SUCCESS;
   };
   return d;
@@ -135,7 +136,7 @@ inline runtime::Driver complete(const runtime::Driver& table) {
 class GpuBackendTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    g = {};
+    g_fakes = {};
     g_cuda = &cuda_;
     g_library = &library_;
     cuda_.launches.reserve(1 << 16);
@@ -148,8 +149,8 @@ class GpuBackendTest : public ::testing::Test {
   }
   void TearDown() override {
     backend_.reset();
-    EXPECT_EQ(g.graphs, 0) << "a graph was not destroyed";
-    EXPECT_EQ(g.allocations, g.frees) << "device memory was not freed";
+    EXPECT_EQ(g_fakes.graphs, 0) << "a graph was not destroyed";
+    EXPECT_EQ(g_fakes.allocations, g_fakes.frees) << "device memory was not freed";
   }
   static Problem problem(Op op, const char* recipe, Shape shape) {
     return Problem::make(op, *find_recipe(recipe), shape).value();

@@ -7,7 +7,7 @@
 namespace f8::tuner {
 namespace {
 
-using testing::g;
+using testing::g_fakes;
 using testing::GpuBackendTest;
 
 TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
@@ -142,13 +142,13 @@ TEST_F(GpuBackendTest, AnAmaxOfSomethingElseIsWrong) {
   // Copies to the host: sampled rows, then all rows for their maximum, then the amax.
   int wrong_amax = 0;
   for (int copy = 1; copy <= 80; ++copy) {
-    g.change_copy = copy;
+    g_fakes.change_copy = copy;
     const auto check = backend_->verify(built->id);
     ASSERT_TRUE(check);
     wrong_amax += check->what.starts_with("the amax is ") ? 1 : 0;
   }
   EXPECT_GE(wrong_amax, 1);
-  g.change_copy = 0;
+  g_fakes.change_copy = 0;
 }
 
 TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
@@ -169,14 +169,14 @@ TEST_F(GpuBackendTest, AKernelThatWritesNothingIsWrong) {
 TEST_F(GpuBackendTest, ScalesDifferSoThatAWrongOneShows) {
   for (const char* recipe : {"rowwise", "blockwise"}) {
     const Problem p = problem(Op::kOutput, recipe, {64, 272, 272});
-    g.one_scale = true;
+    g_fakes.one_scale = true;
     ASSERT_TRUE(backend_->open(p));
     ASSERT_TRUE(backend_->add(generated(p)));
     const auto check = backend_->verify(0);
     ASSERT_TRUE(check);
     EXPECT_FALSE(check->right) << recipe;
     EXPECT_NE(check->what.find("relative error"), std::string::npos) << check->what;
-    g.one_scale = false;
+    g_fakes.one_scale = false;
     ASSERT_TRUE(backend_->open(p));
     ASSERT_TRUE(backend_->add(generated(p)));
     EXPECT_TRUE(backend_->verify(0)->right) << recipe;
@@ -190,7 +190,8 @@ TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
   const auto built = backend_->add(generated(p));
   ASSERT_TRUE(built);
   ASSERT_TRUE(backend_->set_batch(built->id, 4));
-  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6}));  // rounded up to a multiple of the sets
+  EXPECT_EQ(g_fakes.launches_of_graph,
+            (std::vector<size_t>{6}));  // rounded up to a multiple of the sets
   const auto times = backend_->time(std::array{built->id, built->id});
   ASSERT_TRUE(times);
   ASSERT_EQ(times->size(), 2u);
@@ -201,8 +202,8 @@ TEST_F(GpuBackendTest, BatchesGoThroughEverySetEqually) {
   const auto large = backend_->add(generated(p, 1));
   ASSERT_TRUE(large);
   ASSERT_TRUE(backend_->set_batch(large->id, 1));
-  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{6, 1, 1, 1}));
-  EXPECT_EQ(g.graphs, 4);
+  EXPECT_EQ(g_fakes.launches_of_graph, (std::vector<size_t>{6, 1, 1, 1}));
+  EXPECT_EQ(g_fakes.graphs, 4);
 }
 
 TEST_F(GpuBackendTest, HotLaunchesRepeatOneSet) {
@@ -214,7 +215,8 @@ TEST_F(GpuBackendTest, HotLaunchesRepeatOneSet) {
   EXPECT_TRUE(backend_->verify(built->id)->right);
   ASSERT_TRUE(backend_->set_batch(built->id, 4));
   ASSERT_TRUE(backend_->set_batch(built->id, 1));
-  EXPECT_EQ(g.launches_of_graph, (std::vector<size_t>{4, 1})) << "there are no sets to take turns";
+  EXPECT_EQ(g_fakes.launches_of_graph, (std::vector<size_t>{4, 1}))
+      << "there are no sets to take turns";
   ASSERT_TRUE(backend_->open(problem(Op::kLinear, "tensorwise", {64, 48, 80}), L2State::kHot));
   EXPECT_EQ(backend_->sets(), 1);
   ASSERT_TRUE(backend_->open(p));
@@ -231,13 +233,13 @@ TEST_F(GpuBackendTest, ARefusedCallConcernsItsCandidateALostDeviceAll) {
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().code, ErrorCode::kCuda) << refused.error().message;
   cuda_.launch_result = CUDA_SUCCESS;
-  g.sync_result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  g_fakes.sync_result = CUDA_ERROR_ILLEGAL_ADDRESS;
   const auto lost = backend_->verify(built->id);
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code, ErrorCode::kCuda);
   EXPECT_NE(lost.error().message.find("restart the process"), std::string::npos)
       << lost.error().message;
-  g.sync_result = CUDA_SUCCESS;
+  g_fakes.sync_result = CUDA_SUCCESS;
 }
 
 TEST_F(GpuBackendTest, AFailedCaptureLeavesNothingBehind) {
@@ -247,8 +249,8 @@ TEST_F(GpuBackendTest, AFailedCaptureLeavesNothingBehind) {
   ASSERT_TRUE(built);
   cuda_.launch_result = CUDA_ERROR_INVALID_VALUE;
   EXPECT_FALSE(backend_->set_batch(built->id, 3));
-  EXPECT_EQ(g.launches_of_graph.size(), 1u) << "the capture was not ended";
-  EXPECT_EQ(g.graphs, 0);
+  EXPECT_EQ(g_fakes.launches_of_graph.size(), 1u) << "the capture was not ended";
+  EXPECT_EQ(g_fakes.graphs, 0);
 }
 
 TEST_F(GpuBackendTest, WhatDoesNotFitSaysHowMuchItTakes) {

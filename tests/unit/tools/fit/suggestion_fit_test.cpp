@@ -13,7 +13,7 @@ namespace {
 using runtime::CostModel;
 using runtime::Suggestion;
 
-CostModel truth() {
+CostModel true_model() {
   CostModel model;
   model.suggestions = {0.2, 0.05, 0.1, 0.15, -0.01, -0.15, 0.15, -0.02, 0.03, 0.05, 0.25, -0.06};
   return model;
@@ -37,7 +37,7 @@ std::vector<SuggestedGemm> gemms_of(double noise) {
                                .cluster_n = 1,
                                .split_k = split};
             const auto terms = runtime::suggestion_terms(s, gemm.shape(), gemm.sm_count);
-            const auto& of = truth().suggestions;
+            const auto& of = true_model().suggestions;
             const double lag = std::inner_product(terms.begin(), terms.end(), of.begin(), 0.0);
             const double wave = std::sin(static_cast<double>(7 * gemm.timed.size() + gemms.size()));
             // Only a small lag is fitted to, whatever its size.
@@ -54,7 +54,7 @@ std::vector<SuggestedGemm> gemms_of(double noise) {
 TEST(SuggestionFit, FindsTheCoefficientsOfSyntheticTimes) {
   const CostModel fitted = fit_suggestions(gemms_of(0), CostModel{}).value();
   for (size_t i = 0; i < CostModel::kSuggestionTerms; ++i) {
-    EXPECT_NEAR(fitted.suggestions[i], 0.1 * truth().suggestions[i], 2e-3) << i;
+    EXPECT_NEAR(fitted.suggestions[i], 0.1 * true_model().suggestions[i], 2e-3) << i;
   }
   EXPECT_LT(regret_of_ranked(gemms_of(0), fitted).p95, 1e-3);
   EXPECT_GT(regret_of_first(gemms_of(0)).mean, 5 * regret_of_ranked(gemms_of(0), fitted).mean);
@@ -71,7 +71,7 @@ TEST(SuggestionFit, LayersHeldOutAreRankedAsWell) {
 TEST(SuggestionFit, AFewSuggestionsAreNoFit) {
   auto few = gemms_of(0);
   few.resize(8);
-  const auto fitted = fit_suggestions(few, truth());
+  const auto fitted = fit_suggestions(few, true_model());
   ASSERT_FALSE(fitted);
   EXPECT_NE(fitted.error().message.find("112 ranked suggestions of 8 GEMMs"), std::string::npos)
       << fitted.error().message;
@@ -80,8 +80,9 @@ TEST(SuggestionFit, AFewSuggestionsAreNoFit) {
                 [](const SuggestedGemm& g) { return g.linear.n != 256 || g.linear.k != 512; });
   std::vector<SuggestedGemm> often;
   for (int i = 0; i < 10; ++i) often.insert(often.end(), layer.begin(), layer.end());
-  EXPECT_TRUE(fit_suggestions(often, truth()));
-  EXPECT_FALSE(cross_validate_suggestions(often, truth(), 4)) << "the fold without it has none";
+  EXPECT_TRUE(fit_suggestions(often, true_model()));
+  EXPECT_FALSE(cross_validate_suggestions(often, true_model(), 4))
+      << "the fold without it has none";
 }
 
 TEST(SuggestionFit, ATestIsOfOtherLayers) {
@@ -90,11 +91,11 @@ TEST(SuggestionFit, ATestIsOfOtherLayers) {
   EXPECT_EQ(of_other_layers(all, seen).size(), all.size() - 5) << "five M of one layer";
 }
 
-constexpr std::string_view kHeader =
+constexpr std::string_view kCsvHeader =
     "device,sms,d,m,n,k,heuristic,algorithm,tile_m,tile_n,cluster_m,cluster_n,split_k,us\n";
 
 TEST(SuggestionFit, ReadsWhatTheBenchmarkWrites) {
-  const auto gemms = parse_suggestions(std::string(kHeader) +
+  const auto gemms = parse_suggestions(std::string(kCsvHeader) +
                                        "NVIDIA H200,132,bf16,16,4096,1024,0,66,128,256,1,2,1,9.25\n"
                                        "NVIDIA H200,132,bf16,16,4096,1024,1,66,0,0,1,1,3,8.5\n"
                                        "NVIDIA H200,132,bf16,16,4096,1024,1,66,0,0,0,0,1,8\n"
@@ -119,7 +120,7 @@ TEST(SuggestionFit, SaysWhichLineIsWrong) {
     ASSERT_FALSE(parsed) << words;
     EXPECT_NE(parsed.error().message.find(words), std::string::npos) << parsed.error().message;
   };
-  const std::string header(kHeader);
+  const std::string header(kCsvHeader);
   expect_refused("m,n,k\n1,2,3\n", "line 1: no column device");
   expect_refused(header + "x,132,bf16,16,16,16,0,66,64,64,1,1,1,\n", "line 2: column us is ''");
   expect_refused(header + "x,132,bf16,16,16,-16,0,66,64,64,1,1,1,2\n", "line 2: column k is '-16'");

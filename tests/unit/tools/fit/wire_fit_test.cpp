@@ -12,7 +12,7 @@ using tuning_db::Collective;
 using tuning_db::RankGroup;
 using tuning_db::WireModel;
 
-WireModel truth() {
+WireModel true_wire() {
   WireModel m;
   m.launch_us = 12;
   m.nvlink = {.step_us = 2.5, .gb_per_s = 310};
@@ -27,10 +27,10 @@ std::vector<WireRow> rows_of(const std::vector<RankGroup>& groups, double noise 
     for (double bytes = 4096; bytes < 1e9; bytes *= 4) {
       const double wave = std::sin(static_cast<double>(7 * rows.size()));
       rows.push_back({Collective::kAllGather, group, bytes,
-                      truth().us(Collective::kAllGather, group, bytes) * (1 + noise * wave)});
+                      true_wire().us(Collective::kAllGather, group, bytes) * (1 + noise * wave)});
     }
     rows.push_back(
-        {Collective::kAllReduce, group, 4096, truth().us(Collective::kAllReduce, group, 4096)});
+        {Collective::kAllReduce, group, 4096, true_wire().us(Collective::kAllReduce, group, 4096)});
   }
   return rows;
 }
@@ -127,7 +127,7 @@ TEST(WireRows, AnErrorNamesLineAndColumn) {
 }
 
 TEST(WireFit, WritesTheConstantsAsSource) {
-  WireModel m = truth();
+  WireModel m = true_wire();
   m.cast_gb_per_s = 2780;
   m.error = 0.0834;
   m.measured = {{2, 1}, {8, 2}};

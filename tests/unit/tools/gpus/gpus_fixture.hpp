@@ -50,7 +50,8 @@ class GpusTest : public SweepTest {
     for (size_t i = 0; i < count; ++i) {
       gpus.push_back(std::make_unique<Gpu>(
           static_cast<int>(i), spawn(i),
-          WorkerOptions{.start_timeout_s = 20, .trial_timeout_s = 2, .tick = nullptr},
+          WorkerOptions{
+              .start_timeout_s = 200, .trial_timeout_s = trial_timeout_s_, .tick = nullptr},
           gpus_hooks_.interrupts));
       F8_TRY(gpus.back()->worker.launch());
     }

@@ -1,8 +1,6 @@
-// Large and hostile model files: linear time, bounded growth, files that are none.
+// Large and hostile model files: bounded growth, files that are none.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-
-#include <ctime>
 
 #include "base/text.hpp"
 #include "tests/unit/tools/model_files/model_files.hpp"
@@ -15,20 +13,7 @@ namespace {
 using f8::testing::safetensors;
 using f8::testing::TempFolder;
 
-// Ten times what an idle machine takes; reading a list quadratically took far longer.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kMostSeconds = 200;
-#else
-constexpr double kMostSeconds = 40;
-#endif
-
-double cpu_seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-TEST(ModelLimits, AMillionLayersAreReadInLinearTime) {
+TEST(ModelLimits, AMillionLayersAreRead) {
   std::string text = "[";
   for (int i = 0; i < 1'000'000; ++i) {
     text += f8::format(R"({}{{"fqn":"layers.{}.wq","in_features":4096,"out_features":1024}})",
@@ -36,14 +21,12 @@ TEST(ModelLimits, AMillionLayersAreReadInLinearTime) {
   }
   const TempFolder folder;
   const std::string file = folder.write("list.json", text + "]");
-  const double start = cpu_seconds();
   const Model model = load_model(file).value();
-  EXPECT_LT(cpu_seconds() - start, kMostSeconds);
   EXPECT_EQ(model.layers.size(), 1'000'000U);
   EXPECT_EQ(model.layers.back().fqn, "layers.999999.wq");
 }
 
-TEST(ModelLimits, AMillionTensorsAreReadInLinearTime) {
+TEST(ModelLimits, AMillionTensorsAreRead) {
   std::string header = "{";
   for (int i = 0; i < 1'000'000; ++i) {
     header += f8::format(
@@ -52,9 +35,7 @@ TEST(ModelLimits, AMillionTensorsAreReadInLinearTime) {
   }
   const TempFolder folder;
   const std::string file = folder.write("m.safetensors", safetensors(header + "}"));
-  const double start = cpu_seconds();
   const Model model = load_model(file).value();
-  EXPECT_LT(cpu_seconds() - start, kMostSeconds);
   EXPECT_EQ(model.layers.size(), 1'000'000U);
   EXPECT_EQ(model.layers.back().fqn, "layers.999999.wq");
 }

@@ -7,7 +7,7 @@
 namespace f8::tuner {
 namespace {
 
-using testing::g;
+using testing::g_fakes;
 using testing::GpuBackendTest;
 
 class BenchTest : public GpuBackendTest {
@@ -174,7 +174,7 @@ TEST_F(GpuBackendTest, CopiesThatDifferOrAreNotWrittenAreWrong) {
   EXPECT_FALSE(nothing->right);
   EXPECT_EQ(nothing->what, "weight 0 (64 x 48): its fp8 copies were not written");
   cuda_.emulate = true;
-  g.change_copy = 3;  // two for each weight
+  g_fakes.change_copy = 3;  // two for each weight
   const auto other = backend_->verify(1);
   ASSERT_TRUE(other);
   EXPECT_FALSE(other->right);

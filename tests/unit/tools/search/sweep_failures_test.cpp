@@ -1,4 +1,6 @@
 // Sweeps in which something fails or ends early: every trial gets its row all the same.
+#include <thread>
+
 #include "tests/unit/tools/search/sweep_fixture.hpp"
 
 namespace f8::tuner {
@@ -31,6 +33,7 @@ TEST_F(SweepTest, PrunedConfigurationsAreRowsWithTheirBound) {
 }
 
 TEST_F(SweepTest, AHangIsATimeoutAndTheNextCellIsMeasured) {
+  trial_timeout_s_ = 2;
   machine_.misbehaviour = [](const Problem& p, const Candidate& s) {
     return p.op == Op::kOutput && s.impl == Impl::kCublasLt && s.config == "h0"
                ? Misbehaviour::kHang
@@ -154,7 +157,8 @@ TEST_F(SweepTest, AnInterruptEndsAfterTheGroup) {
   EXPECT_EQ(all_rows().size(), plan().trials.size());
 }
 
-// The sweep is killed (-9) at moments spread over its life, and each time a resume goes on.
+// The sweep is killed (-9) at moments spread over its life, each soon after its second trial, and each
+// time a resume goes on.
 TEST_F(SweepTest, KilledAtAnyMomentResumeFinishesExactlyTheMissingCells) {
   request_.shapes = {{256, 512, 256}, {512, 512, 256}};
   machine_.real_sleep_s = 0.001;
@@ -168,11 +172,16 @@ TEST_F(SweepTest, KilledAtAnyMomentResumeFinishesExactlyTheMissingCells) {
   for (int attempt = 0; attempt < 6; ++attempt) {
     const pid_t child = ::fork();
     if (child == 0) {
+      hooks_.finished = [attempt, seen = 0](const auto&, const auto&, const auto&) mutable {
+        if (++seen != 2) return;
+        std::thread([attempt] {
+          ::usleep(static_cast<useconds_t>(1500 * attempt));
+          ::kill(::getpid(), SIGKILL);
+        }).detach();
+      };
       Database db = open();
       ::_exit(sweep(db, run_) ? 0 : 1);
     }
-    ::usleep(static_cast<useconds_t>(60'000 + 35'000 * attempt));
-    ::kill(child, SIGKILL);
     int status = 0;
     ::waitpid(child, &status, 0);
     killed += WIFSIGNALED(status) ? 1 : 0;
@@ -184,7 +193,7 @@ TEST_F(SweepTest, KilledAtAnyMomentResumeFinishesExactlyTheMissingCells) {
     }
     before = now;
   }
-  EXPECT_GE(killed, 1) << "the sweep was over before the first kill";
+  EXPECT_EQ(killed, 6) << "the sweep was over before a kill";
   ASSERT_TRUE(open().check());
   Database db = open();
   const auto rest = sweep(db, run_);

@@ -108,7 +108,7 @@ class SweepTest : public ::testing::Test {
     CompileAhead compiler = make_compiler();
     Sweep* engine = nullptr;
     Worker worker(spawn_fake(machine_),
-                  {.start_timeout_s = 20, .trial_timeout_s = 0.5, .tick = [&] {
+                  {.start_timeout_s = 200, .trial_timeout_s = trial_timeout_s_, .tick = [&] {
                      return engine != nullptr && engine->tick();
                    }});
     Sweep the_sweep(db, worker, compiler, request_, hooks_);
@@ -160,6 +160,7 @@ class SweepTest : public ::testing::Test {
   std::string compile_fails_;
   std::string run_;
   int workers_ = 0;
+  double trial_timeout_s_ = 60;  // without a sign of life
 };
 
 inline bool is_generated(const Candidate& s, Op op, const Problem& p) {
