@@ -18,7 +18,7 @@ constexpr const char* kCall = "float8_weights_compare";
 constexpr int64_t kChunkBytes = 16;
 constexpr int64_t kChunksOfBlock =
     int64_t{kernels::kTileThreads} * 4;  // what its threads load at once
-constexpr int64_t kBlocksPerSm = 6;
+constexpr int64_t kFingerprintBlocksPerSm = 6;
 
 static_assert(sizeof(kernels::FingerprintState) == FLOAT8_FINGERPRINT_BYTES);
 
@@ -85,7 +85,7 @@ int64_t set_blocks(kernels::FingerprintArgs& args, int sm_count) {
   const std::span weights(args.tensors, static_cast<size_t>(args.count));
   int64_t all = 0;
   for (const kernels::FingerprintWeight& w : weights) all += chunks_of(w);
-  const int64_t resident = kBlocksPerSm * sm_count;
+  const int64_t resident = kFingerprintBlocksPerSm * sm_count;
   int32_t first = 0;
   for (kernels::FingerprintWeight& w : weights) {
     const int64_t chunks = chunks_of(w);
