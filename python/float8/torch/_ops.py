@@ -35,6 +35,7 @@ linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
 INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
+ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 
 
 @functools.cache
@@ -119,6 +120,7 @@ def _fake_quantize_amax_list(
     rows_max: list[int],
     whole_rows: Sequence[int] = (),
     first_rows: Sequence[int] = (),
+    dtypes: Sequence[int] = (),
 ) -> tuple[torch.Tensor, ...]:
     wholes = whole_rows or [0] * len(x)
     words = [
@@ -140,8 +142,12 @@ def _fake_quantize_shard_list(
     rows_max: list[int],
     whole_rows: Sequence[int] = (),
     first_rows: Sequence[int] = (),
+    dtypes: Sequence[int] = (),
+    into: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
     copies: list[torch.Tensor] = []
+    if into:
+        return copies
     wholes = whole_rows or [0] * len(x)
     for each, bits, rows, whole in zip(x, config, rows_max, wholes, strict=True):
         if whole:
@@ -155,8 +161,16 @@ def _fake_quantize_shard_list(
 
 @torch.library.register_fake("float8::quantize_list")  # type: ignore[untyped-decorator]
 def _fake_quantize_list(
-    x: list[torch.Tensor], config: int, operand: int, scales: list[torch.Tensor], layout: int
+    x: list[torch.Tensor],
+    config: int,
+    operand: int,
+    scales: list[torch.Tensor],
+    layout: int,
+    dtypes: Sequence[int] = (),
+    into: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
+    if into:
+        return []
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
 
 

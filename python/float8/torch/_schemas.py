@@ -28,7 +28,10 @@ _FLEXIBLE = (
 
 _OTHERS = (
     "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()",
-    ("quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout) -> Tensor[]"),
+    (
+        "quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout, int[] "
+        "dtypes=[], Tensor(a!)[] into=[]) -> Tensor[]"
+    ),
     "quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)",
     (
         "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "
@@ -36,11 +39,12 @@ _OTHERS = (
     ),
     (
         "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max, int[] "
-        "whole_rows=[], int[] first_rows=[]) -> (Tensor, Tensor)"
+        "whole_rows=[], int[] first_rows=[], int[] dtypes=[]) -> (Tensor, Tensor)"
     ),
     (
         "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
-        "int[] rows_max, int[] whole_rows=[], int[] first_rows=[]) -> Tensor[]"
+        "int[] rows_max, int[] whole_rows=[], int[] first_rows=[], int[] dtypes=[], Tensor(a!)[] "
+        "into=[]) -> Tensor[]"
     ),
     "amax_words(int rows_max, int cols, int config, int operand, int whole_rows=0) -> (int, int)",
     (

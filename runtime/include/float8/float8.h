@@ -346,7 +346,7 @@ typedef struct float8_quantizer_desc {
   int64_t rows_max;   /* the most rows that a call will have; at least 1 */
   int64_t cols;       /* a multiple of 16 */
   int32_t operand;    /* a float8_operand; a weight has rows_max rows, in whole 16s */
-  int32_t dtype;      /* a float8_dtype, the tensor's type */
+  int32_t dtype;      /* a float8_dtype, the tensor's type; see f32_source */
   const char* recipe; /* as in float8_linear_desc */
   const float8_recipe* custom_recipe; /* as in float8_linear_desc */
   int32_t non_finite;                 /* a float8_non_finite for dynamic scales */
@@ -365,6 +365,11 @@ typedef struct float8_quantizer_desc {
    * FLOAT8_UNSUPPORTED where such shards cut blocks of qt with FLOAT8_BLOCK_1X128, or where the other
    * copy has another granularity. */
   int64_t whole_rows;
+  /* Nonzero: x is in fp32 in memory, such as a master weight, and calls round each element to dtype,
+   * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
+   * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride ld_x counts fp32 elements. */
+  int32_t f32_source;
+  int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
