@@ -2,15 +2,17 @@
 
 #include <algorithm>
 
+#include "codegen/kernels/fingerprint_args.cuh"
 #include "codegen/kernels/kernel_args.cuh"
 #include "codegen/mma_text.hpp"
 
 namespace f8::codegen {
 namespace embedded {
 extern const std::string_view kernel_args_cuh, ptx_cuh, matrix_tile_cuh, amax_cuh, cast_cuh,
-    cast_counters_cuh, column_sums_cuh, tile_amax_cuh, scale_cuh, scale_update_cuh, quantize_cuh,
-    quantize_rows_cuh, gemm_schedule_cuh, gemm_block_scales_cuh, gemm_split_cuh,
-    gemm_epilogue_operands_cuh, gemm_traits_cuh, gemm_mainloop_cuh, gemm_epilogue_cuh, gemm_cuh;
+    cast_counters_cuh, column_sums_cuh, fingerprint_cuh, fingerprint_args_cuh, tile_amax_cuh,
+    scale_cuh, scale_update_cuh, quantize_cuh, quantize_rows_cuh, gemm_schedule_cuh,
+    gemm_block_scales_cuh, gemm_split_cuh, gemm_epilogue_operands_cuh, gemm_traits_cuh,
+    gemm_mainloop_cuh, gemm_epilogue_cuh, gemm_cuh;
 }
 namespace {
 
@@ -27,6 +29,8 @@ constexpr Template kTemplates[] = {
     {"cast.cuh", &embedded::cast_cuh},
     {"cast_counters.cuh", &embedded::cast_counters_cuh},
     {"column_sums.cuh", &embedded::column_sums_cuh},
+    {"fingerprint.cuh", &embedded::fingerprint_cuh},
+    {"fingerprint_args.cuh", &embedded::fingerprint_args_cuh},
     {"tile_amax.cuh", &embedded::tile_amax_cuh},
     {"scale.cuh", &embedded::scale_cuh},
     {"scale_update.cuh", &embedded::scale_update_cuh},
@@ -209,6 +213,16 @@ struct StubOf {
             "float8_found_inf(const __grid_constant__ FoundInfArgs args) {\n"
             "  found_inf(args);\n"
             "}\n"};
+  }
+
+  Stub operator()(const FingerprintSpec& s) const {
+    return {"fingerprint.cuh", "float8_fingerprint",
+            check_args<kernels::FingerprintArgs>("FingerprintArgs") +
+                check_threads("kTileThreads", s) +
+                "extern \"C\" __global__ void __launch_bounds__(kTileThreads)\n"
+                "float8_fingerprint(const __grid_constant__ FingerprintArgs args) {\n"
+                "  fingerprint(args);\n"
+                "}\n"};
   }
 
   Stub operator()(const ColumnSumsSpec& s) const {

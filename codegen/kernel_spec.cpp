@@ -103,6 +103,7 @@ struct KeyOf {
   }
   std::string operator()(const ScaleUpdateSpec&) const { return "scale_update"; }
   std::string operator()(const FoundInfSpec&) const { return "found_inf"; }
+  std::string operator()(const FingerprintSpec&) const { return "fingerprint"; }
   std::string operator()(const ColumnSumsSpec& s) const {
     return f8::format("column_sums/{}", to_string(s.in));
   }
@@ -277,6 +278,7 @@ struct Validate {
 
   Status operator()(const ScaleUpdateSpec&) const { return {}; }
   Status operator()(const FoundInfSpec&) const { return {}; }
+  Status operator()(const FingerprintSpec&) const { return {}; }
   Status operator()(const ColumnSumsSpec& s) const { return check_input(s.in); }
   Status operator()(const BiasGradSpec& s) const { return check_input(s.out); }
 
@@ -411,9 +413,10 @@ Result<KernelSpec> parse_kernel_spec(std::string_view text) {
   const std::string_view kind = take_until(rest, '/');
   Result<KernelSpec> spec = fail(ErrorCode::kInvalidArgument,
                                  "expected amax/, cast/, quantize/, gemm/, gemm2/, column_sums/, "
-                                 "bias_grad/, scale_update or found_inf");
+                                 "bias_grad/, scale_update, found_inf or fingerprint");
   if (text == "scale_update") spec = ScaleUpdateSpec{};
   if (text == "found_inf") spec = FoundInfSpec{};
+  if (text == "fingerprint") spec = FingerprintSpec{};
   if (kind == "amax") spec = parse_amax(rest);
   if (kind == "cast" || kind == "quantize") spec = parse_cast(rest, kind == "quantize");
   if (kind == "column_sums") spec = parse_of_type<ColumnSumsSpec>(rest);

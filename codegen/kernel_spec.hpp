@@ -20,6 +20,7 @@
 //             "gemm2/" is a grouped GEMM of two problems
 //   update := "scale_update"
 //   found  := "found_inf"
+//   weight := "fingerprint"
 //   sums   := "column_sums/" in
 //   bias   := "bias_grad/" out
 // A GEMM's configuration, as the database and `--config` have it, adds what the launch alone needs:
@@ -75,10 +76,12 @@ struct CastSpec {
   bool delayed = false;     // tensor scales are on the device already, and the amax is recorded
   bool one_launch = false;  // computes the amaxes itself, for tensor and axis scales
   bool list = false;        // as in AmaxSpec
-  bool saturate = false;    // ("/hold") an amax that is not finite gives scale 1, else NaN or 0
-  bool count = false;       // adds to the copies' counters
-  bool sums = false;        // leaves the sums of the columns too, as column_sums does
-  bool noop_flag = false;   // as in AmaxSpec
+  // ("/hold") an amax that is not finite gives scale 1, else NaN or 0; with a delayed scale
+  // infinities saturate, else they become NaN
+  bool saturate = false;
+  bool count = false;      // adds to the copies' counters
+  bool sums = false;       // leaves the sums of the columns too, as column_sums does
+  bool noop_flag = false;  // as in AmaxSpec
   // x is some rows of a whole whose 128x128 blocks it may cut: the amaxes of all blocks are given.
   bool shard = false;
   bool from_f32 = false;  // as in AmaxSpec
@@ -130,6 +133,11 @@ struct FoundInfSpec {
   bool operator==(const FoundInfSpec&) const = default;
 };
 
+// Whether weights changed since the fingerprints that are in device memory ("fingerprint").
+struct FingerprintSpec {
+  bool operator==(const FingerprintSpec&) const = default;
+};
+
 // The gradient of a bias in two kernels, in a fixed order: the column sums of each 128 rows, and
 // the sums of those.
 struct ColumnSumsSpec {
@@ -142,7 +150,7 @@ struct BiasGradSpec {
 };
 
 using KernelSpec = std::variant<AmaxSpec, CastSpec, GemmSpec, ScaleUpdateSpec, FoundInfSpec,
-                                ColumnSumsSpec, BiasGradSpec>;
+                                FingerprintSpec, ColumnSumsSpec, BiasGradSpec>;
 
 // True where a copy that the cast writes has scales of this mode.
 [[nodiscard]] bool has_scale(const CastSpec& spec, ScaleMode mode);

@@ -5,16 +5,24 @@
 //   history := amax history[0 .. length-2]                          newest first
 //   scale   := scale_from_amax(max history | amax) * 2^-margin      then pow2, if the slot has it
 //
-// If all amaxes are 0 (nothing was cast), the scale stays as it is. A policy decides what an amax
-// that is not finite does: `propagate` lets it into the history, so that the scale is NaN or 0 and
-// a trainer's check sees it; `hold` freezes history and scale.
+// Of a history's maximum no more counts than lone_growth() times the second largest amax. So a step
+// with an absurd but finite gradient does not take all that others see to 0 for as long as the history
+// has it; what is there to stay is there twice.
 //
-// A trainer may also drop a step, for example one whose amaxes are not finite (found_inf). Then the
-// amax becomes 0 and history, count and scale stay as they are. A state without a history has scale
-// 1: a first step over ranks may have left its own scale there.
+// A history has what was seen: an amax of 0 (nothing was cast, or zeros alone) is not recorded. An
+// operand whose history is empty has no scale yet, and its linear is cast as in a first step, by the
+// amaxes of the tensors at hand. So is one with an operand that is younger than others and still grows
+// from zero, such as a weight under Adam: it is t times as large after t steps.
+//
+// An amax that is not finite never enters a history, and a policy decides what becomes of its step.
+// Under `propagate`, whose casts let a trainer see it, the step counts for no operand of the model:
+// all histories and scales stay as they are. `hold` freezes the history and scale of that operand
+// alone. A trainer may also drop a step itself (found_inf). A dropped step leaves a state without a
+// history at scale 1: a first step over ranks may have left its own scale there.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/error.hpp"
@@ -53,9 +61,14 @@ struct DelayedState {
 };
 
 [[nodiscard]] bool is_non_finite(uint32_t amax);
-void scale_update(const DelayedSlot& slot, const DelayedOptions& options, DelayedState& state);
-// Ends a step that is dropped.
-void scale_drop(DelayedState& state);
+// By how much one step alone raises the amax that a scale is for: half of the format's range, in octaves.
+[[nodiscard]] float lone_growth(Dtype format);
+// Tells whether a linear with operands of these histories has a first step now. So it has with an
+// amax that is not finite, which older versions recorded: they took it for a scale.
+[[nodiscard]] bool is_first_step(std::span<const std::vector<uint32_t>> histories);
+// Ends a step of all operands of a model. `drop`: the trainer drops it.
+void scale_update(std::span<const DelayedSlot> slots, const DelayedOptions& options,
+                  std::span<DelayedState> states, bool drop = false);
 
 }  // namespace reference
 }  // namespace f8

@@ -88,8 +88,8 @@ Fp8Matrix cast_operand(const Matrix& x, const CastSetting& setting, const Operan
                        NonFinite non_finite) {
   const AmaxOver over = amax_over(setting.granularity);
   if (setting.scaling == Scaling::kDelayed && operand.delayed_amax) {
-    const float amax = *operand.delayed_amax;
-    return cast_with_amax(x, over, setting.dtype, setting.pow2, std::span(&amax, 1));
+    const float scale = scale_from_amax(*operand.delayed_amax, setting.dtype, setting.pow2);
+    return cast_delayed(x, setting.dtype, scale, non_finite);
   }
   return cast(x, over, setting.dtype, setting.pow2, non_finite);
 }
@@ -193,6 +193,15 @@ Fp8Matrix cast_with_amax(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2,
 
 Fp8Matrix cast_with_scales(const Matrix& x, AmaxOver over, Dtype dtype, std::vector<float> scales) {
   return cast_rows(x, 0, over, dtype, std::move(scales));
+}
+
+Fp8Matrix cast_delayed(const Matrix& x, Dtype dtype, float scale, NonFinite non_finite) {
+  if (non_finite == NonFinite::kHold) return cast_with_scales(x, AmaxOver::kTensor, dtype, {scale});
+  Matrix shown = x;
+  for (float& value : shown.values) {
+    if (std::isinf(value)) value = std::numeric_limits<float>::quiet_NaN();
+  }
+  return cast_with_scales(shown, AmaxOver::kTensor, dtype, {scale});
 }
 
 Fp8Matrix cast(const Matrix& x, AmaxOver over, Dtype dtype, bool pow2, NonFinite non_finite) {

@@ -1,7 +1,8 @@
 // The fused cast: q = fp8(x * scale), written row-major, transposed, or both while x is read once.
 // Each copy has its own mode of scales:
 //   tensor        from the amax kernel's words; or delayed: a scale that is on the device already,
-//                 while the tensor's amax is recorded on the way
+//                 while the tensor's amax is recorded on the way. Such a scale does not show an
+//                 infinity, so without kSaturate the cast itself makes it NaN
 //   axis          one for each row of the copy, from the amax kernel's words or per-tile partials
 //   block1x128    (1D) one for each row of the copy in this tile, from the tile's own amaxes
 //   block128x128  (2D) one for the tile, from its own amax; a shard's from the words of the whole
@@ -387,6 +388,9 @@ struct Cast {
     if constexpr (Config::kShard) shard_scales(t, row0, column0, scales);
     axis_scales(t, tile, row0, column0, scales);
     __syncthreads();
+    if constexpr (kDelayed && !Config::kSaturate) {
+      if (tile_amax.amax() >= 0x7F800000U) fragment.infinities_to_nan();
+    }
     if constexpr (Config::kRowMajor) write_row_major(t, fragment, scales);
     if constexpr (Config::kTransposed) write_transposed(t, fragment, scales, row0, column0);
     if constexpr (Config::kCount) {

@@ -195,20 +195,22 @@ struct BiasGradArgs {
   i32 padding;
 };
 
-// `count` operands with a delayed scale, one thread each.
+// `count` operands with a delayed scale, in one block.
 struct ScaleUpdateArgs {
   u32* amax;          // [count], of this step; zeroed for the next one
-  u32* history;       // [length][count] amaxes, newest first; rolled by one
+  u32* history;       // [length][count] amaxes, newest first; rolled by one; first: not used
   float* scale;       // [count][kScaleStride]: scale, and its inverse at kInverse
   const u32* format;  // [count]
   u32* non_finite;    // [count]: steps whose amax was not finite
   i32 count;
   i32 length;
-  float margin_factor;     // 2^-margin
-  i32 most_recent;         // 1: the scale comes from this step's amax, else from the largest
-  i32 freeze;              // 1: an amax that is not finite leaves history and scale as they are
-  i32 drop;                // 1: the step's amaxes are dropped, history and scale stay as they are
+  float margin_factor;  // 2^-margin
+  i32 most_recent;      // 1: the scale comes from the newest amax, else from the largest
+  i32 freeze;           // 1: an amax that is not finite freezes its operand, else it drops the step
+  i32 drop;             // 1: the step's amaxes are dropped, history and scale stay as they are
   const float* found_inf;  // the step is dropped too where this is not 0; or null
+  i32 first;               // 1: the scales come from the amaxes alone, as in dynamic scaling
+  i32 padding;
 };
 
 // The launch finds whether one of `count` amaxes is not finite; each thread reads one.

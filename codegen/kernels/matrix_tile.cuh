@@ -78,6 +78,19 @@ struct Vec8 {
           half_to_float_bits(i % 2 == 0 ? word[i / 2] & 0xFFFFU : word[i / 2] >> 16));
     }
   }
+  F8_DEVICE void infinities_to_nan() {
+    constexpr u32 kInfinity = kIsBf16 ? 0x7F80U : 0x7C00U;
+    constexpr u32 kQuiet = kIsBf16 ? 0x40U : 0x200U;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (kInput == Input::kF32) {
+        if ((word[i] & 0x7FFFFFFFU) == 0x7F800000U) word[i] |= 0x400000U;
+      } else {
+        if ((word[i] & 0x7FFFU) == kInfinity) word[i] |= kQuiet;
+        if ((word[i] >> 16 & 0x7FFFU) == kInfinity) word[i] |= kQuiet << 16;
+      }
+    }
+  }
   // The maximum of magnitudes, element by element of a word.
   static F8_DEVICE u32 max_of(u32 a, u32 b) {
     return kInput == Input::kF32 ? max(a, b) : max_u16x2(a, b);
@@ -155,6 +168,11 @@ struct ThreadFragment {
         rows[i].clear();
       }
     }
+  }
+
+  F8_DEVICE void infinities_to_nan() {
+#pragma unroll
+    for (int i = 0; i < kFragment; ++i) rows[i].infinities_to_nan();
   }
 
   // Each thread saves its elements to dynamic shared memory (kStashBytes a block) and restores

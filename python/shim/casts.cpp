@@ -1,5 +1,7 @@
 #include "python/shim/casts.hpp"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -26,6 +28,16 @@ void check_copy(const Tensor& copy, size_t bytes, const Device& device) {
   throw std::invalid_argument("float8: a copy in fp8 has " + std::to_string(copy.numel()) +
                               " bytes, or is on another device; it needs " + std::to_string(bytes) +
                               ", as quantize gives them");
+}
+
+void run_quantizer(const Quantizer& quantizer, const Place& place, const Tensor& q,
+                   const Tensor& qt, float8_quantize_args args) {
+  const Workspace workspace(place, quantizer.workspace_bytes);
+  const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
+  args.tensor = (has_q ? q : qt).mutable_data_ptr();
+  args.transposed = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
+  args.launch_counts = workspace.launch_counts();
+  check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
 }
 
 // The cast of an operand that an op names.
@@ -93,19 +105,6 @@ struct Cast {
     args.scales = scales.slots(linear);
     args.first_step = scales.first_step();
     args.evaluate = evaluate;
-  }
-
-  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt) const {
-    run(quantizer, q, qt, args());
-  }
-  void run(const Quantizer& quantizer, const Tensor& q, const Tensor& qt,
-           float8_quantize_args args) const {
-    const Workspace workspace(place, quantizer.workspace_bytes);
-    const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
-    args.tensor = (has_q ? q : qt).mutable_data_ptr();
-    args.transposed = has_q && quantizer.qt_bytes > 0 ? qt.mutable_data_ptr() : nullptr;
-    args.launch_counts = workspace.launch_counts();
-    check(float8_quantize(quantizer.quantizer, &args, workspace.data(), place.stream));
   }
 };
 
@@ -268,18 +267,58 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t ope
   Tensor qt = empty_bytes(static_cast<int64_t>(quantizer.qt_bytes), device);
   float8_quantize_args args = cast.args();
   if (scales) cast.set_scales(args, *scales, layout, evaluate);
-  cast.run(quantizer, q, qt, args);
+  run_quantizer(quantizer, cast.place, q, qt, args);
   return {q, qt};
 }
 
-void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
-                   int64_t operand) {
-  const Cast cast(x, config, operand, true);
-  if (cast.rows.rows == 0) return;
-  const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
-  check_copy(q, quantizer.q_bytes, cast.place.device);
-  check_copy(qt, quantizer.qt_bytes, cast.place.device);
-  cast.run(quantizer, q, qt);
+void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const Tensor& state,
+                    int64_t config, int32_t dtype) {
+  const Place place = place_of(weight, Config(config));
+  const Matrix rows = as_matrix(weight);
+  QuantizerKey key =
+      cast_key(Config(config), place, FLOAT8_WEIGHT, rows.rows, rows.cols, dtype, true);
+  key.weight_flag = true;
+  const Quantizer& quantizer = quantizer_for(key, place);
+  for (const auto& [kept, bytes] : {std::pair{&q, quantizer.q_bytes},
+                                    {&qt, quantizer.qt_bytes},
+                                    {&state, size_t{kWeightStateBytes}}}) {
+    if (static_cast<size_t>(kept->numel()) != bytes || device_of(*kept) != place.device) {
+      throw std::invalid_argument("float8: a kept copy of a weight, or its state, has " +
+                                  std::to_string(kept->numel()) +
+                                  " bytes, or is on another device; it needs " +
+                                  std::to_string(bytes) + " on the weight's");
+    }
+  }
+  auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
+  float8_fingerprint_args compare;
+  compare.w = rows.data;
+  compare.n = rows.rows;
+  compare.k = rows.cols;
+  compare.ld_w = rows.stride;
+  compare.dtype = element_type(dtype_of(weight), "the weight");
+  compare.seed = static_cast<uint64_t>(key.dtype) << 8 | static_cast<uint64_t>(compare.dtype);
+  compare.fingerprint = kept;
+  compare.valid = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
+  check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
+  try {
+    const Matrix typed = as_matrix(to_dtype(weight, dtype));
+    float8_quantize_args args;
+    args.x = typed.data;
+    args.ld_x = typed.stride;
+    args.rows = typed.rows;
+    args.valid = compare.valid;
+    run_quantizer(quantizer, place, q, qt, args);
+  } catch (...) {
+    // The fingerprint is one of which there is no cast.
+    Tensor all = state;
+    torch::stable::zero_(all);
+    throw;
+  }
+}
+
+void cast_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const Tensor& state,
+                 const Tensor& like, int64_t config) {
+  refresh_weight(weight, q, qt, state, config, dtype_of(like));
 }
 
 std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
@@ -307,7 +346,7 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
   float8_quantize_args args = cast.args();
   args.amax = words_of(amax, quantizer.amax_words);
   args.row_amax = words_of(row_amax, quantizer.row_amax_words);
-  cast.run(quantizer, q, qt, args);
+  run_quantizer(quantizer, cast.place, q, qt, args);
   return {q, qt};
 }
 

@@ -16,8 +16,18 @@ namespace float8_torch {
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
                                     bool transposed, const std::optional<Tensor>& scales,
                                     int64_t layout, bool evaluate);
-void quantize_into(const Tensor& x, const Tensor& q, const Tensor& qt, int64_t config,
-                   int64_t operand);
+
+// A weight's kept copies come with their state: a fingerprint, and the flag that says whether the
+// copies are of the weight that it is of.
+inline constexpr size_t kWeightStateBytes = 64;
+static_assert(FLOAT8_FINGERPRINT_BYTES + sizeof(uint32_t) <= kWeightStateBytes);
+// Casts the weight for an x of that type into its copies where they are not of these bytes. The
+// device decides, so that nothing waits.
+void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const Tensor& state,
+                    int64_t config, int32_t dtype);
+void cast_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const Tensor& state,
+                 const Tensor& like, int64_t config);
+
 std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
                                          int64_t rows_max);
 std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,

@@ -1,5 +1,5 @@
 // The kernels of the ops of torch.ops.float8, registered with PyTorch's stable ABI. They are
-// functional: every tensor that they return is new, but for quantize_into, gemm_into and the calls
+// functional: every tensor that they return is new, but for cast_weight, gemm_into and the calls
 // of scales. python/float8/torch/ has their schemas, fake kernels and gradients.
 //
 //   quantize(x, config, operand, transposed, scales?, layout, evaluate) -> (q, qt)
@@ -7,8 +7,9 @@
 //     each with its scales; one that the recipe does not make is empty, as is qt where `transposed`
 //     is false. An input has any rank; a weight is in x's type. Delayed scaling needs the linear's
 //     part of a scale state, as linear_forward does; `evaluate` leaves its amaxes as they are.
-//   quantize_into(x, q!, qt!, config, operand)
-//     The same over copies that quantize gave.
+//   cast_weight(weight, q!, qt!, state!, like, config)
+//     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
+//     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
 //   quantize_list(x[], config, operand, scales[], layout, dtypes, into![])
 //     The copies of many tensors with delayed scaling, q and qt of each, in few launches. `dtypes`
 //     has a float8_dtype for each, to which an x in float32 is rounded as it is read, or is empty.
@@ -28,14 +29,16 @@
 //   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks, whole_rows)
 //     -> (q_pitch, q_scales, scales_in_qt, qt_pitch, qt_scales)
 //     Where the copies and their inverse scales lie in q and qt (CopyLayout).
-//   linear_forward(x, x_q?, x_qt?, weight, w_q?, w_qt?, bias?, scales?, config, layout, save)
-//     -> (y, saved)
+//   linear_forward(x, x_q?, x_qt?, weight, w_q?, w_qt?, bias?, scales?, config, layout, save,
+//                  w_scales?, w_state?) -> (y, saved)
 //     y = x weight^T + bias. x has any rank, weight is [N][K] and may be in another type than x,
 //     which y has. Operands that are given as quantize made them are not cast again. `saved` is what
 //     backward needs of those that are not, or empty where save is false. With delayed
 //     scaling, `scales` names the linear in a scale state (scales.hpp) of that layout, whose
 //     amaxes a call with `save` raises. It is not declared as written: nothing reads the amaxes but
-//     scales_sync, and raising them twice changes nothing.
+//     scales_sync, and raising them twice changes nothing. With `w_state`, w_q and w_qt are kept over
+//     calls, and are cast first where the weight changed, as by cast_weight. That is not declared
+//     either: a backward whose forward came before the change reads the new copy.
 //   linear_backward(dy, saved, x?, x_qt?, weight, w_qt?, scales?, config, layout, wanted)
 //     -> (dx, dw, db)
 //     `wanted` has bit 0 for dx, 1 for dw, 2 for db; the others are empty. dx has dy's type, dw and
@@ -60,10 +63,11 @@
 //   context(device), plans(device)
 //     The float8_context and the float8_linear handles of a device, -1 for the emulated one, as
 //     integers: the package calls the rest of the C ABI through ctypes.
-//   scales_bytes(config, layout), scales_init(state), scales_set_first(state, first),
-//   scales_is_first(state), scales_sync(state)
+//   scales_bytes(config, layout), scales_init(state), scales_set_first(state, linears[]),
+//   scales_find_first(state), scales_sync(state, found_inf?)
 //     The size of a scale state and its first contents, which an emulated config gives on the CPU;
-//     whether its next step is the first one; and the end of a step.
+//     the linears whose next step is the first one, as the caller says or as the state has them,
+//     for which the host waits; and the end of a step, which is dropped where found_inf is not 0.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -213,7 +217,8 @@ std::tuple<Tensor, Tensor> linear_forward(
     const Tensor& x, const std::optional<Tensor>& x_q, const std::optional<Tensor>& x_qt,
     const Tensor& weight, const std::optional<Tensor>& w_q, const std::optional<Tensor>& w_qt,
     const std::optional<Tensor>& bias, const std::optional<Tensor>& scales, int64_t config,
-    int64_t layout, bool save, const std::optional<Tensor>& w_scales) {
+    int64_t layout, bool save, const std::optional<Tensor>& w_scales,
+    const std::optional<Tensor>& w_state) {
   const Call call(x, weight, config);
   const Matrix rows = as_matrix(x);
   if (rows.cols != call.k) {
@@ -231,6 +236,10 @@ std::tuple<Tensor, Tensor> linear_forward(
             empty_bytes(save ? empty_saved_bytes(call, x_given, w_given) : 0, call.place.device)};
   }
   const Plan& plan = call.plan(rows.rows);
+  if (w_state) {
+    refresh_weight(weight, w_q.value(), w_qt.value(), *w_state,
+                   static_cast<int64_t>(call.config.bits()), call.dtype);
+  }
   const size_t saved_bytes = save ? plan.saved_bytes(x_given, w_given) : 0;
   Tensor saved = empty_bytes(static_cast<int64_t>(saved_bytes), call.place.device);
   float8_forward_args args;
@@ -407,7 +416,7 @@ std::vector<int64_t> plans_op(int64_t device) {
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("quantize", TORCH_BOX(&quantize));
-  library.impl("quantize_into", TORCH_BOX(&quantize_into));
+  library.impl("cast_weight", TORCH_BOX(&cast_weight));
   library.impl("quantize_amax", TORCH_BOX(&quantize_amax));
   library.impl("quantize_shard", TORCH_BOX(&quantize_shard));
   library.impl("quantize_list", TORCH_BOX(&quantize_list));
@@ -421,7 +430,7 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("prepare", TORCH_BOX(&prepare));
   library.impl("scales_init", TORCH_BOX(&scales_init));
   library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
-  library.impl("scales_is_first", TORCH_BOX(&scales_is_first));
+  library.impl("scales_find_first", TORCH_BOX(&scales_find_first));
   library.impl("scales_sync", TORCH_BOX(&scales_sync));
 }
 

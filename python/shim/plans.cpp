@@ -37,8 +37,8 @@ struct Hash {
                                               key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
-    const int64_t flags =
-        (key.f32_source ? 4 : 0) | (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
+    const int64_t flags = (key.weight_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
+                          (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
     return mix(shape, pair_of(key.device, key.operand << 10 | key.dtype << 3 | flags));
@@ -167,12 +167,15 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.no_transpose = !key.transposed;
   desc.over_ranks = key.over_ranks;
   desc.whole_rows = key.whole_rows;
+  desc.weight_flag = key.weight_flag;
   desc.f32_source = key.f32_source;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;
   auto made = std::make_unique<Quantizer>();
-  check(float8_quantizer_plan(context_of(key.device), &desc, &made->quantizer));
+  made->context = context_of(key.device);
+  check(float8_quantizer_plan(made->context, &desc, &made->quantizer));
+  if (key.weight_flag) check(float8_weights_compare(made->context, nullptr, 0, nullptr));
   made->workspace_bytes = float8_quantizer_workspace_bytes(made->quantizer);
   made->qt_bytes = float8_quantizer_transposed_bytes(made->quantizer);
   made->q_bytes = float8_quantizer_tensor_bytes(made->quantizer) - made->qt_bytes;

@@ -51,15 +51,17 @@ struct QuantizerKey {
   int32_t device = 0;  // -1: emulated
   int8_t operand = 0;  // a float8_operand
   int8_t dtype = 0;
-  bool transposed = false;  // qt is made too
-  bool over_ranks = false;  // calls cast shards of up to rows_max rows
-  int64_t whole_rows = 0;   // with over_ranks: of the whole, where shards may cut its blocks
-  bool f32_source = false;  // the operand is in fp32, and is rounded to dtype as it is read
+  bool transposed = false;   // qt is made too
+  bool over_ranks = false;   // calls cast shards of up to rows_max rows
+  bool weight_flag = false;  // casts look at a weight's flag
+  int64_t whole_rows = 0;    // with over_ranks: of the whole, where shards may cut its blocks
+  bool f32_source = false;   // the operand is in fp32, and is rounded to dtype as it is read
   bool operator==(const QuantizerKey&) const = default;
 };
 
 struct Quantizer {
   float8_quantizer* quantizer = nullptr;
+  float8_context* context = nullptr;
   size_t workspace_bytes = 0;
   size_t q_bytes = 0;
   size_t qt_bytes = 0;

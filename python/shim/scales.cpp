@@ -1,4 +1,4 @@
-// Handles of scale states by layout, and the states whose first step is to come.
+// Handles of scale states by layout, and the linears whose first step is to come.
 #include "python/shim/scales.hpp"
 
 #include <map>
@@ -16,13 +16,14 @@ namespace float8_torch {
 namespace {
 
 constexpr size_t kPartBytes = 16;  // python/float8/torch/scales.py
+constexpr int64_t kExportedFirst = int64_t{1} << 56;
 
 using HandleKey = std::tuple<uint64_t, int64_t, int32_t>;  // config, layout, device
 
 struct Known {
   std::shared_mutex mutex;
   std::map<HandleKey, float8_scales*> handles;
-  std::set<const void*> first;
+  std::map<const void*, std::set<int64_t>> first;  // linears, by the state
 };
 
 Known& known() {
@@ -48,7 +49,10 @@ float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
 }  // namespace
 
 Scales::Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place)
-    : place_(place), config_(config.of_casts()), layout_(layout) {
+    : place_(place),
+      config_(config.of_casts()),
+      layout_(layout & ~kExportedFirst),
+      exported_first_((layout & kExportedFirst) != 0) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes_));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset_));
   state_ = static_cast<char*>(tensor.mutable_data_ptr()) - offset_;
@@ -86,32 +90,47 @@ float8_scale_slots Scales::slots(const float8_linear* linear) const {
 }
 
 bool Scales::first_step() const {
+  if (exported_first_) return true;
   Known& all = known();
   const std::shared_lock lock(all.mutex);
-  const bool first = all.first.contains(state_);
-  if (first && place_.capturing) {
+  const auto found = all.first.find(state_);
+  if (found == all.first.end()) return false;
+  if (place_.capturing && found->second.size() == static_cast<uint32_t>(layout_)) {
     throw std::runtime_error(
         "float8: a CUDA graph is being captured in the first step of delayed scaling; run a whole "
         "step, with sync_float8_amax_and_scale_history, before the capture");
   }
-  return first;
+  return found->second.contains(offset_ / static_cast<int64_t>(kPartBytes));
 }
 
-void Scales::set_first_step(bool first) const {
+void Scales::set_first_steps(const std::vector<int64_t>& linears) const {
   Known& all = known();
   const std::unique_lock lock(all.mutex);
-  if (first) {
-    all.first.insert(state_);
-  } else {
+  if (linears.empty()) {
     all.first.erase(state_);
+  } else {
+    all.first[state_] = {linears.begin(), linears.end()};
   }
 }
 
-void Scales::sync() const {
+std::vector<int64_t> Scales::find_first_steps() const {
+  const float8_linear* const linear = any_plan(config_, place_.key());
+  std::vector<int32_t> first(static_cast<uint32_t>(layout_), 1);
+  if (linear != nullptr) {
+    check(float8_scales_first_steps(handle(linear), state_, first.data(), first.size(),
+                                    place_.stream));
+  }
+  std::vector<int64_t> linears;
+  for (size_t i = 0; i < first.size(); ++i) {
+    if (first[i] != 0) linears.push_back(static_cast<int64_t>(i));
+  }
+  return linears;
+}
+
+void Scales::sync(const float* found_inf) const {
   const float8_linear* linear = any_plan(config_, place_.key());
   if (linear == nullptr) return;
-  check(float8_scales_sync(handle(linear), state_, nullptr, place_.stream));
-  set_first_step(false);
+  check(float8_scales_sync_unless(handle(linear), state_, found_inf, nullptr, place_.stream));
 }
 
 void Scales::init() const {
@@ -137,16 +156,27 @@ void scales_init(const Tensor& state, int64_t config, int64_t layout) {
   scales_of(state, config, layout).init();
 }
 
-void scales_set_first(const Tensor& state, int64_t config, int64_t layout, bool first) {
-  scales_of(state, config, layout).set_first_step(first);
+void scales_set_first(const Tensor& state, int64_t config, int64_t layout,
+                      std::vector<int64_t> linears) {
+  scales_of(state, config, layout).set_first_steps(linears);
 }
 
-bool scales_is_first(const Tensor& state, int64_t config, int64_t layout) {
-  return scales_of(state, config, layout).first_step();
+std::vector<int64_t> scales_find_first(const Tensor& state, int64_t config, int64_t layout) {
+  return scales_of(state, config, layout).find_first_steps();
 }
 
-void scales_sync(const Tensor& state, int64_t config, int64_t layout) {
-  scales_of(state, config, layout).sync();
+void scales_sync(const Tensor& state, int64_t config, int64_t layout,
+                 const std::optional<Tensor>& found_inf) {
+  const float* flag = nullptr;
+  if (found_inf) {
+    if (found_inf->numel() != 1 || dtype_of(*found_inf) != aoti_torch_dtype_float32() ||
+        device_of(*found_inf) != device_of(state)) {
+      throw std::invalid_argument(
+          "float8: found_inf is one float32 element on the device of the scale state");
+    }
+    flag = static_cast<const float*>(found_inf->mutable_data_ptr());
+  }
+  scales_of(state, config, layout).sync(flag);
 }
 
 }  // namespace float8_torch

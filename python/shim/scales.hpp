@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "float8/float8.h"
 #include "python/shim/plans.hpp"
@@ -10,7 +12,8 @@
 namespace float8_torch {
 
 // A state as an op has it: its bytes, and how they are laid out and updated, as one integer
-// (python/float8/torch/scales.py): bits 0-31 the linears, 32-47 the history, 48-55 the margin.
+// (python/float8/torch/scales.py): bits 0-31 the linears, 32-47 the history, 48-55 the margin; bit
+// 56 in a graph that was exported while the linear had no scales: its calls are first ones for ever.
 class Scales {
  public:
   // `tensor` is the state, or the part of it whose offset names a linear: 16 bytes times its index.
@@ -18,12 +21,16 @@ class Scales {
 
   // The slots of the linear that the tensor names. `linear` is a plan of the recipe.
   [[nodiscard]] float8_scale_slots slots(const float8_linear* linear) const;
-  // Whether the next step is the first one.
+  // Whether this step is the first one for the linear: an operand of it has no scale yet.
   [[nodiscard]] bool first_step() const;
-  void set_first_step(bool first) const;
+  // Says which linears these are.
+  void set_first_steps(const std::vector<int64_t>& linears) const;
+  // Finds them in the state, on the host.
+  [[nodiscard]] std::vector<int64_t> find_first_steps() const;
 
-  // Before the first call of a linear there is nothing to end: then it does nothing.
-  void sync() const;
+  // Before the first call of a linear there is nothing to end: then it does nothing. The step is
+  // dropped where found_inf is not 0.
+  void sync(const float* found_inf) const;
   void init() const;
   [[nodiscard]] int64_t bytes() const;
 
@@ -33,6 +40,7 @@ class Scales {
   Place place_;
   uint64_t config_;
   int64_t layout_;
+  bool exported_first_;
   char* state_ = nullptr;
   int64_t offset_ = 0;  // of the tensor in the state, in bytes
   int64_t bytes_ = 0;   // of the tensor's storage
@@ -41,8 +49,10 @@ class Scales {
 // The ops of a scale state (ops.cpp says what they do).
 int64_t scales_bytes(int64_t config, int64_t layout);
 void scales_init(const Tensor& state, int64_t config, int64_t layout);
-void scales_set_first(const Tensor& state, int64_t config, int64_t layout, bool first);
-bool scales_is_first(const Tensor& state, int64_t config, int64_t layout);
-void scales_sync(const Tensor& state, int64_t config, int64_t layout);
+void scales_set_first(const Tensor& state, int64_t config, int64_t layout,
+                      std::vector<int64_t> linears);
+std::vector<int64_t> scales_find_first(const Tensor& state, int64_t config, int64_t layout);
+void scales_sync(const Tensor& state, int64_t config, int64_t layout,
+                 const std::optional<Tensor>& found_inf);
 
 }  // namespace float8_torch

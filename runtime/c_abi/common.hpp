@@ -16,6 +16,7 @@
 #include "runtime/lists/linear_group.hpp"
 #include "runtime/lists/quantizer_list.hpp"
 #include "runtime/lists/weight_casts.hpp"
+#include "runtime/quantize/fingerprint.hpp"
 
 struct float8_context {
   std::shared_ptr<f8::runtime::Context> context;

@@ -1,4 +1,6 @@
 // The state of delayed scaling.
+#include <span>
+
 #include "base/file.hpp"
 #include "runtime/c_abi/common.hpp"
 #include "runtime/c_abi/ranks.hpp"
@@ -119,6 +121,27 @@ float8_status float8_scales_found_inf(const float8_scales* scales, void* state,
     F8_TRY(need(scales, "scales"));
     F8_TRY(reduce("float8_scales_found_inf", scales->delayed, state, communicator, stream));
     return scales->delayed.find_inf(state, found_inf, stream);
+  });
+}
+
+float8_status float8_scales_first_steps(const float8_scales* scales, const void* state,
+                                        int32_t* first_step, size_t count, float8_stream stream) {
+  return guarded([&]() -> f8::Status {
+    F8_TRY(need(scales, "scales"));
+    const size_t linears = scales->first.size() - 1;
+    if (count != linears) {
+      return f8::fail(ErrorCode::kInvalidArgument,
+                      "float8_scales_first_steps: count is {}, the scales have {} linears", count,
+                      linears);
+    }
+    if (count > 0) F8_TRY(need(first_step, "first_step"));
+    const auto histories = F8_TRY(scales->delayed.histories(state, stream));
+    for (size_t i = 0; i < count; ++i) {
+      const size_t first = scales->first[i];
+      const auto own = std::span(histories).subspan(first, scales->first[i + 1] - first);
+      first_step[i] = f8::reference::is_first_step(own) ? 1 : 0;
+    }
+    return {};
   });
 }
 

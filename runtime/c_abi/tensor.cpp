@@ -60,7 +60,6 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     F8_TRY(read_struct(desc, "float8_quantizer_desc", known));
     F8_TRY(check_enum("float8_quantizer_desc.operand", known.operand, FLOAT8_GRAD_OUTPUT));
     F8_TRY(check_enum("float8_quantizer_desc.non_finite", known.non_finite, FLOAT8_HOLD));
-    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
     f8::runtime::QuantizerDesc converted;
     converted.operand = static_cast<f8::runtime::Tensor>(known.operand);
     converted.rows = known.rows_max;
@@ -74,6 +73,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.transposed = known.no_transpose == 0;
     converted.over_ranks = known.over_ranks != 0;
     converted.whole_rows = known.whole_rows;
+    converted.weight_flag = known.weight_flag != 0;
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};

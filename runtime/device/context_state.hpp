@@ -2,6 +2,7 @@
 // once it is made.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,8 @@ struct Context::State {
   std::mutex kernels_mutex;  // held for look-ups and loading, not while compiling
   std::map<std::string, std::unique_ptr<const Kernel>, std::less<>> kernels;
   std::vector<CUmodule> modules;
+  std::atomic<const Kernel*> fingerprint_kernel =
+      nullptr;  // one of them, which calls need no lock for
   // The remap of clusters of two in a grid that takes the whole device; probed when the first such
   // kernel is loaded.
   std::optional<ClusterRemap> cluster_remap;

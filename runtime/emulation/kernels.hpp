@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codegen/kernel_spec.hpp"
+#include "codegen/kernels/fingerprint_args.cuh"
 #include "codegen/kernels/kernel_args.cuh"
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/driver.hpp"
@@ -69,6 +70,7 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
                   int sm_count, Faults& faults);
 void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults);
 void run_found_inf(const kernels::FoundInfArgs& args, unsigned grid, Faults& faults);
+void run_fingerprint(const kernels::FingerprintArgs& args, unsigned grid, Faults& faults);
 void run_column_sums(const codegen::ColumnSumsSpec& spec, const kernels::ColumnSumsArgs& args,
                      unsigned grid, Faults& faults);
 void run_bias_grad(const codegen::BiasGradSpec& spec, const kernels::BiasGradArgs& args,

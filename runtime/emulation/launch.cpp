@@ -59,6 +59,9 @@ struct Run {
   void operator()(const codegen::FoundInfSpec&) const {
     run_found_inf(as<kernels::FoundInfArgs>(parameters[0]), launch.grid, faults);
   }
+  void operator()(const codegen::FingerprintSpec&) const {
+    run_fingerprint(as<kernels::FingerprintArgs>(parameters[0]), launch.grid, faults);
+  }
   void operator()(const codegen::ColumnSumsSpec& spec) const {
     run_column_sums(spec, as<kernels::ColumnSumsArgs>(parameters[0]), launch.grid, faults);
   }
@@ -116,6 +119,9 @@ ParameterSizes parameter_sizes(const codegen::KernelSpec& spec) {
   }
   if (std::holds_alternative<codegen::BiasGradSpec>(spec)) {
     return {.first = sizeof(kernels::BiasGradArgs)};
+  }
+  if (std::holds_alternative<codegen::FingerprintSpec>(spec)) {
+    return {.first = sizeof(kernels::FingerprintArgs)};
   }
   if (std::holds_alternative<codegen::FoundInfSpec>(spec)) {
     return {.first = sizeof(kernels::FoundInfArgs)};

@@ -1,11 +1,13 @@
-// amax, cast and scale_update kernels as loops over their arguments.
+// amax, cast, scale_update and fingerprint kernels as loops over their arguments.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "base/format.hpp"
 #include "recipes/delayed.hpp"
+#include "recipes/fingerprint.hpp"
 #include "recipes/reference.hpp"
 #include "recipes/scale.hpp"
 #include "runtime/device/memory.hpp"
@@ -191,9 +193,12 @@ AmaxOver amax_over(ScaleMode mode) {
   return AmaxOver::kTensor;
 }
 
+NonFinite non_finite(const codegen::CastSpec& spec) {
+  return spec.saturate ? NonFinite::kHold : NonFinite::kPropagate;
+}
+
 float to_scale(const codegen::CastSpec& spec, float amax) {
-  return scale_from_amax(amax, spec.out, spec.pow2,
-                         spec.saturate ? NonFinite::kHold : NonFinite::kPropagate);
+  return scale_from_amax(amax, spec.out, spec.pow2, non_finite(spec));
 }
 
 // One copy, whose rows are the rows of x or, transposed, its columns.
@@ -283,7 +288,9 @@ struct Copy {
       return fault(faults, "{}: inverse scales null or misaligned", name());
     }
     const auto copy =
-        reference::cast_with_scales(x, amax_over(mode), spec.out, scales(x, tensor_scale));
+        mode == ScaleMode::kTensor && spec.delayed
+            ? reference::cast_delayed(x, spec.out, tensor_scale, non_finite(spec))
+            : reference::cast_with_scales(x, amax_over(mode), spec.out, scales(x, tensor_scale));
     for (int64_t index = 0; index < x.rows; ++index) {
       uint8_t* to = out + index * ld;
       std::copy_n(copy.bits.begin() + index * x.cols, x.cols, to);
@@ -309,8 +316,7 @@ struct Copy {
       amax.push_back(std::bit_cast<float>(t.block_amax[i]));
     }
     const auto copy =
-        reference::cast_shard(x, t.shard.first, spec.out, spec.pow2, amax,
-                              spec.saturate ? NonFinite::kHold : NonFinite::kPropagate);
+        reference::cast_shard(x, t.shard.first, spec.out, spec.pow2, amax, non_finite(spec));
     for (int64_t r = 0; r < (transposed ? ld : x.rows); ++r) {
       for (int64_t c = 0; c < x.cols; ++c) {
         const uint8_t bits = r < x.rows ? copy.bits[static_cast<size_t>(r * x.cols + c)] : 0;
@@ -435,36 +441,55 @@ void run_quantize(const codegen::CastSpec& spec, const kernels::QuantizeArgs& ar
   run_cast(spec, cast, static_cast<unsigned>(tiles_of_all), faults);
 }
 
-void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults) {
-  if (static_cast<int>(grid) != (args.count + 255) / 256) {
-    return fault(faults, "scale update: grid {} for {} slots", grid, args.count);
+namespace {
+
+// The scale of a first step over ranks, which is the dynamic one.
+void first_scale(const DelayedSlot& slot, const DelayedOptions& options,
+                 reference::DelayedState& state) {
+  const uint32_t amax = std::exchange(state.amax, 0);
+  if (reference::is_non_finite(amax)) {
+    ++state.non_finite;
+    if (options.non_finite == NonFinite::kHold) return;
   }
+  if (amax != 0) state.scale = scale_from_amax(std::bit_cast<float>(amax), slot.dtype, slot.pow2);
+}
+
+}  // namespace
+
+void run_scale_update(const kernels::ScaleUpdateArgs& args, unsigned grid, Faults& faults) {
+  if (grid != 1) return fault(faults, "scale update: grid {}", grid);
+  const bool first = args.first != 0;
   const DelayedOptions options{
-      .history = args.length,
+      .history = first ? 1 : args.length,
       .scale_from = args.most_recent != 0 ? ScaleFrom::kMostRecent : ScaleFrom::kMax,
       .margin = -std::ilogb(args.margin_factor),
       .non_finite = args.freeze != 0 ? NonFinite::kHold : NonFinite::kPropagate};
-  const bool drop = args.drop != 0 || (args.found_inf != nullptr && *args.found_inf != 0);
+  std::vector<DelayedSlot> slots;
+  std::vector<reference::DelayedState> states;
   for (int i = 0; i < args.count; ++i) {
     const uint32_t format = args.format[i];
-    const DelayedSlot slot{
-        .dtype = (format & kernels::kFormatE5m2) != 0 ? Dtype::kE5m2 : Dtype::kE4m3,
-        .pow2 = (format & kernels::kFormatPow2) != 0};
-    reference::DelayedState state{.amax = args.amax[i],
-                                  .history = {},
-                                  .scale = args.scale[i * kernels::kScaleStride],
-                                  .non_finite = args.non_finite[i]};
-    for (int age = 0; age < args.length; ++age) {
+    slots.push_back({.dtype = (format & kernels::kFormatE5m2) != 0 ? Dtype::kE5m2 : Dtype::kE4m3,
+                     .pow2 = (format & kernels::kFormatPow2) != 0});
+    auto& state =
+        states.emplace_back(reference::DelayedState{.amax = args.amax[i],
+                                                    .history = {},
+                                                    .scale = args.scale[i * kernels::kScaleStride],
+                                                    .non_finite = args.non_finite[i]});
+    for (int age = 0; age < args.length && !first; ++age) {
       state.history.push_back(args.history[age * args.count + i]);
     }
-    if (drop) {
-      reference::scale_drop(state);
-    } else {
-      reference::scale_update(slot, options, state);
-    }
+  }
+  if (first) {
+    for (size_t i = 0; i < states.size(); ++i) first_scale(slots[i], options, states[i]);
+  } else {
+    const bool drop = args.drop != 0 || (args.found_inf != nullptr && *args.found_inf != 0);
+    reference::scale_update(slots, options, states, drop);
+  }
+  for (int i = 0; i < args.count; ++i) {
+    const reference::DelayedState& state = states[static_cast<size_t>(i)];
     args.amax[i] = state.amax;
     args.non_finite[i] = state.non_finite;
-    for (int age = 0; age < args.length; ++age) {
+    for (int age = 0; age < args.length && !first; ++age) {
       args.history[age * args.count + i] = state.history[static_cast<size_t>(age)];
     }
     args.scale[i * kernels::kScaleStride] = state.scale;
@@ -478,6 +503,36 @@ void run_found_inf(const kernels::FoundInfArgs& args, unsigned grid, Faults& fau
   }
   const std::span amaxes(args.amax, static_cast<size_t>(args.count));
   if (std::ranges::any_of(amaxes, reference::is_non_finite)) *args.found_inf = 1;
+}
+
+void run_fingerprint(const kernels::FingerprintArgs& args, unsigned grid, Faults& faults) {
+  int next = 0;
+  for (int i = 0; i < args.count; ++i) {
+    const kernels::FingerprintWeight& w = args.tensors[i];
+    if (w.first_block != next || w.blocks < 1) {
+      fault(faults, "weight {}: {} blocks from {} on", i, w.blocks, w.first_block);
+    }
+    if (!aligned(w.w, 2) || !aligned(w.state, 8) || !aligned(w.valid, 4) || w.pitch % 2 != 0 ||
+        w.row_bytes % 2 != 0 || w.rows < 1) {
+      fault(faults, "weight {}: misaligned, null or empty", i);
+    }
+    next += w.blocks;
+  }
+  if (static_cast<int>(grid) != next) fault(faults, "grid {} for {} blocks", grid, next);
+  if (!faults.empty()) return;
+  for (const kernels::FingerprintWeight& w :
+       std::span(args.tensors, static_cast<size_t>(args.count))) {
+    kernels::FingerprintState& state = *w.state;
+    if (state.sum[0] != 0 || state.sum[1] != 0 || state.blocks_done != 0) {
+      return fault(faults, "a fingerprint's memory was not zeros before its first comparison");
+    }
+    const auto [low, high] = reference::fingerprint(w.w, w.rows, static_cast<size_t>(w.row_bytes),
+                                                    static_cast<size_t>(w.pitch), w.seed);
+    if (state.value[0] == low && state.value[1] == high) continue;
+    state.value[0] = low;
+    state.value[1] = high;
+    *w.valid = 0;
+  }
 }
 
 }  // namespace f8::runtime::emulation

@@ -107,11 +107,10 @@ class Planner {
                            .q = q != nullptr,
                            .qt = qt != nullptr,
                            .pow2 = any.pow2,
+                           .saturate = kernels_.hold,
                            .count = kernels_.count}};
     for (const CastSetting* copy : {q, qt}) {
-      if (copy == nullptr) continue;
-      if (first_ || copy->scaling != Scaling::kDelayed) out.cast.saturate = kernels_.hold;
-      if (copy->scaling != Scaling::kDelayed) continue;
+      if (copy == nullptr || copy->scaling != Scaling::kDelayed) continue;
       out.slot = slot_of(tensor, *copy);
       out.cast.delayed = !first_;
     }

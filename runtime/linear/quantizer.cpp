@@ -5,6 +5,7 @@
 
 #include "recipes/fp8_layout.hpp"
 #include "runtime/device/context_state.hpp"
+#include "runtime/device/memory.hpp"
 #include "runtime/linear/plan_casts.hpp"
 
 namespace f8::runtime {
@@ -22,6 +23,7 @@ LinearDesc linear_of(const QuantizerDesc& desc) {
   linear.grad_weight_dtype = desc.dtype;
   linear.non_finite = desc.non_finite;
   linear.count = desc.count;
+  linear.weight_flag = desc.weight_flag;
   switch (desc.operand) {
     case Tensor::kInput:
       linear.shape = {desc.rows, kAny, desc.cols};
@@ -57,7 +59,7 @@ CopySet copies_of(const QuantizerDesc& desc) {
     case Tensor::kInput:
       return kXq | (desc.transposed ? kXqt : 0);
     case Tensor::kWeight:
-      return kWq | (desc.transposed ? kWqt : 0);
+      return kWq | (desc.transposed ? kWqt : 0) | (desc.weight_flag ? kCacheWeight : 0);
     case Tensor::kGradOutput:
       return kDyq | (desc.transposed ? kDyqt : 0);
   }
@@ -80,6 +82,7 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
                 desc.recipe.name);
   }
   F8_TRY(quantizer->check_whole());
+  F8_TRY(quantizer->check_flag());
   const bool cuts_blocks = desc.whole_rows > desc.rows && desc.rows % kernels::kCastTile != 0 &&
                            has_square_blocks(copies);
   if (cuts_blocks) quantizer->whole_rows_ = desc.whole_rows;
@@ -102,6 +105,13 @@ Status Quantizer::check_source() const {
   return fail(ErrorCode::kInvalidArgument,
               "float8_quantizer_desc.f32_source rounds x to dtype, which is f32; set dtype to bf16 "
               "or f16, or leave f32_source 0");
+}
+
+Status Quantizer::check_flag() const {
+  if (!desc_.weight_flag || (desc_.operand == Tensor::kWeight && !desc_.over_ranks)) return {};
+  return fail(
+      ErrorCode::kInvalidArgument,
+      "float8_quantizer_desc.weight_flag is set; it is for FLOAT8_WEIGHT without over_ranks");
 }
 
 Status Quantizer::plan_shards() {
@@ -259,6 +269,12 @@ Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
                 "float8_quantizer_desc.count",
                 kArgs);
   }
+  if (call.valid != nullptr && !desc_.weight_flag) [[unlikely]] {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}.valid is given, the quantizer's casts do not look at it; set "
+                "float8_quantizer_desc.weight_flag",
+                kArgs);
+  }
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
   if (is_delayed() && (amax == nullptr || scale == nullptr || (over_ranks(call) && !format)))
       [[unlikely]] {
@@ -279,6 +295,7 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
   memory.add("counters", call.counters, kCountersOfLinear * sizeof(CastCounters), Access::kWrite,
              alignof(CastCounters));
+  memory.add("valid", call.valid, sizeof(uint32_t), Access::kWrite, alignof(uint32_t));
   add_amax(memory, call, Access::kRead);
   memory.add_beside("float8_scale_slots (amax)", amax, slots * sizeof(uint32_t), Access::kWrite,
                     alignof(uint32_t));
@@ -296,6 +313,7 @@ void Quantizer::bind(const QuantizeCall& call, CallArguments& to) const {
   to.set(Slot::kX, call.x, call.ld_x);
   set_copies(call.tensor, call.transposed, to);
   to.set(Slot::kCounters, call.counters);
+  to.set(Slot::kNoopFlag, call.valid);
   to.set(Slot::kRankAmax, call.amax);
   to.set(Slot::kRowAmax, call.row_amax);
   to.set(Slot::kAmax, call.evaluate != 0 ? nullptr : to.scales.amax);
@@ -336,7 +354,8 @@ Status Quantizer::run(const QuantizeCall& call, void* workspace, Stream stream,
   if (call.first_step != 0 && is_delayed()) {
     kind = over_ranks(call) ? kFirstStep | kOverRanks : kFirstStep;
   }
-  return runtime::run(launches_[kind], state, to, stream);
+  F8_TRY(runtime::run(launches_[kind], state, to, stream));
+  return call.valid == nullptr ? Status() : set_words(state.driver, call.valid, 1, 1, stream);
 }
 
 Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {

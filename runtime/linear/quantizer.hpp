@@ -22,9 +22,10 @@ struct QuantizerDesc {
   bool f32_source = false;  // x is in fp32, and is rounded to dtype as it is read
   NonFinite non_finite = NonFinite::kPropagate;
   bool count = false;
-  bool transposed = true;   // false: qt is not made
-  bool over_ranks = false;  // calls cast shards, of up to `rows` rows
-  int64_t whole_rows = 0;   // with over_ranks: of the whole tensor; 0: shards have whole blocks
+  bool transposed = true;    // false: qt is not made
+  bool over_ranks = false;   // calls cast shards, of up to `rows` rows
+  int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
+  bool weight_flag = false;  // casts of a weight heed QuantizeCall::valid
 };
 
 using QuantizeCall = float8_quantize_args;
@@ -71,6 +72,7 @@ class Quantizer {
   void bind(const QuantizeCall& call, CallArguments& to) const;
   [[nodiscard]] Status check_whole() const;
   [[nodiscard]] Status check_source() const;
+  [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check_first_row(const QuantizeCall& call) const;
   // Check all of a call but its memory. `name` is the function of the C interface.

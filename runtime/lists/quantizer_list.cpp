@@ -54,6 +54,13 @@ Result<QuantizerList> QuantizerList::plan(
       return fail(ErrorCode::kInvalidArgument, "float8_quantizer_list_plan: quantizers[{}] is {}",
                   i, quantizers[i] == nullptr ? "NULL" : "another context's");
     }
+    if (quantizers[i]->desc().weight_flag) {
+      return fail(
+          ErrorCode::kUnsupported,
+          "float8_quantizer_list_plan: quantizers[{}] has a weight_flag, which the casts of a "
+          "list do not look at",
+          i);
+    }
     tensors.push_back(quantizers[i]->listed());
   }
   constexpr size_t kRegionsOfCall = 8;

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "runtime/device/call_array.hpp"
 #include "runtime/linear/cast_list.hpp"
 #include "runtime/linear/quantizer.hpp"
-#include "runtime/lists/call_array.hpp"
 #include "runtime/lists/call_overlaps.hpp"
 
 namespace f8::runtime {

@@ -14,7 +14,7 @@ namespace f8::runtime {
 namespace {
 
 constexpr size_t kWord = 4;
-constexpr int64_t kUpdateThreads = 256;  // of scale_update.cuh
+constexpr int64_t kFoundInfThreads = 256;  // kUpdateThreads of scale_update.cuh
 
 template <class T>
 T* part(void* state, size_t offset) {
@@ -27,7 +27,7 @@ Result<DelayedScales> DelayedScales::plan(const std::shared_ptr<Context>& contex
                                           std::span<const DelayedSlot> slots,
                                           const DelayedOptions& options) {
   F8_TRY(validate(options));
-  if (slots.size() > std::numeric_limits<int32_t>::max() / kUpdateThreads) {
+  if (slots.size() > std::numeric_limits<int32_t>::max() / kFoundInfThreads) {
     return fail(ErrorCode::kInvalidArgument, "delayed scales: {} slots", slots.size());
   }
   for (const DelayedSlot& slot : slots) {
@@ -127,7 +127,9 @@ kernels::ScaleUpdateArgs DelayedScales::update_args(void* state) const {
           .most_recent = options_.scale_from == ScaleFrom::kMostRecent,
           .freeze = options_.non_finite == NonFinite::kHold,
           .drop = 0,
-          .found_inf = nullptr};
+          .found_inf = nullptr,
+          .first = 0,
+          .padding = 0};
 }
 
 Status DelayedScales::launch_update(const kernels::ScaleUpdateArgs& args, Stream stream) const {
@@ -158,6 +160,25 @@ Status DelayedScales::discard(void* state, Stream stream) const {
   return launch_update(args, stream);
 }
 
+Result<std::vector<std::vector<uint32_t>>> DelayedScales::histories(const void* state,
+                                                                    Stream stream) const {
+  std::vector<std::vector<uint32_t>> histories(slots_.size());
+  if (slots_.empty()) return histories;
+  F8_TRY(check("float8_scales_first_steps", state, stream));
+  const auto length = static_cast<size_t>(options_.history);
+  std::vector<uint32_t> words(length * slots_.size());
+  const Context::State& own = context_->state();
+  const ScopedContext current(own.driver, own.primary);
+  F8_TRY(current.status());
+  const auto from = reinterpret_cast<CUdeviceptr>(state) + layout_.history;
+  F8_TRY(own.driver.check(
+      own.driver.memcpy_dtoh_async(words.data(), from, kWord * words.size(), stream),
+      "cuMemcpyDtoHAsync"));
+  F8_TRY(own.driver.check(own.driver.stream_synchronize(stream), "cuStreamSynchronize"));
+  for (size_t i = 0; i < words.size(); ++i) histories[i % slots_.size()].push_back(words[i]);
+  return histories;
+}
+
 Status DelayedScales::find_inf(const void* state, float* found_inf, Stream stream) const {
   constexpr const char* kCall = "float8_scales_found_inf";
   if (slots_.empty()) return {};
@@ -173,14 +194,13 @@ Status DelayedScales::find_inf(const void* state, float* found_inf, Stream strea
                                    .found_inf = found_inf,
                                    .count = static_cast<int32_t>(slots_.size()),
                                    .padding = 0};
-  return launch_with(args, own.driver, *found_inf_kernel_, ceil_div(args.count, kUpdateThreads),
+  return launch_with(args, own.driver, *found_inf_kernel_, ceil_div(args.count, kFoundInfThreads),
                      own.options.programmatic_launch, stream);
 }
 
 Status launch_scale_update(const Context::State& context, const Kernel& kernel,
                            const kernels::ScaleUpdateArgs& args, Stream stream) {
-  return launch_with(args, context.driver, kernel, ceil_div(args.count, kUpdateThreads),
-                     context.options.programmatic_launch, stream);
+  return launch_with(args, context.driver, kernel, 1, context.options.programmatic_launch, stream);
 }
 
 kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch, size_t count,
@@ -196,7 +216,9 @@ kernels::ScaleUpdateArgs first_scale_args(uint32_t* amax, uint32_t* scratch, siz
           .most_recent = 1,
           .freeze = hold ? 1 : 0,
           .drop = 0,
-          .found_inf = nullptr};
+          .found_inf = nullptr,
+          .first = 1,
+          .padding = 0};
 }
 
 }  // namespace f8::runtime

@@ -5,7 +5,7 @@
 //   state      := amax scale history format non_finite     each at a multiple of 256 bytes
 //   amax       := u32[count]            this step's maxima, bits of |x| as fp32; casts raise them
 //   scale      := f32[count][8]         [0] the scale to cast with, [4] its inverse
-//   history    := u32[length][count]    newest first
+//   history    := u32[length][count]    newest first; 0: none yet
 //   format     := u32[count]            1: e5m2, else e4m3; 2: power of two
 //   non_finite := u32[count]            steps whose amax was not finite
 //
@@ -94,13 +94,17 @@ class DelayedScales {
   [[nodiscard]] uint32_t* amaxes(void* state) const;
   // Gives the slots of a linear whose first one is `first`.
   [[nodiscard]] ScaleSlots slots(void* state, size_t first) const;
+  // Gives the history of each slot, newest first. It waits for the stream.
+  [[nodiscard]] Result<std::vector<std::vector<uint32_t>>> histories(const void* state,
+                                                                     Stream stream) const;
   // Sets *found_inf, in device memory, to 1 if an amax of the step is not finite, and leaves it
   // alone otherwise.
   [[nodiscard]] Status find_inf(const void* state, float* found_inf, Stream stream) const;
   // Ends a step, in one launch for all slots, and zeroes the amaxes. A step with *found_inf != 0,
-  // in device memory, is discarded.
+  // in device memory, is discarded. So is one with an amax that is not finite, unless the options
+  // say kHold.
   [[nodiscard]] Status update(void* state, Stream stream, const float* found_inf = nullptr) const;
-  // Drops what the step recorded (reference::scale_drop).
+  // Drops what the step recorded.
   [[nodiscard]] Status discard(void* state, Stream stream) const;
 
  private:

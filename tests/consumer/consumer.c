@@ -57,6 +57,7 @@ static void train(float8_context* context, const char* recipe) {
   float8_backward_args backward = {.struct_size = sizeof backward, .m = M};
   float8_weight_args weight = {.struct_size = sizeof weight};
   char text[2000];
+  int32_t first_step = 1;
   int step;
 
   desc.recipe = recipe;
@@ -88,7 +89,7 @@ static void train(float8_context* context, const char* recipe) {
   backward.dw = dw;
   weight.cache = cache;
   for (step = 0; step < 3; ++step) {
-    forward.first_step = backward.first_step = weight.first_step = step == 0;
+    forward.first_step = backward.first_step = weight.first_step = first_step;
     if (step == 2) { /* with a weight cache */
       OK(float8_weight_casts_run(casts, &weight, 1, workspace, NULL));
       forward.weight_cache = backward.weight_cache = cache;
@@ -102,6 +103,8 @@ static void train(float8_context* context, const char* recipe) {
     memset(dx, 0, 2 * M * K);
     memset(dw, 0, 2 * N * K);
     OK(float8_scales_sync(scales, state, NULL, NULL));
+    OK(float8_scales_first_steps(scales, state, &first_step, 1, NULL));
+    EXPECT(first_step == 0);
     OK(float8_scales_save(scales, state, checkpoint, float8_scales_saved_bytes(scales), NULL));
     OK(float8_scales_load(scales, state, checkpoint, float8_scales_saved_bytes(scales), NULL));
   }

@@ -3,7 +3,7 @@
 
 // ---- instantiation
 namespace f8::kernels {
-static_assert(sizeof(ScaleUpdateArgs) == 72, "kernel_args.cuh on the host");
+static_assert(sizeof(ScaleUpdateArgs) == 80, "kernel_args.cuh on the host");
 static_assert(kUpdateThreads == 256, "threads_per_block() on the host");
 extern "C" __global__ void __launch_bounds__(kUpdateThreads)
 float8_scale_update(const __grid_constant__ ScaleUpdateArgs args) {

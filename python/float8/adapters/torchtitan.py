@@ -24,6 +24,7 @@ from torchtitan.config import derive, override
 from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.module import Module
 
+from float8.adapters import selective
 from float8.filter import Layer, filter_layers
 from float8.torch import tensor_parallel
 from float8.torch.linear import Float8Linear as _Float8Linear
@@ -98,6 +99,7 @@ def _linears(
             "float8: delayed scaling needs sync_float8_amax_and_scale_history in the training loop, "
             "which torchtitan has not; choose a recipe with dynamic scaling"
         )
+    selective.save_linears()
     n, k = config.out_features, config.in_features
     if n % 16 != 0 or k % 16 != 0 or (tokens is not None and not _pays(n, k, recipe, tokens)):
         return config

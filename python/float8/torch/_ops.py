@@ -24,7 +24,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 )
 
 quantize = torch.ops.float8.quantize.default
-quantize_into = torch.ops.float8.quantize_into.default
+cast_weight = torch.ops.float8.cast_weight.default
 quantize_list = torch.ops.float8.quantize_list.default
 quantize_amax = torch.ops.float8.quantize_amax.default
 quantize_shard = torch.ops.float8.quantize_shard.default
@@ -36,6 +36,7 @@ linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
 INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
+WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
 
 
 @functools.cache
@@ -83,10 +84,8 @@ def _fake_quantize(
     return tuple(x.new_empty((size,), dtype=torch.uint8) for size in sizes)
 
 
-@torch.library.register_fake("float8::quantize_into")  # type: ignore[untyped-decorator]
-def _fake_quantize_into(
-    x: torch.Tensor, q: torch.Tensor, qt: torch.Tensor, config: int, operand: int
-) -> None:
+@torch.library.register_fake("float8::cast_weight")  # type: ignore[untyped-decorator]
+def _fake_cast_weight(*_: Any) -> None:
     pass
 
 
@@ -193,6 +192,7 @@ def _fake_forward(
     layout: int,
     save: bool,
     w_scales: torch.Tensor | None = None,
+    w_state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = weight.shape
     if x.shape[-1] != k:
@@ -316,9 +316,10 @@ class LinearFunction(torch.autograd.Function):
         x_qt: torch.Tensor | None,
         w_q: torch.Tensor | None,
         w_qt: torch.Tensor | None,
+        w_state: torch.Tensor | None,
     ) -> torch.Tensor:
         y, saved = linear_forward(
-            x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True
+            x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, None, w_state
         )
         kept = x if config & recipes.READS_X else None
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
@@ -354,7 +355,7 @@ class LinearFunction(torch.autograd.Function):
             dx if want_x else None,
             dw if want_weight else None,
             db if want_bias else None,
-            *(None,) * 7,
+            *(None,) * 8,
         )
 
 
@@ -370,20 +371,20 @@ def linear(
     layout: int = 0,
     owner: Any = None,
     source: torch.Tensor | None = None,
-    weight_cast: tuple[torch.Tensor, torch.Tensor] | None = None,
+    weight_cast: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Computes a linear of that config (recipes.pack), with a gradient where one is wanted.
 
     scales: the linear's part of a scale state of that layout (scales.py), for delayed scaling.
     owner: a module with `shares_input`, where x may be cast apart, once for all linears that read
         it; `source` is then the tensor that the module was called with.
-    weight_cast: the weight's copies in fp8 (weight_casts.py).
+    weight_cast: the weight's kept copies in fp8 and their state (weight_casts.py).
     """
     save = torch.is_grad_enabled() and (
         weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     )
     x_q = x_qt = None
-    w_q, w_qt = weight_cast or (None, None)
+    w_q, w_qt, w_state = weight_cast or (None, None, None)
     if owner is not None:
         if torch.compiler.is_compiling():
             x_q, x_qt = _quantize_input(x, config & ~recipes.BIAS, save)
@@ -391,9 +392,9 @@ def linear(
             x_q, x_qt = _share(owner, source, x, config, save)
     if save:
         return _apply(  # type: ignore[no-any-return]
-            x, weight, bias, scales, config, layout, x_q, x_qt, w_q, w_qt
+            x, weight, bias, scales, config, layout, x_q, x_qt, w_q, w_qt, w_state
         )
     y: torch.Tensor = linear_forward(
-        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, False
+        x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, False, None, w_state
     )[0]
     return y

@@ -17,7 +17,7 @@ _FLEXIBLE = (
     (
         "linear_forward(Tensor x, Tensor? x_q, Tensor? x_qt, Tensor weight, Tensor? w_q, Tensor? "
         "w_qt, Tensor? bias, Tensor? scales, int config, int layout, bool save, Tensor? "
-        "w_scales=None) -> (Tensor, Tensor)"
+        "w_scales=None, Tensor? w_state=None) -> (Tensor, Tensor)"
     ),
     (
         "linear_backward(Tensor dy, Tensor saved, Tensor? x, Tensor? x_qt, Tensor weight, Tensor? "
@@ -27,7 +27,10 @@ _FLEXIBLE = (
 )
 
 _OTHERS = (
-    "quantize_into(Tensor x, Tensor(a!) q, Tensor(b!) qt, int config, int operand) -> ()",
+    (
+        "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "
+        "-> ()"
+    ),
     (
         "quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout, int[] "
         "dtypes=[], Tensor(a!)[] into=[]) -> Tensor[]"
@@ -67,10 +70,10 @@ _OTHERS = (
     "plans(int device) -> int[]",
     "scales_bytes(int config, int layout) -> int",
     "scales_init(Tensor(a!) state, int config, int layout) -> ()",
-    "scales_set_first(Tensor(a!) state, int config, int layout, bool first) -> ()",
-    "scales_is_first(Tensor state, int config, int layout) -> bool",
+    "scales_set_first(Tensor(a!) state, int config, int layout, int[] linears) -> ()",
+    "scales_find_first(Tensor state, int config, int layout) -> int[]",
     "tune_on_first_use(int milliseconds, str database) -> ()",
-    "scales_sync(Tensor(a!) state, int config, int layout) -> ()",
+    ("scales_sync(Tensor(a!) state, int config, int layout, Tensor? found_inf=None) -> ()"),
 )
 
 LIBRARY = torch.library.Library("float8", "FRAGMENT")  # type: ignore[no-untyped-call]

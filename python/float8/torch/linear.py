@@ -12,7 +12,7 @@ from torch.nn import functional
 from float8 import recipes
 from float8.recipes import Recipe
 from float8.torch import _ops, fsdp, notices
-from float8.torch.scales import ScaleState
+from float8.torch.scales import EXPORTED_FIRST, ScaleState
 from float8.torch.sharded_operands import Sharing, rules_of
 from float8.torch.weight_casts import WeightCast
 from float8.torch.weight_gather import WeightGather
@@ -56,6 +56,7 @@ class Float8Linear(nn.Linear):
     _weight_gather: WeightGather | None
     _scales: ScaleState | None
     _scale_view: torch.Tensor | None  # the linear's part of its scale state
+    _first_step: bool  # it scales dynamically, since an operand of it has no scale yet
     # With tensor parallelism (tensor_parallel.py):
     _sharing: tuple[Any, int, Sharing] | None
     _output_dim: int | None  # of y, which ranks share by tokens
@@ -95,6 +96,7 @@ class Float8Linear(nn.Linear):
         self._padding = -self.in_features % 16
         self._scales = None
         self._scale_view = None
+        self._first_step = False
         self._scale_index = 0
         self._layout = 0
         self.shares_input = False
@@ -192,17 +194,30 @@ class Float8Linear(nn.Linear):
             input, weight = functional.pad(input, pad), functional.pad(weight, pad)
         cast = self._weight_cast
         copies = None if cast is None else cast.of(self, input.dtype)
+        scales, layout = self._scale_view, self._layout
+        if scales is not None:
+            scales = self.scales_on(weight.device)
+            if torch.compiler.is_exporting() and self._first_step:
+                layout |= EXPORTED_FIRST
         return _ops.linear(
             input,
             weight,
             bias,
             self._compiled_config if torch.compiler.is_compiling() else self._config,
-            self._scale_view,
-            self._layout,
+            scales,
+            layout,
             self if self._may_share else None,
             source,
             copies,
         )
+
+    def scales_on(self, device: torch.device) -> torch.Tensor | None:
+        """Returns the linear's part of its scale state, which follows the weights."""
+        view = self._scale_view
+        if view is not None and view.device != device and self._scales is not None:
+            self._scales.follow(device)
+            view = self._scale_view
+        return view
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own, and a mesh cannot be copied.

@@ -1,7 +1,8 @@
-"""Delayed scaling: the scale state of a model's linears, one buffer for all of them.
+"""Delayed scaling: the scale state of a model's linears, one tensor for all of them.
 
 A step is forward and backward of the model, any number of times, then
-`sync_float8_amax_and_scale_history`, then the optimizer. The first step scales dynamically.
+`sync_float8_amax_and_scale_history`, then the optimizer. A linear that has no scales yet scales
+dynamically, as all do in the first step. A step that meets NaN or infinity leaves the state as it was.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 NAME = "float8_scales"
 PART_BYTES = 16
+EXPORTED_FIRST = 1 << 56  # of a layout: kExportedFirst of python/shim/scales.cpp
+_LOOKS = 16  # syncs after which the host looks for linears without scales; then every 16th
 
 
 # A tensor parallel first step finds the amaxes of whole tensors apart from the casts. As in
@@ -70,13 +73,16 @@ def _aligned(size: int) -> int:
 
 
 class ScaleState(nn.Module):
-    """The scales, amaxes and histories of linears with one recipe, in the buffer `state`.
+    """The scales, amaxes and histories of linears with one recipe.
+
+    The buffer `state` is for checkpoints alone: it is filled where a state dict is taken. What casts
+    read and raise is apart from it, so that nobody who copies buffers between ranks in the middle of a
+    step, as DistributedDataParallel does before each forward, loses the amaxes of a rank. It lies where
+    the weights are.
 
     A checkpoint without the buffer, such as that of plain linears, is loaded as before the first
     step. One whose buffer is another model's is refused by load_state_dict (RuntimeError).
     """
-
-    state: torch.Tensor
 
     def __init__(self, linears: list[Float8Linear], history: int, margin: int) -> None:
         super().__init__()
@@ -91,10 +97,11 @@ class ScaleState(nn.Module):
         self.linears = len(linears)
         self.recipe = str(first.recipe)
         self.history = history
-        initial = _initial(self.config, self.layout)
-        self.register_buffer("state", initial.to(first.weight.device, copy=True))
+        self._live = _initial(self.config, self.layout).to(first.weight.device, copy=True)
+        self._buffers["state"] = self._live.clone()
         self._attached: weakref.WeakSet[Float8Linear] = weakref.WeakSet()
-        self.is_first = True  # no scales are known yet
+        self._first = frozenset(range(len(linears)))  # linears of which an operand has no scale yet
+        self._syncs_with_first = 0
         self.generation = 0  # of the scales; what was cast with others is to be cast again
         self._agreed = False  # the ranks have compared it
         self._steps_before_sync: int | None = 0  # None: it has been synchronised
@@ -102,6 +109,16 @@ class ScaleState(nn.Module):
         for index, linear in enumerate(linears):
             self.attach(linear, index)
         self._refresh()
+
+    @property
+    def state(self) -> torch.Tensor:
+        """What casts read and raise; the layout is that of runtime/quantize/delayed_scales.hpp."""
+        return self._live
+
+    @property
+    def first(self) -> list[int]:
+        """The linears that scale dynamically, since an operand of theirs has no scale yet."""
+        return sorted(self._first)
 
     def words(self) -> str:
         """Returns what the state has in common on all ranks."""
@@ -122,7 +139,7 @@ class ScaleState(nn.Module):
     # a layer. A part is aligned, for a compiled graph copies inputs that are not, and a copy would
     # lose the amaxes. Every linear has more than a part of the state, so all parts lie in it.
     def _view(self, index: int) -> torch.Tensor:
-        view = self.state.detach()[PART_BYTES * index : PART_BYTES * (index + 1)]
+        view = self._live.detach()[PART_BYTES * index : PART_BYTES * (index + 1)]
         torch._dynamo.mark_static_address(view, guard=False)
         return view
 
@@ -131,32 +148,71 @@ class ScaleState(nn.Module):
         self.generation += 1
         for linear in self._attached:
             linear._scale_view = self._view(linear._scale_index)
+        self._tell_first()
+
+    def _tell_first(self) -> None:
+        for linear in self._attached:
+            linear._first_step = linear._scale_index in self._first
         # A model that is made on the CPU, to be moved, has no device yet.
-        if self.state.is_cuda or (self.state.is_cpu and self.config & recipes.EMULATE):
-            torch.ops.float8.scales_set_first(self.state, self.config, self.layout, self.is_first)
+        if self._live.is_cuda or (self._live.is_cpu and self.config & recipes.EMULATE):
+            torch.ops.float8.scales_set_first(self._live, self.config, self.layout, self.first)
+
+    def _find_first(self) -> None:
+        """Looks on the host for the linears without scales."""
+        emulated = self.config | recipes.EMULATE
+        own = self._live.cpu()
+        self._first = frozenset(torch.ops.float8.scales_find_first(own, emulated, self.layout))
+
+    def follow(self, device: torch.device) -> None:
+        """Moves the state to where the weights are now; one on the meta device begins anew there."""
+        if self._live.device == device:
+            return
+        if self._live.is_meta:
+            self._live = _initial(self.config, self.layout).to(device, copy=True)
+        else:
+            self._live = self._live.to(device)
+        if device.type == "meta":
+            self._first = frozenset(range(self.linears))
+        self._buffers["state"] = self._live.clone()
+        self._refresh()
 
     def forward(self, input: Any) -> Any:
         """Returns its input: an nn.Sequential runs all of its children."""
         return input
 
-    def sync(self, group: Any = None) -> None:
+    def sync(self, group: Any = None, found_inf: torch.Tensor | None = None) -> None:
         """Ends a step: one all-reduce of all amaxes, then the scales of the next step."""
         # Process groups that are gone after a step with them would give each rank scales of its own.
         if distributed.is_available() and (distributed.is_initialized() or self._agreed):
             self._reduce(group)
-        if self.is_first:
+        if self._first:
             self._plan_shared_linear()
-        torch.ops.float8.scales_sync(self.state, self.config, self.layout)
-        self.is_first = False
+        torch.ops.float8.scales_sync(self._live, self.config, self.layout, found_inf)
         self.generation += 1
         self._steps_before_sync = None
+        if self._first and self._looks():
+            self._find_first()
+            self._tell_first()
+
+    def _looks(self) -> bool:
+        """Tells whether the host waits for the device, to see which linears have scales now.
+
+        In most trainings it does so once, after the first step.
+        """
+        if self._live.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        self._syncs_with_first += 1
+        return self._syncs_with_first <= _LOOKS or self._syncs_with_first % _LOOKS == 0
 
     def _reduce(self, group: Any) -> None:
         """Reduces the amaxes over the ranks of the group, and over those that share weights."""
         groups = [group or distributed.group.WORLD]
         if not self._agreed:
-            agreement.agree_once(groups[0], {"scales": self.words()}, self.state.device)
+            agreement.agree_once(groups[0], {"scales": self.words()}, self._live.device)
             self._agreed = True
+            # A rank may have loaded a checkpoint for the others.
+            operation = Operation("the first comparison of the histories of delayed scaling")
+            collectives.all_reduce_max(self._histories(), groups[0], operation)
         if group is not None:
             # Where ranks share the weights, a scale is that of all of their parts.
             groups += self._tensor_groups()
@@ -171,7 +227,16 @@ class ScaleState(nn.Module):
 
     def amaxes(self) -> torch.Tensor:
         """Returns the amaxes since the latest sync, which lie in front."""
-        return self.state[: 4 * self.slots * self.linears].view(torch.int32)
+        return self._live[: 4 * self.slots * self.linears].view(torch.int32)
+
+    def _histories(self) -> torch.Tensor:
+        first, end = self._history_bytes()
+        return self._live[first:end].view(torch.int32)
+
+    def _history_bytes(self) -> tuple[int, int]:
+        count = self.slots * self.linears
+        first = _aligned(4 * count) + _aligned(32 * count)
+        return first, first + 4 * self.history * count
 
     def discard_step(self) -> None:
         """Forgets a step that failed: the state is that after the latest sync."""
@@ -223,12 +288,18 @@ class ScaleState(nn.Module):
             )
 
     def _apply(self, fn: Any, recurse: bool = True) -> ScaleState:
-        was_meta = self.state.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if was_meta and not self.state.is_meta:
-            self.state.copy_(_initial(self.config, self.layout))
-        self._refresh()
+        # Of the result the device alone counts: to_empty leaves anything in it.
+        self.follow(fn(self._live).device)
         return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        saved = self._buffers["state"]
+        if saved is None or saved.device != self._live.device:
+            self._buffers["state"] = self._live.clone()
+        else:
+            saved.copy_(self._live)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -236,21 +307,20 @@ class ScaleState(nn.Module):
         key = prefix + "state"
         loaded = state_dict.get(key)
         if loaded is None:
-            if not self.state.is_meta:
-                self.state.copy_(_initial(self.config, self.layout))
-            self.is_first = True
-            self._refresh()
-            return
-        if complaint := self._complaint(loaded):
+            loaded = _initial(self.config, self.layout)
+        elif complaint := self._complaint(loaded):
             error_messages: list[str] = args[-1]
             error_messages.append(f"float8: {key} {complaint}")
             return
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        if not self.state.is_meta:
-            # A state of a first step has amaxes.
-            own, initial = self.state.cpu(), _initial(self.config, self.layout)
-            amaxes = 4 * self.slots * self.linears
-            self.is_first = torch.equal(own[amaxes:], initial[amaxes:])
+        # The weights of a model on the meta device may have been assigned, and are real now.
+        if self._live.is_meta:
+            self.follow(
+                next((linear.weight.device for linear in self._attached), torch.device("meta"))
+            )
+        if not loaded.is_meta and not self._live.is_meta:
+            self._live.copy_(loaded)
+            self._find_first()
+        self._buffers["state"] = self._live.clone()
         self._refresh()
 
     def _complaint(self, loaded: torch.Tensor) -> str | None:
@@ -269,13 +339,13 @@ class ScaleState(nn.Module):
         if loaded.is_meta:
             return None
         count = self.slots * self.linears
-        first = _aligned(4 * count) + _aligned(32 * count)
-        formats = first + _aligned(4 * self.history * count)
+        first, end = self._history_bytes()
+        formats = first + _aligned(end - first)
         words = loaded.detach().cpu().contiguous()
         own = slice(formats, formats + 4 * count)
         negative = any(
             bool((part.view(torch.int32) < 0).any())
-            for part in (words[: 4 * count], words[first : first + 4 * self.history * count])
+            for part in (words[: 4 * count], words[first:end])
         )
         if negative or not torch.equal(words[own], initial[own]):
             return "has contents that no scale state of this recipe has: it was saved by another recipe, or is damaged"
@@ -360,14 +430,22 @@ def attach_scales(module: nn.Module, *, history: int = 16, margin: int = 0) -> N
     module.add_module(NAME, ScaleState(linears, history, margin))
 
 
-def sync_float8_amax_and_scale_history(module: nn.Module, *, group: Any = None) -> None:
+def sync_float8_amax_and_scale_history(
+    module: nn.Module, *, group: Any = None, found_inf: torch.Tensor | None = None
+) -> None:
     """Ends a step of delayed scaling, between backward and the optimizer's step.
 
     The amaxes of all layers below `module` are reduced over the ranks of `group` (None: all) in one
-    all-reduce, and give the scales of the next step. It may be captured in a CUDA graph from the
-    second step on. Without delayed scaling it does nothing, and warns where no linear is in fp8.
+    all-reduce, and give the scales of the next step. A step in which one of them is NaN or infinity
+    changes no scales, and one with a `found_inf` that is not 0 neither: one float32 element on the
+    weights' device, the same on all ranks, for what a trainer skips for reasons of its own. With
+    `saturate` only operands that are not finite keep their scales.
+
+    It may be captured in a CUDA graph from the second step on. The host waits for the device at the end
+    of the first step, and later only while some linear has no scales yet, as one whose weight is 0.
+    Without delayed scaling it does nothing, and warns where no linear is in fp8.
     """
     notices.warn_without_linears("sync_float8_amax_and_scale_history", module)
     for state in module.modules():
         if isinstance(state, ScaleState):
-            state.sync(group)
+            state.sync(group, found_inf)

@@ -41,7 +41,7 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     delayed: dict[ScaleState, list[tuple[WeightGather, DTensor]]] = {}
     dynamic = []
     for gather, weight in weights:
-        if gather.scales is not None and not gather.scales.is_first:
+        if gather.scales is not None and not gather.first_step:
             delayed.setdefault(gather.scales, []).append((gather, weight))
         else:
             dynamic.append((gather, weight))

@@ -67,10 +67,10 @@ def linear(layer: Float8Linear, input: Any, source: Any) -> Any:
             _check_tokens(input.shape[y_dim], to)
         else:
             y_dim = None
-    scales = layer._scale_view
-    first = layer._scales is not None and layer._scales.is_first
     local = weight.to_local()
     gathered = isinstance(local, GatheredWeight)
+    scales = layer.scales_on(local.device)
+    first = layer._first_step
     overlap = async_tensor_parallel.wanted(layer.async_tensor_parallel)
     recompute = layer.recompute is True
     call = Call(to, dim, x_dim, y_dim, layer._layout, first, recompute, overlap, gathered=gathered)

@@ -1,6 +1,8 @@
 """Weights that are cast once after they change, and not in every forward.
 
-Over the micro-batches of a step the weights stay the same, so their fp8 copies may too.
+Over the micro-batches of a step the weights stay the same, so their fp8 copies may too. Nothing on the
+host tells of every change (`_version` does not of `.data`, of fused optimizers, of what a kernel
+writes), so the device compares the weights' bytes with what the copies were made from.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
-from float8.torch import _ops, notices
+from float8.torch import _ops, notices, weight_changes
 from float8.torch.fsdp import gathers_in_fp8, precompute_float8_dynamic_scale_for_fsdp
 from float8.torch.weight_mesh import is_sharded_by_fsdp, mesh_dims
 
@@ -21,42 +23,89 @@ if TYPE_CHECKING:
 
 
 class WeightCast:
-    """The fp8 copies of one linear's weight, which stay where they are."""
+    """The fp8 copies of one linear's weight, which stay where they are.
 
-    def __init__(self, layer: Float8Linear, dtype: torch.dtype) -> None:
+    Their state has a fingerprint of the bytes that they were made from. Every forward compares it
+    with the weight's on the device, and casts where they differ, whoever changed the weight.
+    """
+
+    def __init__(self, layer: Float8Linear, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
+        self._latest = dtype  # x's type in the latest forward in eager mode
         self._config = layer._config & ~recipes.BIAS
-        weight = self._operand(layer)
-        self.copies: tuple[torch.Tensor, torch.Tensor] = _ops.quantize(
-            weight, self._config, _ops.WEIGHT, True
-        )
-        for copy in self.copies:
-            torch._dynamo.mark_static_address(copy, guard=False)
-        self._seen = self._state(layer)
+        self._make(layer)
 
     def of(
         self, layer: Float8Linear, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns the copies for an x of that type, None where they are of another one."""
-        if dtype != self.dtype:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Returns the copies and their state for an x of that type, None where it does without."""
+        if self.dtype is not None and dtype != self.dtype:
             return None
-        if not torch.compiler.is_compiling() and self._seen != self._state(layer):
-            self.update(layer)
-        return self.copies
+        if torch.compiler.is_compiling():
+            return (*self.copies, self.state) if layer.weight.device == self._device else None
+        if layer.weight.device != self._device:  # the model was moved
+            self._make(layer)
+        self._latest = dtype
+        if weight_changes.checks_copies and not weight_changes.is_capturing(self.state):
+            self._check(layer)
+        return (*self.copies, self.state)
+
+    def _check(self, layer: Float8Linear) -> None:
+        """Raises where check_copies is on and the next forward would read copies of another weight."""
+        if self.differs(layer):
+            raise RuntimeError(
+                f"float8: the fp8 copies of {layer._words()} are not those of the weight, though their "
+                "fingerprint is; please report it"
+            )
 
     def update(self, layer: Float8Linear) -> None:
-        """Casts the weight again."""
-        _ops.quantize_into(self._operand(layer), *self.copies, self._config, _ops.WEIGHT)
-        self._seen = self._state(layer)
+        """Casts the weight ahead of the next forward, if it changed."""
+        self._cast(layer, self.copies, self.state)
+
+    def differs(self, layer: Float8Linear) -> bool:
+        """Tells whether the next forward would read other copies than those of a fresh cast."""
+        self.update(layer)
+        # Clones, since a cast leaves the bytes between its rows as they are.
+        fresh = (self.copies[0].clone(), self.copies[1].clone())
+        self._cast(layer, fresh, torch.zeros_like(self.state))
+        return not all(map(torch.equal, fresh, self.copies))
+
+    def fresh(self, layer: Float8Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what a cast apart from the copies makes."""
+        weight = self._operand(layer).to(self._type(layer))
+        return _ops.quantize(weight, self._config, _ops.WEIGHT, True)  # type: ignore[no-any-return]
+
+    def _make(self, layer: Float8Linear) -> None:
+        self._device = layer.weight.device
+        n, k = layer.weight.shape
+        sizes = torch.ops.float8.quantized_bytes(
+            n, k + layer._padding, self._config, _ops.WEIGHT, True
+        )
+        with torch.inference_mode(False):  # or backwards could not save them later
+            q, qt = (torch.empty(x, dtype=torch.uint8, device=self._device) for x in sizes)
+            self.copies = (q, qt)
+            self.state = torch.zeros(
+                _ops.WEIGHT_STATE_BYTES, dtype=torch.uint8, device=self._device
+            )
+        for tensor in (q, qt, self.state):
+            torch._dynamo.mark_static_address(tensor, guard=False)
+
+    def _cast(
+        self,
+        layer: Float8Linear,
+        copies: tuple[torch.Tensor, torch.Tensor],
+        state: torch.Tensor,
+    ) -> None:
+        weight = self._operand(layer)
+        like = weight.new_empty(0, dtype=self._type(layer))
+        _ops.cast_weight(weight, *copies, state, like, self._config)
+
+    def _type(self, layer: Float8Linear) -> torch.dtype:
+        return self._latest or layer.weight.dtype
 
     def _operand(self, layer: Float8Linear) -> torch.Tensor:
-        weight = layer.weight.detach().to(self.dtype)
+        weight = layer.weight.detach()
         return functional.pad(weight, (0, layer._padding)) if layer._padding else weight
-
-    @staticmethod
-    def _state(layer: Float8Linear) -> tuple[int, int]:
-        """Returns what changes with the weight."""
-        return layer.weight._version, layer.weight.data_ptr()
 
 
 class WeightCasts:
@@ -65,7 +114,7 @@ class WeightCasts:
     def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
         from float8.torch.linear import Float8Linear
 
-        self._module, self._dtype = module, dtype
+        self._module = module
         layers = [
             layer
             for layer in module.modules()
@@ -75,52 +124,38 @@ class WeightCasts:
         kinds = [_kind(layer) for layer in layers]
         # FSDP's gathers in fp8 keep the shards' casts themselves.
         self._gathers = "gathered" in kinds
-        self._layers = [x for x, kind in zip(layers, kinds, strict=True) if kind == "plain"]
-        self._shared = [x for x, kind in zip(layers, kinds, strict=True) if kind == "shared"]
-        casts: list[Any] = [WeightCast(x, dtype or x.weight.dtype) for x in self._layers]
-        if self._shared:
-            from float8.torch import tensor_parallel  # it takes a while to load
-
-            tensor_parallel.find_weight_words(self._shared, dtype)
-            make = tensor_parallel.SharedWeightCast
-            casts += [make(x, dtype or x.weight.dtype) for x in self._shared]
-        self._layers += self._shared
-        for layer, cast in zip(self._layers, casts, strict=True):
-            layer._weight_cast = cast
-        self._hooks: list[Any] = [
-            module.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
-        ]
+        self._plain = [x for x, kind in zip(layers, kinds, strict=True) if kind == "plain"]
+        for layer in self._plain:
+            layer._weight_cast = WeightCast(layer, dtype)
+        self._hooks: list[Any] = []
 
     def update(self) -> None:
-        """Casts all weights again, on the current stream. A CUDA graph may capture it.
+        """Casts the weights that changed ahead of the next forward, on the current stream.
 
-        Where ranks share weights, all of them call it: their maxima take one all-reduce a group.
+        Forwards see changes without it. A CUDA graph may capture it. Where FSDP gathers weights in fp8,
+        all ranks call it: their maxima take one all-reduce.
         """
-        if self._gathers:
-            precompute_float8_dynamic_scale_for_fsdp(self._module)
-        if self._shared:
-            from float8.torch import tensor_parallel
-
-            tensor_parallel.find_weight_words(self._shared, self._dtype)
-        for layer in self._layers:
+        self._update_gathers()
+        for layer in self._plain:
             if layer._weight_cast is not None:
                 layer._weight_cast.update(layer)
 
+    def _update_gathers(self, *_: Any) -> None:
+        if self._gathers:
+            precompute_float8_dynamic_scale_for_fsdp(self._module)
+
     def update_after(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes every step of the optimizer end with an update."""
-        self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.update()))
+        """Makes every step of the optimizer end with a cast of the shards that FSDP gathers in fp8."""
+        self._hooks.append(optimizer.register_step_post_hook(self._update_gathers))
 
     def remove(self) -> None:
         """Frees the copies; the layers cast their weights in every forward again."""
-        for layer in self._layers:
+        for layer in self._plain:
             layer._weight_cast = None
         for hook in self._hooks:
             hook.remove()
-        self._layers, self._shared, self._hooks = [], [], []
+        self._plain, self._hooks = [], []
         self._gathers = False
-
-    def _loaded(self, *_: Any) -> None:
-        self.update()
 
 
 def _kind(layer: Float8Linear) -> str:
@@ -162,13 +197,17 @@ def cache_weight_casts(
     Forwards then read the copies instead of casting the weights, with the same results; they take 2
     bytes for each element. This is worth it where a step has several micro-batches.
 
-    optimizer: its steps end with casting all weights again. Without one, call `update` after each
-        step. In eager mode a forward also sees a weight that was changed otherwise, and casts it
-        again, unless it was changed in place through `.data`, which autograd does not see either. A
-        compiled forward and a CUDA graph do not look, and need the `update`.
-    dtype: x's; None: the weights'. Name autocast's where it is on. Other x do without the copies.
+    A copy of an older weight is never read. Every forward, also a compiled one and one in a CUDA
+    graph, reads the weight once and compares a fingerprint of its bytes on the device; it casts where
+    they changed, whoever changed them: any optimizer, `.data`, load_state_dict, a kernel. The copies
+    change in place then, so a backward whose forward came before a change reads the new weight's.
 
-    Ranks of tensor parallelism keep the copies of their parts. FSDP's gathers in fp8 keep none beside
+    optimizer: for weights that FSDP gathers in fp8, its steps end with casting the shards. Plain
+        weights need none.
+    dtype: x's; other x do without the copies. None: the copies serve x of any type, and are cast
+        again where the type is another one than in the forward before.
+
+    Weights that ranks of tensor parallelism share keep no copies. FSDP's gathers in fp8 keep none beside
     the shards' casts, which a forward makes where none are of this weight: for them `update` is
     precompute_float8_dynamic_scale_for_fsdp, and micro-batches cast nothing without this call too.
 

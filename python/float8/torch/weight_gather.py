@@ -165,7 +165,9 @@ class WeightGather:
         """Raises where check_copies is on and the copies are not those of the shard."""
         if self._checked is None or not weight_changes.checks_copies or is_capturing(self._checked):
             return
-        if not torch.equal(self._checked, self.source(weight)):
+        # A NaN is equal to itself, by its bits.
+        own, now = (each.view(torch.uint8) for each in (self._checked, self.source(weight)))
+        if not torch.equal(own, now):
             raise RuntimeError(
                 f"float8: the fp8 copies of {self.name} are not those of the weight, which has changed "
                 "unseen. Call precompute_float8_dynamic_scale_for_fsdp after the change, and please "
@@ -179,11 +181,19 @@ class WeightGather:
         return None if layer is None else layer._scales
 
     @property
+    def first_step(self) -> bool:
+        """Tells whether delayed scaling has no scales for the linear yet."""
+        layer = self._layer()
+        return layer is not None and layer._first_step
+
+    @property
     def scale_view(self) -> Tensor:
         """Returns the linear's part of the scale state."""
         layer = self._layer()
-        assert layer is not None and layer._scale_view is not None
-        return layer._scale_view
+        assert layer is not None
+        view = layer.scales_on(layer.weight.device)
+        assert view is not None
+        return view
 
     def forget(self) -> None:
         """Makes the next gather cast the shard again."""

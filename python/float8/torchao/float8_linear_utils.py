@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
+from float8.adapters import selective
 from float8.torch import notices, scales
 from float8.torch.convert import (
     ModuleFilter,
@@ -48,6 +50,8 @@ def convert_to_float8_training(
             'Float8LinearConfig.from_recipe_name("rowwise") makes one, and '
             "float8.torch.convert_to_float8_training takes names and LinearConfigs"
         )
+    if "torchtitan" in sys.modules:
+        selective.save_linears()
     return convert_linears(
         module,
         Float8Linear,

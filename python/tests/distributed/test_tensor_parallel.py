@@ -321,8 +321,14 @@ def _wire(mesh: Any, rank: int, world: int) -> None:
     for recipe, forward, backward in (
         (
             "rowwise",
-            # The scales of the rows of x; maxima of its columns; maxima of the rows of down's x.
-            [(gather, f32, 4 * tokens), (reduce, i32, 4 * dim), (reduce, i32, 4 * rows)],
+            # The scales of the rows of x; maxima of its columns and of those of a weight, then of the
+            # other weight that reads x; maxima of the rows of down's x and of its weight.
+            [
+                (gather, f32, 4 * tokens),
+                (reduce, i32, 4 * (dim + dim)),
+                (reduce, i32, 4 * dim),
+                (reduce, i32, 4 * (rows + dim)),
+            ],
             # qt of dy, and its scales; maxima: of dy's columns, and of the rows of two other dy.
             [
                 (gather, u8, bytes_of_x),
@@ -332,10 +338,9 @@ def _wire(mesh: Any, rank: int, world: int) -> None:
                 (reduce, i32, 4 * rows),
             ],
         ),
-        ("tensorwise", [(reduce, i32, 4)] * 2, [(reduce, i32, 4)] * 3),
+        ("tensorwise", [(reduce, i32, 4 * n) for n in (2, 1, 2)], [(reduce, i32, 4)] * 3),
     ):
         model = parallelize_module(mlp(recipe, dim, hidden, bf16), mesh, mlp_plan(True))
-        f8.precompute_float8_dynamic_scale_for_fsdp(model)
         x = torch.randn(2, tokens // 2, dim, dtype=bf16, requires_grad=True)
         y: list[torch.Tensor] = []
         calls = _collectives(lambda: y.append(model["mlp"](x)))  # noqa: B023

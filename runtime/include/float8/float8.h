@@ -276,12 +276,13 @@ FLOAT8_API float8_status float8_recipe_named(const char* name, float8_recipe* re
 
 /* The effect on its scale of an amax that is not finite. */
 typedef enum float8_non_finite {
-  /* The scale is NaN or 0 and the results are NaN, so that a trainer's check sees them. A history
-   * (delayed scaling) keeps the amax until it is the oldest one, and the scale is NaN or 0 as long.
-   */
+  /* The scale is NaN or 0 and the results are NaN, so that a trainer's check sees them. A cast with
+   * a delayed scale makes infinities NaN. The step does not count in delayed scaling: the scales
+   * and histories of all operands stay as they are. */
   FLOAT8_PROPAGATE = 0,
-  /* Dynamic scales saturate: the scale is 1 and infinities become the format's largest value.
-   * Delayed scales freeze: the scale and its history stay as they are. */
+  /* Dynamic scales saturate: the scale is 1 and infinities become the format's largest value, which
+   * they do with a delayed scale too. Delayed scales freeze: the scale and the history of the
+   * operand stay as they are. */
   FLOAT8_HOLD = 1
 } float8_non_finite;
 
@@ -349,7 +350,7 @@ typedef struct float8_quantizer_desc {
   int32_t dtype;      /* a float8_dtype, the tensor's type; see f32_source */
   const char* recipe; /* as in float8_linear_desc */
   const float8_recipe* custom_recipe; /* as in float8_linear_desc */
-  int32_t non_finite;                 /* a float8_non_finite for dynamic scales */
+  int32_t non_finite;                 /* a float8_non_finite, for the casts */
   int32_t count;                      /* nonzero: casts add to the counters of a call */
   int32_t no_transpose;               /* nonzero: qt is not made, since there is no backward */
   /* Nonzero: ranks hold the tensor by rows, and each casts its shard to the bits of the whole
@@ -365,11 +366,12 @@ typedef struct float8_quantizer_desc {
    * FLOAT8_UNSUPPORTED where such shards cut blocks of qt with FLOAT8_BLOCK_1X128, or where the other
    * copy has another granularity. */
   int64_t whole_rows;
+  /* Nonzero: casts look at float8_quantize_args.valid. It is for a weight, without over_ranks. */
+  int32_t weight_flag;
   /* Nonzero: x is in fp32 in memory, such as a master weight, and calls round each element to dtype,
    * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
    * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride ld_x counts fp32 elements. */
   int32_t f32_source;
-  int32_t reserved; /* 0 */
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -708,6 +710,8 @@ typedef struct float8_quantize_args {
   /* The row of the whole tensor that a shard begins with, where the quantizer's whole_rows needs it;
    * elsewhere it is not looked at. */
   int64_t first_row FLOAT8_ZERO;
+  /* As in float8_weight_args, with float8_quantizer_desc.weight_flag; not in lists. */
+  uint32_t* valid FLOAT8_ZERO;
 } float8_quantize_args;
 
 /* Casts a tensor: one launch if it is small, else two. */
@@ -844,6 +848,36 @@ FLOAT8_API float8_status float8_weight_casts_run(const float8_weight_casts* cast
 FLOAT8_API float8_status float8_weights_invalidate(float8_context* context, uint32_t* valid,
                                                    size_t count, float8_stream stream);
 
+/* Finds on the device whether weights changed since the call before, whoever wrote them: it computes
+ * a fingerprint of a weight's bytes, compares it with the one that the call before left, keeps it, and
+ * sets the weight's flag to 0 where they differ; elsewhere the flag stays as it is. A guarded cast that
+ * follows on the stream then casts what changed and nothing else, also in a CUDA graph. A change is
+ * missed with a probability of about 2^-128, and one inside 16 bytes never. It reads each byte once. */
+#define FLOAT8_FINGERPRINT_BYTES 48
+typedef struct float8_fingerprint_args {
+  size_t struct_size FLOAT8_DEFAULT(sizeof(float8_fingerprint_args));
+  const void* w FLOAT8_ZERO; /* [n][k] of any sizes, aligned to its elements */
+  int64_t n FLOAT8_ZERO;
+  int64_t k FLOAT8_ZERO;
+  int64_t ld_w FLOAT8_ZERO;     /* a row stride in elements, any one that holds a row; 0: dense */
+  int32_t dtype FLOAT8_ZERO;    /* a float8_dtype, w's type */
+  int32_t reserved FLOAT8_ZERO; /* 0 */
+  /* What else the copies depend on, such as the type that w is converted to: another seed gives
+   * another fingerprint. */
+  uint64_t seed FLOAT8_ZERO;
+  /* FLOAT8_FINGERPRINT_BYTES of device memory of this weight alone, aligned to 16 bytes: zeros before
+   * the first call, and written by these calls alone. */
+  void* fingerprint FLOAT8_ZERO;
+  uint32_t* valid FLOAT8_ZERO; /* as in float8_weight_args; several weights may have one */
+} float8_fingerprint_args;
+
+/* `args` is an array of `count` structs. The first call of a context loads the kernel; call it with a
+ * count of 0 ahead of a capture. Streams may compare one weight side by side: the worst of it is a
+ * cast too many. */
+FLOAT8_API float8_status float8_weights_compare(float8_context* context,
+                                                const float8_fingerprint_args* args, size_t count,
+                                                float8_stream stream);
+
 /* ---- counters: what casts lose, read without waiting for a step ---- */
 
 /* Sets `count` counters on the device to zero. */
@@ -878,6 +912,11 @@ FLOAT8_API float8_status float8_counters_text(const char* name,
  *     float8_scales_slots(scales, state, 7, &args.scales);     // for the linear desc.linears[7]
  *     args.first_step = step == 0;
  *     args.ranks = communicator;       // if ranks share the work; the first step alone uses it
+ *
+ * An amax of 0 is not recorded. So behind the first step an operand may have no scale yet: a weight
+ * that begins with zeros, the gradient that comes through it, a linear that was not called, or all
+ * operands if the step was dropped. float8_scales_first_steps tells which linears have such an operand,
+ * and what they compute needs first_step again; without it they are cast with a scale of 1.
  */
 
 typedef enum float8_scale_from {
@@ -894,7 +933,7 @@ typedef struct float8_scales_desc {
   int32_t history;    /* amaxes kept of each operand, 1 to 1024; 0: 16 */
   int32_t scale_from; /* a float8_scale_from */
   int32_t margin;     /* scales are divided by 2^margin, 0 to 16 */
-  int32_t non_finite; /* a float8_non_finite */
+  int32_t non_finite; /* a float8_non_finite, for the histories; give the linears the same */
 } float8_scales_desc;
 
 /* On failure *out is NULL. */
@@ -918,11 +957,20 @@ FLOAT8_API float8_status float8_scales_slots(const float8_scales* scales, void* 
 FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* state,
                                             float8_nccl_comm communicator, float8_stream stream);
 
+/* Sets first_step[i], for the linear desc.linears[i], to 1 if an operand of it has no scale yet, or
+ * has seen less than others and is growing from zero, else to 0. Until the next sync the calls of such
+ * linears have first_step set. `count` is that of the desc. The call copies to the host and waits for
+ * `stream`, so it does not belong into a graph: a trainer makes it behind the syncs of the first steps,
+ * until all are 0. */
+FLOAT8_API float8_status float8_scales_first_steps(const float8_scales* scales, const void* state,
+                                                   int32_t* first_step, size_t count,
+                                                   float8_stream stream);
+
 /* ---- delayed scaling: a step that meets an infinity or NaN ----
  *
- * A cast with a delayed scale saturates, so an infinity does not show in the results of its step.
- * With FLOAT8_PROPAGATE it shows in those of the next steps, until it leaves the history. A trainer
- * that can skip a step does not let it in:
+ * Such a step costs itself alone, whatever the trainer does: with FLOAT8_PROPAGATE its results are
+ * NaN, and float8_scales_sync leaves all scales and histories as they were. A trainer that leaves
+ * the weights alone in such a step need not look at results:
  *
  *     cudaMemsetAsync(found_inf, 0, sizeof(float), stream);     // found_inf is in device memory
  *     // forward and backward of all linears
@@ -932,8 +980,7 @@ FLOAT8_API float8_status float8_scales_sync(const float8_scales* scales, void* s
  *
  * found_inf has the meaning that it has for PyTorch's GradScaler, whose own checks may set it too.
  * Nothing here waits for the device, and all of it may be captured in a CUDA graph. If the first
- * step is skipped, the next one is the first step (first_step); a trainer that does not know in
- * time goes on without first_step, with scales of 1.
+ * step is skipped, the next one is the first step (float8_scales_first_steps).
  */
 
 /* Reduces the amaxes of the step so far over the ranks of `communicator` (NULL: there is one rank),
@@ -949,8 +996,8 @@ FLOAT8_API float8_status float8_scales_sync_unless(const float8_scales* scales, 
                                                    const float* found_inf,
                                                    float8_nccl_comm communicator,
                                                    float8_stream stream);
-/* Discards the step: its amaxes become 0, and the histories, the counts of non-finite amaxes and
- * the scales stay as they were. It takes the place of float8_scales_sync in a step that is skipped.
+/* Discards the step: its amaxes become 0, and the histories, the counts of non-finite amaxes and the
+ * scales stay as they were. It takes the place of float8_scales_sync in a step that is skipped.
  */
 FLOAT8_API float8_status float8_scales_discard(const float8_scales* scales, void* state,
                                                float8_stream stream);

@@ -213,6 +213,11 @@ class Context {
   Status invalidate_weights(std::uint32_t* valid, std::size_t count, float8_stream stream) const {
     return Status(float8_weights_invalidate(handle_.get(), valid, count, stream));
   }
+  // Words of `valid` to 0 where weights changed since the call before.
+  Status compare_weights(const float8_fingerprint_args* args, std::size_t count,
+                         float8_stream stream) const {
+    return Status(float8_weights_compare(handle_.get(), args, count, stream));
+  }
   Status clear_counters(float8_cast_counters* counters, std::size_t count,
                         float8_stream stream) const {
     return Status(float8_counters_clear(handle_.get(), counters, count, stream));
@@ -296,6 +301,7 @@ using ForwardArgs = float8_forward_args;
 using BackwardArgs = float8_backward_args;
 using WeightArgs = float8_weight_args;
 using QuantizeArgs = float8_quantize_args;
+using FingerprintArgs = float8_fingerprint_args;
 using GroupedLinearArgs = float8_grouped_linear_args;
 using LinearGroupArgs = float8_linear_group_args;
 using GemmArgs = float8_gemm_args;
@@ -429,6 +435,7 @@ struct QuantizerDesc {
   bool transposed = true;       // false: there is no backward, and qt is not made
   bool over_ranks = false;      // ranks hold the tensor by rows; run() follows find_amax()
   std::int64_t whole_rows = 0;  // with over_ranks: those of the whole, whose blocks shards may cut
+  bool weight_flag = false;     // casts of the weight look at QuantizeArgs::valid
   bool f32_source = false;      // x is in fp32, and is rounded to dtype as it is read
 };
 
@@ -451,6 +458,7 @@ class Quantizer {
     c.no_transpose = desc.transposed ? 0 : 1;
     c.over_ranks = desc.over_ranks ? 1 : 0;
     c.whole_rows = desc.whole_rows;
+    c.weight_flag = desc.weight_flag ? 1 : 0;
     c.f32_source = desc.f32_source ? 1 : 0;
     float8_quantizer* handle = nullptr;
     const float8_status status = float8_quantizer_plan(context.get(), &c, &handle);
@@ -639,7 +647,7 @@ class Scales {
     float8_scales* handle = nullptr;
     const float8_status status = float8_scales_plan(context.get(), &c, &handle);
     if (status != FLOAT8_OK) return Error{status, float8_last_error()};
-    return Scales(handle);
+    return Scales(handle, linears.size());
   }
   [[nodiscard]] std::size_t bytes() const { return float8_scales_bytes(handle_.get()); }
   Status init(void* state, float8_stream stream) const {
@@ -660,6 +668,16 @@ class Scales {
   Status sync_unless(void* state, const float* found_inf, float8_nccl_comm communicator,
                      float8_stream stream) const {
     return Status(float8_scales_sync_unless(handle_.get(), state, found_inf, communicator, stream));
+  }
+  // For each linear of the list, nonzero if an operand has no scale yet, or grows from zero: its
+  // calls then have first_step. It waits for the stream.
+  [[nodiscard]] Result<std::vector<std::int32_t>> first_steps(const void* state,
+                                                              float8_stream stream) const {
+    std::vector<std::int32_t> first(count_);
+    const float8_status status =
+        float8_scales_first_steps(handle_.get(), state, first.data(), first.size(), stream);
+    if (status != FLOAT8_OK) return Error{status, float8_last_error()};
+    return first;
   }
   // Sets *found_inf, in device memory, to 1 if the step recorded an amax that is not finite.
   Status found_inf(void* state, float8_nccl_comm communicator, float* found_inf,
@@ -694,8 +712,9 @@ class Scales {
   [[nodiscard]] float8_scales* get() const { return handle_.get(); }
 
  private:
-  explicit Scales(float8_scales* handle) : handle_(handle) {}
+  Scales(float8_scales* handle, std::size_t count) : handle_(handle), count_(count) {}
   detail::Handle<float8_scales, float8_scales_destroy> handle_;
+  std::size_t count_;  // of the list of linears
 };
 
 // A linear's counters in host memory, as lines for people.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "recipes/scale.hpp"
@@ -21,7 +22,7 @@ struct Quantized {
   Quantized(Context& context, const codegen::CastSpec& spec, const reference::Matrix& x)
       : ld_q(row_pitch(x.cols)),
         ld_qt(row_pitch(x.rows)),
-        input(to_device(context, x)),
+        input(context, reference::to_bytes(x, spec.in)),
         partials(context, std::vector<uint32_t>(static_cast<size_t>(
                               amax_partials(x.rows, x.cols, context.device().sm_count)))),
         row_amax(context, std::vector<uint32_t>(static_cast<size_t>(x.rows))),
@@ -89,11 +90,11 @@ void expect_same_bytes(const std::vector<uint8_t>& expected, int64_t cols,
 
 reference::Fp8Matrix expected_copy(const codegen::CastSpec& spec, codegen::ScaleMode mode,
                                    const reference::Matrix& x) {
+  const NonFinite non_finite = spec.saturate ? NonFinite::kHold : NonFinite::kPropagate;
   if (spec.delayed && mode == codegen::ScaleMode::kTensor) {
-    return reference::cast_with_amax(x, AmaxOver::kTensor, spec.out, spec.pow2,
-                                     std::span(&Quantized::kDelayedAmax, 1));
+    return reference::cast_delayed(x, spec.out, Quantized::delayed_scale(spec)[0], non_finite);
   }
-  return reference::cast(x, over(mode), spec.out, spec.pow2);
+  return reference::cast(x, over(mode), spec.out, spec.pow2, non_finite);
 }
 
 void expect_like_reference(const codegen::CastSpec& spec, const reference::Matrix& x,
@@ -186,6 +187,9 @@ std::vector<codegen::CastSpec> specs() {
                              "block1x128+axis", "tensor+block128x128", "block128x128+block1x128"}) {
     add(f8::format("cast/bf16.e4m3/{}/q+qt/pow2", scales));
   }
+  for (const char* scales : {"delayed", "axis+delayed"}) {
+    add(f8::format("cast/bf16.e4m3/{}/q+qt/hold", scales));
+  }
   for (const char* kernel :
        {"bf16.e4m3/tensor/q+qt", "bf16.e5m2/tensor/q", "bf16.e4m3/axis/q+qt", "bf16.e5m2/axis/qt",
         "bf16.e4m3/axis+tensor/q+qt/pow2", "bf16.e4m3/axis/q", "bf16.e5m2/axis/q/pow2"}) {
@@ -232,6 +236,19 @@ INSTANTIATE_TEST_SUITE_P(Specs, TilesCastTest,
 class TileAmaxCastTest : public CastTest {};
 INSTANTIATE_TEST_SUITE_P(Specs, TileAmaxCastTest,
                          ::testing::ValuesIn(specs_with(may_take_tile_amax)), name);
+// Delayed scales of every type of input.
+std::vector<codegen::CastSpec> delayed_specs() {
+  std::vector<codegen::CastSpec> out;
+  for (const char* types : {"bf16.e4m3", "f16.e5m2", "f32.e4m3"}) {
+    for (const char* policy : {"", "/hold"}) {
+      const std::string key = f8::format("cast/{}/delayed/q+qt{}", types, policy);
+      out.push_back(std::get<codegen::CastSpec>(codegen::parse_kernel_spec(key).value()));
+    }
+  }
+  return out;
+}
+class DelayedCastTest : public CastTest {};
+INSTANTIATE_TEST_SUITE_P(Specs, DelayedCastTest, ::testing::ValuesIn(delayed_specs()), name);
 class ListCastTest : public CastTest {};
 INSTANTIATE_TEST_SUITE_P(Specs, ListCastTest, ::testing::ValuesIn(specs_with(may_be_a_list)), name);
 
@@ -253,6 +270,18 @@ TEST_P(CastTest, BitwiseLikeTheReference) {
       }
     }
   }
+}
+
+// A scale from earlier steps knows nothing of an infinity, which is to show all the same; tiles
+// without one are as ever.
+TEST_P(DelayedCastTest, InfinitiesBecomeNanOrSaturate) {
+  auto x = reference::rounded_to(reference::random_matrix(300, 272, 3), GetParam().in);
+  x.values[0] = x.values.back() = std::numeric_limits<float>::infinity();
+  x.values[170 * 272 + 5] = -std::numeric_limits<float>::infinity();
+  x.values[170 * 272 + 6] = std::numeric_limits<float>::quiet_NaN();
+  const Quantized device(context(), GetParam(), x);
+  run({&device.operand, 1});
+  expect_like_reference(GetParam(), x, device);
 }
 
 // Rows that one warp has, that a block has, and that do not fit a block at once.

@@ -53,6 +53,7 @@ TEST(Emit, GoldenStubs) {
            "cast/bf16.e4m3/axis/q+qt/pow2/hold/count/sums/flag",
            "scale_update",
            "found_inf",
+           "fingerprint",
            "column_sums/bf16",
            "bias_grad/f32",
            "gemm/e4m3.e4m3.bf16/tensor/fast/64x64s8c1x1w1",
@@ -176,7 +177,8 @@ std::set<std::string> tunable_kernels() {
                                 "bias_grad/f16",
                                 "bias_grad/f32",
                                 "scale_update",
-                                "found_inf"};
+                                "found_inf",
+                                "fingerprint"};
   for (const char* copies : {"q", "qt", "q+qt"}) {
     for (const char* kind : {"e4m3/tensor", "e5m2/tensor", "e4m3/delayed", "e5m2/delayed"}) {
       keys.insert(f8::format("cast/bf16.{}/{}", kind, copies));

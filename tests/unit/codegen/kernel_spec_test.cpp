@@ -42,6 +42,7 @@ TEST(KernelSpec, KeysRoundTrip) {
            "quantize/bf16.e4m3/tensor/q/hold",
            "scale_update",
            "found_inf",
+           "fingerprint",
            "column_sums/f16",
            "bias_grad/f32",
            "gemm/e4m3.e4m3.bf16/tensor/fast/128x256s4c2x1w2",

@@ -112,9 +112,9 @@ class LayerCheck:
         self._compare("w", weight, whole)
         layer = self._layer
         cast = layer._weight_cast
-        if cast is not None and cast._seen == cast._state(layer):
-            fresh = _ops.quantize(cast._operand(layer), cast._config, _ops.WEIGHT, True)
-            expected = plain_parts(fresh, layer.out_features, layer)
+        if cast is not None:
+            cast.update(layer)
+            expected = plain_parts(cast.fresh(layer), layer.out_features, layer)
             for name, parts in plain_parts(cast.copies, layer.out_features, layer).items():
                 self._compare_parts(name, parts, expected[name])
         self._run_both(weight, whole, self._dtype or whole.dtype)
@@ -249,9 +249,9 @@ def _cast(gather: WeightGather, weight: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if amaxes is not None and before is not None:
+        if gather.scales is not None and amaxes is not None and before is not None:
             amaxes.copy_(before)
-            gather.forget()
+            gather.scales.generation += 1  # other weights may have been cast with this one
 
 
 @contextlib.contextmanager
@@ -263,7 +263,7 @@ def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor
         return
     clone = state.state.clone()
     config, layout = state.config, state.layout
-    torch.ops.float8.scales_set_first(clone, config, layout, state.is_first)
+    torch.ops.float8.scales_set_first(clone, config, layout, state.first)
     begin = layer._scale_index * PART_BYTES
     own = clone[begin : begin + PART_BYTES]
     before = layer._scale_view
@@ -274,7 +274,7 @@ def _cloned_scales(layer: Float8Linear, attach: bool = False) -> Iterator[Tensor
     finally:
         layer._scale_view = before
         # Another tensor may get the memory.
-        torch.ops.float8.scales_set_first(clone, config, layout, False)
+        torch.ops.float8.scales_set_first(clone, config, layout, [])
 
 
 def _comparison(own: Tensor, expected: Tensor, exact: bool) -> Comparison:

@@ -37,9 +37,9 @@ class CAbiDriver : public ::testing::Test {
     EXPECT_EQ(float8_scales_plan(&context_, &desc, &scales_), FLOAT8_OK) << float8_last_error();
     EXPECT_EQ(float8_weight_casts_plan(&context_, linears, 1, &casts_), FLOAT8_OK);
     saved_state_.resize(float8_scales_saved_bytes(scales_));
-    for (Buffer* buffer :
-         {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace, &s_.saved,
-          &s_.cache, &s_.state, &db_, &counters_, &valid_, &found_inf_, &casts_workspace_}) {
+    for (Buffer* buffer : {&s_.x, &s_.w, &s_.dy, &s_.bias, &s_.y, &s_.dx, &s_.dw, &s_.workspace,
+                           &s_.saved, &s_.cache, &s_.state, &db_, &counters_, &valid_, &found_inf_,
+                           &casts_workspace_, &fingerprint_}) {
       cuda_.allocations.push_back({.begin = buffer->data(), .bytes = buffer->bytes()});
     }
     EXPECT_EQ(float8_scales_init(scales_, s_.state.data(), nullptr), FLOAT8_OK)
@@ -167,6 +167,18 @@ class CAbiDriver : public ::testing::Test {
          [this](float8_stream stream) {
            return float8_weights_invalidate(&context_, valid(), 1, stream);
          }},
+        {"args[0]: float8_weights_compare",
+         {{"float8_fingerprint_args.w", &s_.w},
+          {"float8_fingerprint_args.fingerprint", &fingerprint_},
+          {"float8_fingerprint_args.valid", &valid_}},
+         [this](float8_stream stream) {
+           const float8_fingerprint_args args{.w = s_.w.data(),
+                                              .n = 4,
+                                              .k = 16,
+                                              .fingerprint = fingerprint_.data(),
+                                              .valid = valid()};
+           return float8_weights_compare(&context_, &args, 1, stream);
+         }},
         {"float8_counters_clear",
          {{"counters", &counters_}},
          [this](float8_stream stream) {
@@ -246,6 +258,7 @@ class CAbiDriver : public ::testing::Test {
   Buffer db_{static_cast<size_t>(kShape.n) * 2};
   Buffer counters_{FLOAT8_LINEAR_COUNTERS * sizeof(float8_cast_counters)};
   Buffer valid_{16};
+  Buffer fingerprint_{std::vector<uint8_t>(FLOAT8_FINGERPRINT_BYTES)};
   Buffer found_inf_{16};
   Buffer casts_workspace_{size_t{4} << 20};
   float8_scales* scales_ = nullptr;

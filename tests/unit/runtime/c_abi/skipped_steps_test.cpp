@@ -2,6 +2,7 @@
 // on an emulated device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <float8/float8.hpp>
@@ -145,15 +146,94 @@ TEST_F(SkippedSteps, LeaveNothingBehind) {
   EXPECT_EQ(bytes(state_), after);
 }
 
-// Without a skip the infinity enters the history and poisons what follows, as documented.
-TEST_F(SkippedSteps, AnInfinityThatIsNotSkippedShowsInTheNextStep) {
+// A step that is not finite costs itself alone, whatever the trainer does: its results show it, and
+// the scales of the next one are those of the history without it.
+TEST_F(SkippedSteps, AStepThatIsNotFiniteCostsItselfAlone) {
   good_step();
+  forward_and_backward(dy_);
+  const std::vector<uint8_t> dx = bytes(dx_);
+  const std::vector<uint8_t> dw = bytes(dw_);
+  ASSERT_TRUE(scales_.discard(state_.data(), nullptr));
+  const std::vector<unsigned char> before = scales_.save(state_.data(), nullptr).value();
+  const size_t row = kM / 2;  // of the element that with() changes
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    Buffer dy = with(dym_, bad);
+    forward_and_backward(dy);
+    EXPECT_TRUE(std::isnan(dx_.bf16()[row * kK]));
+    EXPECT_FALSE(std::isnan(dx_.bf16()[(row - 1) * kK]));
+    EXPECT_TRUE(std::isnan(dw_.bf16()[0])) << "of column 0 of dy";
+    ASSERT_TRUE(scales_.sync(state_.data(), nullptr, nullptr));
+    EXPECT_EQ(scales_.first_steps(state_.data(), nullptr).value(), std::vector<int32_t>{0});
+    forward_and_backward(dy_);
+    EXPECT_EQ(bytes(dx_), dx);
+    EXPECT_EQ(bytes(dw_), dw);
+    ASSERT_TRUE(scales_.discard(state_.data(), nullptr));
+  }
+  // Only the count of such steps has changed: three words of 4 bytes lie before the hash.
+  const std::vector<unsigned char> after = scales_.save(state_.data(), nullptr).value();
+  ASSERT_EQ(after.size(), before.size());
+  EXPECT_TRUE(std::equal(after.begin(), after.end() - 44, before.begin()));
+  EXPECT_EQ(after[after.size() - 36], 2) << "of dy";
+}
+
+TEST_F(SkippedSteps, ABadFirstStepIsFollowedByAFirstStep) {
+  const auto first = [&] { return scales_.first_steps(state_.data(), nullptr).value(); };
+  EXPECT_EQ(first(), std::vector<int32_t>{1});
   Buffer dy = with(dym_, std::numeric_limits<float>::infinity());
   forward_and_backward(dy);
-  EXPECT_FALSE(std::isnan(dx_.bf16()[0])) << "the cast saturates";
+  EXPECT_TRUE(std::isnan(dw_.bf16()[0]));
   ASSERT_TRUE(scales_.sync(state_.data(), nullptr, nullptr));
-  forward_and_backward(dy_);
-  EXPECT_TRUE(std::isnan(dx_.bf16()[0]));
+  EXPECT_EQ(first(), std::vector<int32_t>{1});
+  good_step();
+  EXPECT_EQ(first(), std::vector<int32_t>{0});
+}
+
+// A weight of zeros, as in LoRA, has no scale until it is something else.
+TEST_F(SkippedSteps, AWeightOfZerosHasNoScaleYet) {
+  const Buffer w = w_;
+  std::memset(w_.data(), 0, w_.bytes());
+  good_step();
+  EXPECT_EQ(scales_.first_steps(state_.data(), nullptr).value(), std::vector<int32_t>{1});
+  w_ = w;
+  for (const int32_t still : {1, 0}) {
+    first_step_ = true;
+    good_step();
+    EXPECT_EQ(scales_.first_steps(state_.data(), nullptr).value(), std::vector<int32_t>{still})
+        << "it may grow";
+  }
+}
+
+// With FLOAT8_HOLD infinities saturate, and the scales of finite operands move on.
+TEST_F(SkippedSteps, HeldOperandsFreezeAlone) {
+  float8::LinearDesc desc;
+  desc.m_max = kM;
+  desc.n = kN;
+  desc.k = kK;
+  desc.recipe = float8::Recipe::delayed();
+  desc.non_finite = FLOAT8_HOLD;
+  linear_ = float8::Linear::plan(context_, desc).value();
+  float8::ScalesOptions options;
+  options.non_finite = FLOAT8_HOLD;
+  options.history = 1;
+  scales_ = float8::Scales::plan(context_, {linear_.get()}, options).value();
+  state_ = Buffer(scales_.bytes());
+  ASSERT_TRUE(scales_.init(state_.data(), nullptr));
+  good_step();
+  const auto scale = [&](size_t slot) {
+    const auto slots = scales_.slots(state_.data(), 0).value();
+    return static_cast<const float*>(slots.opaque[1])[slot * 8];
+  };
+  const float of_x = scale(0);
+  const float of_dy = scale(2);
+  reference::Matrix twice = xm_;
+  for (float& value : twice.values) value *= 2;
+  x_ = Buffer(twice);
+  Buffer dy = with(dym_, std::numeric_limits<float>::infinity());
+  forward_and_backward(dy);
+  EXPECT_FALSE(std::isnan(dx_.bf16()[kM / 2 * kK]));
+  ASSERT_TRUE(scales_.sync(state_.data(), nullptr, nullptr));
+  EXPECT_EQ(scale(0), of_x / 2);
+  EXPECT_EQ(scale(2), of_dy);
 }
 
 TEST_F(SkippedSteps, AFirstStepLeavesTheInitialState) {
@@ -274,6 +354,15 @@ TEST_F(SkippedSteps, MisuseIsOneClearError) {
   says(scales_.found_inf(state_.data(), nullptr, odd, nullptr), "found_inf is not aligned");
   says(scales_.sync_unless(state_.data(), odd, nullptr, nullptr), "found_inf is not aligned");
   says(scales_.discard(nullptr, nullptr), "float8_scales_discard: state is NULL");
+  int32_t first = 0;
+  const auto first_steps = [&](const void* state, int32_t* to, size_t count) {
+    return float8::Status(float8_scales_first_steps(scales_.get(), state, to, count, nullptr));
+  };
+  says(first_steps(nullptr, &first, 1), "float8_scales_first_steps: state is NULL");
+  says(first_steps(state_.data(), &first, 2), "count is 2, the scales have 1 linears");
+  says(first_steps(state_.data(), nullptr, 1), "first_step is NULL");
+  EXPECT_EQ(float8_scales_first_steps(nullptr, state_.data(), &first, 1, nullptr),
+            FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_scales_discard(nullptr, nullptr, nullptr), FLOAT8_INVALID_ARGUMENT);
   EXPECT_EQ(float8_scales_found_inf(nullptr, nullptr, nullptr, &found, nullptr),
             FLOAT8_INVALID_ARGUMENT);

@@ -392,4 +392,67 @@ TEST_P(ShardedWeight, RefusesWhatItCannotDo) {
   EXPECT_TRUE(says("set float8_quantizer_desc.over_ranks")) << float8_last_error();
 }
 
+// A kept copy of a weight: micro-batches compare and cast, and only what changed is cast.
+TEST_F(TensorAbi, AWeightIsCastWhereItsFingerprintChanged) {
+  for (const auto& recipe : {float8::Recipe::tensorwise(), float8::Recipe::rowwise(),
+                             float8::Recipe::rowwise_with_gw_hp(), float8::Recipe::blockwise()}) {
+    float8::QuantizerDesc desc{
+        .operand = FLOAT8_WEIGHT, .rows_max = kN, .cols = kK, .recipe = recipe};
+    const auto plain = float8::Quantizer::plan(context_, desc).value();
+    desc.weight_flag = true;
+    const auto flagged = float8::Quantizer::plan(context_, desc).value();
+    const size_t bytes = flagged.tensor_bytes();
+    ASSERT_EQ(bytes, plain.tensor_bytes());
+    const Memory workspace = memory(std::max(flagged.workspace_bytes(), plain.workspace_bytes()));
+    std::memset(workspace.get(), 0, context_.workspace_reserved_bytes());
+    const Memory kept = memory(bytes), fresh = memory(bytes);
+    std::memset(kept.get(), 0, bytes);
+    std::memset(fresh.get(), 0, bytes);
+    const Memory state = memory(FLOAT8_FINGERPRINT_BYTES);
+    std::memset(state.get(), 0, FLOAT8_FINGERPRINT_BYTES);
+    uint32_t valid = 0;
+    const auto micro_batch = [&] {
+      const float8::FingerprintArgs compare{
+          .w = w_.get(), .n = kN, .k = kK, .fingerprint = state.get(), .valid = &valid};
+      ASSERT_TRUE(context_.compare_weights(&compare, 1, nullptr)) << float8_last_error();
+      ASSERT_TRUE(flagged.run({.x = w_.get(), .tensor = kept.get(), .valid = &valid},
+                              workspace.get(), nullptr))
+          << float8_last_error();
+      EXPECT_EQ(valid, 1U);
+    };
+    const auto is_fresh = [&] {
+      EXPECT_TRUE(plain.run({.x = w_.get(), .tensor = fresh.get()}, workspace.get(), nullptr));
+      return std::memcmp(kept.get(), fresh.get(), bytes) == 0;
+    };
+    micro_batch();
+    EXPECT_TRUE(is_fresh());
+    auto* const copy = static_cast<uint8_t*>(kept.get());
+    copy[1] ^= 1U;  // the next one casts nothing, so it stays
+    micro_batch();
+    EXPECT_FALSE(is_fresh());
+    static_cast<uint16_t*>(w_.get())[kN * kK - 1] ^= 0x3fU;
+    micro_batch();
+    EXPECT_TRUE(is_fresh());
+  }
+}
+
+TEST_F(TensorAbi, AFlagIsOfAWeight) {
+  float8::QuantizerDesc desc{.operand = FLOAT8_INPUT, .rows_max = kM, .cols = kK};
+  desc.weight_flag = true;
+  EXPECT_FALSE(float8::Quantizer::plan(context_, desc));
+  EXPECT_TRUE(says("float8_quantizer_desc.weight_flag is set; it is for FLOAT8_WEIGHT"));
+  desc.operand = FLOAT8_WEIGHT;
+  desc.rows_max = kN;
+  const auto flagged = float8::Quantizer::plan(context_, desc).value();
+  EXPECT_FALSE(float8::QuantizerList::plan(context_, {flagged}));
+  EXPECT_TRUE(says("quantizers[0] has a weight_flag")) << float8_last_error();
+  desc.weight_flag = false;
+  const auto plain = float8::Quantizer::plan(context_, desc).value();
+  const Memory tensor = memory(plain.tensor_bytes()), workspace = memory(plain.workspace_bytes());
+  uint32_t valid = 0;
+  EXPECT_FALSE(plain.run({.x = w_.get(), .tensor = tensor.get(), .valid = &valid}, workspace.get(),
+                         nullptr));
+  EXPECT_TRUE(says("set float8_quantizer_desc.weight_flag")) << float8_last_error();
+}
+
 }  // namespace
