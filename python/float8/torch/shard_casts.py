@@ -179,9 +179,7 @@ def _cast(
     rows = [gather.rows for gather in gathers]
     copies = [copy for gather in gathers for copy in gather.buffers()]
     where = (*_rows_in_wholes(gathers), _types(operands, gathers))
-    _ops.quantize_shard_list(
-        operands, amax, row_amax, configs, _ops.WEIGHT, rows, *where, copies
-    )
+    _ops.quantize_shard_list(operands, amax, row_amax, configs, _ops.WEIGHT, rows, *where, copies)
     return [
         gather.set_shard(weight, q, qt)
         for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
@@ -206,9 +204,7 @@ def _type(source: Tensor, gather: WeightGather) -> torch.dtype:
     return source.dtype if gather.dtype == torch.float32 else gather.dtype
 
 
-def _operands(
-    weights: Sequence[tuple[WeightGather, DTensor]], multiple: int = 1
-) -> list[Tensor]:
+def _operands(weights: Sequence[tuple[WeightGather, DTensor]], multiple: int = 1) -> list[Tensor]:
     """Returns what casts read: the shards, or copies with zeros up to whole multiples of rows.
 
     Casts round float32 as they read it. From bfloat16 to float16 and back a copy is rounded.
