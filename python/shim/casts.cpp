@@ -132,8 +132,8 @@ struct CastList {
   [[nodiscard]] const Place& place() const { return casts.front().place; }
 
   // Casts into copies that are given, else into new ones, which are the result.
-  std::vector<Tensor> run(const std::vector<Tensor>& into) {
-    if (!into.empty() && into.size() != 2 * args.size()) {
+  std::vector<Tensor> run(const std::optional<std::vector<Tensor>>& into) {
+    if (into && into->size() != 2 * args.size()) {
       throw std::invalid_argument(
           "float8: a list casts into q and qt of each tensor, or into none");
     }
@@ -142,13 +142,13 @@ struct CastList {
       const Quantizer& quantizer = *quantizers[i];
       for (const auto& [at, bytes] :
            {std::pair{2 * i, quantizer.q_bytes}, {2 * i + 1, quantizer.qt_bytes}}) {
-        if (into.empty()) {
+        if (!into) {
           made.push_back(empty_bytes(static_cast<int64_t>(bytes), place().device));
         } else {
-          check_copy(into[at], bytes, place().device);
+          check_copy((*into)[at], bytes, place().device);
         }
       }
-      const std::vector<Tensor>& copies = into.empty() ? made : into;
+      const std::vector<Tensor>& copies = into ? *into : made;
       const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
       args[i].tensor = copies[2 * i + (has_q ? 0 : 1)].mutable_data_ptr();
       if (has_q && quantizer.qt_bytes > 0) {
@@ -370,7 +370,8 @@ std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& ama
                                         int64_t operand, std::vector<int64_t> rows_max,
                                         std::vector<int64_t> whole_rows,
                                         std::vector<int64_t> first_rows,
-                                        std::vector<int64_t> dtypes, std::vector<Tensor> into) {
+                                        std::vector<int64_t> dtypes,
+                                        std::optional<std::vector<Tensor>> into) {
   ShardList shards(x, config, operand, rows_max, whole_rows, first_rows, dtypes);
   const Device device = shards.place().device;
   check_words(amax, shards.amax_words, device);
@@ -381,7 +382,8 @@ std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& ama
 
 std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t operand,
                                   std::vector<Tensor> scales, int64_t layout,
-                                  std::vector<int64_t> dtypes, std::vector<Tensor> into) {
+                                  std::vector<int64_t> dtypes,
+                                  std::optional<std::vector<Tensor>> into) {
   if (x.empty() || scales.size() != x.size()) {
     throw std::invalid_argument(
         "float8: a list of casts has at least one tensor, each with its part of a scale state");

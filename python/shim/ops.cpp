@@ -10,7 +10,7 @@
 //   cast_weight(weight, q!, qt!, state!, like, config)
 //     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
 //     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
-//   quantize_list(x[], config, operand, scales[], layout, dtypes, into![])
+//   quantize_list(x[], config, operand, scales[], layout, dtypes, into!?[])
 //     The copies of many tensors with delayed scaling, q and qt of each, in few launches. `dtypes`
 //     has a float8_dtype for each, to which an x in float32 is rounded as it is read, or is empty.
 //     If `into` has such copies, they are overwritten, and the result is empty.

@@ -142,10 +142,10 @@ def _fake_quantize_shard_list(
     whole_rows: Sequence[int] = (),
     first_rows: Sequence[int] = (),
     dtypes: Sequence[int] = (),
-    into: Sequence[torch.Tensor] = (),
+    into: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     copies: list[torch.Tensor] = []
-    if into:
+    if into is not None:
         return copies
     wholes = whole_rows or [0] * len(x)
     for each, bits, rows, whole in zip(x, config, rows_max, wholes, strict=True):
@@ -166,9 +166,9 @@ def _fake_quantize_list(
     scales: list[torch.Tensor],
     layout: int,
     dtypes: Sequence[int] = (),
-    into: Sequence[torch.Tensor] = (),
+    into: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    if into:
+    if into is not None:
         return []
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
 

@@ -33,7 +33,7 @@ _OTHERS = (
     ),
     (
         "quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout, int[] "
-        "dtypes=[], Tensor(a!)[] into=[]) -> Tensor[]"
+        "dtypes=[], Tensor(a!)[]? into=None) -> Tensor[]"
     ),
     "quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)",
     (
@@ -46,8 +46,8 @@ _OTHERS = (
     ),
     (
         "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
-        "int[] rows_max, int[] whole_rows=[], int[] first_rows=[], int[] dtypes=[], Tensor(a!)[] "
-        "into=[]) -> Tensor[]"
+        "int[] rows_max, int[] whole_rows=[], int[] first_rows=[], int[] dtypes=[], Tensor(a!)[]? "
+        "into=None) -> Tensor[]"
     ),
     "amax_words(int rows_max, int cols, int config, int operand, int whole_rows=0) -> (int, int)",
     (

@@ -194,14 +194,15 @@ def _rows_in_wholes(gathers: Sequence[WeightGather]) -> tuple[list[int], list[in
 def _types(operands: Sequence[Tensor], gathers: Sequence[WeightGather]) -> list[int]:
     """Returns the types that casts round operands to: x's, which a weight is rounded to before."""
     return [
-        _ops.ELEMENT_TYPES[_type(operand, gather)]
+        _ops.ELEMENT_TYPES.get(_type(operand, gather), -1)  # the op refuses other types
         for operand, gather in zip(operands, gathers, strict=True)
     ]
 
 
 def _type(source: Tensor, gather: WeightGather) -> torch.dtype:
-    # float32 has every number of the other types.
-    return source.dtype if gather.dtype == torch.float32 else gather.dtype
+    # float32 has every number of bfloat16 and float16.
+    as_it_is = gather.dtype == torch.float32 and source.dtype in _ops.ELEMENT_TYPES
+    return source.dtype if as_it_is else gather.dtype
 
 
 def _operands(weights: Sequence[tuple[WeightGather, DTensor]], multiple: int = 1) -> list[Tensor]:

@@ -104,9 +104,7 @@ class WeightGather:
             self.rows, self.cols, self.dynamic_config, _ops.WEIGHT, self.whole_rows
         )
         self._shards: dict[str, Tensor] = {}
-        self._buffers: tuple[
-            Tensor, ...
-        ] = ()  # q and qt, where the shards lie in what a cast wrote
+        self._buffers: tuple[Tensor, ...] = ()  # q and qt of a cast in which the shards lie
         self._scales: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
         self._in_graph = (

@@ -167,6 +167,12 @@ def _shards_of(dtypes: list[torch.dtype]) -> tuple[list[torch.Tensor], list[int]
     return shards[: len(dtypes)], [128, 128, 256][: len(dtypes)]
 
 
+def _same_floats(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compares bits of float32; the payload of a NaN may differ."""
+    a, b = (each.contiguous().view(torch.float32).nan_to_num(-1.0) for each in (a, b))
+    return torch.equal(a, b)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_shards_are_rounded_as_they_are_read(recipe: str) -> None:
     dtypes = [torch.bfloat16, torch.float16, torch.bfloat16]
@@ -177,9 +183,7 @@ def test_shards_are_rounded_as_they_are_read(recipe: str) -> None:
     words = _ops.quantize_amax_list(shards, *args, [], [], codes)
     expected = _ops.quantize_amax_list(rounded, *args)
     for own, other in zip(words, expected, strict=True):
-        # The NaNs of a maximum are one to a cast, whatever their payload.
-        own, other = own.view(torch.float32), other.view(torch.float32)
-        assert torch.equal(own.nan_to_num(-1.0), other.nan_to_num(-1.0))
+        assert _same_floats(own, other)
     copies = _ops.quantize_shard_list(shards, *words, *args, [], [], codes)
     of_rounded = _ops.quantize_shard_list(rounded, *expected, *args)
     for i, (rows, cols) in enumerate(x.shape for x in shards):
@@ -188,7 +192,7 @@ def test_shards_are_rounded_as_they_are_read(recipe: str) -> None:
         theirs = _parts(tuple(of_rounded[at]), rows, cols, most[i], args[0][0])
         assert ours
         for a, b in zip(ours, theirs, strict=True):
-            assert torch.equal(a, b), (recipe, i)
+            assert torch.equal(a, b) or (a.shape == (4,) and _same_floats(a, b)), (recipe, i)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
