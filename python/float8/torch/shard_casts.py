@@ -62,7 +62,7 @@ def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: Scale
             for copy in gather.buffers(operand.shape[0])
         ]
         views = [gather.scale_view for gather in gathers]
-        rounded = _types(operands, gathers)
+        rounded = cast_types(operands, gathers)
         config = gathers[0].config
         _ops.quantize_list(operands, config, _ops.WEIGHT, views, scales.layout, rounded, copies)
         for (gather, weight), operand, q, qt in zip(
@@ -122,8 +122,16 @@ def _find_words(
     """Returns the maxima of the whole weights, those of all weights one after the other."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
-    where = (*_rows_in_wholes(gathers), _types(operands, gathers))
+    where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
     amax, row_amax = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows, *where)
+    # A NaN is the largest word, so it wins on every rank.
+    if amax.numel() > 0:
+        operation = Operation("the amax all-reduce", _names(gathers))
+        collectives.all_reduce_max(amax, gathers[0].group, operation)
+    groups = _of_tensor_groups(gathers)
+    first_step = any(gather.scales is not None for gather in gathers)  # of delayed scaling
+    if not groups and not first_step:
+        return amax, row_amax
     parts = list(
         zip(
             torch.split(amax, [gather.words[0] for gather in gathers]),
@@ -131,11 +139,7 @@ def _find_words(
             strict=True,
         )
     )
-    # A NaN is the largest word, so it wins on every rank.
-    if amax.numel() > 0:
-        operation = Operation("the amax all-reduce", _names(gathers))
-        collectives.all_reduce_max(amax, gathers[0].group, operation)
-    for group, indices in _of_tensor_groups(gathers).items():
+    for group, indices in groups.items():
         shared = [w for i in indices for w in gathers[i].words_of_tensor_ranks(*parts[i])]
         shared = [words for words in shared if words.numel() > 0]
         if shared:
@@ -145,7 +149,7 @@ def _find_words(
             collectives.all_reduce_max(reduced, group, operation)
             torch._foreach_copy_(shared, torch.split(reduced, [each.numel() for each in shared]))
     for (own_amax, _), gather in zip(parts, gathers, strict=True):
-        if gather.scales is not None:  # the first step of delayed scaling
+        if gather.scales is not None:
             record_amax(own_amax, gather.scale_view, _ops.WEIGHT)
     return amax, row_amax
 
@@ -178,7 +182,7 @@ def _cast(
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
     copies = [copy for gather in gathers for copy in gather.buffers()]
-    where = (*_rows_in_wholes(gathers), _types(operands, gathers))
+    where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
     _ops.quantize_shard_list(operands, amax, row_amax, configs, _ops.WEIGHT, rows, *where, copies)
     return [
         gather.set_shard(weight, q, qt)
@@ -191,7 +195,7 @@ def _rows_in_wholes(gathers: Sequence[WeightGather]) -> tuple[list[int], list[in
     return [gather.whole_rows for gather in gathers], [gather.first_row for gather in gathers]
 
 
-def _types(operands: Sequence[Tensor], gathers: Sequence[WeightGather]) -> list[int]:
+def cast_types(operands: Sequence[Tensor], gathers: Sequence[WeightGather]) -> list[int]:
     """Returns the types that casts round operands to: x's, which a weight is rounded to before."""
     return [
         _ops.ELEMENT_TYPES.get(_type(operand, gather), -1)  # the op refuses other types

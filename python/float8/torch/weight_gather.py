@@ -105,6 +105,10 @@ class WeightGather:
         )
         self._shards: dict[str, Tensor] = {}
         self._buffers: tuple[Tensor, ...] = ()  # q and qt of a cast in which the shards lie
+        self._of_cast: tuple[
+            int, ...
+        ] = ()  # what the layout of the last cast's copies follows from
+        self._cast_scales: tuple[Tensor, ...] = ()  # in these buffers
         self._scales: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
         self._in_graph = (
@@ -279,28 +283,46 @@ class WeightGather:
             of_cast = (padded_rows, padded_rows, self.cols, self.config)
         else:
             of_cast = (self.rows, rows, self.cols, self.dynamic_config)
-        at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0, self.whole_rows)
-        own_q, own_qt = at.copies(q, qt, padded_rows or rows, self.cols)
-        assert own_q is not None and own_qt is not None
-        self._take(self._shards, "q", _packed(own_q.data[:rows, : self.cols], self.rows, self.cols))
-        self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
-        own = [self._own_q_scales(own_q.scales, rows), self._own_qt_scales(own_qt.scales, rows)]
-        lie_there = self._lies_in("q", q) and self._lies_in("qt", qt)
-        self._buffers = (q, qt) if lie_there else ()
+        in_place = bool(self._buffers) and q is self._buffers[0] and of_cast == self._of_cast
+        if not in_place:
+            at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0, self.whole_rows)
+            own_q, own_qt = at.copies(q, qt, padded_rows or rows, self.cols)
+            assert own_q is not None and own_qt is not None
+            self._take(
+                self._shards, "q", _packed(own_q.data[:rows, : self.cols], self.rows, self.cols)
+            )
+            self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
+            lie_there = self._lies_in("q", q) and self._lies_in("qt", qt)
+            self._buffers = (q, qt) if lie_there else ()
+            self._of_cast = of_cast
+            scales = own_q.scales, own_qt.scales
+            self._cast_scales = scales if lie_there else ()
+        else:
+            scales = self._cast_scales
+        own = []
+        q_scales, qt_scales = scales
+        if not (in_place and self._granularity["q"] is Granularity.TENSOR):
+            own.append(self._own_q_scales(q_scales, rows))
+        if not (in_place and self._granularity["qt"] is not Granularity.BLOCK_128X128):
+            own.append(self._own_qt_scales(qt_scales, rows))
         # The references keep the ids of _version from being used again.
         self._weight, self._local = weight, weight._local_tensor
         self._seen = self._version(weight)
         self._copies = {}
         self._checked = self.source(weight).clone() if weight_changes.checks_copies else None
-        return torch.cat(own)
+        return torch.cat(own) if own else q_scales[:0]
 
     def _lies_in(self, name: str, buffer: Tensor) -> bool:
         return self._shards[name].data_ptr() == buffer.data_ptr()
 
+    def _alone(self, scales: Tensor) -> Tensor:
+        """Returns scales that keep no buffer in which the shards do not lie."""
+        return scales if self._buffers else scales.clone()
+
     def _own_q_scales(self, scales: Tensor, rows: int) -> Tensor:
         granularity = self._granularity["q"]
         if granularity is Granularity.TENSOR:
-            self._take(self._scales, "q", scales[:1])
+            self._take(self._scales, "q", self._alone(scales[:1]))
             return scales[:0]
         if self.cuts_blocks:
             count = blocks(self.size[0]) * in_4s(blocks(self.cols))
@@ -317,7 +339,7 @@ class WeightGather:
         granularity = self._granularity["qt"]
         if granularity is not Granularity.BLOCK_128X128:
             count = 1 if granularity is Granularity.TENSOR else self.cols
-            self._take(self._scales, "qt", scales[:count])
+            self._take(self._scales, "qt", self._alone(scales[:count]))
             return scales[:0]
         down = blocks(self.cols)
         if self.cuts_blocks:
