@@ -147,22 +147,16 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_P(RoundingCastTest, LeavesWhatARoundedMatrixLeaves) {
-  if (spec().shard) GTEST_SKIP() << "the maxima of a shard's blocks are always given";
-  for (const size_t count : {1, 2, 30}) {
-    for (const bool tile_amax : {false, true}) {
-      SCOPED_TRACE(f8::format("{} matrices, tile_amax: {}", count, tile_amax));
-      expect_the_same({.tile_amax = tile_amax}, count);
+  std::vector<ListOptions> all;
+  if (!spec().shard) all = {{}, {.tile_amax = true}};          // a shard's maxima are always given
+  if (!spec().delayed) all.push_back({.given_maxima = true});  // delayed scales need none
+  for (const ListOptions& options : all) {
+    for (const size_t count : {1, 2, 30}) {
+      SCOPED_TRACE(f8::format("{} matrices, tile_amax: {}, given_maxima: {}", count,
+                              options.tile_amax, options.given_maxima));
+      expect_the_same(options, count);
       if (HasFailure()) return;
     }
-  }
-}
-
-TEST_P(RoundingCastTest, ShardsToo) {
-  if (spec().delayed) GTEST_SKIP() << "delayed scales need no maxima";
-  for (const size_t count : {1, 30}) {
-    SCOPED_TRACE(count);
-    expect_the_same({.given_maxima = true}, count);
-    if (HasFailure()) return;
   }
 }
 

@@ -47,7 +47,9 @@ struct Item {
             .row_amax = words(row_amax)};
   }
   void run() {
-    if (quantizer->desc().over_ranks) ASSERT_TRUE(quantizer->find_amax(call(), nullptr));
+    if (quantizer->desc().over_ranks) {
+      ASSERT_TRUE(quantizer->find_amax(call(), nullptr));
+    }
     ASSERT_TRUE(quantizer->run(call(), workspace.data(), nullptr));
   }
   [[nodiscard]] auto written() {
@@ -151,7 +153,9 @@ TEST_P(F32SourceTest, ListsToo) {
     }
     const QuantizerList list = QuantizerList::plan(context_, quantizers).value();
     Buffer workspace{std::vector<uint8_t>(list.workspace_bytes())};
-    if (!is_delayed()) ASSERT_TRUE(list.find_amax({calls.size(), calls.data()}, nullptr));
+    if (!is_delayed()) {
+      ASSERT_TRUE(list.find_amax({calls.size(), calls.data()}, nullptr));
+    }
     const Status ran = list.run({calls.size(), calls.data()}, workspace.data(), nullptr);
     ASSERT_TRUE(ran) << ran.error().message;
     expect_the_same(found, expected);
