@@ -295,12 +295,11 @@ class WeightGather:
             lie_there = self._lies_in("q", q) and self._lies_in("qt", qt)
             self._buffers = (q, qt) if lie_there else ()
             self._of_cast = of_cast
-            scales = own_q.scales, own_qt.scales
-            self._cast_scales = scales if lie_there else ()
+            q_scales, qt_scales = own_q.scales, own_qt.scales
+            self._cast_scales = (q_scales, qt_scales) if lie_there else ()
         else:
-            scales = self._cast_scales
+            q_scales, qt_scales = self._cast_scales
         own = []
-        q_scales, qt_scales = scales
         if not (in_place and self._granularity["q"] is Granularity.TENSOR):
             own.append(self._own_q_scales(q_scales, rows))
         if not (in_place and self._granularity["qt"] is not Granularity.BLOCK_128X128):
