@@ -684,7 +684,7 @@ FLOAT8_API float8_status float8_linear_group_backward(const float8_linear_group*
 
 typedef struct float8_quantize_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_quantize_args));
-  const void* x FLOAT8_ZERO; /* [rows][cols] */
+  const void* x FLOAT8_ZERO; /* [rows][cols], in dtype; with f32_source in fp32 */
   void* tensor
       FLOAT8_ZERO; /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
   /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */
