@@ -66,7 +66,8 @@ void append_template(std::string_view name, std::vector<std::string_view>& seen,
   }
 }
 
-const char* input_name(Dtype in) {
+const char* input_name(Dtype in, bool from_f32 = false) {
+  if (from_f32) return in == Dtype::kF16 ? "Input::kF32AsF16" : "Input::kF32AsBf16";
   return in == Dtype::kF32 ? "Input::kF32" : in == Dtype::kF16 ? "Input::kF16" : "Input::kBf16";
 }
 
@@ -124,7 +125,7 @@ std::string check_gemm(const GemmSpec& s) {
 // True where the cast, which takes more registers than others, has four blocks an SM without
 // spills.
 bool fits_four_blocks(const CastSpec& s) {
-  return s.in != Dtype::kF32 && has_scale(s, ScaleMode::kBlock1x128) &&
+  return memory_type(s) != Dtype::kF32 && has_scale(s, ScaleMode::kBlock1x128) &&
          !has_scale(s, ScaleMode::kBlock128x128) && !s.count && !s.sums;
 }
 
@@ -143,7 +144,7 @@ bool scales_in_bf16(const GemmSpec& s) {
 struct StubOf {
   Stub operator()(const AmaxSpec& s) const {
     Stub stub{"amax.cuh", "float8_amax", {}};
-    stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
+    stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in, s.from_f32)) +
                 constant("kTensor", s.tensor) + constant("kRow", s.row) + constant("kCol", s.col) +
                 constant("kBlock", s.block) + constant("kNoopFlag", s.noop_flag) + "};\n" +
                 (s.list ? check_args<kernels::AmaxListArgs>("AmaxListArgs")
@@ -163,7 +164,7 @@ struct StubOf {
     if (s.one_launch) {
       stub = {scales_rows_alone(s) ? "quantize_rows.cuh" : "quantize.cuh", "float8_quantize", {}};
     }
-    stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in)) +
+    stub.text = "struct Config {\n" + constant("Input", "kInput", input_name(s.in, s.from_f32)) +
                 constant("Fp8", "kFormat", s.out == Dtype::kE4m3 ? "Fp8::kE4m3" : "Fp8::kE5m2") +
                 constant("Scale", "kScaleQ", scale_name(s.scale_q)) +
                 constant("Scale", "kScaleQt", scale_name(s.scale_qt)) +

@@ -71,13 +71,14 @@ std::string scale_text(const CastSpec& s) {
 
 // The options that may follow a cast's copies, in order.
 constexpr std::pair<std::string_view, bool CastSpec::*> kCastOptions[] = {
-    {"/pow2", &CastSpec::pow2}, {"/hold", &CastSpec::saturate},  {"/count", &CastSpec::count},
-    {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::noop_flag}, {"/shard", &CastSpec::shard},
-    {"/list", &CastSpec::list}};
+    {"/from_f32", &CastSpec::from_f32}, {"/pow2", &CastSpec::pow2}, {"/hold", &CastSpec::saturate},
+    {"/count", &CastSpec::count},       {"/sums", &CastSpec::sums}, {"/flag", &CastSpec::noop_flag},
+    {"/shard", &CastSpec::shard},       {"/list", &CastSpec::list}};
 
 struct KeyOf {
   std::string operator()(const AmaxSpec& s) const {
-    return f8::format("amax/{}/{}{}{}", to_string(s.in), over_text(s), s.noop_flag ? "/flag" : "",
+    return f8::format("amax/{}/{}{}{}{}", to_string(s.in), over_text(s),
+                      s.from_f32 ? "/from_f32" : "", s.noop_flag ? "/flag" : "",
                       s.list ? "/list" : "");
   }
   std::string operator()(const CastSpec& s) const {
@@ -130,6 +131,7 @@ Result<KernelSpec> parse_amax(std::string_view rest) {
   AmaxSpec s;
   s.list = take_off_end(rest, "/list");
   s.noop_flag = take_off_end(rest, "/flag");
+  s.from_f32 = take_off_end(rest, "/from_f32");
   s.in = F8_TRY(parse_dtype(take_until(rest, '/')));
   std::string_view more = rest;
   const std::string_view axes = take_until(more, '+');
@@ -179,8 +181,8 @@ Result<KernelSpec> parse_cast(std::string_view rest, bool one_launch) {
   // Each option comes once and in order.
   if (!options.empty() || !key(KernelSpec(s)).ends_with(all_options)) {
     return fail(ErrorCode::kInvalidArgument,
-                "{} after the copies: expected /pow2 /hold /count /sums /flag /shard /list, some "
-                "of them in this order",
+                "{} after the copies: expected /from_f32 /pow2 /hold /count /sums /flag /shard "
+                "/list, some of them in this order",
                 quote(all_options));
   }
   if (scale_text(s) != whole) {
@@ -227,16 +229,19 @@ Result<KernelSpec> parse_of_type(std::string_view rest) {
   return KernelSpec(Spec{F8_TRY(parse_dtype(rest))});
 }
 
-Status check_input(Dtype in) {
+Status check_input(Dtype in, bool from_f32 = false) {
   if (is_fp8(in)) {
     return fail(ErrorCode::kInvalidArgument, "type {}: expected bf16, f16 or f32", to_string(in));
+  }
+  if (from_f32 && in == Dtype::kF32) {
+    return fail(ErrorCode::kInvalidArgument, "/from_f32 rounds fp32 elements to bf16 or f16");
   }
   return {};
 }
 
 struct Validate {
   Status operator()(const AmaxSpec& s) const {
-    F8_TRY(check_input(s.in));
+    F8_TRY(check_input(s.in, s.from_f32));
     if (s.block ? s.tensor || s.row || s.col : !s.tensor && !s.row && !s.col) {
       return fail(ErrorCode::kInvalidArgument,
                   "an amax is over the tensor, rows or columns, or over blocks alone");
@@ -245,7 +250,7 @@ struct Validate {
   }
 
   Status operator()(const CastSpec& s) const {
-    F8_TRY(check_input(s.in));
+    F8_TRY(check_input(s.in, s.from_f32));
     if (!is_fp8(s.out)) {
       return fail(ErrorCode::kInvalidArgument, "cast to {}: expected e4m3 or e5m2",
                   to_string(s.out));
@@ -255,10 +260,11 @@ struct Validate {
       return fail(ErrorCode::kInvalidArgument, "a delayed scale is the tensor's");
     }
     if (s.one_launch && !can_be_one_launch(s)) {
-      return fail(
-          ErrorCode::kInvalidArgument,
-          "one launch computes the amaxes of 16-bit tensors for dynamic tensor and axis scales, "
-          "without /count, /sums, /flag and /list");
+      return fail(ErrorCode::kInvalidArgument,
+                  "one launch computes the amaxes of tensors that are 16-bit in memory for dynamic "
+                  "tensor and "
+                  "axis scales, "
+                  "without /count, /sums, /flag and /list");
     }
     if (s.shard && !takes_shards(s)) {
       return fail(ErrorCode::kInvalidArgument,
@@ -369,8 +375,8 @@ bool takes_shards(const CastSpec& spec) {
 }
 
 bool can_be_one_launch(const CastSpec& spec) {
-  return spec.in != Dtype::kF32 && !spec.delayed && !spec.list && !spec.count && !spec.sums &&
-         !spec.noop_flag && !spec.shard && !has_scale(spec, ScaleMode::kBlock1x128) &&
+  return memory_type(spec) != Dtype::kF32 && !spec.delayed && !spec.list && !spec.count &&
+         !spec.sums && !spec.noop_flag && !spec.shard && !has_scale(spec, ScaleMode::kBlock1x128) &&
          !has_scale(spec, ScaleMode::kBlock128x128);
 }
 
@@ -482,7 +488,8 @@ std::optional<AmaxSpec> amax_before(const CastSpec& spec) {
                       .row = spec.q && spec.scale_q == ScaleMode::kAxis,
                       .col = spec.qt && spec.scale_qt == ScaleMode::kAxis,
                       .block = spec.shard,
-                      .noop_flag = spec.noop_flag};
+                      .noop_flag = spec.noop_flag,
+                      .from_f32 = spec.from_f32};
   if (!amax.tensor && !amax.row && !amax.col && !amax.block) return std::nullopt;
   return amax;
 }

@@ -3,14 +3,14 @@
 // kernels.
 //
 // A spec has a text form, its key, which names it in golden files and in `emit --kernel`:
-//   amax   := "amax/" in "/" over ["/flag"] ["/list"]
+//   amax   := "amax/" in "/" over ["/from_f32"] ["/flag"] ["/list"]
 //             over   := "tensor" | "block" | axes ["+tensor"]
 //             axes   := "row" | "col" | "rowcol"
 //   cast   := ("cast/" | "quantize/") in "." out "/" scale ["+" scale] "/" copies option*
 //             scale  := "tensor" | "delayed" | "axis" | "block1x128" | "block128x128"
 //             copies := "q" | "qt" | "q+qt"        two scales: that of q, that of qt
-//             option := "/pow2" | "/hold" | "/count" | "/sums" | "/flag" | "/shard" | "/list"
-//                                                  in this order
+//             option := "/from_f32" | "/pow2" | "/hold" | "/count" | "/sums" | "/flag" | "/shard" |
+//                       "/list"                    in this order
 //             "quantize/" is amax and cast in one launch
 //   gemm   := ("gemm/" | "gemm2/") a "." b "." d "/" scale "/" accum "/" tile ["/" epilogue]
 //             accum    := "fast" | "precise"
@@ -61,6 +61,7 @@ struct AmaxSpec {
   bool block = false;      // alone: over the 128x128 blocks of a whole that x is some rows of
   bool list = false;       // takes up to kernels::kMaxListed matrices, else kMaxTensors
   bool noop_flag = false;  // does nothing where a flag says that its results are there already
+  bool from_f32 = false;   // x is in fp32, and each element is rounded to `in` as it is read
   bool operator==(const AmaxSpec&) const = default;
 };
 
@@ -83,8 +84,15 @@ struct CastSpec {
   bool noop_flag = false;  // as in AmaxSpec
   // x is some rows of a whole whose 128x128 blocks it may cut: the amaxes of all blocks are given.
   bool shard = false;
+  bool from_f32 = false;  // as in AmaxSpec
   bool operator==(const CastSpec&) const = default;
 };
+
+// The type of x in memory.
+template <class Spec>
+[[nodiscard]] constexpr Dtype memory_type(const Spec& spec) {
+  return spec.from_f32 ? Dtype::kF32 : spec.in;
+}
 
 struct GemmConfig {
   int tile_m = 128;

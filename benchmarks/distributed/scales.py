@@ -5,8 +5,8 @@
         [--compute bf16] [--json FILE] [--profile FOLDER] [--emulate]
 
 The 7 linears of each of 32 layers have fp32 shards of random numbers, 14 GB a rank on two, so that
-no cache holds them; casts round them to bf16 first, as for compute in bf16 (--compute fp32: not). The
-variants take turns. For a recipe of float8 they are
+no cache holds them; casts round them to bf16 as they read them, as for compute in bf16 (--compute
+fp32: not). The variants take turns. For a recipe of float8 they are
 
     NAME             what training calls: maxima, one all-reduce, and the cast to q and qt
     NAME-amax        the maxima and the one all-reduce alone
@@ -84,7 +84,9 @@ def maxima(weights: list[tuple[Any, Any]]) -> torch.Tensor:
     sources = [gather.source(weight) for gather, weight in weights]
     configs = [gather.config for gather, _ in weights]
     rows = [gather.rows for gather, _ in weights]
-    words: torch.Tensor = _ops.quantize_amax_list(sources, configs, _ops.WEIGHT, rows)[0]
+    types = shard_casts.cast_types(sources, [gather for gather, _ in weights])
+    shards = (sources, configs, _ops.WEIGHT, rows, [], [], types)
+    words: torch.Tensor = _ops.quantize_amax_list(*shards)[0]
     return words
 
 

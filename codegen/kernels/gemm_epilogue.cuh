@@ -63,10 +63,7 @@ struct GemmEpilogue {
   }
 
   static F8_DEVICE u32 pack(float low, float high) {
-    if constexpr (!Config::kHalfOutput) return pack_bf16(low, high);
-    u32 packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
+    return Config::kHalfOutput ? pack_f16(low, high) : pack_bf16(low, high);
   }
 
   // Scale, bias and amax of the 16 columns number j of a box.

@@ -9,7 +9,9 @@
 
 namespace f8::kernels {
 
-enum class Input { kBf16, kF16, kF32 };
+// The type of a matrix. Of the last two it is fp32 in memory, and elements are rounded to nearest
+// even as they are loaded: all behind the load has the bits of a matrix in that type.
+enum class Input { kBf16, kF16, kF32, kF32AsBf16, kF32AsF16 };
 
 inline constexpr int kFragment = 8;  // rows and columns of a thread's fragment
 
@@ -31,18 +33,34 @@ F8_DEVICE u32 half_to_float_bits(u32 half) {
 // infinity.
 template <Input kInput>
 struct Vec8 {
+  static constexpr bool kRounds = kInput == Input::kF32AsBf16 || kInput == Input::kF32AsF16;
+  static constexpr bool kIsBf16 = kInput == Input::kBf16 || kInput == Input::kF32AsBf16;
   static constexpr int kWords = kInput == Input::kF32 ? 8 : 4;
-  static constexpr int kElementBytes = kInput == Input::kF32 ? 4 : 2;
-  static constexpr int kPerWord = 4 / kElementBytes;
+  static constexpr int kElementBytes = kInput == Input::kF32 || kRounds ? 4 : 2;  // in memory
+  static constexpr int kPerWord = 8 / kWords;
   u32 word[kWords];
 
   F8_DEVICE void load(const void* base, i64 element) {
     const u8* p = static_cast<const u8*>(base) + element * kElementBytes;
+    if constexpr (kRounds) {
+      u32 x[8];
+      load_words(p, x);
 #pragma unroll
-    for (int i = 0; i < kWords / 4; ++i) {
+      for (int i = 0; i < kWords; ++i) {
+        const float low = __uint_as_float(x[2 * i]);
+        const float high = __uint_as_float(x[2 * i + 1]);
+        word[i] = kIsBf16 ? pack_bf16(low, high) : pack_f16(low, high);
+      }
+    } else {
+      load_words(p, word);
+    }
+  }
+  template <int kCount>
+  static F8_DEVICE void load_words(const u8* p, u32 (&to)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
       asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(word[4 * i]), "=r"(word[4 * i + 1]), "=r"(word[4 * i + 2]),
-                     "=r"(word[4 * i + 3])
+                   : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
                    : "l"(p + 16 * i));
     }
   }
@@ -53,7 +71,7 @@ struct Vec8 {
   F8_DEVICE float value(int i) const {
     if constexpr (kInput == Input::kF32) {
       return __uint_as_float(word[i]);
-    } else if constexpr (kInput == Input::kBf16) {
+    } else if constexpr (kIsBf16) {
       return __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xFFFF0000U);
     } else {
       return __uint_as_float(
@@ -61,8 +79,8 @@ struct Vec8 {
     }
   }
   F8_DEVICE void infinities_to_nan() {
-    constexpr u32 kInfinity = kInput == Input::kBf16 ? 0x7F80U : 0x7C00U;
-    constexpr u32 kQuiet = kInput == Input::kBf16 ? 0x40U : 0x200U;
+    constexpr u32 kInfinity = kIsBf16 ? 0x7F80U : 0x7C00U;
+    constexpr u32 kQuiet = kIsBf16 ? 0x40U : 0x200U;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       if constexpr (kInput == Input::kF32) {
@@ -105,7 +123,7 @@ struct Vec8 {
   // A magnitude of this type as the bits of |x| as fp32.
   static F8_DEVICE u32 fp32_bits(u32 magnitude) {
     if constexpr (kInput == Input::kF32) return magnitude;
-    if constexpr (kInput == Input::kBf16) return magnitude << 16;
+    if constexpr (kIsBf16) return magnitude << 16;
     return half_to_float_bits(magnitude);
   }
 };

@@ -14,12 +14,21 @@
 namespace float8_torch {
 namespace {
 
+constexpr int64_t kOwnType = -1;
+
 // Where a shard's rows are.
 struct ShardRows {
   int64_t most = 0;   // rows of a shard; 0: the tensor is whole
   int64_t whole = 0;  // rows of the whole, where shards may cut its blocks
   int64_t first = 0;  // row of the whole, likewise
 };
+
+void check_copy(const Tensor& copy, size_t bytes, const Device& device) {
+  if (static_cast<size_t>(copy.numel()) == bytes && device_of(copy) == device) return;
+  throw std::invalid_argument("float8: a copy in fp8 has " + std::to_string(copy.numel()) +
+                              " bytes, or is on another device; it needs " + std::to_string(bytes) +
+                              ", as quantize gives them");
+}
 
 void run_quantizer(const Quantizer& quantizer, const Place& place, const Tensor& q,
                    const Tensor& qt, float8_quantize_args args) {
@@ -39,8 +48,9 @@ struct Cast {
 
   int64_t first_row;
 
+  // `dtype`: a float8_dtype that an x in fp32 is rounded to; kOwnType: x is cast as it is.
   Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed,
-       const ShardRows& shard = {})
+       const ShardRows& shard = {}, int64_t dtype = kOwnType)
       : place(place_of(x, Config(config_bits))), rows(as_matrix(x)), first_row(shard.first) {
     if (operand < FLOAT8_INPUT || operand > FLOAT8_GRAD_OUTPUT) {
       throw std::invalid_argument("float8: operand " + std::to_string(operand) +
@@ -48,10 +58,23 @@ struct Cast {
     }
     key = cast_key(Config(config_bits), place, static_cast<float8_operand>(operand), rows.rows,
                    rows.cols, dtype_of(x), transposed);
+    if (dtype != kOwnType) round_to(dtype);
     if (shard.most == 0) return;
     key.over_ranks = true;
     key.rows_max = shard.most;
     key.whole_rows = shard.whole;
+  }
+
+  void round_to(int64_t dtype) {
+    if (dtype == key.dtype) return;
+    if (key.dtype != FLOAT8_F32 || (dtype != FLOAT8_BF16 && dtype != FLOAT8_F16)) {
+      throw std::invalid_argument(
+          "float8: an x in float32 alone is rounded, to the dtype 0 (bfloat16) "
+          "or 2 (float16); got the dtype " +
+          std::to_string(dtype) + "; cast x to it first");
+    }
+    key.dtype = static_cast<int8_t>(dtype);
+    key.f32_source = true;
   }
 
   [[nodiscard]] float8_quantize_args args() const {
@@ -94,8 +117,14 @@ struct CastList {
   std::vector<const Quantizer*> quantizers;
   std::vector<float8_quantize_args> args;
 
-  void add(const Tensor& x, int64_t config, int64_t operand, const ShardRows& shard = {}) {
-    const Cast& cast = casts.emplace_back(x, config, operand, true, shard);
+  // `dtypes`: what each x is rounded to; empty: x is cast as it is.
+  void add(const std::vector<Tensor>& x, size_t i, int64_t config, int64_t operand,
+           const std::vector<int64_t>& dtypes, const ShardRows& shard = {}) {
+    if (!dtypes.empty() && dtypes.size() != x.size()) {
+      throw std::invalid_argument("float8: a list has a dtype for each tensor, or none");
+    }
+    const Cast& cast = casts.emplace_back(x[i], config, operand, true, shard,
+                                          dtypes.empty() ? kOwnType : dtypes[i]);
     if (cast.place.key() != place().key()) {
       throw std::invalid_argument("float8: the tensors of a list are on different devices");
     }
@@ -105,13 +134,24 @@ struct CastList {
 
   [[nodiscard]] const Place& place() const { return casts.front().place; }
 
-  std::vector<Tensor> run() {
-    std::vector<Tensor> copies;
+  // Casts into copies that are given, else into new ones, which are the result.
+  std::vector<Tensor> run(const std::optional<std::vector<Tensor>>& into) {
+    if (into && into->size() != 2 * args.size()) {
+      throw std::invalid_argument(
+          "float8: a list casts into q and qt of each tensor, or into none");
+    }
+    std::vector<Tensor> made;
     for (size_t i = 0; i < args.size(); ++i) {
       const Quantizer& quantizer = *quantizers[i];
-      for (const size_t bytes : {quantizer.q_bytes, quantizer.qt_bytes}) {
-        copies.push_back(empty_bytes(static_cast<int64_t>(bytes), place().device));
+      for (const auto& [at, bytes] :
+           {std::pair{2 * i, quantizer.q_bytes}, {2 * i + 1, quantizer.qt_bytes}}) {
+        if (!into) {
+          made.push_back(empty_bytes(static_cast<int64_t>(bytes), place().device));
+        } else {
+          check_copy((*into)[at], bytes, place().device);
+        }
       }
+      const std::vector<Tensor>& copies = into ? *into : made;
       const bool has_q = quantizer.q_bytes > 0;  // else qt is all of the tensor
       args[i].tensor = copies[2 * i + (has_q ? 0 : 1)].mutable_data_ptr();
       if (has_q && quantizer.qt_bytes > 0) {
@@ -122,7 +162,7 @@ struct CastList {
     const Workspace workspace(place(), list.workspace_bytes, Counts::kInFront);
     check(float8_quantize_list(list.list, args.data(), args.size(), workspace.data(),
                                place().stream));
-    return copies;
+    return made;
   }
 };
 
@@ -133,7 +173,7 @@ struct ShardList : CastList {
 
   ShardList(const std::vector<Tensor>& x, const std::vector<int64_t>& config, int64_t operand,
             const std::vector<int64_t>& rows_max, const std::vector<int64_t>& whole_rows,
-            const std::vector<int64_t>& first_rows) {
+            const std::vector<int64_t>& first_rows, const std::vector<int64_t>& dtypes) {
     if (x.empty() || config.size() != x.size() || rows_max.size() != x.size()) {
       throw std::invalid_argument(
           "float8: a list of shards has at least one, each with a config and the most rows");
@@ -150,7 +190,7 @@ struct ShardList : CastList {
         shard.whole = whole_rows[i];
         shard.first = first_rows[i];
       }
-      add(x[i], config[i], operand, shard);
+      add(x, i, config[i], operand, dtypes, shard);
       amax_words += quantizers.back()->amax_words;
       row_amax_words += quantizers.back()->row_amax_words;
     }
@@ -316,8 +356,9 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
 std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector<int64_t> config,
                                               int64_t operand, std::vector<int64_t> rows_max,
                                               std::vector<int64_t> whole_rows,
-                                              std::vector<int64_t> first_rows) {
-  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows);
+                                              std::vector<int64_t> first_rows,
+                                              std::vector<int64_t> dtypes) {
+  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows, dtypes);
   Tensor amax = empty_words(shards.amax_words, shards.place().device);
   Tensor row_amax = empty_words(shards.row_amax_words, shards.place().device);
   shards.set_words(amax, row_amax);
@@ -331,27 +372,31 @@ std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& ama
                                         const Tensor& row_amax, std::vector<int64_t> config,
                                         int64_t operand, std::vector<int64_t> rows_max,
                                         std::vector<int64_t> whole_rows,
-                                        std::vector<int64_t> first_rows) {
-  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows);
+                                        std::vector<int64_t> first_rows,
+                                        std::vector<int64_t> dtypes,
+                                        std::optional<std::vector<Tensor>> into) {
+  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows, dtypes);
   const Device device = shards.place().device;
   check_words(amax, shards.amax_words, device);
   check_words(row_amax, shards.row_amax_words, device);
   shards.set_words(amax, row_amax);
-  return shards.run();
+  return shards.run(into);
 }
 
 std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t operand,
-                                  std::vector<Tensor> scales, int64_t layout) {
+                                  std::vector<Tensor> scales, int64_t layout,
+                                  std::vector<int64_t> dtypes,
+                                  std::optional<std::vector<Tensor>> into) {
   if (x.empty() || scales.size() != x.size()) {
     throw std::invalid_argument(
         "float8: a list of casts has at least one tensor, each with its part of a scale state");
   }
   CastList list;
   for (size_t i = 0; i < x.size(); ++i) {
-    list.add(x[i], config, operand);
+    list.add(x, i, config, operand, dtypes);
     list.casts[i].set_scales(list.args[i], scales[i], layout, false);
   }
-  return list.run();
+  return list.run(into);
 }
 
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,

@@ -10,8 +10,10 @@
 //   cast_weight(weight, q!, qt!, state!, like, config)
 //     A weight's copies for an x of like's type, over those that quantize gave, where `state` says that
 //     the weight or the type are others than in the call before. `state` is 64 bytes, zeros at first.
-//   quantize_list(x[], config, operand, scales[], layout)
-//     The copies of many tensors with delayed scaling, q and qt of each, in few launches.
+//   quantize_list(x[], config, operand, scales[], layout, dtypes, into!?[])
+//     The copies of many tensors with delayed scaling, q and qt of each, in few launches. `dtypes`
+//     has a float8_dtype for each, to which an x in float32 is rounded as it is read, or is empty.
+//     If `into` has such copies, they are overwritten, and the result is empty.
 //   quantize_amax(x, config, operand, rows_max) -> (amax, row_amax)
 //     The maxima of a shard of up to rows_max rows, as int32 words: those whose maxima over ranks
 //     quantize_shard takes, and those of the shard's own rows.
@@ -20,7 +22,8 @@
 //   quantize_amax_list, quantize_shard_list
 //     The same for the shards of many tensors, whose words follow each other, in few launches. Where
 //     rows_max cuts 128x128 blocks, each also has the rows of the whole (whole_rows) and the one of
-//     them that the shard begins with (first_rows); the scales are those of the whole then.
+//     them that the shard begins with (first_rows); the scales are those of the whole then. `dtypes`
+//     and `into` are as in quantize_list.
 //   amax_words(rows_max, cols, config, operand, whole_rows)
 //     The sizes of amax and row_amax.
 //   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks, whole_rows)

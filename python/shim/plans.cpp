@@ -37,11 +37,11 @@ struct Hash {
                                               key.tensor_dtype << 8 | key.grad_dtype));
   }
   size_t operator()(const QuantizerKey& key) const {
-    const int64_t flags =
-        (key.weight_flag ? 1 << 12 : 0) | (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
+    const int64_t flags = (key.weight_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
+                          (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
-    return mix(shape, pair_of(key.device, key.operand << 10 | key.dtype << 2 | flags));
+    return mix(shape, pair_of(key.device, key.operand << 10 | key.dtype << 3 | flags));
   }
   size_t operator()(const std::vector<const Quantizer*>& key) const {
     uint64_t hash = key.size();
@@ -168,6 +168,7 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.over_ranks = key.over_ranks;
   desc.whole_rows = key.whole_rows;
   desc.weight_flag = key.weight_flag;
+  desc.f32_source = key.f32_source;
   desc.recipe = recipe.recipe;
   desc.custom_recipe = recipe.custom_recipe;
   desc.non_finite = config.hold() ? FLOAT8_HOLD : FLOAT8_PROPAGATE;

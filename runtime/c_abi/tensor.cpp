@@ -67,13 +67,13 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
     converted.recipe =
         F8_TRY(one_recipe("float8_quantizer_desc", known.recipe, known.custom_recipe));
     converted.dtype = F8_TRY(dtype_of("float8_quantizer_desc.dtype", known.dtype));
+    converted.f32_source = known.f32_source != 0;
     converted.non_finite = non_finite_of(known.non_finite);
     converted.count = known.count != 0;
     converted.transposed = known.no_transpose == 0;
     converted.over_ranks = known.over_ranks != 0;
     converted.whole_rows = known.whole_rows;
     converted.weight_flag = known.weight_flag != 0;
-    F8_TRY(need_zero("float8_quantizer_desc.reserved", known.reserved));
     auto quantizer = F8_TRY(f8::runtime::Quantizer::plan(context->context, converted));
     *out = new float8_quantizer{std::move(quantizer)};
     return {};

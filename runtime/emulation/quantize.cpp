@@ -39,9 +39,26 @@ void raise(uint32_t& word, uint32_t bits) {
   word = std::max(word, bits);
 }
 
-// Per-tile amaxes are magnitudes of the input's own 16-bit type.
-void raise_amax(uint16_t& amax, const void* x, int64_t i) {
-  amax = std::max(amax, static_cast<uint16_t>(static_cast<const uint16_t*>(x)[i] & 0x7fffU));
+// Gives the bits of an element of a 16-bit type.
+template <class Spec>
+uint16_t load_half(const Spec& spec, const void* x, int64_t i) {
+  if (!spec.from_f32) return static_cast<const uint16_t*>(x)[i];
+  uint16_t bits = 0;
+  store_element(&bits, 0, static_cast<const float*>(x)[i], spec.in);
+  return bits;
+}
+
+// Gives an element, rounded where the kernel rounds it.
+template <class Spec>
+float load_value(const Spec& spec, const void* x, int64_t i) {
+  if (!spec.from_f32) return load_element(x, i, spec.in);
+  const uint16_t bits = load_half(spec, x, i);
+  return load_element(&bits, 0, spec.in);
+}
+
+// Per-tile amaxes are magnitudes of the elements' own 16-bit type.
+void raise_amax(uint16_t& amax, uint16_t bits) {
+  amax = std::max(amax, static_cast<uint16_t>(bits & 0x7fffU));
 }
 
 // True where a flag says that the launch has its results already, so it has nothing to do.
@@ -75,7 +92,7 @@ void raise_blocks(const codegen::AmaxSpec& spec, const kernels::AmaxTensor& t) {
   for (int64_t r = 0; r < t.rows; ++r) {
     for (int64_t c = 0; c < t.cols; ++c) {
       raise(t.block_amax[(t.shard.first + r) / kCastTile * across + c / kCastTile],
-            magnitude(load_element(t.x, r * t.ld + c, spec.in)));
+            magnitude(load_value(spec, t.x, r * t.ld + c)));
     }
   }
 }
@@ -99,7 +116,7 @@ bool has_blocks(const Tensor& t, int index, Faults& faults) {
 
 template <class Args>
 void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Faults& faults) {
-  check_blocks(args, spec.in, grid, faults);
+  check_blocks(args, codegen::memory_type(spec), grid, faults);
   if (!faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   const bool axes = spec.row || spec.col;
   for (int i = 0; i < args.count; ++i) {
@@ -136,11 +153,12 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
     for (int64_t r = 0; r < t.rows; ++r) {
       for (int64_t c = 0; c < t.cols; ++c) {
         const int64_t at = r * t.ld + c;
-        const uint32_t bits = magnitude(load_element(t.x, at, spec.in));
+        const uint32_t bits = magnitude(load_value(spec, t.x, at));
         if (spec.tensor) raise(t.partials[axes ? 0 : (r * t.cols + c) % t.blocks], bits);
         if (t.tile_amax != nullptr) {
-          if (spec.row) raise_amax(tile_amax_of(r, c)[r % kCastTile], t.x, at);
-          if (spec.col) raise_amax(tile_amax_of(r, c)[kCastTile + c % kCastTile], t.x, at);
+          const uint16_t half = load_half(spec, t.x, at);
+          if (spec.row) raise_amax(tile_amax_of(r, c)[r % kCastTile], half);
+          if (spec.col) raise_amax(tile_amax_of(r, c)[kCastTile + c % kCastTile], half);
           continue;
         }
         if (spec.row) raise(t.row_amax[r], bits);
@@ -152,11 +170,11 @@ void run_amax(const codegen::AmaxSpec& spec, const Args& args, unsigned grid, Fa
 
 namespace {
 
-Matrix read(const kernels::CastTensor& t, Dtype type) {
+Matrix read(const codegen::CastSpec& spec, const kernels::CastTensor& t) {
   Matrix x{t.rows, t.cols, {}};
   x.values.reserve(static_cast<size_t>(x.rows * x.cols));
   for (int64_t r = 0; r < x.rows; ++r) {
-    for (int64_t c = 0; c < x.cols; ++c) x.values.push_back(load_element(t.x, r * t.ld + c, type));
+    for (int64_t c = 0; c < x.cols; ++c) x.values.push_back(load_value(spec, t.x, r * t.ld + c));
   }
   return x;
 }
@@ -321,14 +339,14 @@ struct Copy {
 
 template <class Args>
 void run_cast(const codegen::CastSpec& spec, const Args& args, unsigned grid, Faults& faults) {
-  check_blocks(args, spec.in, grid, faults);
+  check_blocks(args, codegen::memory_type(spec), grid, faults);
   if (!faults.empty() || is_noop(spec.noop_flag, args.noop_flag)) return;
   for (int i = 0; i < args.count; ++i) {
     const kernels::CastTensor& t = args.tensors[i];
     if (static_cast<unsigned>(t.blocks) != cast_tiles(t.rows, t.cols)) {
       return fault(faults, "tensor {}: {} blocks for its tiles", i, t.blocks);
     }
-    const Matrix x = read(t, spec.in);
+    const Matrix x = read(spec, t);
     float tensor_scale = 0;
     if (codegen::has_scale(spec, ScaleMode::kTensor)) {
       uint32_t amax = 0;

@@ -31,7 +31,10 @@ class Planner {
     add(all, Tensor::kInput, copies & kXq, copies & kXqt, kernels_.tensor_dtype);
     add(all, Tensor::kWeight, copies & kWq, copies & kWqt,
         cache ? kernels_.master_dtype : kernels_.tensor_dtype);
-    for (FusedCast& cast : all) cast.cast.noop_flag = cache && kernels_.weight_flag;
+    for (FusedCast& cast : all) {
+      cast.cast.noop_flag = cache && kernels_.weight_flag;
+      cast.cast.from_f32 = kernels_.from_f32;
+    }
     std::vector<KernelPass> passes = group(all);
     for (KernelPass& pass : passes) complete(pass, all);
     // The sums are of a launch's only matrix.

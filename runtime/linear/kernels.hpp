@@ -61,6 +61,7 @@ struct LinearKernels {
   bool hold = false;
   bool count = false;
   bool weight_flag = false;
+  bool from_f32 = false;  // casts read fp32 and round it to tensor_dtype
   std::optional<codegen::BiasGradSpec> bias_grad;
   std::array<Copies, 3> copies;                   // indexed by Tensor
   std::vector<DelayedSlot> slots;                 // of delayed scaling; empty: the recipe has none

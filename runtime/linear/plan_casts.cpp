@@ -193,7 +193,7 @@ void CastPlanner::add(LaunchRange& range, const CastSection& section, std::span<
         launch.overlapped || overlaps_next) {
       launch.neighbour = tiles_of(operands(section, passes[other], choices[other]));
     }
-    const auto read = static_cast<double>(size_bytes(spec.cast.in));
+    const auto read = static_cast<double>(size_bytes(codegen::memory_type(spec.cast)));
     const double moved = read + (spec.cast.q ? 1 : 0) + (spec.cast.qt ? 1 : 0);
     const auto all = launch.operands;
     switch (choices[i].launches) {

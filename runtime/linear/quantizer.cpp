@@ -73,6 +73,8 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   std::shared_ptr<Quantizer> quantizer(new Quantizer(context, desc));
   const LinearDesc linear = linear_of(desc);
   LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
+  F8_TRY(quantizer->check_source());
+  kernels.from_f32 = desc.f32_source;
   if (!desc.transposed) kernels.copies[static_cast<size_t>(desc.operand)].qt.reset();
   const Copies& copies = kernels.of(desc.operand);
   if (!copies.q && !copies.qt) {
@@ -96,6 +98,13 @@ Status Quantizer::check_whole() const {
   return fail(ErrorCode::kInvalidArgument,
               "float8_quantizer_desc.whole_rows is {}; it is 0 to {} with over_ranks, else 0",
               desc_.whole_rows, kMaxDim);
+}
+
+Status Quantizer::check_source() const {
+  if (!desc_.f32_source || desc_.dtype != Dtype::kF32) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "float8_quantizer_desc.f32_source rounds x to dtype, which is f32; set dtype to bf16 "
+              "or f16, or leave f32_source 0");
 }
 
 Status Quantizer::check_flag() const {
@@ -238,6 +247,11 @@ void Quantizer::add_amax(CallMemory& memory, const QuantizeCall& call, Access ac
              access, alignof(uint32_t));
 }
 
+void Quantizer::add_x(CallMemory& memory, const QuantizeCall& call) const {
+  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x,
+                  desc_.f32_source ? Dtype::kF32 : desc_.dtype, Access::kRead);
+}
+
 Status Quantizer::check_cast(const char* name, const QuantizeCall& call) const {
   F8_TRY(check_rows("float8_quantize_args.rows", call.rows));
   F8_TRY(check_amax(name, call, true));
@@ -275,7 +289,7 @@ CallMemory Quantizer::cast_memory(const QuantizeCall& call) const {
   const auto [amax, scale, format] = ScaleSlots::of(call.scales);
   const size_t slots = kernels_.slots.size();
   CallMemory memory(kArgs);
-  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
+  add_x(memory, call);
   memory.add("tensor", call.tensor, call.transposed == nullptr ? tensor_bytes() : layout_.q_bytes,
              Access::kWrite);
   memory.add("transposed", call.transposed, layout_.qt_bytes, Access::kWrite);
@@ -354,7 +368,7 @@ Status Quantizer::check_find(const char* name, const QuantizeCall& call) const {
 
 CallMemory Quantizer::find_memory(const QuantizeCall& call) const {
   CallMemory memory(kArgs);
-  memory.add_rows("x", call.x, call.rows, desc_.cols, call.ld_x, desc_.dtype, Access::kRead);
+  add_x(memory, call);
   add_amax(memory, call, Access::kWrite);
   return memory;
 }

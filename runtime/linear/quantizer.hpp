@@ -19,6 +19,7 @@ struct QuantizerDesc {
   int64_t cols = 0;
   Recipe recipe;
   Dtype dtype = Dtype::kBf16;
+  bool f32_source = false;  // x is in fp32, and is rounded to dtype as it is read
   NonFinite non_finite = NonFinite::kPropagate;
   bool count = false;
   bool transposed = true;    // false: qt is not made
@@ -70,6 +71,7 @@ class Quantizer {
   void set_copies(const void* tensor, const void* transposed, CallArguments& to) const;
   void bind(const QuantizeCall& call, CallArguments& to) const;
   [[nodiscard]] Status check_whole() const;
+  [[nodiscard]] Status check_source() const;
   [[nodiscard]] Status check_flag() const;
   [[nodiscard]] Status check_rows(const char* name, int64_t rows) const;
   [[nodiscard]] Status check_first_row(const QuantizeCall& call) const;
@@ -81,6 +83,7 @@ class Quantizer {
   [[nodiscard]] CallMemory cast_memory(const QuantizeCall& call) const;
   [[nodiscard]] CallMemory find_memory(const QuantizeCall& call) const;
   void add_amax(CallMemory& memory, const QuantizeCall& call, Access access) const;
+  void add_x(CallMemory& memory, const QuantizeCall& call) const;
 
   std::shared_ptr<Context> context_;
   QuantizerDesc desc_;

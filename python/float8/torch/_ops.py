@@ -35,6 +35,7 @@ linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
 INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
+ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
 
 
@@ -118,6 +119,7 @@ def _fake_quantize_amax_list(
     rows_max: list[int],
     whole_rows: Sequence[int] = (),
     first_rows: Sequence[int] = (),
+    dtypes: Sequence[int] = (),
 ) -> tuple[torch.Tensor, ...]:
     wholes = whole_rows or [0] * len(x)
     words = [
@@ -139,8 +141,12 @@ def _fake_quantize_shard_list(
     rows_max: list[int],
     whole_rows: Sequence[int] = (),
     first_rows: Sequence[int] = (),
+    dtypes: Sequence[int] = (),
+    into: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     copies: list[torch.Tensor] = []
+    if into is not None:
+        return copies
     wholes = whole_rows or [0] * len(x)
     for each, bits, rows, whole in zip(x, config, rows_max, wholes, strict=True):
         if whole:
@@ -154,8 +160,16 @@ def _fake_quantize_shard_list(
 
 @torch.library.register_fake("float8::quantize_list")  # type: ignore[untyped-decorator]
 def _fake_quantize_list(
-    x: list[torch.Tensor], config: int, operand: int, scales: list[torch.Tensor], layout: int
+    x: list[torch.Tensor],
+    config: int,
+    operand: int,
+    scales: list[torch.Tensor],
+    layout: int,
+    dtypes: Sequence[int] = (),
+    into: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
+    if into is not None:
+        return []
     return [copy for each in x for copy in _fake_quantize(each, config, operand, True)]
 
 

@@ -31,7 +31,10 @@ _OTHERS = (
         "cast_weight(Tensor weight, Tensor q, Tensor qt, Tensor state, Tensor like, int config) "
         "-> ()"
     ),
-    ("quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout) -> Tensor[]"),
+    (
+        "quantize_list(Tensor[] x, int config, int operand, Tensor[] scales, int layout, int[] "
+        "dtypes=[], Tensor(a!)[]? into=None) -> Tensor[]"
+    ),
     "quantize_amax(Tensor x, int config, int operand, int rows_max) -> (Tensor, Tensor)",
     (
         "quantize_shard(Tensor x, Tensor amax, Tensor row_amax, int config, int operand, int "
@@ -39,11 +42,12 @@ _OTHERS = (
     ),
     (
         "quantize_amax_list(Tensor[] x, int[] config, int operand, int[] rows_max, int[] "
-        "whole_rows=[], int[] first_rows=[]) -> (Tensor, Tensor)"
+        "whole_rows=[], int[] first_rows=[], int[] dtypes=[]) -> (Tensor, Tensor)"
     ),
     (
         "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
-        "int[] rows_max, int[] whole_rows=[], int[] first_rows=[]) -> Tensor[]"
+        "int[] rows_max, int[] whole_rows=[], int[] first_rows=[], int[] dtypes=[], Tensor(a!)[]? "
+        "into=None) -> Tensor[]"
     ),
     "amax_words(int rows_max, int cols, int config, int operand, int whole_rows=0) -> (int, int)",
     (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from float8.torch.scales import ScaleState
 
 _ROWS = 16  # a weight that is cast as a whole has multiples of so many rows
-_PIECE = 1 << 27  # elements of weights that are cast at once
+_PIECE = 1 << 27  # elements of the weights without copies to cast into that are cast at once
 
 
 @torch.no_grad()
@@ -53,15 +53,20 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
 
 def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: ScaleState) -> None:
     """Casts shards with the scales of earlier steps, and records their amaxes."""
-    sources = [gather.source(weight) for gather, weight in weights]
-    for piece in _pieces(sources):
-        gathers = [gather for gather, _ in weights[piece]]
-        operands = _rounded(sources[piece], gathers, _ROWS)
+    for some in _pieces(weights):
+        gathers = [gather for gather, _ in some]
+        operands = _operands(some, _ROWS)
+        copies = [
+            copy
+            for gather, operand in zip(gathers, operands, strict=True)
+            for copy in gather.buffers(operand.shape[0])
+        ]
         views = [gather.scale_view for gather in gathers]
+        rounded = cast_types(operands, gathers)
         config = gathers[0].config
-        copies = _ops.quantize_list(operands, config, _ops.WEIGHT, views, scales.layout)
+        _ops.quantize_list(operands, config, _ops.WEIGHT, views, scales.layout, rounded, copies)
         for (gather, weight), operand, q, qt in zip(
-            weights[piece], operands, copies[::2], copies[1::2], strict=True
+            some, operands, copies[::2], copies[1::2], strict=True
         ):
             gather.set_shard(weight, q, qt, operand.shape[0])
 
@@ -69,16 +74,19 @@ def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: Scale
 def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
     """Casts shards with scales of the weights' maxima."""
     gathers = [gather for gather, _ in weights]
-    sources = [gather.source(weight) for gather, weight in weights]
-    amax, row_amax = _find_words(gathers, sources)
-    own = []
-    for piece in _pieces(sources):
+    operands = _operands(weights)
+    amax, row_amax = _find_words(gathers, operands)
+    own: list[Tensor] = []
+    at = word = row_word = 0
+    for some in _pieces(weights):
+        words = [sum(gather.words[i] for gather, _ in some) for i in range(2)]
         own += _cast(
-            weights[piece],
-            sources[piece],
-            amax[_slice(piece, [gather.words[0] for gather in gathers])],
-            row_amax[_slice(piece, [gather.words[1] for gather in gathers])],
+            some,
+            operands[at : at + len(some)],
+            amax[word : word + words[0]],
+            row_amax[row_word : row_word + words[1]],
         )
+        at, word, row_word = at + len(some), word + words[0], row_word + words[1]
     _gather_scales(gathers, own)
 
 
@@ -109,14 +117,21 @@ def _compare(gathers: Sequence[WeightGather]) -> None:
 
 
 def _find_words(
-    gathers: Sequence[WeightGather], sources: Sequence[Tensor]
+    gathers: Sequence[WeightGather], operands: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Returns the maxima of the whole weights, those of all weights one after the other."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
-    amax, row_amax = _ops.quantize_amax_list(
-        sources, configs, _ops.WEIGHT, rows, *_rows_in_wholes(gathers)
-    )
+    where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
+    amax, row_amax = _ops.quantize_amax_list(operands, configs, _ops.WEIGHT, rows, *where)
+    # A NaN is the largest word, so it wins on every rank.
+    if amax.numel() > 0:
+        operation = Operation("the amax all-reduce", _names(gathers))
+        collectives.all_reduce_max(amax, gathers[0].group, operation)
+    groups = _of_tensor_groups(gathers)
+    first_step = any(gather.scales is not None for gather in gathers)  # of delayed scaling
+    if not groups and not first_step:
+        return amax, row_amax
     parts = list(
         zip(
             torch.split(amax, [gather.words[0] for gather in gathers]),
@@ -124,18 +139,7 @@ def _find_words(
             strict=True,
         )
     )
-    # A weight is rounded to x's type before it is cast, and its maximum is the rounded one.
-    types = {(source.dtype, gather.dtype) for source, gather in zip(sources, gathers, strict=True)}
-    if len(types) == 1:
-        _round((amax, row_amax), sources[0], gathers[0])
-    else:
-        for words, source, gather in zip(parts, sources, gathers, strict=True):
-            _round(words, source, gather)
-    # A NaN is the largest word, so it wins on every rank.
-    if amax.numel() > 0:
-        operation = Operation("the amax all-reduce", _names(gathers))
-        collectives.all_reduce_max(amax, gathers[0].group, operation)
-    for group, indices in _of_tensor_groups(gathers).items():
+    for group, indices in groups.items():
         shared = [w for i in indices for w in gathers[i].words_of_tensor_ranks(*parts[i])]
         shared = [words for words in shared if words.numel() > 0]
         if shared:
@@ -145,50 +149,41 @@ def _find_words(
             collectives.all_reduce_max(reduced, group, operation)
             torch._foreach_copy_(shared, torch.split(reduced, [each.numel() for each in shared]))
     for (own_amax, _), gather in zip(parts, gathers, strict=True):
-        if gather.scales is not None:  # the first step of delayed scaling
+        if gather.scales is not None:
             record_amax(own_amax, gather.scale_view, _ops.WEIGHT)
     return amax, row_amax
 
 
-def _round(words: Sequence[Tensor], source: Tensor, gather: WeightGather) -> None:
-    """Rounds maxima, which are bits of float32, to x's type."""
-    if source.dtype != gather.dtype:
-        for each in words:
-            values = each.view(torch.float32)
-            values.copy_(values.to(gather.dtype))
+def _pieces(
+    weights: Sequence[tuple[WeightGather, DTensor]],
+) -> Iterator[Sequence[tuple[WeightGather, DTensor]]]:
+    """Yields runs of the weights: what a cast needs for a moment does not grow with the model.
 
-
-def _pieces(sources: Sequence[Tensor]) -> Iterator[slice]:
-    """Yields runs of the weights: what a cast needs for a moment does not grow with the model."""
+    A weight whose copies are cast where they are needs nothing.
+    """
     begin = size = 0
-    for i, source in enumerate(sources):
-        if i > begin and size + source.numel() > _PIECE:
-            yield slice(begin, i)
+    for i, (gather, _) in enumerate(weights):
+        elements = 0 if gather.keeps_buffers else gather.rows * gather.cols
+        if i > begin and elements and size + elements > _PIECE:
+            yield weights[begin:i]
             begin, size = i, 0
-        size += source.numel()
-    yield slice(begin, len(sources))
-
-
-def _slice(piece: slice, counts: Sequence[int]) -> slice:
-    """Returns where the words of a piece are."""
-    begin = sum(counts[: piece.start])
-    return slice(begin, begin + sum(counts[piece]))
+        size += elements
+    yield weights[begin:]
 
 
 def _cast(
     weights: Sequence[tuple[WeightGather, DTensor]],
-    sources: Sequence[Tensor],
+    operands: Sequence[Tensor],
     amax: Tensor,
     row_amax: Tensor,
 ) -> list[Tensor]:
     """Casts some of the shards; returns the scales that other ranks lack, of each."""
     gathers = [gather for gather, _ in weights]
-    operands = _rounded(sources, gathers)
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
-    copies = _ops.quantize_shard_list(
-        operands, amax, row_amax, configs, _ops.WEIGHT, rows, *_rows_in_wholes(gathers)
-    )
+    copies = [copy for gather in gathers for copy in gather.buffers()]
+    where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
+    _ops.quantize_shard_list(operands, amax, row_amax, configs, _ops.WEIGHT, rows, *where, copies)
     return [
         gather.set_shard(weight, q, qt)
         for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
@@ -200,20 +195,37 @@ def _rows_in_wholes(gathers: Sequence[WeightGather]) -> tuple[list[int], list[in
     return [gather.whole_rows for gather in gathers], [gather.first_row for gather in gathers]
 
 
-def _rounded(
-    sources: Sequence[Tensor], gathers: Sequence[WeightGather], multiple: int = 1
-) -> list[Tensor]:
-    """Returns shards in x's type, with zeros behind them up to whole multiples of rows."""
+def cast_types(operands: Sequence[Tensor], gathers: Sequence[WeightGather]) -> list[int]:
+    """Returns the types that casts round operands to: x's, which a weight is rounded to before."""
+    return [
+        _ops.ELEMENT_TYPES.get(_type(operand, gather), -1)  # the op refuses other types
+        for operand, gather in zip(operands, gathers, strict=True)
+    ]
+
+
+def _type(source: Tensor, gather: WeightGather) -> torch.dtype:
+    # float32 has every number of bfloat16 and float16.
+    as_it_is = gather.dtype == torch.float32 and source.dtype in _ops.ELEMENT_TYPES
+    return source.dtype if as_it_is else gather.dtype
+
+
+def _operands(weights: Sequence[tuple[WeightGather, DTensor]], multiple: int = 1) -> list[Tensor]:
+    """Returns what casts read: the shards, or copies with zeros up to whole multiples of rows.
+
+    Casts round float32 as they read it. From bfloat16 to float16 and back a copy is rounded.
+    """
     operands: list[Tensor] = []
     to: list[Tensor] = []
     of: list[Tensor] = []
-    for source, gather in zip(sources, gathers, strict=True):
+    for gather, weight in weights:
+        source = gather.source(weight)
         rows, cols = source.shape
         missing = -rows % multiple
-        if source.dtype == gather.dtype and not missing:
+        dtype = _type(source, gather)
+        if source.dtype in (torch.float32, dtype) and not missing:
             operands.append(source)
             continue
-        operand = source.new_empty((rows + missing, cols), dtype=gather.dtype)
+        operand = source.new_empty((rows + missing, cols), dtype=dtype)
         operand[rows:].zero_()
         operands.append(operand)
         to.append(operand[:rows])

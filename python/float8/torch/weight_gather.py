@@ -11,6 +11,7 @@ are of that, and so are its gathers. Scales are those of all of the weight.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable
@@ -103,6 +104,11 @@ class WeightGather:
             self.rows, self.cols, self.dynamic_config, _ops.WEIGHT, self.whole_rows
         )
         self._shards: dict[str, Tensor] = {}
+        self._buffers: tuple[Tensor, ...] = ()  # q and qt of a cast in which the shards lie
+        self._of_cast: tuple[
+            int, ...
+        ] = ()  # what the layout of the last cast's copies follows from
+        self._cast_scales: tuple[Tensor, ...] = ()  # in these buffers
         self._scales: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
         self._in_graph = (
@@ -204,10 +210,34 @@ class WeightGather:
             self._in_graph = True
         return self._shards[name].view(self.rows, self.cols)
 
+    @property
+    def keeps_buffers(self) -> bool:
+        """Tells whether a cast overwrites the copies of the cast before."""
+        return bool(self._buffers)
+
+    def buffers(self, padded_rows: int = 0) -> tuple[Tensor, ...]:
+        """Returns q and qt that a cast fills: those of the last cast, or new ones.
+
+        padded_rows: as in `set_shard`.
+        """
+        if padded_rows:
+            sizes = _quantized_bytes(padded_rows, self.cols, self.config, 0)
+        else:
+            rows = self.rows if self.whole_rows else -(-self.rows // 16) * 16
+            sizes = _quantized_bytes(rows, self.cols, self.dynamic_config, self.whole_rows)
+        # Nothing else writes to tensors of an inference mode.
+        writable = torch.is_inference_mode_enabled() or not any(
+            buffer.is_inference() for buffer in self._buffers
+        )
+        if writable and tuple(buffer.numel() for buffer in self._buffers) == sizes:
+            return self._buffers
+        return tuple(torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes)
+
     def _take(self, to: dict[str, Tensor], name: str, new: Tensor) -> None:
         """Keeps a shard or scales, where they were before if a graph reads them there."""
         if self._in_graph and name in to:
-            to[name].copy_(new)
+            if to[name].data_ptr() != new.data_ptr():
+                to[name].copy_(new)
         else:
             to[name] = new
 
@@ -254,23 +284,45 @@ class WeightGather:
             of_cast = (padded_rows, padded_rows, self.cols, self.config)
         else:
             of_cast = (self.rows, rows, self.cols, self.dynamic_config)
-        at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0, self.whole_rows)
-        own_q, own_qt = at.copies(q, qt, padded_rows or rows, self.cols)
-        assert own_q is not None and own_qt is not None
-        self._take(self._shards, "q", _packed(own_q.data[:rows, : self.cols], self.rows, self.cols))
-        self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
-        own = [self._own_q_scales(own_q.scales, rows), self._own_qt_scales(own_qt.scales, rows)]
+        in_place = bool(self._buffers) and q is self._buffers[0] and of_cast == self._of_cast
+        if not in_place:
+            at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0, self.whole_rows)
+            own_q, own_qt = at.copies(q, qt, padded_rows or rows, self.cols)
+            assert own_q is not None and own_qt is not None
+            self._take(
+                self._shards, "q", _packed(own_q.data[:rows, : self.cols], self.rows, self.cols)
+            )
+            self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
+            lie_there = self._lies_in("q", q) and self._lies_in("qt", qt)
+            self._buffers = (q, qt) if lie_there else ()
+            self._of_cast = of_cast
+            q_scales, qt_scales = own_q.scales, own_qt.scales
+            self._cast_scales = (q_scales, qt_scales) if lie_there else ()
+        else:
+            q_scales, qt_scales = self._cast_scales
+        own = []
+        if not (in_place and self._granularity["q"] is Granularity.TENSOR):
+            own.append(self._own_q_scales(q_scales, rows))
+        if not (in_place and self._granularity["qt"] is not Granularity.BLOCK_128X128):
+            own.append(self._own_qt_scales(qt_scales, rows))
         # The references keep the ids of _version from being used again.
         self._weight, self._local = weight, weight._local_tensor
         self._seen = self._version(weight)
         self._copies = {}
         self._checked = self.source(weight).clone() if weight_changes.checks_copies else None
-        return torch.cat(own)
+        return torch.cat(own) if own else q_scales[:0]
+
+    def _lies_in(self, name: str, buffer: Tensor) -> bool:
+        return self._shards[name].data_ptr() == buffer.data_ptr()
+
+    def _alone(self, scales: Tensor) -> Tensor:
+        """Returns scales that keep no buffer in which the shards do not lie."""
+        return scales if self._buffers else scales.clone()
 
     def _own_q_scales(self, scales: Tensor, rows: int) -> Tensor:
         granularity = self._granularity["q"]
         if granularity is Granularity.TENSOR:
-            self._take(self._scales, "q", scales[:1])
+            self._take(self._scales, "q", self._alone(scales[:1]))
             return scales[:0]
         if self.cuts_blocks:
             count = blocks(self.size[0]) * in_4s(blocks(self.cols))
@@ -287,7 +339,7 @@ class WeightGather:
         granularity = self._granularity["qt"]
         if granularity is not Granularity.BLOCK_128X128:
             count = 1 if granularity is Granularity.TENSOR else self.cols
-            self._take(self._scales, "qt", scales[:count])
+            self._take(self._scales, "qt", self._alone(scales[:count]))
             return scales[:0]
         down = blocks(self.cols)
         if self.cuts_blocks:
@@ -434,6 +486,12 @@ def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:
     data = scales.view(torch.uint8)
     out[begin : begin + data.numel()].copy_(data)
     return GatheredCopy(out, None)
+
+
+@functools.cache
+def _quantized_bytes(rows: int, cols: int, config: int, whole_rows: int) -> tuple[int, ...]:
+    sizes = torch.ops.float8.quantized_bytes(rows, cols, config, _ops.WEIGHT, True, whole_rows)
+    return tuple(sizes)
 
 
 def _packed(lines: Tensor, most_lines: int, most_length: int) -> Tensor:

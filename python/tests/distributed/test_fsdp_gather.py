@@ -293,26 +293,73 @@ def test_a_byte_an_element_and_direction(tmp_path: Any) -> None:
     ranks.spawn(_bytes, 2, tmp_path)
 
 
+class _Casts:
+    """The casts of lists of shards: what they read, and where they leave copies."""
+
+    def __init__(self) -> None:
+        self.read: list[list[torch.Tensor]] = []
+        self.written: list[list[int]] = []
+        for name in ("quantize_shard_list", "quantize_list"):
+            setattr(_ops, name, self._recorded(getattr(_ops, name)))
+
+    def _recorded(self, op: Any) -> Any:
+        def cast(x: list[torch.Tensor], *args: Any) -> Any:
+            self.read.append(x)
+            self.written.append([copy.data_ptr() for copy in args[-1]])
+            return op(x, *args)
+
+        return cast
+
+
+def _in_place(mesh: Any, rank: int, world: int) -> None:
+    """Casts read the shards as they are, and leave the copies where they were."""
+    casts = _Casts()
+    for recipe, dtype in itertools.product(RECIPES, (torch.bfloat16, torch.float16)):
+        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        torch.manual_seed(0)
+        config = f8.LinearConfig(
+            recipe, emulate=ranks.device == "cpu", enable_fsdp_float8_all_gather=True
+        )
+        sizes = (128, 128 * world, 256 * world)
+        model = nn.Sequential(*(nn.Linear(*size) for size in itertools.pairwise(sizes)))
+        model = f8.convert_to_float8_training(model.to(ranks.device), config=config)
+        for layer in model:
+            fully_shard(layer, mesh=mesh, mp_policy=mixed)
+        fully_shard(model, mesh=mesh, mp_policy=mixed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+        _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+        linears = [layer for layer in model if isinstance(layer, nn.Linear)]
+        casts.read, casts.written = [], []
+        for _ in range(2):
+            for layer in linears:
+                with torch.no_grad():
+                    layer.weight.mul_(1.25)
+            f8.precompute_float8_dynamic_scale_for_fsdp(model)
+        own = [layer.weight.to_local().data_ptr() for layer in linears]
+        assert [[each.data_ptr() for each in read] for read in casts.read] == [own, own], recipe
+        assert all(each.dtype == torch.float32 for read in casts.read for each in read)
+        assert casts.written[0] == casts.written[1], recipe
+
+
+def test_shards_are_cast_in_place(tmp_path: Any) -> None:
+    ranks.spawn(_in_place, 2, tmp_path)
+
+
 def _in_pieces(mesh: Any, rank: int, world: int) -> None:
-    """Shards in float32 and in bf16, which are rounded to bf16 before they are cast, one at a time."""
-    original, sizes = _ops.quantize_shard_list, []
-
-    def cast(x: list[torch.Tensor], *args: Any) -> Any:
-        sizes.append([each.numel() for each in x])
-        assert all(each.dtype == torch.bfloat16 for each in x)
-        return original(x, *args)
-
+    """Shards of rows that copies have with gaps need other copies for a moment, one at a time."""
+    casts = _Casts()
     shard_casts._PIECE = 64 * 64
-    _ops.quantize_shard_list = cast
     torch.manual_seed(1)
     x = torch.randn(world, 16, 64)[rank]
-    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for recipe in RECIPES:
+    for recipe, dtype in itertools.product(RECIPES, (torch.bfloat16, torch.float16)):
+        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         models = [_mlp(recipe, _rows(world), gather) for gather in (True, False)]
         for model in models:
-            model[2].bfloat16()
-        _expect_equal_steps([_shard(model, mesh, mp_policy=bf16) for model in models], x)
-    assert max(map(len, sizes)) == 1, sizes
+            model[2].bfloat16()  # which float16 has not
+        _expect_equal_steps([_shard(model, mesh, mp_policy=mixed) for model in models], x)
+    assert casts.read
+    assert max(map(len, casts.read)) == 1
 
 
 def test_shards_are_cast_in_pieces(tmp_path: Any) -> None:

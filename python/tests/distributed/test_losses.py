@@ -159,8 +159,13 @@ def _scales_rank(mesh: Any, rank: int, world: int) -> None:
         found = []
         for cast in (weights.singly, lambda: scales.shard_casts.cast_shards(weights.weights)):  # noqa: B023
             cast()
+            # The next cast overwrites the scales.
             found.append(
-                [gather.parts(name) for gather, _ in weights.weights for name in ("q", "qt")]
+                [
+                    tuple(part.clone() for part in gather.parts(name))
+                    for gather, _ in weights.weights
+                    for name in ("q", "qt")
+                ]
             )
         for one, other in zip(*found, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import float8.torch  # noqa: F401  (it loads the ops)
 from float8 import recipes
+from float8.torch import _ops
 
 WEIGHT = 1
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
@@ -155,3 +155,81 @@ def test_the_fake_kernels_give_the_sizes_of_shards_that_cut_blocks() -> None:
     assert [each.shape for each in (*found, *copies)] == [
         each.shape for each in (*words, *expected)
     ]
+
+
+def _shards_of(dtypes: list[torch.dtype]) -> tuple[list[torch.Tensor], list[int]]:
+    """Returns shards in float32 of any bits, and the most rows of each."""
+    torch.manual_seed(0)
+    sizes = [(128, 272), (17, 64), (100, 48)]
+    bits = [torch.randint(-(2**31), 2**31, size, dtype=torch.int32) for size in sizes]
+    shards = [each.view(torch.float32) for each in bits]
+    shards[2] = torch.randn(100, 48) * 1e-40
+    return shards[: len(dtypes)], [128, 128, 256][: len(dtypes)]
+
+
+def _same_floats(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compares bits of float32; the payload of a NaN may differ."""
+    a, b = (each.contiguous().view(torch.float32).nan_to_num(-1.0) for each in (a, b))
+    return torch.equal(a, b)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_shards_are_rounded_as_they_are_read(recipe: str) -> None:
+    dtypes = [torch.bfloat16, torch.float16, torch.bfloat16]
+    shards, most = _shards_of(dtypes)
+    codes = [_ops.ELEMENT_TYPES[dtype] for dtype in dtypes]
+    rounded = [x.to(dtype) for x, dtype in zip(shards, dtypes, strict=True)]
+    args = ([_config(recipe)] * 3, WEIGHT, most)
+    words = _ops.quantize_amax_list(shards, *args, [], [], codes)
+    expected = _ops.quantize_amax_list(rounded, *args)
+    for own, other in zip(words, expected, strict=True):
+        assert _same_floats(own, other)
+    copies = _ops.quantize_shard_list(shards, *words, *args, [], [], codes)
+    of_rounded = _ops.quantize_shard_list(rounded, *expected, *args)
+    for i, (rows, cols) in enumerate(x.shape for x in shards):
+        at = slice(2 * i, 2 * i + 2)
+        ours = _parts(tuple(copies[at]), rows, cols, most[i], args[0][0])
+        theirs = _parts(tuple(of_rounded[at]), rows, cols, most[i], args[0][0])
+        assert ours
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b) or (a.shape == (4,) and _same_floats(a, b)), (recipe, i)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_list_casts_into_copies(recipe: str) -> None:
+    torch.manual_seed(0)
+    shards = [torch.randn(128, 64), torch.randn(40, 272)]
+    args = ([_config(recipe)] * 2, WEIGHT, [128, 128])
+    rest = ([], [], [0, 0])
+    words = _ops.quantize_amax_list(shards, *args, *rest)
+    expected = _ops.quantize_shard_list(shards, *words, *args, *rest)
+    copies = [torch.empty_like(copy) for copy in expected]
+    assert _ops.quantize_shard_list(shards, *words, *args, *rest, copies) == []
+    for i, (rows, cols) in enumerate(x.shape for x in shards):
+        at = slice(2 * i, 2 * i + 2)
+        ours = _parts(tuple(copies[at]), rows, cols, 128, args[0][0])
+        theirs = _parts(tuple(expected[at]), rows, cols, 128, args[0][0])
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b), (recipe, i)
+
+
+def test_what_is_not_rounded_or_cast_into() -> None:
+    config = _config("tensorwise")
+    x = torch.randn(128, 64)
+    args = ([config], WEIGHT, [128])
+    words = _ops.quantize_amax_list([x], *args)
+    bf16, f16 = (_ops.ELEMENT_TYPES[dtype] for dtype in (torch.bfloat16, torch.float16))
+    for own, dtypes, message in (
+        (x.bfloat16(), [f16], "an x in float32 alone is rounded"),
+        (x, [3], "to the dtype 0 .bfloat16. or 2 .float16.; got the dtype 3"),
+        (x, [bf16, bf16], "a list has a dtype for each tensor, or none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _ops.quantize_amax_list([own], *args, [], [], dtypes)
+    q, qt = _ops.quantize_shard_list([x], *words, *args)
+    for into, message in (
+        ([q], "a list casts into q and qt of each tensor, or into none"),
+        ([q, qt[:-16]], "a copy in fp8 has .* bytes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _ops.quantize_shard_list([x], *words, *args, [], [], [bf16], into)

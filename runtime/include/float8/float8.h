@@ -347,7 +347,7 @@ typedef struct float8_quantizer_desc {
   int64_t rows_max;   /* the most rows that a call will have; at least 1 */
   int64_t cols;       /* a multiple of 16 */
   int32_t operand;    /* a float8_operand; a weight has rows_max rows, in whole 16s */
-  int32_t dtype;      /* a float8_dtype, the tensor's type */
+  int32_t dtype;      /* a float8_dtype, the tensor's type; see f32_source */
   const char* recipe; /* as in float8_linear_desc */
   const float8_recipe* custom_recipe; /* as in float8_linear_desc */
   int32_t non_finite;                 /* a float8_non_finite, for the casts */
@@ -368,7 +368,10 @@ typedef struct float8_quantizer_desc {
   int64_t whole_rows;
   /* Nonzero: casts look at float8_quantize_args.valid. It is for a weight, without over_ranks. */
   int32_t weight_flag;
-  int32_t reserved; /* 0 */
+  /* Nonzero: x is in fp32 in memory, such as a master weight, and calls round each element to dtype,
+   * to nearest even, as they read it: maxima, scales and copies have the bits of an x that was stored
+   * in dtype before. dtype is FLOAT8_BF16 or FLOAT8_F16 then. A row stride ld_x counts fp32 elements. */
+  int32_t f32_source;
 } float8_quantizer_desc;
 
 /* Plans the casts of tensors for linears: what a linear's forward and backward do to their operands
@@ -681,7 +684,7 @@ FLOAT8_API float8_status float8_linear_group_backward(const float8_linear_group*
 
 typedef struct float8_quantize_args {
   size_t struct_size FLOAT8_DEFAULT(sizeof(float8_quantize_args));
-  const void* x FLOAT8_ZERO; /* [rows][cols] */
+  const void* x FLOAT8_ZERO; /* [rows][cols], in dtype; with f32_source in fp32 */
   void* tensor
       FLOAT8_ZERO; /* float8_quantizer_tensor_bytes(), written; see float8_quantizer_view */
   /* 0 to rows_max, of a weight 0 or rows_max; 0: nothing is cast. float8.hpp: -1 is rows_max */

@@ -1,7 +1,9 @@
 // Matrices for the amax and cast tests.
 #pragma once
 
+#include <bit>
 #include <limits>
+#include <random>
 
 #include "recipes/reference.hpp"
 
@@ -42,6 +44,49 @@ inline reference::Matrix make_data(Data kind, int64_t rows, int64_t cols, uint64
     case Data::kHuge:
       at(rows / 2, cols / 2) = -max_finite(Dtype::kBf16);
       break;
+  }
+  return x;
+}
+
+// fp32 elements that a 16-bit type has not: of one kind, or of all of them in turn.
+enum class Floats {
+  kNormal,      // around 1
+  kTies,        // halfway between two neighbours in bf16, and in fp16
+  kSubnormal,   // of fp32, and of fp16
+  kOverflow,    // at the largest number of bf16, and of fp16
+  kEverything,  // of the kinds above, and any bits at all: infinities and NaNs of any payload too
+};
+inline constexpr Floats kAllFloats[] = {Floats::kNormal, Floats::kTies, Floats::kSubnormal,
+                                        Floats::kOverflow, Floats::kEverything};
+
+inline reference::Matrix random_floats(Floats kind, int64_t rows, int64_t cols, uint64_t seed) {
+  std::mt19937_64 random(seed * 8 + static_cast<uint64_t>(kind));
+  reference::Matrix x{rows, cols, {}};
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const auto bits = static_cast<uint32_t>(random());
+    const uint32_t sign = bits & 0x80000000U;
+    const bool other = (bits >> 30 & 1) != 0;  // of the two 16-bit types
+    const auto of = [&](Floats one) -> uint32_t {
+      switch (one) {
+        case Floats::kNormal:
+          return sign | (0x3E000000U + (bits & 0x03FFFFFFU));
+        case Floats::kTies: {
+          const uint32_t around_one = 0x3E000000U + (bits & 0x03FFFFFFU);
+          return sign | (other ? (around_one & 0xFFFF0000U) | 0x8000U
+                               : (around_one & 0xFFFFE000U) | 0x1000U);
+        }
+        case Floats::kSubnormal:
+          return sign | (other ? bits & 0x007FFFFFU : 0x33000000U + bits % 0x05000000U);
+        case Floats::kOverflow:
+          return sign | (other ? 0x7F7F0000U + (bits & 0xFFFFU) : 0x477FE000U + (bits & 0x3FFFU));
+        case Floats::kEverything:
+          break;
+      }
+      return bits;
+    };
+    const auto one = static_cast<Floats>(kind == Floats::kEverything ? random() % 5
+                                                                     : static_cast<uint64_t>(kind));
+    x.values.push_back(std::bit_cast<float>(of(one)));
   }
   return x;
 }

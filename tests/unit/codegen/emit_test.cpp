@@ -38,6 +38,8 @@ TEST(Emit, GoldenStubs) {
   for (const char* key : {
            "amax/bf16/tensor",
            "amax/f32/rowcol",
+           "amax/f16/rowcol/from_f32",
+           "cast/bf16.e4m3/tensor/q+qt/from_f32/list",
            "cast/bf16.e4m3/tensor/q+qt",
            "cast/bf16.e5m2/axis/qt/pow2",
            "cast/bf16.e4m3/axis+tensor/q+qt/pow2",
