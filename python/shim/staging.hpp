@@ -84,15 +84,15 @@ struct Staged<kKernel, kRoles> {
     return staging.read(tensor);
   }
   template <size_t kIndex>
-  static std::optional<Tensor> argument(Staging& staging, const std::optional<Tensor>& tensor) {
-    if (!tensor) return std::nullopt;
-    return argument<kIndex>(staging, *tensor);
-  }
-  template <size_t kIndex>
   static std::vector<Tensor> argument(Staging& staging, const std::vector<Tensor>& list) {
     std::vector<Tensor> copies;
     for (const Tensor& each : list) copies.push_back(argument<kIndex>(staging, each));
     return copies;
+  }
+  template <size_t kIndex, class Value>
+  static std::optional<Value> argument(Staging& staging, const std::optional<Value>& value) {
+    if (!value) return std::nullopt;
+    return argument<kIndex>(staging, *value);
   }
   template <size_t kIndex>
   static int64_t argument(Staging&, int64_t value) {

@@ -27,8 +27,8 @@ size_t floats(codegen::ScaleMode mode, int64_t rows, int64_t cols) {
 }
 
 // A matrix in a type, and everything that amax and cast kernels write of it.
-struct OnDevice {
-  OnDevice(const Context& context, const CastSpec& spec, const Matrix& x)
+struct RoundedOnDevice {
+  RoundedOnDevice(const Context& context, const CastSpec& spec, const Matrix& x)
       : input(context, reference::to_bytes(x, codegen::memory_type(spec), x.cols + kGap, kPoison)),
         words(context, std::vector<uint32_t>(static_cast<size_t>(2 + x.rows + x.cols) +
                                              static_cast<size_t>(cast_tiles(x.rows, x.cols)))),
@@ -62,7 +62,7 @@ struct OnDevice {
   QuantizeOperand operand;
 };
 
-using Devices = std::vector<std::unique_ptr<OnDevice>>;
+using Devices = std::vector<std::unique_ptr<RoundedOnDevice>>;
 
 class RoundingCastTest : public GpuTestWith<const char*> {
  protected:
@@ -76,7 +76,7 @@ class RoundingCastTest : public GpuTestWith<const char*> {
     std::vector<MatrixSize> sizes;
     std::vector<QuantizeOperand> operands;
     for (const Matrix& x : matrices) {
-      devices.push_back(std::make_unique<OnDevice>(context(), spec, x));
+      devices.push_back(std::make_unique<RoundedOnDevice>(context(), spec, x));
       operands.push_back(devices.back()->operand);
       sizes.push_back({x.rows, x.cols});
     }
@@ -110,13 +110,13 @@ class RoundingCastTest : public GpuTestWith<const char*> {
       run(plain, rounded, options, expected);
       if (HasFailure()) return;
       for (size_t i = 0; i < count; ++i) {
-        for (const auto& [buffer, what] : {std::pair{&OnDevice::words, "words"},
-                                           {&OnDevice::q, "q"},
-                                           {&OnDevice::qt, "qt"},
-                                           {&OnDevice::scale, "scale"},
-                                           {&OnDevice::inv_row, "inv_row"},
-                                           {&OnDevice::inv_col, "inv_col"},
-                                           {&OnDevice::counters, "counters"}}) {
+        for (const auto& [buffer, what] : {std::pair{&RoundedOnDevice::words, "words"},
+                                           {&RoundedOnDevice::q, "q"},
+                                           {&RoundedOnDevice::qt, "qt"},
+                                           {&RoundedOnDevice::scale, "scale"},
+                                           {&RoundedOnDevice::inv_row, "inv_row"},
+                                           {&RoundedOnDevice::inv_col, "inv_col"},
+                                           {&RoundedOnDevice::counters, "counters"}}) {
           const DeviceBuffer& got = (*found[i]).*buffer;
           ASSERT_TRUE(got.download<uint8_t>() == ((*expected[i]).*buffer).download<uint8_t>())
               << what << " of matrix " << i << ", floats " << static_cast<int>(kind);

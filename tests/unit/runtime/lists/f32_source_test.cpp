@@ -19,8 +19,8 @@ using testing::says;
 constexpr int64_t kGap = 16;  // elements between rows
 
 // A quantizer, a tensor, and everything that its calls write.
-struct Item {
-  Item(const std::shared_ptr<Context>& context, const QuantizerDesc& desc,
+struct SourceItem {
+  SourceItem(const std::shared_ptr<Context>& context, const QuantizerDesc& desc,
        const reference::Matrix& of)
       : quantizer(Quantizer::plan(context, desc).value()),
         rows(of.rows),
@@ -66,7 +66,7 @@ struct Item {
   std::array<uint32_t, 8> recorded = {};
   float scale[4 * kernels::kScaleStride] = {};
 };
-using Items = std::vector<std::unique_ptr<Item>>;
+using SourceItems = std::vector<std::unique_ptr<SourceItem>>;
 
 class F32SourceTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -101,22 +101,22 @@ class F32SourceTest : public ::testing::TestWithParam<const char*> {
   }
 
   // Of each quantizer one that rounds, and one that is given what was rounded.
-  std::pair<Items, Items> items(Floats kind) {
-    Items rounding;
-    Items rounded;
+  std::pair<SourceItems, SourceItems> items(Floats kind) {
+    SourceItems rounding;
+    SourceItems rounded;
     for (const QuantizerDesc& desc : all()) {
       const int64_t rows = desc.over_ranks ? 131 : desc.rows;
       const auto x = random_floats(kind, rows, desc.cols, rounding.size());
-      rounding.push_back(std::make_unique<Item>(context_, desc, x));
+      rounding.push_back(std::make_unique<SourceItem>(context_, desc, x));
       QuantizerDesc plain = desc;
       plain.f32_source = false;
       rounded.push_back(
-          std::make_unique<Item>(context_, plain, reference::rounded_to(x, desc.dtype)));
+          std::make_unique<SourceItem>(context_, plain, reference::rounded_to(x, desc.dtype)));
     }
     return {std::move(rounding), std::move(rounded)};
   }
 
-  void expect_the_same(const Items& found, const Items& expected) {
+  void expect_the_same(const SourceItems& found, const SourceItems& expected) {
     EXPECT_TRUE(cuda_.faults.empty()) << cuda_.faults.front();
     for (size_t i = 0; i < found.size(); ++i) {
       EXPECT_EQ(found[i]->written(), expected[i]->written()) << i;
@@ -180,7 +180,7 @@ TEST(F32Source, ReadsRowsOfF32) {
                            .cols = 16,
                            .recipe = find_recipe("tensorwise").value(),
                            .f32_source = true};
-  Item item(cuda.context(), desc, reference::random_matrix(16, 16, 1));
+  SourceItem item(cuda.context(), desc, reference::random_matrix(16, 16, 1));
   QuantizeCall call = item.call();
   call.ld_x = 20;  // 80 bytes, which are whole 16s; 40 bytes in bf16 are not
   EXPECT_TRUE(item.quantizer->run(call, item.workspace.data(), nullptr));
