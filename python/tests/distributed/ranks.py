@@ -15,7 +15,6 @@ import pickle
 import signal
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +63,7 @@ def _start(
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)
     faulthandler.enable(stacks)
+    os.dup2(stacks.fileno(), 2)  # what malloc and C++ say before a signal ends the rank
     torch.set_num_threads(1)
     torch.manual_seed(0)
     float8.torch.check_copies()
@@ -183,19 +183,9 @@ def spawn(
     *args: Any,
     device: str = "cpu",
     limit: float = 120,
-    repeat: bool = True,
 ) -> list[Any]:
-    """Runs ranks that all end well, and returns what they returned.
-
-    repeat: where a signal ends an emulated rank, warn and run all of them once more. One run in a few
-    hundred ends so in a thread of the gloo backend, in whatever test, for a reason that is not known.
-    """
+    """Runs ranks that all end well, and returns what they returned."""
     outcomes = run(main, world, folder, *args, on=device, limit=limit)
-    killed = [rank for rank, outcome in enumerate(outcomes) if outcome.by_signal]
-    if repeat and killed and device == "cpu":
-        traces = "\n".join(outcomes[rank].trace for rank in killed)
-        warnings.warn(f"signals ended the ranks {killed}, which run again:\n{traces}", stacklevel=2)
-        outcomes = run(main, world, folder, *args, on=device, limit=limit)
     failed = [
         f"rank {rank}: exit code {outcome.exit_code}\n{outcome.trace}"
         for rank, outcome in enumerate(outcomes)
