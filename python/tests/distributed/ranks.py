@@ -23,6 +23,7 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import float8.torch
+from float8.torch.ranks import collectives
 
 device = "cpu"  # of a rank
 _PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "float8.torch"]
@@ -67,6 +68,7 @@ def _start(
     torch.set_num_threads(1)
     torch.manual_seed(0)
     float8.torch.check_copies()
+    collectives.progress.timeout = max(collectives.progress.timeout, timeout)
     if on == "cuda":
         torch.cuda.set_device(rank)
     outcome: dict[str, Any] = {}
@@ -88,7 +90,7 @@ def _start(
         outcome["fields"] = {k: v for k, v in vars(error).items() if not k.startswith("_")}
     outcome["seconds"] = time.monotonic() - start
     pathlib.Path(folder, f"outcome{rank}").write_bytes(pickle.dumps(outcome))
-    # The gloo backend's threads run on while its groups are torn down, and corrupt the heap at times.
+    # gloo's groups end with the process (docs/lab/gloo-ranks.md).
     if on == "cuda" and not outcome.get("error") and distributed.is_initialized():
         distributed.destroy_process_group()
     pathlib.Path(folder, f"ended{rank}").touch()
@@ -182,10 +184,14 @@ def spawn(
     folder: Any,
     *args: Any,
     device: str = "cpu",
-    limit: float = 120,
+    limit: float | None = None,
 ) -> list[Any]:
-    """Runs ranks that all end well, and returns what they returned."""
-    outcomes = run(main, world, folder, *args, on=device, limit=limit)
+    """Runs ranks that all end well, and returns what they returned.
+
+    limit: seconds, of which a rank waits half for another one; None: what a busy machine may take.
+    """
+    limit = limit or (600 if device == "cpu" else 120)
+    outcomes = run(main, world, folder, *args, on=device, timeout=limit / 2, limit=limit)
     failed = [
         f"rank {rank}: exit code {outcome.exit_code}\n{outcome.trace}"
         for rank, outcome in enumerate(outcomes)
