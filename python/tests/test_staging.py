@@ -172,9 +172,10 @@ def test_what_asks_for_plans(place: str) -> None:
     dy, weight = torch.randn(32, 48), torch.randn(48, 64)
     _same(torch.ops.float8.reads_shards, place, config, dy, weight, at=2)
     before = len(torch.ops.float8.plans(-1))
+    n = 208 if place == "cpu" else 224  # a shape that no other call has planned
     for _ in range(2):
         x, w = torch.empty(0, device=place), torch.empty(0, device=place)
-        torch.ops.float8.prepare(x, w, [208], [192], 64, config, True)
+        torch.ops.float8.prepare(x, w, [n], [192], 64, config, True)
     assert len(torch.ops.float8.plans(-1)) == before + 1
 
 
@@ -209,7 +210,7 @@ def test_training(
         x, dy = torch.randn(24, 64), torch.randn(24, 64)
         results = []
         for model, optimizer in zip(models, optimizers, strict=True):
-            own = x.to(model[0].weight.device).requires_grad_()
+            own = x.to(model[0].weight.device, copy=True).requires_grad_()
             y = model(own)
             y.backward(dy.to(y.device))
             assert own.grad is not None

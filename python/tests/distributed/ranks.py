@@ -15,7 +15,6 @@ import pickle
 import signal
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import float8.torch
+from float8.torch.ranks import collectives
 
 device = "cpu"  # of a rank
 _PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "float8.torch"]
@@ -63,9 +63,11 @@ def _start(
     stacks = open(pathlib.Path(folder, f"stacks{rank}"), "w")  # noqa: SIM115 (open until the end)
     faulthandler.register(signal.SIGUSR1, stacks)
     faulthandler.enable(stacks)
+    os.dup2(stacks.fileno(), 2)  # what malloc and C++ say before a signal ends the rank
     torch.set_num_threads(1)
     torch.manual_seed(0)
     float8.torch.check_copies()
+    collectives.progress.timeout = max(collectives.progress.timeout, timeout)
     if on == "cuda":
         torch.cuda.set_device(rank)
     outcome: dict[str, Any] = {}
@@ -84,7 +86,7 @@ def _start(
         outcome["trace"] = traceback.format_exc()
         outcome["fields"] = {k: v for k, v in vars(error).items() if not k.startswith("_")}
     pathlib.Path(folder, f"outcome{rank}").write_bytes(pickle.dumps(outcome))
-    # The gloo backend's threads run on while its groups are torn down, and corrupt the heap at times.
+    # gloo's groups end with the process (docs/lab/gloo-ranks.md).
     if on == "cuda" and not outcome.get("error") and distributed.is_initialized():
         distributed.destroy_process_group()
     pathlib.Path(folder, f"ended{rank}").touch()
@@ -178,20 +180,14 @@ def spawn(
     folder: Any,
     *args: Any,
     device: str = "cpu",
-    limit: float = 1200,
-    repeat: bool = True,
+    limit: float | None = None,
 ) -> list[Any]:
     """Runs ranks that all end well, and returns what they returned.
 
-    repeat: where a signal ends an emulated rank, warn and run all of them once more. One run in a few
-    hundred ends so in a thread of the gloo backend, in whatever test, for a reason that is not known.
+    limit: seconds, of which a rank waits half for another one; None: what a busy machine may take.
     """
-    outcomes = run(main, world, folder, *args, on=device, limit=limit)
-    killed = [rank for rank, outcome in enumerate(outcomes) if outcome.by_signal]
-    if repeat and killed and device == "cpu":
-        traces = "\n".join(outcomes[rank].trace for rank in killed)
-        warnings.warn(f"signals ended the ranks {killed}, which run again:\n{traces}", stacklevel=2)
-        outcomes = run(main, world, folder, *args, on=device, limit=limit)
+    limit = limit or (1200 if device == "cpu" else 120)
+    outcomes = run(main, world, folder, *args, on=device, timeout=limit / 2, limit=limit)
     failed = [
         f"rank {rank}: exit code {outcome.exit_code}\n{outcome.trace}"
         for rank, outcome in enumerate(outcomes)
