@@ -197,8 +197,10 @@ class Float8Linear(nn.Linear):
         scales, layout = self._scale_view, self._layout
         if scales is not None:
             scales = self.scales_on(weight.device)
-            if torch.compiler.is_exporting() and self._first_step:
-                layout |= EXPORTED_FIRST
+            if _is_exporting() and self._scales is not None:
+                scales = self._scales.part(self._scale_index)
+                if self._first_step:
+                    layout |= EXPORTED_FIRST
         return _ops.linear(
             input,
             weight,
@@ -235,6 +237,12 @@ class Float8Linear(nn.Linear):
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, recipe={self.recipe.name or 'custom'}"
         return text + (", emulate=True" if self.emulate else "")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_exporting() -> bool:
+    """Tells whether torch.export traces, and not torch.compile, of which PyTorch 2.11 says so too."""
+    return torch.compiler.is_exporting()
 
 
 def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None) -> None:

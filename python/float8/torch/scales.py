@@ -139,9 +139,13 @@ class ScaleState(nn.Module):
     # a layer. A part is aligned, for a compiled graph copies inputs that are not, and a copy would
     # lose the amaxes. Every linear has more than a part of the state, so all parts lie in it.
     def _view(self, index: int) -> torch.Tensor:
-        view = self._live.detach()[PART_BYTES * index : PART_BYTES * (index + 1)]
+        view = self.part(index)
         torch._dynamo.mark_static_address(view, guard=False)
         return view
+
+    def part(self, index: int) -> torch.Tensor:
+        """Returns a linear's part of the state; an exported program keeps the state that it is cut from."""
+        return self._live.detach()[PART_BYTES * index : PART_BYTES * (index + 1)]
 
     def _refresh(self) -> None:
         """Tells linears and the shim where the state is now; it may be another one."""
