@@ -349,11 +349,6 @@ def _wire(mesh: Any, rank: int, world: int) -> None:
         bias = [(reduce, f32, 4 * dim)]
         calls = _collectives(lambda: y[0].backward(torch.randn_like(y[0])))  # noqa: B023
         assert calls == sorted([*grads, *bias, *backward], key=str)
-        with torch.no_grad():
-            model["mlp"].up.weight.mul_(2)
-        again = _collectives(lambda: model["mlp"](x))  # noqa: B023
-        words = 4 * (dim if recipe == "rowwise" else 1)  # of the weight that changed
-        assert again == sorted([*shared, *forward, (reduce, i32, words)], key=str)
 
 
 def test_bytes_on_the_wire(tmp_path: Any) -> None:

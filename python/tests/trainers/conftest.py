@@ -17,7 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "distributed"))  # ranks.py
 
-import training
+import real_training as training
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 import pytest
+import real_training as training
 import torch
-import training
 
 import float8.torch as f8
 import float8.torchao

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import ranks
+import real_training as training
 import torch
-import training
 from torch import nn
 
 import float8.torchao
@@ -197,7 +197,7 @@ float8.torchao.install()  # before torchtitan, whose class is made at its import
 
 import dataclasses
 import torch
-import training
+import real_training as training
 from torch import nn
 from torchtitan.components.quantization import Float8LinearConverter
 from torchtitan.models.common.linear import Linear

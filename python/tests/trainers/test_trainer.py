@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import ranks
+import real_training as training
 import torch
-import training
 
 import float8.torch as f8
 from float8.torch import notices
