@@ -437,7 +437,8 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&cast_weight, Roles{.config = 5, .written = 0b1110}>(library, "cast_weight");
   add<&quantize_amax, Roles{.config = 1}>(library, "quantize_amax");
   add<&quantize_shard, Roles{.config = 3}>(library, "quantize_shard");
-  add<&quantize_list, Roles{.config = 1, .written = 1U << 6, .scales = 3}>(library, "quantize_list");
+  add<&quantize_list, Roles{.config = 1, .written = 1U << 6, .scales = 3}>(library,
+                                                                           "quantize_list");
   add<&quantize_amax_list, Roles{.config = 1}>(library, "quantize_amax_list");
   add<&quantize_shard_list, Roles{.config = 3, .written = 1U << 9}>(library, "quantize_shard_list");
   add<&gemm_into, Roles{.config = 7, .written = 0b10000}>(library, "gemm_into");

@@ -21,7 +21,7 @@ constexpr int64_t kGap = 16;  // elements between rows
 // A quantizer, a tensor, and everything that its calls write.
 struct SourceItem {
   SourceItem(const std::shared_ptr<Context>& context, const QuantizerDesc& desc,
-       const reference::Matrix& of)
+             const reference::Matrix& of)
       : quantizer(Quantizer::plan(context, desc).value()),
         rows(of.rows),
         ld(of.cols + kGap),
