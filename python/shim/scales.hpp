@@ -21,7 +21,7 @@ class Scales {
 
   // The slots of the linear that the tensor names. `linear` is a plan of the recipe.
   [[nodiscard]] float8_scale_slots slots(const float8_linear* linear) const;
-  // Whether this step is the first one for the linear: an operand of it has no scale yet.
+  // Tells whether this step is the linear's first one: an operand of it has no scale yet.
   [[nodiscard]] bool first_step() const;
   // Says which linears these are.
   void set_first_steps(const std::vector<int64_t>& linears) const;

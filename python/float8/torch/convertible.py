@@ -21,7 +21,7 @@ from float8.torch import notices
 from float8.torch.linear import Float8Linear
 from float8.torch.weight_mesh import fsdp_params
 
-# What a conversion would lose where a subclass has its own.
+# A conversion would lose these where a subclass has its own.
 _OF_CLASS = (
     "forward",
     "__call__",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,15 +105,9 @@ class ShardedWeight(torch.Tensor):
         if not _may_gather(param):
             return (self._padded(outer_size, mesh.size(), mp_policy.param_dtype),), outer_size
         gather = gather_of(module)
-        first = gather.fsdp_group is None
         gather.join(group, param)
         in_backward = group._training_state.name == "PRE_BACKWARD"
-        # FSDP moves the shards of some ranks before the first gather, but all ranks cast or none.
-        if (
-            first
-            or not gather.is_cast
-            or not (in_backward or gather.is_current(param.sharded_param))
-        ):
+        if not gather.is_cast or not (in_backward or gather.is_current(param.sharded_param)):
             weight_changes.note_cast_in_forward()
             _cast_changed(gather)
         elif not in_backward:
@@ -148,7 +142,7 @@ class ShardedWeight(torch.Tensor):
         return GatheredWeight(gather.key, gather.size, param_dtype, gather.device), []
 
 
-# What a gather is of: a WeightGather and names of copies, or in high precision the size of the whole.
+# A gather is of these copies of a WeightGather or, in high precision, of a whole weight of this size.
 _Gathered = tuple[WeightGather, tuple[str, ...]] | torch.Size
 
 
@@ -381,22 +375,27 @@ def _cast_changed(gather: WeightGather) -> None:
 
     Those of which nobody can know are cast with their own unit, since others may run much later.
     """
-    changed: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
+    changed: list[tuple[WeightGather, DTensor]] = []
     for group, param in params_of_root(gather.fsdp_group):
         weight = param.sharded_param
         if not gathers_in_fp8(param._module_info.module, weight):
             continue
         other = gather_of(param._module_info.module)
-        first = other.fsdp_group is None
         other.join(group, param)
         own_unit = group is gather.fsdp_group
-        if first or (
-            not other.is_current(weight) and (own_unit or not other.is_unknowable(weight))
-        ):
+        if not other.is_current(weight) and (own_unit or not other.is_unknowable(weight)):
             other.is_fresh = own_unit
-            changed.setdefault(other.group, []).append((other, weight))
-    for weights in changed.values():
-        cast_shards(weights)
+            changed.append((other, weight))
+    _cast_by_groups(changed)
+
+
+def _cast_by_groups(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
+    """Casts the shards of weights, those that one group of ranks shares in one call."""
+    groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
+    for gather, weight in weights:
+        groups.setdefault(gather.group, []).append((gather, weight))
+    for own in groups.values():
+        cast_shards(own)
 
 
 @contextlib.contextmanager
@@ -431,14 +430,13 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     It warns where no linear is in fp8.
     """
     notices.warn_without_linears("precompute_float8_dynamic_scale_for_fsdp", module)
-    groups: dict[Any, list[tuple[WeightGather, DTensor]]] = {}
+    weights: list[tuple[WeightGather, DTensor]] = []
     for name, layer in module.named_modules():
         if gathers_in_fp8(layer):
             gather = gather_of(layer)
             gather.name = name or gather.name
-            groups.setdefault(gather.group, []).append((gather, layer.weight))
-    for weights in groups.values():
-        cast_shards(weights)
+            weights.append((gather, layer.weight))
+    _cast_by_groups(weights)
 
 
 def gathers_in_fp8(layer: Any, weight: Any = None) -> bool:

@@ -293,7 +293,7 @@ class ScaleState(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> ScaleState:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Of the result the device alone counts: to_empty leaves anything in it.
+        # The device of the result alone counts: to_empty leaves anything in it.
         self.follow(fn(self._live).device)
         return self
 

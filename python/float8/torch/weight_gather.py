@@ -139,8 +139,8 @@ class WeightGather:
 
     @property
     def is_cast(self) -> bool:
-        """Tells whether the shard has copies, of these values or of earlier ones."""
-        return bool(self._shards)
+        """Tells whether the shard has copies, of these values or of earlier ones, that were not forgotten."""
+        return self._seen is not None
 
     def is_current(self, weight: DTensor) -> bool:
         """Tells whether the shard in fp8 was cast from these values."""
