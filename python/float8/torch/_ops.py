@@ -300,6 +300,11 @@ def _quantize_input(
     return q, qt if save else None
 
 
+def _gathered(weight: Any) -> bool:
+    """Tells whether a weight is FSDP's GatheredWeight, which needs no dispatch to be understood."""
+    return not torch.compiler.is_compiling() and hasattr(weight, "forward_of_linear")
+
+
 class LinearFunction(torch.autograd.Function):
     """y = x weight^T + bias. Between forward and backward it keeps the fp8 copies."""
 
@@ -307,7 +312,7 @@ class LinearFunction(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Any,
         bias: torch.Tensor | None,
         scales: torch.Tensor | None,
         config: int,
@@ -318,9 +323,12 @@ class LinearFunction(torch.autograd.Function):
         w_qt: torch.Tensor | None,
         w_state: torch.Tensor | None,
     ) -> torch.Tensor:
-        y, saved = linear_forward(
-            x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, None, w_state
-        )
+        if _gathered(weight):
+            y, saved = weight.forward_of_linear(x, x_q, x_qt, bias, scales, config, layout, True)
+        else:
+            y, saved = linear_forward(
+                x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, None, w_state
+            )
         kept = x if config & recipes.READS_X else None
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         ctx.config = config
@@ -339,18 +347,12 @@ class LinearFunction(torch.autograd.Function):
             # reads it there that it cannot fuse. Conversions it can; Inductor takes out these two,
             # one before that choice is made and the other after it, and a clone too early.
             x = x.float().to(x.dtype)
-        dx, dw, db = linear_backward(
-            dy,
-            saved,
-            x,
-            x_qt,
-            weight,
-            w_qt,
-            scales,
-            ctx.config,
-            ctx.layout,
-            want_x | want_weight << 1 | want_bias << 2,
-        )
+        wanted = want_x | want_weight << 1 | want_bias << 2
+        rest = (scales, ctx.config, ctx.layout, wanted)
+        if _gathered(weight):
+            dx, dw, db = weight.backward_of_linear(dy, saved, x, x_qt, *rest)
+        else:
+            dx, dw, db = linear_backward(dy, saved, x, x_qt, weight, w_qt, *rest)
         return (
             dx if want_x else None,
             dw if want_weight else None,

@@ -271,12 +271,9 @@ class GatheredWeight(torch.Tensor):
         if func is torch.ops.aten.zeros_like.default:
             return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         if func is _ops.linear_forward:
-            x, x_q, x_qt, _, _, _, *rest = args
-            return gathered_forward(x, x_q, x_qt, weight.key, weight.shape[0], weight.dtype, *rest)
+            return weight.forward_of_linear(*args[:3], *args[6:])
         if func is _ops.linear_backward:
-            dy, saved, x, x_qt, _, _, *rest = args
-            shape = list(weight.shape)
-            return gathered_backward(dy, saved, x, x_qt, weight.key, shape, weight.dtype, *rest)
+            return weight.backward_of_linear(*args[:4], *args[6:])
         if func is weight_gemm:
             gemm, a, a_scales, _, bias, dtype, config = args
             shape = list(weight.shape)
@@ -290,6 +287,15 @@ class GatheredWeight(torch.Tensor):
             f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
             "values in high precision; only the linear it belongs to can use it"
         )
+
+    def forward_of_linear(self, x: Tensor, x_q: Any, x_qt: Any, *rest: Any) -> Any:
+        """Computes linear_forward; `rest` begins with the bias."""
+        return gathered_forward(x, x_q, x_qt, self.key, self.shape[0], self.dtype, *rest)
+
+    def backward_of_linear(self, dy: Tensor, saved: Tensor, x: Any, x_qt: Any, *rest: Any) -> Any:
+        """Computes linear_backward; `rest` begins with the scales."""
+        shape = list(self.shape)
+        return gathered_backward(dy, saved, x, x_qt, self.key, shape, self.dtype, *rest)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"

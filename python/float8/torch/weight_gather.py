@@ -428,6 +428,8 @@ class WeightGather:
         found = self._copies.get(name)
         if found is None or found.untyped_storage().size() == 0:
             shard = self._shards[name].flatten()
+            if self.ranks == 1:
+                return shard
             found = self._copies[name] = shard.new_empty(self.ranks * shard.numel())
             operation = Operation(f"the all-gather of {name}", lambda: (self.name,))
             collectives.all_gather(found, shard, self.group, operation)
