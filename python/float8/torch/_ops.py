@@ -35,8 +35,14 @@ linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
 INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
+BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
+
+
+def copies_of(transposed: bool) -> int:
+    """Returns the copies of a cast, as float8_copies has them."""
+    return BOTH_COPIES if transposed else Q_ALONE
 
 
 @functools.cache
@@ -143,19 +149,22 @@ def _fake_quantize_shard_list(
     first_rows: Sequence[int] = (),
     dtypes: Sequence[int] = (),
     into: Sequence[torch.Tensor] | None = None,
+    copies: Sequence[int] = (),
 ) -> list[torch.Tensor]:
-    copies: list[torch.Tensor] = []
+    made: list[torch.Tensor] = []
     if into is not None:
-        return copies
+        return made
+    if any(copies):
+        raise NotImplementedError("float8: casts of shards into one copy are not traced")
     wholes = whole_rows or [0] * len(x)
     for each, bits, rows, whole in zip(x, config, rows_max, wholes, strict=True):
         if whole:
             cols = int(each.shape[-1])
             sizes = torch.ops.float8.quantized_bytes(rows, cols, bits, operand, True, whole)
-            copies += [each.new_empty((size,), dtype=torch.uint8) for size in sizes]
+            made += [each.new_empty((size,), dtype=torch.uint8) for size in sizes]
         else:
-            copies += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
-    return copies
+            made += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
+    return made
 
 
 @torch.library.register_fake("float8::quantize_list")  # type: ignore[untyped-decorator]

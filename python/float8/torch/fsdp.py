@@ -35,7 +35,7 @@ from float8.torch.gathered_ops import (
     weight_gemm,
 )
 from float8.torch.ranks import collectives
-from float8.torch.shard_casts import cast_shards
+from float8.torch.shard_casts import cast_late, cast_shards
 from float8.torch.weight_changes import Changes
 from float8.torch.weight_gather import COPIES, WeightGather
 from float8.torch.weight_mesh import param_group, params_of_root
@@ -114,6 +114,8 @@ class ShardedWeight(torch.Tensor):
             gather.check(param.sharded_param)
         gather.is_fresh = False
         names = COPIES if gather.both else ("qt",) if in_backward else ("q",)
+        if any(name in gather.late and not gather.has_late(name) for name in names):
+            cast_late(_of_unit(group), names)
         collectives.progress.begin(gather.operations[names])
         return tuple(gather.shard(name) for name in names), (gather, names)
 
@@ -393,6 +395,16 @@ def _cast_changed(gather: WeightGather) -> None:
             other.is_fresh = own_unit
             changed.append((other, weight))
     _cast_by_groups(changed)
+
+
+def _of_unit(group: Any) -> list[WeightGather]:
+    """Returns the weights that FSDP gathers together in fp8."""
+    gathers = [
+        gather_of(param._module_info.module)
+        for param in group.fsdp_params
+        if gathers_in_fp8(param._module_info.module, param.sharded_param)
+    ]
+    return [gather for gather in gathers if gather.is_cast]
 
 
 def _cast_by_groups(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
