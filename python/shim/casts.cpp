@@ -284,9 +284,11 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
                     int64_t config, int32_t dtype) {
   const Place place = place_of(weight, Config(config));
   const Matrix rows = as_matrix(weight);
-  QuantizerKey key =
-      cast_key(Config(config), place, FLOAT8_WEIGHT, rows.rows, rows.cols, dtype, FLOAT8_BOTH_COPIES);
+  QuantizerKey key = cast_key(Config(config), place, FLOAT8_WEIGHT, rows.rows, rows.cols, dtype,
+                              FLOAT8_BOTH_COPIES);
   key.weight_flag = true;
+  key.f32_source =
+      element_type(dtype_of(weight), "the weight") == FLOAT8_F32 && key.dtype != FLOAT8_F32;
   const Quantizer& quantizer = quantizer_for(key, place);
   for (const auto& [kept, bytes] : {std::pair{&q, quantizer.q_bytes},
                                     {&qt, quantizer.qt_bytes},
@@ -310,11 +312,12 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
   compare.valid = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
   check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
   try {
-    const Matrix typed = as_matrix(to_dtype(weight, dtype));
+    const Tensor typed = key.f32_source ? weight : to_dtype(weight, dtype);
+    const Matrix source = as_matrix(typed);
     float8_quantize_args args;
-    args.x = typed.data;
-    args.ld_x = typed.stride;
-    args.rows = typed.rows;
+    args.x = source.data;
+    args.ld_x = source.stride;
+    args.rows = source.rows;
     args.valid = compare.valid;
     run_quantizer(quantizer, place, q, qt, args);
   } catch (...) {
@@ -374,14 +377,11 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
   return {amax, row_amax};
 }
 
-std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
-                                        const Tensor& row_amax, std::vector<int64_t> config,
-                                        int64_t operand, std::vector<int64_t> rows_max,
-                                        std::vector<int64_t> whole_rows,
-                                        std::vector<int64_t> first_rows,
-                                        std::vector<int64_t> dtypes,
-                                        std::optional<std::vector<Tensor>> into,
-                                        std::vector<int64_t> copies) {
+std::vector<Tensor> quantize_shard_list(
+    std::vector<Tensor> x, const Tensor& amax, const Tensor& row_amax, std::vector<int64_t> config,
+    int64_t operand, std::vector<int64_t> rows_max, std::vector<int64_t> whole_rows,
+    std::vector<int64_t> first_rows, std::vector<int64_t> dtypes,
+    std::optional<std::vector<Tensor>> into, std::vector<int64_t> copies) {
   ShardList shards(x, config, operand, rows_max, whole_rows, first_rows, dtypes, copies);
   const Device device = shards.place().device;
   check_words(amax, shards.amax_words, device);

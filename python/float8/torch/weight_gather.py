@@ -242,6 +242,10 @@ class WeightGather:
         # Those of columns, which qt with scales of its lines has, come first; the tensor's is the last.
         in_lines = copies == _ops.QT_ALONE and self._granularity["qt"] is Granularity.AXIS
         begin = 0 if in_lines else amax.numel() - count
+        if (
+            row_amax.numel() < rows
+        ):  # a cast into one copy takes words of rows that it does not read
+            row_amax = row_amax.new_empty(rows)
         return amax[begin : begin + count], row_amax[:rows]
 
     def late_words(self, copies: int) -> tuple[Tensor, Tensor]:
@@ -571,9 +575,7 @@ def _quantized_bytes(
 
 @functools.cache
 def _amax_words(rows: int, cols: int, config: int, whole_rows: int, copies: int) -> tuple[int, int]:
-    return tuple(  # type: ignore[return-value]
-        torch.ops.float8.amax_words(rows, cols, config, _ops.WEIGHT, whole_rows, copies)
-    )
+    return tuple(torch.ops.float8.amax_words(rows, cols, config, _ops.WEIGHT, whole_rows, copies))
 
 
 def _late(granularity: dict[str, Granularity]) -> tuple[str, ...]:

@@ -346,7 +346,8 @@ typedef enum float8_operand {
 typedef enum float8_copies {
   FLOAT8_BOTH_COPIES = 0,
   FLOAT8_Q_ALONE = 1, /* there is no backward */
-  FLOAT8_QT_ALONE = 2 /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
+  FLOAT8_QT_ALONE =
+      2 /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
 } float8_copies;
 
 typedef struct float8_quantizer_desc {
