@@ -7,8 +7,8 @@
 Parameters and AdamW's states are sharded and in fp32, compute is in bf16, and gradients are reduced
 in fp32. A step is forward, backward, fused AdamW and what the recipe does behind it. Each rank has
 one sequence. The variants take turns; a sample is of several steps, on the device's clock of rank
-0. A variant that ends in `-gather` gathers weights in fp8. --profile writes a trace of a step of
-each variant, of rank 0.
+0. A variant that ends in `-gather` gathers weights in fp8. --profile writes traces of some
+steps of each variant, and prints where the time of rank 0's device goes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import float8.torch as f8
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "pytorch"))
 
 import common
+import kernel_times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +109,6 @@ def step_of(variant: Sharded, options: common.Options, device: str) -> Callable[
     return step
 
 
-def profile(folder: str, name: str, step: Callable[[], None]) -> None:
-    with torch.profiler.profile() as trace:
-        step()
-        common.wait()
-    if distributed.get_rank() == 0:
-        trace.export_chrome_trace(f"{folder}/{name}.json")
-
-
 def take_turns(
     steps: dict[str, Callable[[], None]], rounds: int, calls: int
 ) -> dict[str, list[float]]:
@@ -152,9 +145,12 @@ def main() -> int:
                 failures[variant.name] = common.reason(error)
             common.wait()
         times = take_turns(steps, options.rounds, options.steps)
+        traces = {}
         if options.profile:
+            folder = pathlib.Path(options.profile, f"rank{distributed.get_rank()}")
+            folder.mkdir(parents=True, exist_ok=True)
             for name, step in steps.items():
-                profile(options.profile, name, step)
+                traces[name] = kernel_times.trace(step, folder / f"{name}.json")
     if distributed.get_rank() == 0:
         ranks = distributed.get_world_size()
         print(
@@ -171,6 +167,9 @@ def main() -> int:
         ]
         rows += [[name, text] for name, text in failures.items()]
         common.print_table(["variant", "ms", "over bf16"], rows)
+        kernel_times.print_kinds(traces)
+        for name, kernels in traces.items():
+            kernel_times.print_longest(name, kernels, 16)
         common.write_json(options.json, {"ms": times, "failures": failures, "ranks": ranks})
     distributed.destroy_process_group()
     return common.status(failures)

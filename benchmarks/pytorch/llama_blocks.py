@@ -2,22 +2,25 @@
 """Forward and backward of Llama-3-8B blocks: bf16, torchao and float8, interleaved in one run.
 
     llama_blocks.py [--variants bf16,rowwise,torchao-rowwise-eager,...] [--blocks 2] [--tokens 8192]
-                    [--seconds 60] [--json FILE] [--emulate]
+                    [--seconds 60] [--profile FOLDER] [--json FILE] [--emulate]
 
 Every variant is a model of its own with the same random parameters, and runs in every round: one
 step fills the device's queue, and CUDA events time those behind it. x and dy are random and differ
 from step to step; gradients are None before each step. The table has the median and the quartiles
 of a step, how many times faster than compiled bf16 it is (the median over the rounds), and the wall
 time of the first step, in which torch.compile and the kernels' compiler run. float8's eager variants
-find the kernels of the compiled ones.
+find the kernels of the compiled ones. --profile writes a trace of some steps of each variant, and
+prints where their time on the device goes.
 """
 
 from __future__ import annotations
 
+import pathlib
 import sys
 from collections.abc import Callable
 
 import common
+import kernel_times
 import torch
 
 POOL = 4  # pairs of x and dy
@@ -51,6 +54,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=0, help="default 8192")
     parser.add_argument("--seconds", type=float, default=60, help="of measuring, without compiling")
+    parser.add_argument("--profile", metavar="FOLDER")
     options = parser.parse_args()
     variants = common.chosen(options.variants, known)
     device = common.device_of(options)
@@ -79,6 +83,14 @@ def main() -> int:
         if variants[0].name in failures:
             sys.exit(f"{variants[0].name}: {failures[variants[0].name]}")
         times = common.interleaved(steps, 0 if options.emulate else options.seconds, 120)
+        traces = {}
+        if options.profile:
+            folder = pathlib.Path(options.profile)
+            folder.mkdir(parents=True, exist_ok=True)
+            traces = {
+                name: kernel_times.trace(step, folder / f"{name}.json")
+                for name, step in steps.items()
+            }
     base = times[variants[0].name]
     rows = []
     for name, samples in times.items():
@@ -90,6 +102,9 @@ def main() -> int:
     rows += [[name, text] for name, text in failures.items()]
     common.print_table(["variant", "ms", "25 %", "75 %", "over bf16", "first step s"], rows)
     print(f"rounds: {len(base)}")
+    kernel_times.print_kinds(traces)
+    for name, kernels in traces.items():
+        kernel_times.print_longest(name, kernels, 16)
     common.write_json(
         options.json, {"ms": times, "first_step_s": first, "failures": failures, "title": title}
     )

@@ -37,7 +37,8 @@ def positive(cells: list[str]) -> bool:
 def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     names = ["rowwise-eager", "delayed", "torchao-rowwise-eager"]
     figures = tmp_path / "figures.json"
-    assert not run("llama_blocks", "--variants", ",".join(names), "--json", str(figures))
+    traces = ("--profile", str(tmp_path / "traces"))
+    assert not run("llama_blocks", "--variants", ",".join(names), "--json", str(figures), *traces)
     rows = table(capsys.readouterr().out, "variant")
     written = json.loads(figures.read_text())
     assert float(rows["bf16"][3]) == 1
@@ -48,6 +49,10 @@ def test_llama_blocks(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
         else:
             median, low, high, ratio, _first = map(float, rows[name])
             assert low <= median <= high and ratio > 0
+            trace = json.loads((tmp_path / "traces" / f"{name}.json").read_text())
+            assert any("float8" in event.get("name", "") for event in trace["traceEvents"]) == (
+                name != "bf16"
+            )
             assert len(written["ms"][name]) > 0 and written["first_step_s"][name] > 0
 
 
