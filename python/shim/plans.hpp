@@ -59,6 +59,9 @@ struct QuantizerKey {
   bool operator==(const QuantizerKey&) const = default;
 };
 
+// Throws where the number is no float8_operand.
+[[nodiscard]] float8_operand operand_of(int64_t operand);
+
 struct Quantizer {
   float8_quantizer* quantizer = nullptr;
   float8_context* context = nullptr;
