@@ -406,8 +406,8 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
 void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
              int64_t m, int64_t config, bool apart) {
   if (n.size() != k.size() || m < 1 || m > kMostRows) {
-    throw std::invalid_argument("float8: prepare needs as many n as k, and from 1 to 2^40 rows; got " +
-                                std::to_string(m));
+    throw std::invalid_argument(
+        "float8: prepare needs as many n as k, and from 1 to 2^40 rows; got " + std::to_string(m));
   }
   const Place place = place_of(x, Config(config));
   std::vector<PlanKey> keys;

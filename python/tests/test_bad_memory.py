@@ -90,7 +90,19 @@ def test_a_state_that_is_replaced(kind: str, change: Any, config: Config, device
 
 @pytest.mark.parametrize(
     "layout",
-    (0, -1, 1, 3, 2 | 1000 << 32, 2 | 65535 << 32, 2**20 + 1, 2**31, 2**32 - 1, 1 << 40, 2 | 1 << 57),
+    (
+        0,
+        -1,
+        1,
+        3,
+        2 | 1000 << 32,
+        2 | 65535 << 32,
+        2**20 + 1,
+        2**31,
+        2**32 - 1,
+        1 << 40,
+        2 | 1 << 57,
+    ),
 )
 def test_a_layout_of_another_state(layout: int, config: Config, device: str) -> None:
     model = _delayed(config, device)
@@ -227,7 +239,7 @@ def test_copies_of_a_gathered_weight(device: str) -> None:
         (None, scale),
     )
     for given in wrong:
-        with pytest.raises(ValueError, match="float8: .*(weight|fp8)"):
+        with pytest.raises(ValueError, match=r"float8: .*(weight|fp8)"):
             forward(*given)
     dy = torch.randn(ROWS, N, device=device)
     _, saved = _ops.linear_forward(x, None, None, weight, None, None, None, None, bits, 0, True)
@@ -268,10 +280,10 @@ def test_numbers_that_name_nothing(device: str) -> None:
                 512, 512, K, bits, operand, True, False
             ),
         ):
-            with pytest.raises(ValueError, match="is not 0 .input., 1 .weight. or 2 .grad_output."):
+            with pytest.raises(ValueError, match=r"is not 0 .input., 1 .weight. or 2 .grad_output."):
                 call()
     for rows in (-1, 0, 2**41, 2**63 - 1):
-        with pytest.raises(ValueError, match="from 1 to 2.40 rows"):
+        with pytest.raises(ValueError, match=r"from 1 to 2.40 rows"):
             torch.ops.float8.prepare(x, x, [N], [K], rows, bits, False)
 
 
@@ -286,7 +298,7 @@ def test_a_padding_that_was_changed(padding: int, config: Config, device: str) -
         if model._padding == padding:
             continue
         model._padding = padding
-        with pytest.raises(ValueError, match="float8: .*(padding|multiple of 16)"):
+        with pytest.raises(ValueError, match=r"float8: .*(padding|multiple of 16)"):
             model(x)
 
 
