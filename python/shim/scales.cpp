@@ -68,8 +68,7 @@ Scales::Scales(const Tensor& tensor, int64_t layout, Config config, const Place&
     : place_(place),
       config_(config.of_casts()),
       layout_(layout & ~kExportedFirst),
-      exported_first_((layout & kExportedFirst) != 0),
-      numel_(tensor.numel()) {
+      exported_first_((layout & kExportedFirst) != 0) {
   check_form_of_state(tensor);
   if (layout_ != (layout & kLayoutBits) || linears_of(layout_) < 1 ||
       linears_of(layout_) > kMostLinears) [[unlikely]] {
@@ -116,9 +115,10 @@ float8_scales* Scales::plan_of_state(const float8_linear* linear) const {
       "; the state was replaced, resized or freed, or its layout changed: convert the model again");
 }
 
-void Scales::check_whole() const {
-  if (offset_ == 0 && numel_ == bytes_) return;
-  throw std::invalid_argument("float8: a scale state was given as " + std::to_string(numel_) +
+void Scales::check_whole(const Tensor& tensor) const {
+  const int64_t numel = tensor.numel();
+  if (offset_ == 0 && numel == bytes_) return;
+  throw std::invalid_argument("float8: a scale state was given as " + std::to_string(numel) +
                               " bytes at " + std::to_string(offset_) + " of a storage of " +
                               std::to_string(bytes_) +
                               ", not as all of it; the state was replaced, resized or freed");
@@ -206,7 +206,7 @@ int64_t Scales::bytes() const {
 
 static Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
   const Scales scales(state, layout, Config(config), place_of(state, Config(config)));
-  scales.check_whole();
+  scales.check_whole(state);
   return scales;
 }
 
@@ -231,7 +231,7 @@ void scales_set_first(const Tensor& state, int64_t config, int64_t layout,
                       std::vector<int64_t> linears) {
   const Place place = place_of_flag(state, Config(config));
   const Scales scales(state, layout, Config(config), place);
-  scales.check_whole();
+  scales.check_whole(state);
   scales.set_first_steps(linears);
 }
 

@@ -19,8 +19,8 @@ class Scales {
   // `tensor` is the state, or the part of it whose offset names a linear: 16 bytes times its index.
   Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place);
 
-  // Throws where the tensor is not all of the state.
-  void check_whole() const;
+  // Throws where the tensor that this was made of is not all of the state.
+  void check_whole(const Tensor& tensor) const;
   // The slots of the linear that the tensor names. `linear` is a plan of the recipe.
   [[nodiscard]] float8_scale_slots slots(const float8_linear* linear) const;
   // Tells whether this step is the linear's first one: an operand of it has no scale yet.
@@ -48,7 +48,6 @@ class Scales {
   char* state_ = nullptr;
   int64_t offset_ = 0;  // of the tensor in the state, in bytes
   int64_t bytes_ = 0;   // of the tensor's storage
-  int64_t numel_ = 0;
 };
 
 // Throws unless the tensor has the form of a scale state or of a part of one: bytes that follow each

@@ -280,7 +280,9 @@ def test_numbers_that_name_nothing(device: str) -> None:
                 512, 512, K, bits, operand, True, False
             ),
         ):
-            with pytest.raises(ValueError, match=r"is not 0 .input., 1 .weight. or 2 .grad_output."):
+            with pytest.raises(
+                ValueError, match=r"is not 0 .input., 1 .weight. or 2 .grad_output."
+            ):
                 call()
     for rows in (-1, 0, 2**41, 2**63 - 1):
         with pytest.raises(ValueError, match=r"from 1 to 2.40 rows"):

@@ -88,7 +88,8 @@ TEST(Fork, WhileOtherThreadsPlanAndRun) {
     });
   }
   started.wait();
-  for (int64_t i = 1; i <= 50; ++i) EXPECT_EQ(in_child([&] { return step(context, 16 * (i % 16 + 1)); }), "");
+  for (int64_t i = 1; i <= 50; ++i)
+    EXPECT_EQ(in_child([&] { return step(context, 16 * (i % 16 + 1)); }), "");
   stop = true;
   for (std::thread& thread : threads) thread.join();
 }
