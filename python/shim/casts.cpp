@@ -50,11 +50,11 @@ struct Cast {
   int64_t first_row;
 
   // `dtype`: a float8_dtype that an x in fp32 is rounded to; kOwnType: x is cast as it is.
-  Cast(const Tensor& x, int64_t config_bits, int64_t operand, bool transposed,
+  Cast(const Tensor& x, int64_t config_bits, int64_t operand, int64_t copies,
        const ShardRows& shard = {}, int64_t dtype = kOwnType)
       : place(place_of(x, Config(config_bits))), rows(as_matrix(x)), first_row(shard.first) {
     key = cast_key(Config(config_bits), place, operand_of(operand), rows.rows, rows.cols,
-                   dtype_of(x), transposed);
+                   dtype_of(x), copies);
     if (dtype != kOwnType) round_to(dtype);
     if (shard.most == 0) return;
     key.over_ranks = true;
@@ -116,11 +116,12 @@ struct CastList {
 
   // `dtypes`: what each x is rounded to; empty: x is cast as it is.
   void add(const std::vector<Tensor>& x, size_t i, int64_t config, int64_t operand,
-           const std::vector<int64_t>& dtypes, const ShardRows& shard = {}) {
+           const std::vector<int64_t>& dtypes, const ShardRows& shard = {},
+           int64_t copies = FLOAT8_BOTH_COPIES) {
     if (!dtypes.empty() && dtypes.size() != x.size()) {
       throw std::invalid_argument("float8: a list has a dtype for each tensor, or none");
     }
-    const Cast& cast = casts.emplace_back(x[i], config, operand, true, shard,
+    const Cast& cast = casts.emplace_back(x[i], config, operand, copies, shard,
                                           dtypes.empty() ? kOwnType : dtypes[i]);
     if (cast.place.key() != place().key()) {
       throw std::invalid_argument("float8: the tensors of a list are on different devices");
@@ -170,7 +171,8 @@ struct ShardList : CastList {
 
   ShardList(const std::vector<Tensor>& x, const std::vector<int64_t>& config, int64_t operand,
             const std::vector<int64_t>& rows_max, const std::vector<int64_t>& whole_rows,
-            const std::vector<int64_t>& first_rows, const std::vector<int64_t>& dtypes) {
+            const std::vector<int64_t>& first_rows, const std::vector<int64_t>& dtypes,
+            const std::vector<int64_t>& copies = {}) {
     if (x.empty() || config.size() != x.size() || rows_max.size() != x.size()) {
       throw std::invalid_argument(
           "float8: a list of shards has at least one, each with a config and the most rows");
@@ -180,6 +182,9 @@ struct ShardList : CastList {
       throw std::invalid_argument(
           "float8: a list of shards has the rows of each whole and each first row, or none");
     }
+    if (!copies.empty() && copies.size() != x.size()) {
+      throw std::invalid_argument("float8: a list of shards has the copies of each, or none");
+    }
     for (size_t i = 0; i < x.size(); ++i) {
       if (rows_max[i] < 1) throw std::invalid_argument("float8: a shard has at least one row");
       ShardRows shard{.most = rows_max[i]};
@@ -187,7 +192,8 @@ struct ShardList : CastList {
         shard.whole = whole_rows[i];
         shard.first = first_rows[i];
       }
-      add(x, i, config[i], operand, dtypes, shard);
+      add(x, i, config[i], operand, dtypes, shard,
+          copies.empty() ? int64_t{FLOAT8_BOTH_COPIES} : copies[i]);
       amax_words += quantizers.back()->amax_words;
       row_amax_words += quantizers.back()->row_amax_words;
     }
@@ -223,13 +229,13 @@ uint32_t* words_of(const Tensor& words, int64_t count) {
 }
 
 QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64_t operand,
-                           int64_t whole_rows) {
+                           int64_t whole_rows, int64_t copies) {
   return {.config = Config(config).of_casts(),
           .rows_max = rows_max,
           .cols = cols,
           .device = -1,
           .operand = static_cast<int8_t>(operand_of(operand)),
-          .transposed = true,
+          .copies = checked_copies(copies),
           .over_ranks = true,
           .whole_rows = whole_rows};
 }
@@ -237,20 +243,20 @@ QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64
 }  // namespace
 
 QuantizerKey cast_key(Config config, const Place& place, float8_operand operand, int64_t rows,
-                      int64_t cols, int32_t dtype, bool transposed) {
+                      int64_t cols, int32_t dtype, int64_t copies) {
   return {.config = config.of_casts(),
           .rows_max = operand == FLOAT8_WEIGHT ? rows : kRows * row_blocks(rows),
           .cols = cols,
           .device = place.key(),
           .operand = static_cast<int8_t>(operand),
           .dtype = static_cast<int8_t>(element_type(dtype, "x")),
-          .transposed = transposed};
+          .copies = checked_copies(copies)};
 }
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
                                     bool transposed, const std::optional<Tensor>& scales,
                                     int64_t layout, bool evaluate) {
-  const Cast cast(x, config, operand, transposed);
+  const Cast cast(x, config, operand, copies_of(transposed));
   const Device device = cast.place.device;
   if (cast.rows.rows == 0) {
     const auto of = [&](int64_t rows) {
@@ -273,9 +279,11 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
                     int64_t config, int32_t dtype) {
   const Place place = place_of(weight, Config(config));
   const Matrix rows = as_matrix(weight);
-  QuantizerKey key =
-      cast_key(Config(config), place, FLOAT8_WEIGHT, rows.rows, rows.cols, dtype, true);
+  QuantizerKey key = cast_key(Config(config), place, FLOAT8_WEIGHT, rows.rows, rows.cols, dtype,
+                              FLOAT8_BOTH_COPIES);
   key.weight_flag = true;
+  key.f32_source =
+      element_type(dtype_of(weight), "the weight") == FLOAT8_F32 && key.dtype != FLOAT8_F32;
   const Quantizer& quantizer = quantizer_for(key, place);
   for (const auto& [kept, bytes] : {std::pair{&q, quantizer.q_bytes},
                                     {&qt, quantizer.qt_bytes},
@@ -294,11 +302,12 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
   compare.valid = reinterpret_cast<uint32_t*>(kept + FLOAT8_FINGERPRINT_BYTES);
   check(float8_weights_compare(quantizer.context, &compare, 1, place.stream));
   try {
-    const Matrix typed = as_matrix(to_dtype(weight, dtype));
+    const Tensor typed = key.f32_source ? weight : to_dtype(weight, dtype);
+    const Matrix source = as_matrix(typed);
     float8_quantize_args args;
-    args.x = typed.data;
-    args.ld_x = typed.stride;
-    args.rows = typed.rows;
+    args.x = source.data;
+    args.ld_x = source.stride;
+    args.rows = source.rows;
     args.valid = compare.valid;
     run_quantizer(quantizer, place, q, qt, args);
   } catch (...) {
@@ -316,7 +325,7 @@ void cast_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, const 
 
 std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_t operand,
                                          int64_t rows_max) {
-  const Cast cast(x, config, operand, true, {.most = rows_max});
+  const Cast cast(x, config, operand, FLOAT8_BOTH_COPIES, {.most = rows_max});
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   Tensor amax = empty_words(quantizer.amax_words, cast.place.device);
   Tensor row_amax = empty_words(quantizer.row_amax_words, cast.place.device);
@@ -330,7 +339,7 @@ std::tuple<Tensor, Tensor> quantize_amax(const Tensor& x, int64_t config, int64_
 std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           const Tensor& row_amax, int64_t config, int64_t operand,
                                           int64_t rows_max) {
-  const Cast cast(x, config, operand, true, {.most = rows_max});
+  const Cast cast(x, config, operand, FLOAT8_BOTH_COPIES, {.most = rows_max});
   const Quantizer& quantizer = quantizer_for(cast.key, cast.place);
   check_words(amax, quantizer.amax_words, cast.place.device);
   check_words(row_amax, quantizer.row_amax_words, cast.place.device);
@@ -358,14 +367,12 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
   return {amax, row_amax};
 }
 
-std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
-                                        const Tensor& row_amax, std::vector<int64_t> config,
-                                        int64_t operand, std::vector<int64_t> rows_max,
-                                        std::vector<int64_t> whole_rows,
-                                        std::vector<int64_t> first_rows,
-                                        std::vector<int64_t> dtypes,
-                                        std::optional<std::vector<Tensor>> into) {
-  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows, dtypes);
+std::vector<Tensor> quantize_shard_list(
+    std::vector<Tensor> x, const Tensor& amax, const Tensor& row_amax, std::vector<int64_t> config,
+    int64_t operand, std::vector<int64_t> rows_max, std::vector<int64_t> whole_rows,
+    std::vector<int64_t> first_rows, std::vector<int64_t> dtypes,
+    std::optional<std::vector<Tensor>> into, std::vector<int64_t> copies) {
+  ShardList shards(x, config, operand, rows_max, whole_rows, first_rows, dtypes, copies);
   const Device device = shards.place().device;
   check_words(amax, shards.amax_words, device);
   check_words(row_amax, shards.row_amax_words, device);
@@ -390,17 +397,16 @@ std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t
 }
 
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
-                                        int64_t operand, int64_t whole_rows) {
-  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows);
+                                        int64_t operand, int64_t whole_rows, int64_t copies) {
+  const QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows, copies);
   const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});
   return {quantizer.amax_words, quantizer.row_amax_words};
 }
 
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
-    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
+    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, int64_t copies,
     bool over_ranks, int64_t whole_rows) {
-  QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows);
-  key.transposed = transposed;
+  QuantizerKey key = key_of_shards(rows_max, cols, config, operand, whole_rows, copies);
   key.over_ranks = over_ranks;
   const CopyLayout at = copy_layout(key, rows);
   return {at.q_pitch, at.q_scales, at.scales_in_qt ? 1 : 0, at.qt_pitch, at.qt_scales};

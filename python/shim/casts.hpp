@@ -11,7 +11,7 @@ namespace float8_torch {
 
 // The quantizer of an operand with so many rows, whose type has this code of PyTorch's.
 [[nodiscard]] QuantizerKey cast_key(Config config, const Place& place, float8_operand operand,
-                                    int64_t rows, int64_t cols, int32_t dtype, bool transposed);
+                                    int64_t rows, int64_t cols, int32_t dtype, int64_t copies);
 
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t config, int64_t operand,
                                     bool transposed, const std::optional<Tensor>& scales,
@@ -34,9 +34,9 @@ std::tuple<Tensor, Tensor> quantize_shard(const Tensor& x, const Tensor& amax,
                                           const Tensor& row_amax, int64_t config, int64_t operand,
                                           int64_t rows_max);
 std::tuple<int64_t, int64_t> amax_words(int64_t rows_max, int64_t cols, int64_t config,
-                                        int64_t operand, int64_t whole_rows);
+                                        int64_t operand, int64_t whole_rows, int64_t copies);
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> copy_layout_of(
-    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, bool transposed,
+    int64_t rows_max, int64_t rows, int64_t cols, int64_t config, int64_t operand, int64_t copies,
     bool over_ranks, int64_t whole_rows);
 
 // The same for the shards of many tensors, in few launches.
@@ -45,13 +45,11 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
                                               std::vector<int64_t> whole_rows,
                                               std::vector<int64_t> first_rows,
                                               std::vector<int64_t> dtypes);
-std::vector<Tensor> quantize_shard_list(std::vector<Tensor> x, const Tensor& amax,
-                                        const Tensor& row_amax, std::vector<int64_t> config,
-                                        int64_t operand, std::vector<int64_t> rows_max,
-                                        std::vector<int64_t> whole_rows,
-                                        std::vector<int64_t> first_rows,
-                                        std::vector<int64_t> dtypes,
-                                        std::optional<std::vector<Tensor>> into);
+std::vector<Tensor> quantize_shard_list(
+    std::vector<Tensor> x, const Tensor& amax, const Tensor& row_amax, std::vector<int64_t> config,
+    int64_t operand, std::vector<int64_t> rows_max, std::vector<int64_t> whole_rows,
+    std::vector<int64_t> first_rows, std::vector<int64_t> dtypes,
+    std::optional<std::vector<Tensor>> into, std::vector<int64_t> copies);
 std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t operand,
                                   std::vector<Tensor> scales, int64_t layout,
                                   std::vector<int64_t> dtypes,

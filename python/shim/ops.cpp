@@ -23,10 +23,11 @@
 //     The same for the shards of many tensors, whose words follow each other, in few launches. Where
 //     rows_max cuts 128x128 blocks, each also has the rows of the whole (whole_rows) and the one of
 //     them that the shard begins with (first_rows); the scales are those of the whole then. `dtypes`
-//     and `into` are as in quantize_list.
-//   amax_words(rows_max, cols, config, operand, whole_rows)
+//     and `into` are as in quantize_list. `copies` has a float8_copies for each, or is empty: the words
+//     of a cast into one copy are those that amax_words says.
+//   amax_words(rows_max, cols, config, operand, whole_rows, copies)
 //     The sizes of amax and row_amax.
-//   copy_layout(rows_max, rows, cols, config, operand, transposed, over_ranks, whole_rows)
+//   copy_layout(rows_max, rows, cols, config, operand, copies, over_ranks, whole_rows)
 //     -> (q_pitch, q_scales, scales_in_qt, qt_pitch, qt_scales)
 //     Where the copies and their inverse scales lie in q and qt (CopyLayout).
 //   linear_forward(x, x_q?, x_qt?, weight, w_q?, w_qt?, bias?, scales?, config, layout, save,
@@ -203,7 +204,7 @@ struct LinearCall {
   [[nodiscard]] QuantizerKey quantizer_key(float8_operand operand, int64_t rows,
                                            bool transposed) const {
     return cast_key(config, place, operand, rows, operand == FLOAT8_GRAD_OUTPUT ? n : k, dtype,
-                    transposed);
+                    copies_of(transposed));
   }
 
   [[nodiscard]] const void* bytes_of(const std::optional<Tensor>& copy, size_t bytes) const {
@@ -424,9 +425,9 @@ void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std:
   plan_all(keys, place);
   if (!apart) return;
   for (const int64_t cols : k) {
-    for (const bool transposed : {false, true}) {
+    for (const float8_copies copies : {FLOAT8_Q_ALONE, FLOAT8_BOTH_COPIES}) {
       (void)quantizer_for(
-          cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), transposed), place);
+          cast_key(Config(config), place, FLOAT8_INPUT, m, cols, dtype_of(x), copies), place);
     }
   }
 }

@@ -38,7 +38,7 @@ struct Hash {
   }
   size_t operator()(const QuantizerKey& key) const {
     const int64_t flags = (key.weight_flag ? 1 << 12 : 0) | (key.f32_source ? 4 : 0) |
-                          (key.over_ranks ? 2 : 0) | (key.transposed ? 1 : 0);
+                          (key.over_ranks ? 2 : 0) | key.copies << 13;
     const uint64_t shape = mix(mix(key.config, pair_of(key.rows_max, key.cols)),
                                static_cast<uint64_t>(key.whole_rows));
     return mix(shape, pair_of(key.device, key.operand << 10 | key.dtype << 3 | flags));
@@ -164,7 +164,7 @@ std::unique_ptr<Quantizer> make_quantizer(const QuantizerKey& key) {
   desc.cols = key.cols;
   desc.operand = key.operand;
   desc.dtype = key.dtype;
-  desc.no_transpose = !key.transposed;
+  desc.copies = key.copies;
   desc.over_ranks = key.over_ranks;
   desc.whole_rows = key.whole_rows;
   desc.weight_flag = key.weight_flag;
@@ -251,6 +251,12 @@ float8_context* context_of(int32_t device) {
     check(float8_context_create(device == kEmulated ? 0 : device, &options, &context));
   }
   return context;
+}
+
+int8_t checked_copies(int64_t copies) {
+  if (copies >= FLOAT8_BOTH_COPIES && copies <= FLOAT8_QT_ALONE) return static_cast<int8_t>(copies);
+  throw std::invalid_argument("float8: copies is " + std::to_string(copies) +
+                              "; it is 0 (both), 1 (q alone) or 2 (qt alone)");
 }
 
 Place place_of(const Tensor& tensor, Config config) {
@@ -379,7 +385,7 @@ QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_
                          .cols = cols,
                          .device = kEmulated,
                          .operand = static_cast<int8_t>(operand_of(operand)),
-                         .transposed = transposed,
+                         .copies = copies_of(transposed),
                          .over_ranks = whole_rows > 0,
                          .whole_rows = whole_rows};
   const Quantizer& quantizer = quantizer_for(key, Place{.emulated = true});

@@ -51,16 +51,23 @@ struct QuantizerKey {
   int32_t device = 0;  // -1: emulated
   int8_t operand = 0;  // a float8_operand
   int8_t dtype = 0;
-  bool transposed = false;   // qt is made too
-  bool over_ranks = false;   // calls cast shards of up to rows_max rows
-  bool weight_flag = false;  // casts look at a weight's flag
-  int64_t whole_rows = 0;    // with over_ranks: of the whole, where shards may cut its blocks
-  bool f32_source = false;   // the operand is in fp32, and is rounded to dtype as it is read
+  int8_t copies = FLOAT8_Q_ALONE;  // a float8_copies
+  bool over_ranks = false;         // calls cast shards of up to rows_max rows
+  bool weight_flag = false;        // casts look at a weight's flag
+  int64_t whole_rows = 0;          // with over_ranks: of the whole, where shards may cut its blocks
+  bool f32_source = false;         // the operand is in fp32, and is rounded to dtype as it is read
   bool operator==(const QuantizerKey&) const = default;
 };
 
 // Throws where the number is no float8_operand.
 [[nodiscard]] float8_operand operand_of(int64_t operand);
+
+// The copies of a cast for a forward that is followed by a backward, or is not.
+[[nodiscard]] constexpr float8_copies copies_of(bool transposed) {
+  return transposed ? FLOAT8_BOTH_COPIES : FLOAT8_Q_ALONE;
+}
+
+[[nodiscard]] int8_t checked_copies(int64_t copies);  // throws for what is no float8_copies
 
 struct Quantizer {
   float8_quantizer* quantizer = nullptr;

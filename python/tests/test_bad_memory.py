@@ -277,7 +277,7 @@ def test_numbers_that_name_nothing(device: str) -> None:
             lambda operand=operand: torch.ops.float8.quantized_bytes(512, K, bits, operand, True),
             lambda operand=operand: torch.ops.float8.amax_words(512, K, bits, operand),
             lambda operand=operand: torch.ops.float8.copy_layout(
-                512, 512, K, bits, operand, True, False
+                512, 512, K, bits, operand, 0, False
             ),
         ):
             with pytest.raises(

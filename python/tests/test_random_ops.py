@@ -128,7 +128,9 @@ def _calls(a: Arguments) -> list[Callable[[], Any]]:
         lambda: OPS.scales_find_first(t(), *a.of_scales()),
         lambda: OPS.reads_shards(t(), t(), a.config()),
         lambda: OPS.record_amax(t(), t(), a.small()),
-        lambda: OPS.copy_layout(a.rows(), a.rows(), a.rows(), a.config(), a.small(), True, True),
+        lambda: OPS.copy_layout(
+            a.rows(), a.rows(), a.rows(), a.config(), a.small(), a.small(), True
+        ),
     ]
 
 

@@ -103,7 +103,7 @@ struct StructFields<float8_quantizer_desc> {
   using S = float8_quantizer_desc;
   static constexpr auto kAll =
       lay_out(&S::struct_size, &S::rows_max, &S::cols, &S::operand, &S::dtype, &S::recipe,
-              &S::custom_recipe, &S::non_finite, &S::count, &S::no_transpose, &S::over_ranks,
+              &S::custom_recipe, &S::non_finite, &S::count, &S::copies, &S::over_ranks,
               &S::whole_rows, &S::weight_flag, &S::f32_source);
 };
 

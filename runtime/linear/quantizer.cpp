@@ -57,11 +57,11 @@ bool over_ranks(const QuantizeCall& call) {
 CopySet copies_of(const QuantizerDesc& desc) {
   switch (desc.operand) {
     case Tensor::kInput:
-      return kXq | (desc.transposed ? kXqt : 0);
+      return (desc.q ? kXq : 0) | (desc.qt ? kXqt : 0);
     case Tensor::kWeight:
-      return kWq | (desc.transposed ? kWqt : 0) | (desc.weight_flag ? kCacheWeight : 0);
+      return (desc.q ? kWq : 0) | (desc.qt ? kWqt : 0) | (desc.weight_flag ? kCacheWeight : 0);
     case Tensor::kGradOutput:
-      return kDyq | (desc.transposed ? kDyqt : 0);
+      return (desc.q ? kDyq : 0) | (desc.qt ? kDyqt : 0);
   }
   return 0;
 }
@@ -75,10 +75,12 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
   LinearKernels& kernels = quantizer->kernels_ = F8_TRY(linear_kernels(linear));
   F8_TRY(quantizer->check_source());
   kernels.from_f32 = desc.f32_source;
-  if (!desc.transposed) kernels.copies[static_cast<size_t>(desc.operand)].qt.reset();
-  const Copies& copies = kernels.of(desc.operand);
+  Copies& copies = kernels.copies[static_cast<size_t>(desc.operand)];
+  if (!desc.q) copies.q.reset();
+  if (!desc.qt) copies.qt.reset();
   if (!copies.q && !copies.qt) {
-    return fail(ErrorCode::kUnsupported, "recipe {} makes no fp8 copy of this operand",
+    return fail(ErrorCode::kUnsupported,
+                "recipe {} makes no fp8 copy of this operand, or not the one that is asked for",
                 desc.recipe.name);
   }
   F8_TRY(quantizer->check_whole());
@@ -87,7 +89,7 @@ Result<std::shared_ptr<const Quantizer>> Quantizer::plan(const std::shared_ptr<C
                            has_square_blocks(copies);
   if (cuts_blocks) quantizer->whole_rows_ = desc.whole_rows;
   quantizer->layout_ = quantizer_layout(linear.shape, kernels, context->device().sm_count,
-                                        desc.operand, desc.transposed, quantizer->whole_rows_);
+                                        desc.operand, desc.qt, quantizer->whole_rows_);
   F8_TRY(desc.over_ranks ? quantizer->plan_shards() : quantizer->plan_launches());
   return std::shared_ptr<const Quantizer>(std::move(quantizer));
 }

@@ -22,7 +22,8 @@ struct QuantizerDesc {
   bool f32_source = false;  // x is in fp32, and is rounded to dtype as it is read
   NonFinite non_finite = NonFinite::kPropagate;
   bool count = false;
-  bool transposed = true;    // false: qt is not made
+  bool q = true;  // the copies that are made, of those that the recipe has
+  bool qt = true;
   bool over_ranks = false;   // calls cast shards, of up to `rows` rows
   int64_t whole_rows = 0;    // with over_ranks: of the whole tensor; 0: shards have whole blocks
   bool weight_flag = false;  // casts of a weight heed QuantizeCall::valid

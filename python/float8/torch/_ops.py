@@ -35,8 +35,14 @@ linear_forward = torch.ops.float8.linear_forward.default
 linear_backward = torch.ops.float8.linear_backward.default
 ROWS = 512  # kRows of python/shim/plans.hpp
 INPUT, WEIGHT, GRAD_OUTPUT = range(3)  # float8_operand of float8.h
+BOTH_COPIES, Q_ALONE, QT_ALONE = range(3)  # float8_copies
 ELEMENT_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}  # float8_dtype
 WEIGHT_STATE_BYTES = 64  # kWeightStateBytes of python/shim/casts.hpp
+
+
+def copies_of(transposed: bool) -> int:
+    """Returns the copies of a cast, as float8_copies has them."""
+    return BOTH_COPIES if transposed else Q_ALONE
 
 
 @functools.cache
@@ -143,19 +149,22 @@ def _fake_quantize_shard_list(
     first_rows: Sequence[int] = (),
     dtypes: Sequence[int] = (),
     into: Sequence[torch.Tensor] | None = None,
+    copies: Sequence[int] = (),
 ) -> list[torch.Tensor]:
-    copies: list[torch.Tensor] = []
+    made: list[torch.Tensor] = []
     if into is not None:
-        return copies
+        return made
+    if any(copies):
+        raise NotImplementedError("float8: casts of shards into one copy are not traced")
     wholes = whole_rows or [0] * len(x)
     for each, bits, rows, whole in zip(x, config, rows_max, wholes, strict=True):
         if whole:
             cols = int(each.shape[-1])
             sizes = torch.ops.float8.quantized_bytes(rows, cols, bits, operand, True, whole)
-            copies += [each.new_empty((size,), dtype=torch.uint8) for size in sizes]
+            made += [each.new_empty((size,), dtype=torch.uint8) for size in sizes]
         else:
-            copies += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
-    return copies
+            made += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
+    return made
 
 
 @torch.library.register_fake("float8::quantize_list")  # type: ignore[untyped-decorator]
@@ -300,6 +309,11 @@ def _quantize_input(
     return q, qt if save else None
 
 
+def _gathered(weight: Any) -> bool:
+    """Tells whether a weight is FSDP's GatheredWeight, which needs no dispatch to be understood."""
+    return not torch.compiler.is_compiling() and hasattr(weight, "forward_of_linear")
+
+
 class LinearFunction(torch.autograd.Function):
     """y = x weight^T + bias. Between forward and backward it keeps the fp8 copies."""
 
@@ -307,7 +321,7 @@ class LinearFunction(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Any,
         bias: torch.Tensor | None,
         scales: torch.Tensor | None,
         config: int,
@@ -318,9 +332,12 @@ class LinearFunction(torch.autograd.Function):
         w_qt: torch.Tensor | None,
         w_state: torch.Tensor | None,
     ) -> torch.Tensor:
-        y, saved = linear_forward(
-            x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, None, w_state
-        )
+        if _gathered(weight):
+            y, saved = weight.forward_of_linear(x, x_q, x_qt, bias, scales, config, layout, True)
+        else:
+            y, saved = linear_forward(
+                x, x_q, x_qt, weight, w_q, w_qt, bias, scales, config, layout, True, None, w_state
+            )
         kept = x if config & recipes.READS_X else None
         ctx.save_for_backward(saved, weight, kept, x_qt, w_qt, scales)
         ctx.config = config
@@ -339,18 +356,12 @@ class LinearFunction(torch.autograd.Function):
             # reads it there that it cannot fuse. Conversions it can; Inductor takes out these two,
             # one before that choice is made and the other after it, and a clone too early.
             x = x.float().to(x.dtype)
-        dx, dw, db = linear_backward(
-            dy,
-            saved,
-            x,
-            x_qt,
-            weight,
-            w_qt,
-            scales,
-            ctx.config,
-            ctx.layout,
-            want_x | want_weight << 1 | want_bias << 2,
-        )
+        wanted = want_x | want_weight << 1 | want_bias << 2
+        rest = (scales, ctx.config, ctx.layout, wanted)
+        if _gathered(weight):
+            dx, dw, db = weight.backward_of_linear(dy, saved, x, x_qt, *rest)
+        else:
+            dx, dw, db = linear_backward(dy, saved, x, x_qt, weight, w_qt, *rest)
         return (
             dx if want_x else None,
             dw if want_weight else None,

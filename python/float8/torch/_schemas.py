@@ -47,11 +47,14 @@ _OTHERS = (
     (
         "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
         "int[] rows_max, int[] whole_rows=[], int[] first_rows=[], int[] dtypes=[], Tensor(a!)[]? "
-        "into=None) -> Tensor[]"
+        "into=None, int[] copies=[]) -> Tensor[]"
     ),
-    "amax_words(int rows_max, int cols, int config, int operand, int whole_rows=0) -> (int, int)",
     (
-        "copy_layout(int rows_max, int rows, int cols, int config, int operand, bool transposed, "
+        "amax_words(int rows_max, int cols, int config, int operand, int whole_rows=0, int "
+        "copies=0) -> (int, int)"
+    ),
+    (
+        "copy_layout(int rows_max, int rows, int cols, int config, int operand, int copies, "
         "bool over_ranks, int whole_rows=0) -> (int, int, int, int, int)"
     ),
     "reads_shards(Tensor dy, Tensor weight, int config) -> bool",

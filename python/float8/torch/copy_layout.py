@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from float8.recipes import Granularity
-from float8.torch import _ops  # noqa: F401  (it loads the ops)
+from float8.torch import _ops
 
 BLOCK = 128  # elements of a block with one scale; the pitch of a copy's lines is a multiple of it
 
@@ -68,19 +68,22 @@ def layout(
     cols: int,
     config: int,
     operand: int,
-    transposed: bool,
+    copies: int,
     over_ranks: bool,
     whole_rows: int = 0,
 ) -> Layout:
-    """Returns the layout of a cast; `over_ranks`: of a shard of up to rows_max rows.
+    """Returns the layout of a cast into `copies` (_ops.BOTH_COPIES, Q_ALONE or QT_ALONE).
 
+    over_ranks: of a shard of up to rows_max rows.
     whole_rows: those of the whole, where a shard may cut 128x128 blocks; the scales are the whole's.
     """
-    key = (rows_max, rows, cols, config, operand, transposed, over_ranks, whole_rows)
+    key = (rows_max, rows, cols, config, operand, copies, over_ranks, whole_rows)
     # torch.compile does not look into caches.
     find = torch.ops.float8.copy_layout.default if torch.compiler.is_compiling() else _cached
     at = Layout(*find(*key))
-    return at if transposed else at._replace(qt_pitch=0)
+    if copies == _ops.Q_ALONE:
+        return at._replace(qt_pitch=0)
+    return at._replace(q_pitch=0) if copies == _ops.QT_ALONE else at
 
 
 _cached = functools.cache(torch.ops.float8.copy_layout.default)

@@ -35,7 +35,7 @@ from float8.torch.gathered_ops import (
     weight_gemm,
 )
 from float8.torch.ranks import collectives
-from float8.torch.shard_casts import cast_shards
+from float8.torch.shard_casts import cast_late, cast_shards
 from float8.torch.weight_changes import Changes
 from float8.torch.weight_gather import COPIES, WeightGather
 from float8.torch.weight_mesh import param_group, params_of_root
@@ -114,6 +114,8 @@ class ShardedWeight(torch.Tensor):
             gather.check(param.sharded_param)
         gather.is_fresh = False
         names = COPIES if gather.both else ("qt",) if in_backward else ("q",)
+        if any(name in gather.late and not gather.has_late(name) for name in names):
+            cast_late(_of_unit(group), names)
         collectives.progress.begin(gather.operations[names])
         return tuple(gather.shard(name) for name in names), (gather, names)
 
@@ -271,12 +273,9 @@ class GatheredWeight(torch.Tensor):
         if func is torch.ops.aten.zeros_like.default:
             return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         if func is _ops.linear_forward:
-            x, x_q, x_qt, _, _, _, *rest = args
-            return gathered_forward(x, x_q, x_qt, weight.key, weight.shape[0], weight.dtype, *rest)
+            return weight.forward_of_linear(*args[:3], *args[6:])
         if func is _ops.linear_backward:
-            dy, saved, x, x_qt, _, _, *rest = args
-            shape = list(weight.shape)
-            return gathered_backward(dy, saved, x, x_qt, weight.key, shape, weight.dtype, *rest)
+            return weight.backward_of_linear(*args[:4], *args[6:])
         if func is weight_gemm:
             gemm, a, a_scales, _, bias, dtype, config = args
             shape = list(weight.shape)
@@ -290,6 +289,15 @@ class GatheredWeight(torch.Tensor):
             f"float8: {func} was called with a weight that FSDP gathered in fp8, which has no "
             "values in high precision; only the linear it belongs to can use it"
         )
+
+    def forward_of_linear(self, x: Tensor, x_q: Any, x_qt: Any, *rest: Any) -> Any:
+        """Computes linear_forward; `rest` begins with the bias."""
+        return gathered_forward(x, x_q, x_qt, self.key, self.shape[0], self.dtype, *rest)
+
+    def backward_of_linear(self, dy: Tensor, saved: Tensor, x: Any, x_qt: Any, *rest: Any) -> Any:
+        """Computes linear_backward; `rest` begins with the scales."""
+        shape = list(self.shape)
+        return gathered_backward(dy, saved, x, x_qt, self.key, shape, self.dtype, *rest)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
@@ -387,6 +395,16 @@ def _cast_changed(gather: WeightGather) -> None:
             other.is_fresh = own_unit
             changed.append((other, weight))
     _cast_by_groups(changed)
+
+
+def _of_unit(group: Any) -> list[WeightGather]:
+    """Returns the weights that FSDP gathers together in fp8."""
+    gathers = [
+        gather_of(param._module_info.module)
+        for param in group.fsdp_params
+        if gathers_in_fp8(param._module_info.module, param.sharded_param)
+    ]
+    return [gather for gather in gathers if gather.is_cast]
 
 
 def _cast_by_groups(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:

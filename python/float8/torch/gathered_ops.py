@@ -6,7 +6,7 @@ serves the layers of many blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from float8.recipes import Granularity
-from float8.torch import _ops
+from float8.torch import _ops, weight_changes
 from float8.torch.copy_layout import BLOCK, blocks, in_4s
 from float8.torch.weight_gather import COPIES, GatheredCopy, gather_at
 
@@ -58,9 +58,19 @@ torch.library.define(
 )
 
 
+_elements: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+
 def _weight(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Returns an element in the weight's shape: nobody reads it."""
-    return like.new_zeros((), dtype=dtype).expand(shape)
+    if is_fake(like) or weight_changes.is_capturing(like):
+        return like.new_empty((), dtype=dtype).expand(shape)
+    element = _elements.get((like.device, dtype))
+    if element is None:
+        with torch.inference_mode(False):
+            element = torch.empty((), dtype=dtype, device=like.device)
+        _elements[like.device, dtype] = element
+    return element.expand(shape)
 
 
 def _forward(
@@ -147,6 +157,18 @@ def _copy_of(
     return (data.clone(), scales.clone()) if clone else (data, scales)
 
 
+def _direct(op: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what calls the op, or its kernel where nobody sees ops: an op in Python takes a while."""
+
+    def run(*args: Any) -> Any:
+        key = args[4]
+        if type(key) is not Tensor or torch._C._len_torch_dispatch_stack() > 0:
+            return op(*args)
+        return call(*args)
+
+    return run
+
+
 for name, call in (
     ("gathered_copy", _copy_of),
     ("gathered_forward", _forward),
@@ -155,8 +177,8 @@ for name, call in (
 ):
     torch.library.impl(f"float8::{name}", ("cpu", "cuda"), call)
     torch.library.register_fake(f"float8::{name}", call)
-gathered_forward = torch.ops.float8.gathered_forward.default
-gathered_backward = torch.ops.float8.gathered_backward.default
+gathered_forward = _direct(torch.ops.float8.gathered_forward.default, _forward)
+gathered_backward = _direct(torch.ops.float8.gathered_backward.default, _backward)
 gathered_gemm = torch.ops.float8.gathered_gemm.default
 gathered_copy = torch.ops.float8.gathered_copy.default
 weight_gemm = torch.ops.float8.weight_gemm.default

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from float8.torch.scales import ScaleState
 
 _ROWS = 16  # a weight that is cast as a whole has multiples of so many rows
+_ALONE = {"q": _ops.Q_ALONE, "qt": _ops.QT_ALONE}
 _PIECE = 1 << 27  # elements of the weights without copies to cast into that are cast at once
 
 
@@ -53,8 +54,9 @@ def cast_shards(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
 
 def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: ScaleState) -> None:
     """Casts shards with the scales of earlier steps, and records their amaxes."""
-    for some in _pieces(weights):
-        gathers = [gather for gather, _ in some]
+    rest = list(weights)
+    for gathers in _pieces([gather for gather, _ in weights]):
+        some, rest = rest[: len(gathers)], rest[len(gathers) :]
         operands = _operands(some, _ROWS)
         copies = [
             copy
@@ -68,26 +70,40 @@ def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: Scale
         for (gather, weight), operand, q, qt in zip(
             some, operands, copies[::2], copies[1::2], strict=True
         ):
-            gather.set_shard(weight, q, qt, operand.shape[0])
+            gather.set_shard(q, qt, operand.shape[0])
+            gather.set_cast(weight)
 
 
 def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
-    """Casts shards with scales of the weights' maxima."""
+    """Finds the maxima of the weights, and casts the copies of shards that are kept."""
     gathers = [gather for gather, _ in weights]
     operands = _operands(weights)
-    amax, row_amax = _find_words(gathers, operands)
+    words = _find_words(gathers, operands)
     own: list[Tensor] = []
-    at = word = row_word = 0
-    for some in _pieces(weights):
-        words = [sum(gather.words[i] for gather, _ in some) for i in range(2)]
-        own += _cast(
-            some,
-            operands[at : at + len(some)],
-            amax[word : word + words[0]],
-            row_amax[row_word : row_word + words[1]],
-        )
-        at, word, row_word = at + len(some), word + words[0], row_word + words[1]
-    _gather_scales(gathers, own)
+    kept = [i for i, gather in enumerate(gathers) if gather.kept]
+    for some in _pieces([gathers[i] for i in kept]):
+        of, kept = kept[: len(some)], kept[len(some) :]
+        own += _cast(some, [operands[i] for i in of], [words[i] for i in of])
+    for (gather, weight), of_weight in zip(weights, words, strict=True):
+        gather.set_words(weight, *of_weight)
+    _gather_scales([gather for gather in gathers if gather.kept], own)
+
+
+@torch.no_grad()
+def cast_late(gathers: Sequence[WeightGather], names: tuple[str, ...]) -> None:
+    """Casts the late ones of these copies of shards, for the gather that comes next."""
+    own = [(gather, [name for name in names if name in gather.late]) for gather in gathers]
+    gathers = [gather for gather, late in own if late]
+    copies = [_ops.BOTH_COPIES if len(late) == 2 else _ALONE[late[0]] for _, late in own if late]
+    operands = _operands([(gather, gather.weight) for gather in gathers])
+    words = [gather.late_words(each) for gather, each in zip(gathers, copies, strict=True)]
+    cast = _cast_shards(gathers, operands, words, copies, None)
+    scales = [
+        pair
+        for gather, each, q, qt in zip(gathers, copies, cast[::2], cast[1::2], strict=True)
+        for pair in gather.set_late(each, q, qt)
+    ]
+    torch._foreach_copy_([to for to, _ in scales], [of for _, of in scales])
 
 
 def _names(gathers: Sequence[WeightGather]) -> Callable[[], list[str]]:
@@ -118,8 +134,8 @@ def _compare(gathers: Sequence[WeightGather]) -> None:
 
 def _find_words(
     gathers: Sequence[WeightGather], operands: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Returns the maxima of the whole weights, those of all weights one after the other."""
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the maxima of the whole weights."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
     where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
@@ -129,9 +145,6 @@ def _find_words(
         operation = Operation("the amax all-reduce", _names(gathers))
         collectives.all_reduce_max(amax, gathers[0].group, operation)
     groups = _of_tensor_groups(gathers)
-    first_step = any(gather.scales is not None for gather in gathers)  # of delayed scaling
-    if not groups and not first_step:
-        return amax, row_amax
     parts = list(
         zip(
             torch.split(amax, [gather.words[0] for gather in gathers]),
@@ -151,43 +164,62 @@ def _find_words(
     for (own_amax, _), gather in zip(parts, gathers, strict=True):
         if gather.scales is not None:
             record_amax(own_amax, gather.scale_view, _ops.WEIGHT)
-    return amax, row_amax
+    return parts
 
 
-def _pieces(
-    weights: Sequence[tuple[WeightGather, DTensor]],
-) -> Iterator[Sequence[tuple[WeightGather, DTensor]]]:
+def _pieces(gathers: Sequence[WeightGather]) -> Iterator[Sequence[WeightGather]]:
     """Yields runs of the weights: what a cast needs for a moment does not grow with the model.
 
     A weight whose copies are cast where they are needs nothing.
     """
     begin = size = 0
-    for i, (gather, _) in enumerate(weights):
+    for i, gather in enumerate(gathers):
         elements = 0 if gather.keeps_buffers else gather.rows * gather.cols
         if i > begin and elements and size + elements > _PIECE:
-            yield weights[begin:i]
+            yield gathers[begin:i]
             begin, size = i, 0
         size += elements
-    yield weights[begin:]
+    if begin < len(gathers):
+        yield gathers[begin:]
 
 
 def _cast(
-    weights: Sequence[tuple[WeightGather, DTensor]],
+    gathers: Sequence[WeightGather],
     operands: Sequence[Tensor],
-    amax: Tensor,
-    row_amax: Tensor,
+    words: Sequence[tuple[Tensor, Tensor]],
 ) -> list[Tensor]:
-    """Casts some of the shards; returns the scales that other ranks lack, of each."""
-    gathers = [gather for gather, _ in weights]
+    """Casts the copies of some shards that are kept; returns the scales that other ranks lack."""
+    copies = [_ops.copies_of(len(gather.kept) == 2) for gather in gathers]
+    of_casts = [
+        gather.words_for(each, *own)
+        for gather, each, own in zip(gathers, copies, words, strict=True)
+    ]
+    into = [buffer for gather in gathers for buffer in gather.buffers()]
+    _cast_shards(gathers, operands, of_casts, copies, into)
+    return [
+        gather.set_shard(q, qt)
+        for gather, q, qt in zip(gathers, into[::2], into[1::2], strict=True)
+    ]
+
+
+def _cast_shards(
+    gathers: Sequence[WeightGather],
+    operands: Sequence[Tensor],
+    words: Sequence[tuple[Tensor, Tensor]],
+    copies: Sequence[int],
+    into: Sequence[Tensor] | None,
+) -> list[Tensor]:
+    """Casts shards into these copies of each, with the words of each."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
-    copies = [copy for gather in gathers for copy in gather.buffers()]
+    amax, row_amax = (
+        own[0] if len(own) == 1 else torch.cat(own) for own in zip(*words, strict=True)
+    )
     where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
-    _ops.quantize_shard_list(operands, amax, row_amax, configs, _ops.WEIGHT, rows, *where, copies)
-    return [
-        gather.set_shard(weight, q, qt)
-        for (gather, weight), q, qt in zip(weights, copies[::2], copies[1::2], strict=True)
-    ]
+    cast: list[Tensor] = _ops.quantize_shard_list(
+        operands, amax, row_amax, configs, _ops.WEIGHT, rows, *where, into, copies
+    )
+    return cast
 
 
 def _rows_in_wholes(gathers: Sequence[WeightGather]) -> tuple[list[int], list[int]]:

@@ -212,7 +212,7 @@ def _copies(
     """Returns the parts of the buffers that a cast filled."""
     rows, cols = map(int, share.tensor.shape)
     most = rows if over_ranks or share.operand == _ops.WEIGHT else -(-rows // _ops.ROWS) * _ops.ROWS
-    at = layout(most, rows, cols, config, share.operand, transposed, over_ranks)
+    at = layout(most, rows, cols, config, share.operand, _ops.copies_of(transposed), over_ranks)
     return at.copies(*buffers, rows, cols)
 
 

@@ -2,8 +2,10 @@
 
 Every rank casts its shard with the scales of the whole weight (shard_casts.py). What ranks gather is
 bytes without gaps: of q [rows][K], and of qt [K][rows], with as many rows as the first rank has.
-Scales are known on every rank before, so they do not travel with a gather. With delayed scaling a
-cast takes its scale from the scale state, after a first step, and records the shard's amax there.
+Scales do not travel with a gather. A copy with one scale, or one for each of its columns, has the scales
+of the maxima that all ranks have: it is cast where it is gathered, and nothing of it is kept. The others
+are cast ahead, and their scales gathered. With delayed scaling a cast takes its scale from the scale
+state, after a first step, and records the shard's amax there.
 
 Where tensor parallelism shares the weight too, "the whole" is what a rank of it has: FSDP's shards
 are of that, and so are its gathers. Scales are those of all of the weight.
@@ -100,9 +102,12 @@ class WeightGather:
                 "scales of another granularity; convert this layer without "
                 "enable_fsdp_float8_all_gather, in a conversion with a module_filter_fn of its own"
             )
-        self.words = torch.ops.float8.amax_words(
-            self.rows, self.cols, self.dynamic_config, _ops.WEIGHT, self.whole_rows
-        )
+        self.words = self._counts(_ops.BOTH_COPIES)
+        # The copies that are cast where they are gathered, and those that are cast ahead and kept.
+        self.late = () if layer._rules.delayed else _late(self._granularity)
+        self.kept = tuple(name for name in COPIES if name not in self.late)
+        self._words: dict[str, Tensor] = {}  # of late copies: the maxima that their casts take
+        self._cast_late: dict[str, tuple[Any, Tensor]] = {}  # for the gather that comes next
         self._shards: dict[str, Tensor] = {}
         self._buffers: tuple[Tensor, ...] = ()  # q and qt of a cast in which the shards lie
         self._of_cast: tuple[
@@ -208,7 +213,65 @@ class WeightGather:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._in_graph = True
-        return self._shards[name].view(self.rows, self.cols)
+        if name not in self.late:
+            return self._shards[name].view(self.rows, self.cols)
+        if not self.has_late(name):
+            from float8.torch.shard_casts import cast_late
+
+            cast_late([self], (name,))
+        return self._cast_late.pop(name)[1].view(self.rows, self.cols)
+
+    def has_late(self, name: str) -> bool:
+        """Tells whether a copy has been cast for the gather that comes next."""
+        return name in self._cast_late and self._cast_late[name][0] is self._seen
+
+    def _counts(self, copies: int) -> tuple[int, int]:
+        """Returns how many words a cast into these copies takes."""
+        return _amax_words(self.rows, self.cols, self.dynamic_config, self.whole_rows, copies)
+
+    def set_words(self, weight: DTensor, amax: Tensor, row_amax: Tensor) -> None:
+        """Takes the maxima of the whole weight, from which casts have their scales."""
+        if self.late:
+            self._take(self._words, "amax", amax)
+            self._take(self._words, "row_amax", row_amax)
+        self.set_cast(weight)
+
+    def words_for(self, copies: int, amax: Tensor, row_amax: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the part of the weight's words that a cast into these copies takes."""
+        count, rows = self._counts(copies)
+        # Those of columns, which qt with scales of its lines has, come first; the tensor's is the last.
+        in_lines = copies == _ops.QT_ALONE and self._granularity["qt"] is Granularity.AXIS
+        begin = 0 if in_lines else amax.numel() - count
+        if (
+            row_amax.numel() < rows
+        ):  # a cast into one copy takes words of rows that it does not read
+            row_amax = row_amax.new_empty(rows)
+        return amax[begin : begin + count], row_amax[:rows]
+
+    def late_words(self, copies: int) -> tuple[Tensor, Tensor]:
+        """Returns the same for a cast into late copies."""
+        return self.words_for(copies, self._words["amax"], self._words["row_amax"])
+
+    def set_late(self, copies: int, q: Tensor, qt: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Takes casts of late copies; returns scales, and where they are to be copied to."""
+        rows = max(self.own_rows, 1)
+        of_cast = (self.rows, rows, self.cols, self.dynamic_config)
+        at = layout(*of_cast, _ops.WEIGHT, copies, True, self.whole_rows)
+        scales = []
+        for name, copy in zip(COPIES, at.copies(q, qt, rows, self.cols), strict=True):
+            if copy is None:
+                continue
+            if name == "q":
+                data = _packed(copy.data[:rows, : self.cols], self.rows, self.cols)
+            else:
+                data = _packed(copy.data[:, :rows], self.cols, self.rows)
+            self._cast_late[name] = (self._seen, data)
+            count = 1 if self._granularity[name] is Granularity.TENSOR else self.cols
+            if name not in self._scales:
+                with torch.inference_mode(False):  # or nothing else could write them
+                    self._scales[name] = copy.scales.new_empty(count)
+            scales.append((self._scales[name], copy.scales[:count]))
+        return scales
 
     @property
     def keeps_buffers(self) -> bool:
@@ -220,11 +283,12 @@ class WeightGather:
 
         padded_rows: as in `set_shard`.
         """
+        both = len(self.kept) == 2
         if padded_rows:
-            sizes = _quantized_bytes(padded_rows, self.cols, self.config, 0)
+            sizes = _quantized_bytes(padded_rows, self.cols, self.config, both, 0)
         else:
             rows = self.rows if self.whole_rows else -(-self.rows // 16) * 16
-            sizes = _quantized_bytes(rows, self.cols, self.dynamic_config, self.whole_rows)
+            sizes = _quantized_bytes(rows, self.cols, self.dynamic_config, both, self.whole_rows)
         # Nothing else writes to tensors of an inference mode.
         writable = torch.is_inference_mode_enabled() or not any(
             buffer.is_inference() for buffer in self._buffers
@@ -256,6 +320,11 @@ class WeightGather:
             f"{self.dtype}{wrong}"
         )
 
+    @property
+    def weight(self) -> DTensor:
+        """Returns the weight that was cast, or whose maxima are known."""
+        return self._weight
+
     def source(self, weight: DTensor) -> Tensor:
         """Returns the shard in high precision."""
         local: Any = weight._local_tensor
@@ -274,8 +343,8 @@ class WeightGather:
         rows = self.rows if self._granularity["q"] is Granularity.AXIS else 0
         return [amax[columns:], row_amax[:rows]]
 
-    def set_shard(self, weight: DTensor, q: Tensor, qt: Tensor, padded_rows: int = 0) -> Tensor:
-        """Takes the shard's copies; returns its scales, for `set_scales`.
+    def set_shard(self, q: Tensor, qt: Tensor, padded_rows: int = 0) -> Tensor:
+        """Takes the copies of the shard that are kept; returns the scales, for `set_scales`.
 
         padded_rows: those of what was cast as if it were the whole weight.
         """
@@ -286,31 +355,37 @@ class WeightGather:
             of_cast = (self.rows, rows, self.cols, self.dynamic_config)
         in_place = bool(self._buffers) and q is self._buffers[0] and of_cast == self._of_cast
         if not in_place:
-            at = layout(*of_cast, _ops.WEIGHT, True, padded_rows == 0, self.whole_rows)
-            own_q, own_qt = at.copies(q, qt, padded_rows or rows, self.cols)
-            assert own_q is not None and own_qt is not None
-            self._take(
-                self._shards, "q", _packed(own_q.data[:rows, : self.cols], self.rows, self.cols)
-            )
-            self._take(self._shards, "qt", _packed(own_qt.data[:, :rows], self.cols, self.rows))
-            lie_there = self._lies_in("q", q) and self._lies_in("qt", qt)
+            copies = _ops.copies_of(len(self.kept) == 2)
+            at = layout(*of_cast, _ops.WEIGHT, copies, padded_rows == 0, self.whole_rows)
+            own = dict(zip(COPIES, at.copies(q, qt, padded_rows or rows, self.cols), strict=True))
+            cut = {"q": (slice(rows), slice(self.cols)), "qt": (slice(None), slice(rows))}
+            sizes = {"q": (self.rows, self.cols), "qt": (self.cols, self.rows)}
+            for name in self.kept:
+                lines = own[name].data[cut[name]]  # type: ignore[union-attr]
+                self._take(self._shards, name, _packed(lines, *sizes[name]))
+            lie_there = all(map(self._lies_in, self.kept, (q, qt)))
             self._buffers = (q, qt) if lie_there else ()
             self._of_cast = of_cast
-            q_scales, qt_scales = own_q.scales, own_qt.scales
-            self._cast_scales = (q_scales, qt_scales) if lie_there else ()
+            scales = tuple(own[name].scales for name in self.kept)  # type: ignore[union-attr]
+            self._cast_scales = scales if lie_there else ()
         else:
-            q_scales, qt_scales = self._cast_scales
-        own = []
+            scales = self._cast_scales
+        found = []
         if not (in_place and self._granularity["q"] is Granularity.TENSOR):
-            own.append(self._own_q_scales(q_scales, rows))
-        if not (in_place and self._granularity["qt"] is not Granularity.BLOCK_128X128):
-            own.append(self._own_qt_scales(qt_scales, rows))
+            found.append(self._own_q_scales(scales[0], rows))
+        if len(scales) == 2 and not (
+            in_place and self._granularity["qt"] is not Granularity.BLOCK_128X128
+        ):
+            found.append(self._own_qt_scales(scales[1], rows))
+        return torch.cat(found) if found else scales[0][:0]
+
+    def set_cast(self, weight: DTensor) -> None:
+        """Notes that the scales, and the copies that are kept, are those of the weight as it is."""
         # The references keep the ids of _version from being used again.
         self._weight, self._local = weight, weight._local_tensor
         self._seen = self._version(weight)
         self._copies = {}
         self._checked = self.source(weight).clone() if weight_changes.checks_copies else None
-        return torch.cat(own) if own else q_scales[:0]
 
     def _lies_in(self, name: str, buffer: Tensor) -> bool:
         return self._shards[name].data_ptr() == buffer.data_ptr()
@@ -427,7 +502,9 @@ class WeightGather:
             cast_shards([(self, self._weight)])
         found = self._copies.get(name)
         if found is None or found.untyped_storage().size() == 0:
-            shard = self._shards[name].flatten()
+            shard = self.shard(name).flatten()
+            if self.ranks == 1:
+                return shard
             found = self._copies[name] = shard.new_empty(self.ranks * shard.numel())
             operation = Operation(f"the all-gather of {name}", lambda: (self.name,))
             collectives.all_gather(found, shard, self.group, operation)
@@ -461,7 +538,7 @@ class WeightGather:
     def _layout(self, name: str) -> Layout:
         """Returns the layout of a copy of the whole weight."""
         n, cols = self.size
-        return layout(n, n, cols, self.config, _ops.WEIGHT, name == "qt", False)
+        return layout(n, n, cols, self.config, _ops.WEIGHT, _ops.copies_of(name == "qt"), False)
 
     def _buffer(self, name: str, like: Tensor) -> tuple[Layout, Tensor]:
         """Returns the same, and a buffer for the copy."""
@@ -489,9 +566,23 @@ def _with_scales(out: Tensor, begin: int, scales: Tensor) -> GatheredCopy:
 
 
 @functools.cache
-def _quantized_bytes(rows: int, cols: int, config: int, whole_rows: int) -> tuple[int, ...]:
-    sizes = torch.ops.float8.quantized_bytes(rows, cols, config, _ops.WEIGHT, True, whole_rows)
+def _quantized_bytes(
+    rows: int, cols: int, config: int, both: bool, whole_rows: int
+) -> tuple[int, ...]:
+    sizes = torch.ops.float8.quantized_bytes(rows, cols, config, _ops.WEIGHT, both, whole_rows)
     return tuple(sizes)
+
+
+@functools.cache
+def _amax_words(rows: int, cols: int, config: int, whole_rows: int, copies: int) -> tuple[int, int]:
+    return tuple(torch.ops.float8.amax_words(rows, cols, config, _ops.WEIGHT, whole_rows, copies))
+
+
+def _late(granularity: dict[str, Granularity]) -> tuple[str, ...]:
+    """Returns the copies whose scales every rank has once it has the maxima of the whole weight."""
+    if granularity["qt"] not in (Granularity.TENSOR, Granularity.AXIS):
+        return ()
+    return COPIES if granularity["q"] is Granularity.TENSOR else ("qt",)
 
 
 def _packed(lines: Tensor, most_lines: int, most_length: int) -> Tensor:
@@ -510,7 +601,9 @@ def _aligned(scales: Tensor) -> Tensor:
 def plain_parts(copies: tuple[Tensor, Tensor], rows: int, layer: Float8Linear) -> dict[str, Copy]:
     """Returns the elements and scales of both copies of a weight, as `quantize` gives them."""
     cols = layer.in_features + layer._padding
-    at = layout(rows, rows, cols, layer._config & ~recipes.BIAS, _ops.WEIGHT, True, False)
+    at = layout(
+        rows, rows, cols, layer._config & ~recipes.BIAS, _ops.WEIGHT, _ops.BOTH_COPIES, False
+    )
     q, qt = at.copies(*copies, rows, cols)
     parts = {}
     if q is not None:

@@ -294,26 +294,34 @@ def test_a_byte_an_element_and_direction(tmp_path: Any) -> None:
 
 
 class _Casts:
-    """The casts of lists of shards: what they read, and where they leave copies."""
+    """The casts of lists of shards: what they read, and where those ahead of a step leave copies."""
 
     def __init__(self) -> None:
-        self.read: list[list[torch.Tensor]] = []
-        self.written: list[list[int]] = []
-        for name in ("quantize_shard_list", "quantize_list"):
-            setattr(_ops, name, self._recorded(getattr(_ops, name)))
+        for name, into in (("quantize_shard_list", 8), ("quantize_list", 5)):
+            setattr(_ops, name, self._recorded(getattr(_ops, name), into))
+        self.clear()
 
-    def _recorded(self, op: Any) -> Any:
+    def clear(self) -> None:
+        self.read: list[list[torch.Tensor]] = []  # by casts ahead of a step
+        self.written: list[list[int]] = []
+        self.late: list[list[torch.Tensor]] = []  # read by casts where a unit is gathered
+
+    def _recorded(self, op: Any, into: int) -> Any:
         def cast(x: list[torch.Tensor], *args: Any) -> Any:
-            self.read.append(x)
-            self.written.append([copy.data_ptr() for copy in args[-1]])
+            if args[into] is None:
+                self.late.append(x)
+            else:
+                self.read.append(x)
+                self.written.append([copy.data_ptr() for copy in args[into]])
             return op(x, *args)
 
         return cast
 
 
 def _in_place(mesh: Any, rank: int, world: int) -> None:
-    """Casts read the shards as they are, and leave the copies where they were."""
+    """Casts read the shards as they are; they leave the copies where they were, or keep none."""
     casts = _Casts()
+    late_casts = {"tensorwise": 4, "rowwise": 2, "rowwise_with_gw_hp": 2}  # q and qt of two units
     for recipe, dtype in itertools.product(RECIPES, (torch.bfloat16, torch.float16)):
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         torch.manual_seed(0)
@@ -330,16 +338,27 @@ def _in_place(mesh: Any, rank: int, world: int) -> None:
         _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
         _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
         linears = [layer for layer in model if isinstance(layer, nn.Linear)]
-        casts.read, casts.written = [], []
+        rounds = []
         for _ in range(2):
+            casts.clear()
             for layer in linears:
                 with torch.no_grad():
                     layer.weight.mul_(1.25)
             f8.precompute_float8_dynamic_scale_for_fsdp(model)
+            assert not casts.late
+            _step(model, optimizer, torch.randn(16, 128, device=ranks.device))
+            rounds.append((casts.read, casts.written, casts.late))
+            assert not any(layer._weight_gather._cast_late for layer in linears)
         own = [layer.weight.to_local().data_ptr() for layer in linears]
-        assert [[each.data_ptr() for each in read] for read in casts.read] == [own, own], recipe
-        assert all(each.dtype == torch.float32 for read in casts.read for each in read)
-        assert casts.written[0] == casts.written[1], recipe
+        units = late_casts.get(recipe, 0)
+        for read, written, late in rounds:
+            assert written == rounds[0][1], recipe
+            assert all(each.dtype == torch.float32 for some in read + late for each in some)
+            ahead = [[each.data_ptr() for each in some] for some in read]
+            assert ahead == ([] if recipe == "tensorwise" else [own]), recipe
+            assert len(late) == units, recipe
+            at = [each.data_ptr() for some in late for each in some]
+            assert sorted(at) == sorted(own * (units // 2)), recipe
 
 
 def test_shards_are_cast_in_place(tmp_path: Any) -> None:

@@ -19,7 +19,7 @@ def _config(recipe: str) -> int:
 def _parts(copies: tuple[torch.Tensor, ...], rows: int, cols: int, most: int, config: int) -> list:
     """Returns the elements of both copies, and the scales at the beginning of theirs."""
     q, qt = copies
-    at = torch.ops.float8.copy_layout(most, rows, cols, config, WEIGHT, True, True)
+    at = torch.ops.float8.copy_layout(most, rows, cols, config, WEIGHT, _ops.BOTH_COPIES, True)
     q_pitch, q_scales, in_qt, qt_pitch, qt_scales = at
     parts = []
     if q_pitch:
@@ -85,7 +85,7 @@ def test_shards_that_cut_blocks_have_the_bits_of_the_whole() -> None:
     amax = torch.stack([words for words, _ in found]).amax(0)
     for i, x in enumerate(whole):
         n, k = x.shape
-        at = torch.ops.float8.copy_layout(n, n, k, config, WEIGHT, True, False)
+        at = torch.ops.float8.copy_layout(n, n, k, config, WEIGHT, _ops.BOTH_COPIES, False)
         q, qt = torch.ops.float8.quantize(x, config, WEIGHT, True)
         expected_q, expected_qt = q[: n * at[0]].view(n, -1), qt[: k * at[3]].view(k, -1)
         for rank in range(3):
@@ -93,7 +93,7 @@ def test_shards_that_cut_blocks_have_the_bits_of_the_whole() -> None:
                 shards[rank], amax, found[rank][1], [config] * 2, WEIGHT, most, *places[rank]
             )
             rows, first = len(shards[rank][i]), places[rank][1][i]
-            key = (most[i], rows, k, config, WEIGHT, True, True, n)
+            key = (most[i], rows, k, config, WEIGHT, _ops.BOTH_COPIES, True, n)
             own_at = torch.ops.float8.copy_layout(*key)
             own_q = own[2 * i][: rows * own_at[0]].view(rows, -1)
             own_qt = own[2 * i + 1][: k * own_at[3]].view(k, -1)

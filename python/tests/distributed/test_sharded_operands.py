@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import float8
 import float8.torch as f8
+from float8.torch import _ops
 from float8.torch import sharded_operands as operands
 from float8.torch.sharded_operands import Copy, Sharing, rules_of
 
@@ -150,8 +151,10 @@ def test_shards_by_columns_have_the_whole_tensors_scales(recipe: str, device: st
         tensor = torch.maximum(*(amax[columns:] for amax, _ in found))
         rows = torch.maximum(*(row_amax for _, row_amax in found))
         rows_max = 48 if operand == 1 else 512
-        at = torch.ops.float8.copy_layout(rows_max, 48, 128, config, operand, True, False)
-        own = torch.ops.float8.copy_layout(48, 48, 64, config, operand, True, True)
+        at = torch.ops.float8.copy_layout(
+            rows_max, 48, 128, config, operand, _ops.BOTH_COPIES, False
+        )
+        own = torch.ops.float8.copy_layout(48, 48, 64, config, operand, _ops.BOTH_COPIES, True)
         for i, (shard, (amax, _)) in enumerate(zip(shards, found, strict=True)):
             words = torch.cat((amax[:columns], tensor))
             sq, sqt = torch.ops.float8.quantize_shard(shard, words, rows, config, operand, 48)

@@ -48,6 +48,12 @@ def config(recipe: str, device: str, **fields: Any) -> Any:
     return dataclasses.replace(made, emulate=device == "cpu", **fields)
 
 
+def checkpointing_name(of: Any) -> str:
+    """Returns what the installed transformers call activation checkpointing, 5.17 gradient_."""
+    new = "activation_checkpointing"
+    return new if hasattr(of, new) or hasattr(of, f"{new}_enable") else "gradient_checkpointing"
+
+
 def llama(device: str, seed: int = 0) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -60,7 +60,7 @@ def accelerator_of(case: Case, device: str) -> Accelerator:
 def prepared(accelerator: Accelerator, case: Case, device: str) -> tuple[Any, Any]:
     model = training.llama(device)
     if case.checkpointing:
-        model.activation_checkpointing_enable()
+        getattr(model, f"{training.checkpointing_name(model)}_enable")()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE, **case.optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)
     if case.cache:

@@ -88,7 +88,7 @@ def train(
             {
                 "gradient_accumulation_steps": 2,
                 "per_device_train_batch_size": training.ROWS // 2,
-                "activation_checkpointing": True,
+                training.checkpointing_name(TrainingArguments): True,
             },
         ),
     ),

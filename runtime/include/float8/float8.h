@@ -350,6 +350,14 @@ typedef enum float8_operand {
   FLOAT8_GRAD_OUTPUT = 2 /* dy [m][n] */
 } float8_operand;
 
+/* Which copies a quantizer makes, of those that the recipe has. */
+typedef enum float8_copies {
+  FLOAT8_BOTH_COPIES = 0,
+  FLOAT8_Q_ALONE = 1, /* there is no backward */
+  FLOAT8_QT_ALONE =
+      2 /* what backward alone reads, of a tensor whose q is made elsewhere or not at all */
+} float8_copies;
+
 typedef struct float8_quantizer_desc {
   size_t struct_size;
   int64_t rows_max;   /* the most rows that a call will have; at least 1 */
@@ -360,7 +368,7 @@ typedef struct float8_quantizer_desc {
   const float8_recipe* custom_recipe; /* as in float8_linear_desc */
   int32_t non_finite;                 /* a float8_non_finite, for the casts */
   int32_t count;                      /* nonzero: casts add to the counters of a call */
-  int32_t no_transpose;               /* nonzero: qt is not made, since there is no backward */
+  int32_t copies;                     /* a float8_copies */
   /* Nonzero: ranks hold the tensor by rows, and each casts its shard to the bits of the whole
    * tensor's cast, in two calls: see float8_quantize_amax. A shard has 0 to rows_max rows, also of a
    * weight. If blocks of 128 rows have a scale, all shards but the last have rows_max rows, and that

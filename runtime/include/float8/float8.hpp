@@ -432,7 +432,7 @@ struct QuantizerDesc {
   float8_dtype dtype = FLOAT8_BF16;
   float8_non_finite non_finite = FLOAT8_PROPAGATE;
   bool count = false;
-  bool transposed = true;       // false: there is no backward, and qt is not made
+  float8_copies copies = FLOAT8_BOTH_COPIES;
   bool over_ranks = false;      // ranks hold the tensor by rows; run() follows find_amax()
   std::int64_t whole_rows = 0;  // with over_ranks: those of the whole, whose blocks shards may cut
   bool weight_flag = false;     // casts of the weight look at QuantizeArgs::valid
@@ -455,7 +455,7 @@ class Quantizer {
     c.custom_recipe = &settings;
     c.non_finite = desc.non_finite;
     c.count = desc.count ? 1 : 0;
-    c.no_transpose = desc.transposed ? 0 : 1;
+    c.copies = desc.copies;
     c.over_ranks = desc.over_ranks ? 1 : 0;
     c.whole_rows = desc.whole_rows;
     c.weight_flag = desc.weight_flag ? 1 : 0;

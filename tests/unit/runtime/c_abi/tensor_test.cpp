@@ -112,6 +112,51 @@ TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
   EXPECT_TRUE(says("overlap")) << float8_last_error();
 }
 
+TEST_F(TensorAbi, OneCopyAloneHasTheBitsOfBoth) {
+  for (const bool axis : {false, true}) {
+    const auto plan = [&](float8_copies copies) {
+      auto made = float8::Quantizer::plan(
+          context_, {.rows_max = kM,
+                     .cols = kK,
+                     .recipe = axis ? float8::Recipe::rowwise() : float8::Recipe::tensorwise(),
+                     .copies = copies});
+      EXPECT_TRUE(made);
+      return std::move(made).value();
+    };
+    const float8::Quantizer both = plan(FLOAT8_BOTH_COPIES), q = plan(FLOAT8_Q_ALONE),
+                            qt = plan(FLOAT8_QT_ALONE);
+    EXPECT_EQ(q.transposed_bytes(), 0U);
+    EXPECT_EQ(qt.transposed_bytes(), qt.tensor_bytes());
+    std::vector<Memory> copies;
+    std::vector<float8::Tensor> views;
+    for (const float8::Quantizer* each : {&both, &q, &qt}) {
+      const Memory workspace = memory(each->workspace_bytes());
+      const Memory& copy = copies.emplace_back(memory(each->tensor_bytes()));
+      ASSERT_TRUE(
+          each->run({.x = x_.get(), .tensor = copy.get(), .rows = kM}, workspace.get(), nullptr));
+      views.push_back(each->view(copy.get(), kM).value());
+    }
+    for (int64_t row = 0; row < kM; ++row) {
+      EXPECT_EQ(std::memcmp(static_cast<const char*>(views[0].q) + row * views[0].ld_q,
+                            static_cast<const char*>(views[1].q) + row * views[1].ld_q, kK),
+                0);
+    }
+    for (int64_t col = 0; col < kK; ++col) {
+      EXPECT_EQ(std::memcmp(static_cast<const char*>(views[0].qt) + col * views[0].ld_qt,
+                            static_cast<const char*>(views[2].qt) + col * views[2].ld_qt, kM),
+                0);
+    }
+    for (int64_t i = 0; i < (axis ? kM : 1); ++i) {
+      EXPECT_EQ(views[0].q_inverse_scale[i], views[1].q_inverse_scale[i]);
+    }
+    for (int64_t i = 0; i < (axis ? kK : 1); ++i) {
+      EXPECT_EQ(views[0].qt_inverse_scale[i], views[2].qt_inverse_scale[i]);
+    }
+    EXPECT_EQ(views[1].qt, nullptr);
+    EXPECT_EQ(views[2].q, nullptr);
+  }
+}
+
 TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   float8_quantizer* out = nullptr;
   float8_quantizer_desc desc{};
@@ -129,6 +174,10 @@ TEST_F(TensorAbi, RefusesWhatItCannotDo) {
   desc.operand = 3;
   EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
   EXPECT_TRUE(says("float8_quantizer_desc.operand is 3")) << float8_last_error();
+  desc.operand = FLOAT8_INPUT;
+  desc.copies = 3;
+  EXPECT_EQ(float8_quantizer_plan(context_.get(), &desc, &out), FLOAT8_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("float8_quantizer_desc.copies is 3")) << float8_last_error();
   EXPECT_EQ(out, nullptr);
 
   float8_gemm_plan* gemm = nullptr;

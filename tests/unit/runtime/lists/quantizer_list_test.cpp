@@ -85,7 +85,7 @@ class QuantizerListTest : public ::testing::TestWithParam<const char*> {
     add(desc(Tensor::kWeight, 16, 400), 16);
     add(desc(Tensor::kWeight, 32, 16), 0);  // as of a rank without rows
     QuantizerDesc forward_alone = desc(Tensor::kInput, 90, 80);
-    forward_alone.transposed = false;
+    forward_alone.qt = false;
     add(forward_alone, 55);
     QuantizerDesc f32 = desc(Tensor::kWeight, 48, 64);
     f32.dtype = Dtype::kF32;
