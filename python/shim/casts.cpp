@@ -23,11 +23,12 @@ struct ShardRows {
   int64_t first = 0;  // row of the whole, likewise
 };
 
-void check_copy(const Tensor& copy, size_t bytes, const Device& device) {
-  if (static_cast<size_t>(copy.numel()) == bytes && device_of(copy) == device) return;
-  throw std::invalid_argument("float8: a copy in fp8 has " + std::to_string(copy.numel()) +
-                              " bytes, or is on another device; it needs " + std::to_string(bytes) +
-                              ", as quantize gives them");
+void check_copy(const Tensor& copy, size_t bytes, const Device& device, const char* name) {
+  check_dense(copy, 1, device, name);
+  if (static_cast<size_t>(copy.numel()) == bytes) return;
+  throw std::invalid_argument(std::string("float8: ") + name + " has " +
+                              std::to_string(copy.numel()) + " bytes; it needs " +
+                              std::to_string(bytes) + ", as float8 makes it for this shape");
 }
 
 void run_quantizer(const Quantizer& quantizer, const Place& place, const Tensor& q,
@@ -52,12 +53,8 @@ struct Cast {
   Cast(const Tensor& x, int64_t config_bits, int64_t operand, int64_t copies,
        const ShardRows& shard = {}, int64_t dtype = kOwnType)
       : place(place_of(x, Config(config_bits))), rows(as_matrix(x)), first_row(shard.first) {
-    if (operand < FLOAT8_INPUT || operand > FLOAT8_GRAD_OUTPUT) {
-      throw std::invalid_argument("float8: operand " + std::to_string(operand) +
-                                  " is not 0 (input), 1 (weight) or 2 (grad_output)");
-    }
-    key = cast_key(Config(config_bits), place, static_cast<float8_operand>(operand), rows.rows,
-                   rows.cols, dtype_of(x), copies);
+    key = cast_key(Config(config_bits), place, operand_of(operand), rows.rows, rows.cols,
+                   dtype_of(x), copies);
     if (dtype != kOwnType) round_to(dtype);
     if (shard.most == 0) return;
     key.over_ranks = true;
@@ -149,7 +146,7 @@ struct CastList {
         if (!into) {
           made.push_back(empty_bytes(static_cast<int64_t>(bytes), place().device));
         } else {
-          check_copy((*into)[at], bytes, place().device);
+          check_copy((*into)[at], bytes, place().device, "a copy in fp8");
         }
       }
       const std::vector<Tensor>& copies = into ? *into : made;
@@ -217,10 +214,8 @@ struct ShardList : CastList {
 };
 
 void check_words(const Tensor& words, int64_t count, const Device& device) {
-  if (words.numel() == count && dtype_of(words) == aoti_torch_dtype_int32() &&
-      words.is_contiguous() && device_of(words) == device) {
-    return;
-  }
+  check_dense(words, sizeof(uint32_t), device, "maxima of a shard");
+  if (words.numel() == count && dtype_of(words) == aoti_torch_dtype_int32()) return;
   throw std::invalid_argument("float8: maxima of a shard are not the " + std::to_string(count) +
                               " words that quantize_amax gives");
 }
@@ -239,7 +234,7 @@ QuantizerKey key_of_shards(int64_t rows_max, int64_t cols, int64_t config, int64
           .rows_max = rows_max,
           .cols = cols,
           .device = -1,
-          .operand = static_cast<int8_t>(operand),
+          .operand = static_cast<int8_t>(operand_of(operand)),
           .copies = checked_copies(copies),
           .over_ranks = true,
           .whole_rows = whole_rows};
@@ -293,12 +288,7 @@ void refresh_weight(const Tensor& weight, const Tensor& q, const Tensor& qt, con
   for (const auto& [kept, bytes] : {std::pair{&q, quantizer.q_bytes},
                                     {&qt, quantizer.qt_bytes},
                                     {&state, size_t{kWeightStateBytes}}}) {
-    if (static_cast<size_t>(kept->numel()) != bytes || device_of(*kept) != place.device) {
-      throw std::invalid_argument("float8: a kept copy of a weight, or its state, has " +
-                                  std::to_string(kept->numel()) +
-                                  " bytes, or is on another device; it needs " +
-                                  std::to_string(bytes) + " on the weight's");
-    }
+    check_copy(*kept, bytes, place.device, "a kept copy of a weight, or its state,");
   }
   auto* const kept = static_cast<uint8_t*>(state.mutable_data_ptr());
   float8_fingerprint_args compare;

@@ -19,20 +19,6 @@ constexpr int64_t kBlock = 128;  // the elements of a block with one scale, and 
   return (scales + 3) / 4 * 4;
 }
 
-// The inverse scales of `lines` rows of `length` elements (float8_tensor).
-int64_t scale_count(int32_t granularity, int64_t lines, int64_t length) {
-  switch (granularity) {
-    case FLOAT8_TENSOR:
-      return 1;
-    case FLOAT8_AXIS:
-      return lines;
-    case FLOAT8_BLOCK_1X128:
-      return blocks(length) * in_whole_4s(lines);
-    default:
-      return blocks(lines) * in_whole_4s(blocks(length));
-  }
-}
-
 // One operand of a GEMM: `lines` rows, each `length` elements that the GEMM sums over.
 struct Operand {
   const char* name;
@@ -57,6 +43,8 @@ struct Operand {
       throw std::invalid_argument(std::string("float8: ") + name + " of the GEMM has not the " +
                                   std::to_string(count) + " scales of its recipe on d's device");
     }
+    check_memory(data, name);
+    check_memory(scales, name);
   }
 
   // The view whose q, or qt, this is.
@@ -76,6 +64,19 @@ struct Operand {
 
 }  // namespace
 
+int64_t scale_count(int32_t granularity, int64_t lines, int64_t length) {
+  switch (granularity) {
+    case FLOAT8_TENSOR:
+      return 1;
+    case FLOAT8_AXIS:
+      return lines;
+    case FLOAT8_BLOCK_1X128:
+      return blocks(length) * in_whole_4s(lines);
+    default:
+      return blocks(lines) * in_whole_4s(blocks(length));
+  }
+}
+
 void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                const Tensor& d, const std::optional<Tensor>& bias, int64_t contracted,
                int64_t config, int64_t kind, bool accumulate, int64_t sm_limit) {
@@ -94,12 +95,13 @@ void gemm_into(const Tensor& a, const Tensor& a_scales, const Tensor& b, const T
   const Operand right{"b", b, b_scales, d.size(1), contracted, setting.b};
   left.check(place.device);
   right.check(place.device);
+  check_memory(d, "d of the GEMM");
   if (bias && (bias->dim() != 1 || bias->size(0) != d.size(1) || dtype_of(*bias) != dtype_of(d) ||
-               device_of(*bias) != place.device)) {
+               !bias->is_contiguous() || device_of(*bias) != place.device)) {
     throw std::invalid_argument(
-        "float8: the bias of a GEMM has a value for each column of d, in "
-        "d's type");
+        "float8: the bias of a GEMM has a value for each column of d, in d's type and contiguous");
   }
+  if (bias) check_memory(*bias, "the bias of the GEMM");
   if (d.size(0) == 0) return;
   const bool weight = kind == FLOAT8_GRAD_WEIGHT;
   const int64_t m = weight ? contracted : d.size(0);

@@ -79,6 +79,7 @@
 #include <tuple>
 #include <vector>
 
+#include "python/shim/calls.hpp"
 #include "python/shim/casts.hpp"
 #include "python/shim/cuda.hpp"
 #include "python/shim/errors.hpp"
@@ -91,6 +92,8 @@
 
 namespace float8_torch {
 namespace {
+
+constexpr int64_t kMostRows = int64_t{1} << 40;  // that prepare plans for
 
 std::string shape_text(int64_t rows, int64_t cols) {
   return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
@@ -115,14 +118,14 @@ float8_dtype grad_type(Config config, int32_t dtype, int32_t weight_dtype) {
 }
 
 // What forward and backward of a linear have in common.
-struct Call {
+struct LinearCall {
   Config config;
   Place place;
   int32_t dtype;  // of x, y and their gradients
   int32_t weight_dtype;
   int64_t n, k;
 
-  Call(const Tensor& rows, const Tensor& weight, int64_t config_bits)
+  LinearCall(const Tensor& rows, const Tensor& weight, int64_t config_bits)
       : config(config_bits),
         place(place_of(rows, config)),
         dtype(dtype_of(rows)),
@@ -170,11 +173,12 @@ struct Call {
   // whose inverse scales lie apart.
   [[nodiscard]] const float8_tensor* gathered(bool q, const Tensor& data, const Tensor& scales,
                                               int64_t shards, float8_tensor& view) const {
-    check_device(data, "the weight in fp8");
-    check_device(scales, "the weight's scales");
-    if (data.numel() != n * k) {
+    check_dense(data, 1, place.device, "the weight in fp8");
+    check_dense(scales, sizeof(float), place.device, "the weight's scales in fp8");
+    if (data.numel() != n * k || shards < 1 || n % shards != 0) {
       throw std::invalid_argument("float8: a gathered copy of a weight " + shape_text(n, k) +
-                                  " has " + std::to_string(data.numel()) + " bytes");
+                                  " has " + std::to_string(data.numel()) + " bytes in " +
+                                  std::to_string(shards) + " shards");
     }
     const Quantizer& quantizer = quantizer_for(quantizer_key(FLOAT8_WEIGHT, n, true), place);
     view = {};
@@ -185,6 +189,12 @@ struct Call {
     view.q = q ? at : nullptr;
     view.qt = q ? nullptr : at;
     (q ? view.q_inverse_scale : view.qt_inverse_scale) = inverse;
+    const int32_t granularity = (q ? view.q_setting : view.qt_setting).granularity;
+    const int64_t count = scale_count(granularity, q ? n : k, q ? k : n);
+    if (scales.numel() < count || dtype_of(scales) != aoti_torch_dtype_float32()) {
+      throw std::invalid_argument("float8: a gathered copy of a weight " + shape_text(n, k) +
+                                  " has not its " + std::to_string(count) + " scales in float32");
+    }
     view.ld_q = k;
     view.ld_qt = n / shards;
     view.qt_shards = shards;
@@ -199,7 +209,7 @@ struct Call {
 
   [[nodiscard]] const void* bytes_of(const std::optional<Tensor>& copy, size_t bytes) const {
     if (!copy || bytes == 0) return nullptr;
-    check_device(*copy, "an operand in fp8");
+    check_dense(*copy, 1, place.device, "an operand in fp8");
     if (static_cast<size_t>(copy->numel()) < bytes) {
       throw std::invalid_argument("float8: an operand in fp8 has " + std::to_string(copy->numel()) +
                                   " bytes of " + std::to_string(bytes) +
@@ -218,7 +228,7 @@ struct Call {
 };
 
 // `saved` of no rows: what is not proportional to M.
-int64_t empty_saved_bytes(const Call& call, bool x_given, bool w_given) {
+int64_t empty_saved_bytes(const LinearCall& call, bool x_given, bool w_given) {
   const auto of = [&](int64_t m) {
     return saved_bytes(m, call.n, call.k, call.config, x_given, w_given);
   };
@@ -231,7 +241,7 @@ std::tuple<Tensor, Tensor> linear_forward(
     const std::optional<Tensor>& bias, const std::optional<Tensor>& scales, int64_t config,
     int64_t layout, bool save, const std::optional<Tensor>& w_scales,
     const std::optional<Tensor>& w_state) {
-  const Call call(x, weight, config);
+  const LinearCall call(x, weight, config);
   const Matrix rows = as_matrix(x);
   if (rows.cols != call.k) {
     throw std::invalid_argument("float8: x has rows of " + std::to_string(rows.cols) +
@@ -248,9 +258,13 @@ std::tuple<Tensor, Tensor> linear_forward(
             empty_bytes(save ? empty_saved_bytes(call, x_given, w_given) : 0, call.place.device)};
   }
   const Plan& plan = call.plan(rows.rows);
+  if ((w_state && (!w_q || !w_qt)) || (w_scales && !w_q)) {
+    throw std::invalid_argument(
+        "float8: a state or scales of a weight in fp8 are given without its copies");
+  }
   if (w_state) {
-    refresh_weight(weight, w_q.value(), w_qt.value(), *w_state,
-                   static_cast<int64_t>(call.config.bits()), call.dtype);
+    refresh_weight(weight, *w_q, *w_qt, *w_state, static_cast<int64_t>(call.config.bits()),
+                   call.dtype);
   }
   const size_t saved_bytes = save ? plan.saved_bytes(x_given, w_given) : 0;
   Tensor saved = empty_bytes(static_cast<int64_t>(saved_bytes), call.place.device);
@@ -272,7 +286,9 @@ std::tuple<Tensor, Tensor> linear_forward(
       throw std::invalid_argument("float8: the bias has not the weight's " +
                                   std::to_string(call.n) + " rows");
     }
+    check_memory(*bias, "the bias");
     typed_bias = to_dtype(*bias, call.dtype);
+    if (!typed_bias.is_contiguous()) typed_bias = torch::stable::contiguous(typed_bias);
     args.bias = typed_bias.mutable_data_ptr();
   }
   if (saved_bytes > 0) {
@@ -281,7 +297,7 @@ std::tuple<Tensor, Tensor> linear_forward(
   }
   float8_tensor x_view, w_view;
   args.x_tensor = call.given(FLOAT8_INPUT, x_q, x_qt, rows.rows, x_view);
-  args.w_tensor = w_scales ? call.gathered(true, w_q.value(), *w_scales, 1, w_view)
+  args.w_tensor = w_scales ? call.gathered(true, *w_q, *w_scales, 1, w_view)
                            : call.given(FLOAT8_WEIGHT, w_q, w_qt, call.n, w_view);
   args.evaluate = !save;
   if (scales) call.set_scales(args, *scales, layout, plan);
@@ -296,7 +312,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     const std::optional<Tensor>& x_qt, const Tensor& weight, const std::optional<Tensor>& w_qt,
     const std::optional<Tensor>& scales, int64_t config, int64_t layout, int64_t wanted,
     const std::optional<Tensor>& w_scales, int64_t w_shards) {
-  const Call call(dy, weight, config);
+  const LinearCall call(dy, weight, config);
   const Device device = call.place.device;
   const bool want_dx = (wanted & 1) != 0;
   const bool want_dw = (wanted & 2) != 0;
@@ -331,14 +347,18 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
   if (want_dx) args.dx = dx.mutable_data_ptr();
   if (want_dw) args.dw = dw.mutable_data_ptr();
   if (want_db) args.db = db.mutable_data_ptr();
+  if (w_scales && !w_qt) {
+    throw std::invalid_argument("float8: scales of a weight in fp8 are given without its copy");
+  }
   const size_t saved_bytes = plan.saved_bytes(x_qt.has_value(), w_qt.has_value());
   if (saved_bytes > 0) {
+    check_dense(saved, 1, device, "what forward saved");
     args.saved = saved.mutable_data_ptr();
     args.saved_bytes = static_cast<size_t>(saved.numel());
   }
   float8_tensor x_view, w_view;
   args.x_tensor = call.given(FLOAT8_INPUT, {}, x_qt, rows.rows, x_view);
-  args.w_tensor = w_scales ? call.gathered(false, w_qt.value(), *w_scales, w_shards, w_view)
+  args.w_tensor = w_scales ? call.gathered(false, *w_qt, *w_scales, w_shards, w_view)
                            : call.given(FLOAT8_WEIGHT, {}, w_qt, call.n, w_view);
   Matrix inputs, w;
   if (call.config.reads_x() && want_dw && (!x_qt || x_qt->numel() == 0)) {
@@ -366,7 +386,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
 }
 
 bool reads_shards(const Tensor& dy, const Tensor& weight, int64_t config) {
-  const Call call(dy, weight, config);
+  const LinearCall call(dy, weight, config);
   const int64_t rows = as_matrix(dy).rows;
   return rows > 0 && call.plan(rows, true).linear != nullptr;
 }
@@ -386,8 +406,9 @@ std::tuple<int64_t, int64_t> quantized_bytes_op(int64_t rows, int64_t cols, int6
 
 void prepare(const Tensor& x, const Tensor& weight, std::vector<int64_t> n, std::vector<int64_t> k,
              int64_t m, int64_t config, bool apart) {
-  if (n.size() != k.size() || m < 1) {
-    throw std::invalid_argument("float8: prepare needs as many n as k, and at least one row");
+  if (n.size() != k.size() || m < 1 || m > kMostRows) {
+    throw std::invalid_argument(
+        "float8: prepare needs as many n as k, and from 1 to 2^40 rows; got " + std::to_string(m));
   }
   const Place place = place_of(x, Config(config));
   std::vector<PlanKey> keys;
@@ -430,7 +451,7 @@ std::vector<int64_t> plans_op(int64_t device) {
 
 template <auto kKernel, Roles kRoles>
 void add(torch::stable::detail::StableLibrary& library, const char* name) {
-  library.impl(name, TORCH_BOX((&Staged<kKernel, kRoles>::call)));
+  library.impl(name, TORCH_BOX((&InCall<&Staged<kKernel, kRoles>::call>::call)));
 }
 
 void add_kernels(torch::stable::detail::StableLibrary& library) {
@@ -451,9 +472,12 @@ void add_kernels(torch::stable::detail::StableLibrary& library) {
   add<&prepare, Roles{.config = 5}>(library, "prepare");
   add<&scales_init, Roles{.config = 1, .scales = 0}>(library, "scales_init");
   add<&scales_sync, Roles{.config = 1, .scales = 0}>(library, "scales_sync");
-  library.impl("scales_set_first", TORCH_BOX(&scales_set_first));
-  library.impl("scales_find_first", TORCH_BOX(&scales_find_first));
-  library.impl("capture_id", TORCH_BOX(&capture_id_op));
+  library.impl("scales_set_first",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::scales_set_first>::call)));
+  library.impl("scales_find_first",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::scales_find_first>::call)));
+  library.impl("capture_id",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::capture_id_op>::call)));
 }
 
 }  // namespace
@@ -468,12 +492,17 @@ STABLE_TORCH_LIBRARY_IMPL(float8, CUDA, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(float8, CompositeExplicitAutograd, library) {
-  library.impl("saved_bytes", TORCH_BOX(&float8_torch::saved_bytes_op));
-  library.impl("quantized_bytes", TORCH_BOX(&float8_torch::quantized_bytes_op));
-  library.impl("amax_words", TORCH_BOX(&float8_torch::amax_words));
-  library.impl("tune_on_first_use", TORCH_BOX(&float8_torch::tune_on_first_use));
-  library.impl("copy_layout", TORCH_BOX(&float8_torch::copy_layout_of));
-  library.impl("scales_bytes", TORCH_BOX(&float8_torch::scales_bytes));
-  library.impl("context", TORCH_BOX(&float8_torch::context_op));
-  library.impl("plans", TORCH_BOX(&float8_torch::plans_op));
+  library.impl("saved_bytes",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::saved_bytes_op>::call)));
+  library.impl("quantized_bytes",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::quantized_bytes_op>::call)));
+  library.impl("amax_words", TORCH_BOX((&float8_torch::InCall<&float8_torch::amax_words>::call)));
+  library.impl("tune_on_first_use",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::tune_on_first_use>::call)));
+  library.impl("copy_layout",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::copy_layout_of>::call)));
+  library.impl("scales_bytes",
+               TORCH_BOX((&float8_torch::InCall<&float8_torch::scales_bytes>::call)));
+  library.impl("context", TORCH_BOX((&float8_torch::InCall<&float8_torch::context_op>::call)));
+  library.impl("plans", TORCH_BOX((&float8_torch::InCall<&float8_torch::plans_op>::call)));
 }

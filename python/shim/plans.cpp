@@ -282,6 +282,14 @@ const Plan& plan_for(const PlanKey& key, const Place& place) {
       });
 }
 
+float8_operand operand_of(int64_t operand) {
+  if (operand >= FLOAT8_INPUT && operand <= FLOAT8_GRAD_OUTPUT) {
+    return static_cast<float8_operand>(operand);
+  }
+  throw std::invalid_argument("float8: operand " + std::to_string(operand) +
+                              " is not 0 (input), 1 (weight) or 2 (grad_output)");
+}
+
 const Quantizer& quantizer_for(const QuantizerKey& key, const Place& place) {
   static auto* const quantizers = new Registry<QuantizerKey, Quantizer>;
   return quantizers->get(
@@ -376,7 +384,7 @@ QuantizedBytes quantized_bytes(int64_t rows, int64_t cols, Config config, int64_
                          .rows_max = rows,
                          .cols = cols,
                          .device = kEmulated,
-                         .operand = static_cast<int8_t>(operand),
+                         .operand = static_cast<int8_t>(operand_of(operand)),
                          .copies = copies_of(transposed),
                          .over_ranks = whole_rows > 0,
                          .whole_rows = whole_rows};

@@ -59,6 +59,9 @@ struct QuantizerKey {
   bool operator==(const QuantizerKey&) const = default;
 };
 
+// Throws where the number is no float8_operand.
+[[nodiscard]] float8_operand operand_of(int64_t operand);
+
 // The copies of a cast for a forward that is followed by a backward, or is not.
 [[nodiscard]] constexpr float8_copies copies_of(bool transposed) {
   return transposed ? FLOAT8_BOTH_COPIES : FLOAT8_Q_ALONE;

@@ -17,6 +17,12 @@ namespace {
 
 constexpr size_t kPartBytes = 16;  // python/float8/torch/scales.py
 constexpr int64_t kExportedFirst = int64_t{1} << 56;
+constexpr int64_t kLayoutBits = kExportedFirst - 1;
+constexpr int64_t kMostLinears = int64_t{1} << 20;
+
+[[nodiscard]] int64_t linears_of(int64_t layout) {
+  return layout & 0xffffffff;
+}
 
 using HandleKey = std::tuple<uint64_t, int64_t, int32_t>;  // config, layout, device
 
@@ -48,11 +54,28 @@ float8_scales* make_handle(uint64_t config, int64_t layout, int32_t device,
 
 }  // namespace
 
+void check_form_of_state(const Tensor& tensor) {
+  if (tensor.dim() == 1 && tensor.is_contiguous() && dtype_of(tensor) == aoti_torch_dtype_uint8())
+      [[likely]] {
+    return;
+  }
+  throw std::invalid_argument(
+      "float8: a scale state is a contiguous tensor of one dimension in uint8, as "
+      "float8.torch.attach_scales makes it; convert the model again");
+}
+
 Scales::Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place)
     : place_(place),
       config_(config.of_casts()),
       layout_(layout & ~kExportedFirst),
       exported_first_((layout & kExportedFirst) != 0) {
+  check_form_of_state(tensor);
+  if (layout_ != (layout & kLayoutBits) || linears_of(layout_) < 1 ||
+      linears_of(layout_) > kMostLinears) [[unlikely]] {
+    throw std::invalid_argument("float8: " + std::to_string(layout) +
+                                " is no layout of a scale state of 1 to 2^20 linears; convert the "
+                                "model again");
+  }
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes_));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset_));
   state_ = static_cast<char*>(tensor.mutable_data_ptr()) - offset_;
@@ -76,13 +99,37 @@ float8_scales* Scales::handle(const float8_linear* linear) const {
   return handle;
 }
 
+float8_scales* Scales::plan_of_state(const float8_linear* linear) const {
+  // Every linear has more than a part of the state, so no layout makes a plan beyond its memory.
+  const bool has_parts = linears_of(layout_) <= bytes_ / static_cast<int64_t>(kPartBytes);
+  float8_scales* const plan = has_parts ? handle(linear) : nullptr;
+  // A copy of a part is no state: its amaxes would be lost, and what lies behind it is not ours.
+  if (plan != nullptr && float8_scales_bytes(plan) == static_cast<size_t>(bytes_)) [[likely]] {
+    return plan;
+  }
+  throw std::invalid_argument(
+      "float8: a linear was given " + std::to_string(bytes_) +
+      " bytes that are not the scale state of its " + std::to_string(linears_of(layout_)) +
+      " linears" +
+      (has_parts ? ", which has " + std::to_string(float8_scales_bytes(plan)) : std::string()) +
+      "; the state was replaced, resized or freed, or its layout changed: convert the model again");
+}
+
+void Scales::check_whole(const Tensor& tensor) const {
+  const int64_t numel = tensor.numel();
+  if (offset_ == 0 && numel == bytes_) return;
+  throw std::invalid_argument("float8: a scale state was given as " + std::to_string(numel) +
+                              " bytes at " + std::to_string(offset_) + " of a storage of " +
+                              std::to_string(bytes_) +
+                              ", not as all of it; the state was replaced, resized or freed");
+}
+
 float8_scale_slots Scales::slots(const float8_linear* linear) const {
-  const float8_scales* const plan = handle(linear);
-  // A copy of the part is no state: its amaxes would be lost, and what lies behind it is not ours.
-  if (const size_t needed = float8_scales_bytes(plan); static_cast<size_t>(bytes_) < needed) {
-    throw std::invalid_argument("float8: a linear was given " + std::to_string(bytes_) +
-                                " bytes that are not its scale state of " + std::to_string(needed) +
-                                "; the state is a buffer of the model, convert the model again");
+  const float8_scales* const plan = plan_of_state(linear);
+  if (offset_ % static_cast<int64_t>(kPartBytes) != 0) {
+    throw std::invalid_argument(
+        "float8: a linear's part of a scale state begins at a multiple of " +
+        std::to_string(kPartBytes) + " bytes, not at " + std::to_string(offset_));
   }
   float8_scale_slots slots;
   check(float8_scales_slots(plan, state_, static_cast<size_t>(offset_) / kPartBytes, &slots));
@@ -128,7 +175,7 @@ std::vector<int64_t> Scales::find_first_steps() const {
   const float8_linear* const linear = any_plan(config_, place_.key());
   std::vector<int32_t> first(static_cast<uint32_t>(layout_), 1);
   if (linear != nullptr) {
-    check(float8_scales_first_steps(handle(linear), state_, first.data(), first.size(),
+    check(float8_scales_first_steps(plan_of_state(linear), state_, first.data(), first.size(),
                                     place_.stream));
   }
   std::vector<int64_t> linears;
@@ -141,11 +188,16 @@ std::vector<int64_t> Scales::find_first_steps() const {
 void Scales::sync(const float* found_inf) const {
   const float8_linear* linear = any_plan(config_, place_.key());
   if (linear == nullptr) return;
-  check(float8_scales_sync_unless(handle(linear), state_, found_inf, nullptr, place_.stream));
+  check(
+      float8_scales_sync_unless(plan_of_state(linear), state_, found_inf, nullptr, place_.stream));
 }
 
 void Scales::init() const {
-  check(float8_scales_init(handle(any_plan(config_, place_.key())), state_, place_.stream));
+  const float8_linear* const linear = any_plan(config_, place_.key());
+  if (linear == nullptr) {
+    throw std::invalid_argument("float8: no linear of this recipe has a plan; call prepare first");
+  }
+  check(float8_scales_init(plan_of_state(linear), state_, place_.stream));
 }
 
 int64_t Scales::bytes() const {
@@ -153,7 +205,9 @@ int64_t Scales::bytes() const {
 }
 
 static Scales scales_of(const Tensor& state, int64_t config, int64_t layout) {
-  return Scales(state, layout, Config(config), place_of(state, Config(config)));
+  const Scales scales(state, layout, Config(config), place_of(state, Config(config)));
+  scales.check_whole(state);
+  return scales;
 }
 
 // It reads no memory, so an emulated device's state may be on a GPU.
@@ -176,7 +230,9 @@ void scales_init(const Tensor& state, int64_t config, int64_t layout) {
 void scales_set_first(const Tensor& state, int64_t config, int64_t layout,
                       std::vector<int64_t> linears) {
   const Place place = place_of_flag(state, Config(config));
-  Scales(state, layout, Config(config), place).set_first_steps(linears);
+  const Scales scales(state, layout, Config(config), place);
+  scales.check_whole(state);
+  scales.set_first_steps(linears);
 }
 
 std::vector<int64_t> scales_find_first(const Tensor& state, int64_t config, int64_t layout) {
@@ -192,6 +248,7 @@ void scales_sync(const Tensor& state, int64_t config, int64_t layout,
       throw std::invalid_argument(
           "float8: found_inf is one float32 element on the device of the scale state");
     }
+    check_memory(*found_inf, "found_inf");
     flag = static_cast<const float*>(found_inf->mutable_data_ptr());
   }
   scales_of(state, config, layout).sync(flag);

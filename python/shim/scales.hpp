@@ -19,6 +19,8 @@ class Scales {
   // `tensor` is the state, or the part of it whose offset names a linear: 16 bytes times its index.
   Scales(const Tensor& tensor, int64_t layout, Config config, const Place& place);
 
+  // Throws where the tensor that this was made of is not all of the state.
+  void check_whole(const Tensor& tensor) const;
   // The slots of the linear that the tensor names. `linear` is a plan of the recipe.
   [[nodiscard]] float8_scale_slots slots(const float8_linear* linear) const;
   // Tells whether this step is the linear's first one: an operand of it has no scale yet.
@@ -35,6 +37,8 @@ class Scales {
   [[nodiscard]] int64_t bytes() const;
 
  private:
+  // The layout's plan, of which the tensor's storage is a state.
+  [[nodiscard]] float8_scales* plan_of_state(const float8_linear* linear) const;
   [[nodiscard]] float8_scales* handle(const float8_linear* linear) const;
 
   Place place_;
@@ -45,6 +49,10 @@ class Scales {
   int64_t offset_ = 0;  // of the tensor in the state, in bytes
   int64_t bytes_ = 0;   // of the tensor's storage
 };
+
+// Throws unless the tensor has the form of a scale state or of a part of one: bytes that follow each
+// other.
+void check_form_of_state(const Tensor& tensor);
 
 // Says of the state at `to` what is known of the one at `from`: which linears have their first step to
 // come; of none if `from` is null.

@@ -48,6 +48,7 @@ Tensor Staging::read(const Tensor& tensor) const {
         "float8: the tensors of a linear, or of a list of casts, are on different devices; move "
         "the model and its input to one");
   }
+  check_memory(tensor, "a linear's tensor");
   return copy_to(tensor, {});
 }
 
@@ -56,6 +57,7 @@ Tensor Staging::written(const Tensor& tensor) {
 }
 
 Tensor Staging::part_of_state(const Tensor& part) {
+  check_form_of_state(part);
   int64_t offset = 0, bytes = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(part.get(), &offset));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(part.get(), &bytes));

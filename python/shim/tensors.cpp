@@ -41,7 +41,47 @@ int64_t row_stride(std::span<const int64_t> sizes, std::span<const int64_t> stri
   return rows == 1 ? cols : stride;
 }
 
+void check_extent(const Tensor& tensor, std::span<const int64_t> sizes,
+                  std::span<const int64_t> strides, size_t element_bytes, const char* name) {
+  int64_t end = 1;  // in elements from the start of the storage
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return;
+    end += (sizes[i] - 1) * strides[i];
+  }
+  int64_t offset = 0, bytes = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  const int64_t needed = (offset + end) * static_cast<int64_t>(element_bytes);
+  if (needed <= bytes) [[likely]] {
+    return;
+  }
+  throw std::invalid_argument(std::string("float8: ") + name + " needs " + std::to_string(needed) +
+                              " bytes of memory, and its storage has " + std::to_string(bytes) +
+                              "; it was freed or resized while a tensor of it was kept");
+}
+
 }  // namespace
+
+void check_memory(const Tensor& tensor, const char* name) {
+  check_extent(tensor, sizes_of(tensor), strides_of(tensor),
+               aoti_torch_dtype_element_size(dtype_of(tensor)), name);
+}
+
+void check_dense(const Tensor& tensor, size_t element_bytes, const Device& device,
+                 const char* name) {
+  if (device_of(tensor) != device) {
+    throw std::invalid_argument(std::string("float8: ") + name +
+                                " is on another device than the tensors that it meets");
+  }
+  const size_t own_bytes = aoti_torch_dtype_element_size(dtype_of(tensor));
+  if (!tensor.is_contiguous() || own_bytes != element_bytes) {
+    throw std::invalid_argument(
+        std::string("float8: ") + name + " is not contiguous, or has elements of " +
+        std::to_string(own_bytes) + " bytes; it is a contiguous tensor with elements of " +
+        std::to_string(element_bytes) + ", as float8 makes it");
+  }
+  check_memory(tensor, name);
+}
 
 Device device_of(const Tensor& tensor) {
   Device device;
@@ -79,7 +119,9 @@ Matrix as_matrix(const Tensor& tensor) {
     return matrix;
   }
   const auto bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype_of(tensor)));
-  matrix.stride = row_stride(sizes, strides_of(tensor));
+  const std::span<const int64_t> strides = strides_of(tensor);
+  check_extent(tensor, sizes, strides, static_cast<size_t>(bytes), "a linear's tensor");
+  matrix.stride = row_stride(sizes, strides);
   matrix.data = tensor.mutable_data_ptr();
   const auto aligned = [&] { return reinterpret_cast<uintptr_t>(matrix.data) % 16 == 0; };
   if (matrix.stride < matrix.cols || matrix.stride * bytes % 16 != 0 || !aligned()) {
@@ -117,6 +159,7 @@ Tensor empty_bytes(int64_t bytes, Device device) {
 
 Tensor to_dtype(const Tensor& tensor, int32_t dtype) {
   if (dtype_of(tensor) == dtype) return tensor;
+  check_memory(tensor, "a linear's tensor");
   const auto wanted =
       torch::stable::detail::to<torch::headeronly::ScalarType>(torch::stable::detail::from(dtype));
   return torch::stable::to(tensor, wanted);

@@ -26,6 +26,14 @@ struct Device {
 // The float8_dtype of a code of PyTorch's. Throws where there is none; `name` is the tensor's.
 [[nodiscard]] float8_dtype element_type(int32_t dtype, const char* name);
 
+// Throws where elements of the tensor lie outside of its storage, which somebody freed or resized.
+void check_memory(const Tensor& tensor, const char* name);
+
+// Throws unless the tensor is contiguous, on the device and in its own memory, and has elements of so
+// many bytes. Who hands its address to the library as `numel` such elements calls this first.
+void check_dense(const Tensor& tensor, size_t element_bytes, const Device& device,
+                 const char* name);
+
 // A tensor of any rank whose last dimension is a row, as a matrix. `keep` owns the data.
 struct Matrix {
   Tensor keep;

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
@@ -71,8 +72,13 @@ size_t bytes_of_counts(const Place& place) {
 
 // The front becomes a new workspace's (float8.h, convention 6).
 void clear_counts(Tensor memory, const Place& place) {
-  const auto counts = static_cast<int64_t>(bytes_of_counts(place));
-  Tensor front = torch::stable::narrow(memory, 0, 0, std::min(counts, memory.numel()));
+  const auto counts = std::min(static_cast<int64_t>(bytes_of_counts(place)), memory.numel());
+  if (place.emulated) {
+    // PyTorch would start threads for it, of which there are none in a child of fork().
+    std::memset(memory.mutable_data_ptr(), 0, static_cast<size_t>(counts));
+    return;
+  }
+  Tensor front = torch::stable::narrow(memory, 0, 0, counts);
   torch::stable::zero_(front);
 }
 

@@ -196,3 +196,23 @@ def test_nothing_converted(config: Config, device: str) -> None:
     with pytest.warns(UserWarning, match="converted nothing in Sequential: it has no nn.Linear"):
         f8.convert_to_float8_training(model, config=config())
     assert model not in stale_optimizers._models
+
+
+def test_calls_with_something_else_than_a_model(config: Config, device: str) -> None:
+    for call in (
+        lambda module: f8.prepare(module, 16),
+        f8.sync_float8_amax_and_scale_history,
+        f8.cache_weight_casts,
+        f8.precompute_float8_dynamic_scale_for_fsdp,
+    ):
+        for module in (None, 3, torch.ones(1), nn.Linear):
+            with pytest.raises(TypeError, match=r"^float8: \w+ takes an nn.Module, not a \w+$"):
+                call(module)
+    model = _model(config(), device)
+    for tokens in (torch.float32, None, "16", 16.0, True):
+        with pytest.raises(
+            TypeError, match=r"^float8: tokens is .*; it is the number of rows of x"
+        ):
+            f8.prepare(model, tokens)
+    with pytest.raises(TypeError, match=r"^float8: dtype is 'bf16'; it is a torch.dtype, or None$"):
+        f8.prepare(model, 16, dtype="bf16")  # type: ignore[arg-type]

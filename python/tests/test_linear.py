@@ -328,7 +328,7 @@ def test_prepare(device: str, mlp: Any, config: Any) -> None:
     with torch.autocast(device, dtype=torch.bfloat16):
         f8.prepare(model, 700)
     f8.prepare(model, 700, dtype=torch.float16)
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match="tokens is 0; it must be 1 or more"):
         f8.prepare(model, 0)
     with pytest.raises(ValueError, match="neither bfloat16"):
         f8.prepare(model, 700, dtype=torch.float64)

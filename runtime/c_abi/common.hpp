@@ -9,6 +9,7 @@
 #include <string>
 
 #include "float8/float8.h"
+#include "runtime/c_abi/fork_gate.hpp"
 #include "runtime/c_abi/struct_fields.hpp"
 #include "runtime/device/context.hpp"
 #include "runtime/linear/linear.hpp"
@@ -58,10 +59,30 @@ namespace f8::c_abi {
 [[nodiscard]] std::string& last_error();  // of this thread
 [[nodiscard]] float8_status to_status(ErrorCode code);
 
+// A call of this thread, which fork() waits for.
+class Call {
+ public:
+  Call() : is_open_(ForkGate::enter()) {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call() {
+    if (is_open_) ForkGate::leave();
+  }
+  [[nodiscard]] bool is_open() const { return is_open_; }
+
+ private:
+  bool is_open_;
+};
+
 // Runs a body that returns Status, at the edge of the library.
 template <class Body>
 float8_status guarded(Body&& body) noexcept {
   try {
+    const Call call;
+    if (!call.is_open()) [[unlikely]] {
+      last_error() = ForkGate::kTorn;
+      return FLOAT8_ENVIRONMENT;
+    }
     Status status = body();
     if (status) [[likely]] {
       return FLOAT8_OK;
@@ -78,6 +99,13 @@ float8_status guarded(Body&& body) noexcept {
     last_error() = "an exception of unknown type";
     return FLOAT8_INTERNAL;
   }
+}
+
+// Destroys a handle. Where no call may begin, its memory is left to the end of the process.
+template <class Handle>
+void destroy(Handle* handle) noexcept {
+  const Call call;
+  if (call.is_open()) delete handle;
 }
 
 inline Status need(const void* pointer, const char* name) {

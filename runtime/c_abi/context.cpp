@@ -76,7 +76,7 @@ float8_status float8_context_create(int device, const float8_context_options* op
 }
 
 void float8_context_destroy(float8_context* context) {
-  delete context;
+  destroy(context);
 }
 
 float8_status float8_context_load_table(float8_context* context, const char* path, uint64_t* hash) {

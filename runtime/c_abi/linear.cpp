@@ -111,7 +111,7 @@ float8_status float8_linear_plan(float8_context* context, const float8_linear_de
 }
 
 void float8_linear_destroy(float8_linear* linear) {
-  delete linear;
+  destroy(linear);
 }
 
 float8_status float8_linear_info(const float8_linear* linear, char* text, size_t bytes,
@@ -230,7 +230,7 @@ float8_status float8_weight_casts_plan(float8_context* context, const float8_lin
 }
 
 void float8_weight_casts_destroy(float8_weight_casts* casts) {
-  delete casts;
+  destroy(casts);
 }
 
 size_t float8_weight_casts_workspace_bytes(const float8_weight_casts* casts) {

@@ -81,7 +81,7 @@ float8_status float8_linear_group_plan(float8_context* context, const float8_lin
 }
 
 void float8_linear_group_destroy(float8_linear_group* group) {
-  delete group;
+  destroy(group);
 }
 
 size_t float8_linear_group_workspace_bytes(const float8_linear_group* group) {

@@ -121,7 +121,7 @@ float8_status float8_model_plan(float8_context* context, const float8_model_desc
 }
 
 void float8_model_destroy(float8_model* model) {
-  delete model;
+  destroy(model);
 }
 
 float8_status float8_model_layer_verdict(const float8_model* model, size_t index,

@@ -67,7 +67,7 @@ float8_status float8_scales_plan(float8_context* context, const float8_scales_de
 }
 
 void float8_scales_destroy(float8_scales* scales) {
-  delete scales;
+  destroy(scales);
 }
 
 size_t float8_scales_bytes(const float8_scales* scales) {

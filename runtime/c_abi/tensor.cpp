@@ -83,7 +83,7 @@ float8_status float8_quantizer_plan(float8_context* context, const float8_quanti
 }
 
 void float8_quantizer_destroy(float8_quantizer* quantizer) {
-  delete quantizer;
+  destroy(quantizer);
 }
 
 size_t float8_quantizer_tensor_bytes(const float8_quantizer* quantizer) {
@@ -155,7 +155,7 @@ float8_status float8_quantizer_list_plan(float8_context* context,
 }
 
 void float8_quantizer_list_destroy(float8_quantizer_list* list) {
-  delete list;
+  destroy(list);
 }
 
 size_t float8_quantizer_list_workspace_bytes(const float8_quantizer_list* list) {
@@ -211,7 +211,7 @@ float8_status float8_gemm_plan_create(float8_context* context, const float8_gemm
 }
 
 void float8_gemm_plan_destroy(float8_gemm_plan* plan) {
-  delete plan;
+  destroy(plan);
 }
 
 size_t float8_gemm_workspace_bytes(const float8_gemm_plan* plan) {

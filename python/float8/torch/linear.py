@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from float8 import recipes
+from float8.filter import check_tokens
 from float8.recipes import Recipe
 from float8.torch import _ops, fsdp, notices
 from float8.torch.scales import EXPORTED_FIRST, ScaleState
@@ -190,6 +191,7 @@ class Float8Linear(nn.Linear):
             return tensor_parallel.linear(self, input, source)  # type: ignore[no-any-return]
         bias = self.bias if self._config & recipes.BIAS else None
         if self._padding:
+            self._check_sizes()
             pad = (0, self._padding)
             input, weight = functional.pad(input, pad), functional.pad(weight, pad)
         cast = self._weight_cast
@@ -231,6 +233,17 @@ class Float8Linear(nn.Linear):
         if self._scales is not None:
             self._scales.attach(self, self._scale_index)
 
+    def _check_sizes(self) -> None:
+        """Raises where somebody changed what the layer was made with: its sizes or its padding."""
+        made = (self.out_features, self.in_features)
+        size = tuple(self.weight.shape)
+        if (len(size) == 2 and size != made) or self._padding != -self.in_features % 16:
+            raise ValueError(
+                f"float8: {self._words()} has a weight of {list(size)}, out_features {made[0]}, in_features "
+                f"{made[1]} and a padding of {self._padding}, which do not belong together: make "
+                "another layer where its sizes change"
+            )
+
     def _words(self) -> str:
         return f"layer {self._layer_name!r}" if self._layer_name else "a Float8Linear"
 
@@ -260,9 +273,12 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
         sequence.
     dtype: x's; None: the weights' (FSDP's param_dtype), or autocast's where it is on.
 
-    Raises ValueError for weights on the meta device.
+    Raises ValueError for weights on the meta device, and where a layer's sizes are not its weight's.
     """
     notices.warn_without_linears("prepare", module)
+    check_tokens("tokens", tokens)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"float8: dtype is {dtype!r}; it is a torch.dtype, or None")
     groups: dict[tuple[Any, ...], dict[tuple[int, int], Float8Linear]] = {}
     for layer in module.modules():
         if isinstance(layer, Float8Linear):
@@ -271,6 +287,7 @@ def prepare(module: nn.Module, tokens: int, *, dtype: torch.dtype | None = None)
                     f"float8: the weight of {layer._words()} is on the meta device, and plans are "
                     "for a GPU: call prepare after the weights are made there"
                 )
+            layer._check_sizes()
             device = layer.weight.device.type
             type_of_weight = dtype_of_rank(layer)
             type_of_x = dtype or (

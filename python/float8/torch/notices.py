@@ -50,7 +50,12 @@ def has_linears(module: nn.Module) -> bool:
 
 
 def warn_without_linears(call: str, module: nn.Module) -> None:
-    """Warns where a call has nothing to do: no Float8Linear is below the module."""
+    """Warns where a call has nothing to do: no Float8Linear is below the module.
+
+    Raises TypeError where it is no module.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"float8: {call} takes an nn.Module, not a {type(module).__name__}")
     if not has_linears(module):
         warn_once(call, f"{call} {nothing_done(module)}")
 

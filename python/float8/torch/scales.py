@@ -40,6 +40,18 @@ _library.define("record_amax(Tensor amax, Tensor scales, int operand) -> Tensor"
 @torch.library.impl(_library, "record_amax", "CompositeExplicitAutograd")
 def _record_amax(amax: torch.Tensor, scales: torch.Tensor, operand: int) -> torch.Tensor:
     word = 3 * (scales.storage_offset() // PART_BYTES) + operand
+    # set_ and out= resize what is too small.
+    if (
+        amax.dtype != torch.int32
+        or amax.numel() != 1
+        or scales.dtype != torch.uint8
+        or not 0 <= operand < 3
+        or 4 * (word + 1) > scales.untyped_storage().nbytes()
+    ):
+        raise ValueError(
+            "float8: record_amax takes one int32 word, a linear's part of a scale state, and an "
+            "operand from 0 to 2"
+        )
     recorded = torch.empty(0, dtype=torch.int32, device=scales.device)
     recorded.set_(scales.untyped_storage(), word, (1,))  # type: ignore[call-overload]
     torch.maximum(recorded, amax, out=recorded)
@@ -88,7 +100,7 @@ class ScaleState(nn.Module):
         super().__init__()
         first = linears[0]
         self.config = first._config & ~recipes.BIAS
-        self.layout = len(linears) | history << 32 | margin << 48
+        self._layout = len(linears) | history << 32 | margin << 48
         casts = [cast for _, gemm in first.recipe.gemms() for cast in (gemm.a, gemm.b)]
         # x, w and dy have a slot each, if a cast of theirs is delayed; a word is 4 bytes.
         tensors = (casts[0:1] + casts[5:6], casts[1:2] + casts[3:4], casts[2:3] + casts[4:5])
@@ -114,6 +126,11 @@ class ScaleState(nn.Module):
     def state(self) -> torch.Tensor:
         """What casts read and raise; the layout is that of runtime/quantize/delayed_scales.hpp."""
         return self._live
+
+    @property
+    def layout(self) -> int:
+        """How the state lies in memory, for the ops; nobody may change it, as the state has this size."""
+        return self._layout
 
     @property
     def first(self) -> list[int]:

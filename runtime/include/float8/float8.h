@@ -61,6 +61,9 @@
  * 10. A call that is refused (FLOAT8_INVALID_ARGUMENT) has enqueued nothing. After FLOAT8_CUDA the
  *     contents of what the call writes are undefined. Where float8_last_error() asks to restart the
  *     process, an earlier kernel, not always one of float8's, has broken the CUDA context for good.
+ * 11. fork() waits up to 2 s until other threads have left their calls. Without a GPU float8 works in
+ *     the child then. If one of them stays, every call of the child returns FLOAT8_ENVIRONMENT. CUDA
+ *     itself works in no child.
  */
 #ifndef FLOAT8_FLOAT8_H_
 #define FLOAT8_FLOAT8_H_
@@ -131,6 +134,11 @@ FLOAT8_API const char* float8_status_string(float8_status status);
 FLOAT8_API const char* float8_last_error(void);
 /* Returns the library's version, "0.1.0", to compare with FLOAT8_VERSION_*. */
 FLOAT8_API const char* float8_version(void);
+
+/* Begin and end what fork() takes for one call of this thread (convention 11), for a binding whose own
+ * locks are held around calls. They nest. After a status that is not FLOAT8_OK nothing has begun. */
+FLOAT8_API float8_status float8_calls_begin(void);
+FLOAT8_API void float8_calls_end(void);
 
 /* ---- context: a device and the kernels loaded on it ---- */
 
