@@ -368,15 +368,22 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
 }
 
 std::vector<Tensor> quantize_shard_list(
-    std::vector<Tensor> x, const Tensor& amax, const Tensor& row_amax, std::vector<int64_t> config,
-    int64_t operand, std::vector<int64_t> rows_max, std::vector<int64_t> whole_rows,
-    std::vector<int64_t> first_rows, std::vector<int64_t> dtypes,
+    std::vector<Tensor> x, std::vector<Tensor> amax, std::vector<Tensor> row_amax,
+    std::vector<int64_t> config, int64_t operand, std::vector<int64_t> rows_max,
+    std::vector<int64_t> whole_rows, std::vector<int64_t> first_rows, std::vector<int64_t> dtypes,
     std::optional<std::vector<Tensor>> into, std::vector<int64_t> copies) {
   ShardList shards(x, config, operand, rows_max, whole_rows, first_rows, dtypes, copies);
+  if (amax.size() != x.size() || row_amax.size() != x.size()) {
+    throw std::invalid_argument("float8: a list of shards has the words of the maxima of each");
+  }
   const Device device = shards.place().device;
-  check_words(amax, shards.amax_words, device);
-  check_words(row_amax, shards.row_amax_words, device);
-  shards.set_words(amax, row_amax);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const Quantizer& quantizer = *shards.quantizers[i];
+    check_words(amax[i], quantizer.amax_words, device);
+    check_words(row_amax[i], quantizer.row_amax_words, device);
+    shards.args[i].amax = words_of(amax[i], quantizer.amax_words);
+    shards.args[i].row_amax = words_of(row_amax[i], quantizer.row_amax_words);
+  }
   return shards.run(into);
 }
 

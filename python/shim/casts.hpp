@@ -46,9 +46,9 @@ std::tuple<Tensor, Tensor> quantize_amax_list(std::vector<Tensor> x, std::vector
                                               std::vector<int64_t> first_rows,
                                               std::vector<int64_t> dtypes);
 std::vector<Tensor> quantize_shard_list(
-    std::vector<Tensor> x, const Tensor& amax, const Tensor& row_amax, std::vector<int64_t> config,
-    int64_t operand, std::vector<int64_t> rows_max, std::vector<int64_t> whole_rows,
-    std::vector<int64_t> first_rows, std::vector<int64_t> dtypes,
+    std::vector<Tensor> x, std::vector<Tensor> amax, std::vector<Tensor> row_amax,
+    std::vector<int64_t> config, int64_t operand, std::vector<int64_t> rows_max,
+    std::vector<int64_t> whole_rows, std::vector<int64_t> first_rows, std::vector<int64_t> dtypes,
     std::optional<std::vector<Tensor>> into, std::vector<int64_t> copies);
 std::vector<Tensor> quantize_list(std::vector<Tensor> x, int64_t config, int64_t operand,
                                   std::vector<Tensor> scales, int64_t layout,

@@ -82,3 +82,23 @@ def sqnr(actual: Tensor, expected: Tensor) -> float:
     actual, expected = actual.detach().double(), expected.detach().double()
     ratio = expected.norm() / (actual - expected).norm()
     return float(20 * torch.log10(ratio))
+
+
+def words_of_each(
+    words: tuple[torch.Tensor, torch.Tensor],
+    x: list[torch.Tensor],
+    config: list[int],
+    operand: int,
+    most: list[int],
+    whole_rows: list[int] | None = None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns the words that quantize_amax_list gave for all shards, for each."""
+    counts = [
+        torch.ops.float8.amax_words(rows, int(each.shape[-1]), bits, operand, whole)
+        for each, bits, rows, whole in zip(x, config, most, whole_rows or [0] * len(x), strict=True)
+    ]
+    amax, row_amax = (
+        list(torch.split(own, list(sizes)))
+        for own, sizes in zip(words, zip(*counts, strict=True), strict=True)
+    )
+    return amax, row_amax

@@ -113,7 +113,7 @@ def _calls(a: Arguments) -> list[Callable[[], Any]]:
         lambda: OPS.quantize_shard(t(), t(), t(), a.config(), a.small(), a.rows()),
         lambda: OPS.quantize_amax_list([x, *a.some(t)], a.some(a.config), *of_shards()),
         lambda: OPS.quantize_shard_list(
-            a.some(t), t(), t(), a.some(a.config), *of_shards(), into()
+            a.some(t), a.some(t), a.some(t), a.some(a.config), *of_shards(), into()
         ),
         lambda: forward(t(), t(), 0.2),
         lambda: forward(x, w, 0.1),

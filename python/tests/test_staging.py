@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference import words_of_each
 from torch import nn
 
 import float8.torch as f8
@@ -141,7 +142,8 @@ def test_shards(recipe: str, place: str) -> None:
     found = _same(_ops.quantize_shard, place, config, *args, at=3)
     many, both, sizes = [x, torch.randn(16, 64)], [config, config], [32, 16]
     words, _ = _same(_ops.quantize_amax_list, place, both, many, _ops.WEIGHT, sizes, at=1)
-    args = (many, *words, _ops.WEIGHT, sizes)
+    each = words_of_each(words, many, [_direct(config)] * 2, _ops.WEIGHT, sizes)
+    args = (many, *each, _ops.WEIGHT, sizes)
     lists = _same(_ops.quantize_shard_list, place, both, *args, at=3)
     y = set()
     for q, qt in (*found, *(each[:2] for each in lists)):

@@ -140,8 +140,8 @@ def _fake_quantize_amax_list(
 @torch.library.register_fake("float8::quantize_shard_list")  # type: ignore[untyped-decorator]
 def _fake_quantize_shard_list(
     x: list[torch.Tensor],
-    amax: torch.Tensor,
-    row_amax: torch.Tensor,
+    amax: list[torch.Tensor],
+    row_amax: list[torch.Tensor],
     config: list[int],
     operand: int,
     rows_max: list[int],
@@ -163,7 +163,7 @@ def _fake_quantize_shard_list(
             sizes = torch.ops.float8.quantized_bytes(rows, cols, bits, operand, True, whole)
             made += [each.new_empty((size,), dtype=torch.uint8) for size in sizes]
         else:
-            made += _fake_quantize_shard(each, amax, row_amax, bits, operand, rows)
+            made += _fake_quantize_shard(each, amax[0], row_amax[0], bits, operand, rows)
     return made
 
 

@@ -45,7 +45,7 @@ _OTHERS = (
         "whole_rows=[], int[] first_rows=[], int[] dtypes=[]) -> (Tensor, Tensor)"
     ),
     (
-        "quantize_shard_list(Tensor[] x, Tensor amax, Tensor row_amax, int[] config, int operand, "
+        "quantize_shard_list(Tensor[] x, Tensor[] amax, Tensor[] row_amax, int[] config, int operand, "
         "int[] rows_max, int[] whole_rows=[], int[] first_rows=[], int[] dtypes=[], Tensor(a!)[]? "
         "into=None, int[] copies=[]) -> Tensor[]"
     ),

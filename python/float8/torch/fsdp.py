@@ -114,8 +114,8 @@ class ShardedWeight(torch.Tensor):
             gather.check(param.sharded_param)
         gather.is_fresh = False
         names = COPIES if gather.both else ("qt",) if in_backward else ("q",)
-        if any(name in gather.late and not gather.has_late(name) for name in names):
-            cast_late(_of_unit(group), names)
+        if "qt" in names and gather.late and not gather.has_late:
+            cast_late(_of_unit(group))
         collectives.progress.begin(gather.operations[names])
         return tuple(gather.shard(name) for name in names), (gather, names)
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from float8.torch.scales import ScaleState
 
 _ROWS = 16  # a weight that is cast as a whole has multiples of so many rows
-_ALONE = {"q": _ops.Q_ALONE, "qt": _ops.QT_ALONE}
 _PIECE = 1 << 27  # elements of the weights without copies to cast into that are cast at once
 
 
@@ -75,35 +74,36 @@ def _cast_delayed(weights: Sequence[tuple[WeightGather, DTensor]], scales: Scale
 
 
 def _cast_dynamic(weights: Sequence[tuple[WeightGather, DTensor]]) -> None:
-    """Finds the maxima of the weights, and casts the copies of shards that are kept."""
+    """Casts shards with scales of the weights' maxima."""
     gathers = [gather for gather, _ in weights]
     operands = _operands(weights)
     words = _find_words(gathers, operands)
     own: list[Tensor] = []
-    kept = [i for i, gather in enumerate(gathers) if gather.kept]
-    for some in _pieces([gathers[i] for i in kept]):
-        of, kept = kept[: len(some)], kept[len(some) :]
-        own += _cast(some, [operands[i] for i in of], [words[i] for i in of])
+    at = 0
+    for some in _pieces(gathers):
+        own += _cast(some, operands[at : at + len(some)], words[at : at + len(some)])
+        at += len(some)
     for (gather, weight), of_weight in zip(weights, words, strict=True):
-        gather.set_words(weight, *of_weight)
-    _gather_scales([gather for gather in gathers if gather.kept], own)
+        gather.set_words(*of_weight)
+        gather.set_cast(weight)
+    _gather_scales(gathers, own)
 
 
 @torch.no_grad()
-def cast_late(gathers: Sequence[WeightGather], names: tuple[str, ...]) -> None:
-    """Casts the late ones of these copies of shards, for the gather that comes next."""
-    own = [(gather, [name for name in names if name in gather.late]) for gather in gathers]
-    gathers = [gather for gather, late in own if late]
-    copies = [_ops.BOTH_COPIES if len(late) == 2 else _ALONE[late[0]] for _, late in own if late]
+def cast_late(gathers: Sequence[WeightGather]) -> None:
+    """Casts qt of shards, of the weights whose qt is late, for the gather that comes next.
+
+    It runs beside the compute of other units, which leaves each launch to wait for a GEMM to end. So it
+    is one cast, and a copy of scales where qt has scales of its own.
+    """
+    gathers = [gather for gather in gathers if gather.late]
     operands = _operands([(gather, gather.weight) for gather in gathers])
-    words = [gather.late_words(each) for gather, each in zip(gathers, copies, strict=True)]
-    cast = _cast_shards(gathers, operands, words, copies, None)
-    scales = [
-        pair
-        for gather, each, q, qt in zip(gathers, copies, cast[::2], cast[1::2], strict=True)
-        for pair in gather.set_late(each, q, qt)
-    ]
-    torch._foreach_copy_([to for to, _ in scales], [of for _, of in scales])
+    words = [gather.late_words for gather in gathers]
+    cast = _cast_shards(gathers, operands, words, [_ops.QT_ALONE] * len(gathers), None)
+    found = [gather.set_late(qt) for gather, qt in zip(gathers, cast[1::2], strict=True)]
+    scales = [pair for pair in found if pair is not None]
+    if scales:
+        torch._foreach_copy_([to for to, _ in scales], [of for _, of in scales])
 
 
 def _names(gathers: Sequence[WeightGather]) -> Callable[[], list[str]]:
@@ -179,8 +179,7 @@ def _pieces(gathers: Sequence[WeightGather]) -> Iterator[Sequence[WeightGather]]
             yield gathers[begin:i]
             begin, size = i, 0
         size += elements
-    if begin < len(gathers):
-        yield gathers[begin:]
+    yield gathers[begin:]
 
 
 def _cast(
@@ -189,7 +188,7 @@ def _cast(
     words: Sequence[tuple[Tensor, Tensor]],
 ) -> list[Tensor]:
     """Casts the copies of some shards that are kept; returns the scales that other ranks lack."""
-    copies = [_ops.copies_of(len(gather.kept) == 2) for gather in gathers]
+    copies = [_ops.copies_of(not gather.late) for gather in gathers]
     of_casts = [
         gather.words_for(each, *own)
         for gather, each, own in zip(gathers, copies, words, strict=True)
@@ -212,9 +211,7 @@ def _cast_shards(
     """Casts shards into these copies of each, with the words of each."""
     configs = [gather.dynamic_config for gather in gathers]
     rows = [gather.rows for gather in gathers]
-    amax, row_amax = (
-        own[0] if len(own) == 1 else torch.cat(own) for own in zip(*words, strict=True)
-    )
+    amax, row_amax = map(list, zip(*words, strict=True))
     where = (*_rows_in_wholes(gathers), cast_types(operands, gathers))
     cast: list[Tensor] = _ops.quantize_shard_list(
         operands, amax, row_amax, configs, _ops.WEIGHT, rows, *where, into, copies

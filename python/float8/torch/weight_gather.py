@@ -2,10 +2,10 @@
 
 Every rank casts its shard with the scales of the whole weight (shard_casts.py). What ranks gather is
 bytes without gaps: of q [rows][K], and of qt [K][rows], with as many rows as the first rank has.
-Scales do not travel with a gather. A copy with one scale, or one for each of its columns, has the scales
-of the maxima that all ranks have: it is cast where it is gathered, and nothing of it is kept. The others
-are cast ahead, and their scales gathered. With delayed scaling a cast takes its scale from the scale
-state, after a first step, and records the shard's amax there.
+Scales do not travel with a gather: they are known on every rank before. q is cast ahead of a step, and
+is kept. Where every rank has the scales of qt once it has the maxima of the whole weight, qt is late: it
+is cast where it is gathered, and is not kept. With delayed scaling a cast takes its scale from the scale
+state, after a first step, and records the shard's amax there; both copies are kept.
 
 Where tensor parallelism shares the weight too, "the whole" is what a rank of it has: FSDP's shards
 are of that, and so are its gathers. Scales are those of all of the weight.
@@ -103,11 +103,13 @@ class WeightGather:
                 "enable_fsdp_float8_all_gather, in a conversion with a module_filter_fn of its own"
             )
         self.words = self._counts(_ops.BOTH_COPIES)
-        # The copies that are cast where they are gathered, and those that are cast ahead and kept.
-        self.late = () if layer._rules.delayed else _late(self._granularity)
-        self.kept = tuple(name for name in COPIES if name not in self.late)
-        self._words: dict[str, Tensor] = {}  # of late copies: the maxima that their casts take
-        self._cast_late: dict[str, tuple[Any, Tensor]] = {}  # for the gather that comes next
+        in_qt = self._granularity["qt"]
+        self.late = not layer._rules.delayed and in_qt in (Granularity.TENSOR, Granularity.AXIS)
+        self.kept = COPIES[:1] if self.late else COPIES
+        of_qt = layer.recipe.grad_input.b
+        self._one_scale = in_qt is Granularity.TENSOR and of_qt == layer.recipe.output.b
+        self._words: dict[str, Tensor] = {}  # the maxima that the cast of a late qt takes
+        self._cast_late: tuple[Any, Tensor] | None = None  # a late qt for the next gather
         self._shards: dict[str, Tensor] = {}
         self._buffers: tuple[Tensor, ...] = ()  # q and qt of a cast in which the shards lie
         self._of_cast: tuple[
@@ -213,28 +215,28 @@ class WeightGather:
         """Returns what this rank gives to a gather of a copy: bytes in the shape of its shard."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._in_graph = True
-        if name not in self.late:
+        if name == "q" or not self.late:
             return self._shards[name].view(self.rows, self.cols)
-        if not self.has_late(name):
+        if not self.has_late:
             from float8.torch.shard_casts import cast_late
 
-            cast_late([self], (name,))
-        return self._cast_late.pop(name)[1].view(self.rows, self.cols)
+            cast_late([self])
+        _, qt = self._cast_late or (None, None)
+        self._cast_late = None
+        assert qt is not None
+        return qt.view(self.rows, self.cols)
 
-    def has_late(self, name: str) -> bool:
-        """Tells whether a copy has been cast for the gather that comes next."""
-        return name in self._cast_late and self._cast_late[name][0] is self._seen
+    @property
+    def has_late(self) -> bool:
+        """Tells whether qt has been cast for the gather that comes next."""
+        return self._cast_late is not None and self._cast_late[0] is self._seen
 
-    def _counts(self, copies: int) -> tuple[int, int]:
-        """Returns how many words a cast into these copies takes."""
-        return _amax_words(self.rows, self.cols, self.dynamic_config, self.whole_rows, copies)
-
-    def set_words(self, weight: DTensor, amax: Tensor, row_amax: Tensor) -> None:
-        """Takes the maxima of the whole weight, from which casts have their scales."""
+    def set_words(self, amax: Tensor, row_amax: Tensor) -> None:
+        """Takes the maxima of the whole weight, for the cast of a late qt."""
         if self.late:
+            amax, row_amax = self.words_for(_ops.QT_ALONE, amax, row_amax)
             self._take(self._words, "amax", amax)
             self._take(self._words, "row_amax", row_amax)
-        self.set_cast(weight)
 
     def words_for(self, copies: int, amax: Tensor, row_amax: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the part of the weight's words that a cast into these copies takes."""
@@ -242,36 +244,34 @@ class WeightGather:
         # Those of columns, which qt with scales of its lines has, come first; the tensor's is the last.
         in_lines = copies == _ops.QT_ALONE and self._granularity["qt"] is Granularity.AXIS
         begin = 0 if in_lines else amax.numel() - count
-        if (
-            row_amax.numel() < rows
-        ):  # a cast into one copy takes words of rows that it does not read
-            row_amax = row_amax.new_empty(rows)
+        if row_amax.numel() < rows:
+            row_amax = row_amax.new_empty(rows)  # a cast into one copy does not read them
         return amax[begin : begin + count], row_amax[:rows]
 
-    def late_words(self, copies: int) -> tuple[Tensor, Tensor]:
-        """Returns the same for a cast into late copies."""
-        return self.words_for(copies, self._words["amax"], self._words["row_amax"])
+    def _counts(self, copies: int) -> tuple[int, int]:
+        """Returns how many words a cast into these copies takes."""
+        return _amax_words(self.rows, self.cols, self.dynamic_config, self.whole_rows, copies)
 
-    def set_late(self, copies: int, q: Tensor, qt: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Takes casts of late copies; returns scales, and where they are to be copied to."""
+    @property
+    def late_words(self) -> tuple[Tensor, Tensor]:
+        """Returns the maxima that the cast of a late qt takes."""
+        return self._words["amax"], self._words["row_amax"]
+
+    def set_late(self, qt: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Takes a late qt; returns where its scales are to be copied to, and the scales."""
         rows = max(self.own_rows, 1)
         of_cast = (self.rows, rows, self.cols, self.dynamic_config)
-        at = layout(*of_cast, _ops.WEIGHT, copies, True, self.whole_rows)
-        scales = []
-        for name, copy in zip(COPIES, at.copies(q, qt, rows, self.cols), strict=True):
-            if copy is None:
-                continue
-            if name == "q":
-                data = _packed(copy.data[:rows, : self.cols], self.rows, self.cols)
-            else:
-                data = _packed(copy.data[:, :rows], self.cols, self.rows)
-            self._cast_late[name] = (self._seen, data)
-            count = 1 if self._granularity[name] is Granularity.TENSOR else self.cols
-            if name not in self._scales:
-                with torch.inference_mode(False):  # or nothing else could write them
-                    self._scales[name] = copy.scales.new_empty(count)
-            scales.append((self._scales[name], copy.scales[:count]))
-        return scales
+        at = layout(*of_cast, _ops.WEIGHT, _ops.QT_ALONE, True, self.whole_rows)
+        _, copy = at.copies(qt, qt, rows, self.cols)
+        assert copy is not None
+        self._cast_late = self._seen, _packed(copy.data[:, :rows], self.cols, self.rows)
+        if self._one_scale:
+            return None
+        count = 1 if self._granularity["qt"] is Granularity.TENSOR else self.cols
+        if "qt" not in self._scales:
+            with torch.inference_mode(False):  # or nothing else could write them
+                self._scales["qt"] = copy.scales.new_empty(count)
+        return self._scales["qt"], copy.scales[:count]
 
     @property
     def keeps_buffers(self) -> bool:
@@ -283,7 +283,7 @@ class WeightGather:
 
         padded_rows: as in `set_shard`.
         """
-        both = len(self.kept) == 2
+        both = not self.late
         if padded_rows:
             sizes = _quantized_bytes(padded_rows, self.cols, self.config, both, 0)
         else:
@@ -355,7 +355,7 @@ class WeightGather:
             of_cast = (self.rows, rows, self.cols, self.dynamic_config)
         in_place = bool(self._buffers) and q is self._buffers[0] and of_cast == self._of_cast
         if not in_place:
-            copies = _ops.copies_of(len(self.kept) == 2)
+            copies = _ops.copies_of(not self.late)
             at = layout(*of_cast, _ops.WEIGHT, copies, padded_rows == 0, self.whole_rows)
             own = dict(zip(COPIES, at.copies(q, qt, padded_rows or rows, self.cols), strict=True))
             cut = {"q": (slice(rows), slice(self.cols)), "qt": (slice(None), slice(rows))}
@@ -377,6 +377,8 @@ class WeightGather:
             in_place and self._granularity["qt"] is not Granularity.BLOCK_128X128
         ):
             found.append(self._own_qt_scales(scales[1], rows))
+        if self.late and self._one_scale:
+            self._scales["qt"] = self._scales["q"]
         return torch.cat(found) if found else scales[0][:0]
 
     def set_cast(self, weight: DTensor) -> None:
@@ -576,13 +578,6 @@ def _quantized_bytes(
 @functools.cache
 def _amax_words(rows: int, cols: int, config: int, whole_rows: int, copies: int) -> tuple[int, int]:
     return tuple(torch.ops.float8.amax_words(rows, cols, config, _ops.WEIGHT, whole_rows, copies))
-
-
-def _late(granularity: dict[str, Granularity]) -> tuple[str, ...]:
-    """Returns the copies whose scales every rank has once it has the maxima of the whole weight."""
-    if granularity["qt"] not in (Granularity.TENSOR, Granularity.AXIS):
-        return ()
-    return COPIES if granularity["q"] is Granularity.TENSOR else ("qt",)
 
 
 def _packed(lines: Tensor, most_lines: int, most_length: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from reference import words_of_each
 
 from float8 import recipes
 from float8.torch import _ops
@@ -51,9 +52,9 @@ def test_a_list_has_the_bits_of_its_shards_one_by_one(recipe: str) -> None:
     if sum(counts):
         begin = counts[0]
         amax[begin : begin + counts[1]] = torch.full((counts[1],), 4.0).view(torch.int32)
-    copies = torch.ops.float8.quantize_shard_list(
-        shards, amax, row_amax, [config] * 4, WEIGHT, most
-    )
+    args = ([config] * 4, WEIGHT, most)
+    each = words_of_each((amax, row_amax), shards, *args)
+    copies = torch.ops.float8.quantize_shard_list(shards, *each, *args)
     assert len(copies) == 8
     for i, (x, words) in enumerate(zip(shards, torch.split(amax, counts), strict=True)):
         one = torch.ops.float8.quantize_shard(
@@ -89,9 +90,9 @@ def test_shards_that_cut_blocks_have_the_bits_of_the_whole() -> None:
         q, qt = torch.ops.float8.quantize(x, config, WEIGHT, True)
         expected_q, expected_qt = q[: n * at[0]].view(n, -1), qt[: k * at[3]].view(k, -1)
         for rank in range(3):
-            own = cast(
-                shards[rank], amax, found[rank][1], [config] * 2, WEIGHT, most, *places[rank]
-            )
+            args = ([config] * 2, WEIGHT, most)
+            each = words_of_each((amax, found[rank][1]), shards[rank], *args, places[rank][0])
+            own = cast(shards[rank], *each, *args, *places[rank])
             rows, first = len(shards[rank][i]), places[rank][1][i]
             key = (most[i], rows, k, config, WEIGHT, _ops.BOTH_COPIES, True, n)
             own_at = torch.ops.float8.copy_layout(*key)
@@ -120,7 +121,12 @@ def test_what_does_not_fit_is_an_error() -> None:
     for call, words in (
         (lambda: find([x], [config, config], WEIGHT, [16]), "each with a config"),
         (lambda: find([x], [config], WEIGHT, [0]), "at least one row"),
-        (lambda: cast([x], amax, row_amax, [config], WEIGHT, [16]), "are not the 32 words"),
+        (lambda: cast([x], [amax], [row_amax], [config], WEIGHT, [16]), "are not the 32 words"),
+        (lambda: cast([x], [], [], [config], WEIGHT, [16]), "has the words of the maxima of each"),
+        (
+            lambda: cast([x], [amax], [row_amax], [config], WEIGHT, [16], copies=[3]),
+            r"copies is 3; it is 0 \(both\)",
+        ),
         (lambda: find([x], [config], WEIGHT, [16], [32], []), "of each whole and each first row"),
         (lambda: find([x], [_config("blockwise")], WEIGHT, [16]), "set .*whole_rows"),
     ):
@@ -132,13 +138,14 @@ def test_the_fake_kernels_give_the_sizes() -> None:
     config = _config("rowwise")
     with torch._subclasses.FakeTensorMode() as mode:
         x = [mode.from_tensor(torch.empty(16, 32, dtype=torch.bfloat16)) for _ in range(2)]
-        amax, row_amax = torch.ops.float8.quantize_amax_list(x, [config] * 2, WEIGHT, [16, 32])
-        copies = torch.ops.float8.quantize_shard_list(
-            x, amax, row_amax, [config] * 2, WEIGHT, [16, 32]
-        )
+        args = ([config] * 2, WEIGHT, [16, 32])
+        amax, row_amax = torch.ops.float8.quantize_amax_list(x, *args)
+        each = words_of_each((amax, row_amax), x, *args)
+        copies = torch.ops.float8.quantize_shard_list(x, *each, *args)
     real = [torch.zeros(16, 32, dtype=torch.bfloat16) for _ in range(2)]
-    words = torch.ops.float8.quantize_amax_list(real, [config] * 2, WEIGHT, [16, 32])
-    expected = torch.ops.float8.quantize_shard_list(real, *words, [config] * 2, WEIGHT, [16, 32])
+    words = torch.ops.float8.quantize_amax_list(real, *args)
+    each = words_of_each(words, real, *args)
+    expected = torch.ops.float8.quantize_shard_list(real, *each, *args)
     assert (amax.shape, row_amax.shape) == (words[0].shape, words[1].shape)
     assert [copy.shape for copy in copies] == [copy.shape for copy in expected]
 
@@ -147,11 +154,13 @@ def test_the_fake_kernels_give_the_sizes_of_shards_that_cut_blocks() -> None:
     args = ([_config("blockwise")], WEIGHT, [38], [300], [76])
     real = torch.zeros(38, 272, dtype=torch.bfloat16)
     words = torch.ops.float8.quantize_amax_list([real], *args)
-    expected = torch.ops.float8.quantize_shard_list([real], *words, *args)
+    each = ([own] for own in words)
+    expected = torch.ops.float8.quantize_shard_list([real], *each, *args)
     with torch._subclasses.FakeTensorMode() as mode:
         fake = mode.from_tensor(real)
         found = torch.ops.float8.quantize_amax_list([fake], *args)
-        copies = torch.ops.float8.quantize_shard_list([fake], *found, *args)
+        each = ([own] for own in found)
+        copies = torch.ops.float8.quantize_shard_list([fake], *each, *args)
     assert [each.shape for each in (*found, *copies)] == [
         each.shape for each in (*words, *expected)
     ]
@@ -184,6 +193,7 @@ def test_shards_are_rounded_as_they_are_read(recipe: str) -> None:
     expected = _ops.quantize_amax_list(rounded, *args)
     for own, other in zip(words, expected, strict=True):
         assert _same_floats(own, other)
+    words, expected = (words_of_each(each, shards, *args) for each in (words, expected))
     copies = _ops.quantize_shard_list(shards, *words, *args, [], [], codes)
     of_rounded = _ops.quantize_shard_list(rounded, *expected, *args)
     for i, (rows, cols) in enumerate(x.shape for x in shards):
@@ -201,7 +211,7 @@ def test_a_list_casts_into_copies(recipe: str) -> None:
     shards = [torch.randn(128, 64), torch.randn(40, 272)]
     args = ([_config(recipe)] * 2, WEIGHT, [128, 128])
     rest = ([], [], [0, 0])
-    words = _ops.quantize_amax_list(shards, *args, *rest)
+    words = words_of_each(_ops.quantize_amax_list(shards, *args, *rest), shards, *args)
     expected = _ops.quantize_shard_list(shards, *words, *args, *rest)
     copies = [torch.empty_like(copy) for copy in expected]
     assert _ops.quantize_shard_list(shards, *words, *args, *rest, copies) == []
@@ -217,7 +227,7 @@ def test_what_is_not_rounded_or_cast_into() -> None:
     config = _config("tensorwise")
     x = torch.randn(128, 64)
     args = ([config], WEIGHT, [128])
-    words = _ops.quantize_amax_list([x], *args)
+    words = [[each] for each in _ops.quantize_amax_list([x], *args)]
     bf16, f16 = (_ops.ELEMENT_TYPES[dtype] for dtype in (torch.bfloat16, torch.float16))
     for own, dtypes, message in (
         (x.bfloat16(), [f16], "an x in float32 alone is rounded"),
