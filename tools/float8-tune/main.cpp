@@ -1,5 +1,7 @@
 // float8-tune: measure, keep and ask. See command.hpp for how a subcommand plugs in.
+#include <csignal>
 #include <exception>
+#include <new>
 #include <sstream>
 
 #include "base/text.hpp"
@@ -86,9 +88,16 @@ int run(int argc, char** argv) {
 }  // namespace f8::cli
 
 int main(int argc, char** argv) {
+  // A reader that has gone and a limit of a file's size are errors of the write, with a line that says
+  // so. SQLite writes too.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   // Our code does not throw; the libraries may.
   try {
     return f8::cli::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    f8::cli::print_out_of_memory();
+    return f8::cli::kExitUnfit;
   } catch (const std::exception& error) {
     f8::cli::print_error(f8::format("internal error: {}; please report it", error.what()));
     return f8::cli::kExitUsage;
