@@ -1,5 +1,8 @@
 // float8-tune: measure, keep and ask. See command.hpp for how a subcommand plugs in.
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <sstream>
@@ -86,6 +89,28 @@ int run(int argc, char** argv) {
 
 }  // namespace
 }  // namespace f8::cli
+
+namespace {
+
+// CLI11 allocates while static objects are made, and in functions that are noexcept: there an
+// exception ends the process, and this says why.
+[[noreturn]] void end_with_a_line() {
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    f8::cli::print_out_of_memory();
+    ::_exit(f8::cli::kExitUnfit);
+  } catch (...) {
+  }
+  std::abort();
+}
+
+// Before all other static objects.
+__attribute__((constructor(101))) void before_static_objects() {
+  std::set_terminate(end_with_a_line);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   // A reader that has gone and a limit of a file's size are errors of the write, with a line that says

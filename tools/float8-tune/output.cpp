@@ -162,12 +162,6 @@ Status write_output(const Global& global, std::string_view option,
   return {};
 }
 
-Status write_folder(std::string_view option, const std::filesystem::path& folder,
-                    std::span<const NamedBytes> files) {
-  F8_TRY(of_option(option, make_folders(folder)));
-  return of_option(option, write_files_atomic(files));
-}
-
 void note_line(const Global& global, std::string_view line) {
   if (!global.quiet) write_stderr(printable_lines(line) + "\n");
 }

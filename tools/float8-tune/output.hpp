@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/file.hpp"
 #include "base/format.hpp"
 #include "tools/float8-tune/command.hpp"
 
@@ -63,10 +62,6 @@ void print_styled(std::string_view text);
 // Writes it and says so.
 [[nodiscard]] Status write_output(const Global& global, std::string_view option,
                                   const std::filesystem::path& file, std::string_view bytes);
-// Writes all files of a folder, which is made, or none of them.
-[[nodiscard]] Status write_folder(std::string_view option, const std::filesystem::path& folder,
-                                  std::span<const NamedBytes> files);
-
 // Prints a line on standard error, unless --quiet.
 void note_line(const Global& global, std::string_view line);
 template <class... Args>

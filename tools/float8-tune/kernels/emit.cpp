@@ -228,7 +228,10 @@ Result<int> emit(const EmitOptions& options, const Global& global) {
     kernels.push_back(std::move(json));
     std::ranges::move(outputs, std::back_inserter(all));
   }
-  if (!directory.empty()) F8_TRY(write_folder("-o", directory, all));
+  if (!directory.empty()) {
+    F8_TRY(of_option("-o", make_folders(directory)));
+    F8_TRY(of_option("-o", write_files_atomic(all)));
+  }
   if (global.json) {
     print_json({{"kernels", kernels}});
     return kExitOk;

@@ -1,5 +1,5 @@
 // report: one page of figures about what the databases hold. Everything is made in memory and
-// checked before the first file is written.
+// checked before the first file is written, and all files are complete before the first appears.
 #include <memory>
 
 #include "base/file.hpp"
@@ -139,14 +139,20 @@ Result<int> make_report(const ReportOptions& options, const Global& global) {
   }
   const report::Measurements measurements = F8_TRY(report::collect(named, std::move(table)));
   page.figures = report::all_figures(measurements);
-  const std::string html = report::page_html(page, measurements);
-  F8_TRY(write_output(global, "-o", options.output, html));
+  std::string html = report::page_html(page, measurements);
+  std::vector<NamedBytes> files;
   if (!options.svg.empty()) {
-    const std::vector<NamedBytes> files = svg_files(options, page.figures);
-    F8_TRY(write_folder("--svg", options.svg, files));
-    note(global, "wrote {} figures into {}", files.size(), options.svg.string());
+    F8_TRY(of_option("--svg", make_folders(options.svg)));
+    files = svg_files(options, page.figures);
   }
-  if (global.json) print_json(to_json(options, page.figures, html.size()));
+  const size_t size = html.size();
+  files.push_back({output_path(options.output), std::move(html)});
+  F8_TRY(write_files_atomic(files));
+  if (!is_standard_stream(options.output)) note(global, "wrote {}", options.output.string());
+  if (!options.svg.empty()) {
+    note(global, "wrote {} figures into {}", files.size() - 1, options.svg.string());
+  }
+  if (global.json) print_json(to_json(options, page.figures, size));
   return kExitOk;
 }
 
