@@ -169,7 +169,7 @@ void note_line(const Global& global, std::string_view line) {
 void print_error(std::string_view message) {
   std::string line(message);
   std::ranges::replace(line, '\n', ' ');
-  write_stderr("float8-tune: " + printable(line) + "\n");
+  write_stderr("float8-tune: " + message_text(line) + "\n");
 }
 
 void print_out_of_memory() {

@@ -113,7 +113,7 @@ TEST_F(TensorAbi, TheTransposedCopyMayLieApart) {
 }
 
 TEST_F(TensorAbi, OneCopyAloneHasTheBitsOfBoth) {
-  constexpr size_t kWorkspace = 1 << 20;
+  constexpr size_t kWorkspace = 1 << 23;
   const Memory workspace = memory(kWorkspace);  // its front is the library's between calls
   for (const bool axis : {false, true}) {
     const auto plan = [&](float8_copies copies) {
