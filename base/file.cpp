@@ -113,7 +113,7 @@ Status keep_mode(int fd, const Target& target) {
   return fail(ErrorCode::kIo, "cannot set the mode of {}: {}", target.path.string(), errno_text());
 }
 
-// What SQLite puts beside a file that it makes.
+// SQLite puts a file with this ending next to one that it makes.
 constexpr std::string_view kJournal = "-journal";
 
 // Removes what killed processes left beside the target.

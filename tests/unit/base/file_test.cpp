@@ -132,7 +132,7 @@ TEST_F(FileTest, TempDirectoriesArePrivateAndDistinct) {
   EXPECT_EQ(info.st_mode & 0777U, 0700U);
 }
 
-// What SIGPIPE and SIGXFSZ do by default ends the process; the writer's own thread has neither.
+// SIGPIPE and SIGXFSZ end a process by default; the writer blocks them in its own thread.
 TEST_F(FileTest, AWriteThatFailsRaisesNoSignal) {
   ASSERT_EQ(std::signal(SIGPIPE, SIG_DFL), SIG_DFL);
   const fs::path fifo = directory_ / "fifo";

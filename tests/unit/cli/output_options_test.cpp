@@ -22,7 +22,7 @@ struct Writing {
 
 const std::string kShape = "16,4096,4096";
 
-// By the command and the option as the manual has them.
+// The keys are a command and its option, as the manual has them.
 const std::map<std::string, Writing> kWriting = {
     {"bench matmul --csv", {{"bench", "matmul", "--mnk", kShape, "--csv", "{}"}, false}},
     {"bench epilogue --csv", {{"bench", "epilogue", "--mnk", kShape, "--csv", "{}"}, false}},
