@@ -42,14 +42,14 @@ void Shards::add_cast(size_t index, const std::string& recipe, const float8::Sca
   const bool delayed = slots != nullptr;
   // A weight without over_ranks has all of its planned rows, or none.
   const int64_t rows = delayed && shape.rows > 0 ? shape.rows : shape.shard_rows;
-  casts_[index] =
-      Cast{.quantizer = quantizer(backend_.context(), recipe, rows, shape.k, delayed, false),
-           .whole_quantizer = quantizer(backend_.context(), recipe, shape.n, shape.k, delayed, true),
-           .slots = slots,
-           .in_shards = in_shards,
-           .shard = {},
-           .q = {},
-           .qt = {}};
+  casts_[index] = Cast{
+      .quantizer = quantizer(backend_.context(), recipe, rows, shape.k, delayed, false),
+      .whole_quantizer = quantizer(backend_.context(), recipe, shape.n, shape.k, delayed, true),
+      .slots = slots,
+      .in_shards = in_shards,
+      .shard = {},
+      .q = {},
+      .qt = {}};
 }
 
 // A tensor's one maximum does, and those of columns if all parts have these columns.
