@@ -51,7 +51,14 @@ const ToolchainVersions* Estimator::other_toolchain(const Estimate& e,
   return nullptr;
 }
 
-std::optional<Estimate> Estimator::estimate(Shape shape, const ToolchainVersions& toolchain) const {
+Estimator::Slices Estimator::slices(int64_t m) const {
+  Slices slices;
+  for (const auto& surface : surfaces_) slices.push_back(surface->slice(m));
+  return slices;
+}
+
+std::optional<Estimate> Estimator::estimate(const Slices& slices, Shape shape,
+                                            const ToolchainVersions& toolchain) const {
   std::optional<double> miss;  // of all surfaces
   const auto most_missed = [&] {
     if (!miss) {
@@ -63,9 +70,10 @@ std::optional<Estimate> Estimator::estimate(Shape shape, const ToolchainVersions
     return *miss;
   };
   std::optional<Estimate> narrowest;
-  for (const auto& surface : surfaces_) {
+  for (size_t i = 0; i < surfaces_.size(); ++i) {
+    const Surface* surface = surfaces_[i].get();
     auto e = surface->from_column(shape);
-    if (!e) e = surface->from_neighbours(shape, most_missed());
+    if (!e) e = surface->from_neighbours(slices[i], shape, most_missed());
     if (!e) continue;
     if (const ToolchainVersions* other = other_toolchain(*e, toolchain)) {
       widen(*e, &IntervalTerms::toolchain, kBetweenToolchains,

@@ -49,9 +49,19 @@ class Estimator {
   }
   // The same for another toolchain than this machine's.
   [[nodiscard]] std::optional<Estimate> estimate(Shape shape,
-                                                 const ToolchainVersions& toolchain) const;
+                                                 const ToolchainVersions& toolchain) const {
+    return estimate(slices(shape.m), shape, toolchain);
+  }
+  // The surfaces at one m, for those who ask for many shapes of it.
+  using Slices = std::vector<Surface::Slice>;
+  [[nodiscard]] Slices slices(int64_t m) const;
+  [[nodiscard]] std::optional<Estimate> estimate(const Slices& slices, Shape shape) const {
+    return estimate(slices, shape, here_.toolchain);
+  }
 
  private:
+  [[nodiscard]] std::optional<Estimate> estimate(const Slices& slices, Shape shape,
+                                                 const ToolchainVersions& toolchain) const;
   // The first toolchain of the estimate's rows that is another one than this; null: there is none.
   [[nodiscard]] const ToolchainVersions* other_toolchain(const Estimate& e,
                                                          const ToolchainVersions& toolchain) const;

@@ -35,19 +35,32 @@ std::string basis_of(const Estimate& e, const FilterDecision& d,
       share.bf16_exposed_us, share.fp8_exposed_us, wire->describe(), e.basis);
 }
 
-// Many layers of a model have one shape, whose estimate is made once.
+// Many layers of a model have one shape, whose estimate is made once, and most have one m. A list of
+// more unlike ones than a model has is forgotten now and then, so that it takes no memory.
 class Estimates {
  public:
   explicit Estimates(const Estimator& estimator) : estimator_(estimator) {}
   const std::optional<Estimate>& operator()(Shape shape) {
+    if (known_.size() >= kMostShapes) known_.clear();
     const auto [at, is_new] = known_.try_emplace(shape);
-    if (is_new) at->second = estimator_.estimate(shape);
+    if (is_new) at->second = estimator_.estimate(slices(shape.m), shape);
     return at->second;
   }
 
  private:
+  static constexpr size_t kMostShapes = 4096;
+  static constexpr size_t kMostSlices = 16;
+
+  const Estimator::Slices& slices(int64_t m) {
+    if (slices_.size() >= kMostSlices) slices_.clear();
+    const auto [at, is_new] = slices_.try_emplace(m);
+    if (is_new) at->second = estimator_.slices(m);
+    return at->second;
+  }
+
   const Estimator& estimator_;
   std::map<Shape, std::optional<Estimate>> known_;
+  std::map<int64_t, Estimator::Slices> slices_;  // by m
 };
 
 // The speedup of the i-th layer, if anything is known of its shape.
