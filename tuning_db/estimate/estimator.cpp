@@ -88,4 +88,21 @@ std::optional<Estimate> Estimator::estimate(const Slices& slices, Shape shape,
   return narrowest;
 }
 
+const std::optional<Estimate>& Estimates::operator()(Shape shape) {
+  if (shapes_.size() >= kMostShapes) shapes_.clear();
+  const auto [at, is_new] = shapes_.try_emplace(shape);
+  if (is_new) at->second = estimator_.estimate(slices(shape.m), shape);
+  return at->second;
+}
+
+const Estimator::Slices& Estimates::slices(int64_t m) {
+  if (slices_.size() >= kMostSlices) slices_.clear();
+  const auto [at, is_new] = slices_.try_emplace(m);
+  if (is_new) {
+    at->second = estimator_.slices(m);
+    ++slices_made_;
+  }
+  return at->second;
+}
+
 }  // namespace f8::tuning_db

@@ -8,6 +8,7 @@
 // count.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,6 +71,31 @@ class Estimator {
   std::string recipe_, device_;
   std::vector<std::unique_ptr<const Surface>> surfaces_;
   Machine here_;
+};
+
+// The estimates of a model's layers: many of them have one shape, whose estimate is made once, and
+// most have one m. Of a list with more unlike ones than a model has it forgets now and then what it
+// knows, so that it stays small.
+class Estimates {
+ public:
+  static constexpr size_t kMostShapes = 4096;
+  static constexpr size_t kMostSlices = 16;
+
+  explicit Estimates(const Estimator& estimator) : estimator_(estimator) {}
+  // As the estimator's own; valid until the next call.
+  [[nodiscard]] const std::optional<Estimate>& operator()(Shape shape);
+  // What it has made and what it keeps.
+  [[nodiscard]] size_t slices_made() const { return slices_made_; }
+  [[nodiscard]] size_t shapes_kept() const { return shapes_.size(); }
+  [[nodiscard]] size_t slices_kept() const { return slices_.size(); }
+
+ private:
+  [[nodiscard]] const Estimator::Slices& slices(int64_t m);
+
+  const Estimator& estimator_;
+  std::map<Shape, std::optional<Estimate>> shapes_;
+  std::map<int64_t, Estimator::Slices> slices_;  // by m
+  size_t slices_made_ = 0;
 };
 
 }  // namespace f8::tuning_db

@@ -16,7 +16,6 @@
 // outside, and the interval grows with the distance beyond that.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
