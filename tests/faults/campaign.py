@@ -115,7 +115,7 @@ def main():
                                                lambda a=at, r=read: gone.meet(a, r)))
         for done in pending:
             done.result()
-    if options.only is None:
+    if options.only is None or options.only in "cold cache":
         races = [(8, 0)] * 2 + [(8, 4)] * 2 if not long else [(32, 0)] * 5 + [(16, 8)] * 40
         for number, (processes, kills) in enumerate(races):
             attempt("cold cache", f"{processes} processes, {kills} kills",
