@@ -191,6 +191,23 @@ TEST_F(WordsTest, AreTheSameByMergeAndByJsonLines) {
   EXPECT_EQ(known->known, 25);
 }
 
+// An export of today's program is that of its database of version 3.
+TEST_F(WordsTest, JsonLinesOfVersion2AreKnown) {
+  Database imported = Database::open(folder_ / "imported.db", OpenMode::kCreate).value();
+  const auto added = imported.import_jsonl(FLOAT8_SOURCE_DIR "/tests/unit/tuning_db/data/v2.jsonl");
+  ASSERT_TRUE(added) << added.error().message;
+  EXPECT_EQ(added->added, 25);
+  const fs::path path = folder_ / "v3.db";
+  make_file(path, "v3.sql");
+  const auto known = imported.merge_from(path);
+  ASSERT_TRUE(known) << known.error().message;
+  EXPECT_EQ(known->added, 0);
+  EXPECT_EQ(known->known, 25);
+  const TrialResult screened =
+      result_of(imported, "output/blockwise/e4m3.e4m3.bf16/tn/m2048n1024k1024/b0f0", "a7d945d3");
+  EXPECT_EQ(screened.screened_ns, 7840);
+}
+
 TEST(Words, OfAnotherFormStay) {
   const auto taken = [](TrialState state, const char* reason) {
     TrialResult result{.state = state, .reason = reason};

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/file.hpp"
 #include "base/hash.hpp"
 
 namespace f8 {
@@ -85,6 +86,25 @@ TEST(TuningTable, GoldenText) {
       "e18a4bfb-d429-4cfd-9945-1aa374c7689f\n"
       "end " +
           example().hash() + "\n");
+}
+
+// A table that float8 0.1 wrote, with the five recipes' GEMMs and linears.
+TEST(TuningTable, AFileOfVersion3Opens) {
+  const std::string text = read_file(FLOAT8_SOURCE_DIR "/tests/fixtures/table_v3.txt").value();
+  const auto table = TuningTable::parse(text);
+  ASSERT_TRUE(table) << table.error().message;
+  EXPECT_EQ(table->device_name(), "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(table->choices().size(), 16U);
+  EXPECT_EQ(table->speedups().size(), 5U);
+  for (const Recipe& recipe : builtin_recipes()) {
+    for (const Gemm gemm : kGemms) {
+      if (!recipe.at(gemm).is_fp8()) continue;
+      const Problem problem = Problem::make(to_op(gemm), recipe, {8192, 4096, 1024}).value();
+      const KernelChoice* row = table->find(problem);
+      ASSERT_NE(row, nullptr) << problem.key();
+      EXPECT_EQ(row->config, "128x256s4c2x1w2g8");
+    }
+  }
 }
 
 TEST(TuningTable, RoundTrips) {
