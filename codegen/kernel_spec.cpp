@@ -347,20 +347,6 @@ struct Validate {
 
 }  // namespace
 
-std::string_view to_string(ScaleMode mode) {
-  switch (mode) {
-    case ScaleMode::kTensor:
-      return "tensor";
-    case ScaleMode::kAxis:
-      return "axis";
-    case ScaleMode::kBlock1x128:
-      return "block1x128";
-    case ScaleMode::kBlock128x128:
-      return "block128x128";
-  }
-  return "unknown";
-}
-
 bool takes_pow2(const GemmSpec& spec) {
   return spec.scale == ScaleMode::kAxis && spec.d == Dtype::kBf16 && !spec.bias && !spec.amax;
 }

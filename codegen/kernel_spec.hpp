@@ -36,22 +36,12 @@
 
 #include "base/error.hpp"
 #include "recipes/dtype.hpp"
+#include "recipes/recipe.hpp"
 
 namespace f8::codegen {
 
-// The elements that share a scale. A GEMM with block scales has the mode of b; a's are always
-// 1x128.
-//   tensor        one value
-//   axis          one for each row of an operand (its last dimension is K)
-//   block1x128    (1D) one for each row and 128 of K: [ceil(k/128)][padded rows], so that the rows
-//                 of one block of k are neighbours
-//   block128x128  (2D) one for each 128 rows and 128 of K: [ceil(rows/128)][padded k blocks]
-// The last dimension of block scales is padded to a multiple of 4 values (16 bytes).
-enum class ScaleMode : uint8_t { kTensor, kAxis, kBlock1x128, kBlock128x128 };
-[[nodiscard]] constexpr bool is_block(ScaleMode mode) {
-  return mode == ScaleMode::kBlock1x128 || mode == ScaleMode::kBlock128x128;
-}
-[[nodiscard]] std::string_view to_string(ScaleMode mode);
+// A GEMM with block scales has the mode of b; a's are always 1x128.
+using ScaleMode = Granularity;
 
 struct AmaxSpec {
   Dtype in = Dtype::kBf16;

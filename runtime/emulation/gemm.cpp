@@ -61,7 +61,7 @@ void run_gemm(const codegen::GemmSpec& spec, const TensorMap& a, const TensorMap
   check("b", b, args.k / shards, args.n * shards, spec.b, config.tile_n / config.cluster_m, 128,
         128);
   check("d", d, args.n, args.m, spec.d, kernels::kOutRows, codegen::out_row_bytes(spec), 16);
-  const bool block = codegen::is_block(spec.scale);
+  const bool block = is_block(spec.scale);
   if (args.inv_scale_a == nullptr || args.inv_scale_b == nullptr) fault("inverse scales are null");
   if (block && (args.stride_a % 4 != 0 || args.stride_b % 4 != 0 || !is_aligned(args.inv_scale_a) ||
                 !is_aligned(args.inv_scale_b))) {

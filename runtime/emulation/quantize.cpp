@@ -284,7 +284,7 @@ struct Copy {
     if (!aligned(out, 16) || ld < x.cols || ld % 16 != 0) {
       return fault(faults, "{}: null, misaligned or rows {} apart", name(), ld);
     }
-    if (mode != ScaleMode::kTensor && !aligned(inverses, codegen::is_block(mode) ? 16 : 4)) {
+    if (mode != ScaleMode::kTensor && !aligned(inverses, is_block(mode) ? 16 : 4)) {
       return fault(faults, "{}: inverse scales null or misaligned", name());
     }
     const auto copy =

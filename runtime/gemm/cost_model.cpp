@@ -32,7 +32,7 @@ double efficiency(const CostModel& model, const codegen::GemmSpec& spec) {
   for (const CostModel::Tile& tile : model.tiles) {
     if (tile.tile_m == config.tile_m && tile.tile_n == config.tile_n &&
         tile.warpgroups == config.warpgroups && tile.pingpong == config.pingpong) {
-      return codegen::is_block(spec.scale) ? tile.block : spec.fast ? tile.fast : tile.precise;
+      return is_block(spec.scale) ? tile.block : spec.fast ? tile.fast : tile.precise;
     }
   }
   return spec.fast ? 0.6 : 0.45;  // a tile that was never measured

@@ -120,10 +120,11 @@ Result<std::string> run_program(std::vector<std::string> words, milliseconds mos
 bool is_measured(const TuningTable* table, const DeviceClass& device, const Recipe& recipe,
                  Shape shape) {
   if (table == nullptr) return false;
+  const std::string label = settings_label(recipe);
   return std::ranges::any_of(table->speedups(), [&](const LinearSpeedup& row) {
     const double octaves =
         std::log2(static_cast<double>(row.shape.m) / static_cast<double>(shape.m));
-    return row.recipe == recipe.name && row.shape.n == shape.n && row.shape.k == shape.k &&
+    return row.recipe == label && row.shape.n == shape.n && row.shape.k == shape.k &&
            std::abs(octaves) <= 1 && table->devices[row.device].is_same_class(device);
   });
 }
@@ -156,11 +157,12 @@ Status measure(Context& context, const Recipe& recipe, Shape shape) {
   if (is_measured(context.table().get(), context.device(), recipe, shape)) return {};
   constexpr milliseconds kStart{60'000};  // to start, to compile, and to write the last row
   const milliseconds budget(options.tune_on_first_use);
-  F8_TRY(run_program({"sweep", "--mnk", f8::format("{},{},{}", shape.m, shape.n, shape.k),
-                      "--recipe", recipe.name, "--device", std::to_string(context.device().ordinal),
-                      "--budget", f8::format("{:.3f}s", 1e-3 * static_cast<double>(budget.count())),
-                      "--db", options.database.string(), "--quiet"},
-                     budget + kStart));
+  F8_TRY(
+      run_program({"sweep", "--mnk", f8::format("{},{},{}", shape.m, shape.n, shape.k), "--recipe",
+                   settings_label(recipe), "--device", std::to_string(context.device().ordinal),
+                   "--budget", f8::format("{:.3f}s", 1e-3 * static_cast<double>(budget.count())),
+                   "--db", options.database.string(), "--quiet"},
+                  budget + kStart));
   return read_database(context);
 }
 
@@ -168,8 +170,7 @@ Status measure(Context& context, const Recipe& recipe, Shape shape) {
 
 void tune_first_use(Context& context, const Recipe& recipe, Shape shape) {
   if (context.options().tune_on_first_use == 0 || shape.m <= 0) return;
-  const Result<Recipe> builtin = find_recipe(recipe.name);
-  if (!builtin || *builtin != recipe) return;
+  if (!find_recipe(settings_label(recipe))) return;  // the program measures named recipes
   FirstUse& state = context.state().first_use;
   const std::lock_guard lock(state.mutex);
   if (is_measured(context.table().get(), context.device(), recipe, shape)) return;

@@ -10,7 +10,6 @@ namespace f8::runtime {
 namespace {
 
 using codegen::CastSpec;
-using codegen::ScaleMode;
 
 constexpr std::string_view kTensorNames[] = {"x", "w", "dy"};
 
@@ -102,8 +101,8 @@ class Planner {
     FusedCast out{.tensor = tensor,
                   .cast = {.in = in,
                            .out = any.dtype,
-                           .scale_q = scale_mode(any.granularity),
-                           .scale_qt = scale_mode((qt != nullptr ? *qt : any).granularity),
+                           .scale_q = any.granularity,
+                           .scale_qt = (qt != nullptr ? *qt : any).granularity,
                            .q = q != nullptr,
                            .qt = qt != nullptr,
                            .pow2 = any.pow2,
@@ -169,15 +168,10 @@ Result<GemmDesc> gemm_desc(const LinearDesc& desc, Gemm gemm) {
   }
   out.fast = setting.fast;
   out.pow2 = setting.a.pow2 && setting.b.pow2;
-  const ScaleMode a = scale_mode(setting.a.granularity);
-  const ScaleMode b = scale_mode(setting.b.granularity);
-  if (codegen::is_block(b)) {
-    out.scale = b;
-  } else if (a == ScaleMode::kAxis || b == ScaleMode::kAxis) {
-    out.scale = ScaleMode::kAxis;
-    out.scalar_a = a == ScaleMode::kTensor;
-    out.scalar_b = b == ScaleMode::kTensor;
-  }
+  const GemmScales scales = gemm_scales(setting);
+  out.scale = scales.mode;
+  out.scalar_a = scales.scalar_a;
+  out.scalar_b = scales.scalar_b;
   return out;
 }
 

@@ -90,15 +90,6 @@ struct CallPasses {
 };
 [[nodiscard]] std::vector<CallPasses> all_passes(const LinearKernels& kernels);
 
-// Scale modes are granularities of the same names, in the same order.
-[[nodiscard]] constexpr codegen::ScaleMode scale_mode(Granularity granularity) {
-  return static_cast<codegen::ScaleMode>(granularity);
-}
-static_assert(scale_mode(Granularity::kTensor) == codegen::ScaleMode::kTensor &&
-              scale_mode(Granularity::kAxis) == codegen::ScaleMode::kAxis &&
-              scale_mode(Granularity::kBlock1x128) == codegen::ScaleMode::kBlock1x128 &&
-              scale_mode(Granularity::kBlock128x128) == codegen::ScaleMode::kBlock128x128);
-
 // kUnsupported names the recipe and what this version cannot do.
 [[nodiscard]] Result<LinearKernels> linear_kernels(const LinearDesc& desc);
 

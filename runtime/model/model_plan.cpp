@@ -57,7 +57,7 @@ Result<std::vector<NamedLinear>> check(std::span<const ModelLinear> linears,
 
 Status check_verdicts(const ModelOptions& options) {
   const FilterFile& file = *options.filter.verdicts;
-  if (file.recipe == options.recipe.name && file.tokens == options.tokens) return {};
+  if (file.recipe == settings_label(options.recipe) && file.tokens == options.tokens) return {};
   return fail(ErrorCode::kInvalidArgument,
               "the filter file is for recipe {} and {} tokens, the model is planned for {} and "
               "{}; write it again for these",
@@ -172,8 +172,7 @@ Result<std::vector<ConvertedLinear>> filter_parts(std::span<const ModelLinear> l
     verdicts.emplace(*filter.verdicts);
   }
   const TuningTable none;
-  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe.name, {},
-                                       here);
+  const tuning_db::Estimator estimator(table == nullptr ? none : *table, options.recipe, {}, here);
   auto decided = F8_TRY(tuning_db::filter(layers,
                                           {.policy = filter.policy,
                                            .tokens = options.tokens,

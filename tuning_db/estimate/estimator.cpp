@@ -23,14 +23,15 @@ void widen(Estimate& e, double IntervalTerms::*term, double error, const std::st
 
 }  // namespace
 
-Estimator::Estimator(const TuningTable& table, std::string_view recipe, std::string_view device,
+Estimator::Estimator(const TuningTable& table, const Recipe& recipe, std::string_view device,
                      const Machine* here)
     : table_(table), recipe_(recipe), device_(device) {
+  const std::string label = settings_label(recipe);
   for (size_t i = 0; i < table.devices.size(); ++i) {
     if (!device.empty() && table.devices[i].name != device) continue;
     std::vector<LinearSpeedup> rows;
     for (const LinearSpeedup& row : table.speedups()) {
-      if (row.device == i && row.recipe == recipe) rows.push_back(row);
+      if (row.device == i && row.recipe == label) rows.push_back(row);
     }
     if (rows.empty()) continue;
     if (surfaces_.empty()) {

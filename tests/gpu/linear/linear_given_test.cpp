@@ -42,11 +42,11 @@ TEST_P(TensorTest, SavedAndCachedCopiesAreTheQuantizers) {
   F8_ASSERT_OK(x->run(t.device_x, kRows, t.slots));
   F8_ASSERT_OK(w->run(t.device_w, kShape.n, t.slots));
   const auto qt = [&](const float8_tensor& view) {
-    const auto mode = scale_mode(static_cast<Granularity>(view.qt_setting.granularity));
+    const auto mode = static_cast<Granularity>(view.qt_setting.granularity);
     const int64_t scales =
         mode == codegen::ScaleMode::kTensor ? 1 : scale_floats(mode, view.cols, view.rows);
     return copy_bytes(context(), view.qt, view.qt_inverse_scale, view.cols, view.rows, view.ld_qt,
-                      codegen::is_block(mode) ? 1 : scales);
+                      is_block(mode) ? 1 : scales);
   };
   const float8_tensor saved_x = linear->saved_x(t.saved.as(), kRows);
   EXPECT_EQ(saved_x.q, nullptr);

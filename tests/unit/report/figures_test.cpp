@@ -70,7 +70,8 @@ TEST(Speedups, AGridHasItsRowsAndTorchaosRule) {
       EXPECT_EQ(cell.evidence, Evidence::kMeasured);
       EXPECT_DOUBLE_EQ(cell.speedup.speedup, small_loses(shape));
       EXPECT_EQ(cell.converts, small_loses(shape) > 1);
-      EXPECT_NE(cell.torchao_keeps, torchao_verdict("rowwise", {"", shape.k, shape.n}).convert);
+      EXPECT_NE(cell.torchao_keeps,
+                torchao_verdict(recipe_of_label("rowwise"), {"", shape.k, shape.n}).convert);
     }
   }
 }

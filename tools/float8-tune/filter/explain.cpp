@@ -321,7 +321,7 @@ Result<int> explain(const ExplainOptions& given, const Global& global) {
   const Databases databases = F8_TRY(open_databases(global));
   const TuningTable table = F8_TRY(merged_table(databases));
   const std::string device = F8_TRY(device_named(table.devices, options.device));
-  const auto estimator = estimator_of(table, recipe.name, device);
+  const auto estimator = estimator_of(table, recipe, device);
   tuning_db::FilterOptions how;
   how.margin = options.margin;
   how.automatic = true;

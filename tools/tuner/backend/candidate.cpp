@@ -144,7 +144,12 @@ Result<runtime::GemmDesc> gemm_desc(const Problem& problem, bool bf16, const Epi
 }
 
 Problem with_one_scale(Problem problem) {
-  problem.recipe = "tensorwise";
+  problem.recipe = std::ranges::find_if(builtin_recipes(), [](const Recipe& recipe) {
+                     return std::ranges::all_of(recipe.gemms, [](const GemmSetting& gemm) {
+                       return gemm.is_fp8() && gemm.a.granularity == Granularity::kTensor &&
+                              gemm.b.granularity == Granularity::kTensor;
+                     });
+                   })->name;
   return problem;
 }
 
@@ -159,7 +164,7 @@ std::string gemm_identity(const Problem& problem, bool bf16) {
   const Shape own = gemm_shape(problem.shape, static_cast<Gemm>(problem.op));
   const auto desc = gemm_desc(problem, false);
   const std::string scales =
-      desc ? f8::format("{}{}{}", codegen::to_string(desc->scale), desc->scalar_a ? "-a" : "",
+      desc ? f8::format("{}{}{}", to_string(desc->scale), desc->scalar_a ? "-a" : "",
                         desc->scalar_b ? "-b" : "")
            : problem.recipe;
   return f8::format("{}.{}.{}/{}/{}/{}", to_string(problem.a), to_string(problem.b),

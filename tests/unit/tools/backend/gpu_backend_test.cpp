@@ -24,7 +24,7 @@ TEST_F(GpuBackendTest, EveryGemmOfEveryProviderIsRight) {
           candidates.push_back({.impl = Impl::kCublasLtTensorwise, .config = "h0"});
           // The fake library reads one scale or one for each row, and no library mixes them.
           const runtime::GemmDesc desc = gemm_desc(p, false).value();
-          if (!codegen::is_block(desc.scale) && !desc.scalar_a && !desc.scalar_b) {
+          if (!is_block(desc.scale) && !desc.scalar_a && !desc.scalar_b) {
             candidates.push_back({.impl = Impl::kCublasLt, .config = "h1"});
           }
         }

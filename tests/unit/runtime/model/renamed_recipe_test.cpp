@@ -1,0 +1,129 @@
+// A recipe's name is for people: the five named recipes under other names have the same rows of the
+// table, kernels, traffic between ranks and verdicts; and a name alone gives none of them.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/file.hpp"
+#include "runtime/gemm/choose.hpp"
+#include "runtime/linear/kernels.hpp"
+#include "runtime/model/model_plan.hpp"
+
+namespace f8::runtime {
+namespace {
+
+constexpr Shape kMeasured = {8192, 4096, 4096};
+
+class RenamedRecipe : public ::testing::TestWithParam<Recipe> {
+ protected:
+  [[nodiscard]] std::vector<ConvertedLinear> verdicts(const Recipe& recipe, FilterPolicy policy,
+                                                      tuning_db::Parallelism ranks = {}) const {
+    ModelOptions options;
+    options.recipe = recipe;
+    options.tokens = kMeasured.m;
+    options.filter.names = {std::string(kAutoFlag)};
+    options.filter.policy = policy;
+    options.parallel = ranks;
+    std::vector<ModelLinear> linears;
+    for (const char* name : {"layers.0.attention.wq", "layers.0.attention.wo"}) {
+      linears.push_back({name, kMeasured.k, kMeasured.n, {}});
+    }
+    auto all = filter_model(linears, options, &table_);
+    EXPECT_TRUE(all) << (all ? "" : all.error().message);
+    return all ? *std::move(all) : std::vector<ConvertedLinear>{};
+  }
+  static void expect_same(const std::vector<ConvertedLinear>& a,
+                          const std::vector<ConvertedLinear>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].convert, b[i].convert);
+      EXPECT_EQ(a[i].reason, b[i].reason);
+      EXPECT_EQ(a[i].evidence, b[i].evidence);
+      EXPECT_EQ(a[i].speedup, b[i].speedup);
+      ASSERT_EQ(a[i].wire.has_value(), b[i].wire.has_value());
+      if (!a[i].wire) continue;
+      EXPECT_EQ(a[i].wire->fp8_us, b[i].wire->fp8_us);
+      EXPECT_EQ(a[i].wire->fp8_exposed_us, b[i].wire->fp8_exposed_us);
+    }
+  }
+
+  TuningTable table_ =
+      parse_table(read_file(FLOAT8_SOURCE_DIR "/tests/fixtures/table_v3.txt").value()).value();
+  Recipe named_ = GetParam();
+  Recipe renamed_ = {"mine", named_.gemms};
+};
+
+TEST_P(RenamedRecipe, HasTheKeysOfItsSettings) {
+  EXPECT_EQ(settings_label(renamed_), named_.name);
+  for (const Op op : {Op::kOutput, Op::kGradInput, Op::kGradWeight, Op::kLinear}) {
+    EXPECT_EQ(Problem::make(op, renamed_, kMeasured)->key(),
+              Problem::make(op, named_, kMeasured)->key());
+  }
+}
+
+TEST_P(RenamedRecipe, HasTheSameRowsAndKernels) {
+  const LinearDesc named = {.shape = kMeasured, .recipe = named_, .choices = {}};
+  const LinearDesc renamed = {.shape = kMeasured, .recipe = renamed_, .choices = {}};
+  const LinearKernels a = linear_kernels(named).value();
+  const LinearKernels b = linear_kernels(renamed).value();
+  for (size_t i = 0; i < a.gemms.size(); ++i) {
+    const GemmChoice one = choose_gemm(&table_, *a.gemms[i], 132).value();
+    const GemmChoice other = choose_gemm(&table_, *b.gemms[i], 132).value();
+    EXPECT_EQ(one.provider, other.provider);
+    EXPECT_EQ(config_text(one), config_text(other));
+    EXPECT_EQ(one.why, other.why);
+    if (!named_.gemms[i].is_fp8()) continue;
+    EXPECT_EQ(other.why, "the tuning table's row of this shape");
+  }
+  const auto keys = [&](const LinearDesc& desc) {
+    std::vector<std::string> all;
+    const std::vector<codegen::KernelSpec> specs = linear_kernel_specs(desc, &table_, 132).value();
+    for (const codegen::KernelSpec& spec : specs) all.push_back(codegen::key(spec));
+    return all;
+  };
+  EXPECT_EQ(keys(named), keys(renamed));
+}
+
+TEST_P(RenamedRecipe, HasTheSameVerdictsAndTraffic) {
+  const auto alone = verdicts(renamed_, FilterPolicy::kMeasured);
+  ASSERT_FALSE(alone.empty());
+  EXPECT_EQ(alone.front().evidence, Evidence::kMeasured);
+  expect_same(verdicts(named_, FilterPolicy::kMeasured), alone);
+  // The parts of two tensor-parallel ranks are no measured shapes.
+  const tuning_db::Parallelism fsdp = {.fsdp = 8};
+  const auto sharded = verdicts(renamed_, FilterPolicy::kMeasured, fsdp);
+  EXPECT_TRUE(sharded.front().wire.has_value());
+  expect_same(verdicts(named_, FilterPolicy::kMeasured, fsdp), sharded);
+  if (torchao_boxes(named_).empty()) return;
+  expect_same(verdicts(named_, FilterPolicy::kTorchao), verdicts(renamed_, FilterPolicy::kTorchao));
+}
+
+TEST_P(RenamedRecipe, OpensAFilterFileOfItsSettings) {
+  ModelOptions options;
+  options.recipe = renamed_;
+  options.tokens = 64;
+  options.filter.verdicts = FilterFile{
+      .recipe = named_.name, .tokens = 64, .decisions = {{"w", 64, 64, true, "measured"}}};
+  const ModelLinear linear = {"w", 64, 64, {}};
+  const auto all = filter_model({&linear, 1}, options, nullptr);
+  ASSERT_TRUE(all) << all.error().message;
+  EXPECT_EQ(all->front().reason, "by the filter file: measured");
+}
+
+TEST_P(RenamedRecipe, ANameAloneDecidesNothing) {
+  Recipe other = named_;
+  other.gemms[0] = {.a = {.pow2 = true}, .b = {}, .fast = false};
+  EXPECT_TRUE(settings_label(other).starts_with("custom_")) << settings_label(other);
+  EXPECT_TRUE(is_recipe_name(settings_label(other)));
+  const auto unknown = verdicts(other, FilterPolicy::kMeasured);
+  ASSERT_FALSE(unknown.empty());
+  EXPECT_FALSE(unknown.front().convert);
+  EXPECT_NE(unknown.front().reason.find("no measurements"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RenamedRecipe, ::testing::ValuesIn(builtin_recipes()),
+                         [](const auto& of) { return of.param.name; });
+
+}  // namespace
+}  // namespace f8::runtime
